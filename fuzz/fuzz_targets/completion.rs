@@ -109,7 +109,7 @@ fn bytes_of(completion: &WorkCompletion) -> [u8; ENTRY] {
     unsafe { std::mem::transmute_copy(completion) }
 }
 
-/// One reading of every field, as the faces read them.
+/// One reading of every field, as the plugin and the Rust crate do.
 fn fields(entry: &rxe::Entry<'_>) -> u64 {
     entry
         .wr_id()

@@ -1,5 +1,4 @@
-//! What mlx5_ib and the device share with a process: driver data of commands,
-//! and queue entries.
+//! Driver data of commands, and queue entries.
 //!
 //! Facts from the kernel's include/uapi/rdma/mlx5-abi.h (driver data, native
 //! byte order) and rdma-core's public mlx5dv.h (entries, big-endian).
@@ -65,12 +64,12 @@ pub const HAS_NULL_KEY: u32 = 1 << 1;
 /// (`1 << MLX5_IB_CLOCK_INFO_V1`).
 pub const CLOCK_INFO_V1: u8 = 1 << 0;
 
-/// How the device's clock and the wall clock go together
-/// (`struct mlx5_ib_clock_info`); mlx5_core renews it from time to time.
+/// Relation of the device's clock to the wall clock (`struct
+/// mlx5_ib_clock_info`); mlx5_core updates it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockInfo {
-    /// Odd while it is being changed.
+    /// Odd during an update.
     pub sign: u32,
     pub resv: u32,
     pub nsec: u64,
@@ -108,7 +107,7 @@ pub struct CreateCq {
 /// page of registers that was allocated, in which the queue is armed.
 pub const CQ_FLAG_UAR_PAGE_INDEX: u16 = 1 << 1;
 
-/// `MLX5_IB_CQE_RES_FORMAT_...`: what is told of a compressed completion.
+/// `MLX5_IB_CQE_RES_FORMAT_...`: contents of mini CQEs.
 pub mod mini_format {
     pub const HASH: u8 = 1 << 0;
     pub const CHECKSUM: u8 = 1 << 1;
@@ -168,7 +167,7 @@ pub struct CreateQp {
     pub sq_buf_addr: u64,
 }
 
-/// `MLX5_QP_FLAG_SCATTER_CQE`: short data may come in the completion.
+/// `MLX5_QP_FLAG_SCATTER_CQE`: CQEs may carry data.
 pub const QP_FLAG_SCATTER_CQE: u32 = 1 << 1;
 
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: `bfreg_index` is the number of a page of
@@ -238,7 +237,7 @@ pub const INLINE_SEGMENT: u32 = 1 << 31;
 /// `MLX5_INVALID_LKEY`: ends a scatter list that is shorter than its entry.
 pub const INVALID_LKEY: u32 = 0x100;
 
-/// How a memory key is changed (`struct mlx5_wqe_umr_ctrl_seg`).
+/// Change of a memory key (`struct mlx5_wqe_umr_ctrl_seg`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UmrSegment {
@@ -246,14 +245,14 @@ pub struct UmrSegment {
     pub rsvd0: [u8; 3],
     pub klm_octowords: u16,
     pub translation_offset: u16,
-    /// Which members of the key's context change.
+    /// Changed members of the key's context.
     pub mkey_mask: u64,
     pub rsvd1: [u8; 32],
 }
 
 /// Bits of [`UmrSegment::flags`] (`MLX5_WQE_UMR_CTRL_FLAG_...`).
 pub mod umr_flag {
-    /// What the key is made of follows in the work request.
+    /// The key's translation follows in the WQE.
     pub const INLINE: u8 = 1 << 7;
     pub const CHECK_FREE: u8 = 1 << 5;
     pub const TRANSLATION_OFFSET: u8 = 1 << 4;
@@ -294,7 +293,7 @@ pub struct KeySegment {
     pub reserved: u32,
 }
 
-/// `MLX5_WQE_MKEY_CONTEXT_FREE`: the key names nothing.
+/// `MLX5_WQE_MKEY_CONTEXT_FREE`: the key is invalid.
 pub const KEY_FREE: u8 = 1 << 6;
 /// Bits of [`KeySegment::access_flags`]
 /// (`MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_...`).
@@ -371,17 +370,16 @@ pub const VENDOR_SYNDROME: usize = 6;
 /// As [`VENDOR_SYNDROME`].
 pub const SYNDROME: usize = 7;
 
-/// Bits of [`Cqe::op_own`] that say how the completion is told.
+/// Bits of [`Cqe::op_own`] with the format of the CQE.
 pub const CQE_FORMAT: u8 = 0xc;
-/// Of those, that it stands for several.
+/// Of those, a compressed session.
 pub const CQE_TITLE: u8 = 0xc;
-/// Completions of an array ([`MiniCqe`]).
+/// Number of mini CQEs in an array ([`MiniCqe`]).
 pub const MINI_ARRAY: usize = 8;
 
-/// One of several compressed completions. What the first word is of
-/// a message of the peer's (hash or checksum) is of no use here; of a work
-/// request of this side it is as named. (The kernel's `struct mlx5_mini_cqe8`,
-/// which no header for programs has.)
+/// A mini CQE (the kernel's `struct mlx5_mini_cqe8`, which no user header has).
+/// The names of the first word's members are those of a send; for a receive it is
+/// a hash or checksum, which is not used.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MiniCqe {
@@ -404,14 +402,14 @@ pub mod opcode {
     pub const UMR: u8 = 0x25;
 }
 
-/// What a completion is, in the high half of its last byte (`MLX5_CQE_...`).
+/// CQE opcodes, in the high half of the last byte (`MLX5_CQE_...`).
 pub mod cqe_opcode {
     pub const REQ: u8 = 0;
     pub const RESP_WR_IMM: u8 = 1;
     pub const RESP_SEND: u8 = 2;
     pub const RESP_SEND_IMM: u8 = 3;
     pub const RESP_SEND_INV: u8 = 4;
-    /// The old entries of a queue that was resized end here.
+    /// The end of a resized queue's old entries.
     pub const RESIZE_CQ: u8 = 5;
     pub const REQ_ERR: u8 = 13;
     pub const RESP_ERR: u8 = 14;

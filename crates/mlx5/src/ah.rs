@@ -7,14 +7,14 @@ use uverbs::{Ah, AhAttr, ContextRef, PdHandle, Udata};
 use crate::CreateError;
 use crate::abi::{AddressVector, CreateAhResp, Pod};
 
-/// What a port is connected to.
+/// Link of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// InfiniBand.
     InfiniBand,
     /// Ethernet, and whether the source GID is one of RoCE version 2.
     Ethernet {
-        /// Packets are UDP's.
+        /// RoCE version 2.
         udp: bool,
     },
 }
@@ -22,10 +22,9 @@ pub enum Link {
 /// An address handle. Datagrams carry its address vector.
 #[derive(Debug)]
 pub struct AddressHandle<C: ContextRef> {
-    /// The kernel object, which knows the way to the peer; none on
-    /// InfiniBand, where there is nothing to know.
+    /// The kernel object, which resolves the path; none on InfiniBand.
     pub object: Option<Ah<C>>,
-    /// What a send work request carries.
+    /// The address in a send WQE.
     pub address: Address,
 }
 
@@ -34,7 +33,7 @@ pub struct AddressHandle<C: ContextRef> {
 pub struct Address(pub(crate) AddressVector);
 
 impl<C: ContextRef> AddressHandle<C> {
-    /// Makes an address handle for a port with that link.
+    /// Creates an address handle for a port with that link.
     ///
     /// # Errors
     /// Those of CREATE_AH; EINVAL on Ethernet without a global route.
@@ -63,8 +62,8 @@ impl<C: ContextRef> AddressHandle<C> {
     }
 }
 
-/// The device's number for a limit of the injection rate (`enum ib_rate`); of
-/// one that it has not, the next lower that it has, or none.
+/// The device's encoding of an injection rate limit (`enum ib_rate`); for an
+/// unsupported one, of the next lower, or none.
 fn rate(static_rate: u8) -> u8 {
     const RATES: [u8; 21] = [
         0, 0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 11, 13, 15, 0, 9, 15, 0, 0, 9, 13,
@@ -77,7 +76,7 @@ fn source_port(flow_label: u32) -> u16 {
     const FIRST: u16 = 0xc000;
     let label = flow_label & 0xf_ffff;
     let folded = match label {
-        // Any, but the same for all of the handle's packets.
+        // Any port, the same for all packets of the handle.
         0 => RandomState::new().build_hasher().finish() as u32,
         _ => label ^ label >> 14,
     };
@@ -86,7 +85,7 @@ fn source_port(flow_label: u32) -> u16 {
 
 pub(crate) fn vector(attr: &AhAttr, link: Link) -> AddressVector {
     let mut to = AddressVector::default();
-    // Whether there is a global route; on Ethernet always, and left out.
+    // Whether there is a global route; not set on Ethernet, which always has one.
     let mut global = 0;
     match link {
         Link::Ethernet { udp } => {
@@ -135,7 +134,7 @@ mod tests {
         port_num: 1,
     };
 
-    /// The vector's bytes, counted by hand.
+    /// The vector's bytes.
     fn bytes(vector: &AddressVector) -> [u8; 48] {
         // SAFETY: 48 bytes of integers without padding.
         unsafe { std::mem::transmute_copy(vector) }

@@ -1,4 +1,4 @@
-//! Asking a completion queue for an event.
+//! Request notification.
 
 use std::sync::Arc;
 
@@ -14,19 +14,18 @@ const SOLICITED_ONLY: u32 = 1 << 24;
 
 /// Arms a completion queue.
 ///
-/// Any thread, also one that is reading completions just then: it needs none of
-/// the queue's locks. What was read but not published yet
-/// ([`CompletionRing::publish`]) raises an event at once.
+/// Any thread, also while another polls: no lock is needed. CQEs that were read
+/// but not released ([`CompletionRing::publish`]) raise an event at once.
 #[derive(Debug)]
 pub struct Arming {
     consumed: DoorbellRecord,
     armed: DoorbellRecord,
-    /// Events that were seen, of which the device is told two bits: it takes a
-    /// second arming of the same number for a repetition.
+    /// Number of events read. The device gets its two low bits: arming with the
+    /// same number again has no effect.
     events: Epoch,
-    /// The number that the device knows the queue by.
+    /// The CQ number.
     cqn: u32,
-    /// Where the records are, whatever becomes of the entries.
+    /// The doorbell records, which a resize keeps.
     _records: Arc<Records>,
 }
 
@@ -42,9 +41,9 @@ impl Arming {
         }
     }
 
-    /// Asks for an event with the next completion, or the next solicited one,
-    /// after those that were consumed. `register` is the device's for arming
-    /// ([`crate::DeviceContext::arm_register`]).
+    /// Requests an event for the next completion, or the next solicited one,
+    /// after the consumer index. `register` is
+    /// [`crate::DeviceContext::arm_register`].
     pub fn arm(&self, register: &BlueFlame, solicited_only: bool) {
         let kind = if solicited_only { SOLICITED_ONLY } else { 0 };
         let sequence = (self.events.now() & 3) << 28;
@@ -56,7 +55,7 @@ impl Arming {
         register.ring(u64::from_ne_bytes(both));
     }
 
-    /// Takes note of an event: the next arming is another one.
+    /// Counts an event: the next arming has another number.
     pub fn event(&self) {
         self.events.advance();
     }

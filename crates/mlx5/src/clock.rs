@@ -1,4 +1,4 @@
-//! The device's time, and how it goes together with the wall clock.
+//! The device's clock, and its conversion to wall clock time.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -14,21 +14,21 @@ pub(crate) const MMAP_CORE_CLOCK: u8 = 5;
 /// `MLX5_IB_MMAP_CLOCK_INFO`; its index is the version's number, which is 0.
 pub(crate) const MMAP_CLOCK_INFO: u8 = 7;
 
-/// Words of [`ClockInfo`] behind its sign.
+/// Words of [`ClockInfo`] after its sequence word.
 const WORDS: usize = size_of::<ClockInfo>() / 8 - 1;
 
-/// What of the device's clock the driver lets the process see. Any thread.
+/// The pages of the device's clock that the driver announces. Any thread.
 #[derive(Debug)]
 pub struct Clock {
-    /// The device's counter, and where in the page it is.
+    /// The device's counter, and its offset in the page.
     counter: Option<(ReadOnlyMapping, usize)>,
-    /// mlx5_core's record of both clocks.
+    /// mlx5_core's clock record.
     info: Option<ReadOnlyMapping>,
 }
 
 impl Clock {
-    /// What the driver has announced; what cannot be mapped is not there, as
-    /// with the stock provider.
+    /// Maps the announced pages. A failure to map counts as absence, as with the
+    /// stock provider.
     pub(crate) fn of(context: &Context, answer: &AllocUcontextResp) -> Self {
         let watch = |announced: bool, command| {
             if announced {
@@ -48,15 +48,15 @@ impl Clock {
         }
     }
 
-    /// Ticks of the device's clock, now, by reading its register: some hundred
-    /// nanoseconds. None if the driver does not let it be seen.
+    /// Reads the device's clock, in ticks; takes some hundred nanoseconds. `None`
+    /// if the driver does not announce it.
     pub fn ticks(&self) -> Option<u64> {
         let (page, at) = self.counter.as_ref()?;
         page.counter(*at)
     }
 
-    /// The wall clock as the driver last knew it. None without its record, or
-    /// while it keeps changing it.
+    /// The driver's last clock record. `None` without a record, or during an
+    /// update.
     fn info(&self) -> Option<ClockInfo> {
         let words: [u64; WORDS] = self.info.as_ref()?.record(0)?;
         let [nsec, cycles, frac, mult_shift, mask, overflow_period] = words;
@@ -75,8 +75,8 @@ impl Clock {
         })
     }
 
-    /// A clock to turn times of completions into the wall's; none without the
-    /// driver's record.
+    /// A converter of completion times to wall clock time; `None` without a clock
+    /// record.
     pub fn wall(&self) -> Option<WallClock> {
         self.info().map(|last| WallClock {
             last: Cell::new(last),
@@ -84,19 +84,18 @@ impl Clock {
     }
 }
 
-/// Turns the device's time into the wall clock's. One caller at a time.
+/// Converts the device's time to wall clock time. One caller at a time.
 #[derive(Debug)]
 pub struct WallClock {
-    /// The record that was read last, for as long as the driver is changing it.
+    /// The last record, for use during an update.
     last: Cell<ClockInfo>,
 }
 
 impl WallClock {
-    /// Nanoseconds of the wall clock (since 1970) at `ticks` of the device's
-    /// clock, which must be not longer ago, or ahead, than half of its range.
+    /// Nanoseconds since 1970 at `ticks` of the device's clock, which must be
+    /// within half of its range of now.
     ///
-    /// No system call, no lock. If the driver is at its record all the while,
-    /// by what it had there before.
+    /// No system call, no lock. During an update the previous record is used.
     pub fn nanoseconds(&self, clock: &Clock, ticks: u64) -> u64 {
         if let Some(info) = clock.info() {
             self.last.set(info);
@@ -105,14 +104,14 @@ impl WallClock {
     }
 }
 
-/// By a record, whatever is in it: nothing overflows.
+/// Converts by a record. Nothing overflows, whatever the record has.
 fn nanoseconds(info: &ClockInfo, ticks: u64) -> u64 {
     let scaled = |delta: u64, part: u64| {
         let product = delta.wrapping_mul(info.mult.into()).wrapping_add(part);
         product.checked_shr(info.shift).unwrap_or(0)
     };
     let since = ticks.wrapping_sub(info.cycles) & info.mask;
-    // In the upper half of the range it is of before the record was made.
+    // The upper half of the range is before the record.
     if since <= info.mask / 2 {
         info.nsec.wrapping_add(scaled(since, info.frac))
     } else {

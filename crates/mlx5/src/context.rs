@@ -1,4 +1,4 @@
-//! What the driver and this side agree on when a device is opened or imported.
+//! Opening and importing a device.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,22 +13,22 @@ use crate::ioctl;
 use crate::own_registers::{OwnPages, UarRegister};
 use crate::registers::{ARM, Page, REGISTERS, Register, UAR};
 
-/// Registers of a UAR that queue pairs may have.
+/// Registers of a UAR for queue pairs.
 const PER_UAR: u32 = 2;
 /// Registers of a UAR as the driver numbers them in its answers.
 const NUMBERED_PER_UAR: u32 = 4;
 
-/// Registers that are asked for, and how many of them only one queue pair
-/// each gets: what the stock provider asks for.
+/// Requested registers, and how many of them are exclusive to one queue pair: the
+/// stock provider's numbers.
 pub(crate) const WANTED_REGISTERS: u32 = 16;
 pub(crate) const WANTED_EXCLUSIVE: u32 = 4;
-/// More than this no driver gives.
+/// Maximum that any driver returns.
 const MOST_REGISTERS: u32 = 512;
 
-/// Completions name queue pairs by user index.
+/// CQE version 1: CQEs have a user index.
 const CQE_VERSION: u8 = 1;
 
-/// What a device can do.
+/// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of a send work request.
@@ -45,13 +45,12 @@ pub struct Limits {
     pub ports: u32,
 }
 
-/// An opened mlx5 device: what its driver answered, its registers, and the
-/// numbers that its queue pairs are known by.
+/// An opened mlx5 device: its limits, UARs and user indices.
 ///
 /// Any thread may use it; it locks, and is for the control path.
 #[derive(Debug)]
 pub struct DeviceContext {
-    /// What the device can do.
+    /// The device's limits.
     pub limits: Limits,
     /// Bytes of a register, of two halves; 0: no BlueFlame.
     register_size: usize,
@@ -60,18 +59,18 @@ pub struct DeviceContext {
     arm: Arm,
     /// The device's time.
     clock: Clock,
-    /// Reads give nothing, and writes go nowhere, with this key.
+    /// The null key.
     null_key: Option<u32>,
 }
 
-/// Where completion queues are armed.
+/// The register by which completion queues are armed.
 #[derive(Debug)]
 pub(crate) struct Arm {
     pub(crate) register: BlueFlame,
-    /// The number of its page, which completion queues have to be told if it is
-    /// not the context's first.
+    /// The number of its page, which CREATE_CQ names if it is not the context's
+    /// first.
     pub(crate) number: Option<u16>,
-    /// Kept for the register.
+    /// Keeps the register mapped.
     _page: Arc<Page>,
 }
 
@@ -87,30 +86,29 @@ impl Arm {
     }
 }
 
-/// Whose registers they are.
+/// Origin of the registers.
 #[derive(Debug)]
 enum Registers {
-    /// The driver's, which tells each queue pair its own.
+    /// Assigned to queue pairs by the driver.
     Given {
-        /// How many there are.
+        /// Number of registers.
         count: u32,
         uars_per_page: u32,
         pages: Mutex<Vec<Option<Arc<Page>>>>,
     },
-    /// Of an imported context.
+    /// Allocated, for an imported context.
     Own(OwnPages),
 }
 
-/// Where the device's file has what mlx5_ib has under a command (`enum
-/// mlx5_ib_mmap_cmd`) and an index: in units of pages, the index's low half,
-/// the command, the index's high half. In bytes.
+/// The mmap offset in bytes of a command (`enum mlx5_ib_mmap_cmd`) and an index.
+/// In pages it is the index's low half, the command, the index's high half.
 pub(crate) fn file_offset(command: u8, index: u16) -> u64 {
     let [high, low] = index.to_be_bytes().map(u64::from);
     let pages = high << 16 | u64::from(command) << 8 | low;
     pages * Mapping::page_size() as u64
 }
 
-/// Maps `size` bytes of what is at a command's [`file_offset`].
+/// Maps `size` bytes at the [`file_offset`] of a command.
 pub(crate) fn map_command(
     context: &Context,
     command: u8,
@@ -147,7 +145,7 @@ fn map_by<T>(
 }
 
 impl DeviceContext {
-    /// Makes the kernel's context for an open device, as
+    /// Creates the kernel's context for an open device, as
     /// [`Context::get_context`] does, and maps the first registers.
     ///
     /// # Errors
@@ -169,10 +167,9 @@ impl DeviceContext {
         Ok((info, Self::from_answer(context, &answer, Self::given)?))
     }
 
-    /// As [`DeviceContext::open`], of a context that another process has made,
-    /// or this one by another descriptor of the same file. Nothing of its
-    /// registers is touched: this one allocates its own, which
-    /// [`DeviceContext::close`] gives back.
+    /// As [`DeviceContext::open`], for a context that was created through another
+    /// descriptor of the same file. It allocates UARs of its own, which
+    /// [`DeviceContext::close`] frees.
     ///
     /// # Errors
     /// Those of QUERY_CONTEXT (EINVAL if nobody has made the file's context),
@@ -183,9 +180,8 @@ impl DeviceContext {
         Ok((info, Self::from_answer(context, &answer, Self::own)?))
     }
 
-    /// Gives back what an imported context has allocated, after everything that
-    /// was made from it. Without it that stays until the last process has closed
-    /// the file.
+    /// Frees the UARs of an imported context, after all objects made from it.
+    /// Otherwise they exist until the last process has closed the file.
     pub fn close(&self, context: &Context) {
         if let Registers::Own(own) = &self.registers {
             own.release(context);
@@ -197,7 +193,7 @@ impl DeviceContext {
         answer: &AllocUcontextResp,
     ) -> Result<(Registers, Arm), CreateError> {
         let bad = |what| CreateError::BadAnswer { what };
-        // Kernels before 4K UARs leave this out.
+        // Kernels before 4K UARs do not set this.
         let uars_per_page = answer.num_uars_per_page.max(1);
         if uars_per_page as usize * UAR > Mapping::page_size() {
             return Err(bad("more UARs in a page than fit"));
@@ -262,9 +258,8 @@ impl DeviceContext {
         })
     }
 
-    /// The local key of a region of all addresses in which nothing is: what is
-    /// read there is anything, what is written there is gone. None of a device
-    /// that has none.
+    /// The null key: writes to it are discarded, reads return any bytes. `None`
+    /// if the device has none.
     pub fn null_key(&self) -> Option<u32> {
         self.null_key
     }
@@ -274,19 +269,18 @@ impl DeviceContext {
         &self.clock
     }
 
-    /// Where completion queues are armed.
+    /// The register by which completion queues are armed.
     #[inline]
     pub fn arm_register(&self) -> &BlueFlame {
         &self.arm.register
     }
 
-    /// A user index that nobody else has.
+    /// Allocates a user index.
     pub(crate) fn user_index(&self) -> Result<UserIndex, CreateError> {
         UserIndex::take(&self.indices)
     }
 
-    /// The number of the page in which completion queues are armed, if they have
-    /// to be told ([`crate::CqOptions::arm_page`]).
+    /// The value of [`crate::CqOptions::arm_page`].
     pub fn arm_page(&self) -> Option<u16> {
         self.arm.number
     }
@@ -296,8 +290,7 @@ impl DeviceContext {
         self.register_size
     }
 
-    /// The register of a queue pair that is about to be made, if it is not for
-    /// the driver to choose.
+    /// Allocates the register of a new queue pair, unless the driver assigns it.
     pub(crate) fn choose_register(
         &self,
         context: &Context,
@@ -308,7 +301,7 @@ impl DeviceContext {
         }
     }
 
-    /// The register that the driver has given a queue pair, by its number.
+    /// The register that the driver has assigned to a queue pair.
     pub(crate) fn register(&self, context: &Context, number: u32) -> Result<Register, CreateError> {
         let bad = || CreateError::BadAnswer {
             what: "the number of a queue pair's register",
@@ -319,14 +312,14 @@ impl DeviceContext {
                 uars_per_page,
                 pages,
             } => (*count, *uars_per_page, pages),
-            // It chooses none.
+            // It assigns none.
             Registers::Own(own) => return own.doorbells(),
         };
         let (uar, which) = (number / NUMBERED_PER_UAR, number % NUMBERED_PER_UAR);
         if which >= PER_UAR || uar * PER_UAR + which >= count {
             return Err(bad());
         }
-        // Under the lock all the while: a page is mapped once.
+        // Under the lock, so that a page is mapped once.
         let mut pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
         let page = uar / uars_per_page;
         let index = page as usize;
@@ -360,11 +353,11 @@ impl DeviceContext {
     }
 }
 
-/// The numbers that are taken, as bits.
+/// The allocated numbers, as bits.
 #[derive(Debug, Default)]
 struct Indices(Mutex<Vec<u64>>);
 
-/// A number by which completions name a queue pair; given back when dropped.
+/// A user index, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct UserIndex {
     indices: Arc<Indices>,
@@ -372,7 +365,7 @@ pub(crate) struct UserIndex {
 }
 
 impl UserIndex {
-    /// One more than the largest: 24 bits, of which the last number means none.
+    /// 24 bits, of which the last number means none.
     const END: usize = 0xff_ffff;
 
     fn take(indices: &Arc<Indices>) -> Result<Self, CreateError> {

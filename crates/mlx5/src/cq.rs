@@ -16,40 +16,39 @@ pub enum MiniFormat {
     Checksum,
 }
 
-/// How the device tells completions.
+/// Format of CQEs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CqOptions {
-    /// Entries of 128 bytes, of which 64 are for short data, instead of entries
-    /// of 64, of which 32 are.
+    /// CQEs of 128 bytes, of which 64 can carry data, instead of 64, of which 32
+    /// can.
     pub wide: bool,
-    /// CQEs may be compressed: less for the device to write, and more to
-    /// read for whoever polls.
+    /// CQEs may be compressed: fewer bus writes, more processor time.
     pub compression: Option<MiniFormat>,
-    /// The page of registers in which the queue is armed, if that is not the
-    /// context's first: [`crate::DeviceContext::arm_page`].
+    /// The page of the register for arming, if it is not the context's first:
+    /// [`crate::DeviceContext::arm_page`].
     pub arm_page: Option<u16>,
 }
 
-/// A completion queue. The parts are public so that a face can put each under
-/// the lock, or the single owner, that it needs.
+/// A completion queue. The parts are public so that the caller
+/// can put each under its own lock or owner.
 ///
-/// The kernel object is destroyed before the entries' memory goes.
+/// The kernel object is destroyed before the entries' memory is freed.
 #[derive(Debug)]
 pub struct CompletionQueue<C: ContextRef> {
     /// The kernel object.
     pub object: Cq<C>,
     /// The entries and the reader of them.
     pub ring: CompletionRing,
-    /// Asks for events.
+    /// Arms the queue.
     pub arming: Arming,
 }
 
 impl<C: ContextRef> CompletionQueue<C> {
-    /// More entries than this no device has.
+    /// Maximum entries of any device.
     const MOST: u32 = 1 << 24;
 
-    /// Makes a completion queue of at least `init.cqe` entries, as every device
-    /// has them; it holds `object.cqe()`.
+    /// Creates a completion queue of at least `init.cqe` entries in the format
+    /// that every device has. Its capacity is `object.cqe()`.
     ///
     /// # Errors
     /// As [`CompletionQueue::create_with`].
@@ -57,8 +56,8 @@ impl<C: ContextRef> CompletionQueue<C> {
         Self::create_with(context, init, CqOptions::default(), None)
     }
 
-    /// Makes a completion queue of at least `init.cqe` entries; it holds
-    /// `object.cqe()`. Its memory is the `lender`'s, if that has any.
+    /// Creates a completion queue of at least `init.cqe` entries, in the
+    /// `lender`'s memory if that has any. Its capacity is `object.cqe()`.
     ///
     /// # Errors
     /// [`CreateError::TooLarge`] for none or too many; those of memory and of
@@ -125,12 +124,13 @@ impl<C: ContextRef> CompletionQueue<C> {
             .ok_or(CreateError::TooLarge { what: "cqe" })
     }
 
-    /// Resizes a queue to at least `cqe` entries; how many it holds now. What
-    /// is unread stays in it, in order.
+    /// Resizes a queue to at least `cqe` entries. Unread completions stay, in
+    /// order. Returns the capacity.
     ///
-    /// The caller holds `ring`, which is the object's, for itself until this
-    /// returns, but for [`crate::EmptyCheck`]. The old entries are there until the
-    /// kernel has answered; then their addresses stay, and read as zeros.
+    /// The caller has exclusive access to `ring`, which is the object's, until
+    /// this returns; [`crate::EmptyCheck`] may be used meanwhile. The old entries
+    /// exist until the kernel has answered; then their addresses stay readable,
+    /// as zeros.
     ///
     /// # Errors
     /// [`CreateError::TooLarge`] for none or too many, and those of memory and
@@ -144,7 +144,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         lender: Option<&dyn Lender>,
     ) -> Result<u32, CreateError> {
         let entries = Self::entries(cqe)?;
-        // The driver does nothing then, and the device writes where it did.
+        // The driver does nothing then.
         if entries == ring.capacity() {
             return Ok(entries - 1);
         }

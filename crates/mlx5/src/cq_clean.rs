@@ -1,5 +1,5 @@
-//! Attaching, detaching and cleaning up after queue pairs; moving the entries
-//! when a completion queue is resized.
+//! Attaching and detaching queue pairs, removing their CQEs, moving CQEs in a
+//! resize.
 
 use std::mem::offset_of;
 use std::ptr::NonNull;
@@ -12,8 +12,7 @@ use crate::qp_table::user_index;
 use crate::{CompletionRing, CreateError, Role, Work};
 
 impl CompletionRing {
-    /// Completions of `work` will be found here. Before its queue pair can
-    /// have any.
+    /// Adds a queue pair to the QP table, before it can have completions.
     ///
     /// # Errors
     /// [`CreateError::NoMemory`].
@@ -21,15 +20,15 @@ impl CompletionRing {
         self.qps.insert(work, role)
     }
 
-    /// Takes out what completions of `work` are still here, and forgets it.
-    /// After its queue pair is gone.
+    /// Removes the unread completions of a destroyed queue pair, and its entry in
+    /// the QP table.
     pub fn detach(&mut self, work: &Work) {
         self.clean(work);
         self.qps.remove(work.user_index());
     }
 
-    /// Takes out what completions of `work` are still here; the others stay,
-    /// in order. After its queue pair is gone, or reset.
+    /// Removes the unread completions of a queue pair that was destroyed or
+    /// reset; the others stay, in order.
     pub fn clean(&mut self, work: &Work) {
         self.write_out();
         let first = self.position();
@@ -37,7 +36,7 @@ impl CompletionRing {
         while end.wrapping_sub(first) < self.capacity() && self.written(end).is_some() {
             end = end.wrapping_add(1);
         }
-        // From the last to the first: those that stay move up.
+        // From the last to the first: those that stay move towards the end.
         let (mut from, mut to) = (end, end);
         while from != first {
             from = from.wrapping_sub(1);
@@ -49,7 +48,7 @@ impl CompletionRing {
                     && is_receive(op_own)
                 {
                     let mut receives = shared.enter();
-                    // One that was given back is not done.
+                    // A receive that was posted again is not completed.
                     if !cqe.is_page_fault(op_own) || !receives.post_again(cqe.wqe_counter()) {
                         receives.take(cqe.wqe_counter());
                     }
@@ -58,9 +57,9 @@ impl CompletionRing {
             }
             to = to.wrapping_sub(1);
             if to != from {
-                // The place keeps its owner bit: it belongs to the round.
+                // The slot keeps its owner bit, which belongs to the round.
                 let round = self.round(to);
-                // SAFETY: both entries are this side's.
+                // SAFETY: the device does not own either entry.
                 unsafe { self.copy_entry(self.slot(from), self.slot(to), round) };
             }
         }
@@ -69,10 +68,9 @@ impl CompletionRing {
         }
     }
 
-    /// Goes on in other memory, of `1 << log2` entries, to which the device has
-    /// been told to write: what is unread moves there. Whether the old entries
-    /// have the mark by which the device ends them; without it, what was there
-    /// has been moved all the same.
+    /// Moves unread CQEs to new memory of `1 << log2` entries, into which the
+    /// device writes from now on. Returns whether the resize CQE, which ends the
+    /// old entries, was found; the CQEs are moved in either case.
     pub(crate) fn move_to(&mut self, memory: Entries, log2: u32) -> bool {
         self.write_out();
         let format = self.format();
@@ -89,7 +87,7 @@ impl CompletionRing {
                 break;
             }
             let entry = self.slot(from);
-            // The mark takes a place of its own, so all others move on by one.
+            // The resize CQE counts as an entry, so all others move on by one.
             from = from.wrapping_add(1);
             let round = (from >> log2) as u8 & CQE_OWNER;
             let slot = (from & ((1 << log2) - 1)) as usize;
@@ -105,7 +103,7 @@ impl CompletionRing {
         ended
     }
 
-    /// Copies an entry, by its fields, to a place of the round `round`.
+    /// Copies an entry to a slot of round `round`.
     ///
     /// # Safety
     /// Both are entries of this format, the latter writable.

@@ -17,63 +17,60 @@ use crate::{CompletionError, CreateError};
 /// The consumer index has 24 bits.
 const INDEX: u32 = 0xff_ffff;
 
-/// The CQEs of a completion queue, and the queue pairs that they are of.
+/// The CQEs of a completion queue, and its QP table.
 ///
-/// An entry is the device's or this side's by its owner bit, which turns with
-/// every round; its other bytes are read after that.
+/// The owner bit says whether an entry is new; it inverts with every round. The
+/// other bytes are read after it.
 ///
 /// Thread rule: one caller at a time (`&mut`). The methods that read
 /// completions neither allocate, lock (but a shared receive queue's free list)
 /// nor call the system.
 #[derive(Debug)]
 pub struct CompletionRing {
-    /// The entry to be read next, by its fields, and its owner bit when it is
-    /// written.
+    /// The fields of the next entry, and its owner bit once written.
     next: NonNull<Cqe>,
     round: u8,
     /// The consumer index.
     at: u32,
-    /// One less than the number of entries, a power of two.
+    /// Number of entries, a power of two, less one.
     mask: u32,
     /// Bytes from an entry to the next.
     step: usize,
     format: CqeFormat,
-    /// Where the fields of the first entry are.
+    /// The fields of the first entry.
     fields: NonNull<u8>,
     pub(crate) qps: QpTable,
-    /// A session of compressed CQEs of which some are not read yet.
+    /// The current session of compressed CQEs.
     pub(crate) session: Session,
     consumed: DoorbellRecord,
-    /// Where others look whether there is something to read.
+    /// The word that [`EmptyCheck`] reads.
     owner_check: Arc<OwnerCheck>,
     memory: Entries,
-    /// Entries that were replaced, for those who may still be looking at them.
+    /// Replaced entries, which threads may still read through [`EmptyCheck`].
     retired: Vec<RetiredEntries>,
-    /// The doorbell records, which stay where they are when the entries move.
+    /// The doorbell records, which a resize keeps.
     records: Arc<Records>,
 }
 
-// SAFETY: it owns its memory; the device writes to it, and is read as one that
-// does.
+// SAFETY: it owns its memory, which is read as memory that the device writes.
 unsafe impl Send for CompletionRing {}
 // SAFETY: as above; nothing is done through a shared reference.
 unsafe impl Sync for CompletionRing {}
 
-/// Says of an entry's last byte whether the device has written the entry, of
-/// which the owner bit is `round` then.
+/// Returns whether an entry with this last byte was written in round `round`.
 #[inline]
 pub(crate) fn is_written(owner: u8, round: u8) -> bool {
     owner >> 4 != cqe_opcode::INVALID && owner & CQE_OWNER == round
 }
 
-/// Whether a completion queue has something to read, without its lock.
+/// Checks for an empty completion queue without its lock.
 #[derive(Debug)]
 pub struct EmptyCheck {
     owner_check: Arc<OwnerCheck>,
 }
 
 impl EmptyCheck {
-    /// Whether there is certainly nothing to read. Any thread, no lock.
+    /// Returns whether the queue is certainly empty. Any thread, no lock.
     #[inline]
     pub fn is_empty(&self) -> bool {
         const OWNER: usize = offset_of!(Cqe, op_own);
@@ -81,17 +78,17 @@ impl EmptyCheck {
     }
 }
 
-/// What entries look like.
+/// Format of CQEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CqeFormat {
-    /// Binary logarithm of an entry's bytes, 6 or 7. The fields are the last 64.
+    /// Binary logarithm of the size in bytes, 6 or 7. The fields are the last 64 bytes.
     pub shift: u32,
     /// The device may compress CQEs.
     pub compresses: bool,
 }
 
 impl CqeFormat {
-    /// What every device has.
+    /// The format that every device has.
     #[cfg(test)]
     pub(crate) const PLAIN: Self = Self {
         shift: 6,
@@ -103,7 +100,7 @@ impl CqeFormat {
         1 << self.shift
     }
 
-    /// Where an entry's fields begin.
+    /// Offset of an entry's fields.
     pub(crate) fn before(self) -> usize {
         self.bytes() - size_of::<Cqe>()
     }
@@ -155,7 +152,7 @@ impl CompletionRing {
         Ok(memory)
     }
 
-    /// Where the fields of the first entry are.
+    /// The fields of the first entry.
     pub(crate) fn fields(memory: &Entries, format: CqeFormat) -> NonNull<u8> {
         // SAFETY: inside the first entry.
         unsafe { memory.first().add(format.before()) }
@@ -223,7 +220,7 @@ impl CompletionRing {
         is_written(op_own, self.round(at)).then_some((cqe, op_own))
     }
 
-    /// Whether there is certainly nothing to read.
+    /// Returns whether the queue is certainly empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         // SAFETY: `next` is an entry of this ring.
@@ -263,11 +260,11 @@ impl CompletionRing {
         Ok(count)
     }
 
-    /// Decodes the next completion into `sink`; whether there was one. Its CQE is
-    /// given back to the device by [`CompletionRing::publish`].
+    /// Decodes the next completion into `sink`. Returns whether there was one.
+    /// [`CompletionRing::publish`] releases its CQE.
     ///
-    /// A receive of a shared queue that failed for a page fault (on-demand paging)
-    /// is posted again, and completes later.
+    /// A receive of a shared queue that failed with a page fault (on-demand
+    /// paging) is posted again, and completes later.
     ///
     /// # Errors
     /// As for [`CompletionRing::poll`].
@@ -282,8 +279,8 @@ impl CompletionRing {
         if self.session.left == 0 {
             // SAFETY: `next` is an entry of this ring, which lives as long as that.
             let (cqe, op_own) = unsafe { (CqeRef::new(self.next, true), Self::op_own(self.next)) };
-            // Of these kinds, written, with neither data nor mini CQEs. Each is
-            // decoded by code of its own.
+            // The common kinds, new, without data or mini CQEs: each is decoded
+            // by specialised code.
             let decoded = match (op_own ^ self.round) & !CQE_SOLICITED {
                 SENT => decode(&mut self.qps, cqe, SENT, 0, sink).is_ok(),
                 RECEIVED => decode(&mut self.qps, cqe, RECEIVED, 0, sink).is_ok(),
@@ -351,15 +348,15 @@ impl CompletionRing {
         }
     }
 
-    /// Posts the receive of a shared queue again that a page fault gave back;
-    /// whether it is outstanding.
+    /// Posts a receive of a shared queue again that failed with a page fault.
+    /// Returns whether it is outstanding.
     fn post_again(&mut self, cqe: CqeRef) -> bool {
         let work = self.qps.receiver(cqe.uidx_field());
         work.and_then(|work| work.shared.as_ref())
             .is_some_and(|shared| shared.enter().post_again(cqe.wqe_counter()))
     }
 
-    /// Passes over the CQE that was reported as malformed.
+    /// Skips the CQE that was reported as malformed.
     #[cold]
     pub fn skip(&mut self) {
         if self.session.left != 0 {
@@ -371,11 +368,11 @@ impl CompletionRing {
         self.resume_at(self.at.wrapping_add(1));
     }
 
-    /// Gives what was read back to the device.
+    /// Releases what was read to the device.
     #[inline]
     pub fn publish(&mut self) {
-        // First where to look, then what is the device's again: nobody is to
-        // look at an entry that it may write anew.
+        // The check moves on before the entries are released: it must not read an
+        // entry that the device may overwrite.
         if self.session.left != 0 {
             self.owner_check.suspend();
         } else {
@@ -386,18 +383,18 @@ impl CompletionRing {
         self.consumed.publish(self.at & INDEX);
     }
 
-    /// Whether there is something to read, for those who are not the one caller.
+    /// Returns the check for other threads.
     ///
     /// # Safety
-    /// It is not used any more when the ring goes.
+    /// It is not used after the ring is dropped.
     pub unsafe fn empty_check(&self) -> EmptyCheck {
         EmptyCheck {
             owner_check: Arc::clone(&self.owner_check),
         }
     }
 
-    /// The device is about to be told other entries: nothing is called empty,
-    /// until [`CompletionRing::publish`].
+    /// Called before a resize: the queue does not count as empty until
+    /// [`CompletionRing::publish`].
     pub(crate) fn suspend(&mut self) -> Result<(), CreateError> {
         self.retired
             .try_reserve(1)
@@ -411,7 +408,7 @@ impl CompletionRing {
         self.at
     }
 
-    /// Goes on at the next entry.
+    /// Advances to the next entry.
     #[inline]
     fn advance(&mut self) {
         self.at = self.at.wrapping_add(1);
@@ -424,20 +421,20 @@ impl CompletionRing {
         }
     }
 
-    /// Goes on reading at `at`.
+    /// Sets the consumer index to `at`.
     fn set_position(&mut self, at: u32) {
         self.at = at;
         self.next = self.slot(at);
         self.round = self.round(at);
     }
 
-    /// Goes on reading at `at`, and says so to the device.
+    /// Sets the consumer index to `at`, and publishes it.
     pub(crate) fn resume_at(&mut self, at: u32) {
         self.set_position(at);
         self.publish();
     }
 
-    /// Goes on reading at `at` in other memory, of `1 << log2` entries.
+    /// Replaces the memory by `1 << log2` entries, and sets the consumer index to `at`.
     pub(crate) fn resume_in(&mut self, memory: Entries, log2: u32, at: u32) {
         self.fields = Self::fields(&memory, self.format);
         self.mask = (1 << log2) - 1;
@@ -452,7 +449,7 @@ impl CompletionRing {
         Self::new(log2, CqeFormat::PLAIN, None)
     }
 
-    /// The queue's memory, for tests that play the device.
+    /// The queue's memory, for tests that act as the device.
     #[cfg(any(test, feature = "fake"))]
     pub(crate) fn entries(&self) -> NonNull<u8> {
         self.memory.first()

@@ -3,7 +3,7 @@
 //! [`decode`] resolves the queue pair and the work request of a CQE, interprets
 //! its opcode and hands the result to a [`Sink`]: a work completion, one with a
 //! timestamp, or the entry under a cursor, which reads the other fields on
-//! demand. What a CQE says is looked up or masked; what is not known is a
+//! demand. CQEs are untrusted: fields are looked up or masked, unknown ones are a
 //! [`CompletionError`], and then nothing has changed.
 
 use std::hint::cold_path;
@@ -18,12 +18,12 @@ use crate::qp_table::{NUMBER, QpTable, user_index};
 use crate::wc::{flags, opcode, status, status_of, syndrome};
 use crate::{CompletionError, SharedWork, Work};
 
-/// A CQE that the device has written, or a copy of one. Each field is read when
-/// it is asked for, once: a device that breaks its contract may write meanwhile.
+/// A new CQE, or a copy of one. Each field is read once, when it is requested,
+/// because a malfunctioning device may overwrite it.
 #[derive(Clone, Copy, Debug)]
 pub struct CqeRef {
     at: NonNull<Cqe>,
-    /// It stays where it is until the ring is published.
+    /// It stays in the ring until it is released.
     pub(crate) in_ring: bool,
 }
 
@@ -54,7 +54,7 @@ impl CqeRef {
         unsafe { self.at.read_volatile() }
     }
 
-    /// The field that has the user index of the queue pair, as it is there.
+    /// The raw field with the user index of the queue pair.
     #[inline]
     pub(crate) fn uidx_field(self) -> u32 {
         field!(self, srqn_uidx)
@@ -82,7 +82,7 @@ impl CqeRef {
         u32::from_be(field!(self, byte_cnt))
     }
 
-    /// Immediate data, the invalidated key or the P_Key index, as it is there.
+    /// Immediate data, the invalidated key or the P_Key index, in wire order.
     #[inline]
     pub(crate) fn immediate(self) -> u32 {
         field!(self, imm_inval_pkey)
@@ -114,7 +114,7 @@ impl CqeRef {
         field!(self, ml_path) & 0x7f
     }
 
-    /// The device's clock when the CQE was written; of a failure, any number.
+    /// The device's clock when the CQE was written; undefined for a failure.
     #[inline]
     pub(crate) fn time(self) -> u64 {
         // SAFETY: as in `field`; aligned, as the CQE is.
@@ -130,9 +130,8 @@ impl CqeRef {
         (bytes[VENDOR_SYNDROME], bytes[SYNDROME])
     }
 
-    /// Whether a receive failed since memory of its list was not there (on-demand
-    /// paging), for which the kernel was asked: the message comes again, to
-    /// another receive.
+    /// Returns whether a receive failed with a page fault (on-demand paging). The
+    /// peer sends the message again, which takes another receive.
     pub(crate) fn is_page_fault(self, op_own: u8) -> bool {
         op_own >> 4 == cqe_opcode::RESP_ERR
             && self.syndromes() == (syndrome::VENDOR_PAGE_FAULT, syndrome::REMOTE_ABORTED)
@@ -150,7 +149,7 @@ pub struct Decoded {
     pub(crate) vendor_err: u32,
 }
 
-/// Where the fields of a completion go.
+/// Destination of the fields of a completion.
 pub trait Sink {
     /// Takes a completion.
     #[doc(hidden)]
@@ -171,7 +170,7 @@ impl Sink for MaybeUninit<WorkCompletion> {
             ..WorkCompletion::default()
         };
         if decoded.opcode & opcode::RECV != 0 {
-            // The field has one of the three.
+            // The field holds one of the three.
             let immediate = cqe.immediate();
             if decoded.wc_flags & flags::WITH_IMM != 0 {
                 wc.ex = immediate;
@@ -190,14 +189,14 @@ impl Sink for MaybeUninit<WorkCompletion> {
     }
 }
 
-/// A completion, and when the device wrote it, in ticks of its clock (of a
-/// failure, any number).
+/// A completion with its time in ticks of the device's clock (undefined for a
+/// failure).
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Timed {
     /// The completion.
     pub completion: WorkCompletion,
-    /// When it was written.
+    /// The time.
     pub time: u64,
 }
 
@@ -287,14 +286,14 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// The queue pair of a CQE of its send queue.
+/// Resolves the queue pair of a send CQE.
 #[inline]
 fn sender(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
     qps.sender(cqe.uidx_field())
         .ok_or_else(|| unknown_queue(cqe))
 }
 
-/// The queue pair of a CQE of one of its receives.
+/// Resolves the queue pair of a receive CQE.
 #[inline]
 fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
     qps.receiver(cqe.uidx_field())
@@ -359,7 +358,7 @@ fn other_request(
         abi::opcode::RDMA_READ => (opcode::RDMA_READ, 0, cqe.byte_len()),
         abi::opcode::ATOMIC_CS => (opcode::COMP_SWAP, 0, 8),
         abi::opcode::ATOMIC_FA => (opcode::FETCH_ADD, 0, 8),
-        // Which of the two it was is noted where it was posted.
+        // The poster has noted which of the two it was.
         abi::opcode::UMR => {
             let second = u32::from(cqe.wqe_counter()).wrapping_add(1);
             match work.sends.noted(second) as u32 {
@@ -371,9 +370,9 @@ fn other_request(
     })
 }
 
-/// Writes the data that came in a CQE to where its work request wants it, and
-/// clears it from the CQE; the completion's status. `wide` is the first half of a
-/// CQE of 128 bytes.
+/// Scatters the data in a CQE to its work request's memory, and clears it from
+/// the CQE. Returns the completion's status. `wide` is the first half of a CQE of
+/// 128 bytes.
 ///
 /// # Safety
 /// The lists of outstanding work requests name valid memory.

@@ -9,9 +9,9 @@ use crate::wc::flags;
 
 /// The completion that a cursor is on.
 ///
-/// Its CQE stays in the ring until that is published
-/// ([`crate::CompletionRing::publish`]), and is read there. A device that changes
-/// it meanwhile changes numbers that lead nowhere.
+/// Its CQE is read in the ring until it is released
+/// ([`crate::CompletionRing::publish`]). The fields are numbers only: a
+/// malfunctioning device that overwrites them does no harm.
 #[derive(Debug)]
 pub struct CursorEntry {
     /// In the ring, or `copy`; null before the first.
@@ -21,12 +21,11 @@ pub struct CursorEntry {
     vendor_err: u32,
     opcode: u32,
     wc_flags: u32,
-    /// A CQE that is not in the ring in this form, or not any more.
+    /// A copy of a CQE that is not in the ring in this form, or no longer.
     copy: Cqe,
 }
 
-// SAFETY: it leads to entries of a ring, which is another thread's as soon as
-// this is.
+// SAFETY: it points into a ring, which moves between threads with it.
 unsafe impl Send for CursorEntry {}
 
 impl Default for CursorEntry {
@@ -93,8 +92,8 @@ impl CursorEntry {
     /// Immediate data, or the key that was invalidated.
     ///
     /// # Safety
-    /// A completion was decoded here, this has not been moved since, and the ring
-    /// not been published. [`CursorEntry::keep`] comes before other changes.
+    /// A completion was decoded here; since then this was not moved, and the ring
+    /// not published. [`CursorEntry::keep`] precedes other changes.
     #[inline]
     pub unsafe fn imm_data(&self) -> u32 {
         // SAFETY: as the caller says.
@@ -106,8 +105,8 @@ impl CursorEntry {
         }
     }
 
-    /// The CQE, for the fields that are read on demand. Those that its kind does
-    /// not have are any number.
+    /// The CQE, for the fields that are read on demand. Fields that its kind
+    /// lacks are undefined.
     ///
     /// # Safety
     /// As for [`CursorEntry::imm_data`].
@@ -117,7 +116,7 @@ impl CursorEntry {
         unsafe { CqeRef::new(NonNull::new_unchecked(self.cqe.cast_mut()), true) }
     }
 
-    /// Copies the CQE out of the ring, which is about to be changed.
+    /// Copies the CQE before the ring changes.
     ///
     /// # Safety
     /// As for the fields, or there was no completion yet.

@@ -1,4 +1,4 @@
-//! Memory of the device's own: allocated, mapped, and copied to and from.
+//! Device memory: allocation, mapping, copies.
 
 use ring::{DeviceWords, Mapping};
 use uverbs::{Context, ContextRef, Dm, DmHandle, Dmabuf};
@@ -10,18 +10,17 @@ use crate::ioctl::{self, DmLocation};
 /// `MLX5_IB_MMAP_DEVICE_MEM`.
 pub(crate) const MMAP_DEVICE_MEMORY: u8 = 8;
 
-/// The device memory's bytes as the process sees them, wherever the number of
-/// the kernel's object is kept.
+/// The mapped bytes of device memory, without the kernel object's handle.
 ///
 /// Any thread may use it; see [`DeviceWords`] for what a copy promises.
 #[derive(Debug)]
 pub struct DeviceBytes {
     words: DeviceWords,
-    /// The number that they are mapped by.
+    /// The page index of the mapping.
     page_index: u16,
 }
 
-/// Why nothing was copied.
+/// The reason why nothing was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyError {
     /// Beyond the memory (EFAULT).
@@ -31,7 +30,7 @@ pub enum CopyError {
 }
 
 impl CopyError {
-    /// The errno that the stock provider gives for it.
+    /// The stock provider's errno.
     pub fn errno(self) -> i32 {
         match self {
             Self::Beyond => libc::EFAULT,
@@ -49,8 +48,8 @@ impl DeviceBytes {
             .checked_next_multiple_of(page)
             .filter(|whole| *whole != 0)
             .ok_or(bad("the length of device memory"))?;
-        // The driver tells an address of the device's, which is nothing to the
-        // process but for its place in a page.
+        // The driver reports a device address, of which only the offset in the
+        // page matters.
         let start = (location.start_offset % page as u64) as usize;
         let mapping = map_command(context, MMAP_DEVICE_MEMORY, location.page_index, whole)?;
         let words = DeviceWords::new(mapping, start, length)
@@ -61,7 +60,7 @@ impl DeviceBytes {
         })
     }
 
-    /// Memory that somebody else has allocated in this context, by its number.
+    /// Maps existing device memory of this context, by its handle.
     ///
     /// # Errors
     /// Those of DM_QUERY and of mapping; [`CreateError::BadAnswer`].
@@ -70,9 +69,9 @@ impl DeviceBytes {
         Self::map(context, location, length)
     }
 
-    /// The pages that the memory lies in, as a DMA buffer for other devices;
-    /// `context` is the one that it is of. It begins where a page does, the
-    /// memory perhaps later.
+    /// Exports the memory's pages as a DMA buffer for other devices. `context` is
+    /// its context. The buffer begins at a page boundary, possibly before the
+    /// memory.
     ///
     /// # Errors
     /// Those of [`Dmabuf::export`].
@@ -83,7 +82,7 @@ impl DeviceBytes {
         unsafe { Dmabuf::export(context, offset) }
     }
 
-    /// What is wrong with copying so many bytes there.
+    /// Checks a range.
     fn check(&self, offset: u64, length: usize) -> Result<usize, CopyError> {
         let offset = usize::try_from(offset).map_err(|_| CopyError::Beyond)?;
         let end = offset.checked_add(length).ok_or(CopyError::Beyond)?;
@@ -127,12 +126,12 @@ impl DeviceBytes {
     }
 }
 
-/// Memory of the device's own.
+/// Device memory.
 #[derive(Debug)]
 pub struct DeviceMemory<C: ContextRef> {
     /// The kernel's object.
     pub object: Dm<C>,
-    /// Its bytes.
+    /// The mapped bytes.
     pub bytes: DeviceBytes,
 }
 

@@ -1,5 +1,4 @@
-//! What can go wrong: when an object is made, when work is posted, when a
-//! completion is read.
+//! Errors of creating objects and of reading completions.
 
 use std::fmt;
 
@@ -7,22 +6,21 @@ use std::fmt;
 /// [`CompletionRing::skip`](crate::CompletionRing::skip).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionError {
-    /// No queue of that user index completes here.
+    /// No queue pair with that user index completes here.
     UnknownQueue {
-        /// The index that the completion has.
+        /// The user index.
         user_index: u32,
     },
-    /// What the completion is about is not known.
+    /// The opcode is unknown.
     UnknownOpcode {
         /// The completion's opcode, 4 bits.
         completion: u8,
         /// The work request's opcode.
         request: u8,
     },
-    /// It stands for a number of completions that cannot be, or for others than
-    /// of success.
+    /// The title of a compressed session has an impossible count or opcode.
     BadSession {
-        /// How many.
+        /// The count.
         count: u32,
     },
     /// It names a work request that is not outstanding.
@@ -59,8 +57,8 @@ impl fmt::Display for CompletionError {
 
 impl std::error::Error for CompletionError {}
 
-/// An object that could not be made or changed. What the kernel had already
-/// made has been destroyed again.
+/// An object could not be created or changed. What the kernel had created was
+/// destroyed again.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CreateError {
@@ -70,29 +68,29 @@ pub enum CreateError {
     Map {
         /// Which page, of the command descriptor.
         page: u32,
-        /// What mmap(2) said.
+        /// The error of mmap(2).
         error: std::io::Error,
     },
-    /// Memory for a queue could not be had.
+    /// Memory for a queue could not be allocated.
     Memory {
         /// Which queue.
         queue: &'static str,
-        /// What mmap(2) said.
+        /// The error of mmap(2).
         error: std::io::Error,
     },
-    /// More than the device can do (EINVAL).
+    /// More than the device supports (EINVAL).
     TooLarge {
-        /// What of the request.
+        /// The exceeded limit.
         what: &'static str,
     },
-    /// The driver's answer contradicts itself, or what it was asked (EPROTO).
+    /// The driver's answer is malformed (EPROTO).
     BadAnswer {
         /// Which part of it.
         what: &'static str,
     },
-    /// A device or an object that this crate does not serve (EOPNOTSUPP).
+    /// An unsupported device or object (EOPNOTSUPP).
     Unsupported {
-        /// What about it.
+        /// What is unsupported.
         what: &'static str,
     },
     /// Every user index is taken, or no memory for bookkeeping.
@@ -100,7 +98,7 @@ pub enum CreateError {
 }
 
 impl CreateError {
-    /// The errno that says it best to a C caller.
+    /// The errno for a C caller.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Command(error) => error.errno().raw(),

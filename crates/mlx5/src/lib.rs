@@ -1,22 +1,22 @@
-//! ConnectX (mlx5): what its queues look like, and the hot path over them.
+//! ConnectX (mlx5): the format of its queues, and the data path.
 //!
-//! - [`DeviceContext`]: what the driver and this side have agreed on, and the
-//!   device's doorbell registers;
+//! - [`DeviceContext`]: the driver's answers, and the device's UARs;
 //! - [`SendQueue`], [`RecvQueue`], [`SharedQueue`]: writers of work requests;
 //! - [`CompletionRing`]: the reader of work completions;
 //! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
 //!   [`AddressHandle`]: the kernel objects with their queues;
-//! - [`Clock`], [`WallClock`]: the device's time, and what it is on the wall;
-//! - [`DeviceMemory`]: memory of the device's own;
+//! - [`Clock`], [`WallClock`]: the device's clock, and its wall clock time;
+//! - [`DeviceMemory`]: memory on the device;
 //! - `abi`: the layout of entries and of driver data.
 //!
 //! The queues are the process's own memory. An RDMA write: [`SendQueue::push`]
-//! encodes a [`SendWr`] in place, [`SendQueue::publish`] writes the doorbell record and the device's register
+//! encodes a [`SendWr`] in place, [`SendQueue::publish`] writes the doorbell
+//! record and the UAR
 //! (`ring`); its completion names a user index and a slot, from which
 //! [`CompletionRing::poll`] finds the work request's identifier.
 //!
-//! Nothing that a completion says leads outside of memory: numbers are looked
-//! up or masked, what is not known is an error with a type.
+//! CQEs are untrusted: numbers are looked up or masked, unknown ones are typed
+//! errors.
 
 mod abi;
 mod ah;

@@ -1,11 +1,11 @@
-//! How the device has the operations of send work requests.
+//! Encoding of send operations by service and opcode.
 
 use uverbs::Opcode;
 
 use crate::abi::{CONTROL_SMALL_FENCE, opcode};
 use crate::send::keys;
 
-/// What a queue pair's service says about its work requests.
+/// Service of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Reliable connection: all operations.
@@ -14,45 +14,44 @@ pub enum Service {
     UnreliableConnection,
     /// Datagrams: sends, each with an address.
     Datagram,
-    /// The sending half of an extended reliable connection: all operations,
-    /// each to a shared receive queue of the peer's.
+    /// XRC initiator: all operations, each to a remote SRQ.
     XrcInitiator,
-    /// The receiving half: no work requests.
+    /// XRC target: no work requests.
     XrcTarget,
 }
 
 /// Opcodes are below this.
 pub(crate) const OPCODES: usize = 16;
 
-/// How the device has an operation on a service.
+/// Encoding of an operation on a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
     /// The device's opcode.
     pub opcode: u8,
-    /// Immediate data or a key goes with it.
+    /// It has immediate data or a key.
     pub extra: Extra,
-    /// The remote segment is there.
+    /// It has a remote segment.
     pub remote: bool,
-    /// The atomic segment is there.
+    /// It has an atomic segment.
     pub atomic: bool,
-    /// The data is what is read.
+    /// It reads into its data.
     pub reads: bool,
-    /// Memory keys change; there is no data.
+    /// It changes a memory key and has no data.
     pub keys: bool,
     /// Segments before the data: control, address, remote memory, operands.
     pub before: u8,
-    /// Fence bits of the work request after it, unless that asks for more.
+    /// Fence bits of the next work request, unless that has a stronger fence.
     pub fence_after: u8,
-    /// It has no address, operands or key: before the data there is the control
-    /// segment, and the remote segment at most.
+    /// Before the data it has only a control segment and at most a remote
+    /// segment.
     pub short: bool,
-    /// The opcode and the number of segments before the data, where the control
-    /// segment's first 8 bytes have them.
+    /// The opcode and the number of segments before the data, as in the first 8
+    /// bytes of the control segment.
     pub head: u64,
 }
 
 impl Form {
-    /// Of no operation.
+    /// No operation.
     const NONE: Self = Self {
         opcode: 0,
         extra: Extra::Nothing,
@@ -67,13 +66,13 @@ impl Form {
     };
 }
 
-/// What a work request's immediate field holds.
+/// Contents of the immediate field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
     Nothing,
-    /// As it goes on the wire.
+    /// Immediate data, in wire order.
     Immediate,
-    /// A number of this machine.
+    /// A key, in host order.
     Key,
 }
 
@@ -112,7 +111,7 @@ impl Service {
         all
     }
 
-    /// How the device has an operation; none if the service has not.
+    /// The encoding of an operation; `None` if the service lacks it.
     const fn form(self, operation: Opcode) -> Option<Form> {
         if matches!(self, Self::XrcTarget) {
             return None;

@@ -1,5 +1,5 @@
-//! Registers that are allocated page by page, beyond those that the driver gives
-//! a context: a thread domain's, and those of an imported context.
+//! UARs that are allocated page by page: those of thread domains and imported
+//! contexts.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ use crate::{CreateError, DeviceContext};
 /// Maps an allocated page.
 fn map(context: &Context, location: UarLocation) -> Result<Arc<Page>, CreateError> {
     let length = location.mmap_length as usize;
-    // What was asked about registers holds for these too.
+    // The checked register size applies to these too.
     if length < UAR || length > Mapping::page_size() {
         return Err(CreateError::BadAnswer {
             what: "the length of a page of registers",
@@ -24,11 +24,11 @@ fn map(context: &Context, location: UarLocation) -> Result<Arc<Page>, CreateErro
     Ok(Arc::new(page))
 }
 
-/// The register of such a page, of which one is used.
+/// The one used register of an allocated page.
 ///
 /// # Safety
-/// `half` is a half of a register of the device. If not `shared`, what is posted
-/// through it is posted by one caller at a time.
+/// `half` is half of the device's register size. If not `shared`, one caller at a
+/// time posts through it.
 unsafe fn only_register(
     page: &Arc<Page>,
     half: usize,
@@ -41,11 +41,9 @@ unsafe fn only_register(
     Register::of(Arc::clone(page), 0, make)
 }
 
-/// A register of a thread domain's own: it takes whole entries, and what is
-/// posted through it takes no lock.
+/// The register of a thread domain: it takes BlueFlame, without a lock.
 ///
-/// It is destroyed after the queue pairs that were made with it: the kernel
-/// refuses before.
+/// It must be destroyed after its queue pairs: the kernel refuses before.
 #[derive(Debug)]
 pub struct OwnRegister<C: ContextRef> {
     register: Register,
@@ -53,7 +51,7 @@ pub struct OwnRegister<C: ContextRef> {
 }
 
 impl<C: ContextRef> OwnRegister<C> {
-    /// Allocates a page of registers, of which one is used.
+    /// Allocates a page, of which one register is used.
     ///
     /// # Errors
     /// Those of UAR_OBJ_ALLOC and of mapping;
@@ -66,8 +64,7 @@ impl<C: ContextRef> OwnRegister<C> {
         }
         let uar = Uar::alloc(context, UarKind::BlueFlame)?;
         let page = map(context, uar.location())?;
-        // SAFETY: those who post through it do so one at a time: that is what a
-        // thread domain is for.
+        // SAFETY: a thread domain promises one caller at a time.
         let register = unsafe { only_register(&page, device.register_size() / 2, false)? };
         Ok(Self { register, uar })
     }
@@ -79,10 +76,10 @@ impl<C: ContextRef> OwnRegister<C> {
         }
     }
 
-    /// Gives it back to the kernel.
+    /// Frees it.
     ///
     /// # Errors
-    /// Those of UAR_OBJ_DESTROY; it is as it was.
+    /// Those of UAR_OBJ_DESTROY; it is unchanged.
     pub fn destroy(self) -> Result<(), (Self, uverbs::Error)> {
         let Self { register, uar } = self;
         uar.destroy()
@@ -90,8 +87,7 @@ impl<C: ContextRef> OwnRegister<C> {
     }
 }
 
-/// A register, and the number of its page by which a queue pair is made to use
-/// it.
+/// A register, and the page number by which CREATE_QP names it.
 pub(crate) struct UarRegister {
     pub(crate) register: Register,
     pub(crate) page_id: u32,
@@ -101,23 +97,22 @@ pub(crate) struct UarRegister {
 struct OwnPage {
     handle: UarHandle,
     location: UarLocation,
-    /// Queue pairs that use it have a share.
+    /// Shared with the queue pairs that use it.
     page: Arc<Page>,
 }
 
-/// The registers of an imported context. Those that the driver gave its file
-/// belong to the process that opened it: which half of one is next nobody else
-/// knows. So this process allocates its own, of which no other knows.
+/// The UARs of an imported context. The driver's own UARs are used by the process
+/// that opened the device, which alone knows the next BlueFlame half. So an
+/// imported context allocates others.
 ///
-/// They are the file's, which others may keep open: whoever closes the context
-/// gives them back.
+/// They belong to the file, which other processes may keep open, so they are
+/// freed when the context is closed.
 #[derive(Debug)]
 pub(crate) struct OwnPages {
     /// Bytes of a half; 0: doorbells only.
     half: usize,
-    /// First the one where completion queues are armed; then as many as a queue
-    /// pair each gets, and those that queue pairs share. Each is allocated when
-    /// it is first needed.
+    /// The first is for arming completion queues; then come those for one queue
+    /// pair each, and shared ones. They are allocated on demand.
     pages: Mutex<Vec<OwnPage>>,
 }
 
@@ -126,7 +121,7 @@ impl OwnPages {
     ///
     /// # Errors
     /// Those of UAR_OBJ_ALLOC and of mapping; [`CreateError::Unsupported`] if the
-    /// page has a number that no completion queue can be told.
+    /// page number does not fit into CREATE_CQ.
     pub(crate) fn new(context: &Context, register_size: usize) -> Result<Self, CreateError> {
         let first = Self::allocate(context, UarKind::Doorbells, |location| {
             u16::try_from(location.page_id)
@@ -146,7 +141,7 @@ impl OwnPages {
         kind: UarKind,
         check: impl FnOnce(UarLocation) -> Result<(), CreateError>,
     ) -> Result<OwnPage, CreateError> {
-        // Given back on an error.
+        // Freed on an error.
         let uar = Uar::alloc(&context, kind)?;
         let location = uar.location();
         check(location)?;
@@ -162,7 +157,7 @@ impl OwnPages {
         what(&mut self.pages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Where completion queues are armed.
+    /// The register for arming completion queues.
     pub(crate) fn arm(&self) -> Result<Arm, CreateError> {
         self.locked(|pages| {
             let first = pages.first().ok_or(CreateError::NoMemory)?;
@@ -171,7 +166,7 @@ impl OwnPages {
         })
     }
 
-    /// A register for doorbells alone, which all share.
+    /// A shared register for doorbells only.
     pub(crate) fn doorbells(&self) -> Result<Register, CreateError> {
         self.locked(|pages| Self::give(pages.first(), 0, true).map(|given| given.register))
     }
@@ -187,8 +182,8 @@ impl OwnPages {
         })
     }
 
-    /// A register for a queue pair: one that no other has, while there are any;
-    /// else the one of the fewest.
+    /// Allocates a register for a queue pair: an unused one if there is any, else
+    /// the one with the fewest users.
     pub(crate) fn take(&self, context: &Context) -> Result<UarRegister, CreateError> {
         if self.half == 0 {
             return self.locked(|pages| Self::give(pages.first(), 0, true));
@@ -196,7 +191,7 @@ impl OwnPages {
         let exclusive = 1..=WANTED_EXCLUSIVE as usize;
         self.locked(|pages| {
             let users = |own: &OwnPage| Arc::strong_count(&own.page) - 1;
-            // Shares of an unused page are only taken here, under the lock.
+            // An unused page gets users only here, under the lock.
             let unused = |(at, own): &(usize, &OwnPage)| exclusive.contains(at) && users(own) == 0;
             if let Some((_, own)) = pages.iter().enumerate().find(unused) {
                 return Self::give(Some(own), self.half, false);
@@ -209,7 +204,7 @@ impl OwnPages {
                 let shared = !exclusive.contains(&(pages.len() - 1));
                 return Self::give(pages.last(), self.half, shared);
             }
-            // There are no more: one that is shared, or the first, of doorbells.
+            // None left: a shared one, or the first page's doorbell.
             let shared = pages.iter().skip(1 + WANTED_EXCLUSIVE as usize);
             match shared.min_by_key(|own| users(own)) {
                 Some(own) => Self::give(Some(own), self.half, true),
@@ -218,7 +213,7 @@ impl OwnPages {
         })
     }
 
-    /// Gives all pages back to the kernel, after the queues that use them.
+    /// Frees all pages, after the queues that use them.
     pub(crate) fn release(&self, context: &Context) {
         for own in self.locked(std::mem::take) {
             drop(Uar::from_handle(&context, own.handle, own.location));

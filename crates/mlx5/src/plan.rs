@@ -1,4 +1,4 @@
-//! How large queues are: from what is asked for and what the device can do.
+//! Sizes of queues, from the request and the device's limits.
 
 use uverbs::QpCap;
 

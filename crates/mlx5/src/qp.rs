@@ -43,14 +43,13 @@ fn flag(set: bool, bit: u32) -> u32 {
 /// What a queue pair is to be able to do, beyond what its type says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
-    /// Its work requests may change memory keys: bind a window, invalidate a
-    /// local key. Each takes three blocks, and so as many are kept for every
-    /// work request; without it, for most, one.
+    /// Work requests may change memory keys: bind a window, invalidate a local
+    /// key. The queue then has three blocks for every work request, instead of
+    /// one for most.
     pub keys: bool,
-    /// Short data of receives, reads and atomics may come in their completions,
-    /// from where whoever reads those writes it to its place: for a face whose
-    /// callers answer for that memory until then. Without it, the device puts
-    /// all data where the work request says.
+    /// CQEs may carry short data of receives, reads and atomics, which polling
+    /// scatters: the caller guarantees that the memory is valid until then.
+    /// Otherwise the device writes all data itself.
     pub short_data: bool,
 }
 
@@ -64,13 +63,13 @@ impl Default for QpOptions {
     }
 }
 
-/// A queue pair. The parts are public so that a face can put each under the
-/// lock, or the single owner, that it needs.
+/// A queue pair. The parts are public so that the caller
+/// can put each under its own lock or owner.
 ///
-/// A face attaches `work` to the completion queues before the queue pair is
-/// used, and detaches it after it is destroyed
-/// ([`crate::CompletionRing::attach`]). The kernel object is destroyed before
-/// the queues' memory goes.
+/// The caller attaches `work` to the completion queues before the first use, and
+/// detaches it after the queue pair is destroyed
+/// ([`crate::CompletionRing::attach`]). The kernel object is destroyed before the
+/// queues' memory is freed.
 #[derive(Debug)]
 pub struct QueuePair<C: ContextRef> {
     /// The kernel object.
@@ -79,14 +78,14 @@ pub struct QueuePair<C: ContextRef> {
     pub send: SendQueue,
     /// The receive queue; none with a shared receive queue, and none of XRC.
     pub recv: Option<RecvQueue>,
-    /// What completions find it by.
+    /// The entry in the QP table.
     pub work: Arc<Work>,
-    /// The sizes that it has.
+    /// Its actual sizes.
     pub cap: QpCap,
 }
 
 impl<C: ContextRef> QueuePair<C> {
-    /// Makes a queue pair that can do everything ([`QpOptions`]).
+    /// Creates a queue pair with the default [`QpOptions`].
     ///
     /// # Errors
     /// As [`QueuePair::create_with`].

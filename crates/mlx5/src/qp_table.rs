@@ -27,22 +27,21 @@ const RECEIVES: usize = 1;
 
 /// The queue pairs that complete to one completion queue, by user index.
 ///
-/// Each completion queue has its own, under its own lock. So a CQE that names
-/// another queue's queue pair finds nothing, and a queue pair that was removed
-/// here is used by nobody who reads completions.
+/// Each completion queue has its own table under its own lock. So a CQE cannot
+/// name a queue pair of another completion queue, and a removed queue pair is not
+/// used by pollers.
 #[derive(Debug)]
 pub(crate) struct QpTable {
     /// By the upper bits of the user index.
     pages: Vec<Option<Page>>,
-    /// The queue pairs that were found last, for sends and for receives: the next
-    /// CQE is often of the same.
+    /// The last queue pairs found, for sends and for receives.
     last: [CachedQp; 2],
 }
 
-/// A queue pair that was found.
+/// The result of a lookup.
 #[derive(Clone, Copy, Debug)]
 struct CachedQp {
-    /// The CQE's field, as it is there; more if there is none.
+    /// The CQE's raw field; more than 32 bits if none is cached.
     field: u64,
     work: NonNull<Work>,
 }
@@ -87,11 +86,11 @@ impl QpTable {
                 work: NonNull::from(&**work),
             };
         }
-        // SAFETY: it is one of the table's: `last` is reset when one is removed.
+        // SAFETY: it is in the table: `last` is reset when a queue pair is removed.
         Some(unsafe { self.last[role].work.as_ref() })
     }
 
-    /// Adds a queue pair, or one more role of it.
+    /// Adds a queue pair, or a role to it.
     pub(crate) fn insert(&mut self, work: &Arc<Work>, role: Role) -> Result<(), CreateError> {
         let index = work.user_index() as usize;
         let missing = (index / PAGE + 1).saturating_sub(self.pages.len());
@@ -115,7 +114,7 @@ impl QpTable {
         Ok(())
     }
 
-    /// Removes a queue pair; whether it was there.
+    /// Removes a queue pair. Returns whether it existed.
     pub(crate) fn remove(&mut self, user_index: u32) -> bool {
         self.last = [CachedQp::NONE; 2];
         let index = user_index as usize;
@@ -128,7 +127,7 @@ impl QpTable {
     }
 }
 
-/// An empty page; none for lack of memory.
+/// An empty page; `None` if out of memory.
 fn new_page() -> Option<Page> {
     let mut entries = Vec::new();
     entries.try_reserve_exact(PAGE).ok()?;

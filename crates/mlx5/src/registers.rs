@@ -1,4 +1,4 @@
-//! The device's doorbell registers, as pages of them are mapped.
+//! Mapped pages of UARs.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -9,19 +9,19 @@ use uverbs::Context;
 
 use crate::CreateError;
 
-/// Bytes of a UAR, the device's unit of registers.
+/// Bytes of a UAR.
 pub(crate) const UAR: usize = 4096;
-/// Where its two BlueFlame registers begin.
+/// Offset of its two BlueFlame registers.
 pub(crate) const REGISTERS: usize = 0x800;
-/// Where completion queues are armed.
+/// Offset of the doorbell for arming completion queues.
 pub(crate) const ARM: usize = 0x20;
 
 /// A mapped page of registers.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) mapping: Mapping,
-    /// Made when first asked for, and kept: a register's halves are in turn
-    /// whoever writes to it.
+    /// Created on first use and shared, since all users of a register alternate
+    /// its halves.
     registers: [std::sync::OnceLock<BlueFlame>; Self::MOST],
 }
 
@@ -31,7 +31,7 @@ unsafe impl Send for Page {}
 unsafe impl Sync for Page {}
 
 impl Page {
-    /// Registers of a page at most: 16 UARs in 64 KiB.
+    /// Maximum registers of a page: 16 UARs in 64 KiB.
     const MOST: usize = 32;
 
     pub(crate) fn map(context: &Context, page: u32) -> Result<Self, CreateError> {
@@ -63,7 +63,7 @@ impl Page {
     }
 }
 
-/// A register, and the page that it is in.
+/// A register, which keeps its page mapped.
 #[derive(Clone, Debug)]
 pub(crate) struct Register {
     /// One of the page's.
@@ -71,13 +71,13 @@ pub(crate) struct Register {
     _page: Arc<Page>,
 }
 
-// SAFETY: it leads to what any thread may use, as it may the page.
+// SAFETY: it points to a register that any thread may use.
 unsafe impl Send for Register {}
 // SAFETY: as above.
 unsafe impl Sync for Register {}
 
 impl Register {
-    /// The register at a position of a page, which `make` makes the first time.
+    /// The register at an index of a page, created by `make` on first use.
     pub(crate) fn of(
         page: Arc<Page>,
         position: usize,
@@ -89,8 +89,8 @@ impl Register {
 
     #[inline]
     pub(crate) fn get(&self) -> &BlueFlame {
-        // SAFETY: it was made before this, and stays where it is, and as it is,
-        // for as long as the page, of which this has a share.
+        // SAFETY: it was created before, and is neither moved nor changed while
+        // the page lives, which this value shares.
         unsafe { self.at.as_ref() }
     }
 }

@@ -1,14 +1,14 @@
 //! Compressed CQEs.
 //!
-//! A session of `n` completions takes the places of `n` CQEs. The first has the
-//! title: the first completion, but for its format and for its byte count, which
-//! is `n`. The second place, and every eighth after the title, has an array of
-//! eight mini CQEs; what the other places have is old. The title alone has an
-//! owner bit, and is written last.
+//! A session of `n` completions occupies `n` CQEs. The first is the title: a CQE
+//! of the first completion whose format is "compressed" and whose byte count is
+//! `n`. The second slot, and every eighth after the title, has an array of eight
+//! mini CQEs; the other slots are stale. Only the title has an owner bit, and it
+//! is written last.
 //!
-//! A mini CQE of a received message has a hash or a checksum, which is not used
-//! here, and the byte count; its slot is the one after the last one's. One of a
-//! work request of this side has its slot, its opcode, and the byte count.
+//! A mini CQE of a receive has a hash or a checksum, which is not used, and the
+//! byte count; its WQE counter is one more than the previous one's. One of a send
+//! has its WQE counter, its opcode, and the byte count.
 
 use std::mem::offset_of;
 
@@ -18,22 +18,22 @@ use crate::{CompletionError, CompletionRing};
 /// A session of compressed CQEs.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
-    /// Completions that are not read yet.
+    /// Unread completions.
     pub left: u32,
-    /// Those that were read.
+    /// Read completions.
     read: u32,
     title: Cqe,
-    /// A copy: its place is given back before all of it is read.
+    /// A copy: its slot is released before all of it is read.
     array: [MiniCqe; MINI_ARRAY],
 }
 
-/// Whether a CQE with this last byte is a title, in a ring that has such.
+/// Returns whether a CQE with this last byte is a title, in a ring with compression.
 pub(crate) fn is_title(op_own: u8) -> bool {
     op_own & CQE_FORMAT == CQE_TITLE
 }
 
 impl CompletionRing {
-    /// Begins the session of a title at `at`.
+    /// Opens the session with the title at `at`.
     ///
     /// # Errors
     /// [`CompletionError::BadSession`]: none of it can be read.
@@ -55,8 +55,8 @@ impl CompletionRing {
         Ok(())
     }
 
-    /// The next completion of the session, which is not over, as the CQE that
-    /// would be at `at`.
+    /// Expands the next completion of the session to the CQE for `at`. The
+    /// session must have one.
     pub(crate) fn expand(&mut self, at: u32) -> Cqe {
         let (slot, round) = (self.slot(at), self.round(at));
         let session = &mut self.session;
@@ -80,11 +80,11 @@ impl CompletionRing {
         cqe
     }
 
-    /// The completion that was expanded at `at` is read.
+    /// Consumes the completion that was expanded at `at`.
     pub(crate) fn advance_session(&mut self, at: u32) {
         self.session.left -= 1;
         self.session.read += 1;
-        // What the place has may be of any round: from now on it is of this one.
+        // The slot may have any owner bit: it gets the current round's.
         // SAFETY: a byte of an entry that is this side's.
         unsafe {
             let owner = self.slot(at).cast::<u8>().add(offset_of!(Cqe, op_own));
@@ -92,8 +92,8 @@ impl CompletionRing {
         }
     }
 
-    /// Writes out what is unread of sessions, so that every unread completion
-    /// has a CQE.
+    /// Expands unread sessions in the ring, so that every unread completion has a
+    /// CQE.
     pub(crate) fn write_out(&mut self) {
         let mut at = self.position();
         loop {

@@ -1,11 +1,11 @@
 //! The entries of a shared receive queue.
 //!
-//! They are a list: each names the one that the device takes after it. A receive
-//! that has completed is put behind the list's last, in any order; the last is
-//! never posted, so that there is always one to append to.
+//! They are a linked list: each names the entry that the device takes next. A
+//! completed receive is appended, in any order; the last entry is never posted,
+//! so the list is never empty.
 //!
-//! Those who post take from the list's front, those who read completions append
-//! to its end, and both do it under the queue's one lock.
+//! Posters take from the front, pollers append to the end, both under the queue's
+//! lock.
 
 use std::cell::UnsafeCell;
 use std::mem::offset_of;
@@ -21,8 +21,7 @@ use crate::recv::{END, write_list, write_segment};
 use crate::work::{read_segment, scatter};
 use crate::{CreateError, Limits, MAX_SEGMENT, PostError};
 
-/// A shared receive queue's entries, shared by those who post to it and those
-/// who read completions of its receives.
+/// A shared receive queue's entries, shared by posters and pollers.
 #[derive(Debug)]
 pub struct SharedWork {
     /// Guards `list`.
@@ -38,11 +37,10 @@ unsafe impl Send for SharedWork {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWork {}
 
-/// The order of the entries, as this side knows it, and how far the device has
-/// been told of it.
+/// The order of the entries, and the producer index.
 #[derive(Debug)]
 struct List {
-    /// What the next receive gets; of the last, none.
+    /// The slot of the next receive.
     head: u16,
     last: u16,
     /// Binary logarithm of an entry's bytes.
@@ -50,11 +48,11 @@ struct List {
     max_sge: u32,
     /// The first entry.
     first: NonNull<u8>,
-    /// As many as there are entries.
+    /// The state of each slot.
     slots: Box<[Slot]>,
-    /// Receives that were pushed, ever.
+    /// Number of receives pushed.
     posted: u32,
-    /// Of these, how many the device has been told of.
+    /// Number of receives published.
     published: u32,
     record: DoorbellRecord,
 }
@@ -63,11 +61,11 @@ struct List {
 #[repr(C, align(16))]
 struct Slot {
     wr_id: u64,
-    /// The slot after it, and [`OUTSTANDING`].
+    /// The next slot, and [`OUTSTANDING`].
     state: u64,
 }
 
-/// The device has a slot's receive, or will when the batch is published.
+/// The slot's receive is posted, or in the batch.
 const OUTSTANDING: u64 = 1 << 63;
 
 impl Slot {
@@ -78,7 +76,7 @@ impl Slot {
         }
     }
 
-    /// Posts a receive in a free slot; the slot after it.
+    /// Marks a free slot as posted. Returns the next slot.
     ///
     /// # Safety
     /// `slot` is one of the slots, and this caller's.
@@ -113,7 +111,7 @@ impl SharedWork {
             .and_then(usize::checked_next_power_of_two)
             .filter(|entry| *entry <= limits.max_recv_entry)
             .ok_or(too_large("max_sge"))?;
-        // One more: the last is never posted. Slots have 16 bits.
+        // One more, since the last is never posted. Slots have 16 bits.
         let entries = (max_wr.checked_add(1))
             .and_then(u32::checked_next_power_of_two)
             .filter(|entries| *entries <= limits.max_srq_wr.min(1 << 15))
@@ -161,8 +159,7 @@ impl SharedWork {
         unsafe { self.memory.entries.release() }
     }
 
-    /// What guards the list: whoever posts, or reads completions, has it
-    /// meanwhile.
+    /// The lock of the list, held while posting and polling.
     #[inline]
     pub fn lock(&self) -> &BiasedLock {
         &self.lock
@@ -178,7 +175,7 @@ impl SharedWork {
         self.max_sge
     }
 
-    /// Takes the lock, for those who read completions.
+    /// Takes the lock, for pollers.
     #[inline]
     pub(crate) fn enter(&self) -> LockedWork<'_> {
         self.lock.lock();
@@ -232,7 +229,7 @@ impl List {
         unsafe { self.entry(slot).add(size_of::<NextSegment>()).cast() }
     }
 
-    /// The device takes `next` after `slot`.
+    /// Links `slot` to `next`.
     #[inline]
     fn link(&self, slot: u16, next: u16) {
         // SAFETY: an aligned field of an entry.
@@ -260,12 +257,12 @@ impl List {
         let wr_id = known.wr_id;
         let last = std::mem::replace(&mut self.last, slot);
         self.slots[usize::from(last)].state = slot.into();
-        // Before the device can get there: `last` itself is not posted yet.
+        // Before `last` itself is posted, so before the device reads the link.
         self.link(last, slot);
         Some(wr_id)
     }
 
-    /// The receive in the head's slot, which is written, is posted; the next head.
+    /// Marks the receive in the head's slot as posted, and advances the head.
     #[inline]
     fn accept(&mut self, head: u16, wr_id: u64) -> u16 {
         let known = NonNull::from(&mut self.slots[usize::from(head)]);
@@ -343,8 +340,8 @@ impl List {
         self.head = self.accept(head, wr_id);
         let told_all = self.published == self.posted;
         self.posted = self.posted.wrapping_add(1);
-        // What has been pushed and not published is the poster's to publish, and
-        // this behind it.
+        // If there are unpublished receives, the poster publishes this one with
+        // them.
         if told_all {
             self.publish();
         }
@@ -352,7 +349,7 @@ impl List {
     }
 }
 
-/// Receives that are taken, under the lock.
+/// The list under the lock.
 #[derive(Debug)]
 pub(crate) struct LockedWork<'s> {
     work: &'s SharedWork,
@@ -372,25 +369,23 @@ impl LockedWork<'_> {
         unsafe { self.work.list() }
     }
 
-    /// The receive in a slot, if one is outstanding there.
+    /// The outstanding receive in a slot.
     #[inline]
     pub(crate) fn find(&mut self, slot: u16) -> Option<u64> {
         self.list().find(slot)
     }
 
-    /// The receive in a slot, if one was outstanding there, has completed: the
-    /// slot is free.
+    /// Completes the outstanding receive in a slot, and frees the slot.
     #[inline]
     pub(crate) fn take(&mut self, slot: u16) -> Option<u64> {
         self.list().take(slot)
     }
 
-    /// The device could not do the receive in a slot now, and has given it back:
-    /// it is posted again, behind all others. False, and nothing is done, if none
-    /// is outstanding there.
+    /// Posts the receive in a slot again, behind all others, after a page fault.
+    /// False if none is outstanding there.
     ///
-    /// Its entry becomes the free list's last, so that the kernel, which may be
-    /// reading there which memory was missing, finds it for as long as can be.
+    /// Its old entry becomes the last free one, because the kernel may still read
+    /// it to find the missing memory.
     #[cold]
     pub(crate) fn post_again(&mut self, slot: u16) -> bool {
         self.list().post_again(slot)
@@ -399,10 +394,9 @@ impl LockedWork<'_> {
 
 /// The writer over a shared receive queue.
 ///
-/// A batch: [`LockedQueue::push`] for each receive, and [`LockedQueue::publish`]
-/// once, both of [`SharedQueue::locked`]; or, by those who take the lock by
-/// themselves, the methods of the same names here. A receive that was pushed goes
-/// out with the next one that is published at the latest.
+/// A batch is [`LockedQueue::push`] for each receive, and
+/// [`LockedQueue::publish`] once, on [`SharedQueue::locked`]; or, with the lock
+/// taken separately, the methods of the same names here.
 #[derive(Debug)]
 pub struct SharedQueue {
     work: Arc<SharedWork>,
@@ -423,7 +417,7 @@ impl SharedQueue {
         self.work.max_sge()
     }
 
-    /// What queue pairs that take their receives from here are made with.
+    /// The parameter of queue pairs that use this queue.
     pub fn work(&self) -> &Arc<SharedWork> {
         &self.work
     }
@@ -458,7 +452,7 @@ impl SharedQueue {
         unsafe { self.work.list() }.push_short(wr_id, sge)
     }
 
-    /// Hands what was pushed to the device.
+    /// Publishes the batch to the device.
     ///
     /// # Safety
     /// The memory of every list stays registered, and is neither read nor

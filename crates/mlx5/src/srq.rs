@@ -1,4 +1,4 @@
-//! Shared receive queues: the kernel's objects.
+//! Shared receive queues: kernel objects.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ pub struct SharedReceiveQueue<C: ContextRef> {
     pub object: Srq<C>,
     /// The queue.
     pub recv: SharedQueue,
-    /// The number that the device knows it by; XRC initiators name it by that.
+    /// The SRQ number, by which XRC initiators name it.
     pub srq_num: u32,
-    /// Of an XRC one, what completions find it by: its receives complete to a
-    /// completion queue of its own choice, and name it, not the queue pair that
-    /// took them. A face attaches it there before the queue is used, and
-    /// detaches it after it is destroyed ([`crate::CompletionRing::attach`]).
+    /// For an XRC SRQ, its entry in the QP table: its receives complete to its
+    /// own completion queue, and CQEs name it instead of a queue pair. The caller
+    /// attaches it before the first use, and detaches it after the queue is
+    /// destroyed ([`crate::CompletionRing::attach`]).
     pub xrc: Option<Arc<Work>>,
 }
 
 impl<C: ContextRef> SharedReceiveQueue<C> {
-    /// Makes a shared receive queue; its sizes are those of `recv`.
+    /// Creates a shared receive queue; its sizes are those of `recv`.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`] for tag matching; [`CreateError::TooLarge`]; those of memory and of CREATE_SRQ. Nothing
@@ -63,8 +63,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
             &device.limits,
             lender,
         )?);
-        // To those who read completions it is a queue pair that has nothing
-        // but receives of a shared queue.
+        // For polling it is a queue pair with only receives of a shared queue.
         let xrc = match init.kind {
             SrqKind::Xrc { .. } => Some(Arc::new(Work::new(
                 device.user_index()?,
@@ -84,8 +83,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         };
         let mut answer = CreateSrqResp::default();
         let init = SrqInit {
-            // The driver works out the memory's size from these, as is done
-            // above.
+            // The driver computes the memory's size from these, as above.
             max_wr: work.capacity(),
             max_sge: work.max_sge(),
             ..*init

@@ -1,4 +1,4 @@
-//! The numbers of work completions, verbs' and the device's.
+//! Constants of work completions and of CQEs.
 
 /// `enum ibv_wc_opcode`.
 pub(crate) mod opcode {
@@ -38,7 +38,7 @@ pub(crate) mod status {
     pub const GENERAL_ERR: u32 = 21;
 }
 
-/// What the device says of an error (`MLX5_CQE_SYNDROME_...`).
+/// Syndromes of error CQEs (`MLX5_CQE_SYNDROME_...`).
 pub(crate) mod syndrome {
     pub const LOCAL_LENGTH: u8 = 0x01;
     pub const LOCAL_QP_OP: u8 = 0x02;
@@ -58,7 +58,7 @@ pub(crate) mod syndrome {
     pub const VENDOR_PAGE_FAULT: u8 = 0x93;
 }
 
-/// The status for a syndrome; a general error for one that is not known.
+/// The status for a syndrome; a general error for an unknown one.
 pub(crate) fn status_of(syndrome: u8) -> u32 {
     match syndrome {
         syndrome::LOCAL_LENGTH => status::LOC_LEN_ERR,

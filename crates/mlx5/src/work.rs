@@ -1,4 +1,4 @@
-//! The queues of a queue pair: their memory, and what is outstanding in them.
+//! The queues of a queue pair: memory and outstanding work requests.
 
 use std::ptr::NonNull;
 
@@ -15,7 +15,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 bitflags! {
-    /// Which completions of a queue pair a completion queue gets.
+    /// Which completions of a queue pair a completion queue receives.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Role: u8 {
         /// Those of its send queue.
@@ -25,8 +25,8 @@ bitflags! {
     }
 }
 
-/// The queues of a queue pair, shared by those who post to them and those who
-/// read their completions. Their memory lives as long as this.
+/// The queues of a queue pair, shared by posters and pollers; it owns their
+/// memory.
 #[derive(Debug)]
 pub struct Work {
     user_index: UserIndex,
@@ -36,9 +36,9 @@ pub struct Work {
     pub(crate) recv: RecvPlan,
     pub(crate) sends: Outstanding,
     pub(crate) receives: Outstanding,
-    /// Where receives come from, if not from a queue of its own.
+    /// The shared receive queue, if there is one.
     pub(crate) shared: Option<Arc<SharedWork>>,
-    /// Whether the device may put data into completions.
+    /// Whether CQEs may carry data.
     pub(crate) short_data: bool,
 }
 
@@ -65,7 +65,7 @@ impl Work {
         })
     }
 
-    /// The number by which completions name the queue pair.
+    /// The user index.
     pub fn user_index(&self) -> u32 {
         self.user_index.get()
     }

@@ -1,4 +1,4 @@
-//! What rdma_rxe shares with a process: queue entries and driver responses.
+//! Queue entries and driver responses of rdma_rxe.
 //!
 //! Facts from the kernel's include/uapi/rdma/rdma_user_rxe.h. Native byte order
 //! unless a field says otherwise. An entry of a completion queue is a
@@ -95,12 +95,11 @@ pub struct UdWr {
     pub reserved: u16,
     pub ah_num: u32,
     pub pad: [u32; 4],
-    /// The address vector, for kernels that give no address handle number;
-    /// not used here.
+    /// The address vector, for kernels without address handle numbers; not used.
     pub av: [u32; 22],
 }
 
-/// Operands of a memory window's binding.
+/// Operands of a memory window bind.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct BindMwWr {
@@ -110,15 +109,15 @@ pub struct BindMwWr {
     pub length: u64,
     /// Local key of the memory region.
     pub mr_lkey: u32,
-    /// Remote key that the window has.
+    /// Current rkey of the window.
     pub mw_rkey: u32,
-    /// Remote key that it gets.
+    /// New rkey of the window.
     pub rkey: u32,
     /// Access flags.
     pub access: u32,
 }
 
-/// What depends on the operation.
+/// Operands of an operation.
 #[repr(C)]
 pub union OperationWr {
     pub rdma: RdmaWr,

@@ -10,12 +10,12 @@ use crate::abi::{self, CreateAhResp};
 pub struct AddressHandle<C: ContextRef> {
     /// The kernel object.
     pub object: Ah<C>,
-    /// What a send work request carries; never 0.
+    /// The number in a send work request; never 0.
     pub ah_num: u32,
 }
 
 impl<C: ContextRef> AddressHandle<C> {
-    /// Makes an address handle.
+    /// Creates an address handle.
     ///
     /// # Errors
     /// Those of CREATE_AH; [`CreateError::NoAddressHandleNumber`] on old

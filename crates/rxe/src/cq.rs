@@ -7,8 +7,8 @@ use crate::abi::{self, MmapInfo};
 use crate::map::map_ring;
 use crate::{CompletionRing, CreateError};
 
-/// A completion queue. The parts are public so that a face can put each under
-/// the lock, or the single owner, that it needs.
+/// A completion queue. The parts are public so that the caller
+/// can put each under its own lock or owner.
 #[derive(Debug)]
 pub struct CompletionQueue<C: ContextRef> {
     /// The kernel object.
@@ -17,14 +17,14 @@ pub struct CompletionQueue<C: ContextRef> {
     pub ring: CompletionRing,
     /// Whether the queue is empty, without the lock.
     pub index_check: IndexCheck,
-    /// What is left of rings that were replaced by a resize, for threads that
-    /// may still be looking at them through `index_check`.
+    /// Remains of rings that a resize replaced, for threads that may still read
+    /// them through `index_check`.
     pub retired: Vec<Retired>,
 }
 
 impl<C: ContextRef> CompletionQueue<C> {
-    /// Makes a completion queue and maps it. It holds `object.cqe()` entries:
-    /// at least as many as asked for.
+    /// Creates a completion queue and maps it. It holds `object.cqe()` entries,
+    /// at least the requested number.
     ///
     /// # Errors
     /// Those of CREATE_CQ and of mapping; nothing is left behind.
@@ -48,15 +48,15 @@ impl<C: ContextRef> CompletionQueue<C> {
         })
     }
 
-    /// Resizes the queue; the completions in it stay in it, in order. Returns
-    /// how many it holds now.
+    /// Resizes the queue; the completions in it stay, in order. Returns its
+    /// capacity.
     ///
-    /// The caller holds `ring` and `retired` for itself until this returns;
-    /// `index_check` may be asked by other threads all the while.
+    /// The caller has exclusive access to `ring` and `retired` until this
+    /// returns; other threads may use `index_check` meanwhile.
     ///
     /// # Errors
-    /// Those of RESIZE_CQ: nothing has changed. Those of mapping: the queue
-    /// has been resized but is out of reach; it reads as empty from now on.
+    /// Those of RESIZE_CQ: nothing has changed. Those of mapping: the queue was
+    /// resized but is unmapped; it reads as empty from then on.
     pub fn resize(
         object: &Cq<C>,
         ring: &mut CompletionRing,

@@ -1,8 +1,8 @@
-//! The cursor over work completions.
+//! The reader of a completion queue.
 //!
-//! [`CompletionRing::available`] reads the indices once and gives a span of
-//! entries; [`CompletionRing::entry`] looks at one in place;
-//! [`CompletionRing::release`] gives all that were read back at once.
+//! [`CompletionRing::available`] reads the indices once and returns a span of
+//! entries; [`CompletionRing::entry`] is one of them, in place;
+//! [`CompletionRing::release`] releases all that were read at once.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -14,10 +14,10 @@ use crate::WorkCompletion;
 
 /// A mapped completion queue.
 ///
-/// Thread rule: one reader at a time; two would be given the same entries.
-/// That is kept by the owner of the queue (a lock, or a single thread), not by
-/// `&mut`, because it spans several calls of a C interface. No method
-/// allocates, locks or calls the system.
+/// Thread rule: one reader at a time; two would get the same entries. The owner
+/// of the queue ensures that (by a lock, or a single thread), not `&mut`, because
+/// a batch spans several calls of a C interface. No method allocates, locks or
+/// calls the system.
 #[derive(Debug)]
 pub struct CompletionRing {
     consumer: Consumer,
@@ -25,11 +25,11 @@ pub struct CompletionRing {
 }
 
 impl CompletionRing {
-    /// Bytes that an entry must have at least.
+    /// Minimum size of an entry in bytes.
     pub const ENTRY_SIZE: usize = size_of::<WorkCompletion>();
 
-    /// A cursor over a mapped queue. Over a ring of entries smaller than
-    /// [`CompletionRing::ENTRY_SIZE`] it is always empty.
+    /// Creates a reader of a mapped queue. A ring of entries smaller than
+    /// [`CompletionRing::ENTRY_SIZE`] is always empty.
     pub fn new(mut ring: Ring) -> Self {
         if ring.stride() < Self::ENTRY_SIZE {
             ring.seal();
@@ -40,17 +40,17 @@ impl CompletionRing {
         }
     }
 
-    /// The consuming side of the ring: arming, and [`ring::IndexCheck`].
+    /// The consumer of the ring: arming, and [`ring::IndexCheck`].
     pub fn consumer(&self) -> &Consumer {
         &self.consumer
     }
 
-    /// Completions that the queue holds at most.
+    /// Capacity of the queue.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
 
-    /// Reads as empty from now on: the driver has moved the queue out of reach.
+    /// Makes the queue read as empty: the driver has moved it, and it could not be mapped.
     pub(crate) fn seal(&mut self) {
         self.ring.seal();
         self.consumer = Consumer::new(self.ring.indices());
@@ -60,14 +60,13 @@ impl CompletionRing {
         self.ring.into_mapping()
     }
 
-    /// The completions that are there now.
+    /// Returns the available completions.
     #[inline]
     pub fn available(&self) -> Span {
         self.consumer.available()
     }
 
-    /// Steps to the next completion of the span. False, and no step, at its
-    /// end.
+    /// Steps to the next completion of the span; false at its end.
     #[inline]
     pub fn step_within(&self, span: &mut Span) -> bool {
         let next = self.consumer.indices().next(span.at);
@@ -78,8 +77,8 @@ impl CompletionRing {
         true
     }
 
-    /// Steps to the next completion, asking the device for more at the end of
-    /// the span. False, and no step, when there is none.
+    /// Steps to the next completion, and reads the producer index again at the
+    /// end of the span; false if there is none.
     #[inline]
     pub fn step(&self, span: &mut Span) -> bool {
         if self.step_within(span) {
@@ -89,8 +88,8 @@ impl CompletionRing {
         self.step_within(span)
     }
 
-    /// The completion at `span.at`, looked at in place. The span must not be
-    /// empty, or the entry is an old one.
+    /// Returns the completion at `span.at`, in place. At the end of the span it
+    /// is an old one.
     #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         Entry {
@@ -99,7 +98,7 @@ impl CompletionRing {
         }
     }
 
-    /// [`CompletionRing::entry`] of a span that is known to be of this ring.
+    /// [`CompletionRing::entry`] without a check of the position.
     ///
     /// # Safety
     /// `span.at` is from [`CompletionRing::available`], or a step from there,
@@ -113,14 +112,14 @@ impl CompletionRing {
         }
     }
 
-    /// Gives everything up to and including `span.at` back to the device.
+    /// Releases everything up to and including `span.at`.
     #[inline]
     pub fn release(&self, span: &Span) {
         self.consumer.release(self.consumer.indices().next(span.at));
     }
 
-    /// Takes up to `out.len()` completions out of the queue, in order, each
-    /// once. Returns how many were written to the front of `out`.
+    /// Reads and releases up to `out.len()` completions, in order. Returns how
+    /// many were written to the front of `out`.
     #[inline]
     pub fn take(&self, out: &mut [MaybeUninit<WorkCompletion>]) -> usize {
         let span = self.available();
@@ -134,8 +133,8 @@ impl CompletionRing {
         let stop = indices.advance(span.at, count);
         let mut at = span.at;
         let mut to = out.as_mut_ptr();
-        // A loop to a position, not over a count: the compiler neither unrolls
-        // it nor prepares to, and a batch of one pays for one.
+        // A loop to a position, not over a count, which the compiler would
+        // unroll: slower for a batch of one.
         loop {
             // SAFETY: `at` is from the ring's indices; of the entry 48 bytes or
             // more are mapped, and any bit pattern is a `WorkCompletion`.
@@ -154,8 +153,8 @@ impl CompletionRing {
         count
     }
 
-    /// Takes out the unread completions of a queue pair, by its number; the others
-    /// stay, in order. After the queue pair was reset or destroyed, and in no span.
+    /// Removes the unread completions of a queue pair; the others stay, in order.
+    /// Called after the queue pair was reset or destroyed, outside of a span.
     #[cold]
     pub fn clean(&self, qp_num: u32) {
         let span = self.available();
@@ -164,7 +163,7 @@ impl CompletionRing {
             let at = indices.advance(span.at, n);
             slots.slot(at).cast::<WorkCompletion>()
         };
-        // From the last to the first: those that stay move up.
+        // From the last to the first: those that stay move towards the end.
         let mut to = indices.distance(span.at, span.end);
         for from in (0..to).rev() {
             // SAFETY: entries of the ring that the driver has written and that are
@@ -183,8 +182,8 @@ impl CompletionRing {
     }
 }
 
-/// A completion in the queue's memory. Gone once released: it borrows the
-/// ring, and reads what is there when asked.
+/// A completion in the queue's memory, valid until it is released. Each field is
+/// read when it is requested.
 #[derive(Clone, Copy)]
 pub struct Entry<'r> {
     entry: NonNull<WorkCompletion>,
@@ -242,7 +241,7 @@ impl Entry<'_> {
         /// See [`WorkCompletion::dlid_path_bits`].
         dlid_path_bits: u8);
 
-    /// The entry's place, for an interface that reads it in later calls.
+    /// The entry's address, for an interface that reads it in later calls.
     #[inline]
     pub fn as_ptr(&self) -> *const WorkCompletion {
         self.entry.as_ptr()

@@ -1,11 +1,11 @@
-//! What can go wrong, when an object is made and when work is posted.
+//! Errors of creating objects.
 
 use std::fmt;
 
 use ring::GeometryError;
 
-/// An object that could not be made or changed. What the kernel had already
-/// made has been destroyed again.
+/// An object could not be created or changed. What the kernel had created was
+/// destroyed again.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CreateError {
@@ -15,24 +15,24 @@ pub enum CreateError {
     Map {
         /// Which queue.
         queue: &'static str,
-        /// What mmap(2) said.
+        /// The error of mmap(2).
         error: std::io::Error,
     },
-    /// The mapped queue contradicts itself.
+    /// The mapped queue's header is malformed.
     Geometry {
         /// Which queue.
         queue: &'static str,
-        /// How.
+        /// What is malformed.
         error: GeometryError,
     },
-    /// The kernel gave no number for an address handle, as old ones did.
+    /// The kernel has no address handle numbers.
     NoAddressHandleNumber,
     /// No memory for bookkeeping.
     NoMemory,
 }
 
 impl CreateError {
-    /// The errno that says it best to a C caller.
+    /// The errno for a C caller.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Command(error) => error.errno().raw(),

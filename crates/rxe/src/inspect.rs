@@ -1,11 +1,10 @@
-//! Queues looked at from outside: a copy of a mapping's bytes, decoded.
+//! Decoding of a copy of a queue's mapping.
 //!
-//! For tools that look into another process's queues, read-only and while the
-//! driver and the process go on. Nothing here touches mapped memory, and any
-//! bytes are taken: what cannot be is `None`, and what a copy caught half
-//! written is shown as it was.
+//! For tools that read another process's queues while the driver and the process
+//! continue. Mapped memory is not accessed, and any bytes are accepted: what is
+//! impossible is `None`; a half written entry is shown as copied.
 //!
-//! A mapping does not say what kind of queue it is; [`Kind::of`] tells from the
+//! A mapping does not tell which kind of queue it is; [`Kind::of`] decides by the
 //! entries.
 
 use std::mem::offset_of;
@@ -103,8 +102,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Tells from the entries, given one after the other. None if nothing has
-    /// been written yet, or if they could be of more than one kind.
+    /// Decides by the entries. `None` if nothing was written yet, or if they
+    /// could be of more than one kind.
     pub fn of<'a>(entries: impl IntoIterator<Item = &'a [u8]>) -> Option<Self> {
         let kinds = [Self::Completion, Self::Send, Self::Receive];
         let mut votes = [0usize; 3];
@@ -159,8 +158,8 @@ impl Completion {
         }))
     }
 
-    /// Statuses and opcodes that there are; rxe sets no vendor's error, and
-    /// its first queue pair for programs has number 16 or more.
+    /// Existing statuses and opcodes; rxe sets no vendor error, and queue pairs
+    /// of programs have numbers of 16 or more.
     fn is_plausible(&self) -> bool {
         let Self(wc) = self;
         wc.status <= 23
@@ -170,20 +169,20 @@ impl Completion {
     }
 }
 
-/// What an entry of a send queue is about, besides its data.
+/// The operands of an entry of a send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remote {
-    /// Nothing, or what is not decoded.
+    /// None, or not decoded.
     None,
-    /// A write, a read or an atomic: where.
+    /// Of a write, a read or an atomic.
     Memory {
         /// Remote address.
         addr: u64,
         /// Remote key.
         rkey: u32,
     },
-    /// A datagram: to whom. Connected queue pairs have zeros here.
+    /// Of a datagram. Connected queue pairs have zeros here.
     Datagram {
         /// Queue pair number.
         qpn: u32,
@@ -197,17 +196,17 @@ pub enum Remote {
 pub struct SendEntry {
     /// The work request's identifier.
     pub wr_id: u64,
-    /// What is asked for.
+    /// The opcode.
     pub opcode: Opcode,
     /// Its flags.
     pub flags: SendFlags,
     /// Immediate data (big-endian) or the key to invalidate.
     pub ex: u32,
-    /// The other side.
+    /// The operands.
     pub remote: Remote,
     /// The driver's: a work completion status.
     pub status: u32,
-    /// The driver's: how far it is ([`SendEntry::state_name`]).
+    /// The driver's: state ([`SendEntry::state_name`]).
     pub state: u32,
     /// The driver's: first packet sequence number.
     pub first_psn: u32,
@@ -217,14 +216,14 @@ pub struct SendEntry {
     pub data: Data,
 }
 
-/// The data of a work request, and how far the driver is through it.
+/// The data of a work request, and the driver's progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Data {
     /// Bytes.
     pub length: u32,
     /// Bytes that are left.
     pub resid: u32,
-    /// The element that the driver is at.
+    /// The driver's current element.
     pub cur_sge: u32,
     /// Scatter/gather elements, as the entry has it.
     pub num_sge: u32,
@@ -329,7 +328,7 @@ pub struct ReceiveEntry {
     pub wr_id: u64,
     /// Its data.
     pub data: Data,
-    /// Whether what is reserved is zero, as everyone leaves it.
+    /// Whether reserved fields are zero.
     reserved: bool,
 }
 

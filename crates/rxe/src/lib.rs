@@ -1,10 +1,10 @@
-//! Soft-RoCE (rdma_rxe): what its queues look like, and the hot path over them.
+//! rdma_rxe: the format of its queues, and the data path.
 //!
 //! - [`SendQueue`], [`RecvQueue`]: writers of work requests;
 //! - [`CompletionRing`]: the cursor over work completions;
 //! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
 //!   [`AddressHandle`]: the kernel objects with their mapped queues;
-//! - [`inspect`]: a copy of a queue's bytes, decoded, for tools that look on;
+//! - [`inspect`]: decoding of a copy of a queue, for tools;
 //! - `abi`: the layout of entries and driver responses.
 //!
 //! An RDMA write: [`SendQueue::push`] fills an entry in place,
@@ -39,5 +39,5 @@ pub use uverbs::{
     Bind, Data, Destination, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr, Sge,
     WorkCompletion,
 };
-/// The system call that tells rxe to look at a send queue.
+/// The doorbell of a send queue, a system call.
 pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};

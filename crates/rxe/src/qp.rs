@@ -6,8 +6,8 @@ use crate::abi::{self, CreateQpResp};
 use crate::map::map_ring;
 use crate::{CreateError, RecvQueue, SendQueue};
 
-/// A queue pair. The parts are public so that a face can put each under the
-/// lock, or the single owner, that it needs.
+/// A queue pair. The parts are public so that the caller
+/// can put each under its own lock or owner.
 ///
 /// The kernel object is destroyed before the queues are unmapped.
 #[derive(Debug)]
@@ -18,13 +18,13 @@ pub struct QueuePair<C: ContextRef> {
     pub send: SendQueue,
     /// The receive queue; none with a shared receive queue.
     pub recv: Option<RecvQueue>,
-    /// Tells the driver to look at the send queue.
+    /// The doorbell of the send queue.
     pub doorbell: PostSendDoorbell<C>,
 }
 
 impl<C: ContextRef> QueuePair<C> {
-    /// Makes a queue pair and maps its queues. The capacities that it got are
-    /// `object.cap()`: at least those asked for.
+    /// Creates a queue pair and maps its queues. Its capacities are
+    /// `object.cap()`, at least the requested ones.
     ///
     /// # Errors
     /// Those of CREATE_QP and of mapping; nothing is left behind.

@@ -11,7 +11,7 @@ use crate::{PostError, Sge};
 /// A mapped receive queue.
 ///
 /// [`RecvQueue::push`] encodes receives into entries; [`RecvQueue::publish`]
-/// hands all of them to the driver at once. The driver needs no doorbell.
+/// publishes all of them at once. There is no doorbell.
 ///
 /// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
 /// calls the system.
@@ -60,7 +60,7 @@ impl RecvQueue {
         self.max_sge
     }
 
-    /// Takes no more receives: the driver has moved the queue out of reach.
+    /// Makes the queue full: the driver has moved it, and it could not be mapped.
     pub(crate) fn seal(&mut self) {
         self.ring.seal();
         self.producer = Producer::new(self.ring.indices());
@@ -143,7 +143,7 @@ impl RecvQueue {
         self.next = self.producer.tail();
     }
 
-    /// Hands the batch to the device.
+    /// Publishes the batch to the device.
     ///
     /// # Safety
     /// The memory of every list stays registered, and is neither read nor

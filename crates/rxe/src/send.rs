@@ -1,9 +1,9 @@
 //! The send queue's writer.
 //!
-//! [`SendQueue::push`] encodes work requests into entries of the ring, one
-//! after another; [`SendQueue::publish`] hands all of them to the driver at
-//! once, after which one doorbell ([`crate::Doorbell`]) is due.
-//! [`SendQueue::abort`] discards what was not published.
+//! [`SendQueue::push`] encodes work requests into entries of the ring;
+//! [`SendQueue::publish`] publishes all of them at once, after which one doorbell
+//! ([`crate::Doorbell`]) is due. [`SendQueue::abort`] discards what was not
+//! published.
 
 use ring::{Producer, Ring};
 
@@ -215,7 +215,7 @@ impl SendQueue {
         Ok(length)
     }
 
-    /// Hands the batch to the device. Returns whether there was anything;
+    /// Publishes the batch to the device. Returns whether it had work requests;
     /// only then is a doorbell due.
     ///
     /// # Safety
@@ -240,12 +240,12 @@ impl SendQueue {
     }
 }
 
-/// Writes what every work request has, and a datagram's destination or the
+/// Writes the fields of every work request, and a datagram's destination or the
 /// remote memory of a read or write.
 ///
-/// Entries are written nearly in the order of addresses: going to and fro between
-/// their three cache lines takes twice as long. What the driver reads for the
-/// operation is written, the rest stays as it was.
+/// Entries are written in address order: alternating between their three cache
+/// lines takes twice as long. Only fields that the driver reads for the operation
+/// are written.
 ///
 /// # Safety
 /// The entry is writable.
@@ -273,8 +273,8 @@ unsafe fn head(entry: *mut SendWqe, wr: &SendWr<'_, u32>) {
             (*ud).reserved = 0;
             (*ud).ah_num = *address;
         } else if wr.opcode.0 & Opcode::SEND.0 == 0 {
-            // Reads and writes have not this bit of the opcode. Sends have it, but
-            // those that invalidate, of which the driver does not read this.
+            // Reads and writes lack this bit of the opcode. Sends have it, except
+            // those that invalidate, for which the driver ignores these fields.
             (*entry).wr.wr.rdma.remote_addr = wr.remote.addr;
             (*entry).wr.wr.rdma.rkey = wr.remote.rkey;
             (*entry).iova = wr.remote.addr;
@@ -343,8 +343,8 @@ unsafe fn operands(entry: *mut SendWqe, wr: &SendWr<'_, u32>) -> Option<u32> {
     }
 }
 
-/// Writes the amount of data, and what the driver left in the entry at its last
-/// use and neither sets before it reads it nor leaves at zero.
+/// Writes the amount of data, and the driver's fields that it neither sets before
+/// it reads them nor leaves at zero.
 ///
 /// # Safety
 /// The entry is writable.
@@ -366,7 +366,7 @@ unsafe fn progress(entry: *mut SendWqe, bytes: u32, num_sge: u32) {
 pub(crate) unsafe fn copy_sges(to: *mut Sge, list: &[Sge]) -> u64 {
     // SAFETY: by contract.
     unsafe {
-        // By far the most common.
+        // The common case.
         if let [sge] = list {
             to.write(*sge);
             return sge.length.into();
@@ -376,8 +376,7 @@ pub(crate) unsafe fn copy_sges(to: *mut Sge, list: &[Sge]) -> u64 {
     list.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// Inline data up to this size, which nearly all of it is, is copied without a
-/// call.
+/// Inline data up to this size is copied without a call.
 const SHORT: u32 = 64;
 
 /// Copies up to [`SHORT`] bytes.

@@ -6,20 +6,20 @@ use crate::abi::{self, CreateSrqResp, MmapInfo, ModifySrqCmd, Pod};
 use crate::map::map_ring;
 use crate::{CreateError, RecvQueue};
 
-/// A shared receive queue. The parts are public so that a face can put the
-/// queue under the lock that it needs.
+/// A shared receive queue. The parts are public so that the
+/// caller can put the queue under a lock.
 #[derive(Debug)]
 pub struct SharedReceiveQueue<C: ContextRef> {
     /// The kernel object.
     pub object: Srq<C>,
     /// The queue.
     pub recv: RecvQueue,
-    /// The number that the device knows it by.
+    /// The SRQ number.
     pub srq_num: u32,
 }
 
 impl<C: ContextRef> SharedReceiveQueue<C> {
-    /// Makes a shared receive queue and maps it.
+    /// Creates a shared receive queue and maps it.
     ///
     /// # Errors
     /// Those of CREATE_SRQ and of mapping; nothing is left behind.
@@ -39,21 +39,20 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         })
     }
 
-    /// Changes the limit, or the size, or both. The receives that are posted
-    /// stay posted.
+    /// Changes the limit, the size, or both. Posted receives stay posted.
     ///
-    /// The caller holds `recv` for itself until this returns.
+    /// The caller has exclusive access to `recv` until this returns.
     ///
     /// # Errors
-    /// Those of MODIFY_SRQ: nothing has changed. Those of mapping: the queue
-    /// has been resized but is out of reach; it takes no more receives.
+    /// Those of MODIFY_SRQ: nothing has changed. Those of mapping: the queue was
+    /// resized but is unmapped; it is always full from then on.
     pub fn modify(
         object: &Srq<C>,
         recv: &mut RecvQueue,
         change: &SrqModify,
     ) -> Result<(), CreateError> {
-        // The driver writes the new queue's place to an address that it is
-        // given, not to the response (rxe_srq_from_attr in rxe_srq.c).
+        // The driver writes the new queue's location to an address in the input,
+        // not to the response (rxe_srq_from_attr in rxe_srq.c).
         let mut moved = MmapInfo::default();
         let command = ModifySrqCmd {
             mmap_info_addr: (&raw mut moved).expose_provenance() as u64,
@@ -64,8 +63,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         if change.max_wr.is_none() {
             return Ok(());
         }
-        // SAFETY: a local of this function; the kernel wrote to it behind the
-        // compiler's back, so it is read as memory that others write.
+        // SAFETY: a local of this function, which the kernel may have written to.
         let moved = unsafe { (&raw const moved).read_volatile() };
         let ring = map_ring(
             object.context(),

@@ -1,7 +1,7 @@
 //! A send work request as one value.
 //!
-//! A face converts what its user says into a [`SendWr`]; the send queue of a
-//! device crate encodes it. Nothing else knows either form.
+//! The plugin and the Rust crate convert a request into a [`SendWr`]; the send
+//! queue of a device crate encodes it. Nothing else knows either form.
 
 use std::fmt;
 

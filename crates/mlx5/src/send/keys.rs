@@ -1,9 +1,9 @@
 //! Work requests that change memory keys: binding a window, invalidating a
 //! local key.
 //!
-//! Behind the control segment, which names the key, are what of it changes (48
-//! bytes), the key's new context (64), and the memory that it stands for (64,
-//! of which 16 are used); the last is not there if it stands for none.
+//! After the control segment, which names the key, come the UMR control segment
+//! (48 bytes), the key's new context (64), and its memory (64, of which 16 are
+//! used); the last is absent if the key has no memory.
 
 use uverbs::{Bind, MwType, Sge};
 
@@ -13,15 +13,15 @@ use crate::operation::Form;
 use crate::wc::opcode;
 use crate::{Address, Opcode, Operands, PostError, SendWr};
 
-/// Segments before what the key stands for: control, change, context.
+/// Segments before the key's memory: control, UMR control, context.
 pub(crate) const BEFORE: u32 = 8;
-/// Segments with it.
+/// Segments with the memory.
 const WHOLE: u32 = 12;
 /// Bytes of the longest such work request.
 pub(crate) const LONGEST: usize = WHOLE as usize * SEGMENT;
-/// Entries of a list are counted in units of four, each unit as four.
+/// Entries of a translation are counted in units of four.
 const ONE_UNIT: u16 = 4;
-/// No queue pair's number, in the upper bits of a key's field.
+/// No queue pair number, in the upper bits of a key's field.
 const ANY_QP: u32 = 0xffff_ff00;
 /// The low bits of a key are its owner's to choose.
 const VARIANT: u32 = 0xff;
@@ -92,7 +92,7 @@ impl SendQueue {
             return Err(PostError::Unsupported);
         }
         let zero_based = bind.access & access::ZERO_BASED != 0;
-        // o10-36.2.2 of the specification; the device cannot tell.
+        // o10-36.2.2 of the specification; the device does not check it.
         if kind == MwType::TYPE_1 && zero_based {
             return Err(PostError::BadOperation);
         }
@@ -148,12 +148,12 @@ struct Change {
     /// The fields that change.
     update: UmrSegment,
     key: KeySegment,
-    /// The memory that the key stands for, if any.
+    /// The key's memory, if any.
     memory: Option<Sge>,
 }
 
 impl Change {
-    /// The key stands for nothing from now on.
+    /// Unbinds or invalidates the key.
     fn unbind(kind: MwType, rkey: u32) -> Self {
         let mut changes = umr_mask::FREE | umr_mask::MKEY;
         let mut flags = umr_flag::TRANSLATION_OFFSET | umr_flag::INLINE;

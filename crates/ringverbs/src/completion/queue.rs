@@ -314,13 +314,13 @@ impl CompletionQueue {
     /// discarded; completions before it were returned by an earlier call, those
     /// after it are returned by the next.
     pub fn poll(&mut self, out: &mut [Completion]) -> Result<usize> {
-        let mut places = out.iter_mut();
-        let max = places.len();
+        let mut slots = out.iter_mut();
+        let max = slots.len();
         self.reap(
             max,
             |entry, retired| {
-                if let Some(place) = places.next() {
-                    place.replace(entry, retired);
+                if let Some(slot) = slots.next() {
+                    slot.replace(entry, retired);
                 }
             },
             drop,
@@ -442,13 +442,13 @@ impl CompletionQueue {
         while span.at != span.end && count < max {
             // SAFETY: the span is fresh, and the queue is not resized while this
             // borrows it.
-            let place = unsafe { self.ring.entry_inside(&span) };
-            let id = WorkId(place.wr_id());
+            let entry = unsafe { self.ring.entry_inside(&span) };
+            let id = WorkId(entry.wr_id());
             match self
                 .reaper
                 .reap(id, &shared.queues, srq_tables, &mut earlier)
             {
-                Ok(retired) if retired.is_unreported() && place.status() == 0 => {
+                Ok(retired) if retired.is_unreported() && entry.status() == 0 => {
                     retired.with(|mut posted| {
                         posted.attachment.settle(true);
                         earlier(posted);
@@ -456,7 +456,7 @@ impl CompletionQueue {
                 }
                 Ok(retired) => {
                     count += 1;
-                    if !each(place, retired) {
+                    if !each(entry, retired) {
                         self.ring.advance(&mut span);
                         break;
                     }
@@ -467,7 +467,7 @@ impl CompletionQueue {
                         self.ring.advance(&mut span);
                         failed = Some(Error::Corruption {
                             wr_id: id.0,
-                            qp_num: place.qp_num(),
+                            qp_num: entry.qp_num(),
                         });
                     }
                     break;

@@ -237,11 +237,11 @@ impl<F: Format> CompletionReader<F> {
     /// [`ReadError::Queue`] as [`CompletionQueue::poll`].
     #[inline]
     pub fn read(&mut self, out: &mut [F::Entry]) -> Result<usize, ReadError> {
-        let mut places = out.iter_mut();
-        let max = places.len();
+        let mut slots = out.iter_mut();
+        let max = slots.len();
         self.fill(max, |raw| {
-            if let Some(place) = places.next() {
-                *place = F::entry(raw);
+            if let Some(slot) = slots.next() {
+                *slot = F::entry(raw);
             }
             Ok(())
         })
@@ -273,8 +273,8 @@ impl<F: Format> CompletionReader<F> {
         out: &mut [(F::Entry, Sender)],
         peers: &AddressVector<P>,
     ) -> Result<usize, ReadError> {
-        let mut places = out.iter_mut();
-        let max = places.len();
+        let mut slots = out.iter_mut();
+        let max = slots.len();
         self.fill(max, |raw| {
             let source = match sender(&raw) {
                 None => Sender::NotAvailable,
@@ -284,8 +284,8 @@ impl<F: Format> CompletionReader<F> {
                     None => Sender::NotAvailable,
                 },
             };
-            if let Some(place) = places.next() {
-                *place = (F::entry(raw), source);
+            if let Some(slot) = slots.next() {
+                *slot = (F::entry(raw), source);
             }
             Ok(())
         })

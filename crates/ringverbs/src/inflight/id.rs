@@ -7,24 +7,24 @@ const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
 const GENERATION_BITS: u32 = 20;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 const INDEX_BITS: u32 = 19;
-/// Queues that one registry numbers at most.
+/// Maximum queues of a registry.
 pub(crate) const MAX_QUEUES: u32 = 1 << INDEX_BITS;
-/// Operations that a queue may have in flight: half of what the sequence
-/// numbers tell apart, so that an old one is not taken for a new one.
+/// Maximum operations in flight on a queue: half of the sequence numbers, so that
+/// stale ones are recognised.
 pub(crate) const MAX_DEPTH: u32 = 1 << (SEQUENCE_BITS - 1);
 const SHARED: u64 = 1 << 63;
 
-/// A queue's place in its registry, and how many had that place before it.
+/// A queue's slot in its registry, and the generation of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueId {
-    /// Place, less than [`MAX_QUEUES`].
+    /// Slot, less than [`MAX_QUEUES`].
     pub index: u32,
     /// Generation, 20 bits, from 1 on.
     pub generation: u32,
 }
 
 impl QueueId {
-    /// The next queue at the same place.
+    /// Returns the identifier of the next queue in the same slot.
     pub fn successor(self) -> Self {
         let next = (self.generation + 1) & GENERATION_MASK;
         Self {
@@ -34,13 +34,13 @@ impl QueueId {
         }
     }
 
-    /// Whether this could be an earlier queue at the place of `current`.
+    /// Returns whether this could be an earlier queue in the slot of `current`.
     pub fn precedes(self, current: Self) -> bool {
         let age = current.generation.wrapping_sub(self.generation) & GENERATION_MASK;
         self.index == current.index && self.generation != 0 && age < 1 << (GENERATION_BITS - 1)
     }
 
-    /// What the identifiers of the queue's work requests have in common.
+    /// Returns the common prefix of the identifiers of the queue's work requests.
     pub fn prefix(self, shared: bool) -> u64 {
         let shared = if shared { SHARED } else { 0 };
         shared
@@ -49,7 +49,7 @@ impl QueueId {
     }
 }
 
-/// The identifier of a work request: of a shared receive queue or not, queue,
+/// The identifier of a work request: a bit for shared receive queues, queue,
 /// generation, sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WorkId(pub u64);
@@ -62,7 +62,7 @@ impl WorkId {
         Self(prefix | u64::from(sequence & SEQUENCE_MASK))
     }
 
-    /// What it has in common with the others of its queue.
+    /// Returns the prefix of its queue.
     #[inline]
     pub fn prefix(self) -> u64 {
         self.0 & !u64::from(SEQUENCE_MASK)
@@ -96,7 +96,7 @@ impl WorkId {
         self.0 as u32 & SEQUENCE_MASK
     }
 
-    /// How far this sequence number is ahead of `from`, modulo 2^24.
+    /// Returns the distance of this sequence number from `from`, modulo 2^24.
     #[inline]
     pub fn distance_from(self, from: u32) -> u32 {
         self.sequence().wrapping_sub(from) & SEQUENCE_MASK
@@ -141,7 +141,7 @@ mod tests {
         );
     }
 
-    /// Of every sequence number: how far it is ahead, whatever has been counted.
+    /// All sequence numbers and their distances.
     #[test]
     fn only_what_is_in_flight_is_less_than_the_depth_ahead() {
         let prefix = QueueId {
@@ -156,7 +156,7 @@ mod tests {
                 assert_eq!(id.distance_from(from), ahead, "{from:#x}");
                 assert_eq!(id.prefix(), prefix);
             }
-            // What is done is further ahead than anything may be in flight.
+            // Completed operations are further away than the maximum depth.
             for behind in 1..=1000 {
                 let id = WorkId::new(prefix, from.wrapping_sub(behind));
                 assert!(id.distance_from(from) >= MAX_DEPTH);

@@ -1,13 +1,13 @@
-//! What is in flight: the resources that posted operations own until they are
-//! completed or their queue is gone.
+//! Operations in flight, and the memory that they own until they complete or
+//! their queue is destroyed.
 //!
 //! ```text
-//!   poster ──push──► OrderedTable (a send or receive queue's) ──retire──► poller of its CQ
-//!   poster ──insert─► UnorderedTable (a shared receive queue's) ──remove──► poller of any CQ
+//!   poster ──push──► OrderedTable (send or receive queue) ──retire──► poller of its CQ
+//!   poster ──fill──► UnorderedTable (SRQ) ──────────────────remove──► poller of any CQ
 //! ```
 //!
 //! A work request's identifier ([`WorkId`]) names queue, generation and
-//! sequence number. A stale or invented one matches no operation.
+//! sequence number. A stale or made-up one matches no operation.
 
 mod id;
 mod ordered;
@@ -29,9 +29,9 @@ use crate::qp::Attachment;
 pub(crate) struct PostedInfo {
     /// The user's token.
     pub token: u64,
-    /// What must stay alive besides its memory.
+    /// Objects that it keeps alive besides its memory.
     pub attachment: Attachment,
-    /// What was asked for.
+    /// The operation.
     pub operation: Operation,
     /// As [`Posted::unreported`].
     pub unreported: bool,
@@ -44,11 +44,11 @@ pub(crate) struct Posted {
     pub token: u64,
     /// Its memory.
     pub payload: Payload,
-    /// What else must stay alive until it is done.
+    /// Other objects that it keeps alive.
     pub attachment: Attachment,
-    /// What was asked for.
+    /// The operation.
     pub operation: Operation,
-    /// Its success is signalled only to retire those before it, and is not
-    /// reported.
+    /// The library requested its signal, to retire earlier operations; a success
+    /// is not reported.
     pub unreported: bool,
 }

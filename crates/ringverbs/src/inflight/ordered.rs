@@ -1,4 +1,4 @@
-//! Operations in flight on a queue whose completions come in order.
+//! Operations in flight on a queue that completes in order.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -14,14 +14,14 @@ use crate::data::Data;
 /// The operations in flight on one send or receive queue, in the order in
 /// which they were posted, which is the order in which they complete.
 ///
-/// One thread posts ([`OrderedWriter`]), one reads completions ([`OrderedTable::retire`]):
-/// neither takes a lock, and nothing is allocated.
+/// One thread posts ([`OrderedWriter`]), one polls ([`OrderedTable::retire`]);
+/// neither locks nor allocates.
 pub(crate) struct OrderedTable {
     id: QueueId,
     prefix: u64,
     sequences: Sequences,
-    /// Those from `consumed` up to `produced` hold operations and are the
-    /// consumer's; the others are the producer's.
+    /// Slots from `consumed` up to `produced` hold operations and belong to the
+    /// consumer; the others belong to the producer.
     slots: Box<[UnsafeCell<MaybeUninit<Posted>>]>,
     mask: u32,
     capacity: u32,
@@ -38,7 +38,7 @@ const _: () = {
 };
 
 impl OrderedTable {
-    /// A queue for up to `capacity` operations, of that number.
+    /// Creates a table for up to `capacity` operations.
     pub fn new(id: QueueId, capacity: u32) -> Self {
         let slots = capacity.max(1).next_power_of_two();
         Self {
@@ -53,12 +53,13 @@ impl OrderedTable {
         }
     }
 
-    /// Its number in the completion queue's registry.
+    /// Returns its identifier in the completion queue's registry.
     pub fn id(&self) -> QueueId {
         self.id
     }
 
-    /// Operations in flight, roughly if others post or poll.
+    /// Returns the number of operations in flight; approximate during concurrent
+    /// posts or polls.
     pub fn len(&self) -> u32 {
         let consumed = self.sequences.consumed();
         self.sequences.produced().wrapping_sub(consumed)
@@ -71,19 +72,19 @@ impl OrderedTable {
         unsafe { self.slots.get_unchecked(at) }.get()
     }
 
-    /// Whether the identifier is of a work request of this queue.
+    /// Returns whether the identifier is of a work request of this queue.
     #[inline]
     pub fn is_of(&self, work: WorkId) -> bool {
         work.prefix() == self.prefix
     }
 
-    /// Takes out the operation that `work` names, and those before it, which are
-    /// given to `earlier`. `None`, and nothing is taken, if it names none in
+    /// Removes the operation that `work` names, and those before it, which are
+    /// passed to `earlier`. `None`, and nothing is removed, if it names none in
     /// flight.
     ///
     /// # Safety
-    /// One caller at a time, the owner of the completion queue, and not before
-    /// what it got from the last call is gone.
+    /// One caller at a time, the owner of the completion queue, which has dropped
+    /// the result of the last call.
     #[inline]
     pub unsafe fn retire(
         &self,
@@ -100,10 +101,10 @@ impl OrderedTable {
             // SAFETY: between consumed and produced, and this is the consumer.
             let posted = unsafe { (*self.slot(at)).assume_init_read() };
             at = at.wrapping_add(1);
-            // Published at once: if `earlier` panics, nothing is taken twice.
+            // Published before the call: if `earlier` panics, nothing is removed
+            // twice.
             self.sequences.publish_consumed(at);
-            // Whether it was done is not known: its own completion may have been
-            // taken by the raw layer.
+            // Its outcome is unknown: the raw layer may have read its completion.
             earlier(posted);
         }
         Some(Retired {
@@ -115,7 +116,7 @@ impl OrderedTable {
         })
     }
 
-    /// Takes out the oldest operation.
+    /// Removes the oldest operation.
     ///
     /// # Safety
     /// As for [`OrderedTable::retire`].
@@ -131,8 +132,8 @@ impl OrderedTable {
     }
 }
 
-/// An operation that is done, where it was in flight: what is taken out of it
-/// is read from there, and goes where it is wanted without a stop.
+/// A completed operation, still in its slot, so that its fields are moved to
+/// their destination directly.
 pub(crate) struct Retired<'f> {
     /// Holds an operation.
     slot: *mut Posted,
@@ -140,10 +141,10 @@ pub(crate) struct Retired<'f> {
 }
 
 impl<'f> Retired<'f> {
-    /// An operation that was moved to `slot`.
+    /// Creates a value for an operation outside of a table.
     ///
     /// # Safety
-    /// There is one, which is taken out by this.
+    /// `slot` holds an operation, which this value owns.
     #[inline]
     pub unsafe fn moved(slot: &'f mut MaybeUninit<Posted>) -> Self {
         Self {
@@ -155,25 +156,25 @@ impl<'f> Retired<'f> {
         }
     }
 
-    /// Whether its user did not ask to hear of its success.
+    /// Returns whether its success is not reported.
     #[inline]
     pub fn is_unreported(&self) -> bool {
         // SAFETY: there is an operation, and nobody else touches it.
         unsafe { (*self.slot).unreported }
     }
 
-    /// Gives it to `f`; its slot is given back when `f` is through, also with
-    /// a panic.
+    /// Passes the operation to `f`. Its slot is released when `f` returns or
+    /// panics.
     #[inline]
     pub fn with<R>(self, f: impl FnOnce(Posted) -> R) -> R {
         // SAFETY: as above, and it is taken out once: `self` is gone.
         unsafe { self.in_place(|slot| f(slot.read())) }
     }
 
-    /// As [`Retired::with`], where it is.
+    /// As [`Retired::with`], in place.
     ///
     /// # Safety
-    /// `f` moves everything out of it that has something to drop.
+    /// `f` moves everything out that needs to be dropped.
     #[inline]
     pub unsafe fn in_place<R>(self, f: impl FnOnce(*const Posted) -> R) -> R {
         let Self { slot, release } = self;
@@ -182,7 +183,7 @@ impl<'f> Retired<'f> {
     }
 }
 
-/// Gives the slots before `consumed` back when dropped.
+/// Releases the slots before `consumed` when dropped.
 struct Release<'f> {
     sequences: Option<&'f Sequences>,
     consumed: u32,
@@ -199,7 +200,7 @@ impl Drop for Release<'_> {
 
 impl Drop for OrderedTable {
     fn drop(&mut self) {
-        // SAFETY: nobody else has this value any more.
+        // SAFETY: `&mut self` excludes other consumers.
         while unsafe { self.pop() }.is_some() {}
     }
 }
@@ -221,19 +222,19 @@ impl fmt::Debug for OrderedTable {
 #[derive(Debug)]
 pub(crate) struct OrderedWriter {
     table: Arc<OrderedTable>,
-    /// Where the next operation goes.
+    /// Sequence number of the next operation.
     next: u32,
-    /// What is published.
+    /// Sequence number up to which operations are published.
     published: u32,
-    /// What had been consumed when that was looked at last.
+    /// The consumer's sequence number when it was last read.
     seen: u32,
 }
 
 impl OrderedWriter {
-    /// The posting side of an empty queue.
+    /// Creates the posting side of an empty table.
     ///
     /// # Safety
-    /// The only one of this queue.
+    /// The table has no other writer.
     pub unsafe fn new(table: Arc<OrderedTable>) -> Self {
         let next = table.sequences.own_produced();
         Self {
@@ -244,19 +245,19 @@ impl OrderedWriter {
         }
     }
 
-    /// The queue.
+    /// Returns the table.
     #[inline]
     pub fn table(&self) -> &Arc<OrderedTable> {
         &self.table
     }
 
-    /// Operations that it takes at most.
+    /// Returns the maximum number of operations in flight.
     #[inline]
     pub fn capacity(&self) -> u32 {
         self.table.capacity
     }
 
-    /// The identifier of the operation that is pushed next, if there is room.
+    /// Returns the identifier of the next operation, if there is room.
     #[inline]
     pub fn next_id(&mut self) -> Option<WorkId> {
         if self.next.wrapping_sub(self.seen) >= self.table.capacity {
@@ -282,9 +283,8 @@ impl OrderedWriter {
             unreported,
         } = info;
         let slot: *mut Posted = self.table.slot(self.next).cast();
-        // SAFETY: there is room, so the slot is the producer's, and this is
-        // the only one. Field by field, each from where it is to where it
-        // belongs (see `Data::hold_at`).
+        // SAFETY: there is room, so the slot is the producer's, and this is the
+        // only writer. Field by field, without a copy (see `Data::hold_at`).
         unsafe {
             (&raw mut (*slot).token).write(token);
             data.hold_at(&raw mut (*slot).payload);
@@ -295,14 +295,14 @@ impl OrderedWriter {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Hands what was pushed to the consumer.
+    /// Publishes the pushed operations to the consumer.
     #[inline]
     pub fn publish(&mut self) {
         self.published = self.next;
         self.table.sequences.publish_produced(self.next);
     }
 
-    /// Takes back what was pushed and not published.
+    /// Discards operations that were pushed and not published.
     #[inline]
     pub fn abandon(&mut self) {
         if self.next != self.published {
@@ -316,7 +316,7 @@ impl OrderedWriter {
             self.next = self.next.wrapping_sub(1);
             // SAFETY: pushed and not published, so still the producer's.
             let mut posted = unsafe { (*self.table.slot(self.next)).assume_init_read() };
-            // The last first: each undoes what it did.
+            // In reverse order, since each undoes its effect.
             posted.attachment.take_back();
         }
     }
@@ -334,7 +334,7 @@ mod tests {
     use crate::operation::Operation;
     use crate::qp::Attachment;
 
-    /// A queue that has seen `count` operations.
+    /// A table after `count` operations.
     fn queue(count: u32, capacity: u32) -> OrderedWriter {
         let (index, generation) = (7, 9);
         let mut table = OrderedTable::new(QueueId { index, generation }, capacity);
@@ -357,7 +357,7 @@ mod tests {
         Some(work)
     }
 
-    /// Ends what `work` names; the tokens of all that are done with it.
+    /// Retires `work`. Returns the tokens of all retired operations.
     fn retire(table: &OrderedTable, work: WorkId) -> Option<Vec<u64>> {
         let mut done = Vec::new();
         // SAFETY: the only consumer, with nothing kept.
@@ -366,8 +366,8 @@ mod tests {
         Some(done)
     }
 
-    /// Every filling and every completion of a small queue, wherever the count
-    /// wraps: what is in flight is found, with all before it, and nothing else.
+    /// All fill levels and completions of a small table, around each wrap: what is
+    /// in flight is found, with everything before it, and nothing else.
     #[test]
     fn only_what_is_in_flight_is_found() {
         const CAPACITY: u32 = 3;

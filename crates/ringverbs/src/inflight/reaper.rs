@@ -8,19 +8,19 @@ use super::id::WorkId;
 use super::registry::FreedSlot;
 use super::{Lookup, OrderedTable, Posted, Registry, Retired, UnorderedTable};
 
-/// Why a completion names no operation in flight.
+/// The reason why a completion matches no operation in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unmatched {
     /// Stale: its queue was destroyed.
     Stale,
-    /// It names nothing that was in flight.
+    /// It names nothing in flight.
     Corrupt,
 }
 
-/// Where the operation of an identifier is, after [`Reaper::resolve`]. Without
-/// the operation itself, so that the fast path keeps its values in registers.
+/// Result of [`Reaper::resolve`]. It does not contain the operation, so that the
+/// fast path keeps its values in registers.
 enum Resolved {
-    /// In a queue that is known from now on.
+    /// The operation is in a queue that is known from now on.
     Known,
     /// A shared receive, which was moved into `slot`.
     Shared,
@@ -35,7 +35,7 @@ enum Resolved {
 pub(crate) struct Reaper {
     queues: Vec<Option<Arc<OrderedTable>>>,
     table: Option<Arc<UnorderedTable>>,
-    /// Where an operation of a shared receive queue is while it is taken out.
+    /// Temporary slot of an operation of a shared receive queue.
     slot: MaybeUninit<Posted>,
     /// For [`Reaper::purge`], empty between its calls.
     freed: Vec<FreedSlot>,
@@ -53,8 +53,8 @@ impl Default for Reaper {
 }
 
 impl Reaper {
-    /// Takes out the operation that `work` names. Operations before it, which end
-    /// without a completion of their own, are passed to `earlier` first.
+    /// Removes the operation that `work` names. Operations before it, which have no
+    /// completion of their own, are passed to `earlier` first.
     ///
     /// # Errors
     /// [`Unmatched`].
@@ -70,14 +70,13 @@ impl Reaper {
             Some(table) => table,
             None => match self.resolve(work, queues, srq_tables)? {
                 Resolved::Known => self.known(work).ok_or(Unmatched::Corrupt)?,
-                // SAFETY: it has just been put there.
+                // SAFETY: `resolve` has just filled the slot.
                 Resolved::Shared => return Ok(unsafe { Retired::moved(&mut self.slot) }),
             },
         };
-        // SAFETY: the reaper has the queue, and lets go of none while it is
-        // borrowed, which is for as long as what this returns. The queue is in
-        // this completion queue's registry only, and this is the only reaper
-        // that looks there.
+        // SAFETY: the reaper owns the queue, and releases none while it is borrowed,
+        // which is as long as the result lives. The queue is in this completion
+        // queue's registry only, and this is the registry's only reaper.
         unsafe { table.as_ref().retire(work, earlier) }.ok_or(Unmatched::Corrupt)
     }
 
@@ -89,8 +88,8 @@ impl Reaper {
         table.is_of(work).then_some(NonNull::from(table))
     }
 
-    /// Looks up a queue that is not known, which is known afterwards, or moves the
-    /// operation of a shared receive queue into `slot`.
+    /// Looks up a queue in the registry and caches it, or moves the operation of a
+    /// shared receive queue into `slot`.
     #[cold]
     #[inline(never)]
     fn resolve(
@@ -156,7 +155,7 @@ impl Reaper {
         }
     }
 
-    /// Takes what is in flight on a queue out of it, oldest first.
+    /// Removes the operations in flight on a queue, oldest first.
     pub fn drain(&mut self, table: &OrderedTable, mut each: impl FnMut(Posted)) {
         // SAFETY: the caller has checked that the queue completes here, and
         // `self` is its only consumer, borrowed exclusively.
@@ -187,50 +186,50 @@ mod tests {
             }
         }
 
-        /// A queue that the reaper has met.
-        fn met(&mut self) -> Weak<OrderedTable> {
+        /// A queue that the reaper has cached.
+        fn cached_queue(&mut self) -> Weak<OrderedTable> {
             let table = self.queues.insert(|id| OrderedTable::new(id, 1)).unwrap();
             let work = WorkId::new(table.id().prefix(false), 0);
             let reaped = self.reaper.reap(work, &self.queues, &self.srq_tables, drop);
-            // Unmatched is in flight there.
+            // Nothing is in flight there.
             assert_eq!(reaped.err(), Some(Unmatched::Corrupt));
             assert!(self.reaper.known(work).is_some());
             Arc::downgrade(&table)
         }
 
-        fn leave(&self, table: &Weak<OrderedTable>) {
+        fn destroy(&self, table: &Weak<OrderedTable>) {
             let id = table.upgrade().unwrap().id();
             self.queues.remove(id).unwrap();
         }
 
-        /// How often the lock is taken.
+        /// Returns how often the lock is taken.
         fn purge(&mut self) -> usize {
             let before = self.queues.locked();
             self.reaper.purge(&self.queues);
-            // And once by asking.
+            // `locked` takes it once.
             self.queues.locked() - before - 1
         }
     }
 
-    /// However many there are, one that goes costs one lock.
+    /// Each destroyed queue costs one lock, independent of the number of queues.
     #[test]
     fn purge_takes_the_lock_once() {
         const COUNT: usize = if cfg!(miri) { 10 } else { 1000 };
         let mut world = World::new();
-        let queues: Vec<_> = (0..COUNT).map(|_| world.met()).collect();
+        let queues: Vec<_> = (0..COUNT).map(|_| world.cached_queue()).collect();
         let mut locked = 0;
         for (number, table) in queues.iter().enumerate() {
-            world.leave(table);
+            world.destroy(table);
             locked += world.purge();
             assert!(table.upgrade().is_none());
             let alive = queues.iter().filter(|table| table.strong_count() > 0);
             assert_eq!(alive.count(), COUNT - number - 1);
         }
         assert_eq!(locked, COUNT);
-        // All together they cost one.
-        let queues: Vec<_> = (0..COUNT).map(|_| world.met()).collect();
+        // Destroyed together, they cost one.
+        let queues: Vec<_> = (0..COUNT).map(|_| world.cached_queue()).collect();
         for table in &queues {
-            world.leave(table);
+            world.destroy(table);
         }
         assert_eq!(world.purge(), 1);
         assert!(queues.iter().all(|table| table.strong_count() == 0));
@@ -239,18 +238,18 @@ mod tests {
     #[test]
     fn queue_in_a_reused_slot_is_kept() {
         let mut world = World::new();
-        let old = world.met();
-        world.leave(&old);
-        let new = world.met();
-        // What it took the slot of, it has replaced.
+        let old = world.cached_queue();
+        world.destroy(&old);
+        let new = world.cached_queue();
+        // It has replaced the old one.
         assert_eq!((old.strong_count(), new.strong_count()), (0, 2));
         world.purge();
         assert_eq!(new.strong_count(), 2);
 
-        // ... also if the reaper does not know yet.
-        world.leave(&new);
-        let unmet = world.queues.insert(|id| OrderedTable::new(id, 1)).unwrap();
+        // The same for a queue that is not cached.
+        world.destroy(&new);
+        let uncached = world.queues.insert(|id| OrderedTable::new(id, 1)).unwrap();
         world.purge();
-        assert_eq!((new.strong_count(), Arc::strong_count(&unmet)), (0, 2));
+        assert_eq!((new.strong_count(), Arc::strong_count(&uncached)), (0, 2));
     }
 }

@@ -6,18 +6,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::Posted;
 use super::id::{QueueId, WorkId};
 
-/// Bits of a slot's number in the sequence number; the others count how often
-/// the slot was used, so that an identifier comes again with the 16th use after
-/// its own. Nobody but a device that reports a receive twice tells it late, and
-/// what that ends is a receive in flight: as if the device had named it too soon,
-/// which no count can show.
+/// Bits of the slot number in the sequence number; the others count the uses of
+/// the slot, so an identifier is reused with the 16th use after its own. Only a
+/// device that completes a receive twice can name a reused identifier, and then
+/// completes a receive in flight too early, which it can do anyway.
 const SLOT_BITS: u32 = 20;
 const USE_MASK: u32 = 0xf;
-/// Receives that a shared receive queue may have in flight.
+/// Maximum receives in flight on a shared receive queue.
 pub(crate) const MAX_SLOTS: u32 = 1 << SLOT_BITS;
 
-/// The receives in flight on a shared receive queue. Several threads: it has a
-/// lock.
+/// The receives in flight on a shared receive queue. It has a lock, since several
+/// threads use it.
 #[derive(Debug)]
 pub(crate) struct UnorderedTable {
     id: QueueId,
@@ -38,7 +37,7 @@ struct Slot {
 }
 
 impl UnorderedTable {
-    /// For up to `capacity` receives.
+    /// Creates a table for up to `capacity` receives.
     pub fn new(id: QueueId, capacity: u32) -> Self {
         let mut state = State {
             slots: Vec::new(),
@@ -56,23 +55,23 @@ impl UnorderedTable {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its number in the context's registry.
+    /// Returns its identifier in the context's registry.
     pub fn id(&self) -> QueueId {
         self.id
     }
 
-    /// Receives in flight.
+    /// Returns the number of receives in flight.
     pub fn len(&self) -> u32 {
         let state = self.lock();
         (state.slots.len() - state.free.len()) as u32
     }
 
-    /// Makes room for `capacity` receives in all; never less than there was.
+    /// Grows the table to `capacity` receives; never shrinks it.
     pub fn grow(&self, capacity: u32) {
         self.lock().grow(capacity);
     }
 
-    /// Takes a slot, if one is free. It is in flight once it is filled.
+    /// Reserves a slot, if one is free. It is in flight once it is filled.
     pub fn reserve(&self) -> Option<WorkId> {
         let mut state = self.lock();
         let slot = state.free.pop()?;
@@ -80,7 +79,7 @@ impl UnorderedTable {
         Some(WorkId::new(self.prefix, uses << SLOT_BITS | slot))
     }
 
-    /// Gives a reserved slot back.
+    /// Cancels a reservation.
     pub fn cancel(&self, work: WorkId) {
         let mut state = self.lock();
         state.free.push(work.sequence() & (MAX_SLOTS - 1));
@@ -93,7 +92,7 @@ impl UnorderedTable {
         state.slots[slot as usize].posted = Some(posted);
     }
 
-    /// Takes the receive out that `work` names, if it is in flight.
+    /// Removes the receive that `work` names, if it is in flight.
     pub fn remove(&self, work: WorkId) -> Option<Posted> {
         let mut state = self.lock();
         let slot = work.sequence() & (MAX_SLOTS - 1);
@@ -108,7 +107,7 @@ impl UnorderedTable {
         Some(posted)
     }
 
-    /// Takes all receives out.
+    /// Removes all receives.
     pub fn take_all(&self) -> Vec<Posted> {
         let mut state = self.lock();
         let State { slots, free } = &mut *state;
@@ -165,8 +164,8 @@ mod tests {
         work
     }
 
-    /// Of all identifiers of a queue, those in flight and no others name
-    /// something, after any number of uses.
+    /// Of all identifiers of a queue, only those in flight match, after any number
+    /// of uses.
     #[test]
     fn only_what_is_in_flight_is_found() {
         const CAPACITY: u32 = 3;
@@ -183,7 +182,7 @@ mod tests {
             }
             assert_eq!(table.len(), flying.len() as u32);
             if flying.len() == CAPACITY as usize {
-                // Two of three go, in any order, so that slots are used unevenly.
+                // Two of three complete, in any order, so that slots are used unevenly.
                 for _ in 0..2 {
                     let at = token as usize % flying.len();
                     let (work, token) = flying.remove(at);
@@ -194,7 +193,7 @@ mod tests {
         }
     }
 
-    /// An identifier comes again with the 16th use of its slot, and not before.
+    /// An identifier is reused with the 16th use of its slot, and not before.
     #[test]
     fn an_identifier_rests_for_as_long_as_it_can() {
         let table = table(1);
@@ -208,7 +207,7 @@ mod tests {
         assert_eq!(post(&table, 99), first);
     }
 
-    /// What was reserved and not posted has not been used.
+    /// A cancelled reservation does not count as a use.
     #[test]
     fn cancelled_slot_is_not_counted_as_used() {
         let table = table(1);
