@@ -168,7 +168,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         };
         if !ring.move_to(memory, log2) || answered != entries - 1 {
             return Err(CreateError::BadAnswer {
-                what: "the end of a resized completion queue",
+                what: "the resize CQE of a completion queue",
             });
         }
         Ok(answered)

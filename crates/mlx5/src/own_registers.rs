@@ -35,8 +35,8 @@ unsafe fn only_register(
     shared: bool,
 ) -> Result<Register, CreateError> {
     // SAFETY: in the first UAR of the page, by the bounds that `map` and
-    // `DeviceContext` checked, and kept with it. For the rest the caller
-    // answers.
+    // `DeviceContext` checked, and kept with it. The caller
+    // guarantees the rest.
     let make = || unsafe { BlueFlame::new(page.mapping.as_ptr().add(REGISTERS), half, shared) };
     Register::of(Arc::clone(page), 0, make)
 }
@@ -59,7 +59,7 @@ impl<C: ContextRef> OwnRegister<C> {
     pub fn allocate(context: &C, device: &DeviceContext) -> Result<Self, CreateError> {
         if device.register_size() == 0 {
             return Err(CreateError::Unsupported {
-                what: "a register of one's own on a device without BlueFlame",
+                what: "a UAR of a thread domain on a device without BlueFlame",
             });
         }
         let uar = Uar::alloc(context, UarKind::BlueFlame)?;
@@ -127,7 +127,7 @@ impl OwnPages {
             u16::try_from(location.page_id)
                 .map(drop)
                 .map_err(|_| CreateError::Unsupported {
-                    what: "a page of registers of so large a number for completion queues",
+                    what: "a UAR page whose number does not fit into CREATE_CQ",
                 })
         })?;
         Ok(Self {

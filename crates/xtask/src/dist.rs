@@ -94,7 +94,9 @@ pub fn whole() -> Result<PathBuf> {
         "--bin",
         COMMAND,
     ])?;
-    let built = built.get(COMMAND).context("cargo left no command")?;
+    let built = built
+        .get(COMMAND)
+        .context("cargo has not built the command")?;
     fs::copy(built, dist.join(COMMAND))
         .with_context(|| format!("cannot copy {}", built.display()))?;
     Ok(dist)

@@ -11,7 +11,7 @@ pub fn build() -> Result<PathBuf> {
     const NAME: &str = "rxe-driver";
     build_static(&["build", "-p", "ringverbs-rxe-tests", "--bin", NAME])?
         .remove(NAME)
-        .with_context(|| format!("cargo left no {NAME}"))
+        .with_context(|| format!("cargo has not built {NAME}"))
 }
 
 /// Builds static programs, which run in any guest, and says where they are, by
@@ -53,7 +53,7 @@ pub fn build_bench(package: &str, name: &str) -> Result<PathBuf> {
     );
     programs(&out.stdout)
         .remove(name)
-        .with_context(|| format!("cargo left no bench {name} of {package}"))
+        .with_context(|| format!("cargo has not built bench {name} of {package}"))
 }
 
 /// The programs that cargo says it has built, by name.

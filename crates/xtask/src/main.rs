@@ -32,43 +32,42 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Shows unmodified programs served by ringverbs on a real rdma_rxe
+    /// Runs unmodified programs with ringverbs on a real rdma_rxe, in a guest
     Demo(demo::Arguments),
-    /// Runs every test; the last line counts them
+    /// Runs the tests
     Test(test::Arguments),
     /// Boots a Debian guest with a real rdma_rxe and runs a command in it
     Guest(guest::Arguments),
     /// Boots a Debian guest with a ConnectX in software and runs a command in it
     Softhca(softhca::Arguments),
-    /// Builds the plugin, under the names libibverbs wants, and the command
-    /// ringverbs into target/dist
+    /// Builds the plugin and the command ringverbs into target/dist
     Dist,
     /// Installs the plugin, so that rxe devices use it, and the command
     Install {
-        /// Where libibverbs is installed
+        /// Prefix of the installed libibverbs
         #[arg(long, default_value = "/usr")]
         prefix: PathBuf,
-        /// Take both away again; stock serves as before
+        /// Remove both; the stock provider serves again
         #[arg(long)]
         uninstall: bool,
-        /// Only this of the two
+        /// Install or remove only one of them
         #[arg(long, value_enum)]
         only: Option<install::Component>,
-        /// What `dist` has made, instead of making it now
+        /// Directory built by `dist`, instead of building now
         #[arg(long, conflicts_with = "uninstall")]
         dist: Option<PathBuf>,
     },
-    /// Makes two Debian packages: the plugin, and the command
+    /// Builds two Debian packages: the plugin, and the command
     Deb,
-    /// Measures the data path beside the stock provider's
+    /// Compares the data path's cost with the stock provider's
     Bench(bench::Arguments),
     /// Compares the bytes of ConnectX's queues with the stock provider's
     Bytes(bytes::Arguments),
-    /// Changes the code in small ways and sees whether a test fails
+    /// Mutation testing with cargo-mutants
     Mutants(mutants::Arguments),
     /// Runs the tests that need no system calls under Miri
     Miri,
-    /// Runs what uses the embedded device under a sanitizer
+    /// Runs the tests on the embedded device under a sanitizer
     Sanitize(checked::Arguments),
 }
 

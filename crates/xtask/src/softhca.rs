@@ -302,7 +302,7 @@ impl Machine {
             .stdout(Stdio::null())
             .status();
         if !status.is_ok_and(|status| status.success()) {
-            eprintln!("softhca does not do: {order}");
+            eprintln!("softhca refused the order: {order}");
         }
     }
 }

@@ -126,7 +126,7 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
 /// Packages there are only where their maker is installed.
 fn installers(share: &Path) -> Result<String> {
     let program = driver::build_static(&["build", "-p", "xtask", "--bin", "xtask"])?;
-    let program = program.get("xtask").context("cargo left no xtask")?;
+    let program = program.get("xtask").context("cargo has not built xtask")?;
     fs::copy(program, share.join("xtask"))?;
     let mut arguments = String::from(" --installer /share/xtask");
     let dist = dist::whole()?;

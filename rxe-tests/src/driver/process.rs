@@ -92,7 +92,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
         }
         Library::None | Library::Peers => Command::new(program),
         Library::Ours | Library::PeersOfOurs => {
-            let plugin = plugin.context("no plugin was given for a run with ours")?;
+            let plugin = plugin.context("a run with the plugin needs the plugin's path")?;
             let mut command = Command::new(std::env::current_exe()?);
             command
                 .args(["alone", "--"])

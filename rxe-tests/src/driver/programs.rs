@@ -43,7 +43,7 @@ pub fn manifest(text: &str, rdma_core: &str) -> Result<Vec<Case>> {
 fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     let fields: Vec<&str> = line.split('|').map(str::trim).collect();
     let [name, command, providers, limit, ref more @ ..] = fields[..] else {
-        bail!("four fields are wanted, {} are there", fields.len());
+        bail!("expected four fields, found {}", fields.len());
     };
     let (mut attempts, mut needs) = (1, None);
     for field in more {

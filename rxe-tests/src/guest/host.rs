@@ -92,7 +92,7 @@ pub fn require(tools: &[Tool], keyring: bool) -> Result<()> {
     }
     let by_hand = format!("apt-get install {}", packages.join(" "));
     if !is_root() || which("apt-get").is_none() {
-        bail!("this machine lacks what this needs; as root: {by_hand}");
+        bail!("missing packages; as root: {by_hand}");
     }
     eprintln!("installing on this machine: {}", packages.join(" "));
     let log = env::temp_dir().join(format!("ringverbs-apt-{}.log", std::process::id()));
@@ -115,7 +115,7 @@ pub fn require(tools: &[Tool], keyring: bool) -> Result<()> {
     let still = missing(tools);
     if !still.is_empty() {
         bail!(
-            "{by_hand} ended well, but {} is still missing",
+            "{by_hand} succeeded, but {} is still missing",
             still.join(", ")
         );
     }

@@ -73,7 +73,10 @@ impl Qemu {
         fs::set_permissions(&partial, fs::Permissions::from_mode(0o700))?;
         fs::write(partial.join("complete"), "")?;
         fs::rename(&partial, &dir)?;
-        eprintln!("QEMU is there ({:.0} s)", began.elapsed().as_secs_f64());
+        eprintln!(
+            "QEMU is installed in its tree ({:.0} s)",
+            began.elapsed().as_secs_f64()
+        );
         Qemu::open(&dir)?.with_context(|| format!("{} vanished", dir.display()))
     }
 

@@ -372,7 +372,7 @@ impl<'a> Builder<'a> {
         // debootstrap wrote the archive that it used.
         let list = self.tree.join("etc/apt/sources.list");
         let text = fs::read_to_string(&list)
-            .with_context(|| format!("debootstrap left no {}", list.display()))?;
+            .with_context(|| format!("debootstrap has not created {}", list.display()))?;
         let deb = text
             .lines()
             .find(|line| line.starts_with("deb "))

@@ -213,7 +213,7 @@ fn persistently<T>(console: &Path, mut boot: impl FnMut() -> Result<T>) -> Resul
     for _ in 1..BOOTS {
         match boot() {
             Err(error) if tail(console, 0, usize::MAX).contains(STALE_BREAKPOINT) => {
-                eprintln!("  {error:#}: QEMU ran a breakpoint that Linux had removed; again");
+                eprintln!("  {error:#}: a crash of QEMU's emulation; starting the guest again");
             }
             result => return result,
         }
@@ -267,7 +267,7 @@ fn next(lines: &Receiver<String>, began: Instant, limit: Duration) -> Result<Str
     match lines.recv_timeout(limit.saturating_sub(began.elapsed())) {
         Ok(line) => Ok(line),
         Err(RecvTimeoutError::Timeout) => bail!("not within {} s", limit.as_secs()),
-        Err(RecvTimeoutError::Disconnected) => bail!("it went down without a word"),
+        Err(RecvTimeoutError::Disconnected) => bail!("QEMU ended without output"),
     }
 }
 
@@ -527,7 +527,7 @@ mod tests {
                 fs::write(&console, format!("[ 2.9] {says}\nCPU: 1\n"))?;
                 match says {
                     "up" => Ok(()),
-                    _ => bail!("it went down"),
+                    _ => bail!("the guest shut down"),
                 }
             });
             assert_eq!((count, result.is_ok()), (boots, up), "{says:?}");

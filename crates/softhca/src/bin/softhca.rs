@@ -155,9 +155,8 @@ fn run(command: Command) -> Result<()> {
 
 fn tell(socket: &std::path::Path, order: &str) -> Result<()> {
     let answer = control::request(socket, order)
-        .with_context(|| format!("nobody answers at {}", socket.display()))?;
-    let answer: serde_json::Value =
-        serde_json::from_str(&answer).context("no sense in the answer")?;
+        .with_context(|| format!("no softhca listens at {}", socket.display()))?;
+    let answer: serde_json::Value = serde_json::from_str(&answer).context("malformed answer")?;
     println!("{answer:#}");
     match answer.get("error") {
         Some(why) => bail!("{why}"),

@@ -233,8 +233,12 @@ pub fn write(root: &Path, results: &Results) -> Result<()> {
 
 /// Replaces what is between the lines `begin` and `end` of a page.
 pub(super) fn replace_in(page: &Path, begin: &str, end: &str, new: &str) -> Result<()> {
-    let text = fs::read_to_string(page)
-        .with_context(|| format!("cannot read {}: it holds the text around", page.display()))?;
+    let text = fs::read_to_string(page).with_context(|| {
+        format!(
+            "cannot read {}, whose tables are to be replaced",
+            page.display()
+        )
+    })?;
     let text = replace_between(&text, begin, end, new).with_context(|| {
         format!(
             "{} lacks the line {begin} or the line {end}",

@@ -21,18 +21,18 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Makes rxe0 and prints how to reach it, as shell assignments
+    /// Creates rxe0 and prints its name and address as shell assignments
     Setup {
-        /// Make rxe0 and rxe1 on the two ends of a veth pair
+        /// Create rxe0 and rxe1 on the two ends of a veth pair
         #[arg(long)]
         veth: bool,
-        /// The cards' MTU in bytes
+        /// MTU of the network devices in bytes
         #[arg(long, default_value_t = 4200)]
         mtu: u32,
     },
     /// Runs the cases and reports each as a line of JSON
     Suite(Box<Plan>),
-    /// Hides libibverbs's configured providers and becomes a command
+    /// Runs a command with libibverbs's configured providers hidden
     #[command(hide = true)]
     Alone {
         #[arg(last = true, required = true)]
