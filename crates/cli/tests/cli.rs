@@ -204,7 +204,7 @@ fn is_harmless(bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn nothing_from_outside_reaches_the_terminal_as_it_is() {
+fn foreign_text_is_escaped() {
     let of = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
     let text = of(HOSTILE.strip_suffix(b"\xff").unwrap());
     let any = of(HOSTILE);

@@ -173,7 +173,7 @@ fn stranger(directory: &Directory) -> OwnedFd {
 /// One frame that names a device's own address as its source must not lead what
 /// is for the device elsewhere, not even while the sender is there.
 #[test]
-fn a_process_cannot_claim_the_address_of_a_device() {
+fn process_cannot_claim_a_device_address() {
     for profile in ["roce", "ib"] {
         let directory = Directory::new(&format!("claim-{profile}"));
         let (a, b) = (directory.host(profile), directory.host(profile));

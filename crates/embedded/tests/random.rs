@@ -40,7 +40,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn a_driver_may_say_anything() {
+fn random_driver_commands() {
     static AT: AtomicU64 = AtomicU64::new(0);
     struct Told;
     impl Drop for Told {

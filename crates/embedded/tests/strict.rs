@@ -124,7 +124,7 @@ fn queues_without_driver_data_are_refused() {
 }
 
 #[test]
-fn queues_are_where_memory_is() {
+fn queues_need_mapped_memory() {
     let host = Host::alone("ib");
     let cq = host.cq(4);
     let arena = Arena::new(8);
@@ -295,7 +295,7 @@ fn driver_data_is_what_mlx5_ib_takes() {
 }
 
 #[test]
-fn driver_data_of_other_commands_is_looked_at() {
+fn driver_data_of_other_commands_is_checked() {
     let host = Host::alone("ib");
     let mut cq = host.cq(4);
     let qp = host.qp(QpType::RC, &mut cq);
@@ -358,7 +358,7 @@ fn driver_data_of_other_commands_is_looked_at() {
 }
 
 #[test]
-fn a_context_is_asked_for_in_known_words() {
+fn get_context_refuses_unknown_driver_data() {
     let embedded = Embedded::new("ib").unwrap();
     let context = embedded.context().unwrap();
     let good = set(&set(&[0; 32], 0, &[16]), 16, &[1]);
@@ -532,7 +532,7 @@ fn write_commands_have_their_length() {
 }
 
 #[test]
-fn names_are_of_their_context_and_their_kind() {
+fn handles_belong_to_their_context_and_type() {
     let embedded = Embedded::new("ib").unwrap();
     let (host, other) = (Host::new(&embedded), Host::new(&embedded));
     let arena = Arena::new(8);
@@ -598,7 +598,7 @@ fn names_are_of_their_context_and_their_kind() {
 }
 
 #[test]
-fn event_files_are_of_their_context_and_their_kind() {
+fn event_files_belong_to_their_context_and_type() {
     let embedded = Embedded::new("ib").unwrap();
     let (host, other) = (Host::new(&embedded), Host::new(&embedded));
     let arena = Arena::new(4);

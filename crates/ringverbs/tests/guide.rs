@@ -194,14 +194,17 @@ fn examples_are_short_and_run_in_the_guest() {
 const COMPLETION_TESTS: [(&str, &[&str]); 32] = [
     ("CompletionQueueBuilder::entries", &["queue_size"]),
     ("CompletionQueueBuilder::vector", &["completion_vector"]),
-    ("ContextFormat", &["row_03_formats_and_row_17_flags"]),
+    ("ContextFormat", &["formats_and_flags"]),
     (
         "WaitObject::{None, Unspecified, Fd, Condvar, Yield, Set}",
         &["wait_objects_and_timeouts", "wait_set_of_several_queues"],
     ),
     ("ReaderBuilder::threshold", &["wait_threshold"]),
-    ("CompletionReader::read", &["row_06_batches_in_order"]),
-    ("CompletionQueue::cursor", &["row_07_cursor"]),
+    ("CompletionReader::read", &["batches_in_order"]),
+    (
+        "CompletionQueue::cursor",
+        &["cursor_reads_entries_in_place"],
+    ),
     (
         "ReadError::ErrorAvailable",
         &["errors_out_of_band_in_band_and_as_text"],
@@ -219,8 +222,8 @@ const COMPLETION_TESTS: [(&str, &[&str]); 32] = [
         "CompletionReader::read_timeout",
         &[
             "wait_objects_and_timeouts",
-            "row_12_no_wake_up_is_lost",
-            "a_spin_ends_with_the_time_or_the_device",
+            "no_wake_up_is_lost",
+            "spin_ends_with_timeout_or_device_removal",
         ],
     ),
     (
@@ -233,10 +236,10 @@ const COMPLETION_TESTS: [(&str, &[&str]); 32] = [
         "close",
         &[
             "close_busy_and_with_entries",
-            "a_completion_queue_that_cannot_be_destroyed_is_handed_back",
+            "refused_close_returns_the_completion_queue",
         ],
     ),
-    ("EntryFlags", &["row_03_formats_and_row_17_flags"]),
+    ("EntryFlags", &["formats_and_flags"]),
     (
         "CompletionLevel",
         &[
@@ -284,7 +287,7 @@ const COMPLETION_TESTS: [(&str, &[&str]); 32] = [
     (
         "SharedCompletionQueue",
         &[
-            "row_30_a_shared_reader_gives_each_entry_to_one_thread",
+            "shared_reader_returns_each_entry_once",
             "queue_pairs_are_made_while_another_thread_polls",
         ],
     ),

@@ -289,7 +289,7 @@ fn invalid_indices_stay_in_the_ring() {
 }
 
 #[test]
-fn arming_looks_again() {
+fn arming_checks_the_queue_again() {
     let (driver, ring) = ring();
     let consumer = ring.consumer();
     assert_eq!(consumer.arm_and_check(|| Ok::<_, ()>(())), Ok(false));

@@ -128,7 +128,7 @@ mod tests {
     use crate::escape::is_visible;
 
     #[test]
-    fn a_hostile_name_does_nothing_to_the_terminal() {
+    fn hostile_name_is_escaped() {
         let hostile = Queue {
             device: "uverbs\x1b[2J\n\u{202e}".into(),
             offset: 0,

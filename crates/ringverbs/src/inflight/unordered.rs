@@ -195,7 +195,7 @@ mod tests {
 
     /// An identifier is reused with the 16th use of its slot, and not before.
     #[test]
-    fn an_identifier_rests_for_as_long_as_it_can() {
+    fn identifiers_are_reused_as_late_as_possible() {
         let table = table(1);
         let first = post(&table, 0);
         table.remove(first).unwrap();

@@ -208,7 +208,7 @@ fn tagged_messages() {
 /// Tokens are the caller's: a receive of another queue pair with the same one is
 /// not taken for a piece, and the piece still is.
 #[test]
-fn row_20_a_piece_is_known_by_its_memory() {
+fn multi_receive_identifies_pieces_by_address() {
     let bench = Bench::new();
     let mut cq = bench.context.completion_queue().build().unwrap();
     let (mut a, mut b) = bench.pair(&cq, &cq);

@@ -39,7 +39,7 @@ fn completion_vector() {
 }
 
 #[test]
-fn row_03_formats_and_row_17_flags() {
+fn formats_and_flags() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
     let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
@@ -104,7 +104,7 @@ fn row_03_formats_and_row_17_flags() {
 }
 
 #[test]
-fn row_06_batches_in_order() {
+fn batches_in_order() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
     let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());
@@ -128,7 +128,7 @@ fn row_06_batches_in_order() {
 }
 
 #[test]
-fn row_07_cursor() {
+fn cursor_reads_entries_in_place() {
     let bench = Bench::new();
     let mut reader = bench.reader::<DataFormat>(WaitObject::None);
     let (mut a, mut b) = bench.pair(reader.queue(), reader.queue());

@@ -146,7 +146,7 @@ fn signals_wake_and_are_not_lost() {
 /// whenever nothing is there. Where a wake-up is lost a wait ends by the clock,
 /// which [`woken`] does not let pass: what it then finds is right all the same.
 #[test]
-fn row_12_no_wake_up_is_lost() {
+fn no_wake_up_is_lost() {
     let waits = std::env::var("WAITS").map_or(5000, |text| text.parse::<u64>().unwrap());
     for object in [WaitObject::Fd, WaitObject::Condvar] {
         let bench = Bench::new();
@@ -228,7 +228,7 @@ fn shared_channel_and_solicited_events() {
 }
 
 #[test]
-fn row_30_a_shared_reader_gives_each_entry_to_one_thread() {
+fn shared_reader_returns_each_entry_once() {
     let bench = Bench::new();
     let reader = bench.reader::<ContextFormat>(WaitObject::Fd);
     let (mut a, _b) = bench.pair(reader.queue(), reader.queue());

@@ -29,7 +29,7 @@ fn owned(pair: &Pair, length: usize) -> Buffer {
 /// The key of memory without remote rights is seen by safe code, and is no key
 /// for peers.
 #[test]
-fn a_local_key_opens_memory_to_no_peer() {
+fn local_key_gives_peers_no_access() {
     for way in 0..3 {
         let mut pair = Pair::new(Transport::Reliable);
         let victim = owned(&pair, 4096);
@@ -148,7 +148,7 @@ fn one_window_is_bound_by_one_thread_at_a_time() {
 /// Work requests that were written on the raw layer and not published are not
 /// posted by the safe calls behind them.
 #[test]
-fn what_was_not_published_is_not_posted() {
+fn unpublished_requests_are_not_posted() {
     let mut pair = Pair::new(Transport::Reliable);
     let (stale, victim) = (pair.filled(b"never"), owned(&pair, 64));
     for _ in 0..100 {

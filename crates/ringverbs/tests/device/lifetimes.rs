@@ -5,7 +5,7 @@ use ringverbs::{Error, Inline, RemoteAddr, Transport, WorkRequest};
 use crate::{Pair, context, wait};
 
 #[test]
-fn every_handle_but_the_queue_pair_may_go_first() {
+fn handles_may_be_dropped_before_the_queue_pair() {
     let Pair {
         mut a,
         mut b,
@@ -27,7 +27,7 @@ fn every_handle_but_the_queue_pair_may_go_first() {
 }
 
 #[test]
-fn a_completion_queue_may_go_before_its_queue_pairs() {
+fn completion_queue_may_be_dropped_before_its_queue_pairs() {
     let Pair {
         mut a,
         mut b,
@@ -46,7 +46,7 @@ fn a_completion_queue_may_go_before_its_queue_pairs() {
 }
 
 #[test]
-fn what_is_in_use_is_handed_back() {
+fn closing_an_object_in_use_returns_it() {
     let pair = Pair::new(Transport::Reliable);
     let Pair {
         mut a,
@@ -75,7 +75,7 @@ fn what_is_in_use_is_handed_back() {
 }
 
 #[test]
-fn a_queue_pair_in_a_group_is_handed_back() {
+fn closing_a_group_member_returns_it() {
     let Pair {
         a: _a,
         mut b,
@@ -94,7 +94,7 @@ fn a_queue_pair_in_a_group_is_handed_back() {
 }
 
 #[test]
-fn completions_of_a_queue_pair_that_is_gone_are_nobodys() {
+fn completions_of_a_destroyed_queue_pair_are_stale() {
     let mut pair = Pair::new(Transport::Reliable);
     for token in 0..5 {
         let request = WorkRequest::write(Inline(b"x"), RemoteAddr::default());
@@ -143,7 +143,7 @@ fn forgotten_handles_only_leak() {
 /// get a copy, by writing next to a buffer in flight, and the message would come
 /// to where it was before.
 #[test]
-fn a_fork_takes_no_memory_from_the_device() {
+fn fork_leaves_registered_memory_to_the_device() {
     let mut pair = Pair::new(Transport::Reliable);
     let mut incoming = pair.buffer(4096);
     let mut same_page = incoming.split_off(64);

@@ -26,7 +26,7 @@ fn bind(pair: &mut Pair, window: &MemoryWindow, region: &RemoteRegion) -> Remote
 }
 
 #[test]
-fn windows_give_access_and_take_it_back() {
+fn windows_grant_and_revoke_access() {
     for transport in [Transport::Reliable, Transport::Unreliable] {
         let mut pair = Pair::new(transport);
         let region = remote(&pair, AccessFlags::MW_BIND);
@@ -99,7 +99,7 @@ enum Way {
 }
 
 #[test]
-fn what_was_taken_back_gives_no_access() {
+fn revoked_key_gives_no_access() {
     use WindowType::{One, Two};
     let ways = [
         (One, Way::Unbind),
@@ -181,7 +181,7 @@ fn what_was_taken_back_gives_no_access() {
 /// What the specification forbids to bind (volume 1, 10.6.7.2): C10-73, a region
 /// without the right to bind; o10-37.2.30, a window of type 2 that is bound.
 #[test]
-fn what_may_not_be_bound_is_not() {
+fn forbidden_binds_are_refused() {
     use WindowType::{One, Two};
     for (kind, access) in [
         (One, AccessFlags::empty()),
@@ -229,7 +229,7 @@ fn what_may_not_be_bound_is_not() {
 
 /// The same on every device, whatever it costs there.
 #[test]
-fn keys_are_changed_only_where_that_was_asked_for() {
+fn key_changes_need_the_builder_option() {
     let mut pair = Pair::with(Transport::Reliable, |builder| builder);
     let region = remote(&pair, AccessFlags::MW_BIND);
     let Some(window) = has(pair.domain.memory_window(WindowType::One)) else {

@@ -224,7 +224,7 @@ fn kernel_errors_are_quoted() {
 }
 
 #[test]
-fn a_driver_whose_queues_make_no_sense_is_found_out() {
+fn malformed_queue_geometry_is_refused() {
     let world = World::new();
     let broken = world.machine.queue(6, 8);
     broken.put(4, 0x1234_5678);

@@ -217,7 +217,7 @@ fn a_handle_keeps_the_queue_but_does_not_poll_it() {
 }
 
 #[test]
-fn a_cursor_takes_what_it_has_shown_and_no_more() {
+fn cursor_consumes_only_returned_entries() {
     for forget in [false, true] {
         let mut world = World::new();
         let (mut qp, queues) = world.queue_pair(17);
@@ -249,7 +249,7 @@ fn a_cursor_takes_what_it_has_shown_and_no_more() {
 }
 
 #[test]
-fn a_cursor_reports_what_was_not_in_flight_and_goes_on() {
+fn cursor_reports_corruption_and_continues() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     qp.post(write(3)).unwrap();

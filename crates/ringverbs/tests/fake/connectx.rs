@@ -376,7 +376,7 @@ fn completions_are_in_order_however_many_there_are() {
 }
 
 #[test]
-fn a_completion_that_makes_no_sense_is_corruption_and_passed_over() {
+fn malformed_cqe_is_corruption_and_skipped() {
     let mut world = World::new(16);
     let (mut qp, queues) = world.queue_pair(None);
     let nobody = Queues {
@@ -422,7 +422,7 @@ fn a_completion_that_makes_no_sense_is_corruption_and_passed_over() {
 /// Data goes where the operation says, or nowhere: its memory may be somebody
 /// else's when the completion is read.
 #[test]
-fn data_never_comes_in_completions() {
+fn no_data_in_cqes() {
     let mut world = World::new(16);
     let (mut qp, queues) = world.queue_pair(None);
     assert_eq!(queues.flags & 2, 0);
@@ -439,7 +439,7 @@ fn data_never_comes_in_completions() {
 /// Its number is nobody else's as long as completions that name it may be
 /// there, and they are nobody's.
 #[test]
-fn completions_of_a_queue_pair_that_is_gone_are_nobodys() {
+fn completions_of_a_destroyed_queue_pair_are_stale() {
     let mut world = World::new(16);
     let (mut old, gone) = world.queue_pair(None);
     for token in 0..3 {
@@ -469,7 +469,7 @@ fn completions_of_a_queue_pair_that_is_gone_are_nobodys() {
 /// A queue pair that goes while the queue is never empty is forgotten all the
 /// same, when as many have been read as could be its.
 #[test]
-fn a_queue_that_is_never_empty_lets_go() {
+fn nonempty_queue_releases_destroyed_queue_pairs() {
     let mut world = World::new(300);
     let (old, gone) = world.queue_pair(None);
     let (mut qp, queues) = world.queue_pair(None);
@@ -503,7 +503,7 @@ fn a_queue_that_is_never_empty_lets_go() {
 
 /// Receives of a shared queue are its own, whoever used them.
 #[test]
-fn shared_receives_come_back_from_a_queue_pair_that_is_gone() {
+fn destroyed_queue_pair_returns_shared_receives() {
     let mut world = World::new(16);
     let mut srq = world.domain.shared_receive_queue().build().unwrap();
     let (qp, queues) = world.queue_pair(Some(&srq));
@@ -634,7 +634,7 @@ fn reset_queue_pair_starts_over() {
 /// A reset that is said to have failed and was done: entries of before are not
 /// the device's again.
 #[test]
-fn a_reset_that_fails_may_have_been_done() {
+fn failed_reset_counts_as_done() {
     for (state, reset) in [(0, true), (3, false)] {
         let mut world = World::new(16);
         let (mut qp, queues) = world.queue_pair(None);
@@ -666,7 +666,7 @@ fn a_reset_that_fails_may_have_been_done() {
 /// A bind, an unbind and an invalidation are work requests of three blocks, or
 /// of two, each of which says what it changes.
 #[test]
-fn what_changes_keys_is_written_with_its_operands() {
+fn key_changes_are_written_with_their_operands() {
     let mut world = World::new(16);
     let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
     let (mut qp, queues) = world.build(builder.memory_windows());

@@ -240,7 +240,7 @@ fn a_reset_is_refused_while_it_would_lose_operations() {
 
 /// A wait has an end that the caller says, or the device's own.
 #[test]
-fn a_spin_ends_with_the_time_or_the_device() {
+fn spin_ends_with_timeout_or_device_removal() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for token in 0..3 {
@@ -266,7 +266,7 @@ fn a_spin_ends_with_the_time_or_the_device() {
 
 /// A timeout that the clock cannot tell is none, and no panic.
 #[test]
-fn a_drain_may_take_for_ever() {
+fn drain_accepts_any_timeout() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     qp.send(world.buffer(b"x"), 1).unwrap();

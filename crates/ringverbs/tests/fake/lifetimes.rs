@@ -91,7 +91,7 @@ fn a_close_that_is_refused_is_an_error_with_the_object() {
 }
 
 #[test]
-fn a_path_in_flight_outlives_its_handle() {
+fn address_handle_in_flight_outlives_its_handle() {
     let mut world = World::new();
     world.machine.fake.on(CREATE_AH, |reply| {
         reply.set_driver_out(&[7u32.to_ne_bytes(), [0; 4]].concat());
@@ -302,7 +302,7 @@ fn a_window_is_bound_on_one_queue_pair_at_a_time() {
 /// Whether a bind in flight was done when its queue pair was destroyed is
 /// unknown: the window keeps what it was bound to, and what it may be bound to.
 #[test]
-fn a_window_keeps_what_it_may_be_bound_to() {
+fn window_keeps_the_regions_of_unfinished_binds() {
     let mut world = World::new();
     let window = world.domain.memory_window(WindowType::One).unwrap();
     let region = || world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
@@ -465,7 +465,7 @@ fn foreign_memory_stays_registered_while_a_window_is_bound_to_it() {
 
 /// ... and of a region that was dropped the window has the last of it.
 #[test]
-fn a_window_takes_the_last_of_foreign_memory_with_it() {
+fn window_deregisters_foreign_memory_last() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let mut memory = [0u8; 64];
@@ -486,7 +486,7 @@ fn a_window_takes_the_last_of_foreign_memory_with_it() {
 
 /// A bind of the raw layer changes the window's key when it is known to be done.
 #[test]
-fn a_raw_bind_is_the_window_s_when_it_is_done() {
+fn raw_bind_takes_effect_on_completion() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
@@ -560,7 +560,7 @@ fn shared_receives_outlive_the_queue_s_handle() {
 
 /// Their completions are in no order, so each identifier is good for one.
 #[test]
-fn an_identifier_of_a_shared_receive_is_good_for_one() {
+fn shared_receive_completes_once() {
     let mut world = World::new();
     let (mut srq, driver) = shared_receives(&world);
     srq.receive(world.buffer(b"one"), 1).unwrap();
@@ -584,7 +584,7 @@ fn an_identifier_of_a_shared_receive_is_good_for_one() {
 /// No call holds the lock of a shared queue longer than it takes: one may poll
 /// in the loop over completions, keep or forget them, and destroy queue pairs.
 #[test]
-fn a_shared_queue_may_be_used_in_the_loop_over_its_completions() {
+fn srq_is_usable_while_polling() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for token in 0..4 {
@@ -615,7 +615,7 @@ fn a_shared_queue_may_be_used_in_the_loop_over_its_completions() {
 /// There is nothing to acknowledge: a queue is closed with its events unread,
 /// and they are taken for nobody else's.
 #[test]
-fn an_event_of_a_queue_that_is_gone_is_nobodys() {
+fn event_of_a_destroyed_queue_is_stale() {
     let world = World::new();
     let channel = world.context.completion_channel().unwrap();
     let make = || {

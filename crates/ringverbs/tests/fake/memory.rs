@@ -47,7 +47,7 @@ fn huge_pages_come_back_whatever_the_size() {
 }
 
 #[test]
-fn a_length_that_cannot_be_rounded_up_is_refused() {
+fn overflowing_length_is_refused() {
     let world = World::new();
     let none = Region::alloc_huge(&world.domain, usize::MAX);
     assert!(matches!(none, Err(Error::NoMemory)), "{none:?}");

@@ -76,7 +76,7 @@ fn memory_in_flight_is_released_with_its_queue_pair() {
 /// The poller of a completion queue that has met the queue pair lets go of it
 /// when it polls next; what other handles do in between harms nothing.
 #[test]
-fn a_poller_lets_go_of_a_queue_pair_that_is_gone() {
+fn poller_releases_a_destroyed_queue_pair() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for token in 0..2 {
@@ -119,7 +119,7 @@ fn a_forgotten_queue_pair_keeps_its_memory() {
 /// A cursor that was forgotten has taken what it has shown: whatever reads next
 /// goes on behind it, and nothing is given back twice.
 #[test]
-fn after_a_forgotten_cursor_every_way_of_reading_goes_on() {
+fn readers_continue_after_a_forgotten_cursor() {
     for shown in 1..=3 {
         let mut world = World::new();
         let (mut qp, queues) = world.queue_pair(17);
@@ -244,7 +244,7 @@ fn rings_are_unmapped_after_their_object_is_destroyed() {
 /// A queue pair that cannot be destroyed is leaked with all that it uses, and
 /// nobody panics.
 #[test]
-fn a_drop_that_the_kernel_refuses_leaks_and_does_not_panic() {
+fn refused_destroy_on_drop_leaks() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let buffer = world.buffer(b"in flight");
@@ -265,7 +265,7 @@ fn a_drop_that_the_kernel_refuses_leaks_and_does_not_panic() {
 
 /// A device that is gone has taken its objects with it: nothing is leaked.
 #[test]
-fn a_device_that_is_gone_leaks_nothing() {
+fn removed_device_leaks_nothing() {
     let world = World::new();
     let (mut qp, _queues) = world.queue_pair(17);
     let buffer = world.buffer(b"in flight");
@@ -284,7 +284,7 @@ fn a_device_that_is_gone_leaks_nothing() {
 /// A driver that fails with the same number, of a device that is alive, is not
 /// believed: what the device may still write to stays.
 #[test]
-fn an_input_output_error_of_a_device_that_is_alive_frees_nothing() {
+fn eio_of_a_live_device_frees_nothing() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let (flying, idle) = (world.buffer(b"in flight"), world.buffer(b"idle"));
@@ -317,7 +317,7 @@ fn an_input_output_error_of_a_device_that_is_alive_frees_nothing() {
 /// A completion queue whose destruction is refused comes back, and works; when
 /// it is dropped all the same, its ring stays where the device can write it.
 #[test]
-fn a_completion_queue_that_cannot_be_destroyed_is_handed_back() {
+fn refused_close_returns_the_completion_queue() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     qp.send(world.buffer(b"x"), 5).unwrap();
@@ -371,7 +371,7 @@ fn a_queue_pair_may_be_destroyed_between_completions() {
 
 /// What a completion does not have is not there to be read.
 #[test]
-fn what_was_not_sent_is_none() {
+fn absent_fields_are_none() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     for token in 0..3 {
@@ -399,7 +399,7 @@ fn what_was_not_sent_is_none() {
 
 /// A failed operation says why, and nothing else.
 #[test]
-fn statuses_that_nobody_knows_are_kept() {
+fn unknown_statuses_are_kept() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     qp.receive(world.buffer(&[0; 60]), 9).unwrap();
@@ -439,7 +439,7 @@ fn a_channel_is_closed_once() {
 
 /// An entry that comes while the queue is being armed is seen.
 #[test]
-fn arming_looks_again() {
+fn arming_checks_the_queue_again() {
     let world = World::new();
     let channel = world.context.completion_channel().unwrap();
     let builder = world.context.completion_queue();
@@ -538,7 +538,7 @@ fn a_completion_of_a_former_queue_pair_is_dropped() {
 /// Whatever the device writes, nothing panics, and no operation in flight is
 /// brought to an end but by its own identifier.
 #[test]
-fn a_completion_queue_full_of_rubbish_harms_nothing() {
+fn random_completions_are_harmless() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
@@ -578,7 +578,7 @@ fn a_completion_queue_full_of_rubbish_harms_nothing() {
 /// ... nor by an identifier that is right but for its sequence number, its
 /// queue's generation, its queue or its kind.
 #[test]
-fn an_identifier_beside_a_live_one_ends_nothing() {
+fn unused_identifiers_match_nothing() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     qp.receive(world.buffer(b"here"), 1).unwrap();
@@ -615,7 +615,7 @@ fn a_received_length_is_not_trusted() {
 }
 
 #[test]
-fn a_batch_that_is_given_up_never_happened() {
+fn abandoned_batch_posts_nothing() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let access = AccessFlags::MW_BIND | AccessFlags::REMOTE_READ;
@@ -666,7 +666,7 @@ fn a_batch_that_is_given_up_never_happened() {
 /// The library's own signals are counted by what was posted: batches that were
 /// given up do not make it miss one.
 #[test]
-fn batches_that_are_given_up_do_not_fill_the_queue() {
+fn abandoned_batches_do_not_fill_the_queue() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let quiet = || WorkRequest::send(Inline(b"x")).unsignaled();
@@ -690,7 +690,7 @@ fn batches_that_are_given_up_do_not_fill_the_queue() {
 /// A panic in the middle of a batch posts nothing, and loses nothing but the
 /// batch.
 #[test]
-fn a_batch_that_panics_never_happened() {
+fn panicking_batch_posts_nothing() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let buffer = world.buffer(b"never");
