@@ -1,5 +1,5 @@
-//! The memory of queues and of their doorbell records: the process's own, or
-//! somebody's who has been asked for it.
+//! Memory of queues and doorbell records, of the process or from a parent
+//! domain's allocators.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use ring::{DoorbellRecord, Hint, Mapping, Retired};
 use crate::CreateError;
 use crate::abi::BLOCK;
 
-/// What memory is for.
+/// Purpose of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A queue pair's queues.
@@ -36,30 +36,29 @@ impl Purpose {
     }
 }
 
-/// Somebody who may have memory for queues: the allocators of a parent domain.
+/// A source of memory for queues: the allocators of a parent domain.
 pub trait Lender {
-    /// At least `bytes` bytes, aligned to `alignment`, which nobody else
-    /// touches until they are given back; none if the usual ones will do.
+    /// Returns exclusive memory of at least `bytes` bytes, aligned to
+    /// `alignment`; `None` for the default allocation.
     ///
     /// # Errors
-    /// What the caller of the verb is to be told.
+    /// Returned by the verb.
     fn lend(&self, purpose: Purpose, bytes: usize, alignment: usize) -> io::Result<Option<Lent>>;
 }
 
-/// Memory that somebody has lent, who gets it back when this is dropped.
+/// Memory from a [`Lender`], returned when dropped.
 pub struct Lent {
     at: NonNull<u8>,
     back: Option<Box<dyn FnOnce(NonNull<u8>)>>,
 }
 
-// SAFETY: the memory is nobody else's, and giving it back from any thread is
-// what `new` asks for.
+// SAFETY: the memory is exclusive, and by `new` any thread may return it.
 unsafe impl Send for Lent {}
-// SAFETY: `back` is called by `drop` only, which has it for itself.
+// SAFETY: only `drop` calls `back`.
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    /// Takes memory over, to be given back by `back`.
+    /// Takes ownership of memory, which `back` returns.
     ///
     /// # Safety
     /// The memory is as [`Lender::lend`] says, and readable and writable.
@@ -86,7 +85,7 @@ impl fmt::Debug for Lent {
     }
 }
 
-/// Asks a lender, if there is one, for zeroed memory.
+/// Requests zeroed memory from the lender, if there is one.
 fn borrow(
     lender: Option<&dyn Lender>,
     purpose: Purpose,
@@ -103,30 +102,30 @@ fn borrow(
     if !(lent.at.as_ptr() as usize).is_multiple_of(alignment) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    // SAFETY: that many bytes are this side's, by the lender's word.
+    // SAFETY: by [`Lender::lend`], that many bytes are exclusive and writable.
     unsafe { lent.at.write_bytes(0, bytes) };
     Ok(Some(lent))
 }
 
-/// Mappings that destroyed queues have left, for queues that are made. To map,
-/// touch and unmap memory takes longer than all else that is done for a queue.
+/// Cached mappings of destroyed queues. Mapping, touching and unmapping memory is
+/// most of the time of creating and destroying a queue.
 struct Spare {
     mappings: Vec<Mapping>,
     bytes: usize,
 }
 
-/// One for the process. Never waited for: whoever finds it locked does without,
-/// so that a process that was forked meanwhile does not wait for ever.
+/// One for the process. It is skipped while locked, so that a child of fork
+/// cannot deadlock.
 static SPARE: Mutex<Spare> = Mutex::new(Spare {
     mappings: Vec::new(),
     bytes: 0,
 });
 
 impl Spare {
-    /// Bytes that are kept at most.
+    /// Maximum bytes in the cache.
     const MOST: usize = 1 << 20;
-    /// Bytes of a mapping that is kept: clearing a larger one takes as long as
-    /// getting another.
+    /// Maximum bytes of a cached mapping: clearing a larger one takes as long as
+    /// mapping.
     const LARGEST: usize = 1 << 17;
 
     fn locked() -> Option<MutexGuard<'static, Self>> {
@@ -137,21 +136,21 @@ impl Spare {
         }
     }
 
-    /// A mapping of as many pages as `bytes` bytes need, of zeros.
+    /// Returns a zeroed mapping of at least `bytes` bytes.
     fn take(bytes: usize) -> Option<Mapping> {
         let whole = bytes.checked_next_multiple_of(Mapping::page_size())?;
         let mut spare = Self::locked()?;
-        // The one that was left last: it may be in the processor's cache.
+        // The last one added, which may be in the processor's cache.
         let place = (spare.mappings.iter()).rposition(|mapping| mapping.len() == whole)?;
         let mapping = spare.mappings.swap_remove(place);
         spare.bytes -= whole;
         drop(spare);
-        // SAFETY: the mapping has that many bytes, and is nobody else's.
+        // SAFETY: the mapping has that many bytes, and is exclusive.
         unsafe { mapping.as_ptr().write_bytes(0, whole) };
         Some(mapping)
     }
 
-    /// Keeps a mapping if there is room, else unmaps it.
+    /// Caches a mapping if there is room, else unmaps it.
     fn put(mapping: Mapping) {
         let bytes = mapping.len();
         if bytes <= Self::LARGEST
@@ -165,18 +164,18 @@ impl Spare {
     }
 }
 
-/// Memory of the process's own for entries. It is unmapped when dropped: a device
-/// that still has it, because its object could not be destroyed, writes to pages
-/// that are in no process any more. Only what is released is used again.
+/// Memory of the process for entries, unmapped when dropped. If the object could
+/// not be destroyed, the device keeps the pinned pages, which no process has
+/// mapped. Only released memory is cached.
 #[derive(Debug)]
 pub(crate) struct Own {
     mapping: ManuallyDrop<Mapping>,
-    /// Not 0 when the object is destroyed.
+    /// Nonzero after the object was destroyed.
     released: Hint,
 }
 
 impl Own {
-    /// Zeroed memory for at least `bytes` bytes.
+    /// Allocates at least `bytes` zeroed bytes.
     fn new(bytes: usize) -> io::Result<Self> {
         let mapping = match Spare::take(bytes) {
             Some(mapping) => mapping,
@@ -213,14 +212,14 @@ pub(crate) enum Entries {
     Lent(Lent),
 }
 
-// SAFETY: they are reached through raw pointers and atomics only; who may write
-// which part is said where that is done.
+// SAFETY: accessed through raw pointers and atomics only, each with its own
+// argument.
 unsafe impl Send for Entries {}
 // SAFETY: as above.
 unsafe impl Sync for Entries {}
 
 impl Entries {
-    /// Zeroed memory for `bytes` bytes of entries, which begins with a page.
+    /// Allocates `bytes` zeroed bytes of entries, page aligned.
     pub(crate) fn new(
         bytes: usize,
         purpose: Purpose,
@@ -239,8 +238,7 @@ impl Entries {
             })
     }
 
-    /// Gives the memory back as far as that can be; its addresses stay
-    /// readable.
+    /// Frees the memory where possible; its addresses stay readable.
     pub(crate) fn retire(self) -> RetiredEntries {
         match self {
             Self::Own(own) => RetiredEntries::Own(own.into_mapping().retire_whole()),
@@ -248,19 +246,19 @@ impl Entries {
         }
     }
 
-    /// Lets another queue have the memory when this is dropped.
+    /// Allows the memory to be cached when this is dropped.
     ///
     /// # Safety
     /// The kernel has destroyed the object: no device reads or writes the memory
     /// any more.
     pub(crate) unsafe fn release(&self) {
         if let Self::Own(own) = self {
-            // Whoever drops the value is ordered behind this.
+            // The drop is ordered after this.
             own.released.set(1);
         }
     }
 
-    /// The first; page aligned.
+    /// The first entry; page aligned.
     pub(crate) fn first(&self) -> NonNull<u8> {
         match self {
             Self::Own(own) => own.mapping.as_ptr(),
@@ -274,8 +272,8 @@ impl Entries {
     }
 }
 
-/// What keeps addresses of replaced entries readable: those of lent memory
-/// cannot be turned into nothing, and are kept until the queue goes.
+/// Keeps the addresses of replaced entries readable. Lent memory is kept until
+/// the queue is dropped.
 #[derive(Debug)]
 pub(crate) enum RetiredEntries {
     Own(#[allow(dead_code, reason = "held for its address")] Retired),
@@ -298,7 +296,7 @@ impl Records {
     /// Bytes of the two.
     const BYTES: usize = 8;
 
-    /// Two records of 0.
+    /// Allocates two records of 0.
     pub(crate) fn new(lender: Option<&dyn Lender>) -> Result<Self, CreateError> {
         borrow(lender, Purpose::Records, Self::BYTES, Self::BYTES)
             .and_then(|lent| match lent {
@@ -311,7 +309,7 @@ impl Records {
             })
     }
 
-    /// The first; aligned to 8 bytes.
+    /// The first record; aligned to 8 bytes.
     pub(crate) fn first(&self) -> NonNull<u8> {
         match self {
             Self::Own(slot) => slot.at,
@@ -334,29 +332,29 @@ impl Records {
 /// A page of doorbell records, in blocks of their own cache lines.
 struct Page {
     mapping: Mapping,
-    /// Blocks that are taken, as bits.
+    /// Allocated blocks, as bits.
     taken: u64,
 }
 
-// SAFETY: only the owners of its blocks reach into it.
+// SAFETY: only the owners of its blocks access it.
 unsafe impl Send for Page {}
 
-/// The pages of which a block is taken, or one page at least. One lock for the process: it is taken
-/// when queues are made and destroyed, for a few instructions.
+/// The pages with an allocated block, at least one page. One lock for the
+/// process, taken when queues are created and destroyed.
 static PAGES: Mutex<Vec<Page>> = Mutex::new(Vec::new());
 
 fn pages() -> MutexGuard<'static, Vec<Page>> {
     PAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A block of a page of doorbell records; free for others when dropped.
+/// A block of a page of doorbell records, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Slot {
     at: NonNull<u8>,
 }
 
 impl Slot {
-    /// Takes a block, of zeros.
+    /// Allocates a zeroed block.
     fn take() -> io::Result<Self> {
         let mut pages = pages();
         let place = match pages.iter().position(|page| page.taken != u64::MAX) {
@@ -395,7 +393,7 @@ impl Drop for Slot {
         if let Some((place, offset)) = found {
             let page = &mut pages[place];
             page.taken &= !(1 << (offset / BLOCK));
-            // One page stays for the queues to come.
+            // One page is kept for later queues.
             if page.taken == 0 && pages.len() > 1 {
                 pages.swap_remove(place);
             }
@@ -403,7 +401,7 @@ impl Drop for Slot {
     }
 }
 
-/// Memory that a queue and its doorbell records lie in.
+/// Memory of a queue and its doorbell records.
 #[derive(Debug)]
 pub(crate) struct QueueMemory {
     pub(crate) entries: Entries,
@@ -411,7 +409,7 @@ pub(crate) struct QueueMemory {
 }
 
 impl QueueMemory {
-    /// Zeroed memory for `bytes` bytes of entries and two doorbell records.
+    /// Allocates `bytes` zeroed bytes of entries, and two doorbell records.
     pub(crate) fn new(
         bytes: usize,
         purpose: Purpose,

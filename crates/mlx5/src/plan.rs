@@ -17,11 +17,11 @@ const MOST_BLOCKS: usize = 1 << 15;
 pub(crate) struct SendPlan {
     /// Blocks, a power of two, or none.
     pub blocks: u32,
-    /// Work requests that it holds, however large each is.
+    /// Capacity in work requests of the maximum size.
     pub capacity: u32,
     pub max_sge: u32,
     pub max_inline: u32,
-    /// A work request may change keys.
+    /// Work requests may change memory keys.
     pub keys: bool,
 }
 
@@ -39,7 +39,7 @@ fn too_large(what: &'static str) -> CreateError {
     CreateError::TooLarge { what }
 }
 
-/// Bytes of the segments that may stand before the data.
+/// Maximum bytes of the segments before the data.
 fn overhead(service: Service) -> usize {
     SEGMENT
         + match service {
@@ -52,8 +52,8 @@ fn overhead(service: Service) -> usize {
 }
 
 impl SendPlan {
-    /// For what is asked for; with `keys`, each work request may be one that
-    /// changes keys, if the service and the device have them.
+    /// Plans a send queue. With `keys`, each work request may change memory keys,
+    /// if the service and the device allow it.
     pub(crate) fn new(
         cap: &QpCap,
         service: Service,
@@ -97,7 +97,7 @@ impl SendPlan {
             blocks: blocks as u32,
             capacity: (bytes / entry) as u32,
             max_sge: cap.max_send_sge,
-            // Without elements, nothing may be left for the data's first word.
+            // Without elements there may be no room for the data's first word.
             max_inline: entry.min(longest).saturating_sub(overhead + 4) as u32,
             keys,
         })
@@ -110,7 +110,7 @@ impl SendPlan {
 }
 
 impl RecvPlan {
-    /// For what is asked for.
+    /// Plans a receive queue.
     pub(crate) fn new(cap: &QpCap, limits: &Limits) -> Result<Self, CreateError> {
         if cap.max_recv_wr == 0 {
             return Ok(Self::default());
@@ -123,7 +123,7 @@ impl RecvPlan {
             .and_then(usize::checked_next_power_of_two)
             .filter(|entry| *entry <= limits.max_recv_entry)
             .ok_or(too_large("max_recv_sge"))?;
-        // The send queue behind it begins with a block.
+        // The send queue after it begins at a block.
         let entries = (cap.max_recv_wr as usize)
             .next_power_of_two()
             .max(BLOCK / entry);

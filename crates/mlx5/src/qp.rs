@@ -13,12 +13,12 @@ use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::SharedWork;
 use crate::{CreateError, DeviceContext, OwnRegister, RecvQueue, SendQueue, Service, Work};
 
-/// Makes a protection domain.
+/// Creates a protection domain.
 ///
 /// # Errors
 /// Those of ALLOC_PD.
 pub fn alloc_pd(context: &Context) -> Result<PdHandle, CreateError> {
-    // The driver answers, and fails if it is not let.
+    // The driver fails without room for its answer.
     let mut answer = AllocPdResp::default();
     Ok(uverbs::pd::alloc(
         context,
@@ -26,8 +26,8 @@ pub fn alloc_pd(context: &Context) -> Result<PdHandle, CreateError> {
     )?)
 }
 
-/// Looks whether a context has a protection domain of that number, which may be
-/// another process's.
+/// Returns whether a context has a protection domain with that handle, possibly
+/// created by another process.
 ///
 /// # Errors
 /// Those of PD_QUERY.
@@ -40,7 +40,7 @@ fn flag(set: bool, bit: u32) -> u32 {
     if set { bit } else { 0 }
 }
 
-/// What a queue pair is to be able to do, beyond what its type says.
+/// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
     /// Work requests may change memory keys: bind a window, invalidate a local
@@ -99,13 +99,13 @@ impl<C: ContextRef> QueuePair<C> {
         Self::create_with(context, device, init, shared, &options, None, None)
     }
 
-    /// Makes a queue pair. The capacities that it got are `cap`: at least
-    /// those asked for. `shared` is the queue that `init.srq` names.
+    /// Creates a queue pair. Its capacities are `cap`, at least the requested
+    /// ones. `shared` is the queue that `init.srq` names.
     ///
     /// Its memory is the `lender`'s, if that has any.
     ///
-    /// With `own`, its doorbells go to that register: its posts and those of all
-    /// others made with it are made one at a time, by whoever.
+    /// With `own`, its doorbells use that register: posts to all queue pairs of
+    /// the register are made one at a time.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`] for a type other than RC, UC, UD and the two
@@ -190,8 +190,7 @@ impl<C: ContextRef> QueuePair<C> {
         })
     }
 
-    /// Opens an XRC target that another process made, or this one. It has no
-    /// queues.
+    /// Opens an existing XRC target, which has no queues.
     ///
     /// # Errors
     /// Those of memory and of OPEN_QP. Nothing is left behind.
@@ -206,7 +205,7 @@ impl<C: ContextRef> QueuePair<C> {
             None,
             None,
         )?);
-        // Nothing is ever rung.
+        // It has no doorbell.
         let register = device.register(context, 0)?;
         let object = Qp::open(context, init, Udata::none())?;
         Ok(Self {

@@ -20,25 +20,24 @@ use crate::{PostError, Work};
 /// calls the system.
 #[derive(Debug)]
 pub struct RecvQueue {
-    /// Receives that the device has been given, ever.
+    /// Number of published receives.
     posted: u32,
-    /// Those, and the batch's.
+    /// Number of published receives and those of the batch.
     next: u32,
-    /// As many may be given before it is to be asked again how many have
-    /// completed.
+    /// Value of `next` up to which there is known room.
     room_until: u32,
-    /// Receives that the queue holds.
+    /// Capacity.
     capacity: u32,
     max_sge: u32,
-    /// Bytes of the longest element, if there may be one.
+    /// Maximum bytes of an element.
     longest: u32,
-    /// Where the entries are, one less than their number, and the logarithm of
-    /// their size.
+    /// Address of the entries, their number less one, and the logarithm of their
+    /// size.
     entries: NonNull<u8>,
     mask: u32,
     shift: u32,
     record: DoorbellRecord,
-    /// Those of `work.receives`: one for each entry.
+    /// The slots of `work.receives`, one for each entry.
     outstanding: OutstandingSlots,
     work: Arc<Work>,
 }
@@ -49,7 +48,7 @@ unsafe impl Send for RecvQueue {}
 unsafe impl Sync for RecvQueue {}
 
 impl RecvQueue {
-    /// The writer over a queue pair's receive queue.
+    /// Creates the writer of a queue pair's receive queue.
     pub(crate) fn new(work: Arc<Work>) -> Self {
         Self {
             posted: 0,
@@ -80,8 +79,8 @@ impl RecvQueue {
         self.max_sge
     }
 
-    /// The queue pair has been reset: starts anew. Its completions have been
-    /// taken out before ([`crate::CompletionRing::clean`]).
+    /// Called after the queue pair was reset and its completions were removed
+    /// ([`crate::CompletionRing::clean`]).
     pub fn reset(&mut self) {
         (self.posted, self.next) = (0, 0);
         self.room_until = self.capacity();
@@ -147,8 +146,7 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// Discards the batch, so that no completion finds anything of it, whatever the
-    /// device says.
+    /// Discards the batch: no completion can match its receives.
     #[cold]
     pub fn abort(&mut self) {
         for receive in 0..self.next.wrapping_sub(self.posted) {
@@ -164,8 +162,8 @@ impl RecvQueue {
         if self.next != self.room_until {
             return true;
         }
-        // What was known of is used up. Here, and not in a function of its own,
-        // for which callers would save registers.
+        // The known room is used up. Inline, since callers would save registers
+        // for a call.
         cold_path();
         let completed = self.work.receives.completed();
         self.room_until = completed.wrapping_add(self.capacity);
@@ -186,7 +184,7 @@ impl RecvQueue {
         entry.cast()
     }
 
-    /// The entry of the receive `next` is written; the one after it.
+    /// Adds the receive in entry `next` to the batch. Returns the following entry.
     #[inline]
     fn accept(&self, next: u32, wr_id: u64) -> u32 {
         let mark = next.wrapping_add(1);
@@ -196,20 +194,20 @@ impl RecvQueue {
         mark
     }
 
-    /// Hands the batch to the device.
+    /// Publishes the batch to the device.
     ///
     /// # Safety
     /// The memory of every list stays registered, and is neither read nor
     /// written by the process, until its receive has completed.
     #[inline]
     pub unsafe fn publish(&mut self) {
-        // Of an empty batch, what the device had.
+        // An empty batch publishes the previous index.
         self.posted = self.next;
         self.record.publish(self.posted & 0xffff);
     }
 }
 
-/// Writes an element as the device has it ([`DataSegment`]).
+/// Writes an element as a [`DataSegment`].
 ///
 /// # Safety
 /// The segment is writable, and aligned to its size.
@@ -220,14 +218,14 @@ pub(crate) unsafe fn write_segment(to: NonNull<DataSegment>, sge: &Sge) {
     unsafe { write_pair(to.cast(), head.to_be(), sge.addr.to_be()) };
 }
 
-/// What follows the last element of a list that is shorter than the entry.
+/// The terminator of a list that is shorter than the entry.
 pub(crate) const END: DataSegment = DataSegment {
     byte_count: 0,
     lkey: INVALID_LKEY.to_be(),
     addr: 0,
 };
 
-/// Writes a scatter list, without elements of no bytes, and its end if it is
+/// Writes a scatter list without empty elements, and a terminator if it is
 /// shorter than the entry.
 ///
 /// # Safety
@@ -244,7 +242,7 @@ pub(crate) unsafe fn write_list(
         if sge.length >= MAX_SEGMENT {
             return Err(PostError::MessageTooLong);
         }
-        // No bytes would mean 2 GiB.
+        // A length of 0 means 2 GiB to the device.
         if sge.length == 0 {
             continue;
         }

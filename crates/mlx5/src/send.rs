@@ -3,10 +3,10 @@
 //! A batch: [`SendQueue::push`] for each work request, and [`SendQueue::publish`]
 //! once, which rings the doorbell too, or [`SendQueue::abort`].
 //!
-//! A WQE is a row of segments of 16 bytes, in the order control, address
-//! (datagrams, XRC), remote memory, atomic operands, data; the queue is a ring of
-//! blocks of four. A WQE begins with a block and may go on at the ring's beginning;
-//! a segment does not straddle the end, inline data may.
+//! A WQE is a sequence of segments of 16 bytes: control, address (datagrams,
+//! XRC), remote memory, atomic operands, data. The queue is a ring of blocks of
+//! four segments. A WQE begins at a block and may wrap around the ring's end; a
+//! segment does not straddle the end, inline data may.
 
 pub(crate) mod keys;
 
@@ -32,8 +32,7 @@ use crate::{
 /// One more than the longest scatter/gather element: its length has 31 bits.
 pub const MAX_SEGMENT: u32 = 1 << 31;
 
-/// The bits of a control segment's first 8 bytes that say how many segments
-/// there are.
+/// The segment count in a control segment's first 8 bytes.
 const SEGMENTS: u32 = 0x3f;
 
 /// Segments of a block.
@@ -46,42 +45,41 @@ const PER_BLOCK: u32 = (BLOCK / SEGMENT) as u32;
 /// queues use too.
 #[derive(Debug)]
 pub struct SendQueue {
-    /// Where the blocks are.
+    /// Address of the blocks.
     blocks: NonNull<u8>,
-    /// One less than the queue's bytes.
+    /// Bytes of the queue less one.
     mask: u32,
-    /// Where the next work request of the batch begins, in blocks.
+    /// First block of the next work request.
     next: u32,
-    /// Where the last one of the batch begins.
+    /// First block of the batch's last work request.
     last: u32,
-    /// Work requests that the device has been given, ever, and the batch's.
+    /// Number of published work requests and those of the batch.
     marked: u32,
-    /// As many may be given before it is to be asked again how many have
-    /// completed.
+    /// Value of `marked` up to which there is known room.
     room_until: u32,
     /// Fence bits of the next work request.
     fence: u8,
-    /// As of the last batch that was published: [`SendQueue::next`],
-    /// [`SendQueue::marked`], [`SendQueue::fence`].
+    /// [`SendQueue::next`], [`SendQueue::marked`] and [`SendQueue::fence`] after
+    /// the last published batch.
     posted: u32,
     count: u32,
     fence_posted: u8,
     capacity: u32,
     max_sge: u32,
-    /// Bytes of the longest element, if there may be one.
+    /// Maximum bytes of an element.
     longest: u32,
     max_inline: u32,
     qp_num: u32,
-    /// The number in a control segment's first 8 bytes.
+    /// The QP number in a control segment's first 8 bytes.
     qpn: u64,
     service: Service,
-    /// How the service has each operation.
+    /// Encodings of the service's operations.
     forms: &'static [Form; OPCODES],
     /// The control segment's bits, by the three lowest flags.
     flags: [u8; 8],
     record: DoorbellRecord,
     register: Register,
-    /// Those of `work.sends`: one for each block.
+    /// The slots of `work.sends`, one for each block.
     outstanding: OutstandingSlots,
     work: Arc<Work>,
 }
@@ -92,7 +90,7 @@ unsafe impl Send for SendQueue {}
 unsafe impl Sync for SendQueue {}
 
 impl SendQueue {
-    /// The writer over a queue pair's send queue, which may have none.
+    /// Creates the writer of a queue pair's send queue, which may be empty.
     pub(crate) fn new(work: Arc<Work>, qp_num: u32, signal_all: bool, register: Register) -> Self {
         Self {
             blocks: work.send_at(),
@@ -137,13 +135,13 @@ impl SendQueue {
     }
 
     /// Whether work requests may change memory keys ([`crate::QpOptions::keys`]):
-    /// not if the device's entries are too short for one.
+    /// not if the device's maximum WQE is too short.
     pub fn changes_keys(&self) -> bool {
         self.work.send.keys
     }
 
-    /// The queue pair has been reset: starts anew. Its completions have been
-    /// taken out before ([`crate::CompletionRing::clean`]).
+    /// Called after the queue pair was reset and its completions were removed
+    /// ([`crate::CompletionRing::clean`]).
     pub fn reset(&mut self) {
         (self.next, self.marked, self.fence) = (0, 0, 0);
         (self.posted, self.count, self.fence_posted) = (0, 0, 0);
@@ -160,8 +158,7 @@ impl SendQueue {
         }
     }
 
-    /// Discards the batch, so that no completion finds anything of it, whatever
-    /// the device says.
+    /// Discards the batch: no completion can match its work requests.
     #[cold]
     pub fn abort(&mut self) {
         for block in 0..self.next.wrapping_sub(self.posted) {
@@ -171,8 +168,8 @@ impl SendQueue {
         (self.next, self.marked, self.fence) = (self.posted, self.count, self.fence_posted);
     }
 
-    /// Hands the batch to the device, and rings. Returns whether there was
-    /// anything.
+    /// Publishes the batch to the device and rings the doorbell. Returns whether
+    /// it had work requests.
     ///
     /// # Safety
     /// The memory that the batch's work requests name stays registered and is
@@ -192,7 +189,7 @@ impl SendQueue {
         // SAFETY: a control segment, which is aligned to a block.
         let first = unsafe { last.read() };
         let segments = u64::from_be(first) as u32 & SEGMENTS;
-        // A copy that says no more than the doorbell is not worth it.
+        // BlueFlame of a control segment alone saves nothing over a doorbell.
         if batch != 1 || segments == 1 {
             register.ring(first);
         } else if segments > PER_BLOCK
@@ -204,8 +201,8 @@ impl SendQueue {
         true
     }
 
-    /// Writes the last work request to the UAR, or rings, whatever its length and
-    /// whoever else uses the UAR.
+    /// Writes the last WQE to the UAR, or rings, for any length and for a shared
+    /// UAR.
     #[inline(never)]
     fn copy_last(&self, segments: u32) {
         let blocks =
@@ -228,7 +225,7 @@ impl SendQueue {
         self.marked != self.room_until
     }
 
-    /// Where a block is, in bytes.
+    /// Byte offset of a block.
     #[inline]
     fn offset(&self, at: u32) -> usize {
         (at.wrapping_mul(BLOCK as u32) & self.mask) as usize
@@ -247,8 +244,8 @@ impl SendQueue {
     ///
     /// # Safety
     /// The memory of [`Data::Inline`] is readable.
-    // Without `always` a face calls it with the work request in memory: 26
-    // instructions of a send in a batch.
+    // Without `always` the work request is passed in memory: 26 instructions of a
+    // send in a batch.
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
         // SAFETY: as the caller says.
@@ -263,7 +260,7 @@ impl SendQueue {
 
     /// Fast path of [`SendQueue::push`]: a connection's send, write or read of one
     /// element or one piece of inline data, with no fence before it, that does not
-    /// reach over the queue's end. False, and nothing was done, if it does not apply.
+    /// wrap around the queue's end. False, and nothing was done, if it does not apply.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
@@ -380,7 +377,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Segments of the data, if a work request may have it.
+    /// Returns the number of data segments, or refuses the data.
     fn data_segments(&self, form: &Form, data: Data<'_>) -> Result<u32, PostError> {
         match data {
             Data::Sges(list) if list.len() > self.max_sge as usize => Err(PostError::TooManySges),
@@ -405,8 +402,8 @@ impl SendQueue {
         }
     }
 
-    /// Writes the control segment, and the remote segment if there is one, of a WQE
-    /// without an address; where its data begins.
+    /// Writes the control segment, and the remote segment if there is one, of a
+    /// WQE without an address. Returns the position of its data.
     ///
     /// # Safety
     /// There is room for a WQE at `at`.
@@ -444,10 +441,10 @@ impl SendQueue {
         }
     }
 
-    /// The control segment of the next work request, whatever it is.
+    /// The control segment of the next work request, for any operation.
     fn control_any(&self, form: &Form, wr: &SendWr<'_, Address>, data_segments: u32) -> [u64; 2] {
         let fence = match wr.flags.contains(SendFlags::FENCE) {
-            // Its own fence is the stronger one.
+            // Its own fence is stronger.
             true => 0,
             false => self.fence,
         };
@@ -465,7 +462,7 @@ impl SendQueue {
         self.flags[(flags.bits() & 7) as usize]
     }
 
-    /// A control segment, of a work request at `at`; `extra` is as it is written.
+    /// The control segment of a work request at `at`; `extra` is in wire order.
     #[inline(always)]
     fn control(&self, at: u32, form: &Form, data_segments: u32, flags: u8, extra: u32) -> [u64; 2] {
         let index = u64::from(at & 0xffff) << 40;
@@ -475,7 +472,7 @@ impl SendQueue {
         [first.to_be(), second]
     }
 
-    /// Makes the work request that was written at `at` part of the batch.
+    /// Adds the work request written at `at` to the batch.
     #[inline(always)]
     fn advance(&mut self, at: u32, wr_id: u64, blocks: u32) {
         let mark = self.marked.wrapping_add(1);
@@ -496,10 +493,10 @@ impl SendQueue {
     }
 }
 
-/// The segments of a WQE while they are written, in order, around the queue's end.
+/// Writer of a WQE's segments, in order, around the queue's end.
 struct Segments {
     blocks: NonNull<u8>,
-    /// One less than the queue's bytes, which are some.
+    /// Bytes of the queue less one; the queue is not empty.
     mask: usize,
     at: usize,
 }
@@ -514,7 +511,7 @@ impl Segments {
         self.at += SEGMENT;
     }
 
-    /// Writes inline data, which is last: how much it is, the pieces, and zeros up to
+    /// Writes inline data, which is last: its length, the pieces, and zeros up to
     /// the end of the last segment.
     ///
     /// # Safety
@@ -525,8 +522,8 @@ impl Segments {
             return;
         }
         let header = (length | INLINE_SEGMENT).to_be_bytes();
-        // SAFETY: the header and the zeros are as long as is said; of the pieces the
-        // caller says so.
+        // SAFETY: the header and the zeros have that length; the caller
+        // guarantees the pieces.
         unsafe {
             self.copy(header.as_ptr(), header.len());
             for piece in pieces {
@@ -553,8 +550,8 @@ impl Segments {
     }
 }
 
-/// Writes a segment by one store: a copy to the UAR reads it so, and a processor
-/// forwards a store only to a read of the same bytes.
+/// Writes a segment by one store, as BlueFlame reads it: a processor forwards a
+/// store only to a read of the same bytes.
 ///
 /// # Safety
 /// `to` is writable for a segment, and aligned to one.
@@ -582,14 +579,14 @@ fn data(sge: &Sge, length: u32) -> [u64; 2] {
     [words(length, sge.lkey), sge.addr.to_be()]
 }
 
-/// Segments of `length` bytes of inline data, with the word that says how much.
+/// Segments of `length` bytes of inline data with its length word.
 #[inline]
 fn inline_segments(length: u32) -> u32 {
     (4 + length).div_ceil(SEGMENT as u32)
 }
 
-/// Writes inline data in one piece: how much it is, the data, and zeros up to the
-/// end of the last segment.
+/// Writes inline data of one piece: its length, the data, and zeros up to the end
+/// of the last segment.
 ///
 /// # Safety
 /// `to` is writable for the segments, and aligned to one; `from` is readable for
@@ -605,8 +602,8 @@ unsafe fn put_inline(to: NonNull<u8>, from: *const u8, length: u32) {
     }
 }
 
-/// The control segment's bits, by the three lowest flags; `all` work requests
-/// complete visibly, or those that ask for it.
+/// The control segment's flags, by the three lowest send flags; with `all`, every
+/// work request is signalled.
 fn control_flags(all: bool) -> [u8; 8] {
     std::array::from_fn(|flags| {
         let flags = SendFlags::from_bits_retain(flags as u32);
