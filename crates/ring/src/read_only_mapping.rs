@@ -149,6 +149,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memfd_create")]
     fn a_counter_is_two_big_endian_words() {
         let (file, mapping) = page();
         let value = 0x0102_0304_0506_0708u64;
@@ -172,6 +173,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no memfd_create")]
     fn a_record_is_read_between_changes() {
         let (file, mapping) = page();
         assert_eq!(mapping.record(8), Some([0u64; 3]));

@@ -156,6 +156,22 @@ fn tests_named_in_soundness_exist() {
     }
     // As many as there are known ways to go wrong.
     assert!(count >= 17, "{count}");
+    let (_, attacks) = below.split_once("## Attacks tried").unwrap();
+    let all = sources("crates");
+    let attacks = attacks
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .skip(1);
+    for row in attacks {
+        let (_, tests) = row.trim_end_matches(" |").rsplit_once(" | ").unwrap();
+        for name in tests.split(", ").map(|name| name.trim_matches('`')) {
+            let there = match name.contains('/') {
+                true => root().join(name).exists(),
+                false => all.contains(&format!("fn {name}(")),
+            };
+            assert!(there, "{name}: {row}");
+        }
+    }
     for (before, label, text) in blocks(below) {
         let code = label.strip_prefix("rust,compile_fail,E");
         let is_code = |code: &str| code.len() == 4 && code.parse::<u16>().is_ok();

@@ -5,9 +5,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringverbs::raw::{Flags, SendRequest};
+use ringverbs::raw::{Flags, SendRequest, WindowBind};
 use ringverbs::{
-    AccessFlags, Buffer, Error, Inline, RemoteAddr, Status, Transport, WindowType, WorkRequest,
+    AccessFlags, Buffer, Error, Inline, RemoteAddr, RemoteRegion, Status, Transport, WindowType,
+    WorkRequest,
 };
 
 use crate::windows::is_rxe;
@@ -143,6 +144,56 @@ fn one_window_is_bound_by_one_thread_at_a_time() {
         assert_eq!(posted, 1);
         pair.wait_for(0).result.unwrap();
     }
+}
+
+/// A window keeps the region that it is bound to after a bind of the raw layer
+/// that was not published, and while a bind is refused on another queue pair.
+#[test]
+fn a_window_keeps_the_region_that_it_leads_to() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let regions = [0; 2].map(|_| {
+        let region = pair.domain.alloc_remote(4096, AccessFlags::MW_BIND);
+        region.unwrap()
+    });
+    let Some(window) = has(pair.domain.memory_window(WindowType::One)) else {
+        return;
+    };
+    let access = AccessFlags::REMOTE_WRITE;
+    let busy = |region: RemoteRegion| {
+        let (region, error) = region.close().unwrap_err().into_parts();
+        assert!(matches!(error, Error::Busy { .. }), "{error}");
+        region
+    };
+    let bind = |n: usize| WorkRequest::bind(&window, regions[n].slice(..).unwrap(), access);
+    pair.b.post(bind(0).token(1)).unwrap();
+    let refused = pair.a.post(bind(1)).unwrap_err();
+    assert!(matches!(refused.error, Error::Busy { .. }), "{refused}");
+    drop(refused);
+    pair.wait_for(1).result.unwrap();
+    let raw = WindowBind::new(&window, &regions[1].slice(..).unwrap(), access).unwrap();
+    let request = SendRequest::bind_window(2, &raw);
+    pair.b.raw_send().push(&request).unwrap();
+    drop(raw);
+    let [first, second] = regions.map(busy);
+    let there = RemoteAddr::new(first.key().addr, window.rkey());
+    let write = |pair: &mut Pair| {
+        let request = WorkRequest::write(Inline(b"through"), there);
+        pair.a.post(request.token(3)).unwrap();
+        pair.wait_for(3).status()
+    };
+    assert_eq!(write(&mut pair), Status::SUCCESS);
+    let mut bytes = [0; 7];
+    first.read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"through");
+    // Once the other queue pair has bound it elsewhere, it leads there alone.
+    let bind = WorkRequest::bind(&window, second.slice(..).unwrap(), access);
+    pair.a.post(bind.token(4)).unwrap();
+    pair.wait_for(4).result.unwrap();
+    first.close().unwrap();
+    let second = busy(second);
+    assert_eq!(write(&mut pair), Status::REM_ACCESS_ERR);
+    window.close().unwrap();
+    second.close().unwrap();
 }
 
 /// Work requests that were written on the raw layer and not published are not
