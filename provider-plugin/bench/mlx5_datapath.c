@@ -22,6 +22,8 @@
 
 #include "mlx5_rows.h"
 
+#include <pthread.h>
+
 #define PROGRAM "mlx5_datapath"
 #define STANDIN_NAME "mlx5_standin.so"
 
@@ -71,6 +73,20 @@ static struct pair make_pair(struct bench *b, struct ibv_pd *pd,
 						device_qp(qp) };
 }
 
+static struct turns make_turns(struct bench *b, struct queues *q,
+			       unsigned int count)
+{
+	struct turns turns = { .pairs = calloc(count, sizeof(struct pair)),
+			       .count = count };
+
+	if (!turns.pairs)
+		die("out of memory");
+	for (unsigned int i = 0; i < count; i++)
+		turns.pairs[i] = make_pair(b, q->domain, q->cq, &q->device,
+					   false, NULL);
+	return turns;
+}
+
 static void make_queues(struct bench *b, struct queues *q, bool single)
 {
 	struct ibv_pd *pd = make_cqs(b, q, single);
@@ -82,18 +98,51 @@ static void make_queues(struct bench *b, struct queues *q, bool single)
 	q->cursor = make_pair(b, pd, ibv_cq_ex_to_cq(q->cqx), &q->devicex,
 			      false, NULL);
 	q->shared = make_pair(b, pd, q->cq, &q->device, false, make_srq(pd));
-	for (unsigned int i = 0; i < MANY; i++)
-		q->many[i] = make_pair(b, pd, q->cq, &q->device, false, NULL);
+	q->domain = pd;
+}
+
+/* Uses the queues of several threads, long enough to be taken for their owner. */
+static void *use_queues(void *arg)
+{
+	struct bench *b = arg;
+
+	for (unsigned int i = 0; i < nrows; i++) {
+		const struct row *row = &rows[i];
+
+		if (row->users != SEVERAL)
+			continue;
+		for (unsigned int r = 0; r < 16; r++) {
+			make_ready(b, row, row->calls);
+			row->run(b, row_queues(b, row), row->calls);
+		}
+		take_all(b, row_queues(b, row));
+	}
+	return NULL;
+}
+
+static void another_thread(struct bench *b)
+{
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, use_queues, b) ||
+	    pthread_join(thread, NULL))
+		die("no second thread");
 }
 
 static void set_up(struct bench *b)
 {
 	b->context = device_open();
 	make_memory(b);
-	make_queues(b, &b->sets[0], false);
-	make_queues(b, &b->sets[1], true);
+	make_queues(b, &b->sets[ANY], false);
+	make_queues(b, &b->sets[SINGLE], true);
+	make_queues(b, &b->sets[SEVERAL], false);
+	/* Last, since there are fewer registers than these. */
+	for (unsigned int i = 0; i < USERS; i++)
+		b->sets[i].many = make_turns(b, &b->sets[i], MANY);
+	b->sets[ANY].thousand = make_turns(b, &b->sets[ANY], THOUSAND);
+	another_thread(b);
 	printf("provider %s\n", device_provider(b->context));
-	printf("thread-domain %s\n", b->sets[1].thread_domain ? "yes" : "no");
+	printf("thread-domain %s\n", b->sets[SINGLE].thread_domain ? "yes" : "no");
 }
 
 static void check_rows(struct bench *b)

@@ -21,7 +21,7 @@
 
 struct queues *row_queues(struct bench *b, const struct row *row)
 {
-	return &b->sets[row->single];
+	return &b->sets[row->users];
 }
 
 /* ---- making ready ---- */
@@ -127,17 +127,17 @@ static void receive(struct bench *b, struct pair *p, unsigned int count)
 }
 
 /* Whose receive completes `before` turns before the next. */
-static struct pair *whose_turn(struct queues *q, unsigned int before)
+static struct pair *whose_turn(struct turns *turns, unsigned int before)
 {
-	return &q->many[(q->turn - before) % MANY];
+	return &turns->pairs[(turns->next - before) % turns->count];
 }
 
-static void receive_in_turns(struct bench *b, struct queues *q,
+static void receive_in_turns(struct bench *b, struct turns *turns,
 			     unsigned int count)
 {
 	while (count--) {
-		receive(b, whose_turn(q, 0), 1);
-		q->turn++;
+		receive(b, whose_turn(turns, 0), 1);
+		turns->next++;
 	}
 }
 
@@ -186,7 +186,10 @@ void make_ready(struct bench *b, const struct row *row, unsigned int calls)
 		receive(b, &q->shared, calls * row->batch);
 		break;
 	case RECEIVED_MANY:
-		receive_in_turns(b, q, calls * row->batch);
+		receive_in_turns(b, &q->many, calls * row->batch);
+		break;
+	case RECEIVED_THOUSAND:
+		receive_in_turns(b, &q->thousand, calls * row->batch);
 		break;
 	case SRQ_EMPTY:
 		empty_recv_queue(b, &q->shared);
@@ -201,8 +204,10 @@ void take_all(struct bench *b, struct queues *q)
 	empty_recv_queue(b, &q->pair);
 	empty_recv_queue(b, &q->cursor);
 	empty_shared_queue(b, &q->shared);
-	for (unsigned int i = 0; i < MANY; i++)
-		empty_recv_queue(b, &q->many[i]);
+	for (unsigned int i = 0; i < q->many.count; i++)
+		empty_recv_queue(b, &q->many.pairs[i]);
+	for (unsigned int i = 0; i < q->thousand.count; i++)
+		empty_recv_queue(b, &q->thousand.pairs[i]);
 }
 
 /* ---- completion queue ---- */
@@ -242,9 +247,11 @@ static const char *check_poll(struct bench *b, struct queues *q,
 				return "ibv_poll_cq gave another send";
 			continue;
 		}
-		if (row->ready == RECEIVED_MANY) {
+		if (row->ready == RECEIVED_MANY ||
+		    row->ready == RECEIVED_THOUSAND) {
 			/* One of each: a batch is less than a turn of all. */
-			p = whose_turn(q, before);
+			p = whose_turn(row->ready == RECEIVED_MANY ?
+					       &q->many : &q->thousand, before);
 			before = 1;
 		} else if (row->ready == RECEIVED_SHARED) {
 			p = &q->shared;
@@ -485,49 +492,57 @@ struct queues *empty_queues(void)
 
 /* ---- the table ---- */
 
-#define ROWS(prefix, single)                                                  \
-	{ prefix "poll-recv/1", 1, 112, single, RECEIVED, run_poll,           \
+#define ROWS(prefix, users)                                                   \
+	{ prefix "poll-recv/1", 1, 112, users, RECEIVED, run_poll,            \
 	  check_poll },                                                       \
-	{ prefix "poll-recv/16", BATCH, 7, single, RECEIVED, run_poll_batch,  \
+	{ prefix "poll-recv/16", BATCH, 7, users, RECEIVED, run_poll_batch,   \
 	  check_poll },                                                       \
-	{ prefix "poll-send/1", 1, 112, single, SENT, run_poll, check_poll }, \
-	{ prefix "poll-send/16", BATCH, 7, single, SENT, run_poll_batch,      \
+	{ prefix "poll-send/1", 1, 112, users, SENT, run_poll, check_poll },  \
+	{ prefix "poll-send/16", BATCH, 7, users, SENT, run_poll_batch,       \
 	  check_poll },                                                       \
-	{ prefix "poll-empty/1", 1, 112, single, NOTHING, run_poll,           \
+	{ prefix "poll-empty/1", 1, 112, users, NOTHING, run_poll,            \
 	  check_poll },                                                       \
-	{ prefix "cursor/1", 1, 112, single, RECEIVED_CURSOR, run_cursor,     \
+	{ prefix "cursor/1", 1, 112, users, RECEIVED_CURSOR, run_cursor,      \
 	  check_cursor },                                                     \
-	{ prefix "cursor/16", BATCH, 7, single, RECEIVED_CURSOR,              \
+	{ prefix "cursor/16", BATCH, 7, users, RECEIVED_CURSOR,               \
 	  run_cursor_batch, check_cursor },                                   \
-	{ prefix "send/1", 1, 112, single, SQ_EMPTY, run_send, check_send },  \
-	{ prefix "send/16", BATCH, 7, single, SQ_EMPTY, run_send_batch,       \
+	{ prefix "send/1", 1, 112, users, SQ_EMPTY, run_send, check_send },   \
+	{ prefix "send/16", BATCH, 7, users, SQ_EMPTY, run_send_batch,        \
 	  check_send },                                                       \
-	{ prefix "send-inline/1", 1, 112, single, SQ_EMPTY, run_inline,       \
+	{ prefix "send-inline/1", 1, 112, users, SQ_EMPTY, run_inline,        \
 	  check_send },                                                       \
-	{ prefix "send-inline/16", BATCH, 7, single, SQ_EMPTY,                \
+	{ prefix "send-inline/16", BATCH, 7, users, SQ_EMPTY,                 \
 	  run_inline_batch, check_send },                                     \
-	{ prefix "recv/1", 1, 112, single, RQ_EMPTY, run_recv, check_recv },  \
-	{ prefix "recv/16", BATCH, 7, single, RQ_EMPTY, run_recv_batch,       \
+	{ prefix "recv/1", 1, 112, users, RQ_EMPTY, run_recv, check_recv },   \
+	{ prefix "recv/16", BATCH, 7, users, RQ_EMPTY, run_recv_batch,        \
 	  check_recv },                                                       \
-	{ prefix "srq-recv/1", 1, 112, single, SRQ_EMPTY, run_srq_recv,       \
+	{ prefix "srq-recv/1", 1, 112, users, SRQ_EMPTY, run_srq_recv,        \
 	  check_srq_recv },                                                   \
-	{ prefix "srq-recv/16", BATCH, 7, single, SRQ_EMPTY,                  \
+	{ prefix "srq-recv/16", BATCH, 7, users, SRQ_EMPTY,                   \
 	  run_srq_recv_batch, check_srq_recv },                               \
-	{ prefix "poll-srq/1", 1, 112, single, RECEIVED_SHARED, run_poll,     \
+	{ prefix "poll-srq/1", 1, 112, users, RECEIVED_SHARED, run_poll,      \
 	  check_poll },                                                       \
-	{ prefix "poll-srq/16", BATCH, 7, single, RECEIVED_SHARED,            \
+	{ prefix "poll-srq/16", BATCH, 7, users, RECEIVED_SHARED,             \
 	  run_poll_batch, check_poll },                                       \
-	{ prefix "poll-many/1", 1, 112, single, RECEIVED_MANY, run_poll,      \
+	{ prefix "poll-many/1", 1, 112, users, RECEIVED_MANY, run_poll,       \
 	  check_poll },                                                       \
-	{ prefix "poll-many/16", BATCH, 7, single, RECEIVED_MANY,             \
+	{ prefix "poll-many/16", BATCH, 7, users, RECEIVED_MANY,              \
 	  run_poll_batch, check_poll },                                       \
-	{ prefix "wr-send/1", 1, 112, single, SQX_EMPTY, run_wr, check_wr },  \
-	{ prefix "wr-send/16", BATCH, 7, single, SQX_EMPTY, run_wr_batch,     \
+	{ prefix "wr-send/1", 1, 112, users, SQX_EMPTY, run_wr, check_wr },   \
+	{ prefix "wr-send/16", BATCH, 7, users, SQX_EMPTY, run_wr_batch,      \
 	  check_wr },                                                         \
-	{ prefix "wr-inline/1", 1, 112, single, SQX_EMPTY, run_wr_inline,     \
+	{ prefix "wr-inline/1", 1, 112, users, SQX_EMPTY, run_wr_inline,      \
 	  check_wr },                                                         \
-	{ prefix "wr-inline/16", BATCH, 7, single, SQX_EMPTY,                 \
+	{ prefix "wr-inline/16", BATCH, 7, users, SQX_EMPTY,                  \
 	  run_wr_inline_batch, check_wr }
 
-const struct row rows[] = { ROWS("", false), ROWS("single-", true) };
+const struct row rows[] = {
+	ROWS("", ANY),
+	{ "poll-thousand/1", 1, 112, ANY, RECEIVED_THOUSAND, run_poll,
+	  check_poll },
+	{ "poll-thousand/16", BATCH, 7, ANY, RECEIVED_THOUSAND, run_poll_batch,
+	  check_poll },
+	ROWS("single-", SINGLE),
+	ROWS("several-", SEVERAL),
+};
 const unsigned int nrows = sizeof(rows) / sizeof(rows[0]);

@@ -17,7 +17,9 @@
 #define RQ_ENTRIES 128
 #define SRQ_ENTRIES 127 /* 128 of 32 bytes: the list's last is never posted */
 #define INLINE_LENGTH 32
-#define MANY 32 /* queue pairs that take turns in one completion queue */
+/* Queue pairs that take turns in one completion queue. */
+#define MANY 32
+#define THOUSAND 1000
 
 /* A queue pair and the device's view of it. */
 struct pair {
@@ -32,7 +34,19 @@ struct pair {
 	uint16_t slot; /* of the shared queue: what the device takes next */
 };
 
-/* One set of queues: any thread may use them, or it is said that one does. */
+/* Queue pairs of one completion queue. */
+struct turns {
+	struct pair *pairs;
+	unsigned int count;
+	unsigned int next; /* whose receive completes next, ever counted on */
+};
+
+/* Who uses a set of queues, as in rows.h: any thread may, and one does; that
+ * thread alone, as was said when they were made; any thread may, and several
+ * have. */
+enum users { ANY, SINGLE, SEVERAL, USERS };
+
+/* One set of queues: see enum users. */
 struct queues {
 	struct ibv_cq *cq;     /* for ibv_poll_cq */
 	struct ibv_cq_ex *cqx; /* for the cursor */
@@ -41,8 +55,8 @@ struct queues {
 	struct pair extended;  /* for ibv_wr_* */
 	struct pair cursor;    /* completes to `cqx` */
 	struct pair shared;    /* for ibv_post_srq_recv, ibv_poll_cq */
-	struct pair many[MANY]; /* for ibv_poll_cq */
-	unsigned int turn;     /* whose receive completes next */
+	struct turns many, thousand; /* for ibv_poll_cq; the latter of ANY alone */
+	struct ibv_pd *domain; /* of the queue pairs */
 	bool thread_domain;
 };
 
@@ -51,7 +65,7 @@ struct bench {
 	struct ibv_pd *pd;
 	struct ibv_mr *mr;
 	uint8_t *buffer;
-	struct queues sets[2]; /* any, single */
+	struct queues sets[USERS];
 	struct ibv_sge sge[BATCH];
 	struct ibv_send_wr send[BATCH], send_inline[BATCH];
 	struct ibv_recv_wr recv[BATCH];
@@ -61,13 +75,14 @@ struct bench {
 
 /* What is made ready before each round, and not measured. */
 enum ready { NOTHING, RECEIVED, SENT, RECEIVED_CURSOR, SQ_EMPTY, SQX_EMPTY,
-	     RQ_EMPTY, RECEIVED_SHARED, RECEIVED_MANY, SRQ_EMPTY };
+	     RQ_EMPTY, RECEIVED_SHARED, RECEIVED_MANY, RECEIVED_THOUSAND,
+	     SRQ_EMPTY };
 
 struct row {
 	const char *name;
 	unsigned int batch; /* operations in one call */
 	unsigned int calls; /* calls of a round */
-	bool single;
+	enum users users; /* of its queues */
 	enum ready ready;
 	void (*run)(struct bench *b, struct queues *q, unsigned int calls);
 	/* NULL when one call did what it should, else what is wrong. */

@@ -32,7 +32,7 @@
 #define PAGES 256
 /* Pages that are allocated one by one come behind those of the context. */
 #define FIRST_ALLOCATED 64
-#define MAX_OBJECTS 256
+#define MAX_OBJECTS 2048
 #define REGISTER_BYTES (2 * MLX5_HALF)
 #define REGISTERS_AT 0x800
 /* A UAR has two of them for queue pairs; the driver counts four. */

@@ -24,10 +24,12 @@ impl<'a> Section<'a> {
         Self { single, lock }
     }
 
-    /// Enters it, if that takes no waiting and the lock is biased to this thread.
+    /// Enters it, if that takes no waiting and the lock is biased to this thread, or
+    /// to none any more.
     #[inline]
     pub fn try_enter(single: bool, lock: &'a BiasedLock) -> Option<Self> {
-        (single || lock.try_fast()).then_some(Self { single, lock })
+        let entered = single || lock.try_fast() || lock.try_spin();
+        entered.then_some(Self { single, lock })
     }
 
     /// Keeps the section entered after this value is gone.
