@@ -29,7 +29,8 @@ impl<'a> Section<'a> {
     #[inline]
     pub fn try_enter(single: bool, lock: &'a BiasedLock) -> Option<Self> {
         let entered = single || lock.try_fast() || lock.try_spin();
-        entered.then_some(Self { single, lock })
+        // Not `then_some`: a value that is dropped unlocks.
+        entered.then(|| Self { single, lock })
     }
 
     /// Keeps the section entered after this value is gone.
@@ -72,4 +73,33 @@ pub fn locked<R>(single: bool, lock: &BiasedLock, f: impl FnOnce() -> R) -> R {
         lock.unlock();
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn section_that_was_not_entered_is_not_left() {
+        let lock = BiasedLock::new();
+        lock.lock();
+        assert!(Section::try_enter(false, &lock).is_none());
+        let entered = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let section = Section::enter(false, &lock);
+                entered.store(true, Ordering::Relaxed);
+                section.leave();
+            });
+            thread::sleep(Duration::from_millis(50));
+            assert!(!entered.load(Ordering::Relaxed), "the lock was released");
+            lock.unlock();
+        });
+        assert!(entered.load(Ordering::Relaxed));
+        assert!(Section::try_enter(true, &lock).is_some());
+    }
 }
