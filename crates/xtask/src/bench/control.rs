@@ -47,6 +47,7 @@ pub fn bench(
     let program = Program::build(&dir, "mlx5_control", &["mlx5_control.c", "mlx5_device.c"])?;
     let stand_in = mlx5::stand_in(&dir)?;
     let load = stand_in.program("load", &["load.c"])?;
+    let contend = contend(&dir)?;
     let samples = samples.to_string();
     let run = |provider| -> Result<Output> {
         let mut output = parse(&program.run(provider, &["time", &samples])?)?;
@@ -56,6 +57,9 @@ pub fn bench(
         let mut command = stand_in.command(&load, Provider::Stock, &[&file]);
         let loaded = parse(&printed(command.env("RINGVERBS_DEVICES", "mlx5"))?)?;
         output.times.extend(loaded.times);
+        output
+            .times
+            .extend(parse(&contend.run(provider, &[])?)?.times);
         Ok(output)
     };
     let (mut stock, mut our) = (Vec::new(), Vec::new());
@@ -66,6 +70,20 @@ pub fn bench(
     }
     eprintln!();
     table(&stock, &our)
+}
+
+fn contend(dir: &Path) -> Result<Program> {
+    Program::build(dir, "mlx5_contend", &["mlx5_contend.c", "mlx5_device.c"])
+}
+
+/// Has two threads post to one queue pair of ours.
+///
+/// # Errors
+/// They were in each other's way, or the program does not build.
+pub fn check_contention(ours: &Path) -> Result<()> {
+    let dir = driver::target_dir().join("bench-mlx5");
+    contend(&dir)?.run(Provider::Ours(ours), &[])?;
+    Ok(())
 }
 
 fn table(stock: &[Output], our: &[Output]) -> Result<(String, Vec<String>)> {
