@@ -149,7 +149,9 @@ pub fn sanitize(arguments: &Arguments) -> Result<ExitCode> {
             .env("RUSTFLAGS", format!("-Zsanitizer={name}"))
             // Tests forget handles to see that they only leak.
             .env("ASAN_OPTIONS", "detect_leaks=0")
-            .env("TSAN_OPTIONS", thread_options());
+            .env("TSAN_OPTIONS", thread_options())
+            // Of random driver commands; each takes up to ten times as long.
+            .env("RINGVERBS_SEQUENCES", "30");
         passed &= run(&mut command)?;
     }
     Ok(code(passed))
