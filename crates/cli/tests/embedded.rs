@@ -4,7 +4,9 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::thread::sleep;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes so long, but on a machine with much else to do.
@@ -176,4 +178,44 @@ fn a_client_of_a_killed_server_ends_with_retries_exceeded() {
     assert_eq!(client.status.code(), Some(1));
     let said = text(&client.stderr);
     assert!(said.contains("transport retries exceeded"), "{said}");
+}
+
+/// Threads that compute for as long as this value lives, twice as many as there are
+/// processors.
+struct Busy {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Busy {
+    fn new() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let processors = thread::available_parallelism().unwrap().get();
+        let compute = |_| {
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || while !stop.load(Ordering::Relaxed) {})
+        };
+        let threads = (0..2 * processors).map(compute).collect();
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// A polling thread that took its turn with the busy ones would need some 20 ms an
+/// exchange.
+#[test]
+fn exchanges_go_on_beside_busy_threads() {
+    let _busy = Busy::new();
+    let began = Instant::now();
+    run(&["pingpong", "--device", "embedded", "-n", "500"]);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(4), "500 exchanges took {took:?}");
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::runner::Runner;
 use crate::state::State;
+use crate::wait;
 
 /// A software HCA in this process.
 ///
@@ -23,6 +24,22 @@ impl Embedded {
     /// addition to the network's own thread.
     pub fn drive(&self) -> bool {
         self.runner.drive()
+    }
+
+    /// Called by a thread whose poll has found nothing: performs pending work of
+    /// the network, and if there is none, spins and then sleeps for lengthening
+    /// intervals, of at most a millisecond, until there is some. Does nothing on a
+    /// network that its caller drives ([`Drive::Caller`](crate::Drive::Caller)).
+    pub fn idle(&self) {
+        if self.runner.has_thread() {
+            wait::idle(&self.runner);
+        }
+    }
+
+    /// Called by a thread whose poll has found something: the next
+    /// [`idle`](Self::idle) spins first.
+    pub fn found(&self) {
+        wait::found();
     }
 
     /// Connects or disconnects the cable.

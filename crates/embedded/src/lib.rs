@@ -54,6 +54,7 @@ mod segment;
 mod spec;
 mod state;
 mod user;
+mod wait;
 mod watch;
 mod writes;
 mod xrc;

@@ -20,15 +20,8 @@ use crate::device::{Device, Drive};
 use crate::directory::Directory;
 use crate::leaving::{Flush, flush_at_exit};
 use crate::segment::{self, DEVICES, PATIENCE, Segment};
+use crate::wait::{LONGEST, SHORTEST, SPIN, Waiters, is_alone, prompt};
 use crate::{Result, refuse};
-
-/// How long the thread spins after the last activity. Afterwards it sleeps: on
-/// a busy host a thread that yields waits for all others, while one that sleeps
-/// is scheduled when its time is up.
-const SPIN: Duration = Duration::from_micros(30);
-/// Shortest and longest sleep.
-const SHORTEST: Duration = Duration::from_micros(20);
-const LONGEST: Duration = Duration::from_millis(1);
 
 /// Drives the devices of a network. Dropping it ends the thread.
 pub(crate) struct Runner {
@@ -46,6 +39,8 @@ pub(crate) struct Shared {
     count: AtomicUsize,
     stop: AtomicBool,
     joined: Option<ProcessLink>,
+    /// Threads that poll and wait for others' turns.
+    waiters: Waiters,
 }
 
 /// The connection to other processes.
@@ -131,6 +126,14 @@ impl ProcessLink {
         // The eventfd may not be what ended the wait.
         let _ = self.wake.read();
     }
+
+    /// Sleeps until a frame arrives, or the time is up, and leaves what wakes the
+    /// network's thread to it.
+    fn wait(&self, limit: Duration) {
+        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
+        // A spurious wakeup is harmless.
+        let _ = ppoll(&mut [epoll], Some(TimeSpec::from_duration(limit)), None);
+    }
 }
 
 impl Shared {
@@ -140,6 +143,9 @@ impl Shared {
         let mut found = turn(devices, self.joined.as_ref());
         if let Some(joined) = &self.joined {
             found.busy |= joined.pump();
+        }
+        if found.busy {
+            self.waiters.wake();
         }
         found
     }
@@ -209,6 +215,7 @@ impl Runner {
             devices: Mutex::default(),
             count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
+            waiters: Waiters::default(),
         });
         if shared.joined.is_some() {
             let network: Weak<Shared> = Arc::downgrade(&shared);
@@ -261,6 +268,25 @@ impl Runner {
         }
     }
 
+    /// Runs a turn of all devices, unless another thread is driving. Returns
+    /// whether anything happened.
+    pub(crate) fn turn_made_progress(&self) -> bool {
+        match self.shared.devices.try_lock() {
+            Ok(devices) => self.shared.turn(&devices).busy,
+            Err(TryLockError::Poisoned(devices)) => self.shared.turn(devices.get_ref()).busy,
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// Sleeps until a frame arrives or another thread's turn does something, or
+    /// the time is up.
+    pub(crate) fn wait(&self, limit: Duration) {
+        match &self.shared.joined {
+            Some(joined) => joined.wait(limit),
+            None => self.shared.waiters.wait(limit),
+        }
+    }
+
     /// Returns whether a thread drives the devices.
     pub(crate) fn has_thread(&self) -> bool {
         self.thread.is_some()
@@ -307,8 +333,7 @@ impl Flush for Shared {
 
 /// The thread's main loop.
 fn run(shared: &Shared) {
-    // With one processor, spinning only delays the other threads.
-    let alone = thread::available_parallelism().is_ok_and(|count| count.get() == 1);
+    prompt();
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut last = Instant::now();
     let mut sleep = SHORTEST;
@@ -330,7 +355,7 @@ fn run(shared: &Shared) {
             continue;
         }
         let idle = last.elapsed();
-        if idle < SPIN && !alone {
+        if idle < SPIN && !is_alone() {
             std::hint::spin_loop();
         } else {
             let until = found.due.map_or(sleep, |due| sleep.min(due));

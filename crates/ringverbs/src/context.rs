@@ -203,6 +203,12 @@ impl Device {
         self.embedded.is_some()
     }
 
+    /// Returns the embedded device's handle.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn embedded_handle(&self) -> Option<&embedded::Embedded> {
+        self.embedded.as_ref()
+    }
+
     /// Runs an embedded device and its network in the calling thread, for a
     /// bounded amount of work. A polling loop that calls this when it finds
     /// nothing does not depend on the device's own thread, which may be asleep or

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use ring::{Epoch, Hint, Span};
 use uverbs::{Cq, CqInit};
 
+#[cfg(feature = "embedded")]
+use crate::Device;
 use crate::channel::CompletionChannel;
 use crate::completion::wait::{deadline, is_over};
 use crate::completion::{Completion, CompletionQueueRef};
@@ -162,6 +164,8 @@ impl CompletionQueueBuilder {
             reaper: Reaper::default(),
             seen: 0,
             held: false,
+            #[cfg(feature = "embedded")]
+            embedded: context.device().and_then(Device::embedded_handle).cloned(),
             shared: Arc::new(Shared {
                 object: ManuallyDrop::new(made.object),
                 parked: OnceLock::new(),
@@ -266,6 +270,10 @@ impl fmt::Debug for Shared {
 /// system call. The queue is `Send`; for concurrent use by several threads there
 /// is [`SharedCompletionQueue`](crate::SharedCompletionQueue).
 ///
+/// An embedded device is run by the process's threads: there an empty poll drives
+/// the device, and a row of empty polls sleeps for up to a millisecond at a time,
+/// unless the caller drives the device (`ringverbs_embedded::Drive::Caller`).
+///
 /// Queue pairs keep its kernel object alive. If it is dropped before them, their
 /// completions are not read any more, and what is in flight is released with the
 /// queue pairs.
@@ -280,6 +288,9 @@ pub struct CompletionQueue {
     /// Whether the entries have timestamps.
     pub(crate) timed: bool,
     pub(super) shared: Arc<Shared>,
+    /// The device, if it is in this process: an empty poll drives it.
+    #[cfg(feature = "embedded")]
+    embedded: Option<embedded::Embedded>,
 }
 
 impl CompletionQueue {
@@ -327,7 +338,8 @@ impl CompletionQueue {
         )
     }
 
-    /// Polls for one completion. Never blocks.
+    /// Polls for one completion. Never blocks, except as [`CompletionQueue`] says of
+    /// an embedded device.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].
@@ -365,9 +377,14 @@ impl CompletionQueue {
     }
 
     fn spin(&mut self, deadline: Option<Instant>) -> Result<Option<Completion>> {
+        // An empty poll of an embedded device may sleep.
+        #[cfg(feature = "embedded")]
+        let polls_to_clock = self.embedded.as_ref().map_or(SPINS_TO_CLOCK, |_| 1);
+        #[cfg(not(feature = "embedded"))]
+        let polls_to_clock = SPINS_TO_CLOCK;
         loop {
             for _ in 0..SPINS_TO_GONE / SPINS_TO_CLOCK {
-                for _ in 0..SPINS_TO_CLOCK {
+                for _ in 0..polls_to_clock {
                     if let Some(completion) = self.poll_one()? {
                         return Ok(Some(completion));
                     }
@@ -480,13 +497,21 @@ impl CompletionQueue {
     }
 
     /// Returns the completions that are there and were not read. The raw layer
-    /// does not report malformed CQEs.
+    /// does not report malformed CQEs. If there are none, drives an embedded device.
     #[inline]
     pub(crate) fn available(&mut self, report: bool) -> Span {
         if self.held {
             self.release_held();
         }
-        self.ring.available(report)
+        let span = self.ring.available(report);
+        #[cfg(feature = "embedded")]
+        if let Some(embedded) = &self.embedded {
+            match span.at == span.end {
+                true => embedded.idle(),
+                false => embedded.found(),
+            }
+        }
+        span
     }
 
     /// Releases the entry that a forgotten cursor consumed.

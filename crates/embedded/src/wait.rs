@@ -1,0 +1,153 @@
+//! How a thread waits for what a device in software does.
+
+use std::cell::Cell;
+use std::mem::size_of;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use crate::runner::Runner;
+
+/// How long a thread spins after the last activity. Afterwards it sleeps: on a busy
+/// host a thread that yields waits for all others, while one that sleeps is
+/// scheduled when its time is up.
+pub(crate) const SPIN: Duration = Duration::from_micros(30);
+/// Shortest and longest sleep.
+pub(crate) const SHORTEST: Duration = Duration::from_micros(20);
+pub(crate) const LONGEST: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// How long this thread has polled in vain.
+    static IDLE: Cell<Idle> = const { Cell::new(Idle::NONE) };
+}
+
+#[derive(Clone, Copy)]
+struct Idle {
+    since: Option<Instant>,
+    sleep: Duration,
+    /// [`prompt`] has been called.
+    prompt: bool,
+}
+
+impl Idle {
+    const NONE: Self = Self {
+        since: None,
+        sleep: SHORTEST,
+        prompt: false,
+    };
+
+    /// After activity.
+    fn over(self) -> Self {
+        Self {
+            prompt: self.prompt,
+            ..Self::NONE
+        }
+    }
+}
+
+/// Whether spinning only delays the other threads.
+pub(crate) fn is_alone() -> bool {
+    static ALONE: OnceLock<bool> = OnceLock::new();
+    *ALONE.get_or_init(|| thread::available_parallelism().is_ok_and(|count| count.get() == 1))
+}
+
+/// A poll of this thread has found something.
+pub(crate) fn found() {
+    IDLE.set(IDLE.get().over());
+}
+
+/// A poll of this thread has found nothing: drives the devices, and, if there is
+/// nothing for them to do, spins and then sleeps for lengthening intervals.
+pub(crate) fn idle(runner: &Runner) {
+    let mut idle = IDLE.get();
+    if runner.turn_made_progress() {
+        return IDLE.set(idle.over());
+    }
+    let since = *idle.since.get_or_insert_with(Instant::now);
+    if since.elapsed() < SPIN && !is_alone() {
+        std::hint::spin_loop();
+    } else {
+        if !idle.prompt {
+            idle.prompt = true;
+            prompt();
+        }
+        runner.wait(idle.sleep);
+        idle.sleep = (idle.sleep * 2).min(LONGEST);
+    }
+    IDLE.set(idle);
+}
+
+/// Threads that wait for a turn of another thread.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    count: AtomicUsize,
+    threads: Mutex<Vec<Thread>>,
+}
+
+impl Waiters {
+    /// Sleeps until [`Waiters::wake`] is called, or the time is up. A call just
+    /// before this one is missed.
+    pub(crate) fn wait(&self, limit: Duration) {
+        let me = thread::current();
+        self.lock().push(me.clone());
+        self.count.fetch_add(1, Ordering::Relaxed);
+        thread::park_timeout(limit);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        let mut threads = self.lock();
+        if let Some(at) = threads.iter().position(|thread| thread.id() == me.id()) {
+            threads.swap_remove(at);
+        }
+    }
+
+    /// Wakes all that wait.
+    pub(crate) fn wake(&self) {
+        if self.count.load(Ordering::Relaxed) != 0 {
+            self.lock().iter().for_each(Thread::unpark);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Thread>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `struct sched_attr` of `linux/sched/types.h`, as of its first version.
+#[repr(C)]
+#[derive(Default)]
+struct SchedAttr {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+const _: () = assert!(size_of::<SchedAttr>() == 48);
+
+/// Asks the kernel to schedule this thread soon after it was woken: timers are
+/// exact to a microsecond, and its slice is 0.1 ms, so that it displaces threads
+/// with longer ones when it wakes (Linux 6.12 and later; its share of the processor
+/// stays the same). Only of a thread of the normal policy.
+pub(crate) fn prompt() {
+    const SLICE: u64 = 100_000;
+    let mut attr = SchedAttr::default();
+    let size = size_of::<SchedAttr>() as u32;
+    // SAFETY: PR_SET_TIMERSLACK takes nanoseconds; sched_getattr writes at most
+    // `size` bytes, and sched_setattr reads them.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64);
+        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) != 0 {
+            return;
+        }
+        // An older kernel has no slices to tell.
+        if attr.policy == libc::SCHED_OTHER as u32 && attr.runtime > SLICE {
+            attr.runtime = SLICE;
+            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
+        }
+    }
+}
