@@ -306,8 +306,8 @@ fn simple<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
 unsafe fn open<D: QpOps>(
     qp: *mut ibv_qp_ex,
     opcode: Opcode,
-    imm_or_key: u32,
-    remote: RemoteMemory,
+    imm_or_key: Option<u32>,
+    remote: Option<RemoteMemory>,
 ) -> bool {
     // SAFETY: as the caller says; so the public members are the caller's.
     unsafe {
@@ -321,8 +321,13 @@ unsafe fn open<D: QpOps>(
         batch.wr.wr_id = (*qp).wr_id;
         batch.wr.opcode = opcode;
         batch.wr.flags = SendFlags::from_bits_retain((*qp).wr_flags);
-        batch.wr.imm_or_key = imm_or_key;
-        batch.wr.remote = remote;
+        // What the operation does not use stays as it was.
+        if let Some(imm_or_key) = imm_or_key {
+            batch.wr.imm_or_key = imm_or_key;
+        }
+        if let Some(remote) = remote {
+            batch.wr.remote = remote;
+        }
         batch.state = State::Simple;
         if own.addressing != Addressing::Connected {
             missing_destination(batch);
@@ -354,7 +359,7 @@ pub unsafe fn open_with<D: QpOps>(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        if !open::<D>(qp, opcode, 0, remote) {
+        if !open::<D>(qp, opcode, None, Some(remote)) {
             return;
         }
         let (_, batch) = batch_of::<D, _>(qp);
@@ -466,16 +471,16 @@ macro_rules! builders {
 }
 
 builders! {
-    wr_send() |qp| open::<D>(qp, Opcode::SEND, 0, NO_REMOTE);
-    wr_send_imm(imm_data: u32) |qp| open::<D>(qp, Opcode::SEND_WITH_IMM, imm_data, NO_REMOTE);
-    wr_send_inv(rkey: u32) |qp| open::<D>(qp, Opcode::SEND_WITH_INV, rkey, NO_REMOTE);
+    wr_send() |qp| open::<D>(qp, Opcode::SEND, None, None);
+    wr_send_imm(imm_data: u32) |qp| open::<D>(qp, Opcode::SEND_WITH_IMM, Some(imm_data), None);
+    wr_send_inv(rkey: u32) |qp| open::<D>(qp, Opcode::SEND_WITH_INV, Some(rkey), None);
     wr_rdma_write(rkey: u32, addr: u64)
-        |qp| open::<D>(qp, Opcode::RDMA_WRITE, 0, RemoteMemory { addr, rkey });
+        |qp| open::<D>(qp, Opcode::RDMA_WRITE, None, Some(RemoteMemory { addr, rkey }));
     wr_rdma_write_imm(rkey: u32, addr: u64, imm_data: u32)
-        |qp| open::<D>(qp, Opcode::RDMA_WRITE_WITH_IMM, imm_data, RemoteMemory { addr, rkey });
+        |qp| open::<D>(qp, Opcode::RDMA_WRITE_WITH_IMM, Some(imm_data), Some(RemoteMemory { addr, rkey }));
     wr_rdma_read(rkey: u32, addr: u64)
-        |qp| open::<D>(qp, Opcode::RDMA_READ, 0, RemoteMemory { addr, rkey });
-    wr_local_inv(rkey: u32) |qp| open::<D>(qp, Opcode::LOCAL_INV, rkey, NO_REMOTE);
+        |qp| open::<D>(qp, Opcode::RDMA_READ, None, Some(RemoteMemory { addr, rkey }));
+    wr_local_inv(rkey: u32) |qp| open::<D>(qp, Opcode::LOCAL_INV, Some(rkey), None);
     wr_atomic_cmp_swp(rkey: u32, addr: u64, compare_add: u64, swap: u64) |qp| open_with::<D>(
         qp,
         Opcode::ATOMIC_CMP_AND_SWP,

@@ -57,6 +57,7 @@ impl CompletionQueue {
     pub fn cursor(&mut self) -> Cursor<'_> {
         let span = self.available(true);
         self.release_destroyed();
+        self.polled(usize::from(span.at != span.end));
         Cursor {
             queue: self,
             span,

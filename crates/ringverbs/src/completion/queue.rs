@@ -450,6 +450,7 @@ impl CompletionQueue {
         // Also done without completions: it may be long until the next one.
         self.release_destroyed();
         if span.at == span.end || max == 0 {
+            self.polled(0);
             return Ok(0);
         }
         let shared = &*self.shared;
@@ -493,25 +494,34 @@ impl CompletionQueue {
             self.ring.advance(&mut span);
         }
         self.ring.release(&span);
+        self.polled(1);
         failed.map_or(Ok(count), Err)
     }
 
     /// Returns the completions that are there and were not read. The raw layer
-    /// does not report malformed CQEs. If there are none, drives an embedded device.
+    /// does not report malformed CQEs.
     #[inline]
     pub(crate) fn available(&mut self, report: bool) -> Span {
         if self.held {
             self.release_held();
         }
-        let span = self.ring.available(report);
+        self.ring.available(report)
+    }
+
+    /// A poll ends that has found so many CQEs. Drives an embedded device if there were
+    /// none. At a poll's end, where registers need no saving for the call.
+    #[inline]
+    pub(crate) fn polled(&self, count: usize) {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
-            match span.at == span.end {
-                true => embedded.idle(),
-                false => embedded.found(),
+            std::hint::cold_path();
+            match count {
+                0 => embedded.idle(),
+                _ => embedded.found(),
             }
         }
-        span
+        #[cfg(not(feature = "embedded"))]
+        let _ = count;
     }
 
     /// Releases the entry that a forgotten cursor consumed.

@@ -79,6 +79,7 @@ impl CompletionQueue {
     pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
         let mut span = self.available(false);
         if span.at == span.end || max == 0 {
+            self.polled(0);
             return 0;
         }
         let (ring, timed) = (&mut *self.ring, self.timed);
@@ -95,6 +96,7 @@ impl CompletionQueue {
             }
         }
         ring.release(&span);
+        self.polled(count);
         count
     }
 }
