@@ -1,8 +1,9 @@
-//! Critical sections of queues: the lock, or the application's promise.
+//! Critical sections of queues: a lock, unless the application promised one caller
+//! at a time.
 
 use ring::BiasedLock;
 
-/// A queue's critical section, which is left when the value is dropped.
+/// Guard of a queue's critical section. Dropping it leaves the section.
 pub struct Section<'a> {
     /// The application promised one caller at a time: no lock.
     single: bool,
@@ -13,7 +14,7 @@ impl<'a> Section<'a> {
     /// Enters the section; waits for the lock if needed.
     #[inline]
     pub fn enter(single: bool, lock: &'a BiasedLock) -> Self {
-        /// For a lock that is not biased to this thread.
+        /// Slow path: the lock is not biased to this thread, or is held.
         #[inline(never)]
         fn enter_shared(lock: &BiasedLock) {
             lock.lock_shared();
@@ -24,25 +25,25 @@ impl<'a> Section<'a> {
         Self { single, lock }
     }
 
-    /// Enters it, if that takes no waiting and the lock is biased to this thread, or
-    /// to none any more.
+    /// Enters the section if the lock is free, and is biased to this thread or has
+    /// had its bias revoked. Otherwise use [`Section::enter`].
     #[inline]
     pub fn try_enter(single: bool, lock: &'a BiasedLock) -> Option<Self> {
         let entered = single || lock.try_fast() || lock.try_spin();
-        // Not `then_some`: a value that is dropped unlocks.
+        // `then`, not `then_some`: dropping an unused `Section` would unlock.
         entered.then(|| Self { single, lock })
     }
 
-    /// Keeps the section entered after this value is gone.
+    /// Consumes the guard without leaving the section.
     #[inline]
     pub fn keep_locked(self) {
         core::mem::forget(self);
     }
 
-    /// The section that [`Section::keep_locked`] kept.
+    /// Returns the guard of a section that [`Section::keep_locked`] left entered.
     ///
     /// # Safety
-    /// It was kept, once.
+    /// Called once for each [`Section::keep_locked`].
     #[inline]
     pub unsafe fn entered(single: bool, lock: &'a BiasedLock) -> Self {
         Self { single, lock }
@@ -62,8 +63,8 @@ impl Drop for Section<'_> {
     }
 }
 
-/// Runs `f` in the critical section of `lock`, which a single owner does not
-/// need.
+/// Runs `f` with `lock` held; without it if the application promised one caller at a
+/// time (`single`).
 pub fn locked<R>(single: bool, lock: &BiasedLock, f: impl FnOnce() -> R) -> R {
     if !single {
         lock.lock();

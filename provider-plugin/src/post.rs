@@ -1,8 +1,9 @@
 //! Posting lists of work requests.
 //!
-//! `ibv_post_send` and `ibv_post_recv`: a list is converted and pushed, work
-//! request by work request, and published at once. No allocation; no system
-//! call but one doorbell a list; a lock where the queue is shared.
+//! `ibv_post_send` and `ibv_post_recv` convert and push the work requests of a
+//! list one by one, and publish them together. They do not allocate. The only
+//! system call is rdma_rxe's doorbell, once per list. They hold the queue's lock
+//! unless the application promised one caller at a time.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -24,7 +25,7 @@ const _: () = {
     assert!(align_of::<ibv_sge>() >= align_of::<Sge>());
 };
 
-/// A scatter/gather list of the application, if it is no longer than `max`.
+/// Returns the application's scatter/gather list; EINVAL if it is longer than `max`.
 ///
 /// # Safety
 /// `list` is readable for `num_sge` elements.
@@ -68,9 +69,9 @@ unsafe fn common<'a, A>(wr: &'a ibv_send_wr, list: &'a [Sge]) -> SendWr<'a, A> {
     }
 }
 
-/// Fast path of [`push`]: converts a work request with one element and nothing else
-/// to convert, and adds it to the batch. False, and nothing was done, if it does not
-/// apply.
+/// Fast path of [`push`]: converts a work request of one element, without operands or
+/// destination, and adds it to the batch. Returns false and pushes nothing if it does
+/// not apply.
 ///
 /// # Safety
 /// As for [`push`].
@@ -218,8 +219,8 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
         let Some(section) = Section::try_enter(own.single, &own.send_lock) else {
             return post_rest(own, wr, wr, bad_wr, None);
         };
-        // Fast path: work requests of one element. No call but the last, so that
-        // nothing is saved for one.
+        // Fast path: work requests of one element. A call other than the last would
+        // make the function save registers.
         let queue = &mut *own.send.get();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
@@ -238,8 +239,8 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
     }
 }
 
-/// Posts the rest of the list that begins with `wr`, whatever is in it; waits for
-/// the critical section if it has not been entered.
+/// Slow path of [`post_send`]: posts the rest of the list that begins with `wr`.
+/// Waits for the critical section if it has not been entered.
 ///
 /// # Safety
 /// As for [`post_send`].
@@ -304,7 +305,7 @@ pub unsafe extern "C" fn bind_mw<D: qp::QpOps>(
     unsafe { mw::bind(post_send::<D>, qp, mw, bind) }
 }
 
-/// A queue pair or shared receive queue, which receives are posted to.
+/// A queue pair or a shared receive queue: receives are posted to it.
 pub trait Receiver {
     /// Its queue.
     type Queue: Receives;
@@ -335,8 +336,8 @@ unsafe fn receive<R: Receiver>(
         let Some(section) = Section::try_enter(own.single(), own.lock()) else {
             return receive_rest(own, queue, wr, bad_wr, None);
         };
-        // Fast path: receives of one element. No call but the last, so that
-        // nothing is saved for one.
+        // Fast path: receives of one element. A call other than the last would make
+        // the function save registers.
         let mut next = wr;
         while let Some(request) = next.as_ref() {
             let short = request.num_sge == 1
@@ -353,8 +354,8 @@ unsafe fn receive<R: Receiver>(
     }
 }
 
-/// Posts the rest of a list, whatever is in it; waits for the critical section if it
-/// has not been entered.
+/// Slow path of [`receive`]: posts the rest of a list. Waits for the critical section
+/// if it has not been entered.
 ///
 /// # Safety
 /// As for [`receive`].

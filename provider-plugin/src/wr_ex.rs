@@ -1,9 +1,10 @@
 //! Posting by function calls (`ibv_wr_*`).
 //!
-//! `wr_start` enters the queue's critical section. A builder opens a work
-//! request; the setter that completes it pushes it, or else the next builder or
-//! `wr_complete`, which publishes. The first error is kept, and nothing is
-//! pushed after it; `wr_complete` then discards the batch, as `wr_abort` does.
+//! `wr_start` enters the queue's critical section. A builder (`wr_send` and so on)
+//! opens a work request. The setter that completes it pushes it; if there is none,
+//! the next builder or `wr_complete` does. `wr_complete` publishes the batch. After
+//! the first error nothing is pushed; `wr_complete` discards the batch and returns
+//! that error. `wr_abort` discards the batch as well.
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -29,9 +30,9 @@ enum State {
     /// A work request of a connection, without operands, is open; a setter of
     /// data completes it.
     Simple,
-    /// Any other work request is open, whose destination is set if it has one.
+    /// Any other work request is open; its destination, if it needs one, is set.
     Directed,
-    /// A work request without its destination is open.
+    /// A work request is open whose destination is not set yet.
     Undirected,
 }
 
@@ -86,7 +87,7 @@ impl<A> Batch<A> {
             .map_err(|_| Errno::NOMEM)
     }
 
-    /// Keeps data until the destination is set.
+    /// Copies data until the destination is set.
     ///
     /// # Errors
     /// EINVAL: more than was reserved.
@@ -110,7 +111,7 @@ impl<A> Batch<A> {
                 for piece in pieces {
                     let length = piece.length as usize;
                     fits(self.inline.capacity() - self.inline.len(), length)?;
-                    // An empty piece may be anywhere.
+                    // An empty piece may have any address.
                     if length != 0 {
                         let from = core::ptr::with_exposed_provenance(piece.addr as usize);
                         // SAFETY: readable, as the caller says.
@@ -125,7 +126,7 @@ impl<A> Batch<A> {
                 });
             }
         }
-        // SAFETY: neither is changed before the work request has been pushed.
+        // SAFETY: `sges` and `inline` do not change before the work request is pushed.
         let list = unsafe { core::slice::from_raw_parts(self.sges.as_ptr(), self.sges.len()) };
         self.wr.data = match data {
             Data::Sges(_) => Data::Sges(list),
@@ -134,7 +135,7 @@ impl<A> Batch<A> {
         Ok(())
     }
 
-    /// Keeps the first error.
+    /// Fails the batch. Later errors are ignored.
     #[cold]
     pub fn fail(&mut self, errno: c_int) {
         if self.state != State::Failed {
@@ -287,7 +288,7 @@ unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
     }
 }
 
-/// A work request of a connection, without operands.
+/// Returns the work request with `data`, without operands and destination.
 #[inline]
 fn simple<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
     SendWr {
@@ -298,7 +299,7 @@ fn simple<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
     }
 }
 
-/// Opens a work request, without data so far. False if the batch has failed.
+/// Opens a work request. Returns false if the batch has failed.
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete.
@@ -321,7 +322,7 @@ unsafe fn open<D: QpOps>(
         batch.wr.wr_id = (*qp).wr_id;
         batch.wr.opcode = opcode;
         batch.wr.flags = SendFlags::from_bits_retain((*qp).wr_flags);
-        // What the operation does not use stays as it was.
+        // Fields that the operation does not use keep stale values.
         if let Some(imm_or_key) = imm_or_key {
             batch.wr.imm_or_key = imm_or_key;
         }
@@ -346,7 +347,7 @@ fn missing_destination<A>(batch: &mut Batch<A>) {
     };
 }
 
-/// Opens a work request that has operands, without data so far.
+/// Opens a work request with operands.
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete.
@@ -374,8 +375,8 @@ pub unsafe fn open_with<D: QpOps>(
     }
 }
 
-/// Sets the data of the open work request, and pushes it unless its destination
-/// is to come. EINVAL if none is open.
+/// Sets the data of the open work request, and pushes it unless its destination is
+/// not set yet. Without an open work request the batch fails with EINVAL.
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete. Inline data is readable.
@@ -384,12 +385,13 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
     // SAFETY: as the caller says.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
-        // Fast path. No call but the last, so that nothing is saved for one.
+        // Fast path. A call other than the last would make it save registers.
         if batch.state == State::Simple && (*own.send.get()).push_short(&simple(&batch.wr, data)) {
             batch.state = State::Ready;
             return;
         }
-        // Passed in registers: otherwise the fast path's value would be in memory.
+        // `data` is taken apart to be passed in registers; passed by reference, it
+        // would be in memory on the fast path too.
         match data {
             Data::Sges(list) => set_data_other(own, batch, list, false),
             Data::Inline(list) => set_data_other(own, batch, list, true),
@@ -397,10 +399,10 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
     }
 }
 
-/// [`set_data`] of any work request.
+/// Slow path of [`set_data`]: any work request.
 ///
 /// # Safety
-/// As there.
+/// As for [`set_data`].
 #[inline(never)]
 unsafe fn set_data_other<D: QpOps>(
     own: &Qp<D>,
@@ -433,8 +435,8 @@ unsafe fn set_data_other<D: QpOps>(
     }
 }
 
-/// Sets the destination of the open work request, and pushes it if it has its
-/// data. EINVAL if none is open.
+/// Sets the destination of the open work request, and pushes it if its data is set.
+/// Without an open work request the batch fails with EINVAL.
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete; the destination stays
@@ -505,7 +507,7 @@ unsafe extern "C" fn wr_bind_mw<D: QpOps>(
     // live objects. The bind is not changed before the work request has been
     // pushed.
     unsafe {
-        // What is open goes first: it may name the bind so far.
+        // Push the open work request first: it may refer to `batch.bind`.
         let (own, batch) = batch_of::<D, _>(qp);
         push_open(own, batch);
         let operands = window_bind::<D>(mw, rkey, &*info).map(|bind| {
@@ -553,8 +555,8 @@ unsafe fn set_inline<D: QpOps>(qp: *mut ibv_qp_ex, list: *const ibv_data_buf, nu
     }
     let list = match num_buf {
         0 => &[],
-        // SAFETY: as the caller says. Any bytes are an element; addresses and
-        // lengths are in the same places, and a key is the upper half of a length.
+        // SAFETY: as the caller says. Any bytes are a valid element. Address and length
+        // have the same offsets; `lkey` is the upper half of the 64-bit length.
         _ => unsafe { core::slice::from_raw_parts(list.cast::<Sge>(), num_buf) },
     };
     // SAFETY: as the caller says.
@@ -592,7 +594,7 @@ unsafe extern "C" fn wr_set_sge<D: QpOps>(qp: *mut ibv_qp_ex, lkey: u32, addr: u
     // SAFETY: the application is between wr_start and wr_complete.
     unsafe {
         if length == 0 {
-            // An element of no bytes is left out.
+            // An element of length 0 is left out.
             let (own, batch) = batch_of::<D, _>(qp);
             return set_data_other(own, batch, &[], false);
         }
@@ -606,8 +608,7 @@ unsafe extern "C" fn wr_set_sge_list<D: QpOps>(
     list: *const ibv_sge,
 ) {
     // SAFETY: the application is between wr_start and wr_complete, and says
-    // that the list is readable; a longer one than the queue was made for is
-    // not read.
+    // that the list is readable; a list longer than `max_sge` is not read.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
         match scatter_list(list, num_sge, (*own.send.get()).max_sge()) {

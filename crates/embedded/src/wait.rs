@@ -1,4 +1,4 @@
-//! How a thread waits for what a device in software does.
+//! Waiting for an embedded device: a thread spins, then sleeps.
 
 use std::cell::Cell;
 use std::mem::size_of;
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use crate::runner::Runner;
 
-/// How long a thread spins after the last activity. Afterwards it sleeps: on a busy
-/// host a thread that yields waits for all others, while one that sleeps is
-/// scheduled when its time is up.
+/// How long a thread spins after the last activity before it sleeps. It does not
+/// yield: on a busy host a thread that yields runs after all others, one that sleeps
+/// when its timer expires.
 pub(crate) const SPIN: Duration = Duration::from_micros(30);
 /// Shortest and longest sleep.
 pub(crate) const SHORTEST: Duration = Duration::from_micros(20);
 pub(crate) const LONGEST: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// How long this thread has polled in vain.
+    /// The empty polls of this thread since the last one that found something.
     static IDLE: Cell<Idle> = const { Cell::new(Idle::NONE) };
 }
 
@@ -38,7 +38,7 @@ impl Idle {
         prompt: false,
     };
 
-    /// After activity.
+    /// The state after activity. [`prompt`] is not called again.
     fn over(self) -> Self {
         Self {
             prompt: self.prompt,
@@ -47,19 +47,19 @@ impl Idle {
     }
 }
 
-/// Whether spinning only delays the other threads.
+/// Returns whether there is one processor only: spinning would delay other threads.
 pub(crate) fn is_alone() -> bool {
     static ALONE: OnceLock<bool> = OnceLock::new();
     *ALONE.get_or_init(|| thread::available_parallelism().is_ok_and(|count| count.get() == 1))
 }
 
-/// A poll of this thread has found something.
+/// Called when a poll of this thread has found something.
 pub(crate) fn found() {
     IDLE.set(IDLE.get().over());
 }
 
-/// A poll of this thread has found nothing: drives the devices, and, if there is
-/// nothing for them to do, spins and then sleeps for lengthening intervals.
+/// Called when a poll of this thread has found nothing. Drives the devices; if that
+/// makes no progress, spins, then sleeps for lengthening intervals.
 pub(crate) fn idle(runner: &Runner) {
     let mut idle = IDLE.get();
     if runner.turn_made_progress() {
@@ -87,8 +87,8 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// Sleeps until [`Waiters::wake`] is called, or the time is up. A call just
-    /// before this one is missed.
+    /// Sleeps until [`Waiters::wake`] is called, or the time is up. A wake-up just
+    /// before this call is lost, so the limit must be short.
     pub(crate) fn wait(&self, limit: Duration) {
         let me = thread::current();
         self.lock().push(me.clone());
@@ -129,10 +129,10 @@ struct SchedAttr {
 
 const _: () = assert!(size_of::<SchedAttr>() == 48);
 
-/// Asks the kernel to schedule this thread soon after it was woken: timers are
-/// exact to a microsecond, and its slice is 0.1 ms, so that it displaces threads
-/// with longer ones when it wakes (Linux 6.12 and later; its share of the processor
-/// stays the same). Only of a thread of the normal policy.
+/// Asks the kernel to schedule this thread soon after it wakes: a timer slack of
+/// 1 µs and, under SCHED_OTHER on Linux 6.12 and later, a time slice of 0.1 ms, with
+/// which it preempts threads that have longer slices. Its share of the processor
+/// stays the same. Both settings stay with the thread.
 pub(crate) fn prompt() {
     const SLICE: u64 = 100_000;
     let mut attr = SchedAttr::default();
@@ -144,7 +144,7 @@ pub(crate) fn prompt() {
         if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) != 0 {
             return;
         }
-        // An older kernel has no slices to tell.
+        // An older kernel reports a slice of 0.
         if attr.policy == libc::SCHED_OTHER as u32 && attr.runtime > SLICE {
             attr.runtime = SLICE;
             libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);

@@ -19,15 +19,15 @@ const INDEX: u32 = 0xff_ffff;
 
 /// The CQEs of a completion queue, and its QP table.
 ///
-/// The owner bit says whether an entry is new; it inverts with every round. The
-/// other bytes are read after it.
+/// The owner bit says whether an entry is new; it inverts with every pass over the
+/// ring. The other bytes are read after it.
 ///
-/// Thread rule: one caller at a time (`&mut`). The methods that read
-/// completions neither allocate, lock (but a shared receive queue's free list)
-/// nor call the system.
+/// Thread rule: one caller at a time (`&mut`). The methods that read completions
+/// neither allocate nor make a system call; the only lock that they take is a
+/// shared receive queue's.
 #[derive(Debug)]
 pub struct CompletionRing {
-    /// The fields of the next entry, and its owner bit once written.
+    /// The fields of the next entry; `round` is its owner bit once it is written.
     next: NonNull<Cqe>,
     round: u8,
     /// The consumer index.
@@ -52,9 +52,9 @@ pub struct CompletionRing {
     records: Arc<Records>,
 }
 
-// SAFETY: it owns its memory, which is read as memory that the device writes.
+// SAFETY: it owns its memory, and reads it as memory that the device may write.
 unsafe impl Send for CompletionRing {}
-// SAFETY: as above; nothing is done through a shared reference.
+// SAFETY: as above; safe methods that take `&self` only read.
 unsafe impl Sync for CompletionRing {}
 
 /// Returns whether an entry with this last byte was written in round `round`.
@@ -107,7 +107,7 @@ impl CqeFormat {
 }
 
 impl CompletionRing {
-    /// A queue of `1 << log2` entries, all of them the device's.
+    /// Creates a queue of `1 << log2` entries, all owned by the device.
     pub(crate) fn new(
         log2: u32,
         format: CqeFormat,
@@ -136,7 +136,7 @@ impl CompletionRing {
         Ok(ring)
     }
 
-    /// Memory for `1 << log2` entries, all of them the device's.
+    /// Allocates `1 << log2` entries, all owned by the device.
     pub(crate) fn fresh(
         log2: u32,
         format: CqeFormat,
@@ -174,7 +174,7 @@ impl CompletionRing {
         self.format.compresses
     }
 
-    /// Lets another queue have the memory when the ring goes.
+    /// Lets another queue reuse the memory when the ring is dropped.
     ///
     /// # Safety
     /// The kernel object is destroyed.
@@ -183,7 +183,7 @@ impl CompletionRing {
         unsafe { self.memory.release() }
     }
 
-    /// Entries that it holds at most.
+    /// Number of entries.
     pub fn capacity(&self) -> u32 {
         self.mask + 1
     }
@@ -202,13 +202,13 @@ impl CompletionRing {
         u8::from(at & self.capacity() != 0)
     }
 
-    /// The last byte of an entry, of which the rest is read after it.
+    /// Reads the last byte of an entry; the other bytes are read after it.
     ///
     /// # Safety
     /// It is an entry of this ring.
     #[inline]
     unsafe fn op_own(slot: NonNull<Cqe>) -> u8 {
-        // SAFETY: a byte of the entry, for as long as this takes.
+        // SAFETY: a byte of the entry, which outlives this call.
         unsafe { Owner::new(slot.cast::<u8>().add(offset_of!(Cqe, op_own))) }.read()
     }
 
@@ -228,17 +228,17 @@ impl CompletionRing {
         self.session.left == 0 && !is_written(op_own, self.round)
     }
 
-    /// Polls completions into `out`, in order, each once; how many there were. So
-    /// many places at the front of `out` are written.
+    /// Polls completions into the front of `out`, in order, each once. Returns how
+    /// many were written.
     ///
     /// # Errors
-    /// The next completion is malformed. It stays the next one, so that the call
-    /// can be repeated once its queue pair is attached, until
-    /// [`CompletionRing::skip`]. An error behind other completions is reported by
-    /// the next call.
+    /// The next completion is malformed. It stays the next one until
+    /// [`CompletionRing::skip`], so that the call can be repeated once its queue
+    /// pair is attached. If completions were read before it, they are returned, and
+    /// the next call reports the error.
     ///
     /// # Safety
-    /// The queues that complete here were published to as their contracts say.
+    /// The contracts of `publish` were kept on all queues that complete here.
     #[inline]
     pub unsafe fn poll<S: Sink>(&mut self, out: &mut [S]) -> Result<usize, CompletionError> {
         let mut count = 0;
@@ -279,8 +279,8 @@ impl CompletionRing {
         if self.session.left == 0 {
             // SAFETY: `next` is an entry of this ring, which lives as long as that.
             let (cqe, op_own) = unsafe { (CqeRef::new(self.next, true), Self::op_own(self.next)) };
-            // The common kinds, new, without data or mini CQEs: each is decoded
-            // by specialised code.
+            // Fast path: a new CQE of a common opcode, without data, not compressed.
+            // Each opcode has its own copy of the decoder.
             let decoded = match (op_own ^ self.round) & !CQE_SOLICITED {
                 SENT => decode(&mut self.qps, cqe, SENT, 0, sink).is_ok(),
                 RECEIVED => decode(&mut self.qps, cqe, RECEIVED, 0, sink).is_ok(),
@@ -297,10 +297,10 @@ impl CompletionRing {
         unsafe { self.next_slow(sink) }
     }
 
-    /// As [`CompletionRing::next`], of any completion or malformed CQE.
+    /// Slow path of [`CompletionRing::next`]: any completion, or a malformed CQE.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`CompletionRing::poll`].
     #[cold]
     #[inline(never)]
     unsafe fn next_slow(&mut self, sink: &mut impl Sink) -> Result<bool, CompletionError> {
@@ -348,8 +348,8 @@ impl CompletionRing {
         }
     }
 
-    /// Posts a receive of a shared queue again that failed with a page fault.
-    /// Returns whether it is outstanding.
+    /// Posts again a receive of a shared queue that failed with a page fault.
+    /// Returns false, and posts nothing, if it was not outstanding.
     fn post_again(&mut self, cqe: CqeRef) -> bool {
         let work = self.qps.receiver(cqe.uidx_field());
         work.and_then(|work| work.shared.as_ref())
@@ -368,16 +368,16 @@ impl CompletionRing {
         self.resume_at(self.at.wrapping_add(1));
     }
 
-    /// Releases what was read to the device.
+    /// Releases the entries that were read to the device.
     #[inline]
     pub fn publish(&mut self) {
-        // The check moves on before the entries are released: it must not read an
-        // entry that the device may overwrite.
+        // The empty check is moved before the entries are released: it must not read
+        // an entry that the device may overwrite.
         if self.session.left != 0 {
             self.owner_check.suspend();
         } else {
-            // SAFETY: entries that are replaced stay readable (`retired`), and
-            // who looks does not outlive the ring (`look`).
+            // SAFETY: replaced entries stay readable (`retired`), and no
+            // `EmptyCheck` is used after the ring is dropped (`empty_check`).
             unsafe { self.owner_check.publish(self.next.cast(), self.round) };
         }
         self.consumed.publish(self.at & INDEX);
@@ -403,7 +403,7 @@ impl CompletionRing {
         Ok(())
     }
 
-    /// The consumer index, as far as was read.
+    /// The consumer index, published or not.
     pub(crate) fn position(&self) -> u32 {
         self.at
     }
@@ -413,7 +413,7 @@ impl CompletionRing {
     fn advance(&mut self) {
         self.at = self.at.wrapping_add(1);
         if self.at & self.mask != 0 {
-            // SAFETY: it is not the last one's end.
+            // SAFETY: `at` has not wrapped, so this is an entry.
             self.next = unsafe { self.next.byte_add(self.step) };
         } else {
             cold_path();
@@ -443,7 +443,7 @@ impl CompletionRing {
         self.resume_at(at);
     }
 
-    /// Of entries as every device has them.
+    /// Creates a queue in the format that every device has.
     #[cfg(test)]
     pub(crate) fn plain(log2: u32) -> Result<Self, CreateError> {
         Self::new(log2, CqeFormat::PLAIN, None)

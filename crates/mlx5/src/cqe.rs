@@ -3,8 +3,8 @@
 //! [`decode`] resolves the queue pair and the work request of a CQE, interprets
 //! its opcode and hands the result to a [`Sink`]: a work completion, one with a
 //! timestamp, or the entry under a cursor, which reads the other fields on
-//! demand. CQEs are untrusted: fields are looked up or masked, unknown ones are a
-//! [`CompletionError`], and then nothing has changed.
+//! demand. CQEs are untrusted: fields are looked up or masked. An unknown value is
+//! a [`CompletionError`], and changes nothing.
 
 use std::hint::cold_path;
 use std::mem::{MaybeUninit, offset_of};
@@ -23,7 +23,7 @@ use crate::{CompletionError, SharedWork, Work};
 #[derive(Clone, Copy, Debug)]
 pub struct CqeRef {
     at: NonNull<Cqe>,
-    /// It stays in the ring until it is released.
+    /// It is in the ring, until it is released; otherwise a copy.
     pub(crate) in_ring: bool,
 }
 
@@ -170,7 +170,7 @@ impl Sink for MaybeUninit<WorkCompletion> {
             ..WorkCompletion::default()
         };
         if decoded.opcode & opcode::RECV != 0 {
-            // The field holds one of the three.
+            // One field for immediate data, invalidated key and P_Key index.
             let immediate = cqe.immediate();
             if decoded.wc_flags & flags::WITH_IMM != 0 {
                 wc.ex = immediate;
@@ -225,7 +225,7 @@ pub(crate) fn is_receive(op_own: u8) -> bool {
 }
 
 /// Decodes a CQE into `sink`, and completes its work request. `op_own` is its last
-/// byte; `status` is that of the data that came in it, 0 if there was none.
+/// byte; `status` is the result of [`scatter`], 0 for a CQE without data.
 #[inline(always)]
 pub(crate) fn decode(
     qps: &mut QpTable,
@@ -301,7 +301,7 @@ fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
 }
 
 /// Completes the WQE that a CQE names, and all before it in its send queue. The
-/// slots are the poster's again, so whatever is needed of them has been read.
+/// poster may reuse their slots at once: read what is needed of them first.
 #[inline]
 fn complete_send(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
     complete(&work.sends, cqe)
@@ -344,7 +344,7 @@ fn request(work: &Work, cqe: CqeRef) -> Result<(u32, u32, u32), CompletionError>
     }
 }
 
-/// As [`request`], of any but sends and writes.
+/// Slow path of [`request`]: neither a send nor a write.
 #[inline(never)]
 fn other_request(
     work: &Work,
@@ -358,7 +358,7 @@ fn other_request(
         abi::opcode::RDMA_READ => (opcode::RDMA_READ, 0, cqe.byte_len()),
         abi::opcode::ATOMIC_CS => (opcode::COMP_SWAP, 0, 8),
         abi::opcode::ATOMIC_FA => (opcode::FETCH_ADD, 0, 8),
-        // The poster has noted which of the two it was.
+        // Bind or invalidate: the poster stored which in the second slot.
         abi::opcode::UMR => {
             let second = u32::from(cqe.wqe_counter()).wrapping_add(1);
             match work.sends.noted(second) as u32 {
@@ -386,12 +386,12 @@ pub(crate) unsafe fn scatter(
     let data = if op_own & abi::CQE_SCATTER_64 != 0 {
         wide.map(|wide| &wide[..])
     } else {
-        // SAFETY: the CQE is longer and has no padding; any bytes are fields.
+        // SAFETY: a CQE has 64 bytes and no padding; any bytes are valid fields.
         let fields = unsafe { &mut *(&raw mut *cqe).cast::<[u8; 32]>() };
         std::mem::swap(&mut first, fields);
         Some(&first[..])
     };
-    // SAFETY: the reference ends with this function.
+    // SAFETY: `cqe` is borrowed until the end of this function.
     let cqe = unsafe { CqeRef::new(NonNull::from(cqe), false) };
     let slot = cqe.wqe_counter();
     let data = |byte_len: u32| data?.get(..byte_len as usize);

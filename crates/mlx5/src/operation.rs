@@ -20,7 +20,7 @@ pub enum Service {
     XrcTarget,
 }
 
-/// Opcodes are below this.
+/// Exclusive limit of the opcodes.
 pub(crate) const OPCODES: usize = 16;
 
 /// Encoding of an operation on a service.
@@ -28,13 +28,13 @@ pub(crate) const OPCODES: usize = 16;
 pub(crate) struct Form {
     /// The device's opcode.
     pub opcode: u8,
-    /// It has immediate data or a key.
+    /// Contents of its immediate field.
     pub extra: Extra,
     /// It has a remote segment.
     pub remote: bool,
     /// It has an atomic segment.
     pub atomic: bool,
-    /// It reads into its data.
+    /// It writes to its local memory (reads, atomics).
     pub reads: bool,
     /// It changes a memory key and has no data.
     pub keys: bool,
@@ -42,11 +42,11 @@ pub(crate) struct Form {
     pub before: u8,
     /// Fence bits of the next work request, unless that has a stronger fence.
     pub fence_after: u8,
-    /// Before the data it has only a control segment and at most a remote
-    /// segment.
+    /// It qualifies for `SendQueue::push_short`: only a control segment and at most
+    /// a remote segment precede the data.
     pub short: bool,
     /// The opcode and the number of segments before the data, as in the first 8
-    /// bytes of the control segment.
+    /// bytes of the control segment; 0 if the service lacks the operation.
     pub head: u64,
 }
 
@@ -77,8 +77,8 @@ pub(crate) enum Extra {
 }
 
 impl Service {
-    /// Segments of the address that work requests other than those that change
-    /// keys have.
+    /// Number of address segments of a work request; those that change keys have
+    /// none.
     pub(crate) const fn address(self) -> u8 {
         match self {
             Self::Datagram => 3,

@@ -13,26 +13,26 @@ use crate::{PostError, Work};
 
 /// A receive queue.
 ///
-/// A batch: [`RecvQueue::push`] for each receive, and [`RecvQueue::publish`] once,
+/// A batch is one [`RecvQueue::push`] per receive, then one [`RecvQueue::publish`]
 /// or [`RecvQueue::abort`].
 ///
 /// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
-/// calls the system.
+/// makes a system call.
 #[derive(Debug)]
 pub struct RecvQueue {
     /// Number of published receives.
     posted: u32,
-    /// Number of published receives and those of the batch.
+    /// Number of receives pushed so far, published or not.
     next: u32,
-    /// Value of `next` up to which there is known room.
+    /// Value of `next` at which the number of completed receives is read again.
     room_until: u32,
-    /// Capacity.
+    /// Maximum number of outstanding receives.
     capacity: u32,
     max_sge: u32,
     /// Maximum bytes of an element.
     longest: u32,
-    /// Address of the entries, their number less one, and the logarithm of their
-    /// size.
+    /// Address of the entries, their number less one, and the binary logarithm of
+    /// their size in bytes.
     entries: NonNull<u8>,
     mask: u32,
     shift: u32,
@@ -44,7 +44,7 @@ pub struct RecvQueue {
 
 // SAFETY: the memory belongs to `work`, and is written under `&mut`.
 unsafe impl Send for RecvQueue {}
-// SAFETY: nothing is done through a shared reference.
+// SAFETY: public methods that take `&self` only read plain fields.
 unsafe impl Sync for RecvQueue {}
 
 impl RecvQueue {
@@ -69,12 +69,12 @@ impl RecvQueue {
         }
     }
 
-    /// Receives that the queue holds at most.
+    /// Maximum number of outstanding receives.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Scatter/gather elements that a receive holds at most.
+    /// Maximum number of scatter/gather elements of a receive.
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
@@ -100,7 +100,7 @@ impl RecvQueue {
     ///
     /// # Errors
     /// [`PostError::Full`], [`PostError::TooManySges`],
-    /// [`PostError::MessageTooLong`]; the batch is as it was.
+    /// [`PostError::MessageTooLong`]; the batch is unchanged.
     #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         if let [sge] = list
@@ -111,8 +111,8 @@ impl RecvQueue {
         self.push_any(wr_id, list)
     }
 
-    /// Fast path of [`RecvQueue::push`]: one element, and there is room. False, and
-    /// nothing was done, if it does not apply.
+    /// Fast path of [`RecvQueue::push`]: one element, and there is room. Returns false
+    /// and pushes nothing if it does not apply.
     #[inline]
     pub fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
         let at = self.next;
@@ -120,7 +120,8 @@ impl RecvQueue {
             return false;
         }
         let to = self.entry(at);
-        // SAFETY: an entry of `max_sge` segments, which are some; there is room.
+        // SAFETY: there is room for an entry of `max_sge` segments. There is at least
+        // one segment: `longest` is 0 otherwise.
         unsafe {
             write_segment(to, sge);
             if self.max_sge != 1 {
@@ -131,7 +132,7 @@ impl RecvQueue {
         true
     }
 
-    /// [`RecvQueue::push`] of any receive.
+    /// Slow path of [`RecvQueue::push`]: any receive.
     #[inline(never)]
     pub(crate) fn push_any(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         if !self.has_room() {
@@ -162,8 +163,8 @@ impl RecvQueue {
         if self.next != self.room_until {
             return true;
         }
-        // The known room is used up. Inline, since callers would save registers
-        // for a call.
+        // Read the number of completed receives again. Inline, because a call would
+        // make the callers save registers.
         cold_path();
         let completed = self.work.receives.completed();
         self.room_until = completed.wrapping_add(self.capacity);
@@ -178,8 +179,8 @@ impl RecvQueue {
     /// The entry of the receive `next`.
     #[inline]
     fn entry(&self, next: u32) -> NonNull<DataSegment> {
-        // SAFETY: an entry of the queue, by the mask: where there is room, there
-        // are entries.
+        // SAFETY: the mask keeps it inside the queue, which has entries: callers have
+        // checked for room.
         let entry = unsafe { self.entries.add(self.slot(next) << self.shift) };
         entry.cast()
     }
@@ -188,8 +189,8 @@ impl RecvQueue {
     #[inline]
     fn accept(&self, next: u32, wr_id: u64) -> u32 {
         let mark = next.wrapping_add(1);
-        // SAFETY: there is a slot for each entry, which stay with `work`; without
-        // any there is one.
+        // SAFETY: `work` owns one slot per entry (one of an empty queue) and outlives
+        // this queue.
         unsafe { self.outstanding.post(self.slot(next), wr_id, mark) };
         mark
     }
@@ -201,7 +202,7 @@ impl RecvQueue {
     /// written by the process, until its receive has completed.
     #[inline]
     pub unsafe fn publish(&mut self) {
-        // An empty batch publishes the previous index.
+        // An empty batch publishes the same index again.
         self.posted = self.next;
         self.record.publish(self.posted & 0xffff);
     }
@@ -229,8 +230,8 @@ pub(crate) const END: DataSegment = DataSegment {
 /// shorter than the entry.
 ///
 /// # Safety
-/// `to` has room for `room` segments, and is aligned for them; the list is no
-/// longer.
+/// `to` is writable for `room` segments, and aligned for them; the list has at
+/// most as many elements.
 #[inline]
 pub(crate) unsafe fn write_list(
     to: NonNull<DataSegment>,
@@ -251,7 +252,7 @@ pub(crate) unsafe fn write_list(
         at += 1;
     }
     if at < room as usize {
-        // SAFETY: as is asked.
+        // SAFETY: `at` is less than `room`.
         unsafe { to.add(at).write(END) };
     }
     Ok(())

@@ -16,12 +16,12 @@ pub(crate) const REGISTERS: usize = 0x800;
 /// Offset of the doorbell for arming completion queues.
 pub(crate) const ARM: usize = 0x20;
 
-/// A mapped page of registers.
+/// A mapped page of UARs.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) mapping: Mapping,
-    /// Created on first use and shared, since all users of a register alternate
-    /// its halves.
+    /// Doorbell registers, created on first use. Shared, since all users of one
+    /// write to its two halves in turn.
     registers: [std::sync::OnceLock<BlueFlame>; Self::MOST],
 }
 
@@ -31,7 +31,7 @@ unsafe impl Send for Page {}
 unsafe impl Sync for Page {}
 
 impl Page {
-    /// Maximum registers of a page: 16 UARs in 64 KiB.
+    /// Maximum registers of a page: two per UAR, 16 UARs in a page of 64 KiB.
     const MOST: usize = 32;
 
     pub(crate) fn map(context: &Context, page: u32) -> Result<Self, CreateError> {
@@ -63,10 +63,10 @@ impl Page {
     }
 }
 
-/// A register, which keeps its page mapped.
+/// A doorbell register of a UAR; keeps its page mapped.
 #[derive(Clone, Debug)]
 pub(crate) struct Register {
-    /// One of the page's.
+    /// One of `_page.registers`.
     at: NonNull<BlueFlame>,
     _page: Arc<Page>,
 }
@@ -89,8 +89,8 @@ impl Register {
 
     #[inline]
     pub(crate) fn get(&self) -> &BlueFlame {
-        // SAFETY: it was created before, and is neither moved nor changed while
-        // the page lives, which this value shares.
+        // SAFETY: it is in a `OnceLock` that was set, so it neither moves nor changes
+        // while `_page` lives.
         unsafe { self.at.as_ref() }
     }
 }
@@ -102,7 +102,7 @@ pub(crate) mod testing {
     use super::*;
 
     impl Register {
-        /// In ordinary memory, which is returned.
+        /// Creates a register in ordinary memory, and returns both.
         pub(crate) fn in_memory(half: usize) -> (Self, NonNull<u64>) {
             let mapping = Mapping::anonymous(UAR).unwrap();
             let at = mapping.as_ptr();
@@ -110,7 +110,7 @@ pub(crate) mod testing {
                 mapping,
                 registers: Default::default(),
             });
-            // SAFETY: in the page, which is kept beside it.
+            // SAFETY: inside the mapping, which the page owns.
             let make = || unsafe { BlueFlame::new(at, half, false) };
             let register = page.register(0, make).unwrap();
             let made = Self {

@@ -1,7 +1,7 @@
 //! The send queue.
 //!
-//! A batch: [`SendQueue::push`] for each work request, and [`SendQueue::publish`]
-//! once, which rings the doorbell too, or [`SendQueue::abort`].
+//! A batch is one [`SendQueue::push`] per work request, then one
+//! [`SendQueue::publish`], which also rings the doorbell, or [`SendQueue::abort`].
 //!
 //! A WQE is a sequence of segments of 16 bytes: control, address (datagrams,
 //! XRC), remote memory, atomic operands, data. The queue is a ring of blocks of
@@ -29,38 +29,38 @@ use crate::{
     Address, Data, Destination, Operands, PostError, RemoteMemory, SendFlags, SendWr, Service, Work,
 };
 
-/// One more than the longest scatter/gather element: its length has 31 bits.
+/// Exclusive limit of a scatter/gather element's length, which has 31 bits.
 pub const MAX_SEGMENT: u32 = 1 << 31;
 
 /// The segment count in a control segment's first 8 bytes.
 const SEGMENTS: u32 = 0x3f;
 
-/// Segments of a block.
+/// Segments per block.
 const PER_BLOCK: u32 = (BLOCK / SEGMENT) as u32;
 
 /// A send queue.
 ///
-/// Thread rule: one caller at a time (`&mut`). No method allocates or calls
-/// the system; none locks, but [`SendQueue::publish`] on a UAR that other
-/// queues use too.
+/// Thread rule: one caller at a time (`&mut`). No method allocates or makes a
+/// system call. Only [`SendQueue::publish`] locks, on a UAR that other queues
+/// share.
 #[derive(Debug)]
 pub struct SendQueue {
     /// Address of the blocks.
     blocks: NonNull<u8>,
-    /// Bytes of the queue less one.
+    /// Size of the queue in bytes, less one.
     mask: u32,
-    /// First block of the next work request.
+    /// Index of the first block of the next work request; not masked.
     next: u32,
     /// First block of the batch's last work request.
     last: u32,
-    /// Number of published work requests and those of the batch.
+    /// Number of work requests pushed so far, published or not.
     marked: u32,
-    /// Value of `marked` up to which there is known room.
+    /// Value of `marked` at which the number of completed requests is read again.
     room_until: u32,
     /// Fence bits of the next work request.
     fence: u8,
-    /// [`SendQueue::next`], [`SendQueue::marked`] and [`SendQueue::fence`] after
-    /// the last published batch.
+    /// `next`, `marked` (as `count`) and `fence` as of the last published batch, to
+    /// which [`SendQueue::abort`] returns.
     posted: u32,
     count: u32,
     fence_posted: u8,
@@ -75,7 +75,7 @@ pub struct SendQueue {
     service: Service,
     /// Encodings of the service's operations.
     forms: &'static [Form; OPCODES],
-    /// The control segment's bits, by the three lowest flags.
+    /// The control segment's flags, indexed by the three lowest send flags.
     flags: [u8; 8],
     record: DoorbellRecord,
     register: Register,
@@ -86,7 +86,7 @@ pub struct SendQueue {
 
 // SAFETY: the memory belongs to `work`, and is written under `&mut`.
 unsafe impl Send for SendQueue {}
-// SAFETY: nothing is done through a shared reference.
+// SAFETY: public methods that take `&self` only read plain fields.
 unsafe impl Sync for SendQueue {}
 
 impl SendQueue {
@@ -123,19 +123,19 @@ impl SendQueue {
         }
     }
 
-    /// Work requests that the queue holds at most.
+    /// Maximum number of outstanding work requests.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Scatter/gather elements that a work request holds at most.
+    /// Maximum number of scatter/gather elements of a work request.
     #[inline]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
-    /// Whether work requests may change memory keys ([`crate::QpOptions::keys`]):
-    /// not if the device's maximum WQE is too short.
+    /// Whether work requests may change memory keys ([`crate::QpOptions::keys`]).
+    /// False if the device's maximum WQE size is too small for them.
     pub fn changes_keys(&self) -> bool {
         self.work.send.keys
     }
@@ -175,8 +175,8 @@ impl SendQueue {
     /// The memory that the batch's work requests name stays registered and is
     /// used as the operation demands (not written while it is sent from,
     /// neither read nor written while it is received into) until each has
-    /// completed. An error of a caller of verbs, not of this crate, is to
-    /// break that; the type system cannot see it from here.
+    /// completed. The caller of verbs must ensure that; the type system cannot
+    /// check it here.
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> bool {
         let batch = self.marked.wrapping_sub(self.count);
@@ -201,8 +201,8 @@ impl SendQueue {
         true
     }
 
-    /// Writes the last WQE to the UAR, or rings, for any length and for a shared
-    /// UAR.
+    /// Slow path of the doorbell: copies a WQE of any length to the UAR, or rings
+    /// if it does not fit; locks a shared UAR.
     #[inline(never)]
     fn copy_last(&self, segments: u32) {
         let blocks =
@@ -217,8 +217,8 @@ impl SendQueue {
         if self.marked != self.room_until {
             return true;
         }
-        // The known room is used up: read how many have completed. Inline, since
-        // callers would save registers for a call.
+        // Read the number of completed work requests again. Inline, because a call
+        // would make the callers save registers.
         cold_path();
         let completed = self.work.sends.completed();
         self.room_until = completed.wrapping_add(self.capacity);
@@ -233,34 +233,34 @@ impl SendQueue {
 
     #[inline]
     fn block(&self, at: u32) -> NonNull<u64> {
-        // SAFETY: inside the queue, by the mask; with no queue the offset is 0.
+        // SAFETY: the mask keeps it inside the queue; of an empty queue it is 0.
         unsafe { self.blocks.add(self.offset(at)).cast() }
     }
 
     /// Adds a work request to the batch.
     ///
     /// # Errors
-    /// [`PostError`]; the batch is as it was.
+    /// [`PostError`]; the batch is unchanged.
     ///
     /// # Safety
     /// The memory of [`Data::Inline`] is readable.
-    // Without `always` the work request is passed in memory: 26 instructions of a
-    // send in a batch.
+    // Without `always` the work request is passed in memory, which costs 26
+    // instructions per send of a batch.
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
         // SAFETY: as the caller says.
         if unsafe { self.push_short(wr) } {
             return Ok(());
         }
-        // A copy, so that the caller's value needs no memory for the fast path.
+        // Copied, so that the fast path keeps the caller's value in registers.
         let wr = *wr;
         // SAFETY: as the caller says.
         unsafe { self.push_any(&wr) }
     }
 
-    /// Fast path of [`SendQueue::push`]: a connection's send, write or read of one
-    /// element or one piece of inline data, with no fence before it, that does not
-    /// wrap around the queue's end. False, and nothing was done, if it does not apply.
+    /// Fast path of [`SendQueue::push`]: a send, write or read on RC or UC, of one
+    /// element or one piece of inline data, that needs no fence and does not wrap
+    /// around the queue's end. Returns false and pushes nothing if it does not apply.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
@@ -278,7 +278,7 @@ impl SendQueue {
                 if sge.length.wrapping_sub(1) >= self.longest || !self.has_room() {
                     return false;
                 }
-                // SAFETY: of the block, three segments at most are written.
+                // SAFETY: at most three segments of the block are written.
                 unsafe { put(self.short_head(at, form, wr, 1), data(sge, sge.length)) };
                 1
             }
@@ -293,8 +293,8 @@ impl SendQueue {
                     return false;
                 }
                 let from = std::ptr::with_exposed_provenance(piece.addr as usize);
-                // SAFETY: the WQE has room for `max_inline` bytes, and is in one piece;
-                // they are readable, as the caller says.
+                // SAFETY: the WQE has room for `max_inline` bytes and does not wrap;
+                // the piece is readable, as the caller says.
                 unsafe {
                     let to = self.short_head(at, form, wr, data_segments);
                     put_inline(to, from, piece.length);
@@ -307,10 +307,10 @@ impl SendQueue {
         true
     }
 
-    /// [`SendQueue::push`] of any work request.
+    /// Slow path of [`SendQueue::push`]: any work request.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`SendQueue::push`].
     #[inline(never)]
     pub(crate) unsafe fn push_any(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
         let form = match self.forms.get(wr.opcode.0 as usize) {
@@ -407,7 +407,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// There is room for a WQE at `at`.
-    // Without `always`, the work request is in memory for it: 30 instructions.
+    // Without `always` the work request is passed in memory: 30 instructions.
     #[inline(always)]
     unsafe fn short_head(
         &self,
@@ -420,7 +420,7 @@ impl SendQueue {
             Extra::Immediate => wr.imm_or_key,
             _ => 0,
         };
-        // SAFETY: the beginning of a block, in which three segments have room.
+        // SAFETY: the address of a block, which has room for three segments.
         unsafe {
             let to = self.blocks.add(self.offset(at));
             put(
@@ -476,7 +476,7 @@ impl SendQueue {
     #[inline(always)]
     fn advance(&mut self, at: u32, wr_id: u64, blocks: u32) {
         let mark = self.marked.wrapping_add(1);
-        // SAFETY: there is a slot for each block, which stay with `work`.
+        // SAFETY: `work` owns one slot per block and outlives this queue.
         unsafe { self.outstanding.post(self.offset(at) / BLOCK, wr_id, mark) };
         self.marked = mark;
         self.last = at;
@@ -505,8 +505,8 @@ impl Segments {
     /// Writes the next segment.
     #[inline]
     fn put(&mut self, segment: [u64; 2]) {
-        // SAFETY: a whole segment of the queue, by the mask, that is not the
-        // device's: no more are written than a work request has room for.
+        // SAFETY: the mask keeps the segment inside the queue. The device does not
+        // own it: a work request writes no more segments than it has room for.
         unsafe { put(self.blocks.add(self.at & self.mask), segment) };
         self.at += SEGMENT;
     }
@@ -540,7 +540,7 @@ impl Segments {
     unsafe fn copy(&mut self, from: *const u8, length: usize) {
         let at = self.at & self.mask;
         let now = length.min(self.mask + 1 - at);
-        // SAFETY: as in `put`; what is past the queue's end is at its beginning.
+        // SAFETY: as in `put`; bytes past the queue's end wrap to its beginning.
         unsafe {
             let to = self.blocks.as_ptr();
             to.add(at).copy_from_nonoverlapping(from, now);
@@ -550,8 +550,8 @@ impl Segments {
     }
 }
 
-/// Writes a segment by one store, as BlueFlame reads it: a processor forwards a
-/// store only to a read of the same bytes.
+/// Writes a segment by one store. The BlueFlame copy loads the same 16 bytes at
+/// once, so that the processor can forward the store to that load.
 ///
 /// # Safety
 /// `to` is writable for a segment, and aligned to one.
@@ -579,7 +579,7 @@ fn data(sge: &Sge, length: u32) -> [u64; 2] {
     [words(length, sge.lkey), sge.addr.to_be()]
 }
 
-/// Segments of `length` bytes of inline data with its length word.
+/// Number of segments of `length` bytes of inline data and their 4-byte header.
 #[inline]
 fn inline_segments(length: u32) -> u32 {
     (4 + length).div_ceil(SEGMENT as u32)
@@ -594,7 +594,8 @@ fn inline_segments(length: u32) -> u32 {
 #[inline(never)]
 unsafe fn put_inline(to: NonNull<u8>, from: *const u8, length: u32) {
     let bytes = length as usize;
-    // SAFETY: as the caller says; first the last segment, of which the rest stays.
+    // SAFETY: as the caller says. The last segment is cleared first: what the data
+    // does not overwrite stays zero.
     unsafe {
         put(to.add((bytes + 3) / SEGMENT * SEGMENT), [0; 2]);
         to.cast().write((length | INLINE_SEGMENT).to_be());

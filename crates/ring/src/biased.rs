@@ -8,11 +8,11 @@ use crate::asymmetric;
 use crate::primitive::{AtomicU32, AtomicUsize, Ordering, unshared};
 use crate::{SpinLock, thread};
 
-/// No thread's mark.
+/// The mark that no thread has.
 const NOBODY: usize = 0;
 
-/// Consecutive acquisitions by one thread before it gets the bias; more than a
-/// thread needs that fills a queue for another.
+/// Consecutive acquisitions by one thread before it gets the bias. More than those
+/// of a thread that only sets a queue up for another.
 #[cfg(not(loom))]
 const ROW: u32 = 32;
 #[cfg(loom)]
@@ -36,7 +36,7 @@ pub struct BiasedLock {
     key: AtomicUsize,
     /// The bias is revoked, or being revoked. Set under `spin`.
     revoked: AtomicU32,
-    /// The holder has `spin`. Written by the holder only.
+    /// Not 0 if the holder took the lock through `spin`. Written by the holder only.
     by_spin: AtomicU32,
     /// Mark of the thread that got the bias. Set once, under `spin`.
     owner: AtomicUsize,
@@ -79,8 +79,8 @@ impl BiasedLock {
     #[inline]
     fn try_fast_as(&self, me: usize) -> bool {
         // Only the owner finds its mark, and only while it does not hold the lock.
-        // Acquire: another thread may have unlocked it for the owner, or have been
-        // the owner with this mark, and ended.
+        // Acquire: the last unlock may be by another thread, or by an ended thread
+        // that had the same mark.
         if self.key.load(Ordering::Acquire) != me {
             return false;
         }
@@ -93,7 +93,7 @@ impl BiasedLock {
             return true;
         }
         cold_path();
-        // Unlocked, and without the mark: the fast path is closed.
+        // The lock is free, and no thread's mark: the fast path is disabled.
         self.key.store(!NOBODY, Ordering::Release);
         false
     }
@@ -125,11 +125,11 @@ impl BiasedLock {
 
     /// Takes the lock if it is free and the bias is revoked: the fast path for
     /// several threads. If it returns false, [`BiasedLock::lock_shared`] is needed.
-    /// Released by
-    /// [`BiasedLock::unlock_spin`] or [`BiasedLock::unlock`].
+    ///
+    /// Released by [`BiasedLock::unlock_spin`] or [`BiasedLock::unlock`].
     #[inline]
     pub fn try_spin(&self) -> bool {
-        // A thread that still waits for the owner to unlock holds `spin`.
+        // The thread that revokes the bias holds `spin` until the owner has unlocked.
         let taken = self.is_revoked() && self.spin.try_lock();
         if taken {
             self.by_spin.store(1, Ordering::Relaxed);
@@ -164,12 +164,12 @@ impl BiasedLock {
         }
     }
 
-    /// [`BiasedLock::lock_shared`] when that takes more than a try.
+    /// Slow path of [`BiasedLock::lock_shared`].
     #[inline(never)]
     fn lock_by_spin(&self, me: usize) {
         let backoff = Backoff::new();
-        // This thread has the bias and is in already: as with any lock it
-        // waits for another thread to release it in its stead.
+        // This thread has the bias and holds the lock: it waits, as with any lock,
+        // until another thread unlocks it.
         while self.owner.load(Ordering::Relaxed) == me && !self.is_revoked() {
             backoff.snooze();
             #[cfg(loom)]
@@ -180,11 +180,11 @@ impl BiasedLock {
         }
         self.spin.lock();
         if self.is_revoked() {
-            // What the rest is about is done.
+            // `spin` alone is the lock.
         } else if self.owner.load(Ordering::Relaxed) != NOBODY {
             self.revoke();
         } else if self.comes_often(me) {
-            // It is in by its bias from here on: `key` says so already.
+            // It holds the lock by its bias from here on: `key` is `NOBODY` already.
             self.owner.store(me, Ordering::Relaxed);
             self.spin.unlock();
             return;
@@ -196,7 +196,7 @@ impl BiasedLock {
         self.revoked.load(Ordering::Relaxed) != 0
     }
 
-    /// Counts how often a thread comes in a row; whether that is often enough.
+    /// Counts consecutive acquisitions. Returns whether this thread gets the bias.
     fn comes_often(&self, me: usize) -> bool {
         let row = if self.last.load(Ordering::Relaxed) == me {
             self.row.load(Ordering::Relaxed) + 1
@@ -208,14 +208,14 @@ impl BiasedLock {
         row >= ROW
     }
 
-    /// Takes the bias from its owner, and waits until that is out.
+    /// Revokes the bias, and waits until its owner has unlocked.
     #[cold]
     fn revoke(&self) {
         self.revoked.store(1, Ordering::Relaxed);
         asymmetric::heavy();
         let backoff = Backoff::new();
-        // Acquire: what the owner did is seen. It may take its key once more,
-        // for a moment, but then finds that the bias is gone.
+        // Acquire: the owner's critical section is visible. The owner may still clear
+        // `key` for a moment, but then sees that the bias is revoked.
         while self.key.load(Ordering::Acquire) == NOBODY {
             backoff.snooze();
             #[cfg(loom)]

@@ -222,8 +222,8 @@ impl SendQueue {
     /// The memory that the batch's work requests name stays registered and is
     /// used as the operation demands (not written while it is sent from,
     /// neither read nor written while it is received into) until each has
-    /// completed. An error of a caller of verbs, not of this crate, is to
-    /// break that; the type system cannot see it from here.
+    /// completed. The caller of verbs must ensure that; the type system cannot
+    /// check it here.
     #[inline]
     pub unsafe fn publish(&mut self) -> bool {
         let any = self.next != self.producer.tail();
