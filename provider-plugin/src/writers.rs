@@ -16,7 +16,7 @@ pub trait Sends: 'static {
     /// The memory of inline data is readable.
     unsafe fn push(&mut self, wr: &SendWr<'_, Self::Address>) -> Result<(), c_int>;
 
-    /// Fast path of [`Sends::push`], without calls. False, and nothing was done, if
+    /// Fast path of [`Sends::push`], without calls for one SGE. False, and nothing was done, if
     /// it does not apply.
     ///
     /// # Safety

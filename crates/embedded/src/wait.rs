@@ -18,6 +18,10 @@ pub(crate) const SPIN: Duration = Duration::from_micros(30);
 pub(crate) const SHORTEST: Duration = Duration::from_micros(20);
 pub(crate) const LONGEST: Duration = Duration::from_millis(1);
 
+/// A thread that did something else for so long between two polls does not wait in
+/// a loop: the row of empty polls begins anew.
+const GAP: Duration = Duration::from_micros(200);
+
 thread_local! {
     /// The empty polls of this thread since the last one that found something.
     static IDLE: Cell<Idle> = const { Cell::new(Idle::NONE) };
@@ -25,7 +29,8 @@ thread_local! {
 
 #[derive(Clone, Copy)]
 struct Idle {
-    since: Option<Instant>,
+    /// When the row began, and when the last of its polls ended.
+    since: Option<(Instant, Instant)>,
     sleep: Duration,
     /// [`prompt`] has been called.
     prompt: bool,
@@ -65,8 +70,15 @@ pub(crate) fn idle(runner: &Runner) {
     if runner.turn_made_progress() {
         return IDLE.set(idle.over());
     }
-    let since = *idle.since.get_or_insert_with(Instant::now);
-    if since.elapsed() < SPIN && !is_alone() {
+    let now = Instant::now();
+    let since = match idle.since {
+        Some((since, last)) if now.duration_since(last) < GAP => since,
+        _ => {
+            idle = idle.over();
+            now
+        }
+    };
+    if now.duration_since(since) < SPIN && !is_alone() {
         std::hint::spin_loop();
     } else {
         if !idle.prompt {
@@ -76,6 +88,7 @@ pub(crate) fn idle(runner: &Runner) {
         runner.wait(idle.sleep);
         idle.sleep = (idle.sleep * 2).min(LONGEST);
     }
+    idle.since = Some((since, Instant::now()));
     IDLE.set(idle);
 }
 

@@ -8,9 +8,10 @@
 //!
 //! The crate calls the kernel directly (ioctl on the uverbs device). The data
 //! path is in userspace: posting and polling allocate nothing and, as far as the
-//! device allows, make no system call. There are two exceptions: a request that
-//! binds a memory window allocates a record, and the first completion of a queue
-//! pair may enlarge its completion queue's table of queue pairs.
+//! device allows, make no system call. There are three exceptions: a request that
+//! binds a memory window allocates a record, the first completion of a queue pair
+//! may enlarge its completion queue's table of queue pairs, and a loop of empty
+//! polls of an embedded device sleeps.
 //!
 //! **Safe by ownership.** A posted operation owns its memory until its completion
 //! is read or its queue pair is destroyed. Handles can be dropped or forgotten in

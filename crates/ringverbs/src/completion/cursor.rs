@@ -52,7 +52,8 @@ pub struct Cursor<'q> {
 }
 
 impl CompletionQueue {
-    /// Starts a batch of the completions that are in the queue now. Never blocks.
+    /// Starts a batch of the completions that are in the queue now. Never blocks,
+    /// except as [`CompletionQueue`] says of an embedded device.
     #[inline]
     pub fn cursor(&mut self) -> Cursor<'_> {
         let span = self.available(true);

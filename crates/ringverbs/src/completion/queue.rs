@@ -176,6 +176,7 @@ impl CompletionQueueBuilder {
                 channel,
                 context,
                 id,
+                comp_vector: vector,
             }),
         })
     }
@@ -197,6 +198,7 @@ pub(crate) struct Shared {
     channel: Option<CompletionChannel>,
     pub(super) context: Context,
     id: u64,
+    comp_vector: u32,
 }
 
 impl Shared {
@@ -271,8 +273,8 @@ impl fmt::Debug for Shared {
 /// is [`SharedCompletionQueue`](crate::SharedCompletionQueue).
 ///
 /// An embedded device is run by the process's threads: there an empty poll drives
-/// the device, and a row of empty polls sleeps for up to a millisecond at a time,
-/// unless the caller drives the device (`ringverbs_embedded::Drive::Caller`).
+/// the device, and a loop of empty polls sleeps for up to a millisecond at a time
+/// (a shared queue under its lock), unless the caller drives the device (`ringverbs_embedded::Drive::Caller`).
 ///
 /// Queue pairs keep its kernel object alive. If it is dropped before them, their
 /// completions are not read any more, and what is in flight is released with the
@@ -316,9 +318,17 @@ impl CompletionQueue {
         self.ring.capacity()
     }
 
+    /// Returns the completion vector of its events, as set by
+    /// [`CompletionQueueBuilder::vector`]. Makes no system call: the kernel does not
+    /// change the vector of a queue.
+    pub fn comp_vector(&self) -> u32 {
+        self.shared.comp_vector
+    }
+
     /// Polls for up to `out.len()` completions, in order, each once. Returns how
     /// many were written to the front of `out`, whose previous contents are
-    /// dropped. Never blocks.
+    /// dropped. Never blocks, except as [`CompletionQueue`] says of an embedded
+    /// device.
     ///
     /// # Errors
     /// [`Error::Corruption`] for a completion of no operation in flight. It is

@@ -34,7 +34,11 @@ fn completion_vector() {
     let bench = Bench::new();
     let vectors = bench.context.num_comp_vectors();
     let make = |vector| bench.context.completion_queue().vector(vector).build();
-    make(vectors - 1).unwrap();
+    for vector in [0, vectors - 1] {
+        assert_eq!(make(vector).unwrap().comp_vector(), vector);
+    }
+    let default = bench.context.completion_queue().build().unwrap();
+    assert_eq!(default.comp_vector(), 0);
     assert!(matches!(make(vectors), Err(Error::Limit { .. })));
 }
 
