@@ -51,15 +51,22 @@ pub fn programs() -> Result<BTreeMap<String, PathBuf>> {
     driver::build_static(&[&["build", "--bins", "--examples"], &packages()[..]].concat())
 }
 
-/// Builds the programs as static ones and puts them, the scripts and the
-/// manifest in `to`.
-pub fn build(to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
+/// Builds the programs and the tests as static ones, and says where they are, by
+/// name.
+pub fn built() -> Result<BTreeMap<String, PathBuf>> {
     let tests: Vec<&str> = DEVICE_TESTS.iter().flat_map(|t| ["--test", t]).collect();
     let mut built = programs()?;
     built.extend(driver::build_static(
         &[&["test", "--no-run"], &packages()[..], &tests[..]].concat(),
     )?);
+    Ok(built)
+}
+
+/// Builds the programs as static ones and puts them, the scripts and the
+/// manifest in `to`.
+pub fn build(to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    let built = built()?;
     let in_c = driver::root().join("rxe-tests/programs");
     for (name, path) in &built {
         // Both folders are in the PATH of every case.

@@ -121,13 +121,19 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     Ok(results)
 }
 
+/// Builds `cargo xtask` as a static program, which installs in a guest, and says
+/// where it is.
+pub fn build_installer() -> Result<PathBuf> {
+    driver::build_static(&["build", "-p", "xtask", "--bin", "xtask"])?
+        .remove("xtask")
+        .context("cargo has not built xtask")
+}
+
 /// Puts what installs the plugin and the command into the share, and says so to
 /// the driver. What is installed is in the folder of the request's plugin.
 /// Packages there are only where their maker is installed.
 fn installers(share: &Path) -> Result<String> {
-    let program = driver::build_static(&["build", "-p", "xtask", "--bin", "xtask"])?;
-    let program = program.get("xtask").context("cargo has not built xtask")?;
-    fs::copy(program, share.join("xtask"))?;
+    fs::copy(build_installer()?, share.join("xtask"))?;
     let mut arguments = String::from(" --installer /share/xtask");
     let dist = dist::whole()?;
     if dist::can_make_deb() {

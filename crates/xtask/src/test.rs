@@ -83,7 +83,12 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         };
         let steps = || match arguments.guest_only {
             true => Vec::new(),
-            false => host::all(!arguments.serial),
+            false => {
+                if !arguments.serial && !arguments.host {
+                    guests::build(arguments);
+                }
+                host::all(!arguments.serial)
+            }
         };
         let (host, outcome) = if arguments.serial || arguments.host {
             (steps(), guests())
@@ -105,8 +110,9 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Runs the guests, which leave half a processor unused, and the other steps at
-/// the same time. The guests go first where both want a processor: their cases
-/// have time limits, while most of the rest is compiling (`host::all`).
+/// the same time. The guests take longest, so what runs in them is built before
+/// anything else (`guests::build`), and they go first where both want a processor:
+/// their cases have time limits, while most of the rest is compiling (`host::all`).
 fn beside(
     arguments: &Arguments,
     steps: impl FnOnce() -> Vec<Line> + Send,

@@ -11,7 +11,7 @@ use rxe_tests::guest::{Qemu, Suite, host, tree};
 use super::Arguments;
 use super::report::{Line, parts, skipped};
 use crate::suite::{self, Request};
-use crate::{bare, dist, softhca};
+use crate::{bare, dist, driver, native, softhca};
 
 /// The lines of the summary, and what is to be said of each machine.
 #[derive(Default)]
@@ -60,6 +60,22 @@ fn suites(arguments: &Arguments) -> Vec<Suite> {
         [] => Suite::ALL.to_vec(),
         chosen => chosen.to_vec(),
     }
+}
+
+/// Builds what runs in the guests, while their trees are made. What fails is tried
+/// again when it is needed, and reported then.
+pub(super) fn build(arguments: &Arguments) {
+    let kernel = arguments.kernel.as_deref();
+    if (suites(arguments).into_iter()).all(|suite| no_guest(suite, kernel).is_some()) {
+        return;
+    }
+    eprintln!("== building for the guests");
+    if !arguments.stock_only {
+        let _ = dist::dist();
+    }
+    let _ = driver::build();
+    let _ = native::built();
+    let _ = suite::build_installer();
 }
 
 /// Makes the guests that are needed later, while the first one runs. What fails
