@@ -23,7 +23,7 @@ impl Embedded {
     /// loops call it until it returns false. Any thread may call it, also in
     /// addition to the network's own thread.
     pub fn drive(&self) -> bool {
-        self.runner.drive()
+        self.runner.turn().unwrap_or(true)
     }
 
     /// Called by a thread whose poll has found nothing: performs pending work of

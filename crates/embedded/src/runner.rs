@@ -20,7 +20,7 @@ use crate::device::{Device, Drive};
 use crate::directory::Directory;
 use crate::leaving::{Flush, flush_at_exit};
 use crate::segment::{self, DEVICES, PATIENCE, Segment};
-use crate::wait::{LONGEST, SHORTEST, SPIN, Waiters, is_alone, prompt};
+use crate::wait::{Backoff, Waiters, prompt};
 use crate::{Result, refuse};
 
 /// Drives the devices of a network. Dropping it ends the thread.
@@ -120,19 +120,17 @@ impl ProcessLink {
     /// Sleeps until a frame arrives, another thread wakes it, or the time is
     /// up.
     fn sleep(&self, limit: Option<Duration>) {
-        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
-        // A spurious wakeup is harmless.
-        let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
+        self.wait(limit);
         // The eventfd may not be what ended the wait.
         let _ = self.wake.read();
     }
 
-    /// Sleeps until a frame arrives, or the time is up, and leaves what wakes the
-    /// network's thread to it.
-    fn wait(&self, limit: Duration) {
+    /// As [`ProcessLink::sleep`], by a thread other than the network's, whose
+    /// wake-up it leaves to it.
+    fn wait(&self, limit: Option<Duration>) {
         let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
         // A spurious wakeup is harmless.
-        let _ = ppoll(&mut [epoll], Some(TimeSpec::from_duration(limit)), None);
+        let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
     }
 }
 
@@ -258,23 +256,13 @@ impl Runner {
         Ok(device)
     }
 
-    /// Runs a turn of all devices. Returns whether anything happened, more is
-    /// left to do, or another thread is driving.
-    pub(crate) fn drive(&self) -> bool {
+    /// Runs a turn of all devices. Returns whether anything happened or more is left
+    /// to do; `None` if another thread is driving.
+    pub(crate) fn turn(&self) -> Option<bool> {
         match self.shared.devices.try_lock() {
-            Ok(devices) => self.shared.turn(&devices).busy,
-            Err(TryLockError::Poisoned(devices)) => self.shared.turn(devices.get_ref()).busy,
-            Err(TryLockError::WouldBlock) => true,
-        }
-    }
-
-    /// Runs a turn of all devices, unless another thread is driving. Returns
-    /// whether anything happened.
-    pub(crate) fn turn_made_progress(&self) -> bool {
-        match self.shared.devices.try_lock() {
-            Ok(devices) => self.shared.turn(&devices).busy,
-            Err(TryLockError::Poisoned(devices)) => self.shared.turn(devices.get_ref()).busy,
-            Err(TryLockError::WouldBlock) => false,
+            Ok(devices) => Some(self.shared.turn(&devices).busy),
+            Err(TryLockError::Poisoned(devices)) => Some(self.shared.turn(devices.get_ref()).busy),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
@@ -282,7 +270,7 @@ impl Runner {
     /// the time is up.
     pub(crate) fn wait(&self, limit: Duration) {
         match &self.shared.joined {
-            Some(joined) => joined.wait(limit),
+            Some(joined) => joined.wait(Some(limit)),
             None => self.shared.waiters.wait(limit),
         }
     }
@@ -335,32 +323,24 @@ impl Flush for Shared {
 fn run(shared: &Shared) {
     prompt();
     let mut devices: Vec<Arc<Device>> = Vec::new();
-    let mut last = Instant::now();
-    let mut sleep = SHORTEST;
+    let mut backoff = Backoff::NEW;
     while !shared.stop.load(Ordering::Relaxed) {
         if devices.len() != shared.count.load(Ordering::Acquire) {
             devices.clone_from(&shared.devices());
         }
         let found = shared.turn(&devices);
         if found.busy {
-            last = Instant::now();
-            sleep = SHORTEST;
-            continue;
-        }
-        if !found.in_use {
+            backoff = Backoff::NEW;
+        } else if !found.in_use {
             // Any activity starts with a command or a frame, both of which
             // wake.
             shared.sleep(None);
-            last = Instant::now();
-            continue;
-        }
-        let idle = last.elapsed();
-        if idle < SPIN && !is_alone() {
-            std::hint::spin_loop();
+            backoff = Backoff::NEW;
         } else {
-            let until = found.due.map_or(sleep, |due| sleep.min(due));
-            shared.sleep(Some(until));
-            sleep = (sleep * 2).min(LONGEST);
+            match backoff.pause() {
+                None => std::hint::spin_loop(),
+                Some(sleep) => shared.sleep(Some(found.due.map_or(sleep, |due| sleep.min(due)))),
+            }
         }
     }
 }

@@ -13,82 +13,97 @@ use crate::runner::Runner;
 /// How long a thread spins after the last activity before it sleeps. It does not
 /// yield: on a busy host a thread that yields runs after all others, one that sleeps
 /// when its timer expires.
-pub(crate) const SPIN: Duration = Duration::from_micros(30);
+const SPIN: Duration = Duration::from_micros(30);
 /// Shortest and longest sleep.
-pub(crate) const SHORTEST: Duration = Duration::from_micros(20);
-pub(crate) const LONGEST: Duration = Duration::from_millis(1);
-
-/// A thread that did something else for so long between two polls does not wait in
-/// a loop: the row of empty polls begins anew.
-const GAP: Duration = Duration::from_micros(200);
-
-thread_local! {
-    /// The empty polls of this thread since the last one that found something.
-    static IDLE: Cell<Idle> = const { Cell::new(Idle::NONE) };
-}
-
-#[derive(Clone, Copy)]
-struct Idle {
-    /// When the row began, and when the last of its polls ended.
-    since: Option<(Instant, Instant)>,
-    sleep: Duration,
-    /// [`prompt`] has been called.
-    prompt: bool,
-}
-
-impl Idle {
-    const NONE: Self = Self {
-        since: None,
-        sleep: SHORTEST,
-        prompt: false,
-    };
-
-    /// The state after activity. [`prompt`] is not called again.
-    fn over(self) -> Self {
-        Self {
-            prompt: self.prompt,
-            ..Self::NONE
-        }
-    }
-}
+const SHORTEST: Duration = Duration::from_micros(20);
+const LONGEST: Duration = Duration::from_millis(1);
 
 /// Returns whether there is one processor only: spinning would delay other threads.
-pub(crate) fn is_alone() -> bool {
+fn is_alone() -> bool {
     static ALONE: OnceLock<bool> = OnceLock::new();
     *ALONE.get_or_init(|| thread::available_parallelism().is_ok_and(|count| count.get() == 1))
 }
 
+/// Pauses of a loop since the last activity: it spins, then sleeps for lengthening
+/// intervals.
+#[derive(Clone, Copy)]
+pub(crate) struct Backoff {
+    since: Option<Instant>,
+    sleep: Duration,
+}
+
+impl Backoff {
+    /// The state after activity.
+    pub(crate) const NEW: Self = Self {
+        since: None,
+        sleep: SHORTEST,
+    };
+
+    /// Returns how long to sleep before the next round; `None` to spin.
+    pub(crate) fn pause(&mut self) -> Option<Duration> {
+        let since = self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() < SPIN && !is_alone() {
+            return None;
+        }
+        let sleep = self.sleep;
+        self.sleep = (sleep * 2).min(LONGEST);
+        Some(sleep)
+    }
+}
+
+/// Longest time between two empty polls of one loop. After a longer one the thread
+/// did something else meanwhile, and has not been waiting.
+const GAP: Duration = Duration::from_micros(200);
+
+thread_local! {
+    /// The empty polls of this thread.
+    static IDLE: Cell<Idle> = const {
+        Cell::new(Idle {
+            backoff: Backoff::NEW,
+            last: None,
+            prompt: false,
+        })
+    };
+}
+
+#[derive(Clone, Copy)]
+struct Idle {
+    backoff: Backoff,
+    /// When the last one ended.
+    last: Option<Instant>,
+    /// [`prompt`] has been called.
+    prompt: bool,
+}
+
 /// Called when a poll of this thread has found something.
 pub(crate) fn found() {
-    IDLE.set(IDLE.get().over());
+    IDLE.set(Idle {
+        backoff: Backoff::NEW,
+        ..IDLE.get()
+    });
 }
 
 /// Called when a poll of this thread has found nothing. Drives the devices; if that
 /// makes no progress, spins, then sleeps for lengthening intervals.
 pub(crate) fn idle(runner: &Runner) {
+    if runner.turn() == Some(true) {
+        return found();
+    }
     let mut idle = IDLE.get();
-    if runner.turn_made_progress() {
-        return IDLE.set(idle.over());
+    if idle.last.is_none_or(|last| last.elapsed() >= GAP) {
+        idle.backoff = Backoff::NEW;
     }
-    let now = Instant::now();
-    let since = match idle.since {
-        Some((since, last)) if now.duration_since(last) < GAP => since,
-        _ => {
-            idle = idle.over();
-            now
+    match idle.backoff.pause() {
+        None => std::hint::spin_loop(),
+        Some(limit) => {
+            if !idle.prompt {
+                idle.prompt = true;
+                prompt();
+            }
+            runner.wait(limit);
         }
-    };
-    if now.duration_since(since) < SPIN && !is_alone() {
-        std::hint::spin_loop();
-    } else {
-        if !idle.prompt {
-            idle.prompt = true;
-            prompt();
-        }
-        runner.wait(idle.sleep);
-        idle.sleep = (idle.sleep * 2).min(LONGEST);
     }
-    idle.since = Some((since, Instant::now()));
+    idle.last = Some(Instant::now());
     IDLE.set(idle);
 }
 
