@@ -122,12 +122,7 @@ impl RecvQueue {
         let to = self.entry(at);
         // SAFETY: there is room for an entry of `max_sge` segments. There is at least
         // one segment: `longest` is 0 otherwise.
-        unsafe {
-            write_segment(to, sge);
-            if self.max_sge != 1 {
-                to.add(1).write(END);
-            }
-        }
+        unsafe { write_one(to, sge, self.max_sge) };
         self.next = self.accept(at, wr_id);
         true
     }
@@ -213,18 +208,33 @@ impl RecvQueue {
 /// # Safety
 /// The segment is writable, and aligned to its size.
 #[inline]
-pub(crate) unsafe fn write_segment(to: NonNull<DataSegment>, sge: &Sge) {
+unsafe fn write_segment(to: NonNull<DataSegment>, sge: &Sge) {
     let head = u64::from(sge.length) << 32 | u64::from(sge.lkey);
     // SAFETY: as the caller says.
     unsafe { write_pair(to.cast(), head.to_be(), sge.addr.to_be()) };
 }
 
 /// The terminator of a list that is shorter than the entry.
-pub(crate) const END: DataSegment = DataSegment {
+const END: DataSegment = DataSegment {
     byte_count: 0,
     lkey: INVALID_LKEY.to_be(),
     addr: 0,
 };
+
+/// Writes an element that is the whole list, and a terminator if the entry is longer.
+///
+/// # Safety
+/// `to` is writable for `room` segments, at least one, and aligned for them.
+#[inline]
+pub(crate) unsafe fn write_one(to: NonNull<DataSegment>, sge: &Sge, room: u32) {
+    // SAFETY: as the caller says; `room` is at least 2 where it is not 1.
+    unsafe {
+        if room != 1 {
+            to.add(1).write(END);
+        }
+        write_segment(to, sge);
+    }
+}
 
 /// Writes a scatter list without empty elements, and a terminator if it is
 /// shorter than the entry.

@@ -17,7 +17,7 @@ use uverbs::Sge;
 
 use crate::abi::{DataSegment, NextSegment, SEGMENT};
 use crate::memory::{Lender, Purpose, QueueMemory};
-use crate::recv::{END, write_list, write_segment};
+use crate::recv::{write_list, write_one};
 use crate::work::{read_segment, scatter};
 use crate::{CreateError, Limits, MAX_SEGMENT, PostError};
 
@@ -290,12 +290,7 @@ impl List {
         let to = self.segments(head);
         // SAFETY: there are `max_sge` segments, which are some; they are not the
         // device's before they are published.
-        unsafe {
-            write_segment(to, sge);
-            if self.max_sge != 1 {
-                to.add(1).write(END);
-            }
-        }
+        unsafe { write_one(to, sge, self.max_sge) };
         self.head = self.accept(head, wr_id);
         self.posted = self.posted.wrapping_add(1);
         true

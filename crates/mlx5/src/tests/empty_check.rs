@@ -11,22 +11,9 @@ fn empty_check_sees_new_completions() {
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, Service::ReliableConnection, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
-    let mut complete = |device: &mut Device| {
-        let slot = pair.record(1) as u16;
-        pair.send.begin();
-        push_send(&mut pair.send, 1).unwrap();
-        // SAFETY: there is no data.
-        unsafe { pair.send.publish() };
-        device.raise(&Raised {
-            user_index: 70,
-            slot,
-            request: 0x0a,
-            ..Raised::default()
-        });
-    };
     for round in 0..7 {
         assert!(check.is_empty(), "{round}");
-        complete(&mut device);
+        complete_one(&mut pair, &mut device, 1);
         assert!(!check.is_empty());
         // SAFETY: there is no data.
         unsafe { read(&mut ring) }.unwrap().unwrap();
@@ -42,6 +29,6 @@ fn empty_check_sees_new_completions() {
     device.move_to(memory.first(), 8);
     assert!(ring.move_to(memory, 3));
     assert!(check.is_empty());
-    complete(&mut device);
+    complete_one(&mut pair, &mut device, 1);
     assert!(!check.is_empty());
 }

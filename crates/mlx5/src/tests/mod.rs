@@ -138,6 +138,21 @@ pub fn push_send(queue: &mut SendQueue, wr_id: u64) -> Result<(), PostError> {
     )
 }
 
+/// Posts a send on the queue pair whose user index is 70, and completes it.
+pub fn complete_one(pair: &mut Pair, device: &mut Device, wr_id: u64) {
+    let slot = pair.record(1) as u16;
+    pair.send.begin();
+    push_send(&mut pair.send, wr_id).unwrap();
+    // SAFETY: there is no data.
+    unsafe { pair.send.publish() };
+    device.raise(&Raised {
+        user_index: 70,
+        slot,
+        request: 0x0a,
+        ..Raised::default()
+    });
+}
+
 /// A queue pair without a kernel, and its memory as the device sees it.
 pub struct Pair {
     pub work: Arc<Work>,

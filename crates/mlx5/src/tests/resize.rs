@@ -12,21 +12,6 @@ use super::*;
 use crate::cq_ring::CqeFormat;
 use crate::{CompletionQueue, Role};
 
-/// Posts a send, and completes it.
-fn complete_one(pair: &mut Pair, device: &mut Device, wr_id: u64) {
-    let slot = pair.record(1) as u16;
-    pair.send.begin();
-    push_send(&mut pair.send, wr_id).unwrap();
-    // SAFETY: there is no data.
-    unsafe { pair.send.publish() };
-    device.raise(&Raised {
-        user_index: 70,
-        slot,
-        request: 0x0a,
-        ..Raised::default()
-    });
-}
-
 /// The identifiers of what is there, as many as `most`.
 fn read(ring: &mut CompletionRing, most: usize) -> Vec<u64> {
     let mut out = vec![MaybeUninit::uninit(); most];
