@@ -259,9 +259,7 @@ unsafe fn post_rest<D: qp::QpOps>(
         let mut next = rest;
         let mut refused = 0;
         while let Some(request) = next.as_ref() {
-            if !push_short(own, queue, request)
-                && let Err(errno) = push(own, queue, request)
-            {
+            if let Err(errno) = push(own, queue, request) {
                 refused = errno;
                 break;
             }

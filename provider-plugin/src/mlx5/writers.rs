@@ -10,18 +10,21 @@ use crate::writers::{Receives, Sends};
 impl Sends for SendQueue {
     type Address = Address;
 
-    #[inline(always)]
+    #[inline]
     unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), c_int> {
         // SAFETY: as the caller says.
         unsafe { SendQueue::push(self, wr) }.map_err(PostError::errno)
     }
 
+    // Without `always` a work request is assembled in memory: 36 instructions per
+    // send of a batch.
     #[inline(always)]
     unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::push_short(self, wr) }
     }
 
+    // Without `always` it is a call: 4 instructions.
     #[inline(always)]
     unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.

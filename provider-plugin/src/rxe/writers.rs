@@ -9,12 +9,14 @@ use crate::writers::{Receives, Sends};
 impl Sends for SendQueue {
     type Address = u32;
 
-    #[inline(always)]
+    #[inline]
     unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), c_int> {
         // SAFETY: as the caller says.
         unsafe { SendQueue::push(self, wr) }.map_err(PostError::errno)
     }
 
+    // Without `always` a work request is assembled in memory: 31 instructions per
+    // send of a batch.
     #[inline(always)]
     unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>) -> bool {
         // SAFETY: as the caller says.
@@ -39,12 +41,12 @@ impl Sends for SendQueue {
 }
 
 impl Receives for RecvQueue {
-    #[inline(always)]
+    #[inline]
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int> {
         RecvQueue::push(self, wr_id, list).map_err(PostError::errno)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
         RecvQueue::push_short(self, wr_id, sge)
     }
