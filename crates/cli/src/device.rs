@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use ringverbs::query::{DriverId, Inspector};
+use ringverbs::query::{DriverId, Inspector, PORT_ACTIVE};
 use ringverbs::{Context, Device};
 
 use crate::error::Error;
-use crate::info::names::PORT_ACTIVE;
 
 /// Returns all devices, sorted by name.
 pub fn all() -> Result<Vec<Device>, Error> {
@@ -18,11 +17,6 @@ pub fn all() -> Result<Vec<Device>, Error> {
 /// Returns the selected devices: the one that is named, by the caller or by
 /// `RINGVERBS_DEVICE`, or all, or the embedded one if there is none.
 pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
-    if name.is_none()
-        && let Some(device) = Device::from_environment().map_err(choosing())?
-    {
-        return Ok(vec![device]);
-    }
     if let Some(name) = name {
         return match Device::named(name) {
             Err(ringverbs::Error::NoDevice { .. }) => Err(Error::NoSuchDevice {
@@ -31,6 +25,9 @@ pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
             }),
             found => Ok(vec![found.map_err(choosing())?]),
         };
+    }
+    if let Some(device) = Device::from_environment().map_err(choosing())? {
+        return Ok(vec![device]);
     }
     let devices = all()?;
     if devices.is_empty() {
@@ -101,9 +98,9 @@ impl OpenDevice {
     }
 }
 
-/// Opens the device that is named, by the caller or by `RINGVERBS_DEVICE`;
-/// without a name, the first whose port is active. If there is none and the command needs no other process (`alone`), opens the
-/// embedded device.
+/// Opens the device that is named, by the caller or by `RINGVERBS_DEVICE`; without a
+/// name, the first whose port is active. If there is none and the command needs no
+/// other process (`alone`), opens the embedded device.
 pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<OpenDevice, Error> {
     if let Some(name) = name {
         return OpenDevice::open(&Device::named(name).map_err(choosing())?);

@@ -12,7 +12,7 @@ use uverbs::{AsyncEventFile, ContextInfo, Udata};
 use crate::device::Provider;
 use crate::inflight::{Registry, UnorderedTable};
 use crate::qp::FlushTo;
-use crate::query::Inspector;
+use crate::query::{Inspector, PORT_ACTIVE};
 use crate::{CloseError, Error, Result};
 
 /// `IB_UVERBS_DEVICE_FLUSH_GLOBAL`.
@@ -24,8 +24,6 @@ const DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
 
 /// Environment variable that names the device.
 const VARIABLE: &str = "RINGVERBS_DEVICE";
-/// `IB_PORT_ACTIVE`.
-const PORT_ACTIVE: u8 = 4;
 
 /// The kernel's context, as objects refer to it.
 pub(crate) type Ctx = Arc<uverbs::Context>;
@@ -168,8 +166,8 @@ impl Device {
     }
 
     /// Returns the device that the environment variable `RINGVERBS_DEVICE` names, as
-    /// [`named`](Self::named) takes it; `None` if it is not set or empty, or in a program with
-    /// raised rights.
+    /// [`named`](Self::named) takes it; `None` if it is not set or empty, or in a
+    /// program with raised rights.
     ///
     /// # Errors
     /// As [`named`](Self::named).

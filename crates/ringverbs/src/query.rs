@@ -78,6 +78,10 @@ pub use uverbs::DeviceAttr;
 pub use uverbs::DeviceAttrEx;
 /// State and limits of a port.
 pub use uverbs::PortAttr;
+
+/// The state of a port that carries traffic (`IBV_PORT_ACTIVE`), in
+/// [`PortAttr::legacy`].
+pub const PORT_ACTIVE: u8 = 4;
 /// The result of device discovery ([`Device::found`](crate::Device::found)).
 pub use uverbs::discovery::{Device as FoundDevice, DriverId, NodeType};
 

@@ -3,7 +3,7 @@
 
 use ringverbs::Device;
 use ringverbs::query::{
-    DeviceAttr, DeviceAttrEx, DriverId, FoundDevice, GidEntry, Inspector, PortAttr,
+    DeviceAttr, DeviceAttrEx, DriverId, FoundDevice, GidEntry, Inspector, PORT_ACTIVE, PortAttr,
 };
 use serde::Serialize;
 
@@ -399,7 +399,7 @@ impl PortInfo {
 
     /// Returns whether the port can carry traffic.
     pub fn is_active(&self) -> bool {
-        self.state.value == names::PORT_ACTIVE
+        self.state.value == PORT_ACTIVE
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use ringverbs::query::NodeType;
+use ringverbs::query::{NodeType, PORT_ACTIVE};
 
 /// Returns name and number of a device's transport (`enum ibv_transport_type`).
 pub fn transport(node: NodeType) -> (&'static str, i32) {
@@ -15,9 +15,6 @@ pub fn transport(node: NodeType) -> (&'static str, i32) {
         _ => ("invalid transport", -1),
     }
 }
-
-/// The state of a port that carries traffic (`IBV_PORT_ACTIVE`).
-pub const PORT_ACTIVE: u8 = 4;
 
 /// Returns the name of a port's state (`enum ibv_port_state`).
 pub fn port_state(state: u8) -> &'static str {

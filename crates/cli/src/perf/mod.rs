@@ -70,9 +70,9 @@ pub struct Args {
     #[arg(short, long, default_value_t = 18516)]
     port: u16,
     /// Use this device (default: what RINGVERBS_DEVICE names, else the first active
-    /// one, or, if there is none and both sides are in this process, `embedded`: a ConnectX in software;
-    /// `embedded:DIRECTORY`, such as `embedded:$XDG_RUNTIME_DIR/wire`, reaches
-    /// your other processes)
+    /// one, or, if there is none and both sides are in this process, `embedded`: a
+    /// ConnectX in software; `embedded:DIRECTORY`, such as
+    /// `embedded:$XDG_RUNTIME_DIR/wire`, reaches your other processes)
     #[arg(short, long, visible_alias = "ib-dev", value_name = "DEV")]
     device: Option<String>,
     /// Use this port of the device

@@ -274,7 +274,8 @@ impl fmt::Debug for Shared {
 ///
 /// An embedded device is run by the process's threads: there an empty poll drives
 /// the device, and a loop of empty polls sleeps for up to a millisecond at a time
-/// (a shared queue under its lock), unless the caller drives the device (`ringverbs_embedded::Drive::Caller`).
+/// (a shared queue under its lock), unless the caller drives the device
+/// (`ringverbs_embedded::Drive::Caller`).
 ///
 /// Queue pairs keep its kernel object alive. If it is dropped before them, their
 /// completions are not read any more, and what is in flight is released with the
