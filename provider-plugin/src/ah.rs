@@ -12,7 +12,7 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::pd::{PdRef, pd_of};
 
-/// What a device implements for address handles.
+/// Operations of a device on address handles.
 pub trait AhOps: Sized + 'static {
     /// The address in a datagram's work request.
     type Address: Copy + 'static;

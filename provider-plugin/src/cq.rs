@@ -19,7 +19,7 @@ use crate::pd::{PdRef, thread_domain_of};
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
 const KERNEL_IGNORE_OVERRUN: u32 = 1 << 1;
 
-/// What a device implements for completion queues.
+/// Operations of a device on completion queues.
 pub trait CqOps: Sized + 'static {
     /// The reader of completions. Its cells are guarded by the queue's lock.
     type Completions;

@@ -32,7 +32,7 @@ pub unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
     entry::unit(|| drop(unsafe { Box::from_raw(device) }));
 }
 
-/// What a device implements for queries.
+/// Queries of a device.
 pub trait QueryOps {
     /// Clears attributes of features that this provider does not have.
     fn remove_unsupported(_: &mut ibv_device_attr_ex) {}

@@ -15,7 +15,7 @@ pub type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
 /// `verbs_uninit_context`.
 pub type UninitContext = unsafe extern "C" fn(*mut c_void);
 
-/// What is used of the libibverbs that loaded the plugin.
+/// Functions and data of the libibverbs that loaded the plugin.
 pub struct LibIbverbs {
     /// Allocates and initialises a `verbs_context`; takes over the file
     /// descriptor, which it closes on failure.

@@ -21,7 +21,7 @@ pub const RDMA_DRIVER_RXE: u32 = 14;
 /// `RDMA_DRIVER_MLX5` of the same.
 pub const RDMA_DRIVER_MLX5: u32 = 1;
 
-/// What `open` needs of a device.
+/// Properties of a kind of device, for `open`.
 struct Kind {
     driver_id: DriverId,
     ops: fn(&LibIbverbs) -> &OpsTable,

@@ -90,7 +90,7 @@ pub enum CreateError {
     },
     /// An unsupported device or object (EOPNOTSUPP).
     Unsupported {
-        /// What is unsupported.
+        /// The unsupported feature.
         what: &'static str,
     },
     /// Every user index is taken, or no memory for bookkeeping.

@@ -22,7 +22,7 @@ pub enum CreateError {
     Geometry {
         /// Which queue.
         queue: &'static str,
-        /// What is malformed.
+        /// The malformed part of the geometry.
         error: GeometryError,
     },
     /// The kernel has no address handle numbers.

@@ -88,7 +88,7 @@ impl Program {
 
     fn run_as(&self, mut command: Command, provider: Provider) -> Result<String> {
         command.env("RINGVERBS_DEVICES", "mlx5");
-        // What changes what the stock provider does.
+        // These variables change the behaviour of the stock provider.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("MLX5_") {
                 command.env_remove(name);

@@ -496,7 +496,8 @@ fn drop_window(world: &mut World, [a, ..]: Numbers) -> Done {
 /// Allocates regions and drops them until one has address and key of what is
 /// gone, and keeps that.
 fn churn(world: &mut World, [a, b, c, _]: Numbers) -> Done {
-    // What a window may still lead to, or what went last, mostly.
+    // Mostly an address that a window may still give access to, else the last one
+    // freed.
     let is_left = |at: &usize| {
         let (addr, _) = world.gone[*at];
         let page = addr..addr + PAGE as u64;
@@ -920,7 +921,7 @@ fn reset(world: &mut World, [a, ..]: Numbers) -> Done {
 
 /// Has all that two queue pairs have in flight flushed, resets and connects them.
 fn reconnect(world: &mut World, [a, b, c, _]: Numbers) -> Done {
-    // What has failed, mostly, and with its peer.
+    // Mostly a failed queue pair and its peer.
     let failed: Vec<_> = (0..world.pairs.len())
         .filter(|at| matches!(world.pairs[*at].body, Body::Whole(_)))
         .filter(|at| state(&world.pairs[*at]) == Some(State::ERR))

@@ -36,9 +36,9 @@ const KNOWN: &[Known] = &[
         why: "datagram sockets of librdmacm make an address handle without a \
               global route, which libmlx5 refuses on Ethernet",
     },
-    // What the stock provider knows of dynamic connections' limits, and how it gives
-    // a stream back, it asks by DevX. Without it the first test waits for as many
-    // completions as there may be atomics at once, none, and looks at the first.
+    // The stock provider queries the limits of dynamic connections, and releases their
+    // streams, by DevX. Without it the limit of outstanding atomics is 0: the first
+    // test waits for no completion, and reads the first.
     Known {
         group: "pyverbs",
         profiles: WITHOUT_DEVX,

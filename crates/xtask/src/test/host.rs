@@ -199,7 +199,7 @@ fn counts(
     line
 }
 
-/// What the plugin writes for ConnectX, beside what the stock provider writes.
+/// Compares the bytes that the plugin and the stock provider write for ConnectX.
 fn mlx5_bytes() -> Line {
     const WHAT: &str = "mlx5's bytes";
     if !cfg!(target_arch = "x86_64") {
