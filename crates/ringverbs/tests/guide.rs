@@ -65,30 +65,63 @@ fn programs_of_the_guide_are_the_examples() {
     assert_eq!(whole, ["hello.rs", "hello_tcp.rs"]);
 }
 
-#[test]
-fn links_of_the_guide_exist() {
-    let guide = read("docs/guide.md");
-    let mut links = 0;
-    for (_, rest) in guide
-        .match_indices("](")
-        .map(|(at, _)| guide.split_at(at + 2))
-    {
-        let (target, _) = rest.split_once(')').unwrap();
-        links += 1;
-        match target.strip_prefix('#') {
-            Some(anchor) => assert!(
-                guide.lines().any(|line| {
-                    let kept = |c: &char| c.is_alphanumeric() || "-_ ".contains(*c);
-                    let title = line.trim_start_matches('#').trim().to_lowercase();
-                    let title: String = title.chars().filter(kept).collect();
-                    line.starts_with('#') && title.replace(' ', "-") == anchor
-                }),
-                "#{anchor}"
-            ),
-            None => assert!(root().join("docs").join(target).exists(), "{target}"),
+/// The pages of the documentation, by their paths in the repository.
+fn pages() -> Vec<String> {
+    let mut pages: Vec<String> = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+        .map(String::from)
+        .into();
+    pages.push("provider-plugin/README.md".into());
+    for folder in ["docs", "docs/internals"] {
+        for entry in fs::read_dir(root().join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            if name.ends_with(".md") {
+                pages.push(format!("{folder}/{name}"));
+            }
         }
     }
-    assert!(links > 30, "{links}");
+    pages
+}
+
+/// A page without its blocks of code.
+fn prose(page: &str) -> String {
+    let parts = page.split("\n```").step_by(2);
+    parts.collect::<Vec<_>>().join("\n")
+}
+
+fn has_anchor(page: &str, anchor: &str) -> bool {
+    prose(page).lines().any(|line| {
+        let kept = |c: &char| c.is_alphanumeric() || "-_ ".contains(*c);
+        let title = line.trim_start_matches('#').trim().to_lowercase();
+        let title: String = title.chars().filter(kept).collect();
+        line.starts_with('#') && title.replace(' ', "-") == anchor
+    })
+}
+
+#[test]
+fn links_of_the_documentation_exist() {
+    for name in pages() {
+        let page = read(&name);
+        let text = prose(&page);
+        for (_, rest) in text
+            .match_indices("](")
+            .map(|(at, _)| text.split_at(at + 2))
+        {
+            let (target, _) = rest.split_once(')').unwrap();
+            if target.starts_with("http") {
+                continue;
+            }
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let path = Path::new(&name).parent().unwrap().join(path);
+            let path = if target.starts_with('#') {
+                Path::new(&name)
+            } else {
+                &path
+            };
+            assert!(root().join(path).exists(), "{name}: {target}");
+            let there = || has_anchor(&read(path.to_str().unwrap()), anchor);
+            assert!(anchor.is_empty() || there(), "{name}: {target}");
+        }
+    }
 }
 
 /// The text of all Rust files under a folder.
@@ -122,7 +155,10 @@ fn tests_named_in_soundness_exist() {
         for group in tests.split("; ") {
             if let Some(numbers) = group.strip_prefix("compile_fail: ") {
                 for number in numbers.split(", ") {
-                    assert!(examples.contains(&format!("\n{number}. ")), "{number}: {row}");
+                    assert!(
+                        examples.contains(&format!("\n{number}. ")),
+                        "{number}: {row}"
+                    );
                     named += 1;
                 }
                 continue;
