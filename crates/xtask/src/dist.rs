@@ -37,20 +37,23 @@ driver ringverbs
 /// The command's file.
 pub const COMMAND: &str = "ringverbs";
 
-/// Builds the plugin and lays it out in `target/dist`, which is emptied first.
-/// Once per process: steps that run at the same time read the folder.
-pub fn dist() -> Result<PathBuf> {
-    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(dist) = &*made {
-        return Ok(dist.clone());
+/// What was made already, or else what `make` makes. Once per process: steps that
+/// run at the same time read the files.
+fn once<T: Clone>(made: &Mutex<Option<T>>, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(made) = &*made {
+        return Ok(made.clone());
     }
-    let dist = make()?;
-    *made = Some(dist.clone());
-    Ok(dist)
+    Ok(made.insert(make()?).clone())
 }
 
-fn make() -> Result<PathBuf> {
+/// Builds the plugin and lays it out in `target/dist`, which is emptied first.
+pub fn dist() -> Result<PathBuf> {
+    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
+    once(&MADE, make_dist)
+}
+
+fn make_dist() -> Result<PathBuf> {
     let target = target_dir();
     let status = Command::new(cargo())
         .current_dir(root())
@@ -84,6 +87,11 @@ fn make() -> Result<PathBuf> {
 
 /// The same with the command beside it, as a program that needs no library.
 pub fn whole() -> Result<PathBuf> {
+    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
+    once(&MADE, make_whole)
+}
+
+fn make_whole() -> Result<PathBuf> {
     let dist = dist()?;
     let built = build_static(&[
         "build",
@@ -114,6 +122,11 @@ pub fn can_make_deb() -> bool {
 /// Makes the Debian packages, one of the plugin and one of the command, of what
 /// [`whole`] has made; gives their paths.
 pub fn deb(dist: &Path) -> Result<Vec<PathBuf>> {
+    static MADE: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
+    once(&MADE, || make_deb(dist))
+}
+
+fn make_deb(dist: &Path) -> Result<Vec<PathBuf>> {
     ensure!(
         can_make_deb(),
         "cargo-deb is missing: cargo install cargo-deb"

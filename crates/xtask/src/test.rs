@@ -15,7 +15,7 @@ use rxe_tests::guest::Suite;
 
 use areas::Areas;
 use guests::Outcome;
-use report::{Line, report, skipped};
+use report::{Line, panicked, report, skipped};
 
 /// The command line.
 #[derive(Clone, clap::Args)]
@@ -41,7 +41,7 @@ pub struct Arguments {
     /// Only the guest suites, without format, lints, unit and loom tests
     #[arg(long, conflicts_with = "no_guest")]
     guest_only: bool,
-    /// One step at a time: guests after everything else
+    /// One step at a time: guests one after another, after everything else
     #[arg(long)]
     serial: bool,
     /// Only this suite (can be given more than once): trixie, bookworm, sid
@@ -131,12 +131,4 @@ fn beside(
         });
         (host, outcome)
     })
-}
-
-fn panicked(what: &str) -> Line {
-    Line {
-        failed: 1,
-        note: "panicked: its message is above".to_owned(),
-        ..Line::new(what)
-    }
 }

@@ -1,6 +1,7 @@
 //! The suites that run in guests.
 
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -9,7 +10,7 @@ use rxe_tests::driver::case::chosen;
 use rxe_tests::guest::{Qemu, Suite, host, tree};
 
 use super::Arguments;
-use super::report::{Line, parts, skipped};
+use super::report::{Line, panicked, parts, skipped};
 use crate::suite::{self, Request};
 use crate::{bare, dist, driver, native, softhca};
 
@@ -29,28 +30,60 @@ pub(super) fn on_host(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// Runs the guests one after another.
+/// Runs the first guest and what belongs to it, then the others at the same time:
+/// by then the other steps are done, and one guest leaves half a processor unused.
 pub(super) fn all(arguments: &Arguments) -> Outcome {
+    let suites = suites(arguments);
+    let (first, others) = suites.split_at(1);
+    let at_once = if arguments.serial { 1 } else { 2 };
     let mut outcome = Outcome::default();
-    for suite in suites(arguments) {
-        let name = suite.name();
-        // In full where it is the default, or asked for.
-        let short = arguments.short
-            || (suite != Suite::Trixie && !arguments.full && arguments.suite.is_empty());
-        if let Some(why) = no_guest(suite, arguments.kernel.as_deref()) {
-            eprintln!("{suite}: no guest: {why}");
-            outcome.lines.push(skipped(&format!("guest {name}"), &why));
-            continue;
+    for suites in [first].into_iter().chain(others.chunks(at_once)) {
+        for of_guest in together(suites, arguments) {
+            outcome.lines.extend(of_guest.lines);
+            outcome.texts.extend(of_guest.texts);
         }
-        let run = |request: &Request| suite::in_guest(suite, request);
-        let what = format!("guest {suite}");
-        let (line, text) = machine(&what, arguments, short, run, suite.moves());
-        outcome.lines.push(line);
-        outcome.texts.extend(text);
-        if suite == Suite::Trixie && !arguments.stock_only {
-            outcome.lines.extend(without_libraries(arguments));
-            outcome.lines.extend(on_softhca(arguments));
-        }
+    }
+    outcome
+}
+
+/// Runs guests at the same time.
+fn together(suites: &[Suite], arguments: &Arguments) -> Vec<Outcome> {
+    thread::scope(|scope| {
+        let run = |suite: &Suite| {
+            let suite = *suite;
+            scope.spawn(move || guest(suite, arguments))
+        };
+        let running: Vec<_> = suites.iter().map(run).collect();
+        let outcomes = running.into_iter().map(|guest| {
+            guest.join().unwrap_or_else(|_| Outcome {
+                lines: vec![panicked("guest")],
+                ..Outcome::default()
+            })
+        });
+        outcomes.collect()
+    })
+}
+
+/// Runs the guest of `suite`, and with the first one those that belong to no
+/// distribution.
+fn guest(suite: Suite, arguments: &Arguments) -> Outcome {
+    let mut outcome = Outcome::default();
+    // In full where it is the default, or asked for.
+    let short = arguments.short
+        || (suite != Suite::Trixie && !arguments.full && arguments.suite.is_empty());
+    if let Some(why) = no_guest(suite, arguments.kernel.as_deref()) {
+        eprintln!("{suite}: no guest: {why}");
+        outcome.lines.push(skipped(&format!("guest {suite}"), &why));
+        return outcome;
+    }
+    let run = |request: &Request| suite::in_guest(suite, request);
+    let what = format!("guest {suite}");
+    let (line, text) = machine(&what, arguments, short, run, suite.moves());
+    outcome.lines.push(line);
+    outcome.texts.extend(text);
+    if suite == Suite::Trixie && !arguments.stock_only {
+        outcome.lines.extend(without_libraries(arguments));
+        outcome.lines.extend(on_softhca(arguments));
     }
     outcome
 }

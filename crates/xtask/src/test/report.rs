@@ -45,6 +45,15 @@ pub(super) fn skipped(what: &str, why: &str) -> Line {
     }
 }
 
+/// A step whose thread panicked.
+pub(super) fn panicked(what: &str) -> Line {
+    Line {
+        failed: 1,
+        note: "panicked: its message is above".to_owned(),
+        ..Line::new(what)
+    }
+}
+
 /// Prints the summary: a table of the steps, where the time went, and what
 /// passed, failed and was skipped. The exit status says whether anything failed.
 pub(super) fn report(lines: &[Line], time: Duration) -> ExitCode {
