@@ -515,7 +515,10 @@ impl Connection {
                 }
             }
             Err(failure) => {
-                assert!(self.life.is_killed(), "nobody has killed it: {failure}");
+                assert!(
+                    self.life.is_killed(),
+                    "{operation:?} failed before the kill: {failure}"
+                );
                 tally.failures += 1;
                 if !self.dying {
                     self.qp.set_error().unwrap();

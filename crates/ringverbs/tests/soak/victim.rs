@@ -136,7 +136,10 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
                     side.tally.operations += 1;
                 }
                 Err(failure) => {
-                    assert!(!alive, "nobody has killed it: {failure}");
+                    assert!(
+                        !alive,
+                        "operation failed before the victim's kill: {failure}"
+                    );
                     side.tally.failures += 1;
                     failed = true;
                 }
