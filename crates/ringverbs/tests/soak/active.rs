@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use ringverbs::qp::{self, QpAttr, QpAttrMask};
 use ringverbs::{
     AccessFlags, Buffer, Completion, Context, Endpoint, Error, QueuePair, RemoteAddr, RemoteRegion,
-    Transport, WorkRequest,
+    Status, Transport, WorkRequest,
 };
 
-use super::Tally;
 use super::life::{CONSTANT, CONSTANT_NUMBER, Life, Message, Order, SLOT, SLOTS, WORDS, connect};
 use super::pool::Pool;
 use super::side::Side;
+use super::{Tally, is_rxe};
 use testing::{Numbers, is_pattern, pattern};
 
 /// Operations that a queue holds.
@@ -55,12 +55,21 @@ pub struct Link {
 
 enum State {
     Down,
-    Connecting(Box<QueuePair>, Arc<Life>, Receiver<(Endpoint, RemoteAddr)>),
+    Connecting(Box<Call>),
     Up(Box<Connection>),
+}
+
+struct Call {
+    qp: QueuePair,
+    /// It had another connection, and was reset.
+    was_reset: bool,
+    life: Arc<Life>,
+    answer: Receiver<(Endpoint, RemoteAddr)>,
 }
 
 struct Connection {
     qp: QueuePair,
+    was_reset: bool,
     life: Arc<Life>,
     there: RemoteAddr,
     /// What unsignaled runs write.
@@ -123,15 +132,15 @@ impl Active {
                 let Side { domain, cq, .. } = &self.side;
                 let builder = domain.queue_pair(Transport::Reliable, cq);
                 let qp = builder.send_depth(DEPTH).recv_depth(1).build().unwrap();
-                self.call(at, qp)
+                self.call(at, qp, false)
             }
-            State::Connecting(mut qp, life, answer) => match answer.try_recv() {
+            State::Connecting(mut call) => match call.answer.try_recv() {
                 Ok((peer, there)) => {
-                    connect(&mut qp, &self.side.local, &peer);
+                    connect(&mut call.qp, &self.side.local, &peer);
                     self.side.tally.lives += 1;
-                    State::Up(Box::new(self.connection(at, *qp, life, there)))
+                    State::Up(Box::new(self.connection(at, *call, there)))
                 }
-                Err(TryRecvError::Empty) => State::Connecting(qp, life, answer),
+                Err(TryRecvError::Empty) => State::Connecting(call),
                 Err(TryRecvError::Disconnected) => panic!("the passive side is gone"),
             },
             State::Up(connection) => self.work(at, connection),
@@ -139,7 +148,7 @@ impl Active {
         self.links[at].state = state;
     }
 
-    fn call(&self, at: usize, qp: QueuePair) -> State {
+    fn call(&self, at: usize, qp: QueuePair, was_reset: bool) -> State {
         let (tell, answer) = channel();
         let life = Arc::new(Life::default());
         let order = Order::Connect {
@@ -150,16 +159,15 @@ impl Active {
             answer: tell,
         };
         self.orders.send(order).expect("the passive side is gone");
-        State::Connecting(Box::new(qp), life, answer)
+        State::Connecting(Box::new(Call {
+            qp,
+            was_reset,
+            life,
+            answer,
+        }))
     }
 
-    fn connection(
-        &mut self,
-        at: usize,
-        qp: QueuePair,
-        life: Arc<Life>,
-        there: RemoteAddr,
-    ) -> Connection {
+    fn connection(&mut self, at: usize, call: Call, there: RemoteAddr) -> Connection {
         let access = AccessFlags::LOCAL_WRITE;
         let source = self.side.domain.alloc_remote(SLOT, access).unwrap();
         let mut bytes = vec![0; SLOT];
@@ -167,8 +175,9 @@ impl Active {
         source.write_at(0, &bytes).unwrap();
         let lifetime = Duration::from_millis(20 + self.side.numbers.below(1500) as u64);
         Connection {
-            qp,
-            life,
+            qp: call.qp,
+            was_reset: call.was_reset,
+            life: call.life,
             there,
             source,
             in_flight: VecDeque::new(),
@@ -268,7 +277,7 @@ impl Active {
         } else {
             qp.modify(&reset(), QpAttrMask::STATE).unwrap();
             self.side.tally.resets += 1;
-            self.call(at, qp)
+            self.call(at, qp, true)
         }
     }
 
@@ -328,9 +337,9 @@ impl Active {
         for at in 0..self.links.len() {
             match std::mem::replace(&mut self.links[at].state, State::Down) {
                 State::Down => {}
-                State::Connecting(qp, life, _) => {
-                    self.gone(at, &life);
-                    qp.close().unwrap();
+                State::Connecting(call) => {
+                    self.gone(at, &call.life);
+                    call.qp.close().unwrap();
                 }
                 State::Up(connection) => {
                     self.gone(at, &connection.life);
@@ -515,10 +524,17 @@ impl Connection {
                 }
             }
             Err(failure) => {
-                assert!(
-                    self.life.is_killed(),
-                    "{operation:?} failed before the kill: {failure}"
-                );
+                if !self.life.is_killed() {
+                    let late_error =
+                        is_rxe() && self.was_reset && failure.status == Status::WR_FLUSH_ERR;
+                    assert!(
+                        late_error,
+                        "{operation:?} failed before the kill (reset: {}): {failure}",
+                        self.was_reset
+                    );
+                    self.life.kill();
+                    tally.late_errors += 1;
+                }
                 tally.failures += 1;
                 if !self.dying {
                     self.qp.set_error().unwrap();

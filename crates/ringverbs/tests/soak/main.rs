@@ -51,6 +51,11 @@ pub struct Tally {
     /// a request is sent again although nothing was lost, as it is on a machine
     /// that is busy (rxe-tests/programs/losses.c shows it with C).
     pub without_data: u64,
+    /// Queue pairs that were flushed after a reset although nobody had killed
+    /// them. rdma_rxe of Linux 6.1 writes the completion of a failed request
+    /// before it sets the queue pair's error state, and a reset does not wait for
+    /// that: the error then belongs to the connection after the reset.
+    pub late_errors: u64,
     /// Times that buffers were posted, came back, and went with a queue pair.
     pub buffers: [u64; 3],
 }
@@ -73,6 +78,7 @@ impl Tally {
             (&mut self.resets, other.resets),
             (&mut self.victims, other.victims),
             (&mut self.without_data, other.without_data),
+            (&mut self.late_errors, other.late_errors),
         ] {
             *sum += count;
         }
@@ -86,19 +92,25 @@ impl fmt::Display for Tally {
         write!(
             f,
             "{} lives ({} killed here, {} there, {} processes; {} of a queue pair that was \
-             reset), {} operations done ({} atomics without data) and {} failed, {} messages \
+             reset, {} of them flushed by an earlier error), {} operations done ({} atomics without data) and {} failed, {} messages \
              seen; {posted} buffers posted, {returned} back, {let_go} gone with their queue pair",
             self.lives,
             self.active_kills,
             self.passive_kills,
             self.victims,
             self.resets,
+            self.late_errors,
             self.operations,
             self.without_data,
             self.failures,
             self.messages,
         )
     }
+}
+
+/// Whether the device is rdma_rxe.
+fn is_rxe() -> bool {
+    std::env::var("RXE_DEV").is_ok_and(|name| !name.starts_with("embedded"))
 }
 
 /// Requests that the device has seen more than once, if it counts them.
