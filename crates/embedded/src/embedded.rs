@@ -36,6 +36,14 @@ impl Embedded {
         }
     }
 
+    /// As [`idle`](Self::idle), for a task of an executor, which must not sleep:
+    /// performs a bounded amount of pending work, if another thread does not.
+    pub fn help(&self) {
+        if self.runner.has_thread() {
+            let _ = self.runner.turn();
+        }
+    }
+
     /// Called by a thread whose poll has found something: the next
     /// [`idle`](Self::idle) spins first.
     pub fn found(&self) {

@@ -20,16 +20,40 @@ pub trait Source: Data {}
 /// data.
 pub trait Sink: Data {}
 
+/// Memory that an operation owns and its future returns: [`Buffer`] or
+/// [`MemorySlice`], a `Vec` of either, or `()` for none.
+pub trait Owned: Data + sealed::FromPayload {}
+
 /// Inline data: bytes that are copied into the work request, so that the slice is
 /// free as soon as the request is posted. The maximum is that of the queue pair
 /// ([`QueuePairBuilder::inline`](crate::qp::QueuePairBuilder::inline)).
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 
-pub(crate) use sealed::Data;
+pub(crate) use sealed::{Data, Kind};
 
 mod sealed {
     use super::*;
+
+    /// The type of an operation's memory.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        None,
+        Buffer,
+        Buffers,
+        Slice,
+        Slices,
+    }
+
+    /// Memory that can be taken out of a completion.
+    pub trait FromPayload: Sized {
+        #[doc(hidden)]
+        const KIND: Kind;
+
+        /// Returns the memory if it has this type.
+        #[doc(hidden)]
+        fn from_payload(payload: Payload) -> Option<Self>;
+    }
 
     /// The crate's interface to an operation's memory.
     pub trait Data {
@@ -210,6 +234,24 @@ fn element(piece: &impl Piece, length: usize, domain: Identity) -> Result<Sge> {
     })
 }
 
+macro_rules! owned {
+    ($memory:ty, $kind:ident) => {
+        impl sealed::FromPayload for $memory {
+            const KIND: Kind = Kind::$kind;
+
+            #[inline]
+            fn from_payload(payload: Payload) -> Option<Self> {
+                match payload {
+                    Payload::$kind(memory) => Some(memory),
+                    _ => None,
+                }
+            }
+        }
+
+        impl Owned for $memory {}
+    };
+}
+
 macro_rules! data {
     ($piece:ident, $one:ident, $many:ident) => {
         impl Data for $piece {
@@ -289,6 +331,9 @@ macro_rules! data {
 
         impl Source for Vec<$piece> {}
         impl Sink for Vec<$piece> {}
+
+        owned!($piece, $one);
+        owned!(Vec<$piece>, $many);
     };
 }
 
@@ -386,7 +431,30 @@ impl Data for () {
 impl Source for () {}
 impl Sink for () {}
 
+impl sealed::FromPayload for () {
+    const KIND: Kind = Kind::None;
+
+    #[inline]
+    fn from_payload(payload: Payload) -> Option<Self> {
+        matches!(payload, Payload::None).then_some(())
+    }
+}
+
+impl Owned for () {}
+
 impl Payload {
+    /// Returns the type of the memory.
+    #[inline]
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::None => Kind::None,
+            Self::Buffer(_) => Kind::Buffer,
+            Self::Buffers(_) => Kind::Buffers,
+            Self::Slice(_) => Kind::Slice,
+            Self::Slices(_) => Kind::Slices,
+        }
+    }
+
     /// Sets the lengths after a receive of `len` bytes, which fill buffer after
     /// buffer.
     #[inline]

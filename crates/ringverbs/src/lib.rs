@@ -33,6 +33,8 @@
 //! **Threads.** Control path handles (`Context`, `ProtectionDomain`,
 //! [`CompletionQueueRef`]) can be used from any thread. A [`CompletionQueue`] and
 //! a [`QueuePair`] are `Send` and have one owner at a time.
+//!
+//! **Async.** [`future`] has a future for each operation.
 
 #![allow(
     clippy::result_large_err,
@@ -50,6 +52,7 @@ mod counter;
 mod data;
 mod device;
 mod error;
+pub mod future;
 mod inflight;
 mod memory;
 mod multi_receive;

@@ -40,6 +40,8 @@ pub use shared_reader::SharedCompletionReader;
 pub use stream::TokioReader;
 #[cfg(feature = "stream")]
 pub use stream::{CompletionStream, StreamItem};
+#[cfg(feature = "tokio")]
+pub(crate) use stream::{WaitFd, watch};
 pub use time::{DeviceClock, Timestamp};
 pub use wait::{MutexCond, Signaler, WaitObject, WaitSet, Waitable};
 

@@ -519,6 +519,23 @@ impl CompletionQueue {
         self.ring.available(report)
     }
 
+    /// Returns whether there are completions. If there are none, releases queue pairs
+    /// that were destroyed, and drives an embedded device, without waiting for it.
+    pub(crate) fn drive_if_empty(&mut self) -> bool {
+        let span = self.available(true);
+        if span.at != span.end {
+            return true;
+        }
+        self.release_destroyed();
+        #[cfg(feature = "embedded")]
+        if let Some(embedded) = &self.embedded {
+            embedded.help();
+            let span = self.available(true);
+            return span.at != span.end;
+        }
+        false
+    }
+
     /// A poll ends that has found so many CQEs. Drives an embedded device if there were
     /// none. At a poll's end, where registers need no saving for the call.
     #[inline]

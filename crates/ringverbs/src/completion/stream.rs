@@ -108,7 +108,7 @@ impl<F: Format> Unpin for CompletionStream<F> {}
 
 #[cfg(feature = "tokio")]
 mod on_tokio {
-    use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+    use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
@@ -128,14 +128,30 @@ mod on_tokio {
         ended: Option<ReadError>,
     }
 
-    /// A duplicate of the reader's descriptor.
+    /// A duplicate of a reader's descriptor.
     #[derive(Debug)]
-    struct WaitFd(OwnedFd);
+    pub(crate) struct WaitFd(OwnedFd);
 
     impl AsRawFd for WaitFd {
         fn as_raw_fd(&self) -> RawFd {
             self.0.as_raw_fd()
         }
+    }
+
+    /// Registers a duplicate of a descriptor with the current runtime.
+    pub(crate) fn watch(fd: BorrowedFd<'_>) -> Result<AsyncFd<WaitFd>> {
+        let system = |what| {
+            move |error: std::io::Error| Error::System {
+                what,
+                errno: error.raw_os_error().unwrap_or(libc::EIO),
+            }
+        };
+        let copy = fd.try_clone_to_owned();
+        let watched = WaitFd(copy.map_err(system("a second descriptor of a reader"))?);
+        // SAFETY: the registered value owns the descriptor, which stays open
+        // as long as the value lives and never changes.
+        unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) }
+            .map_err(|error| system("registering a reader with tokio")(error.into_parts().1))
     }
 
     impl<F: Format> TokioReader<F> {
@@ -153,18 +169,7 @@ mod on_tokio {
                     what: "tokio takes a reader with the wait object Fd",
                 });
             }
-            let system = |what| {
-                move |error: std::io::Error| Error::System {
-                    what,
-                    errno: error.raw_os_error().unwrap_or(libc::EIO),
-                }
-            };
-            let copy = reader.as_fd().try_clone_to_owned();
-            let watched = WaitFd(copy.map_err(system("a second descriptor of a reader"))?);
-            // SAFETY: the registered value owns the descriptor, which stays open
-            // as long as the value lives and never changes.
-            let fd = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) }
-                .map_err(|error| system("registering a reader with tokio")(error.into_parts().1))?;
+            let fd = watch(reader.as_fd())?;
             Ok(Self {
                 fd,
                 waiter: reader.signaler().waiter,
@@ -270,3 +275,5 @@ mod on_tokio {
 
 #[cfg(feature = "tokio")]
 pub use on_tokio::TokioReader;
+#[cfg(feature = "tokio")]
+pub(crate) use on_tokio::{WaitFd, watch};

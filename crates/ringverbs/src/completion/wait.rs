@@ -491,6 +491,16 @@ pub struct Signaler {
 }
 
 impl Signaler {
+    /// Returns the descriptor that is readable when the queue has to be checked.
+    pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.waiter.fd().unwrap_or_else(|| self.waiter.events_fd())
+    }
+
+    /// Sleeps until the queue has to be checked.
+    pub(crate) fn wait(&self) -> Result<()> {
+        self.waiter.sleep(self.waiter.wakeups_seen(), None)
+    }
+
     /// Wakes the readers.
     pub fn signal(&self) {
         self.waiter.signal();

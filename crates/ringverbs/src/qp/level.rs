@@ -146,7 +146,7 @@ impl SendHalf {
         });
         posted.map_err(|refused| match refused {
             BatchError::Abandoned(error) => error,
-            BatchError::Doorbell(error) => PostError {
+            BatchError::Doorbell(error) | BatchError::Refused(error) => PostError {
                 error,
                 data: None,
                 token,

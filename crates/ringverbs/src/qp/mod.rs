@@ -436,6 +436,16 @@ impl QueuePair {
         )
     }
 
+    /// Returns whether the send queue has room for an operation.
+    pub(crate) fn has_room(&mut self) -> bool {
+        self.send.has_room()
+    }
+
+    /// Returns whether it takes receives from a shared receive queue.
+    pub(crate) fn has_srq(&self) -> bool {
+        self.inner().srq.is_some()
+    }
+
     /// Returns whether all its operations complete in `cq`.
     pub(crate) fn completes_in(&self, cq: &CompletionQueue) -> bool {
         cq.serves(&self.inner().send_cq) && cq.serves(&self.inner().recv_cq)

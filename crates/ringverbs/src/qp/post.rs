@@ -81,13 +81,17 @@ pub enum BatchError<E> {
     Abandoned(E),
     /// [`Error::Doorbell`], on rdma_rxe only: the whole batch is in flight.
     Doorbell(Error),
+    /// The closure was not called: an
+    /// [`AsyncQueuePair`](crate::future::AsyncQueuePair) was in use by a batch of the
+    /// same thread.
+    Refused(Error),
 }
 
 impl<E: fmt::Display> fmt::Display for BatchError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Abandoned(error) => error.fmt(f),
-            Self::Doorbell(error) => error.fmt(f),
+            Self::Doorbell(error) | Self::Refused(error) => error.fmt(f),
         }
     }
 }
@@ -97,7 +101,7 @@ impl<E: std::error::Error> std::error::Error for BatchError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Abandoned(error) => error.source(),
-            Self::Doorbell(error) => error.source(),
+            Self::Doorbell(error) | Self::Refused(error) => error.source(),
         }
     }
 }
@@ -106,7 +110,7 @@ impl<E: Into<Error>> From<BatchError<E>> for Error {
     fn from(error: BatchError<E>) -> Self {
         match error {
             BatchError::Abandoned(error) => error.into(),
-            BatchError::Doorbell(error) => error,
+            BatchError::Doorbell(error) | BatchError::Refused(error) => error,
         }
     }
 }
@@ -312,6 +316,12 @@ impl SendHalf {
     /// Returns the number of operations in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.table().len()
+    }
+
+    /// Returns whether there is room for an operation.
+    pub(crate) fn has_room(&mut self) -> bool {
+        self.begin();
+        self.in_flight.next_id().is_some()
     }
 }
 

@@ -214,6 +214,18 @@ impl<D: Data> WorkRequest<D> {
         self
     }
 
+    /// Requests a completion.
+    #[inline]
+    pub(crate) fn signaled(mut self) -> Self {
+        self.signaled = true;
+        self
+    }
+
+    /// Returns the memory.
+    pub(crate) fn into_data(self) -> D {
+        self.data
+    }
+
     /// Delays execution until all earlier reads and atomics have completed.
     #[inline]
     pub fn fence(mut self) -> Self {

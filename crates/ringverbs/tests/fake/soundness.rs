@@ -643,7 +643,7 @@ fn abandoned_batch_posts_nothing() {
     });
     match given_up.unwrap_err() {
         BatchError::Abandoned(error) => assert!(matches!(error.error, Error::Limit { .. })),
-        BatchError::Doorbell(error) => panic!("{error}"),
+        BatchError::Doorbell(error) | BatchError::Refused(error) => panic!("{error}"),
     }
     assert!(queues.sent().is_empty());
     assert_eq!(qp.in_flight().0, 0);

@@ -1,0 +1,60 @@
+//! A future for each operation.
+//!
+//! ```no_run
+//! # async fn f(domain: ringverbs::ProtectionDomain, there: ringverbs::RemoteAddr)
+//! # -> Result<(), Box<dyn std::error::Error>> {
+//! use ringverbs::Transport;
+//! use ringverbs::future::{AsyncCompletionQueue, AsyncQueuePair};
+//!
+//! let queue = domain.context().completion_queue().entries(256);
+//! # #[cfg(feature = "tokio")]
+//! let cq = AsyncCompletionQueue::spawn(queue)?;
+//! # #[cfg(not(feature = "tokio"))]
+//! # let (cq, _) = AsyncCompletionQueue::new(queue)?;
+//! let qp = domain.queue_pair(Transport::Reliable, &cq).build()?;
+//! let qp = AsyncQueuePair::new(qp, &cq).map_err(|(_, error)| error)?;
+//! // ... connect ...
+//! let buffer = domain.alloc(4096)?.into_buffer();
+//! let buffer = qp.write(buffer, there).await?;
+//! let message = qp.receive(buffer).await?;
+//! println!("{} bytes", message.data.len());
+//! # Ok(()) }
+//! ```
+//!
+//! **Operations begin when they are called.** A method of [`AsyncQueuePair`] posts
+//! at once, in the order of the calls, and returns a future for the operation's
+//! end, which returns the memory: with success, or in an [`OperationError`].
+//!
+//! **A dropped future frees nothing in flight.** The operation goes on; its memory
+//! is released, or returned to its pool, when its completion arrives. A message
+//! whose future was dropped goes to the next one: see
+//! [`AsyncQueuePair::receive`].
+//!
+//! **Who reads completions.** A future looks at the completion queue whenever it
+//! is polled, and takes what has arrived to all others. While there is nothing,
+//! tasks sleep and a [`Driver`] waits for the queue's file: a task of tokio's
+//! ([`AsyncCompletionQueue::spawn`]), of another executor, or a thread. One serves
+//! any number of queue pairs. Without a driver, or after it was dropped with its
+//! runtime, waiting tasks are polled again and again.
+//!
+//! **Threads.** Everything here is `Send` and `Sync`: queue pairs are used by any
+//! number of tasks, and futures may be moved between threads.
+//!
+//! **Cost.** Posting takes two locks, a completion one, and its future one. Nothing
+//! is allocated unless more operations have futures than the queue pair was built
+//! for, or the send queue is full.
+
+mod error;
+#[cfg(feature = "tokio")]
+mod on_tokio;
+mod operation;
+mod queue;
+mod queue_pair;
+mod slots;
+
+pub use error::{Cause, OperationError};
+pub use operation::{Message, Operation, Receive, Room};
+pub use queue::{AsyncCompletionQueue, Driver, Readable};
+pub use queue_pair::{AsyncBatch, AsyncQueuePair};
+
+pub use crate::data::Owned;

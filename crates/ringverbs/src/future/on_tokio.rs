@@ -1,0 +1,47 @@
+//! The driver as a task of tokio.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::task::{Context as Task, Poll, ready};
+
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+
+use super::{AsyncCompletionQueue, Readable};
+use crate::completion::{CompletionQueueBuilder, WaitFd, watch};
+use crate::{Error, Result};
+
+impl AsyncCompletionQueue {
+    /// Creates a completion queue, and spawns its driver on the current runtime,
+    /// where it ends with the last handle and queue pair. Futures may be polled
+    /// elsewhere as well, also after the runtime was shut down.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::Invalid`] outside of a runtime;
+    /// [`Error::System`] if the descriptor cannot be registered.
+    ///
+    /// # Panics
+    /// On a runtime without I/O enabled, as tokio's own types.
+    pub fn spawn(queue: CompletionQueueBuilder) -> Result<Self> {
+        let runtime = Handle::try_current().map_err(|_| Error::Invalid {
+            what: "AsyncCompletionQueue::spawn is called within a tokio runtime",
+        })?;
+        let (this, driver) = Self::new(queue)?;
+        let watched = watch(driver.as_fd())?;
+        runtime.spawn(async move {
+            if let Err(error) = driver.run(Watched(watched)).await {
+                tracing::error!(%error, "completion queue failed");
+            }
+        });
+        Ok(this)
+    }
+}
+
+struct Watched(AsyncFd<WaitFd>);
+
+impl Readable for Watched {
+    fn poll_readable(&mut self, task: &mut Task<'_>) -> Poll<io::Result<()>> {
+        ready!(self.0.poll_read_ready(task))?.clear_ready();
+        Poll::Ready(Ok(()))
+    }
+}

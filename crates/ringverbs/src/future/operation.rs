@@ -1,0 +1,214 @@
+//! The futures.
+
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as Task, Poll, ready};
+
+use super::queue_pair::{NotPosted, Shared};
+use super::slots::Outcome;
+use super::{Cause, OperationError, Owned};
+use crate::{Error, Success, WorkRequest};
+
+/// The future of an operation; it returns the operation's memory.
+///
+/// The operation goes on if it is dropped, and its memory is released at its end.
+/// (One that has waited for room in the send queue until then was never posted.) It
+/// may be polled by any thread, also in turns.
+#[must_use = "the operation's memory is released at its end, unless this is awaited"]
+pub struct Operation<D: Owned> {
+    shared: Arc<Shared>,
+    state: State<D>,
+}
+
+/// Boxed: what is not on the fast path.
+enum State<D> {
+    Posted(u32),
+    /// The send queue was full.
+    Full(Box<WorkRequest<D>>),
+    Refused(Box<OperationError<D>>),
+    Ended,
+}
+
+/// The error of a future that is polled after its end.
+fn ended<D>() -> OperationError<D> {
+    let what = "the future has ended";
+    OperationError::new(Cause::Refused(Error::Invalid { what }), None)
+}
+
+/// Returns the memory of an operation that has ended.
+fn finish<D: Owned>(outcome: Outcome) -> Result<(D, Success), OperationError<D>> {
+    let data = D::from_payload(outcome.payload);
+    match (outcome.result, data) {
+        (Ok(success), Some(data)) => Ok((data, success)),
+        (Ok(_), None) => Err(ended()),
+        (Err(end), data) => Err(OperationError::new(end, data)),
+    }
+}
+
+impl<D: Owned> Operation<D> {
+    pub(super) fn new(shared: &Arc<Shared>, posted: Result<u32, NotPosted<D>>) -> Self {
+        let state = match posted {
+            Ok(slot) => State::Posted(slot),
+            Err(NotPosted::Full(request)) => State::Full(Box::new(request)),
+            Err(NotPosted::Refused(refused)) => State::Refused(Box::new(refused)),
+        };
+        Self {
+            shared: Arc::clone(shared),
+            state,
+        }
+    }
+
+    /// Returns whether the operation was posted: it neither waits for room in the
+    /// send queue, nor was it refused.
+    pub fn is_posted(&self) -> bool {
+        matches!(self.state, State::Posted(_) | State::Ended)
+    }
+}
+
+impl<D: Owned> Unpin for Operation<D> {}
+
+impl<D: Owned> Future for Operation<D> {
+    type Output = Result<D, OperationError<D>>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        loop {
+            if let State::Posted(slot) = this.state {
+                let outcome = ready!(this.shared.poll(slot, task));
+                this.state = State::Ended;
+                return Poll::Ready(finish(outcome).map(|(data, _)| data));
+            }
+            this.state = match mem::replace(&mut this.state, State::Ended) {
+                State::Full(request) => match this.shared.post_or_wait(*request, task) {
+                    Ok(slot) => State::Posted(slot),
+                    Err(NotPosted::Full(request)) => {
+                        this.state = State::Full(Box::new(request));
+                        return Poll::Pending;
+                    }
+                    Err(NotPosted::Refused(refused)) => return Poll::Ready(Err(refused)),
+                },
+                State::Refused(refused) => return Poll::Ready(Err(*refused)),
+                State::Posted(_) | State::Ended => return Poll::Ready(Err(ended())),
+            };
+        }
+    }
+}
+
+impl<D: Owned> Drop for Operation<D> {
+    fn drop(&mut self) {
+        if let State::Posted(slot) = self.state {
+            self.shared.abandon(slot);
+        }
+    }
+}
+
+impl<D: Owned> fmt::Debug for Operation<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("queue_pair", &self.shared.qp_num)
+            .field("is_posted", &self.is_posted())
+            .finish()
+    }
+}
+
+/// A message that has arrived.
+#[derive(Debug)]
+pub struct Message<D> {
+    /// The memory that was posted; a buffer has the message's length.
+    pub data: D,
+    /// What the completion says of it: immediate data, an invalidated key, the
+    /// sender of a datagram.
+    pub success: Success,
+}
+
+/// The future of a receive; it returns a [`Message`]. See
+/// [`AsyncQueuePair::receive`](super::AsyncQueuePair::receive), also for what
+/// becomes of the message if it is dropped.
+#[must_use = "the message goes to the next receive, unless this is awaited"]
+pub struct Receive<D: Owned> {
+    shared: Arc<Shared>,
+    state: Waiting<D>,
+}
+
+enum Waiting<D> {
+    Claim(u64),
+    Refused(Box<OperationError<D>>),
+    Ended,
+}
+
+impl<D: Owned> Receive<D> {
+    pub(super) fn new(shared: &Arc<Shared>, claim: u64) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            state: Waiting::Claim(claim),
+        }
+    }
+
+    pub(super) fn refused(shared: &Arc<Shared>, refused: OperationError<D>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            state: Waiting::Refused(Box::new(refused)),
+        }
+    }
+}
+
+impl<D: Owned> Unpin for Receive<D> {}
+
+impl<D: Owned> Future for Receive<D> {
+    type Output = Result<Message<D>, OperationError<D>>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let Waiting::Claim(claim) = this.state {
+            let outcome = ready!(this.shared.poll_message(claim, task));
+            this.state = Waiting::Ended;
+            return Poll::Ready(finish(outcome).map(|(data, success)| Message { data, success }));
+        }
+        Poll::Ready(Err(match mem::replace(&mut this.state, Waiting::Ended) {
+            Waiting::Refused(refused) => *refused,
+            Waiting::Claim(_) | Waiting::Ended => ended(),
+        }))
+    }
+}
+
+impl<D: Owned> Drop for Receive<D> {
+    fn drop(&mut self) {
+        if let Waiting::Claim(claim) = self.state {
+            self.shared.withdraw(claim);
+        }
+    }
+}
+
+impl<D: Owned> fmt::Debug for Receive<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receive")
+            .field("queue_pair", &self.shared.qp_num)
+            .finish()
+    }
+}
+
+/// The future of [`AsyncQueuePair::room`](super::AsyncQueuePair::room).
+#[derive(Debug)]
+#[must_use = "futures do nothing unless awaited"]
+pub struct Room {
+    shared: Arc<Shared>,
+}
+
+impl Room {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+        }
+    }
+}
+
+impl Future for Room {
+    type Output = Result<(), Cause>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
+        self.shared.poll_room(task)
+    }
+}

@@ -1,0 +1,465 @@
+//! The completion queue of futures, and its driver.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::task::{Context as Task, Poll, ready};
+
+use super::queue_pair;
+use super::slots::{End, Wakes};
+use crate::completion::{
+    Completion, CompletionQueueBuilder, CompletionQueueRef, CompletionReader, ContextFormat,
+    ReadError, Signaler, WaitObject,
+};
+use crate::operation::Operation;
+use crate::{AsyncEventType, Context, Error, QueuePair, Result};
+
+/// Completions that are taken to their futures at once.
+const BATCH: usize = 16;
+/// Batches after which a driver lets other tasks run.
+const ROUNDS: usize = 16;
+
+/// The slot of an operation that no future waits for.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
+/// Returns the token of an operation: its queue pair's place, and its slot.
+pub(super) fn token(place: u32, slot: u32) -> u64 {
+    u64::from(place) << 32 | u64::from(slot)
+}
+
+/// A completion queue whose completions are taken to the futures that wait for
+/// them.
+///
+/// A handle: clones refer to the same queue. The queue pairs of
+/// [`AsyncQueuePair`](super::AsyncQueuePair) keep it alive.
+///
+/// As with any completion queue, it must have room for all operations that can be
+/// outstanding on its queue pairs: after an overrun all of them end with
+/// [`Cause::Queue`](super::Cause::Queue).
+#[derive(Clone)]
+pub struct AsyncCompletionQueue {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// State of the queue, its queue pairs, futures and driver.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    signaler: Signaler,
+    handle: CompletionQueueRef,
+    /// Whether a driver waits for completions.
+    driven: AtomicBool,
+}
+
+struct State {
+    reader: CompletionReader<ContextFormat>,
+    /// The queue pairs, at the place that their tokens name.
+    queue_pairs: Vec<Option<Arc<queue_pair::Shared>>>,
+    /// The reason why the queue cannot be read any more.
+    broken: Option<Arc<ReadError>>,
+    /// Completions read since the queue was last empty.
+    since_empty: usize,
+}
+
+impl AsyncCompletionQueue {
+    /// Creates a completion queue and its driver, which has to be run: by
+    /// [`Driver::run`] in a task, or by [`Driver::run_blocking`] in a thread. If it
+    /// is dropped instead, tasks that wait are polled again and again.
+    ///
+    /// # Errors
+    /// As [`ReaderBuilder::build`](crate::completion::ReaderBuilder::build).
+    pub fn new(queue: CompletionQueueBuilder) -> Result<(Self, Driver)> {
+        let reader = queue.reader().wait_object(WaitObject::Fd).build()?;
+        let signaler = reader.signaler();
+        let shared = Arc::new(Shared {
+            signaler: signaler.clone(),
+            handle: reader.handle(),
+            driven: AtomicBool::new(false),
+            state: Mutex::new(State {
+                reader,
+                queue_pairs: Vec::new(),
+                broken: None,
+                since_empty: 0,
+            }),
+        });
+        let driver = Driver {
+            shared: Arc::downgrade(&shared),
+            signaler,
+        };
+        Ok((Self { shared }, driver))
+    }
+
+    /// Returns a handle to create queue pairs on. They must become an
+    /// [`AsyncQueuePair`](super::AsyncQueuePair) before anything is posted:
+    /// completions of others are dropped, with their memory.
+    pub fn handle(&self) -> CompletionQueueRef {
+        self.shared.handle.clone()
+    }
+
+    /// Returns the context.
+    pub fn context(&self) -> &Context {
+        self.shared.handle.context()
+    }
+}
+
+impl From<&AsyncCompletionQueue> for CompletionQueueRef {
+    fn from(queue: &AsyncCompletionQueue) -> Self {
+        queue.handle()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each completion is read and delivered in one step.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a driver wakes the tasks. The slots that it would wake must
+    /// be locked.
+    pub fn is_driven(&self) -> bool {
+        self.driven.load(Ordering::Relaxed)
+    }
+
+    /// Takes completions that have arrived to their futures, unless another thread
+    /// does so now.
+    pub fn look(&self) {
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let mut wakes = Wakes::default();
+        state.deliver(!self.is_driven(), &mut wakes);
+        drop(state);
+        wakes.wake();
+    }
+
+    /// Adds a queue pair.
+    ///
+    /// # Errors
+    /// Returns the queue pair if it cannot be used here.
+    pub fn attach(
+        self: &Arc<Self>,
+        qp: QueuePair,
+        make: impl FnOnce(QueuePair, u32) -> queue_pair::Shared,
+    ) -> Result<Arc<queue_pair::Shared>, (QueuePair, Error)> {
+        let mut state = self.lock();
+        let what = if !qp.completes_in(state.reader.queue()) {
+            "this is not the completion queue of the queue pair"
+        } else if qp.has_srq() {
+            "receives of a shared receive queue have no futures"
+        } else if qp.in_flight() != (0, 0) {
+            "operations are in flight that have no futures"
+        } else {
+            let free = state.queue_pairs.iter().position(Option::is_none);
+            let place = free.unwrap_or_else(|| {
+                state.queue_pairs.push(None);
+                state.queue_pairs.len() - 1
+            });
+            let shared = Arc::new(make(qp, place as u32));
+            if let Some(error) = &state.broken {
+                let end = End::Queue(Arc::clone(error));
+                shared.slots().end(&end, &mut Wakes::default());
+            }
+            state.queue_pairs[place] = Some(Arc::clone(&shared));
+            return Ok(shared);
+        };
+        drop(state);
+        Err((qp, Error::Invalid { what }))
+    }
+
+    /// Destroys a queue pair. Its futures end, with the memory of what was in
+    /// flight.
+    pub fn detach(&self, shared: &queue_pair::Shared, qp: QueuePair) {
+        let mut wakes = Wakes::default();
+        let mut state = self.lock();
+        // What has completed is reported as such.
+        let capacity = state.reader.queue().capacity() as usize;
+        for _ in 0..=capacity / BATCH {
+            if state.deliver(false, &mut wakes) == 0 {
+                break;
+            }
+        }
+        if let Some(place) = state.queue_pairs.get_mut(shared.place as usize) {
+            *place = None;
+        }
+        let released = qp.close_and_drain(state.reader.queue_mut(), None);
+        drop(state);
+        let mut slots = shared.slots();
+        match released {
+            Ok(released) => {
+                for operation in released {
+                    if operation.operation == Operation::Receive {
+                        slots.receive_closed(operation.payload, &mut wakes);
+                    } else {
+                        slots.closed(operation.token as u32, operation.payload, &mut wakes);
+                    }
+                }
+            }
+            // Dropped below, which leaks it, with what is in flight.
+            Err(refused) => tracing::error!(error = %refused.error, "queue pair not closed"),
+        }
+        slots.end(&End::Closed, &mut wakes);
+        drop(slots);
+        wakes.wake();
+    }
+
+    /// The queue cannot be read any more: ends all futures.
+    fn fail(&self, error: ReadError) -> Arc<ReadError> {
+        let mut wakes = Wakes::default();
+        let mut state = self.lock();
+        let error = Arc::clone(state.broken.get_or_insert_with(|| Arc::new(error)));
+        let end = End::Queue(Arc::clone(&error));
+        for shared in state.queue_pairs.iter().flatten() {
+            shared.slots().end(&end, &mut wakes);
+        }
+        drop(state);
+        wakes.wake();
+        error
+    }
+
+    /// A driver begins or ends.
+    fn set_driven(&self, driven: bool) {
+        let mut wakes = Wakes::default();
+        let state = self.lock();
+        self.driven.store(driven, Ordering::Relaxed);
+        if !driven {
+            // Tasks that registered before this poll by themselves from now on;
+            // those that register later find no driver.
+            for shared in state.queue_pairs.iter().flatten() {
+                shared.slots().wake_all(&mut wakes);
+            }
+        }
+        drop(state);
+        wakes.wake();
+    }
+
+    /// Delivers everything, then arms the queue. Returns true if there may be more.
+    ///
+    /// # Errors
+    /// An overrun; the device was removed.
+    fn drive(&self) -> Result<bool, ReadError> {
+        for round in 0..ROUNDS {
+            let mut wakes = Wakes::default();
+            let mut state = self.lock();
+            let count = state.deliver(false, &mut wakes);
+            let armed = match count {
+                // Woken without a completion: perhaps by an asynchronous event.
+                0 => state.arm(round == 0),
+                _ => Ok(false),
+            };
+            drop(state);
+            wakes.wake();
+            if armed? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Wakes the driver, which ends.
+        self.signaler.signal();
+    }
+}
+
+impl State {
+    /// Takes up to [`BATCH`] completions to their futures; returns their number.
+    /// `may_sleep`: as a loop of polls of a completion queue.
+    fn deliver(&mut self, may_sleep: bool, wakes: &mut Wakes) -> usize {
+        let queue_pairs = &self.queue_pairs;
+        let queue = self.reader.queue_mut();
+        if !may_sleep && !queue.drive_if_empty() {
+            return 0;
+        }
+        let find = |token: u64| queue_pairs.get((token >> 32) as usize)?.as_ref();
+        let wakes = RefCell::new(wakes);
+        let read = queue.reap(
+            BATCH,
+            |entry, retired| {
+                let completion = Completion::new(entry, retired);
+                // The number excludes queue pairs of others, with their own tokens.
+                if let Some(shared) = find(completion.token)
+                    && shared.qp_num == completion.qp_num
+                {
+                    shared.completed(completion, &mut wakes.borrow_mut());
+                }
+            },
+            |posted| {
+                // It had no future; its memory is released here.
+                if let Some(shared) = find(posted.token) {
+                    shared.slots().has_room(&mut wakes.borrow_mut());
+                }
+            },
+        );
+        let count = read.unwrap_or_else(|error| {
+            tracing::error!(%error, "completion dropped");
+            1
+        });
+        self.since_empty = self.since_empty.saturating_add(count);
+        count
+    }
+
+    /// Consumes events and arms the queue; returns whether the caller may wait.
+    /// `check`: reads asynchronous events even if the queue cannot have been full.
+    fn arm(&mut self, check: bool) -> Result<bool, ReadError> {
+        self.reader.settle()?;
+        let capacity = self.reader.queue().capacity() as usize;
+        let was_full = std::mem::take(&mut self.since_empty) >= capacity;
+        if (check || was_full)
+            && let Some(event) = self.reader.async_event()
+            && event.event == AsyncEventType::CQ_ERR
+        {
+            return Err(ReadError::Overrun);
+        }
+        self.reader.try_wait()
+    }
+}
+
+/// A file of which an executor tells when it is readable.
+///
+/// ```no_run
+/// # use std::{io, task::{Context, Poll, ready}};
+/// # struct Watched; impl Watched {
+/// #     fn poll_read_ready(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> { Poll::Pending }
+/// #     fn clear_ready(&self) {}
+/// # }
+/// struct Registered(Watched); // a file that the executor watches
+///
+/// impl ringverbs::future::Readable for Registered {
+///     fn poll_readable(&mut self, task: &mut Context<'_>) -> Poll<io::Result<()>> {
+///         ready!(self.0.poll_read_ready(task))?;
+///         self.0.clear_ready();
+///         Poll::Ready(Ok(()))
+///     }
+/// }
+/// ```
+pub trait Readable {
+    /// Returns ready if the file has become readable since this was last ready, or
+    /// may have; otherwise wakes the task when it does.
+    ///
+    /// # Errors
+    /// The executor cannot watch it any more.
+    fn poll_readable(&mut self, task: &mut Task<'_>) -> Poll<io::Result<()>>;
+}
+
+/// Waits for the completions of an [`AsyncCompletionQueue`], and takes them to
+/// their futures. It ends when all handles of the queue and all its queue pairs
+/// are gone.
+#[derive(Debug)]
+#[must_use = "tasks that wait without a driver are polled again and again"]
+pub struct Driver {
+    shared: Weak<Shared>,
+    /// Keeps the file open that is waited for.
+    signaler: Signaler,
+}
+
+impl Driver {
+    /// Drives the queue in a task. `readable` watches the driver's descriptor, or a
+    /// duplicate of it.
+    ///
+    /// # Errors
+    /// The queue was overrun, the device was removed, or `readable` failed. All
+    /// futures end with the same error.
+    pub async fn run(self, mut readable: impl Readable) -> Result<(), Arc<ReadError>> {
+        let driving = Driving::new(self.shared.clone());
+        poll_fn(|task| driving.poll(&mut readable, task)).await
+    }
+
+    /// Drives the queue in this thread.
+    ///
+    /// # Errors
+    /// As [`Driver::run`].
+    pub fn run_blocking(self) -> Result<(), Arc<ReadError>> {
+        let driving = Driving::new(self.shared.clone());
+        while let Some(shared) = driving.shared.upgrade() {
+            match shared.drive() {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => return Err(shared.fail(error)),
+            }
+            drop(shared);
+            if let Err(error) = self.signaler.wait() {
+                return match driving.shared.upgrade() {
+                    Some(shared) => Err(shared.fail(error.into())),
+                    None => Ok(()),
+                };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Driver {
+    /// Readable when the queue has to be looked at.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.signaler.wait_fd()
+    }
+}
+
+/// A driver that is running: as long as it exists, tasks rely on being woken.
+struct Driving {
+    shared: Weak<Shared>,
+}
+
+impl Driving {
+    fn new(shared: Weak<Shared>) -> Self {
+        if let Some(shared) = shared.upgrade() {
+            shared.set_driven(true);
+        }
+        Self { shared }
+    }
+
+    fn poll(
+        &self,
+        readable: &mut impl Readable,
+        task: &mut Task<'_>,
+    ) -> Poll<Result<(), Arc<ReadError>>> {
+        loop {
+            let Some(shared) = self.shared.upgrade() else {
+                return Poll::Ready(Ok(()));
+            };
+            match shared.drive() {
+                Ok(false) => {}
+                Ok(true) => {
+                    task.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Err(error) => return Poll::Ready(Err(shared.fail(error))),
+            }
+            if let Err(error) = ready!(readable.poll_readable(task)) {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                let what = "waiting for a completion queue's descriptor";
+                let error = Error::System { what, errno };
+                return Poll::Ready(Err(shared.fail(error.into())));
+            }
+        }
+    }
+}
+
+impl Drop for Driving {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.set_driven(false);
+        }
+    }
+}
+
+impl fmt::Debug for AsyncCompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AsyncCompletionQueue")
+            .field(&self.shared.handle)
+            .finish()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt(f)
+    }
+}

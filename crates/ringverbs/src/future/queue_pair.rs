@@ -1,0 +1,778 @@
+//! Queue pairs whose operations are futures.
+
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as Task, Poll, Waker};
+
+use uverbs::QpCap;
+
+use super::operation::{Message, Operation, Receive, Room};
+use super::queue::{self, NO_SLOT, token};
+use super::slots::{Outcome, Slots, Wakes};
+use super::{AsyncCompletionQueue, Cause, OperationError, Owned};
+use crate::completion::Completion;
+use crate::data::{Data, Sink, Source};
+use crate::memory::MemorySlice;
+use crate::operation::Operation as Kind;
+use crate::qp::{Batch, QpAttr, State};
+use crate::{
+    AccessFlags, BatchError, ConnectOptions, Context, Endpoint, Error, Failure, Inline,
+    LocalAddress, MemoryWindow, PostError, ProtectionDomain, QueuePair, RemoteAddr, Result,
+    Transport, WorkRequest,
+};
+
+/// A queue pair whose operations are futures.
+///
+/// Its methods take `&self`, from any thread: tasks share it by reference or in an
+/// `Arc`. Each posts at once, so operations are in the order of the calls, and
+/// returns a future, which refers to the queue pair, but does not keep it alive.
+///
+/// A full send queue waits: the future posts its operation when it is polled and
+/// there is room. The order of operations that wait is not defined, and they do not
+/// precede those that were posted. [`room`](Self::room) waits in advance.
+///
+/// Dropping the queue pair destroys it. Its futures then end with
+/// [`Cause::Closed`] and the memory of what was in flight, after those whose
+/// completions had arrived.
+pub struct AsyncQueuePair {
+    shared: Arc<Shared>,
+    domain: ProtectionDomain,
+    transport: Transport,
+    cap: QpCap,
+    id: u64,
+}
+
+/// State that the futures and the completion queue share.
+pub(super) struct Shared {
+    pub cq: Arc<queue::Shared>,
+    /// The queue pair's place in the completion queue, which tokens name.
+    pub place: u32,
+    pub qp_num: u32,
+    poster: Mutex<Poster>,
+    slots: Mutex<Slots>,
+    /// The thread that fills a batch; 0 if none does.
+    batching: AtomicUsize,
+}
+
+struct Poster {
+    /// `None` when the queue pair was dropped.
+    qp: Option<QueuePair>,
+    /// An empty list, for the slots of a batch.
+    spare: Vec<u32>,
+}
+
+/// A work request that was not posted.
+pub(super) enum NotPosted<D> {
+    /// The send queue is full.
+    Full(WorkRequest<D>),
+    Refused(OperationError<D>),
+}
+
+/// Returns a value that differs from that of every other running thread, and is
+/// not 0.
+fn this_thread() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| ptr::from_ref(here).addr())
+}
+
+impl Shared {
+    pub fn slots(&self) -> MutexGuard<'_, Slots> {
+        // Each change is complete before anything can panic.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn poster(&self) -> MutexGuard<'_, Poster> {
+        // The queue pair discards what a panic has left unposted.
+        self.poster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the queue pair.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] in the closure of a batch, which has locked it.
+    fn enter(&self) -> Result<MutexGuard<'_, Poster>> {
+        let batching = self.batching.load(Ordering::Relaxed);
+        if batching != 0 && batching == this_thread() {
+            return Err(Error::Busy {
+                object: "queue pair",
+                users: "the batch whose closure this was called in",
+            });
+        }
+        Ok(self.poster())
+    }
+
+    /// A completion of this queue pair has arrived.
+    pub fn completed(&self, completion: Completion, wakes: &mut Wakes) {
+        let failure = completion.result.err();
+        let slot = completion.token as u32;
+        let mut slots = self.slots();
+        if completion.operation == Kind::Receive {
+            slots.received(completion.into(), wakes);
+        } else {
+            slots.complete(slot, completion.into(), wakes);
+            slots.has_room(wakes);
+        }
+        if let Some(failure) = failure {
+            slots.failed(failure, wakes);
+        }
+    }
+
+    /// Takes a slot and posts, signalled, unless the send queue is full.
+    pub fn post<D: Data>(&self, request: WorkRequest<D>) -> Result<u32, NotPosted<D>> {
+        let begun = self.slots().begin();
+        let slot = match begun {
+            Ok(slot) => slot,
+            Err(end) => {
+                let refused = OperationError::new(end, Some(request.into_data()));
+                return Err(NotPosted::Refused(refused));
+            }
+        };
+        let not_posted = self.post_at(slot, request);
+        if not_posted.is_err() {
+            self.slots().refused(slot);
+        }
+        not_posted.map(|()| slot)
+    }
+
+    /// Posts an operation that has a slot.
+    fn post_at<D: Data>(&self, slot: u32, request: WorkRequest<D>) -> Result<(), NotPosted<D>> {
+        let refused =
+            |cause: Cause, data| Err(NotPosted::Refused(OperationError::new(cause, data)));
+        let mut poster = match self.enter() {
+            Ok(poster) => poster,
+            Err(error) => return refused(Cause::Refused(error), Some(request.into_data())),
+        };
+        let Some(qp) = &mut poster.qp else {
+            return refused(Cause::Closed, Some(request.into_data()));
+        };
+        if !qp.has_room() {
+            return Err(NotPosted::Full(request));
+        }
+        match qp.post(request.signaled().token(token(self.place, slot))) {
+            // Without its memory it is in flight.
+            Ok(()) | Err(PostError { data: None, .. }) => Ok(()),
+            Err(PostError { error, data, .. }) => refused(Cause::Refused(error), data),
+        }
+    }
+
+    /// Posts a work request for which the queue was full, or registers the task.
+    pub fn post_or_wait<D: Data>(
+        &self,
+        request: WorkRequest<D>,
+        task: &mut Task<'_>,
+    ) -> Result<u32, NotPosted<D>> {
+        self.cq.look();
+        let request = match self.post(request) {
+            Err(NotPosted::Full(request)) => request,
+            posted => return posted,
+        };
+        let driven = self.wait_for_room(task);
+        // A completion before the task was registered has not woken it.
+        let posted = self.post(request);
+        if !driven && matches!(posted, Err(NotPosted::Full(_))) {
+            task.waker().wake_by_ref();
+        }
+        posted
+    }
+
+    /// Registers a task that waits for room; returns whether it will be woken.
+    fn wait_for_room(&self, task: &mut Task<'_>) -> bool {
+        let mut slots = self.slots();
+        slots.wait_for_room(task.waker());
+        self.cq.is_driven()
+    }
+
+    pub fn poll_room(&self, task: &mut Task<'_>) -> Poll<Result<(), Cause>> {
+        let has_room = || -> Result<bool, Cause> {
+            self.slots().check()?;
+            let mut poster = self.enter().map_err(Cause::Refused)?;
+            Ok(poster.qp.as_mut().ok_or(Cause::Closed)?.has_room())
+        };
+        if has_room()? {
+            return Poll::Ready(Ok(()));
+        }
+        self.cq.look();
+        let driven = self.wait_for_room(task);
+        if has_room()? {
+            return Poll::Ready(Ok(()));
+        }
+        if !driven {
+            task.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    /// Takes the outcome of an operation, or registers the task.
+    pub fn poll(&self, slot: u32, task: &mut Task<'_>) -> Poll<Outcome> {
+        let taken = self.slots().try_take(slot);
+        taken.map_or_else(
+            || self.look_and_poll(task, |slots, waker| slots.poll(slot, waker)),
+            Poll::Ready,
+        )
+    }
+
+    /// Takes the message of a receive, or registers the task.
+    pub fn poll_message(&self, claim: u64, task: &mut Task<'_>) -> Poll<Outcome> {
+        let taken = self.slots().try_take_message(claim);
+        taken.map_or_else(
+            || self.look_and_poll(task, |slots, waker| slots.poll_claim(claim, waker)),
+            Poll::Ready,
+        )
+    }
+
+    fn look_and_poll(
+        &self,
+        task: &mut Task<'_>,
+        poll: impl FnOnce(&mut Slots, &Waker) -> Result<Outcome, Option<Waker>>,
+    ) -> Poll<Outcome> {
+        self.cq.look();
+        let mut slots = self.slots();
+        let polled = poll(&mut slots, task.waker());
+        let driven = self.cq.is_driven();
+        drop(slots);
+        match polled {
+            Ok(outcome) => Poll::Ready(outcome),
+            Err(replaced) => {
+                drop(replaced);
+                if !driven {
+                    task.waker().wake_by_ref();
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The future of an operation is gone.
+    pub fn abandon(&self, slot: u32) {
+        let held = self.slots().abandon(slot);
+        drop(held);
+    }
+
+    /// The future of a receive is gone.
+    pub fn withdraw(&self, claim: u64) {
+        let mut wakes = Wakes::default();
+        let held = self.slots().withdraw(claim, &mut wakes);
+        drop(held);
+        wakes.wake();
+    }
+}
+
+impl AsyncQueuePair {
+    /// Makes a queue pair asynchronous. It was created on the handle of `cq`, and
+    /// nothing has been posted to it; it may be in any state.
+    ///
+    /// The tables for its futures are allocated here, as large as its queues.
+    ///
+    /// # Errors
+    /// Returns the queue pair with [`Error::Invalid`] if its operations complete
+    /// elsewhere, if it uses a shared receive queue, or if operations are in flight.
+    pub fn new(qp: QueuePair, cq: &AsyncCompletionQueue) -> Result<Self, (QueuePair, Error)> {
+        let (domain, transport) = (qp.domain().clone(), qp.transport());
+        let (cap, id) = (qp.capacity(), qp.id());
+        let shared = cq.shared.attach(qp, |qp, place| Shared {
+            cq: Arc::clone(&cq.shared),
+            place,
+            qp_num: qp.qp_num(),
+            poster: Mutex::new(Poster {
+                qp: Some(qp),
+                spare: Vec::new(),
+            }),
+            slots: Mutex::new(Slots::new(
+                cap.max_send_wr as usize,
+                cap.max_recv_wr as usize,
+            )),
+            batching: AtomicUsize::new(0),
+        })?;
+        Ok(Self {
+            shared,
+            domain,
+            transport,
+            cap,
+            id,
+        })
+    }
+
+    /// Calls `f` with the queue pair, which is never lent: `mem::swap` could
+    /// exchange it.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut QueuePair) -> R) -> Result<R> {
+        let mut poster = self.shared.enter()?;
+        let qp = poster.qp.as_mut().ok_or(Error::Invalid {
+            what: "the queue pair was dropped",
+        })?;
+        Ok(f(qp))
+    }
+
+    /// Returns the queue pair number, 24 bits.
+    pub fn qp_num(&self) -> u32 {
+        self.shared.qp_num
+    }
+
+    /// Returns the identifier that asynchronous events carry
+    /// ([`QueuePair::id`]).
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Returns the transport service.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// Returns the protection domain.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// Returns the context.
+    pub fn context(&self) -> &Context {
+        self.domain.context()
+    }
+
+    /// Returns the capacities that the queue pair was created with.
+    pub fn capacity(&self) -> QpCap {
+        self.cap
+    }
+
+    /// Returns the state that it was last moved to.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] in the closure of a batch, as for all methods that have an
+    /// error.
+    pub fn state(&self) -> Result<State> {
+        self.with(|qp| qp.state())
+    }
+
+    /// Returns the first failure of an operation. Those after it were flushed.
+    pub fn failure(&self) -> Option<Failure> {
+        self.shared.slots().failure()
+    }
+
+    /// Queries its attributes. A system call.
+    ///
+    /// # Errors
+    /// EIO if the device was removed.
+    pub fn query(&self) -> Result<QpAttr> {
+        self.with(|qp| qp.query())?
+    }
+
+    /// Returns the number of operations in flight: of the send queue, of the
+    /// receive queue.
+    ///
+    /// # Errors
+    /// As [`state`](Self::state).
+    pub fn in_flight(&self) -> Result<(u32, u32)> {
+        self.with(|qp| qp.in_flight())
+    }
+
+    /// Returns the values that a peer needs to connect to it through `local`.
+    ///
+    /// # Errors
+    /// As [`state`](Self::state).
+    pub fn endpoint(&self, local: &LocalAddress) -> Result<Endpoint> {
+        self.with(|qp| qp.endpoint(local))
+    }
+
+    /// Moves it to INIT, so that receives can be posted. See
+    /// [`QueuePair::initialize`].
+    ///
+    /// # Errors
+    /// As [`QueuePair::initialize`].
+    pub fn initialize(&self, local: &LocalAddress) -> Result<()> {
+        self.with(|qp| qp.initialize(local))?
+    }
+
+    /// Connects it to a peer. System calls, which do not wait for the peer. See
+    /// [`QueuePair::connect_with`].
+    ///
+    /// # Errors
+    /// As [`QueuePair::connect_with`].
+    pub fn connect_with(
+        &self,
+        local: &LocalAddress,
+        peer: &Endpoint,
+        options: &ConnectOptions,
+    ) -> Result<()> {
+        self.with(|qp| qp.connect_with(local, peer, options))?
+    }
+
+    /// Connects it to a peer, with the default options.
+    ///
+    /// # Errors
+    /// As [`QueuePair::connect`].
+    pub fn connect(&self, local: &LocalAddress, peer: &Endpoint) -> Result<()> {
+        self.with(|qp| qp.connect(local, peer))?
+    }
+
+    /// Makes a datagram queue pair ready. See [`QueuePair::activate`].
+    ///
+    /// # Errors
+    /// As [`QueuePair::activate`].
+    pub fn activate(&self, local: &LocalAddress, qkey: u32) -> Result<()> {
+        self.with(|qp| qp.activate(local, qkey))?
+    }
+
+    /// Moves it to the error state: all futures end, with their memory
+    /// ([`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR)).
+    ///
+    /// # Errors
+    /// EIO if the device was removed.
+    pub fn set_error(&self) -> Result<()> {
+        self.with(QueuePair::set_error)?
+    }
+
+    /// Posts one operation; it is signalled, since its future waits for the
+    /// completion. If the send queue is full, the future posts it.
+    ///
+    /// The future returns the memory. Dropped, it lets the operation go on, unless
+    /// it has not been posted yet.
+    pub fn post<D: Owned>(&self, request: WorkRequest<D>) -> Operation<D> {
+        Operation::new(&self.shared, self.shared.post(request))
+    }
+
+    /// Posts one operation without a future, signalled only when the library has to
+    /// (see [`WorkRequest::unsignaled`]). Its memory is released with a later
+    /// completion; a failure is reported by [`failure`](Self::failure), and
+    /// flushes later operations. Allocates nothing.
+    ///
+    /// # Errors
+    /// Returns the memory, as [`QueuePair::post`]; with [`Error::QueueFull`] there
+    /// is [`room`](Self::room) to wait for.
+    pub fn post_unsignaled<D: Data>(&self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+        let request = request
+            .unsignaled()
+            .token(token(self.shared.place, NO_SLOT));
+        let refused = |error, request: WorkRequest<D>| {
+            Err(PostError {
+                error,
+                data: Some(request.into_data()),
+                token: 0,
+            })
+        };
+        match self.shared.enter() {
+            Err(error) => refused(error, request),
+            Ok(mut poster) => match &mut poster.qp {
+                Some(qp) => qp.post(request),
+                None => refused(
+                    Error::Invalid {
+                        what: "the queue pair was dropped",
+                    },
+                    request,
+                ),
+            },
+        }
+    }
+
+    /// Waits until the send queue has room for an operation. Another task may then
+    /// be the first to use it.
+    pub fn room(&self) -> Room {
+        Room::new(&self.shared)
+    }
+
+    /// Posts several operations with one doorbell, when `fill` returns `Ok`. If it
+    /// returns `Err` or panics, none is posted; their memory is released, and
+    /// futures that were kept end with [`Cause::Abandoned`].
+    ///
+    /// Other threads that post wait until `fill` returns. In `fill` itself, methods
+    /// of this queue pair are refused with [`Error::Busy`].
+    ///
+    /// # Errors
+    /// [`BatchError::Abandoned`] with the error of `fill`, [`BatchError::Refused`]
+    /// in another batch of this queue pair: nothing was posted.
+    /// [`BatchError::Doorbell`] (on rdma_rxe only): the operations are in flight.
+    pub fn batch<R, E>(
+        &self,
+        fill: impl FnOnce(&mut AsyncBatch<'_, '_>) -> Result<R, E>,
+    ) -> Result<R, BatchError<E>> {
+        let mut filling = Filling::new(&self.shared).map_err(BatchError::Refused)?;
+        let Filling { poster, slots, .. } = &mut filling;
+        let qp = poster.as_mut().and_then(|poster| poster.qp.as_mut());
+        let qp = qp.ok_or(BatchError::Refused(Error::Invalid {
+            what: "the queue pair was dropped",
+        }))?;
+        let result = qp.batch(|batch| {
+            fill(&mut AsyncBatch {
+                batch,
+                shared: &self.shared,
+                slots,
+            })
+        });
+        if !matches!(
+            result,
+            Err(BatchError::Abandoned(_) | BatchError::Refused(_))
+        ) {
+            filling.slots.clear();
+        }
+        result
+    }
+
+    /// Posts a send: a message for a receive of the peer.
+    pub fn send<D: Source + Owned>(&self, data: D) -> Operation<D> {
+        self.post(WorkRequest::send(data))
+    }
+
+    /// Posts an RDMA write to remote memory.
+    pub fn write<D: Source + Owned>(&self, data: D, to: RemoteAddr) -> Operation<D> {
+        self.post(WorkRequest::write(data, to))
+    }
+
+    /// Posts an RDMA read of remote memory into `data`, of its length.
+    pub fn read<D: Sink + Owned>(&self, data: D, from: RemoteAddr) -> Operation<D> {
+        self.post(WorkRequest::read(data, from))
+    }
+
+    /// Adds to 8 bytes of remote memory atomically; see
+    /// [`WorkRequest::fetch_add`]. The future returns `old` with the previous value.
+    pub fn fetch_add<D: Sink + Owned>(&self, old: D, at: RemoteAddr, add: u64) -> Operation<D> {
+        self.post(WorkRequest::fetch_add(old, at, add))
+    }
+
+    /// Compares 8 bytes of remote memory, and swaps them if equal; see
+    /// [`WorkRequest::compare_swap`]. The future returns `old` with the previous
+    /// value.
+    pub fn compare_swap<D: Sink + Owned>(
+        &self,
+        old: D,
+        at: RemoteAddr,
+        compare: u64,
+        swap: u64,
+    ) -> Operation<D> {
+        self.post(WorkRequest::compare_swap(old, at, compare, swap))
+    }
+
+    /// Binds a memory window; see [`WorkRequest::bind`]. A peer may use
+    /// [`MemoryWindow::rkey`] when the future has returned the slice.
+    pub fn bind(
+        &self,
+        window: &MemoryWindow,
+        to: MemorySlice,
+        access: AccessFlags,
+    ) -> Operation<MemorySlice> {
+        self.post(WorkRequest::bind(window, to, access))
+    }
+
+    /// Posts a send or write of bytes that are copied now (see [`Inline`]). It is
+    /// refused, not delayed, if the send queue is full.
+    ///
+    /// ```no_run
+    /// # async fn f(qp: &ringverbs::future::AsyncQueuePair) {
+    /// # use ringverbs::{Inline, WorkRequest};
+    /// let ping = WorkRequest::send(Inline(b"ping")).immediate(7);
+    /// if let Err(error) = qp.post_inline(ping).await {
+    ///     println!("{error}");
+    /// }
+    /// # }
+    /// ```
+    pub fn post_inline(&self, request: WorkRequest<Inline<'_>>) -> Operation<()> {
+        let capacity = self.cap.max_send_wr;
+        Operation::new(
+            &self.shared,
+            self.shared.post(request).map_err(|refused| {
+                let cause = match refused {
+                    NotPosted::Full(_) => Cause::Refused(Error::QueueFull { capacity }),
+                    NotPosted::Refused(refused) => refused.cause,
+                };
+                NotPosted::Refused(OperationError::new(cause, None))
+            }),
+        )
+    }
+
+    /// Posts a receive into the whole capacity of `data`, and returns a future for
+    /// the next message: [`post_receive`](Self::post_receive), then
+    /// [`message`](Self::message).
+    ///
+    /// Futures get messages in the order in which they were made; so if none is
+    /// dropped, each gets the message that has arrived in its own memory. If one is
+    /// dropped, its receive stays posted, and its message goes to the next future,
+    /// in the memory that it arrived in. No message is lost, and none overtakes
+    /// another. A loop that drops receives must therefore not post each time: it
+    /// keeps the future, or calls `message` alone.
+    ///
+    /// A full receive queue is an error at once ([`Error::QueueFull`]): waiting for
+    /// room would be waiting for a message.
+    pub fn receive<D: Sink + Owned>(&self, data: D) -> Receive<D> {
+        match self.post_receive(data) {
+            Ok(()) => self.message(),
+            Err(PostError { error, data, .. }) => {
+                let refused = OperationError::new(Cause::Refused(error), data);
+                Receive::refused(&self.shared, refused)
+            }
+        }
+    }
+
+    /// Posts a receive into the whole capacity of `data`, for a message that
+    /// [`message`](Self::message) returns.
+    ///
+    /// # Errors
+    /// Returns `data`, as [`QueuePair::receive`].
+    pub fn post_receive<D: Sink + Owned>(&self, data: D) -> Result<(), PostError<D>> {
+        let begun = self.shared.slots().begin_receive();
+        let refused = |error, data| {
+            Err(PostError {
+                error,
+                data: Some(data),
+                token: 0,
+            })
+        };
+        if begun.is_err() {
+            let what = "the completion queue of the queue pair cannot be read any more";
+            return refused(Error::Invalid { what }, data);
+        }
+        let posted = match self.shared.enter() {
+            Err(error) => refused(error, data),
+            Ok(mut poster) => match &mut poster.qp {
+                Some(qp) => qp.receive(data, token(self.shared.place, NO_SLOT)),
+                None => refused(
+                    Error::Invalid {
+                        what: "the queue pair was dropped",
+                    },
+                    data,
+                ),
+            },
+        };
+        if posted.is_err() {
+            let mut wakes = Wakes::default();
+            self.shared.slots().receive_refused(&mut wakes);
+            wakes.wake();
+        }
+        posted
+    }
+
+    /// Waits for the next message in memory of the type `D`: one for which no
+    /// future has waited, or the next to arrive. Dropping the future loses nothing.
+    ///
+    /// When the queue pair has failed, and no receive is in flight, it fails.
+    pub fn message<D: Sink + Owned>(&self) -> Receive<D> {
+        let claim = self.shared.slots().claim(D::KIND);
+        Receive::new(&self.shared, claim)
+    }
+}
+
+impl Drop for AsyncQueuePair {
+    fn drop(&mut self) {
+        let qp = self.shared.poster().qp.take();
+        if let Some(qp) = qp {
+            self.shared.cq.detach(&self.shared, qp);
+        }
+    }
+}
+
+impl fmt::Debug for AsyncQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncQueuePair")
+            .field("qp_num", &self.qp_num())
+            .field("transport", &self.transport)
+            .finish()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("QueuePair").field(&self.qp_num).finish()
+    }
+}
+
+/// A batch that is being filled. Dropped, it cancels the operations that are left
+/// in it.
+struct Filling<'q> {
+    poster: Option<MutexGuard<'q, Poster>>,
+    shared: &'q Shared,
+    slots: Vec<u32>,
+}
+
+impl<'q> Filling<'q> {
+    fn new(shared: &'q Shared) -> Result<Self> {
+        let mut poster = shared.enter()?;
+        shared.batching.store(this_thread(), Ordering::Relaxed);
+        Ok(Self {
+            slots: std::mem::take(&mut poster.spare),
+            poster: Some(poster),
+            shared,
+        })
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        self.shared.batching.store(0, Ordering::Relaxed);
+        let mut wakes = Wakes::default();
+        if !self.slots.is_empty() {
+            let mut slots = self.shared.slots();
+            for slot in self.slots.drain(..) {
+                slots.cancel(slot, &mut wakes);
+            }
+        }
+        if let Some(mut poster) = self.poster.take() {
+            poster.spare = std::mem::take(&mut self.slots);
+        }
+        wakes.wake();
+    }
+}
+
+/// A batch of operations for an [`AsyncQueuePair`].
+pub struct AsyncBatch<'b, 'h> {
+    batch: &'b mut Batch<'h>,
+    shared: &'b Arc<Shared>,
+    slots: &'b mut Vec<u32>,
+}
+
+impl AsyncBatch<'_, '_> {
+    /// Adds an operation, and returns its future.
+    ///
+    /// # Errors
+    /// As [`Batch::post`]. The batch is unchanged.
+    pub fn post<D: Owned>(
+        &mut self,
+        request: WorkRequest<D>,
+    ) -> Result<Operation<D>, PostError<D>> {
+        let begun = self.shared.slots().begin();
+        let Ok(slot) = begun else {
+            let what = "the completion queue of the queue pair cannot be read any more";
+            return Err(PostError {
+                error: Error::Invalid { what },
+                data: Some(request.into_data()),
+                token: 0,
+            });
+        };
+        let request = request.signaled().token(token(self.shared.place, slot));
+        match self.batch.post(request) {
+            Ok(()) => {
+                self.slots.push(slot);
+                Ok(Operation::new(self.shared, Ok(slot)))
+            }
+            Err(refused) => {
+                self.shared.slots().refused(slot);
+                Err(refused)
+            }
+        }
+    }
+
+    /// Adds an operation without a future; see
+    /// [`AsyncQueuePair::post_unsignaled`].
+    ///
+    /// # Errors
+    /// As [`Batch::post`]. The batch is unchanged.
+    pub fn post_unsignaled<D: Data>(
+        &mut self,
+        request: WorkRequest<D>,
+    ) -> Result<(), PostError<D>> {
+        let token = token(self.shared.place, NO_SLOT);
+        self.batch.post(request.unsignaled().token(token))
+    }
+}
+
+impl fmt::Debug for AsyncBatch<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AsyncBatch").field(&self.batch).finish()
+    }
+}
+
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<AsyncQueuePair>();
+    is_shared::<AsyncCompletionQueue>();
+    is_shared::<Operation<crate::Buffer>>();
+    is_shared::<Receive<crate::Buffer>>();
+    is_shared::<Message<crate::Buffer>>();
+};

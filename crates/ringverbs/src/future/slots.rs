@@ -1,0 +1,429 @@
+//! The operations of a queue pair that futures wait for.
+//!
+//! An operation that a future waits for has a slot from before it is posted until
+//! its completion has arrived and the future is gone. Receives have no slots. They
+//! end in a queue of messages, and the futures that wait for one are *claims*, in
+//! the order in which they were made: the third claim is for the third message,
+//! among those with the same kind of memory. So nothing is assigned to a future
+//! before it is polled, and a claim that is withdrawn leaves its message to the
+//! next one.
+//!
+//! Nothing of a task runs while a table is locked: wakers are collected in
+//! [`Wakes`], or returned, to be woken or dropped afterwards.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::completion::{Completion, ReadError};
+use crate::data::{Kind, Payload};
+use crate::{Failure, Success};
+
+/// Wakers that are collected before the others' memory is allocated.
+const WAKES: usize = 16;
+
+/// Wakers to be woken when no lock is held.
+#[derive(Default)]
+pub(super) struct Wakes {
+    first: [Option<Waker>; WAKES],
+    count: usize,
+    more: Vec<Waker>,
+}
+
+impl Wakes {
+    pub fn push(&mut self, waker: Waker) {
+        match self.first.get_mut(self.count) {
+            Some(place) => *place = Some(waker),
+            None => self.more.push(waker),
+        }
+        self.count += 1;
+    }
+
+    pub fn wake(self) {
+        let first = self.first.into_iter().take(self.count).flatten();
+        first.chain(self.more).for_each(Waker::wake);
+    }
+}
+
+/// The reason why operations end without a completion of their own.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    /// The queue pair has failed, and no receive is left that could be flushed.
+    Failed(Failure),
+    /// The batch was not posted.
+    Abandoned,
+    /// The queue pair was destroyed.
+    Closed,
+    /// The completion queue cannot be read any more.
+    Queue(Arc<ReadError>),
+}
+
+/// What an operation has ended with.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub result: Result<Success, End>,
+    pub payload: Payload,
+}
+
+impl Outcome {
+    fn ended(end: &End, payload: Payload) -> Self {
+        Self {
+            result: Err(end.clone()),
+            payload,
+        }
+    }
+}
+
+impl From<Completion> for Outcome {
+    fn from(completion: Completion) -> Self {
+        Self {
+            result: completion.result.map_err(End::Failed),
+            payload: completion.payload,
+        }
+    }
+}
+
+/// A slot.
+#[derive(Debug)]
+pub(super) enum Slot {
+    Free,
+    /// In flight, with the task that is woken at its end.
+    Waiting(Option<Waker>),
+    /// Ended; the future has not seen it yet.
+    Done(Outcome),
+    /// In flight, and its future is gone.
+    Abandoned,
+}
+
+/// A future that waits for a message with that kind of memory.
+#[derive(Debug)]
+struct Claim {
+    id: u64,
+    kind: Kind,
+    waker: Option<Waker>,
+}
+
+/// The slots of a queue pair, its claims and messages.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// The futures that wait for a message, oldest first.
+    claims: VecDeque<Claim>,
+    /// The identifier of the next claim.
+    next_claim: u64,
+    /// Messages that no future has seen, oldest first; and behind them receives
+    /// that have failed, no more than there are claims for.
+    messages: VecDeque<Outcome>,
+    /// Receives in flight.
+    receives: u32,
+    /// Tasks that wait for room in the send queue.
+    room: Vec<Waker>,
+    /// The first failure.
+    failure: Option<Failure>,
+    end: Option<End>,
+}
+
+impl Slots {
+    /// Creates a table that allocates only for more than `sends` and `receives`
+    /// futures at once.
+    pub fn new(sends: usize, receives: usize) -> Self {
+        Self {
+            slots: (0..sends).map(|_| Slot::Free).collect(),
+            free: (0..sends as u32).rev().collect(),
+            claims: VecDeque::with_capacity(receives),
+            messages: VecDeque::with_capacity(receives),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the first failure of an operation.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failure
+    }
+
+    /// Returns the reason why nothing completes any more.
+    pub fn check(&self) -> Result<(), End> {
+        self.end.clone().map_or(Ok(()), Err)
+    }
+
+    fn take(&mut self) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::Free);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[slot as usize] = Slot::Waiting(None);
+        slot
+    }
+
+    /// Takes a slot for an operation that is to be posted.
+    pub fn begin(&mut self) -> Result<u32, End> {
+        self.check()?;
+        Ok(self.take())
+    }
+
+    /// Releases a slot and returns what it held.
+    fn release(&mut self, slot: u32) -> Slot {
+        self.free.push(slot);
+        mem::replace(&mut self.slots[slot as usize], Slot::Free)
+    }
+
+    /// The operation of a slot was not posted, and no future has the slot.
+    pub fn refused(&mut self, slot: u32) {
+        self.release(slot);
+    }
+
+    /// An operation has ended.
+    pub fn complete(&mut self, slot: u32, outcome: Outcome, wakes: &mut Wakes) {
+        let Some(place) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
+        match place {
+            Slot::Waiting(waker) => {
+                if let Some(waker) = waker.take() {
+                    wakes.push(waker);
+                }
+                *place = Slot::Done(outcome);
+            }
+            Slot::Abandoned => drop(self.release(slot)),
+            Slot::Free | Slot::Done(_) => {}
+        }
+    }
+
+    /// Ends an operation whose batch was not posted.
+    pub fn cancel(&mut self, slot: u32, wakes: &mut Wakes) {
+        self.complete(slot, Outcome::ended(&End::Abandoned, Payload::None), wakes);
+    }
+
+    /// Records a failure, which ends the claims that no receive is left for.
+    pub fn failed(&mut self, failure: Failure, wakes: &mut Wakes) {
+        self.failure.get_or_insert(failure);
+        self.end_claims(wakes);
+    }
+
+    /// Wakes the tasks that wait for room.
+    pub fn has_room(&mut self, wakes: &mut Wakes) {
+        self.room.drain(..).for_each(|waker| wakes.push(waker));
+    }
+
+    /// Registers a task that waits for room. Returns a waker to be dropped.
+    pub fn wait_for_room(&mut self, waker: &Waker) {
+        if !self.room.iter().any(|there| there.will_wake(waker)) {
+            self.room.push(waker.clone());
+        }
+    }
+
+    /// Takes the outcome of a slot, which is free then; or registers the task, and
+    /// returns the waker that it replaces, to be dropped.
+    pub fn poll(&mut self, slot: u32, waker: &Waker) -> Result<Outcome, Option<Waker>> {
+        match &mut self.slots[slot as usize] {
+            Slot::Waiting(Some(there)) if there.will_wake(waker) => Err(None),
+            Slot::Waiting(there) => Err(there.replace(waker.clone())),
+            _ => match self.release(slot) {
+                Slot::Done(outcome) => Ok(outcome),
+                _ => Ok(Outcome::ended(&End::Closed, Payload::None)),
+            },
+        }
+    }
+
+    /// Takes the outcome of a slot, if there is one.
+    pub fn try_take(&mut self, slot: u32) -> Option<Outcome> {
+        if !matches!(self.slots[slot as usize], Slot::Done(_)) {
+            return None;
+        }
+        match self.release(slot) {
+            Slot::Done(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// The future of an operation is gone. Returns what the slot held, to be
+    /// dropped.
+    pub fn abandon(&mut self, slot: u32) -> Slot {
+        match &mut self.slots[slot as usize] {
+            place @ Slot::Waiting(_) => mem::replace(place, Slot::Abandoned),
+            _ => self.release(slot),
+        }
+    }
+
+    /// A receive is about to be posted.
+    pub fn begin_receive(&mut self) -> Result<(), End> {
+        self.check()?;
+        self.receives += 1;
+        Ok(())
+    }
+
+    /// It was not posted.
+    pub fn receive_refused(&mut self, wakes: &mut Wakes) {
+        self.receives = self.receives.saturating_sub(1);
+        self.end_claims(wakes);
+    }
+
+    /// Adds a claim; returns its identifier.
+    pub fn claim(&mut self, kind: Kind) -> u64 {
+        let id = self.next_claim;
+        self.next_claim += 1;
+        let waker = None;
+        self.claims.push_back(Claim { id, kind, waker });
+        id
+    }
+
+    /// Returns the position of a claim, and how many of its kind precede it.
+    fn find_claim(&self, id: u64) -> Option<(usize, Kind, usize)> {
+        let at = self
+            .claims
+            .binary_search_by_key(&id, |claim| claim.id)
+            .ok()?;
+        let kind = self.claims[at].kind;
+        let rank = self.claims.range(..at).filter(|claim| claim.kind == kind);
+        Some((at, kind, rank.count()))
+    }
+
+    /// Returns the position of a message: the one of its kind that `rank` precede.
+    fn find_message(&self, kind: Kind, rank: usize) -> Option<usize> {
+        let messages = self.messages.iter().enumerate();
+        let mut of_kind = messages.filter(|(_, message)| message.payload.kind() == kind);
+        of_kind.nth(rank).map(|(at, _)| at)
+    }
+
+    /// Takes the message of a claim, or the reason why there will be none; or
+    /// registers the task, and returns the waker that it replaces, to be dropped.
+    pub fn poll_claim(&mut self, id: u64, waker: &Waker) -> Result<Outcome, Option<Waker>> {
+        let Some((at, kind, rank)) = self.find_claim(id) else {
+            return Ok(Outcome::ended(&End::Closed, Payload::None));
+        };
+        if let Some(outcome) = self.take_message(at, kind, rank) {
+            return Ok(outcome);
+        }
+        if let Some(end) = self.why_no_message() {
+            self.claims.remove(at);
+            return Ok(Outcome::ended(&end, Payload::None));
+        }
+        match &mut self.claims[at].waker {
+            Some(there) if there.will_wake(waker) => Err(None),
+            there => Err(there.replace(waker.clone())),
+        }
+    }
+
+    /// Takes the message of a claim, if it has arrived.
+    pub fn try_take_message(&mut self, id: u64) -> Option<Outcome> {
+        let (at, kind, rank) = self.find_claim(id)?;
+        self.take_message(at, kind, rank)
+    }
+
+    fn take_message(&mut self, at: usize, kind: Kind, rank: usize) -> Option<Outcome> {
+        let message = self.find_message(kind, rank)?;
+        // No waker is dropped here: it was woken when the message arrived, and
+        // removed.
+        self.claims.remove(at);
+        self.messages.remove(message)
+    }
+
+    /// Wakes the claim that `rank` of its kind precede, if there is one.
+    fn wake_claim(&mut self, kind: Kind, rank: usize, wakes: &mut Wakes) -> bool {
+        let claim = (self.claims.iter_mut())
+            .filter(|claim| claim.kind == kind)
+            .nth(rank);
+        let Some(claim) = claim else { return false };
+        if let Some(waker) = claim.waker.take() {
+            wakes.push(waker);
+        }
+        true
+    }
+
+    /// Returns the reason why there will be no further message.
+    fn why_no_message(&self) -> Option<End> {
+        let failed = self.failure.filter(|_| self.receives == 0);
+        self.end.clone().or(failed.map(End::Failed))
+    }
+
+    /// Wakes all claims if there will be no further message.
+    fn end_claims(&mut self, wakes: &mut Wakes) {
+        if self.claims.is_empty() || self.why_no_message().is_none() {
+            return;
+        }
+        for claim in &mut self.claims {
+            if let Some(waker) = claim.waker.take() {
+                wakes.push(waker);
+            }
+        }
+    }
+
+    fn messages_of(&self, kind: Kind) -> usize {
+        let messages = self.messages.iter();
+        messages
+            .filter(|message| message.payload.kind() == kind)
+            .count()
+    }
+
+    /// A receive has ended. Its message is queued; its failure, too, if there is a
+    /// claim for it, otherwise its memory is released.
+    pub fn received(&mut self, outcome: Outcome, wakes: &mut Wakes) {
+        self.receives = self.receives.saturating_sub(1);
+        let kind = outcome.payload.kind();
+        let rank = self.messages_of(kind);
+        if self.wake_claim(kind, rank, wakes) || outcome.result.is_ok() {
+            self.messages.push_back(outcome);
+        }
+        self.end_claims(wakes);
+    }
+
+    /// The future of a claim is gone; its message is for the next one. Returns its
+    /// waker, to be dropped, and the memory of a failed receive.
+    pub fn withdraw(&mut self, id: u64, wakes: &mut Wakes) -> (Option<Waker>, Option<Outcome>) {
+        let Some((at, kind, rank)) = self.find_claim(id) else {
+            return (None, None);
+        };
+        let claim = self.claims.remove(at);
+        let messages = self.messages_of(kind);
+        let mut failed = None;
+        if rank < messages && !self.wake_claim(kind, messages - 1, wakes) {
+            // The last one has no claim any more.
+            failed = self.find_message(kind, messages - 1);
+            failed = failed.filter(|&at| self.messages[at].result.is_err());
+        }
+        let failed = failed.and_then(|at| self.messages.remove(at));
+        (claim.and_then(|claim| claim.waker), failed)
+    }
+
+    /// Nothing completes any more: ends what futures wait for.
+    pub fn end(&mut self, end: &End, wakes: &mut Wakes) {
+        self.end.get_or_insert_with(|| end.clone());
+        self.end_claims(wakes);
+        for slot in 0..self.slots.len() {
+            if matches!(self.slots[slot], Slot::Waiting(_)) {
+                let outcome = Outcome::ended(end, Payload::None);
+                self.complete(slot as u32, outcome, wakes);
+            }
+        }
+        self.has_room(wakes);
+    }
+
+    /// An operation was in flight when the queue pair was destroyed.
+    pub fn closed(&mut self, slot: u32, payload: Payload, wakes: &mut Wakes) {
+        self.complete(slot, Outcome::ended(&End::Closed, payload), wakes);
+    }
+
+    /// A receive was in flight when the queue pair was destroyed.
+    pub fn receive_closed(&mut self, payload: Payload, wakes: &mut Wakes) {
+        self.received(Outcome::ended(&End::Closed, payload), wakes);
+    }
+
+    /// Wakes every task: what they wait for has to be looked for in another way.
+    pub fn wake_all(&mut self, wakes: &mut Wakes) {
+        for slot in &mut self.slots {
+            if let Slot::Waiting(waker) = slot
+                && let Some(waker) = waker.take()
+            {
+                wakes.push(waker);
+            }
+        }
+        for claim in &mut self.claims {
+            if let Some(waker) = claim.waker.take() {
+                wakes.push(waker);
+            }
+        }
+        self.has_room(wakes);
+    }
+}
