@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use libfuzzer_sys::fuzz_target;
 use ring::{Mapping, Ring, Span};
-use rxe::{CompletionRing, WorkCompletion};
+use rxe::{WcRing, WorkCompletion};
 
 const SIZE: usize = 4 * 4096;
 const HEADER: usize = 384;
@@ -127,7 +127,7 @@ fn fields(entry: &rxe::Entry<'_>) -> u64 {
 }
 
 struct Checked<'a> {
-    ring: CompletionRing,
+    ring: WcRing,
     device: &'a Device,
     mask: u32,
     stride: usize,
@@ -242,7 +242,7 @@ fuzz_target!(|data: &[u8]| {
         && log2_stride < 32
         && 1u64 << log2_stride >= ENTRY as u64
         && (u64::from(mask) + 1) << log2_stride <= (SIZE - HEADER) as u64;
-    let ring = match Ring::new(map(), CompletionRing::ENTRY_SIZE) {
+    let ring = match Ring::new(map(), WcRing::ENTRY_SIZE) {
         Ok(ring) => ring,
         Err(_) => {
             assert!(!fits, "a queue that fits was refused");
@@ -252,7 +252,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(fits, "a queue that does not fit was accepted");
 
     let checked = Checked {
-        ring: CompletionRing::new(ring),
+        ring: WcRing::new(ring),
         device: &device,
         mask,
         stride: 1 << log2_stride,

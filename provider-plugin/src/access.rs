@@ -17,9 +17,9 @@ impl<'a> Section<'a> {
         /// Slow path: the lock is not biased to this thread, or is held.
         #[inline(never)]
         fn enter_shared(lock: &BiasedLock) {
-            lock.lock_shared();
+            lock.lock_unbiased();
         }
-        if !single && !lock.try_fast() {
+        if !single && !lock.try_lock_fast() {
             enter_shared(lock);
         }
         Self { single, lock }
@@ -29,7 +29,7 @@ impl<'a> Section<'a> {
     /// had its bias revoked. Otherwise use [`Section::enter`].
     #[inline]
     pub fn try_enter(single: bool, lock: &'a BiasedLock) -> Option<Self> {
-        let entered = single || lock.try_fast() || lock.try_spin();
+        let entered = single || lock.try_lock_fast() || lock.try_lock_spin();
         // `then`, not `then_some`: dropping an unused `Section` would unlock.
         entered.then(|| Self { single, lock })
     }

@@ -217,7 +217,7 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
             return refuse(wr, bad_wr, libc::EINVAL);
         }
         let Some(section) = Section::try_enter(own.single, &own.send_lock) else {
-            return post_rest(own, wr, wr, bad_wr, None);
+            return post_send_slow(own, wr, wr, bad_wr, None);
         };
         // Fast path: work requests of one element. A call other than the last would
         // make the function save registers.
@@ -225,7 +225,7 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
         let mut next = wr;
         while let Some(request) = next.as_ref() {
             if !push_short(own, queue, request) {
-                return post_rest(own, next, wr, bad_wr, Some(section));
+                return post_send_slow(own, next, wr, bad_wr, Some(section));
             }
             next = request.next;
         }
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
 /// # Safety
 /// As for [`post_send`].
 #[inline(never)]
-unsafe fn post_rest<D: qp::QpOps>(
+unsafe fn post_send_slow<D: qp::QpOps>(
     own: &Qp<D>,
     rest: *mut ibv_send_wr,
     wr: *mut ibv_send_wr,
@@ -319,7 +319,7 @@ pub trait Receiver {
 /// # Safety
 /// `queue` is the receiver's; the list is the application's.
 #[inline]
-unsafe fn receive<R: Receiver>(
+unsafe fn post_receives<R: Receiver>(
     own: &R,
     queue: *mut R::Queue,
     wr: *mut ibv_recv_wr,
@@ -332,7 +332,7 @@ unsafe fn receive<R: Receiver>(
             return refuse(wr, bad_wr, libc::EINVAL);
         }
         let Some(section) = Section::try_enter(own.single(), own.lock()) else {
-            return receive_rest(own, queue, wr, bad_wr, None);
+            return post_recv_slow(own, queue, wr, bad_wr, None);
         };
         // Fast path: receives of one element. A call other than the last would make
         // the function save registers.
@@ -341,7 +341,7 @@ unsafe fn receive<R: Receiver>(
             let short = request.num_sge == 1
                 && (*queue).push_short(request.wr_id, &*request.sg_list.cast());
             if !short {
-                return receive_rest(own, queue, next, bad_wr, Some(section));
+                return post_recv_slow(own, queue, next, bad_wr, Some(section));
             }
             next = request.next;
         }
@@ -352,13 +352,13 @@ unsafe fn receive<R: Receiver>(
     }
 }
 
-/// Slow path of [`receive`]: posts the rest of a list. Waits for the critical section
+/// Slow path of [`post_receives`]: posts the rest of a list. Waits for the critical section
 /// if it has not been entered.
 ///
 /// # Safety
-/// As for [`receive`].
+/// As for [`post_receives`].
 #[inline(never)]
-unsafe fn receive_rest<R: Receiver>(
+unsafe fn post_recv_slow<R: Receiver>(
     own: &R,
     queue: *mut R::Queue,
     rest: *mut ibv_recv_wr,
@@ -403,7 +403,7 @@ pub unsafe extern "C" fn post_recv<D: qp::QpOps>(
     // work requests of its own.
     unsafe {
         let own: &Qp<D> = qp_of(qp);
-        receive(own, own.receiving(), wr, bad_wr)
+        post_receives(own, own.receiving(), wr, bad_wr)
     }
 }
 
@@ -417,6 +417,6 @@ pub unsafe extern "C" fn post_srq_recv<D: srq::SrqOps>(
     // SAFETY: as for `post_recv`.
     unsafe {
         let own: &Srq<D> = srq_of(srq);
-        receive(own, own.recv.get(), wr, bad_wr)
+        post_receives(own, own.recv.get(), wr, bad_wr)
     }
 }

@@ -20,28 +20,28 @@ use crate::post::{scatter_list, window_bind};
 use crate::qp::{Addressing, Qp, QpOps, qp_of};
 use crate::writers::Sends;
 
-/// State of the batch.
+/// State of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BatchState {
     /// The batch has failed, or there is none.
     Failed,
     /// No work request is open.
-    Ready,
+    Idle,
     /// A work request of a connection, without operands, is open; a setter of
     /// data completes it.
-    Simple,
+    OpenSimple,
     /// Any other work request is open; its destination, if it needs one, is set.
-    Directed,
+    OpenAddressed,
     /// A work request is open whose destination is not set yet.
-    Undirected,
+    OpenUnaddressed,
 }
 
 /// The batch of `ibv_wr_*`, and its open work request.
 pub struct Batch<A: 'static> {
-    state: State,
+    state: BatchState,
     /// The first error; EINVAL outside wr_start and wr_complete.
     errno: c_int,
-    /// The open work request. In [`State::Simple`] its operands, destination and
+    /// The open work request. In [`BatchState::OpenSimple`] its operands, destination and
     /// data are stale. References are to the members below, or to objects that
     /// the application keeps until it has been pushed.
     wr: SendWr<'static, A>,
@@ -54,7 +54,7 @@ pub struct Batch<A: 'static> {
 impl<A> Default for Batch<A> {
     fn default() -> Self {
         Self {
-            state: State::Failed,
+            state: BatchState::Failed,
             errno: libc::EINVAL,
             wr: SendWr::new(0, Opcode::SEND, SendFlags::empty()),
             bind: Bind {
@@ -138,8 +138,8 @@ impl<A> Batch<A> {
     /// Fails the batch. Later errors are ignored.
     #[cold]
     pub fn fail(&mut self, errno: c_int) {
-        if self.state != State::Failed {
-            (self.state, self.errno) = (State::Failed, errno);
+        if self.state != BatchState::Failed {
+            (self.state, self.errno) = (BatchState::Failed, errno);
         }
     }
 }
@@ -220,7 +220,7 @@ unsafe extern "C" fn wr_start<D: QpOps>(qp: *mut ibv_qp_ex) {
         let own: &Qp<D> = qp_of(qp);
         Section::enter(own.single, &own.send_lock).keep_locked();
         let (_, batch) = batch_of::<D, _>(qp);
-        batch.state = State::Ready;
+        batch.state = BatchState::Idle;
         if !own.may_send() {
             batch.fail(libc::EINVAL);
         }
@@ -231,13 +231,13 @@ unsafe extern "C" fn wr_complete<D: QpOps>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
-        if batch.state != State::Ready {
+        if batch.state != BatchState::Idle {
             push_open(own, batch);
         }
-        if batch.state == State::Failed {
+        if batch.state == BatchState::Failed {
             return discard(own, batch);
         }
-        (batch.state, batch.errno) = (State::Failed, libc::EINVAL);
+        (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
         // SAFETY: the memory that work requests name is the application's to keep.
         let any = (*own.send.get()).publish();
         Section::entered(own.single, &own.send_lock).leave();
@@ -260,7 +260,7 @@ unsafe extern "C" fn wr_abort<D: QpOps>(qp: *mut ibv_qp_ex) {
 #[cold]
 unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int {
     let errno = batch.errno;
-    (batch.state, batch.errno) = (State::Failed, libc::EINVAL);
+    (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
     // SAFETY: the send queue is this caller's; wr_start entered the section.
     unsafe {
         (*own.send.get()).abort();
@@ -276,12 +276,12 @@ unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int
 #[inline(never)]
 unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
     match batch.state {
-        State::Failed | State::Ready => return,
-        State::Simple => batch.wr = simple(&batch.wr, Data::Sges(&[])),
-        State::Directed => {}
-        State::Undirected => return batch.fail(libc::EINVAL),
+        BatchState::Failed | BatchState::Idle => return,
+        BatchState::OpenSimple => batch.wr = simple_wr(&batch.wr, Data::Sges(&[])),
+        BatchState::OpenAddressed => {}
+        BatchState::OpenUnaddressed => return batch.fail(libc::EINVAL),
     }
-    batch.state = State::Ready;
+    batch.state = BatchState::Idle;
     // SAFETY: the send queue is this caller's; data that was kept is readable.
     if let Err(errno) = unsafe { (*own.send.get()).push(&batch.wr) } {
         batch.fail(errno);
@@ -290,7 +290,7 @@ unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
 
 /// Returns the work request with `data`, without operands and destination.
 #[inline]
-fn simple<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
+fn simple_wr<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
     SendWr {
         imm_or_key: wr.imm_or_key,
         remote: wr.remote,
@@ -313,9 +313,9 @@ unsafe fn open<D: QpOps>(
     // SAFETY: as the caller says; so the public members are the caller's.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
-        if batch.state != State::Ready {
+        if batch.state != BatchState::Idle {
             push_open(own, batch);
-            if batch.state != State::Ready {
+            if batch.state != BatchState::Idle {
                 return false;
             }
         }
@@ -329,9 +329,9 @@ unsafe fn open<D: QpOps>(
         if let Some(remote) = remote {
             batch.wr.remote = remote;
         }
-        batch.state = State::Simple;
+        batch.state = BatchState::OpenSimple;
         if own.addressing != Addressing::Connected {
-            missing_destination(batch);
+            open_unaddressed(batch);
         }
         true
     }
@@ -339,11 +339,11 @@ unsafe fn open<D: QpOps>(
 
 /// Opens a work request that needs a destination.
 #[cold]
-fn missing_destination<A>(batch: &mut Batch<A>) {
-    batch.wr = simple(&batch.wr, Data::Sges(&[]));
+fn open_unaddressed<A>(batch: &mut Batch<A>) {
+    batch.wr = simple_wr(&batch.wr, Data::Sges(&[]));
     batch.state = match batch.wr.opcode {
-        Opcode::LOCAL_INV | Opcode::BIND_MW => State::Directed,
-        _ => State::Undirected,
+        Opcode::LOCAL_INV | Opcode::BIND_MW => BatchState::OpenAddressed,
+        _ => BatchState::OpenUnaddressed,
     };
 }
 
@@ -364,9 +364,9 @@ pub unsafe fn open_with<D: QpOps>(
             return;
         }
         let (_, batch) = batch_of::<D, _>(qp);
-        if batch.state == State::Simple {
-            batch.wr = simple(&batch.wr, Data::Sges(&[]));
-            batch.state = State::Directed;
+        if batch.state == BatchState::OpenSimple {
+            batch.wr = simple_wr(&batch.wr, Data::Sges(&[]));
+            batch.state = BatchState::OpenAddressed;
         }
         match operands {
             Ok(operands) => batch.wr.operands = operands,
@@ -386,15 +386,17 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
         // Fast path. A call other than the last would make it save registers.
-        if batch.state == State::Simple && (*own.send.get()).push_short(&simple(&batch.wr, data)) {
-            batch.state = State::Ready;
+        if batch.state == BatchState::OpenSimple
+            && (*own.send.get()).push_short(&simple_wr(&batch.wr, data))
+        {
+            batch.state = BatchState::Idle;
             return;
         }
         // `data` is taken apart to be passed in registers; passed by reference, it
         // would be in memory on the fast path too.
         match data {
-            Data::Sges(list) => set_data_other(own, batch, list, false),
-            Data::Inline(list) => set_data_other(own, batch, list, true),
+            Data::Sges(list) => set_data_slow(own, batch, list, false),
+            Data::Inline(list) => set_data_slow(own, batch, list, true),
         }
     }
 }
@@ -404,7 +406,7 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
 /// # Safety
 /// As for [`set_data`].
 #[inline(never)]
-unsafe fn set_data_other<D: QpOps>(
+unsafe fn set_data_slow<D: QpOps>(
     own: &Qp<D>,
     batch: &mut Batch<D::Address>,
     list: &[Sge],
@@ -417,15 +419,15 @@ unsafe fn set_data_other<D: QpOps>(
     // SAFETY: as the caller says.
     unsafe {
         let set = match batch.state {
-            State::Failed => return,
-            State::Ready => Err(libc::EINVAL),
-            State::Undirected => batch.keep(data),
-            State::Simple | State::Directed => {
+            BatchState::Failed => return,
+            BatchState::Idle => Err(libc::EINVAL),
+            BatchState::OpenUnaddressed => batch.keep(data),
+            BatchState::OpenSimple | BatchState::OpenAddressed => {
                 let wr = match batch.state {
-                    State::Simple => simple(&batch.wr, data),
+                    BatchState::OpenSimple => simple_wr(&batch.wr, data),
                     _ => SendWr { data, ..batch.wr },
                 };
-                batch.state = State::Ready;
+                batch.state = BatchState::Idle;
                 (*own.send.get()).push(&wr)
             }
         };
@@ -448,12 +450,15 @@ unsafe fn set_destination<D: QpOps>(
     // SAFETY: as the caller says.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
-        let open = matches!(batch.state, State::Undirected | State::Directed);
+        let open = matches!(
+            batch.state,
+            BatchState::OpenUnaddressed | BatchState::OpenAddressed
+        );
         let Some(destination) = destination.filter(|_| open) else {
             return batch.fail(libc::EINVAL);
         };
         batch.wr.destination = destination;
-        batch.state = State::Directed;
+        batch.state = BatchState::OpenAddressed;
         if !matches!(batch.wr.data, Data::Sges([])) {
             push_open(own, batch);
         }
@@ -596,7 +601,7 @@ unsafe extern "C" fn wr_set_sge<D: QpOps>(qp: *mut ibv_qp_ex, lkey: u32, addr: u
         if length == 0 {
             // An element of length 0 is left out.
             let (own, batch) = batch_of::<D, _>(qp);
-            return set_data_other(own, batch, &[], false);
+            return set_data_slow(own, batch, &[], false);
         }
         set_data::<D>(qp, Data::Sges(&[Sge { addr, length, lkey }]));
     }

@@ -18,7 +18,7 @@ pub struct Outstanding {
     slots: Box<[Slot]>,
     /// Number of slots less one.
     mask: usize,
-    /// Number of completed work requests: the mark of the last one.
+    /// Number of completed work requests: `wr_count` of the last one.
     completed: AtomicU32,
 }
 
@@ -28,7 +28,7 @@ pub struct Outstanding {
 struct Slot {
     wr_id: AtomicU64,
     /// Number of completed work requests once this one completes.
-    mark: AtomicU32,
+    wr_count: AtomicU32,
     _rest: AtomicU32,
 }
 
@@ -36,18 +36,18 @@ impl Slot {
     /// Stores both words, relaxed.
     #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
     #[inline]
-    fn store(&self, wr_id: u64, mark: u32) {
+    fn store(&self, wr_id: u64, wr_count: u32) {
         self.wr_id.store(wr_id, Ordering::Relaxed);
-        self.mark.store(mark, Ordering::Relaxed);
+        self.wr_count.store(wr_count, Ordering::Relaxed);
     }
 
     /// Stores both words, relaxed, by one instruction: posting is bound by its
     /// stores.
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
     #[inline]
-    fn store(&self, wr_id: u64, mark: u32) {
+    fn store(&self, wr_id: u64, wr_count: u32) {
         const _: () = assert!(size_of::<Slot>() == 16);
-        let pair = crate::pair::pair_of(wr_id, u64::from(mark));
+        let pair = crate::pair::pair_of(wr_id, u64::from(wr_count));
         // SAFETY: the slot is 16 bytes of atomics, aligned to 16; for other
         // threads this is two relaxed stores, since the processor tears neither
         // word.
@@ -67,7 +67,7 @@ impl Slot {
 pub struct OutstandingRequest {
     /// Its identifier.
     pub wr_id: u64,
-    mark: u32,
+    wr_count: u32,
 }
 
 impl Outstanding {
@@ -79,7 +79,7 @@ impl Outstanding {
         all.try_reserve_exact(slots).ok()?;
         all.extend((0..slots).map(|_| Slot {
             wr_id: AtomicU64::new(0),
-            mark: AtomicU32::new(0),
+            wr_count: AtomicU32::new(0),
             _rest: AtomicU32::new(0),
         }));
         Some(Self {
@@ -96,12 +96,12 @@ impl Outstanding {
         unsafe { self.slots.get_unchecked(slot as usize & self.mask) }
     }
 
-    /// Records a work request, the `mark`th of the queue. Called by the poster,
+    /// Records a work request, the `wr_count`th of the queue. Called by the poster,
     /// before the device sees the work request.
     #[inline]
-    pub fn post(&self, slot: u32, wr_id: u64, mark: u32) {
+    pub fn post(&self, slot: u32, wr_id: u64, wr_count: u32) {
         // Relaxed: the device orders this before the poller's loads.
-        self.slot(slot).store(wr_id, mark);
+        self.slot(slot).store(wr_id, wr_count);
     }
 
     /// Returns the slots, for a poster that keeps slot numbers in bounds itself.
@@ -116,13 +116,13 @@ impl Outstanding {
     #[inline]
     pub fn find(&self, slot: u32) -> Option<OutstandingRequest> {
         let slot = self.slot(slot);
-        let mark = slot.mark.load(Ordering::Relaxed);
-        let ahead = mark.wrapping_sub(self.completed.load(Ordering::Relaxed));
+        let wr_count = slot.wr_count.load(Ordering::Relaxed);
+        let ahead = wr_count.wrapping_sub(self.completed.load(Ordering::Relaxed));
         // What is outstanding will be the next to complete, or one of as many
         // as there are slots.
         (ahead.wrapping_sub(1) < self.slots.len() as u32).then(|| OutstandingRequest {
             wr_id: slot.wr_id.load(Ordering::Relaxed),
-            mark,
+            wr_count,
         })
     }
 
@@ -132,17 +132,17 @@ impl Outstanding {
     pub fn complete(&self, found: OutstandingRequest) {
         // Release: reads of the slot and of the WQE precede the poster's reuse of
         // them.
-        self.completed.store(found.mark, Ordering::Release);
+        self.completed.store(found.wr_count, Ordering::Release);
     }
 
     /// Stores a value in a further slot that a work request occupies, in addition
-    /// to the one that its completion names. `mark` is that of the work request.
+    /// to the one that its completion names. `wr_count` is that of the work request.
     /// Called by the poster.
     #[inline]
-    pub fn note(&self, slot: u32, what: u64, mark: u32) {
-        // A mark of the previous round, so that `find` finds nothing here.
-        let mark = mark.wrapping_sub(self.slots.len() as u32);
-        self.post(slot, what, mark);
+    pub fn note(&self, slot: u32, what: u64, wr_count: u32) {
+        // The count of the previous round, so that `find` finds nothing here.
+        let wr_count = wr_count.wrapping_sub(self.slots.len() as u32);
+        self.post(slot, what, wr_count);
     }
 
     /// Returns the value stored by [`note`](Self::note). Called by the poller.
@@ -162,7 +162,7 @@ impl Outstanding {
     /// meanwhile.
     pub fn reset(&self) {
         for slot in &self.slots {
-            slot.mark.store(0, Ordering::Relaxed);
+            slot.wr_count.store(0, Ordering::Relaxed);
         }
         self.completed.store(0, Ordering::Release);
     }
@@ -186,9 +186,9 @@ impl OutstandingSlots {
     /// The [`Outstanding`] must still exist, not have moved, and have more than
     /// `slot` slots.
     #[inline]
-    pub unsafe fn post(self, slot: usize, wr_id: u64, mark: u32) {
+    pub unsafe fn post(self, slot: usize, wr_id: u64, wr_count: u32) {
         // SAFETY: guaranteed by the caller. Relaxed: see `Outstanding::post`.
-        unsafe { self.first.add(slot).as_ref() }.store(wr_id, mark);
+        unsafe { self.first.add(slot).as_ref() }.store(wr_id, wr_count);
     }
 }
 
@@ -228,9 +228,9 @@ mod tests {
         for round in 0..5u32 {
             // Two work requests, each of two slots.
             for n in 0..2 {
-                let mark = round * 2 + n + 1;
-                all.post(n * 2, 100 + u64::from(mark), mark);
-                all.note(n * 2 + 1, 7 + u64::from(n), mark);
+                let wr_count = round * 2 + n + 1;
+                all.post(n * 2, 100 + u64::from(wr_count), wr_count);
+                all.note(n * 2 + 1, 7 + u64::from(n), wr_count);
             }
             for n in 0..2 {
                 assert_eq!((all.find(1), all.find(3)), (None, None));

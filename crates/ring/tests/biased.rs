@@ -51,22 +51,22 @@ impl Guarded {
 #[test]
 fn bias_is_granted_and_revoked() {
     let guarded = Guarded::new();
-    assert!(!guarded.lock.try_fast(), "nobody has the bias yet");
+    assert!(!guarded.lock.try_lock_fast(), "nobody has the bias yet");
     (0..1000).for_each(|_| guarded.add());
-    if !guarded.lock.try_fast() {
+    if !guarded.lock.try_lock_fast() {
         eprintln!("no membarrier(2) here: no bias");
         return;
     }
-    assert!(!guarded.lock.try_fast(), "it is taken");
+    assert!(!guarded.lock.try_lock_fast(), "it is taken");
     guarded.lock.unlock_fast();
     thread::scope(|scope| {
-        scope.spawn(|| assert!(!guarded.lock.try_fast()));
+        scope.spawn(|| assert!(!guarded.lock.try_lock_fast()));
     });
     thread::scope(|scope| {
         scope.spawn(|| guarded.add());
     });
     (0..1000).for_each(|_| guarded.add());
-    assert!(!guarded.lock.try_fast(), "the bias comes back");
+    assert!(!guarded.lock.try_lock_fast(), "the bias comes back");
 }
 
 /// A batch may end on another thread than it began on, and an owner that is in

@@ -503,18 +503,18 @@ fn slot_is_reused_after_its_completion_was_read() {
             let queue = Arc::clone(&queue);
             thread::spawn(move || {
                 for i in 0..REQUESTS {
-                    let mark = i as u32 + 1;
+                    let wr_count = i as u32 + 1;
                     // Whoever has to wait gives up instead: some interleaving
                     // does not have to.
-                    if mark - queue.outstanding.completed() > SLOTS as u32 {
+                    if wr_count - queue.outstanding.completed() > SLOTS as u32 {
                         break;
                     }
                     // SAFETY: loom reports a concurrent access.
                     queue.entries[i % SLOTS].with_mut(|entry| unsafe { *entry = i + 10 });
                     queue
                         .outstanding
-                        .post((i % SLOTS) as u32, i as u64 + 20, mark);
-                    order::doorbell_record(&queue.record, mark.to_be());
+                        .post((i % SLOTS) as u32, i as u64 + 20, wr_count);
+                    order::doorbell_record(&queue.record, wr_count.to_be());
                 }
             })
         };

@@ -102,7 +102,7 @@ impl SharedReceiveQueueBuilder {
             queue: ManuallyDrop::new(made.recv),
             inner: Arc::new(Inner {
                 object: ManuallyDrop::new(made.object),
-                parked: OnceLock::new(),
+                unmap_later: OnceLock::new(),
                 destroyed: Hint::new(0),
                 work: made.work,
                 table,
@@ -127,7 +127,7 @@ pub struct SharedReceiveQueue {
 pub(crate) struct Inner {
     object: ManuallyDrop<Srq<Ctx>>,
     /// The ring of a dropped owner, which the device still reads.
-    parked: OnceLock<SharedRecvQueue>,
+    unmap_later: OnceLock<SharedRecvQueue>,
     /// 1 after the object was destroyed.
     destroyed: Hint,
     /// The part that the creation of queue pairs needs.
@@ -183,7 +183,7 @@ impl Drop for Inner {
                 object.into_handle();
                 std::mem::forget(Arc::clone(&self.table));
                 std::mem::forget(self.domain.clone());
-                std::mem::forget(self.parked.take());
+                std::mem::forget(self.unmap_later.take());
             }
         }
     }
@@ -333,7 +333,7 @@ impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
         // SAFETY: taken only here, and not used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
-        let _ = self.inner.parked.set(queue);
+        let _ = self.inner.unmap_later.set(queue);
     }
 }
 

@@ -228,7 +228,10 @@ fn examples_are_short_and_run_in_the_guest() {
 /// last column. They are in `completions`, `device` or `fake`.
 const COMPLETION_TESTS: [(&str, &[&str]); 32] = [
     ("CompletionQueueBuilder::entries", &["queue_size"]),
-    ("CompletionQueueBuilder::vector", &["completion_vector"]),
+    (
+        "CompletionQueueBuilder::comp_vector",
+        &["completion_vector"],
+    ),
     ("ContextFormat", &["formats_and_flags"]),
     (
         "WaitObject::{None, Unspecified, Fd, Condvar, Yield, Set}",

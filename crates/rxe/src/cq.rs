@@ -5,7 +5,7 @@ use uverbs::{ContextRef, Cq, CqInit};
 
 use crate::abi::{self, MmapInfo};
 use crate::map::map_ring;
-use crate::{CompletionRing, CreateError};
+use crate::{CreateError, WcRing};
 
 /// A completion queue. The parts are public so that the caller
 /// can put each under its own lock or owner.
@@ -14,7 +14,7 @@ pub struct CompletionQueue<C: ContextRef> {
     /// The kernel object.
     pub object: Cq<C>,
     /// The entries and the cursor over them.
-    pub ring: CompletionRing,
+    pub ring: WcRing,
     /// Whether the queue is empty, without the lock.
     pub index_check: IndexCheck,
     /// Remains of rings that a resize replaced, for threads that may still read
@@ -31,13 +31,8 @@ impl<C: ContextRef> CompletionQueue<C> {
     pub fn create(context: &C, init: &CqInit) -> Result<Self, CreateError> {
         let mut response = MmapInfo::default();
         let object = Cq::create(context, init, abi::response(&mut response))?;
-        let ring = map_ring(
-            context,
-            &response,
-            CompletionRing::ENTRY_SIZE,
-            "completion queue",
-        )?;
-        let ring = CompletionRing::new(ring);
+        let ring = map_ring(context, &response, WcRing::ENTRY_SIZE, "completion queue")?;
+        let ring = WcRing::new(ring);
         Ok(Self {
             // SAFETY: the ring's memory lives in the same value, and is
             // retired, not unmapped, when a resize replaces it.
@@ -59,7 +54,7 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// resized but is unmapped; it reads as empty from then on.
     pub fn resize(
         object: &Cq<C>,
-        ring: &mut CompletionRing,
+        ring: &mut WcRing,
         index_check: &IndexCheck,
         retired: &mut Vec<Retired>,
         cqe: u32,
@@ -77,12 +72,12 @@ impl<C: ContextRef> CompletionQueue<C> {
         let new = map_ring(
             object.context(),
             &moved,
-            CompletionRing::ENTRY_SIZE,
+            WcRing::ENTRY_SIZE,
             "completion queue",
         );
         match new {
             Ok(new) => {
-                let old = std::mem::replace(ring, CompletionRing::new(new));
+                let old = std::mem::replace(ring, WcRing::new(new));
                 index_check.resume(ring.consumer().indices());
                 retired.push(old.into_mapping().retire());
                 Ok(cqe)

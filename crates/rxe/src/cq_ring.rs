@@ -1,8 +1,8 @@
 //! The reader of a completion queue.
 //!
-//! [`CompletionRing::available`] reads the indices once and returns a span of
-//! entries; [`CompletionRing::entry`] is one of them, in place;
-//! [`CompletionRing::release`] releases all that were read at once.
+//! [`WcRing::available`] reads the indices once and returns a span of
+//! entries; [`WcRing::entry`] is one of them, in place;
+//! [`WcRing::release`] releases all that were read at once.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -19,17 +19,17 @@ use crate::WorkCompletion;
 /// a batch spans several calls of a C interface. No method allocates, locks or
 /// calls the system.
 #[derive(Debug)]
-pub struct CompletionRing {
+pub struct WcRing {
     consumer: Consumer,
     ring: Ring,
 }
 
-impl CompletionRing {
+impl WcRing {
     /// Minimum size of an entry in bytes.
     pub const ENTRY_SIZE: usize = size_of::<WorkCompletion>();
 
     /// Creates a reader of a mapped queue. A ring of entries smaller than
-    /// [`CompletionRing::ENTRY_SIZE`] is always empty.
+    /// [`WcRing::ENTRY_SIZE`] is always empty.
     pub fn new(mut ring: Ring) -> Self {
         if ring.stride() < Self::ENTRY_SIZE {
             ring.seal();
@@ -98,10 +98,10 @@ impl CompletionRing {
         }
     }
 
-    /// [`CompletionRing::entry`] without a check of the position.
+    /// [`WcRing::entry`] without a check of the position.
     ///
     /// # Safety
-    /// `span.at` is from [`CompletionRing::available`], or a step from there,
+    /// `span.at` is from [`WcRing::available`], or a step from there,
     /// and the queue has not been resized since.
     #[inline]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
@@ -187,7 +187,7 @@ impl CompletionRing {
 #[derive(Clone, Copy)]
 pub struct Entry<'r> {
     entry: NonNull<WorkCompletion>,
-    ring: PhantomData<&'r CompletionRing>,
+    ring: PhantomData<&'r WcRing>,
 }
 
 /// Reads one field of the entry.

@@ -1,7 +1,7 @@
 //! rdma_rxe: the format of its queues, and the data path.
 //!
 //! - [`SendQueue`], [`RecvQueue`]: writers of work requests;
-//! - [`CompletionRing`]: the cursor over work completions;
+//! - [`WcRing`]: the cursor over work completions;
 //! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
 //!   [`AddressHandle`]: the kernel objects with their mapped queues;
 //! - [`inspect`]: decoding of a copy of a queue, for tools;
@@ -10,7 +10,7 @@
 //! An RDMA write: [`SendQueue::push`] fills an entry in place,
 //! [`SendQueue::publish`] moves the producer index (`ring`), the doorbell is
 //! one system call (`uverbs`); its completion is read by
-//! [`CompletionRing::available`] and [`CompletionRing::entry`].
+//! [`WcRing::available`] and [`WcRing::entry`].
 
 mod abi;
 mod ah;
@@ -26,7 +26,7 @@ mod srq;
 
 pub use ah::AddressHandle;
 pub use cq::CompletionQueue;
-pub use cq_ring::{CompletionRing, Entry};
+pub use cq_ring::{Entry, WcRing};
 pub use error::CreateError;
 pub use qp::QueuePair;
 pub use recv::RecvQueue;

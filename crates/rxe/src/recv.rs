@@ -85,7 +85,7 @@ impl RecvQueue {
         {
             return Ok(());
         }
-        self.push_any(wr_id, list)
+        self.push_slow(wr_id, list)
     }
 
     /// Fast path of [`RecvQueue::push`]: one element, and there is room. False, and
@@ -111,7 +111,7 @@ impl RecvQueue {
 
     /// [`RecvQueue::push`] of any receive.
     #[inline(never)]
-    fn push_any(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+    fn push_slow(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         let after = self.producer.after(self.next).ok_or(PostError::Full)?;
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);

@@ -102,7 +102,7 @@ impl SendQueue {
         // A copy, so that the caller's value needs no memory for the fast path.
         let wr = *wr;
         // SAFETY: as the caller says.
-        unsafe { self.push_any(&wr) }
+        unsafe { self.push_slow(&wr) }
     }
 
     /// Fast path of [`SendQueue::push`]: a connection's send, write or read of one
@@ -125,8 +125,8 @@ impl SendQueue {
             Data::Sges([sge]) if sge.length < MAX_MESSAGE => {
                 // SAFETY: an entry that is not the device's, with room for an element.
                 unsafe {
-                    head(entry, wr);
-                    progress(entry, sge.length, 1);
+                    write_header(entry, wr);
+                    write_dma(entry, sge.length, 1);
                     entry.add(1).cast::<Sge>().write(*sge);
                 }
             }
@@ -134,8 +134,8 @@ impl SendQueue {
                 // SAFETY: the same, with room for so many bytes; they are readable, as
                 // the caller says.
                 unsafe {
-                    head(entry, wr);
-                    progress(entry, piece.length, 0);
+                    write_header(entry, wr);
+                    write_dma(entry, piece.length, 0);
                     let to = entry.add(1).cast();
                     copy_short(to, piece.addr as *const u8, piece.length as usize);
                 }
@@ -151,7 +151,7 @@ impl SendQueue {
     /// # Safety
     /// As there.
     #[inline(never)]
-    unsafe fn push_any(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
+    unsafe fn push_slow(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
         let after = self.producer.after(self.next).ok_or(PostError::Full)?;
         // SAFETY: an entry of the ring that is not the device's, with room for
         // `max_sge` elements and `max_inline` bytes behind the fixed part, and at
@@ -159,13 +159,15 @@ impl SendQueue {
         unsafe {
             let entry = self.entry();
             let data = entry.add(1).cast::<u8>();
-            head(entry, wr);
-            let (bytes, num_sge) = match (operands(entry, wr), wr.data) {
+            write_header(entry, wr);
+            let (bytes, num_sge) = match (write_operands(entry, wr), wr.data) {
                 (Some(bytes), _) => (bytes, 0),
-                (None, Data::Sges(list)) => (self.sges(data.cast(), list)?, list.len() as u32),
-                (None, Data::Inline(pieces)) => (self.inline(data, pieces)?, 0),
+                (None, Data::Sges(list)) => {
+                    (self.write_sges(data.cast(), list)?, list.len() as u32)
+                }
+                (None, Data::Inline(pieces)) => (self.write_inline(data, pieces)?, 0),
             };
-            progress(entry, bytes, num_sge);
+            write_dma(entry, bytes, num_sge);
         }
         self.next = after;
         Ok(())
@@ -184,7 +186,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// There is room for `max_sge` elements.
-    unsafe fn sges(&self, to: *mut Sge, list: &[Sge]) -> Result<u32, PostError> {
+    unsafe fn write_sges(&self, to: *mut Sge, list: &[Sge]) -> Result<u32, PostError> {
         if list.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
@@ -199,7 +201,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// The pieces are readable; there is room for `max_inline` bytes.
-    unsafe fn inline(&self, to: *mut u8, pieces: &[Sge]) -> Result<u32, PostError> {
+    unsafe fn write_inline(&self, to: *mut u8, pieces: &[Sge]) -> Result<u32, PostError> {
         let mut length = 0;
         for piece in pieces {
             if piece.length > self.max_inline - length {
@@ -251,7 +253,7 @@ impl SendQueue {
 /// The entry is writable.
 // As `SendQueue::push`.
 #[inline(always)]
-unsafe fn head(entry: *mut SendWqe, wr: &SendWr<'_, u32>) {
+unsafe fn write_header(entry: *mut SendWqe, wr: &SendWr<'_, u32>) {
     let mut flags = wr.flags;
     flags.set(SendFlags::INLINE, matches!(wr.data, Data::Inline(_)));
     // SAFETY: as the caller says.
@@ -287,7 +289,7 @@ unsafe fn head(entry: *mut SendWqe, wr: &SendWr<'_, u32>) {
 ///
 /// # Safety
 /// The entry is writable.
-unsafe fn operands(entry: *mut SendWqe, wr: &SendWr<'_, u32>) -> Option<u32> {
+unsafe fn write_operands(entry: *mut SendWqe, wr: &SendWr<'_, u32>) -> Option<u32> {
     let RemoteMemory { addr, rkey } = wr.remote;
     // SAFETY: as the caller says; the value of an atomic write follows the fixed
     // part, as an element would.
@@ -349,7 +351,7 @@ unsafe fn operands(entry: *mut SendWqe, wr: &SendWr<'_, u32>) -> Option<u32> {
 /// # Safety
 /// The entry is writable.
 #[inline]
-unsafe fn progress(entry: *mut SendWqe, bytes: u32, num_sge: u32) {
+unsafe fn write_dma(entry: *mut SendWqe, bytes: u32, num_sge: u32) {
     // SAFETY: as the caller says.
     unsafe {
         (*entry).status = 0;

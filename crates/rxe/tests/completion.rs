@@ -3,21 +3,21 @@
 use std::mem::MaybeUninit;
 
 use proptest::prelude::*;
-use ringverbs_rxe::{CompletionRing, WorkCompletion};
+use ringverbs_rxe::{WcRing, WorkCompletion};
 use rxe_testing::{Driver, layout, layout::wc};
 
 const SLOTS: u32 = 8;
 
-fn ring() -> (Driver, CompletionRing) {
+fn ring() -> (Driver, WcRing) {
     ring_at(0, 0)
 }
 
 /// A ring that is taken up with its indices at these.
-fn ring_at(producer: u32, consumer: u32) -> (Driver, CompletionRing) {
+fn ring_at(producer: u32, consumer: u32) -> (Driver, WcRing) {
     let driver = Driver::new(7, SLOTS);
     driver.set_producer(producer);
     driver.set_consumer(consumer);
-    let ring = CompletionRing::new(driver.ring(CompletionRing::ENTRY_SIZE));
+    let ring = WcRing::new(driver.ring(WcRing::ENTRY_SIZE));
     (driver, ring)
 }
 
@@ -31,7 +31,7 @@ fn raise(driver: &Driver, wr_id: u64) {
 }
 
 /// Takes at most `most` completions.
-fn take(ring: &CompletionRing, most: usize) -> Vec<WorkCompletion> {
+fn take(ring: &WcRing, most: usize) -> Vec<WorkCompletion> {
     let mut out = vec![MaybeUninit::uninit(); most];
     let count = ring.take(&mut out);
     // SAFETY: that many were written to the front.
@@ -227,7 +227,7 @@ fn step_within_the_span_reads_no_index() {
 fn entries_too_small_for_a_completion_are_none() {
     let driver = Driver::new(5, SLOTS);
     // Whoever maps it asks for less than a completion has.
-    let ring = CompletionRing::new(driver.ring(32));
+    let ring = WcRing::new(driver.ring(32));
     driver.set_producer(5);
     assert!(take(&ring, 9).is_empty());
     assert_eq!(ring.take(&mut [MaybeUninit::uninit()]), 0);

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringverbs_rxe::{CompletionQueue, CompletionRing, CreateError, WorkCompletion};
+use ringverbs_rxe::{CompletionQueue, CreateError, WcRing, WorkCompletion};
 use rxe_testing::{Driver, kernel::*, layout, layout::wc};
 use uverbs::abi::ids::*;
 use uverbs::{Context, CqInit, Errno};
@@ -57,7 +57,7 @@ fn raise(driver: &Driver, wr_id: u64) {
     driver.set_producer((at + 1) % driver.slots);
 }
 
-fn take(ring: &CompletionRing) -> Vec<u64> {
+fn take(ring: &WcRing) -> Vec<u64> {
     let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 64];
     let count = ring.take(&mut out);
     // SAFETY: that many were written to the front.

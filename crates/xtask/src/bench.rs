@@ -1,10 +1,10 @@
-//! `cargo xtask bench`: the data path of the provider beside the C provider's,
+//! `cargo xtask bench`: the data path of the provider beside the stock provider's,
 //! and of the Rust crate beside both.
 //!
 //! The providers run the same program (`provider-plugin/bench`), the crate one
 //! of its own (`crates/ringverbs/benches`), all on queues that a stand-in for
 //! the kernel made, in processes that alternate. Counts of instructions are
-//! exact; times are ratios of medians, and the C provider against itself says
+//! exact; times are ratios of medians, and the stock provider against itself says
 //! how far those stray.
 
 mod control;
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Whose queues are measured
     #[arg(long, value_enum, default_value = "rxe")]
     device: Device,
-    /// Rounds of processes: the C provider's, ours, the Rust crate's
+    /// Rounds of processes: the stock provider's, ours, the Rust crate's
     #[arg(long, default_value_t = 21)]
     rounds: usize,
     /// Timed samples of each row in a process
@@ -68,7 +68,7 @@ pub struct Arguments {
     /// it: the path without `-rdmav<ABI>.so`
     #[arg(long)]
     provider: Option<PathBuf>,
-    /// Another build of the C provider to compare with on ConnectX's queues, as
+    /// Another build of the stock provider to compare with on ConnectX's queues, as
     /// RDMAV_DRIVERS names it: the path without `-rdmav<ABI>.so`
     #[arg(long)]
     stock: Option<PathBuf>,

@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 
 use ring::{IndexCheck, Retired, Span};
-use rxe::{CompletionQueue, CompletionRing, WorkCompletion};
+use rxe::{CompletionQueue, WcRing, WorkCompletion};
 use uverbs::CqInit;
 
 use super::Rxe;
@@ -19,7 +19,7 @@ use crate::errno::Errno;
 #[repr(C)]
 pub struct Completions {
     index_check: IndexCheck,
-    ring: UnsafeCell<CompletionRing>,
+    ring: UnsafeCell<WcRing>,
     /// Position of the batch between start_poll and end_poll.
     span: UnsafeCell<Span>,
     /// The completion at that position.
@@ -131,7 +131,7 @@ unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_in
 ///
 /// # Safety
 /// The queue's critical section has been entered; the span is not empty, and
-/// from [`CompletionRing::available`] or a step since it was entered.
+/// from [`WcRing::available`] or a step since it was entered.
 #[inline]
 unsafe fn set_current(cq: *mut ibv_cq_ex, own: &Cq) {
     // SAFETY: in the critical section, so the cells are this caller's, and the

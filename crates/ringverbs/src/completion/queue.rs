@@ -15,7 +15,7 @@ use crate::channel::CompletionChannel;
 use crate::completion::wait::{deadline, is_over};
 use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
-use crate::device::{self, CompletionRing, Entry};
+use crate::device::{self, DeviceCompletions, Entry};
 use crate::inflight::{OrderedTable, Posted, Reaper, Registry, Retired, Unmatched, WorkId};
 use crate::{CloseError, Context, Error, Result};
 
@@ -34,7 +34,7 @@ const SPINS_TO_GONE: u32 = 1 << 18;
 pub struct CompletionQueueBuilder {
     context: Context,
     entries: u32,
-    vector: u32,
+    comp_vector: u32,
     channel: Option<CompletionChannel>,
     timestamps: bool,
 }
@@ -45,7 +45,7 @@ impl Context {
         CompletionQueueBuilder {
             context: self.clone(),
             entries: 0,
-            vector: 0,
+            comp_vector: 0,
             channel: None,
             timestamps: false,
         }
@@ -63,8 +63,8 @@ impl CompletionQueueBuilder {
 
     /// Sets the completion vector of its events, less than
     /// [`Context::num_comp_vectors`]; default 0.
-    pub fn vector(mut self, vector: u32) -> Self {
-        self.vector = vector;
+    pub fn comp_vector(mut self, comp_vector: u32) -> Self {
+        self.comp_vector = comp_vector;
         self
     }
 
@@ -108,7 +108,7 @@ impl CompletionQueueBuilder {
         let Self {
             context,
             entries,
-            vector,
+            comp_vector,
             channel,
             timestamps,
         } = self;
@@ -121,10 +121,10 @@ impl CompletionQueueBuilder {
             });
         }
         let vectors = context.num_comp_vectors();
-        if vector >= vectors.max(1) {
+        if comp_vector >= vectors.max(1) {
             return Err(Error::Limit {
                 what: "number of a completion vector",
-                asked: vector.into(),
+                asked: comp_vector.into(),
                 allowed: vectors.saturating_sub(1).into(),
             });
         }
@@ -137,7 +137,7 @@ impl CompletionQueueBuilder {
         let init = CqInit {
             cqe: entries,
             user_handle: id,
-            comp_vector: vector,
+            comp_vector,
             channel: channel.as_ref().map(AsFd::as_fd),
             async_fd,
             ..CqInit::default()
@@ -168,7 +168,7 @@ impl CompletionQueueBuilder {
             embedded: context.device().and_then(Device::embedded_handle).cloned(),
             shared: Arc::new(Shared {
                 object: ManuallyDrop::new(made.object),
-                parked: OnceLock::new(),
+                unmap_later: OnceLock::new(),
                 destroyed: Hint::new(0),
                 queues: Registry::new(),
                 members: made.members,
@@ -176,7 +176,7 @@ impl CompletionQueueBuilder {
                 channel,
                 context,
                 id,
-                comp_vector: vector,
+                comp_vector,
             }),
         })
     }
@@ -187,7 +187,7 @@ pub(crate) struct Shared {
     /// Destroyed before the ring is unmapped (`drop`).
     object: ManuallyDrop<Cq<Ctx>>,
     /// The ring of a dropped owner, to which the device may still write.
-    parked: OnceLock<CompletionRing>,
+    unmap_later: OnceLock<DeviceCompletions>,
     /// 1 after the object was destroyed.
     destroyed: Hint,
     /// The work queues that complete here.
@@ -220,7 +220,7 @@ impl Shared {
 
     /// Returns whether the owner has dropped the queue.
     pub(super) fn is_dropped(&self) -> bool {
-        self.parked.get().is_some()
+        self.unmap_later.get().is_some()
     }
 
     /// Registers a work queue with room for `capacity` operations.
@@ -250,7 +250,7 @@ impl Drop for Shared {
             if !gone {
                 // The device may still write to the ring, so it stays mapped.
                 tracing::error!(%error, "completion queue leaked, with its ring");
-                std::mem::forget(self.parked.take());
+                std::mem::forget(self.unmap_later.take());
                 std::mem::forget(self.context.clone());
             }
         }
@@ -281,7 +281,7 @@ impl fmt::Debug for Shared {
 /// completions are not read any more, and what is in flight is released with the
 /// queue pairs.
 pub struct CompletionQueue {
-    pub(crate) ring: ManuallyDrop<CompletionRing>,
+    pub(crate) ring: ManuallyDrop<DeviceCompletions>,
     pub(super) reaper: Reaper,
     /// Departures that the reaper has processed.
     seen: u32,
@@ -320,7 +320,7 @@ impl CompletionQueue {
     }
 
     /// Returns the completion vector of its events, as set by
-    /// [`CompletionQueueBuilder::vector`]. Makes no system call: the kernel does not
+    /// [`CompletionQueueBuilder::comp_vector`]. Makes no system call: the kernel does not
     /// change the vector of a queue.
     pub fn comp_vector(&self) -> u32 {
         self.shared.comp_vector
@@ -659,7 +659,7 @@ impl Drop for CompletionQueue {
         let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
         // The kernel object exists as long as queue pairs use it, and the ring
         // must outlive it.
-        let _ = self.shared.parked.set(ring);
+        let _ = self.shared.unmap_later.set(ring);
     }
 }
 

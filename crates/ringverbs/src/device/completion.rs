@@ -20,12 +20,12 @@ pub(super) const MALFORMED: u32 = u32::MAX;
 /// at a time. A batch is a [`Span`] of positions in either, from
 /// [`available`](Self::available).
 #[derive(Debug)]
-pub(crate) enum CompletionRing {
-    Rxe(rxe::CompletionRing),
-    Mlx5(Box<mlx5::CompletionRing>),
+pub(crate) enum DeviceCompletions {
+    Rxe(rxe::RxeCompletions),
+    Mlx5(Box<mlx5::Mlx5Completions>),
 }
 
-impl CompletionRing {
+impl DeviceCompletions {
     /// Returns the completions that are there now; on a ConnectX at most as many
     /// as the array holds, and with those that are malformed if `report` is set.
     #[inline]
@@ -95,7 +95,7 @@ impl CompletionRing {
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'r> {
     at: *const WorkCompletion,
-    ring: PhantomData<&'r CompletionRing>,
+    ring: PhantomData<&'r DeviceCompletions>,
 }
 
 macro_rules! fields {

@@ -31,7 +31,7 @@ use crate::context::Ctx;
 use crate::error::Result;
 use crate::operation::Operation;
 
-pub(crate) use completion::{CompletionRing, Entry};
+pub(crate) use completion::{DeviceCompletions, Entry};
 pub(crate) use recv::{RecvQueue, SharedRecvQueue};
 pub(crate) use send::{Address, SendQueue, inline_piece};
 pub(crate) use uverbs::{Data as SendData, Sge, WorkCompletion};
@@ -100,7 +100,7 @@ pub(crate) type SharedWork = Option<std::sync::Arc<::mlx5::SharedWork>>;
 pub(crate) struct CompletionQueue {
     /// Before the ring: destroyed first.
     pub object: uverbs::Cq<Ctx>,
-    pub ring: CompletionRing,
+    pub ring: DeviceCompletions,
     pub members: Members,
 }
 

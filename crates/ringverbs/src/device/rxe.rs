@@ -84,14 +84,14 @@ impl SendQueue {
 
 /// A mapped completion queue.
 #[derive(Debug)]
-pub(crate) struct CompletionRing {
-    ring: ::rxe::CompletionRing,
+pub(crate) struct RxeCompletions {
+    ring: ::rxe::WcRing,
     index_check: IndexCheck,
     /// Remains of mappings that a resize has replaced.
     retired: Vec<Retired>,
 }
 
-impl CompletionRing {
+impl RxeCompletions {
     #[inline]
     pub fn available(&mut self, _report: bool) -> Span {
         self.ring.available()
@@ -266,7 +266,7 @@ impl Provider {
         let made = ::rxe::CompletionQueue::create(context, init)?;
         Ok(CompletionQueue {
             object: made.object,
-            ring: super::CompletionRing::Rxe(CompletionRing {
+            ring: super::DeviceCompletions::Rxe(RxeCompletions {
                 ring: made.ring,
                 index_check: made.index_check,
                 retired: Vec::new(),

@@ -196,8 +196,8 @@ pub(crate) struct Inner {
     cap: QpCap,
     /// The rings of dropped halves. The device may write to them until the kernel
     /// object is destroyed.
-    parked_send: OnceLock<SendQueue>,
-    parked_recv: OnceLock<RecvQueue>,
+    unmap_send_later: OnceLock<SendQueue>,
+    unmap_recv_later: OnceLock<RecvQueue>,
     send_cq: Arc<CqShared>,
     recv_cq: Arc<CqShared>,
     send_table: Arc<OrderedTable>,
@@ -312,8 +312,8 @@ impl Drop for Inner {
                 std::mem::forget(Arc::clone(&self.recv_cq));
                 std::mem::forget(self.srq.clone());
                 std::mem::forget(self.domain.clone());
-                std::mem::forget(self.parked_send.take());
-                std::mem::forget(self.parked_recv.take());
+                std::mem::forget(self.unmap_send_later.take());
+                std::mem::forget(self.unmap_recv_later.take());
             }
         }
     }
@@ -335,7 +335,7 @@ impl Drop for SendHalf {
     fn drop(&mut self) {
         // SAFETY: taken only here, and not used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
-        let _ = self.inner.parked_send.set(queue);
+        let _ = self.inner.unmap_send_later.set(queue);
     }
 }
 
@@ -344,7 +344,7 @@ impl Drop for RecvHalf {
         if let Some((queue, _)) = &mut self.queue {
             // SAFETY: taken only here, and not used afterwards.
             let queue = unsafe { ManuallyDrop::take(queue) };
-            let _ = self.inner.parked_recv.set(queue);
+            let _ = self.inner.unmap_recv_later.set(queue);
         }
     }
 }

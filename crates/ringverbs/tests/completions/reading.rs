@@ -33,7 +33,13 @@ fn queue_size() {
 fn completion_vector() {
     let bench = Bench::new();
     let vectors = bench.context.num_comp_vectors();
-    let make = |vector| bench.context.completion_queue().vector(vector).build();
+    let make = |comp_vector| {
+        bench
+            .context
+            .completion_queue()
+            .comp_vector(comp_vector)
+            .build()
+    };
     for vector in [0, vectors - 1] {
         assert_eq!(make(vector).unwrap().comp_vector(), vector);
     }

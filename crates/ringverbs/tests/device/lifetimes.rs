@@ -184,7 +184,7 @@ fn errors_name_the_limit() {
             if asked == u64::from(too_many) && allowed == u64::from(device.max_cqe)
     ));
     let vectors = context.num_comp_vectors();
-    let error = context.completion_queue().vector(vectors).build();
+    let error = context.completion_queue().comp_vector(vectors).build();
     assert!(matches!(error.unwrap_err(), Error::Limit { .. }));
     let domain = context.alloc_pd().unwrap();
     let cq = context.completion_queue().build().unwrap();

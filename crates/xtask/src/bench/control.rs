@@ -13,7 +13,7 @@ use crate::driver;
 use crate::mlx5::{self, Program};
 use crate::standin::{Provider, printed};
 
-/// Our time over the C provider's, at most. Loading is meant to take 150 µs and
+/// Our time over the stock provider's, at most. Loading is meant to take 150 µs and
 /// 0.5 MB, which it does not yet: the limit is what it takes.
 fn most(row: &str) -> f64 {
     match row {

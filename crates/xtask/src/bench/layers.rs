@@ -48,7 +48,7 @@ pub struct Layer {
     pub count: Count,
     /// Median over processes, in nanoseconds.
     pub ns: f64,
-    /// Over the C provider, of neighbouring processes.
+    /// Over the stock provider, of neighbouring processes.
     pub ratio: Spread,
 }
 
@@ -56,7 +56,7 @@ pub struct Layer {
 pub struct Operation {
     /// The C program's name for it.
     pub name: &'static str,
-    /// What the C provider takes: counts, and nanoseconds.
+    /// What the stock provider takes: counts, and nanoseconds.
     stock: (Count, f64),
     /// The same of the plugin.
     plugin: (Count, f64),

@@ -5,7 +5,7 @@ use super::measure::Row;
 /// The requirements of one row; what is `None` is only reported.
 #[derive(Clone, Copy, Default)]
 pub struct Limits {
-    /// Our time over the C provider's.
+    /// Our time over the stock provider's.
     pub ratio: Option<f64>,
     /// Instructions of one operation.
     pub instructions: Option<f64>,

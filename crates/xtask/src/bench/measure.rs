@@ -52,7 +52,7 @@ impl Spread {
 pub struct Row {
     /// The row's name: operation and batch.
     pub name: String,
-    /// Exact counts with the C provider.
+    /// Exact counts with the stock provider.
     pub stock_count: Count,
     /// Exact counts with ours.
     pub ours_count: Count,

@@ -24,7 +24,7 @@ const SINGLE: &str = "single-";
 /// Rows of queues that several threads have used.
 const SEVERAL: &str = "several-";
 
-/// What is required of a row: our time over the C provider's, and how many
+/// What is required of a row: our time over the stock provider's, and how many
 /// instructions. `wr-` is held to what lists are, receives of a shared queue to
 /// what those of a queue pair's own are. With a promise of one thread at batch 1
 /// another 0.7 of that, but where a shared queue has its lock all the same.
@@ -312,7 +312,7 @@ fn measure(
         text,
         "{pairs} pairs of processes on {}, load average before {load}; stock is {}, ours {}.\n\n\
          Thread-safe queues, used by one thread:\n\n{}\n\
-         Queues owned by one thread by promise; the ratio is to the C provider's thread-safe \
+         Queues owned by one thread by promise; the ratio is to the stock provider's thread-safe \
          queues, the nanoseconds and counts of stock are of its own single-threaded ones:\n\n{}\n\
          Thread-safe queues that several threads have used:\n\n{}\n\
          The same program mapped among the libraries:\n\n{}",

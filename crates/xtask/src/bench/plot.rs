@@ -1,4 +1,4 @@
-//! A bar for each row: our time over the C provider's, and the limit.
+//! A bar for each row: our time over the stock provider's, and the limit.
 
 use std::fmt::Write as _;
 
@@ -24,7 +24,7 @@ pub fn svg(results: &Results) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
-         <text x=\"{LEFT}\" y=\"18\" font-size=\"13\">Time of one operation over the C \
+         <text x=\"{LEFT}\" y=\"18\" font-size=\"13\">Time of one operation over the stock \
          provider's (1.0); red ticks: what is required</text>\n",
         LEFT + WIDTH + 60.0,
         bottom + 16.0

@@ -78,7 +78,7 @@ impl<'s> Verbs<'s> {
         match provider {
             Provider::Stock | Provider::StockAt(_) => ensure!(
                 output.provider.contains("librxe"),
-                "the C provider was asked for and {} served: install ibverbs-providers",
+                "the stock provider was asked for and {} served: install ibverbs-providers",
                 output.provider
             ),
             Provider::Ours(path) => ensure!(

@@ -35,7 +35,7 @@ const _: () = {
 
 /// A completion queue with its decoded completions.
 #[derive(Debug)]
-pub(crate) struct CompletionRing {
+pub(crate) struct Mlx5Completions {
     /// All initialised.
     decoded: [MaybeUninit<Timed>; DECODED],
     /// The decoded completions that were not released.
@@ -63,7 +63,7 @@ struct DestroyedQp {
     until: u64,
 }
 
-impl CompletionRing {
+impl Mlx5Completions {
     /// `id` is the identifier of the completion queue in events.
     pub fn new(
         (ring, arming): (::mlx5::CompletionRing, Arming),
@@ -253,7 +253,7 @@ impl CompletionRing {
     }
 }
 
-impl Drop for CompletionRing {
+impl Drop for Mlx5Completions {
     fn drop(&mut self) {
         self.armings.lock().remove(&self.id);
     }

@@ -11,7 +11,7 @@ use uverbs::{
     SrqModify, Udata,
 };
 
-pub(crate) use completion::CompletionRing;
+pub(crate) use completion::Mlx5Completions;
 pub(crate) use members::{Members, Membership};
 
 use members::Armings;
@@ -312,7 +312,7 @@ impl Provider {
         let made = ::mlx5::CompletionQueue::create(context, init);
         let made = made.map_err(|error| too_many_entries(error, init.cqe))?;
         let entries = made.object.cqe();
-        let ring = CompletionRing::new(
+        let ring = Mlx5Completions::new(
             (made.ring, made.arming),
             entries,
             init.user_handle,
@@ -322,7 +322,7 @@ impl Provider {
         let members = Arc::clone(ring.members());
         Ok(CompletionQueue {
             object: made.object,
-            ring: super::CompletionRing::Mlx5(Box::new(ring)),
+            ring: super::DeviceCompletions::Mlx5(Box::new(ring)),
             members: Some(members),
         })
     }
