@@ -179,7 +179,7 @@ impl State {
             }
         });
         busy |= hca.run();
-        busy |= self.take_events(Self::tell);
+        busy |= self.take_events(Self::forward_event);
         busy
     }
 
@@ -217,7 +217,7 @@ impl State {
     }
 
     /// Forwards an event of the device.
-    fn tell(&mut self, entry: &[u8; EQ_ENTRY]) {
+    fn forward_event(&mut self, entry: &[u8; EQ_ENTRY]) {
         /// Offsets of a queue's number, and of the number of a completion queue
         /// in error.
         const NUMBER: usize = 32 + 24;

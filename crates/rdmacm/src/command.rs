@@ -98,7 +98,7 @@ impl Ucm<'_> {
     }
 
     /// Runs a command that has no answer and contains no address.
-    fn tell<B: IntoBytes + Immutable>(
+    fn run<B: IntoBytes + Immutable>(
         &self,
         command: (Command, u32),
         id: u32,
@@ -110,7 +110,7 @@ impl Ucm<'_> {
 
     /// Runs a command with an answer. What the kernel does not write stays
     /// zero.
-    fn ask<B: WithResponse, R: FromBytes + IntoBytes>(
+    fn query<B: WithResponse, R: FromBytes + IntoBytes>(
         &self,
         command: (Command, u32),
         id: Option<u32>,
@@ -137,7 +137,7 @@ impl Ucm<'_> {
             ..Default::default()
         };
         let answer: abi::CreateIdResp =
-            self.ask((Command::CreateId, cmd::CMD_CREATE_ID), None, body)?;
+            self.query((Command::CreateId, cmd::CMD_CREATE_ID), None, body)?;
         Ok(answer.id)
     }
 
@@ -152,7 +152,7 @@ impl Ucm<'_> {
             ..Default::default()
         };
         let answer: abi::DestroyIdResp =
-            self.ask((Command::DestroyId, cmd::CMD_DESTROY_ID), Some(id), body)?;
+            self.query((Command::DestroyId, cmd::CMD_DESTROY_ID), Some(id), body)?;
         Ok(answer.events_reported)
     }
 
@@ -166,7 +166,7 @@ impl Ucm<'_> {
             id,
             ..Default::default()
         };
-        self.tell((Command::BindIp, cmd::CMD_BIND_IP), id, &body)
+        self.run((Command::BindIp, cmd::CMD_BIND_IP), id, &body)
     }
 
     /// Binds to an address of any family.
@@ -181,7 +181,7 @@ impl Ucm<'_> {
             reserved: 0,
             addr: addr.bytes,
         };
-        self.tell((Command::Bind, cmd::CMD_BIND), id, &body)
+        self.run((Command::Bind, cmd::CMD_BIND), id, &body)
     }
 
     /// Starts to resolve IP addresses. A source of all zeros means none.
@@ -201,7 +201,7 @@ impl Ucm<'_> {
             id,
             timeout_ms,
         };
-        self.tell((Command::ResolveIp, cmd::CMD_RESOLVE_IP), id, &body)
+        self.run((Command::ResolveIp, cmd::CMD_RESOLVE_IP), id, &body)
     }
 
     /// Starts to resolve addresses of any family.
@@ -224,7 +224,7 @@ impl Ucm<'_> {
             src_addr: source.map_or([0; 128], |addr| addr.bytes),
             dst_addr: destination.bytes,
         };
-        self.tell((Command::ResolveAddr, cmd::CMD_RESOLVE_ADDR), id, &body)
+        self.run((Command::ResolveAddr, cmd::CMD_RESOLVE_ADDR), id, &body)
     }
 
     /// Starts to resolve the route.
@@ -233,7 +233,7 @@ impl Ucm<'_> {
     /// EINVAL in the wrong state.
     pub fn resolve_route(&self, id: u32, timeout_ms: u32) -> Result<(), Error> {
         let body = abi::ResolveRoute { id, timeout_ms };
-        self.tell((Command::ResolveRoute, cmd::CMD_RESOLVE_ROUTE), id, &body)
+        self.run((Command::ResolveRoute, cmd::CMD_RESOLVE_ROUTE), id, &body)
     }
 
     /// Queries addresses, device and paths.
@@ -245,7 +245,7 @@ impl Ucm<'_> {
             id,
             ..Default::default()
         };
-        self.ask((Command::QueryRoute, cmd::CMD_QUERY_ROUTE), Some(id), body)
+        self.query((Command::QueryRoute, cmd::CMD_QUERY_ROUTE), Some(id), body)
     }
 
     /// Queries addresses and device.
@@ -258,7 +258,7 @@ impl Ucm<'_> {
             option: query::QUERY_ADDR,
             ..Default::default()
         };
-        self.ask((Command::QueryAddr, cmd::CMD_QUERY), Some(id), body)
+        self.query((Command::QueryAddr, cmd::CMD_QUERY), Some(id), body)
     }
 
     /// As [`query_addr`](Self::query_addr), with the addresses as `struct
@@ -272,7 +272,7 @@ impl Ucm<'_> {
             option: query::QUERY_GID,
             ..Default::default()
         };
-        self.ask((Command::QueryGid, cmd::CMD_QUERY), Some(id), body)
+        self.query((Command::QueryGid, cmd::CMD_QUERY), Some(id), body)
     }
 
     /// Queries the paths, in the subnet administrator's format. Returns their
@@ -287,7 +287,7 @@ impl Ucm<'_> {
             ..Default::default()
         };
         let command = Command::QueryPath;
-        let answer: [u8; PATHS] = self.ask((command, cmd::CMD_QUERY), Some(id), body)?;
+        let answer: [u8; PATHS] = self.query((command, cmd::CMD_QUERY), Some(id), body)?;
         let wrong = Error::BadAnswer {
             command,
             what: "more paths than the maximum",
@@ -315,7 +315,7 @@ impl Ucm<'_> {
             id,
             ..Default::default()
         };
-        self.tell((Command::Connect, cmd::CMD_CONNECT), id, &body)
+        self.run((Command::Connect, cmd::CMD_CONNECT), id, &body)
     }
 
     /// Listens for connection requests. For a backlog of zero, or above the
@@ -325,7 +325,7 @@ impl Ucm<'_> {
     /// EINVAL in the wrong state, EADDRINUSE.
     pub fn listen(&self, id: u32, backlog: u32) -> Result<(), Error> {
         let body = abi::Listen { id, backlog };
-        self.tell((Command::Listen, cmd::CMD_LISTEN), id, &body)
+        self.run((Command::Listen, cmd::CMD_LISTEN), id, &body)
     }
 
     /// Accepts a connection request. `uid` identifies the id in subsequent
@@ -341,7 +341,7 @@ impl Ucm<'_> {
             id,
             ..Default::default()
         };
-        self.tell((Command::Accept, cmd::CMD_ACCEPT), id, &body)
+        self.run((Command::Accept, cmd::CMD_ACCEPT), id, &body)
     }
 
     /// Accepts a connect response, which tells the peer that the connection is
@@ -354,7 +354,7 @@ impl Ucm<'_> {
             id,
             ..Default::default()
         };
-        self.tell((Command::Establish, cmd::CMD_ACCEPT), id, &body)
+        self.run((Command::Establish, cmd::CMD_ACCEPT), id, &body)
     }
 
     /// Rejects a connection request or response. Reason zero stands for
@@ -377,7 +377,7 @@ impl Ucm<'_> {
             reserved: [0; 2],
             private_data,
         };
-        self.tell((Command::Reject, cmd::CMD_REJECT), id, &body)
+        self.run((Command::Reject, cmd::CMD_REJECT), id, &body)
     }
 
     /// Disconnects, or acknowledges a disconnection.
@@ -386,7 +386,7 @@ impl Ucm<'_> {
     /// EINVAL if there is no connection.
     pub fn disconnect(&self, id: u32) -> Result<(), Error> {
         let body = abi::Disconnect { id };
-        self.tell((Command::Disconnect, cmd::CMD_DISCONNECT), id, &body)
+        self.run((Command::Disconnect, cmd::CMD_DISCONNECT), id, &body)
     }
 
     /// Queries the attributes for modifying the id's queue pair to a state.
@@ -400,7 +400,7 @@ impl Ucm<'_> {
             qp_state: qp_state.into(),
             ..Default::default()
         };
-        self.ask((Command::InitQpAttr, cmd::CMD_INIT_QP_ATTR), Some(id), body)
+        self.query((Command::InitQpAttr, cmd::CMD_INIT_QP_ATTR), Some(id), body)
     }
 
     /// Reads the file's next event.
@@ -409,7 +409,7 @@ impl Ucm<'_> {
     /// EAGAIN if there is none and the file is non-blocking, EINTR.
     pub fn get_event(&self) -> Result<abi::EventResp, Error> {
         let body = abi::GetEvent::default();
-        self.ask((Command::GetEvent, cmd::CMD_GET_EVENT), None, body)
+        self.query((Command::GetEvent, cmd::CMD_GET_EVENT), None, body)
     }
 
     /// Sets an option. `value` must have the option's length.
@@ -439,7 +439,7 @@ impl Ucm<'_> {
     /// EINVAL if there is no connection.
     pub fn notify(&self, id: u32, event: u32) -> Result<(), Error> {
         let body = abi::Notify { id, event };
-        self.tell((Command::Notify, cmd::CMD_NOTIFY), id, &body)
+        self.run((Command::Notify, cmd::CMD_NOTIFY), id, &body)
     }
 
     /// Starts to join an IP multicast group as a full member.
@@ -459,7 +459,7 @@ impl Ucm<'_> {
             ..Default::default()
         };
         let command = (Command::JoinIpMcast, cmd::CMD_JOIN_IP_MCAST);
-        let answer: abi::CreateIdResp = self.ask(command, Some(id), body)?;
+        let answer: abi::CreateIdResp = self.query(command, Some(id), body)?;
         Ok(answer.id)
     }
 
@@ -483,7 +483,7 @@ impl Ucm<'_> {
             ..Default::default()
         };
         let command = (Command::JoinMcast, cmd::CMD_JOIN_MCAST);
-        let answer: abi::CreateIdResp = self.ask(command, Some(id), body)?;
+        let answer: abi::CreateIdResp = self.query(command, Some(id), body)?;
         Ok(answer.id)
     }
 
@@ -498,7 +498,7 @@ impl Ucm<'_> {
             ..Default::default()
         };
         let command = (Command::LeaveMcast, cmd::CMD_LEAVE_MCAST);
-        let answer: abi::DestroyIdResp = self.ask(command, Some(membership), body)?;
+        let answer: abi::DestroyIdResp = self.query(command, Some(membership), body)?;
         Ok(answer.events_reported)
     }
 
@@ -514,7 +514,8 @@ impl Ucm<'_> {
             fd: from.as_raw_fd().cast_unsigned(),
             ..Default::default()
         };
-        let answer: abi::MigrateResp = self.ask((command, cmd::CMD_MIGRATE_ID), Some(id), body)?;
+        let answer: abi::MigrateResp =
+            self.query((command, cmd::CMD_MIGRATE_ID), Some(id), body)?;
         Ok(answer.events_reported)
     }
 
@@ -531,7 +532,7 @@ impl Ucm<'_> {
             arg,
             rest: [0; 296],
         };
-        self.tell(
+        self.run(
             (Command::WriteCmEvent, newer::CMD_WRITE_CM_EVENT),
             id,
             &body,

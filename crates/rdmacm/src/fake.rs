@@ -187,9 +187,9 @@ impl State {
 
     /// Returns the bytes of the answer.
     fn answer(&mut self, fd: RawFd, command: u32, body: &[u8]) -> Result<Vec<u8>, Errno> {
-        let told = self.replies.get_mut(&command).and_then(VecDeque::pop_front);
-        if let Some(told) = told {
-            let answer = told?;
+        let reply = self.replies.get_mut(&command).and_then(VecDeque::pop_front);
+        if let Some(reply) = reply {
+            let answer = reply?;
             if !answer.is_empty() {
                 return Ok(answer);
             }

@@ -142,7 +142,7 @@ impl State {
     }
 
     /// Queues an event; without effect if the id has no uid.
-    pub(super) fn tell(&mut self, number: u32, what: EventKind, status: i32, param: &[u8]) {
+    pub(super) fn queue_event(&mut self, number: u32, what: EventKind, status: i32, param: &[u8]) {
         let Some(id) = self.ids.get(&number) else {
             return;
         };
@@ -277,19 +277,19 @@ impl State {
         }
         let id = self.id(fd, number)?;
         if !is_here(to.ip()) {
-            self.tell(number, EventKind::ADDR_ERROR, -libc::ENETUNREACH, &[]);
+            self.queue_event(number, EventKind::ADDR_ERROR, -libc::ENETUNREACH, &[]);
             return Ok(());
         }
         id.local = id.local.map(or_loopback);
         id.peer = Some(or_loopback(to));
         id.phase = Phase::AddressResolved;
-        self.tell(number, EventKind::ADDR_RESOLVED, 0, &[]);
+        self.queue_event(number, EventKind::ADDR_RESOLVED, 0, &[]);
         Ok(())
     }
 
     pub(super) fn resolve_route(&mut self, fd: RawFd, number: u32) -> Result<()> {
         self.id_in(fd, number, &[Phase::AddressResolved])?.phase = Phase::RouteResolved;
-        self.tell(number, EventKind::ROUTE_RESOLVED, 0, &[]);
+        self.queue_event(number, EventKind::ROUTE_RESOLVED, 0, &[]);
         Ok(())
     }
 
@@ -338,8 +338,8 @@ impl State {
         param: &[u8],
     ) {
         match self.ids.get(&number).is_some_and(|id| id.datagram) {
-            false => self.tell(number, EventKind::REJECTED, reason.0, param),
-            true => self.tell(number, EventKind::UNREACHABLE, status.0, param),
+            false => self.queue_event(number, EventKind::REJECTED, reason.0, param),
+            true => self.queue_event(number, EventKind::UNREACHABLE, status.0, param),
         }
     }
 
@@ -445,7 +445,7 @@ impl State {
                 id.phase = Phase::Established;
                 id.notified = true;
                 id.deadline = None;
-                self.tell(number, EventKind::ESTABLISHED, 0, &[]);
+                self.queue_event(number, EventKind::ESTABLISHED, 0, &[]);
                 Ok(())
             }
             _ => refuse(libc::EINVAL),
@@ -535,7 +535,7 @@ impl State {
             return refuse(libc::EINVAL);
         }
         let (what, status) = (EventKind(command.event), command.status.cast_signed());
-        self.tell(command.id, what, status, command.arg.as_bytes());
+        self.queue_event(command.id, what, status, command.arg.as_bytes());
         Ok(())
     }
 

@@ -132,7 +132,7 @@ impl State {
                 EventKind::UNREACHABLE
             };
             id.finish();
-            self.tell(*number, what, -libc::ETIMEDOUT, &[]);
+            self.queue_event(*number, what, -libc::ETIMEDOUT, &[]);
         }
         true
     }
@@ -287,7 +287,7 @@ impl State {
                 id.depths.responder_resources = message.initiator_depth;
                 id.depths.initiator_depth = message.responder_resources;
                 id.depths.rnr_retry_count = message.rnr_retry_count;
-                self.tell(number, EventKind::CONNECT_RESPONSE, 0, param.as_bytes());
+                self.queue_event(number, EventKind::CONNECT_RESPONSE, 0, param.as_bytes());
             }
             (Phase::Connecting, Kind::ServiceReply) if id.datagram => {
                 let status = i32::from(message.reason);
@@ -296,9 +296,9 @@ impl State {
                 id.finish();
                 if status == 0 {
                     id.phase = Phase::Established;
-                    self.tell(number, EventKind::ESTABLISHED, 0, param.as_bytes());
+                    self.queue_event(number, EventKind::ESTABLISHED, 0, param.as_bytes());
                 } else {
-                    self.tell(number, EventKind::UNREACHABLE, status, param.as_bytes());
+                    self.queue_event(number, EventKind::UNREACHABLE, status, param.as_bytes());
                 }
             }
             (
@@ -308,23 +308,23 @@ impl State {
                 id.finish();
                 // Zero would mean success.
                 let reason = i32::from(message.reason).max(1);
-                self.tell(number, EventKind::REJECTED, reason, param.as_bytes());
+                self.queue_event(number, EventKind::REJECTED, reason, param.as_bytes());
             }
             (Phase::Accepting, Kind::Ready) => {
                 id.phase = Phase::Established;
                 id.deadline = None;
-                self.tell(number, EventKind::ESTABLISHED, 0, &[]);
+                self.queue_event(number, EventKind::ESTABLISHED, 0, &[]);
             }
             // Its queue pair has reported it before.
             (Phase::Established, Kind::Ready) if id.notified => id.notified = false,
             (Phase::Accepting | Phase::Established, Kind::Disconnect) => {
                 id.phase = Phase::Left;
                 id.deadline = None;
-                self.tell(number, EventKind::DISCONNECTED, 0, &[]);
+                self.queue_event(number, EventKind::DISCONNECTED, 0, &[]);
             }
             (Phase::Disconnecting, Kind::Disconnect | Kind::Disconnected) => {
                 id.finish();
-                self.tell(number, EventKind::DISCONNECTED, 0, &[]);
+                self.queue_event(number, EventKind::DISCONNECTED, 0, &[]);
             }
             _ => self.ended(number),
         }
@@ -357,10 +357,10 @@ impl State {
             }
             Phase::Requested => {
                 let reason = RejectReason::TIMEOUT.0;
-                self.tell(number, EventKind::REJECTED, reason, &[]);
+                self.queue_event(number, EventKind::REJECTED, reason, &[]);
             }
             Phase::Established | Phase::Disconnecting => {
-                self.tell(number, EventKind::DISCONNECTED, 0, &[]);
+                self.queue_event(number, EventKind::DISCONNECTED, 0, &[]);
             }
             _ => {}
         }

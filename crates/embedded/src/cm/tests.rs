@@ -527,7 +527,7 @@ fn stranger(device: &Embedded, to: SocketAddr) -> OwnedFd {
     ports.connect((0x106, to.port())).unwrap().unwrap()
 }
 
-fn tell(socket: &OwnedFd, bytes: &[u8]) {
+fn send_bytes(socket: &OwnedFd, bytes: &[u8]) {
     // The other end may have closed the connection.
     let _ = send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL);
 }
@@ -555,7 +555,7 @@ fn an_unknown_caller_is_ignored() {
     let infiniband = good_request(at).by(false, [0; 16], 1);
     for message in [good_request(elsewhere), infiniband] {
         let socket = stranger(&a, at);
-        tell(&socket, message.as_bytes());
+        send_bytes(&socket, message.as_bytes());
         let begin = Instant::now();
         let mut answer = [0; SIZE];
         // Earlier connections are accepted first.
@@ -567,12 +567,12 @@ fn an_unknown_caller_is_ignored() {
     }
     // After a request, a malformed message ends the connection.
     let socket = stranger(&a, at);
-    tell(&socket, good_request(at).as_bytes());
+    send_bytes(&socket, good_request(at).as_bytes());
     let (_, passive) = request(&far);
     passive.accept(&param(1, b"")).unwrap();
-    tell(&socket, Message::new(Kind::Ready, b"").as_bytes());
+    send_bytes(&socket, Message::new(Kind::Ready, b"").as_bytes());
     next(&far, EventKind::ESTABLISHED);
-    tell(&socket, Message::new(Kind::Ready, b"").as_bytes());
+    send_bytes(&socket, Message::new(Kind::Ready, b"").as_bytes());
     next(&far, EventKind::DISCONNECTED);
     nothing(&far);
     // Others are still served.
@@ -646,7 +646,7 @@ proptest! {
         for call in &calls {
             let socket = stranger(&a, at);
             for bytes in call {
-                tell(&socket, bytes);
+                send_bytes(&socket, bytes);
                 events(&mut ids);
             }
             // Answers may be left unread.

@@ -28,7 +28,7 @@ fn line(of: &Endpoint) -> Vec<u8> {
 }
 
 /// The result of [`exchange`] with a peer that sends `bytes` and then waits.
-fn told(bytes: &[u8], timeout: Duration) -> Result<Endpoint, ExchangeError> {
+fn exchange_with(bytes: &[u8], timeout: Duration) -> Result<Endpoint, ExchangeError> {
     let (ours, mut peer) = pair();
     peer.write_all(bytes).unwrap();
     exchange(&ours, &endpoint(1), timeout)
@@ -69,7 +69,7 @@ fn lines_have_the_length_that_is_said() {
 /// A wrong start is refused without waiting for the rest of the line.
 #[test]
 fn a_peer_of_another_kind_is_refused_at_once() {
-    let error = told(b"GET / HTTP/1.1\r\n", LONG).unwrap_err();
+    let error = exchange_with(b"GET / HTTP/1.1\r\n", LONG).unwrap_err();
     let ExchangeError::Malformed { got, .. } = &error else {
         panic!("{error}");
     };
@@ -80,17 +80,17 @@ fn a_peer_of_another_kind_is_refused_at_once() {
     );
     // A later version of the format, and control characters of a terminal.
     assert!(matches!(
-        told(b"ringverbs 2 ", LONG),
+        exchange_with(b"ringverbs 2 ", LONG),
         Err(ExchangeError::Malformed { .. })
     ));
-    let error = told(&[0x1b; 4096], LONG).unwrap_err().to_string();
+    let error = exchange_with(&[0x1b; 4096], LONG).unwrap_err().to_string();
     assert!(error.len() < 300 && !error.contains('\x1b'), "{error}");
 }
 
 #[test]
 fn invalid_endpoint_is_refused() {
     let good = line(&endpoint(7));
-    assert_eq!(told(&good, LONG).unwrap(), endpoint(7));
+    assert_eq!(exchange_with(&good, LONG).unwrap(), endpoint(7));
     let begin = GREETING.len();
     // Each byte in turn is invalid.
     for at in begin..LINE {
@@ -101,7 +101,10 @@ fn invalid_endpoint_is_refused() {
             let mut bad = good.clone();
             bad[at] = byte;
             assert!(
-                matches!(told(&bad, LONG), Err(ExchangeError::Malformed { .. })),
+                matches!(
+                    exchange_with(&bad, LONG),
+                    Err(ExchangeError::Malformed { .. })
+                ),
                 "{}",
                 bad.escape_ascii()
             );
@@ -113,7 +116,7 @@ fn invalid_endpoint_is_refused() {
         let mut bad = good.clone();
         bad[mtu] = code;
         assert!(matches!(
-            told(&bad, LONG),
+            exchange_with(&bad, LONG),
             Err(ExchangeError::Malformed { .. })
         ));
     }
@@ -123,13 +126,13 @@ fn invalid_endpoint_is_refused() {
 fn silent_peer_times_out() {
     for said in [&b""[..], b"ring", &line(&endpoint(7))[..LINE - 1]] {
         let begin = Instant::now();
-        let error = told(said, Duration::from_millis(50)).unwrap_err();
+        let error = exchange_with(said, Duration::from_millis(50)).unwrap_err();
         assert!(matches!(error, ExchangeError::Timeout { .. }), "{error}");
         assert!(begin.elapsed() >= Duration::from_millis(50));
         assert!(error.to_string().contains("50 ms"), "{error}");
     }
     assert!(matches!(
-        told(&line(&endpoint(7)), Duration::ZERO),
+        exchange_with(&line(&endpoint(7)), Duration::ZERO),
         Err(ExchangeError::Timeout { .. })
     ));
 }

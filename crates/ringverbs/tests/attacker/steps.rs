@@ -13,8 +13,8 @@ use ringverbs::{
 };
 
 use crate::world::{
-    Back, Body, Cq, Dom, Done, Flight, Granted, Lane, Pair, Poller, RecordedCommand, Right, Shared,
-    Told, Window, World, pick,
+    Back, Body, Cq, Dom, Done, Ended, Flight, Granted, Lane, Pair, Poller, RecordedCommand, Right,
+    Shared, Window, World, pick,
 };
 
 pub type Numbers = [u32; 4];
@@ -727,7 +727,7 @@ fn close_srq(world: &mut World, [a, ..]: Numbers) -> Done {
     let Shared { id, domain, queue } = world.shared.remove(at);
     match queue.close() {
         Ok(released) => {
-            let released = released.into_iter().map(Told::from).collect();
+            let released = released.into_iter().map(Ended::from).collect();
             world.unshared(id, released)?;
             Ok(true)
         }
@@ -1237,16 +1237,16 @@ fn drain(world: &mut World, [a, ..]: Numbers) -> Done {
             // Not at all: what is there by now is read.
             let time = Duration::ZERO;
             let drained = whole.drain(first.poller.queue(), second, time, |it| others.push(it));
-            let mut told: Vec<Told> = others.into_iter().map(Told::from).collect();
+            let mut ended: Vec<Ended> = others.into_iter().map(Ended::from).collect();
             match drained {
                 Ok(drained) => {
-                    told.extend(drained.completions.into_iter().map(Told::from));
+                    ended.extend(drained.completions.into_iter().map(Ended::from));
                     // In the order of posting, as it is for each queue.
-                    told.sort_by_key(|told| told.token);
-                    for one in told {
-                        world.told(one)?;
+                    ended.sort_by_key(|ended| ended.token);
+                    for one in ended {
+                        world.ended(one)?;
                     }
-                    let released = drained.released.into_iter().map(Told::from).collect();
+                    let released = drained.released.into_iter().map(Ended::from).collect();
                     world.drained(send, released)?;
                     if receive != send {
                         world.half_gone(receive);
@@ -1254,9 +1254,9 @@ fn drain(world: &mut World, [a, ..]: Numbers) -> Done {
                     return Ok(true);
                 }
                 Err(refused) => {
-                    told.sort_by_key(|told| told.token);
-                    for one in told {
-                        world.told(one)?;
+                    ended.sort_by_key(|ended| ended.token);
+                    for one in ended {
+                        world.ended(one)?;
                     }
                     whole = refused.into_object();
                 }
@@ -2174,7 +2174,7 @@ fn poll_one(world: &mut World, [a, ..]: Numbers) -> Done {
         return Ok(false);
     };
     match world.queue(at)?.poll_one() {
-        Ok(Some(completion)) => world.told(completion.into()).map(|()| true),
+        Ok(Some(completion)) => world.ended(completion.into()).map(|()| true),
         Ok(None) => Ok(false),
         Err(error) => queue_error(&error, world),
     }
@@ -2205,7 +2205,7 @@ fn poll_several(world: &mut World, [a, b, ..]: Numbers) -> Done {
     match world.queue(at)?.poll(&mut out[..room]) {
         Ok(count) => {
             for completion in out.into_iter().take(count) {
-                world.told(completion.into())?;
+                world.ended(completion.into())?;
             }
             Ok(count > 0)
         }
@@ -2217,13 +2217,13 @@ fn look(world: &mut World, a: u32, most: usize, forget: bool) -> Done {
     let Some(at) = pick(a, world.cqs.len()) else {
         return Ok(false);
     };
-    let mut told = Vec::new();
+    let mut ended = Vec::new();
     let mut failed = None;
     let mut cursor = world.queue(at)?.cursor();
-    while told.len() < most {
+    while ended.len() < most {
         match cursor.next_entry() {
             Ok(Some(mut entry)) => {
-                let mut one = Told {
+                let mut one = Ended {
                     token: entry.token(),
                     status: Some(entry.status()),
                     received: 0,
@@ -2236,7 +2236,7 @@ fn look(world: &mut World, a: u32, most: usize, forget: bool) -> Done {
                     }
                     one.invalidated = success.invalidated();
                 }
-                told.push(one);
+                ended.push(one);
             }
             Ok(None) => break,
             Err(error) => {
@@ -2251,9 +2251,9 @@ fn look(world: &mut World, a: u32, most: usize, forget: bool) -> Done {
     } else {
         drop(cursor);
     }
-    let done = !told.is_empty();
-    for one in told {
-        world.told(one)?;
+    let done = !ended.is_empty();
+    for one in ended {
+        world.ended(one)?;
     }
     match failed {
         Some(error) => queue_error(&error, world),
@@ -2285,7 +2285,7 @@ fn read_entries(world: &mut World, [a, b, ..]: Numbers) -> Done {
             for entry in out.into_iter().take(count) {
                 // A receive's length may be that of a write into other memory.
                 let received = entry.payload_len();
-                world.told(Told {
+                world.ended(Ended {
                     token: entry.token,
                     status: Some(ringverbs::Status::SUCCESS),
                     received,
@@ -2299,7 +2299,7 @@ fn read_entries(world: &mut World, [a, b, ..]: Numbers) -> Done {
             let Some(failed) = reader.read_err() else {
                 return Err("an error is said to be there, and is not".to_owned());
             };
-            world.told(failed.into())?;
+            world.ended(failed.into())?;
             Ok(true)
         }
         Err(error) => queue_error(&error, world),

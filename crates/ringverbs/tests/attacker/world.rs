@@ -204,8 +204,8 @@ struct Made {
     forgotten: bool,
 }
 
-/// What is told of an operation's end.
-pub struct Told {
+/// What is ended of an operation's end.
+pub struct Ended {
     pub token: u64,
     /// None: it was given back without a completion.
     pub status: Option<Status>,
@@ -214,7 +214,7 @@ pub struct Told {
     pub payload: Payload,
 }
 
-impl From<Completion> for Told {
+impl From<Completion> for Ended {
     fn from(from: Completion) -> Self {
         let received = match (&from.result, from.operation) {
             (Ok(success), Operation::Receive) if !success.is_remote_write() => success.byte_len,
@@ -230,7 +230,7 @@ impl From<Completion> for Told {
     }
 }
 
-impl From<ErrorEntry> for Told {
+impl From<ErrorEntry> for Ended {
     fn from(from: ErrorEntry) -> Self {
         Self {
             token: from.token,
@@ -242,7 +242,7 @@ impl From<ErrorEntry> for Told {
     }
 }
 
-impl From<Released> for Told {
+impl From<Released> for Ended {
     fn from(from: Released) -> Self {
         Self {
             token: from.token,
@@ -518,14 +518,14 @@ impl World {
     // Completions.
 
     /// An operation has ended: everything that it had is back.
-    pub fn told(&mut self, told: Told) -> Result<(), String> {
-        let Told {
+    pub fn ended(&mut self, ended: Ended) -> Result<(), String> {
+        let Ended {
             token,
             status,
             received,
             invalidated,
             payload,
-        } = told;
+        } = ended;
         let Some(mut flight) = self.flights.remove(&token) else {
             if self.taken_away {
                 return Ok(());
@@ -764,10 +764,10 @@ impl World {
     }
 
     /// A queue pair was closed and has given everything back.
-    pub fn drained(&mut self, id: u64, released: Vec<Told>) -> Result<(), String> {
+    pub fn drained(&mut self, id: u64, released: Vec<Ended>) -> Result<(), String> {
         self.read_failures()?;
-        for told in released {
-            self.told(told)?;
+        for ended in released {
+            self.ended(ended)?;
         }
         let here = [Lane::Send(id), Lane::Receive(id)];
         let lost = self
@@ -786,9 +786,9 @@ impl World {
         Ok(())
     }
 
-    pub fn unshared(&mut self, id: u64, released: Vec<Told>) -> Result<(), String> {
-        for told in released {
-            self.told(told)?;
+    pub fn unshared(&mut self, id: u64, released: Vec<Ended>) -> Result<(), String> {
+        for ended in released {
+            self.ended(ended)?;
         }
         let lane = Lane::Shared(id);
         if let Some((token, _)) = self.flights.iter().find(|(_, flight)| flight.lane == lane) {
@@ -872,7 +872,7 @@ impl World {
             match polled {
                 Ok(Some(completion)) => {
                     count += 1;
-                    self.told(completion.into())?;
+                    self.ended(completion.into())?;
                 }
                 Ok(None) => return Ok(count),
                 Err(_) if self.taken_away => {}
@@ -888,7 +888,7 @@ impl World {
             if let Poller::Reader(reader) = &mut self.cqs[at].poller
                 && let Some(failed) = reader.read_err()
             {
-                self.told(failed.into())?;
+                self.ended(failed.into())?;
             }
         }
         Ok(())
@@ -904,7 +904,7 @@ impl World {
         for shared in std::mem::take(&mut self.shared) {
             let id = shared.id;
             if let Ok(released) = shared.queue.close() {
-                self.unshared(id, released.into_iter().map(Told::from).collect())?;
+                self.unshared(id, released.into_iter().map(Ended::from).collect())?;
             }
         }
         let left = (self.flights.iter()).find(|(_, flight)| match flight.lane {
@@ -970,7 +970,7 @@ impl World {
                 let second = cqs[other].take().map(|cq| cq.poller.queue());
                 match whole.close_and_drain(first.poller.queue(), second) {
                     Ok(released) => {
-                        let released = released.into_iter().map(Told::from).collect();
+                        let released = released.into_iter().map(Ended::from).collect();
                         self.drained(send, released)?;
                         if receive != send {
                             self.half_gone(receive);

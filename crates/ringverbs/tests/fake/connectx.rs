@@ -383,7 +383,7 @@ fn malformed_cqe_is_corruption_and_skipped() {
         user_index: 0x1234,
         ..queues
     };
-    let senseless = [
+    let malformed = [
         (nobody, SENT, 0),
         // A slot where nothing is, and one that is too large.
         (queues, SENT, 3),
@@ -393,7 +393,7 @@ fn malformed_cqe_is_corruption_and_skipped() {
         (queues, 9, 0),
     ];
     qp.send(world.buffer(b"kept"), 5).unwrap();
-    for (of, opcode, slot) in senseless {
+    for (of, opcode, slot) in malformed {
         world.raise(&of, opcode, slot, 0);
         assert!(matches!(
             world.cq.poll_one(),
@@ -437,7 +437,7 @@ fn no_data_in_cqes() {
 }
 
 /// Its number is nobody else's as long as completions that name it may be
-/// there, and they are nobody's.
+/// there, and they are stale.
 #[test]
 fn completions_of_a_destroyed_queue_pair_are_stale() {
     let mut world = World::new(16);
@@ -484,7 +484,7 @@ fn nonempty_queue_releases_destroyed_queue_pairs() {
             let slot = raised;
             raised += 1;
             ahead += 1;
-            // Only the newest 8 can be outstanding: the others are senseless.
+            // Only the newest 8 can be outstanding: the others are malformed.
             let _ = qp.send(world.buffer(b"x"), 1);
             world.raise(&queues, SENT, slot, 0);
         }
@@ -534,7 +534,7 @@ fn queue_is_rearmed_after_each_event() {
     assert!(channel.try_event().unwrap().unwrap().is_of(&cq));
     assert!(!cq.arm(true).unwrap());
     assert_eq!(world.armed() >> 32, 1 << 28 | 1 << 24);
-    // An event of a queue that is gone is nobody's.
+    // An event of a destroyed queue is stale.
     let id = cq.id();
     drop(cq);
     world.fake.push_read(fd, Ok(id.to_ne_bytes().to_vec()));
@@ -587,8 +587,8 @@ fn every_post_updates_the_doorbell_record() {
     }
 }
 
-/// What is decoded first is told first, and what made no sense behind it is told
-/// although nothing else is there any more.
+/// Completions decoded before a malformed CQE are returned first, then the error,
+/// also if the queue is empty by then.
 #[test]
 fn malformed_cqe_is_reported_in_order() {
     let mut world = World::new(16);

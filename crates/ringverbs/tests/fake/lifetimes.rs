@@ -606,7 +606,7 @@ fn srq_is_usable_while_polling() {
     std::mem::forget(second);
     drop(qp);
     let other = Arc::clone(&cq);
-    // What is left of a queue pair that is gone is nobody's.
+    // Completions of a destroyed queue pair are stale.
     let third = thread::spawn(move || other.poll_one().unwrap().is_none());
     assert!(third.join().unwrap());
     drop((first, cq, domain, machine));

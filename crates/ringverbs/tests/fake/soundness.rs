@@ -515,7 +515,7 @@ fn a_stale_identifier_is_corruption_not_an_operation() {
     assert!(world.cq.poll_one().unwrap().is_none());
 }
 
-/// A completion of a queue pair that is gone is nobody's, also when another one
+/// A completion of a destroyed queue pair is stale, also when another one
 /// has its place.
 #[test]
 fn a_completion_of_a_former_queue_pair_is_dropped() {
