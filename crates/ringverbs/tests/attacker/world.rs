@@ -204,7 +204,7 @@ struct Made {
     forgotten: bool,
 }
 
-/// What is ended of an operation's end.
+/// The end of an operation, as its completion reports it.
 pub struct Ended {
     pub token: u64,
     /// None: it was given back without a completion.
