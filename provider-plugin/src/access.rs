@@ -5,9 +5,8 @@ use ring::BiasedLock;
 
 /// Guard of a queue's critical section. Dropping it leaves the section.
 pub struct Section<'a> {
-    /// The application promised one caller at a time: no lock.
-    single: bool,
-    lock: &'a BiasedLock,
+    /// None if the application promised one caller at a time.
+    lock: Option<&'a BiasedLock>,
 }
 
 impl<'a> Section<'a> {
@@ -22,7 +21,7 @@ impl<'a> Section<'a> {
         if !single && !lock.try_lock_fast() {
             enter_shared(lock);
         }
-        Self { single, lock }
+        Self::of(single, lock)
     }
 
     /// Enters the section if the lock is free, and is biased to this thread or has
@@ -31,7 +30,13 @@ impl<'a> Section<'a> {
     pub fn try_enter(single: bool, lock: &'a BiasedLock) -> Option<Self> {
         let entered = single || lock.try_lock_fast() || lock.try_lock_spin();
         // `then`, not `then_some`: dropping an unused `Section` would unlock.
-        entered.then(|| Self { single, lock })
+        entered.then(|| Self::of(single, lock))
+    }
+
+    fn of(single: bool, lock: &'a BiasedLock) -> Self {
+        Self {
+            lock: (!single).then_some(lock),
+        }
     }
 
     /// Consumes the guard without leaving the section.
@@ -46,7 +51,7 @@ impl<'a> Section<'a> {
     /// Called once for each [`Section::keep_locked`].
     #[inline]
     pub unsafe fn entered(single: bool, lock: &'a BiasedLock) -> Self {
-        Self { single, lock }
+        Self::of(single, lock)
     }
 
     /// Leaves the section.
@@ -57,8 +62,8 @@ impl<'a> Section<'a> {
 impl Drop for Section<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.single {
-            self.lock.unlock();
+        if let Some(lock) = self.lock {
+            lock.unlock();
         }
     }
 }

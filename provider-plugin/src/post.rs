@@ -84,15 +84,16 @@ unsafe fn push_short<D: qp::QpOps>(
     // SAFETY: as the caller says; the application says that inline data is
     // readable.
     unsafe {
-        wr.num_sge == 1
-            && wr.opcode < 32
-            && own.simple & 1 << wr.opcode != 0
-            && queue.push_short(&common(wr, core::slice::from_ref(&*wr.sg_list.cast())))
+        if wr.num_sge != 1 || wr.opcode >= u16::BITS || own.simple & 1 << wr.opcode == 0 {
+            return false;
+        }
+        let common = common(wr, core::slice::from_ref(&*wr.sg_list.cast()));
+        queue.push_short(&common, common.data)
     }
 }
 
 /// Opcodes without operands, as a set of bits.
-pub const SIMPLE: u32 = 1 << IBV_WR_SEND
+pub const SIMPLE: u16 = 1 << IBV_WR_SEND
     | 1 << IBV_WR_SEND_WITH_IMM
     | 1 << IBV_WR_SEND_WITH_INV
     | 1 << IBV_WR_LOCAL_INV
@@ -160,7 +161,7 @@ unsafe fn push<D: qp::QpOps>(
                 bound = window_bind::<D>(bind.mw, bind.rkey, &bind.bind_info)?;
                 common.operands = Operands::Bind(&bound);
             }
-            opcode if opcode >= 32 || SIMPLE & 1 << opcode == 0 => return Err(libc::EINVAL),
+            opcode if opcode >= u16::BITS || SIMPLE & 1 << opcode == 0 => return Err(libc::EINVAL),
             _ => {}
         }
         // SAFETY: the application says that inline data is readable.
@@ -230,7 +231,9 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
             next = request.next;
         }
         // SAFETY: the memory that work requests name is the application's to keep.
-        queue.publish();
+        if !queue.publish_short() {
+            return post_send_slow(own, next, wr, bad_wr, Some(section));
+        }
         drop(section);
         match D::ring(own) {
             0 => 0,

@@ -151,7 +151,7 @@ pub struct Qp<D: QpOps> {
     /// How its sends name their destination.
     pub addressing: Addressing,
     /// Opcodes without operands or destination, as a set of bits.
-    pub simple: u32,
+    pub simple: u16,
     /// Guards `send` and `batch`.
     pub send_lock: BiasedLock,
     /// The batch of `ibv_wr_*`.

@@ -8,6 +8,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
+use core::slice;
 
 use uverbs::{Bind, Data, Destination, MwType, Opcode, Operands, RemoteMemory, SendFlags};
 use uverbs::{SendWr, Sge};
@@ -41,9 +42,10 @@ pub struct Batch<A: 'static> {
     state: BatchState,
     /// The first error; EINVAL outside wr_start and wr_complete.
     errno: c_int,
-    /// The open work request. In [`BatchState::OpenSimple`] its operands, destination and
-    /// data are stale. References are to the members below, or to objects that
-    /// the application keeps until it has been pushed.
+    /// The open work request. It has no operands and no destination before
+    /// [`open_with`] and [`set_destination`] set them, and its data is stale in
+    /// [`BatchState::OpenSimple`]. References are to the members below, or to objects that the
+    /// application keeps until it has been pushed.
     wr: SendWr<'static, A>,
     bind: Bind,
     /// Data that was set before the destination: elements, inline data.
@@ -115,7 +117,7 @@ impl<A> Batch<A> {
                     if length != 0 {
                         let from = core::ptr::with_exposed_provenance(piece.addr as usize);
                         // SAFETY: readable, as the caller says.
-                        let bytes = unsafe { core::slice::from_raw_parts(from, length) };
+                        let bytes = unsafe { slice::from_raw_parts(from, length) };
                         self.inline.extend_from_slice(bytes);
                     }
                 }
@@ -127,12 +129,20 @@ impl<A> Batch<A> {
             }
         }
         // SAFETY: `sges` and `inline` do not change before the work request is pushed.
-        let list = unsafe { core::slice::from_raw_parts(self.sges.as_ptr(), self.sges.len()) };
+        let list = unsafe { slice::from_raw_parts(self.sges.as_ptr(), self.sges.len()) };
         self.wr.data = match data {
             Data::Sges(_) => Data::Sges(list),
             Data::Inline(_) => Data::Inline(list),
         };
         Ok(())
+    }
+
+    /// Forgets operands, destination and data of the open work request.
+    #[cold]
+    fn clear(&mut self) {
+        self.wr.operands = Operands::None;
+        self.wr.destination = Destination::Connected;
+        self.wr.data = Data::Sges(&[]);
     }
 
     /// Fails the batch. Later errors are ignored.
@@ -261,6 +271,7 @@ unsafe extern "C" fn wr_abort<D: QpOps>(qp: *mut ibv_qp_ex) {
 unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int {
     let errno = batch.errno;
     (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
+    batch.clear();
     // SAFETY: the send queue is this caller's; wr_start entered the section.
     unsafe {
         (*own.send.get()).abort();
@@ -277,25 +288,16 @@ unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int
 unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
     match batch.state {
         BatchState::Failed | BatchState::Idle => return,
-        BatchState::OpenSimple => batch.wr = simple_wr(&batch.wr, Data::Sges(&[])),
+        BatchState::OpenSimple => batch.wr.data = Data::Sges(&[]),
         BatchState::OpenAddressed => {}
         BatchState::OpenUnaddressed => return batch.fail(libc::EINVAL),
     }
     batch.state = BatchState::Idle;
     // SAFETY: the send queue is this caller's; data that was kept is readable.
-    if let Err(errno) = unsafe { (*own.send.get()).push(&batch.wr) } {
+    let pushed = unsafe { (*own.send.get()).push(&batch.wr) };
+    batch.clear();
+    if let Err(errno) = pushed {
         batch.fail(errno);
-    }
-}
-
-/// Returns the work request with `data`, without operands and destination.
-#[inline]
-fn simple_wr<'a, A>(wr: &SendWr<'a, A>, data: Data<'a>) -> SendWr<'a, A> {
-    SendWr {
-        imm_or_key: wr.imm_or_key,
-        remote: wr.remote,
-        data,
-        ..SendWr::new(wr.wr_id, wr.opcode, wr.flags)
     }
 }
 
@@ -340,7 +342,7 @@ unsafe fn open<D: QpOps>(
 /// Opens a work request that needs a destination.
 #[cold]
 fn open_unaddressed<A>(batch: &mut Batch<A>) {
-    batch.wr = simple_wr(&batch.wr, Data::Sges(&[]));
+    batch.wr.data = Data::Sges(&[]);
     batch.state = match batch.wr.opcode {
         Opcode::LOCAL_INV | Opcode::BIND_MW => BatchState::OpenAddressed,
         _ => BatchState::OpenUnaddressed,
@@ -365,7 +367,7 @@ pub unsafe fn open_with<D: QpOps>(
         }
         let (_, batch) = batch_of::<D, _>(qp);
         if batch.state == BatchState::OpenSimple {
-            batch.wr = simple_wr(&batch.wr, Data::Sges(&[]));
+            batch.wr.data = Data::Sges(&[]);
             batch.state = BatchState::OpenAddressed;
         }
         match operands {
@@ -375,59 +377,68 @@ pub unsafe fn open_with<D: QpOps>(
     }
 }
 
-/// Sets the data of the open work request, and pushes it unless its destination is
-/// not set yet. Without an open work request the batch fails with EINVAL.
+/// [`set_data`] of one piece.
 ///
 /// # Safety
-/// The application is between wr_start and wr_complete. Inline data is readable.
+/// As for [`set_data`].
+// Without `always` the piece is passed in memory.
 #[inline(always)]
-unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
+unsafe fn set_piece<D: QpOps>(qp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
     // SAFETY: as the caller says.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
         // Fast path. A call other than the last would make it save registers.
         if batch.state == BatchState::OpenSimple
-            && (*own.send.get()).push_short(&simple_wr(&batch.wr, data))
+            && (*own.send.get()).push_short(&batch.wr, data_of(slice::from_ref(&piece), inline))
         {
             batch.state = BatchState::Idle;
             return;
         }
-        // `data` is taken apart to be passed in registers; passed by reference, it
-        // would be in memory on the fast path too.
-        match data {
-            Data::Sges(list) => set_data_slow(own, batch, list, false),
-            Data::Inline(list) => set_data_slow(own, batch, list, true),
-        }
+        set_piece_slow::<D>(qp, piece.addr, piece.length, piece.lkey, inline);
     }
 }
 
-/// Slow path of [`set_data`]: any work request.
+/// Slow path of [`set_piece`], whose piece is in registers.
 ///
 /// # Safety
 /// As for [`set_data`].
 #[inline(never)]
-unsafe fn set_data_slow<D: QpOps>(
-    own: &Qp<D>,
-    batch: &mut Batch<D::Address>,
-    list: &[Sge],
+unsafe fn set_piece_slow<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    addr: u64,
+    length: u32,
+    lkey: u32,
     inline: bool,
 ) {
-    let data = match inline {
+    // SAFETY: as the caller says.
+    unsafe { set_data::<D>(qp, data_of(&[Sge { addr, length, lkey }], inline)) }
+}
+
+fn data_of(list: &[Sge], inline: bool) -> Data<'_> {
+    match inline {
         true => Data::Inline(list),
         false => Data::Sges(list),
-    };
+    }
+}
+
+/// Sets the data of the open work request, and pushes it unless its destination is
+/// not set yet. Without an open work request the batch fails with EINVAL.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete. Inline data is readable.
+#[inline(never)]
+unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
     // SAFETY: as the caller says.
     unsafe {
+        let (own, batch) = batch_of::<D, _>(qp);
         let set = match batch.state {
             BatchState::Failed => return,
             BatchState::Idle => Err(libc::EINVAL),
             BatchState::OpenUnaddressed => batch.keep(data),
             BatchState::OpenSimple | BatchState::OpenAddressed => {
-                let wr = match batch.state {
-                    BatchState::OpenSimple => simple_wr(&batch.wr, data),
-                    _ => SendWr { data, ..batch.wr },
-                };
                 batch.state = BatchState::Idle;
+                let wr = SendWr { data, ..batch.wr };
+                batch.clear();
                 (*own.send.get()).push(&wr)
             }
         };
@@ -547,24 +558,43 @@ unsafe extern "C" fn wr_set_xrc_srqn<D: QpOps>(qp: *mut ibv_qp_ex, remote_srqn: 
     unsafe { set_destination::<D>(qp, Some(Destination::Xrc { remote_srqn })) }
 }
 
-/// Sets inline data. EINVAL if a piece has a length of 4 GiB or more.
-///
-/// # Safety
-/// The application is between wr_start and wr_complete; the list and its pieces
-/// are readable.
-#[inline(always)]
-unsafe fn set_inline<D: QpOps>(qp: *mut ibv_qp_ex, list: *const ibv_data_buf, num_buf: usize) {
+unsafe extern "C" fn wr_set_inline_data<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    addr: *mut c_void,
+    length: usize,
+) {
+    // SAFETY: the application is between wr_start and wr_complete, and says
+    // that the data is readable.
+    unsafe {
+        match u32::try_from(length) {
+            Ok(length) => {
+                let addr = addr.expose_provenance() as u64;
+                let lkey = 0;
+                set_piece::<D>(qp, Sge { addr, length, lkey }, true);
+            }
+            Err(_) => batch_of::<D, _>(qp).1.fail(libc::EINVAL),
+        }
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data_list<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    num_buf: usize,
+    list: *const ibv_data_buf,
+) {
     const {
         assert!(size_of::<ibv_data_buf>() == size_of::<Sge>() && cfg!(target_endian = "little"));
         assert!(offset_of!(ibv_data_buf, length) == offset_of!(Sge, length));
     }
     let list = match num_buf {
         0 => &[],
-        // SAFETY: as the caller says. Any bytes are a valid element. Address and length
-        // have the same offsets; `lkey` is the upper half of the 64-bit length.
-        _ => unsafe { core::slice::from_raw_parts(list.cast::<Sge>(), num_buf) },
+        // SAFETY: the application says that the list is readable. Any bytes are a valid
+        // element. Address and length have the same offsets; `lkey` is the upper half
+        // of the 64-bit length.
+        _ => unsafe { slice::from_raw_parts(list.cast::<Sge>(), num_buf) },
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the application is between wr_start and wr_complete, and says
+    // that the data is readable.
     unsafe {
         if list.iter().all(|piece| piece.lkey == 0) {
             set_data::<D>(qp, Data::Inline(list));
@@ -574,36 +604,14 @@ unsafe fn set_inline<D: QpOps>(qp: *mut ibv_qp_ex, list: *const ibv_data_buf, nu
     }
 }
 
-unsafe extern "C" fn wr_set_inline_data<D: QpOps>(
-    qp: *mut ibv_qp_ex,
-    addr: *mut c_void,
-    length: usize,
-) {
-    let piece = ibv_data_buf { addr, length };
-    // SAFETY: the application is between wr_start and wr_complete, and says
-    // that the data is readable.
-    unsafe { set_inline::<D>(qp, &raw const piece, 1) }
-}
-
-unsafe extern "C" fn wr_set_inline_data_list<D: QpOps>(
-    qp: *mut ibv_qp_ex,
-    num_buf: usize,
-    list: *const ibv_data_buf,
-) {
-    // SAFETY: the application is between wr_start and wr_complete, and says
-    // that the list and the data are readable.
-    unsafe { set_inline::<D>(qp, list, num_buf) }
-}
-
 unsafe extern "C" fn wr_set_sge<D: QpOps>(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the application is between wr_start and wr_complete.
     unsafe {
-        if length == 0 {
+        match length {
             // An element of length 0 is left out.
-            let (own, batch) = batch_of::<D, _>(qp);
-            return set_data_slow(own, batch, &[], false);
+            0 => set_data::<D>(qp, Data::Sges(&[])),
+            _ => set_piece::<D>(qp, Sge { addr, length, lkey }, false),
         }
-        set_data::<D>(qp, Data::Sges(&[Sge { addr, length, lkey }]));
     }
 }
 

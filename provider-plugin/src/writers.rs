@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use uverbs::{SendWr, Sge};
+use uverbs::{Data, SendWr, Sge};
 
 /// A send queue. One caller at a time; errors are errnos. A queue is ready for
 /// a batch when it was created, published or aborted.
@@ -16,12 +16,12 @@ pub trait Sends: 'static {
     /// The memory of inline data is readable.
     unsafe fn push(&mut self, wr: &SendWr<'_, Self::Address>) -> Result<(), c_int>;
 
-    /// Fast path of [`Sends::push`], without calls for one SGE. False, and nothing was done, if
-    /// it does not apply.
+    /// Fast path of [`Sends::push`], without calls, for `data` of one piece in the
+    /// place of `wr.data`. False, and nothing was done, if it does not apply.
     ///
     /// # Safety
     /// As for [`Sends::push`].
-    unsafe fn push_short(&mut self, wr: &SendWr<'_, Self::Address>) -> bool;
+    unsafe fn push_short(&mut self, wr: &SendWr<'_, Self::Address>, data: Data<'_>) -> bool;
 
     /// Hands the batch to the device. Returns whether there was anything.
     ///
@@ -29,6 +29,13 @@ pub trait Sends: 'static {
     /// The memory that the work requests name is used as their operations
     /// demand until they have completed.
     unsafe fn publish(&mut self) -> bool;
+
+    /// Fast path of [`Sends::publish`], without calls. False, and nothing was
+    /// published, if it does not apply.
+    ///
+    /// # Safety
+    /// As for [`Sends::publish`].
+    unsafe fn publish_short(&mut self) -> bool;
 
     /// Discards the batch.
     fn abort(&mut self);

@@ -16,7 +16,7 @@ use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, OutstandingSlots, write_pair};
+use ring::{DoorbellRecord, OutstandingSlots, SHORT, copy_short, write_pair};
 use uverbs::Sge;
 
 use crate::abi::{
@@ -51,8 +51,8 @@ pub struct SendQueue {
     mask: u32,
     /// Index of the first block of the next work request; not masked.
     next: u32,
-    /// First block of the batch's last work request.
-    last: u32,
+    /// The first 8 bytes of the last work request, which a doorbell carries.
+    doorbell: u64,
     /// Number of work requests pushed so far, published or not.
     marked: u32,
     /// Value of `marked` at which the number of completed requests is read again.
@@ -69,6 +69,8 @@ pub struct SendQueue {
     /// Maximum bytes of an element.
     longest: u32,
     max_inline: u32,
+    /// Maximum bytes of one piece of inline data that is copied without a call.
+    short_inline: u32,
     qp_num: u32,
     /// The QP number in a control segment's first 8 bytes.
     qpn: u64,
@@ -96,7 +98,7 @@ impl SendQueue {
             blocks: work.send_at(),
             mask: (work.send.bytes() as u32).saturating_sub(1),
             next: 0,
-            last: 0,
+            doorbell: 0,
             marked: 0,
             room_until: work.send.capacity,
             fence: 0,
@@ -111,6 +113,7 @@ impl SendQueue {
                 MAX_SEGMENT - 1
             },
             max_inline: work.send.max_inline,
+            short_inline: work.send.max_inline.min(SHORT),
             qp_num,
             qpn: u64::from(qp_num << 8),
             service: work.service,
@@ -177,38 +180,60 @@ impl SendQueue {
     /// neither read nor written while it is received into) until each has
     /// completed. The caller of verbs must ensure that; the type system cannot
     /// check it here.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn publish(&mut self) -> bool {
+        // SAFETY: as the caller says.
+        if unsafe { self.publish_short() } {
+            return true;
+        }
         let batch = self.marked.wrapping_sub(self.count);
-        if batch == 0 {
-            return false;
+        if batch != 0 {
+            self.ring_slow(batch);
+            (self.posted, self.count, self.fence_posted) = (self.next, self.marked, self.fence);
         }
-        (self.posted, self.count, self.fence_posted) = (self.next, self.marked, self.fence);
-        self.record.publish(self.posted & 0xffff);
-        let (last, register) = (self.block(self.last), self.register.get());
-        // SAFETY: a control segment, which is aligned to a block.
-        let first = unsafe { last.read() };
-        let segments = u64::from_be(first) as u32 & SEGMENTS;
-        // BlueFlame of a control segment alone saves nothing over a doorbell.
-        if batch != 1 || segments == 1 {
-            register.ring(first);
-        } else if segments > PER_BLOCK
-            // SAFETY: a block of the queue.
-            || !unsafe { register.try_copy_one(last) }
-        {
-            self.copy_last(segments);
-        }
-        true
+        batch != 0
     }
 
-    /// Slow path of the doorbell: copies a WQE of any length to the UAR, or rings
-    /// if it does not fit; locks a shared UAR.
+    /// Fast path of [`SendQueue::publish`]: one work request of one block, by
+    /// BlueFlame. Returns false if it does not apply; the batch is not published.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::publish`].
+    #[inline(always)]
+    pub unsafe fn publish_short(&mut self) -> bool {
+        let (next, marked, fence) = (self.next, self.marked, self.fence);
+        if marked.wrapping_sub(self.count) != 1 || !(2..=PER_BLOCK).contains(&self.segments()) {
+            return false;
+        }
+        self.record.publish(next & 0xffff);
+        // SAFETY: a block of the queue.
+        let copied = unsafe { self.register.get().try_copy_one(self.block(self.posted)) };
+        if copied {
+            (self.posted, self.count, self.fence_posted) = (next, marked, fence);
+        }
+        copied
+    }
+
+    /// Number of segments of the last work request.
+    #[inline]
+    fn segments(&self) -> u32 {
+        u64::from_be(self.doorbell) as u32 & SEGMENTS
+    }
+
+    /// Slow path of the doorbell, for a batch of so many work requests: rings, or
+    /// copies a WQE of any length to the UAR; waits for the lock of a shared UAR.
     #[inline(never)]
-    fn copy_last(&self, segments: u32) {
-        let blocks =
-            (0..segments.div_ceil(PER_BLOCK)).map(|n| self.block(self.last.wrapping_add(n)));
+    fn ring_slow(&self, batch: u32) {
+        self.record.publish(self.next & 0xffff);
+        let (register, segments) = (self.register.get(), self.segments());
+        // BlueFlame of a control segment alone saves nothing over a doorbell.
+        if batch != 1 || segments == 1 {
+            return register.ring(self.doorbell);
+        }
+        let blocks = segments.div_ceil(PER_BLOCK);
+        let blocks = (0..blocks).map(|block| self.block(self.posted.wrapping_add(block)));
         // SAFETY: blocks of the queue.
-        unsafe { self.register.get().copy(blocks) };
+        unsafe { register.copy(blocks) };
     }
 
     /// Whether there is room for one more work request.
@@ -249,7 +274,7 @@ impl SendQueue {
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
         // SAFETY: as the caller says.
-        if unsafe { self.push_short(wr) } {
+        if unsafe { self.push_short(wr, wr.data) } {
             return Ok(());
         }
         // Copied, so that the fast path keeps the caller's value in registers.
@@ -259,15 +284,16 @@ impl SendQueue {
     }
 
     /// Fast path of [`SendQueue::push`]: a send, write or read on RC or UC, of one
-    /// element or one piece of inline data, that needs no fence and does not wrap
-    /// around the queue's end. Returns false and pushes nothing if it does not apply.
+    /// element or one short piece of inline data, that needs no fence and does not wrap
+    /// around the queue's end. Its data is `data`, not `wr.data`, so that `wr` can be
+    /// read where it is. Returns false and pushes nothing if it does not apply.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
     // Without `always` the work request is passed in memory: 54 instructions of a raw
     // send.
     #[inline(always)]
-    pub unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>) -> bool {
+    pub unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>, data: Data<'_>) -> bool {
         let Some(form) = self.forms.get(wr.opcode.0 as usize) else {
             return false;
         };
@@ -275,37 +301,40 @@ impl SendQueue {
             return false;
         }
         let at = self.next;
-        let blocks = match wr.data {
+        let (first, blocks) = match data {
             Data::Sges([sge]) => {
                 if sge.length.wrapping_sub(1) >= self.longest || !self.has_room() {
                     return false;
                 }
                 // SAFETY: at most three segments of the block are written.
-                unsafe { put(self.short_head(at, form, wr, 1), data(sge, sge.length)) };
-                1
+                unsafe {
+                    let (first, to) = self.short_head(at, form, wr, 1);
+                    put(to, element(sge, sge.length));
+                    (first, 1)
+                }
             }
             Data::Inline([piece]) if !form.reads => {
                 let data_segments = inline_segments(piece.length);
                 let segments = u32::from(form.before) + data_segments;
                 let end = self.offset(at) + segments as usize * SEGMENT;
-                if piece.length.wrapping_sub(1) >= self.max_inline
+                if piece.length.wrapping_sub(1) >= self.short_inline
                     || end > self.mask as usize + 1
                     || !self.has_room()
                 {
                     return false;
                 }
                 let from = std::ptr::with_exposed_provenance(piece.addr as usize);
-                // SAFETY: the WQE has room for `max_inline` bytes and does not wrap;
+                // SAFETY: the WQE has room for `short_inline` bytes and does not wrap;
                 // the piece is readable, as the caller says.
                 unsafe {
-                    let to = self.short_head(at, form, wr, data_segments);
+                    let (first, to) = self.short_head(at, form, wr, data_segments);
                     put_inline(to, from, piece.length);
+                    (first, segments.div_ceil(PER_BLOCK))
                 }
-                segments.div_ceil(PER_BLOCK)
             }
             _ => return false,
         };
-        self.advance(at, wr.wr_id, blocks);
+        self.advance(at, first, wr.wr_id, blocks);
         true
     }
 
@@ -327,8 +356,9 @@ impl SendQueue {
             return self.push_keys(form, wr);
         }
         let segments = u32::from(form.before) + data_segments;
-        let mut to = self.segments();
-        to.put(self.control_any(form, wr, data_segments));
+        let control = self.control_any(form, wr, data_segments);
+        let mut to = self.writer();
+        to.put(control);
         match (self.service, wr.destination) {
             (
                 Service::Datagram,
@@ -370,11 +400,16 @@ impl SendQueue {
         match wr.data {
             // A length of 0 means 2 GiB to the device.
             Data::Sges(list) => (list.iter().filter(|sge| sge.length != 0))
-                .for_each(|sge| to.put(data(sge, if form.atomic { 8 } else { sge.length }))),
+                .for_each(|sge| to.put(element(sge, if form.atomic { 8 } else { sge.length }))),
             // SAFETY: readable, as the caller says.
             Data::Inline(pieces) => unsafe { to.put_inline(pieces) },
         }
-        self.advance(self.next, wr.wr_id, segments.div_ceil(PER_BLOCK));
+        self.advance(
+            self.next,
+            control[0],
+            wr.wr_id,
+            segments.div_ceil(PER_BLOCK),
+        );
         self.fence = form.fence_after;
         Ok(())
     }
@@ -405,7 +440,7 @@ impl SendQueue {
     }
 
     /// Writes the control segment, and the remote segment if there is one, of a
-    /// WQE without an address. Returns the position of its data.
+    /// WQE without an address. Returns its first 8 bytes and the position of its data.
     ///
     /// # Safety
     /// There is room for a WQE at `at`.
@@ -417,29 +452,23 @@ impl SendQueue {
         form: &Form,
         wr: &SendWr<'_, Address>,
         data_segments: u32,
-    ) -> NonNull<u8> {
+    ) -> (u64, NonNull<u8>) {
         let immediate = match form.extra {
             Extra::Immediate => wr.imm_or_key,
             _ => 0,
         };
+        let flags = self.control_flags(wr.flags);
+        let control = self.control(at, form, data_segments, flags, immediate);
         // SAFETY: the address of a block, which has room for three segments.
         unsafe {
-            let to = self.blocks.add(self.offset(at));
-            put(
-                to,
-                self.control(
-                    at,
-                    form,
-                    data_segments,
-                    self.control_flags(wr.flags),
-                    immediate,
-                ),
-            );
-            if !form.remote {
-                return to.add(SEGMENT);
+            let mut to = self.blocks.add(self.offset(at));
+            put(to, control);
+            to = to.add(SEGMENT);
+            if form.remote {
+                put(to, remote(wr.remote));
+                to = to.add(SEGMENT);
             }
-            put(to.add(SEGMENT), remote(wr.remote));
-            to.add(2 * SEGMENT)
+            (control[0], to)
         }
     }
 
@@ -474,19 +503,19 @@ impl SendQueue {
         [first.to_be(), second]
     }
 
-    /// Adds the work request written at `at` to the batch.
+    /// Adds the work request written at `at`, which begins with `first`, to the batch.
     #[inline(always)]
-    fn advance(&mut self, at: u32, wr_id: u64, blocks: u32) {
+    fn advance(&mut self, at: u32, first: u64, wr_id: u64, blocks: u32) {
         let mark = self.marked.wrapping_add(1);
         // SAFETY: `work` owns one slot per block and outlives this queue.
         unsafe { self.outstanding.post(self.offset(at) / BLOCK, wr_id, mark) };
         self.marked = mark;
-        self.last = at;
+        self.doorbell = first;
         self.next = at.wrapping_add(blocks);
     }
 
     /// The segments of the next work request, for which there is room.
-    fn segments(&self) -> Segments {
+    fn writer(&self) -> Segments {
         Segments {
             blocks: self.blocks,
             mask: self.mask as usize,
@@ -577,7 +606,7 @@ fn remote(memory: RemoteMemory) -> [u64; 2] {
 
 /// The segment of a scatter/gather element ([`crate::abi::DataSegment`]).
 #[inline]
-fn data(sge: &Sge, length: u32) -> [u64; 2] {
+fn element(sge: &Sge, length: u32) -> [u64; 2] {
     [words(length, sge.lkey), sge.addr.to_be()]
 }
 
@@ -592,8 +621,8 @@ fn inline_segments(length: u32) -> u32 {
 ///
 /// # Safety
 /// `to` is writable for the segments, and aligned to one; `from` is readable for
-/// `length` bytes.
-#[inline(never)]
+/// `length` bytes, at most [`SHORT`].
+#[inline]
 unsafe fn put_inline(to: NonNull<u8>, from: *const u8, length: u32) {
     let bytes = length as usize;
     // SAFETY: as the caller says. The last segment is cleared first: what the data
@@ -601,7 +630,7 @@ unsafe fn put_inline(to: NonNull<u8>, from: *const u8, length: u32) {
     unsafe {
         put(to.add((bytes + 3) / SEGMENT * SEGMENT), [0; 2]);
         to.cast().write((length | INLINE_SEGMENT).to_be());
-        to.add(4).as_ptr().copy_from_nonoverlapping(from, bytes);
+        copy_short(to.add(4).as_ptr(), from, bytes);
     }
 }
 

@@ -17,8 +17,6 @@ pub struct BlueFlame {
     at: NonNull<u64>,
     /// Bytes of a half; 0 if the register takes doorbells only.
     half: usize,
-    /// The same, or 0 if there is a lock.
-    half_alone: usize,
     /// Which half is next, as its offset in bytes. Under the lock if there is
     /// one.
     turn: AtomicUsize,
@@ -45,7 +43,6 @@ impl BlueFlame {
         Self {
             at: at.cast(),
             half,
-            half_alone: if shared { 0 } else { half },
             turn: AtomicUsize::new(0),
             lock: shared.then(SpinLock::new),
         }
@@ -62,23 +59,11 @@ impl BlueFlame {
 
     /// Rings: the device reads the entries itself. The doorbell record has been
     /// published before.
-    #[inline]
     pub fn ring(&self, first: u64) {
-        match &self.lock {
-            // SAFETY: 8 bytes of either half, by the contract of `new`.
-            None => self.write(|register| unsafe { register.write_volatile(first) }),
-            Some(lock) => self.ring_locked(lock, first),
-        }
-    }
-
-    // Functions of their own, so that who needs no lock saves no registers.
-
-    #[inline(never)]
-    fn ring_locked(&self, lock: &SpinLock, first: u64) {
-        lock.lock();
-        // SAFETY: as in `ring`.
+        self.lock();
+        // SAFETY: 8 bytes of either half, by the contract of `new`.
         self.write(|register| unsafe { register.write_volatile(first) });
-        lock.unlock();
+        self.unlock();
     }
 
     /// Writes an entry whole. Of more blocks than there is room for none is
@@ -87,9 +72,7 @@ impl BlueFlame {
     /// # Safety
     /// Each block is readable, and aligned to 16 bytes.
     pub unsafe fn copy(&self, blocks: impl ExactSizeIterator<Item = NonNull<u64>>) {
-        if let Some(lock) = &self.lock {
-            lock.lock();
-        }
+        self.lock();
         let fits = blocks.len() * Self::BLOCK <= self.half;
         self.write(|mut register| {
             for block in blocks {
@@ -105,29 +88,45 @@ impl BlueFlame {
                 }
             }
         });
-        if let Some(lock) = &self.lock {
-            lock.unlock();
-        }
+        self.unlock();
     }
 
     /// As [`BlueFlame::copy`], of an entry of one block, if the register takes
-    /// entries and needs no lock. False, and nothing was done, if not.
+    /// entries and nobody has its lock. False, and nothing was done, if not.
     ///
     /// # Safety
     /// As there.
     #[inline]
     pub unsafe fn try_copy_one(&self, block: NonNull<u64>) -> bool {
-        if self.half_alone == 0 {
+        if self.half == 0 || self.lock.as_ref().is_some_and(|lock| !lock.try_lock()) {
             return false;
         }
         // SAFETY: a half is some blocks; as the caller says.
         self.write(|register| unsafe { write_block(register, block) });
+        self.unlock();
         true
     }
 
+    fn lock(&self) {
+        if let Some(lock) = &self.lock {
+            lock.lock();
+        }
+    }
+
+    #[inline]
+    fn unlock(&self) {
+        if let Some(lock) = &self.lock {
+            lock.unlock();
+        }
+    }
+
+    /// Writes to the half whose turn it is, with the lock held if there is one.
     #[inline]
     fn write(&self, write: impl FnOnce(*mut u64)) {
-        order::memory_before_register();
+        match self.lock {
+            None => order::memory_before_register(),
+            Some(_) => order::memory_before_locked_register(),
+        }
         let turn = self.turn.load(Ordering::Relaxed);
         write(self.at.as_ptr().wrapping_byte_add(turn));
         // Also for the next holder of the lock: its doorbell is not to arrive
@@ -195,13 +194,21 @@ mod tests {
     }
 
     #[test]
-    fn unshared_uar_copies_one_block() {
+    fn one_block_is_copied_unless_the_lock_is_held() {
         #[repr(align(64))]
         struct Entry([u64; 8]);
         let Entry(entry) = &Entry([1, 2, 3, 4, 5, 6, 7, 8]);
-        for (half, shared, copied) in [(256, false, true), (256, true, false), (0, false, false)] {
+        let cases = [(256, false, true), (256, true, true), (0, false, false)];
+        for (half, shared, copied) in cases {
             let mut memory = Memory([0; 64]);
             let flame = register(&mut memory, half, shared);
+            if let Some(lock) = &flame.lock {
+                lock.lock();
+                // SAFETY: one block.
+                assert!(!unsafe { flame.try_copy_one(NonNull::from(entry).cast()) });
+                assert_eq!(memory.0, [0; 64]);
+                lock.unlock();
+            }
             // SAFETY: one block.
             let done = unsafe { flame.try_copy_one(NonNull::from(entry).cast()) };
             assert_eq!(done, copied);

@@ -19,6 +19,7 @@
 //! - [`ReadOnlyMapping`]: counters and records that a device or a driver changes;
 //! - [`DoorbellRecord`], [`Owner`]: words of a queue in the process's memory that
 //!   synchronise it with a device;
+//! - [`write_pair`], [`copy_short`]: how entries are written;
 //! - [`Outstanding`]: identifiers of outstanding work requests;
 //! - [`BiasedLock`]: lock of a shared queue, nearly free for a thread that uses it
 //!   alone; [`SpinLock`] below it;
@@ -49,6 +50,7 @@ mod record;
 #[cfg(not(loom))]
 mod ring;
 mod sequence;
+mod short;
 mod thread;
 
 pub use biased::BiasedLock;
@@ -72,3 +74,4 @@ pub use record::{DoorbellRecord, Owner};
 #[cfg(not(loom))]
 pub use ring::{GeometryError, Ring, Slots};
 pub use sequence::{Epoch, Hint, Sequences};
+pub use short::{SHORT, copy_short};

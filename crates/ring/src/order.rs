@@ -117,6 +117,18 @@ pub fn memory_before_register() {
     flush_registers();
 }
 
+/// [`memory_before_register`] of a register whose lock was just taken: on x86-64
+/// the instruction that takes a lock waits for all stores before it.
+#[cfg(not(loom))]
+#[inline]
+pub fn memory_before_locked_register() {
+    if cfg!(target_arch = "x86_64") {
+        core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    } else {
+        flush_registers();
+    }
+}
+
 /// After a write to a register: it leaves the write-combining buffer now, and
 /// before any write to a register that follows, from this thread or from one
 /// that takes the register's lock next. `sfence`, on aarch64 `dsb st`.

@@ -5,7 +5,7 @@
 //! ([`crate::Doorbell`]) is due. [`SendQueue::abort`] discards what was not
 //! published.
 
-use ring::{Producer, Ring};
+use ring::{Producer, Ring, SHORT, copy_short};
 
 use crate::abi::{AtomicWr, BindMwWr, DmaInfo, FlushWr, SendWqe};
 use crate::{Data, Destination, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr, Sge};
@@ -96,7 +96,7 @@ impl SendQueue {
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
         // SAFETY: as the caller says.
-        if unsafe { self.push_short(wr) } {
+        if unsafe { self.push_short(wr, wr.data) } {
             return Ok(());
         }
         // A copy, so that the caller's value needs no memory for the fast path.
@@ -106,14 +106,14 @@ impl SendQueue {
     }
 
     /// Fast path of [`SendQueue::push`]: a connection's send, write or read of one
-    /// element or one short piece of inline data. False, and nothing was done, if it
-    /// does not apply.
+    /// element or one short piece of inline data, `data` in the place of `wr.data`.
+    /// False, and nothing was done, if it does not apply.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
     // As `SendQueue::push`.
     #[inline(always)]
-    pub unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>) -> bool {
+    pub unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
         let (Destination::Connected, Operands::None) = (wr.destination, wr.operands) else {
             return false;
         };
@@ -121,11 +121,11 @@ impl SendQueue {
             return false;
         };
         let entry = self.entry();
-        match wr.data {
+        match data {
             Data::Sges([sge]) if sge.length < MAX_MESSAGE => {
                 // SAFETY: an entry that is not the device's, with room for an element.
                 unsafe {
-                    write_header(entry, wr);
+                    write_header(entry, wr, false);
                     write_dma(entry, sge.length, 1);
                     entry.add(1).cast::<Sge>().write(*sge);
                 }
@@ -134,7 +134,7 @@ impl SendQueue {
                 // SAFETY: the same, with room for so many bytes; they are readable, as
                 // the caller says.
                 unsafe {
-                    write_header(entry, wr);
+                    write_header(entry, wr, true);
                     write_dma(entry, piece.length, 0);
                     let to = entry.add(1).cast();
                     copy_short(to, piece.addr as *const u8, piece.length as usize);
@@ -159,7 +159,7 @@ impl SendQueue {
         unsafe {
             let entry = self.entry();
             let data = entry.add(1).cast::<u8>();
-            write_header(entry, wr);
+            write_header(entry, wr, matches!(wr.data, Data::Inline(_)));
             let (bytes, num_sge) = match (write_operands(entry, wr), wr.data) {
                 (Some(bytes), _) => (bytes, 0),
                 (None, Data::Sges(list)) => {
@@ -253,9 +253,9 @@ impl SendQueue {
 /// The entry is writable.
 // As `SendQueue::push`.
 #[inline(always)]
-unsafe fn write_header(entry: *mut SendWqe, wr: &SendWr<'_, u32>) {
+unsafe fn write_header(entry: *mut SendWqe, wr: &SendWr<'_, u32>, inline: bool) {
     let mut flags = wr.flags;
-    flags.set(SendFlags::INLINE, matches!(wr.data, Data::Inline(_)));
+    flags.set(SendFlags::INLINE, inline);
     // SAFETY: as the caller says.
     unsafe {
         (*entry).wr.wr_id = wr.wr_id;
@@ -376,45 +376,4 @@ pub(crate) unsafe fn copy_sges(to: *mut Sge, list: &[Sge]) -> u64 {
         to.copy_from_nonoverlapping(list.as_ptr(), list.len());
     }
     list.iter().map(|sge| u64::from(sge.length)).sum()
-}
-
-/// Inline data up to this size is copied without a call.
-const SHORT: u32 = 64;
-
-/// Copies up to [`SHORT`] bytes.
-///
-/// # Safety
-/// As for `copy_nonoverlapping`; not more than `SHORT`.
-#[inline(always)]
-unsafe fn copy_short(to: *mut u8, from: *const u8, bytes: usize) {
-    /// Copies the first and the last `N` bytes, which may overlap.
-    ///
-    /// # Safety
-    /// As for `copy_nonoverlapping`; `N <= bytes <= 2 * N`.
-    #[inline]
-    unsafe fn ends<const N: usize>(to: *mut u8, from: *const u8, bytes: usize) {
-        // SAFETY: both pieces lie within the `bytes` of either side.
-        unsafe {
-            to.copy_from_nonoverlapping(from, N);
-            to.add(bytes - N)
-                .copy_from_nonoverlapping(from.add(bytes - N), N);
-        }
-    }
-    // SAFETY: by contract; each branch's range is the one that `ends` demands.
-    // (Comparisons one after another need no registers of their own.)
-    unsafe {
-        if bytes > 32 {
-            ends::<32>(to, from, bytes);
-        } else if bytes >= 16 {
-            ends::<16>(to, from, bytes);
-        } else if bytes >= 8 {
-            ends::<8>(to, from, bytes);
-        } else if bytes >= 4 {
-            ends::<4>(to, from, bytes);
-        } else if bytes >= 2 {
-            ends::<2>(to, from, bytes);
-        } else if bytes == 1 {
-            to.write(from.read());
-        }
-    }
 }

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 
 use mlx5::{Address, PostError, RecvQueue, SendQueue, SendWr, SharedQueue};
-use uverbs::Sge;
+use uverbs::{Data, Sge};
 
 use crate::writers::{Receives, Sends};
 
@@ -19,16 +19,21 @@ impl Sends for SendQueue {
     // Without `always` a work request is assembled in memory: 36 instructions per
     // send of a batch.
     #[inline(always)]
-    unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>) -> bool {
+    unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>, data: Data<'_>) -> bool {
         // SAFETY: as the caller says.
-        unsafe { SendQueue::push_short(self, wr) }
+        unsafe { SendQueue::push_short(self, wr, data) }
     }
 
-    // Without `always` it is a call: 4 instructions.
-    #[inline(always)]
+    #[inline]
     unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::publish(self) }
+    }
+
+    #[inline]
+    unsafe fn publish_short(&mut self) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { SendQueue::publish_short(self) }
     }
 
     fn abort(&mut self) {

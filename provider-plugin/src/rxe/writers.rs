@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use rxe::{PostError, RecvQueue, SendQueue, SendWr, Sge};
+use rxe::{Data, PostError, RecvQueue, SendQueue, SendWr, Sge};
 
 use crate::writers::{Receives, Sends};
 
@@ -18,13 +18,19 @@ impl Sends for SendQueue {
     // Without `always` a work request is assembled in memory: 31 instructions per
     // send of a batch.
     #[inline(always)]
-    unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>) -> bool {
+    unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
         // SAFETY: as the caller says.
-        unsafe { SendQueue::push_short(self, wr) }
+        unsafe { SendQueue::push_short(self, wr, data) }
     }
 
     #[inline]
     unsafe fn publish(&mut self) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { SendQueue::publish(self) }
+    }
+
+    #[inline]
+    unsafe fn publish_short(&mut self) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::publish(self) }
     }

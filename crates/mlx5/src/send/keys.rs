@@ -7,7 +7,7 @@
 
 use uverbs::{Bind, MwType, Sge};
 
-use super::{PER_BLOCK, SendQueue, data};
+use super::{PER_BLOCK, SendQueue, element};
 use crate::abi::{KEY_FREE, KeySegment, SEGMENT, UmrSegment, key_access, umr_flag, umr_mask};
 use crate::operation::Form;
 use crate::wc::opcode;
@@ -44,14 +44,14 @@ impl SendQueue {
         form: &Form,
         wr: &SendWr<'_, Address>,
     ) -> Result<(), PostError> {
-        let (kind, control, change) = match (wr.opcode, wr.operands) {
+        let (kind, named, change) = match (wr.opcode, wr.operands) {
             (Opcode::LOCAL_INV, _) => (opcode::LOCAL_INV, *wr, Change::unbind(MwType::TYPE_2, 0)),
             (_, Operands::Bind(bind)) => {
-                let control = SendWr {
+                let named = SendWr {
                     imm_or_key: bind.window_rkey,
                     ..*wr
                 };
-                (opcode::BIND_MW, control, self.bind(bind)?)
+                (opcode::BIND_MW, named, self.bind(bind)?)
             }
             _ => return Err(PostError::BadOperation),
         };
@@ -64,16 +64,22 @@ impl SendQueue {
         let update: [[u64; 2]; 3] = unsafe { std::mem::transmute(change.update) };
         // SAFETY: 64 bytes without padding are four.
         let key: [[u64; 2]; 4] = unsafe { std::mem::transmute(change.key) };
-        let mut to = self.segments();
-        to.put(self.control_any(form, &control, segments - BEFORE));
+        let control = self.control_any(form, &named, segments - BEFORE);
+        let mut to = self.writer();
+        to.put(control);
         (update.into_iter().chain(key)).for_each(|part| to.put(part));
         if let Some(memory) = change.memory {
-            to.put(data(&memory, memory.length));
+            to.put(element(&memory, memory.length));
             (BEFORE + 1..WHOLE).for_each(|_| to.put([0u64; 2]));
         }
         // It has two blocks at least; the device's opcode is the same for both.
         let second = self.next.wrapping_add(1);
-        self.advance(self.next, wr.wr_id, segments.div_ceil(PER_BLOCK));
+        self.advance(
+            self.next,
+            control[0],
+            wr.wr_id,
+            segments.div_ceil(PER_BLOCK),
+        );
         self.work.sends.note(second, kind.into(), self.marked);
         self.fence = form.fence_after;
         Ok(())
