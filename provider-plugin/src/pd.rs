@@ -75,9 +75,9 @@ struct Td {
 
 /// A thread domain with the device's data.
 #[repr(C)]
-struct WithOwn<T> {
-    domain: Td,
-    own: T,
+struct DeviceTd<T> {
+    td: Td,
+    device: T,
 }
 
 /// The provider's view of a protection domain.
@@ -114,7 +114,7 @@ impl Pd {
         let domain = self.parent.as_ref()?.thread_domain?;
         // SAFETY: every thread domain of such a context was made with it, and
         // lives as long as its parent domains.
-        Some(&unsafe { domain.cast::<WithOwn<D::Thread>>().as_ref() }.own)
+        Some(&unsafe { domain.cast::<DeviceTd<D::Thread>>().as_ref() }.device)
     }
 
     /// The allocators of a parent domain, and their context pointer.
@@ -278,12 +278,12 @@ pub unsafe extern "C" fn alloc_td<D: PdOps>(
         }
         // SAFETY: libibverbs passes an open context of ours.
         let ctx = unsafe { CtxRef::of(context) };
-        let td = WithOwn {
-            domain: Td {
+        let td = DeviceTd {
+            td: Td {
                 public: ibv_td { context },
                 users: Users::default(),
             },
-            own: D::make_thread(&ctx)?,
+            device: D::make_thread(&ctx)?,
         };
         Ok(Box::into_raw(try_box(td).map_err(|(_, e)| e)?).cast())
     })
@@ -293,11 +293,11 @@ pub unsafe extern "C" fn alloc_td<D: PdOps>(
 pub unsafe extern "C" fn dealloc_td<D: PdOps>(td: *mut ibv_td) -> c_int {
     // SAFETY: the application passes a live thread domain of ours.
     entry::int(|| unsafe {
-        let domain = td.cast::<WithOwn<D::Thread>>();
-        if (*domain).domain.users.any() {
+        let domain = td.cast::<DeviceTd<D::Thread>>();
+        if (*domain).td.users.any() {
             return Err(Errno::BUSY);
         }
-        destroyed(D::end_thread(&mut (*domain).own))?;
+        destroyed(D::end_thread(&mut (*domain).device))?;
         drop(Box::from_raw(domain));
         Ok(())
     })
@@ -359,5 +359,5 @@ const _: () = {
     // libibverbs and applications see the public part at the beginning.
     assert!(core::mem::offset_of!(Pd, public) == 0);
     assert!(core::mem::offset_of!(Td, public) == 0);
-    assert!(core::mem::offset_of!(WithOwn<u64>, domain) == 0);
+    assert!(core::mem::offset_of!(DeviceTd<u64>, td) == 0);
 };

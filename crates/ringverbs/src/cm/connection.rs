@@ -170,7 +170,7 @@ impl Connector {
         let private_data = message.private_data().to_vec();
         drop(event);
         if service.is_none() {
-            let ready = admit(&id, qp)
+            let ready = reinitialize(&id, qp)
                 .and_then(|()| advance(&id, qp, QpState::RTR, |_| {}))
                 .and_then(|()| advance(&id, qp, QpState::RTS, |_| {}));
             if let Err(error) = ready {
@@ -320,7 +320,7 @@ impl AsFd for Connection {
 
 /// Sets INIT again: without a peer, the connection manager's attributes allowed
 /// no remote access.
-fn admit(id: &Id, qp: &mut QueuePair) -> Result<()> {
+fn reinitialize(id: &Id, qp: &mut QueuePair) -> Result<()> {
     advance(id, qp, QpState::INIT, |_| {})
 }
 
@@ -335,7 +335,7 @@ pub(super) fn accept(
     check_queue_pair(id, qp)?;
     prepare(id, qp)?;
     if !id.is_datagram() {
-        admit(id, qp)?;
+        reinitialize(id, qp)?;
         advance(id, qp, QpState::RTR, |attr| {
             attr.max_dest_rd_atomic = responder_resources;
         })?;

@@ -50,7 +50,7 @@ impl CompletionQueueRef {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the owner has dropped the queue.
-    pub(crate) fn admit(&self) -> Result<Arc<Shared>> {
+    pub(crate) fn live_shared(&self) -> Result<Arc<Shared>> {
         if self.shared.is_dropped() {
             return Err(Error::Invalid {
                 what: "the owner of the completion queue has dropped it, so its completions would not be read",

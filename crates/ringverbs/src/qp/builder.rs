@@ -147,8 +147,8 @@ impl QueuePairBuilder {
                 what: "shared receive queue",
             });
         }
-        let send_cq = self.send_cq.admit()?;
-        let recv_cq = self.recv_cq.admit()?;
+        let send_cq = self.send_cq.live_shared()?;
+        let recv_cq = self.recv_cq.live_shared()?;
         let id = context.next_id();
         let init = QpInit {
             qp_type: self.transport.qp_type(),

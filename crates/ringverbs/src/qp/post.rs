@@ -123,7 +123,7 @@ impl SendHalf {
     /// Returns the queue for the raw layer, and the available operations as a bit
     /// set. No batch is in preparation.
     #[inline]
-    pub(crate) fn lend(&mut self) -> (&mut SendQueue, u32) {
+    pub(crate) fn raw_queue(&mut self) -> (&mut SendQueue, u32) {
         self.in_flight.abandon();
         self.queue.begin();
         (&mut self.queue, self.operations)
@@ -350,7 +350,7 @@ impl fmt::Debug for Batch<'_> {
 impl RecvHalf {
     /// Returns the queue for the raw layer. No batch is in preparation.
     #[inline]
-    pub(crate) fn lend(&mut self) -> Option<&mut RecvQueue> {
+    pub(crate) fn raw_queue(&mut self) -> Option<&mut RecvQueue> {
         let (queue, in_flight) = self.queue.as_mut()?;
         in_flight.abandon();
         queue.begin();

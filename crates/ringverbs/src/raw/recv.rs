@@ -17,7 +17,7 @@ impl RecvHalf {
     /// [`Error::Invalid`] if the queue pair uses a shared receive queue.
     #[inline]
     pub fn raw(&mut self) -> Result<RecvQueue<'_>> {
-        let queue = self.lend().ok_or(Error::Invalid {
+        let queue = self.raw_queue().ok_or(Error::Invalid {
             what: "the queue pair has a shared receive queue",
         })?;
         Ok(RecvQueue { queue })

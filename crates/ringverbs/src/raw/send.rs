@@ -23,7 +23,7 @@ impl SendHalf {
     /// Returns the queue without ownership tracking.
     #[inline]
     pub fn raw(&mut self) -> SendQueue<'_> {
-        let (queue, operations) = self.lend();
+        let (queue, operations) = self.raw_queue();
         SendQueue { queue, operations }
     }
 }
@@ -213,7 +213,7 @@ impl<'a> SendRequest<'a> {
 /// Returns the operation if not every queue has it. With an opcode that is known
 /// at compile time, the check is mostly optimised out.
 #[inline]
-const fn rare(opcode: Opcode) -> Option<Operation> {
+const fn optional_operation(opcode: Opcode) -> Option<Operation> {
     match opcode {
         Opcode::LOCAL_INV => Some(Operation::LocalInvalidate),
         Opcode::BIND_MW => Some(Operation::BindWindow),
@@ -257,7 +257,7 @@ impl SendQueue<'_> {
     /// The batch is unchanged.
     #[inline(always)]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<()> {
-        if let Some(operation) = rare(request.wr.opcode)
+        if let Some(operation) = optional_operation(request.wr.opcode)
             && self.operations & 1 << operation as u32 == 0
         {
             return Err(refused(operation));
