@@ -18,7 +18,7 @@ use crate::ah::ah_of;
 use crate::mw;
 use crate::qp::{self, Addressing, Qp, qp_of};
 use crate::srq::{self, Srq, srq_of};
-use crate::writers::{Receives, Sends};
+use crate::writers::{RecvQueueOps, SendQueueOps};
 
 const _: () = {
     assert!(size_of::<ibv_sge>() == size_of::<Sge>());
@@ -76,11 +76,7 @@ unsafe fn common<'a, A>(wr: &'a ibv_send_wr, list: &'a [Sge]) -> SendWr<'a, A> {
 /// # Safety
 /// As for [`push`].
 #[inline(always)]
-unsafe fn push_short<D: qp::QpOps>(
-    own: &Qp<D>,
-    queue: &mut D::SendQueue,
-    wr: &ibv_send_wr,
-) -> bool {
+unsafe fn push_fast<D: qp::QpOps>(own: &Qp<D>, queue: &mut D::SendQueue, wr: &ibv_send_wr) -> bool {
     // SAFETY: as the caller says; the application says that inline data is
     // readable.
     unsafe {
@@ -88,7 +84,7 @@ unsafe fn push_short<D: qp::QpOps>(
             return false;
         }
         let common = common(wr, core::slice::from_ref(&*wr.sg_list.cast()));
-        queue.push_short(&common, common.data)
+        queue.push_fast(&common, common.data)
     }
 }
 
@@ -225,13 +221,13 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
         let queue = &mut *own.send.get();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
-            if !push_short(own, queue, request) {
+            if !push_fast(own, queue, request) {
                 return post_send_slow(own, next, wr, bad_wr, Some(section));
             }
             next = request.next;
         }
         // SAFETY: the memory that work requests name is the application's to keep.
-        if !queue.publish_short() {
+        if !queue.publish_fast() {
             return post_send_slow(own, next, wr, bad_wr, Some(section));
         }
         drop(section);
@@ -307,9 +303,9 @@ pub unsafe extern "C" fn bind_mw<D: qp::QpOps>(
 }
 
 /// A queue pair or a shared receive queue: receives are posted to it.
-pub trait Receiver {
+pub trait RecvQueueOwner {
     /// Its queue.
-    type Queue: Receives;
+    type Queue: RecvQueueOps;
 
     /// Guards the queue.
     fn lock(&self) -> &BiasedLock;
@@ -322,7 +318,7 @@ pub trait Receiver {
 /// # Safety
 /// `queue` is the receiver's; the list is the application's.
 #[inline]
-unsafe fn post_receives<R: Receiver>(
+unsafe fn post_receives<R: RecvQueueOwner>(
     own: &R,
     queue: *mut R::Queue,
     wr: *mut ibv_recv_wr,
@@ -341,8 +337,8 @@ unsafe fn post_receives<R: Receiver>(
         // the function save registers.
         let mut next = wr;
         while let Some(request) = next.as_ref() {
-            let short = request.num_sge == 1
-                && (*queue).push_short(request.wr_id, &*request.sg_list.cast());
+            let short =
+                request.num_sge == 1 && (*queue).push_fast(request.wr_id, &*request.sg_list.cast());
             if !short {
                 return post_recv_slow(own, queue, next, bad_wr, Some(section));
             }
@@ -361,7 +357,7 @@ unsafe fn post_receives<R: Receiver>(
 /// # Safety
 /// As for [`post_receives`].
 #[inline(never)]
-unsafe fn post_recv_slow<R: Receiver>(
+unsafe fn post_recv_slow<R: RecvQueueOwner>(
     own: &R,
     queue: *mut R::Queue,
     rest: *mut ibv_recv_wr,

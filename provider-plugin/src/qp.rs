@@ -22,17 +22,17 @@ use crate::errno::Errno;
 use crate::events;
 use crate::layout;
 use crate::pd::{self, PdRef, pd_of, thread_domain_of};
-use crate::post::Receiver;
+use crate::post::RecvQueueOwner;
 use crate::wr_ex::Batch;
-use crate::writers::{Receives, Sends};
+use crate::writers::{RecvQueueOps, SendQueueOps};
 use crate::{ah, cq, post, srq, wr_ex, xrc};
 
 /// What a device implements for queue pairs.
 pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The send queue.
-    type SendQueue: Sends<Address = Self::Address>;
+    type SendQueue: SendQueueOps<Address = Self::Address>;
     /// The receive queue.
-    type RecvQueue: Receives;
+    type RecvQueue: RecvQueueOps;
     /// The device's other data of a queue pair; read by any thread.
     type QpData;
 
@@ -220,7 +220,7 @@ impl<D: QpOps> Qp<D> {
     }
 }
 
-impl<D: QpOps> Receiver for Qp<D> {
+impl<D: QpOps> RecvQueueOwner for Qp<D> {
     type Queue = D::RecvQueue;
 
     #[inline]

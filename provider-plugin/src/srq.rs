@@ -14,13 +14,13 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::events;
 use crate::pd::{PdRef, pd_of};
-use crate::post::Receiver;
-use crate::writers::Receives;
+use crate::post::RecvQueueOwner;
+use crate::writers::RecvQueueOps;
 
 /// What a device implements for shared receive queues.
 pub trait SrqOps: Sized + 'static {
     /// The writer of receives.
-    type SharedQueue: Receives;
+    type SharedQueue: RecvQueueOps;
     /// The device's other data of a shared receive queue.
     type SrqData;
 
@@ -98,7 +98,7 @@ pub struct Srq<D: SrqOps> {
     _pd: PdRef,
 }
 
-impl<D: SrqOps> Receiver for Srq<D> {
+impl<D: SrqOps> RecvQueueOwner for Srq<D> {
     type Queue = D::SharedQueue;
 
     #[inline]

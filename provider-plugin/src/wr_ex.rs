@@ -19,7 +19,7 @@ use crate::ah::ah_of;
 use crate::errno::Errno;
 use crate::post::{scatter_list, window_bind};
 use crate::qp::{Addressing, Qp, QpOps, qp_of};
-use crate::writers::Sends;
+use crate::writers::SendQueueOps;
 
 /// State of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -389,7 +389,7 @@ unsafe fn set_piece<D: QpOps>(qp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
         let (own, batch) = batch_of::<D, _>(qp);
         // Fast path. A call other than the last would make it save registers.
         if batch.state == BatchState::OpenSimple
-            && (*own.send.get()).push_short(&batch.wr, data_of(slice::from_ref(&piece), inline))
+            && (*own.send.get()).push_fast(&batch.wr, data_of(slice::from_ref(&piece), inline))
         {
             batch.state = BatchState::Idle;
             return;

@@ -6,7 +6,7 @@ use uverbs::{Data, SendWr, Sge};
 
 /// A send queue. One caller at a time; errors are errnos. A queue is ready for
 /// a batch when it was created, published or aborted.
-pub trait Sends: 'static {
+pub trait SendQueueOps: 'static {
     /// How a datagram is addressed.
     type Address: 'static;
 
@@ -16,12 +16,12 @@ pub trait Sends: 'static {
     /// The memory of inline data is readable.
     unsafe fn push(&mut self, wr: &SendWr<'_, Self::Address>) -> Result<(), c_int>;
 
-    /// Fast path of [`Sends::push`], without calls, for `data` of one piece in the
+    /// Fast path of [`SendQueueOps::push`], without calls, for `data` of one piece in the
     /// place of `wr.data`. False, and nothing was done, if it does not apply.
     ///
     /// # Safety
-    /// As for [`Sends::push`].
-    unsafe fn push_short(&mut self, wr: &SendWr<'_, Self::Address>, data: Data<'_>) -> bool;
+    /// As for [`SendQueueOps::push`].
+    unsafe fn push_fast(&mut self, wr: &SendWr<'_, Self::Address>, data: Data<'_>) -> bool;
 
     /// Hands the batch to the device. Returns whether there was anything.
     ///
@@ -30,12 +30,12 @@ pub trait Sends: 'static {
     /// demand until they have completed.
     unsafe fn publish(&mut self) -> bool;
 
-    /// Fast path of [`Sends::publish`], without calls. False, and nothing was
+    /// Fast path of [`SendQueueOps::publish`], without calls. False, and nothing was
     /// published, if it does not apply.
     ///
     /// # Safety
-    /// As for [`Sends::publish`].
-    unsafe fn publish_short(&mut self) -> bool;
+    /// As for [`SendQueueOps::publish`].
+    unsafe fn publish_fast(&mut self) -> bool;
 
     /// Discards the batch.
     fn abort(&mut self);
@@ -46,25 +46,25 @@ pub trait Sends: 'static {
 
 /// A receive queue, of a queue pair or shared. One caller at a time; errors are
 /// errnos.
-pub trait Receives: 'static {
+pub trait RecvQueueOps: 'static {
     /// Adds a receive to the batch.
     ///
     /// # Safety
-    /// The caller has the queue's lock ([`Receiver::lock`](crate::post::Receiver))
+    /// The caller has the queue's lock ([`RecvQueueOwner::lock`](crate::post::RecvQueueOwner))
     /// or the application's promise in its place, until the batch is published.
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int>;
 
-    /// Fast path of [`Receives::push`], without calls: one element, and there is
+    /// Fast path of [`RecvQueueOps::push`], without calls: one element, and there is
     /// room. False, and nothing was done, if it does not apply.
     ///
     /// # Safety
-    /// As for [`Receives::push`].
-    unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool;
+    /// As for [`RecvQueueOps::push`].
+    unsafe fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool;
 
     /// Hands the batch to the device.
     ///
     /// # Safety
-    /// As for [`Receives::push`]. The memory of every list is left alone until
+    /// As for [`RecvQueueOps::push`]. The memory of every list is left alone until
     /// its receive has completed.
     unsafe fn publish(&mut self);
 

@@ -58,7 +58,7 @@ fn each_completion_vector_tells_of_its_queues() {
         .map(|cqb| {
             let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, cqb));
             join(QpType::RC, (&qa, &a), (&qb, &b));
-            cqb.arming.arm(b.device.arm_register(), false);
+            cqb.arming.arm(b.device.cq_doorbell(), false);
             receive(&mut qb, 1, to.sge(0, 64));
             post(&mut qa, 1, Work::Send, from.sge(0, 64));
             poll(&a, &mut cqa);
@@ -88,7 +88,7 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
         let (from, to) = (a.memory(64), b.memory(64));
         let mut read = 0;
         for round in 0..5u64 {
-            cqb.arming.arm(b.device.arm_register(), false);
+            cqb.arming.arm(b.device.cq_doorbell(), false);
             receive(&mut qb, round, to.sge(0, 64));
             receive(&mut qb, round + 100, to.sge(0, 64));
             post(&mut qa, round, Work::Send, from.sge(0, 64));
@@ -112,7 +112,7 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
         while cqb.ring.is_empty() {
             b.embedded.drive();
         }
-        cqb.arming.arm(b.device.arm_register(), false);
+        cqb.arming.arm(b.device.cq_doorbell(), false);
         while !readable(&channel, 0) {
             b.embedded.drive();
         }
@@ -142,7 +142,7 @@ fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
     join(QpType::RC, (&a, &host), (&b, &host));
     let memory = host.memory(64);
     receive(&mut b, 1, memory.sge(0, 64));
-    cq.arming.arm(host.device.arm_register(), false);
+    cq.arming.arm(host.device.cq_doorbell(), false);
     // Longer than the device stays awake.
     std::thread::sleep(std::time::Duration::from_millis(50));
     post(&mut a, 2, Work::Send, memory.sge(0, 64));

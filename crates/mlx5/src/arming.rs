@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ring::{BlueFlame, DoorbellRecord, Epoch};
 
-use crate::CompletionRing;
+use crate::CqeRing;
 use crate::memory::Records;
 
 /// The consumer index has 24 bits.
@@ -15,7 +15,7 @@ const SOLICITED_ONLY: u32 = 1 << 24;
 /// Arms a completion queue.
 ///
 /// Any thread, also while another polls: no lock is needed. CQEs that were read
-/// but not released ([`CompletionRing::publish`]) raise an event at once.
+/// but not released ([`CqeRing::publish`]) raise an event at once.
 #[derive(Debug)]
 pub struct Arming {
     consumed: DoorbellRecord,
@@ -30,7 +30,7 @@ pub struct Arming {
 }
 
 impl Arming {
-    pub(crate) fn new(ring: &CompletionRing, cqn: u32) -> Self {
+    pub(crate) fn new(ring: &CqeRing, cqn: u32) -> Self {
         let records = ring.records();
         Self {
             consumed: records.record(0),
@@ -43,7 +43,7 @@ impl Arming {
 
     /// Requests an event for the next completion, or the next solicited one,
     /// after the consumer index. `register` is
-    /// [`crate::DeviceContext::arm_register`].
+    /// [`crate::DeviceContext::cq_doorbell`].
     pub fn arm(&self, register: &BlueFlame, solicited_only: bool) {
         let kind = if solicited_only { SOLICITED_ONLY } else { 0 };
         let sequence = (self.events.now() & 3) << 28;

@@ -10,8 +10,8 @@ use crate::Clock;
 use crate::CreateError;
 use crate::abi::{AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Pod};
 use crate::ioctl;
-use crate::own_registers::{OwnPages, UarRegister};
-use crate::registers::{ARM, Page, REGISTERS, Register, UAR};
+use crate::own_uars::{AllocatedUars, QpUar};
+use crate::uar::{ARM, DoorbellRegister, REGISTERS, UAR, UarPage};
 
 /// Registers of a UAR for queue pairs.
 const PER_UAR: u32 = 2;
@@ -20,7 +20,7 @@ const NUMBERED_PER_UAR: u32 = 4;
 
 /// Requested registers, and how many of them are exclusive to one queue pair: the
 /// stock provider's numbers.
-pub(crate) const WANTED_REGISTERS: u32 = 16;
+pub(crate) const WANTED_BFREGS: u32 = 16;
 pub(crate) const WANTED_EXCLUSIVE: u32 = 4;
 /// Maximum that any driver returns.
 const MOST_REGISTERS: u32 = 512;
@@ -54,9 +54,9 @@ pub struct DeviceContext {
     pub limits: Limits,
     /// Bytes of a register, of two halves; 0: no BlueFlame.
     register_size: usize,
-    registers: Registers,
+    uars: UarSource,
     indices: Arc<Indices>,
-    arm: Arm,
+    arm: CqDoorbell,
     /// The device's time.
     clock: Clock,
     /// The null key.
@@ -65,17 +65,17 @@ pub struct DeviceContext {
 
 /// The register by which completion queues are armed.
 #[derive(Debug)]
-pub(crate) struct Arm {
+pub(crate) struct CqDoorbell {
     pub(crate) register: BlueFlame,
     /// The number of its page, which CREATE_CQ names if it is not the context's
     /// first.
     pub(crate) number: Option<u16>,
     /// Keeps the register mapped.
-    _page: Arc<Page>,
+    _page: Arc<UarPage>,
 }
 
-impl Arm {
-    pub(crate) fn of(page: &Arc<Page>, number: Option<u16>) -> Self {
+impl CqDoorbell {
+    pub(crate) fn of(page: &Arc<UarPage>, number: Option<u16>) -> Self {
         Self {
             // SAFETY: in the first UAR of the page, which is kept beside it.
             // Several queues are armed through it.
@@ -86,18 +86,18 @@ impl Arm {
     }
 }
 
-/// Origin of the registers.
+/// Where the UARs come from.
 #[derive(Debug)]
-enum Registers {
+enum UarSource {
     /// Assigned to queue pairs by the driver.
-    Given {
+    Driver {
         /// Number of registers.
         count: u32,
         uars_per_page: u32,
-        pages: Mutex<Vec<Option<Arc<Page>>>>,
+        pages: Mutex<Vec<Option<Arc<UarPage>>>>,
     },
     /// Allocated, for an imported context.
-    Own(OwnPages),
+    Allocated(AllocatedUars),
 }
 
 /// The mmap offset in bytes of a command (`enum mlx5_ib_mmap_cmd`) and an index.
@@ -154,7 +154,7 @@ impl DeviceContext {
     /// ConnectX-4); [`CreateError::BadAnswer`].
     pub fn open(context: &Context) -> Result<(ContextInfo, Self), CreateError> {
         let request = AllocUcontextReq {
-            total_num_bfregs: WANTED_REGISTERS,
+            total_num_bfregs: WANTED_BFREGS,
             num_low_latency_bfregs: WANTED_EXCLUSIVE,
             max_cqe_version: CQE_VERSION,
             lib_caps: LIB_CAP_4K_UAR,
@@ -183,7 +183,7 @@ impl DeviceContext {
     /// Frees the UARs of an imported context, after all objects made from it.
     /// Otherwise they exist until the last process has closed the file.
     pub fn close(&self, context: &Context) {
-        if let Registers::Own(own) = &self.registers {
+        if let UarSource::Allocated(own) = &self.uars {
             own.release(context);
         }
     }
@@ -191,7 +191,7 @@ impl DeviceContext {
     fn given(
         context: &Context,
         answer: &AllocUcontextResp,
-    ) -> Result<(Registers, Arm), CreateError> {
+    ) -> Result<(UarSource, CqDoorbell), CreateError> {
         let bad = |what| CreateError::BadAnswer { what };
         // Kernels before 4K UARs do not set this.
         let uars_per_page = answer.num_uars_per_page.max(1);
@@ -201,27 +201,30 @@ impl DeviceContext {
         if !(1..=MOST_REGISTERS).contains(&answer.tot_bfregs) {
             return Err(bad("the number of registers"));
         }
-        let first = Arc::new(Page::map(context, 0)?);
-        let arm = Arm::of(&first, None);
-        let registers = Registers::Given {
+        let first = Arc::new(UarPage::map(context, 0)?);
+        let arm = CqDoorbell::of(&first, None);
+        let uars = UarSource::Driver {
             count: answer.tot_bfregs,
             uars_per_page,
             pages: Mutex::new(vec![Some(first)]),
         };
-        Ok((registers, arm))
+        Ok((uars, arm))
     }
 
-    fn own(context: &Context, answer: &AllocUcontextResp) -> Result<(Registers, Arm), CreateError> {
-        let own = OwnPages::new(context, answer.bf_reg_size as usize)?;
+    fn own(
+        context: &Context,
+        answer: &AllocUcontextResp,
+    ) -> Result<(UarSource, CqDoorbell), CreateError> {
+        let own = AllocatedUars::new(context, answer.bf_reg_size as usize)?;
         let arm = own.arm()?;
-        Ok((Registers::Own(own), arm))
+        Ok((UarSource::Allocated(own), arm))
     }
 
-    /// `registers` is asked when all else makes sense.
+    /// `uars` is called when all else makes sense.
     fn from_answer(
         context: &Context,
         answer: &AllocUcontextResp,
-        registers: impl FnOnce(&Context, &AllocUcontextResp) -> Result<(Registers, Arm), CreateError>,
+        uars: impl FnOnce(&Context, &AllocUcontextResp) -> Result<(UarSource, CqDoorbell), CreateError>,
     ) -> Result<Self, CreateError> {
         let bad = |what| CreateError::BadAnswer { what };
         if answer.cqe_version != CQE_VERSION {
@@ -239,7 +242,7 @@ impl DeviceContext {
         if answer.max_sq_desc_sz < 64 || answer.max_rq_desc_sz < 16 {
             return Err(bad("the size of a work request"));
         }
-        let (registers, arm) = registers(context, answer)?;
+        let (uars, arm) = uars(context, answer)?;
         Ok(Self {
             limits: Limits {
                 max_send_entry: answer.max_sq_desc_sz.into(),
@@ -250,7 +253,7 @@ impl DeviceContext {
                 ports: answer.num_ports.into(),
             },
             register_size,
-            registers,
+            uars,
             indices: Arc::default(),
             arm,
             clock: Clock::of(context, answer),
@@ -271,7 +274,7 @@ impl DeviceContext {
 
     /// The register by which completion queues are armed.
     #[inline]
-    pub fn arm_register(&self) -> &BlueFlame {
+    pub fn cq_doorbell(&self) -> &BlueFlame {
         &self.arm.register
     }
 
@@ -280,8 +283,8 @@ impl DeviceContext {
         UserIndex::take(&self.indices)
     }
 
-    /// The value of [`crate::CqOptions::arm_page`].
-    pub fn arm_page(&self) -> Option<u16> {
+    /// The value of [`crate::CqOptions::cq_uar_page`].
+    pub fn cq_uar_page(&self) -> Option<u16> {
         self.arm.number
     }
 
@@ -291,29 +294,30 @@ impl DeviceContext {
     }
 
     /// Allocates the register of a new queue pair, unless the driver assigns it.
-    pub(crate) fn choose_register(
-        &self,
-        context: &Context,
-    ) -> Result<Option<UarRegister>, CreateError> {
-        match &self.registers {
-            Registers::Given { .. } => Ok(None),
-            Registers::Own(own) => own.take(context).map(Some),
+    pub(crate) fn allocate_uar(&self, context: &Context) -> Result<Option<QpUar>, CreateError> {
+        match &self.uars {
+            UarSource::Driver { .. } => Ok(None),
+            UarSource::Allocated(own) => own.take(context).map(Some),
         }
     }
 
     /// The register that the driver has assigned to a queue pair.
-    pub(crate) fn register(&self, context: &Context, number: u32) -> Result<Register, CreateError> {
+    pub(crate) fn register(
+        &self,
+        context: &Context,
+        number: u32,
+    ) -> Result<DoorbellRegister, CreateError> {
         let bad = || CreateError::BadAnswer {
             what: "the number of a queue pair's register",
         };
-        let (count, uars_per_page, pages) = match &self.registers {
-            Registers::Given {
+        let (count, uars_per_page, pages) = match &self.uars {
+            UarSource::Driver {
                 count,
                 uars_per_page,
                 pages,
             } => (*count, *uars_per_page, pages),
             // It assigns none.
-            Registers::Own(own) => return own.doorbells(),
+            UarSource::Allocated(own) => return own.doorbells(),
         };
         let (uar, which) = (number / NUMBERED_PER_UAR, number % NUMBERED_PER_UAR);
         if which >= PER_UAR || uar * PER_UAR + which >= count {
@@ -329,7 +333,7 @@ impl DeviceContext {
         let page = match &mut pages[index] {
             Some(page) => Arc::clone(page),
             place => {
-                let page = Arc::new(Page::map(context, page)?);
+                let page = Arc::new(UarPage::map(context, page)?);
                 *place = Some(Arc::clone(&page));
                 page
             }
@@ -344,7 +348,7 @@ impl DeviceContext {
         let exclusive = uar * PER_UAR + which >= count.saturating_sub(WANTED_EXCLUSIVE);
         let offset = in_page * UAR + REGISTERS + which as usize * self.register_size;
         let start = page.mapping.as_ptr();
-        Register::of(page, position, || {
+        DoorbellRegister::of(page, position, || {
             // SAFETY: in the page, by the bounds that were checked when the
             // device was opened, and kept with it. An exclusive register is one
             // queue pair's at a time, whose posts are made one at a time.

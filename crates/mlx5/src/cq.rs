@@ -5,7 +5,7 @@ use uverbs::{ContextRef, Cq, CqInit, Udata};
 use crate::Lender;
 use crate::abi::{CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Pod, ResizeCq, mini_format};
 use crate::cq_ring::CqeFormat;
-use crate::{Arming, CompletionRing, CreateError};
+use crate::{Arming, CqeRing, CreateError};
 
 /// The contents of a mini CQE besides the fields that this crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub struct CqOptions {
     /// CQEs may be compressed: fewer bus writes, more processor time.
     pub compression: Option<MiniFormat>,
     /// The page of the register for arming, if it is not the context's first:
-    /// [`crate::DeviceContext::arm_page`].
-    pub arm_page: Option<u16>,
+    /// [`crate::DeviceContext::cq_uar_page`].
+    pub cq_uar_page: Option<u16>,
 }
 
 /// A completion queue. The parts are public so that the caller
@@ -38,7 +38,7 @@ pub struct CompletionQueue<C: ContextRef> {
     /// The kernel object.
     pub object: Cq<C>,
     /// The entries and the reader of them.
-    pub ring: CompletionRing,
+    pub ring: CqeRing,
     /// Arms the queue.
     pub arming: Arming,
 }
@@ -74,7 +74,7 @@ impl<C: ContextRef> CompletionQueue<C> {
             compresses: options.compression.is_some(),
         };
         let entries = Self::entries(init.cqe)?;
-        let ring = CompletionRing::new(entries.ilog2(), format, lender)?;
+        let ring = CqeRing::new(entries.ilog2(), format, lender)?;
         let request = CreateCq {
             buf_addr: ring.memory().address(),
             db_addr: ring.records().address(),
@@ -85,11 +85,11 @@ impl<C: ContextRef> CompletionQueue<C> {
                 Some(MiniFormat::Hash) => mini_format::HASH,
                 Some(MiniFormat::Checksum) => mini_format::CHECKSUM,
             },
-            flags: match options.arm_page {
+            flags: match options.cq_uar_page {
                 None => 0,
                 Some(_) => CQ_FLAG_UAR_PAGE_INDEX,
             },
-            uar_page_index: options.arm_page.unwrap_or_default(),
+            uar_page_index: options.cq_uar_page.unwrap_or_default(),
             ..CreateCq::default()
         };
         let mut answer = CreateCqResp::default();
@@ -139,7 +139,7 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// size, but completions may be missing.
     pub fn resize(
         object: &Cq<C>,
-        ring: &mut CompletionRing,
+        ring: &mut CqeRing,
         cqe: u32,
         lender: Option<&dyn Lender>,
     ) -> Result<u32, CreateError> {
@@ -149,7 +149,7 @@ impl<C: ContextRef> CompletionQueue<C> {
             return Ok(entries - 1);
         }
         let log2 = entries.ilog2();
-        let memory = CompletionRing::fresh(log2, ring.format(), lender)?;
+        let memory = CqeRing::fresh(log2, ring.format(), lender)?;
         let request = ResizeCq {
             buf_addr: memory.address(),
             cqe_size: ring.format().bytes() as u16,

@@ -9,9 +9,9 @@ use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
 use crate::cqe::{CqeRef, is_receive};
 use crate::memory::Entries;
 use crate::qp_table::user_index;
-use crate::{CompletionRing, CreateError, Role, Work};
+use crate::{CqeRing, CreateError, Role, Work};
 
-impl CompletionRing {
+impl CqeRing {
     /// Adds a queue pair to the QP table, before it can have completions.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ const INDEX: u32 = 0xff_ffff;
 /// neither allocate nor make a system call; the only lock that they take is a
 /// shared receive queue's.
 #[derive(Debug)]
-pub struct CompletionRing {
+pub struct CqeRing {
     /// The fields of the next entry; `round` is its owner bit once it is written.
     next: NonNull<Cqe>,
     round: u8,
@@ -53,9 +53,9 @@ pub struct CompletionRing {
 }
 
 // SAFETY: it owns its memory, and reads it as memory that the device may write.
-unsafe impl Send for CompletionRing {}
+unsafe impl Send for CqeRing {}
 // SAFETY: as above; safe methods that take `&self` only read.
-unsafe impl Sync for CompletionRing {}
+unsafe impl Sync for CqeRing {}
 
 /// Returns whether an entry with this last byte was written in round `round`.
 #[inline]
@@ -106,7 +106,7 @@ impl CqeFormat {
     }
 }
 
-impl CompletionRing {
+impl CqeRing {
     /// Creates a queue of `1 << log2` entries, all owned by the device.
     pub(crate) fn new(
         log2: u32,
@@ -233,7 +233,7 @@ impl CompletionRing {
     ///
     /// # Errors
     /// The next completion is malformed. It stays the next one until
-    /// [`CompletionRing::skip`], so that the call can be repeated once its queue
+    /// [`CqeRing::skip`], so that the call can be repeated once its queue
     /// pair is attached. If completions were read before it, they are returned, and
     /// the next call reports the error.
     ///
@@ -261,16 +261,16 @@ impl CompletionRing {
     }
 
     /// Decodes the next completion into `sink`. Returns whether there was one.
-    /// [`CompletionRing::publish`] releases its CQE.
+    /// [`CqeRing::publish`] releases its CQE.
     ///
     /// A receive of a shared queue that failed with a page fault (on-demand
     /// paging) is posted again, and completes later.
     ///
     /// # Errors
-    /// As for [`CompletionRing::poll`].
+    /// As for [`CqeRing::poll`].
     ///
     /// # Safety
-    /// As for [`CompletionRing::poll`].
+    /// As for [`CqeRing::poll`].
     #[inline(always)]
     pub unsafe fn next(&mut self, sink: &mut impl Sink) -> Result<bool, CompletionError> {
         const SENT: u8 = cqe_opcode::REQ << 4;
@@ -297,10 +297,10 @@ impl CompletionRing {
         unsafe { self.next_slow(sink) }
     }
 
-    /// Slow path of [`CompletionRing::next`]: any completion, or a malformed CQE.
+    /// Slow path of [`CqeRing::next`]: any completion, or a malformed CQE.
     ///
     /// # Safety
-    /// As for [`CompletionRing::poll`].
+    /// As for [`CqeRing::poll`].
     #[cold]
     #[inline(never)]
     unsafe fn next_slow(&mut self, sink: &mut impl Sink) -> Result<bool, CompletionError> {
@@ -394,7 +394,7 @@ impl CompletionRing {
     }
 
     /// Called before a resize: the queue does not count as empty until
-    /// [`CompletionRing::publish`].
+    /// [`CqeRing::publish`].
     pub(crate) fn suspend(&mut self) -> Result<(), CreateError> {
         self.retired
             .try_reserve(1)

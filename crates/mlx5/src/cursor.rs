@@ -10,7 +10,7 @@ use crate::wc::flags;
 /// The completion that a cursor is on.
 ///
 /// Its CQE is read in the ring until it is released
-/// ([`crate::CompletionRing::publish`]). The fields are numbers only: a
+/// ([`crate::CqeRing::publish`]). The fields are numbers only: a
 /// malfunctioning device that overwrites them does no harm.
 #[derive(Debug)]
 pub struct CursorEntry {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A malformed CQE. It stays the next one until
-/// [`CompletionRing::skip`](crate::CompletionRing::skip).
+/// [`CqeRing::skip`](crate::CqeRing::skip).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionError {
     /// No queue pair with that user index completes here.

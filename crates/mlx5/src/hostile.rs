@@ -13,12 +13,12 @@ use uverbs::QpCap;
 use crate::context::UserIndex;
 use crate::cq_ring::CqeFormat;
 use crate::plan::{RecvPlan, SendPlan};
-use crate::registers::Register;
 use crate::shared::SharedQueue;
+use crate::uar::DoorbellRegister;
 use crate::wc::opcode;
 use crate::{
-    CompletionRing, CursorEntry, Data, Limits, Opcode, Operands, RecvQueue, Role, SendFlags,
-    SendQueue, SendWr, Service, Sge, SharedWork, Work, WorkCompletion,
+    CqeRing, CursorEntry, Data, Limits, Opcode, Operands, RecvQueue, Role, SendFlags, SendQueue,
+    SendWr, Service, Sge, SharedWork, Work, WorkCompletion,
 };
 
 /// Of a device, where there is none.
@@ -102,7 +102,7 @@ impl Pair {
         .expect("memory");
         work.short_data = place != 2;
         let work = Arc::new(work);
-        let (register, _) = Register::in_memory(256);
+        let (register, _) = DoorbellRegister::in_memory(256);
         Self {
             send: SendQueue::new(Arc::clone(&work), FIRST + place, false, register),
             recv: RecvQueue::new(Arc::clone(&work)),
@@ -129,7 +129,7 @@ struct World<'s> {
     pairs: [Pair; 4],
     shared: SharedQueue,
     shared_receives: Vec<u64>,
-    ring: CompletionRing,
+    ring: CqeRing,
     /// Completions that the device has written, ever.
     raised: u32,
     next_id: u64,
@@ -153,7 +153,7 @@ pub fn completions(script: &[u8]) {
         pairs: pairs.map(|shared| Pair::new(place.next().unwrap_or(0), shared)),
         shared: SharedQueue::new(shared),
         shared_receives: Vec::new(),
-        ring: CompletionRing::new(log2, format, None).expect("a small queue"),
+        ring: CqeRing::new(log2, format, None).expect("a small queue"),
         raised: 0,
         next_id: 0,
     };
@@ -380,7 +380,7 @@ impl World<'_> {
             _ => {
                 let log2 = 1 + u32::from(self.script.below(4));
                 let format = self.ring.format();
-                let memory = CompletionRing::fresh(log2, format, None).expect("a small queue");
+                let memory = CqeRing::fresh(log2, format, None).expect("a small queue");
                 self.ring.suspend().expect("memory");
                 // With its mark, or without.
                 if self.script.below(2) == 1 {

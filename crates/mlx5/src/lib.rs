@@ -2,7 +2,7 @@
 //!
 //! - [`DeviceContext`]: the driver's answers, and the device's UARs;
 //! - [`SendQueue`], [`RecvQueue`], [`SharedQueue`]: writers of work requests;
-//! - [`CompletionRing`]: the reader of work completions;
+//! - [`CqeRing`]: the reader of work completions;
 //! - [`QueuePair`], [`SharedReceiveQueue`], [`CompletionQueue`],
 //!   [`AddressHandle`]: the kernel objects with their queues;
 //! - [`Clock`], [`WallClock`]: the device's clock, and its wall clock time;
@@ -13,7 +13,7 @@
 //! encodes a [`SendWr`] in place, [`SendQueue::publish`] writes the doorbell
 //! record and the UAR
 //! (`ring`); its completion names a user index and a slot, from which
-//! [`CompletionRing::poll`] finds the work request's identifier.
+//! [`CqeRing::poll`] finds the work request's identifier.
 //!
 //! CQEs are untrusted: numbers are looked up or masked, unknown ones are typed
 //! errors.
@@ -35,18 +35,18 @@ pub mod hostile;
 pub mod ioctl;
 mod memory;
 mod operation;
-mod own_registers;
+mod own_uars;
 mod plan;
 mod qp;
 mod qp_table;
 mod recv;
-mod registers;
 mod send;
 mod session;
 mod shared;
 mod srq;
 #[cfg(test)]
 mod tests;
+mod uar;
 mod wc;
 mod work;
 
@@ -55,14 +55,14 @@ pub use arming::Arming;
 pub use clock::{Clock, WallClock};
 pub use context::{DeviceContext, Limits};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
-pub use cq_ring::{CompletionRing, EmptyCheck};
+pub use cq_ring::{CqeRing, EmptyCheck};
 pub use cqe::{Sink, Timed};
 pub use cursor::CursorEntry;
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};
 pub use error::{CompletionError, CreateError};
 pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
-pub use own_registers::OwnRegister;
+pub use own_uars::ThreadUar;
 pub use qp::{QpOptions, QueuePair, alloc_pd, find_pd};
 pub use recv::RecvQueue;
 pub use send::{LONGEST_WINDOW, MAX_SEGMENT, SendQueue};

@@ -23,55 +23,55 @@ pub enum Service {
 /// Exclusive limit of the opcodes.
 pub(crate) const OPCODES: usize = 16;
 
-/// Encoding of an operation on a service.
+/// How an operation on a service is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Form {
+pub(crate) struct OperationFormat {
     /// The device's opcode.
     pub opcode: u8,
     /// Contents of its immediate field.
-    pub extra: Extra,
+    pub immediate: ImmediateField,
     /// It has a remote segment.
     pub remote: bool,
     /// It has an atomic segment.
     pub atomic: bool,
     /// It writes to its local memory (reads, atomics).
-    pub reads: bool,
+    pub returns_data: bool,
     /// It changes a memory key and has no data.
-    pub keys: bool,
+    pub changes_keys: bool,
     /// Segments before the data: control, address, remote memory, operands.
-    pub before: u8,
+    pub leading_segments: u8,
     /// Fence bits of the next work request, unless that has a stronger fence.
     pub fence_after: u8,
-    /// It qualifies for `SendQueue::push_short`: only a control segment and at most
+    /// It qualifies for `SendQueue::push_fast`: only a control segment and at most
     /// a remote segment precede the data.
-    pub short: bool,
+    pub fast: bool,
     /// The opcode and the number of segments before the data, as in the first 8
     /// bytes of the control segment; 0 if the service lacks the operation.
-    pub head: u64,
+    pub control_word: u64,
 }
 
-impl Form {
+impl OperationFormat {
     /// No operation.
     const NONE: Self = Self {
         opcode: 0,
-        extra: Extra::Nothing,
+        immediate: ImmediateField::Unused,
         remote: false,
         atomic: false,
-        reads: false,
-        keys: false,
-        before: 0,
+        returns_data: false,
+        changes_keys: false,
+        leading_segments: 0,
         fence_after: 0,
-        short: false,
-        head: 0,
+        fast: false,
+        control_word: 0,
     };
 }
 
 /// Contents of the immediate field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extra {
-    Nothing,
+pub(crate) enum ImmediateField {
+    Unused,
     /// Immediate data, in wire order.
-    Immediate,
+    Data,
     /// A key, in host order.
     Key,
 }
@@ -87,24 +87,24 @@ impl Service {
         }
     }
 
-    /// [`Service::form`] by the opcode's number.
-    pub(crate) fn forms(self) -> &'static [Form; OPCODES] {
-        static FORMS: [[Form; OPCODES]; 5] = [
-            Service::ReliableConnection.all_forms(),
-            Service::UnreliableConnection.all_forms(),
-            Service::Datagram.all_forms(),
-            Service::XrcInitiator.all_forms(),
-            Service::XrcTarget.all_forms(),
+    /// [`Service::format`] by the opcode's number.
+    pub(crate) fn formats(self) -> &'static [OperationFormat; OPCODES] {
+        static FORMATS: [[OperationFormat; OPCODES]; 5] = [
+            Service::ReliableConnection.all_formats(),
+            Service::UnreliableConnection.all_formats(),
+            Service::Datagram.all_formats(),
+            Service::XrcInitiator.all_formats(),
+            Service::XrcTarget.all_formats(),
         ];
-        &FORMS[self as usize]
+        &FORMATS[self as usize]
     }
 
-    const fn all_forms(self) -> [Form; OPCODES] {
-        let mut all = [Form::NONE; OPCODES];
+    const fn all_formats(self) -> [OperationFormat; OPCODES] {
+        let mut all = [OperationFormat::NONE; OPCODES];
         let mut opcode = 0;
         while opcode < OPCODES {
-            if let Some(form) = self.form(Opcode(opcode as u32)) {
-                all[opcode] = form;
+            if let Some(format) = self.format(Opcode(opcode as u32)) {
+                all[opcode] = format;
             }
             opcode += 1;
         }
@@ -112,81 +112,83 @@ impl Service {
     }
 
     /// The encoding of an operation; `None` if the service lacks it.
-    const fn form(self, operation: Opcode) -> Option<Form> {
+    const fn format(self, operation: Opcode) -> Option<OperationFormat> {
         if matches!(self, Self::XrcTarget) {
             return None;
         }
         let address = self.address();
-        let plain = Form {
+        let plain = OperationFormat {
             opcode: opcode::SEND,
-            before: 1 + address,
-            ..Form::NONE
+            leading_segments: 1 + address,
+            ..OperationFormat::NONE
         };
-        let form = match operation {
+        let format = match operation {
             Opcode::SEND => plain,
-            Opcode::SEND_WITH_IMM => Form {
+            Opcode::SEND_WITH_IMM => OperationFormat {
                 opcode: opcode::SEND_IMM,
-                extra: Extra::Immediate,
+                immediate: ImmediateField::Data,
                 ..plain
             },
             _ if matches!(self, Self::Datagram) => return None,
-            Opcode::SEND_WITH_INV => Form {
+            Opcode::SEND_WITH_INV => OperationFormat {
                 opcode: opcode::SEND_INVAL,
-                extra: Extra::Key,
+                immediate: ImmediateField::Key,
                 ..plain
             },
-            Opcode::RDMA_WRITE => Form {
+            Opcode::RDMA_WRITE => OperationFormat {
                 opcode: opcode::RDMA_WRITE,
                 remote: true,
-                before: 2 + address,
+                leading_segments: 2 + address,
                 ..plain
             },
-            Opcode::RDMA_WRITE_WITH_IMM => Form {
+            Opcode::RDMA_WRITE_WITH_IMM => OperationFormat {
                 opcode: opcode::RDMA_WRITE_IMM,
-                extra: Extra::Immediate,
+                immediate: ImmediateField::Data,
                 remote: true,
-                before: 2 + address,
+                leading_segments: 2 + address,
                 ..plain
             },
-            Opcode::BIND_MW | Opcode::LOCAL_INV => Form {
+            Opcode::BIND_MW | Opcode::LOCAL_INV => OperationFormat {
                 opcode: opcode::UMR,
-                extra: Extra::Key,
-                keys: true,
+                immediate: ImmediateField::Key,
+                changes_keys: true,
                 // Without an address.
-                before: keys::BEFORE as u8,
+                leading_segments: keys::LEADING_SEGMENTS as u8,
                 fence_after: CONTROL_SMALL_FENCE,
                 ..plain
             },
             _ if matches!(self, Self::UnreliableConnection) => return None,
-            Opcode::RDMA_READ => Form {
+            Opcode::RDMA_READ => OperationFormat {
                 opcode: opcode::RDMA_READ,
                 remote: true,
-                before: 2 + address,
-                reads: true,
+                leading_segments: 2 + address,
+                returns_data: true,
                 ..plain
             },
-            Opcode::ATOMIC_CMP_AND_SWP => Form {
+            Opcode::ATOMIC_CMP_AND_SWP => OperationFormat {
                 opcode: opcode::ATOMIC_CS,
                 remote: true,
-                before: 3 + address,
+                leading_segments: 3 + address,
                 atomic: true,
-                reads: true,
+                returns_data: true,
                 ..plain
             },
-            Opcode::ATOMIC_FETCH_AND_ADD => Form {
+            Opcode::ATOMIC_FETCH_AND_ADD => OperationFormat {
                 opcode: opcode::ATOMIC_FA,
                 remote: true,
-                before: 3 + address,
+                leading_segments: 3 + address,
                 atomic: true,
-                reads: true,
+                returns_data: true,
                 ..plain
             },
             _ => return None,
         };
-        Some(Form {
-            short: address == 0 && form.before <= 2 && !matches!(form.extra, Extra::Key),
-            head: ((form.opcode as u64) << 32) | form.before as u64,
-            ..form
+        Some(OperationFormat {
+            fast: address == 0
+                && format.leading_segments <= 2
+                && !matches!(format.immediate, ImmediateField::Key),
+            control_word: ((format.opcode as u64) << 32) | format.leading_segments as u64,
+            ..format
         })
     }
 }

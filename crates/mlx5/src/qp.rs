@@ -11,7 +11,7 @@ use crate::abi::{
 use crate::ioctl;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::SharedWork;
-use crate::{CreateError, DeviceContext, OwnRegister, RecvQueue, SendQueue, Service, Work};
+use crate::{CreateError, DeviceContext, RecvQueue, SendQueue, Service, ThreadUar, Work};
 
 /// Creates a protection domain.
 ///
@@ -68,7 +68,7 @@ impl Default for QpOptions {
 ///
 /// The caller attaches `work` to the completion queues before the first use, and
 /// detaches it after the queue pair is destroyed
-/// ([`crate::CompletionRing::attach`]). The kernel object is destroyed before the
+/// ([`crate::CqeRing::attach`]). The kernel object is destroyed before the
 /// queues' memory is freed.
 #[derive(Debug)]
 pub struct QueuePair<C: ContextRef> {
@@ -117,7 +117,7 @@ impl<C: ContextRef> QueuePair<C> {
         init: &QpInit,
         shared: Option<Arc<SharedWork>>,
         options: &QpOptions,
-        own: Option<&OwnRegister<C>>,
+        own: Option<&ThreadUar<C>>,
         lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
         let service = match init.qp_type {
@@ -141,8 +141,8 @@ impl<C: ContextRef> QueuePair<C> {
             RecvPlan::default()
         };
         let chosen = match own {
-            Some(own) => Some(own.uar_register()),
-            None => device.choose_register(context)?,
+            Some(own) => Some(own.qp_uar()),
+            None => device.allocate_uar(context)?,
         };
         let index = device.user_index()?;
         let mut work = Work::new(index, service, send, recv, shared, lender)?;

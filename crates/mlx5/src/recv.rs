@@ -21,7 +21,7 @@ use crate::{PostError, Work};
 #[derive(Debug)]
 pub struct RecvQueue {
     /// Number of published receives.
-    posted: u32,
+    published: u32,
     /// Number of receives pushed so far, published or not.
     next: u32,
     /// Value of `next` at which the number of completed receives is read again.
@@ -51,7 +51,7 @@ impl RecvQueue {
     /// Creates the writer of a queue pair's receive queue.
     pub(crate) fn new(work: Arc<Work>) -> Self {
         Self {
-            posted: 0,
+            published: 0,
             next: 0,
             room_until: work.recv.entries,
             capacity: work.recv.entries,
@@ -80,9 +80,9 @@ impl RecvQueue {
     }
 
     /// Called after the queue pair was reset and its completions were removed
-    /// ([`crate::CompletionRing::clean`]).
+    /// ([`crate::CqeRing::clean`]).
     pub fn reset(&mut self) {
-        (self.posted, self.next) = (0, 0);
+        (self.published, self.next) = (0, 0);
         self.room_until = self.capacity();
         self.work.receives.reset();
         self.record.publish(0);
@@ -91,7 +91,7 @@ impl RecvQueue {
     /// Starts a batch, and discards one that was neither published nor aborted.
     #[inline]
     pub fn begin(&mut self) {
-        if self.next != self.posted {
+        if self.next != self.published {
             self.abort();
         }
     }
@@ -104,17 +104,17 @@ impl RecvQueue {
     #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         if let [sge] = list
-            && self.push_short(wr_id, sge)
+            && self.push_fast(wr_id, sge)
         {
             return Ok(());
         }
-        self.push_any(wr_id, list)
+        self.push_slow(wr_id, list)
     }
 
     /// Fast path of [`RecvQueue::push`]: one element, and there is room. Returns false
     /// and pushes nothing if it does not apply.
     #[inline]
-    pub fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+    pub fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
         let at = self.next;
         if sge.length.wrapping_sub(1) >= self.longest || !self.has_room() {
             return false;
@@ -129,7 +129,7 @@ impl RecvQueue {
 
     /// Slow path of [`RecvQueue::push`]: any receive.
     #[inline(never)]
-    pub(crate) fn push_any(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
+    pub(crate) fn push_slow(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         if !self.has_room() {
             return Err(PostError::Full);
         }
@@ -145,11 +145,11 @@ impl RecvQueue {
     /// Discards the batch: no completion can match its receives.
     #[cold]
     pub fn abort(&mut self) {
-        for receive in 0..self.next.wrapping_sub(self.posted) {
-            let slot = self.slot(self.posted.wrapping_add(receive));
-            self.work.receives.note(slot as u32, 0, self.posted);
+        for receive in 0..self.next.wrapping_sub(self.published) {
+            let slot = self.slot(self.published.wrapping_add(receive));
+            self.work.receives.note(slot as u32, 0, self.published);
         }
-        self.next = self.posted;
+        self.next = self.published;
     }
 
     /// Whether there is room for one more receive.
@@ -183,11 +183,11 @@ impl RecvQueue {
     /// Adds the receive in entry `next` to the batch. Returns the following entry.
     #[inline]
     fn accept(&self, next: u32, wr_id: u64) -> u32 {
-        let mark = next.wrapping_add(1);
+        let wr_count = next.wrapping_add(1);
         // SAFETY: `work` owns one slot per entry (one of an empty queue) and outlives
         // this queue.
-        unsafe { self.outstanding.post(self.slot(next), wr_id, mark) };
-        mark
+        unsafe { self.outstanding.post(self.slot(next), wr_id, wr_count) };
+        wr_count
     }
 
     /// Publishes the batch to the device.
@@ -198,8 +198,8 @@ impl RecvQueue {
     #[inline]
     pub unsafe fn publish(&mut self) {
         // An empty batch publishes the same index again.
-        self.posted = self.next;
-        self.record.publish(self.posted & 0xffff);
+        self.published = self.next;
+        self.record.publish(self.published & 0xffff);
     }
 }
 
@@ -209,9 +209,9 @@ impl RecvQueue {
 /// The segment is writable, and aligned to its size.
 #[inline]
 unsafe fn write_segment(to: NonNull<DataSegment>, sge: &Sge) {
-    let head = u64::from(sge.length) << 32 | u64::from(sge.lkey);
+    let first = u64::from(sge.length) << 32 | u64::from(sge.lkey);
     // SAFETY: as the caller says.
-    unsafe { write_pair(to.cast(), head.to_be(), sge.addr.to_be()) };
+    unsafe { write_pair(to.cast(), first.to_be(), sge.addr.to_be()) };
 }
 
 /// The terminator of a list that is shorter than the entry.

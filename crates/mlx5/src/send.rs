@@ -23,8 +23,8 @@ use crate::abi::{
     AddressVector, BLOCK, CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, EXTENDED_AV,
     INLINE_SEGMENT, SEGMENT, opcode,
 };
-use crate::operation::{Extra, Form, OPCODES};
-use crate::registers::Register;
+use crate::operation::{ImmediateField, OPCODES, OperationFormat};
+use crate::uar::DoorbellRegister;
 use crate::{
     Address, Data, Destination, Operands, PostError, RemoteMemory, SendFlags, SendWr, Service, Work,
 };
@@ -54,16 +54,16 @@ pub struct SendQueue {
     /// The first 8 bytes of the last work request, which a doorbell carries.
     doorbell: u64,
     /// Number of work requests pushed so far, published or not.
-    marked: u32,
-    /// Value of `marked` at which the number of completed requests is read again.
+    wr_count: u32,
+    /// Value of `wr_count` at which the number of completed requests is read again.
     room_until: u32,
     /// Fence bits of the next work request.
     fence: u8,
-    /// `next`, `marked` (as `count`) and `fence` as of the last published batch, to
+    /// `next`, `wr_count` and `fence` as of the last published batch, to
     /// which [`SendQueue::abort`] returns.
-    posted: u32,
-    count: u32,
-    fence_posted: u8,
+    published_next: u32,
+    published_wr_count: u32,
+    published_fence: u8,
     capacity: u32,
     max_sge: u32,
     /// Maximum bytes of an element.
@@ -75,12 +75,12 @@ pub struct SendQueue {
     /// The QP number in a control segment's first 8 bytes.
     qpn: u64,
     service: Service,
-    /// Encodings of the service's operations.
-    forms: &'static [Form; OPCODES],
+    /// The formats of the service's operations.
+    formats: &'static [OperationFormat; OPCODES],
     /// The control segment's flags, indexed by the three lowest send flags.
     flags: [u8; 8],
     record: DoorbellRecord,
-    register: Register,
+    register: DoorbellRegister,
     /// The slots of `work.sends`, one for each block.
     outstanding: OutstandingSlots,
     work: Arc<Work>,
@@ -93,18 +93,23 @@ unsafe impl Sync for SendQueue {}
 
 impl SendQueue {
     /// Creates the writer of a queue pair's send queue, which may be empty.
-    pub(crate) fn new(work: Arc<Work>, qp_num: u32, signal_all: bool, register: Register) -> Self {
+    pub(crate) fn new(
+        work: Arc<Work>,
+        qp_num: u32,
+        signal_all: bool,
+        register: DoorbellRegister,
+    ) -> Self {
         Self {
             blocks: work.send_at(),
             mask: (work.send.bytes() as u32).saturating_sub(1),
             next: 0,
             doorbell: 0,
-            marked: 0,
+            wr_count: 0,
             room_until: work.send.capacity,
             fence: 0,
-            posted: 0,
-            count: 0,
-            fence_posted: 0,
+            published_next: 0,
+            published_wr_count: 0,
+            published_fence: 0,
             capacity: work.send.capacity,
             max_sge: work.send.max_sge,
             longest: if work.send.max_sge == 0 {
@@ -117,7 +122,7 @@ impl SendQueue {
             qp_num,
             qpn: u64::from(qp_num << 8),
             service: work.service,
-            forms: work.service.forms(),
+            formats: work.service.formats(),
             flags: control_flags(signal_all),
             record: work.memory.records.record(1),
             register,
@@ -144,10 +149,14 @@ impl SendQueue {
     }
 
     /// Called after the queue pair was reset and its completions were removed
-    /// ([`crate::CompletionRing::clean`]).
+    /// ([`crate::CqeRing::clean`]).
     pub fn reset(&mut self) {
-        (self.next, self.marked, self.fence) = (0, 0, 0);
-        (self.posted, self.count, self.fence_posted) = (0, 0, 0);
+        (self.next, self.wr_count, self.fence) = (0, 0, 0);
+        (
+            self.published_next,
+            self.published_wr_count,
+            self.published_fence,
+        ) = (0, 0, 0);
         self.room_until = self.capacity;
         self.work.sends.reset();
         self.record.publish(0);
@@ -156,7 +165,7 @@ impl SendQueue {
     /// Starts a batch, and discards one that was neither published nor aborted.
     #[inline]
     pub fn begin(&mut self) {
-        if self.marked != self.count {
+        if self.wr_count != self.published_wr_count {
             self.abort();
         }
     }
@@ -164,11 +173,15 @@ impl SendQueue {
     /// Discards the batch: no completion can match its work requests.
     #[cold]
     pub fn abort(&mut self) {
-        for block in 0..self.next.wrapping_sub(self.posted) {
-            let slot = self.posted.wrapping_add(block);
-            self.work.sends.note(slot, 0, self.count);
+        for block in 0..self.next.wrapping_sub(self.published_next) {
+            let slot = self.published_next.wrapping_add(block);
+            self.work.sends.note(slot, 0, self.published_wr_count);
         }
-        (self.next, self.marked, self.fence) = (self.posted, self.count, self.fence_posted);
+        (self.next, self.wr_count, self.fence) = (
+            self.published_next,
+            self.published_wr_count,
+            self.published_fence,
+        );
     }
 
     /// Publishes the batch to the device and rings the doorbell. Returns whether
@@ -183,13 +196,17 @@ impl SendQueue {
     #[inline]
     pub unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.
-        if unsafe { self.publish_short() } {
+        if unsafe { self.publish_fast() } {
             return true;
         }
-        let batch = self.marked.wrapping_sub(self.count);
+        let batch = self.wr_count.wrapping_sub(self.published_wr_count);
         if batch != 0 {
             self.ring_slow(batch);
-            (self.posted, self.count, self.fence_posted) = (self.next, self.marked, self.fence);
+            (
+                self.published_next,
+                self.published_wr_count,
+                self.published_fence,
+            ) = (self.next, self.wr_count, self.fence);
         }
         batch != 0
     }
@@ -200,16 +217,26 @@ impl SendQueue {
     /// # Safety
     /// As for [`SendQueue::publish`].
     #[inline(always)]
-    pub unsafe fn publish_short(&mut self) -> bool {
-        let (next, marked, fence) = (self.next, self.marked, self.fence);
-        if marked.wrapping_sub(self.count) != 1 || !(2..=PER_BLOCK).contains(&self.segments()) {
+    pub unsafe fn publish_fast(&mut self) -> bool {
+        let (next, wr_count, fence) = (self.next, self.wr_count, self.fence);
+        if wr_count.wrapping_sub(self.published_wr_count) != 1
+            || !(2..=PER_BLOCK).contains(&self.segments())
+        {
             return false;
         }
         self.record.publish(next & 0xffff);
         // SAFETY: a block of the queue.
-        let copied = unsafe { self.register.get().try_copy_one(self.block(self.posted)) };
+        let copied = unsafe {
+            self.register
+                .get()
+                .try_copy_one(self.block(self.published_next))
+        };
         if copied {
-            (self.posted, self.count, self.fence_posted) = (next, marked, fence);
+            (
+                self.published_next,
+                self.published_wr_count,
+                self.published_fence,
+            ) = (next, wr_count, fence);
         }
         copied
     }
@@ -231,7 +258,7 @@ impl SendQueue {
             return register.ring(self.doorbell);
         }
         let blocks = segments.div_ceil(PER_BLOCK);
-        let blocks = (0..blocks).map(|block| self.block(self.posted.wrapping_add(block)));
+        let blocks = (0..blocks).map(|block| self.block(self.published_next.wrapping_add(block)));
         // SAFETY: blocks of the queue.
         unsafe { register.copy(blocks) };
     }
@@ -239,7 +266,7 @@ impl SendQueue {
     /// Whether there is room for one more work request.
     #[inline]
     fn has_room(&mut self) -> bool {
-        if self.marked != self.room_until {
+        if self.wr_count != self.room_until {
             return true;
         }
         // Read the number of completed work requests again. Inline, because a call
@@ -247,7 +274,7 @@ impl SendQueue {
         cold_path();
         let completed = self.work.sends.completed();
         self.room_until = completed.wrapping_add(self.capacity);
-        self.marked != self.room_until
+        self.wr_count != self.room_until
     }
 
     /// Byte offset of a block.
@@ -274,13 +301,13 @@ impl SendQueue {
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
         // SAFETY: as the caller says.
-        if unsafe { self.push_short(wr, wr.data) } {
+        if unsafe { self.push_fast(wr, wr.data) } {
             return Ok(());
         }
         // Copied, so that the fast path keeps the caller's value in registers.
         let wr = *wr;
         // SAFETY: as the caller says.
-        unsafe { self.push_any(&wr) }
+        unsafe { self.push_slow(&wr) }
     }
 
     /// Fast path of [`SendQueue::push`]: a send, write or read on RC or UC, of one
@@ -293,11 +320,11 @@ impl SendQueue {
     // Without `always` the work request is passed in memory: 54 instructions of a raw
     // send.
     #[inline(always)]
-    pub unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>, data: Data<'_>) -> bool {
-        let Some(form) = self.forms.get(wr.opcode.0 as usize) else {
+    pub unsafe fn push_fast(&mut self, wr: &SendWr<'_, Address>, data: Data<'_>) -> bool {
+        let Some(format) = self.formats.get(wr.opcode.0 as usize) else {
             return false;
         };
-        if !form.short || self.fence != 0 {
+        if !format.fast || self.fence != 0 {
             return false;
         }
         let at = self.next;
@@ -308,14 +335,14 @@ impl SendQueue {
                 }
                 // SAFETY: at most three segments of the block are written.
                 unsafe {
-                    let (first, to) = self.short_head(at, form, wr, 1);
+                    let (first, to) = self.write_header(at, format, wr, 1);
                     put(to, element(sge, sge.length));
                     (first, 1)
                 }
             }
-            Data::Inline([piece]) if !form.reads => {
+            Data::Inline([piece]) if !format.returns_data => {
                 let data_segments = inline_segments(piece.length);
-                let segments = u32::from(form.before) + data_segments;
+                let segments = u32::from(format.leading_segments) + data_segments;
                 let end = self.offset(at) + segments as usize * SEGMENT;
                 if piece.length.wrapping_sub(1) >= self.short_inline
                     || end > self.mask as usize + 1
@@ -327,7 +354,7 @@ impl SendQueue {
                 // SAFETY: the WQE has room for `short_inline` bytes and does not wrap;
                 // the piece is readable, as the caller says.
                 unsafe {
-                    let (first, to) = self.short_head(at, form, wr, data_segments);
+                    let (first, to) = self.write_header(at, format, wr, data_segments);
                     put_inline(to, from, piece.length);
                     (first, segments.div_ceil(PER_BLOCK))
                 }
@@ -343,20 +370,24 @@ impl SendQueue {
     /// # Safety
     /// As for [`SendQueue::push`].
     #[inline(never)]
-    pub(crate) unsafe fn push_any(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
-        let form = match self.forms.get(wr.opcode.0 as usize) {
-            Some(form) if form.head != 0 && (!form.keys || self.work.send.keys) => form,
+    pub(crate) unsafe fn push_slow(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
+        let format = match self.formats.get(wr.opcode.0 as usize) {
+            Some(format)
+                if format.control_word != 0 && (!format.changes_keys || self.work.send.keys) =>
+            {
+                format
+            }
             _ => return Err(PostError::BadOperation),
         };
         if !self.has_room() {
             return Err(PostError::Full);
         }
-        let data_segments = self.data_segments(form, wr.data)?;
-        if form.keys {
-            return self.push_keys(form, wr);
+        let data_segments = self.data_segments(format, wr.data)?;
+        if format.changes_keys {
+            return self.push_keys(format, wr);
         }
-        let segments = u32::from(form.before) + data_segments;
-        let control = self.control_any(form, wr, data_segments);
+        let segments = u32::from(format.leading_segments) + data_segments;
+        let control = self.control_slow(format, wr, data_segments);
         let mut to = self.writer();
         to.put(control);
         match (self.service, wr.destination) {
@@ -383,14 +414,14 @@ impl SendQueue {
             (Service::Datagram | Service::XrcInitiator, _) => return Err(PostError::BadOperation),
             _ => {}
         }
-        if form.remote {
+        if format.remote {
             to.put(remote(wr.remote));
         }
-        if form.atomic {
+        if format.atomic {
             let Operands::Atomic { compare_add, swap } = wr.operands else {
                 return Err(PostError::BadOperation);
             };
-            let (swap_add, compare) = if form.opcode == opcode::ATOMIC_CS {
+            let (swap_add, compare) = if format.opcode == opcode::ATOMIC_CS {
                 (swap, compare_add)
             } else {
                 (compare_add, 0)
@@ -400,7 +431,7 @@ impl SendQueue {
         match wr.data {
             // A length of 0 means 2 GiB to the device.
             Data::Sges(list) => (list.iter().filter(|sge| sge.length != 0))
-                .for_each(|sge| to.put(element(sge, if form.atomic { 8 } else { sge.length }))),
+                .for_each(|sge| to.put(element(sge, if format.atomic { 8 } else { sge.length }))),
             // SAFETY: readable, as the caller says.
             Data::Inline(pieces) => unsafe { to.put_inline(pieces) },
         }
@@ -410,21 +441,21 @@ impl SendQueue {
             wr.wr_id,
             segments.div_ceil(PER_BLOCK),
         );
-        self.fence = form.fence_after;
+        self.fence = format.fence_after;
         Ok(())
     }
 
     /// Returns the number of data segments, or refuses the data.
-    fn data_segments(&self, form: &Form, data: Data<'_>) -> Result<u32, PostError> {
+    fn data_segments(&self, format: &OperationFormat, data: Data<'_>) -> Result<u32, PostError> {
         match data {
             Data::Sges(list) if list.len() > self.max_sge as usize => Err(PostError::TooManySges),
             Data::Sges([]) => Ok(0),
-            _ if form.keys => Err(PostError::BadOperation),
+            _ if format.changes_keys => Err(PostError::BadOperation),
             Data::Sges(list) if list.iter().any(|sge| sge.length >= MAX_SEGMENT) => {
                 Err(PostError::MessageTooLong)
             }
             Data::Sges(list) => Ok(list.iter().filter(|sge| sge.length != 0).count() as u32),
-            Data::Inline(_) if form.reads => Err(PostError::BadOperation),
+            Data::Inline(_) if format.returns_data => Err(PostError::BadOperation),
             Data::Inline(pieces) => {
                 let rest = (pieces.iter())
                     .try_fold(self.max_inline, |room, piece| {
@@ -446,25 +477,25 @@ impl SendQueue {
     /// There is room for a WQE at `at`.
     // Without `always` the work request is passed in memory: 30 instructions.
     #[inline(always)]
-    unsafe fn short_head(
+    unsafe fn write_header(
         &self,
         at: u32,
-        form: &Form,
+        format: &OperationFormat,
         wr: &SendWr<'_, Address>,
         data_segments: u32,
     ) -> (u64, NonNull<u8>) {
-        let immediate = match form.extra {
-            Extra::Immediate => wr.imm_or_key,
+        let immediate = match format.immediate {
+            ImmediateField::Data => wr.imm_or_key,
             _ => 0,
         };
         let flags = self.control_flags(wr.flags);
-        let control = self.control(at, form, data_segments, flags, immediate);
+        let control = self.control(at, format, data_segments, flags, immediate);
         // SAFETY: the address of a block, which has room for three segments.
         unsafe {
             let mut to = self.blocks.add(self.offset(at));
             put(to, control);
             to = to.add(SEGMENT);
-            if form.remote {
+            if format.remote {
                 put(to, remote(wr.remote));
                 to = to.add(SEGMENT);
             }
@@ -473,19 +504,24 @@ impl SendQueue {
     }
 
     /// The control segment of the next work request, for any operation.
-    fn control_any(&self, form: &Form, wr: &SendWr<'_, Address>, data_segments: u32) -> [u64; 2] {
+    fn control_slow(
+        &self,
+        format: &OperationFormat,
+        wr: &SendWr<'_, Address>,
+        data_segments: u32,
+    ) -> [u64; 2] {
         let fence = match wr.flags.contains(SendFlags::FENCE) {
             // Its own fence is stronger.
             true => 0,
             false => self.fence,
         };
-        let extra = match form.extra {
-            Extra::Nothing => 0,
-            Extra::Immediate => wr.imm_or_key,
-            Extra::Key => wr.imm_or_key.to_be(),
+        let immediate = match format.immediate {
+            ImmediateField::Unused => 0,
+            ImmediateField::Data => wr.imm_or_key,
+            ImmediateField::Key => wr.imm_or_key.to_be(),
         };
         let flags = self.control_flags(wr.flags) | fence;
-        self.control(self.next, form, data_segments, flags, extra)
+        self.control(self.next, format, data_segments, flags, immediate)
     }
 
     #[inline(always)]
@@ -493,12 +529,19 @@ impl SendQueue {
         self.flags[(flags.bits() & 7) as usize]
     }
 
-    /// The control segment of a work request at `at`; `extra` is in wire order.
+    /// The control segment of a work request at `at`; `immediate` is in wire order.
     #[inline(always)]
-    fn control(&self, at: u32, form: &Form, data_segments: u32, flags: u8, extra: u32) -> [u64; 2] {
+    fn control(
+        &self,
+        at: u32,
+        format: &OperationFormat,
+        data_segments: u32,
+        flags: u8,
+        immediate: u32,
+    ) -> [u64; 2] {
         let index = u64::from(at & 0xffff) << 40;
-        let first = index | (form.head + u64::from(data_segments)) | self.qpn;
-        let [a, b, c, d] = extra.to_ne_bytes();
+        let first = index | (format.control_word + u64::from(data_segments)) | self.qpn;
+        let [a, b, c, d] = immediate.to_ne_bytes();
         let second = u64::from_ne_bytes([0, 0, 0, flags, a, b, c, d]);
         [first.to_be(), second]
     }
@@ -506,10 +549,13 @@ impl SendQueue {
     /// Adds the work request written at `at`, which begins with `first`, to the batch.
     #[inline(always)]
     fn advance(&mut self, at: u32, first: u64, wr_id: u64, blocks: u32) {
-        let mark = self.marked.wrapping_add(1);
+        let wr_count = self.wr_count.wrapping_add(1);
         // SAFETY: `work` owns one slot per block and outlives this queue.
-        unsafe { self.outstanding.post(self.offset(at) / BLOCK, wr_id, mark) };
-        self.marked = mark;
+        unsafe {
+            self.outstanding
+                .post(self.offset(at) / BLOCK, wr_id, wr_count)
+        };
+        self.wr_count = wr_count;
         self.doorbell = first;
         self.next = at.wrapping_add(blocks);
     }

@@ -13,7 +13,7 @@
 use std::mem::offset_of;
 
 use crate::abi::{CQE_FORMAT, CQE_OWNER, CQE_TITLE, Cqe, MINI_ARRAY, MiniCqe, cqe_opcode};
-use crate::{CompletionError, CompletionRing};
+use crate::{CompletionError, CqeRing};
 
 /// A session of compressed CQEs.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ pub(crate) fn is_title(op_own: u8) -> bool {
     op_own & CQE_FORMAT == CQE_TITLE
 }
 
-impl CompletionRing {
+impl CqeRing {
     /// Opens the session with the title at `at`.
     ///
     /// # Errors

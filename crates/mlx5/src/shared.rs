@@ -51,7 +51,7 @@ struct List {
     /// The state of each slot.
     slots: Box<[Slot]>,
     /// Number of receives pushed.
-    posted: u32,
+    pushed: u32,
     /// Number of receives published.
     published: u32,
     record: DoorbellRecord,
@@ -130,7 +130,7 @@ impl SharedWork {
             max_sge: (entry / SEGMENT - 1) as u32,
             first: memory.entries.first(),
             slots: slots.into_boxed_slice(),
-            posted: 0,
+            pushed: 0,
             published: 0,
             record: memory.records.record(0),
         };
@@ -273,16 +273,16 @@ impl List {
     #[inline]
     fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         if let [sge] = sges
-            && self.push_short(wr_id, sge)
+            && self.push_fast(wr_id, sge)
         {
             return Ok(());
         }
-        self.push_any(wr_id, sges)
+        self.push_slow(wr_id, sges)
     }
 
     /// Fast path of [`List::push`]: one element, and there is room.
     #[inline]
-    fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+    fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
         let head = self.head;
         if sge.length.wrapping_sub(1) >= MAX_SEGMENT - 1 || head == self.last {
             return false;
@@ -292,13 +292,13 @@ impl List {
         // device's before they are published.
         unsafe { write_one(to, sge, self.max_sge) };
         self.head = self.accept(head, wr_id);
-        self.posted = self.posted.wrapping_add(1);
+        self.pushed = self.pushed.wrapping_add(1);
         true
     }
 
     /// [`List::push`] of any receive.
     #[inline(never)]
-    fn push_any(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+    fn push_slow(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         if sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
         }
@@ -310,14 +310,14 @@ impl List {
         // they are published.
         unsafe { write_list(self.segments(head), sges, self.max_sge)? };
         self.head = self.accept(head, wr_id);
-        self.posted = self.posted.wrapping_add(1);
+        self.pushed = self.pushed.wrapping_add(1);
         Ok(())
     }
 
     #[inline]
     fn publish(&mut self) {
-        self.published = self.posted;
-        self.record.publish(self.posted & 0xffff);
+        self.published = self.pushed;
+        self.record.publish(self.pushed & 0xffff);
     }
 
     #[cold]
@@ -333,11 +333,11 @@ impl List {
             self.segments(head).copy_from_nonoverlapping(from, count);
         }
         self.head = self.accept(head, wr_id);
-        let told_all = self.published == self.posted;
-        self.posted = self.posted.wrapping_add(1);
+        let all_published = self.published == self.pushed;
+        self.pushed = self.pushed.wrapping_add(1);
         // If there are unpublished receives, the poster publishes this one with
         // them.
-        if told_all {
+        if all_published {
             self.publish();
         }
         true
@@ -437,14 +437,14 @@ impl SharedQueue {
         unsafe { self.work.list() }.push(wr_id, list)
     }
 
-    /// Fast path of [`SharedQueue::push`], as [`crate::RecvQueue::push_short`].
+    /// Fast path of [`SharedQueue::push`], as [`crate::RecvQueue::push_fast`].
     ///
     /// # Safety
     /// As for [`SharedQueue::push`].
     #[inline]
-    pub unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+    pub unsafe fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
         // SAFETY: as the caller says.
-        unsafe { self.work.list() }.push_short(wr_id, sge)
+        unsafe { self.work.list() }.push_fast(wr_id, sge)
     }
 
     /// Publishes the batch to the device.

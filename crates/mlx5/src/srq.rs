@@ -23,7 +23,7 @@ pub struct SharedReceiveQueue<C: ContextRef> {
     /// For an XRC SRQ, its entry in the QP table: its receives complete to its
     /// own completion queue, and CQEs name it instead of a queue pair. The caller
     /// attaches it before the first use, and detaches it after the queue is
-    /// destroyed ([`crate::CompletionRing::attach`]).
+    /// destroyed ([`crate::CqeRing::attach`]).
     pub xrc: Option<Arc<Work>>,
 }
 

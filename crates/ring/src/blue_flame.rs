@@ -124,14 +124,14 @@ impl BlueFlame {
     #[inline]
     fn write(&self, write: impl FnOnce(*mut u64)) {
         match self.lock {
-            None => order::memory_before_register(),
-            Some(_) => order::memory_before_locked_register(),
+            None => order::before_doorbell_register(),
+            Some(_) => order::before_locked_doorbell_register(),
         }
         let turn = self.turn.load(Ordering::Relaxed);
         write(self.at.as_ptr().wrapping_byte_add(turn));
         // Also for the next holder of the lock: its doorbell is not to arrive
         // before this one.
-        order::flush_registers();
+        order::flush_write_combining();
         self.turn.store(turn ^ self.half, Ordering::Relaxed);
     }
 }

@@ -113,19 +113,19 @@ pub fn doorbell_record(record: &AtomicU32, value: u32) {
 /// themselves: `sfence`, on aarch64 `dsb st`.
 #[cfg(not(loom))]
 #[inline]
-pub fn memory_before_register() {
-    flush_registers();
+pub fn before_doorbell_register() {
+    flush_write_combining();
 }
 
-/// [`memory_before_register`] of a register whose lock was just taken: on x86-64
+/// [`before_doorbell_register`] of a register whose lock was just taken: on x86-64
 /// the instruction that takes a lock waits for all stores before it.
 #[cfg(not(loom))]
 #[inline]
-pub fn memory_before_locked_register() {
+pub fn before_locked_doorbell_register() {
     if cfg!(target_arch = "x86_64") {
         core::sync::atomic::compiler_fence(Ordering::SeqCst);
     } else {
-        flush_registers();
+        flush_write_combining();
     }
 }
 
@@ -134,7 +134,7 @@ pub fn memory_before_locked_register() {
 /// that takes the register's lock next. `sfence`, on aarch64 `dsb st`.
 #[cfg(not(loom))]
 #[inline]
-pub fn flush_registers() {
+pub fn flush_write_combining() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SSE is part of x86-64, and a fence touches no memory.
     unsafe {

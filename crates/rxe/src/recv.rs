@@ -81,7 +81,7 @@ impl RecvQueue {
     #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         if let [sge] = list
-            && self.push_short(wr_id, sge)
+            && self.push_fast(wr_id, sge)
         {
             return Ok(());
         }
@@ -91,7 +91,7 @@ impl RecvQueue {
     /// Fast path of [`RecvQueue::push`]: one element, and there is room. False, and
     /// nothing was done, if it does not apply.
     #[inline]
-    pub fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+    pub fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
         if sge.length > MAX_MESSAGE {
             return false;
         }

@@ -96,7 +96,7 @@ impl SendQueue {
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
         // SAFETY: as the caller says.
-        if unsafe { self.push_short(wr, wr.data) } {
+        if unsafe { self.push_fast(wr, wr.data) } {
             return Ok(());
         }
         // A copy, so that the caller's value needs no memory for the fast path.
@@ -113,7 +113,7 @@ impl SendQueue {
     /// As for [`SendQueue::push`].
     // As `SendQueue::push`.
     #[inline(always)]
-    pub unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
+    pub unsafe fn push_fast(&mut self, wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
         let (Destination::Connected, Operands::None) = (wr.destination, wr.operands) else {
             return false;
         };

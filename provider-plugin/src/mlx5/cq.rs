@@ -5,8 +5,8 @@ use core::ffi::c_int;
 use std::sync::Arc;
 
 use mlx5::{
-    Arming, CompletionError, CompletionQueue, CompletionRing, CqOptions, CursorEntry, EmptyCheck,
-    Lender, Role, WallClock, Work,
+    Arming, CompletionError, CompletionQueue, CqOptions, CqeRing, CursorEntry, EmptyCheck, Lender,
+    Role, WallClock, Work,
 };
 use uverbs::CqInit;
 
@@ -24,7 +24,7 @@ use crate::errno::Errno;
 pub struct Completions {
     /// Checks for an empty queue without the lock.
     empty_check: EmptyCheck,
-    ring: UnsafeCell<CompletionRing>,
+    ring: UnsafeCell<CqeRing>,
     /// The completion between start_poll and end_poll.
     entry: UnsafeCell<CursorEntry>,
     /// Arms the queue; any thread.
@@ -56,7 +56,7 @@ impl CqOps for Mlx5 {
         let lender = unsafe { Allocators::of(domain) };
         let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
         let options = CqOptions {
-            arm_page: ctx.mlx5()?.arm_page(),
+            cq_uar_page: ctx.mlx5()?.cq_uar_page(),
             ..entries::cq_options()
         };
         let made = CompletionQueue::create_with(ctx, init, options, asked)?;
@@ -74,7 +74,7 @@ impl CqOps for Mlx5 {
 
     /// No system call and no lock.
     fn arm(cq: &Cq, solicited_only: bool) -> Result<(), Errno> {
-        let register = cq.object.context().mlx5()?.arm_register();
+        let register = cq.object.context().mlx5()?.cq_doorbell();
         cq.completions.arming.arm(register, solicited_only);
         Ok(())
     }
@@ -104,7 +104,7 @@ impl CqOps for Mlx5 {
 
 impl Cq {
     /// Runs `f` on the ring in the critical section.
-    fn with<R>(&self, f: impl FnOnce(&mut CompletionRing) -> R) -> R {
+    fn with<R>(&self, f: impl FnOnce(&mut CqeRing) -> R) -> R {
         locked(self.single, &self.lock, || {
             // SAFETY: in the critical section. A single owner may be stepping
             // through the queue just now.
@@ -192,7 +192,7 @@ unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_in
 /// Skips a malformed completion; EIO.
 #[cold]
 #[inline(never)]
-fn malformed(ring: &mut CompletionRing, error: CompletionError) -> c_int {
+fn malformed(ring: &mut CqeRing, error: CompletionError) -> c_int {
     tracing::error!(%error, "malformed completion");
     ring.skip();
     libc::EIO

@@ -1,7 +1,7 @@
 //! Protection domains, whose command has a driver answer; thread domains with a
 //! UAR each.
 
-use mlx5::OwnRegister;
+use mlx5::ThreadUar;
 use uverbs::PdHandle;
 
 use super::Mlx5;
@@ -10,7 +10,7 @@ use crate::errno::Errno;
 use crate::pd::PdOps;
 
 /// The UAR of a thread domain; none if the device has no more.
-pub type Thread = Option<OwnRegister<CtxRef>>;
+pub type Thread = Option<ThreadUar<CtxRef>>;
 
 impl PdOps for Mlx5 {
     type Thread = Thread;
@@ -18,10 +18,10 @@ impl PdOps for Mlx5 {
     /// Without a UAR of its own, a thread domain's queue pairs use the context's:
     /// not an error.
     fn make_thread(ctx: &CtxRef) -> Result<Thread, Errno> {
-        match OwnRegister::allocate(ctx, ctx.mlx5()?) {
+        match ThreadUar::allocate(ctx, ctx.mlx5()?) {
             Ok(register) => Ok(Some(register)),
             Err(error) => {
-                tracing::info!(%error, "a thread domain has no register of its own");
+                tracing::info!(%error, "a thread domain has no UAR of its own");
                 Ok(None)
             }
         }

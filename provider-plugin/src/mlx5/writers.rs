@@ -5,9 +5,9 @@ use core::ffi::c_int;
 use mlx5::{Address, PostError, RecvQueue, SendQueue, SendWr, SharedQueue};
 use uverbs::{Data, Sge};
 
-use crate::writers::{Receives, Sends};
+use crate::writers::{RecvQueueOps, SendQueueOps};
 
-impl Sends for SendQueue {
+impl SendQueueOps for SendQueue {
     type Address = Address;
 
     #[inline]
@@ -19,9 +19,9 @@ impl Sends for SendQueue {
     // Without `always` a work request is assembled in memory: 36 instructions per
     // send of a batch.
     #[inline(always)]
-    unsafe fn push_short(&mut self, wr: &SendWr<'_, Address>, data: Data<'_>) -> bool {
+    unsafe fn push_fast(&mut self, wr: &SendWr<'_, Address>, data: Data<'_>) -> bool {
         // SAFETY: as the caller says.
-        unsafe { SendQueue::push_short(self, wr, data) }
+        unsafe { SendQueue::push_fast(self, wr, data) }
     }
 
     #[inline]
@@ -31,9 +31,9 @@ impl Sends for SendQueue {
     }
 
     #[inline]
-    unsafe fn publish_short(&mut self) -> bool {
+    unsafe fn publish_fast(&mut self) -> bool {
         // SAFETY: as the caller says.
-        unsafe { SendQueue::publish_short(self) }
+        unsafe { SendQueue::publish_fast(self) }
     }
 
     fn abort(&mut self) {
@@ -46,15 +46,15 @@ impl Sends for SendQueue {
     }
 }
 
-impl Receives for RecvQueue {
+impl RecvQueueOps for RecvQueue {
     #[inline]
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int> {
         RecvQueue::push(self, wr_id, list).map_err(PostError::errno)
     }
 
     #[inline]
-    unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
-        RecvQueue::push_short(self, wr_id, sge)
+    unsafe fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        RecvQueue::push_fast(self, wr_id, sge)
     }
 
     #[inline]
@@ -69,7 +69,7 @@ impl Receives for RecvQueue {
     }
 }
 
-impl Receives for SharedQueue {
+impl RecvQueueOps for SharedQueue {
     #[inline]
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int> {
         // SAFETY: the caller has the lock.
@@ -77,9 +77,9 @@ impl Receives for SharedQueue {
     }
 
     #[inline]
-    unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
+    unsafe fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
         // SAFETY: the caller has the lock.
-        unsafe { SharedQueue::push_short(self, wr_id, sge) }
+        unsafe { SharedQueue::push_fast(self, wr_id, sge) }
     }
 
     #[inline]

@@ -4,9 +4,9 @@ use core::ffi::c_int;
 
 use rxe::{Data, PostError, RecvQueue, SendQueue, SendWr, Sge};
 
-use crate::writers::{Receives, Sends};
+use crate::writers::{RecvQueueOps, SendQueueOps};
 
-impl Sends for SendQueue {
+impl SendQueueOps for SendQueue {
     type Address = u32;
 
     #[inline]
@@ -18,9 +18,9 @@ impl Sends for SendQueue {
     // Without `always` a work request is assembled in memory: 31 instructions per
     // send of a batch.
     #[inline(always)]
-    unsafe fn push_short(&mut self, wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
+    unsafe fn push_fast(&mut self, wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
         // SAFETY: as the caller says.
-        unsafe { SendQueue::push_short(self, wr, data) }
+        unsafe { SendQueue::push_fast(self, wr, data) }
     }
 
     #[inline]
@@ -30,7 +30,7 @@ impl Sends for SendQueue {
     }
 
     #[inline]
-    unsafe fn publish_short(&mut self) -> bool {
+    unsafe fn publish_fast(&mut self) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::publish(self) }
     }
@@ -46,15 +46,15 @@ impl Sends for SendQueue {
     }
 }
 
-impl Receives for RecvQueue {
+impl RecvQueueOps for RecvQueue {
     #[inline]
     unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), c_int> {
         RecvQueue::push(self, wr_id, list).map_err(PostError::errno)
     }
 
     #[inline]
-    unsafe fn push_short(&mut self, wr_id: u64, sge: &Sge) -> bool {
-        RecvQueue::push_short(self, wr_id, sge)
+    unsafe fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
+        RecvQueue::push_fast(self, wr_id, sge)
     }
 
     #[inline]

@@ -9,12 +9,12 @@ use uverbs::{Bind, MwType, Sge};
 
 use super::{PER_BLOCK, SendQueue, element};
 use crate::abi::{KEY_FREE, KeySegment, SEGMENT, UmrSegment, key_access, umr_flag, umr_mask};
-use crate::operation::Form;
+use crate::operation::OperationFormat;
 use crate::wc::opcode;
 use crate::{Address, Opcode, Operands, PostError, SendWr};
 
 /// Segments before the key's memory: control, UMR control, context.
-pub(crate) const BEFORE: u32 = 8;
+pub(crate) const LEADING_SEGMENTS: u32 = 8;
 /// Segments with the memory.
 const WHOLE: u32 = 12;
 /// Bytes of the longest such work request.
@@ -41,7 +41,7 @@ impl SendQueue {
     /// [`SendQueue::push`] of a work request that changes keys, which has no data.
     pub(super) fn push_keys(
         &mut self,
-        form: &Form,
+        format: &OperationFormat,
         wr: &SendWr<'_, Address>,
     ) -> Result<(), PostError> {
         let (kind, named, change) = match (wr.opcode, wr.operands) {
@@ -58,19 +58,19 @@ impl SendQueue {
         let segments = if change.memory.is_some() {
             WHOLE
         } else {
-            BEFORE
+            LEADING_SEGMENTS
         };
         // SAFETY: 48 bytes without padding are three segments.
         let update: [[u64; 2]; 3] = unsafe { std::mem::transmute(change.update) };
         // SAFETY: 64 bytes without padding are four.
         let key: [[u64; 2]; 4] = unsafe { std::mem::transmute(change.key) };
-        let control = self.control_any(form, &named, segments - BEFORE);
+        let control = self.control_slow(format, &named, segments - LEADING_SEGMENTS);
         let mut to = self.writer();
         to.put(control);
         (update.into_iter().chain(key)).for_each(|part| to.put(part));
         if let Some(memory) = change.memory {
             to.put(element(&memory, memory.length));
-            (BEFORE + 1..WHOLE).for_each(|_| to.put([0u64; 2]));
+            (LEADING_SEGMENTS + 1..WHOLE).for_each(|_| to.put([0u64; 2]));
         }
         // It has two blocks at least; the device's opcode is the same for both.
         let second = self.next.wrapping_add(1);
@@ -80,8 +80,8 @@ impl SendQueue {
             wr.wr_id,
             segments.div_ceil(PER_BLOCK),
         );
-        self.work.sends.note(second, kind.into(), self.marked);
-        self.fence = form.fence_after;
+        self.work.sends.note(second, kind.into(), self.wr_count);
+        self.fence = format.fence_after;
         Ok(())
     }
 

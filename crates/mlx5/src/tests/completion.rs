@@ -10,13 +10,13 @@ use crate::{Arming, CompletionError, Opcode, Operands, Role, SendFlags, Timed, W
 
 const RC: Service = Service::ReliableConnection;
 
-fn ring(log2: u32) -> (CompletionRing, Device) {
-    let ring = CompletionRing::plain(log2).unwrap();
+fn ring(log2: u32) -> (CqeRing, Device) {
+    let ring = CqeRing::plain(log2).unwrap();
     let device = Device::of(&ring);
     (ring, device)
 }
 
-fn take(ring: &mut CompletionRing, most: usize) -> Result<Vec<WorkCompletion>, CompletionError> {
+fn take(ring: &mut CqeRing, most: usize) -> Result<Vec<WorkCompletion>, CompletionError> {
     let mut out = vec![MaybeUninit::uninit(); most];
     // SAFETY: what was posted names memory that lives.
     let taken = unsafe { poll(ring, &mut out) }?;
@@ -27,7 +27,7 @@ fn take(ring: &mut CompletionRing, most: usize) -> Result<Vec<WorkCompletion>, C
         .collect())
 }
 
-fn one(ring: &mut CompletionRing) -> WorkCompletion {
+fn one(ring: &mut CqeRing) -> WorkCompletion {
     take(ring, 1).unwrap()[0]
 }
 
@@ -66,7 +66,7 @@ fn sge(memory: &mut [u8]) -> Sge {
     }
 }
 
-fn attached(log2: u32) -> (CompletionRing, Device, Pair) {
+fn attached(log2: u32) -> (CqeRing, Device, Pair) {
     let (mut ring, device) = ring(log2);
     let pair = Pair::new(70, RC, &cap(16, 2, 0));
     ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
@@ -330,7 +330,7 @@ fn data_in_a_cqe_is_scattered() {
 #[test]
 fn arming_names_the_consumer_index() {
     let (mut ring, mut device, mut pair) = attached(2);
-    let (register, memory) = Register::in_memory(0);
+    let (register, memory) = DoorbellRegister::in_memory(0);
     let arming = Arming::new(&ring, 0x77);
     // SAFETY: the page that stands in for the register.
     let written = || u64::from_be(unsafe { memory.read() });
@@ -489,7 +489,7 @@ fn poll_stops_at_a_malformed_completion() {
     for raised in [of(70, 0), of(71, 0), of(72, 0), of(70, 1)] {
         device.raise(&raised);
     }
-    let mut poll = |ring: &mut CompletionRing| {
+    let mut poll = |ring: &mut CqeRing| {
         // SAFETY: no work request names memory.
         let count = unsafe { ring.poll(&mut out) }?;
         // SAFETY: that many were written.

@@ -7,8 +7,8 @@ use crate::{CursorEntry, Role};
 
 /// A queue pair with one send and one receive outstanding, and its completion
 /// queue.
-fn outstanding() -> (CompletionRing, Device, Pair) {
-    let mut ring = CompletionRing::plain(2).unwrap();
+fn outstanding() -> (CqeRing, Device, Pair) {
+    let mut ring = CqeRing::plain(2).unwrap();
     let device = Device::of(&ring);
     let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
     ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
@@ -50,7 +50,7 @@ fn a_detached_queue_pair_is_unknown() {
         pair.send.publish();
         pair.recv.publish();
     }
-    let mut next = |ring: &mut CompletionRing, what| {
+    let mut next = |ring: &mut CqeRing, what| {
         device.raise(&Raised { slot: 1, ..what });
         // SAFETY: as above.
         unsafe { poll(ring, &mut out) }
@@ -73,7 +73,7 @@ proptest! {
         steps in prop::collection::vec((0u8..16, any::<u32>(), 0usize..6, any::<bool>()), 1..80),
     ) {
         let mut sides: Vec<_> = (0..2).map(|_| {
-            let mut ring = CompletionRing::plain(log2).unwrap();
+            let mut ring = CqeRing::plain(log2).unwrap();
             let device = Device::of(&ring);
             let pairs: Vec<_> = [70, 71, 134].map(|index| {
                 let pair = Pair::new(index, Service::ReliableConnection, &cap(4, 1, 0));
@@ -155,7 +155,7 @@ proptest! {
 /// A batch goes on at the ring's first entry, whatever is behind its last.
 #[test]
 fn a_batch_wraps_where_the_ring_does() {
-    let mut ring = CompletionRing::plain(1).unwrap();
+    let mut ring = CqeRing::plain(1).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();

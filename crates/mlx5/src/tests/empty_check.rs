@@ -5,7 +5,7 @@ use crate::Role;
 
 #[test]
 fn empty_check_sees_new_completions() {
-    let mut ring = CompletionRing::plain(1).unwrap();
+    let mut ring = CqeRing::plain(1).unwrap();
     // SAFETY: it is not used after the ring.
     let check = unsafe { ring.empty_check() };
     let mut device = Device::of(&ring);
@@ -25,7 +25,7 @@ fn empty_check_sees_new_completions() {
     // While it moves nothing is called empty.
     ring.suspend().unwrap();
     assert!(!check.is_empty());
-    let memory = CompletionRing::fresh(3, ring.format(), None).unwrap();
+    let memory = CqeRing::fresh(3, ring.format(), None).unwrap();
     device.move_to(memory.first(), 8);
     assert!(ring.move_to(memory, 3));
     assert!(check.is_empty());

@@ -11,7 +11,7 @@ use uverbs::kernel::fake::Target;
 
 use super::objects::{ALLOC_UAR, Answer, BAD, CREATE_CQ, CREATE_QP, GOOD, Machine};
 use super::*;
-use crate::{CqOptions, CreateError, DeviceContext, OwnRegister, QueuePair};
+use crate::{CqOptions, CreateError, DeviceContext, QueuePair, ThreadUar};
 
 const QUERY_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_QUERY_CONTEXT);
 /// The number of the first page that is allocated; the others follow. They lie
@@ -89,17 +89,17 @@ fn imported_context_allocates_its_uars() {
         let (machine, kinds) = machine(u32::MAX);
         let device = import(&machine, &answer).unwrap();
         assert_eq!(device.limits, LIMITS);
-        assert_eq!(device.arm_page(), Some(FIRST as u16));
+        assert_eq!(device.cq_uar_page(), Some(FIRST as u16));
 
         // Completion queues are armed in the first page, of doorbells.
         let options = CqOptions {
-            arm_page: device.arm_page(),
+            cq_uar_page: device.cq_uar_page(),
             ..CqOptions::default()
         };
         let cq = machine.cq_with(3, options).unwrap();
         let told = machine.driver_in(CREATE_CQ);
         assert_eq!(told[22..26], [2, 0, FIRST as u8, 0]);
-        cq.arming.arm(device.arm_register(), false);
+        cq.arming.arm(device.cq_doorbell(), false);
         assert_eq!(be32(&read(&machine, 0, 0x20), 4), 0x99);
 
         let mut pairs: Vec<_> = (0..40).map(|_| pair(&machine, &device)).collect();
@@ -172,7 +172,7 @@ fn device_without_blue_flame_has_doorbells() {
     // One place for both: there are no halves.
     assert_eq!(be32(&read(&machine, 0, 0x800), 4), QPN << 8 | 1);
     assert_eq!(kinds.lock().unwrap()[..], [1]);
-    let error = OwnRegister::allocate(&machine.context, &device).unwrap_err();
+    let error = ThreadUar::allocate(&machine.context, &device).unwrap_err();
     assert_eq!(error.errno(), libc::EOPNOTSUPP);
     drop(both);
     device.close(&machine.context);

@@ -263,7 +263,7 @@ proptest! {
     fn key_changes_complete_with_their_opcode(
         batches in prop::collection::vec(prop::collection::vec(0u8..3, 1..=4), 1..40),
     ) {
-        let mut ring = CompletionRing::plain(3).unwrap();
+        let mut ring = CqeRing::plain(3).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = pair(RC, 4);
         prop_assert!(pair.send.capacity() >= 4);

@@ -26,10 +26,10 @@ use uverbs::{QpCap, Sge};
 
 use crate::context::UserIndex;
 use crate::plan::{RecvPlan, SendPlan};
-use crate::registers::Register;
+use crate::uar::DoorbellRegister;
 use crate::{
-    Address, CompletionError, CompletionRing, Data, Opcode, PostError, RecvQueue, SendFlags,
-    SendQueue, SendWr, Service, SharedWork, Sink, Timed, Work, WorkCompletion,
+    Address, CompletionError, CqeRing, Data, Opcode, PostError, RecvQueue, SendFlags, SendQueue,
+    SendWr, Service, SharedWork, Sink, Timed, Work, WorkCompletion,
 };
 
 pub(crate) use crate::hostile::LIMITS;
@@ -76,8 +76,8 @@ pub fn work_of(
 /// then its CQE is given back.
 ///
 /// # Safety
-/// As for [`CompletionRing::poll`].
-pub unsafe fn read_timed(ring: &mut CompletionRing) -> Option<Result<Timed, CompletionError>> {
+/// As for [`CqeRing::poll`].
+pub unsafe fn read_timed(ring: &mut CqeRing) -> Option<Result<Timed, CompletionError>> {
     let mut out = MaybeUninit::<Timed>::uninit();
     // SAFETY: as the caller says.
     match unsafe { ring.next(&mut out) } {
@@ -95,7 +95,7 @@ pub unsafe fn read_timed(ring: &mut CompletionRing) -> Option<Result<Timed, Comp
 ///
 /// # Safety
 /// As there.
-pub unsafe fn read(ring: &mut CompletionRing) -> Option<Result<WorkCompletion, CompletionError>> {
+pub unsafe fn read(ring: &mut CqeRing) -> Option<Result<WorkCompletion, CompletionError>> {
     // SAFETY: as the caller says.
     Some(unsafe { read_timed(ring) }?.map(|timed| timed.completion))
 }
@@ -103,11 +103,8 @@ pub unsafe fn read(ring: &mut CompletionRing) -> Option<Result<WorkCompletion, C
 /// Polls; a malformed completion is passed over.
 ///
 /// # Safety
-/// As for [`CompletionRing::poll`].
-pub unsafe fn poll<S: Sink>(
-    ring: &mut CompletionRing,
-    out: &mut [S],
-) -> Result<usize, CompletionError> {
+/// As for [`CqeRing::poll`].
+pub unsafe fn poll<S: Sink>(ring: &mut CqeRing, out: &mut [S]) -> Result<usize, CompletionError> {
     // SAFETY: as the caller says.
     let result = unsafe { ring.poll(out) };
     if result.is_err() {
@@ -168,7 +165,7 @@ impl Pair {
     }
 
     pub fn with(work: Arc<Work>, signal_all: bool) -> Self {
-        let (place, register) = Register::in_memory(256);
+        let (place, register) = DoorbellRegister::in_memory(256);
         Self {
             send: SendQueue::new(Arc::clone(&work), QPN, signal_all, place),
             recv: RecvQueue::new(Arc::clone(&work)),
@@ -280,7 +277,7 @@ pub struct Device {
 unsafe impl Send for Device {}
 
 impl Device {
-    pub fn of(ring: &CompletionRing) -> Self {
+    pub fn of(ring: &CqeRing) -> Self {
         Self {
             entries: ring.entries(),
             records: ring.records().first(),

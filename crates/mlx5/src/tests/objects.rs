@@ -11,8 +11,8 @@ use uverbs::{Context, CqInit, PdHandle, QpInit, QpType, SrqInit, SrqKind, Udata}
 
 use super::*;
 use crate::{
-    CompletionQueue, CqOptions, CreateError, DeviceContext, OwnRegister, QpOptions, QueuePair,
-    SharedReceiveQueue,
+    CompletionQueue, CqOptions, CreateError, DeviceContext, QpOptions, QueuePair,
+    SharedReceiveQueue, ThreadUar,
 };
 
 pub const ALLOC_UAR: Target = Target::Method(OBJECT_UAR, METHOD_UAR_ALLOC);
@@ -162,7 +162,7 @@ impl Machine {
         &self,
         device: &DeviceContext,
         register: u32,
-        own: Option<&OwnRegister<Arc<Context>>>,
+        own: Option<&ThreadUar<Arc<Context>>>,
     ) -> Result<QueuePair<Arc<Context>>, CreateError> {
         self.answer_qp(register);
         let pd = uverbs::pd::alloc(&self.context, Udata::none()).unwrap();
@@ -287,7 +287,7 @@ fn create_cq_names_the_queue_memory() {
     assert_eq!(word(8), cq.ring.records().first().as_ptr() as u64);
     assert_eq!(told[16..24], [64, 0, 0, 0, 0, 0, 0, 0]);
     // And the device knows it by the number that the driver gave.
-    let (register, memory) = Register::in_memory(0);
+    let (register, memory) = DoorbellRegister::in_memory(0);
     cq.arming.arm(register.get(), true);
     // SAFETY: the page that stands in for the register.
     let armed = u64::from_be(unsafe { memory.read() });
@@ -341,7 +341,7 @@ fn thread_domain_has_its_own_uar() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     uars(&machine, 4096);
-    let own = OwnRegister::allocate(&machine.context, &device).unwrap();
+    let own = ThreadUar::allocate(&machine.context, &device).unwrap();
     let mut pair: Vec<_> = (0..2)
         // The driver's answer means nothing then.
         .map(|_| machine.qp_with(&device, u32::MAX, Some(&own)).unwrap())
@@ -372,7 +372,7 @@ fn malformed_uar_page_is_refused() {
     let device = machine.open(&GOOD).unwrap();
     for length in [0, 2048, 1 << 20] {
         uars(&machine, length);
-        let error = OwnRegister::allocate(&machine.context, &device).unwrap_err();
+        let error = ThreadUar::allocate(&machine.context, &device).unwrap_err();
         assert_eq!(error.errno(), libc::EPROTO, "{length}");
     }
     let none = Answer {
@@ -381,7 +381,7 @@ fn malformed_uar_page_is_refused() {
     };
     let device = machine.open(&none).unwrap();
     uars(&machine, 4096);
-    let error = OwnRegister::allocate(&machine.context, &device).unwrap_err();
+    let error = ThreadUar::allocate(&machine.context, &device).unwrap_err();
     assert_eq!(error.errno(), libc::EOPNOTSUPP);
     assert!(machine.fake.live_objects().is_empty());
 }

@@ -13,7 +13,7 @@ use crate::cq_ring::CqeFormat;
 use crate::{CompletionQueue, Role};
 
 /// The identifiers of what is there, as many as `most`.
-fn read(ring: &mut CompletionRing, most: usize) -> Vec<u64> {
+fn read(ring: &mut CqeRing, most: usize) -> Vec<u64> {
     let mut out = vec![MaybeUninit::uninit(); most];
     // SAFETY: what was posted has no data.
     let taken = unsafe { poll(ring, &mut out) }.unwrap();
@@ -32,7 +32,7 @@ proptest! {
         log2 in 1u32..4,
         turns in prop::collection::vec((0u32..9, 0usize..9, 1u32..5), 1..60),
     ) {
-        let mut ring = CompletionRing::plain(log2).unwrap();
+        let mut ring = CqeRing::plain(log2).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = Pair::new(70, Service::ReliableConnection, &cap(32, 1, 0));
         ring.attach(&pair.work, Role::SEND).unwrap();
@@ -48,7 +48,7 @@ proptest! {
             }
             let unread = (raised - had) as u32;
             if unread < 1 << log2 {
-                let memory = CompletionRing::fresh(log2, CqeFormat::PLAIN, None).unwrap();
+                let memory = CqeRing::fresh(log2, CqeFormat::PLAIN, None).unwrap();
                 device.move_to(memory.first(), 1 << log2);
                 prop_assert!(ring.move_to(memory, log2));
                 prop_assert_eq!(ring.capacity(), 1 << log2);
@@ -102,7 +102,7 @@ fn resize_keeps_the_old_entries_during_the_command() {
     complete_one(&mut pair, device, 11);
     assert_eq!(read(&mut cq.ring, 16), [6, 7, 8, 9, 10, 11]);
     // The records are where they were.
-    let (register, memory) = Register::in_memory(0);
+    let (register, memory) = DoorbellRegister::in_memory(0);
     cq.arming.arm(register.get(), false);
     assert_eq!(device.record(1), 13);
     // SAFETY: the page that stands in for the register.

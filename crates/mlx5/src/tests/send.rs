@@ -310,7 +310,7 @@ fn receive_fast_path_writes_the_same() {
             let good = sge(5 + u64::from(i), 6 << 8 | i, 7);
             for one in [sge(5, 1 << 31, 7), sge(5, 0, 7), good] {
                 let pushed = fast.recv.push(i.into(), &[one]);
-                assert_eq!(pushed, general.recv.push_any(i.into(), &[one]));
+                assert_eq!(pushed, general.recv.push_slow(i.into(), &[one]));
                 let room = general.recv.max_sge() != 0 && i < capacity * 2;
                 assert_eq!(pushed.is_ok(), room && one.length < 1 << 31);
                 assert_eq!(fast.received(0, size), general.received(0, size));
@@ -506,7 +506,7 @@ proptest! {
                     ..SendWr::new(wr_id, Opcode(opcode), SendFlags::from_bits_retain(flags))
                 };
                 // SAFETY: inline data is of `source`.
-                let pushed = unsafe { (fast.send.push(&wr), general.send.push_any(&wr)) };
+                let pushed = unsafe { (fast.send.push(&wr), general.send.push_slow(&wr)) };
                 prop_assert_eq!(pushed.0, pushed.1);
             }
             // SAFETY: there is no device.
@@ -558,7 +558,7 @@ fn inline_data_is_padded_with_zeros() {
             // SAFETY: the piece is `source`.
             let pushed = unsafe {
                 if general {
-                    pair.send.push_any(&wr)
+                    pair.send.push_slow(&wr)
                 } else {
                     pair.send.push(&wr)
                 }

@@ -23,7 +23,7 @@ fn format(wide: bool) -> CqeFormat {
     }
 }
 
-fn one(ring: &mut CompletionRing) -> Result<WorkCompletion, CompletionError> {
+fn one(ring: &mut CqeRing) -> Result<WorkCompletion, CompletionError> {
     // SAFETY: what was posted names memory that lives.
     let read = unsafe { read(ring) }.unwrap();
     ring.publish();
@@ -74,7 +74,7 @@ impl Device {
 /// one that is outstanding: to a cursor it is none while the session lasts.
 #[test]
 fn cursor_does_not_read_mini_cqes_as_an_entry() {
-    let mut ring = CompletionRing::new(4, format(false), None).unwrap();
+    let mut ring = CqeRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(8, 1, 0));
     ring.attach(&pair.work, Role::RECEIVE).unwrap();
@@ -112,7 +112,7 @@ fn cursor_does_not_read_mini_cqes_as_an_entry() {
 #[test]
 fn a_session_of_messages() {
     for wide in [false, true] {
-        let mut ring = CompletionRing::new(4, format(wide), None).unwrap();
+        let mut ring = CqeRing::new(4, format(wide), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
         ring.attach(&pair.work, Role::RECEIVE).unwrap();
@@ -146,7 +146,7 @@ fn a_session_of_messages() {
 
 #[test]
 fn a_session_of_work_requests() {
-    let mut ring = CompletionRing::new(3, format(false), None).unwrap();
+    let mut ring = CqeRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -175,7 +175,7 @@ fn a_session_of_work_requests() {
 
 #[test]
 fn malformed_session_is_one_entry() {
-    let mut ring = CompletionRing::new(3, format(false), None).unwrap();
+    let mut ring = CqeRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -193,7 +193,7 @@ fn malformed_session_is_one_entry() {
         assert!(ring.is_empty());
     }
     // Where the queue was made without, the bits say that there is data.
-    let mut ring = CompletionRing::plain(3).unwrap();
+    let mut ring = CqeRing::plain(3).unwrap();
     ring.attach(&pair.work, Role::SEND).unwrap();
     let slot = post(&mut pair, 1, Opcode::RDMA_READ);
     let mut device = Device::of(&ring);
@@ -210,7 +210,7 @@ fn malformed_session_is_one_entry() {
 
 #[test]
 fn error_in_a_session_is_reported_by_the_next_call() {
-    let mut ring = CompletionRing::new(4, format(false), None).unwrap();
+    let mut ring = CqeRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -258,7 +258,7 @@ fn error_in_a_session_is_reported_by_the_next_call() {
 
 #[test]
 fn long_entries_have_more_data() {
-    let mut ring = CompletionRing::new(
+    let mut ring = CqeRing::new(
         2,
         CqeFormat {
             shift: 7,
@@ -370,7 +370,7 @@ proptest! {
         wide in any::<bool>(),
         turns in prop::collection::vec((turn(), 0u64..24, 0u8..8), 1..60),
     ) {
-        let mut ring = CompletionRing::new(5, format(wide), None).unwrap();
+        let mut ring = CqeRing::new(5, format(wide), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pairs = [70, 71].map(|index| Pair::new(index, RC, &cap(64, 1, 0)));
         for pair in &pairs {
@@ -425,7 +425,7 @@ proptest! {
                 // The queue moves.
                 0 => {
                     let log2 = 5 + consume as u32 % 2;
-                    let memory = CompletionRing::fresh(log2, format(wide), None).unwrap();
+                    let memory = CqeRing::fresh(log2, format(wide), None).unwrap();
                     if expected.len() < 1 << log2 {
                         device.move_to(memory.first(), 1 << log2);
                         prop_assert!(ring.move_to(memory, log2));
@@ -455,7 +455,7 @@ proptest! {
     fn random_sessions_are_survived(
         entries in prop::collection::vec((any::<[u8; 64]>(), 0u8..4, 0u32..12), 1..60),
     ) {
-        let mut ring = CompletionRing::new(3, format(false), None).unwrap();
+        let mut ring = CqeRing::new(3, format(false), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
         ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();

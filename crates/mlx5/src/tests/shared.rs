@@ -35,7 +35,7 @@ fn srq_receives_complete_in_any_order() {
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     assert_eq!((queue.capacity(), queue.max_sge()), (3, 1));
     let (mut ring, work) = (
-        CompletionRing::plain(4).unwrap(),
+        CqeRing::plain(4).unwrap(),
         work(
             5,
             Service::Datagram,
@@ -91,7 +91,7 @@ fn srq_receives_complete_in_any_order() {
 fn srq_post_while_polling() {
     const RECEIVES: u64 = 200_000;
     let shared = Arc::new(SharedWork::sized(7, 1, &LIMITS, None).unwrap());
-    let mut ring = CompletionRing::plain(4).unwrap();
+    let mut ring = CqeRing::plain(4).unwrap();
     let work = work(
         5,
         Service::Datagram,
@@ -156,7 +156,7 @@ fn page_fault(slot: u16) -> Raised {
 fn page_fault_reposts_an_srq_receive() {
     let shared = Arc::new(SharedWork::sized(3, 2, &LIMITS, None).unwrap());
     let mut queue = SharedQueue::new(Arc::clone(&shared));
-    let mut ring = CompletionRing::plain(4).unwrap();
+    let mut ring = CqeRing::plain(4).unwrap();
     let pair = work(
         5,
         Service::ReliableConnection,
@@ -166,7 +166,7 @@ fn page_fault_reposts_an_srq_receive() {
     let mut device = Device::of(&ring);
     ring.attach(&pair, Role::RECEIVE).unwrap();
     // SAFETY: no receive names memory.
-    let read = |ring: &mut CompletionRing| unsafe { read(ring) };
+    let read = |ring: &mut CqeRing| unsafe { read(ring) };
     // SAFETY: the first word of the records.
     let posted = || u32::from_be(unsafe { shared.memory().records.first().cast::<u32>().read() });
     let address = |slot: u16, element: usize| {
@@ -258,7 +258,7 @@ fn page_fault_reposts_an_srq_receive() {
 
 #[test]
 fn a_page_fault_of_a_receive_queue_is_reported() {
-    let mut ring = CompletionRing::plain(4).unwrap();
+    let mut ring = CqeRing::plain(4).unwrap();
     let mut pair = Pair::new(5, Service::ReliableConnection, &cap(2, 1, 0));
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::RECEIVE).unwrap();
@@ -285,7 +285,7 @@ proptest! {
         let make = || {
             let shared = Arc::new(SharedWork::sized(7, 1, &LIMITS, None).unwrap());
             let queue = SharedQueue::new(Arc::clone(&shared));
-            let mut ring = CompletionRing::plain(3).unwrap();
+            let mut ring = CqeRing::plain(3).unwrap();
             for index in [5, 6] {
                 let work = work(
                     index,

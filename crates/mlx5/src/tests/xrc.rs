@@ -129,7 +129,7 @@ fn xrc_key_changes_have_no_xrc_segment() {
 #[test]
 fn read_data_in_a_cqe_is_scattered() {
     let mut pair = Pair::new(70, INITIATOR, &cap(4, 1, 0));
-    let mut ring = CompletionRing::plain(3).unwrap();
+    let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::SEND).unwrap();
     for (opcode, number) in [

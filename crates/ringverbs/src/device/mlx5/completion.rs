@@ -40,7 +40,7 @@ pub(crate) struct Mlx5Completions {
     decoded: [MaybeUninit<Timed>; DECODED],
     /// The decoded completions that were not released.
     span: Span,
-    ring: ::mlx5::CompletionRing,
+    ring: ::mlx5::CqeRing,
     /// The capacity of the device's queue.
     entries: u32,
     /// CQEs that were read since the queue was created.
@@ -66,7 +66,7 @@ struct DestroyedQp {
 impl Mlx5Completions {
     /// `id` is the identifier of the completion queue in events.
     pub fn new(
-        (ring, arming): (::mlx5::CompletionRing, Arming),
+        (ring, arming): (::mlx5::CqeRing, Arming),
         entries: u32,
         id: u64,
         device: Arc<DeviceContext>,
@@ -237,7 +237,7 @@ impl Mlx5Completions {
     /// Requests an event for the next CQE that was not read, then returns whether
     /// there is a completion.
     pub fn arm_and_check(&mut self, _object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
-        self.arming.arm(self.device.arm_register(), solicited_only);
+        self.arming.arm(self.device.cq_doorbell(), solicited_only);
         let span = self.available(true);
         Ok(span.at != span.end)
     }

@@ -18,7 +18,7 @@ pub(crate) const ARM: usize = 0x20;
 
 /// A mapped page of UARs.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct UarPage {
     pub(crate) mapping: Mapping,
     /// Doorbell registers, created on first use. Shared, since all users of one
     /// write to its two halves in turn.
@@ -26,11 +26,11 @@ pub(crate) struct Page {
 }
 
 // SAFETY: the mapping is written to through the registers only.
-unsafe impl Send for Page {}
+unsafe impl Send for UarPage {}
 // SAFETY: as above.
-unsafe impl Sync for Page {}
+unsafe impl Sync for UarPage {}
 
-impl Page {
+impl UarPage {
     /// Maximum registers of a page: two per UAR, 16 UARs in a page of 64 KiB.
     const MOST: usize = 32;
 
@@ -65,21 +65,21 @@ impl Page {
 
 /// A doorbell register of a UAR; keeps its page mapped.
 #[derive(Clone, Debug)]
-pub(crate) struct Register {
+pub(crate) struct DoorbellRegister {
     /// One of `_page.registers`.
     at: NonNull<BlueFlame>,
-    _page: Arc<Page>,
+    _page: Arc<UarPage>,
 }
 
 // SAFETY: it points to a register that any thread may use.
-unsafe impl Send for Register {}
+unsafe impl Send for DoorbellRegister {}
 // SAFETY: as above.
-unsafe impl Sync for Register {}
+unsafe impl Sync for DoorbellRegister {}
 
-impl Register {
+impl DoorbellRegister {
     /// The register at an index of a page, created by `make` on first use.
     pub(crate) fn of(
-        page: Arc<Page>,
+        page: Arc<UarPage>,
         position: usize,
         make: impl FnOnce() -> BlueFlame,
     ) -> Result<Self, CreateError> {
@@ -97,16 +97,16 @@ impl Register {
 
 #[cfg(any(test, feature = "fake"))]
 pub(crate) mod testing {
-    //! Registers in ordinary memory.
+    //! UarSource in ordinary memory.
 
     use super::*;
 
-    impl Register {
+    impl DoorbellRegister {
         /// Creates a register in ordinary memory, and returns both.
         pub(crate) fn in_memory(half: usize) -> (Self, NonNull<u64>) {
             let mapping = Mapping::anonymous(UAR).unwrap();
             let at = mapping.as_ptr();
-            let page = Arc::new(Page {
+            let page = Arc::new(UarPage {
                 mapping,
                 registers: Default::default(),
             });

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ring::{BlueFlame, Mapping};
 use uverbs::{Context, ContextRef};
 
-use crate::context::{Arm, WANTED_EXCLUSIVE, WANTED_REGISTERS};
+use crate::context::{CqDoorbell, WANTED_BFREGS, WANTED_EXCLUSIVE};
 use crate::ioctl::{Uar, UarHandle, UarKind, UarLocation};
-use crate::registers::{Page, REGISTERS, Register, UAR};
+use crate::uar::{DoorbellRegister, REGISTERS, UAR, UarPage};
 use crate::{CreateError, DeviceContext};
 
 /// Maps an allocated page.
-fn map(context: &Context, location: UarLocation) -> Result<Arc<Page>, CreateError> {
+fn map(context: &Context, location: UarLocation) -> Result<Arc<UarPage>, CreateError> {
     let length = location.mmap_length as usize;
     // The checked register size applies to these too.
     if length < UAR || length > Mapping::page_size() {
@@ -20,7 +20,7 @@ fn map(context: &Context, location: UarLocation) -> Result<Arc<Page>, CreateErro
             what: "the length of a page of registers",
         });
     }
-    let page = Page::map_at(context, location.mmap_offset, location.page_id)?;
+    let page = UarPage::map_at(context, location.mmap_offset, location.page_id)?;
     Ok(Arc::new(page))
 }
 
@@ -30,27 +30,27 @@ fn map(context: &Context, location: UarLocation) -> Result<Arc<Page>, CreateErro
 /// `half` is half of the device's register size. If not `shared`, one caller at a
 /// time posts through it.
 unsafe fn only_register(
-    page: &Arc<Page>,
+    page: &Arc<UarPage>,
     half: usize,
     shared: bool,
-) -> Result<Register, CreateError> {
+) -> Result<DoorbellRegister, CreateError> {
     // SAFETY: in the first UAR of the page, by the bounds that `map` and
     // `DeviceContext` checked, and kept with it. The caller
     // guarantees the rest.
     let make = || unsafe { BlueFlame::new(page.mapping.as_ptr().add(REGISTERS), half, shared) };
-    Register::of(Arc::clone(page), 0, make)
+    DoorbellRegister::of(Arc::clone(page), 0, make)
 }
 
-/// The register of a thread domain: it takes BlueFlame, without a lock.
+/// The UAR of a thread domain: its register takes BlueFlame, without a lock.
 ///
 /// It must be destroyed after its queue pairs: the kernel refuses before.
 #[derive(Debug)]
-pub struct OwnRegister<C: ContextRef> {
-    register: Register,
+pub struct ThreadUar<C: ContextRef> {
+    register: DoorbellRegister,
     uar: Uar<C>,
 }
 
-impl<C: ContextRef> OwnRegister<C> {
+impl<C: ContextRef> ThreadUar<C> {
     /// Allocates a page, of which one register is used.
     ///
     /// # Errors
@@ -69,8 +69,8 @@ impl<C: ContextRef> OwnRegister<C> {
         Ok(Self { register, uar })
     }
 
-    pub(crate) fn uar_register(&self) -> UarRegister {
-        UarRegister {
+    pub(crate) fn qp_uar(&self) -> QpUar {
+        QpUar {
             register: self.register.clone(),
             page_id: self.uar.location().page_id,
         }
@@ -88,17 +88,17 @@ impl<C: ContextRef> OwnRegister<C> {
 }
 
 /// A register, and the page number by which CREATE_QP names it.
-pub(crate) struct UarRegister {
-    pub(crate) register: Register,
+pub(crate) struct QpUar {
+    pub(crate) register: DoorbellRegister,
     pub(crate) page_id: u32,
 }
 
 #[derive(Debug)]
-struct OwnPage {
+struct AllocatedUar {
     handle: UarHandle,
     location: UarLocation,
     /// Shared with the queue pairs that use it.
-    page: Arc<Page>,
+    page: Arc<UarPage>,
 }
 
 /// The UARs of an imported context. The driver's own UARs are used by the process
@@ -108,15 +108,15 @@ struct OwnPage {
 /// They belong to the file, which other processes may keep open, so they are
 /// freed when the context is closed.
 #[derive(Debug)]
-pub(crate) struct OwnPages {
+pub(crate) struct AllocatedUars {
     /// Bytes of a half; 0: doorbells only.
     half: usize,
     /// The first is for arming completion queues; then come those for one queue
     /// pair each, and shared ones. They are allocated on demand.
-    pages: Mutex<Vec<OwnPage>>,
+    pages: Mutex<Vec<AllocatedUar>>,
 }
 
-impl OwnPages {
+impl AllocatedUars {
     /// Allocates the first page.
     ///
     /// # Errors
@@ -140,43 +140,46 @@ impl OwnPages {
         context: &Context,
         kind: UarKind,
         check: impl FnOnce(UarLocation) -> Result<(), CreateError>,
-    ) -> Result<OwnPage, CreateError> {
+    ) -> Result<AllocatedUar, CreateError> {
         // Freed on an error.
         let uar = Uar::alloc(&context, kind)?;
         let location = uar.location();
         check(location)?;
         let page = map(context, location)?;
-        Ok(OwnPage {
+        Ok(AllocatedUar {
             handle: uar.into_handle(),
             location,
             page,
         })
     }
 
-    fn locked<T>(&self, what: impl FnOnce(&mut Vec<OwnPage>) -> T) -> T {
+    fn locked<T>(&self, what: impl FnOnce(&mut Vec<AllocatedUar>) -> T) -> T {
         what(&mut self.pages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The register for arming completion queues.
-    pub(crate) fn arm(&self) -> Result<Arm, CreateError> {
+    pub(crate) fn arm(&self) -> Result<CqDoorbell, CreateError> {
         self.locked(|pages| {
             let first = pages.first().ok_or(CreateError::NoMemory)?;
             // `new` has checked the number.
-            Ok(Arm::of(&first.page, Some(first.location.page_id as u16)))
+            Ok(CqDoorbell::of(
+                &first.page,
+                Some(first.location.page_id as u16),
+            ))
         })
     }
 
     /// A shared register for doorbells only.
-    pub(crate) fn doorbells(&self) -> Result<Register, CreateError> {
+    pub(crate) fn doorbells(&self) -> Result<DoorbellRegister, CreateError> {
         self.locked(|pages| Self::give(pages.first(), 0, true).map(|given| given.register))
     }
 
-    fn give(page: Option<&OwnPage>, half: usize, shared: bool) -> Result<UarRegister, CreateError> {
+    fn give(page: Option<&AllocatedUar>, half: usize, shared: bool) -> Result<QpUar, CreateError> {
         let own = page.ok_or(CreateError::NoMemory)?;
         // SAFETY: the size was checked when the device was opened; who shares
         // what `take` says.
         let register = unsafe { only_register(&own.page, half, shared)? };
-        Ok(UarRegister {
+        Ok(QpUar {
             register,
             page_id: own.location.page_id,
         })
@@ -184,19 +187,20 @@ impl OwnPages {
 
     /// Allocates a register for a queue pair: an unused one if there is any, else
     /// the one with the fewest users.
-    pub(crate) fn take(&self, context: &Context) -> Result<UarRegister, CreateError> {
+    pub(crate) fn take(&self, context: &Context) -> Result<QpUar, CreateError> {
         if self.half == 0 {
             return self.locked(|pages| Self::give(pages.first(), 0, true));
         }
         let exclusive = 1..=WANTED_EXCLUSIVE as usize;
         self.locked(|pages| {
-            let users = |own: &OwnPage| Arc::strong_count(&own.page) - 1;
+            let users = |own: &AllocatedUar| Arc::strong_count(&own.page) - 1;
             // An unused page gets users only here, under the lock.
-            let unused = |(at, own): &(usize, &OwnPage)| exclusive.contains(at) && users(own) == 0;
+            let unused =
+                |(at, own): &(usize, &AllocatedUar)| exclusive.contains(at) && users(own) == 0;
             if let Some((_, own)) = pages.iter().enumerate().find(unused) {
                 return Self::give(Some(own), self.half, false);
             }
-            if pages.len() < WANTED_REGISTERS as usize
+            if pages.len() < WANTED_BFREGS as usize
                 && pages.try_reserve(1).is_ok()
                 && let Ok(own) = Self::allocate(context, UarKind::BlueFlame, |_| Ok(()))
             {
