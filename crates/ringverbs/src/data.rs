@@ -3,25 +3,26 @@
 use std::slice;
 
 use crate::device::{self, SendData, Sge};
-use crate::memory::{Buffer, MemorySlice, Registered};
+use crate::memory::{Buffer, MemorySlice, PoolBuffer, Registered, SharedBuffer};
 use crate::pd::Identity;
 use crate::{Error, Result};
 
 /// Memory that a send or write takes its data from.
 ///
-/// [`Buffer`] or [`MemorySlice`]; a `Vec` of either, gathered in order;
-/// [`Inline`] bytes, which are copied when the request is posted; `()` for no
+/// [`Buffer`], [`PoolBuffer`], [`SharedBuffer`] or [`MemorySlice`]; a `Vec` of one of
+/// these, gathered in order; [`Inline`] bytes, which are copied when the request is posted; `()` for no
 /// data.
 pub trait Source: Data {}
 
 /// Memory that a receive or read stores its data in.
 ///
-/// [`Buffer`] or [`MemorySlice`]; a `Vec` of either, filled in order; `()` for no
-/// data.
+/// [`Buffer`], [`PoolBuffer`] or [`MemorySlice`]; a `Vec` of one of these, filled in
+/// order; `()` for no data.
 pub trait Sink: Data {}
 
-/// Memory that an operation owns and its future returns: [`Buffer`] or
-/// [`MemorySlice`], a `Vec` of either, or `()` for none.
+/// Memory that an operation owns and its future returns: [`Buffer`],
+/// [`PoolBuffer`], [`SharedBuffer`] or [`MemorySlice`], a `Vec` of one of these, or
+/// `()` for none.
 pub trait Owned: Data + sealed::FromPayload {}
 
 /// Inline data: bytes that are copied into the work request, so that the slice is
@@ -43,6 +44,10 @@ mod sealed {
         Buffers,
         Slice,
         Slices,
+        Pooled,
+        PooledList,
+        Shared,
+        SharedList,
     }
 
     /// Memory that can be taken out of a completion.
@@ -112,6 +117,14 @@ pub enum Payload {
     Slice(MemorySlice) = tag::Slice,
     /// Several slices.
     Slices(Vec<MemorySlice>) = tag::SLICES,
+    /// One buffer of a pool.
+    Pooled(PoolBuffer) = tag::Pooled,
+    /// Several.
+    PooledList(Vec<PoolBuffer>) = tag::POOLED_LIST,
+    /// A buffer that is only read.
+    Shared(SharedBuffer) = tag::Shared,
+    /// Several.
+    SharedList(Vec<SharedBuffer>) = tag::SHARED_LIST,
 }
 
 /// Discriminants of [`Payload`]. Those of variants that are written in parts have
@@ -123,6 +136,10 @@ mod tag {
     pub const BUFFERS: u64 = 2;
     pub const Slice: u64 = 3;
     pub const SLICES: u64 = 4;
+    pub const Pooled: u64 = 5;
+    pub const POOLED_LIST: u64 = 6;
+    pub const Shared: u64 = 7;
+    pub const SHARED_LIST: u64 = 8;
 }
 
 /// A variant of [`Payload`] with one piece of memory, laid out as the Rust
@@ -137,8 +154,14 @@ struct Variant<P> {
 const _: () = {
     assert!(size_of::<Variant<Buffer>>() <= size_of::<Payload>());
     assert!(size_of::<Variant<MemorySlice>>() <= size_of::<Payload>());
+    assert!(size_of::<Variant<PoolBuffer>>() <= size_of::<Payload>());
+    assert!(size_of::<Variant<SharedBuffer>>() <= size_of::<Payload>());
     assert!(align_of::<Variant<Buffer>>() <= align_of::<Payload>());
     assert!(align_of::<Variant<MemorySlice>>() <= align_of::<Payload>());
+    assert!(align_of::<Variant<PoolBuffer>>() <= align_of::<Payload>());
+    assert!(align_of::<Variant<SharedBuffer>>() <= align_of::<Payload>());
+    // The size of a buffer, as in a queue's table.
+    assert!(size_of::<Payload>() == size_of::<Variant<Buffer>>());
 };
 
 /// A piece of memory: one SGE.
@@ -186,6 +209,45 @@ impl Piece for MemorySlice {
     #[inline]
     fn capacity(&self) -> usize {
         self.len()
+    }
+}
+
+impl Piece for PoolBuffer {
+    #[inline]
+    fn memory(&self) -> &Registered {
+        self.memory()
+    }
+    #[inline]
+    fn device_addr(&self) -> u64 {
+        self.device_addr()
+    }
+    #[inline]
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+    #[inline]
+    fn capacity(&self) -> usize {
+        self.capacity()
+    }
+}
+
+/// A source only: nothing of it may be written.
+impl Piece for SharedBuffer {
+    #[inline]
+    fn memory(&self) -> &Registered {
+        self.memory()
+    }
+    #[inline]
+    fn device_addr(&self) -> u64 {
+        self.device_addr()
+    }
+    #[inline]
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+    #[inline]
+    fn capacity(&self) -> usize {
+        0
     }
 }
 
@@ -301,7 +363,6 @@ macro_rules! data {
         }
 
         impl Source for $piece {}
-        impl Sink for $piece {}
 
         impl Data for Vec<$piece> {
             fn gather<R>(
@@ -330,7 +391,6 @@ macro_rules! data {
         }
 
         impl Source for Vec<$piece> {}
-        impl Sink for Vec<$piece> {}
 
         owned!($piece, $one);
         owned!(Vec<$piece>, $many);
@@ -339,6 +399,16 @@ macro_rules! data {
 
 data!(Buffer, Buffer, Buffers);
 data!(MemorySlice, Slice, Slices);
+data!(PoolBuffer, Pooled, PooledList);
+data!(SharedBuffer, Shared, SharedList);
+
+// Not of `SharedBuffer`, which others read.
+impl Sink for Buffer {}
+impl Sink for MemorySlice {}
+impl Sink for PoolBuffer {}
+impl Sink for Vec<Buffer> {}
+impl Sink for Vec<MemorySlice> {}
+impl Sink for Vec<PoolBuffer> {}
 
 /// Calls `then` with the SGEs of a list of pieces.
 fn elements<P: Piece, R>(
@@ -452,6 +522,10 @@ impl Payload {
             Self::Buffers(_) => Kind::Buffers,
             Self::Slice(_) => Kind::Slice,
             Self::Slices(_) => Kind::Slices,
+            Self::Pooled(_) => Kind::Pooled,
+            Self::PooledList(_) => Kind::PooledList,
+            Self::Shared(_) => Kind::Shared,
+            Self::SharedList(_) => Kind::SharedList,
         }
     }
 
@@ -460,8 +534,18 @@ impl Payload {
     #[inline]
     pub(crate) fn received(&mut self, len: u32) {
         match self {
-            // Slices have no length in use.
+            // Slices have no length in use, and nothing is received into a shared
+            // buffer.
             Self::None | Self::Slice(_) | Self::Slices(_) => {}
+            Self::Shared(_) | Self::SharedList(_) => {}
+            Self::Pooled(buffer) => buffer.received(len as usize),
+            Self::PooledList(buffers) => {
+                let mut rest = len as usize;
+                for buffer in buffers {
+                    buffer.received(rest);
+                    rest -= buffer.len();
+                }
+            }
             Self::Buffer(buffer) => buffer.received(len as usize),
             Self::Buffers(buffers) => {
                 let mut rest = len as usize;
@@ -479,6 +563,17 @@ impl Payload {
         match self {
             Self::Buffer(buffer) => buffer.first_chunk(),
             Self::Buffers(buffers) => buffers.first()?.first_chunk(),
+            Self::Pooled(buffer) => buffer.first_chunk(),
+            Self::PooledList(buffers) => buffers.first()?.first_chunk(),
+            _ => None,
+        }
+    }
+
+    /// Returns the buffer of a pool if there is exactly one.
+    pub fn into_pool_buffer(self) -> Option<PoolBuffer> {
+        match self {
+            Self::Pooled(buffer) => Some(buffer),
+            Self::PooledList(mut buffers) if buffers.len() == 1 => buffers.pop(),
             _ => None,
         }
     }
@@ -496,9 +591,9 @@ impl Payload {
     /// Returns all buffers, in order.
     pub fn into_buffers(self) -> Vec<Buffer> {
         match self {
-            Self::None | Self::Slice(_) | Self::Slices(_) => Vec::new(),
             Self::Buffer(buffer) => vec![buffer],
             Self::Buffers(buffers) => buffers,
+            _ => Vec::new(),
         }
     }
 }

@@ -79,7 +79,10 @@ pub use completion::{
 pub use context::{Context, Device, devices};
 pub use data::{Inline, Payload, Sink, Source};
 pub use error::{CloseError, Error, Result};
-pub use memory::{Advisable, Buffer, ForeignRegion, MemorySlice, Region, RemoteRegion};
+pub use memory::{
+    Advisable, Buffer, BufferPool, ForeignRegion, MemorySlice, PoolBuffer, Region, RemoteRegion,
+    SharedBuffer,
+};
 pub use mw::{MemoryWindow, WindowType};
 pub use operation::{Operation, RemoteAddr};
 pub use pd::ProtectionDomain;

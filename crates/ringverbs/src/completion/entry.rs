@@ -394,11 +394,7 @@ impl Completion {
         if !success.has_grh() {
             return None;
         }
-        let header = match &self.payload {
-            Payload::Buffer(buffer) => buffer.first_chunk()?,
-            Payload::Buffers(buffers) => buffers.first()?.first_chunk()?,
-            _ => return None,
-        };
+        let header = self.payload.front()?;
         source_gid(header)
     }
 

@@ -3,12 +3,14 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as Task, Poll, Wake, Waker};
 
 use embedded::{Drive, Network};
-use ringverbs::future::{AsyncCompletionQueue, AsyncQueuePair, Cause, Operation, Receive};
+use ringverbs::future::{
+    AsyncCompletionQueue, AsyncQueuePair, Cause, Operation, Readable, Receive,
+};
 use ringverbs::{AccessFlags, Buffer, Device, Inline, WorkRequest};
 
 use crate::{Bench, Pair, block_on, poll_once, runtime, until};
@@ -234,6 +236,15 @@ fn operations_outlive_their_runtime() {
     );
 }
 
+/// A descriptor of which its executor never tells.
+struct Never;
+
+impl Readable for Never {
+    fn poll_readable(&mut self, _: &mut Task<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Pending
+    }
+}
+
 /// A task that waits when its driver is dropped is woken, and polls by itself.
 #[test]
 fn tasks_are_woken_when_their_driver_is_dropped() {
@@ -241,12 +252,6 @@ fn tasks_are_woken_when_their_driver_is_dropped() {
     let (cq, driver) = bench.queue();
     let runtime = runtime();
     let (a, b) = bench.pair(&cq);
-    struct Never;
-    impl ringverbs::future::Readable for Never {
-        fn poll_readable(&mut self, _: &mut Task<'_>) -> Poll<std::io::Result<()>> {
-            Poll::Pending
-        }
-    }
     let mut driving = Box::pin(driver.run(Never));
     assert!(poll_once(&mut driving).is_pending());
     std::thread::scope(|scope| {
@@ -254,7 +259,8 @@ fn tasks_are_woken_when_their_driver_is_dropped() {
         let waits = scope.spawn(|| block_on(receive).unwrap());
         std::thread::sleep(std::time::Duration::from_millis(50));
         runtime.block_on(async { drop(driving) });
-        block_on(a.send(bench.filled(b"after"))).unwrap();
+        // Nobody else looks for completions.
+        drop(a.send(bench.filled(b"after")));
         assert_eq!(&waits.join().unwrap().data[..], b"after");
     });
 }
@@ -281,40 +287,104 @@ impl Wake for Holds {
 #[test]
 fn wakers_may_drop_futures_and_queue_pairs() {
     let bench = Bench::new();
-    for how in 0..4 {
-        let cq = bench.driven();
+    for how in 0..16 {
+        // With a driver that is told of nothing, futures find all completions.
+        let (cq, driver) = bench.queue();
+        let (driver, idle) = match how & 1 {
+            0 => (Some(std::thread::spawn(|| driver.run_blocking())), None),
+            _ => {
+                let mut driving = Box::pin(driver.run(Never));
+                assert!(poll_once(&mut driving).is_pending());
+                (None, Some(driving))
+            }
+        };
         let (a, b) = bench.pair(&cq);
         let (a, b) = (Arc::new(a), Arc::new(b));
-        let held = match how % 2 {
+        let held = match how & 2 {
             0 => {
                 let futures = (b.send(bench.filled(b"y")), b.receive(bench.buffer(8)));
                 (Some(futures), None)
             }
             _ => (None, Some((Arc::clone(&b), cq.clone()))),
         };
-        let mut receive = b.receive(bench.buffer(8));
         let holds = Waker::from(Arc::new(Holds(Mutex::new(Some(held)))));
-        assert!(
-            Pin::new(&mut receive)
-                .poll(&mut Task::from_waker(&holds))
-                .is_pending()
-        );
+        let mut task = Task::from_waker(&holds);
+        // Waits for a message, or for its operation, or for room.
+        let mut receive = b.receive(bench.buffer(8));
+        let mut send = b.send(bench.filled(b"z"));
+        let is_receive = how & 4 == 0;
+        let polled = match is_receive {
+            true => Pin::new(&mut receive).poll(&mut task).map(drop),
+            false => Pin::new(&mut send).poll(&mut task).map(drop),
+        };
+        assert!(polled.is_pending());
         drop(holds);
         drop(b);
-        match how / 2 {
+        match how & 8 {
             // Replaced by another waker, and dropped with what it holds.
-            0 => drop(poll_once(&mut receive)),
-            // Woken by a message.
+            0 if is_receive => drop(poll_once(&mut receive)),
+            0 => drop(poll_once(&mut send)),
+            // Woken, by the driver or by a future of the peer's.
             _ => {
-                let sends = [a.send(bench.filled(b"x")), a.send(bench.filled(b"x"))];
-                for send in sends {
-                    let _ = block_on(send);
+                for _ in 0..2 {
+                    a.post_receive(bench.buffer(8)).unwrap();
+                    a.post_unsignaled(WorkRequest::send(Inline(b"x"))).unwrap();
+                }
+                let mut message = a.message::<Buffer>();
+                let end = std::time::Instant::now() + std::time::Duration::from_millis(20);
+                while std::time::Instant::now() < end {
+                    if driver.is_none() {
+                        let _ = poll_once(&mut message);
+                    }
+                    std::thread::yield_now();
                 }
             }
         }
-        drop(a);
-        let _ = poll_once(&mut receive);
+        drop((a, cq));
+        let _ = (poll_once(&mut receive), poll_once(&mut send));
+        drop((receive, send, idle));
+        if let Some(driver) = driver {
+            until(|| driver.is_finished());
+            driver.join().unwrap().unwrap();
+        }
     }
+}
+
+/// How often it was woken.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Of two tasks that wait, the first one is woken and gives up: the message is the
+/// second one's, which is woken.
+#[test]
+fn a_message_that_is_given_up_wakes_the_next_task() {
+    let bench = Bench::new();
+    let (a, b) = bench.pair(&bench.driven());
+    let wakes = [(); 3].map(|()| Arc::new(Woken::default()));
+    let mut receives = [(); 3].map(|()| Some(b.receive(bench.buffer(8))));
+    for (receive, woken) in receives.iter_mut().flatten().zip(&wakes) {
+        let waker = Waker::from(Arc::clone(woken));
+        let polled = Pin::new(receive).poll(&mut Task::from_waker(&waker));
+        assert!(polled.is_pending());
+    }
+    let woken = || [0, 1, 2].map(|at| wakes[at].0.load(Ordering::Relaxed));
+    a.post_unsignaled(WorkRequest::send(Inline(b"x"))).unwrap();
+    until(|| woken() == [1, 0, 0]);
+    // One that was not next leaves nothing.
+    receives[1] = None;
+    assert_eq!(woken(), [1, 0, 0]);
+    receives[0] = None;
+    assert_eq!(woken(), [1, 0, 1]);
+    let Poll::Ready(Ok(message)) = poll_once(receives[2].as_mut().unwrap()) else {
+        panic!("it is this one's");
+    };
+    assert_eq!(&message.data[..], b"x");
 }
 
 /// Another queue pair completes in the same queue, with all tokens that a future

@@ -1,0 +1,391 @@
+//! Pools of buffers, and buffers that several operations read at once.
+
+use std::fmt;
+use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::memory::{Buffer, Registered};
+use crate::{Error, ProtectionDomain, Result};
+
+/// Sizes are multiples of this, so that no two buffers share a cache line.
+const LINE: usize = 64;
+
+/// Buffers that are registered once, in classes of one size each, and return to the
+/// pool when they are dropped: by the program, or by the library with an operation
+/// that nobody waited for.
+///
+/// A handle: clones refer to the same pool. Any thread may use it. Taking and
+/// returning a buffer takes a lock of its class, and allocates nothing. The memory
+/// is deregistered with the last handle and buffer.
+///
+/// A buffer has the bytes of its last use, zeros at first.
+///
+/// ```no_run
+/// # fn f(domain: &ringverbs::ProtectionDomain, qp: &mut ringverbs::QueuePair)
+/// # -> Result<(), ringverbs::Error> {
+/// use ringverbs::{BufferPool, PostError};
+/// let pool = BufferPool::new(domain, &[(256, 1000), (65_536, 16)])?;
+/// if let Some(mut buffer) = pool.get(100) {
+///     buffer.copy_from(b"hello")?;
+///     qp.send(buffer, 1).map_err(PostError::into_error)?;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct BufferPool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// By size.
+    classes: Vec<Class>,
+    domain: ProtectionDomain,
+}
+
+#[expect(clippy::vec_box, reason = "a box moves to the buffer that is taken")]
+struct Class {
+    size: usize,
+    count: usize,
+    /// With room for all.
+    free: Mutex<Vec<Box<Slot>>>,
+}
+
+impl Class {
+    #[expect(clippy::vec_box, reason = "as above")]
+    fn free(&self) -> MutexGuard<'_, Vec<Box<Slot>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A buffer of a pool.
+struct Slot {
+    buffer: Buffer,
+    class: usize,
+    /// `None` while it is in the pool.
+    pool: Option<Arc<Shared>>,
+}
+
+impl BufferPool {
+    /// Registers memory for a pool with these classes: the size of a buffer,
+    /// rounded up to a multiple of 64, and how many there are.
+    ///
+    /// # Errors
+    /// As [`Region::alloc`](crate::Region::alloc); [`Error::Invalid`] for a size of
+    /// 0, or no buffers.
+    pub fn new(domain: &ProtectionDomain, classes: &[(usize, usize)]) -> Result<Self> {
+        let rounded = |(size, count): (usize, usize)| {
+            let size = size.checked_next_multiple_of(LINE).ok_or(Error::NoMemory)?;
+            Ok((size, count))
+        };
+        let mut classes = classes
+            .iter()
+            .map(|&class| rounded(class))
+            .collect::<Result<Vec<_>>>()?;
+        classes.sort_unstable();
+        let total = classes.iter().try_fold(0_usize, |total, (size, count)| {
+            total.checked_add(size.checked_mul(*count)?)
+        });
+        let total = total.ok_or(Error::NoMemory)?;
+        if total == 0 || classes.iter().any(|(size, _)| *size == 0) {
+            return Err(Error::Invalid {
+                what: "a pool needs buffers, and their size must not be zero",
+            });
+        }
+        let mut memory = domain.alloc(total)?.into_buffer();
+        let classes = classes.into_iter().enumerate();
+        let classes = classes.map(|(class, (size, count))| {
+            let slots = (0..count).map(|_| {
+                Box::new(Slot {
+                    buffer: memory.split_to(size),
+                    class,
+                    pool: None,
+                })
+            });
+            let free = Mutex::new(slots.collect());
+            Class { size, count, free }
+        });
+        Ok(Self {
+            shared: Arc::new(Shared {
+                classes: classes.collect(),
+                domain: domain.clone(),
+            }),
+        })
+    }
+
+    /// Returns the protection domain that the memory is registered in.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.shared.domain
+    }
+
+    /// Takes a buffer of the smallest class that has one of at least `len` bytes;
+    /// its length is `len`. Returns `None` if there is none: they come back when
+    /// operations end.
+    pub fn get(&self, len: usize) -> Option<PoolBuffer> {
+        let fitting = self.shared.classes.iter().filter(|class| class.size >= len);
+        let mut slot = fitting.filter_map(|class| class.free().pop()).next()?;
+        slot.pool = Some(Arc::clone(&self.shared));
+        slot.buffer.set_len(len).ok()?;
+        Some(PoolBuffer { slot: Some(slot) })
+    }
+
+    /// Returns the size of the buffers of each class, how many there are, and how
+    /// many of them are free.
+    pub fn classes(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let classes = self.shared.classes.iter();
+        classes.map(|class| (class.size, class.count, class.free().len()))
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.classes()).finish()
+    }
+}
+
+/// A buffer of a [`BufferPool`], which it returns to when it is dropped. Otherwise
+/// it is used as a [`Buffer`]: owned exclusively, and by the operation that it is
+/// posted with.
+pub struct PoolBuffer {
+    /// `None` only while it is dropped.
+    slot: Option<Box<Slot>>,
+}
+
+impl PoolBuffer {
+    fn buffer(&self) -> &Buffer {
+        match &self.slot {
+            Some(slot) => &slot.buffer,
+            None => unreachable!("it is being dropped"),
+        }
+    }
+
+    fn buffer_mut(&mut self) -> &mut Buffer {
+        match &mut self.slot {
+            Some(slot) => &mut slot.buffer,
+            None => unreachable!("it is being dropped"),
+        }
+    }
+
+    /// Returns the capacity in bytes: the size of its class.
+    pub fn capacity(&self) -> usize {
+        self.buffer().capacity()
+    }
+
+    /// Sets the number of bytes in use.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if `len` exceeds the capacity.
+    pub fn set_len(&mut self, len: usize) -> Result<()> {
+        self.buffer_mut().set_len(len)
+    }
+
+    /// Sets the length to the capacity.
+    pub fn fill_up(&mut self) {
+        self.buffer_mut().fill_up();
+    }
+
+    /// Copies `bytes` to the start of the buffer and sets the length to theirs.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if they exceed the capacity; nothing is copied.
+    pub fn copy_from(&mut self, bytes: &[u8]) -> Result<()> {
+        self.buffer_mut().copy_from(bytes)
+    }
+
+    /// Makes the buffer read-only, so that several operations can send it at once.
+    /// It returns to the pool when the last of them has ended. Allocates.
+    pub fn freeze(self) -> SharedBuffer {
+        SharedBuffer::new(Frozen::Pooled(self))
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Registered> {
+        self.buffer().memory()
+    }
+
+    pub(crate) fn device_addr(&self) -> u64 {
+        self.buffer().device_addr()
+    }
+
+    pub(crate) fn received(&mut self, len: usize) {
+        self.buffer_mut().received(len);
+    }
+}
+
+impl Drop for PoolBuffer {
+    fn drop(&mut self) {
+        let Some(mut slot) = self.slot.take() else {
+            return;
+        };
+        if let Some(pool) = slot.pool.take()
+            && let Some(class) = pool.classes.get(slot.class)
+        {
+            class.free().push(slot);
+        }
+    }
+}
+
+impl Deref for PoolBuffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.buffer()
+    }
+}
+
+impl DerefMut for PoolBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.buffer_mut()
+    }
+}
+
+impl AsRef<[u8]> for PoolBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for PoolBuffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl fmt::Debug for PoolBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolBuffer")
+            .field("len", &self.len())
+            .field("capacity", &self.capacity())
+            .finish()
+    }
+}
+
+/// Registered bytes that nobody writes any more: clones are read by the program,
+/// and sent or written to peers by any number of operations and queue pairs at
+/// once. No operation can store anything in it.
+///
+/// [`Buffer::freeze`] and [`PoolBuffer::freeze`] make one. The memory is released,
+/// or returned to its pool, with the last clone and operation in flight.
+#[derive(Clone)]
+pub struct SharedBuffer {
+    frozen: Arc<Frozen>,
+    start: usize,
+    len: usize,
+}
+
+enum Frozen {
+    Buffer(Buffer),
+    Pooled(PoolBuffer),
+}
+
+impl Frozen {
+    fn buffer(&self) -> &Buffer {
+        match self {
+            Self::Buffer(buffer) => buffer,
+            Self::Pooled(pooled) => pooled.buffer(),
+        }
+    }
+}
+
+impl SharedBuffer {
+    fn new(frozen: Frozen) -> Self {
+        Self {
+            start: 0,
+            len: frozen.buffer().len(),
+            frozen: Arc::new(frozen),
+        }
+    }
+
+    /// Returns a part of it, which shares the memory.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the range exceeds the length.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let begin = match range.start_bound() {
+            Bound::Included(&at) => at,
+            Bound::Excluded(&at) => at.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&at) => at.saturating_add(1),
+            Bound::Excluded(&at) => at,
+            Bound::Unbounded => self.len,
+        };
+        if begin > end || end > self.len {
+            return Err(Error::Limit {
+                what: "bytes of a shared buffer",
+                asked: begin.max(end) as u64,
+                allowed: self.len as u64,
+            });
+        }
+        Ok(Self {
+            frozen: Arc::clone(&self.frozen),
+            start: self.start + begin,
+            len: end - begin,
+        })
+    }
+
+    /// Returns the buffer, of its whole length, if this is its only reference.
+    ///
+    /// # Errors
+    /// Returns `self` while there are clones or operations in flight, and if the
+    /// buffer is of a pool.
+    pub fn try_into_buffer(self) -> Result<Buffer, Self> {
+        let Self { frozen, start, len } = self;
+        let back = |frozen| Self { frozen, start, len };
+        match Arc::try_unwrap(frozen).map_err(back)? {
+            Frozen::Buffer(buffer) => Ok(buffer),
+            pooled => Err(back(Arc::new(pooled))),
+        }
+    }
+
+    /// As [`try_into_buffer`](Self::try_into_buffer), for a buffer of a pool.
+    ///
+    /// # Errors
+    /// As [`try_into_buffer`](Self::try_into_buffer), if it is of none.
+    pub fn try_into_pool_buffer(self) -> Result<PoolBuffer, Self> {
+        let Self { frozen, start, len } = self;
+        let back = |frozen| Self { frozen, start, len };
+        match Arc::try_unwrap(frozen).map_err(back)? {
+            Frozen::Pooled(buffer) => Ok(buffer),
+            owned => Err(back(Arc::new(owned))),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Registered> {
+        self.frozen.buffer().memory()
+    }
+
+    pub(crate) fn device_addr(&self) -> u64 {
+        let start = self.frozen.buffer().device_addr();
+        start.wrapping_add(self.start as u64)
+    }
+}
+
+impl Buffer {
+    /// Makes the buffer read-only, so that several operations can send it at once.
+    /// Allocates.
+    pub fn freeze(self) -> SharedBuffer {
+        SharedBuffer::new(Frozen::Buffer(self))
+    }
+}
+
+impl Deref for SharedBuffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let all: &[u8] = self.frozen.buffer();
+        all.get(self.start..self.start + self.len)
+            .unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for SharedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for SharedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBuffer")
+            .field("len", &self.len)
+            .finish()
+    }
+}
