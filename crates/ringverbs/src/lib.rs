@@ -53,6 +53,7 @@ mod data;
 mod device;
 mod error;
 pub mod future;
+pub mod handshake;
 mod inflight;
 mod memory;
 mod multi_receive;
@@ -62,6 +63,7 @@ mod pd;
 pub mod qp;
 pub mod query;
 pub mod raw;
+mod remote_memory;
 #[cfg(feature = "serde")]
 mod serialize;
 mod srq;
@@ -91,6 +93,7 @@ pub use qp::{
     PostError, QueuePair, Transport, WorkRequest,
 };
 pub use query::{Gid, GidEntry};
+pub use remote_memory::RemoteMemory;
 pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 
 pub use uverbs::{AccessFlags, Advice, AdviseFlags, AhAttr, GlobalRoute};

@@ -4,8 +4,8 @@
 use serde::de::{Deserialize, Deserializer, Error, Unexpected};
 use serde::ser::{Serialize, Serializer};
 
-use crate::Gid;
 use crate::qp::Mtu;
+use crate::{Gid, RemoteMemory};
 
 /// Deserialises a queue pair number or packet sequence number.
 pub(crate) fn number_of_24_bits<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
@@ -56,12 +56,38 @@ impl<'de> Deserialize<'de> for Gid {
     }
 }
 
+/// The fields of a [`RemoteMemory`].
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Fields {
+    addr: u64,
+    len: u64,
+    rkey: u32,
+}
+
+impl Serialize for RemoteMemory {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let crate::RemoteAddr { addr, rkey } = self.key();
+        let len = self.len();
+        Fields { addr, len, rkey }.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for RemoteMemory {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let Fields { addr, len, rkey } = Fields::deserialize(from)?;
+        Self::new(crate::RemoteAddr::new(addr, rkey), len).ok_or_else(|| {
+            let len = Unexpected::Unsigned(len);
+            D::Error::invalid_value(len, &"a length that ends before the last address")
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, from_str, from_value, json, to_value};
 
     use crate::qp::Mtu;
-    use crate::{Endpoint, Gid, RemoteAddr};
+    use crate::{Endpoint, Gid, RemoteAddr, RemoteMemory};
 
     fn endpoint() -> Endpoint {
         Endpoint {
@@ -87,6 +113,12 @@ mod tests {
         let text = serde_json::to_string(&key).unwrap();
         assert_eq!(text, r#"{"addr":18446744073709551615,"rkey":4294967295}"#);
         assert_eq!(from_str::<RemoteAddr>(&text).unwrap(), key);
+        let memory = RemoteMemory::new(RemoteAddr::new(4096, 7), 100).unwrap();
+        let text = serde_json::to_string(&memory).unwrap();
+        assert_eq!(text, r#"{"addr":4096,"len":100,"rkey":7}"#);
+        assert_eq!(from_str::<RemoteMemory>(&text).unwrap(), memory);
+        let beyond = r#"{"addr":18446744073709551615,"len":2,"rkey":7}"#;
+        assert!(from_str::<RemoteMemory>(beyond).is_err());
     }
 
     /// Each field in turn has an invalid value.

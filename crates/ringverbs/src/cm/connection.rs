@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rdmacm::{ConnParam, EventChannel, EventKind, Id, PortSpace};
+use rdmacm::{ConnParam, Event, EventChannel, EventKind, Id, PortSpace};
 use uverbs::{AhAttr, QpState};
 
 use super::source::ConnectionManager;
@@ -81,6 +81,22 @@ impl Connector {
 
     fn resolve_by(
         manager: ConnectionManager,
+        from: (PortSpace, Option<SocketAddr>),
+        peer: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let this = Self::begin(manager, from, peer, timeout)?;
+        // The kernel's timeout expires first, and its error is more specific.
+        let patience = Some(timeout.saturating_add(Duration::from_secs(1)));
+        await_event(&this.channel, EventKind::ADDR_RESOLVED, patience)?;
+        this.id.resolve_route(timeout)?;
+        await_event(&this.channel, EventKind::ROUTE_RESOLVED, patience)?;
+        Ok(this)
+    }
+
+    /// Begins to resolve an address. `ADDR_RESOLVED` follows, and then the route.
+    pub(super) fn begin(
+        manager: ConnectionManager,
         (port_space, local): (PortSpace, Option<SocketAddr>),
         peer: SocketAddr,
         timeout: Duration,
@@ -88,16 +104,16 @@ impl Connector {
         let channel = manager.open()?;
         let id = channel.create_id(port_space)?;
         id.resolve_address(local.map(Into::into), peer, timeout)?;
-        // The kernel's timeout expires first, and its error is more specific.
-        let patience = Some(timeout.saturating_add(Duration::from_secs(1)));
-        await_event(&channel, EventKind::ADDR_RESOLVED, patience)?;
-        id.resolve_route(timeout)?;
-        await_event(&channel, EventKind::ROUTE_RESOLVED, patience)?;
         Ok(Self {
             id,
             channel,
             manager,
         })
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(super) fn channel(&self) -> &EventChannel {
+        &self.channel
     }
 
     /// Returns the device that leads to the peer, on which the queue pair must be
@@ -144,9 +160,16 @@ impl Connector {
         options: &Options<'_>,
         timeout: Option<Duration>,
     ) -> Result<Connection> {
+        let awaited = self.request(qp, options)?;
+        let event = await_event(&self.channel, awaited, timeout)?;
+        self.finish(qp, event)
+    }
+
+    /// Prepares the queue pair and sends the request. Returns the event that the
+    /// peer's answer is.
+    pub(super) fn request(&self, qp: &mut QueuePair, options: &Options<'_>) -> Result<EventKind> {
         self.prepare(qp)?;
-        let Self { id, channel, .. } = self;
-        id.connect(&ConnParam {
+        self.id.connect(&ConnParam {
             qp_num: qp.qp_num(),
             private_data: options.private_data,
             responder_resources: options.responder_resources.unwrap_or(1),
@@ -155,12 +178,16 @@ impl Connector {
             rnr_retry_count: options.rnr_retry_count,
             ..ConnParam::default()
         })?;
-        let awaited = if id.is_datagram() {
+        Ok(if self.id.is_datagram() {
             EventKind::ESTABLISHED
         } else {
             EventKind::CONNECT_RESPONSE
-        };
-        let event = await_event(&channel, awaited, timeout)?;
+        })
+    }
+
+    /// Connects the queue pair after the peer's answer.
+    pub(super) fn finish(self, qp: &mut QueuePair, event: Event) -> Result<Connection> {
+        let Self { id, channel, .. } = self;
         let message = event.message();
         let service = message.datagram().map(|datagram| Service {
             qp_num: datagram.qp_num,

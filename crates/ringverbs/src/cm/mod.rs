@@ -12,6 +12,10 @@
 //! is created on the device that the address leads to ([`Connector::device`],
 //! [`Request::device`]), and this module moves it through its states.
 //!
+//! With the feature `tokio`, [`AsyncListener`], [`AsyncConnector`] and
+//! [`AsyncConnection`] wait as futures, for an
+//! [`AsyncQueuePair`](crate::future::AsyncQueuePair).
+//!
 //! An embedded device has its own connection manager, for addresses of the local
 //! host (127.0.0.0/8, `::1`) and ports of the process or of all processes that
 //! name the same directory. A program selects it by naming the device
@@ -26,11 +30,15 @@
 mod connection;
 mod error;
 mod listener;
+#[cfg(feature = "tokio")]
+mod on_tokio;
 mod source;
 
 pub use connection::{Connection, Connector, Service};
 pub use error::Error;
 pub use listener::{Listener, Request};
+#[cfg(feature = "tokio")]
+pub use on_tokio::{AsyncConnection, AsyncConnector, AsyncListener};
 
 /// The kernel's connection manager interface: channels, ids, events, options,
 /// multicast.
@@ -143,13 +151,20 @@ fn await_event(
         let left =
             deadline.map(|deadline| deadline.saturating_duration_since(std::time::Instant::now()));
         let event = channel.wait(left)?.ok_or(Error::Timeout { awaited })?;
-        if event.kind() == awaited {
-            event.message().result().map_err(|_| Error::of(&event))?;
+        if is_awaited(&event, awaited)? {
             return Ok(event);
         }
-        match event.kind() {
-            EventKind::ADDR_CHANGE | EventKind::TIMEWAIT_EXIT | EventKind::USER => {}
-            _ => return Err(Error::of(&event)),
+    }
+}
+
+/// Returns whether it is the awaited event; false for one without consequence.
+fn is_awaited(event: &rdmacm::Event, awaited: EventKind) -> Result<bool> {
+    match event.kind() {
+        kind if kind == awaited => {
+            event.message().result().map_err(|_| Error::of(event))?;
+            Ok(true)
         }
+        EventKind::ADDR_CHANGE | EventKind::TIMEWAIT_EXIT | EventKind::USER => Ok(false),
+        _ => Err(Error::of(event)),
     }
 }

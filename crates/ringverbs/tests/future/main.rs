@@ -4,8 +4,11 @@
 
 #![forbid(unsafe_code)]
 
+mod connections;
 mod ends;
+mod handshakes;
 mod operations;
+mod pool;
 mod random;
 mod receives;
 
