@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as Task, Poll, Wake, Waker};
 
@@ -13,7 +13,7 @@ use ringverbs::future::{
 };
 use ringverbs::{AccessFlags, Buffer, Device, Inline, WorkRequest};
 
-use crate::{Bench, Pair, block_on, poll_once, runtime, until};
+use crate::{Bench, Pair, Woken, block_on, poll_once, runtime, until};
 
 /// Memory that is in flight stays registered, whatever becomes of its future; and
 /// is released when it has ended.
@@ -291,7 +291,11 @@ fn wakers_may_drop_futures_and_queue_pairs() {
         // With a driver that is told of nothing, futures find all completions.
         let (cq, driver) = bench.queue();
         let (driver, idle) = match how & 1 {
-            0 => (Some(std::thread::spawn(|| driver.run_blocking())), None),
+            0 => {
+                let thread = std::thread::spawn(|| driver.run_blocking());
+                bench.until_driven(&cq);
+                (Some(thread), None)
+            }
             _ => {
                 let mut driving = Box::pin(driver.run(Never));
                 assert!(poll_once(&mut driving).is_pending());
@@ -350,16 +354,6 @@ fn wakers_may_drop_futures_and_queue_pairs() {
     }
 }
 
-/// How often it was woken.
-#[derive(Default)]
-struct Woken(AtomicUsize);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 /// Of two tasks that wait, the first one is woken and gives up: the message is the
 /// second one's, which is woken.
 #[test]
@@ -373,7 +367,7 @@ fn a_message_that_is_given_up_wakes_the_next_task() {
         let polled = Pin::new(receive).poll(&mut Task::from_waker(&waker));
         assert!(polled.is_pending());
     }
-    let woken = || [0, 1, 2].map(|at| wakes[at].0.load(Ordering::Relaxed));
+    let woken = || [0, 1, 2].map(|at| wakes[at].count());
     a.post_unsignaled(WorkRequest::send(Inline(b"x"))).unwrap();
     until(|| woken() == [1, 0, 0]);
     // One that was not next leaves nothing.

@@ -13,8 +13,9 @@ mod random;
 mod receives;
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context as Task, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,21 @@ impl Bench {
     pub(crate) fn driven(&self) -> AsyncCompletionQueue {
         let (cq, driver) = self.queue();
         std::thread::spawn(move || driver.run_blocking().unwrap());
+        self.until_driven(&cq);
         cq
+    }
+
+    /// Waits until the driver runs: then a task that waits is not woken at once.
+    pub(crate) fn until_driven(&self, cq: &AsyncCompletionQueue) {
+        let probe = AsyncQueuePair::new(self.queue_pair(cq), cq).unwrap();
+        until(|| {
+            let woken = Arc::new(Woken::default());
+            let waker = Waker::from(Arc::clone(&woken));
+            let mut message = probe.message::<Buffer>();
+            let polled = Pin::new(&mut message).poll(&mut Task::from_waker(&waker));
+            assert!(polled.is_pending());
+            woken.count() == 0
+        });
     }
 
     pub(crate) fn queue_pair(&self, cq: &AsyncCompletionQueue) -> QueuePair {
@@ -94,6 +109,22 @@ impl Wake for Unpark {
     }
 }
 
+/// A task that counts how often it was woken.
+#[derive(Default)]
+pub(crate) struct Woken(AtomicUsize);
+
+impl Woken {
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// The smallest executor that there is. It fails if nothing wakes it.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -110,7 +141,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
 
 /// Polls once, with a waker that does nothing.
 pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
-    std::pin::Pin::new(future).poll(&mut Task::from_waker(Waker::noop()))
+    Pin::new(future).poll(&mut Task::from_waker(Waker::noop()))
 }
 
 /// Waits until something is so.
