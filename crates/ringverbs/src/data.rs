@@ -538,16 +538,16 @@ impl Payload {
             // buffer.
             Self::None | Self::Slice(_) | Self::Slices(_) => {}
             Self::Shared(_) | Self::SharedList(_) => {}
+            Self::Buffer(buffer) => buffer.received(len as usize),
             Self::Pooled(buffer) => buffer.received(len as usize),
-            Self::PooledList(buffers) => {
+            Self::Buffers(buffers) => {
                 let mut rest = len as usize;
                 for buffer in buffers {
                     buffer.received(rest);
                     rest -= buffer.len();
                 }
             }
-            Self::Buffer(buffer) => buffer.received(len as usize),
-            Self::Buffers(buffers) => {
+            Self::PooledList(buffers) => {
                 let mut rest = len as usize;
                 for buffer in buffers {
                     buffer.received(rest);
