@@ -6,7 +6,8 @@
 //! `RINGVERBS_ATTACKER_SEED` where it begins; `RINGVERBS_ATTACKER_ONLY` and
 //! `RINGVERBS_ATTACKER_WITHOUT` are names of steps, or parts of names, with
 //! commas between them. With `RINGVERBS_ATTACKER_BYTES` set nothing counts but
-//! bytes that change. What fails is tried again with fewer steps, and printed.
+//! bytes that change. What fails is tried again with fewer steps, for
+//! `RINGVERBS_ATTACKER_SHRINK` seconds, and printed.
 
 #![forbid(unsafe_code)]
 
