@@ -37,11 +37,10 @@ impl Embedded {
     }
 
     /// As [`idle`](Self::idle), for a task of an executor, which must not sleep:
-    /// performs a bounded amount of pending work, if another thread does not.
-    pub fn help(&self) {
-        if self.runner.has_thread() {
-            let _ = self.runner.turn();
-        }
+    /// performs a bounded amount of pending work, if another thread does not. Returns
+    /// whether there was any.
+    pub fn help(&self) -> bool {
+        self.runner.has_thread() && self.runner.turn() == Some(true)
     }
 
     /// Called by a thread whose poll has found something: the next

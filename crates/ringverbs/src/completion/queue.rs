@@ -27,6 +27,9 @@ const SPINS_TO_CLOCK: u32 = 1 << 6;
 /// Empty polls between two queries, by a system call each, whether the device was
 /// removed: milliseconds.
 const SPINS_TO_GONE: u32 = 1 << 18;
+/// Turns of an embedded device while a task looks for completions.
+#[cfg(feature = "embedded")]
+const TURNS: usize = 8;
 
 /// Builder of a completion queue, from [`Context::completion_queue`].
 #[derive(Debug)]
@@ -528,10 +531,15 @@ impl CompletionQueue {
         }
         self.release_destroyed();
         #[cfg(feature = "embedded")]
-        if let Some(embedded) = &self.embedded {
-            embedded.help();
+        for _ in 0..TURNS {
+            // An operation of a queue pair here takes a few turns.
+            if !self.embedded.as_ref().is_some_and(embedded::Embedded::help) {
+                break;
+            }
             let span = self.available(true);
-            return span.at != span.end;
+            if span.at != span.end {
+                return true;
+            }
         }
         false
     }
