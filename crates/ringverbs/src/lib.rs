@@ -105,3 +105,8 @@ pub use uverbs::{Command, Errno, Error as KernelError};
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide.md")]
 struct Guide;
+
+/// Compiles the snippets of the page on futures.
+#[cfg(all(doctest, feature = "tokio"))]
+#[doc = include_str!("../../../docs/async.md")]
+struct Async;

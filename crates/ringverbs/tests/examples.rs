@@ -218,6 +218,13 @@ fn srq_echo() {
 }
 
 #[test]
+fn async_echo() {
+    let text = run("async_echo", &["embedded", "64", "10"]);
+    let right = "640 messages of 64 clients were echoed in ";
+    assert!(text.starts_with(right), "{text}");
+}
+
+#[test]
 fn tagged() {
     let text = run("tagged", &["embedded"]);
     let right = "sum of the results: 14\n\

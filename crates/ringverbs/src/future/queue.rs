@@ -72,10 +72,27 @@ impl AsyncCompletionQueue {
     /// # Errors
     /// As [`ReaderBuilder::build`](crate::completion::ReaderBuilder::build).
     pub fn new(queue: CompletionQueueBuilder) -> Result<(Self, Driver)> {
-        let reader = queue.reader().wait_object(WaitObject::Fd).build()?;
-        let signaler = reader.signaler();
+        let this = Self::with_wait_object(queue, WaitObject::Fd)?;
+        let driver = Driver {
+            shared: Arc::downgrade(&this.shared),
+            signaler: this.shared.signaler.clone(),
+        };
+        Ok((this, driver))
+    }
+
+    /// Creates a completion queue without a driver: tasks that wait are polled again
+    /// and again, and nothing sleeps, as in the loops of polls of the plain layer.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn polled(queue: CompletionQueueBuilder) -> Result<Self> {
+        Self::with_wait_object(queue, WaitObject::None)
+    }
+
+    fn with_wait_object(queue: CompletionQueueBuilder, object: WaitObject) -> Result<Self> {
+        let reader = queue.reader().wait_object(object).build()?;
         let shared = Arc::new(Shared {
-            signaler: signaler.clone(),
+            signaler: reader.signaler(),
             handle: reader.handle(),
             driven: AtomicBool::new(false),
             state: Mutex::new(State {
@@ -85,11 +102,7 @@ impl AsyncCompletionQueue {
                 since_empty: 0,
             }),
         });
-        let driver = Driver {
-            shared: Arc::downgrade(&shared),
-            signaler,
-        };
-        Ok((Self { shared }, driver))
+        Ok(Self { shared })
     }
 
     /// Returns a handle to create queue pairs on. They must become an

@@ -3,7 +3,12 @@
 use alloc_check::{Counting, allocations};
 use ringverbs::{Completion, Inline, RemoteAddr, WorkRequest};
 
-use crate::World;
+use std::pin::Pin;
+use std::task::{Context as Task, Poll, Waker};
+
+use ringverbs::future::{AsyncCompletionQueue, AsyncQueuePair};
+
+use crate::{World, ready};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -54,4 +59,50 @@ fn the_steady_state_allocates_nothing() {
         doorbell.iter().all(|&sent| sent == doorbell[0]),
         "{doorbell:?}"
     );
+}
+
+/// Nor do futures, when each has a slot, and whether they sleep or not.
+#[test]
+fn futures_allocate_nothing_in_the_steady_state() {
+    let world = World::new();
+    let queue = world.context.completion_queue();
+    let cq = AsyncCompletionQueue::polled(queue).unwrap();
+    let (mut qp, queues) = world.new_queue_pair_on(&cq.handle(), 17);
+    ready(&mut qp);
+    let qp = AsyncQueuePair::new(qp, &cq).unwrap();
+    let (mut buffer, mut incoming) = (world.buffer(b"x"), world.buffer(b""));
+    let mut task = Task::from_waker(Waker::noop());
+    let mut posts = Vec::new();
+    for round in 0..20 {
+        world.machine.fake.take_calls();
+        let (posted, mut write) = allocations(|| qp.write(buffer, RemoteAddr::new(0x1000, 7)));
+        let (received, mut receive) = allocations(|| qp.receive(incoming));
+        let (waited, pending) = allocations(|| {
+            Pin::new(&mut write).poll(&mut task).is_pending()
+                && Pin::new(&mut receive).poll(&mut task).is_pending()
+        });
+        assert!(pending);
+        for id in [
+            *queues.received().last().unwrap(),
+            *queues.sent().last().unwrap(),
+        ] {
+            world.complete(id, 17);
+        }
+        let (ended, done) = allocations(|| {
+            let write = Pin::new(&mut write).poll(&mut task);
+            (write, Pin::new(&mut receive).poll(&mut task))
+        });
+        let (Poll::Ready(Ok(written)), Poll::Ready(Ok(message))) = done else {
+            panic!("{done:?}");
+        };
+        (buffer, incoming) = (written, message.data);
+        incoming.fill_up();
+        if round > 0 {
+            assert_eq!((received, waited, ended), (0, 0, 0), "{round}");
+            posts.push(posted);
+        }
+    }
+    // The kernel of the test records each doorbell.
+    assert!(posts.iter().all(|&posted| posted == posts[0]), "{posts:?}");
+    assert!(posts[0] <= 3, "{posts:?}");
 }

@@ -20,7 +20,8 @@ use std::sync::Arc;
 
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::{
-    AccessFlags, AhAttr, Buffer, CompletionQueue, Context, ProtectionDomain, QueuePair, Transport,
+    AccessFlags, AhAttr, Buffer, CompletionQueue, CompletionQueueRef, Context, ProtectionDomain,
+    QueuePair, Transport,
 };
 use rxe_testing::kernel::{CREATE_CQ, CREATE_QP, Machine, cap};
 use rxe_testing::{Driver, layout};
@@ -46,6 +47,16 @@ struct World {
 struct Queues {
     send: Driver,
     recv: Driver,
+}
+
+/// Moves a queue pair to RTS.
+fn ready(qp: &mut QueuePair) {
+    qp.transition(Init::reliable(1, AccessFlags::empty()))
+        .unwrap();
+    let path = AhAttr::default();
+    qp.transition(ReadyToReceive::reliable(path, 1, 0, Mtu::Bytes1024))
+        .unwrap();
+    qp.transition(ReadyToSend::reliable(0)).unwrap();
 }
 
 impl World {
@@ -87,16 +98,16 @@ impl World {
     /// A queue pair in RTS, with 7 places in either queue.
     fn queue_pair(&self, qp_num: u32) -> (QueuePair, Queues) {
         let (mut qp, queues) = self.new_queue_pair(qp_num);
-        qp.transition(Init::reliable(1, AccessFlags::empty()))
-            .unwrap();
-        let path = AhAttr::default();
-        qp.transition(ReadyToReceive::reliable(path, 1, 0, Mtu::Bytes1024))
-            .unwrap();
-        qp.transition(ReadyToSend::reliable(0)).unwrap();
+        ready(&mut qp);
         (qp, queues)
     }
 
     fn new_queue_pair(&self, qp_num: u32) -> (QueuePair, Queues) {
+        self.new_queue_pair_on(&self.cq.handle(), qp_num)
+    }
+
+    /// On another completion queue, which has the same memory.
+    fn new_queue_pair_on(&self, cq: &CompletionQueueRef, qp_num: u32) -> (QueuePair, Queues) {
         let (recv, send) = (self.machine.queue(7, 8), self.machine.queue(9, 8));
         let place = [recv.mminfo(), send.mminfo()].concat();
         self.machine.fake.on(CREATE_QP, move |reply| {
@@ -105,7 +116,7 @@ impl World {
             reply.set_driver_out(&place);
             Ok(())
         });
-        let builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
+        let builder = self.domain.queue_pair(Transport::Reliable, cq);
         let builder = builder.memory_windows();
         let queues = Queues { send, recv };
         (builder.build().unwrap(), queues)

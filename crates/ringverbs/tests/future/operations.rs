@@ -80,6 +80,9 @@ fn futures_read_completions_without_a_driver() {
     drop(driver);
     let pair = bench.pair(&cq);
     block_on(each_operation(&bench, &pair));
+    let queue = bench.domain.context().completion_queue().entries(64);
+    let pair = bench.pair(&AsyncCompletionQueue::polled(queue).unwrap());
+    block_on(each_operation(&bench, &pair));
 }
 
 #[test]
