@@ -33,6 +33,7 @@ impl<'a> Section<'a> {
         entered.then(|| Self::of(single, lock))
     }
 
+    #[inline]
     fn of(single: bool, lock: &'a BiasedLock) -> Self {
         Self {
             lock: (!single).then_some(lock),

@@ -249,7 +249,8 @@ unsafe extern "C" fn wr_complete<D: QpOps>(qp: *mut ibv_qp_ex) -> c_int {
         }
         (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
         // SAFETY: the memory that work requests name is the application's to keep.
-        let any = (*own.send.get()).publish();
+        let queue = &mut *own.send.get();
+        let any = queue.publish_fast() || queue.publish();
         Section::entered(own.single, &own.send_lock).leave();
         if any { D::ring(own) } else { 0 }
     }

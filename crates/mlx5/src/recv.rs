@@ -19,6 +19,8 @@ use crate::{PostError, Work};
 /// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
 /// makes a system call.
 #[derive(Debug)]
+// What changes is first, beside the lock of a queue pair in the plugin.
+#[repr(C)]
 pub struct RecvQueue {
     /// Number of published receives.
     published: u32,

@@ -178,7 +178,7 @@ impl BiasedLock {
                 return;
             }
         }
-        self.spin.lock();
+        self.spin.wait();
         if self.is_revoked() {
             // `spin` alone is the lock.
         } else if self.owner.load(Ordering::Relaxed) != NO_THREAD {
@@ -192,6 +192,8 @@ impl BiasedLock {
         self.held_by_spin.store(1, Ordering::Relaxed);
     }
 
+    // Inlined, or who takes a lock saves registers for a call.
+    #[inline]
     fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Relaxed) != 0
     }

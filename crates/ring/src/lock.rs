@@ -50,8 +50,10 @@ impl SpinLock {
             .is_ok()
     }
 
+    /// [`SpinLock::lock`] of a lock that was just found taken: looks before it tries,
+    /// since a failed try takes the cache line from the holder.
     #[cold]
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         /// Tens of microseconds: far longer than a holder that runs needs.
         const SPINS: u32 = 1024;
         let mut spins = 0u32;
