@@ -441,8 +441,8 @@ mod tests {
             };
             broken(&[(name.to_owned(), count)]).len()
         };
-        assert_eq!(row("recv/16", 45.0, 0.0, 0.0), 0);
-        assert_eq!(row("recv/16", 45.1, 0.0, 0.0), 1);
+        assert_eq!(row("recv/16", 44.0, 0.0, 0.0), 0);
+        assert_eq!(row("recv/16", 44.1, 0.0, 0.0), 1);
         assert_eq!(row("single-send/16", 1.0, 0.0, 0.125), 0);
         assert_eq!(row("single-send/16", 1.0, 0.0625, 0.1875), 2);
         assert_eq!(row("poll-send/1", 1.0, 0.0, 1.0), 1);
