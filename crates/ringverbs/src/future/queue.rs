@@ -23,6 +23,10 @@ const BATCH: usize = 16;
 /// Batches after which a driver lets other tasks run.
 const ROUNDS: usize = 16;
 
+/// Number of times that the asynchronous events are read after a possible overrun:
+/// the event arrives a little after the entries.
+const EVENT_READS: u32 = 64;
+
 /// The slot of an operation that no future waits for.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
@@ -62,6 +66,8 @@ struct State {
     broken: Option<Arc<ReadError>>,
     /// Completions read since the queue was last empty.
     since_empty: usize,
+    /// Remaining reads of the asynchronous events.
+    event_reads: u32,
 }
 
 impl AsyncCompletionQueue {
@@ -100,6 +106,7 @@ impl AsyncCompletionQueue {
                 queue_pairs: Vec::new(),
                 broken: None,
                 since_empty: 0,
+                event_reads: 0,
             }),
         });
         Ok(Self { shared })
@@ -145,9 +152,15 @@ impl Shared {
             Err(TryLockError::WouldBlock) => return,
         };
         let mut wakes = Wakes::default();
-        state.deliver(!self.is_driven(), &mut wakes);
+        let driven = self.is_driven();
+        let count = state.deliver(!driven, &mut wakes);
+        // Otherwise the driver notices.
+        let overrun = !driven && count == 0 && state.is_overrun();
         drop(state);
         wakes.wake();
+        if overrun {
+            self.fail(ReadError::Overrun);
+        }
     }
 
     /// Adds a queue pair.
@@ -322,15 +335,28 @@ impl State {
     /// `check`: reads asynchronous events even if the queue cannot have been full.
     fn arm(&mut self, check: bool) -> Result<bool, ReadError> {
         self.reader.settle()?;
-        let capacity = self.reader.queue().capacity() as usize;
-        let was_full = std::mem::take(&mut self.since_empty) >= capacity;
-        if (check || was_full)
-            && let Some(event) = self.reader.async_event()
-            && event.event == AsyncEventType::CQ_ERR
-        {
+        if check {
+            self.event_reads = self.event_reads.max(1);
+        }
+        if self.is_overrun() {
             return Err(ReadError::Overrun);
         }
         self.reader.try_wait()
+    }
+
+    /// Returns whether completions were lost. Called when the queue is empty.
+    fn is_overrun(&mut self) -> bool {
+        let capacity = self.reader.queue().capacity() as usize;
+        // An overrun needs a full queue.
+        if std::mem::take(&mut self.since_empty) >= capacity {
+            self.event_reads = EVENT_READS;
+        }
+        if self.event_reads == 0 {
+            return false;
+        }
+        self.event_reads -= 1;
+        let event = self.reader.async_event();
+        event.is_some_and(|event| event.event == AsyncEventType::CQ_ERR)
     }
 }
 

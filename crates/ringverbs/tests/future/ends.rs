@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context as Task, Poll, Wake, Waker};
 
 use embedded::{Drive, Network};
+use ringverbs::completion::ReadError;
 use ringverbs::future::{
     AsyncCompletionQueue, AsyncQueuePair, Cause, Operation, Readable, Receive,
 };
@@ -412,4 +413,50 @@ fn completions_of_another_queue_pair_are_no_future_s() {
     b.post_receive(bench.buffer(8)).unwrap();
     assert_eq!(&block_on(message).unwrap().data[..], b"mine");
     assert_eq!(&block_on(send).unwrap()[..], b"mine");
+}
+
+/// Completions are lost: no future waits for ever, with or without a driver.
+#[test]
+fn an_overrun_ends_all_futures() {
+    let bench = Bench::new();
+    for driven in [false, true] {
+        let queue = || bench.domain.context().completion_queue().entries(4);
+        let (cq, driver) = match driven {
+            true => AsyncCompletionQueue::new(queue()).map(|(cq, driver)| (cq, Some(driver))),
+            false => AsyncCompletionQueue::polled(queue()).map(|cq| (cq, None)),
+        }
+        .unwrap();
+        let (a, b) = bench.pair(&cq);
+        let region = bench.domain.alloc_remote(64, AccessFlags::REMOTE_WRITE);
+        let region = region.unwrap();
+        let receive = b.receive(bench.buffer(8));
+        let write = || a.write(bench.filled(b"x"), region.key());
+        let writes: Vec<_> = (0..16).map(|_| write()).collect();
+        assert!(writes.iter().all(Operation::is_posted));
+        // They complete while nobody looks.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let thread = driver.map(|driver| std::thread::spawn(|| driver.run_blocking()));
+        let mut lost = 0;
+        for write in writes {
+            match block_on(write) {
+                Ok(data) => assert_eq!(&data[..], b"x"),
+                Err(error) => {
+                    assert!(matches!(error.cause, Cause::Queue(_)), "{error}");
+                    lost += 1;
+                }
+            }
+        }
+        assert!((1..16).contains(&lost), "{lost}");
+        let error = block_on(receive).unwrap_err();
+        assert!(matches!(error.cause, Cause::Queue(_)), "{error}");
+        // What is called afterwards fails at once, with its memory.
+        let error = block_on(write()).unwrap_err();
+        assert_eq!(&error.data.unwrap()[..], b"x");
+        assert!(b.post_receive(bench.buffer(8)).is_err());
+        assert!(block_on(b.message::<Buffer>()).is_err());
+        if let Some(thread) = thread {
+            let error = thread.join().unwrap().unwrap_err();
+            assert!(matches!(*error, ReadError::Overrun), "{error}");
+        }
+    }
 }

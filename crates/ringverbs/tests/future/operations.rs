@@ -1,13 +1,16 @@
 //! What each operation returns.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context as Task, Waker};
 
 use ringverbs::future::{AsyncBatch, AsyncCompletionQueue, AsyncQueuePair, Cause};
 use ringverbs::{
     AccessFlags, BatchError, Error, Inline, RemoteAddr, Status, WindowType, WorkRequest,
 };
 
-use crate::{Bench, Pair, block_on, poll_once, runtime, until};
+use crate::{Bench, Pair, Woken, block_on, poll_once, runtime, until};
 
 const ALL: AccessFlags = AccessFlags::REMOTE_WRITE
     .union(AccessFlags::REMOTE_READ)
@@ -316,4 +319,45 @@ fn a_driver_serves_many_queue_pairs() {
             task.await.unwrap();
         }
     });
+}
+
+/// Nothing but unsignaled operations are in flight: the task that waits for room is
+/// woken when they have ended.
+#[test]
+fn unsignaled_operations_make_room() {
+    let bench = Bench::new();
+    let (a, b) = bench.pair(&bench.driven());
+    // In flight until the peer has receives.
+    let mut count = 0;
+    while a.post_unsignaled(WorkRequest::send(Inline(b"x"))).is_ok() {
+        count += 1;
+    }
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut room = a.room();
+    let polled = Pin::new(&mut room).poll(&mut Task::from_waker(&waker));
+    assert!(polled.is_pending());
+    for _ in 0..count.min(16) {
+        b.post_receive(bench.buffer(8)).unwrap();
+    }
+    until(|| woken.count() > 0);
+    block_on(room).unwrap();
+}
+
+/// A task waits for a message, and the queue pair fails with no receive posted that
+/// could be flushed.
+#[test]
+fn a_failure_ends_the_wait_for_a_message() {
+    let bench = Bench::new();
+    let (a, _b) = bench.pair(&bench.driven());
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut message = a.message::<ringverbs::Buffer>();
+    let polled = Pin::new(&mut message).poll(&mut Task::from_waker(&waker));
+    assert!(polled.is_pending());
+    drop(a.write(bench.filled(b"x"), RemoteAddr::new(0, 1)));
+    until(|| woken.count() > 0);
+    let error = block_on(message).unwrap_err();
+    assert!(matches!(error.cause, Cause::Failed(failure)
+        if failure.status == Status::REM_ACCESS_ERR));
 }
