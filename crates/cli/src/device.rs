@@ -23,10 +23,10 @@ pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
                 name: name.to_owned(),
                 there: all()?.iter().map(|it| it.name().to_owned()).collect(),
             }),
-            found => Ok(vec![found.map_err(choosing())?]),
+            found => Ok(vec![found.map_err(choosing(name))?]),
         };
     }
-    if let Some(device) = Device::from_environment().map_err(choosing())? {
+    if let Some(device) = from_environment()? {
         return Ok(vec![device]);
     }
     let devices = all()?;
@@ -38,7 +38,7 @@ pub fn chosen(name: Option<&str>) -> Result<Vec<Device>, Error> {
 
 /// Returns the embedded device.
 pub fn embedded() -> Result<Device, Error> {
-    Device::embedded().map_err(choosing())
+    Device::embedded().map_err(choosing("embedded"))
 }
 
 /// Opens a device for queries, whatever its driver.
@@ -47,8 +47,13 @@ pub fn inspect(device: &Device) -> Result<Inspector, Error> {
     device.inspect().map_err(doing)
 }
 
-fn choosing() -> impl FnOnce(ringverbs::Error) -> Error {
-    Error::native("choosing a device")
+/// Returns the device that `RINGVERBS_DEVICE` names, if it is set.
+fn from_environment() -> Result<Option<Device>, Error> {
+    Device::from_environment().map_err(Error::native("choosing RINGVERBS_DEVICE"))
+}
+
+fn choosing(name: &str) -> impl FnOnce(ringverbs::Error) -> Error {
+    Error::native(format!("choosing {}", name.escape_debug()))
 }
 
 /// An open device.
@@ -103,9 +108,9 @@ impl OpenDevice {
 /// other process (`alone`), opens the embedded device.
 pub fn context(name: Option<&str>, port: u8, alone: bool) -> Result<OpenDevice, Error> {
     if let Some(name) = name {
-        return OpenDevice::open(&Device::named(name).map_err(choosing())?);
+        return OpenDevice::open(&Device::named(name).map_err(choosing(name))?);
     }
-    if let Some(device) = Device::from_environment().map_err(choosing())? {
+    if let Some(device) = from_environment()? {
         return OpenDevice::open(&device);
     }
     let devices = ringverbs::devices().map_err(Error::native("listing the devices"));

@@ -8,10 +8,11 @@ use crate::state::State;
 /// What runs the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
-    /// A dedicated thread. It spins for some ten microseconds after the last
-    /// activity, then sleeps for growing intervals of at most a millisecond. A
-    /// command, or waiting for an event through the context, wakes it. While
-    /// there are no queues it sleeps indefinitely.
+    /// A dedicated thread. It spins for 30 microseconds after the last activity,
+    /// then sleeps for a quarter of the time since then, at most 200 ms. A command, a
+    /// frame, waiting for an event through the context, and
+    /// [`Embedded::rung`](crate::Embedded::rung) wake it. While there are no queues it
+    /// sleeps indefinitely.
     #[default]
     Thread,
     /// The caller, through [`Embedded::drive`](crate::Embedded::drive). The engine makes no progress

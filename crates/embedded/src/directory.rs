@@ -13,7 +13,7 @@ use std::path::Path;
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat};
-use nix::unistd::{UnlinkatFlags, geteuid, mkdir, unlinkat};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, mkdir, unlinkat};
 use uverbs::{Command, Errno, Error};
 
 use crate::Result;
@@ -31,6 +31,15 @@ pub enum Sharing {
     Others,
 }
 
+const NO_NAME: &str = "this names no directory";
+const NO_PARENT: &str = "the directory does not exist, nor does the one above it; create that one";
+const NO_RIGHT: &str = "the directory does not exist, and may not be created there; create it, \
+    or name another, such as one in $XDG_RUNTIME_DIR";
+const NOT_WRITABLE: &str = "this user may not write in the directory, or not search it; name \
+    another, such as one in $XDG_RUNTIME_DIR";
+const NO_DIRECTORY: &str = "there is something else of that name, or on the way to it";
+const TOO_LONG: &str =
+    "the path of the directory is too long for the system (4095 bytes, 255 a name)";
 pub(crate) const LINK: &str = "the directory is a symbolic link, which may lead elsewhere \
     next time; name the directory itself";
 pub(crate) const FOREIGN: &str = "the directory is another user's, who could read and forge \
@@ -85,17 +94,27 @@ impl Directory {
             command: Command::Open,
             what,
         };
+        let invalid_or = |errno, forbidden| match errno {
+            nix::Error::ENOENT => invalid(NO_PARENT),
+            nix::Error::ENOTDIR => invalid(NO_DIRECTORY),
+            nix::Error::ENAMETOOLONG => invalid(TOO_LONG),
+            nix::Error::EACCES | nix::Error::EPERM | nix::Error::EROFS => invalid(forbidden),
+            errno => refused(errno),
+        };
+        if path.as_os_str().is_empty() {
+            return Err(invalid(NO_NAME));
+        }
         // Removes a trailing slash, with which a symbolic link would be
         // followed.
         let path = path.components().as_path();
         match mkdir(path, Mode::S_IRWXU) {
             Ok(()) | Err(nix::Error::EEXIST) => {}
-            Err(errno) => return Err(refused(errno)),
+            Err(errno) => return Err(invalid_or(errno, NO_RIGHT)),
         }
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         let fd = open(path, flags, Mode::empty()).map_err(|errno| match errno {
             nix::Error::ENOTDIR | nix::Error::ELOOP if path.is_symlink() => invalid(LINK),
-            errno => refused(errno),
+            errno => invalid_or(errno, NOT_WRITABLE),
         })?;
         let found = fstat(&fd).map_err(refused)?;
         if sharing == Sharing::Own {
@@ -106,7 +125,20 @@ impl Directory {
                 return Err(invalid(WRITABLE));
             }
         }
+        // Later accesses are by the effective user as well.
+        let access = AccessFlags::W_OK | AccessFlags::X_OK;
+        faccessat(&fd, ".", access, AtFlags::AT_EACCESS)
+            .map_err(|errno| invalid_or(errno, NOT_WRITABLE))?;
         Ok(Self { fd, sharing })
+    }
+
+    /// Returns an identifier that is the same for all who have opened this
+    /// directory, and most likely another for another directory.
+    pub(crate) fn id(&self) -> Result<u16> {
+        let found = fstat(&self.fd).map_err(os)?;
+        let both = found.st_ino ^ found.st_dev.rotate_left(32);
+        // The golden ratio's multiple spreads the low bits over the high ones.
+        Ok((both.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16)
     }
 
     /// Returns the address of a name in the directory, short enough for a

@@ -111,10 +111,11 @@ impl Network {
             // There are fewer device numbers than LIDs.
             let number = u16::try_from(number).ok().filter(|number| *number < 0x4000);
             let number = number.ok_or(Errno::new(libc::ENOMEM))?;
-            let settings = Settings {
+            let mut settings = Settings {
                 strict,
                 ..Settings::numbered(profile, number)
             };
+            settings.mac[2..4].copy_from_slice(&self.runner.network().to_be_bytes());
             let state = State::new(settings, fabric, pool)?;
             Ok(Arc::new(Device::new(state, number.into())))
         })?;

@@ -9,7 +9,7 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::command::{Input, NUMBER, run};
 use crate::object::{ObjectData, Qp};
-use crate::query::{mac_of, multicast_mac};
+use crate::query::multicast_mac;
 use crate::request::{Request, word};
 use crate::state::State;
 use crate::{Result, refuse};
@@ -249,7 +249,7 @@ impl State {
             let source = 0xc000 | (flow ^ flow >> 14) & 0x3fff;
             return Ok(input
                 .set(UDP_SOURCE, source)
-                .bytes(MAC, &mac_of(&dest.dgid)?));
+                .bytes(MAC, &self.resolve(&dest.dgid)?));
         }
         Ok(input
             .set(PATH_BITS, dest.src_path_bits.into())

@@ -34,7 +34,7 @@ const LINK_ETHERNET: u8 = 2;
 ///
 /// # Errors
 /// EHOSTUNREACH for other GIDs: there is no neighbour discovery.
-pub(crate) fn mac_of(gid: &[u8; 16]) -> Result<[u8; 6]> {
+fn mac_of(gid: &[u8; 16]) -> Result<[u8; 6]> {
     if let Some(mac) = multicast_mac(gid) {
         return Ok(mac);
     }
@@ -53,6 +53,19 @@ pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
 }
 
 impl State {
+    /// Returns the MAC address of a destination.
+    ///
+    /// # Errors
+    /// EHOSTUNREACH: the GID is not that of a device of this network.
+    pub(crate) fn resolve(&self, gid: &[u8; 16]) -> Result<[u8; 6]> {
+        let mac = mac_of(gid)?;
+        let is_multicast = mac[0] & 1 != 0;
+        if !is_multicast && mac[..4] != self.hca.settings().mac[..4] {
+            return refuse(libc::EHOSTUNREACH);
+        }
+        Ok(mac)
+    }
+
     /// Returns the port's GIDs, with their types.
     pub(crate) fn gids(&self) -> Vec<GidEntry> {
         let types: &[u32] = if self.is_ethernet() {

@@ -1,6 +1,7 @@
 //! Driving the devices of a network: a turn of all devices, and the thread that
 //! repeats it.
 
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -11,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::Epoll;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
+use ring::Sleeper;
 use softhca::fabric::Fabric;
 use softhca::packet::Pool;
 use uverbs::Errno;
@@ -28,6 +30,8 @@ pub(crate) struct Runner {
     shared: Arc<Shared>,
     /// Manager of connections by address.
     manager: Manager,
+    /// Identifier of the network.
+    network: u16,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -41,7 +45,16 @@ pub(crate) struct Shared {
     joined: Option<ProcessLink>,
     /// Threads that poll and wait for others' turns.
     waiters: Waiters,
+    /// The network's thread.
+    sleeper: Sleeper,
 }
+
+/// Longest sleep of the network's thread.
+const LONGEST: Duration = Duration::from_millis(200);
+/// Sleeps shorter than this are not announced to threads that write doorbells, nor
+/// are others where the barrier for it is missing.
+const ANNOUNCED: Duration = Duration::from_micros(200);
+const UNANNOUNCED: Duration = Duration::from_millis(1);
 
 /// The connection to other processes.
 struct ProcessLink {
@@ -204,6 +217,10 @@ impl Runner {
         directory: Option<Arc<Directory>>,
     ) -> Result<Arc<Self>> {
         let manager = Manager::new(directory.clone());
+        let network = match &directory {
+            Some(directory) => directory.id()?,
+            None => RandomState::new().hash_one(()) as u16,
+        };
         let joined = directory.map(|directory| ProcessLink::new(directory, &fabric, pool.clone()));
         let joined = joined.transpose()?;
         let shared = Arc::new(Shared {
@@ -214,6 +231,7 @@ impl Runner {
             count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             waiters: Waiters::default(),
+            sleeper: Sleeper::new(),
         });
         if shared.joined.is_some() {
             let network: Weak<Shared> = Arc::downgrade(&shared);
@@ -233,6 +251,7 @@ impl Runner {
         Ok(Arc::new(Self {
             shared,
             manager,
+            network,
             thread,
         }))
     }
@@ -275,6 +294,13 @@ impl Runner {
         }
     }
 
+    /// Returns whether the network's thread sleeps, and would not find a doorbell
+    /// soon.
+    #[inline]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.shared.sleeper.is_asleep()
+    }
+
     /// Returns whether a thread drives the devices.
     pub(crate) fn has_thread(&self) -> bool {
         self.thread.is_some()
@@ -283,6 +309,11 @@ impl Runner {
     /// Returns the network's connection manager.
     pub(crate) fn manager(&self) -> &Manager {
         &self.manager
+    }
+
+    /// Returns the network's identifier, a part of its devices' MAC addresses.
+    pub(crate) fn network(&self) -> u16 {
+        self.network
     }
 
     /// Wakes the thread.
@@ -319,6 +350,10 @@ impl Flush for Shared {
     }
 }
 
+fn sooner(sleep: Duration, due: Option<Duration>) -> Duration {
+    due.map_or(sleep, |due| sleep.min(due))
+}
+
 /// The thread's main loop.
 fn run(shared: &Shared) {
     prompt();
@@ -337,9 +372,19 @@ fn run(shared: &Shared) {
             shared.sleep(None);
             backoff = Backoff::NEW;
         } else {
-            match backoff.pause() {
+            match backoff.pause(LONGEST) {
                 None => std::hint::spin_loop(),
-                Some(sleep) => shared.sleep(Some(found.due.map_or(sleep, |due| sleep.min(due)))),
+                Some(sleep) if sleep < ANNOUNCED => shared.sleep(Some(sooner(sleep, found.due))),
+                Some(sleep) if shared.sleeper.announce() => {
+                    let found = shared.turn(&devices);
+                    if found.busy {
+                        backoff = Backoff::NEW;
+                    } else {
+                        shared.sleep(Some(sooner(sleep, found.due)));
+                    }
+                    shared.sleeper.awake();
+                }
+                Some(sleep) => shared.sleep(Some(sooner(sleep.min(UNANNOUNCED), found.due))),
             }
         }
     }

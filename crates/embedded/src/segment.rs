@@ -93,7 +93,7 @@ fn os(errno: nix::Error) -> Errno {
 }
 
 /// Returns the process that owns an address. Addresses are those of
-/// `Settings::numbered`.
+/// `Settings::numbered`, with the network's identifier in a MAC address.
 fn owner(number: u16) -> FrameTarget {
     match number.checked_sub(1).map(|number| number / DEVICES) {
         Some(member) if member < MEMBERS => FrameTarget::Member(member),
@@ -104,7 +104,7 @@ fn owner(number: u16) -> FrameTarget {
 fn destination(kind: LinkKind, frame: &[u8]) -> FrameTarget {
     match (kind, frame) {
         (LinkKind::Ethernet, [first, ..]) if first & 1 != 0 => FrameTarget::All,
-        (LinkKind::Ethernet, [0x02, 0x50, 0x53, 0, high, low, ..]) => {
+        (LinkKind::Ethernet, [0x02, 0x50, _, _, high, low, ..]) => {
             owner(u16::from_be_bytes([*high, *low]))
         }
         (LinkKind::Ib, [_, _, high, low, ..]) => match u16::from_be_bytes([*high, *low]) {
@@ -385,7 +385,7 @@ mod tests {
         let nobody = [
             (LinkKind::Ethernet, &[0x02, 0x50, 0x53, 0, 0, 0, 1][..]),
             (LinkKind::Ethernet, &[0x02, 0x50, 0x53, 0, 0x20, 1, 1]),
-            (LinkKind::Ethernet, &[0x02, 0x50, 0x54, 0, 0, 1, 1]),
+            (LinkKind::Ethernet, &[0x02, 0x51, 0x53, 0, 0, 1, 1]),
             (LinkKind::Ethernet, &[0x02, 0x50]),
             (LinkKind::Ib, &[0, 0, 0, 0]),
             (LinkKind::Ib, &[0, 0, 0x20, 1]),

@@ -14,9 +14,10 @@ use crate::runner::Runner;
 /// yield: on a busy host a thread that yields runs after all others, one that sleeps
 /// when its timer expires.
 const SPIN: Duration = Duration::from_micros(30);
-/// Shortest and longest sleep.
+/// Shortest sleep.
 const SHORTEST: Duration = Duration::from_micros(20);
-const LONGEST: Duration = Duration::from_millis(1);
+/// Longest sleep of a thread that polls, which may hold a queue's lock.
+const LONGEST: Duration = Duration::from_millis(2);
 
 /// Returns whether there is one processor only: spinning would delay other threads.
 fn is_alone() -> bool {
@@ -24,30 +25,26 @@ fn is_alone() -> bool {
     *ALONE.get_or_init(|| thread::available_parallelism().is_ok_and(|count| count.get() == 1))
 }
 
-/// Pauses of a loop since the last activity: it spins, then sleeps for lengthening
-/// intervals.
+/// Pauses of a loop since the last activity: it spins, then sleeps for a quarter of
+/// the time since then. What comes without a wake-up so waits for a quarter longer
+/// than it would have.
 #[derive(Clone, Copy)]
 pub(crate) struct Backoff {
     since: Option<Instant>,
-    sleep: Duration,
 }
 
 impl Backoff {
     /// The state after activity.
-    pub(crate) const NEW: Self = Self {
-        since: None,
-        sleep: SHORTEST,
-    };
+    pub(crate) const NEW: Self = Self { since: None };
 
-    /// Returns how long to sleep before the next round; `None` to spin.
-    pub(crate) fn pause(&mut self) -> Option<Duration> {
-        let since = self.since.get_or_insert_with(Instant::now);
-        if since.elapsed() < SPIN && !is_alone() {
+    /// Returns how long to sleep before the next round, at most `longest`; `None` to
+    /// spin.
+    pub(crate) fn pause(&mut self, longest: Duration) -> Option<Duration> {
+        let since = self.since.get_or_insert_with(Instant::now).elapsed();
+        if since < SPIN && !is_alone() {
             return None;
         }
-        let sleep = self.sleep;
-        self.sleep = (sleep * 2).min(LONGEST);
-        Some(sleep)
+        Some((since / 4).clamp(SHORTEST, longest))
     }
 }
 
@@ -93,7 +90,7 @@ pub(crate) fn idle(runner: &Runner) {
     if idle.last.is_none_or(|last| last.elapsed() >= GAP) {
         idle.backoff = Backoff::NEW;
     }
-    match idle.backoff.pause() {
+    match idle.backoff.pause(LONGEST) {
         None => std::hint::spin_loop(),
         Some(limit) => {
             if !idle.prompt {

@@ -18,7 +18,6 @@ use crate::command::{Input, make};
 use crate::event::{EventFile, FileKind};
 use crate::files::File;
 use crate::object::{Object, ObjectData};
-use crate::query::mac_of;
 use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
@@ -258,7 +257,7 @@ impl State {
             if !global || request.room(ATTR_UHW_OUT) < 10 {
                 return refuse(libc::EINVAL);
             }
-            let mac = mac_of(&attr.grh.dgid)?;
+            let mac = self.resolve(&attr.grh.dgid)?;
             answer = Some([&10u32.to_ne_bytes()[..], &mac].concat());
         }
         let ah_handle = self.objects.insert(Object {

@@ -24,7 +24,8 @@
 //! - [`BiasedLock`]: lock of a shared queue, nearly free for a thread that uses it
 //!   alone; [`SpinLock`] below it;
 //! - [`Sequences`], [`Epoch`], [`Hint`]: state that threads of one process share
-//!   about a queue.
+//!   about a queue;
+//! - [`Sleeper`]: whether a thread that looks for doorbells sleeps.
 
 mod asymmetric;
 mod biased;
@@ -51,6 +52,7 @@ mod record;
 mod ring;
 mod sequence;
 mod short;
+mod sleeper;
 mod thread;
 
 pub use biased::BiasedLock;
@@ -75,3 +77,4 @@ pub use record::{DoorbellRecord, Owner};
 pub use ring::{GeometryError, Ring, Slots};
 pub use sequence::{Epoch, Hint, Sequences};
 pub use short::{SHORT, copy_short};
+pub use sleeper::Sleeper;

@@ -6,11 +6,12 @@
 use std::ptr::NonNull;
 
 use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ringverbs_ring::{
     BiasedLock, Consumer, Epoch, Header, IndexCheck, Indices, Outstanding, Producer, Sequences,
-    SpinLock, order,
+    Sleeper, SpinLock, order,
 };
 
 /// A ring in memory that loom watches: a data race on a slot fails the test.
@@ -380,6 +381,24 @@ impl Biased {
         self.1.with_mut(|n| unsafe { *n += 1 });
         self.0.unlock();
     }
+}
+
+/// Either the thread that goes to sleep finds the doorbell, or who wrote it learns
+/// that it has to be woken.
+#[test]
+fn a_sleeper_misses_no_doorbell() {
+    loom::model(|| {
+        let shared = Arc::new((Sleeper::new(), AtomicU32::new(0)));
+        let poster = Arc::clone(&shared);
+        let poster = thread::spawn(move || {
+            poster.1.store(1, Ordering::Relaxed);
+            poster.0.is_asleep()
+        });
+        assert!(shared.0.announce());
+        let found = shared.1.load(Ordering::Relaxed) != 0;
+        let woken = poster.join().unwrap();
+        assert!(found || woken);
+    });
 }
 
 /// The thread that has the bias and one that takes it away are never in

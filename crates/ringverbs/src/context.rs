@@ -286,7 +286,7 @@ fn embedded_location(name: &str) -> Option<Location<'_>> {
         Some(rest) => (embedded::Sharing::Others, rest),
         None => (embedded::Sharing::Own, rest),
     };
-    let directory = directory.strip_prefix(':').filter(|it| !it.is_empty())?;
+    let directory = directory.strip_prefix(':')?;
     Some(Some((Path::new(directory), sharing)))
 }
 

@@ -91,3 +91,49 @@ fn a_directory_that_others_may_write_in_is_asked_for_by_its_name() {
     assert!(device.is_embedded() && directory.join("0.socket").exists());
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+/// The error says what is wrong with a directory.
+#[test]
+fn a_directory_that_cannot_be_used_is_explained() {
+    let directory = std::env::temp_dir().join(format!("ringverbs-bad-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let file = directory.join("file");
+    std::fs::write(&file, "").unwrap();
+    let long = directory.join("a".repeat(300));
+    for (path, reason) in [
+        (directory.join("missing/one"), "nor does the one above it"),
+        (file.clone(), "something else of that name"),
+        (file.join("below"), "something else of that name"),
+        (long, "too long"),
+        (std::path::PathBuf::new(), "names no directory"),
+    ] {
+        let error = Device::embedded_at(&path).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(reason), "{text}");
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Processes that mean different directories learn it from the queue pair's
+/// connection, not from a time-out.
+#[test]
+fn a_peer_on_another_network_is_refused() {
+    let open = || {
+        let network = Network::new(Drive::Thread).unwrap();
+        let device = Device::from(network.device("roce").unwrap());
+        device.open().unwrap()
+    };
+    let (a, b) = (open(), open());
+    let (near, far) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+    let (here, there) = (a.local_address(1).unwrap(), b.local_address(1).unwrap());
+    let (sent, arrived) = (
+        a.completion_queue().build().unwrap(),
+        b.completion_queue().build().unwrap(),
+    );
+    let mut qp = near.queue_pair(Transport::Reliable, &sent).build().unwrap();
+    let peer = far.queue_pair(Transport::Reliable, &arrived);
+    let peer = peer.build().unwrap().endpoint(&there);
+    let error = qp.connect(&here, &peer).unwrap_err();
+    assert_eq!(error.errno(), libc::EHOSTUNREACH);
+    assert!(error.to_string().contains("same directory"), "{error}");
+}

@@ -209,6 +209,9 @@ impl Error {
             ) => {
                 "out of memory, or over the locked memory limit (ulimit -l) or a limit of the device"
             }
+            (Command::ModifyQp | Command::CreateAh, libc::EHOSTUNREACH) => {
+                "the destination GID has no address; an embedded device reaches its own process, or with embedded:DIRECTORY all that name the same directory"
+            }
             (_, libc::EIO) => "the device is gone, with all its objects",
             (_, libc::EBUSY) => "other objects still use this one; destroy them first",
             (

@@ -9,13 +9,11 @@ use std::time::{Duration, Instant};
 use ring::{Epoch, Hint, Span};
 use uverbs::{Cq, CqInit};
 
-#[cfg(feature = "embedded")]
-use crate::Device;
 use crate::channel::CompletionChannel;
 use crate::completion::wait::{deadline, is_over};
 use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
-use crate::device::{self, DeviceCompletions, Entry};
+use crate::device::{self, DeviceCompletions, Engine, Entry};
 use crate::inflight::{OrderedTable, Posted, Reaper, Registry, Retired, Unmatched, WorkId};
 use crate::{CloseError, Context, Error, Result};
 
@@ -28,7 +26,6 @@ const SPINS_TO_CLOCK: u32 = 1 << 6;
 /// removed: milliseconds.
 const SPINS_TO_GONE: u32 = 1 << 18;
 /// Turns of an embedded device while a task looks for completions.
-#[cfg(feature = "embedded")]
 const TURNS: usize = 8;
 
 /// Builder of a completion queue, from [`Context::completion_queue`].
@@ -167,8 +164,7 @@ impl CompletionQueueBuilder {
             reaper: Reaper::default(),
             seen: 0,
             held: false,
-            #[cfg(feature = "embedded")]
-            embedded: context.device().and_then(Device::embedded_handle).cloned(),
+            engine: Engine::of(&context),
             shared: Arc::new(Shared {
                 object: ManuallyDrop::new(made.object),
                 unmap_later: OnceLock::new(),
@@ -276,7 +272,7 @@ impl fmt::Debug for Shared {
 /// is [`SharedCompletionQueue`](crate::SharedCompletionQueue).
 ///
 /// An embedded device is run by the process's threads: there an empty poll drives
-/// the device, and a loop of empty polls sleeps for up to a millisecond at a time
+/// the device, and a loop of empty polls sleeps for up to 2 ms at a time
 /// (a shared queue under its lock), unless the caller drives the device
 /// (`ringverbs_embedded::Drive::Caller`).
 ///
@@ -294,9 +290,7 @@ pub struct CompletionQueue {
     /// Whether the entries have timestamps.
     pub(crate) timed: bool,
     pub(super) shared: Arc<Shared>,
-    /// The device, if it is in this process: an empty poll drives it.
-    #[cfg(feature = "embedded")]
-    embedded: Option<embedded::Embedded>,
+    engine: Engine,
 }
 
 impl CompletionQueue {
@@ -392,10 +386,11 @@ impl CompletionQueue {
 
     fn spin(&mut self, deadline: Option<Instant>) -> Result<Option<Completion>> {
         // An empty poll of an embedded device may sleep.
-        #[cfg(feature = "embedded")]
-        let polls_to_clock = self.embedded.as_ref().map_or(SPINS_TO_CLOCK, |_| 1);
-        #[cfg(not(feature = "embedded"))]
-        let polls_to_clock = SPINS_TO_CLOCK;
+        let polls_to_clock = if self.engine.is_embedded() {
+            1
+        } else {
+            SPINS_TO_CLOCK
+        };
         loop {
             for _ in 0..SPINS_TO_GONE / SPINS_TO_CLOCK {
                 for _ in 0..polls_to_clock {
@@ -530,10 +525,9 @@ impl CompletionQueue {
             return true;
         }
         self.release_destroyed();
-        #[cfg(feature = "embedded")]
         for _ in 0..TURNS {
             // An operation of a queue pair here takes a few turns.
-            if !self.embedded.as_ref().is_some_and(embedded::Embedded::help) {
+            if !self.engine.help() {
                 break;
             }
             let span = self.available(true);
@@ -544,20 +538,10 @@ impl CompletionQueue {
         false
     }
 
-    /// A poll ends that has found so many CQEs. Drives an embedded device if there were
-    /// none. At a poll's end, where registers need no saving for the call.
+    /// A poll ends that has found so many CQEs.
     #[inline]
     pub(crate) fn polled(&self, count: usize) {
-        #[cfg(feature = "embedded")]
-        if let Some(embedded) = &self.embedded {
-            std::hint::cold_path();
-            match count {
-                0 => embedded.idle(),
-                _ => embedded.found(),
-            }
-        }
-        #[cfg(not(feature = "embedded"))]
-        let _ = count;
+        self.engine.polled(count);
     }
 
     /// Releases the entry that a forgotten cursor consumed.
@@ -613,7 +597,11 @@ impl CompletionQueue {
                 what: "a completion queue without a channel cannot be armed",
             });
         }
-        self.ring.arm_and_check(&self.shared.object, solicited_only)
+        let ready = self
+            .ring
+            .arm_and_check(&self.shared.object, solicited_only)?;
+        self.engine.rung();
+        Ok(ready)
     }
 
     /// Delays events until there are `count` completions or `period` microseconds

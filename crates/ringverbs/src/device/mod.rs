@@ -19,6 +19,7 @@ macro_rules! for_device {
 }
 
 mod completion;
+mod engine;
 mod mlx5;
 mod recv;
 mod rxe;
@@ -32,6 +33,7 @@ use crate::error::Result;
 use crate::operation::Operation;
 
 pub(crate) use completion::{DeviceCompletions, Entry};
+pub(crate) use engine::Engine;
 pub(crate) use recv::{RecvQueue, SharedRecvQueue};
 pub(crate) use send::{Address, SendQueue, inline_piece};
 pub(crate) use uverbs::{Data as SendData, Sge, WorkCompletion};
@@ -86,6 +88,7 @@ pub(crate) struct QpResources<'a> {
     pub srq: Option<&'a SharedWork>,
     /// Whether its work requests may change memory keys.
     pub keys: bool,
+    pub engine: Engine,
 }
 
 /// The queue pairs of a completion queue, for devices whose CQEs are decoded with

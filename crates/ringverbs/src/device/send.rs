@@ -52,7 +52,8 @@ impl SendQueue {
     /// # Safety
     /// The memory of the work requests stays registered, and is left alone as
     /// the operations demand, until each has completed.
-    #[inline]
+    // Costs 18 more instructions on a ConnectX if left to the compiler.
+    #[inline(always)]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
         unsafe { for_device!(self, queue => queue.publish()) }

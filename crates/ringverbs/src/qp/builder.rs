@@ -166,6 +166,7 @@ impl QueuePairBuilder {
             recv: recv_cq.members(),
             srq: self.srq.as_ref().map(|srq| srq.work()),
             keys: self.windows,
+            engine: device::Engine::of(context),
         };
         let made = context
             .provider()

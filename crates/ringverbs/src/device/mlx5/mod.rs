@@ -18,7 +18,7 @@ use members::Armings;
 
 use super::send::{addressed, message_length};
 use super::{
-    Address, AddressHandle, CompletionQueue, MAX_MESSAGE, QpResources, QueuePair, SendWr,
+    Address, AddressHandle, CompletionQueue, Engine, MAX_MESSAGE, QpResources, QueuePair, SendWr,
     SharedReceiveQueue,
 };
 use crate::context::Ctx;
@@ -30,6 +30,7 @@ use crate::operation::Operation;
 pub(crate) struct SendQueue {
     queue: Box<::mlx5::SendQueue>,
     max_inline: u32,
+    engine: Engine,
 }
 
 impl SendQueue {
@@ -59,6 +60,7 @@ impl SendQueue {
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
         unsafe { self.queue.publish() };
+        self.engine.rung();
         Ok(())
     }
 
@@ -255,6 +257,7 @@ impl Provider {
             send: super::SendQueue::Mlx5(SendQueue {
                 queue: Box::new(made.send),
                 max_inline: made.cap.max_inline_data,
+                engine: resources.engine.clone(),
             }),
             recv: made
                 .recv

@@ -1,0 +1,124 @@
+//! An embedded device between operations: what it costs, and how soon a post wakes it.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use ringverbs::{
+    CompletionChannel, CompletionQueue, Device, ProtectionDomain, QueuePair, Transport,
+};
+
+/// A connection of a context with itself.
+struct Loopback {
+    domain: ProtectionDomain,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    qp: QueuePair,
+}
+
+impl Loopback {
+    fn new(device: &Device) -> Self {
+        let context = device.open().unwrap();
+        let channel = context.completion_channel().unwrap();
+        let cq = context.completion_queue().channel(&channel).build();
+        let cq = cq.unwrap();
+        let domain = context.alloc_pd().unwrap();
+        let mut qp = domain.queue_pair(Transport::Reliable, &cq).build().unwrap();
+        let local = context.local_address(1).unwrap();
+        let own = qp.endpoint(&local);
+        qp.connect(&local, &own).unwrap();
+        Self {
+            domain,
+            cq,
+            channel,
+            qp,
+        }
+    }
+
+    /// Sends a message to itself; waits for its completions as an event loop does.
+    fn exchange(&mut self) {
+        let buffer = || self.domain.alloc(64).unwrap().into_buffer();
+        self.qp.receive(buffer(), 1).unwrap();
+        assert!(!self.cq.arm(false).unwrap());
+        self.qp.send(buffer(), 2).unwrap();
+        let mut completions = 0;
+        while completions < 2 {
+            while let Some(completion) = self.cq.poll_one().unwrap() {
+                completion.result.unwrap();
+                completions += 1;
+            }
+        }
+    }
+
+    /// From a post to the event of its completion.
+    fn post_to_event(&mut self) -> Duration {
+        let buffer = || self.domain.alloc(64).unwrap().into_buffer();
+        self.qp.receive(buffer(), 1).unwrap();
+        assert!(!self.cq.arm(false).unwrap());
+        thread::sleep(Duration::from_millis(300));
+        let buffer = buffer();
+        let began = Instant::now();
+        self.qp.send(buffer, 2).unwrap();
+        let mut fd = [PollFd::new(self.channel.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fd, PollTimeout::from(5000_u16)).unwrap(), 1);
+        let took = began.elapsed();
+        self.channel.wait(Some(Duration::ZERO)).unwrap();
+        let mut completions = 0;
+        while completions < 2 {
+            completions += usize::from(self.cq.poll_one().unwrap().is_some());
+        }
+        took
+    }
+}
+
+/// The processor time of all threads of this process.
+fn processor_time() -> Duration {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let of_task = |task: std::io::Result<fs::DirEntry>| {
+        let text = fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap();
+        let nanos = text.split_whitespace().next().unwrap();
+        nanos.parse::<u64>().unwrap()
+    };
+    Duration::from_nanos(tasks.map(of_task).sum())
+}
+
+/// The processor time is the process's: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Below a thousandth of a processor with a connected queue pair.
+#[test]
+fn an_idle_device_costs_next_to_nothing() {
+    let _alone = ALONE.lock().unwrap();
+    let directory = std::env::temp_dir().join(format!("ringverbs-idle-{}", std::process::id()));
+    fs::create_dir(&directory).unwrap();
+    for device in [
+        "embedded".to_owned(),
+        format!("embedded:{}", directory.display()),
+    ] {
+        let device = Device::named(&device).unwrap();
+        let mut loopback = Loopback::new(&device);
+        loopback.exchange();
+        thread::sleep(Duration::from_millis(500));
+        let (before, began) = (processor_time(), Instant::now());
+        thread::sleep(Duration::from_secs(3));
+        let share = (processor_time() - before).as_secs_f64() / began.elapsed().as_secs_f64();
+        println!("{device:?}: {:.3}% of a processor", share * 100.0);
+        assert!(share < 0.001, "{:.3}% of a processor", share * 100.0);
+    }
+    fs::remove_dir_all(directory).unwrap();
+}
+
+/// A thread that waits for an event, and polls nothing, need not wait until the
+/// device's thread wakes by itself.
+#[test]
+fn a_post_wakes_the_device() {
+    let _alone = ALONE.lock().unwrap();
+    let mut loopback = Loopback::new(&Device::embedded().unwrap());
+    let mut times: Vec<_> = (0..9).map(|_| loopback.post_to_event()).collect();
+    times.sort();
+    println!("{times:?}");
+    assert!(times[4] < Duration::from_millis(5), "{times:?}");
+}
