@@ -28,7 +28,7 @@ const fn limits(operation: &'static str, instructions: [f64; 2], ratio: Option<f
 /// The rows of the tables. Those of one operation have a few instructions for
 /// asking, once a call, which device it is.
 const OPERATIONS: [Limits; 9] = [
-    limits("poll/1", [48.0, 164.0], None),
+    limits("poll/1", [48.0, 167.0], None),
     limits("poll/16", [12.0, 118.0], Some(1.2)),
     limits("poll-empty/1", [22.0, 30.0], None),
     limits("send/1", [146.0, 226.0], None),
