@@ -20,6 +20,7 @@ const PACKAGES: [&str; 4] = [
 const DEVICE_TESTS: &[&str] = &[
     "completions",
     "device",
+    "future",
     "lossy",
     "programs",
     "scale",
