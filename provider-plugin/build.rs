@@ -7,6 +7,10 @@ use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    // `cc` is the compiler of this machine.
+    if std::env::var_os("TARGET") != std::env::var_os("HOST") {
+        return;
+    }
     let printed = Command::new("cc")
         .arg("-print-file-name=libgcc_eh.a")
         .output();
