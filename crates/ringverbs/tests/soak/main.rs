@@ -195,7 +195,11 @@ fn mixed_operations_with_deaths() {
         assert_eq!(growth.files, 0, "open files are left: {growth}");
         assert!(growth.resident < GROWTH, "memory is left: {growth}");
         assert!(growth.mappings < 32, "mappings are left: {growth}");
-        assert!(-growth.available < MACHINE_GROWTH, "the kernel's: {growth}");
+        // The memory of a device in the kernel; a guest runs nothing else.
+        assert!(
+            !on_device || -growth.available < MACHINE_GROWTH,
+            "the kernel's: {growth}"
+        );
     }
     println!("all: {all}");
     if !on_device {
