@@ -91,8 +91,8 @@ impl Device {
     /// creating files and sockets there; EUSERS if there are 32 processes; and as
     /// [`embedded`](Self::embedded).
     #[cfg(feature = "embedded")]
-    pub fn embedded_at(directory: &Path) -> Result<Self> {
-        embedded_device(Some((directory, embedded::Sharing::Own)))
+    pub fn embedded_at(directory: impl AsRef<Path>) -> Result<Self> {
+        embedded_device(Some((directory.as_ref(), embedded::Sharing::Own)))
     }
 
     /// As [`embedded_at`](Self::embedded_at), in a directory that is shared with
@@ -103,8 +103,8 @@ impl Device {
     /// # Errors
     /// As [`embedded_at`](Self::embedded_at).
     #[cfg(feature = "embedded")]
-    pub fn embedded_shared_at(directory: &Path) -> Result<Self> {
-        embedded_device(Some((directory, embedded::Sharing::Others)))
+    pub fn embedded_shared_at(directory: impl AsRef<Path>) -> Result<Self> {
+        embedded_device(Some((directory.as_ref(), embedded::Sharing::Others)))
     }
 
     /// Returns the device with that name, such as `rxe0`, or, with the feature

@@ -346,6 +346,30 @@ impl CompletionQueue {
         )
     }
 
+    /// Polls for up to `max` completions, which are appended to `out`; returns their
+    /// number. Allocates only if `out` has no room for them. Otherwise as
+    /// [`CompletionQueue::poll`].
+    ///
+    /// ```no_run
+    /// # fn f(cq: &mut ringverbs::CompletionQueue) -> ringverbs::Result<()> {
+    /// let mut completions = Vec::with_capacity(16);
+    /// cq.poll_into(&mut completions, 16)?;
+    /// for completion in completions.drain(..) {
+    ///     println!("{}: {:?}", completion.token, completion.result);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`].
+    pub fn poll_into(&mut self, out: &mut Vec<Completion>, max: usize) -> Result<usize> {
+        self.reap(
+            max,
+            |entry, retired| out.push(Completion::new(entry, retired)),
+            drop,
+        )
+    }
+
     /// Polls for one completion. Never blocks, except as [`CompletionQueue`] says of
     /// an embedded device.
     ///

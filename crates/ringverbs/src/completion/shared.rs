@@ -36,6 +36,15 @@ impl SharedCompletionQueue {
         self.lock().poll(out)
     }
 
+    /// Polls for completions, which are appended to `out`; see
+    /// [`CompletionQueue::poll_into`].
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`].
+    pub fn poll_into(&self, out: &mut Vec<Completion>, max: usize) -> Result<usize> {
+        self.lock().poll_into(out, max)
+    }
+
     /// Polls for one completion; see [`CompletionQueue::poll_one`].
     ///
     /// # Errors

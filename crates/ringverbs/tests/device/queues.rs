@@ -45,6 +45,27 @@ fn completions_come_in_the_order_of_posting() {
     }
 }
 
+/// Completions are appended, no more than were asked for.
+#[test]
+fn completions_are_appended_to_a_vector() {
+    let mut pair = Pair::new(Transport::Reliable);
+    let region = pair.domain.alloc_remote(4096, AccessFlags::REMOTE_WRITE);
+    let region = region.unwrap();
+    for token in 0..5 {
+        let outgoing = pair.filled(b"one of five");
+        pair.a.write(outgoing, region.key(), token).unwrap();
+    }
+    let mut all = Vec::new();
+    while all.len() < 5 {
+        let before = all.len();
+        let count = pair.cq.poll_into(&mut all, 2).unwrap();
+        assert!(count <= 2 && all.len() == before + count);
+    }
+    let tokens: Vec<_> = all.iter().map(|done| done.token).collect();
+    assert_eq!(tokens, [0, 1, 2, 3, 4]);
+    assert!(all.iter().all(|done| done.result.is_ok()));
+}
+
 #[test]
 fn signaled_completion_retires_unsignaled_operations() {
     let mut pair = Pair::new(Transport::Reliable);
