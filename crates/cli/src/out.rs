@@ -58,19 +58,6 @@ pub fn complain_of_arguments(error: &clap::Error) {
 /// Prints rows in columns, each as wide as its widest cell, separated by two
 /// spaces. The first row is the heading.
 pub fn table(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
-    aligned(out, rows, |cell, width| format!("{cell:<width$}  "))
-}
-
-/// As [`table`], aligned to the right.
-pub fn numbers(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
-    aligned(out, rows, |cell, width| format!("{cell:>width$}  "))
-}
-
-fn aligned(
-    out: &mut impl Write,
-    rows: &[Vec<String>],
-    align: fn(&str, usize) -> String,
-) -> io::Result<()> {
     let visible = |row: &Vec<String>| row.iter().map(|cell| escaped(cell).to_string()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(visible).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -83,7 +70,7 @@ fn aligned(
     for (number, row) in rows.iter().enumerate() {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&align(cell, *width));
+            line.push_str(&format!("{cell:<width$}  "));
         }
         let line = line.trim_end();
         if number == 0 {

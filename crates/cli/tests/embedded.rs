@@ -1,6 +1,7 @@
 //! On the ConnectX in the process, which needs nothing of the machine: both
 //! sides in one process, and two processes.
 
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -178,6 +179,23 @@ fn a_client_of_a_killed_server_ends_with_retries_exceeded() {
     assert_eq!(client.status.code(), Some(1));
     let said = text(&client.stderr);
     assert!(said.contains("transport retries exceeded"), "{said}");
+}
+
+/// Rows come when they are measured, and stay if a later size fails.
+#[test]
+fn perf_keeps_what_it_measured_before_an_error() {
+    let shared_directory = SharedDirectory::new("rows");
+    let mut server = shared_directory.serve(&["perf", "--server"]);
+    let sizes = ["perf", "-n", "5000", "--sizes", "8,1000000", "127.0.0.1"];
+    let mut client = shared_directory.meet(&sizes);
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    let of_8_bytes = |line: Result<String, _>| line.unwrap().trim_start().starts_with("8 ");
+    assert!(lines.by_ref().any(of_8_bytes), "{:?}", finish(client));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(lines.next().is_none(), "no further row");
+    let client = finish(client);
+    assert_eq!(client.status.code(), Some(1));
 }
 
 /// Threads that compute for as long as this value lives, twice as many as there are

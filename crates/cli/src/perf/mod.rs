@@ -126,6 +126,9 @@ struct Report {
     completions: &'static str,
     depth: u32,
     rows: Vec<Row>,
+    /// The error that ended it before all sizes were measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
 }
 
 /// Measures, or serves.
@@ -151,7 +154,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         serve(args, context, &listener)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let report = match &args.host {
+    let (report, error) = match &args.host {
         Some(host) => {
             let stream = TcpStream::connect((host.as_str(), args.port));
             let stream = stream.map_err(|why| PerfError::Connect {
@@ -162,20 +165,20 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         }
         None => both(args, context)?,
     };
-    if let Some(file) = &args.plot {
+    if let Some(file) = &args.plot
+        && !report.rows.is_empty()
+    {
         let title = format!("{} on {}", report.operation.name(), report.device);
         plot::draw(file, &title, &report.rows).map_err(PerfError::Plot)?;
     }
     if args.json {
         out::json(&report)?;
-    } else {
-        print(&report)?;
     }
-    Ok(ExitCode::SUCCESS)
+    error.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
 /// Runs both sides in this process.
-fn both(args: &Args, context: &Context) -> Result<Report, Error> {
+fn both(args: &Args, context: &Context) -> Result<(Report, Option<Error>), Error> {
     let listen = |why| PerfError::Listen { port: 0, why };
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
@@ -192,8 +195,8 @@ fn both(args: &Args, context: &Context) -> Result<Report, Error> {
             .join()
             .unwrap_or_else(|_| Err(PerfError::Panicked.into()));
         // The client's error is more specific than the server's.
-        let report = measured?;
-        served.map(|()| report)
+        let (report, error) = measured?;
+        Ok((report, error.or(served.err())))
     })
 }
 
@@ -256,8 +259,13 @@ fn endpoint(text: &str) -> Result<Endpoint, Error> {
         .map_err(Error::native("reading the other side's endpoint"))
 }
 
-/// Measures all sizes with the server at the other end.
-fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, Error> {
+/// Measures all sizes with the server at the other end, and prints each row when it
+/// is there. An error at one size ends it; the rows before it are kept.
+fn measure(
+    args: &Args,
+    context: &Context,
+    stream: TcpStream,
+) -> Result<(Report, Option<Error>), Error> {
     let Sizes(sizes) = &args.sizes;
     // An atomic always has 8 bytes.
     let sizes: Vec<u32> = match args.operation {
@@ -287,8 +295,19 @@ fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, 
     let at = RemoteAddr::new(welcome.addr, welcome.rkey);
     let iterations = u64::from(args.iters);
     let bar = bar(iterations * 2 * sizes.len() as u64);
-    let mut rows = Vec::new();
-    for size in sizes {
+    let device = context.device().map(Device::name).unwrap_or_default();
+    let mut report = Report {
+        device: device.to_owned(),
+        operation: args.operation,
+        completions: if args.events { "events" } else { "polled" },
+        depth: side.depth(),
+        rows: Vec::new(),
+        error: None,
+    };
+    if !args.json {
+        bar.suspend(|| print_heading(&report))?;
+    }
+    let mut measure_size = |size: u32| -> Result<Option<Row>, Error> {
         bar.set_message(format!("{} {size} bytes", args.operation.name()));
         let phase = |line: &mut PeerConnection<TcpStream>, echo| {
             let sends = args.operation == Measured::Send;
@@ -310,25 +329,32 @@ fn measure(args: &Args, context: &Context, stream: TcpStream) -> Result<Report, 
         let times = side.latency(size, at, iterations, &mut tick)?;
         phase(&mut line, false)?;
         let time = side.bandwidth(size, at, iterations, &mut tick)?;
-        let Some(latency) = Latency::of(times) else {
-            continue;
-        };
-        rows.push(Row {
+        Ok(Latency::of(times).map(|latency| Row {
             size,
             iterations: args.iters,
             latency,
             bandwidth: Bandwidth::of(iterations, size.into(), time.as_secs_f64()),
-        });
+        }))
+    };
+    let mut failed = None;
+    for size in sizes {
+        match measure_size(size) {
+            Ok(Some(row)) => {
+                if !args.json {
+                    bar.suspend(|| print_row(&row))?;
+                }
+                report.rows.push(row);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                report.error = Some(error.to_string());
+                failed = Some(error);
+                break;
+            }
+        }
     }
     bar.finish_and_clear();
-    let device = context.device().map(Device::name).unwrap_or_default();
-    Ok(Report {
-        device: device.to_owned(),
-        operation: args.operation,
-        completions: if args.events { "events" } else { "polled" },
-        depth: side.depth(),
-        rows,
-    })
+    Ok((report, failed))
 }
 
 /// Returns a progress bar, shown if standard error is a terminal.
@@ -340,7 +366,13 @@ fn bar(length: u64) -> ProgressBar {
     bar
 }
 
-fn print(report: &Report) -> Result<(), Error> {
+/// Columns of the table. Rows are printed as they come, so widths are fixed.
+const HEADING: [&str; 9] = [
+    "bytes", "min", "p50", "p90", "p99", "p99.9", "max", "MB/s", "Mmsg/s",
+];
+const WIDTH: usize = 9;
+
+fn print_heading(report: &Report) -> Result<(), Error> {
     let mut out = out::stdout();
     let what = format!("{} on {}", report.operation.name(), report.device);
     writeln!(
@@ -350,29 +382,34 @@ fn print(report: &Report) -> Result<(), Error> {
         report.completions,
         report.depth
     )?;
-    let heading = [
-        "bytes", "min", "p50", "p90", "p99", "p99.9", "max", "MB/s", "Mmsg/s",
-    ];
-    let cells = report.rows.iter().map(|row| {
-        let latency = &row.latency;
-        let times = [
-            latency.min,
-            latency.p50,
-            latency.p90,
-            latency.p99,
-            latency.p999,
-            latency.max,
-        ];
-        let mut cells = vec![row.size.to_string()];
-        cells.extend(times.map(|time| format!("{:.2}", time as f64 * 1e-3)));
-        cells.push(format!("{:.2}", row.bandwidth.bytes_per_second * 1e-6));
-        cells.push(format!("{:.4}", row.bandwidth.messages_per_second * 1e-6));
-        cells
-    });
-    let mut rows = vec![heading.map(String::from).to_vec()];
-    rows.extend(cells);
-    out::numbers(&mut out, &rows)?;
+    let heading = cells(&HEADING.map(String::from));
+    writeln!(out, "{}", out::paint(out::DIM, heading))?;
     Ok(out.flush()?)
+}
+
+fn print_row(row: &Row) -> Result<(), Error> {
+    let latency = &row.latency;
+    let time = |nanos: u64| format!("{:.2}", nanos as f64 * 1e-3);
+    let values = [
+        row.size.to_string(),
+        time(latency.min),
+        time(latency.p50),
+        time(latency.p90),
+        time(latency.p99),
+        time(latency.p999),
+        time(latency.max),
+        format!("{:.2}", row.bandwidth.bytes_per_second * 1e-6),
+        format!("{:.4}", row.bandwidth.messages_per_second * 1e-6),
+    ];
+    let mut out = out::stdout();
+    writeln!(out, "{}", cells(&values))?;
+    Ok(out.flush()?)
+}
+
+/// Aligns the cells of a line.
+fn cells(cells: &[String; HEADING.len()]) -> String {
+    let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>WIDTH$}")).collect();
+    cells.join(" ")
 }
 
 #[cfg(test)]
