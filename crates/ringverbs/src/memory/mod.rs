@@ -20,9 +20,42 @@ mod region;
 mod registered;
 mod remote;
 
+use std::ops::{Bound, Range, RangeBounds};
+
+use crate::{Error, Result};
+
 pub use advise::Advisable;
 pub use buffer::Buffer;
 pub use pool::{BufferPool, PoolBuffer, SharedBuffer};
 pub use region::Region;
 pub(crate) use registered::Registered;
 pub use remote::{ForeignRegion, MemorySlice, RemoteRegion};
+
+/// Returns the range within `len` bytes.
+///
+/// # Errors
+/// [`Error::Limit`], with `what`, if the range exceeds them.
+fn checked_range(
+    what: &'static str,
+    range: impl RangeBounds<usize>,
+    len: usize,
+) -> Result<Range<usize>> {
+    let begin = match range.start_bound() {
+        Bound::Included(&at) => at,
+        Bound::Excluded(&at) => at.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&at) => at.saturating_add(1),
+        Bound::Excluded(&at) => at,
+        Bound::Unbounded => len,
+    };
+    if begin > end || end > len {
+        return Err(Error::Limit {
+            what,
+            asked: begin.max(end) as u64,
+            allowed: len as u64,
+        });
+    }
+    Ok(begin..end)
+}

@@ -1,10 +1,10 @@
 //! Pools of buffers, and buffers that several operations read at once.
 
 use std::fmt;
-use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::ops::{Deref, DerefMut, RangeBounds};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::memory::{Buffer, Registered};
+use crate::memory::{Buffer, Registered, checked_range};
 use crate::{Error, ProtectionDomain, Result};
 
 /// Sizes are multiples of this, so that no two buffers share a cache line.
@@ -298,27 +298,11 @@ impl SharedBuffer {
     /// # Errors
     /// [`Error::Limit`] if the range exceeds the length.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let begin = match range.start_bound() {
-            Bound::Included(&at) => at,
-            Bound::Excluded(&at) => at.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&at) => at.saturating_add(1),
-            Bound::Excluded(&at) => at,
-            Bound::Unbounded => self.len,
-        };
-        if begin > end || end > self.len {
-            return Err(Error::Limit {
-                what: "bytes of a shared buffer",
-                asked: begin.max(end) as u64,
-                allowed: self.len as u64,
-            });
-        }
+        let range = checked_range("bytes of a shared buffer", range, self.len)?;
         Ok(Self {
             frozen: Arc::clone(&self.frozen),
-            start: self.start + begin,
-            len: end - begin,
+            start: self.start + range.start,
+            len: range.len(),
         })
     }
 

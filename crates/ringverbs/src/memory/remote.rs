@@ -1,7 +1,7 @@
 //! Remote memory, and memory that the caller owns.
 
 use std::fmt;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use mmap_rs::MmapFlags;
 use uverbs::AccessFlags;
 
-use crate::memory::{Registered, bytes, registered};
+use crate::memory::{Registered, bytes, checked_range, registered};
 use crate::operation::RemoteAddr;
 use crate::{CloseError, Error, ProtectionDomain, Result};
 
@@ -330,28 +330,11 @@ pub struct MemorySlice {
 
 impl MemorySlice {
     fn new(memory: &Arc<Registered>, range: impl RangeBounds<usize>) -> Result<Self> {
-        let there = memory.len();
-        let begin = match range.start_bound() {
-            Bound::Included(&at) => at,
-            Bound::Excluded(&at) => at.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&at) => at.saturating_add(1),
-            Bound::Excluded(&at) => at,
-            Bound::Unbounded => there,
-        };
-        if begin > end || end > there {
-            return Err(Error::Limit {
-                what: "bytes of a region",
-                asked: begin.max(end) as u64,
-                allowed: there as u64,
-            });
-        }
+        let range = checked_range("bytes of a region", range, memory.len())?;
         Ok(Self {
             memory: Arc::clone(memory),
-            offset: begin,
-            len: end - begin,
+            offset: range.start,
+            len: range.len(),
         })
     }
 
