@@ -19,7 +19,7 @@ use crate::{PostError, Work};
 /// Thread rule: one caller at a time (`&mut`). No method allocates, locks or
 /// makes a system call.
 #[derive(Debug)]
-// What changes is first, beside the lock of a queue pair in the plugin.
+// The counters are first: in the plugin they share a cache line with the lock.
 #[repr(C)]
 pub struct RecvQueue {
     /// Number of published receives.

@@ -1,4 +1,4 @@
-//! What a future costs beside the plain layer: 64-byte writes on the embedded
+//! Cost of a future against the plain layer: 64-byte writes on the embedded
 //! device, in one process and one run.
 //!
 //! `cargo bench -p ringverbs --bench future [ROUNDS]`. Each row is repeated in turns

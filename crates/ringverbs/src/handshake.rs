@@ -1,4 +1,4 @@
-//! What peers tell each other before they use RDMA: endpoints of queue pairs,
+//! Exchange of what peers need before they use RDMA: endpoints of queue pairs,
 //! remote memory, and bytes of the program's own.
 //!
 //! A [`Hello`] goes over any stream: a socket, a pipe, TLS. It is one message with
@@ -62,7 +62,7 @@ const ENDPOINT: usize = 4 + 4 + 2 + 1 + 1 + 16;
 /// Address, length, rkey.
 const REGION: usize = 8 + 8 + 4;
 
-/// What one side tells the other.
+/// The message that each side sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Hello {
@@ -88,7 +88,7 @@ pub enum HandshakeError {
     TooLong,
     /// A value of the peer is out of range, or a message is not what it has to be.
     Malformed {
-        /// What is malformed.
+        /// The malformed part.
         what: &'static str,
     },
     /// The queue pair could not be connected.

@@ -119,7 +119,7 @@ impl<D: Owned> fmt::Debug for Operation<D> {
 pub struct Message<D> {
     /// The memory that was posted; a buffer has the message's length.
     pub data: D,
-    /// What the completion says of it: immediate data, an invalidated key, the
+    /// Fields of the completion: immediate data, an invalidated key, the
     /// sender of a datagram.
     pub success: Success,
 }

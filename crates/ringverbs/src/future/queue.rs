@@ -202,7 +202,7 @@ impl Shared {
     pub fn detach(&self, shared: &queue_pair::Shared, qp: QueuePair) {
         let mut wakes = Wakes::default();
         let mut state = self.lock();
-        // What has completed is reported as such.
+        // Operations that have completed end with their own results.
         let capacity = state.reader.queue().capacity() as usize;
         for _ in 0..=capacity / BATCH {
             if state.deliver(false, &mut wakes) == 0 {

@@ -59,7 +59,7 @@ pub(super) enum End {
     Queue(Arc<ReadError>),
 }
 
-/// What an operation has ended with.
+/// The result of an operation, with its memory.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub result: Result<Success, End>,

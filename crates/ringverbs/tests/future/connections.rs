@@ -61,7 +61,7 @@ fn queue_pairs_connect_by_address() {
             within(qp.send(message.data)).await.unwrap();
             within(connection.disconnected()).await.unwrap();
             connection.disconnect(&qp).unwrap();
-            // What was in flight comes back.
+            // The receive in flight is flushed.
             let error = within(left).await.unwrap_err();
             assert!(matches!(error.cause, Cause::Failed(failure)
                 if failure.status == Status::WR_FLUSH_ERR));
@@ -97,7 +97,7 @@ fn connections_that_are_not_made() {
         let device = Device::embedded().unwrap();
         let (listener, address) = listen(&device);
         let context = device.open().unwrap();
-        // Nobody answers, and the future is dropped.
+        // The request is not answered, and the future is dropped.
         let (_bench, qp) = queue_pair(&context);
         let connector = resolve(&device, address).await;
         let short = Duration::from_millis(50);

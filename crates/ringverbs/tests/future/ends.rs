@@ -260,7 +260,7 @@ fn tasks_are_woken_when_their_driver_is_dropped() {
         let waits = scope.spawn(|| block_on(receive).unwrap());
         std::thread::sleep(std::time::Duration::from_millis(50));
         runtime.block_on(async { drop(driving) });
-        // Nobody else looks for completions.
+        // No other task polls for completions.
         drop(a.send(bench.filled(b"after")));
         assert_eq!(&waits.join().unwrap().data[..], b"after");
     });
