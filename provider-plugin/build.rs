@@ -17,10 +17,10 @@ fn main() {
     let Ok(printed) = printed else { return };
     let path = String::from_utf8_lossy(&printed.stdout);
     // A name alone is a library that was not found.
-    if let Some(folder) = Path::new(path.trim()).parent()
-        && folder.is_absolute()
-    {
-        println!("cargo:rustc-link-search=native={}", folder.display());
-        println!("cargo:rustc-link-lib=static:+whole-archive,-bundle=gcc_eh");
+    if let Some(folder) = Path::new(path.trim()).parent() {
+        if folder.is_absolute() {
+            println!("cargo:rustc-link-search=native={}", folder.display());
+            println!("cargo:rustc-link-lib=static:+whole-archive,-bundle=gcc_eh");
+        }
     }
 }

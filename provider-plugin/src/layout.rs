@@ -273,7 +273,7 @@ impl Layout {
     }
 
     /// Words of [`verbs_qp::tail`] that belong to `ibv_qp_ex`.
-    const fn qp_added(&self) -> usize {
+    pub const fn qp_added(&self) -> usize {
         (self.first >= ATOMIC_WRITE_SINCE) as usize + (self.first >= FLUSH_SINCE) as usize
     }
 

@@ -178,7 +178,7 @@ unsafe fn register_dmabuf(
 /// `pd` is a live domain of ours.
 pub unsafe fn register_dm(pd: *mut ibv_pd, init: &DmMrInit) -> Result<*mut ibv_mr, Errno> {
     // SAFETY: as the caller says.
-    let mut mr = unsafe { new_mr(pd, IBV_MR_TYPE_MR, init.access.bits().cast_signed())? };
+    let mut mr = unsafe { new_mr(pd, IBV_MR_TYPE_MR, init.access.bits() as i32)? };
     mr.verbs.ibv_mr.length = init.length as usize;
     // SAFETY: the domain's context is open.
     let ctx = unsafe { CtxRef::of(mr.verbs.ibv_mr.context) };
@@ -383,7 +383,7 @@ mod tests {
         ] {
             // SAFETY: a region is numbers and pointers that may be null.
             let mut mr: verbs_mr = unsafe { core::mem::zeroed() };
-            mr.access = access.cast_signed();
+            mr.access = access as i32;
             assert_eq!(may_be_bound(&mr, window), good, "{access:#x} {window:#x}");
             mr.mr_type = IBV_MR_TYPE_IMPORTED_MR;
             assert!(may_be_bound(&mr, window));

@@ -14,6 +14,7 @@
 mod evidence;
 pub(crate) mod objects;
 mod preloaded;
+mod probe;
 mod served;
 
 use core::ffi::{CStr, c_void};
@@ -159,11 +160,11 @@ extern "C" fn on_load() {
                 Ok(library) => attempt(library, evidence::own_suffix(&own.name.to_string_lossy())),
                 Err(refusal) => refusal.print(),
             }
-        } else if !has_raised_rights()
+        } else if !has_raised_rights() {
             // No message if there is none: a program may load it later, or never.
-            && let Ok(library) = objects::find_libibverbs(&objects, own)
-        {
-            attempt(library, None);
+            if let Ok(library) = objects::find_libibverbs(&objects, own) {
+                attempt(library, None);
+            }
         }
     });
 }

@@ -73,6 +73,7 @@ impl Stage {
             .env("VERBS_LOG_FILE", path("verbs-log"))
             .env("RINGVERBS_DEVICES", "rxe,mlx5,theirs")
             .env("RINGVERBS_MLX5_CQE", "theirs")
+            .env("RINGVERBS_RDMA_CORE", "theirs")
             .env(
                 "RINGVERBS_DEVICE",
                 format!("embedded:{}", path("wire").display()),

@@ -47,14 +47,18 @@ impl Bench {
         link
     }
 
-    fn run(&self, mode: &str, plugin: &Path, libraries: &[&Path]) -> Run {
+    fn command(&self, mode: &str, plugin: &Path, libraries: &[&Path]) -> Command {
         let mut command = Command::new(&self.program);
+        command.arg(mode).arg(plugin).args(libraries);
+        for variable in ["RINGVERBS_LOG", "VERBS_LOG_LEVEL", "RINGVERBS_RDMA_CORE"] {
+            command.env_remove(variable);
+        }
         command
-            .arg(mode)
-            .arg(plugin)
-            .args(libraries)
-            .env_remove("RINGVERBS_LOG");
-        Run(command.env_remove("VERBS_LOG_LEVEL").output().unwrap())
+    }
+
+    fn run(&self, mode: &str, plugin: &Path, libraries: &[&Path]) -> Run {
+        let mut command = self.command(mode, plugin, libraries);
+        Run(command.output().unwrap())
     }
 }
 
@@ -116,7 +120,7 @@ fn every_release_is_recognised_and_its_control_path_works() {
 }
 
 #[test]
-fn unversioned_file_is_recognised_if_unambiguous() {
+fn unversioned_file_is_recognised_but_for_the_newest_private_abi() {
     let bench = Bench::new("unnamed");
     for release in [34, 35, 36, 37, 43, 44, 45, 48, 49, 56, 57, 59, 62, 64, 65] {
         let fake = Fake {
@@ -126,11 +130,44 @@ fn unversioned_file_is_recognised_if_unambiguous() {
         let library = fake.build(&bench.dir.0);
         let run = bench.run("load", &bench.plugin_as(fake.pabi), &[&library]);
         match release {
-            37..=48 => run.assert_refused(&["libibverbs.so.1 ", "IBVERBS_PRIVATE_34", "37 to 48"]),
-            65 => run.assert_refused(&["IBVERBS_PRIVATE_65", "or later"]),
+            65 => run.assert_refused(&["libibverbs.so.1 ", "IBVERBS_PRIVATE_65", "or later"]),
             _ => run.assert_registered(0),
         }
     }
+}
+
+#[test]
+fn package_or_user_names_the_release_of_an_unversioned_file() {
+    let bench = Bench::new("vouched");
+    let build = |package: Option<&'static str>| {
+        Fake {
+            name: Some("libibverbs.so.1".to_owned()),
+            package,
+            ..Fake::of(65)
+        }
+        .build(&bench.dir.0.join(package.unwrap_or("none")))
+    };
+    let vouch = |library: &Path, release: &str| {
+        let mut command = bench.command("load", &bench.plugin_as(65), &[library]);
+        Run(command
+            .env("RINGVERBS_RDMA_CORE", release)
+            .output()
+            .unwrap())
+    };
+    let by_package = build(Some("65.0-1.fc43"));
+    bench
+        .run("load", &bench.plugin_as(65), &[&by_package])
+        .assert_registered(0);
+    vouch(&by_package, "64").assert_refused(&["package of rdma-core 65"]);
+    let later = build(Some("66.0-1"));
+    bench
+        .run("load", &bench.plugin_as(65), &[&later])
+        .assert_refused(&["rdma-core 66"]);
+    let plain = build(None);
+    vouch(&plain, "65").assert_registered(0);
+    vouch(&plain, "64").assert_refused(&["RINGVERBS_RDMA_CORE says rdma-core 64", "65 to 65"]);
+    vouch(&plain, "66").assert_refused(&["RINGVERBS_RDMA_CORE says rdma-core 66"]);
+    vouch(&plain, "newest").assert_refused(&["RINGVERBS_RDMA_CORE=newest"]);
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Poller {
                 None => {
                     std::hint::spin_loop();
                     spins = spins.wrapping_add(1);
-                    if spins.is_multiple_of(self.polls_to_clock) && start.elapsed() > patience {
+                    if spins % self.polls_to_clock == 0 && start.elapsed() > patience {
                         return Ok(0);
                     }
                 }

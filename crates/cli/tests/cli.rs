@@ -134,7 +134,7 @@ fn nobody_reading_is_no_error() {
         &["doctor", "--json"],
         &["devices", "--json"],
     ] {
-        let (reader, writer) = std::io::pipe().unwrap();
+        let (reader, writer) = nix::unistd::pipe().unwrap();
         drop(reader);
         let output = ringverbs(args)
             .stdout(writer)

@@ -185,7 +185,7 @@ impl World<'_> {
         let files: Vec<u32> = self.clients[who]
             .files
             .iter()
-            .map(|fd| fd.cast_unsigned())
+            .map(|&fd| fd as u32)
             .collect();
         self.random.mostly(&files)
     }
@@ -453,14 +453,14 @@ impl World<'_> {
                 command
             }
             2 => {
-                let fds = [u32::MAX, self.file.as_raw_fd().cast_unsigned()];
+                let fds = [u32::MAX, self.file.as_raw_fd() as u32];
                 let body = OpenXrcd {
                     response: 0,
                     fd: self.random.mostly(&fds) as u32,
                     oflags: self
                         .random
                         .of(&[libc::O_CREAT, libc::O_CREAT, 0, libc::O_EXCL])
-                        .cast_unsigned(),
+                        as u32,
                 };
                 Command::write(CMD_OPEN_XRCD, &body, 4)
             }
@@ -699,10 +699,10 @@ impl World<'_> {
             .find(|attr| attr.attr_id == ATTR_WRITE_CMD)
             .map(|attr| attr.data as u32);
         let client = &mut self.clients[self.who];
-        if let Change::State(handle, state) = change
-            && let Some(pair) = client.pairs.get_mut(&handle)
-        {
-            pair.state = state;
+        if let Change::State(handle, state) = change {
+            if let Some(pair) = client.pairs.get_mut(&handle) {
+                pair.state = state;
+            }
         }
         let objects = &mut client.objects;
         let mut new = |kind, handle| objects.entry(kind).or_default().push(handle);
@@ -733,14 +733,12 @@ impl World<'_> {
                     self.clients[self.who].groups.push(taken);
                 }
                 CMD_CREATE_COMP_CHANNEL => {
-                    let fd = first(ATTR_CORE_OUT).cast_signed();
+                    let fd = first(ATTR_CORE_OUT) as i32;
                     self.clients[self.who].files.push(fd);
                 }
                 _ => {}
             },
-            (OBJECT_ASYNC_EVENT, ..) => self.clients[self.who]
-                .files
-                .push(made(&attrs, 0).cast_signed()),
+            (OBJECT_ASYNC_EVENT, ..) => self.clients[self.who].files.push(made(&attrs, 0) as i32),
             (OBJECT_CQ, METHOD_CQ_CREATE, _) => new(OBJECT_CQ, made(&attrs, 0)),
             (OBJECT_SRQ, METHOD_SRQ_CREATE, _) => new(OBJECT_SRQ, made(&attrs, 0)),
             (OBJECT_QP, METHOD_QP_CREATE, _) => {
@@ -864,10 +862,10 @@ impl World<'_> {
                 let _ = context.kernel().read(fd, room);
             }
         }
-        if self.random.one_in(8)
-            && let Some(fd) = self.client().files.pop()
-        {
-            close(&context, fd);
+        if self.random.one_in(8) {
+            if let Some(fd) = self.client().files.pop() {
+                close(&context, fd);
+            }
         }
     }
 

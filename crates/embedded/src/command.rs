@@ -100,5 +100,5 @@ pub(crate) fn log_page_size(bytes: u64) -> u32 {
 /// Returns whether a queue may begin at an address, that is, at a page
 /// boundary.
 pub(crate) fn is_page(address: u64) -> bool {
-    address.is_multiple_of(1 << PAGE_SHIFT)
+    address % (1 << PAGE_SHIFT) == 0
 }

@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::device::Device;
+use crate::object::ObjectData;
 use crate::runner::Runner;
 use crate::state::State;
+use crate::time::{self, Limit};
 use crate::wait;
 
 /// A software HCA in this process.
@@ -39,9 +42,12 @@ impl Embedded {
     /// Called by a thread whose poll has found nothing: performs pending work of
     /// the network, and if there is none, spins and then sleeps for lengthening
     /// intervals, of at most 2 ms, until there is some. Does nothing on a
-    /// network that its caller drives ([`Drive::Caller`](crate::Drive::Caller)).
+    /// network that its caller drives ([`Drive::Caller`](crate::Drive::Caller)). If time
+    /// is simulated, it does not sleep: the clock moves instead.
     pub fn idle(&self) {
-        if self.runner.has_thread() {
+        if let Some(time) = self.runner.time() {
+            time::idle(&self.runner, time);
+        } else if self.runner.has_thread() {
             wait::idle(&self.runner);
         }
     }
@@ -50,6 +56,9 @@ impl Embedded {
     /// performs a bounded amount of pending work, if another thread does not. Returns
     /// whether there was any.
     pub fn help(&self) -> bool {
+        if let Some(time) = self.runner.time() {
+            return time::poll(&self.runner, time, None);
+        }
         self.runner.has_thread() && self.runner.turn() == Some(true)
     }
 
@@ -64,9 +73,60 @@ impl Embedded {
         self.command(|state| state.hca.set_cable(plugged));
     }
 
+    /// Makes the device fail for good, as one that is taken away: it reports
+    /// DEVICE_FATAL, and every command is refused with EIO. Its memory is released.
+    pub fn fail(&self) {
+        self.command(State::fail);
+    }
+
+    /// Answers the next `count` messages of reliable connections that need a receive
+    /// as if none were posted (RNR NAK).
+    pub fn hold_receives(&self, count: u32) {
+        self.command(|state| state.hca.faults().hold_receives(count));
+    }
+
+    /// Returns a time to wait for, if time is simulated.
+    pub fn limit(&self, after: Duration) -> Option<Limit> {
+        Limit::new(&self.runner, after)
+    }
+
+    /// Returns a random number from the seed, if time is simulated.
+    pub fn random(&self) -> Option<u64> {
+        self.runner.time().map(|time| time.random())
+    }
+
+    /// Calls `each` for every object of every context: its type, its number in the
+    /// device, the bytes of a memory region, and the outstanding sends of a queue pair.
+    pub fn each_object(&self, mut each: impl FnMut(&'static str, u32, u64, usize)) {
+        let state = self.device.lock();
+        let mut objects: Vec<_> = (state.objects.all())
+            .map(|object| match &object.data {
+                ObjectData::Pd { number } => ("protection domain", *number, 0, 0),
+                ObjectData::Mr(mr) => ("memory region", mr.key, mr.length, 0),
+                ObjectData::Cq(cq) => ("completion queue", cq.number, 0, 0),
+                ObjectData::Qp(qp) => {
+                    let sends = state.hca.unfinished_sends(qp.number);
+                    ("queue pair", qp.number, 0, sends)
+                }
+                ObjectData::Srq(srq) => ("shared receive queue", srq.number, 0, 0),
+                ObjectData::Xrcd(domain) => ("XRC domain", domain.number, 0, 0),
+                ObjectData::Mw { key } => ("memory window", *key, 0, 0),
+                ObjectData::Ah => ("address handle", 0, 0, 0),
+            })
+            .collect();
+        objects.sort_unstable();
+        for (what, number, bytes, sends) in objects {
+            each(what, number, bytes, sends);
+        }
+    }
+
+    /// Returns the queue pairs that were destroyed with sends outstanding, and how many.
+    pub fn abandoned_sends(&self) -> Vec<(u32, usize)> {
+        self.device.lock().abandoned.clone()
+    }
+
     /// Makes a queue pair fail as a device error would: its error paths cannot
     /// be reached otherwise.
-    #[doc(hidden)]
     pub fn fail_queue_pair(&self, qpn: u32) -> bool {
         self.command(|state| state.hca.fail_queue_pair(qpn))
     }

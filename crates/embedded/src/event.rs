@@ -48,6 +48,8 @@ pub(crate) struct EventFile {
 struct Inner {
     signal: Option<EventFd>,
     events: VecDeque<Event>,
+    /// The device has failed: reads fail after the last event.
+    failed: bool,
 }
 
 impl EventFile {
@@ -60,6 +62,7 @@ impl EventFile {
         let inner = Inner {
             signal: Some(signal),
             events: VecDeque::new(),
+            failed: false,
         };
         let file = Self {
             inner: Mutex::new(inner),
@@ -103,11 +106,15 @@ impl EventFile {
     /// length, or `None` if there is no event.
     ///
     /// # Errors
-    /// EINVAL if the buffer is too short.
+    /// EINVAL if the buffer is too short; EIO after the last event of a device that
+    /// has failed.
     pub(crate) fn pop(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
         let mut inner = self.lock();
         let Some(event) = inner.events.pop_front() else {
-            return Ok(None);
+            return match inner.failed {
+                true => Err(Errno::new(libc::EIO)),
+                false => Ok(None),
+            };
         };
         let Some(room) = buffer.get_mut(..event.record.len()) else {
             inner.events.push_front(event);
@@ -132,6 +139,15 @@ impl EventFile {
         }
     }
 
+    /// The device has failed: the descriptor is readable from now on.
+    pub(crate) fn fail(&self) {
+        let mut inner = self.lock();
+        inner.failed = true;
+        if let Some(signal) = &inner.signal {
+            let _ = signal.write(1);
+        }
+    }
+
     /// Closes the descriptor and discards unread events.
     pub(crate) fn close(&self) -> Option<OwnedFd> {
         let mut inner = self.lock();
@@ -143,10 +159,10 @@ impl EventFile {
 impl Inner {
     /// Makes the descriptor unreadable if no events are left.
     fn settle(&mut self) {
-        if self.events.is_empty()
-            && let Some(signal) = &self.signal
-        {
-            let _ = signal.read();
+        if self.events.is_empty() && !self.failed {
+            if let Some(signal) = &self.signal {
+                let _ = signal.read();
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::embedded::Embedded;
 use crate::event::EventFile;
 use crate::files::{ContextFile, File};
 use crate::request::Request;
+use crate::time::{self, Limit, Progress};
 use crate::{Result, refuse};
 
 /// A device as the kernel of a context.
@@ -103,6 +104,9 @@ unsafe impl Kernel for EmbeddedKernel {
         if request != RDMA_VERBS_IOCTL {
             return refuse(libc::ENOTTY);
         }
+        if self.embedded.device.lock().failed {
+            return refuse(libc::EIO);
+        }
         // SAFETY: the caller guarantees a command with its attributes.
         let mut request = unsafe { Request::read(argument) }?;
         // SAFETY: the caller guarantees that addresses in the command are valid
@@ -143,6 +147,20 @@ unsafe impl Kernel for EmbeddedKernel {
             return wait(fd, timeout);
         }
         let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        if let Some(time) = self.embedded.runner.time() {
+            let limit = limit.and_then(|limit| self.embedded.limit(limit));
+            loop {
+                let ready = wait(fd, PollTimeout::ZERO)?;
+                if ready || limit.as_ref().is_some_and(Limit::is_over) {
+                    return Ok(ready);
+                }
+                match time::pass(&self.embedded.runner, time) {
+                    Progress::Made => {}
+                    // Only another thread can change anything.
+                    Progress::Later | Progress::Stuck => drop(wait(fd, PollTimeout::from(1u8))?),
+                }
+            }
+        }
         let began = Instant::now();
         loop {
             let busy = self.embedded.drive();

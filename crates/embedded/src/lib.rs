@@ -53,6 +53,7 @@ mod runner;
 mod segment;
 mod spec;
 mod state;
+mod time;
 mod user;
 mod wait;
 mod watch;
@@ -63,6 +64,8 @@ pub use device::Drive;
 pub use directory::Sharing;
 pub use embedded::Embedded;
 pub use network::Network;
+pub use softhca;
+pub use time::Limit;
 
 use uverbs::Errno;
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
 
@@ -63,15 +64,24 @@ impl Ranges {
 #[derive(Debug)]
 pub(crate) struct Process {
     ranges: Ranges,
-    began: Instant,
+    time: Time,
+}
+
+/// Where the time comes from.
+#[derive(Debug)]
+enum Time {
+    /// The system's clock, since then.
+    Real(Instant),
+    /// The nanoseconds in this word.
+    Simulated(Arc<AtomicU64>),
 }
 
 impl Process {
-    /// Creates a platform without any memory.
-    pub(crate) fn new() -> Self {
+    /// Creates a platform without any memory, with a simulated clock if it is given.
+    pub(crate) fn new(clock: Option<Arc<AtomicU64>>) -> Self {
         Self {
             ranges: Ranges::default(),
-            began: Instant::now(),
+            time: clock.map_or_else(|| Time::Real(Instant::now()), Time::Simulated),
         }
     }
 
@@ -188,8 +198,11 @@ impl Interrupts for Process {
 
 impl Clock for Process {
     fn now(&self) -> u64 {
-        // Never 0, which a driver may interpret as no time.
-        1 + self.began.elapsed().as_nanos() as u64
+        match &self.time {
+            // Never 0, which a driver may interpret as no time.
+            Time::Real(began) => 1 + began.elapsed().as_nanos() as u64,
+            Time::Simulated(now) => now.load(Ordering::Acquire),
+        }
     }
 }
 
@@ -222,7 +235,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    let mut process = Process::new();
+                    let mut process = Process::new(None);
                     // SAFETY: an atomic word that outlives the scope.
                     unsafe { process.give(address, 8) };
                     for _ in 0..EACH {
@@ -239,7 +252,7 @@ mod tests {
     fn only_given_ranges_are_accessed() {
         let mut memory = [0u64; 4];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
-        let mut process = Process::new();
+        let mut process = Process::new(None);
         let mut out = [0; 8];
         assert!(process.read(address, &mut out).is_err());
         // SAFETY: an array of this test, not used otherwise until below.

@@ -17,6 +17,9 @@ use crate::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
 use crate::state::{State, VECTORS};
 use crate::{Result, refuse};
 
+/// Queue pairs destroyed with sends outstanding that are remembered.
+const LIMIT_ABANDONED: usize = 64;
+
 impl State {
     /// Executes a command.
     ///
@@ -101,7 +104,7 @@ impl State {
                 }
             }
             Form::Fd(kind) => {
-                let number = RawFd::try_from(data.cast_signed()).or(refuse(libc::EINVAL))?;
+                let number = RawFd::try_from(data as i64).or(refuse(libc::EINVAL))?;
                 let context = match self.files.get(&fd) {
                     Some(File::Context(context)) => context.id,
                     _ => return refuse(libc::EBADF),
@@ -162,7 +165,7 @@ impl State {
             context.events = Some(Arc::clone(&events));
         }
         self.files.insert(number, File::Events(events));
-        request.made(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, number.cast_unsigned());
+        request.made(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, number as u32);
         Ok(())
     }
 
@@ -201,7 +204,14 @@ impl State {
     /// Destroys an object. The device does not access its memory afterwards: it
     /// does so only under the lock that the caller holds.
     fn destroy(&mut self, fd: RawFd, handle: u32, kind: u16) -> Result<Object> {
-        self.objects.unused(fd, handle, kind)?;
+        let object = self.objects.unused(fd, handle, kind)?;
+        if let ObjectData::Qp(qp) = &object.data {
+            // The last doorbells may not have been seen.
+            let unfinished = self.hca.unfinished_sends(qp.number);
+            if unfinished != 0 && self.abandoned.len() < LIMIT_ABANDONED {
+                self.abandoned.push((qp.number, unfinished));
+            }
+        }
         self.destroy_in_device(fd, handle)?;
         let Some(object) = self.objects.remove(handle) else {
             return refuse(libc::ENOENT);

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
 
 use softhca::Settings;
 use softhca::fabric::Fabric;
@@ -13,8 +15,10 @@ use uverbs::{Command, Errno, Error};
 use crate::device::{Device, Drive};
 use crate::directory::{Directory, Sharing};
 use crate::embedded::Embedded;
+use crate::memory::Process;
 use crate::runner::Runner;
 use crate::state::State;
+use crate::time::{self, Progress, SimulatedTime};
 use crate::{Result, refuse};
 
 /// A set of devices that can reach each other.
@@ -41,7 +45,22 @@ impl Network {
     /// # Errors
     /// EAGAIN and similar if a thread cannot be created.
     pub fn new(drive: Drive) -> std::result::Result<Self, Error> {
-        Self::made(drive, None)
+        Self::made(drive, None, None)
+    }
+
+    /// Creates a network without devices whose time is simulated: it passes only
+    /// when nothing else can happen. There is no thread. A poll that finds nothing and
+    /// a wait for an event perform pending work, or move the clock to what is due
+    /// next. Calls by one thread in the same order have the same results, for the same
+    /// seed.
+    ///
+    /// If several threads use the network, the clock moves after a millisecond without
+    /// activity, since another one may be about to post.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn simulated(seed: u64) -> std::result::Result<Self, Error> {
+        Self::made(Drive::Caller, None, Some(SimulatedTime::new(seed)))
     }
 
     /// Creates a network without devices that is shared with other processes:
@@ -74,12 +93,16 @@ impl Network {
         directory: &Path,
         sharing: Sharing,
     ) -> std::result::Result<Self, Error> {
-        Self::made(drive, Some(Directory::open(directory, sharing)?))
+        Self::made(drive, Some(Directory::open(directory, sharing)?), None)
     }
 
-    fn made(drive: Drive, directory: Option<Directory>) -> std::result::Result<Self, Error> {
+    fn made(
+        drive: Drive,
+        directory: Option<Directory>,
+        time: Option<SimulatedTime>,
+    ) -> std::result::Result<Self, Error> {
         let directory = directory.map(Arc::new);
-        let runner = Runner::new(Fabric::new(1), Pool::new(), drive, directory);
+        let runner = Runner::new(Fabric::new(1), Pool::new(), drive, directory, time);
         let runner = runner.map_err(refused(Command::Open))?;
         Ok(Self { runner })
     }
@@ -116,13 +139,68 @@ impl Network {
                 ..Settings::numbered(profile, number)
             };
             settings.mac[2..4].copy_from_slice(&self.runner.network().to_be_bytes());
-            let state = State::new(settings, fabric, pool)?;
+            let process = Process::new(self.runner.time().map(SimulatedTime::clock));
+            let state = State::new(process, settings, fabric, pool)?;
             Ok(Arc::new(Device::new(state, number.into())))
         })?;
         Ok(Embedded {
             device,
             runner: Arc::clone(&self.runner),
         })
+    }
+
+    /// Returns the wires of the network, for faults and captures. Ports are numbered
+    /// as the devices are.
+    pub fn fabric(&self) -> &Fabric {
+        self.runner.fabric()
+    }
+
+    /// Returns the simulated time, from 0; `None` if time is the system's.
+    pub fn now(&self) -> Option<Duration> {
+        let time = self.runner.time()?;
+        Some(Duration::from_nanos(time.now() - 1))
+    }
+
+    /// Takes several threads to use the network from now on, not only once a second one
+    /// has ([`simulated`](Self::simulated)).
+    pub fn share_time(&self) {
+        if let Some(time) = self.runner.time() {
+            time.share();
+        }
+    }
+
+    /// Performs a bounded amount of pending work. Returns true if there was any, if
+    /// more is left, or if another thread is driving. Simulated time does not pass.
+    pub fn turn(&self) -> bool {
+        self.runner.turn().unwrap_or(true)
+    }
+
+    /// Performs pending work or, if there is none, moves simulated time to what is due
+    /// next. Returns false if nothing can happen without a command or a doorbell.
+    pub fn step(&self) -> bool {
+        let time = self.runner.time();
+        time.map_or_else(
+            || self.turn(),
+            |time| time::pass(&self.runner, time) != Progress::Stuck,
+        )
+    }
+
+    /// As [`step`](Self::step), by a task of an executor: time passes once other tasks
+    /// have had their turns. If it returns false, the task is woken by the next command
+    /// or doorbell.
+    pub fn poll_step(&self, task: &Waker) -> bool {
+        let time = self.runner.time();
+        time.map_or_else(
+            || self.turn(),
+            |time| time::poll(&self.runner, time, Some(task)),
+        )
+    }
+
+    /// Lets simulated time pass, with everything that happens meanwhile.
+    pub fn advance(&self, by: Duration) {
+        if let Some(time) = self.runner.time() {
+            time::advance(&self.runner, time, by);
+        }
     }
 
     /// Returns the names and descriptions of the profiles.

@@ -305,10 +305,10 @@ impl State {
         // An XRC target may have been opened several times.
         if qp.domain.is_some() {
             for object in self.objects.all_mut() {
-                if let ObjectData::Qp(qp) = &mut object.data
-                    && qp.number == number
-                {
-                    qp.attributes = attributes;
+                if let ObjectData::Qp(qp) = &mut object.data {
+                    if qp.number == number {
+                        qp.attributes = attributes;
+                    }
                 }
             }
         }

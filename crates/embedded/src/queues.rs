@@ -155,7 +155,7 @@ impl QueueAddresses {
             given.insert(0, (self.entries, bytes));
             require(is_page(self.entries))?;
         }
-        require(self.records.is_multiple_of(RECORDS))?;
+        require(self.records % RECORDS == 0)?;
         Ok(given)
     }
 }
@@ -409,7 +409,7 @@ impl State {
         }
         let place = QueueAddresses::new(&driver);
         let received = u64::from(receives) << shift;
-        require(received.is_multiple_of(BLOCK))?;
+        require(received % BLOCK == 0)?;
         let bytes = received + u64::from(blocks) * BLOCK;
         // The kernel lets the device reject entries at address 0.
         require(bytes == 0 || place.entries != 0)?;

@@ -118,7 +118,7 @@ impl State {
         let access = AccessFlags::from_bits_retain(wanted.access);
         let rights = rights(access)?;
         let end = wanted.address.checked_add(wanted.length);
-        let same_place = (wanted.address ^ wanted.iova).is_multiple_of(4096);
+        let same_place = (wanted.address ^ wanted.iova) % 4096 == 0;
         if wanted.length == 0 || end.is_none() || !same_place {
             return refuse(libc::EINVAL);
         }

@@ -215,7 +215,7 @@ impl Request {
     /// Returns a descriptor that the command names, if present.
     pub(crate) fn fd(&self, id: u16) -> Option<RawFd> {
         let (_, attr) = self.find(id)?;
-        RawFd::try_from(attr.data.cast_signed()).ok()
+        RawFd::try_from(attr.data as i64).ok()
     }
 
     /// Writes to an output, truncated to its length.

@@ -22,6 +22,7 @@ use crate::device::{Device, Drive};
 use crate::directory::Directory;
 use crate::leaving::{Flush, flush_at_exit};
 use crate::segment::{self, DEVICES, PATIENCE, Segment};
+use crate::time::SimulatedTime;
 use crate::wait::{Backoff, Waiters, prompt};
 use crate::{Result, refuse};
 
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     waiters: Waiters,
     /// The network's thread.
     sleeper: Sleeper,
+    /// Simulated time; `None` for the system's.
+    time: Option<SimulatedTime>,
 }
 
 /// Longest sleep of the network's thread.
@@ -157,6 +160,9 @@ impl Shared {
         }
         if found.busy {
             self.waiters.wake();
+            if let Some(time) = &self.time {
+                time.acted();
+            }
         }
         found
     }
@@ -215,10 +221,12 @@ impl Runner {
         pool: Pool,
         drive: Drive,
         directory: Option<Arc<Directory>>,
+        time: Option<SimulatedTime>,
     ) -> Result<Arc<Self>> {
         let manager = Manager::new(directory.clone());
         let network = match &directory {
             Some(directory) => directory.id()?,
+            None if time.is_some() => 0,
             None => RandomState::new().hash_one(()) as u16,
         };
         let joined = directory.map(|directory| ProcessLink::new(directory, &fabric, pool.clone()));
@@ -231,7 +239,12 @@ impl Runner {
             count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             waiters: Waiters::default(),
-            sleeper: Sleeper::new(),
+            // Doorbells are told to simulated time.
+            sleeper: match time {
+                Some(_) => Sleeper::asleep(),
+                None => Sleeper::new(),
+            },
+            time,
         });
         if shared.joined.is_some() {
             let network: Weak<Shared> = Arc::downgrade(&shared);
@@ -301,6 +314,23 @@ impl Runner {
         self.shared.sleeper.is_asleep()
     }
 
+    /// Returns the time by which a turn must be taken if nothing else happens.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let devices = self.shared.devices();
+        let deadlines = devices.iter().map(|device| device.lock().hca.deadline());
+        deadlines.flatten().min()
+    }
+
+    /// Returns the simulated time.
+    pub(crate) fn time(&self) -> Option<&SimulatedTime> {
+        self.shared.time.as_ref()
+    }
+
+    /// Returns the network that the devices' frames take.
+    pub(crate) fn fabric(&self) -> &Fabric {
+        &self.shared.fabric
+    }
+
     /// Returns whether a thread drives the devices.
     pub(crate) fn has_thread(&self) -> bool {
         self.thread.is_some()
@@ -318,6 +348,9 @@ impl Runner {
 
     /// Wakes the thread.
     pub(crate) fn wake(&self) {
+        if let Some(time) = &self.shared.time {
+            return time.called();
+        }
         match (&self.shared.joined, &self.thread) {
             // Fails only if the counter is full, which also wakes.
             (Some(joined), _) => drop(joined.wake.write(1)),
@@ -331,11 +364,11 @@ impl Drop for Runner {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != thread::current().id()
-        {
-            // Fails only if the thread panicked.
-            let _ = thread.join();
+        if let Some(thread) = self.thread.take() {
+            if thread.thread().id() != thread::current().id() {
+                // Fails only if the thread panicked.
+                let _ = thread.join();
+            }
         }
         self.shared.flush();
     }

@@ -122,10 +122,10 @@ fn socket_name(number: u16) -> String {
 /// Takes a free number, and listens on its socket.
 fn take_number(directory: &Directory) -> Result<(u16, Flock<File>, OwnedFd)> {
     for number in 0..MEMBERS {
-        if let Some(lock) = directory.lock(&format!("{number}.lock"))?
-            && let Some(listener) = directory.bind(&socket_name(number))?
-        {
-            return Ok((number, lock, listener));
+        if let Some(lock) = directory.lock(&format!("{number}.lock"))? {
+            if let Some(listener) = directory.bind(&socket_name(number))? {
+                return Ok((number, lock, listener));
+            }
         }
     }
     Err(Errno::new(libc::EUSERS))

@@ -57,6 +57,10 @@ pub(crate) struct State {
     pub(crate) pd: u32,
     /// Variant (low byte) of the last memory key.
     pub(crate) variant: u8,
+    /// The device has failed: every command is refused.
+    pub(crate) failed: bool,
+    /// Sends that were outstanding when their queue pair was destroyed.
+    pub(crate) abandoned: Vec<(u32, usize)>,
     /// One per completion vector. Events other than completions are reported in
     /// the first.
     events: Vec<EventQueue>,
@@ -85,8 +89,13 @@ const NIC_ROCE: Field = flag(0x100, 0);
 
 impl State {
     /// Creates a device in the state after initialization by a driver.
-    pub(crate) fn new(settings: Settings, fabric: &Fabric, pool: Pool) -> Result<Self> {
-        let mut hca = Hca::new(Process::new(), settings, fabric, pool);
+    pub(crate) fn new(
+        process: Process,
+        settings: Settings,
+        fabric: &Fabric,
+        pool: Pool,
+    ) -> Result<Self> {
+        let mut hca = Hca::new(process, settings, fabric, pool);
         // As the driver does. The default is network byte order.
         let input = Input::new(op::SET_HCA_CAP, 0x110)
             .set(CAPABILITY_GROUP, ATOMICS)
@@ -107,6 +116,8 @@ impl State {
             uar,
             pd,
             variant: 0,
+            failed: false,
+            abandoned: Vec::new(),
             events,
         };
         if state.is_ethernet() {
@@ -157,6 +168,28 @@ impl State {
             gid[8..].copy_from_slice(&settings.guid.to_be_bytes());
         }
         gid
+    }
+
+    /// Fails as a device does that is taken away: reports a fatal error, destroys all
+    /// objects, and refuses commands from then on.
+    pub(crate) fn fail(&mut self) {
+        if self.failed {
+            return;
+        }
+        self.tell_all(0, Async::DEVICE_FATAL);
+        let contexts = self.files.iter();
+        let contexts = contexts.filter(|(_, file)| matches!(file, File::Context(_)));
+        for fd in contexts.map(|(fd, _)| *fd).collect::<Vec<_>>() {
+            self.destroy_all(fd);
+        }
+        for file in self.files.values() {
+            if let File::Events(events) = file {
+                events.fail();
+            }
+        }
+        const SYNDROME: u8 = 1;
+        self.hca.set_health(SYNDROME, true);
+        self.failed = true;
     }
 
     /// Performs a bounded amount of work. Returns true if more is left, or

@@ -205,7 +205,7 @@ impl State {
         let id = self.context(fd)?.id;
         let (events, fd) = EventFile::new(FileKind::Completions, id)?;
         self.files.insert(fd, File::Events(events));
-        let fd = fd.cast_unsigned();
+        let fd = fd as u32;
         request.core_answer(&CreateCompChannelResp { fd });
         Ok(())
     }

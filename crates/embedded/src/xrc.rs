@@ -69,12 +69,12 @@ impl State {
     pub(crate) unsafe fn open_xrcd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const NONE: u32 = u32::MAX;
         let asked: OpenXrcd = request.core()?;
-        let oflags = asked.oflags.cast_signed();
+        let oflags = asked.oflags as i32;
         let (file, inode) = match asked.fd {
             NONE => (None, None),
             of => {
                 // SAFETY: guaranteed by the caller.
-                let (file, inode) = unsafe { same_file(of.cast_signed()) }?;
+                let (file, inode) = unsafe { same_file(of as RawFd) }?;
                 (Some(file), Some(inode))
             }
         };
@@ -120,10 +120,10 @@ impl State {
         }
         let xrcd = request.handle(ATTR_CREATE_QP_XRCD_HANDLE)?;
         create_flags(request, QpType::XRC_TGT)?;
-        if let Some(srq) = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE)
-            && !self.objects.srq(fd, srq)?.xrc
-        {
-            return refuse(libc::EINVAL);
+        if let Some(srq) = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE) {
+            if !self.objects.srq(fd, srq)?.xrc {
+                return refuse(libc::EINVAL);
+            }
         }
         QpDriver::new(request)?;
         if request.has(ATTR_CREATE_QP_SOURCE_QPN) {

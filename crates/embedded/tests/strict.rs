@@ -661,6 +661,6 @@ fn event_files_belong_to_their_context_and_type() {
         std::mem::forget(next);
     }
     for fd in mine.into_iter().chain(theirs) {
-        close(&host.context, fd.cast_signed());
+        close(&host.context, fd as i32);
     }
 }

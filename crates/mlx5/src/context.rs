@@ -234,9 +234,7 @@ impl DeviceContext {
         }
         let register_size = answer.bf_reg_size as usize;
         // The UAR's second half has four of them.
-        if register_size > (UAR - REGISTERS) / 4
-            || !register_size.is_multiple_of(2 * BlueFlame::BLOCK)
-        {
+        if register_size > (UAR - REGISTERS) / 4 || register_size % (2 * BlueFlame::BLOCK) != 0 {
             return Err(bad("the size of a register"));
         }
         if answer.max_sq_desc_sz < 64 || answer.max_rq_desc_sz < 16 {

@@ -44,13 +44,13 @@ impl CqeRing {
             let cqe = unsafe { CqeRef::new(self.slot(from), true) };
             let op_own = cqe.copy().op_own;
             if user_index(cqe.uidx_field()) == work.user_index() {
-                if let Some(shared) = &work.shared
-                    && is_receive(op_own)
-                {
-                    let mut receives = shared.enter();
-                    // A receive that was posted again is not completed.
-                    if !cqe.is_page_fault(op_own) || !receives.post_again(cqe.wqe_counter()) {
-                        receives.take(cqe.wqe_counter());
+                if let Some(shared) = &work.shared {
+                    if is_receive(op_own) {
+                        let mut receives = shared.enter();
+                        // A receive that was posted again is not completed.
+                        if !cqe.is_page_fault(op_own) || !receives.post_again(cqe.wqe_counter()) {
+                            receives.take(cqe.wqe_counter());
+                        }
                     }
                 }
                 continue;

@@ -1,11 +1,10 @@
 //! The reader of a completion queue.
 
-use std::hint::cold_path;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, Owner, OwnerCheck};
+use ring::{DoorbellRecord, Owner, OwnerCheck, cold_path};
 
 use crate::abi::{CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, cqe_opcode};
 use crate::cqe::{CqeRef, Sink, decode, scatter};

@@ -6,11 +6,10 @@
 //! demand. CQEs are untrusted: fields are looked up or masked. An unknown value is
 //! a [`CompletionError`], and changes nothing.
 
-use std::hint::cold_path;
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::NonNull;
 
-use ring::Outstanding;
+use ring::{Outstanding, cold_path};
 use uverbs::WorkCompletion;
 
 use crate::abi::{self, Cqe, SYNDROME, VENDOR_SYNDROME, cqe_opcode};

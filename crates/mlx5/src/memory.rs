@@ -99,7 +99,7 @@ fn borrow(
     else {
         return Ok(None);
     };
-    if !(lent.at.as_ptr() as usize).is_multiple_of(alignment) {
+    if (lent.at.as_ptr() as usize) % alignment != 0 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     // SAFETY: by [`Lender::lend`], that many bytes are exclusive and writable.
@@ -153,13 +153,13 @@ impl Spare {
     /// Caches a mapping if there is room, else unmaps it.
     fn put(mapping: Mapping) {
         let bytes = mapping.len();
-        if bytes <= Self::LARGEST
-            && let Some(mut spare) = Self::locked()
-            && spare.bytes + bytes <= Self::MOST
-            && spare.mappings.try_reserve(1).is_ok()
-        {
-            spare.bytes += bytes;
-            spare.mappings.push(mapping);
+        if bytes <= Self::LARGEST {
+            if let Some(mut spare) = Self::locked() {
+                if spare.bytes + bytes <= Self::MOST && spare.mappings.try_reserve(1).is_ok() {
+                    spare.bytes += bytes;
+                    spare.mappings.push(mapping);
+                }
+            }
         }
     }
 }
@@ -434,7 +434,7 @@ mod tests {
         let mut all: Vec<_> = (0..200).map(|_| Records::new(None).unwrap()).collect();
         let mut at: Vec<_> = all.iter().map(Records::address).collect();
         at.sort_unstable();
-        assert!(at.iter().all(|at| at.is_multiple_of(64)));
+        assert!(at.iter().all(|at| at % 64 == 0));
         assert!(at.windows(2).all(|pair| pair[0] + 64 <= pair[1]));
         let mut in_pages: Vec<_> = at.iter().map(|at| at / 4096).collect();
         in_pages.dedup();

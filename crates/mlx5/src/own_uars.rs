@@ -200,13 +200,12 @@ impl AllocatedUars {
             if let Some((_, own)) = pages.iter().enumerate().find(unused) {
                 return Self::give(Some(own), self.half, false);
             }
-            if pages.len() < WANTED_BFREGS as usize
-                && pages.try_reserve(1).is_ok()
-                && let Ok(own) = Self::allocate(context, UarKind::BlueFlame, |_| Ok(()))
-            {
-                pages.push(own);
-                let shared = !exclusive.contains(&(pages.len() - 1));
-                return Self::give(pages.last(), self.half, shared);
+            if pages.len() < WANTED_BFREGS as usize && pages.try_reserve(1).is_ok() {
+                if let Ok(own) = Self::allocate(context, UarKind::BlueFlame, |_| Ok(())) {
+                    pages.push(own);
+                    let shared = !exclusive.contains(&(pages.len() - 1));
+                    return Self::give(pages.last(), self.half, shared);
+                }
             }
             // None left: a shared one, or the first page's doorbell.
             let shared = pages.iter().skip(1 + WANTED_EXCLUSIVE as usize);

@@ -215,7 +215,7 @@ mod tests {
             ],
         ) {
             let cap = cap(wr, sge, inline);
-            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS, keys) && wr != 0 {
+            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS, keys) { if wr != 0 {
                 prop_assert!(plan.blocks.is_power_of_two() && plan.blocks <= 1 << 15);
                 prop_assert!(plan.capacity >= wr && plan.max_sge >= sge && plan.max_inline >= inline);
                 // The longest work requests, as many as it holds, fit.
@@ -229,11 +229,11 @@ mod tests {
                 let segments = segments.max(if plan.keys { 12 } else { 0 });
                 let blocks = (segments * 16).div_ceil(64);
                 prop_assert!(blocks * plan.capacity as usize <= plan.blocks as usize);
-            }
-            if let Ok(plan) = RecvPlan::new(&cap, &LIMITS) && wr != 0 {
+            } }
+            if let Ok(plan) = RecvPlan::new(&cap, &LIMITS) { if wr != 0 {
                 prop_assert!(plan.entries.is_power_of_two() && plan.entries >= wr);
                 prop_assert!(plan.max_sge >= sge && plan.bytes() % 64 == 0);
-            }
+            } }
         }
     }
 }

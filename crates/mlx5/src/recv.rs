@@ -1,10 +1,9 @@
 //! Receive queues of queue pairs.
 
-use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, OutstandingSlots, write_pair};
+use ring::{DoorbellRecord, OutstandingSlots, cold_path, write_pair};
 use uverbs::Sge;
 
 use crate::abi::{DataSegment, INVALID_LKEY};
@@ -105,10 +104,10 @@ impl RecvQueue {
     /// [`PostError::MessageTooLong`]; the batch is unchanged.
     #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        if let [sge] = list
-            && self.push_fast(wr_id, sge)
-        {
-            return Ok(());
+        if let [sge] = list {
+            if self.push_fast(wr_id, sge) {
+                return Ok(());
+            }
         }
         self.push_slow(wr_id, list)
     }

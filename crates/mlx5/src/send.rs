@@ -12,11 +12,10 @@ pub(crate) mod keys;
 
 pub use keys::LONGEST_WINDOW;
 
-use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ring::{DoorbellRecord, OutstandingSlots, SHORT, copy_short, write_pair};
+use ring::{DoorbellRecord, OutstandingSlots, SHORT, cold_path, copy_short, write_pair};
 use uverbs::Sge;
 
 use crate::abi::{

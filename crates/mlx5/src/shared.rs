@@ -272,10 +272,10 @@ impl List {
 
     #[inline]
     fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
-        if let [sge] = sges
-            && self.push_fast(wr_id, sge)
-        {
-            return Ok(());
+        if let [sge] = sges {
+            if self.push_fast(wr_id, sge) {
+                return Ok(());
+            }
         }
         self.push_slow(wr_id, sges)
     }

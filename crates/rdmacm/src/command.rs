@@ -511,7 +511,7 @@ impl Ucm<'_> {
         let command = Command::MigrateId;
         let body = abi::MigrateId {
             id,
-            fd: from.as_raw_fd().cast_unsigned(),
+            fd: from.as_raw_fd() as u32,
             ..Default::default()
         };
         let answer: abi::MigrateResp =

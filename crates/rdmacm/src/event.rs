@@ -202,7 +202,7 @@ impl Message {
         }
         Self {
             kind: EventKind(event.event),
-            status: event.status.cast_signed(),
+            status: event.status as i32,
             param,
             arg: u64::from_ne_bytes(arg),
         }

@@ -209,10 +209,10 @@ impl State {
                 let queue = self.events.get_mut(&fd);
                 let event = queue.and_then(VecDeque::pop_front);
                 let event = event.ok_or(Errno::new(libc::EAGAIN))?;
-                if let Ok((resp, _)) = abi::EventResp::read_from_prefix(&event)
-                    && let Some(read) = self.objects.get_mut(&resp.id)
-                {
-                    *read += 1;
+                if let Ok((resp, _)) = abi::EventResp::read_from_prefix(&event) {
+                    if let Some(read) = self.objects.get_mut(&resp.id) {
+                        *read += 1;
+                    }
                 }
                 event
             }
@@ -346,7 +346,7 @@ pub fn event(uid: u64, id: u32, kind: crate::EventKind, status: i32, param: &[u8
         uid,
         id,
         event: kind.0,
-        status: status.cast_unsigned(),
+        status: status as u32,
         ..Default::default()
     };
     for (to, from) in event.param.iter_mut().zip(param) {

@@ -1,10 +1,9 @@
 //! A lock biased towards one thread, since most queues are used by one thread.
 
-use std::hint::cold_path;
-
 use crossbeam_utils::Backoff;
 
 use crate::asymmetric;
+use crate::hint::cold_path;
 use crate::primitive::{AtomicU32, AtomicUsize, Ordering, unshared};
 use crate::{SpinLock, thread};
 

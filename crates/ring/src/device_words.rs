@@ -36,7 +36,7 @@ impl DeviceWords {
         let inside = start
             .checked_add(length)
             .is_some_and(|end| end <= mapping.len());
-        if !inside || !start.is_multiple_of(Self::WORD) {
+        if !inside || start % Self::WORD != 0 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         Ok(Self {
@@ -60,7 +60,7 @@ impl DeviceWords {
     /// range.
     fn words(&self, offset: usize, length: usize) -> Option<(*mut u32, usize)> {
         let end = offset.checked_add(length)?;
-        let whole = offset.is_multiple_of(Self::WORD) && length.is_multiple_of(Self::WORD);
+        let whole = offset % Self::WORD == 0 && length % Self::WORD == 0;
         if end > self.length || !whole {
             return None;
         }

@@ -25,7 +25,8 @@
 //!   alone; [`SpinLock`] below it;
 //! - [`Sequences`], [`Epoch`], [`Hint`]: state that threads of one process share
 //!   about a queue;
-//! - [`Sleeper`]: whether a thread that looks for doorbells sleeps.
+//! - [`Sleeper`]: whether a thread that looks for doorbells sleeps;
+//! - [`cold_path`]: hint that a branch is unlikely.
 
 mod asymmetric;
 mod biased;
@@ -35,6 +36,7 @@ mod consumer;
 #[cfg(not(loom))]
 mod device_words;
 mod header;
+mod hint;
 mod index_check;
 mod lock;
 #[cfg(not(loom))]
@@ -62,6 +64,7 @@ pub use consumer::{Consumer, Span};
 #[cfg(not(loom))]
 pub use device_words::DeviceWords;
 pub use header::{Header, Indices};
+pub use hint::cold_path;
 pub use index_check::IndexCheck;
 pub use lock::SpinLock;
 #[cfg(not(loom))]

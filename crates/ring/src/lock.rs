@@ -59,7 +59,7 @@ impl SpinLock {
         let mut spins = 0u32;
         while self.held.load(Ordering::Relaxed) != 0 || !self.try_lock() {
             spins = spins.wrapping_add(1);
-            if spins.is_multiple_of(SPINS) {
+            if spins % SPINS == 0 {
                 std::thread::yield_now();
             } else {
                 spin_loop();

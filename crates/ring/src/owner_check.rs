@@ -40,7 +40,7 @@ impl OwnerCheck {
     #[inline]
     pub unsafe fn publish(&self, entry: ptr::NonNull<u8>, round: u8) {
         let at = entry.as_ptr().expose_provenance();
-        debug_assert!(at.is_multiple_of(ALIGNMENT));
+        debug_assert!(at % ALIGNMENT == 0);
         // Release: the entry's initialisation is visible to whoever loads it.
         self.next
             .store(at | usize::from(round & 1), Ordering::Release);

@@ -26,6 +26,11 @@ impl Sleeper {
         Self(AtomicU32::new(0))
     }
 
+    /// One that is woken for all work.
+    pub fn asleep() -> Self {
+        Self(AtomicU32::new(1))
+    }
+
     /// Announces that this thread is about to sleep. Returns false where
     /// membarrier(2) is missing: others are not told then, and the sleep must be
     /// short. Costs some microseconds.

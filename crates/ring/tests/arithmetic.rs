@@ -25,7 +25,7 @@ proptest! {
         header.publish_consumer(consumer);
         let ring = indices(&header, slot_mask, stride);
         let last = (slot_mask as usize) << stride;
-        let is_slot = |at: usize| at <= last && at.is_multiple_of(1 << stride);
+        let is_slot = |at: usize| at <= last && at % (1 << stride) == 0;
         prop_assert!(is_slot(ring.produced_by_device()) && is_slot(ring.consumed_by_device()));
         prop_assert!(is_slot(ring.own_producer()) && is_slot(ring.own_consumer()));
         prop_assert!(is_slot(ring.inside(producer as usize)) && is_slot(ring.inside(consumer as usize)));

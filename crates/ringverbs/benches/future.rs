@@ -54,9 +54,8 @@ fn plain(world: &World, qp: &mut QueuePair, cq: &mut CompletionQueue, depth: usi
     free.truncate(depth);
     let (mut posted, mut done) = (0, 0);
     while done < WRITES {
-        while posted < WRITES
-            && let Some(buffer) = free.pop()
-        {
+        while posted < WRITES {
+            let Some(buffer) = free.pop() else { break };
             qp.write(buffer, world.key, 0).expect("posted");
             posted += 1;
         }
@@ -73,9 +72,8 @@ async fn futures(world: &World, qp: &AsyncQueuePair, depth: usize) {
     let mut flying: VecDeque<Operation<Buffer>> = VecDeque::with_capacity(depth);
     let (mut posted, mut done) = (0, 0);
     while done < WRITES {
-        while posted < WRITES
-            && let Some(buffer) = free.pop()
-        {
+        while posted < WRITES {
+            let Some(buffer) = free.pop() else { break };
             flying.push_back(qp.write(buffer, world.key));
             posted += 1;
         }

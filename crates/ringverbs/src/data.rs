@@ -1,5 +1,6 @@
 //! Local memory of operations.
 
+use std::fmt;
 use std::slice;
 
 use crate::device::{self, SendData, Sge};
@@ -11,19 +12,21 @@ use crate::{Error, Result};
 ///
 /// [`Buffer`], [`PoolBuffer`], [`SharedBuffer`] or [`MemorySlice`]; a `Vec` of one of
 /// these, gathered in order; [`Inline`] bytes, which are copied when the request is posted; `()` for no
-/// data.
+/// data. A refused post returns it ([`PostError`](crate::PostError)); the type is
+/// `Returned`, which is an empty `Inline<'static>` for inline bytes, since these were
+/// only borrowed.
 pub trait Source: Data {}
 
 /// Memory that a receive or read stores its data in.
 ///
 /// [`Buffer`], [`PoolBuffer`] or [`MemorySlice`]; a `Vec` of one of these, filled in
 /// order; `()` for no data.
-pub trait Sink: Data {}
+pub trait Sink: Data<Returned = Self> {}
 
 /// Memory that an operation owns and its future returns: [`Buffer`],
 /// [`PoolBuffer`], [`SharedBuffer`] or [`MemorySlice`], a `Vec` of one of these, or
 /// `()` for none.
-pub trait Owned: Data + sealed::FromPayload {}
+pub trait Owned: Data<Returned = Self> + sealed::FromPayload {}
 
 /// Inline data: bytes that are copied into the work request, so that the slice is
 /// free as soon as the request is posted. The maximum is that of the queue pair
@@ -61,7 +64,14 @@ mod sealed {
     }
 
     /// The crate's interface to an operation's memory.
-    pub trait Data {
+    pub trait Data: Sized {
+        /// The data that a refused post returns: owned memory; empty for borrowed
+        /// bytes, which the caller still has.
+        type Returned: fmt::Debug + Send + Sync + 'static;
+
+        #[doc(hidden)]
+        fn returned(self) -> Self::Returned;
+
         /// Calls `post` with the data of a send work request: what is in use, up
         /// to the length.
         #[doc(hidden)]
@@ -92,10 +102,7 @@ mod sealed {
         /// `slot` is valid for writes.
         #[doc(hidden)]
         #[inline]
-        unsafe fn hold_at(self, slot: *mut Payload)
-        where
-            Self: Sized,
-        {
+        unsafe fn hold_at(self, slot: *mut Payload) {
             // SAFETY: the caller's obligation.
             unsafe { slot.write(self.hold()) };
         }
@@ -317,6 +324,13 @@ macro_rules! owned {
 macro_rules! data {
     ($piece:ident, $one:ident, $many:ident) => {
         impl Data for $piece {
+            type Returned = Self;
+
+            #[inline]
+            fn returned(self) -> Self {
+                self
+            }
+
             #[inline]
             fn gather<R>(
                 &self,
@@ -365,6 +379,13 @@ macro_rules! data {
         impl Source for $piece {}
 
         impl Data for Vec<$piece> {
+            type Returned = Self;
+
+            #[inline]
+            fn returned(self) -> Self {
+                self
+            }
+
             fn gather<R>(
                 &self,
                 max_sge: u32,
@@ -442,6 +463,13 @@ fn elements<P: Piece, R>(
 }
 
 impl Data for Inline<'_> {
+    type Returned = Inline<'static>;
+
+    #[inline]
+    fn returned(self) -> Self::Returned {
+        Inline(&[])
+    }
+
     #[inline]
     fn gather<R>(
         &self,
@@ -472,6 +500,11 @@ impl Data for Inline<'_> {
 impl Source for Inline<'_> {}
 
 impl Data for () {
+    type Returned = ();
+
+    #[inline]
+    fn returned(self) {}
+
     #[inline]
     fn gather<R>(
         &self,

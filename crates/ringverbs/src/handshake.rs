@@ -218,7 +218,8 @@ impl Counts {
         for _ in 0..self.regions {
             let (addr, len) = (rest.u64()?, rest.u64()?);
             let key = RemoteAddr::new(addr, rest.u32()?);
-            let region = RemoteMemory::new(key, len);
+            let region = usize::try_from(len).ok();
+            let region = region.and_then(|len| RemoteMemory::new(key, len));
             let what = "length of a region";
             hello
                 .regions
@@ -257,7 +258,7 @@ impl Hello {
         }
         for region in &self.regions {
             bytes.extend(region.key().addr.to_le_bytes());
-            bytes.extend(region.len().to_le_bytes());
+            bytes.extend((region.len() as u64).to_le_bytes());
             bytes.extend(region.key().rkey.to_le_bytes());
         }
         bytes.extend(&self.data);

@@ -175,7 +175,7 @@ impl MultiReceive {
         let piece = self.piece as u64;
         let number = usize::try_from(offset / piece).ok()?;
         let free = self.pieces.get(number)?.is_none();
-        (free && offset.is_multiple_of(piece)).then_some(number)
+        (free && offset % piece == 0).then_some(number)
     }
 
     /// Takes the completion of a piece and returns its message.

@@ -26,6 +26,44 @@ pub enum Operation {
     Receive,
 }
 
+impl Operation {
+    /// Returns its name for an error text.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn plural(self) -> &'static str {
+        match self {
+            Self::Send => "sends",
+            Self::Write => "RDMA writes",
+            Self::Read => "RDMA reads",
+            Self::CompareSwap => "compare-and-swap operations",
+            Self::FetchAdd => "fetch-and-add operations",
+            Self::AtomicWrite => "atomic writes",
+            Self::Flush => "flush operations",
+            Self::LocalInvalidate => "local invalidate operations",
+            Self::BindWindow => "memory window binds",
+            Self::Receive => "receives",
+        }
+    }
+
+    /// Returns the name of its post for an error text.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn post(self) -> &'static str {
+        match self {
+            Self::Send => "post of a send",
+            Self::Write => "post of an RDMA write",
+            Self::Read => "post of an RDMA read",
+            Self::CompareSwap => "post of a compare-and-swap",
+            Self::FetchAdd => "post of a fetch-and-add",
+            Self::AtomicWrite => "post of an atomic write",
+            Self::Flush => "post of a flush",
+            Self::LocalInvalidate => "post of a local invalidate",
+            Self::BindWindow => "bind of a memory window",
+            Self::Receive => "post of a receive",
+        }
+    }
+}
+
 /// The address of remote memory, with the rkey that gives access to it.
 ///
 /// The owner of the memory sends it to its peers; the feature `serde` serialises
@@ -47,9 +85,9 @@ impl RemoteAddr {
 
     /// Returns the address `bytes` further on, with the same rkey.
     #[must_use]
-    pub const fn offset(self, bytes: u64) -> Self {
+    pub const fn offset(self, bytes: usize) -> Self {
         Self {
-            addr: self.addr.wrapping_add(bytes),
+            addr: self.addr.wrapping_add(bytes as u64),
             ..self
         }
     }

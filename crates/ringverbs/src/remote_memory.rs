@@ -14,14 +14,14 @@ use crate::{Error, ForeignRegion, MemorySlice, RemoteAddr, RemoteRegion, Result}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
     key: RemoteAddr,
-    len: u64,
+    len: usize,
 }
 
 impl RemoteMemory {
     /// Creates a value from an address and a length, unless the memory would go
     /// beyond the last address.
-    pub fn new(key: RemoteAddr, len: u64) -> Option<Self> {
-        let last = len.saturating_sub(1);
+    pub fn new(key: RemoteAddr, len: usize) -> Option<Self> {
+        let last = len.saturating_sub(1) as u64;
         key.addr.checked_add(last).map(|_| Self { key, len })
     }
 
@@ -31,7 +31,7 @@ impl RemoteMemory {
     }
 
     /// Returns the length in bytes.
-    pub fn len(&self) -> u64 {
+    pub fn len(&self) -> usize {
         self.len
     }
 
@@ -44,12 +44,12 @@ impl RemoteMemory {
     ///
     /// # Errors
     /// [`Error::Limit`] if they exceed the memory.
-    pub fn at(&self, offset: u64, len: u64) -> Result<RemoteAddr> {
+    pub fn at(&self, offset: usize, len: usize) -> Result<RemoteAddr> {
         if offset > self.len || len > self.len - offset {
             return Err(Error::Limit {
                 what: "bytes of remote memory",
-                asked: offset.saturating_add(len),
-                allowed: self.len,
+                asked: offset.saturating_add(len) as u64,
+                allowed: self.len as u64,
             });
         }
         Ok(self.key.offset(offset))
@@ -59,7 +59,7 @@ impl RemoteMemory {
 impl RemoteRegion {
     /// Returns the region as a peer knows it.
     pub fn remote(&self) -> RemoteMemory {
-        let (key, len) = (self.key(), self.len() as u64);
+        let (key, len) = (self.key(), self.len());
         RemoteMemory { key, len }
     }
 }
@@ -67,7 +67,7 @@ impl RemoteRegion {
 impl ForeignRegion {
     /// Returns the region as a peer knows it.
     pub fn remote(&self) -> RemoteMemory {
-        let (key, len) = (self.key(), self.len() as u64);
+        let (key, len) = (self.key(), self.len());
         RemoteMemory { key, len }
     }
 }
@@ -75,7 +75,7 @@ impl ForeignRegion {
 impl MemorySlice {
     /// Returns the slice as a peer knows it.
     pub fn remote(&self) -> RemoteMemory {
-        let (key, len) = (self.key(), self.len() as u64);
+        let (key, len) = (self.key(), self.len());
         RemoteMemory { key, len }
     }
 }
@@ -108,7 +108,7 @@ impl FromStr for RemoteMemory {
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
             let [addr, len, rkey] = numbers(text, [16, 16, 8])?;
-            Self::new(RemoteAddr::new(addr, rkey as u32), len)
+            Self::new(RemoteAddr::new(addr, rkey as u32), len.try_into().ok()?)
         };
         parse().ok_or(Error::Parse {
             expected: "remote memory (address:length:rkey in hexadecimal)",
@@ -142,7 +142,7 @@ mod tests {
     fn text_is_read_as_it_was_written() {
         for (addr, len, rkey) in [
             (0, 0, 0),
-            (0, u64::MAX, u32::MAX),
+            (0, usize::MAX, u32::MAX),
             (u64::MAX, 1, 1),
             (0x7f12_3456_7000, 4096, 0xabcd),
         ] {
@@ -188,7 +188,7 @@ mod tests {
         let memory = RemoteMemory::new(RemoteAddr::new(100, 7), 10).unwrap();
         assert_eq!(memory.at(10, 0).unwrap().addr, 110);
         assert_eq!(memory.at(3, 7).unwrap().addr, 103);
-        for (offset, len) in [(11, 0), (3, 8), (u64::MAX, 2), (0, u64::MAX)] {
+        for (offset, len) in [(11, 0), (3, 8), (usize::MAX, 2), (0, usize::MAX)] {
             assert!(matches!(memory.at(offset, len), Err(Error::Limit { .. })));
         }
     }

@@ -67,7 +67,7 @@ struct Fields {
 impl Serialize for RemoteMemory {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let crate::RemoteAddr { addr, rkey } = self.key();
-        let len = self.len();
+        let len = self.len() as u64;
         Fields { addr, len, rkey }.serialize(to)
     }
 }
@@ -75,7 +75,9 @@ impl Serialize for RemoteMemory {
 impl<'de> Deserialize<'de> for RemoteMemory {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let Fields { addr, len, rkey } = Fields::deserialize(from)?;
-        Self::new(crate::RemoteAddr::new(addr, rkey), len).ok_or_else(|| {
+        let key = crate::RemoteAddr::new(addr, rkey);
+        let memory = usize::try_from(len).ok();
+        memory.and_then(|len| Self::new(key, len)).ok_or_else(|| {
             let len = Unexpected::Unsigned(len);
             D::Error::invalid_value(len, &"a length that ends before the last address")
         })

@@ -10,22 +10,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use testing::program::example;
+
 /// They take milliseconds; the machine may have other things to do.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Where cargo puts the examples when it builds tests: beside this one's folder.
-fn example(name: &str) -> PathBuf {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    path.extend(["examples", name]);
-    assert!(
-        path.exists(),
-        "{} is built by `cargo test`, or by `cargo build --examples`",
-        path.display()
-    );
-    path
-}
 
 fn start(name: &str, arguments: &[&str], device: &str) -> Child {
     let mut command = Command::new(example(name));

@@ -4,7 +4,7 @@
 #![allow(missing_docs, reason = "a test")]
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::Shutdown;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,14 +12,10 @@ use std::time::{Duration, Instant};
 use ringverbs::cm::{Connector, Listener, Options};
 use ringverbs::stream::{RdmaListener, RdmaStream, StreamOptions};
 use ringverbs::{Completion, CompletionQueue, QueuePair, Transport, WorkRequest};
-
-fn address() -> SocketAddr {
-    let ip = std::env::var("RXE_ADDR").expect("RXE_ADDR: the address of an RDMA device");
-    SocketAddr::from((ip.parse::<IpAddr>().expect("an address"), 0))
-}
+use testing::program::{self, address};
 
 fn pair_with(options: StreamOptions) -> (RdmaStream, RdmaStream) {
-    let listener = RdmaListener::bind_with(address(), options.clone()).expect("bind");
+    let listener = RdmaListener::bind_with(address(), &options).expect("bind");
     let to = listener.local_addr().expect("an address");
     let client = thread::spawn(move || RdmaStream::connect_with(to, &options).expect("connect"));
     let (server, _) = listener.accept().expect("accept");
@@ -192,7 +188,7 @@ fn connection_refused() {
     let error = RdmaListener::bind(taken.local_addr().unwrap()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse, "{error}");
     let options = StreamOptions::new().receives(7);
-    let error = RdmaListener::bind_with(address(), options).unwrap_err();
+    let error = RdmaListener::bind_with(address(), &options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
 
@@ -266,7 +262,7 @@ fn the_peer_is_killed() {
 fn many_connections() {
     const CLIENTS: usize = 60;
     let options = StreamOptions::new().receives(8).sends(4).message_size(4096);
-    let listener = RdmaListener::bind_with(address(), options.clone()).unwrap();
+    let listener = RdmaListener::bind_with(address(), &options).unwrap();
     let to = listener.local_addr().unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -450,25 +446,8 @@ fn bandwidth() {
     assert!(share >= least, "the stream is too slow: {share:.2}");
 }
 
-/// The rest of this program, on the ConnectX in the process, which needs nothing
-/// of the machine. This program again: it is named by the environment.
+/// The rest of this program.
 #[test]
 fn on_the_embedded_device() {
-    let name = format!("ringverbs-streams-{}", std::process::id());
-    let directory = std::env::temp_dir().join(name);
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--skip", "bandwidth"])
-        .env(
-            "RINGVERBS_DEVICE",
-            format!("embedded:{}", directory.display()),
-        )
-        .env("RXE_ADDR", "127.0.0.1")
-        .output()
-        .unwrap();
-    let _ = std::fs::remove_dir_all(&directory);
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{out}\n{err}");
-    assert!(out.contains("8 passed; 0 failed"), "{out}");
-    println!("{out}");
+    program::ignored_tests_pass(8, &["--skip", "bandwidth"]);
 }

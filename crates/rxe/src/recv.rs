@@ -80,10 +80,10 @@ impl RecvQueue {
     /// [`PostError::MessageTooLong`]; the batch is as it was.
     #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
-        if let [sge] = list
-            && self.push_fast(wr_id, sge)
-        {
-            return Ok(());
+        if let [sge] = list {
+            if self.push_fast(wr_id, sge) {
+                return Ok(());
+            }
         }
         self.push_slow(wr_id, list)
     }

@@ -15,7 +15,7 @@ pub struct Field {
 /// The bits `high` to `low`, inclusive, of the word at byte `offset`; bit 31 is the
 /// first on the wire.
 pub const fn field(offset: usize, high: u32, low: u32) -> Field {
-    assert!(offset.is_multiple_of(4) && high < 32 && low <= high);
+    assert!(offset % 4 == 0 && high < 32 && low <= high);
     let width = high - low + 1;
     Field {
         offset,

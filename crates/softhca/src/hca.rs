@@ -278,6 +278,18 @@ impl<P: Platform> Hca<P> {
         done
     }
 
+    /// Returns how many sends of a queue pair are outstanding; one that the device
+    /// has not fetched counts for all that follow it.
+    pub fn unfinished_sends(&self, qpn: u32) -> usize {
+        let fetched = self.transport.query(qpn).map_or(0, |view| view.outstanding);
+        let ring = self.core.qp(qpn).and_then(|qp| qp.send.as_ref());
+        let posted = ring.is_some_and(|ring| {
+            let posted = self.core.platform.read_index(ring.doorbell);
+            posted.is_ok_and(|posted| posted as u16 != ring.head)
+        });
+        fetched + usize::from(posted)
+    }
+
     /// Returns the send CQ of a queue pair.
     pub fn completion_queue_of(&self, qpn: u32) -> Option<u32> {
         self.core.qp(qpn).map(|qp| qp.send_cq)
@@ -576,10 +588,10 @@ impl<P: Platform> Hca<P> {
         self.port.recv_all(now, BUDGET, &mut self.arrived);
         let full = self.arrived.len() >= BUDGET;
         while let Some(packet) = self.arrived.pop_front() {
-            if let Some(other) = self.transport.receive(&mut self.core, now, packet)
-                && self.core.settings.profile.port == PortKind::Ethernet
-            {
-                self.core.receive_frame(other.frame(), Origin::Wire);
+            if let Some(other) = self.transport.receive(&mut self.core, now, packet) {
+                if self.core.settings.profile.port == PortKind::Ethernet {
+                    self.core.receive_frame(other.frame(), Origin::Wire);
+                }
             }
         }
         let more = self.transport.run(&mut self.core, now, BUDGET);

@@ -10,6 +10,7 @@
 )]
 
 pub mod huge;
+pub mod program;
 
 use std::fmt;
 use std::fs;
@@ -34,6 +35,18 @@ where
             .unwrap_or_else(|error| panic!("{variable}={text}: {error:?}")),
         Err(_) => default,
     }
+}
+
+/// Bytes that look random, and are the same for each seed (xorshift).
+pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let step = |_| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as u8
+    };
+    (0..len).map(step).collect()
 }
 
 /// Numbers that look random, and are the same each time (splitmix64).

@@ -195,7 +195,7 @@ impl<'a> Ioctl<'a> {
 
     /// Adds an existing object that is a descriptor.
     pub(crate) fn fd(&mut self, attr_id: u16, fd: BorrowedFd<'a>) {
-        self.push(attr_id, 0, i64::from(fd.as_raw_fd()).cast_unsigned());
+        self.push(attr_id, 0, i64::from(fd.as_raw_fd()) as u64);
     }
 
     /// Adds the object to create; the kernel fills in its handle.

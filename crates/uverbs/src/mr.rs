@@ -268,7 +268,7 @@ pub fn register_dmabuf(
     ioctl.u64(ids::ATTR_REG_DMABUF_MR_LENGTH, init.length);
     ioctl.u64(ids::ATTR_REG_DMABUF_MR_IOVA, init.iova);
     let fd = init.fd.map_or(-1, |fd| fd.as_raw_fd());
-    ioctl.u32(ids::ATTR_REG_DMABUF_MR_FD, fd.cast_unsigned());
+    ioctl.u32(ids::ATTR_REG_DMABUF_MR_FD, fd as u32);
     ioctl.u32(ids::ATTR_REG_DMABUF_MR_ACCESS_FLAGS, init.access.bits());
     ioctl.udata(udata);
     let answer = ioctl.run(context)?;

@@ -61,8 +61,8 @@ impl<C: ContextRef> Xrcd<C> {
 pub fn open(context: &Context, init: &XrcdOpen<'_>, udata: Udata<'_>) -> Result<XrcdHandle, Error> {
     let request = write::OpenXrcd {
         response: 0,
-        fd: init.fd.map_or(-1, |fd| fd.as_raw_fd()).cast_unsigned(),
-        oflags: init.oflags.cast_unsigned(),
+        fd: init.fd.map_or(-1, |fd| fd.as_raw_fd()) as u32,
+        oflags: init.oflags as u32,
     };
     let mut resp = OpenXrcdResp::default();
     Ioctl::write(Command::OpenXrcd, cmd::CMD_OPEN_XRCD, &request, &mut resp)

@@ -178,7 +178,7 @@ pub fn library_source_is_installed() -> Result<()> {
 
 fn run(command: &mut Command) -> Result<bool> {
     let Ok(status) = command.status() else {
-        bail!("{} cannot be run", command.get_program().display());
+        bail!("{:?} cannot be run", command.get_program());
     };
     Ok(status.success())
 }

@@ -98,42 +98,6 @@ fn list<'t>(rules: &'t str, name: &str) -> Vec<&'t str> {
     lines.filter_map(|line| line.split('"').nth(1)).collect()
 }
 
-/// The packages that can be published, and what their manifests lack.
-pub fn publishable() -> Result<(Vec<String>, Vec<String>)> {
-    let out = Command::new(driver::cargo())
-        .current_dir(driver::root())
-        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run cargo")?;
-    ensure!(out.status.success(), "cargo metadata: {}", out.status);
-    let metadata: Value = serde_json::from_slice(&out.stdout)?;
-    let packages = metadata["packages"].as_array().context("no packages")?;
-    lacking(packages)
-}
-
-fn lacking(packages: &[Value]) -> Result<(Vec<String>, Vec<String>)> {
-    let (mut names, mut lacking) = (Vec::new(), Vec::new());
-    // `publish = false` is an empty list of registries.
-    for package in packages.iter().filter(|it| it["publish"].is_null()) {
-        let name = package["name"]
-            .as_str()
-            .context("a package without a name")?;
-        for field in ["description", "license", "readme"] {
-            if package[field].as_str().is_none_or(str::is_empty) {
-                lacking.push(format!("{name}: no {field}"));
-            }
-        }
-        for field in ["keywords", "categories"] {
-            if package[field].as_array().is_none_or(Vec::is_empty) {
-                lacking.push(format!("{name}: no {field}"));
-            }
-        }
-        names.push(name.to_owned());
-    }
-    Ok((names, lacking))
-}
-
 /// cargo-deny's look into the advisory database; the error says why there is
 /// none.
 pub fn advisories() -> Result<Command> {
@@ -173,20 +137,6 @@ mod tests {
         for not in ["", "no licence", "GPL-2.0-only", "MIT AND Zlib"] {
             assert!(!permits(&allowed, not), "{not}");
         }
-    }
-
-    #[test]
-    fn what_can_be_published_is_described() {
-        let fine = json!({ "name": "a", "publish": null, "description": "d", "license": "MIT",
-            "readme": "README.md", "keywords": ["k"], "categories": ["c"] });
-        let mut bare = fine.clone();
-        bare["name"] = "b".into();
-        bare["readme"] = Value::Null;
-        bare["keywords"] = json!([]);
-        let own = json!({ "name": "xtask", "publish": [] });
-        let (names, lacking) = lacking(&[fine, bare, own]).unwrap();
-        assert_eq!(names, ["a", "b"]);
-        assert_eq!(lacking, ["b: no readme", "b: no keywords"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The project's own commands: `cargo xtask help` lists them.
 
+mod aarch64;
 mod bare;
 mod bench;
 mod bytes;
@@ -11,8 +12,10 @@ mod driver;
 mod guest;
 mod install;
 mod mlx5;
+mod msrv;
 mod mutants;
 mod native;
+mod packages;
 mod softhca;
 mod standin;
 mod suite;
@@ -65,10 +68,14 @@ enum Command {
     Bytes(bytes::Arguments),
     /// Mutation testing with cargo-mutants
     Mutants(mutants::Arguments),
+    /// Builds and tests with the oldest supported compiler, which is Debian 13's
+    Msrv,
     /// Runs the tests that need no system calls under Miri
     Miri,
     /// Runs the tests on the embedded device under a sanitizer
     Sanitize(checked::Arguments),
+    /// Runs tests built for aarch64, under QEMU
+    Aarch64(aarch64::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -92,8 +99,10 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::bench(&arguments),
         Command::Bytes(arguments) => bytes::bytes(&arguments),
         Command::Mutants(arguments) => mutants::mutants(&arguments),
+        Command::Msrv => msrv::msrv(),
         Command::Miri => checked::miri(),
         Command::Sanitize(arguments) => checked::sanitize(&arguments),
+        Command::Aarch64(arguments) => aarch64::aarch64(&arguments),
     };
     match result {
         Ok(code) => code,

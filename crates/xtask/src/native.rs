@@ -11,21 +11,24 @@ use rxe_tests::driver::programs::manifest;
 use crate::driver;
 
 /// What is built: packages, and the test programs that want a device.
-const PACKAGES: [&str; 4] = [
+const PACKAGES: [&str; 5] = [
     "ringverbs",
     "ringverbs-rdmacm",
     "ringverbs-cli",
-    "ringverbs-stream-examples",
+    "ringverbs-hyper",
+    "ringverbs-tonic",
 ];
 const DEVICE_TESTS: &[&str] = &[
     "completions",
     "device",
     "future",
+    "grpc",
+    "http",
     "lossy",
-    "programs",
     "scale",
     "soak",
     "streams",
+    "tokio_streams",
     "vanish",
 ];
 

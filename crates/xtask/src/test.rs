@@ -77,10 +77,6 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         lines.extend(host::all(false));
         lines.push(skipped("guest suites", "--no-guest"));
     } else {
-        let guests = || match arguments.host {
-            true => guests::on_host(arguments),
-            false => guests::all(arguments),
-        };
         let steps = || match arguments.guest_only {
             true => Vec::new(),
             false => {
@@ -90,10 +86,12 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
                 host::all(!arguments.serial)
             }
         };
-        let (host, outcome) = if arguments.serial || arguments.host {
-            (steps(), guests())
+        let (host, outcome) = if arguments.host {
+            (steps(), guests::on_host(arguments))
+        } else if arguments.serial {
+            (steps(), guests::Queue::new(arguments).run())
         } else {
-            beside(arguments, steps, guests)
+            beside(arguments, steps)
         };
         lines.extend(host);
         lines.extend(outcome.lines);
@@ -110,25 +108,23 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Runs the guests, which leave half a processor unused, and the other steps at
-/// the same time. The guests take longest, so what runs in them is built before
-/// anything else (`guests::build`), and they go first where both want a processor:
-/// their cases have time limits, while most of the rest is compiling (`host::all`).
-fn beside(
-    arguments: &Arguments,
-    steps: impl FnOnce() -> Vec<Line> + Send,
-    guests: impl FnOnce() -> Outcome + Send,
-) -> (Vec<Line>, Outcome) {
+/// the same time, and then two guests. The guests take longest, so what runs in them
+/// is built before anything else (`guests::build`), and they go first where both want
+/// a processor: their cases have time limits, while most of the rest is compiling
+/// (`host::all`).
+fn beside(arguments: &Arguments, steps: impl FnOnce() -> Vec<Line> + Send) -> (Vec<Line>, Outcome) {
+    let queue = guests::Queue::new(arguments);
     thread::scope(|scope| {
-        let guests = scope.spawn(guests);
+        let first = scope.spawn(|| queue.run());
         scope.spawn(|| guests::prepare(arguments));
-        let host = scope
-            .spawn(steps)
-            .join()
-            .unwrap_or_else(|_| vec![panicked("host steps")]);
-        let outcome = guests.join().unwrap_or_else(|_| Outcome {
-            lines: vec![panicked("guests")],
-            ..Outcome::default()
-        });
+        let host = scope.spawn(steps).join();
+        let host = host.unwrap_or_else(|_| vec![panicked("host steps")]);
+        let second = scope.spawn(|| queue.run());
+        let mut outcome = Outcome::default();
+        for runner in [first, second] {
+            let of_runner = runner.join();
+            outcome.extend(of_runner.unwrap_or_else(|_| Outcome::panicked("guests")));
+        }
         (host, outcome)
     })
 }

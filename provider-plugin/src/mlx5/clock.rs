@@ -27,7 +27,7 @@ pub unsafe extern "C" fn query_rt_values(
             let ticks = device.clock().ticks().ok_or(Errno::OPNOTSUPP)?;
             (*values).raw_clock = libc::timespec {
                 tv_sec: 0,
-                tv_nsec: ticks.cast_signed(),
+                tv_nsec: ticks as i64,
             };
             (*values).comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
         }

@@ -120,13 +120,13 @@ impl QpOps for Mlx5 {
         if let Some(cq) = send_cq {
             cq.attach(&made.work, Role::SEND)?;
         }
-        if let Some(cq) = recv_cq
-            && let Err(errno) = cq.attach(&made.work, Role::RECEIVE)
-        {
-            if let Some(cq) = send_cq {
-                cq.detach(&made.work);
+        if let Some(cq) = recv_cq {
+            if let Err(errno) = cq.attach(&made.work, Role::RECEIVE) {
+                if let Some(cq) = send_cq {
+                    cq.detach(&made.work);
+                }
+                return Err(errno);
             }
-            return Err(errno);
         }
         Ok(parts(made))
     }

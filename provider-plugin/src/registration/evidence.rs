@@ -2,12 +2,21 @@
 //!
 //! Three independent things tell: the private symbol version, functions that
 //! came with a certain release, and the version at the end of the file's name.
-//! They must agree, and what remains must be one layout.
+//! They must agree, and what remains must be one layout. For a file without a
+//! version in its name, the distribution's note in the file, the size of a
+//! structure, and the user ([`VARIABLE`]) tell in its place.
 
+use core::ops::RangeInclusive;
 use std::ffi::CString;
 
+use uverbs::environment;
+
 use super::objects::Library;
+use super::probe;
 use crate::layout::{LAYOUTS, Layout};
+
+/// Names the release of rdma-core where nothing else does.
+pub const VARIABLE: &str = "RINGVERBS_RDMA_CORE";
 
 /// A function whose presence tells the release.
 struct Marker {
@@ -98,6 +107,19 @@ pub struct Evidence {
     /// The `N` of `-rdmavN.so` at the end of our own name, where libibverbs
     /// has asked for that.
     pub own_suffix: Option<u32>,
+    /// What is looked for only if the file's name does not tell.
+    pub unnamed: Unnamed,
+}
+
+/// Evidence of a library whose file name has no version.
+#[derive(Clone, Debug, Default)]
+pub struct Unnamed {
+    /// The release in the distribution's note.
+    pub package: Option<u32>,
+    /// The value of [`VARIABLE`].
+    pub vouched: Option<String>,
+    /// Words that `ibv_qp_ex` has beyond those of release 34.
+    pub qp_added: Option<usize>,
 }
 
 impl Evidence {
@@ -112,12 +134,21 @@ impl Evidence {
             };
             library.symbol(&name, &version.ok()?)
         };
+        let file = library
+            .file()
+            .map_or(FileVersion::Absent, |f| file_version(&f));
         Evidence {
             pabis: library.pabis.clone(),
             markers: MARKERS.iter().map(|m| seen(m).is_some()).collect(),
-            file: library
-                .file()
-                .map_or(FileVersion::Absent, |f| file_version(&f)),
+            unnamed: match file {
+                FileVersion::Known(..) => Unnamed::default(),
+                _ => Unnamed {
+                    package: library.notes().find_map(probe::package_release),
+                    vouched: environment::text(VARIABLE),
+                    qp_added: probe::qp_added(library),
+                },
+            },
+            file,
             own_suffix,
         }
     }
@@ -184,25 +215,74 @@ pub fn decide(seen: &Evidence) -> Result<&'static Layout, String> {
             Layout::of_release(*release)
                 .ok_or_else(|| format!("rdma-core {release} is not one that ringverbs knows"))
         }
-        FileVersion::Strange(version) => Err(format!(
-            "its version {version} is not of a form that ringverbs knows"
+        FileVersion::Strange(version) if seen.unnamed.vouched.is_none() => Err(format!(
+            "its version {version} is not of a form that ringverbs knows; if it is \
+             rdma-core N, {VARIABLE}=N says so"
         )),
-        FileVersion::Absent => {
-            let mut fitting = of_pabi().filter(|l| l.first <= to && l.last >= from);
-            match (fitting.next(), fitting.next()) {
-                // A later release may share the newest private ABI and have
-                // another layout, as happened with 34 and 59.
-                (Some(layout), None) if layout.last < LAYOUTS[LAYOUTS.len() - 1].last => Ok(layout),
-                _ => Err(format!(
-                    "it can be rdma-core {from} to {to}{}, and its file name does not tell",
-                    if to == newest && newest == LAYOUTS[LAYOUTS.len() - 1].last {
-                        " or later"
-                    } else {
-                        ""
-                    }
-                )),
-            }
+        // A vendor's version: its note has another numbering.
+        FileVersion::Strange(_) => unnamed(of_pabi(), from..=to, None, &seen.unnamed),
+        FileVersion::Absent => unnamed(of_pabi(), from..=to, seen.unnamed.package, &seen.unnamed),
+    }
+}
+
+/// The layout of a library whose file name does not tell, by the releases that its
+/// symbols allow and what else is known of it.
+fn unnamed(
+    of_pabi: impl Iterator<Item = &'static Layout>,
+    possible: RangeInclusive<u32>,
+    package: Option<u32>,
+    seen: &Unnamed,
+) -> Result<&'static Layout, String> {
+    let (from, to) = (*possible.start(), *possible.end());
+    let vouched = match &seen.vouched {
+        None => None,
+        Some(text) => match text.trim().parse::<u32>() {
+            Ok(release) => Some(release),
+            Err(_) => return Err(format!("{VARIABLE}={text} is not a release of rdma-core")),
+        },
+    };
+    match (package, vouched) {
+        (Some(package), Some(vouched)) if package != vouched => {
+            return Err(format!(
+                "it is of a package of rdma-core {package}, and {VARIABLE} says {vouched}"
+            ));
         }
+        _ => {}
+    }
+    let fits = |layout: &Layout| seen.qp_added.is_none_or(|added| added == layout.qp_added());
+    if let Some(release) = package.or(vouched) {
+        let says = match package {
+            Some(_) => "its package",
+            None => VARIABLE,
+        };
+        return match Layout::of_release(release) {
+            None => Err(format!(
+                "{says} says rdma-core {release}, which is not one that ringverbs knows"
+            )),
+            Some(layout) if possible.contains(&release) && fits(layout) => Ok(layout),
+            Some(_) => Err(format!(
+                "{says} says rdma-core {release}, its symbols rdma-core {from} to {to}{}",
+                match seen.qp_added {
+                    Some(added) => format!(", its ibv_qp_ex {added} words more than that of 34"),
+                    None => String::new(),
+                }
+            )),
+        };
+    }
+    let newest = LAYOUTS[LAYOUTS.len() - 1].last;
+    let mut fitting = of_pabi.filter(|l| l.first <= to && l.last >= from && fits(l));
+    match (fitting.next(), fitting.next()) {
+        // A later release may share the newest private ABI and have another
+        // layout, as happened with 34 and 59.
+        (Some(layout), None) if layout.last < newest => Ok(layout),
+        (None, _) => Err(format!(
+            "its ibv_qp_ex is that of no rdma-core from {from} to {to}"
+        )),
+        _ => Err(format!(
+            "it can be rdma-core {from} to {to}{}, and its file name does not tell; \
+             if it is N of these, {VARIABLE}=N says so",
+            if to == newest { " or later" } else { "" }
+        )),
     }
 }
 

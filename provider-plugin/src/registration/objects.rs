@@ -18,6 +18,8 @@ pub struct Object {
     /// The name that the loader has for it; empty for the program itself.
     pub name: CString,
     segments: Vec<Range<usize>>,
+    /// Notes that are within readable segments.
+    notes: Vec<Range<usize>>,
 }
 
 impl Object {
@@ -43,16 +45,32 @@ pub fn loaded() -> Vec<Object> {
             // SAFETY: the loader's names are NUL-terminated.
             unsafe { CStr::from_ptr(info.dlpi_name) }.to_owned()
         };
-        let mut segments = Vec::new();
+        let (mut segments, mut readable, mut notes) = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..usize::from(info.dlpi_phnum) {
             // SAFETY: the loader says there are `dlpi_phnum` headers.
             let header = unsafe { &*info.dlpi_phdr.add(i) };
-            if header.p_type == libc::PT_LOAD {
-                let start = (info.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);
-                segments.push(start..start.saturating_add(header.p_memsz as usize));
+            let start = (info.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);
+            let range = start..start.saturating_add(header.p_memsz as usize);
+            match header.p_type {
+                libc::PT_LOAD => {
+                    if header.p_flags & libc::PF_R != 0 {
+                        readable.push(range.clone());
+                    }
+                    segments.push(range);
+                }
+                libc::PT_NOTE => notes.push(range),
+                _ => {}
             }
         }
-        out.push(Object { name, segments });
+        let within = |note: &Range<usize>| {
+            (readable.iter()).any(|it: &Range<usize>| it.start <= note.start && note.end <= it.end)
+        };
+        notes.retain(within);
+        out.push(Object {
+            name,
+            segments,
+            notes,
+        });
         0
     }
     let mut out: Vec<Object> = Vec::new();
@@ -177,6 +195,15 @@ impl<'a> Library<'a> {
         let address = self.handle.find_version(name, version)?;
         // The search goes on in the library's dependencies; those do not count.
         self.object.contains(address as usize).then_some(address)
+    }
+
+    /// The notes in the library's file.
+    pub fn notes(&self) -> impl Iterator<Item = &[u8]> {
+        self.object.notes.iter().map(|note| {
+            // SAFETY: within a readable segment of the library, which stays loaded
+            // as long as the handle.
+            unsafe { core::slice::from_raw_parts(note.start as *const u8, note.len()) }
+        })
     }
 
     /// The library's file: what the kernel has mapped, whatever link it was

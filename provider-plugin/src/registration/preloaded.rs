@@ -59,12 +59,12 @@ unsafe fn pass_on(pabi: u32, ops: *const verbs_device_ops) {
     let real = catch_unwind(|| {
         let objects = objects::loaded();
         let real = real(&objects, pabi, ops as usize)?;
-        if own(&objects).is_some()
-            && !has_raised_rights()
-            && let Some(object) = objects.iter().find(|o| o.contains(real as usize))
-            && let Some(library) = Library::open(object)
-        {
-            attempt(library, None);
+        if own(&objects).is_some() && !has_raised_rights() {
+            if let Some(object) = objects.iter().find(|o| o.contains(real as usize)) {
+                if let Some(library) = Library::open(object) {
+                    attempt(library, None);
+                }
+            }
         }
         Some(real)
     });

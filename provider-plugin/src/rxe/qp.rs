@@ -103,7 +103,7 @@ impl QpOps for Rxe {
     /// As the stock provider.
     fn accepts_atomic(remote_addr: u64, list: &[Sge]) -> bool {
         let length: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
-        remote_addr.is_multiple_of(8) && length >= 8
+        remote_addr % 8 == 0 && length >= 8
     }
 
     fn device_operations(qp_type: u32) -> u64 {

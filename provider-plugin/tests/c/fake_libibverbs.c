@@ -1,8 +1,9 @@
 /*
  * As much of libibverbs as a provider touches, laid out as in one release.
  *
- * Compiled with -DPABI=N -DRELEASE=N -DCONTEXT_OFFSET=bytes and a generated
- * "ops.h" that lists the operations in the order of that release.
+ * Compiled with -DPABI=N -DRELEASE=N -DCONTEXT_OFFSET=bytes
+ * -DCOMP_MASK_OFFSET=bytes and a generated "ops.h" that lists the operations in the
+ * order of that release; with -DPACKAGE="version" it has a distribution's note.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,6 +40,23 @@ static int set_ops_calls;
 static int live_contexts;
 
 bool verbs_allow_disassociate_destroy;
+
+#ifdef PACKAGE
+#define TEXT "{\"type\":\"deb\",\"name\":\"rdma-core\",\"version\":\"" PACKAGE "\"}"
+__attribute__((section(".note.package"), used, aligned(4))) static const struct {
+	uint32_t name_size, size, type;
+	char name[4];
+	char text[(sizeof(TEXT) + 3) / 4 * 4];
+} note = { 4, sizeof(note.text), 0xcafe1a7e, "FDO", TEXT };
+#endif
+
+void *ibv_qp_to_qp_ex(void *qp)
+{
+	uint32_t comp_mask;
+
+	memcpy(&comp_mask, (char *)qp + COMP_MASK_OFFSET, sizeof(comp_mask));
+	return comp_mask & 2 ? qp : NULL; /* VERBS_QP_EX */
+}
 
 void CAT(verbs_register_driver_, PABI)(const void *driver)
 {

@@ -14,6 +14,7 @@ struct Sample {
     releases: Vec<u32>,
     ops: Vec<&'static str>,
     context_offset: usize,
+    comp_mask_offset: usize,
 }
 
 fn samples() -> Vec<Sample> {
@@ -29,12 +30,16 @@ fn samples() -> Vec<Sample> {
                     releases: releases.map(|r| r.parse().unwrap()).collect(),
                     ops: Vec::new(),
                     context_offset: 0,
+                    comp_mask_offset: 0,
                 });
             }
             ("struct", _) => current = words[1],
             (_, "verbs_context_ops") => out.last_mut().unwrap().ops.push(words[2]),
             (offset, "verbs_context") if words[2] == "context" => {
                 out.last_mut().unwrap().context_offset = offset.parse().unwrap();
+            }
+            (offset, "verbs_qp") if words[2] == "comp_mask" => {
+                out.last_mut().unwrap().comp_mask_offset = offset.parse().unwrap();
             }
             _ => {}
         }
@@ -61,6 +66,8 @@ pub struct Fake {
     pub ops_of: u32,
     /// Release whose verbs_context it really has.
     pub context_of: u32,
+    /// Version of the package that its note names; no note if none.
+    pub package: Option<&'static str>,
 }
 
 fn minor(release: u32) -> u32 {
@@ -83,6 +90,7 @@ impl Fake {
             name: None,
             ops_of: release,
             context_of: release,
+            package: None,
         }
     }
 
@@ -104,7 +112,10 @@ impl Fake {
             (64, "1.17", "ibv_alloc_buf"),
             (65, "1.18", "ibv_create_comp_cntr"),
         ];
-        let mut map = String::from("IBVERBS_1.0 { global: fake_*; local: *; };\n");
+        let mut map = String::from(
+            "IBVERBS_1.0 { global: fake_*; local: *; };\n\
+             IBVERBS_1.6 { global: ibv_qp_to_qp_ex; };\n",
+        );
         for (_, version, name) in public.iter().filter(|m| m.0 <= self.release) {
             writeln!(map, "IBVERBS_{version} {{ global: {name}; }};").unwrap();
         }
@@ -128,7 +139,16 @@ impl Fake {
 
         let own_name = format!("libibverbs.so.1.{}.{}.0", minor(self.release), self.release);
         let library = dir.join(self.name.as_ref().unwrap_or(&own_name));
+        let package = match self.package {
+            Some(version) => format!("-DPACKAGE=\"{version}\""),
+            None => "-UPACKAGE".to_owned(),
+        };
         cc(&[
+            &package,
+            &format!(
+                "-DCOMP_MASK_OFFSET={}",
+                sample_of(self.release).comp_mask_offset
+            ),
             "-shared",
             "-fPIC",
             "-O1",

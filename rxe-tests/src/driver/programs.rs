@@ -17,7 +17,8 @@ pub const NATIVE: &str = "native";
 /// `name | program and arguments | providers | limit in seconds`, and where
 /// another attempt is to be had ` | retry: the reason` (what depends on timing
 /// only; never what looks for a race). What does not run on every device says
-/// so: ` | needs: rxe`, ` | needs: address`.
+/// so: ` | needs: rxe`, ` | needs: address`. ` | long: the reason` leaves a case out
+/// of the short list.
 ///
 /// Providers are
 /// - `both`;
@@ -45,17 +46,19 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     let [name, command, providers, limit, ref more @ ..] = fields[..] else {
         bail!("expected four fields, found {}", fields.len());
     };
-    let (mut attempts, mut needs) = (1, None);
+    let (mut attempts, mut needs, mut short) = (1, None, true);
     for field in more {
         match field
             .split_once(':')
             .map(|(key, value)| (key, value.trim()))
         {
             Some(("retry", why)) if !why.is_empty() => attempts = ATTEMPTS,
+            Some(("long", why)) if !why.is_empty() => short = false,
             Some(("needs", "rxe")) => needs = Some(Need::Rxe),
             Some(("needs", "address")) => needs = Some(Need::Address),
             _ => bail!(
-                "further fields are `retry: a reason`, `needs: rxe` or `needs: address`, not `{field}`"
+                "further fields are `retry: a reason`, `long: a reason`, `needs: rxe` or \
+                 `needs: address`, not `{field}`"
             ),
         }
     }
@@ -82,7 +85,8 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
         _ => bail!("unknown providers `{providers}`"),
     };
     let group = if native.is_some() { NATIVE } else { GROUP };
-    let mut case = Case::new(group, name, Shape::Single(command.to_owned())).short();
+    let mut case = Case::new(group, name, Shape::Single(command.to_owned()));
+    case.short = short;
     case.limit = Duration::from_secs(limit.parse().context("the limit is not a number")?);
     case.attempts = attempts;
     case.stock = stock;
@@ -128,6 +132,8 @@ mod tests {
         assert_eq!((native[0].group, old[0].native), (NATIVE, None));
         let again = manifest("a | b | both | 3 | retry: datagrams\n", "44").unwrap();
         assert_eq!((again[0].attempts, old[0].attempts), (ATTEMPTS, 1));
+        let long = manifest("a | b | both | 3 | long: interpreted\n", "44").unwrap();
+        assert_eq!((long[0].short, old[0].short), (false, true));
         let needs = "a | b | native | 3 | needs: rxe\n\
                      a | b | native | 3 | retry: slow | needs: address\n";
         let needs = manifest(needs, "44").unwrap();
@@ -147,6 +153,7 @@ mod tests {
             "a | b | both | soon",
             "a | b | both | 3 | retry:",
             "a | b | both | 3 | often",
+            "a | b | both | 3 | long:",
             "a | b | both | 3 | needs: luck",
             "a | b | both | 3 | retry: slow | often",
         ] {

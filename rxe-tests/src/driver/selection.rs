@@ -52,6 +52,7 @@ pub fn run(runner: &Runner, probe: &str, installers: &Installers) -> Result<()> 
     try_one(runner, name, probe, &stem, |c| {
         c.env("RDMAV_DRIVERS", &plugin.path);
     })?;
+    plain_file(runner, probe, &plugin.path, &stem)?;
     if let Some(xtask) = &installers.xtask {
         let dist = plugin.path.parent().context("the plugin has no folder")?;
         let install = |last: &[&Path]| {
@@ -73,6 +74,46 @@ pub fn run(runner: &Runner, probe: &str, installers: &Installers) -> Result<()> 
         report(runner, "dpkg", Outcome::Skip, why.into(), Instant::now())?;
     }
     Ok(())
+}
+
+/// The newest private ABI that the plugin knows: a later release may share it.
+const NEWEST: u32 = 65;
+
+/// With libibverbs as a plain file, whose name tells no version.
+fn plain_file(runner: &Runner, probe: &str, plugin: &Path, stem: &str) -> Result<()> {
+    const LIBRARY: &str = "libibverbs.so.1";
+    let folder = providers_folder()?;
+    let folder = folder.parent().context("the providers' folder has none")?;
+    let file = fs::canonicalize(folder.join(LIBRARY))?;
+    let version = file.to_string_lossy().rsplit('/').next().map(|name| {
+        let mut parts = name.split('.').skip(4);
+        parts.next().unwrap_or_default().to_owned()
+    });
+    let version = version.unwrap_or_default();
+    let release: u32 =
+        (version.parse()).with_context(|| format!("{} names no release", file.display()))?;
+    let plain = runner.scratch.join("plain");
+    fs::create_dir_all(&plain)?;
+    fs::copy(&file, plain.join(LIBRARY))?;
+    let arrange = |command: &mut Command| {
+        command.env("LD_LIBRARY_PATH", &plain);
+        command.env("RDMAV_DRIVERS", plugin);
+    };
+    let expect = if release < NEWEST { stem } else { "librxe" };
+    try_one(runner, "libibverbs as a plain file", probe, expect, arrange)?;
+    let name = "libibverbs as a plain file, its release named by the user";
+    try_one(runner, name, probe, stem, |command| {
+        arrange(command);
+        command.env("RINGVERBS_RDMA_CORE", &version);
+    })?;
+    let name = "libibverbs as a plain file, named a wrong release by the user";
+    try_one(runner, name, probe, "librxe", |command| {
+        arrange(command);
+        command.env(
+            "RINGVERBS_RDMA_CORE",
+            if release == 44 { "45" } else { "44" },
+        );
+    })
 }
 
 /// Installs ours, which must be served then, and removes it, after which stock

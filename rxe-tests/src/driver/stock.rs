@@ -27,11 +27,11 @@ impl Verdicts {
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut verdicts = BTreeMap::new();
         for line in text.lines() {
-            if let Record::Case(mut case) = Record::parse(line)?
-                && lasts(&case)
-            {
-                case.cached = true;
-                verdicts.insert((case.group.clone(), case.name.clone()), case);
+            if let Record::Case(mut case) = Record::parse(line)? {
+                if lasts(&case) {
+                    case.cached = true;
+                    verdicts.insert((case.group.clone(), case.name.clone()), case);
+                }
             }
         }
         Ok(Verdicts(verdicts))

@@ -3,6 +3,7 @@
 
 pub mod bare;
 pub mod compile;
+pub mod compiler;
 mod cpio;
 pub mod host;
 mod initramfs;
@@ -13,6 +14,7 @@ pub mod suite;
 pub mod tree;
 pub mod vm;
 
+pub use compiler::Compiler;
 pub use qemu::Qemu;
 pub use suite::Suite;
 pub use tree::Image;

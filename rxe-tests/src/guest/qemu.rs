@@ -11,10 +11,11 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use nix::fcntl::Flock;
 
 use super::host;
 use super::suite::Suite;
-use super::tree::{Builder, lock_within, remove_partial};
+use super::tree::{Builder, lock_shared, lock_within, remove_partial};
 
 /// The release that has it. It moves, so the tree is named for the recipe and
 /// kept until that changes: a newer QEMU is no better for the purpose.
@@ -32,7 +33,7 @@ const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 #[derive(Debug)]
 pub struct Qemu {
     tree: PathBuf,
-    _in_use: File,
+    _in_use: Flock<File>,
 }
 
 impl Qemu {
@@ -47,7 +48,7 @@ impl Qemu {
             return Ok(qemu);
         }
         let guard = File::create(cache.join("qemu.building"))?;
-        lock_within(&guard, std::time::Duration::from_secs(1800))
+        let _guard = lock_within(guard, std::time::Duration::from_secs(1800))
             .context("another process is making the tree of QEMU and does not end")?;
         if let Some(qemu) = Qemu::open(&dir)? {
             return Ok(qemu);
@@ -84,10 +85,9 @@ impl Qemu {
         let Ok(mark) = File::open(dir.join("complete")) else {
             return Ok(None);
         };
-        mark.lock_shared()?;
         Ok(Some(Qemu {
             tree: dir.join("tree"),
-            _in_use: mark,
+            _in_use: lock_shared(mark)?,
         }))
     }
 

@@ -13,6 +13,8 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 
 use super::progress::step;
 use super::suite::{KERNEL, PACKAGES, Suite};
@@ -41,7 +43,7 @@ pub struct Image {
     pub suite: Suite,
     /// The folder with all of it.
     pub dir: PathBuf,
-    _in_use: File,
+    _in_use: Flock<File>,
 }
 
 impl Image {
@@ -90,7 +92,7 @@ pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
     }
     // One builder per suite; the others wait and then find it made.
     let guard = File::create(cache.join(format!("{suite}.building")))?;
-    lock_within(&guard, Duration::from_secs(1800)).with_context(|| {
+    let _guard = lock_within(guard, Duration::from_secs(1800)).with_context(|| {
         format!("another process is making the guest of {suite} and does not end")
     })?;
     if let Some(image) = open(suite, &dir)? {
@@ -141,7 +143,7 @@ fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
     if (suite.moves() && age > MOVING_AGE) || (lacks_tests && age > LACKING_AGE) {
         return Ok(None);
     }
-    mark.lock_shared()?;
+    let mark = lock_shared(mark)?;
     // Says when it was last used; a reader who may not write goes without.
     let _ = fs::write(dir.join("used"), "");
     Ok(Some(Image {
@@ -173,15 +175,20 @@ pub(super) fn fnv<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> u64 {
     hash
 }
 
+/// Takes a shared lock; waits for whoever holds an exclusive one.
+pub(super) fn lock_shared(file: File) -> Result<Flock<File>> {
+    Flock::lock(file, FlockArg::LockShared).map_err(|(_, errno)| errno.into())
+}
+
 /// Takes an exclusive lock, waiting no longer than `limit`.
-pub(super) fn lock_within(file: &File, limit: Duration) -> Result<()> {
+pub(super) fn lock_within(mut file: File, limit: Duration) -> Result<Flock<File>> {
     let began = Instant::now();
     let mut said = false;
     loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(fs::TryLockError::WouldBlock) => {}
-            Err(fs::TryLockError::Error(error)) => return Err(error.into()),
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Ok(locked),
+            Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
+            Err((_, errno)) => return Err(errno.into()),
         }
         ensure!(began.elapsed() < limit, "waited for {} s", limit.as_secs());
         if !said {
@@ -226,11 +233,13 @@ fn prune(cache: &Path, suite: Suite, keep: &str) {
             continue;
         }
         // A user holds a shared lock on the mark.
-        if let Ok(mark) = File::open(entry.path().join("complete"))
-            && mark.try_lock().is_ok()
-            && let Err(error) = fs::remove_dir_all(entry.path())
-        {
-            eprintln!("cannot remove {}: {error}", entry.path().display());
+        if let Ok(mark) = File::open(entry.path().join("complete")) {
+            let mark = Flock::lock(mark, FlockArg::LockExclusiveNonblock);
+            if mark.is_ok() {
+                if let Err(error) = fs::remove_dir_all(entry.path()) {
+                    eprintln!("cannot remove {}: {error}", entry.path().display());
+                }
+            }
         }
     }
 }

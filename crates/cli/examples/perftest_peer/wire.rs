@@ -66,7 +66,7 @@ impl Destination {
     }
 
     fn parse(message: &[u8; KEYS]) -> io::Result<Self> {
-        let text = str::from_utf8(message).map_err(|_| malformed("the keys are not text"))?;
+        let text = std::str::from_utf8(message).map_err(|_| malformed("the keys are not text"))?;
         let mut numbers = text.split(':').map(|part| u64::from_str_radix(part, 16));
         let mut next = move |most: u64| match numbers.next() {
             Some(Ok(number)) if number <= most => Ok(number),
@@ -208,7 +208,7 @@ mod tests {
     fn keys_are_written_as_perftest_reads_them() {
         let text = there().to_text();
         assert_eq!(
-            str::from_utf8(&text).unwrap(),
+            std::str::from_utf8(&text).unwrap(),
             "0000:0010:000011:abcdef:00001234:00007f0000001000:\
              00:00:00:00:00:00:00:00:00:00:ff:ff:c0:00:02:01:00000000:\0"
         );

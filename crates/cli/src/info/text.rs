@@ -236,8 +236,11 @@ fn abilities(page: &mut Page<'_>, attr: &Attributes) -> io::Result<()> {
         )?;
     }
     if attr.max_dm_size != 0 {
-        let size = format_args!("{}Bytes", attr.max_dm_size);
-        page.pair(2, "maximum available device memory", size)?;
+        page.pair(
+            2,
+            "maximum available device memory",
+            format_args!("{}Bytes", attr.max_dm_size),
+        )?;
     }
     page.pair(2, "num_comp_vectors", attr.num_comp_vectors)
 }

@@ -165,11 +165,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         }
         None => both(args, context)?,
     };
-    if let Some(file) = &args.plot
-        && !report.rows.is_empty()
-    {
-        let title = format!("{} on {}", report.operation.name(), report.device);
-        plot::draw(file, &title, &report.rows).map_err(PerfError::Plot)?;
+    if let Some(file) = &args.plot {
+        if !report.rows.is_empty() {
+            let title = format!("{} on {}", report.operation.name(), report.device);
+            plot::draw(file, &title, &report.rows).map_err(PerfError::Plot)?;
+        }
     }
     if args.json {
         out::json(&report)?;
@@ -321,7 +321,7 @@ fn measure(
         let mut count = 0u64;
         let mut tick = || {
             count += 1;
-            if count.is_multiple_of(64) {
+            if count % 64 == 0 {
                 bar.inc(64);
             }
         };

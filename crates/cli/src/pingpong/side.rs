@@ -322,10 +322,10 @@ impl Side {
             connection.outgoing = Some(buffer);
         }
         // A message may arrive before the last send has completed.
-        if connection.outgoing.is_some()
-            && let Some(received) = connection.received.take()
-        {
-            self.answer(role, at, received)?;
+        if connection.outgoing.is_some() {
+            if let Some(received) = connection.received.take() {
+                self.answer(role, at, received)?;
+            }
         }
         let more = progress.sent < progress.iterations;
         match self.connections.get_mut(at) {

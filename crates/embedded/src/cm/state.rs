@@ -534,7 +534,7 @@ impl State {
         if command.event != EventKind::USER.0 && command.event != EventKind::INTERNAL.0 {
             return refuse(libc::EINVAL);
         }
-        let (what, status) = (EventKind(command.event), command.status.cast_signed());
+        let (what, status) = (EventKind(command.event), command.status as i32);
         self.queue_event(command.id, what, status, command.arg.as_bytes());
         Ok(())
     }
@@ -616,7 +616,7 @@ pub(super) fn event(
         uid,
         id,
         event: what.0,
-        status: status.cast_unsigned(),
+        status: status as u32,
         ..Default::default()
     });
     for (to, from) in event.param.iter_mut().zip(param) {

@@ -159,10 +159,10 @@ impl State {
                 0
             }
         };
-        if let Some(channel) = self.channels.get(&id.channel)
-            && channel.watch(&caller, Ready::Caller(number, place)).is_ok()
-        {
-            id.callers[place] = Some(caller);
+        if let Some(channel) = self.channels.get(&id.channel) {
+            if channel.watch(&caller, Ready::Caller(number, place)).is_ok() {
+                id.callers[place] = Some(caller);
+            }
         }
         true
     }

@@ -493,13 +493,13 @@ proptest! {
                 let copied = sge(source.as_ptr().expose_provenance() as u64, length, lkey);
                 let halves = [sge(copied.addr, length / 2, lkey),
                     sge(copied.addr + u64::from(length / 2), length - length / 2, lkey)];
-                let gathered = [sge(addr, length, lkey)];
+                let (whole, gathered) = ([copied], [sge(addr, length, lkey)]);
                 let wr = SendWr {
                     imm_or_key: imm,
                     remote: RemoteMemory { addr: remote, rkey },
                     operands: Operands::Atomic { compare_add: remote ^ addr, swap: addr },
                     data: match kind {
-                        0 => Data::Inline(&[copied]),
+                        0 => Data::Inline(&whole),
                         1 => Data::Inline(&halves),
                         _ => Data::Sges(&gathered),
                     },

@@ -80,10 +80,11 @@ impl AsyncListener {
     }
 
     /// Listens for requests for reliable connections; see [`Listener::bind`].
+    /// Commands to the kernel, which do not wait.
     ///
     /// # Errors
     /// As [`Listener::bind`].
-    pub fn bind(address: SocketAddr) -> Result<Self> {
+    pub async fn bind(address: SocketAddr) -> Result<Self> {
         Self::new(Listener::bind(address)?)
     }
 

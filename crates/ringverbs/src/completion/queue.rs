@@ -4,16 +4,15 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ring::{Epoch, Hint, Span};
 use uverbs::{Cq, CqInit};
 
 use crate::channel::CompletionChannel;
-use crate::completion::wait::{deadline, is_over};
 use crate::completion::{Completion, CompletionQueueRef};
 use crate::context::Ctx;
-use crate::device::{self, DeviceCompletions, Engine, Entry};
+use crate::device::{self, Deadline, DeviceCompletions, Engine, Entry};
 use crate::inflight::{OrderedTable, Posted, Reaper, Registry, Retired, Unmatched, WorkId};
 use crate::{CloseError, Context, Error, Result};
 
@@ -405,10 +404,11 @@ impl CompletionQueue {
     /// # Errors
     /// As [`CompletionQueue::poll_until_one`].
     pub fn poll_for(&mut self, timeout: Duration) -> Result<Option<Completion>> {
-        self.spin(deadline(Some(timeout)))
+        let deadline = self.engine.deadline(timeout);
+        self.spin(deadline.as_ref())
     }
 
-    fn spin(&mut self, deadline: Option<Instant>) -> Result<Option<Completion>> {
+    fn spin(&mut self, deadline: Option<&Deadline>) -> Result<Option<Completion>> {
         // An empty poll of an embedded device may sleep.
         let polls_to_clock = if self.engine.is_embedded() {
             1
@@ -423,19 +423,19 @@ impl CompletionQueue {
                     }
                     std::hint::spin_loop();
                 }
-                if is_over(deadline) {
+                if deadline.is_some_and(Deadline::is_over) {
                     return Ok(None);
                 }
             }
             // A query that the driver does not answer itself: see
             // `Context::is_removed`.
-            if let Err(error) = self.shared.context.uverbs().query_gid_entry(1, 0)
-                && error.is_device_gone()
-            {
-                // The device may have flushed everything when it was removed.
-                return self
-                    .poll_one()?
-                    .map_or(Err(error.into()), |last| Ok(Some(last)));
+            if let Err(error) = self.shared.context.uverbs().query_gid_entry(1, 0) {
+                if error.is_device_gone() {
+                    // The device may have flushed everything when it was removed.
+                    return self
+                        .poll_one()?
+                        .map_or(Err(error.into()), |last| Ok(Some(last)));
+                }
             }
         }
     }

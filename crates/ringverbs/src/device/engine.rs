@@ -1,6 +1,27 @@
 //! The engine of an embedded device, which threads of this process run.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::time::{Duration, Instant};
+
 use crate::Context;
+
+/// The end of a wait.
+pub(crate) enum Deadline {
+    Real(Instant),
+    #[cfg(feature = "embedded")]
+    Simulated(embedded::Limit),
+}
+
+impl Deadline {
+    pub fn is_over(&self) -> bool {
+        match self {
+            Self::Real(at) => *at <= Instant::now(),
+            #[cfg(feature = "embedded")]
+            Self::Simulated(limit) => limit.is_over(),
+        }
+    }
+}
 
 /// A device's engine; for a device outside the process there is nothing to do.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +42,25 @@ impl Engine {
         }
     }
 
+    /// Returns the end of a timeout; `None`, unlimited, if it is beyond the range of
+    /// the clock. In simulated time it is one of that.
+    pub fn deadline(&self, timeout: Duration) -> Option<Deadline> {
+        #[cfg(feature = "embedded")]
+        if let Some(limit) = (self.embedded.as_ref()).and_then(|embedded| embedded.limit(timeout)) {
+            return Some(Deadline::Simulated(limit));
+        }
+        Instant::now().checked_add(timeout).map(Deadline::Real)
+    }
+
+    /// Returns a random number, which the seed determines if time is simulated.
+    pub fn random(&self) -> u64 {
+        #[cfg(feature = "embedded")]
+        if let Some(number) = self.embedded.as_ref().and_then(embedded::Embedded::random) {
+            return number;
+        }
+        RandomState::new().build_hasher().finish()
+    }
+
     /// Returns whether the device is an embedded one.
     #[inline]
     pub fn is_embedded(&self) -> bool {
@@ -35,8 +75,7 @@ impl Engine {
     pub fn rung(&self) {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
-            std::hint::cold_path();
-            embedded.rung();
+            rung(embedded);
         }
     }
 
@@ -55,7 +94,7 @@ impl Engine {
     pub fn polled(&self, count: usize) {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
-            std::hint::cold_path();
+            ring::cold_path();
             match count {
                 0 => embedded.idle(),
                 _ => embedded.found(),
@@ -64,4 +103,12 @@ impl Engine {
         #[cfg(not(feature = "embedded"))]
         let _ = count;
     }
+}
+
+/// Out of line, so that posting to other devices saves no registers for it.
+#[cfg(feature = "embedded")]
+#[cold]
+#[inline(never)]
+fn rung(embedded: &embedded::Embedded) {
+    embedded.rung();
 }

@@ -33,7 +33,7 @@ use crate::error::Result;
 use crate::operation::Operation;
 
 pub(crate) use completion::{DeviceCompletions, Entry};
-pub(crate) use engine::Engine;
+pub(crate) use engine::{Deadline, Engine};
 pub(crate) use recv::{RecvQueue, SharedRecvQueue};
 pub(crate) use send::{Address, SendQueue, inline_piece};
 pub(crate) use uverbs::{Data as SendData, Sge, WorkCompletion};

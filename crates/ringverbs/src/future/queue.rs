@@ -310,10 +310,10 @@ impl State {
             |entry, retired| {
                 let completion = Completion::new(entry, retired);
                 // The number excludes queue pairs of others, with their own tokens.
-                if let Some(shared) = find(completion.token)
-                    && shared.qp_num == completion.qp_num
-                {
-                    shared.completed(completion, &mut wakes.borrow_mut());
+                if let Some(shared) = find(completion.token) {
+                    if shared.qp_num == completion.qp_num {
+                        shared.completed(completion, &mut wakes.borrow_mut());
+                    }
                 }
             },
             |posted| {

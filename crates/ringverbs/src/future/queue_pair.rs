@@ -64,10 +64,10 @@ struct Poster {
 }
 
 /// A work request that was not posted.
-pub(super) enum NotPosted<D> {
+pub(super) enum NotPosted<D: Data> {
     /// The send queue is full.
     Full(WorkRequest<D>),
-    Refused(OperationError<D>),
+    Refused(OperationError<D::Returned>),
 }
 
 /// Returns a value that differs from that of every other running thread, and is
@@ -125,7 +125,7 @@ impl Shared {
         let slot = match begun {
             Ok(slot) => slot,
             Err(end) => {
-                let refused = OperationError::new(end, Some(request.into_data()));
+                let refused = OperationError::new(end, Some(request.into_data().returned()));
                 return Err(NotPosted::Refused(refused));
             }
         };
@@ -142,10 +142,12 @@ impl Shared {
             |cause: Cause, data| Err(NotPosted::Refused(OperationError::new(cause, data)));
         let mut poster = match self.enter() {
             Ok(poster) => poster,
-            Err(error) => return refused(Cause::Refused(error), Some(request.into_data())),
+            Err(error) => {
+                return refused(Cause::Refused(error), Some(request.into_data().returned()));
+            }
         };
         let Some(qp) = &mut poster.qp else {
-            return refused(Cause::Closed, Some(request.into_data()));
+            return refused(Cause::Closed, Some(request.into_data().returned()));
         };
         if !qp.has_room() {
             return Err(NotPosted::Full(request));
@@ -439,14 +441,17 @@ impl AsyncQueuePair {
     /// # Errors
     /// Returns the memory, as [`QueuePair::post`]; with [`Error::QueueFull`] there
     /// is [`room`](Self::room) to wait for.
-    pub fn post_unsignaled<D: Data>(&self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+    pub fn post_unsignaled<D: Data>(
+        &self,
+        request: WorkRequest<D>,
+    ) -> Result<(), PostError<D::Returned>> {
         let request = request
             .unsignaled()
             .token(token(self.shared.place, NO_SLOT));
         let refused = |error, request: WorkRequest<D>| {
             Err(PostError {
                 error,
-                data: Some(request.into_data()),
+                data: Some(request.into_data().returned()),
                 token: 0,
             })
         };
@@ -756,7 +761,7 @@ impl AsyncBatch<'_, '_> {
     pub fn post_unsignaled<D: Data>(
         &mut self,
         request: WorkRequest<D>,
-    ) -> Result<(), PostError<D>> {
+    ) -> Result<(), PostError<D::Returned>> {
         let token = token(self.shared.place, NO_SLOT);
         self.batch.post(request.unsignaled().token(token))
     }

@@ -413,10 +413,10 @@ impl Slots {
     /// Wakes every task: what they wait for has to be looked for in another way.
     pub fn wake_all(&mut self, wakes: &mut Wakes) {
         for slot in &mut self.slots {
-            if let Slot::Waiting(waker) = slot
-                && let Some(waker) = waker.take()
-            {
-                wakes.push(waker);
+            if let Slot::Waiting(waker) = slot {
+                if let Some(waker) = waker.take() {
+                    wakes.push(waker);
+                }
             }
         }
         for claim in &mut self.claims {

@@ -112,10 +112,10 @@ pub async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
         if let Poll::Ready(Err(error)) = exchange.poll_write(stream, task) {
             return Poll::Ready(Err(error.into()));
         }
-        if exchange.peer.is_none()
-            && let Poll::Ready(Err(error)) = exchange.poll_read(stream, task)
-        {
-            return Poll::Ready(Err(error));
+        if exchange.peer.is_none() {
+            if let Poll::Ready(Err(error)) = exchange.poll_read(stream, task) {
+                return Poll::Ready(Err(error));
+            }
         }
         match exchange.peer.take_if(|_| exchange.flushed) {
             Some(peer) => Poll::Ready(Ok(peer)),

@@ -13,7 +13,7 @@ fn endpoint(number: u32) -> Endpoint {
     }
 }
 
-fn hello(endpoints: &[u32], regions: &[(u64, u32, u64)], data: Vec<u8>) -> Hello {
+fn hello(endpoints: &[u32], regions: &[(u64, u32, usize)], data: Vec<u8>) -> Hello {
     let region = |&(addr, rkey, len)| RemoteMemory::new(RemoteAddr::new(addr, rkey), len);
     Hello {
         endpoints: endpoints.iter().copied().map(endpoint).collect(),
@@ -82,7 +82,7 @@ proptest! {
     #[test]
     fn messages_are_read_as_they_were_written(
         endpoints in vec(any::<u32>(), 0..5),
-        regions in vec(any::<(u64, u32, u64)>(), 0..5),
+        regions in vec(any::<(u64, u32, usize)>(), 0..5),
         data in vec(any::<u8>(), 0..100),
     ) {
         let hello = hello(&endpoints, &regions, data);

@@ -147,10 +147,10 @@ impl Reaper {
         queues.take_freed(&mut self.freed);
         // The lock is not held: drops may take other locks.
         for FreedSlot { index, now } in self.freed.drain(..) {
-            if let Some(slot) = self.queues.get_mut(index as usize)
-                && slot.as_ref().is_some_and(|table| Some(table.id()) != now)
-            {
-                *slot = None;
+            if let Some(slot) = self.queues.get_mut(index as usize) {
+                if slot.as_ref().is_some_and(|table| Some(table.id()) != now) {
+                    *slot = None;
+                }
             }
         }
     }

@@ -215,10 +215,10 @@ impl Drop for PoolBuffer {
         let Some(mut slot) = self.slot.take() else {
             return;
         };
-        if let Some(pool) = slot.pool.take()
-            && let Some(class) = pool.classes.get(slot.class)
-        {
-            class.free().push(slot);
+        if let Some(pool) = slot.pool.take() {
+            if let Some(class) = pool.classes.get(slot.class) {
+                class.free().push(slot);
+            }
         }
     }
 }

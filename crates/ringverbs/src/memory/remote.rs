@@ -165,7 +165,7 @@ impl RemoteRegion {
     }
 
     fn word(&self, offset: usize) -> Result<NonNull<u64>> {
-        if !offset.is_multiple_of(8) {
+        if offset % 8 != 0 {
             return Err(Error::Invalid {
                 what: "an atomic access must be at a multiple of 8",
             });

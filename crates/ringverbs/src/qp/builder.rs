@@ -1,7 +1,5 @@
 //! Creating queue pairs.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
@@ -140,12 +138,12 @@ impl QueuePairBuilder {
                 what: "completion queue",
             });
         }
-        if let Some(srq) = &self.srq
-            && !context.is_same(srq.domain().context())
-        {
-            return Err(Error::WrongDomain {
-                what: "shared receive queue",
-            });
+        if let Some(srq) = &self.srq {
+            if !context.is_same(srq.domain().context()) {
+                return Err(Error::WrongDomain {
+                    what: "shared receive queue",
+                });
+            }
         }
         let send_cq = self.send_cq.live_shared()?;
         let recv_cq = self.recv_cq.live_shared()?;
@@ -197,6 +195,8 @@ impl QueuePairBuilder {
         if !self.windows {
             operations &= !CHANGES_OF_KEYS;
         }
+        // Stray packets of an earlier connection are unlikely to match.
+        let psn = device::Engine::of(self.domain.context()).random() as u32 & 0x00ff_ffff;
         let inner = Arc::new(Inner {
             object: ManuallyDrop::new(made.object),
             membership: made.membership,
@@ -213,7 +213,7 @@ impl QueuePairBuilder {
             state: Hint::new(State::RESET.0.into()),
             destroyed: Hint::new(0),
             id,
-            psn: random_psn(),
+            psn,
         });
         let send = SendHalf {
             queue: ManuallyDrop::new(made.send),
@@ -278,10 +278,4 @@ impl QueuePairBuilder {
                 allowed: allowed.into(),
             })
     }
-}
-
-/// Returns a random initial packet sequence number, 24 bits, which stray packets
-/// of an earlier connection are unlikely to match.
-fn random_psn() -> u32 {
-    RandomState::new().build_hasher().finish() as u32 & 0x00ff_ffff
 }

@@ -38,10 +38,10 @@ impl QueuePair {
         mut others: impl FnMut(Completion),
     ) -> Result<Drained, CloseError<Self>> {
         let deadline = deadline(Some(timeout));
-        if let Err(error) = self.set_error()
-            && !error.is_device_gone()
-        {
-            return Err(CloseError::new(self, error));
+        if let Err(error) = self.set_error() {
+            if !error.is_device_gone() {
+                return Err(CloseError::new(self, error));
+            }
         }
         let qp_num = self.qp_num();
         let mut completions = Vec::new();

@@ -109,7 +109,7 @@ impl SendHalf {
     /// # Errors
     /// As [`SendHalf::post`].
     #[inline]
-    pub fn send<D: Source>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+    pub fn send<D: Source>(&mut self, data: D, token: u64) -> Result<(), PostError<D::Returned>> {
         self.post(WorkRequest::send(data).token(token))
     }
 
@@ -123,7 +123,7 @@ impl SendHalf {
         data: D,
         to: RemoteAddr,
         token: u64,
-    ) -> Result<(), PostError<D>> {
+    ) -> Result<(), PostError<D::Returned>> {
         self.post(WorkRequest::write(data, to).token(token))
     }
 

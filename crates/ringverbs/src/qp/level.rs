@@ -108,13 +108,13 @@ impl SendHalf {
         to: RemoteAddr,
         level: CompletionLevel,
         token: u64,
-    ) -> Result<(), PostError<D>> {
+    ) -> Result<(), PostError<D::Returned>> {
         let (means, scratch) = match self.prepare(Operation::Write, level) {
             Ok(ready) => ready,
             Err(error) => {
                 return Err(PostError {
                     error,
-                    data: Some(data),
+                    data: Some(data.returned()),
                     token,
                 });
             }
@@ -223,7 +223,7 @@ impl SendHalf {
         data: D,
         immediate: u32,
         token: u64,
-    ) -> Result<(), PostError<D>> {
+    ) -> Result<(), PostError<D::Returned>> {
         self.post(WorkRequest::send(data).immediate(immediate).token(token))
     }
 
@@ -238,7 +238,7 @@ impl SendHalf {
         to: RemoteAddr,
         immediate: u32,
         token: u64,
-    ) -> Result<(), PostError<D>> {
+    ) -> Result<(), PostError<D::Returned>> {
         self.post(
             WorkRequest::write(data, to)
                 .immediate(immediate)
@@ -266,7 +266,7 @@ impl SendHalf {
                 token,
             })
         };
-        if !to.addr.is_multiple_of(8) {
+        if to.addr % 8 != 0 {
             return refuse(Error::Invalid {
                 what: "the address of an atomic write must be a multiple of 8",
             });
@@ -298,10 +298,10 @@ macro_rules! by_the_sending_half {
 }
 
 by_the_sending_half! {
-    fn write_at_level<D>(data: D, to: RemoteAddr, level: CompletionLevel, token: u64) -> D;
+    fn write_at_level<D>(data: D, to: RemoteAddr, level: CompletionLevel, token: u64) -> D::Returned;
     fn flush(at: RemoteAddr, range: FlushRange, kind: FlushTo, token: u64) -> ();
-    fn send_with_imm<D>(data: D, immediate: u32, token: u64) -> D;
-    fn write_with_imm<D>(data: D, to: RemoteAddr, immediate: u32, token: u64) -> D;
+    fn send_with_imm<D>(data: D, immediate: u32, token: u64) -> D::Returned;
+    fn write_with_imm<D>(data: D, to: RemoteAddr, immediate: u32, token: u64) -> D::Returned;
     fn atomic_write(to: RemoteAddr, value: [u8; 8], token: u64) -> ();
 }
 

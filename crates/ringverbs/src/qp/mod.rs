@@ -98,6 +98,39 @@ impl Transport {
             Self::Datagram => bit(Operation::Send),
         }
     }
+
+    /// Returns the error text for an operation that the transport lacks.
+    #[cold]
+    #[inline(never)]
+    fn without(self, operation: Operation) -> &'static str {
+        macro_rules! lacks {
+            ($what:literal) => {
+                match self {
+                    Self::Reliable => {
+                        concat!("a reliable connection (RC) queue pair has no ", $what)
+                    }
+                    Self::Unreliable => {
+                        concat!("an unreliable connection (UC) queue pair has no ", $what)
+                    }
+                    Self::Datagram => {
+                        concat!("an unreliable datagram (UD) queue pair has no ", $what)
+                    }
+                }
+            };
+        }
+        match operation {
+            Operation::Send => lacks!("sends"),
+            Operation::Write => lacks!("RDMA writes"),
+            Operation::Read => lacks!("RDMA reads"),
+            Operation::CompareSwap => lacks!("compare-and-swap operations"),
+            Operation::FetchAdd => lacks!("fetch-and-add operations"),
+            Operation::AtomicWrite => lacks!("atomic writes"),
+            Operation::Flush => lacks!("flush operations"),
+            Operation::LocalInvalidate => lacks!("local invalidate operations"),
+            Operation::BindWindow => lacks!("memory window binds"),
+            Operation::Receive => lacks!("receives"),
+        }
+    }
 }
 
 /// An object that an operation keeps alive besides its memory.

@@ -66,10 +66,10 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if !self.left
-            && let Err(error) = self.leave_now()
-        {
-            tracing::error!(%error, group = %self.group, "leaving a multicast group failed");
+        if !self.left {
+            if let Err(error) = self.leave_now() {
+                tracing::error!(%error, group = %self.group, "leaving a multicast group failed");
+            }
         }
     }
 }

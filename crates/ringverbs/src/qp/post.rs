@@ -17,8 +17,20 @@ use crate::{Error, Result};
 ///
 /// It owns the operation's memory, so it does not convert to [`Error`]: `?` would
 /// drop a buffer of a pool just because a queue was full. Take `data` out, or
-/// drop it with [`into_error`](Self::into_error). `?` works where nothing is
-/// owned: with `()` and [`Inline`].
+/// drop it with [`into_error`](Self::into_error). `?` converts where nothing is
+/// owned: with `()`, and with [`Inline`] bytes, for which `D` is an empty
+/// `Inline<'static>`: it borrows nothing, so that it can be boxed, or converted by
+/// anyhow.
+///
+/// ```
+/// # use ringverbs::{Error, Inline, QueuePair};
+/// fn ping(qp: &mut QueuePair) -> Result<(), Error> {
+///     Ok(qp.send(Inline(b"ping"), 1)?)
+/// }
+/// fn by_anyhow(qp: &mut QueuePair, text: &str) -> anyhow::Result<()> {
+///     Ok(qp.send(Inline(text.as_bytes()), 1)?)
+/// }
+/// ```
 ///
 /// ```compile_fail,E0277
 /// # use ringverbs::{Buffer, Error, QueuePair};
@@ -64,8 +76,8 @@ impl From<PostError<()>> for Error {
     }
 }
 
-impl From<PostError<Inline<'_>>> for Error {
-    fn from(error: PostError<Inline<'_>>) -> Self {
+impl From<PostError<Inline<'static>>> for Error {
+    fn from(error: PostError<Inline<'static>>) -> Self {
         error.error
     }
 }
@@ -131,7 +143,7 @@ impl SendHalf {
 
     /// Adds an operation to the batch in preparation.
     #[inline]
-    fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+    fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D::Returned>> {
         // A value with drop glue would have to be in memory in case of a panic;
         // without, the parts of the request are moved straight to their
         // destination.
@@ -153,7 +165,7 @@ impl SendHalf {
                 let request = ManuallyDrop::into_inner(request);
                 Err(PostError {
                     error,
-                    data: Some(request.data),
+                    data: Some(request.data.returned()),
                     token: request.token,
                 })
             }
@@ -225,7 +237,7 @@ impl SendHalf {
     fn cannot(&self, operation: Operation) -> Error {
         if !self.inner.domain.context().provider().has(operation) {
             return Error::Unsupported {
-                what: "an operation that this device lacks",
+                what: operation.plural(),
             };
         }
         let bit = 1 << operation as u32;
@@ -235,14 +247,12 @@ impl SendHalf {
             };
         }
         if self.operations & 1 << operation as u32 == 0 {
-            return Error::State {
-                verb: "post of a send work request",
-                state: self.inner.state(),
-                needed: "a transport that has the operation",
+            return Error::Invalid {
+                what: self.inner.transport.without(operation),
             };
         }
         Error::State {
-            verb: "post of a send work request",
+            verb: operation.post(),
             state: self.inner.state(),
             needed: "RTS (ready to send)",
         }
@@ -275,7 +285,7 @@ impl SendHalf {
     /// [`Error::WrongDomain`]: nothing was posted, and the memory is returned.
     /// [`Error::Doorbell`] (on rdma_rxe only): the operation is in flight.
     #[inline]
-    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D::Returned>> {
         let token = request.token;
         self.begin();
         self.push(request)?;
@@ -336,7 +346,7 @@ impl Batch<'_> {
     /// # Errors
     /// As [`SendHalf::post`], except the doorbell's. The batch is unchanged.
     #[inline]
-    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D::Returned>> {
         self.half.push(request)
     }
 }
@@ -507,7 +517,7 @@ impl QueuePair {
     /// # Errors
     /// As [`SendHalf::post`].
     #[inline]
-    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D>> {
+    pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D::Returned>> {
         self.send.post(request)
     }
 
@@ -528,7 +538,7 @@ impl QueuePair {
     /// # Errors
     /// As [`SendHalf::post`].
     #[inline]
-    pub fn send<D: Source>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
+    pub fn send<D: Source>(&mut self, data: D, token: u64) -> Result<(), PostError<D::Returned>> {
         self.send.send(data, token)
     }
 
@@ -542,7 +552,7 @@ impl QueuePair {
         data: D,
         to: RemoteAddr,
         token: u64,
-    ) -> Result<(), PostError<D>> {
+    ) -> Result<(), PostError<D::Returned>> {
         self.send.write(data, to, token)
     }
 

@@ -162,12 +162,10 @@ impl Kind {
             Self::SendTo { .. } if !datagram => {
                 return invalid("a connection sends to its peer, not to an address");
             }
-            Self::CompareSwap { at, .. } | Self::FetchAdd { at, .. }
-                if !at.addr.is_multiple_of(8) =>
-            {
+            Self::CompareSwap { at, .. } | Self::FetchAdd { at, .. } if at.addr % 8 != 0 => {
                 return invalid("the address of an atomic must be a multiple of 8");
             }
-            Self::AtomicWrite { to, .. } if !to.addr.is_multiple_of(8) => {
+            Self::AtomicWrite { to, .. } if to.addr % 8 != 0 => {
                 return invalid("the address of an atomic write must be a multiple of 8");
             }
             Self::AtomicWrite { .. } if !context.can_write_atomically() => {

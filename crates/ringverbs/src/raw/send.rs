@@ -230,7 +230,7 @@ fn refused(operation: Operation) -> Error {
             what: WITHOUT_WINDOWS,
         },
         _ => Error::Unsupported {
-            what: "an operation that this device lacks",
+            what: operation.plural(),
         },
     }
 }
@@ -257,10 +257,10 @@ impl SendQueue<'_> {
     /// The batch is unchanged.
     #[inline(always)]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<()> {
-        if let Some(operation) = optional_operation(request.wr.opcode)
-            && self.operations & 1 << operation as u32 == 0
-        {
-            return Err(refused(operation));
+        if let Some(operation) = optional_operation(request.wr.opcode) {
+            if self.operations & 1 << operation as u32 == 0 {
+                return Err(refused(operation));
+            }
         }
         if request.misplaced {
             return Err(misplaced());

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 use super::linger::Lingering;
-use super::setup::{connect, each_address, from_manager};
-use super::{StreamOptions, wait};
+use super::setup::{connect, each_address, from_manager, from_verbs};
+use super::{ConnectInfo, StreamOptions, wait};
 
 /// A byte stream to and from a peer, like `std::net::TcpStream`.
 ///
@@ -91,6 +91,14 @@ impl RdmaStream {
         Ok(Self {
             shared: Arc::clone(&self.shared),
         })
+    }
+
+    /// Returns addresses and queue pair numbers of both ends. A system call.
+    ///
+    /// # Errors
+    /// That of a removed device.
+    pub fn connect_info(&self) -> io::Result<ConnectInfo> {
+        self.shared.lock().engine.connect_info().map_err(from_verbs)
     }
 
     /// Returns the local address.

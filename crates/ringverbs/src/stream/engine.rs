@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use super::fault::Fault;
 use super::flow::Flow;
 use super::wire::{Hello, ImmediateData};
-use super::{StreamOptions, wait};
+use super::{ConnectInfo, StreamOptions, wait};
 use crate::cm::{self, Connection};
 use crate::completion::{Completion, CompletionQueue, Status};
 use crate::memory::Buffer;
 use crate::operation::Operation;
 use crate::qp::{PostError, QueuePair, Transport, WorkRequest};
-use crate::{CompletionChannel, ProtectionDomain};
+use crate::{CompletionChannel, Device, Gid, ProtectionDomain};
 
 /// Number of completions that are read at once.
 const BATCH: usize = 32;
@@ -136,6 +136,21 @@ impl Engine {
 
     pub fn connection(&self) -> &Connection {
         &self.connection
+    }
+
+    /// Queries both ends.
+    pub fn connect_info(&self) -> crate::Result<ConnectInfo> {
+        let path = self.qp.query()?;
+        let device = self.qp.domain().context().device();
+        let grh = path.ah_attr.is_global.then_some(path.ah_attr.grh);
+        Ok(ConnectInfo {
+            local_addr: self.connection.local_addr().ok().flatten(),
+            peer_addr: self.connection.peer_addr().ok().flatten(),
+            device: device.map(Device::name).unwrap_or_default().to_owned(),
+            qp_num: self.qp.qp_num(),
+            peer_qp_num: path.dest_qp_num,
+            peer_gid: grh.map(|grh| Gid(grh.dgid)),
+        })
     }
 
     #[cfg(feature = "tokio")]
@@ -259,10 +274,10 @@ impl Engine {
 
     /// Sends credits and the end mark if they are due.
     fn send_due(&mut self) {
-        while self.established
-            && !self.is_broken()
-            && let Some(immediate) = self.flow.due()
-        {
+        while self.established && !self.is_broken() {
+            let Some(immediate) = self.flow.due() else {
+                break;
+            };
             let mut request = WorkRequest::send(()).immediate(immediate.encode());
             if self.flow.end_is_sent() {
                 // The signalled end mark retires all messages before it, and no

@@ -34,14 +34,14 @@ impl RdmaListener {
     /// `AddrInUse`, `AddrNotAvailable`; `NotFound` without a connection manager
     /// (module rdma_ucm).
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
-        Self::bind_with(address, StreamOptions::default())
+        Self::bind_with(address, &StreamOptions::default())
     }
 
     /// As [`bind`](Self::bind), with options for the streams.
     ///
     /// # Errors
     /// As [`bind`](Self::bind); `InvalidInput` for invalid options.
-    pub fn bind_with(address: impl ToSocketAddrs, options: StreamOptions) -> io::Result<Self> {
+    pub fn bind_with(address: impl ToSocketAddrs, options: &StreamOptions) -> io::Result<Self> {
         options.check()?;
         let listener = each_address(address, |address| {
             let listener = match &options.device {
@@ -53,7 +53,7 @@ impl RdmaListener {
         Ok(Self {
             listener,
             domains: Mutex::default(),
-            options,
+            options: options.clone(),
         })
     }
 

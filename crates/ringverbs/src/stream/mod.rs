@@ -53,12 +53,31 @@ mod wait;
 mod wire;
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::Device;
+use crate::{Device, Gid};
 
 pub use blocking::RdmaStream;
 pub use listener::RdmaListener;
+
+/// The two ends of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectInfo {
+    /// The local address, if the connection manager knows it.
+    pub local_addr: Option<SocketAddr>,
+    /// The peer's address, if the connection manager knows it.
+    pub peer_addr: Option<SocketAddr>,
+    /// The local device.
+    pub device: String,
+    /// The number of the local queue pair.
+    pub qp_num: u32,
+    /// The number of the peer's queue pair.
+    pub peer_qp_num: u32,
+    /// The GID of the peer's port; `None` in a subnet that is addressed by LID.
+    pub peer_gid: Option<Gid>,
+}
 
 /// Buffers and timeouts of streams.
 ///

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use ::tokio::net::{ToSocketAddrs, lookup_host};
 use ::tokio::runtime::Handle;
 use ::tokio::task::JoinHandle;
 
 use super::engine::Engine;
 use super::linger::Lingering;
-use super::setup::{connect, each_address, from_manager};
-use super::{RdmaListener as StdListener, RdmaStream as StdStream, StreamOptions};
+use super::setup::{connect, each_address, from_manager, from_verbs};
+use super::{ConnectInfo, RdmaListener as StdListener, RdmaStream as StdStream, StreamOptions};
 use crate::CompletionChannel;
 use crate::cm::manager::EventChannel;
 
@@ -127,7 +128,7 @@ impl RdmaStream {
     /// # Errors
     /// As [`connect`](super::RdmaStream::connect).
     pub async fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
-        Self::connect_with(address, StreamOptions::default()).await
+        Self::connect_with(address, &StreamOptions::default()).await
     }
 
     /// As [`connect`](Self::connect), with options.
@@ -136,9 +137,10 @@ impl RdmaStream {
     /// As [`connect_with`](super::RdmaStream::connect_with).
     pub async fn connect_with(
         address: impl ToSocketAddrs,
-        options: StreamOptions,
+        options: &StreamOptions,
     ) -> io::Result<Self> {
-        let addresses: Vec<_> = address.to_socket_addrs()?.collect();
+        let addresses: Vec<_> = lookup_host(address).await?.collect();
+        let options = options.clone();
         let attempt = move || each_address(&addresses[..], |address| connect(address, &options));
         let engine = ::tokio::task::spawn_blocking(attempt)
             .await
@@ -169,6 +171,14 @@ impl RdmaStream {
             wakers,
             engine,
         })
+    }
+
+    /// Returns addresses and queue pair numbers of both ends. A system call.
+    ///
+    /// # Errors
+    /// That of a removed device.
+    pub fn connect_info(&self) -> io::Result<ConnectInfo> {
+        self.engine.connect_info().map_err(from_verbs)
     }
 
     /// Returns the local address.
@@ -313,20 +323,24 @@ impl AsRawFd for Listening {
 }
 
 impl RdmaListener {
-    /// Listens; see [`bind`](super::RdmaListener::bind). Name resolution blocks.
+    /// Listens; see [`bind`](super::RdmaListener::bind).
     ///
     /// # Errors
     /// As [`bind`](super::RdmaListener::bind).
-    pub fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
-        Self::from_std(StdListener::bind(address)?)
+    pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        Self::bind_with(address, &StreamOptions::default()).await
     }
 
     /// As [`bind`](Self::bind), with options for the streams.
     ///
     /// # Errors
     /// As [`bind_with`](super::RdmaListener::bind_with).
-    pub fn bind_with(address: impl ToSocketAddrs, options: StreamOptions) -> io::Result<Self> {
-        Self::from_std(StdListener::bind_with(address, options)?)
+    pub async fn bind_with(
+        address: impl ToSocketAddrs,
+        options: &StreamOptions,
+    ) -> io::Result<Self> {
+        let addresses: Vec<_> = lookup_host(address).await?.collect();
+        Self::from_std(StdListener::bind_with(&addresses[..], options)?)
     }
 
     /// Converts a blocking listener.

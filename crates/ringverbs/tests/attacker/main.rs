@@ -241,19 +241,19 @@ fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
             "make a completion queue" if random.one_in(4) => "make a reader",
             name => name,
         };
-        if let Some(kind) = find(name)
-            && (keys || !random.one_in(24))
-        {
-            let mut numbers = [0; 4].map(|_| number(&mut random));
-            // A reliable connection on whichever queues, mostly.
-            if name == "make a queue pair" && (keys || !random.one_in(6)) {
-                numbers[1] = 0;
-                numbers[3] = 1;
+        if let Some(kind) = find(name) {
+            if keys || !random.one_in(24) {
+                let mut numbers = [0; 4].map(|_| number(&mut random));
+                // A reliable connection on whichever queues, mostly.
+                if name == "make a queue pair" && (keys || !random.one_in(6)) {
+                    numbers[1] = 0;
+                    numbers[3] = 1;
+                }
+                if name == "make a queue pair" && keys {
+                    numbers[2] = random.next() as u32;
+                }
+                steps.push(Step { kind, numbers });
             }
-            if name == "make a queue pair" && keys {
-                numbers[2] = random.next() as u32;
-            }
-            steps.push(Step { kind, numbers });
         }
     }
     if keys {

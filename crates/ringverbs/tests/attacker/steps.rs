@@ -782,11 +782,11 @@ fn new_pair(world: &mut World, [a, b, c, d]: Numbers) -> Done {
         builder = builder.signal_all();
     }
     let mut shared = None;
-    if d % 4 == 0
-        && let Some(at) = pick(d / 4, world.shared.len())
-    {
-        builder = builder.srq(&world.shared[at].queue);
-        shared = Some(world.shared[at].id);
+    if d % 4 == 0 {
+        if let Some(at) = pick(d / 4, world.shared.len()) {
+            builder = builder.srq(&world.shared[at].queue);
+            shared = Some(world.shared[at].id);
+        }
     }
     let Ok(pair) = builder.build() else {
         return Ok(false);
@@ -827,7 +827,7 @@ fn options(number: u32) -> ConnectOptions {
     ConnectOptions::new()
         .ack_timeout(Duration::from_millis(4))
         .retries(1)
-        .rnr_retries(if number.is_multiple_of(4) { 1 } else { 7 })
+        .rnr_retries(if number % 4 == 0 { 1 } else { 7 })
         .rnr_timer(Duration::from_micros(10))
 }
 
@@ -1284,7 +1284,7 @@ fn forget_pair(world: &mut World, [a, ..]: Numbers) -> Done {
 
 /// The queue pair with a send queue that a number chooses.
 fn sender(world: &World, number: u32) -> Option<usize> {
-    let any = (number / 256).is_multiple_of(16);
+    let any = (number / 256) % 16 == 0;
     let senders: Vec<_> = (0..world.pairs.len())
         .filter(|at| !matches!(world.pairs[*at].body, Body::Halves(None, _)))
         .filter(|at| any || state(&world.pairs[*at]) == Some(State::RTS))
@@ -1304,7 +1304,7 @@ fn state(pair: &Pair) -> Option<State> {
 }
 
 fn receiver(world: &World, number: u32) -> Option<usize> {
-    let any = (number / 256).is_multiple_of(16);
+    let any = (number / 256) % 16 == 0;
     let works = |at: &usize| state(&world.pairs[*at]).is_some_and(|now| now != State::ERR);
     let receivers: Vec<_> = (0..world.pairs.len())
         .filter(|at| !matches!(world.pairs[*at].body, Body::Halves(_, None)))
@@ -1319,7 +1319,7 @@ fn receiver(world: &World, number: u32) -> Option<usize> {
 const PANICS: u32 = 6;
 
 /// Posts it in one of the ways that there are.
-fn post<D: Source + Back>(
+fn post<D: Source<Returned: Back>>(
     world: &mut World,
     at: usize,
     how: u32,
@@ -1411,7 +1411,7 @@ fn messenger(world: &World, number: u32) -> Option<usize> {
     let peer = world.pairs.iter().find(|pair| pair.send == peer)?;
     let lane = Lane::Receive(peer.receive);
     let waits = || world.flights.values().any(|flight| flight.lane == lane);
-    ((number / 4096).is_multiple_of(16) || peer.shared || waits()).then_some(at)
+    ((number / 4096) % 16 == 0 || peer.shared || waits()).then_some(at)
 }
 
 fn send(world: &mut World, [a, b, c, d]: Numbers) -> Done {
@@ -1969,7 +1969,7 @@ fn batch(world: &mut World, [a, b, c, d]: Numbers) -> Done {
 
 /// A region, nearly always one that windows may be bound to.
 fn bindable(world: &World, number: u32) -> Option<usize> {
-    let any = (number / 256).is_multiple_of(16);
+    let any = (number / 256) % 16 == 0;
     let regions: Vec<_> = (0..world.remotes.len())
         .filter(|at| any || world.remotes[*at].access.contains(AccessFlags::MW_BIND))
         .collect();

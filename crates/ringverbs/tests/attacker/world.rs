@@ -277,13 +277,13 @@ impl Back for MemorySlice {
     }
 }
 
-impl Back for () {
+impl Back for Inline<'static> {
     fn back(self) -> Vec<Buffer> {
         Vec::new()
     }
 }
 
-impl Back for Inline<'_> {
+impl Back for () {
     fn back(self) -> Vec<Buffer> {
         Vec::new()
     }
@@ -421,7 +421,7 @@ impl World {
             .collect();
         // Now and then another domain's.
         let at = match pick(number >> 8, of.len()) {
-            Some(at) if !number.is_multiple_of(61) => of[at],
+            Some(at) if number % 61 != 0 => of[at],
             _ => pick(number, self.pieces.len())?,
         };
         let Piece {
@@ -588,8 +588,10 @@ impl World {
             }
             self.own(buffer, away.domain);
         }
-        if done && let Some(asked) = flight.asked {
-            self.allowed(&asked, flight.born).map_err(what)?;
+        if done {
+            if let Some(asked) = flight.asked {
+                self.allowed(&asked, flight.born).map_err(what)?;
+            }
         }
         if flight.operation == Operation::BindWindow && status.is_some() {
             self.bind_ended(token, flight.lane, done);
@@ -774,13 +776,13 @@ impl World {
             .flights
             .iter()
             .find(|(_, flight)| here.contains(&flight.lane) && !flight.silent);
-        if let Some((token, flight)) = lost
-            && !self.taken_away
-        {
-            return Err(format!(
-                "operation {token} ({:?}) did not come back from a queue pair that was drained",
-                flight.operation
-            ));
+        if let Some((token, flight)) = lost {
+            if !self.taken_away {
+                return Err(format!(
+                    "operation {token} ({:?}) did not come back from a queue pair that was drained",
+                    flight.operation
+                ));
+            }
         }
         self.destroyed(id);
         Ok(())
@@ -832,13 +834,13 @@ impl World {
                 .region
                 .read_at(0, &mut now)
                 .map_err(|error| error.to_string())?;
-            if let Some(shadow) = &remote.shadow
-                && let Some(at) = differs(&now, shadow)
-            {
-                return Err(format!(
-                    "a region that nobody may write was changed, at byte {at}: {:?}",
-                    remote.region
-                ));
+            if let Some(shadow) = &remote.shadow {
+                if let Some(at) = differs(&now, shadow) {
+                    return Err(format!(
+                        "a region that nobody may write was changed, at byte {at}: {:?}",
+                        remote.region
+                    ));
+                }
             }
             remote.shadow = Some(now);
         }
@@ -885,10 +887,10 @@ impl World {
     /// not shown yet.
     pub fn read_failures(&mut self) -> Result<(), String> {
         for at in 0..self.cqs.len() {
-            if let Poller::Reader(reader) = &mut self.cqs[at].poller
-                && let Some(failed) = reader.read_err()
-            {
-                self.ended(failed.into())?;
+            if let Poller::Reader(reader) = &mut self.cqs[at].poller {
+                if let Some(failed) = reader.read_err() {
+                    self.ended(failed.into())?;
+                }
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ringverbs::{
     AccessFlags, AhAttr, Error, FlushRange, FlushTo, Gid, GlobalRoute, Inline, Operation,
-    RemoteRegion, Status, Transport, WorkRequest,
+    RemoteAddr, RemoteRegion, Status, Transport, WorkRequest,
 };
 
 use crate::{Pair, QKEY};
@@ -192,6 +192,49 @@ fn flush() {
     for completion in pair.wait(2) {
         completion.result.unwrap();
     }
+}
+
+/// The error says what was asked for, and of what.
+#[test]
+fn operations_that_a_datagram_queue_pair_lacks_are_named() {
+    let mut pair = Pair::new(Transport::Datagram);
+    let buffer = pair.buffer(100);
+    let refused = pair.a.read(buffer, RemoteAddr::default(), 1).unwrap_err();
+    let text = "an unreliable datagram (UD) queue pair has no RDMA reads";
+    assert_eq!(refused.to_string(), text);
+    assert_eq!(refused.data.unwrap().capacity(), 4096);
+    let refused = pair.a.write(Inline(b"8 bytes."), RemoteAddr::default(), 1);
+    let text = "an unreliable datagram (UD) queue pair has no RDMA writes";
+    assert_eq!(refused.unwrap_err().to_string(), text);
+    let mut pair = Pair::new(Transport::Unreliable);
+    let add = WorkRequest::fetch_add(pair.buffer(8), RemoteAddr::default(), 1);
+    let text = "an unreliable connection (UC) queue pair has no fetch-and-add operations";
+    assert_eq!(pair.a.post(add).unwrap_err().to_string(), text);
+}
+
+/// `?` with anyhow and with boxes, which take no borrowed errors.
+#[test]
+fn a_refused_post_of_inline_bytes_converts() {
+    fn by_anyhow(pair: &mut Pair, text: &str) -> anyhow::Result<()> {
+        Ok(pair.a.send(Inline(text.as_bytes()), 7)?)
+    }
+    fn boxed(pair: &mut Pair, text: &str) -> Result<(), Box<dyn std::error::Error>> {
+        Ok(pair.a.send(Inline(text.as_bytes()), 7)?)
+    }
+    let mut pair = Pair::new(Transport::Reliable);
+    let long = "x".repeat(1 << 20);
+    let error = by_anyhow(&mut pair, &long).unwrap_err();
+    let refused = error
+        .downcast_ref::<ringverbs::PostError<Inline<'static>>>()
+        .unwrap();
+    assert!(matches!(refused.error, Error::Limit { .. }), "{refused}");
+    assert_eq!(refused.token, 7);
+    boxed(&mut pair, &long).unwrap_err();
+    pair.b
+        .receive(pair.domain.alloc(64).unwrap().into_buffer(), 1)
+        .unwrap();
+    by_anyhow(&mut pair, "short").unwrap();
+    assert!(pair.wait(2).iter().all(|done| done.result.is_ok()));
 }
 
 #[test]

@@ -148,10 +148,10 @@ impl Program {
         match step {
             Step::Send(first) => {
                 let at = pair(self, *first);
-                if let Some(buffer) = self.free.pop()
-                    && let Err(error) = self.pairs[at].0.send(buffer, 1)
-                {
-                    self.free.extend(error.data);
+                if let Some(buffer) = self.free.pop() {
+                    if let Err(error) = self.pairs[at].0.send(buffer, 1) {
+                        self.free.extend(error.data);
+                    }
                 }
             }
             Step::Read | Step::FetchAdd => {
@@ -168,17 +168,17 @@ impl Program {
                 let _ = self.pairs[0].0.send(Inline(b""), 2);
             }
             Step::Receive => {
-                if let Some(buffer) = self.free.pop()
-                    && let Err(error) = self.pairs[0].0.receive(buffer, 3)
-                {
-                    self.free.extend(error.data);
+                if let Some(buffer) = self.free.pop() {
+                    if let Err(error) = self.pairs[0].0.receive(buffer, 3) {
+                        self.free.extend(error.data);
+                    }
                 }
             }
             Step::SharedReceive => {
-                if let Some(buffer) = self.free.pop()
-                    && let Err(error) = self.srq.receive(buffer, 4)
-                {
-                    self.free.extend(error.data);
+                if let Some(buffer) = self.free.pop() {
+                    if let Err(error) = self.srq.receive(buffer, 4) {
+                        self.free.extend(error.data);
+                    }
                 }
             }
             Step::Write(entry) => self.write(entry),

@@ -163,7 +163,7 @@ fn a_part_of_a_dma_buffer_is_registered_by_its_file() {
         [0x2010, 300, 0x7010]
     );
     let fd = call.u32(ATTR_REG_DMABUF_MR_FD).unwrap();
-    assert_eq!(fd, file.as_raw_fd().cast_unsigned());
+    assert_eq!(fd, file.as_raw_fd() as u32);
     let flags = call.u32(ATTR_REG_DMABUF_MR_ACCESS_FLAGS).unwrap();
     assert_eq!(flags, access.bits());
     assert_eq!((region.key().addr, region.key().rkey), (0x7010, 0xb2));

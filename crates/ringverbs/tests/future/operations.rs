@@ -166,7 +166,7 @@ fn a_full_queue_waits_for_room() {
     let capacity = sends.len() - 1;
     let writes = (0..2 * capacity).map(|at| {
         let bytes = (at as u64 + 1).to_ne_bytes();
-        a.write(bench.filled(&bytes), key.offset(8 * at as u64))
+        a.write(bench.filled(&bytes), key.offset(8 * at))
     });
     let mut writes: Vec<_> = writes.collect();
     assert!(writes.iter().all(|write| !write.is_posted()));
@@ -231,8 +231,8 @@ fn batches_and_unsignaled_operations() {
     }
     // Nothing but unsignaled ones, more than the queue holds.
     for round in 0..200 {
-        let data = Inline(&[round as u8]);
-        let request = WorkRequest::write(data, key.offset(100));
+        let data = [round as u8];
+        let request = WorkRequest::write(Inline(&data), key.offset(100));
         match a.post_unsignaled(request) {
             Ok(()) => {}
             Err(full) => {

@@ -157,10 +157,10 @@ fn random_futures_lose_no_message() {
                     way.receives.push_back(pair.1.message());
                 }
                 way.receive();
-                if let Some((_, send)) = way.sends.front_mut()
-                    && poll_once(send).is_ready()
-                {
-                    way.sends.pop_front();
+                if let Some((_, send)) = way.sends.front_mut() {
+                    if poll_once(send).is_ready() {
+                        way.sends.pop_front();
+                    }
                 }
             }
             messages += way.received;

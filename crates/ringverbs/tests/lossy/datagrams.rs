@@ -109,7 +109,7 @@ fn messages_of_an_unreliable_connection_are_complete() {
             let request = if !write {
                 WorkRequest::send(buffer)
             } else {
-                WorkRequest::write(buffer, region.key().offset(place(number) as u64))
+                WorkRequest::write(buffer, region.key().offset(place(number)))
             };
             a.qp.post(request.immediate(number as u32)).unwrap();
         }

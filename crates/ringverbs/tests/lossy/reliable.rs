@@ -350,7 +350,7 @@ impl Work<'_> {
     }
 
     fn at(&self, offset: usize) -> RemoteAddr {
-        self.region.key().offset(offset as u64)
+        self.region.key().offset(offset)
     }
 
     /// Reads what both ends have. Says what has failed, if something has.

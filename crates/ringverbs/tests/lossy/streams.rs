@@ -41,7 +41,7 @@ fn streams_transfer_all_bytes() {
         let options = options.clone();
         thread::spawn(move || {
             enter("RXE_NETNS1");
-            let listener = RdmaListener::bind_with(to, options).unwrap();
+            let listener = RdmaListener::bind_with(to, &options).unwrap();
             tell.send(listener.local_addr().unwrap()).unwrap();
             listener.accept().unwrap().0
         })

@@ -399,7 +399,7 @@ impl Connection {
         let longest = if numbers.one_in(2) { 256 } else { SLOT };
         let len = numbers.below(longest + 1);
         let number = numbers.next();
-        let at = |offset: usize| self.there.offset(offset as u64);
+        let at = |offset: usize| self.there.offset(offset);
         let may_send = self.life.under_way() < SLOTS / 2;
         match numbers.below(7) {
             0 if may_send => {
@@ -449,7 +449,7 @@ impl Connection {
                 let (to, was) = (at(WORDS + 8), self.words[1]);
                 let (buffer, old) = filled(pool, PREFILL, 8);
                 // Every other one finds another value, and changes nothing.
-                let compare = if number.is_multiple_of(2) { was } else { !was };
+                let compare = if number % 2 == 0 { was } else { !was };
                 let request = WorkRequest::compare_swap(old, to, compare, number);
                 self.qp.post(request.token(self.token)).unwrap();
                 self.started(Some(buffer), true, Expected::Old(was));
@@ -483,7 +483,7 @@ impl Connection {
             for begin in (0..len).step_by(piece) {
                 let end = (begin + piece).min(len);
                 let data = source.slice(begin..end).unwrap();
-                let to = there.offset((to + begin) as u64);
+                let to = there.offset(to + begin);
                 let request = WorkRequest::write(data, to).unsignaled();
                 let request = request.token(token + sizes.len() as u64);
                 batch.post(request).unwrap();
@@ -495,7 +495,7 @@ impl Connection {
         for _ in sizes {
             self.started(None, false, Expected::Done);
         }
-        let from = there.offset(to as u64);
+        let from = there.offset(to);
         let expected = Expected::Bytes(CONSTANT_NUMBER, len, Some(slot));
         self.read(pool, from, expected, len);
     }

@@ -118,8 +118,7 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
                     data.fill(0);
                     qp.read(data, there, buffer.into()).unwrap();
                 } else {
-                    qp.write(data, there.offset(SIZE as u64), buffer.into())
-                        .unwrap();
+                    qp.write(data, there.offset(SIZE), buffer.into()).unwrap();
                 }
                 in_flight.push_back((buffer, reads));
             }

@@ -133,11 +133,11 @@ impl<P: Platform> Core<P> {
             ));
         }
         let mut translation = translation(mode, log_page_size, bytes, start)?;
-        if let Translation::Pages { pages, .. } = &mut translation
-            && !PAGE_ACCESS.is_set(input)
-        {
-            for page in pages {
-                *page |= READABLE | WRITABLE;
+        if let Translation::Pages { pages, .. } = &mut translation {
+            if !PAGE_ACCESS.is_set(input) {
+                for page in pages {
+                    *page |= READABLE | WRITABLE;
+                }
             }
         }
         let mkey = Mkey {

@@ -259,10 +259,10 @@ impl<P: Platform> Hca<P> {
         let srqn = (rq_type == RQ_SRQ && !sends_only)
             .then(|| SRQN.get(context))
             .filter(|_| service != Service::XrcTarget);
-        if let Some(srqn) = srqn
-            && core.srqs.get(srqn).is_none()
-        {
-            return Err(refuse(Status::BadResource, "the queue pair's SRQ"));
+        if let Some(srqn) = srqn {
+            if core.srqs.get(srqn).is_none() {
+                return Err(refuse(Status::BadResource, "the queue pair's SRQ"));
+            }
         }
         // The buffer of a DC initiator may contain a receive ring, which is unused.
         let has_ring =

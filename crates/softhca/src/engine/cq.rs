@@ -157,10 +157,10 @@ impl<P: Platform> Core<P> {
         if cq.failed {
             return;
         }
-        if cq.full()
-            && let Ok(consumer) = self.platform.read_index(cq.doorbell + CONSUMED)
-        {
-            cq.consumer = consumer & 0xff_ffff;
+        if cq.full() {
+            if let Ok(consumer) = self.platform.read_index(cq.doorbell + CONSUMED) {
+                cq.consumer = consumer & 0xff_ffff;
+            }
         }
         if cq.full() && !cq.ignore_overrun {
             self.release(cqn);

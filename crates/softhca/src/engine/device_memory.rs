@@ -101,11 +101,7 @@ impl DeviceMemory {
             .taken
             .iter()
             .all(|(at, size)| end <= *at || from >= at + size);
-        let good = length != 0
-            && from.is_multiple_of(PAGE)
-            && from >= START
-            && end <= START + SIZE
-            && free;
+        let good = length != 0 && from % PAGE == 0 && from >= START && end <= START + SIZE && free;
         if good {
             self.taken.push((from, length));
         }
@@ -152,25 +148,25 @@ impl DeviceMemory {
     /// operation is permitted.
     pub(crate) fn read_at_once(&self, operation: MemicOperation, at: u64, out: &mut [u8]) {
         out.fill(0);
-        if let [byte] = out
-            && operation == MemicOperation::TestAndSet
-            && self.is_allowed(at, operation)
-            && let Ok(range) = Self::range(at, 1)
-        {
-            let mut bytes = self.bytes.borrow_mut();
-            *byte = std::mem::replace(&mut bytes[range.start], 1);
+        if let [byte] = out {
+            if operation == MemicOperation::TestAndSet && self.is_allowed(at, operation) {
+                if let Ok(range) = Self::range(at, 1) {
+                    let mut bytes = self.bytes.borrow_mut();
+                    *byte = std::mem::replace(&mut bytes[range.start], 1);
+                }
+            }
         }
     }
 
     /// Handles a processor's write in the range of an operation.
     pub(crate) fn write_at_once(&self, operation: MemicOperation, at: u64, data: &[u8]) {
-        if let [byte] = data
-            && operation == MemicOperation::Increment
-            && self.is_allowed(at, operation)
-            && let Ok(range) = Self::range(at, 1)
-        {
-            let mut bytes = self.bytes.borrow_mut();
-            bytes[range.start] = bytes[range.start].wrapping_add(*byte);
+        if let [byte] = data {
+            if operation == MemicOperation::Increment && self.is_allowed(at, operation) {
+                if let Ok(range) = Self::range(at, 1) {
+                    let mut bytes = self.bytes.borrow_mut();
+                    bytes[range.start] = bytes[range.start].wrapping_add(*byte);
+                }
+            }
         }
     }
 

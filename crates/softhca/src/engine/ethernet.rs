@@ -323,13 +323,14 @@ fn packet_sum(frame: &[u8]) -> u16 {
 /// Sets the checksum of the IPv4 header and, with `l4`, that of TCP or UDP.
 fn checksums(frame: &mut [u8], l4: bool) {
     let Some(at) = layers(frame) else { return };
-    if at.ipv4
-        && let Some(header) = frame.get_mut(at.l3..at.l4)
-        && header.len() >= 20
-    {
-        header[10..12].fill(0);
-        let value = fold(sum(header));
-        header[10..12].copy_from_slice(&value.to_be_bytes());
+    if at.ipv4 {
+        if let Some(header) = frame.get_mut(at.l3..at.l4) {
+            if header.len() >= 20 {
+                header[10..12].fill(0);
+                let value = fold(sum(header));
+                header[10..12].copy_from_slice(&value.to_be_bytes());
+            }
+        }
     }
     let place = match at.protocol {
         TCP => 16,

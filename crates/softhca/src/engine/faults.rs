@@ -11,6 +11,7 @@ pub struct Faults {
     events: HashMap<u8, u32>,
     completions: u32,
     receives: u32,
+    not_ready: u32,
     /// Health syndrome that the device shows; 0 means healthy.
     pub(crate) health: u8,
     /// The device has failed permanently, and requests a reset.
@@ -39,6 +40,11 @@ impl Faults {
         self.receives = count;
     }
 
+    /// Answers the next `count` messages that need a receive as if none were posted.
+    pub fn hold_receives(&mut self, count: u32) {
+        self.not_ready = count;
+    }
+
     pub(crate) fn command(&mut self, opcode: u16) -> Option<Refused> {
         if self.commands.is_empty() {
             return None;
@@ -53,6 +59,10 @@ impl Faults {
 
     pub(crate) fn lose_completion(&mut self) -> bool {
         take(&mut self.completions)
+    }
+
+    pub(crate) fn hold_receive(&mut self) -> bool {
+        take(&mut self.not_ready)
     }
 
     pub(crate) fn return_receive(&mut self) -> bool {

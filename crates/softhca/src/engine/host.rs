@@ -348,6 +348,9 @@ impl<P: Platform> Host for Core<P> {
             let qp = self.qp(qpn)?;
             (xrc_srqn.or(qp.srqn), qp.scatter_received)
         };
+        if self.takes_again(qpn) && self.faults.hold_receive() {
+            return None;
+        }
         let work = match srqn {
             Some(srqn) => self.next_of_srq(srqn),
             None => self.next_of_qp(qpn),

@@ -251,17 +251,17 @@ impl<P: Platform> Core<P> {
             }
         }
         overlay(&mut out[..length]);
-        if strict
-            && let Some((at, ring, copy)) = difference
-            && at < length
-            && !wqe::is_write_combining_test(out, at)
-        {
-            self.complain(|| {
+        if strict {
+            if let Some((at, ring, copy)) = difference {
+                if at < length && !wqe::is_write_combining_test(out, at) {
+                    self.complain(|| {
                 format!(
                     "queue {number}, index {index}: the ring differs from the BlueFlame copy, \
                      first at byte {at}: {ring:#04x}, and {copy:#04x} in the copy"
                 )
             });
+                }
+            }
         }
         if strict && wqe::index(out) != index {
             return FetchedWqe::Wrong("the work request has another index than its place");

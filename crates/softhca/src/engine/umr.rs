@@ -288,12 +288,13 @@ fn retranslate(
     }
     if let Translation::Pages { shift, .. } | Translation::EqualKeys { shift, .. } =
         &mut mkey.translation
-        && log_page_size != 0
     {
-        if log_page_size > LARGEST_PAGE {
-            return Err("a UMR with too large a page size");
+        if log_page_size != 0 {
+            if log_page_size > LARGEST_PAGE {
+                return Err("a UMR with too large a page size");
+            }
+            *shift = log_page_size;
         }
-        *shift = log_page_size;
     }
     match (&mut mkey.translation, new) {
         (_, _) if units == 0 => {}

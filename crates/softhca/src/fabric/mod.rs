@@ -17,6 +17,7 @@ mod net;
 mod port_config;
 mod random;
 pub mod subnet;
+mod tap;
 mod trunk;
 
 #[cfg(test)]
@@ -27,6 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use faults::{Faults, PortCounters};
 pub use port_config::PortConfig;
+pub use tap::{Fate, Tap};
 pub use trunk::{Trunk, Wire};
 
 use crate::packet::{LinkKind, Packet};
@@ -90,6 +92,12 @@ impl Fabric {
     /// earlier capture; `None` ends it.
     pub fn capture(&self, capture: Option<Capture>) {
         self.lock().capture = capture;
+    }
+
+    /// Sets what decides about each frame on its way to a port. Replaces an earlier
+    /// one.
+    pub fn set_tap(&self, tap: Option<Box<dyn Tap>>) {
+        self.lock().tap = tap;
     }
 
     /// Sets the faults of all existing ports.

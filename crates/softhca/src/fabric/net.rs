@@ -8,6 +8,7 @@ use super::faults::{Faults, PortCounters};
 use super::port_config::PortConfig;
 use super::random::Random;
 use super::subnet::{self, Subnet};
+use super::tap::{Fate, Tap};
 use crate::packet::{LinkKind, Mac, Network, Packet};
 use crate::pcap::Capture;
 
@@ -123,6 +124,7 @@ pub(super) struct Net {
     pub(super) random: Random,
     pub(super) order: u64,
     pub(super) capture: Option<Capture>,
+    pub(super) tap: Option<Box<dyn Tap>>,
     pub(super) subnet: Subnet,
 }
 
@@ -133,6 +135,7 @@ impl Net {
             random: Random::new(seed),
             order: 0,
             capture: None,
+            tap: None,
             subnet: Subnet::new(),
         }
     }
@@ -144,10 +147,10 @@ pub(super) struct PendingWakers(Vec<Waker>);
 
 impl PendingWakers {
     fn add(&mut self, port: &PortState) {
-        if let Some(waker) = &port.waker
-            && !self.0.iter().any(|w| Arc::ptr_eq(w, waker))
-        {
-            self.0.push(waker.clone());
+        if let Some(waker) = &port.waker {
+            if !self.0.iter().any(|w| Arc::ptr_eq(w, waker)) {
+                self.0.push(waker.clone());
+            }
         }
     }
 
@@ -399,7 +402,20 @@ impl Net {
         mut packet: Packet,
         wake: &mut PendingWakers,
     ) {
-        let faults = self.ports[from].faults;
+        let fate = match &mut self.tap {
+            Some(tap) => tap.transfer(now, from, to, &mut packet),
+            None => Fate::default(),
+        };
+        if fate.lost {
+            self.ports[from].counters.lost += 1;
+            return;
+        }
+        let mut faults = self.ports[from].faults;
+        faults.delay += fate.delay;
+        if fate.duplicated {
+            self.ports[from].counters.duplicated += 1;
+            self.enqueue(to, now, now + faults.delay, packet.clone(), wake);
+        }
         if faults != Faults::default() {
             if self.is_spoiled(from, &mut packet) {
                 return;

@@ -47,7 +47,7 @@ impl Psn {
     #[must_use]
     pub const fn distance(self, from: Self) -> i32 {
         // After the shift, bit 23 of the difference is the sign.
-        (self.0.wrapping_sub(from.0) << 8).cast_signed() >> 8
+        (self.0.wrapping_sub(from.0) << 8) as i32 >> 8
     }
 
     /// Whether `self` is earlier than `other`.
@@ -89,10 +89,10 @@ mod tests {
         const HALF: i32 = 1 << 23;
         for start in [0x7f_ffff, 0xff_ffff].map(Psn::new) {
             for distance in -HALF..HALF {
-                let there = start.plus(distance.cast_unsigned());
+                let there = start.plus(distance as u32);
                 assert_eq!(there.distance(start), distance, "{start:?}");
                 assert_eq!(there.before(start), distance < 0);
-                assert_eq!(there.minus(distance.cast_unsigned()), start);
+                assert_eq!(there.minus(distance as u32), start);
                 // The reverse distance is negated, except for half the range, which
                 // equals its negation.
                 let back = if distance == -HALF {

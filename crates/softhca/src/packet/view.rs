@@ -54,7 +54,7 @@ impl<'a> View<'a> {
         if frame[end..] != expected.to_le_bytes() {
             return Err(Refused::BadIcrc);
         }
-        if bth.version != 0 || !(end - after).is_multiple_of(4) {
+        if bth.version != 0 || (end - after) % 4 != 0 {
             return Err(Refused::Malformed);
         }
         let opcode = Opcode::decode(bth.opcode);

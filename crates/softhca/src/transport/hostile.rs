@@ -129,7 +129,7 @@ pub fn play(script: &[u8]) {
                 } else {
                     u32::from(script.byte())
                 };
-                bth.psn = Psn::new(base.wrapping_add(delta.cast_signed() as u32));
+                bth.psn = Psn::new(base.wrapping_add(delta as i8 as u32));
                 let mut length = usize::from(script.byte());
                 let extended =
                     crate::packet::Opcode::decode(opcode).map_or(0, |o| o.extended_length());

@@ -363,12 +363,12 @@ impl<L> Transport<L> {
                 break;
             }
             self.timers.pop();
-            if let Some(qp) = self.qps.get_mut(&qpn)
-                && qp.armed == at
-            {
-                qp.armed = u64::MAX;
-                qp.timers(host, &mut self.io, now);
-                schedule(qp, &mut self.ready, &mut self.timers);
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                if qp.armed == at {
+                    qp.armed = u64::MAX;
+                    qp.timers(host, &mut self.io, now);
+                    schedule(qp, &mut self.ready, &mut self.timers);
+                }
             }
         }
         let mut left = budget;

@@ -195,12 +195,11 @@ impl<L> Qp<L> {
             host.event(self.number, QpEvent::LastWqe);
         }
         if self.recv_rung {
-            if !self.config.srq
-                && self.config.service != Service::XrcTarget
-                && let Some(work) = host.next_recv(self.number, None)
-            {
-                self.recv_flushed(host, work);
-                return true;
+            if !self.config.srq && self.config.service != Service::XrcTarget {
+                if let Some(work) = host.next_recv(self.number, None) {
+                    self.recv_flushed(host, work);
+                    return true;
+                }
             }
             self.recv_rung = false;
         }

@@ -182,7 +182,7 @@ impl<L> Requester<L> {
 
     /// Returns the number of request packets in flight.
     fn flight(&self) -> u32 {
-        let distance = self.send_psn.distance(self.una).max(0).cast_unsigned();
+        let distance = self.send_psn.distance(self.una).max(0) as u32;
         distance.saturating_sub(self.read_psns)
     }
 }
@@ -318,7 +318,7 @@ impl<L> Qp<L> {
             || req.reads < u32::from(self.config.max_rd_atomic);
         // All outstanding PSNs stay within half the PSN range, so that order is
         // defined.
-        let span = pending.first.distance(req.una).max(0).cast_unsigned() + pending.packets;
+        let span = pending.first.distance(req.una).max(0) as u32 + pending.packets;
         fence
             && reads
             && (pending.packets == 0 || req.flight() < WINDOW)
@@ -345,7 +345,7 @@ impl<L> Qp<L> {
             return;
         };
         let pending = &self.req.works[cursor];
-        let index = psn.distance(pending.first).max(0).cast_unsigned();
+        let index = psn.distance(pending.first).max(0) as u32;
         let offset = index << mtu.log2();
         let rest = pending.work.length.saturating_sub(offset);
         let first = index == 0;
@@ -369,7 +369,7 @@ impl<L> Qp<L> {
         bth.opcode = class as u8 | operation;
         bth.solicited = pending.work.solicited && last;
         bth.ack_request =
-            reliable && (last || flight + 1 >= WINDOW || (index + 1).is_multiple_of(WINDOW / 4));
+            reliable && (last || flight + 1 >= WINDOW || (index + 1) % (WINDOW / 4) == 0);
         let mut builder = PacketBuilder::new(&io.pool, template, bth, payload as usize);
         if self.config.service == Service::XrcInitiator {
             builder.put(&(pending.work.xrc_srqn & 0xff_ffff).to_be_bytes());

@@ -502,16 +502,16 @@ impl<L> Qp<L> {
         } else {
             None
         };
-        if length != 0
-            && let Err(fault) = host.remote_write(self.target(view), rkey, va, view.payload)
-        {
-            if fault != Fault::Absent {
-                self.resp.message = Message::None;
+        if length != 0 {
+            if let Err(fault) = host.remote_write(self.target(view), rkey, va, view.payload) {
+                if fault != Fault::Absent {
+                    self.resp.message = Message::None;
+                }
+                if let Some(recv) = recv {
+                    self.resp.set_spare(recv);
+                }
+                return Err(refusal(fault));
             }
-            if let Some(recv) = recv {
-                self.resp.set_spare(recv);
-            }
-            return Err(refusal(fault));
         }
         if end {
             self.resp.message = Message::None;
@@ -795,10 +795,10 @@ impl<L> Qp<L> {
                     },
                 );
                 self.resp.replies.pop_front();
-                if let Some(event) = event
-                    && self.config.service != Service::DcTarget
-                {
-                    host.event(self.number, event);
+                if let Some(event) = event {
+                    if self.config.service != Service::DcTarget {
+                        host.event(self.number, event);
+                    }
                 }
                 self.fail(host, QpState::Error);
             }

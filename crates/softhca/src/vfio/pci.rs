@@ -90,11 +90,11 @@ impl Config {
     /// Reads bytes; zeros past the end.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         out.fill(0);
-        if let Ok(from) = usize::try_from(offset)
-            && let Some(rest) = self.bytes.get(from..)
-        {
-            let n = rest.len().min(out.len());
-            out[..n].copy_from_slice(&rest[..n]);
+        if let Ok(from) = usize::try_from(offset) {
+            if let Some(rest) = self.bytes.get(from..) {
+                let n = rest.len().min(out.len());
+                out[..n].copy_from_slice(&rest[..n]);
+            }
         }
     }
 

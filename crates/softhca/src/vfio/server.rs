@@ -180,8 +180,10 @@ impl Connection {
     /// Takes the descriptors of the message that ends at `end`.
     fn take_fds(&mut self, end: u64) -> Vec<OwnedFd> {
         let mut taken = Vec::new();
-        while let Some((position, _)) = self.fds.front()
-            && *position <= end
+        while self
+            .fds
+            .front()
+            .is_some_and(|(position, _)| *position <= end)
         {
             if let Some((_, fds)) = self.fds.pop_front() {
                 taken.extend(fds);

@@ -167,13 +167,13 @@ impl Operation {
     pub fn broken_times(&self) -> Vec<String> {
         let name = self.name;
         let mut broken = Vec::new();
-        if let Some(limit) = self.limits.ratio
-            && self.over_bare.median > limit
-        {
-            let ratio = self.over_bare.median;
-            broken.push(format!(
-                "raw-{name}: {ratio:.2} times the bare loop's, at most {limit}"
-            ));
+        if let Some(limit) = self.limits.ratio {
+            if self.over_bare.median > limit {
+                let ratio = self.over_bare.median;
+                broken.push(format!(
+                    "raw-{name}: {ratio:.2} times the bare loop's, at most {limit}"
+                ));
+            }
         }
         if self.surcharge.median > SURCHARGE {
             let ns = self.surcharge.median;

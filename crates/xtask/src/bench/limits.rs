@@ -63,13 +63,13 @@ pub fn broken_counts(rows: &[Row]) -> Vec<String> {
     for row in rows.iter().filter(|row| !row.is_floor()) {
         let name = &row.name;
         let ours = &row.ours_count;
-        if let Some(limit) = of(name).instructions
-            && ours.instructions > limit + ROUNDING
-        {
-            broken.push(format!(
-                "{name}: {:.1} instructions, at most {limit}",
-                ours.instructions
-            ));
+        if let Some(limit) = of(name).instructions {
+            if ours.instructions > limit + ROUNDING {
+                broken.push(format!(
+                    "{name}: {:.1} instructions, at most {limit}",
+                    ours.instructions
+                ));
+            }
         }
         let locked = ours.locked * batch(name);
         if locked > locked_calls(name) + ROUNDING * batch(name) {

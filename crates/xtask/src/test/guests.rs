@@ -1,7 +1,8 @@
 //! The suites that run in guests.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -21,6 +22,21 @@ pub(super) struct Outcome {
     pub(super) texts: Vec<String>,
 }
 
+impl Outcome {
+    pub(super) fn extend(&mut self, other: Outcome) {
+        self.lines.extend(other.lines);
+        self.texts.extend(other.texts);
+    }
+
+    /// Of what has panicked.
+    pub(super) fn panicked(what: &str) -> Outcome {
+        Outcome {
+            lines: vec![panicked(what)],
+            ..Outcome::default()
+        }
+    }
+}
+
 /// Runs the cases on this machine.
 pub(super) fn on_host(arguments: &Arguments) -> Outcome {
     let (line, text) = machine("host", arguments, arguments.short, suite::on_host, false);
@@ -30,38 +46,32 @@ pub(super) fn on_host(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// Runs the first guest and what belongs to it, then the others at the same time:
-/// by then the other steps are done, and one guest leaves half a processor unused.
-pub(super) fn all(arguments: &Arguments) -> Outcome {
-    let suites = suites(arguments);
-    let (first, others) = suites.split_at(1);
-    let at_once = if arguments.serial { 1 } else { 2 };
-    let mut outcome = Outcome::default();
-    for suites in [first].into_iter().chain(others.chunks(at_once)) {
-        for of_guest in together(suites, arguments) {
-            outcome.lines.extend(of_guest.lines);
-            outcome.texts.extend(of_guest.texts);
-        }
-    }
-    outcome
+/// The guests that have not begun. Each runner takes one when it has nothing else
+/// to do: a guest leaves half a processor unused.
+pub(super) struct Queue<'a> {
+    arguments: &'a Arguments,
+    suites: Mutex<VecDeque<Suite>>,
 }
 
-/// Runs guests at the same time.
-fn together(suites: &[Suite], arguments: &Arguments) -> Vec<Outcome> {
-    thread::scope(|scope| {
-        let run = |suite: &Suite| {
-            let suite = *suite;
-            scope.spawn(move || guest(suite, arguments))
-        };
-        let running: Vec<_> = suites.iter().map(run).collect();
-        let outcomes = running.into_iter().map(|guest| {
-            guest.join().unwrap_or_else(|_| Outcome {
-                lines: vec![panicked("guest")],
-                ..Outcome::default()
-            })
-        });
-        outcomes.collect()
-    })
+impl<'a> Queue<'a> {
+    pub(super) fn new(arguments: &'a Arguments) -> Queue<'a> {
+        let suites = Mutex::new(suites(arguments).into());
+        Queue { arguments, suites }
+    }
+
+    /// Runs guests until none is left.
+    pub(super) fn run(&self) -> Outcome {
+        let mut outcome = Outcome::default();
+        while let Some(suite) = self.next() {
+            outcome.extend(guest(suite, self.arguments));
+        }
+        outcome
+    }
+
+    fn next(&self) -> Option<Suite> {
+        let mut suites = self.suites.lock().unwrap_or_else(PoisonError::into_inner);
+        suites.pop_front()
+    }
 }
 
 /// Runs the guest of `suite`, and with the first one those that belong to no

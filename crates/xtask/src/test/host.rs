@@ -9,7 +9,7 @@ use rxe_tests::guest::host::{self, step_back};
 
 use super::areas::Areas;
 use super::report::{Line, skipped};
-use crate::{bench, bytes, dependencies, dist, driver, mlx5};
+use crate::{aarch64, bench, bytes, dependencies, dist, driver, mlx5, msrv, packages};
 
 pub(super) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(driver::cargo());
@@ -26,8 +26,9 @@ pub(super) fn quick(areas: &Areas) -> Vec<Line> {
     tests.args(&selected);
     let mut lines = vec![
         check("format", &mut cargo(&["fmt", "--all", "--check"])),
+        syntax(),
         licences(),
-        packages(),
+        packaged(false),
     ];
     if areas.is_none() {
         lines.push(skipped("clippy and tests", "no area has changed"));
@@ -50,9 +51,10 @@ pub(super) fn all(low: bool) -> Vec<Line> {
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     vec![
         checked("format", &["fmt", "--all", "--check"]),
+        run(&syntax),
         checked("clippy", &CLIPPY),
         run(&licences),
-        run(&packages),
+        run(&|| packaged(true)),
         checked("building the tests", &build),
         counted("unit and property tests", &mut tests),
         run(&advisories),
@@ -64,7 +66,20 @@ pub(super) fn all(low: bool) -> Vec<Line> {
         run(&|| counts("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
         run(&mlx5_bytes),
         run(&|| check("fuzz targets", &mut fuzz_targets())),
+        run(&on_aarch64),
     ]
+}
+
+/// The tests of the data path for the other architecture.
+fn on_aarch64() -> Line {
+    const WHAT: &str = "data path on aarch64";
+    if cfg!(target_arch = "aarch64") {
+        return skipped(WHAT, "the other steps have run them");
+    }
+    match aarch64::needs() {
+        Ok(()) => counted(WHAT, &mut aarch64::data_path()),
+        Err(error) => skipped(WHAT, &error.to_string()),
+    }
 }
 
 /// Runs a step in a thread of its own, at a lower priority.
@@ -86,6 +101,21 @@ const CLIPPY: [&str; 7] = [
     "-D",
     "warnings",
 ];
+
+/// No let chains; clippy looks for functions that are too new.
+fn syntax() -> Line {
+    const WHAT: &str = "syntax of the oldest compiler";
+    match msrv::syntax() {
+        Ok(mut format) => check(WHAT, &mut format),
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            Line {
+                failed: 1,
+                ..Line::new(WHAT)
+            }
+        }
+    }
+}
 
 fn documentation() -> Command {
     let mut doc = cargo(&["doc", "--quiet", "--no-deps", "--all-features"]);
@@ -127,27 +157,20 @@ fn licences() -> Line {
     line
 }
 
-/// That each package which can be published is described, and can be packed.
-fn packages() -> Line {
+/// That each package which can be published is described, and can be packed; with
+/// `build`, compiled from what was packed.
+fn packaged(build: bool) -> Line {
     const WHAT: &str = "packages";
     let began = Instant::now();
     eprintln!("== {WHAT}");
     let mut line = Line::new(WHAT);
-    let outcome = dependencies::publishable().and_then(|(names, lacking)| {
-        // Without building what was packed: the tests build the same files.
-        let mut pack = cargo(&["package", "--quiet", "--no-verify", "--allow-dirty"]);
-        pack.args(["--locked", "--offline", "--target-dir"]);
-        pack.arg(driver::target_dir().join("packages"));
-        pack.args(names.iter().flat_map(|name| ["-p", name]));
-        Ok((names.len(), lacking, pack.status()?.success()))
-    });
-    match outcome {
-        Ok((count, lacking, packed)) => {
-            for lacking in &lacking {
+    match packages::check(build) {
+        Ok(outcome) => {
+            for lacking in &outcome.lacking {
                 eprintln!("{lacking}");
             }
-            line.failed = lacking.len() + usize::from(!packed);
-            line.passed = count.saturating_sub(line.failed);
+            line.failed = outcome.lacking.len();
+            line.passed = outcome.packages.saturating_sub(line.failed);
         }
         Err(error) => {
             eprintln!("{WHAT}: {error:#}");

@@ -13,7 +13,15 @@ fn genuine(release: u32, named: bool) -> Evidence {
             FileVersion::Absent
         },
         own_suffix: Some(layout.pabi),
+        unnamed: Unnamed::default(),
     }
+}
+
+/// The same of a library whose file name does not tell, as it is probed.
+fn probed(release: u32) -> Evidence {
+    let mut seen = genuine(release, false);
+    seen.unnamed.qp_added = Some(Layout::of_release(release).unwrap().qp_added());
+    seen
 }
 
 #[test]
@@ -41,6 +49,75 @@ fn without_a_file_name_ambiguous_releases_are_refused() {
             ),
         }
     }
+}
+
+#[test]
+fn without_a_file_name_ibv_qp_ex_tells_all_but_the_newest() {
+    for release in 34..=65 {
+        let decided = decide(&probed(release));
+        match release {
+            65 => assert!(decided.unwrap_err().contains("RINGVERBS_RDMA_CORE=N")),
+            _ => assert_eq!(decided, Ok(Layout::of_release(release).unwrap())),
+        }
+    }
+    // As of no release with these symbols.
+    for (release, added) in [(43, 3), (50, 0), (64, 1)] {
+        let mut seen = probed(release);
+        seen.unnamed.qp_added = Some(added);
+        assert!(decide(&seen).unwrap_err().contains("ibv_qp_ex"));
+    }
+}
+
+#[test]
+fn package_or_user_names_the_release() {
+    type Set = fn(&mut Unnamed, u32);
+    let by_package: Set = |seen, release| seen.package = Some(release);
+    let by_user: Set = |seen, release| seen.vouched = Some(format!(" {release}"));
+    for set in [by_package, by_user] {
+        for release in 34..=65 {
+            for claimed in 30..=70 {
+                let mut seen = probed(release);
+                set(&mut seen.unnamed, claimed);
+                let decided = decide(&seen);
+                if claimed == release {
+                    assert_eq!(decided, Ok(Layout::of_release(release).unwrap()));
+                }
+                // A claim counts only where nothing contradicts it.
+                if let Ok(layout) = decided {
+                    assert_eq!(layout, Layout::of_release(claimed).unwrap());
+                    assert_eq!(genuine(claimed, true).markers, seen.markers);
+                    assert_eq!(Some(layout.qp_added()), seen.unnamed.qp_added);
+                }
+            }
+        }
+    }
+    let mut seen = probed(40);
+    by_package(&mut seen.unnamed, 40);
+    by_user(&mut seen.unnamed, 41);
+    assert!(decide(&seen).unwrap_err().contains("RINGVERBS_RDMA_CORE"));
+    let mut seen = probed(40);
+    seen.unnamed.vouched = Some("forty".into());
+    assert!(
+        decide(&seen)
+            .unwrap_err()
+            .contains("RINGVERBS_RDMA_CORE=forty")
+    );
+}
+
+#[test]
+fn user_names_the_release_of_a_vendor_s_library() {
+    let mut seen = probed(54);
+    seen.file = FileVersion::Strange("14.2410mlnx54".to_owned());
+    seen.unnamed.package = Some(2410);
+    assert!(decide(&seen).unwrap_err().contains("RINGVERBS_RDMA_CORE=N"));
+    seen.unnamed.vouched = Some("54".into());
+    assert_eq!(decide(&seen), Ok(Layout::of_release(54).unwrap()));
+    seen.unnamed.vouched = Some("44".into());
+    assert!(decide(&seen).is_err());
+    // It does not count against what the file name says.
+    let mut seen = genuine(54, true);
+    seen.unnamed.vouched = Some("44".into());
+    assert_eq!(decide(&seen), Ok(Layout::of_release(54).unwrap()));
 }
 
 #[test]

@@ -212,11 +212,9 @@ proptest! {
         let hello = Hello { receives: 8, size: 256 };
         let mut flow = Flow::new(hello, hello);
         for (word, len, write) in notes {
-            if let Some(immediate) = ImmediateData::decode(word & 0x1_000f)
-                && flow.received(immediate, len).is_ok()
-            {
+            if let Some(immediate) = ImmediateData::decode(word & 0x1_000f) { if flow.received(immediate, len).is_ok() {
                 flow.posted(1);
-            }
+            } }
             if write && flow.room() > 0 {
                 flow.data();
             }

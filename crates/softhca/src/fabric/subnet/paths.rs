@@ -105,20 +105,20 @@ pub(super) fn table(
     if lid(SLID, component::SLID).is_some_and(|lid| lid != source.1) {
         return Err(NO_RECORDS);
     }
-    if let Some(gid) = request.gid(component::DGID, DGID)
-        && gid[0] == 0xff
-    {
-        let group = groups.get(&gid).ok_or(NO_RECORDS)?;
-        let quality = Quality {
-            mtu: group.mtu,
-            rate: group.rate,
-            lifetime: group.lifetime,
-            flow_label: group.flow_label,
-            traffic_class: group.traffic_class,
-            hop_limit: group.hop_limit,
-        };
-        let path = path(request, source, (gid, group.mlid()), &quality);
-        return Ok(path.into_iter().collect());
+    if let Some(gid) = request.gid(component::DGID, DGID) {
+        if gid[0] == 0xff {
+            let group = groups.get(&gid).ok_or(NO_RECORDS)?;
+            let quality = Quality {
+                mtu: group.mtu,
+                rate: group.rate,
+                lifetime: group.lifetime,
+                flow_label: group.flow_label,
+                traffic_class: group.traffic_class,
+                hop_limit: group.hop_limit,
+            };
+            let path = path(request, source, (gid, group.mlid()), &quality);
+            return Ok(path.into_iter().collect());
+        }
     }
     let requested = lid(DLID, component::DLID);
     let destinations = match (request.gid(component::DGID, DGID), requested) {

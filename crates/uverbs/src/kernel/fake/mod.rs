@@ -207,7 +207,7 @@ impl FakeKernel {
                 created = Some((state.next_handle, object));
                 reply.set_new_object(state.next_handle);
             }
-            check::Effect::CreatesFd => reply.set_new_object(state.new_fd().cast_unsigned()),
+            check::Effect::CreatesFd => reply.set_new_object(state.new_fd() as u32),
             check::Effect::Destroys(_) | check::Effect::None => {}
         }
         // Removed while it runs, so that it may use the fake.

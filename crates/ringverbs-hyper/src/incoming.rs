@@ -1,0 +1,138 @@
+//! Connections, as they arrive.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_core::Stream;
+use ringverbs::stream::tokio::{RdmaListener, RdmaStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::RdmaIo;
+
+/// Handshakes that go on at once; further streams wait in the listener.
+const MAX_HANDSHAKES: usize = 128;
+/// The time that each may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+type Handshake<T> =
+    Arc<dyn Fn(RdmaStream) -> Pin<Box<dyn Future<Output = io::Result<T>> + Send>> + Send + Sync>;
+
+enum Layer<T> {
+    None(fn(RdmaStream) -> T),
+    Handshake(Handshake<T>),
+}
+
+/// The connections of a listener: a `Stream` of [`RdmaIo`].
+pub struct Incoming<T = RdmaStream> {
+    listener: RdmaListener,
+    layer: Layer<T>,
+    handshakes: JoinSet<io::Result<RdmaIo<T>>>,
+}
+
+impl Incoming {
+    /// Returns the streams of a listener.
+    pub fn new(listener: RdmaListener) -> Self {
+        Self {
+            listener,
+            layer: Layer::None(|stream| stream),
+            handshakes: JoinSet::new(),
+        }
+    }
+
+    /// Calls `handshake` with each stream, and accepts what it returns: the server
+    /// side of TLS, for example.
+    ///
+    /// Handshakes run in tasks, up to 128 at once, each for up to 10 seconds. A
+    /// failed one is logged, and its stream dropped.
+    pub fn over<T, F, Fut>(self, handshake: F) -> Incoming<T>
+    where
+        F: Fn(RdmaStream) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<T>> + Send + 'static,
+    {
+        Incoming {
+            listener: self.listener,
+            layer: Layer::Handshake(Arc::new(move |stream| Box::pin(handshake(stream)))),
+            handshakes: JoinSet::new(),
+        }
+    }
+}
+
+impl<T> Incoming<T> {
+    /// Returns the listener's address.
+    ///
+    /// # Errors
+    /// As [`RdmaListener::local_addr`].
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+impl<T: Send + 'static> Incoming<T> {
+    /// Waits for the next connection. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// As [`RdmaListener::accept`]; more connections can be accepted.
+    pub async fn accept(&mut self) -> io::Result<RdmaIo<T>> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// Polls for the next connection.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<RdmaIo<T>>> {
+        loop {
+            while let Poll::Ready(Some(done)) = self.handshakes.poll_join_next(cx) {
+                match done {
+                    Ok(Ok(connection)) => return Poll::Ready(Ok(connection)),
+                    Ok(Err(error)) => tracing::debug!(%error, "handshake failed"),
+                    Err(error) => tracing::error!(%error, "handshake ended"),
+                }
+            }
+            if self.handshakes.len() >= MAX_HANDSHAKES {
+                // The end of one wakes this task.
+                return Poll::Pending;
+            }
+            let (stream, peer) = ready!(self.listener.poll_accept(cx))?;
+            let info = match stream.connect_info() {
+                Ok(info) => info,
+                Err(error) => {
+                    tracing::debug!(%error, %peer, "stream dropped");
+                    continue;
+                }
+            };
+            match &self.layer {
+                Layer::None(same) => return Poll::Ready(Ok(RdmaIo::new(same(stream), info))),
+                Layer::Handshake(handshake) => {
+                    let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(stream));
+                    self.handshakes
+                        .spawn(async move { Ok(RdmaIo::new(handshake.await??, info)) });
+                }
+            }
+        }
+    }
+}
+
+impl<T: Send + 'static> Stream for Incoming<T> {
+    type Item = io::Result<RdmaIo<T>>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll_accept(cx).map(Some)
+    }
+}
+
+impl<T> fmt::Debug for Incoming<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming")
+            .field("listener", &self.listener)
+            .field("handshakes", &self.handshakes.len())
+            .finish()
+    }
+}

@@ -1,0 +1,112 @@
+//! What both sides of a connection have: a queue pair, and the buffers of messages.
+
+use std::time::Duration;
+
+use ringverbs::future::{AsyncCompletionQueue, AsyncQueuePair};
+use ringverbs::{BufferPool, Inline, PoolBuffer, ProtectionDomain, Transport, WorkRequest};
+
+use crate::{Error, Options};
+
+/// Bytes of a message that is sent inline.
+const INLINE: usize = 128;
+
+/// Pause before memory that a handler holds is looked for again.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A queue pair with pools of buffers for messages.
+pub struct Queues {
+    pub qp: AsyncQueuePair,
+    sends: BufferPool,
+    pub receives: BufferPool,
+    /// Number of receives, and bytes of each.
+    window: usize,
+    message_size: usize,
+}
+
+impl Queues {
+    pub fn new(domain: &ProtectionDomain, options: &Options) -> Result<Self, Error> {
+        let window = usize::from(options.window);
+        let message_size = options.message_size as usize;
+        let queue = domain.context().completion_queue();
+        let cq = AsyncCompletionQueue::spawn(queue.entries(8 * window as u32 + 16))?;
+        let qp = domain
+            .queue_pair(Transport::Reliable, &cq)
+            .send_depth(6 * window as u32 + 8)
+            .recv_depth(window as u32)
+            .inline(INLINE as u32)
+            .build()?;
+        let messages = || BufferPool::new(domain, &[(message_size, 2 * window)]);
+        Ok(Self {
+            qp: AsyncQueuePair::new(qp, &cq).map_err(|(_, error)| error)?,
+            sends: messages()?,
+            receives: messages()?,
+            window,
+            message_size,
+        })
+    }
+
+    /// Posts all receives, once the queue pair is prepared.
+    pub fn post_receives(&self) -> Result<(), Error> {
+        let mut buffers = (0..self.window).filter_map(|_| self.receives.get(self.message_size));
+        buffers.try_for_each(|buffer| self.post_receive(buffer))
+    }
+
+    pub fn post_receive(&self, mut buffer: PoolBuffer) -> Result<(), Error> {
+        buffer.fill_up();
+        let posted = self.qp.post_receive(buffer);
+        posted.map_err(|refused| refused.into_error().into())
+    }
+
+    /// Posts a receive as soon as there is a buffer.
+    pub async fn post_next_receive(&self) -> Result<(), Error> {
+        self.post_receive(get(&self.receives, self.message_size).await)
+    }
+
+    /// Takes the buffer that a message is sent from, unless it is sent inline.
+    pub async fn send_buffer(&self, len: usize) -> Option<PoolBuffer> {
+        if len <= INLINE {
+            return None;
+        }
+        Some(get(&self.sends, len).await)
+    }
+
+    /// Posts a message, which is copied to `buffer` if there is one. It is posted when
+    /// this returns.
+    pub fn post_message(
+        &self,
+        buffer: Option<PoolBuffer>,
+        header: &[u8],
+        payload: &[u8],
+    ) -> Result<(), Error> {
+        let len = header.len() + payload.len();
+        let Some(mut buffer) = buffer else {
+            let mut bytes = [0; INLINE];
+            let to = bytes.get_mut(..len).ok_or(Error::Disconnected)?;
+            let (front, back) = to.split_at_mut(header.len());
+            front.copy_from_slice(header);
+            back.copy_from_slice(payload);
+            let posted = self.qp.post_unsignaled(WorkRequest::send(Inline(to)));
+            return posted.map_err(|refused| refused.into_error().into());
+        };
+        buffer.set_len(len)?;
+        let (front, back) = buffer.split_at_mut(header.len());
+        front.copy_from_slice(header);
+        back.copy_from_slice(payload);
+        // Signalled, so that the buffer returns to the pool soon. The operation goes on
+        // without its future.
+        if !self.qp.send(buffer).is_posted() {
+            return Err(Error::Disconnected);
+        }
+        Ok(())
+    }
+}
+
+/// Takes a buffer as soon as there is one.
+pub async fn get(pool: &BufferPool, len: usize) -> PoolBuffer {
+    loop {
+        match pool.get(len) {
+            Some(buffer) => return buffer,
+            None => tokio::time::sleep(PAUSE).await,
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The server.
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use ringverbs::cm::{self, AsyncConnection, AsyncListener};
+use ringverbs::{BufferPool, PoolBuffer, ProtectionDomain};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::body::{Answer, Body};
+use crate::queues::{Queues, get};
+use crate::wire::{HEADER, Hello, Message, Place, READ_HEADER};
+use crate::{Error, Options, Request, Response};
+
+/// Accepts connections, and answers requests by a handler.
+#[derive(Debug)]
+pub struct Server {
+    listener: AsyncListener,
+    options: Options,
+}
+
+impl Server {
+    /// Listens at an address of an RDMA device's network interface. The port is
+    /// chosen if it is 0.
+    ///
+    /// # Errors
+    /// [`Error::Connect`].
+    pub async fn bind(address: SocketAddr) -> Result<Self, Error> {
+        Self::bind_with(address, &Options::default()).await
+    }
+
+    /// As [`bind`](Self::bind), with options.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind); [`Error::Options`].
+    pub async fn bind_with(address: SocketAddr, options: &Options) -> Result<Self, Error> {
+        options.check()?;
+        Ok(Self {
+            listener: AsyncListener::bind(address).await?,
+            options: options.clone(),
+        })
+    }
+
+    /// Returns the local address.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], not in normal operation.
+    pub fn local_addr(&self) -> Result<SocketAddr, Error> {
+        let address = self.listener.get_ref().local_addr()?;
+        address.ok_or_else(|| Error::Connect("the listener has no address".to_owned()))
+    }
+
+    /// Answers requests, each in a task of the current runtime, for ever. Dropping the
+    /// future ends all connections.
+    ///
+    /// A handler returns bytes, or a result whose error is a code. One that panics is
+    /// answered by [`Error::HandlerPanicked`].
+    ///
+    /// # Errors
+    /// [`Error::Connect`] if the listener's device was removed.
+    pub async fn serve<F, Fut, R>(self, handler: F) -> Result<(), Error>
+    where
+        F: Fn(Request) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+        R: Into<Response> + 'static,
+    {
+        let handler = Arc::new(handler);
+        let mut domains = HashMap::new();
+        let mut connections = JoinSet::new();
+        loop {
+            let request = self.listener.next_request().await?;
+            while connections.try_join_next().is_some() {}
+            if connections.len() >= self.options.max_connections {
+                tracing::warn!("a connection is rejected: there are too many");
+                let _ = request.reject(&[]);
+                continue;
+            }
+            let domain = match domain_of(&mut domains, &request) {
+                Ok(domain) => domain,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection is rejected");
+                    let _ = request.reject(&[]);
+                    continue;
+                }
+            };
+            let (options, handler) = (self.options.clone(), Arc::clone(&handler));
+            connections.spawn(async move {
+                let peer = request.peer_addr().ok().flatten();
+                let ended = match accept(request, &domain, &options).await {
+                    Ok(connection) => Arc::new(connection).serve(handler).await,
+                    Err(error) => error,
+                };
+                tracing::debug!(error = %ended, ?peer, "connection ended");
+            });
+        }
+    }
+}
+
+fn domain_of(
+    domains: &mut HashMap<String, ProtectionDomain>,
+    request: &cm::Request,
+) -> Result<ProtectionDomain, Error> {
+    let device = request.device()?;
+    if let Some(domain) = domains.get(device.name()) {
+        return Ok(domain.clone());
+    }
+    let domain = device.open()?.alloc_pd()?;
+    domains.insert(device.name().to_owned(), domain.clone());
+    Ok(domain)
+}
+
+/// A client's connection.
+struct Served {
+    queues: Queues,
+    connection: AsyncConnection,
+    /// For long requests and replies, with a permit for each.
+    large: Option<BufferPool>,
+    permits: Arc<Semaphore>,
+    client: Hello,
+    options: Options,
+    peer: Option<SocketAddr>,
+}
+
+async fn accept(
+    request: cm::Request,
+    domain: &ProtectionDomain,
+    options: &Options,
+) -> Result<Served, Error> {
+    // It is rejected if it is dropped.
+    let client = Hello::decode(request.private_data())?;
+    let peer = request.peer_addr().ok().flatten();
+    let queues = Queues::new(domain, options)?;
+    let (max, count) = (
+        options.max_message as usize,
+        usize::from(options.large_buffers),
+    );
+    let large = match max * count {
+        0 => None,
+        _ => Some(BufferPool::new(domain, &[(max, count)])?),
+    };
+    request.prepare_async(&queues.qp)?;
+    queues.post_receives()?;
+    let hello = options.hello().encode();
+    let with = cm::Options {
+        private_data: &hello,
+        rnr_retry_count: 0,
+        ..cm::Options::default()
+    };
+    let connection = request.accept_async(&queues.qp, &with)?;
+    let established = timeout(options.connect_timeout, connection.established()).await;
+    established.map_err(|_| Error::Timeout)??;
+    Ok(Served {
+        queues,
+        connection,
+        large,
+        permits: Arc::new(Semaphore::new(count)),
+        client,
+        options: options.clone(),
+        peer,
+    })
+}
+
+impl Served {
+    /// Handles requests until the connection ends; returns why.
+    async fn serve<F, Fut, R>(self: Arc<Self>, handler: Arc<F>) -> Error
+    where
+        F: Fn(Request) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+        R: Into<Response> + 'static,
+    {
+        // No more than there are receives: a request's is posted again with its reply.
+        // Dropped, it ends them.
+        let mut handlers = JoinSet::new();
+        let ended = loop {
+            let message = tokio::select! {
+                message = self.queues.qp.message::<PoolBuffer>() => message,
+                _ = self.connection.disconnected() => break Error::Disconnected,
+                Some(done) = handlers.join_next() => match done {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(error)) => break error,
+                    Err(_) => break Error::Disconnected,
+                },
+            };
+            let Ok(message) = message else {
+                break Error::Disconnected;
+            };
+            let (id, request, begin) = match Message::decode(&message.data) {
+                Ok(decoded) => decoded,
+                Err(error) => break error,
+            };
+            let (connection, handler) = (Arc::clone(&self), Arc::clone(&handler));
+            match request {
+                Message::Request { reply } => handlers.spawn(async move {
+                    let body = Body::Pooled {
+                        buffer: message.data,
+                        begin,
+                        _permit: None,
+                    };
+                    connection.handle(id, body, reply, &*handler).await
+                }),
+                Message::Read { reply, from, len } => {
+                    let limit = self.options.max_message;
+                    if len > limit {
+                        break Error::RequestTooLong {
+                            len: len as usize,
+                            limit: limit as usize,
+                        };
+                    }
+                    drop(message);
+                    handlers.spawn(async move {
+                        let body = connection.read(from, len).await?;
+                        connection.handle(id, body, reply, &*handler).await
+                    })
+                }
+                _ => {
+                    break Error::Protocol {
+                        what: "message kind",
+                    };
+                }
+            };
+        };
+        drop(handlers);
+        let _ = self.connection.disconnect(&self.queues.qp);
+        ended
+    }
+
+    /// Reads a long request.
+    async fn read(&self, from: ringverbs::RemoteAddr, len: u32) -> Result<Body, Error> {
+        let (permit, mut buffer) = self.large_buffer().await?;
+        buffer.set_len(len as usize)?;
+        let read = self.queues.qp.read(buffer, from).await;
+        Ok(Body::Pooled {
+            buffer: read.map_err(|_| Error::Disconnected)?,
+            begin: 0,
+            _permit: Some(permit),
+        })
+    }
+
+    async fn large_buffer(&self) -> Result<(tokio::sync::OwnedSemaphorePermit, PoolBuffer), Error> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        let permit = permit.map_err(|_| Error::Disconnected)?;
+        let pool = self.large.as_ref().ok_or(Error::Disconnected)?;
+        Ok((permit, get(pool, 0).await))
+    }
+
+    /// Calls the handler and sends its answer.
+    async fn handle<F, Fut, R>(
+        &self,
+        id: u32,
+        body: Body,
+        place: Place,
+        handler: &F,
+    ) -> Result<(), Error>
+    where
+        F: Fn(Request) -> Fut,
+        Fut: Future<Output = R>,
+        R: Into<Response>,
+    {
+        let request = Request {
+            body,
+            peer: self.peer,
+        };
+        let answer = match caught(handler, request).await {
+            Some(response) => response.0,
+            None => return self.answer(id, Message::Panicked, &[]).await,
+        };
+        let bytes: &[u8] = match &answer {
+            Answer::Bytes(bytes) => bytes,
+            Answer::Static(bytes) => bytes,
+            Answer::Echo(request) => request,
+            Answer::Refused(code) => {
+                return self.answer(id, Message::Refused { code: *code }, &[]).await;
+            }
+        };
+        let size = self.options.message_size.min(self.client.message_size) as usize;
+        if bytes.len() <= size - HEADER {
+            return self.answer(id, Message::Reply, bytes).await;
+        }
+        let limit = self.options.max_message.min(place.len);
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        if len > limit || self.large.is_none() {
+            return self.answer(id, Message::TooLong { len }, &[]).await;
+        }
+        let write = match answer {
+            // It is in registered memory already.
+            Answer::Echo(Request {
+                body:
+                    Body::Pooled {
+                        buffer,
+                        begin: 0,
+                        _permit,
+                    },
+                ..
+            }) => (self.queues.qp.write(buffer, place.at), _permit),
+            answer => {
+                let (permit, mut buffer) = self.large_buffer().await?;
+                buffer.copy_from(match &answer {
+                    Answer::Bytes(bytes) => bytes,
+                    Answer::Static(bytes) => bytes,
+                    Answer::Echo(request) => request,
+                    Answer::Refused(_) => &[],
+                })?;
+                drop(answer);
+                (self.queues.qp.write(buffer, place.at), Some(permit))
+            }
+        };
+        let (write, _permit) = write;
+        if write.is_posted() {
+            // The message overtakes nothing.
+            self.answer(id, Message::Written { len }, &[]).await?;
+            write.await.map_err(|_| Error::Disconnected)?;
+            return Ok(());
+        }
+        write.await.map_err(|_| Error::Disconnected)?;
+        self.answer(id, Message::Written { len }, &[]).await
+    }
+
+    /// Sends an answer, after a receive is posted for the client's next request.
+    async fn answer(&self, id: u32, message: Message, bytes: &[u8]) -> Result<(), Error> {
+        self.queues.post_next_receive().await?;
+        let mut header = [0; READ_HEADER];
+        let len = message.encode(id, bytes.len(), &mut header);
+        let buffer = self.queues.send_buffer(len + bytes.len()).await;
+        self.queues.post_message(buffer, &header[..len], bytes)
+    }
+}
+
+/// Runs a handler; `None` if it panics.
+async fn caught<F, Fut, R>(handler: &F, request: Request) -> Option<Response>
+where
+    F: Fn(Request) -> Fut,
+    Fut: Future<Output = R>,
+    R: Into<Response>,
+{
+    let future = catch_unwind(AssertUnwindSafe(|| handler(request))).ok()?;
+    let mut future = pin!(future);
+    poll_fn(|task| {
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(task).map(R::into)));
+        match polled {
+            Ok(Poll::Ready(response)) => Poll::Ready(Some(response)),
+            Ok(Poll::Pending) => Poll::Pending,
+            Err(_) => Poll::Ready(None),
+        }
+    })
+    .await
+}

@@ -1,0 +1,135 @@
+//! Streams of tokio over a device. `RXE_ADDR` is the address of its network
+//! interface: in a guest, `tokio_streams --ignored --test-threads=1`. Without one,
+//! `on_the_embedded_device` runs all of it.
+#![allow(missing_docs, reason = "a test")]
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ringverbs::stream::tokio::{RdmaListener, RdmaStream};
+use testing::{bytes, program};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+async fn listener() -> (RdmaListener, SocketAddr) {
+    let listener = RdmaListener::bind(program::address()).await.expect("bind");
+    let address = listener.local_addr().expect("an address");
+    (listener, address)
+}
+
+async fn pair() -> (RdmaStream, RdmaStream) {
+    let (listener, to) = listener().await;
+    let (client, server) = tokio::join!(RdmaStream::connect(to), listener.accept());
+    (client.expect("connect"), server.expect("accept").0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs an RDMA device"]
+async fn both_directions_at_once() {
+    let (client, server) = pair().await;
+    let mut tasks = Vec::new();
+    for (seed, stream) in [(1, client), (2, server)] {
+        let (mut read, mut write) = tokio::io::split(stream);
+        tasks.push(tokio::spawn(async move {
+            let data = bytes(seed, 8 << 20);
+            for piece in data.chunks(123_457) {
+                write.write_all(piece).await.expect("write");
+            }
+            write.shutdown().await.expect("shutdown");
+        }));
+        tasks.push(tokio::spawn(async move {
+            let mut data = Vec::new();
+            read.read_to_end(&mut data).await.expect("read");
+            assert!(data == bytes(3 - seed, 8 << 20));
+        }));
+    }
+    for task in tasks {
+        task.await.expect("a task");
+    }
+}
+
+/// Credits that go out behind the end of what is written have to arrive as well
+/// before all has.
+#[tokio::test]
+#[ignore = "needs an RDMA device"]
+async fn the_end_arrives_while_the_peer_is_still_read() {
+    let (mut client, mut server) = pair().await;
+    // More than the client has receives for.
+    let data = bytes(7, 4 << 20);
+    let sent = data.clone();
+    let server = tokio::spawn(async move {
+        server.write_all(&sent).await.expect("write");
+        server
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let _ = tokio::time::timeout(Duration::ZERO, client.shutdown()).await;
+    let mut read = vec![0; data.len()];
+    client.read_exact(&mut read).await.expect("read");
+    assert!(read == data);
+    // The server's stream is open until then.
+    let ended = tokio::time::timeout(Duration::from_secs(20), client.shutdown()).await;
+    ended.expect("all has arrived").expect("shutdown");
+    drop(server.await.expect("a task"));
+}
+
+/// Reads and writes that are dropped before they are done.
+#[tokio::test]
+#[ignore = "needs an RDMA device"]
+async fn cancelled() {
+    let (mut client, mut server) = pair().await;
+    let short = Duration::from_millis(1);
+    let data = bytes(5, 3 << 20);
+    let writer = tokio::spawn(async move {
+        let mut at = 0;
+        while at < data.len() {
+            let end = (at + 100_000).min(data.len());
+            // What was taken is said by a write that is done; others took none.
+            if let Ok(written) = tokio::time::timeout(short, client.write(&data[at..end])).await {
+                at += written.expect("write");
+            }
+        }
+        client.shutdown().await.expect("shutdown");
+    });
+    let mut read = Vec::new();
+    let mut buffer = vec![0; 70_000];
+    loop {
+        match tokio::time::timeout(short, server.read(&mut buffer)).await {
+            Err(_) => tokio::time::sleep(short).await,
+            Ok(Ok(0)) => break,
+            Ok(count) => read.extend_from_slice(&buffer[..count.expect("read")]),
+        }
+    }
+    writer.await.expect("the writer");
+    assert!(read == bytes(5, 3 << 20));
+}
+
+#[tokio::test]
+#[ignore = "needs an RDMA device"]
+async fn connection_refused() {
+    let (listener, to) = listener().await;
+    drop(listener);
+    let error = RdmaStream::connect(to).await.expect_err("nobody listens");
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+#[ignore = "needs an RDMA device"]
+async fn connect_info_names_both_ends() {
+    let (client, server) = pair().await;
+    let (a, b) = (
+        client.connect_info().unwrap(),
+        server.connect_info().unwrap(),
+    );
+    assert_eq!((a.qp_num, a.peer_qp_num), (b.peer_qp_num, b.qp_num));
+    assert_ne!(a.qp_num, b.qp_num);
+    assert_eq!((a.local_addr, a.peer_addr), (b.peer_addr, b.local_addr));
+    assert!(a.peer_addr.is_some() && a.peer_gid.is_some());
+    assert_eq!(a.device, b.device);
+    assert!(!a.device.is_empty());
+}
+
+/// The rest of this program.
+#[test]
+fn on_the_embedded_device() {
+    program::ignored_tests_pass(5, &[]);
+}

@@ -1,0 +1,263 @@
+//! Captured frames, and their decoded fields.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use embedded::softhca::packet::{LinkKind, Pool, Syndrome, Traits, View};
+use embedded::softhca::pcap;
+
+/// The delivery of a frame: lost, delayed, or changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fate {
+    /// It was lost.
+    pub lost: bool,
+    /// It arrived twice.
+    pub duplicated: bool,
+    /// It arrived with a bit flipped.
+    pub corrupted: bool,
+    /// It arrived later by this time.
+    pub delay: Duration,
+}
+
+/// The kind of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A send, or a part of one.
+    Send,
+    /// An RDMA write, or a part of one.
+    Write,
+    /// A request for an RDMA read.
+    ReadRequest,
+    /// An answer to an RDMA read, or a part of one.
+    ReadResponse,
+    /// A request for an atomic operation.
+    AtomicRequest,
+    /// An answer to an atomic operation.
+    AtomicResponse,
+    /// An acknowledgement.
+    Ack,
+    /// A negative acknowledgement: the receiver has no receive posted.
+    RnrNak,
+    /// Another negative acknowledgement.
+    Nak,
+}
+
+/// Decoded fields of an RDMA packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Packet {
+    /// The kind of packet.
+    pub kind: Kind,
+    /// It begins a message.
+    pub first: bool,
+    /// It ends a message.
+    pub last: bool,
+    /// Number of the queue pair that it is for.
+    pub dest_qp: u32,
+    /// Packet sequence number.
+    pub psn: u32,
+    /// The receiver must acknowledge it.
+    pub ack_requested: bool,
+    /// Immediate data, or the key to invalidate; 0 if there is neither.
+    pub immediate: u32,
+    /// Remote address, key and length of a write or read.
+    pub remote: Option<(u64, u32, u32)>,
+    /// Payload, without padding.
+    pub payload: Vec<u8>,
+}
+
+impl Packet {
+    /// Decodes a frame; `None` if it is not RDMA or malformed.
+    pub(crate) fn read(kind: LinkKind, frame: &[u8]) -> Option<Self> {
+        let view = View::read(kind, frame).ok()?;
+        let traits = view.opcode?.traits();
+        let is = |wanted| traits.has(wanted);
+        let kind = match (is(Traits::RESPONSE), is(Traits::READ), is(Traits::ATOMIC)) {
+            (true, true, _) => Kind::ReadResponse,
+            (true, _, true) => Kind::AtomicResponse,
+            (true, ..) => match view.aeth()?.syndrome {
+                Syndrome::Ack(_) => Kind::Ack,
+                Syndrome::RnrNak(_) => Kind::RnrNak,
+                Syndrome::Nak(_) => Kind::Nak,
+            },
+            (_, true, _) => Kind::ReadRequest,
+            (_, _, true) => Kind::AtomicRequest,
+            _ if is(Traits::WRITE) => Kind::Write,
+            _ => Kind::Send,
+        };
+        Some(Self {
+            kind,
+            first: is(Traits::START),
+            last: is(Traits::END),
+            dest_qp: view.bth.dest_qpn,
+            psn: view.bth.psn.value(),
+            ack_requested: view.bth.ack_request,
+            immediate: view.imm(),
+            remote: view.reth().map(|reth| (reth.va, reth.rkey, reth.length)),
+            payload: view.payload.to_vec(),
+        })
+    }
+}
+
+/// A frame that was sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Frame {
+    /// When, in simulated time.
+    pub time: Duration,
+    /// Index of the node that sent it.
+    pub from: usize,
+    /// Index of the node that it is for.
+    pub to: usize,
+    /// Its delivery.
+    pub fate: Fate,
+    /// Its fields, if it is an RDMA packet.
+    pub packet: Option<Packet>,
+    /// Its bytes as they were sent, from the link header on.
+    pub bytes: Vec<u8>,
+    pub(crate) kind: LinkKind,
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.time.as_nanos() as f64 / 1000.0;
+        write!(f, "{micros:.3} µs: {} to {}: ", self.from, self.to)?;
+        match &self.packet {
+            Some(packet) => {
+                let part = match (packet.first, packet.last) {
+                    (true, true) => "",
+                    (true, false) => " (first)",
+                    (false, true) => " (last)",
+                    (false, false) => " (middle)",
+                };
+                let length = packet.payload.len();
+                write!(
+                    f,
+                    "{:?}{part}, queue pair {:#x}, PSN {}, {length} bytes",
+                    packet.kind, packet.dest_qp, packet.psn
+                )?;
+            }
+            None => write!(f, "{} bytes, not RDMA", self.bytes.len())?,
+        }
+        if self.fate.lost {
+            f.write_str(", lost")?;
+        }
+        if self.fate.corrupted {
+            f.write_str(", corrupted")?;
+        }
+        if self.fate.duplicated {
+            f.write_str(", duplicated")?;
+        }
+        match self.fate.delay.is_zero() {
+            true => Ok(()),
+            false => write!(f, ", delayed by {:?}", self.fate.delay),
+        }
+    }
+}
+
+/// The frames of a fabric, in the order in which they were sent. A multicast frame is
+/// listed once for each receiver. Requests to the subnet manager are not listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capture {
+    /// The frames.
+    pub frames: Vec<Frame>,
+}
+
+impl Capture {
+    /// Returns the RDMA packets, with their frames.
+    pub fn packets(&self) -> impl Iterator<Item = (&Frame, &Packet)> {
+        let frames = self.frames.iter();
+        frames.filter_map(|frame| Some((frame, frame.packet.as_ref()?)))
+    }
+
+    /// Returns the number of packets of a kind.
+    pub fn count(&self, kind: Kind) -> usize {
+        self.packets()
+            .filter(|(_, packet)| packet.kind == kind)
+            .count()
+    }
+
+    /// Returns the capture as pcapng, which Wireshark and tshark read.
+    pub fn pcapng(&self) -> Vec<u8> {
+        let bytes = Shared::default();
+        if let Ok(mut capture) = pcap::Capture::new(bytes.clone()) {
+            let pool = Pool::new();
+            for frame in &self.frames {
+                if let Some(packet) = pool.copy_of(frame.kind, &frame.bytes) {
+                    let time = u64::try_from(frame.time.as_nanos()).unwrap_or(u64::MAX);
+                    capture.write(time, &packet);
+                }
+            }
+        }
+        let mut bytes = bytes.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *bytes)
+    }
+
+    /// Writes the capture to a pcapng file.
+    ///
+    /// # Errors
+    /// Those of creating and writing a file.
+    pub fn save(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        file.write_all(&self.pcapng())?;
+        file.flush()
+    }
+
+    /// Returns the capture with remote addresses, and the checksums that cover them,
+    /// set to zero: addresses of a process differ from run to run.
+    #[must_use]
+    pub fn without_addresses(mut self) -> Self {
+        const ICRC: usize = 4;
+        for frame in &mut self.frames {
+            let Some(Packet {
+                remote: Some((address, key, length)),
+                ..
+            }) = &mut frame.packet
+            else {
+                continue;
+            };
+            let mut extended = [0; 16];
+            extended[..8].copy_from_slice(&address.to_be_bytes());
+            extended[8..12].copy_from_slice(&key.to_be_bytes());
+            extended[12..].copy_from_slice(&length.to_be_bytes());
+            let at = frame.bytes.windows(16).position(|bytes| bytes == extended);
+            if let Some(at) = at {
+                frame.bytes[at..at + 8].fill(0);
+            }
+            let end = frame.bytes.len();
+            frame.bytes[end - ICRC..].fill(0);
+            *address = 0;
+        }
+        self
+    }
+}
+
+impl fmt::Display for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.frames
+            .iter()
+            .try_for_each(|frame| writeln!(f, "{frame}"))
+    }
+}
+
+/// Bytes that a capture is written to.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

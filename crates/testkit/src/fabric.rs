@@ -1,0 +1,347 @@
+//! A network of devices, and its time.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use embedded::Network;
+use ringverbs::{Error, Result};
+
+use crate::capture::Capture;
+use crate::faults::Frames;
+use crate::leaks::Leak;
+use crate::node::Node;
+use crate::wire::{SharedWire, WireTap, lock};
+
+/// The link layer of a fabric.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Link {
+    /// RoCE version 2 over Ethernet.
+    #[default]
+    Roce,
+    /// InfiniBand, with a subnet manager.
+    InfiniBand,
+}
+
+/// Builder of a [`Fabric`], from [`Fabric::builder`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    link: Link,
+    seed: u64,
+    delay: Duration,
+    strict: bool,
+    threads: bool,
+    background: bool,
+    captures: bool,
+    deny_leaks: bool,
+}
+
+impl Builder {
+    /// Sets the link layer; RoCE by default.
+    pub fn link(mut self, link: Link) -> Self {
+        self.link = link;
+        self
+    }
+
+    /// Sets the seed of all that is random: faults by [`Frames::chance`], and initial
+    /// packet sequence numbers. 1 by default.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Sets the transit time of every frame; a microsecond by default.
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// Makes strict devices: misuse that hardware may accept is an error.
+    pub fn strict(mut self) -> Self {
+        self.strict = true;
+        self
+    }
+
+    /// Several threads use the fabric. The clock moves after a millisecond of real time
+    /// without activity, to a time-out of the program after 100, since a thread may be
+    /// about to post; results depend on scheduling. Without this call that begins when a
+    /// second thread uses the fabric, which may be late for a receive that is waited for.
+    pub fn threads(mut self) -> Self {
+        self.threads = true;
+        self
+    }
+
+    /// Starts a thread that runs the fabric, for code that waits by descriptors.
+    /// Otherwise as [`threads`](Self::threads).
+    pub fn background(mut self) -> Self {
+        self.background = true;
+        self
+    }
+
+    /// Keeps no frames: [`Fabric::capture`] is empty. For long tests.
+    pub fn without_capture(mut self) -> Self {
+        self.captures = false;
+        self
+    }
+
+    /// Dropping the fabric panics if something leaked, as
+    /// [`Fabric::assert_no_leaks`]; so it must be dropped after all objects (declared
+    /// before them).
+    pub fn deny_leaks(mut self) -> Self {
+        self.deny_leaks = true;
+        self
+    }
+
+    /// Creates the fabric, with this number of nodes.
+    ///
+    /// # Errors
+    /// ENOMEM, EMFILE; EAGAIN if the thread cannot be created.
+    pub fn build(self, nodes: usize) -> Result<Fabric> {
+        let network = Network::simulated(self.seed)?;
+        let wire = SharedWire::default();
+        {
+            let mut wire = lock(&wire);
+            wire.delay = u64::try_from(self.delay.as_nanos()).unwrap_or(u64::MAX);
+            // Not the sequence that the network draws from the same seed.
+            wire.random = !self.seed;
+            wire.captures = self.captures;
+        }
+        let tap = WireTap(Arc::clone(&wire));
+        network.fabric().set_tap(Some(Box::new(tap)));
+        let profile = match self.link {
+            Link::Roce => "roce",
+            Link::InfiniBand => "ib",
+        };
+        let nodes = (0..nodes).map(|index| {
+            let device = match self.strict {
+                true => network.strict_device(profile)?,
+                false => network.device(profile)?,
+            };
+            Ok(Node::new(device, index, Arc::clone(&wire)))
+        });
+        let nodes = nodes.collect::<Result<_>>()?;
+        if self.threads || self.background {
+            network.share_time();
+        }
+        let thread = match self.background {
+            true => Some(Background::start(&network)?),
+            false => None,
+        };
+        Ok(Fabric {
+            nodes,
+            network,
+            wire,
+            thread,
+            deny_leaks: self.deny_leaks,
+        })
+    }
+}
+
+/// A network of software HCAs in this process, in simulated time.
+///
+/// Objects of its devices may outlive it. Faults and captures end with it.
+pub struct Fabric {
+    nodes: Vec<Node>,
+    network: Network,
+    wire: SharedWire,
+    thread: Option<Background>,
+    deny_leaks: bool,
+}
+
+impl Fabric {
+    /// Creates a fabric of RoCE devices.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn roce(nodes: usize) -> Result<Self> {
+        Self::builder().build(nodes)
+    }
+
+    /// Creates a fabric of InfiniBand devices.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn infiniband(nodes: usize) -> Result<Self> {
+        Self::builder().link(Link::InfiniBand).build(nodes)
+    }
+
+    /// Returns a builder.
+    pub fn builder() -> Builder {
+        Builder {
+            link: Link::Roce,
+            seed: 1,
+            delay: Duration::from_micros(1),
+            strict: false,
+            threads: false,
+            background: false,
+            captures: true,
+            deny_leaks: false,
+        }
+    }
+
+    /// Returns a node.
+    ///
+    /// # Panics
+    /// There is no such node.
+    pub fn node(&self, index: usize) -> &Node {
+        &self.nodes[index]
+    }
+
+    /// Returns the nodes.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Selects frames to which something is to happen: all, until narrowed.
+    pub fn frames(&self) -> Frames {
+        Frames::new(&self.wire)
+    }
+
+    /// Ends all faults of frames. Those of nodes stay.
+    pub fn heal(&self) {
+        lock(&self.wire).rules.clear();
+    }
+
+    /// Returns the simulated time since the fabric was created.
+    pub fn now(&self) -> Duration {
+        self.network.now().unwrap_or_default()
+    }
+
+    /// Performs pending work or, if there is none, moves the clock to what is due next.
+    /// Returns false if nothing can happen before the program posts something.
+    pub fn step(&self) -> bool {
+        self.network.step()
+    }
+
+    /// Performs all pending work, without letting time pass.
+    pub fn settle(&self) {
+        while self.network.turn() {}
+    }
+
+    /// Lets time pass, with everything that happens meanwhile.
+    pub fn advance(&self, by: Duration) {
+        self.network.advance(by);
+    }
+
+    /// Runs a future, and the fabric while it and other tasks wait. Works on any
+    /// executor. The clock moves when neither this task nor others have posted anything
+    /// for a while; on an executor with one thread that is deterministic.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> ringverbs::Result<()> {
+    /// # let fabric = ringverbs_testkit::Fabric::roce(1)?;
+    /// let answer = fabric.run_until(async { 6 * 7 }).await;
+    /// # assert_eq!(answer, 42);
+    /// # Ok(()) }
+    /// ```
+    pub async fn run_until<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        poll_fn(|task| {
+            let polled = future.as_mut().poll(task);
+            if polled.is_pending() && self.network.poll_step(task.waker()) {
+                task.waker().wake_by_ref();
+            }
+            polled
+        })
+        .await
+    }
+
+    /// Returns the frames sent so far, at most 2^20.
+    pub fn capture(&self) -> Capture {
+        Capture {
+            frames: lock(&self.wire).frames.clone(),
+        }
+    }
+
+    /// Forgets the frames captured so far.
+    pub fn clear_capture(&self) {
+        lock(&self.wire).frames.clear();
+    }
+
+    /// Returns what exists on the devices, and sends that never completed.
+    pub fn leaks(&self) -> Vec<Leak> {
+        let mut leaks = Vec::new();
+        self.nodes.iter().for_each(|node| node.leaks(&mut leaks));
+        leaks
+    }
+
+    /// Checks that all objects were destroyed, all memory was released, and all sends
+    /// had completed when their queue pair was destroyed.
+    ///
+    /// # Panics
+    /// Something leaked; the message names it.
+    #[track_caller]
+    pub fn assert_no_leaks(&self) {
+        let leaks = self.leaks();
+        if !leaks.is_empty() {
+            let lines: Vec<_> = leaks.iter().map(|leak| format!("\n  {leak}")).collect();
+            panic!("the test leaked:{}", lines.concat());
+        }
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        self.thread = None;
+        if self.deny_leaks && !thread::panicking() {
+            self.assert_no_leaks();
+        }
+        self.network.fabric().set_tap(None);
+    }
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fabric")
+            .field("nodes", &self.nodes.len())
+            .field("now", &self.now())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The thread of [`Builder::background`]. Dropping it ends it.
+struct Background {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    fn start(network: &Network) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = thread::Builder::new().name("testkit".into()).spawn({
+            let (stop, network) = (Arc::clone(&stop), network.clone());
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if !network.turn() {
+                        network.step();
+                        thread::sleep(Duration::from_micros(50));
+                    }
+                }
+            }
+        });
+        let thread = thread.map_err(|error| Error::System {
+            what: "the thread of a fabric",
+            errno: error.raw_os_error().unwrap_or_default(),
+        })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Fails only if the thread panicked.
+            let _ = thread.join();
+        }
+    }
+}

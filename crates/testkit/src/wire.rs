@@ -1,0 +1,102 @@
+//! What the wires of a fabric do to each frame.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use embedded::softhca::fabric::{Fate as Transit, Tap};
+use embedded::softhca::packet::{LinkKind, Packet as Raw};
+
+use crate::capture::{Fate, Frame, Packet};
+use crate::faults::Rule;
+
+/// Frames that a capture holds.
+const LIMIT_FRAMES: usize = 1 << 20;
+
+/// State of the wires, shared by the fabric and its tap.
+#[derive(Default)]
+pub(crate) struct Wire {
+    pub rules: Vec<Rule>,
+    pub frames: Vec<Frame>,
+    /// Nodes that neither send nor receive.
+    pub dead: Vec<usize>,
+    /// Transit time of every frame, in nanoseconds.
+    pub delay: u64,
+    /// State of the generator of random numbers (splitmix64).
+    pub random: u64,
+    pub captures: bool,
+}
+
+pub(crate) type SharedWire = Arc<Mutex<Wire>>;
+
+pub(crate) fn lock(wire: &SharedWire) -> MutexGuard<'_, Wire> {
+    // The state is consistent between rules, which may panic.
+    wire.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Wire {
+    /// Returns the next random number.
+    fn next(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Returns true with the given probability.
+    fn chance(&mut self, probability: f64) -> bool {
+        ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
+    }
+
+    /// Flips a bit behind the link header.
+    fn corrupt(&mut self, raw: &mut Raw) {
+        let start = if raw.kind() == LinkKind::Ib { 8 } else { 14 };
+        let number = self.next();
+        let frame = raw.frame_mut();
+        let length = frame.len().saturating_sub(start).max(1);
+        if let Some(byte) = frame.get_mut(start + (number >> 8) as usize % length) {
+            *byte ^= 1 << (number & 7);
+        }
+    }
+}
+
+/// The tap of the network's wires.
+pub(crate) struct WireTap(pub SharedWire);
+
+impl Tap for WireTap {
+    fn transfer(&mut self, now: u64, from: usize, to: usize, raw: &mut Raw) -> Transit {
+        let mut wire = lock(&self.0);
+        let mut frame = Frame {
+            time: Duration::from_nanos(now.saturating_sub(1)),
+            from,
+            to,
+            fate: Fate::default(),
+            packet: Packet::read(raw.kind(), raw.frame()),
+            bytes: raw.frame().to_vec(),
+            kind: raw.kind(),
+        };
+        let mut fate = Fate::default();
+        let mut rules = std::mem::take(&mut wire.rules);
+        for rule in &mut rules {
+            if rule.applies(&frame, |probability| wire.chance(probability)) {
+                rule.action.change(&mut fate);
+            }
+        }
+        rules.retain(|rule| !rule.is_finished());
+        wire.rules = rules;
+        fate.lost |= wire.dead.contains(&from) || wire.dead.contains(&to);
+        if fate.corrupted {
+            wire.corrupt(raw);
+        }
+        let delay = wire.delay + u64::try_from(fate.delay.as_nanos()).unwrap_or(u64::MAX);
+        let transit = Transit {
+            lost: fate.lost,
+            duplicated: fate.duplicated,
+            delay,
+        };
+        frame.fate = fate;
+        if wire.captures && wire.frames.len() < LIMIT_FRAMES {
+            wire.frames.push(frame);
+        }
+        transit
+    }
+}

@@ -1,0 +1,146 @@
+//! Faults of wires and nodes, as a program sees them.
+
+use std::time::Duration;
+
+use ringverbs::AsyncEventType;
+use ringverbs::completion::Status;
+use ringverbs::qp::State;
+use ringverbs_testkit::{Fabric, Fault, Frames, Kind, connect};
+
+use crate::pair::{LONG, Side, pair};
+
+/// Sends a message of several packets from a to b, with a fault; returns whether it
+/// arrived.
+fn send_with(set: impl FnOnce(Frames) -> Fault) -> (Fabric, Fault) {
+    let fabric = Fabric::roce(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    let fault = set(fabric.frames().from(fabric.node(0)));
+    let message: Vec<u8> = (0..10_000u32).map(|n| n as u8).collect();
+    b.qp.receive(b.buffer(&[0; 10_000]), 1).unwrap();
+    a.qp.send(a.buffer(&message), 2).unwrap();
+    assert!(a.complete().result.is_ok());
+    let mut received = b.complete();
+    assert!(received.result.is_ok());
+    assert!(*received.take_buffer().unwrap() == message[..]);
+    (fabric, fault)
+}
+
+#[test]
+fn frames_are_lost_delayed_reordered_duplicated_and_corrupted() {
+    // A message of 10,000 bytes has packets of up to 1024 or 4096 bytes.
+    let (fabric, fault) = send_with(|frames| frames.nth(2).lose());
+    assert_eq!(fault.hits(), 1);
+    // A later packet reveals the gap at once.
+    assert_eq!(fabric.capture().count(Kind::Nak), 1);
+    let (fabric, _) = send_with(|frames| frames.nth(2).corrupt());
+    assert_eq!(fabric.capture().count(Kind::Nak), 1);
+    let (fabric, _) = send_with(|frames| frames.nth(2).reorder());
+    assert_eq!(fabric.capture().count(Kind::Nak), 1);
+    let (fabric, fault) = send_with(Frames::duplicate);
+    assert!(fault.hits() >= 3);
+    assert_eq!(fabric.capture().count(Kind::Nak), 0);
+    let second = Duration::from_millis(50);
+    let (fabric, _) = send_with(|frames| frames.delay(second));
+    assert!(fabric.now() >= second);
+}
+
+#[test]
+fn lost_acknowledgements_are_repaired_when_healed() {
+    let fabric = Fabric::infiniband(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    let acks = fabric.frames().from(fabric.node(1)).kind(Kind::Ack).lose();
+    b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();
+    a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
+    // It arrives once, but the sender does not know.
+    assert!(b.complete().result.is_ok());
+    assert!(a.cq.poll_for(Duration::from_millis(100)).unwrap().is_none());
+    assert!(acks.hits() >= 2);
+    acks.heal();
+    assert!(a.complete().result.is_ok());
+    assert!(b.cq.poll_for(LONG).unwrap().is_none());
+}
+
+#[test]
+fn a_slow_receiver_is_waited_for() {
+    let fabric = Fabric::roce(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();
+    fabric.node(1).hold_receives(3);
+    a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
+    assert!(a.complete().result.is_ok());
+    assert!(b.complete().result.is_ok());
+    assert_eq!(fabric.capture().count(Kind::RnrNak), 3);
+}
+
+#[test]
+fn a_dead_peer_exhausts_retries() {
+    let fabric = Fabric::roce(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();
+    fabric.node(1).die();
+    a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
+    let failure = a.complete().result.unwrap_err();
+    assert_eq!(failure.status, Status::RETRY_EXC_ERR);
+    assert!(b.cq.poll_for(LONG).unwrap().is_none());
+    // The host comes back; a new connection works.
+    fabric.node(1).revive();
+    let mut again = Side::new(&fabric, 0).unwrap();
+    let mut there = Side::new(&fabric, 1).unwrap();
+    connect(&mut again.qp, &mut there.qp).unwrap();
+    there.qp.receive(there.buffer(&[0; 8]), 1).unwrap();
+    again.qp.send(again.buffer(&[6; 8]), 2).unwrap();
+    assert!(again.complete().result.is_ok());
+}
+
+#[test]
+fn a_link_goes_down_and_comes_up() {
+    let fabric = Fabric::roce(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    let events = b.qp.context().async_events();
+    fabric.node(1).link_down();
+    fabric.settle();
+    let event = events.try_event().unwrap().unwrap();
+    assert_eq!(event.event, AsyncEventType::PORT_ERR);
+    b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();
+    a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
+    assert!(a.cq.poll_for(Duration::from_millis(100)).unwrap().is_none());
+    fabric.node(1).link_up();
+    assert!(a.complete().result.is_ok());
+    let event = events.try_event().unwrap().unwrap();
+    assert_eq!(event.event, AsyncEventType::PORT_ACTIVE);
+}
+
+#[test]
+fn a_queue_pair_fails() {
+    let fabric = Fabric::roce(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();
+    assert!(fabric.node(1).fail_queue_pair(&b.qp));
+    let failure = b.complete().result.unwrap_err();
+    assert_eq!(failure.status, Status::WR_FLUSH_ERR);
+    assert_eq!(b.qp.query().unwrap().qp_state, State::ERR);
+    a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
+    let failure = a.complete().result.unwrap_err();
+    assert_eq!(failure.status, Status::RETRY_EXC_ERR);
+}
+
+#[test]
+fn a_device_fails() {
+    let fabric = Fabric::roce(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    let events = b.qp.context().async_events();
+    b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();
+    fabric.node(1).fail();
+    let event = events.try_event().unwrap().unwrap();
+    assert_eq!(event.event, AsyncEventType::DEVICE_FATAL);
+    assert!(events.try_event().unwrap_err().is_device_gone());
+    assert!(b.qp.set_error().unwrap_err().is_device_gone());
+    assert!(b.domain.alloc(64).unwrap_err().is_device_gone());
+    assert!(b.cq.poll_until_one().unwrap_err().is_device_gone());
+    a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
+    let failure = a.complete().result.unwrap_err();
+    assert_eq!(failure.status, Status::RETRY_EXC_ERR);
+    // Everything there was destroyed with the device.
+    assert_eq!(fabric.node(1).objects(), 0);
+    drop(b);
+}

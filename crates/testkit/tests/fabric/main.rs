@@ -1,0 +1,10 @@
+//! Tests of the kit: simulated time, faults, captures, leaks.
+
+mod determinism;
+mod exhaustive;
+mod faults;
+mod leaks;
+mod pair;
+mod tasks;
+mod threads;
+mod time;

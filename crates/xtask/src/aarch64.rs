@@ -1,0 +1,98 @@
+//! `cargo xtask aarch64`: tests of the machine's other architecture, which QEMU runs
+//! as user programs.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use rxe_tests::guest::host;
+
+use crate::driver;
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// The cross compiler's linker, and QEMU for user programs.
+const NEEDS: &[(&str, &str)] = &[
+    ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    ("qemu-aarch64", "qemu-user"),
+];
+
+/// Where the package of the cross compiler's C library has its loader.
+const SYSROOT: &str = "/usr/aarch64-linux-gnu";
+
+/// Unit and property tests of what drives devices: barriers, rings, encoders and
+/// decoders. They take a minute beside the build.
+const DATA_PATH: &[&str] = &[
+    "-p",
+    "ringverbs-ring",
+    "-p",
+    "ringverbs-rxe",
+    "-p",
+    "ringverbs-mlx5",
+    "-p",
+    "ringverbs-uverbs",
+];
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// What cargo tests, in place of the crates of the data path: `-- -p ringverbs`
+    #[arg(last = true)]
+    tests: Vec<String>,
+}
+
+/// Runs tests.
+pub fn aarch64(arguments: &Arguments) -> Result<ExitCode> {
+    needs()?;
+    let mut command = match arguments.tests.as_slice() {
+        [] => data_path(),
+        tests => tested(tests),
+    };
+    let status = command.status().context("cannot run cargo")?;
+    Ok(match status.success() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// Installs what is missing; the error names it.
+pub fn needs() -> Result<()> {
+    host::require(NEEDS, false)?;
+    let rustc = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", TARGET])
+        .output();
+    let folder = rustc.context("cannot run rustc")?.stdout;
+    let folder = String::from_utf8_lossy(&folder);
+    if std::path::Path::new(folder.trim()).exists() {
+        return Ok(());
+    }
+    let mut rustup = Command::new("rustup");
+    match rustup.args(["target", "add", TARGET]).status() {
+        Ok(status) if status.success() => Ok(()),
+        _ => bail!("Rust's library for {TARGET} is missing: rustup target add {TARGET}"),
+    }
+}
+
+/// The tests of the data path.
+pub fn data_path() -> Command {
+    tested(DATA_PATH)
+}
+
+fn tested<Text: AsRef<std::ffi::OsStr>>(tests: &[Text]) -> Command {
+    let mut command = Command::new(driver::cargo());
+    command
+        .current_dir(driver::root())
+        .args(["test", "--no-fail-fast", "--target", TARGET, "--target-dir"])
+        .arg(driver::target_dir().join("aarch64"))
+        .args(tests)
+        .env(
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
+            "aarch64-linux-gnu-gcc",
+        )
+        .env(
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+            format!("qemu-aarch64 -L {SYSROOT}"),
+        )
+        // QEMU interprets: few cases of each property.
+        .env("PROPTEST_CASES", "8");
+    command
+}
