@@ -244,6 +244,8 @@ impl Shared {
         }
         drop(state);
         wakes.wake();
+        // A driver that has begun meanwhile ends, too.
+        self.signaler.signal();
         error
     }
 
@@ -266,11 +268,15 @@ impl Shared {
     /// Delivers everything, then arms the queue. Returns true if there may be more.
     ///
     /// # Errors
-    /// An overrun; the device was removed.
-    fn drive(&self) -> Result<bool, ReadError> {
+    /// An overrun, perhaps found by a task before; the device was removed. All futures
+    /// have ended.
+    fn drive(&self) -> Result<bool, Arc<ReadError>> {
         for round in 0..ROUNDS {
             let mut wakes = Wakes::default();
             let mut state = self.lock();
+            if let Some(error) = &state.broken {
+                return Err(Arc::clone(error));
+            }
             let count = state.deliver(false, &mut wakes);
             let armed = match count {
                 // Woken without a completion: perhaps by an asynchronous event.
@@ -279,7 +285,7 @@ impl Shared {
             };
             drop(state);
             wakes.wake();
-            if armed? {
+            if armed.map_err(|error| self.fail(error))? {
                 return Ok(false);
             }
         }
@@ -420,7 +426,7 @@ impl Driver {
             match shared.drive() {
                 Ok(true) => continue,
                 Ok(false) => {}
-                Err(error) => return Err(shared.fail(error)),
+                Err(error) => return Err(error),
             }
             drop(shared);
             if let Err(error) = self.signaler.wait() {
@@ -469,7 +475,7 @@ impl Driving {
                     task.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                Err(error) => return Poll::Ready(Err(shared.fail(error))),
+                Err(error) => return Poll::Ready(Err(error)),
             }
             if let Err(error) = ready!(readable.poll_readable(task)) {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);

@@ -10,7 +10,7 @@ use std::task::{Context as Task, Poll, Wake, Waker};
 use embedded::{Drive, Network};
 use ringverbs::completion::ReadError;
 use ringverbs::future::{
-    AsyncCompletionQueue, AsyncQueuePair, Cause, Operation, Readable, Receive,
+    AsyncCompletionQueue, AsyncQueuePair, Cause, Driver, Operation, Readable, Receive,
 };
 use ringverbs::{AccessFlags, Buffer, Device, Inline, WorkRequest};
 
@@ -427,11 +427,12 @@ fn completions_of_another_queue_pair_are_no_future_s() {
     assert_eq!(&block_on(send).unwrap()[..], b"mine");
 }
 
-/// Completions are lost: no future waits for ever, with or without a driver.
+/// Completions are lost: no future waits for ever, without a driver, with one, or with
+/// one that begins when a task has already found the overrun; nor does the driver.
 #[test]
 fn an_overrun_ends_all_futures() {
     let bench = Bench::new();
-    for driven in [false, true] {
+    for (driven, late) in [(false, false), (true, false), (true, true)] {
         let queue = || bench.domain.context().completion_queue().entries(4);
         let (cq, driver) = match driven {
             true => AsyncCompletionQueue::new(queue()).map(|(cq, driver)| (cq, Some(driver))),
@@ -447,7 +448,11 @@ fn an_overrun_ends_all_futures() {
         assert!(writes.iter().all(Operation::is_posted));
         // They complete while nobody looks.
         std::thread::sleep(std::time::Duration::from_millis(300));
-        let thread = driver.map(|driver| std::thread::spawn(|| driver.run_blocking()));
+        let run = |driver: Driver| std::thread::spawn(|| driver.run_blocking());
+        let (driver, thread) = match late {
+            true => (driver, None),
+            false => (None, driver.map(run)),
+        };
         let mut lost = 0;
         for write in writes {
             match block_on(write) {
@@ -461,12 +466,14 @@ fn an_overrun_ends_all_futures() {
         assert!((1..16).contains(&lost), "{lost}");
         let error = block_on(receive).unwrap_err();
         assert!(matches!(error.cause, Cause::Queue(_)), "{error}");
+        let thread = thread.or(driver.map(run));
         // What is called afterwards fails at once, with its memory.
         let error = block_on(write()).unwrap_err();
         assert_eq!(&error.data.unwrap()[..], b"x");
         assert!(b.post_receive(bench.buffer(8)).is_err());
         assert!(block_on(b.message::<Buffer>()).is_err());
         if let Some(thread) = thread {
+            until(|| thread.is_finished());
             let error = thread.join().unwrap().unwrap_err();
             assert!(matches!(*error, ReadError::Overrun), "{error}");
         }
