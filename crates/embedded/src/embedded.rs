@@ -39,6 +39,12 @@ impl Embedded {
         }
     }
 
+    /// Called after a request for notification: the network's thread does the work from
+    /// now on, until threads poll again.
+    pub fn armed(&self) {
+        self.runner.wake();
+    }
+
     /// Called by a thread whose poll has found nothing: performs pending work of
     /// the network, and if there is none, spins and then sleeps for lengthening
     /// intervals, of at most 2 ms, until there is some. Does nothing on a

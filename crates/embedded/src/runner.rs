@@ -3,7 +3,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -46,6 +46,10 @@ pub(crate) struct Shared {
     joined: Option<ProcessLink>,
     /// Threads that poll and wait for others' turns.
     waiters: Waiters,
+    /// Number of turns of other threads than the network's.
+    driven: AtomicU64,
+    /// The network's thread was woken, and takes turns whether others do or not.
+    woken: AtomicBool,
     /// The network's thread.
     sleeper: Sleeper,
     /// Simulated time; `None` for the system's.
@@ -54,6 +58,10 @@ pub(crate) struct Shared {
 
 /// Longest sleep of the network's thread.
 const LONGEST: Duration = Duration::from_millis(200);
+/// Sleep of the network's thread while other threads take turns, which doubles from
+/// the shortest.
+const REST: Duration = Duration::from_micros(50);
+const LONGEST_REST: Duration = Duration::from_micros(500);
 /// Sleeps shorter than this are not announced to threads that write doorbells, nor
 /// are others where the barrier for it is missing.
 const ANNOUNCED: Duration = Duration::from_micros(200);
@@ -239,6 +247,8 @@ impl Runner {
             count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             waiters: Waiters::default(),
+            driven: AtomicU64::new(0),
+            woken: AtomicBool::new(false),
             // Doorbells are told to simulated time.
             sleeper: match time {
                 Some(_) => Sleeper::asleep(),
@@ -291,6 +301,7 @@ impl Runner {
     /// Runs a turn of all devices. Returns whether anything happened or more is left
     /// to do; `None` if another thread is driving.
     pub(crate) fn turn(&self) -> Option<bool> {
+        self.shared.driven.fetch_add(1, Ordering::Relaxed);
         match self.shared.devices.try_lock() {
             Ok(devices) => Some(self.shared.turn(&devices).busy),
             Err(TryLockError::Poisoned(devices)) => Some(self.shared.turn(devices.get_ref()).busy),
@@ -298,13 +309,18 @@ impl Runner {
         }
     }
 
-    /// Sleeps until a frame arrives or another thread's turn does something, or
+    /// Sleeps until a frame arrives or more than `turns` turns have found something, or
     /// the time is up.
-    pub(crate) fn wait(&self, limit: Duration) {
+    pub(crate) fn wait(&self, turns: u32, limit: Duration) {
         match &self.shared.joined {
             Some(joined) => joined.wait(Some(limit)),
-            None => self.shared.waiters.wait(limit),
+            None => self.shared.waiters.wait(turns, limit),
         }
+    }
+
+    /// Returns the threads that wait.
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.shared.waiters
     }
 
     /// Returns whether the network's thread sleeps, and would not find a doorbell
@@ -351,11 +367,13 @@ impl Runner {
         if let Some(time) = &self.shared.time {
             return time.called();
         }
-        match (&self.shared.joined, &self.thread) {
+        self.shared.woken.store(true, Ordering::Relaxed);
+        if let Some(joined) = &self.shared.joined {
             // Fails only if the counter is full, which also wakes.
-            (Some(joined), _) => drop(joined.wake.write(1)),
-            (None, Some(thread)) => thread.thread().unpark(),
-            (None, None) => {}
+            let _ = joined.wake.write(1);
+        }
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
         }
     }
 }
@@ -392,7 +410,19 @@ fn run(shared: &Shared) {
     prompt();
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut backoff = Backoff::NEW;
+    let (mut driven, mut rest) = (0, REST);
     while !shared.stop.load(Ordering::Relaxed) {
+        let before = driven;
+        driven = shared.driven.load(Ordering::Relaxed);
+        if driven != before && !shared.woken.swap(false, Ordering::Relaxed) {
+            // Threads that poll do the work: this one would take the devices' locks
+            // and the processor from them. `unpark` makes the flag visible.
+            thread::park_timeout(rest);
+            rest = (rest * 2).min(LONGEST_REST);
+            backoff = Backoff::NEW;
+            continue;
+        }
+        rest = REST;
         if devices.len() != shared.count.load(Ordering::Acquire) {
             devices.clone_from(&shared.devices());
         }

@@ -1,12 +1,16 @@
 //! Waiting for an embedded device: a thread spins, then sleeps.
 
+use core::ffi::c_int;
 use std::cell::Cell;
 use std::mem::size_of;
+use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread::{self, Thread};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeSpec;
 
 use crate::runner::Runner;
 
@@ -25,6 +29,48 @@ fn is_alone() -> bool {
     *ALONE.get_or_init(|| thread::available_parallelism().is_ok_and(|count| count.get() == 1))
 }
 
+/// Interval between two looks at whether other programs want this thread's processor.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long the answer holds.
+const CROWDED: Duration = Duration::from_millis(20);
+
+/// Detection of a busy host, by thread: the kernel takes the processor away from a
+/// thread that has not given it up.
+#[derive(Clone, Copy)]
+struct Crowd {
+    looked: Option<Instant>,
+    /// Involuntary context switches of this thread.
+    switches: i64,
+    until: Option<Instant>,
+}
+
+thread_local! {
+    static CROWD: Cell<Crowd> = const {
+        Cell::new(Crowd {
+            looked: None,
+            switches: 0,
+            until: None,
+        })
+    };
+}
+
+/// Returns whether this thread was preempted lately. Spinning would then use up its
+/// share of the processor, and what it waits for would find it not scheduled.
+fn is_crowded(now: Instant) -> bool {
+    let mut crowd = CROWD.get();
+    if crowd.looked.is_none_or(|looked| now - looked >= LOOK) {
+        let usage = getrusage(UsageWho::RUSAGE_THREAD);
+        let switches = usage.map_or(0, |usage| usage.involuntary_context_switches());
+        if crowd.looked.is_some() && switches != crowd.switches {
+            crowd.until = Some(now + CROWDED);
+        }
+        crowd.switches = switches;
+        crowd.looked = Some(now);
+        CROWD.set(crowd);
+    }
+    crowd.until.is_some_and(|until| now < until)
+}
+
 /// Pauses of a loop since the last activity: it spins, then sleeps for a quarter of
 /// the time since then. What comes without a wake-up so waits for a quarter longer
 /// than it would have.
@@ -40,8 +86,9 @@ impl Backoff {
     /// Returns how long to sleep before the next round, at most `longest`; `None` to
     /// spin.
     pub(crate) fn pause(&mut self, longest: Duration) -> Option<Duration> {
-        let since = self.since.get_or_insert_with(Instant::now).elapsed();
-        if since < SPIN && !is_alone() {
+        let now = Instant::now();
+        let since = now - *self.since.get_or_insert(now);
+        if since < SPIN && !is_alone() && !is_crowded(now) {
             return None;
         }
         Some((since / 4).clamp(SHORTEST, longest))
@@ -58,6 +105,7 @@ thread_local! {
         Cell::new(Idle {
             backoff: Backoff::NEW,
             last: None,
+            seen: 0,
             prompt: false,
         })
     };
@@ -68,6 +116,8 @@ struct Idle {
     backoff: Backoff,
     /// When the last one ended.
     last: Option<Instant>,
+    /// Turns that had found something before the last poll ([`Waiters::turns`]).
+    seen: u32,
     /// [`prompt`] has been called.
     prompt: bool,
 }
@@ -86,55 +136,74 @@ pub(crate) fn idle(runner: &Runner) {
     if runner.turn() == Some(true) {
         return found();
     }
+    let turns = runner.waiters().turns();
     let mut idle = IDLE.get();
     if idle.last.is_none_or(|last| last.elapsed() >= GAP) {
         idle.backoff = Backoff::NEW;
     }
     match idle.backoff.pause(LONGEST) {
         None => std::hint::spin_loop(),
+        // A turn since the last poll may have brought what is waited for.
+        Some(_) if idle.seen != turns => {}
         Some(limit) => {
             if !idle.prompt {
                 idle.prompt = true;
                 prompt();
             }
-            runner.wait(limit);
+            runner.wait(turns, limit);
         }
     }
+    idle.seen = turns;
     idle.last = Some(Instant::now());
     IDLE.set(idle);
 }
 
-/// Threads that wait for a turn of another thread.
-#[derive(Default)]
+/// Threads that wait for a turn that finds something.
+#[derive(Debug, Default)]
 pub(crate) struct Waiters {
+    /// Number of such turns, on which threads sleep (futex(2)).
+    turns: AtomicU32,
     count: AtomicUsize,
-    threads: Mutex<Vec<Thread>>,
 }
 
 impl Waiters {
-    /// Sleeps until [`Waiters::wake`] is called, or the time is up. A wake-up just
-    /// before this call is lost, so the limit must be short.
-    pub(crate) fn wait(&self, limit: Duration) {
-        let me = thread::current();
-        self.lock().push(me.clone());
-        self.count.fetch_add(1, Ordering::Relaxed);
-        thread::park_timeout(limit);
+    /// Returns the number of turns that have found something; it wraps.
+    pub(crate) fn turns(&self) -> u32 {
+        self.turns.load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until the number of turns is not `turns`, or the time is up.
+    pub(crate) fn wait(&self, turns: u32, limit: Duration) {
+        let limit = TimeSpec::from_duration(limit);
+        // Before the kernel reads the number of turns: it sees the turn, or the turn
+        // sees the count.
+        self.count.fetch_add(1, Ordering::SeqCst);
+        self.futex(libc::FUTEX_WAIT, turns, &raw const limit);
         self.count.fetch_sub(1, Ordering::Relaxed);
-        let mut threads = self.lock();
-        if let Some(at) = threads.iter().position(|thread| thread.id() == me.id()) {
-            threads.swap_remove(at);
-        }
     }
 
-    /// Wakes all that wait.
+    /// Counts a turn, and wakes all that wait.
     pub(crate) fn wake(&self) {
-        if self.count.load(Ordering::Relaxed) != 0 {
-            self.lock().iter().for_each(Thread::unpark);
+        self.turns.fetch_add(1, Ordering::SeqCst);
+        if self.count.load(Ordering::SeqCst) != 0 {
+            self.futex(libc::FUTEX_WAKE, i32::MAX as u32, ptr::null());
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Thread>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Errors are those of a wait: the number has changed, a signal, the limit.
+    fn futex(&self, operation: c_int, value: u32, limit: *const TimeSpec) {
+        let operation = operation | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the word outlives the call, as does the limit of a wait;
+        // `TimeSpec` is `struct timespec` (`repr(transparent)`).
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.turns.as_ptr(),
+                operation,
+                value,
+                limit,
+            );
+        }
     }
 }
 

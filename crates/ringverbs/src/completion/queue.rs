@@ -624,7 +624,7 @@ impl CompletionQueue {
         let ready = self
             .ring
             .arm_and_check(&self.shared.object, solicited_only)?;
-        self.engine.rung();
+        self.engine.armed();
         Ok(ready)
     }
 

@@ -79,6 +79,14 @@ impl Engine {
         }
     }
 
+    /// Called after a request for notification: the engine's thread takes over.
+    pub fn armed(&self) {
+        #[cfg(feature = "embedded")]
+        if let Some(embedded) = &self.embedded {
+            embedded.armed();
+        }
+    }
+
     /// Runs the engine without waiting for it. Returns whether there may be more to
     /// do.
     pub fn help(&self) -> bool {
