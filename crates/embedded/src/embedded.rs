@@ -9,7 +9,7 @@ use crate::object::ObjectData;
 use crate::runner::Runner;
 use crate::state::State;
 use crate::time::{self, Limit};
-use crate::wait;
+use crate::wait::{self, Polled};
 
 /// A software HCA in this process.
 ///
@@ -45,16 +45,22 @@ impl Embedded {
         self.runner.wake();
     }
 
-    /// Called by a thread whose poll has found nothing: performs pending work of
-    /// the network, and if there is none, spins and then sleeps for lengthening
-    /// intervals, of at most 2 ms, until there is some. Does nothing on a
+    /// Called by a thread whose poll of the completion queue with that handle has found
+    /// nothing: performs pending work of the network, and if there is none, spins and
+    /// then sleeps for lengthening intervals, of at most 2 ms, until there are
+    /// completions. Does nothing on a
     /// network that its caller drives ([`Drive::Caller`](crate::Drive::Caller)). If time
     /// is simulated, it does not sleep: the clock moves instead.
-    pub fn idle(&self) {
+    pub fn idle(&self, queue: u32) {
         if let Some(time) = self.runner.time() {
             time::idle(&self.runner, time);
         } else if self.runner.has_thread() {
-            wait::idle(&self.runner);
+            let device = Arc::clone(&self.device);
+            let polled = Polled {
+                device,
+                handle: queue,
+            };
+            wait::idle(&self.runner, polled);
         }
     }
 

@@ -201,6 +201,11 @@ impl Objects {
         }
     }
 
+    /// Returns the object with that handle, of any context.
+    pub(crate) fn with_handle(&self, handle: u32) -> Option<&Object> {
+        self.objects.get(&handle)
+    }
+
     fn get_mut(&mut self, file: RawFd, handle: u32) -> Result<&mut Object> {
         match self.objects.get_mut(&handle) {
             Some(object) if object.file == file => Ok(object),

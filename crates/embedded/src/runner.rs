@@ -23,7 +23,7 @@ use crate::directory::Directory;
 use crate::leaving::{Flush, flush_at_exit};
 use crate::segment::{self, DEVICES, PATIENCE, Segment};
 use crate::time::SimulatedTime;
-use crate::wait::{Backoff, Waiters, prompt};
+use crate::wait::{Backoff, Polled, Waiters, prompt};
 use crate::{Result, refuse};
 
 /// Drives the devices of a network. Dropping it ends the thread.
@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     joined: Option<ProcessLink>,
     /// Threads that poll and wait for others' turns.
     waiters: Waiters,
+    /// Held by the polling thread that waits for frames.
+    watch: Mutex<()>,
     /// Number of turns of other threads than the network's.
     driven: AtomicU64,
     /// The network's thread was woken, and takes turns whether others do or not.
@@ -247,6 +249,7 @@ impl Runner {
             count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             waiters: Waiters::default(),
+            watch: Mutex::default(),
             driven: AtomicU64::new(0),
             woken: AtomicBool::new(false),
             // Doorbells are told to simulated time.
@@ -309,12 +312,22 @@ impl Runner {
         }
     }
 
-    /// Sleeps until a frame arrives or more than `turns` turns have found something, or
-    /// the time is up.
-    pub(crate) fn wait(&self, turns: u32, limit: Duration) {
-        match &self.shared.joined {
-            Some(joined) => joined.wait(Some(limit)),
-            None => self.shared.waiters.wait(turns, limit),
+    /// Sleeps until a turn has found what is waited for ([`Waiters::wait`]) or a frame
+    /// has arrived, or the time is up. One thread at a time waits for frames: the others
+    /// need no turn of their own.
+    pub(crate) fn wait(&self, polled: Option<Polled>, turns: u32, limit: Duration) {
+        let waiters = &self.shared.waiters;
+        let Some(joined) = &self.shared.joined else {
+            return waiters.wait(polled, turns, limit);
+        };
+        match self.shared.watch.try_lock() {
+            Err(TryLockError::WouldBlock) => waiters.wait(polled, turns, limit),
+            watch => {
+                joined.wait(Some(limit));
+                drop(watch);
+                // The next one waits for frames.
+                waiters.wake_one();
+            }
         }
     }
 

@@ -216,6 +216,15 @@ impl State {
         busy
     }
 
+    /// Returns how many completions were written to a completion queue; the number
+    /// wraps.
+    pub(crate) fn written(&self, handle: u32) -> Option<u32> {
+        match &self.objects.with_handle(handle)?.data {
+            ObjectData::Cq(cq) => self.hca.completions_written(cq.number),
+            _ => None,
+        }
+    }
+
     /// Returns whether anything can happen without a command.
     pub(crate) fn is_in_use(&self) -> bool {
         !self.watch.is_empty() || self.hca.deadline().is_some()

@@ -1,17 +1,15 @@
 //! Waiting for an embedded device: a thread spins, then sleeps.
 
-use core::ffi::c_int;
 use std::cell::Cell;
 use std::mem::size_of;
-use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeSpec;
 
+use crate::device::Device;
 use crate::runner::Runner;
 
 /// How long a thread spins after the last activity before it sleeps. It does not
@@ -106,6 +104,7 @@ thread_local! {
             backoff: Backoff::NEW,
             last: None,
             seen: 0,
+            queue: None,
             prompt: false,
         })
     };
@@ -118,6 +117,8 @@ struct Idle {
     last: Option<Instant>,
     /// Turns that had found something before the last poll ([`Waiters::turns`]).
     seen: u32,
+    /// The queue of the last one: its device's number, and its handle.
+    queue: Option<(usize, u32)>,
     /// [`prompt`] has been called.
     prompt: bool,
 }
@@ -132,12 +133,14 @@ pub(crate) fn found() {
 
 /// Called when a poll of this thread has found nothing. Drives the devices; if that
 /// makes no progress, spins, then sleeps for lengthening intervals.
-pub(crate) fn idle(runner: &Runner) {
+pub(crate) fn idle(runner: &Runner, polled: Polled) {
     if runner.turn() == Some(true) {
         return found();
     }
     let turns = runner.waiters().turns();
     let mut idle = IDLE.get();
+    let id = Some(polled.id());
+    let same = idle.queue == id;
     if idle.last.is_none_or(|last| last.elapsed() >= GAP) {
         idle.backoff = Backoff::NEW;
     }
@@ -150,60 +153,114 @@ pub(crate) fn idle(runner: &Runner) {
                 idle.prompt = true;
                 prompt();
             }
-            runner.wait(turns, limit);
+            runner.wait(same.then_some(polled), turns, limit);
         }
     }
+    idle.queue = id;
     idle.seen = turns;
     idle.last = Some(Instant::now());
     IDLE.set(idle);
 }
 
-/// Threads that wait for a turn that finds something.
-#[derive(Debug, Default)]
+/// A completion queue that a thread polls: its device and its handle there.
+#[derive(Clone)]
+pub(crate) struct Polled {
+    pub(crate) device: Arc<Device>,
+    pub(crate) handle: u32,
+}
+
+impl Polled {
+    fn id(&self) -> (usize, u32) {
+        (self.device.number(), self.handle)
+    }
+
+    /// Returns how many completions were written to it.
+    fn written(&self) -> Option<u32> {
+        self.device.lock().written(self.handle)
+    }
+}
+
+/// A thread that waits for completions.
+struct Waiting {
+    thread: Thread,
+    /// `None` if the thread polls several queues.
+    polled: Option<Polled>,
+    /// When it began to wait.
+    written: Option<u32>,
+}
+
+impl Waiting {
+    /// Returns whether there is something to poll.
+    fn is_over(&self) -> bool {
+        let polled = self.polled.as_ref();
+        polled.is_none_or(|polled| polled.written().is_none_or(|now| Some(now) != self.written))
+    }
+}
+
+/// Threads that wait for turns of others.
+#[derive(Default)]
 pub(crate) struct Waiters {
-    /// Number of such turns, on which threads sleep (futex(2)).
+    /// Number of turns that have found something; it wraps.
     turns: AtomicU32,
     count: AtomicUsize,
+    threads: Mutex<Vec<Waiting>>,
 }
 
 impl Waiters {
-    /// Returns the number of turns that have found something; it wraps.
+    /// Returns the number of turns that have found something.
     pub(crate) fn turns(&self) -> u32 {
         self.turns.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until the number of turns is not `turns`, or the time is up.
-    pub(crate) fn wait(&self, turns: u32, limit: Duration) {
-        let limit = TimeSpec::from_duration(limit);
-        // Before the kernel reads the number of turns: it sees the turn, or the turn
-        // sees the count.
+    /// Sleeps until a turn has written completions to the queue, or, for `None`, has
+    /// found something; or the time is up. The queue was found empty when `turns` turns
+    /// had found something.
+    pub(crate) fn wait(&self, polled: Option<Polled>, turns: u32, limit: Duration) {
+        let me = thread::current();
+        let written = polled.as_ref().and_then(Polled::written);
+        self.lock().push(Waiting {
+            thread: me.clone(),
+            polled,
+            written,
+        });
+        // Before the number of turns is read: either this sees a turn, or the turn sees
+        // this.
         self.count.fetch_add(1, Ordering::SeqCst);
-        self.futex(libc::FUTEX_WAIT, turns, &raw const limit);
+        if self.turns() == turns {
+            thread::park_timeout(limit);
+        }
         self.count.fetch_sub(1, Ordering::Relaxed);
+        self.lock().retain(|it| it.thread.id() != me.id());
     }
 
-    /// Counts a turn, and wakes all that wait.
+    /// Counts a turn, and wakes those who have something to poll.
     pub(crate) fn wake(&self) {
         self.turns.fetch_add(1, Ordering::SeqCst);
-        if self.count.load(Ordering::SeqCst) != 0 {
-            self.futex(libc::FUTEX_WAKE, i32::MAX as u32, ptr::null());
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut threads = self.lock();
+        let mut at = 0;
+        while at < threads.len() {
+            match threads[at].is_over() {
+                true => threads.swap_remove(at).thread.unpark(),
+                false => at += 1,
+            }
         }
     }
 
-    /// Errors are those of a wait: the number has changed, a signal, the limit.
-    fn futex(&self, operation: c_int, value: u32, limit: *const TimeSpec) {
-        let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the word outlives the call, as does the limit of a wait;
-        // `TimeSpec` is `struct timespec` (`repr(transparent)`).
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.turns.as_ptr(),
-                operation,
-                value,
-                limit,
-            );
+    /// Wakes one, whatever it waits for.
+    pub(crate) fn wake_one(&self) {
+        if self.count.load(Ordering::SeqCst) != 0 {
+            let one = self.lock().pop();
+            if let Some(one) = one {
+                one.thread.unpark();
+            }
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

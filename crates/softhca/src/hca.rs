@@ -290,6 +290,12 @@ impl<P: Platform> Hca<P> {
         fetched + usize::from(posted)
     }
 
+    /// Returns how many completions were written to a completion queue; the number
+    /// wraps.
+    pub fn completions_written(&self, cqn: u32) -> Option<u32> {
+        self.core.cqs.get(cqn).map(|cq| cq.producer)
+    }
+
     /// Returns the send CQ of a queue pair.
     pub fn completion_queue_of(&self, qpn: u32) -> Option<u32> {
         self.core.qp(qpn).map(|qp| qp.send_cq)

@@ -565,7 +565,7 @@ impl CompletionQueue {
     /// A poll ends that has found so many CQEs.
     #[inline]
     pub(crate) fn polled(&self, count: usize) {
-        self.engine.polled(count);
+        self.engine.polled(&self.shared.object, count);
     }
 
     /// Releases the entry that a forgotten cursor consumed.

@@ -4,6 +4,9 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, Instant};
 
+use uverbs::Cq;
+
+use super::Ctx;
 use crate::Context;
 
 /// The end of a wait.
@@ -99,17 +102,17 @@ impl Engine {
     /// Called at the end of a poll that has found so many CQEs, where registers
     /// need no saving for the call. Runs the engine if there were none.
     #[inline]
-    pub fn polled(&self, count: usize) {
+    pub fn polled(&self, queue: &Cq<Ctx>, count: usize) {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
             ring::cold_path();
             match count {
-                0 => embedded.idle(),
+                0 => embedded.idle(queue.handle().0),
                 _ => embedded.found(),
             }
         }
         #[cfg(not(feature = "embedded"))]
-        let _ = count;
+        let _ = (queue, count);
     }
 }
 
