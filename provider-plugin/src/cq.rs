@@ -16,9 +16,6 @@ use crate::errno::Errno;
 use crate::events;
 use crate::pd::{PdRef, thread_domain_of};
 
-/// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
-const KERNEL_IGNORE_OVERRUN: u32 = 1 << 1;
-
 /// Operations of a device on completion queues.
 pub trait CqOps: Sized + 'static {
     /// The reader of completions. Its cells are guarded by the queue's lock.
@@ -271,15 +268,15 @@ pub unsafe extern "C" fn create_cq_ex<D: CqOps>(
             return Err(Errno::OPNOTSUPP);
         }
         let kernel_flags = if flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {
-            KERNEL_IGNORE_OVERRUN
+            CqFlags::IGNORE_OVERRUN
         } else {
-            0
+            CqFlags::empty()
         };
         let init = CqInit {
             cqe: (*attr).cqe,
             channel: channel_fd((*attr).channel),
             comp_vector: (*attr).comp_vector,
-            flags: CqFlags::from_bits_retain(kernel_flags),
+            flags: kernel_flags,
             ..CqInit::default()
         };
         let single = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 || thread_domain_of(pd);

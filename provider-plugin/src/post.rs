@@ -284,9 +284,9 @@ unsafe fn post_send_slow<D: qp::QpOps>(
 /// `bad_wr` is null or writable.
 #[cold]
 unsafe fn refuse<T>(wr: *mut T, bad_wr: *mut *mut T, errno: c_int) -> c_int {
-    if let Some(place) = NonNull::new(bad_wr) {
+    if let Some(bad_wr) = NonNull::new(bad_wr) {
         // SAFETY: as the caller says.
-        unsafe { place.write(wr) };
+        unsafe { bad_wr.write(wr) };
     }
     errno
 }
@@ -337,9 +337,9 @@ unsafe fn post_receives<R: RecvQueueOwner>(
         // the function save registers.
         let mut next = wr;
         while let Some(request) = next.as_ref() {
-            let short =
+            let pushed =
                 request.num_sge == 1 && (*queue).push_fast(request.wr_id, &*request.sg_list.cast());
-            if !short {
+            if !pushed {
                 return post_recv_slow(own, queue, next, bad_wr, Some(section));
             }
             next = request.next;

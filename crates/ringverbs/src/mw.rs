@@ -317,8 +317,8 @@ impl Bind {
         Some(state)
     }
 
-    /// Called when it was written but not posted.
-    pub fn taken_back(&mut self) {
+    /// Called if the bind was refused, or its batch abandoned.
+    pub fn not_posted(&mut self) {
         if let Some(mut state) = self.end() {
             state.rkey = variant(state.rkey, PREVIOUS);
         }

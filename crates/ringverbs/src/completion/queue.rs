@@ -24,7 +24,7 @@ const SPINS_TO_CLOCK: u32 = 1 << 6;
 /// Empty polls between two queries, by a system call each, whether the device was
 /// removed: milliseconds.
 const SPINS_TO_GONE: u32 = 1 << 18;
-/// Turns of an embedded device while a task looks for completions.
+/// Maximum turns that [`CompletionQueue::drive_if_empty`] gives an embedded device.
 const TURNS: usize = 8;
 
 /// Builder of a completion queue, from [`Context::completion_queue`].
@@ -161,7 +161,7 @@ impl CompletionQueueBuilder {
             timed: timestamps,
             ring: ManuallyDrop::new(made.ring),
             reaper: Reaper::default(),
-            seen: 0,
+            destructions_seen: 0,
             held: false,
             engine: Engine::of(&context),
             shared: Arc::new(Shared {
@@ -221,14 +221,14 @@ impl Shared {
         self.unmap_later.get().is_some()
     }
 
-    /// Registers a work queue with room for `capacity` operations.
-    pub fn enter(&self, capacity: u32) -> Result<Arc<OrderedTable>> {
+    /// Registers a work queue that completes here, with room for `capacity` operations.
+    pub fn attach(&self, capacity: u32) -> Result<Arc<OrderedTable>> {
         self.queues.insert(|id| OrderedTable::new(id, capacity))
     }
 
     /// Called after the kernel destroyed a work queue. Its operations in flight
     /// are released by the poller if that has a reference to the queue.
-    pub fn leave(&self, table: &OrderedTable) {
+    pub fn detach(&self, table: &OrderedTable) {
         self.queues.remove(table.id());
         self.destructions.advance();
     }
@@ -281,8 +281,8 @@ impl fmt::Debug for Shared {
 pub struct CompletionQueue {
     pub(crate) ring: ManuallyDrop<DeviceCompletions>,
     pub(super) reaper: Reaper,
-    /// Departures that the reaper has processed.
-    seen: u32,
+    /// The value of `Shared::destructions` that the reaper has processed.
+    destructions_seen: u32,
     /// A forgotten cursor has consumed the first entry without returning it to
     /// the device.
     pub(super) held: bool,
@@ -562,7 +562,7 @@ impl CompletionQueue {
         false
     }
 
-    /// A poll ends that has found so many CQEs.
+    /// Called at the end of a poll, with the number of CQEs that it found.
     #[inline]
     pub(crate) fn polled(&self, count: usize) {
         self.engine.polled(&self.shared.object, count);
@@ -586,8 +586,8 @@ impl CompletionQueue {
     #[inline]
     pub(super) fn release_destroyed(&mut self) {
         let now = self.shared.destructions.now();
-        if now != self.seen {
-            self.seen = now;
+        if now != self.destructions_seen {
+            self.destructions_seen = now;
             self.reaper.purge(&self.shared.queues);
         }
     }

@@ -31,7 +31,7 @@ enum Doorbell {
 impl SendQueue {
     #[inline]
     pub fn begin(&mut self) {
-        self.queue.abort();
+        self.queue.begin();
     }
 
     /// # Safety

@@ -306,18 +306,18 @@ impl OrderedWriter {
     #[inline]
     pub fn abandon(&mut self) {
         if self.next != self.published {
-            self.take_back();
+            self.abandon_slow();
         }
     }
 
     #[cold]
-    fn take_back(&mut self) {
+    fn abandon_slow(&mut self) {
         while self.next != self.published {
             self.next = self.next.wrapping_sub(1);
             // SAFETY: pushed and not published, so still the producer's.
             let mut posted = unsafe { (*self.table.slot(self.next)).assume_init_read() };
             // In reverse order, since each undoes its effect.
-            posted.attachment.take_back();
+            posted.attachment.not_posted();
         }
     }
 }

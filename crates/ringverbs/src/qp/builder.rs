@@ -177,14 +177,14 @@ impl QueuePairBuilder {
         };
         // The whole capacity of the device's rings is used.
         let send_depth = made.send.capacity().min(MAX_DEPTH);
-        let send_table = send_cq.enter(send_depth)?;
+        let send_table = send_cq.attach(send_depth)?;
         let recv_table = match &made.recv {
             Some(queue) => {
-                let entered = recv_cq.enter(queue.capacity().min(MAX_DEPTH));
-                match entered {
+                let attached = recv_cq.attach(queue.capacity().min(MAX_DEPTH));
+                match attached {
                     Ok(table) => Some(table),
                     Err(error) => {
-                        send_cq.leave(&send_table);
+                        send_cq.detach(&send_table);
                         return Err(error);
                     }
                 }

@@ -2,10 +2,8 @@
 
 use uverbs::QpCap;
 
-use super::{PostError, QpAttr, QpAttrMask, RecvHalf, SendHalf, State, Transport, WorkRequest};
-use crate::data::{Sink, Source};
+use super::{QpAttr, QpAttrMask, RecvHalf, SendHalf, State, Transport};
 use crate::memory::MemorySlice;
-use crate::operation::RemoteAddr;
 use crate::{AccessFlags, Context, ProtectionDomain, Result};
 
 macro_rules! of_the_queue_pair {
@@ -102,42 +100,5 @@ impl SendHalf {
         let scratch = region.slice(..1)?;
         self.scratch = Some(scratch.clone());
         Ok(scratch)
-    }
-
-    /// Posts a signalled send: a message for a receive of the peer.
-    ///
-    /// # Errors
-    /// As [`SendHalf::post`].
-    #[inline]
-    pub fn send<D: Source>(&mut self, data: D, token: u64) -> Result<(), PostError<D::Returned>> {
-        self.post(WorkRequest::send(data).token(token))
-    }
-
-    /// Posts a signalled RDMA write to remote memory.
-    ///
-    /// # Errors
-    /// As [`SendHalf::post`].
-    #[inline]
-    pub fn write<D: Source>(
-        &mut self,
-        data: D,
-        to: RemoteAddr,
-        token: u64,
-    ) -> Result<(), PostError<D::Returned>> {
-        self.post(WorkRequest::write(data, to).token(token))
-    }
-
-    /// Posts a signalled RDMA read of remote memory.
-    ///
-    /// # Errors
-    /// As [`SendHalf::post`].
-    #[inline]
-    pub fn read<D: Sink>(
-        &mut self,
-        data: D,
-        from: RemoteAddr,
-        token: u64,
-    ) -> Result<(), PostError<D>> {
-        self.post(WorkRequest::read(data, from).token(token))
     }
 }

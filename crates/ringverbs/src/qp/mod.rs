@@ -145,10 +145,10 @@ pub(crate) enum Attachment {
 }
 
 impl Attachment {
-    /// Called for an operation that was written but not posted.
-    pub fn take_back(&mut self) {
+    /// Called for an operation whose batch was abandoned.
+    pub fn not_posted(&mut self) {
         if let Self::Window(bind) = self {
-            bind.taken_back();
+            bind.not_posted();
         }
     }
 
@@ -312,9 +312,9 @@ impl Inner {
     fn destroyed(&self) {
         self.destroyed.set(1);
         self.membership.end();
-        self.send_cq.leave(&self.send_table);
+        self.send_cq.detach(&self.send_table);
         if let Some(table) = &self.recv_table {
-            self.recv_cq.leave(table);
+            self.recv_cq.detach(table);
         }
     }
 }

@@ -148,7 +148,7 @@ impl SendHalf {
         // without, the parts of the request are moved straight to their
         // destination.
         let mut request = ManuallyDrop::new(request);
-        match self.make(&mut request) {
+        match self.push_wr(&mut request) {
             Ok(unreported) => {
                 let request = ManuallyDrop::into_inner(request);
                 let info = PostedInfo {
@@ -157,7 +157,7 @@ impl SendHalf {
                     attachment: request.attachment,
                     unreported,
                 };
-                // SAFETY: `make` found a free entry.
+                // SAFETY: `push_wr` found a free entry.
                 unsafe { self.in_flight.push(info, request.data) };
                 Ok(())
             }
@@ -172,15 +172,15 @@ impl SendHalf {
         }
     }
 
-    /// Adds the work request to the device's batch. Returns whether it is
-    /// signalled although the user did not ask for that.
+    /// Validates the operation and adds its work request to the device's batch.
+    /// Returns whether it is signalled although the user did not ask for that.
     #[inline]
-    fn make<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
+    fn push_wr<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
         let operation = request.operation();
         if self.inner.state.get() < u32::from(State::RTS.0)
             || self.operations & 1 << operation as u32 == 0
         {
-            return Err(self.cannot(operation));
+            return Err(self.refusal(operation));
         }
         let domain = self.inner.domain.identity();
         request.check(self.datagram, domain, self.inner.domain.context())?;
@@ -201,7 +201,7 @@ impl SendHalf {
             let queue = &mut self.queue;
             let max_sge = queue.max_sge();
             // SAFETY: inline data is borrowed by `request`.
-            request.describe((id.0, flags), (max_sge, domain), |wr| unsafe {
+            request.with_send_wr((id.0, flags), (max_sge, domain), |wr| unsafe {
                 queue.push(wr)
             })?;
         }
@@ -218,7 +218,7 @@ impl SendHalf {
         attachment: &mut Attachment,
     ) -> Result<()> {
         let Attachment::Window(bind) = attachment else {
-            return Err(self.cannot(Operation::BindWindow));
+            return Err(self.refusal(Operation::BindWindow));
         };
         let operands = bind.begin(self.inner.id, self.inner.domain.identity())?;
         let wr = SendWr {
@@ -228,13 +228,14 @@ impl SendHalf {
         // SAFETY: there is no inline data.
         let pushed = unsafe { self.queue.push(&wr) };
         if pushed.is_err() {
-            bind.taken_back();
+            bind.not_posted();
         }
         pushed
     }
 
+    /// The reason why an operation cannot be posted.
     #[cold]
-    fn cannot(&self, operation: Operation) -> Error {
+    fn refusal(&self, operation: Operation) -> Error {
         if !self.inner.domain.context().provider().has(operation) {
             return Error::Unsupported {
                 what: operation.plural(),
@@ -294,6 +295,43 @@ impl SendHalf {
             data: None,
             token,
         })
+    }
+
+    /// Posts a signalled send: a message for a receive of the peer.
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`].
+    #[inline]
+    pub fn send<D: Source>(&mut self, data: D, token: u64) -> Result<(), PostError<D::Returned>> {
+        self.post(WorkRequest::send(data).token(token))
+    }
+
+    /// Posts a signalled RDMA write to remote memory.
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`].
+    #[inline]
+    pub fn write<D: Source>(
+        &mut self,
+        data: D,
+        to: RemoteAddr,
+        token: u64,
+    ) -> Result<(), PostError<D::Returned>> {
+        self.post(WorkRequest::write(data, to).token(token))
+    }
+
+    /// Posts a signalled RDMA read of remote memory.
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`].
+    #[inline]
+    pub fn read<D: Sink>(
+        &mut self,
+        data: D,
+        from: RemoteAddr,
+        token: u64,
+    ) -> Result<(), PostError<D>> {
+        self.post(WorkRequest::read(data, from).token(token))
     }
 
     /// Posts several operations with one doorbell. They are posted when `fill`
@@ -443,7 +481,7 @@ impl ReceiveBatch<'_> {
     fn push<D: Sink>(&mut self, data: D, token: u64) -> Result<(), PostError<D>> {
         // As in `SendHalf::push`.
         let data = ManuallyDrop::new(data);
-        match self.write(&*data) {
+        match self.push_wr(&*data) {
             Ok(()) => {
                 if let Some((_, in_flight)) = &mut self.queue {
                     let data = ManuallyDrop::into_inner(data);
@@ -453,7 +491,7 @@ impl ReceiveBatch<'_> {
                         operation: Operation::Receive,
                         unreported: false,
                     };
-                    // SAFETY: `write` found a free entry.
+                    // SAFETY: `push_wr` found a free entry.
                     unsafe { in_flight.push(info, data) };
                 }
                 Ok(())
@@ -466,8 +504,9 @@ impl ReceiveBatch<'_> {
         }
     }
 
+    /// Validates a receive and adds its work request to the device's batch.
     #[inline]
-    fn write<D: Sink>(&mut self, data: &D) -> Result<()> {
+    fn push_wr<D: Sink>(&mut self, data: &D) -> Result<()> {
         // In the error state a receive would only be flushed, and not by every
         // device.
         let state = self.inner.state();

@@ -298,7 +298,7 @@ impl<D: Data> WorkRequest<D> {
     /// Calls `post` with the work request for the device, with that identifier
     /// and these flags. Not for a bind, whose operands depend on its window.
     #[inline]
-    pub(super) fn describe<R>(
+    pub(super) fn with_send_wr<R>(
         &self,
         (wr_id, flags): (u64, SendFlags),
         (max_sge, domain): (u32, Identity),
