@@ -208,30 +208,36 @@ const LIMIT_HEADINGS: [&str; 9] = [
     "",
 ];
 
-/// The layers beside the providers, and what is required of them.
-pub fn tables(operations: &[Operation], timed: bool) -> String {
-    let ns = |count: Count, ns: f64| {
-        let ns = if timed {
-            format!("{ns:.2}")
-        } else {
-            "-".to_owned()
-        };
-        format!("{ns} ({:.1})", count.instructions)
-    };
-    let spread = |spread: Spread| super::report::around(spread, timed);
-    let beside = operations.iter().map(|operation| {
+fn cell(count: Count, ns: f64, timed: bool) -> String {
+    format!(
+        "{} ({:.1})",
+        super::report::ns(ns, timed),
+        count.instructions
+    )
+}
+
+/// The layers beside the providers.
+pub fn comparison(operations: &[Operation], timed: bool, page: bool) -> String {
+    let ratio = |spread: Spread| super::report::ratio(spread, timed, page);
+    let rows = operations.iter().map(|operation| {
         vec![
             operation.name.to_owned(),
-            ns(operation.stock.0, operation.stock.1),
-            ns(operation.plugin.0, operation.plugin.1),
-            ns(operation.raw.count, operation.raw.ns),
-            ns(operation.safe.count, operation.safe.ns),
-            spread(operation.plugin_ratio),
-            spread(operation.raw.ratio),
-            spread(operation.safe.ratio),
+            cell(operation.stock.0, operation.stock.1, timed),
+            cell(operation.plugin.0, operation.plugin.1, timed),
+            cell(operation.raw.count, operation.raw.ns, timed),
+            cell(operation.safe.count, operation.safe.ns, timed),
+            ratio(operation.plugin_ratio),
+            ratio(operation.raw.ratio),
+            ratio(operation.safe.ratio),
         ]
     });
-    let required = operations.iter().map(|operation| {
+    markdown(&HEADINGS, &rows.collect::<Vec<_>>())
+}
+
+/// The limits of the layers.
+pub fn requirements(operations: &[Operation], timed: bool) -> String {
+    let spread = |spread: Spread| super::report::around(spread, timed);
+    let rows = operations.iter().map(|operation| {
         let bare = operation.bare;
         let (counts, times) = (operation.broken_counts(), operation.broken_times());
         let verdict = match (counts.is_empty(), !timed || times.is_empty()) {
@@ -243,7 +249,7 @@ pub fn tables(operations: &[Operation], timed: bool) -> String {
         let limit = operation.limits.ratio;
         vec![
             operation.name.to_owned(),
-            bare.map_or("-".to_owned(), |bare| ns(bare.0, bare.1)),
+            bare.map_or("-".to_owned(), |bare| cell(bare.0, bare.1, timed)),
             bare.map_or("-".to_owned(), |_| spread(operation.over_bare)),
             limit.map_or("-".to_owned(), |limit| limit.to_string()),
             spread(operation.surcharge),
@@ -253,12 +259,7 @@ pub fn tables(operations: &[Operation], timed: bool) -> String {
             verdict.to_owned(),
         ]
     });
-    let (beside, required): (Vec<_>, Vec<_>) = (beside.collect(), required.collect());
-    format!(
-        "{}\n{}",
-        markdown(&HEADINGS, &beside),
-        markdown(&LIMIT_HEADINGS, &required)
-    )
+    markdown(&LIMIT_HEADINGS, &rows.collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -250,7 +250,7 @@ fn measure(
     ours: &Path,
     pairs: usize,
     samples: usize,
-) -> Result<([String; 2], Vec<String>)> {
+) -> Result<([String; 3], Vec<String>)> {
     let load = measure::load();
     let run = |provider, arguments: &[&str]| parse(&program.run(provider, arguments)?);
     let near = |provider, arguments: &[&str]| parse(&program.run_near(provider, arguments)?);
@@ -326,10 +326,12 @@ fn measure(
         table(&several),
         report::markdown(&NEAR_HEADINGS, &near_cells),
     );
-    let layers = mlx5_layers::table(&rows, &native_counts, &layers, &stock)?;
+    let tables =
+        [false, true].map(|page| mlx5_layers::table(&rows, &native_counts, &layers, &stock, page));
+    let [layers, summary] = tables;
     let mut broken = broken(&our_counts.counts);
     broken.extend(mlx5_layers::broken(&native_counts)?);
-    Ok(([text, layers], broken))
+    Ok(([text, layers?, summary?], broken))
 }
 
 /// What the calls of a row take alone: the median of all processes.
@@ -357,7 +359,7 @@ pub fn bench(
     };
     let stand_in = mlx5_layers::stand_in()?;
     let native = Native::build(&stand_in, mlx5_layers::PROGRAM)?;
-    let ([mut text, layers], mut broken) =
+    let ([mut text, layers, summary], mut broken) =
         measure(&program, &native, provider, ours, pairs, samples)?;
     if pairs > 0 {
         let (control, above) = control::bench(ours, provider, pairs, samples)?;
@@ -372,7 +374,7 @@ pub fn bench(
     // The summary is beside the stock provider that the system has.
     if write && stock.is_none() {
         let page = driver::root().join(report::SUMMARY);
-        report::replace_in(&page, CRATE_BEGIN, CRATE_END, &layers)?;
+        report::replace_in(&page, CRATE_BEGIN, CRATE_END, &summary)?;
     }
     Ok(broken)
 }

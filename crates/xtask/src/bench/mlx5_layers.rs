@@ -115,7 +115,13 @@ const HEADINGS: [&str; 8] = [
 ///
 /// # Errors
 /// A row that one of the programs lacks.
-pub fn table(rows: &[Row], counts: &Output, runs: &[Output], stock: &[Output]) -> Result<String> {
+pub fn table(
+    rows: &[Row],
+    counts: &Output,
+    runs: &[Output],
+    stock: &[Output],
+    page: bool,
+) -> Result<String> {
     let timed = !runs.is_empty();
     let cell = |ns: f64, count: Count| {
         let ns = if timed {
@@ -138,12 +144,12 @@ pub fn table(rows: &[Row], counts: &Output, runs: &[Output], stock: &[Output]) -
             cell(shared.stock_ns, shared.stock_count),
             cell(owned.ours_ns, owned.ours_count),
         ];
-        let mut ratios = vec![report::around(owned.ratio, timed)];
+        let mut ratios = vec![report::ratio(owned.ratio, timed, page)];
         for layer in LAYERS {
             let name = format!("{layer}-{operation}");
             let new = times_of(runs, &name)?;
             let ratio = Spread::of(pairwise(&old, &new, |old, new| new / old));
-            ratios.push(report::around(ratio, timed));
+            ratios.push(report::ratio(ratio, timed, page));
             line.push(cell(Spread::of(new).median, counts.count(&name)?));
         }
         line.extend(ratios);

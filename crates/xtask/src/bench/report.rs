@@ -49,6 +49,14 @@ pub(super) fn around(spread: Spread, timed: bool) -> String {
     )
 }
 
+/// A ratio: on the page the median, at the terminal with its quartiles.
+pub(super) fn ratio(spread: Spread, timed: bool, page: bool) -> String {
+    if page {
+        return ns(spread.median, timed);
+    }
+    around(spread, timed)
+}
+
 /// The quartiles alone.
 pub(super) fn between(spread: Spread, timed: bool) -> String {
     if !timed {
@@ -209,26 +217,29 @@ fn circumstances(results: &Results) -> String {
     )
 }
 
-fn layer_tables(results: &Results) -> String {
+/// The summary of the page.
+fn summary(results: &Results) -> String {
     format!(
         "{}.\n\n{}",
         circumstances(results),
-        layers::tables(&results.layers, results.rounds > 0)
+        layers::comparison(&results.layers, results.rounds > 0, true)
     )
 }
 
 /// The tables for a reader at the terminal.
 pub fn terminal(results: &Results) -> String {
+    let timed = results.rounds > 0;
     format!(
-        "{}\nThe Rust crate:\n\n{}",
+        "{}\nThe Rust crate:\n\n{}\n{}",
         tables(results),
-        layer_tables(results)
+        layers::comparison(&results.layers, timed, false),
+        layers::requirements(&results.layers, timed)
     )
 }
 
 /// Replaces the summary on its page below `root`.
 pub fn write(root: &Path, results: &Results) -> Result<()> {
-    replace_in(&root.join(SUMMARY), BEGIN, END, &layer_tables(results))
+    replace_in(&root.join(SUMMARY), BEGIN, END, &summary(results))
 }
 
 /// Replaces what is between the lines `begin` and `end` of a page.
