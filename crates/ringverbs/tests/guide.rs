@@ -62,7 +62,7 @@ fn programs_of_the_guide_are_the_examples() {
         assert_eq!(main, example.is_some(), "after {before}:\n{text}");
         assert!(label != "text" || !text.contains("fn "), "{text}");
     }
-    assert_eq!(whole, ["hello.rs", "hello_tcp.rs"]);
+    assert_eq!(whole, ["hello.rs"]);
 }
 
 /// The pages of the documentation, by their paths in the repository.
