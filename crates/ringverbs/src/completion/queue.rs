@@ -163,7 +163,7 @@ impl CompletionQueueBuilder {
             reaper: Reaper::default(),
             destructions_seen: 0,
             held: false,
-            engine: Engine::of(&context),
+            engine: Engine::of_queue(&context, made.object.handle().0),
             shared: Arc::new(Shared {
                 object: ManuallyDrop::new(made.object),
                 unmap_later: OnceLock::new(),
@@ -565,7 +565,7 @@ impl CompletionQueue {
     /// Called at the end of a poll, with the number of CQEs that it found.
     #[inline]
     pub(crate) fn polled(&self, count: usize) {
-        self.engine.polled(&self.shared.object, count);
+        self.engine.polled(count);
     }
 
     /// Releases the entry that a forgotten cursor consumed.

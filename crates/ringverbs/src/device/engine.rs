@@ -4,9 +4,6 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, Instant};
 
-use uverbs::Cq;
-
-use super::Ctx;
 use crate::Context;
 
 /// The end of a wait.
@@ -31,6 +28,9 @@ impl Deadline {
 pub(crate) struct Engine {
     #[cfg(feature = "embedded")]
     embedded: Option<embedded::Embedded>,
+    /// Handle of the completion queue that it is polled for.
+    #[cfg(feature = "embedded")]
+    queue: u32,
 }
 
 impl Engine {
@@ -42,6 +42,19 @@ impl Engine {
             embedded: (context.device())
                 .and_then(crate::Device::embedded_handle)
                 .cloned(),
+            #[cfg(feature = "embedded")]
+            queue: 0,
+        }
+    }
+
+    /// Of the completion queue with that handle.
+    pub fn of_queue(context: &Context, handle: u32) -> Self {
+        #[cfg(not(feature = "embedded"))]
+        let _ = handle;
+        Self {
+            #[cfg(feature = "embedded")]
+            queue: handle,
+            ..Self::of(context)
         }
     }
 
@@ -102,17 +115,17 @@ impl Engine {
     /// Called at the end of a poll that has found so many CQEs, where registers
     /// need no saving for the call. Runs the engine if there were none.
     #[inline]
-    pub fn polled(&self, queue: &Cq<Ctx>, count: usize) {
+    pub fn polled(&self, count: usize) {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
             ring::cold_path();
             match count {
-                0 => embedded.idle(queue.handle().0),
+                0 => embedded.idle(self.queue),
                 _ => embedded.found(),
             }
         }
         #[cfg(not(feature = "embedded"))]
-        let _ = (queue, count);
+        let _ = count;
     }
 }
 
