@@ -107,21 +107,21 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(report(&lines, began.elapsed()))
 }
 
-/// Runs the guests, which leave half a processor unused, and the other steps at
-/// the same time, and then two guests. The guests take longest, so what runs in them
-/// is built before anything else (`guests::build`), and they go first where both want
-/// a processor: their cases have time limits, while most of the rest is compiling
+/// Runs two guests and the other steps at the same time, and a third guest when those
+/// have ended: a guest waits for its timers half of the time. What runs in guests is
+/// built before anything else (`guests::build`), and guests go first where both want a
+/// processor: their cases have time limits, while most of the rest is compiling
 /// (`host::all`).
 fn beside(arguments: &Arguments, steps: impl FnOnce() -> Vec<Line> + Send) -> (Vec<Line>, Outcome) {
     let queue = guests::Queue::new(arguments);
     thread::scope(|scope| {
-        let first = scope.spawn(|| queue.run());
+        let guests = [(); 2].map(|()| scope.spawn(|| queue.run()));
         scope.spawn(|| guests::prepare(arguments));
         let host = scope.spawn(steps).join();
         let host = host.unwrap_or_else(|_| vec![panicked("host steps")]);
-        let second = scope.spawn(|| queue.run());
+        let third = scope.spawn(|| queue.run());
         let mut outcome = Outcome::default();
-        for runner in [first, second] {
+        for runner in guests.into_iter().chain([third]) {
             let of_runner = runner.join();
             outcome.extend(of_runner.unwrap_or_else(|_| Outcome::panicked("guests")));
         }
