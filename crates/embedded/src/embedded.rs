@@ -18,9 +18,21 @@ use crate::wait::{self, Polled};
 pub struct Embedded {
     pub(crate) device: Arc<Device>,
     pub(crate) runner: Arc<Runner>,
+    /// Handle of the completion queue that is polled.
+    pub(crate) polled: Option<u32>,
 }
 
 impl Embedded {
+    /// Returns a handle for who polls the completion queue with that handle:
+    /// [`idle`](Self::idle) then waits for completions there, not for anything that
+    /// happens in the network.
+    pub fn polling(&self, queue: u32) -> Self {
+        Self {
+            polled: Some(queue),
+            ..self.clone()
+        }
+    }
+
     /// Performs a bounded amount of pending work of the whole network. Returns
     /// true if there was any, if more is left, or if another thread is driving;
     /// loops call it until it returns false. Any thread may call it, also in
@@ -45,21 +57,19 @@ impl Embedded {
         self.runner.wake();
     }
 
-    /// Called by a thread whose poll of the completion queue with that handle has found
-    /// nothing: performs pending work of the network, and if there is none, spins and
-    /// then sleeps for lengthening intervals, of at most 2 ms, until there are
-    /// completions. Does nothing on a
+    /// Called by a thread whose poll has found nothing: performs pending work of the
+    /// network, and if there is none, spins and then sleeps for lengthening intervals, of
+    /// at most 2 ms, until there is some. Does nothing on a
     /// network that its caller drives ([`Drive::Caller`](crate::Drive::Caller)). If time
     /// is simulated, it does not sleep: the clock moves instead.
-    pub fn idle(&self, queue: u32) {
+    pub fn idle(&self) {
         if let Some(time) = self.runner.time() {
             time::idle(&self.runner, time);
         } else if self.runner.has_thread() {
-            let device = Arc::clone(&self.device);
-            let polled = Polled {
-                device,
-                handle: queue,
-            };
+            let polled = self.polled.map(|handle| Polled {
+                device: Arc::clone(&self.device),
+                handle,
+            });
             wait::idle(&self.runner, polled);
         }
     }

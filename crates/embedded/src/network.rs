@@ -146,6 +146,7 @@ impl Network {
         Ok(Embedded {
             device,
             runner: Arc::clone(&self.runner),
+            polled: None,
         })
     }
 

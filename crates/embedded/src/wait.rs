@@ -133,14 +133,14 @@ pub(crate) fn found() {
 
 /// Called when a poll of this thread has found nothing. Drives the devices; if that
 /// makes no progress, spins, then sleeps for lengthening intervals.
-pub(crate) fn idle(runner: &Runner, polled: Polled) {
+pub(crate) fn idle(runner: &Runner, polled: Option<Polled>) {
     if runner.turn() == Some(true) {
         return found();
     }
     let turns = runner.waiters().turns();
     let mut idle = IDLE.get();
-    let id = Some(polled.id());
-    let same = idle.queue == id;
+    let queue = polled.as_ref().map(Polled::id);
+    let polled = polled.filter(|_| idle.queue == queue);
     if idle.last.is_none_or(|last| last.elapsed() >= GAP) {
         idle.backoff = Backoff::NEW;
     }
@@ -153,10 +153,10 @@ pub(crate) fn idle(runner: &Runner, polled: Polled) {
                 idle.prompt = true;
                 prompt();
             }
-            runner.wait(same.then_some(polled), turns, limit);
+            runner.wait(polled, turns, limit);
         }
     }
-    idle.queue = id;
+    idle.queue = queue;
     idle.seen = turns;
     idle.last = Some(Instant::now());
     IDLE.set(idle);
@@ -183,7 +183,8 @@ impl Polled {
 /// A thread that waits for completions.
 struct Waiting {
     thread: Thread,
-    /// `None` if the thread polls several queues.
+    /// `None` for any turn that finds something, as for a thread that polls several
+    /// queues.
     polled: Option<Polled>,
     /// When it began to wait.
     written: Option<u32>,

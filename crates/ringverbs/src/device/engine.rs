@@ -28,9 +28,6 @@ impl Deadline {
 pub(crate) struct Engine {
     #[cfg(feature = "embedded")]
     embedded: Option<embedded::Embedded>,
-    /// Handle of the completion queue that it is polled for.
-    #[cfg(feature = "embedded")]
-    queue: u32,
 }
 
 impl Engine {
@@ -42,19 +39,16 @@ impl Engine {
             embedded: (context.device())
                 .and_then(crate::Device::embedded_handle)
                 .cloned(),
-            #[cfg(feature = "embedded")]
-            queue: 0,
         }
     }
 
-    /// Of the completion queue with that handle.
+    /// For polls of the completion queue with that handle.
     pub fn of_queue(context: &Context, handle: u32) -> Self {
         #[cfg(not(feature = "embedded"))]
         let _ = handle;
         Self {
             #[cfg(feature = "embedded")]
-            queue: handle,
-            ..Self::of(context)
+            embedded: (Self::of(context).embedded).map(|embedded| embedded.polling(handle)),
         }
     }
 
@@ -120,7 +114,7 @@ impl Engine {
         if let Some(embedded) = &self.embedded {
             ring::cold_path();
             match count {
-                0 => embedded.idle(self.queue),
+                0 => embedded.idle(),
                 _ => embedded.found(),
             }
         }
