@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn boxes_hold_what_was_put_in() {
+    fn boxes_hold_their_value() {
         let b = try_box([7u64; 9]).map_err(|_| ()).unwrap();
         assert_eq!(*b, [7; 9]);
         // SAFETY: an array of integers may be zero.

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::layout::LAYOUTS;
 
-    fn every_operation_is_in_its_place<D: ContextOps>() {
+    fn every_operation_has_its_offset<D: ContextOps>() {
         for layout in LAYOUTS {
             let table = table::<D>(layout);
             let mut set = 0;
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn every_operation_is_in_its_place_once() {
-        every_operation_is_in_its_place::<Rxe>();
-        every_operation_is_in_its_place::<Mlx5>();
+        every_operation_has_its_offset::<Rxe>();
+        every_operation_has_its_offset::<Mlx5>();
     }
 
     /// The documentation names the operations that are not set, with the reason.

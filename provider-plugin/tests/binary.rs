@@ -35,7 +35,7 @@ fn it_needs_libc_alone() {
 }
 
 #[test]
-fn it_exports_what_it_interposes_alone_and_imports_no_verbs() {
+fn only_interposed_functions_are_exported_and_no_verbs_imported() {
     let symbols = readelf(&["--dyn-syms", "--wide"]);
     let mut exported = Vec::new();
     for line in symbols.lines() {

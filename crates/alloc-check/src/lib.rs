@@ -1,6 +1,6 @@
 //! Counting a thread's heap allocations.
 //!
-//! A test program that wants to count makes [`Counting`] its allocator:
+//! A test program makes [`Counting`] its allocator:
 //!
 //! ```
 //! #[global_allocator]
@@ -19,8 +19,8 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, which notes how often a thread asks it for memory;
-/// growing what it has given counts as asking.
+/// The system's allocator, with a count of each thread's allocations and
+/// reallocations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counting;
 
@@ -39,8 +39,9 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// How often this thread allocates in `f`, and what `f` gives. Always 0 in a
-/// program whose allocator is not [`Counting`]: see that something is counted.
+/// Returns the number of allocations of this thread in `f`, and the result of `f`.
+/// Always 0 in a program whose allocator is not [`Counting`], so check first that an
+/// allocation counts.
 pub fn allocations<R>(f: impl FnOnce() -> R) -> (usize, R) {
     let before = ALLOCATIONS.get();
     let result = f();

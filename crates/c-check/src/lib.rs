@@ -1,13 +1,13 @@
 //! Compiling static assertions against the installed C headers.
 //!
-//! Tests write what a Rust structure looks like as a C file of
-//! `_Static_assert`s; whether they hold, the C compiler says.
+//! Tests describe Rust structures by a C file of `_Static_assert`s, which the C
+//! compiler checks.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// Runs the C compiler's front end (`cc -fsyntax-only`) on a file of that
-/// text; gives its complaints, or none if it cannot be run.
+/// Runs the C compiler's front end (`cc -fsyntax-only`) on `text`. Returns its
+/// errors; `None` if it cannot be run.
 pub fn compile(c: &str) -> Option<Result<(), String>> {
     let mut compiler = Command::new("cc")
         .args(["-fsyntax-only", "-x", "c", "-"])

@@ -65,7 +65,7 @@ fn wrong_arguments_are_status_2_and_named() {
 }
 
 #[test]
-fn json_is_json_whatever_there_is() {
+fn json_is_valid_without_devices() {
     let output = run(&["devices", "--json"]);
     assert!(output.status.success());
     let devices: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -128,7 +128,7 @@ fn a_picture_that_cannot_be_is_refused_before_measuring() {
 }
 
 #[test]
-fn nobody_reading_is_no_error() {
+fn closed_stdout_is_no_error() {
     for args in [
         &["doctor"][..],
         &["doctor", "--json"],
@@ -147,7 +147,7 @@ fn nobody_reading_is_no_error() {
 }
 
 #[test]
-fn what_is_no_terminal_gets_no_colours() {
+fn no_colours_without_a_terminal() {
     let output = run(&["doctor"]);
     assert!(!output.stdout.contains(&0x1b));
     let forced = ringverbs(&["doctor"]).env("CLICOLOR_FORCE", "1").output();

@@ -100,7 +100,7 @@ impl Drop for SharedDirectory {
 }
 
 #[test]
-fn pingpong_says_which_device_it_has_taken() {
+fn pingpong_names_its_device() {
     let text = run(&["pingpong", "--iters", "100", "--chk"]);
     assert!(text.starts_with("  device:         "), "{text}");
     assert!(text.contains("\n100 iters in "), "{text}");
@@ -141,7 +141,7 @@ fn perf_of_each_operation() {
 }
 
 #[test]
-fn it_can_be_asked_what_it_is() {
+fn info_names_the_embedded_device() {
     let text = run(&["info", "--device", "embedded"]);
     assert!(
         text.contains("embedded") && text.contains("PORT_ACTIVE"),
@@ -150,7 +150,7 @@ fn it_can_be_asked_what_it_is() {
 }
 
 #[test]
-fn two_processes_check_what_they_send_each_other() {
+fn pingpong_between_processes_checks_its_data() {
     for kind in ["rc", "uc", "ud", "srq"] {
         let shared_directory = SharedDirectory::new(kind);
         let args = ["--type", kind, "-n", "300", "--chk"];
@@ -183,7 +183,7 @@ fn a_client_of_a_killed_server_ends_with_retries_exceeded() {
 
 /// Rows come when they are measured, and stay if a later size fails.
 #[test]
-fn perf_keeps_what_it_measured_before_an_error() {
+fn perf_keeps_rows_before_an_error() {
     let shared_directory = SharedDirectory::new("rows");
     let mut server = shared_directory.serve(&["perf", "--server"]);
     let sizes = ["perf", "-n", "5000", "--sizes", "8,1000000", "127.0.0.1"];

@@ -13,9 +13,8 @@ pub const PAGE: usize = 4096;
 /// Bytes of a frame, whatever its header says.
 const FRAME: usize = 8192;
 
-/// Memory that may be given away: nothing but commands and devices use it. Pages
-/// that nobody may touch are on both sides, and beyond these a page that nobody
-/// may have changed.
+/// Memory that only commands and devices use, between inaccessible pages, and
+/// beyond these a page that must stay unchanged.
 pub struct Arena {
     mapping: *mut u8,
     pages: usize,
@@ -195,8 +194,8 @@ impl Command {
     /// Gives the command; the error's number, or the attributes as they are then.
     ///
     /// # Safety
-    /// Attributes with addresses have good ones, or such as are nobody's memory;
-    /// so have the driver's data, until what was made is destroyed.
+    /// Addresses in attributes and driver data are valid or unmapped, until the new
+    /// object is destroyed.
     pub unsafe fn run(&self, context: &Context) -> Result<Vec<Attr>, i32> {
         let mut frame = vec![0u64; FRAME / 8];
         let mut header = self.header;

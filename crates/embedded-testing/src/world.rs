@@ -1,11 +1,10 @@
-//! A driver that gives a device random commands, beside one that does nothing
-//! wrong.
+//! A driver that gives a device random commands, and a second, correct driver of
+//! the same device.
 //!
-//! Well-formed commands are put together of what there is (objects, descriptors,
-//! keys), and some then lose attributes, or get them twice, too short, too long,
-//! with other values or of another method. Addresses are nobody's, misaligned, or
-//! in memory that nothing else uses, which is scribbled over while queues are in
-//! it.
+//! Commands are made well-formed from existing objects, descriptors and keys. Then
+//! attributes of some are removed, duplicated, shortened, lengthened, changed or
+//! taken from another method. Addresses are unmapped, misaligned, or in the arena:
+//! memory that nothing else uses, whose bytes change while queues are in it.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -81,7 +80,7 @@ impl<'a> Random<'a> {
         all[self.below(all.len() as u64) as usize]
     }
 
-    /// One of these, or else a number that is rarely right.
+    /// One of these, or a number that is rarely valid.
     fn mostly<T: Copy + Into<u64>>(&mut self, all: &[T]) -> u64 {
         match all {
             [_, ..] if !self.one_in(30) => self.of(all).into(),
@@ -101,30 +100,30 @@ impl<'a> Random<'a> {
     }
 }
 
-/// The driver that does anything, in one context.
+/// The random driver, in one context.
 struct Client {
     context: Arc<Context>,
     objects: BTreeMap<u16, Vec<u32>>,
     files: Vec<RawFd>,
-    /// What its queue pairs have joined.
+    /// Multicast groups that its queue pairs have joined.
     groups: Vec<AttachMcast>,
     /// Its queue pairs, by their handles.
     pairs: BTreeMap<u32, Pair>,
 }
 
-/// What there is to know of a queue pair.
+/// A queue pair of the driver.
 #[derive(Clone, Copy)]
 struct Pair {
     kind: QpType,
     number: u32,
     state: u8,
-    /// Where its sends are, how many, and its records.
+    /// Address and size of its send queue, and its doorbell records.
     sends: u64,
     blocks: u32,
     records: u64,
 }
 
-/// What a command changes, if it is taken.
+/// The effect of a command, if it succeeds.
 #[derive(Clone, Copy)]
 enum Change {
     None,
@@ -136,7 +135,7 @@ struct World<'a> {
     random: Random<'a>,
     arena: &'a Arena,
     clients: [Client; 2],
-    /// Which of them it is that gives commands.
+    /// Index of the driver that gives commands.
     who: usize,
     keys: Vec<u32>,
     numbers: Vec<u32>,
@@ -191,7 +190,7 @@ impl World<'_> {
     }
 
     /// An address, hardly ever of memory that is not the arena's: for each, a
-    /// length leads to pages that nobody may touch.
+    /// length leads to inaccessible pages.
     fn place(&mut self) -> u64 {
         let (start, end) = (
             self.arena.address(),
@@ -619,7 +618,7 @@ impl World<'_> {
         command
     }
 
-    /// Somewhere in the arena with room for whatever an attribute says.
+    /// An address in the arena with room for any attribute.
     fn scratch(&mut self) -> u64 {
         let room = self.arena.len() as u64 - (1 << 16);
         self.arena.address() + self.random.below(room / 8) * 8
@@ -677,10 +676,10 @@ impl World<'_> {
         }
     }
 
-    /// Gives a command, and takes note of what it has made.
+    /// Gives a command, and records the objects that it has made.
     fn give(&mut self, command: &Command) {
         let context = Arc::clone(&self.client().context);
-        // SAFETY: addresses are nobody's, the command's own or the arena's, by
+        // SAFETY: addresses are unmapped, the command's own or the arena's, by
         // `place` and `spoil`; the arena outlives the contexts.
         let Ok(attrs) = (unsafe { command.run(&context) }) else {
             return;
@@ -768,7 +767,7 @@ impl World<'_> {
         }
     }
 
-    /// Something in the arena changes, be it a queue's, a record's or nobody's.
+    /// Changes something in the arena: a queue, a doorbell record or unused bytes.
     fn scribble(&mut self) {
         for _ in 0..self.random.below(30) {
             let at = self.random.below(self.arena.len() as u64 / 8) as usize * 8;
@@ -797,8 +796,8 @@ impl World<'_> {
         }
     }
 
-    /// Posts some work requests that are nearly right, by the queue pair's memory
-    /// and record alone.
+    /// Posts almost valid work requests, by writing the queue pair's memory and
+    /// doorbell record.
     fn work(&mut self) {
         let pairs: Vec<_> = self.client().pairs.values().copied().collect();
         let Some(pair) = pairs.get(self.random.below(pairs.len().max(1) as u64) as usize) else {
@@ -898,8 +897,7 @@ impl World<'_> {
         }
         let response = (bytes.get(8..16)).map(|it| u64::from_ne_bytes(it.try_into().unwrap()));
         let buffer = [header.as_bytes(), &bytes].concat();
-        // SAFETY: the first two words, which are where addresses are, are nobody's
-        // or the arena's.
+        // SAFETY: addresses are in the first two words, and unmapped or the arena's.
         let done = unsafe { self.manager.write(self.channel, &buffer) };
         if done.is_ok() && number == 0 && header.out_len >= 4 {
             let at = std::ptr::with_exposed_provenance::<u32>(response.unwrap() as usize);
@@ -908,7 +906,7 @@ impl World<'_> {
         }
     }
 
-    /// Destroys all objects of both clients: that is always possible.
+    /// Destroys all objects of both drivers, which must succeed.
     fn destroy_all(&mut self) {
         for who in [0, 1, 0] {
             self.who = who;

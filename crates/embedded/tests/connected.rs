@@ -63,7 +63,7 @@ fn two_devices_reach_each_other_however_they_are_driven() {
 }
 
 #[test]
-fn reads_and_atomics_bring_what_was_there() {
+fn reads_and_atomics_return_old_values() {
     let (a, b) = Host::two("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
@@ -170,7 +170,7 @@ fn forbidden_accesses_have_the_right_status() {
 }
 
 #[test]
-fn a_queue_pair_lets_its_peer_do_what_it_says() {
+fn access_flags_of_a_queue_pair_bind_its_peer() {
     use uverbs::AccessFlags;
     let (a, b) = Host::two("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));

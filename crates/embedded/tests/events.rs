@@ -34,7 +34,7 @@ fn cq_on(host: &Host, channel: BorrowedFd<'_>) -> Cq {
 }
 
 #[test]
-fn each_completion_vector_tells_of_its_queues() {
+fn completion_vectors_serve_their_own_queues() {
     let (a, b) = Host::two("ib", Drive::Caller);
     let vectors = b.device_info().num_comp_vectors;
     assert_eq!(vectors, 4);
@@ -214,7 +214,7 @@ fn asynchronous_events_name_their_object() {
 }
 
 #[test]
-fn an_overrun_queue_says_so() {
+fn an_overrun_raises_an_event() {
     let host = Host::alone("ib");
     let events = AsyncEventFile::alloc(&host.context).unwrap();
     let mut cq = host.cq(2);

@@ -147,7 +147,7 @@ fn a_region_can_be_changed() {
 }
 
 #[test]
-fn a_queue_pair_moves_as_the_specification_says() {
+fn state_transitions_are_those_of_the_specification() {
     let host = Host::alone("ib");
     let mut cq = host.cq(4);
     let qp = host.qp(QpType::RC, &mut cq);
@@ -203,7 +203,7 @@ fn a_reset_queue_pair_starts_anew() {
 }
 
 #[test]
-fn a_completion_queue_is_resized_with_what_is_in_it() {
+fn a_resize_keeps_unread_completions() {
     let host = Host::alone("ib");
     let mut cq = host.cq(7);
     let mut a = host.qp(QpType::RC, &mut cq);
@@ -322,7 +322,7 @@ fn datagrams_find_their_way() {
 }
 
 #[test]
-fn shared_receives_go_to_whoever_needs_them() {
+fn shared_receives_serve_all_queue_pairs() {
     let host = Host::alone("ib");
     let mut cq = host.cq(64);
     let mut srq = host.srq(16);

@@ -42,8 +42,8 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn random_driver_commands() {
     static AT: AtomicU64 = AtomicU64::new(0);
-    struct Told;
-    impl Drop for Told {
+    struct PrintSeed;
+    impl Drop for PrintSeed {
         fn drop(&mut self) {
             if std::thread::panicking() {
                 eprintln!("RINGVERBS_SEED={} repeats it", AT.load(Ordering::Relaxed));
@@ -55,7 +55,7 @@ fn random_driver_commands() {
         number("RINGVERBS_SEQUENCES"),
     );
     let count = long.unwrap_or(SHORT);
-    let _told = Told;
+    let _told = PrintSeed;
     let (mut taken, began) = (0, Instant::now());
     watch(&AT);
     for done in 0..count {

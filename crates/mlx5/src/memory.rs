@@ -373,7 +373,7 @@ impl Slot {
         let page = &mut pages[place];
         let block = page.taken.trailing_ones();
         page.taken |= 1 << block;
-        // SAFETY: the mapping has 64 blocks, of which this one is nobody's.
+        // SAFETY: the mapping has 64 blocks, of which this one is unused.
         let at = unsafe { page.mapping.as_ptr().add(block as usize * BLOCK) };
         // SAFETY: as above.
         unsafe { at.write_bytes(0, BLOCK) };
@@ -478,7 +478,7 @@ mod tests {
 
     /// One test, since it is about what the process keeps.
     #[test]
-    fn a_little_of_what_is_released_is_used_again_and_nothing_else() {
+    fn released_pages_are_reused_up_to_the_limit() {
         const ODD: usize = 23 * 4096;
         let entries = |bytes| Entries::new(bytes, Purpose::QueuePair, None).unwrap();
         let spare = || SPARE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lends_nothing_and_what_does_not_fit() {
+    fn allocators_that_fail_or_return_unaligned_memory() {
         let usual = Book {
             usual: true,
             ..Book::default()

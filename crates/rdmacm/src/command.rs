@@ -239,7 +239,7 @@ impl Ucm<'_> {
     /// Queries addresses, device and paths.
     ///
     /// # Errors
-    /// ENOENT if the id is gone.
+    /// ENOENT if the id was destroyed.
     pub fn query_route(&self, id: u32) -> Result<abi::QueryRouteResp, Error> {
         let body = abi::Query {
             id,
@@ -251,7 +251,7 @@ impl Ucm<'_> {
     /// Queries addresses and device.
     ///
     /// # Errors
-    /// ENOENT if the id is gone.
+    /// ENOENT if the id was destroyed.
     pub fn query_addr(&self, id: u32) -> Result<abi::QueryAddrResp, Error> {
         let body = abi::Query {
             id,
@@ -265,7 +265,7 @@ impl Ucm<'_> {
     /// sockaddr_ib`.
     ///
     /// # Errors
-    /// ENOENT if the id is gone.
+    /// ENOENT if the id was destroyed.
     pub fn query_gid(&self, id: u32) -> Result<abi::QueryAddrResp, Error> {
         let body = abi::Query {
             id,
@@ -279,7 +279,7 @@ impl Ucm<'_> {
     /// number and the paths.
     ///
     /// # Errors
-    /// ENOENT if the id is gone.
+    /// ENOENT if the id was destroyed.
     pub fn query_path(&self, id: u32) -> Result<(usize, [abi::PathRecData; MAX_PATHS]), Error> {
         let body = abi::Query {
             id,

@@ -35,7 +35,7 @@ open_enum! {
         ESTABLISHED = 9,
         /// The connection has ended.
         DISCONNECTED = 10,
-        /// The device is gone; the id must be destroyed.
+        /// The device was removed; the id must be destroyed.
         DEVICE_REMOVAL = 11,
         /// The multicast group is joined.
         MULTICAST_JOIN = 12,

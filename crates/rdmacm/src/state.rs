@@ -34,6 +34,6 @@ pub enum State {
     Failed,
     /// Disconnecting or disconnected.
     Disconnected,
-    /// The device is gone; the id can only be destroyed.
+    /// The device was removed; the id can only be destroyed.
     DeviceRemoved,
 }

@@ -1,5 +1,5 @@
-//! A barrier that costs only one side: threads that pass often pay nothing,
-//! the one that comes once pays for both (membarrier(2)).
+//! Asymmetric barriers: free for the side that runs often, while the side that
+//! runs rarely pays for both (membarrier(2)).
 //!
 //! Store, [`light`], load on one side and store, [`heavy`], load on the other:
 //! at least one of the two loads sees the other side's store, as with a full

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_written_to_in_turn() {
+    fn buffers_alternate() {
         for shared in [false, true] {
             let mut memory = Memory([0; 64]);
             let flame = register(&mut memory, 256, shared);

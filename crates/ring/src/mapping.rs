@@ -67,9 +67,8 @@ impl Mapping {
         Ok(Self { map })
     }
 
-    /// As [`Mapping::anonymous`], in huge pages if it is as large as one: those
-    /// that the system keeps for whoever asks, where it has some, else what it
-    /// can put together by itself.
+    /// As [`Mapping::anonymous`], in huge pages if it is as large as one: from the
+    /// huge page pool if that has enough, else transparent ones.
     ///
     /// # Errors
     /// As [`Mapping::anonymous`].

@@ -111,15 +111,15 @@ impl Outstanding {
         }
     }
 
-    /// The work request in a slot, if one is outstanding there. By whoever
-    /// reads completions.
+    /// Returns the work request in a slot, if one is outstanding there. Called by the
+    /// poller.
     #[inline]
     pub fn find(&self, slot: u32) -> Option<OutstandingRequest> {
         let slot = self.slot(slot);
         let wr_count = slot.wr_count.load(Ordering::Relaxed);
         let ahead = wr_count.wrapping_sub(self.completed.load(Ordering::Relaxed));
-        // What is outstanding will be the next to complete, or one of as many
-        // as there are slots.
+        // An outstanding request is at most as many completions ahead as there are
+        // slots.
         (ahead.wrapping_sub(1) < self.slots.len() as u32).then(|| OutstandingRequest {
             wr_id: slot.wr_id.load(Ordering::Relaxed),
             wr_count,
@@ -139,10 +139,10 @@ impl Outstanding {
     /// to the one that its completion names. `wr_count` is that of the work request.
     /// Called by the poster.
     #[inline]
-    pub fn note(&self, slot: u32, what: u64, wr_count: u32) {
+    pub fn note(&self, slot: u32, value: u64, wr_count: u32) {
         // The count of the previous round, so that `find` finds nothing here.
         let wr_count = wr_count.wrapping_sub(self.slots.len() as u32);
-        self.post(slot, what, wr_count);
+        self.post(slot, value, wr_count);
     }
 
     /// Returns the value stored by [`note`](Self::note). Called by the poller.

@@ -174,7 +174,7 @@ impl Notifier {
 /// Arm, look, wait: no completion is slept on. A lost wake-up is a deadlock,
 /// which loom reports.
 #[test]
-fn no_wake_up_is_lost_between_arm_and_look() {
+fn no_wake_up_is_lost_between_arm_and_check() {
     model(|| {
         let shared = Shared::new(4);
         let notifier = Arc::new(Notifier {

@@ -24,7 +24,7 @@ fn map(file: &File, size: usize) -> Mapping {
 }
 
 #[test]
-fn geometry_that_fits_is_taken() {
+fn geometry_that_fits_is_accepted() {
     let file = driver(PAGE, 7, 15);
     let ring = Ring::new(map(&file, PAGE), 48).unwrap();
     assert_eq!(ring.capacity(), 15);

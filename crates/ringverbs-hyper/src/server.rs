@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::Incoming;
 
-/// Accepts that fail one after the other until a server gives up, and the pause
+/// Consecutive failed accepts after which a server stops, and the pause
 /// after each.
 const MAX_FAILURES: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(200);

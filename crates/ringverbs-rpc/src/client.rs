@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::body::{Body, Reply};
 use crate::queues::Queues;
-use crate::wire::{HEADER, Hello, Message, Place, READ_HEADER, REQUEST_HEADER};
+use crate::wire::{HEADER, Hello, Message, READ_HEADER, REQUEST_HEADER, ReplyMemory};
 use crate::{CallOptions, Error, Options};
 
 /// A connection to a server.
@@ -60,9 +60,9 @@ impl Piece {
         self.number * self.large.piece
     }
 
-    fn place(&self) -> Option<Place> {
+    fn reply_memory(&self) -> Option<ReplyMemory> {
         let region = self.large.region.as_ref()?;
-        Some(Place {
+        Some(ReplyMemory {
             at: region.key().offset(self.offset()),
             len: self.large.piece as u32,
         })
@@ -95,8 +95,8 @@ struct Slot {
     call: Option<Call>,
 }
 
-/// A call in flight: what it occupies until the server has answered, also if nobody
-/// waits any more.
+/// A call in flight, and what it occupies until the server has answered, even if its
+/// future was dropped.
 struct Call {
     reply: oneshot::Sender<Result<Reply, Error>>,
     piece: Option<Piece>,
@@ -158,13 +158,13 @@ impl Shared {
             Ok(reply) => (reply, Ok(())),
             Err(error) => (Err(error.clone()), Err(error)),
         };
-        // The receive is posted again, so the place may be used again. Who waited
-        // may be gone.
+        // The receive is posted again, so another call may take its slot. The future
+        // may have been dropped.
         let _ = call.reply.send(reply.map(|body| Reply { body }));
         ended
     }
 
-    /// Returns what a call is told. The error ends the connection.
+    /// Returns the result of a call. The outer error ends the connection.
     fn reply(
         &self,
         call: &Call,
@@ -386,7 +386,10 @@ impl Client {
         } else {
             None
         };
-        let place = piece.as_ref().and_then(Piece::place).unwrap_or_default();
+        let reply_memory = piece
+            .as_ref()
+            .and_then(Piece::reply_memory)
+            .unwrap_or_default();
         if let (false, Some(piece), Some(region)) = (is_small, &piece, &shared.large.region) {
             region.write_at(piece.offset(), request)?;
         }
@@ -404,10 +407,12 @@ impl Client {
         })?;
         let mut header = [0; READ_HEADER];
         let message = match is_small {
-            true => Message::Request { reply: place },
+            true => Message::Request {
+                reply: reply_memory,
+            },
             false => Message::Read {
-                reply: place,
-                from: place.at,
+                reply: reply_memory,
+                from: reply_memory.at,
                 len: request.len() as u32,
             },
         };

@@ -23,10 +23,10 @@
 //!
 //! **Flow control.** Both sides say how many receives they post; the client keeps no
 //! more calls in flight than the smaller number. A side posts a receive again before
-//! it gives up the call's place, so every message finds a receive, and the
+//! it releases the call's slot, so every message finds a receive, and the
 //! connections are made without RNR retries. Further calls wait.
 //!
-//! **Dropped and timed out calls** return at once. Their place, and the memory that
+//! **Dropped and timed out calls** return at once. Their slot, and the memory that
 //! the server may still write, are free again when the server has answered.
 //!
 //! **Peers are not trusted.** Whatever they send is checked, and ends the connection

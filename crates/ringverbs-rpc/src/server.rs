@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::body::{Answer, Body};
 use crate::queues::{Queues, get};
-use crate::wire::{HEADER, Hello, Message, Place, READ_HEADER};
+use crate::wire::{HEADER, Hello, Message, READ_HEADER, ReplyMemory};
 use crate::{Error, Options, Request, Response};
 
 /// Accepts connections, and answers requests by a handler.
@@ -255,7 +255,7 @@ impl Served {
         &self,
         id: u32,
         body: Body,
-        place: Place,
+        memory: ReplyMemory,
         handler: &F,
     ) -> Result<(), Error>
     where
@@ -283,7 +283,7 @@ impl Served {
         if bytes.len() <= size - HEADER {
             return self.answer(id, Message::Reply, bytes).await;
         }
-        let limit = self.options.max_message.min(place.len);
+        let limit = self.options.max_message.min(memory.len);
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         if len > limit || self.large.is_none() {
             return self.answer(id, Message::TooLong { len }, &[]).await;
@@ -298,7 +298,7 @@ impl Served {
                         _permit,
                     },
                 ..
-            }) => (self.queues.qp.write(buffer, place.at), _permit),
+            }) => (self.queues.qp.write(buffer, memory.at), _permit),
             answer => {
                 let (permit, mut buffer) = self.large_buffer().await?;
                 buffer.copy_from(match &answer {
@@ -308,7 +308,7 @@ impl Served {
                     Answer::Refused(_) => &[],
                 })?;
                 drop(answer);
-                (self.queues.qp.write(buffer, place.at), Some(permit))
+                (self.queues.qp.write(buffer, memory.at), Some(permit))
             }
         };
         let (write, _permit) = write;

@@ -92,7 +92,7 @@ impl Hello {
 
 /// Remote memory for a reply; of length 0 if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ReplyMemory {
     pub at: RemoteAddr,
     pub len: u32,
 }
@@ -101,10 +101,10 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The bytes of a request follow.
-    Request { reply: Place },
+    Request { reply: ReplyMemory },
     /// The request is to be read.
     Read {
-        reply: Place,
+        reply: ReplyMemory,
         from: RemoteAddr,
         len: u32,
     },
@@ -146,19 +146,19 @@ impl Message {
         to[2..4].copy_from_slice(&code.to_le_bytes());
         to[4..8].copy_from_slice(&call.to_le_bytes());
         to[8..12].copy_from_slice(&len.to_le_bytes());
-        let mut place = |at: usize, memory: RemoteAddr, len: u32| {
+        let mut put_memory = |at: usize, memory: RemoteAddr, len: u32| {
             to[at..at + 8].copy_from_slice(&memory.addr.to_le_bytes());
             to[at + 8..at + 12].copy_from_slice(&memory.rkey.to_le_bytes());
             to[at + 12..at + 16].copy_from_slice(&len.to_le_bytes());
         };
         match *self {
             Self::Request { reply } => {
-                place(HEADER, reply.at, reply.len);
+                put_memory(HEADER, reply.at, reply.len);
                 REQUEST_HEADER
             }
             Self::Read { reply, from, .. } => {
-                place(HEADER, reply.at, reply.len);
-                place(REQUEST_HEADER, from, 0);
+                put_memory(HEADER, reply.at, reply.len);
+                put_memory(REQUEST_HEADER, from, 0);
                 READ_HEADER
             }
             _ => HEADER,
@@ -187,14 +187,14 @@ impl Message {
         if bytes.len() - HEADER < begin - HEADER || bytes.len() - begin != follows {
             return malformed("message length");
         }
-        let mut place = || Place {
+        let mut memory = || ReplyMemory {
             at: fields.address(),
             len: fields.u32(),
         };
         let message = match kind {
-            REQUEST => Self::Request { reply: place() },
+            REQUEST => Self::Request { reply: memory() },
             READ => {
-                let (reply, from) = (place(), place());
+                let (reply, from) = (memory(), memory());
                 if from.len != 0 {
                     return malformed("message header");
                 }
@@ -217,7 +217,7 @@ mod tests {
 
     fn messages() -> Vec<Message> {
         let at = RemoteAddr::new(0x1234_5678_9abc, 77);
-        let reply = Place { at, len: 9 };
+        let reply = ReplyMemory { at, len: 9 };
         let from = at;
         vec![
             Message::Request { reply },

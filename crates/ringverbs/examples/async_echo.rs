@@ -53,7 +53,7 @@ impl Side {
     }
 }
 
-/// Sends each message back, until the client is gone.
+/// Sends each message back, until the client disconnects.
 async fn serve(side: Side, stream: TcpStream, messages: usize) -> Result<()> {
     let qp = side.connect(stream).await?;
     for _ in 0..messages {

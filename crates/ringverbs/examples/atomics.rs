@@ -53,7 +53,7 @@ fn main() -> anyhow::Result<()> {
     let (before, old) = run(&mut client, &mut cq, add)?;
     println!("counter: {before} + 2 = {}", memory.load_u64(0)?);
 
-    // The lock is free (0): whoever swaps its own number in has it.
+    // A free lock is 0; its holder is the one whose number was swapped in.
     let mut old = old;
     for owner in [7, 8] {
         let take = WorkRequest::compare_swap(old, lock, 0, owner);

@@ -56,7 +56,7 @@ fn serve(request: Request) -> Result<()> {
     let mut cq = context.completion_queue().entries(64).build()?;
     let mut qp = domain.queue_pair(Transport::Reliable, &cq).build()?;
 
-    // Receives must be there before the client may send: before it is told.
+    // Receives must be posted before the client may send: before `accept`.
     request.prepare(&mut qp)?;
     let mut buffers = domain.alloc(2 * MESSAGES * SIZE)?.into_buffers(SIZE);
     for buffer in buffers.by_ref().take(MESSAGES) {

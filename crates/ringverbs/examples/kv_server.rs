@@ -2,7 +2,7 @@
 //! there is nothing to do.
 //!
 //! Clients connect by TCP; requests (`set KEY VALUE`, `get KEY`) and answers are
-//! RDMA messages. A client is gone when its TCP connection is.
+//! RDMA messages. Closing the TCP connection ends a client.
 //!
 //! `cargo run --example kv_server ADDRESS:PORT [DEVICE]`, then `kv_client`.
 
@@ -39,7 +39,7 @@ fn answer(store: &Store, request: &[u8]) -> String {
     }
 }
 
-/// Serves one client until it is gone.
+/// Serves one client until it disconnects.
 async fn serve(stream: TcpStream, domain: ProtectionDomain, store: Store) -> Result<()> {
     // A completion queue whose descriptor tokio watches: with nothing to read,
     // the task sleeps, and others run.

@@ -44,7 +44,7 @@ fn next(cq: &mut CompletionQueue, connection: &Connection, token: u64) -> Result
     }
 }
 
-/// Serves one client until it is gone. Gives the number of its pings.
+/// Serves one client until it disconnects. Returns the number of its pings.
 fn serve(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,

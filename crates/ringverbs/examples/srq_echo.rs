@@ -65,7 +65,7 @@ fn main() -> Result<()> {
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(256).build()?;
 
-    // Receives for whoever sends next.
+    // Receives for any client.
     let mut srq = domain.shared_receive_queue().depth(64).build()?;
     for buffer in domain.alloc(64 * SIZE)?.into_buffers(SIZE).take(64) {
         srq.receive(buffer, 0)?;

@@ -281,10 +281,7 @@ const COMPLETION_TESTS: [(&str, &[&str]); 32] = [
     ("EntryFlags", &["formats_and_flags"]),
     (
         "CompletionLevel",
-        &[
-            "completion_levels",
-            "each_way_of_flushing_is_an_ability_of_its_own",
-        ],
+        &["completion_levels", "flush_types_are_separate_capabilities"],
     ),
     ("WorkRequest::unsignaled", &["selective_completion"]),
     ("MultiReceive", &["multi_receive_fills_one_buffer"]),

@@ -139,7 +139,7 @@ fn taking_no_more_than_asked_for() {
 }
 
 #[test]
-fn the_cursor_gives_back_exactly_what_was_read() {
+fn the_cursor_releases_exactly_what_was_read() {
     // From every position; `read` of `there` completions are looked at.
     for start in 0..SLOTS {
         for there in 1..SLOTS {

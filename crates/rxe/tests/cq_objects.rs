@@ -29,16 +29,20 @@ fn create(machine: &Machine, queue: &Driver) -> Result<Queue, CreateError> {
 }
 
 /// The driver moves the pending entries and answers RESIZE_CQ with `mminfo`.
-fn resize(machine: &Machine, cq: &mut Queue, mminfo: [u8; 16]) -> Result<u32, CreateError> {
+fn resize_answered_with(
+    machine: &Machine,
+    cq: &mut Queue,
+    mminfo: [u8; 16],
+) -> Result<u32, CreateError> {
     machine.fake.on(RESIZE_CQ, move |reply| {
         reply.set(ATTR_CORE_OUT, &[31u32.to_ne_bytes(), [0; 4]].concat());
         reply.set_driver_out(&mminfo);
         Ok(())
     });
-    resize_as_told(cq)
+    resize(cq)
 }
 
-fn resize_as_told(cq: &mut Queue) -> Result<u32, CreateError> {
+fn resize(cq: &mut Queue) -> Result<u32, CreateError> {
     CompletionQueue::resize(
         &cq.object,
         &mut cq.ring,
@@ -119,7 +123,10 @@ fn pending_completions_stay_through_resizes() {
             raise(&moved, wr_id);
             at = (at + 1) % queue.slots;
         }
-        assert_eq!(resize(&machine, &mut cq, moved.mminfo()).unwrap(), 31);
+        assert_eq!(
+            resize_answered_with(&machine, &mut cq, moved.mminfo()).unwrap(),
+            31
+        );
         assert_eq!(cq.ring.capacity(), slots - 1);
         assert!(!cq.index_check.is_empty());
         assert_eq!(take(&cq.ring), (expected..next).collect::<Vec<_>>());
@@ -139,7 +146,7 @@ fn a_refused_resize_changes_nothing() {
     machine
         .fake
         .on(RESIZE_CQ, |_| Err(Errno::new(libc::EINVAL)));
-    assert_eq!(resize_as_told(&mut cq).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(resize(&mut cq).unwrap_err().errno(), libc::EINVAL);
     assert!(cq.retired.is_empty());
     assert!(cq.index_check.is_empty());
     raise(&queue, 1);
@@ -155,7 +162,7 @@ fn unmapped_queue_reads_as_empty() {
     let mut cq = create(&machine, &queue).unwrap();
     raise(&queue, 1);
     raise(&queue, 2);
-    assert!(resize(&machine, &mut cq, [0; 16]).is_err());
+    assert!(resize_answered_with(&machine, &mut cq, [0; 16]).is_err());
     // What is in the old memory is not the queue any more.
     assert!(take(&cq.ring).is_empty());
     let span = cq.ring.available();
@@ -169,7 +176,7 @@ fn unmapped_queue_reads_as_empty() {
     let moved = machine.queue(7, 16);
     raise(&moved, 1);
     raise(&moved, 2);
-    resize(&machine, &mut cq, moved.mminfo()).unwrap();
+    resize_answered_with(&machine, &mut cq, moved.mminfo()).unwrap();
     assert_eq!(take(&cq.ring), [1, 2]);
     assert!(cq.index_check.is_empty());
 }

@@ -128,7 +128,7 @@ fn queue_pair_is_mapped_as_announced() {
 }
 
 #[test]
-fn a_queue_pair_on_a_shared_receive_queue_has_none_of_its_own() {
+fn queue_pair_with_an_srq_has_no_receive_queue() {
     let machine = Machine::new();
     let pd = machine.pd();
     let (shared, send) = (machine.queue(7, 8), machine.queue(9, 8));

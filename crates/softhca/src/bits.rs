@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_is_what_the_wire_order_says() {
+    fn fields_are_in_wire_order() {
         let mut buf = [0x12, 0x34, 0x56, 0x78, 0xff, 0xff, 0xff, 0xff];
         assert_eq!(field(0, 31, 16).get(&buf), 0x1234);
         assert_eq!(field(0, 7, 0).get(&buf), 0x78);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// Pages that are nobody's.
+/// Number of free huge pages.
 pub fn free() -> usize {
     number("HugePages_Free:")
 }

@@ -76,7 +76,7 @@ pub fn create(
 /// Destroys an address handle.
 ///
 /// # Errors
-/// EIO if the device is gone.
+/// EIO if the device was removed.
 pub fn destroy(context: &Context, ah: AhHandle) -> Result<(), Error> {
     let mut ioctl = Ioctl::new(Command::DestroyAh, ids::OBJECT_AH, ids::METHOD_AH_DESTROY);
     ioctl.acts_on(ah.0);

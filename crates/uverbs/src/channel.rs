@@ -68,7 +68,7 @@ impl<C: ContextRef> CompletionChannel<C> {
     ///
     /// # Errors
     /// EAGAIN if there is none and the channel is non-blocking, EINTR on a
-    /// signal, EIO if the device is gone.
+    /// signal, EIO if the device was removed.
     pub fn read_event(&self) -> Result<u64, Error> {
         Ok(self.0.read::<CompEventDesc>()?.cq_handle)
     }

@@ -63,7 +63,7 @@ impl Context {
     ///
     /// # Errors
     /// EACCES without permission, ENOENT if the device node does not exist,
-    /// ENXIO if its driver is gone, EINVAL if the device's driver is unknown:
+    /// ENXIO if its driver was unloaded, EINVAL if the device's driver is unknown:
     /// each command names the driver. Sysfs does not report it; a caller that
     /// knows it sets [`Device::driver_id`].
     pub fn open(kernel: Box<dyn Kernel>, device: &Device) -> Result<Self, Error> {

@@ -107,7 +107,7 @@ impl<C: ContextRef> Cq<C> {
     /// Requests notification. See [`req_notify`].
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
         req_notify(self.owned.context(), self.handle(), solicited_only)
     }
@@ -178,7 +178,7 @@ pub fn resize(context: &Context, cq: CqHandle, cqe: u32, udata: Udata<'_>) -> Re
 /// do not; poll after arming.
 ///
 /// # Errors
-/// EIO if the device is gone.
+/// EIO if the device was removed.
 pub fn req_notify(context: &Context, cq: CqHandle, solicited_only: bool) -> Result<(), Error> {
     let request = ReqNotifyCq {
         cq_handle: cq.0,

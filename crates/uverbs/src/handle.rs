@@ -142,7 +142,7 @@ macro_rules! owned_methods {
             #[doc = concat!("Destroys the object. ", $events_doc)]
             ///
             /// # Errors
-            /// EBUSY if other objects still use it, EIO if the device is gone.
+            /// EBUSY if other objects still use it, EIO if the device was removed.
             /// The handle is returned, to be tried again or dropped.
             pub fn destroy(mut self) -> Result<$events, (Self, $crate::Error)> {
                 match self.owned.destroy() {

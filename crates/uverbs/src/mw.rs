@@ -86,7 +86,7 @@ pub fn alloc(
 /// Destroys a window.
 ///
 /// # Errors
-/// EIO if the device is gone.
+/// EIO if the device was removed.
 pub fn destroy(context: &Context, mw: MwHandle) -> Result<(), Error> {
     let mut ioctl = Ioctl::new(Command::DeallocMw, ids::OBJECT_MW, ids::METHOD_MW_DESTROY);
     ioctl.acts_on(mw.0);

@@ -322,7 +322,7 @@ pub fn modify(
 /// Queries attributes of a queue pair. A driver may return more than requested.
 ///
 /// # Errors
-/// EIO if the device is gone.
+/// EIO if the device was removed.
 pub fn query(
     context: &Context,
     qp: QpHandle,

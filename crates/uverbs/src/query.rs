@@ -15,7 +15,7 @@ impl Context {
     /// before any other command.
     ///
     /// # Errors
-    /// EINVAL if the file already has a context, EIO if the device is gone.
+    /// EINVAL if the file already has a context, EIO if the device was removed.
     pub fn get_context(&self, udata: Udata<'_>) -> Result<ContextInfo, Error> {
         let (mut vectors, mut support) = (0u32, 0u64);
         let mut ioctl = Ioctl::new(
@@ -51,7 +51,7 @@ impl Context {
     /// # Errors
     /// As [`query_context`](Self::query_context); EINVAL if the file has no
     /// context yet, EPROTONOSUPPORT if the kernel or the driver does not
-    /// support the outputs, EIO if the device is gone.
+    /// support the outputs, EIO if the device was removed.
     pub fn query_context_with<const N: usize>(
         &self,
         outputs: [DriverOutput<'_>; N],
@@ -80,7 +80,7 @@ impl Context {
     /// Queries the capabilities of the device.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn query_device(&self) -> Result<DeviceAttr, Error> {
         let mut resp = DeviceAttr::new_zeroed();
         Ioctl::write(
@@ -98,7 +98,7 @@ impl Context {
     /// its answer.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn query_device_ex(&self, udata: Udata<'_>) -> Result<DeviceAttrEx, Error> {
         let mut resp = DeviceAttrEx::new_zeroed();
         let command = Command::QueryDeviceEx;

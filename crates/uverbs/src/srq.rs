@@ -160,7 +160,7 @@ impl<C: ContextRef> Srq<C> {
     /// Queries sizes and limit.
     ///
     /// # Errors
-    /// EIO if the device is gone.
+    /// EIO if the device was removed.
     pub fn query(&self) -> Result<SrqAttr, Error> {
         query(self.owned.context(), self.handle())
     }
@@ -251,7 +251,7 @@ pub fn modify(
 /// Queries sizes and limit.
 ///
 /// # Errors
-/// EIO if the device is gone.
+/// EIO if the device was removed.
 pub fn query(context: &Context, srq: SrqHandle) -> Result<SrqAttr, Error> {
     let request = QuerySrq {
         srq_handle: srq.0,

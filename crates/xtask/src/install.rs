@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_those_that_libibverbs_looks_in() {
+    fn folders_are_those_of_libibverbs() {
         let tree = Tree::new("paths");
         let paths = InstallPaths::under(&tree.0.join("usr")).unwrap();
         assert_eq!(paths.providers, tree.0.join("usr/lib64/libibverbs"));

@@ -84,7 +84,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::test(&arguments),
         Command::Guest(arguments) => guest::guest(&arguments),
         Command::Softhca(arguments) => softhca::softhca(&arguments),
-        Command::Dist => dist::whole().map(|path| shown(&[path])),
+        Command::Dist => dist::whole().map(|path| print_paths(&[path])),
         Command::Install {
             prefix,
             uninstall,
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
         }
         Command::Deb => dist::whole()
             .and_then(|dist| dist::deb(&dist))
-            .map(|packages| shown(&packages)),
+            .map(|packages| print_paths(&packages)),
         Command::Bench(arguments) => bench::bench(&arguments),
         Command::Bytes(arguments) => bytes::bytes(&arguments),
         Command::Mutants(arguments) => mutants::mutants(&arguments),
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn shown(paths: &[PathBuf]) -> ExitCode {
+fn print_paths(paths: &[PathBuf]) -> ExitCode {
     for path in paths {
         println!("{}", path.display());
     }

@@ -91,7 +91,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         } else if arguments.serial {
             (steps(), guests::Queue::new(arguments).run())
         } else {
-            beside(arguments, steps)
+            guests_and_host(arguments, steps)
         };
         lines.extend(host);
         lines.extend(outcome.lines);
@@ -112,7 +112,10 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
 /// built before anything else (`guests::build`), and guests go first where both want a
 /// processor: their cases have time limits, while most of the rest is compiling
 /// (`host::all`).
-fn beside(arguments: &Arguments, steps: impl FnOnce() -> Vec<Line> + Send) -> (Vec<Line>, Outcome) {
+fn guests_and_host(
+    arguments: &Arguments,
+    steps: impl FnOnce() -> Vec<Line> + Send,
+) -> (Vec<Line>, Outcome) {
     let queue = guests::Queue::new(arguments);
     thread::scope(|scope| {
         let guests = [(); 2].map(|()| scope.spawn(|| queue.run()));

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn static_programs_are_told_from_others() {
+    fn static_programs_are_recognised() {
         assert!(is_static(&program(&[1, 1], &[])).unwrap());
         assert!(!is_static(&program(&[1, 3], &[])).unwrap());
         assert!(is_static(&program(&[1, 2], &[5, 9, 0, 0])).unwrap());

@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_debian_archive_is_told_from_others() {
+    fn the_debian_archive_is_recognised() {
         let targets = "Debian-Security|http://security.example/debian-security/\n\
                        Node|http://node.example/\n\
                        Debian|http://archive.example/debian/\n";

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_follow_what_they_need() {
+    fn modules_follow_their_dependencies() {
         let dep = "kernel/fs/ext4/ext4.ko.xz: kernel/fs/jbd2/jbd2.ko.xz kernel/lib/crc16.ko.xz\n\
                    kernel/fs/jbd2/jbd2.ko.xz:\n\
                    kernel/lib/crc16.ko.xz:\n\

@@ -521,7 +521,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_tells_suites_and_kernels_apart() {
+    fn the_key_differs_by_suite_and_kernel() {
         let trixie = key(Suite::Trixie, KERNEL);
         assert_eq!(trixie, key(Suite::Trixie, KERNEL));
         assert_ne!(trixie, key(Suite::Sid, KERNEL));

@@ -497,7 +497,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_told_from_text() {
+    fn records_are_separated_from_text() {
         assert_eq!(parse("\u{1e}guest started"), Line::Record("guest started"));
         assert_eq!(parse("guest started"), Line::Text("guest started"));
     }

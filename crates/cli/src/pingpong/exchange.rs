@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_refuses_what_is_no_ping_pong() {
+    fn server_refuses_another_protocol() {
         assert!(matches!(serve_to(b""), ExchangeError::Broken { .. }));
         assert!(matches!(serve_to(b"GET /"), ExchangeError::Broken { .. }));
         let http = b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything\r\n\r\n";
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_names_the_address_where_nobody_listens() {
+    fn refused_connection_names_the_address() {
         let (server, port) = server();
         drop(server);
         let error = client("127.0.0.1", port, &numbered(1, 1)).unwrap_err();

@@ -423,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pattern_is_zero_where_the_c_tools_look_and_tells_pages_apart() {
+    fn pattern_differs_by_page_and_has_zeros_that_c_tools_expect() {
         let mut pattern = vec![0xff; 3 * PAGE + 5];
         make_pattern(&mut pattern);
         assert!(pattern.iter().step_by(PAGE).all(|byte| *byte == 0));

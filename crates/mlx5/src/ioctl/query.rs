@@ -19,7 +19,7 @@ static PD_QUERY: DriverMethod = DriverMethod {
 ///
 /// # Errors
 /// EINVAL if the file has no context yet; EPROTONOSUPPORT if the kernel does
-/// not support the query (before Linux 5.9); EIO if the device is gone.
+/// not support the query (before Linux 5.9); EIO if the device was removed.
 pub fn query_context(context: &Context, answer: &mut [u8]) -> Result<ContextInfo, Error> {
     context.query_context_with([DriverOutput {
         attr_id: ids::ATTR_QUERY_CONTEXT_RESP,

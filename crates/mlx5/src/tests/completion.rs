@@ -405,7 +405,7 @@ proptest! {
     /// However production and consumption take turns, over many rounds:
     /// everything is read once, in order, and nothing that was not written.
     #[test]
-    fn owner_bits_turn_with_every_round(
+    fn owner_bits_invert_with_every_round(
         log2 in 0u32..4,
         turns in prop::collection::vec((0u32..9, 0usize..9), 1..80),
     ) {

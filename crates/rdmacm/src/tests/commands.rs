@@ -9,7 +9,7 @@ use crate::abi::cmd;
 const EINVAL: Errno = Errno::new(libc::EINVAL);
 
 #[test]
-fn creating_says_space_and_type() {
+fn create_id_has_port_space_and_type() {
     let (fake, channel) = channel();
     for (space, ps, qp_type) in [
         (PortSpace::TCP, 0x106, 2),

@@ -8,7 +8,7 @@ use crate::device;
 use crate::fake::DEVICE;
 
 #[test]
-fn sysfs_says_number_and_version() {
+fn sysfs_has_device_number_and_abi_version() {
     let fake = FakeCm::new();
     let found = device::find(&fake);
     assert_eq!(found.dev_t, Some(libc::makedev(10, 58)));

@@ -29,7 +29,7 @@ impl AsyncCompletionQueue {
         let (this, driver) = Self::new(queue)?;
         let watched = watch(driver.as_fd())?;
         runtime.spawn(async move {
-            if let Err(error) = driver.run(Watched(watched)).await {
+            if let Err(error) = driver.run(ReadableFd(watched)).await {
                 tracing::error!(%error, "completion queue failed");
             }
         });
@@ -37,9 +37,9 @@ impl AsyncCompletionQueue {
     }
 }
 
-struct Watched(AsyncFd<WaitFd>);
+struct ReadableFd(AsyncFd<WaitFd>);
 
-impl Readable for Watched {
+impl Readable for ReadableFd {
     fn poll_readable(&mut self, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         ready!(self.0.poll_read_ready(task))?.clear_ready();
         Poll::Ready(Ok(()))

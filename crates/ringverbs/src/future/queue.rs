@@ -370,11 +370,11 @@ impl State {
 ///
 /// ```no_run
 /// # use std::{io, task::{Context, Poll, ready}};
-/// # struct Watched; impl Watched {
+/// # struct AsyncFile; impl AsyncFile {
 /// #     fn poll_read_ready(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> { Poll::Pending }
 /// #     fn clear_ready(&self) {}
 /// # }
-/// struct Registered(Watched); // a file that the executor watches
+/// struct Registered(AsyncFile); // a file that the executor watches
 ///
 /// impl ringverbs::future::Readable for Registered {
 ///     fn poll_readable(&mut self, task: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -246,13 +246,13 @@ impl Shared {
         }
     }
 
-    /// The future of an operation is gone.
+    /// Called when the future of an operation was dropped.
     pub fn abandon(&self, slot: u32) {
         let held = self.slots().abandon(slot);
         drop(held);
     }
 
-    /// The future of a receive is gone.
+    /// Called when the future of a receive was dropped.
     pub fn withdraw(&self, claim: u64) {
         let mut wakes = Wakes::default();
         let held = self.slots().withdraw(claim, &mut wakes);

@@ -1,7 +1,7 @@
 //! The operations of a queue pair that futures wait for.
 //!
 //! An operation that a future waits for has a slot from before it is posted until
-//! its completion has arrived and the future is gone. Receives have no slots. They
+//! its completion has arrived and the future was dropped. Receives have no slots. They
 //! end in a queue of messages, and the futures that wait for one are *claims*, in
 //! the order in which they were made: the third claim is for the third message,
 //! among those with the same kind of memory. So nothing is assigned to a future
@@ -92,7 +92,7 @@ pub(super) enum Slot {
     Waiting(Option<Waker>),
     /// Ended; the future has not seen it yet.
     Done(Outcome),
-    /// In flight, and its future is gone.
+    /// In flight, and its future was dropped.
     Abandoned,
 }
 
@@ -238,11 +238,11 @@ impl Slots {
         }
     }
 
-    /// The future of an operation is gone. Returns what the slot held, to be
+    /// Called when the future of an operation was dropped. Returns what the slot held, to be
     /// dropped.
     pub fn abandon(&mut self, slot: u32) -> Slot {
         match &mut self.slots[slot as usize] {
-            place @ Slot::Waiting(_) => mem::replace(place, Slot::Abandoned),
+            waiting @ Slot::Waiting(_) => mem::replace(waiting, Slot::Abandoned),
             _ => self.release(slot),
         }
     }
@@ -369,7 +369,7 @@ impl Slots {
         self.end_claims(wakes);
     }
 
-    /// The future of a claim is gone; its message is for the next one. Returns its
+    /// Called when the future of a claim was dropped; the next claim gets its message. Returns its
     /// waker, to be dropped, and the memory of a failed receive.
     pub fn withdraw(&mut self, id: u64, wakes: &mut Wakes) -> (Option<Waker>, Option<Outcome>) {
         let Some((at, kind, rank)) = self.find_claim(id) else {

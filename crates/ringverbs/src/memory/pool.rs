@@ -12,7 +12,7 @@ const LINE: usize = 64;
 
 /// Buffers that are registered once, in classes of one size each, and return to the
 /// pool when they are dropped: by the program, or by the library with an operation
-/// that nobody waited for.
+/// whose future was dropped.
 ///
 /// A handle: clones refer to the same pool. Any thread may use it. Taking and
 /// returning a buffer takes a lock of its class, and allocates nothing. The memory

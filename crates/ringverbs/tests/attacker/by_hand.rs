@@ -14,7 +14,7 @@ use ringverbs::{
 
 use crate::steps::again;
 
-struct Place {
+struct Setup {
     device: Embedded,
     context: Context,
     local: LocalAddress,
@@ -22,7 +22,7 @@ struct Place {
     cq: CompletionQueue,
 }
 
-impl Place {
+impl Setup {
     fn new() -> Self {
         let device = Network::new(Drive::Caller).unwrap().device("roce").unwrap();
         let context = Device::from(device.clone()).open().unwrap();
@@ -60,7 +60,7 @@ impl Place {
 
 #[test]
 fn a_failed_bind_that_the_raw_layer_has_seen() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let (mut a, mut b) = place.connected();
     let (mut broken, _) = place.connected();
     let first = place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
@@ -101,7 +101,7 @@ fn a_failed_bind_that_the_raw_layer_has_seen() {
 
 #[test]
 fn a_bind_in_the_closure_of_a_batch_that_is_abandoned() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let (mut a, mut b) = place.connected();
     let (mut other, _peer) = place.connected();
     let regions: Vec<_> = (0..3)
@@ -120,7 +120,7 @@ fn a_bind_in_the_closure_of_a_batch_that_is_abandoned() {
     place.drive();
     place.cq.poll_one().unwrap().unwrap().result.unwrap();
     let said = window.rkey();
-    let write = |place: &mut Place, a: &mut QueuePair, rkey: u32, n: usize| {
+    let write = |place: &mut Setup, a: &mut QueuePair, rkey: u32, n: usize| {
         let at = RemoteAddr::new(regions[n].key().addr, rkey);
         a.post(WorkRequest::write(Inline(b"x"), at)).unwrap();
         place.drive();
@@ -133,7 +133,7 @@ fn a_bind_in_the_closure_of_a_batch_that_is_abandoned() {
 
 #[test]
 fn a_message_that_another_endpoint_has_set_aside() {
-    let place = Place::new();
+    let place = Setup::new();
     let cqs: Vec<_> = (0..2)
         .map(|_| {
             let cq = place.context.completion_queue().entries(64).build();
@@ -170,7 +170,7 @@ fn a_message_that_another_endpoint_has_set_aside() {
 /// tokens: its buffers come back, and are no messages.
 #[test]
 fn completions_of_another_queue_pair_on_a_tagged_endpoint_s_queue() {
-    let place = Place::new();
+    let place = Setup::new();
     let queue = || {
         let builder = place.context.completion_queue();
         builder.entries(64).build().unwrap()
@@ -243,7 +243,7 @@ fn completions_of_another_queue_pair_on_a_tagged_endpoint_s_queue() {
 /// Completions of a shared queue's receives outlive it.
 #[test]
 fn a_completion_of_a_shared_queue_that_was_closed() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let mut srq = place
         .domain
         .shared_receive_queue()
@@ -283,7 +283,7 @@ fn a_completion_of_a_shared_queue_that_was_closed() {
 /// A receive without bytes, in the middle of a region.
 #[test]
 fn nothing_is_received_into_nothing() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let (mut a, mut b) = place.connected();
     let mut rest = place.domain.alloc(1).unwrap().into_buffer();
     rest.fill(7);
@@ -300,7 +300,7 @@ fn nothing_is_received_into_nothing() {
 /// Of another domain than window and queue pair.
 #[test]
 fn a_window_is_bound_to_a_region_of_another_domain() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let (_a, mut b) = place.connected();
     let elsewhere = place.context.alloc_pd().unwrap();
     let region = elsewhere.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
@@ -316,7 +316,7 @@ fn a_window_is_bound_to_a_region_of_another_domain() {
 /// What a region's rights do not have, a window on it has not.
 #[test]
 fn a_window_is_bound_to_a_region_without_the_right() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let (_a, mut b) = place.connected();
     let region = place.domain.alloc_remote(1, AccessFlags::empty()).unwrap();
     let window = place.domain.memory_window(WindowType::One).unwrap();
@@ -331,7 +331,7 @@ fn a_window_is_bound_to_a_region_without_the_right() {
 
 #[test]
 fn a_raw_bind_that_was_not_published() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let (mut a, mut b) = place.connected();
     let first = place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
     let second = place.domain.alloc_remote(1, AccessFlags::MW_BIND).unwrap();
@@ -361,7 +361,7 @@ fn a_raw_bind_that_was_not_published() {
 #[test]
 fn a_window_bound_on_two_queue_pairs_at_once() {
     for swap in [false, true] {
-        let mut place = Place::new();
+        let mut place = Setup::new();
         let (_a, mut b) = place.connected();
         let (mut c, _d) = place.connected();
         let regions: Vec<_> = (0..2)
@@ -399,9 +399,9 @@ fn a_window_bound_on_two_queue_pairs_at_once() {
 /// The answer of a read, and the message for a receive, are under way while
 /// their queue pairs fail, give the memory back, and are connected again.
 #[test]
-fn what_is_under_way_of_a_former_connection() {
+fn packets_of_a_former_connection() {
     for turns in 0..12 {
-        let mut place = Place::new();
+        let mut place = Setup::new();
         let (mut a, mut b) = place.connected();
         let region = place.domain.alloc_remote(1, AccessFlags::REMOTE_READ);
         let region = region.unwrap();
@@ -449,7 +449,7 @@ fn what_is_under_way_of_a_former_connection() {
 /// queue pair that they are of, and panics.
 #[test]
 fn a_closure_that_destroys_and_panics() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let (mut a, mut b) = place.connected();
     for token in 0..4 {
         let buffer = place.domain.alloc(64).unwrap().into_buffer();
@@ -533,7 +533,7 @@ fn a_closure_that_destroys_and_panics() {
 /// either is given back by the one that it completes on.
 #[test]
 fn a_shared_queue_that_is_replaced_under_its_lock() {
-    let place = Place::new();
+    let place = Setup::new();
     let queue = || {
         let builder = place.context.completion_queue();
         builder.entries(64).build().unwrap()
@@ -575,7 +575,7 @@ fn a_shared_queue_that_is_replaced_under_its_lock() {
 /// requests for repeated ones and acknowledges them, and none is carried out.
 #[test]
 fn a_connection_that_one_side_alone_begins_anew() {
-    let mut place = Place::new();
+    let mut place = Setup::new();
     let (mut a, b) = place.connected();
     let region = place
         .domain
@@ -586,7 +586,7 @@ fn a_connection_that_one_side_alone_begins_anew() {
         .collect();
     behind.iter_mut().for_each(|buffer| buffer.fill(7));
     let RemoteAddr { addr, rkey } = region.key();
-    let write = |place: &mut Place, a: &mut QueuePair, to: u64| {
+    let write = |place: &mut Setup, a: &mut QueuePair, to: u64| {
         let at = RemoteAddr::new(to, rkey);
         a.post(WorkRequest::write(Inline(&[1; 16]), at)).unwrap();
         for _ in 0..10_000 {

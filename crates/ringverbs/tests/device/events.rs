@@ -10,7 +10,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(10));
 const SHORT: Option<Duration> = Some(Duration::from_millis(50));
 
 #[test]
-fn a_channel_tells_its_queues_apart() {
+fn channel_events_name_their_queue() {
     let context = context();
     let domain = context.alloc_pd().unwrap();
     let channel = context.completion_channel().unwrap();

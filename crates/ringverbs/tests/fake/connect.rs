@@ -131,7 +131,7 @@ fn invalid_connect_options_are_refused() {
 /// A device that can flush one way is asked for that one only, and promises
 /// nothing of the other.
 #[test]
-fn each_way_of_flushing_is_an_ability_of_its_own() {
+fn flush_types_are_separate_capabilities() {
     let ways = [FlushTo::GlobalVisibility, FlushTo::Persistence];
     for bits in 0..4u64 {
         let world = world_of(DeviceAttrEx {

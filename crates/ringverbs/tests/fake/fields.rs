@@ -10,7 +10,7 @@ use rxe_testing::layout::{self, send, wc};
 const OPCODES: [u64; 2] = [128, 129];
 
 #[test]
-fn a_bind_says_the_same_in_both_layers() {
+fn binds_of_both_layers_write_the_same_entry() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let access = AccessFlags::MW_BIND | AccessFlags::REMOTE_READ;

@@ -18,7 +18,7 @@ fn mapped() -> u64 {
 
 /// Any size is rounded up to whole huge pages, and all of them come back.
 #[test]
-fn huge_pages_come_back_whatever_the_size() {
+fn huge_pages_are_returned_for_any_size() {
     let world = World::new();
     if huge::free() < 2 {
         // The machine's owner sets some aside, not a test.

@@ -283,7 +283,7 @@ fn elements(call: &IoctlCall) -> Vec<Sge> {
 }
 
 #[test]
-fn advice_goes_for_every_kind_of_memory() {
+fn advice_works_on_every_kind_of_memory() {
     let world = World::new();
     next_keys(&world, 0xa1, 0xa2);
     let region = Region::alloc_on_demand(&world.domain, 5000).unwrap();

@@ -152,7 +152,7 @@ fn readers_continue_after_a_forgotten_cursor() {
 
 /// ... nor if the device has taken it back meanwhile.
 #[test]
-fn a_forgotten_cursor_gives_nothing_back_of_an_empty_queue() {
+fn forgotten_cursor_of_an_empty_queue_releases_nothing() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     qp.send(world.buffer(b"x"), 1).unwrap();

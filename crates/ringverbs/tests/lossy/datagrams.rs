@@ -33,7 +33,7 @@ impl Messages {
     }
 
     /// The number of a message that has arrived, and how long it was.
-    fn heard(&mut self, success: &Success) -> (u64, usize) {
+    fn received(&mut self, success: &Success) -> (u64, usize) {
         let number = u64::from(success.immediate().expect("immediate data"));
         let len = self.lengths.get(number as usize);
         let len = *len.unwrap_or_else(|| panic!("{number} was never sent"));
@@ -100,7 +100,7 @@ fn messages_of_an_unreliable_connection_are_complete() {
     while messages.lengths.len() < count {
         for mut buffer in a.buffers(BATCH as usize) {
             // Writes have one packet: after one whose end was lost rdma_rxe
-            // (Linux 6.12) hears no other message on the connection.
+            // (Linux 6.12) receives no other message on the connection.
             let write = numbers.one_in(2);
             let len = 1 + numbers.below(if write { packet } else { SIZE });
             let number = messages.add(len);
@@ -118,7 +118,7 @@ fn messages_of_an_unreliable_connection_are_complete() {
             false => QUIET,
         };
         drain(&mut a, &mut b, quiet, |success, buffer| {
-            let (number, len) = messages.heard(success);
+            let (number, len) = messages.received(success);
             assert_eq!(success.byte_len as usize, len, "message {number}");
             if success.is_remote_write() {
                 let mut there = vec![0; len];
@@ -161,7 +161,7 @@ fn datagrams_are_complete() {
             false => QUIET,
         };
         drain(&mut a, &mut b, quiet, |success, buffer| {
-            let (number, len) = messages.heard(success);
+            let (number, len) = messages.received(success);
             assert_eq!(success.byte_len as usize, HEADER + len, "{number}");
             assert!(is_pattern(number, &buffer[HEADER..]), "{number} is wrong");
         });

@@ -81,7 +81,7 @@ impl fmt::Display for Report {
         }
         write!(
             f,
-            "; posted again: {}, heard again: {}, done without an answer: {}",
+            "; posted again: {}, received again: {}, done without an answer: {}",
             self.again, self.repeated, self.unanswered
         )
     }
@@ -117,7 +117,7 @@ struct Posted {
     old: u64,
 }
 
-/// What the passive end hears of.
+/// What the passive end receives.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     number: u64,
@@ -139,10 +139,10 @@ struct Work<'a> {
     /// Failed or flushed, in order.
     failed: VecDeque<Posted>,
     token: u64,
-    /// All messages so far. Of them those that the passive end has heard, those
+    /// All messages so far. Of them those that the passive end has received, those
     /// that were acknowledged, and which one comes next on this connection.
     messages: Vec<Message>,
-    heard: usize,
+    received: usize,
     acknowledged: usize,
     next: usize,
     slots: Vec<usize>,
@@ -177,7 +177,7 @@ pub fn operations(a: &mut End, b: &mut End, plan: &Plan) -> Report {
         failed: VecDeque::new(),
         token: 0,
         messages: Vec::new(),
-        heard: 0,
+        received: 0,
         acknowledged: 0,
         next: 0,
         slots: (0..SLOTS).collect(),
@@ -247,7 +247,7 @@ impl Work<'_> {
         let mut moved = Instant::now();
         while !self.to_do.is_empty()
             || !self.in_flight.is_empty()
-            || self.heard < self.messages.len()
+            || self.received < self.messages.len()
         {
             let mut idle = !self.post();
             if self.deaths < self.plan.deaths && !self.given_up && self.in_flight.len() == DEPTH {
@@ -284,7 +284,7 @@ impl Work<'_> {
         match operation {
             Operation::Message(index) => {
                 // A slot is used again when what was in it has been seen.
-                if index >= self.heard + SLOTS / 2 {
+                if index >= self.received + SLOTS / 2 {
                     return false;
                 }
                 let Message { number, len, write } = self.messages[index];
@@ -409,10 +409,10 @@ impl Work<'_> {
             assert!(wrong == "none", "send of {message:?} is wrong {wrong}");
         }
         self.next = index + 1;
-        if index < self.heard {
+        if index < self.received {
             self.report.repeated += 1;
         } else {
-            self.heard = self.next;
+            self.received = self.next;
         }
         // What is posted to an end that is given up would not be flushed.
         if self.given_up {
@@ -484,7 +484,7 @@ impl Work<'_> {
             thread::sleep(Duration::from_micros(200));
         }
         assert_eq!(self.free.len(), DEPTH, "buffers are missing");
-        assert!(self.heard >= self.acknowledged, "a message was lost");
+        assert!(self.received >= self.acknowledged, "a message was lost");
         let failed = std::mem::take(&mut self.failed);
         let again = self.settle(failed);
         self.report.again += again.len() as u32;

@@ -1,5 +1,5 @@
-//! Buffers that are counted: each is here, posted, or was let go of along with
-//! its queue pair; and each comes back exactly once.
+//! Counted buffers: each is available, posted, or was released with its queue
+//! pair, and each is returned exactly once.
 
 use ringverbs::{Buffer, ProtectionDomain};
 
@@ -7,23 +7,23 @@ use ringverbs::{Buffer, ProtectionDomain};
 pub const SIZE: usize = 12_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Here,
+enum BufferState {
+    Available,
     Posted,
-    LetGo,
+    Released,
 }
 
 /// The buffers of a thread.
 pub struct Pool {
     domain: ProtectionDomain,
-    /// Where each buffer is, by its number, and its address.
-    buffers: Vec<(Place, usize)>,
+    /// State and address of each buffer, by its number.
+    buffers: Vec<(BufferState, usize)>,
     here: Vec<(u32, Buffer)>,
     /// Times that a buffer was taken.
     pub taken: u64,
-    /// Times that one came back.
+    /// Times that one was returned.
     pub returned: u64,
-    /// Those that went with a queue pair that was dropped.
+    /// Buffers that were released with a dropped queue pair.
     pub let_go: u64,
 }
 
@@ -42,39 +42,52 @@ impl Pool {
     /// A buffer to be posted, with its number.
     pub fn take(&mut self) -> (u32, Buffer) {
         let (number, mut buffer) = self.here.pop().unwrap_or_else(|| {
-            // One to a region, which can be had back and closed at the end.
+            // One to a region, which is closed at the end.
             let buffer = self.domain.alloc(SIZE).unwrap().into_buffer();
-            self.buffers.push((Place::Here, buffer.as_ptr().addr()));
+            self.buffers
+                .push((BufferState::Available, buffer.as_ptr().addr()));
             (self.buffers.len() as u32 - 1, buffer)
         });
-        self.buffers[number as usize].0 = Place::Posted;
+        self.buffers[number as usize].0 = BufferState::Posted;
         self.taken += 1;
         buffer.fill_up();
         (number, buffer)
     }
 
-    /// A buffer that was posted is here again.
+    /// Returns a posted buffer.
     pub fn back(&mut self, number: u32, buffer: Buffer) {
         let (place, address) = &mut self.buffers[number as usize];
-        assert_eq!(*place, Place::Posted, "buffer {number} comes back twice");
+        assert_eq!(
+            *place,
+            BufferState::Posted,
+            "buffer {number} comes back twice"
+        );
         assert_eq!(*address, buffer.as_ptr().addr(), "not buffer {number}");
-        *place = Place::Here;
+        *place = BufferState::Available;
         self.returned += 1;
         self.here.push((number, buffer));
     }
 
-    /// A buffer went with its queue pair.
+    /// Counts a buffer that was released with its queue pair.
     pub fn let_go(&mut self, number: u32) {
         let place = &mut self.buffers[number as usize].0;
-        assert_eq!(*place, Place::Posted, "buffer {number} was not posted");
-        *place = Place::LetGo;
+        assert_eq!(
+            *place,
+            BufferState::Posted,
+            "buffer {number} was not posted"
+        );
+        *place = BufferState::Released;
         self.let_go += 1;
     }
 
-    /// Nothing is posted any more, and nobody else has a part of what is here.
+    /// Closes all regions: nothing is posted, and no part of a buffer is used.
     pub fn close(self) -> [u64; 3] {
         for (number, (place, _)) in self.buffers.iter().enumerate() {
-            assert_ne!(*place, Place::Posted, "buffer {number} never came back");
+            assert_ne!(
+                *place,
+                BufferState::Posted,
+                "buffer {number} never came back"
+            );
         }
         assert_eq!(self.taken, self.returned + self.let_go);
         for (number, buffer) in self.here {

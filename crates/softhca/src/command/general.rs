@@ -2,7 +2,7 @@
 //! objects.
 
 use super::load::number;
-use super::resource::{created, gone};
+use super::resource::{created, removed};
 use super::status::{Outcome, Refused, Status, refuse};
 use crate::bits::{Field, field};
 use crate::engine::core::Core;
@@ -31,7 +31,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn destroy_uctx(&mut self, input: &[u8]) -> Outcome {
-        gone(self.user_contexts.remove(number(input)))
+        removed(self.user_contexts.remove(number(input)))
     }
 
     pub(crate) fn create_general_object(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
@@ -62,7 +62,7 @@ impl<P: Platform> Core<P> {
         match TYPE.get(input) {
             RESERVED_QPN => self.destroy_reserved_qpns(object),
             SCHEDULING_ELEMENT => self.destroy_scheduling_element(object),
-            ADDRESS_TO_QP => gone(self.address_mappings.remove(object)),
+            ADDRESS_TO_QP => removed(self.address_mappings.remove(object)),
             _ => Err(refuse(Status::BadResource, "no such object")),
         }
     }
@@ -84,7 +84,9 @@ impl<P: Platform> Core<P> {
     fn destroy_reserved_qpns(&mut self, object: u32) -> Outcome {
         let aligned = object & ((1 << LOG_RESERVED_QPNS) - 1) == 0;
         match object.checked_sub(FIRST_RESERVED) {
-            Some(range) if aligned => gone(self.reserved_qpns.remove(range >> LOG_RESERVED_QPNS)),
+            Some(range) if aligned => {
+                removed(self.reserved_qpns.remove(range >> LOG_RESERVED_QPNS))
+            }
             _ => Err(refuse(Status::BadResource, "no such object")),
         }
     }

@@ -24,7 +24,7 @@ pub(crate) fn created<T>(output: &mut [u8], inserted: Result<u32, T>) -> Outcome
     }
 }
 
-pub(crate) fn gone<T>(removed: Option<T>) -> Outcome {
+pub(crate) fn removed<T>(removed: Option<T>) -> Outcome {
     match removed {
         Some(_) => Ok(()),
         None => Err(refuse(
@@ -39,7 +39,7 @@ fn drop_unused(table: &mut Table<()>, number: u32, used: bool) -> Outcome {
     if used {
         return Err(refuse(Status::ResourceBusy, "other objects still use it"));
     }
-    gone(table.remove(number))
+    removed(table.remove(number))
 }
 
 const COUNTER_SET: Field = field(0x1c, 7, 0);
@@ -52,7 +52,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn dealloc_uar(&mut self, input: &[u8]) -> Outcome {
-        gone(self.uars.remove(number(input)))
+        removed(self.uars.remove(number(input)))
     }
 
     pub(crate) fn alloc_pd(&mut self, output: &mut [u8]) -> Outcome {
@@ -81,7 +81,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn dealloc_transport_domain(&mut self, input: &[u8]) -> Outcome {
-        gone(self.transport_domains.remove(number(input)))
+        removed(self.transport_domains.remove(number(input)))
     }
 
     pub(crate) fn alloc_q_counter(&mut self, output: &mut [u8]) -> Outcome {
@@ -95,7 +95,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn dealloc_q_counter(&mut self, input: &[u8]) -> Outcome {
-        gone(self.q_counters.remove(NEW_COUNTER_SET.get(input)))
+        removed(self.q_counters.remove(NEW_COUNTER_SET.get(input)))
     }
 
     pub(crate) fn query_q_counter(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {

@@ -121,7 +121,7 @@ impl<P: Platform> Core<P> {
                 "other scheduling elements hang from it",
             ));
         }
-        super::resource::gone(self.scheduling.remove(number))
+        super::resource::removed(self.scheduling.remove(number))
     }
 
     /// Whether queues can be assigned to this element; 0 stands for none.

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_goes_where_its_first_rule_says() {
+    fn the_first_matching_rule_applies() {
         let mut steering = Steering::default();
         let zero: Headers = Box::new([0; MATCH]);
         let mut ports = zero.clone();

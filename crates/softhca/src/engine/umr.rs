@@ -362,7 +362,7 @@ mod tests {
     use crate::bits::{put32, put64};
 
     #[test]
-    fn a_pattern_is_the_list_that_it_stands_for() {
+    fn a_pattern_equals_its_expanded_list() {
         let mut list = [0; 48];
         put32(&mut list, 4, REPEAT);
         put32(&mut list, 8, 2);

@@ -66,7 +66,7 @@ fn rdma_frames_are_looped_back() {
 }
 
 #[test]
-fn infiniband_goes_by_lid_with_its_mask() {
+fn infiniband_routes_by_lid_and_mask() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let a = fabric.port(PortConfig::ib(1));
@@ -169,7 +169,7 @@ fn a_link_that_is_down_carries_nothing() {
 }
 
 #[test]
-fn a_full_port_drops_and_says_so() {
+fn a_full_port_counts_dropped_frames() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let a = fabric.port(PortConfig::ib(1));

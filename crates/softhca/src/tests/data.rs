@@ -283,7 +283,7 @@ fn a_queue_that_is_not_polled_overruns() {
 }
 
 #[test]
-fn owner_bits_turn_with_every_round() {
+fn owner_bits_invert_with_every_round() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     for n in 0..100_u32 {
@@ -451,7 +451,7 @@ fn a_returned_receive_is_followed_by_the_next() {
 }
 
 #[test]
-fn small_data_comes_in_the_completion() {
+fn small_data_is_in_the_cqe() {
     let mut driver = Driver::new("ib");
     let mut cq = driver.create_cq(4);
     let mut a = driver.create_qp(0, &cq, None);

@@ -117,7 +117,7 @@ impl Interface {
     }
 
     /// Returns the number of frames received.
-    fn heard(&mut self) -> usize {
+    fn received(&mut self) -> usize {
         self.driver.run();
         let mut count = 0;
         while let Some(entry) = self.driver.poll(&mut self.cq) {
@@ -135,7 +135,7 @@ impl Interface {
     fn hears_itself(&mut self) -> [usize; 4] {
         [BROADCAST, MULTICAST, self.own(), ELSEWHERE].map(|to| {
             self.send(to);
-            self.heard()
+            self.received()
         })
     }
 
@@ -217,7 +217,7 @@ fn users_receive_each_others_frames_if_the_port_allows() {
 }
 
 #[test]
-fn the_port_comes_before_the_tir() {
+fn loopback_of_the_port_precedes_the_tir() {
     let mut interface = Interface::new(7);
     interface.tir_takes(ONE | MANY);
     interface.port_drops(ONE | MANY, ONE | MANY);
@@ -236,14 +236,14 @@ fn other_ports_receive_in_any_case() {
     }
     for to in [BROADCAST, MULTICAST, b.own(), ELSEWHERE] {
         a.send(to);
-        assert_eq!((a.heard(), b.heard()), (0, 1), "{to:x?}");
+        assert_eq!((a.received(), b.received()), (0, 1), "{to:x?}");
     }
     a.send(a.own());
-    assert_eq!((a.heard(), b.heard()), (0, 0));
+    assert_eq!((a.received(), b.received()), (0, 0));
 }
 
 #[test]
-fn ethernet_ports_say_that_loopback_can_be_turned_off() {
+fn ethernet_ports_have_the_loopback_capability() {
     for (profile, wanted) in [("roce", 3), ("roce-umr", 3), ("ib", 0)] {
         let mut driver = Driver::new(profile);
         let query = Input::new(op::QUERY_HCA_CAP, 16).or(4, 0, 1);
@@ -276,7 +276,7 @@ fn connect(driver: &mut Driver, qp: u32, remote: u32, mac: [u8; 6], gid: u64) {
 }
 
 #[test]
-fn queue_pairs_of_a_port_talk_whatever_comes_back_to_its_interface() {
+fn loopback_settings_do_not_affect_queue_pairs() {
     // The lower half of a GID of the port.
     const GID: u64 = 0xffff_c0a8_4e01;
     for off in [0, ONE | MANY] {
@@ -301,6 +301,6 @@ fn queue_pairs_of_a_port_talk_whatever_comes_back_to_its_interface() {
             let entry = driver.poll(&mut cq).expect("two completions");
             assert!(matches!(status(&entry), (0 | 2, 0)), "{entry:x?}");
         }
-        assert_eq!(interface.heard(), 0, "off: {off}");
+        assert_eq!(interface.received(), 0, "off: {off}");
     }
 }

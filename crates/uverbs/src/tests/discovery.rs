@@ -111,7 +111,7 @@ fn rxe0() -> Device {
 }
 
 #[test]
-fn requests_are_what_the_kernel_takes() {
+fn netlink_requests_have_the_kernel_s_format() {
     // As recorded, except for this host's byte order.
     if cfg!(target_endian = "little") {
         assert_eq!(
@@ -168,7 +168,7 @@ fn netlink_lists_the_device() {
 }
 
 #[test]
-fn sysfs_stands_in_for_netlink() {
+fn sysfs_replaces_netlink() {
     let fake = FakeKernel::new();
     add_sysfs(&fake);
     fake.set_device_number("/dev/infiniband/uverbs0", libc::makedev(231, 192));
@@ -181,7 +181,7 @@ fn sysfs_stands_in_for_netlink() {
 }
 
 #[test]
-fn sysfs_stands_in_for_a_character_device() {
+fn sysfs_replaces_a_character_device() {
     let fake = by_netlink();
     add_sysfs(&fake);
     let refusal = message(MSG_ERROR, 0, &(-libc::EINVAL).to_ne_bytes());

@@ -94,7 +94,7 @@ fn releasing_a_handle_does_not_destroy() {
 }
 
 #[test]
-fn an_answer_without_an_output_destroys_what_was_made() {
+fn a_missing_output_destroys_the_new_object() {
     let (fake, context, pd) = with_pd();
     fake.on(Target::Method(OBJECT_QP, METHOD_QP_CREATE), |reply| {
         reply.set_unwritten(ATTR_CREATE_QP_RESP_QP_NUM);

@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_above_its_limit_is_missed() {
+    fn counts_above_their_limit_are_missed() {
         let mut row = Row {
             name: "poll-recv/16".to_owned(),
             ..Row::default()

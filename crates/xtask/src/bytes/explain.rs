@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_queue_only_what_was_left_may_differ() {
+    fn only_unwritten_bytes_after_an_srq_number_may_differ() {
         let text = |number: &str, rest: &str| format!("{:032}{number}{rest}", 0);
         let unwritten = UNWRITTEN.repeat(3);
         let zeros = "0".repeat(24);
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_inline_data_only_what_was_left_may_differ() {
+    fn only_unwritten_bytes_after_inline_data_may_differ() {
         let ask = |header: &str, length: &str, stock: &str, ours: &str| {
             let text = |word: &str| format!("{:032}{length}aabbccdd{word}", 0);
             of(header, "entry 0", &text(stock), &text(ours))
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_key_only_what_was_left_may_differ() {
+    fn only_unwritten_bytes_of_a_key_may_differ() {
         let header = "case rc-keys 1 post bind/0";
         let ask = |stock: &str, ours: &str| {
             let text = |word: &str| format!("{:0128}{word}", 0);
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_completion_only_what_lies_in_the_data_may_differ() {
+    fn only_fields_inside_the_data_of_a_completion_may_differ() {
         let header = "case 64 1 own: 5 bytes in the completion of a receive, list 0";
         let said = "595a5b lid 22103 service 8 bits 81 key 0";
         let ask = |header, ours| of(header, "from 0", said, ours);

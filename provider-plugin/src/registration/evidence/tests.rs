@@ -52,7 +52,7 @@ fn without_a_file_name_ambiguous_releases_are_refused() {
 }
 
 #[test]
-fn without_a_file_name_ibv_qp_ex_tells_all_but_the_newest() {
+fn ibv_qp_ex_identifies_all_but_the_newest_without_a_file_name() {
     for release in 34..=65 {
         let decided = decide(&probed(release));
         match release {

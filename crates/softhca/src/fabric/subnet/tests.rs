@@ -365,7 +365,7 @@ fn a_request_with_a_global_route_is_answered_with_one() {
 }
 
 #[test]
-fn only_datagrams_of_the_partition_with_the_queue_key_are_taken() {
+fn only_datagrams_of_the_partition_with_the_queue_key_are_accepted() {
     let (_fabric, a, _b) = fabric();
     let pool = Pool::new();
     let requested = request(1, 1, &[], &[]);
@@ -433,7 +433,7 @@ fn management_datagrams_are_delayed_and_lost_like_others() {
 }
 
 #[test]
-fn each_part_of_a_fabric_answers_its_own_ports_and_alike() {
+fn fabrics_of_two_processes_answer_alike() {
     let fabrics = [Fabric::new(1), Fabric::new(2)];
     let ports: Vec<Port> = fabrics
         .iter()

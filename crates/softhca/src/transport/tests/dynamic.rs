@@ -65,7 +65,7 @@ fn good(ids: std::ops::Range<u64>) -> Vec<(u64, Status)> {
 }
 
 #[test]
-fn an_initiator_goes_from_target_to_target() {
+fn an_initiator_switches_targets() {
     for kind in KINDS {
         let mut world = world(3, kind, 1);
         fill(&mut world.hcas[0].host.memory[..3000], 7);

@@ -244,7 +244,7 @@ fn invalidating_an_unknown_key() {
 
 /// The memory becomes invalid while a read response is being sent.
 #[test]
-fn reads_of_memory_that_goes_away() {
+fn reads_of_deregistered_memory() {
     let mut world = pair(LinkKind::Ib, 4 << 20, 1, &QpConfig::default());
     world.hcas[0].post_send(100, work(1, Operation::Read, 0, 1 << 20, 0));
     for _ in 0..3 {

@@ -228,7 +228,7 @@ fn atomics_happen_once() {
 
 /// Unreliable connections lose whole messages only.
 #[test]
-fn unreliable_messages_come_whole_or_not_at_all() {
+fn unreliable_messages_are_complete_or_lost() {
     let config = QpConfig {
         service: Service::Uc,
         mtu: Mtu::B256,

@@ -171,7 +171,7 @@ fn draining() {
 }
 
 #[test]
-fn error_flushes_both_queues_and_what_is_posted_later() {
+fn error_state_flushes_both_queues_and_later_posts() {
     for srq in [false, true] {
         let config = QpConfig {
             srq,
@@ -320,7 +320,7 @@ fn unknown_peers_are_ignored() {
 
 /// Many queue pairs share [`Transport::run`], and none starves.
 #[test]
-fn queue_pairs_take_turns() {
+fn queue_pairs_are_scheduled_in_turns() {
     let mut world = World::new(2, LinkKind::Ib, 1 << 20, 1);
     for n in 0..20 {
         world.connect((0, 100 + n), (1, 200 + n), &QpConfig::default());

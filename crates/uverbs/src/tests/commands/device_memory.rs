@@ -106,7 +106,7 @@ fn device_memory() {
 }
 
 #[test]
-fn a_missing_output_frees_what_was_allocated() {
+fn a_missing_output_frees_the_allocation() {
     let (fake, context, pd) = with_pd();
     fake.add_methods(DRIVER);
     let (mut start, mut page) = ([0; 8], [0; 2]);

@@ -128,7 +128,7 @@ fn driver_data_that_is_not_answered_reads_as_zero() {
 }
 
 #[test]
-fn long_driver_data_goes_by_address() {
+fn long_driver_data_is_passed_by_address() {
     let (fake, context) = context();
     let input: Vec<u8> = (0..100).collect();
     let _pd = Pd::alloc(&context, udata(&input, &mut [])).unwrap();
