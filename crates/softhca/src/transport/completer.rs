@@ -3,7 +3,8 @@
 
 use super::config::{ack_wait, rnr_wait};
 use super::host::{Fault, Host, Operation, Status};
-use super::qp::{Io, Qp};
+use super::io::Io;
+use super::qp::Qp;
 use crate::packet::{NakCode, Psn, Syndrome, Traits, View};
 
 impl<L> Qp<L> {

@@ -1,7 +1,8 @@
 //! Unreliable datagrams.
 
 use super::host::{Fault, Host, RecvDone, RecvKind, Source, Status};
-use super::qp::{Io, Qp};
+use super::io::Io;
+use super::qp::Qp;
 use super::{Operation, QpState};
 use crate::packet::{Deth, Link, MULTICAST_QPN, PacketBuilder, Template, Traits, View, op};
 

@@ -7,6 +7,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `state` | what requester, responder and DC remember between packets |
 //! | `requester` | work requests to request packets: segmentation, window, fences |
 //! | `completer` | acknowledgements, NAKs, read responses, retries, timers |
 //! | `responder` | requests in order, duplicates, responses |
@@ -25,11 +26,13 @@ mod dynamic;
 mod host;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
+mod io;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod model;
 mod qp;
 mod requester;
 mod responder;
+mod state;
 mod table;
 
 #[cfg(test)]
@@ -44,14 +47,14 @@ pub use host::{
     Access, AtomicOp, Datagram, Fault, Fence, Host, Operation, QpEvent, RecvDone, RecvKind,
     RecvWork, SendDone, SendWork, Source, Status, Target,
 };
+pub use io::Counters;
 
 use crate::packet::{Class, Gid, MULTICAST_QPN, Packet, Pool, Refused, Traits, View};
-use qp::{Io, Qp};
+use io::Io;
+use qp::Qp;
 use requester::Step;
 use table::Table;
 
-/// Length of the longest message in bytes.
-const LIMIT_MESSAGE: u32 = 1 << 31;
 /// Steps that one queue pair takes before the next one is served.
 const TURN: usize = 32;
 /// Entries of the timer heap beyond two for each queue pair at which stale ones are
@@ -87,46 +90,6 @@ impl fmt::Display for QpError {
 }
 
 impl std::error::Error for QpError {}
-
-/// Counters of the transport. They only grow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
-    /// Packets sent.
-    pub packets_sent: u64,
-    /// Packets received with a valid ICRC.
-    pub packets_received: u64,
-    /// Request packets sent again; included in `packets_sent`.
-    pub retransmitted: u64,
-    /// Local ACK timeouts.
-    pub timeouts: u64,
-    /// NAKs received, not counting RNR NAKs.
-    pub naks: u64,
-    /// RNR NAKs received.
-    pub rnr_naks: u64,
-    /// Messages that found no receive posted, each time they were sent. Those over UC
-    /// count as dropped.
-    pub not_ready: u64,
-    /// Duplicate requests received.
-    pub duplicates: u64,
-    /// Requests received with a PSN beyond the expected one; over UC, with any other
-    /// than the expected one.
-    pub out_of_sequence: u64,
-    /// Responses received to no outstanding request.
-    pub stale: u64,
-    /// Frames dropped for a wrong ICRC.
-    pub bad_icrc: u64,
-    /// Frames dropped for malformed lengths or headers.
-    pub malformed: u64,
-    /// Packets dropped for a wrong partition key.
-    pub pkey_violations: u64,
-    /// Datagrams dropped for a wrong queue key.
-    pub qkey_violations: u64,
-    /// Requests over dynamic connections dropped for a wrong access key.
-    pub dc_key_violations: u64,
-    /// Packets dropped for other reasons: unknown queue pair, wrong state, service or
-    /// source, or refused by an unreliable service.
-    pub dropped: u64,
-}
 
 /// The transport of one HCA: its queue pairs.
 pub struct Transport<L> {

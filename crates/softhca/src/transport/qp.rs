@@ -1,32 +1,11 @@
 //! A queue pair: attributes and state. Its two halves are in [`super::requester`] and
 //! [`super::responder`].
 
-use std::collections::VecDeque;
-
 use super::config::{QpConfig, QpState, QpView, Service};
-use super::dynamic::{Initiator, Peers};
 use super::host::{Fault, Host, QpEvent, RecvDone, RecvWork, SendDone, Status};
-use super::requester::Requester;
-use super::responder::Responder;
-use super::{Counters, LIMIT_MESSAGE};
-use crate::packet::{Bth, Class, Link, Opcode, Packet, Pool, Psn, Template, View};
-
-/// State of the transport that all queue pairs share.
-pub(super) struct Io {
-    pub pool: Pool,
-    pub out: VecDeque<Packet>,
-    pub counters: Counters,
-    /// The peer may not have had the time to respond; see
-    /// [`Transport::set_patient`](super::Transport::set_patient).
-    pub patient: bool,
-}
-
-impl Io {
-    pub fn send(&mut self, packet: Packet) {
-        self.counters.packets_sent += 1;
-        self.out.push_back(packet);
-    }
-}
+use super::io::LIMIT_MESSAGE;
+use super::state::{Initiator, Peers, Requester, Responder};
+use crate::packet::{Bth, Class, Link, Opcode, Psn, Template, View};
 
 /// A queue pair.
 pub(super) struct Qp<L> {

@@ -6,75 +6,19 @@
 //! `works[cursor]`. Retransmission is a return to `una`. [`super::completer`] processes
 //! the responses.
 
-use std::collections::VecDeque;
-
-use super::config::{QpConfig, QpState, Service, ack_wait};
+use super::config::{QpState, Service, ack_wait};
 use super::dynamic::Failed;
-use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, SendWork, Status};
-use super::qp::{Io, Qp};
+use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, Status};
+use super::io::Io;
+use super::qp::Qp;
+use super::state::{LIMIT_WORKS, Pending};
 use crate::packet::{AtomicEth, PacketBuilder, Psn, Reth, op};
 
-/// Maximum number of outstanding work requests.
-const LIMIT_WORKS: usize = 512;
 /// Maximum number of request packets in flight, not counting read responses.
 const WINDOW: u32 = 128;
 
 /// Time before absent memory is tried again, in nanoseconds.
 const PAGE_WAIT: u64 = 100_000;
-
-/// An outstanding work request.
-pub(super) struct Pending<L> {
-    pub work: SendWork<L>,
-    /// First PSN.
-    pub first: Psn,
-    /// Number of PSNs; 0 if nothing is sent for it.
-    pub packets: u32,
-    /// Packets received of the response to a read or atomic.
-    pub received: u32,
-    /// Status once it has ended; it completes when it is the oldest.
-    pub done: Option<Status>,
-}
-
-impl<L> Pending<L> {
-    pub fn end(&self) -> Psn {
-        self.first.plus(self.packets)
-    }
-
-    /// Returns whether a response with data is still missing.
-    pub fn awaits(&self) -> bool {
-        self.done.is_none()
-            && self.work.operation.is_read_or_atomic()
-            && self.received < self.packets
-    }
-}
-
-/// Number of times a timeout restarts while the transport is patient.
-const PATIENCE: u8 = 64;
-
-pub(super) struct Requester<L> {
-    pub works: VecDeque<Pending<L>>,
-    pub next_psn: Psn,
-    pub una: Psn,
-    pub cursor: usize,
-    pub send_psn: Psn,
-    /// One past the highest PSN ever sent.
-    pub high: Psn,
-    /// Reads and atomics sent without a full response, and the PSNs of what is missing.
-    pub reads: u32,
-    pub read_psns: u32,
-    pub retries_left: u8,
-    /// Number of times the timeout may still restart.
-    pub patience: u8,
-    pub rnr_left: u8,
-    /// Time of the next retransmission.
-    pub deadline: Option<u64>,
-    /// Nothing is sent before this time.
-    pub rnr_until: Option<u64>,
-    /// A missing response was noticed since `una` last moved.
-    pub implied_nak: bool,
-    /// Sending waits for a response (window, fence, read limit).
-    pub blocked: bool,
-}
 
 /// Result of an attempt to send.
 #[derive(PartialEq, Eq)]
@@ -83,108 +27,6 @@ pub(super) enum Step {
     Done,
     /// Nothing can be done until something else happens.
     Idle,
-}
-
-impl<L> Requester<L> {
-    pub fn new() -> Self {
-        Self {
-            works: VecDeque::new(),
-            next_psn: Psn::default(),
-            una: Psn::default(),
-            cursor: 0,
-            send_psn: Psn::default(),
-            high: Psn::default(),
-            reads: 0,
-            read_psns: 0,
-            retries_left: 0,
-            patience: PATIENCE,
-            rnr_left: 0,
-            deadline: None,
-            rnr_until: None,
-            implied_nak: false,
-            blocked: false,
-        }
-    }
-
-    pub fn start(&mut self, psn: Psn) {
-        self.next_psn = psn;
-        self.una = psn;
-        self.send_psn = psn;
-        self.high = psn;
-    }
-
-    /// Restarts at a PSN with nothing in flight.
-    pub fn begin_at(&mut self, psn: Psn) {
-        self.una = psn;
-        self.send_psn = psn;
-        self.high = psn;
-        self.reads = 0;
-        self.read_psns = 0;
-        self.deadline = None;
-        self.rnr_until = None;
-        self.implied_nak = false;
-    }
-
-    /// Skips the rest of a read response, which ends at `end`.
-    pub fn skip_rest(&mut self, end: Psn, missing: u32) {
-        self.reads = self.reads.saturating_sub(1);
-        self.read_psns = self.read_psns.saturating_sub(missing);
-        if self.una.before(end) {
-            self.una = end;
-        }
-    }
-
-    /// Resets all retry counters.
-    pub fn refill(&mut self, config: &QpConfig) {
-        self.retries_left = config.retry_count;
-        self.patience = PATIENCE;
-        self.rnr_left = config.rnr_retry;
-    }
-
-    /// Discards all outstanding work requests and returns them.
-    pub fn clear(&mut self) -> impl Iterator<Item = SendWork<L>> + use<L> {
-        let works = std::mem::take(&mut self.works);
-        self.cursor = 0;
-        self.reads = 0;
-        self.read_psns = 0;
-        self.deadline = None;
-        self.rnr_until = None;
-        self.blocked = false;
-        self.start(self.next_psn);
-        works.into_iter().map(|p| p.work)
-    }
-
-    /// Returns whether there may be something to send.
-    pub fn can_continue(&self, rung: bool) -> bool {
-        self.rnr_until.is_none()
-            && !self.blocked
-            && (self.cursor < self.works.len() || (rung && self.works.len() < LIMIT_WORKS))
-    }
-
-    /// Makes `psn` the next packet to be sent. All PSNs before it are acknowledged.
-    pub fn seek(&mut self, psn: Psn) {
-        self.cursor = self
-            .works
-            .iter()
-            .position(|p| {
-                if p.packets == 0 {
-                    p.done != Some(Status::Success)
-                } else {
-                    psn.before(p.end())
-                }
-            })
-            .unwrap_or(self.works.len());
-        self.send_psn = psn;
-        self.reads = 0;
-        self.read_psns = 0;
-        self.blocked = false;
-    }
-
-    /// Returns the number of request packets in flight.
-    fn flight(&self) -> u32 {
-        let distance = self.send_psn.distance(self.una).max(0) as u32;
-        distance.saturating_sub(self.read_psns)
-    }
 }
 
 impl<L> Qp<L> {

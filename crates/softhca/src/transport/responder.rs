@@ -4,13 +4,13 @@
 //! sends them. So an acknowledgement never overtakes the read response before it, and
 //! one acknowledgement serves a batch of requests.
 
-use std::collections::VecDeque;
-
-use super::config::{QpConfig, QpState, Service};
+use super::config::{QpState, Service};
 use super::host::{
     Access, AtomicOp, Fault, Host, QpEvent, RecvDone, RecvKind, RecvWork, Source, Status, Target,
 };
-use super::qp::{Io, Qp, nak_of};
+use super::io::Io;
+use super::qp::{Qp, nak_of};
+use super::state::{Message, ReadReply, Reply};
 use crate::packet::{
     Aeth, CREDITS_UNLIMITED, NakCode, PacketBuilder, Psn, Syndrome, Traits, View, op,
 };
@@ -18,62 +18,6 @@ use crate::packet::{
 /// Number of queued replies at which duplicates no longer get one, and slack beyond
 /// what the peer's limit of reads and atomics permits.
 const LIMIT_REPLIES: usize = 64;
-
-/// RNR timer codes sent for absent memory: 1.28 ms at first, then up to 82 ms.
-const PAGE_CODE: u8 = 14;
-const PAGE_CODE_MOST: u8 = 26;
-
-/// A partially received message.
-enum Message<L> {
-    None,
-    Send {
-        recv: RecvWork<L>,
-        offset: u32,
-    },
-    Write {
-        rkey: u32,
-        va: u64,
-        left: u32,
-        total: u32,
-    },
-}
-
-/// A read response that is being sent.
-struct ReadReply {
-    psn: Psn,
-    msn: u32,
-    va: u64,
-    rkey: u32,
-    rest: u32,
-    target: Target,
-    begun: bool,
-    duplicate: bool,
-}
-
-enum Reply {
-    Ack {
-        psn: Psn,
-        msn: u32,
-    },
-    Read(ReadReply),
-    Atomic {
-        psn: Psn,
-        msn: u32,
-        value: u64,
-    },
-    Nak {
-        psn: Psn,
-        msn: u32,
-        syndrome: Syndrome,
-    },
-    /// A NAK after which the queue pair is in error.
-    Fatal {
-        psn: Psn,
-        msn: u32,
-        code: NakCode,
-        event: Option<QpEvent>,
-    },
-}
 
 /// Reason for which a request was not executed.
 enum Refusal {
@@ -85,107 +29,6 @@ enum Refusal {
     NotReady,
     /// Memory is absent now.
     Absent,
-}
-
-pub(super) struct Responder<L> {
-    pub expected: Psn,
-    msn: u32,
-    message: Message<L>,
-    /// A receive taken for a message that was not finished (UC), or whose memory was
-    /// absent; used for the next message.
-    spare: Option<RecvWork<L>>,
-    /// The peer was sent a NAK for a missing packet, or an RNR NAK.
-    nak_sent: bool,
-    replies: VecDeque<Reply>,
-    /// Queued read responses, not counting those of duplicate requests.
-    reads: u32,
-    /// Results of recent atomics, for duplicates.
-    atomics: VecDeque<(Psn, u64)>,
-    /// Consecutive RNR NAKs sent for absent memory.
-    absent: u8,
-    closing: bool,
-    established: bool,
-}
-
-impl<L> Responder<L> {
-    pub fn new() -> Self {
-        Self {
-            expected: Psn::default(),
-            msn: 0,
-            message: Message::None,
-            spare: None,
-            nak_sent: false,
-            replies: VecDeque::new(),
-            reads: 0,
-            atomics: VecDeque::new(),
-            absent: 0,
-            closing: false,
-            established: false,
-        }
-    }
-
-    pub fn start(&mut self, expected: Psn, config: &QpConfig) {
-        *self = Self::new();
-        self.expected = expected;
-        if config.service.is_reliable() {
-            self.atomics
-                .reserve_exact(usize::from(config.max_dest_rd_atomic) + 1);
-        }
-    }
-
-    /// Suppresses the "communication established" event.
-    pub fn establish(&mut self) {
-        self.established = true;
-    }
-
-    /// Discards all replies. Returns the receive in use, or the one kept.
-    pub fn clear(&mut self) -> Option<RecvWork<L>> {
-        self.replies.clear();
-        self.reads = 0;
-        match std::mem::replace(&mut self.message, Message::None) {
-            Message::Send { recv, .. } => Some(recv),
-            _ => self.spare.take(),
-        }
-    }
-
-    /// Keeps a receive for the next message.
-    pub fn set_spare(&mut self, recv: RecvWork<L>) {
-        self.spare = Some(recv);
-    }
-
-    /// Takes the receive that was kept.
-    pub fn take_spare(&mut self) -> Option<RecvWork<L>> {
-        self.spare.take()
-    }
-
-    /// Returns the RNR timer code for absent memory; the wait grows with each
-    /// consecutive NAK.
-    fn wait_code(&mut self) -> u8 {
-        let code = (PAGE_CODE + 2 * self.absent).min(PAGE_CODE_MOST);
-        self.absent = self.absent.saturating_add(1).min(PAGE_CODE_MOST);
-        code
-    }
-
-    pub fn has_replies(&self) -> bool {
-        !self.replies.is_empty()
-    }
-
-    fn acknowledge(&mut self, psn: Psn) {
-        let ack = Reply::Ack { psn, msn: self.msn };
-        match self.replies.back_mut() {
-            Some(last @ Reply::Ack { .. }) => *last = ack,
-            _ => self.replies.push_back(ack),
-        }
-    }
-
-    fn nak(&mut self, syndrome: Syndrome) {
-        self.nak_sent = true;
-        self.replies.push_back(Reply::Nak {
-            psn: self.expected,
-            msn: self.msn,
-            syndrome,
-        });
-    }
 }
 
 impl<L> Qp<L> {

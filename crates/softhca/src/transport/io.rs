@@ -1,0 +1,65 @@
+//! What all queue pairs of a transport share: outgoing packets and counters.
+
+use std::collections::VecDeque;
+
+use crate::packet::{Packet, Pool};
+
+/// Length of the longest message in bytes.
+pub(super) const LIMIT_MESSAGE: u32 = 1 << 31;
+
+/// Counters of the transport. They only grow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Packets sent.
+    pub packets_sent: u64,
+    /// Packets received with a valid ICRC.
+    pub packets_received: u64,
+    /// Request packets sent again; included in `packets_sent`.
+    pub retransmitted: u64,
+    /// Local ACK timeouts.
+    pub timeouts: u64,
+    /// NAKs received, not counting RNR NAKs.
+    pub naks: u64,
+    /// RNR NAKs received.
+    pub rnr_naks: u64,
+    /// Messages that found no receive posted, each time they were sent. Those over UC
+    /// count as dropped.
+    pub not_ready: u64,
+    /// Duplicate requests received.
+    pub duplicates: u64,
+    /// Requests received with a PSN beyond the expected one; over UC, with any other
+    /// than the expected one.
+    pub out_of_sequence: u64,
+    /// Responses received to no outstanding request.
+    pub stale: u64,
+    /// Frames dropped for a wrong ICRC.
+    pub bad_icrc: u64,
+    /// Frames dropped for malformed lengths or headers.
+    pub malformed: u64,
+    /// Packets dropped for a wrong partition key.
+    pub pkey_violations: u64,
+    /// Datagrams dropped for a wrong queue key.
+    pub qkey_violations: u64,
+    /// Requests over dynamic connections dropped for a wrong access key.
+    pub dc_key_violations: u64,
+    /// Packets dropped for other reasons: unknown queue pair, wrong state, service or
+    /// source, or refused by an unreliable service.
+    pub dropped: u64,
+}
+
+/// State of the transport that all queue pairs share.
+pub(super) struct Io {
+    pub pool: Pool,
+    pub out: VecDeque<Packet>,
+    pub counters: Counters,
+    /// The peer may not have had the time to respond; see
+    /// [`Transport::set_patient`](super::Transport::set_patient).
+    pub patient: bool,
+}
+
+impl Io {
+    pub fn send(&mut self, packet: Packet) {
+        self.counters.packets_sent += 1;
+        self.out.push_back(packet);
+    }
+}
