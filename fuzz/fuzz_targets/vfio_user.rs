@@ -16,7 +16,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use ringverbs_softhca::fabric::Fabric;
 use ringverbs_softhca::hca::VECTORS;
 use ringverbs_softhca::packet::Pool;
-use ringverbs_softhca::profile::PROFILES;
+use ringverbs_softhca::profiles::PROFILES;
 use ringverbs_softhca::vfio::dma::Guest;
 use ringverbs_softhca::vfio::server::{Connection, DisconnectReason};
 use ringverbs_softhca::{Hca, Settings};

@@ -9,7 +9,8 @@ use std::time::Duration;
 use softhca::Settings;
 use softhca::fabric::Fabric;
 use softhca::packet::Pool;
-use softhca::profile::{PROFILES, Profile};
+use softhca::profile::Profile;
+use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error};
 
 use crate::device::{Device, Drive};

@@ -3,20 +3,22 @@
 use std::collections::VecDeque;
 
 use crate::bits::{get32, put_bytes};
-use crate::command::queue::{self, CommandQueue, LOG_SIZE, LOG_STRIDE};
+use crate::command::queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::Stats;
 use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
 use crate::engine::loopback::Origin;
 use crate::engine::qp::{BlueFlame, Queue};
+use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
 use crate::engine::wqe::{self, Local};
-use crate::fabric::{Port, PortConfig, subnet};
-use crate::health;
+use crate::fabric::Port;
 use crate::packet::{Packet, Pool};
 use crate::platform::Platform;
-use crate::profile::{PortKind, Profile};
+use crate::profile::PortKind;
 use crate::transport::{self, Transport};
+
+pub use crate::settings::Settings;
 
 /// Number of interrupt vectors.
 pub const VECTORS: usize = 8;
@@ -25,11 +27,6 @@ pub const BAR_SIZE: u64 = 32 << 20;
 
 /// Size of a UAR page in bytes.
 const PAGE: u64 = 4096;
-/// First page that can be a UAR; the pages before it hold the registers.
-pub(crate) const FIRST_UAR: u32 = 8;
-/// Number of UARs. The last pages of the BAR hold the interrupt vector table.
-pub(crate) const UARS: usize = 8000;
-
 const FIRMWARE: u64 = 0x0;
 const INTERFACE: u64 = 0x4;
 const QUEUE_HIGH: u64 = 0x10;
@@ -56,56 +53,6 @@ const PORT_ACTIVE: u8 = 4;
 
 /// Transport steps per [`Hca::run`], and frames received at once.
 const BUDGET: usize = 256;
-
-/// Settings of an HCA.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Device profile.
-    pub profile: &'static Profile,
-    /// GUID of the node and of its port.
-    pub guid: u64,
-    /// MAC address of the Ethernet port.
-    pub mac: [u8; 6],
-    /// LID of the InfiniBand port.
-    pub lid: u16,
-    /// Checks strictly: misuse by the driver or a program is logged as an error, and
-    /// refused where hardware might accept it.
-    pub strict: bool,
-}
-
-impl Settings {
-    /// Returns the settings of the `number`th HCA of a profile, with addresses of its
-    /// own.
-    pub fn numbered(profile: &'static Profile, number: u16) -> Settings {
-        let [high, low] = (number + 1).to_be_bytes();
-        Settings {
-            profile,
-            guid: subnet::guid(number + 1),
-            // Locally administered address.
-            mac: [0x02, 0x50, 0x53, 0, high, low],
-            lid: number + 1,
-            strict: false,
-        }
-    }
-
-    fn port(&self) -> PortConfig {
-        match self.profile.port {
-            PortKind::InfiniBand => PortConfig {
-                guid: self.guid,
-                ..PortConfig::ib(self.lid)
-            },
-            PortKind::Ethernet => PortConfig::ethernet(self.mac),
-        }
-    }
-}
-
-/// Registers that keep a value.
-#[derive(Debug, Default)]
-pub(crate) struct Registers {
-    pub(crate) commands: CommandQueue,
-    /// NIC interface state, as the driver set it (`health`).
-    pub(crate) nic: u32,
-}
 
 /// Maximum number of BlueFlame buffers being written at once. A processor writes one
 /// after the other.
@@ -403,7 +350,7 @@ impl<P: Platform> Hca<P> {
             QUEUE_HIGH => self.core.registers.commands.high,
             QUEUE_LOW => {
                 let registers = &self.core.registers;
-                registers.commands.low | registers.nic << health::STATE | LOG_SIZE << 4 | LOG_STRIDE
+                registers.commands.low | registers.nic << NIC_STATE | LOG_SIZE << 4 | LOG_STRIDE
             }
             TIMER_HIGH => (now >> 32) as u32,
             TIMER_LOW => now as u32,

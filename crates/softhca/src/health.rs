@@ -1,6 +1,7 @@
 //! Device health: its registers, fatal errors, and the reset by which the driver
 //! recovers.
 
+use crate::engine::registers::NIC_STATE;
 use crate::hca::Hca;
 use crate::platform::Platform;
 
@@ -12,9 +13,6 @@ const SEVERITY: u64 = 0x238;
 const SYNDROME: u64 = 0x23c;
 const COUNTER: u64 = 0x1010;
 
-/// Shift of the NIC interface state, three bits in the low word of the command
-/// queue's address.
-pub(crate) const STATE: u32 = 8;
 const STATE_MASK: u32 = 7;
 /// NIC interface disabled: the device was reset.
 const DISABLED: u32 = 1;
@@ -57,7 +55,7 @@ impl<P: Platform> Hca<P> {
 
     /// Handles a write to the low word of the command queue's address.
     pub(crate) fn set_nic_state(&mut self, word: u32) {
-        let state = word >> STATE & STATE_MASK;
+        let state = word >> NIC_STATE & STATE_MASK;
         if state == RESET {
             self.reset();
             self.set_health(0, false);

@@ -13,6 +13,9 @@ pub mod packet;
 pub mod pcap;
 pub mod platform;
 pub mod profile;
+pub mod profiles;
+mod settings;
+pub mod status;
 mod table;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;

@@ -1,11 +1,11 @@
 //! ACCESS_REG: port and board registers.
 
 use super::OP_MOD;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, put_bytes, put32};
 use crate::hca::Hca;
 use crate::platform::Platform;
 use crate::profile::PortKind;
+use crate::status::{Outcome, Status, refuse};
 
 const REGISTER: Field = field(8, 15, 0);
 const DATA: usize = 0x10;

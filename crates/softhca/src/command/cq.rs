@@ -3,13 +3,13 @@
 use super::OP_MOD;
 use super::load::number;
 use super::resource::created;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::compression::{Format, Session};
 use crate::engine::core::Core;
 use crate::engine::cq::{self, Armed, Completion, Cq, Unreported};
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 const CONTEXT: usize = 0x10;
 const STATUS: Field = field(0, 31, 28);

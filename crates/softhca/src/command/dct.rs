@@ -2,14 +2,14 @@
 
 use super::NUMBER;
 use super::load::number;
-use super::qp::{CONTEXT_SIZE, scatter};
-use super::status::{Outcome, Status, refuse};
+use super::qp::scatter;
 use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
-use crate::engine::qp::{Qp, Queue};
+use crate::engine::qp::{CONTEXT_SIZE, Qp, Queue};
 use crate::hca::Hca;
 use crate::packet::Mtu;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 use crate::transport::{QpConfig, QpState, Service};
 
 const CONTEXT: usize = 0x10;
@@ -162,5 +162,5 @@ impl<P: Platform> Hca<P> {
     }
 }
 
-const UNKNOWN: super::status::Refused =
+const UNKNOWN: crate::status::Refused =
     refuse(Status::BadResource, "there is no DC target of this number");

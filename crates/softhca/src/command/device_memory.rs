@@ -1,11 +1,11 @@
 //! Device memory commands.
 
 use super::OP_MOD;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, get64, put64};
 use crate::engine::core::Core;
 use crate::engine::device_memory::MemicOperation;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 /// Base-2 logarithm of the alignment in units of 64 bytes. Allocations begin on a
 /// page, which satisfies every alignment up to the limit.

@@ -2,12 +2,12 @@
 
 use super::load::number;
 use super::resource::created;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, get64};
 use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
 use crate::engine::eq::Eq;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 const CONTEXT: usize = 0x10;
 const PAGE_OFFSET: Field = field(0x8, 11, 6);

@@ -5,13 +5,13 @@ use super::resource::created;
 use super::srq::{
     WQ, WQ_DOORBELL, WQ_LOG_PAGE_SIZE, WQ_LOG_SIZE, WQ_LOG_STRIDE, WQ_PAGE_OFFSET, WQ_PD,
 };
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, get64, put_bytes};
 use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
 use crate::engine::qp::{Queue, Ring, Rq, Sq};
 use crate::hca::Hca;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 const CONTEXT: usize = 0x20;
 const CONTEXT_SIZE: usize = 0xf0;

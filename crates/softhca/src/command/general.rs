@@ -3,10 +3,10 @@
 
 use super::load::number;
 use super::resource::{created, removed};
-use super::status::{Outcome, Refused, Status, refuse};
 use crate::bits::{Field, field};
 use crate::engine::core::Core;
 use crate::platform::Platform;
+use crate::status::{Outcome, Refused, Status, refuse};
 
 const TYPE: Field = field(4, 15, 0);
 pub(crate) const OBJECT: Field = field(8, 31, 0);
@@ -22,9 +22,6 @@ pub(crate) const ADDRESS_TO_QP: u32 = 0x3a;
 pub(crate) const LOG_RESERVED_QPNS: u32 = 6;
 /// The first reserved number, above all numbers of queues.
 const FIRST_RESERVED: u32 = 1 << 20;
-/// Limit of ranges; keeps the numbers within 24 bits.
-pub(crate) const RANGES: usize = 1 << 14;
-
 impl<P: Platform> Core<P> {
     pub(crate) fn create_uctx(&mut self, output: &mut [u8]) -> Outcome {
         created(output, self.user_contexts.insert(()))

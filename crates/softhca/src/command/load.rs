@@ -1,6 +1,5 @@
 //! Commands that start and stop the HCA, and its capabilities.
 
-use super::status::{Outcome, Status, refuse};
 use super::{NUMBER, OP_MOD};
 use crate::bits::{Field, field, get64, put_bytes, put32, put64};
 use crate::engine::core::Core;
@@ -8,6 +7,7 @@ use crate::engine::mkey;
 use crate::hca::Hca;
 use crate::platform::Platform;
 use crate::profile::{Group, WRITABLE};
+use crate::status::{Outcome, Status, refuse};
 
 const CURRENT_ISSI: Field = field(8, 15, 0);
 const SUPPORTED_ISSI: usize = 0x6c;
@@ -141,47 +141,6 @@ impl<P: Platform> Hca<P> {
     pub(crate) fn teardown(&mut self) -> Outcome {
         self.forget_objects();
         Ok(())
-    }
-}
-
-/// Capabilities: the current values and the largest possible ones.
-#[derive(Debug)]
-pub(crate) struct Capabilities {
-    greatest: Vec<(Group, Vec<u8>)>,
-    current: Vec<(Group, Vec<u8>)>,
-}
-
-impl Capabilities {
-    pub(crate) fn new(profile: &crate::profile::Profile) -> Self {
-        let all: Vec<_> = Group::ALL
-            .into_iter()
-            .map(|group| (group, profile.group(group)))
-            .collect();
-        Capabilities {
-            greatest: all.clone(),
-            current: all,
-        }
-    }
-
-    fn find(of: &[(Group, Vec<u8>)], group: Group) -> &[u8] {
-        of.iter()
-            .find(|(g, _)| *g == group)
-            .map_or(&[], |(_, bytes)| bytes)
-    }
-
-    pub(crate) fn greatest(&self, group: Group) -> &[u8] {
-        Self::find(&self.greatest, group)
-    }
-
-    pub(crate) fn current(&self, group: Group) -> &[u8] {
-        Self::find(&self.current, group)
-    }
-
-    fn current_mut(&mut self, group: Group) -> &mut [u8] {
-        self.current
-            .iter_mut()
-            .find(|(g, _)| *g == group)
-            .map_or(&mut [], |(_, bytes)| bytes)
     }
 }
 

@@ -2,21 +2,16 @@
 
 use super::NUMBER;
 use super::load::number;
-use super::status::{Outcome, Refused, Status, refuse};
 use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::core::Core;
-use crate::engine::mkey::{Klm, Mkey, READABLE, Rights, Translation, WRITABLE};
+use crate::engine::mkey::{Klm, LARGEST_PAGE, Mkey, READABLE, Translation, WRITABLE, rights};
 use crate::platform::Platform;
+use crate::status::{Outcome, Refused, Status, refuse};
 
 pub(crate) const CONTEXT: usize = 0x10;
 const FREE: Field = flag(0, 30);
 const MODE_HIGH: Field = field(0, 28, 26);
 const UMR_EN: Field = flag(0, 15);
-const ATOMIC: Field = flag(0, 14);
-const REMOTE_WRITE: Field = flag(0, 13);
-const REMOTE_READ: Field = flag(0, 12);
-const LOCAL_WRITE: Field = flag(0, 11);
-const LOCAL_READ: Field = flag(0, 10);
 const MODE_LOW: Field = field(0, 9, 8);
 const QPN: Field = field(4, 31, 8);
 const VARIANT: Field = field(4, 7, 0);
@@ -79,27 +74,6 @@ pub(crate) fn translation(
             "this access mode is not modelled",
         )),
     }
-}
-
-/// Base-2 logarithm of the largest page. A few such pages cover the address space,
-/// for keys whose pages are never present.
-pub(crate) const LARGEST_PAGE: u32 = 61;
-
-/// The access rights in the first word of a context.
-pub(crate) fn rights(context: &[u8]) -> Rights {
-    let mut rights = 0;
-    for (field, right) in [
-        (LOCAL_READ, Rights::LOCAL_READ),
-        (LOCAL_WRITE, Rights::LOCAL_WRITE),
-        (REMOTE_READ, Rights::REMOTE_READ),
-        (REMOTE_WRITE, Rights::REMOTE_WRITE),
-        (ATOMIC, Rights::ATOMIC),
-    ] {
-        if field.is_set(context) {
-            rights |= right.0;
-        }
-    }
-    Rights(rights)
 }
 
 impl<P: Platform> Core<P> {

@@ -16,15 +16,15 @@ pub(crate) mod queue;
 pub(crate) mod resource;
 pub(crate) mod scheduling;
 pub(crate) mod srq;
-pub mod status;
 pub(crate) mod steering;
 pub(crate) mod vport;
 
 use crate::bits::{Field, field, put32};
 use crate::hca::Hca;
 use crate::platform::Platform;
+pub use crate::status;
+use crate::status::{Outcome, Refused, Status, refuse};
 use opcode as op;
-use status::{Outcome, Refused, Status, refuse};
 
 /// Fields that all commands share.
 pub(crate) const OPCODE: Field = field(0, 31, 16);

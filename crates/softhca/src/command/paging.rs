@@ -1,9 +1,9 @@
 //! PAGE_FAULT_RESUME: the driver reports that pages are present.
 
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag};
 use crate::engine::core::Core;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 const ERROR: Field = flag(8, 31);
 const TOKEN_HIGH: Field = field(8, 15, 0);

@@ -3,14 +3,14 @@
 use super::NUMBER;
 use super::load::number;
 use super::opcode as op;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
 use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
-use crate::engine::qp::{Address, Qp, Queue, Ring};
+use crate::engine::qp::{Address, CONTEXT_SIZE, Qp, Queue, Ring};
 use crate::hca::Hca;
 use crate::packet::Mtu;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 use crate::transport::{QpConfig, QpState, Service};
 
 const OPT_PARAM_MASK: usize = 0x10;
@@ -25,9 +25,6 @@ const EXTENDED: Field = flag(0x8, 31);
 const STREAM: Field = field(0x110, 15, 0);
 const GROUP_REQUESTER: Field = field(0x114, 31, 0);
 const GROUP_RESPONDER: Field = field(0x118, 31, 0);
-/// Bytes of a queue pair context.
-pub(crate) const CONTEXT_SIZE: usize = 232;
-
 const STATE: Field = field(0x0, 31, 28);
 const ST: Field = field(0x0, 23, 16);
 const BLOCK_LB_MC: Field = flag(0x4, 30);

@@ -48,23 +48,10 @@ enum Delivery {
     Descriptor = 0x10,
 }
 
-/// The address of the queue, as written to its registers.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct CommandQueue {
-    pub(crate) high: u32,
-    pub(crate) low: u32,
-}
-
 /// The queue has 32 slots, of which the driver uses one for page requests.
 pub(crate) const LOG_SIZE: u32 = 5;
 /// Entries are 64 bytes apart.
 pub(crate) const LOG_STRIDE: u32 = 6;
-
-impl CommandQueue {
-    fn address(self) -> u64 {
-        u64::from(self.high) << 32 | u64::from(self.low & !0xfff)
-    }
-}
 
 /// A command taken from the queue.
 #[derive(Debug)]

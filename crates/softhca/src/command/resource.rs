@@ -3,11 +3,11 @@
 
 use super::NUMBER;
 use super::load::number;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, put32};
 use crate::engine::core::Core;
 use crate::engine::counters::QCounters;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 use crate::table::Table;
 
 /// Returns the number of a new object to the driver.

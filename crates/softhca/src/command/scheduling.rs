@@ -2,10 +2,11 @@
 //! The tree is stored; rates are not enforced.
 
 use super::general::OBJECT;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, put32};
 use crate::engine::core::Core;
+use crate::engine::scheduling::{ARBITER, Element, QUEUE_GROUP};
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 const HIERARCHY: Field = field(0x18, 31, 24);
 const ELEMENT_TYPE: Field = field(0x30, 31, 24);
@@ -19,24 +20,6 @@ const SELECT_MAX_AVERAGE_BW: u32 = 1 << 1;
 
 /// The only supported hierarchy: that of the network interface.
 const HIERARCHY_NIC: u32 = 3;
-/// An element that has other elements as children.
-const ARBITER: u32 = 0;
-/// An element that queues are assigned to.
-const QUEUE_GROUP: u32 = 4;
-
-/// The element types, as reported in the capabilities.
-pub(crate) const TYPES: u32 = 1 << ARBITER | 1 << QUEUE_GROUP;
-/// Limit of scheduling elements.
-pub(crate) const MOST: usize = 1 << 16;
-
-/// An element of the tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Element {
-    group: bool,
-    parent: Option<u32>,
-    bw_share: u32,
-    max_average_bw: u32,
-}
 
 impl<P: Platform> Core<P> {
     pub(crate) fn create_scheduling_element(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
@@ -130,7 +113,7 @@ impl<P: Platform> Core<P> {
     }
 }
 
-const UNKNOWN: super::status::Refused = refuse(
+const UNKNOWN: crate::status::Refused = refuse(
     Status::BadResource,
     "there is no scheduling element of this number",
 );

@@ -3,12 +3,12 @@
 
 use super::load::number;
 use super::resource::created;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get32, get64, put64};
 use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
 use crate::engine::srq::Srq;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 /// Base-2 logarithms of the limits of queue length and entry size.
 const LOG_LONGEST: u32 = 16;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use super::NUMBER;
 use super::load::number;
 use super::opcode as op;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get_array, get32};
 use crate::engine::core::Core;
 use crate::engine::steering::{Destination, Object, Rule, Tir, TirDestination};
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 const CONTEXT: usize = 0x20;
 const TIR_CHOICE: Field = field(0x24, 31, 28);

@@ -2,13 +2,13 @@
 //! RoCE addresses.
 
 use super::load::number;
-use super::status::{Outcome, Status, refuse};
 use crate::bits::{Field, field, flag, get_array, get32, put_bytes, put32, put64};
 use crate::engine::core::{Core, RoceAddress};
 use crate::engine::loopback::{MULTICAST, UNICAST};
 use crate::fabric::subnet;
 use crate::hca::Hca;
 use crate::platform::Platform;
+use crate::status::{Outcome, Status, refuse};
 
 const CONTEXT: usize = 0x10;
 
@@ -25,9 +25,6 @@ const CAP_MASK1_SELECT: usize = 0x44;
 /// The presence of a communication manager, which the driver sets when one
 /// registers.
 const CHANGEABLE: u32 = 1 << 16;
-/// Initial port capabilities: extended speeds, multicast, a communication manager,
-/// and little more.
-pub(crate) const PORT_CAPABILITIES: u32 = 0x0251_0868;
 const LID: Field = field(0x60, 31, 16);
 const SUBNET_TIMEOUT: Field = field(0x60, 4, 0);
 const SM_LID: Field = field(0x64, 31, 16);

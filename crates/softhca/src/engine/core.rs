@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 
+use super::capabilities::Capabilities;
 use super::counters::{QCounters, Stats};
 use super::cq::Cq;
 use super::device_memory::DeviceMemory;
@@ -11,15 +12,19 @@ use super::faults::Faults;
 use super::mkey::{AbsentPage, Mkey};
 use super::paging::Paging;
 use super::qp::Queue;
+use super::registers::{FIRST_UAR, Registers, UARS};
+use super::scheduling::{self, Element};
 use super::srq::Srq;
 use super::steering::Steering;
 use super::wqe::LONGEST_SEND;
-use crate::command::general::RANGES;
-use crate::command::load::Capabilities;
-use crate::command::scheduling::{self, Element};
-use crate::command::vport::PORT_CAPABILITIES;
-use crate::hca::{FIRST_UAR, Registers, Settings, UARS};
+use crate::settings::Settings;
 use crate::table::Table;
+
+/// Limit of ranges of reserved queue pair numbers; keeps the numbers within 24 bits.
+const RANGES: usize = 1 << 14;
+/// Initial port capabilities: extended speeds, multicast, a communication manager,
+/// and little more.
+const PORT_CAPABILITIES: u32 = 0x0251_0868;
 
 /// A RoCE address of the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

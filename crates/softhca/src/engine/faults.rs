@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::command::status::{Refused, Status, refuse};
+use crate::status::{Refused, Status, refuse};
 
 /// Injected faults. A count is the number of times that a fault still occurs.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! Memory keys and their translation to guest memory.
 
 use super::core::Core;
-use crate::bits::{get32, get64};
+use crate::bits::{Field, flag, get32, get64};
 use crate::platform::Platform;
 use crate::transport::Fault;
 
@@ -11,6 +11,33 @@ pub(crate) const RESERVED_LKEY: u32 = 0x300;
 pub(crate) const NULL_KEY: u32 = 0x200;
 /// Ends the scatter list of a receive WQE.
 pub(crate) const TERMINATE_LKEY: u32 = 0x100;
+
+/// Base-2 logarithm of the largest page. A few such pages cover the address space,
+/// for keys whose pages are never present.
+pub(crate) const LARGEST_PAGE: u32 = 61;
+
+const ATOMIC: Field = flag(0, 14);
+const REMOTE_WRITE: Field = flag(0, 13);
+const REMOTE_READ: Field = flag(0, 12);
+const LOCAL_WRITE: Field = flag(0, 11);
+const LOCAL_READ: Field = flag(0, 10);
+
+/// The access rights in the first word of a context.
+pub(crate) fn rights(context: &[u8]) -> Rights {
+    let mut rights = 0;
+    for (field, right) in [
+        (LOCAL_READ, Rights::LOCAL_READ),
+        (LOCAL_WRITE, Rights::LOCAL_WRITE),
+        (REMOTE_READ, Rights::REMOTE_READ),
+        (REMOTE_WRITE, Rights::REMOTE_WRITE),
+        (ATOMIC, Rights::ATOMIC),
+    ] {
+        if field.is_set(context) {
+            rights |= right.0;
+        }
+    }
+    Rights(rights)
+}
 
 /// Access rights of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

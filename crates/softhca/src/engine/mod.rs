@@ -1,6 +1,7 @@
 //! The engine: the device's objects and their access to guest memory.
 
 pub(crate) mod buffer;
+pub(crate) mod capabilities;
 pub(crate) mod compression;
 pub(crate) mod copy;
 pub mod core;
@@ -15,6 +16,8 @@ pub(crate) mod loopback;
 pub(crate) mod mkey;
 pub mod paging;
 pub(crate) mod qp;
+pub(crate) mod registers;
+pub(crate) mod scheduling;
 pub(crate) mod srq;
 pub(crate) mod steering;
 pub(crate) mod umr;

@@ -11,6 +11,9 @@ use crate::platform::Platform;
 use crate::profile::PortKind;
 use crate::transport::{Datagram, Operation, QpConfig, RecvWork, SendWork, Service};
 
+/// Bytes of a queue pair context.
+pub(crate) const CONTEXT_SIZE: usize = 232;
+
 /// The ring of a send or receive queue.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
@@ -74,7 +77,7 @@ pub(crate) struct Qp {
     pub(crate) scatter_read: u8,
     /// Context as the driver gave it, merged over the transitions, and returned by
     /// queries.
-    pub(crate) context: Box<[u8; super::super::command::qp::CONTEXT_SIZE]>,
+    pub(crate) context: Box<[u8; CONTEXT_SIZE]>,
     pub(crate) config: QpConfig,
     pub(crate) in_error: bool,
 }

@@ -2,9 +2,8 @@
 //! invalidation.
 
 use super::core::Core;
-use super::mkey::{ANY_QPN, Accessor, Klm, Mkey, Rights, Translation};
+use super::mkey::{ANY_QPN, Accessor, Klm, LARGEST_PAGE, Mkey, Rights, Translation};
 use crate::bits::{Field, field, flag, get32, get64};
-use crate::command::mkey::LARGEST_PAGE;
 use crate::platform::Platform;
 use crate::transport::Fault;
 
@@ -118,7 +117,7 @@ impl<P: Platform> Core<P> {
         if CHECK_QPN.is_set(umr) && mkey.qpn != accessor.qpn {
             return Err("a UMR of a memory key of another queue pair");
         }
-        let given = crate::command::mkey::rights(context);
+        let given = super::mkey::rights(context);
         let mut rights = mkey.rights;
         for (bit, right) in [
             (mask::LOCAL_READ, Rights::LOCAL_READ),

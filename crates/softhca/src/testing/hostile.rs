@@ -36,7 +36,7 @@ fn reset(driver: &mut Driver) {
 /// Creates an HCA with some objects of each kind, so that small numbers name
 /// existing ones.
 fn furnished(profile: u8) -> (Driver, Cq, [Qp; 2]) {
-    let profiles = crate::profile::PROFILES;
+    let profiles = crate::profiles::PROFILES;
     let mut driver = Driver::new(profiles[usize::from(profile) % profiles.len()].name);
     let compress = profile & 0x10 != 0;
     let cq = driver.create_cq_with(4, profile & 0x20 != 0, |input| {

@@ -1,0 +1,44 @@
+//! Capabilities of the device.
+
+use crate::profile::{Group, Profile};
+
+/// Capabilities: the current values and the largest possible ones.
+#[derive(Debug)]
+pub(crate) struct Capabilities {
+    greatest: Vec<(Group, Vec<u8>)>,
+    current: Vec<(Group, Vec<u8>)>,
+}
+
+impl Capabilities {
+    pub(crate) fn new(profile: &Profile) -> Self {
+        let all: Vec<_> = Group::ALL
+            .into_iter()
+            .map(|group| (group, profile.group(group)))
+            .collect();
+        Capabilities {
+            greatest: all.clone(),
+            current: all,
+        }
+    }
+
+    fn find(of: &[(Group, Vec<u8>)], group: Group) -> &[u8] {
+        of.iter()
+            .find(|(g, _)| *g == group)
+            .map_or(&[], |(_, bytes)| bytes)
+    }
+
+    pub(crate) fn greatest(&self, group: Group) -> &[u8] {
+        Self::find(&self.greatest, group)
+    }
+
+    pub(crate) fn current(&self, group: Group) -> &[u8] {
+        Self::find(&self.current, group)
+    }
+
+    pub(crate) fn current_mut(&mut self, group: Group) -> &mut [u8] {
+        self.current
+            .iter_mut()
+            .find(|(g, _)| *g == group)
+            .map_or(&mut [], |(_, bytes)| bytes)
+    }
+}

@@ -1,0 +1,261 @@
+//! The profiles, and the values of their capabilities.
+
+use crate::command::dct;
+use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
+use crate::engine::device_memory::MemicOperation;
+use crate::engine::{compression, copy, device_memory, scheduling};
+use crate::profile::Group::{
+    Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging, Qos, Roce,
+};
+use crate::profile::cap::*;
+use crate::profile::{Cap, PortKind, Profile};
+
+/// Capabilities of every profile.
+const COMMON: &[Cap] = &[
+    (General, LOG_MAX_SRQ_SZ, 15),
+    (General, LOG_MAX_QP_SZ, 15),
+    (General, LOG_MAX_QP, 17),
+    (General, LOG_MAX_SRQ, 16),
+    (General, LOG_MAX_CQ_SZ, 22),
+    (General, LOG_MAX_CQ, 16),
+    (General, LOG_MAX_EQ_SZ, 22),
+    (General, LOG_MAX_MKEY, 22),
+    (General, LOG_MAX_EQ, 6),
+    (General, MAX_INDIRECTION, 4),
+    (General, FIXED_BUFFER_SIZE, 1),
+    (General, LOG_MAX_MRW_SZ, 64),
+    (General, LOG_MAX_KLM_LIST_SIZE, 16),
+    (General, LOG_MAX_RA_REQ_QP, 4),
+    (General, LOG_MAX_RA_RES_QP, 4),
+    (General, OUT_OF_SEQ_CNT, 1),
+    (General, VPORT_COUNTERS, 1),
+    (General, RETRANSMISSION_Q_COUNTERS, 1),
+    (General, MAX_QP_CNT, 128),
+    (General, LOCAL_CA_ACK_DELAY, 16),
+    (General, NUM_PORTS, 1),
+    (General, LOG_MAX_MSG, 30),
+    (General, CQE_VERSION, 1),
+    (General, SCTR_DATA_CQE, 1),
+    (General, ATOMIC, 1),
+    (General, CQ_OI, 1),
+    (General, CQ_RESIZE, 1),
+    (General, CQ_MODERATION, 1),
+    (General, BLOCK_LB_MC, 1),
+    (General, IMAICL, 1),
+    (General, XRC, 1),
+    (General, UD, 1),
+    (General, UC, 1),
+    (General, RC, 1),
+    (General, DCT, 1),
+    (General, LOG_MAX_RA_REQ_DC, dct::LOG_MOST_READS),
+    (General, LOG_MAX_RA_RES_DC, dct::LOG_MOST_READS),
+    (General, MAX_WQE_SZ_SQ_DC, 1024),
+    (General, LOG_MAX_DCI_STREAM_CHANNELS, 6),
+    (General, LOG_MAX_DCI_ERRORED_STREAMS, 6),
+    (General, LOG_PG_SZ, 12),
+    (General, BF, 1),
+    (General, LOG_BF_REG_SIZE, 9),
+    (General, MAX_WQE_SZ_SQ, 1024),
+    (General, MAX_WQE_SZ_RQ, 512),
+    (General, MAX_QP_MCG, 240),
+    (General, LOG_MAX_MCG, 12),
+    (General, LOG_MAX_TRANSPORT_DOMAIN, 16),
+    (General, LOG_MAX_PD, 16),
+    (General, LOG_MAX_XRCD, 16),
+    (General, LOG_MAX_RQ, 16),
+    (General, LOG_MAX_SQ, 16),
+    (General, LOG_MAX_TIR, 16),
+    (General, LOG_MAX_TIS, 16),
+    (General, BASIC_CYCLIC_RCV_WQE, 1),
+    (General, LOG_MAX_RMP, 16),
+    (General, LOG_MAX_RQT, 16),
+    (General, LOG_MAX_RQT_SIZE, 12),
+    (General, LOG_MAX_TIS_PER_SQ, 3),
+    (General, LOG_MAX_STRIDE_SZ_RQ, 9),
+    (General, LOG_MIN_STRIDE_SZ_RQ, 4),
+    (General, LOG_MAX_STRIDE_SZ_SQ, 6),
+    (General, LOG_MIN_STRIDE_SZ_SQ, 6),
+    (General, LOG_MAX_WQ_SZ, 15),
+    // The timer counts nanoseconds.
+    (General, DEVICE_FREQUENCY_MHZ, 1000),
+    (General, DEVICE_FREQUENCY_KHZ, 1_000_000),
+    (General, CQE_128_ALWAYS, 1),
+    (General, CQE_COMPRESSION_128, 1),
+    (General, CQE_COMPRESSION, 1),
+    (General, CQE_COMPRESSION_MAX_NUM, compression::MOST),
+    (General, NULL_MKEY, 1),
+    (General, DUMP_FILL_MKEY, 1),
+    (General, DEVICE_MEMORY, 1),
+    (DeviceMemory, MEMIC, 1),
+    (DeviceMemory, LOG_MAX_MEMIC_ALIGNMENT, 6),
+    (
+        DeviceMemory,
+        MEMIC_INCREMENT_LENGTHS,
+        MemicOperation::LENGTHS,
+    ),
+    (
+        DeviceMemory,
+        MEMIC_TEST_AND_SET_LENGTHS,
+        MemicOperation::LENGTHS,
+    ),
+    (DeviceMemory, MEMIC_OPERATIONS, MemicOperation::ALL),
+    (
+        DeviceMemory,
+        MEMIC_START_HIGH,
+        (device_memory::START >> 32) as u32,
+    ),
+    (DeviceMemory, MEMIC_START, device_memory::START as u32),
+    (DeviceMemory, MEMIC_BAR_SIZE, device_memory::SIZE as u32),
+    (DeviceMemory, MEMIC_MOST, device_memory::SIZE as u32),
+    (Atomic, ATOMIC_ENDIANNESS_MODE_1, 1),
+    // Compare and swap, and fetch and add, of 8 bytes.
+    (Atomic, ATOMIC_OPERATIONS, 0b11),
+    (Atomic, ATOMIC_SIZE_QP, 1 << 3),
+    (Atomic, ATOMIC_SIZE_DC, 1 << 3),
+];
+
+const INFINIBAND: &[Cap] = &[
+    (General, PORT_TYPE, 0),
+    (General, IB_VIRT, 1),
+    (General, GID_TABLE_SIZE, 0),
+];
+
+const ETHERNET: &[Cap] = &[
+    (General, PORT_TYPE, 1),
+    (General, ROCE, 1),
+    (General, ETH_NET_OFFLOADS, 1),
+    (General, NIC_FLOW_TABLE, 1),
+    (General, GID_TABLE_SIZE, 4),
+    (General, MAX_TC, 8),
+    // Loopback of the interface's own frames can be disabled.
+    (General, DISABLE_LOCAL_LB_UC, 1),
+    (General, DISABLE_LOCAL_LB_MC, 1),
+    (General, LOG_MAX_VLAN_LIST, 5),
+    (General, LOG_MAX_CURRENT_MC_LIST, 6),
+    (General, LOG_MAX_CURRENT_UC_LIST, 6),
+    (General, LOG_MAX_L2_TABLE, 7),
+    (EthernetOffloads, CSUM_CAP, 1),
+    (EthernetOffloads, VLAN_CAP, 1),
+    (EthernetOffloads, SELF_LB_EN_MODIFIABLE, 1),
+    (EthernetOffloads, MAX_LSO_CAP, 16),
+    // Inline headers are not required in work requests.
+    (EthernetOffloads, WQE_INLINE_MODE, 2),
+    (EthernetOffloads, RSS_IND_TBL_CAP, 7),
+    // RoCE v1 and v2, over IPv4 and IPv6.
+    (Roce, ROCE_VERSION, 0b101),
+    (Roce, L3_TYPE, 0b110),
+    (Roce, R_ROCE_DEST_UDP_PORT, 4791),
+    (Roce, R_ROCE_MIN_SRC_UDP_PORT, 0xc000),
+    (Roce, R_ROCE_MAX_SRC_UDP_PORT, 0xffff),
+    (Roce, ROCE_ADDRESS_TABLE_SIZE, 128),
+    (FlowTable, FT_SUPPORT, 1),
+    (FlowTable, FT_FLOW_MODIFY_EN, 1),
+    (FlowTable, FT_MODIFY_ROOT, 1),
+    (FlowTable, FT_IDENTIFIED_MISS, 1),
+    (FlowTable, FT_MODIFY, 1),
+    (FlowTable, FT_LOG_MAX_SIZE, 16),
+    (FlowTable, FT_MAX_LEVEL, 64),
+    (FlowTable, FT_LOG_MAX_NUM, 16),
+    (FlowTable, FT_LOG_MAX_DESTINATION, 8),
+    (FlowTable, FT_LOG_MAX_FLOW, 16),
+    (FlowTable, FT_FIELDS, 0xffff_ffff),
+];
+
+/// On-demand paging. It requires memory keys that work requests change (UMR).
+const ON_DEMAND: &[Cap] = &[
+    (General, PG, 1),
+    (General, UMR_EXTENDED_TRANSLATION_OFFSET, 1),
+    (OnDemandPaging, MEM_PAGE_FAULT, 1),
+    // Send, receive, write, read, atomic, SRQ receive.
+    (OnDemandPaging, MEM_ODP_RC, 0b11_1111),
+    (OnDemandPaging, MEM_ODP_UD, 0b10_0000),
+    (OnDemandPaging, MEM_ODP_XRC, 0b11_1111),
+    (OnDemandPaging, MEM_ODP_DC, 0b11_1111),
+    (OnDemandPaging, ODP_DC, 0b11_1111),
+];
+
+/// Commands of programs (DevX): indirect memory keys filled in by UMR, reserved
+/// queue pair numbers, rates; and copies of memory by the device (DMA_MMO).
+const USER_CONTEXTS: &[Cap] = &[
+    (General, LOG_MAX_UCTX, 15),
+    (General, RTS2RTS_QP_UDP_SPORT, 1),
+    (General, HCA_CAP_2, 1),
+    (
+        General,
+        GENERAL_OBJECTS_HIGH,
+        1 << (RESERVED_QPN - 32) | 1 << (SCHEDULING_ELEMENT - 32) | 1 << (ADDRESS_TO_QP - 32),
+    ),
+    (General, QPC_EXTENSION, 1),
+    (General, DMA_MMO_SQ, 1),
+    (General, LOG_DMA_MMO_MAX_SIZE, copy::LOG_MOST),
+    (General, QOS, 1),
+    (Qos, NIC_SQ_SCHEDULING, 1),
+    (Qos, NIC_BW_SHARE, 1),
+    (Qos, NIC_RATE_LIMIT, 1),
+    (Qos, NIC_QP_SCHEDULING, 1),
+    (Qos, NIC_ELEMENT_TYPE, scheduling::TYPES),
+    (Qos, NIC_TSAR_TYPE, 1),
+    (General2, LOG_RESERVED_QPN_GRANULARITY, LOG_RESERVED_QPNS),
+];
+
+/// Memory registration by command; no UMR.
+const WITHOUT_UMR: &[Cap] = &[(General, UMR_MODIFY_ENTITY_SIZE_DISABLED, 1)];
+
+/// All profiles.
+pub const PROFILES: &[Profile] = &[
+    Profile {
+        name: "roce",
+        about: "an Ethernet port with RoCE v1 and v2",
+        port: PortKind::Ethernet,
+        caps: &[COMMON, ETHERNET, WITHOUT_UMR],
+    },
+    Profile {
+        name: "ib",
+        about: "an InfiniBand port, on a fabric with a subnet manager",
+        port: PortKind::InfiniBand,
+        caps: &[COMMON, INFINIBAND, WITHOUT_UMR],
+    },
+    Profile {
+        name: "roce-umr",
+        about: "as roce, and memory is registered by work requests (UMR), or on demand",
+        port: PortKind::Ethernet,
+        caps: &[COMMON, ETHERNET, ON_DEMAND, USER_CONTEXTS],
+    },
+    Profile {
+        name: "ib-umr",
+        about: "as ib, and memory is registered by work requests (UMR), or on demand",
+        port: PortKind::InfiniBand,
+        caps: &[COMMON, INFINIBAND, ON_DEMAND, USER_CONTEXTS],
+    },
+];
+
+impl Profile {
+    /// Returns the profile with this name.
+    pub fn named(name: &str) -> Option<&'static Profile> {
+        PROFILES.iter().find(|profile| profile.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_fits_its_field() {
+        for profile in PROFILES {
+            for (group, field, value) in profile.caps.iter().copied().flatten() {
+                let mut bytes = vec![0; group.size()];
+                field.put(&mut bytes, *value);
+                assert_eq!(field.get(&bytes), *value, "{} {field:?}", profile.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_profile_is_found_by_its_name() {
+        let ib = Profile::named("ib").unwrap();
+        assert_eq!(ib.port, PortKind::InfiniBand);
+        assert_eq!(PORT_TYPE.get(&ib.group(General)), 0);
+        assert!(Profile::named("").is_none());
+    }
+}

@@ -1,0 +1,46 @@
+//! Settings of an HCA.
+
+use crate::fabric::{PortConfig, subnet};
+use crate::profile::{PortKind, Profile};
+
+/// Settings of an HCA.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Device profile.
+    pub profile: &'static Profile,
+    /// GUID of the node and of its port.
+    pub guid: u64,
+    /// MAC address of the Ethernet port.
+    pub mac: [u8; 6],
+    /// LID of the InfiniBand port.
+    pub lid: u16,
+    /// Checks strictly: misuse by the driver or a program is logged as an error, and
+    /// refused where hardware might accept it.
+    pub strict: bool,
+}
+
+impl Settings {
+    /// Returns the settings of the `number`th HCA of a profile, with addresses of its
+    /// own.
+    pub fn numbered(profile: &'static Profile, number: u16) -> Settings {
+        let [high, low] = (number + 1).to_be_bytes();
+        Settings {
+            profile,
+            guid: subnet::guid(number + 1),
+            // Locally administered address.
+            mac: [0x02, 0x50, 0x53, 0, high, low],
+            lid: number + 1,
+            strict: false,
+        }
+    }
+
+    pub(crate) fn port(&self) -> PortConfig {
+        match self.profile.port {
+            PortKind::InfiniBand => PortConfig {
+                guid: self.guid,
+                ..PortConfig::ib(self.lid)
+            },
+            PortKind::Ethernet => PortConfig::ethernet(self.mac),
+        }
+    }
+}
