@@ -95,14 +95,11 @@ fn service() -> Result<()> {
     request.prepare(&mut qp)?;
     post_receives(&domain, &mut qp)?;
     let _accepted = request.accept(&mut qp, &Options::default())?;
-    // Accepting tells the client this queue pair's number. The client's address is
-    // in its datagrams.
+    // The client's address is in its datagrams.
     let last = all(&mut cq, Operation::Receive)?;
     let number = last.result?.immediate().context("no number")?;
     let local = domain.context().local_address(1)?;
-    let path = last
-        .reply_address(&local)
-        .context("no address in the datagram")?;
+    let path = last.reply_address(&local).context("no address")?;
     let (lid, gid) = (path.dlid, Gid(path.grh.dgid));
     println!("from {gid}, LID {lid}, queue pair {number}");
     let key = qp.query()?.qkey;
