@@ -47,6 +47,10 @@ fn wrong_arguments_are_status_2_and_named() {
         (&["perf", "--sizes", "8,x"], "\"x\""),
         (&["perf", "--sizes", "5..7"], "power of two"),
         (&["perf", "--depth", "5000"], "--depth"),
+        (&["perf", "--queue-pairs", "257"], "--queue-pairs"),
+        (&["perf", "--duration", "0"], "--duration"),
+        (&["perf", "--duration", "1", "-n", "5"], "--iters"),
+        (&["perf", "--type", "xrc"], "xrc"),
         (&["trace"], "<PID>"),
         (&["trace", "0"], "0"),
         (&["trace", "1", "--follow", "--json"], "--json"),
@@ -121,10 +125,29 @@ fn processes_without_queues_and_without_existence() {
 }
 
 #[test]
-fn a_picture_that_cannot_be_is_refused_before_measuring() {
-    let output = run(&["perf", "--plot", "picture.png"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains(".svg"), "{}", stderr(&output));
+fn what_perf_cannot_do_is_refused_before_measuring() {
+    let big = "16777216";
+    for (args, named) in [
+        (&["--plot", "picture.gif"][..], ".svg or .png"),
+        (&["--plot", "/nowhere/picture.png"], "/nowhere/picture.png"),
+        (&["--type", "ud", "--op", "read"], "UD has no reads"),
+        (&["--type", "uc", "--op", "atomic"], "UC has no atomics"),
+        (
+            &["--sizes", big, "--depth", "65", "-q", "2"],
+            "--depth 32 fits",
+        ),
+        (&["--depth", "4096", "-q", "256"], "at most 65536"),
+        (
+            &["--type", "ud", "--op", "send", "--sizes", "8..8192"],
+            "at most 4096 bytes",
+        ),
+    ] {
+        let output = run(&[&["perf", "--device", "embedded"], args].concat());
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(output.stdout.is_empty(), "{args:?}: {output:?}");
+        let said = stderr(&output);
+        assert!(said.contains(named), "{args:?}: {said}");
+    }
 }
 
 #[test]
@@ -208,7 +231,7 @@ fn foreign_text_is_escaped() {
     let of = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
     let text = of(HOSTILE.strip_suffix(b"\xff").unwrap());
     let any = of(HOSTILE);
-    let picture = of(&[HOSTILE, b".png"].concat());
+    let picture = of(&[HOSTILE, b".gif"].concat());
     let path = of(&[b"/nowhere/", HOSTILE].concat());
     let word = |text: &str| OsString::from(text);
     for args in [

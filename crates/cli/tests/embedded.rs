@@ -140,6 +140,124 @@ fn perf_of_each_operation() {
     }
 }
 
+fn measured(args: &[&str]) -> serde_json::Value {
+    let before = ["perf", "--device", "embedded", "--json"];
+    serde_json::from_str(&run(&[&before, args].concat())).unwrap()
+}
+
+/// Operations of a row's latency, the rate, and the lost messages.
+fn numbers(row: &serde_json::Value) -> (u64, f64, Option<u64>) {
+    let rate = row["bandwidth"]["messages_per_second"].as_f64().unwrap();
+    (
+        row["iterations"].as_u64().unwrap(),
+        rate,
+        row["lost"].as_u64(),
+    )
+}
+
+#[test]
+fn perf_of_each_transport_on_several_queue_pairs_in_both_directions() {
+    for (transport, operation) in [
+        ("rc", "send"),
+        ("rc", "write"),
+        ("rc", "read"),
+        ("rc", "atomic"),
+        ("uc", "send"),
+        ("uc", "write"),
+        ("ud", "send"),
+    ] {
+        for how in [
+            &["-q", "3"][..],
+            &["-q", "3", "-b"],
+            &["-q", "2", "-b", "-e"],
+        ] {
+            let what = ["--type", transport, "--op", operation];
+            let sizes = ["-n", "60", "--depth", "5", "--sizes", "1,1024"];
+            let report = measured(&[&what[..], how, &sizes].concat());
+            assert_eq!(report["transport"], transport);
+            assert_eq!(report["depth"], 5);
+            assert_eq!(report["bidirectional"], how.contains(&"-b"));
+            let rows = report["rows"].as_array().unwrap();
+            assert_eq!(rows.len(), if operation == "atomic" { 1 } else { 2 });
+            for row in rows {
+                let (iterations, rate, lost) = numbers(row);
+                assert!(rate > 0.0, "{what:?} {how:?}: {row}");
+                assert_eq!(lost.is_some(), transport != "rc", "{row}");
+                assert!(
+                    iterations <= 60 && iterations + lost.unwrap_or(0) >= 60,
+                    "{row}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn perf_for_a_time_takes_that_time() {
+    let began = Instant::now();
+    let report = measured(&["--duration", "0.4", "--sizes", "8", "--op", "send", "-b"]);
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(800), "{took:?}");
+    let (iterations, rate, _) = numbers(&report["rows"][0]);
+    assert!(iterations > 100 && rate > 100.0, "{report}");
+}
+
+#[test]
+fn the_depth_is_what_was_asked_for_or_said() {
+    let sizes = ["--sizes", "8,16777216", "-n", "1"];
+    assert_eq!(measured(&sizes)["depth"], 64);
+    let send = [&sizes[..], &["--op", "send"]].concat();
+    assert_eq!(measured(&send)["depth"], 32);
+    let said = run(&[&["perf", "--device", "embedded"], &send[..]].concat());
+    let first = said.lines().next().unwrap();
+    assert!(first.starts_with("32 outstanding in place of 64"), "{said}");
+    assert_eq!(measured(&["--depth", "7", "-n", "9"])["depth"], 7);
+}
+
+#[test]
+fn a_plot_is_what_its_name_says() {
+    let shared_directory = SharedDirectory::new("plot");
+    let directory = &shared_directory.directory;
+    std::fs::create_dir_all(directory).unwrap();
+    for (name, start) in [("a.svg", &b"<svg"[..]), ("a.png", b"\x89PNG")] {
+        let path = directory.join(name);
+        let plot = ["--plot", path.to_str().unwrap()];
+        measured(&[&["-n", "50", "--sizes", "8..64"], &plot[..]].concat());
+        assert!(std::fs::read(&path).unwrap().starts_with(start), "{name}");
+    }
+    // A failed measurement leaves no file behind.
+    let path = directory.join("b.svg");
+    let args = ["perf", "--plot", path.to_str().unwrap(), "--device", "no"];
+    assert!(!finish(start(&args)).status.success());
+    assert!(!path.exists());
+}
+
+/// Queue pairs, both directions and datagrams between processes, and a server that
+/// ends with its client.
+#[test]
+fn perf_between_two_processes() {
+    for how in [
+        &["--type", "ud", "--op", "send", "--sizes", "64,4096", "-b"][..],
+        &["--op", "send", "-q", "4", "-b"],
+        &["--op", "read", "-q", "2", "--duration", "0.2"],
+    ] {
+        let shared_directory = SharedDirectory::new("perf");
+        let server = shared_directory.serve(&["perf", "--server"]);
+        let client = [&["perf", "-n", "300", "127.0.0.1", "--json"], how].concat();
+        let client: Vec<&str> = match how.contains(&"--duration") {
+            true => client
+                .into_iter()
+                .filter(|it| !["-n", "300"].contains(it))
+                .collect(),
+            false => client,
+        };
+        let client = finish(shared_directory.meet(&client));
+        assert!(client.status.success(), "{how:?}: {client:?}");
+        let server = finish(server);
+        assert!(server.status.success(), "{how:?}: {server:?}");
+    }
+}
+
 #[test]
 fn info_names_the_embedded_device() {
     let text = run(&["info", "--device", "embedded"]);

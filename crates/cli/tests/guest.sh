@@ -347,7 +347,10 @@ perf() {
     for operation in send write read atomic; do
         measured "perf $operation" "$ringverbs" perf -o $operation -s 8,4096,65536 -n 50
         measured "perf $operation -e" "$ringverbs" perf -o $operation -s 64 -n 50 -e
+        measured "perf $operation -q 3 -b" "$ringverbs" perf -o $operation -s 64 -n 50 -q 3 -b
     done
+    measured "perf --type uc" "$ringverbs" perf -t uc -o write -s 8,1024 -n 50
+    measured "perf --type ud" "$ringverbs" perf -t ud -o send -s 8,1024 -n 50
     timeout 120 "$ringverbs" perf --server > "$scratch/server" 2>&1 &
     server=$!
     waited=0
@@ -381,7 +384,7 @@ except OSError:
 report = child.stdout.read()
 assert child.wait() == 0, (child.returncode, seen[-500:])
 assert len(json.loads(report)["rows"]) == 2, report
-assert b"write 64 bytes" in seen and b"%" in seen, seen
+assert b"write 64 B" in seen and b"%" in seen, seen
 print(len(seen), "bytes on the terminal")
 ' "$ringverbs" perf -o write -s 64,128 -n 500 --json > "$scratch/bar" 2>&1; then
         ok "perf: a bar on a terminal: $(cat "$scratch/bar")"

@@ -1,48 +1,57 @@
 //! `ringverbs perf`: latency and bandwidth.
 //!
-//! [`side`] is one side with its queue pair, [`protocol`] the communication of
+//! [`side`] is one side with its queue pairs, [`protocol`] the communication of
 //! both sides, [`stats`] the evaluation, [`plot`] the plot. Without a host and
 //! `--server`, both sides are in this process and communicate over the loopback
 //! interface.
 
+mod conditions;
 mod error;
 mod plot;
 mod protocol;
 mod side;
 mod stats;
+mod units;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ringverbs::{Context, Device, Endpoint, RemoteAddr};
+use ringverbs::Context;
 use serde::Serialize;
 
 use crate::device;
 use crate::error::Error;
 use crate::escape::escaped;
 use crate::out;
+use conditions::Conditions;
 use error::PerfError;
+use plot::PlotFile;
 use protocol::{
-    Answer, Hello, MAX_DEPTH, Measured, PeerConnection, Phase, ProtocolError, Start, VERSION,
-    Welcome,
+    Address, Answer, Done, End, Goal, Hello, MAX_DEPTH, MAX_OUTSTANDING, MAX_QUEUE_PAIRS, Measured,
+    PeerConnection, Phase, ProtocolError, Setup, Start, Type, VERSION,
 };
-use side::{Plan, Side};
+use side::{Plan, Posted, Side};
 use stats::{Bandwidth, Latency, Row};
 
 /// Arguments of `perf`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Latency: for sends half of the round trip, for others from posting to completion.
-Bandwidth: with --depth operations outstanding; M is a million.
+Latency: half of the round trip of a send, and on UC also of a write, which then carries
+immediate data; for other operations the time from posting to completion.
+Bandwidth: of what arrived, with --depth operations outstanding on each queue pair;
+M is a million. UC and UD may lose messages, which are counted.
 Examples:
-  ringverbs perf                                  writes of 4096 bytes, within this process
+  ringverbs perf                                  writes of 4 KiB, within this process
   ringverbs perf --op send --sizes 8..65536       a sweep over powers of two
+  ringverbs perf -q 8 --bidirectional --duration 5
+  ringverbs perf --type ud --op send --sizes 64   datagrams
   ringverbs perf --server                         and on the other machine:
-  ringverbs perf --op read --plot read.svg HOST")]
+  ringverbs perf --op read --plot read.png HOST")]
 pub struct Args {
     /// Measure with the server on this host
     #[arg(conflicts_with = "server")]
@@ -53,16 +62,30 @@ pub struct Args {
     /// What to measure
     #[arg(short, long = "op", value_name = "OPERATION", default_value = "write")]
     operation: Measured,
+    /// Transport
+    #[arg(short, long = "type", value_name = "TYPE", default_value = "rc")]
+    transport: Type,
     /// Message sizes in bytes: a list, or FROM..TO for all powers of two in that
-    /// range
-    #[arg(short, long, value_parser = sizes, default_value = "4096")]
-    sizes: Sizes,
+    /// range [default: 4096, for datagrams 1024]
+    #[arg(short, long, value_parser = sizes)]
+    sizes: Option<Sizes>,
     /// Operations of each size, for latency and again for bandwidth
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iters: u32,
-    /// Maximum of outstanding operations, for bandwidth
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
-    depth: u32,
+    /// Measure each size for so long in place of a number of operations: latency,
+    /// and again bandwidth
+    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = duration)]
+    duration: Option<Duration>,
+    /// Maximum of outstanding operations of a queue pair, for bandwidth [default:
+    /// 64, fewer of large messages]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    depth: Option<u32>,
+    /// Queue pairs, which take turns
+    #[arg(short = 'q', long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_QUEUE_PAIRS)))]
+    queue_pairs: u32,
+    /// Bandwidth of both directions at once
+    #[arg(short, long)]
+    bidirectional: bool,
     /// Sleep until there are completions (default: poll)
     #[arg(short, long)]
     events: bool,
@@ -85,7 +108,7 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Plot latency and bandwidth over the message size into an SVG file
+    /// Plot latency and bandwidth over the message size into a file, *.svg or *.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -118,24 +141,98 @@ fn sizes(text: &str) -> Result<Sizes, String> {
     }
 }
 
+/// Parses a number of seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    const LONGEST: f64 = 86_400.0;
+    match text.trim().parse() {
+        Ok(seconds) if (0.001..=LONGEST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        Ok(_) => Err(format!("0.001 to {LONGEST} seconds")),
+        Err(_) => Err(format!("{text:?} is not a number of seconds")),
+    }
+}
+
 /// All results.
 #[derive(Debug, Serialize)]
 struct Report {
     device: String,
     operation: Measured,
+    transport: Type,
     completions: &'static str,
     depth: u32,
+    queue_pairs: u32,
+    bidirectional: bool,
+    conditions: Conditions,
     rows: Vec<Row>,
     /// The error that ended it before all sizes were measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
+impl Args {
+    /// Returns the message sizes.
+    fn sizes(&self) -> Vec<u32> {
+        match (&self.sizes, self.operation, self.transport) {
+            // An atomic always has 8 bytes.
+            (_, Measured::Atomic, _) => vec![8],
+            (Some(Sizes(sizes)), ..) => sizes.clone(),
+            (None, _, Type::Ud) => vec![1024],
+            (None, ..) => vec![4096],
+        }
+    }
+
+    fn goal(&self) -> Goal {
+        match self.duration {
+            Some(time) => Goal::Milliseconds(time.as_millis() as u64),
+            None => Goal::Operations(self.iters.into()),
+        }
+    }
+
+    /// Returns what the sides must know, checked; and whether the depth is less than
+    /// usual.
+    fn setup(&self) -> Result<(Setup, bool), PerfError> {
+        if !self.transport.has(self.operation) {
+            return Err(PerfError::Operation {
+                transport: self.transport,
+                operation: self.operation,
+            });
+        }
+        let setup = Setup {
+            operation: self.operation,
+            transport: self.transport,
+            size: self.sizes().into_iter().max().unwrap_or(1),
+            depth: self.depth.unwrap_or(side::DEPTH),
+            queue_pairs: self.queue_pairs,
+            events: self.events,
+            bidirectional: self.bidirectional,
+        };
+        if setup.depth.saturating_mul(setup.queue_pairs) > MAX_OUTSTANDING {
+            return Err(PerfError::Outstanding {
+                depth: setup.depth,
+                queue_pairs: setup.queue_pairs,
+                most: MAX_OUTSTANDING,
+            });
+        }
+        let chosen = match self.depth {
+            Some(_) => setup,
+            None => setup.reduced(),
+        };
+        chosen.check_memory()?;
+        Ok((chosen, chosen.depth < setup.depth))
+    }
+
+    fn plan(&self, setup: Setup) -> Plan {
+        Plan {
+            setup,
+            port: self.ib_port,
+            gid_index: self.gid_idx,
+        }
+    }
+}
+
 /// Measures, or serves.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    if let Some(file) = &args.plot {
-        plot::check(file).map_err(PerfError::Plot)?;
-    }
+    let (setup, reduced) = args.setup()?;
+    let plot = args.plot.as_deref().map(PlotFile::create).transpose()?;
     let alone = args.host.is_none() && !args.server;
     let chosen = device::context(args.device.as_deref(), args.ib_port, alone)?;
     let context = &chosen.context;
@@ -154,6 +251,17 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         serve(args, context, &listener)?;
         return Ok(ExitCode::SUCCESS);
     }
+    if !args.json && reduced {
+        let mut out = out::stdout();
+        writeln!(
+            out,
+            "{} outstanding in place of {}: messages of {} (--depth asks for another number)",
+            setup.depth,
+            side::DEPTH,
+            units::size(setup.size.into())
+        )?;
+        out.flush()?;
+    }
     let (report, error) = match &args.host {
         Some(host) => {
             let stream = TcpStream::connect((host.as_str(), args.port));
@@ -161,14 +269,21 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
                 to: format!("{host} port {}", args.port),
                 why,
             })?;
-            measure(args, context, stream)?
+            measure(args, setup, context, stream)?
         }
-        None => both(args, context)?,
+        None => both(args, setup, context)?,
     };
-    if let Some(file) = &args.plot {
+    if let Some(plot) = plot {
         if !report.rows.is_empty() {
-            let title = format!("{} on {}", report.operation.name(), report.device);
-            plot::draw(file, &title, &report.rows).map_err(PerfError::Plot)?;
+            let options = conditions::options(&setup, args.goal());
+            let captions = plot::Captions {
+                title: format!("RDMA {} on {}", setup.operation.name(), report.device),
+                round_trip: setup.is_received(),
+                bidirectional: setup.bidirectional,
+                options,
+                conditions: report.conditions.caption(),
+            };
+            plot.draw(&captions, &report.rows)?;
         }
     }
     if args.json {
@@ -178,7 +293,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
 }
 
 /// Runs both sides in this process.
-fn both(args: &Args, context: &Context) -> Result<(Report, Option<Error>), Error> {
+fn both(args: &Args, setup: Setup, context: &Context) -> Result<(Report, Option<Error>), Error> {
     let listen = |why| PerfError::Listen { port: 0, why };
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
@@ -190,7 +305,7 @@ fn both(args: &Args, context: &Context) -> Result<(Report, Option<Error>), Error
         });
         let measured = connected
             .map_err(Error::from)
-            .and_then(|stream| measure(args, context, stream));
+            .and_then(|stream| measure(args, setup, context, stream));
         let served = serving
             .join()
             .unwrap_or_else(|_| Err(PerfError::Panicked.into()));
@@ -207,145 +322,193 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
         why,
     })?;
     let mut line = PeerConnection::over(stream)?;
-    let hello: Hello = line.receive()?;
-    let mut side = match welcome(args, context, &hello) {
-        Ok((side, welcome)) => {
-            line.send(&Answer::Yes(welcome))?;
-            side
-        }
+    let welcomed = line
+        .receive()
+        .and_then(Hello::parse)
+        .map_err(Error::from)
+        .and_then(|hello| welcome(args, context, &hello));
+    let (mut side, remote, setup) = match welcomed {
+        Ok(welcomed) => welcomed,
         Err(error) => {
-            line.send(&Answer::<Welcome>::No(error.to_string()))?;
+            line.send(&Answer::<Address>::No(error.to_string()))?;
             return Err(error);
         }
     };
+    line.send(&Answer::Yes(side.address()))?;
+    line.be_patient()?;
     loop {
         let phase: Phase = match line.receive() {
             Ok(phase) => phase,
             Err(ProtocolError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        if phase.size > hello.size {
+        if phase.size == 0 || phase.size > setup.size {
             return Err(ProtocolError::Value("size").into());
         }
+        side.phase(phase.number, phase.echo);
         line.send(&Answer::Yes(Start { ready: true }))?;
-        side.serve(phase.size, phase.messages, phase.echo)?;
+        let posted = match phase.goal {
+            Some(goal) => side.post_all(phase.size, remote, goal, |_| ())?,
+            None => Posted::default(),
+        };
+        side.serve_until(phase.size, remote, || line.has_arrived())?;
+        let end: End = match line.receive() {
+            Ok(end) => end,
+            Err(ProtocolError::Closed) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        line.send(&Answer::Yes(Done {
+            received: side.drain(end.operations)?,
+            operations: posted.operations,
+            nanoseconds: u64::try_from(posted.time.as_nanos()).unwrap_or(u64::MAX),
+        }))?;
     }
 }
 
 /// Creates the server's side as the client requests it.
-fn welcome(args: &Args, context: &Context, hello: &Hello) -> Result<(Side, Welcome), Error> {
-    hello.check()?;
-    let plan = Plan {
-        operation: hello.operation,
-        size: hello.size,
-        depth: hello.depth,
-        events: hello.events,
-        port: args.ib_port,
-        gid_index: args.gid_idx,
-    };
-    let mut side = Side::new(context, plan)?;
-    side.connect(&endpoint(&hello.endpoint)?)?;
-    let key = side.key();
-    let welcome = Welcome {
-        endpoint: side.endpoint().to_string(),
-        addr: key.addr,
-        rkey: key.rkey,
-    };
-    Ok((side, welcome))
+fn welcome(
+    args: &Args,
+    context: &Context,
+    hello: &Hello,
+) -> Result<(Side, ringverbs::RemoteAddr, Setup), Error> {
+    let mut side = Side::new(context, args.plan(hello.setup))?;
+    let remote = side.connect(&hello.address)?;
+    Ok((side, remote, hello.setup))
 }
 
-fn endpoint(text: &str) -> Result<Endpoint, Error> {
-    text.parse()
-        .map_err(Error::native("reading the other side's endpoint"))
+/// The client's side, and its server.
+struct Client {
+    side: Side,
+    line: PeerConnection<TcpStream>,
+    remote: ringverbs::RemoteAddr,
+    setup: Setup,
+    goal: Goal,
+    /// The number of the next phase.
+    number: u8,
+}
+
+impl Client {
+    fn new(args: &Args, setup: Setup, context: &Context, stream: TcpStream) -> Result<Self, Error> {
+        let mut side = Side::new(context, args.plan(setup))?;
+        let mut line = PeerConnection::over(stream)?;
+        let server: Address = line.request(&Hello {
+            version: VERSION,
+            setup,
+            address: side.address(),
+        })?;
+        line.be_patient()?;
+        let remote = side.connect(&server)?;
+        Ok(Self {
+            side,
+            line,
+            remote,
+            setup,
+            goal: args.goal(),
+            number: 0,
+        })
+    }
+
+    fn begin(&mut self, size: u32, echo: bool, goal: Option<Goal>) -> Result<(), Error> {
+        self.number = self.number.wrapping_add(1);
+        self.side.phase(self.number, false);
+        let start: Start = self.line.request(&Phase {
+            number: self.number,
+            size,
+            echo,
+            goal,
+        })?;
+        match start.ready {
+            true => Ok(()),
+            false => Err(ProtocolError::Value("start").into()),
+        }
+    }
+
+    /// Ends a phase: the server's answer, and how many of its messages arrived.
+    fn end(&mut self, size: u32, operations: u64) -> Result<(Done, u64), Error> {
+        self.line.send(&End { operations })?;
+        let line = &self.line;
+        self.side
+            .serve_until(size, self.remote, || line.has_arrived())?;
+        let done: Done = self.line.answer()?;
+        Ok((done, self.side.drain(done.operations)?))
+    }
+
+    fn row(&mut self, size: u32, mut tick: impl FnMut(Part)) -> Result<Row, Error> {
+        let echo = self.setup.is_received();
+        self.begin(size, echo, None)?;
+        let goal = self.goal;
+        let latency = self.side.latency(size, self.remote, goal, |count| {
+            tick(Part::Latency(count));
+        });
+        let (samples, lost) = latency?;
+        let iterations = samples.count();
+        let latency =
+            Latency::of(samples).ok_or(PerfError::Lost(lost.try_into().unwrap_or(u32::MAX)))?;
+        self.end(size, iterations + lost)?;
+
+        let both = self.setup.bidirectional;
+        self.begin(size, false, both.then_some(goal))?;
+        let posted = self.side.post_all(size, self.remote, goal, |count| {
+            tick(Part::Bandwidth(count));
+        })?;
+        let (done, received) = self.end(size, posted.operations)?;
+        let messages = done.received + received;
+        let sent = posted.operations + done.operations;
+        let time = posted.time.max(Duration::from_nanos(done.nanoseconds));
+        Ok(Row {
+            size,
+            iterations,
+            latency,
+            bandwidth: Bandwidth::of(messages, size.into(), time.as_secs_f64()),
+            lost: (self.setup.transport.is_lossy()).then(|| lost + sent.saturating_sub(messages)),
+        })
+    }
+}
+
+/// Progress within one size: operations of one of its halves.
+enum Part {
+    Latency(u64),
+    Bandwidth(u64),
 }
 
 /// Measures all sizes with the server at the other end, and prints each row when it
 /// is there. An error at one size ends it; the rows before it are kept.
 fn measure(
     args: &Args,
+    setup: Setup,
     context: &Context,
     stream: TcpStream,
 ) -> Result<(Report, Option<Error>), Error> {
-    let Sizes(sizes) = &args.sizes;
-    // An atomic always has 8 bytes.
-    let sizes: Vec<u32> = match args.operation {
-        Measured::Atomic => vec![8],
-        _ => sizes.clone(),
-    };
-    let largest = sizes.iter().copied().max().unwrap_or(1);
-    let plan = Plan {
-        operation: args.operation,
-        size: largest,
-        depth: args.depth,
-        events: args.events,
-        port: args.ib_port,
-        gid_index: args.gid_idx,
-    };
-    let mut side = Side::new(context, plan)?;
-    let mut line = PeerConnection::over(stream)?;
-    let welcome: Welcome = line.request(&Hello {
-        version: VERSION,
-        operation: args.operation,
-        size: largest,
-        depth: side.depth(),
-        events: args.events,
-        endpoint: side.endpoint().to_string(),
-    })?;
-    side.connect(&endpoint(&welcome.endpoint)?)?;
-    let at = RemoteAddr::new(welcome.addr, welcome.rkey);
-    let iterations = u64::from(args.iters);
-    let bar = bar(iterations * 2 * sizes.len() as u64);
-    let device = context.device().map(Device::name).unwrap_or_default();
+    let sizes = args.sizes();
+    let mut client = Client::new(args, setup, context, stream)?;
+    let mut bar = Bar::new(args.goal(), sizes.len());
+    let conditions = Conditions::of(context, args.ib_port, args.host.as_deref());
     let mut report = Report {
-        device: device.to_owned(),
+        device: conditions.device.clone(),
         operation: args.operation,
+        transport: args.transport,
         completions: if args.events { "events" } else { "polled" },
-        depth: side.depth(),
+        depth: setup.depth,
+        queue_pairs: setup.queue_pairs,
+        bidirectional: setup.bidirectional,
+        conditions,
         rows: Vec::new(),
         error: None,
     };
     if !args.json {
-        bar.suspend(|| print_heading(&report))?;
+        bar.suspend(|| print_heading(&report, &setup, args.goal()))?;
     }
-    let mut measure_size = |size: u32| -> Result<Option<Row>, Error> {
-        bar.set_message(format!("{} {size} bytes", args.operation.name()));
-        let phase = |line: &mut PeerConnection<TcpStream>, echo| {
-            let sends = args.operation == Measured::Send;
-            line.request::<Start>(&Phase {
-                size,
-                messages: if sends { iterations } else { 0 },
-                echo: echo && sends,
-            })
-        };
-        // The progress bar is updated between operations, and rarely.
-        let mut count = 0u64;
-        let mut tick = || {
-            count += 1;
-            if count % 64 == 0 {
-                bar.inc(64);
-            }
-        };
-        phase(&mut line, true)?;
-        let times = side.latency(size, at, iterations, &mut tick)?;
-        phase(&mut line, false)?;
-        let time = side.bandwidth(size, at, iterations, &mut tick)?;
-        Ok(Latency::of(times).map(|latency| Row {
-            size,
-            iterations: args.iters,
-            latency,
-            bandwidth: Bandwidth::of(iterations, size.into(), time.as_secs_f64()),
-        }))
-    };
     let mut failed = None;
     for size in sizes {
-        match measure_size(size) {
-            Ok(Some(row)) => {
+        let name = args.operation.name();
+        bar.next(format!("{name} {}", units::size(size.into())));
+        match client.row(size, |part| bar.tick(part)) {
+            Ok(row) => {
                 if !args.json {
                     bar.suspend(|| print_row(&row))?;
                 }
                 report.rows.push(row);
             }
-            Ok(None) => {}
             Err(error) => {
                 report.error = Some(error.to_string());
                 failed = Some(error);
@@ -353,36 +516,92 @@ fn measure(
             }
         }
     }
-    bar.finish_and_clear();
+    bar.finish();
     Ok((report, failed))
 }
 
-/// Returns a progress bar, shown if standard error is a terminal.
-fn bar(length: u64) -> ProgressBar {
-    let bar = ProgressBar::new(length);
-    if let Ok(style) = ProgressStyle::with_template("{msg:24} {bar:40} {percent:>3}% {eta:>4}") {
-        bar.set_style(style);
+/// A progress bar, shown if standard error is a terminal. Each half of a size is
+/// [`Bar::STEPS`] of it.
+struct Bar {
+    bar: ProgressBar,
+    goal: Goal,
+    size: u64,
+    half: Option<(bool, Instant)>,
+}
+
+impl Bar {
+    const STEPS: u64 = 1000;
+
+    fn new(goal: Goal, sizes: usize) -> Self {
+        let bar = ProgressBar::new(2 * Self::STEPS * sizes as u64);
+        if let Ok(style) = ProgressStyle::with_template("{msg:24} {bar:40} {percent:>3}% {eta:>4}")
+        {
+            bar.set_style(style);
+        }
+        Self {
+            bar,
+            goal,
+            size: 0,
+            half: None,
+        }
     }
-    bar
+
+    fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
+    }
+
+    fn next(&mut self, message: String) {
+        self.size += 1;
+        self.half = None;
+        self.bar.set_message(message);
+    }
+
+    /// Called after each operation; updates rarely.
+    fn tick(&mut self, part: Part) {
+        let (second, count) = match part {
+            Part::Latency(count) => (false, count),
+            Part::Bandwidth(count) => (true, count),
+        };
+        if count % 64 != 0 {
+            return;
+        }
+        let start = match self.half {
+            Some((half, start)) if half == second => start,
+            _ => self.half.insert((second, Instant::now())).1,
+        };
+        let (done, all) = match self.goal {
+            Goal::Operations(all) => (count, all),
+            Goal::Milliseconds(all) => (start.elapsed().as_millis() as u64, all),
+        };
+        let done = (done * Self::STEPS / all.max(1)).min(Self::STEPS);
+        let halves = 2 * (self.size - 1) + u64::from(second);
+        self.bar.set_position(halves * Self::STEPS + done);
+    }
+
+    fn finish(self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 /// Columns of the table. Rows are printed as they come, so widths are fixed.
 const HEADING: [&str; 9] = [
-    "bytes", "min", "p50", "p90", "p99", "p99.9", "max", "MB/s", "Mmsg/s",
+    "bytes", "min", "p50", "p90", "p99", "p99.9", "max", "MiB/s", "Mmsg/s",
 ];
+/// The last column, for transports that lose messages.
+const LOST: &str = "lost";
 const WIDTH: usize = 9;
 
-fn print_heading(report: &Report) -> Result<(), Error> {
+fn print_heading(report: &Report, setup: &Setup, goal: Goal) -> Result<(), Error> {
     let mut out = out::stdout();
     let what = format!("{} on {}", report.operation.name(), report.device);
     writeln!(
         out,
-        "{}, {}, {} outstanding for bandwidth; latency in microseconds",
+        "{}: {}; latency in µs",
         out::paint(out::NAME, what),
-        report.completions,
-        report.depth
+        conditions::options(setup, goal)
     )?;
-    let heading = cells(&HEADING.map(String::from));
+    let lost = setup.transport.is_lossy().then_some(LOST);
+    let heading = cells(HEADING.into_iter().chain(lost));
     writeln!(out, "{}", out::paint(out::DIM, heading))?;
     Ok(out.flush()?)
 }
@@ -390,6 +609,7 @@ fn print_heading(report: &Report) -> Result<(), Error> {
 fn print_row(row: &Row) -> Result<(), Error> {
     let latency = &row.latency;
     let time = |nanos: u64| format!("{:.2}", nanos as f64 * 1e-3);
+    let mebi = f64::from(1 << 20);
     let values = [
         row.size.to_string(),
         time(latency.min),
@@ -398,17 +618,18 @@ fn print_row(row: &Row) -> Result<(), Error> {
         time(latency.p99),
         time(latency.p999),
         time(latency.max),
-        format!("{:.2}", row.bandwidth.bytes_per_second * 1e-6),
+        format!("{:.2}", row.bandwidth.bytes_per_second / mebi),
         format!("{:.4}", row.bandwidth.messages_per_second * 1e-6),
     ];
+    let lost = row.lost.map(|count| count.to_string());
     let mut out = out::stdout();
-    writeln!(out, "{}", cells(&values))?;
+    writeln!(out, "{}", cells(values.into_iter().chain(lost)))?;
     Ok(out.flush()?)
 }
 
 /// Aligns the cells of a line.
-fn cells(cells: &[String; HEADING.len()]) -> String {
-    let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>WIDTH$}")).collect();
+fn cells(cells: impl Iterator<Item: std::fmt::Display>) -> String {
+    let cells: Vec<String> = cells.map(|cell| format!("{cell:>WIDTH$}")).collect();
     cells.join(" ")
 }
 

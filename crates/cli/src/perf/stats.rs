@@ -1,8 +1,57 @@
 //! Statistics of measured times.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-/// Times of single operations, in nanoseconds.
+/// Most times that are kept: 32 MiB of them.
+const KEPT: usize = 1 << 22;
+
+/// Times of single operations. Of more than [`KEPT`] every second one is kept, then
+/// every fourth, and so on; extremes and the mean are those of all.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    kept: Vec<u64>,
+    /// One of 2 to the power of `halvings` is kept.
+    halvings: u32,
+    count: u64,
+    sum: f64,
+    min: u64,
+    max: u64,
+}
+
+impl Samples {
+    /// Adds a time.
+    pub fn add(&mut self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.min = if self.count == 0 {
+            nanos
+        } else {
+            self.min.min(nanos)
+        };
+        self.max = self.max.max(nanos);
+        self.sum += nanos as f64;
+        if self.count % (1 << self.halvings) == 0 {
+            if self.kept.len() == KEPT {
+                let mut even = false;
+                self.kept.retain(|_| {
+                    even = !even;
+                    even
+                });
+                self.halvings += 1;
+            }
+            self.kept.push(nanos);
+        }
+        self.count += 1;
+    }
+
+    /// Returns the number of times.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+/// Statistics of times, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     pub min: u64,
@@ -15,18 +64,18 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Computes the statistics of times in any order; `None` without times.
-    pub fn of(mut times: Vec<u64>) -> Option<Self> {
+    /// Computes the statistics; `None` without times.
+    pub fn of(mut samples: Samples) -> Option<Self> {
+        let times = &mut samples.kept;
         times.sort_unstable();
-        let sum: f64 = times.iter().map(|time| *time as f64).sum();
         Some(Self {
-            min: *times.first()?,
-            mean: sum / times.len() as f64,
-            p50: percentile(&times, 500)?,
-            p90: percentile(&times, 900)?,
-            p99: percentile(&times, 990)?,
-            p999: percentile(&times, 999)?,
-            max: *times.last()?,
+            min: samples.min,
+            mean: samples.sum / samples.count as f64,
+            p50: percentile(times, 500)?,
+            p90: percentile(times, 900)?,
+            p99: percentile(times, 990)?,
+            p999: percentile(times, 999)?,
+            max: samples.max,
         })
     }
 }
@@ -60,10 +109,15 @@ impl Bandwidth {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Row {
     pub size: u32,
-    pub iterations: u32,
+    /// Operations measured for latency.
+    pub iterations: u64,
     #[serde(rename = "latency_ns")]
     pub latency: Latency,
+    /// Of messages that arrived, in both directions if both sides post.
     pub bandwidth: Bandwidth,
+    /// Messages that did not arrive, on transports that may lose some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u64>,
 }
 
 #[cfg(test)]
@@ -72,16 +126,37 @@ mod tests {
 
     use super::*;
 
+    fn samples(times: impl IntoIterator<Item = u64>) -> Samples {
+        let mut samples = Samples::default();
+        for time in times {
+            samples.add(Duration::from_nanos(time));
+        }
+        samples
+    }
+
+    #[test]
+    fn more_times_than_are_kept_are_thinned_evenly() {
+        let count = 3 * KEPT as u64;
+        let samples = samples(1..=count);
+        assert_eq!(samples.count(), count);
+        assert!(samples.kept.len() <= KEPT && samples.kept.len() > KEPT / 2);
+        assert!(samples.kept.windows(2).all(|pair| pair[1] - pair[0] == 4));
+        let latency = Latency::of(samples).unwrap();
+        assert_eq!((latency.min, latency.max), (1, count));
+        assert!((latency.mean - (count + 1) as f64 / 2.0).abs() < 1.0);
+        assert!(latency.p90.abs_diff(count / 10 * 9) < 10);
+    }
+
     #[test]
     fn percentiles_are_nearest_ranks() {
-        let latency = Latency::of((1..=1000).rev().collect()).unwrap();
+        let latency = Latency::of(samples((1..=1000).rev())).unwrap();
         assert_eq!((latency.min, latency.max), (1, 1000));
         assert_eq!((latency.p50, latency.p90), (500, 900));
         assert_eq!((latency.p99, latency.p999), (990, 999));
         assert!((latency.mean - 500.5).abs() < 1e-9);
-        let one = Latency::of(vec![7]).unwrap();
+        let one = Latency::of(samples([7])).unwrap();
         assert_eq!((one.p50, one.p999, one.max), (7, 7, 7));
-        assert_eq!(Latency::of(vec![]), None);
+        assert_eq!(Latency::of(samples([])), None);
     }
 
     #[test]
@@ -98,7 +173,7 @@ mod tests {
     proptest! {
         #[test]
         fn percentiles_are_times_in_order(times in proptest::collection::vec(any::<u64>(), 1..300)) {
-            let latency = Latency::of(times.clone()).unwrap();
+            let latency = Latency::of(samples(times.clone())).unwrap();
             let marks = [latency.min, latency.p50, latency.p90, latency.p99, latency.p999, latency.max];
             prop_assert!(marks.is_sorted());
             prop_assert!(marks.iter().all(|mark| times.contains(mark)));
