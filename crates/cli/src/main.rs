@@ -12,6 +12,8 @@ mod error;
 mod escape;
 mod info;
 mod out;
+#[cfg(any(feature = "packaging", test))]
+mod packaging;
 mod perf;
 mod pingpong;
 mod poller;
@@ -52,6 +54,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    #[cfg(feature = "packaging")]
+    if let Some(code) = packaging::run() {
+        return code;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {

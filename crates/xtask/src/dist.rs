@@ -1,4 +1,5 @@
-//! The plugin and the command as files: `target/dist`, Debian packages.
+//! The plugin and the command as files: `target/dist`, Debian packages. Completions
+//! and man pages of the command are written by the command itself.
 //!
 //! libibverbs asks for a provider by the name of its private ABI, so the one
 //! file gets a link for each.
@@ -36,6 +37,9 @@ driver ringverbs
 
 /// The command's file.
 pub const COMMAND: &str = "ringverbs";
+
+/// The folder of completions and man pages, as it is below a prefix.
+pub const SHARE: &str = "share";
 
 /// What was made already, or else what `make` makes. Once per process: steps that
 /// run at the same time read the files.
@@ -99,6 +103,8 @@ fn make_whole() -> Result<PathBuf> {
         "shipped",
         "-p",
         "ringverbs-cli",
+        "--features",
+        "packaging",
         "--bin",
         COMMAND,
     ])?;
@@ -107,6 +113,12 @@ fn make_whole() -> Result<PathBuf> {
         .context("cargo has not built the command")?;
     fs::copy(built, dist.join(COMMAND))
         .with_context(|| format!("cannot copy {}", built.display()))?;
+    let status = Command::new(dist.join(COMMAND))
+        .arg("packaging")
+        .arg(dist.join(SHARE))
+        .status()
+        .context("cannot run the command")?;
+    ensure!(status.success(), "completions and man pages: {status}");
     Ok(dist)
 }
 
@@ -180,5 +192,27 @@ fn copy_dist(from: &Path, to: &Path) -> Result<()> {
     for link in LINKS {
         symlink(LIBRARY, to.join(link)).with_context(cannot)?;
     }
+    let share = from.join(SHARE);
+    for file in files_below(&share)? {
+        let to = to.join(SHARE).join(&file);
+        fs::create_dir_all(to.parent().unwrap_or(&to)).with_context(cannot)?;
+        fs::copy(share.join(&file), to).with_context(cannot)?;
+    }
     Ok(())
+}
+
+/// The files below a folder, relative to it, in order.
+pub fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let cannot = || format!("cannot read {}", folder.display());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(cannot)? {
+        let entry = entry.with_context(cannot)?;
+        let name = PathBuf::from(entry.file_name());
+        match entry.file_type().with_context(cannot)?.is_dir() {
+            true => found.extend(files_below(&entry.path())?.iter().map(|it| name.join(it))),
+            false => found.push(name),
+        }
+    }
+    found.sort();
+    Ok(found)
 }

@@ -1,5 +1,6 @@
 //! The plugin and the command put where a system looks for them, and taken
-//! away again. Each can be had without the other.
+//! away again. Each can be had without the other. Completions and man pages go
+//! with the command.
 //!
 //! Which provider gets a device is decided by the order in which they register:
 //! libibverbs loads what `RDMAV_DRIVERS` names first, then the `driver` lines
@@ -19,7 +20,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::dist::{self, COMMAND, CONFIG, CONFIG_TEXT, LIBRARY, LINKS};
+use crate::dist::{self, COMMAND, CONFIG, CONFIG_TEXT, LIBRARY, LINKS, SHARE};
 
 /// The stock provider's configuration.
 const STOCK: &str = "rxe.driver";
@@ -35,6 +36,8 @@ struct InstallPaths {
     aside: PathBuf,
     /// The command's file.
     command: PathBuf,
+    /// The folder of completions and man pages.
+    share: PathBuf,
     /// Whether these are the folders of the running system.
     system: bool,
 }
@@ -61,12 +64,49 @@ impl InstallPaths {
             config: etc.join("libibverbs.d"),
             aside: etc.join("ringverbs").join(STOCK),
             command: prefix.join("bin").join(COMMAND),
+            share: prefix.join(SHARE),
             system: prefix == Path::new("/usr"),
         })
     }
 
     fn stock(&self) -> PathBuf {
         self.config.join(STOCK)
+    }
+
+    /// Where a file of `share` goes: Debian's zsh has a folder of its own for what
+    /// packages bring.
+    fn share_file(&self, file: &Path) -> PathBuf {
+        let debian = self.share.join("zsh/vendor-completions");
+        match file.strip_prefix("zsh/site-functions") {
+            Ok(name) if debian.is_dir() => debian.join(name),
+            _ => self.share.join(file),
+        }
+    }
+
+    /// The completions and man pages that are there.
+    fn shared(&self) -> Result<Vec<PathBuf>> {
+        let completions = [
+            "bash-completion/completions/ringverbs",
+            "fish/vendor_completions.d/ringverbs.fish",
+            "zsh/site-functions/_ringverbs",
+            "zsh/vendor-completions/_ringverbs",
+        ];
+        let mut files: Vec<PathBuf> = completions.map(|file| self.share.join(file)).into();
+        let pages = self.share.join("man/man1");
+        if pages.is_dir() {
+            let is_ours = |name: &Path| {
+                let name = name.to_string_lossy();
+                name == "ringverbs.1" || name.starts_with("ringverbs-") && name.ends_with(".1")
+            };
+            let found = dist::files_below(&pages)?;
+            files.extend(
+                found
+                    .iter()
+                    .filter(|it| is_ours(it))
+                    .map(|it| pages.join(it)),
+            );
+        }
+        Ok(files)
     }
 }
 
@@ -101,6 +141,9 @@ pub fn install(
         }
         if wanted(Component::Command) {
             remove_file(&paths.command)?;
+            for file in paths.shared()? {
+                remove_file(&file)?;
+            }
             println!("{} is removed", paths.command.display());
         }
         return Ok(());
@@ -115,6 +158,9 @@ pub fn install(
     }
     if wanted(Component::Command) {
         replace(&dist.join(COMMAND), &paths.command)?;
+        for file in dist::files_below(&dist.join(SHARE))? {
+            replace(&dist.join(SHARE).join(&file), &paths.share_file(&file))?;
+        }
         println!("installed {}", paths.command.display());
     }
     Ok(())
@@ -298,6 +344,24 @@ mod tests {
         let built = Tree::new("built");
         fs::write(built.0.join(LIBRARY), "the plugin").unwrap();
         fs::write(built.0.join(COMMAND), "the command").unwrap();
+        let share = [
+            "share/bash-completion/completions/ringverbs",
+            "share/man/man1/ringverbs-info.1",
+            "share/man/man1/ringverbs.1",
+            "share/zsh/site-functions/_ringverbs",
+        ];
+        for file in share {
+            let path = built.0.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+        let command = [
+            COMMAND,
+            "_ringverbs",
+            COMMAND,
+            "ringverbs-info.1",
+            "ringverbs.1",
+        ];
         let mut plugin: Vec<&str> = LINKS
             .iter()
             .copied()
@@ -305,9 +369,9 @@ mod tests {
             .collect();
         plugin.sort_unstable();
         for (only, expect) in [
-            (Some(Component::Command), vec![COMMAND, STOCK]),
+            (Some(Component::Command), [&command[..], &[STOCK]].concat()),
             (Some(Component::Plugin), plugin.clone()),
-            (None, [&[COMMAND][..], &plugin].concat()),
+            (None, [&command[..], &plugin].concat()),
         ] {
             let tree = Tree::new("either");
             let prefix = tree.0.join("usr");
@@ -324,6 +388,23 @@ mod tests {
             assert_eq!(files(&tree.0), before, "{only:?}");
             assert!(InstallPaths::under(&prefix).unwrap().stock().exists());
         }
+        // Debian's folder for zsh; another program's man page stays.
+        let tree = Tree::new("debian");
+        let prefix = tree.0.join("usr");
+        fs::create_dir_all(prefix.join("share/zsh/vendor-completions")).unwrap();
+        fs::create_dir_all(prefix.join("share/man/man1")).unwrap();
+        fs::write(prefix.join("share/man/man1/ringverbs2.1"), "").unwrap();
+        let before = files(&tree.0);
+        let only = Some(Component::Command);
+        install(&prefix, false, only, Some(&built.0)).unwrap();
+        assert!(
+            prefix
+                .join("share/zsh/vendor-completions/_ringverbs")
+                .exists()
+        );
+        assert!(!prefix.join("share/zsh/site-functions").exists());
+        install(&prefix, true, only, None).unwrap();
+        assert_eq!(files(&tree.0), before);
         // Of both, one can be taken away.
         let tree = Tree::new("one");
         let prefix = tree.0.join("usr");
