@@ -73,9 +73,7 @@ impl ContextFile {
         let failed = |errno: nix::Error| Errno::new(errno as i32);
         let registers =
             memfd_create(c"ringverbs-registers", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
-        let page = mmap_rs::MmapOptions::page_size();
-        let size = (UARS as usize * UAR).next_multiple_of(page);
-        ftruncate(&registers, size as i64).map_err(failed)?;
+        ftruncate(&registers, Self::length() as i64).map_err(failed)?;
         let fd = registers.as_raw_fd();
         let file = Self {
             registers,
@@ -86,6 +84,12 @@ impl ContextFile {
             shared: 0,
         };
         Ok((file, fd))
+    }
+
+    /// Returns the length of the file of the registers.
+    pub(crate) fn length() -> usize {
+        let page = mmap_rs::MmapOptions::page_size();
+        (UARS as usize * UAR).next_multiple_of(page)
     }
 
     /// Returns the number of UARs in a page of the process.

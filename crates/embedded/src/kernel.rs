@@ -11,9 +11,10 @@ use uverbs::discovery::DriverId;
 use uverbs::kernel::Kernel;
 use uverbs::{Command, Context, Error};
 
+use crate::descriptors::Descriptors;
 use crate::embedded::Embedded;
 use crate::event::EventFile;
-use crate::files::{ContextFile, File};
+use crate::files::File;
 use crate::request::Request;
 use crate::time::{self, Limit, Progress};
 use crate::{Result, refuse};
@@ -22,11 +23,16 @@ use crate::{Result, refuse};
 #[derive(Debug)]
 pub(crate) struct EmbeddedKernel {
     embedded: Embedded,
+    /// `None` if the program has the device's own descriptors.
+    descriptors: Option<Arc<dyn Descriptors>>,
 }
 
 impl EmbeddedKernel {
-    pub(crate) fn new(embedded: Embedded) -> Self {
-        Self { embedded }
+    pub(crate) fn new(embedded: Embedded, descriptors: Option<Arc<dyn Descriptors>>) -> Self {
+        Self {
+            embedded,
+            descriptors,
+        }
     }
 
     fn events(&self, fd: RawFd) -> Result<Arc<EventFile>> {
@@ -45,14 +51,12 @@ impl Embedded {
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
     pub fn context(&self) -> std::result::Result<Context, Error> {
-        let (file, fd) = ContextFile::new().map_err(|errno| Error::Refused {
+        let fd = self.open_file().map_err(|errno| Error::Refused {
             command: Command::Open,
             handle: None,
             errno,
         })?;
-        let file = File::Context(Box::new(file));
-        self.device.lock().files.insert(fd, file);
-        let kernel = EmbeddedKernel::new(self.clone());
+        let kernel = EmbeddedKernel::new(self.clone(), None);
         // SAFETY: the descriptor is new, and only this kernel closes it.
         Ok(unsafe { Context::from_owned_fd(Box::new(kernel), fd, DriverId::MLX5) })
     }
@@ -108,7 +112,7 @@ unsafe impl Kernel for EmbeddedKernel {
             return refuse(libc::EIO);
         }
         // SAFETY: the caller guarantees a command with its attributes.
-        let mut request = unsafe { Request::read(argument) }?;
+        let mut request = unsafe { Request::read(argument, self.descriptors.clone()) }?;
         // SAFETY: the caller guarantees that addresses in the command are valid
         // for what the command does with them.
         let done = (self.embedded).command(|state| unsafe { state.execute(fd, &mut request) });

@@ -33,6 +33,7 @@
 mod cm;
 mod command;
 mod copy;
+mod descriptors;
 mod device;
 mod directory;
 mod embedded;
@@ -60,6 +61,7 @@ mod watch;
 mod writes;
 mod xrc;
 
+pub use descriptors::Descriptors;
 pub use device::Drive;
 pub use directory::Sharing;
 pub use embedded::Embedded;

@@ -160,12 +160,13 @@ impl State {
     fn alloc_events(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let id = self.context(fd)?.id;
         let (events, number) = EventFile::new(FileKind::Async, id)?;
+        let published = request.publish(number)?;
         let context = self.context(fd)?;
         if context.events.is_none() {
             context.events = Some(Arc::clone(&events));
         }
         self.files.insert(number, File::Events(events));
-        request.made(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, number as u32);
+        request.made(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, published as u32);
         Ok(())
     }
 

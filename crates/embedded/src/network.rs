@@ -1,17 +1,18 @@
 //! Networks that connect devices.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use nix::unistd::geteuid;
 use softhca::Settings;
 use softhca::fabric::Fabric;
 use softhca::packet::Pool;
 use softhca::profile::Profile;
 use softhca::profiles::PROFILES;
-use uverbs::{Command, Errno, Error};
+use uverbs::{Command, Errno, Error, environment};
 
 use crate::device::{Device, Drive};
 use crate::directory::{Directory, Sharing};
@@ -95,6 +96,27 @@ impl Network {
         sharing: Sharing,
     ) -> std::result::Result<Self, Error> {
         Self::made(drive, Some(Directory::open(directory, sharing)?), None)
+    }
+
+    /// Returns the directory that commands use if none is named: `ringverbs` in
+    /// `$XDG_RUNTIME_DIR`, or a folder in `/tmp` with the user's number in its name.
+    pub fn default_directory() -> PathBuf {
+        match environment::variable("XDG_RUNTIME_DIR") {
+            Some(parent) if !parent.is_empty() => Path::new(&parent).join("ringverbs"),
+            _ => format!("/tmp/ringverbs-{}", geteuid()).into(),
+        }
+    }
+
+    /// Creates the directory of a network, if it does not exist, and checks it as
+    /// [`joined`](Self::joined) does. Returns its absolute path.
+    ///
+    /// # Errors
+    /// Those of [`joined`](Self::joined) that concern the directory.
+    pub fn own_directory(directory: &Path) -> std::result::Result<PathBuf, Error> {
+        Directory::open(directory, Sharing::Own)?;
+        let refused = refused(Command::Open);
+        let absolute = std::path::absolute(directory);
+        absolute.map_err(|error| refused(Errno::new(error.raw_os_error().unwrap_or(libc::EIO))))
     }
 
     fn made(

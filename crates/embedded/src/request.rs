@@ -3,12 +3,14 @@
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::ptr;
+use std::sync::Arc;
 
 use uverbs::Errno;
 use uverbs::abi::ids::{ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_IN, ATTR_UHW_OUT, ATTR_WRITE_CMD};
 use uverbs::abi::ioctl::{ATTR_F_MANDATORY, ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::descriptors::Descriptors;
 use crate::spec::{Form, Spec};
 use crate::user::{Access, copyable};
 use crate::{Result, refuse};
@@ -26,6 +28,8 @@ pub(crate) struct Request {
     attrs: Vec<Attr>,
     /// The caller's attributes, to which answers are written.
     raw: *mut Attr,
+    /// How the caller knows descriptors.
+    descriptors: Option<Arc<dyn Descriptors>>,
 }
 
 impl Request {
@@ -35,7 +39,10 @@ impl Request {
     /// `argument` must point to a header followed by its attributes, both
     /// writable; inputs by address must be readable and outputs writable, each
     /// for its length and as long as the `Request` is used.
-    pub(crate) unsafe fn read(argument: *mut c_void) -> Result<Self> {
+    pub(crate) unsafe fn read(
+        argument: *mut c_void,
+        descriptors: Option<Arc<dyn Descriptors>>,
+    ) -> Result<Self> {
         let address = argument.expose_provenance() as u64;
         copyable(address, size_of::<IoctlHdr>() as u64, Access::Read)?;
         // SAFETY: a header is at `argument`, by the contract.
@@ -61,6 +68,7 @@ impl Request {
             method: header.method_id,
             attrs: attrs.collect(),
             raw,
+            descriptors,
         })
     }
 
@@ -114,11 +122,18 @@ impl Request {
                     }
                     copyable(attr.data, length, Access::Write)?;
                 }
-                Form::New | Form::Object(_) | Form::Fd(_) => {
+                Form::New | Form::Object(_) => {
                     if attr.len != 0 {
                         return refuse(libc::EINVAL);
                     }
                     object(&spec.form, attr.data)?;
+                }
+                Form::Fd(_) => {
+                    let fd = self.device_fd(attr.data).filter(|_| attr.len == 0);
+                    let Some(fd) = fd else {
+                        return refuse(libc::EINVAL);
+                    };
+                    object(&spec.form, i64::from(fd) as u64)?;
                 }
             }
         }
@@ -215,7 +230,23 @@ impl Request {
     /// Returns a descriptor that the command names, if present.
     pub(crate) fn fd(&self, id: u16) -> Option<RawFd> {
         let (_, attr) = self.find(id)?;
-        RawFd::try_from(attr.data as i64).ok()
+        self.device_fd(attr.data)
+    }
+
+    /// Returns the device's descriptor that an attribute contains.
+    fn device_fd(&self, data: u64) -> Option<RawFd> {
+        let number = RawFd::try_from(data as i64).ok()?;
+        let descriptors = self.descriptors.as_ref();
+        Some(descriptors.map_or(number, |descriptors| descriptors.device(number)))
+    }
+
+    /// Returns the caller's descriptor of a new event file.
+    ///
+    /// # Errors
+    /// Those of [`Descriptors::publish`].
+    pub(crate) fn publish(&self, fd: RawFd) -> Result<RawFd> {
+        let descriptors = self.descriptors.as_ref();
+        descriptors.map_or(Ok(fd), |descriptors| descriptors.publish(fd))
     }
 
     /// Writes to an output, truncated to its length.

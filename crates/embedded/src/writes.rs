@@ -203,9 +203,9 @@ impl State {
     fn create_channel(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let _: CreateCompChannel = request.core()?;
         let id = self.context(fd)?.id;
-        let (events, fd) = EventFile::new(FileKind::Completions, id)?;
-        self.files.insert(fd, File::Events(events));
-        let fd = fd as u32;
+        let (events, number) = EventFile::new(FileKind::Completions, id)?;
+        let fd = request.publish(number)? as u32;
+        self.files.insert(number, File::Events(events));
         request.core_answer(&CreateCompChannelResp { fd });
         Ok(())
     }

@@ -1,0 +1,75 @@
+//! Descriptors as the program of a context knows them.
+
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use uverbs::Errno;
+use uverbs::kernel::Kernel;
+
+use crate::Result;
+use crate::embedded::Embedded;
+use crate::files::{ContextFile, File};
+use crate::kernel::EmbeddedKernel;
+
+/// Translates between the descriptors of a device and those that a program has,
+/// which it may duplicate and close in any order. Called under the device's lock:
+/// must not call the device.
+pub trait Descriptors: Send + Sync + fmt::Debug {
+    /// Returns the device's descriptor, given one of the program. A number that is
+    /// neither is returned as it is.
+    fn device(&self, program: RawFd) -> RawFd;
+
+    /// Makes a descriptor of the program for a new event file, and returns it. The
+    /// device's descriptor is to be passed to [`Kernel::close`] when the last one of
+    /// the program is closed.
+    ///
+    /// # Errors
+    /// EMFILE, ENOMEM: the event file is not created.
+    fn publish(&self, device: RawFd) -> std::result::Result<RawFd, Errno>;
+}
+
+impl Embedded {
+    /// Opens the device for a program that uses it through system calls, and returns
+    /// its kernel and its descriptor there. Pages of registers are mapped from the
+    /// descriptor, which is a file in memory of [`registers`](Self::registers) bytes.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub fn open(
+        &self,
+        descriptors: Arc<dyn Descriptors>,
+    ) -> std::result::Result<(Arc<dyn Kernel>, RawFd), Errno> {
+        let fd = self.open_file()?;
+        let kernel = EmbeddedKernel::new(self.clone(), Some(descriptors));
+        Ok((Arc::new(kernel), fd))
+    }
+
+    pub(crate) fn open_file(&self) -> Result<RawFd> {
+        let (file, fd) = ContextFile::new()?;
+        self.device
+            .lock()
+            .files
+            .insert(fd, File::Context(Box::new(file)));
+        Ok(fd)
+    }
+
+    /// Returns how many bytes of registers a descriptor has.
+    pub fn registers() -> usize {
+        ContextFile::length()
+    }
+
+    /// Returns the port's GID.
+    pub fn gid(&self) -> [u8; 16] {
+        self.device.lock().gid()
+    }
+
+    /// Returns the LID of an InfiniBand port; 0 on Ethernet.
+    pub fn lid(&self) -> u16 {
+        let state = self.device.lock();
+        match state.is_ethernet() {
+            true => 0,
+            false => state.hca.settings().lid,
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Functions that take descriptors.
+
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::slice;
+use std::sync::atomic::Ordering;
+
+use rdmacm::abi::{self, CmdHdr, cmd};
+use uverbs::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{export, result};
+use crate::real::{self, Optional, set_errno};
+use crate::table::{self, Found, Kind, Object, find};
+use crate::world::{World, about_to_wait};
+
+/// `enum mlx5_ib_mmap_cmd`: pages of registers, by the kind of mapping.
+const REGULAR: usize = 0;
+const WRITE_COMBINING: usize = 2;
+const UNCACHED: usize = 3;
+
+fn failed(errno: c_int) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+fn count(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(count) => count as isize,
+        Err(errno) => failed(errno.raw()) as isize,
+    }
+}
+
+/// Notes a duplicate that the C library has made.
+fn duplicated(object: Found, fd: c_int) -> c_int {
+    if fd < 0 {
+        return fd;
+    }
+    let world = match object {
+        Found::Open(object) => World::current().table.insert(fd, object),
+        _ => return fd,
+    };
+    if let Err(errno) = world {
+        // SAFETY: the descriptor is new.
+        unsafe { real::close(fd) };
+        return failed(errno.raw());
+    }
+    fd
+}
+
+/// Forgets a number that now refers to something else, or to nothing.
+fn replaced(object: &Found, fd: c_int) {
+    match object {
+        Found::Open(_) => drop(World::current().table.remove(fd)),
+        Found::Stale => table::clear(fd),
+        Found::Foreign | Found::Other => {}
+    }
+}
+
+/// Sets whether reading events waits for one.
+fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
+    // SAFETY: the device keeps its descriptor open while the object exists.
+    unsafe { object.kernel.set_nonblocking(object.fd, nonblocking) }?;
+    object.nonblocking.store(nonblocking, Ordering::Relaxed);
+    Ok(0)
+}
+
+/// Returns where in the file of registers a mapping is.
+fn registers(offset: i64, length: usize, page: usize) -> Option<i64> {
+    let offset = usize::try_from(offset).ok()?;
+    let (command, index) = (offset / page >> 8, offset / page & 0xff);
+    let known = [REGULAR, WRITE_COMBINING, UNCACHED].contains(&command);
+    let start = index * page;
+    let fits = start + page <= embedded::Embedded::registers();
+    (known && fits && length == page && offset % page == 0).then_some(start as i64)
+}
+
+/// Gives the connection manager a command, with its own descriptors in it.
+fn manage(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
+    let header = CmdHdr::read_from_prefix(command).ok();
+    let number = header.map(|(header, _)| header.cmd);
+    let mut translated;
+    let mut given = command;
+    if number == Some(cmd::CMD_MIGRATE_ID) {
+        let (header, body) = command.split_at(size_of::<CmdHdr>());
+        if let Ok(mut migrate) = abi::MigrateId::read_from_bytes(body) {
+            if let Found::Open(from) = find(migrate.fd as c_int) {
+                migrate.fd = from.fd as u32;
+            }
+            translated = header.to_vec();
+            translated.extend_from_slice(migrate.as_bytes());
+            given = &translated;
+        }
+    }
+    loop {
+        // SAFETY: the device keeps its descriptor open while the object exists; the
+        // program vouches for addresses in the command, as to the kernel.
+        let done = unsafe { object.kernel.write(object.fd, given) };
+        let again = done.is_err_and(|errno| errno.raw() == libc::EAGAIN);
+        // SAFETY: no pointer is passed.
+        let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+        let waits = flags >= 0 && flags & libc::O_NONBLOCK == 0;
+        if !again || number != Some(cmd::CMD_GET_EVENT) || !waits {
+            return done;
+        }
+        let mut entry = libc::pollfd {
+            fd: object.fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry is passed.
+        if unsafe { real::poll(&raw mut entry, 1, -1) } < 0 {
+            return Err(Errno::new(real::errno()));
+        }
+    }
+}
+
+/// Closes a range of descriptors but those that this library uses itself.
+fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let end = (last as usize).saturating_add(1);
+    let mut own = Vec::new();
+    let mut open = Vec::new();
+    table::each_marked(first as usize..end, |fd, is_own| {
+        if is_own { own.push(fd) } else { open.push(fd) }
+    });
+    let open: Vec<_> = open.into_iter().map(|fd| (fd, find(fd))).collect();
+    let mut next = first;
+    let close = |from: c_uint, to: c_uint| {
+        // SAFETY: the caller gives these descriptors up.
+        if from <= to && unsafe { real::close_range(from, to, flags) } != 0 {
+            return real::errno();
+        }
+        0
+    };
+    let mut errno = 0;
+    for fd in own {
+        let fd = fd as c_uint;
+        if fd > next {
+            errno = errno.max(close(next, fd - 1));
+        }
+        next = fd + 1;
+    }
+    errno = errno.max(close(next, last));
+    const CLOEXEC: c_int = 1 << 2;
+    if errno == 0 && flags & CLOEXEC == 0 {
+        for (fd, object) in &open {
+            replaced(object, *fd);
+        }
+    }
+    if errno == 0 { 0 } else { failed(errno) }
+}
+
+export! {
+    close(fd: c_int) -> c_int {
+        if table::is_own(fd) {
+            if !crate::own::is_inside() {
+                return failed(libc::EBADF);
+            }
+            table::set_own(fd, false);
+        }
+        let object = find(fd);
+        // First, so that nobody gets the number while it is still in the table.
+        replaced(&object, fd);
+        // SAFETY: guaranteed by the caller.
+        unsafe { real::close(fd) }
+    }
+
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        if first > last {
+            return failed(libc::EINVAL);
+        }
+        close_between(first, last, flags)
+    }
+
+    closefrom(first: c_int) -> () {
+        close_between(first.max(0) as c_uint, c_uint::MAX, 0);
+    }
+
+    dup(fd: c_int) -> c_int {
+        let object = find(fd);
+        // SAFETY: guaranteed by the caller.
+        duplicated(object, unsafe { real::dup(fd) })
+    }
+
+    dup2(from: c_int, to: c_int) -> c_int {
+        if from == to {
+            // SAFETY: guaranteed by the caller.
+            return unsafe { real::dup2(from, to) };
+        }
+        if table::is_own(to) {
+            return failed(libc::EBUSY);
+        }
+        let (object, before) = (find(from), find(to));
+        // SAFETY: guaranteed by the caller.
+        let fd = unsafe { real::dup2(from, to) };
+        if fd >= 0 {
+            replaced(&before, to);
+        }
+        duplicated(object, fd)
+    }
+
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+        if table::is_own(to) {
+            return failed(libc::EBUSY);
+        }
+        let (object, before) = (find(from), find(to));
+        // SAFETY: guaranteed by the caller.
+        let fd = unsafe { real::dup3(from, to, flags) };
+        if fd >= 0 {
+            replaced(&before, to);
+        }
+        duplicated(object, fd)
+    }
+
+    fcntl = fcntl64 (fd: c_int, command: c_int, argument: Optional) -> c_int {
+        let object = find(fd);
+        match (&object, command) {
+            (Found::Open(_), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
+                // SAFETY: guaranteed by the caller.
+                duplicated(object, unsafe { real::fcntl(fd, command, argument) })
+            }
+            (Found::Open(events), libc::F_GETFL) if events.kind == Kind::Events => {
+                let nonblocking = match events.nonblocking.load(Ordering::Relaxed) {
+                    true => libc::O_NONBLOCK,
+                    false => 0,
+                };
+                libc::O_RDONLY | nonblocking
+            }
+            (Found::Open(events), libc::F_SETFL) if events.kind == Kind::Events => {
+                let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
+                result(set_nonblocking(events, nonblocking))
+            }
+            // SAFETY: guaranteed by the caller.
+            _ => unsafe { real::fcntl(fd, command, argument) },
+        }
+    }
+
+    ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+        match find(fd) {
+            Found::Open(object) if object.kind == Kind::Events && request == libc::FIONBIO => {
+                // SAFETY: guaranteed by the caller.
+                let nonblocking = unsafe { argument.cast::<c_int>().read_unaligned() } != 0;
+                result(set_nonblocking(&object, nonblocking))
+            }
+            Found::Open(object) if matches!(object.kind, Kind::Device(_)) => {
+                // SAFETY: the device keeps its descriptor open while the object exists;
+                // the caller vouches for addresses in the command, as to the kernel.
+                result(unsafe { object.kernel.ioctl(object.fd, request, argument) })
+            }
+            Found::Stale | Found::Foreign => failed(libc::EIO),
+            // SAFETY: guaranteed by the caller.
+            _ => unsafe { real::ioctl(fd, request, argument) },
+        }
+    }
+
+    read(fd: c_int, buffer: *mut c_void, length: usize) -> isize {
+        match find(fd) {
+            Found::Open(object) if object.kind == Kind::Events => {
+                about_to_wait();
+                // Events are shorter, and one is read at a time.
+                let length = length.min(64);
+                // SAFETY: guaranteed by the caller.
+                let buffer = unsafe { slice::from_raw_parts_mut(buffer.cast(), length) };
+                // SAFETY: the device keeps its descriptor open while the object exists.
+                count(unsafe { object.kernel.read(object.fd, buffer) })
+            }
+            Found::Open(_) => failed(libc::EINVAL) as isize,
+            Found::Stale | Found::Foreign => failed(libc::EIO) as isize,
+            // SAFETY: guaranteed by the caller.
+            Found::Other => unsafe { real::read(fd, buffer, length) },
+        }
+    }
+
+    __read_chk(fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize {
+        // A program that was built to stop here does.
+        if length > room {
+            // SAFETY: ends the process.
+            unsafe { libc::abort() };
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { read(fd, buffer, length) }
+    }
+
+    write(fd: c_int, buffer: *const c_void, length: usize) -> isize {
+        match find(fd) {
+            Found::Open(object) if object.kind == Kind::Manager => {
+                // SAFETY: guaranteed by the caller.
+                let command = unsafe { slice::from_raw_parts(buffer.cast(), length) };
+                count(manage(&object, fd, command))
+            }
+            Found::Open(_) => failed(libc::EINVAL) as isize,
+            Found::Stale | Found::Foreign => failed(libc::EIO) as isize,
+            // SAFETY: guaranteed by the caller.
+            Found::Other => unsafe { real::write(fd, buffer, length) },
+        }
+    }
+
+    mmap = mmap64 (
+        address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int,
+        offset: i64
+    ) -> *mut c_void {
+        let offset = match find(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
+            Found::Other => Ok(offset),
+            Found::Open(object) if matches!(object.kind, Kind::Device(_)) => {
+                // SAFETY: a query of a constant.
+                let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+                let shared = flags & libc::MAP_SHARED != 0;
+                let allowed = shared && protection & libc::PROT_EXEC == 0;
+                let place = registers(offset, length, page).filter(|_| allowed);
+                place.ok_or(libc::EINVAL)
+            }
+            Found::Open(_) => Err(libc::ENODEV),
+            Found::Stale | Found::Foreign => Err(libc::EIO),
+        };
+        match offset {
+            // SAFETY: guaranteed by the caller; an offset of registers is within
+            // their file.
+            Ok(offset) => unsafe { real::mmap(address, length, protection, flags, fd, offset) },
+            Err(errno) => {
+                set_errno(errno);
+                libc::MAP_FAILED
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_are_mapped_page_by_page() {
+        let page = 4096;
+        let at = |command: i64, index: i64| (command << 8 | index) * page as i64;
+        assert_eq!(registers(at(0, 0), page, page), Some(0));
+        assert_eq!(registers(at(3, 7), page, page), Some(7 * page as i64));
+        for (offset, length) in [
+            (at(0, 8), page),
+            (at(0, 255), page),
+            (at(1, 0), page),
+            (at(5, 0), page),
+            (at(0, 0), 2 * page),
+            (at(0, 0) + 1, page),
+            (-(page as i64), page),
+            (i64::MAX, page),
+        ] {
+            assert_eq!(registers(offset, length, page), None, "{offset} {length}");
+        }
+    }
+}

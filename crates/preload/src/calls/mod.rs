@@ -1,0 +1,41 @@
+//! The exported functions.
+
+mod descriptors;
+mod paths;
+mod waiting;
+
+use std::ffi::c_int;
+
+use uverbs::Errno;
+
+use crate::real::set_errno;
+
+/// Returns what the C library's function would.
+fn result(result: Result<c_int, Errno>) -> c_int {
+    result.unwrap_or_else(|errno| {
+        set_errno(errno.raw());
+        -1
+    })
+}
+
+/// Exports functions, with the names of `_LARGEFILE64_SOURCE` after `=`: files are
+/// large anyway.
+macro_rules! export {
+    (@function $name:ident ($($argument:ident: $type:ty),*) -> $result:ty $body:block) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> $result $body
+    };
+    (@alias $name:ident ($($argument:ident: $type:ty),*) -> $result:ty) => {};
+    (@alias $alias:ident $name:ident ($($argument:ident: $type:ty),*) -> $result:ty) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $alias($($argument: $type),*) -> $result {
+            // SAFETY: the same function by another name.
+            unsafe { $name($($argument),*) }
+        }
+    };
+    ($($name:ident $(= $alias:ident)? ($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
+        export!(@function $name ($($argument: $type),*) -> $result $body);
+        export!(@alias $($alias)? $name ($($argument: $type),*) -> $result);
+    )*};
+}
+use export;

@@ -1,0 +1,64 @@
+//! Attributes in sysfs that differ from process to process.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Seek, Write as _};
+use std::os::fd::{IntoRawFd, RawFd};
+
+use embedded::Embedded;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use uverbs::Errno;
+
+use crate::tree;
+use crate::world::World;
+
+/// Opens an attribute, by its path below `/sys`, for reading.
+pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
+    let (number, name) = tree::dynamic(path).ok_or(Errno::new(libc::ENOENT))?;
+    let devices = World::current().devices()?;
+    let device = devices.get(number).ok_or(Errno::new(libc::ENOENT))?;
+    let content = content(device, name);
+    let failed = |errno: nix::Error| Errno::new(errno as i32);
+    let file = memfd_create(c"ringverbs-sysfs", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
+    let mut file = File::from(file);
+    let written = (file.write_all(content.as_bytes())).and_then(|()| file.rewind());
+    written.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    Ok(file.into_raw_fd())
+}
+
+fn content(device: &Embedded, name: &str) -> String {
+    let mut content = match name {
+        "node_guid" | "sys_image_guid" => words(&device.node_guid().to_be_bytes()),
+        "node_desc" => format!("ringverbs embedded device {}", device.number()),
+        "ports/1/gids/0" | "ports/1/gids/1" => words(&device.gid()),
+        _ => format!("{:#x}", device.lid()),
+    };
+    content.push('\n');
+    content
+}
+
+/// Returns words of 16 bits, with colons between them.
+fn words(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for (at, byte) in bytes.iter().enumerate() {
+        if at != 0 && at % 2 == 0 {
+            text.push(':');
+        }
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guid_is_four_words() {
+        assert_eq!(
+            words(&0x1122_3344_5566_7788_u64.to_be_bytes()),
+            "1122:3344:5566:7788"
+        );
+    }
+}

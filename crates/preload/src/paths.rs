@@ -1,0 +1,63 @@
+//! Paths of RDMA devices, and what is there instead.
+
+use std::ffi::{CStr, CString};
+use std::os::unix::ffi::OsStrExt;
+
+use crate::config;
+use crate::tree;
+
+/// Paths that begin so are those of RDMA devices; in `/dev` and of `rdma_cm` only
+/// where a component ends.
+const SYSFS: &[u8] = b"/sys/class/infiniband";
+const SYSFS_CM: &[u8] = b"/sys/class/misc/rdma_cm";
+const DEVICES: &[u8] = b"/dev/infiniband";
+
+/// A path of RDMA devices.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A device, by its number.
+    Device(usize),
+    /// The connection manager.
+    Manager,
+    /// An attribute that differs from process to process: its path below `/sys`.
+    Dynamic(String),
+    /// Any other: the same path in the tree of files.
+    Tree(CString),
+}
+
+/// Returns what is at a path; `None` if it is none of RDMA devices, or there are no
+/// embedded devices.
+pub(crate) fn place(path: &CStr) -> Option<Place> {
+    let bytes = path.to_bytes();
+    let within = |name: &[u8]| {
+        let rest = bytes.strip_prefix(name);
+        rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+    };
+    if !bytes.starts_with(SYSFS) && !within(SYSFS_CM) && !within(DEVICES) {
+        return None;
+    }
+    let config = config::get()?;
+    let text = path.to_str().unwrap_or("");
+    if let Some(name) = text.strip_prefix("/dev/infiniband/") {
+        if name == "rdma_cm" {
+            return Some(Place::Manager);
+        }
+        let number = name.strip_prefix("uverbs").and_then(|n| n.parse().ok());
+        if let Some(number) = number.filter(|number| *number < config.profiles.len()) {
+            return Some(Place::Device(number));
+        }
+    }
+    if let Some(name) = text.strip_prefix("/sys/") {
+        if tree::is_dynamic(name) {
+            return Some(Place::Dynamic(name.to_owned()));
+        }
+    }
+    in_tree(bytes).map(Place::Tree)
+}
+
+/// Returns the path in the tree of files that stands for a path.
+pub(crate) fn in_tree(path: &[u8]) -> Option<CString> {
+    let mut whole = tree::root()?.as_os_str().as_bytes().to_vec();
+    whole.extend_from_slice(path);
+    CString::new(whole).ok()
+}

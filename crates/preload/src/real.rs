@@ -1,0 +1,136 @@
+//! The C library's functions: the next ones of these names after this library's.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function of the C library, looked up when it is first called.
+pub(crate) struct Next {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            address: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Returns its address; null if the C library has no such function.
+    fn address(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is NUL-terminated.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Sets `errno`.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the address is the thread's own `errno`.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Returns `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the address is the thread's own `errno`.
+    unsafe { *libc::__errno_location() }
+}
+
+macro_rules! next {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $failed:expr;)*) => {$(
+        /// The C library's function of this name.
+        ///
+        /// # Safety
+        /// As of that function.
+        pub(crate) unsafe fn $name($($argument: $type),*) -> $result {
+            // A name with a NUL would not compile.
+            const NAME: &CStr = match CStr::from_bytes_with_nul(
+                concat!(stringify!($name), "\0").as_bytes(),
+            ) {
+                Ok(name) => name,
+                Err(_) => panic!(),
+            };
+            static NEXT: Next = Next::new(NAME);
+            let address = NEXT.address();
+            if address.is_null() {
+                set_errno(libc::ENOSYS);
+                return $failed;
+            }
+            // SAFETY: the C library's function of this name has this type. Arguments
+            // of functions with `...` are passed like others on x86-64 and aarch64.
+            let function: unsafe extern "C" fn($($type),*) -> $result =
+                unsafe { std::mem::transmute(address) };
+            // SAFETY: guaranteed by the caller.
+            unsafe { function($($argument),*) }
+        }
+    )*};
+}
+
+/// `openat` and `fcntl` take a third or fourth argument only sometimes.
+pub(crate) type Optional = usize;
+
+next! {
+    open(path: *const c_char, flags: c_int, mode: Optional) -> c_int, -1;
+    openat(at: c_int, path: *const c_char, flags: c_int, mode: Optional) -> c_int, -1;
+    close(fd: c_int) -> c_int, -1;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, -1;
+    dup(fd: c_int) -> c_int, -1;
+    dup2(from: c_int, to: c_int) -> c_int, -1;
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int, -1;
+    fcntl(fd: c_int, command: c_int, argument: Optional) -> c_int, -1;
+    ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int, -1;
+    read(fd: c_int, buffer: *mut c_void, count: usize) -> isize, -1;
+    write(fd: c_int, buffer: *const c_void, count: usize) -> isize, -1;
+    mmap(
+        address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int,
+        offset: i64
+    ) -> *mut c_void, libc::MAP_FAILED;
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int, -1;
+    stat(path: *const c_char, found: *mut libc::stat) -> c_int, -1;
+    lstat(path: *const c_char, found: *mut libc::stat) -> c_int, -1;
+    fstat(fd: c_int, found: *mut libc::stat) -> c_int, -1;
+    fstatat(at: c_int, path: *const c_char, found: *mut libc::stat, flags: c_int) -> c_int, -1;
+    __xstat(version: c_int, path: *const c_char, found: *mut libc::stat) -> c_int, -1;
+    __lxstat(version: c_int, path: *const c_char, found: *mut libc::stat) -> c_int, -1;
+    __fxstat(version: c_int, fd: c_int, found: *mut libc::stat) -> c_int, -1;
+    __fxstatat(
+        version: c_int, at: c_int, path: *const c_char, found: *mut libc::stat, flags: c_int
+    ) -> c_int, -1;
+    statx(
+        at: c_int, path: *const c_char, flags: c_int, mask: c_uint, found: *mut libc::statx
+    ) -> c_int, -1;
+    access(path: *const c_char, mode: c_int) -> c_int, -1;
+    euidaccess(path: *const c_char, mode: c_int) -> c_int, -1;
+    faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, -1;
+    readlink(path: *const c_char, buffer: *mut c_char, size: usize) -> isize, -1;
+    readlinkat(at: c_int, path: *const c_char, buffer: *mut c_char, size: usize) -> isize, -1;
+    realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char, ptr::null_mut();
+    opendir(path: *const c_char) -> *mut c_void, ptr::null_mut();
+    scandir(
+        path: *const c_char, list: *mut c_void, filter: *mut c_void, compare: *mut c_void
+    ) -> c_int, -1;
+    fopen(path: *const c_char, mode: *const c_char) -> *mut c_void, ptr::null_mut();
+    fdopen(fd: c_int, mode: *const c_char) -> *mut c_void, ptr::null_mut();
+    poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int, -1;
+    ppoll(
+        fds: *mut libc::pollfd, count: libc::nfds_t, timeout: *const libc::timespec,
+        mask: *const libc::sigset_t
+    ) -> c_int, -1;
+    select(
+        count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
+        except: *mut libc::fd_set, timeout: *mut libc::timeval
+    ) -> c_int, -1;
+    epoll_wait(fd: c_int, events: *mut libc::epoll_event, most: c_int, timeout: c_int)
+        -> c_int, -1;
+    epoll_pwait(
+        fd: c_int, events: *mut libc::epoll_event, most: c_int, timeout: c_int,
+        mask: *const libc::sigset_t
+    ) -> c_int, -1;
+}

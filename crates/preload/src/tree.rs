@@ -1,0 +1,245 @@
+//! Files that stand for sysfs and for `/dev/infiniband`, in a folder of the
+//! network's directory.
+//!
+//! All processes with the same devices share them. They are never changed: a new
+//! tree is made beside the old ones and renamed when it is complete. What differs
+//! from process to process is a file there, too, but its content is made when it is
+//! read (`dynamic`).
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use uverbs::Error;
+
+use crate::config::{self, Config, complain};
+
+/// Device numbers, as Linux has them: uverbs0 is 231:192.
+pub(crate) const UVERBS_MAJOR: u32 = 231;
+pub(crate) const UVERBS_MINOR: u32 = 192;
+/// Of the connection manager, among the miscellaneous devices.
+pub(crate) const MANAGER: (u32, u32) = (10, 122);
+
+/// Attributes of a device whose content differs from process to process.
+const DYNAMIC: [&str; 7] = [
+    "node_guid",
+    "sys_image_guid",
+    "node_desc",
+    "ports/1/gids/0",
+    "ports/1/gids/1",
+    "ports/1/lid",
+    "ports/1/sm_lid",
+];
+
+/// Splits the path of a dynamic attribute, below `/sys`, into the number of the
+/// device and the name of the attribute.
+pub(crate) fn dynamic(path: &str) -> Option<(usize, &'static str)> {
+    let path = path.strip_prefix("class/infiniband/mlx5_")?;
+    let (number, name) = path.split_once('/')?;
+    let name = DYNAMIC.iter().find(|dynamic| **dynamic == name)?;
+    Some((number.parse().ok()?, name))
+}
+
+/// Returns whether a path below `/sys` is that of a dynamic attribute.
+pub(crate) fn is_dynamic(path: &str) -> bool {
+    dynamic(path).is_some()
+}
+
+/// Returns the folder that has `sys` and `dev`; `None`, after a complaint, if it
+/// cannot be made.
+pub(crate) fn root() -> Option<&'static Path> {
+    static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let root = ROOT.get_or_init(|| {
+        let config = config::get()?;
+        match make(config) {
+            Ok(root) => Some(root),
+            Err(reason) => {
+                complain(&format!("{}: {reason}", config.directory.display()));
+                None
+            }
+        }
+    });
+    root.as_deref()
+}
+
+/// Content of a file of the tree.
+type File = (String, String);
+
+/// Returns the files of the tree of these devices, by their paths.
+fn files(profiles: &[&str]) -> Vec<File> {
+    let (major, minor) = MANAGER;
+    let mut files = vec![
+        ("dev/infiniband/rdma_cm".to_owned(), String::new()),
+        (
+            "sys/class/infiniband_verbs/abi_version".to_owned(),
+            "6".to_owned(),
+        ),
+        (
+            "sys/class/misc/rdma_cm/abi_version".to_owned(),
+            "4".to_owned(),
+        ),
+        (
+            "sys/class/misc/rdma_cm/dev".to_owned(),
+            format!("{major}:{minor}"),
+        ),
+    ];
+    for (number, profile) in profiles.iter().enumerate() {
+        device(number, profile.starts_with("roce"), &mut files);
+    }
+    files
+}
+
+/// Adds the files of a device.
+fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
+    let minor = UVERBS_MINOR as usize + number;
+    let uverbs = [
+        ("ibdev", format!("mlx5_{number}")),
+        ("dev", format!("{UVERBS_MAJOR}:{minor}")),
+        ("abi_version", "1".to_owned()),
+    ];
+    // A ConnectX-5, as the device says of itself.
+    let pci = [
+        (
+            "modalias",
+            "pci:v000015B3d00001017sv000015B3sd00000007bc02sc00i00",
+        ),
+        ("vendor", "0x15b3"),
+        ("device", "0x1017"),
+        ("subsystem_vendor", "0x15b3"),
+        ("subsystem_device", "0x0007"),
+        ("class", "0x020000"),
+        ("numa_node", "-1"),
+    ];
+    let (link, rate) = match ethernet {
+        true => ("Ethernet", "100 Gb/sec (4X EDR)"),
+        false => ("InfiniBand", "100 Gb/sec (4X EDR)"),
+    };
+    let general = [
+        ("node_type", "1: CA"),
+        ("fw_ver", "16.35.4030"),
+        ("hw_rev", "0"),
+        ("hca_type", "MT4119"),
+        ("board_id", "MT_0000000000"),
+        ("ports/1/state", "4: ACTIVE"),
+        ("ports/1/phys_state", "5: LinkUp"),
+        ("ports/1/rate", rate),
+        ("ports/1/link_layer", link),
+        ("ports/1/lid_mask_count", "0"),
+        ("ports/1/sm_sl", "0"),
+        ("ports/1/cap_mask", "0x00010000"),
+        ("ports/1/pkeys/0", "0xffff"),
+    ];
+    let gids: &[&str] = match ethernet {
+        true => &["IB/RoCE v1", "RoCE v2"],
+        false => &["IB/RoCE v1"],
+    };
+    let class = format!("sys/class/infiniband_verbs/uverbs{number}");
+    let of_class = format!("sys/class/infiniband/mlx5_{number}");
+    let mut add = |at: &str, name: &str, content: &str| {
+        files.push((format!("{at}/{name}"), format!("{content}\n")));
+    };
+    add("dev/infiniband", &format!("uverbs{number}"), "");
+    for (name, content) in &uverbs {
+        add(&class, name, content);
+        let below = format!("{of_class}/device/infiniband_verbs/uverbs{number}");
+        add(&below, name, content);
+    }
+    for (name, content) in pci {
+        add(&class, &format!("device/{name}"), content);
+        add(&of_class, &format!("device/{name}"), content);
+    }
+    for (name, content) in general {
+        add(&of_class, name, content);
+    }
+    for (index, kind) in gids.iter().enumerate() {
+        add(&of_class, &format!("ports/1/gid_attrs/types/{index}"), kind);
+    }
+    for name in DYNAMIC {
+        if name != "ports/1/gids/1" || ethernet {
+            add(&of_class, name, "");
+        }
+    }
+}
+
+/// Makes the tree, if it does not exist; returns its path.
+fn make(config: &Config) -> Result<PathBuf, String> {
+    let directory = embedded::Network::own_directory(&config.directory);
+    let directory = directory.map_err(|error| match error {
+        Error::Invalid { what, .. } => what.to_owned(),
+        error => error.to_string(),
+    })?;
+    let files = files(&config.profiles);
+    let mut hasher = DefaultHasher::new();
+    files.hash(&mut hasher);
+    let name = format!("sysfs-{:016x}", hasher.finish());
+    let root = directory.join(&name);
+    if root.is_dir() {
+        return Ok(root);
+    }
+    let template = directory.join(format!("{name}.new-XXXXXX"));
+    let failed = |error: &dyn std::fmt::Display| format!("making files for the devices: {error}");
+    let new = nix::unistd::mkdtemp(&template).map_err(|errno| failed(&errno.desc()))?;
+    let made = write(&new, &files).and_then(|()| fs::rename(&new, &root));
+    if let Err(error) = made {
+        // Only this process knows its name.
+        let _ = fs::remove_dir_all(&new);
+        // Another process was first.
+        if !root.is_dir() {
+            return Err(failed(&error));
+        }
+    }
+    // What is made of it contains no other bytes than these.
+    match root.as_os_str().as_bytes().len() {
+        ..=1024 => Ok(root),
+        _ => Err("the path is too long".to_owned()),
+    }
+}
+
+fn write(root: &Path, files: &[File]) -> std::io::Result<()> {
+    for (path, content) in files {
+        let path = root.join(path);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::write(path, content)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_has_files_and_attributes_of_its_own() {
+        let files = files(&["roce", "ib"]);
+        let content = |path: &str| {
+            let found = files.iter().find(|(name, _)| name == path);
+            found.map(|(_, content)| content.as_str())
+        };
+        let ibdev = content("sys/class/infiniband_verbs/uverbs1/ibdev");
+        assert_eq!(ibdev, Some("mlx5_1\n"));
+        let second = "sys/class/infiniband/mlx5_1/ports/1/gids/1";
+        assert_eq!(content(second), None);
+        assert_eq!(content("dev/infiniband/uverbs1"), Some("\n"));
+        let mut names: Vec<_> = files.iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), files.len());
+    }
+
+    #[test]
+    fn dynamic_attributes_are_known_by_their_path() {
+        let path = "class/infiniband/mlx5_3/ports/1/gids/1";
+        assert_eq!(dynamic(path), Some((3, "ports/1/gids/1")));
+        for other in [
+            "class/infiniband/mlx5_3/ports/1/gids/2",
+            "class/infiniband/mlx5_/node_guid",
+            "class/infiniband_verbs/mlx5_0/node_guid",
+        ] {
+            assert_eq!(dynamic(other), None, "{other}");
+        }
+    }
+}
