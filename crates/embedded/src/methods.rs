@@ -296,7 +296,10 @@ fn driver_context(room: usize) -> [u8; 72] {
     // Number of ports, length of the answer, CQE version, UARs per page.
     set(32, &1u16.to_ne_bytes());
     set(40, &(room.min(72) as u32).to_ne_bytes());
-    set(44, &[1]);
+    // Commands with driver data: the kernel resolves the MAC address of an address
+    // handle.
+    const CREATE_AH: u8 = 1 << 1;
+    set(44, &[1, CREATE_AH]);
     set(56, &12u32.to_ne_bytes());
     set(60, &ContextFile::uars_per_page().to_ne_bytes());
     answer
