@@ -25,4 +25,5 @@ mod paths;
 mod real;
 mod table;
 mod tree;
+mod verbs;
 mod world;

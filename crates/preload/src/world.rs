@@ -144,17 +144,37 @@ impl World {
     }
 }
 
+/// Returns a device of this process, if there are any: all are driven together.
+#[inline]
+fn any() -> Option<&'static Embedded> {
+    let current = CURRENT.load(Ordering::Acquire);
+    if current.is_null() {
+        return None;
+    }
+    // SAFETY: worlds are never freed.
+    unsafe { &*current }.ready.get()?.first()
+}
+
 /// Called before the program waits for events: wakes the devices if they sleep, since
 /// the stock providers do not.
 #[inline]
 pub(crate) fn about_to_wait() {
-    let current = CURRENT.load(Ordering::Acquire);
-    if current.is_null() {
-        return;
-    }
-    // SAFETY: worlds are never freed.
-    if let Some([device, ..]) = unsafe { &*current }.ready.get() {
+    if let Some(device) = any() {
         device.rung();
+    }
+}
+
+/// Called when a poll has found nothing: works for the devices, or sleeps.
+pub(crate) fn idle() {
+    if let Some(device) = any() {
+        device.idle();
+    }
+}
+
+/// Called when a poll has found something.
+pub(crate) fn found() {
+    if let Some(device) = any() {
+        device.found();
     }
 }
 
