@@ -66,6 +66,7 @@ pub use device::Drive;
 pub use directory::Sharing;
 pub use embedded::Embedded;
 pub use network::Network;
+pub use runner::at_thread_start;
 pub use softhca;
 pub use time::Limit;
 

@@ -4,7 +4,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -418,8 +418,20 @@ fn sooner(sleep: Duration, due: Option<Duration>) -> Duration {
     due.map_or(sleep, |due| sleep.min(due))
 }
 
+/// Called by a network's thread when it starts.
+static AT_START: OnceLock<fn()> = OnceLock::new();
+
+/// Sets a function that every network's thread calls when it starts. The first one
+/// stays.
+pub fn at_thread_start(hook: fn()) {
+    let _ = AT_START.set(hook);
+}
+
 /// The thread's main loop.
 fn run(shared: &Shared) {
+    if let Some(hook) = AT_START.get() {
+        hook();
+    }
     prompt();
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut backoff = Backoff::NEW;

@@ -92,6 +92,13 @@ next! {
         address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int,
         offset: i64
     ) -> *mut c_void, libc::MAP_FAILED;
+    accept4(
+        fd: c_int, address: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int
+    ) -> c_int, -1;
+    epoll_create1(flags: c_int) -> c_int, -1;
+    eventfd(value: c_uint, flags: c_int) -> c_int, -1;
+    memfd_create(name: *const c_char, flags: c_uint) -> c_int, -1;
+    timerfd_create(clock: c_int, flags: c_int) -> c_int, -1;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int, -1;
     stat(path: *const c_char, found: *mut libc::stat) -> c_int, -1;
     lstat(path: *const c_char, found: *mut libc::stat) -> c_int, -1;

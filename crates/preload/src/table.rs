@@ -15,6 +15,7 @@ use embedded::Descriptors;
 use uverbs::Errno;
 use uverbs::kernel::Kernel;
 
+use crate::own;
 use crate::real;
 use crate::world::World;
 
@@ -54,6 +55,7 @@ pub(crate) struct Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
+        let _inside = own::enter();
         // SAFETY: the kernel issued the descriptor; this is its only owner.
         let _ = unsafe { self.kernel.close(self.fd) };
     }

@@ -13,6 +13,7 @@ use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
 use crate::config::{self, complain};
+use crate::own;
 use crate::table::{self, Kind, Object, Program, Table};
 
 static CURRENT: AtomicPtr<World> = AtomicPtr::new(ptr::null_mut());
@@ -97,6 +98,7 @@ impl World {
         if let Some(devices) = *made {
             return Ok(devices);
         }
+        let _inside = own::enter();
         let devices = join()?;
         *made = Some(devices);
         // Nobody else sets it: the lock is held.
@@ -107,6 +109,7 @@ impl World {
     /// Opens a device.
     pub(crate) fn open_device(&self, number: usize, cloexec: bool) -> Result<RawFd, Errno> {
         let devices = self.devices()?;
+        let _inside = own::enter();
         let device = devices.get(number).ok_or(Errno::new(libc::ENXIO))?;
         let program = Arc::new(Program {
             kernel: OnceLock::new(),
@@ -120,6 +123,7 @@ impl World {
     /// Opens a channel of the connection manager. Its ids are on the first device.
     pub(crate) fn open_manager(&self, cloexec: bool) -> Result<RawFd, Errno> {
         let devices = self.devices()?;
+        let _inside = own::enter();
         let device = devices.first().ok_or(Errno::new(libc::ENXIO))?;
         let kernel: Arc<dyn Kernel> = Arc::from(device.connection_manager());
         let fd = kernel.open(c"/dev/infiniband/rdma_cm", libc::O_RDWR)?;
@@ -159,7 +163,7 @@ fn any() -> Option<&'static Embedded> {
 /// the stock providers do not.
 #[inline]
 pub(crate) fn about_to_wait() {
-    if let Some(device) = any() {
+    if let Some(device) = any().filter(|_| !own::is_inside()) {
         device.rung();
     }
 }
@@ -167,6 +171,7 @@ pub(crate) fn about_to_wait() {
 /// Called when a poll has found nothing: works for the devices, or sleeps.
 pub(crate) fn idle() {
     if let Some(device) = any() {
+        let _inside = own::enter();
         device.idle();
     }
 }
@@ -193,6 +198,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
         complain(&format!("{}: {reason}", config.directory.display()));
         errno
     };
+    embedded::at_thread_start(own::enter_for_good);
     let network = Network::joined(Drive::Thread, &config.directory).map_err(failed)?;
     let devices = config.profiles.iter();
     let devices = devices.map(|profile| network.device(profile).map_err(failed));

@@ -1,6 +1,6 @@
 //! Functions that take descriptors.
 
-use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::slice;
 use std::sync::atomic::Ordering;
 
@@ -9,6 +9,8 @@ use uverbs::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{export, result};
+use crate::config;
+use crate::own::{self, opened};
 use crate::real::{self, Optional, set_errno};
 use crate::table::{self, Found, Kind, Object, find};
 use crate::world::{World, about_to_wait};
@@ -17,6 +19,8 @@ use crate::world::{World, about_to_wait};
 const REGULAR: usize = 0;
 const WRITE_COMBINING: usize = 2;
 const UNCACHED: usize = 3;
+
+const NETLINK_RDMA: c_int = uverbs::abi::netlink::NETLINK_RDMA;
 
 fn failed(errno: c_int) -> c_int {
     set_errno(errno);
@@ -58,6 +62,7 @@ fn replaced(object: &Found, fd: c_int) {
 
 /// Sets whether reading events waits for one.
 fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
+    let _inside = own::enter();
     // SAFETY: the device keeps its descriptor open while the object exists.
     unsafe { object.kernel.set_nonblocking(object.fd, nonblocking) }?;
     object.nonblocking.store(nonblocking, Ordering::Relaxed);
@@ -91,6 +96,7 @@ fn manage(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
             given = &translated;
         }
     }
+    let _inside = own::enter();
     loop {
         // SAFETY: the device keeps its descriptor open while the object exists; the
         // program vouches for addresses in the command, as to the kernel.
@@ -150,9 +156,45 @@ fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 }
 
 export! {
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        // So that libraries ask sysfs: the kernel's netlink knows other devices.
+        if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && config::get().is_some() {
+            return failed(libc::EPROTONOSUPPORT);
+        }
+        // SAFETY: guaranteed by the caller.
+        opened(unsafe { real::socket(domain, kind, protocol) })
+    }
+
+    accept4(
+        fd: c_int, address: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int
+    ) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        opened(unsafe { real::accept4(fd, address, length, flags) })
+    }
+
+    epoll_create1(flags: c_int) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        opened(unsafe { real::epoll_create1(flags) })
+    }
+
+    eventfd(value: c_uint, flags: c_int) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        opened(unsafe { real::eventfd(value, flags) })
+    }
+
+    memfd_create(name: *const c_char, flags: c_uint) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        opened(unsafe { real::memfd_create(name, flags) })
+    }
+
+    timerfd_create(clock: c_int, flags: c_int) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        opened(unsafe { real::timerfd_create(clock, flags) })
+    }
+
     close(fd: c_int) -> c_int {
         if table::is_own(fd) {
-            if !crate::own::is_inside() {
+            if !own::is_inside() {
                 return failed(libc::EBADF);
             }
             table::set_own(fd, false);
@@ -230,6 +272,10 @@ export! {
                 result(set_nonblocking(events, nonblocking))
             }
             // SAFETY: guaranteed by the caller.
+            (_, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => unsafe {
+                opened(real::fcntl(fd, command, argument))
+            },
+            // SAFETY: guaranteed by the caller.
             _ => unsafe { real::fcntl(fd, command, argument) },
         }
     }
@@ -242,6 +288,7 @@ export! {
                 result(set_nonblocking(&object, nonblocking))
             }
             Found::Open(object) if matches!(object.kind, Kind::Device(_)) => {
+                let _inside = own::enter();
                 // SAFETY: the device keeps its descriptor open while the object exists;
                 // the caller vouches for addresses in the command, as to the kernel.
                 result(unsafe { object.kernel.ioctl(object.fd, request, argument) })
@@ -256,6 +303,7 @@ export! {
         match find(fd) {
             Found::Open(object) if object.kind == Kind::Events => {
                 about_to_wait();
+                let _inside = own::enter();
                 // Events are shorter, and one is read at a time.
                 let length = length.min(64);
                 // SAFETY: guaranteed by the caller.

@@ -5,12 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
 use super::{export, result};
+use crate::dynamic;
+use crate::own::opened;
 use crate::paths::{self, Place, in_tree};
-use crate::real::{self, Optional, set_errno};
+use crate::real::{self, Optional};
 use crate::table::{Found, Kind, find};
 use crate::tree::{MANAGER, UVERBS_MAJOR, UVERBS_MINOR, root};
 use crate::world::World;
-use crate::{config, dynamic};
 
 /// Returns a path's bytes; `None` for a null pointer.
 ///
@@ -169,7 +170,7 @@ unsafe fn shorten(resolved: *mut c_char) {
 export! {
     open = open64 (at: *const c_char, flags: c_int, mode: Optional) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { open_place(at, flags).unwrap_or_else(|| real::open(at, flags, mode)) }
+        unsafe { open_place(at, flags).unwrap_or_else(|| opened(real::open(at, flags, mode))) }
     }
 
     __open_2 = __open64_2 (at: *const c_char, flags: c_int) -> c_int {
@@ -182,7 +183,8 @@ export! {
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            open_place(at, flags).unwrap_or_else(|| real::openat(directory, at, flags, mode))
+            open_place(at, flags)
+                .unwrap_or_else(|| opened(real::openat(directory, at, flags, mode)))
         }
     }
 
@@ -393,16 +395,4 @@ export! {
             file
         }
     }
-
-    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        // So that libraries ask sysfs: the kernel's netlink knows other devices.
-        if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && config::get().is_some() {
-            set_errno(libc::EPROTONOSUPPORT);
-            return -1;
-        }
-        // SAFETY: guaranteed by the caller.
-        unsafe { real::socket(domain, kind, protocol) }
-    }
 }
-
-const NETLINK_RDMA: c_int = uverbs::abi::netlink::NETLINK_RDMA;
