@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Instant;
 
+use nix::ifaddrs::getifaddrs;
 use rdmacm::abi;
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
@@ -260,9 +261,19 @@ impl Id {
     }
 }
 
-/// Returns whether it is a loopback address, or unspecified.
+/// Returns whether it is an address of this host, or unspecified.
 pub(super) fn is_here(ip: IpAddr) -> bool {
-    ip.is_loopback() || ip.is_unspecified()
+    ip.is_loopback() || ip.is_unspecified() || interfaces().any(|own| own == ip)
+}
+
+/// Returns the addresses of this host's interfaces.
+fn interfaces() -> impl Iterator<Item = IpAddr> {
+    let interfaces = getifaddrs().into_iter().flatten();
+    interfaces.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|it| IpAddr::V4(it.ip()));
+        v4.or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
+    })
 }
 
 /// Replaces an unspecified address by the loopback address of its family.

@@ -276,12 +276,19 @@ impl State {
             self.bind(fd, number, &bytes)?;
         }
         let id = self.id(fd, number)?;
-        if !is_here(to.ip()) {
+        if !is_here(to.ip()) && !to.ip().is_multicast() {
             self.queue_event(number, EventKind::ADDR_ERROR, -libc::ENETUNREACH, &[]);
             return Ok(());
         }
-        id.local = id.local.map(or_loopback);
-        id.peer = Some(or_loopback(to));
+        let to = or_loopback(to);
+        // As the kernel routes to an address of its own: from the same one.
+        id.local = id.local.map(|local| match local.ip().is_unspecified() {
+            true if !to.ip().is_multicast() && !to.ip().is_loopback() => {
+                (to.ip(), local.port()).into()
+            }
+            _ => or_loopback(local),
+        });
+        id.peer = Some(to);
         id.phase = Phase::AddressResolved;
         self.queue_event(number, EventKind::ADDR_RESOLVED, 0, &[]);
         Ok(())

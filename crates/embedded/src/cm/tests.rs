@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{MsgFlags, recv, send};
 use proptest::prelude::*;
 use rdmacm::{
@@ -291,6 +292,31 @@ fn a_rejection_is_reported() {
             &next(&near, EventKind::REJECTED),
             RejectReason::INVALID_SERVICE_ID,
         );
+    }
+}
+
+#[test]
+fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
+    let (a, ..) = ends(false);
+    let channel = open(&a);
+    let own = getifaddrs().unwrap().find_map(|interface| {
+        let ip = interface.address?.as_sockaddr_in()?.ip();
+        (!ip.is_loopback()).then_some(ip)
+    });
+    if let Some(own) = own {
+        let to = SocketAddr::from((own, 7100));
+        let id = channel.create_id(PortSpace::TCP).unwrap();
+        id.bind(to).unwrap();
+        id.listen(0).unwrap();
+        let active = resolved(&channel, PortSpace::TCP, to);
+        assert_eq!(active.local_addr().unwrap().unwrap().ip(), to.ip());
+        active.connect(&param(1, b"")).unwrap();
+        let (_, passive) = request(&channel);
+        assert_eq!(passive.local_addr().unwrap(), Some(to));
+    }
+    for group in ["239.1.1.1:0", "[ff0e::1]:0"] {
+        let id = resolved(&channel, PortSpace::UDP, group.parse().unwrap());
+        assert!(id.local_addr().unwrap().unwrap().ip().is_loopback());
     }
 }
 
