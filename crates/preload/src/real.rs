@@ -65,8 +65,11 @@ macro_rules! next {
             }
             // SAFETY: the C library's function of this name has this type. Arguments
             // of functions with `...` are passed like others on x86-64 and aarch64.
-            let function: unsafe extern "C" fn($($type),*) -> $result =
-                unsafe { std::mem::transmute(address) };
+            let function = unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(
+                    address,
+                )
+            };
             // SAFETY: guaranteed by the caller.
             unsafe { function($($argument),*) }
         }

@@ -5,7 +5,9 @@
 //! set-group-ID, file capabilities) the caller controls the environment, so it
 //! is ignored: no device, file or log level is taken from it.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Returns whether the program has rights that its caller does not have. The
 /// kernel decides this at exec (`AT_SECURE`); dropping the rights later changes
@@ -14,6 +16,16 @@ pub fn has_raised_rights() -> bool {
     // SAFETY: getauxval accepts any number and only reads the auxiliary vector,
     // which the kernel gave to the process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Returns whether a program file has capabilities.
+pub fn has_file_capabilities(program: &Path) -> bool {
+    let Ok(path) = CString::new(program.as_os_str().as_bytes()) else {
+        return false;
+    };
+    let name = c"security.capability";
+    // SAFETY: both names are NUL-terminated; no buffer is given.
+    unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
 /// Returns an environment variable; `None` in a program with raised rights.

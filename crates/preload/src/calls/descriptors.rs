@@ -72,7 +72,8 @@ fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
 /// Returns where in the file of registers a mapping is.
 fn registers(offset: i64, length: usize, page: usize) -> Option<i64> {
     let offset = usize::try_from(offset).ok()?;
-    let (command, index) = (offset / page >> 8, offset / page & 0xff);
+    let number = offset / page;
+    let (command, index) = (number >> 8, number & 0xff);
     let known = [REGULAR, WRITE_COMBINING, UNCACHED].contains(&command);
     let start = index * page;
     let fits = start + page <= embedded::Embedded::registers();

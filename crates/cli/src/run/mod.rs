@@ -1,0 +1,363 @@
+//! `ringverbs run`: runs a program whose devices the plugin serves, whatever the
+//! program is linked to.
+//!
+//! Sets the variables that the plugin and libibverbs read, and executes the
+//! program. `RDMAV_DRIVERS` names the plugin before the configured providers.
+//! `LD_PRELOAD` makes it register before a provider that the program is linked
+//! to, as perftest is to libmlx5. `RINGVERBS_DEVICES` selects the devices that it
+//! takes.
+//!
+//! With `--embedded` a second library is preloaded, which gives the program embedded
+//! devices (`crates/preload`); libibverbs then chooses the provider as on a real
+//! system, unless the plugin is asked for.
+
+mod program;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use embedded::Network;
+use ringverbs::KernelError;
+use uverbs::environment;
+
+use crate::error::Error;
+use program::Unreachable;
+
+/// Arguments of `run`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Programs with raised rights, whose loader ignores the environment, and static programs \
+cannot be reached.
+Examples: ringverbs run -- ib_write_bw -d mlx5_0
+          ringverbs run --embedded -- ibv_rc_pingpong -g 1 localhost")]
+pub struct Args {
+    /// Give the program embedded devices, named mlx5_0, mlx5_1 ...: roce or ib,
+    /// separated by commas. The system's providers serve them; with --devices mlx5
+    /// ringverbs does
+    #[arg(
+        long,
+        value_name = "DEVICES",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "roce"
+    )]
+    embedded: Option<String>,
+    /// Directory of the embedded devices' network: programs that name the same one
+    /// reach each other. Default: ringverbs in $XDG_RUNTIME_DIR, or
+    /// /tmp/ringverbs-UID
+    #[arg(long, value_name = "PATH", requires = "embedded")]
+    directory: Option<PathBuf>,
+    /// Kinds of devices that ringverbs serves, separated by commas; default:
+    /// RINGVERBS_DEVICES, or all if that is unset
+    #[arg(long, value_name = "KINDS")]
+    devices: Option<String>,
+    /// The plugin: a libringverbs-rdmavN.so, or the directory that contains it.
+    /// Default: beside this command, or the provider directory of libibverbs
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// All kinds that the plugin supports.
+const DEVICES: &str = "rxe,mlx5";
+/// The name to which libibverbs appends `-rdmavN.so`.
+const STEM: &str = "libringverbs";
+/// The library for embedded devices.
+const PRELOAD: &str = "libringverbs_preload.so";
+
+/// The reason why the program was not run.
+#[derive(Debug)]
+pub enum RunError {
+    /// None of these places contains the plugin.
+    NoPlugin(Vec<PathBuf>),
+    /// None of these places contains the library for embedded devices.
+    NoPreload(Vec<PathBuf>),
+    /// There is no embedded device of this name.
+    Device(String),
+    /// The directory cannot be that of a network.
+    Directory(PathBuf, String),
+    /// The program would not have the devices.
+    Unreachable(PathBuf, Unreachable),
+    /// `LD_PRELOAD` would split the path.
+    Name(PathBuf),
+    /// The program could not be run.
+    Program(OsString, std::io::Error),
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPlugin(places) => {
+                write!(f, "there is no {STEM}-rdmavN.so in {}", List(places))?;
+                f.write_str("; name it with --plugin")
+            }
+            Self::NoPreload(places) => {
+                write!(f, "there is no {PRELOAD} in {}", List(places))?;
+                f.write_str("; put it beside this command")
+            }
+            Self::Device(name) => {
+                write!(f, "there is no embedded device \"{name}\"; there are ")?;
+                for (number, (name, about)) in Network::profiles().enumerate() {
+                    let comma = if number == 0 { "" } else { ", " };
+                    write!(f, "{comma}{name} ({about})")?;
+                }
+                Ok(())
+            }
+            Self::Directory(path, reason) => write!(f, "{}: {reason}", path.display()),
+            Self::Unreachable(path, reason) => write!(f, "{}: {reason}", path.display()),
+            Self::Name(path) => write!(
+                f,
+                "{}: LD_PRELOAD cannot hold a path with a space or a colon in it",
+                path.display()
+            ),
+            Self::Program(program, error) => {
+                write!(f, "running {}: {error}", Path::new(program).display())
+            }
+        }
+    }
+}
+
+/// Places, with commas between them.
+struct List<'a>(&'a [PathBuf]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, place) in self.0.iter().enumerate() {
+            let comma = if number == 0 { "" } else { ", " };
+            write!(f, "{comma}{}", place.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for RunError {}
+
+impl From<RunError> for Error {
+    fn from(error: RunError) -> Self {
+        Self::subcommand(error)
+    }
+}
+
+/// Executes the program; returns only if that fails.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let [program, arguments @ ..] = &args.command[..] else {
+        return Ok(ExitCode::FAILURE); // required
+    };
+    let mut settings = Settings::default();
+    if let Some(devices) = &args.embedded {
+        embedded(devices, args.directory.as_deref(), program, &mut settings)?;
+    }
+    if args.embedded.is_none() || args.plugin.is_some() || args.devices.is_some() {
+        plugin(args, &mut settings)?;
+    }
+    let settings = settings.variables(environment::variable);
+    let error = Command::new(program).args(arguments).envs(settings).exec();
+    Err(RunError::Program(program.clone(), error).into())
+}
+
+/// Adds what makes the plugin serve devices.
+fn plugin(args: &Args, settings: &mut Settings) -> Result<(), Error> {
+    let places = match &args.plugin {
+        Some(path) => vec![path.clone()],
+        None => places(),
+    };
+    let plugin = places.iter().find_map(|place| plugin_in(place));
+    let plugin = plugin.ok_or(RunError::NoPlugin(places))?;
+    // A relative path would depend on the working directory.
+    let plugin = std::path::absolute(plugin)?;
+    settings.plugin(&plugin, args.devices.as_deref(), environment::variable)?;
+    Ok(())
+}
+
+/// Adds what gives a program embedded devices, after checking that it will have them.
+fn embedded(
+    devices: &str,
+    directory: Option<&Path>,
+    program: &OsStr,
+    settings: &mut Settings,
+) -> Result<(), Error> {
+    for device in devices.split(',') {
+        if !Network::profiles().any(|(name, _)| name == device) {
+            return Err(RunError::Device(device.to_owned()).into());
+        }
+    }
+    let path = program::find(program);
+    if let Some((path, reason)) = path.and_then(|it| Some((it.clone(), program::unreachable(&it)?)))
+    {
+        return Err(RunError::Unreachable(path, reason).into());
+    }
+    let places = places();
+    let library = places.iter().map(|place| place.join(PRELOAD));
+    let library = library.into_iter().find(|path| path.is_file());
+    let library = library.ok_or(RunError::NoPreload(places))?;
+    let directory = directory.map_or_else(Network::default_directory, Path::to_owned);
+    let directory = Network::own_directory(&directory).map_err(|error| {
+        let reason = match error {
+            KernelError::Invalid { what, .. } => what.to_owned(),
+            error => error.to_string(),
+        };
+        RunError::Directory(directory, reason)
+    })?;
+    settings.preload(&library)?;
+    settings.set("RINGVERBS_EMBEDDED", devices.into());
+    settings.set("RINGVERBS_DIRECTORY", directory.into());
+    Ok(())
+}
+
+/// Returns the default places of the plugin: beside this command, as in
+/// `target/dist`, and where it is installed.
+fn places() -> Vec<PathBuf> {
+    let beside = env::current_exe().ok();
+    let beside = beside.and_then(|path| Some(path.parent()?.to_owned()));
+    let architecture = env::consts::ARCH;
+    let installed = [
+        format!("/usr/lib/{architecture}-linux-gnu/libibverbs"),
+        "/usr/lib64/libibverbs".to_owned(),
+        "/usr/lib/libibverbs".to_owned(),
+    ];
+    beside
+        .into_iter()
+        .chain(installed.map(PathBuf::from))
+        .collect()
+}
+
+/// Returns the plugin's file: `place` itself, or the first one in that directory.
+/// All are the same file, and a preloaded plugin ignores its name.
+fn plugin_in(place: &Path) -> Option<PathBuf> {
+    if place.is_file() {
+        return Some(place.to_owned());
+    }
+    let entries = fs::read_dir(place).ok()?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let name = names.filter(|name| stem(name) == Some(STEM)).min()?;
+    Some(place.join(name))
+}
+
+/// Returns `NAME` of `NAME-rdmavN.so`.
+fn stem(name: &str) -> Option<&str> {
+    let (stem, number) = name.strip_suffix(".so")?.rsplit_once("-rdmav")?;
+    let number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    number.then_some(stem)
+}
+
+/// Variables of the program's environment.
+#[derive(Debug, Default)]
+struct Settings {
+    preload: Vec<PathBuf>,
+    others: Vec<(&'static str, OsString)>,
+}
+
+/// Puts `first` in front of a variable's list.
+fn in_front(first: &OsStr, before: Option<OsString>) -> OsString {
+    let mut list = first.to_owned();
+    if let Some(rest) = before.filter(|rest| !rest.is_empty()) {
+        list.push(":");
+        list.push(rest);
+    }
+    list
+}
+
+impl Settings {
+    fn set(&mut self, name: &'static str, value: OsString) {
+        self.others.push((name, value));
+    }
+
+    /// Adds a library to those that are preloaded.
+    fn preload(&mut self, library: &Path) -> Result<(), RunError> {
+        let bytes = library.as_os_str().as_encoded_bytes();
+        if bytes.iter().any(|byte| b" :;".contains(byte)) {
+            return Err(RunError::Name(library.to_owned()));
+        }
+        self.preload.push(library.to_owned());
+        Ok(())
+    }
+
+    /// Adds what the plugin needs, given the variables' previous values.
+    fn plugin(
+        &mut self,
+        plugin: &Path,
+        devices: Option<&str>,
+        before: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<(), RunError> {
+        self.preload(plugin)?;
+        // libibverbs appends the version of its private interface.
+        let name = plugin.file_name().and_then(OsStr::to_str).and_then(stem);
+        if let Some(name) = name {
+            let stem = plugin.with_file_name(name);
+            let drivers = in_front(stem.as_os_str(), before("RDMAV_DRIVERS"));
+            self.set("RDMAV_DRIVERS", drivers);
+        }
+        let devices = match devices {
+            Some(devices) => devices.into(),
+            None => before("RINGVERBS_DEVICES").unwrap_or_else(|| DEVICES.into()),
+        };
+        self.set("RINGVERBS_DEVICES", devices);
+        Ok(())
+    }
+
+    /// Returns the variables to set, given their previous values.
+    fn variables(self, before: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
+        let libraries = self.preload.iter().rev();
+        let list = libraries.fold(before("LD_PRELOAD"), |rest, library| {
+            Some(in_front(library.as_os_str(), rest))
+        });
+        let list = list.map(|list| ("LD_PRELOAD", list));
+        list.into_iter().chain(self.others).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plugin_precedes_previous_settings() {
+        let before = |name: &str| match name {
+            "LD_PRELOAD" => Some("/lib/other.so".into()),
+            "RDMAV_DRIVERS" => Some("rxe".into()),
+            _ => None,
+        };
+        let plugin = Path::new("/opt/x/libringverbs-rdmav34.so");
+        type Before<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+        let set = |devices, before: Before| {
+            let mut settings = Settings::default();
+            settings.plugin(plugin, devices, before).unwrap();
+            settings.variables(before)
+        };
+        let found = set(None, &before);
+        let wanted: Vec<(&str, OsString)> = vec![
+            (
+                "LD_PRELOAD",
+                "/opt/x/libringverbs-rdmav34.so:/lib/other.so".into(),
+            ),
+            ("RDMAV_DRIVERS", "/opt/x/libringverbs:rxe".into()),
+            ("RINGVERBS_DEVICES", "rxe,mlx5".into()),
+        ];
+        assert_eq!(found, wanted);
+        assert_eq!(set(None, &|_| Some("mlx5".into()))[2].1, "mlx5");
+        assert_eq!(set(Some("rxe"), &|_| Some("mlx5".into()))[2].1, "rxe");
+        let spaced = Path::new("/a b/libringverbs-rdmav34.so");
+        assert!(Settings::default().preload(spaced).is_err());
+        // The library with the devices is found before others of the same names.
+        let mut both = Settings::default();
+        both.preload(Path::new("/opt/x/embedded.so")).unwrap();
+        both.plugin(plugin, None, before).unwrap();
+        let list = "/opt/x/embedded.so:/opt/x/libringverbs-rdmav34.so:/lib/other.so";
+        assert_eq!(both.variables(before)[0], ("LD_PRELOAD", list.into()));
+    }
+
+    #[test]
+    fn the_plugin_is_known_by_its_name() {
+        assert_eq!(stem("libringverbs-rdmav34.so"), Some("libringverbs"));
+        for other in ["libringverbs.so", "libringverbs-rdmav.so", "x-rdmav3a.so"] {
+            assert_eq!(stem(other), None, "{other}");
+        }
+    }
+}

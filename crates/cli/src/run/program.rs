@@ -1,0 +1,161 @@
+//! Whether a program can be run with preloaded libraries.
+
+use std::env;
+use std::ffi::{CStr, OsStr};
+use std::fmt;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{getegid, geteuid};
+
+/// The reason why a preloaded library has no effect on a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreachable {
+    /// It has no dynamic loader.
+    Static,
+    /// Its loader ignores the environment: it runs with other rights than its
+    /// caller's.
+    RaisedRights,
+    /// It is for another machine, or has 32 bits.
+    OtherMachine,
+    /// It uses another C library.
+    OtherLibrary,
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Static => "the program is static, and loads no libraries; link it dynamically",
+            Self::RaisedRights => {
+                "the program is set-user-ID, set-group-ID or has file capabilities, so its \
+                 loader ignores the environment; run a copy without them"
+            }
+            Self::OtherMachine => "the program is not for this machine with 64 bits",
+            Self::OtherLibrary => {
+                "the program is for musl, the library for the GNU C library; build it for that"
+            }
+        })
+    }
+}
+
+/// Returns the file that a program's name refers to, as execvp(3) finds it.
+pub fn find(name: &OsStr) -> Option<PathBuf> {
+    let is_program = |path: &Path| {
+        let metadata = path.metadata();
+        metadata.is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+    };
+    if name.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name));
+    }
+    let path = env::var_os("PATH")?;
+    let mut places = env::split_paths(&path).map(|place| place.join(name));
+    places.find(|path| is_program(path))
+}
+
+/// Returns why a preloaded library has no effect on a program; `None` if nothing is
+/// wrong, or if it cannot be told: running it says more.
+pub fn unreachable(path: &Path) -> Option<Unreachable> {
+    let file = File::open(path).ok()?;
+    let metadata = file.metadata().ok()?;
+    const SET_USER: u32 = 0o4000;
+    const SET_GROUP: u32 = 0o2000;
+    let mode = metadata.permissions().mode();
+    let raised = mode & SET_USER != 0 && metadata.uid() != geteuid().as_raw()
+        || mode & SET_GROUP != 0 && metadata.gid() != getegid().as_raw()
+        || has_capabilities(path) && !geteuid().is_root();
+    if raised {
+        return Some(Unreachable::RaisedRights);
+    }
+    interpreter(&file)
+}
+
+fn has_capabilities(path: &Path) -> bool {
+    uverbs::environment::has_file_capabilities(path)
+}
+
+/// Reads the program header of a file, if it is an ELF file.
+fn interpreter(file: &File) -> Option<Unreachable> {
+    const CLASS_64: u8 = 2;
+    const LITTLE_ENDIAN: u8 = 1;
+    const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
+        true => 183,
+        false => 62,
+    };
+    const INTERPRETER: u32 = 3;
+    const MOST_HEADERS: u16 = 256;
+    let mut header = [0; 64];
+    file.read_exact_at(&mut header, 0).ok()?;
+    let short = |bytes: &[u8], at: usize| {
+        let bytes = bytes.get(at..at + 2)?.try_into().ok()?;
+        Some(u16::from_le_bytes(bytes))
+    };
+    let long = |bytes: &[u8], at: usize| {
+        let bytes = bytes.get(at..at + 8)?.try_into().ok()?;
+        Some(u64::from_le_bytes(bytes))
+    };
+    if header[..4] != *b"\x7fELF" {
+        return None;
+    }
+    let machine = short(&header, 18)?;
+    if header[4] != CLASS_64 || header[5] != LITTLE_ENDIAN || machine != MACHINE {
+        return Some(Unreachable::OtherMachine);
+    }
+    let (start, size) = (long(&header, 32)?, short(&header, 54)?);
+    let count = short(&header, 56)?.min(MOST_HEADERS);
+    for number in 0..u64::from(count) {
+        let mut entry = [0; 56];
+        let at = start.checked_add(number * u64::from(size))?;
+        file.read_exact_at(&mut entry, at).ok()?;
+        if entry[..4] == INTERPRETER.to_le_bytes() {
+            let mut name = [0; 256];
+            let read = file.read_at(&mut name, long(&entry, 8)?).ok()?;
+            let name = CStr::from_bytes_until_nul(name.get(..read)?).ok()?;
+            let musl = name.to_bytes().windows(4).any(|part| part == b"musl");
+            return musl.then_some(Unreachable::OtherLibrary);
+        }
+    }
+    Some(Unreachable::Static)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_program_header_tells_static_and_foreign_programs() {
+        let own = env::current_exe().unwrap();
+        let bytes = fs::read(&own).unwrap();
+        let path = env::temp_dir().join(format!("ringverbs-program-{}", std::process::id()));
+        let judge = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = bytes[..4096].to_vec();
+            change(&mut bytes);
+            fs::write(&path, bytes).unwrap();
+            unreachable(&path)
+        };
+        let dynamic = unreachable(&own);
+        assert!(matches!(dynamic, None | Some(Unreachable::Static)));
+        // No program headers, so no loader.
+        let without = judge(&|bytes| bytes[56..58].fill(0));
+        assert_eq!(without, Some(Unreachable::Static));
+        let class_32 = judge(&|bytes| bytes[4] = 1);
+        assert_eq!(class_32, Some(Unreachable::OtherMachine));
+        let other = judge(&|bytes| bytes[18..20].fill(0xff));
+        assert_eq!(other, Some(Unreachable::OtherMachine));
+        // A script, and a header that leads out of the file.
+        assert_eq!(judge(&|bytes| *bytes = b"#!/bin/sh\n".to_vec()), None);
+        assert_eq!(judge(&|bytes| bytes[32..40].fill(0xff)), None);
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_program_is_found_in_the_path() {
+        assert!(find("sh".as_ref()).unwrap().is_absolute());
+        assert_eq!(find("no-such-program".as_ref()), None);
+        let relative = find("./x".as_ref());
+        assert_eq!(relative, Some(PathBuf::from("./x")));
+    }
+}
