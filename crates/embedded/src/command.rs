@@ -47,6 +47,40 @@ impl Input {
         self
     }
 
+    /// Lists the pages of a queue at the end of the command. A queue that begins
+    /// at a page is one page for the device, however long it is. Another one is
+    /// listed as the driver does (`mlx5_umem_find_best_quantized_pgoff`): its offset
+    /// in the first page is counted in 64ths of a page.
+    ///
+    /// # Errors
+    /// EINVAL for an address that the fields cannot express.
+    pub(crate) fn pages(
+        mut self,
+        (size, offset): (Field, Field),
+        (address, bytes): (u64, u64),
+    ) -> Result<Self> {
+        const PARTS: u64 = 64;
+        if is_page(address) || bytes == 0 {
+            return Ok(self.set(size, log_page_size(bytes)).long(PAGES_AT, address));
+        }
+        for shift in PAGE_SHIFT..LONGEST_PAGE {
+            let page = 1 << shift;
+            let (within, part) = (address % page, page / PARTS);
+            let parts = u32::try_from(within / part).unwrap_or(u32::MAX);
+            if within % part != 0 || parts > offset.largest() {
+                continue;
+            }
+            let count = (within + bytes).div_ceil(page) as usize;
+            self.0.resize(PAGES_AT + 8 * count, 0);
+            for number in 0..count {
+                let start = address - within + number as u64 * page;
+                put64(&mut self.0, PAGES_AT + 8 * number, start);
+            }
+            return Ok(self.set(size, shift - PAGE_SHIFT).set(offset, parts));
+        }
+        refuse(libc::EINVAL)
+    }
+
     /// Sets bytes, which must fit.
     pub(crate) fn bytes(mut self, at: usize, bytes: &[u8]) -> Self {
         softhca::bits::put_bytes(&mut self.0, at, bytes);
@@ -88,6 +122,8 @@ pub(crate) fn make(hca: &mut Hca<Process>, input: &Input) -> Result<u32> {
 
 /// Page sizes in commands are relative to this one.
 const PAGE_SHIFT: u32 = 12;
+/// Logarithm of the size above which no page is tried.
+const LONGEST_PAGE: u32 = 30;
 
 /// Returns the page size, as encoded in commands, of a page that covers a queue
 /// of `bytes` bytes: the device then sees it as one page, at whatever address
@@ -101,4 +137,37 @@ pub(crate) fn log_page_size(bytes: u64) -> u32 {
 /// boundary.
 pub(crate) fn is_page(address: u64) -> bool {
     address % (1 << PAGE_SHIFT) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use softhca::bits::get64;
+
+    use super::*;
+
+    const SIZE: Field = field(0x28, 28, 24);
+    const OFFSET: Field = field(0x18, 11, 6);
+    const SHORT: Field = field(0x14, 20, 16);
+
+    fn listed(offset: Field, queue: (u64, u64)) -> Option<(u32, u32, Vec<u64>)> {
+        let input = Input::new(op::CREATE_CQ, PAGES_AT + 8);
+        let input = input.pages((SIZE, offset), queue).ok()?;
+        let pages = (PAGES_AT..input.0.len()).step_by(8);
+        let pages = pages.map(|at| get64(&input.0, at)).collect();
+        Some((SIZE.get(&input.0), offset.get(&input.0), pages))
+    }
+
+    #[test]
+    fn a_queue_may_begin_within_a_page() {
+        // At a page it is one page, of the next power of two.
+        assert_eq!(listed(OFFSET, (0x5000, 0x3000)), Some((2, 0, vec![0x5000])));
+        assert_eq!(listed(OFFSET, (0, 0)), Some((0, 0, vec![0])));
+        let across = Some((0, 1, vec![0x5000, 0x6000]));
+        assert_eq!(listed(OFFSET, (0x5040, 0x1000)), across);
+        assert_eq!(listed(OFFSET, (0x5fc0, 0x40)), Some((0, 63, vec![0x5000])));
+        // Five bits of offset: with larger pages it is a smaller number.
+        assert_eq!(listed(SHORT, (0x4800, 0x40)), Some((1, 16, vec![0x4000])));
+        assert_eq!(listed(SHORT, (0x5fc0, 0x40)), None);
+        assert_eq!(listed(OFFSET, (0x5020, 0x40)), None);
+    }
 }

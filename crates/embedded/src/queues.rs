@@ -11,7 +11,7 @@ use uverbs::abi::write::{ModifyQp, ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
-use crate::command::{self, Input, NUMBER, PAGES_AT, is_page, log_page_size, make, run};
+use crate::command::{self, Input, NUMBER, PAGES_AT, make, run};
 use crate::event::Reported;
 use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq};
 use crate::request::{Request, long, word};
@@ -30,6 +30,7 @@ const CQ_FORMAT: Field = field(CQ, 13, 12);
 const CQ_LOG_SIZE: Field = field(CQ + 0xc, 28, 24);
 const CQ_UAR: Field = field(CQ + 0xc, 23, 0);
 const CQ_EQN: Field = field(CQ + 0x14, 7, 0);
+const CQ_PAGE_OFFSET: Field = field(CQ + 0x8, 11, 6);
 const CQ_PAGE_SIZE: Field = field(CQ + 0x18, 28, 24);
 const CQ_RECORDS: usize = CQ + 0x38;
 /// Maximum number of entries of a completion queue, as a logarithm.
@@ -48,6 +49,7 @@ const QP_LOG_SQ: Field = field(QP + 0x8, 14, 11);
 const QP_UAR: Field = field(QP + 0xc, 23, 0);
 const QP_USER_INDEX: Field = field(QP + 0x10, 23, 0);
 const QP_PAGE_SIZE: Field = field(QP + 0x14, 28, 24);
+const QP_PAGE_OFFSET: Field = field(QP + 0x90, 11, 6);
 const QP_SEND_CQ: Field = field(QP + 0x7c, 23, 0);
 const QP_RECV_CQ: Field = field(QP + 0x9c, 23, 0);
 const QP_RECORDS: usize = QP + 0xa0;
@@ -79,6 +81,7 @@ const BLOCK: u64 = 64;
 const POOL_STATE: Field = field(0x20, 23, 20);
 const WQ: usize = 0x50;
 const WQ_PD: Field = field(WQ + 0x8, 23, 0);
+const WQ_PAGE_OFFSET: Field = field(WQ + 0x4, 20, 16);
 const WQ_RECORDS: usize = WQ + 0x10;
 const WQ_STRIDE: Field = field(WQ + 0x20, 19, 16);
 const WQ_PAGE_SIZE: Field = field(WQ + 0x20, 12, 8);
@@ -90,6 +93,7 @@ const XRC_LOG_SIZE: Field = field(XRC, 27, 24);
 const XRC_STRIDE: Field = field(XRC + 0x4, 26, 24);
 const XRC_DOMAIN: Field = field(XRC + 0x4, 23, 0);
 const XRC_CQ: Field = field(XRC + 0x8, 23, 0);
+const XRC_PAGE_OFFSET: Field = field(XRC + 0x8, 31, 26);
 const XRC_PAGE_SIZE: Field = field(XRC + 0x10, 29, 24);
 const XRC_USER_INDEX: Field = field(XRC + 0x10, 23, 0);
 const XRC_PD: Field = field(XRC + 0x18, 23, 0);
@@ -147,13 +151,11 @@ impl QueueAddresses {
     /// bytes. A queue without entries has none, whatever the address.
     ///
     /// # Errors
-    /// EINVAL for addresses that the device cannot express: entries begin at a
-    /// page, records at a multiple of eight.
+    /// EINVAL for records that are not at a multiple of eight.
     fn given(&self, bytes: u64) -> Result<Vec<MemoryRange>> {
         let mut given = vec![(self.records, RECORDS)];
         if bytes != 0 {
             given.insert(0, (self.entries, bytes));
-            require(is_page(self.entries))?;
         }
         require(self.records % RECORDS == 0)?;
         Ok(given)
@@ -279,9 +281,8 @@ impl State {
             .set(CQ_LOG_SIZE, log_size)
             .set(CQ_UAR, self.uar)
             .set(CQ_EQN, self.event_queue(vector))
-            .set(CQ_PAGE_SIZE, log_page_size(bytes))
             .long(CQ_RECORDS, place.records)
-            .long(PAGES_AT, place.entries);
+            .pages((CQ_PAGE_SIZE, CQ_PAGE_OFFSET), (place.entries, bytes))?;
         let given = place.given(bytes)?;
         // SAFETY: guaranteed by the caller.
         let number = unsafe { self.make_in(&given, &input) }?;
@@ -341,9 +342,7 @@ impl State {
                 .set(NUMBER, number)
                 .set(CQ_ENTRY_SIZE, entry_size)
                 .set(CQ_LOG_SIZE, log_size)
-                .set(CQ_PAGE_SIZE, log_page_size(bytes))
-                .long(PAGES_AT, entries);
-            require(is_page(entries))?;
+                .pages((CQ_PAGE_SIZE, CQ_PAGE_OFFSET), (entries, bytes))?;
             // SAFETY: guaranteed by the caller.
             unsafe { self.make_in(&[(entries, bytes)], &input) }?;
             if let Some(old) = self.objects.given(asked.cq_handle, (entries, bytes)) {
@@ -424,10 +423,9 @@ impl State {
             .set(QP_PD, self.objects.pd(fd, pd)?)
             .set(QP_UAR, self.uar)
             .set(QP_USER_INDEX, user_index)
-            .set(QP_PAGE_SIZE, log_page_size(bytes))
             .set(QP_SEND_CQ, self.objects.cq(fd, send_cq)?.number)
             .long(QP_RECORDS, place.records)
-            .long(PAGES_AT, place.entries);
+            .pages((QP_PAGE_SIZE, QP_PAGE_OFFSET), (place.entries, bytes))?;
         if let Some(cq) = recv_cq {
             input = input.set(QP_RECV_CQ, self.objects.cq(fd, cq)?.number);
         }
@@ -539,7 +537,6 @@ impl State {
                 .set(POOL_STATE, READY)
                 .set(WQ_PD, pd_number)
                 .set(WQ_STRIDE, entry.ilog2())
-                .set(WQ_PAGE_SIZE, log_page_size(bytes))
                 .set(WQ_LOG_SIZE, entries.ilog2())
                 .long(WQ_RECORDS, place.records),
             Some((xrcd, cq)) => Input::new(op::CREATE_XRC_SRQ, PAGES_AT + 8)
@@ -547,12 +544,15 @@ impl State {
                 .set(XRC_STRIDE, entry.ilog2() - 4)
                 .set(XRC_DOMAIN, self.objects.xrcd(fd, xrcd)?.number)
                 .set(XRC_CQ, self.objects.cq(fd, cq)?.number)
-                .set(XRC_PAGE_SIZE, log_page_size(bytes))
                 .set(XRC_USER_INDEX, user_index)
                 .set(XRC_PD, pd_number)
                 .long(XRC_RECORDS, place.records),
         };
-        let input = input.long(PAGES_AT, place.entries);
+        let fields = match xrc {
+            None => (WQ_PAGE_SIZE, WQ_PAGE_OFFSET),
+            Some(_) => (XRC_PAGE_SIZE, XRC_PAGE_OFFSET),
+        };
+        let input = input.pages(fields, (place.entries, bytes))?;
         let given = place.given(bytes)?;
         // SAFETY: guaranteed by the caller.
         let number = unsafe { self.make_in(&given, &input) }?;

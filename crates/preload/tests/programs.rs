@@ -102,13 +102,47 @@ impl World {
 
     /// Runs both ends of a program to their ends, which must be good.
     fn pair(&self, server: &str, client: &str) -> String {
+        for name in self.sockets() {
+            // Of a program that did not close its ids.
+            fs::remove_file(self.directory.join(name)).unwrap();
+        }
         let mut server = self.start(server, "server.txt");
-        // It has no other sign that it listens.
-        sleep(Duration::from_millis(400));
+        self.wait_for(&mut server);
         let mut client = self.start(client, "client.txt");
         let said = client.good();
         server.good();
         said
+    }
+
+    /// Waits until a server listens: on a TCP port that it was given, or on a port
+    /// of the network. A program that has ended is left to the caller.
+    fn wait_for(&self, server: &mut Running) {
+        let words: Vec<&str> = server.line.split(' ').collect();
+        let port = words.windows(2).find(|pair| pair[0] == "-p");
+        let port = port.filter(|_| !words.contains(&"-R")).map(|pair| pair[1]);
+        if words[0] == "mckey" {
+            // Its sender waits for three seconds.
+            return;
+        }
+        let end = Instant::now() + PATIENCE;
+        while server.child.try_wait().unwrap().is_none() && Instant::now() < end {
+            let ready = match port {
+                Some(port) => listens(port.parse().unwrap()),
+                None => !self.sockets().is_empty(),
+            };
+            if ready {
+                return;
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Returns the sockets of ports of the network.
+    fn sockets(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.directory).unwrap();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let is_port = |name: &String| name.starts_with("cm-") && name.ends_with(".socket");
+        names.filter(is_port).collect()
     }
 
     /// Ends the world: the log must name the intended provider.
@@ -179,6 +213,18 @@ fn installed(programs: &[&str]) -> bool {
         );
     }
     missing.is_none()
+}
+
+/// Returns whether somebody listens on a TCP port.
+fn listens(port: u16) -> bool {
+    let end = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let table = fs::read_to_string(table).unwrap_or_default();
+        table.lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&end))
+        })
+    })
 }
 
 /// Returns a TCP port that is free.
@@ -299,7 +345,7 @@ fn killed(provider: Provider) {
     let world = World::new(provider, "roce");
     let line = format!("ib_write_bw -x 1 -D 60 -p {}", port());
     let mut server = world.start(&line, "server.txt");
-    sleep(Duration::from_millis(400));
+    world.wait_for(&mut server);
     let mut client = world.start(&format!("{line} localhost"), "client.txt");
     sleep(Duration::from_millis(700));
     server.child.kill().unwrap();

@@ -42,6 +42,11 @@ impl Field {
         }
     }
 
+    /// Returns the largest value that fits.
+    pub fn largest(self) -> u32 {
+        self.mask
+    }
+
     /// Reads the field; 0 past the end of `buf`.
     pub fn get(self, buf: &[u8]) -> u32 {
         (get32(buf, self.offset) >> self.shift) & self.mask

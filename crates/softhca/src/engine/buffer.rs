@@ -37,9 +37,16 @@ impl Buffer {
         if count > listed {
             return None;
         }
-        let pages = (0..count)
+        let mut pages: Vec<u64> = (0..count)
             .map(|n| get64(input, at + 8 * n) & !0xfff)
             .collect();
+        let mut page_shift = page_shift;
+        let follow = |pair: &[u64]| pair[0].checked_add(1 << page_shift) == Some(pair[1]);
+        if count > 1 && pages.windows(2).all(follow) {
+            // One page: entries at an odd offset may cross the listed ones.
+            page_shift = (offset + length).next_power_of_two().ilog2();
+            pages.truncate(1);
+        }
         Some(Buffer {
             pages,
             page_shift,
