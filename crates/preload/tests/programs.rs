@@ -61,6 +61,10 @@ impl World {
         }
     }
 
+    fn plugin(&self) -> PathBuf {
+        self.directory.join("libringverbs-rdmav34.so")
+    }
+
     fn log(&self) -> PathBuf {
         self.directory.join("provider.log")
     }
@@ -80,7 +84,11 @@ impl World {
             .env_remove("RINGVERBS_DEVICES")
             .stdin(Stdio::null());
         if self.provider == Provider::Ours {
+            // Programs that are linked to libmlx5, as perftest is, register that first.
+            let (devices, plugin) = (built("libringverbs_preload.so"), self.plugin());
+            let both = format!("{}:{}", devices.display(), plugin.display());
             command
+                .env("LD_PRELOAD", both)
                 .env("RDMAV_DRIVERS", self.directory.join("libringverbs"))
                 .env("RINGVERBS_DEVICES", "mlx5");
         }

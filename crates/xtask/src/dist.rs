@@ -35,6 +35,10 @@ driver rxe
 driver ringverbs
 ";
 
+/// Embedded devices for unmodified programs; `ringverbs run --embedded` looks for it
+/// beside the command.
+pub const PRELOAD: &str = "libringverbs_preload.so";
+
 /// The command's file.
 pub const COMMAND: &str = "ringverbs";
 
@@ -68,6 +72,8 @@ fn make_dist() -> Result<PathBuf> {
             "shipped",
             "-p",
             "ringverbs-provider",
+            "-p",
+            "ringverbs-preload",
             "--target-dir",
         ])
         .arg(&target)
@@ -82,6 +88,9 @@ fn make_dist() -> Result<PathBuf> {
     fs::create_dir_all(&dist).with_context(|| format!("cannot make {}", dist.display()))?;
     fs::copy(&built, dist.join(LIBRARY))
         .with_context(|| format!("cannot copy {}", built.display()))?;
+    let preload = target.join("shipped").join(PRELOAD);
+    fs::copy(&preload, dist.join(PRELOAD))
+        .with_context(|| format!("cannot copy {}", preload.display()))?;
     for link in LINKS {
         symlink(LIBRARY, dist.join(link)).with_context(|| format!("cannot link {link}"))?;
     }
@@ -186,7 +195,7 @@ fn copy_dist(from: &Path, to: &Path) -> Result<()> {
     }
     let cannot = || format!("cannot write {}", to.display());
     fs::create_dir_all(to).with_context(cannot)?;
-    for name in [LIBRARY, CONFIG, COMMAND] {
+    for name in [LIBRARY, PRELOAD, CONFIG, COMMAND] {
         fs::copy(from.join(name), to.join(name)).with_context(cannot)?;
     }
     for link in LINKS {
