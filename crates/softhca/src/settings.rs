@@ -1,6 +1,7 @@
 //! Settings of an HCA.
 
 use crate::fabric::{PortConfig, subnet};
+use crate::packet::Mtu;
 use crate::profile::{PortKind, Profile};
 
 /// Settings of an HCA.
@@ -14,6 +15,8 @@ pub struct Settings {
     pub mac: [u8; 6],
     /// LID of the InfiniBand port.
     pub lid: u16,
+    /// MTU of the port: the longest datagram.
+    pub mtu: Mtu,
     /// Checks strictly: misuse by the driver or a program is logged as an error, and
     /// refused where hardware might accept it.
     pub strict: bool,
@@ -30,6 +33,7 @@ impl Settings {
             // Locally administered address.
             mac: [0x02, 0x50, 0x53, 0, high, low],
             lid: number + 1,
+            mtu: Mtu::B4096,
             strict: false,
         }
     }

@@ -511,7 +511,7 @@ impl<P: Platform> Hca<P> {
         QpConfig {
             qkey: Q_KEY.get(context),
             mtu: match qp.service {
-                Service::Ud => Mtu::B4096,
+                Service::Ud => self.core.settings.mtu,
                 _ => Mtu::from_code(MTU.get(context) as u8).unwrap_or_default(),
             },
             path: connected.then(|| self.core.path(&address)),

@@ -7,6 +7,7 @@
 
 use super::header::{BTH, ICRC};
 use super::path::{L3, LinkKind, MAX_NETWORK};
+use super::pool::CAPACITY;
 
 /// The CRC of eight bytes of ones.
 const ONES: u32 = 0x2144_df1c;
@@ -53,4 +54,116 @@ pub(crate) fn icrc(frame: &[u8], kind: LinkKind, l3: L3, l3_at: usize, bth_at: u
     hasher.update(masked);
     hasher.update(&frame[bth_at + BTH..frame.len() - ICRC]);
     hasher.finalize()
+}
+
+/// The generator polynomial, lowest degree first (bit 31 is x^0).
+const POLYNOMIAL: u32 = 0xedb8_8320;
+/// Bytes that may follow a difference.
+const FOLLOWING: usize = CAPACITY + 2;
+
+/// Multiplies by x.
+const fn times_x(value: u32) -> u32 {
+    value >> 1 ^ (value & 1) * POLYNOMIAL
+}
+
+/// Divides by x.
+const fn over_x(value: u32) -> u32 {
+    let carry = value >> 31;
+    (value ^ carry * POLYNOMIAL) << 1 | carry
+}
+
+/// x^(8n) for n from 0, or its inverse.
+const fn powers(inverse: bool) -> [u32; FOLLOWING] {
+    let mut table = [1 << 31; FOLLOWING];
+    let mut at = 1;
+    while at < FOLLOWING {
+        let mut value = table[at - 1];
+        let mut bit = 0;
+        while bit < 8 {
+            value = if inverse {
+                over_x(value)
+            } else {
+                times_x(value)
+            };
+            bit += 1;
+        }
+        table[at] = value;
+        at += 1;
+    }
+    table
+}
+
+static POWERS: [u32; FOLLOWING] = powers(false);
+static INVERSES: [u32; FOLLOWING] = powers(true);
+
+/// Multiplies modulo the polynomial.
+fn times(mut a: u32, mut b: u32) -> u32 {
+    let mut product = 0;
+    while a != 0 {
+        product ^= b * (a >> 31);
+        a <<= 1;
+        b = times_x(b);
+    }
+    product
+}
+
+/// Returns how an ICRC changes (by exclusive or) if two covered bytes change by
+/// `bytes`, with `following` covered bytes after them. `None` beyond the longest
+/// packet.
+#[must_use]
+pub fn icrc_change(bytes: [u8; 2], following: usize) -> Option<u32> {
+    let power = POWERS.get(following.checked_add(2)?)?;
+    Some(times(u16::from_le_bytes(bytes).into(), *power))
+}
+
+/// Returns by which two covered bytes, with `following` covered bytes after them,
+/// changed if the ICRC changed by `change`. `None` if no change of only these two
+/// explains it, as is the case for all but one in 65536 arbitrary changes.
+#[must_use]
+pub fn icrc_cause(change: u32, following: usize) -> Option<[u8; 2]> {
+    let inverse = INVERSES.get(following.checked_add(2)?)?;
+    let bytes = u16::try_from(times(change, *inverse)).ok()?;
+    Some(bytes.to_le_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_change_of_two_bytes_is_computed_and_found(
+            mut data in proptest::collection::vec(any::<u8>(), 2..CAPACITY),
+            at in any::<proptest::sample::Index>(),
+            change in any::<[u8; 2]>(),
+            noise in 1u32..,
+        ) {
+            let at = at.index(data.len() - 1);
+            let following = data.len() - at - 2;
+            let before = crc32fast::hash(&data);
+            data[at] ^= change[0];
+            data[at + 1] ^= change[1];
+            let difference = before ^ crc32fast::hash(&data);
+            prop_assert_eq!(icrc_change(change, following), Some(difference));
+            prop_assert_eq!(icrc_cause(difference, following), Some(change));
+            // Other differences have no cause, or another one.
+            let other = icrc_cause(difference ^ noise, following);
+            prop_assert!(other != Some(change));
+        }
+    }
+
+    #[test]
+    fn most_changes_have_no_cause() {
+        let mut found = 0;
+        for step in 1..200_000u32 {
+            let change = step.wrapping_mul(0x9e37_79b9);
+            found += u32::from(icrc_cause(change, 1000).is_some());
+        }
+        // One in 65536.
+        assert!(found < 20, "{found}");
+        assert_eq!(icrc_cause(1, FOLLOWING), None);
+        assert_eq!(icrc_change([1, 0], usize::MAX), None);
+    }
 }

@@ -11,6 +11,7 @@ mod opcode;
 mod path;
 mod pool;
 mod psn;
+mod udp;
 mod view;
 
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub use header::{
     Aeth, AtomicEth, BTH, Bth, CREDITS_UNLIMITED, DCETH, DEFAULT_PKEY, DcEth, Deth, ICRC,
     MULTICAST_QPN, NakCode, Reth, Syndrome,
 };
+pub use icrc::{icrc_cause, icrc_change};
 pub use opcode::{Class, Opcode, Traits, op};
 pub use path::{
     Gid, Grh, L3, Link, LinkKind, MAX_NETWORK, Mac, Network, NotPacket, Path, ROCE_V2_PORT, Roce,
@@ -28,6 +30,7 @@ pub use path::{
 };
 pub use pool::{CAPACITY, Packet, Pool};
 pub use psn::Psn;
+pub use udp::{Arrival, Departure, NotRoce, headroom};
 pub use view::{Refused, View};
 
 /// Path MTU: the largest payload of a packet.

@@ -1,0 +1,330 @@
+//! RoCE v2 packets as a UDP socket sends and receives them: without the headers that
+//! the ICRC covers.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
+
+use super::header::{BTH, ICRC, u16_at};
+use super::icrc::{icrc, icrc_cause, icrc_change};
+use super::path::{Gid, Grh, L3, Link, LinkKind, Mac, Network, Path, Roce, Template, gid_of_ipv4};
+use super::pool::{CAPACITY, Packet};
+
+/// Lengths of the headers that a socket does not show.
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const IPV6: usize = 40;
+const UDP: usize = 8;
+/// Offset of the identification in an IPv4 header.
+const IDENTIFICATION: usize = 4;
+
+/// Returns the bytes before the BTH in a frame. A datagram is received there in a
+/// packet's buffer.
+#[must_use]
+pub const fn headroom(ipv6: bool) -> usize {
+    ETHERNET + if ipv6 { IPV6 } else { IPV4 } + UDP
+}
+
+/// Returns the GID of an address.
+fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(address) => gid_of_ipv4(address.octets()),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// Reasons why a datagram is not a RoCE v2 packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotRoce {
+    /// It is too short, too long, or between addresses of two families.
+    Length,
+    /// The ICRC is wrong.
+    Icrc,
+}
+
+/// A received datagram: what a socket says about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    /// Sender.
+    pub source: IpAddr,
+    /// UDP source port.
+    pub port: u16,
+    /// Receiver.
+    pub destination: IpAddr,
+    /// Traffic class, or TOS of IPv4.
+    pub traffic_class: u8,
+}
+
+impl Arrival {
+    /// Makes the frame of a datagram whose `length` bytes are in the buffer of
+    /// `packet` after the [`headroom`], and checks its ICRC. A socket does not show
+    /// the IPv4 identification: the one that explains the ICRC is taken, so that 16
+    /// of its 32 bits are checked.
+    ///
+    /// # Errors
+    /// [`NotRoce`].
+    pub fn frame(
+        &self,
+        packet: &mut Packet,
+        length: usize,
+        smac: Mac,
+        dmac: Mac,
+    ) -> Result<(), NotRoce> {
+        let ipv6 = self.source.is_ipv6();
+        let bth_at = headroom(ipv6);
+        let enough = (BTH + ICRC..=CAPACITY - bth_at).contains(&length);
+        let mapped = |address: IpAddr| address != address.to_canonical();
+        let odd = mapped(self.source) || mapped(self.destination);
+        if !enough || odd || ipv6 != self.destination.is_ipv6() {
+            return Err(NotRoce::Length);
+        }
+        let template = Template::new(&Path {
+            link: Link::Ether {
+                smac,
+                dmac,
+                vlan: None,
+            },
+            grh: Some(Grh {
+                sgid: gid_of(self.source),
+                dgid: gid_of(self.destination),
+                flow_label: 0,
+                traffic_class: self.traffic_class,
+                hop_limit: 64,
+            }),
+            roce: Roce::V2,
+            udp_source: self.port,
+        });
+        packet.set_length(bth_at + length);
+        let frame = packet.frame_mut();
+        frame[..bth_at].copy_from_slice(template.bytes());
+        // A source port of 0 stands for another one in a path.
+        frame[bth_at - UDP..bth_at - UDP + 2].copy_from_slice(&self.port.to_be_bytes());
+        template.finish(frame);
+        let (l3, l3_at) = template.l3();
+        let end = frame.len() - ICRC;
+        let computed = icrc(frame, LinkKind::Ethernet, l3, l3_at, bth_at);
+        let stored = frame[end..]
+            .iter()
+            .rev()
+            .fold(0, |sum, byte| sum << 8 | u32::from(*byte));
+        let change = computed ^ stored;
+        if change == 0 {
+            return Ok(());
+        }
+        if l3 != L3::Ipv4 {
+            return Err(NotRoce::Icrc);
+        }
+        let at = l3_at + IDENTIFICATION;
+        let cause = icrc_cause(change, end - at - 2).ok_or(NotRoce::Icrc)?;
+        // The header's checksum is not the socket's to check, and is left.
+        frame[at..at + 2].copy_from_slice(&cause);
+        Ok(())
+    }
+}
+
+/// A frame as it is to be sent by a socket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Departure {
+    /// Sender.
+    pub source: IpAddr,
+    /// Receiver.
+    pub destination: IpAddr,
+    /// UDP source port.
+    pub port: u16,
+    /// Traffic class, or TOS of IPv4.
+    pub traffic_class: u8,
+    /// Hop limit, or TTL.
+    pub hop_limit: u8,
+    /// The datagram's place in the frame.
+    pub payload: Range<usize>,
+    l3: L3,
+    l3_at: usize,
+}
+
+impl Departure {
+    /// Returns how a frame is to be sent; `None` if it is not RoCE v2.
+    #[must_use]
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        let network = Network::read(LinkKind::Ethernet, frame).ok()?;
+        let at = network.l3_at;
+        let (source, destination, traffic_class, hop_limit): (IpAddr, IpAddr, _, _) =
+            match network.l3 {
+                L3::Ipv4 => {
+                    let address = |at: usize| frame.get(at..)?.first_chunk::<4>().copied();
+                    let of = |at| address(at).map(|it| IpAddr::from(Ipv4Addr::from(it)));
+                    (of(at + 12)?, of(at + 16)?, frame[at + 1], frame[at + 8])
+                }
+                L3::Ipv6 => {
+                    let address = |at: usize| frame.get(at..)?.first_chunk::<16>().copied();
+                    let of = |at| address(at).map(|it| IpAddr::from(Ipv6Addr::from(it)));
+                    let class = (u16_at(frame, at) >> 4) as u8;
+                    (of(at + 8)?, of(at + 24)?, class, frame[at + 7])
+                }
+                L3::None | L3::Grh => return None,
+            };
+        Some(Self {
+            source,
+            destination,
+            port: u16_at(frame, network.bth_at - UDP),
+            traffic_class,
+            hop_limit,
+            payload: network.bth_at..network.end,
+            l3: network.l3,
+            l3_at: at,
+        })
+    }
+
+    /// Changes the source port of the frame, and the ICRC with it.
+    pub fn set_port(&mut self, frame: &mut [u8], port: u16) {
+        let at = self.payload.start - UDP;
+        self.change(frame, at, port ^ self.port);
+        self.port = port;
+    }
+
+    /// Changes the IPv4 identification, which is 0 in a new frame, and the ICRC with
+    /// it. Without effect on IPv6.
+    pub fn set_identification(&self, frame: &mut [u8], identification: u16) {
+        if self.l3 == L3::Ipv4 {
+            let at = self.l3_at + IDENTIFICATION;
+            let change = u16_at(frame, at) ^ identification;
+            self.change(frame, at, change);
+        }
+    }
+
+    fn change(&self, frame: &mut [u8], at: usize, by: u16) {
+        let by = by.to_be_bytes();
+        let end = self.payload.end - ICRC;
+        let (Some(bytes), Some(change)) =
+            (frame.get_mut(at..at + 2), icrc_change(by, end - at - 2))
+        else {
+            return;
+        };
+        bytes[0] ^= by[0];
+        bytes[1] ^= by[1];
+        for (byte, change) in frame[end..end + ICRC].iter_mut().zip(change.to_le_bytes()) {
+            *byte ^= change;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::packet::{Bth, PacketBuilder, Pool, Psn, View};
+
+    const MACS: (Mac, Mac) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+
+    fn frame(ipv6: bool, payload: &[u8], traffic_class: u8) -> Packet {
+        let gid = |n: u8| match ipv6 {
+            true => [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, n],
+            false => gid_of_ipv4([192, 0, 2, n]),
+        };
+        let mut path = Path::roce_v2(MACS.0, MACS.1, gid(1), gid(2));
+        if let Some(grh) = &mut path.grh {
+            grh.traffic_class = traffic_class;
+        }
+        let template = Template::new(&path);
+        let bth = Bth {
+            opcode: 4,
+            solicited: false,
+            migrated: true,
+            pad: 0,
+            version: 0,
+            pkey: 0xffff,
+            dest_qpn: 0x12_3456,
+            ack_request: true,
+            psn: Psn::new(77),
+        };
+        let mut builder = PacketBuilder::new(&Pool::new(), &template, bth, payload.len());
+        builder.space(payload.len()).copy_from_slice(payload);
+        builder.finish()
+    }
+
+    /// Passes a frame through a socket that shows nothing else than the arrival.
+    fn carry(pool: &Pool, packet: &Packet) -> Result<Packet, NotRoce> {
+        let gone = Departure::of(packet.frame()).unwrap();
+        let arrival = Arrival {
+            source: gone.source,
+            port: gone.port,
+            destination: gone.destination,
+            traffic_class: gone.traffic_class,
+        };
+        let datagram = &packet.frame()[gone.payload.clone()];
+        let mut there = pool.get(LinkKind::Ethernet);
+        let at = headroom(gone.source.is_ipv6());
+        there.buffer_mut()[at..at + datagram.len()].copy_from_slice(datagram);
+        arrival.frame(&mut there, datagram.len(), MACS.0, MACS.1)?;
+        Ok(there)
+    }
+
+    proptest! {
+        #[test]
+        fn a_packet_arrives_as_it_was_sent(
+            ipv6 in any::<bool>(),
+            payload in proptest::collection::vec(any::<u8>(), 0..4097),
+            port in any::<u16>(),
+            identification in any::<u16>(),
+            traffic_class in any::<u8>(),
+        ) {
+            let mut packet = frame(ipv6, &payload, traffic_class);
+            let mut gone = Departure::of(packet.frame()).unwrap();
+            prop_assert_eq!((gone.traffic_class, gone.hop_limit), (traffic_class, 64));
+            gone.set_port(packet.frame_mut(), port);
+            gone.set_identification(packet.frame_mut(), identification);
+            View::read(LinkKind::Ethernet, packet.frame()).unwrap();
+            let there = carry(&Pool::new(), &packet).unwrap();
+            let view = View::read(LinkKind::Ethernet, there.frame()).unwrap();
+            prop_assert_eq!(view.payload, &payload[..]);
+            let sent = Departure::of(packet.frame());
+            prop_assert_eq!(Departure::of(there.frame()), sent);
+        }
+
+        #[test]
+        fn a_damaged_packet_is_refused(
+            ipv6 in any::<bool>(),
+            length in 0usize..1000,
+            bit in any::<proptest::sample::Index>(),
+        ) {
+            let mut packet = frame(ipv6, &vec![7; length], 0);
+            let at = headroom(ipv6) * 8;
+            let bit = at + bit.index(packet.frame().len() * 8 - at);
+            // Bits that no ICRC covers.
+            if bit / 8 != at / 8 + 4 {
+                packet.frame_mut()[bit / 8] ^= 1 << (bit % 8);
+                match carry(&Pool::new(), &packet) {
+                    Err(error) => prop_assert_eq!(error, NotRoce::Icrc),
+                    // One in 65536: another identification explains it.
+                    Ok(there) => {
+                        let at = ETHERNET + IDENTIFICATION;
+                        prop_assert!(!ipv6 && there.frame()[at..at + 2] != [0; 2]);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn any_datagram_is_framed_or_refused(
+            bytes in proptest::collection::vec(any::<u8>(), 0..CAPACITY + 9),
+            source in any::<IpAddr>(),
+            destination in any::<IpAddr>(),
+        ) {
+            let arrival = Arrival { source, port: 0, destination, traffic_class: 3 };
+            let mut packet = Pool::new().get(LinkKind::Ethernet);
+            for (to, from) in packet.buffer_mut()[headroom(true)..].iter_mut().zip(&bytes) {
+                *to = *from;
+            }
+            let _ = arrival.frame(&mut packet, bytes.len(), MACS.0, MACS.1);
+        }
+    }
+
+    #[test]
+    fn other_frames_do_not_depart() {
+        assert_eq!(Departure::of(&[]), None);
+        assert_eq!(Departure::of(&[0; 100]), None);
+        let mut packet = frame(false, &[], 0);
+        packet.frame_mut()[12] = 0x89;
+        packet.frame_mut()[13] = 0x15;
+        assert_eq!(Departure::of(packet.frame()), None);
+    }
+}
