@@ -8,8 +8,8 @@
 //!  queues in memory ◄── doorbell records, entries, completions ┘
 //! ```
 //!
-//! An [`Embedded`] is one HCA; a [`Network`] connects several, optionally
-//! across processes. [`Embedded::context`] returns an ordinary context: the
+//! An [`Embedded`] is one HCA; a [`Network`] connects several, or one to those of other
+//! processes or hosts. [`Embedded::context`] returns an ordinary context: the
 //! calling thread executes its commands, and events are read from descriptors
 //! that support poll and epoll. Queues need no system calls: the engine polls
 //! the doorbell records.
@@ -55,9 +55,11 @@ mod segment;
 mod spec;
 mod state;
 mod time;
+mod udp;
 mod user;
 mod wait;
 mod watch;
+mod wire;
 mod writes;
 mod xrc;
 

@@ -10,7 +10,7 @@ use nix::unistd::geteuid;
 use softhca::Settings;
 use softhca::fabric::Fabric;
 use softhca::packet::Pool;
-use softhca::profile::Profile;
+use softhca::profile::{PortKind, Profile};
 use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error, environment};
 
@@ -18,9 +18,10 @@ use crate::device::{Device, Drive};
 use crate::directory::{Directory, Sharing};
 use crate::embedded::Embedded;
 use crate::memory::Process;
-use crate::runner::Runner;
+use crate::runner::{Reach, Runner};
 use crate::state::State;
 use crate::time::{self, Progress, SimulatedTime};
+use crate::udp::UdpPorts;
 use crate::{Result, refuse};
 
 /// A set of devices that can reach each other.
@@ -47,7 +48,7 @@ impl Network {
     /// # Errors
     /// EAGAIN and similar if a thread cannot be created.
     pub fn new(drive: Drive) -> std::result::Result<Self, Error> {
-        Self::made(drive, None, None)
+        Self::made(drive, Reach::Process, None)
     }
 
     /// Creates a network without devices whose time is simulated: it passes only
@@ -62,7 +63,11 @@ impl Network {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn simulated(seed: u64) -> std::result::Result<Self, Error> {
-        Self::made(Drive::Caller, None, Some(SimulatedTime::new(seed)))
+        Self::made(
+            Drive::Caller,
+            Reach::Process,
+            Some(SimulatedTime::new(seed)),
+        )
     }
 
     /// Creates a network without devices that is shared with other processes:
@@ -95,7 +100,25 @@ impl Network {
         directory: &Path,
         sharing: Sharing,
     ) -> std::result::Result<Self, Error> {
-        Self::made(drive, Some(Directory::open(directory, sharing)?), None)
+        let directory = Arc::new(Directory::open(directory, sharing)?);
+        Self::made(drive, Reach::Directory(directory), None)
+    }
+
+    /// Creates a network without devices that reaches other hosts: RoCE v2 in UDP
+    /// datagrams, as rdma_rxe and RDMA cards send them. `name` is an IP address of this
+    /// host, or a network interface, of which it takes all addresses at the time of the
+    /// call. Its one device has an Ethernet port.
+    ///
+    /// It takes UDP port 4791 of each address for this process, and needs no right that
+    /// sending datagrams does not need. Whoever can send datagrams to the host can send
+    /// packets to the device, and forge their source: RoCE does not protect.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], with what to do, if there is no such interface or address,
+    /// if it has no address, if the port is in use, or if the MTU is too small; errors
+    /// of creating sockets; and those of [`new`](Self::new).
+    pub fn roce(drive: Drive, name: &str) -> std::result::Result<Self, Error> {
+        Self::made(drive, Reach::Udp(UdpPorts::open(name)?), None)
     }
 
     /// Returns the directory that commands use if none is named: `ringverbs` in
@@ -121,11 +144,10 @@ impl Network {
 
     fn made(
         drive: Drive,
-        directory: Option<Directory>,
+        reach: Reach,
         time: Option<SimulatedTime>,
     ) -> std::result::Result<Self, Error> {
-        let directory = directory.map(Arc::new);
-        let runner = Runner::new(Fabric::new(1), Pool::new(), drive, directory, time);
+        let runner = Runner::new(Fabric::new(1), Pool::new(), drive, reach, time);
         let runner = runner.map_err(refused(Command::Open))?;
         Ok(Self { runner })
     }
@@ -134,7 +156,8 @@ impl Network {
     /// has addresses of its own.
     ///
     /// # Errors
-    /// ENODEV if the profile does not exist; ENOMEM.
+    /// ENODEV if the profile does not exist, or has an InfiniBand port on a network
+    /// that reaches other hosts; ENOMEM, also for a second device on such a network.
     pub fn device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
         self.add(profile, false).map_err(refused(Command::Open))
     }
@@ -163,7 +186,14 @@ impl Network {
             };
             settings.mac[2..4].copy_from_slice(&self.runner.network().to_be_bytes());
             let process = Process::new(self.runner.time().map(SimulatedTime::clock));
-            let state = State::new(process, settings, fabric, pool)?;
+            let addresses = self.runner.addresses();
+            if let Some(addresses) = addresses {
+                if settings.profile.port != PortKind::Ethernet {
+                    return Err(Errno::new(libc::ENODEV));
+                }
+                addresses.describe(&mut settings);
+            }
+            let state = State::new(process, settings, addresses, fabric, pool)?;
             Ok(Arc::new(Device::new(state, number.into())))
         })?;
         Ok(Embedded {

@@ -289,6 +289,9 @@ impl State {
             return refuse(libc::EINVAL);
         }
         check(given, mask)?;
+        if mask.contains(Mask::PATH_MTU) && given.path_mtu > self.mtu().into() {
+            return refuse(libc::EINVAL);
+        }
         merge(&mut attributes, given, mask);
         let opcode = transition.opcode;
         let input = Input::new(opcode, 0x110).set(NUMBER, number);

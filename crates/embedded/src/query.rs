@@ -11,12 +11,13 @@ use zerocopy::IntoBytes;
 use crate::command::{Input, run};
 use crate::request::Request;
 use crate::state::State;
+use crate::udp::{DEVICE_MAC, OTHERS_MAC};
 use crate::{Result, refuse};
 
 /// `enum ib_uverbs_gid_type`.
-const GID_IB: u32 = 0;
-const GID_ROCE_V1: u32 = 1;
-const GID_ROCE_V2: u32 = 2;
+pub(crate) const GID_IB: u32 = 0;
+pub(crate) const GID_ROCE_V1: u32 = 1;
+pub(crate) const GID_ROCE_V2: u32 = 2;
 
 /// `enum ib_port_state`, `ib_port_phys_state`.
 const ACTIVE: u8 = 4;
@@ -58,6 +59,11 @@ impl State {
     /// # Errors
     /// EHOSTUNREACH: the GID is not that of a device of this network.
     pub(crate) fn resolve(&self, gid: &[u8; 16]) -> Result<[u8; 6]> {
+        if self.reaches_hosts {
+            let own = self.gids.iter().any(|entry| entry.0 == *gid);
+            let other = multicast_mac(gid).unwrap_or(OTHERS_MAC);
+            return Ok(if own { DEVICE_MAC } else { other });
+        }
         let mac = mac_of(gid)?;
         let is_multicast = mac[0] & 1 != 0;
         if !is_multicast && mac[..4] != self.hca.settings().mac[..4] {
@@ -68,19 +74,19 @@ impl State {
 
     /// Returns the port's GIDs, with their types.
     pub(crate) fn gids(&self) -> Vec<GidEntry> {
-        let types: &[u32] = if self.is_ethernet() {
-            &[GID_ROCE_V1, GID_ROCE_V2]
-        } else {
-            &[GID_IB]
-        };
-        let entry = |(index, gid_type): (usize, &u32)| GidEntry {
-            gid: self.gid(),
+        let entry = |(index, (gid, gid_type)): (usize, &([u8; 16], u32))| GidEntry {
+            gid: *gid,
             gid_index: index as u32,
             port_num: 1,
             gid_type: *gid_type,
             netdev_ifindex: 0,
         };
-        types.iter().enumerate().map(entry).collect()
+        self.gids.iter().enumerate().map(entry).collect()
+    }
+
+    /// Returns the path MTU of the port, in MTU encoding.
+    pub(crate) fn mtu(&self) -> u8 {
+        self.hca.settings().mtu.code()
     }
 
     fn is_up(&mut self) -> Result<bool> {
@@ -107,7 +113,7 @@ impl State {
             sm_lid: lid,
             state: if up { ACTIVE } else { DOWN },
             max_mtu: MTU_4096,
-            active_mtu: MTU_4096,
+            active_mtu: self.mtu(),
             max_vl_num: 1,
             subnet_timeout: if ethernet { 0 } else { 18 },
             // 4X, EDR.

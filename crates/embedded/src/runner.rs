@@ -2,16 +2,13 @@
 //! repeats it.
 
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::AsFd;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::Epoll;
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::time::TimeSpec;
 use ring::Sleeper;
 use softhca::fabric::Fabric;
 use softhca::packet::Pool;
@@ -21,9 +18,11 @@ use crate::cm::Manager;
 use crate::device::{Device, Drive};
 use crate::directory::Directory;
 use crate::leaving::{Flush, flush_at_exit};
-use crate::segment::{self, DEVICES, PATIENCE, Segment};
+use crate::segment::{DEVICES, Segment};
 use crate::time::SimulatedTime;
+use crate::udp::{Addresses, UdpPorts, UdpWire};
 use crate::wait::{Backoff, Polled, Waiters, prompt};
+use crate::wire::{Link, PATIENCE, Wire};
 use crate::{Result, refuse};
 
 /// Drives the devices of a network. Dropping it ends the thread.
@@ -33,7 +32,21 @@ pub(crate) struct Runner {
     manager: Manager,
     /// Identifier of the network.
     network: u16,
+    /// Numbers of its devices.
+    numbers: Range<usize>,
+    /// Addresses of its device, if they are the host's.
+    addresses: Option<Addresses>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the devices of a network reach.
+pub(crate) enum Reach {
+    /// Each other.
+    Process,
+    /// Those of processes that name the same directory.
+    Directory(Arc<Directory>),
+    /// Other hosts.
+    Udp(UdpPorts),
 }
 
 pub(crate) struct Shared {
@@ -43,7 +56,7 @@ pub(crate) struct Shared {
     /// Number of devices.
     count: AtomicUsize,
     stop: AtomicBool,
-    joined: Option<ProcessLink>,
+    link: Option<Link>,
     /// Threads that poll and wait for others' turns.
     waiters: Waiters,
     /// Held by the polling thread that waits for frames.
@@ -69,16 +82,6 @@ const LONGEST_REST: Duration = Duration::from_micros(500);
 const ANNOUNCED: Duration = Duration::from_micros(200);
 const UNANNOUNCED: Duration = Duration::from_millis(1);
 
-/// The connection to other processes.
-struct ProcessLink {
-    segment: Mutex<Segment>,
-    /// Monitors the sockets, and the eventfd that wakes a sleeping thread.
-    epoll: Epoll,
-    wake: EventFd,
-    /// Number of this process's first device.
-    first_device: u16,
-}
-
 /// Result of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
@@ -88,85 +91,13 @@ struct Turn {
     due: Option<Duration>,
 }
 
-impl ProcessLink {
-    fn new(directory: Arc<Directory>, fabric: &Fabric, pool: Pool) -> Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wake = EventFd::from_value_and_flags(0, flags);
-        let wake = wake.map_err(|errno| Errno::new(errno as i32))?;
-        let epoll = segment::epoll(&wake)?;
-        let segment = Segment::join(directory, fabric, pool, &epoll)?;
-        Ok(Self {
-            first_device: segment.first_device(),
-            segment: Mutex::new(segment),
-            epoll,
-            wake,
-        })
-    }
-
-    fn pump(&self) -> bool {
-        match self.segment.try_lock() {
-            Ok(mut segment) => segment.pump(&self.epoll),
-            Err(TryLockError::Poisoned(mut segment)) => segment.get_mut().pump(&self.epoll),
-            // Another thread is driving, and may be waiting for a processor:
-            // without a yield, a caller that drives in a loop would occupy it
-            // for a tick.
-            Err(TryLockError::WouldBlock) => {
-                thread::yield_now();
-                false
-            }
-        }
-    }
-
-    /// Called before a timeout takes effect: processes what has arrived, and
-    /// returns whether there may be more, or peers have not read what they were
-    /// sent.
-    fn is_behind(&self) -> bool {
-        let behind = |segment: &mut Segment| segment.pump(&self.epoll) || segment.is_unread();
-        match self.segment.try_lock() {
-            Ok(mut segment) => behind(&mut segment),
-            Err(TryLockError::Poisoned(mut segment)) => behind(segment.get_mut()),
-            Err(TryLockError::WouldBlock) => true,
-        }
-    }
-
-    /// Moves frames; returns whether there are frames of this process that no
-    /// socket has accepted yet.
-    fn is_sending(&self) -> bool {
-        let sending = |segment: &mut Segment| {
-            segment.pump(&self.epoll);
-            segment.is_sending()
-        };
-        match self.segment.try_lock() {
-            Ok(mut segment) => sending(&mut segment),
-            Err(TryLockError::Poisoned(mut segment)) => sending(segment.get_mut()),
-            Err(TryLockError::WouldBlock) => true,
-        }
-    }
-
-    /// Sleeps until a frame arrives, another thread wakes it, or the time is
-    /// up.
-    fn sleep(&self, limit: Option<Duration>) {
-        self.wait(limit);
-        // The eventfd may not be what ended the wait.
-        let _ = self.wake.read();
-    }
-
-    /// As [`ProcessLink::sleep`], by a thread other than the network's, whose
-    /// wake-up it leaves to it.
-    fn wait(&self, limit: Option<Duration>) {
-        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
-        // A spurious wakeup is harmless.
-        let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
-    }
-}
-
 impl Shared {
     /// Runs a turn of the devices, and moves frames from and to other
     /// processes.
     fn turn(&self, devices: &[Arc<Device>]) -> Turn {
-        let mut found = turn(devices, self.joined.as_ref());
-        if let Some(joined) = &self.joined {
-            found.busy |= joined.pump();
+        let mut found = turn(devices, self.link.as_ref());
+        if let Some(link) = &self.link {
+            found.busy |= link.pump();
         }
         if found.busy {
             self.waiters.wake();
@@ -179,15 +110,15 @@ impl Shared {
 
     /// Sleeps until there is something to do, or the time is up.
     fn sleep(&self, limit: Option<Duration>) {
-        match (&self.joined, limit) {
-            (Some(joined), limit) => joined.sleep(limit),
+        match (&self.link, limit) {
+            (Some(link), limit) => link.sleep(limit),
             (None, Some(limit)) => thread::park_timeout(limit),
             (None, None) => thread::park(),
         }
     }
 
     fn is_sending(&self) -> bool {
-        let Some(joined) = &self.joined else {
+        let Some(link) = &self.link else {
             return false;
         };
         // A turn in progress may not have sent all frames whose completions it
@@ -197,7 +128,7 @@ impl Shared {
             Err(TryLockError::Poisoned(_)) => false,
             Err(TryLockError::WouldBlock) => true,
         };
-        in_turn || joined.is_sending()
+        in_turn || link.is_sending()
     }
 
     fn devices(&self) -> MutexGuard<'_, Vec<Arc<Device>>> {
@@ -205,12 +136,12 @@ impl Shared {
     }
 }
 
-fn turn(devices: &[Arc<Device>], joined: Option<&ProcessLink>) -> Turn {
+fn turn(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
     let mut found = Turn::default();
     for device in devices {
         let mut state = device.lock_for_turn();
         if state.due() == Some(0) {
-            let behind = joined.is_some_and(ProcessLink::is_behind);
+            let behind = link.is_some_and(Link::is_behind);
             let behind = behind || state.hca.is_backlogged();
             state.hca.set_patient(behind);
         }
@@ -224,25 +155,47 @@ fn turn(devices: &[Arc<Device>], joined: Option<&ProcessLink>) -> Turn {
 }
 
 impl Runner {
-    /// Creates a runner without devices; joined to other processes if a
-    /// directory is given.
+    /// Creates a runner without devices.
     pub(crate) fn new(
         fabric: Fabric,
         pool: Pool,
         drive: Drive,
-        directory: Option<Arc<Directory>>,
+        reach: Reach,
         time: Option<SimulatedTime>,
     ) -> Result<Arc<Self>> {
-        let manager = Manager::new(directory.clone());
-        let network = match &directory {
-            Some(directory) => directory.id()?,
-            None if time.is_some() => 0,
+        let mut numbers = 0..usize::MAX;
+        let mut addresses = None;
+        let mut network = match time {
+            Some(_) => 0,
             None => RandomState::new().hash_one(()) as u16,
         };
-        let joined = directory.map(|directory| ProcessLink::new(directory, &fabric, pool.clone()));
-        let joined = joined.transpose()?;
+        let (manager, link) = match reach {
+            Reach::Process => (Manager::new(None), None),
+            Reach::Directory(directory) => {
+                network = directory.id()?;
+                let manager = Manager::new(Some(Arc::clone(&directory)));
+                let link = Link::new(|epoll| {
+                    let segment = Segment::join(directory, &fabric, pool.clone(), epoll)?;
+                    let first = segment.first_device().into();
+                    numbers = first..first + usize::from(DEVICES);
+                    Ok(Wire::Directory(segment))
+                })?;
+                (manager, Some(link))
+            }
+            Reach::Udp(ports) => {
+                // A device has the addresses of the wire for itself.
+                numbers = 0..1;
+                addresses = Some(ports.addresses());
+                let manager = Manager::new(None);
+                let make = |epoll: &Epoll| UdpWire::new(ports, &fabric, pool.clone(), epoll);
+                (
+                    manager,
+                    Some(Link::new(|epoll| make(epoll).map(Wire::Udp))?),
+                )
+            }
+        };
         let shared = Arc::new(Shared {
-            joined,
+            link,
             fabric,
             pool,
             devices: Mutex::default(),
@@ -259,7 +212,7 @@ impl Runner {
             },
             time,
         });
-        if shared.joined.is_some() {
+        if shared.link.is_some() {
             let network: Weak<Shared> = Arc::downgrade(&shared);
             flush_at_exit(network);
         }
@@ -278,6 +231,8 @@ impl Runner {
             shared,
             manager,
             network,
+            numbers,
+            addresses,
             thread,
         }))
     }
@@ -289,12 +244,10 @@ impl Runner {
     ) -> Result<Arc<Device>> {
         let mut devices = self.shared.devices();
         let mut number = devices.len();
-        if let Some(joined) = &self.shared.joined {
-            if number >= DEVICES.into() {
-                return refuse(libc::ENOMEM);
-            }
-            number += usize::from(joined.first_device);
+        if number >= self.numbers.len() {
+            return refuse(libc::ENOMEM);
         }
+        number += self.numbers.start;
         let device = make(number, &self.shared.fabric, self.shared.pool.clone())?;
         devices.push(Arc::clone(&device));
         self.shared.count.store(devices.len(), Ordering::Release);
@@ -317,13 +270,13 @@ impl Runner {
     /// need no turn of their own.
     pub(crate) fn wait(&self, polled: Option<Polled>, turns: u32, limit: Duration) {
         let waiters = &self.shared.waiters;
-        let Some(joined) = &self.shared.joined else {
+        let Some(link) = &self.shared.link else {
             return waiters.wait(polled, turns, limit);
         };
         match self.shared.watch.try_lock() {
             Err(TryLockError::WouldBlock) => waiters.wait(polled, turns, limit),
             watch => {
-                joined.wait(Some(limit));
+                link.wait(Some(limit));
                 drop(watch);
                 // The next one waits for frames.
                 waiters.wake_one();
@@ -375,15 +328,19 @@ impl Runner {
         self.network
     }
 
+    /// Returns the addresses of its device, if they are the host's.
+    pub(crate) fn addresses(&self) -> Option<&Addresses> {
+        self.addresses.as_ref()
+    }
+
     /// Wakes the thread.
     pub(crate) fn wake(&self) {
         if let Some(time) = &self.shared.time {
             return time.called();
         }
         self.shared.woken.store(true, Ordering::Relaxed);
-        if let Some(joined) = &self.shared.joined {
-            // Fails only if the counter is full, which also wakes.
-            let _ = joined.wake.write(1);
+        if let Some(link) = &self.shared.link {
+            link.wake();
         }
         if let Some(thread) = &self.thread {
             thread.thread().unpark();

@@ -13,12 +13,12 @@
 //! per turn, frames that wait.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::fcntl::Flock;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{
     Backlog, MsgFlags, SockFlag, accept4, listen, recv, send, setsockopt, sockopt,
 };
@@ -28,6 +28,7 @@ use uverbs::Errno;
 
 use crate::Result;
 use crate::directory::Directory;
+use crate::wire::{PATIENCE, WAKE};
 
 /// Maximum number of processes of a network.
 const MEMBERS: u16 = 32;
@@ -37,9 +38,6 @@ pub(crate) const DEVICES: u16 = 256;
 const LIMIT: usize = 64;
 /// Requested send buffer of a socket, in bytes; the system may grant less.
 const ROOM: usize = 1 << 20;
-/// How long a frame waits for a process that does not read. The process may
-/// only be busy, but all others wait as well.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// First multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 
@@ -50,8 +48,6 @@ const ETHERNET: u8 = 1;
 /// The listening socket in epoll events. Connections are identified by their
 /// indices.
 const LISTENER: u64 = u64::MAX;
-/// The eventfd that wakes a sleeping thread.
-pub(crate) const WAKE: u64 = u64::MAX - 1;
 
 /// This process's part of the network.
 pub(crate) struct Segment {
@@ -348,14 +344,6 @@ impl Drop for Segment {
     }
 }
 
-/// Creates an epoll instance that reports `wake` as [`WAKE`].
-pub(crate) fn epoll(wake: impl AsFd) -> Result<Epoll> {
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
-    let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
-    epoll.add(wake, event).map_err(os)?;
-    Ok(epoll)
-}
-
 #[cfg(test)]
 mod tests {
     use softhca::Settings;
@@ -363,6 +351,7 @@ mod tests {
 
     use super::*;
     use crate::directory::{Sharing, new_socket};
+    use crate::wire::epoll;
 
     #[test]
     fn a_frame_goes_to_the_member_with_its_destination() {

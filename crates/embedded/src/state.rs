@@ -9,7 +9,7 @@ use softhca::bits::{Field, field, flag, get32};
 use softhca::command::opcode as op;
 use softhca::engine::eq::event;
 use softhca::fabric::Fabric;
-use softhca::packet::Pool;
+use softhca::packet::{Gid, Pool};
 use softhca::profile::PortKind;
 use softhca::transport::Queue;
 use softhca::{Hca, Settings};
@@ -22,6 +22,8 @@ use crate::event::{Event, EventFile, Reported};
 use crate::files::File;
 use crate::memory::Process;
 use crate::object::{Events, ObjectData, Objects};
+use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2};
+use crate::udp::Addresses;
 use crate::watch::{Doorbell, Watch};
 use crate::{Result, refuse};
 
@@ -61,6 +63,10 @@ pub(crate) struct State {
     pub(crate) failed: bool,
     /// Sends that were outstanding when their queue pair was destroyed.
     pub(crate) abandoned: Vec<(u32, usize)>,
+    /// The port's GIDs, with their types.
+    pub(crate) gids: Vec<(Gid, u32)>,
+    /// Its addresses are the host's, and peers may be other hosts.
+    pub(crate) reaches_hosts: bool,
     /// One per completion vector. Events other than completions are reported in
     /// the first.
     events: Vec<EventQueue>,
@@ -87,14 +93,40 @@ const HOST_ORDER: Field = field(0x18, 31, 30);
 const SELECT_ROCE: Field = flag(0xc, 1);
 const NIC_ROCE: Field = flag(0x100, 0);
 
+/// Returns the port's own GID: the default prefix and the port's GUID or, on
+/// Ethernet, the GID derived from the MAC address.
+fn own_gid(settings: &Settings) -> Gid {
+    let mut gid = [0; 16];
+    gid[..2].copy_from_slice(&[0xfe, 0x80]);
+    if settings.profile.port == PortKind::Ethernet {
+        let [a, b, c, d, e, f] = settings.mac;
+        gid[8..].copy_from_slice(&[a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    } else {
+        gid[8..].copy_from_slice(&settings.guid.to_be_bytes());
+    }
+    gid
+}
+
 impl State {
     /// Creates a device in the state after initialization by a driver.
     pub(crate) fn new(
         process: Process,
         settings: Settings,
+        addresses: Option<&Addresses>,
         fabric: &Fabric,
         pool: Pool,
     ) -> Result<Self> {
+        let own = own_gid(&settings);
+        let is_ethernet = settings.profile.port == PortKind::Ethernet;
+        let gids = match addresses {
+            Some(addresses) => addresses
+                .gids
+                .iter()
+                .map(|gid| (*gid, GID_ROCE_V2))
+                .collect(),
+            None if is_ethernet => vec![(own, GID_ROCE_V1), (own, GID_ROCE_V2)],
+            None => vec![(own, GID_IB)],
+        };
         let mut hca = Hca::new(process, settings, fabric, pool);
         // As the driver does. The default is network byte order.
         let input = Input::new(op::SET_HCA_CAP, 0x110)
@@ -118,6 +150,8 @@ impl State {
             variant: 0,
             failed: false,
             abandoned: Vec::new(),
+            gids,
+            reaches_hosts: addresses.is_some(),
             events,
         };
         if state.is_ethernet() {
@@ -142,32 +176,23 @@ impl State {
             .set(SELECT_ROCE, 1)
             .set(NIC_ROCE, 1);
         command::run(&mut self.hca, &input, 16)?;
-        let (gid, mac) = (self.gid(), self.hca.settings().mac);
-        // RoCE v1 and v2.
-        for index in 0..2 {
+        let mac = self.hca.settings().mac;
+        let gids = self.gids.clone();
+        for (index, (gid, gid_type)) in gids.iter().enumerate() {
+            let version = if *gid_type == GID_ROCE_V2 { 2 } else { 0 };
             let input = Input::new(op::SET_ROCE_ADDRESS, 0x30)
-                .set(ROCE_INDEX, index)
-                .bytes(ROCE_GID, &gid)
+                .set(ROCE_INDEX, index as u32)
+                .bytes(ROCE_GID, gid)
                 .bytes(ROCE_MAC, &mac)
-                .set(ROCE_VERSION, if index == 0 { 0 } else { 2 });
+                .set(ROCE_VERSION, version);
             command::run(&mut self.hca, &input, 16)?;
         }
         Ok(())
     }
 
-    /// Returns the port's GID: the default prefix and the port's GUID or, on
-    /// Ethernet, the GID derived from the MAC address.
-    pub(crate) fn gid(&self) -> [u8; 16] {
-        let settings = self.hca.settings();
-        let mut gid = [0; 16];
-        gid[..2].copy_from_slice(&[0xfe, 0x80]);
-        if self.is_ethernet() {
-            let [a, b, c, d, e, f] = settings.mac;
-            gid[8..].copy_from_slice(&[a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
-        } else {
-            gid[8..].copy_from_slice(&settings.guid.to_be_bytes());
-        }
-        gid
+    /// Returns the port's first GID.
+    pub(crate) fn gid(&self) -> Gid {
+        self.gids.first().map_or([0; 16], |entry| entry.0)
     }
 
     /// Fails as a device does that is taken away: reports a fatal error, destroys all

@@ -72,7 +72,7 @@ impl Device {
     /// Those of creating a thread, and ENOMEM.
     #[cfg(feature = "embedded")]
     pub fn embedded() -> Result<Self> {
-        embedded_device(None)
+        embedded_device(Location::Process)
     }
 
     /// Returns an embedded device that reaches those of other processes that name
@@ -92,7 +92,10 @@ impl Device {
     /// [`embedded`](Self::embedded).
     #[cfg(feature = "embedded")]
     pub fn embedded_at(directory: impl AsRef<Path>) -> Result<Self> {
-        embedded_device(Some((directory.as_ref(), embedded::Sharing::Own)))
+        embedded_device(Location::Directory(
+            directory.as_ref().to_owned(),
+            embedded::Sharing::Own,
+        ))
     }
 
     /// As [`embedded_at`](Self::embedded_at), in a directory that is shared with
@@ -104,12 +107,32 @@ impl Device {
     /// As [`embedded_at`](Self::embedded_at).
     #[cfg(feature = "embedded")]
     pub fn embedded_shared_at(directory: impl AsRef<Path>) -> Result<Self> {
-        embedded_device(Some((directory.as_ref(), embedded::Sharing::Others)))
+        embedded_device(Location::Directory(
+            directory.as_ref().to_owned(),
+            embedded::Sharing::Others,
+        ))
+    }
+
+    /// Returns an embedded device that reaches other hosts: rdma_rxe, cards, and
+    /// devices like it. It speaks RoCE v2 over UDP port 4791 of an address of this
+    /// host, or of all addresses of a network interface; `name` is one or the other.
+    /// One process can have it. Its name for [`named`](Self::named) is `roce:NAME`.
+    ///
+    /// RoCE protects neither from reading nor from forging: use it in networks whose
+    /// hosts are trusted.
+    ///
+    /// # Errors
+    /// EINVAL, with advice, if there is no such address or interface, the port is in
+    /// use, or the MTU is too small; those of creating sockets; and as
+    /// [`embedded`](Self::embedded).
+    #[cfg(feature = "embedded")]
+    pub fn roce(name: &str) -> Result<Self> {
+        embedded_device(Location::Hosts(name.to_owned()))
     }
 
     /// Returns the device with that name, such as `rxe0`, or, with the feature
-    /// `embedded`, `embedded`, `embedded:DIRECTORY` or
-    /// `embedded-shared:DIRECTORY`.
+    /// `embedded`, `embedded`, `embedded:DIRECTORY`, `embedded-shared:DIRECTORY`,
+    /// `roce:ADDRESS` or `roce:INTERFACE`.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if there is none.
@@ -271,44 +294,63 @@ impl Device {
 #[cfg(feature = "embedded")]
 const EMBEDDED: &str = "embedded";
 
-/// Network of an embedded device: its own, or that of a directory.
+/// Prefix of the name of an embedded device that reaches other hosts.
 #[cfg(feature = "embedded")]
-type Location<'a> = Option<(&'a Path, embedded::Sharing)>;
+const ROCE: &str = "roce:";
+
+/// Network of an embedded device.
+#[cfg(feature = "embedded")]
+#[derive(Clone, PartialEq, Eq)]
+enum Location {
+    /// Its own.
+    Process,
+    /// That of a directory.
+    Directory(PathBuf, embedded::Sharing),
+    /// That of an address or an interface.
+    Hosts(String),
+}
 
 /// Parses the name of an embedded device.
 #[cfg(feature = "embedded")]
-fn embedded_location(name: &str) -> Option<Location<'_>> {
+fn embedded_location(name: &str) -> Option<Location> {
+    if let Some(name) = name.strip_prefix(ROCE) {
+        return Some(Location::Hosts(name.to_owned()));
+    }
     let rest = name.strip_prefix(EMBEDDED)?;
     if rest.is_empty() {
-        return Some(None);
+        return Some(Location::Process);
     }
     let (sharing, directory) = match rest.strip_prefix("-shared") {
         Some(rest) => (embedded::Sharing::Others, rest),
         None => (embedded::Sharing::Own, rest),
     };
     let directory = directory.strip_prefix(':')?;
-    Some(Some((Path::new(directory), sharing)))
+    Some(Location::Directory(directory.into(), sharing))
 }
 
 /// Returns the embedded device of this process for `location`, creating it at first
 /// use.
 #[cfg(feature = "embedded")]
 fn embedded_device(location: Location) -> Result<Device> {
-    type Devices = Vec<(Option<(PathBuf, embedded::Sharing)>, embedded::Embedded)>;
-    static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
+    static DEVICES: Mutex<Vec<(Location, Device)>> = Mutex::new(Vec::new());
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    let location = location.map(|(directory, sharing)| (directory.to_owned(), sharing));
     if let Some((_, device)) = devices.iter().find(|(at, _)| *at == location) {
-        return Ok(device.clone().into());
+        return Ok(device.clone());
     }
     let drive = embedded::Drive::Thread;
     let network = match &location {
-        Some((directory, sharing)) => embedded::Network::joined_with(drive, directory, *sharing),
-        None => embedded::Network::new(drive),
+        Location::Process => embedded::Network::new(drive),
+        Location::Directory(directory, sharing) => {
+            embedded::Network::joined_with(drive, directory, *sharing)
+        }
+        Location::Hosts(name) => embedded::Network::roce(drive, name),
     };
-    let device = network?.device("roce")?;
+    let mut device = Device::from(network?.device("roce")?);
+    if let Location::Hosts(name) = &location {
+        device.found.name = format!("{ROCE}{name}");
+    }
     devices.push((location, device.clone()));
-    Ok(device.into())
+    Ok(device)
 }
 
 #[cfg(feature = "embedded")]

@@ -31,6 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::directory::Directory;
 use ports::Ports;
+pub(crate) use ports::random;
 use state::State;
 
 /// The connection manager of a network in this process.

@@ -49,7 +49,7 @@ fn os(errno: nix::Error) -> Errno {
 }
 
 /// Returns a number that cannot be guessed.
-pub(super) fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 

@@ -87,6 +87,12 @@ impl Mtu {
         })
     }
 
+    /// Returns the code in verbs and firmware; see [`Mtu::from_code`].
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self as u8 + 1
+    }
+
     /// The number of packets in a message of `length` bytes, at least one.
     #[inline]
     #[must_use]

@@ -1,0 +1,252 @@
+//! A wire to other hosts: RoCE v2 in UDP datagrams.
+//!
+//! ```text
+//!  fabric ── uplink ── frames ──► Departure ── sendmmsg ──► a source port of 8
+//!     ▲                                                         │ network
+//!     └──────────────── frames ◄── Arrival ◄── recvmmsg ◄── port 4791
+//! ```
+//!
+//! A socket carries what follows the UDP header; the headers before it, which the
+//! ICRC covers, are taken off and put back ([`softhca::packet::Arrival`]). Datagrams
+//! are untrusted: length and ICRC are checked here, the rest by the transport, as for
+//! frames of any network. What the device has not processed yet is bounded by its
+//! port's queue, and beyond it by the socket's buffer.
+
+mod ports;
+mod socket;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use softhca::fabric::{Fabric, Port};
+use softhca::packet::{Arrival, Departure, LinkKind, Mac, Packet, Pool};
+use uverbs::Errno;
+
+use crate::Result;
+use crate::wire::PATIENCE;
+use ports::Endpoint;
+pub(crate) use ports::{Addresses, UdpPorts};
+use socket::{BATCH, Datagram, Received, Scoped};
+
+/// MAC addresses in frames between the device and the wire: the device's, and that of
+/// all others.
+pub(crate) const DEVICE_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 1];
+pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
+
+/// Maximum number of batches received per turn and address.
+const ROUNDS: usize = 4;
+/// Source ports are chosen by these bits of the transport's.
+const SOURCE_BITS: u16 = 0x3fff;
+
+/// The wire of a device with addresses of this host.
+pub(crate) struct UdpWire {
+    port: Port,
+    pool: Pool,
+    endpoints: Vec<Endpoint>,
+    /// Frames to send.
+    outgoing: VecDeque<Packet>,
+    /// Since when the first of them waits for room in its socket.
+    waiting: Option<Instant>,
+    /// Empty packets that datagrams are received into.
+    spare: Vec<Packet>,
+    /// Received frames, empty between calls.
+    arrived: Vec<Packet>,
+}
+
+impl UdpWire {
+    pub(crate) fn new(ports: UdpPorts, fabric: &Fabric, pool: Pool, epoll: &Epoll) -> Result<Self> {
+        for (place, endpoint) in ports.endpoints.iter().enumerate() {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64);
+            let added = epoll.add(endpoint.receiver.as_fd(), event);
+            added.map_err(|errno| Errno::new(errno as i32))?;
+        }
+        let spare = (0..BATCH).map(|_| pool.get(LinkKind::Ethernet)).collect();
+        Ok(Self {
+            port: fabric.uplink(),
+            pool,
+            endpoints: ports.endpoints,
+            outgoing: VecDeque::new(),
+            waiting: None,
+            spare,
+            arrived: Vec::with_capacity(BATCH),
+        })
+    }
+
+    /// Moves frames in both directions. Returns whether there were any, or one is
+    /// waiting.
+    pub(crate) fn pump(&mut self) -> bool {
+        let sent = self.send_all();
+        let (received, _) = self.receive_all();
+        received || sent
+    }
+
+    /// Receives what has arrived before a timeout takes effect. Returns whether there
+    /// may be more.
+    pub(crate) fn is_behind(&mut self) -> bool {
+        self.receive_all().1
+    }
+
+    /// Returns whether there are frames to send.
+    pub(crate) fn is_sending(&self) -> bool {
+        !self.outgoing.is_empty() || self.port.deadline().is_some()
+    }
+
+    /// Sends frames, as many as the sockets accept. Returns whether there were any.
+    fn send_all(&mut self) -> bool {
+        // The wire has no delay, so the time does not matter.
+        self.port.recv_all(0, BATCH, &mut self.outgoing);
+        let any = !self.outgoing.is_empty();
+        while !self.outgoing.is_empty() {
+            match self.send_batch() {
+                Ok(count) => {
+                    self.outgoing.drain(..count);
+                    self.waiting = None;
+                }
+                Err(error) if is_full(&error) && self.may_wait() => break,
+                // The network does not take it: no route, too long, filtered.
+                Err(error) => {
+                    tracing::debug!(%error, "a RoCE packet was not sent");
+                    self.outgoing.pop_front();
+                    self.waiting = None;
+                }
+            }
+            if self.outgoing.len() < BATCH {
+                self.port.recv_all(0, BATCH, &mut self.outgoing);
+            }
+        }
+        any
+    }
+
+    /// Returns whether the first frame may wait longer for room in its socket.
+    fn may_wait(&mut self) -> bool {
+        self.waiting.get_or_insert_with(Instant::now).elapsed() < PATIENCE
+    }
+
+    /// Sends the first frames that leave by the same socket; discards the first frame
+    /// if it leaves by none. Returns their number.
+    fn send_batch(&mut self) -> io::Result<usize> {
+        let mut departures: [Option<Departure>; BATCH] = [const { None }; BATCH];
+        let mut socket = None;
+        let mut count = 0;
+        for (packet, place) in self.outgoing.iter_mut().zip(&mut departures) {
+            let Some(mut departure) = Departure::of(packet.frame()) else {
+                break;
+            };
+            let Some(by) = sender(&self.endpoints, &departure) else {
+                break;
+            };
+            if *socket.get_or_insert(by) != by {
+                break;
+            }
+            let (endpoint, port) = by;
+            let port = self.endpoints[endpoint].senders[port].0;
+            if port != departure.port {
+                departure.set_port(packet.frame_mut(), port);
+            }
+            *place = Some(departure);
+            count += 1;
+        }
+        let Some((endpoint, port)) = socket else {
+            return Ok(1);
+        };
+        let endpoint = &self.endpoints[endpoint];
+        let nothing = Datagram {
+            bytes: &[],
+            to: endpoint.at,
+            traffic_class: 0,
+            hop_limit: 0,
+        };
+        let mut datagrams = [nothing; BATCH];
+        let frames = self.outgoing.iter().zip(&departures);
+        for ((packet, departure), datagram) in frames.zip(&mut datagrams[..count]) {
+            let Some(departure) = departure else { break };
+            *datagram = Datagram {
+                bytes: &packet.frame()[departure.payload.clone()],
+                to: Scoped {
+                    address: departure.destination,
+                    scope: endpoint.at.scope,
+                },
+                traffic_class: departure.traffic_class,
+                hop_limit: departure.hop_limit,
+            };
+        }
+        socket::send(endpoint.senders[port].1.as_fd(), &datagrams[..count])
+    }
+
+    /// Receives datagrams. Returns whether there were any, and whether there may be
+    /// more.
+    fn receive_all(&mut self) -> (bool, bool) {
+        let (mut any, mut more) = (false, false);
+        for place in 0..self.endpoints.len() {
+            for round in 0..ROUNDS {
+                let count = self.receive(place);
+                any |= count != 0;
+                if count < BATCH {
+                    break;
+                }
+                more |= round + 1 == ROUNDS;
+            }
+        }
+        (any, more)
+    }
+
+    /// Receives one batch. Returns the number of datagrams.
+    fn receive(&mut self, place: usize) -> usize {
+        let Self {
+            endpoints,
+            spare,
+            arrived,
+            pool,
+            ..
+        } = self;
+        let endpoint = &endpoints[place];
+        let mut found = [const { None::<Received> }; BATCH];
+        let ipv6 = endpoint.at.address.is_ipv6();
+        let socket = endpoint.receiver.as_fd();
+        let count = socket::receive(socket, ipv6, spare, |at, received| {
+            found[at] = Some(received);
+        });
+        for (received, place) in found.iter().flatten().zip(spare.iter_mut()) {
+            let arrival = Arrival {
+                source: received.source,
+                port: received.port,
+                destination: endpoint.at.address,
+                traffic_class: received.traffic_class,
+            };
+            match arrival.frame(place, received.length, OTHERS_MAC, DEVICE_MAC) {
+                Ok(()) => {
+                    let packet = std::mem::replace(place, pool.get(LinkKind::Ethernet));
+                    arrived.push(packet);
+                }
+                Err(error) => tracing::debug!(?error, "a datagram is no RoCE packet"),
+            }
+        }
+        if !arrived.is_empty() {
+            self.port.send_all(0, arrived.drain(..));
+        }
+        count
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Returns the address and the source port by which a frame leaves, as indices.
+fn sender(endpoints: &[Endpoint], departure: &Departure) -> Option<(usize, usize)> {
+    let from = |endpoint: &Endpoint| endpoint.at.address == departure.source;
+    let endpoint = endpoints.iter().position(from)?;
+    let families = [departure.source, departure.destination].map(|it: IpAddr| it.is_ipv6());
+    if families[0] != families[1] || departure.destination.is_multicast() {
+        return None;
+    }
+    let senders = &endpoints[endpoint].senders;
+    // A frame that had to wait has its port already.
+    let known = senders.iter().position(|sender| sender.0 == departure.port);
+    let chosen = usize::from(departure.port & SOURCE_BITS) % senders.len();
+    Some((endpoint, known.unwrap_or(chosen)))
+}

@@ -1,0 +1,310 @@
+//! The addresses and sockets of a device on UDP.
+
+use std::ffi::CString;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use softhca::Settings;
+use softhca::packet::{Gid, Mtu, gid_of_ipv4};
+use uverbs::{Command, Errno, Error};
+
+use super::DEVICE_MAC;
+use super::socket::{self, Scoped};
+use crate::cm::random;
+
+/// Number of source ports. Switches choose among paths by it.
+const SOURCES: usize = 8;
+/// First of the source ports that RoCE v2 uses.
+const FIRST_SOURCE: u16 = 0xc000;
+/// Maximum number of addresses of a device.
+const ADDRESSES: usize = 16;
+/// The longest headers of a packet without its payload, as Linux counts them: IPv6,
+/// UDP, BTH, extended headers, ICRC.
+const HEADERS: u32 = 80;
+
+const NO_INTERFACE: &str = "no network interface has this name, and it is no IP address; \
+    `ip address` lists both";
+const NO_ADDRESS: &str = "the network interface has no usable IP address; give it one, with \
+    `ip address add`, and set it up";
+const NOT_HERE: &str = "no network interface of this host has this address; `ip address` \
+    lists those that it has";
+const TAKEN: &str = "UDP port 4791 of this address is in use, by another process that has the \
+    device, or by rdma_rxe, which takes the port of all addresses (`rdma link`); end that \
+    process, remove that device (`rdma link delete NAME`), or name another address";
+const MTU_TOO_SMALL: &str = "the MTU of the network interface is below 336, too small for the \
+    smallest RDMA packets; raise it, with `ip link set mtu`";
+const UNSPECIFIC: &str = "a device needs an address of its own: not an unspecified, multicast \
+    or IPv4-mapped one";
+
+/// A socket pair of an address.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(super) at: Scoped,
+    pub(super) receiver: OwnedFd,
+    /// Source ports, with the sockets that send from them.
+    pub(super) senders: Vec<(u16, OwnedFd)>,
+}
+
+/// The open sockets of a device.
+#[derive(Debug)]
+pub(crate) struct UdpPorts {
+    pub(super) endpoints: Vec<Endpoint>,
+    mtu: Mtu,
+}
+
+fn invalid(what: &'static str) -> Error {
+    Error::Invalid {
+        command: Command::Open,
+        what,
+    }
+}
+
+fn os(error: &io::Error) -> Error {
+    Error::Refused {
+        command: Command::Open,
+        handle: None,
+        errno: Errno::new(error.raw_os_error().unwrap_or(libc::EIO)),
+    }
+}
+
+fn ip_of(entry: &InterfaceAddress) -> Option<Scoped> {
+    let address = entry.address.as_ref()?;
+    if let Some(ipv4) = address.as_sockaddr_in() {
+        return Some(Scoped {
+            address: ipv4.ip().into(),
+            scope: 0,
+        });
+    }
+    let ipv6 = address.as_sockaddr_in6()?;
+    Some(Scoped {
+        address: ipv6.ip().into(),
+        scope: ipv6.scope_id(),
+    })
+}
+
+/// Splits an address from the name of its interface, after a percent sign.
+fn parse(name: &str) -> Option<(IpAddr, Option<&str>)> {
+    match name.split_once('%') {
+        Some((address, interface)) => {
+            let address: Ipv6Addr = address.parse().ok()?;
+            Some((address.into(), Some(interface)))
+        }
+        None => Some((name.parse().ok()?, None)),
+    }
+}
+
+/// Returns the addresses that a name stands for, and their interface.
+fn addresses(name: &str) -> Result<(Vec<Scoped>, Option<String>), Error> {
+    let all: Vec<InterfaceAddress> = getifaddrs().map_err(|it| os(&it.into()))?.collect();
+    let Some((address, scope)) = parse(name) else {
+        if !all.iter().any(|entry| entry.interface_name == name) {
+            return Err(invalid(NO_INTERFACE));
+        }
+        let here = all.iter().filter(|entry| entry.interface_name == name);
+        let found: Vec<Scoped> = here.filter_map(ip_of).take(ADDRESSES).collect();
+        // IPv4 first, then global before link-local addresses.
+        let mut found = found;
+        found.sort_by_key(|it| match it.address {
+            IpAddr::V4(_) => 0,
+            IpAddr::V6(address) => 1 + u8::from(address.is_unicast_link_local()),
+        });
+        return Ok((found, Some(name.to_owned())));
+    };
+    if address.is_unspecified() || address.is_multicast() || address != address.to_canonical() {
+        return Err(invalid(UNSPECIFIC));
+    }
+    let exact = all.iter().find_map(|entry| {
+        let found = ip_of(entry).filter(|it| it.address == address)?;
+        let right = scope.is_none_or(|scope| entry.interface_name == scope);
+        right.then(|| (found, entry.interface_name.clone()))
+    });
+    if let Some((found, interface)) = exact {
+        return Ok((vec![found], Some(interface)));
+    }
+    // All of 127.0.0.0/8 is on the loopback interface. Other addresses may be local
+    // by a route; the system decides.
+    let loopback = all
+        .iter()
+        .find(|it| it.flags.contains(InterfaceFlags::IFF_LOOPBACK));
+    let loopback = loopback.filter(|_| address.is_loopback());
+    let scope = scope.and_then(|it| if_nametoindex(it).ok()).unwrap_or(0);
+    let found = Scoped { address, scope };
+    Ok((vec![found], loopback.map(|it| it.interface_name.clone())))
+}
+
+/// Returns the MTU of an interface.
+fn mtu_of(interface: &str, socket: &OwnedFd) -> Option<u32> {
+    let name = CString::new(interface).ok()?;
+    let name = name.as_bytes_with_nul();
+    // SAFETY: zero is a value of each field.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() > request.ifr_name.len() {
+        return None;
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    // SAFETY: the request reads a name, which ends with a zero, and writes an int.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    if asked < 0 {
+        return None;
+    }
+    // SAFETY: the request has written this member.
+    u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
+}
+
+/// Returns the largest path MTU on an interface with this MTU.
+fn path_mtu(mtu: u32) -> Option<Mtu> {
+    let fits = |it: &&Mtu| it.bytes() + HEADERS <= mtu;
+    Mtu::ALL.iter().rev().find(fits).copied()
+}
+
+impl Endpoint {
+    fn open(at: Scoped) -> io::Result<Self> {
+        let receiver = socket::open_receiver(at)?;
+        let mut senders: Vec<(u16, OwnedFd)> = Vec::with_capacity(SOURCES);
+        let first = random() as u16;
+        for step in 0..=u16::MAX - FIRST_SOURCE {
+            // An odd step visits all ports.
+            let port = FIRST_SOURCE | first.wrapping_add(step.wrapping_mul(0x1235));
+            match socket::open_sender(at, port) {
+                Ok(sender) => senders.push((port, sender)),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err(error),
+            }
+            if senders.len() == SOURCES {
+                break;
+            }
+        }
+        if senders.is_empty() {
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        Ok(Self {
+            at,
+            receiver,
+            senders,
+        })
+    }
+}
+
+impl UdpPorts {
+    /// Opens the sockets of an address, or of all addresses of an interface.
+    pub(crate) fn open(name: &str) -> Result<Self, Error> {
+        let (addresses, interface) = addresses(name)?;
+        let alone = addresses.len() == 1;
+        let mut endpoints = Vec::new();
+        for at in addresses {
+            match Endpoint::open(at) {
+                Ok(endpoint) => endpoints.push(endpoint),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::AddrInUse => return Err(invalid(TAKEN)),
+                    io::ErrorKind::AddrNotAvailable if alone => return Err(invalid(NOT_HERE)),
+                    // An address that is being checked for duplicates.
+                    io::ErrorKind::AddrNotAvailable => {}
+                    _ => return Err(os(&error)),
+                },
+            }
+        }
+        let Some(first) = endpoints.first() else {
+            return Err(invalid(NO_ADDRESS));
+        };
+        const ETHERNET_MTU: u32 = 1500;
+        let mtu = interface.and_then(|it| mtu_of(&it, &first.receiver));
+        let mtu = path_mtu(mtu.unwrap_or(ETHERNET_MTU)).ok_or(invalid(MTU_TOO_SMALL))?;
+        Ok(Self { endpoints, mtu })
+    }
+
+    /// Returns the addresses.
+    pub(crate) fn addresses(&self) -> Addresses {
+        let gid = |endpoint: &Endpoint| match endpoint.at.address {
+            IpAddr::V4(address) => gid_of_ipv4(address.octets()),
+            IpAddr::V6(address) => address.octets(),
+        };
+        Addresses {
+            gids: self.endpoints.iter().map(gid).collect(),
+            mtu: self.mtu,
+        }
+    }
+}
+
+/// The addresses of a device that are the host's.
+#[derive(Clone, Debug)]
+pub(crate) struct Addresses {
+    pub(crate) gids: Vec<Gid>,
+    /// The path MTU of the interface.
+    pub(crate) mtu: Mtu,
+}
+
+impl Addresses {
+    /// Sets what follows from the addresses.
+    pub(crate) fn describe(&self, settings: &mut Settings) {
+        settings.mac = DEVICE_MAC;
+        settings.mtu = self.mtu;
+        let Some(gid) = self.gids.first() else { return };
+        // Different on each host: locally administered, with the address folded.
+        let fold = gid.chunks_exact(8).fold(0, |sum: u64, half| {
+            half.iter()
+                .fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte))
+                ^ sum.rotate_left(7)
+        });
+        settings.guid = fold & !(3 << 56) | 2 << 56;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_mtus_are_those_of_rdma_rxe() {
+        let of = |mtu| path_mtu(mtu).map(Mtu::bytes);
+        assert_eq!(of(335), None);
+        assert_eq!(of(336), Some(256));
+        assert_eq!(of(1280), Some(1024));
+        assert_eq!(of(1500), Some(1024));
+        assert_eq!(of(4200), Some(4096));
+        assert_eq!(of(9000), Some(4096));
+        assert_eq!(of(65536), Some(4096));
+    }
+
+    #[test]
+    fn a_name_is_an_address_or_an_interface() {
+        let scoped = "fe80::1%eth0";
+        assert_eq!(
+            parse(scoped),
+            Some(("fe80::1".parse().unwrap(), Some("eth0")))
+        );
+        assert_eq!(
+            parse("192.0.2.7"),
+            Some(("192.0.2.7".parse().unwrap(), None))
+        );
+        assert_eq!(parse("eth0"), None);
+        assert_eq!(parse("192.0.2.7%eth0"), None);
+        for (name, what) in [
+            ("", NO_INTERFACE),
+            ("no such", NO_INTERFACE),
+            ("0.0.0.0", UNSPECIFIC),
+            ("224.0.0.1", UNSPECIFIC),
+            ("::ffff:127.0.0.1", UNSPECIFIC),
+            // Documentation addresses: no host has them.
+            ("192.0.2.77", NOT_HERE),
+            ("2001:db8::77", NOT_HERE),
+        ] {
+            assert_eq!(UdpPorts::open(name).unwrap_err(), invalid(what), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_opened_once() {
+        let name = "127.41.0.1";
+        let ports = UdpPorts::open(name).unwrap();
+        assert_eq!(ports.addresses().gids, [gid_of_ipv4([127, 41, 0, 1])]);
+        assert_eq!(ports.endpoints[0].senders.len(), SOURCES);
+        assert_eq!(UdpPorts::open(name).unwrap_err(), invalid(TAKEN));
+        drop(ports);
+        UdpPorts::open(name).unwrap();
+    }
+}

@@ -1,0 +1,361 @@
+//! UDP sockets: opening them, and moving several datagrams by one system call.
+
+use std::io;
+use std::mem::{size_of, size_of_val, zeroed};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use softhca::packet::{CAPACITY, Packet, ROCE_V2_PORT, headroom};
+
+/// Maximum number of datagrams of one call.
+pub(super) const BATCH: usize = 64;
+/// Requested size of socket buffers in bytes.
+const ROOM: libc::c_int = 4 << 20;
+/// Room for two control messages of an int each.
+const CONTROL: usize = 64;
+
+/// A control message buffer, aligned for `cmsghdr`.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; CONTROL]);
+
+/// An address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Scoped {
+    pub(super) address: IpAddr,
+    /// Index of the interface, for link-local addresses.
+    pub(super) scope: u32,
+}
+
+/// Address of a socket, as the system represents it.
+union Name {
+    ipv4: libc::sockaddr_in,
+    ipv6: libc::sockaddr_in6,
+    family: libc::sa_family_t,
+}
+
+impl Name {
+    fn new(at: Scoped, port: u16) -> (Self, libc::socklen_t) {
+        match at.address {
+            IpAddr::V4(address) => {
+                let ipv4 = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: port.to_be(),
+                    sin_addr: libc::in_addr {
+                        s_addr: u32::from(address).to_be(),
+                    },
+                    sin_zero: [0; 8],
+                };
+                (Self { ipv4 }, size_of::<libc::sockaddr_in>() as _)
+            }
+            IpAddr::V6(address) => {
+                let ipv6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: port.to_be(),
+                    sin6_flowinfo: 0,
+                    sin6_addr: libc::in6_addr {
+                        s6_addr: address.octets(),
+                    },
+                    sin6_scope_id: at.scope,
+                };
+                (Self { ipv6 }, size_of::<libc::sockaddr_in6>() as _)
+            }
+        }
+    }
+
+    fn empty() -> Self {
+        Self::new(
+            Scoped {
+                address: Ipv6Addr::UNSPECIFIED.into(),
+                scope: 0,
+            },
+            0,
+        )
+        .0
+    }
+
+    /// Returns address and port, if it was filled in with `length` bytes.
+    fn read(&self, length: libc::socklen_t) -> Option<(IpAddr, u16)> {
+        // SAFETY: all bytes were initialized by `new` for the longest member, and any
+        // bytes are valid for each.
+        unsafe {
+            match libc::c_int::from(self.family) {
+                libc::AF_INET if length as usize >= size_of::<libc::sockaddr_in>() => {
+                    let address = u32::from_be(self.ipv4.sin_addr.s_addr);
+                    Some((IpAddr::V4(address.into()), u16::from_be(self.ipv4.sin_port)))
+                }
+                libc::AF_INET6 if length as usize >= size_of::<libc::sockaddr_in6>() => {
+                    let address = self.ipv6.sin6_addr.s6_addr;
+                    Some((
+                        IpAddr::V6(address.into()),
+                        u16::from_be(self.ipv6.sin6_port),
+                    ))
+                }
+                _ => None,
+            }
+        }
+    }
+}
+
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+fn set<T>(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+    let length = size_of_val(value) as libc::socklen_t;
+    let value = ptr::from_ref(value).cast();
+    // SAFETY: the value is readable for its length, which the option's type has.
+    checked(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, length) }).map(drop)
+}
+
+/// Opens a socket at an address; port 0 is any.
+fn open(at: Scoped, port: u16) -> io::Result<OwnedFd> {
+    let (family, level) = match at.address {
+        IpAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
+        IpAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_IPV6),
+    };
+    let flags = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed.
+    let fd = checked(unsafe { libc::socket(family, flags, 0) })?;
+    // SAFETY: the descriptor is new and owned by nothing else.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let on: libc::c_int = 1;
+    if at.address.is_ipv6() {
+        set(&socket, level, libc::IPV6_V6ONLY, &on)?;
+        set(
+            &socket,
+            level,
+            libc::IPV6_MTU_DISCOVER,
+            &libc::IPV6_PMTUDISC_DO,
+        )?;
+        set(&socket, level, libc::IPV6_RECVTCLASS, &on)?;
+        // A peer may send without a UDP checksum: the ICRC covers more.
+        const UDP_NO_CHECK6_RX: libc::c_int = 102;
+        set(&socket, libc::SOL_UDP, UDP_NO_CHECK6_RX, &on)?;
+    } else {
+        // Of a socket that is not connected, with the identification 0, as the
+        // transport assumes.
+        set(&socket, level, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
+        set(&socket, level, libc::IP_RECVTOS, &on)?;
+    }
+    let (name, length) = Name::new(at, port);
+    // SAFETY: the address is initialized for its length.
+    checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const name).cast(), length) })?;
+    Ok(socket)
+}
+
+/// Opens the socket that receives.
+pub(super) fn open_receiver(at: Scoped) -> io::Result<OwnedFd> {
+    let socket = open(at, ROCE_V2_PORT)?;
+    // Beyond the system's limit only with the right to; a smaller one works, too.
+    if set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &ROOM).is_err() {
+        let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &ROOM);
+    }
+    Ok(socket)
+}
+
+/// Opens a socket that sends from a port and receives nothing.
+pub(super) fn open_sender(at: Scoped, port: u16) -> io::Result<OwnedFd> {
+    let socket = open(at, port)?;
+    if set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &ROOM).is_err() {
+        let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &ROOM);
+    }
+    let mut discard = libc::sock_filter {
+        // BPF_RET | BPF_K, of no bytes.
+        code: 0x06,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let filter = libc::sock_fprog {
+        len: 1,
+        filter: &raw mut discard,
+    };
+    set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
+    Ok(socket)
+}
+
+/// A received datagram.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    pub(super) source: IpAddr,
+    pub(super) port: u16,
+    pub(super) traffic_class: u8,
+    /// Length, after the headroom; 0 if it did not fit, or its sender is unknown.
+    pub(super) length: usize,
+}
+
+/// Receives datagrams into the buffers of `packets`, after the headroom. Calls `each`
+/// with each one's place, and returns how many there were.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    ipv6: bool,
+    packets: &mut [Packet],
+    mut each: impl FnMut(usize, Received),
+) -> usize {
+    let at = headroom(ipv6);
+    let count = packets.len().min(BATCH);
+    let mut names: [Name; BATCH] = std::array::from_fn(|_| Name::empty());
+    let mut controls = [Control([0; CONTROL]); BATCH];
+    // SAFETY: zero is a value of each field: null pointers and lengths of 0.
+    let (mut parts, mut headers): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) =
+        unsafe { (zeroed(), zeroed()) };
+    for index in 0..count {
+        let room = &mut packets[index].buffer_mut()[at..];
+        parts[index].iov_base = room.as_mut_ptr().cast();
+        parts[index].iov_len = room.len().min(CAPACITY - at);
+        let header = &mut headers[index].msg_hdr;
+        header.msg_name = (&raw mut names[index]).cast();
+        header.msg_namelen = size_of::<Name>() as _;
+        header.msg_iov = &raw mut parts[index];
+        header.msg_iovlen = 1;
+        header.msg_control = (&raw mut controls[index]).cast();
+        header.msg_controllen = CONTROL as _;
+    }
+    let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
+    let none = ptr::null_mut();
+    // SAFETY: each of the `count` headers names an address, a buffer of a packet and a
+    // control buffer with their lengths, all of which live until the end of this
+    // function.
+    let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), count as _, flags, none) };
+    let got = usize::try_from(got).unwrap_or(0).min(count);
+    for (index, header) in headers[..got].iter().enumerate() {
+        let message = &header.msg_hdr;
+        let cut = message.msg_flags & libc::MSG_TRUNC != 0;
+        let from = names[index].read(message.msg_namelen);
+        let (source, port) = from.unwrap_or((IpAddr::V4([0; 4].into()), 0));
+        let length = header.msg_len as usize;
+        let length = if cut || from.is_none() { 0 } else { length };
+        let traffic_class = traffic_class(&controls[index].0, message.msg_controllen as usize);
+        each(
+            index,
+            Received {
+                source,
+                port,
+                traffic_class,
+                length,
+            },
+        );
+    }
+    got
+}
+
+/// Length of the header of a control message, and the alignment of messages.
+const HEADER: usize = size_of::<libc::cmsghdr>();
+const ALIGNMENT: usize = size_of::<usize>();
+
+/// Returns the traffic class that the system reported, or 0.
+fn traffic_class(control: &[u8], length: usize) -> u8 {
+    let mut rest = &control[..length.min(control.len())];
+    while let Some((header, after)) = rest.split_at_checked(HEADER) {
+        let (length, kind) = header.split_at(ALIGNMENT);
+        let length = length
+            .first_chunk()
+            .map_or(0, |it| usize::from_ne_bytes(*it));
+        let word = |at: usize| {
+            let bytes = kind.get(at..)?.first_chunk()?;
+            Some(libc::c_int::from_ne_bytes(*bytes))
+        };
+        let data = after.get(..length.saturating_sub(HEADER)).unwrap_or(&[]);
+        match (word(0), word(4)) {
+            // A byte.
+            (Some(libc::IPPROTO_IP), Some(libc::IP_TOS)) => return *data.first().unwrap_or(&0),
+            // An int.
+            (Some(libc::IPPROTO_IPV6), Some(libc::IPV6_TCLASS)) => {
+                let class = data
+                    .first_chunk()
+                    .map_or(0, |it| libc::c_int::from_ne_bytes(*it));
+                return class as u8;
+            }
+            _ => {}
+        }
+        let next = length.max(HEADER).next_multiple_of(ALIGNMENT);
+        rest = rest.get(next..).unwrap_or(&[]);
+    }
+    0
+}
+
+/// A datagram to send.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Datagram<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) to: Scoped,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+}
+
+/// Appends a control message with an int. Returns the end of the last.
+fn put(
+    control: &mut Control,
+    at: usize,
+    level: libc::c_int,
+    kind: libc::c_int,
+    value: u8,
+) -> usize {
+    let end = at + HEADER + 4;
+    let Some(message) = control.0.get_mut(at..end) else {
+        return at;
+    };
+    let (header, data) = message.split_at_mut(HEADER);
+    header[..ALIGNMENT].copy_from_slice(&(HEADER + 4).to_ne_bytes());
+    header[ALIGNMENT..ALIGNMENT + 4].copy_from_slice(&level.to_ne_bytes());
+    header[ALIGNMENT + 4..ALIGNMENT + 8].copy_from_slice(&kind.to_ne_bytes());
+    data.copy_from_slice(&libc::c_int::from(value).to_ne_bytes());
+    end.next_multiple_of(ALIGNMENT)
+}
+
+/// Sends datagrams. Returns how many the socket has accepted.
+///
+/// # Errors
+/// The error of the first datagram, if it was not accepted.
+pub(super) fn send(socket: BorrowedFd<'_>, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
+    let count = datagrams.len().min(BATCH);
+    let mut names: [Name; BATCH] = std::array::from_fn(|_| Name::empty());
+    let mut controls = [Control([0; CONTROL]); BATCH];
+    // SAFETY: zero is a value of each field: null pointers and lengths of 0.
+    let (mut parts, mut headers): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) =
+        unsafe { (zeroed(), zeroed()) };
+    for (index, datagram) in datagrams[..count].iter().enumerate() {
+        let (name, length) = Name::new(datagram.to, ROCE_V2_PORT);
+        names[index] = name;
+        let (level, class, limit) = match datagram.to.address {
+            IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+            IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        };
+        let mut end = put(
+            &mut controls[index],
+            0,
+            level,
+            limit,
+            datagram.hop_limit.max(1),
+        );
+        if datagram.traffic_class != 0 {
+            end = put(
+                &mut controls[index],
+                end,
+                level,
+                class,
+                datagram.traffic_class,
+            );
+        }
+        parts[index].iov_base = datagram.bytes.as_ptr().cast_mut().cast();
+        parts[index].iov_len = datagram.bytes.len();
+        let header = &mut headers[index].msg_hdr;
+        header.msg_name = (&raw mut names[index]).cast();
+        header.msg_namelen = length;
+        header.msg_iov = &raw mut parts[index];
+        header.msg_iovlen = 1;
+        header.msg_control = (&raw mut controls[index]).cast();
+        header.msg_controllen = end as _;
+    }
+    let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    // SAFETY: each of the `count` headers names an address, bytes and a control buffer
+    // with their lengths, which live until the end of this function and are only read.
+    let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count as _, flags) };
+    checked(sent).map(|sent| sent as usize)
+}

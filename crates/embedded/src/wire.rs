@@ -1,0 +1,151 @@
+//! The wire of a network: what moves frames between its devices and those of other
+//! processes or hosts.
+
+use std::os::fd::AsFd;
+use std::sync::{Mutex, TryLockError};
+use std::thread;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use uverbs::Errno;
+
+use crate::Result;
+use crate::segment::Segment;
+use crate::udp::UdpWire;
+
+/// The eventfd that wakes a sleeping thread, in epoll events. Wires use smaller
+/// numbers.
+pub(crate) const WAKE: u64 = u64::MAX - 1;
+/// How long a frame waits for a receiver or a socket without room. The receiver may
+/// only be busy, but all others wait as well.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What moves frames. Each kind has a port of the network's fabric ([`uplink`]).
+///
+/// [`uplink`]: softhca::fabric::Fabric::uplink
+pub(crate) enum Wire {
+    /// To processes of this host that name the same directory. It loses nothing.
+    Directory(Segment),
+    /// To other hosts. It loses frames.
+    Udp(UdpWire),
+}
+
+impl Wire {
+    /// Moves frames in both directions. Returns whether there were any, or one is
+    /// waiting.
+    fn pump(&mut self, epoll: &Epoll) -> bool {
+        match self {
+            Self::Directory(segment) => segment.pump(epoll),
+            Self::Udp(udp) => udp.pump(),
+        }
+    }
+
+    /// Called before a timeout takes effect: processes what has arrived, and returns
+    /// whether the timeout may be early, since something is unread here or there.
+    fn is_behind(&mut self, epoll: &Epoll) -> bool {
+        match self {
+            Self::Directory(segment) => segment.pump(epoll) || segment.is_unread(),
+            Self::Udp(udp) => udp.is_behind(),
+        }
+    }
+
+    /// Returns whether there are frames to send.
+    fn is_sending(&self) -> bool {
+        match self {
+            Self::Directory(segment) => segment.is_sending(),
+            Self::Udp(udp) => udp.is_sending(),
+        }
+    }
+}
+
+/// A wire, and the descriptors that wake the thread that drives it.
+pub(crate) struct Link {
+    wire: Mutex<Wire>,
+    /// Monitors the sockets, and the eventfd that wakes a sleeping thread.
+    epoll: Epoll,
+    wake: EventFd,
+}
+
+fn os(errno: nix::Error) -> Errno {
+    Errno::new(errno as i32)
+}
+
+/// Creates an epoll instance that reports `wake` as [`WAKE`].
+pub(crate) fn epoll(wake: impl AsFd) -> Result<Epoll> {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+    let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
+    epoll.add(wake, event).map_err(os)?;
+    Ok(epoll)
+}
+
+impl Link {
+    /// Creates the wire that `make` makes, which adds its sockets to the epoll
+    /// instance.
+    pub(crate) fn new(make: impl FnOnce(&Epoll) -> Result<Wire>) -> Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = EventFd::from_value_and_flags(0, flags).map_err(os)?;
+        let epoll = epoll(&wake)?;
+        Ok(Self {
+            wire: Mutex::new(make(&epoll)?),
+            epoll,
+            wake,
+        })
+    }
+
+    /// Calls `act` with the wire; `None` if another thread has it.
+    fn with<T>(&self, act: impl FnOnce(&mut Wire, &Epoll) -> T) -> Option<T> {
+        match self.wire.try_lock() {
+            Ok(mut wire) => Some(act(&mut wire, &self.epoll)),
+            Err(TryLockError::Poisoned(mut wire)) => Some(act(wire.get_mut(), &self.epoll)),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    pub(crate) fn pump(&self) -> bool {
+        self.with(Wire::pump).unwrap_or_else(|| {
+            // Another thread is driving, and may be waiting for a processor: without a
+            // yield, a caller that drives in a loop would occupy it for a tick.
+            thread::yield_now();
+            false
+        })
+    }
+
+    /// As [`Wire::is_behind`].
+    pub(crate) fn is_behind(&self) -> bool {
+        self.with(Wire::is_behind).unwrap_or(true)
+    }
+
+    /// Moves frames; returns whether there are frames of this process that no socket
+    /// has accepted yet.
+    pub(crate) fn is_sending(&self) -> bool {
+        let sending = |wire: &mut Wire, epoll: &Epoll| {
+            wire.pump(epoll);
+            wire.is_sending()
+        };
+        self.with(sending).unwrap_or(true)
+    }
+
+    /// Sleeps until a frame arrives, another thread wakes it, or the time is up.
+    pub(crate) fn sleep(&self, limit: Option<Duration>) {
+        self.wait(limit);
+        // The eventfd may not be what ended the wait.
+        let _ = self.wake.read();
+    }
+
+    /// As [`Link::sleep`], by a thread other than the network's, whose wake-up it
+    /// leaves to it.
+    pub(crate) fn wait(&self, limit: Option<Duration>) {
+        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
+        // A spurious wakeup is harmless.
+        let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
+    }
+
+    /// Wakes the thread that sleeps.
+    pub(crate) fn wake(&self) {
+        // Fails only if the counter is full, which also wakes.
+        let _ = self.wake.write(1);
+    }
+}
