@@ -165,7 +165,8 @@ impl Host {
     pub fn path(&self) -> AhAttr {
         let port = self.context.query_port(1).unwrap().legacy;
         let ethernet = port.link_layer == 2;
-        let index = u8::from(ethernet);
+        // After the GID of RoCE v1, if there is one.
+        let index = u8::from(ethernet && port.gid_tbl_len > 1);
         let gid = self.context.query_gid_entry(1, index.into()).unwrap();
         AhAttr {
             grh: GlobalRoute {

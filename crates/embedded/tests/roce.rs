@@ -1,0 +1,123 @@
+//! RoCE v2 over UDP between addresses of the loopback interface: each network knows
+//! no more of the other than another host would.
+
+use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
+
+use embedded_testing::driver::*;
+use ringverbs_embedded::{Drive, Embedded, Network};
+use uverbs::QpType;
+
+const PORT: u16 = 4791;
+
+fn device(address: &str) -> Embedded {
+    let network = Network::roce(Drive::Thread, address).unwrap();
+    network.strict_device("roce").unwrap()
+}
+
+fn bytes(seed: usize, count: usize) -> Vec<u8> {
+    (0..count).map(|at| (at * 7 + seed * 31) as u8).collect()
+}
+
+/// Sends messages of several packets and, over RC, uses remote memory.
+fn exchange(kind: QpType, (a, b): (&Host, &Host), size: usize) {
+    let (mut cqa, mut cqb) = (a.cq(64), b.cq(64));
+    let (mut qa, mut qb) = (a.qp(kind, &mut cqa), b.qp(kind, &mut cqb));
+    join(kind, (&qa, a), (&qb, b));
+    let (from, to) = (a.memory(size), b.memory(size));
+    for round in 0..10 {
+        let data = bytes(round, size);
+        from.set(0, &data);
+        receive(&mut qb, round as u64, to.sge(0, size));
+        post(&mut qa, round as u64, Work::Send, from.sge(0, size));
+        let (sent, received) = (wait(&mut cqa), wait(&mut cqb));
+        assert_eq!((sent.status, sent.wr_id), (0, round as u64));
+        assert_eq!((received.status, received.wr_id), (0, round as u64));
+        assert_eq!(to.get(0, size), data);
+    }
+    if kind != QpType::RC {
+        return;
+    }
+    let back = a.memory(size);
+    post(&mut qa, 1, Work::Read(&to, 0), back.sge(0, size));
+    assert_eq!(wait(&mut cqa).status, 0);
+    assert_eq!(back.get(0, size), bytes(9, size));
+    from.set(0, &bytes(77, size));
+    post(&mut qa, 2, Work::Write(&to, 0), from.sge(0, size));
+    assert_eq!(wait(&mut cqa).status, 0);
+    assert_eq!(to.get(0, size), bytes(77, size));
+    to.set(0, &40u64.to_ne_bytes());
+    post(&mut qa, 3, Work::Add(&to, 2), back.sge(0, 8));
+    assert_eq!(wait(&mut cqa).status, 0);
+    assert_eq!(to.get(0, 8), 42u64.to_ne_bytes());
+}
+
+#[test]
+fn messages_arrive_at_another_address() {
+    let (a, b) = (device("127.42.0.1"), device("127.42.0.2"));
+    let (a, b) = (Host::new(&a), Host::new(&b));
+    for size in [8, 10_001, 300_000] {
+        exchange(QpType::RC, (&a, &b), size);
+        exchange(QpType::RC, (&b, &a), size);
+    }
+    exchange(QpType::UC, (&a, &b), 4096);
+    // Two queue pairs of one device.
+    exchange(QpType::RC, (&a, &a), 10_001);
+    for device in [&a, &b] {
+        assert_eq!(device.embedded.complaints(), [""; 0]);
+    }
+}
+
+#[test]
+fn messages_arrive_over_ipv6() {
+    // A host may have no IPv6.
+    let Ok(network) = Network::roce(Drive::Thread, "::1") else {
+        eprintln!("skipped: ::1 is not an address of this host, or its port 4791 is in use");
+        return;
+    };
+    let a = Host::new(&network.device("roce").unwrap());
+    exchange(QpType::RC, (&a, &a), 10_001);
+}
+
+/// Datagrams of any content from a host that is no peer.
+#[test]
+fn malformed_datagrams_are_ignored() {
+    let (a, b) = (device("127.43.0.1"), device("127.43.0.2"));
+    let (a, b) = (Host::new(&a), Host::new(&b));
+    let stranger = UdpSocket::bind("127.43.0.3:0").unwrap();
+    let to: IpAddr = "127.43.0.2".parse().unwrap();
+    let longest = vec![1; 60_000];
+    let datagrams = [&[][..], &[4], &[0; 15], &[0; 16], &[0xff; 4310], &longest];
+    for datagram in datagrams.into_iter().cycle().take(600) {
+        let _ = stranger.send_to(datagram, (to, PORT));
+    }
+    exchange(QpType::RC, (&a, &b), 10_001);
+}
+
+#[test]
+fn a_peer_that_is_not_there_is_reported() {
+    let a = Host::new(&device("127.44.0.1"));
+    let mut path = a.path();
+    path.grh.dgid[15] = 9;
+    let mut cq = a.cq(16);
+    let mut qp = a.qp(QpType::RC, &mut cq);
+    connect(&qp, QpType::RC, 0x41, path);
+    let from = a.memory(64);
+    post(&mut qp, 9, Work::Send, from.sge(0, 64));
+    let failed = wait(&mut cq);
+    // IBV_WC_RETRY_EXC_ERR
+    assert_eq!((failed.wr_id, failed.status), (9, 12));
+}
+
+#[test]
+fn an_address_has_one_device() {
+    let network = Network::roce(Drive::Thread, "127.45.0.1").unwrap();
+    assert!(network.device("ib").is_err());
+    let device = network.device("roce").unwrap();
+    assert!(network.device("roce").is_err());
+    let again = Network::roce(Drive::Thread, "127.45.0.1").unwrap_err();
+    assert!(again.to_string().contains("4791"), "{again}");
+    drop((network, device));
+    std::thread::sleep(Duration::from_millis(1));
+    Network::roce(Drive::Thread, "127.45.0.1").unwrap();
+}
