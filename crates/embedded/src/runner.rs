@@ -185,9 +185,11 @@ impl Runner {
             Reach::Udp(ports) => {
                 // A device has the addresses of the wire for itself.
                 numbers = 0..1;
-                addresses = Some(ports.addresses());
-                let manager = Manager::new(None);
-                let make = |epoll: &Epoll| UdpWire::new(ports, &fabric, pool.clone(), epoll);
+                let its = ports.addresses();
+                let (manager, gateway) = Manager::of_hosts(its.hosts(), its.guid())?;
+                addresses = Some(its);
+                let make =
+                    |epoll: &Epoll| UdpWire::new(ports, gateway, &fabric, pool.clone(), epoll);
                 (
                     manager,
                     Some(Link::new(|epoll| make(epoll).map(Wire::Udp))?),
@@ -365,6 +367,9 @@ impl Drop for Runner {
 impl Flush for Shared {
     fn flush(&self) {
         let end = Instant::now() + PATIENCE;
+        if let Some(link) = &self.link {
+            link.close();
+        }
         while self.is_sending() && Instant::now() < end {
             thread::yield_now();
         }

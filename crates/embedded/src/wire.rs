@@ -53,7 +53,7 @@ impl Wire {
     }
 
     /// Returns whether there are frames to send.
-    fn is_sending(&self) -> bool {
+    fn is_sending(&mut self) -> bool {
         match self {
             Self::Directory(segment) => segment.is_sending(),
             Self::Udp(udp) => udp.is_sending(),
@@ -126,6 +126,15 @@ impl Link {
             wire.is_sending()
         };
         self.with(sending).unwrap_or(true)
+    }
+
+    /// Tells other hosts that the process ends.
+    pub(crate) fn close(&self) {
+        self.with(|wire, _| match wire {
+            // Its sockets are closed.
+            Wire::Directory(_) => {}
+            Wire::Udp(udp) => udp.close(),
+        });
     }
 
     /// Sleeps until a frame arrives, another thread wakes it, or the time is up.

@@ -18,10 +18,8 @@ pub(super) const QKEY: u32 = 0x0123_4567;
 /// 4096 bytes, in MTU encoding.
 pub(super) const MTU: u8 = 5;
 /// Code of 0.54 s, the value of rdma_cm for RoCE.
-const ACK_TIMEOUT: u8 = 17;
+pub(super) const ACK_TIMEOUT: u8 = 17;
 const HOP_LIMIT: u8 = 64;
-/// GID index of RoCE v2.
-const ROCE_GID: u8 = 1;
 /// Maximum number of connections that have not sent anything yet; clients of
 /// this protocol send at once.
 pub(super) const CALLERS: usize = 64;
@@ -33,6 +31,33 @@ pub(super) struct Port {
     pub(super) gid: [u8; 16],
     pub(super) lid: u16,
     pub(super) guid: u64,
+    /// Index of the GID.
+    pub(super) gid_index: u8,
+    /// Path MTU, in MTU encoding.
+    pub(super) mtu: u8,
+}
+
+impl Port {
+    /// Returns the port with the GID of an address, if that is one of `hosts`, in the
+    /// order of the port's GIDs.
+    pub(super) fn at(self, ip: IpAddr, hosts: &[IpAddr]) -> Self {
+        match hosts.iter().position(|host| *host == ip) {
+            Some(index) => Self {
+                gid: gid_of(ip),
+                gid_index: index as u8,
+                ..self
+            },
+            None => self,
+        }
+    }
+}
+
+/// Returns the GID of an address.
+pub(super) fn gid_of(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
 }
 
 /// State of an id, as in rdma_cm.
@@ -87,6 +112,8 @@ pub(super) struct Id {
     pub(super) datagram: bool,
     pub(super) phase: Phase,
     pub(super) port: Port,
+    /// Its peer may be on another host.
+    pub(super) hosts: bool,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     /// The port that it owns.
@@ -117,6 +144,7 @@ impl Id {
             datagram,
             phase: Phase::Idle,
             port,
+            hosts: false,
             local: None,
             peer: None,
             taken: None,
@@ -176,7 +204,7 @@ impl Id {
         let ethernet = self.port.ethernet;
         let grh = GlobalRoute {
             dgid: gid,
-            sgid_index: if ethernet { ROCE_GID } else { 0 },
+            sgid_index: self.port.gid_index,
             hop_limit: HOP_LIMIT,
             traffic_class: self.tos,
             ..GlobalRoute::default()
@@ -230,7 +258,7 @@ impl Id {
                     return refuse(libc::EINVAL);
                 };
                 attr.ah_attr = path;
-                attr.path_mtu = MTU.into();
+                attr.path_mtu = self.port.mtu.into();
                 attr.dest_qp_num = other.qp_num;
                 attr.rq_psn = other.psn;
                 attr.max_dest_rd_atomic = self.depths.responder_resources;

@@ -67,8 +67,9 @@ impl ManagerKernel {
 impl Embedded {
     /// Returns the connection manager of its network, for
     /// `rdmacm::EventChannel::open_on`: the ids of that channel belong to this
-    /// device. Addresses are 127.0.0.0/8 and ::1; port spaces belong to the
-    /// network, which is that of a process or of all processes of a directory.
+    /// device. Addresses are 127.0.0.0/8 and ::1; on a network that reaches other
+    /// hosts, the device's own. Port spaces belong to the network, which is that of a
+    /// process or of all processes of a directory.
     ///
     /// It behaves as rdma_cm does for the same commands, except that it does
     /// not support `AF_IB` addresses and `RDMA_OPTION_IB_PATH`, and does not
@@ -83,6 +84,9 @@ impl Embedded {
             gid: state.gid(),
             lid: settings.lid,
             guid: settings.guid,
+            // After the GID of RoCE v1, if there is one.
+            gid_index: u8::from(state.is_ethernet() && !state.reaches_hosts),
+            mtu: state.mtu(),
         };
         drop(state);
         Box::new(ManagerKernel::new(self.clone(), port))

@@ -8,8 +8,8 @@
 //!                                                        └─ messages ──┘
 //! ```
 //!
-//! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1. Port
-//! spaces belong to the network: to a process, or to all processes of a
+//! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1, or the device's
+//! own on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to the network: to a process, or to all processes of a
 //! directory. The two ends of a connection exchange messages (`wire`) through a
 //! socket, and find each other by the port (`ports`). There is no thread:
 //! messages are processed when a program reads events. A channel is readable
@@ -17,8 +17,10 @@
 //! sockets of its ids.
 
 mod channel;
+mod gateway;
 mod id;
 mod kernel;
+mod mad;
 mod ports;
 mod query;
 mod state;
@@ -27,9 +29,14 @@ mod talk;
 mod tests;
 mod wire;
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::Result;
 use crate::directory::Directory;
+use gateway::Dialer;
+pub(crate) use gateway::{Gateway, Outgoing};
+pub(crate) use mad::{QKEY, QPN};
 use ports::Ports;
 pub(crate) use ports::random;
 use state::State;
@@ -39,8 +46,20 @@ use state::State;
 pub(crate) struct Manager(Mutex<State>);
 
 impl Manager {
+    /// Creates a manager of addresses on this host, for a process or for all that share
+    /// a directory.
     pub(crate) fn new(directory: Option<Arc<Directory>>) -> Self {
-        Self(Mutex::new(State::new(Ports::new(directory))))
+        let ports = Arc::new(Ports::new(directory));
+        Self(Mutex::new(State::new(ports, Vec::new())))
+    }
+
+    /// Creates a manager whose addresses, those of the device with this GUID, other
+    /// hosts reach.
+    pub(crate) fn of_hosts(hosts: Vec<IpAddr>, guid: u64) -> Result<(Self, Gateway)> {
+        let dialer = Arc::new(Dialer::new()?);
+        let ports = Arc::new(Ports::Hosts(Mutex::default(), Arc::clone(&dialer)));
+        let gateway = Gateway::new(Arc::clone(&ports), dialer, guid)?;
+        Ok((Self(Mutex::new(State::new(ports, hosts))), gateway))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

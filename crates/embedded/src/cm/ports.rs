@@ -18,6 +18,7 @@ use nix::sys::socket::{
 };
 use uverbs::Errno;
 
+use super::gateway::Dialer;
 use crate::directory::{Directory, new_socket};
 use crate::{Result, refuse};
 
@@ -31,6 +32,8 @@ pub(super) enum Ports {
     Process(Mutex<HashMap<PortKey, Option<UnixAddr>>>),
     /// Ports shared by the processes of a directory.
     Directory(Arc<Directory>),
+    /// Ports of this process alone, which other hosts reach.
+    Hosts(Mutex<HashMap<PortKey, Option<UnixAddr>>>, Arc<Dialer>),
 }
 
 /// A port space, and a port of it.
@@ -92,7 +95,7 @@ impl Ports {
 
     fn take_that(self: &Arc<Self>, place: PortKey) -> Result<BoundPort> {
         let lock = match &**self {
-            Self::Process(table) => {
+            Self::Process(table) | Self::Hosts(table, _) => {
                 let mut table = lock(table);
                 if table.contains_key(&place) {
                     return refuse(libc::EADDRINUSE);
@@ -112,13 +115,22 @@ impl Ports {
         })
     }
 
-    /// Connects to the listener on a port; `None` if there is none.
+    /// Connects to the listener on a port; `None` if there is none. What is on another
+    /// host is not known yet.
     ///
     /// # Errors
     /// EAGAIN if the backlog is full.
     pub(super) fn connect(&self, place: PortKey) -> Result<Option<OwnedFd>> {
+        match self {
+            Self::Hosts(_, dialer) => dialer.dial().map(Some),
+            _ => self.connect_here(place),
+        }
+    }
+
+    /// As [`connect`](Self::connect), to a listener on this host.
+    pub(super) fn connect_here(&self, place: PortKey) -> Result<Option<OwnedFd>> {
         let table = match self {
-            Self::Process(table) => table,
+            Self::Process(table) | Self::Hosts(table, _) => table,
             Self::Directory(directory) => return directory.connect(&socket_name(place)),
         };
         let Some(Some(at)) = lock(table).get(&place).copied() else {
@@ -148,8 +160,10 @@ impl Ports {
     fn lets_in(&self, socket: &OwnedFd) -> bool {
         match self {
             Self::Directory(_) => true,
-            Self::Process(_) => getsockopt(&socket.as_fd(), sockopt::PeerCredentials)
-                .is_ok_and(|peer| u32::try_from(peer.pid()) == Ok(std::process::id())),
+            Self::Process(_) | Self::Hosts(..) => {
+                getsockopt(&socket.as_fd(), sockopt::PeerCredentials)
+                    .is_ok_and(|peer| u32::try_from(peer.pid()) == Ok(std::process::id()))
+            }
         }
     }
 }
@@ -162,7 +176,7 @@ impl BoundPort {
     /// Listens; at most `backlog` connections are queued.
     pub(super) fn listen(&self, backlog: u32) -> Result<OwnedFd> {
         let listener = match &*self.ports {
-            Ports::Process(_) => {
+            Ports::Process(_) | Ports::Hosts(..) => {
                 let listener = new_socket()?;
                 bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(os)?;
                 listener
@@ -176,7 +190,7 @@ impl BoundPort {
         let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
         let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(os)?;
         listen(&listener, backlog).map_err(os)?;
-        if let Ports::Process(table) = &*self.ports {
+        if let Ports::Process(table) | Ports::Hosts(table, _) = &*self.ports {
             let name = getsockname::<UnixAddr>(listener.as_raw_fd()).map_err(os)?;
             lock(table).insert(self.place, Some(name));
         }
@@ -187,7 +201,7 @@ impl BoundPort {
 impl Drop for BoundPort {
     fn drop(&mut self) {
         match &*self.ports {
-            Ports::Process(table) => drop(lock(table).remove(&self.place)),
+            Ports::Process(table) | Ports::Hosts(table, _) => drop(lock(table).remove(&self.place)),
             Ports::Directory(directory) => {
                 // The socket exists only if the port was listening. The lock's
                 // file is removed while locked: a process that has just opened

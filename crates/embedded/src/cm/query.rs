@@ -8,7 +8,7 @@ use rdmacm::address::Sockaddr;
 use rdmacm::{Address, IbAddress};
 use zerocopy::IntoBytes;
 
-use super::id::{Id, MTU, Phase};
+use super::id::{Id, Phase, gid_of};
 use super::state::State;
 use crate::{Result, refuse};
 
@@ -55,10 +55,13 @@ impl Id {
     }
 
     /// Returns the peer's GID and LID. Before the peer has sent them they are
-    /// the local ones, since it is on this host.
+    /// the local ones, if it is on this host, or follow from its address.
     fn far_end(&self) -> ([u8; 16], u16) {
-        self.other
-            .map_or((self.port.gid, self.port.lid), |it| (it.gid, it.lid))
+        match (self.other, self.peer) {
+            (Some(other), _) => (other.gid, other.lid),
+            (None, Some(peer)) if self.hosts => (gid_of(peer.ip()), 0),
+            (None, _) => (self.port.gid, self.port.lid),
+        }
     }
 
     fn addresses(&self, (from, to): (Sockaddr, Sockaddr)) -> abi::QueryAddrResp {
@@ -86,7 +89,7 @@ impl Id {
             dlid: dlid.to_be_bytes(),
             slid: self.port.lid.to_be_bytes(),
             reversible: 1,
-            mtu: MTU.into(),
+            mtu: self.port.mtu.into(),
             pkey: PKEY.to_be_bytes(),
             hop_limit: u8::from(self.port.ethernet) * 64,
             traffic_class: self.tos,
@@ -112,7 +115,7 @@ impl Id {
         bytes[48] = path.traffic_class;
         bytes[49] = 1 << 7 | path.numb_path;
         bytes[50..52].copy_from_slice(&path.pkey);
-        bytes[54] = EXACTLY << 6 | MTU;
+        bytes[54] = EXACTLY << 6 | self.port.mtu;
         bytes[55] = EXACTLY << 6 | RATE;
         bytes[56] = EXACTLY << 6 | LIFE_TIME;
         let mut found = abi::PathRecData {

@@ -2,7 +2,7 @@
 //! which behave as in rdma_ucm and rdma_cm.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rdmacm::abi::{self, option};
 use rdmacm::param::MAX_REJECT_DATA;
 use rdmacm::{Address, EventKind, RejectReason, SidrStatus, address};
+use softhca::packet::ROCE_V2_PORT;
 use uverbs::{AsyncEventType, Errno};
 use zerocopy::IntoBytes;
 
@@ -37,11 +38,22 @@ struct Membership {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) ports: Arc<Ports>,
+    /// The device's addresses, in the order of its GIDs, if peers may be on other hosts.
+    pub(super) hosts: Vec<IpAddr>,
     pub(super) channels: HashMap<RawFd, Channel>,
     pub(super) ids: BTreeMap<u32, Id>,
     memberships: BTreeMap<u32, Membership>,
     last: u32,
     pub(super) patience: Duration,
+}
+
+/// Returns the local address that the system takes for a destination.
+fn source_for(to: SocketAddr) -> Option<IpAddr> {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).ok()?;
+    // Sends nothing.
+    socket.connect((to.ip(), ROCE_V2_PORT)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// Parses an address in the kernel's format.
@@ -78,9 +90,10 @@ pub(super) fn connection(kind: Kind, message: &Message) -> abi::ConnParam {
 }
 
 impl State {
-    pub(super) fn new(ports: Ports) -> Self {
+    pub(super) fn new(ports: Arc<Ports>, hosts: Vec<IpAddr>) -> Self {
         Self {
-            ports: Arc::new(ports),
+            ports,
+            hosts,
             channels: HashMap::new(),
             ids: BTreeMap::new(),
             memberships: BTreeMap::new(),
@@ -191,6 +204,7 @@ impl State {
         let number = self.number();
         let mut id = Id::new(fd, port, command.ps, datagram);
         id.uid = command.uid;
+        id.hosts = !self.hosts.is_empty();
         self.ids.insert(number, id);
         Ok(number)
     }
@@ -217,16 +231,61 @@ impl State {
         let Some(address) = ip_address(address)? else {
             return refuse(libc::EINVAL);
         };
-        if !is_here(address.ip()) {
+        if !self.is_own(address.ip()) {
             return refuse(libc::EADDRNOTAVAIL);
         }
         let ports = Arc::clone(&self.ports);
+        let hosts = self.hosts.clone();
         let id = self.id_in(fd, number, &[Phase::Idle])?;
         let taken = ports.take(id.space, address.port())?;
+        id.port = id.port.at(address.ip(), &hosts);
         id.local = Some((address.ip(), taken.port()).into());
         id.taken = Some(taken);
         id.phase = Phase::Bound;
         Ok(())
+    }
+
+    /// Returns whether a local address may be this one.
+    fn is_own(&self, ip: IpAddr) -> bool {
+        match self.hosts.is_empty() {
+            true => is_here(ip),
+            false => ip.is_unspecified() || self.hosts.contains(&ip),
+        }
+    }
+
+    /// Returns both addresses of a connection; `None` if the peer cannot be reached.
+    fn route(&self, from: SocketAddr, to: SocketAddr) -> Option<(SocketAddr, SocketAddr)> {
+        if self.hosts.is_empty() {
+            if !is_here(to.ip()) && !to.ip().is_multicast() {
+                return None;
+            }
+            let to = or_loopback(to);
+            // As the kernel routes to an address of its own: from the same one.
+            let local = match from.ip().is_unspecified() {
+                true if !to.ip().is_multicast() && !to.ip().is_loopback() => {
+                    (to.ip(), from.port()).into()
+                }
+                _ => or_loopback(from),
+            };
+            return Some((local, to));
+        }
+        let family = |ip: &&IpAddr| ip.is_ipv4() == to.is_ipv4();
+        let own = self.hosts.iter().filter(family);
+        let local = match from.ip() {
+            ip if !ip.is_unspecified() => ip,
+            // As the system routes, if it routes by the device's addresses.
+            _ => {
+                let routed = source_for(to);
+                let chosen = own.clone().find(|ip| routed == Some(**ip));
+                *chosen.or(own.clone().next())?
+            }
+        };
+        let peer = match to.ip() {
+            ip if ip.is_multicast() => return None,
+            ip if ip.is_unspecified() => local,
+            ip => ip,
+        };
+        Some(((local, from.port()).into(), (peer, to.port()).into()))
     }
 
     pub(super) fn listen(&mut self, fd: RawFd, number: u32, backlog: u32) -> Result<()> {
@@ -275,20 +334,15 @@ impl State {
             let bytes = address::Sockaddr::from(&from.into()).bytes;
             self.bind(fd, number, &bytes)?;
         }
-        let id = self.id(fd, number)?;
-        if !is_here(to.ip()) && !to.ip().is_multicast() {
+        let bound = self.id(fd, number)?.local.unwrap_or(from);
+        let Some((local, peer)) = self.route(bound, to) else {
             self.queue_event(number, EventKind::ADDR_ERROR, -libc::ENETUNREACH, &[]);
             return Ok(());
-        }
-        let to = or_loopback(to);
-        // As the kernel routes to an address of its own: from the same one.
-        id.local = id.local.map(|local| match local.ip().is_unspecified() {
-            true if !to.ip().is_multicast() && !to.ip().is_loopback() => {
-                (to.ip(), local.port()).into()
-            }
-            _ => or_loopback(local),
-        });
-        id.peer = Some(to);
+        };
+        let hosts = self.hosts.clone();
+        let id = self.id(fd, number)?;
+        (id.local, id.peer) = (Some(local), Some(peer));
+        id.port = id.port.at(local.ip(), &hosts);
         id.phase = Phase::AddressResolved;
         self.queue_event(number, EventKind::ADDR_RESOLVED, 0, &[]);
         Ok(())
@@ -553,6 +607,10 @@ impl State {
         address: &[u8],
         flags: u16,
     ) -> Result<u32> {
+        // No multicast goes to other hosts.
+        if !self.hosts.is_empty() {
+            return refuse(libc::EOPNOTSUPP);
+        }
         let Some(group) = ip_address(address)?.and_then(|address| group(address.ip())) else {
             return refuse(libc::EINVAL);
         };
@@ -653,6 +711,9 @@ fn speak(id: &mut Id, kind: Kind, data: &[u8], param: &abi::ConnParam) -> Messag
         // Applies to both ends; the accepting side has no influence.
         id.depths.retry_count = param.retry_count & 7;
     }
+    message.space = id.space;
+    message.mtu = port.mtu;
+    message.traffic_class = id.tos;
     message.qp_num = param.qp_num & 0xff_ffff;
     message.qkey = id.qkey;
     message.psn = id.psn;

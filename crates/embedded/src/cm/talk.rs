@@ -18,14 +18,14 @@ use crate::{Result, refuse};
 const ROUNDS: usize = 64;
 
 /// Content of a socket.
-enum Received {
+pub(super) enum Received {
     Nothing,
     Message(Kind, Box<Message>),
     /// The peer has closed its socket, or sent a malformed message.
     Closed,
 }
 
-fn receive(socket: &OwnedFd) -> Received {
+pub(super) fn receive(socket: &OwnedFd) -> Received {
     // One more byte, to detect messages that are too long.
     let mut bytes = [0; SIZE + 1];
     loop {
@@ -221,6 +221,9 @@ impl State {
         let mut id = Id::new(fd, listener.port, listener.space, datagram);
         id.phase = Phase::Requested;
         (id.local, id.peer) = (Some(message.to()), Some(message.from()));
+        id.hosts = !self.hosts.is_empty();
+        id.port = id.port.at(message.to().ip(), &self.hosts);
+        id.port.mtu = id.port.mtu.min(message.mtu);
         id.meet(message);
         id.tos = listener.tos;
         id.ack_timeout = listener.ack_timeout;

@@ -8,6 +8,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use super::id::MTU;
 use nix::sys::socket::MsgFlags;
 use rdmacm::param::{
     MAX_ACCEPT_DATA, MAX_CONNECT_DATA, MAX_REJECT_DATA, MAX_UD_ACCEPT_DATA, MAX_UD_CONNECT_DATA,
@@ -15,7 +16,7 @@ use rdmacm::param::{
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Starts every message: name and version of the protocol.
-const PROTOCOL: u32 = u32::from_be_bytes(*b"RVc\x01");
+const PROTOCOL: u32 = u32::from_be_bytes(*b"RVc\x02");
 /// Size of the private data field.
 const ROOM: usize = 200;
 
@@ -99,10 +100,15 @@ pub(super) struct Message {
     to: [u8; 16],
     from_port: u16,
     to_port: u16,
+    /// Port space.
+    pub(super) space: u16,
+    /// Path MTU, in MTU encoding.
+    pub(super) mtu: u8,
+    pub(super) traffic_class: u8,
     private_data: [u8; ROOM],
 }
 
-const _: () = assert!(size_of::<Message>() == 280 && MAX_ACCEPT_DATA <= ROOM);
+const _: () = assert!(size_of::<Message>() == 284 && MAX_ACCEPT_DATA <= ROOM);
 
 /// Bytes of a message.
 pub(super) const SIZE: usize = size_of::<Message>();
@@ -149,6 +155,7 @@ impl Message {
         let mut message = Self::new_zeroed();
         message.protocol = PROTOCOL;
         message.kind = kind as u8;
+        message.mtu = MTU;
         let length = private_data.len().min(kind.room());
         message.private_data_len = length as u8;
         message.private_data[..length].copy_from_slice(&private_data[..length]);
@@ -181,6 +188,7 @@ impl Message {
             (message.retry_count < 8, "retry count"),
             (message.rnr_retry_count < 8, "retry count"),
             (message.ethernet < 2, "port type"),
+            ((1..=5).contains(&message.mtu), "path MTU"),
             (
                 usize::from(message.private_data_len) <= kind.room(),
                 "private data length",
@@ -259,7 +267,9 @@ mod tests {
         assert_eq!(parse(|it| it.kind = 0), Err(Malformed::Kind(0)));
         assert_eq!(parse(|it| it.kind = 9), Err(Malformed::Kind(9)));
         assert_eq!(parse(|it| it.protocol = 1), Err(Malformed::Protocol(1)));
-        let changes: [fn(&mut Message); 7] = [
+        let changes: [fn(&mut Message); 9] = [
+            |it| it.mtu = 0,
+            |it| it.mtu = 6,
             |it| it.qp_num = 1 << 24,
             |it| it.psn = 1 << 24,
             |it| it.retry_count = 8,
@@ -294,6 +304,7 @@ mod tests {
                 bytes[4] = kind;
                 // The bits that valid numbers leave zero.
                 (bytes[11], bytes[19], bytes[22], bytes[23], bytes[7]) = (0, 0, 7, 0, 1);
+                bytes[82] = 5;
             }
             match Message::parse(&bytes) {
                 Ok((kind, message)) => {

@@ -19,14 +19,18 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use softhca::fabric::{Fabric, Port};
-use softhca::packet::{Arrival, Departure, LinkKind, Mac, Packet, Pool};
+use softhca::packet::{
+    Arrival, Bth, DEFAULT_PKEY, Departure, Deth, Gid, LinkKind, Mac, Packet, PacketBuilder, Path,
+    Pool, Psn, Template, View, headroom,
+};
 use uverbs::Errno;
 
 use crate::Result;
+use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
 use crate::wire::PATIENCE;
 use ports::Endpoint;
 pub(crate) use ports::{Addresses, UdpPorts};
@@ -39,6 +43,12 @@ pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
 
 /// Maximum number of batches received per turn and address.
 const ROUNDS: usize = 4;
+/// The gateway in epoll events; smaller numbers are addresses.
+const GATEWAY: u64 = 1 << 32;
+/// Longest time between two turns of the gateway while frames come and go.
+const MANAGED: Duration = Duration::from_micros(50);
+/// Opcode of a datagram.
+const UD_SEND: u8 = 0x64;
 /// Source ports are chosen by these bits of the transport's.
 const SOURCE_BITS: u16 = 0x3fff;
 
@@ -51,6 +61,12 @@ pub(crate) struct UdpWire {
     outgoing: VecDeque<Packet>,
     /// Since when the first of them waits for room in its socket.
     waiting: Option<Instant>,
+    /// The connection manager's conversations with other hosts.
+    gateway: Gateway,
+    /// When the gateway last had a turn.
+    managed: Option<Instant>,
+    /// Sequence number of the next management datagram.
+    psn: Psn,
     /// Empty packets that datagrams are received into.
     spare: Vec<Packet>,
     /// Received frames, empty between calls.
@@ -58,12 +74,21 @@ pub(crate) struct UdpWire {
 }
 
 impl UdpWire {
-    pub(crate) fn new(ports: UdpPorts, fabric: &Fabric, pool: Pool, epoll: &Epoll) -> Result<Self> {
+    pub(crate) fn new(
+        ports: UdpPorts,
+        gateway: Gateway,
+        fabric: &Fabric,
+        pool: Pool,
+        epoll: &Epoll,
+    ) -> Result<Self> {
         for (place, endpoint) in ports.endpoints.iter().enumerate() {
             let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64);
             let added = epoll.add(endpoint.receiver.as_fd(), event);
             added.map_err(|errno| Errno::new(errno as i32))?;
         }
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, GATEWAY);
+        let added = epoll.add(&gateway.descriptor().0, event);
+        added.map_err(|errno| Errno::new(errno as i32))?;
         let spare = (0..BATCH).map(|_| pool.get(LinkKind::Ethernet)).collect();
         Ok(Self {
             port: fabric.uplink(),
@@ -71,6 +96,9 @@ impl UdpWire {
             endpoints: ports.endpoints,
             outgoing: VecDeque::new(),
             waiting: None,
+            gateway,
+            managed: None,
+            psn: Psn::new(random() as u32),
             spare,
             arrived: Vec::with_capacity(BATCH),
         })
@@ -79,6 +107,9 @@ impl UdpWire {
     /// Moves frames in both directions. Returns whether there were any, or one is
     /// waiting.
     pub(crate) fn pump(&mut self) -> bool {
+        if self.managed.is_none_or(|last| last.elapsed() >= MANAGED) {
+            self.manage();
+        }
         let sent = self.send_all();
         let (received, _) = self.receive_all();
         received || sent
@@ -90,8 +121,58 @@ impl UdpWire {
         self.receive_all().1
     }
 
+    /// Handles the connection manager's messages.
+    fn manage(&mut self) {
+        // A turn handles a limited number of sockets.
+        while self.gateway.turn() {}
+        self.send_management();
+        self.managed = Some(Instant::now());
+    }
+
+    /// Ends the connections of the connection manager, since the process ends.
+    pub(crate) fn close(&mut self) {
+        self.gateway.close();
+        self.send_management();
+        self.send_all();
+    }
+
+    /// Makes packets of the connection manager's messages.
+    fn send_management(&mut self) {
+        while let Some(Outgoing { from, to, bytes }) = self.gateway.pop() {
+            if self.endpoints.iter().any(|it| it.at.address == to) {
+                // To the device itself.
+                self.gateway.receive(from, to, &bytes);
+                continue;
+            }
+            let (sgid, dgid) = (gid_of_ip(from), gid_of_ip(to));
+            let path = Path::roce_v2(DEVICE_MAC, OTHERS_MAC, sgid, dgid);
+            let template = Template::new(&path);
+            let bth = Bth {
+                opcode: UD_SEND,
+                solicited: true,
+                migrated: true,
+                pad: 0,
+                version: 0,
+                pkey: DEFAULT_PKEY,
+                dest_qpn: QPN,
+                ack_request: false,
+                psn: self.psn,
+            };
+            self.psn = self.psn.plus(1);
+            let mut builder = PacketBuilder::new(&self.pool, &template, bth, bytes.len());
+            let deth = Deth {
+                qkey: QKEY,
+                source_qpn: QPN,
+            };
+            builder.put(&deth.bytes());
+            builder.put(&bytes);
+            self.outgoing.push_back(builder.finish());
+        }
+    }
+
     /// Returns whether there are frames to send.
-    pub(crate) fn is_sending(&self) -> bool {
+    pub(crate) fn is_sending(&mut self) -> bool {
+        self.manage();
         !self.outgoing.is_empty() || self.port.deadline().is_some()
     }
 
@@ -201,8 +282,10 @@ impl UdpWire {
             spare,
             arrived,
             pool,
+            gateway,
             ..
         } = self;
+        let mut managed = false;
         let endpoint = &endpoints[place];
         let mut found = [const { None::<Received> }; BATCH];
         let ipv6 = endpoint.at.address.is_ipv6();
@@ -218,6 +301,12 @@ impl UdpWire {
                 traffic_class: received.traffic_class,
             };
             match arrival.frame(place, received.length, OTHERS_MAC, DEVICE_MAC) {
+                Ok(()) if is_management(place.frame()) => {
+                    managed = true;
+                    if let Some(message) = management(place.frame()) {
+                        gateway.receive(received.source, endpoint.at.address, message);
+                    }
+                }
                 Ok(()) => {
                     let packet = std::mem::replace(place, pool.get(LinkKind::Ethernet));
                     arrived.push(packet);
@@ -228,8 +317,34 @@ impl UdpWire {
         if !arrived.is_empty() {
             self.port.send_all(0, arrived.drain(..));
         }
+        if managed {
+            self.send_management();
+        }
         count
     }
+}
+
+fn gid_of_ip(ip: IpAddr) -> Gid {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// Returns whether a frame of this wire is for queue pair 1.
+fn is_management(frame: &[u8]) -> bool {
+    let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
+    let at = headroom(ipv6) + 5;
+    frame.get(at..at + 3) == Some(&QPN.to_be_bytes()[1..])
+}
+
+/// Returns the management datagram in a frame for queue pair 1.
+fn management(frame: &[u8]) -> Option<&[u8]> {
+    let view = View::read(LinkKind::Ethernet, frame).ok()?;
+    let right = view.bth.opcode == UD_SEND && view.deth()?.qkey == QKEY;
+    // Of the default partition, whose members with limited rights take part.
+    let right = right && view.bth.pkey & 0x7fff == DEFAULT_PKEY & 0x7fff;
+    right.then_some(view.payload)
 }
 
 fn is_full(error: &io::Error) -> bool {

@@ -243,14 +243,29 @@ impl Addresses {
     pub(crate) fn describe(&self, settings: &mut Settings) {
         settings.mac = DEVICE_MAC;
         settings.mtu = self.mtu;
-        let Some(gid) = self.gids.first() else { return };
-        // Different on each host: locally administered, with the address folded.
-        let fold = gid.chunks_exact(8).fold(0, |sum: u64, half| {
-            half.iter()
-                .fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte))
-                ^ sum.rotate_left(7)
-        });
-        settings.guid = fold & !(3 << 56) | 2 << 56;
+        settings.guid = self.guid();
+    }
+
+    /// Returns the device's GUID, different on each host: locally administered, with
+    /// the first address.
+    pub(crate) fn guid(&self) -> u64 {
+        let mut gid = self
+            .gids
+            .first()
+            .into_iter()
+            .flat_map(|gid| gid.chunks_exact(8));
+        let mut half = || {
+            let half = gid.next().unwrap_or(&[]).iter();
+            half.fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte))
+        };
+        let folded = half().rotate_left(7) ^ half();
+        folded & !(3 << 56) | 2 << 56
+    }
+
+    /// Returns the IP addresses.
+    pub(crate) fn hosts(&self) -> Vec<IpAddr> {
+        let ip = |gid: &Gid| Ipv6Addr::from(*gid).to_canonical();
+        self.gids.iter().map(ip).collect()
     }
 }
 
