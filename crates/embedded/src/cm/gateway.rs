@@ -414,13 +414,7 @@ impl Gateway {
     /// Handles a request.
     fn requested(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
         let sender = mad.sender_id();
-        let mut all = self.conversations.iter();
-        let known = all.find(|(_, it)| {
-            // Of its own, a requester's number is not known to be another's.
-            it.remote == source && it.remote_id == sender && it.is_asked()
-        });
-        if let Some((number, _)) = known {
-            let number = *number;
+        if let Some(number) = self.asked_by(source, sender) {
             return self.say(number);
         }
         let is_connection = mad.attribute == Attribute::Request;
@@ -483,9 +477,21 @@ impl Gateway {
         self.put(both, mad);
     }
 
+    /// Returns the conversation that a peer has begun with a number of its own.
+    fn asked_by(&self, source: IpAddr, sender: u32) -> Option<u32> {
+        let mut all = self.conversations.iter();
+        let found =
+            all.find(|(_, it)| it.is_asked() && it.remote == source && it.remote_id == sender);
+        found.map(|it| *it.0)
+    }
+
     /// Handles a message that is about an earlier one.
     fn answered(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
-        let number = mad.receiver_id();
+        let mut number = mad.receiver_id();
+        // The peer withdraws a request before it was answered.
+        if number == 0 && mad.attribute == Attribute::Reject {
+            number = self.asked_by(source, mad.sender_id()).unwrap_or(0);
+        }
         let found = self.conversations.get_mut(&number);
         let Some(conversation) = found.filter(|it| it.remote == source) else {
             // The peer does not know that the connection has ended.
@@ -505,6 +511,9 @@ impl Gateway {
         };
         let Some((kind, message)) = mad.message(source) else {
             if mad.attribute == Attribute::Received && conversation.is_asking() {
+                if conversation.phase == Phase::RequestSent {
+                    conversation.remote_id = mad.sender_id();
+                }
                 let wait = ack_wait(mad.service_timeout()).unwrap_or(0);
                 let wait = Duration::from_nanos(wait).min(Duration::from_secs(90));
                 conversation.due = Some(Instant::now() + wait.max(FIRST));

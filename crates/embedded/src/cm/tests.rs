@@ -1,10 +1,11 @@
 //! The connection manager through `crates/rdmacm`, as programs use it, and with
 //! malicious peers.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::ifaddrs::getifaddrs;
@@ -35,14 +36,51 @@ impl Drop for TempDirectory {
     }
 }
 
-/// Creates two devices that reach each other's ports: in one network, or in two
-/// that share a directory.
-fn ends(joined: bool) -> (Embedded, Embedded, TempDirectory) {
+/// How two devices reach each other's ports.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// In one network.
+    Process,
+    /// In two that share a directory.
+    Directory,
+    /// As two hosts do.
+    Hosts,
+}
+
+const ALL: [Reach; 3] = [Reach::Process, Reach::Directory, Reach::Hosts];
+
+thread_local! {
+    /// The address of the second device of a test.
+    static FAR: Cell<Ipv4Addr> = const { Cell::new(Ipv4Addr::LOCALHOST) };
+}
+
+/// Returns an address that no other test has.
+fn address() -> Ipv4Addr {
+    static NEXT: AtomicU8 = AtomicU8::new(64);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, NEXT.fetch_add(1, Ordering::Relaxed), high, low)
+}
+
+/// Creates two devices that reach each other's ports.
+fn ends(reach: Reach) -> (Embedded, Embedded, TempDirectory) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    if !joined {
-        let network = Network::new(Drive::Caller).unwrap();
-        let device = || network.device("roce").unwrap();
-        return (device(), device(), TempDirectory(None));
+    FAR.set(Ipv4Addr::LOCALHOST);
+    match reach {
+        Reach::Process => {
+            let network = Network::new(Drive::Caller).unwrap();
+            let device = || network.device("roce").unwrap();
+            return (device(), device(), TempDirectory(None));
+        }
+        Reach::Hosts => {
+            let far = address();
+            FAR.set(far);
+            let device = |address: Ipv4Addr| {
+                let network = Network::roce(Drive::Thread, &address.to_string()).unwrap();
+                network.device("roce").unwrap()
+            };
+            return (device(address()), device(far), TempDirectory(None));
+        }
+        Reach::Directory => {}
     }
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("ringverbs-cm-{}-{number}", std::process::id());
@@ -71,7 +109,7 @@ fn nothing(channel: &EventChannel) {
 
 fn listen(channel: &EventChannel, space: PortSpace, backlog: u32) -> (Id, SocketAddr) {
     let id = channel.create_id(space).unwrap();
-    id.bind((IpAddr::from(Ipv4Addr::LOCALHOST), 0)).unwrap();
+    id.bind((IpAddr::from(FAR.get()), 0)).unwrap();
     id.listen(backlog).unwrap();
     let at = id.local_addr().unwrap().unwrap();
     assert_ne!(at.port(), 0);
@@ -128,8 +166,8 @@ fn rejected(event: &Event, why: RejectReason) {
 
 #[test]
 fn a_connection_is_made_and_ended() {
-    for joined in [false, true] {
-        let (a, b, _meeting) = ends(joined);
+    for reach in ALL {
+        let (a, b, _meeting) = ends(reach);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 4);
         let active = resolved(&near, PortSpace::TCP, at);
@@ -205,7 +243,7 @@ fn a_connection_is_made_and_ended() {
 
 #[test]
 fn a_communication_event_of_the_queue_pair_establishes_too() {
-    let (a, b, _meeting) = ends(false);
+    let (a, b, _meeting) = ends(Reach::Process);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let active = resolved(&near, PortSpace::TCP, at);
@@ -223,8 +261,8 @@ fn a_communication_event_of_the_queue_pair_establishes_too() {
 
 #[test]
 fn a_rejection_is_reported() {
-    for joined in [false, true] {
-        let (a, b, _meeting) = ends(joined);
+    for reach in ALL {
+        let (a, b, _meeting) = ends(reach);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 2);
         let ask = || {
@@ -322,7 +360,7 @@ fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
 
 #[test]
 fn loopback_addresses_are_local() {
-    let (a, ..) = ends(false);
+    let (a, ..) = ends(Reach::Process);
     let channel = open(&a);
     let bind = |address: &str| {
         let id = channel.create_id(PortSpace::TCP).unwrap();
@@ -365,7 +403,7 @@ fn loopback_addresses_are_local() {
 
 #[test]
 fn a_new_id_permits_few_commands() {
-    let (a, ..) = ends(false);
+    let (a, ..) = ends(Reach::Process);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::TCP).unwrap();
     let wrong = |result: Result<(), Error>| {
@@ -396,8 +434,8 @@ fn a_new_id_permits_few_commands() {
 
 #[test]
 fn datagram_services_report_their_queue_pair() {
-    for joined in [false, true] {
-        let (a, b, _meeting) = ends(joined);
+    for reach in ALL {
+        let (a, b, _meeting) = ends(reach);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::UDP, 4);
         for accepted in [true, false] {
@@ -438,7 +476,7 @@ fn datagram_services_report_their_queue_pair() {
 
 #[test]
 fn groups_are_joined_and_left() {
-    let (a, ..) = ends(false);
+    let (a, ..) = ends(Reach::Process);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::UDP).unwrap();
     let group = SocketAddr::from((Ipv4Addr::new(239, 1, 2, 3), 0));
@@ -463,7 +501,7 @@ fn groups_are_joined_and_left() {
 
 #[test]
 fn ids_migrate_with_their_events() {
-    let (a, b, _meeting) = ends(true);
+    let (a, b, _meeting) = ends(Reach::Directory);
     let (near, far, other) = (open(&a), open(&b), open(&b));
     let (mut listener, at) = listen(&far, PortSpace::TCP, 4);
     let ask = || {
@@ -493,7 +531,7 @@ fn ids_migrate_with_their_events() {
 
 #[test]
 fn a_channel_is_readable_when_it_has_events() {
-    let (a, b, _meeting) = ends(false);
+    let (a, b, _meeting) = ends(Reach::Process);
     let (near, far) = (open(&a), open(&b));
     let readable = |channel: &EventChannel| wait(channel.as_fd(), 0u8.into()).unwrap();
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
@@ -522,7 +560,7 @@ fn channel_id(channel: &EventChannel, to: SocketAddr) -> Id {
 
 #[test]
 fn a_silent_peer_times_out() {
-    let (a, b, _meeting) = ends(false);
+    let (a, b, _meeting) = ends(Reach::Process);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let manager = a.runner.manager();
@@ -570,7 +608,7 @@ fn good_request(to: SocketAddr) -> Message {
 
 #[test]
 fn an_unknown_caller_is_ignored() {
-    let (a, b, _meeting) = ends(true);
+    let (a, b, _meeting) = ends(Reach::Directory);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
     // More silent connections than are kept.
@@ -649,7 +687,7 @@ proptest! {
             proptest::collection::vec(proptest::collection::vec(datagram(to), 0..5), 1..5)
         },
     ) {
-        let (a, ..) = ends(false);
+        let (a, ..) = ends(Reach::Process);
         let channel = open(&a);
         let listener = channel.create_id(PortSpace::TCP).unwrap();
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
