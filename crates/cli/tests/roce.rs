@@ -1,0 +1,238 @@
+//! Two processes that speak RoCE v2 over UDP: on addresses of the loopback interface,
+//! and, as root and with ip(8), as two hosts in network namespaces.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Nothing here takes so long, but on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A host: an address and, in a network namespace, its name.
+#[derive(Clone)]
+struct Host {
+    namespace: Option<String>,
+    address: String,
+}
+
+impl Host {
+    fn local(address: &str) -> Self {
+        Self {
+            namespace: None,
+            address: address.to_owned(),
+        }
+    }
+
+    fn command(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = match &self.namespace {
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace, program]);
+                command
+            }
+            None => Command::new(program),
+        };
+        command.args(args).stdin(Stdio::null());
+        command
+    }
+
+    fn start(&self, args: &[&str]) -> Child {
+        let device = format!("roce:{}", self.address);
+        let mut command = self.command(env!("CARGO_BIN_EXE_ringverbs"), args);
+        let command = command.args(["--device", &device]);
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    /// Returns whether somebody listens on a TCP port.
+    fn listens(&self, port: u16) -> bool {
+        // Looked for without connecting: a server takes one client.
+        let mut command = self.command("cat", &["/proc/net/tcp", "/proc/net/tcp6"]);
+        let table = command.output().unwrap().stdout;
+        let table = String::from_utf8_lossy(&table);
+        let at = format!(":{port:04X} ");
+        table
+            .lines()
+            .any(|line| line.contains(&at) && line.contains(" 0A "))
+    }
+}
+
+fn finish(mut child: Child) -> Output {
+    let end = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("no end: {:?}", child.wait_with_output());
+        }
+        sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Runs a server and a client.
+fn between(server: &Host, client: &Host, args: &[&str]) {
+    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let port_text = port.to_string();
+    let args = [args, &["--port", &port_text]].concat();
+    let serving = server.start(&[&args[..], &["--server"]].concat());
+    let end = Instant::now() + PATIENCE;
+    while !server.listens(port) {
+        assert!(Instant::now() < end, "nobody listens");
+        sleep(Duration::from_millis(5));
+    }
+    let asking = client.start(&[&args[..], &[&server.address]].concat());
+    for (who, child) in [("client", asking), ("server", serving)] {
+        let output = finish(child);
+        assert!(output.status.success(), "{who} {args:?}: {output:?}");
+    }
+}
+
+fn ping_pongs(a: &Host, b: &Host, iterations: &str) {
+    for kind in ["rc", "uc", "ud", "srq"] {
+        for how in ["--chk", "--events"] {
+            between(a, b, &["pingpong", "--type", kind, how, "-n", iterations]);
+        }
+    }
+}
+
+fn measurements(a: &Host, b: &Host, iterations: &str) {
+    for operation in ["send", "write", "read", "atomic"] {
+        let args = ["perf", "--op", operation, "--sizes", "8,5000,100000"];
+        between(a, b, &[&args[..], &["-n", iterations]].concat());
+    }
+}
+
+#[test]
+fn two_processes_on_the_loopback_interface() {
+    let (a, b) = (Host::local("127.46.0.1"), Host::local("127.46.0.2"));
+    ping_pongs(&a, &b, "100");
+    measurements(&b, &a, "100");
+}
+
+#[test]
+fn an_address_that_is_in_use_is_reported() {
+    let (a, other) = (Host::local("127.47.0.1"), Host::local("127.47.0.1"));
+    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let mut first = a.start(&["pingpong", "--server", "--port", &port.to_string()]);
+    let end = Instant::now() + PATIENCE;
+    while !a.listens(port) {
+        assert!(Instant::now() < end, "nobody listens");
+        sleep(Duration::from_millis(5));
+    }
+    let refused = |host: &Host, what: &str| {
+        let output = finish(host.start(&["info"]));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains(what) && text.lines().count() == 1, "{text}");
+    };
+    refused(&other, "UDP port 4791 of this address is in use");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    refused(
+        &Host::local("no-such-interface"),
+        "no network interface has this name",
+    );
+    refused(
+        &Host::local("192.0.2.77"),
+        "no network interface of this host has this address",
+    );
+}
+
+/// Two network namespaces that are connected.
+struct Namespaces(Vec<String>);
+
+fn tool(program: &str, args: &str) -> bool {
+    let args = args.split(' ').collect::<Vec<_>>();
+    let output = Command::new(program).args(args).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+impl Namespaces {
+    /// Returns `None` without the right to, or without ip(8).
+    fn new(name: &str, mtu: u32) -> Option<Self> {
+        let name = format!("rv-{name}-{}", std::process::id());
+        let names = ["a", "b"].map(|end| format!("{name}-{end}"));
+        if !names
+            .iter()
+            .all(|name| tool("ip", &format!("netns add {name}")))
+        {
+            eprintln!("skipped: network namespaces need root and ip(8)");
+            return None;
+        }
+        let [a, b] = &names;
+        let both = format!("link add veth0 netns {a} type veth peer name veth0 netns {b}");
+        assert!(tool("ip", &both));
+        for (number, name) in [(1, a), (2, b)] {
+            for command in [
+                format!("-n {name} address add 192.0.2.{number}/24 dev veth0"),
+                format!("-n {name} address add fd00::{number}/64 dev veth0 nodad"),
+                format!("-n {name} link set lo up"),
+                format!("-n {name} link set veth0 mtu {mtu} up"),
+            ] {
+                assert!(tool("ip", &command), "ip {command}");
+            }
+        }
+        Some(Self(names.to_vec()))
+    }
+
+    fn hosts(&self, addresses: [&str; 2]) -> (Host, Host) {
+        let host = |at: usize| Host {
+            namespace: Some(self.0[at].clone()),
+            address: addresses[at].to_owned(),
+        };
+        (host(0), host(1))
+    }
+
+    /// Makes both ends lose, duplicate and reorder packets. Returns whether the system
+    /// can.
+    fn disturb(&self, how: &str) -> bool {
+        let on = |name: &String| {
+            let args = format!("-n {name} qdisc add dev veth0 root netem limit 100000 {how}");
+            tool("tc", &args)
+        };
+        self.0.iter().all(on)
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            tool("ip", &format!("netns delete {name}"));
+        }
+    }
+}
+
+#[test]
+fn two_hosts_in_namespaces() {
+    for mtu in [1500, 9000] {
+        let Some(namespaces) = Namespaces::new(&format!("plain-{mtu}"), mtu) else {
+            return;
+        };
+        for addresses in [["192.0.2.1", "192.0.2.2"], ["fd00::1", "fd00::2"]] {
+            let (a, b) = namespaces.hosts(addresses);
+            ping_pongs(&a, &b, "50");
+            measurements(&b, &a, "50");
+        }
+    }
+}
+
+#[test]
+fn two_hosts_whose_network_loses_packets() {
+    let Some(namespaces) = Namespaces::new("lossy", 1500) else {
+        return;
+    };
+    let (a, b) = namespaces.hosts(["192.0.2.1", "192.0.2.2"]);
+    if !namespaces.disturb("loss 1% duplicate 1%") {
+        eprintln!("skipped: the system has no netem");
+        return;
+    }
+    for kind in ["rc", "srq"] {
+        between(&a, &b, &["pingpong", "--type", kind, "--chk", "-n", "200"]);
+    }
+    measurements(&a, &b, "100");
+}
