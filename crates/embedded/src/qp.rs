@@ -289,7 +289,7 @@ impl State {
             return refuse(libc::EINVAL);
         }
         check(given, mask)?;
-        if mask.contains(Mask::PATH_MTU) && given.path_mtu > self.mtu().into() {
+        if mask.contains(Mask::PATH_MTU) && given.path_mtu > self.mtu() {
             return refuse(libc::EINVAL);
         }
         merge(&mut attributes, given, mask);

@@ -178,7 +178,7 @@ impl Runner {
                     let segment = Segment::join(directory, &fabric, pool.clone(), epoll)?;
                     let first = segment.first_device().into();
                     numbers = first..first + usize::from(DEVICES);
-                    Ok(Wire::Directory(segment))
+                    Ok(Wire::Directory(Box::new(segment)))
                 })?;
                 (manager, Some(link))
             }
@@ -192,7 +192,9 @@ impl Runner {
                     |epoll: &Epoll| UdpWire::new(ports, gateway, &fabric, pool.clone(), epoll);
                 (
                     manager,
-                    Some(Link::new(|epoll| make(epoll).map(Wire::Udp))?),
+                    Some(Link::new(|epoll| {
+                        make(epoll).map(|udp| Wire::Udp(Box::new(udp)))
+                    })?),
                 )
             }
         };

@@ -28,9 +28,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// [`uplink`]: softhca::fabric::Fabric::uplink
 pub(crate) enum Wire {
     /// To processes of this host that name the same directory. It loses nothing.
-    Directory(Segment),
+    Directory(Box<Segment>),
     /// To other hosts. It loses frames.
-    Udp(UdpWire),
+    Udp(Box<UdpWire>),
 }
 
 impl Wire {

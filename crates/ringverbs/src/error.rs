@@ -187,7 +187,7 @@ impl fmt::Display for Error {
                 f,
                 "there is no RDMA device; `rdma link add rxe0 type rxe netdev IFACE` creates one on a network interface{}",
                 if EMBEDDED {
-                    "; RINGVERBS_DEVICE=embedded names one in the process, embedded:DIRECTORY one that other processes reach"
+                    "; RINGVERBS_DEVICE=embedded names one in the process, embedded:DIRECTORY one that other processes reach, roce:INTERFACE one that other hosts reach"
                 } else {
                     ""
                 },

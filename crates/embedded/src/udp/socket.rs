@@ -231,7 +231,7 @@ pub(super) fn receive(
         let (source, port) = from.unwrap_or((IpAddr::V4([0; 4].into()), 0));
         let length = header.msg_len as usize;
         let length = if cut || from.is_none() { 0 } else { length };
-        let traffic_class = traffic_class(&controls[index].0, message.msg_controllen as usize);
+        let traffic_class = traffic_class(&controls[index].0, message.msg_controllen as _);
         each(
             index,
             Received {

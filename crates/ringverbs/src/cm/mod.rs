@@ -18,11 +18,12 @@
 //!
 //! An embedded device has its own connection manager, for addresses of the local
 //! host (127.0.0.0/8, `::1`) and ports of the process or of all processes that
-//! name the same directory. A program selects it by naming the device
+//! name the same directory; one of the host's addresses ([`Device::roce`](crate::Device::roce)) connects
+//! with other hosts. A program selects it by naming the device
 //! ([`Listener::bind_on`], [`Connector::resolve_on`]). If the program names no
 //! device and was built with the feature `embedded`, the environment may:
-//! `RINGVERBS_DEVICE=embedded`, or `embedded:DIRECTORY`. The variable is ignored
-//! in a program with raised rights (`AT_SECURE`).
+//! `RINGVERBS_DEVICE=embedded`, `embedded:DIRECTORY` or `roce:INTERFACE`. The
+//! variable is ignored in a program with raised rights (`AT_SECURE`).
 //!
 //! The connection manager's own types, in [`manager`], have the features that are
 //! not covered here.

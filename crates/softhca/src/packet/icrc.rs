@@ -63,13 +63,13 @@ const FOLLOWING: usize = CAPACITY + 2;
 
 /// Multiplies by x.
 const fn times_x(value: u32) -> u32 {
-    value >> 1 ^ (value & 1) * POLYNOMIAL
+    (value >> 1) ^ ((value & 1) * POLYNOMIAL)
 }
 
 /// Divides by x.
 const fn over_x(value: u32) -> u32 {
     let carry = value >> 31;
-    (value ^ carry * POLYNOMIAL) << 1 | carry
+    ((value ^ (carry * POLYNOMIAL)) << 1) | carry
 }
 
 /// x^(8n) for n from 0, or its inverse.
