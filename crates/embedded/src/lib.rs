@@ -39,6 +39,8 @@ mod directory;
 mod embedded;
 mod event;
 mod files;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod hostile;
 mod kernel;
 mod leaving;
 mod memory;

@@ -697,3 +697,75 @@ impl Conversation {
         )
     }
 }
+
+/// Gives the gateway a message of another host, with valid headers and numbers that
+/// exist, and lets a listening id answer: for tests and fuzzing.
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) fn hostile_messages(
+    manager: &super::Manager,
+    gateway: &mut Gateway,
+    flags: u8,
+    script: &[u8],
+) {
+    let peer = IpAddr::from([192, 0, 2, 2 + (flags >> 6)]);
+    let own = IpAddr::from([192, 0, 2, 1]);
+    let mut bytes = [0; super::mad::SIZE];
+    for (to, from) in bytes.iter_mut().zip(script) {
+        *to = *from;
+    }
+    if flags & 4 != 0 {
+        // A message of this class, to a conversation that exists, from few numbers.
+        bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
+        (bytes[16], bytes[17]) = (0, 0x10 + bytes[17] % 9);
+        let known = gateway.conversations.keys().nth((flags >> 3 & 7).into());
+        if bytes[17] != 0x10 && bytes[17] != 0x17 {
+            let number = known.copied().unwrap_or(1).to_be_bytes();
+            let at = if bytes[17] == 0x18 { 24 } else { 28 };
+            bytes[at..at + 4].copy_from_slice(&number);
+        } else {
+            // To port 7471 of the TCP or UDP port space, in IPv4.
+            let space = if bytes[17] == 0x10 { [1, 6] } else { [1, 0x11] };
+            bytes[32..36].fill(0);
+            bytes[36..38].copy_from_slice(&space);
+            bytes[38..40].copy_from_slice(&7471u16.to_be_bytes());
+            let header = if bytes[17] == 0x10 { 164 } else { 40 };
+            bytes[header..header + 2].copy_from_slice(&[0, 0x40]);
+            bytes[header + 32..header + 36].copy_from_slice(&[192, 0, 2, 1]);
+        }
+    }
+    let ports = Arc::clone(&gateway.ports);
+    let listening = [0x106, 0x111].map(|space| {
+        let taken = ports.take(space, 7471).ok()?;
+        Some((taken.listen(4).ok()?, taken))
+    });
+    gateway.receive(peer, own, &bytes);
+    for (listener, _) in listening.iter().flatten() {
+        let Some(id) = ports.accept(listener) else {
+            continue;
+        };
+        let kinds = [
+            Kind::Reply,
+            Kind::Reject,
+            Kind::ServiceReply,
+            Kind::Disconnect,
+        ];
+        let kind = kinds[usize::from(flags >> 4 & 3)];
+        send(&id, &Message::new(kind, &[]));
+        gateway.turn();
+    }
+    gateway.turn();
+    // A conversation that the program begins.
+    if flags & 8 != 0 {
+        if let Ok(Some(socket)) = manager.lock().ports.connect((0x106, 1)) {
+            let message =
+                Message::new(Kind::Request, &[]).between((own, 5).into(), (peer, 6).into());
+            send(&socket, &message);
+            gateway.turn();
+            gateway.turn();
+        }
+    }
+    assert!(gateway.conversations.len() <= LIMIT && gateway.outgoing.len() <= LIMIT);
+    while let Some(outgoing) = gateway.pop() {
+        assert!(Mad::parse(&outgoing.bytes).is_some());
+    }
+}

@@ -35,6 +35,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::Result;
 use crate::directory::Directory;
 use gateway::Dialer;
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) use gateway::hostile_messages;
 pub(crate) use gateway::{Gateway, Outgoing};
 pub(crate) use mad::{QKEY, QPN};
 use ports::Ports;

@@ -1,0 +1,91 @@
+//! Datagrams of a hostile host, for tests and fuzzing.
+
+use std::net::IpAddr;
+
+use softhca::packet::{Arrival, Departure, LinkKind, Mac, Pool, View, headroom};
+
+use crate::cm::{Manager, hostile_messages};
+
+const MACS: [Mac; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+
+/// Splits the first `length` bytes off, or all.
+fn take<'a>(script: &mut &'a [u8], length: usize) -> &'a [u8] {
+    let (taken, rest) = script.split_at(length.min(script.len()));
+    *script = rest;
+    taken
+}
+
+fn address(bytes: &[u8], ipv6: bool) -> IpAddr {
+    let mut out = [0; 16];
+    for (to, from) in out.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    match ipv6 {
+        true => IpAddr::from(out),
+        false => IpAddr::from([out[0], out[1], out[2], out[3]]),
+    }
+}
+
+/// Receives the datagrams of a script: each of a byte of flags, two of length,
+/// addresses, and content.
+///
+/// # Panics
+/// If a frame passes that has no right ICRC, or bounds are passed.
+pub fn datagrams(script: &[u8]) {
+    let (manager, mut gateway) = match Manager::of_hosts(vec![IpAddr::from([192, 0, 2, 1])], 1) {
+        Ok(made) => made,
+        // No descriptors are left.
+        Err(_) => return,
+    };
+    let pool = Pool::new();
+    let mut rest = script;
+    while let [flags, low, high, ..] = *rest {
+        take(&mut rest, 3);
+        let (ipv6, length) = (flags & 1 != 0, usize::from(u16::from_le_bytes([low, high])));
+        if flags & 2 != 0 {
+            hostile_messages(&manager, &mut gateway, flags, take(&mut rest, 256));
+            continue;
+        }
+        let arrival = Arrival {
+            source: address(take(&mut rest, 16), ipv6),
+            port: 4791,
+            destination: address(take(&mut rest, 16), ipv6 ^ (flags & 4 != 0)),
+            traffic_class: flags,
+        };
+        let content = take(&mut rest, length);
+        let mut packet = pool.get(LinkKind::Ethernet);
+        let at = headroom(arrival.source.is_ipv6());
+        for (to, from) in packet.buffer_mut()[at..].iter_mut().zip(content) {
+            *to = *from;
+        }
+        if arrival.frame(&mut packet, length, MACS[0], MACS[1]).is_ok() {
+            let read = View::read(LinkKind::Ethernet, packet.frame());
+            assert_ne!(read.err(), Some(softhca::packet::Refused::BadIcrc));
+            assert!(Departure::of(packet.frame()).is_some());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_datagrams_are_handled(
+            script in proptest::collection::vec(any::<u8>(), 0..3000),
+            messages in any::<bool>(),
+        ) {
+            let mut script = script;
+            if messages {
+                // A sequence of messages to queue pair 1.
+                for message in script.chunks_mut(259) {
+                    message[0] |= 2;
+                }
+            }
+            datagrams(&script);
+        }
+    }
+}
