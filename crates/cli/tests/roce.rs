@@ -188,14 +188,22 @@ impl Namespaces {
         (host(0), host(1))
     }
 
-    /// Makes both ends lose, duplicate and reorder packets. Returns whether the system
-    /// can.
-    fn disturb(&self, how: &str) -> bool {
-        let on = |name: &String| {
-            let args = format!("-n {name} qdisc add dev veth0 root netem limit 100000 {how}");
-            tool("tc", &args)
+    /// Makes both ends lose one of a hundred packets. Returns whether the system can.
+    fn disturb(&self) -> bool {
+        let netem = |name: &String| {
+            let how = "limit 100000 loss 1% duplicate 1%";
+            tool(
+                "tc",
+                &format!("-n {name} qdisc add dev veth0 root netem {how}"),
+            )
         };
-        self.0.iter().all(on)
+        let filter = |name: &String| {
+            let nft = |command: &str| tool("ip", &format!("netns exec {name} nft {command}"));
+            nft("add table inet loss")
+                && nft("add chain inet loss in { type filter hook input priority 0 ; }")
+                && nft("add rule inet loss in udp dport 4791 numgen random mod 100 < 1 drop")
+        };
+        self.0.iter().all(netem) || self.0.iter().all(filter)
     }
 }
 
@@ -227,8 +235,8 @@ fn two_hosts_whose_network_loses_packets() {
         return;
     };
     let (a, b) = namespaces.hosts(["192.0.2.1", "192.0.2.2"]);
-    if !namespaces.disturb("loss 1% duplicate 1%") {
-        eprintln!("skipped: the system has no netem");
+    if !namespaces.disturb() {
+        eprintln!("skipped: the system has neither netem nor nft(8)");
         return;
     }
     for kind in ["rc", "srq"] {

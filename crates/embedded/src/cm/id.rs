@@ -260,7 +260,8 @@ impl Id {
                 attr.ah_attr = path;
                 attr.path_mtu = self.port.mtu.into();
                 attr.dest_qp_num = other.qp_num;
-                attr.rq_psn = other.psn;
+                // Each end says at which number the other begins to send.
+                attr.rq_psn = self.psn;
                 attr.max_dest_rd_atomic = self.depths.responder_resources;
                 Mask::AV
                     | Mask::PATH_MTU
@@ -269,8 +270,11 @@ impl Id {
                     | Mask::MAX_DEST_RD_ATOMIC
                     | Mask::MIN_RNR_TIMER
             }
-            (QpState::RTS, false) if self.other.is_some() => {
-                attr.sq_psn = self.psn;
+            (QpState::RTS, false) => {
+                let Some(other) = self.other else {
+                    return refuse(libc::EINVAL);
+                };
+                attr.sq_psn = other.psn;
                 attr.timeout = self.ack_timeout;
                 attr.retry_cnt = self.depths.retry_count;
                 attr.rnr_retry = self.depths.rnr_retry_count;

@@ -85,7 +85,7 @@ pub(super) struct Message {
     ethernet: u8,
     pub(super) qp_num: u32,
     pub(super) qkey: u32,
-    /// First packet sequence number of the sender.
+    /// Packet sequence number at which the receiver of the message begins to send.
     pub(super) psn: u32,
     /// From the sender's point of view.
     pub(super) responder_resources: u8,
