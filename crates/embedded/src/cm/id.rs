@@ -334,3 +334,29 @@ pub(super) fn group(ip: IpAddr) -> Option<[u8; 16]> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As rdma_cm does: a message's starting PSN is where its receiver begins to send.
+    #[test]
+    fn each_end_begins_to_send_where_the_other_has_said() {
+        let port = Port {
+            ethernet: true,
+            gid: [1; 16],
+            lid: 0,
+            guid: 1,
+            gid_index: 0,
+            mtu: MTU,
+        };
+        let mut id = Id::new(0, port, 0x106, false);
+        id.phase = Phase::Responded;
+        (id.psn, id.other) = (5, Some(PeerParameters::default()));
+        if let Some(other) = &mut id.other {
+            other.psn = 7;
+        }
+        assert_eq!(id.attributes(QpState::RTR).unwrap().rq_psn, 5);
+        assert_eq!(id.attributes(QpState::RTS).unwrap().sq_psn, 7);
+    }
+}

@@ -335,7 +335,7 @@ fn a_rejection_is_reported() {
 
 #[test]
 fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
-    let (a, ..) = ends(false);
+    let (a, ..) = ends(Reach::Process);
     let channel = open(&a);
     let own = getifaddrs().unwrap().find_map(|interface| {
         let ip = interface.address?.as_sockaddr_in()?.ip();
