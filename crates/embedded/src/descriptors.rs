@@ -59,9 +59,10 @@ impl Embedded {
         ContextFile::length()
     }
 
-    /// Returns the port's GID.
-    pub fn gid(&self) -> [u8; 16] {
-        self.device.lock().gid()
+    /// Returns the port's GIDs.
+    pub fn gids(&self) -> Vec<[u8; 16]> {
+        let state = self.device.lock();
+        state.gids.iter().map(|(gid, _)| *gid).collect()
     }
 
     /// Returns the LID of an InfiniBand port; 0 on Ethernet.

@@ -12,11 +12,17 @@ use uverbs::environment;
 pub(crate) struct Config {
     /// Profiles, in the order of the devices' names.
     pub(crate) profiles: Vec<&'static str>,
-    /// Directory of the network.
+    /// Address or interface that the only device has, if it is to reach other hosts.
+    pub(crate) host: Option<String>,
+    /// Directory of the network, and of the files that stand for sysfs.
     pub(crate) directory: PathBuf,
 }
 
-/// Names the devices: profiles, separated by commas.
+/// Profile and name prefix of a device that reaches other hosts.
+const OF_HOST: &str = "roce";
+
+/// Names the devices: profiles, separated by commas, or `roce:` with an address or
+/// interface.
 const DEVICES: &str = "RINGVERBS_EMBEDDED";
 /// Names the directory that processes share.
 const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
@@ -32,9 +38,10 @@ pub(crate) fn get() -> Option<&'static Config> {
 
 fn read() -> Option<Config> {
     let asked = environment::variable(DEVICES).filter(|asked| !asked.is_empty())?;
-    match profiles(&asked) {
-        Ok(profiles) => Some(Config {
+    match devices(&asked) {
+        Ok((profiles, host)) => Some(Config {
             profiles,
+            host,
             directory: environment::variable(DIRECTORY)
                 .filter(|directory| !directory.is_empty())
                 .map_or_else(Network::default_directory, PathBuf::from),
@@ -46,10 +53,25 @@ fn read() -> Option<Config> {
     }
 }
 
-/// Returns the profiles that a list names.
-fn profiles(list: &OsStr) -> Result<Vec<&'static str>, String> {
+/// Returns the profiles that a list names, and the address of the device if it is one
+/// that reaches other hosts.
+fn devices(list: &OsStr) -> Result<(Vec<&'static str>, Option<String>), String> {
     let list = list.to_str().ok_or("this is not UTF-8")?;
+    let host = list
+        .strip_prefix(OF_HOST)
+        .and_then(|it| it.strip_prefix(':'));
+    if let Some(host) = host {
+        if host.contains(',') {
+            return Err(format!(
+                "\"{OF_HOST}:\" takes one address, and no other devices"
+            ));
+        }
+        return Ok((vec![OF_HOST], Some(host.to_owned())));
+    }
     let profiles = list.split(',').map(|asked| {
+        if asked.contains(':') {
+            return Err(format!("\"{asked}\" cannot be one of several devices"));
+        }
         let known = Network::profiles().find(|(name, _)| *name == asked);
         known.map(|(name, _)| name).ok_or_else(|| {
             let names: Vec<&str> = Network::profiles().map(|(name, _)| name).collect();
@@ -58,7 +80,7 @@ fn profiles(list: &OsStr) -> Result<Vec<&'static str>, String> {
     });
     let profiles = profiles.collect::<Result<Vec<_>, _>>()?;
     match profiles.len() {
-        ..=MOST => Ok(profiles),
+        ..=MOST => Ok((profiles, None)),
         _ => Err(format!("more than {MOST} devices")),
     }
 }
@@ -77,12 +99,23 @@ mod tests {
 
     #[test]
     fn a_list_names_known_devices() {
-        assert_eq!(profiles("roce".as_ref()), Ok(vec!["roce"]));
-        assert_eq!(profiles("ib,roce".as_ref()), Ok(vec!["ib", "roce"]));
-        for wrong in ["", "roce,", "card", "roce ib"] {
-            assert!(profiles(wrong.as_ref()).is_err(), "{wrong}");
+        let devices = |list: &str| devices(list.as_ref());
+        assert_eq!(devices("roce"), Ok((vec!["roce"], None)));
+        assert_eq!(devices("ib,roce"), Ok((vec!["ib", "roce"], None)));
+        let host = |name: &str| Ok((vec!["roce"], Some(name.to_owned())));
+        assert_eq!(devices("roce:fe80::1%eth0"), host("fe80::1%eth0"));
+        for wrong in [
+            "",
+            "roce,",
+            "card",
+            "roce ib",
+            "ib:eth0",
+            "ib,roce:eth0",
+            "roce:eth0,ib",
+        ] {
+            assert!(devices(wrong).is_err(), "{wrong}");
         }
         let many = ["ib"; MOST + 1].join(",");
-        assert!(profiles(many.as_ref()).is_err());
+        assert!(devices(&many).is_err());
     }
 }

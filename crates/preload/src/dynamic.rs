@@ -17,7 +17,7 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
     let (number, name) = tree::dynamic(path).ok_or(Errno::new(libc::ENOENT))?;
     let devices = World::current().devices()?;
     let device = devices.get(number).ok_or(Errno::new(libc::ENOENT))?;
-    let content = content(device, name);
+    let content = content(device, name).ok_or(Errno::new(libc::ENOENT))?;
     let failed = |errno: nix::Error| Errno::new(errno as i32);
     let file = memfd_create(c"ringverbs-sysfs", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
     let mut file = File::from(file);
@@ -26,15 +26,19 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
     Ok(file.into_raw_fd())
 }
 
-fn content(device: &Embedded, name: &str) -> String {
+/// Returns the content of an attribute; `None` for a GID that the device has not.
+fn content(device: &Embedded, name: &str) -> Option<String> {
+    if let Some(index) = name.strip_prefix("ports/1/gids/") {
+        let gid = *device.gids().get(index.parse::<usize>().ok()?)?;
+        return Some(words(&gid) + "\n");
+    }
     let mut content = match name {
         "node_guid" | "sys_image_guid" => words(&device.node_guid().to_be_bytes()),
         "node_desc" => format!("ringverbs embedded device {}", device.number()),
-        "ports/1/gids/0" | "ports/1/gids/1" => words(&device.gid()),
         _ => format!("{:#x}", device.lid()),
     };
     content.push('\n');
-    content
+    Some(content)
 }
 
 /// Returns words of 16 bits, with colons between them.

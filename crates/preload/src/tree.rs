@@ -23,14 +23,28 @@ pub(crate) const UVERBS_MINOR: u32 = 192;
 pub(crate) const MANAGER: (u32, u32) = (10, 122);
 
 /// Attributes of a device whose content differs from process to process.
-const DYNAMIC: [&str; 7] = [
+const DYNAMIC: [&str; 21] = [
     "node_guid",
     "sys_image_guid",
     "node_desc",
-    "ports/1/gids/0",
-    "ports/1/gids/1",
     "ports/1/lid",
     "ports/1/sm_lid",
+    "ports/1/gids/0",
+    "ports/1/gids/1",
+    "ports/1/gids/2",
+    "ports/1/gids/3",
+    "ports/1/gids/4",
+    "ports/1/gids/5",
+    "ports/1/gids/6",
+    "ports/1/gids/7",
+    "ports/1/gids/8",
+    "ports/1/gids/9",
+    "ports/1/gids/10",
+    "ports/1/gids/11",
+    "ports/1/gids/12",
+    "ports/1/gids/13",
+    "ports/1/gids/14",
+    "ports/1/gids/15",
 ];
 
 /// Splits the path of a dynamic attribute, below `/sys`, into the number of the
@@ -67,8 +81,13 @@ pub(crate) fn root() -> Option<&'static Path> {
 /// Content of a file of the tree.
 type File = (String, String);
 
-/// Returns the files of the tree of these devices, by their paths.
-fn files(profiles: &[&str]) -> Vec<File> {
+/// Kinds of the GIDs of ports.
+const V1: &str = "IB/RoCE v1";
+const V2: &str = "RoCE v2";
+
+/// Returns the files of the tree of these devices, by their paths. A device of this
+/// host's addresses may have a GID for each.
+fn files(profiles: &[&str], of_host: bool) -> Vec<File> {
     let (major, minor) = MANAGER;
     let mut files = vec![
         ("dev/infiniband/rdma_cm".to_owned(), String::new()),
@@ -86,13 +105,19 @@ fn files(profiles: &[&str]) -> Vec<File> {
         ),
     ];
     for (number, profile) in profiles.iter().enumerate() {
-        device(number, profile.starts_with("roce"), &mut files);
+        let ethernet = profile.starts_with("roce");
+        let gids: &[&str] = match (ethernet, of_host) {
+            (true, true) => &[V2; 16],
+            (true, false) => &[V1, V2],
+            (false, _) => &[V1],
+        };
+        device(number, ethernet, gids, &mut files);
     }
     files
 }
 
 /// Adds the files of a device.
-fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
+fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
     let minor = UVERBS_MINOR as usize + number;
     let uverbs = [
         ("ibdev", format!("mlx5_{number}")),
@@ -131,10 +156,6 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
         ("ports/1/cap_mask", "0x00010000"),
         ("ports/1/pkeys/0", "0xffff"),
     ];
-    let gids: &[&str] = match ethernet {
-        true => &["IB/RoCE v1", "RoCE v2"],
-        false => &["IB/RoCE v1"],
-    };
     let class = format!("sys/class/infiniband_verbs/uverbs{number}");
     let of_class = format!("sys/class/infiniband/mlx5_{number}");
     let mut add = |at: &str, name: &str, content: &str| {
@@ -157,7 +178,10 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
         add(&of_class, &format!("ports/1/gid_attrs/types/{index}"), kind);
     }
     for name in DYNAMIC {
-        if name != "ports/1/gids/1" || ethernet {
+        let index = name
+            .strip_prefix("ports/1/gids/")
+            .and_then(|it| it.parse().ok());
+        if index.is_none_or(|index: usize| index < gids.len()) {
             add(&of_class, name, "");
         }
     }
@@ -170,7 +194,7 @@ fn make(config: &Config) -> Result<PathBuf, String> {
         Error::Invalid { what, .. } => what.to_owned(),
         error => error.to_string(),
     })?;
-    let files = files(&config.profiles);
+    let files = files(&config.profiles, config.host.is_some());
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let name = format!("sysfs-{:016x}", hasher.finish());
@@ -214,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_device_has_files_and_attributes_of_its_own() {
-        let files = files(&["roce", "ib"]);
+        let files = files(&["roce", "ib"], false);
         let content = |path: &str| {
             let found = files.iter().find(|(name, _)| name == path);
             found.map(|(_, content)| content.as_str())
@@ -224,6 +248,10 @@ mod tests {
         let second = "sys/class/infiniband/mlx5_1/ports/1/gids/1";
         assert_eq!(content(second), None);
         assert_eq!(content("dev/infiniband/uverbs1"), Some("\n"));
+        let kind = "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0";
+        assert_eq!(content(kind), Some("IB/RoCE v1\n"));
+        let of_host = super::files(&["roce"], true);
+        assert!(of_host.contains(&(kind.to_owned(), "RoCE v2\n".to_owned())));
         let mut names: Vec<_> = files.iter().map(|(name, _)| name).collect();
         names.sort_unstable();
         names.dedup();
@@ -232,10 +260,10 @@ mod tests {
 
     #[test]
     fn dynamic_attributes_are_known_by_their_path() {
-        let path = "class/infiniband/mlx5_3/ports/1/gids/1";
-        assert_eq!(dynamic(path), Some((3, "ports/1/gids/1")));
+        let path = "class/infiniband/mlx5_3/ports/1/gids/15";
+        assert_eq!(dynamic(path), Some((3, "ports/1/gids/15")));
         for other in [
-            "class/infiniband/mlx5_3/ports/1/gids/2",
+            "class/infiniband/mlx5_3/ports/1/gids/16",
             "class/infiniband/mlx5_/node_guid",
             "class/infiniband_verbs/mlx5_0/node_guid",
         ] {

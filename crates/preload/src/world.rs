@@ -195,11 +195,18 @@ fn join() -> Result<&'static [Embedded], Errno> {
             Error::Invalid { what, .. } => (Errno::new(libc::EACCES), (*what).to_owned()),
             _ => (Errno::new(libc::EIO), error.to_string()),
         };
-        complain(&format!("{}: {reason}", config.directory.display()));
+        match &config.host {
+            Some(host) => complain(&format!("{host}: {reason}")),
+            None => complain(&format!("{}: {reason}", config.directory.display())),
+        }
         errno
     };
     embedded::at_thread_start(own::enter_for_good);
-    let network = Network::joined(Drive::Thread, &config.directory).map_err(failed)?;
+    let network = match &config.host {
+        Some(host) => Network::roce(Drive::Thread, host),
+        None => Network::joined(Drive::Thread, &config.directory),
+    };
+    let network = network.map_err(failed)?;
     let devices = config.profiles.iter();
     let devices = devices.map(|profile| network.device(profile).map_err(failed));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;

@@ -37,8 +37,9 @@ Examples: ringverbs run -- ib_write_bw -d mlx5_0
           ringverbs run --embedded -- ibv_rc_pingpong -g 1 localhost")]
 pub struct Args {
     /// Give the program embedded devices, named mlx5_0, mlx5_1 ...: roce or ib,
-    /// separated by commas. The system's providers serve them; with --devices mlx5
-    /// ringverbs does
+    /// separated by commas; or one that reaches other hosts, from an address or an
+    /// interface: roce:192.0.2.1, roce:eth0. The system's providers serve them; with
+    /// --devices mlx5 ringverbs does
     #[arg(
         long,
         value_name = "DEVICES",
@@ -108,7 +109,7 @@ impl fmt::Display for RunError {
                     let comma = if number == 0 { "" } else { ", " };
                     write!(f, "{comma}{name} ({about})")?;
                 }
-                Ok(())
+                f.write_str(", or roce: with one address or interface, and no others")
             }
             Self::Directory(path, reason) => write!(f, "{}: {reason}", path.display()),
             Self::Unreachable(path, reason) => write!(f, "{}: {reason}", path.display()),
@@ -183,7 +184,8 @@ fn embedded(
     program: &OsStr,
     settings: &mut Settings,
 ) -> Result<(), Error> {
-    for device in devices.split(',') {
+    let of_host = devices.starts_with("roce:") && !devices.contains(',');
+    for device in devices.split(',').filter(|_| !of_host) {
         if !Network::profiles().any(|(name, _)| name == device) {
             return Err(RunError::Device(device.to_owned()).into());
         }

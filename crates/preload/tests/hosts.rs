@@ -1,0 +1,248 @@
+//! Programs of libibverbs, librdmacm and perftest on devices that reach other hosts:
+//! between addresses of the loopback interface, and, as root and with ip(8), between
+//! network namespaces.
+//!
+//! Skipped where a program is not installed: `apt-get install ibverbs-utils
+//! ibverbs-providers rdmacm-utils perftest`.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Nothing here takes so long, but on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// One list at a time: each of its programs polls.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A host: an address and, in a network namespace, its name.
+struct Host {
+    namespace: Option<String>,
+    address: &'static str,
+}
+
+impl Host {
+    fn plain(&self, line: &str) -> Command {
+        let inside = match &self.namespace {
+            Some(name) => format!("ip netns exec {name} {line}"),
+            None => line.to_owned(),
+        };
+        let mut words = inside.split(' ');
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).stdin(Stdio::null());
+        command
+    }
+
+    fn start(&self, directory: &Folder, line: &str) -> Child {
+        let library = env::current_exe().unwrap();
+        let library = library.parent().unwrap().join("libringverbs_preload.so");
+        let set = format!(
+            "env LD_PRELOAD={} RINGVERBS_EMBEDDED=roce:{} RINGVERBS_DIRECTORY={} {line}",
+            library.display(),
+            self.address,
+            directory.0.display()
+        );
+        let mut command = self.plain(&set);
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap_or_else(|e| panic!("{line}: {e}"))
+    }
+
+    fn listens(&self, port: u16) -> bool {
+        let table = self.plain("cat /proc/net/tcp /proc/net/tcp6");
+        let table = { table }.output().unwrap().stdout;
+        let end = format!(":{port:04X}");
+        String::from_utf8_lossy(&table).lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&end))
+        })
+    }
+}
+
+/// A folder for the files that stand for sysfs.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("ringverbs-hosts-{name}-{}", std::process::id());
+        let path = env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn finish(mut child: Child, line: &str) -> Output {
+    let end = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("{line}: no end: {:?}", child.wait_with_output());
+        }
+        sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Runs both ends of a program, of which the client names the server last. With a TCP
+/// port the server is waited for; without one the client is started again until it
+/// finds the server.
+fn pair(directory: &Folder, hosts: [&Host; 2], port: Option<u16>, lines: [&str; 2]) {
+    let [server, client] = lines;
+    let mut serving = hosts[0].start(directory, server);
+    let end = Instant::now() + PATIENCE;
+    let running = |child: &mut Child| child.try_wait().unwrap().is_none();
+    while port.is_some_and(|port| !hosts[0].listens(port)) && running(&mut serving) {
+        assert!(Instant::now() < end, "{server}: nobody listens");
+        sleep(Duration::from_millis(10));
+    }
+    let client = format!("{client} {}", hosts[0].address);
+    let asked = loop {
+        let asked = finish(hosts[1].start(directory, &client), &client);
+        let again = port.is_none() && running(&mut serving) && Instant::now() < end;
+        if asked.status.success() || !again {
+            break asked;
+        }
+        sleep(Duration::from_millis(50));
+    };
+    if !asked.status.success() {
+        let _ = serving.kill();
+    }
+    let served = finish(serving, server);
+    for (line, output) in [(&client[..], asked), (server, served)] {
+        assert!(output.status.success(), "{line}: {output:?}");
+    }
+}
+
+const PROGRAMS: [&str; 9] = [
+    "ibv_devinfo",
+    "ibv_rc_pingpong",
+    "ib_send_bw",
+    "ib_write_bw",
+    "ib_read_lat",
+    "ib_atomic_bw",
+    "rping",
+    "ucmatose",
+    "udaddy",
+];
+
+fn installed() -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let has = |name: &str| env::split_paths(&path).any(|place| place.join(name).is_file());
+    let missing = PROGRAMS.iter().find(|name| !has(name));
+    if let Some(missing) = missing {
+        println!(
+            "skipped: {missing} is not installed (apt-get install ibverbs-utils \
+             ibverbs-providers rdmacm-utils perftest)"
+        );
+    }
+    missing.is_none()
+}
+
+fn programs(name: &str, a: &Host, b: &Host, port: u16) {
+    let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
+    let directory = Folder::new(name);
+    let found = finish(a.start(&directory, "ibv_devinfo -v"), "ibv_devinfo");
+    let text = String::from_utf8_lossy(&found.stdout);
+    let gid = format!("::ffff:{}", a.address);
+    let gids: Vec<&str> = text.lines().filter(|it| it.contains("GID[")).collect();
+    let right = |it: &&str| it.contains(&gid) && it.contains("RoCE v2");
+    assert!(gids.len() == 1 && gids.iter().all(right), "{text}");
+
+    let port_text = format!("-p {port}");
+    for line in [
+        "ibv_rc_pingpong -c -g 0 -n 100",
+        "ibv_srq_pingpong -g 0 -n 100",
+        "ibv_ud_pingpong -g 0 -n 100 -s 1000",
+        "ib_send_bw -x 0 -n 200 -s 20000 -F",
+        "ib_write_bw -x 0 -n 200 -s 20000 -F",
+        "ib_read_lat -x 0 -n 100 -s 20000 -F",
+        "ib_atomic_bw -x 0 -n 200 -F",
+    ] {
+        let line = format!("{line} {port_text}");
+        pair(&directory, [a, b], Some(port), [&line, &line]);
+    }
+    for [server, client] in [
+        [
+            "rping -s -V -S 20000 -C 20 -a",
+            "rping -c -V -C 20 -S 20000 -a",
+        ],
+        ["ucmatose -b", "ucmatose -s"],
+        ["udaddy -b", "udaddy -s"],
+    ] {
+        let server = format!("{server} {}", a.address);
+        pair(&directory, [a, b], None, [&server, client]);
+    }
+}
+
+#[test]
+fn programs_on_the_loopback_interface() {
+    if !installed() {
+        return;
+    }
+    let host = |address| Host {
+        namespace: None,
+        address,
+    };
+    programs("local", &host("127.48.0.1"), &host("127.48.0.2"), 18591);
+}
+
+/// Two network namespaces that are connected.
+struct Namespaces([String; 2]);
+
+fn ip(args: &str) -> bool {
+    let output = Command::new("ip").args(args.split(' ')).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+impl Namespaces {
+    fn new() -> Option<Self> {
+        let names = ["a", "b"].map(|end| format!("rv-programs-{}-{end}", std::process::id()));
+        if !names.iter().all(|name| ip(&format!("netns add {name}"))) {
+            println!("skipped: network namespaces need root and ip(8)");
+            return None;
+        }
+        let made = Self(names);
+        let [a, b] = &made.0;
+        let both = format!("link add veth0 netns {a} type veth peer name veth0 netns {b}");
+        assert!(ip(&both));
+        for (number, name) in [(1, a), (2, b)] {
+            let address = format!("-n {name} address add 192.0.2.{number}/24 dev veth0");
+            assert!(ip(&address) && ip(&format!("-n {name} link set lo up")));
+            assert!(ip(&format!("-n {name} link set veth0 up")));
+        }
+        Some(made)
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            ip(&format!("netns delete {name}"));
+        }
+    }
+}
+
+#[test]
+fn programs_in_two_namespaces() {
+    if !installed() {
+        return;
+    }
+    let Some(namespaces) = Namespaces::new() else {
+        return;
+    };
+    let [a, b] = [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Host {
+        namespace: Some(namespaces.0[at].clone()),
+        address,
+    });
+    programs("namespaces", &a, &b, 18592);
+}
