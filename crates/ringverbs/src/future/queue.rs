@@ -1,6 +1,7 @@
 //! The completion queue of futures, and its driver.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -62,6 +63,9 @@ struct State {
     reader: CompletionReader<ContextFormat>,
     /// The queue pairs, at the place that their tokens name.
     queue_pairs: Vec<Option<Arc<queue_pair::Shared>>>,
+    /// The places of those with a shared receive queue, by their numbers: tokens of
+    /// its receives name none.
+    sharers: HashMap<u32, usize>,
     /// The reason why the queue cannot be read any more.
     broken: Option<Arc<ReadError>>,
     /// Completions read since the queue was last empty.
@@ -104,6 +108,7 @@ impl AsyncCompletionQueue {
             state: Mutex::new(State {
                 reader,
                 queue_pairs: Vec::new(),
+                sharers: HashMap::new(),
                 broken: None,
                 since_empty: 0,
                 event_reads: 0,
@@ -175,8 +180,6 @@ impl Shared {
         let mut state = self.lock();
         let what = if !qp.completes_in(state.reader.queue()) {
             "this is not the completion queue of the queue pair"
-        } else if qp.has_srq() {
-            "receives of a shared receive queue have no futures"
         } else if qp.in_flight() != (0, 0) {
             "operations are in flight that have no futures"
         } else {
@@ -185,6 +188,9 @@ impl Shared {
                 state.queue_pairs.push(None);
                 state.queue_pairs.len() - 1
             });
+            if qp.has_srq() {
+                state.sharers.insert(qp.qp_num(), place);
+            }
             let shared = Arc::new(make(qp, place as u32));
             if let Some(error) = &state.broken {
                 let end = End::Queue(Arc::clone(error));
@@ -212,6 +218,7 @@ impl Shared {
         if let Some(place) = state.queue_pairs.get_mut(shared.place as usize) {
             *place = None;
         }
+        state.sharers.remove(&shared.qp_num);
         let released = qp.close_and_drain(state.reader.queue_mut(), None);
         drop(state);
         let mut slots = shared.slots();
@@ -304,22 +311,28 @@ impl State {
     /// Takes up to [`BATCH`] completions to their futures; returns their number.
     /// `may_sleep`: as a loop of polls of a completion queue.
     fn deliver(&mut self, may_sleep: bool, wakes: &mut Wakes) -> usize {
-        let queue_pairs = &self.queue_pairs;
+        let (queue_pairs, sharers) = (&self.queue_pairs, &self.sharers);
         let queue = self.reader.queue_mut();
         if !may_sleep && !queue.drive_if_empty() {
             return 0;
         }
-        let find = |token: u64| queue_pairs.get((token >> 32) as usize)?.as_ref();
+        let at = |place: usize| queue_pairs.get(place)?.as_ref();
+        let find = |token: u64| at((token >> 32) as usize);
+        let consumer = |number: u32| at(*sharers.get(&number)?);
         let wakes = RefCell::new(wakes);
         let read = queue.reap(
             BATCH,
             |entry, retired| {
                 let completion = Completion::new(entry, retired);
+                let number = completion.qp_num;
                 // The number excludes queue pairs of others, with their own tokens.
-                if let Some(shared) = find(completion.token) {
-                    if shared.qp_num == completion.qp_num {
-                        shared.completed(completion, &mut wakes.borrow_mut());
-                    }
+                let of_token = find(completion.token).filter(|shared| shared.qp_num == number);
+                let shared = match completion.operation {
+                    Operation::Receive => of_token.or_else(|| consumer(number)),
+                    _ => of_token,
+                };
+                if let Some(shared) = shared {
+                    shared.completed(completion, &mut wakes.borrow_mut());
                 }
             },
             |posted| {

@@ -19,7 +19,7 @@ use crate::operation::Operation as Kind;
 use crate::qp::{Batch, QpAttr, State};
 use crate::{
     AccessFlags, BatchError, ConnectOptions, Context, Endpoint, Error, Failure, Inline,
-    LocalAddress, MemoryWindow, PostError, ProtectionDomain, QueuePair, RemoteAddr, Result,
+    LocalAddress, MemoryWindow, PostError, ProtectionDomain, QueuePair, RemoteAddr, Result, Status,
     Transport, WorkRequest,
 };
 
@@ -267,9 +267,14 @@ impl AsyncQueuePair {
     ///
     /// The tables for its futures are allocated here, as large as its queues.
     ///
+    /// With a shared receive queue, which stays as it is, [`message`](Self::message)
+    /// returns the messages that this queue pair has received, whatever the tokens of
+    /// their receives. They wait for it without a limit but that of the receives that
+    /// are posted.
+    ///
     /// # Errors
     /// Returns the queue pair with [`Error::Invalid`] if its operations complete
-    /// elsewhere, if it uses a shared receive queue, or if operations are in flight.
+    /// elsewhere, or if operations are in flight.
     pub fn new(qp: QueuePair, cq: &AsyncCompletionQueue) -> Result<Self, (QueuePair, Error)> {
         let (domain, transport) = (qp.domain().clone(), qp.transport());
         let (cap, id) = (qp.capacity(), qp.id());
@@ -421,7 +426,18 @@ impl AsyncQueuePair {
     /// # Errors
     /// EIO if the device was removed.
     pub fn set_error(&self) -> Result<()> {
-        self.with(QueuePair::set_error)?
+        let shares = self.with(|qp| qp.set_error().map(|()| qp.has_srq()))??;
+        if shares {
+            // Nothing is flushed that would end its claims.
+            let mut wakes = Wakes::default();
+            let flushed = Failure {
+                status: Status::WR_FLUSH_ERR,
+                vendor_err: 0,
+            };
+            self.shared.slots().failed(flushed, &mut wakes);
+            wakes.wake();
+        }
+        Ok(())
     }
 
     /// Posts one operation; it is signalled, since its future waits for the
@@ -647,7 +663,8 @@ impl AsyncQueuePair {
     /// Waits for the next message in memory of the type `D`: one for which no
     /// future has waited, or the next to arrive. Dropping the future loses nothing.
     ///
-    /// When the queue pair has failed, and no receive is in flight, it fails.
+    /// When the queue pair has failed, and no receive of its own is in flight, it
+    /// fails.
     pub fn message<D: Sink + Owned>(&self) -> Receive<D> {
         let claim = self.shared.slots().claim(D::KIND);
         Receive::new(&self.shared, claim)

@@ -11,6 +11,7 @@ mod operations;
 mod pool;
 mod random;
 mod receives;
+mod shared_receives;
 
 use std::future::Future;
 use std::pin::{Pin, pin};
