@@ -1,5 +1,7 @@
 //! Sender addresses of datagrams.
 
+#![forbid(unsafe_code)]
+
 use std::collections::HashMap;
 use std::fmt;
 

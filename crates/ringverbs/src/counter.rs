@@ -1,5 +1,7 @@
 //! Completion counters.
 
+#![forbid(unsafe_code)]
+
 use std::time::{Duration, Instant};
 
 use crate::completion::{

@@ -35,6 +35,8 @@
 //! With the feature `tokio`, [`exchange`] does both directions at once, and
 //! [`connect`] does everything.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::io::{self, Read, Write};
 

@@ -1,5 +1,7 @@
 //! Multi-receive buffers: one large buffer for many messages.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::sync::Arc;
 

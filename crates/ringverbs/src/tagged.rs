@@ -8,6 +8,8 @@
 //! waits behind them; [`TaggedEndpoint::set_spill`] has unmatched messages copied
 //! out of these buffers.
 
+#![forbid(unsafe_code)]
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;

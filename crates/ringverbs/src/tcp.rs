@@ -25,6 +25,8 @@
 //! arrive. Blocking and non-blocking streams both work; their timeouts are
 //! neither used nor changed.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::io;
 use std::net::TcpStream;

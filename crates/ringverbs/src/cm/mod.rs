@@ -28,6 +28,8 @@
 //! The connection manager's own types, in [`manager`], have the features that are
 //! not covered here.
 
+#![forbid(unsafe_code)]
+
 mod connection;
 mod error;
 mod listener;

@@ -44,6 +44,8 @@
 //! is allocated unless more operations have futures than the queue pair was built
 //! for, or the send queue is full.
 
+#![forbid(unsafe_code)]
+
 mod error;
 #[cfg(feature = "tokio")]
 mod on_tokio;

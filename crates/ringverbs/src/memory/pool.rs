@@ -1,5 +1,7 @@
 //! Pools of buffers, and buffers that several operations read at once.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
