@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{getegid, geteuid};
+use uverbs::environment;
 
 /// The reason why a preloaded library has no effect on a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name));
     }
-    let path = env::var_os("PATH")?;
+    let path = environment::variable("PATH")?;
     let mut places = env::split_paths(&path).map(|place| place.join(name));
     places.find(|path| is_program(path))
 }
@@ -72,7 +73,7 @@ pub fn unreachable(path: &Path) -> Option<Unreachable> {
 }
 
 fn has_capabilities(path: &Path) -> bool {
-    uverbs::environment::has_file_capabilities(path)
+    environment::has_file_capabilities(path)
 }
 
 /// Reads the program header of a file, if it is an ELF file.
