@@ -1,0 +1,181 @@
+#!/bin/sh
+# A device over UDP sockets, in a network namespace, with rdma_rxe at the other end of
+# a veth pair: hosts.sh pingpong|perf|cm|crate ...
+#
+# rdma_rxe stays in the first namespace, where its socket is before Linux 7.2.
+# Environment: COUNT, of ping-pongs and of perf's operations.
+
+if [ ! -e /ctl/start ]; then
+    echo "SKIPPED: makes network devices; for guests only"
+    exit 77
+fi
+modprobe rdma_ucm
+ringverbs=${RINGVERBS:-ringverbs}
+count=${COUNT:-100}
+# The kernel's side and ours.
+theirs=192.168.78.1 ours=192.168.78.2 device=roce:192.168.78.2 rxe=rxe7
+at_ours="ip netns exec hosts"
+scratch=$(mktemp -d)
+clean() {
+    ip link del hx0 2> /dev/null
+    ip netns del hosts 2> /dev/null
+    rm -rf "$scratch"
+}
+trap clean EXIT
+passed=0
+failed=0
+
+ok() { passed=$((passed + 1)); echo "ok      $1" | cut -c 1-200; }
+bad() {
+    failed=$((failed + 1))
+    echo "FAILED  $1"
+    shift
+    for file in "$@"; do sed "s/^/        ${file##*/}: /" "$file" | tail -12 | cut -c 1-200; done
+}
+
+setup() {
+    ip link add hx0 type veth peer name hx1
+    ip netns add hosts
+    ip link set hx1 netns hosts
+    ip addr add $theirs/24 dev hx0
+    ip link set hx0 up
+    ip -n hosts addr add $ours/24 dev hx1
+    ip -n hosts link set lo up
+    ip -n hosts link set hx1 up
+    rdma link add $rxe type rxe netdev hx0
+    for _ in $(seq 100); do
+        for gid in 0 1 2 3; do
+            case $(cat "/sys/class/infiniband/$rxe/ports/1/gids/$gid" 2> /dev/null) in
+            *:ffff:c0a8:4e01) return ;;
+            esac
+        done
+        sleep 0.1
+    done
+    echo "$rxe has no address"
+    exit 1
+}
+
+# listens PORT [PREFIX...]: a TCP port, or that of an id of rdma_cm.
+tcp_listens() { port=$1; shift; "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X "$port") [0-9A-F:]* 0A "; }
+cm_listens() { rdma resource show cm_id | sed 's/$/ /' | grep -q ":$1 "; }
+running() { kill -0 "$1" 2> /dev/null; }
+
+# meet NAME SERVER-SIDE SERVER CLIENT: both must end well. A server of our side that
+# waits for connections by address has no port that can be looked for: its client is
+# started until it is there.
+meet() {
+    name=$1 side=$2 server=$3 client=$4
+    case $side in
+    ours) at=$at_ours other='' ;;
+    theirs) at='' other=$at_ours ;;
+    esac
+    # shellcheck disable=SC2086
+    $at env $settings timeout 60 $server > "$scratch/server" 2>&1 &
+    pid=$!
+    tries=1
+    case $wait in
+    tcp:*) for _ in $(seq 300); do tcp_listens "${wait#tcp:}" $at && break; running $pid || break; sleep 0.1; done ;;
+    cm:*) if [ $side = theirs ]; then
+        for _ in $(seq 300); do cm_listens "${wait#cm:}" && break; running $pid || break; sleep 0.1; done
+    else tries=50; fi ;;
+    esac
+    while :; do
+        # shellcheck disable=SC2086
+        $other env $settings timeout 60 $client > "$scratch/client" 2>&1
+        client_status=$?
+        tries=$((tries - 1))
+        [ $client_status -ne 0 ] && [ $tries -gt 0 ] && running $pid || break
+        sleep 0.2
+    done
+    [ $client_status -eq 0 ] || kill $pid 2> /dev/null
+    wait $pid
+    server_status=$?
+    if [ $client_status -eq 0 ] && [ $server_status -eq 0 ]; then
+        ok "$name: $(tail -1 "$scratch/client")"
+    else
+        bad "$name (statuses $server_status and $client_status)" "$scratch/server" "$scratch/client"
+    fi
+}
+
+pingpong() {
+    wait=tcp:18515 settings=
+    for type in rc uc ud srq; do
+        # Several packets, but for datagrams.
+        case $type in ud) size=1000 ;; *) size=5000 ;; esac
+        c="ibv_${type}_pingpong -d $rxe -g $gid -n $count -s $size -c"
+        rust="$ringverbs pingpong -t $type -d $device -n $count -s $size -c"
+        meet "$type: ours serves ibv_${type}_pingpong" ours "$rust -S" "$c $ours"
+        meet "$type: ibv_${type}_pingpong serves ours" theirs "$c" "$rust $theirs"
+    done
+}
+
+perf() {
+    settings=
+    for test in send:4096 write:20000 read:20000; do
+        operation=${test%:*} size=${test#*:} wait=tcp:18515
+        c="ib_${operation}_bw -n $count -s $size -F -d $rxe -x $gid"
+        rust="perftest_peer $device $operation $count $size"
+        meet "ib_${operation}_bw serves ours, $size bytes" theirs "$c" "$rust $theirs"
+        meet "ours serves ib_${operation}_bw, $size bytes" ours "$rust" "$c $ours"
+    done
+    for operation in write read atomic; do
+        wait=tcp:18600
+        both="$ringverbs perf --port 18600 -n $count --op $operation --sizes 8"
+        [ $operation = atomic ] || both="$both,30000"
+        meet "perf, $operation, of the kernel's device on ours" ours \
+            "$both -d $device --server" "$both -d $rxe $ours"
+        meet "perf, $operation, of ours on the kernel's device" theirs \
+            "$both -d $rxe --server" "$both -d $device $theirs"
+    done
+}
+
+cm() {
+    settings=RINGVERBS_DEVICE=$device
+    wait=cm:7174
+    meet "rping -s serves rping_client" theirs "rping -s -a $theirs -V" "rping_client $theirs 20"
+    for options in '-C 20' '-C 5 -S 65000' '-C 5 -q'; do
+        meet "rping_server serves rping $options" ours rping_server "rping -c -a $ours -V $options"
+    done
+    meet "udaddy serves cm_datagram" theirs udaddy "cm_datagram $theirs"
+    meet "cm_datagram serves udaddy" ours cm_datagram "udaddy -s $ours"
+    wait=cm:7471
+    meet "ucmatose serves cm_client" theirs ucmatose "cm_client $theirs"
+    meet "cm_server serves ucmatose" ours "cm_server 1" "ucmatose -s $ours"
+    # Nobody listens.
+    if $at_ours env $settings timeout 60 cm_client $theirs 7999 > "$scratch/client" 2>&1; then
+        bad "rdma_rxe's host refuses cm_client" "$scratch/client"
+    elif grep -q REJECTED "$scratch/client"; then
+        ok "rdma_rxe's host refuses cm_client"
+    else
+        bad "rdma_rxe's host refuses cm_client" "$scratch/client"
+    fi
+}
+
+# Streams of the crate, on rdma_rxe and on ours.
+crate() {
+    wait=cm:7471
+    for server in theirs ours; do
+        case $server in ours) at=$at_ours other='' there=$ours ;; theirs) at='' other=$at_ours there=$theirs ;; esac
+        # It serves for ever.
+        $at env ${at:+RINGVERBS_DEVICE=$device} stream_echo $there:7471 > "$scratch/server" 2>&1 &
+        pid=$!
+        for _ in $(seq 50); do
+            $other env ${other:+RINGVERBS_DEVICE=$device} timeout 60 stream_echo $there:7471 one two three \
+                > "$scratch/client" 2> "$scratch/client.err" && break
+            running $pid || break
+            sleep 0.2
+        done
+        kill $pid 2> /dev/null
+        wait $pid 2> /dev/null
+        if [ "$(cat "$scratch/client")" = "one two three" ]; then
+            ok "streams, served by $server"
+        else
+            bad "streams, served by $server" "$scratch/server" "$scratch/client" "$scratch/client.err"
+        fi
+    done
+}
+
+setup
+for part in "$@"; do $part; done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
