@@ -1,7 +1,7 @@
 //! Two processes that speak RoCE v2 over UDP: on addresses of the loopback interface,
 //! and, as root and with ip(8), as two hosts in network namespaces.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -78,20 +78,26 @@ fn between(server: &Host, client: &Host, args: &[&str]) {
     }
 }
 
-/// Runs a server and a client to their ends.
-fn outputs(server: &Host, client: &Host, args: &[&str]) -> [Output; 2] {
+/// Starts a server; returns its TCP port, too, on which it listens.
+fn serve(server: &Host, args: &[&str]) -> (Child, String) {
     let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = free.local_addr().unwrap().port();
     drop(free);
-    let port_text = port.to_string();
-    let args = [args, &["--port", &port_text]].concat();
-    let serving = server.start(&[&args[..], &["--server"]].concat());
+    let text = port.to_string();
+    let mut serving = server.start(&[args, &["--port", &text, "--server"]].concat());
     let end = Instant::now() + PATIENCE;
     while !server.listens(port) {
-        assert!(Instant::now() < end, "nobody listens");
+        let ended = serving.try_wait().unwrap();
+        assert!(Instant::now() < end && ended.is_none(), "nobody listens");
         sleep(Duration::from_millis(5));
     }
-    let asking = client.start(&[&args[..], &[&server.address]].concat());
+    (serving, text)
+}
+
+/// Runs a server and a client to their ends.
+fn outputs(server: &Host, client: &Host, args: &[&str]) -> [Output; 2] {
+    let (serving, port) = serve(server, args);
+    let asking = client.start(&[args, &["--port", &port, &server.address]].concat());
     let asked = finish(asking);
     [finish(serving), asked]
 }
@@ -119,26 +125,19 @@ fn two_processes_on_the_loopback_interface() {
 }
 
 #[test]
-fn an_address_that_is_in_use_is_reported() {
-    let (a, other) = (Host::local("127.47.0.1"), Host::local("127.47.0.1"));
-    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
-    let mut first = a.start(&["pingpong", "--server", "--port", &port.to_string()]);
-    let end = Instant::now() + PATIENCE;
-    while !a.listens(port) {
-        assert!(Instant::now() < end, "nobody listens");
-        sleep(Duration::from_millis(5));
-    }
+fn an_address_that_cannot_be_had_is_reported() {
+    // As rdma_rxe has it.
+    let _taken = UdpSocket::bind(("127.47.0.1", 4791)).unwrap();
     let refused = |host: &Host, what: &str| {
         let output = finish(host.start(&["info"]));
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success(), "{text}");
         assert!(text.contains(what) && text.lines().count() == 1, "{text}");
     };
-    refused(&other, "UDP port 4791 of this address is in use");
-    first.kill().unwrap();
-    first.wait().unwrap();
+    refused(
+        &Host::local("127.47.0.1"),
+        "UDP port 4791 of this address is in use",
+    );
     refused(
         &Host::local("no-such-interface"),
         "no network interface has this name",
@@ -147,6 +146,42 @@ fn an_address_that_is_in_use_is_reported() {
         &Host::local("192.0.2.77"),
         "no network interface of this host has this address",
     );
+}
+
+/// Starts a server and its client.
+fn meet(server: &Host, client: &Host, args: &[&str]) -> [Child; 2] {
+    let (serving, port) = serve(server, args);
+    let asking = client.start(&[args, &["--port", &port, &server.address]].concat());
+    [serving, asking]
+}
+
+/// Several processes on each of two addresses, while others there are killed.
+fn share(a: &Host, b: &Host, iterations: &str) {
+    for round in 0..3 {
+        let idle = [a, b].map(|host| serve(host, &["pingpong"]).0);
+        let mut running = Vec::new();
+        for kind in ["rc", "rc"] {
+            let args = ["pingpong", "--type", kind, "--chk", "-n", iterations];
+            running.extend(meet(a, b, &args));
+        }
+        // Both ends on one address.
+        running.extend(meet(b, b, &["pingpong", "--chk", "-n", iterations]));
+        sleep(Duration::from_millis(20 * round));
+        for mut child in idle {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        for child in running {
+            let output = finish(child);
+            assert!(output.status.success(), "{output:?}");
+        }
+    }
+}
+
+#[test]
+fn processes_share_an_address() {
+    let (a, b) = (Host::local("127.50.0.1"), Host::local("127.50.0.2"));
+    share(&a, &b, "1000");
 }
 
 /// Two network namespaces that are connected.
@@ -230,6 +265,7 @@ fn two_hosts_in_namespaces() {
         for addresses in [["192.0.2.1", "192.0.2.2"], ["fd00::1", "fd00::2"]] {
             let (a, b) = namespaces.hosts(addresses);
             ping_pongs(&a, &b, "50");
+            share(&a, &b, "200");
             measurements(&b, &a, "50");
         }
     }

@@ -6,6 +6,7 @@
 //! nothing else is removed, and symbolic links are not followed.
 
 use std::fs::{File, Permissions};
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -180,6 +181,43 @@ impl Directory {
             }
         }
         Ok(None)
+    }
+
+    /// Returns the first bytes of a file of this user; `None` if there is none.
+    pub(crate) fn read(&self, name: &str) -> Option<String> {
+        const LONGEST: u64 = 4096;
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let file = File::from(openat(&self.fd, name, flags, Mode::empty()).ok()?);
+        let own = fstat(&file).is_ok_and(|found| is_own(&found, Kind::File));
+        let mut text = String::new();
+        let read = own.then(|| file.take(LONGEST).read_to_string(&mut text));
+        matches!(read, Some(Ok(_))).then_some(text)
+    }
+
+    /// Replaces the content of a file of this user, of which the caller holds a lock.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_CLOEXEC;
+        let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let file = openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(os)?;
+        let mut file = File::from(file);
+        if !fstat(&file).is_ok_and(|found| is_own(&found, Kind::File)) {
+            return crate::refuse(libc::EPERM);
+        }
+        let written = file
+            .set_len(0)
+            .and_then(|()| file.write_all(text.as_bytes()));
+        written.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))
+    }
+
+    /// Returns whether a process holds the lock on a file of this user.
+    pub(crate) fn is_locked(&self, name: &str) -> bool {
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let Ok(file) = openat(&self.fd, name, flags, Mode::empty()) else {
+            return false;
+        };
+        let file = File::from(file);
+        let own = fstat(&file).is_ok_and(|found| is_own(&found, Kind::File));
+        own && Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
     }
 
     /// Returns `None` if the name exists but is not a file of this user,

@@ -32,7 +32,8 @@ fn address(bytes: &[u8], ipv6: bool) -> IpAddr {
 /// # Panics
 /// If a frame passes that has no right ICRC, or bounds are passed.
 pub fn datagrams(script: &[u8]) {
-    let (manager, mut gateway) = match Manager::of_hosts(vec![IpAddr::from([192, 0, 2, 1])], 1) {
+    let hosts = vec![IpAddr::from([192, 0, 2, 1])];
+    let (manager, mut gateway) = match Manager::of_hosts(hosts, 1, None) {
         Ok(made) => made,
         // No descriptors are left.
         Err(_) => return,

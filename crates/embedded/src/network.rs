@@ -109,8 +109,10 @@ impl Network {
     /// host, or a network interface, of which it takes all addresses at the time of the
     /// call. Its one device has an Ethernet port.
     ///
-    /// It takes UDP port 4791 of each address for this process, and needs no right that
-    /// sending datagrams does not need. Whoever can send datagrams to the host can send
+    /// It takes UDP port 4791 of each address for this user's processes, up to 64, and
+    /// needs no right that sending datagrams does not need. Processes find each other by
+    /// [`default_directory`](Self::default_directory); without it, the addresses are for
+    /// this process alone. Whoever can send datagrams to the host can send
     /// packets to the device, and forge their source: RoCE does not protect.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use crate::command::{Input, run};
 use crate::request::Request;
 use crate::state::State;
-use crate::udp::{DEVICE_MAC, OTHERS_MAC};
+use crate::udp::OTHERS_MAC;
 use crate::{Result, refuse};
 
 /// `enum ib_uverbs_gid_type`.
@@ -60,9 +60,8 @@ impl State {
     /// EHOSTUNREACH: the GID is not that of a device of this network.
     pub(crate) fn resolve(&self, gid: &[u8; 16]) -> Result<[u8; 6]> {
         if self.reaches_hosts {
-            let own = self.gids.iter().any(|entry| entry.0 == *gid);
-            let other = multicast_mac(gid).unwrap_or(OTHERS_MAC);
-            return Ok(if own { DEVICE_MAC } else { other });
+            // The device's own, too: another process may share it.
+            return Ok(multicast_mac(gid).unwrap_or(OTHERS_MAC));
         }
         let mac = mac_of(gid)?;
         let is_multicast = mac[0] & 1 != 0;

@@ -186,7 +186,8 @@ impl Runner {
                 // A device has the addresses of the wire for itself.
                 numbers = 0..1;
                 let its = ports.addresses();
-                let (manager, gateway) = Manager::of_hosts(its.hosts(), its.guid())?;
+                let (manager, gateway) =
+                    Manager::of_hosts(its.hosts(), its.guid(), ports.shared())?;
                 addresses = Some(its);
                 let make =
                     |epoll: &Epoll| UdpWire::new(ports, gateway, &fabric, pool.clone(), epoll);

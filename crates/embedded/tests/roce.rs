@@ -2,7 +2,6 @@
 //! no more of the other than another host would.
 
 use std::net::{IpAddr, UdpSocket};
-use std::time::Duration;
 
 use embedded_testing::driver::*;
 use ringverbs_embedded::{Drive, Embedded, Network};
@@ -110,14 +109,32 @@ fn a_peer_that_is_not_there_is_reported() {
 }
 
 #[test]
-fn an_address_has_one_device() {
+fn a_network_has_one_device() {
     let network = Network::roce(Drive::Thread, "127.45.0.1").unwrap();
     assert!(network.device("ib").is_err());
-    let device = network.device("roce").unwrap();
+    let _device = network.device("roce").unwrap();
     assert!(network.device("roce").is_err());
-    let again = Network::roce(Drive::Thread, "127.45.0.1").unwrap_err();
-    assert!(again.to_string().contains("4791"), "{again}");
-    drop((network, device));
-    std::thread::sleep(Duration::from_millis(1));
-    Network::roce(Drive::Thread, "127.45.0.1").unwrap();
+}
+
+/// Devices that know no more of each other than those of several processes.
+#[test]
+fn an_address_is_shared() {
+    let devices: Vec<Host> = (0..3).map(|_| Host::new(&device("127.45.0.2"))).collect();
+    let far = Host::new(&device("127.45.0.3"));
+    for one in &devices {
+        exchange(QpType::RC, (one, &far), 20_000);
+        exchange(QpType::RC, (&far, one), 20_000);
+    }
+    // Among themselves.
+    exchange(QpType::RC, (&devices[0], &devices[1]), 20_000);
+    exchange(QpType::UC, (&devices[2], &devices[1]), 4096);
+    exchange(QpType::RC, (&devices[2], &devices[2]), 20_000);
+    // Those that remain get what the others have got until now.
+    let mut devices = devices;
+    devices.remove(1);
+    exchange(QpType::RC, (&far, &devices[0]), 300_000);
+    exchange(QpType::RC, (&far, &devices[1]), 300_000);
+    for device in devices.iter().chain([&far]) {
+        assert_eq!(device.embedded.complaints(), [""; 0]);
+    }
 }

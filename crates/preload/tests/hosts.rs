@@ -196,6 +196,41 @@ fn programs_on_the_loopback_interface() {
     programs("local", &host("127.48.0.1"), &host("127.48.0.2"), 18591);
 }
 
+/// Each process takes connections on ports of its own, also while others end.
+#[test]
+fn processes_share_an_address() {
+    if !installed() {
+        return;
+    }
+    let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
+    let directory = Folder::new("shared");
+    let [a, b] = ["127.51.0.1", "127.51.0.2"].map(|address| Host {
+        namespace: None,
+        address,
+    });
+    let mut idle: Vec<Child> = ["7301", "7302", "7303"]
+        .iter()
+        .map(|port| a.start(&directory, &format!("rping -s -p {port} -a {}", a.address)))
+        .collect();
+    for round in 0..3 {
+        for number in 0..3 {
+            let port = 7311 + number;
+            let server = format!("rping -s -V -S 5000 -C 30 -p {port} -a {}", a.address);
+            let client = format!("rping -c -V -S 5000 -C 30 -p {port} -a");
+            pair(
+                &directory,
+                [&a, if round == 1 { &a } else { &b }],
+                None,
+                [&server, &client],
+            );
+        }
+        if let Some(mut child) = idle.pop() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
 /// Two network namespaces that are connected.
 struct Namespaces([String; 2]);
 

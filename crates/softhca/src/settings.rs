@@ -17,6 +17,10 @@ pub struct Settings {
     pub lid: u16,
     /// MTU of the port: the longest datagram.
     pub mtu: Mtu,
+    /// First number of queue pairs, from 0x40 on, with 2^17 below 2^24 after it.
+    pub first_qpn: u32,
+    /// First index of memory keys, from 0x10 on, with 2^22 below 2^24 after it.
+    pub first_mkey: u32,
     /// Checks strictly: misuse by the driver or a program is logged as an error, and
     /// refused where hardware might accept it.
     pub strict: bool,
@@ -34,6 +38,8 @@ impl Settings {
             mac: [0x02, 0x50, 0x53, 0, high, low],
             lid: number + 1,
             mtu: Mtu::B4096,
+            first_qpn: 0x40,
+            first_mkey: 0x10,
             strict: false,
         }
     }

@@ -31,6 +31,7 @@ use super::ports::{Ports, random};
 use super::talk::{Received, receive};
 use super::wire::{Kind, Message, send};
 use crate::Result;
+use crate::udp::ID_BITS;
 
 /// Maximum number of conversations. A request beyond it is dropped, as if lost.
 const LIMIT: usize = 4096;
@@ -221,7 +222,9 @@ impl Gateway {
 
     fn number(&self) -> u32 {
         loop {
-            let number = random() as u32;
+            // Other processes know by the top bits whose it is.
+            let member = u32::from(self.ports.member()) << ID_BITS;
+            let number = member | random() as u32 >> (u32::BITS - ID_BITS);
             if number != 0 && !self.conversations.contains_key(&number) {
                 return number;
             }
@@ -395,6 +398,18 @@ impl Gateway {
         let left = TimeSpec::from_duration(left.max(Duration::from_nanos(1)));
         // Succeeds for every representable time.
         let _ = (self.timer).set(Expiration::OneShot(left), TimerSetTimeFlags::empty());
+    }
+
+    /// Returns the number of the other process to which a management datagram may be
+    /// passed that has arrived for one of those that share the address.
+    pub(crate) fn other_member(&self, destination: IpAddr, bytes: &[u8]) -> Option<u8> {
+        let mad = Mad::parse(bytes)?;
+        if let Attribute::Request | Attribute::ServiceRequest = mad.attribute {
+            return self.ports.other_member(mad.service()?, destination);
+        }
+        let number = mad.receiver_id();
+        let member = (number >> ID_BITS) as u8;
+        (number != 0 && member != self.ports.member()).then_some(member)
     }
 
     /// Handles a management datagram of another host.

@@ -39,8 +39,8 @@ use gateway::Dialer;
 pub(crate) use gateway::hostile_messages;
 pub(crate) use gateway::{Gateway, Outgoing};
 pub(crate) use mad::{QKEY, QPN};
-use ports::Ports;
-pub(crate) use ports::random;
+use ports::{Hosts, Ports};
+pub(crate) use ports::{SharedPorts, random};
 use state::State;
 
 /// The connection manager of a network in this process.
@@ -56,10 +56,18 @@ impl Manager {
     }
 
     /// Creates a manager whose addresses, those of the device with this GUID, other
-    /// hosts reach.
-    pub(crate) fn of_hosts(hosts: Vec<IpAddr>, guid: u64) -> Result<(Self, Gateway)> {
+    /// hosts reach, and other processes may share.
+    pub(crate) fn of_hosts(
+        hosts: Vec<IpAddr>,
+        guid: u64,
+        shared: Option<SharedPorts>,
+    ) -> Result<(Self, Gateway)> {
         let dialer = Arc::new(Dialer::new()?);
-        let ports = Arc::new(Ports::Hosts(Mutex::default(), Arc::clone(&dialer)));
+        let ports = Arc::new(Ports::Hosts(Hosts {
+            table: Mutex::default(),
+            dialer: Arc::clone(&dialer),
+            shared,
+        }));
         let gateway = Gateway::new(Arc::clone(&ports), dialer, guid)?;
         Ok((Self(Mutex::new(State::new(ports, hosts))), gateway))
     }

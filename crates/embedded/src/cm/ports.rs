@@ -9,6 +9,8 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::Write;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,8 +34,25 @@ pub(super) enum Ports {
     Process(Mutex<HashMap<PortKey, Option<UnixAddr>>>),
     /// Ports shared by the processes of a directory.
     Directory(Arc<Directory>),
-    /// Ports of this process alone, which other hosts reach.
-    Hosts(Mutex<HashMap<PortKey, Option<UnixAddr>>>, Arc<Dialer>),
+    /// Ports that other hosts reach.
+    Hosts(Hosts),
+}
+
+/// Ports that other hosts reach: of this process, or of all that share its addresses.
+#[derive(Debug)]
+pub(super) struct Hosts {
+    pub(super) table: Mutex<HashMap<PortKey, Option<UnixAddr>>>,
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) shared: Option<SharedPorts>,
+}
+
+/// The directory in which processes with the same addresses take ports.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedPorts {
+    pub(crate) directory: Arc<Directory>,
+    /// This process's number there.
+    pub(crate) member: u8,
+    pub(crate) addresses: Vec<IpAddr>,
 }
 
 /// A port space, and a port of it.
@@ -44,7 +63,7 @@ pub(super) type PortKey = (u16, u16);
 pub(super) struct BoundPort {
     ports: Arc<Ports>,
     place: PortKey,
-    lock: Option<Flock<File>>,
+    locks: Vec<Flock<File>>,
 }
 
 fn os(errno: nix::Error) -> Errno {
@@ -58,6 +77,52 @@ pub(crate) fn random() -> u64 {
 
 fn lock_name((space, port): PortKey) -> String {
     format!("cm-{space:x}-{port}.lock")
+}
+
+/// Name of the lock on a port of an address.
+fn lock_name_of((space, port): PortKey, address: IpAddr) -> String {
+    let bits = match address {
+        IpAddr::V4(address) => u128::from(address.to_ipv6_mapped()),
+        IpAddr::V6(address) => u128::from(address),
+    };
+    format!("cm-{space:x}-{port}-{bits:032x}.lock")
+}
+
+impl SharedPorts {
+    /// Takes a port of all addresses; `None` if another process has it of one.
+    fn take(&self, place: PortKey) -> Result<Option<Vec<Flock<File>>>> {
+        let mut locks = Vec::with_capacity(self.addresses.len());
+        for address in &self.addresses {
+            let lock = self.directory.lock(&lock_name_of(place, *address))?;
+            let Some(mut lock) = lock else {
+                self.release(place, locks.len());
+                return Ok(None);
+            };
+            // So that others know whose the port is.
+            let named = lock
+                .set_len(0)
+                .and_then(|()| write!(lock, "{}", self.member));
+            locks.push(lock);
+            if let Err(error) = named {
+                self.release(place, locks.len());
+                return refuse(error.raw_os_error().unwrap_or(libc::EIO));
+            }
+        }
+        Ok(Some(locks))
+    }
+
+    /// Removes the files of the first `count` locks, which are held.
+    fn release(&self, place: PortKey, count: usize) {
+        for address in self.addresses.iter().take(count) {
+            self.directory.remove_lock(&lock_name_of(place, *address));
+        }
+    }
+
+    /// Returns the number of the process that has a port of an address.
+    fn member_of(&self, place: PortKey, address: IpAddr) -> Option<u8> {
+        let text = self.directory.read(&lock_name_of(place, address))?;
+        text.parse().ok()
+    }
 }
 
 fn socket_name((space, port): PortKey) -> String {
@@ -94,25 +159,48 @@ impl Ports {
     }
 
     fn take_that(self: &Arc<Self>, place: PortKey) -> Result<BoundPort> {
-        let lock = match &**self {
-            Self::Process(table) | Self::Hosts(table, _) => {
+        let locks = match &**self {
+            Self::Process(table) | Self::Hosts(Hosts { table, .. }) => {
                 let mut table = lock(table);
                 if table.contains_key(&place) {
                     return refuse(libc::EADDRINUSE);
                 }
+                let shared = self.shared();
+                let Some(locks) = shared.map_or(Ok(Some(Vec::new())), |it| it.take(place))? else {
+                    return refuse(libc::EADDRINUSE);
+                };
                 table.insert(place, None);
-                None
+                locks
             }
             Self::Directory(directory) => match directory.lock(&lock_name(place))? {
-                Some(lock) => Some(lock),
+                Some(lock) => vec![lock],
                 None => return refuse(libc::EADDRINUSE),
             },
         };
         Ok(BoundPort {
             ports: Arc::clone(self),
             place,
-            lock,
+            locks,
         })
+    }
+
+    fn shared(&self) -> Option<&SharedPorts> {
+        match self {
+            Self::Hosts(hosts) => hosts.shared.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of the other process that has a port of an address.
+    pub(super) fn other_member(&self, place: PortKey, address: IpAddr) -> Option<u8> {
+        let shared = self.shared()?;
+        let member = shared.member_of(place, address);
+        member.filter(|member| *member != shared.member)
+    }
+
+    /// Returns the number of this process among those that share its addresses.
+    pub(super) fn member(&self) -> u8 {
+        self.shared().map_or(0, |shared| shared.member)
     }
 
     /// Connects to the listener on a port; `None` if there is none. What is on another
@@ -122,7 +210,7 @@ impl Ports {
     /// EAGAIN if the backlog is full.
     pub(super) fn connect(&self, place: PortKey) -> Result<Option<OwnedFd>> {
         match self {
-            Self::Hosts(_, dialer) => dialer.dial().map(Some),
+            Self::Hosts(hosts) => hosts.dialer.dial().map(Some),
             _ => self.connect_here(place),
         }
     }
@@ -130,7 +218,7 @@ impl Ports {
     /// As [`connect`](Self::connect), to a listener on this host.
     pub(super) fn connect_here(&self, place: PortKey) -> Result<Option<OwnedFd>> {
         let table = match self {
-            Self::Process(table) | Self::Hosts(table, _) => table,
+            Self::Process(table) | Self::Hosts(Hosts { table, .. }) => table,
             Self::Directory(directory) => return directory.connect(&socket_name(place)),
         };
         let Some(Some(at)) = lock(table).get(&place).copied() else {
@@ -190,7 +278,7 @@ impl BoundPort {
         let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
         let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(os)?;
         listen(&listener, backlog).map_err(os)?;
-        if let Ports::Process(table) | Ports::Hosts(table, _) = &*self.ports {
+        if let Ports::Process(table) | Ports::Hosts(Hosts { table, .. }) = &*self.ports {
             let name = getsockname::<UnixAddr>(listener.as_raw_fd()).map_err(os)?;
             lock(table).insert(self.place, Some(name));
         }
@@ -201,7 +289,12 @@ impl BoundPort {
 impl Drop for BoundPort {
     fn drop(&mut self) {
         match &*self.ports {
-            Ports::Process(table) | Ports::Hosts(table, _) => drop(lock(table).remove(&self.place)),
+            Ports::Process(table) | Ports::Hosts(Hosts { table, .. }) => {
+                if let Some(shared) = self.ports.shared() {
+                    shared.release(self.place, self.locks.len());
+                }
+                lock(table).remove(&self.place);
+            }
             Ports::Directory(directory) => {
                 // The socket exists only if the port was listening. The lock's
                 // file is removed while locked: a process that has just opened
@@ -210,7 +303,7 @@ impl Drop for BoundPort {
                 directory.remove_lock(&lock_name(self.place));
             }
         }
-        self.lock = None;
+        self.locks.clear();
     }
 }
 

@@ -12,8 +12,10 @@
 //! frames of any network. What the device has not processed yet is bounded by its
 //! port's queue, and beyond it by the socket's buffer.
 
+mod group;
 mod ports;
 mod socket;
+mod steering;
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,8 +34,10 @@ use uverbs::Errno;
 use crate::Result;
 use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
 use crate::wire::PATIENCE;
-use ports::Endpoint;
+pub(crate) use group::ID_BITS;
+use group::{Group, Kind, Passed, QPN_BITS};
 pub(crate) use ports::{Addresses, UdpPorts};
+use ports::{Endpoint, gid_at};
 use socket::{BATCH, Datagram, Received, Scoped};
 
 /// MAC addresses in frames between the device and the wire: the device's, and that of
@@ -43,20 +47,40 @@ pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
 
 /// Maximum number of batches received per turn and address.
 const ROUNDS: usize = 4;
-/// The gateway in epoll events; smaller numbers are addresses.
+/// The gateway and the group in epoll events; smaller numbers are addresses.
 const GATEWAY: u64 = 1 << 32;
+const GROUP: u64 = GATEWAY + 1;
 /// Longest time between two turns of the gateway while frames come and go.
 const MANAGED: Duration = Duration::from_micros(50);
+/// Shortest time between two corrections of which process receives what.
+const LOOKING: Duration = Duration::from_secs(1);
 /// Opcode of a datagram.
 const UD_SEND: u8 = 0x64;
 /// Source ports are chosen by these bits of the transport's.
 const SOURCE_BITS: u16 = 0x3fff;
+
+impl Drop for UdpWire {
+    fn drop(&mut self) {
+        let Some(group) = &self.group else { return };
+        for Endpoint { at, receiver, .. } in self.endpoints.drain(..) {
+            steering::leave(group.member(), at, gid_at(&at), receiver);
+        }
+    }
+}
 
 /// The wire of a device with addresses of this host.
 pub(crate) struct UdpWire {
     port: Port,
     pool: Pool,
     endpoints: Vec<Endpoint>,
+    /// Other processes with the same addresses; `None` if nobody may have them.
+    group: Option<Group>,
+    /// The last turn received packets that they have passed on.
+    passing: bool,
+    /// The address that last received a packet of another process, and when that was
+    /// last looked into.
+    astray: Option<usize>,
+    looked: Option<Instant>,
     /// Frames to send.
     outgoing: VecDeque<Packet>,
     /// Since when the first of them waits for room in its socket.
@@ -89,11 +113,21 @@ impl UdpWire {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, GATEWAY);
         let added = epoll.add(&gateway.descriptor().0, event);
         added.map_err(|errno| Errno::new(errno as i32))?;
+        let group = ports.member.map(Group::new).transpose()?;
+        if let Some(group) = &group {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, GROUP);
+            let added = epoll.add(&group.descriptor().0, event);
+            added.map_err(|errno| Errno::new(errno as i32))?;
+        }
         let spare = (0..BATCH).map(|_| pool.get(LinkKind::Ethernet)).collect();
         Ok(Self {
             port: fabric.uplink(),
             pool,
             endpoints: ports.endpoints,
+            group,
+            passing: false,
+            astray: None,
+            looked: None,
             outgoing: VecDeque::new(),
             waiting: None,
             gateway,
@@ -125,8 +159,123 @@ impl UdpWire {
     fn manage(&mut self) {
         // A turn handles a limited number of sockets.
         while self.gateway.turn() {}
+        self.receive_passed();
         self.send_management();
         self.managed = Some(Instant::now());
+    }
+
+    /// Corrects which process receives what, after a packet has come to the wrong one.
+    fn look(&mut self) {
+        let Some(place) = self.astray.take() else {
+            return;
+        };
+        if self.looked.is_some_and(|last| last.elapsed() < LOOKING) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        if let (Some(group), Some(endpoint)) = (&self.group, self.endpoints.get(place)) {
+            let (at, receiver) = (endpoint.at, &endpoint.receiver);
+            steering::look(group.member(), at, gid_at(&at), receiver);
+        }
+    }
+
+    /// Receives what other processes have passed on.
+    fn receive_passed(&mut self) {
+        self.look();
+        let Self {
+            endpoints,
+            group: Some(group),
+            arrived,
+            pool,
+            gateway,
+            ..
+        } = self
+        else {
+            return;
+        };
+        self.passing = group.receive(|passed, bytes| {
+            if !endpoints
+                .iter()
+                .any(|it| it.at.address == passed.destination)
+            {
+                return;
+            }
+            if passed.kind == Kind::Management {
+                return gateway.receive(passed.source, passed.destination, bytes);
+            }
+            let arrival = Arrival {
+                source: passed.source,
+                port: passed.port,
+                destination: passed.destination,
+                traffic_class: passed.traffic_class,
+            };
+            let mut packet = pool.get(LinkKind::Ethernet);
+            let at = headroom(passed.source.is_ipv6());
+            let Some(room) = packet.buffer_mut().get_mut(at..at + bytes.len()) else {
+                return;
+            };
+            room.copy_from_slice(bytes);
+            let framed = arrival.frame(&mut packet, bytes.len(), OTHERS_MAC, DEVICE_MAC);
+            if framed.is_ok() && !is_management(packet.frame()) {
+                arrived.push(packet);
+            }
+        });
+        if !self.arrived.is_empty() {
+            self.port.send_all(0, self.arrived.drain(..));
+        }
+    }
+
+    /// Handles a management datagram for an address of the device, or passes it to the
+    /// process that it is for.
+    fn receive_management(
+        gateway: &mut Gateway,
+        group: Option<&mut Group>,
+        (source, destination): (IpAddr, IpAddr),
+        bytes: &[u8],
+    ) {
+        let other =
+            group.and_then(|group| Some((gateway.other_member(destination, bytes)?, group)));
+        if let Some((member, group)) = other {
+            let passed = Passed {
+                kind: Kind::Management,
+                source,
+                port: 0,
+                destination,
+                traffic_class: 0,
+            };
+            if group.pass(member, &passed, bytes) {
+                return;
+            }
+        }
+        gateway.receive(source, destination, bytes);
+    }
+
+    /// Takes the first frame, which is for an address of the device, back, or passes it
+    /// to the process whose queue pair it is for.
+    fn turn_around(&mut self, departure: &Departure) {
+        let Some(mut packet) = self.outgoing.pop_front() else {
+            return;
+        };
+        let other = self.group.as_mut().and_then(|group| {
+            let member = member_of(packet.frame()).filter(|it| *it != group.number());
+            Some((member?, group))
+        });
+        let Some((member, group)) = other else {
+            // The fabric refuses frames whose source is not beyond the wire.
+            let (to, rest) = packet.frame_mut().split_at_mut(DEVICE_MAC.len());
+            to.copy_from_slice(&DEVICE_MAC);
+            rest[..OTHERS_MAC.len()].copy_from_slice(&OTHERS_MAC);
+            return self.port.send_all(0, [packet]);
+        };
+        let passed = Passed {
+            kind: Kind::Packet,
+            source: departure.source,
+            port: departure.port,
+            destination: departure.destination,
+            traffic_class: departure.traffic_class,
+        };
+        // If there is none, the packet is lost, as on a network.
+        group.pass(member, &passed, &packet.frame()[departure.payload.clone()]);
     }
 
     /// Ends the connections of the connection manager, since the process ends.
@@ -141,7 +290,8 @@ impl UdpWire {
         while let Some(Outgoing { from, to, bytes }) = self.gateway.pop() {
             if self.endpoints.iter().any(|it| it.at.address == to) {
                 // To the device itself.
-                self.gateway.receive(from, to, &bytes);
+                let group = self.group.as_mut();
+                Self::receive_management(&mut self.gateway, group, (from, to), &bytes);
                 continue;
             }
             let (sgid, dgid) = (gid_of_ip(from), gid_of_ip(to));
@@ -182,6 +332,10 @@ impl UdpWire {
         self.port.recv_all(0, BATCH, &mut self.outgoing);
         let any = !self.outgoing.is_empty();
         while !self.outgoing.is_empty() {
+            if let Some(departure) = self.is_for_device() {
+                self.turn_around(&departure);
+                continue;
+            }
             match self.send_batch() {
                 Ok(count) => {
                     self.outgoing.drain(..count);
@@ -202,6 +356,14 @@ impl UdpWire {
         any
     }
 
+    /// Returns the addresses of the first frame if it is for an address of the device.
+    fn is_for_device(&self) -> Option<Departure> {
+        let departure = Departure::of(self.outgoing.front()?.frame())?;
+        let to = departure.destination;
+        let own = self.endpoints.iter().any(|it| it.at.address == to);
+        own.then_some(departure)
+    }
+
     /// Returns whether the first frame may wait longer for room in its socket.
     fn may_wait(&mut self) -> bool {
         self.waiting.get_or_insert_with(Instant::now).elapsed() < PATIENCE
@@ -220,7 +382,9 @@ impl UdpWire {
             let Some(by) = sender(&self.endpoints, &departure) else {
                 break;
             };
-            if *socket.get_or_insert(by) != by {
+            let to = departure.destination;
+            let own = self.endpoints.iter().any(|it| it.at.address == to);
+            if own || *socket.get_or_insert(by) != by {
                 break;
             }
             let (endpoint, port) = by;
@@ -262,6 +426,10 @@ impl UdpWire {
     /// more.
     fn receive_all(&mut self) -> (bool, bool) {
         let (mut any, mut more) = (false, false);
+        if self.passing {
+            self.receive_passed();
+            any = self.passing;
+        }
         for place in 0..self.endpoints.len() {
             for round in 0..ROUNDS {
                 let count = self.receive(place);
@@ -276,9 +444,10 @@ impl UdpWire {
     }
 
     /// Receives one batch. Returns the number of datagrams.
-    fn receive(&mut self, place: usize) -> usize {
+    fn receive(&mut self, at_address: usize) -> usize {
         let Self {
             endpoints,
+            group,
             spare,
             arrived,
             pool,
@@ -286,7 +455,7 @@ impl UdpWire {
             ..
         } = self;
         let mut managed = false;
-        let endpoint = &endpoints[place];
+        let endpoint = &endpoints[at_address];
         let mut found = [const { None::<Received> }; BATCH];
         let ipv6 = endpoint.at.address.is_ipv6();
         let socket = endpoint.receiver.as_fd();
@@ -304,10 +473,27 @@ impl UdpWire {
                 Ok(()) if is_management(place.frame()) => {
                     managed = true;
                     if let Some(message) = management(place.frame()) {
-                        gateway.receive(received.source, endpoint.at.address, message);
+                        let both = (received.source, endpoint.at.address);
+                        Self::receive_management(gateway, group.as_mut(), both, message);
                     }
                 }
                 Ok(()) => {
+                    let member = member_of(place.frame());
+                    if let (Some(group), Some(member)) = (group.as_mut(), member) {
+                        if member != group.number() {
+                            let passed = Passed {
+                                kind: Kind::Packet,
+                                source: received.source,
+                                port: received.port,
+                                destination: endpoint.at.address,
+                                traffic_class: received.traffic_class,
+                            };
+                            let bytes = &place.frame()[headroom(ipv6)..];
+                            group.pass(member, &passed, bytes);
+                            self.astray = Some(at_address);
+                            continue;
+                        }
+                    }
                     let packet = std::mem::replace(place, pool.get(LinkKind::Ethernet));
                     arrived.push(packet);
                 }
@@ -331,11 +517,21 @@ fn gid_of_ip(ip: IpAddr) -> Gid {
     }
 }
 
+/// Returns the number of the queue pair that a frame of this wire is for.
+fn qpn_of(frame: &[u8]) -> Option<u32> {
+    let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
+    let [_, a, b, c] = *frame.get(headroom(ipv6) + 4..)?.first_chunk::<4>()?;
+    Some(u32::from_be_bytes([0, a, b, c]))
+}
+
+/// Returns the number of the process whose queue pair a frame is for.
+fn member_of(frame: &[u8]) -> Option<u8> {
+    Some((qpn_of(frame)? >> QPN_BITS) as u8)
+}
+
 /// Returns whether a frame of this wire is for queue pair 1.
 fn is_management(frame: &[u8]) -> bool {
-    let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
-    let at = headroom(ipv6) + 5;
-    frame.get(at..at + 3) == Some(&QPN.to_be_bytes()[1..])
+    qpn_of(frame) == Some(QPN)
 }
 
 /// Returns the management datagram in a frame for queue pair 1.

@@ -4,16 +4,21 @@ use std::ffi::CString;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use softhca::Settings;
-use softhca::packet::{Gid, Mtu, gid_of_ipv4};
+use softhca::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ipv4};
 use uverbs::{Command, Errno, Error};
 
 use super::DEVICE_MAC;
+use super::group::{Member, QPN_BITS, sockets_at};
 use super::socket::{self, Scoped};
-use crate::cm::random;
+use super::steering;
+use crate::cm::{SharedPorts, random};
 
 /// Number of source ports. Switches choose among paths by it.
 const SOURCES: usize = 8;
@@ -31,9 +36,10 @@ const NO_ADDRESS: &str = "the network interface has no usable IP address; give i
     `ip address add`, and set it up";
 const NOT_HERE: &str = "no network interface of this host has this address; `ip address` \
     lists those that it has";
-const TAKEN: &str = "UDP port 4791 of this address is in use, by another process that has the \
-    device, or by rdma_rxe, which takes the port of all addresses (`rdma link`); end that \
-    process, remove that device (`rdma link delete NAME`), or name another address";
+const TAKEN: &str = "UDP port 4791 of this address is in use, by a process of another user or \
+    with another $XDG_RUNTIME_DIR, or by rdma_rxe, which takes the port of all addresses \
+    (`rdma link`); end that process, remove that device (`rdma link delete NAME`), or name \
+    another address";
 const MTU_TOO_SMALL: &str = "the MTU of the network interface is below 336, too small for the \
     smallest RDMA packets; raise it, with `ip link set mtu`";
 const UNSPECIFIC: &str = "a device needs an address of its own: not an unspecified, multicast \
@@ -52,6 +58,8 @@ pub(crate) struct Endpoint {
 #[derive(Debug)]
 pub(crate) struct UdpPorts {
     pub(super) endpoints: Vec<Endpoint>,
+    /// Membership among the processes that share the addresses; `None` if nobody may.
+    pub(super) member: Option<Member>,
     mtu: Mtu,
 }
 
@@ -162,9 +170,33 @@ fn path_mtu(mtu: u32) -> Option<Mtu> {
     Mtu::ALL.iter().rev().find(fits).copied()
 }
 
+pub(super) fn gid_at(at: &Scoped) -> Gid {
+    match at.address {
+        IpAddr::V4(address) => gid_of_ipv4(address.octets()),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// Returns whether all sockets at the port are those of members, who would pass our
+/// packets on: others of this user may share the port without knowing of us.
+fn has_only_members(at: Scoped, member: &Member) -> bool {
+    // One that is being killed has given up its number before its sockets.
+    const TRIES: u32 = 100;
+    (0..TRIES).any(|attempt| {
+        if attempt != 0 {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let sockets = sockets_at(at.address, ROCE_V2_PORT);
+        sockets.is_none_or(|count| count <= member.count(gid_at(&at)))
+    })
+}
+
 impl Endpoint {
-    fn open(at: Scoped) -> io::Result<Self> {
-        let receiver = socket::open_receiver(at)?;
+    fn open(at: Scoped, member: Option<&Member>) -> io::Result<Self> {
+        let receiver = match member {
+            Some(member) => steering::open(member, at, gid_at(&at))?,
+            None => socket::open_receiver(at, false)?,
+        };
         let mut senders: Vec<(u16, OwnedFd)> = Vec::with_capacity(SOURCES);
         let first = random() as u16;
         for step in 0..=u16::MAX - FIRST_SOURCE {
@@ -195,9 +227,18 @@ impl UdpPorts {
     pub(crate) fn open(name: &str) -> Result<Self, Error> {
         let (addresses, interface) = addresses(name)?;
         let alone = addresses.len() == 1;
+        let gids: Vec<Gid> = addresses.iter().map(gid_at).collect();
+        // Without a directory, or a number in it, the addresses are this process's.
+        let member = match Member::join(&gids) {
+            Ok(member) => Some(member),
+            Err(errno) => {
+                tracing::debug!(%errno, "addresses are not shared");
+                None
+            }
+        };
         let mut endpoints = Vec::new();
         for at in addresses {
-            match Endpoint::open(at) {
+            match Endpoint::open(at, member.as_ref()) {
                 Ok(endpoint) => endpoints.push(endpoint),
                 Err(error) => match error.kind() {
                     io::ErrorKind::AddrInUse => return Err(invalid(TAKEN)),
@@ -211,21 +252,38 @@ impl UdpPorts {
         let Some(first) = endpoints.first() else {
             return Err(invalid(NO_ADDRESS));
         };
+        if let Some(member) = &member {
+            if !endpoints.iter().all(|it| has_only_members(it.at, member)) {
+                return Err(invalid(TAKEN));
+            }
+        }
         const ETHERNET_MTU: u32 = 1500;
         let mtu = interface.and_then(|it| mtu_of(&it, &first.receiver));
         let mtu = path_mtu(mtu.unwrap_or(ETHERNET_MTU)).ok_or(invalid(MTU_TOO_SMALL))?;
-        Ok(Self { endpoints, mtu })
+        Ok(Self {
+            endpoints,
+            member,
+            mtu,
+        })
+    }
+
+    /// Returns where ports of the connection manager are taken, if the addresses are
+    /// shared.
+    pub(crate) fn shared(&self) -> Option<SharedPorts> {
+        let member = self.member.as_ref()?;
+        Some(SharedPorts {
+            directory: Arc::clone(&member.directory),
+            member: member.number,
+            addresses: self.endpoints.iter().map(|it| it.at.address).collect(),
+        })
     }
 
     /// Returns the addresses.
     pub(crate) fn addresses(&self) -> Addresses {
-        let gid = |endpoint: &Endpoint| match endpoint.at.address {
-            IpAddr::V4(address) => gid_of_ipv4(address.octets()),
-            IpAddr::V6(address) => address.octets(),
-        };
         Addresses {
-            gids: self.endpoints.iter().map(gid).collect(),
+            gids: self.endpoints.iter().map(|it| gid_at(&it.at)).collect(),
             mtu: self.mtu,
+            member: self.member.as_ref().map_or(0, |member| member.number),
         }
     }
 }
@@ -236,6 +294,8 @@ pub(crate) struct Addresses {
     pub(crate) gids: Vec<Gid>,
     /// The path MTU of the interface.
     pub(crate) mtu: Mtu,
+    /// This process's number among those that share the addresses.
+    member: u8,
 }
 
 impl Addresses {
@@ -244,6 +304,12 @@ impl Addresses {
         settings.mac = DEVICE_MAC;
         settings.mtu = self.mtu;
         settings.guid = self.guid();
+        // Whoever sends datagrams must guess these. Ranges are those of `Settings`.
+        const QUEUES: u64 = 1 << (QPN_BITS - 1);
+        const KEYS: u64 = (1 << 24) - (1 << 22);
+        let qpn = 0x40 + (random() % (QUEUES - 0x40)) as u32;
+        settings.first_qpn = u32::from(self.member) << QPN_BITS | qpn;
+        settings.first_mkey = 0x10 + (random() % (KEYS - 0x10)) as u32;
     }
 
     /// Returns the device's GUID, different on each host: locally administered, with
@@ -271,6 +337,7 @@ impl Addresses {
 
 #[cfg(test)]
 mod tests {
+    use super::super::group::MEMBERS;
     use super::*;
 
     #[test]
@@ -313,13 +380,45 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_opened_once() {
+    fn an_address_is_shared_with_members_alone() {
         let name = "127.41.0.1";
         let ports = UdpPorts::open(name).unwrap();
         assert_eq!(ports.addresses().gids, [gid_of_ipv4([127, 41, 0, 1])]);
         assert_eq!(ports.endpoints[0].senders.len(), SOURCES);
+        let more = UdpPorts::open(name).unwrap();
+        assert_ne!(ports.addresses().member, more.addresses().member);
+        // A socket of the group whose process would pass nothing on.
+        let at = ports.endpoints[0].at;
+        let stranger = socket::open_receiver(at, true).unwrap();
         assert_eq!(UdpPorts::open(name).unwrap_err(), invalid(TAKEN));
-        drop(ports);
+        drop((ports, more));
+        assert_eq!(UdpPorts::open(name).unwrap_err(), invalid(TAKEN));
+        drop(stranger);
+        // As rdma_rxe has it.
+        let alone = socket::open_receiver(at, false).unwrap();
+        assert_eq!(UdpPorts::open(name).unwrap_err(), invalid(TAKEN));
+        drop(alone);
         UdpPorts::open(name).unwrap();
+    }
+
+    #[test]
+    fn numbers_stay_in_the_range_of_a_member() {
+        for member in [0, 1, MEMBERS - 1] {
+            let addresses = Addresses {
+                gids: vec![gid_of_ipv4([127, 41, 0, 2])],
+                mtu: Mtu::B1024,
+                member,
+            };
+            let profile = softhca::profile::Profile::named("roce").unwrap();
+            for _ in 0..100 {
+                let mut settings = Settings::numbered(profile, 0);
+                addresses.describe(&mut settings);
+                let last = settings.first_qpn + (1 << 17) - 1;
+                for qpn in [settings.first_qpn, last] {
+                    assert_eq!(qpn >> QPN_BITS, u32::from(member));
+                }
+                assert!(settings.first_mkey + (1 << 22) <= 1 << 24);
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use softhca::packet::{CAPACITY, Packet, ROCE_V2_PORT, headroom};
@@ -106,15 +106,17 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-fn set<T>(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+fn set<T>(socket: impl AsFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
     let length = size_of_val(value) as libc::socklen_t;
     let value = ptr::from_ref(value).cast();
     // SAFETY: the value is readable for its length, which the option's type has.
-    checked(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, length) }).map(drop)
+    checked(unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, value, length) })
+        .map(drop)
 }
 
-/// Opens a socket at an address; port 0 is any.
-fn open(at: Scoped, port: u16) -> io::Result<OwnedFd> {
+/// Opens a socket at an address; port 0 is any. With `shared`, others of this user may
+/// do the same.
+fn open(at: Scoped, port: u16, shared: bool) -> io::Result<OwnedFd> {
     let (family, level) = match at.address {
         IpAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
         IpAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_IPV6),
@@ -125,6 +127,9 @@ fn open(at: Scoped, port: u16) -> io::Result<OwnedFd> {
     // SAFETY: the descriptor is new and owned by nothing else.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let on: libc::c_int = 1;
+    if shared {
+        set(&socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, &on)?;
+    }
     if at.address.is_ipv6() {
         set(&socket, level, libc::IPV6_V6ONLY, &on)?;
         set(
@@ -149,9 +154,9 @@ fn open(at: Scoped, port: u16) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Opens the socket that receives.
-pub(super) fn open_receiver(at: Scoped) -> io::Result<OwnedFd> {
-    let socket = open(at, ROCE_V2_PORT)?;
+/// Opens the socket that receives, or one of several that share what arrives.
+pub(super) fn open_receiver(at: Scoped, shared: bool) -> io::Result<OwnedFd> {
+    let socket = open(at, ROCE_V2_PORT, shared)?;
     // Beyond the system's limit only with the right to; a smaller one works, too.
     if set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &ROOM).is_err() {
         let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &ROOM);
@@ -161,7 +166,7 @@ pub(super) fn open_receiver(at: Scoped) -> io::Result<OwnedFd> {
 
 /// Opens a socket that sends from a port and receives nothing.
 pub(super) fn open_sender(at: Scoped, port: u16) -> io::Result<OwnedFd> {
-    let socket = open(at, port)?;
+    let socket = open(at, port, false)?;
     if set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &ROOM).is_err() {
         let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &ROOM);
     }
@@ -178,6 +183,19 @@ pub(super) fn open_sender(at: Scoped, port: u16) -> io::Result<OwnedFd> {
     };
     set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
     Ok(socket)
+}
+
+/// Attaches a filter, of instructions of classic BPF, that chooses among the sockets that
+/// share a port.
+pub(super) fn steer(socket: BorrowedFd<'_>, filter: &[(u16, u8, u8, u32)]) -> io::Result<()> {
+    let instruction = |&(code, jt, jf, k): &_| libc::sock_filter { code, jt, jf, k };
+    let mut filter: Vec<libc::sock_filter> = filter.iter().map(instruction).collect();
+    let program = libc::sock_fprog {
+        len: filter.len().try_into().unwrap_or(u16::MAX),
+        filter: filter.as_mut_ptr(),
+    };
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF);
+    set(socket, level, option, &program)
 }
 
 /// A received datagram.

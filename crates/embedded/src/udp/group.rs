@@ -1,0 +1,388 @@
+//! Processes of a user that share an address.
+//!
+//! Each has a receiving socket at the port, of one group (SO_REUSEPORT, which the
+//! system grants to one user alone). A filter gives each packet to the process whose
+//! queue pair it is for ([`super::steering`]); what arrives elsewhere nevertheless is
+//! passed on. So nobody owns the port: when a process ends, the system leaves its
+//! packets to the others.
+//!
+//! A member holds the lock on a number in a directory of this user and network
+//! namespace. The number is in the top bits of its queue pair numbers and communication
+//! ids, and names the socket by which others pass packets to it.
+
+use std::fs::{self, File};
+use std::io::{IoSlice, IoSliceMut, Write};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::fcntl::Flock;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{
+    Backlog, MsgFlags, SockFlag, accept4, getsockopt, listen, recvmsg, sendmsg, sockopt,
+};
+use nix::unistd::geteuid;
+use softhca::packet::Gid;
+use uverbs::Errno;
+
+use crate::directory::{Directory, Sharing};
+use crate::network::Network;
+use crate::{Result, refuse};
+
+/// Maximum number of members.
+pub(crate) const MEMBERS: u8 = 64;
+/// Bits of a queue pair number below the member's.
+pub(crate) const QPN_BITS: u32 = 18;
+/// Bits of a communication id below the member's.
+pub(crate) const ID_BITS: u32 = 26;
+/// Length of the header of a message: kind, traffic class, port, addresses.
+const HEADER: usize = 36;
+/// Maximum length of the rest.
+pub(crate) const LONGEST: usize = 5000;
+/// Messages received per turn.
+const PER_TURN: usize = 256;
+/// The listening socket in epoll events; smaller numbers are connections.
+const LISTENER: u64 = 1 << 32;
+
+/// What a message of another member is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A datagram of RoCE v2.
+    Packet = 1,
+    /// A management datagram for queue pair 1.
+    Management = 2,
+}
+
+/// A packet that is passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passed {
+    pub(crate) kind: Kind,
+    pub(crate) source: IpAddr,
+    pub(crate) port: u16,
+    pub(crate) destination: IpAddr,
+    pub(crate) traffic_class: u8,
+}
+
+fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+fn address_of(gid: &[u8]) -> Option<IpAddr> {
+    let gid: Gid = gid.try_into().ok()?;
+    Some(Ipv6Addr::from(gid).to_canonical())
+}
+
+impl Passed {
+    fn header(&self) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        header[0] = self.kind as u8;
+        header[1] = self.traffic_class;
+        header[2..4].copy_from_slice(&self.port.to_be_bytes());
+        header[4..20].copy_from_slice(&gid_of(self.source));
+        header[20..36].copy_from_slice(&gid_of(self.destination));
+        header
+    }
+
+    fn read(header: &[u8; HEADER]) -> Option<Self> {
+        Some(Self {
+            kind: match header[0] {
+                1 => Kind::Packet,
+                2 => Kind::Management,
+                _ => return None,
+            },
+            traffic_class: header[1],
+            port: u16::from_be_bytes([header[2], header[3]]),
+            source: address_of(&header[4..20])?,
+            destination: address_of(&header[20..36])?,
+        })
+    }
+}
+
+fn os(errno: nix::Error) -> Errno {
+    Errno::new(errno as i32)
+}
+
+pub(super) fn lock_name(member: u8) -> String {
+    format!("{member}.lock")
+}
+
+fn socket_name(member: u8) -> String {
+    format!("{member}.socket")
+}
+
+/// This process's membership. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) number: u8,
+    listener: OwnedFd,
+    _lock: Flock<File>,
+}
+
+impl Member {
+    /// Takes a number. `addresses` are those of the device.
+    ///
+    /// # Errors
+    /// EUSERS: all are taken; those of the directory.
+    pub(crate) fn join(addresses: &[Gid]) -> Result<Self> {
+        let unusable = |_| Errno::new(libc::EACCES);
+        let parent = Network::default_directory();
+        Directory::open(&parent, Sharing::Own).map_err(unusable)?;
+        // An address means something else in another network namespace.
+        let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+        let namespace = namespace.to_string_lossy();
+        let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
+        let path = parent.join(format!("roce-{digits}"));
+        let directory = Directory::open(&path, Sharing::Own).map_err(unusable)?;
+        for number in 0..MEMBERS {
+            let Some(mut lock) = directory.lock(&lock_name(number))? else {
+                continue;
+            };
+            let Some(listener) = directory.bind(&socket_name(number))? else {
+                continue;
+            };
+            listen(&listener, Backlog::new(i32::from(MEMBERS)).map_err(os)?).map_err(os)?;
+            // What an earlier holder wrote is longer or not.
+            let mut text = String::new();
+            for address in addresses {
+                text += &format!("{:032x}\n", u128::from_be_bytes(*address));
+            }
+            let written = lock
+                .set_len(0)
+                .and_then(|()| lock.write_all(text.as_bytes()));
+            written.map_err(|it| Errno::new(it.raw_os_error().unwrap_or(libc::EIO)))?;
+            return Ok(Self {
+                directory: Arc::new(directory),
+                number,
+                listener,
+                _lock: lock,
+            });
+        }
+        refuse(libc::EUSERS)
+    }
+
+    /// Returns the number of members with this address.
+    pub(crate) fn count(&self, address: Gid) -> usize {
+        let line = format!("{:032x}", u128::from_be_bytes(address));
+        let has = |number: &u8| {
+            let name = lock_name(*number);
+            let text = self.directory.read(&name).unwrap_or_default();
+            text.lines().any(|it| it == line) && self.directory.is_locked(&name)
+        };
+        (0..MEMBERS).filter(has).count()
+    }
+
+    /// Connects to another member; `None` if there is none of this number.
+    fn reach(&self, member: u8) -> Option<OwnedFd> {
+        if member == self.number || member >= MEMBERS {
+            return None;
+        }
+        self.directory.connect(&socket_name(member)).ok()?
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.directory.remove_socket(&socket_name(self.number));
+        self.directory.remove_lock(&lock_name(self.number));
+    }
+}
+
+/// The ways to other members, and from them.
+#[derive(Debug)]
+pub(crate) struct Group {
+    member: Member,
+    /// Connections to others, which are not read.
+    to: Vec<Option<OwnedFd>>,
+    /// Connections of others, which are only read.
+    from: Vec<Option<OwnedFd>>,
+    epoll: Epoll,
+}
+
+impl Group {
+    pub(crate) fn new(member: Member) -> Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
+        epoll.add(&member.listener, event).map_err(os)?;
+        let none = || (0..MEMBERS).map(|_| None).collect();
+        Ok(Self {
+            member,
+            to: none(),
+            from: none(),
+            epoll,
+        })
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
+    }
+
+    pub(crate) fn number(&self) -> u8 {
+        self.member.number
+    }
+
+    /// Returns the descriptor that is readable when [`receive`](Self::receive) has
+    /// something to do.
+    pub(crate) fn descriptor(&self) -> &Epoll {
+        &self.epoll
+    }
+
+    /// Passes a packet to another member. Returns false if there is none of this
+    /// number; a packet for which it has no room is lost.
+    pub(crate) fn pass(&mut self, to: u8, passed: &Passed, bytes: &[u8]) -> bool {
+        let Some(place) = self.to.get_mut(usize::from(to)) else {
+            return false;
+        };
+        let header = passed.header();
+        // A second time if the first connection was to one that has ended.
+        for _ in 0..2 {
+            if place.is_none() {
+                *place = self.member.reach(to);
+            }
+            let Some(socket) = place else {
+                return false;
+            };
+            let parts = [IoSlice::new(&header), IoSlice::new(bytes)];
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            match sendmsg::<()>(socket.as_raw_fd(), &parts, &[], flags, None) {
+                Ok(_) | Err(nix::Error::EAGAIN) => return true,
+                Err(_) => *place = None,
+            }
+        }
+        false
+    }
+
+    /// Receives what others have passed on. Returns whether there was anything.
+    pub(crate) fn receive(&mut self, mut each: impl FnMut(Passed, &[u8])) -> bool {
+        let mut events = [EpollEvent::empty(); 16];
+        let count = self.epoll.wait(&mut events, EpollTimeout::ZERO);
+        let count = count.unwrap_or(0).min(events.len());
+        for event in &events[..count] {
+            match event.data() {
+                LISTENER => self.accept(),
+                number => self.read(number as usize, &mut each),
+            }
+        }
+        count != 0
+    }
+
+    fn accept(&mut self) {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        while let Ok(fd) = accept4(self.member.listener.as_raw_fd(), flags) {
+            // SAFETY: the descriptor is new and owned by nothing else.
+            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+            // The directory keeps others out; this is a second lock.
+            let own = geteuid().as_raw();
+            let peer = getsockopt(&socket.as_fd(), sockopt::PeerCredentials);
+            let own = peer.is_ok_and(|it| it.uid() == own);
+            let free = self.from.iter().position(Option::is_none);
+            let Some(place) = free.filter(|_| own) else {
+                continue;
+            };
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64);
+            if self.epoll.add(&socket, event).is_ok() {
+                self.from[place] = Some(socket);
+            }
+        }
+    }
+
+    fn read(&mut self, number: usize, each: &mut impl FnMut(Passed, &[u8])) {
+        let Some(place) = self.from.get_mut(number) else {
+            return;
+        };
+        for _ in 0..PER_TURN {
+            let Some(socket) = place else {
+                return;
+            };
+            let (mut header, mut bytes) = ([0; HEADER], [0; LONGEST]);
+            let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut bytes)];
+            let flags = MsgFlags::MSG_DONTWAIT;
+            let got = recvmsg::<()>(socket.as_raw_fd(), &mut parts, None, flags);
+            let got = got.map(|it| (it.bytes, it.flags.contains(MsgFlags::MSG_TRUNC)));
+            match got {
+                Err(nix::Error::EAGAIN | nix::Error::EINTR) => return,
+                // Its end.
+                Ok((0, _)) | Err(_) => *place = None,
+                Ok((length, false)) if length >= HEADER => {
+                    if let Some(passed) = Passed::read(&header) {
+                        each(passed, &bytes[..length - HEADER]);
+                    }
+                }
+                Ok(_) => {}
+            }
+        }
+    }
+}
+
+/// Returns the number of sockets at a UDP port of an address, of a table of the
+/// system; `None` if it cannot be read.
+pub(super) fn sockets_at(address: IpAddr, port: u16) -> Option<usize> {
+    let table = match address {
+        IpAddr::V4(_) => "/proc/self/net/udp",
+        IpAddr::V6(_) => "/proc/self/net/udp6",
+    };
+    let mut name = String::new();
+    let bytes = match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    for word in bytes.chunks_exact(4) {
+        // The table has the words of memory.
+        let word = word.try_into().map_or(0, u32::from_ne_bytes);
+        name += &format!("{word:08X}");
+    }
+    name += &format!(":{port:04X}");
+    let table = fs::read_to_string(table).ok()?;
+    let local = |line: &&str| line.split_whitespace().nth(1) == Some(&name);
+    Some(table.lines().filter(local).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn sockets_of_an_address_are_counted() {
+        let one = UdpSocket::bind("127.49.0.1:0").unwrap();
+        let at = one.local_addr().unwrap();
+        assert_eq!(sockets_at(at.ip(), at.port()), Some(1));
+        assert_eq!(sockets_at([127, 49, 0, 2].into(), at.port()), Some(0));
+        let Ok(six) = UdpSocket::bind("[::1]:0") else {
+            return;
+        };
+        let at = six.local_addr().unwrap();
+        assert_eq!(sockets_at(at.ip(), at.port()), Some(1));
+    }
+
+    #[test]
+    fn packets_are_passed_to_a_member_until_it_ends() {
+        let gid = gid_of([127, 49, 0, 9].into());
+        let (one, two) = (Member::join(&[gid]).unwrap(), Member::join(&[gid]).unwrap());
+        assert_ne!(one.number, two.number);
+        assert_eq!(two.count(gid), 2);
+        let (mut one, mut two) = (Group::new(one).unwrap(), Group::new(two).unwrap());
+        let passed = Passed {
+            kind: Kind::Packet,
+            source: "fe80::7".parse().unwrap(),
+            port: 0xc001,
+            destination: [127, 49, 0, 9].into(),
+            traffic_class: 2,
+        };
+        assert!(one.pass(two.number(), &passed, b"bytes"));
+        let mut got = Vec::new();
+        while got.is_empty() {
+            two.receive(|passed, bytes| got.push((passed, bytes.to_vec())));
+        }
+        assert_eq!(got, [(passed, b"bytes".to_vec())]);
+        let gone = two.number();
+        assert!(!two.pass(gone, &passed, b"to itself"));
+        drop(two);
+        assert!(!one.pass(gone, &passed, b"bytes"));
+        assert_eq!(one.member.count(gid), 1);
+    }
+}
