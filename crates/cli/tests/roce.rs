@@ -3,11 +3,19 @@
 
 use std::net::{TcpListener, UdpSocket};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes so long, but on a machine with much else to do.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// One test at a time: each of its processes polls.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A host: an address and, in a network namespace, its name.
 #[derive(Clone)]
@@ -119,6 +127,7 @@ fn measurements(a: &Host, b: &Host, iterations: &str) {
 
 #[test]
 fn two_processes_on_the_loopback_interface() {
+    let _turn = turn();
     let (a, b) = (Host::local("127.46.0.1"), Host::local("127.46.0.2"));
     ping_pongs(&a, &b, "100");
     measurements(&b, &a, "100");
@@ -126,6 +135,7 @@ fn two_processes_on_the_loopback_interface() {
 
 #[test]
 fn an_address_that_cannot_be_had_is_reported() {
+    let _turn = turn();
     // As rdma_rxe has it.
     let _taken = UdpSocket::bind(("127.47.0.1", 4791)).unwrap();
     let refused = |host: &Host, what: &str| {
@@ -180,6 +190,7 @@ fn share(a: &Host, b: &Host, iterations: &str) {
 
 #[test]
 fn processes_share_an_address() {
+    let _turn = turn();
     let (a, b) = (Host::local("127.50.0.1"), Host::local("127.50.0.2"));
     share(&a, &b, "1000");
 }
@@ -258,6 +269,7 @@ impl Drop for Namespaces {
 
 #[test]
 fn two_hosts_in_namespaces() {
+    let _turn = turn();
     for mtu in [1500, 9000] {
         let Some(namespaces) = Namespaces::new(&format!("plain-{mtu}"), mtu) else {
             return;
@@ -273,6 +285,7 @@ fn two_hosts_in_namespaces() {
 
 #[test]
 fn two_hosts_whose_network_loses_packets() {
+    let _turn = turn();
     let Some(namespaces) = Namespaces::new("lossy", 1500) else {
         return;
     };
@@ -291,4 +304,104 @@ fn two_hosts_whose_network_loses_packets() {
         assert!(served.status.success() || gone, "{served:?}");
     }
     measurements(&a, &b, "100");
+}
+
+/// Returns the ICRC of an Ethernet frame, as InfiniBand's annex 17 has it.
+fn icrc(frame: &[u8]) -> u32 {
+    let mut bytes = vec![0xff; 8];
+    bytes.extend_from_slice(&frame[14..frame.len() - 4]);
+    let header = if bytes[8] >> 4 == 4 {
+        for masked in [1, 8, 10, 11] {
+            bytes[8 + masked] = 0xff;
+        }
+        20
+    } else {
+        bytes[8] |= 0x0f;
+        for masked in [1, 2, 3, 7] {
+            bytes[8 + masked] = 0xff;
+        }
+        40
+    };
+    // The UDP checksum, and the byte before the queue pair's number.
+    for masked in [6, 7, 8 + 4] {
+        bytes[8 + header + masked] = 0xff;
+    }
+    let crc = bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 }
+        })
+    });
+    !crc
+}
+
+/// Returns the frames of a capture in pcap's format.
+fn frames(capture: &[u8]) -> Vec<&[u8]> {
+    let mut rest = &capture[24..];
+    let mut frames = Vec::new();
+    while let Some((header, after)) = rest.split_at_checked(16) {
+        let length = u32::from_le_bytes(header[8..12].try_into().unwrap());
+        let (frame, after) = after.split_at(length as usize);
+        frames.push(frame);
+        rest = after;
+    }
+    frames
+}
+
+/// A receiver of ours may find another identification than the one that was sent, so
+/// this looks at the wire, with a dissector and an ICRC of others.
+#[test]
+fn packets_are_right_on_the_wire() {
+    let _turn = turn();
+    if !tool("tshark", "--version") {
+        eprintln!("skipped: tshark is not installed (apt-get install tshark)");
+        return;
+    }
+    let Some(namespaces) = Namespaces::new("wire", 1500) else {
+        return;
+    };
+    let name = format!("ringverbs-wire-{}.pcap", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    let path = file.to_str().unwrap();
+    let (host, _) = namespaces.hosts(["192.0.2.1", "192.0.2.2"]);
+    let filter = ["-q", "-i", "veth0", "-f", "udp port 4791"];
+    let args = [&filter[..], &["-F", "pcap", "-w", path]].concat();
+    let mut command = host.command("tshark", &args);
+    let mut capture = command.stderr(Stdio::null()).spawn().unwrap();
+    let end = Instant::now() + PATIENCE;
+    while std::fs::metadata(&file).map_or(0, |it| it.len()) < 24 {
+        assert!(Instant::now() < end, "no capture");
+        sleep(Duration::from_millis(10));
+    }
+    for addresses in [["192.0.2.1", "192.0.2.2"], ["fd00::1", "fd00::2"]] {
+        let (a, b) = namespaces.hosts(addresses);
+        ping_pongs(&a, &b, "10");
+        measurements(&b, &a, "5");
+    }
+    // What the capture has not read yet is lost with it.
+    sleep(Duration::from_secs(1));
+    assert!(tool("kill", &format!("-INT {}", capture.id())));
+    capture.wait().unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    let frames = frames(&bytes);
+    let wrong = frames.iter().filter(|frame| {
+        let stored = frame[frame.len() - 4..].try_into().unwrap();
+        u32::from_le_bytes(stored) != icrc(frame)
+    });
+    let wrong = wrong.count();
+    let dissected = |what: &str| {
+        // A guess at the payload, of which any bytes are right.
+        let guess = ["--disable-protocol", "rpcordma"];
+        let args = [&["-n", "-r", path, "-Y", what][..], &guess].concat();
+        let output = Command::new("tshark").args(args).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{output:?}");
+        text
+    };
+    let known = dissected("infiniband").lines().count();
+    let malformed = dissected("_ws.malformed");
+    std::fs::remove_file(&file).unwrap();
+    assert!(frames.len() > 1000, "{} packets", frames.len());
+    assert_eq!(wrong, 0, "wrong ICRCs of {} packets", frames.len());
+    assert_eq!(known, frames.len());
+    assert_eq!(malformed, "");
 }
