@@ -2,6 +2,7 @@
 //! no more of the other than another host would.
 
 use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 
 use embedded_testing::driver::*;
 use ringverbs_embedded::{Drive, Embedded, Network};
@@ -136,5 +137,61 @@ fn an_address_is_shared() {
     exchange(QpType::RC, (&far, &devices[1]), 300_000);
     for device in devices.iter().chain([&far]) {
         assert_eq!(device.embedded.complaints(), [""; 0]);
+    }
+}
+
+/// Receives a datagram; returns its length and the type of service.
+fn receive_from(socket: &UdpSocket) -> (usize, Option<u8>) {
+    let (mut bytes, mut control) = ([0u8; 4096], [0u64; 16]);
+    let mut part = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    // SAFETY: zero is a value of each field.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: the header names two buffers with their lengths.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) };
+    // SAFETY: the system has filled the header in, and the control buffer.
+    let found = unsafe { libc::CMSG_FIRSTHDR(&raw const header).as_ref() };
+    let found =
+        found.filter(|it| (it.cmsg_level, it.cmsg_type) == (libc::IPPROTO_IP, libc::IP_TOS));
+    // SAFETY: a message of this type has at least a byte.
+    let class = found.map(|it| unsafe { *libc::CMSG_DATA(it) });
+    (length.try_into().unwrap(), class)
+}
+
+#[test]
+fn the_traffic_class_is_that_of_the_path() {
+    let there = UdpSocket::bind(("127.52.0.9", PORT)).unwrap();
+    let on: libc::c_int = 1;
+    // SAFETY: the value is an int, and readable.
+    let set = unsafe {
+        libc::setsockopt(
+            there.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_RECVTOS,
+            (&raw const on).cast(),
+            size_of_val(&on) as _,
+        )
+    };
+    assert_eq!(set, 0);
+    let a = Host::new(&device("127.52.0.1"));
+    // Expedited forwarding, and a transport that understands congestion marks.
+    for class in [0xb8, 0xba] {
+        let mut path = a.path();
+        path.grh.dgid[15] = 9;
+        path.grh.traffic_class = class;
+        let mut cq = a.cq(16);
+        let mut qp = a.qp(QpType::UC, &mut cq);
+        connect(&qp, QpType::UC, 0x41, path);
+        let from = a.memory(64);
+        post(&mut qp, 9, Work::Send, from.sge(0, 64));
+        assert_eq!(wait(&mut cq).status, 0);
+        // BTH, payload, ICRC.
+        assert_eq!(receive_from(&there), (12 + 64 + 4, Some(class)));
     }
 }
