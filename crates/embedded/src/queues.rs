@@ -451,9 +451,10 @@ impl State {
             input = input.set(QP_SCATTER_RECEIVED, value);
         }
         // Data of a read are written to its CQE only if every send is
-        // signalled, or the driver allows it explicitly.
+        // signalled, or the driver allows it explicitly; libmlx5 cannot read them
+        // back on XRC.
         let allowed = signal_all || flags & FLAG_ALLOW_SCATTER != 0;
-        if scatter && matches!(service, 0 | XRC_SERVICE) && allowed {
+        if scatter && service == 0 && allowed {
             let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
             input = input.set(QP_SCATTER_READ, value);
         }

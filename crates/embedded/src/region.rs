@@ -61,6 +61,12 @@ const WRITABLE: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_ATOMIC)
     .union(AccessFlags::MW_BIND);
 
+/// Access flags that change without a new key, as with mlx5_ib.
+const CHANGED_IN_PLACE: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::RELAXED_ORDERING);
+
 /// `IB_MR_REREG_...`.
 const REREG_TRANSLATION: u32 = 1 << 0;
 const REREG_PD: u32 = 1 << 1;
@@ -202,8 +208,38 @@ impl State {
         Ok(())
     }
 
-    /// Replaces the key by a new one, with the changed parameters of the
-    /// region.
+    /// Changes the access flags or the protection domain of a region, which keeps
+    /// its key.
+    fn change_rights(
+        &mut self,
+        fd: RawFd,
+        handle: u32,
+        wanted: &RegionParameters,
+        request: &mut Request,
+    ) -> Result<()> {
+        let access = AccessFlags::from_bits_retain(wanted.access);
+        let rights = rights(access)?;
+        if access.intersects(WRITABLE) {
+            pin(wanted.address, wanted.length, Access::Write)?;
+        }
+        let number = self.objects.pd(fd, wanted.pd)?;
+        let before = self.objects.get(fd, handle)?.needs.first().copied();
+        let mr = self.objects.mr_mut(fd, handle)?;
+        mr.access = wanted.access;
+        let key = mr.key;
+        self.hca.change_key(key >> 8, number, rights);
+        if let Some(before) = before {
+            self.objects.need(handle, before, wanted.pd);
+        }
+        request.core_answer(&ReregMrResp {
+            lkey: key,
+            rkey: key,
+        });
+        Ok(())
+    }
+
+    /// Changes the parameters of a region; its key is replaced by a new one, unless
+    /// only rights change.
     ///
     /// # Safety
     /// As for [`State::execute`].
@@ -237,6 +273,10 @@ impl State {
         }
         if asked.flags & REREG_ACCESS != 0 {
             wanted.access = asked.access_flags;
+        }
+        let changed = AccessFlags::from_bits_retain(mr.access ^ wanted.access);
+        if asked.flags & REREG_TRANSLATION == 0 && (changed - CHANGED_IN_PLACE).is_empty() {
+            return self.change_rights(fd, asked.mr_handle, &wanted, request);
         }
         // SAFETY: guaranteed by the caller.
         let key = unsafe { self.make_key(fd, &wanted) }?;

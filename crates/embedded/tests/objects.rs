@@ -4,7 +4,7 @@ use embedded_testing::driver::*;
 use mlx5::{Address, AddressHandle, Bind, CompletionQueue, CqOptions, Link, MiniFormat};
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::{
-    AccessFlags, Data, Destination, Error, MrInit, MwType, Opcode, Operands, QpAttr,
+    AccessFlags, Data, Destination, Error, MrHandle, MrInit, MwType, Opcode, Operands, QpAttr,
     QpAttrMask as Mask, QpState, QpType, Rereg, SendFlags, SendWr, Udata,
 };
 
@@ -131,15 +131,24 @@ fn a_region_can_be_changed() {
     let b = host.qp(QpType::RC, &mut cq);
     join(QpType::RC, (&a, &host), (&b, &host));
     let (here, mut there) = (host.memory(64), host.memory(64));
-    let change = Rereg {
-        access: Some(AccessFlags::REMOTE_READ),
-        ..Rereg::default()
+    let change = |region: MrHandle, access| {
+        let change = Rereg {
+            access: Some(access),
+            ..Rereg::default()
+        };
+        // SAFETY: less is allowed than when the region was made.
+        let keys = unsafe { uverbs::mr::rereg(&host.context, region, &change, Udata::none()) };
+        keys.unwrap()
     };
     let old = there.keys;
-    // SAFETY: less is allowed than before.
-    let keys = unsafe { uverbs::mr::rereg(&host.context, there.mr, &change, Udata::none()) };
-    there.keys = keys.unwrap();
+    there.keys = change(there.mr, AccessFlags::REMOTE_READ);
+    // A right to atomics comes and goes with the key, others do not.
     assert_ne!(old, there.keys);
+    let write = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+    assert_eq!(change(there.mr, write), there.keys);
+    post(&mut a, 0, Work::Write(&there, 0), here.sge(0, 8));
+    assert_eq!(wait(&mut cq).status, 0);
+    assert_eq!(change(there.mr, AccessFlags::REMOTE_READ), there.keys);
     post(&mut a, 1, Work::Read(&there, 0), here.sge(0, 8));
     assert_eq!(wait(&mut cq).status, 0);
     post(&mut a, 2, Work::Write(&there, 0), here.sge(0, 8));

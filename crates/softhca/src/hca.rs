@@ -9,6 +9,7 @@ use crate::engine::counters::Stats;
 use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
 use crate::engine::loopback::Origin;
+use crate::engine::mkey::Rights;
 use crate::engine::qp::{BlueFlame, Queue};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
 use crate::engine::wqe::{self, Local};
@@ -197,6 +198,15 @@ impl<P: Platform> Hca<P> {
     pub fn seal_key(&mut self, number: u32) -> bool {
         let mkey = self.core.mkeys.get_mut(number);
         mkey.map(|mkey| mkey.sealed = true).is_some()
+    }
+
+    /// Changes the protection domain of the mkey with this number, and its rights, the
+    /// bits of which are in the order of an mkey context. Drivers do that by a work
+    /// request (UMR). Returns whether the mkey exists.
+    pub fn change_key(&mut self, number: u32, pd: u32, rights: u32) -> bool {
+        let mkey = self.core.mkeys.get_mut(number);
+        mkey.map(|mkey| (mkey.pd, mkey.rights) = (pd, Rights(rights & 0b11111)))
+            .is_some()
     }
 
     /// Plugs in or unplugs the cable.

@@ -1,0 +1,333 @@
+//! Embedded devices under programs of the system, without a kernel's RDMA: the
+//! library that is preloaded, and cases of libraries that build on verbs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::case::{ATTEMPTS, Case, Ready, Shape};
+use super::process::put_in_front;
+use super::run::pause;
+use crate::guest::host::which;
+
+/// Devices in the programs' own processes.
+#[derive(Debug, Clone)]
+pub struct Embedded {
+    /// The library that gives them to programs.
+    pub library: PathBuf,
+    /// The kind of port: `roce` or `ib`.
+    pub port: String,
+    /// The folder that the processes share.
+    pub directory: PathBuf,
+}
+
+impl Embedded {
+    /// Makes the folder.
+    pub fn new(library: &Path, port: &str, scratch: &Path) -> Result<Embedded> {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = scratch.join("network");
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))?;
+        Ok(Embedded {
+            library: library.to_owned(),
+            port: port.to_owned(),
+            directory,
+        })
+    }
+
+    /// Gives a program the devices: before the plugin, where that is preloaded.
+    pub fn give(&self, command: &mut Command) {
+        put_in_front(command, "LD_PRELOAD", &self.library);
+        command
+            .env("RINGVERBS_EMBEDDED", &self.port)
+            .env("RINGVERBS_DIRECTORY", &self.directory);
+    }
+
+    /// Whether a program listens on a port of the network, or is bound to it.
+    pub fn listens(&self, port: u16) -> bool {
+        let end = format!("-{port}.socket");
+        let entries = fs::read_dir(&self.directory).into_iter().flatten();
+        let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.any(|name| name.starts_with("cm-") && name.ends_with(&end))
+    }
+
+    /// Removes sockets of programs that were killed.
+    pub fn tidy(&self) {
+        for entry in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with("cm-") && name.ends_with(".socket") {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+/// The programs of a command line that must be installed.
+pub fn programs(line: &str) -> Vec<&str> {
+    let mut words = line.split_whitespace().peekable();
+    let mut found = Vec::new();
+    while let Some(word) = words.next() {
+        match word {
+            "env" => while words.next_if(|word| word.contains('=')).is_some() {},
+            "chrt" => {
+                found.push(word);
+                words.by_ref().take(2).for_each(drop);
+            }
+            _ => {
+                found.push(word);
+                if word == "mpirun" {
+                    found.extend(line.split_whitespace().last());
+                }
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// Says what to install where a program of a case is missing.
+pub fn missing(case: &Case) -> Option<String> {
+    let lines = match &case.shape {
+        Shape::Single(line) => vec![line],
+        Shape::Pair { server, client, .. } | Shape::Service { server, client, .. } => {
+            vec![server, client]
+        }
+    };
+    let mut all = lines.into_iter().flat_map(|line| programs(line));
+    let program = all.find(|program| which(program).is_none())?;
+    let package = match program {
+        COLLECTIVES => return Some(format!("{program} was not built: it needs mpicc")),
+        "mpirun" => "openmpi-bin libopenmpi-dev",
+        "ucx_perftest" => "ucx-utils",
+        "fi_pingpong" | "fi_info" => "libfabric-bin",
+        "chrt" => "util-linux",
+        _ if program.starts_with("ibv_") => "ibverbs-utils ibverbs-providers",
+        _ if program.starts_with("ib_") => "perftest",
+        _ => "rdmacm-utils",
+    };
+    Some(format!(
+        "{program} is not installed: apt-get install {package}"
+    ))
+}
+
+/// An MPI program that checks what it receives.
+pub const COLLECTIVES: &str = "ringverbs-collectives";
+
+/// Programs of libfabric, UCX and Open MPI.
+pub fn cases() -> Vec<Case> {
+    let mut cases = libfabric();
+    cases.extend(ucx());
+    cases.extend(open_mpi());
+    cases.extend(more_perftest());
+    // They meet by ports that others may take.
+    cases
+        .into_iter()
+        .map(|case| case.attempts(ATTEMPTS))
+        .collect()
+}
+
+fn pair(group: &'static str, name: &str, server: String, client: String) -> Case {
+    let ready = Ready::Tcp;
+    Case::new(
+        group,
+        name,
+        Shape::Pair {
+            server,
+            client,
+            ready,
+        },
+    )
+}
+
+fn libfabric() -> Vec<Case> {
+    let list = [
+        ("verbs msg", "-p verbs -e msg -c -I 100", true),
+        ("verbs dgram", "-p verbs -e dgram -I 100", false),
+        ("verbs;ofi_rxm", "-p verbs;ofi_rxm -e rdm -c -I 100", true),
+        ("verbs;ofi_rxd", "-p verbs;ofi_rxd -e rdm -I 100", false),
+        (
+            "verbs;ofi_rxm, 8 MB",
+            "-p verbs;ofi_rxm -e rdm -c -I 5 -S 8388608",
+            false,
+        ),
+    ];
+    let pairs = list.map(|(name, options, short)| {
+        let case = pair(
+            "libfabric",
+            name,
+            format!("fi_pingpong {options} -B {{port}}"),
+            format!("fi_pingpong {options} -P {{port}} {{addr}}"),
+        );
+        if short { case.short() } else { case }
+    });
+    let info = Case::single("libfabric", "fi_info", "fi_info -p verbs").short();
+    pairs.into_iter().chain([info]).collect()
+}
+
+fn ucx() -> Vec<Case> {
+    const TRANSPORTS: [&str; 3] = ["rc", "ud", "rc_verbs,ud_verbs,self"];
+    const TESTS: [&str; 11] = [
+        "tag_lat",
+        "tag_bw -s 65536",
+        "ucp_am_lat",
+        "ucp_am_bw -s 65536",
+        "ucp_put_lat",
+        "ucp_put_bw -s 65536",
+        "ucp_get -s 65536",
+        "ucp_fadd",
+        "ucp_cswap",
+        "stream_bw -s 65536",
+        "stream_lat",
+    ];
+    let mut cases = Vec::new();
+    for transport in TRANSPORTS {
+        for test in TESTS {
+            let run = format!(
+                "env UCX_TLS={transport} UCX_NET_DEVICES={{dev}}:1 ucx_perftest -p {{port}}"
+            );
+            let case = pair(
+                "UCX",
+                &format!("{transport} {test}"),
+                run.clone(),
+                format!("{run} {{addr}} -t {test} -n 300 -w 10"),
+            );
+            let short = transport != "ud" && ["tag_lat", "ucp_get -s 65536"].contains(&test);
+            cases.push(if short { case.short() } else { case });
+        }
+    }
+    for test in [
+        "-x rc_verbs -t am_lat -D short",
+        "-x rc_verbs -t am_bw -D zcopy",
+        "-x rc_verbs -t put_bw -D zcopy",
+        "-x rc_verbs -t get -D zcopy -s 4096",
+        "-x ud_verbs -t am_lat -D short",
+        "-x ud_verbs -t am_bw -D zcopy",
+        "-x rc_verbs -t fadd",
+        "-x rc_verbs -t cswap",
+    ] {
+        cases.push(pair(
+            "UCX",
+            &format!("uct {test}"),
+            "ucx_perftest -p {port}".to_owned(),
+            format!("ucx_perftest -p {{port}} {{addr}} -d {{dev}}:1 {test} -n 300 -w 10"),
+        ));
+    }
+    cases
+}
+
+fn open_mpi() -> Vec<Case> {
+    // `ob1` with its own verbs code needs an InfiniBand port.
+    let ways = [
+        (
+            "UCX rc",
+            "--mca pml ucx --mca osc ucx -x UCX_TLS=rc,self -x UCX_NET_DEVICES={dev}:1",
+        ),
+        (
+            "UCX ud",
+            "--mca pml ucx --mca osc ucx -x UCX_TLS=ud,self -x UCX_NET_DEVICES={dev}:1",
+        ),
+        (
+            "libfabric verbs;ofi_rxm",
+            "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm",
+        ),
+    ];
+    let mut cases = Vec::new();
+    for ranks in [2, 3, 4] {
+        for (name, options) in ways {
+            let line = format!(
+                "mpirun --allow-run-as-root --oversubscribe --mca btl ^openib,vader,ofi -n {ranks} \
+                 {options} {COLLECTIVES}"
+            );
+            let case =
+                Case::single("Open MPI", &format!("{ranks} ranks, {name}"), &line).within(120);
+            cases.push(if ranks == 2 && name != "UCX ud" {
+                case.short()
+            } else {
+                case
+            });
+        }
+    }
+    cases
+}
+
+/// What of perftest other lists leave out.
+fn more_perftest() -> Vec<Case> {
+    const LIST: &[(&str, &str)] = &[
+        ("send_bw", "-n 20 -a -b"),
+        ("send_bw", "-n 20 -a -c UC"),
+        ("send_bw", "-n 100 -a -c UD"),
+        ("send_bw", "-n 200 -s 1024 -c UD -q 4 -b"),
+        ("send_bw", "-n 500 --use-srq -q 8 -s 1024 -b"),
+        ("send_bw", "-n 300 -s 64 -I 220"),
+        ("send_bw", "-n 300 -e -b -q 2 -s 4096"),
+        ("send_bw", "-n 100 -R -q 2 -b -s 4096"),
+        ("send_bw", "-D 2 -s 4096"),
+        ("send_lat", "-n 20 -a"),
+        ("send_lat", "-n 100 -a -c UD"),
+        ("send_lat", "-n 200 --use-srq -s 64"),
+        ("send_lat", "-n 200 -R -e"),
+        ("write_bw", "-n 20 -a -b -q 2"),
+        ("write_bw", "-n 20 -a -c UC"),
+        ("write_bw", "-n 300 -s 64 -I 220 -q 4"),
+        ("write_bw", "-n 100 -R -q 4 -s 4096"),
+        ("write_bw", "-n 50000 -s 8"),
+        ("write_lat", "-n 20 -a"),
+        ("write_lat", "-n 200 -c UC -s 4096"),
+        ("read_bw", "-n 20 -a -b"),
+        ("read_bw", "-n 200 -R -q 2 -s 4096"),
+        ("read_lat", "-n 20 -a"),
+        ("atomic_bw", "-n 500 -q 4 -e -A FETCH_AND_ADD"),
+        ("atomic_bw", "-n 500 -R -b -A CMP_AND_SWAP"),
+        ("atomic_lat", "-n 300 -R -A FETCH_AND_ADD"),
+    ];
+    LIST.iter()
+        .map(|&(tool, options)| {
+            let command = format!("ib_{tool} -d {{dev}} -x {{gid}} -p {{port}} -F {options}");
+            let by_cm = options.split(' ').any(|word| word == "-R");
+            let shape = Shape::Pair {
+                client: format!("{command} {{addr}}"),
+                server: command,
+                ready: if by_cm { Ready::Cm } else { Ready::Tcp },
+            };
+            Case::new("perftest", &format!("{tool} {options}"), shape).within(120)
+        })
+        .collect()
+}
+
+/// How long a receiver of a multicast group has to join it, before the sender
+/// begins, which waits for three seconds itself.
+pub(super) fn join_group() {
+    std::thread::sleep(pause(std::time::Duration::from_secs(20)) * 25);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let all: Vec<_> = [cases(), super::super::lists::all(44)].concat();
+        let names: HashSet<_> = all.iter().map(|case| (case.group, &case.name)).collect();
+        assert_eq!(names.len(), all.len());
+    }
+
+    #[test]
+    fn the_programs_of_a_line_are_found() {
+        assert_eq!(programs("env A=b C=d ucx_perftest -p 1"), ["ucx_perftest"]);
+        assert_eq!(programs("chrt --idle 0 mckey -s"), ["chrt", "mckey"]);
+        assert_eq!(programs("mpirun -n 2 -x A=b prog"), ["mpirun", "prog"]);
+        let case = Case::single("x", "y", "no-such-program 1");
+        assert!(missing(&case).unwrap().contains("apt-get install"));
+        assert_eq!(missing(&Case::single("x", "y", "env A=b sh -c true")), None);
+    }
+}
