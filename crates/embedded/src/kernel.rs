@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use uverbs::abi::ids::{METHOD_QP_DESTROY, OBJECT_QP};
 use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
 use uverbs::discovery::DriverId;
 use uverbs::kernel::Kernel;
@@ -113,9 +114,16 @@ unsafe impl Kernel for EmbeddedKernel {
         }
         // SAFETY: the caller guarantees a command with its attributes.
         let mut request = unsafe { Request::read(argument, self.descriptors.clone()) }?;
-        // SAFETY: the caller guarantees that addresses in the command are valid
-        // for what the command does with them.
-        let done = (self.embedded).command(|state| unsafe { state.execute(fd, &mut request) });
+        let ends_queue = (request.object, request.method) == (OBJECT_QP, METHOD_QP_DESTROY);
+        let finishes = ends_queue && self.embedded.runner.has_thread();
+        let done = self.embedded.command(|state| {
+            if finishes {
+                state.take_last_sends();
+            }
+            // SAFETY: the caller guarantees that addresses in the command are valid
+            // for what the command does with them.
+            unsafe { state.execute(fd, &mut request) }
+        });
         done.map(|()| 0)
     }
 

@@ -28,6 +28,9 @@ use crate::watch::{Doorbell, Watch};
 use crate::{Result, refuse};
 
 const PAGE: u64 = 4096;
+/// Turns before a queue pair is destroyed, at most.
+const LAST_TURNS: u32 = 16;
+
 /// Offsets of doorbell registers in a UAR.
 const ARM_CQ: u64 = 0x20;
 const UPDATE_EQ: u64 = 0x48;
@@ -239,6 +242,16 @@ impl State {
         busy |= hca.run();
         busy |= self.take_events(Self::forward_event);
         busy
+    }
+
+    /// Takes turns before a queue pair is destroyed: a card has sent by then what was
+    /// posted, and some programs of datagrams do not wait for its completion.
+    pub(crate) fn take_last_sends(&mut self) {
+        for _ in 0..LAST_TURNS {
+            if !self.turn() {
+                break;
+            }
+        }
     }
 
     /// Returns how many completions were written to a completion queue; the number

@@ -288,6 +288,30 @@ fn completions_come_in_each_form_that_there_is() {
     }
 }
 
+/// Programs of datagrams destroy their queue pair without waiting, as librdmacm's
+/// mckey does.
+#[test]
+fn what_was_posted_is_sent_before_a_queue_pair_is_destroyed() {
+    let (a, b) = Host::two("ib", Drive::Thread);
+    let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+    let (from, to) = (a.memory(64), b.memory(64));
+    for round in 0..20 {
+        let (mut qa, mut qb) = (a.qp(QpType::UC, &mut cqa), b.qp(QpType::UC, &mut cqb));
+        join(QpType::UC, (&qa, &a), (&qb, &b));
+        for n in 0..8 {
+            receive(&mut qb, n, to.sge(0, 64));
+        }
+        for n in 0..8 {
+            post(&mut qa, n, Work::Send, from.sge(0, 64));
+        }
+        drop(qa);
+        for n in 0..8 {
+            let done = wait(&mut cqb);
+            assert_eq!((done.wr_id, done.status), (n, 0), "round {round}");
+        }
+    }
+}
+
 #[test]
 fn datagrams_find_their_way() {
     for (profile, global) in [("ib", false), ("ib", true), ("roce", true)] {
