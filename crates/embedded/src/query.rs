@@ -204,9 +204,8 @@ impl State {
             max_qp_rd_atom: 16,
             max_res_rd_atom: 16 << 17,
             max_qp_init_rd_atom: 16,
-            // Atomic also with respect to other devices of the process
-            // (IB_ATOMIC_GLOB).
-            atomic_cap: 2,
+            // IB_ATOMIC_HCA, as of a ConnectX: UCX offers atomics for no other value.
+            atomic_cap: 1,
             max_mcast_grp: 1 << 12,
             max_mcast_qp_attach: 240,
             max_total_mcast_qp_attach: 240 << 12,

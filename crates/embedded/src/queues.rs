@@ -464,10 +464,15 @@ impl State {
         // SAFETY: as in `create_cq`.
         unsafe { self.watch.queue(number, place.records) };
         let register = self.context(fd)?.take_register();
+        // A query gives the queue's size, as with mlx5_ib.
+        let queried = QpCap {
+            max_recv_wr: receives,
+            ..cap
+        };
         let qp = Qp {
             number,
             kind,
-            cap: zerocopy::transmute!(cap),
+            cap: zerocopy::transmute!(queried),
             signal_all,
             register: Some(register),
             domain: None,

@@ -1,250 +1,21 @@
-//! Programs of libibverbs, librdmacm and perftest on embedded devices, with
-//! rdma-core's provider and with ours.
+//! Programs of libibverbs, librdmacm, perftest, libfabric, UCX and Open MPI on
+//! embedded devices, with rdma-core's provider and with ours. `cargo xtask programs`
+//! runs longer lists.
 //!
 //! Skipped where a program is not installed: `apt-get install ibverbs-utils
-//! ibverbs-providers rdmacm-utils perftest`.
+//! ibverbs-providers rdmacm-utils perftest libfabric-bin ucx-utils openmpi-bin
+//! libopenmpi-dev`.
 
-use std::env;
-use std::fs::{self, File};
-use std::net::TcpListener;
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Nothing here takes so long, but on a machine with much else to do.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// One list at a time: each of its programs polls.
-static TURN: Mutex<()> = Mutex::new(());
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Provider {
-    Stock,
-    Ours,
-}
-
-/// A network in a directory of its own, and programs on it.
-struct World {
-    directory: PathBuf,
-    provider: Provider,
-    devices: &'static str,
-}
-
-/// Where cargo puts what this was built with.
-fn built(name: &str) -> PathBuf {
-    let test = env::current_exe().unwrap();
-    test.parent().unwrap().join(name)
-}
-
-impl World {
-    fn new(provider: Provider, devices: &'static str) -> Self {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("ringverbs-preload-{}-{number}", std::process::id());
-        let directory = env::temp_dir().join(name);
-        let _ = fs::remove_dir_all(&directory);
-        fs::create_dir(&directory).unwrap();
-        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
-        // libibverbs appends the version of its private interface.
-        for version in [34, 57, 59, 64, 65] {
-            let link = directory.join(format!("libringverbs-rdmav{version}.so"));
-            symlink(built("libringverbs_provider.so"), link).unwrap();
-        }
-        Self {
-            directory,
-            provider,
-            devices,
-        }
-    }
-
-    fn plugin(&self) -> PathBuf {
-        self.directory.join("libringverbs-rdmav34.so")
-    }
-
-    fn log(&self) -> PathBuf {
-        self.directory.join("provider.log")
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut words = line.split(' ');
-        let mut command = Command::new(words.next().unwrap());
-        command
-            .args(words)
-            .env("LD_PRELOAD", built("libringverbs_preload.so"))
-            .env("RINGVERBS_EMBEDDED", self.devices)
-            .env("RINGVERBS_DIRECTORY", &self.directory)
-            .env("RINGVERBS_LOG", "info")
-            .env("RINGVERBS_LOG_FILE", self.log())
-            .env_remove("RDMAV_DRIVERS")
-            .env_remove("IBV_DRIVERS")
-            .env_remove("RINGVERBS_DEVICES")
-            .stdin(Stdio::null());
-        if self.provider == Provider::Ours {
-            // Programs that are linked to libmlx5, as perftest is, register that first.
-            let (devices, plugin) = (built("libringverbs_preload.so"), self.plugin());
-            let both = format!("{}:{}", devices.display(), plugin.display());
-            command
-                .env("LD_PRELOAD", both)
-                .env("RDMAV_DRIVERS", self.directory.join("libringverbs"))
-                .env("RINGVERBS_DEVICES", "mlx5");
-        }
-        command
-    }
-
-    /// Starts a program, with its output in a file.
-    fn start(&self, line: &str, output: &str) -> Running {
-        let path = self.directory.join(output);
-        let file = File::create(&path).unwrap();
-        let mut command = self.command(line);
-        let command = command.stdout(file.try_clone().unwrap()).stderr(file);
-        Running {
-            child: command.spawn().unwrap_or_else(|e| panic!("{line}: {e}")),
-            line: line.to_owned(),
-            path,
-        }
-    }
-
-    /// Runs both ends of a program to their ends, which must be good.
-    fn pair(&self, server: &str, client: &str) -> String {
-        for name in self.sockets() {
-            // Of a program that did not close its ids.
-            fs::remove_file(self.directory.join(name)).unwrap();
-        }
-        let mut server = self.start(server, "server.txt");
-        self.wait_for(&mut server);
-        let mut client = self.start(client, "client.txt");
-        let said = client.good();
-        server.good();
-        said
-    }
-
-    /// Waits until a server listens: on a TCP port that it was given, or on a port
-    /// of the network. A program that has ended is left to the caller.
-    fn wait_for(&self, server: &mut Running) {
-        let words: Vec<&str> = server.line.split(' ').collect();
-        let port = words.windows(2).find(|pair| pair[0] == "-p");
-        let port = port.filter(|_| !words.contains(&"-R")).map(|pair| pair[1]);
-        if words[0] == "mckey" {
-            // Its sender waits for three seconds.
-            return;
-        }
-        let end = Instant::now() + PATIENCE;
-        while server.child.try_wait().unwrap().is_none() && Instant::now() < end {
-            let ready = match port {
-                Some(port) => listens(port.parse().unwrap()),
-                None => !self.sockets().is_empty(),
-            };
-            if ready {
-                return;
-            }
-            sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Returns the sockets of ports of the network.
-    fn sockets(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.directory).unwrap();
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let is_port = |name: &String| name.starts_with("cm-") && name.ends_with(".socket");
-        names.filter(is_port).collect()
-    }
-
-    /// Ends the world: the log must name the intended provider.
-    fn finish(self) {
-        let log = fs::read_to_string(self.log()).unwrap_or_default();
-        let ours = log.contains("serves") && log.contains("mlx5_0");
-        assert_eq!(ours, self.provider == Provider::Ours, "{log}");
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
-    }
-}
-
-struct Running {
-    child: Child,
-    line: String,
-    path: PathBuf,
-}
-
-impl Running {
-    fn said(&self) -> String {
-        fs::read_to_string(&self.path).unwrap_or_default()
-    }
-
-    /// Waits for its end; returns the exit status, if it has one.
-    fn end(&mut self) -> Option<i32> {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(
-                Instant::now() < end,
-                "{}: no end: {}",
-                self.line,
-                self.said()
-            );
-            sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn good(&mut self) -> String {
-        let status = self.end();
-        assert_eq!(status, Some(0), "{}: {}", self.line, self.said());
-        self.said()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Returns whether programs are installed; says which one is not.
-fn installed(programs: &[&str]) -> bool {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let has = |name: &str| env::split_paths(&path).any(|place| place.join(name).is_file());
-    let missing = programs.iter().find(|name| !has(name));
-    if let Some(missing) = missing {
-        println!(
-            "skipped: {missing} is not installed (apt-get install ibverbs-utils \
-             ibverbs-providers rdmacm-utils perftest)"
-        );
-    }
-    missing.is_none()
-}
-
-/// Returns whether somebody listens on a TCP port.
-fn listens(port: u16) -> bool {
-    let end = format!(":{port:04X}");
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
-        let table = fs::read_to_string(table).unwrap_or_default();
-        table.lines().any(|line| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&end))
-        })
-    })
-}
-
-/// Returns a TCP port that is free.
-fn port() -> u16 {
-    let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    socket.local_addr().unwrap().port()
-}
-
-fn turn() -> std::sync::MutexGuard<'static, ()> {
-    TURN.lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+use common::*;
 
 fn devices(provider: Provider) {
     if !installed(&["ibv_devinfo"]) {
@@ -371,6 +142,62 @@ fn killed(provider: Provider) {
     world.finish();
 }
 
+fn frameworks(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    let mut ran = false;
+    if installed(&["fi_pingpong"]) {
+        ran = true;
+        for kind in ["verbs -e msg", "verbs;ofi_rxm -e rdm"] {
+            let port = port();
+            let line = format!("fi_pingpong -p {kind} -c -I 20");
+            // Where it is looked for: `-p` names a provider here.
+            let mut server = world.start(&format!("{line} -B {port}"), "server.txt");
+            wait_for_port(port, &mut server);
+            let client = format!("{line} -P {port} 127.0.0.1");
+            world.start(&client, "client.txt").good();
+            server.good();
+        }
+    }
+    if installed(&["ucx_perftest"]) {
+        ran = true;
+        for transport in ["rc", "ud"] {
+            let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
+            let line = format!("{line} -p {}", port());
+            let more = "-t tag_lat -s 8192 -n 100 -w 10";
+            world.pair(&line, &format!("{line} 127.0.0.1 {more}"));
+        }
+    }
+    if ran {
+        world.finish();
+    }
+}
+
+/// Each rank checks what it receives.
+fn collectives(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    if !installed(&["mpirun"]) {
+        return;
+    }
+    let Some(program) = compiled("mpicc", "collectives.c", &[], &world.directory) else {
+        return;
+    };
+    let ways = [
+        "--mca pml ucx --mca osc ucx -x UCX_TLS=rc,self -x UCX_NET_DEVICES=mlx5_0:1 -n 2",
+        "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm -n 3",
+    ];
+    for way in ways {
+        let line = format!(
+            "mpirun --allow-run-as-root --oversubscribe --mca btl ^openib,vader,ofi {way} {}",
+            program.display()
+        );
+        let said = world.start(&line, "mpi.txt").good();
+        assert!(said.contains("all right"), "{said}");
+    }
+    world.finish();
+}
+
 macro_rules! with_each_provider {
     ($($name:ident: $list:ident;)*) => {
         mod stock {
@@ -388,6 +215,8 @@ with_each_provider! {
     runs_perftest: perftest;
     connects_by_address: connections;
     survives_a_killed_peer: killed;
+    runs_libfabric_and_ucx: frameworks;
+    runs_open_mpi: collectives;
 }
 
 #[test]

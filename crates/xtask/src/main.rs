@@ -16,6 +16,7 @@ mod msrv;
 mod mutants;
 mod native;
 mod packages;
+mod programs;
 mod softhca;
 mod standin;
 mod suite;
@@ -62,6 +63,8 @@ enum Command {
     },
     /// Builds two Debian packages: the plugin, and the command
     Deb,
+    /// Runs programs of the system on embedded devices, with libmlx5 and with ours
+    Programs(programs::Arguments),
     /// Compares the data path's cost with the stock provider's
     Bench(bench::Arguments),
     /// Compares the bytes of ConnectX's queues with the stock provider's
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Command::Deb => dist::whole()
             .and_then(|dist| dist::deb(&dist))
             .map(|packages| print_paths(&packages)),
+        Command::Programs(arguments) => programs::programs(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
         Command::Bytes(arguments) => bytes::bytes(&arguments),
         Command::Mutants(arguments) => mutants::mutants(&arguments),

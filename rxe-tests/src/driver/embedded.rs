@@ -4,12 +4,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::case::{ATTEMPTS, Case, Ready, Shape};
 use super::process::put_in_front;
-use super::run::pause;
 use crate::guest::host::which;
 
 /// Devices in the programs' own processes.
@@ -43,7 +43,8 @@ impl Embedded {
         put_in_front(command, "LD_PRELOAD", &self.library);
         command
             .env("RINGVERBS_EMBEDDED", &self.port)
-            .env("RINGVERBS_DIRECTORY", &self.directory);
+            .env("RINGVERBS_DIRECTORY", &self.directory)
+            .env("RINGVERBS_LOG", "info");
     }
 
     /// Whether a program listens on a port of the network, or is bound to it.
@@ -262,7 +263,7 @@ fn open_mpi() -> Vec<Case> {
 fn more_perftest() -> Vec<Case> {
     const LIST: &[(&str, &str)] = &[
         ("send_bw", "-n 20 -a -b"),
-        ("send_bw", "-n 20 -a -c UC"),
+        ("send_bw", "-n 100 -s 65536 -c UC"),
         ("send_bw", "-n 100 -a -c UD"),
         ("send_bw", "-n 200 -s 1024 -c UD -q 4 -b"),
         ("send_bw", "-n 500 --use-srq -q 8 -s 1024 -b"),
@@ -275,7 +276,7 @@ fn more_perftest() -> Vec<Case> {
         ("send_lat", "-n 200 --use-srq -s 64"),
         ("send_lat", "-n 200 -R -e"),
         ("write_bw", "-n 20 -a -b -q 2"),
-        ("write_bw", "-n 20 -a -c UC"),
+        ("write_bw", "-n 100 -s 65536 -c UC"),
         ("write_bw", "-n 300 -s 64 -I 220 -q 4"),
         ("write_bw", "-n 100 -R -q 4 -s 4096"),
         ("write_bw", "-n 50000 -s 8"),
@@ -304,9 +305,7 @@ fn more_perftest() -> Vec<Case> {
 
 /// How long a receiver of a multicast group has to join it, before the sender
 /// begins, which waits for three seconds itself.
-pub(super) fn join_group() {
-    std::thread::sleep(pause(std::time::Duration::from_secs(20)) * 25);
-}
+pub(super) const JOIN: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {

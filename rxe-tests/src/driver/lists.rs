@@ -242,6 +242,15 @@ fn rdma_cm(rdma_core: u32) -> Vec<Case> {
 /// cmtime, which meets over TCP. Its invented QP numbers must differ, since both
 /// sides are on one device.
 fn cmtime(rdma_core: u32) -> Case {
+    if rdma_core < OLD_CMTIME {
+        // Its server serves one client after another, without end.
+        let shape = Shape::Service {
+            server: "cmtime -b {addr} -c 20 -p {port}".to_owned(),
+            client: "cmtime -b {addr} -c 20 -p {port} -s {addr}".to_owned(),
+            ready: Ready::Cm,
+        };
+        return Case::new("rdma_cm", "cmtime", shape);
+    }
     // The first to take the port is the one that others meet at.
     let (serve, connect) = if rdma_core < NEW_CMTIME {
         ("", "-s {addr}")
@@ -255,6 +264,9 @@ fn cmtime(rdma_core: u32) -> Case {
     };
     Case::new("rdma_cm", "cmtime", shape)
 }
+
+/// The first version whose cmtime is known to invent QP numbers.
+const OLD_CMTIME: u32 = 50;
 
 /// The first version with cmtime for any number of peers, by other options.
 const NEW_CMTIME: u32 = 59;

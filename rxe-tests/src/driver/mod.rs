@@ -2,6 +2,7 @@
 //! programs under test through their cases.
 
 pub mod case;
+pub mod embedded;
 mod link;
 pub mod lists;
 pub mod process;

@@ -63,6 +63,8 @@ impl Library {
 pub struct Plugin {
     /// The path that libibverbs appends `-rdmav<ABI>.so` to.
     pub path: PathBuf,
+    /// The configured providers are left in sight: hiding them needs root.
+    pub beside_others: bool,
     /// It is preloaded as well, for mlx5: some programs are linked to the C
     /// provider, which is then mapped in them whoever serves.
     pub preload: bool,
@@ -93,10 +95,15 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
         Library::None | Library::Peers => Command::new(program),
         Library::Ours | Library::PeersOfOurs => {
             let plugin = plugin.context("a run with the plugin needs the plugin's path")?;
-            let mut command = Command::new(std::env::current_exe()?);
+            let mut command = match plugin.beside_others {
+                true => Command::new(program),
+                false => {
+                    let mut alone = Command::new(std::env::current_exe()?);
+                    alone.args(["alone", "--"]).arg(program);
+                    alone
+                }
+            };
             command
-                .args(["alone", "--"])
-                .arg(program)
                 .env("RDMAV_DRIVERS", &plugin.path)
                 .env("RXE_EXPECT", plugin.stem());
             if plugin.preload {
@@ -118,6 +125,17 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
     }
     command.args(arguments);
     Ok(command)
+}
+
+/// Puts a path in front of those that a variable of the command names.
+pub(super) fn put_in_front(command: &mut Command, name: &str, path: &Path) {
+    let before = command.get_envs().find(|(key, _)| *key == name);
+    let mut list = path.as_os_str().to_owned();
+    if let Some((_, Some(before))) = before {
+        list.push(":");
+        list.push(before);
+    }
+    command.env(name, list);
 }
 
 /// Hides libibverbs's configured providers from this process and becomes
@@ -366,6 +384,7 @@ mod tests {
     fn plugin(preload: bool) -> Plugin {
         Plugin {
             path: "/opt/ringverbs/libringverbs".into(),
+            beside_others: false,
             preload,
         }
     }

@@ -25,6 +25,9 @@ const TEST_LIMIT: Duration = Duration::from_secs(120);
 /// How often a line says how far they are; their results come at the end.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
+/// The system's Python.
+const PYTHON: &str = "/usr/bin/python3";
+
 /// The group that they are reported in.
 pub const GROUP: &str = "pyverbs";
 
@@ -259,7 +262,12 @@ fn once(
     fs::write(file("wanted"), wanted.join("\n"))?;
     fs::write(file("known"), known.join("\n"))?;
     let _ = fs::remove_file(file("results"));
-    let mut argv: Vec<String> = vec!["python3".into()];
+    // Where there are several, the system's has pyverbs.
+    let python = match runner.embedded {
+        Some(_) if Path::new(PYTHON).exists() => PYTHON,
+        _ => "python3",
+    };
+    let mut argv: Vec<String> = vec![python.into()];
     for path in [
         file("runner.py"),
         folder.to_owned(),

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::case::{Case, Placeholders, Ready, Shape};
+use super::embedded::{self, Embedded};
 use super::process::{self, Library, Plugin, Running};
 use super::setup::{self, Device, Wiring};
 use crate::guest::progress::clip;
@@ -65,6 +66,8 @@ pub struct Runner {
     pub mtu: u32,
     /// Ours, where there is one.
     pub plugin: Option<Plugin>,
+    /// Embedded devices, instead of the kernel's.
+    pub embedded: Option<Embedded>,
     /// A folder for programs to run in.
     pub scratch: PathBuf,
     /// A folder that is searched for programs first.
@@ -96,6 +99,7 @@ impl Runner {
             device,
             mtu,
             plugin,
+            embedded: None,
             scratch,
             programs: None,
             native: None,
@@ -231,7 +235,12 @@ impl Runner {
             } => {
                 let mut server =
                     self.start(on_server, &placeholders.fill(server), &dir, "server")?;
-                wait_ready(*ready, placeholders.port, &mut server)?;
+                wait_ready(
+                    *ready,
+                    placeholders.port,
+                    &mut server,
+                    self.embedded.as_ref(),
+                )?;
                 let mut client =
                     self.start(on_client, &placeholders.fill(client), &dir, "client")?;
                 wait_all(&mut [&mut server, &mut client], case.limit, GRACE)?;
@@ -247,7 +256,12 @@ impl Runner {
             } => {
                 let mut server =
                     self.start(on_server, &placeholders.fill(server), &dir, "server")?;
-                wait_ready(*ready, placeholders.port, &mut server)?;
+                wait_ready(
+                    *ready,
+                    placeholders.port,
+                    &mut server,
+                    self.embedded.as_ref(),
+                )?;
                 let mut client =
                     self.start(on_client, &placeholders.fill(client), &dir, "client")?;
                 wait_all(&mut [&mut client], case.limit, Duration::ZERO)?;
@@ -256,6 +270,9 @@ impl Runner {
             }
         };
         let _ = fs::remove_dir_all(&dir);
+        if let Some(embedded) = &self.embedded {
+            embedded.tidy();
+        }
         result
     }
 
@@ -292,6 +309,9 @@ impl Runner {
             path = format!("{}:{path}", folder.display());
         }
         command.env("PATH", path);
+        if let Some(embedded) = &self.embedded {
+            embedded.give(command);
+        }
     }
 
     /// Judges processes that have ended or were given up.
@@ -334,6 +354,16 @@ impl Runner {
 
     /// Whether what was mapped proves that `library` served the device.
     pub fn verdict(&self, library: Library, process: &Running) -> Result<(), String> {
+        // Programs end before anybody has looked at what they map. The plugin says that
+        // it serves, and no other provider than rdma-core's knows the device.
+        if self.embedded.is_some() {
+            let ours = process.says_it_serves(&self.device.name);
+            return match (library, ours) {
+                (Library::Stock, false) | (Library::Ours, true) => Ok(()),
+                (Library::Stock, true) => Err("ringverbs served in a run with stock".to_owned()),
+                _ => Err("ringverbs has not said that it serves the device".to_owned()),
+            };
+        }
         process::verdict(
             library,
             self.plugin.as_ref(),
@@ -410,16 +440,27 @@ pub(super) fn wait_all(
 
 /// Waits until a server can be connected to; a server that has ended, or does
 /// not show itself in time, is left for its client to find.
-fn wait_ready(ready: Ready, port: u16, server: &mut Running) -> Result<()> {
+fn wait_ready(
+    ready: Ready,
+    port: u16,
+    server: &mut Running,
+    embedded: Option<&Embedded>,
+) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < READY_LIMIT && server.poll()?.is_none() {
-        let up = match ready {
-            Ready::Tcp => ["/proc/net/tcp", "/proc/net/tcp6"]
+        let up = match (ready, embedded) {
+            (Ready::Cm, Some(embedded)) => embedded.listens(port),
+            (Ready::CmAt(port), Some(embedded)) => embedded.listens(port),
+            (Ready::Group(_), Some(_)) => {
+                thread::sleep(embedded::JOIN);
+                true
+            }
+            (Ready::Tcp, _) => ["/proc/net/tcp", "/proc/net/tcp6"]
                 .iter()
                 .any(|table| listens(&fs::read_to_string(table).unwrap_or_default(), port)),
-            Ready::Cm => cm_listens(port),
-            Ready::CmAt(port) => cm_listens(port),
-            Ready::Group(group) => attached(
+            (Ready::Cm, None) => cm_listens(port),
+            (Ready::CmAt(port), None) => cm_listens(port),
+            (Ready::Group(group), None) => attached(
                 &fs::read_to_string("/proc/net/dev_mcast").unwrap_or_default(),
                 group,
             ),

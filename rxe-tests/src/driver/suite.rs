@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::case::{Case, Need, Ready, Shape, chosen};
+use super::embedded::{self, Embedded};
 use super::process::Plugin;
 use super::run::{Runner, refusal};
 use super::setup::{self, Device, Wiring};
@@ -24,6 +25,9 @@ pub struct Plan {
     /// Run the short list instead of all cases
     #[arg(long)]
     short: bool,
+    /// Of this group run only the short list (or of these)
+    #[arg(long)]
+    brief: Vec<String>,
     /// The folder of rdma-core's pyverbs tests
     #[arg(long)]
     pyverbs: Option<PathBuf>,
@@ -59,6 +63,12 @@ pub struct Plan {
     /// libmlx5, instead of making one with rdma_rxe
     #[arg(long, requires = "address")]
     device: Option<String>,
+    /// Give the programs embedded devices by this library, instead of the kernel's
+    #[arg(long, conflicts_with_all = ["device", "installer", "deb"])]
+    embedded: Option<PathBuf>,
+    /// The kind of their port
+    #[arg(long, default_value = "roce")]
+    port: String,
     /// The index of its GID
     #[arg(long, default_value_t = 0)]
     gid: u32,
@@ -80,10 +90,14 @@ pub fn run(plan: &Plan) -> Result<()> {
     let device = device(plan)?;
     let plugin = plan.plugin.clone().map(|path| Plugin {
         path,
+        beside_others: plan.embedded.is_some(),
         preload: device.given,
     });
     let mut runner = Runner::new(device, plan.mtu, plugin, plan.scratch.clone());
     runner.report.file = plan.out.clone();
+    if let Some(library) = &plan.embedded {
+        runner.embedded = Some(Embedded::new(library, &plan.port, &plan.scratch)?);
+    }
     runner.programs = plan.programs.clone();
     runner.native = plan.native.clone();
 
@@ -110,15 +124,19 @@ pub fn run(plan: &Plan) -> Result<()> {
         None => Verdicts::default(),
     };
     let listed = cases(plan, &rdma_core)?;
-    let wanted = listed
-        .iter()
-        .filter(|case| (!plan.short || case.short) && case.chosen_by(&plan.filter));
+    let wanted = listed.iter().filter(|case| {
+        (case.short || !plan.short && !plan.brief.iter().any(|it| it == case.group))
+            && case.chosen_by(&plan.filter)
+    });
     for case in wanted {
         let missing = case.needs.filter(|&need| !has(plan, need));
+        let missing = missing.map(|need| need.missing().to_owned());
+        let missing =
+            missing.or_else(|| embedded::missing(case).filter(|_| plan.embedded.is_some()));
         let mut once = None;
         for provider in providers(case, ours) {
-            if let Some(need) = missing {
-                runner.pass_over(case, provider, need.missing())?;
+            if let Some(why) = &missing {
+                runner.pass_over(case, provider, why)?;
                 continue;
             }
             // What is compared needs the output.
@@ -140,7 +158,7 @@ pub fn run(plan: &Plan) -> Result<()> {
             }
         }
     }
-    if ours {
+    if ours && plan.embedded.is_none() {
         if let Some(probe) = probe(&listed) {
             if chosen(&plan.filter, selection::GROUP) {
                 let installers = selection::Installers {
@@ -152,7 +170,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         }
     }
     // What they say is about rdma_rxe.
-    if ours && !plan.short && plan.device.is_none() {
+    if ours && !plan.short && plan.device.is_none() && plan.embedded.is_none() {
         rates::run(&mut runner, |name| chosen(&plan.filter, name))?;
     }
     if let Some(folder) = &plan.pyverbs {
@@ -183,6 +201,15 @@ fn device(plan: &Plan) -> Result<Device> {
             given: true,
         });
     }
+    if plan.embedded.is_some() {
+        return Ok(Device {
+            name: "mlx5_0".to_owned(),
+            address: plan.address.unwrap_or(Ipv4Addr::LOCALHOST),
+            gid: plan.gid,
+            stock: "libmlx5.so",
+            given: true,
+        });
+    }
     setup::devices(Wiring::Loopback, plan.mtu)?
         .pop()
         .context("no device was made")
@@ -191,7 +218,7 @@ fn device(plan: &Plan) -> Result<Device> {
 /// Whether the device has what some cases need.
 fn has(plan: &Plan, need: Need) -> bool {
     match need {
-        Need::Rxe => plan.device.is_none(),
+        Need::Rxe => plan.device.is_none() && plan.embedded.is_none(),
         Need::Address => !plan.no_cm,
     }
 }
@@ -212,15 +239,20 @@ const UNPLUG: &str = "unplug";
 /// All cases that can be run here, in order.
 fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
     let mut cases = lists::all(programs::major(rdma_core)?);
+    if plan.embedded.is_some() {
+        cases.extend(embedded::cases());
+    }
     // A tool that this release does not have is no case here.
     cases.retain(|case| {
-        let line = match &case.shape {
-            Shape::Single(line) => line,
-            Shape::Pair { server, .. } | Shape::Service { server, .. } => server,
-        };
-        line.split(' ')
-            .next()
-            .is_some_and(|program| which(program).is_some())
+        plan.embedded.is_some() || {
+            let line = match &case.shape {
+                Shape::Single(line) => line,
+                Shape::Pair { server, .. } | Shape::Service { server, .. } => server,
+            };
+            line.split(' ')
+                .next()
+                .is_some_and(|program| which(program).is_some())
+        }
     });
     if plan.no_cm {
         cases.retain(|case| !by_cm(case));

@@ -16,7 +16,8 @@ struct Known {
 }
 
 const ETHERNET: &[&str] = &["roce", "roce-umr"];
-const WITHOUT_DEVX: &[&str] = &["roce", "ib"];
+const EMBEDDED: &[&str] = &["embedded"];
+const WITHOUT_DEVX: &[&str] = &["roce", "ib", "embedded"];
 
 const KNOWN: &[Known] = &[
     Known {
@@ -25,6 +26,72 @@ const KNOWN: &[Known] = &[
         name: &["-o"],
         said: "isn't ODP capable",
         why: "on-demand paging is not offered by this profile and kernel",
+    },
+    Known {
+        group: "pingpong",
+        profiles: EMBEDDED,
+        name: &["-j"],
+        said: "doesn't support dm allocation",
+        why: "embedded devices have no device memory",
+    },
+    // Its client connects a second time, and ends by a signal if the server does not
+    // listen again by then.
+    Known {
+        group: "perftest",
+        profiles: EMBEDDED,
+        name: &["-R"],
+        said: "Failed to handle RDMA CM event",
+        why: "perftest's client does not wait until its server listens again",
+    },
+    Known {
+        group: "rdma_cm",
+        profiles: EMBEDDED,
+        name: &["udpong"],
+        said: "rconnect: ",
+        why: "datagram sockets of librdmacm make an address handle without a \
+              global route, which libmlx5 refuses on Ethernet",
+    },
+    Known {
+        group: "pyverbs",
+        profiles: EMBEDDED,
+        name: &["CQTest.test_resize_cq"],
+        said: "test_resize_cq",
+        why: "it asks for a refusal that comes only if six datagrams have been sent by then",
+    },
+    Known {
+        group: "pyverbs",
+        profiles: EMBEDDED,
+        name: &["test_obj_on_huge"],
+        said: "test_obj_on_huge",
+        why: "it asks for a refusal where there are no huge pages, and ours takes others",
+    },
+    Known {
+        group: "pyverbs",
+        profiles: EMBEDDED,
+        name: &["test_odp_dc_traffic"],
+        said: "Failed to register a MR",
+        why: "embedded devices have no on-demand paging",
+    },
+    Known {
+        group: "pyverbs",
+        profiles: EMBEDDED,
+        name: &["test_timestamp_free_running_rc_traffic"],
+        said: "Failed to get the clock info",
+        why: "embedded devices have no clock information",
+    },
+    Known {
+        group: "pyverbs",
+        profiles: EMBEDDED,
+        name: &["test_alloc_uar"],
+        said: "Failed to allocate UAR",
+        why: "embedded devices have no UAR objects",
+    },
+    Known {
+        group: "pyverbs",
+        profiles: EMBEDDED,
+        name: &["SharedPDTestCase"],
+        said: "Failed to import device",
+        why: "libmlx5 asks embedded devices in vain for what importing needs",
     },
     // librdmacm's rsocket makes an address handle of a LID alone for what goes
     // to itself; libmlx5's mlx5_create_ah asks for a global route on Ethernet.

@@ -6,10 +6,11 @@ use std::time::Instant;
 use anyhow::Result;
 
 use rxe_tests::driver::case::chosen;
+use rxe_tests::guest::host as guest_host;
 
 use super::report::{Line, parts, skipped};
 use super::{Arguments, host};
-use crate::{checked, guest, softhca};
+use crate::{checked, guest, programs, softhca};
 
 /// The long forms of cases of the group `native`: name, command, seconds that it
 /// may take.
@@ -70,6 +71,7 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
     if arguments.guest_only {
         return lines;
     }
+    lines.extend(["roce", "ib"].map(|port| on_embedded(port, arguments)));
     for (what, variable, value, tests) in LONG_TESTS {
         let mut test = host::cargo(&["test", "--release"]);
         test.args(tests).env(variable, value);
@@ -84,6 +86,31 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
         lines.push(tool(what, checked::library_source_is_installed(), run));
     }
     lines
+}
+
+/// Programs of the system on embedded devices.
+fn on_embedded(port: &str, arguments: &Arguments) -> Line {
+    let what = format!("programs on embedded {port}");
+    if let Err(error) = guest_host::require(programs::NEEDS, false) {
+        return skipped(&what, &error.to_string());
+    }
+    let began = Instant::now();
+    eprintln!("== {what}");
+    let mut line = Line::new(&what);
+    match programs::full(port, &arguments.filter) {
+        Ok(outcomes) => {
+            line.passed = outcomes.passed;
+            line.failed = outcomes.failed;
+            line.skipped = outcomes.skipped;
+            line.parts = parts(&outcomes.spent);
+        }
+        Err(error) => {
+            eprintln!("{what}: {error:#}");
+            line.failed = 1;
+        }
+    }
+    line.seconds = began.elapsed().as_secs();
+    line
 }
 
 fn on_softhca(profile: &str, native: bool, arguments: &Arguments) -> Line {

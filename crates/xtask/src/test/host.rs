@@ -9,7 +9,7 @@ use rxe_tests::guest::host::{self, step_back};
 
 use super::areas::Areas;
 use super::report::{Line, skipped};
-use crate::{aarch64, bench, bytes, dependencies, dist, driver, mlx5, msrv, packages};
+use crate::{aarch64, bench, bytes, dependencies, dist, driver, mlx5, msrv, packages, programs};
 
 pub(super) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(driver::cargo());
@@ -49,6 +49,10 @@ pub(super) fn all(low: bool) -> Vec<Line> {
     let checked = |what: &str, arguments: &[&str]| run(&|| check(what, &mut cargo(arguments)));
     let build = ["test", "--workspace", "--no-run", "--quiet"];
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    // Its tests skip what is not there, and say so.
+    if let Err(error) = host::require(programs::NEEDS, false) {
+        eprintln!("programs on embedded devices: {error:#}");
+    }
     vec![
         checked("format", &["fmt", "--all", "--check"]),
         run(&syntax),

@@ -1,0 +1,273 @@
+/*
+ * What programs do with processes, threads and descriptors beside their devices.
+ * Each mode uses a device before and after. Exit status 0 if all was as it should be.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(x)                                                                 \
+	do {                                                                     \
+		if (!(x)) {                                                      \
+			fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x,       \
+				strerror(errno));                                \
+			_exit(1);                                                \
+		}                                                                \
+	} while (0)
+#define HALF 4096
+
+static struct ibv_context *open_first(void)
+{
+	int count;
+	struct ibv_device **list = ibv_get_device_list(&count);
+	struct ibv_context *context;
+
+	CHECK(list && count > 0);
+	context = ibv_open_device(list[0]);
+	CHECK(context);
+	ibv_free_device_list(list);
+	return context;
+}
+
+/* Writes to itself over a queue pair, and checks what arrives. */
+static void use(struct ibv_context *context)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	char *memory = aligned_alloc(4096, 2 * HALF);
+	struct ibv_mr *mr;
+	struct ibv_qp *qp;
+	union ibv_gid gid;
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { 8, 8, 1, 1 },
+	};
+	struct ibv_qp_attr at = {
+		.qp_state = IBV_QPS_INIT, .port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+	};
+
+	CHECK(pd && cq && memory);
+	mr = ibv_reg_mr(pd, memory, 2 * HALF,
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	qp = ibv_create_qp(pd, &init);
+	CHECK(mr && qp && !ibv_query_gid(context, 1, 1, &gid));
+	CHECK(!ibv_modify_qp(qp, &at, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
+			     IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	at = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+		.dest_qp_num = qp->qp_num, .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
+		.ah_attr = { .is_global = 1, .port_num = 1,
+			     .grh = { .dgid = gid, .sgid_index = 1, .hop_limit = 1 } },
+	};
+	CHECK(!ibv_modify_qp(qp, &at, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			     IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	at = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+		.max_rd_atomic = 1,
+	};
+	CHECK(!ibv_modify_qp(qp, &at, IBV_QP_STATE | IBV_QP_TIMEOUT |
+			     IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+			     IBV_QP_MAX_QP_RD_ATOMIC));
+	for (int n = 1; n <= 20; n++) {
+		struct ibv_sge sge = { (uintptr_t)memory, HALF, mr->lkey };
+		struct ibv_send_wr *bad, wr = {
+			.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+			.send_flags = IBV_SEND_SIGNALED,
+			.wr.rdma = { (uintptr_t)memory + HALF, mr->rkey },
+		};
+		struct ibv_wc wc = { 0 };
+		int got;
+
+		memset(memory, n, HALF);
+		memset(memory + HALF, 0, HALF);
+		CHECK(!ibv_post_send(qp, &wr, &bad));
+		while (!(got = ibv_poll_cq(cq, 1, &wc)))
+			;
+		CHECK(got == 1 && wc.status == IBV_WC_SUCCESS);
+		CHECK(!memcmp(memory, memory + HALF, HALF));
+	}
+	CHECK(!ibv_destroy_qp(qp) && !ibv_dereg_mr(mr));
+	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd));
+	free(memory);
+}
+
+static void own(struct ibv_context *ignored)
+{
+	struct ibv_context *context = open_first();
+
+	use(context);
+	CHECK(!ibv_close_device(context));
+}
+
+static void child(void (*run)(struct ibv_context *), struct ibv_context *context)
+{
+	pid_t pid = fork();
+	int status;
+
+	CHECK(pid >= 0);
+	if (!pid) {
+		run(context);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+static void grandchild(struct ibv_context *context)
+{
+	own(NULL);
+	child(own, NULL);
+}
+
+static void parents(struct ibv_context *context)
+{
+	CHECK(!ibv_alloc_pd(context) && errno == EIO);
+}
+
+static void execute(struct ibv_context *ignored)
+{
+	execl("/proc/self/exe", "processes", "use", NULL);
+	_exit(9);
+}
+
+static void close_each(void)
+{
+	for (int fd = 3; fd < 4096; fd++)
+		close(fd);
+}
+
+static void close_range_all(void)
+{
+	CHECK(!close_range(3, ~0U, 0));
+}
+
+static void close_from(void)
+{
+	closefrom(3);
+}
+
+static void *opens(void *rounds)
+{
+	for (intptr_t n = 0; n < (intptr_t)rounds; n++)
+		own(NULL);
+	return NULL;
+}
+
+static void *uses(void *context)
+{
+	for (int n = 0; n < 100; n++)
+		use(context);
+	return NULL;
+}
+
+/* libibverbs' own lock may be held at a fork: children open nothing. */
+static void *forks(void *context)
+{
+	for (int n = 0; n < 20; n++) {
+		child(parents, context);
+		child(execute, context);
+	}
+	return NULL;
+}
+
+static void threads(void *(*first)(void *), void *(*others)(void *), void *argument)
+{
+	pthread_t thread[6];
+
+	for (int n = 0; n < 6; n++)
+		CHECK(!pthread_create(&thread[n], NULL, n ? others : first, argument));
+	for (int n = 0; n < 6; n++)
+		pthread_join(thread[n], NULL);
+}
+
+/* What a server does that becomes a daemon: it says in a file that all is well. */
+static void become_daemon(const char *path)
+{
+	int out;
+
+	if (fork())
+		return;
+	setsid();
+	if (fork())
+		_exit(0);
+	close_each();
+	own(NULL);
+	out = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+	CHECK(out >= 0 && write(out, "well", 4) == 4);
+	_exit(0);
+}
+
+int main(int argc, char **argv)
+{
+	const char *mode = argc > 1 ? argv[1] : "use";
+	struct ibv_context *context;
+	pid_t pid;
+
+#define IS(name) (!strcmp(mode, name))
+	if (IS("fork-first")) {
+		child(own, NULL);
+		child(grandchild, NULL);
+	}
+	if (IS("fork-init"))
+		CHECK(!ibv_fork_init());
+	context = open_first();
+	use(context);
+	if (IS("forever")) {
+		for (;;)
+			own(NULL);
+	} else if (IS("fork") || IS("fork-init")) {
+		child(own, NULL);
+		use(context);
+		child(grandchild, NULL);
+		child(parents, context);
+		child(execute, NULL);
+	} else if (IS("vfork")) {
+		pid = vfork();
+		if (!pid) {
+			/* The shared memory stays as it is. */
+			close_range(3, ~0U, 0);
+			execl("/bin/true", "true", NULL);
+			_exit(1);
+		}
+		CHECK(waitpid(pid, NULL, 0) == pid && !system("true"));
+	} else if (IS("close-range") || IS("close-each") || IS("close-from")) {
+		void (*close_all)(void) = IS("close-range") ? close_range_all :
+			IS("close-each") ? close_each : close_from;
+
+		close_all();
+		CHECK(!ibv_alloc_pd(context) && errno == EBADF);
+		context = open_first();
+	} else if (IS("close-standard")) {
+		close(0);
+		close(1);
+		context = open_first();
+	} else if (IS("no-descriptors")) {
+		int last = 0;
+
+		for (int fd; (fd = dup(2)) >= 0;)
+			last = fd;
+		CHECK(errno == EMFILE && !ibv_create_comp_channel(context));
+		close(last);
+		close(last - 1);
+	} else if (IS("daemon")) {
+		become_daemon(argv[2]);
+	} else if (IS("threads")) {
+		threads(opens, opens, (void *)10);
+	} else if (IS("threads-fork")) {
+		threads(forks, uses, context);
+	} else if (!IS("use") && !IS("fork-first")) {
+		return 2;
+	}
+	use(context);
+	CHECK(!ibv_close_device(context));
+	return 0;
+}

@@ -1,0 +1,291 @@
+//! A network in a directory of its own, and programs on it, with rdma-core's provider
+//! or with ours.
+
+#![allow(dead_code, reason = "each file of tests uses a part")]
+
+use std::env;
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Nothing here takes so long, but on a machine with much else to do.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// One list at a time: each of its programs polls.
+static TURN: Mutex<()> = Mutex::new(());
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provider {
+    Stock,
+    Ours,
+}
+
+/// A network in a directory of its own, and programs on it.
+pub struct World {
+    pub directory: PathBuf,
+    provider: Provider,
+    devices: &'static str,
+}
+
+/// Where cargo puts what this was built with.
+pub fn built(name: &str) -> PathBuf {
+    let test = env::current_exe().unwrap();
+    test.parent().unwrap().join(name)
+}
+
+impl World {
+    pub fn new(provider: Provider, devices: &'static str) -> Self {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ringverbs-preload-{}-{number}", std::process::id());
+        let directory = env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+        // libibverbs appends the version of its private interface.
+        for version in [34, 57, 59, 64, 65] {
+            let link = directory.join(format!("libringverbs-rdmav{version}.so"));
+            symlink(built("libringverbs_provider.so"), link).unwrap();
+        }
+        Self {
+            directory,
+            provider,
+            devices,
+        }
+    }
+
+    fn plugin(&self) -> PathBuf {
+        self.directory.join("libringverbs-rdmav34.so")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.join("provider.log")
+    }
+
+    pub fn command(&self, line: &str) -> Command {
+        let mut words = line.split(' ');
+        let mut command = Command::new(words.next().unwrap());
+        command
+            .args(words)
+            .env("LD_PRELOAD", built("libringverbs_preload.so"))
+            .env("RINGVERBS_EMBEDDED", self.devices)
+            .env("RINGVERBS_DIRECTORY", &self.directory)
+            .env("RINGVERBS_LOG", "info")
+            .env("RINGVERBS_LOG_FILE", self.log())
+            .env_remove("RDMAV_DRIVERS")
+            .env_remove("IBV_DRIVERS")
+            .env_remove("RINGVERBS_DEVICES")
+            .stdin(Stdio::null());
+        if self.provider == Provider::Ours {
+            // Programs that are linked to libmlx5, as perftest is, register that first.
+            let (devices, plugin) = (built("libringverbs_preload.so"), self.plugin());
+            let both = format!("{}:{}", devices.display(), plugin.display());
+            command
+                .env("LD_PRELOAD", both)
+                .env("RDMAV_DRIVERS", self.directory.join("libringverbs"))
+                .env("RINGVERBS_DEVICES", "mlx5");
+        }
+        command
+    }
+
+    /// Starts a program, with its output in a file.
+    pub fn start(&self, line: &str, output: &str) -> Running {
+        let path = self.directory.join(output);
+        let file = File::create(&path).unwrap();
+        let mut command = self.command(line);
+        let command = command.stdout(file.try_clone().unwrap()).stderr(file);
+        Running {
+            child: command.spawn().unwrap_or_else(|e| panic!("{line}: {e}")),
+            line: line.to_owned(),
+            path,
+        }
+    }
+
+    /// Runs both ends of a program to their ends, which must be good.
+    pub fn pair(&self, server: &str, client: &str) -> String {
+        for name in self.sockets() {
+            // Of a program that did not close its ids.
+            fs::remove_file(self.directory.join(name)).unwrap();
+        }
+        for attempt in 0.. {
+            let mut server = self.start(server, "server.txt");
+            self.wait_for(&mut server);
+            let mut client = self.start(client, "client.txt");
+            client.end();
+            // perftest measures the processor's clock first, on a busy machine in vain.
+            if attempt < 10 && client.said().contains("Can't produce a report") {
+                continue;
+            }
+            let said = client.good();
+            server.good();
+            return said;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Waits until a server listens: on a TCP port that it was given, or on a port
+    /// of the network. A program that has ended is left to the caller.
+    pub fn wait_for(&self, server: &mut Running) {
+        let words: Vec<&str> = server.line.split(' ').collect();
+        let port = words.windows(2).find(|pair| pair[0] == "-p");
+        let port = port.filter(|_| !words.contains(&"-R")).map(|pair| pair[1]);
+        if words[0] == "mckey" {
+            // Its sender waits for three seconds.
+            return;
+        }
+        let end = Instant::now() + PATIENCE;
+        while server.child.try_wait().unwrap().is_none() && Instant::now() < end {
+            let ready = match port {
+                Some(port) => listens(port.parse().unwrap()),
+                None => !self.sockets().is_empty(),
+            };
+            if ready {
+                return;
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Returns the sockets of ports of the network.
+    fn sockets(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.directory).unwrap();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let is_port = |name: &String| name.starts_with("cm-") && name.ends_with(".socket");
+        names.filter(is_port).collect()
+    }
+
+    /// Ends the world: the log must name the intended provider.
+    pub fn finish(self) {
+        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        let ours = log.contains("serves") && log.contains("mlx5_0");
+        assert_eq!(ours, self.provider == Provider::Ours, "{log}");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+pub struct Running {
+    pub child: Child,
+    line: String,
+    path: PathBuf,
+}
+
+impl Running {
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.path).unwrap_or_default()
+    }
+
+    /// Waits for its end; returns the exit status, if it has one.
+    pub fn end(&mut self) -> Option<i32> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(
+                Instant::now() < end,
+                "{}: no end: {}",
+                self.line,
+                self.said()
+            );
+            sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn good(&mut self) -> String {
+        let status = self.end();
+        assert_eq!(status, Some(0), "{}: {}", self.line, self.said());
+        self.said()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns whether programs are installed; says which one is not.
+pub fn installed(programs: &[&str]) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let has = |name: &str| env::split_paths(&path).any(|place| place.join(name).is_file());
+    let missing = programs.iter().find(|name| !has(name));
+    if let Some(missing) = missing {
+        let package = match *missing {
+            "fi_pingpong" => "libfabric-bin",
+            "ucx_perftest" => "ucx-utils",
+            "mpirun" | "mpicc" => "openmpi-bin libopenmpi-dev",
+            "cc" => "gcc libibverbs-dev",
+            _ => "ibverbs-utils ibverbs-providers rdmacm-utils perftest",
+        };
+        println!("skipped: {missing} is not installed: apt-get install {package}");
+    }
+    missing.is_none()
+}
+
+/// Returns whether somebody listens on a TCP port.
+pub fn listens(port: u16) -> bool {
+    let end = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let table = fs::read_to_string(table).unwrap_or_default();
+        table.lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&end))
+        })
+    })
+}
+
+/// Waits until a server listens on a TCP port, or has ended.
+pub fn wait_for_port(port: u16, server: &mut Running) {
+    let end = Instant::now() + PATIENCE;
+    while server.child.try_wait().unwrap().is_none() && !listens(port) && Instant::now() < end {
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns a TCP port that is free.
+pub fn port() -> u16 {
+    let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+pub fn turn() -> std::sync::MutexGuard<'static, ()> {
+    TURN.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Compiles a program of this folder; `None`, with the reason printed, where the
+/// compiler or a library is missing.
+pub fn compiled(compiler: &str, name: &str, libraries: &[&str], folder: &Path) -> Option<PathBuf> {
+    if !installed(&[compiler]) {
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/c")
+        .join(name);
+    let program = folder.join(name.trim_end_matches(".c"));
+    let mut command = Command::new(compiler);
+    command
+        .args(["-O1", "-Wall", "-o"])
+        .arg(&program)
+        .arg(source);
+    let output = command.args(libraries).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && said.contains("No such file or directory") {
+        println!("skipped: {name} needs headers: apt-get install libibverbs-dev: {said}");
+        return None;
+    }
+    assert!(output.status.success(), "{name}: {said}");
+    Some(program)
+}

@@ -1,0 +1,223 @@
+//! Processes that fork, close everything, become daemons, are killed, or have no room,
+//! on embedded devices, with rdma-core's provider and with ours.
+
+mod common;
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use common::*;
+
+/// A world with the compiled program.
+fn world(provider: Provider) -> Option<(World, PathBuf)> {
+    let world = World::new(provider, "roce");
+    let libraries = ["-libverbs", "-lpthread"];
+    let program = compiled("cc", "processes.c", &libraries, &world.directory)?;
+    Some((world, program))
+}
+
+fn modes(provider: Provider) {
+    let _turn = turn();
+    let Some((world, program)) = world(provider) else {
+        return;
+    };
+    for mode in [
+        "use",
+        "fork",
+        "fork-first",
+        "fork-init",
+        "vfork",
+        "close-range",
+        "close-each",
+        "close-from",
+        "close-standard",
+        "threads",
+        "threads-fork",
+    ] {
+        let line = format!("{} {mode}", program.display());
+        world.start(&line, "mode.txt").good();
+    }
+    let limited = format!("prlimit --nofile=64 {} no-descriptors", program.display());
+    if installed(&["prlimit"]) {
+        world.start(&limited, "mode.txt").good();
+    }
+    world.finish();
+}
+
+/// A server that becomes a daemon has devices, and its parent keeps its own.
+fn daemons(provider: Provider) {
+    let _turn = turn();
+    let Some((world, program)) = world(provider) else {
+        return;
+    };
+    let said = world.directory.join("daemon.txt");
+    let line = format!("{} daemon {}", program.display(), said.display());
+    world.start(&line, "parent.txt").good();
+    let end = Instant::now() + PATIENCE;
+    while fs::read_to_string(&said).unwrap_or_default() != "well" {
+        assert!(Instant::now() < end, "the daemon says nothing");
+        sleep(Duration::from_millis(10));
+    }
+    world.finish();
+}
+
+/// Programs that find an empty directory together make one network of it.
+fn together(provider: Provider) {
+    let _turn = turn();
+    let Some((world, program)) = world(provider) else {
+        return;
+    };
+    let line = format!("{} use", program.display());
+    for _ in 0..3 {
+        let name = |n| format!("together-{n}.txt");
+        let all = (0..12).map(|n| world.start(&line, &name(n)));
+        let all: Vec<_> = all.collect();
+        all.into_iter().for_each(|mut one| _ = one.good());
+        for entry in fs::read_dir(&world.directory).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            if name.starts_with("sysfs-") {
+                assert!(!name.contains(".new"), "{name} was left behind");
+                fs::remove_dir_all(entry.path()).unwrap();
+            }
+        }
+    }
+    world.finish();
+}
+
+/// Processes are killed at any moment while others go on.
+fn killed(provider: Provider) {
+    let _turn = turn();
+    if !installed(&["ibv_rc_pingpong"]) {
+        return;
+    }
+    let Some((world, program)) = world(provider) else {
+        return;
+    };
+    let line = format!("ibv_rc_pingpong -g 1 -c -s 5000 -n 10000 -p {}", port());
+    let mut server = world.start(&line, "server.txt");
+    world.wait_for(&mut server);
+    let mut client = world.start(&format!("{line} localhost"), "client.txt");
+    let victim = format!("{} forever", program.display());
+    let mut seed = 1_u64;
+    for round in 0..40 {
+        let name = format!("victim-{}.txt", round % 2);
+        let mut one = world.start(&victim, &name);
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        sleep(Duration::from_micros((seed >> 33) % 60_000));
+        one.child.kill().unwrap();
+        one.child.wait().unwrap();
+        assert_eq!(one.said(), "");
+    }
+    client.good();
+    server.good();
+    // More than the network has numbers for have come and gone.
+    let line = format!("{} use", program.display());
+    world.start(&line, "last.txt").good();
+    world.finish();
+}
+
+macro_rules! with_each_provider {
+    ($($name:ident: $list:ident;)*) => {
+        mod stock {
+            $(#[test] fn $name() { super::$list(super::Provider::Stock); })*
+        }
+        mod ours {
+            $(#[test] fn $name() { super::$list(super::Provider::Ours); })*
+        }
+    };
+}
+
+with_each_provider! {
+    use_processes_and_descriptors: modes;
+    become_daemons: daemons;
+    begin_together: together;
+    are_killed: killed;
+}
+
+#[test]
+fn a_library_that_is_loaded_late_finds_devices() {
+    let world = World::new(Provider::Stock, "roce");
+    if let Some(program) = compiled("cc", "late.c", &["-ldl"], &world.directory) {
+        let line = program.display().to_string();
+        world.start(&line, "late.txt").good();
+    }
+}
+
+/// Returns what a program says in a directory of which a shell command made
+/// something else, in mounts of its own; `None` where that is not allowed.
+fn said_in(world: &World, program: &Path, before: &str) -> Option<String> {
+    let script = format!("{before} && exec {} use", program.display());
+    let mut command = world.command("unshare -m sh -c");
+    // Of the shell's own programs none has devices.
+    let output = command.arg(&script).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("not permitted") || said.contains("must be superuser") {
+        println!("skipped: mounting is not allowed here");
+        return None;
+    }
+    assert_ne!(output.status.code(), Some(0), "{said}");
+    Some(said)
+}
+
+#[test]
+fn a_directory_without_room_is_one_line() {
+    let _turn = turn();
+    if !installed(&["unshare", "mount"]) {
+        return;
+    }
+    let Some((world, program)) = world(Provider::Stock) else {
+        return;
+    };
+    let copy = env::temp_dir().join(format!("ringverbs-processes-{}", std::process::id()));
+    fs::copy(&program, &copy).unwrap();
+    let place = world.directory.display();
+    for (options, part) in [
+        ("size=4k,mode=700", "No space left on device"),
+        ("ro,mode=700", "may not write in the directory"),
+    ] {
+        let before = format!("mount -t tmpfs -o {options} none {place}");
+        let Some(said) = said_in(&world, &copy, &before) else {
+            break;
+        };
+        let lines: Vec<_> = (said.lines())
+            .filter(|line| line.starts_with("ringverbs: "))
+            .collect();
+        assert_eq!(lines.len(), 1, "{options}: {said}");
+        assert!(lines[0].contains(part), "{options}: {said}");
+        assert!(lines[0].contains(&place.to_string()), "{options}: {said}");
+    }
+    fs::remove_file(copy).unwrap();
+}
+
+/// A program with raised rights finds no devices, and nothing is made.
+#[test]
+fn a_set_user_id_program_is_left_alone() {
+    let world = World::new(Provider::Stock, "roce");
+    let libraries = ["-libverbs", "-lpthread"];
+    let Some(program) = compiled("cc", "processes.c", &libraries, &world.directory) else {
+        return;
+    };
+    if !installed(&["setpriv"]) || program.metadata().unwrap().uid() != 0 {
+        println!("skipped: only root can make a set-user-ID program of another user");
+        return;
+    }
+    let copy = env::temp_dir().join(format!("ringverbs-raised-{}", std::process::id()));
+    fs::copy(&program, &copy).unwrap();
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755)).unwrap();
+    let line = format!(
+        "setpriv --reuid 65534 --regid 65534 --clear-groups {}",
+        copy.display()
+    );
+    let output = world.command(&line).output().unwrap();
+    fs::remove_file(&copy).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    // `list && count > 0` of the program.
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(!said.contains("ringverbs: "), "{said}");
+    let made = fs::read_dir(&world.directory).unwrap().flatten();
+    assert!(!made.into_iter().any(|it| it.file_name() == "0.lock"));
+}
