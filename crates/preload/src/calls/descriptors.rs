@@ -105,7 +105,8 @@ fn manage(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
         let again = done.is_err_and(|errno| errno.raw() == libc::EAGAIN);
         // SAFETY: no pointer is passed.
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
-        let waits = flags >= 0 && flags & libc::O_NONBLOCK == 0;
+        // One that was closed meanwhile goes on waiting, as in the kernel.
+        let waits = flags < 0 || flags & libc::O_NONBLOCK == 0;
         if !again || number != Some(cmd::CMD_GET_EVENT) || !waits {
             return done;
         }
