@@ -57,6 +57,17 @@ pub(super) fn open(member: &Member, at: Scoped, address: Gid) -> io::Result<Owne
 pub(super) fn leave(member: &Member, at: Scoped, address: Gid, socket: OwnedFd) {
     let _ = locked(&member.directory, address, TRIES, || {
         update(member, at.address, address, &socket, Change::Leave);
+        // The last one leaves nothing; its lock is held.
+        if parse(
+            &member
+                .directory
+                .read(&name_of(address, ""))
+                .unwrap_or_default(),
+        ) == Some(Vec::new())
+        {
+            member.directory.remove_lock(&name_of(address, ""));
+            member.directory.remove_lock(&name_of(address, ".lock"));
+        }
         Ok(())
     });
 }
@@ -243,5 +254,11 @@ mod tests {
         // The number may be the same again.
         members.push(join());
         arrive(&members);
+        let directory = std::sync::Arc::clone(&members[0].0.directory);
+        for (member, socket) in members {
+            assert!(directory.read(&name_of(address, "")).is_some());
+            leave(&member, at, address, socket);
+        }
+        assert!(directory.read(&name_of(address, "")).is_none());
     }
 }
