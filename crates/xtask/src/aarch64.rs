@@ -10,9 +10,10 @@ use crate::driver;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// The cross compiler's linker, and QEMU for user programs.
+/// The cross compiler's linker, what it links with, and QEMU for user programs.
 const NEEDS: &[(&str, &str)] = &[
     ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    ("/usr/aarch64-linux-gnu/lib/crt1.o", "libc6-dev-arm64-cross"),
     ("qemu-aarch64", "qemu-user"),
 ];
 
