@@ -57,6 +57,31 @@ fn now(drive: Drive) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Posts RDMA writes of `size` bytes, the last of which is signaled.
+fn post_batch(qp: &mut Qp, (from, to): (&Memory, &Memory), size: usize) {
+    qp.send.begin();
+    for n in 1..=BATCH {
+        let flags = if n == BATCH {
+            SendFlags::SIGNALED
+        } else {
+            SendFlags::empty()
+        };
+        let list = [from.sge(0, size)];
+        let wr = SendWr {
+            remote: RemoteMemory {
+                addr: to.address(),
+                rkey: to.keys.rkey,
+            },
+            data: Data::Sges(&list),
+            ..SendWr::new(0, Opcode::RDMA_WRITE, flags)
+        };
+        // SAFETY: no inline data.
+        unsafe { qp.send.push(&wr) }.expect("room");
+    }
+    // SAFETY: the callers keep the memory until they have the batch's completion.
+    unsafe { qp.send.publish() };
+}
+
 /// RDMA writes of `size` bytes, the last of each batch signaled.
 fn writes(drive: Drive, devices: usize, size: usize) -> f64 {
     let (a, b) = pair(drive, devices);
@@ -68,28 +93,7 @@ fn writes(drive: Drive, devices: usize, size: usize) -> f64 {
     let (began, start) = (now(drive), Instant::now());
     let mut done = 0u64;
     while start.elapsed() < TIME {
-        qa.send.begin();
-        for n in 1..=BATCH {
-            let flags = if n == BATCH {
-                SendFlags::SIGNALED
-            } else {
-                SendFlags::empty()
-            };
-            let list = [from.sge(0, size)];
-            let wr = SendWr {
-                remote: RemoteMemory {
-                    addr: to.address(),
-                    rkey: to.keys.rkey,
-                },
-                data: Data::Sges(&list),
-                ..SendWr::new(0, Opcode::RDMA_WRITE, flags)
-            };
-            // SAFETY: no inline data.
-            unsafe { qa.send.push(&wr) }.expect("room");
-        }
-        // SAFETY: the memory lives until the end of this function, after the
-        // batch's completion.
-        unsafe { qa.send.publish() };
+        post_batch(&mut qa, (&from, &to), size);
         completion(&a.embedded, drive, &mut cqa);
         done += u64::from(BATCH);
     }
@@ -121,7 +125,105 @@ fn ping_pong(drive: Drive, devices: usize) -> f64 {
     (now(drive) - began).as_nanos() as f64 / (rounds * 2) as f64
 }
 
+/// Rounds of the figures, which take turns, and the length of each.
+const ROUNDS: usize = 5;
+const ROUND: Duration = Duration::from_millis(150);
+const MANY: usize = 1000;
+
+/// RDMA writes by one thread, which also drives the device: on queue pairs of one
+/// device in turns, a batch on each.
+struct Writer {
+    qps: Vec<Qp>,
+    _peers: (Vec<Qp>, Cq),
+    cq: Cq,
+    from: Memory,
+    to: Memory,
+    host: Host,
+    size: usize,
+    next: usize,
+}
+
+impl Writer {
+    fn new(size: usize, count: usize) -> Self {
+        let network = Network::new(Drive::Caller).expect("a network");
+        let host = Host::new(&network.device("ib").expect("a device"));
+        let (mut cq, mut peer) = (host.cq(256), host.cq(256));
+        let (mut qps, mut peers) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let (a, b) = (host.qp(QpType::RC, &mut cq), host.qp(QpType::RC, &mut peer));
+            join(QpType::RC, (&a, &host), (&b, &host));
+            qps.push(a);
+            peers.push(b);
+        }
+        let (from, to) = (host.memory(size), host.memory(size));
+        Self {
+            qps,
+            _peers: (peers, peer),
+            cq,
+            from,
+            to,
+            host,
+            size,
+            next: 0,
+        }
+    }
+
+    /// Writes in a second of processor time.
+    fn rate(&mut self) -> f64 {
+        let (began, start) = (now(Drive::Caller), Instant::now());
+        let mut done = 0;
+        while start.elapsed() < ROUND {
+            let qp = &mut self.qps[self.next];
+            post_batch(qp, (&self.from, &self.to), self.size);
+            completion(&self.host.embedded, Drive::Caller, &mut self.cq);
+            done += BATCH;
+            self.next = (self.next + 1) % self.qps.len();
+        }
+        f64::from(done) / (now(Drive::Caller) - began).as_secs_f64()
+    }
+}
+
+/// Copies of `size` bytes in a second, of memory in the cache.
+fn copies(size: usize) -> f64 {
+    let (from, mut to) = (vec![1u8; size], vec![0u8; size]);
+    let (began, start) = (now(Drive::Caller), Instant::now());
+    let mut done = 0;
+    while start.elapsed() < ROUND {
+        for _ in 0..BATCH {
+            std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
+        }
+        done += BATCH;
+    }
+    f64::from(done) / (now(Drive::Caller) - began).as_secs_f64()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// For `cargo xtask bench`: a line for each figure, a name and operations in a second
+/// of processor time.
+fn figures() {
+    let measure = |name: &str, size: usize, count: usize| {
+        let mut writer = Writer::new(size, count);
+        let mut rates = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            rates.0.push(writer.rate());
+            rates.1.push(copies(size));
+        }
+        println!("{name} {} {}", median(rates.0), median(rates.1));
+    };
+    for size in [64, 4096, 65536] {
+        measure(&format!("write-{size}"), size, 1);
+    }
+    measure("write-64-many", 64, MANY);
+}
+
 fn main() {
+    if std::env::args().any(|arg| arg == "figures") {
+        return figures();
+    }
     // `cargo test` may run benches too, without this.
     if !std::env::args().any(|arg| arg == "--bench") {
         return;

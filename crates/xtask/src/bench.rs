@@ -9,6 +9,7 @@
 
 mod control;
 mod embedded;
+mod embedded_writes;
 mod layers;
 mod limits;
 mod measure;
@@ -34,8 +35,8 @@ enum Device {
     Rxe,
     /// ConnectX's; no JSON
     Mlx5,
-    /// Those of the embedded device, end to end: latency and rate of sends in
-    /// one process, and between two; no gate and no JSON
+    /// Those of the embedded device, end to end: writes beside memcpy, latency and
+    /// rate of sends in one process, and between two; no gate and no JSON
     Embedded,
 }
 

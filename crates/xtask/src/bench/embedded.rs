@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::report;
+use super::{embedded_writes, report};
 use crate::driver;
 
 const BEGIN: &str =
@@ -40,6 +40,8 @@ struct Curve {
 /// Measures; with `write` it goes into docs/.
 pub fn bench(write: bool) -> Result<()> {
     let command = build()?;
+    let writes = embedded_writes::measure()?;
+    eprintln!("sends of {SIZES} bytes, in one process, then between two");
     let curves = [
         Curve {
             name: "one process",
@@ -52,7 +54,12 @@ pub fn bench(write: bool) -> Result<()> {
             rows: between(&command)?,
         },
     ];
-    let table = table(&curves);
+    let between = |size| {
+        let row = curves[1].rows.iter().find(|row| row.size == size);
+        row.map(|row| (row.p50, row.rate))
+    };
+    let writes = embedded_writes::table(&writes, between(64), between(65536));
+    let table = format!("{writes}\n{}", table(&curves));
     println!("{table}");
     if write {
         let root = driver::root();

@@ -1,0 +1,132 @@
+//! The embedded device beside memcpy: RDMA writes in one process, in processor time
+//! (`figures` of `crates/embedded/benches/rate.rs`), and sends between two.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::driver;
+
+/// Operations in a second of processor time, and copies of as many bytes in the same
+/// run.
+pub struct Figure {
+    name: String,
+    rate: f64,
+    copies: f64,
+}
+
+/// Runs the bench; prints its figures as they come.
+pub fn measure() -> Result<Vec<Figure>> {
+    let bench = driver::build_bench("ringverbs-embedded", "rate")?;
+    let mut child = Command::new(bench)
+        .arg("figures")
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run the bench")?;
+    let output = child.stdout.take().context("the bench has no output")?;
+    let mut figures = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        eprintln!("{line}");
+        figures.push(figure(&line).context("the bench printed something else")?);
+    }
+    ensure!(child.wait()?.success(), "the bench failed");
+    Ok(figures)
+}
+
+fn figure(line: &str) -> Option<Figure> {
+    let mut words = line.split(' ');
+    let figure = Figure {
+        name: words.next()?.to_owned(),
+        rate: words.next()?.parse().ok()?,
+        copies: words.next()?.parse().ok()?,
+    };
+    words.next().is_none().then_some(figure)
+}
+
+/// The table. `latency` and `bulk` are the median in microseconds and the messages per
+/// second of 64 bytes and of 64 KiB between two processes.
+pub fn table(figures: &[Figure], latency: Option<(f64, f64)>, bulk: Option<(f64, f64)>) -> String {
+    let find = |name: &str| figures.iter().find(|figure| figure.name == name);
+    let mut text = String::from("| | measured | memcpy of as much | share |\n|---|---|---|---|\n");
+    let mut row = |what: &str, measured: String, copies: Option<(f64, f64)>| {
+        let copies = copies.map_or(" | ".into(), |(rate, share)| {
+            format!("{rate:.1} GB/s | {share:.2}")
+        });
+        let _ = writeln!(text, "| {what} | {measured} | {copies} |");
+    };
+    let gigabytes = |rate: f64, size: f64| rate * size / 1e9;
+    if let Some(small) = find("write-64") {
+        let rate = format!("{:.2} million a second", small.rate / 1e6);
+        row("one process, writes of 64 bytes", rate, None);
+        if let Some(many) = find("write-64-many") {
+            let times = small.rate / many.rate;
+            let rate = format!("{:.2} million a second", many.rate / 1e6);
+            let what = format!("the same on 1,000 queue pairs: {times:.2} times the cost");
+            row(&what, rate, None);
+        }
+    }
+    for (name, size, what) in [
+        ("write-4096", 4096.0, "4 KiB"),
+        ("write-65536", 65536.0, "64 KiB"),
+    ] {
+        if let Some(figure) = find(name) {
+            let rate = format!("{:.2} GB/s", gigabytes(figure.rate, size));
+            let copies = (gigabytes(figure.copies, size), figure.rate / figure.copies);
+            row(
+                &format!("one process, writes of {what}"),
+                rate,
+                Some(copies),
+            );
+        }
+    }
+    if let Some((p50, _)) = latency {
+        row(
+            "two processes, 64 bytes one way",
+            format!("{p50:.1} µs"),
+            None,
+        );
+    }
+    if let (Some((_, rate)), Some(copy)) = (bulk, find("write-65536")) {
+        let copies = (gigabytes(copy.copies, 65536.0), rate / copy.copies);
+        let rate = format!("{:.2} GB/s", gigabytes(rate, 65536.0));
+        row("two processes, sends of 64 KiB", rate, Some(copies));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read_and_put_beside_memcpy() {
+        let lines = [
+            "write-64 2e6 9e7",
+            "write-64-many 1e6 9e7",
+            "write-65536 1e4 4e4",
+        ];
+        let figures: Vec<Figure> = lines.map(|line| figure(line).unwrap()).into();
+        let table = table(&figures, Some((3.5, 1.0)), Some((1.0, 2e4)));
+        for part in [
+            "2.00 million",
+            "2.00 times",
+            "0.66 GB/s | 2.6 GB/s | 0.25",
+            "3.5 µs",
+            "0.50 |",
+        ] {
+            assert!(table.contains(part), "{part}: {table}");
+        }
+        for wrong in [
+            "",
+            "write-64",
+            "write-64 1",
+            "write-64 1 x",
+            "write-64 1 2 3",
+        ] {
+            assert!(figure(wrong).is_none(), "{wrong}");
+        }
+    }
+}
