@@ -25,6 +25,8 @@
 //!   alone; [`SpinLock`] below it;
 //! - [`Sequences`], [`Epoch`], [`Hint`]: state that threads of one process share
 //!   about a queue;
+//! - [`FrameSender`], [`FrameReceiver`]: frames from one process to another;
+//!   [`FrameProducer`], [`FrameConsumer`]: their indices;
 //! - [`Sleeper`]: whether a thread that looks for doorbells sleeps;
 //! - [`cold_path`]: hint that a branch is unlikely.
 
@@ -35,6 +37,9 @@ mod blue_flame;
 mod consumer;
 #[cfg(not(loom))]
 mod device_words;
+mod frame_index;
+#[cfg(not(loom))]
+mod frame_ring;
 mod header;
 mod hint;
 mod index_check;
@@ -63,6 +68,9 @@ pub use blue_flame::BlueFlame;
 pub use consumer::{Consumer, Span};
 #[cfg(not(loom))]
 pub use device_words::DeviceWords;
+pub use frame_index::{Broken, FrameConsumer, FrameHeader, FrameProducer};
+#[cfg(not(loom))]
+pub use frame_ring::{FrameReceiver, FrameSender};
 pub use header::{Header, Indices};
 pub use hint::cold_path;
 pub use index_check::IndexCheck;

@@ -11,7 +11,7 @@
 //! it. Memory that it reads and writes is coherent with the processors'
 //! caches; its registers are mapped as write-combining.
 
-use crate::primitive::{AtomicU8, AtomicU32, Ordering};
+use crate::primitive::{AtomicU8, AtomicU32, Ordering, fence};
 
 /// Reads an index that the other side publishes.
 ///
@@ -65,7 +65,7 @@ pub fn record_begins(sign: &AtomicU32) -> u32 {
 #[cfg(not(loom))]
 #[inline]
 pub fn record_ends(sign: &AtomicU32) -> u32 {
-    core::sync::atomic::fence(Ordering::Acquire);
+    fence(Ordering::Acquire);
     sign.load(Ordering::Relaxed)
 }
 
@@ -146,5 +146,26 @@ pub fn flush_write_combining() {
         core::arch::asm!("dsb st", options(nostack, preserves_flags));
     }
     #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-    core::sync::atomic::fence(Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+}
+
+/// Between a store and a load where the other side, another process, stores and loads
+/// the same two words the other way round: at least one of the two sees the other's
+/// store. A full barrier on both sides, since membarrier(2) reaches one process only.
+#[inline]
+pub(crate) fn between_stores_and_sleep() {
+    fence(Ordering::SeqCst);
+}
+
+/// Announces a sleep to another process. Ordered by [`between_stores_and_sleep`].
+#[inline]
+pub(crate) fn announce(word: &AtomicU32, value: u32) {
+    word.store(value, Ordering::Relaxed);
+}
+
+/// Takes an announcement back; returns what it was. Who gets it has to wake. What it
+/// has published stays before this.
+#[inline]
+pub(crate) fn take(word: &AtomicU32) -> u32 {
+    word.swap(0, Ordering::AcqRel)
 }

@@ -10,8 +10,8 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ringverbs_ring::{
-    BiasedLock, Consumer, Epoch, Header, IndexCheck, Indices, Outstanding, Producer, Sequences,
-    Sleeper, SpinLock, order,
+    BiasedLock, Consumer, Epoch, FrameConsumer, FrameHeader, FrameProducer, Header, IndexCheck,
+    Indices, Outstanding, Producer, Sequences, Sleeper, SpinLock, order,
 };
 
 /// A ring in memory that loom watches: a data race on a slot fails the test.
@@ -566,5 +566,94 @@ fn slot_is_reused_after_its_completion_was_read() {
         }
         poster.join().unwrap();
         device.join().unwrap();
+    });
+}
+
+/// A ring of frames of one word, in memory that loom watches.
+struct Frames {
+    header: Box<FrameHeader>,
+    slots: [UnsafeCell<u32>; 2],
+    /// What wakes the receiver, and stays until it has looked.
+    doorbell: (Mutex<bool>, Condvar),
+}
+
+// SAFETY: slots are handed over by the protocol under test; loom checks that.
+unsafe impl Send for Frames {}
+// SAFETY: as above.
+unsafe impl Sync for Frames {}
+
+impl Frames {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            header: Box::new(FrameHeader::new()),
+            slots: [UnsafeCell::new(0), UnsafeCell::new(0)],
+            doorbell: (Mutex::new(false), Condvar::new()),
+        })
+    }
+
+    fn slot(&self, at: u32) -> &UnsafeCell<u32> {
+        &self.slots[at as usize % 2]
+    }
+
+    /// Sends the frames, waiting for room, and wakes the receiver once for all.
+    fn send(&self, frames: impl Iterator<Item = u32>) {
+        // SAFETY: the header outlives the value.
+        let mut producer = unsafe { FrameProducer::new(NonNull::from(&*self.header), 2) };
+        for frame in frames {
+            let at = loop {
+                match producer.room(1).unwrap() {
+                    Some(at) => break at,
+                    None => thread::yield_now(),
+                }
+            };
+            // SAFETY: loom reports a concurrent access.
+            self.slot(at).with_mut(|slot| unsafe { *slot = frame });
+            producer.publish(1);
+            if producer.takes_wake_up() {
+                *self.doorbell.0.lock().unwrap() = true;
+                self.doorbell.1.notify_one();
+            }
+        }
+    }
+
+    /// Receives a frame, if there is one.
+    fn receive(&self, consumer: &mut FrameConsumer) -> Option<u32> {
+        let (at, unread) = consumer.unread().unwrap();
+        if unread == 0 {
+            return None;
+        }
+        // SAFETY: loom reports a concurrent access.
+        let frame = self.slot(at).with(|slot| unsafe { *slot });
+        consumer.release(1);
+        Some(frame)
+    }
+}
+
+/// A receiver that sleeps whenever it finds nothing gets every frame, whole and in
+/// order: loom reports a sleep that nobody ends.
+#[test]
+fn a_receiver_of_frames_misses_no_wake_up() {
+    model(|| {
+        let shared = Frames::new();
+        let sender = {
+            let shared = shared.clone();
+            thread::spawn(move || shared.send(1..=3))
+        };
+        // SAFETY: the header outlives the value.
+        let mut consumer = unsafe { FrameConsumer::new(NonNull::from(&*shared.header), 2) };
+        let mut expected = 1;
+        while expected <= 3 {
+            if let Some(frame) = shared.receive(&mut consumer) {
+                assert_eq!(frame, expected);
+                expected += 1;
+            } else if !consumer.arm() {
+                let mut rung = shared.doorbell.0.lock().unwrap();
+                while !*rung {
+                    rung = shared.doorbell.1.wait(rung).unwrap();
+                }
+                *rung = false;
+            }
+        }
+        sender.join().unwrap();
     });
 }
