@@ -39,6 +39,7 @@ mod directory;
 mod embedded;
 mod event;
 mod files;
+mod frames;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
 mod kernel;

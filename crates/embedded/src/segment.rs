@@ -4,30 +4,29 @@
 //! Each process has a number, from which the addresses of its devices are
 //! derived, so that a frame's destination determines the socket. A number is
 //! held by a lock on a file, which the system releases when the process ends,
-//! for whatever reason. A sender connects to the receiver's socket and never
-//! reads from it; the receiver of a connection only reads. There is no
+//! for whatever reason. A sender connects to the receiver's socket and hands a
+//! ring over, through which its frames go ([`crate::frames`]). There is no
 //! intermediary that could fail.
 //!
 //! Frames are as untrusted as those of any network: the transport checks them.
-//! The resources that a process can use here are bounded: connections, frames
-//! per turn, frames that wait.
+//! The resources that a process can use here are bounded: connections and their
+//! rings, frames per turn, frames that wait.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{
-    Backlog, MsgFlags, SockFlag, accept4, listen, recv, send, setsockopt, sockopt,
-};
+use nix::sys::socket::{Backlog, SockFlag, accept4, listen};
 use softhca::fabric::{Fabric, Port};
-use softhca::packet::{CAPACITY, LinkKind, Packet, Pool};
+use softhca::packet::{LinkKind, Packet, Pool};
 use uverbs::Errno;
 
 use crate::Result;
 use crate::directory::Directory;
+use crate::frames::{Incoming, Outgoing};
 use crate::wire::{PATIENCE, WAKE};
 
 /// Maximum number of processes of a network.
@@ -36,18 +35,16 @@ const MEMBERS: u16 = 32;
 pub(crate) const DEVICES: u16 = 256;
 /// Maximum number of frames moved in each direction per turn.
 const LIMIT: usize = 64;
-/// Requested send buffer of a socket, in bytes; the system may grant less.
-const ROOM: usize = 1 << 20;
+/// Longest time between two looks at the sockets while frames come and go. Only what
+/// opens and closes connections waits for them.
+const LOOK: Duration = Duration::from_millis(1);
 /// First multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 
-/// Link type of a frame, the byte before it.
-const IB: u8 = 0;
-const ETHERNET: u8 = 1;
-
-/// The listening socket in epoll events. Connections are identified by their
-/// indices.
+/// The listening socket in epoll events. Connections that frames are received from
+/// are identified by their indices, those to a member by its number and this.
 const LISTENER: u64 = u64::MAX;
+const MEMBER: u64 = 1 << 16;
 
 /// This process's part of the network.
 pub(crate) struct Segment {
@@ -57,23 +54,33 @@ pub(crate) struct Segment {
     number: u16,
     listener: OwnedFd,
     /// Connections that frames are received from.
-    incoming: [Option<OwnedFd>; MEMBERS as usize],
+    incoming: [Option<Incoming>; MEMBERS as usize],
     /// Processes that frames are sent to, by number.
     members: [Member; MEMBERS as usize],
     /// A frame that the receiver's socket had no room for.
     held: Option<(Packet, u16, Instant)>,
-    buffer: Box<[u8]>,
+    /// When the sockets were looked at.
+    looked: Option<Instant>,
     /// Dropped last, so that the number is released after the socket is closed.
     _lock: Flock<File>,
 }
 
 #[derive(Default)]
 struct Member {
-    socket: Option<OwnedFd>,
+    link: Option<Outgoing>,
     /// A frame has waited for it too long. It receives no more until it has
     /// read everything: otherwise a process that reads slowly would delay all
     /// others.
     stuck: bool,
+}
+
+/// What a turn of the segment has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pumped {
+    /// There were frames, or one is waiting.
+    pub(crate) busy: bool,
+    /// Wake-ups may have been read, which other threads slept for.
+    pub(crate) rung: bool,
 }
 
 /// Destination of a frame.
@@ -149,9 +156,7 @@ impl Segment {
             incoming: Default::default(),
             members: Default::default(),
             held: None,
-            // Two more bytes: the link type, and one to detect frames that are
-            // too long.
-            buffer: vec![0; CAPACITY + 2].into_boxed_slice(),
+            looked: None,
             _lock: lock,
         })
     }
@@ -161,18 +166,33 @@ impl Segment {
         self.number * DEVICES
     }
 
-    /// Moves frames in both directions. Returns whether there were any, or one
-    /// is waiting.
-    pub(crate) fn pump(&mut self, epoll: &Epoll) -> bool {
-        let sent = self.send_all();
-        self.receive_all(epoll) || sent
+    /// Moves frames in both directions. Looks at the sockets if that is due, or `now`.
+    pub(crate) fn pump(&mut self, epoll: &Epoll, now: bool) -> Pumped {
+        let mut pumped = Pumped {
+            busy: self.send_all(epoll),
+            ..Pumped::default()
+        };
+        if now || self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
+            self.looked = Some(Instant::now());
+            self.look(epoll, &mut pumped);
+        }
+        pumped.busy |= self.receive_all(epoll);
+        pumped
+    }
+
+    /// Asks for a wake-up with the next frame, before a thread sleeps. Returns whether
+    /// there are frames to receive already.
+    pub(crate) fn arm(&self) -> bool {
+        // All of them, whatever the first ones say.
+        let connections = self.incoming.iter().flatten();
+        connections.fold(false, |found, from| from.arm() | found)
     }
 
     /// Returns whether some frames have not been read: they are waiting here,
-    /// or in the socket of their receiver.
-    pub(crate) fn is_unread(&self) -> bool {
-        let mut sockets = self.members.iter().filter_map(|it| it.socket.as_ref());
-        self.is_sending() || sockets.any(has_unread)
+    /// or in the ring of their receiver.
+    pub(crate) fn is_unread(&mut self) -> bool {
+        let mut links = self.members.iter_mut().filter_map(|it| it.link.as_mut());
+        self.held.is_some() || self.port.deadline().is_some() || links.any(Outgoing::is_unread)
     }
 
     /// Returns whether there are frames to send.
@@ -180,7 +200,16 @@ impl Segment {
         self.held.is_some() || self.port.deadline().is_some()
     }
 
-    fn send_all(&mut self) -> bool {
+    fn send_all(&mut self, epoll: &Epoll) -> bool {
+        let active = self.push_all(epoll);
+        if active {
+            let links = self.members.iter_mut().filter_map(|it| it.link.as_mut());
+            links.for_each(Outgoing::wake);
+        }
+        active
+    }
+
+    fn push_all(&mut self, epoll: &Epoll) -> bool {
         let mut active = false;
         for _ in 0..LIMIT {
             let (packet, to, since) = match self.held.take() {
@@ -193,7 +222,7 @@ impl Segment {
                             // Delivery to all is best effort.
                             let own = self.number;
                             for to in (0..MEMBERS).filter(|to| *to != own) {
-                                self.send(to, &packet);
+                                self.send(to, &packet, epoll);
                             }
                             active = true;
                             continue;
@@ -204,7 +233,7 @@ impl Segment {
                 },
             };
             active = true;
-            if self.send(to, &packet) {
+            if self.send(to, &packet, epoll) {
                 continue;
             }
             let member = &mut self.members[usize::from(to)];
@@ -221,57 +250,57 @@ impl Segment {
 
     /// Sends a frame, or drops it, as networks may. Returns false if there is
     /// no room.
-    fn send(&mut self, to: u16, packet: &Packet) -> bool {
-        let frame = packet.frame();
-        let Some((kind, rest)) = self.buffer.split_first_mut() else {
-            return true;
-        };
-        *kind = match packet.kind() {
-            LinkKind::Ib => IB,
-            LinkKind::Ethernet => ETHERNET,
-        };
-        rest[..frame.len()].copy_from_slice(frame);
+    fn send(&mut self, to: u16, packet: &Packet, epoll: &Epoll) -> bool {
         let Some(member) = self.members.get_mut(usize::from(to)) else {
             return true;
         };
-        if member.socket.is_none() {
-            *member = Member::default();
-            member.socket = reach(&self.directory, to);
+        if member.link.is_none() {
+            let id = MEMBER + u64::from(to);
+            *member = Member {
+                link: Outgoing::connect(&self.directory, &socket_name(to), epoll, id),
+                stuck: false,
+            };
         }
-        let Some(socket) = &member.socket else {
+        let Some(link) = &mut member.link else {
             return true;
         };
-        if member.stuck && has_unread(socket) {
+        if member.stuck && link.is_unread() {
             return false;
         }
-        let datagram = &self.buffer[..=frame.len()];
-        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        match send(socket.as_raw_fd(), datagram, flags) {
-            Ok(_) => member.stuck = false,
-            Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => return false,
-            Err(nix::Error::EINTR) => {}
-            // The process has ended. Another one may have its number later.
-            Err(_) => member.socket = None,
+        match link.push(packet) {
+            Ok(true) => member.stuck = false,
+            Ok(false) => return false,
+            Err(_) => member.disconnect(epoll),
         }
         true
     }
 
-    fn receive_all(&mut self, epoll: &Epoll) -> bool {
-        let mut events = [EpollEvent::empty(); MEMBERS as usize + 2];
-        let Ok(count) = epoll.wait(&mut events, EpollTimeout::ZERO) else {
-            return false;
-        };
-        let mut active = false;
+    /// Looks at the sockets.
+    fn look(&mut self, epoll: &Epoll, pumped: &mut Pumped) {
+        let mut events = [EpollEvent::empty(); 2 * MEMBERS as usize + 2];
+        let count = epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
         for event in &events[..count] {
             match event.data() {
-                LISTENER => self.accept(epoll),
+                LISTENER => {
+                    self.accept(epoll);
+                    pumped.busy = true;
+                }
                 WAKE => {}
+                // The process has ended, or sends what it should not. Another one may
+                // have its number later.
+                id @ MEMBER.. => {
+                    if let Some(member) = self.members.get_mut((id - MEMBER) as usize) {
+                        member.disconnect(epoll);
+                    }
+                }
                 place => {
-                    active |= self.receive(place as usize);
+                    if let Some(Some(from)) = self.incoming.get_mut(place as usize) {
+                        from.look(epoll);
+                        pumped.rung = true;
+                    }
                 }
             }
         }
-        active
     }
 
     /// Accepts a connection, if there is a free index.
@@ -282,60 +311,40 @@ impl Segment {
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        let Some(place) = self.incoming.iter().position(Option::is_none) else {
-            return;
-        };
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64);
-        if epoll.add(&socket, event).is_ok() {
-            self.incoming[place] = Some(socket);
+        if let Some(place) = self.incoming.iter().position(Option::is_none) {
+            let mut from = Incoming::new(socket, epoll, place as u64);
+            // The ring is there already.
+            if let Some(from) = &mut from {
+                from.look(epoll);
+            }
+            self.incoming[place] = from;
         }
     }
 
-    /// Receives frames from a connection.
-    fn receive(&mut self, place: usize) -> bool {
-        let Some(socket) = self.incoming.get(place).and_then(Option::as_ref) else {
-            return false;
-        };
-        for _ in 0..LIMIT {
-            match recv(socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
-                Ok(length @ 1..) => {
-                    let (kind, frame) = match &self.buffer[..length] {
-                        [IB, frame @ ..] => (LinkKind::Ib, frame),
-                        [ETHERNET, frame @ ..] => (LinkKind::Ethernet, frame),
-                        _ => continue,
-                    };
-                    if let Some(packet) = self.pool.copy_of(kind, frame) {
-                        self.port.send(0, packet);
-                    }
-                }
-                Err(nix::Error::EAGAIN) => break,
-                Err(nix::Error::EINTR) => {}
-                // The peer has closed the connection. Closing this end also
-                // removes it from epoll.
-                Ok(0) | Err(_) => {
-                    self.incoming[place] = None;
-                    break;
-                }
+    /// Receives frames from all connections.
+    fn receive_all(&mut self, epoll: &Epoll) -> bool {
+        let (mut active, pool) = (false, &self.pool);
+        for place in &mut self.incoming {
+            let Some(from) = place else { continue };
+            if from.has_frames() {
+                active = true;
+                let frames = std::iter::from_fn(|| from.receive(pool, epoll));
+                self.port.send_all(0, frames.take(LIMIT));
+            }
+            if from.is_over() {
+                *place = None;
             }
         }
-        true
+        active
     }
 }
 
-/// Connects to the process with a number, if it exists.
-fn reach(directory: &Directory, number: u16) -> Option<OwnedFd> {
-    let socket = directory.connect(&socket_name(number)).ok()??;
-    // A smaller buffer than requested works too.
-    let _ = setsockopt(&socket, sockopt::SndBuf, &ROOM);
-    Some(socket)
-}
-
-/// Returns whether the peer has unread data.
-fn has_unread(socket: &OwnedFd) -> bool {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the request writes an int, and `bytes` is one.
-    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    asked == 0 && bytes > 0
+impl Member {
+    fn disconnect(&mut self, epoll: &Epoll) {
+        if let Some(link) = self.link.take() {
+            link.close(epoll);
+        }
+    }
 }
 
 impl Drop for Segment {
@@ -346,6 +355,7 @@ impl Drop for Segment {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::epoll::EpollCreateFlags;
     use softhca::Settings;
     use softhca::profile::Profile;
 
@@ -421,36 +431,37 @@ mod tests {
         let device = fabric.port(softhca::fabric::PortConfig::ethernet([2, 0, 0, 0, 0, 1]));
         while segment.held.is_none() {
             device.send(0, frame(&pool, 1));
-            segment.pump(&poll);
+            segment.pump(&poll, false);
         }
         std::thread::sleep(PATIENCE);
-        segment.pump(&poll);
+        segment.pump(&poll, false);
         assert!(segment.held.is_none() && segment.members[1].stuck);
+        let others = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
         let accept = |listener: &OwnedFd| {
             let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK).unwrap();
             // SAFETY: the descriptor is new and owned by nothing else.
-            unsafe { OwnedFd::from_raw_fd(fd) }
+            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+            let mut from = Incoming::new(socket, &others, 0).unwrap();
+            from.look(&others);
+            from
         };
-        let slow = accept(&listeners[0]);
-        let mut buffer = [0; CAPACITY + 1];
-        let mut read = |socket: &OwnedFd| {
-            recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok()
-        };
+        let mut slow = accept(&listeners[0]);
+        let read = |from: &mut Incoming| from.receive(&pool, &others).is_some();
         // It reads some, so that there is less room than its frames need.
         for _ in 0..3 {
-            assert!(read(&slow));
+            assert!(read(&mut slow));
         }
         for _ in 0..20 {
             device.send(0, frame(&pool, 1));
         }
         device.send(0, frame(&pool, 2));
-        segment.pump(&poll);
-        assert!(read(&accept(&listeners[1])), "it did not wait");
+        segment.pump(&poll, false);
+        assert!(read(&mut accept(&listeners[1])), "it did not wait");
         // A process that has read everything is treated like any other.
-        while read(&slow) {}
+        while read(&mut slow) {}
         device.send(0, frame(&pool, 1));
-        segment.pump(&poll);
-        assert!(read(&slow));
+        segment.pump(&poll, false);
+        assert!(read(&mut slow));
         std::fs::remove_dir_all(&path).unwrap();
     }
 

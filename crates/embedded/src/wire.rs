@@ -2,7 +2,8 @@
 //! processes or hosts.
 
 use std::os::fd::AsFd;
-use std::sync::{Mutex, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use nix::sys::time::TimeSpec;
 use uverbs::Errno;
 
 use crate::Result;
-use crate::segment::Segment;
+use crate::segment::{Pumped, Segment};
 use crate::udp::UdpWire;
 
 /// The eventfd that wakes a sleeping thread, in epoll events. Wires use smaller
@@ -34,12 +35,24 @@ pub(crate) enum Wire {
 }
 
 impl Wire {
-    /// Moves frames in both directions. Returns whether there were any, or one is
-    /// waiting.
-    fn pump(&mut self, epoll: &Epoll) -> bool {
+    /// Moves frames in both directions; looks for connections if that is due, or `now`.
+    fn pump(&mut self, epoll: &Epoll, now: bool) -> Pumped {
         match self {
-            Self::Directory(segment) => segment.pump(epoll),
-            Self::Udp(udp) => udp.pump(),
+            Self::Directory(segment) => segment.pump(epoll, now),
+            Self::Udp(udp) => Pumped {
+                busy: udp.pump(),
+                rung: false,
+            },
+        }
+    }
+
+    /// Called before a thread sleeps: asks senders to wake it. Returns whether there is
+    /// something to receive already.
+    fn arm(&self) -> bool {
+        match self {
+            Self::Directory(segment) => segment.arm(),
+            // Its sockets wake.
+            Self::Udp(_) => false,
         }
     }
 
@@ -47,7 +60,7 @@ impl Wire {
     /// whether the timeout may be early, since something is unread here or there.
     fn is_behind(&mut self, epoll: &Epoll) -> bool {
         match self {
-            Self::Directory(segment) => segment.pump(epoll) || segment.is_unread(),
+            Self::Directory(segment) => segment.pump(epoll, true).busy || segment.is_unread(),
             Self::Udp(udp) => udp.is_behind(),
         }
     }
@@ -67,6 +80,10 @@ pub(crate) struct Link {
     /// Monitors the sockets, and the eventfd that wakes a sleeping thread.
     epoll: Epoll,
     wake: EventFd,
+    /// Number of threads that sleep, or are about to.
+    sleepers: AtomicU32,
+    /// A thread has slept: the epoll instance may have something.
+    slept: AtomicBool,
 }
 
 fn os(errno: nix::Error) -> Errno {
@@ -92,6 +109,8 @@ impl Link {
             wire: Mutex::new(make(&epoll)?),
             epoll,
             wake,
+            sleepers: AtomicU32::new(0),
+            slept: AtomicBool::new(false),
         })
     }
 
@@ -105,12 +124,25 @@ impl Link {
     }
 
     pub(crate) fn pump(&self) -> bool {
-        self.with(Wire::pump).unwrap_or_else(|| {
-            // Another thread is driving, and may be waiting for a processor: without a
-            // yield, a caller that drives in a loop would occupy it for a tick.
-            thread::yield_now();
-            false
-        })
+        self.with(|wire, epoll| self.pump_wire(wire, epoll))
+            .unwrap_or_else(|| {
+                // Another thread is driving, and may be waiting for a processor: without
+                // a yield, a caller that drives in a loop would occupy it for a tick.
+                thread::yield_now();
+                false
+            })
+    }
+
+    fn pump_wire(&self, wire: &mut Wire, epoll: &Epoll) -> bool {
+        let slept = self.slept.load(Ordering::Relaxed) && self.slept.swap(false, Ordering::Relaxed);
+        let pumped = wire.pump(epoll, slept);
+        if pumped.rung && self.sleepers.load(Ordering::Relaxed) != 0 {
+            // The wake-ups that were read may have been for a thread that has asked for
+            // them and is not asleep yet. It asks while it has the wire, so that either
+            // it is counted here, or it asks later.
+            return pumped.busy | wire.arm();
+        }
+        pumped.busy
     }
 
     /// As [`Wire::is_behind`].
@@ -122,7 +154,7 @@ impl Link {
     /// has accepted yet.
     pub(crate) fn is_sending(&self) -> bool {
         let sending = |wire: &mut Wire, epoll: &Epoll| {
-            wire.pump(epoll);
+            self.pump_wire(wire, epoll);
             wire.is_sending()
         };
         self.with(sending).unwrap_or(true)
@@ -147,9 +179,19 @@ impl Link {
     /// As [`Link::sleep`], by a thread other than the network's, whose wake-up it
     /// leaves to it.
     pub(crate) fn wait(&self, limit: Option<Duration>) {
-        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
-        // A spurious wakeup is harmless.
-        let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        if !self
+            .wire
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .arm()
+        {
+            let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
+            // A spurious wakeup is harmless.
+            let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.slept.store(true, Ordering::Relaxed);
     }
 
     /// Wakes the thread that sleeps.

@@ -2,36 +2,18 @@
 //! which knows no more of the other than another process would; with two
 //! processes the ping-pong of crates/cli is run.
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+mod stranger;
+
 use std::time::{Duration, Instant};
 
 use embedded_testing::driver::*;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect as reach, send, socket,
-};
 use ringverbs_embedded::{Drive, Network};
+use stranger::{Directory, Stranger};
 use uverbs::QpType;
 
-/// A directory that goes with the test.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        let name = format!("ringverbs-{name}-{}", std::process::id());
-        Self(std::env::temp_dir().join(name))
-    }
-
-    fn host(&self, profile: &str) -> Host {
-        let network = Network::joined(Drive::Thread, &self.0).unwrap();
-        Host::new(&network.strict_device(profile).unwrap())
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn host(directory: &Directory, profile: &str) -> Host {
+    let network = Network::joined(Drive::Thread, &directory.0).unwrap();
+    Host::new(&network.strict_device(profile).unwrap())
 }
 
 fn bytes(seed: usize, count: usize) -> Vec<u8> {
@@ -78,7 +60,7 @@ fn exchange(kind: QpType, (a, b): (&Host, &Host), rounds: usize) {
 fn messages_arrive_in_another_process() {
     for profile in ["ib", "roce"] {
         let directory = Directory::new(profile);
-        let (a, b) = (directory.host(profile), directory.host(profile));
+        let (a, b) = (host(&directory, profile), host(&directory, profile));
         assert_ne!(a.path(), b.path());
         exchange(QpType::RC, (&a, &b), 20);
         exchange(QpType::RC, (&b, &a), 3);
@@ -91,7 +73,7 @@ fn three_of_a_network_reach_each_other() {
     // What one that was killed has left there.
     drop(Network::joined(Drive::Caller, &directory.0).unwrap());
     drop(std::os::unix::net::UnixListener::bind(directory.0.join("0.socket")).unwrap());
-    let hosts: Vec<Host> = (0..3).map(|_| directory.host("roce")).collect();
+    let hosts: Vec<Host> = (0..3).map(|_| host(&directory, "roce")).collect();
     for (a, b) in [(0, 1), (1, 2), (2, 0)] {
         exchange(QpType::RC, (&hosts[a], &hosts[b]), 3);
     }
@@ -100,7 +82,7 @@ fn three_of_a_network_reach_each_other() {
 #[test]
 fn a_process_that_ended_is_detected_and_its_slot_reused() {
     let directory = Directory::new("gone");
-    let (a, b) = (directory.host("roce"), directory.host("roce"));
+    let (a, b) = (host(&directory, "roce"), host(&directory, "roce"));
     exchange(QpType::RC, (&a, &b), 1);
     let mut cqa = a.cq(16);
     let mut qa = a.qp(QpType::RC, &mut cqa);
@@ -116,7 +98,7 @@ fn a_process_that_ended_is_detected_and_its_slot_reused() {
     let failed = wait(&mut cqa);
     // IBV_WC_RETRY_EXC_ERR
     assert_eq!((failed.wr_id, failed.status), (9, 12));
-    let next = directory.host("roce");
+    let next = host(&directory, "roce");
     assert_eq!(next.path(), there);
     exchange(QpType::RC, (&a, &next), 3);
 }
@@ -161,32 +143,26 @@ fn a_process_that_does_not_read_is_not_taken_for_ended() {
     assert_eq!((completion.wr_id, completion.status), (3, 12));
 }
 
-/// A connection to the socket of the process that came second.
-fn stranger(directory: &Directory) -> OwnedFd {
-    let at = UnixAddr::new(&directory.0.join("1.socket")).unwrap();
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
-    reach(fd.as_raw_fd(), &at).unwrap();
-    fd
-}
-
 /// One frame that names a device's own address as its source must not lead what
 /// is for the device elsewhere, not even while the sender is there.
 #[test]
 fn process_cannot_claim_a_device_address() {
     for profile in ["roce", "ib"] {
         let directory = Directory::new(&format!("claim-{profile}"));
-        let (a, b) = (directory.host(profile), directory.host(profile));
+        let (a, b) = (host(&directory, profile), host(&directory, profile));
         let numbers = [&a, &b].map(|host| host.embedded.number() as u16 + 1);
-        let stranger = stranger(&directory);
+        let mut stranger = Stranger::new(&directory.0, 1).unwrap();
         for number in numbers {
             let [high, low] = number.to_be_bytes();
             let mac = [0x02, 0x50, 0x53, 0, high, low];
-            let ethernet = [&[1][..], &[0xff; 6], &mac, &[0; 50]].concat();
-            let ib = [&[0, 0, 2, 0xc0, 1, 0, 0, high, low][..], &[0; 50]].concat();
-            for frame in [ethernet, ib] {
-                send(stranger.as_raw_fd(), &frame, MsgFlags::MSG_NOSIGNAL).unwrap();
+            let ethernet = [&[0xff; 6][..], &mac, &[0; 50]].concat();
+            let ib = [&[0, 2, 0xc0, 1, 0, 0, high, low][..], &[0; 50]].concat();
+            for (tag, frame) in [(1, ethernet), (0, ib)] {
+                stranger.push(tag, &frame);
             }
+        }
+        while stranger.ring.is_unread() == Ok(true) {
+            std::thread::yield_now();
         }
         exchange(QpType::RC, (&a, &b), 3);
         drop(stranger);
@@ -197,16 +173,27 @@ fn process_cannot_claim_a_device_address() {
 #[test]
 fn malformed_frames_are_ignored() {
     let directory = Directory::new("rubbish");
-    let (a, b) = (directory.host("roce"), directory.host("roce"));
-    let connect = || stranger(&directory);
-    let stranger = connect();
-    let longest = vec![1; 100_000];
-    let frames = [&[][..], &[0], &[1], &[2; 60], &[9], &[1; 4353], &longest];
-    for frame in frames.into_iter().cycle().take(200) {
-        let sent = send(stranger.as_raw_fd(), frame, MsgFlags::MSG_NOSIGNAL);
-        // Some of it may be refused: who sends nothing has closed.
-        if sent.is_err() {
-            break;
+    let (a, b) = (host(&directory, "roce"), host(&directory, "roce"));
+    let connect = || Stranger::new(&directory.0, 1);
+    let longest = vec![1; 0xffff];
+    let frames = [
+        (0, &[][..]),
+        (1, &[]),
+        (0, &[0]),
+        (2, &[2; 60]),
+        (1, &[9; 14]),
+        (1, &[1; 4353]),
+        (1, &longest),
+    ];
+    for (tag, frame) in frames.into_iter().cycle().take(100) {
+        // Some of it breaks the connection.
+        let mut stranger = connect().unwrap();
+        for _ in 0..3 {
+            stranger.push(tag, frame);
+        }
+        let end = Instant::now() + Duration::from_millis(20);
+        while stranger.ring.is_unread() == Ok(true) && Instant::now() < end {
+            std::thread::yield_now();
         }
     }
     // As many as there are places, and more, that say nothing or go again.
@@ -220,7 +207,7 @@ fn malformed_frames_are_ignored() {
     exchange(QpType::RC, (&b, &a), 3);
     exchange(QpType::RC, (&a, &b), 3);
     // Who comes later finds a place.
-    exchange(QpType::RC, (&directory.host("roce"), &b), 3);
+    exchange(QpType::RC, (&host(&directory, "roce"), &b), 3);
 }
 
 #[test]

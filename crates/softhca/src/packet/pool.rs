@@ -80,6 +80,12 @@ impl Packet {
         self.kind
     }
 
+    /// Makes it a frame of the other kind.
+    #[inline]
+    pub fn set_kind(&mut self, kind: LinkKind) {
+        self.kind = kind;
+    }
+
     /// The frame.
     #[inline]
     #[must_use]

@@ -1,0 +1,206 @@
+//! One direction between two processes: a ring of frames in shared memory, and a
+//! socket.
+//!
+//! The sender connects and hands the memory of the ring over, with the first message.
+//! From then on the socket carries wake-ups, which say nothing, and tells each side when
+//! the other's process has ended. The sender never reads from it.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::cmsg_space;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, send, sendmsg,
+};
+use ring::{Broken, FrameReceiver, FrameSender};
+use softhca::packet::{LinkKind, Packet, Pool};
+
+use crate::directory::Directory;
+
+/// Link type of a frame, its tag in the ring.
+const IB: u8 = 0;
+const ETHERNET: u8 = 1;
+
+/// Wake-ups read at a time; a hostile sender has more.
+const LIMIT: usize = 64;
+
+const NOW: MsgFlags = MsgFlags::MSG_DONTWAIT.union(MsgFlags::MSG_NOSIGNAL);
+
+/// The sending side.
+pub(crate) struct Outgoing {
+    socket: OwnedFd,
+    ring: FrameSender,
+    /// Frames were pushed since the receiver was woken, if it slept.
+    pushed: bool,
+}
+
+impl Outgoing {
+    /// Connects to the socket of a process, if it exists. Anything that becomes readable
+    /// there is reported to `epoll` as `id`, and means that the process has ended.
+    pub(crate) fn connect(
+        directory: &Directory,
+        name: &str,
+        epoll: &Epoll,
+        id: u64,
+    ) -> Option<Self> {
+        let socket = directory.connect(name).ok()??;
+        let (ring, memory) = FrameSender::create().ok()?;
+        let memory = [memory.as_raw_fd()];
+        let handed = [ControlMessage::ScmRights(&memory)];
+        sendmsg::<()>(
+            socket.as_raw_fd(),
+            &[IoSlice::new(&[0])],
+            &handed,
+            NOW,
+            None,
+        )
+        .ok()?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, id);
+        epoll.add(&socket, event).ok()?;
+        Some(Self {
+            socket,
+            ring,
+            pushed: false,
+        })
+    }
+
+    /// Sends a frame. Returns false if there is no room.
+    pub(crate) fn push(&mut self, packet: &Packet) -> Result<bool, Broken> {
+        let tag = match packet.kind() {
+            LinkKind::Ib => IB,
+            LinkKind::Ethernet => ETHERNET,
+        };
+        let pushed = self.ring.push(tag, packet.frame())?;
+        self.pushed |= pushed;
+        Ok(pushed)
+    }
+
+    /// Wakes the receiver if it sleeps and frames were sent.
+    pub(crate) fn wake(&mut self) {
+        if std::mem::take(&mut self.pushed) && self.ring.takes_wake_up() {
+            // A full socket has wake-ups that were not read; one that is closed is
+            // reported.
+            let _ = send(self.socket.as_raw_fd(), &[0], NOW);
+        }
+    }
+
+    /// Returns whether the receiver has not read all frames.
+    pub(crate) fn is_unread(&mut self) -> bool {
+        self.ring.is_unread().unwrap_or(false)
+    }
+
+    /// Closes the connection. A child of fork may still have the socket, so that it
+    /// would stay in the epoll instance.
+    pub(crate) fn close(self, epoll: &Epoll) {
+        let _ = epoll.delete(&self.socket);
+    }
+}
+
+/// The receiving side.
+pub(crate) struct Incoming {
+    /// `None` once the sender has closed it; the frames that it left are still read.
+    socket: Option<OwnedFd>,
+    /// `None` until it was handed over.
+    ring: Option<FrameReceiver>,
+}
+
+impl Incoming {
+    /// A connection that was accepted, which reports to `epoll` as `id`.
+    pub(crate) fn new(socket: OwnedFd, epoll: &Epoll, id: u64) -> Option<Self> {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, id);
+        epoll.add(&socket, event).ok()?;
+        Some(Self {
+            socket: Some(socket),
+            ring: None,
+        })
+    }
+
+    /// Reads from the socket: the ring, and wake-ups.
+    pub(crate) fn look(&mut self, epoll: &Epoll) {
+        for _ in 0..LIMIT {
+            let Some(socket) = &self.socket else {
+                return;
+            };
+            let open = match self.ring {
+                Some(_) => recv(socket.as_raw_fd(), &mut [0], NOW).map(|length| length != 0),
+                None => take_ring(socket).map(|ring| {
+                    self.ring = ring;
+                    self.ring.is_some()
+                }),
+            };
+            match open {
+                Ok(true) | Err(nix::Error::EINTR) => {}
+                Err(nix::Error::EAGAIN) => return,
+                Ok(false) | Err(_) => self.shut(epoll),
+            }
+        }
+    }
+
+    fn shut(&mut self, epoll: &Epoll) {
+        if let Some(socket) = self.socket.take() {
+            // As in `Outgoing::close`.
+            let _ = epoll.delete(&socket);
+        }
+    }
+
+    /// Returns whether there is nothing to expect any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let empty = |ring: &FrameReceiver| !ring.has_frames();
+        self.socket.is_none() && self.ring.as_ref().is_none_or(empty)
+    }
+
+    /// Returns whether there are frames to receive.
+    pub(crate) fn has_frames(&self) -> bool {
+        self.ring.as_ref().is_some_and(FrameReceiver::has_frames)
+    }
+
+    /// Receives a frame. A sender that breaks the ring is disconnected.
+    pub(crate) fn receive(&mut self, pool: &Pool, epoll: &Epoll) -> Option<Packet> {
+        if !self.has_frames() {
+            return None;
+        }
+        let mut packet = pool.get(LinkKind::Ib);
+        match self.ring.as_mut()?.pop(packet.buffer_mut()) {
+            Ok(Some((tag @ (IB | ETHERNET), length))) => {
+                packet.set_length(length);
+                if tag == ETHERNET {
+                    packet.set_kind(LinkKind::Ethernet);
+                }
+                Some(packet)
+            }
+            Ok(None) => None,
+            Ok(Some(_)) | Err(Broken) => {
+                self.ring = None;
+                self.shut(epoll);
+                None
+            }
+        }
+    }
+
+    /// Asks the sender to wake this process with its next frame. Returns whether there
+    /// are frames already.
+    pub(crate) fn arm(&self) -> bool {
+        self.ring.as_ref().is_some_and(FrameReceiver::arm)
+    }
+}
+
+/// Receives the first message of a connection, with the ring; `None` if it has none.
+fn take_ring(socket: &OwnedFd) -> nix::Result<Option<FrameReceiver>> {
+    let mut byte = [0];
+    let mut data = [IoSliceMut::new(&mut byte)];
+    let mut control = cmsg_space!([RawFd; 1]);
+    let flags = NOW | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut control), flags)?;
+    let mut ring = None;
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(received) = part {
+            for fd in received {
+                // SAFETY: the descriptor is new and owned by nothing else.
+                let memory = unsafe { OwnedFd::from_raw_fd(fd) };
+                ring = FrameReceiver::new(memory.as_fd()).ok();
+            }
+        }
+    }
+    Ok(ring)
+}
