@@ -18,9 +18,10 @@ use softhca::packet::{LinkKind, Packet, Pool};
 
 use crate::directory::Directory;
 
-/// Link type of a frame, its tag in the ring.
-const IB: u8 = 0;
+/// Tag of a frame in the ring: its link type, and whether it has no ICRC, which memory
+/// does not need.
 const ETHERNET: u8 = 1;
+const UNSEALED: u8 = 2;
 
 /// Wake-ups read at a time; a hostile sender has more.
 const LIMIT: usize = 64;
@@ -67,10 +68,11 @@ impl Outgoing {
 
     /// Sends a frame. Returns false if there is no room.
     pub(crate) fn push(&mut self, packet: &Packet) -> Result<bool, Broken> {
-        let tag = match packet.kind() {
-            LinkKind::Ib => IB,
+        let kind = match packet.kind() {
+            LinkKind::Ib => 0,
             LinkKind::Ethernet => ETHERNET,
         };
+        let tag = kind | if packet.is_sealed() { 0 } else { UNSEALED };
         let pushed = self.ring.push(tag, packet.frame())?;
         self.pushed |= pushed;
         Ok(pushed)
@@ -162,10 +164,13 @@ impl Incoming {
         }
         let mut packet = pool.get(LinkKind::Ib);
         match self.ring.as_mut()?.pop(packet.buffer_mut()) {
-            Ok(Some((tag @ (IB | ETHERNET), length))) => {
+            Ok(Some((tag, length))) if tag & !(ETHERNET | UNSEALED) == 0 => {
                 packet.set_length(length);
-                if tag == ETHERNET {
+                if tag & ETHERNET != 0 {
                     packet.set_kind(LinkKind::Ethernet);
+                }
+                if tag & UNSEALED != 0 {
+                    packet.leave_unsealed();
                 }
                 Some(packet)
             }

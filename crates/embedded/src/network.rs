@@ -149,7 +149,11 @@ impl Network {
         reach: Reach,
         time: Option<SimulatedTime>,
     ) -> std::result::Result<Self, Error> {
-        let runner = Runner::new(Fabric::new(1), Pool::new(), drive, reach, time);
+        let pool = match reach {
+            Reach::Process | Reach::Directory(_) => Pool::with_late_icrc(),
+            Reach::Udp(_) => Pool::new(),
+        };
+        let runner = Runner::new(Fabric::new(1), pool, drive, reach, time);
         let runner = runner.map_err(refused(Command::Open))?;
         Ok(Self { runner })
     }

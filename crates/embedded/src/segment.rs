@@ -12,6 +12,7 @@
 //! The resources that a process can use here are bounded: connections and their
 //! rings, frames per turn, frames that wait.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -57,7 +58,9 @@ pub(crate) struct Segment {
     incoming: [Option<Incoming>; MEMBERS as usize],
     /// Processes that frames are sent to, by number.
     members: [Member; MEMBERS as usize],
-    /// A frame that the receiver's socket had no room for.
+    /// Frames to send.
+    outgoing: VecDeque<Packet>,
+    /// A frame that the receiver's ring had no room for.
     held: Option<(Packet, u16, Instant)>,
     /// When the sockets were looked at.
     looked: Option<Instant>,
@@ -155,6 +158,7 @@ impl Segment {
             listener,
             incoming: Default::default(),
             members: Default::default(),
+            outgoing: VecDeque::new(),
             held: None,
             looked: None,
             _lock: lock,
@@ -192,12 +196,15 @@ impl Segment {
     /// or in the ring of their receiver.
     pub(crate) fn is_unread(&mut self) -> bool {
         let mut links = self.members.iter_mut().filter_map(|it| it.link.as_mut());
-        self.held.is_some() || self.port.deadline().is_some() || links.any(Outgoing::is_unread)
+        self.held.is_some()
+            || !self.outgoing.is_empty()
+            || self.port.deadline().is_some()
+            || links.any(Outgoing::is_unread)
     }
 
     /// Returns whether there are frames to send.
     pub(crate) fn is_sending(&self) -> bool {
-        self.held.is_some() || self.port.deadline().is_some()
+        self.held.is_some() || !self.outgoing.is_empty() || self.port.deadline().is_some()
     }
 
     fn send_all(&mut self, epoll: &Epoll) -> bool {
@@ -211,13 +218,16 @@ impl Segment {
 
     fn push_all(&mut self, epoll: &Epoll) -> bool {
         let mut active = false;
+        if self.outgoing.is_empty() {
+            // This network has no delay, so the time does not matter.
+            self.port.recv_all(0, LIMIT, &mut self.outgoing);
+        }
         for _ in 0..LIMIT {
             let (packet, to, since) = match self.held.take() {
-                Some(held) => held,
-                // This network has no delay, so the time does not matter.
-                None => match self.port.recv(0) {
+                Some((packet, to, since)) => (packet, to, Some(since)),
+                None => match self.outgoing.pop_front() {
                     Some(packet) => match destination(packet.kind(), packet.frame()) {
-                        FrameTarget::Member(to) => (packet, to, Instant::now()),
+                        FrameTarget::Member(to) => (packet, to, None),
                         FrameTarget::All => {
                             // Delivery to all is best effort.
                             let own = self.number;
@@ -237,6 +247,7 @@ impl Segment {
                 continue;
             }
             let member = &mut self.members[usize::from(to)];
+            let since = since.unwrap_or_else(Instant::now);
             if !member.stuck && since.elapsed() < PATIENCE {
                 self.held = Some((packet, to, since));
                 // The receiver needs the processor more than this thread.

@@ -104,7 +104,7 @@ fn a_ring_of_a_hostile_sender_harms_nobody() {
         };
         for _ in 0..random.below(20) {
             let frame = vec![random.next() as u8; random.below(4400) as usize];
-            stranger.push(random.below(3) as u8, &frame);
+            stranger.push(random.below(5) as u8, &frame);
         }
         for _ in 0..random.below(200) {
             let at = match random.below(4) {

@@ -140,19 +140,21 @@ impl Port {
         wake.call();
     }
 
-    /// Returns the next frame that has arrived by `now`.
+    /// Returns the next frame that has arrived by `now`, sealed.
     #[must_use]
     pub fn recv(&self, now: u64) -> Option<Packet> {
         self.with(|port| {
             port.arrive(now);
-            let packet = port.ready.pop_front()?;
+            let mut packet = port.ready.pop_front()?;
+            packet.seal();
             port.counters.received += 1;
             port.counters.received_bytes += packet.frame().len() as u64;
             Some(packet)
         })
     }
 
-    /// Moves up to `limit` arrived frames to the end of `into`.
+    /// Moves up to `limit` arrived frames to the end of `into`. They may lack their ICRC
+    /// ([`Packet::is_sealed`]).
     pub fn recv_all(&self, now: u64, limit: usize, into: &mut VecDeque<Packet>) {
         self.with(|port| {
             port.arrive(now);

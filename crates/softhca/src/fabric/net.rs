@@ -186,8 +186,18 @@ enum Destination {
 }
 
 impl Net {
-    pub(super) fn send(&mut self, from: usize, now: u64, packet: Packet, wake: &mut PendingWakers) {
+    pub(super) fn send(
+        &mut self,
+        from: usize,
+        now: u64,
+        mut packet: Packet,
+        wake: &mut PendingWakers,
+    ) {
         let kind = packet.kind();
+        let faults = self.ports[from].faults != Faults::default();
+        if faults || self.capture.is_some() || self.tap.is_some() {
+            packet.seal();
+        }
         let length = packet.frame().len();
         if let Some(capture) = &mut self.capture {
             capture.write(now, &packet);

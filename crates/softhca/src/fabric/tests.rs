@@ -65,6 +65,43 @@ fn rdma_frames_are_looped_back() {
     assert_eq!(a.counters().discarded, 2);
 }
 
+/// Whoever looks at frames on their way finds a right ICRC, even if nobody else needs it.
+#[test]
+fn frames_are_sealed_for_taps_faults_and_readers() {
+    struct Sealed;
+    impl Tap for Sealed {
+        fn transfer(&mut self, _: u64, _: usize, _: usize, packet: &mut Packet) -> Fate {
+            assert!(packet.is_sealed());
+            Fate::default()
+        }
+    }
+    let pool = Pool::with_late_icrc();
+    let fabric = Fabric::new(1);
+    let a = fabric.port(PortConfig::ethernet(A));
+    let b = fabric.port(PortConfig::ethernet(B));
+    let arrives = |sealed| {
+        let mut arrived = VecDeque::new();
+        a.send(0, rdma(&pool, B, A));
+        b.recv_all(0, 1, &mut arrived);
+        assert_eq!(arrived[0].is_sealed(), sealed);
+    };
+    arrives(false);
+    a.send(0, rdma(&pool, B, A));
+    assert!(b.recv(0).unwrap().is_sealed());
+    fabric.set_tap(Some(Box::new(Sealed)));
+    arrives(true);
+    fabric.set_tap(None);
+    arrives(false);
+    fabric.capture(Some(Capture::new(std::io::sink()).unwrap()));
+    arrives(true);
+    fabric.capture(None);
+    a.set_faults(Faults {
+        duplicate: 0.5,
+        ..Faults::default()
+    });
+    arrives(true);
+}
+
 #[test]
 fn infiniband_routes_by_lid_and_mask() {
     let pool = Pool::new();

@@ -13,6 +13,7 @@ pub struct PacketBuilder<'a> {
     bth_at: usize,
     at: usize,
     pad: usize,
+    late_icrc: bool,
 }
 
 impl<'a> PacketBuilder<'a> {
@@ -36,6 +37,7 @@ impl<'a> PacketBuilder<'a> {
             bth_at,
             at,
             pad,
+            late_icrc: pool.has_late_icrc(),
         }
     }
 
@@ -54,7 +56,8 @@ impl<'a> PacketBuilder<'a> {
         &mut self.packet.buffer_mut()[start..self.at]
     }
 
-    /// Adds the padding, fills in the lengths and appends the ICRC.
+    /// Adds the padding, fills in the lengths and appends the ICRC, if the pool does not
+    /// leave it out.
     #[inline]
     #[must_use]
     pub fn finish(mut self) -> Packet {
@@ -66,6 +69,10 @@ impl<'a> PacketBuilder<'a> {
         let bth_at = self.bth_at;
         let frame = self.packet.frame_mut();
         self.template.finish(frame);
+        if self.late_icrc {
+            self.packet.leave_unsealed();
+            return self.packet;
+        }
         let icrc = icrc(frame, kind, l3, l3_at, bth_at).to_le_bytes();
         let end = frame.len() - ICRC;
         frame[end..].copy_from_slice(&icrc);

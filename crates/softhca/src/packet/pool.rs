@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::path::LinkKind;
+use super::header::ICRC;
+use super::icrc::icrc;
+use super::path::{LinkKind, Network};
 
 /// Capacity of a buffer in bytes: a payload of 4096 with every header, and some
 /// more for frames that are not RDMA.
@@ -17,6 +19,7 @@ type Buffer = Box<[u8]>;
 #[derive(Clone, Default)]
 pub struct Pool {
     free: Arc<Mutex<Vec<Buffer>>>,
+    late_icrc: bool,
 }
 
 impl Pool {
@@ -24,6 +27,22 @@ impl Pool {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Creates an empty pool for packets that do not leave this host's memory: they get
+    /// their ICRC only when somebody looks at or changes their bytes
+    /// ([`Packet::seal`]).
+    #[must_use]
+    pub fn with_late_icrc() -> Self {
+        Self {
+            late_icrc: true,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the ICRC of new packets is left out.
+    pub(super) fn has_late_icrc(&self) -> bool {
+        self.late_icrc
     }
 
     /// Returns an empty frame. Allocates only if no buffer is free.
@@ -40,6 +59,7 @@ impl Pool {
             home: self.clone(),
             length: 0,
             kind,
+            sealed: true,
         }
     }
 
@@ -70,6 +90,8 @@ pub struct Packet {
     home: Pool,
     length: usize,
     kind: LinkKind,
+    /// It has its ICRC, if it is RDMA.
+    sealed: bool,
 }
 
 impl Packet {
@@ -86,16 +108,45 @@ impl Packet {
         self.kind = kind;
     }
 
-    /// The frame.
+    /// The frame. The four bytes of the ICRC are unspecified if it is not sealed.
     #[inline]
     #[must_use]
     pub fn frame(&self) -> &[u8] {
         &self.buffer[..self.length]
     }
 
-    /// The frame, mutable.
+    /// Whether the frame has its ICRC, or is not RDMA.
+    #[inline]
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.sealed
+    }
+
+    /// Marks the frame as one without ICRC: it has not left this host's memory.
+    #[inline]
+    pub fn leave_unsealed(&mut self) {
+        self.sealed = false;
+    }
+
+    /// Adds the ICRC, if it was left out.
+    pub fn seal(&mut self) {
+        if self.sealed {
+            return;
+        }
+        self.sealed = true;
+        let frame = &mut self.buffer[..self.length];
+        if let Ok(network) = Network::read(self.kind, frame) {
+            let frame = &mut frame[..network.end];
+            let value = icrc(frame, self.kind, network.l3, network.l3_at, network.bth_at);
+            let end = frame.len() - ICRC;
+            frame[end..].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    /// The frame, mutable and sealed.
     #[inline]
     pub fn frame_mut(&mut self) -> &mut [u8] {
+        self.seal();
         &mut self.buffer[..self.length]
     }
 
@@ -119,6 +170,7 @@ impl Clone for Packet {
         let mut copy = self.home.get(self.kind);
         copy.length = self.length;
         copy.frame_mut().copy_from_slice(self.frame());
+        copy.sealed = self.sealed;
         copy
     }
 }

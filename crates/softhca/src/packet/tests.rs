@@ -183,6 +183,34 @@ fn each_encapsulation_is_read_back() {
 }
 
 #[test]
+fn a_late_icrc_is_the_same_and_until_then_is_not_checked() {
+    let (early, late) = (Pool::new(), Pool::with_late_icrc());
+    for path in paths() {
+        let expected = write_packet(&early, &path, &[3; 70]);
+        let mut packet = write_packet(&late, &path, &[3; 70]);
+        assert!(expected.is_sealed() && !packet.is_sealed() && !packet.clone().is_sealed());
+        assert_eq!(View::of(&packet).unwrap().payload, [3; 70]);
+        // Whoever changes it has a right one before, so that the change is noticed.
+        let mut changed = packet.clone();
+        let last = changed.frame().len() - 6;
+        changed.frame_mut()[last] ^= 1;
+        assert_eq!(View::of(&changed).map(|_| ()), Err(Refused::BadIcrc));
+        packet.seal();
+        assert!(packet.is_sealed() && View::of(&packet).is_ok());
+        assert_eq!(packet.frame(), expected.frame(), "{path:?}");
+    }
+    // Not RDMA, cut, or of no bytes.
+    for length in [0, 7, 13, 40] {
+        for kind in [LinkKind::Ib, LinkKind::Ethernet] {
+            let mut packet = late.copy_of(kind, &[0; 40][..length]).unwrap();
+            packet.leave_unsealed();
+            packet.seal();
+            assert_eq!(packet.frame(), &[0; 40][..length]);
+        }
+    }
+}
+
+#[test]
 fn ipv4_checksum_adds_up() {
     let packet = write_packet(&Pool::new(), &paths()[0], &[1; 33]);
     let sum: u32 = packet.frame()[14..34]

@@ -4,6 +4,7 @@ use super::header::{Aeth, AtomicEth, BTH, Bth, DCETH, DcEth, Deth, ICRC, Reth, u
 use super::icrc::icrc;
 use super::opcode::{Class, Opcode, Traits};
 use super::path::{LinkKind, Network, NotPacket};
+use super::pool::Packet;
 
 /// Reasons for rejecting a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +17,7 @@ pub enum Refused {
     BadIcrc,
 }
 
-/// A parsed packet, with every length checked and a correct ICRC.
+/// A parsed packet, with every length checked, and a correct ICRC if it has one.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The whole frame.
@@ -39,6 +40,20 @@ impl<'a> View<'a> {
     /// See [`Refused`].
     #[inline]
     pub fn read(kind: LinkKind, frame: &'a [u8]) -> Result<Self, Refused> {
+        Self::parse(kind, frame, true)
+    }
+
+    /// As [`View::read`]. A packet that is not sealed has no ICRC to check.
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    #[inline]
+    pub fn of(packet: &'a Packet) -> Result<Self, Refused> {
+        Self::parse(packet.kind(), packet.frame(), packet.is_sealed())
+    }
+
+    #[inline]
+    fn parse(kind: LinkKind, frame: &'a [u8], sealed: bool) -> Result<Self, Refused> {
         let network = Network::read(kind, frame).map_err(|e| match e {
             NotPacket::Other => Refused::Other,
             NotPacket::Malformed => Refused::Malformed,
@@ -50,9 +65,11 @@ impl<'a> View<'a> {
         };
         let bth = Bth::read(bth);
         let end = network.end - ICRC;
-        let expected = icrc(frame, kind, network.l3, network.l3_at, network.bth_at);
-        if frame[end..] != expected.to_le_bytes() {
-            return Err(Refused::BadIcrc);
+        if sealed {
+            let expected = icrc(frame, kind, network.l3, network.l3_at, network.bth_at);
+            if frame[end..] != expected.to_le_bytes() {
+                return Err(Refused::BadIcrc);
+            }
         }
         if bth.version != 0 || (end - after) % 4 != 0 {
             return Err(Refused::Malformed);

@@ -242,7 +242,7 @@ impl<L> Transport<L> {
         now: u64,
         packet: Packet,
     ) -> Option<Packet> {
-        let view = match View::read(packet.kind(), packet.frame()) {
+        let view = match View::of(&packet) {
             Ok(view) => view,
             Err(Refused::Other) => return Some(packet),
             Err(Refused::Malformed) => {

@@ -25,8 +25,7 @@ use ports::{PARTITION, RequestingPort};
 use mad::{ATTRIBUTE_UNSUPPORTED, Mad, Table, attribute, method};
 
 use crate::packet::{
-    Bth, Class, Deth, Grh, Link, LinkKind, Packet, PacketBuilder, Path, Pool, Psn, Roce, Template,
-    View, op,
+    Bth, Class, Deth, Grh, Link, Packet, PacketBuilder, Path, Pool, Psn, Roce, Template, View, op,
 };
 
 const DATAGRAM: u8 = Class::Ud as u8 | op::SEND_ONLY;
@@ -66,7 +65,7 @@ impl Subnet {
     /// Handles a packet sent to the subnet manager's port and returns the packets
     /// to send back. Anything but a request to subnet administration is discarded.
     pub(super) fn receive(&mut self, packet: &Packet, ports: &Ports) -> Vec<Packet> {
-        let Ok(view) = View::read(LinkKind::Ib, packet.frame()) else {
+        let Ok(view) = View::of(packet) else {
             return Vec::new();
         };
         let (Some(deth), Link::Ib { slid, sl, .. }) = (view.deth(), view.network.link) else {

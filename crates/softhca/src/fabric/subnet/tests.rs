@@ -1,7 +1,7 @@
 use super::*;
 use crate::bits::{Field, field, get_array, put_bytes};
 use crate::fabric::{Fabric, Faults, Port, PortConfig};
-use crate::packet::{DEFAULT_PKEY, Gid};
+use crate::packet::{DEFAULT_PKEY, Gid, LinkKind};
 
 const BROADCAST: Gid = [
     0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
