@@ -267,7 +267,6 @@ impl FrameReceiver {
 /// Checks that accesses to a mapping of the file cannot fail: it has the size, nobody
 /// can take it away, and its pages are ordinary ones (huge ones may be used up).
 fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
-    const TMPFS: libc::__fsword_t = 0x0102_1994;
     let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
     // SAFETY: the call takes a descriptor.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -280,7 +279,7 @@ fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: written by the call, which succeeded.
-    if unsafe { system.assume_init() }.f_type != TMPFS {
+    if unsafe { system.assume_init() }.f_type != libc::TMPFS_MAGIC {
         return Err(invalid());
     }
     // SAFETY: the descriptor is open for the length of this call and is not closed
