@@ -86,6 +86,24 @@ fn between(server: &Host, client: &Host, args: &[&str]) {
     }
 }
 
+/// Runs a server and a client over a network that loses packets. If the last
+/// acknowledgement is lost, one in a hundred times, its sender has ended before it is
+/// asked again: such a run is repeated.
+fn survive(server: &Host, client: &Host, args: &[&str]) {
+    for _ in 0..3 {
+        let outputs = outputs(server, client, args);
+        if outputs.iter().all(|output| output.status.success()) {
+            return;
+        }
+        let gone = outputs.iter().any(|output| {
+            String::from_utf8_lossy(&output.stderr).contains("transport retries exceeded")
+        });
+        assert!(gone, "{args:?}: {outputs:?}");
+        eprintln!("{args:?} once more: {outputs:?}");
+    }
+    panic!("{args:?}: three times without an end");
+}
+
 /// Starts a server; returns its TCP port, too, on which it listens.
 fn serve(server: &Host, args: &[&str]) -> (Child, String) {
     let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -295,15 +313,12 @@ fn two_hosts_whose_network_loses_packets() {
         return;
     }
     for kind in ["rc", "srq"] {
-        let args = ["pingpong", "--type", kind, "--chk", "-n", "200"];
-        let [served, asked] = outputs(&a, &b, &args);
-        assert!(asked.status.success(), "{asked:?}");
-        // If the acknowledgement of the last message is lost, the client has gone.
-        let gone = String::from_utf8_lossy(&served.stderr);
-        let gone = gone.contains("transport retries exceeded");
-        assert!(served.status.success() || gone, "{served:?}");
+        survive(&a, &b, &["pingpong", "--type", kind, "--chk", "-n", "200"]);
     }
-    measurements(&a, &b, "100");
+    for operation in ["send", "write", "read", "atomic"] {
+        let args = ["perf", "--op", operation, "--sizes", "8,5000,100000"];
+        survive(&a, &b, &[&args[..], &["-n", "100"]].concat());
+    }
 }
 
 /// Returns the ICRC of an Ethernet frame, as InfiniBand's annex 17 has it.
