@@ -183,15 +183,21 @@ impl Directory {
         Ok(None)
     }
 
-    /// Returns the first bytes of a file of this user; `None` if there is none.
-    pub(crate) fn read(&self, name: &str) -> Option<String> {
-        const LONGEST: u64 = 4096;
+    /// Opens a file of this user for reading; `None` if there is none.
+    fn open_own(&self, name: &str) -> Option<File> {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file = File::from(openat(&self.fd, name, flags, Mode::empty()).ok()?);
         let own = fstat(&file).is_ok_and(|found| is_own(&found, Kind::File));
+        own.then_some(file)
+    }
+
+    /// Returns the first bytes of a file of this user; `None` if there is none.
+    pub(crate) fn read(&self, name: &str) -> Option<String> {
+        const LONGEST: u64 = 4096;
         let mut text = String::new();
-        let read = own.then(|| file.take(LONGEST).read_to_string(&mut text));
-        matches!(read, Some(Ok(_))).then_some(text)
+        let file = self.open_own(name)?;
+        file.take(LONGEST).read_to_string(&mut text).ok()?;
+        Some(text)
     }
 
     /// Replaces the content of a file of this user, of which the caller holds a lock.
@@ -211,13 +217,8 @@ impl Directory {
 
     /// Returns whether a process holds the lock on a file of this user.
     pub(crate) fn is_locked(&self, name: &str) -> bool {
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        let Ok(file) = openat(&self.fd, name, flags, Mode::empty()) else {
-            return false;
-        };
-        let file = File::from(file);
-        let own = fstat(&file).is_ok_and(|found| is_own(&found, Kind::File));
-        own && Flock::lock(file, FlockArg::LockSharedNonblock).is_err()
+        let file = self.open_own(name);
+        file.is_some_and(|file| Flock::lock(file, FlockArg::LockSharedNonblock).is_err())
     }
 
     /// Returns `None` if the name exists but is not a file of this user,

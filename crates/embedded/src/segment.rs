@@ -77,7 +77,7 @@ struct Member {
     stuck: bool,
 }
 
-/// What a turn of the segment has found.
+/// The result of a turn of the segment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pumped {
     /// There were frames, or one is waiting.
@@ -195,11 +195,9 @@ impl Segment {
     /// Returns whether some frames have not been read: they are waiting here,
     /// or in the ring of their receiver.
     pub(crate) fn is_unread(&mut self) -> bool {
+        let is_sending = self.is_sending();
         let mut links = self.members.iter_mut().filter_map(|it| it.link.as_mut());
-        self.held.is_some()
-            || !self.outgoing.is_empty()
-            || self.port.deadline().is_some()
-            || links.any(Outgoing::is_unread)
+        is_sending || links.any(Outgoing::is_unread)
     }
 
     /// Returns whether there are frames to send.

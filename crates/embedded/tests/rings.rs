@@ -216,7 +216,7 @@ fn a_ring_of_a_hostile_receiver_harms_nobody() {
 const ROUNDS: u32 = 40;
 const VARIABLE: &str = "RINGVERBS_TEST_RING";
 
-/// What [`a_killed_process_harms_nobody`] kills: sends to the process with number 0.
+/// The process that [`a_killed_process_harms_nobody`] kills. It sends to number 0.
 #[test]
 #[ignore = "run by another test"]
 fn killed() {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use nix::ifaddrs::getifaddrs;
 use rdmacm::abi;
+use softhca::packet::gid_of_ip;
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
 
@@ -43,20 +44,12 @@ impl Port {
     pub(super) fn at(self, ip: IpAddr, hosts: &[IpAddr]) -> Self {
         match hosts.iter().position(|host| *host == ip) {
             Some(index) => Self {
-                gid: gid_of(ip),
+                gid: gid_of_ip(ip),
                 gid_index: index as u8,
                 ..self
             },
             None => self,
         }
-    }
-}
-
-/// Returns the GID of an address.
-pub(super) fn gid_of(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
     }
 }
 

@@ -7,7 +7,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::id::gid_of;
+use softhca::packet::gid_of_ip;
+
 use super::wire::{Kind, Message};
 
 /// Size of a management datagram.
@@ -351,8 +352,8 @@ impl Mad {
         self.put(request::CM_RETRIES, &[srq]);
         let lid = PERMISSIVE_LID.to_be_bytes();
         self.put(request::LIDS, &[lid, lid].concat());
-        self.put(request::LOCAL_GID, &gid_of(message.from().ip()));
-        self.put(request::REMOTE_GID, &gid_of(message.to().ip()));
+        self.put(request::LOCAL_GID, &gid_of_ip(message.from().ip()));
+        self.put(request::REMOTE_GID, &gid_of_ip(message.to().ip()));
         self.put(request::RATE, &[RATE]);
         self.put(request::TRAFFIC_CLASS, &[message.traffic_class]);
         self.put(request::HOP_LIMIT, &[64]);
@@ -396,7 +397,7 @@ impl Mad {
         let skip = if is_request { IP_HEADER } else { 0 };
         let private = &self.bytes[data + skip..];
         let mut message = Message::new(kind, &private[..kind.room().min(private.len())]);
-        message = message.by(true, gid_of(source), 0);
+        message = message.by(true, gid_of_ip(source), 0);
         if is_request {
             let (from, port, to) = self.ip_header(data)?;
             let (space, service) = self.service()?;
@@ -546,7 +547,7 @@ mod tests {
                 assert_eq!(got_kind, kind);
                 assert_eq!(got.private_data(), sent.private_data());
                 assert_eq!((got.from(), got.to()), (sent.from(), sent.to()));
-                assert_eq!(got.gid, gid_of(source));
+                assert_eq!(got.gid, gid_of_ip(source));
                 if matches!(kind, Kind::Request | Kind::Reply | Kind::ServiceReply) {
                     assert_eq!((got.qp_num, got.qkey), (sent.qp_num, sent.qkey));
                 }

@@ -9,7 +9,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +17,7 @@ use nix::fcntl::Flock;
 use nix::sys::socket::{
     Backlog, SockFlag, UnixAddr, accept4, bind, connect, getsockname, getsockopt, listen, sockopt,
 };
+use softhca::packet::gid_of_ip;
 use uverbs::Errno;
 
 use super::gateway::Dialer;
@@ -81,10 +81,7 @@ fn lock_name((space, port): PortKey) -> String {
 
 /// Name of the lock on a port of an address.
 fn lock_name_of((space, port): PortKey, address: IpAddr) -> String {
-    let bits = match address {
-        IpAddr::V4(address) => u128::from(address.to_ipv6_mapped()),
-        IpAddr::V6(address) => u128::from(address),
-    };
+    let bits = u128::from_be_bytes(gid_of_ip(address));
     format!("cm-{space:x}-{port}-{bits:032x}.lock")
 }
 
@@ -94,18 +91,16 @@ impl SharedPorts {
         let mut locks = Vec::with_capacity(self.addresses.len());
         for address in &self.addresses {
             let lock = self.directory.lock(&lock_name_of(place, *address))?;
-            let Some(mut lock) = lock else {
+            let Some(lock) = lock else {
                 self.release(place, locks.len());
                 return Ok(None);
             };
-            // So that others know whose the port is.
-            let named = lock
-                .set_len(0)
-                .and_then(|()| write!(lock, "{}", self.member));
             locks.push(lock);
-            if let Err(error) = named {
+            // So that others know whose the port is.
+            let member = self.member.to_string();
+            if let Err(errno) = (self.directory).write(&lock_name_of(place, *address), &member) {
                 self.release(place, locks.len());
-                return refuse(error.raw_os_error().unwrap_or(libc::EIO));
+                return Err(errno);
             }
         }
         Ok(Some(locks))

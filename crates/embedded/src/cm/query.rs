@@ -6,9 +6,10 @@ use std::os::fd::RawFd;
 use rdmacm::abi::{self, query};
 use rdmacm::address::Sockaddr;
 use rdmacm::{Address, IbAddress};
+use softhca::packet::gid_of_ip;
 use zerocopy::IntoBytes;
 
-use super::id::{Id, Phase, gid_of};
+use super::id::{Id, Phase};
 use super::state::State;
 use crate::{Result, refuse};
 
@@ -59,7 +60,7 @@ impl Id {
     fn far_end(&self) -> ([u8; 16], u16) {
         match (self.other, self.peer) {
             (Some(other), _) => (other.gid, other.lid),
-            (None, Some(peer)) if self.hosts => (gid_of(peer.ip()), 0),
+            (None, Some(peer)) if self.hosts => (gid_of_ip(peer.ip()), 0),
             (None, _) => (self.port.gid, self.port.lid),
         }
     }

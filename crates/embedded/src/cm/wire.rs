@@ -13,6 +13,7 @@ use nix::sys::socket::MsgFlags;
 use rdmacm::param::{
     MAX_ACCEPT_DATA, MAX_CONNECT_DATA, MAX_REJECT_DATA, MAX_UD_ACCEPT_DATA, MAX_UD_CONNECT_DATA,
 };
+use softhca::packet::gid_of_ip;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Starts every message: name and version of the protocol.
@@ -141,13 +142,6 @@ fn ip_of(bytes: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(bytes).to_canonical()
 }
 
-fn bytes_of(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    }
-}
-
 impl Message {
     /// Creates a message with private data only. `private_data` is truncated to
     /// the type's maximum, which the caller has checked.
@@ -164,8 +158,8 @@ impl Message {
 
     /// Sets the addresses of both ends.
     pub(super) fn between(mut self, from: SocketAddr, to: SocketAddr) -> Self {
-        (self.from, self.from_port) = (bytes_of(from.ip()), from.port());
-        (self.to, self.to_port) = (bytes_of(to.ip()), to.port());
+        (self.from, self.from_port) = (gid_of_ip(from.ip()), from.port());
+        (self.to, self.to_port) = (gid_of_ip(to.ip()), to.port());
         self
     }
 

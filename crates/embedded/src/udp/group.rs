@@ -11,7 +11,7 @@
 //! ids, and names the socket by which others pass packets to it.
 
 use std::fs::{self, File};
-use std::io::{IoSlice, IoSliceMut, Write};
+use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use nix::sys::socket::{
     Backlog, MsgFlags, SockFlag, accept4, getsockopt, listen, recvmsg, sendmsg, sockopt,
 };
 use nix::unistd::geteuid;
-use softhca::packet::Gid;
+use softhca::packet::{Gid, gid_of_ip};
 use uverbs::Errno;
 
 use crate::directory::{Directory, Sharing};
@@ -44,7 +44,7 @@ const PER_TURN: usize = 256;
 /// The listening socket in epoll events; smaller numbers are connections.
 const LISTENER: u64 = 1 << 32;
 
-/// What a message of another member is.
+/// Kinds of messages between members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A datagram of RoCE v2.
@@ -63,13 +63,6 @@ pub(crate) struct Passed {
     pub(crate) traffic_class: u8,
 }
 
-fn gid_of(address: IpAddr) -> Gid {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
-    }
-}
-
 fn address_of(gid: &[u8]) -> Option<IpAddr> {
     let gid: Gid = gid.try_into().ok()?;
     Some(Ipv6Addr::from(gid).to_canonical())
@@ -81,8 +74,8 @@ impl Passed {
         header[0] = self.kind as u8;
         header[1] = self.traffic_class;
         header[2..4].copy_from_slice(&self.port.to_be_bytes());
-        header[4..20].copy_from_slice(&gid_of(self.source));
-        header[20..36].copy_from_slice(&gid_of(self.destination));
+        header[4..20].copy_from_slice(&gid_of_ip(self.source));
+        header[20..36].copy_from_slice(&gid_of_ip(self.destination));
         header
     }
 
@@ -113,6 +106,11 @@ fn socket_name(member: u8) -> String {
     format!("{member}.socket")
 }
 
+/// Line of a member's file with an address.
+fn line_of(address: Gid) -> String {
+    format!("{:032x}", u128::from_be_bytes(address))
+}
+
 /// This process's membership. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -138,22 +136,15 @@ impl Member {
         let path = parent.join(format!("roce-{digits}"));
         let directory = Directory::open(&path, Sharing::Own).map_err(unusable)?;
         for number in 0..MEMBERS {
-            let Some(mut lock) = directory.lock(&lock_name(number))? else {
+            let Some(lock) = directory.lock(&lock_name(number))? else {
                 continue;
             };
             let Some(listener) = directory.bind(&socket_name(number))? else {
                 continue;
             };
             listen(&listener, Backlog::new(i32::from(MEMBERS)).map_err(os)?).map_err(os)?;
-            // What an earlier holder wrote is longer or not.
-            let mut text = String::new();
-            for address in addresses {
-                text += &format!("{:032x}\n", u128::from_be_bytes(*address));
-            }
-            let written = lock
-                .set_len(0)
-                .and_then(|()| lock.write_all(text.as_bytes()));
-            written.map_err(|it| Errno::new(it.raw_os_error().unwrap_or(libc::EIO)))?;
+            let lines = addresses.iter().map(|address| line_of(*address) + "\n");
+            directory.write(&lock_name(number), &lines.collect::<String>())?;
             return Ok(Self {
                 directory: Arc::new(directory),
                 number,
@@ -166,7 +157,7 @@ impl Member {
 
     /// Returns the number of members with this address.
     pub(crate) fn count(&self, address: Gid) -> usize {
-        let line = format!("{:032x}", u128::from_be_bytes(address));
+        let line = line_of(address);
         let has = |number: &u8| {
             let name = lock_name(*number);
             let text = self.directory.read(&name).unwrap_or_default();
@@ -361,7 +352,7 @@ mod tests {
 
     #[test]
     fn packets_are_passed_to_a_member_until_it_ends() {
-        let gid = gid_of([127, 49, 0, 9].into());
+        let gid = gid_of_ip([127, 49, 0, 9].into());
         let (one, two) = (Member::join(&[gid]).unwrap(), Member::join(&[gid]).unwrap());
         assert_ne!(one.number, two.number);
         assert_eq!(two.count(gid), 2);

@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use softhca::fabric::{Fabric, Port};
 use softhca::packet::{
-    Arrival, Bth, DEFAULT_PKEY, Departure, Deth, Gid, LinkKind, Mac, Packet, PacketBuilder, Path,
-    Pool, Psn, Template, View, headroom,
+    Arrival, Bth, DEFAULT_PKEY, Departure, Deth, LinkKind, Mac, Packet, PacketBuilder, Path, Pool,
+    Psn, Template, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
@@ -36,8 +36,8 @@ use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
 use crate::wire::PATIENCE;
 pub(crate) use group::ID_BITS;
 use group::{Group, Kind, Passed, QPN_BITS};
+use ports::Endpoint;
 pub(crate) use ports::{Addresses, UdpPorts};
-use ports::{Endpoint, gid_at};
 use socket::{BATCH, Datagram, Received, Scoped};
 
 /// MAC addresses in frames between the device and the wire: the device's, and that of
@@ -58,15 +58,6 @@ const LOOKING: Duration = Duration::from_secs(1);
 const UD_SEND: u8 = 0x64;
 /// Source ports are chosen by these bits of the transport's.
 const SOURCE_BITS: u16 = 0x3fff;
-
-impl Drop for UdpWire {
-    fn drop(&mut self) {
-        let Some(group) = &self.group else { return };
-        for Endpoint { at, receiver, .. } in self.endpoints.drain(..) {
-            steering::leave(group.member(), at, gid_at(&at), receiver);
-        }
-    }
-}
 
 /// The wire of a device with addresses of this host.
 pub(crate) struct UdpWire {
@@ -175,7 +166,7 @@ impl UdpWire {
         self.looked = Some(Instant::now());
         if let (Some(group), Some(endpoint)) = (&self.group, self.endpoints.get(place)) {
             let (at, receiver) = (endpoint.at, &endpoint.receiver);
-            steering::look(group.member(), at, gid_at(&at), receiver);
+            steering::look(group.member(), at, receiver);
         }
     }
 
@@ -194,10 +185,7 @@ impl UdpWire {
             return;
         };
         self.passing = group.receive(|passed, bytes| {
-            if !endpoints
-                .iter()
-                .any(|it| it.at.address == passed.destination)
-            {
+            if !has_address(endpoints, passed.destination) {
                 return;
             }
             if passed.kind == Kind::Management {
@@ -288,7 +276,7 @@ impl UdpWire {
     /// Makes packets of the connection manager's messages.
     fn send_management(&mut self) {
         while let Some(Outgoing { from, to, bytes }) = self.gateway.pop() {
-            if self.endpoints.iter().any(|it| it.at.address == to) {
+            if has_address(&self.endpoints, to) {
                 // To the device itself.
                 let group = self.group.as_mut();
                 Self::receive_management(&mut self.gateway, group, (from, to), &bytes);
@@ -332,7 +320,7 @@ impl UdpWire {
         self.port.recv_all(0, BATCH, &mut self.outgoing);
         let any = !self.outgoing.is_empty();
         while !self.outgoing.is_empty() {
-            if let Some(departure) = self.is_for_device() {
+            if let Some(departure) = self.departure_to_itself() {
                 self.turn_around(&departure);
                 continue;
             }
@@ -357,11 +345,9 @@ impl UdpWire {
     }
 
     /// Returns the addresses of the first frame if it is for an address of the device.
-    fn is_for_device(&self) -> Option<Departure> {
+    fn departure_to_itself(&self) -> Option<Departure> {
         let departure = Departure::of(self.outgoing.front()?.frame())?;
-        let to = departure.destination;
-        let own = self.endpoints.iter().any(|it| it.at.address == to);
-        own.then_some(departure)
+        has_address(&self.endpoints, departure.destination).then_some(departure)
     }
 
     /// Returns whether the first frame may wait longer for room in its socket.
@@ -382,8 +368,7 @@ impl UdpWire {
             let Some(by) = sender(&self.endpoints, &departure) else {
                 break;
             };
-            let to = departure.destination;
-            let own = self.endpoints.iter().any(|it| it.at.address == to);
+            let own = has_address(&self.endpoints, departure.destination);
             if own || *socket.get_or_insert(by) != by {
                 break;
             }
@@ -510,11 +495,18 @@ impl UdpWire {
     }
 }
 
-fn gid_of_ip(ip: IpAddr) -> Gid {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
+impl Drop for UdpWire {
+    fn drop(&mut self) {
+        let Some(group) = &self.group else { return };
+        for Endpoint { at, receiver, .. } in self.endpoints.drain(..) {
+            steering::leave(group.member(), at, receiver);
+        }
     }
+}
+
+/// Returns whether an address is one of the device.
+fn has_address(endpoints: &[Endpoint], address: IpAddr) -> bool {
+    endpoints.iter().any(|it| it.at.address == address)
 }
 
 /// Returns the number of the queue pair that a frame of this wire is for.

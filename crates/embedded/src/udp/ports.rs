@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use softhca::Settings;
-use softhca::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ipv4};
+use softhca::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
 use uverbs::{Command, Errno, Error};
 
 use super::DEVICE_MAC;
@@ -170,13 +170,6 @@ fn path_mtu(mtu: u32) -> Option<Mtu> {
     Mtu::ALL.iter().rev().find(fits).copied()
 }
 
-pub(super) fn gid_at(at: &Scoped) -> Gid {
-    match at.address {
-        IpAddr::V4(address) => gid_of_ipv4(address.octets()),
-        IpAddr::V6(address) => address.octets(),
-    }
-}
-
 /// Returns whether all sockets at the port are those of members, who would pass our
 /// packets on: others of this user may share the port without knowing of us.
 fn has_only_members(at: Scoped, member: &Member) -> bool {
@@ -187,14 +180,14 @@ fn has_only_members(at: Scoped, member: &Member) -> bool {
             thread::sleep(Duration::from_millis(10));
         }
         let sockets = sockets_at(at.address, ROCE_V2_PORT);
-        sockets.is_none_or(|count| count <= member.count(gid_at(&at)))
+        sockets.is_none_or(|count| count <= member.count(gid_of_ip(at.address)))
     })
 }
 
 impl Endpoint {
     fn open(at: Scoped, member: Option<&Member>) -> io::Result<Self> {
         let receiver = match member {
-            Some(member) => steering::open(member, at, gid_at(&at))?,
+            Some(member) => steering::open(member, at)?,
             None => socket::open_receiver(at, false)?,
         };
         let mut senders: Vec<(u16, OwnedFd)> = Vec::with_capacity(SOURCES);
@@ -227,7 +220,7 @@ impl UdpPorts {
     pub(crate) fn open(name: &str) -> Result<Self, Error> {
         let (addresses, interface) = addresses(name)?;
         let alone = addresses.len() == 1;
-        let gids: Vec<Gid> = addresses.iter().map(gid_at).collect();
+        let gids: Vec<Gid> = addresses.iter().map(|at| gid_of_ip(at.address)).collect();
         // Without a directory, or a number in it, the addresses are this process's.
         let member = match Member::join(&gids) {
             Ok(member) => Some(member),
@@ -281,7 +274,11 @@ impl UdpPorts {
     /// Returns the addresses.
     pub(crate) fn addresses(&self) -> Addresses {
         Addresses {
-            gids: self.endpoints.iter().map(|it| gid_at(&it.at)).collect(),
+            gids: self
+                .endpoints
+                .iter()
+                .map(|it| gid_of_ip(it.at.address))
+                .collect(),
             mtu: self.mtu,
             member: self.member.as_ref().map_or(0, |member| member.number),
         }
@@ -383,7 +380,7 @@ mod tests {
     fn an_address_is_shared_with_members_alone() {
         let name = "127.41.0.1";
         let ports = UdpPorts::open(name).unwrap();
-        assert_eq!(ports.addresses().gids, [gid_of_ipv4([127, 41, 0, 1])]);
+        assert_eq!(ports.addresses().gids, [gid_of_ip([127, 41, 0, 1].into())]);
         assert_eq!(ports.endpoints[0].senders.len(), SOURCES);
         let more = UdpPorts::open(name).unwrap();
         assert_ne!(ports.addresses().member, more.addresses().member);
@@ -405,7 +402,7 @@ mod tests {
     fn numbers_stay_in_the_range_of_a_member() {
         for member in [0, 1, MEMBERS - 1] {
             let addresses = Addresses {
-                gids: vec![gid_of_ipv4([127, 41, 0, 2])],
+                gids: vec![gid_of_ip([127, 41, 0, 2].into())],
                 mtu: Mtu::B1024,
                 member,
             };

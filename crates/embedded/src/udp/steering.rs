@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use softhca::packet::{Gid, ROCE_V2_PORT};
+use softhca::packet::{ROCE_V2_PORT, gid_of_ip};
 
 use super::group::{MEMBERS, Member, QPN_BITS, lock_name, sockets_at};
 use super::socket::{self, Scoped};
@@ -28,7 +28,7 @@ const QPN_TOP: u32 = 5;
 /// The members of a group by their places; `None` if they are not known.
 type Places = Option<Vec<u8>>;
 
-/// What a member does to the group.
+/// Reasons to update the places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Join,
@@ -37,16 +37,17 @@ enum Change {
     Look,
 }
 
-fn name_of(address: Gid, what: &str) -> String {
-    format!("places-{:032x}{what}", u128::from_be_bytes(address))
+fn name_of(address: IpAddr, what: &str) -> String {
+    let bits = u128::from_be_bytes(gid_of_ip(address));
+    format!("places-{bits:032x}{what}")
 }
 
 /// Opens the receiving socket of a member.
-pub(super) fn open(member: &Member, at: Scoped, address: Gid) -> io::Result<OwnedFd> {
+pub(super) fn open(member: &Member, at: Scoped) -> io::Result<OwnedFd> {
     let mut socket = None;
-    locked(&member.directory, address, TRIES, || {
+    locked(&member.directory, at.address, TRIES, || {
         let opened = socket.insert(socket::open_receiver(at, true)?);
-        update(member, at.address, address, opened, Change::Join);
+        update(member, at.address, opened, Change::Join);
         Ok(())
     })?;
     // Without the lock nobody knows its place.
@@ -54,28 +55,24 @@ pub(super) fn open(member: &Member, at: Scoped, address: Gid) -> io::Result<Owne
 }
 
 /// Prepares the group for the end of a member's socket, which must be closed at once.
-pub(super) fn leave(member: &Member, at: Scoped, address: Gid, socket: OwnedFd) {
-    let _ = locked(&member.directory, address, TRIES, || {
-        update(member, at.address, address, &socket, Change::Leave);
+pub(super) fn leave(member: &Member, at: Scoped, socket: OwnedFd) {
+    let _ = locked(&member.directory, at.address, TRIES, || {
+        update(member, at.address, &socket, Change::Leave);
+        let (directory, places) = (&member.directory, name_of(at.address, ""));
+        let text = directory.read(&places).unwrap_or_default();
         // The last one leaves nothing; its lock is held.
-        if parse(
-            &member
-                .directory
-                .read(&name_of(address, ""))
-                .unwrap_or_default(),
-        ) == Some(Vec::new())
-        {
-            member.directory.remove_lock(&name_of(address, ""));
-            member.directory.remove_lock(&name_of(address, ".lock"));
+        if parse(&text) == Some(Vec::new()) {
+            directory.remove_lock(&places);
+            directory.remove_lock(&name_of(at.address, ".lock"));
         }
         Ok(())
     });
 }
 
 /// Corrects the places after a packet has come to the wrong member. Waits for nobody.
-pub(super) fn look(member: &Member, at: Scoped, address: Gid, socket: &OwnedFd) {
-    let _ = locked(&member.directory, address, 1, || {
-        update(member, at.address, address, socket, Change::Look);
+pub(super) fn look(member: &Member, at: Scoped, socket: &OwnedFd) {
+    let _ = locked(&member.directory, at.address, 1, || {
+        update(member, at.address, socket, Change::Look);
         Ok(())
     });
 }
@@ -83,7 +80,7 @@ pub(super) fn look(member: &Member, at: Scoped, address: Gid, socket: &OwnedFd) 
 /// Calls `act` with the lock on the places, if it can be had.
 fn locked(
     directory: &Directory,
-    address: Gid,
+    address: IpAddr,
     tries: u32,
     act: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
@@ -98,14 +95,14 @@ fn locked(
     Ok(())
 }
 
-fn update(member: &Member, ip: IpAddr, address: Gid, socket: &OwnedFd, change: Change) {
+fn update(member: &Member, address: IpAddr, socket: &OwnedFd, change: Change) {
     let directory = &member.directory;
     let name = name_of(address, "");
     let alive = |number: u8| {
         let same = number == member.number;
         (same && change != Change::Join) || !same && directory.is_locked(&lock_name(number))
     };
-    let sockets = || sockets_at(ip, ROCE_V2_PORT);
+    let sockets = || sockets_at(address, ROCE_V2_PORT);
     let mut places = parse(&directory.read(&name).unwrap_or_default());
     if change == Change::Join && sockets() == Some(1) {
         places = Some(Vec::new());
@@ -218,10 +215,9 @@ mod tests {
             address: ip,
             scope: 0,
         };
-        let address = softhca::packet::gid_of_ipv4([127, 49, 0, 20]);
         let join = || {
-            let member = Member::join(&[address]).unwrap();
-            let socket = open(&member, at, address).unwrap();
+            let member = Member::join(&[gid_of_ip(ip)]).unwrap();
+            let socket = open(&member, at).unwrap();
             (member, socket)
         };
         let arrive = |members: &[(Member, OwnedFd)]| {
@@ -242,13 +238,13 @@ mod tests {
         let mut members: Vec<_> = (0..4).map(|_| join()).collect();
         arrive(&members);
         let (member, socket) = members.remove(1);
-        leave(&member, at, address, socket);
+        leave(&member, at, socket);
         drop(member);
         arrive(&members);
         // Killed: nobody is told.
         drop(members.remove(0));
         let (member, socket) = &members[0];
-        look(member, at, address, socket);
+        look(member, at, socket);
         arrive(&members);
         drop(members.remove(1));
         // The number may be the same again.
@@ -256,9 +252,9 @@ mod tests {
         arrive(&members);
         let directory = std::sync::Arc::clone(&members[0].0.directory);
         for (member, socket) in members {
-            assert!(directory.read(&name_of(address, "")).is_some());
-            leave(&member, at, address, socket);
+            assert!(directory.read(&name_of(ip, "")).is_some());
+            leave(&member, at, socket);
         }
-        assert!(directory.read(&name_of(address, "")).is_none());
+        assert!(directory.read(&name_of(ip, "")).is_none());
     }
 }

@@ -26,7 +26,7 @@ pub use icrc::{icrc_cause, icrc_change};
 pub use opcode::{Class, Opcode, Traits, op};
 pub use path::{
     Gid, Grh, L3, Link, LinkKind, MAX_NETWORK, Mac, Network, NotPacket, Path, ROCE_V2_PORT, Roce,
-    Template, gid_of_ipv4, ipv4_of,
+    Template, gid_of_ip, gid_of_ipv4, ipv4_of,
 };
 pub use pool::{CAPACITY, Packet, Pool};
 pub use psn::Psn;

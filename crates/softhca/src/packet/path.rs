@@ -1,5 +1,7 @@
 //! Network headers: everything before the BTH, per link layer and RoCE version.
 
+use std::net::IpAddr;
+
 use super::header::{BTH, ICRC, u16_at, u32_at};
 
 /// A 16-byte global identifier.
@@ -131,6 +133,15 @@ pub fn gid_of_ipv4(address: [u8; 4]) -> Gid {
     gid[10..12].copy_from_slice(&[0xff, 0xff]);
     gid[12..].copy_from_slice(&address);
     gid
+}
+
+/// The GID of an address.
+#[must_use]
+pub fn gid_of_ip(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(address) => gid_of_ipv4(address.octets()),
+        IpAddr::V6(address) => address.octets(),
+    }
 }
 
 /// The headers between the link header and the BTH.

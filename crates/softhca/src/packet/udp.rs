@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::header::{BTH, ICRC, u16_at};
 use super::icrc::{icrc, icrc_cause, icrc_change};
-use super::path::{Gid, Grh, L3, Link, LinkKind, Mac, Network, Path, Roce, Template, gid_of_ipv4};
+use super::path::{Grh, L3, Link, LinkKind, Mac, Network, Path, Roce, Template, gid_of_ip};
 use super::pool::{CAPACITY, Packet};
 
 /// Lengths of the headers that a socket does not show.
@@ -22,14 +22,6 @@ const IDENTIFICATION: usize = 4;
 #[must_use]
 pub const fn headroom(ipv6: bool) -> usize {
     ETHERNET + if ipv6 { IPV6 } else { IPV4 } + UDP
-}
-
-/// Returns the GID of an address.
-fn gid_of(address: IpAddr) -> Gid {
-    match address {
-        IpAddr::V4(address) => gid_of_ipv4(address.octets()),
-        IpAddr::V6(address) => address.octets(),
-    }
 }
 
 /// Reasons why a datagram is not a RoCE v2 packet.
@@ -84,8 +76,8 @@ impl Arrival {
                 vlan: None,
             },
             grh: Some(Grh {
-                sgid: gid_of(self.source),
-                dgid: gid_of(self.destination),
+                sgid: gid_of_ip(self.source),
+                dgid: gid_of_ip(self.destination),
                 flow_label: 0,
                 traffic_class: self.traffic_class,
                 hop_limit: 64,
@@ -211,7 +203,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::packet::{Bth, PacketBuilder, Pool, Psn, View};
+    use crate::packet::{Bth, PacketBuilder, Pool, Psn, View, gid_of_ipv4};
 
     const MACS: (Mac, Mac) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
 
