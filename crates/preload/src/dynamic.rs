@@ -28,9 +28,8 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
 
 /// Returns the content of an attribute; `None` for a GID that the device has not.
 fn content(device: &Embedded, name: &str) -> Option<String> {
-    if let Some(index) = name.strip_prefix("ports/1/gids/") {
-        let gid = *device.gids().get(index.parse::<usize>().ok()?)?;
-        return Some(words(&gid) + "\n");
+    if let Some(index) = tree::gid_index(name) {
+        return Some(words(device.gids().get(index)?) + "\n");
     }
     let mut content = match name {
         "node_guid" | "sys_image_guid" => words(&device.node_guid().to_be_bytes()),

@@ -23,37 +23,30 @@ pub(crate) const UVERBS_MINOR: u32 = 192;
 pub(crate) const MANAGER: (u32, u32) = (10, 122);
 
 /// Attributes of a device whose content differs from process to process.
-const DYNAMIC: [&str; 21] = [
+const DYNAMIC: [&str; 5] = [
     "node_guid",
     "sys_image_guid",
     "node_desc",
     "ports/1/lid",
     "ports/1/sm_lid",
-    "ports/1/gids/0",
-    "ports/1/gids/1",
-    "ports/1/gids/2",
-    "ports/1/gids/3",
-    "ports/1/gids/4",
-    "ports/1/gids/5",
-    "ports/1/gids/6",
-    "ports/1/gids/7",
-    "ports/1/gids/8",
-    "ports/1/gids/9",
-    "ports/1/gids/10",
-    "ports/1/gids/11",
-    "ports/1/gids/12",
-    "ports/1/gids/13",
-    "ports/1/gids/14",
-    "ports/1/gids/15",
 ];
+
+/// GIDs of a port, at most. They are dynamic attributes, too.
+const GIDS: usize = 16;
+
+/// Returns the index of the GID that an attribute is.
+pub(crate) fn gid_index(name: &str) -> Option<usize> {
+    let index = name.strip_prefix("ports/1/gids/")?;
+    (0..GIDS).find(|number| number.to_string() == index)
+}
 
 /// Splits the path of a dynamic attribute, below `/sys`, into the number of the
 /// device and the name of the attribute.
-pub(crate) fn dynamic(path: &str) -> Option<(usize, &'static str)> {
+pub(crate) fn dynamic(path: &str) -> Option<(usize, &str)> {
     let path = path.strip_prefix("class/infiniband/mlx5_")?;
     let (number, name) = path.split_once('/')?;
-    let name = DYNAMIC.iter().find(|dynamic| **dynamic == name)?;
-    Some((number.parse().ok()?, name))
+    let known = DYNAMIC.contains(&name) || gid_index(name).is_some();
+    known.then_some((number.parse().ok()?, name))
 }
 
 /// Returns whether a path below `/sys` is that of a dynamic attribute.
@@ -107,7 +100,7 @@ fn files(profiles: &[&str], of_host: bool) -> Vec<File> {
     for (number, profile) in profiles.iter().enumerate() {
         let ethernet = profile.starts_with("roce");
         let gids: &[&str] = match (ethernet, of_host) {
-            (true, true) => &[V2; 16],
+            (true, true) => &[V2; GIDS],
             (true, false) => &[V1, V2],
             (false, _) => &[V1],
         };
@@ -176,14 +169,10 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
     }
     for (index, kind) in gids.iter().enumerate() {
         add(&of_class, &format!("ports/1/gid_attrs/types/{index}"), kind);
+        add(&of_class, &format!("ports/1/gids/{index}"), "");
     }
     for name in DYNAMIC {
-        let index = name
-            .strip_prefix("ports/1/gids/")
-            .and_then(|it| it.parse().ok());
-        if index.is_none_or(|index: usize| index < gids.len()) {
-            add(&of_class, name, "");
-        }
+        add(&of_class, name, "");
     }
 }
 

@@ -185,10 +185,10 @@ fn embedded(
     settings: &mut Settings,
 ) -> Result<(), Error> {
     let of_host = devices.starts_with("roce:") && !devices.contains(',');
-    for device in devices.split(',').filter(|_| !of_host) {
-        if !Network::profiles().any(|(name, _)| name == device) {
-            return Err(RunError::Device(device.to_owned()).into());
-        }
+    let is_profile = |device: &&str| Network::profiles().any(|(name, _)| name == *device);
+    let unknown = devices.split(',').find(|device| !is_profile(device));
+    if let Some(device) = unknown.filter(|_| !of_host) {
+        return Err(RunError::Device(device.to_owned()).into());
     }
     let path = program::find(program);
     if let Some((path, reason)) = path.and_then(|it| Some((it.clone(), program::unreachable(&it)?)))
