@@ -22,16 +22,8 @@ clean() {
     rm -rf "$scratch"
 }
 trap clean EXIT
-passed=0
-failed=0
-
-ok() { passed=$((passed + 1)); echo "ok      $1" | cut -c 1-200; }
-bad() {
-    failed=$((failed + 1))
-    echo "FAILED  $1"
-    shift
-    for file in "$@"; do sed "s/^/        ${file##*/}: /" "$file" | tail -12 | cut -c 1-200; done
-}
+# shellcheck source=report.sh
+. "$(dirname "$0")/report.sh"
 
 setup() {
     ip link add hx0 type veth peer name hx1
@@ -55,9 +47,6 @@ setup() {
     exit 1
 }
 
-# listens PORT [PREFIX...]: a TCP port, or that of an id of rdma_cm.
-tcp_listens() { port=$1; shift; "$@" cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X "$port") [0-9A-F:]* 0A "; }
-cm_listens() { rdma resource show cm_id | sed 's/$/ /' | grep -q ":$1 "; }
 running() { kill -0 "$1" 2> /dev/null; }
 
 # meet NAME SERVER-SIDE SERVER CLIENT: both must end well. A server of our side that
@@ -177,5 +166,4 @@ crate() {
 
 setup
 for part in "$@"; do $part; done
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+report

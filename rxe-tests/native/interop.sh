@@ -14,16 +14,8 @@ at0=${RXE_NETNS:+ip netns exec $RXE_NETNS} at1=${RXE_NETNS1:+ip netns exec $RXE_
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-passed=0
-failed=0
-
-ok() { passed=$((passed + 1)); echo "ok      $1" | cut -c 1-200; }
-bad() {
-    failed=$((failed + 1))
-    echo "FAILED  $1"
-    shift
-    for file in "$@"; do sed "s/^/        ${file##*/}: /" "$file" | tail -12 | cut -c 1-200; done
-}
+# shellcheck source=report.sh
+. "$(dirname "$0")/report.sh"
 
 # until_true COMMAND...: at most half a minute.
 until_true() {
@@ -33,8 +25,6 @@ until_true() {
         waited=$((waited + 1))
     done
 }
-cm_listens() { $at1 rdma resource show cm_id | sed 's/$/ /' | grep -q ":$1 "; }
-tcp_listens() { $at1 cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$(printf %04X "$1") [0-9A-F:]* 0A "; }
 contains() { grep -q "$1" "$2"; }
 
 # start READY PORT COMMAND...: a server, when it can be connected to.
@@ -44,7 +34,7 @@ start() {
     # What C has buffered comes at its end: errors are not to be in the middle.
     $at1 timeout 60 "$@" > "$scratch/server" 2> "$scratch/server.err" &
     server=$!
-    until_true "$ready" "$port"
+    until_true "$ready" "$port" $at1
 }
 
 # ask COMMAND...: its client; leaves the statuses of both. A server that has
@@ -113,7 +103,7 @@ killed() {
     done
     rping -s -a "$RXE_ADDR" -v > "$scratch/server" 2>&1 &
     server=$!
-    until_true cm_listens 7174
+    until_true cm_listens 7174 $at1
     timeout 60 rping_client "$RXE_ADDR" 1000000 > "$scratch/client" 2>&1 &
     client=$!
     until_true contains 'rdma-ping-20' "$scratch/server"
@@ -219,5 +209,4 @@ perf() {
 }
 
 for part in "$@"; do $part; done
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+report

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
+use testing::program;
+
 /// Nothing here takes so long, but on a machine with much else to do.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -20,17 +22,8 @@ fn start(args: &[&str]) -> Child {
     command.spawn().unwrap()
 }
 
-/// Waits for its end. What it prints is less than a pipe holds.
-fn finish(mut child: Child) -> Output {
-    let end = Instant::now() + PATIENCE;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > end {
-            child.kill().unwrap();
-            panic!("no end: {:?}", child.wait_with_output());
-        }
-        sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
+fn finish(child: Child) -> Output {
+    program::finish(child, PATIENCE)
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -7,6 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use testing::hosts::{Namespaces, has_listener, tool};
+use testing::program;
+
 /// Nothing here takes so long, but on a machine with much else to do.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -58,24 +61,12 @@ impl Host {
         // Looked for without connecting: a server takes one client.
         let mut command = self.command("cat", &["/proc/net/tcp", "/proc/net/tcp6"]);
         let table = command.output().unwrap().stdout;
-        let table = String::from_utf8_lossy(&table);
-        let at = format!(":{port:04X} ");
-        table
-            .lines()
-            .any(|line| line.contains(&at) && line.contains(" 0A "))
+        has_listener(&String::from_utf8_lossy(&table), port)
     }
 }
 
-fn finish(mut child: Child) -> Output {
-    let end = Instant::now() + PATIENCE;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > end {
-            child.kill().unwrap();
-            panic!("no end: {:?}", child.wait_with_output());
-        }
-        sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
+fn finish(child: Child) -> Output {
+    program::finish(child, PATIENCE)
 }
 
 /// Runs a server and a client, which must both succeed.
@@ -214,45 +205,16 @@ fn processes_share_an_address() {
 }
 
 /// Two network namespaces that are connected.
-struct Namespaces(Vec<String>);
+struct Network(Namespaces);
 
-fn tool(program: &str, args: &str) -> bool {
-    let args = args.split(' ').collect::<Vec<_>>();
-    let output = Command::new(program).args(args).output();
-    output.is_ok_and(|output| output.status.success())
-}
-
-impl Namespaces {
-    /// Returns `None` without the right to, or without ip(8).
+impl Network {
     fn new(name: &str, mtu: u32) -> Option<Self> {
-        let name = format!("rv-{name}-{}", std::process::id());
-        let names = ["a", "b"].map(|end| format!("{name}-{end}"));
-        if !names
-            .iter()
-            .all(|name| tool("ip", &format!("netns add {name}")))
-        {
-            eprintln!("skipped: network namespaces need root and ip(8)");
-            return None;
-        }
-        let [a, b] = &names;
-        let both = format!("link add veth0 netns {a} type veth peer name veth0 netns {b}");
-        assert!(tool("ip", &both));
-        for (number, name) in [(1, a), (2, b)] {
-            for command in [
-                format!("-n {name} address add 192.0.2.{number}/24 dev veth0"),
-                format!("-n {name} address add fd00::{number}/64 dev veth0 nodad"),
-                format!("-n {name} link set lo up"),
-                format!("-n {name} link set veth0 mtu {mtu} up"),
-            ] {
-                assert!(tool("ip", &command), "ip {command}");
-            }
-        }
-        Some(Self(names.to_vec()))
+        Namespaces::new(name, mtu).map(Self)
     }
 
     fn hosts(&self, addresses: [&str; 2]) -> (Host, Host) {
         let host = |at: usize| Host {
-            namespace: Some(self.0[at].clone()),
+            namespace: Some(self.0.0[at].clone()),
             address: addresses[at].to_owned(),
         };
         (host(0), host(1))
@@ -273,15 +235,7 @@ impl Namespaces {
                 && nft("add chain inet loss in { type filter hook input priority 0 ; }")
                 && nft("add rule inet loss in udp dport 4791 numgen random mod 100 < 1 drop")
         };
-        self.0.iter().all(netem) || self.0.iter().all(filter)
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.0 {
-            tool("ip", &format!("netns delete {name}"));
-        }
+        self.0.0.iter().all(netem) || self.0.0.iter().all(filter)
     }
 }
 
@@ -289,7 +243,7 @@ impl Drop for Namespaces {
 fn two_hosts_in_namespaces() {
     let _turn = turn();
     for mtu in [1500, 9000] {
-        let Some(namespaces) = Namespaces::new(&format!("plain-{mtu}"), mtu) else {
+        let Some(namespaces) = Network::new(&format!("plain-{mtu}"), mtu) else {
             return;
         };
         for addresses in [["192.0.2.1", "192.0.2.2"], ["fd00::1", "fd00::2"]] {
@@ -304,7 +258,7 @@ fn two_hosts_in_namespaces() {
 #[test]
 fn two_hosts_whose_network_loses_packets() {
     let _turn = turn();
-    let Some(namespaces) = Namespaces::new("lossy", 1500) else {
+    let Some(namespaces) = Network::new("lossy", 1500) else {
         return;
     };
     let (a, b) = namespaces.hosts(["192.0.2.1", "192.0.2.2"]);
@@ -371,7 +325,7 @@ fn packets_are_right_on_the_wire() {
         eprintln!("skipped: tshark is not installed (apt-get install tshark)");
         return;
     }
-    let Some(namespaces) = Namespaces::new("wire", 1500) else {
+    let Some(namespaces) = Network::new("wire", 1500) else {
         return;
     };
     let name = format!("ringverbs-wire-{}.pcap", std::process::id());
@@ -392,7 +346,7 @@ fn packets_are_right_on_the_wire() {
         ping_pongs(&a, &b, "10");
         measurements(&b, &a, "5");
     }
-    // What the capture has not read yet is lost with it.
+    // The capture loses packets that it has not read when it ends.
     sleep(Duration::from_secs(1));
     assert!(tool("kill", &format!("-INT {}", capture.id())));
     capture.wait().unwrap();

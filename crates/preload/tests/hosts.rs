@@ -14,6 +14,9 @@ use std::sync::Mutex;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use testing::hosts::{Namespaces, has_listener};
+use testing::program;
+
 /// Nothing here takes so long, but on a machine with much else to do.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// One list at a time: each of its programs polls.
@@ -54,11 +57,7 @@ impl Host {
     fn listens(&self, port: u16) -> bool {
         let table = self.plain("cat /proc/net/tcp /proc/net/tcp6");
         let table = { table }.output().unwrap().stdout;
-        let end = format!(":{port:04X}");
-        String::from_utf8_lossy(&table).lines().any(|line| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&end))
-        })
+        has_listener(&String::from_utf8_lossy(&table), port)
     }
 }
 
@@ -81,16 +80,8 @@ impl Drop for Folder {
     }
 }
 
-fn finish(mut child: Child, line: &str) -> Output {
-    let end = Instant::now() + PATIENCE;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > end {
-            child.kill().unwrap();
-            panic!("{line}: no end: {:?}", child.wait_with_output());
-        }
-        sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
+fn finish(child: Child) -> Output {
+    program::finish(child, PATIENCE)
 }
 
 /// Runs both ends of a program, of which the client names the server last. With a TCP
@@ -107,7 +98,7 @@ fn pair(directory: &Folder, hosts: [&Host; 2], port: Option<u16>, lines: [&str; 
     }
     let client = format!("{client} {}", hosts[0].address);
     let asked = loop {
-        let asked = finish(hosts[1].start(directory, &client), &client);
+        let asked = finish(hosts[1].start(directory, &client));
         let again = port.is_none() && running(&mut serving) && Instant::now() < end;
         if asked.status.success() || !again {
             break asked;
@@ -117,7 +108,7 @@ fn pair(directory: &Folder, hosts: [&Host; 2], port: Option<u16>, lines: [&str; 
     if !asked.status.success() {
         let _ = serving.kill();
     }
-    let served = finish(serving, server);
+    let served = finish(serving);
     for (line, output) in [(&client[..], asked), (server, served)] {
         assert!(output.status.success(), "{line}: {output:?}");
     }
@@ -151,7 +142,7 @@ fn installed() -> bool {
 fn programs(name: &str, a: &Host, b: &Host, port: u16) {
     let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
     let directory = Folder::new(name);
-    let found = finish(a.start(&directory, "ibv_devinfo -v"), "ibv_devinfo");
+    let found = finish(a.start(&directory, "ibv_devinfo -v"));
     let text = String::from_utf8_lossy(&found.stdout);
     let gid = format!("::ffff:{}", a.address);
     let gids: Vec<&str> = text.lines().filter(|it| it.contains("GID[")).collect();
@@ -231,48 +222,12 @@ fn processes_share_an_address() {
     }
 }
 
-/// Two network namespaces that are connected.
-struct Namespaces([String; 2]);
-
-fn ip(args: &str) -> bool {
-    let output = Command::new("ip").args(args.split(' ')).output();
-    output.is_ok_and(|output| output.status.success())
-}
-
-impl Namespaces {
-    fn new() -> Option<Self> {
-        let names = ["a", "b"].map(|end| format!("rv-programs-{}-{end}", std::process::id()));
-        if !names.iter().all(|name| ip(&format!("netns add {name}"))) {
-            println!("skipped: network namespaces need root and ip(8)");
-            return None;
-        }
-        let made = Self(names);
-        let [a, b] = &made.0;
-        let both = format!("link add veth0 netns {a} type veth peer name veth0 netns {b}");
-        assert!(ip(&both));
-        for (number, name) in [(1, a), (2, b)] {
-            let address = format!("-n {name} address add 192.0.2.{number}/24 dev veth0");
-            assert!(ip(&address) && ip(&format!("-n {name} link set lo up")));
-            assert!(ip(&format!("-n {name} link set veth0 up")));
-        }
-        Some(made)
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.0 {
-            ip(&format!("netns delete {name}"));
-        }
-    }
-}
-
 #[test]
 fn programs_in_two_namespaces() {
     if !installed() {
         return;
     }
-    let Some(namespaces) = Namespaces::new() else {
+    let Some(namespaces) = Namespaces::new("programs", 1500) else {
         return;
     };
     let [a, b] = [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Host {

@@ -1,6 +1,7 @@
 //! Processes that fork, close everything, become daemons, are killed, or have no room,
 //! on embedded devices, with rdma-core's provider and with ours.
 
+#[macro_use]
 mod common;
 
 use std::env;
@@ -118,17 +119,6 @@ fn killed(provider: Provider) {
     let line = format!("{} use", program.display());
     world.start(&line, "last.txt").good();
     world.finish();
-}
-
-macro_rules! with_each_provider {
-    ($($name:ident: $list:ident;)*) => {
-        mod stock {
-            $(#[test] fn $name() { super::$list(super::Provider::Stock); })*
-        }
-        mod ours {
-            $(#[test] fn $name() { super::$list(super::Provider::Ours); })*
-        }
-    };
 }
 
 with_each_provider! {

@@ -6,6 +6,7 @@
 //! ibverbs-providers rdmacm-utils perftest libfabric-bin ucx-utils openmpi-bin
 //! libopenmpi-dev`.
 
+#[macro_use]
 mod common;
 
 use std::fs;
@@ -196,17 +197,6 @@ fn collectives(provider: Provider) {
         assert!(said.contains("all right"), "{said}");
     }
     world.finish();
-}
-
-macro_rules! with_each_provider {
-    ($($name:ident: $list:ident;)*) => {
-        mod stock {
-            $(#[test] fn $name() { super::$list(super::Provider::Stock); })*
-        }
-        mod ours {
-            $(#[test] fn $name() { super::$list(super::Provider::Ours); })*
-        }
-    };
 }
 
 with_each_provider! {

@@ -573,7 +573,7 @@ fn slot_is_reused_after_its_completion_was_read() {
 struct Frames {
     header: Box<FrameHeader>,
     slots: [UnsafeCell<u32>; 2],
-    /// What wakes the receiver, and stays until it has looked.
+    /// The wake-up, which is pending until the receiver has looked.
     doorbell: (Mutex<bool>, Condvar),
 }
 

@@ -3,7 +3,9 @@
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// Names the device for all processes of a test.
 pub const DEVICE: &str = "RINGVERBS_DEVICE";
@@ -61,6 +63,20 @@ pub fn ran_with_device(test: &str) -> bool {
     let command = again.command.args([test, "--exact", "--nocapture"]);
     assert!(command.status().unwrap().success());
     true
+}
+
+/// Waits for a process to end, for `patience` at most. What it prints is less than a
+/// pipe holds.
+pub fn finish(mut child: Child, patience: Duration) -> Output {
+    let end = Instant::now() + patience;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("no end: {:?}", child.wait_with_output());
+        }
+        sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
 }
 
 /// Where cargo puts an example when it builds tests: beside the folder of this program.

@@ -20,7 +20,7 @@ use crate::softhca::known;
 use crate::suite::{PLUGIN, Work};
 use crate::{dist, driver};
 
-/// What the lists run, and the tests of crates/preload: programs, and their packages.
+/// Programs that the lists and the tests of crates/preload run, and their packages.
 pub const NEEDS: &[(&str, &str)] = &[
     ("ibv_devinfo", "ibverbs-utils"),
     ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
@@ -70,7 +70,7 @@ pub fn full(port: &str, filter: &[String]) -> Result<Outcomes> {
     Ok(outcomes)
 }
 
-/// What came of the lists on one kind of port.
+/// Results of the lists on one kind of port.
 pub struct Outcomes {
     pub passed: usize,
     pub failed: usize,

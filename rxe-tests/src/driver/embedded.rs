@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::case::{ATTEMPTS, Case, Ready, Shape};
+use super::lists::perftest_pair;
 use super::process::put_in_front;
 use crate::guest::host::which;
 
@@ -259,7 +260,7 @@ fn open_mpi() -> Vec<Case> {
     cases
 }
 
-/// What of perftest other lists leave out.
+/// Further cases of perftest: all sizes, more services, queue pairs and options.
 fn more_perftest() -> Vec<Case> {
     const LIST: &[(&str, &str)] = &[
         ("send_bw", "-n 20 -a -b"),
@@ -291,13 +292,7 @@ fn more_perftest() -> Vec<Case> {
     ];
     LIST.iter()
         .map(|&(tool, options)| {
-            let command = format!("ib_{tool} -d {{dev}} -x {{gid}} -p {{port}} -F {options}");
-            let by_cm = options.split(' ').any(|word| word == "-R");
-            let shape = Shape::Pair {
-                client: format!("{command} {{addr}}"),
-                server: command,
-                ready: if by_cm { Ready::Cm } else { Ready::Tcp },
-            };
+            let shape = perftest_pair(tool, options);
             Case::new("perftest", &format!("{tool} {options}"), shape).within(120)
         })
         .collect()

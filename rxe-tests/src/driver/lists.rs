@@ -144,13 +144,7 @@ fn perftest() -> Vec<Case> {
     LIST.iter()
         .map(|&(tool, options)| {
             let (short, options) = starred(options);
-            let command = format!("ib_{tool} -d {{dev}} -x {{gid}} -p {{port}} -F {options}");
-            let by_cm = options.split(' ').any(|word| word == "-R");
-            let shape = Shape::Pair {
-                client: format!("{command} {{addr}}"),
-                server: command,
-                ready: if by_cm { Ready::Cm } else { Ready::Tcp },
-            };
+            let shape = perftest_pair(tool, options);
             let figures = if tool.ends_with("_bw") {
                 Figures::Bandwidth
             } else {
@@ -165,6 +159,17 @@ fn perftest() -> Vec<Case> {
             if short { case.short().mixed() } else { case }
         })
         .collect()
+}
+
+/// Both ends of a tool of perftest. With `-R` they meet by rdma_cm.
+pub(super) fn perftest_pair(tool: &str, options: &str) -> Shape {
+    let command = format!("ib_{tool} -d {{dev}} -x {{gid}} -p {{port}} -F {options}");
+    let by_cm = options.split(' ').any(|word| word == "-R");
+    Shape::Pair {
+        client: format!("{command} {{addr}}"),
+        server: command,
+        ready: if by_cm { Ready::Cm } else { Ready::Tcp },
+    }
 }
 
 /// librdmacm's tools. `-s` names the server to connect to in most of them.

@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use testing::hosts::has_listener;
+
 /// Nothing here takes so long, but on a machine with much else to do.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -239,13 +241,9 @@ pub fn installed(programs: &[&str]) -> bool {
 
 /// Returns whether somebody listens on a TCP port.
 pub fn listens(port: u16) -> bool {
-    let end = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         let table = fs::read_to_string(table).unwrap_or_default();
-        table.lines().any(|line| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&end))
-        })
+        has_listener(&table, port)
     })
 }
 
@@ -291,4 +289,16 @@ pub fn compiled(compiler: &str, name: &str, libraries: &[&str], folder: &Path) -
     }
     assert!(output.status.success(), "{name}: {said}");
     Some(program)
+}
+
+/// Makes a test of each list with each provider.
+macro_rules! with_each_provider {
+    ($($name:ident: $list:ident;)*) => {
+        mod stock {
+            $(#[test] fn $name() { super::$list(super::Provider::Stock); })*
+        }
+        mod ours {
+            $(#[test] fn $name() { super::$list(super::Provider::Ours); })*
+        }
+    };
 }

@@ -54,11 +54,11 @@ pub fn bench(write: bool) -> Result<()> {
             rows: between(&command)?,
         },
     ];
-    let between = |size| {
+    let between_two = |size| {
         let row = curves[1].rows.iter().find(|row| row.size == size);
         row.map(|row| (row.p50, row.rate))
     };
-    let writes = embedded_writes::table(&writes, between(64), between(65536));
+    let writes = embedded_writes::table(&writes, between_two(64), between_two(65536));
     let table = format!("{writes}\n{}", table(&curves));
     println!("{table}");
     if write {
