@@ -67,6 +67,24 @@ pub fn datagrams(script: &[u8]) {
     }
 }
 
+/// Receives connection manager messages of other hosts, between replies and requests
+/// of the program: each of a byte of flags, and up to 256 bytes of content.
+///
+/// # Panics
+/// If what is answered is malformed, or bounds are passed.
+pub fn messages(script: &[u8]) {
+    let hosts = vec![IpAddr::from([192, 0, 2, 1])];
+    // No descriptors are left.
+    let Ok((manager, mut gateway)) = Manager::of_hosts(hosts, 1, None) else {
+        return;
+    };
+    for message in script.chunks(257) {
+        if let [flags, content @ ..] = message {
+            hostile_messages(&manager, &mut gateway, *flags, content);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
