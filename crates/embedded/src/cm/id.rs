@@ -161,15 +161,18 @@ impl Id {
     pub(super) fn is_on_device(&self) -> bool {
         match self.phase {
             Phase::Idle => false,
-            Phase::Bound | Phase::Listening => {
-                self.local.is_some_and(|local| !local.ip().is_unspecified())
-            }
+            // As in the kernel, a loopback address names none of those that reach hosts.
+            Phase::Bound | Phase::Listening => self.local.is_some_and(|local| match self.hosts {
+                true => self.port.gid == gid_of_ip(local.ip()),
+                false => !local.ip().is_unspecified(),
+            }),
             _ => true,
         }
     }
 
-    /// Returns whether it listens at an address.
-    pub(super) fn is_at(&self, address: SocketAddr) -> bool {
+    /// Returns whether it listens at an address to which another asks. A loopback
+    /// address is for who asks from the same address.
+    pub(super) fn is_at(&self, address: SocketAddr, from: IpAddr) -> bool {
         let Some(local) = self.local else {
             return false;
         };
@@ -178,7 +181,10 @@ impl Id {
                 (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(_)) => !self.ipv6_only,
                 (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V6(_)) => true,
                 (IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(_)) => true,
-                (local, address) => local == address,
+                (local, to) => {
+                    let here = self.hosts && local.is_loopback() && from == to;
+                    local == to || here && local.is_ipv4() == to.is_ipv4()
+                }
             }
     }
 

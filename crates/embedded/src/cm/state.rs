@@ -249,7 +249,8 @@ impl State {
     fn is_own(&self, ip: IpAddr) -> bool {
         match self.hosts.is_empty() {
             true => is_here(ip),
-            false => ip.is_unspecified() || self.hosts.contains(&ip),
+            // As in the kernel, loopback addresses name no device.
+            false => ip.is_unspecified() || ip.is_loopback() || self.hosts.contains(&ip),
         }
     }
 
@@ -272,7 +273,7 @@ impl State {
         let family = |ip: &&IpAddr| ip.is_ipv4() == to.is_ipv4();
         let own = self.hosts.iter().filter(family);
         let local = match from.ip() {
-            ip if !ip.is_unspecified() => ip,
+            ip if self.hosts.contains(&ip) => ip,
             // As the system routes, if it routes by the device's addresses.
             _ => {
                 let routed = source_for(to);
@@ -283,6 +284,8 @@ impl State {
         let peer = match to.ip() {
             ip if ip.is_multicast() => return None,
             ip if ip.is_unspecified() => local,
+            // A device on a loopback address has peers there.
+            ip if ip.is_loopback() && !local.is_loopback() => local,
             ip => ip,
         };
         Some(((local, from.port()).into(), (peer, to.port()).into()))

@@ -205,7 +205,7 @@ impl State {
                 RejectReason::INVALID_SERVICE_ID.0,
             )
         };
-        let refused = if kind != asks || !listener.is_at(message.to()) {
+        let refused = if kind != asks || !listener.is_at(message.to(), message.from().ip()) {
             Some(nobody)
         } else if message.is_ethernet() != listener.port.ethernet {
             Some(RejectReason::INVALID_GID.0)

@@ -358,6 +358,38 @@ fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
     }
 }
 
+/// libfabric binds to localhost to learn what there is.
+#[test]
+fn hosts_have_loopback_addresses_of_their_own() {
+    let (a, b, _meeting) = ends(Reach::Hosts);
+    let (near, far) = (open(&a), open(&b));
+    let localhost = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listener = far.create_id(PortSpace::TCP).unwrap();
+    listener.bind(localhost).unwrap();
+    assert!(listener.addresses().unwrap().device.is_none());
+    listener.listen(1).unwrap();
+    let port = listener.local_addr().unwrap().unwrap().port();
+    let to = SocketAddr::from((FAR.get(), port));
+    let ask = |channel: &EventChannel| {
+        let id = channel.create_id(PortSpace::TCP).unwrap();
+        id.bind(localhost).unwrap();
+        id.resolve_address(None, to, PATIENCE).unwrap();
+        next(channel, EventKind::ADDR_RESOLVED);
+        id.resolve_route(PATIENCE).unwrap();
+        next(channel, EventKind::ROUTE_RESOLVED);
+        id.connect(&param(1, b"")).unwrap();
+        id
+    };
+    let active = ask(&near);
+    assert_ne!(active.local_addr().unwrap().unwrap().ip(), localhost.ip());
+    nothing(&far);
+    let refused = next(&near, EventKind::REJECTED);
+    rejected(&refused, RejectReason::INVALID_SERVICE_ID);
+    let active = ask(&far);
+    let (_, passive) = request(&far);
+    assert_eq!(passive.peer_addr().unwrap(), active.local_addr().unwrap());
+}
+
 #[test]
 fn loopback_addresses_are_local() {
     let (a, ..) = ends(Reach::Process);
