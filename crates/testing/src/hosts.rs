@@ -1,9 +1,10 @@
-//! Two hosts on one machine: network namespaces that a veth pair connects.
+//! Hosts on one machine: network namespaces, two that a veth pair connects, or more on
+//! a bridge.
 
 use std::process::Command;
 
-/// Two network namespaces, in which `veth0` has 192.0.2.1 and fd00::1, and 192.0.2.2 and
-/// fd00::2. They do not outlive this value.
+/// Network namespaces, in which `veth0` has 192.0.2.1 and fd00::1, 192.0.2.2 and fd00::2,
+/// and so on. They do not outlive this value.
 pub struct Namespaces(pub Vec<String>);
 
 /// Runs a program with words between spaces; returns whether it succeeded.
@@ -13,35 +14,63 @@ pub fn tool(program: &str, args: &str) -> bool {
 }
 
 impl Namespaces {
-    /// Returns `None` without the right to, or without ip(8).
+    /// Makes two. Returns `None` without the right to, or without ip(8).
     pub fn new(name: &str, mtu: u32) -> Option<Self> {
-        let name = format!("rv-{name}-{}", std::process::id());
+        let made = Self::named(name, &["a", "b"])?;
+        let (a, b) = (&made.0[0], &made.0[1]);
+        ip(&format!(
+            "link add veth0 netns {a} type veth peer name veth0 netns {b}"
+        ));
+        configure(&made.0, mtu);
+        Some(made)
+    }
+
+    /// Makes up to nine on a bridge, which is in a further one, the last. Returns `None`
+    /// as [`new`](Self::new).
+    pub fn bridged(name: &str, count: usize, mtu: u32) -> Option<Self> {
+        let ends = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
+        let ends = [&ends[..count], &["bridge"]].concat();
+        let made = Self::named(name, &ends)?;
+        let (bridge, hosts) = made.0.split_last()?;
+        ip(&format!("-n {bridge} link add bridge type bridge"));
+        ip(&format!("-n {bridge} link set bridge up"));
+        for (number, name) in (1..).zip(hosts) {
+            ip(&format!(
+                "link add veth0 netns {name} type veth peer name port{number} netns {bridge}"
+            ));
+            let port = format!("-n {bridge} link set port{number} mtu {mtu}");
+            ip(&format!("{port} master bridge up"));
+        }
+        configure(hosts, mtu);
+        Some(made)
+    }
+
+    fn named(name: &str, ends: &[&str]) -> Option<Self> {
         let mut made = Self(Vec::new());
-        for end in ["a", "b"] {
-            let name = format!("{name}-{end}");
+        for end in ends {
+            let name = format!("rv-{name}-{}-{end}", std::process::id());
             if !tool("ip", &format!("netns add {name}")) {
                 println!("skipped: network namespaces need root and ip(8)");
                 return None;
             }
             made.0.push(name);
         }
-        let both = format!(
-            "link add veth0 netns {} type veth peer name veth0 netns {}",
-            made.0[0], made.0[1]
-        );
-        assert!(tool("ip", &both));
-        for (number, name) in (1..).zip(&made.0) {
-            for command in [
-                format!("-n {name} address add 192.0.2.{number}/24 dev veth0"),
-                format!("-n {name} address add fd00::{number}/64 dev veth0 nodad"),
-                format!("-n {name} link set lo up"),
-                format!("-n {name} link set veth0 mtu {mtu} up"),
-            ] {
-                assert!(tool("ip", &command), "ip {command}");
-            }
-        }
         Some(made)
     }
+}
+
+fn configure(hosts: &[String], mtu: u32) {
+    for (number, name) in (1..).zip(hosts) {
+        let add = format!("-n {name} address add");
+        ip(&format!("{add} 192.0.2.{number}/24 dev veth0"));
+        ip(&format!("{add} fd00::{number}/64 dev veth0 nodad"));
+        ip(&format!("-n {name} link set lo up"));
+        ip(&format!("-n {name} link set veth0 mtu {mtu} up"));
+    }
+}
+
+fn ip(args: &str) {
+    assert!(tool("ip", args), "ip {args}");
 }
 
 impl Drop for Namespaces {

@@ -3,10 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 #define CHECK(x, what) do { if (!(x)) { fprintf(stderr, "rank %d: wrong %s, line %d\n", rank, what, __LINE__); MPI_Abort(MPI_COMM_WORLD, 1); } } while (0)
-int main(int argc, char **argv) {
-    int rank, size;
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank); MPI_Comm_size(MPI_COMM_WORLD, &size);
+static int rank, size;
+/* Every operation once; each rank checks what it receives. */
+static void run(int print) {
     /* ring, several sizes */
     for (long n = 1; n <= 1 << 20; n *= 8) {
         unsigned char *a = malloc(n), *b = calloc(n, 1);
@@ -52,10 +51,22 @@ int main(int argc, char **argv) {
             else { MPI_Recv(m, n, MPI_BYTE, 0, 2, MPI_COMM_WORLD, MPI_STATUS_IGNORE); MPI_Send(m, n, MPI_BYTE, 0, 2, MPI_COMM_WORLD); }
         }
         t = MPI_Wtime() - t;
-        if (rank == 0) printf("%d bytes: %.1f us one way\n", n, t / rounds / 2 * 1e6);
+        if (rank == 0 && print) printf("%d bytes: %.1f us one way\n", n, t / rounds / 2 * 1e6);
         MPI_Barrier(MPI_COMM_WORLD); free(m);
     }
-    if (rank == 0) printf("mpi: %d ranks, all right\n", size);
+}
+/* The argument is for how many seconds; without one it runs once. */
+int main(int argc, char **argv) {
+    long rounds = 0; int more;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank); MPI_Comm_size(MPI_COMM_WORLD, &size);
+    double end = MPI_Wtime() + (argc > 1 ? atof(argv[1]) : 0);
+    do {
+        run(rounds++ == 0);
+        more = MPI_Wtime() < end;
+        MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    } while (more);
+    if (rank == 0) printf("mpi: %d ranks, %ld rounds, all right\n", size, rounds);
     MPI_Finalize();
     return 0;
 }
