@@ -25,10 +25,20 @@ static TURN: Mutex<()> = Mutex::new(());
 /// A host: an address and, in a network namespace, its name.
 struct Host {
     namespace: Option<String>,
-    address: &'static str,
+    address: String,
 }
 
 impl Host {
+    /// A host on an address of the loopback interface, which other runs of these tests
+    /// have not: they would share its ports.
+    fn local(number: u8) -> Self {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        Self {
+            namespace: None,
+            address: format!("127.{number}.{high}.{low}"),
+        }
+    }
+
     fn plain(&self, line: &str) -> Command {
         let inside = match &self.namespace {
             Some(name) => format!("ip netns exec {name} {line}"),
@@ -180,11 +190,7 @@ fn programs_on_the_loopback_interface() {
     if !installed() {
         return;
     }
-    let host = |address| Host {
-        namespace: None,
-        address,
-    };
-    programs("local", &host("127.48.0.1"), &host("127.48.0.2"), 18591);
+    programs("local", &Host::local(48), &Host::local(49), 18591);
 }
 
 /// Each process takes connections on ports of its own, also while others end.
@@ -195,10 +201,7 @@ fn processes_share_an_address() {
     }
     let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
     let directory = Folder::new("shared");
-    let [a, b] = ["127.51.0.1", "127.51.0.2"].map(|address| Host {
-        namespace: None,
-        address,
-    });
+    let (a, b) = (Host::local(51), Host::local(52));
     let mut idle: Vec<Child> = ["7301", "7302", "7303"]
         .iter()
         .map(|port| a.start(&directory, &format!("rping -s -p {port} -a {}", a.address)))
@@ -232,7 +235,7 @@ fn programs_in_two_namespaces() {
     };
     let [a, b] = [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Host {
         namespace: Some(namespaces.0[at].clone()),
-        address,
+        address: String::from(address),
     });
     programs("namespaces", &a, &b, 18592);
 }
