@@ -90,6 +90,25 @@ impl Drop for Folder {
     }
 }
 
+/// A server. It does not outlive this value.
+struct Server(Option<Child>);
+
+impl Server {
+    fn is_running(&mut self) -> bool {
+        let running = |child: &mut Child| child.try_wait().unwrap().is_none();
+        self.0.as_mut().is_some_and(running)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 fn finish(child: Child) -> Output {
     program::finish(child, PATIENCE)
 }
@@ -99,29 +118,24 @@ fn finish(child: Child) -> Output {
 /// finds the server.
 fn pair(directory: &Folder, hosts: [&Host; 2], port: Option<u16>, lines: [&str; 2]) {
     let [server, client] = lines;
-    let mut serving = hosts[0].start(directory, server);
+    let mut serving = Server(Some(hosts[0].start(directory, server)));
     let end = Instant::now() + PATIENCE;
-    let running = |child: &mut Child| child.try_wait().unwrap().is_none();
-    while port.is_some_and(|port| !hosts[0].listens(port)) && running(&mut serving) {
+    while port.is_some_and(|port| !hosts[0].listens(port)) && serving.is_running() {
         assert!(Instant::now() < end, "{server}: nobody listens");
         sleep(Duration::from_millis(10));
     }
     let client = format!("{client} {}", hosts[0].address);
     let asked = loop {
         let asked = finish(hosts[1].start(directory, &client));
-        let again = port.is_none() && running(&mut serving) && Instant::now() < end;
+        let again = port.is_none() && serving.is_running() && Instant::now() < end;
         if asked.status.success() || !again {
             break asked;
         }
         sleep(Duration::from_millis(50));
     };
-    if !asked.status.success() {
-        let _ = serving.kill();
-    }
-    let served = finish(serving);
-    for (line, output) in [(&client[..], asked), (server, served)] {
-        assert!(output.status.success(), "{line}: {output:?}");
-    }
+    assert!(asked.status.success(), "{client}: {asked:?}");
+    let served = finish(serving.0.take().unwrap());
+    assert!(served.status.success(), "{server}: {served:?}");
 }
 
 const PROGRAMS: [&str; 9] = [
@@ -202,9 +216,10 @@ fn processes_share_an_address() {
     let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
     let directory = Folder::new("shared");
     let (a, b) = (Host::local(51), Host::local(52));
-    let mut idle: Vec<Child> = ["7301", "7302", "7303"]
+    let mut idle: Vec<Server> = ["7301", "7302", "7303"]
         .iter()
-        .map(|port| a.start(&directory, &format!("rping -s -p {port} -a {}", a.address)))
+        .map(|port| format!("rping -s -p {port} -a {}", a.address))
+        .map(|line| Server(Some(a.start(&directory, &line))))
         .collect();
     for round in 0..3 {
         for number in 0..3 {
@@ -218,10 +233,7 @@ fn processes_share_an_address() {
                 [&server, &client],
             );
         }
-        if let Some(mut child) = idle.pop() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        drop(idle.pop());
     }
 }
 

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that shows whether this project works.
 
 mod areas;
+mod attempts;
 mod full;
 mod guests;
 mod host;

@@ -1,6 +1,6 @@
 //! What needs neither root nor a guest.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
@@ -8,6 +8,7 @@ use anyhow::Result;
 use rxe_tests::guest::host::{self, step_back};
 
 use super::areas::Areas;
+use super::attempts;
 use super::report::{Line, skipped};
 use crate::{aarch64, bench, bytes, dependencies, dist, driver, mlx5, msrv, packages, programs};
 
@@ -293,18 +294,24 @@ pub(super) fn counted(what: &str, command: &mut Command) -> Line {
     let began = Instant::now();
     eprintln!("== {what}");
     let mut line = Line::new(what);
-    match command.stderr(Stdio::inherit()).output() {
-        Ok(out) => {
-            let text = String::from_utf8_lossy(&out.stdout);
-            for (passed, failed, ignored) in text.lines().filter_map(test_result) {
+    match attempts::run(command) {
+        Ok(run) => {
+            for (passed, failed, ignored) in run.text.lines().filter_map(test_result) {
                 line.passed += passed;
                 line.failed += failed;
                 line.skipped += ignored;
             }
-            if !out.status.success() {
-                print!("{text}");
-                // It may not even have been built.
-                line.failed = line.failed.max(1);
+            if !run.ok {
+                print!("{}", run.text);
+                if let Some(late) = run.again(command) {
+                    line.passed += late.len();
+                    line.late = late.len();
+                    line.failed = line.failed.saturating_sub(late.len());
+                    line.note = format!("at the second attempt: {}", late.join(", "));
+                } else {
+                    // It may not even have been built.
+                    line.failed = line.failed.max(1);
+                }
             }
         }
         Err(error) => {
