@@ -10,6 +10,7 @@ use crate::tree;
 /// where a component ends.
 const SYSFS: &[u8] = b"/sys/class/infiniband";
 const SYSFS_CM: &[u8] = b"/sys/class/misc/rdma_cm";
+const SYSFS_DEVICES: &[u8] = b"/sys/devices/ringverbs";
 const DEVICES: &[u8] = b"/dev/infiniband";
 
 /// A path of RDMA devices.
@@ -33,7 +34,8 @@ pub(crate) fn place(path: &CStr) -> Option<Place> {
         let rest = bytes.strip_prefix(name);
         rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
     };
-    if !bytes.starts_with(SYSFS) && !within(SYSFS_CM) && !within(DEVICES) {
+    let in_sysfs = bytes.starts_with(SYSFS) || within(SYSFS_CM) || within(SYSFS_DEVICES);
+    if !in_sysfs && !within(DEVICES) {
         return None;
     }
     let config = config::get()?;

@@ -9,6 +9,7 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -43,7 +44,7 @@ pub(crate) fn gid_index(name: &str) -> Option<usize> {
 /// Splits the path of a dynamic attribute, below `/sys`, into the number of the
 /// device and the name of the attribute.
 pub(crate) fn dynamic(path: &str) -> Option<(usize, &str)> {
-    let path = path.strip_prefix("class/infiniband/mlx5_")?;
+    let (_, path) = path.rsplit_once("infiniband/mlx5_")?;
     let (number, name) = path.split_once('/')?;
     let known = DYNAMIC.contains(&name) || gid_index(name).is_some();
     known.then_some((number.parse().ok()?, name))
@@ -71,32 +72,42 @@ pub(crate) fn root() -> Option<&'static Path> {
     root.as_deref()
 }
 
-/// Content of a file of the tree.
-type File = (String, String);
+/// A file of the tree, by its path.
+type File = (String, Content);
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Content {
+    Text(String),
+    /// A symbolic link to this path.
+    Link(String),
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
 
 /// Kinds of the GIDs of ports.
 const V1: &str = "IB/RoCE v1";
 const V2: &str = "RoCE v2";
+
+/// Where the tree has its PCI devices.
+const PCI_DEVICES: &str = "sys/devices/ringverbs";
 
 /// Returns the files of the tree of these devices, by their paths. A device of this
 /// host's addresses may have a GID for each.
 fn files(profiles: &[&str], of_host: bool) -> Vec<File> {
     let (major, minor) = MANAGER;
     let mut files = vec![
-        ("dev/infiniband/rdma_cm".to_owned(), String::new()),
-        (
-            "sys/class/infiniband_verbs/abi_version".to_owned(),
-            "6".to_owned(),
-        ),
-        (
-            "sys/class/misc/rdma_cm/abi_version".to_owned(),
-            "4".to_owned(),
-        ),
-        (
-            "sys/class/misc/rdma_cm/dev".to_owned(),
-            format!("{major}:{minor}"),
-        ),
+        ("dev/infiniband/rdma_cm", String::new()),
+        ("sys/class/infiniband_verbs/abi_version", "6".to_owned()),
+        ("sys/class/misc/rdma_cm/abi_version", "4".to_owned()),
+        ("sys/class/misc/rdma_cm/dev", format!("{major}:{minor}")),
     ];
+    let mut files: Vec<File> = (files.drain(..))
+        .map(|(path, text)| (path.to_owned(), text.into()))
+        .collect();
     for (number, profile) in profiles.iter().enumerate() {
         let ethernet = profile.starts_with("roce");
         let gids: &[&str] = match (ethernet, of_host) {
@@ -149,30 +160,44 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
         ("ports/1/cap_mask", "0x00010000"),
         ("ports/1/pkeys/0", "0xffff"),
     ];
-    let class = format!("sys/class/infiniband_verbs/uverbs{number}");
-    let of_class = format!("sys/class/infiniband/mlx5_{number}");
+    // As in sysfs, where classes have links to devices: programs find the PCI device
+    // from the target's path.
+    let pci_device = format!("{PCI_DEVICES}/ffff:00:{number:02x}.0");
+    let uverbs_device = format!("{pci_device}/infiniband_verbs/uverbs{number}");
+    let rdma_device = format!("{pci_device}/infiniband/mlx5_{number}");
     let mut add = |at: &str, name: &str, content: &str| {
-        files.push((format!("{at}/{name}"), format!("{content}\n")));
+        files.push((format!("{at}/{name}"), format!("{content}\n").into()));
     };
     add("dev/infiniband", &format!("uverbs{number}"), "");
     for (name, content) in &uverbs {
-        add(&class, name, content);
-        let below = format!("{of_class}/device/infiniband_verbs/uverbs{number}");
-        add(&below, name, content);
+        add(&uverbs_device, name, content);
     }
     for (name, content) in pci {
-        add(&class, &format!("device/{name}"), content);
-        add(&of_class, &format!("device/{name}"), content);
+        add(&pci_device, name, content);
     }
     for (name, content) in general {
-        add(&of_class, name, content);
+        add(&rdma_device, name, content);
     }
     for (index, kind) in gids.iter().enumerate() {
-        add(&of_class, &format!("ports/1/gid_attrs/types/{index}"), kind);
-        add(&of_class, &format!("ports/1/gids/{index}"), "");
+        add(
+            &rdma_device,
+            &format!("ports/1/gid_attrs/types/{index}"),
+            kind,
+        );
+        add(&rdma_device, &format!("ports/1/gids/{index}"), "");
     }
     for name in DYNAMIC {
-        add(&of_class, name, "");
+        add(&rdma_device, name, "");
+    }
+    for (device, class) in [
+        (uverbs_device, format!("infiniband_verbs/uverbs{number}")),
+        (rdma_device, format!("infiniband/mlx5_{number}")),
+    ] {
+        let to_pci = format!("../../../ffff:00:{number:02x}.0");
+        files.push((format!("{device}/device"), Content::Link(to_pci)));
+        let below = device.strip_prefix("sys/").unwrap_or(&device);
+        let to_device = Content::Link(format!("../../{below}"));
+        files.push((format!("sys/class/{class}"), to_device));
     }
 }
 
@@ -216,7 +241,10 @@ fn write(root: &Path, files: &[File]) -> std::io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        fs::write(path, content)?;
+        match content {
+            Content::Text(text) => fs::write(path, text)?,
+            Content::Link(target) => symlink(target, path)?,
+        }
     }
     Ok(())
 }
@@ -228,19 +256,29 @@ mod tests {
     #[test]
     fn a_device_has_files_and_attributes_of_its_own() {
         let files = files(&["roce", "ib"], false);
-        let content = |path: &str| {
-            let found = files.iter().find(|(name, _)| name == path);
-            found.map(|(_, content)| content.as_str())
-        };
-        let ibdev = content("sys/class/infiniband_verbs/uverbs1/ibdev");
-        assert_eq!(ibdev, Some("mlx5_1\n"));
+        let name = format!("ringverbs-tree-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        write(&directory, &files).unwrap();
+        let at = |path: &str| directory.join(path);
+        let text = |path: &str| fs::read_to_string(at(path)).ok();
+        let ibdev = text("sys/class/infiniband_verbs/uverbs1/ibdev");
+        assert_eq!(ibdev.unwrap(), "mlx5_1\n");
         let second = "sys/class/infiniband/mlx5_1/ports/1/gids/1";
-        assert_eq!(content(second), None);
-        assert_eq!(content("dev/infiniband/uverbs1"), Some("\n"));
-        let kind = "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0";
-        assert_eq!(content(kind), Some("IB/RoCE v1\n"));
+        assert_eq!(text(second), None);
+        assert_eq!(text("dev/infiniband/uverbs1").unwrap(), "\n");
+        let kind = "class/infiniband/mlx5_0/ports/1/gid_attrs/types/0";
+        assert_eq!(text(&format!("sys/{kind}")).unwrap(), "IB/RoCE v1\n");
+        let vendor = "sys/class/infiniband/mlx5_1/device/infiniband_verbs/uverbs1/device/vendor";
+        assert_eq!(text(vendor).unwrap(), "0x15b3\n");
+        let real = at("sys/class/infiniband/mlx5_1").canonicalize().unwrap();
+        assert!(real.ends_with("ffff:00:01.0/infiniband/mlx5_1"), "{real:?}");
+        fs::remove_dir_all(&directory).unwrap();
         let of_host = super::files(&["roce"], true);
-        assert!(of_host.contains(&(kind.to_owned(), "RoCE v2\n".to_owned())));
+        let kind = (
+            format!("{PCI_DEVICES}/ffff:00:00.0/{}", &kind[6..]),
+            "RoCE v2\n".to_owned().into(),
+        );
+        assert!(of_host.contains(&kind), "{of_host:?}");
         let mut names: Vec<_> = files.iter().map(|(name, _)| name).collect();
         names.sort_unstable();
         names.dedup();
@@ -251,10 +289,13 @@ mod tests {
     fn dynamic_attributes_are_known_by_their_path() {
         let path = "class/infiniband/mlx5_3/ports/1/gids/15";
         assert_eq!(dynamic(path), Some((3, "ports/1/gids/15")));
+        let device = "devices/ringverbs/ffff:00:03.0/infiniband/mlx5_3/node_guid";
+        assert_eq!(dynamic(device), Some((3, "node_guid")));
         for other in [
             "class/infiniband/mlx5_3/ports/1/gids/16",
             "class/infiniband/mlx5_/node_guid",
             "class/infiniband_verbs/mlx5_0/node_guid",
+            "class/infiniband/mlx5_0/device/vendor",
         ] {
             assert_eq!(dynamic(other), None, "{other}");
         }
