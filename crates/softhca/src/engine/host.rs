@@ -222,15 +222,10 @@ impl<P: Platform> Host for Core<P> {
         out: &mut [u8],
     ) -> Result<(), Fault> {
         self.stats.bytes_gathered += out.len() as u64;
-        if !local.inline.is_empty() {
-            let from = offset as usize;
-            let data = local
-                .inline
-                .get(from..from + out.len())
-                .ok_or(Fault::Protection)?;
-            out.copy_from_slice(data);
-            return Ok(());
-        }
+        let inline = local.inline.get(offset as usize..).unwrap_or_default();
+        let (data, out) = out.split_at_mut(inline.len().min(out.len()));
+        data.copy_from_slice(&inline[..data.len()]);
+        let offset = offset.saturating_sub(local.inline.len() as u32);
         let accessor = Self::local_asker(qpn, local);
         let result = Self::each_segment(local, offset, out.len(), |key, va, range| {
             self.read_key(accessor, key, va, &mut out[range], Rights::LOCAL_READ)

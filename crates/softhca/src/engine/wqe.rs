@@ -126,7 +126,7 @@ impl CqeScatter {
 pub struct Local {
     /// Scatter/gather list.
     pub segments: Segments,
-    /// Inline data; for local operations, the whole WQE.
+    /// Inline data, before that of the list; for local operations, the whole WQE.
     pub inline: Vec<u8>,
     pub(crate) pd: u32,
     pub(crate) privileged: bool,
@@ -375,6 +375,9 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
             let data = data
                 .get(4..4 + n)
                 .ok_or("inline data past the entry's end")?;
+            if work.local.segments.iter().next().is_some() {
+                return Err("inline data after a scatter element");
+            }
             if work.operation.is_read_or_atomic() {
                 return Err("inline data of a read");
             }
@@ -382,9 +385,6 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
             length += n as u64;
         } else {
             let segment = Segment::parse(rest.take(SEGMENT)?);
-            if !work.local.inline.is_empty() {
-                return Err("a scatter element after inline data");
-            }
             length += u64::from(segment.length);
             work.local.segments.push(segment);
         }
@@ -485,7 +485,13 @@ mod tests {
 
     #[test]
     fn malformed_wqes_are_refused() {
-        let cases: [(&str, Vec<u8>); 5] = [
+        let cases: [(&str, Vec<u8>); 6] = [
+            ("inline data last", {
+                let mut bytes = control(opcode::SEND, 0, 3);
+                put32(&mut bytes, 16, 8);
+                put32(&mut bytes, 32, INLINE | 4);
+                bytes
+            }),
             ("no remote segment", control(opcode::RDMA_WRITE, 0, 1)),
             ("unknown opcode", control(0x3f, 0, 2)),
             ("inline past the end", {

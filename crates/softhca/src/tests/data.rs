@@ -48,6 +48,27 @@ fn inline_sends_are_counted() {
     assert_eq!((stats.send_requests, stats.sends_inline), (3, 1));
 }
 
+/// As UCX does: a header from the WQE, then the program's data.
+#[test]
+fn inline_data_precedes_the_scatter_list() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (from, to) = (driver.pages(3), driver.pages(3));
+    let key = driver.key;
+    let data: Vec<u8> = (0..9000_u32).map(|n| (n / 7) as u8).collect();
+    driver.write(from, &data);
+    driver.post_recv(&mut b, &segment(12288, key, to));
+    let mut segments = (1_u32 << 31 | 6).to_be_bytes().to_vec();
+    segments.extend(b"header");
+    segments.resize(16, 0);
+    segments.extend(segment(9000, key, from));
+    driver.post(&mut a, 0x0a, SIGNALED, &segments);
+    let ends = [(); 2].map(|()| driver.poll(&mut cq).unwrap());
+    assert_eq!(ends.map(|end| status(&end).1), [0, 0]);
+    assert_eq!(driver.read(to, 6), b"header");
+    assert_eq!(driver.read(to + 6, 9000), data);
+}
+
 #[test]
 fn rdma_and_atomics_reach_memory() {
     let mut driver = Driver::new("ib");
