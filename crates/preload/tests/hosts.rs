@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use testing::hosts::{Namespaces, has_listener};
+use testing::hosts::{Namespaces, has_listener, tool};
 use testing::program;
 
 /// Nothing here takes so long, but on a machine with much else to do.
@@ -250,4 +250,50 @@ fn programs_in_two_namespaces() {
         address: String::from(address),
     });
     programs("namespaces", &a, &b, 18592);
+}
+
+/// Queue pairs of an address that is removed fail in time; when it is back, a server goes
+/// on to serve there.
+#[test]
+fn an_address_goes_and_comes_back() {
+    if !installed() {
+        return;
+    }
+    let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
+    let Some(namespaces) = Namespaces::new("address", 1500) else {
+        return;
+    };
+    let directory = Folder::new("address");
+    let [a, b] = [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Host {
+        namespace: Some(namespaces.0[at].clone()),
+        address: String::from(address),
+    });
+    let address = |what: &str| {
+        let line = format!(
+            "-n {} address {what} 192.0.2.1/24 dev veth0",
+            namespaces.0[0]
+        );
+        assert!(tool("ip", &line), "ip {line}");
+    };
+    let mut server = a.start(&directory, "rping -s -P -S 1000 -a 192.0.2.1");
+    // Until it listens.
+    let end = Instant::now() + PATIENCE;
+    let few = "rping -c -V -C 5 -S 1000 -a 192.0.2.1";
+    while !finish(b.start(&directory, few)).status.success() {
+        assert!(Instant::now() < end, "nobody listens");
+    }
+    let mut client = b.start(&directory, "rping -c -C 100000000 -S 1000 -a 192.0.2.1");
+    sleep(Duration::from_secs(2));
+    assert!(client.try_wait().unwrap().is_none());
+    address("del");
+    let output = finish(client);
+    let said = String::from_utf8_lossy(&output.stderr);
+    // IBV_WC_RETRY_EXC_ERR
+    assert!(said.contains("completion failed status 12"), "{output:?}");
+    address("add");
+    let output = finish(b.start(&directory, few));
+    assert!(output.status.success(), "{output:?}");
+    assert!(server.try_wait().unwrap().is_none());
+    server.kill().unwrap();
+    server.wait().unwrap();
 }

@@ -73,7 +73,6 @@ fn serve(test: &str, hosts: [(Option<&str>, &str); 2], clients: usize) {
         .env(SERVER, to)
         .env(FROM, from)
         .env(COUNT, clients.to_string())
-        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let output = program::finish(asking, PATIENCE);
