@@ -69,6 +69,15 @@ impl Host {
         let table = { table }.output().unwrap().stdout;
         has_listener(&String::from_utf8_lossy(&table), port)
     }
+
+    /// Returns the bytes that its network interface has sent.
+    fn sent(&self) -> u64 {
+        let table = { self.plain("cat /proc/net/dev") }.output().unwrap().stdout;
+        let table = String::from_utf8_lossy(&table);
+        let line = table.lines().find_map(|line| line.split_once("veth0:"));
+        let words = line.unwrap().1.split_whitespace();
+        { words }.nth(8).unwrap().parse().unwrap()
+    }
 }
 
 /// A folder for the files that stand for sysfs.
@@ -277,19 +286,30 @@ fn an_address_goes_and_comes_back() {
     };
     let mut server = a.start(&directory, "rping -s -P -S 1000 -a 192.0.2.1");
     // Until it listens.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + PATIENCE * 2;
     let few = "rping -c -V -C 5 -S 1000 -a 192.0.2.1";
     while !finish(b.start(&directory, few)).status.success() {
         assert!(Instant::now() < end, "nobody listens");
     }
-    let mut client = b.start(&directory, "rping -c -C 100000000 -S 1000 -a 192.0.2.1");
-    sleep(Duration::from_secs(2));
-    assert!(client.try_wait().unwrap().is_none());
+    let line = "ib_write_bw -x 0 -s 4096 -D 600 -F -p 18593";
+    let mut idle = a.start(&directory, line);
+    while !a.listens(18593) {
+        assert!(Instant::now() < end, "nobody listens");
+        sleep(Duration::from_millis(10));
+    }
+    let client = b.start(&directory, &format!("{line} {}", a.address));
+    while b.sent() < 2_000_000 {
+        assert!(Instant::now() < end, "nothing is written");
+        sleep(Duration::from_millis(10));
+    }
     address("del");
     let output = finish(client);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = [&output.stdout[..], &output.stderr[..]].concat();
+    let said = String::from_utf8_lossy(&said);
     // IBV_WC_RETRY_EXC_ERR
-    assert!(said.contains("completion failed status 12"), "{output:?}");
+    assert!(said.contains("Failed status 12"), "{said}");
+    idle.kill().unwrap();
+    idle.wait().unwrap();
     address("add");
     let output = finish(b.start(&directory, few));
     assert!(output.status.success(), "{output:?}");
