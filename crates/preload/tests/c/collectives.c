@@ -43,7 +43,7 @@ static void run(int print) {
     MPI_Win_free(&win);
     /* latency and bandwidth between 0 and 1 */
     for (int n = 8; n <= 65536 && size > 1; n *= 8192) {
-        char *m = calloc(n, 1); int rounds = 500;
+        char *m = calloc(n, 1); int rounds = 100;
         MPI_Barrier(MPI_COMM_WORLD);
         double t = MPI_Wtime();
         if (rank < 2) for (int i = 0; i < rounds; i++) {
