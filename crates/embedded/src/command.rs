@@ -60,6 +60,9 @@ impl Input {
         (address, bytes): (u64, u64),
     ) -> Result<Self> {
         const PARTS: u64 = 64;
+        if address.checked_add(bytes).is_none() {
+            return refuse(libc::EINVAL);
+        }
         if is_page(address) || bytes == 0 {
             return Ok(self.set(size, log_page_size(bytes)).long(PAGES_AT, address));
         }
@@ -169,5 +172,6 @@ mod tests {
         assert_eq!(listed(SHORT, (0x4800, 0x40)), Some((1, 16, vec![0x4000])));
         assert_eq!(listed(SHORT, (0x5fc0, 0x40)), None);
         assert_eq!(listed(OFFSET, (0x5020, 0x40)), None);
+        assert_eq!(listed(OFFSET, (u64::MAX - 0x3f, 0x1000)), None);
     }
 }
