@@ -260,10 +260,12 @@ impl World<'_> {
             QpType::UD,
             QpType::XRC_INI,
             QpType::XRC_TGT,
+            QpType::DRIVER,
         ];
         let kind = self.random.of(&kinds);
         let shared = self.random.one_in(3);
-        let own = !shared && !matches!(kind, QpType::XRC_INI | QpType::XRC_TGT);
+        let xrc = matches!(kind, QpType::XRC_INI | QpType::XRC_TGT);
+        let own = !shared && !xrc && kind != QpType::DRIVER;
         let receives = if own { self.size(8) } else { 0 };
         let mut command = create_qp(kind.0, receives);
         if kind == QpType::XRC_TGT {
@@ -310,6 +312,10 @@ impl World<'_> {
         });
         let mut driver = qp_driver(entries, records, sizes, index);
         driver[28] = self.random.of(&[0, 0, 2]);
+        if kind == QpType::DRIVER {
+            // A target or an initiator of dynamic connections.
+            driver[28] |= self.random.of(&[0x10, 0x10, 0x20, 0x20, 0x30]);
+        }
         command.driver(&driver);
         command
     }
@@ -394,7 +400,16 @@ impl World<'_> {
         let path = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
         let reads = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
         let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+        // A target of dynamic connections, or else an initiator.
+        let target = self.random.one_in(2);
         let rest = match it.qp_state {
+            1 if kind == QpType::DRIVER => {
+                Mask::PKEY_INDEX | Mask::PORT | when(target, Mask::ACCESS_FLAGS)
+            }
+            2 if kind == QpType::DRIVER => {
+                Mask::AV | Mask::PATH_MTU | when(target, Mask::MIN_RNR_TIMER)
+            }
+            3 if kind == QpType::DRIVER => Mask::SQ_PSN | Mask::TIMEOUT | retries,
             1 => Mask::PKEY_INDEX | Mask::PORT | rights,
             2 => when(!ud, path) | when(answers, reads),
             _ => Mask::SQ_PSN | when(asks || answers, Mask::TIMEOUT) | when(asks, retries),
@@ -420,7 +435,9 @@ impl World<'_> {
                 rate_limit: 0,
                 reserved: 0,
             };
-            return Command::write(CMD_FLAG_EXTENDED | CMD_MODIFY_QP, &it, 8);
+            let mut command = Command::write(CMD_FLAG_EXTENDED | CMD_MODIFY_QP, &it, 8);
+            command.out(ATTR_UHW_OUT, 8);
+            return command;
         }
         Command::write(CMD_MODIFY_QP, &it, 0)
     }

@@ -36,6 +36,7 @@ mod copy;
 mod descriptors;
 mod device;
 mod directory;
+mod dynamic;
 mod embedded;
 mod event;
 mod files;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use uverbs::abi::write::ModifyQp;
 
+use crate::dynamic::Target;
 use crate::event::{EventFile, Reported};
 use crate::{Result, refuse};
 
@@ -52,6 +53,8 @@ pub(crate) struct Qp {
     pub(crate) register: Option<u32>,
     /// For an XRC target: the device's number of its XRC domain.
     pub(crate) domain: Option<u32>,
+    /// Of a target of dynamic connections: what it is made of.
+    pub(crate) target: Option<Target>,
     /// Attributes as last set; the device stores the state.
     pub(crate) attributes: ModifyQp,
     /// The multicast groups that it has joined.

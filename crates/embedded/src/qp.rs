@@ -8,6 +8,7 @@ use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::command::{Input, NUMBER, run};
+use crate::dynamic;
 use crate::object::{ObjectData, Qp};
 use crate::query::multicast_mac;
 use crate::request::{Request, word};
@@ -58,10 +59,10 @@ mod optional {
 const MOST_READS: u8 = 16;
 
 /// A state transition: the command, and the required and optional attributes.
-struct Transition {
-    opcode: u16,
-    must: Mask,
-    may: Mask,
+pub(crate) struct Transition {
+    pub(crate) opcode: u16,
+    pub(crate) must: Mask,
+    pub(crate) may: Mask,
 }
 
 /// Returns the transition between two states; `None` if it is not allowed.
@@ -260,7 +261,7 @@ impl State {
     pub(crate) fn modify_qp(
         &mut self,
         fd: RawFd,
-        request: &Request,
+        request: &mut Request,
         given: &ModifyQp,
         knows: u32,
     ) -> Result<()> {
@@ -269,8 +270,19 @@ impl State {
         }
         let qp = self.objects.qp(fd, given.qp_handle)?;
         let (number, kind, mut attributes) = (qp.number, QpType(qp.kind), qp.attributes);
+        let target = qp.target;
         let mask = Mask::from_bits_retain(given.attr_mask) - not_its_own(kind);
         check_driver(request)?;
+        if let Some(target) = target {
+            check(given, mask)?;
+            if mask.contains(Mask::PATH_MTU) && given.path_mtu > self.mtu() {
+                return refuse(libc::EINVAL);
+            }
+            merge(&mut attributes, given, mask);
+            attributes.qp_state = given.qp_state;
+            let named = (given.qp_handle, target);
+            return self.modify_dc_target(fd, request, named, (&attributes, mask));
+        }
         let now = state(STATE.get(&self.query(number)?));
         if mask.contains(Mask::CUR_STATE) && QpState(given.cur_qp_state) != now {
             return refuse(libc::EINVAL);
@@ -280,7 +292,11 @@ impl State {
         } else {
             now
         };
-        let Some(transition) = transition(kind, now, to) else {
+        let found = match kind {
+            QpType::DRIVER => dynamic::transition(now, to),
+            _ => transition(kind, now, to),
+        };
+        let Some(transition) = found else {
             return refuse(libc::EINVAL);
         };
         let rest = mask - Mask::STATE;
@@ -355,7 +371,8 @@ impl State {
             .set(RNR_TIMER, it.min_rnr_timer.into())
             .set(RECV_PSN, it.rq_psn)
             .set(QKEY, it.qkey);
-        if mask.contains(Mask::AV) {
+        // An initiator's destinations are in its work requests.
+        if mask.contains(Mask::AV) && kind != QpType::DRIVER {
             input = self.path(input, &it.dest, kind, it.dest_qp_num)?;
         }
         Ok(input)
@@ -363,9 +380,16 @@ impl State {
 
     pub(crate) fn query_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: QueryQp = request.core()?;
-        let number = self.objects.qp(fd, asked.qp_handle)?.number;
-        let context = self.query(number)?;
-        let now = state(STATE.get(&context)).0;
+        let qp = self.objects.qp(fd, asked.qp_handle)?;
+        let (number, target) = (qp.number, qp.target);
+        let (context, now) = match target {
+            Some(target) => (vec![0; CONTEXT + CONTEXT_SIZE], target.state.0),
+            None => {
+                let context = self.query(number)?;
+                let now = state(STATE.get(&context)).0;
+                (context, now)
+            }
+        };
         let qp: &Qp = self.objects.qp(fd, asked.qp_handle)?;
         let it = &qp.attributes;
         let [

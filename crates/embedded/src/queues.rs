@@ -12,6 +12,7 @@ use uverbs::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
 use crate::command::{self, Input, NUMBER, PAGES_AT, make, run};
+use crate::dynamic::INITIATOR_SERVICE;
 use crate::event::Reported;
 use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq};
 use crate::request::{Request, long, word};
@@ -68,6 +69,12 @@ const SCATTER_RECEIVED_64: u32 = 0x2;
 /// driver data.
 const FLAG_SCATTER: u32 = 1 << 1;
 const FLAG_ALLOW_SCATTER: u32 = 1 << 8;
+/// `MLX5_QP_FLAG_TYPE_DCT` and `MLX5_QP_FLAG_TYPE_DCI`.
+const FLAG_DC_TARGET: u32 = 1 << 4;
+const FLAG_DC_INITIATOR: u32 = 1 << 5;
+const FLAGS_OF_DC: u32 = FLAG_DC_TARGET | FLAG_DC_INITIATOR;
+/// Offset of the flags in the driver data of a queue pair.
+const FLAGS_AT: usize = 28;
 /// The user index that means none; valid ones are smaller.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
@@ -167,7 +174,7 @@ impl QueueAddresses {
 pub(crate) struct QpDriver {
     bytes: [u8; 56],
     flags: u32,
-    user_index: u32,
+    pub(crate) user_index: u32,
 }
 
 impl QpDriver {
@@ -177,16 +184,30 @@ impl QpDriver {
         const RESERVED: usize = 54;
         require(request.driver_length() >= LEAST && request.driver_is_cleared(RESERVED))?;
         let bytes = request.driver::<56>();
-        let (flags, user_index) = (word(&bytes, 28), word(&bytes, 32));
-        // UARs allocated one by one, signatures, and queue pair types of the
-        // driver are not supported.
-        require(flags & !(FLAG_SCATTER | FLAG_ALLOW_SCATTER) == 0)?;
+        let (flags, user_index) = (word(&bytes, FLAGS_AT), word(&bytes, 32));
+        let of_kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
+        let of_kind = match QpType(of_kind) {
+            QpType::DRIVER => FLAGS_OF_DC,
+            _ => 0,
+        };
+        // UARs allocated one by one, signatures, and streams are not supported.
+        require(flags & !(FLAG_SCATTER | FLAG_ALLOW_SCATTER | of_kind) == 0)?;
         require(user_index < NO_USER_INDEX)?;
         Ok(Self {
             bytes,
             flags,
             user_index,
         })
+    }
+
+    /// Returns whether short messages are to be scattered into CQEs.
+    pub(crate) fn scatters(&self) -> bool {
+        self.flags & FLAG_SCATTER != 0
+    }
+
+    /// Returns the key that initiators need for a target of dynamic connections.
+    pub(crate) fn access_key(&self) -> u64 {
+        long(&self.bytes, 40)
     }
 }
 
@@ -364,12 +385,21 @@ impl State {
             QpType::UD => 2,
             QpType::XRC_INI => XRC_SERVICE,
             QpType::XRC_TGT => return self.create_target(fd, request),
-            QpType::RAW_PACKET | QpType::DRIVER => return refuse(libc::EOPNOTSUPP),
+            QpType::DRIVER => match word(&request.driver::<56>(), FLAGS_AT) & FLAGS_OF_DC {
+                FLAG_DC_TARGET => return self.create_dc_target(fd, request),
+                FLAG_DC_INITIATOR => INITIATOR_SERVICE,
+                _ => return refuse(libc::EOPNOTSUPP),
+            },
+            QpType::RAW_PACKET => return refuse(libc::EOPNOTSUPP),
             _ => return refuse(libc::EINVAL),
         };
-        // An XRC initiator has no receives.
-        let initiator = service == XRC_SERVICE;
-        let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE);
+        // Initiators of XRC and of dynamic connections have no receives.
+        let initiator = [XRC_SERVICE, INITIATOR_SERVICE].contains(&service);
+        let srq = match service {
+            // UCX names one; it stays unused.
+            INITIATOR_SERVICE => None,
+            _ => request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE),
+        };
         let foreign = request.has(ATTR_CREATE_QP_XRCD_HANDLE);
         require(!foreign && (srq.is_none() || !initiator))?;
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
@@ -476,6 +506,7 @@ impl State {
             signal_all,
             register: Some(register),
             domain: None,
+            target: None,
             attributes: ModifyQp::default(),
             groups: Vec::new(),
             events,
@@ -628,6 +659,10 @@ impl State {
             ObjectData::Mr(mr) => (op::DESTROY_MKEY, mr.key >> 8),
             ObjectData::Mw { key } => (op::DESTROY_MKEY, key >> 8),
             ObjectData::Cq(cq) => (op::DESTROY_CQ, cq.number),
+            ObjectData::Qp(qp) if qp.target.is_some() => {
+                let number = qp.number;
+                return self.destroy_dc_target(number);
+            }
             ObjectData::Qp(qp) => (op::DESTROY_QP, qp.number),
             ObjectData::Srq(srq) if srq.xrc => (op::DESTROY_XRC_SRQ, srq.number),
             ObjectData::Srq(srq) => (op::DESTROY_RMP, srq.number),

@@ -185,6 +185,7 @@ fn target(number: u32, domain: u32, attributes: ModifyQp, events: Events) -> Qp 
         signal_all: false,
         register: None,
         domain: Some(domain),
+        target: None,
         attributes,
         groups: Vec::new(),
         events,
