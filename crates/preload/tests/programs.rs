@@ -181,7 +181,12 @@ fn frameworks(provider: Provider) {
     }
     if installed(&["ucx_perftest"]) {
         ran = true;
-        for transport in ["rc", "ud"] {
+        // What needs libmlx5 is left out of the default with the plugin.
+        let transports: &[&str] = match provider {
+            Provider::Stock => &["rc", "ud", "dc_mlx5,ud_mlx5"],
+            Provider::Ours => &["rc", "ud"],
+        };
+        for transport in transports {
             let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
             let line = format!("{line} -p {}", port());
             let more = "-t tag_lat -s 8192 -n 30 -w 3";

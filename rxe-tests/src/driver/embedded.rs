@@ -175,7 +175,13 @@ fn libfabric() -> Vec<Case> {
 }
 
 fn ucx() -> Vec<Case> {
-    const TRANSPORTS: [&str; 3] = ["rc", "ud", "rc_verbs,ud_verbs,self"];
+    const TRANSPORTS: [&str; 5] = [
+        "rc",
+        "ud",
+        "rc_verbs,ud_verbs,self",
+        "rc_mlx5,ud_mlx5,self",
+        "dc_mlx5,ud_mlx5,self",
+    ];
     const TESTS: [&str; 11] = [
         "tag_lat",
         "tag_bw -s 65536",
@@ -201,7 +207,8 @@ fn ucx() -> Vec<Case> {
                 run.clone(),
                 format!("{run} {{addr}} -t {test} -n 300 -w 10"),
             );
-            let short = transport != "ud" && ["tag_lat", "ucp_get -s 65536"].contains(&test);
+            let short = ["rc", "rc_verbs,ud_verbs,self"].contains(&transport)
+                && ["tag_lat", "ucp_get -s 65536"].contains(&test);
             cases.push(if short { case.short() } else { case });
         }
     }
