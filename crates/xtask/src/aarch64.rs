@@ -33,9 +33,52 @@ const DATA_PATH: &[&str] = &[
     "ringverbs-uverbs",
 ];
 
+/// The embedded device's, without what QEMU does not emulate for user programs: it
+/// starts no child of the other architecture, has no packet filters of sockets, and
+/// populates no memory (also: the tests `random` and `strict`).
+const DEVICE: &[&str] = &[
+    "-p",
+    "ringverbs-softhca",
+    "-p",
+    "ringverbs-embedded",
+    "--lib",
+    "--test",
+    "connected",
+    "--test",
+    "dynamic",
+    "--test",
+    "events",
+    "--test",
+    "joined",
+    "--test",
+    "meeting",
+    "--test",
+    "objects",
+    "--test",
+    "rings",
+    "--test",
+    "roce",
+    "--test",
+    "xrc",
+    "--",
+    "--skip",
+    "only_processes_of_this_user_are_admitted",
+    "--skip",
+    "a_killed_process_harms_nobody",
+    "--skip",
+    "packets_arrive_at_the_member_that_they_are_for",
+    "--skip",
+    "only_mapped_memory_with_the_right_access_is_accepted",
+    "--skip",
+    "memory_that_is_not_there_is_not_registered",
+];
+
 /// The command line.
 #[derive(clap::Args)]
 pub struct Arguments {
+    /// The embedded device in place of the crates of the data path
+    #[arg(long, conflicts_with = "tests")]
+    device: bool,
     /// What cargo tests, in place of the crates of the data path: `-- -p ringverbs`
     #[arg(last = true)]
     tests: Vec<String>,
@@ -45,6 +88,7 @@ pub struct Arguments {
 pub fn aarch64(arguments: &Arguments) -> Result<ExitCode> {
     needs()?;
     let mut command = match arguments.tests.as_slice() {
+        [] if arguments.device => device(),
         [] => data_path(),
         tests => tested(tests),
     };
@@ -76,6 +120,11 @@ pub fn needs() -> Result<()> {
 /// The tests of the data path.
 pub fn data_path() -> Command {
     tested(DATA_PATH)
+}
+
+/// The tests of the embedded device that QEMU can run.
+pub fn device() -> Command {
+    tested(DEVICE)
 }
 
 fn tested<Text: AsRef<std::ffi::OsStr>>(tests: &[Text]) -> Command {

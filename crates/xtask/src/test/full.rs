@@ -10,7 +10,7 @@ use rxe_tests::guest::host as guest_host;
 
 use super::report::{Line, parts, skipped};
 use super::{Arguments, host};
-use crate::{checked, guest, programs, softhca};
+use crate::{aarch64, checked, guest, programs, softhca};
 
 /// The long forms of cases of the group `native`: name, command, seconds that it
 /// may take.
@@ -77,6 +77,11 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
         test.args(tests).env(variable, value);
         lines.push(host::counted(what, &mut test));
     }
+    let what = "embedded device on aarch64";
+    lines.push(match aarch64::needs() {
+        Ok(()) => host::counted(what, &mut aarch64::device()),
+        Err(error) => skipped(what, &error.to_string()),
+    });
     lines.push(tool("Miri", checked::miri_is_installed(), checked::miri));
     for (what, sanitizer) in [
         ("address sanitizer", checked::Sanitizer::Address),
