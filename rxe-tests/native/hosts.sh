@@ -3,7 +3,8 @@
 # a veth pair: hosts.sh pingpong|perf|cm|crate ...
 #
 # rdma_rxe stays in the first namespace, where its socket is before Linux 7.2.
-# Environment: COUNT, of ping-pongs and of perf's operations.
+# Environment: COUNT, of ping-pongs and of perf's operations; LOSS, such as 1%, of the
+# packets in both directions.
 
 if [ ! -e /ctl/start ]; then
     echo "SKIPPED: makes network devices; for guests only"
@@ -34,6 +35,11 @@ setup() {
     ip -n hosts addr add $ours/24 dev hx1
     ip -n hosts link set lo up
     ip -n hosts link set hx1 up
+    if [ -n "$LOSS" ]; then
+        modprobe sch_netem
+        tc qdisc add dev hx0 root netem loss "$LOSS" || exit 1
+        tc -n hosts qdisc add dev hx1 root netem loss "$LOSS" || exit 1
+    fi
     rdma link add $rxe type rxe netdev hx0
     for _ in $(seq 100); do
         for gid in 0 1 2 3; do

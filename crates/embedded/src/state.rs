@@ -131,6 +131,7 @@ impl State {
             None => vec![(own, GID_IB)],
         };
         let mut hca = Hca::new(process, settings, fabric, pool);
+        hca.set_lossy(addresses.is_some());
         // As the driver does. The default is network byte order.
         let input = Input::new(op::SET_HCA_CAP, 0x110)
             .set(CAPABILITY_GROUP, ATOMICS)

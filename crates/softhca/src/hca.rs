@@ -192,6 +192,12 @@ impl<P: Platform> Hca<P> {
         self.transport.set_patient(patient);
     }
 
+    /// Says that the network loses packets; see
+    /// [`Transport::set_lossy`](crate::transport::Transport::set_lossy).
+    pub fn set_lossy(&mut self, lossy: bool) {
+        self.transport.set_lossy(lossy);
+    }
+
     /// Seals the mkey with this number, so that no window or other mkey can refer to
     /// it. This is for regions without the right to bind windows, which no command
     /// conveys. Returns whether the mkey exists.

@@ -52,6 +52,12 @@ impl<'a> View<'a> {
         Self::parse(packet.kind(), packet.frame(), packet.is_sealed())
     }
 
+    /// Parses a packet whose ICRC was checked before.
+    #[inline]
+    pub(crate) fn again(packet: &'a Packet) -> Result<Self, Refused> {
+        Self::parse(packet.kind(), packet.frame(), false)
+    }
+
     #[inline]
     fn parse(kind: LinkKind, frame: &'a [u8], sealed: bool) -> Result<Self, Refused> {
         let network = Network::read(kind, frame).map_err(|e| match e {

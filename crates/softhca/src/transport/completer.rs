@@ -2,7 +2,7 @@
 //! requester.
 
 use super::config::{ack_wait, rnr_wait};
-use super::host::{Fault, Host, Operation, Status};
+use super::host::{Fault, Host, Status};
 use super::io::Io;
 use super::qp::Qp;
 use crate::packet::{NakCode, Psn, Syndrome, Traits, View};
@@ -33,18 +33,28 @@ impl<L> Qp<L> {
         };
         let answers = view.has(Traits::READ) || view.has(Traits::ATOMIC);
         match syndrome {
+            Syndrome::Ack(_) if answers && self.recovers => self.answered(host, io, now, view),
             Syndrome::Ack(_) if answers => self.answer(host, now, view),
-            Syndrome::Ack(_) => self.acknowledge(host, now, psn.plus(1)),
+            Syndrome::Ack(_) => self.acknowledge(host, io, now, psn.plus(1)),
             // A NAK applies to its PSN; all earlier requests have been executed.
             Syndrome::RnrNak(code) => {
-                self.acknowledge(host, now, psn);
-                if self.req.una == psn && self.state.sends() {
+                self.acknowledge(host, io, now, psn);
+                // A probe may have been answered by one more while it is waited.
+                let again = self.recovers && self.req.rnr_until.is_some();
+                if self.req.una == psn && self.state.sends() && !again {
                     io.counters.rnr_naks += 1;
                     self.not_ready(host, now, code);
                 }
             }
+            Syndrome::Nak(NakCode::SequenceError) if self.recovers => {
+                self.acknowledge(host, io, now, psn);
+                if self.state.sends() {
+                    io.counters.naks += 1;
+                    self.out_of_sequence(host, io, now, psn);
+                }
+            }
             Syndrome::Nak(code) => {
-                self.acknowledge(host, now, psn);
+                self.acknowledge(host, io, now, psn);
                 if self.req.una == psn && self.state.sends() {
                     io.counters.naks += 1;
                     self.refused(host, now, code);
@@ -55,7 +65,10 @@ impl<L> Qp<L> {
     }
 
     /// Acknowledges all PSNs before `end`, up to the first missing response.
-    fn acknowledge<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, end: Psn) {
+    fn acknowledge<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64, end: Psn) {
+        if self.recovers {
+            return self.acknowledged(host, io, now, end);
+        }
         match self.missing_answer(end) {
             None => self.advance(now, end),
             Some(missing) => {
@@ -67,7 +80,7 @@ impl<L> Qp<L> {
     }
 
     /// Returns the PSN of the first missing response before `end`.
-    fn missing_answer(&self, end: Psn) -> Option<Psn> {
+    pub fn missing_answer(&self, end: Psn) -> Option<Psn> {
         self.oldest_awaiting(end).map(|(_, psn)| psn)
     }
 
@@ -88,7 +101,7 @@ impl<L> Qp<L> {
         None
     }
 
-    fn advance(&mut self, now: u64, una: Psn) {
+    pub fn advance(&mut self, now: u64, una: Psn) {
         if !self.req.una.before(una) {
             return;
         }
@@ -97,6 +110,9 @@ impl<L> Qp<L> {
         self.req.implied_nak = false;
         self.req.blocked = false;
         self.restart_timer(now);
+        if self.recovers {
+            self.progressed(now);
+        }
     }
 
     fn restart_timer(&mut self, now: u64) {
@@ -122,7 +138,7 @@ impl<L> Qp<L> {
     }
 
     /// Returns to the oldest unacknowledged packet.
-    fn retry<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
+    pub fn retry<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
         if self.req.retries_left == 0 {
             self.fail_request(host, Status::RetryExceeded);
             return;
@@ -182,25 +198,8 @@ impl<L> Qp<L> {
             self.complete(host);
             return;
         }
-        let mtu = self.config.mtu;
+        let stored = self.store(host, view, index, psn);
         let pending = &mut self.req.works[index];
-        let local = &mut pending.work.local;
-        let stored = if view.has(Traits::ATOMIC) {
-            let is_atomic = pending.work.operation != Operation::Read;
-            view.atomic_value()
-                .filter(|_| is_atomic)
-                .map(|value| host.store_atomic(self.number, local, value))
-        } else {
-            let offset = pending.received << mtu.log2();
-            let rest = pending.work.length.saturating_sub(offset);
-            let fits = pending.work.operation == Operation::Read
-                && view.payload.len() == rest.min(mtu.bytes()) as usize
-                && view.has(Traits::END) == (pending.received + 1 == pending.packets);
-            fits.then(|| match view.payload {
-                [] => Ok(()),
-                payload => host.scatter(self.number, local, offset, payload),
-            })
-        };
         match stored {
             Some(Ok(())) => {
                 pending.received += 1;
@@ -243,11 +242,14 @@ impl<L> Qp<L> {
                 }
             }
         }
+        self.probe_if_due(host, io, now);
     }
 
     /// Returns the time at which [`Qp::timers`] has something to do.
     pub fn deadline(&self) -> u64 {
         let earliest = |at: Option<u64>| at.unwrap_or(u64::MAX);
-        earliest(self.req.deadline).min(earliest(self.req.rnr_until))
+        earliest(self.req.deadline)
+            .min(earliest(self.req.rnr_until))
+            .min(earliest(self.req.recovery.probe_at))
     }
 }

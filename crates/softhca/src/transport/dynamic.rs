@@ -9,6 +9,7 @@
 use super::host::{Host, Operation, SendWork, Status};
 use super::io::Io;
 use super::qp::Qp;
+use super::recovery::After;
 use super::state::Connection;
 use crate::packet::{Psn, Template, View};
 
@@ -128,7 +129,10 @@ impl<L> Qp<L> {
             return;
         }
         match self.peers.of(view, &header, &self.config) {
-            Some(index) => self.as_peer(index, |qp| qp.request(host, io, view)),
+            Some(index) => self.as_peer(index, |qp| {
+                // Nothing is kept.
+                let _: After = qp.request(host, io, view);
+            }),
             None => io.counters.dropped += 1,
         }
     }

@@ -71,6 +71,9 @@ pub fn play(script: &[u8]) {
     };
     let flags = script.byte();
     let mut world = World::new(2, kind, MEMORY, u64::from(flags));
+    for hca in &mut world.hcas {
+        hca.transport.set_lossy(first & 0x40 != 0);
+    }
     let config = QpConfig {
         service,
         mtu: Mtu::from_code(first >> 4 & 3).unwrap_or_default(),

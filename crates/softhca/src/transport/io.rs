@@ -1,6 +1,7 @@
 //! What all queue pairs of a transport share: outgoing packets and counters.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::packet::{Packet, Pool};
 
@@ -18,6 +19,8 @@ pub struct Counters {
     pub retransmitted: u64,
     /// Local ACK timeouts.
     pub timeouts: u64,
+    /// Probes: the oldest and newest packet sent again before a timeout.
+    pub probes: u64,
     /// NAKs received, not counting RNR NAKs.
     pub naks: u64,
     /// RNR NAKs received.
@@ -55,6 +58,8 @@ pub(super) struct Io {
     /// The peer may not have had the time to respond; see
     /// [`Transport::set_patient`](super::Transport::set_patient).
     pub patient: bool,
+    /// Held by each packet that is kept until an earlier one arrives.
+    pub kept: Arc<()>,
 }
 
 impl Io {

@@ -10,6 +10,7 @@
 //! | `state` | what requester, responder and DC remember between packets |
 //! | `requester` | work requests to request packets: segmentation, window, fences |
 //! | `completer` | acknowledgements, NAKs, read responses, retries, timers |
+//! | `recovery` | losses, before a timeout |
 //! | `responder` | requests in order, duplicates, responses |
 //! | `datagram` | UD |
 //! | `dynamic` | DC: requester and responder with peers that change |
@@ -30,6 +31,7 @@ mod io;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod model;
 mod qp;
+mod recovery;
 mod requester;
 mod responder;
 mod state;
@@ -41,6 +43,7 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
+use std::sync::Arc;
 
 pub use config::{QpConfig, QpState, QpView, Service, ack_wait, rnr_wait};
 pub use host::{
@@ -52,6 +55,7 @@ pub use io::Counters;
 use crate::packet::{Class, Gid, MULTICAST_QPN, Packet, Pool, Refused, Traits, View};
 use io::Io;
 use qp::Qp;
+use recovery::After;
 use requester::Step;
 use table::Table;
 
@@ -99,6 +103,7 @@ pub struct Transport<L> {
     timers: BinaryHeap<Reverse<(u64, u32)>>,
     groups: Vec<(Gid, u32)>,
     aliases: [Option<u32>; 2],
+    lossy: bool,
 }
 
 impl<L> Transport<L> {
@@ -112,7 +117,9 @@ impl<L> Transport<L> {
                 out: VecDeque::new(),
                 counters: Counters::default(),
                 patient: false,
+                kept: Arc::default(),
             },
+            lossy: false,
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             groups: Vec::new(),
@@ -129,7 +136,13 @@ impl<L> Transport<L> {
         if self.qps.contains_key(&qpn) {
             return Err(QpError::Exists);
         }
-        self.qps.insert(qpn, Box::new(Qp::new(qpn, config)));
+        let mut qp = Qp::new(qpn, config);
+        qp.recovers = self.lossy
+            && matches!(
+                qp.config.service,
+                Service::Rc | Service::XrcInitiator | Service::XrcTarget
+            );
+        self.qps.insert(qpn, Box::new(qp));
         Ok(())
     }
 
@@ -164,6 +177,13 @@ impl<L> Transport<L> {
     /// lengthen their queue.
     pub fn set_patient(&mut self, patient: bool) {
         self.io.patient = patient;
+    }
+
+    /// Lets queue pairs that are created from now on recover from losses before a
+    /// timeout, with probes and packets kept out of order. This is for networks that lose
+    /// packets by themselves.
+    pub fn set_lossy(&mut self, lossy: bool) {
+        self.lossy = lossy;
     }
 
     /// Lets a stream of a DC initiator continue after an error. Returns whether it was
@@ -255,13 +275,29 @@ impl<L> Transport<L> {
             }
         };
         self.io.counters.packets_received += 1;
-        match view.bth.dest_qpn {
-            MULTICAST_QPN => self.multicast(host, now, &view),
-            qpn @ (0 | 1) => match self.aliases[qpn as usize] {
+        let (qpn, psn) = (view.bth.dest_qpn, view.bth.psn);
+        let after = match qpn {
+            MULTICAST_QPN => {
+                self.multicast(host, now, &view);
+                After::Nothing
+            }
+            0 | 1 => match self.aliases[qpn as usize] {
                 Some(qpn) => self.deliver(host, now, qpn, &view),
-                None => self.io.counters.dropped += 1,
+                None => {
+                    self.io.counters.dropped += 1;
+                    After::Nothing
+                }
             },
             qpn => self.deliver(host, now, qpn, &view),
+        };
+        if after != After::Nothing {
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                match after {
+                    After::Keep => qp.resp.kept.keep(psn, packet, &self.io.kept),
+                    _ => qp.release(host, &mut self.io),
+                }
+                schedule(qp, &mut self.ready, &mut self.timers);
+            }
         }
         None
     }
@@ -274,15 +310,23 @@ impl<L> Transport<L> {
         for index in 0..self.groups.len() {
             let (gid, qpn) = self.groups[index];
             if gid == group {
-                self.deliver(host, now, qpn, view);
+                // Datagrams need nothing more.
+                let _: After = self.deliver(host, now, qpn, view);
             }
         }
     }
 
-    fn deliver<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, qpn: u32, view: &View<'_>) {
+    fn deliver<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        now: u64,
+        qpn: u32,
+        view: &View<'_>,
+    ) -> After {
+        let mut after = After::Nothing;
         let Some(qp) = self.qps.get_mut(&qpn) else {
             self.io.counters.dropped += 1;
-            return;
+            return after;
         };
         let io = &mut self.io;
         let class = view
@@ -290,11 +334,11 @@ impl<L> Transport<L> {
             .map_or(view.bth.opcode & 0xe0, |o| o.class as u8);
         if class != qp.class() as u8 || !qp.state.receives() {
             io.counters.dropped += 1;
-            return;
+            return after;
         }
         if !qp.pkey_matches(view.bth.pkey) {
             io.counters.pkey_violations += 1;
-            return;
+            return after;
         }
         if class == Class::Ud as u8 {
             if view.opcode.is_some() {
@@ -302,7 +346,7 @@ impl<L> Transport<L> {
             }
         } else if !qp.is_from_peer(view) {
             io.counters.dropped += 1;
-            return;
+            return after;
         } else if view.has(Traits::RESPONSE) {
             if !matches!(qp.config.service, Service::XrcTarget | Service::DcTarget) {
                 qp.response(host, io, now, view);
@@ -311,10 +355,11 @@ impl<L> Transport<L> {
             match qp.config.service {
                 Service::XrcInitiator | Service::DcInitiator => {}
                 Service::DcTarget => qp.request_of_peer(host, io, view),
-                _ => qp.request(host, io, view),
+                _ => after = qp.request(host, io, view),
             }
         }
         schedule(qp, &mut self.ready, &mut self.timers);
+        after
     }
 
     /// Processes expired timers, responses, requests and flushes. Creates about

@@ -10,6 +10,8 @@ use crate::packet::{Bth, Class, Link, Opcode, Psn, Template, View};
 /// A queue pair.
 pub(super) struct Qp<L> {
     pub number: u32,
+    /// Losses are recovered from before a timeout.
+    pub recovers: bool,
     pub config: QpConfig,
     pub state: QpState,
     pub template: Option<Template>,
@@ -35,6 +37,7 @@ impl<L> Qp<L> {
     pub fn new(number: u32, config: QpConfig) -> Self {
         Self {
             number,
+            recovers: false,
             template: None,
             state: QpState::Reset,
             queued: false,

@@ -11,6 +11,7 @@ use super::dynamic::Failed;
 use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, Status};
 use super::io::Io;
 use super::qp::Qp;
+use super::recovery::READ_WINDOW;
 use super::state::{LIMIT_WORKS, Pending};
 use crate::packet::{AtomicEth, PacketBuilder, Psn, Reth, op};
 
@@ -161,8 +162,13 @@ impl<L> Qp<L> {
         // All outstanding PSNs stay within half the PSN range, so that order is
         // defined.
         let span = pending.first.distance(req.una).max(0) as u32 + pending.packets;
+        let window = !self.recovers
+            || !pending.work.operation.is_read_or_atomic()
+            || req.read_psns == 0
+            || req.read_psns + pending.packets <= READ_WINDOW;
         fence
             && reads
+            && window
             && (pending.packets == 0 || req.flight() < WINDOW)
             && (req.cursor == 0 || span < Psn::RANGE / 2)
     }
@@ -178,15 +184,76 @@ impl<L> Qp<L> {
     }
 
     fn send_connected<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
-        let mtu = self.config.mtu;
         let psn = self.req.send_psn;
-        let flight = self.req.flight();
         let cursor = self.req.cursor;
-        let Some(template) = &self.template else {
+        if self.template.is_none() {
             self.req.works[cursor].done = Some(Status::LocalQpOperation);
             return;
-        };
+        }
+        match self.emit(host, io, cursor, psn, None) {
+            Ok(()) => {}
+            Err(Fault::Absent) => {
+                self.wait_for_page(now);
+                return;
+            }
+            Err(_) => {
+                self.req.works[cursor].done = Some(Status::LocalProtection);
+                self.complete(host);
+                return;
+            }
+        }
+
         let pending = &self.req.works[cursor];
+        let reads = pending.work.operation.is_read_or_atomic();
+        let resumes_at = match reads {
+            true => pending.end(),
+            false => psn.plus(1),
+        };
+        let last = !resumes_at.before(pending.end());
+        let again = psn.before(self.req.high);
+        if again {
+            io.counters.retransmitted += 1;
+        }
+        if reads {
+            self.req.reads += 1;
+            self.req.read_psns += pending.packets - pending.received.min(pending.packets);
+        }
+        self.req.send_psn = resumes_at;
+        if self.req.high.before(resumes_at) {
+            self.req.high = resumes_at;
+        }
+        if last {
+            self.req.cursor += 1;
+        }
+        if self.recovers {
+            self.sent(now, psn.plus(1), !again && (reads || last));
+        }
+        if self.config.service.is_reliable() {
+            if self.req.deadline.is_none() {
+                self.req.deadline = ack_wait(self.config.ack_timeout).map(|wait| now + wait);
+            }
+        } else if last {
+            self.req.una = self.req.send_psn;
+            self.complete(host);
+        }
+    }
+
+    /// Sends the request packet of a work request at a PSN. One that is repeated alone
+    /// asks for an answer and, if it is a read, for the responses before `repeated`.
+    pub fn emit<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        at: usize,
+        psn: Psn,
+        repeated: Option<Psn>,
+    ) -> Result<(), Fault> {
+        let mtu = self.config.mtu;
+        let flight = self.req.flight();
+        let Some(template) = &self.template else {
+            return Err(Fault::Protection);
+        };
+        let pending = &self.req.works[at];
         let index = psn.distance(pending.first).max(0) as u32;
         let offset = index << mtu.log2();
         let rest = pending.work.length.saturating_sub(offset);
@@ -194,24 +261,22 @@ impl<L> Qp<L> {
         let reliable = self.config.service.is_reliable();
         let mut bth = self.bth(0, psn);
         let class = self.class();
-        let (operation, payload, last, resumes_at) = match pending.work.operation {
-            Operation::Read => (op::READ_REQUEST, 0, true, pending.end()),
-            Operation::FetchAdd { .. } => (op::FETCH_ADD, 0, true, psn.plus(1)),
-            Operation::CompareSwap { .. } => (op::COMPARE_SWAP, 0, true, psn.plus(1)),
+        let (operation, payload, last) = match pending.work.operation {
+            Operation::Read => (op::READ_REQUEST, 0, true),
+            Operation::FetchAdd { .. } => (op::FETCH_ADD, 0, true),
+            Operation::CompareSwap { .. } => (op::COMPARE_SWAP, 0, true),
             other => {
                 let last = index + 1 == pending.packets;
-                (
-                    position(other, first, last),
-                    rest.min(mtu.bytes()),
-                    last,
-                    psn.plus(1),
-                )
+                (position(other, first, last), rest.min(mtu.bytes()), last)
             }
         };
         bth.opcode = class as u8 | operation;
         bth.solicited = pending.work.solicited && last;
-        bth.ack_request =
-            reliable && (last || flight + 1 >= WINDOW || (index + 1) % (WINDOW / 4) == 0);
+        bth.ack_request = reliable
+            && (last
+                || flight + 1 >= WINDOW
+                || (index + 1) % (WINDOW / 4) == 0
+                || repeated.is_some());
         let mut builder = PacketBuilder::new(&io.pool, template, bth, payload as usize);
         if self.config.service == Service::XrcInitiator {
             builder.put(&(pending.work.xrc_srqn & 0xff_ffff).to_be_bytes());
@@ -222,11 +287,17 @@ impl<L> Qp<L> {
         match work.operation {
             Operation::Read => {
                 let va = work.va.wrapping_add(u64::from(offset));
+                let length = match repeated {
+                    Some(end) if end.before(pending.end()) => {
+                        rest.min((end.distance(psn).max(0) as u32) << mtu.log2())
+                    }
+                    _ => rest,
+                };
                 builder.put(
                     &Reth {
                         va,
                         rkey: work.rkey,
-                        length: rest,
+                        length,
                     }
                     .bytes(),
                 );
@@ -271,47 +342,12 @@ impl<L> Qp<L> {
             builder.put(&work.imm.to_be_bytes());
         }
         if payload != 0 {
-            let local = &mut self.req.works[cursor].work.local;
+            let local = &mut self.req.works[at].work.local;
             let space = builder.space(payload as usize);
-            match host.gather(self.number, local, offset, space) {
-                Ok(()) => {}
-                Err(Fault::Absent) => {
-                    self.wait_for_page(now);
-                    return;
-                }
-                Err(_) => {
-                    drop(builder);
-                    self.req.works[cursor].done = Some(Status::LocalProtection);
-                    self.complete(host);
-                    return;
-                }
-            }
+            host.gather(self.number, local, offset, space)?;
         }
         io.send(builder.finish());
-
-        let pending = &self.req.works[cursor];
-        if psn.before(self.req.high) {
-            io.counters.retransmitted += 1;
-        }
-        if pending.work.operation.is_read_or_atomic() {
-            self.req.reads += 1;
-            self.req.read_psns += pending.packets - pending.received.min(pending.packets);
-        }
-        self.req.send_psn = resumes_at;
-        if self.req.high.before(resumes_at) {
-            self.req.high = resumes_at;
-        }
-        if last {
-            self.req.cursor += 1;
-        }
-        if reliable {
-            if self.req.deadline.is_none() {
-                self.req.deadline = ack_wait(self.config.ack_timeout).map(|wait| now + wait);
-            }
-        } else if last {
-            self.req.una = self.req.send_psn;
-            self.complete(host);
-        }
+        Ok(())
     }
 
     /// Completes ended work requests at the head of the queue, in order.

@@ -10,6 +10,7 @@ use super::host::{
 };
 use super::io::Io;
 use super::qp::{Qp, nak_of};
+use super::recovery::After;
 use super::state::{Message, ReadReply, Reply};
 use crate::packet::{
     Aeth, CREDITS_UNLIMITED, NakCode, PacketBuilder, Psn, Syndrome, Traits, View, op,
@@ -33,13 +34,19 @@ enum Refusal {
 
 impl<L> Qp<L> {
     /// Processes a request packet of a connected service.
-    pub fn request<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, view: &View<'_>) {
+    pub fn request<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        view: &View<'_>,
+    ) -> After {
+        let mut after = After::Nothing;
         if self.resp.closing {
-            return;
+            return after;
         }
         if self.resp.replies.len() >= self.most_replies() {
             io.counters.dropped += 1;
-            return;
+            return after;
         }
         let reliable = self.config.service.is_reliable();
         let distance = view.bth.psn.distance(self.resp.expected);
@@ -49,12 +56,15 @@ impl<L> Qp<L> {
                 if !self.resp.nak_sent {
                     self.resp.nak(Syndrome::Nak(NakCode::SequenceError));
                 }
-                return;
+                if self.keeps(distance) {
+                    after = After::Keep;
+                }
+                return after;
             }
             if distance < 0 {
                 io.counters.duplicates += 1;
                 self.duplicate(host, view);
-                return;
+                return after;
             }
         } else if view.has(Traits::START) {
             // A new message begins (UC): the rest of the previous one is lost.
@@ -66,7 +76,7 @@ impl<L> Qp<L> {
         } else if distance != 0 {
             io.counters.out_of_sequence += 1;
             self.abandon();
-            return;
+            return after;
         }
         if !self.resp.established {
             self.resp.established = true;
@@ -79,9 +89,16 @@ impl<L> Qp<L> {
                 self.resp.nak_sent = false;
                 self.resp.absent = 0;
                 self.resp.expected = view.bth.psn.plus(psns);
+                if !self.resp.kept.is_empty() {
+                    after = After::Release;
+                }
             }
-            Err(refusal) => self.refuse(host, io, refusal),
+            Err(refusal) => {
+                self.refuse(host, io, refusal);
+                self.resp.kept.clear();
+            }
         }
+        after
     }
 
     /// Returns the maximum number of queued replies. A peer that keeps to its limit of
@@ -408,6 +425,7 @@ impl<L> Qp<L> {
         self.resp.reads += 1;
         self.resp.replies.push_back(Reply::Read(ReadReply {
             psn: view.bth.psn,
+            end: view.bth.psn.plus(packets),
             msn: self.resp.msn,
             va: reth.va,
             rkey: reth.rkey,
@@ -480,7 +498,7 @@ impl<L> Qp<L> {
             let known = psn.plus(packets).distance(self.resp.expected) <= 0;
             let under_way = self.resp.replies.iter().any(|r| {
                 matches!(r, Reply::Read(read) if read.psn.distance(psn) <= 0
-                    && psn.distance(read.psn.plus(self.config.mtu.packets(read.rest))) < 0)
+                    && psn.before(read.end))
             });
             let checked = match reth.length {
                 0 => Ok(()),
@@ -494,8 +512,9 @@ impl<L> Qp<L> {
             }
             let allowed = checked.is_ok();
             if known && allowed && !under_way && self.config.allow_read {
-                self.resp.replies.push_back(Reply::Read(ReadReply {
+                self.resp.answer_again(Reply::Read(ReadReply {
                     psn,
+                    end: psn.plus(packets),
                     msn: self.resp.msn,
                     va: reth.va,
                     rkey: reth.rkey,
@@ -506,7 +525,7 @@ impl<L> Qp<L> {
                 }));
             }
         } else if let Some(&(_, value)) = self.resp.atomics.iter().find(|a| a.0 == psn) {
-            self.resp.replies.push_back(Reply::Atomic {
+            self.resp.answer_again(Reply::Atomic {
                 psn,
                 msn: self.resp.msn,
                 value,

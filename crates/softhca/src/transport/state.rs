@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::config::QpConfig;
 use super::host::{Datagram, QpEvent, RecvWork, SendWork, Status, Target};
+use super::recovery::{Kept, Recovery};
 use crate::packet::{
     DcEth, Gid, Grh, L3, Link, NakCode, Path, Psn, Roce, Syndrome, Template, View,
 };
@@ -71,6 +72,7 @@ pub(super) struct Requester<L> {
     pub implied_nak: bool,
     /// Sending waits for a response (window, fence, read limit).
     pub blocked: bool,
+    pub recovery: Recovery,
 }
 
 impl<L> Requester<L> {
@@ -91,6 +93,7 @@ impl<L> Requester<L> {
             rnr_until: None,
             implied_nak: false,
             blocked: false,
+            recovery: Recovery::default(),
         }
     }
 
@@ -99,6 +102,7 @@ impl<L> Requester<L> {
         self.una = psn;
         self.send_psn = psn;
         self.high = psn;
+        self.recovery.start(psn);
     }
 
     /// Restarts at a PSN with nothing in flight.
@@ -166,6 +170,7 @@ impl<L> Requester<L> {
         self.reads = 0;
         self.read_psns = 0;
         self.blocked = false;
+        self.recovery.sought(psn);
     }
 
     /// Returns the number of request packets in flight.
@@ -192,7 +197,10 @@ pub(super) enum Message<L> {
 
 /// A read response that is being sent.
 pub(super) struct ReadReply {
+    /// PSN of the next packet.
     pub psn: Psn,
+    /// One past the last PSN.
+    pub end: Psn,
     pub msn: u32,
     pub va: u64,
     pub rkey: u32,
@@ -228,6 +236,18 @@ pub(super) enum Reply {
     },
 }
 
+impl Reply {
+    pub fn psn(&self) -> Psn {
+        match self {
+            Self::Read(read) => read.psn,
+            Self::Ack { psn, .. }
+            | Self::Atomic { psn, .. }
+            | Self::Nak { psn, .. }
+            | Self::Fatal { psn, .. } => *psn,
+        }
+    }
+}
+
 /// State of a responder.
 pub(super) struct Responder<L> {
     pub expected: Psn,
@@ -247,6 +267,8 @@ pub(super) struct Responder<L> {
     pub absent: u8,
     pub closing: bool,
     pub established: bool,
+    /// Packets beyond a missing one.
+    pub kept: Kept,
 }
 
 impl<L> Responder<L> {
@@ -263,6 +285,7 @@ impl<L> Responder<L> {
             absent: 0,
             closing: false,
             established: false,
+            kept: Kept::new(),
         }
     }
 
@@ -284,6 +307,7 @@ impl<L> Responder<L> {
     pub fn clear(&mut self) -> Option<RecvWork<L>> {
         self.replies.clear();
         self.reads = 0;
+        self.kept.clear();
         match std::mem::replace(&mut self.message, Message::None) {
             Message::Send { recv, .. } => Some(recv),
             _ => self.spare.take(),
@@ -318,6 +342,31 @@ impl<L> Responder<L> {
             Some(last @ Reply::Ack { .. }) => *last = ack,
             _ => self.replies.push_back(ack),
         }
+    }
+
+    /// Queues the response to a duplicate request before those of later requests: the
+    /// peer waits for it first.
+    pub fn answer_again(&mut self, reply: Reply) {
+        let psn = reply.psn();
+        if let Reply::Read(again) = &reply {
+            let same = self.replies.iter_mut().find_map(|queued| match queued {
+                Reply::Read(read) if read.end == again.end && psn.before(read.psn) => Some(read),
+                _ => None,
+            });
+            if let Some(read) = same {
+                // Its rest would be sent twice.
+                let duplicate = read.duplicate;
+                *read = ReadReply {
+                    duplicate,
+                    ..*again
+                };
+                return;
+            }
+        }
+        let later = |queued: &Reply| psn.before(queued.psn());
+        let place = self.replies.iter().position(later);
+        self.replies
+            .insert(place.unwrap_or(self.replies.len()), reply);
     }
 
     pub fn nak(&mut self, syndrome: Syndrome) {

@@ -32,11 +32,23 @@ fn act() -> impl Strategy<Value = Action> {
 /// HCA holds its own data, slots that the peer writes, slots for reads and receives,
 /// and one atomic. Returns the number of packets that were sent again.
 fn exact(acts: &[Action], faults: Faults, seed: u64, kind: LinkKind, config: &QpConfig) -> u64 {
+    exact_between([false; 2], acts, faults, seed, kind, config)
+}
+
+/// The same; each of `recovers` does so from losses before a timeout.
+fn exact_between(
+    recovers: [bool; 2],
+    acts: &[Action],
+    faults: Faults,
+    seed: u64,
+    kind: LinkKind,
+    config: &QpConfig,
+) -> u64 {
     let count = acts.len();
     let (own, theirs, into) = (0, count * SLOT, 2 * count * SLOT);
     let counter = 3 * count * SLOT;
     let memory = counter + 8;
-    let mut world = pair(kind, memory, seed, config);
+    let mut world = pair_that_recovers(kind, memory, seed, config, recovers);
     for side in 0..2 {
         fill(&mut world.hcas[side].host.memory[..theirs], side as u8 + 1);
     }
@@ -170,6 +182,24 @@ proptest! {
     ) {
         let kind = if ib { LinkKind::Ib } else { LinkKind::Ethernet };
         exact(&acts, one_percent(), seed, kind, &config(psn));
+    }
+
+    /// With and without recovery before a timeout, at one or both ends.
+    #[test]
+    fn exact_with_recovery(
+        acts in proptest::collection::vec(act(), 1..40),
+        seed: u64,
+        psn in prop_oneof![Just(0u32), Just(0xff_fff0), Just(0x7f_fff0), 0u32..1 << 24],
+        both: bool,
+        timeout in prop_oneof![Just(8u8), Just(14)],
+        bad: bool,
+    ) {
+        let faults = match bad {
+            true => Faults { loss: 0.08, duplicate: 0.1, reorder: 0.2, ..one_percent() },
+            false => one_percent(),
+        };
+        let config = QpConfig { ack_timeout: timeout, ..config(psn) };
+        exact_between([true, both], &acts, faults, seed, LinkKind::Ethernet, &config);
     }
 
     /// Far worse than any network; each progress resets the retries.

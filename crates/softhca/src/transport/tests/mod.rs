@@ -8,6 +8,7 @@ mod flood;
 mod hostile;
 mod lossy;
 mod order;
+mod recovery;
 mod segments;
 
 use super::model::{Hca, Range, Region, World};
@@ -24,7 +25,21 @@ const SECOND: u64 = 1000 * MS;
 
 /// Creates two HCAs with queue pairs 100 and 200 connected, and all memory accessible.
 fn pair(kind: LinkKind, memory: usize, seed: u64, config: &QpConfig) -> World {
+    pair_that_recovers(kind, memory, seed, config, [false; 2])
+}
+
+/// The same; each of `recovers` does so from losses before a timeout.
+fn pair_that_recovers(
+    kind: LinkKind,
+    memory: usize,
+    seed: u64,
+    config: &QpConfig,
+    recovers: [bool; 2],
+) -> World {
     let mut world = World::new(2, kind, memory, seed);
+    for (hca, recovers) in world.hcas.iter_mut().zip(recovers) {
+        hca.transport.set_lossy(recovers);
+    }
     world.connect((0, 100), (1, 200), config);
     for hca in &mut world.hcas {
         open(hca, memory);

@@ -1,0 +1,570 @@
+//! Recovery from losses before the local ACK timeout, for networks that lose packets.
+//!
+//! | lost | recovery |
+//! |---|---|
+//! | a request | The responder keeps what follows it ([`Kept`]), and its NAK has this one packet sent again; all later ones too if the peer turns out to keep nothing. |
+//! | a read response | Later ones are stored, and the missing ones are requested again. |
+//! | the last packets, an acknowledgement, what was sent again | After about two round trips without progress the oldest and the newest packet are sent again (a probe). A responder answers each with what it misses. |
+//!
+//! A probe is not a retry: the local ACK timeout and the retry count report a dead peer as
+//! without it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::config::ack_wait;
+use super::host::{Fault, Host, Operation, Status};
+use super::io::Io;
+use super::qp::Qp;
+use super::state::{Pending, Reply};
+use crate::packet::{NakCode, Packet, Psn, Syndrome, Traits, View};
+
+/// Response packets that may be outstanding; a single read may have more.
+pub(super) const READ_WINDOW: u32 = 256;
+/// Time to the first probe before a round trip was measured, in nanoseconds.
+const FIRST_WAIT: u64 = 2_000_000;
+/// Shortest time to a probe: a peer may wait for a processor.
+const SHORTEST_WAIT: u64 = 300_000;
+/// Probes without progress, each after twice the time of the one before.
+const LIMIT_PROBES: u32 = 10;
+/// Times that sending one packet again does not help before a peer is taken to keep
+/// nothing.
+const LIMIT_FAILURES: u8 = 3;
+/// PSNs beyond the expected one of which a responder keeps packets.
+const LIMIT_AHEAD: i32 = 128;
+/// Packets that all responders of a transport keep.
+const LIMIT_KEPT: usize = 2048;
+
+/// What a requester remembers for recovery.
+#[derive(Default)]
+pub(super) struct Recovery {
+    /// Smoothed round trip and its variation, in nanoseconds; 0 before the first.
+    round_trip: u64,
+    variation: u64,
+    /// A request being timed: the PSN past which `una` ends it, and when it was sent.
+    timed: Option<(Psn, u64)>,
+    /// Time of the next probe.
+    pub probe_at: Option<u64>,
+    probes: u32,
+    /// The packet that was last sent again alone.
+    resent: Option<Psn>,
+    failures: u8,
+    /// All requests before this PSN have been executed.
+    executed: Psn,
+    /// All responses before this PSN were received or requested again.
+    tail: Psn,
+    early: Early,
+}
+
+/// Responses that were stored while an earlier one is missing, by PSN.
+#[derive(Default)]
+struct Early {
+    bits: [u64; Self::SPAN as usize / 64],
+    count: u32,
+}
+
+impl Early {
+    const SPAN: u32 = 1024;
+
+    fn place(psn: Psn) -> (usize, u64) {
+        let bit = psn.value() % Self::SPAN;
+        ((bit / 64) as usize, 1 << (bit % 64))
+    }
+
+    fn has(&self, psn: Psn) -> bool {
+        let (word, bit) = Self::place(psn);
+        self.bits[word] & bit != 0
+    }
+
+    fn set(&mut self, psn: Psn) {
+        let (word, bit) = Self::place(psn);
+        self.count += u32::from(self.bits[word] & bit == 0);
+        self.bits[word] |= bit;
+    }
+
+    /// Removes a PSN; returns whether it was there.
+    fn take(&mut self, psn: Psn) -> bool {
+        let (word, bit) = Self::place(psn);
+        let was = self.count != 0 && self.bits[word] & bit != 0;
+        if was {
+            self.bits[word] &= !bit;
+            self.count -= 1;
+        }
+        was
+    }
+}
+
+impl Recovery {
+    /// Returns the time after which a probe is due.
+    fn wait(&self) -> u64 {
+        let wait = match self.round_trip {
+            0 => FIRST_WAIT,
+            // Twice the round trip if it is steady.
+            trip => (trip + (4 * self.variation).max(trip)).max(SHORTEST_WAIT),
+        };
+        wait << self.probes.min(LIMIT_PROBES)
+    }
+
+    /// Begins at a PSN.
+    pub fn start(&mut self, psn: Psn) {
+        *self = Self {
+            executed: psn,
+            tail: psn,
+            ..Self::default()
+        };
+    }
+
+    /// All packets from a PSN on are sent again.
+    pub fn sought(&mut self, psn: Psn) {
+        self.timed = None;
+        self.resent = None;
+        self.tail = psn;
+    }
+
+    fn measure(&mut self, now: u64, una: Psn) {
+        let Some((_, sent)) = self.timed.filter(|(end, _)| !una.before(*end)) else {
+            return;
+        };
+        self.timed = None;
+        let trip = now.saturating_sub(sent).max(1);
+        if self.round_trip == 0 {
+            (self.round_trip, self.variation) = (trip, trip / 2);
+        } else {
+            let off = trip.abs_diff(self.round_trip);
+            self.variation = (3 * self.variation + off) / 4;
+            self.round_trip = (7 * self.round_trip + trip) / 8;
+        }
+    }
+}
+
+/// Packets that a responder keeps until the one before them has arrived.
+pub(super) struct Kept {
+    packets: VecDeque<(Psn, Packet, Arc<()>)>,
+}
+
+impl Kept {
+    pub const fn new() -> Self {
+        Self {
+            packets: VecDeque::new(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.packets.clear();
+    }
+
+    /// Keeps a packet, if there is room. `all` is held by each packet that the transport
+    /// keeps.
+    pub fn keep(&mut self, psn: Psn, packet: Packet, all: &Arc<()>) {
+        let place = self
+            .packets
+            .iter()
+            .rposition(|(other, ..)| !psn.before(*other));
+        if place.is_some_and(|at| self.packets[at].0 == psn) || Arc::strong_count(all) > LIMIT_KEPT
+        {
+            return;
+        }
+        let place = place.map_or(0, |at| at + 1);
+        self.packets.insert(place, (psn, packet, Arc::clone(all)));
+    }
+
+    /// Takes the packet with the expected PSN.
+    pub fn take(&mut self, expected: Psn) -> Option<Packet> {
+        while let Some((psn, ..)) = self.packets.front() {
+            if expected.before(*psn) {
+                return None;
+            }
+            let same = *psn == expected;
+            let first = self.packets.pop_front();
+            if same {
+                return first.map(|(_, packet, _)| packet);
+            }
+        }
+        None
+    }
+}
+
+/// What is to be done after a request.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum After {
+    #[default]
+    Nothing,
+    /// The packet is to be kept.
+    Keep,
+    /// It was executed, and kept packets may follow it.
+    Release,
+}
+
+impl<L> Qp<L> {
+    /// Returns whether a packet so far beyond the expected one is kept.
+    pub fn keeps(&self, distance: i32) -> bool {
+        self.recovers && distance <= LIMIT_AHEAD && !self.resp.closing
+    }
+
+    /// Executes kept packets, now that those before them have been.
+    pub fn release<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) {
+        let mut any = false;
+        while let Some(packet) = self.resp.kept.take(self.resp.expected) {
+            let expected = self.resp.expected;
+            if let Ok(view) = View::again(&packet) {
+                self.request(host, io, &view);
+            }
+            if self.resp.expected == expected {
+                // Refused: the peer repeats it and all that follows, or has failed.
+                self.resp.kept.clear();
+                return;
+            }
+            any = true;
+        }
+        if any && !self.resp.kept.is_empty() {
+            // It acknowledges what is before the next gap.
+            if let Some(Reply::Ack { .. }) = self.resp.replies.back() {
+                self.resp.replies.pop_back();
+            }
+            self.resp.nak(Syndrome::Nak(NakCode::SequenceError));
+        } else if any {
+            // The peer can send on, whichever packets asked for it.
+            self.resp.acknowledge(self.resp.expected.minus(1));
+        }
+    }
+
+    /// Called when a request was sent, and is answered once `una` has reached `end`.
+    pub fn sent(&mut self, now: u64, end: Psn, is_new: bool) {
+        let recovery = &mut self.req.recovery;
+        if is_new && recovery.timed.is_none() {
+            recovery.timed = Some((end, now));
+        }
+        if recovery.probe_at.is_none() {
+            recovery.probe_at = Some(now + recovery.wait());
+        }
+    }
+
+    /// Called when `una` has moved.
+    pub fn progressed(&mut self, now: u64) {
+        let (una, high) = (self.req.una, self.req.high);
+        let recovery = &mut self.req.recovery;
+        recovery.measure(now, una);
+        recovery.probes = 0;
+        recovery.probe_at = una.before(high).then(|| now + recovery.wait());
+    }
+
+    /// Sends a probe if it is due.
+    pub fn probe_if_due<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
+        if self.req.recovery.probe_at.is_none_or(|at| at > now) {
+            return;
+        }
+        self.req.recovery.probe_at = None;
+        let (una, high) = (self.req.una, self.req.high);
+        if !self.state.sends() || !una.before(high) || self.req.rnr_until.is_some() {
+            return;
+        }
+        let recovery = &mut self.req.recovery;
+        // With a timeout the timeout's own retransmission goes on.
+        let more = recovery.probes < LIMIT_PROBES
+            && ack_wait(self.config.ack_timeout).is_none_or(|wait| recovery.wait() < wait);
+        if !io.patient {
+            recovery.probes += 1;
+            recovery.resent = None;
+        }
+        if more {
+            recovery.probe_at = Some(now + recovery.wait());
+        }
+        // Answers may be among what has not been read.
+        if io.patient {
+            return;
+        }
+        io.counters.probes += 1;
+        let newest = high.minus(1);
+        let Some(oldest) = self.work_at(una) else {
+            return;
+        };
+        self.ask(host, io, oldest, una);
+        if let Some(index) = self.work_at(newest) {
+            let pending = &self.req.works[index];
+            let psn = match pending.work.operation.is_read_or_atomic() {
+                true if index == oldest => None,
+                true => {
+                    let rest = (pending.received..pending.packets).take(Early::SPAN as usize);
+                    let mut psns = rest.map(|number| pending.first.plus(number));
+                    psns.find(|psn| !self.req.recovery.early.has(*psn))
+                }
+                false => Some(newest),
+            };
+            match psn {
+                Some(psn) if una.before(psn) && psn.before(self.req.send_psn) => {
+                    self.ask(host, io, index, psn);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the index of the work request with a PSN.
+    fn work_at(&self, psn: Psn) -> Option<usize> {
+        let within = |p: &Pending<L>| !psn.before(p.first) && psn.before(p.end());
+        let place = self.req.works.iter().position(within)?;
+        self.req.works[place].done.is_none().then_some(place)
+    }
+
+    /// Sends the packet at a PSN again, or a read of what is missing from there on.
+    fn ask<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, index: usize, psn: Psn) {
+        let pending = &self.req.works[index];
+        let mut end = psn.plus(1);
+        if pending.work.operation == Operation::Read {
+            let early = &self.req.recovery.early;
+            let stored = (1..Early::SPAN).map(|ahead| psn.plus(ahead));
+            let stored = stored
+                .filter(|_| early.count != 0)
+                .find(|psn| early.has(*psn));
+            end = stored
+                .filter(|psn| psn.before(pending.end()))
+                .unwrap_or(pending.end());
+        }
+        self.repeat(host, io, index, psn, end);
+    }
+
+    /// Sends one request packet again.
+    fn repeat<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        index: usize,
+        psn: Psn,
+        end: Psn,
+    ) {
+        io.counters.retransmitted += 1;
+        // A time that includes the loss is no round trip.
+        self.req.recovery.timed = None;
+        // If memory is absent or invalid, the timeout's retransmission says so.
+        let _: Result<(), Fault> = self.emit(host, io, index, psn, Some(end));
+    }
+
+    /// Processes an acknowledgement of all PSNs before `end`.
+    pub fn acknowledged<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+        end: Psn,
+    ) {
+        let recovery = &mut self.req.recovery;
+        let executed = recovery.executed.before(end);
+        if executed {
+            recovery.executed = end;
+        }
+        if recovery.tail.before(self.req.una) {
+            recovery.tail = self.req.una;
+        }
+        if executed {
+            // Progress, even if a response from before is missing.
+            self.req.refill(&self.config);
+        }
+        let recovery = &mut self.req.recovery;
+        if recovery.tail.before(end) {
+            let from = recovery.tail;
+            recovery.tail = end;
+            self.request_missing(host, io, from, end);
+        }
+        if let Some(resent) = self.req.recovery.resent {
+            let after = resent.plus(1);
+            if after.before(end) {
+                // More than what was sent again: the peer had kept the rest.
+                self.req.recovery.failures = 0;
+                self.req.recovery.resent = None;
+            } else if end == after && after.before(self.req.send_psn) {
+                self.settle(host, now);
+                self.go_back(host, now);
+                return;
+            }
+        }
+        self.settle(host, now);
+    }
+
+    /// Sending a single packet again has not helped.
+    fn go_back<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
+        let recovery = &mut self.req.recovery;
+        recovery.resent = None;
+        recovery.failures = recovery.failures.saturating_add(1).min(LIMIT_FAILURES);
+        if self.state.sends() && self.req.una.before(self.req.high) {
+            self.retry(host, now);
+        }
+    }
+
+    /// Processes a NAK for a missing packet; those before it are acknowledged.
+    pub fn out_of_sequence<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+        psn: Psn,
+    ) {
+        let recovery = &self.req.recovery;
+        let next = recovery.resent.is_some_and(|resent| resent.plus(1) == psn);
+        let alone = recovery.failures < LIMIT_FAILURES && !next;
+        let index = self.work_at(psn).filter(|_| alone);
+        match index {
+            _ if next => self.go_back(host, now),
+            None => self.retry(host, now),
+            Some(_) if !psn.before(self.req.send_psn) => {}
+            Some(index) => {
+                self.req.recovery.resent = Some(psn);
+                let end = self.req.works[index].end();
+                self.repeat(host, io, index, psn, end);
+            }
+        }
+    }
+
+    /// Moves `una` up to the first missing response, or to what was executed.
+    fn settle<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
+        let executed = self.req.recovery.executed;
+        for index in 0..self.req.works.len() {
+            let pending = &mut self.req.works[index];
+            if !pending.first.before(executed) {
+                break;
+            }
+            if !pending.awaits() {
+                continue;
+            }
+            let early = &mut self.req.recovery.early;
+            while pending.received < pending.packets
+                && early.take(pending.first.plus(pending.received))
+            {
+                pending.received += 1;
+                let sent = u32::from(index < self.req.cursor);
+                self.req.read_psns = self.req.read_psns.saturating_sub(sent);
+            }
+            if pending.awaits() {
+                break;
+            }
+            self.req.reads = self
+                .req
+                .reads
+                .saturating_sub(u32::from(index < self.req.cursor));
+        }
+        let una = self.missing_answer(executed).unwrap_or(executed);
+        self.advance(now, una);
+        self.complete(host);
+    }
+
+    /// Requests missing responses between two PSNs again.
+    fn request_missing<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        from: Psn,
+        to: Psn,
+    ) {
+        let mut index = 0;
+        while let Some(pending) = self.req.works.get(index) {
+            if !pending.first.before(to) {
+                return;
+            }
+            let mut psn = pending.first.plus(pending.received);
+            if psn.before(from) {
+                psn = from;
+            }
+            let (awaits, end) = (pending.awaits(), pending.end());
+            let end = if to.before(end) { to } else { end };
+            while awaits && psn.before(end) {
+                if self.req.recovery.early.has(psn) {
+                    psn = psn.plus(1);
+                    continue;
+                }
+                let start = psn;
+                while psn.before(end) && !self.req.recovery.early.has(psn) {
+                    psn = psn.plus(1);
+                }
+                self.repeat(host, io, index, start, psn);
+            }
+            index += 1;
+        }
+    }
+
+    /// Processes the response to a read or atomic, in any order.
+    pub fn answered<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+        view: &View<'_>,
+    ) {
+        let psn = view.bth.psn;
+        let ahead = psn.distance(self.req.una) as u32;
+        if ahead >= Early::SPAN || self.req.recovery.early.has(psn) {
+            io.counters.stale += 1;
+            return;
+        }
+        let Some(index) = self.work_at(psn) else {
+            return;
+        };
+        let pending = &self.req.works[index];
+        if !pending.awaits() || psn.before(pending.first.plus(pending.received)) {
+            return;
+        }
+        match self.store(host, view, index, psn) {
+            Some(Ok(())) => {
+                self.req.recovery.early.set(psn);
+                self.req.refill(&self.config);
+            }
+            Some(Err(Fault::Absent)) => {
+                // It is requested again when its memory may be present.
+                self.req.seek(self.req.una);
+                self.req.deadline = None;
+                self.wait_for_page(now);
+                return;
+            }
+            Some(Err(_)) => self.req.works[index].done = Some(Status::LocalProtection),
+            None => self.req.works[index].done = Some(Status::BadResponse),
+        }
+        let recovery = &mut self.req.recovery;
+        if recovery.tail.before(self.req.una) {
+            recovery.tail = self.req.una;
+        }
+        let from = recovery.tail;
+        if !psn.before(from) {
+            recovery.tail = psn.plus(1);
+        }
+        if recovery.executed.before(psn.plus(1)) {
+            recovery.executed = psn.plus(1);
+        }
+        if from.before(psn) {
+            self.request_missing(host, io, from, psn);
+        }
+        self.settle(host, now);
+    }
+
+    /// Stores the response at a PSN; `None` if it is none to its request.
+    pub fn store<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+        index: usize,
+        psn: Psn,
+    ) -> Option<Result<(), Fault>> {
+        let mtu = self.config.mtu;
+        let pending = &mut self.req.works[index];
+        let local = &mut pending.work.local;
+        if view.has(Traits::ATOMIC) {
+            return view
+                .atomic_value()
+                .filter(|_| pending.work.operation != Operation::Read)
+                .map(|value| host.store_atomic(self.number, local, value));
+        }
+        let place = psn.distance(pending.first).max(0) as u32;
+        let offset = place << mtu.log2();
+        let rest = pending.work.length.saturating_sub(offset);
+        let (ends, last) = (view.has(Traits::END), place + 1 == pending.packets);
+        let fits = pending.work.operation == Operation::Read
+            && view.payload.len() == rest.min(mtu.bytes()) as usize
+            // What was requested again may end before the read does.
+            && (ends == last || (self.recovers && ends));
+        fits.then(|| match view.payload {
+            [] => Ok(()),
+            payload => host.scatter(self.number, local, offset, payload),
+        })
+    }
+}

@@ -1,0 +1,333 @@
+//! Recovery from losses before the local ACK timeout.
+
+use super::*;
+use crate::fabric::{Fate, Tap};
+use crate::packet::{Packet, Traits, View};
+
+/// Loses the frames for which it returns true. It gets the sender.
+struct Lose<F>(F);
+
+impl<F: FnMut(usize, &View<'_>) -> bool + Send> Tap for Lose<F> {
+    fn transfer(&mut self, _: u64, from: usize, _: usize, packet: &mut Packet) -> Fate {
+        let view = View::read(packet.kind(), packet.frame()).unwrap();
+        Fate {
+            lost: (self.0)(from, &view),
+            ..Fate::default()
+        }
+    }
+}
+
+const DELAY: u64 = 10_000;
+const PSN: u32 = 0xff_fffe;
+/// Where the peer's data are.
+const THEIRS: usize = 64 * 1024;
+const MEMORY: usize = 128 * 1024;
+
+/// Two HCAs, the local ACK timeout of which is four seconds.
+fn world(
+    recovers: [bool; 2],
+    lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static,
+) -> World {
+    let config = QpConfig {
+        send_psn: PSN,
+        recv_psn: PSN,
+        ack_timeout: 20,
+        ..QpConfig::default()
+    };
+    let mut world = pair_that_recovers(LinkKind::Ethernet, MEMORY, 1, &config, recovers);
+    world.fabric.set_faults(Faults {
+        delay: DELAY,
+        ..Faults::default()
+    });
+    world.fabric.set_tap(Some(Box::new(Lose(lose))));
+    fill(&mut world.hcas[0].host.memory[..THEIRS], 1);
+    fill(&mut world.hcas[1].host.memory[THEIRS..], 2);
+    world
+}
+
+/// Runs for 100 ms, in which all of `count` work requests must have ended without a
+/// timeout.
+fn finish(world: &mut World, count: u64) {
+    world.settle(100 * MS);
+    let expected: Vec<_> = (0..count).map(|id| (id, Status::Success)).collect();
+    assert_eq!(statuses(&mut world.hcas[0], 100), expected);
+    assert_eq!(world.hcas[0].transport.counters().timeouts, 0);
+}
+
+/// Returns whether a frame is the request of this number, from 0, counted by packets.
+fn is_request(from: usize, view: &View<'_>, number: u32) -> bool {
+    from == 0 && view.bth.psn == crate::packet::Psn::new(PSN).plus(number)
+}
+
+fn is_ack(from: usize, view: &View<'_>) -> bool {
+    from == 1 && view.has(Traits::RESPONSE) && !view.has(Traits::READ) && !view.has(Traits::ATOMIC)
+}
+
+/// Loses the first `count` frames that match.
+fn first(
+    count: u32,
+    mut matches: impl FnMut(usize, &View<'_>) -> bool + Send,
+) -> impl FnMut(usize, &View<'_>) -> bool + Send {
+    let mut left = count;
+    move |from, view| {
+        let lose = left > 0 && matches(from, view);
+        left -= u32::from(lose);
+        lose
+    }
+}
+
+/// Writes 5000 bytes, five packets, twice. Returns the packets that were sent again, and
+/// the time that it took.
+fn write(
+    recovers: bool,
+    lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static,
+) -> (u64, u64) {
+    let mut world = world([true, recovers], lose);
+    let source = world.hcas[0].host.memory[..10_000].to_vec();
+    for id in 0..2 {
+        let at = 5000 * id as usize;
+        world.hcas[0].post_send(100, work(id, Operation::Write, at, 5000, at));
+    }
+    let end = world.now + 100 * MS;
+    while world.hcas[0].host.queues(100).sent.len() < 2 && world.now < end {
+        world.settle(DELAY);
+        world.now += DELAY;
+    }
+    let took = world.now;
+    finish(&mut world, 2);
+    assert!(world.hcas[1].host.memory[..10_000] == source);
+    (world.hcas[0].transport.counters().retransmitted, took)
+}
+
+#[test]
+fn a_lost_packet_is_sent_again_alone() {
+    let again = write(true, first(1, |from, view| is_request(from, view, 3)));
+    assert!(again.0 == 1 && again.1 < 10 * DELAY, "{again:?}");
+    // A peer that keeps nothing needs all that follows, too.
+    let again = write(false, first(1, |from, view| is_request(from, view, 3)));
+    assert!(again.0 >= 7 && again.1 < 10 * DELAY, "{again:?}");
+}
+
+#[test]
+fn a_lost_last_packet() {
+    // The oldest and the newest one.
+    let again = write(true, first(1, |from, view| is_request(from, view, 9)));
+    assert_eq!(again.0, 2);
+}
+
+#[test]
+fn a_lost_tail() {
+    let tail = |from, view: &View<'_>| (4..10).any(|n| is_request(from, view, n));
+    for recovers in [true, false] {
+        let again = write(recovers, first(6, tail));
+        assert!((6..10).contains(&again.0), "{again:?}");
+    }
+}
+
+#[test]
+fn a_lost_acknowledgement() {
+    for recovers in [true, false] {
+        for times in 1..3 {
+            let again = write(recovers, first(times, is_ack));
+            assert!((1..=4).contains(&again.0), "{again:?}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_retransmission() {
+    for recovers in [true, false] {
+        for times in 2..5 {
+            let lose = first(times, |from, view| is_request(from, view, 3));
+            let again = write(recovers, lose);
+            assert!(again.0 >= u64::from(times), "{again:?}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_packet_and_its_nak() {
+    for recovers in [true, false] {
+        let mut packet = first(1, |from, view: &View<'_>| is_request(from, view, 3));
+        let mut nak = first(1, is_ack);
+        write(recovers, move |from, view| {
+            packet(from, view) || nak(from, view)
+        });
+    }
+}
+
+/// Reads 9000 bytes twice, nine packets each. Returns the number of response packets.
+fn read(lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static) -> u64 {
+    let mut world = world([true; 2], lose);
+    for id in 0..2 {
+        let at = 9000 * id as usize;
+        world.hcas[0].post_send(100, work(id, Operation::Read, at, 9000, THEIRS + at));
+    }
+    finish(&mut world, 2);
+    let [here, there] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
+    assert!(here[..18_000] == there[THEIRS..THEIRS + 18_000]);
+    world.hcas[1].transport.counters().packets_sent
+}
+
+#[test]
+fn a_lost_read_response_is_requested_alone() {
+    let response = |from, psn| from == 1 && psn == crate::packet::Psn::new(PSN).plus(5);
+    for times in 1..4 {
+        let sent = read(first(times, move |from, view| response(from, view.bth.psn)));
+        assert_eq!(sent, 18 + u64::from(times));
+    }
+}
+
+#[test]
+fn lost_read_responses_at_the_end() {
+    let last = |from, view: &View<'_>| {
+        let psn = crate::packet::Psn::new(PSN).plus(15);
+        from == 1 && !view.bth.psn.before(psn)
+    };
+    assert_eq!(read(first(3, last)), 18 + 3);
+}
+
+#[test]
+fn a_lost_read_request() {
+    for number in [0, 9] {
+        read(first(1, move |from, view| is_request(from, view, number)));
+    }
+    read(first(2, |from, _| from == 0));
+}
+
+/// Every frame of an exchange is lost once, alone and with one of those after it.
+#[test]
+fn whichever_frames_are_lost() {
+    let play = |lost: [u32; 2], recovers: bool| {
+        let mut count = 0;
+        let mut world = world([true, recovers], move |_, _| {
+            count += 1;
+            lost.contains(&count)
+        });
+        let own = world.hcas[0].host.memory[..THEIRS].to_vec();
+        let theirs = world.hcas[1].host.memory[THEIRS..].to_vec();
+        world.hcas[1].post_recv(200, 0, 20_000, 4000);
+        world.hcas[1].post_recv(200, 1, 30_000, 4000);
+        let add = Operation::FetchAdd { add: 5 };
+        let swap = Operation::CompareSwap {
+            compare: 5,
+            swap: 9,
+        };
+        world.hcas[1].host.memory[40_000..40_008].fill(0);
+        for (id, what) in [
+            work(0, Operation::Send, 0, 3000, 0),
+            work(1, Operation::Write, 5000, 4000, 0),
+            work(2, Operation::Read, 50_000, 4000, THEIRS),
+            work(3, add, 60_000, 8, 40_000),
+            work(4, Operation::Send, 3000, 2000, 0),
+            work(5, swap, 60_008, 8, 40_000),
+            work(6, Operation::Read, 55_000, 3000, THEIRS + 4000),
+            work(7, Operation::Write, 9000, 1500, 5000),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(what.id, id as u64);
+            world.hcas[0].post_send(100, what);
+        }
+        finish(&mut world, 8);
+        let [here, there] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
+        assert!(there[..4000] == own[5000..9000] && there[5000..6500] == own[9000..10_500]);
+        assert!(there[20_000..23_000] == own[..3000] && there[30_000..32_000] == own[3000..5000]);
+        assert!(here[50_000..54_000] == theirs[..4000]);
+        assert!(here[55_000..58_000] == theirs[4000..7000]);
+        assert_eq!(
+            here[60_000..60_016],
+            [0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(there[40_000..40_008], [9, 0, 0, 0, 0, 0, 0, 0]);
+        let frames = |at: usize| world.hcas[at].transport.counters().packets_sent;
+        frames(0) + frames(1)
+    };
+    for recovers in [true, false] {
+        let frames = play([0; 2], recovers) as u32;
+        assert!(frames > 20, "{frames}");
+        for one in 1..=frames {
+            for other in one..one + 12 {
+                play([one, other], recovers);
+            }
+        }
+    }
+}
+
+/// A peer that does not answer is reported after the same time as without recovery.
+#[test]
+fn a_dead_peer_is_reported_as_before() {
+    let ends = |recovers: bool, patient: bool| {
+        let mut world = world([recovers; 2], |from, _| from == 1);
+        let config = QpConfig {
+            ack_timeout: 14,
+            retry_count: 2,
+            path: Some(world.hcas[0].path_to(1)),
+            remote_qpn: 200,
+            ..QpConfig::default()
+        };
+        let hca = &mut world.hcas[0];
+        hca.transport.set_patient(patient);
+        let to = QpState::ReadyToSend;
+        let modified = hca.transport.modify(&mut hca.host, 0, 100, to, config);
+        modified.unwrap();
+        world.hcas[0].post_send(100, work(0, Operation::Write, 0, 5000, 0));
+        world.hcas[0].post_send(100, work(1, Operation::Read, 0, 5000, 0));
+        while world.hcas[0].host.queues(100).sent.is_empty() {
+            assert!(world.now < 100 * SECOND);
+            world.settle(MS);
+            world.now += MS;
+        }
+        let sent = statuses(&mut world.hcas[0], 100);
+        assert_eq!(sent[0], (0, Status::RetryExceeded));
+        (world.now / MS, world.hcas[0].transport.counters().probes)
+    };
+    let (before, none) = ends(false, false);
+    let (after, probes) = ends(true, false);
+    assert_eq!((before, none), (after, 0));
+    // 67 ms, three times.
+    assert!((200..210).contains(&after), "{after} ms");
+    assert!((3..40).contains(&probes), "{probes} probes");
+    // What has not been read may have the answer.
+    assert_eq!(ends(true, true).1, 0);
+}
+
+/// Nothing is sent twice where nothing is lost, if round trips vary.
+#[test]
+fn no_probes_without_losses() {
+    let mut world = world([true; 2], |_, _| false);
+    world.fabric.set_faults(Faults {
+        delay: 50_000,
+        jitter: 20_000,
+        ..Faults::default()
+    });
+    for id in 0..200 {
+        let operation = match id % 2 {
+            0 => Operation::Write,
+            _ => Operation::Read,
+        };
+        world.hcas[0].post_send(100, work(id, operation, 0, 20_000, THEIRS));
+    }
+    finish(&mut world, 200);
+    let counters = world.hcas[0].transport.counters();
+    assert_eq!((counters.probes, counters.retransmitted), (0, 0));
+}
+
+/// A receiver without receives asks for all again, and nothing that was kept is used.
+#[test]
+fn not_ready_after_a_loss() {
+    let mut world = world([true; 2], first(1, |from, view| is_request(from, view, 1)));
+    for id in 0..4 {
+        world.hcas[0].post_send(100, work(id, Operation::Send, 1000 * id as usize, 1000, 0));
+    }
+    world.hcas[1].post_recv(200, 0, 0, 1000);
+    world.settle(MS / 2);
+    assert_eq!(recv_statuses(&mut world.hcas[1], 200).len(), 1);
+    for id in 1..4 {
+        world.hcas[1].post_recv(200, id, 1000 * id as usize, 1000);
+    }
+    finish(&mut world, 4);
+    let [here, there] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
+    assert!(here[..4000] == there[..4000]);
+}
