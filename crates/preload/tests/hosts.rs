@@ -122,6 +122,13 @@ fn finish(child: Child) -> Output {
     program::finish(child, PATIENCE)
 }
 
+/// Returns whether a client of rping is done, and failed after that: its second thread
+/// may ask for an event when the first has closed their channel.
+fn has_ended_late(output: &Output) -> bool {
+    const SAID: &str = "client DISCONNECT EVENT...\nrdma_get_cm_event: Bad file descriptor\n";
+    output.stderr == SAID.as_bytes()
+}
+
 /// Runs both ends of a program, of which the client names the server last. With a TCP
 /// port the server is waited for; without one the client is started again until it
 /// finds the server.
@@ -142,7 +149,10 @@ fn pair(directory: &Folder, hosts: [&Host; 2], port: Option<u16>, lines: [&str; 
         }
         sleep(Duration::from_millis(50));
     };
-    assert!(asked.status.success(), "{client}: {asked:?}");
+    assert!(
+        asked.status.success() || has_ended_late(&asked),
+        "{client}: {asked:?}"
+    );
     let served = finish(serving.0.take().unwrap());
     assert!(served.status.success(), "{server}: {served:?}");
 }
