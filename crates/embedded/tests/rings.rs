@@ -39,11 +39,14 @@ fn host(directory: &Directory) -> Host {
 }
 
 /// A connection between two processes, over which messages go on.
+///
+/// Dropped in this order: a device keeps the completion queue of a queue pair that is
+/// there, and its memory must outlive that.
 struct Exchange {
+    qps: (Qp, Qp),
+    cqs: (Cq, Cq),
     a: Host,
     _b: Host,
-    cqs: (Cq, Cq),
-    qps: (Qp, Qp),
     memory: (Memory, Memory),
     round: u64,
 }
