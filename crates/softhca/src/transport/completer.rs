@@ -86,7 +86,7 @@ impl<L> Qp<L> {
 
     /// Returns the oldest work request before `end` that awaits a response, and the PSN
     /// of that response.
-    fn oldest_awaiting(&self, end: Psn) -> Option<(usize, Psn)> {
+    pub fn oldest_awaiting(&self, end: Psn) -> Option<(usize, Psn)> {
         // `req.reads` cannot shorten this scan: it excludes reads sent before a
         // retransmission.
         for (index, pending) in self.req.works.iter().enumerate() {

@@ -51,8 +51,8 @@ pub(super) struct Recovery {
     failures: u8,
     /// All requests before this PSN have been executed.
     executed: Psn,
-    /// All responses before this PSN were received or requested again.
-    tail: Psn,
+    /// The missing response that was last requested again.
+    asked: Option<Psn>,
     early: Early,
 }
 
@@ -109,16 +109,15 @@ impl Recovery {
     pub fn start(&mut self, psn: Psn) {
         *self = Self {
             executed: psn,
-            tail: psn,
             ..Self::default()
         };
     }
 
     /// All packets from a PSN on are sent again.
-    pub fn sought(&mut self, psn: Psn) {
+    pub fn sought(&mut self) {
         self.timed = None;
         self.resent = None;
-        self.tail = psn;
+        self.asked = None;
     }
 
     fn measure(&mut self, now: u64, una: Psn) {
@@ -356,18 +355,9 @@ impl<L> Qp<L> {
         if executed {
             recovery.executed = end;
         }
-        if recovery.tail.before(self.req.una) {
-            recovery.tail = self.req.una;
-        }
         if executed {
             // Progress, even if a response from before is missing.
             self.req.refill(&self.config);
-        }
-        let recovery = &mut self.req.recovery;
-        if recovery.tail.before(end) {
-            let from = recovery.tail;
-            recovery.tail = end;
-            self.request_missing(host, io, from, end);
         }
         if let Some(resent) = self.req.recovery.resent {
             let after = resent.plus(1);
@@ -376,12 +366,12 @@ impl<L> Qp<L> {
                 self.req.recovery.failures = 0;
                 self.req.recovery.resent = None;
             } else if end == after && after.before(self.req.send_psn) {
-                self.settle(host, now);
+                self.settle(host, io, now);
                 self.go_back(host, now);
                 return;
             }
         }
-        self.settle(host, now);
+        self.settle(host, io, now);
     }
 
     /// Sending a single packet again has not helped.
@@ -419,7 +409,7 @@ impl<L> Qp<L> {
     }
 
     /// Moves `una` up to the first missing response, or to what was executed.
-    fn settle<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
+    fn settle<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
         let executed = self.req.recovery.executed;
         for index in 0..self.req.works.len() {
             let pending = &mut self.req.works[index];
@@ -445,43 +435,17 @@ impl<L> Qp<L> {
                 .reads
                 .saturating_sub(u32::from(index < self.req.cursor));
         }
-        let una = self.missing_answer(executed).unwrap_or(executed);
-        self.advance(now, una);
-        self.complete(host);
-    }
-
-    /// Requests missing responses between two PSNs again.
-    fn request_missing<H: Host<Local = L>>(
-        &mut self,
-        host: &mut H,
-        io: &mut Io,
-        from: Psn,
-        to: Psn,
-    ) {
-        let mut index = 0;
-        while let Some(pending) = self.req.works.get(index) {
-            if !pending.first.before(to) {
-                return;
+        let missing = self.missing_answer(executed);
+        self.advance(now, missing.unwrap_or(executed));
+        if missing.is_some() && self.req.recovery.asked != missing {
+            // In order, one after the other: rdma_rxe refuses a part of a read before
+            // one that it has repeated.
+            self.req.recovery.asked = missing;
+            if let Some((index, psn)) = self.oldest_awaiting(executed) {
+                self.ask(host, io, index, psn);
             }
-            let mut psn = pending.first.plus(pending.received);
-            if psn.before(from) {
-                psn = from;
-            }
-            let (awaits, end) = (pending.awaits(), pending.end());
-            let end = if to.before(end) { to } else { end };
-            while awaits && psn.before(end) {
-                if self.req.recovery.early.has(psn) {
-                    psn = psn.plus(1);
-                    continue;
-                }
-                let start = psn;
-                while psn.before(end) && !self.req.recovery.early.has(psn) {
-                    psn = psn.plus(1);
-                }
-                self.repeat(host, io, index, start, psn);
-            }
-            index += 1;
         }
+        self.complete(host);
     }
 
     /// Processes the response to a read or atomic, in any order.
@@ -521,20 +485,10 @@ impl<L> Qp<L> {
             None => self.req.works[index].done = Some(Status::BadResponse),
         }
         let recovery = &mut self.req.recovery;
-        if recovery.tail.before(self.req.una) {
-            recovery.tail = self.req.una;
-        }
-        let from = recovery.tail;
-        if !psn.before(from) {
-            recovery.tail = psn.plus(1);
-        }
         if recovery.executed.before(psn.plus(1)) {
             recovery.executed = psn.plus(1);
         }
-        if from.before(psn) {
-            self.request_missing(host, io, from, psn);
-        }
-        self.settle(host, now);
+        self.settle(host, io, now);
     }
 
     /// Stores the response at a PSN; `None` if it is none to its request.
