@@ -51,8 +51,8 @@ pub(super) struct Recovery {
     failures: u8,
     /// All requests before this PSN have been executed.
     executed: Psn,
-    /// The missing response that was last requested again.
-    asked: Option<Psn>,
+    /// Missing responses before this PSN were requested again.
+    asked: Psn,
     early: Early,
 }
 
@@ -109,15 +109,16 @@ impl Recovery {
     pub fn start(&mut self, psn: Psn) {
         *self = Self {
             executed: psn,
+            asked: psn,
             ..Self::default()
         };
     }
 
     /// All packets from a PSN on are sent again.
-    pub fn sought(&mut self) {
+    pub fn sought(&mut self, psn: Psn) {
         self.timed = None;
         self.resent = None;
-        self.asked = None;
+        self.asked = psn;
     }
 
     fn measure(&mut self, now: u64, una: Psn) {
@@ -281,7 +282,7 @@ impl<L> Qp<L> {
         let Some(oldest) = self.work_at(una) else {
             return;
         };
-        self.ask(host, io, oldest, una);
+        self.req.recovery.asked = self.ask(host, io, oldest, una);
         if let Some(index) = self.work_at(newest) {
             let pending = &self.req.works[index];
             let psn = match pending.work.operation.is_read_or_atomic() {
@@ -309,8 +310,15 @@ impl<L> Qp<L> {
         self.req.works[place].done.is_none().then_some(place)
     }
 
-    /// Sends the packet at a PSN again, or a read of what is missing from there on.
-    fn ask<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, index: usize, psn: Psn) {
+    /// Sends the packet at a PSN again, or a read of what is missing from there on. Returns
+    /// where that ends.
+    fn ask<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        index: usize,
+        psn: Psn,
+    ) -> Psn {
         let pending = &self.req.works[index];
         let mut end = psn.plus(1);
         if pending.work.operation == Operation::Read {
@@ -324,6 +332,7 @@ impl<L> Qp<L> {
                 .unwrap_or(pending.end());
         }
         self.repeat(host, io, index, psn, end);
+        end
     }
 
     /// Sends one request packet again.
@@ -366,12 +375,12 @@ impl<L> Qp<L> {
                 self.req.recovery.failures = 0;
                 self.req.recovery.resent = None;
             } else if end == after && after.before(self.req.send_psn) {
-                self.settle(host, io, now);
+                self.settle(host, io, now, None);
                 self.go_back(host, now);
                 return;
             }
         }
-        self.settle(host, io, now);
+        self.settle(host, io, now, None);
     }
 
     /// Sending a single packet again has not helped.
@@ -408,8 +417,15 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Moves `una` up to the first missing response, or to what was executed.
-    fn settle<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
+    /// Moves `una` up to the first missing response, or to what was executed, and requests
+    /// the missing one again. `stored` is the response that has just arrived.
+    fn settle<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+        stored: Option<Psn>,
+    ) {
         let executed = self.req.recovery.executed;
         for index in 0..self.req.works.len() {
             let pending = &mut self.req.works[index];
@@ -435,14 +451,21 @@ impl<L> Qp<L> {
                 .reads
                 .saturating_sub(u32::from(index < self.req.cursor));
         }
-        let missing = self.missing_answer(executed);
-        self.advance(now, missing.unwrap_or(executed));
-        if missing.is_some() && self.req.recovery.asked != missing {
-            // In order, one after the other: rdma_rxe refuses a part of a read before
-            // one that it has repeated.
-            self.req.recovery.asked = missing;
-            if let Some((index, psn)) = self.oldest_awaiting(executed) {
-                self.ask(host, io, index, psn);
+        let missing = self.oldest_awaiting(executed);
+        let una = missing.map_or(executed, |(_, psn)| psn);
+        self.advance(now, una);
+        let recovery = &mut self.req.recovery;
+        if recovery.asked.before(una) {
+            recovery.asked = una;
+        }
+        if let Some((index, psn)) = missing {
+            // Responses come in order: one after it, of those requested again, shows that
+            // it is lost again.
+            let again = |stored: Psn| psn.before(stored) && stored.before(recovery.asked);
+            if !psn.before(recovery.asked) || stored.is_some_and(again) {
+                // One after the other: rdma_rxe refuses a part of a read before one that
+                // it has repeated.
+                self.req.recovery.asked = self.ask(host, io, index, psn);
             }
         }
         self.complete(host);
@@ -488,7 +511,7 @@ impl<L> Qp<L> {
         if recovery.executed.before(psn.plus(1)) {
             recovery.executed = psn.plus(1);
         }
-        self.settle(host, io, now);
+        self.settle(host, io, now, Some(psn));
     }
 
     /// Stores the response at a PSN; `None` if it is none to its request.

@@ -170,7 +170,7 @@ impl<L> Requester<L> {
         self.reads = 0;
         self.read_psns = 0;
         self.blocked = false;
-        self.recovery.sought();
+        self.recovery.sought(psn);
     }
 
     /// Returns the number of request packets in flight.

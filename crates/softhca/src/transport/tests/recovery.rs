@@ -156,8 +156,9 @@ fn a_lost_packet_and_its_nak() {
     }
 }
 
-/// Reads 9000 bytes twice, nine packets each. Returns the number of response packets.
-fn read(lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static) -> u64 {
+/// Reads 9000 bytes twice, nine packets each. Returns the number of response packets, and
+/// that of probes.
+fn read(lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static) -> (u64, u64) {
     let mut world = world([true; 2], lose);
     for id in 0..2 {
         let at = 9000 * id as usize;
@@ -166,7 +167,8 @@ fn read(lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static) -> u64 {
     finish(&mut world, 2);
     let [here, there] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
     assert!(here[..18_000] == there[THEIRS..THEIRS + 18_000]);
-    world.hcas[1].transport.counters().packets_sent
+    let [asks, answers] = [0, 1].map(|at: usize| world.hcas[at].transport.counters());
+    (answers.packets_sent, asks.probes)
 }
 
 #[test]
@@ -174,8 +176,36 @@ fn a_lost_read_response_is_requested_alone() {
     let response = |from, psn| from == 1 && psn == crate::packet::Psn::new(PSN).plus(5);
     for times in 1..4 {
         let sent = read(first(times, move |from, view| response(from, view.bth.psn)));
-        assert_eq!(sent, 18 + u64::from(times));
+        // The packet after it shows the first loss, nothing another one.
+        assert_eq!(sent, (18 + u64::from(times), u64::from(times) - 1));
     }
+}
+
+#[test]
+fn lost_read_responses_in_several_places() {
+    let psn = |number| crate::packet::Psn::new(PSN).plus(number);
+    for places in [[2, 4, 11], [1, 2, 3], [3, 9, 10]] {
+        let places = places.map(psn);
+        let sent = read(first(3, move |from, view| {
+            from == 1 && places.contains(&view.bth.psn)
+        }));
+        assert_eq!(sent, (18 + 3, 0), "{places:?}");
+    }
+}
+
+#[test]
+fn a_read_response_that_is_lost_again() {
+    let psn = |number| crate::packet::Psn::new(PSN).plus(number);
+    let mut left = vec![psn(1), psn(2), psn(3), psn(2)];
+    let sent = read(move |from, view| {
+        let place = left.iter().position(|psn| *psn == view.bth.psn);
+        let place = place.filter(|_| from == 1);
+        place.is_some_and(|place| {
+            left.remove(place);
+            true
+        })
+    });
+    assert_eq!(sent, (18 + 3 + 1, 0));
 }
 
 #[test]
@@ -184,7 +214,7 @@ fn lost_read_responses_at_the_end() {
         let psn = crate::packet::Psn::new(PSN).plus(15);
         from == 1 && !view.bth.psn.before(psn)
     };
-    assert_eq!(read(first(3, last)), 18 + 3);
+    assert_eq!(read(first(3, last)).0, 18 + 3);
 }
 
 #[test]
