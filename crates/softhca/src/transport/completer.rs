@@ -2,10 +2,19 @@
 //! requester.
 
 use super::config::{ack_wait, rnr_wait};
-use super::host::{Fault, Host, Status};
+use super::host::{Fault, Host, Operation, Status};
 use super::io::Io;
 use super::qp::Qp;
 use crate::packet::{NakCode, Psn, Syndrome, Traits, View};
+
+/// Result of [`Qp::take_response`].
+pub(super) enum Taken {
+    Stored,
+    /// The work request has ended with an error.
+    Failed,
+    /// Its memory is absent: it is requested again later.
+    Absent,
+}
 
 impl<L> Qp<L> {
     /// Processes a response packet.
@@ -39,7 +48,7 @@ impl<L> Qp<L> {
             // A NAK applies to its PSN; all earlier requests have been executed.
             Syndrome::RnrNak(code) => {
                 self.acknowledge(host, io, now, psn);
-                // A probe may have been answered by one more while it is waited.
+                // While the RNR timer runs, a probe is answered by another RNR NAK.
                 let again = self.recovers && self.req.rnr_until.is_some();
                 if self.req.una == psn && self.state.sends() && !again {
                     io.counters.rnr_naks += 1;
@@ -80,7 +89,7 @@ impl<L> Qp<L> {
     }
 
     /// Returns the PSN of the first missing response before `end`.
-    pub fn missing_answer(&self, end: Psn) -> Option<Psn> {
+    fn missing_answer(&self, end: Psn) -> Option<Psn> {
         self.oldest_awaiting(end).map(|(_, psn)| psn)
     }
 
@@ -198,10 +207,9 @@ impl<L> Qp<L> {
             self.complete(host);
             return;
         }
-        let stored = self.store(host, view, index, psn);
-        let pending = &mut self.req.works[index];
-        match stored {
-            Some(Ok(())) => {
+        match self.take_response(host, now, view, index, psn) {
+            Taken::Stored => {
+                let pending = &mut self.req.works[index];
                 pending.received += 1;
                 let answered = pending.received == pending.packets;
                 if index < self.req.cursor {
@@ -209,19 +217,68 @@ impl<L> Qp<L> {
                     self.req.reads = self.req.reads.saturating_sub(u32::from(answered));
                 }
             }
+            Taken::Failed => {}
+            Taken::Absent => return,
+        }
+        self.advance(now, psn.plus(1));
+        self.complete(host);
+    }
+
+    /// Stores the response at a PSN, or ends its work request with the reason why not.
+    pub fn take_response<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        now: u64,
+        view: &View<'_>,
+        index: usize,
+        psn: Psn,
+    ) -> Taken {
+        let status = match self.store(host, view, index, psn) {
+            Some(Ok(())) => return Taken::Stored,
             Some(Err(Fault::Absent)) => {
                 // The response is dropped, and requested again when its memory may be
                 // present.
                 self.req.seek(self.req.una);
                 self.req.deadline = None;
                 self.wait_for_page(now);
-                return;
+                return Taken::Absent;
             }
-            Some(Err(_)) => pending.done = Some(Status::LocalProtection),
-            None => pending.done = Some(Status::BadResponse),
+            Some(Err(_)) => Status::LocalProtection,
+            None => Status::BadResponse,
+        };
+        self.req.works[index].done = Some(status);
+        Taken::Failed
+    }
+
+    /// Stores the response at a PSN; `None` if it is none to its request.
+    fn store<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+        index: usize,
+        psn: Psn,
+    ) -> Option<Result<(), Fault>> {
+        let mtu = self.config.mtu;
+        let pending = &mut self.req.works[index];
+        let local = &mut pending.work.local;
+        if view.has(Traits::ATOMIC) {
+            return view
+                .atomic_value()
+                .filter(|_| pending.work.operation != Operation::Read)
+                .map(|value| host.store_atomic(self.number, local, value));
         }
-        self.advance(now, psn.plus(1));
-        self.complete(host);
+        let place = psn.distance(pending.first).max(0) as u32;
+        let offset = place << mtu.log2();
+        let rest = pending.work.length.saturating_sub(offset);
+        let (ends, last) = (view.has(Traits::END), place + 1 == pending.packets);
+        let fits = pending.work.operation == Operation::Read
+            && view.payload.len() == rest.min(mtu.bytes()) as usize
+            // A part of a read that was requested again ends before the read does.
+            && (ends == last || (self.recovers && ends));
+        fits.then(|| match view.payload {
+            [] => Ok(()),
+            payload => host.scatter(self.number, local, offset, payload),
+        })
     }
 
     /// Processes expired timers.

@@ -12,12 +12,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::completer::Taken;
 use super::config::ack_wait;
-use super::host::{Fault, Host, Operation, Status};
+use super::host::{Fault, Host, Operation};
 use super::io::Io;
 use super::qp::Qp;
 use super::state::{Pending, Reply};
-use crate::packet::{NakCode, Packet, Psn, Syndrome, Traits, View};
+use crate::packet::{NakCode, Packet, Psn, Syndrome, View};
 
 /// Response packets that may be outstanding; a single read may have more.
 pub(super) const READ_WINDOW: u32 = 256;
@@ -35,7 +36,7 @@ const LIMIT_AHEAD: i32 = 128;
 /// Packets that all responders of a transport keep.
 const LIMIT_KEPT: usize = 2048;
 
-/// What a requester remembers for recovery.
+/// A requester's state for recovery.
 #[derive(Default)]
 pub(super) struct Recovery {
     /// Smoothed round trip and its variation, in nanoseconds; 0 before the first.
@@ -188,7 +189,7 @@ impl Kept {
     }
 }
 
-/// What is to be done after a request.
+/// Follow-up to a request packet.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum After {
     #[default]
@@ -360,11 +361,8 @@ impl<L> Qp<L> {
         end: Psn,
     ) {
         let recovery = &mut self.req.recovery;
-        let executed = recovery.executed.before(end);
-        if executed {
+        if recovery.executed.before(end) {
             recovery.executed = end;
-        }
-        if executed {
             // Progress, even if a response from before is missing.
             self.req.refill(&self.config);
         }
@@ -492,56 +490,18 @@ impl<L> Qp<L> {
         if !pending.awaits() || psn.before(pending.first.plus(pending.received)) {
             return;
         }
-        match self.store(host, view, index, psn) {
-            Some(Ok(())) => {
+        match self.take_response(host, now, view, index, psn) {
+            Taken::Stored => {
                 self.req.recovery.early.set(psn);
                 self.req.refill(&self.config);
             }
-            Some(Err(Fault::Absent)) => {
-                // It is requested again when its memory may be present.
-                self.req.seek(self.req.una);
-                self.req.deadline = None;
-                self.wait_for_page(now);
-                return;
-            }
-            Some(Err(_)) => self.req.works[index].done = Some(Status::LocalProtection),
-            None => self.req.works[index].done = Some(Status::BadResponse),
+            Taken::Failed => {}
+            Taken::Absent => return,
         }
         let recovery = &mut self.req.recovery;
         if recovery.executed.before(psn.plus(1)) {
             recovery.executed = psn.plus(1);
         }
         self.settle(host, io, now, Some(psn));
-    }
-
-    /// Stores the response at a PSN; `None` if it is none to its request.
-    pub fn store<H: Host<Local = L>>(
-        &mut self,
-        host: &mut H,
-        view: &View<'_>,
-        index: usize,
-        psn: Psn,
-    ) -> Option<Result<(), Fault>> {
-        let mtu = self.config.mtu;
-        let pending = &mut self.req.works[index];
-        let local = &mut pending.work.local;
-        if view.has(Traits::ATOMIC) {
-            return view
-                .atomic_value()
-                .filter(|_| pending.work.operation != Operation::Read)
-                .map(|value| host.store_atomic(self.number, local, value));
-        }
-        let place = psn.distance(pending.first).max(0) as u32;
-        let offset = place << mtu.log2();
-        let rest = pending.work.length.saturating_sub(offset);
-        let (ends, last) = (view.has(Traits::END), place + 1 == pending.packets);
-        let fits = pending.work.operation == Operation::Read
-            && view.payload.len() == rest.min(mtu.bytes()) as usize
-            // What was requested again may end before the read does.
-            && (ends == last || (self.recovers && ends));
-        fits.then(|| match view.payload {
-            [] => Ok(()),
-            payload => host.scatter(self.number, local, offset, payload),
-        })
     }
 }

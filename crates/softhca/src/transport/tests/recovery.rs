@@ -319,7 +319,7 @@ fn a_dead_peer_is_reported_as_before() {
     // 67 ms, three times.
     assert!((200..210).contains(&after), "{after} ms");
     assert!((3..40).contains(&probes), "{probes} probes");
-    // What has not been read may have the answer.
+    // No probe while received packets are unread: they may contain the answer.
     assert_eq!(ends(true, true).1, 0);
 }
 
