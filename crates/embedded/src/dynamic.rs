@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use crate::command::{Input, make, run};
 use crate::object::{Object, ObjectData, Qp};
 use crate::qp::Transition;
-use crate::queues::{QpDriver, create_flags};
+use crate::queues::{QpDriver, SCATTER_RECEIVED_32, SCATTER_RECEIVED_64, create_flags};
 use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
@@ -42,7 +42,7 @@ const PKEY_INDEX: Field = field(CONTEXT + 0x28, 15, 0);
 const SOURCE_INDEX: Field = field(CONTEXT + 0x2c, 23, 16);
 const HOP_LIMIT: Field = field(CONTEXT + 0x2c, 7, 0);
 
-/// What a target is made of when it becomes ready to receive.
+/// Attributes of a target, which the device gets when it becomes ready to receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) state: QpState,
@@ -91,8 +91,8 @@ impl State {
         let driver = QpDriver::new(request)?;
         let scatter = match (driver.scatters(), self.objects.cq(fd, cq)?.entry) {
             (false, _) => 0,
-            (true, 128) => 2,
-            (true, _) => 1,
+            (true, 128) => SCATTER_RECEIVED_64,
+            (true, _) => SCATTER_RECEIVED_32,
         };
         let target = Target {
             state: QpState::RESET,
@@ -104,17 +104,10 @@ impl State {
             access_key: driver.access_key(),
         };
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let qp = Qp {
-            number: 0,
-            kind: QpType::DRIVER.0,
-            cap: [0; 5],
-            signal_all: false,
-            register: None,
-            domain: None,
             target: Some(target),
-            attributes: ModifyQp::default(),
-            groups: Vec::new(),
-            events: self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD),
+            ..Qp::without_queues(0, QpType::DRIVER, events)
         };
         let handle = self.objects.insert(Object {
             file: fd,
@@ -166,12 +159,11 @@ impl State {
 
     /// Destroys a target in the device, if it is there.
     pub(crate) fn destroy_dc_target(&mut self, number: u32) -> Result<()> {
-        for opcode in [op::DRAIN_DCT, op::DESTROY_DCT] {
-            if number != 0 {
-                run(&mut self.hca, &Input::about(opcode, number), 16)?;
-            }
+        if number == 0 {
+            return Ok(());
         }
-        Ok(())
+        run(&mut self.hca, &Input::about(op::DRAIN_DCT, number), 16)?;
+        run(&mut self.hca, &Input::about(op::DESTROY_DCT, number), 16).map(drop)
     }
 }
 

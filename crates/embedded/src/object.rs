@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
+use uverbs::QpType;
 use uverbs::abi::write::ModifyQp;
 
 use crate::dynamic::Target;
@@ -60,6 +61,24 @@ pub(crate) struct Qp {
     /// The multicast groups that it has joined.
     pub(crate) groups: Vec<[u8; 16]>,
     pub(crate) events: Events,
+}
+
+impl Qp {
+    /// A queue pair that has no queues of its own.
+    pub(crate) fn without_queues(number: u32, kind: QpType, events: Events) -> Self {
+        Self {
+            number,
+            kind: kind.0,
+            cap: [0; 5],
+            signal_all: false,
+            register: None,
+            domain: None,
+            target: None,
+            attributes: ModifyQp::default(),
+            groups: Vec::new(),
+            events,
+        }
+    }
 }
 
 /// A shared receive queue.

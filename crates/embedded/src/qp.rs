@@ -274,11 +274,7 @@ impl State {
         let mask = Mask::from_bits_retain(given.attr_mask) - not_its_own(kind);
         check_driver(request)?;
         if let Some(target) = target {
-            check(given, mask)?;
-            if mask.contains(Mask::PATH_MTU) && given.path_mtu > self.mtu() {
-                return refuse(libc::EINVAL);
-            }
-            merge(&mut attributes, given, mask);
+            self.merge_checked(&mut attributes, given, mask)?;
             attributes.qp_state = given.qp_state;
             let named = (given.qp_handle, target);
             return self.modify_dc_target(fd, request, named, (&attributes, mask));
@@ -304,11 +300,7 @@ impl State {
         {
             return refuse(libc::EINVAL);
         }
-        check(given, mask)?;
-        if mask.contains(Mask::PATH_MTU) && given.path_mtu > self.mtu() {
-            return refuse(libc::EINVAL);
-        }
-        merge(&mut attributes, given, mask);
+        self.merge_checked(&mut attributes, given, mask)?;
         let opcode = transition.opcode;
         let input = Input::new(opcode, 0x110).set(NUMBER, number);
         let input = match opcode {
@@ -331,6 +323,16 @@ impl State {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Copies the attributes in `mask`, if their values are valid.
+    fn merge_checked(&self, to: &mut ModifyQp, from: &ModifyQp, mask: Mask) -> Result<()> {
+        check(from, mask)?;
+        if mask.contains(Mask::PATH_MTU) && from.path_mtu > self.mtu() {
+            return refuse(libc::EINVAL);
+        }
+        merge(to, from, mask);
         Ok(())
     }
 

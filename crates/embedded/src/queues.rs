@@ -63,8 +63,8 @@ pub(crate) const RQ_SHARED: u32 = 1;
 const RQ_NONE: u32 = 3;
 const SCATTER_READ_32: u32 = 0x11;
 const SCATTER_READ_64: u32 = 0x22;
-const SCATTER_RECEIVED_32: u32 = 0x1;
-const SCATTER_RECEIVED_64: u32 = 0x2;
+pub(crate) const SCATTER_RECEIVED_32: u32 = 0x1;
+pub(crate) const SCATTER_RECEIVED_64: u32 = 0x2;
 /// `MLX5_QP_FLAG_SCATTER_CQE` and `MLX5_QP_FLAG_ALLOW_SCATTER_CQE` of the
 /// driver data.
 const FLAG_SCATTER: u32 = 1 << 1;

@@ -179,16 +179,9 @@ impl State {
 
 fn target(number: u32, domain: u32, attributes: ModifyQp, events: Events) -> Qp {
     Qp {
-        number,
-        kind: QpType::XRC_TGT.0,
-        cap: [0; 5],
-        signal_all: false,
-        register: None,
         domain: Some(domain),
-        target: None,
         attributes,
-        groups: Vec::new(),
-        events,
+        ..Qp::without_queues(number, QpType::XRC_TGT, events)
     }
 }
 
