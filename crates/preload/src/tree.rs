@@ -82,12 +82,6 @@ enum Content {
     Link(String),
 }
 
-impl From<String> for Content {
-    fn from(text: String) -> Self {
-        Self::Text(text)
-    }
-}
-
 /// Kinds of the GIDs of ports.
 const V1: &str = "IB/RoCE v1";
 const V2: &str = "RoCE v2";
@@ -99,15 +93,13 @@ const PCI_DEVICES: &str = "sys/devices/ringverbs";
 /// host's addresses may have a GID for each.
 fn files(profiles: &[&str], of_host: bool) -> Vec<File> {
     let (major, minor) = MANAGER;
-    let mut files = vec![
+    let fixed = [
         ("dev/infiniband/rdma_cm", String::new()),
         ("sys/class/infiniband_verbs/abi_version", "6".to_owned()),
         ("sys/class/misc/rdma_cm/abi_version", "4".to_owned()),
         ("sys/class/misc/rdma_cm/dev", format!("{major}:{minor}")),
     ];
-    let mut files: Vec<File> = (files.drain(..))
-        .map(|(path, text)| (path.to_owned(), text.into()))
-        .collect();
+    let mut files = Vec::from(fixed.map(|(path, text)| (path.to_owned(), Content::Text(text))));
     for (number, profile) in profiles.iter().enumerate() {
         let ethernet = profile.starts_with("roce");
         let gids: &[&str] = match (ethernet, of_host) {
@@ -162,11 +154,15 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
     ];
     // As in sysfs, where classes have links to devices: programs find the PCI device
     // from the target's path.
-    let pci_device = format!("{PCI_DEVICES}/ffff:00:{number:02x}.0");
+    let pci_name = format!("ffff:00:{number:02x}.0");
+    let pci_device = format!("{PCI_DEVICES}/{pci_name}");
     let uverbs_device = format!("{pci_device}/infiniband_verbs/uverbs{number}");
     let rdma_device = format!("{pci_device}/infiniband/mlx5_{number}");
     let mut add = |at: &str, name: &str, content: &str| {
-        files.push((format!("{at}/{name}"), format!("{content}\n").into()));
+        files.push((
+            format!("{at}/{name}"),
+            Content::Text(format!("{content}\n")),
+        ));
     };
     add("dev/infiniband", &format!("uverbs{number}"), "");
     for (name, content) in &uverbs {
@@ -193,8 +189,8 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
         (uverbs_device, format!("infiniband_verbs/uverbs{number}")),
         (rdma_device, format!("infiniband/mlx5_{number}")),
     ] {
-        let to_pci = format!("../../../ffff:00:{number:02x}.0");
-        files.push((format!("{device}/device"), Content::Link(to_pci)));
+        let to_pci = Content::Link(format!("../../../{pci_name}"));
+        files.push((format!("{device}/device"), to_pci));
         let below = device.strip_prefix("sys/").unwrap_or(&device);
         let to_device = Content::Link(format!("../../{below}"));
         files.push((format!("sys/class/{class}"), to_device));
@@ -276,7 +272,7 @@ mod tests {
         let of_host = super::files(&["roce"], true);
         let kind = (
             format!("{PCI_DEVICES}/ffff:00:00.0/{}", &kind[6..]),
-            "RoCE v2\n".to_owned().into(),
+            Content::Text("RoCE v2\n".to_owned()),
         );
         assert!(of_host.contains(&kind), "{of_host:?}");
         let mut names: Vec<_> = files.iter().map(|(name, _)| name).collect();

@@ -294,7 +294,9 @@ fn an_address_goes_and_comes_back() {
         );
         assert!(tool("ip", &line), "ip {line}");
     };
-    let mut server = a.start(&directory, "rping -s -P -S 1000 -a 192.0.2.1");
+    let mut server = Server(Some(
+        a.start(&directory, "rping -s -P -S 1000 -a 192.0.2.1"),
+    ));
     // Until it listens.
     let end = Instant::now() + PATIENCE * 2;
     let few = "rping -c -V -C 5 -S 1000 -a 192.0.2.1";
@@ -302,7 +304,7 @@ fn an_address_goes_and_comes_back() {
         assert!(Instant::now() < end, "nobody listens");
     }
     let line = "ib_write_bw -x 0 -s 4096 -D 600 -F -p 18593";
-    let mut idle = a.start(&directory, line);
+    let idle = Server(Some(a.start(&directory, line)));
     while !a.listens(18593) {
         assert!(Instant::now() < end, "nobody listens");
         sleep(Duration::from_millis(10));
@@ -318,12 +320,9 @@ fn an_address_goes_and_comes_back() {
     let said = String::from_utf8_lossy(&said);
     // IBV_WC_RETRY_EXC_ERR
     assert!(said.contains("Failed status 12"), "{said}");
-    idle.kill().unwrap();
-    idle.wait().unwrap();
+    drop(idle);
     address("add");
     let output = finish(b.start(&directory, few));
     assert!(output.status.success(), "{output:?}");
-    assert!(server.try_wait().unwrap().is_none());
-    server.kill().unwrap();
-    server.wait().unwrap();
+    assert!(server.is_running());
 }

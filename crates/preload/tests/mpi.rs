@@ -56,7 +56,8 @@ fn over_four_hosts(name: &str, seconds: u64) {
     };
     let first = &namespaces.0[0];
     let prefix = first.strip_suffix('1').unwrap();
-    // What ssh would do. Open MPI takes hosts of one name for one host.
+    // mpirun's remote shell: enters the network namespace of a host. Each has a name of
+    // its own, since Open MPI tells hosts apart by their names.
     let agent = world.directory.join("agent.sh");
     let script = format!(
         "#!/bin/sh\nhost=$1; shift; number=${{host##*.}}\n\

@@ -181,7 +181,7 @@ fn frameworks(provider: Provider) {
     }
     if installed(&["ucx_perftest"]) {
         ran = true;
-        // What needs libmlx5 is left out of the default with the plugin.
+        // UCX's transports for ConnectX need libmlx5; with the plugin it takes others.
         let transports: &[&str] = match provider {
             Provider::Stock => &["rc", "ud", "dc_mlx5,ud_mlx5"],
             Provider::Ours => &["rc", "ud"],

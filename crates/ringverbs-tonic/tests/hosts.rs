@@ -9,13 +9,12 @@
 mod echo;
 
 use std::env;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use testing::hosts::Namespaces;
-use testing::program::{self, DEVICE};
+use testing::program::{self, DEVICE, Server};
 use testing::{bytes, setting};
 use tokio_stream::StreamExt;
 
@@ -26,16 +25,6 @@ const SERVER: &str = "RINGVERBS_TEST_SERVER";
 const COUNT: &str = "RINGVERBS_TEST_CLIENTS";
 /// The clients' address, in their process.
 const FROM: &str = "RINGVERBS_TEST_FROM";
-
-/// Ends the server.
-struct Serving(Child);
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A program on a host: on the device with its address, in a network namespace.
 fn command(namespace: Option<&str>, address: &str, program: &str) -> Command {
@@ -59,18 +48,13 @@ fn serve(test: &str, hosts: [(Option<&str>, &str); 2], clients: usize) {
     let [(place, address), (other, from)] = hosts;
     let example = program::example("grpc_server");
     let mut server = command(place, address, example.to_str().unwrap());
-    let server = server.arg(format!("{address}:0")).spawn().unwrap();
-    let mut server = Serving(server);
-    let mut lines = BufReader::new(server.0.stdout.take().unwrap());
-    let mut line = String::new();
-    lines.read_line(&mut line).unwrap();
-    let to = line.trim().strip_prefix("listening on ").unwrap();
+    let server = Server::of(server.arg(format!("{address}:0")));
 
     let this = env::current_exe().unwrap();
     let began = Instant::now();
     let asking = command(other, from, this.to_str().unwrap())
         .args([test, "--exact", "--nocapture"])
-        .env(SERVER, to)
+        .env(SERVER, server.address.to_string())
         .env(FROM, from)
         .env(COUNT, clients.to_string())
         .spawn()

@@ -102,9 +102,12 @@ pub struct Server {
 impl Server {
     /// Starts it on a port of its own; it prints which.
     pub fn start(name: &str) -> Self {
-        let mut command = Command::new(example(name));
-        let command = command.arg("127.0.0.1:0").stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
+        Self::of(Command::new(example(name)).arg("127.0.0.1:0"))
+    }
+
+    /// Starts a server by a command that prints where it listens.
+    pub fn of(command: &mut Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let mut lines = BufReader::new(process.stdout.take().unwrap());
         lines.read_line(&mut line).unwrap();

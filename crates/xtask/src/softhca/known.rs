@@ -125,7 +125,7 @@ const KNOWN: &[Known] = &[
     },
 ];
 
-/// What fails with this project's provider alone.
+/// Failures with this project's provider alone.
 const KNOWN_OF_OURS: &[Known] = &[Known {
     group: "UCX",
     profiles: EMBEDDED,

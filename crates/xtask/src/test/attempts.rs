@@ -9,7 +9,7 @@ use std::thread;
 /// More failures than this are not for lack of time: no further attempt.
 const MOST: usize = 3;
 
-/// What a run of `cargo test` printed, and whether it succeeded.
+/// Output of a run of `cargo test`, and whether it succeeded.
 pub(super) struct Run {
     pub(super) ok: bool,
     pub(super) text: String,
@@ -69,7 +69,7 @@ impl Run {
     /// Runs the failed tests again, with the arguments and variables of `command`
     /// but for its selection of tests. Returns their names if all of them pass.
     pub(super) fn again(&self, command: &Command) -> Option<Vec<String>> {
-        let names = failed(&self.text);
+        let names: Vec<String> = failed(&self.text).into_iter().collect();
         let results = self
             .text
             .lines()
@@ -92,7 +92,7 @@ impl Run {
             if let Some(directory) = command.get_current_dir() {
                 again.current_dir(directory);
             }
-            eprintln!("== again: {} of {}", quoted(&names), target.join(" "));
+            eprintln!("== again: {} of {}", names.join(", "), target.join(" "));
             let run = run(&mut again).ok()?;
             print!("{}", run.text);
             if !run.ok {
@@ -101,12 +101,8 @@ impl Run {
             let tests = run.text.lines().filter(|line| line.starts_with("test "));
             passed += tests.filter(|line| line.ends_with(" ... ok")).count();
         }
-        (passed >= names.len()).then(|| names.into_iter().collect())
+        (passed >= names.len()).then_some(names)
     }
-}
-
-fn quoted(names: &BTreeSet<String>) -> String {
-    names.iter().cloned().collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
