@@ -156,9 +156,8 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
                 Udata::none(),
             )
         };
-        if let Err((mr, error)) = mr.destroy() {
+        if let Err(error) = mr.destroy() {
             let _ = error.to_string();
-            drop(mr);
         }
     }
     let init = DmabufMrInit {

@@ -6,7 +6,7 @@ use core::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::BorrowedFd;
 
 use ring::BiasedLock;
-use uverbs::{CqFlags, CqHandle, CqInit, WorkCompletion};
+use uverbs::{CqFlags, CqInit, WorkCompletion};
 
 use crate::abi::*;
 use crate::alloc::try_box;
@@ -34,13 +34,6 @@ pub trait CqOps: Sized + 'static {
         init: &CqInit,
         domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Self::Completions), Errno>;
-
-    /// Called when the kernel has destroyed the object, not when the device went
-    /// away under it: no device uses its memory any more.
-    ///
-    /// # Safety
-    /// The kernel object is destroyed, and no other call uses the queue.
-    unsafe fn cq_released(_cq: &Cq<Self>) {}
 
     /// Requests an event for the next completion, or the next solicited one. Any
     /// thread, also between ibv_start_poll and ibv_end_poll.
@@ -125,8 +118,7 @@ pub struct Cq<D: CqOps> {
     pub lock: BiasedLock,
     /// The reader.
     pub completions: D::Completions,
-    /// Destroyed by `destroy_cq` through its handle, never dropped.
-    pub object: ManuallyDrop<uverbs::Cq<CtxRef>>,
+    pub object: uverbs::Cq<CtxRef>,
     _pd: PdRef,
 }
 
@@ -200,7 +192,7 @@ unsafe fn create<D: CqOps>(
         single,
         lock: BiasedLock::new(),
         completions,
-        object: ManuallyDrop::new(object),
+        object,
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
@@ -296,12 +288,9 @@ pub unsafe extern "C" fn destroy_cq<D: CqOps>(cq: *mut ibv_cq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
-        let ctx = CtxRef::of((*cq).context);
-        match uverbs::cq::destroy(&ctx, CqHandle((*cq).handle)) {
-            Ok(seen) => {
-                events::wait_cq(cq, seen.completion, seen.asynchronous);
-                D::cq_released(cq_of(cq));
-            }
+        let own: &Cq<D> = cq_of(cq);
+        match own.object.destroy() {
+            Ok(seen) => events::wait_cq(cq, seen.completion, seen.asynchronous),
             Err(error) => destroyed(Err(error.into()))?,
         }
         drop(Box::from_raw(cq.cast::<Cq<D>>()));

@@ -4,14 +4,12 @@ mod attr;
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::mem::{ManuallyDrop, MaybeUninit};
+use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use ring::BiasedLock;
-use uverbs::{
-    CqHandle, QpCap, QpCreateFlags, QpHandle, QpInit, QpOpen, QpType, Sge, SrqHandle, Udata,
-};
+use uverbs::{CqHandle, QpCap, QpCreateFlags, QpInit, QpOpen, QpType, Sge, SrqHandle, Udata};
 
 use self::attr::{attr_from_c, attr_to_c, cap_to_c, known_mask};
 use crate::abi::*;
@@ -78,13 +76,6 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// # Safety
     /// The completion queues are live.
     unsafe fn qp_destroyed(_qp: &Qp<Self>) {}
-
-    /// Called before [`QpOps::gone`] when the kernel has destroyed the object, not
-    /// when the device went away under it: no device uses its memory any more.
-    ///
-    /// # Safety
-    /// The kernel object is destroyed.
-    unsafe fn released(_qp: &Qp<Self>) {}
 
     /// Rings the doorbell after a batch was published and the lock released; no-
     /// op where publishing rings. Returns an errno.
@@ -177,8 +168,7 @@ pub struct Qp<D: QpOps> {
     /// The same while the state allows receives, otherwise null: one load checks
     /// both.
     receiving: AtomicPtr<D::RecvQueue>,
-    /// Destroyed by `destroy_qp` through its handle, never dropped.
-    object: ManuallyDrop<uverbs::Qp<CtxRef>>,
+    object: uverbs::Qp<CtxRef>,
     _pd: PdRef,
 }
 
@@ -395,7 +385,7 @@ pub unsafe fn install<D: QpOps>(
         recv: UnsafeCell::new(made.recv),
         recv_address: null_mut(),
         receiving: AtomicPtr::new(null_mut()),
-        object: ManuallyDrop::new(made.object),
+        object: made.object,
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
@@ -567,12 +557,9 @@ pub unsafe extern "C" fn destroy_qp<D: QpOps>(qp: *mut ibv_qp) -> c_int {
     // uses any more except those that acknowledge events; its completion
     // queues are live as long as it is.
     entry::int(|| unsafe {
-        let ctx = CtxRef::of((*qp).context);
-        match uverbs::qp::destroy(&ctx, QpHandle((*qp).handle)) {
-            Ok(seen) => {
-                events::wait_qp(qp, seen);
-                D::released(qp_of(qp));
-            }
+        let own: &Qp<D> = qp_of(qp);
+        match own.object.destroy() {
+            Ok(seen) => events::wait_qp(qp, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
         D::qp_destroyed(qp_of(qp));

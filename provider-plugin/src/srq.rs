@@ -2,10 +2,10 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::mem::{ManuallyDrop, MaybeUninit};
+use core::mem::MaybeUninit;
 
 use ring::BiasedLock;
-use uverbs::{CqHandle, SrqHandle, SrqInit, SrqKind, SrqModify};
+use uverbs::{CqHandle, SrqInit, SrqKind, SrqModify};
 
 use crate::abi::*;
 use crate::alloc::try_box;
@@ -53,13 +53,6 @@ pub trait SrqOps: Sized + 'static {
     /// The completion queue of an XRC SRQ is live.
     unsafe fn srq_destroyed(_srq: &Srq<Self>) {}
 
-    /// Called before [`SrqOps::shared_gone`] when the kernel has destroyed the object, not
-    /// when the device went away under it: no device uses its memory any more.
-    ///
-    /// # Safety
-    /// The kernel object is destroyed.
-    unsafe fn shared_released(_srq: &Srq<Self>) {}
-
     /// Changes the limit, the size, or both. Posted receives stay posted.
     fn modify(srq: &Srq<Self>, change: &SrqModify) -> Result<(), Errno>;
 }
@@ -93,8 +86,7 @@ pub struct Srq<D: SrqOps> {
     pub recv: UnsafeCell<D::SharedQueue>,
     /// The device's other data.
     pub device_data: D::SrqData,
-    /// Destroyed by `destroy_srq` through its handle, never dropped.
-    pub object: ManuallyDrop<uverbs::Srq<CtxRef>>,
+    pub object: uverbs::Srq<CtxRef>,
     _pd: PdRef,
 }
 
@@ -193,7 +185,7 @@ unsafe fn create<D: SrqOps>(
         lock: BiasedLock::new(),
         recv: UnsafeCell::new(made.recv),
         device_data: made.device_data,
-        object: ManuallyDrop::new(made.object),
+        object: made.object,
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
@@ -305,12 +297,9 @@ pub unsafe extern "C" fn destroy_srq<D: SrqOps>(srq: *mut ibv_srq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
-        let ctx = CtxRef::of((*srq).context);
-        match uverbs::srq::destroy(&ctx, SrqHandle((*srq).handle)) {
-            Ok(seen) => {
-                events::wait_srq(srq, seen);
-                D::shared_released(srq_of(srq));
-            }
+        let own: &Srq<D> = srq_of(srq);
+        match own.object.destroy() {
+            Ok(seen) => events::wait_srq(srq, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
         D::srq_destroyed(srq_of(srq));

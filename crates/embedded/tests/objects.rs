@@ -44,6 +44,31 @@ fn an_object_in_use_is_not_destroyed() {
     assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), ENOENT);
 }
 
+/// The device goes on writing completions, and reading the records, of a queue
+/// that it could not destroy.
+#[test]
+fn a_queue_that_is_dropped_in_use_keeps_its_memory() {
+    let (a, b) = Host::two("ib", Drive::Caller);
+    let (mut cqa, mut cqb) = (a.cq(1 << 12), b.cq(16));
+    let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
+    join(QpType::RC, (&qa, &a), (&qb, &b));
+    let (from, to) = (a.memory(64), b.memory(64));
+    drop(cqa);
+    // They would get what was freed.
+    let mut others: Vec<_> = (0..64).map(|_| a.cq(1 << 12)).collect();
+    for round in 0..8 {
+        receive(&mut qb, round, to.sge(0, 64));
+        post(&mut qa, round, Work::Send, from.sge(0, 64));
+        while cqb.ring.is_empty() {
+            a.embedded.drive();
+            b.embedded.drive();
+        }
+        assert_eq!(poll(&b, &mut cqb).wr_id, round);
+    }
+    while a.embedded.drive() {}
+    assert!(others.iter_mut().all(|cq| poll_once(cq).is_none()));
+}
+
 #[test]
 fn contexts_do_not_see_each_others_objects() {
     let embedded = Embedded::new("ib").unwrap();

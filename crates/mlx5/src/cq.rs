@@ -32,7 +32,8 @@ pub struct CqOptions {
 /// A completion queue. The parts are public so that the caller
 /// can put each under its own lock or owner.
 ///
-/// The kernel object is destroyed before the entries' memory is freed.
+/// The entries' memory is freed after the kernel object was destroyed. If the
+/// kernel refuses that (EBUSY while queue pairs use the queue), it is leaked.
 #[derive(Debug)]
 pub struct CompletionQueue<C: ContextRef> {
     /// The kernel object.
@@ -98,10 +99,10 @@ impl<C: ContextRef> CompletionQueue<C> {
             ..*init
         };
         // SAFETY: the addresses are those of the ring's entries, which are that
-        // many, and of its two doorbell records. Both outlive the object: they
-        // live in the same value, behind it.
+        // many, and of its two doorbell records. Both are held for the object.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Cq::create(context, &init, udata)?;
+        ring.hold_for(&object.existence());
         if object.cqe() != entries - 1 {
             return Err(CreateError::BadAnswer {
                 what: "the entries of a completion queue",
@@ -127,12 +128,12 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// Resizes a queue to at least `cqe` entries. Unread completions stay, in
     /// order. Returns the capacity.
     ///
-    /// The caller has exclusive access to `ring`, which is the object's, until
-    /// this returns; [`crate::EmptyCheck`] may be used meanwhile. The old entries
+    /// The caller has exclusive access to `ring` until this returns; [`crate::EmptyCheck`] may be used meanwhile. The old entries
     /// exist until the kernel has answered; then their addresses stay readable,
     /// as zeros.
     ///
     /// # Errors
+    /// [`CreateError::Unsupported`] if `ring` is not the object's,
     /// [`CreateError::TooLarge`] for none or too many, and those of memory and
     /// of RESIZE_CQ (EINVAL for less room than there are unread completions):
     /// nothing has changed. [`CreateError::BadAnswer`]: the queue has the new
@@ -144,6 +145,12 @@ impl<C: ContextRef> CompletionQueue<C> {
         lender: Option<&dyn Lender>,
     ) -> Result<u32, CreateError> {
         let entries = Self::entries(cqe)?;
+        let existence = object.existence();
+        if !ring.memory().is_held_for(&existence) {
+            return Err(CreateError::Unsupported {
+                what: "resizing a completion queue with another's ring",
+            });
+        }
         // The driver does nothing then.
         if entries == ring.capacity() {
             return Ok(entries - 1);
@@ -155,8 +162,8 @@ impl<C: ContextRef> CompletionQueue<C> {
             cqe_size: ring.format().bytes() as u16,
             ..ResizeCq::default()
         };
-        // SAFETY: the address is that of that many entries. They become the
-        // ring's, which outlives the object, or the device is not told of them.
+        // SAFETY: the address is that of that many entries, which are held for the
+        // object if the driver takes them.
         let udata = unsafe { Udata::new(request.bytes(), &mut []) };
         ring.suspend()?;
         let answered = match object.resize(entries - 1, udata) {
@@ -166,6 +173,7 @@ impl<C: ContextRef> CompletionQueue<C> {
                 return Err(error.into());
             }
         };
+        memory.hold_for(&existence);
         if !ring.move_to(memory, log2) || answered != entries - 1 {
             return Err(CreateError::BadAnswer {
                 what: "the resize CQE of a completion queue",

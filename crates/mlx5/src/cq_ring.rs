@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ring::{DoorbellRecord, Owner, OwnerCheck, cold_path};
+use uverbs::Existence;
 
 use crate::abi::{CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, cqe_opcode};
 use crate::cqe::{CqeRef, Sink, decode, scatter};
@@ -161,6 +162,12 @@ impl CqeRing {
         &self.memory
     }
 
+    /// Keeps its memory as long as the object exists.
+    pub(crate) fn hold_for(&self, object: &Existence) {
+        self.memory.hold_for(object);
+        self.records.hold_for(object);
+    }
+
     pub(crate) fn records(&self) -> &Arc<Records> {
         &self.records
     }
@@ -171,15 +178,6 @@ impl CqeRing {
 
     pub(crate) fn compresses(&self) -> bool {
         self.format.compresses
-    }
-
-    /// Lets another queue reuse the memory when the ring is dropped.
-    ///
-    /// # Safety
-    /// The kernel object is destroyed.
-    pub unsafe fn release(&self) {
-        // SAFETY: as the caller says.
-        unsafe { self.memory.release() }
     }
 
     /// Number of entries.

@@ -5,9 +5,10 @@ use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
-use ring::{DoorbellRecord, Hint, Mapping, Retired};
+use ring::{DoorbellRecord, Mapping, Retired};
+use uverbs::Existence;
 
 use crate::CreateError;
 use crate::abi::BLOCK;
@@ -164,14 +165,44 @@ impl Spare {
     }
 }
 
-/// Memory of the process for entries, unmapped when dropped. If the object could
-/// not be destroyed, the device keeps the pinned pages, which no process has
-/// mapped. Only released memory is cached.
+/// Memory of an object. If the object exists when this is dropped, since the
+/// kernel refused to destroy it, the memory is leaked: the device still uses it.
 #[derive(Debug)]
-pub(crate) struct Own {
+struct Held<T> {
+    memory: ManuallyDrop<T>,
+    object: OnceLock<Existence>,
+}
+
+impl<T> Held<T> {
+    fn new(memory: T) -> Self {
+        Self {
+            memory: ManuallyDrop::new(memory),
+            object: OnceLock::new(),
+        }
+    }
+
+    /// Takes the memory out, which no object uses any more.
+    fn into_inner(self) -> T {
+        let mut held = ManuallyDrop::new(self);
+        drop(std::mem::take(&mut held.object));
+        // SAFETY: the value is not dropped, and so the memory taken once.
+        unsafe { ManuallyDrop::take(&mut held.memory) }
+    }
+}
+
+impl<T> Drop for Held<T> {
+    fn drop(&mut self) {
+        if self.object.get().is_none_or(Existence::has_ended) {
+            // SAFETY: once, here.
+            unsafe { ManuallyDrop::drop(&mut self.memory) }
+        }
+    }
+}
+
+/// Memory of the process for entries, cached or unmapped when dropped.
+#[derive(Debug)]
+struct Own {
     mapping: ManuallyDrop<Mapping>,
-    /// Nonzero after the object was destroyed.
-    released: Hint,
 }
 
 impl Own {
@@ -183,7 +214,6 @@ impl Own {
         };
         Ok(Self {
             mapping: ManuallyDrop::new(mapping),
-            released: Hint::new(0),
         })
     }
 
@@ -198,19 +228,19 @@ impl Own {
 impl Drop for Own {
     fn drop(&mut self) {
         // SAFETY: once, here.
-        let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
-        if self.released.get() != 0 {
-            Spare::put(mapping);
-        }
+        Spare::put(unsafe { ManuallyDrop::take(&mut self.mapping) });
     }
+}
+
+#[derive(Debug)]
+enum EntriesMemory {
+    Own(Own),
+    Lent(Lent),
 }
 
 /// A queue's entries.
 #[derive(Debug)]
-pub(crate) enum Entries {
-    Own(Own),
-    Lent(Lent),
-}
+pub(crate) struct Entries(Held<EntriesMemory>);
 
 // SAFETY: accessed through raw pointers and atomics only, each with its own
 // argument.
@@ -229,40 +259,43 @@ impl Entries {
         let lender = lender.filter(|_| bytes != 0);
         borrow(lender, purpose, bytes, Mapping::page_size())
             .and_then(|lent| match lent {
-                Some(lent) => Ok(Self::Lent(lent)),
-                None => Own::new(bytes.max(1)).map(Self::Own),
+                Some(lent) => Ok(EntriesMemory::Lent(lent)),
+                None => Own::new(bytes.max(1)).map(EntriesMemory::Own),
             })
+            .map(|memory| Self(Held::new(memory)))
             .map_err(|error| CreateError::Memory {
                 queue: purpose.name(),
                 error,
             })
     }
 
-    /// Frees the memory where possible; its addresses stay readable.
-    pub(crate) fn retire(self) -> RetiredEntries {
-        match self {
-            Self::Own(own) => RetiredEntries::Own(own.into_mapping().retire_whole()),
-            Self::Lent(lent) => RetiredEntries::Lent(lent),
-        }
+    /// Keeps the memory as long as the object exists.
+    pub(crate) fn hold_for(&self, object: &Existence) {
+        let _ = self.0.object.set(object.clone());
     }
 
-    /// Allows the memory to be cached when this is dropped.
-    ///
-    /// # Safety
-    /// The kernel has destroyed the object: no device reads or writes the memory
-    /// any more.
-    pub(crate) unsafe fn release(&self) {
-        if let Self::Own(own) = self {
-            // The drop is ordered after this.
-            own.released.set(1);
+    /// Returns whether the memory is held for the object.
+    pub(crate) fn is_held_for(&self, object: &Existence) -> bool {
+        self.0
+            .object
+            .get()
+            .is_some_and(|held| held.is_of_same(object))
+    }
+
+    /// Frees the memory, which the object no longer uses, where possible; its
+    /// addresses stay readable.
+    pub(crate) fn retire(self) -> RetiredEntries {
+        match self.0.into_inner() {
+            EntriesMemory::Own(own) => RetiredEntries::Own(own.into_mapping().retire_whole()),
+            EntriesMemory::Lent(lent) => RetiredEntries::Lent(lent),
         }
     }
 
     /// The first entry; page aligned.
     pub(crate) fn first(&self) -> NonNull<u8> {
-        match self {
-            Self::Own(own) => own.mapping.as_ptr(),
-            Self::Lent(lent) => lent.at,
+        match &*self.0.memory {
+            EntriesMemory::Own(own) => own.mapping.as_ptr(),
+            EntriesMemory::Lent(lent) => lent.at,
         }
     }
 
@@ -280,12 +313,15 @@ pub(crate) enum RetiredEntries {
     Lent(#[allow(dead_code, reason = "held for its address")] Lent),
 }
 
-/// A queue's two doorbell records.
 #[derive(Debug)]
-pub(crate) enum Records {
+enum RecordsMemory {
     Own(Slot),
     Lent(Lent),
 }
+
+/// A queue's two doorbell records.
+#[derive(Debug)]
+pub(crate) struct Records(Held<RecordsMemory>);
 
 // SAFETY: as for `Entries`.
 unsafe impl Send for Records {}
@@ -300,20 +336,26 @@ impl Records {
     pub(crate) fn new(lender: Option<&dyn Lender>) -> Result<Self, CreateError> {
         borrow(lender, Purpose::Records, Self::BYTES, Self::BYTES)
             .and_then(|lent| match lent {
-                Some(lent) => Ok(Self::Lent(lent)),
-                None => Slot::take().map(Self::Own),
+                Some(lent) => Ok(RecordsMemory::Lent(lent)),
+                None => Slot::take().map(RecordsMemory::Own),
             })
+            .map(|memory| Self(Held::new(memory)))
             .map_err(|error| CreateError::Memory {
                 queue: Purpose::Records.name(),
                 error,
             })
     }
 
+    /// Keeps the records as long as the object exists.
+    pub(crate) fn hold_for(&self, object: &Existence) {
+        let _ = self.0.object.set(object.clone());
+    }
+
     /// The first record; aligned to 8 bytes.
     pub(crate) fn first(&self) -> NonNull<u8> {
-        match self {
-            Self::Own(slot) => slot.at,
-            Self::Lent(lent) => lent.at,
+        match &*self.0.memory {
+            RecordsMemory::Own(slot) => slot.at,
+            RecordsMemory::Lent(lent) => lent.at,
         }
     }
 
@@ -420,6 +462,12 @@ impl QueueMemory {
             records: Records::new(lender)?,
         })
     }
+
+    /// Keeps the memory as long as the object exists.
+    pub(crate) fn hold_for(&self, object: &Existence) {
+        self.entries.hold_for(object);
+        self.records.hold_for(object);
+    }
 }
 
 #[cfg(test)]
@@ -462,7 +510,7 @@ mod tests {
     fn large_queues_are_zeros_in_whole_pages() {
         for bytes in [0, 1, 4096, 4097, 3 << 20] {
             let entries = Entries::new(bytes, Purpose::QueuePair, None).unwrap();
-            let Entries::Own(Own { mapping, .. }) = &entries else {
+            let EntriesMemory::Own(Own { mapping }) = &*entries.0.memory else {
                 panic!("lent")
             };
             assert!(mapping.len() >= bytes.max(1) && mapping.len() % 4096 == 0);
@@ -478,7 +526,7 @@ mod tests {
 
     /// One test, since it is about what the process keeps.
     #[test]
-    fn released_pages_are_reused_up_to_the_limit() {
+    fn freed_pages_are_reused_up_to_the_limit() {
         const ODD: usize = 23 * 4096;
         let entries = |bytes| Entries::new(bytes, Purpose::QueuePair, None).unwrap();
         let spare = || SPARE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -490,8 +538,6 @@ mod tests {
             let address = first.address();
             // SAFETY: in the memory.
             unsafe { first.first().add(ODD - 1).write(1) };
-            // SAFETY: no device ever had it.
-            unsafe { first.release() };
             drop(first);
             let second = entries(ODD - 4095);
             // SAFETY: in the memory.
@@ -499,20 +545,8 @@ mod tests {
             second.address() == address
         });
         assert!(again);
-        // The objects of those that were not released may live on.
-        assert!((0..100).any(|_| {
-            drop(entries(ODD));
-            !keeps(ODD)
-        }));
-        drop(entries(ODD));
-        assert!(!keeps(ODD));
-
         let many: Vec<_> = (0..64).map(|_| entries(29 * 4096)).collect();
         let large = entries(Spare::LARGEST + 4096);
-        for entries in many.iter().chain([&large]) {
-            // SAFETY: no device ever had it.
-            unsafe { entries.release() };
-        }
         drop(large);
         assert!(!keeps(Spare::LARGEST + 4096));
         drop(many);
@@ -582,8 +616,8 @@ mod tests {
             ..Book::default()
         };
         let memory = QueueMemory::new(64, Purpose::QueuePair, Some(&usual)).unwrap();
-        assert!(matches!(memory.entries, Entries::Own(_)));
-        assert!(matches!(memory.records, Records::Own(_)));
+        assert!(matches!(&*memory.entries.0.memory, EntriesMemory::Own(_)));
+        assert!(matches!(&*memory.records.0.memory, RecordsMemory::Own(_)));
         // Nobody is asked for nothing.
         let none = Book::default();
         Entries::new(0, Purpose::QueuePair, Some(&none)).unwrap();

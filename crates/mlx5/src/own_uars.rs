@@ -80,10 +80,8 @@ impl<C: ContextRef> ThreadUar<C> {
     ///
     /// # Errors
     /// Those of UAR_OBJ_DESTROY; it is unchanged.
-    pub fn destroy(self) -> Result<(), (Self, uverbs::Error)> {
-        let Self { register, uar } = self;
-        uar.destroy()
-            .map_err(|(uar, error)| (Self { register, uar }, error))
+    pub fn destroy(&self) -> Result<(), uverbs::Error> {
+        self.uar.destroy()
     }
 }
 

@@ -162,10 +162,10 @@ impl<C: ContextRef> QueuePair<C> {
         };
         let mut answer = CreateQpResp::default();
         // SAFETY: the addresses are those of the queues' memory, which has that
-        // many entries and two doorbell records, and outlives the object: it
-        // lives in the same value, behind it.
+        // many entries and two doorbell records, and is held for the object.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Qp::create(context, init, udata)?;
+        work.memory.hold_for(&object.existence());
         let register = match chosen {
             Some(chosen) => chosen.register,
             None => device.register(context, answer.bfreg_index)?,

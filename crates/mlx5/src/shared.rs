@@ -150,15 +150,6 @@ impl SharedWork {
         &self.memory
     }
 
-    /// Lets another queue have the memory when this goes.
-    ///
-    /// # Safety
-    /// The kernel object is destroyed.
-    pub unsafe fn release(&self) {
-        // SAFETY: as the caller says.
-        unsafe { self.memory.entries.release() }
-    }
-
     /// The lock of the list, held while posting and polling.
     #[inline]
     pub fn lock(&self) -> &BiasedLock {

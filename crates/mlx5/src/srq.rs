@@ -89,10 +89,10 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
             ..*init
         };
         // SAFETY: the addresses are those of the queue's memory, which has that
-        // many entries and two doorbell records, and outlives the object: it
-        // lives in the same value, behind it.
+        // many entries and two doorbell records, and is held for the object.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Srq::create(context, &init, udata)?;
+        work.memory().hold_for(&object.existence());
         Ok(Self {
             object,
             recv: SharedQueue::new(work),

@@ -70,15 +70,6 @@ impl Work {
         self.user_index.get()
     }
 
-    /// Lets another queue have the memory when this goes.
-    ///
-    /// # Safety
-    /// The kernel object is destroyed.
-    pub unsafe fn release(&self) {
-        // SAFETY: as the caller says.
-        unsafe { self.memory.entries.release() }
-    }
-
     /// The send queue's memory; the receive queue's is before it.
     pub(crate) fn send_at(&self) -> NonNull<u8> {
         // SAFETY: inside the mapping: both queues are.

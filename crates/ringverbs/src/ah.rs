@@ -89,15 +89,15 @@ impl AddressHandle {
     /// Returns it with [`Error::Busy`] while clones or operations in flight use
     /// it, or with the kernel's error.
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        let Inner { made, domain, path } = Arc::try_unwrap(self.inner).map_err(|inner| {
+        let inner = Arc::try_unwrap(self.inner).map_err(|inner| {
             let error = Error::Busy {
                 object: "address handle",
                 users: "clones of it, or operations in flight",
             };
             CloseError::new(Self { inner }, error)
         })?;
-        made.destroy().map_err(|(made, error)| {
-            let inner = Arc::new(Inner { made, domain, path });
+        inner.made.destroy().map_err(|error| {
+            let inner = Arc::new(inner);
             CloseError::new(Self { inner }, error)
         })
     }

@@ -53,7 +53,7 @@ pub struct MemoryWindow {
 
 struct Inner {
     /// `None` only during destruction.
-    object: Option<Mw<Ctx>>,
+    object: Mw<Ctx>,
     state: Mutex<State>,
     kind: WindowType,
     domain: ProtectionDomain,
@@ -122,7 +122,7 @@ impl ProtectionDomain {
                     bound: Vec::new(),
                     raw: Vec::new(),
                 }),
-                object: Some(object),
+                object,
                 kind,
                 domain: self.clone(),
             }),
@@ -236,7 +236,6 @@ impl MemoryWindow {
             };
             CloseError::new(Self { inner }, error)
         })?;
-        let mut inner = inner;
         match inner.revoke() {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -367,14 +366,11 @@ impl State {
 
 impl Inner {
     /// Revokes the key, which gives peers no access any more.
-    fn revoke(&mut self) -> Result<(), uverbs::Error> {
-        let Some(object) = self.object.take() else {
-            return Ok(());
-        };
-        object.destroy().map_err(|(object, error)| {
-            self.object = Some(object);
-            error
-        })
+    fn revoke(&self) -> Result<(), uverbs::Error> {
+        match self.object.has_ended() {
+            true => Ok(()),
+            false => self.object.destroy(),
+        }
     }
 }
 
@@ -384,9 +380,6 @@ impl Drop for Inner {
     /// a window that names a key which another region may get.
     fn drop(&mut self) {
         let Err(error) = self.revoke() else { return };
-        if let Some(object) = self.object.take() {
-            object.into_handle();
-        }
         if !self.domain.context().is_removed(&error) {
             tracing::error!(%error, "memory window leaked, with what it is bound to");
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);

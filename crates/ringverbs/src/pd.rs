@@ -74,15 +74,15 @@ impl ProtectionDomain {
     /// Returns the domain with [`Error::Busy`] while objects created in it or
     /// other handles of it exist, or with the kernel's error.
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        let Inner { object, context } = Arc::try_unwrap(self.inner).map_err(|inner| {
+        let inner = Arc::try_unwrap(self.inner).map_err(|inner| {
             let error = Error::Busy {
                 object: "protection domain",
                 users: "objects made in it, or other handles of it",
             };
             CloseError::new(Self { inner }, error)
         })?;
-        object.destroy().map_err(|(object, error)| {
-            let inner = Arc::new(Inner { object, context });
+        inner.object.destroy().map_err(|error| {
+            let inner = Arc::new(inner);
             CloseError::new(Self { inner }, error)
         })
     }

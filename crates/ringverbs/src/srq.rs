@@ -4,7 +4,6 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
-use ring::Hint;
 use uverbs::{Srq, SrqInit, SrqKind, SrqModify};
 
 use crate::context::Ctx;
@@ -101,9 +100,8 @@ impl SharedReceiveQueueBuilder {
         Ok(SharedReceiveQueue {
             queue: ManuallyDrop::new(made.recv),
             inner: Arc::new(Inner {
-                object: ManuallyDrop::new(made.object),
+                object: made.object,
                 unmap_later: OnceLock::new(),
-                destroyed: Hint::new(0),
                 work: made.work,
                 table,
                 domain,
@@ -125,11 +123,9 @@ pub struct SharedReceiveQueue {
 
 /// The part of a shared receive queue that its queue pairs keep alive.
 pub(crate) struct Inner {
-    object: ManuallyDrop<Srq<Ctx>>,
+    object: Srq<Ctx>,
     /// The ring of a dropped owner, which the device still reads.
     unmap_later: OnceLock<SharedRecvQueue>,
-    /// 1 after the object was destroyed.
-    destroyed: Hint,
     /// The part that the creation of queue pairs needs.
     work: device::SharedWork,
     table: Arc<UnorderedTable>,
@@ -152,7 +148,6 @@ impl Inner {
 
     /// Called after the kernel object was destroyed.
     fn destroyed(&self) -> Vec<Posted> {
-        self.destroyed.set(1);
         self.domain
             .context()
             .inner()
@@ -164,23 +159,16 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: taken only here, and not used afterwards.
-        let object = unsafe { ManuallyDrop::take(&mut self.object) };
-        if self.destroyed.get() != 0 {
-            object.into_handle();
+        if self.object.has_ended() {
             return;
         }
-        match object.destroy() {
+        match self.object.destroy() {
             Ok(_) => drop(self.destroyed()),
-            Err((object, error)) if self.domain.context().is_removed(&error) => {
-                object.into_handle();
-                drop(self.destroyed());
-            }
-            Err((object, error)) => {
+            Err(error) if self.domain.context().is_removed(&error) => drop(self.destroyed()),
+            Err(error) => {
                 // The device may still use the receives, so they are not
                 // released.
                 tracing::error!(%error, "shared receive queue leaked, with its receives");
-                object.into_handle();
                 std::mem::forget(Arc::clone(&self.table));
                 std::mem::forget(self.domain.clone());
                 std::mem::forget(self.unmap_later.take());
@@ -318,8 +306,7 @@ impl SharedReceiveQueue {
             };
             return Err(CloseError::new(self, error));
         }
-        let object = &self.inner.object;
-        match uverbs::srq::destroy(object.context(), object.handle()) {
+        match self.inner.object.destroy() {
             Ok(_) => {}
             Err(error) if self.inner.domain.context().is_removed(&error) => {}
             Err(error) => return Err(CloseError::new(self, error)),

@@ -228,7 +228,7 @@ fn memory(context: &Arc<Context>) -> Result<()> {
     let unmapped = unsafe { Mr::register(context, &bad, Udata::none()) };
     refused("unmapped memory", unmapped, &[libc::EFAULT])?;
 
-    let (pd, error) = pd
+    let error = pd
         .destroy()
         .err()
         .ok_or("a used protection domain was destroyed")?;
@@ -259,7 +259,7 @@ fn memory(context: &Arc<Context>) -> Result<()> {
     for kind in [MwType::TYPE_1, MwType::TYPE_2] {
         let window = Mw::alloc(context, other.handle(), kind, Udata::none())?;
         println!("{window:?}");
-        window.destroy().map_err(|(_, error)| error)?;
+        window.destroy()?;
     }
     let sge = Sge {
         addr,
@@ -268,9 +268,9 @@ fn memory(context: &Arc<Context>) -> Result<()> {
     };
     let advised = context.advise_mr(other.handle(), Advice::PREFETCH, AdviseFlags::FLUSH, &[sge]);
     optional("advice", advised)?;
-    region.destroy().map_err(|(_, error)| error)?;
-    other.destroy().map_err(|(_, error)| error)?;
-    pd.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
+    other.destroy()?;
+    pd.destroy()?;
     drop(buffer);
     Ok(())
 }
@@ -388,25 +388,19 @@ fn queues(
         let qp = Qp::create(context, &init, Udata::output(&mut answer))?;
         println!("{qp:?}");
         let qp = connect(context, qp, qp_type, gid)?;
-        check(
-            "no events were read",
-            qp.destroy().map_err(|(_, error)| error)? == 0,
-        )?;
+        check("no events were read", qp.destroy()? == 0)?;
     }
 
     let path = path_to(gid);
     let mut answer = [0; CREATE_AH];
     let ah = Ah::create(context, pd.handle(), &path, 0, Udata::output(&mut answer))?;
     println!("{ah:?} number {answer:02x?}");
-    ah.destroy().map_err(|(_, error)| error)?;
+    ah.destroy()?;
 
-    check(
-        "no events were read",
-        srq.destroy().map_err(|(_, error)| error)? == 0,
-    )?;
-    let events = cq.destroy().map_err(|(_, error)| error)?;
+    check("no events were read", srq.destroy()? == 0)?;
+    let events = cq.destroy()?;
     println!("{events:?}");
-    pd.destroy().map_err(|(_, error)| error)?;
+    pd.destroy()?;
     Ok(())
 }
 

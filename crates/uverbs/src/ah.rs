@@ -11,6 +11,7 @@ pub(crate) enum AhKind {}
 impl Kind for AhKind {
     type Handle = AhHandle;
     type Events = ();
+    const DESTROY: Command = Command::DestroyAh;
     fn destroy(context: &Context, handle: AhHandle) -> Result<(), Error> {
         destroy(context, handle)
     }

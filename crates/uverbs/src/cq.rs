@@ -54,6 +54,7 @@ pub(crate) enum CqKind {}
 impl Kind for CqKind {
     type Handle = CqHandle;
     type Events = CqEvents;
+    const DESTROY: Command = Command::DestroyCq;
     fn destroy(context: &Context, handle: CqHandle) -> Result<CqEvents, Error> {
         destroy(context, handle)
     }

@@ -11,6 +11,7 @@ pub(crate) enum DmKind {}
 impl Kind for DmKind {
     type Handle = DmHandle;
     type Events = ();
+    const DESTROY: Command = Command::FreeDm;
     fn destroy(context: &Context, handle: DmHandle) -> Result<(), Error> {
         destroy(context, handle)
     }

@@ -1,8 +1,10 @@
 //! Typed handle numbers, and the ownership that all handles share.
 
 use core::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use crate::{Context, ContextRef, Error};
+use crate::{Command, Context, ContextRef, Error};
 
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident;)+) => {$(
@@ -50,6 +52,8 @@ pub trait Kind {
     type Handle: Copy + Into<u32> + fmt::Debug;
     /// What the kernel reports when the object is destroyed.
     type Events;
+    /// The command that destroys it.
+    const DESTROY: Command;
     /// Destroys the object.
     ///
     /// # Errors
@@ -57,12 +61,38 @@ pub trait Kind {
     fn destroy(context: &Context, handle: Self::Handle) -> Result<Self::Events, Error>;
 }
 
+/// Whether a kernel object exists, for memory that its device uses as long as it
+/// does. It counts as existing until the kernel has confirmed its end.
+#[derive(Clone, Debug)]
+pub struct Existence(Arc<AtomicBool>);
+
+impl Existence {
+    /// Returns whether the object was destroyed, or has gone with its device.
+    pub fn has_ended(&self) -> bool {
+        !self.0.load(Ordering::Acquire)
+    }
+
+    /// Returns whether both are of the same object.
+    pub fn is_of_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// States of an [`Owned`].
+mod state {
+    pub const EXISTS: u8 = 0;
+    /// The kernel is being asked to destroy it.
+    pub const ENDING: u8 = 1;
+    pub const ENDED: u8 = 2;
+}
+
 /// A kernel object that is destroyed once: by [`destroy`](Self::destroy), or
 /// when dropped.
 pub struct Owned<C: ContextRef, K: Kind> {
     context: C,
     handle: K::Handle,
-    live: bool,
+    state: AtomicU8,
+    existence: OnceLock<Existence>,
 }
 
 impl<C: ContextRef, K: Kind> Owned<C, K> {
@@ -71,7 +101,8 @@ impl<C: ContextRef, K: Kind> Owned<C, K> {
         Self {
             context: context.clone(),
             handle,
-            live: true,
+            state: AtomicU8::new(state::EXISTS),
+            existence: OnceLock::new(),
         }
     }
 
@@ -85,30 +116,61 @@ impl<C: ContextRef, K: Kind> Owned<C, K> {
         &self.context
     }
 
+    /// Returns whether the object exists. Allocates when called first.
+    pub fn existence(&self) -> &Existence {
+        self.existence
+            .get_or_init(|| Existence(Arc::new(AtomicBool::new(true))))
+    }
+
+    /// Returns whether the object was destroyed, or has gone with its device.
+    pub fn has_ended(&self) -> bool {
+        self.state.load(Ordering::Acquire) == state::ENDED
+    }
+
     /// Destroys the object.
     ///
     /// # Errors
-    /// The kernel's; the object is still owned.
-    pub fn destroy(&mut self) -> Result<K::Events, Error> {
-        let events = K::destroy(&self.context, self.handle)?;
-        self.live = false;
-        Ok(events)
+    /// The kernel's; the object is still owned, unless its device was removed.
+    /// EINVAL if it is destroyed already, or by another thread just now.
+    pub fn destroy(&self) -> Result<K::Events, Error> {
+        self.state
+            .compare_exchange(
+                state::EXISTS,
+                state::ENDING,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            )
+            .map_err(|_| Error::Invalid {
+                command: K::DESTROY,
+                what: "it is destroyed already",
+            })?;
+        let result = K::destroy(&self.context, self.handle);
+        let ended = match &result {
+            Ok(_) => true,
+            Err(error) => error.is_device_gone() && self.context.is_gone(),
+        };
+        if let Some(existence) = self.existence.get().filter(|_| ended) {
+            existence.0.store(false, Ordering::Release);
+        }
+        let state = if ended { state::ENDED } else { state::EXISTS };
+        self.state.store(state, Ordering::Release);
+        result
     }
 
     /// Releases the object without destroying it.
     pub fn forget(mut self) -> K::Handle {
-        self.live = false;
+        *self.state.get_mut() = state::ENDED;
         self.handle
     }
 }
 
 impl<C: ContextRef, K: Kind> Drop for Owned<C, K> {
     fn drop(&mut self) {
-        if !self.live {
+        if self.has_ended() {
             return;
         }
-        if let Err(error) = K::destroy(&self.context, self.handle) {
-            if error.is_device_gone() {
+        if let Err(error) = self.destroy() {
+            if self.has_ended() {
                 tracing::debug!(%error, "destroyed by the kernel");
             } else {
                 tracing::error!(%error, "object leaked: the kernel refused to destroy it");
@@ -142,13 +204,23 @@ macro_rules! owned_methods {
             #[doc = concat!("Destroys the object. ", $events_doc)]
             ///
             /// # Errors
-            /// EBUSY if other objects still use it, EIO if the device was removed.
-            /// The handle is returned, to be tried again or dropped.
-            pub fn destroy(mut self) -> Result<$events, (Self, $crate::Error)> {
-                match self.owned.destroy() {
-                    Ok(events) => Ok(events),
-                    Err(error) => Err((self, error)),
-                }
+            /// EBUSY if other objects still use it; it is as before, and can be
+            /// tried again. EIO if the device was removed, EINVAL if the object
+            /// is destroyed already.
+            pub fn destroy(&self) -> Result<$events, $crate::Error> {
+                self.owned.destroy()
+            }
+
+            /// Returns whether the object was destroyed, or has gone with its
+            /// device.
+            pub fn has_ended(&self) -> bool {
+                self.owned.has_ended()
+            }
+
+            /// Returns whether the object exists, for memory that its device uses.
+            /// Allocates when called first.
+            pub fn existence(&self) -> $crate::Existence {
+                self.owned.existence().clone()
             }
 
             /// Releases the object without destroying it.

@@ -96,7 +96,8 @@ pub use dmabuf::Dmabuf;
 pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{
-    AhHandle, CqHandle, DmHandle, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle, XrcdHandle,
+    AhHandle, CqHandle, DmHandle, Existence, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle,
+    XrcdHandle,
 };
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};

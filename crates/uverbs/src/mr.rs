@@ -128,6 +128,7 @@ pub(crate) enum MrKind {}
 impl Kind for MrKind {
     type Handle = MrHandle;
     type Events = ();
+    const DESTROY: Command = Command::DeregMr;
     fn destroy(context: &Context, handle: MrHandle) -> Result<(), Error> {
         destroy(context, handle)
     }

@@ -22,6 +22,7 @@ pub(crate) enum MwKind {}
 impl Kind for MwKind {
     type Handle = MwHandle;
     type Events = ();
+    const DESTROY: Command = Command::DeallocMw;
     fn destroy(context: &Context, handle: MwHandle) -> Result<(), Error> {
         destroy(context, handle)
     }

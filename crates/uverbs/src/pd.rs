@@ -11,6 +11,7 @@ pub(crate) enum PdKind {}
 impl Kind for PdKind {
     type Handle = PdHandle;
     type Events = ();
+    const DESTROY: Command = Command::DeallocPd;
     fn destroy(context: &Context, handle: PdHandle) -> Result<(), Error> {
         destroy(context, handle)
     }

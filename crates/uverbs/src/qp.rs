@@ -89,6 +89,7 @@ pub(crate) enum QpKind {}
 impl Kind for QpKind {
     type Handle = QpHandle;
     type Events = u32;
+    const DESTROY: Command = Command::DestroyQp;
     fn destroy(context: &Context, handle: QpHandle) -> Result<u32, Error> {
         destroy(context, handle)
     }

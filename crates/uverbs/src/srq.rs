@@ -96,6 +96,7 @@ pub(crate) enum SrqKindTag {}
 impl Kind for SrqKindTag {
     type Handle = SrqHandle;
     type Events = u32;
+    const DESTROY: Command = Command::DestroySrq;
     fn destroy(context: &Context, handle: SrqHandle) -> Result<u32, Error> {
         destroy(context, handle)
     }

@@ -23,6 +23,7 @@ pub(crate) enum XrcdKind {}
 impl Kind for XrcdKind {
     type Handle = XrcdHandle;
     type Events = ();
+    const DESTROY: Command = Command::CloseXrcd;
     fn destroy(context: &Context, handle: XrcdHandle) -> Result<(), Error> {
         destroy(context, handle)
     }

@@ -79,12 +79,6 @@ impl CqOps for Mlx5 {
         Ok(())
     }
 
-    unsafe fn cq_released(cq: &Cq) {
-        // SAFETY: the caller is the only one, and the object is destroyed, as it
-        // says.
-        unsafe { (*cq.completions.ring.get()).release() }
-    }
-
     const CURSOR: Cursor = Cursor {
         start_poll,
         next_poll,

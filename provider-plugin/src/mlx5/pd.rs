@@ -28,13 +28,11 @@ impl PdOps for Mlx5 {
     }
 
     fn end_thread(own: &mut Thread) -> Result<(), Errno> {
-        let Some(register) = own.take() else {
-            return Ok(());
-        };
-        register.destroy().map_err(|(register, error)| {
-            *own = Some(register);
-            error.into()
-        })
+        if let Some(register) = own {
+            register.destroy()?;
+        }
+        *own = None;
+        Ok(())
     }
 
     fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno> {

@@ -169,11 +169,6 @@ impl QpOps for Mlx5 {
         may_be_bound(mr, access)
     }
 
-    unsafe fn released(qp: &Qp) {
-        // SAFETY: as the caller says.
-        unsafe { qp.device_data.work.release() }
-    }
-
     /// Discards unread completions.
     unsafe fn qp_destroyed(qp: &Qp) {
         // SAFETY: as the caller says.

@@ -64,11 +64,6 @@ impl SrqOps for Mlx5 {
         })
     }
 
-    unsafe fn shared_released(srq: &Srq<Self>) {
-        // SAFETY: as the caller says.
-        unsafe { srq.device_data.work.release() }
-    }
-
     /// Discards unread completions.
     unsafe fn srq_destroyed(srq: &Srq<Self>) {
         if let Some(work) = &srq.device_data.xrc {

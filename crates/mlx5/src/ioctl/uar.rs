@@ -1,7 +1,7 @@
 //! UARs beyond those of the context.
 
 use uverbs::driver::{DriverMethod, Ioctl, Kind, Owned};
-use uverbs::{Context, ContextRef, Error};
+use uverbs::{Command, Context, ContextRef, Error};
 use zerocopy::IntoBytes;
 
 use super::ids;
@@ -35,6 +35,7 @@ enum UarObject {}
 impl Kind for UarObject {
     type Handle = UarHandle;
     type Events = ();
+    const DESTROY: Command = Command::Driver(&UAR_OBJ_DESTROY);
     fn destroy(context: &Context, handle: UarHandle) -> Result<(), Error> {
         destroy(context, handle)
     }

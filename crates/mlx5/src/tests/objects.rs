@@ -299,6 +299,76 @@ fn create_cq_names_the_queue_memory() {
     assert!(machine.fake.live_objects().is_empty());
 }
 
+/// Whether a page is mapped.
+fn is_mapped(address: usize) -> bool {
+    let page = (address & !4095) as *mut libc::c_void;
+    // SAFETY: `msync` fails with ENOMEM if nothing is mapped there.
+    unsafe { libc::msync(page, 4096, libc::MS_ASYNC) == 0 }
+}
+
+#[test]
+fn memory_of_objects_that_the_kernel_keeps_is_leaked() {
+    const DESTROY_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_DESTROY);
+    // More than is cached, so that it would be unmapped.
+    const MANY: u32 = 1 << 12;
+    let machine = Machine::new();
+    let addresses = |cq: &CompletionQueue<Arc<Context>>| {
+        let entries = cq.ring.entries().as_ptr() as usize;
+        (entries, cq.ring.records().first().as_ptr() as usize)
+    };
+    let freed = machine.cq(MANY).unwrap();
+    let (entries, _) = addresses(&freed);
+    drop(freed);
+    assert!(!is_mapped(entries));
+
+    machine
+        .fake
+        .on(DESTROY_CQ, |_| Err(uverbs::Errno::new(libc::EBUSY)));
+    let kept = machine.cq(MANY).unwrap();
+    let (entries, records) = addresses(&kept);
+    assert_eq!(
+        kept.object.destroy().unwrap_err().errno().raw(),
+        libc::EBUSY
+    );
+    drop(kept);
+    // In any order.
+    let CompletionQueue { object, ring, .. } = machine.cq(MANY).unwrap();
+    let second = ring.entries().as_ptr() as usize;
+    drop(ring);
+    machine.fake.reset(DESTROY_CQ);
+    drop(object);
+    assert!(is_mapped(entries) && is_mapped(second));
+    let others: Vec<_> = (0..64).map(|_| machine.cq(1).unwrap()).collect();
+    assert!(others.iter().all(|cq| addresses(cq).1 != records));
+    assert!(others.iter().all(|cq| addresses(cq).0 != entries));
+}
+
+#[test]
+fn an_object_is_destroyed_once_and_its_memory_is_freed() {
+    let machine = Machine::new();
+    let cq = machine.cq(1 << 12).unwrap();
+    let entries = cq.ring.entries().as_ptr() as usize;
+    cq.object.destroy().unwrap();
+    assert!(cq.object.has_ended() && is_mapped(entries));
+    let error = cq.object.destroy().unwrap_err();
+    assert!(
+        error.to_string().contains("it is destroyed already"),
+        "{error}"
+    );
+    drop(cq);
+    assert!(!is_mapped(entries));
+}
+
+#[test]
+fn a_queue_is_not_resized_with_the_ring_of_another() {
+    let machine = Machine::new();
+    let one = machine.cq(3).unwrap();
+    let mut other = machine.cq(3).unwrap();
+    let error = CompletionQueue::resize(&one.object, &mut other.ring, 100, None).unwrap_err();
+    assert_eq!(error.errno(), libc::EOPNOTSUPP);
+    assert_eq!(other.ring.capacity(), 4);
+}
+
 #[test]
 fn create_qp_names_the_queue_memory_and_uar() {
     let machine = Machine::new();

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ring::{Epoch, Hint, Span};
+use ring::{Epoch, Span};
 use uverbs::{Cq, CqInit};
 
 use crate::channel::CompletionChannel;
@@ -165,9 +165,8 @@ impl CompletionQueueBuilder {
             held: false,
             engine: Engine::of_queue(&context, made.object.handle().0),
             shared: Arc::new(Shared {
-                object: ManuallyDrop::new(made.object),
+                object: made.object,
                 unmap_later: OnceLock::new(),
-                destroyed: Hint::new(0),
                 queues: Registry::new(),
                 members: made.members,
                 destructions: Epoch::new(),
@@ -183,11 +182,9 @@ impl CompletionQueueBuilder {
 /// The part of a completion queue that its queue pairs keep alive.
 pub(crate) struct Shared {
     /// Destroyed before the ring is unmapped (`drop`).
-    object: ManuallyDrop<Cq<Ctx>>,
+    object: Cq<Ctx>,
     /// The ring of a dropped owner, to which the device may still write.
     unmap_later: OnceLock<DeviceCompletions>,
-    /// 1 after the object was destroyed.
-    destroyed: Hint,
     /// The work queues that complete here.
     pub(super) queues: Registry<OrderedTable>,
     members: device::Members,
@@ -236,16 +233,13 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: taken only here, and not used afterwards.
-        let object = unsafe { ManuallyDrop::take(&mut self.object) };
-        if self.destroyed.get() != 0 {
-            object.into_handle();
+        if self.object.has_ended() {
             return;
         }
-        if let Err((object, error)) = object.destroy() {
-            let gone = self.context.is_removed(&error);
-            object.into_handle();
-            if !gone {
+        match self.object.destroy() {
+            Ok(_) => {}
+            Err(error) if self.context.is_removed(&error) => {}
+            Err(error) => {
                 // The device may still write to the ring, so it stays mapped.
                 tracing::error!(%error, "completion queue leaked, with its ring");
                 std::mem::forget(self.unmap_later.take());
@@ -662,14 +656,11 @@ impl CompletionQueue {
             };
             return Err(CloseError::new(self, error));
         }
-        let object = &self.shared.object;
-        match uverbs::cq::destroy(object.context(), object.handle()) {
-            Ok(_) => {}
-            Err(error) if self.shared.context.is_removed(&error) => {}
-            Err(error) => return Err(CloseError::new(self, error)),
+        match self.shared.object.destroy() {
+            Ok(_) => Ok(()),
+            Err(error) if self.shared.context.is_removed(&error) => Ok(()),
+            Err(error) => Err(CloseError::new(self, error)),
         }
-        self.shared.destroyed.set(1);
-        Ok(())
     }
 }
 

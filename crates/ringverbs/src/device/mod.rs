@@ -210,18 +210,8 @@ impl Provider {
 
 impl AddressHandle {
     /// Destroys it.
-    pub fn destroy(self) -> Result<(), (Self, uverbs::Error)> {
-        let Self { object, address } = self;
-        match object.map(uverbs::Ah::destroy) {
-            None | Some(Ok(())) => Ok(()),
-            Some(Err((object, error))) => {
-                let this = Self {
-                    object: Some(object),
-                    address,
-                };
-                Err((this, error))
-            }
-        }
+    pub fn destroy(&self) -> Result<(), uverbs::Error> {
+        self.object.as_ref().map_or(Ok(()), uverbs::Ah::destroy)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{CloseError, Error, ProtectionDomain, Result};
 
 /// A registration with its memory, which outlives every use by the device.
 pub struct Registered {
-    mr: ManuallyDrop<Mr<Ctx>>,
+    mr: Mr<Ctx>,
     /// Memory allocated here; `None` where the caller owns it.
     map: ManuallyDrop<Option<MmapMut>>,
     /// The address of the first byte in work requests and for peers.
@@ -118,7 +118,7 @@ impl Registered {
         Self {
             lkey: mr.lkey(),
             rkey: mr.rkey(),
-            mr: ManuallyDrop::new(mr),
+            mr,
             map: ManuallyDrop::new(map),
             addr,
             len,
@@ -191,32 +191,11 @@ impl Registered {
     }
 
     /// Deregisters the memory; `drop` then frees it.
-    fn deregister(&mut self) -> Result<()> {
-        // SAFETY: on failure it is put back; after success it is not used again,
-        // and `ManuallyDrop` does not drop it.
-        let mr = unsafe { ManuallyDrop::take(&mut self.mr) };
-        match mr.destroy() {
+    fn deregister(&self) -> Result<()> {
+        match self.mr.destroy() {
             Ok(()) => Ok(()),
-            Err((mr, error)) if self.domain.context().is_removed(&error) => {
-                mr.into_handle();
-                Ok(())
-            }
-            Err((mr, error)) => {
-                self.mr = ManuallyDrop::new(mr);
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Frees the memory after its registration was destroyed.
-    fn free(self) {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: each field is taken once, from a value that is neither used nor
-        // dropped afterwards. The registration is destroyed, so the device does
-        // not access the memory.
-        unsafe {
-            ManuallyDrop::drop(&mut this.map);
-            std::ptr::drop_in_place(&raw mut this.domain);
+            Err(error) if self.domain.context().is_removed(&error) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -265,7 +244,7 @@ unsafe fn register(
 
 /// Deregisters and frees the memory, or returns it with the error.
 pub(super) fn close(memory: Arc<Registered>) -> Result<(), CloseError<Arc<Registered>>> {
-    let mut memory = Arc::try_unwrap(memory).map_err(|memory| {
+    let memory = Arc::try_unwrap(memory).map_err(|memory| {
         let error = Error::Busy {
             object: "memory region",
             users: "pieces of it, or operations in flight",
@@ -273,20 +252,19 @@ pub(super) fn close(memory: Arc<Registered>) -> Result<(), CloseError<Arc<Regist
         CloseError::new(memory, error)
     })?;
     match memory.deregister() {
-        Ok(()) => {
-            memory.free();
-            Ok(())
-        }
+        Ok(()) => Ok(()),
         Err(error) => Err(CloseError::new(Arc::new(memory), error)),
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        if let Err(error) = self.deregister() {
-            // The device may still write to the memory, so it is not unmapped.
-            tracing::error!(%error, "memory leaked: it could not be deregistered");
-            return;
+        if !self.mr.has_ended() {
+            if let Err(error) = self.deregister() {
+                // The device may still write to the memory, so it is not unmapped.
+                tracing::error!(%error, "memory leaked: it could not be deregistered");
+                return;
+            }
         }
         // SAFETY: the registration is destroyed, so the device does not access
         // the memory, and no piece of it exists any more.

@@ -198,7 +198,7 @@ impl QueuePairBuilder {
         // Stray packets of an earlier connection are unlikely to match.
         let psn = device::Engine::of(self.domain.context()).random() as u32 & 0x00ff_ffff;
         let inner = Arc::new(Inner {
-            object: ManuallyDrop::new(made.object),
+            object: made.object,
             membership: made.membership,
             cap: made.cap,
             unmap_send_later: OnceLock::new(),
@@ -211,7 +211,6 @@ impl QueuePairBuilder {
             domain: self.domain,
             transport: self.transport,
             state: Hint::new(State::RESET.0.into()),
-            destroyed: Hint::new(0),
             id,
             psn,
         });

@@ -223,7 +223,7 @@ pub struct RecvHalf {
 
 /// State shared by both halves.
 pub(crate) struct Inner {
-    object: ManuallyDrop<Qp<Ctx>>,
+    object: Qp<Ctx>,
     membership: CqMembership,
     /// The capacities that it was created with.
     cap: QpCap,
@@ -240,8 +240,6 @@ pub(crate) struct Inner {
     transport: Transport,
     /// The last known state.
     state: Hint,
-    /// 1 after the object was destroyed.
-    destroyed: Hint,
     id: u64,
     psn: u32,
 }
@@ -310,7 +308,6 @@ impl Inner {
 
     /// Called after the kernel object was destroyed.
     fn destroyed(&self) {
-        self.destroyed.set(1);
         self.membership.end();
         self.send_cq.detach(&self.send_table);
         if let Some(table) = &self.recv_table {
@@ -321,23 +318,16 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: taken only here, and not used afterwards.
-        let object = unsafe { ManuallyDrop::take(&mut self.object) };
-        if self.destroyed.get() != 0 {
-            object.into_handle();
+        if self.object.has_ended() {
             return;
         }
-        match object.destroy() {
+        match self.object.destroy() {
             Ok(_) => self.destroyed(),
-            Err((object, error)) if self.domain.context().is_removed(&error) => {
-                object.into_handle();
-                self.destroyed();
-            }
-            Err((object, error)) => {
+            Err(error) if self.domain.context().is_removed(&error) => self.destroyed(),
+            Err(error) => {
                 // The device may still use what is in flight, so none of it is
                 // released.
                 tracing::error!(%error, "queue pair leaked, with its operations in flight");
-                object.into_handle();
                 self.membership.leak();
                 std::mem::forget(Arc::clone(&self.send_table));
                 std::mem::forget(self.recv_table.clone());
@@ -523,7 +513,7 @@ impl QueuePair {
 
     fn destroy(&self) -> Result<()> {
         let inner = self.inner();
-        match uverbs::qp::destroy(inner.object.context(), inner.object.handle()) {
+        match inner.object.destroy() {
             Ok(_) => {}
             Err(error) if inner.domain.context().is_removed(&error) => {}
             Err(error) => return Err(error.into()),

@@ -31,12 +31,12 @@ fn destroying_destroys_once() {
 }
 
 #[test]
-fn a_failed_destroy_returns_the_handle() {
+fn a_failed_destroy_can_be_tried_again() {
     let (fake, _context, pd) = with_pd();
     let target = Target::Method(OBJECT_PD, METHOD_PD_DESTROY);
     fake.on(target, |_| Err(errno(libc::EBUSY)));
     let handle = pd.handle();
-    let (pd, error) = pd.destroy().unwrap_err();
+    let error = pd.destroy().unwrap_err();
     assert_eq!(
         error,
         Error::Refused {
@@ -47,8 +47,13 @@ fn a_failed_destroy_returns_the_handle() {
     );
     assert_eq!(fake.live_objects(), [(handle.0, OBJECT_PD)]);
     fake.reset(target);
+    assert!(!pd.has_ended() && !pd.existence().has_ended());
     pd.destroy().unwrap();
+    assert!(pd.has_ended() && pd.existence().has_ended());
     assert!(fake.live_objects().is_empty());
+    fake.take_ioctls();
+    assert!(matches!(pd.destroy(), Err(Error::Invalid { .. })));
+    assert!(fake.take_ioctls().is_empty());
 }
 
 #[test]
@@ -71,17 +76,26 @@ fn a_failed_destroy_on_drop_is_logged() {
 
 #[test]
 fn a_device_that_is_gone_is_no_error_on_drop() {
-    let (fake, _context, pd) = with_pd();
-    fake.on(Target::Method(OBJECT_PD, METHOD_PD_DESTROY), |_| {
-        Err(errno(libc::EIO))
-    });
-    let events = traced(move || drop(pd));
-    assert!(
+    let is_error = |events: &[(tracing::Level, _)]| {
         events
             .iter()
-            .all(|(level, _)| *level > tracing::Level::WARN),
-        "{events:?}"
-    );
+            .any(|(level, _)| *level <= tracing::Level::WARN)
+    };
+    for gone in [false, true] {
+        let (fake, _context, pd) = with_pd();
+        fake.on(Target::Method(OBJECT_PD, METHOD_PD_DESTROY), |_| {
+            Err(errno(libc::EIO))
+        });
+        if gone {
+            // Which the kernel answers for a device that is there.
+            let entry = Target::Method(OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY);
+            fake.on(entry, |_| Err(errno(libc::EIO)));
+        }
+        let existence = pd.existence();
+        let events = traced(move || drop(pd));
+        assert_eq!(is_error(&events), !gone, "{events:?}");
+        assert_eq!(existence.has_ended(), gone);
+    }
 }
 
 #[test]

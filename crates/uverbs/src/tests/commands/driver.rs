@@ -63,6 +63,7 @@ enum Table {}
 impl Kind for Table {
     type Handle = u32;
     type Events = ();
+    const DESTROY: Command = Command::Driver(&FREE);
     fn destroy(context: &Context, handle: u32) -> Result<(), Error> {
         // SAFETY: no input is added.
         let mut ioctl = unsafe { Ioctl::driver(&FREE) };
