@@ -224,6 +224,14 @@ impl Network {
         (host(0), host(1))
     }
 
+    /// Lets no message of several packets through: each is segmented before.
+    fn segment(&self) {
+        for name in &self.0.0 {
+            let link = format!("-n {name} link set veth0 gso_max_segs 1");
+            assert!(tool("ip", &link));
+        }
+    }
+
     /// Makes both ends lose one of a hundred packets. Returns whether the system can.
     fn disturb(&self) -> bool {
         let netem = |name: &String| {
@@ -273,9 +281,15 @@ fn two_hosts_whose_network_loses_packets() {
     for kind in ["rc", "srq"] {
         survive(&a, &b, &["pingpong", "--type", kind, "--chk", "-n", "200"]);
     }
-    for operation in ["send", "write", "read", "atomic"] {
-        let args = ["perf", "--op", operation, "--sizes", "8,5000,100000"];
-        survive(&a, &b, &[&args[..], &["-n", "100"]].concat());
+    // Lost are first messages of several packets, then single packets.
+    for segmented in [false, true] {
+        if segmented {
+            namespaces.segment();
+        }
+        for operation in ["send", "write", "read", "atomic"] {
+            let args = ["perf", "--op", operation, "--sizes", "8,5000,100000"];
+            survive(&a, &b, &[&args[..], &["-n", "100"]].concat());
+        }
     }
 }
 
@@ -332,6 +346,8 @@ fn packets_are_right_on_the_wire() {
     let Some(namespaces) = Network::new("wire", 1500) else {
         return;
     };
+    // So that the capture sees packets.
+    namespaces.segment();
     let name = format!("ringverbs-wire-{}.pcap", std::process::id());
     let file = std::env::temp_dir().join(name);
     let path = file.to_str().unwrap();
@@ -374,6 +390,8 @@ fn packets_are_right_on_the_wire() {
     let malformed = dissected("_ws.malformed");
     std::fs::remove_file(&file).unwrap();
     assert!(frames.len() > 1000, "{} packets", frames.len());
+    let longest = frames.iter().map(|frame| frame.len()).max();
+    assert!(longest.is_some_and(|it| it < 1500), "{longest:?} bytes");
     assert_eq!(wrong, 0, "wrong ICRCs of {} packets", frames.len());
     assert_eq!(known, frames.len());
     assert_eq!(malformed, "");

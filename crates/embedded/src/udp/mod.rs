@@ -6,6 +6,9 @@
 //!     └──────────────── frames ◄── Arrival ◄── recvmmsg ◄── port 4791
 //! ```
 //!
+//! Several packets leave or arrive as one message of the socket, which the system
+//! divides or puts together.
+//!
 //! A socket carries what follows the UDP header; the headers before it, which the
 //! ICRC covers, are taken off and put back ([`softhca::packet::Arrival`]). Datagrams
 //! are untrusted: length and ICRC are checked here, the rest by the transport, as for
@@ -14,6 +17,7 @@
 
 mod group;
 mod ports;
+mod segmentation;
 mod socket;
 mod steering;
 
@@ -26,8 +30,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use softhca::fabric::{Fabric, Port};
 use softhca::packet::{
-    Arrival, Bth, DEFAULT_PKEY, Departure, Deth, LinkKind, Mac, Packet, PacketBuilder, Path, Pool,
-    Psn, Template, View, gid_of_ip, headroom,
+    Arrival, Bth, DEFAULT_PKEY, Departure, Deth, LinkKind, Mac, NotRoce, Packet, PacketBuilder,
+    Path, Pool, Psn, Template, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
@@ -38,15 +42,15 @@ pub(crate) use group::ID_BITS;
 use group::{Group, Kind, Passed, QPN_BITS};
 use ports::Endpoint;
 pub(crate) use ports::{Addresses, UdpPorts};
-use socket::{BATCH, Datagram, Received, Scoped};
+use socket::{BATCH, Inbox, MESSAGES};
 
 /// MAC addresses in frames between the device and the wire: the device's, and that of
 /// all others.
 pub(crate) const DEVICE_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 1];
 pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
 
-/// Maximum number of batches received per turn and address.
-const ROUNDS: usize = 4;
+/// Number of datagrams after which a turn receives no more at an address.
+const ENOUGH: usize = 256;
 /// The gateway and the group in epoll events; smaller numbers are addresses.
 const GATEWAY: u64 = 1 << 32;
 const GROUP: u64 = GATEWAY + 1;
@@ -74,6 +78,8 @@ pub(crate) struct UdpWire {
     looked: Option<Instant>,
     /// Frames to send.
     outgoing: VecDeque<Packet>,
+    /// Several datagrams are sent as one message; false after the system has refused it.
+    segmentation: bool,
     /// Since when the first of them waits for room in its socket.
     waiting: Option<Instant>,
     /// The connection manager's conversations with other hosts.
@@ -82,8 +88,7 @@ pub(crate) struct UdpWire {
     managed: Option<Instant>,
     /// Sequence number of the next management datagram.
     psn: Psn,
-    /// Empty packets that datagrams are received into.
-    spare: Vec<Packet>,
+    inbox: Inbox,
     /// Received frames, empty between calls.
     arrived: Vec<Packet>,
 }
@@ -110,7 +115,6 @@ impl UdpWire {
             let added = epoll.add(&group.descriptor().0, event);
             added.map_err(|errno| Errno::new(errno as i32))?;
         }
-        let spare = (0..BATCH).map(|_| pool.get(LinkKind::Ethernet)).collect();
         Ok(Self {
             port: fabric.uplink(),
             pool,
@@ -120,11 +124,12 @@ impl UdpWire {
             astray: None,
             looked: None,
             outgoing: VecDeque::new(),
+            segmentation: true,
             waiting: None,
             gateway,
             managed: None,
             psn: Psn::new(random() as u32),
-            spare,
+            inbox: Inbox::new(),
             arrived: Vec::with_capacity(BATCH),
         })
     }
@@ -355,58 +360,6 @@ impl UdpWire {
         self.waiting.get_or_insert_with(Instant::now).elapsed() < PATIENCE
     }
 
-    /// Sends the first frames that leave by the same socket; discards the first frame
-    /// if it leaves by none. Returns their number.
-    fn send_batch(&mut self) -> io::Result<usize> {
-        let mut departures: [Option<Departure>; BATCH] = [const { None }; BATCH];
-        let mut socket = None;
-        let mut count = 0;
-        for (packet, place) in self.outgoing.iter_mut().zip(&mut departures) {
-            let Some(mut departure) = Departure::of(packet.frame()) else {
-                break;
-            };
-            let Some(by) = sender(&self.endpoints, &departure) else {
-                break;
-            };
-            let own = has_address(&self.endpoints, departure.destination);
-            if own || *socket.get_or_insert(by) != by {
-                break;
-            }
-            let (endpoint, port) = by;
-            let port = self.endpoints[endpoint].senders[port].0;
-            if port != departure.port {
-                departure.set_port(packet.frame_mut(), port);
-            }
-            *place = Some(departure);
-            count += 1;
-        }
-        let Some((endpoint, port)) = socket else {
-            return Ok(1);
-        };
-        let endpoint = &self.endpoints[endpoint];
-        let nothing = Datagram {
-            bytes: &[],
-            to: endpoint.at,
-            traffic_class: 0,
-            hop_limit: 0,
-        };
-        let mut datagrams = [nothing; BATCH];
-        let frames = self.outgoing.iter().zip(&departures);
-        for ((packet, departure), datagram) in frames.zip(&mut datagrams[..count]) {
-            let Some(departure) = departure else { break };
-            *datagram = Datagram {
-                bytes: &packet.frame()[departure.payload.clone()],
-                to: Scoped {
-                    address: departure.destination,
-                    scope: endpoint.at.scope,
-                },
-                traffic_class: departure.traffic_class,
-                hop_limit: departure.hop_limit,
-            };
-        }
-        socket::send(endpoint.senders[port].1.as_fd(), &datagrams[..count])
-    }
-
     /// Receives datagrams. Returns whether there were any, and whether there may be
     /// more.
     fn receive_all(&mut self) -> (bool, bool) {
@@ -416,82 +369,89 @@ impl UdpWire {
             any = self.passing;
         }
         for place in 0..self.endpoints.len() {
-            for round in 0..ROUNDS {
-                let count = self.receive(place);
-                any |= count != 0;
-                if count < BATCH {
+            let mut datagrams = 0;
+            loop {
+                let (messages, received) = self.receive(place);
+                any |= messages != 0;
+                datagrams += received;
+                if messages < MESSAGES {
                     break;
                 }
-                more |= round + 1 == ROUNDS;
+                if datagrams >= ENOUGH {
+                    more = true;
+                    break;
+                }
             }
         }
         (any, more)
     }
 
-    /// Receives one batch. Returns the number of datagrams.
-    fn receive(&mut self, at_address: usize) -> usize {
+    /// Receives one batch. Returns the numbers of messages and of datagrams.
+    fn receive(&mut self, at_address: usize) -> (usize, usize) {
         let Self {
             endpoints,
             group,
-            spare,
+            inbox,
             arrived,
+            astray,
             pool,
             gateway,
             ..
         } = self;
-        let mut managed = false;
+        let (mut managed, mut datagrams) = (false, 0);
         let endpoint = &endpoints[at_address];
-        let mut found = [const { None::<Received> }; BATCH];
         let ipv6 = endpoint.at.address.is_ipv6();
-        let socket = endpoint.receiver.as_fd();
-        let count = socket::receive(socket, ipv6, spare, |at, received| {
-            found[at] = Some(received);
-        });
-        for (received, place) in found.iter().flatten().zip(spare.iter_mut()) {
+        let messages = inbox.receive(endpoint.receiver.as_fd(), |received, datagram| {
+            datagrams += 1;
+            let mut packet = pool.get(LinkKind::Ethernet);
             let arrival = Arrival {
                 source: received.source,
                 port: received.port,
                 destination: endpoint.at.address,
                 traffic_class: received.traffic_class,
             };
-            match arrival.frame(place, received.length, OTHERS_MAC, DEVICE_MAC) {
-                Ok(()) if is_management(place.frame()) => {
-                    managed = true;
-                    if let Some(message) = management(place.frame()) {
-                        let both = (received.source, endpoint.at.address);
-                        Self::receive_management(gateway, group.as_mut(), both, message);
-                    }
-                }
-                Ok(()) => {
-                    let member = member_of(place.frame());
-                    if let (Some(group), Some(member)) = (group.as_mut(), member) {
-                        if member != group.number() {
-                            let passed = Passed {
-                                kind: Kind::Packet,
-                                source: received.source,
-                                port: received.port,
-                                destination: endpoint.at.address,
-                                traffic_class: received.traffic_class,
-                            };
-                            let bytes = &place.frame()[headroom(ipv6)..];
-                            group.pass(member, &passed, bytes);
-                            self.astray = Some(at_address);
-                            continue;
-                        }
-                    }
-                    let packet = std::mem::replace(place, pool.get(LinkKind::Ethernet));
-                    arrived.push(packet);
-                }
-                Err(error) => tracing::debug!(?error, "a datagram is no RoCE packet"),
+            let at = headroom(ipv6);
+            let room = packet.buffer_mut().get_mut(at..at + datagram.len());
+            let fits = room.map(|room| room.copy_from_slice(datagram));
+            let framed = fits
+                .ok_or(NotRoce::Length)
+                .and_then(|()| arrival.frame(&mut packet, datagram.len(), OTHERS_MAC, DEVICE_MAC));
+            if let Err(error) = framed {
+                tracing::debug!(?error, "a datagram is no RoCE packet");
+                return;
             }
-        }
-        if !arrived.is_empty() {
-            self.port.send_all(0, arrived.drain(..));
+            if is_management(packet.frame()) {
+                managed = true;
+                if let Some(message) = management(packet.frame()) {
+                    let both = (received.source, endpoint.at.address);
+                    Self::receive_management(gateway, group.as_mut(), both, message);
+                }
+                return;
+            }
+            let member = member_of(packet.frame());
+            if let (Some(group), Some(member)) = (group.as_mut(), member) {
+                if member != group.number() {
+                    let passed = Passed {
+                        kind: Kind::Packet,
+                        source: received.source,
+                        port: received.port,
+                        destination: endpoint.at.address,
+                        traffic_class: received.traffic_class,
+                    };
+                    group.pass(member, &passed, datagram);
+                    *astray = Some(at_address);
+                    return;
+                }
+            }
+            arrived.push(packet);
+        });
+        if !self.arrived.is_empty() {
+            self.port.send_all(0, self.arrived.drain(..));
         }
         if managed {
             self.send_management();
         }
-        count
+        (messages, datagrams)
     }
 }
 

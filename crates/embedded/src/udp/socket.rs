@@ -1,19 +1,25 @@
 //! UDP sockets: opening them, and moving several datagrams by one system call.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::mem::{size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use softhca::packet::{CAPACITY, Packet, ROCE_V2_PORT, headroom};
+use softhca::packet::ROCE_V2_PORT;
 
-/// Maximum number of datagrams of one call.
+/// Maximum number of datagrams that are sent by one call.
 pub(super) const BATCH: usize = 64;
+/// Maximum number of messages that are received by one call.
+pub(super) const MESSAGES: usize = 32;
+/// Maximum number of datagrams of a message: UDP_MAX_SEGMENTS of every kernel.
+pub(super) const SEGMENTS: usize = 64;
+/// Maximum number of bytes of a message: of a datagram of IPv4.
+pub(super) const LONGEST: usize = 65_507;
 /// Requested size of socket buffers in bytes.
 const ROOM: libc::c_int = 4 << 20;
-/// Room for two control messages of an int each.
-const CONTROL: usize = 64;
+/// Room for three control messages of an int each.
+const CONTROL: usize = 96;
 
 /// A control message buffer, aligned for `cmsghdr`.
 #[derive(Clone, Copy)]
@@ -157,6 +163,9 @@ fn open(at: Scoped, port: u16, shared: bool) -> io::Result<OwnedFd> {
 /// Opens the socket that receives, or one of several that share what arrives.
 pub(super) fn open_receiver(at: Scoped, shared: bool) -> io::Result<OwnedFd> {
     let socket = open(at, ROCE_V2_PORT, shared)?;
+    // Without it, datagrams come one by one.
+    let on: libc::c_int = 1;
+    let _ = set(&socket, libc::SOL_UDP, libc::UDP_GRO, &on);
     // Beyond the system's limit only with the right to; a smaller one works, too.
     if set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &ROOM).is_err() {
         let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &ROOM);
@@ -198,176 +207,188 @@ pub(super) fn steer(socket: BorrowedFd<'_>, filter: &[(u16, u8, u8, u32)]) -> io
     set(socket, level, option, &program)
 }
 
-/// A received datagram.
+/// What the system says about a received message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
     pub(super) source: IpAddr,
     pub(super) port: u16,
     pub(super) traffic_class: u8,
-    /// Length, after the headroom; 0 if it did not fit, or its sender is unknown.
-    pub(super) length: usize,
 }
 
-/// Receives datagrams into the buffers of `packets`, after the headroom. Calls `each`
-/// with each one's place, and returns how many there were.
-pub(super) fn receive(
-    socket: BorrowedFd<'_>,
-    ipv6: bool,
-    packets: &mut [Packet],
-    mut each: impl FnMut(usize, Received),
-) -> usize {
-    let at = headroom(ipv6);
-    let count = packets.len().min(BATCH);
-    let mut names: [Name; BATCH] = std::array::from_fn(|_| Name::empty());
-    let mut controls = [Control([0; CONTROL]); BATCH];
-    // SAFETY: zero is a value of each field: null pointers and lengths of 0.
-    let (mut parts, mut headers): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) =
-        unsafe { (zeroed(), zeroed()) };
-    for index in 0..count {
-        let room = &mut packets[index].buffer_mut()[at..];
-        parts[index].iov_base = room.as_mut_ptr().cast();
-        parts[index].iov_len = room.len().min(CAPACITY - at);
-        let header = &mut headers[index].msg_hdr;
-        header.msg_name = (&raw mut names[index]).cast();
-        header.msg_namelen = size_of::<Name>() as _;
-        header.msg_iov = &raw mut parts[index];
-        header.msg_iovlen = 1;
-        header.msg_control = (&raw mut controls[index]).cast();
-        header.msg_controllen = CONTROL as _;
+/// Memory into which messages are received.
+pub(super) struct Inbox(Vec<u8>);
+
+impl Inbox {
+    /// Bytes of a message: a datagram, or several by UDP_GRO.
+    const ROOM: usize = 1 << 16;
+
+    /// Its pages are allocated when messages need them.
+    pub(super) fn new() -> Self {
+        Self(vec![0; MESSAGES * Self::ROOM])
     }
-    let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
-    let none = ptr::null_mut();
-    // SAFETY: each of the `count` headers names an address, a buffer of a packet and a
-    // control buffer with their lengths, all of which live until the end of this
-    // function.
-    let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), count as _, flags, none) };
-    let got = usize::try_from(got).unwrap_or(0).min(count);
-    for (index, header) in headers[..got].iter().enumerate() {
-        let message = &header.msg_hdr;
-        let cut = message.msg_flags & libc::MSG_TRUNC != 0;
-        let from = names[index].read(message.msg_namelen);
-        let (source, port) = from.unwrap_or((IpAddr::V4([0; 4].into()), 0));
-        let length = header.msg_len as usize;
-        let length = if cut || from.is_none() { 0 } else { length };
-        let traffic_class = traffic_class(&controls[index].0, message.msg_controllen as _);
-        each(
-            index,
-            Received {
+
+    /// Receives messages. Calls `each` with each datagram, and returns how many messages
+    /// there were.
+    pub(super) fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        mut each: impl FnMut(Received, &[u8]),
+    ) -> usize {
+        let mut names: [Name; MESSAGES] = std::array::from_fn(|_| Name::empty());
+        let mut controls = [Control([0; CONTROL]); MESSAGES];
+        // SAFETY: zero is a value of each field: null pointers and lengths of 0.
+        let (mut parts, mut headers): ([libc::iovec; MESSAGES], [libc::mmsghdr; MESSAGES]) =
+            unsafe { (zeroed(), zeroed()) };
+        for (index, room) in self.0.chunks_exact_mut(Self::ROOM).enumerate() {
+            parts[index].iov_base = room.as_mut_ptr().cast();
+            parts[index].iov_len = room.len();
+            let header = &mut headers[index].msg_hdr;
+            header.msg_name = (&raw mut names[index]).cast();
+            header.msg_namelen = size_of::<Name>() as _;
+            header.msg_iov = &raw mut parts[index];
+            header.msg_iovlen = 1;
+            header.msg_control = (&raw mut controls[index]).cast();
+            header.msg_controllen = CONTROL as _;
+        }
+        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
+        let none = ptr::null_mut();
+        // SAFETY: each of the headers names an address, a part of this memory and a control
+        // buffer with their lengths, all of which live until the end of this function.
+        let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), MESSAGES as _, flags, none) };
+        let got = usize::try_from(got).unwrap_or(0).min(MESSAGES);
+        let rooms = self.0.chunks_exact(Self::ROOM);
+        for (index, (header, room)) in headers[..got].iter().zip(rooms).enumerate() {
+            let message = &header.msg_hdr;
+            let cut = message.msg_flags & libc::MSG_TRUNC != 0;
+            let (Some((source, port)), false) = (names[index].read(message.msg_namelen), cut)
+            else {
+                continue;
+            };
+            let said = Said::read(&controls[index].0, message.msg_controllen as _);
+            let length = (header.msg_len as usize).min(room.len());
+            let received = Received {
                 source,
                 port,
-                traffic_class,
-                length,
-            },
-        );
+                traffic_class: said.traffic_class,
+            };
+            for datagram in room[..length].chunks(said.segment.unwrap_or(room.len())) {
+                each(received, datagram);
+            }
+        }
+        got
     }
-    got
 }
 
 /// Length of the header of a control message, and the alignment of messages.
 const HEADER: usize = size_of::<libc::cmsghdr>();
 const ALIGNMENT: usize = size_of::<usize>();
 
-/// Returns the traffic class that the system reported, or 0.
-fn traffic_class(control: &[u8], length: usize) -> u8 {
-    let mut rest = &control[..length.min(control.len())];
-    while let Some((header, after)) = rest.split_at_checked(HEADER) {
-        let (length, kind) = header.split_at(ALIGNMENT);
-        let length = length
-            .first_chunk()
-            .map_or(0, |it| usize::from_ne_bytes(*it));
-        let word = |at: usize| {
-            let bytes = kind.get(at..)?.first_chunk()?;
-            Some(libc::c_int::from_ne_bytes(*bytes))
-        };
-        let data = after.get(..length.saturating_sub(HEADER)).unwrap_or(&[]);
-        match (word(0), word(4)) {
-            // A byte.
-            (Some(libc::IPPROTO_IP), Some(libc::IP_TOS)) => return *data.first().unwrap_or(&0),
-            // An int.
-            (Some(libc::IPPROTO_IPV6), Some(libc::IPV6_TCLASS)) => {
-                let class = data
-                    .first_chunk()
-                    .map_or(0, |it| libc::c_int::from_ne_bytes(*it));
-                return class as u8;
-            }
-            _ => {}
-        }
-        let next = length.max(HEADER).next_multiple_of(ALIGNMENT);
-        rest = rest.get(next..).unwrap_or(&[]);
-    }
-    0
+/// What the system says in control messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Said {
+    traffic_class: u8,
+    /// Length of the datagrams in the message but the last, if there are several.
+    segment: Option<usize>,
 }
 
-/// A datagram to send.
+impl Said {
+    fn read(control: &[u8], length: usize) -> Self {
+        let mut said = Self::default();
+        let mut rest = &control[..length.min(control.len())];
+        while let Some((header, after)) = rest.split_at_checked(HEADER) {
+            let (length, kind) = header.split_at(ALIGNMENT);
+            let length = length
+                .first_chunk()
+                .map_or(0, |it| usize::from_ne_bytes(*it));
+            let word = |bytes: &[u8], at: usize| {
+                let bytes = bytes.get(at..)?.first_chunk()?;
+                Some(libc::c_int::from_ne_bytes(*bytes))
+            };
+            let data = after.get(..length.saturating_sub(HEADER)).unwrap_or(&[]);
+            let int = word(data, 0).unwrap_or(0);
+            match (word(kind, 0), word(kind, 4)) {
+                // A byte.
+                (Some(libc::IPPROTO_IP), Some(libc::IP_TOS)) => {
+                    said.traffic_class = *data.first().unwrap_or(&0);
+                }
+                (Some(libc::IPPROTO_IPV6), Some(libc::IPV6_TCLASS)) => {
+                    said.traffic_class = int as u8;
+                }
+                (Some(libc::SOL_UDP), Some(libc::UDP_GRO)) => {
+                    said.segment = usize::try_from(int).ok().filter(|it| *it != 0);
+                }
+                _ => {}
+            }
+            let next = length.max(HEADER).next_multiple_of(ALIGNMENT);
+            rest = rest.get(next..).unwrap_or(&[]);
+        }
+        said
+    }
+}
+
+/// Datagrams to one receiver that are passed to the system as one message. All but the
+/// last are equally long.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Datagram<'a> {
-    pub(super) bytes: &'a [u8],
+pub(super) struct Message<'a> {
+    pub(super) datagrams: &'a [IoSlice<'a>],
     pub(super) to: Scoped,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
 }
 
-/// Appends a control message with an int. Returns the end of the last.
-fn put(
+/// Appends a control message. Returns the end of the last.
+fn put<const N: usize>(
     control: &mut Control,
     at: usize,
     level: libc::c_int,
     kind: libc::c_int,
-    value: u8,
+    value: [u8; N],
 ) -> usize {
-    let end = at + HEADER + 4;
+    let end = at + HEADER + N;
     let Some(message) = control.0.get_mut(at..end) else {
         return at;
     };
     let (header, data) = message.split_at_mut(HEADER);
-    header[..ALIGNMENT].copy_from_slice(&(HEADER + 4).to_ne_bytes());
+    header[..ALIGNMENT].copy_from_slice(&(HEADER + N).to_ne_bytes());
     header[ALIGNMENT..ALIGNMENT + 4].copy_from_slice(&level.to_ne_bytes());
     header[ALIGNMENT + 4..ALIGNMENT + 8].copy_from_slice(&kind.to_ne_bytes());
-    data.copy_from_slice(&libc::c_int::from(value).to_ne_bytes());
+    data.copy_from_slice(&value);
     end.next_multiple_of(ALIGNMENT)
 }
 
-/// Sends datagrams. Returns how many the socket has accepted.
+/// Sends messages. Returns how many the socket has accepted.
 ///
 /// # Errors
-/// The error of the first datagram, if it was not accepted.
-pub(super) fn send(socket: BorrowedFd<'_>, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
-    let count = datagrams.len().min(BATCH);
+/// The error of the first message, if it was not accepted.
+pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message<'_>]) -> io::Result<usize> {
+    let count = messages.len().min(BATCH);
     let mut names: [Name; BATCH] = std::array::from_fn(|_| Name::empty());
     let mut controls = [Control([0; CONTROL]); BATCH];
     // SAFETY: zero is a value of each field: null pointers and lengths of 0.
-    let (mut parts, mut headers): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) =
-        unsafe { (zeroed(), zeroed()) };
-    for (index, datagram) in datagrams[..count].iter().enumerate() {
-        let (name, length) = Name::new(datagram.to, ROCE_V2_PORT);
+    let mut headers: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
+    for (index, message) in messages[..count].iter().enumerate() {
+        let (name, length) = Name::new(message.to, ROCE_V2_PORT);
         names[index] = name;
-        let (level, class, limit) = match datagram.to.address {
+        let (level, class, limit) = match message.to.address {
             IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
             IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
         };
-        let mut end = put(
-            &mut controls[index],
-            0,
-            level,
-            limit,
-            datagram.hop_limit.max(1),
-        );
-        if datagram.traffic_class != 0 {
-            end = put(
-                &mut controls[index],
-                end,
-                level,
-                class,
-                datagram.traffic_class,
-            );
+        let int = |value: u8| libc::c_int::from(value).to_ne_bytes();
+        let control = &mut controls[index];
+        let mut end = put(control, 0, level, limit, int(message.hop_limit.max(1)));
+        if message.traffic_class != 0 {
+            end = put(control, end, level, class, int(message.traffic_class));
         }
-        parts[index].iov_base = datagram.bytes.as_ptr().cast_mut().cast();
-        parts[index].iov_len = datagram.bytes.len();
+        if let [first, _, ..] = message.datagrams {
+            let segment = (first.len() as u16).to_ne_bytes();
+            end = put(control, end, libc::SOL_UDP, libc::UDP_SEGMENT, segment);
+        }
         let header = &mut headers[index].msg_hdr;
         header.msg_name = (&raw mut names[index]).cast();
         header.msg_namelen = length;
-        header.msg_iov = &raw mut parts[index];
-        header.msg_iovlen = 1;
+        // An `IoSlice` is an iovec.
+        header.msg_iov = message.datagrams.as_ptr().cast_mut().cast();
+        header.msg_iovlen = message.datagrams.len() as _;
         header.msg_control = (&raw mut controls[index]).cast();
         header.msg_controllen = end as _;
     }
@@ -376,4 +397,54 @@ pub(super) fn send(socket: BorrowedFd<'_>, datagrams: &[Datagram<'_>]) -> io::Re
     // with their lengths, which live until the end of this function and are only read.
     let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count as _, flags) };
     checked(sent).map(|sent| sent as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn control_messages_are_read_as_written() {
+        let mut control = Control([0; CONTROL]);
+        let end = put(&mut control, 0, libc::IPPROTO_IP, libc::IP_TOS, [0x2e]);
+        let end = put(
+            &mut control,
+            end,
+            libc::SOL_UDP,
+            libc::UDP_GRO,
+            1084i32.to_ne_bytes(),
+        );
+        let said = Said {
+            traffic_class: 0x2e,
+            segment: Some(1084),
+        };
+        assert_eq!(Said::read(&control.0, end), said);
+        let class = 7i32.to_ne_bytes();
+        let end = put(
+            &mut control,
+            0,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_TCLASS,
+            class,
+        );
+        let said = Said {
+            traffic_class: 7,
+            segment: None,
+        };
+        assert_eq!(Said::read(&control.0, end), said);
+        // No room for it.
+        assert_eq!(
+            put(&mut control, CONTROL - HEADER, 0, 0, [0; 8]),
+            CONTROL - HEADER
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_control_message_is_read(bytes: [u8; CONTROL], length in 0..2 * CONTROL) {
+            prop_assert_ne!(Said::read(&bytes, length).segment, Some(0));
+        }
+    }
 }
