@@ -1,6 +1,8 @@
 //! `cargo xtask aarch64`: tests of the machine's other architecture, which QEMU runs
 //! as user programs.
 
+pub mod programs;
+
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
@@ -8,7 +10,7 @@ use rxe_tests::guest::host;
 
 use crate::driver;
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
+pub const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// The cross compiler's linker, what it links with, and QEMU for user programs.
 const NEEDS: &[(&str, &str)] = &[
@@ -16,6 +18,12 @@ const NEEDS: &[(&str, &str)] = &[
     ("/usr/aarch64-linux-gnu/lib/crt1.o", "libc6-dev-arm64-cross"),
     ("qemu-aarch64", "qemu-user"),
 ];
+
+/// The linker, as cargo is told of it.
+pub const LINKER: (&str, &str) = (
+    "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
+    "aarch64-linux-gnu-gcc",
+);
 
 /// Where the package of the cross compiler's C library has its loader.
 const SYSROOT: &str = "/usr/aarch64-linux-gnu";
@@ -79,6 +87,9 @@ pub struct Arguments {
     /// The embedded device in place of the crates of the data path
     #[arg(long, conflicts_with = "tests")]
     device: bool,
+    /// Debian's programs for arm64 on an embedded device, with libmlx5 and the plugin
+    #[arg(long, conflicts_with_all = ["tests", "device"])]
+    programs: bool,
     /// What cargo tests, in place of the crates of the data path: `-- -p ringverbs`
     #[arg(last = true)]
     tests: Vec<String>,
@@ -86,6 +97,9 @@ pub struct Arguments {
 
 /// Runs tests.
 pub fn aarch64(arguments: &Arguments) -> Result<ExitCode> {
+    if arguments.programs {
+        return programs::run();
+    }
     needs()?;
     let mut command = match arguments.tests.as_slice() {
         [] if arguments.device => device(),
@@ -134,10 +148,7 @@ fn tested<Text: AsRef<std::ffi::OsStr>>(tests: &[Text]) -> Command {
         .args(["test", "--no-fail-fast", "--target", TARGET, "--target-dir"])
         .arg(driver::target_dir().join("aarch64"))
         .args(tests)
-        .env(
-            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
-            "aarch64-linux-gnu-gcc",
-        )
+        .env(LINKER.0, LINKER.1)
         .env(
             "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
             format!("qemu-aarch64 -L {SYSROOT}"),

@@ -4,6 +4,7 @@
 //! libibverbs asks for a provider by the name of its private ABI, so the one
 //! file gets a link for each.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::driver::{build_static, cargo, root, target_dir};
+use crate::aarch64;
+use crate::driver::{build_static, build_static_for, cargo, root, target_dir};
 
 /// The file itself is named for the oldest private ABI.
 pub const LIBRARY: &str = "libringverbs-rdmav34.so";
@@ -63,10 +65,15 @@ pub fn dist() -> Result<PathBuf> {
 
 fn make_dist() -> Result<PathBuf> {
     let target = target_dir();
-    let status = Command::new(cargo())
+    build_libraries(Command::new(cargo()).arg("build"), &target)?;
+    lay_out(&target.join("shipped"), target.join("dist"))
+}
+
+/// Builds the plugin and the library of embedded devices.
+fn build_libraries(build: &mut Command, target: &Path) -> Result<()> {
+    let status = build
         .current_dir(root())
         .args([
-            "build",
             "--quiet",
             "--profile",
             "shipped",
@@ -76,21 +83,24 @@ fn make_dist() -> Result<PathBuf> {
             "ringverbs-preload",
             "--target-dir",
         ])
-        .arg(&target)
+        .arg(target)
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "the plugin does not build");
-    let built = target.join("shipped/libringverbs_provider.so");
-    let dist = target.join("dist");
+    Ok(())
+}
+
+/// Puts the libraries with their links and the configuration into a new folder.
+fn lay_out(built: &Path, dist: PathBuf) -> Result<PathBuf> {
     if dist.exists() {
         fs::remove_dir_all(&dist).with_context(|| format!("cannot empty {}", dist.display()))?;
     }
     fs::create_dir_all(&dist).with_context(|| format!("cannot make {}", dist.display()))?;
-    fs::copy(&built, dist.join(LIBRARY))
-        .with_context(|| format!("cannot copy {}", built.display()))?;
-    let preload = target.join("shipped").join(PRELOAD);
-    fs::copy(&preload, dist.join(PRELOAD))
-        .with_context(|| format!("cannot copy {}", preload.display()))?;
+    for (from, to) in [("libringverbs_provider.so", LIBRARY), (PRELOAD, PRELOAD)] {
+        let from = built.join(from);
+        fs::copy(&from, dist.join(to))
+            .with_context(|| format!("cannot copy {}", from.display()))?;
+    }
     for link in LINKS {
         symlink(LIBRARY, dist.join(link)).with_context(|| format!("cannot link {link}"))?;
     }
@@ -104,30 +114,61 @@ pub fn whole() -> Result<PathBuf> {
     once(&MADE, make_whole)
 }
 
+/// What builds the command.
+const BUILD_COMMAND: [&str; 9] = [
+    "build",
+    "--profile",
+    "shipped",
+    "-p",
+    "ringverbs-cli",
+    "--features",
+    "packaging",
+    "--bin",
+    COMMAND,
+];
+
 fn make_whole() -> Result<PathBuf> {
     let dist = dist()?;
-    let built = build_static(&[
-        "build",
-        "--profile",
-        "shipped",
-        "-p",
-        "ringverbs-cli",
-        "--features",
-        "packaging",
-        "--bin",
-        COMMAND,
-    ])?;
+    add_command(&build_static(&BUILD_COMMAND)?, &dist)?;
+    add_share(Command::new(dist.join(COMMAND)), &dist)?;
+    Ok(dist)
+}
+
+fn add_command(built: &BTreeMap<String, PathBuf>, dist: &Path) -> Result<()> {
     let built = built
         .get(COMMAND)
         .context("cargo has not built the command")?;
     fs::copy(built, dist.join(COMMAND))
         .with_context(|| format!("cannot copy {}", built.display()))?;
-    let status = Command::new(dist.join(COMMAND))
+    Ok(())
+}
+
+/// Adds completions and man pages, which the command writes.
+fn add_share(mut command: Command, dist: &Path) -> Result<()> {
+    let status = command
         .arg("packaging")
         .arg(dist.join(SHARE))
         .status()
         .context("cannot run the command")?;
     ensure!(status.success(), "completions and man pages: {status}");
+    Ok(())
+}
+
+/// As [`whole`], for aarch64, in `target/dist-aarch64`.
+pub fn whole_for_aarch64() -> Result<PathBuf> {
+    aarch64::needs()?;
+    let target = target_dir();
+    let mut build = Command::new(cargo());
+    build
+        .args(["build", "--target", aarch64::TARGET])
+        .env(aarch64::LINKER.0, aarch64::LINKER.1);
+    build_libraries(&mut build, &target)?;
+    let built = target.join(aarch64::TARGET).join("shipped");
+    let dist = lay_out(&built, target.join("dist-aarch64"))?;
+    add_command(&build_static_for(aarch64::TARGET, &BUILD_COMMAND)?, &dist)?;
+    let mut command = Command::new("qemu-aarch64");
+    command.arg(dist.join(COMMAND));
+    add_share(command, &dist)?;
     Ok(dist)
 }
 
@@ -147,17 +188,31 @@ pub fn deb(dist: &Path) -> Result<Vec<PathBuf>> {
     once(&MADE, || make_deb(dist))
 }
 
+/// Makes the packages for arm64 of what [`whole_for_aarch64`] has made.
+pub fn deb_for_aarch64() -> Result<Vec<PathBuf>> {
+    let staged = root().join("target/dist-aarch64");
+    let dist = target_dir().join("dist-aarch64");
+    if dist != staged {
+        copy_dist(&dist, &staged)?;
+    }
+    let variant = ["--variant", "arm64", "--target", aarch64::TARGET];
+    run_cargo_deb(target_dir().join("debian-aarch64"), &variant)
+}
+
 fn make_deb(dist: &Path) -> Result<Vec<PathBuf>> {
-    ensure!(
-        can_make_deb(),
-        "cargo-deb is missing: cargo install cargo-deb"
-    );
     // cargo-deb takes its files from here, whatever the target directory.
     let staged = root().join("target/dist");
     if dist != staged {
         copy_dist(dist, &staged)?;
     }
-    let out = target_dir().join("debian");
+    run_cargo_deb(target_dir().join("debian"), &[])
+}
+
+fn run_cargo_deb(out: PathBuf, options: &[&str]) -> Result<Vec<PathBuf>> {
+    ensure!(
+        can_make_deb(),
+        "cargo-deb is missing: cargo install cargo-deb"
+    );
     // Those of another version would be taken for these.
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
@@ -166,7 +221,9 @@ fn make_deb(dist: &Path) -> Result<Vec<PathBuf>> {
     for package in PACKAGES {
         let output = Command::new(cargo())
             .current_dir(root())
-            .args(["deb", "--quiet", "--no-build", "-p", package, "--output"])
+            .args(["deb", "--quiet", "--no-build", "-p", package])
+            .args(options)
+            .arg("--output")
             .arg(&out)
             .output()
             .context("cannot run cargo deb")?;

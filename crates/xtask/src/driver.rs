@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::aarch64;
+
 /// Builds `rxe-driver`.
 pub fn build() -> Result<PathBuf> {
     const NAME: &str = "rxe-driver";
@@ -17,12 +19,18 @@ pub fn build() -> Result<PathBuf> {
 /// Builds static programs, which run in any guest, and says where they are, by
 /// name. `arguments` are a command of cargo and what it shall build.
 pub fn build_static(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
+    build_static_for("x86_64-unknown-linux-gnu", arguments)
+}
+
+/// The same for another machine, whose linker is known.
+pub fn build_static_for(target: &str, arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
     let out = Command::new(cargo())
         .current_dir(root())
         .args(arguments)
         .args(["--quiet", "--message-format", "json-render-diagnostics"])
-        .args(["--target", "x86_64-unknown-linux-gnu", "--target-dir"])
+        .args(["--target", target, "--target-dir"])
         .arg(target_dir().join("guest-driver"))
+        .env(aarch64::LINKER.0, aarch64::LINKER.1)
         .env_remove("RUSTFLAGS")
         .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
         .stderr(Stdio::inherit())
@@ -30,7 +38,7 @@ pub fn build_static(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
         .context("cannot run cargo")?;
     ensure!(
         out.status.success(),
-        "a program for the guest does not build: cargo {}",
+        "a static program does not build: cargo {}",
         arguments.join(" ")
     );
     Ok(programs(&out.stdout))

@@ -45,7 +45,11 @@ enum Command {
     /// Boots a Debian guest with a ConnectX in software and runs a command in it
     Softhca(softhca::Arguments),
     /// Builds the plugin and the command ringverbs into target/dist
-    Dist,
+    Dist {
+        /// Build for aarch64, into target/dist-aarch64
+        #[arg(long)]
+        aarch64: bool,
+    },
     /// Installs the plugin, so that rxe devices use it, and the command
     Install {
         /// Prefix of the installed libibverbs
@@ -62,7 +66,11 @@ enum Command {
         dist: Option<PathBuf>,
     },
     /// Builds two Debian packages: the plugin, and the command
-    Deb,
+    Deb {
+        /// Build for arm64, into target/debian-aarch64
+        #[arg(long)]
+        aarch64: bool,
+    },
     /// Runs programs of the system on embedded devices, with libmlx5 and with ours
     Programs(programs::Arguments),
     /// Compares the data path's cost with the stock provider's
@@ -87,7 +95,10 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::test(&arguments),
         Command::Guest(arguments) => guest::guest(&arguments),
         Command::Softhca(arguments) => softhca::softhca(&arguments),
-        Command::Dist => dist::whole().map(|path| print_paths(&[path])),
+        Command::Dist { aarch64: true } => {
+            dist::whole_for_aarch64().map(|path| print_paths(&[path]))
+        }
+        Command::Dist { .. } => dist::whole().map(|path| print_paths(&[path])),
         Command::Install {
             prefix,
             uninstall,
@@ -96,7 +107,10 @@ fn main() -> ExitCode {
         } => {
             install::install(&prefix, uninstall, only, dist.as_deref()).map(|()| ExitCode::SUCCESS)
         }
-        Command::Deb => dist::whole()
+        Command::Deb { aarch64: true } => dist::whole_for_aarch64()
+            .and_then(|_| dist::deb_for_aarch64())
+            .map(|packages| print_paths(&packages)),
+        Command::Deb { .. } => dist::whole()
             .and_then(|dist| dist::deb(&dist))
             .map(|packages| print_paths(&packages)),
         Command::Programs(arguments) => programs::programs(&arguments),

@@ -1,6 +1,7 @@
 //! `driver.h`: what libibverbs shares with its providers only.
 
 use core::ffi::{c_char, c_int, c_void};
+#[cfg(target_arch = "x86_64")]
 use core::mem::{offset_of, size_of};
 
 use super::*;

@@ -82,6 +82,8 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
         Ok(()) => host::counted(what, &mut aarch64::device()),
         Err(error) => skipped(what, &error.to_string()),
     });
+    let what = "Debian's programs for arm64";
+    lines.push(tool(what, aarch64::needs(), aarch64::programs::run));
     lines.push(tool("Miri", checked::miri_is_installed(), checked::miri));
     for (what, sanitizer) in [
         ("address sanitizer", checked::Sanitizer::Address),

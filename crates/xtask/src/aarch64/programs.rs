@@ -1,0 +1,231 @@
+//! Debian's programs for arm64 on an embedded device, with its libmlx5 and with the
+//! plugin: `cargo xtask aarch64 --programs`.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rxe_tests::guest::host;
+
+use crate::dist;
+
+/// What is installed into the tree, beside what it depends on.
+const PACKAGES: [&str; 3] = ["ibverbs-utils", "perftest", "ibverbs-providers"];
+/// The folder of libibverbs' providers.
+const PROVIDERS: &str = "usr/lib/aarch64-linux-gnu/libibverbs";
+/// QEMU takes its time, and more beside others.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The line by which the plugin says that it serves the device.
+const SERVES: &str = "serves device=mlx5_0";
+
+/// Programs of two processes, server and client.
+const PAIRS: [&[&str]; 7] = [
+    &["ibv_rc_pingpong", "-g", "1", "-c", "-n", "200"],
+    &["ibv_uc_pingpong", "-g", "1", "-c", "-n", "200"],
+    &["ibv_ud_pingpong", "-g", "1", "-c", "-n", "200"],
+    &["ibv_srq_pingpong", "-g", "1", "-c", "-n", "200"],
+    &["ib_write_bw", "-d", "mlx5_0", "-n", "100"],
+    &["ib_read_bw", "-d", "mlx5_0", "-n", "100"],
+    &["ib_send_bw", "-d", "mlx5_0", "-n", "100"],
+];
+
+/// Runs all of them with both providers.
+pub fn run() -> Result<ExitCode> {
+    super::needs()?;
+    let dist = dist::whole_for_aarch64()?;
+    let tree = tree()?;
+    let installed = tree.join(PROVIDERS).join(dist::LIBRARY);
+    fs::copy(dist.join(dist::LIBRARY), installed).context("cannot install the plugin")?;
+    // The last one is asked first.
+    let config = tree.join("etc/libibverbs.d/mlx5.driver");
+    fs::write(config, "driver mlx5\ndriver ringverbs\n").context("cannot write mlx5.driver")?;
+    let name = format!("ringverbs-arm64-{}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    let mut private = fs::DirBuilder::new();
+    private
+        .mode(0o700)
+        .create(&directory)
+        .context("cannot make a folder")?;
+    let (mut failed, mut port) = (0, 21_000 + (std::process::id() % 10_000) as u16);
+    for ours in [false, true] {
+        let name = if ours { "ringverbs" } else { "libmlx5" };
+        let machine = Machine {
+            tree: &tree,
+            preload: dist.join(dist::PRELOAD),
+            directory: &directory,
+            ours,
+        };
+        let alone = machine.command(&["ibv_devinfo"]).output();
+        let alone = machine.judge(&alone.context("cannot run qemu-aarch64")?);
+        let mut report = |program: &str, result: Result<()>| match result {
+            Ok(()) => println!("ok      {name}: {program}"),
+            Err(error) => {
+                failed += 1;
+                println!("FAILED  {name}: {program}: {error:#}");
+            }
+        };
+        report("ibv_devinfo", alone);
+        for program in PAIRS {
+            port += 1;
+            report(program[0], machine.pair(program, port));
+        }
+    }
+    let _ = fs::remove_dir_all(&directory);
+    Ok(match failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+struct Machine<'a> {
+    tree: &'a Path,
+    preload: PathBuf,
+    directory: &'a Path,
+    ours: bool,
+}
+
+impl Machine<'_> {
+    /// Returns a program of the tree on the embedded device.
+    fn command(&self, program: &[&str]) -> Command {
+        let mut command = Command::new("qemu-aarch64");
+        command.arg("-L").arg(self.tree);
+        let mut preload = self.preload.display().to_string();
+        if self.ours {
+            // Before libmlx5, with which perftest is linked, as `ringverbs run` does.
+            preload += &format!(":/{PROVIDERS}/{}", dist::LIBRARY);
+        }
+        command
+            .args(["-E", &format!("LD_PRELOAD={preload}")])
+            .args(["-E", "LD_LIBRARY_PATH=/usr/lib/aarch64-linux-gnu"]);
+        command
+            .arg(self.tree.join("usr/bin").join(program[0]))
+            .args(&program[1..])
+            .env("RINGVERBS_EMBEDDED", "roce")
+            .env("RINGVERBS_DIRECTORY", self.directory)
+            .env("RINGVERBS_LOG", "info")
+            .env("RINGVERBS_DEVICES", if self.ours { "mlx5" } else { "rxe" })
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a server and a client. The client is started until the server listens.
+    fn pair(&self, program: &[&str], port: u16) -> Result<()> {
+        let port = port.to_string();
+        let server = [program, &["-p", &port]].concat();
+        let client = [&server[..], &["localhost"]].concat();
+        let mut server = self.command(&server);
+        let server = server.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut server = Ended(server.spawn().context("cannot run qemu-aarch64")?);
+        let end = Instant::now() + PATIENCE;
+        let served = loop {
+            let output = self.command(&client).output();
+            let output = output.context("cannot run qemu-aarch64")?;
+            if output.status.success() || Instant::now() >= end {
+                break self.judge(&output);
+            }
+            if server.0.try_wait()?.is_some() {
+                bail!("the server has ended; its client: {}", text(&output));
+            }
+            sleep(Duration::from_millis(200));
+        };
+        served.context("client")?;
+        while server.0.try_wait()?.is_none() {
+            ensure!(Instant::now() < end, "the server does not end");
+            sleep(Duration::from_millis(20));
+        }
+        self.judge(&server.output()?).context("server")
+    }
+
+    /// Checks that a program has succeeded, with the provider that is wanted.
+    fn judge(&self, output: &Output) -> Result<()> {
+        let text = text(output);
+        ensure!(output.status.success(), "{}: {text}", output.status);
+        ensure!(text.contains(SERVES) == self.ours, "the provider: {text}");
+        Ok(())
+    }
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+/// A process that ends with this.
+struct Ended(Child);
+
+impl Ended {
+    fn output(&mut self) -> Result<Output> {
+        let mut output = Output {
+            status: self.0.wait()?,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+        };
+        if let (Some(out), Some(err)) = (&mut self.0.stdout, &mut self.0.stderr) {
+            std::io::Read::read_to_end(out, &mut output.stdout)?;
+            std::io::Read::read_to_end(err, &mut output.stderr)?;
+        }
+        Ok(output)
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Returns the tree of Debian's packages for arm64, of the release that is installed
+/// here. They are fetched once, by apt in folders of its own.
+fn tree() -> Result<PathBuf> {
+    let folder = host::cache()?.join("arm64");
+    let (tree, whole) = (folder.join("tree"), folder.join("whole"));
+    if whole.exists() {
+        return Ok(tree);
+    }
+    println!("fetching Debian's packages for arm64");
+    let (state, cache) = (folder.join("state"), folder.join("cache"));
+    for folder in [
+        &tree,
+        &state.join("lists/partial"),
+        &cache.join("archives/partial"),
+    ] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let status = state.join("status");
+    fs::write(&status, "").with_context(|| format!("cannot write {}", status.display()))?;
+    let apt = |arguments: &[&str]| {
+        let option = |name: &str, value: &Path| format!("{name}={}", value.display());
+        let output = Command::new("apt-get")
+            .args(["-q", "-y", "-o", "APT::Architecture=arm64"])
+            .args(["-o", "APT::Architectures=arm64", "-o"])
+            .arg(option("Dir::State", &state))
+            .arg("-o")
+            .arg(option("Dir::State::status", &status))
+            .arg("-o")
+            .arg(option("Dir::Cache", &cache))
+            .args(arguments)
+            .output()
+            .context("cannot run apt-get")?;
+        ensure!(output.status.success(), "apt-get: {}", text(&output));
+        Ok(())
+    };
+    apt(&["update"])?;
+    let install = ["install", "--download-only", "--no-install-recommends"];
+    apt(&[&install[..], &PACKAGES].concat())?;
+    for entry in fs::read_dir(cache.join("archives"))? {
+        let package = entry?.path();
+        if package.extension().is_some_and(|it| it == "deb") {
+            let mut unpack = Command::new("dpkg-deb");
+            let status = unpack.arg("-x").arg(&package).arg(&tree).status();
+            let status = status.context("cannot run dpkg-deb")?;
+            ensure!(status.success(), "dpkg-deb: {}", package.display());
+        }
+    }
+    fs::write(&whole, "").with_context(|| format!("cannot write {}", whole.display()))?;
+    Ok(tree)
+}
