@@ -6,15 +6,34 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+/// The compilers of the machine that this is built for: types of the C library
+/// differ. A test for aarch64 may run under QEMU, where `cc` is another machine's.
+const COMPILERS: &[&str] = if cfg!(target_arch = "aarch64") {
+    &["aarch64-linux-gnu-gcc", "cc"]
+} else {
+    &["cc"]
+};
+
 /// Runs the C compiler's front end (`cc -fsyntax-only`) on `text`. Returns its
 /// errors; `None` if it cannot be run.
 pub fn compile(c: &str) -> Option<Result<(), String>> {
-    let mut compiler = Command::new("cc")
-        .args(["-fsyntax-only", "-x", "c", "-"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .ok()?;
+    let start = |compiler: &&str| {
+        // A cross compiler has its own C library, and the other headers are here.
+        Command::new(compiler)
+            .args([
+                "-fsyntax-only",
+                "-idirafter",
+                "/usr/include",
+                "-x",
+                "c",
+                "-",
+            ])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .ok()
+    };
+    let mut compiler = COMPILERS.iter().find_map(start)?;
     compiler.stdin.take()?.write_all(c.as_bytes()).ok()?;
     let output = compiler.wait_with_output().ok()?;
     let complaints = String::from_utf8_lossy(&output.stderr).into_owned();

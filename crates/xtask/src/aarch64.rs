@@ -141,6 +141,11 @@ pub fn device() -> Command {
     tested(DEVICE)
 }
 
+/// The plugin's unit tests, among them that its structures are those of the headers.
+pub fn plugin() -> Command {
+    tested(&["-p", "ringverbs-provider", "--lib"])
+}
+
 fn tested<Text: AsRef<std::ffi::OsStr>>(tests: &[Text]) -> Command {
     let mut command = Command::new(driver::cargo());
     command

@@ -77,11 +77,15 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
         test.args(tests).env(variable, value);
         lines.push(host::counted(what, &mut test));
     }
-    let what = "embedded device on aarch64";
-    lines.push(match aarch64::needs() {
-        Ok(()) => host::counted(what, &mut aarch64::device()),
-        Err(error) => skipped(what, &error.to_string()),
-    });
+    for (what, mut tests) in [
+        ("embedded device on aarch64", aarch64::device()),
+        ("plugin on aarch64", aarch64::plugin()),
+    ] {
+        lines.push(match aarch64::needs() {
+            Ok(()) => host::counted(what, &mut tests),
+            Err(error) => skipped(what, &error.to_string()),
+        });
+    }
     let what = "Debian's programs for arm64";
     lines.push(tool(what, aarch64::needs(), aarch64::programs::run));
     lines.push(tool("Miri", checked::miri_is_installed(), checked::miri));
