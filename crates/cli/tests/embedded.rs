@@ -2,7 +2,6 @@
 //! sides in one process, and two processes.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
+use testing::hosts::free_port;
 use testing::program;
 
 /// Nothing here takes so long, but on a machine with much else to do.
@@ -46,10 +46,9 @@ struct SharedDirectory {
 impl SharedDirectory {
     fn new(name: &str) -> Self {
         let name = format!("ringverbs-cli-{name}-{}", std::process::id());
-        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         Self {
             directory: std::env::temp_dir().join(name),
-            port: free.local_addr().unwrap().port().to_string(),
+            port: free_port().to_string(),
         }
     }
 

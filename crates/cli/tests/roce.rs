@@ -1,13 +1,13 @@
 //! Two processes that speak RoCE v2 over UDP: on addresses of the loopback interface,
 //! and, as root and with ip(8), as two hosts in network namespaces.
 
-use std::net::{TcpListener, UdpSocket};
+use std::net::UdpSocket;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use testing::hosts::{Namespaces, has_listener, tool};
+use testing::hosts::{Namespaces, free_port, has_listener, tool};
 use testing::program;
 
 /// Nothing here takes so long, but on a machine with much else to do.
@@ -101,9 +101,7 @@ fn run(server: &Host, client: &Host, args: &[&str], times: usize) {
 
 /// Starts a server; returns its TCP port, too, on which it listens.
 fn serve(server: &Host, args: &[&str]) -> (Child, String) {
-    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let port = free_port();
     let text = port.to_string();
     let mut serving = server.start(&[args, &["--port", &text, "--server"]].concat());
     let end = Instant::now() + PATIENCE;

@@ -12,6 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::*;
+use testing::hosts::free_port;
 
 /// A world with the compiled program.
 fn world(provider: Provider) -> Option<(World, PathBuf)> {
@@ -98,7 +99,10 @@ fn killed(provider: Provider) {
     let Some((world, program)) = world(provider) else {
         return;
     };
-    let line = format!("ibv_rc_pingpong -g 1 -c -s 5000 -n 10000 -p {}", port());
+    let line = format!(
+        "ibv_rc_pingpong -g 1 -c -s 5000 -n 10000 -p {}",
+        free_port()
+    );
     let mut server = world.start(&line, "server.txt");
     world.wait_for(&mut server);
     let mut client = world.start(&format!("{line} localhost"), "client.txt");

@@ -17,6 +17,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::*;
+use testing::hosts::free_port;
 
 fn devices(provider: Provider) {
     if !installed(&["ibv_devinfo"]) {
@@ -47,12 +48,15 @@ fn pingpongs(provider: Provider) {
         let world = World::new(provider, devices);
         for kind in ["rc", "uc", "ud", "srq", "xsrq"] {
             for more in ["", " -e"] {
-                let line = format!("ibv_{kind}_pingpong{gid}{more} -n 200 -p {}", port());
+                let line = format!("ibv_{kind}_pingpong{gid}{more} -n 200 -p {}", free_port());
                 world.pair(&line, &format!("{line} localhost"));
             }
         }
         // Their programs check what they receive.
-        let line = format!("ibv_rc_pingpong{gid} -c -n 100 -s 100000 -p {}", port());
+        let line = format!(
+            "ibv_rc_pingpong{gid} -c -n 100 -s 100000 -p {}",
+            free_port()
+        );
         world.pair(&line, &format!("{line} localhost"));
         world.finish();
     }
@@ -66,7 +70,7 @@ fn perftest(provider: Provider) {
     let world = World::new(provider, "roce");
     for operation in ["send", "write", "read", "atomic"] {
         for what in ["lat", "bw"] {
-            let line = format!("ib_{operation}_{what} -x 1 -n 200 -p {}", port());
+            let line = format!("ib_{operation}_{what} -x 1 -n 200 -p {}", free_port());
             let said = world.pair(&line, &format!("{line} localhost"));
             assert!(said.contains("#bytes"), "{said}");
         }
@@ -77,7 +81,7 @@ fn perftest(provider: Provider) {
         } else {
             "send_bw"
         };
-        let line = format!("ib_{program} -x 1 -n 200 -p {} {more}", port());
+        let line = format!("ib_{program} -x 1 -n 200 -p {} {more}", free_port());
         world.pair(&line, &format!("{line} 127.0.0.1"));
     }
     world.finish();
@@ -123,7 +127,7 @@ fn killed(provider: Provider) {
         return;
     }
     let world = World::new(provider, "roce");
-    let line = format!("ib_write_bw -x 1 -D 60 -p {}", port());
+    let line = format!("ib_write_bw -x 1 -D 60 -p {}", free_port());
     let mut server = world.start(&line, "server.txt");
     world.wait_for(&mut server);
     let mut client = world.start(&format!("{line} localhost"), "client.txt");
@@ -138,7 +142,7 @@ fn killed(provider: Provider) {
         client.said()
     );
     drop((server, client));
-    let line = format!("ibv_rc_pingpong -g 1 -n 100 -p {}", port());
+    let line = format!("ibv_rc_pingpong -g 1 -n 100 -p {}", free_port());
     world.pair(&line, &format!("{line} localhost"));
     world.finish();
 }
@@ -149,7 +153,7 @@ fn plays_with_libfabric(world: &World, kind: &str) {
     const ATTEMPTS: usize = 4;
     const UNREAD: &str = "cq_readerr: Work Request Flushed Error";
     for attempt in 1.. {
-        let port = port();
+        let port = free_port();
         let line = format!("fi_pingpong -p {kind} -c -I 20");
         // Where it is looked for: `-p` names a provider here.
         let mut server = world.start(&format!("{line} -B {port}"), "server.txt");
@@ -188,7 +192,7 @@ fn frameworks(provider: Provider) {
         };
         for transport in transports {
             let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
-            let line = format!("{line} -p {}", port());
+            let line = format!("{line} -p {}", free_port());
             let more = "-t tag_lat -s 8192 -n 30 -w 3";
             world.pair(&line, &format!("{line} 127.0.0.1 {more}"));
         }

@@ -5,11 +5,11 @@
 #![allow(missing_docs, reason = "a test")]
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use testing::hosts::free_port;
 use testing::program::example;
 
 /// They take milliseconds; the machine may have other things to do.
@@ -232,8 +232,7 @@ fn write_with_immediate() {
 fn hello_tcp() {
     let shared_directory = SharedDirectory::new("hello");
     let device = shared_directory.device();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
-    let address = port.unwrap().to_string();
+    let address = format!("127.0.0.1:{}", free_port());
     let listening = start("hello_tcp", &["listen", &address, &device], "");
     let end = Instant::now() + PATIENCE;
     // Until the other one listens.

@@ -1,7 +1,9 @@
 //! Hosts on one machine: network namespaces, two that a veth pair connects, or more on
 //! a bridge.
 
+use std::net::TcpListener;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Network namespaces, in which `veth0` has 192.0.2.1 and fd00::1, 192.0.2.2 and fd00::2,
 /// and so on. They do not outlive this value.
@@ -77,6 +79,21 @@ impl Drop for Namespaces {
     fn drop(&mut self) {
         for name in &self.0 {
             tool("ip", &format!("netns delete {name}"));
+        }
+    }
+}
+
+/// Returns a TCP port that no server has. It is below those of clients: one of these
+/// could take a port of theirs before the server does.
+pub fn free_port() -> u16 {
+    const FIRST: u16 = 20_000;
+    const COUNT: u32 = 12_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = std::process::id().wrapping_mul(97) + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = FIRST + (number % COUNT) as u16;
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
         }
     }
 }

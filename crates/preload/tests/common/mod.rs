@@ -5,7 +5,6 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -253,12 +252,6 @@ pub fn wait_for_port(port: u16, server: &mut Running) {
     while server.child.try_wait().unwrap().is_none() && !listens(port) && Instant::now() < end {
         sleep(Duration::from_millis(10));
     }
-}
-
-/// Returns a TCP port that is free.
-pub fn port() -> u16 {
-    let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    socket.local_addr().unwrap().port()
 }
 
 pub fn turn() -> std::sync::MutexGuard<'static, ()> {
