@@ -498,14 +498,6 @@ impl Context {
         &self.inner.uverbs
     }
 
-    /// Returns whether a command failed because the device was removed. All its
-    /// objects are gone then, and what they used can be released. `error` alone
-    /// does not suffice, because drivers of live devices return EIO too, so the
-    /// kernel is asked again.
-    pub(crate) fn is_removed(&self, error: &uverbs::Error) -> bool {
-        error.is_device_gone() && self.inner.uverbs.is_gone()
-    }
-
     /// Returns a number that is unique among the objects of this context. Events
     /// name objects by it.
     pub(crate) fn next_id(&self) -> u64 {

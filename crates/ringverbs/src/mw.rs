@@ -52,7 +52,6 @@ pub struct MemoryWindow {
 }
 
 struct Inner {
-    /// `None` only during destruction.
     object: Mw<Ctx>,
     state: Mutex<State>,
     kind: WindowType,
@@ -380,7 +379,7 @@ impl Drop for Inner {
     /// a window that names a key which another region may get.
     fn drop(&mut self) {
         let Err(error) = self.revoke() else { return };
-        if !self.domain.context().is_removed(&error) {
+        if !self.object.has_ended() {
             tracing::error!(%error, "memory window leaked, with what it is bound to");
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
             mem::forget((mem::take(&mut state.bound), mem::take(&mut state.raw)));

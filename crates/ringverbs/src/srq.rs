@@ -164,7 +164,7 @@ impl Drop for Inner {
         }
         match self.object.destroy() {
             Ok(_) => drop(self.destroyed()),
-            Err(error) if self.domain.context().is_removed(&error) => drop(self.destroyed()),
+            Err(_) if self.object.has_ended() => drop(self.destroyed()),
             Err(error) => {
                 // The device may still use the receives, so they are not
                 // released.
@@ -308,7 +308,7 @@ impl SharedReceiveQueue {
         }
         match self.inner.object.destroy() {
             Ok(_) => {}
-            Err(error) if self.inner.domain.context().is_removed(&error) => {}
+            Err(_) if self.inner.object.has_ended() => {}
             Err(error) => return Err(CloseError::new(self, error)),
         }
         let left = self.inner.destroyed().into_iter();

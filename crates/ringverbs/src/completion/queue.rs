@@ -238,7 +238,7 @@ impl Drop for Shared {
         }
         match self.object.destroy() {
             Ok(_) => {}
-            Err(error) if self.context.is_removed(&error) => {}
+            Err(_) if self.object.has_ended() => {}
             Err(error) => {
                 // The device may still write to the ring, so it stays mapped.
                 tracing::error!(%error, "completion queue leaked, with its ring");
@@ -421,8 +421,7 @@ impl CompletionQueue {
                     return Ok(None);
                 }
             }
-            // A query that the driver does not answer itself: see
-            // `Context::is_removed`.
+            // A query that the driver does not answer itself.
             if let Err(error) = self.shared.context.uverbs().query_gid_entry(1, 0) {
                 if error.is_device_gone() {
                     // The device may have flushed everything when it was removed.
@@ -658,7 +657,7 @@ impl CompletionQueue {
         }
         match self.shared.object.destroy() {
             Ok(_) => Ok(()),
-            Err(error) if self.shared.context.is_removed(&error) => Ok(()),
+            Err(_) if self.shared.object.has_ended() => Ok(()),
             Err(error) => Err(CloseError::new(self, error)),
         }
     }

@@ -194,7 +194,7 @@ impl Registered {
     fn deregister(&self) -> Result<()> {
         match self.mr.destroy() {
             Ok(()) => Ok(()),
-            Err(error) if self.domain.context().is_removed(&error) => Ok(()),
+            Err(_) if self.mr.has_ended() => Ok(()),
             Err(error) => Err(error.into()),
         }
     }

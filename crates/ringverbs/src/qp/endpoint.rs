@@ -33,7 +33,6 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::NoGid`]; EINVAL if there is no such port.
-    /// [`Error::NoGid`]; EINVAL if there is no such port.
     pub fn local_address(&self, port: u8) -> Result<LocalAddress> {
         let gids = self.gids()?;
         let gid = gids
@@ -75,7 +74,6 @@ impl Context {
 ///
 /// Made from an [`Endpoint`], from a [`LocalAddress`] (a peer on the same port),
 /// or, on Ethernet, from a [`Gid`] alone.
-/// on Ethernet, of a [`Gid`] alone.
 ///
 /// [`ProtectionDomain::address_handle_to`]: crate::ProtectionDomain::address_handle_to
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -323,7 +323,7 @@ impl Drop for Inner {
         }
         match self.object.destroy() {
             Ok(_) => self.destroyed(),
-            Err(error) if self.domain.context().is_removed(&error) => self.destroyed(),
+            Err(_) if self.object.has_ended() => self.destroyed(),
             Err(error) => {
                 // The device may still use what is in flight, so none of it is
                 // released.
@@ -515,7 +515,7 @@ impl QueuePair {
         let inner = self.inner();
         match inner.object.destroy() {
             Ok(_) => {}
-            Err(error) if inner.domain.context().is_removed(&error) => {}
+            Err(_) if inner.object.has_ended() => {}
             Err(error) => return Err(error.into()),
         }
         inner.destroyed();

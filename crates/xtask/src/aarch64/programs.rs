@@ -4,11 +4,12 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rxe_tests::driver::process::Running;
 use rxe_tests::guest::host;
 
 use crate::dist;
@@ -17,10 +18,10 @@ use crate::dist;
 const PACKAGES: [&str; 3] = ["ibverbs-utils", "perftest", "ibverbs-providers"];
 /// The folder of libibverbs' providers.
 const PROVIDERS: &str = "usr/lib/aarch64-linux-gnu/libibverbs";
+/// The pause before a client is started again.
+const PAUSE: Duration = Duration::from_millis(200);
 /// QEMU takes its time, and more beside others.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The line by which the plugin says that it serves the device.
-const SERVES: &str = "serves device=mlx5_0";
 
 /// Programs of two processes, server and client.
 const PAIRS: [&[&str]; 7] = [
@@ -59,8 +60,8 @@ pub fn run() -> Result<ExitCode> {
             directory: &directory,
             ours,
         };
-        let alone = machine.command(&["ibv_devinfo"]).output();
-        let alone = machine.judge(&alone.context("cannot run qemu-aarch64")?);
+        let alone = machine.alone(&["ibv_devinfo"], PATIENCE);
+        let alone = alone.and_then(|ended| machine.judge(&ended));
         let mut report = |program: &str, result: Result<()>| match result {
             Ok(()) => println!("ok      {name}: {program}"),
             Err(error) => {
@@ -107,9 +108,19 @@ impl Machine<'_> {
             .env("RINGVERBS_EMBEDDED", "roce")
             .env("RINGVERBS_DIRECTORY", self.directory)
             .env("RINGVERBS_LOG", "info")
-            .env("RINGVERBS_DEVICES", if self.ours { "mlx5" } else { "rxe" })
-            .stdin(Stdio::null());
+            .env("RINGVERBS_DEVICES", if self.ours { "mlx5" } else { "rxe" });
         command
+    }
+
+    fn start(&self, program: &[&str], name: &str) -> Result<Running> {
+        Running::start(self.command(program), &self.directory.join(name))
+    }
+
+    /// Runs one program to its end.
+    fn alone(&self, program: &[&str], patience: Duration) -> Result<Running> {
+        let mut running = self.start(program, "client.out")?;
+        wait(&mut running, Instant::now() + patience)?;
+        Ok(running)
     }
 
     /// Runs a server and a client. The client is started until the server listens.
@@ -117,65 +128,48 @@ impl Machine<'_> {
         let port = port.to_string();
         let server = [program, &["-p", &port]].concat();
         let client = [&server[..], &["localhost"]].concat();
-        let mut server = self.command(&server);
-        let server = server.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut server = Ended(server.spawn().context("cannot run qemu-aarch64")?);
+        let mut server = self.start(&server, "server.out")?;
         let end = Instant::now() + PATIENCE;
         let served = loop {
-            let output = self.command(&client).output();
-            let output = output.context("cannot run qemu-aarch64")?;
-            if output.status.success() || Instant::now() >= end {
-                break self.judge(&output);
+            let client = self.alone(&client, PATIENCE)?;
+            if client.ended().is_some_and(|status| status.success()) || Instant::now() >= end {
+                break self.judge(&client);
             }
-            if server.0.try_wait()?.is_some() {
-                bail!("the server has ended; its client: {}", text(&output));
+            if server.poll()?.is_some() {
+                bail!("the server has ended; its client: {}", client.output());
             }
-            sleep(Duration::from_millis(200));
+            sleep(PAUSE);
         };
         served.context("client")?;
-        while server.0.try_wait()?.is_none() {
-            ensure!(Instant::now() < end, "the server does not end");
-            sleep(Duration::from_millis(20));
-        }
-        self.judge(&server.output()?).context("server")
+        wait(&mut server, end).context("server")?;
+        self.judge(&server).context("server")
     }
 
     /// Checks that a program has succeeded, with the provider that is wanted.
-    fn judge(&self, output: &Output) -> Result<()> {
-        let text = text(output);
-        ensure!(output.status.success(), "{}: {text}", output.status);
-        ensure!(text.contains(SERVES) == self.ours, "the provider: {text}");
+    fn judge(&self, program: &Running) -> Result<()> {
+        let text = program.output();
+        let status = program.ended().context("it has not ended")?;
+        ensure!(status.success(), "{status}: {text}");
+        let serves = program.says_it_serves("mlx5_0");
+        ensure!(
+            serves == self.ours,
+            "the plugin serves it: {serves}; {text}"
+        );
         Ok(())
     }
 }
 
-fn text(output: &Output) -> String {
-    let both = [&output.stdout[..], &output.stderr].concat();
-    String::from_utf8_lossy(&both).into_owned()
-}
-
-/// A process that ends with this.
-struct Ended(Child);
-
-impl Ended {
-    fn output(&mut self) -> Result<Output> {
-        let mut output = Output {
-            status: self.0.wait()?,
-            stdout: Vec::new(),
-            stderr: Vec::new(),
-        };
-        if let (Some(out), Some(err)) = (&mut self.0.stdout, &mut self.0.stderr) {
-            std::io::Read::read_to_end(out, &mut output.stdout)?;
-            std::io::Read::read_to_end(err, &mut output.stderr)?;
+fn wait(running: &mut Running, end: Instant) -> Result<ExitStatus> {
+    loop {
+        if let Some(status) = running.poll()? {
+            return Ok(status);
         }
-        Ok(output)
-    }
-}
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        ensure!(
+            Instant::now() < end,
+            "it does not end: {}",
+            running.output()
+        );
+        sleep(Duration::from_millis(20));
     }
 }
 
@@ -211,7 +205,8 @@ fn tree() -> Result<PathBuf> {
             .args(arguments)
             .output()
             .context("cannot run apt-get")?;
-        ensure!(output.status.success(), "apt-get: {}", text(&output));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "apt-get: {errors}");
         Ok(())
     };
     apt(&["update"])?;
