@@ -10,9 +10,9 @@ use mlx5::{
 };
 use uverbs::mr::MrKeys;
 use uverbs::{
-    AccessFlags, AhAttr, Context, CqInit, GlobalRoute, MrHandle, MrInit, Opcode, PdHandle, QpAttr,
-    QpAttrMask as Mask, QpCap, QpInit, QpState, QpType, SendFlags, Sge, SrqInit, SrqKind, Udata,
-    WorkCompletion,
+    AccessFlags, AhAttr, Context, CqInit, GidEntry, GlobalRoute, MrHandle, MrInit, Opcode,
+    PdHandle, QpAttr, QpAttrMask as Mask, QpCap, QpInit, QpState, QpType, SendFlags, Sge, SrqInit,
+    SrqKind, Udata, WorkCompletion,
 };
 use uverbs::{Data, Operands, RemoteMemory, SendWr};
 
@@ -165,14 +165,15 @@ impl Host {
     pub fn path(&self) -> AhAttr {
         let port = self.context.query_port(1).unwrap().legacy;
         let ethernet = port.link_layer == 2;
-        // After the GID of RoCE v1, if there is one.
-        let index = u8::from(ethernet && port.gid_tbl_len > 1);
-        let gid = self.context.query_gid_entry(1, index.into()).unwrap();
+        let mut gids = [GidEntry::default(); 2];
+        let count = self.context.query_gid_table(&mut gids[..]);
+        // On Ethernet, the GID of RoCE v2, which may have one of RoCE v1 before it.
+        let gid = gids[..count.unwrap()].last().unwrap();
         AhAttr {
             grh: GlobalRoute {
                 dgid: gid.gid,
                 hop_limit: 64,
-                sgid_index: index,
+                sgid_index: gid.gid_index as u8,
                 ..GlobalRoute::default()
             },
             dlid: port.lid,

@@ -59,10 +59,11 @@ impl Embedded {
         ContextFile::length()
     }
 
-    /// Returns the port's GIDs.
+    /// Returns the port's GID table; empty entries are zero.
     pub fn gids(&self) -> Vec<[u8; 16]> {
         let state = self.device.lock();
-        state.gids.iter().map(|(gid, _)| *gid).collect()
+        let gid = |index| state.gid_at(index).map_or([0; 16], |entry| entry.gid);
+        (0..state.gid_table_length()).map(gid).collect()
     }
 
     /// Returns the LID of an InfiniBand port; 0 on Ethernet.

@@ -1,9 +1,11 @@
 //! Datagrams of a hostile host, for tests and fuzzing.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use softhca::packet::{Arrival, Departure, LinkKind, Mac, Pool, View, headroom};
 
+use crate::addresses::AddressList;
 use crate::cm::{Manager, hostile_messages};
 
 const MACS: [Mac; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
@@ -32,7 +34,7 @@ fn address(bytes: &[u8], ipv6: bool) -> IpAddr {
 /// # Panics
 /// If a frame passes that has no right ICRC, or bounds are passed.
 pub fn datagrams(script: &[u8]) {
-    let hosts = vec![IpAddr::from([192, 0, 2, 1])];
+    let hosts = Arc::new(AddressList::new([IpAddr::from([192, 0, 2, 1])]));
     let (manager, mut gateway) = match Manager::of_hosts(hosts, 1, None) {
         Ok(made) => made,
         // No descriptors are left.
@@ -73,7 +75,7 @@ pub fn datagrams(script: &[u8]) {
 /// # Panics
 /// If what is answered is malformed, or bounds are passed.
 pub fn messages(script: &[u8]) {
-    let hosts = vec![IpAddr::from([192, 0, 2, 1])];
+    let hosts = Arc::new(AddressList::new([IpAddr::from([192, 0, 2, 1])]));
     // No descriptors are left.
     let Ok((manager, mut gateway)) = Manager::of_hosts(hosts, 1, None) else {
         return;

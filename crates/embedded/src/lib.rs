@@ -30,6 +30,7 @@
 //! # }
 //! ```
 
+mod addresses;
 mod cm;
 mod command;
 mod copy;

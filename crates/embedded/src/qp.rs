@@ -229,7 +229,7 @@ impl State {
             .set(SERVICE_LEVEL, dest.sl.into())
             .set(PORT, dest.port_num.into());
         if dest.is_global != 0 {
-            if usize::from(dest.sgid_index) >= self.gids().len() {
+            if self.gid_at(dest.sgid_index.into()).is_none() {
                 return refuse(libc::EINVAL);
             }
             input = input

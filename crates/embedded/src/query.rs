@@ -59,7 +59,7 @@ impl State {
     /// # Errors
     /// EHOSTUNREACH: the GID is not that of a device of this network.
     pub(crate) fn resolve(&self, gid: &[u8; 16]) -> Result<[u8; 6]> {
-        if self.reaches_hosts {
+        if self.reaches_hosts() {
             // The device's own, too: another process may share it.
             return Ok(multicast_mac(gid).unwrap_or(OTHERS_MAC));
         }
@@ -73,14 +73,17 @@ impl State {
 
     /// Returns the port's GIDs, with their types.
     pub(crate) fn gids(&self) -> Vec<GidEntry> {
-        let entry = |(index, (gid, gid_type)): (usize, &([u8; 16], u32))| GidEntry {
-            gid: *gid,
-            gid_index: index as u32,
-            port_num: 1,
-            gid_type: *gid_type,
-            netdev_ifindex: 0,
+        let entry = |index| {
+            let entry = self.gid_at(index)?;
+            Some(GidEntry {
+                gid: entry.gid,
+                gid_index: index as u32,
+                port_num: 1,
+                gid_type: entry.gid_type,
+                netdev_ifindex: 0,
+            })
         };
-        self.gids.iter().enumerate().map(entry).collect()
+        (0..self.gids.len()).filter_map(entry).collect()
     }
 
     /// Returns the path MTU of the port, in MTU encoding.
@@ -106,7 +109,7 @@ impl State {
             // capabilities that the port reports.
             port_cap_flags: if ethernet { 0x0401_0000 } else { 0x0251_0868 },
             max_msg_sz: 1 << 30,
-            gid_tbl_len: self.gids().len() as u32,
+            gid_tbl_len: self.gid_table_length() as u32,
             pkey_tbl_len: 1,
             lid,
             sm_lid: lid,
@@ -167,13 +170,14 @@ impl State {
     pub(crate) fn query_gid_entry(&mut self, request: &mut Request) -> Result<()> {
         request.flags(ATTR_QUERY_GID_ENTRY_FLAGS, 0)?;
         let index: u32 = request.constant(ATTR_QUERY_GID_ENTRY_GID_INDEX)?;
-        let gids = self.gids();
-        let Some(entry) = gids.get(index as usize) else {
-            return refuse(libc::EINVAL);
-        };
-        if request.constant::<u32>(ATTR_QUERY_GID_ENTRY_PORT)? != 1 {
+        let port: u32 = request.constant(ATTR_QUERY_GID_ENTRY_PORT)?;
+        if port != 1 || index as usize >= self.gid_table_length() {
             return refuse(libc::EINVAL);
         }
+        let gids = self.gids();
+        let Some(entry) = gids.iter().find(|entry| entry.gid_index == index) else {
+            return refuse(libc::ENODATA);
+        };
         request.answer_struct(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, entry);
         Ok(())
     }

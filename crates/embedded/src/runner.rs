@@ -187,7 +187,7 @@ impl Runner {
                 numbers = 0..1;
                 let its = ports.addresses();
                 let (manager, gateway) =
-                    Manager::of_hosts(its.hosts(), its.guid(), ports.shared())?;
+                    Manager::of_hosts(Arc::clone(&its.list), its.guid(), ports.shared())?;
                 addresses = Some(its);
                 let make =
                     |epoll: &Epoll| UdpWire::new(ports, gateway, &fabric, pool.clone(), epoll);

@@ -9,7 +9,7 @@ use softhca::bits::{Field, field, flag, get32};
 use softhca::command::opcode as op;
 use softhca::engine::eq::event;
 use softhca::fabric::Fabric;
-use softhca::packet::{Gid, Pool};
+use softhca::packet::{Gid, Pool, gid_of_ip};
 use softhca::profile::PortKind;
 use softhca::transport::Queue;
 use softhca::{Hca, Settings};
@@ -17,6 +17,7 @@ use uverbs::AsyncEventType as Async;
 use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
+use crate::addresses::{ADDRESSES, AddressList, HostAddress};
 use crate::command::{self, Input, PAGES_AT, make};
 use crate::event::{Event, EventFile, Reported};
 use crate::files::File;
@@ -66,13 +67,44 @@ pub(crate) struct State {
     pub(crate) failed: bool,
     /// Sends that were outstanding when their queue pair was destroyed.
     pub(crate) abandoned: Vec<(u32, usize)>,
-    /// The port's GIDs, with their types.
-    pub(crate) gids: Vec<(Gid, u32)>,
-    /// Its addresses are the host's, and peers may be other hosts.
-    pub(crate) reaches_hosts: bool,
+    /// The port's GIDs.
+    pub(crate) gids: Vec<PortGid>,
+    /// Its addresses, if they are the host's; peers may be other hosts then.
+    addresses: Option<Arc<AddressList>>,
+    /// The number of their changes that have been applied to the GIDs.
+    changes: u32,
     /// One per completion vector. Events other than completions are reported in
     /// the first.
     events: Vec<EventQueue>,
+}
+
+/// An entry of the port's GID table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortGid {
+    pub(crate) gid: Gid,
+    pub(crate) gid_type: u32,
+    /// False while the host does not have the address: the entry is empty for programs.
+    pub(crate) present: bool,
+}
+
+impl PortGid {
+    fn new(gid: Gid, gid_type: u32) -> Self {
+        Self {
+            gid,
+            gid_type,
+            present: true,
+        }
+    }
+}
+
+impl From<HostAddress> for PortGid {
+    fn from(address: HostAddress) -> Self {
+        Self {
+            gid: gid_of_ip(address.ip),
+            gid_type: GID_ROCE_V2,
+            present: address.present,
+        }
+    }
 }
 
 // Fields of commands that create event queues and set up an Ethernet port.
@@ -123,12 +155,18 @@ impl State {
         let is_ethernet = settings.profile.port == PortKind::Ethernet;
         let gids = match addresses {
             Some(addresses) => addresses
-                .gids
-                .iter()
-                .map(|gid| (*gid, GID_ROCE_V2))
+                .list
+                .all()
+                .into_iter()
+                .map(PortGid::from)
                 .collect(),
-            None if is_ethernet => vec![(own, GID_ROCE_V1), (own, GID_ROCE_V2)],
-            None => vec![(own, GID_IB)],
+            None if is_ethernet => {
+                vec![
+                    PortGid::new(own, GID_ROCE_V1),
+                    PortGid::new(own, GID_ROCE_V2),
+                ]
+            }
+            None => vec![PortGid::new(own, GID_IB)],
         };
         let mut hca = Hca::new(process, settings, fabric, pool);
         hca.set_lossy(addresses.is_some());
@@ -155,7 +193,8 @@ impl State {
             failed: false,
             abandoned: Vec::new(),
             gids,
-            reaches_hosts: addresses.is_some(),
+            addresses: addresses.map(|addresses| Arc::clone(&addresses.list)),
+            changes: 0,
             events,
         };
         if state.is_ethernet() {
@@ -180,23 +219,70 @@ impl State {
             .set(SELECT_ROCE, 1)
             .set(NIC_ROCE, 1);
         command::run(&mut self.hca, &input, 16)?;
+        (0..self.gids.len()).try_for_each(|index| self.set_roce_address(index))
+    }
+
+    /// Gives the device the GID of an index.
+    fn set_roce_address(&mut self, index: usize) -> Result<()> {
         let mac = self.hca.settings().mac;
-        let gids = self.gids.clone();
-        for (index, (gid, gid_type)) in gids.iter().enumerate() {
-            let version = if *gid_type == GID_ROCE_V2 { 2 } else { 0 };
-            let input = Input::new(op::SET_ROCE_ADDRESS, 0x30)
-                .set(ROCE_INDEX, index as u32)
-                .bytes(ROCE_GID, gid)
-                .bytes(ROCE_MAC, &mac)
-                .set(ROCE_VERSION, version);
-            command::run(&mut self.hca, &input, 16)?;
+        let PortGid { gid, gid_type, .. } = self.gids[index];
+        let version = if gid_type == GID_ROCE_V2 { 2 } else { 0 };
+        let input = Input::new(op::SET_ROCE_ADDRESS, 0x30)
+            .set(ROCE_INDEX, index as u32)
+            .bytes(ROCE_GID, &gid)
+            .bytes(ROCE_MAC, &mac)
+            .set(ROCE_VERSION, version);
+        command::run(&mut self.hca, &input, 16).map(drop)
+    }
+
+    /// Returns whether its addresses are the host's, and peers may be other hosts.
+    pub(crate) fn reaches_hosts(&self) -> bool {
+        self.addresses.is_some()
+    }
+
+    /// Returns the length of the GID table: entries beyond the GIDs are empty.
+    pub(crate) fn gid_table_length(&self) -> usize {
+        match self.reaches_hosts() {
+            true => ADDRESSES,
+            false => self.gids.len(),
         }
-        Ok(())
+    }
+
+    /// Returns the GID of an index, unless the entry is empty.
+    pub(crate) fn gid_at(&self, index: usize) -> Option<&PortGid> {
+        self.gids.get(index).filter(|entry| entry.present)
+    }
+
+    /// Applies changes of the host's addresses to the GIDs. The device keeps a GID whose
+    /// address is gone, for queue pairs that use it when the address is back.
+    fn follow_addresses(&mut self) -> bool {
+        let Some(addresses) = &self.addresses else {
+            return false;
+        };
+        let changes = addresses.changes();
+        if changes == self.changes {
+            return false;
+        }
+        self.changes = changes;
+        let addresses = addresses.all();
+        for (index, address) in addresses.into_iter().enumerate() {
+            match self.gids.get_mut(index) {
+                Some(entry) => entry.present = address.present,
+                None => {
+                    self.gids.push(PortGid::from(address));
+                    if let Err(errno) = self.set_roce_address(index) {
+                        tracing::warn!(%errno, index, "the device has not taken a GID");
+                    }
+                }
+            }
+        }
+        self.tell_all(1, Async::GID_CHANGE);
+        true
     }
 
     /// Returns the port's first GID.
     pub(crate) fn gid(&self) -> Gid {
-        self.gids.first().map_or([0; 16], |entry| entry.0)
+        self.gids.first().map_or([0; 16], |entry| entry.gid)
     }
 
     /// Fails as a device does that is taken away: reports a fatal error, destroys all
@@ -224,9 +310,10 @@ impl State {
     /// Performs a bounded amount of work. Returns true if more is left, or
     /// something has just happened.
     pub(crate) fn turn(&mut self) -> bool {
+        let changed = self.follow_addresses();
         let Self { hca, watch, .. } = self;
         let register = u64::from(self.uar) * PAGE + ARM_CQ;
-        let mut busy = false;
+        let mut busy = changed;
         watch.look(|rung| {
             busy = true;
             match rung {

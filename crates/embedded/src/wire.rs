@@ -40,7 +40,7 @@ impl Wire {
         match self {
             Self::Directory(segment) => segment.pump(epoll, now),
             Self::Udp(udp) => Pumped {
-                busy: udp.pump(),
+                busy: udp.pump(epoll),
                 rung: false,
             },
         }

@@ -247,7 +247,7 @@ impl State {
         self.objects.pd(fd, asked.pd_handle)?;
         let attr = &asked.attr;
         let global = attr.is_global != 0;
-        let known = usize::from(attr.grh.sgid_index) < self.gids().len();
+        let known = self.gid_at(attr.grh.sgid_index.into()).is_some();
         if attr.port_num != 1 || (global && !known) {
             return refuse(libc::EINVAL);
         }

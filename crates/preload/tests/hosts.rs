@@ -7,11 +7,12 @@
 
 use std::env;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Mutex;
-use std::thread::sleep;
+use std::sync::{Mutex, mpsc};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use testing::hosts::{Namespaces, has_listener, tool};
@@ -51,12 +52,16 @@ impl Host {
     }
 
     fn start(&self, directory: &Folder, line: &str) -> Child {
+        self.start_on(&self.address, directory, line)
+    }
+
+    /// Starts a program on a device that is named by an address or an interface.
+    fn start_on(&self, device: &str, directory: &Folder, line: &str) -> Child {
         let library = env::current_exe().unwrap();
         let library = library.parent().unwrap().join("libringverbs_preload.so");
         let set = format!(
-            "env LD_PRELOAD={} RINGVERBS_EMBEDDED=roce:{} RINGVERBS_DIRECTORY={} {line}",
+            "env LD_PRELOAD={} RINGVERBS_EMBEDDED=roce:{device} RINGVERBS_DIRECTORY={} {line}",
             library.display(),
-            self.address,
             directory.0.display()
         );
         let mut command = self.plain(&set);
@@ -269,6 +274,101 @@ fn programs_in_two_namespaces() {
         address: String::from(address),
     });
     programs("namespaces", &a, &b, 18592);
+}
+
+/// Programs are told of an address that their interface gets, and two that share it
+/// serve there at the ports at which they listen already.
+#[test]
+fn a_new_address_is_used() {
+    if !installed() {
+        return;
+    }
+    let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
+    let Some(namespaces) = Namespaces::new("follow", 1500) else {
+        return;
+    };
+    let directory = Folder::new("follow");
+    let [a, b] = [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Host {
+        namespace: Some(namespaces.0[at].clone()),
+        address: String::from(address),
+    });
+    let address = |what: &str, address: &str| {
+        let name = &namespaces.0[0];
+        let line = format!("-n {name} address {what} {address} dev veth0");
+        assert!(tool("ip", &line), "ip {line}");
+    };
+    let on_interface = |line: &str| Server(Some(a.start_on("veth0", &directory, line)));
+    let mut servers = ["7401", "7402"].map(|port| {
+        let server = on_interface(&format!("rping -s -P -S 1000 -a :: -p {port}"));
+        (port, server)
+    });
+    let end = Instant::now() + PATIENCE * 2;
+    let asks = |port: &str, at: &str| {
+        let client = format!("rping -c -V -C 5 -S 1000 -p {port} -a {at}");
+        let output = finish(b.start_on("veth0", &directory, &client));
+        output.status.success() || has_ended_late(&output)
+    };
+    for (port, server) in &mut servers {
+        while !asks(port, "192.0.2.1") {
+            assert!(
+                server.is_running() && Instant::now() < end,
+                "nobody listens"
+            );
+        }
+    }
+    // Its lines are to be read while it runs.
+    let mut watcher = on_interface("stdbuf -oL ibv_asyncwatch -d mlx5_0");
+    let output = watcher.0.as_mut().unwrap().stdout.take().unwrap();
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        lines.try_for_each(|line| sender.send(line))
+    });
+    let next_line = || lines.recv_timeout(PATIENCE).expect("no line");
+    assert!(next_line().contains("async event FD"));
+    // The GIDs that a program sees which starts now.
+    let has_gid = |gid: &str| {
+        let found = finish(a.start_on("veth0", &directory, "ibv_devinfo -v"));
+        let text = String::from_utf8_lossy(&found.stdout).into_owned();
+        assert!(found.status.success(), "{text}");
+        text.lines()
+            .any(|it| it.contains("GID[") && it.contains(gid))
+    };
+    // Addresses that the system makes by itself are announced, too.
+    let mut told = 0;
+    let mut await_gid = |gid: &str, wanted: bool| {
+        while has_gid(gid) != wanted {
+            let line = next_line();
+            assert!(
+                line.contains("(18), port 1"),
+                "not IBV_EVENT_GID_CHANGE: {line}"
+            );
+            told += 1;
+        }
+    };
+    for (new, gid, network) in [
+        ("192.0.2.77", "::ffff:192.0.2.77", "24"),
+        ("fd00::77", "fd00::77", "64"),
+    ] {
+        assert!(!has_gid(gid));
+        address("add", &format!("{new}/{network}"));
+        await_gid(gid, true);
+        for (port, _) in &servers {
+            // A server may learn of it later than the program above.
+            while !asks(port, new) {
+                assert!(Instant::now() < end, "{port} at {new}");
+            }
+        }
+        address("del", &format!("{new}/{network}"));
+        await_gid(gid, false);
+        // The other addresses serve as before.
+        assert!(asks("7401", "192.0.2.1"));
+        address("add", &format!("{new}/{network}"));
+        await_gid(gid, true);
+        assert!(asks("7402", new), "again at {new}");
+    }
+    assert!(told >= 2, "told {told} times");
+    assert!(servers.iter_mut().all(|(_, server)| server.is_running()));
 }
 
 /// Queue pairs of an address that is removed fail in time; when it is back, a server goes

@@ -186,6 +186,11 @@ impl Gateway {
         &self.epoll
     }
 
+    /// Takes ports that listen at a new address of the device, too.
+    pub(crate) fn add_address(&self, address: IpAddr) {
+        self.ports.add_address(address);
+    }
+
     /// Returns the next datagram to send.
     pub(crate) fn pop(&mut self) -> Option<Outgoing> {
         self.outgoing.pop_front()

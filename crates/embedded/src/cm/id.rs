@@ -12,6 +12,7 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
 
 use super::ports::{BoundPort, random};
 use super::wire::Message;
+use crate::addresses::AddressList;
 use crate::{Result, refuse};
 
 /// Queue key of datagram services (`RDMA_UDP_QKEY`).
@@ -39,10 +40,10 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// Returns the port with the GID of an address, if that is one of `hosts`, in the
-    /// order of the port's GIDs.
-    pub(super) fn at(self, ip: IpAddr, hosts: &[IpAddr]) -> Self {
-        match hosts.iter().position(|host| *host == ip) {
+    /// Returns the port with the GID of an address, if that is one of the device's.
+    pub(super) fn at(self, ip: IpAddr, hosts: Option<&AddressList>) -> Self {
+        let hosts = hosts.map(AddressList::all).unwrap_or_default();
+        match hosts.iter().position(|host| host.ip == ip) {
             Some(index) => Self {
                 gid: gid_of_ip(ip),
                 gid_index: index as u8,

@@ -85,7 +85,7 @@ impl Embedded {
             lid: settings.lid,
             guid: settings.guid,
             // After the GID of RoCE v1, if there is one.
-            gid_index: u8::from(state.is_ethernet() && !state.reaches_hosts),
+            gid_index: u8::from(state.is_ethernet() && !state.reaches_hosts()),
             mtu: state.mtu(),
         };
         drop(state);

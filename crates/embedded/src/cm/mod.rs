@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1, or the device's
-//! own on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to the network: to a process, or to all processes of a
-//! directory. The two ends of a connection exchange messages (`wire`) through a
+//! own on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to the
+//! network: to a process, or to all processes of a directory. The two ends of a connection exchange messages (`wire`) through a
 //! socket, and find each other by the port (`ports`). There is no thread:
 //! messages are processed when a program reads events. A channel is readable
 //! when there may be events, since its descriptor is an epoll instance with all
@@ -29,10 +29,10 @@ mod talk;
 mod tests;
 mod wire;
 
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Result;
+use crate::addresses::AddressList;
 use crate::directory::Directory;
 use gateway::Dialer;
 #[cfg(any(test, feature = "test-utils"))]
@@ -52,13 +52,13 @@ impl Manager {
     /// a directory.
     pub(crate) fn new(directory: Option<Arc<Directory>>) -> Self {
         let ports = Arc::new(Ports::new(directory));
-        Self(Mutex::new(State::new(ports, Vec::new())))
+        Self(Mutex::new(State::new(ports, None)))
     }
 
     /// Creates a manager whose addresses, those of the device with this GUID, other
     /// hosts reach, and other processes may share.
     pub(crate) fn of_hosts(
-        hosts: Vec<IpAddr>,
+        hosts: Arc<AddressList>,
         guid: u64,
         shared: Option<SharedPorts>,
     ) -> Result<(Self, Gateway)> {
@@ -69,7 +69,7 @@ impl Manager {
             shared,
         }));
         let gateway = Gateway::new(Arc::clone(&ports), dialer, guid)?;
-        Ok((Self(Mutex::new(State::new(ports, hosts))), gateway))
+        Ok((Self(Mutex::new(State::new(ports, Some(hosts)))), gateway))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

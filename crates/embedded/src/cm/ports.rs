@@ -21,6 +21,7 @@ use softhca::packet::gid_of_ip;
 use uverbs::Errno;
 
 use super::gateway::Dialer;
+use crate::addresses::AddressList;
 use crate::directory::{Directory, new_socket};
 use crate::{Result, refuse};
 
@@ -30,8 +31,8 @@ const FIRST_CHOSEN: u16 = 32768;
 /// The port spaces of a network.
 #[derive(Debug)]
 pub(super) enum Ports {
-    /// Ports of this process alone, with the address of the listener.
-    Process(Mutex<HashMap<PortKey, Option<UnixAddr>>>),
+    /// Ports of this process alone.
+    Process(Mutex<PortTable>),
     /// Ports shared by the processes of a directory.
     Directory(Arc<Directory>),
     /// Ports that other hosts reach.
@@ -41,7 +42,7 @@ pub(super) enum Ports {
 /// Ports that other hosts reach: of this process, or of all that share its addresses.
 #[derive(Debug)]
 pub(super) struct Hosts {
-    pub(super) table: Mutex<HashMap<PortKey, Option<UnixAddr>>>,
+    pub(super) table: Mutex<PortTable>,
     pub(super) dialer: Arc<Dialer>,
     pub(super) shared: Option<SharedPorts>,
 }
@@ -52,18 +53,31 @@ pub(crate) struct SharedPorts {
     pub(crate) directory: Arc<Directory>,
     /// This process's number there.
     pub(crate) member: u8,
-    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) addresses: Arc<AddressList>,
 }
 
 /// A port space, and a port of it.
 pub(super) type PortKey = (u16, u16);
+
+/// Ports of this process.
+pub(super) type PortTable = HashMap<PortKey, TakenPort>;
+
+/// A port of this process.
+#[derive(Debug, Default)]
+pub(super) struct TakenPort {
+    /// The address of its listener.
+    listener: Option<UnixAddr>,
+    /// Locks on the port of each address, if other processes share the addresses.
+    locks: Vec<(IpAddr, Flock<File>)>,
+}
 
 /// A port in use. Dropping it releases the port.
 #[derive(Debug)]
 pub(super) struct BoundPort {
     ports: Arc<Ports>,
     place: PortKey,
-    locks: Vec<Flock<File>>,
+    /// The lock on its file in a directory.
+    lock: Option<Flock<File>>,
 }
 
 fn os(errno: nix::Error) -> Errno {
@@ -86,30 +100,42 @@ fn lock_name_of((space, port): PortKey, address: IpAddr) -> String {
 }
 
 impl SharedPorts {
-    /// Takes a port of all addresses; `None` if another process has it of one.
-    fn take(&self, place: PortKey) -> Result<Option<Vec<Flock<File>>>> {
-        let mut locks = Vec::with_capacity(self.addresses.len());
-        for address in &self.addresses {
-            let lock = self.directory.lock(&lock_name_of(place, *address))?;
-            let Some(lock) = lock else {
-                self.release(place, locks.len());
-                return Ok(None);
-            };
-            locks.push(lock);
-            // So that others know whose the port is.
-            let member = self.member.to_string();
-            if let Err(errno) = (self.directory).write(&lock_name_of(place, *address), &member) {
-                self.release(place, locks.len());
+    /// Takes a port of all addresses.
+    ///
+    /// # Errors
+    /// EADDRINUSE: another process has it of one; those of the directory.
+    fn take(&self, place: PortKey) -> Result<TakenPort> {
+        let mut taken = TakenPort::default();
+        for address in self.addresses.all() {
+            if let Err(errno) = self.take_at(place, address.ip, &mut taken) {
+                self.release(place, taken);
                 return Err(errno);
             }
         }
-        Ok(Some(locks))
+        Ok(taken)
     }
 
-    /// Removes the files of the first `count` locks, which are held.
-    fn release(&self, place: PortKey, count: usize) {
-        for address in self.addresses.iter().take(count) {
-            self.directory.remove_lock(&lock_name_of(place, *address));
+    /// Takes a port of one address as well.
+    ///
+    /// # Errors
+    /// As for [`take`](Self::take).
+    fn take_at(&self, place: PortKey, address: IpAddr, taken: &mut TakenPort) -> Result<()> {
+        if taken.locks.iter().any(|(known, _)| *known == address) {
+            return Ok(());
+        }
+        let name = lock_name_of(place, address);
+        let Some(lock) = self.directory.lock(&name)? else {
+            return refuse(libc::EADDRINUSE);
+        };
+        taken.locks.push((address, lock));
+        // So that others know whose the port is.
+        self.directory.write(&name, &self.member.to_string())
+    }
+
+    /// Removes the files of the locks, which are held until then.
+    fn release(&self, place: PortKey, taken: TakenPort) {
+        for (address, _lock) in taken.locks {
+            self.directory.remove_lock(&lock_name_of(place, address));
         }
     }
 
@@ -154,29 +180,45 @@ impl Ports {
     }
 
     fn take_that(self: &Arc<Self>, place: PortKey) -> Result<BoundPort> {
-        let locks = match &**self {
+        let lock = match &**self {
             Self::Process(table) | Self::Hosts(Hosts { table, .. }) => {
                 let mut table = lock(table);
                 if table.contains_key(&place) {
                     return refuse(libc::EADDRINUSE);
                 }
-                let shared = self.shared();
-                let Some(locks) = shared.map_or(Ok(Some(Vec::new())), |it| it.take(place))? else {
-                    return refuse(libc::EADDRINUSE);
-                };
-                table.insert(place, None);
-                locks
+                let taken = self.shared().map(|shared| shared.take(place));
+                table.insert(place, taken.transpose()?.unwrap_or_default());
+                None
             }
             Self::Directory(directory) => match directory.lock(&lock_name(place))? {
-                Some(lock) => vec![lock],
+                Some(lock) => Some(lock),
                 None => return refuse(libc::EADDRINUSE),
             },
         };
         Ok(BoundPort {
             ports: Arc::clone(self),
             place,
-            locks,
+            lock,
         })
+    }
+
+    /// Takes the ports of this process at a new address, too. One that another process
+    /// has there remains that process's.
+    pub(super) fn add_address(&self, address: IpAddr) {
+        let Self::Hosts(Hosts {
+            table,
+            shared: Some(shared),
+            ..
+        }) = self
+        else {
+            return;
+        };
+        for (place, taken) in &mut *lock(table) {
+            if let Err(errno) = shared.take_at(*place, address, taken) {
+                let (_, port) = place;
+                tracing::warn!(%address, port, %errno, "a port is not taken at a new address");
+            }
+        }
     }
 
     fn shared(&self) -> Option<&SharedPorts> {
@@ -216,7 +258,8 @@ impl Ports {
             Self::Process(table) | Self::Hosts(Hosts { table, .. }) => table,
             Self::Directory(directory) => return directory.connect(&socket_name(place)),
         };
-        let Some(Some(at)) = lock(table).get(&place).copied() else {
+        let at = lock(table).get(&place).and_then(|taken| taken.listener);
+        let Some(at) = at else {
             return Ok(None);
         };
         let socket = new_socket()?;
@@ -275,7 +318,7 @@ impl BoundPort {
         listen(&listener, backlog).map_err(os)?;
         if let Ports::Process(table) | Ports::Hosts(Hosts { table, .. }) = &*self.ports {
             let name = getsockname::<UnixAddr>(listener.as_raw_fd()).map_err(os)?;
-            lock(table).insert(self.place, Some(name));
+            lock(table).entry(self.place).or_default().listener = Some(name);
         }
         Ok(listener)
     }
@@ -285,10 +328,12 @@ impl Drop for BoundPort {
     fn drop(&mut self) {
         match &*self.ports {
             Ports::Process(table) | Ports::Hosts(Hosts { table, .. }) => {
-                if let Some(shared) = self.ports.shared() {
-                    shared.release(self.place, self.locks.len());
+                let mut table = lock(table);
+                if let (Some(taken), Some(shared)) =
+                    (table.remove(&self.place), self.ports.shared())
+                {
+                    shared.release(self.place, taken);
                 }
-                lock(table).remove(&self.place);
             }
             Ports::Directory(directory) => {
                 // The socket exists only if the port was listening. The lock's
@@ -298,7 +343,7 @@ impl Drop for BoundPort {
                 directory.remove_lock(&lock_name(self.place));
             }
         }
-        self.locks.clear();
+        drop(self.lock.take());
     }
 }
 

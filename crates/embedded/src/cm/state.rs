@@ -18,6 +18,7 @@ use super::channel::{Channel, Ready, Waiting};
 use super::id::{Id, Phase, Port, QKEY, group, is_here, or_loopback};
 use super::ports::Ports;
 use super::wire::{Kind, Message, send};
+use crate::addresses::AddressList;
 use crate::{Result, refuse};
 
 /// How long the peer may take to answer; about the total that the kernel waits.
@@ -38,8 +39,8 @@ struct Membership {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) ports: Arc<Ports>,
-    /// The device's addresses, in the order of its GIDs, if peers may be on other hosts.
-    pub(super) hosts: Vec<IpAddr>,
+    /// The device's addresses, if peers may be on other hosts.
+    pub(super) hosts: Option<Arc<AddressList>>,
     pub(super) channels: HashMap<RawFd, Channel>,
     pub(super) ids: BTreeMap<u32, Id>,
     memberships: BTreeMap<u32, Membership>,
@@ -90,7 +91,7 @@ pub(super) fn connection(kind: Kind, message: &Message) -> abi::ConnParam {
 }
 
 impl State {
-    pub(super) fn new(ports: Arc<Ports>, hosts: Vec<IpAddr>) -> Self {
+    pub(super) fn new(ports: Arc<Ports>, hosts: Option<Arc<AddressList>>) -> Self {
         Self {
             ports,
             hosts,
@@ -204,7 +205,7 @@ impl State {
         let number = self.number();
         let mut id = Id::new(fd, port, command.ps, datagram);
         id.uid = command.uid;
-        id.hosts = !self.hosts.is_empty();
+        id.hosts = self.hosts.is_some();
         self.ids.insert(number, id);
         Ok(number)
     }
@@ -238,7 +239,7 @@ impl State {
         let hosts = self.hosts.clone();
         let id = self.id_in(fd, number, &[Phase::Idle])?;
         let taken = ports.take(id.space, address.port())?;
-        id.port = id.port.at(address.ip(), &hosts);
+        id.port = id.port.at(address.ip(), hosts.as_deref());
         id.local = Some((address.ip(), taken.port()).into());
         id.taken = Some(taken);
         id.phase = Phase::Bound;
@@ -247,16 +248,16 @@ impl State {
 
     /// Returns whether a local address may be this one.
     fn is_own(&self, ip: IpAddr) -> bool {
-        match self.hosts.is_empty() {
-            true => is_here(ip),
+        match &self.hosts {
+            None => is_here(ip),
             // As in the kernel, loopback addresses name no device.
-            false => ip.is_unspecified() || ip.is_loopback() || self.hosts.contains(&ip),
+            Some(hosts) => ip.is_unspecified() || ip.is_loopback() || hosts.present().contains(&ip),
         }
     }
 
     /// Returns both addresses of a connection; `None` if the peer cannot be reached.
     fn route(&self, from: SocketAddr, to: SocketAddr) -> Option<(SocketAddr, SocketAddr)> {
-        if self.hosts.is_empty() {
+        let Some(hosts) = &self.hosts else {
             if !is_here(to.ip()) && !to.ip().is_multicast() {
                 return None;
             }
@@ -269,11 +270,14 @@ impl State {
                 _ => or_loopback(from),
             };
             return Some((local, to));
-        }
+        };
+        let hosts = hosts.present();
         let family = |ip: &&IpAddr| ip.is_ipv4() == to.is_ipv4();
-        let own = self.hosts.iter().filter(family);
+        let own = hosts.iter().filter(family);
         let local = match from.ip() {
-            ip if self.hosts.contains(&ip) => ip,
+            ip if hosts.contains(&ip) => ip,
+            // It was bound to an address that the host no longer has.
+            ip if !ip.is_unspecified() && !ip.is_loopback() => return None,
             // As the system routes, if it routes by the device's addresses.
             _ => {
                 let routed = source_for(to);
@@ -345,7 +349,7 @@ impl State {
         let hosts = self.hosts.clone();
         let id = self.id(fd, number)?;
         (id.local, id.peer) = (Some(local), Some(peer));
-        id.port = id.port.at(local.ip(), &hosts);
+        id.port = id.port.at(local.ip(), hosts.as_deref());
         id.phase = Phase::AddressResolved;
         self.queue_event(number, EventKind::ADDR_RESOLVED, 0, &[]);
         Ok(())
@@ -611,7 +615,7 @@ impl State {
         flags: u16,
     ) -> Result<u32> {
         // No multicast goes to other hosts.
-        if !self.hosts.is_empty() {
+        if self.hosts.is_some() {
             return refuse(libc::EOPNOTSUPP);
         }
         let Some(group) = ip_address(address)?.and_then(|address| group(address.ip())) else {

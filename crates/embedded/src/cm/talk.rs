@@ -221,8 +221,8 @@ impl State {
         let mut id = Id::new(fd, listener.port, listener.space, datagram);
         id.phase = Phase::Requested;
         (id.local, id.peer) = (Some(message.to()), Some(message.from()));
-        id.hosts = !self.hosts.is_empty();
-        id.port = id.port.at(message.to().ip(), &self.hosts);
+        id.hosts = self.hosts.is_some();
+        id.port = id.port.at(message.to().ip(), self.hosts.as_deref());
         id.port.mtu = id.port.mtu.min(message.mtu);
         id.meet(message);
         id.tos = listener.tos;

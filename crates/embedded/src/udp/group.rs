@@ -143,16 +143,24 @@ impl Member {
                 continue;
             };
             listen(&listener, Backlog::new(i32::from(MEMBERS)).map_err(os)?).map_err(os)?;
-            let lines = addresses.iter().map(|address| line_of(*address) + "\n");
-            directory.write(&lock_name(number), &lines.collect::<String>())?;
-            return Ok(Self {
+            let member = Self {
                 directory: Arc::new(directory),
                 number,
                 listener,
                 _lock: lock,
-            });
+            };
+            member.announce(addresses)?;
+            return Ok(member);
         }
         refuse(libc::EUSERS)
+    }
+
+    /// Lets other members know the addresses. They must be known before a socket is
+    /// opened there.
+    pub(super) fn announce(&self, addresses: &[Gid]) -> Result<()> {
+        let lines = addresses.iter().map(|address| line_of(*address) + "\n");
+        let name = lock_name(self.number);
+        self.directory.write(&name, &lines.collect::<String>())
     }
 
     /// Returns the number of members with this address.

@@ -15,6 +15,7 @@
 //! frames of any network. What the device has not processed yet is bounded by its
 //! port's queue, and beyond it by the socket's buffer.
 
+mod follow;
 mod group;
 mod ports;
 mod segmentation;
@@ -25,6 +26,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
@@ -36,13 +38,15 @@ use softhca::packet::{
 use uverbs::Errno;
 
 use crate::Result;
+use crate::addresses::{ADDRESSES, AddressList};
 use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
 use crate::wire::PATIENCE;
+use follow::Follower;
 pub(crate) use group::ID_BITS;
 use group::{Group, Kind, Passed, QPN_BITS};
 use ports::Endpoint;
 pub(crate) use ports::{Addresses, UdpPorts};
-use socket::{BATCH, Inbox, MESSAGES};
+use socket::{BATCH, Inbox, MESSAGES, Scoped};
 
 /// MAC addresses in frames between the device and the wire: the device's, and that of
 /// all others.
@@ -54,6 +58,7 @@ const ENOUGH: usize = 256;
 /// The gateway and the group in epoll events; smaller numbers are addresses.
 const GATEWAY: u64 = 1 << 32;
 const GROUP: u64 = GATEWAY + 1;
+const FOLLOWER: u64 = GATEWAY + 2;
 /// Longest time between two turns of the gateway while frames come and go.
 const MANAGED: Duration = Duration::from_micros(50);
 /// Shortest time between two corrections of which process receives what.
@@ -68,6 +73,10 @@ pub(crate) struct UdpWire {
     port: Port,
     pool: Pool,
     endpoints: Vec<Endpoint>,
+    /// The same addresses, for the device and the connection manager.
+    list: Arc<AddressList>,
+    /// The interface whose addresses they are, if changes are announced.
+    follower: Option<Follower>,
     /// Other processes with the same addresses; `None` if nobody may have them.
     group: Option<Group>,
     /// The last turn received packets that they have passed on.
@@ -102,23 +111,22 @@ impl UdpWire {
         epoll: &Epoll,
     ) -> Result<Self> {
         for (place, endpoint) in ports.endpoints.iter().enumerate() {
-            let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64);
-            let added = epoll.add(endpoint.receiver.as_fd(), event);
-            added.map_err(|errno| Errno::new(errno as i32))?;
+            watch(epoll, &endpoint.receiver, place as u64)?;
         }
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, GATEWAY);
-        let added = epoll.add(&gateway.descriptor().0, event);
-        added.map_err(|errno| Errno::new(errno as i32))?;
+        watch(epoll, &gateway.descriptor().0, GATEWAY)?;
         let group = ports.member.map(Group::new).transpose()?;
         if let Some(group) = &group {
-            let event = EpollEvent::new(EpollFlags::EPOLLIN, GROUP);
-            let added = epoll.add(&group.descriptor().0, event);
-            added.map_err(|errno| Errno::new(errno as i32))?;
+            watch(epoll, &group.descriptor().0, GROUP)?;
+        }
+        if let Some(follower) = &ports.follower {
+            watch(epoll, follower.descriptor(), FOLLOWER)?;
         }
         Ok(Self {
             port: fabric.uplink(),
             pool,
             endpoints: ports.endpoints,
+            list: ports.list,
+            follower: ports.follower,
             group,
             passing: false,
             astray: None,
@@ -136,13 +144,65 @@ impl UdpWire {
 
     /// Moves frames in both directions. Returns whether there were any, or one is
     /// waiting.
-    pub(crate) fn pump(&mut self) -> bool {
+    pub(crate) fn pump(&mut self, epoll: &Epoll) -> bool {
+        let mut changed = false;
         if self.managed.is_none_or(|last| last.elapsed() >= MANAGED) {
             self.manage();
+            changed = self.follow(epoll);
         }
         let sent = self.send_all();
         let (received, _) = self.receive_all();
-        received || sent
+        received || sent || changed
+    }
+
+    /// Looks at the addresses of the interface if the system has announced a change. The
+    /// sockets of an address that is gone stay, for its return. Returns whether the list
+    /// has changed.
+    fn follow(&mut self, epoll: &Epoll) -> bool {
+        let Some(follower) = self.follower.as_ref().filter(|it| it.has_changed()) else {
+            return false;
+        };
+        let Ok(found) = follower.addresses() else {
+            return false;
+        };
+        for endpoint in &mut self.endpoints {
+            let at = endpoint.at;
+            let listed = found.iter().any(|it| it.address == at.address);
+            endpoint.present = listed && (endpoint.present || socket::may_bind(at));
+        }
+        let endpoints = &self.endpoints;
+        let mut changed = self.list.set_present(|ip| has_address(endpoints, ip));
+        for at in found {
+            if self.endpoints.iter().any(|it| it.at.address == at.address) {
+                continue;
+            }
+            match self.add_address(at, epoll) {
+                Ok(()) => changed = true,
+                // It is being checked for duplicates, the end of which is announced.
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
+                Err(error) => {
+                    let address = at.address;
+                    tracing::warn!(%address, %error, "a new address is not used");
+                }
+            }
+        }
+        changed
+    }
+
+    fn add_address(&mut self, at: Scoped, epoll: &Epoll) -> io::Result<()> {
+        let known: Vec<IpAddr> = self.endpoints.iter().map(|it| it.at.address).collect();
+        if known.len() >= ADDRESSES {
+            let many = format!("a device has at most {ADDRESSES} addresses");
+            return Err(io::Error::other(many));
+        }
+        let member = self.group.as_ref().map(Group::member);
+        let endpoint = Endpoint::add(at, member, &known)?;
+        watch(epoll, &endpoint.receiver, known.len() as u64)
+            .map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
+        self.endpoints.push(endpoint);
+        self.list.add(at.address);
+        self.gateway.add_address(at.address);
+        Ok(())
     }
 
     /// Receives what has arrived before a timeout takes effect. Returns whether there
@@ -464,9 +524,17 @@ impl Drop for UdpWire {
     }
 }
 
-/// Returns whether an address is one of the device.
+/// Has an epoll instance report when a descriptor is readable.
+fn watch(epoll: &Epoll, descriptor: impl AsFd, number: u64) -> Result<()> {
+    let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
+    let added = epoll.add(descriptor, event);
+    added.map_err(|errno| Errno::new(errno as i32))
+}
+
+/// Returns whether an address is one of the device, and the host has it.
 fn has_address(endpoints: &[Endpoint], address: IpAddr) -> bool {
-    endpoints.iter().any(|it| it.at.address == address)
+    let mut present = endpoints.iter().filter(|it| it.present);
+    present.any(|it| it.at.address == address)
 }
 
 /// Returns the number of the queue pair that a frame of this wire is for.

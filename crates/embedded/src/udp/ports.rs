@@ -15,17 +15,17 @@ use softhca::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
 use uverbs::{Command, Errno, Error};
 
 use super::DEVICE_MAC;
+use super::follow::Follower;
 use super::group::{Member, QPN_BITS, sockets_at};
 use super::socket::{self, Scoped};
 use super::steering;
+use crate::addresses::{ADDRESSES, AddressList};
 use crate::cm::{SharedPorts, random};
 
 /// Number of source ports. Switches choose among paths by it.
 const SOURCES: usize = 8;
 /// First of the source ports that RoCE v2 uses.
 const FIRST_SOURCE: u16 = 0xc000;
-/// Maximum number of addresses of a device.
-const ADDRESSES: usize = 16;
 /// The longest headers of a packet without its payload, as Linux counts them: IPv6,
 /// UDP, BTH, extended headers, ICRC.
 const HEADERS: u32 = 80;
@@ -49,6 +49,8 @@ const UNSPECIFIC: &str = "a device needs an address of its own: not an unspecifi
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(super) at: Scoped,
+    /// The host has the address, or had it when it was last looked at.
+    pub(super) present: bool,
     pub(super) receiver: OwnedFd,
     /// Source ports, with the sockets that send from them.
     pub(super) senders: Vec<(u16, OwnedFd)>,
@@ -58,6 +60,10 @@ pub(crate) struct Endpoint {
 #[derive(Debug)]
 pub(crate) struct UdpPorts {
     pub(super) endpoints: Vec<Endpoint>,
+    /// Their addresses.
+    pub(super) list: Arc<AddressList>,
+    /// The interface, if changes of its addresses are announced.
+    pub(super) follower: Option<Follower>,
     /// Membership among the processes that share the addresses; `None` if nobody may.
     pub(super) member: Option<Member>,
     mtu: Mtu,
@@ -104,33 +110,53 @@ fn parse(name: &str) -> Option<(IpAddr, Option<&str>)> {
     }
 }
 
-/// Returns the addresses that a name stands for, and their interface.
-fn addresses(name: &str) -> Result<(Vec<Scoped>, Option<String>), Error> {
-    let all: Vec<InterfaceAddress> = getifaddrs().map_err(|it| os(&it.into()))?.collect();
+/// Returns the addresses of an interface: IPv4 first, then global before link-local
+/// addresses.
+pub(super) fn ip_addresses(interface: &str) -> io::Result<Vec<Scoped>> {
+    let here = getifaddrs()?.filter(|entry| entry.interface_name == interface);
+    let mut found: Vec<Scoped> = here.filter_map(|entry| ip_of(&entry)).collect();
+    found.sort_by_key(|it| match it.address {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(address) => 1 + u8::from(address.is_unicast_link_local()),
+    });
+    Ok(found)
+}
+
+/// What the name of a device stands for.
+struct Named {
+    addresses: Vec<Scoped>,
+    interface: Option<String>,
+    /// Changes of the interface's addresses, if they are announced.
+    follower: Option<Follower>,
+}
+
+/// Follows the addresses of an interface, or one of them.
+fn follow(interface: &str, address: Option<IpAddr>) -> Option<Follower> {
+    let follower = Follower::new(interface.to_owned(), address);
+    let failed = |error| tracing::debug!(%error, "changes of addresses are not announced");
+    follower.map_err(failed).ok()
+}
+
+/// Returns what a name stands for: an interface, or an address.
+fn named(name: &str) -> Result<Named, Error> {
     let Some((address, scope)) = parse(name) else {
-        if !all.iter().any(|entry| entry.interface_name == name) {
-            return Err(invalid(NO_INTERFACE));
-        }
-        let here = all.iter().filter(|entry| entry.interface_name == name);
-        let found: Vec<Scoped> = here.filter_map(ip_of).take(ADDRESSES).collect();
-        // IPv4 first, then global before link-local addresses.
-        let mut found = found;
-        found.sort_by_key(|it| match it.address {
-            IpAddr::V4(_) => 0,
-            IpAddr::V6(address) => 1 + u8::from(address.is_unicast_link_local()),
-        });
-        return Ok((found, Some(name.to_owned())));
+        return named_interface(name);
     };
     if address.is_unspecified() || address.is_multicast() || address != address.to_canonical() {
         return Err(invalid(UNSPECIFIC));
     }
+    let all: Vec<InterfaceAddress> = getifaddrs().map_err(|it| os(&it.into()))?.collect();
     let exact = all.iter().find_map(|entry| {
         let found = ip_of(entry).filter(|it| it.address == address)?;
         let right = scope.is_none_or(|scope| entry.interface_name == scope);
         right.then(|| (found, entry.interface_name.clone()))
     });
     if let Some((found, interface)) = exact {
-        return Ok((vec![found], Some(interface)));
+        return Ok(Named {
+            addresses: vec![found],
+            follower: follow(&interface, Some(found.address)),
+            interface: Some(interface),
+        });
     }
     // All of 127.0.0.0/8 is on the loopback interface. Other addresses may be local
     // by a route; the system decides.
@@ -140,7 +166,27 @@ fn addresses(name: &str) -> Result<(Vec<Scoped>, Option<String>), Error> {
     let loopback = loopback.filter(|_| address.is_loopback());
     let scope = scope.and_then(|it| if_nametoindex(it).ok()).unwrap_or(0);
     let found = Scoped { address, scope };
-    Ok((vec![found], loopback.map(|it| it.interface_name.clone())))
+    Ok(Named {
+        addresses: vec![found],
+        interface: loopback.map(|it| it.interface_name.clone()),
+        follower: None,
+    })
+}
+
+fn named_interface(name: &str) -> Result<Named, Error> {
+    let mut all = getifaddrs().map_err(|it| os(&it.into()))?;
+    if !all.any(|entry| entry.interface_name == name) {
+        return Err(invalid(NO_INTERFACE));
+    }
+    // Before its addresses are read, so that no change is missed.
+    let follower = follow(name, None);
+    let mut addresses = ip_addresses(name).map_err(|it| os(&it))?;
+    addresses.truncate(ADDRESSES);
+    Ok(Named {
+        addresses,
+        interface: Some(name.to_owned()),
+        follower,
+    })
 }
 
 /// Returns the MTU of an interface.
@@ -172,10 +218,8 @@ fn path_mtu(mtu: u32) -> Option<Mtu> {
 
 /// Returns whether all sockets at the port are those of members, who would pass our
 /// packets on: others of this user may share the port without knowing of us.
-fn has_only_members(at: Scoped, member: &Member) -> bool {
-    // One that is being killed has given up its number before its sockets.
-    const TRIES: u32 = 100;
-    (0..TRIES).any(|attempt| {
+fn has_only_members(at: Scoped, member: &Member, tries: u32) -> bool {
+    (0..tries).any(|attempt| {
         if attempt != 0 {
             thread::sleep(Duration::from_millis(10));
         }
@@ -184,7 +228,34 @@ fn has_only_members(at: Scoped, member: &Member) -> bool {
     })
 }
 
+/// Attempts to see members alone: one that is being killed has given up its number
+/// before its sockets.
+const TRIES: u32 = 100;
+
 impl Endpoint {
+    /// Opens the sockets of another address of a device, besides those that it has.
+    ///
+    /// # Errors
+    /// Of the system; EADDRINUSE if others than members have the port.
+    pub(super) fn add(at: Scoped, member: Option<&Member>, known: &[IpAddr]) -> io::Result<Self> {
+        let Some(member) = member else {
+            return Self::open(at, None);
+        };
+        let failed = |errno: Errno| io::Error::from_raw_os_error(errno.raw());
+        let mut gids: Vec<Gid> = known.iter().map(|ip| gid_of_ip(*ip)).collect();
+        gids.push(gid_of_ip(at.address));
+        member.announce(&gids).map_err(failed)?;
+        let opened = Self::open(at, Some(member));
+        // The wire waits meanwhile, so there is one attempt.
+        if opened.is_ok() && has_only_members(at, member, 1) {
+            return opened;
+        }
+        gids.pop();
+        member.announce(&gids).map_err(failed)?;
+        // As the system says it where it does not let the port be shared.
+        opened.and(Err(io::ErrorKind::AddrInUse.into()))
+    }
+
     fn open(at: Scoped, member: Option<&Member>) -> io::Result<Self> {
         let receiver = match member {
             Some(member) => steering::open(member, at)?,
@@ -209,6 +280,7 @@ impl Endpoint {
         }
         Ok(Self {
             at,
+            present: true,
             receiver,
             senders,
         })
@@ -218,7 +290,11 @@ impl Endpoint {
 impl UdpPorts {
     /// Opens the sockets of an address, or of all addresses of an interface.
     pub(crate) fn open(name: &str) -> Result<Self, Error> {
-        let (addresses, interface) = addresses(name)?;
+        let Named {
+            addresses,
+            interface,
+            follower,
+        } = named(name)?;
         let alone = addresses.len() == 1;
         let gids: Vec<Gid> = addresses.iter().map(|at| gid_of_ip(at.address)).collect();
         // Without a directory, or a number in it, the addresses are this process's.
@@ -246,15 +322,21 @@ impl UdpPorts {
             return Err(invalid(NO_ADDRESS));
         };
         if let Some(member) = &member {
-            if !endpoints.iter().all(|it| has_only_members(it.at, member)) {
+            if !endpoints
+                .iter()
+                .all(|it| has_only_members(it.at, member, TRIES))
+            {
                 return Err(invalid(TAKEN));
             }
         }
         const ETHERNET_MTU: u32 = 1500;
         let mtu = interface.and_then(|it| mtu_of(&it, &first.receiver));
         let mtu = path_mtu(mtu.unwrap_or(ETHERNET_MTU)).ok_or(invalid(MTU_TOO_SMALL))?;
+        let list = AddressList::new(endpoints.iter().map(|it| it.at.address));
         Ok(Self {
             endpoints,
+            list: Arc::new(list),
+            follower,
             member,
             mtu,
         })
@@ -267,18 +349,14 @@ impl UdpPorts {
         Some(SharedPorts {
             directory: Arc::clone(&member.directory),
             member: member.number,
-            addresses: self.endpoints.iter().map(|it| it.at.address).collect(),
+            addresses: Arc::clone(&self.list),
         })
     }
 
     /// Returns the addresses.
     pub(crate) fn addresses(&self) -> Addresses {
         Addresses {
-            gids: self
-                .endpoints
-                .iter()
-                .map(|it| gid_of_ip(it.at.address))
-                .collect(),
+            list: Arc::clone(&self.list),
             mtu: self.mtu,
             member: self.member.as_ref().map_or(0, |member| member.number),
         }
@@ -288,7 +366,7 @@ impl UdpPorts {
 /// The addresses of a device that are the host's.
 #[derive(Clone, Debug)]
 pub(crate) struct Addresses {
-    pub(crate) gids: Vec<Gid>,
+    pub(crate) list: Arc<AddressList>,
     /// The path MTU of the interface.
     pub(crate) mtu: Mtu,
     /// This process's number among those that share the addresses.
@@ -312,23 +390,14 @@ impl Addresses {
     /// Returns the device's GUID, different on each host: locally administered, with
     /// the first address.
     pub(crate) fn guid(&self) -> u64 {
-        let mut gid = self
-            .gids
-            .first()
-            .into_iter()
-            .flat_map(|gid| gid.chunks_exact(8));
+        let first = self.list.all().first().map(|address| gid_of_ip(address.ip));
+        let mut gid = first.iter().flat_map(|gid| gid.chunks_exact(8));
         let mut half = || {
             let half = gid.next().unwrap_or(&[]).iter();
             half.fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte))
         };
         let folded = half().rotate_left(7) ^ half();
         folded & !(3 << 56) | 2 << 56
-    }
-
-    /// Returns the IP addresses.
-    pub(crate) fn hosts(&self) -> Vec<IpAddr> {
-        let ip = |gid: &Gid| Ipv6Addr::from(*gid).to_canonical();
-        self.gids.iter().map(ip).collect()
     }
 }
 
@@ -380,7 +449,7 @@ mod tests {
     fn an_address_is_shared_with_members_alone() {
         let name = "127.41.0.1";
         let ports = UdpPorts::open(name).unwrap();
-        assert_eq!(ports.addresses().gids, [gid_of_ip([127, 41, 0, 1].into())]);
+        assert_eq!(ports.list.present(), [IpAddr::from([127, 41, 0, 1])]);
         assert_eq!(ports.endpoints[0].senders.len(), SOURCES);
         let more = UdpPorts::open(name).unwrap();
         assert_ne!(ports.addresses().member, more.addresses().member);
@@ -402,7 +471,7 @@ mod tests {
     fn numbers_stay_in_the_range_of_a_member() {
         for member in [0, 1, MEMBERS - 1] {
             let addresses = Addresses {
-                gids: vec![gid_of_ip([127, 41, 0, 2].into())],
+                list: Arc::new(AddressList::new([IpAddr::from([127, 41, 0, 2])])),
                 mtu: Mtu::B1024,
                 member,
             };

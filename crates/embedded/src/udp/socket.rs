@@ -160,6 +160,12 @@ fn open(at: Scoped, port: u16, shared: bool) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Returns whether the host has an address for sockets: not one that it still checks for
+/// duplicates.
+pub(super) fn may_bind(at: Scoped) -> bool {
+    open(at, 0, false).is_ok()
+}
+
 /// Opens the socket that receives, or one of several that share what arrives.
 pub(super) fn open_receiver(at: Scoped, shared: bool) -> io::Result<OwnedFd> {
     let socket = open(at, ROCE_V2_PORT, shared)?;

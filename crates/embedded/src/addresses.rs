@@ -1,0 +1,167 @@
+//! The addresses of a device that are the host's, which may change.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Maximum number of addresses of a device.
+pub(crate) const ADDRESSES: usize = 16;
+
+/// An address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostAddress {
+    pub(crate) ip: IpAddr,
+    /// The host has it, or had it when it was last looked at.
+    pub(crate) present: bool,
+}
+
+/// The addresses of a device, in the order of its GIDs. An address keeps its place, also
+/// while the host does not have it.
+///
+/// Its lock is the last that a thread takes.
+#[derive(Debug)]
+pub(crate) struct AddressList {
+    addresses: Mutex<Vec<HostAddress>>,
+    /// Number of changes.
+    changes: AtomicU32,
+}
+
+impl AddressList {
+    /// Creates a list of addresses that the host has.
+    pub(crate) fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        let present = |ip| HostAddress { ip, present: true };
+        Self {
+            addresses: Mutex::new(addresses.into_iter().map(present).collect()),
+            changes: AtomicU32::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<HostAddress>> {
+        self.addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns all addresses.
+    pub(crate) fn all(&self) -> Vec<HostAddress> {
+        self.lock().clone()
+    }
+
+    /// Returns the addresses that the host has.
+    pub(crate) fn present(&self) -> Vec<IpAddr> {
+        let addresses = self.lock();
+        let present = addresses.iter().filter(|address| address.present);
+        present.map(|address| address.ip).collect()
+    }
+
+    /// Returns the number of changes, which wraps.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Appends an address that the host has. Returns whether there was room for it.
+    pub(crate) fn add(&self, ip: IpAddr) -> bool {
+        let mut addresses = self.lock();
+        let fits = addresses.len() < ADDRESSES;
+        if fits {
+            addresses.push(HostAddress { ip, present: true });
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+        fits
+    }
+
+    /// Sets which addresses the host has. Returns whether that differs from before.
+    pub(crate) fn set_present(&self, has: impl Fn(IpAddr) -> bool) -> bool {
+        let mut changed = false;
+        for address in &mut *self.lock() {
+            let present = has(address.ip);
+            changed |= present != address.present;
+            address.present = present;
+        }
+        if changed {
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use softhca::packet::gid_of_ip;
+    use uverbs::{AsyncEventFile, AsyncEventType};
+
+    use super::*;
+    use crate::{Drive, Network};
+
+    /// Programs see the changes in the GID table, and are told of them.
+    #[test]
+    fn the_gid_table_follows_the_addresses() {
+        let network = Network::roce(Drive::Caller, "127.46.0.1").unwrap();
+        let device = network.device("roce").unwrap();
+        let list = Arc::clone(&device.runner.addresses().unwrap().list);
+        let context = Arc::new(device.context().unwrap());
+        mlx5::DeviceContext::open(&context).unwrap();
+        let events = AsyncEventFile::alloc(&context).unwrap();
+        let port = || context.query_port(1).unwrap().legacy;
+        let table = || {
+            let mut entries = [uverbs::GidEntry::default(); 2 * ADDRESSES];
+            let count = context.query_gid_table(&mut entries).unwrap();
+            let entries = entries[..count].iter();
+            entries.map(|entry| entry.gid_index).collect::<Vec<_>>()
+        };
+        let entry = |index| {
+            let entry = context.query_gid_entry(1, index);
+            entry.map(|it| it.gid).map_err(|it| it.errno().raw())
+        };
+        let ip = |last| IpAddr::from([127, 46, 0, last]);
+        let is_told = || {
+            while device.drive() {}
+            assert!(events.wait_readable(0).unwrap());
+            let event = events.read_event().unwrap();
+            assert_eq!(
+                (event.event, event.element),
+                (AsyncEventType::GID_CHANGE, 1)
+            );
+            assert!(!events.wait_readable(0).unwrap());
+        };
+        assert_eq!(usize::try_from(port().gid_tbl_len).unwrap(), ADDRESSES);
+        assert_eq!(table(), [0]);
+        assert_eq!(entry(1), Err(libc::ENODATA));
+        assert_eq!(entry(ADDRESSES as u32), Err(libc::EINVAL));
+        assert!(list.add(ip(2)));
+        is_told();
+        assert_eq!(table(), [0, 1]);
+        assert_eq!(entry(1), Ok(gid_of_ip(ip(2))));
+        assert!(list.set_present(|it| it != ip(1)));
+        is_told();
+        assert_eq!(table(), [1]);
+        assert_eq!(entry(0), Err(libc::ENODATA));
+        assert_eq!(device.gids()[..3], [[0; 16], gid_of_ip(ip(2)), [0; 16]]);
+        assert!(list.set_present(|_| true));
+        is_told();
+        assert_eq!(table(), [0, 1]);
+        while device.drive() {}
+        assert!(!events.wait_readable(0).unwrap());
+    }
+
+    #[test]
+    fn an_address_keeps_its_place() {
+        let ip = |last| IpAddr::from([192, 0, 2, last]);
+        let list = AddressList::new([ip(1), ip(2)]);
+        assert!(!list.set_present(|_| true) && list.changes() == 0);
+        assert!(list.set_present(|it| it != ip(1)) && list.changes() == 1);
+        assert!(list.add(ip(3)) && list.changes() == 2);
+        assert_eq!(list.present(), [ip(2), ip(3)]);
+        let places = |list: &AddressList| list.all().iter().map(|it| it.ip).collect::<Vec<_>>();
+        assert_eq!(places(&list), [ip(1), ip(2), ip(3)]);
+        assert!(list.set_present(|_| true));
+        assert_eq!(list.present(), places(&list));
+        for last in 4..=ADDRESSES as u8 {
+            assert!(list.add(ip(last)));
+        }
+        assert!(!list.add(ip(100)));
+        assert_eq!(list.present().len(), ADDRESSES);
+    }
+}
