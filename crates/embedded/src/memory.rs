@@ -25,7 +25,7 @@ impl Ranges {
         // The caller has checked that the range does not overflow.
         let range = (address, address.saturating_add(length));
         *self.ranges.entry(range).or_default() += 1;
-        self.merge();
+        self.merge(range);
     }
 
     fn remove(&mut self, address: u64, length: u64) {
@@ -34,19 +34,26 @@ impl Ranges {
             *times -= 1;
             if *times == 0 {
                 self.ranges.remove(&range);
+                self.merge(range);
             }
         }
-        self.merge();
     }
 
-    fn merge(&mut self) {
-        self.merged.clear();
-        for (from, to) in self.ranges.keys().copied() {
-            match self.merged.last_mut() {
+    /// Merges the ranges that overlap or touch one that was added or removed.
+    fn merge(&mut self, changed: (u64, u64)) {
+        let first = self.merged.partition_point(|range| range.1 < changed.0);
+        let last = self.merged.partition_point(|range| range.0 <= changed.1);
+        let before = &self.merged[first..last];
+        let from = before.first().map_or(changed.0, |it| it.0.min(changed.0));
+        let to = before.last().map_or(changed.1, |it| it.1.max(changed.1));
+        let mut merged: Vec<(u64, u64)> = Vec::new();
+        for (&(from, to), _) in self.ranges.range((from, 0)..=(to, u64::MAX)) {
+            match merged.last_mut() {
                 Some(last) if from <= last.1 => last.1 = last.1.max(to),
-                _ => self.merged.push((from, to)),
+                _ => merged.push((from, to)),
             }
         }
+        self.merged.splice(first..last, merged);
     }
 
     fn contain(&self, address: u64, length: u64) -> bool {
@@ -224,6 +231,40 @@ mod tests {
         ranges.remove(150, 100);
         assert!(!ranges.contain(200, 1) && ranges.contain(100, 100));
         assert!(ranges.contain(300, 10) && !ranges.contain(u64::MAX, 2));
+    }
+
+    proptest::proptest! {
+        /// The device has access to the bytes of the ranges that it was given and that
+        /// were not taken back.
+        #[test]
+        fn bytes_of_given_ranges_are_accessible(
+            steps in proptest::collection::vec((0..60u64, 1..20u64, proptest::bool::ANY), 1..60),
+        ) {
+            let mut ranges = Ranges::default();
+            let mut given: Vec<(u64, u64)> = Vec::new();
+            for (address, length, add) in steps {
+                match add || given.is_empty() {
+                    true => {
+                        ranges.add(address, length);
+                        given.push((address, length));
+                    }
+                    false => {
+                        let (address, length) = given.swap_remove(address as usize % given.len());
+                        ranges.remove(address, length);
+                    }
+                }
+                let has = |byte| given.iter().any(|(at, length)| (*at..at + length).contains(&byte));
+                for byte in 0..80 {
+                    proptest::prop_assert_eq!(ranges.contain(byte, 1), has(byte));
+                }
+                for from in 0..70 {
+                    let all = (from..from + 10).all(has);
+                    proptest::prop_assert_eq!(ranges.contain(from, 10), all);
+                }
+                let sorted = ranges.merged.windows(2).all(|pair| pair[0].1 < pair[1].0);
+                proptest::prop_assert!(sorted);
+            }
+        }
     }
 
     #[test]
