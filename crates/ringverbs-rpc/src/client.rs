@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringverbs::cm::{self, AsyncConnection, AsyncConnector};
+use ringverbs::cm::{self, AsyncConnection, AsyncConnector, manager::PortSpace};
 use ringverbs::{AccessFlags, PoolBuffer, RemoteRegion};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
@@ -254,7 +254,12 @@ impl Client {
     }
 
     async fn make(address: SocketAddr, options: &Options) -> Result<Self, Error> {
-        let connector = AsyncConnector::resolve(address).await?;
+        let connector = match &options.device {
+            None => AsyncConnector::resolve(address).await?,
+            Some(device) => {
+                AsyncConnector::resolve_on(device, PortSpace::TCP, None, address).await?
+            }
+        };
         let context = connector.device()?.open()?;
         // Of its own, so that the keys of its memory are of use to this server alone.
         let domain = context.alloc_pd()?;
@@ -319,8 +324,9 @@ impl Client {
         })
     }
 
-    /// Sends a request and waits for the reply, which has to fit into a message.
-    /// Dropping the future gives the reply up.
+    /// Sends a request and waits for the reply, which has to fit into a message, unless
+    /// the request does not ([`CallOptions::reply_up_to`]). Dropping the future gives the
+    /// reply up.
     ///
     /// # Errors
     /// [`Error`], except `Connect` and `Options`.

@@ -50,3 +50,7 @@ pub use client::Client;
 pub use error::Error;
 pub use options::{CallOptions, Options};
 pub use server::Server;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

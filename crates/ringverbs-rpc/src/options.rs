@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ringverbs::Device;
+
 use crate::Error;
 use crate::wire::{Hello, READ_HEADER};
 
@@ -14,6 +16,7 @@ pub struct Options {
     pub(crate) large_buffers: u16,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
+    pub(crate) device: Option<Device>,
 }
 
 impl Default for Options {
@@ -25,6 +28,7 @@ impl Default for Options {
             large_buffers: 4,
             max_connections: 256,
             connect_timeout: Duration::from_secs(10),
+            device: None,
         }
     }
 }
@@ -81,6 +85,15 @@ impl Options {
         self
     }
 
+    /// Uses the connection manager of this device: its network's for an embedded
+    /// device, such as a node of `ringverbs-testkit`, otherwise the kernel's, where the
+    /// address decides. By default what `RINGVERBS_DEVICE` names.
+    #[must_use]
+    pub fn device(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let what = if !(1..=4096).contains(&self.window) {
             "a window has 1 to 4096 calls"
@@ -131,7 +144,9 @@ impl CallOptions {
 
     /// Sets the length of reply that there has to be room for. Replies that fit into
     /// a message always have room; for longer ones the call takes one of the
-    /// client's large buffers.
+    /// client's large buffers, of [`Options::max_message`] bytes. A call whose request
+    /// does not fit into a message has one in any case, and so room for a reply of that
+    /// length.
     #[must_use]
     pub fn reply_up_to(mut self, bytes: usize) -> Self {
         self.reply_up_to = bytes;

@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use ringverbs::cm::{self, AsyncConnection, AsyncListener};
+use ringverbs::cm::{self, AsyncConnection, AsyncListener, Listener, manager::PortSpace};
 use ringverbs::{BufferPool, PoolBuffer, ProtectionDomain};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -43,7 +43,13 @@ impl Server {
     pub async fn bind_with(address: SocketAddr, options: &Options) -> Result<Self, Error> {
         options.check()?;
         Ok(Self {
-            listener: AsyncListener::bind(address).await?,
+            listener: match &options.device {
+                None => AsyncListener::bind(address).await?,
+                Some(device) => {
+                    let listener = Listener::bind_on(device, PortSpace::TCP, address, 0)?;
+                    AsyncListener::new(listener)?
+                }
+            },
             options: options.clone(),
         })
     }

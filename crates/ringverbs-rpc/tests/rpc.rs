@@ -12,6 +12,7 @@ use ringverbs::cm::{self, AsyncConnection, AsyncConnector, AsyncListener};
 use ringverbs::future::{AsyncCompletionQueue, AsyncQueuePair};
 use ringverbs::{Buffer, ProtectionDomain, Transport};
 use ringverbs_rpc::{CallOptions, Client, Error, Options, Request, Response, Server};
+use ringverbs_testkit::Fabric;
 use testing::bytes;
 use testing::program::{self, address};
 use tokio::sync::Notify;
@@ -47,6 +48,36 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)
         .await
         .expect("in time")
+}
+
+/// Calls over devices that are named, on a network that loses packets.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_survive_lost_packets() {
+    let fabric = Fabric::builder().background().build(2).unwrap();
+    let fault = fabric.frames().chance(0.05).lose();
+    let options = |node: usize| Options::new().device(&fabric.node(node).device());
+    let here = "127.0.0.1:0".parse().unwrap();
+    let server = Server::bind_with(here, &options(1)).await.unwrap();
+    let to = server.local_addr().unwrap();
+    let server = tokio::spawn(server.serve(handle));
+    let client = in_time(Client::connect_with(to, &options(0)))
+        .await
+        .unwrap();
+    let calls = [10, 3000, 300_000].into_iter().cycle().take(60);
+    for (number, size) in calls.enumerate() {
+        let mut request = bytes(number as u32, size);
+        request[0] = b'e';
+        let reply = in_time(client.call(&request)).await.unwrap();
+        assert_eq!(&reply[..], &request[..]);
+    }
+    assert!(fault.hits() > 0);
+    // Nobody of that name is on the other network.
+    let other = Fabric::builder().background().build(1).unwrap();
+    let stranger = Options::new().device(&other.node(0).device());
+    let refused = in_time(Client::connect_with(to, &stranger)).await;
+    assert!(matches!(refused, Err(Error::Connect(_))), "{refused:?}");
+    drop(client);
+    server.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
