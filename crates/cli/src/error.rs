@@ -58,7 +58,7 @@ impl Error {
             Self::NoDevice | Self::PortDown { .. } => Some(
                 "run `ringverbs doctor` to find out why; \
                  `--device embedded` is a ConnectX in this process, \
-                 `--device embedded:$XDG_RUNTIME_DIR/wire` one that your other processes reach",
+                 `--device embedded:` one that your other processes reach",
             ),
             Self::Native {
                 source: ringverbs::Error::Kernel(source @ KernelError::Refused { .. }),

@@ -106,8 +106,8 @@ impl Network {
 
     /// Creates a network without devices that reaches other hosts: RoCE v2 in UDP
     /// datagrams, as rdma_rxe and RDMA cards send them. `name` is an IP address of this
-    /// host, or a network interface, of which it takes all addresses at the time of the
-    /// call. Its one device has an Ethernet port.
+    /// host, or a network interface, whose addresses it follows. Its one device has an
+    /// Ethernet port.
     ///
     /// It takes UDP port 4791 of each address for this user's processes, up to 64, and
     /// needs no right that sending datagrams does not need. Processes find each other by

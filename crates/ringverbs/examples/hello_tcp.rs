@@ -19,7 +19,7 @@ fn main() -> anyhow::Result<()> {
 
     let device = match device {
         [name, ..] => Device::named(name)?,
-        [] => Device::first()?,
+        [] => Device::first_or("embedded:")?,
     };
     let context = device.open()?;
     let domain = context.alloc_pd()?;

@@ -25,7 +25,7 @@ struct Client {
 
 impl Client {
     fn connect(address: &str) -> Result<Self> {
-        let context = Device::first()?.open()?;
+        let context = Device::first_or("embedded:")?.open()?;
         let domain = context.alloc_pd()?;
         let local = context.local_address(1)?;
         // The reader blocks on whatever the library thinks best.

@@ -4,7 +4,8 @@
 //! Clients connect by TCP; requests (`set KEY VALUE`, `get KEY`) and answers are
 //! RDMA messages. Closing the TCP connection ends a client.
 //!
-//! `cargo run --example kv_server ADDRESS:PORT [DEVICE]`, then `kv_client`.
+//! `cargo run -p ringverbs --example kv_server ADDRESS:PORT [DEVICE]`, then `kv_client`.
+//! Without an RDMA device both use the embedded one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -100,7 +101,11 @@ async fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let address = arguments.next().unwrap_or("0.0.0.0:7475".to_owned());
     let name = arguments.next();
-    let device = name.map_or_else(Device::first, |name| Device::named(&name))?;
+    let device = name.map_or_else(
+        || Device::first_or("embedded:"),
+        |name| Device::named(&name),
+    )?;
+    eprintln!("device {}", device.name());
     let domain = device.open()?.alloc_pd()?;
     let store = Store::default();
     let listener = TcpListener::bind(&address).await?;

@@ -79,7 +79,9 @@ impl Device {
     /// the same directory, up to 32. The directory is created, for this user
     /// only, if it does not exist. An existing one must belong to this user or
     /// root, must not be writable by anybody else, and must not be a symbolic
-    /// link. Its name for [`named`](Self::named) is `embedded:DIRECTORY`.
+    /// link. Its name for [`named`](Self::named) is `embedded:DIRECTORY`; `embedded:`
+    /// is short for the default directory of this user, `ringverbs` in
+    /// `$XDG_RUNTIME_DIR`, else `/tmp/ringverbs-UID`.
     ///
     /// What another process sends is checked like packets from a network: it
     /// reaches only what a queue pair or a key of this process gives access to.
@@ -116,7 +118,7 @@ impl Device {
     /// Returns an embedded device that reaches other hosts: rdma_rxe, cards, and
     /// devices like it. It speaks RoCE v2 over UDP port 4791 of an address of this
     /// host, or of all addresses of a network interface; `name` is one or the other.
-    /// One process can have it. Its name for [`named`](Self::named) is `roce:NAME`.
+    /// Up to 64 processes of a user can have it. Its name for [`named`](Self::named) is `roce:NAME`.
     ///
     /// RoCE protects neither from reading nor from forging: use it in networks whose
     /// hosts are trusted.
@@ -177,6 +179,16 @@ impl Device {
     /// the name in `RINGVERBS_DEVICE`.
     #[cfg(feature = "embedded")]
     pub fn first_or_embedded() -> Result<Self> {
+        Self::first_or("embedded")
+    }
+
+    /// As [`first`](Self::first), but without a device that has an active port
+    /// returns the one with this name. For programs of several processes, `embedded:`
+    /// is one that they share.
+    ///
+    /// # Errors
+    /// As [`named`](Self::named), also for the name in `RINGVERBS_DEVICE`.
+    pub fn first_or(name: &str) -> Result<Self> {
         if let Some(device) = Self::from_environment()? {
             return Ok(device);
         }
@@ -184,7 +196,7 @@ impl Device {
         let devices = devices().unwrap_or_default().into_iter();
         match devices.into_iter().find(Self::is_active) {
             Some(device) => Ok(device),
-            None => Self::embedded(),
+            None => Self::named(name),
         }
     }
 
@@ -325,7 +337,11 @@ fn embedded_location(name: &str) -> Option<Location> {
         None => (embedded::Sharing::Own, rest),
     };
     let directory = directory.strip_prefix(':')?;
-    Some(Location::Directory(directory.into(), sharing))
+    let directory = match directory {
+        "" => embedded::Network::default_directory(),
+        directory => directory.into(),
+    };
+    Some(Location::Directory(directory, sharing))
 }
 
 /// Returns the embedded device of this process for `location`, creating it at first

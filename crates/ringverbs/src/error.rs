@@ -6,7 +6,7 @@ use std::io;
 use crate::qp::State;
 
 /// Whether there is an embedded device.
-const EMBEDDED: bool = cfg!(feature = "embedded");
+pub(crate) const EMBEDDED: bool = cfg!(feature = "embedded");
 
 /// An error of this crate. The message names the verb, the object, the limit and
 /// what to do.
@@ -187,7 +187,7 @@ impl fmt::Display for Error {
                 f,
                 "there is no RDMA device; `rdma link add rxe0 type rxe netdev IFACE` creates one on a network interface{}",
                 if EMBEDDED {
-                    "; RINGVERBS_DEVICE=embedded names one in the process, embedded:DIRECTORY one that other processes reach, roce:INTERFACE one that other hosts reach"
+                    "; RINGVERBS_DEVICE=embedded names one in the process, embedded: one that other processes reach, roce:INTERFACE one that other hosts reach"
                 } else {
                     ""
                 },
@@ -247,8 +247,9 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Kernel(error) => Some(error),
-            Self::Map { error, .. } => Some(error),
+            // Its text is part of this one's.
+            Self::Kernel(error) => error.source(),
+            Self::Map { error, .. } => error.source(),
             _ => None,
         }
     }

@@ -118,8 +118,9 @@ impl fmt::Display for HandshakeError {
 impl std::error::Error for HandshakeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Stream(error) => Some(error),
-            Self::Verbs(error) => Some(error),
+            // Its text is part of this one's.
+            Self::Stream(error) => error.source(),
+            Self::Verbs(error) => error.source(),
             _ => None,
         }
     }

@@ -111,8 +111,9 @@ impl fmt::Display for ExchangeError {
 impl std::error::Error for ExchangeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Stream { source, .. } => Some(source),
-            Self::Verbs(error) => Some(error),
+            // Its text is part of this one's.
+            Self::Stream { source, .. } => source.source(),
+            Self::Verbs(error) => error.source(),
             _ => None,
         }
     }

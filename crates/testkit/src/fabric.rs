@@ -49,7 +49,7 @@ impl Builder {
     }
 
     /// Sets the seed of all that is random: faults by [`Frames::chance`], and initial
-    /// packet sequence numbers. 1 by default.
+    /// packet sequence numbers. 3 by default.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -174,7 +174,7 @@ impl Fabric {
     pub fn builder() -> Builder {
         Builder {
             link: Link::Roce,
-            seed: 1,
+            seed: 3,
             delay: Duration::from_micros(1),
             strict: false,
             threads: false,

@@ -50,9 +50,8 @@ pub struct Args {
     port: u16,
     /// Use this device (default: what RINGVERBS_DEVICE names, else the first active
     /// one, or, if there is none and both sides are in this process, `embedded`: a
-    /// ConnectX in software; `embedded:DIRECTORY`, such as
-    /// `embedded:$XDG_RUNTIME_DIR/wire`, reaches your other processes, `roce:eth0` or
-    /// `roce:192.0.2.1` other hosts)
+    /// ConnectX in software; `embedded:` or `embedded:DIRECTORY` reaches your other
+    /// processes, `roce:eth0` or `roce:192.0.2.1` other hosts)
     #[arg(
         short = 'd',
         long = "ib-dev",

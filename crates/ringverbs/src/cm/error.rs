@@ -77,7 +77,18 @@ impl From<crate::Error> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Manager(error) => error.fmt(f),
+            Self::Manager(error) => {
+                error.fmt(f)?;
+                let is_missing = error.errno().raw() == libc::ENOENT;
+                if crate::error::EMBEDDED && is_missing && error.command() == rdmacm::Command::Open
+                {
+                    f.write_str(
+                        "; or name a device without the kernel: RINGVERBS_DEVICE=embedded:, or \
+                         roce:INTERFACE",
+                    )?;
+                }
+                Ok(())
+            }
             Self::Verbs(error) => error.fmt(f),
             Self::Failed { kind, reason, .. } => {
                 write!(f, "connection manager: {kind:?}")?;
@@ -87,7 +98,13 @@ impl fmt::Display for Error {
                 }
             }
             Self::Timeout { awaited } => {
-                write!(f, "connection manager: no {awaited:?} before the timeout")
+                write!(f, "connection manager: no {awaited:?} before the timeout")?;
+                match *awaited {
+                    EventKind::CONNECT_RESPONSE => {
+                        f.write_str("; does the listener's program accept connections?")
+                    }
+                    _ => Ok(()),
+                }
             }
             Self::NoDevice => f.write_str(
                 "the address leads to no RDMA device of this process; see `ip route` and the \
@@ -107,8 +124,9 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Manager(error) => Some(error),
-            Self::Verbs(error) => Some(error),
+            // Its text is part of this one's.
+            Self::Manager(error) => error.source(),
+            Self::Verbs(error) => error.source(),
             _ => None,
         }
     }

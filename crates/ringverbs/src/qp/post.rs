@@ -320,7 +320,7 @@ impl SendHalf {
         self.post(WorkRequest::write(data, to).token(token))
     }
 
-    /// Posts a signalled RDMA read of remote memory.
+    /// Posts a signalled RDMA read of remote memory, of the buffer's length.
     ///
     /// # Errors
     /// As [`SendHalf::post`].
@@ -595,7 +595,7 @@ impl QueuePair {
         self.send.write(data, to, token)
     }
 
-    /// Posts a signalled RDMA read of remote memory.
+    /// Posts a signalled RDMA read of remote memory, of the buffer's length.
     ///
     /// # Errors
     /// As [`SendHalf::post`].

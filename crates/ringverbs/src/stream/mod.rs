@@ -11,15 +11,23 @@
 //! use ringverbs::stream::{RdmaListener, RdmaStream};
 //!
 //! let listener = RdmaListener::bind("192.0.2.1:7471")?;
-//! let mut client = RdmaStream::connect(listener.local_addr()?)?;
-//! let (mut server, _) = listener.accept()?;
+//! let address = listener.local_addr()?;
+//! let server = std::thread::spawn(move || {
+//!     let (mut stream, _peer) = listener.accept()?;
+//!     let mut text = String::new();
+//!     stream.read_to_string(&mut text)?;
+//!     Ok::<_, std::io::Error>(text)
+//! });
 //!
+//! let mut client = RdmaStream::connect(address)?;
 //! client.write_all(b"hello")?;
 //! client.shutdown(std::net::Shutdown::Write)?;
-//! let mut text = String::new();
-//! server.read_to_string(&mut text)?;
+//! assert_eq!(server.join().unwrap()?, "hello");
 //! # Ok(()) }
 //! ```
+//!
+//! **Connecting** ends when the listener's program has accepted, unlike with TCP: one
+//! thread cannot do both.
 //!
 //! **Protocol.** Each side registers memory once, posts receives, and tells the
 //! other their number and length. Written bytes are copied into a registered
