@@ -1,7 +1,9 @@
 //! The engine's platform: the memory of this process that the device may
 //! access, and a clock.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -10,6 +12,18 @@ use std::time::Instant;
 use softhca::platform::{Clock, Interrupts, Memory, Unmapped};
 
 use crate::copy;
+
+thread_local! {
+    /// Address and length of the last access.
+    static LAST: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// Returns the memory that a device has accessed last in this thread, or accesses now,
+/// for handlers of signals.
+pub fn last_access() -> Range<usize> {
+    let (address, length) = LAST.get();
+    address..address.saturating_add(length)
+}
 
 /// Memory of the process that the device may access.
 #[derive(Debug, Default)]
@@ -117,6 +131,7 @@ impl Process {
     #[inline]
     fn locate(&self, address: u64, length: usize) -> Result<*mut u8, Unmapped> {
         if self.ranges.contain(address, length as u64) {
+            LAST.set((address as usize, length));
             Ok(ptr::with_exposed_provenance_mut(address as usize))
         } else {
             Err(Unmapped { address })

@@ -20,6 +20,7 @@
 mod calls;
 mod config;
 mod dynamic;
+mod fault;
 mod own;
 mod paths;
 mod real;

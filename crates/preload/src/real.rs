@@ -80,6 +80,10 @@ macro_rules! next {
 pub(crate) type Optional = usize;
 
 next! {
+    sigaction(
+        number: c_int, new: *const libc::sigaction, old: *mut libc::sigaction
+    ) -> c_int, -1;
+    signal(number: c_int, handler: usize) -> usize, libc::SIG_ERR;
     open(path: *const c_char, flags: c_int, mode: Optional) -> c_int, -1;
     openat(at: c_int, path: *const c_char, flags: c_int, mode: Optional) -> c_int, -1;
     close(fd: c_int) -> c_int, -1;

@@ -13,8 +13,8 @@ use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
 use crate::config::{self, complain};
-use crate::own;
 use crate::table::{self, Kind, Object, Program, Table};
+use crate::{fault, own};
 
 static CURRENT: AtomicPtr<World> = AtomicPtr::new(ptr::null_mut());
 static GENERATION: AtomicU8 = AtomicU8::new(1);
@@ -202,6 +202,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
         errno
     };
     embedded::at_thread_start(own::enter_for_good);
+    fault::install();
     let network = match &config.host {
         Some(host) => Network::roce(Drive::Thread, host),
         None => Network::joined(Drive::Thread, &config.directory),

@@ -37,6 +37,8 @@ fn modes(provider: Provider) {
         "close-each",
         "close-from",
         "close-standard",
+        "unmap",
+        "unmap-fault",
         "threads",
         "threads-fork",
     ] {

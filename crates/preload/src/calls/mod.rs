@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod paths;
+mod signals;
 mod waiting;
 
 use std::ffi::c_int;

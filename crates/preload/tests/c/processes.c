@@ -7,9 +7,12 @@
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,6 +26,9 @@
 		}                                                                \
 	} while (0)
 #define HALF 4096
+
+/* The last write is to memory that is not mapped any more. */
+static int unmaps;
 
 static struct ibv_context *open_first(void)
 {
@@ -42,7 +48,8 @@ static void use(struct ibv_context *context)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
-	char *memory = aligned_alloc(4096, 2 * HALF);
+	char *memory = mmap(NULL, 2 * HALF, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct ibv_mr *mr;
 	struct ibv_qp *qp;
 	union ibv_gid gid;
@@ -55,7 +62,7 @@ static void use(struct ibv_context *context)
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
 	};
 
-	CHECK(pd && cq && memory);
+	CHECK(pd && cq && memory != MAP_FAILED);
 	mr = ibv_reg_mr(pd, memory, 2 * HALF,
 			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	qp = ibv_create_qp(pd, &init);
@@ -90,15 +97,60 @@ static void use(struct ibv_context *context)
 
 		memset(memory, n, HALF);
 		memset(memory + HALF, 0, HALF);
+		if (unmaps && n == 20)
+			CHECK(!munmap(memory + HALF, HALF));
 		CHECK(!ibv_post_send(qp, &wr, &bad));
 		while (!(got = ibv_poll_cq(cq, 1, &wc)))
 			;
 		CHECK(got == 1 && wc.status == IBV_WC_SUCCESS);
-		CHECK(!memcmp(memory, memory + HALF, HALF));
+		CHECK((unmaps && n == 20) || !memcmp(memory, memory + HALF, HALF));
 	}
 	CHECK(!ibv_destroy_qp(qp) && !ibv_dereg_mr(mr));
 	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd));
-	free(memory);
+	CHECK(!munmap(memory, 2 * HALF));
+}
+
+static sigjmp_buf fault_at;
+static void *volatile fault_address;
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+	fault_address = info->si_addr;
+	siglongjmp(fault_at, 1);
+}
+
+static void dies(struct ibv_context *ignored)
+{
+	signal(SIGSEGV, SIG_DFL);
+	*(volatile int *)16 = 1;
+}
+
+/* Faults of the program are its own. */
+static void handles_faults(void)
+{
+	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+	struct sigaction before, now;
+	pid_t pid;
+	int status;
+
+	CHECK(!sigaction(SIGSEGV, &action, &before) && (before.sa_handler == SIG_DFL ||
+								 before.sa_sigaction == on_fault));
+	for (int n = 0; n < 2; n++) {
+		if (!sigsetjmp(fault_at, 1))
+			*(volatile int *)(16L + n) = 1;
+		CHECK(fault_address == (void *)(16L + n));
+		CHECK(!sigaction(SIGSEGV, NULL, &now) && now.sa_sigaction == on_fault);
+	}
+	pid = fork();
+	if (!pid) {
+		dies(NULL);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid);
+	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+	CHECK(signal(SIGSEGV, SIG_IGN) == (void (*)(int))on_fault);
+	CHECK(!raise(SIGSEGV));
+	CHECK(!sigaction(SIGSEGV, &action, &before) && before.sa_handler == SIG_IGN);
 }
 
 static void own(struct ibv_context *ignored)
@@ -260,6 +312,13 @@ int main(int argc, char **argv)
 		close(last - 1);
 	} else if (IS("daemon")) {
 		become_daemon(argv[2]);
+	} else if (IS("unmap")) {
+		unmaps = 1;
+	} else if (IS("unmap-fault")) {
+		handles_faults();
+		unmaps = 1;
+		use(context);
+		handles_faults();
 	} else if (IS("threads")) {
 		threads(opens, opens, (void *)10);
 	} else if (IS("threads-fork")) {

@@ -1,0 +1,246 @@
+//! Accesses of the devices to memory that the program has unmapped.
+//!
+//! Memory that is registered with a card is pinned: what a program unmaps before it
+//! deregisters it, as UCX's cache of registrations does, is still the card's, and harms
+//! nobody. Here such an access is a fault of this process. The handler maps an empty page
+//! in place of the missing one, and the access is repeated. All other faults are the
+//! program's: its own action for SIGSEGV is kept here, and called as the kernel would.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+use crate::own;
+use crate::real::{self, errno, set_errno};
+
+/// The handler is installed.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+static PAGE: AtomicUsize = AtomicUsize::new(4096);
+static PROGRAM: Slot = Slot::new();
+
+const WORDS: usize = size_of::<libc::sigaction>().div_ceil(size_of::<u64>());
+
+/// The program's action. The handler reads it, so there is no lock to wait for but that
+/// of a writer in another thread.
+struct Slot {
+    /// Odd while it is written.
+    version: AtomicU32,
+    words: [AtomicU64; WORDS],
+}
+
+fn words_of(action: &libc::sigaction) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    // SAFETY: the words have room for the action, whose bytes are initialized: it was
+    // zeroed, or the C library has read it.
+    unsafe {
+        ptr::copy_nonoverlapping(
+            ptr::from_ref(action).cast::<u8>(),
+            words.as_mut_ptr().cast::<u8>(),
+            size_of::<libc::sigaction>(),
+        );
+    }
+    words
+}
+
+fn action_of(words: [u64; WORDS]) -> libc::sigaction {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the words are those of an action, or zero, which is a value of it, too.
+    unsafe {
+        ptr::copy_nonoverlapping(
+            words.as_ptr().cast::<u8>(),
+            action.as_mut_ptr().cast::<u8>(),
+            size_of::<libc::sigaction>(),
+        );
+        action.assume_init()
+    }
+}
+
+impl Slot {
+    const fn new() -> Self {
+        Self {
+            version: AtomicU32::new(0),
+            words: [const { AtomicU64::new(0) }; WORDS],
+        }
+    }
+
+    fn load(&self) -> libc::sigaction {
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            let words = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if before % 2 == 0 && self.version.load(Ordering::Relaxed) == before {
+                return action_of(words);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Stores an action, and returns the one before it.
+    fn swap(&self, action: &libc::sigaction) -> libc::sigaction {
+        // A handler on this thread would wait for ever.
+        let _blocked = Blocked::all();
+        let mut version = self.version.load(Ordering::Relaxed);
+        loop {
+            version &= !1;
+            let taken = self.version.compare_exchange_weak(
+                version,
+                version.wrapping_add(1),
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            );
+            match taken {
+                Ok(_) => break,
+                Err(now) => version = now,
+            }
+            std::hint::spin_loop();
+        }
+        fence(Ordering::Release);
+        let before = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
+        for (to, word) in self.words.iter().zip(words_of(action)) {
+            to.store(word, Ordering::Relaxed);
+        }
+        self.version
+            .store(version.wrapping_add(2), Ordering::Release);
+        action_of(before)
+    }
+}
+
+/// Signals are blocked in this thread while it exists.
+struct Blocked(libc::sigset_t);
+
+impl Blocked {
+    fn all() -> Self {
+        // SAFETY: both sets are of this function, and written before they are read.
+        unsafe {
+            let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::zeroed());
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            Self(before.assume_init())
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the set is initialized.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+    }
+}
+
+/// Returns an action of a handler without a mask.
+fn plain(handler: usize, flags: c_int) -> libc::sigaction {
+    // SAFETY: zero is a value of each field.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler;
+    action.sa_flags = flags;
+    action
+}
+
+/// Installs the handler, once there are devices.
+pub(crate) fn install() {
+    if INSTALLED.load(Ordering::Acquire) {
+        return;
+    }
+    // SAFETY: a query of a constant.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    PAGE.store(usize::try_from(page).unwrap_or(4096), Ordering::Relaxed);
+    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
+    let ours = plain(handler as usize, libc::SA_SIGINFO | libc::SA_ONSTACK);
+    let mut before = plain(libc::SIG_DFL, 0);
+    // SAFETY: both actions are initialized.
+    if unsafe { real::sigaction(libc::SIGSEGV, &raw const ours, &raw mut before) } == 0 {
+        PROGRAM.swap(&before);
+        INSTALLED.store(true, Ordering::Release);
+    }
+}
+
+/// Stores the program's action for a signal, or asks for it; `None` if the C library
+/// does.
+pub(crate) fn exchange(number: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
+    if number != libc::SIGSEGV || !INSTALLED.load(Ordering::Acquire) {
+        return None;
+    }
+    Some(match new {
+        Some(new) => PROGRAM.swap(new),
+        None => PROGRAM.load(),
+    })
+}
+
+/// As [`exchange`], of a handler by `signal`.
+pub(crate) fn exchange_handler(number: c_int, handler: usize) -> Option<usize> {
+    let before = exchange(number, Some(&plain(handler, libc::SA_RESTART)))?;
+    Some(before.sa_sigaction)
+}
+
+extern "C" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    /// The code of an address without a mapping.
+    const SEGV_MAPERR: c_int = 1;
+    let before = errno();
+    // SAFETY: the kernel passes the information of a fault.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    let is_device = own::is_inside() && embedded::last_access().contains(&address);
+    let mapped = code == SEGV_MAPERR && is_device && map(address);
+    if !mapped {
+        pass_on(number, code, info, context);
+    }
+    set_errno(before);
+}
+
+/// Maps an empty page at an address without one. Returns whether there is one now.
+fn map(address: usize) -> bool {
+    let page = PAGE.load(Ordering::Relaxed);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: by its flags, the call replaces no mapping. Nothing but a device accesses
+    // an address that has none.
+    let mapped = unsafe {
+        let at = address & !(page - 1);
+        libc::syscall(libc::SYS_mmap, at, page, protection, flags, -1, 0)
+    };
+    // Another thread was faster.
+    mapped != -1 || errno() == libc::EEXIST
+}
+
+/// Does what the kernel would do with the program's action.
+fn pass_on(number: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let action = PROGRAM.load();
+    let default = plain(libc::SIG_DFL, 0);
+    let is_fault = code > 0;
+    if action.sa_sigaction == libc::SIG_IGN && !is_fault {
+        return;
+    }
+    if matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+        // SAFETY: the action is initialized. A fault occurs again, another signal is
+        // sent again, and this time ends the process.
+        unsafe {
+            real::sigaction(number, &raw const default, ptr::null_mut());
+            if !is_fault {
+                libc::raise(number);
+            }
+        }
+        return;
+    }
+    if action.sa_flags & libc::SA_RESETHAND != 0 {
+        PROGRAM.swap(&default);
+    }
+    // SAFETY: the sets are initialized; the program has given this function for signals,
+    // of the type that the flag tells.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const action.sa_mask, ptr::null_mut());
+        if action.sa_flags & libc::SA_NODEFER != 0 {
+            let mut this = MaybeUninit::uninit();
+            libc::sigemptyset(this.as_mut_ptr());
+            libc::sigaddset(this.as_mut_ptr(), number);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, this.as_ptr(), ptr::null_mut());
+        }
+        if action.sa_flags & libc::SA_SIGINFO != 0 {
+            type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+            let handler = std::mem::transmute::<usize, Handler>(action.sa_sigaction);
+            handler(number, info, context);
+        } else {
+            let handler = std::mem::transmute::<usize, extern "C" fn(c_int)>(action.sa_sigaction);
+            handler(number);
+        }
+    }
+}
