@@ -9,9 +9,10 @@
 //! ```
 //!
 //! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1, or the device's
-//! own on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to the
-//! network: to a process, or to all processes of a directory. The two ends of a connection exchange messages (`wire`) through a
-//! socket, and find each other by the port (`ports`). There is no thread:
+//! own on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to
+//! the network: to a process, or to all processes of a directory. The two ends of a
+//! connection exchange messages (`wire`) through a socket, and find each other by the
+//! port (`ports`). There is no thread:
 //! messages are processed when a program reads events. A channel is readable
 //! when there may be events, since its descriptor is an epoll instance with all
 //! sockets of its ids.
