@@ -115,9 +115,8 @@ unsafe impl Kernel for EmbeddedKernel {
         // SAFETY: the caller guarantees a command with its attributes.
         let mut request = unsafe { Request::read(argument, self.descriptors.clone()) }?;
         let ends_queue = (request.object, request.method) == (OBJECT_QP, METHOD_QP_DESTROY);
-        let finishes = ends_queue && self.embedded.runner.has_thread();
         let done = self.embedded.command(|state| {
-            if finishes {
+            if ends_queue {
                 state.take_last_sends();
             }
             // SAFETY: the caller guarantees that addresses in the command are valid

@@ -199,7 +199,8 @@ impl Network {
                 }
                 addresses.describe(&mut settings);
             }
-            let state = State::new(process, settings, addresses, fabric, pool)?;
+            let mut state = State::new(process, settings, addresses, fabric, pool)?;
+            state.has_thread = self.runner.has_thread();
             Ok(Arc::new(Device::new(state, number.into())))
         })?;
         Ok(Embedded {

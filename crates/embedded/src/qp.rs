@@ -300,6 +300,9 @@ impl State {
         {
             return refuse(libc::EINVAL);
         }
+        if to == QpState::ERR && now == QpState::RTS {
+            self.take_last_sends();
+        }
         self.merge_checked(&mut attributes, given, mask)?;
         let opcode = transition.opcode;
         let input = Input::new(opcode, 0x110).set(NUMBER, number);

@@ -73,6 +73,8 @@ pub(crate) struct State {
     addresses: Option<Arc<AddressList>>,
     /// The number of their changes that have been applied to the GIDs.
     changes: u32,
+    /// A thread drives it: what was posted is sent without the program's help.
+    pub(crate) has_thread: bool,
     /// One per completion vector. Events other than completions are reported in
     /// the first.
     events: Vec<EventQueue>,
@@ -195,6 +197,7 @@ impl State {
             gids,
             addresses: addresses.map(|addresses| Arc::clone(&addresses.list)),
             changes: 0,
+            has_thread: false,
             events,
         };
         if state.is_ethernet() {
@@ -332,11 +335,11 @@ impl State {
         busy
     }
 
-    /// Takes turns before a queue pair is destroyed: a card has sent by then what was
-    /// posted, and some programs of datagrams do not wait for its completion.
+    /// Takes turns before a queue pair is destroyed, or set to the error state: a card has
+    /// sent by then what was posted, and some programs do not wait for its completion.
     pub(crate) fn take_last_sends(&mut self) {
         for _ in 0..LAST_TURNS {
-            if !self.turn() {
+            if !self.has_thread || !self.turn() {
                 break;
             }
         }
