@@ -71,19 +71,22 @@ impl State {
         Ok(mac)
     }
 
+    /// Returns the GID of an index, unless the entry is empty.
+    fn gid_entry(&self, index: usize) -> Option<GidEntry> {
+        let entry = self.gid_at(index)?;
+        Some(GidEntry {
+            gid: entry.gid,
+            gid_index: index as u32,
+            port_num: 1,
+            gid_type: entry.gid_type,
+            netdev_ifindex: 0,
+        })
+    }
+
     /// Returns the port's GIDs, with their types.
-    pub(crate) fn gids(&self) -> Vec<GidEntry> {
-        let entry = |index| {
-            let entry = self.gid_at(index)?;
-            Some(GidEntry {
-                gid: entry.gid,
-                gid_index: index as u32,
-                port_num: 1,
-                gid_type: entry.gid_type,
-                netdev_ifindex: 0,
-            })
-        };
-        (0..self.gids.len()).filter_map(entry).collect()
+    fn gids(&self) -> Vec<GidEntry> {
+        let indices = 0..self.gids.len();
+        indices.filter_map(|index| self.gid_entry(index)).collect()
     }
 
     /// Returns the path MTU of the port, in MTU encoding.
@@ -174,11 +177,10 @@ impl State {
         if port != 1 || index as usize >= self.gid_table_length() {
             return refuse(libc::EINVAL);
         }
-        let gids = self.gids();
-        let Some(entry) = gids.iter().find(|entry| entry.gid_index == index) else {
+        let Some(entry) = self.gid_entry(index as usize) else {
             return refuse(libc::ENODATA);
         };
-        request.answer_struct(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, entry);
+        request.answer_struct(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, &entry);
         Ok(())
     }
 

@@ -338,8 +338,11 @@ impl State {
     /// Takes turns before a queue pair is destroyed, or set to the error state: a card has
     /// sent by then what was posted, and some programs do not wait for its completion.
     pub(crate) fn take_last_sends(&mut self) {
+        if !self.has_thread {
+            return;
+        }
         for _ in 0..LAST_TURNS {
-            if !self.has_thread || !self.turn() {
+            if !self.turn() {
                 break;
             }
         }

@@ -40,6 +40,14 @@ impl Host {
         }
     }
 
+    /// The hosts of two namespaces.
+    fn pair(namespaces: &Namespaces) -> [Self; 2] {
+        [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Self {
+            namespace: Some(namespaces.0[at].clone()),
+            address: String::from(address),
+        })
+    }
+
     fn plain(&self, line: &str) -> Command {
         let inside = match &self.namespace {
             Some(name) => format!("ip netns exec {name} {line}"),
@@ -269,10 +277,7 @@ fn programs_in_two_namespaces() {
     let Some(namespaces) = Namespaces::new("programs", 1500) else {
         return;
     };
-    let [a, b] = [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Host {
-        namespace: Some(namespaces.0[at].clone()),
-        address: String::from(address),
-    });
+    let [a, b] = Host::pair(&namespaces);
     programs("namespaces", &a, &b, 18592);
 }
 
@@ -288,10 +293,7 @@ fn a_new_address_is_used() {
         return;
     };
     let directory = Folder::new("follow");
-    let [a, b] = [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Host {
-        namespace: Some(namespaces.0[at].clone()),
-        address: String::from(address),
-    });
+    let [a, b] = Host::pair(&namespaces);
     let address = |what: &str, address: &str| {
         let name = &namespaces.0[0];
         let line = format!("-n {name} address {what} {address} dev veth0");
@@ -383,10 +385,7 @@ fn an_address_goes_and_comes_back() {
         return;
     };
     let directory = Folder::new("address");
-    let [a, b] = [("192.0.2.1", 0), ("192.0.2.2", 1)].map(|(address, at)| Host {
-        namespace: Some(namespaces.0[at].clone()),
-        address: String::from(address),
-    });
+    let [a, b] = Host::pair(&namespaces);
     let address = |what: &str| {
         let line = format!(
             "-n {} address {what} 192.0.2.1/24 dev veth0",

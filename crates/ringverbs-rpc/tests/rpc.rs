@@ -71,7 +71,7 @@ async fn calls_survive_lost_packets() {
         assert_eq!(&reply[..], &request[..]);
     }
     assert!(fault.hits() > 0);
-    // Nobody of that name is on the other network.
+    // A device of another network does not reach the server.
     let other = Fabric::builder().background().build(1).unwrap();
     let stranger = Options::new().device(&other.node(0).device());
     let refused = in_time(Client::connect_with(to, &stranger)).await;

@@ -118,7 +118,8 @@ impl Device {
     /// Returns an embedded device that reaches other hosts: rdma_rxe, cards, and
     /// devices like it. It speaks RoCE v2 over UDP port 4791 of an address of this
     /// host, or of all addresses of a network interface; `name` is one or the other.
-    /// Up to 64 processes of a user can have it. Its name for [`named`](Self::named) is `roce:NAME`.
+    /// Up to 64 processes of a user can have it. Its name for [`named`](Self::named)
+    /// is `roce:NAME`.
     ///
     /// RoCE protects neither from reading nor from forging: use it in networks whose
     /// hosts are trusted.
@@ -337,9 +338,9 @@ fn embedded_location(name: &str) -> Option<Location> {
         None => (embedded::Sharing::Own, rest),
     };
     let directory = directory.strip_prefix(':')?;
-    let directory = match directory {
-        "" => embedded::Network::default_directory(),
-        directory => directory.into(),
+    let directory = match (directory, sharing) {
+        ("", embedded::Sharing::Own) => embedded::Network::default_directory(),
+        _ => directory.into(),
     };
     Some(Location::Directory(directory, sharing))
 }

@@ -59,8 +59,8 @@ impl Follower {
     /// interface they belong to.
     pub(super) fn has_changed(&self) -> bool {
         let mut changed = false;
-        // What is announced is not believed: the addresses are read again. So the content
-        // need not fit, nor a message that had no room be missed.
+        // The content of the messages is not used, since the addresses are read again. So
+        // truncated messages, and those that the socket had no room for, lose nothing.
         let mut start = [0; 16];
         loop {
             match recv(

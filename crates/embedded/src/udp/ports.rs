@@ -122,7 +122,7 @@ pub(super) fn ip_addresses(interface: &str) -> io::Result<Vec<Scoped>> {
     Ok(found)
 }
 
-/// What the name of a device stands for.
+/// The addresses that the name of a device selects.
 struct Named {
     addresses: Vec<Scoped>,
     interface: Option<String>,
@@ -137,7 +137,7 @@ fn follow(interface: &str, address: Option<IpAddr>) -> Option<Follower> {
     follower.map_err(failed).ok()
 }
 
-/// Returns what a name stands for: an interface, or an address.
+/// Returns the addresses of an interface, or the one address, that a name is.
 fn named(name: &str) -> Result<Named, Error> {
     let Some((address, scope)) = parse(name) else {
         return named_interface(name);

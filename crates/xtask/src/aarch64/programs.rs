@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ pub fn run() -> Result<ExitCode> {
             directory: &directory,
             ours,
         };
-        let alone = machine.alone(&["ibv_devinfo"], PATIENCE);
+        let alone = machine.alone(&["ibv_devinfo"]);
         let alone = alone.and_then(|ended| machine.judge(&ended));
         let mut report = |program: &str, result: Result<()>| match result {
             Ok(()) => println!("ok      {name}: {program}"),
@@ -117,9 +117,9 @@ impl Machine<'_> {
     }
 
     /// Runs one program to its end.
-    fn alone(&self, program: &[&str], patience: Duration) -> Result<Running> {
+    fn alone(&self, program: &[&str]) -> Result<Running> {
         let mut running = self.start(program, "client.out")?;
-        wait(&mut running, Instant::now() + patience)?;
+        wait(&mut running, Instant::now() + PATIENCE)?;
         Ok(running)
     }
 
@@ -131,7 +131,7 @@ impl Machine<'_> {
         let mut server = self.start(&server, "server.out")?;
         let end = Instant::now() + PATIENCE;
         let served = loop {
-            let client = self.alone(&client, PATIENCE)?;
+            let client = self.alone(&client)?;
             if client.ended().is_some_and(|status| status.success()) || Instant::now() >= end {
                 break self.judge(&client);
             }
@@ -159,11 +159,8 @@ impl Machine<'_> {
     }
 }
 
-fn wait(running: &mut Running, end: Instant) -> Result<ExitStatus> {
-    loop {
-        if let Some(status) = running.poll()? {
-            return Ok(status);
-        }
+fn wait(running: &mut Running, end: Instant) -> Result<()> {
+    while running.poll()?.is_none() {
         ensure!(
             Instant::now() < end,
             "it does not end: {}",
@@ -171,6 +168,7 @@ fn wait(running: &mut Running, end: Instant) -> Result<ExitStatus> {
         );
         sleep(Duration::from_millis(20));
     }
+    Ok(())
 }
 
 /// Returns the tree of Debian's packages for arm64, of the release that is installed
