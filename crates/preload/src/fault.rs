@@ -9,101 +9,22 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crossbeam_utils::atomic::AtomicCell;
 
 use crate::own;
 use crate::real::{self, errno, set_errno};
 
-/// The handler is installed.
-static INSTALLED: AtomicBool = AtomicBool::new(false);
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
-static PROGRAM: Slot = Slot::new();
+/// The program's action; `None` before the handler is installed.
+static PROGRAM: AtomicCell<Option<libc::sigaction>> = AtomicCell::new(None);
 
-const WORDS: usize = size_of::<libc::sigaction>().div_ceil(size_of::<u64>());
-
-/// The program's action. The handler reads it, so there is no lock to wait for but that
-/// of a writer in another thread.
-struct Slot {
-    /// Odd while it is written.
-    version: AtomicU32,
-    words: [AtomicU64; WORDS],
-}
-
-fn words_of(action: &libc::sigaction) -> [u64; WORDS] {
-    let mut words = [0; WORDS];
-    // SAFETY: the words have room for the action, whose bytes are initialized: it was
-    // zeroed, or the C library has read it.
-    unsafe {
-        ptr::copy_nonoverlapping(
-            ptr::from_ref(action).cast::<u8>(),
-            words.as_mut_ptr().cast::<u8>(),
-            size_of::<libc::sigaction>(),
-        );
-    }
-    words
-}
-
-fn action_of(words: [u64; WORDS]) -> libc::sigaction {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: the words are those of an action, or zero, which is a value of it, too.
-    unsafe {
-        ptr::copy_nonoverlapping(
-            words.as_ptr().cast::<u8>(),
-            action.as_mut_ptr().cast::<u8>(),
-            size_of::<libc::sigaction>(),
-        );
-        action.assume_init()
-    }
-}
-
-impl Slot {
-    const fn new() -> Self {
-        Self {
-            version: AtomicU32::new(0),
-            words: [const { AtomicU64::new(0) }; WORDS],
-        }
-    }
-
-    fn load(&self) -> libc::sigaction {
-        loop {
-            let before = self.version.load(Ordering::Acquire);
-            let words = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            if before % 2 == 0 && self.version.load(Ordering::Relaxed) == before {
-                return action_of(words);
-            }
-            std::hint::spin_loop();
-        }
-    }
-
-    /// Stores an action, and returns the one before it.
-    fn swap(&self, action: &libc::sigaction) -> libc::sigaction {
-        // A handler on this thread would wait for ever.
-        let _blocked = Blocked::all();
-        let mut version = self.version.load(Ordering::Relaxed);
-        loop {
-            version &= !1;
-            let taken = self.version.compare_exchange_weak(
-                version,
-                version.wrapping_add(1),
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            );
-            match taken {
-                Ok(_) => break,
-                Err(now) => version = now,
-            }
-            std::hint::spin_loop();
-        }
-        fence(Ordering::Release);
-        let before = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
-        for (to, word) in self.words.iter().zip(words_of(action)) {
-            to.store(word, Ordering::Relaxed);
-        }
-        self.version
-            .store(version.wrapping_add(2), Ordering::Release);
-        action_of(before)
-    }
+/// Stores the program's action, and returns the one before it.
+fn swap(action: libc::sigaction) -> Option<libc::sigaction> {
+    // A handler on this thread would wait for ever.
+    let _blocked = Blocked::all();
+    PROGRAM.swap(Some(action))
 }
 
 /// Signals are blocked in this thread while it exists.
@@ -139,7 +60,7 @@ fn plain(handler: usize, flags: c_int) -> libc::sigaction {
 
 /// Installs the handler, once there are devices.
 pub(crate) fn install() {
-    if INSTALLED.load(Ordering::Acquire) {
+    if PROGRAM.load().is_some() {
         return;
     }
     // SAFETY: a query of a constant.
@@ -150,21 +71,21 @@ pub(crate) fn install() {
     let mut before = plain(libc::SIG_DFL, 0);
     // SAFETY: both actions are initialized.
     if unsafe { real::sigaction(libc::SIGSEGV, &raw const ours, &raw mut before) } == 0 {
-        PROGRAM.swap(&before);
-        INSTALLED.store(true, Ordering::Release);
+        swap(before);
     }
 }
 
 /// Stores the program's action for a signal, or asks for it; `None` if the C library
 /// does.
 pub(crate) fn exchange(number: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
-    if number != libc::SIGSEGV || !INSTALLED.load(Ordering::Acquire) {
+    if number != libc::SIGSEGV {
         return None;
     }
-    Some(match new {
-        Some(new) => PROGRAM.swap(new),
-        None => PROGRAM.load(),
-    })
+    let now = PROGRAM.load()?;
+    match new {
+        Some(new) => swap(*new),
+        None => Some(now),
+    }
 }
 
 /// As [`exchange`], of a handler by `signal`.
@@ -204,8 +125,8 @@ fn map(address: usize) -> bool {
 
 /// Does what the kernel would do with the program's action.
 fn pass_on(number: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let action = PROGRAM.load();
     let default = plain(libc::SIG_DFL, 0);
+    let action = PROGRAM.load().unwrap_or(default);
     let is_fault = code > 0;
     if action.sa_sigaction == libc::SIG_IGN && !is_fault {
         return;
@@ -222,7 +143,7 @@ fn pass_on(number: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
         return;
     }
     if action.sa_flags & libc::SA_RESETHAND != 0 {
-        PROGRAM.swap(&default);
+        swap(default);
     }
     // SAFETY: the sets are initialized; the program has given this function for signals,
     // of the type that the flag tells.
