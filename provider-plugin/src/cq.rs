@@ -20,6 +20,8 @@ use crate::pd::{PdRef, thread_domain_of};
 pub trait CqOps: Sized + 'static {
     /// The reader of completions. Its cells are guarded by the queue's lock.
     type Completions;
+    /// The device's options of a queue; the default is what verbs ask for.
+    type CqOptions: Default;
 
     /// Fields of a completion that can be asked for (`IBV_WC_EX_WITH_*`).
     fn wc_flags(ctx: &CtxRef) -> u64;
@@ -32,6 +34,7 @@ pub trait CqOps: Sized + 'static {
     unsafe fn make_cq(
         ctx: &CtxRef,
         init: &CqInit,
+        options: &Self::CqOptions,
         domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Self::Completions), Errno>;
 
@@ -165,6 +168,7 @@ pub unsafe fn cq_of<'a, D: CqOps, T>(cq: *mut T) -> &'a Cq<D> {
 unsafe fn create<D: CqOps>(
     context: *mut ibv_context,
     init: CqInit,
+    options: &D::CqOptions,
     single: bool,
     pd: *mut ibv_pd,
 ) -> Result<Box<MaybeUninit<Cq<D>>>, Errno> {
@@ -178,7 +182,7 @@ unsafe fn create<D: CqOps>(
         ..init
     };
     // SAFETY: as the caller says; `_pd` below keeps it.
-    let (object, completions) = unsafe { D::make_cq(&ctx, &init, pd)? };
+    let (object, completions) = unsafe { D::make_cq(&ctx, &init, options, pd)? };
     // SAFETY: zeros are valid for the public part: null pointers, absent
     // functions, integers.
     let mut public: ibv_cq_ex = unsafe { core::mem::zeroed() };
@@ -224,7 +228,8 @@ pub unsafe extern "C" fn create_cq<D: CqOps>(
             comp_vector: comp_vector as u32,
             ..CqInit::default()
         };
-        let cq = create::<D>(context, init, false, core::ptr::null_mut())?;
+        let options = D::CqOptions::default();
+        let cq = create::<D>(context, init, &options, false, core::ptr::null_mut())?;
         Ok(Box::into_raw(cq).cast())
     })
 }
@@ -234,6 +239,19 @@ pub unsafe extern "C" fn create_cq<D: CqOps>(
 pub unsafe extern "C" fn create_cq_ex<D: CqOps>(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: libibverbs passes an open context and the application's attributes.
+    unsafe { create_cq_with::<D>(context, attr, &D::CqOptions::default()) }
+}
+
+/// As [`create_cq_ex`], with options of the device.
+///
+/// # Safety
+/// As of [`create_cq_ex`].
+pub unsafe fn create_cq_with<D: CqOps>(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+    options: &D::CqOptions,
 ) -> *mut ibv_cq_ex {
     const MEMBERS: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
@@ -272,7 +290,7 @@ pub unsafe extern "C" fn create_cq_ex<D: CqOps>(
             ..CqInit::default()
         };
         let single = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 || thread_domain_of(pd);
-        let mut cq = create::<D>(context, init, single, pd)?;
+        let mut cq = create::<D>(context, init, options, single, pd)?;
         let public = &mut *cq.assume_init_mut().public.cq_ex;
         public.start_poll = Some(D::CURSOR.start_poll);
         public.next_poll = Some(D::CURSOR.next_poll);

@@ -15,6 +15,12 @@ pub type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
 /// `verbs_uninit_context`.
 pub type UninitContext = unsafe extern "C" fn(*mut c_void);
 
+/// `verbs_init_cq`.
+pub type InitCq =
+    unsafe extern "C" fn(*mut ibv_cq, *mut ibv_context, *mut ibv_comp_channel, *mut c_void);
+/// `ibv_open_device`.
+pub type OpenDevice = unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context;
+
 /// Functions and data of the libibverbs that loaded the plugin.
 pub struct LibIbverbs {
     /// Allocates and initialises a `verbs_context`; takes over the file
@@ -27,6 +33,10 @@ pub struct LibIbverbs {
     /// `verbs_allow_disassociate_destroy`, libibverbs's answer to
     /// RDMAV_ALLOW_DISASSOC_DESTROY. Null where a build does not export it.
     pub allow_disassociate_destroy: *const bool,
+    /// Initialises the public part of a queue that `mlx5dv_create_cq` has made.
+    pub init_cq: Option<InitCq>,
+    /// Opens a device, for `mlx5dv_open_device`.
+    pub open_device: Option<OpenDevice>,
     /// The operations of rxe devices, in this library's order; made when the
     /// first one is opened.
     pub rxe_ops: OnceLock<OpsTable>,

@@ -42,6 +42,8 @@ impl Users {
 pub struct Pd {
     /// The part that applications see.
     pub public: ibv_pd,
+    /// The device's number of it, or 0.
+    pub number: u32,
     /// For a parent domain: objects made from it. For a protection domain: its
     /// parent domains, since the kernel counts all other objects.
     users: Users,
@@ -172,13 +174,14 @@ impl Drop for PdRef {
 
 /// What a device implements for protection domains.
 pub trait PdOps: 'static {
-    /// Creates the kernel object.
-    fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno>;
+    /// Creates the kernel object. Returns its handle, and the device's number of it,
+    /// if it has one.
+    fn make_pd(ctx: &CtxRef) -> Result<(PdHandle, u32), Errno>;
 
-    /// Returns whether there is a kernel object with that number, if the device
-    /// can tell.
-    fn find_pd(_ctx: &CtxRef, _pd: PdHandle) -> Result<(), Errno> {
-        Ok(())
+    /// Finds the kernel object with that handle, if the device can tell. Returns the
+    /// device's number of it.
+    fn find_pd(_ctx: &CtxRef, _pd: PdHandle) -> Result<u32, Errno> {
+        Ok(0)
     }
 
     /// The device's data of a thread domain.
@@ -197,6 +200,7 @@ pub trait PdOps: 'static {
 fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
     Pd {
         public: ibv_pd { context, handle: 0 },
+        number: 0,
         users: Users::default(),
         parent,
     }
@@ -208,7 +212,8 @@ pub unsafe extern "C" fn alloc_pd<D: PdOps>(context: *mut ibv_context) -> *mut i
         // SAFETY: libibverbs passes an open context of ours.
         let ctx = unsafe { CtxRef::of(context) };
         let mut pd = try_box(new_pd(context, None)).map_err(|(_, e)| e)?;
-        pd.public.handle = D::make_pd(&ctx)?.0;
+        let (handle, number) = D::make_pd(&ctx)?;
+        (pd.public.handle, pd.number) = (handle.0, number);
         Ok(Box::into_raw(pd).cast())
     })
 }
@@ -246,9 +251,9 @@ pub unsafe extern "C" fn import_pd<D: PdOps>(
 ) -> *mut ibv_pd {
     entry::pointer(|| {
         // SAFETY: libibverbs passes an open context of ours.
-        D::find_pd(&unsafe { CtxRef::of(context) }, PdHandle(handle))?;
+        let number = D::find_pd(&unsafe { CtxRef::of(context) }, PdHandle(handle))?;
         let mut pd = try_box(new_pd(context, None)).map_err(|(_, e)| e)?;
-        pd.public.handle = handle;
+        (pd.public.handle, pd.number) = (handle, number);
         Ok(Box::into_raw(pd).cast())
     })
 }
@@ -338,7 +343,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
             core::ptr::null_mut()
         };
         let thread_domain = NonNull::new(attr.td.cast::<Td>());
-        let contained_public = &contained.as_ref().public;
+        let (contained_public, number) = (&contained.as_ref().public, contained.as_ref().number);
         let parent = Parent {
             contained,
             thread_domain,
@@ -346,7 +351,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
             pd_context,
         };
         let mut pd = try_box(new_pd(contained_public.context, Some(parent))).map_err(|(_, e)| e)?;
-        pd.public.handle = contained_public.handle;
+        (pd.public.handle, pd.number) = (contained_public.handle, number);
         contained.as_ref().users.add();
         if let Some(td) = thread_domain {
             td.as_ref().users.add();

@@ -33,6 +33,8 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     type RecvQueue: RecvQueueOps;
     /// The device's other data of a queue pair; read by any thread.
     type QpData;
+    /// The device's options of a queue pair; the default is what verbs ask for.
+    type QpOptions: Default;
 
     /// Creation flags that are passed to the kernel's driver, which checks them.
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::empty();
@@ -50,6 +52,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         attr: &ibv_qp_init_attr,
         init: &QpInit,
         operations: Option<u64>,
+        options: &Self::QpOptions,
         thread: Option<&Self::Thread>,
         domain: *mut ibv_pd,
     ) -> Result<NewQp<Self>, Errno>;
@@ -275,6 +278,7 @@ unsafe fn create<D: QpOps>(
     comp_mask: u32,
     flags: QpCreateFlags,
     operations: Option<u64>,
+    options: &D::QpOptions,
 ) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
     let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
     let attr = needed::<D>(given)?;
@@ -322,7 +326,7 @@ unsafe fn create<D: QpOps>(
             .pd
             .as_ref()
             .and_then(|_| pd_of(domain.pd).thread::<D>());
-        D::make_qp(&ctx, &attr, &init, operations, thread, domain.pd)?
+        D::make_qp(&ctx, &attr, &init, operations, options, thread, domain.pd)?
     };
     given.cap = cap_to_c(&made.cap);
     // SAFETY: as the caller says.
@@ -423,6 +427,7 @@ pub unsafe extern "C" fn create_qp<D: QpOps>(
             0,
             QpCreateFlags::empty(),
             None,
+            &D::QpOptions::default(),
         )?)
         .cast())
     })
@@ -433,6 +438,19 @@ pub unsafe extern "C" fn create_qp<D: QpOps>(
 pub unsafe extern "C" fn create_qp_ex<D: QpOps>(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: libibverbs passes an open context and the application's attributes.
+    unsafe { create_qp_with::<D>(context, attr, &D::QpOptions::default()) }
+}
+
+/// As [`create_qp_ex`], with options of the device.
+///
+/// # Safety
+/// As of [`create_qp_ex`].
+pub unsafe fn create_qp_with<D: QpOps>(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    options: &D::QpOptions,
 ) -> *mut ibv_qp {
     let members = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
@@ -474,7 +492,14 @@ pub unsafe extern "C" fn create_qp_ex<D: QpOps>(
                 xrcd: null_mut(),
             }
         };
-        let mut qp = create::<D>(domain, &mut *attr.cast(), VERBS_QP_EX, flags, operations)?;
+        let mut qp = create::<D>(
+            domain,
+            &mut *attr.cast(),
+            VERBS_QP_EX,
+            flags,
+            operations,
+            options,
+        )?;
         if let Some(operations) = operations {
             let qp = qp.assume_init_mut();
             if let Err(errno) = qp.batch.get_mut().reserve(qp.addressing, &(*attr).cap) {

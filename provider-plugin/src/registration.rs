@@ -25,7 +25,9 @@ use uverbs::environment::has_raised_rights;
 
 use crate::abi::*;
 use crate::layout::{self, Layout};
-use crate::library::{self, InitAndAllocContext, LibIbverbs, SetOps, UninitContext};
+use crate::library::{
+    self, InitAndAllocContext, InitCq, LibIbverbs, OpenDevice, SetOps, UninitContext,
+};
 use crate::mlx5::entries;
 use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use objects::{Library, Object};
@@ -141,6 +143,11 @@ static MLX5_DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
     uninit_device: Some(crate::device::uninit_device),
 });
 
+/// Returns whether these are the operations of ConnectX devices of this provider.
+pub(crate) fn is_mlx5(ops: *const verbs_device_ops) -> bool {
+    core::ptr::eq(ops, &raw const MLX5_DEVICE_OPS.0)
+}
+
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -157,13 +164,16 @@ extern "C" fn on_load() {
         };
         if !preloaded::is_first(own) {
             match objects::find_libibverbs(&objects, own) {
-                Ok(library) => attempt(library, evidence::own_suffix(&own.name.to_string_lossy())),
+                Ok(library) => {
+                    let suffix = evidence::own_suffix(&own.name.to_string_lossy());
+                    attempt(library, own, suffix);
+                }
                 Err(refusal) => refusal.print(),
             }
         } else if !has_raised_rights() {
             // No message if there is none: a program may load it later, or never.
             if let Ok(library) = objects::find_libibverbs(&objects, own) {
-                attempt(library, None);
+                attempt(library, own, None);
             }
         }
     });
@@ -178,16 +188,20 @@ fn own(objects: &[Object]) -> Option<&Object> {
 
 /// Registers with a libibverbs, or reports why not; once. `own_suffix` is the
 /// private ABI under which it has loaded the plugin, if it has.
-fn attempt(library: Library<'_>, own_suffix: Option<u32>) {
+fn attempt(library: Library<'_>, own: &Object, own_suffix: Option<u32>) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if let Err(refusal) = register(library, own_suffix) {
+        if let Err(refusal) = register(library, own, own_suffix) {
             refusal.print();
         }
     });
 }
 
-fn register(library: Library<'_>, own_suffix: Option<u32>) -> Result<(), evidence::Refusal> {
+fn register(
+    library: Library<'_>,
+    own: &Object,
+    own_suffix: Option<u32>,
+) -> Result<(), evidence::Refusal> {
     let layout = evidence::decide(&evidence::Evidence::gather(&library, own_suffix))
         .map_err(|reason| evidence::Refusal::new(&library, reason))?;
     let version = std::ffi::CString::new(format!("IBVERBS_PRIVATE_{}", layout.pabi))
@@ -204,6 +218,8 @@ fn register(library: Library<'_>, own_suffix: Option<u32>) -> Result<(), evidenc
     let set_ops = need(c"verbs_set_ops")?;
     let uninit_context = need(c"verbs_uninit_context")?;
     let allow = library.symbol(c"verbs_allow_disassociate_destroy", &version);
+    let init_cq = library.symbol(c"verbs_init_cq", &version);
+    let open_device = library.symbol(c"ibv_open_device", c"IBVERBS_1.1");
 
     // SAFETY: each symbol was found under libibverbs's private symbol version
     // of a layout we know, in whose headers they have these types.
@@ -218,6 +234,9 @@ fn register(library: Library<'_>, own_suffix: Option<u32>) -> Result<(), evidenc
                 uninit_context: core::mem::transmute::<*mut c_void, UninitContext>(uninit_context),
                 allow_disassociate_destroy: allow
                     .map_or(core::ptr::null(), |p| p.cast_const().cast::<bool>()),
+                init_cq: init_cq.map(|f| core::mem::transmute::<*mut c_void, InitCq>(f)),
+                open_device: open_device
+                    .map(|f| core::mem::transmute::<*mut c_void, OpenDevice>(f)),
                 rxe_ops: OnceLock::new(),
                 mlx5_ops: OnceLock::new(),
             },
@@ -231,7 +250,7 @@ fn register(library: Library<'_>, own_suffix: Option<u32>) -> Result<(), evidenc
     // keeps libibverbs in the process even if an application closes it.
     library.leak();
     log_registration(layout);
-    let served = served::served();
+    let served = served::served(&own.name.to_string_lossy());
     if served.mlx5 {
         entries::read_setting();
     }

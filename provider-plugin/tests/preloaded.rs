@@ -305,11 +305,8 @@ fn a_program_that_is_linked_to_libmlx5_is_served() {
         );
         assert_eq!(errors, "");
         if program == linked {
-            let (is_its, offers) = match who {
-                "libmlx5" => ("mlx5dv: 1", "query: 0, 1 offered"),
-                _ => ("mlx5dv: 0", "query: 0, 0 offered"),
-            };
-            assert!(said.contains(is_its) && said.contains(offers), "{said}");
+            assert!(said.contains("mlx5dv: 1"), "{said}");
+            assert!(said.contains("query: 0, 1 offered"), "{said}");
             assert!(!said.contains("beyond"), "{said}");
         }
     };

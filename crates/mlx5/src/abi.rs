@@ -71,13 +71,21 @@ pub const CLOCK_INFO_V1: u8 = 1 << 0;
 pub struct ClockInfo {
     /// Odd during an update.
     pub sign: u32,
+    /// Reserved.
     pub resv: u32,
+    /// Wall clock time of the record in nanoseconds.
     pub nsec: u64,
+    /// The device's time of the record in ticks.
     pub cycles: u64,
+    /// The fraction of a nanosecond in `nsec`, scaled by `2^shift`.
     pub frac: u64,
+    /// A tick in nanoseconds, scaled by `2^shift`.
     pub mult: u32,
+    /// Binary logarithm of the scale.
     pub shift: u32,
+    /// The bits of the device's time.
     pub mask: u64,
+    /// Nanoseconds until which the record is updated.
     pub overflow_period: u64,
 }
 
@@ -102,6 +110,9 @@ pub struct CreateCq {
     pub reserved0: u16,
     pub reserved1: u32,
 }
+
+/// `MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD`: CQEs are written whole.
+pub const CQ_FLAG_CQE_128B_PAD: u16 = 1 << 0;
 
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`: `uar_page_index` is the number of a
 /// page of registers that was allocated, in which the queue is armed.
@@ -129,6 +140,35 @@ pub struct ResizeCq {
     pub cqe_size: u16,
     pub reserved0: u16,
     pub reserved1: u32,
+}
+
+/// Driver response to QUERY_DEVICE_EX (`struct mlx5_ib_query_device_resp`, its
+/// beginning).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QueryDeviceResp {
+    pub comp_mask: u32,
+    pub response_length: u32,
+    pub tso_caps: [u32; 2],
+    pub rss_caps: [u64; 2],
+    pub cqe_comp_caps: [u32; 2],
+    pub packet_pacing_caps: [u32; 4],
+    pub mlx5_ib_support_multi_pkt_send_wqes: u32,
+    pub flags: u32,
+}
+
+/// Bits of [`QueryDeviceResp::mlx5_ib_support_multi_pkt_send_wqes`]
+/// (`enum mlx5_ib_mpw_caps`).
+pub mod multi_packet {
+    pub const ALLOWED: u32 = 1 << 1;
+    pub const ENHANCED: u32 = 1 << 2;
+}
+
+/// Bits of [`QueryDeviceResp::flags`] (`MLX5_IB_QUERY_DEV_RESP_...`).
+pub mod device_flag {
+    pub const CQE_128B_COMP: u32 = 1 << 0;
+    pub const CQE_128B_PAD: u32 = 1 << 1;
+    pub const PACKET_BASED_CREDIT_MODE: u32 = 1 << 2;
 }
 
 /// Driver input to CREATE_SRQ (`struct mlx5_ib_create_srq`).
@@ -169,6 +209,12 @@ pub struct CreateQp {
 
 /// `MLX5_QP_FLAG_SCATTER_CQE`: CQEs may carry data.
 pub const QP_FLAG_SCATTER_CQE: u32 = 1 << 1;
+
+/// `MLX5_QP_FLAG_ALLOW_SCATTER_CQE`: also where not every send is signalled.
+pub const QP_FLAG_ALLOW_SCATTER_CQE: u32 = 1 << 8;
+
+/// `MLX5_QP_FLAG_PACKET_BASED_CREDIT_MODE`: credits are counted by packets.
+pub const QP_FLAG_PACKET_BASED_CREDIT_MODE: u32 = 1 << 9;
 
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: `bfreg_index` is the number of a page of
 /// registers that was allocated.
@@ -454,6 +500,8 @@ unsafe impl Pod for AllocUcontextResp {}
 unsafe impl Pod for AllocPdResp {}
 // SAFETY: as the first.
 unsafe impl Pod for CreateCq {}
+// SAFETY: four u32, two u64, eight u32: no padding, as asserted below.
+unsafe impl Pod for QueryDeviceResp {}
 // SAFETY: two u32.
 unsafe impl Pod for CreateCqResp {}
 // SAFETY: a u64, two u16, a u32.
@@ -480,6 +528,7 @@ const _: () = {
     assert!(offset_of!(AllocUcontextResp, cqe_version) == 44);
     assert!(offset_of!(AllocUcontextResp, hca_core_clock_offset) == 48);
     assert!(size_of::<ClockInfo>() == 56);
+    assert!(size_of::<QueryDeviceResp>() == 64);
     // 8 + 8 + 4 + 1 + 1 + 2 + 2 + 2 + 4: no padding.
     assert!(size_of::<CreateCq>() == 32);
     assert!(offset_of!(CreateCq, flags) == 22);

@@ -24,7 +24,7 @@ pub struct Arming {
     /// same number again has no effect.
     events: Epoch,
     /// The CQ number.
-    cqn: u32,
+    pub(crate) cqn: u32,
     /// The doorbell records, which a resize keeps.
     _records: Arc<Records>,
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::mem::offset_of;
+use std::ptr::NonNull;
 
 use ring::{Mapping, ReadOnlyMapping};
 use uverbs::Context;
@@ -55,9 +56,16 @@ impl Clock {
         page.counter(*at)
     }
 
+    /// The address of the device's counter, two words of 32 bits, the high one first.
+    /// `None` if the driver does not announce it.
+    pub fn counter_address(&self) -> Option<NonNull<u8>> {
+        let (page, at) = self.counter.as_ref()?;
+        page.address(*at, 8, 4)
+    }
+
     /// The driver's last clock record. `None` without a record, or during an
     /// update.
-    fn info(&self) -> Option<ClockInfo> {
+    pub fn record(&self) -> Option<ClockInfo> {
         let words: [u64; WORDS] = self.info.as_ref()?.record(0)?;
         let [nsec, cycles, frac, mult_shift, mask, overflow_period] = words;
         let halves = mult_shift.to_ne_bytes();
@@ -78,7 +86,7 @@ impl Clock {
     /// A converter of completion times to wall clock time; `None` without a clock
     /// record.
     pub fn wall(&self) -> Option<WallClock> {
-        self.info().map(|last| WallClock {
+        self.record().map(|last| WallClock {
             last: Cell::new(last),
         })
     }
@@ -97,7 +105,7 @@ impl WallClock {
     ///
     /// No system call, no lock. During an update the previous record is used.
     pub fn nanoseconds(&self, clock: &Clock, ticks: u64) -> u64 {
-        if let Some(info) = clock.info() {
+        if let Some(info) = clock.record() {
             self.last.set(info);
         }
         nanoseconds(&self.last.get(), ticks)
@@ -122,7 +130,7 @@ fn nanoseconds(info: &ClockInfo, ticks: u64) -> u64 {
 }
 
 const _: () = {
-    // Whole words of 64 bits follow the sign, in the order of `Clock::info`.
+    // Whole words of 64 bits follow the sign, in the order of `Clock::record`.
     assert!(offset_of!(ClockInfo, nsec) == 8);
     assert!(offset_of!(ClockInfo, cycles) == 16);
     assert!(offset_of!(ClockInfo, frac) == 24);

@@ -1,6 +1,7 @@
 //! Opening and importing a device.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::{BlueFlame, Mapping, ReadOnlyMapping};
@@ -8,7 +9,10 @@ use uverbs::{Context, ContextInfo, Udata};
 
 use crate::Clock;
 use crate::CreateError;
-use crate::abi::{AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Pod};
+use crate::abi::{
+    AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Pod, QueryDeviceResp,
+    device_flag, multi_packet,
+};
 use crate::ioctl;
 use crate::own_uars::{AllocatedUars, QpUar};
 use crate::uar::{ARM, DoorbellRegister, REGISTERS, UAR, UarPage};
@@ -45,6 +49,28 @@ pub struct Limits {
     pub ports: u32,
 }
 
+/// Features of a device, as the driver reports them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Entries of a compressed session, and the formats of mini CQEs as bits of
+    /// `enum mlx5_ib_cqe_comp_res_format`.
+    pub compressed_entries: u32,
+    /// See `compressed_entries`.
+    pub compressed_formats: u32,
+    /// One work request may send several packets.
+    pub multi_packet: bool,
+    /// The same, in the enhanced form.
+    pub enhanced_multi_packet: bool,
+    /// CQEs of 128 bytes may be compressed.
+    pub wide_compression: bool,
+    /// CQEs of 128 bytes may be written whole.
+    pub wide_padding: bool,
+    /// Queue pairs may have credits by packets ([`crate::QpOptions`]).
+    pub packet_credits: bool,
+    /// Registers take work requests, not doorbells only.
+    pub blue_flame: bool,
+}
+
 /// An opened mlx5 device: its limits, UARs and user indices.
 ///
 /// Any thread may use it; it locks, and is for the control path.
@@ -56,7 +82,7 @@ pub struct DeviceContext {
     register_size: usize,
     uars: UarSource,
     indices: Arc<Indices>,
-    arm: CqDoorbell,
+    pub(crate) arm: CqDoorbell,
     /// The device's time.
     clock: Clock,
     /// The null key.
@@ -70,9 +96,16 @@ pub(crate) struct CqDoorbell {
     /// The number of its page, which CREATE_CQ names if it is not the context's
     /// first.
     pub(crate) number: Option<u16>,
+    /// The page's first byte.
+    pub(crate) start: NonNull<u8>,
     /// Keeps the register mapped.
     _page: Arc<UarPage>,
 }
+
+// SAFETY: `start` is of a page that any thread may use.
+unsafe impl Send for CqDoorbell {}
+// SAFETY: as above.
+unsafe impl Sync for CqDoorbell {}
 
 impl CqDoorbell {
     pub(crate) fn of(page: &Arc<UarPage>, number: Option<u16>) -> Self {
@@ -81,6 +114,7 @@ impl CqDoorbell {
             // Several queues are armed through it.
             register: unsafe { BlueFlame::new(page.mapping.as_ptr().add(ARM), 0, true) },
             number,
+            start: page.mapping.as_ptr(),
             _page: Arc::clone(page),
         }
     }
@@ -263,6 +297,28 @@ impl DeviceContext {
     /// if the device has none.
     pub fn null_key(&self) -> Option<u32> {
         self.null_key
+    }
+
+    /// Queries the features of the device, which is this context's.
+    ///
+    /// # Errors
+    /// Those of QUERY_DEVICE_EX.
+    pub fn features(&self, context: &Context) -> Result<Features, CreateError> {
+        let mut answer = QueryDeviceResp::default();
+        context.query_device_ex(Udata::output(answer.bytes_mut()))?;
+        let [compressed_entries, compressed_formats] = answer.cqe_comp_caps;
+        let multi = answer.mlx5_ib_support_multi_pkt_send_wqes;
+        let has = |flag| answer.flags & flag != 0;
+        Ok(Features {
+            compressed_entries,
+            compressed_formats,
+            multi_packet: multi & multi_packet::ALLOWED != 0,
+            enhanced_multi_packet: multi & multi_packet::ENHANCED != 0,
+            wide_compression: has(device_flag::CQE_128B_COMP),
+            wide_padding: has(device_flag::CQE_128B_PAD),
+            packet_credits: has(device_flag::PACKET_BASED_CREDIT_MODE),
+            blue_flame: self.register_size != 0,
+        })
     }
 
     /// The device's time.

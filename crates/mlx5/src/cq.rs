@@ -3,8 +3,12 @@
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
 use crate::Lender;
-use crate::abi::{CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Pod, ResizeCq, mini_format};
+use crate::abi::{
+    CQ_FLAG_CQE_128B_PAD, CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Pod, ResizeCq,
+    mini_format,
+};
 use crate::cq_ring::CqeFormat;
+use crate::qp::flag;
 use crate::{Arming, CqeRing, CreateError};
 
 /// The contents of a mini CQE besides the fields that this crate reads.
@@ -24,6 +28,8 @@ pub struct CqOptions {
     pub wide: bool,
     /// CQEs may be compressed: fewer bus writes, more processor time.
     pub compression: Option<MiniFormat>,
+    /// CQEs of 128 bytes are written whole.
+    pub padded: bool,
     /// The page of the register for arming, if it is not the context's first:
     /// [`crate::DeviceContext::cq_uar_page`].
     pub cq_uar_page: Option<u16>,
@@ -86,10 +92,9 @@ impl<C: ContextRef> CompletionQueue<C> {
                 Some(MiniFormat::Hash) => mini_format::HASH,
                 Some(MiniFormat::Checksum) => mini_format::CHECKSUM,
             },
-            flags: match options.cq_uar_page {
-                None => 0,
-                Some(_) => CQ_FLAG_UAR_PAGE_INDEX,
-            },
+            flags: (flag(options.padded, CQ_FLAG_CQE_128B_PAD.into())
+                | flag(options.cq_uar_page.is_some(), CQ_FLAG_UAR_PAGE_INDEX.into()))
+                as u16,
             uar_page_index: options.cq_uar_page.unwrap_or_default(),
             ..CreateCq::default()
         };

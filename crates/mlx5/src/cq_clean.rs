@@ -30,6 +30,9 @@ impl CqeRing {
     /// Removes the unread completions of a queue pair that was destroyed or
     /// reset; the others stay, in order.
     pub fn clean(&mut self, work: &Work) {
+        if self.is_direct {
+            return;
+        }
         self.write_out();
         let first = self.position();
         let mut end = first;

@@ -46,6 +46,8 @@ pub struct CqeRing {
     /// The word that [`EmptyCheck`] reads.
     owner_check: Arc<OwnerCheck>,
     memory: Entries,
+    /// A program reads the entries itself.
+    pub(crate) is_direct: bool,
     /// Replaced entries, which threads may still read through [`EmptyCheck`].
     retired: Vec<RetiredEntries>,
     /// The doorbell records, which a resize keeps.
@@ -129,6 +131,7 @@ impl CqeRing {
             consumed: records.record(0),
             owner_check: Arc::default(),
             memory,
+            is_direct: false,
             retired: Vec::new(),
             records: Arc::new(records),
         };

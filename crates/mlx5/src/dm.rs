@@ -82,6 +82,10 @@ impl DeviceBytes {
         unsafe { Dmabuf::export(context, offset) }
     }
 
+    pub(crate) fn words(&self) -> &DeviceWords {
+        &self.words
+    }
+
     /// Checks a range.
     fn check(&self, offset: u64, length: usize) -> Result<usize, CopyError> {
         let offset = usize::try_from(offset).map_err(|_| CopyError::Beyond)?;

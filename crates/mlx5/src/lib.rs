@@ -28,6 +28,7 @@ mod cq_clean;
 mod cq_ring;
 mod cqe;
 mod cursor;
+mod direct;
 mod dm;
 mod error;
 #[cfg(any(test, feature = "fake"))]
@@ -50,14 +51,16 @@ mod uar;
 mod wc;
 mod work;
 
+pub use abi::ClockInfo;
 pub use ah::{Address, AddressHandle, Link};
 pub use arming::Arming;
 pub use clock::{Clock, WallClock};
-pub use context::{DeviceContext, Limits};
+pub use context::{DeviceContext, Features, Limits};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
 pub use cq_ring::{CqeRing, EmptyCheck};
 pub use cqe::{Sink, Timed};
 pub use cursor::CursorEntry;
+pub use direct::{DirectRegister, DirectRing};
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};
 pub use error::{CompletionError, CreateError};
 pub use memory::{Lender, Lent, Purpose};

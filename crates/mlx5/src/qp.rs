@@ -6,37 +6,35 @@ use uverbs::{Context, ContextRef, PdHandle, Qp, QpCap, QpInit, QpOpen, QpType, U
 
 use crate::Lender;
 use crate::abi::{
-    AllocPdResp, CreateQp, CreateQpResp, Pod, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
+    AllocPdResp, CreateQp, CreateQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
+    QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::SharedWork;
 use crate::{CreateError, DeviceContext, RecvQueue, SendQueue, Service, ThreadUar, Work};
 
-/// Creates a protection domain.
+/// Creates a protection domain. Returns its handle, and the device's number of it.
 ///
 /// # Errors
 /// Those of ALLOC_PD.
-pub fn alloc_pd(context: &Context) -> Result<PdHandle, CreateError> {
+pub fn alloc_pd(context: &Context) -> Result<(PdHandle, u32), CreateError> {
     // The driver fails without room for its answer.
     let mut answer = AllocPdResp::default();
-    Ok(uverbs::pd::alloc(
-        context,
-        Udata::output(answer.bytes_mut()),
-    )?)
+    let handle = uverbs::pd::alloc(context, Udata::output(answer.bytes_mut()))?;
+    Ok((handle, answer.pdn))
 }
 
-/// Returns whether a context has a protection domain with that handle, possibly
-/// created by another process.
+/// Finds a protection domain with that handle, possibly created by another process.
+/// Returns the device's number of it.
 ///
 /// # Errors
 /// Those of PD_QUERY.
-pub fn find_pd(context: &Context, pd: PdHandle) -> Result<(), CreateError> {
-    ioctl::query_pd(context, pd)?;
-    Ok(())
+pub fn find_pd(context: &Context, pd: PdHandle) -> Result<u32, CreateError> {
+    Ok(ioctl::query_pd(context, pd)?)
 }
 
-fn flag(set: bool, bit: u32) -> u32 {
+pub(crate) fn flag(set: bool, bit: u32) -> u32 {
     if set { bit } else { 0 }
 }
 
@@ -51,14 +49,21 @@ pub struct QpOptions {
     /// scatters: the caller guarantees that the memory is valid until then.
     /// Otherwise the device writes all data itself.
     pub short_data: bool,
+    /// The driver allows short data although not every send is signalled
+    /// (`MLX5_QP_FLAG_ALLOW_SCATTER_CQE`).
+    pub short_data_unsignalled: bool,
+    /// Credits are counted by packets, not by messages.
+    pub packet_credits: bool,
 }
 
 impl Default for QpOptions {
-    /// Everything.
+    /// Everything that every device has.
     fn default() -> Self {
         Self {
             keys: true,
             short_data: true,
+            short_data_unsignalled: false,
+            packet_credits: false,
         }
     }
 }
@@ -155,6 +160,8 @@ impl<C: ContextRef> QueuePair<C> {
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
             flags: flag(options.short_data, QP_FLAG_SCATTER_CQE)
+                | flag(options.short_data_unsignalled, QP_FLAG_ALLOW_SCATTER_CQE)
+                | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
                 | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX),
             bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
             uidx: work.user_index(),

@@ -130,6 +130,14 @@ impl SendQueue {
         }
     }
 
+    pub(crate) fn work(&self) -> &Work {
+        &self.work
+    }
+
+    pub(crate) fn register(&self) -> &DoorbellRegister {
+        &self.register
+    }
+
     /// Maximum number of outstanding work requests.
     pub fn capacity(&self) -> u32 {
         self.capacity

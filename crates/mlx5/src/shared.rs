@@ -367,6 +367,12 @@ impl LockedWork<'_> {
         self.list().take(slot)
     }
 
+    /// The slots of the next receive and of the last entry, and an entry's bytes.
+    pub(crate) fn ends(&mut self) -> (u16, u16, u32) {
+        let list = self.list();
+        (list.head, list.last, 1 << list.shift)
+    }
+
     /// Posts the receive in a slot again, behind all others, after a page fault.
     /// False if none is outstanding there.
     ///

@@ -20,6 +20,8 @@ pub(crate) const ARM: usize = 0x20;
 #[derive(Debug)]
 pub(crate) struct UarPage {
     pub(crate) mapping: Mapping,
+    /// The offset in the device's file at which it is mapped.
+    file_offset: u64,
     /// Doorbell registers, created on first use. Shared, since all users of one
     /// write to its two halves in turn.
     registers: [std::sync::OnceLock<BlueFlame>; Self::MOST],
@@ -46,6 +48,7 @@ impl UarPage {
             .map_err(|error| CreateError::Map { page, error })?;
         Ok(Self {
             mapping,
+            file_offset: offset,
             registers: Default::default(),
         })
     }
@@ -66,9 +69,9 @@ impl UarPage {
 /// A doorbell register of a UAR; keeps its page mapped.
 #[derive(Clone, Debug)]
 pub(crate) struct DoorbellRegister {
-    /// One of `_page.registers`.
+    /// One of `page.registers`.
     at: NonNull<BlueFlame>,
-    _page: Arc<UarPage>,
+    page: Arc<UarPage>,
 }
 
 // SAFETY: it points to a register that any thread may use.
@@ -84,13 +87,18 @@ impl DoorbellRegister {
         make: impl FnOnce() -> BlueFlame,
     ) -> Result<Self, CreateError> {
         let at = page.register(position, make)?;
-        Ok(Self { at, _page: page })
+        Ok(Self { at, page })
+    }
+
+    /// The offset in the device's file at which its page is mapped.
+    pub(crate) fn file_offset(&self) -> u64 {
+        self.page.file_offset
     }
 
     #[inline]
     pub(crate) fn get(&self) -> &BlueFlame {
         // SAFETY: it is in a `OnceLock` that was set, so it neither moves nor changes
-        // while `_page` lives.
+        // while `page` lives.
         unsafe { self.at.as_ref() }
     }
 }
@@ -108,15 +116,13 @@ pub(crate) mod testing {
             let at = mapping.as_ptr();
             let page = Arc::new(UarPage {
                 mapping,
+                file_offset: 0,
                 registers: Default::default(),
             });
             // SAFETY: inside the mapping, which the page owns.
             let make = || unsafe { BlueFlame::new(at, half, false) };
             let register = page.register(0, make).unwrap();
-            let made = Self {
-                at: register,
-                _page: page,
-            };
+            let made = Self { at: register, page };
             (made, at.cast())
         }
     }

@@ -52,6 +52,11 @@ impl BlueFlame {
     /// Entries are written in blocks of this many bytes.
     pub const BLOCK: usize = 64;
 
+    /// The first half's first byte.
+    pub fn address(&self) -> NonNull<u8> {
+        self.at.cast()
+    }
+
     /// Bytes of the longest entry that may be written whole.
     #[inline]
     pub fn room(&self) -> usize {

@@ -1,6 +1,7 @@
 //! Words of a device's own memory or registers that are mapped into the process.
 
 use std::io;
+use std::ptr::NonNull;
 
 use crate::Mapping;
 
@@ -49,6 +50,12 @@ impl DeviceWords {
     /// Bytes in the range.
     pub fn len(&self) -> usize {
         self.length
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> NonNull<u8> {
+        // SAFETY: in the mapping, by the check of `new`.
+        unsafe { self.mapping.as_ptr().add(self.start) }
     }
 
     /// Whether there are none.

@@ -40,7 +40,7 @@ impl ReadOnlyMapping {
 
     /// Returns the address of `size` bytes at offset `at`, if they lie in the
     /// mapping and `at` is a multiple of `align`.
-    fn address(&self, at: usize, size: usize, align: usize) -> Option<NonNull<u8>> {
+    pub fn address(&self, at: usize, size: usize, align: usize) -> Option<NonNull<u8>> {
         let end = at.checked_add(size)?;
         if end > self.map.size() || at % align != 0 {
             return None;

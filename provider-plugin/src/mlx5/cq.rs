@@ -5,8 +5,8 @@ use core::ffi::c_int;
 use std::sync::Arc;
 
 use mlx5::{
-    Arming, CompletionError, CompletionQueue, CqOptions, CqeRing, CursorEntry, EmptyCheck, Lender,
-    Role, WallClock, Work,
+    Arming, CompletionError, CompletionQueue, CqOptions, CqeRing, CursorEntry, DirectRing,
+    EmptyCheck, Lender, Role, WallClock, Work,
 };
 use uverbs::CqInit;
 
@@ -35,11 +35,21 @@ pub struct Completions {
     lender: Option<Allocators>,
 }
 
+/// The format of CQEs; by default that of the environment.
+pub struct Format(pub CqOptions);
+
+impl Default for Format {
+    fn default() -> Self {
+        Self(entries::cq_options())
+    }
+}
+
 /// A completion queue of a ConnectX.
 pub type Cq = crate::cq::Cq<Mlx5>;
 
 impl CqOps for Mlx5 {
     type Completions = Completions;
+    type CqOptions = Format;
 
     fn wc_flags(ctx: &CtxRef) -> u64 {
         let wall = ctx.mlx5().ok().and_then(|device| device.clock().wall());
@@ -50,6 +60,7 @@ impl CqOps for Mlx5 {
     unsafe fn make_cq(
         ctx: &CtxRef,
         init: &CqInit,
+        options: &Format,
         domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         // SAFETY: null or live, as the caller says.
@@ -57,7 +68,7 @@ impl CqOps for Mlx5 {
         let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
         let options = CqOptions {
             cq_uar_page: ctx.mlx5()?.cq_uar_page(),
-            ..entries::cq_options()
+            ..options.0
         };
         let made = CompletionQueue::create_with(ctx, init, options, asked)?;
         let completions = Completions {
@@ -117,6 +128,12 @@ impl Cq {
     /// Removes a destroyed queue pair from the QP table.
     pub fn detach(&self, work: &Work) {
         self.with(|ring| ring.detach(work));
+    }
+
+    /// The CQEs and the CQ number, for a program that reads them itself.
+    pub fn direct(&self) -> (DirectRing, u32) {
+        let ring = self.with(CqeRing::direct);
+        (ring, self.completions.arming.cqn())
     }
 
     /// Removes the unread completions of a queue pair that was reset.

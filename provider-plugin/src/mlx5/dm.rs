@@ -1,6 +1,7 @@
 //! Device memory: allocation, copies, registration; and the null region.
 
 use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
 
 use mlx5::{CopyError, DeviceBytes, DeviceMemory};
 use uverbs::{AccessFlags, DmHandle, DmMrInit};
@@ -30,6 +31,15 @@ const _: () = assert!(core::mem::offset_of!(Dm, public) == 0);
 unsafe fn dm_of<'a>(dm: *mut ibv_dm) -> &'a Dm {
     // SAFETY: every ibv_dm that this provider hands out begins a Dm.
     unsafe { &*dm.cast::<Dm>() }
+}
+
+/// The first mapped byte of device memory, and the number of bytes.
+///
+/// # Safety
+/// As of [`dm_of`].
+pub unsafe fn direct(dm: *mut ibv_dm) -> (NonNull<u8>, usize) {
+    // SAFETY: as the caller says.
+    unsafe { dm_of(dm) }.bytes.direct()
 }
 
 /// Creates the C object of device memory with that kernel handle.

@@ -15,7 +15,7 @@ pub mod dm;
 pub mod entries;
 mod memory;
 mod pd;
-mod qp;
+pub mod qp;
 mod srq;
 mod writers;
 

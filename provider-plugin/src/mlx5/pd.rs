@@ -35,11 +35,11 @@ impl PdOps for Mlx5 {
         Ok(())
     }
 
-    fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno> {
+    fn make_pd(ctx: &CtxRef) -> Result<(PdHandle, u32), Errno> {
         Ok(mlx5::alloc_pd(ctx)?)
     }
 
-    fn find_pd(ctx: &CtxRef, pd: PdHandle) -> Result<(), Errno> {
+    fn find_pd(ctx: &CtxRef, pd: PdHandle) -> Result<u32, Errno> {
         Ok(mlx5::find_pd(ctx, pd)?)
     }
 }

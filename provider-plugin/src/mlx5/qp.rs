@@ -24,6 +24,27 @@ use crate::srq::srq_of;
 /// Operations that change memory keys.
 const KEYS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
 
+/// Whether CQEs may carry data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ShortData {
+    /// As the environment says, where every send is signalled.
+    #[default]
+    Default,
+    /// Not.
+    Never,
+    /// Also where not every send is signalled.
+    Always,
+}
+
+/// Options of a queue pair that verbs do not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Whether CQEs may carry data.
+    pub short_data: ShortData,
+    /// Credits are counted by packets.
+    pub packet_credits: bool,
+}
+
 /// Data of a queue pair besides its queues.
 pub struct QpData {
     work: Arc<Work>,
@@ -75,6 +96,7 @@ impl QpOps for Mlx5 {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
     type QpData = QpData;
+    type QpOptions = Options;
 
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK;
 
@@ -84,6 +106,7 @@ impl QpOps for Mlx5 {
         attr: &ibv_qp_init_attr,
         init: &QpInit,
         operations: Option<u64>,
+        asked: &Options,
         thread: Option<&Thread>,
         domain: *mut ibv_pd,
     ) -> Result<NewQp<Self>, Errno> {
@@ -97,7 +120,13 @@ impl QpOps for Mlx5 {
         let options = QpOptions {
             // Without `send_ops_flags` any operation may be posted.
             keys: operations.is_none_or(|asked| asked & KEYS != 0),
-            short_data: short_data(variable("MLX5_SCATTER_TO_CQE").as_deref()),
+            short_data: match asked.short_data {
+                ShortData::Default => short_data(variable("MLX5_SCATTER_TO_CQE").as_deref()),
+                ShortData::Never => false,
+                ShortData::Always => true,
+            },
+            short_data_unsignalled: asked.short_data == ShortData::Always,
+            packet_credits: asked.packet_credits,
         };
         let own = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.

@@ -59,10 +59,10 @@ unsafe fn pass_on(pabi: u32, ops: *const verbs_device_ops) {
     let real = catch_unwind(|| {
         let objects = objects::loaded();
         let real = real(&objects, pabi, ops as usize)?;
-        if own(&objects).is_some() && !has_raised_rights() {
+        if let (Some(own), false) = (own(&objects), has_raised_rights()) {
             if let Some(object) = objects.iter().find(|o| o.contains(real as usize)) {
                 if let Some(library) = Library::open(object) {
-                    attempt(library, None);
+                    attempt(library, own, None);
                 }
             }
         }

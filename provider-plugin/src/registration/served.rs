@@ -12,17 +12,21 @@ pub struct Served {
 }
 
 impl Served {
-    /// Of a release in which mlx5 is not complete.
-    const DEFAULT: Self = Self {
-        rxe: true,
-        mlx5: false,
-    };
+    /// Those of a library of this name. Under its own name the plugin leaves ConnectX
+    /// to libmlx5, of which it lacks some operations; in libmlx5's place there is
+    /// nobody else.
+    fn by_name(path: &str) -> Self {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let mlx5 = name.starts_with("libmlx5");
+        Self { rxe: !mlx5, mlx5 }
+    }
 }
 
-/// What `RINGVERBS_DEVICES` says: kinds of devices, with commas between them.
-/// Unset, rxe; in a program with raised rights it does not count.
-pub fn served() -> Served {
-    variable("RINGVERBS_DEVICES").map_or(Served::DEFAULT, |list| parse(list.as_bytes()))
+/// What `RINGVERBS_DEVICES` says: kinds of devices, with commas between them. Unset,
+/// or in a program with raised rights, those that the library's path stands for.
+pub fn served(own: &str) -> Served {
+    variable("RINGVERBS_DEVICES")
+        .map_or_else(|| Served::by_name(own), |list| parse(list.as_bytes()))
 }
 
 fn parse(list: &[u8]) -> Served {
@@ -56,6 +60,25 @@ mod tests {
         assert_eq!(parse(b" mlx5 , rxe,"), is(true, true));
         assert_eq!(parse(b""), is(false, false));
         assert_eq!(parse(b"mlx4,RXE,\xff"), is(false, false));
-        assert_eq!(Served::DEFAULT, is(true, false));
+    }
+
+    #[test]
+    fn the_library_s_name_selects_devices() {
+        let rxe = Served {
+            rxe: true,
+            mlx5: false,
+        };
+        let mlx5 = Served {
+            rxe: false,
+            mlx5: true,
+        };
+        assert_eq!(Served::by_name("/opt/libringverbs-rdmav34.so"), rxe);
+        assert_eq!(Served::by_name("/usr/lib/libmlx5.so.1"), mlx5);
+        assert_eq!(
+            Served::by_name("/usr/lib/libibverbs/libmlx5-rdmav57.so"),
+            mlx5
+        );
+        assert_eq!(Served::by_name("libmlx5.so.1"), mlx5);
+        assert_eq!(Served::by_name("/opt/libmlx5/libringverbs-rdmav34.so"), rxe);
     }
 }

@@ -31,6 +31,7 @@ type Cq = crate::cq::Cq<Rxe>;
 
 impl CqOps for Rxe {
     type Completions = Completions;
+    type CqOptions = ();
 
     fn wc_flags(_: &CtxRef) -> u64 {
         IBV_WC_STANDARD_FLAGS
@@ -39,6 +40,7 @@ impl CqOps for Rxe {
     unsafe fn make_cq(
         ctx: &CtxRef,
         init: &CqInit,
+        _options: &(),
         _domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         let made = CompletionQueue::create(ctx, init)?;

@@ -14,7 +14,7 @@ impl PdOps for Rxe {
         Ok(())
     }
 
-    fn make_pd(ctx: &CtxRef) -> Result<PdHandle, Errno> {
-        Ok(uverbs::pd::alloc(ctx, Udata::none())?)
+    fn make_pd(ctx: &CtxRef) -> Result<(PdHandle, u32), Errno> {
+        Ok((uverbs::pd::alloc(ctx, Udata::none())?, 0))
     }
 }

@@ -45,12 +45,14 @@ impl QpOps for Rxe {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
     type QpData = QpData;
+    type QpOptions = ();
 
     unsafe fn make_qp(
         ctx: &CtxRef,
         _attr: &ibv_qp_init_attr,
         init: &QpInit,
         _operations: Option<u64>,
+        _options: &(),
         _thread: Option<&()>,
         _domain: *mut ibv_pd,
     ) -> Result<NewQp<Self>, Errno> {

@@ -57,6 +57,20 @@ fn assertions() -> String {
         hca_core_clock_offset, log_uar_size, num_uars_per_page,
         num_dyn_bfregs, dump_fill_mkey,
     });
+    fields!(
+        c,
+        "mlx5_ib_query_device_resp",
+        QueryDeviceResp {
+            comp_mask,
+            response_length,
+            tso_caps,
+            rss_caps,
+            cqe_comp_caps,
+            packet_pacing_caps,
+            mlx5_ib_support_multi_pkt_send_wqes,
+            flags,
+        }
+    );
     fields!(c, "mlx5_ib_clock_info", size ClockInfo {
         sign, resv, nsec, cycles, frac, mult, shift, mask, overflow_period,
     });
@@ -159,6 +173,11 @@ fn constants() -> Vec<(&'static str, u32)> {
     let mut all: Vec<(&str, u32)> = vec![
         ("MLX5_LIB_CAP_4K_UAR", LIB_CAP_4K_UAR as u32),
         ("MLX5_QP_FLAG_SCATTER_CQE", QP_FLAG_SCATTER_CQE),
+        ("MLX5_QP_FLAG_ALLOW_SCATTER_CQE", QP_FLAG_ALLOW_SCATTER_CQE),
+        (
+            "MLX5_QP_FLAG_PACKET_BASED_CREDIT_MODE",
+            QP_FLAG_PACKET_BASED_CREDIT_MODE,
+        ),
         ("MLX5_QP_FLAG_UAR_PAGE_INDEX", QP_FLAG_UAR_PAGE_INDEX),
         ("MLX5_IB_OBJECT_UAR", uar::OBJECT_UAR.into()),
         ("MLX5_IB_METHOD_UAR_OBJ_ALLOC", uar::METHOD_UAR_ALLOC.into()),

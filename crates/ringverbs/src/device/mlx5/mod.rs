@@ -195,7 +195,7 @@ impl Provider {
     }
 
     pub fn alloc_pd(&self, context: &Ctx) -> Result<PdHandle> {
-        Ok(::mlx5::alloc_pd(context)?)
+        Ok(::mlx5::alloc_pd(context)?.0)
     }
 
     pub fn operations(&self) -> u32 {
@@ -235,6 +235,7 @@ impl Provider {
         let options = QpOptions {
             keys: resources.keys,
             short_data: false,
+            ..QpOptions::default()
         };
         let device = &self.device;
         let made =

@@ -1,0 +1,258 @@
+//! Structures of `mlx5dv.h` (rdma-core 65). A member that an older header lacks is
+//! touched only when the caller's `comp_mask` asks for it.
+
+use core::ffi::c_void;
+
+use crate::abi::*;
+
+/// `struct mlx5dv_cqe_comp_caps`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct mlx5dv_cqe_comp_caps {
+    pub max_num: u32,
+    pub supported_format: u32,
+}
+
+/// `struct mlx5dv_context`, up to the members of rdma-core 44.
+#[repr(C)]
+pub struct mlx5dv_context {
+    pub version: u8,
+    pub flags: u64,
+    /// Requested members, then the valid ones.
+    pub comp_mask: u64,
+    pub cqe_comp_caps: mlx5dv_cqe_comp_caps,
+    pub sw_parsing_caps: [u32; 2],
+    pub striding_rq_caps: [u32; 5],
+    pub tunnel_offloads_caps: u32,
+    pub max_dynamic_bfregs: u32,
+    pub max_clock_info_update_nsec: u64,
+    pub flow_action_flags: u32,
+    pub dc_odp_caps: u32,
+    pub hca_core_clock: *mut c_void,
+    pub num_lag_ports: u8,
+    pub sig_caps: [u64; 2],
+    pub dci_streams_caps: [u8; 2],
+    pub max_wr_memcpy_length: usize,
+    pub crypto_caps: [u32; 3],
+    pub max_dc_rd_atom: u64,
+    pub max_dc_init_rd_atom: u64,
+}
+
+/// Bits of [`mlx5dv_context::flags`].
+pub mod context_flag {
+    pub const CQE_V1: u64 = 1 << 0;
+    pub const MPW_ALLOWED: u64 = 1 << 2;
+    pub const ENHANCED_MPW: u64 = 1 << 3;
+    pub const CQE_128B_COMP: u64 = 1 << 4;
+    pub const CQE_128B_PAD: u64 = 1 << 5;
+    pub const PACKET_BASED_CREDIT_MODE: u64 = 1 << 6;
+    pub const BLUEFLAME: u64 = 1 << 8;
+}
+
+/// Bits of [`mlx5dv_context::comp_mask`].
+pub mod context_mask {
+    pub const CQE_COMPRESION: u64 = 1 << 0;
+    pub const SWP: u64 = 1 << 1;
+    pub const STRIDING_RQ: u64 = 1 << 2;
+    pub const TUNNEL_OFFLOADS: u64 = 1 << 3;
+    pub const DYN_BFREGS: u64 = 1 << 4;
+    pub const CLOCK_INFO_UPDATE: u64 = 1 << 5;
+    pub const FLOW_ACTION_FLAGS: u64 = 1 << 6;
+    pub const DC_ODP_CAPS: u64 = 1 << 7;
+    pub const HCA_CORE_CLOCK: u64 = 1 << 8;
+    pub const SIGNATURE_OFFLOAD: u64 = 1 << 10;
+    pub const DCI_STREAMS: u64 = 1 << 11;
+    pub const WR_MEMCPY_LENGTH: u64 = 1 << 12;
+    pub const CRYPTO_OFFLOAD: u64 = 1 << 13;
+    pub const MAX_DC_RD_ATOM: u64 = 1 << 14;
+}
+
+/// `struct mlx5dv_context_attr`, of `mlx5dv_open_device`.
+#[repr(C)]
+pub struct mlx5dv_context_attr {
+    pub flags: u32,
+    pub comp_mask: u64,
+}
+
+/// `struct mlx5dv_cq_init_attr`.
+#[repr(C)]
+pub struct mlx5dv_cq_init_attr {
+    pub comp_mask: u64,
+    pub cqe_comp_res_format: u8,
+    pub flags: u32,
+    pub cqe_size: u16,
+}
+
+/// Bits of [`mlx5dv_cq_init_attr::comp_mask`].
+pub mod cq_mask {
+    pub const COMPRESSED_CQE: u64 = 1 << 0;
+    pub const FLAGS: u64 = 1 << 1;
+    pub const CQE_SIZE: u64 = 1 << 2;
+}
+
+/// `MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD`.
+pub const CQ_FLAG_CQE_PAD: u32 = 1 << 0;
+
+/// `enum mlx5dv_cqe_comp_res_format`.
+pub mod comp_format {
+    pub const HASH: u8 = 1 << 0;
+    pub const CSUM: u8 = 1 << 1;
+}
+
+/// `struct mlx5dv_qp_init_attr`.
+#[repr(C)]
+pub struct mlx5dv_qp_init_attr {
+    pub comp_mask: u64,
+    pub create_flags: u32,
+    pub dc_init_attr: mlx5dv_dc_init_attr,
+    pub send_ops_flags: u64,
+}
+
+/// `struct mlx5dv_dc_init_attr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mlx5dv_dc_init_attr {
+    pub dc_type: u32,
+    pub dct_access_key: u64,
+}
+
+/// Bits of [`mlx5dv_qp_init_attr::comp_mask`].
+pub mod qp_mask {
+    pub const QP_CREATE_FLAGS: u64 = 1 << 0;
+}
+
+/// Bits of [`mlx5dv_qp_init_attr::create_flags`].
+pub mod qp_flag {
+    pub const DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
+    pub const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
+    pub const PACKET_BASED_CREDIT_MODE: u32 = 1 << 5;
+}
+
+/// Entries of a queue in [`mlx5dv_qp`].
+#[repr(C)]
+pub struct mlx5dv_queue {
+    pub buf: *mut c_void,
+    pub wqe_cnt: u32,
+    pub stride: u32,
+}
+
+/// A doorbell register in [`mlx5dv_qp`].
+#[repr(C)]
+pub struct mlx5dv_bf {
+    pub reg: *mut c_void,
+    pub size: u32,
+}
+
+/// `struct mlx5dv_qp`, without the members of raw packets.
+#[repr(C)]
+pub struct mlx5dv_qp {
+    pub dbrec: *mut u32,
+    pub sq: mlx5dv_queue,
+    pub rq: mlx5dv_queue,
+    pub bf: mlx5dv_bf,
+    /// Requested members, then the valid ones.
+    pub comp_mask: u64,
+    pub uar_mmap_offset: libc::off_t,
+}
+
+/// `MLX5DV_QP_MASK_UAR_MMAP_OFFSET`.
+pub const QP_MASK_UAR_MMAP_OFFSET: u64 = 1 << 0;
+
+/// `struct mlx5dv_cq`.
+#[repr(C)]
+pub struct mlx5dv_cq {
+    pub buf: *mut c_void,
+    pub dbrec: *mut u32,
+    pub cqe_cnt: u32,
+    pub cqe_size: u32,
+    pub cq_uar: *mut c_void,
+    pub cqn: u32,
+    pub comp_mask: u64,
+}
+
+/// `struct mlx5dv_srq`.
+#[repr(C)]
+pub struct mlx5dv_srq {
+    pub buf: *mut c_void,
+    pub dbrec: *mut u32,
+    pub stride: u32,
+    pub head: u32,
+    pub tail: u32,
+    pub comp_mask: u64,
+    pub srqn: u32,
+}
+
+/// `MLX5DV_SRQ_MASK_SRQN`.
+pub const SRQ_MASK_SRQN: u64 = 1 << 0;
+
+/// `struct mlx5dv_dm`, without the address in the device.
+#[repr(C)]
+pub struct mlx5dv_dm {
+    pub buf: *mut c_void,
+    pub length: u64,
+    pub comp_mask: u64,
+}
+
+/// `struct mlx5dv_ah`.
+#[repr(C)]
+pub struct mlx5dv_ah {
+    pub av: *mut c_void,
+    pub comp_mask: u64,
+}
+
+/// `struct mlx5dv_pd`.
+#[repr(C)]
+pub struct mlx5dv_pd {
+    pub pdn: u32,
+    pub comp_mask: u64,
+}
+
+/// An object and its description in [`mlx5dv_obj`].
+#[repr(C)]
+pub struct Pair<In, Out> {
+    pub object: *mut In,
+    pub out: *mut Out,
+}
+
+/// `struct mlx5dv_obj`.
+#[repr(C)]
+pub struct mlx5dv_obj {
+    pub qp: Pair<ibv_qp, mlx5dv_qp>,
+    pub cq: Pair<ibv_cq, mlx5dv_cq>,
+    pub srq: Pair<ibv_srq, mlx5dv_srq>,
+    pub rwq: Pair<ContextFirst, c_void>,
+    pub dm: Pair<ibv_dm, mlx5dv_dm>,
+    pub ah: Pair<ibv_ah, mlx5dv_ah>,
+    pub pd: Pair<ibv_pd, mlx5dv_pd>,
+    pub devx: Pair<ContextFirst, c_void>,
+}
+
+/// An object of which only the context matters.
+#[repr(C)]
+pub struct ContextFirst {
+    pub context: *mut ibv_context,
+}
+
+/// `enum mlx5dv_obj_type`.
+pub mod obj {
+    pub const QP: u64 = 1 << 0;
+    pub const CQ: u64 = 1 << 1;
+    pub const SRQ: u64 = 1 << 2;
+    pub const RWQ: u64 = 1 << 3;
+    pub const DM: u64 = 1 << 4;
+    pub const AH: u64 = 1 << 5;
+    pub const PD: u64 = 1 << 6;
+    pub const DEVX: u64 = 1 << 7;
+}
+
+/// `struct mlx5dv_clock_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct mlx5dv_clock_info {
+    pub nsec: u64,
+    pub last_cycles: u64,
+    pub frac: u64,
+    pub mult: u32,
+    pub shift: u32,
+    pub mask: u64,
+}

@@ -1,0 +1,141 @@
+//! Completion queues, queue pairs and regions with options that verbs do not have.
+
+use core::ptr::null_mut;
+
+use mlx5::{CqOptions, MiniFormat};
+
+use super::abi::*;
+use super::refused::ringverbs_refused_object;
+use super::{exported, is_ours};
+use crate::abi::*;
+use crate::cq::create_cq_with;
+use crate::errno::Errno;
+use crate::library::libibverbs;
+use crate::mlx5::Mlx5;
+use crate::mlx5::cq::Format;
+use crate::mlx5::qp::{Options, ShortData};
+use crate::qp::create_qp_with;
+
+exported! {
+    /// `mlx5dv_create_cq`: CQEs of 64 or 128 bytes, compressed or padded. EOPNOTSUPP
+    /// for what the device or the plugin does not have.
+    fn mlx5dv_create_cq(
+        context: *mut ibv_context,
+        attr: *mut ibv_cq_init_attr_ex,
+        own: *mut mlx5dv_cq_init_attr
+    ) -> *mut ibv_cq_ex
+    where is_ours(context), else ringverbs_refused_object().cast() => {
+        // SAFETY: the caller's attributes, or null.
+        match cq_options(unsafe { own.as_ref() }) {
+            // SAFETY: an open context of ours, and the caller's attributes.
+            Ok(options) => unsafe { created_cq(context, attr, &Format(options)) },
+            Err(errno) => failed(errno),
+        }
+    }
+
+    /// `mlx5dv_create_qp`: data in CQEs or not, credits by packets. EOPNOTSUPP for
+    /// raw packets, memory keys and DC.
+    fn mlx5dv_create_qp(
+        context: *mut ibv_context,
+        attr: *mut ibv_qp_init_attr_ex,
+        own: *mut mlx5dv_qp_init_attr
+    ) -> *mut ibv_qp
+    where is_ours(context), else ringverbs_refused_object().cast() => {
+        // SAFETY: the caller's attributes, or null.
+        match qp_options(unsafe { own.as_ref() }) {
+            // SAFETY: an open context of ours, and the caller's attributes.
+            Ok(options) => unsafe { create_qp_with::<Mlx5>(context, attr, &options) },
+            Err(errno) => failed(errno),
+        }
+    }
+}
+
+/// NULL, with `errno` set.
+fn failed<T>(errno: Errno) -> *mut T {
+    errno.set();
+    null_mut()
+}
+
+/// Creates a queue as a provider does, and initialises it as libibverbs does.
+///
+/// # Safety
+/// As of `create_cq_with`.
+unsafe fn created_cq(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+    options: &Format,
+) -> *mut ibv_cq_ex {
+    let Some(init_cq) = libibverbs().and_then(|lib| lib.init_cq) else {
+        return failed(Errno::OPNOTSUPP);
+    };
+    // SAFETY: as the caller says.
+    unsafe {
+        let cq = create_cq_with::<Mlx5>(context, attr, options);
+        if !cq.is_null() {
+            init_cq(cq.cast(), context, (*attr).channel, (*attr).cq_context);
+        }
+        cq
+    }
+}
+
+pub(super) fn cq_options(own: Option<&mlx5dv_cq_init_attr>) -> Result<CqOptions, Errno> {
+    use cq_mask::*;
+    let Format(mut options) = Format::default();
+    let Some(own) = own else { return Ok(options) };
+    if own.comp_mask & !(COMPRESSED_CQE | FLAGS | CQE_SIZE) != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let has = |member| own.comp_mask & member != 0;
+    if has(CQE_SIZE) {
+        options.wide = match own.cqe_size {
+            64 => false,
+            128 => true,
+            _ => return Err(Errno::INVAL),
+        };
+    }
+    if has(COMPRESSED_CQE) {
+        options.compression = match own.cqe_comp_res_format {
+            comp_format::HASH => Some(MiniFormat::Hash),
+            comp_format::CSUM => Some(MiniFormat::Checksum),
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+    }
+    if has(FLAGS) {
+        if own.flags & !CQ_FLAG_CQE_PAD != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        options.padded = own.flags & CQ_FLAG_CQE_PAD != 0;
+        // Of CQEs of 64 bytes there is nothing to pad.
+        if options.padded && !options.wide {
+            return Err(Errno::INVAL);
+        }
+    }
+    Ok(options)
+}
+
+pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, Errno> {
+    use qp_flag::*;
+    let mut options = Options::default();
+    let Some(own) = own else { return Ok(options) };
+    if own.comp_mask & !qp_mask::QP_CREATE_FLAGS != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if own.comp_mask & qp_mask::QP_CREATE_FLAGS != 0 {
+        let flags = own.create_flags;
+        let known = DISABLE_SCATTER_TO_CQE | ALLOW_SCATTER_TO_CQE | PACKET_BASED_CREDIT_MODE;
+        if flags & !known != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        options.short_data = match (
+            flags & DISABLE_SCATTER_TO_CQE != 0,
+            flags & ALLOW_SCATTER_TO_CQE != 0,
+        ) {
+            (true, true) => return Err(Errno::INVAL),
+            (true, false) => ShortData::Never,
+            (false, true) => ShortData::Always,
+            (false, false) => ShortData::Default,
+        };
+        options.packet_credits = flags & PACKET_BASED_CREDIT_MODE != 0;
+    }
+    Ok(options)
+}

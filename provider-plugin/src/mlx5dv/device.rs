@@ -1,0 +1,134 @@
+//! Devices and contexts: which are supported, features, the clock.
+
+use core::ffi::c_int;
+
+use super::abi::*;
+use super::{exported, is_ours, serves};
+use crate::abi::{ibv_context, ibv_device};
+use crate::context::CtxRef;
+use crate::entry;
+use crate::errno::Errno;
+use crate::library::libibverbs;
+
+exported! {
+    /// Returns whether the other functions may be used on the device.
+    fn mlx5dv_is_supported(device: *mut ibv_device) -> bool
+    where serves(device), else false => {
+        true
+    }
+
+    /// `mlx5dv_open_device`. EOPNOTSUPP for anything but what `ibv_open_device` does:
+    /// there is no DevX.
+    fn mlx5dv_open_device(device: *mut ibv_device, attr: *mut mlx5dv_context_attr)
+        -> *mut ibv_context
+    where serves(device), else super::refused::ringverbs_refused_object().cast() => {
+        // SAFETY: the caller's attributes, and a live device.
+        entry::pointer(|| unsafe {
+            let open = libibverbs().and_then(|lib| lib.open_device);
+            let attr = attr.as_ref().ok_or(Errno::INVAL)?;
+            if attr.comp_mask != 0 || attr.flags != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            let context = open.ok_or(Errno::OPNOTSUPP)?(device);
+            if context.is_null() {
+                return Err(Errno::last());
+            }
+            Ok(context)
+        })
+    }
+
+    /// `mlx5dv_query_device`. Features that the plugin refuses are reported as absent.
+    fn mlx5dv_query_device(context: *mut ibv_context, answer: *mut mlx5dv_context) -> c_int
+    where is_ours(context), else libc::EOPNOTSUPP => {
+        // SAFETY: a context of ours, and the caller's structure, of which only the
+        // requested members are written.
+        entry::int(|| unsafe { query(&CtxRef::of(context), answer) })
+    }
+
+    /// `mlx5dv_get_clock_info`: the driver's clock record. EOPNOTSUPP without one.
+    fn mlx5dv_get_clock_info(context: *mut ibv_context, info: *mut mlx5dv_clock_info) -> c_int
+    where is_ours(context), else libc::EOPNOTSUPP => {
+        // SAFETY: a context of ours, and room for the answer.
+        entry::int(|| unsafe {
+            let clock = CtxRef::of(context).mlx5()?.clock();
+            let record = clock.record().ok_or(Errno::OPNOTSUPP)?;
+            info.write(mlx5dv_clock_info {
+                nsec: record.nsec,
+                last_cycles: record.cycles,
+                frac: record.frac,
+                mult: record.mult,
+                shift: record.shift,
+                mask: record.mask,
+            });
+            Ok(())
+        })
+    }
+}
+
+/// # Safety
+/// `answer` is a `mlx5dv_context` with the members that its `comp_mask` names.
+unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> {
+    use context_mask::*;
+    let device = ctx.mlx5()?;
+    let features = device.features(ctx)?;
+    let mut flags = context_flag::CQE_V1;
+    for (has, flag) in [
+        (features.multi_packet, context_flag::MPW_ALLOWED),
+        (features.enhanced_multi_packet, context_flag::ENHANCED_MPW),
+        (features.wide_compression, context_flag::CQE_128B_COMP),
+        (features.wide_padding, context_flag::CQE_128B_PAD),
+        (
+            features.packet_credits,
+            context_flag::PACKET_BASED_CREDIT_MODE,
+        ),
+        (features.blue_flame, context_flag::BLUEFLAME),
+    ] {
+        if has {
+            flags |= flag;
+        }
+    }
+    // SAFETY: as the caller says. `to` is not a reference, since a header may lack
+    // the structure's end.
+    unsafe {
+        let asked = (*answer).comp_mask;
+        let mut valid = 0;
+        macro_rules! member {
+            ($($mask:ident: $($member:ident = $value:expr),+;)+) => {$(
+                if asked & $mask != 0 {
+                    $((*answer).$member = $value;)+
+                    valid |= $mask;
+                }
+            )+};
+        }
+        member! {
+            CQE_COMPRESION: cqe_comp_caps = mlx5dv_cqe_comp_caps {
+                max_num: features.compressed_entries,
+                supported_format: features.compressed_formats,
+            };
+            SWP: sw_parsing_caps = [0; 2];
+            STRIDING_RQ: striding_rq_caps = [0; 5];
+            TUNNEL_OFFLOADS: tunnel_offloads_caps = 0;
+            DYN_BFREGS: max_dynamic_bfregs = 0;
+            FLOW_ACTION_FLAGS: flow_action_flags = 0;
+            DC_ODP_CAPS: dc_odp_caps = 0;
+            SIGNATURE_OFFLOAD: sig_caps = [0; 2];
+            DCI_STREAMS: dci_streams_caps = [0; 2];
+            WR_MEMCPY_LENGTH: max_wr_memcpy_length = 0;
+            CRYPTO_OFFLOAD: crypto_caps = [0; 3];
+            MAX_DC_RD_ATOM: max_dc_rd_atom = 0, max_dc_init_rd_atom = 0;
+        }
+        if let (true, Some(record)) = (asked & CLOCK_INFO_UPDATE != 0, device.clock().record()) {
+            (*answer).max_clock_info_update_nsec = record.overflow_period;
+            valid |= CLOCK_INFO_UPDATE;
+        }
+        let counter = device.clock().counter_address();
+        if let (true, Some(counter)) = (asked & HCA_CORE_CLOCK != 0, counter) {
+            (*answer).hca_core_clock = counter.as_ptr().cast();
+            valid |= HCA_CORE_CLOCK;
+        }
+        (*answer).version = 0;
+        (*answer).flags = flags;
+        (*answer).comp_mask = valid;
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! mlx5dv: what a program asks of a ConnectX beyond verbs, to know its features and
+//! to drive queues itself.
+//!
+//! The plugin exports these functions without a version, and comes before libmlx5
+//! where it is preloaded. `libmlx5.so.1` (`cargo xtask dist`) has the same code with
+//! libmlx5's versions, and the functions of `libmlx5.map` that are not here, which
+//! fail (`refused`).
+//!
+//! Contexts of other providers are passed on to libmlx5, if the process has that.
+
+pub(crate) mod abi;
+mod create;
+mod device;
+mod objects;
+mod refused;
+
+use core::ffi::c_void;
+use std::ffi::CStr;
+use std::panic::catch_unwind;
+
+use crate::abi::{ibv_context, ibv_device, verbs_device};
+use crate::registration::is_mlx5;
+use crate::registration::objects::{self as loaded, Handle};
+
+/// Returns whether this provider serves the device, a ConnectX.
+///
+/// # Safety
+/// A live device.
+unsafe fn serves(device: *mut ibv_device) -> bool {
+    // SAFETY: every device is the beginning of a verbs_device.
+    is_mlx5(unsafe { (*device.cast::<verbs_device>()).ops })
+}
+
+/// Returns whether the context is of a device that this provider serves.
+///
+/// # Safety
+/// A live context, or null.
+unsafe fn is_ours(context: *mut ibv_context) -> bool {
+    // SAFETY: as the caller says. Its operations do not tell: others may replace some.
+    unsafe {
+        context
+            .as_ref()
+            .is_some_and(|context| serves(context.device))
+    }
+}
+
+/// The function of that name of another object, which is libmlx5.
+fn libmlx5(name: &CStr) -> Option<*mut c_void> {
+    let here = libmlx5 as *const () as usize;
+    let found = catch_unwind(|| {
+        loaded::loaded().iter().find_map(|object| {
+            let real = Handle::open(&object.name)?.find(name)?;
+            (object.contains(real as usize) && !object.contains(here)).then_some(real)
+        })
+    });
+    found.ok().flatten()
+}
+
+/// Exports a function, of which the body is for contexts of this provider. For
+/// others it calls libmlx5's, or else gives `otherwise`.
+macro_rules! exported {
+    ($(
+        $(#[$doc:meta])*
+        fn $name:ident($($arg:ident: $type:ty),*) -> $ret:ty
+        where $ours:expr, else $otherwise:expr => $body:block
+    )+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As of libmlx5's function of that name.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(test, allow(dead_code))]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
+            type Function = unsafe extern "C" fn($($type),*) -> $ret;
+            // SAFETY: the arguments are as the function of that name has them.
+            if unsafe { $ours } {
+                return $body;
+            }
+            let name = concat!(stringify!($name), "\0");
+            let name = core::ffi::CStr::from_bytes_with_nul(name.as_bytes());
+            match name.ok().and_then($crate::mlx5dv::libmlx5) {
+                // SAFETY: libmlx5's function of that name, which has this type;
+                // the arguments are the caller's.
+                Some(real) => unsafe {
+                    core::mem::transmute::<*mut core::ffi::c_void, Function>(real)($($arg),*)
+                },
+                None => $otherwise,
+            }
+        }
+    )+};
+}
+use exported;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! `mlx5dv_init_obj`: where an object's queues are, for a program that drives them
+//! itself.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+
+use mlx5::DirectRing;
+
+use super::abi::*;
+use super::{exported, is_ours};
+use crate::abi::ibv_context;
+use crate::access::locked;
+use crate::ah::ah_of;
+use crate::context::CtxRef;
+use crate::cq::cq_of;
+use crate::entry;
+use crate::errno::Errno;
+use crate::mlx5::{Mlx5, dm};
+use crate::pd::pd_of;
+use crate::qp::qp_of;
+use crate::srq::srq_of;
+
+exported! {
+    /// Describes the objects that `kinds` names. EOPNOTSUPP for what is not of verbs:
+    /// work queues, DevX. The first error ends it; what came before is described.
+    fn mlx5dv_init_obj(object: *mut mlx5dv_obj, kinds: u64) -> c_int
+    where is_ours(context(object, kinds)), else libc::EOPNOTSUPP => {
+        // SAFETY: as the caller says, with objects of ours.
+        entry::int(|| unsafe { describe(object, kinds) })
+    }
+}
+
+/// `mlx5dv_init_obj` of version MLX5_1.0, in which a CQ's UAR is a pointer to its
+/// address.
+///
+/// # Safety
+/// As of libmlx5's function of that name.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(test, allow(dead_code))]
+pub unsafe extern "C" fn ringverbs_mlx5dv_init_obj_1_0(
+    object: *mut mlx5dv_obj,
+    kinds: u64,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let status = mlx5dv_init_obj(object, kinds);
+        if status == 0 && kinds & obj::CQ != 0 {
+            let cq = &(*object).cq;
+            if let Ok(device) = CtxRef::of((*cq.object).context).mlx5() {
+                (*cq.out).cq_uar = device.direct_cq_uar_place().as_ptr().cast();
+            }
+        }
+        status
+    }
+}
+
+/// The context of the first object.
+///
+/// # Safety
+/// The objects that `kinds` names are live.
+unsafe fn context(object: *mut mlx5dv_obj, kinds: u64) -> *mut ibv_context {
+    // SAFETY: as the caller says. Null stands for an object that is missing.
+    unsafe {
+        macro_rules! first {
+            ($($kind:ident $member:ident)+) => {
+                $(if kinds & obj::$kind != 0 {
+                    return (*object).$member.object.as_ref()
+                        .map_or(core::ptr::null_mut(), |object| object.context);
+                })+
+            };
+        }
+        first! { QP qp CQ cq SRQ srq RWQ rwq DM dm AH ah PD pd DEVX devx }
+    }
+    core::ptr::null_mut()
+}
+
+fn pointer<T>(to: NonNull<u8>) -> *mut T {
+    to.as_ptr().cast()
+}
+
+fn queue(ring: &DirectRing) -> mlx5dv_queue {
+    mlx5dv_queue {
+        buf: pointer(ring.entries),
+        wqe_cnt: ring.count,
+        stride: ring.stride,
+    }
+}
+
+/// # Safety
+/// The objects that `kinds` names are live and ours, and with each is room for its
+/// description.
+unsafe fn describe(object: *const mlx5dv_obj, kinds: u64) -> Result<(), Errno> {
+    const KNOWN: u64 = obj::QP | obj::CQ | obj::SRQ | obj::DM | obj::AH | obj::PD;
+    // SAFETY: as the caller says. Members that a header may lack are written only
+    // if they are requested.
+    unsafe {
+        macro_rules! each {
+            ($($kind:ident $member:ident: $function:ident;)+) => {
+                $(if kinds & obj::$kind != 0 {
+                    let Pair { object, out } = &(*object).$member;
+                    if object.is_null() || out.is_null() {
+                        return Err(Errno::INVAL);
+                    }
+                    $function(*object, *out)?;
+                })+
+            };
+        }
+        each! { QP qp: qp; CQ cq: cq; SRQ srq: srq; DM dm: dm; AH ah: ah; PD pd: pd; }
+    }
+    if kinds & !KNOWN != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As of [`describe`], as for all below.
+unsafe fn qp(object: *mut crate::abi::ibv_qp, out: *mut mlx5dv_qp) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let own = qp_of::<Mlx5, _>(object);
+        let (sends, receives, register) = locked(own.single, &own.send_lock, || {
+            let send = &*own.send.get();
+            (
+                send.direct(),
+                send.direct_receives(),
+                send.direct_register(),
+            )
+        });
+        (*out).dbrec = pointer(sends.records);
+        (*out).sq = queue(&sends);
+        (*out).rq = queue(&receives);
+        (*out).bf = mlx5dv_bf {
+            reg: pointer(register.at),
+            size: register.half,
+        };
+        let asked = (*out).comp_mask & QP_MASK_UAR_MMAP_OFFSET;
+        if asked != 0 {
+            (*out).uar_mmap_offset = register.file_offset as libc::off_t;
+        }
+        (*out).comp_mask = asked;
+    }
+    Ok(())
+}
+
+unsafe fn cq(object: *mut crate::abi::ibv_cq, out: *mut mlx5dv_cq) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let own: &crate::mlx5::cq::Cq = cq_of(object);
+        let (ring, cqn) = own.direct();
+        out.write(mlx5dv_cq {
+            buf: pointer(ring.entries),
+            dbrec: pointer(ring.records),
+            cqe_cnt: ring.count,
+            cqe_size: ring.stride,
+            cq_uar: pointer(own.object.context().mlx5()?.direct_cq_uar()),
+            cqn,
+            comp_mask: 0,
+        });
+    }
+    Ok(())
+}
+
+unsafe fn srq(object: *mut crate::abi::ibv_srq, out: *mut mlx5dv_srq) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let own = srq_of::<Mlx5>(object);
+        let (ring, head, tail) = (*own.recv.get()).direct();
+        (*out).buf = pointer(ring.entries);
+        (*out).dbrec = pointer(ring.records);
+        (*out).stride = ring.stride;
+        (*out).head = head.into();
+        (*out).tail = tail.into();
+        let asked = (*out).comp_mask & SRQ_MASK_SRQN;
+        if asked != 0 {
+            (*out).srqn = own.public.srq_num;
+        }
+        (*out).comp_mask = asked;
+    }
+    Ok(())
+}
+
+unsafe fn dm(object: *mut crate::abi::ibv_dm, out: *mut mlx5dv_dm) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (start, length) = dm::direct(object);
+        (*out).buf = pointer(start);
+        (*out).length = length as u64;
+        (*out).comp_mask = 0;
+    }
+    Ok(())
+}
+
+unsafe fn ah(object: *mut crate::abi::ibv_ah, out: *mut mlx5dv_ah) -> Result<(), Errno> {
+    // SAFETY: as the caller says; the vector stays where it is.
+    unsafe {
+        (*out).av = pointer::<c_void>(ah_of::<Mlx5>(object).address.direct());
+        (*out).comp_mask = 0;
+    }
+    Ok(())
+}
+
+unsafe fn pd(object: *mut crate::abi::ibv_pd, out: *mut mlx5dv_pd) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    unsafe {
+        (*out).pdn = pd_of(object).number;
+        (*out).comp_mask = 0;
+    }
+    Ok(())
+}

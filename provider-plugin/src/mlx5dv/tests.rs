@@ -1,0 +1,168 @@
+//! Structures against the installed `mlx5dv.h`, options, `libmlx5.map`.
+
+use core::fmt::Write as _;
+use core::mem::{offset_of, size_of};
+
+use mlx5::{CqOptions, MiniFormat};
+
+use super::abi::*;
+use super::create;
+use crate::mlx5::qp::{Options, ShortData};
+
+const INCLUDES: &str = "#include <stddef.h>\n#include <infiniband/mlx5dv.h>\n";
+
+fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
+    size_of::<F>()
+}
+
+macro_rules! fields {
+    ($to:ident, $($structure:ident { $($field:ident),+ })+) => {$(
+        $({
+            let (offset, size) = (
+                offset_of!($structure, $field),
+                size_of_field::<$structure, _>(|s| &s.$field),
+            );
+            let c = concat!("struct ", stringify!($structure));
+            let field = stringify!($field);
+            writeln!($to, "_Static_assert(offsetof({c}, {field}) == {offset}, \"{field}\");").unwrap();
+            writeln!($to, "_Static_assert(sizeof((({c} *)0)->{field}) == {size}, \"{field}\");").unwrap();
+        })+
+    )+};
+}
+
+#[test]
+fn structures_are_those_of_the_header() {
+    let mut c = INCLUDES.to_owned();
+    fields! { c,
+        mlx5dv_context {
+            version, flags, comp_mask, cqe_comp_caps, sw_parsing_caps, striding_rq_caps,
+            tunnel_offloads_caps, max_dynamic_bfregs, max_clock_info_update_nsec,
+            flow_action_flags, dc_odp_caps, hca_core_clock, num_lag_ports, sig_caps,
+            dci_streams_caps, max_wr_memcpy_length, crypto_caps
+        }
+        mlx5dv_context_attr { flags, comp_mask }
+        mlx5dv_cq_init_attr { comp_mask, cqe_comp_res_format, flags, cqe_size }
+        mlx5dv_qp_init_attr { comp_mask, create_flags, dc_init_attr, send_ops_flags }
+        mlx5dv_dc_init_attr { dc_type, dct_access_key }
+        mlx5dv_qp { dbrec, sq, rq, bf, comp_mask, uar_mmap_offset }
+        mlx5dv_cq { buf, dbrec, cqe_cnt, cqe_size, cq_uar, cqn, comp_mask }
+        mlx5dv_srq { buf, dbrec, stride, head, tail, comp_mask, srqn }
+        mlx5dv_dm { buf, length, comp_mask }
+        mlx5dv_ah { av, comp_mask }
+        mlx5dv_pd { pdn, comp_mask }
+        mlx5dv_obj { qp, cq, srq, rwq, dm, ah, pd }
+        mlx5dv_clock_info { nsec, last_cycles, frac, mult, shift, mask }
+    }
+    for (name, value) in [
+        (
+            "MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE",
+            qp_flag::DISABLE_SCATTER_TO_CQE,
+        ),
+        (
+            "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE",
+            qp_flag::ALLOW_SCATTER_TO_CQE,
+        ),
+        (
+            "MLX5DV_QP_CREATE_PACKET_BASED_CREDIT_MODE",
+            qp_flag::PACKET_BASED_CREDIT_MODE,
+        ),
+        ("MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD", CQ_FLAG_CQE_PAD),
+        ("MLX5DV_OBJ_PD", obj::PD as u32),
+        ("MLX5DV_SRQ_MASK_SRQN", SRQ_MASK_SRQN as u32),
+        (
+            "MLX5DV_QP_MASK_UAR_MMAP_OFFSET",
+            QP_MASK_UAR_MMAP_OFFSET as u32,
+        ),
+    ] {
+        writeln!(c, "_Static_assert({name} == {value}, \"{name}\");").unwrap();
+    }
+    // Later than rdma-core 44.
+    let newer = format!("{INCLUDES}int newer = MLX5DV_CONTEXT_MASK_MAX_DC_RD_ATOM;\n");
+    if c_check::compile(&newer) == Some(Ok(())) {
+        fields! { c,
+            mlx5dv_context { max_dc_rd_atom, max_dc_init_rd_atom }
+            mlx5dv_obj { devx }
+        }
+    }
+    match c_check::compile(INCLUDES) {
+        None => println!("skipped: there is no C compiler (cc)"),
+        Some(Err(_)) => println!("skipped: mlx5dv.h is not installed (libibverbs-dev)"),
+        Some(Ok(())) => assert_eq!(c_check::compile(&c), Some(Ok(()))),
+    }
+}
+
+#[test]
+fn options_are_checked() {
+    let cq = |comp_mask, cqe_comp_res_format, flags, cqe_size| {
+        let own = mlx5dv_cq_init_attr {
+            comp_mask,
+            cqe_comp_res_format,
+            flags,
+            cqe_size,
+        };
+        create::cq_options(Some(&own)).map_err(|errno| errno.0)
+    };
+    let plain = CqOptions::default();
+    assert_eq!(create::cq_options(None).ok(), Some(plain));
+    // Members that are not announced do not count.
+    assert_eq!(cq(0, 9, 9, 9), Ok(plain));
+    let wide = CqOptions {
+        wide: true,
+        ..plain
+    };
+    assert_eq!(cq(cq_mask::CQE_SIZE, 0, 0, 128), Ok(wide));
+    assert_eq!(cq(cq_mask::CQE_SIZE, 0, 0, 64), Ok(plain));
+    assert_eq!(cq(cq_mask::CQE_SIZE, 0, 0, 100), Err(libc::EINVAL));
+    let padded = CqOptions {
+        padded: true,
+        ..wide
+    };
+    let both = cq_mask::CQE_SIZE | cq_mask::FLAGS;
+    assert_eq!(cq(both, 0, CQ_FLAG_CQE_PAD, 128), Ok(padded));
+    assert_eq!(cq(both, 0, CQ_FLAG_CQE_PAD, 64), Err(libc::EINVAL));
+    assert_eq!(cq(both, 0, 1 << 7, 128), Err(libc::EOPNOTSUPP));
+    let hash = CqOptions {
+        compression: Some(MiniFormat::Hash),
+        ..plain
+    };
+    assert_eq!(
+        cq(cq_mask::COMPRESSED_CQE, comp_format::HASH, 0, 0),
+        Ok(hash)
+    );
+    assert_eq!(
+        cq(cq_mask::COMPRESSED_CQE, 1 << 2, 0, 0),
+        Err(libc::EOPNOTSUPP)
+    );
+    assert_eq!(cq(1 << 3, 0, 0, 0), Err(libc::EOPNOTSUPP));
+
+    let qp = |comp_mask, create_flags| {
+        let own = mlx5dv_qp_init_attr {
+            comp_mask,
+            create_flags,
+            dc_init_attr: mlx5dv_dc_init_attr {
+                dc_type: 0,
+                dct_access_key: 0,
+            },
+            send_ops_flags: 0,
+        };
+        create::qp_options(Some(&own)).map_err(|errno| errno.0)
+    };
+    let plain = Options::default();
+    assert_eq!(qp(0, u32::MAX), Ok(plain));
+    let short_data = |short_data| {
+        Ok(Options {
+            short_data,
+            ..plain
+        })
+    };
+    let flags = qp_mask::QP_CREATE_FLAGS;
+    let (never, always) = (
+        qp_flag::DISABLE_SCATTER_TO_CQE,
+        qp_flag::ALLOW_SCATTER_TO_CQE,
+    );
+    assert_eq!(qp(flags, never), short_data(ShortData::Never));
+    assert_eq!(qp(flags, always), short_data(ShortData::Always));
+    assert_eq!(qp(flags, never | always), Err(libc::EINVAL));
+    assert_eq!(qp(flags, 1 << 30), Err(libc::EOPNOTSUPP));
+    assert_eq!(qp(1 << 9, 0), Err(libc::EOPNOTSUPP));
+}
