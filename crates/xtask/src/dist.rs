@@ -15,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::aarch64;
 use crate::driver::{build_static, build_static_for, cargo, root, target_dir};
+use crate::libmlx5::{self, LIBMLX5};
 
 /// The file itself is named for the oldest private ABI.
 pub const LIBRARY: &str = "libringverbs-rdmav34.so";
@@ -65,28 +66,39 @@ pub fn dist() -> Result<PathBuf> {
 
 fn make_dist() -> Result<PathBuf> {
     let target = target_dir();
-    build_libraries(Command::new(cargo()).arg("build"), &target)?;
-    lay_out(&target.join("shipped"), target.join("dist"))
+    build_libraries(&[], &target)?;
+    let dist = lay_out(&target.join("shipped"), target.join("dist"))?;
+    libmlx5::link(&target.join("shipped"), &dist, "cc", false)?;
+    Ok(dist)
 }
 
-/// Builds the plugin and the library of embedded devices.
-fn build_libraries(build: &mut Command, target: &Path) -> Result<()> {
-    let status = build
-        .current_dir(root())
-        .args([
-            "--quiet",
-            "--profile",
-            "shipped",
-            "-p",
-            "ringverbs-provider",
-            "-p",
-            "ringverbs-preload",
-            "--target-dir",
-        ])
-        .arg(target)
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "the plugin does not build");
+/// Builds the plugin, also as the static library of which [`libmlx5`] is linked, and
+/// the library of embedded devices.
+fn build_libraries(cross: &[&str], target: &Path) -> Result<()> {
+    let plugin = [
+        "ringverbs-provider",
+        "--lib",
+        "--crate-type",
+        "cdylib,staticlib",
+    ];
+    let preload = ["ringverbs-preload"];
+    for (verb, package) in [("rustc", &plugin[..]), ("build", &preload[..])] {
+        let mut build = Command::new(cargo());
+        if !cross.is_empty() {
+            build.env(aarch64::LINKER.0, aarch64::LINKER.1);
+        }
+        let status = build
+            .current_dir(root())
+            .arg(verb)
+            .args(["--quiet", "--profile", "shipped", "--target-dir"])
+            .arg(target)
+            .args(cross)
+            .arg("-p")
+            .args(package)
+            .status()
+            .context("cannot run cargo")?;
+        ensure!(status.success(), "{} does not build", package[0]);
+    }
     Ok(())
 }
 
@@ -158,13 +170,10 @@ fn add_share(mut command: Command, dist: &Path) -> Result<()> {
 pub fn whole_for_aarch64() -> Result<PathBuf> {
     aarch64::needs()?;
     let target = target_dir();
-    let mut build = Command::new(cargo());
-    build
-        .args(["build", "--target", aarch64::TARGET])
-        .env(aarch64::LINKER.0, aarch64::LINKER.1);
-    build_libraries(&mut build, &target)?;
+    build_libraries(&["--target", aarch64::TARGET], &target)?;
     let built = target.join(aarch64::TARGET).join("shipped");
     let dist = lay_out(&built, target.join("dist-aarch64"))?;
+    libmlx5::link(&built, &dist, aarch64::LINKER.1, true)?;
     add_command(&build_static_for(aarch64::TARGET, &BUILD_COMMAND)?, &dist)?;
     let mut command = Command::new("qemu-aarch64");
     command.arg(dist.join(COMMAND));
@@ -252,7 +261,7 @@ fn copy_dist(from: &Path, to: &Path) -> Result<()> {
     }
     let cannot = || format!("cannot write {}", to.display());
     fs::create_dir_all(to).with_context(cannot)?;
-    for name in [LIBRARY, PRELOAD, CONFIG, COMMAND] {
+    for name in [LIBRARY, PRELOAD, LIBMLX5, CONFIG, COMMAND] {
         fs::copy(from.join(name), to.join(name)).with_context(cannot)?;
     }
     for link in LINKS {

@@ -11,6 +11,7 @@ mod dist;
 mod driver;
 mod guest;
 mod install;
+mod libmlx5;
 mod mlx5;
 mod msrv;
 mod mutants;
