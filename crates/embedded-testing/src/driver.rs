@@ -52,7 +52,7 @@ impl Host {
     pub fn new(embedded: &Embedded) -> Self {
         let context = Arc::new(embedded.context().unwrap());
         let (_, device) = DeviceContext::open(&context).unwrap();
-        let pd = mlx5::alloc_pd(&context).unwrap();
+        let (pd, _) = mlx5::alloc_pd(&context).unwrap();
         Self {
             embedded: embedded.clone(),
             context,
