@@ -514,3 +514,22 @@ fn poll_stops_at_a_malformed_completion() {
     ring.skip();
     assert_eq!((poll(&mut ring), device.consumed()), (Ok(vec![]), 4));
 }
+
+#[test]
+fn completions_of_a_queue_that_a_program_reads_stay() {
+    let mut ring = CqeRing::plain(3).unwrap();
+    let mut device = Device::of(&ring);
+    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
+    ring.attach(&pair.work, Role::SEND).unwrap();
+    let direct = ring.direct();
+    assert_eq!((direct.count, direct.stride), (8, 64));
+    assert_eq!(direct.entries, ring.entries());
+    complete_one(&mut pair, &mut device, 1);
+    // SAFETY: an entry of the ring.
+    let entry = || unsafe { direct.entries.cast::<[u8; 64]>().read() };
+    let before = entry();
+    ring.clean(&pair.work);
+    ring.detach(&pair.work);
+    assert_eq!(entry(), before);
+    assert_eq!(device.consumed(), 0);
+}
