@@ -241,23 +241,26 @@ pub unsafe extern "C" fn create_cq_ex<D: CqOps>(
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     // SAFETY: libibverbs passes an open context and the application's attributes.
-    unsafe { create_cq_with::<D>(context, attr, &D::CqOptions::default()) }
+    entry::pointer(|| unsafe { create_cq_with::<D>(context, attr, &D::CqOptions::default()) })
 }
 
 /// As [`create_cq_ex`], with options of the device.
 ///
+/// # Errors
+/// As there.
+///
 /// # Safety
-/// As of [`create_cq_ex`].
+/// An open context of ours, and the application's attributes.
 pub unsafe fn create_cq_with<D: CqOps>(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
     options: &D::CqOptions,
-) -> *mut ibv_cq_ex {
+) -> Result<*mut ibv_cq_ex, Errno> {
     const MEMBERS: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     // SAFETY: libibverbs passes an open context and the application's
     // attributes, of which only the announced members are read.
-    entry::pointer(|| unsafe {
+    unsafe {
         let comp_mask = (*attr).comp_mask;
         let has = |member| comp_mask & member != 0;
         let flags = if has(IBV_CQ_INIT_ATTR_MASK_FLAGS) {
@@ -297,7 +300,7 @@ pub unsafe fn create_cq_with<D: CqOps>(
         public.end_poll = Some(D::CURSOR.end_poll);
         D::set_readers(public, wc_flags);
         Ok(Box::into_raw(cq).cast())
-    })
+    }
 }
 
 /// `ibv_destroy_cq`. EBUSY, and the queue is unchanged, while queue pairs use it.

@@ -440,25 +440,28 @@ pub unsafe extern "C" fn create_qp_ex<D: QpOps>(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: libibverbs passes an open context and the application's attributes.
-    unsafe { create_qp_with::<D>(context, attr, &D::QpOptions::default()) }
+    entry::pointer(|| unsafe { create_qp_with::<D>(context, attr, &D::QpOptions::default()) })
 }
 
 /// As [`create_qp_ex`], with options of the device.
 ///
+/// # Errors
+/// As there.
+///
 /// # Safety
-/// As of [`create_qp_ex`].
+/// An open context of ours, and the application's attributes.
 pub unsafe fn create_qp_with<D: QpOps>(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
     options: &D::QpOptions,
-) -> *mut ibv_qp {
+) -> Result<*mut ibv_qp, Errno> {
     let members = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
         | if D::XRC { IBV_QP_INIT_ATTR_XRCD } else { 0 };
     // SAFETY: libibverbs passes the application's attributes, of which only
     // the announced members are read. They begin as `ibv_qp_init_attr` does.
-    entry::pointer(|| unsafe {
+    unsafe {
         let comp_mask = (*attr).comp_mask;
         let has = |member| comp_mask & member != 0;
         let flags = match has(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
@@ -510,7 +513,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
             D::set_device_functions(qp, operations);
         }
         Ok(Box::into_raw(qp).cast())
-    })
+    }
 }
 
 const _: () = {

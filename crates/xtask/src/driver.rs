@@ -98,3 +98,16 @@ pub fn target_dir() -> PathBuf {
 pub fn cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
 }
+
+/// Runs a command whose output is shown.
+///
+/// # Errors
+/// It cannot be run, or failed.
+pub fn run(command: &mut Command) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {program}"))?;
+    ensure!(status.success(), "{program}: {status}");
+    Ok(())
+}

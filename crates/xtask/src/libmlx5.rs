@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::driver::root;
+use crate::driver::{root, run};
 
 /// Its file.
 pub const LIBMLX5: &str = "libmlx5.so.1";
@@ -150,19 +150,6 @@ pub fn link(built: &Path, folder: &Path, compiler: &str, aarch64: bool) -> Resul
         .arg(&stand_in)
         .args(["-Wl,--as-needed", "-lpthread", "-lm", "-ldl", "-lc"]))?;
     Ok(library)
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .output()
-        .with_context(|| format!("cannot run {name}"))?;
-    ensure!(
-        output.status.success(),
-        "{name} cannot link {LIBMLX5}: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(())
 }
 
 #[cfg(test)]

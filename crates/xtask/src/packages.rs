@@ -54,7 +54,7 @@ pub fn check(build: bool) -> Result<Outcome> {
         .args(["--locked", "--offline", "--target-dir"])
         .arg(&target)
         .args(packages.iter().flat_map(|it| ["-p", &it.name]));
-    run(&mut pack)?;
+    driver::run(&mut pack)?;
     let packed = target.join("package");
     for package in &packages {
         let folder = package.folder();
@@ -64,7 +64,7 @@ pub fn check(build: bool) -> Result<Outcome> {
         }
         let mut unpack = Command::new("tar");
         unpack.current_dir(&packed).arg("-xf");
-        run(unpack.arg(format!("{folder}.crate")))?;
+        driver::run(unpack.arg(format!("{folder}.crate")))?;
         for file in FILES {
             if !unpacked.join(file).is_file() {
                 lacking.push(format!("{folder}: no {file}"));
@@ -140,16 +140,7 @@ fn compile(packages: &[Package], packed: &Path) -> Result<()> {
         // Other packages are what clippy has already checked.
         .args(["--offline", "--target-dir"])
         .arg(driver::target_dir());
-    run(&mut check)
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let status = command
-        .status()
-        .with_context(|| format!("cannot run {program}"))?;
-    ensure!(status.success(), "{program}: {status}");
-    Ok(())
+    driver::run(&mut check)
 }
 
 #[cfg(test)]

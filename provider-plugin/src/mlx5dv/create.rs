@@ -1,6 +1,4 @@
-//! Completion queues, queue pairs and regions with options that verbs do not have.
-
-use core::ptr::null_mut;
+//! Completion queues and queue pairs with options that verbs do not have.
 
 use mlx5::{CqOptions, MiniFormat};
 
@@ -9,6 +7,7 @@ use super::refused::ringverbs_refused_object;
 use super::{exported, is_ours};
 use crate::abi::*;
 use crate::cq::create_cq_with;
+use crate::entry;
 use crate::errno::Errno;
 use crate::library::libibverbs;
 use crate::mlx5::Mlx5;
@@ -25,12 +24,16 @@ exported! {
         own: *mut mlx5dv_cq_init_attr
     ) -> *mut ibv_cq_ex
     where is_ours(context), else ringverbs_refused_object().cast() => {
-        // SAFETY: the caller's attributes, or null.
-        match cq_options(unsafe { own.as_ref() }) {
-            // SAFETY: an open context of ours, and the caller's attributes.
-            Ok(options) => unsafe { created_cq(context, attr, &Format(options)) },
-            Err(errno) => failed(errno),
-        }
+        // SAFETY: an open context of ours, and the caller's attributes.
+        entry::pointer(|| unsafe {
+            let options = Format(cq_options(own.as_ref())?);
+            let init_cq = libibverbs().and_then(|lib| lib.init_cq);
+            let init_cq = init_cq.ok_or(Errno::OPNOTSUPP)?;
+            let cq = create_cq_with::<Mlx5>(context, attr, &options)?;
+            // As libibverbs does when a provider has created one.
+            init_cq(cq.cast(), context, (*attr).channel, (*attr).cq_context);
+            Ok(cq)
+        })
     }
 
     /// `mlx5dv_create_qp`: data in CQEs or not, credits by packets. EOPNOTSUPP for
@@ -41,40 +44,10 @@ exported! {
         own: *mut mlx5dv_qp_init_attr
     ) -> *mut ibv_qp
     where is_ours(context), else ringverbs_refused_object().cast() => {
-        // SAFETY: the caller's attributes, or null.
-        match qp_options(unsafe { own.as_ref() }) {
-            // SAFETY: an open context of ours, and the caller's attributes.
-            Ok(options) => unsafe { create_qp_with::<Mlx5>(context, attr, &options) },
-            Err(errno) => failed(errno),
-        }
-    }
-}
-
-/// NULL, with `errno` set.
-fn failed<T>(errno: Errno) -> *mut T {
-    errno.set();
-    null_mut()
-}
-
-/// Creates a queue as a provider does, and initialises it as libibverbs does.
-///
-/// # Safety
-/// As of `create_cq_with`.
-unsafe fn created_cq(
-    context: *mut ibv_context,
-    attr: *mut ibv_cq_init_attr_ex,
-    options: &Format,
-) -> *mut ibv_cq_ex {
-    let Some(init_cq) = libibverbs().and_then(|lib| lib.init_cq) else {
-        return failed(Errno::OPNOTSUPP);
-    };
-    // SAFETY: as the caller says.
-    unsafe {
-        let cq = create_cq_with::<Mlx5>(context, attr, options);
-        if !cq.is_null() {
-            init_cq(cq.cast(), context, (*attr).channel, (*attr).cq_context);
-        }
-        cq
+        // SAFETY: an open context of ours, and the caller's attributes.
+        entry::pointer(|| unsafe {
+            create_qp_with::<Mlx5>(context, attr, &qp_options(own.as_ref())?)
+        })
     }
 }
 

@@ -76,14 +76,20 @@ macro_rules! exported {
             if unsafe { $ours } {
                 return $body;
             }
-            let name = concat!(stringify!($name), "\0");
-            let name = core::ffi::CStr::from_bytes_with_nul(name.as_bytes());
-            match name.ok().and_then($crate::mlx5dv::libmlx5) {
-                // SAFETY: libmlx5's function of that name, which has this type;
-                // the arguments are the caller's.
-                Some(real) => unsafe {
-                    core::mem::transmute::<*mut core::ffi::c_void, Function>(real)($($arg),*)
-                },
+            static REAL: std::sync::OnceLock<Function> = std::sync::OnceLock::new();
+            let real = REAL.get().copied().or_else(|| {
+                let name = concat!(stringify!($name), "\0");
+                let name = core::ffi::CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
+                let found = $crate::mlx5dv::libmlx5(name)?;
+                // SAFETY: libmlx5's function of that name, which has this type.
+                let real = unsafe {
+                    core::mem::transmute::<*mut core::ffi::c_void, Function>(found)
+                };
+                Some(*REAL.get_or_init(|| real))
+            });
+            match real {
+                // SAFETY: the arguments are the caller's.
+                Some(real) => unsafe { real($($arg),*) },
                 None => $otherwise,
             }
         }

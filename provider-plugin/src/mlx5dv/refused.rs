@@ -1,5 +1,5 @@
-//! What libmlx5's other functions are in `libmlx5.so.1`: each name of
-//! `libmlx5.map` that is not exported elsewhere is one of these.
+//! Functions of libmlx5 that the plugin does not implement. `libmlx5.so.1` exports
+//! each of them as a jump to one of these, by the type of its result (`libmlx5.map`).
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;

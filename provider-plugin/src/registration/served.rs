@@ -12,7 +12,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Those of a library of this name. Under its own name the plugin leaves ConnectX
+    /// Returns the default for a library at this path. Under its own name the plugin leaves ConnectX
     /// to libmlx5, of which it lacks some operations; in libmlx5's place there is
     /// nobody else.
     fn by_name(path: &str) -> Self {
@@ -22,8 +22,8 @@ impl Served {
     }
 }
 
-/// What `RINGVERBS_DEVICES` says: kinds of devices, with commas between them. Unset,
-/// or in a program with raised rights, those that the library's path stands for.
+/// Returns the kinds of devices in `RINGVERBS_DEVICES`, a list separated by commas. If
+/// it is unset, or the program has raised rights, the library's file name decides.
 pub fn served(own: &str) -> Served {
     variable("RINGVERBS_DEVICES")
         .map_or_else(|| Served::by_name(own), |list| parse(list.as_bytes()))

@@ -17,14 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(x)                                                                 \
-	do {                                                                     \
-		if (!(x)) {                                                      \
-			fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x,       \
-				strerror(errno));                                \
-			_exit(1);                                                \
-		}                                                                \
-	} while (0)
+#include "check.h"
+
 #define HALF 4096
 
 /* The last write is to memory that is not mapped any more. */
