@@ -135,6 +135,8 @@ unsafe fn push<D: qp::QpOps>(
                     remote_srqn: wr.xrc_remote_srqn,
                 };
             }
+            // A work request of a list has no place for it.
+            Addressing::Dynamic => return Err(libc::EINVAL),
         }
         match wr.opcode {
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {

@@ -9,7 +9,10 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use ring::BiasedLock;
-use uverbs::{CqHandle, QpCap, QpCreateFlags, QpInit, QpOpen, QpType, Sge, SrqHandle, Udata};
+use uverbs::{
+    CqHandle, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpOpen, QpType, Sge, SrqHandle,
+    Udata,
+};
 
 use self::attr::{attr_from_c, attr_to_c, cap_to_c, known_mask};
 use crate::abi::*;
@@ -39,6 +42,9 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// Creation flags that are passed to the kernel's driver, which checks them.
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::empty();
 
+    /// Whether queue pairs of the driver's own type are dynamic connections.
+    const DYNAMIC: bool = false;
+
     /// Creates the kernel object and its queues. `operations` are those
     /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said;
     /// `thread` is the device's data of its thread domain; `domain` is its
@@ -63,6 +69,13 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// Opens an XRC target that exists.
     fn open_qp(_ctx: &CtxRef, _init: &QpOpen) -> Result<NewQp<Self>, Errno> {
         Err(Errno::OPNOTSUPP)
+    }
+
+    /// Changes attributes by a command. Returns the number that the queue pair got
+    /// by that.
+    fn modify_qp(qp: &Qp<Self>, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {
+        qp.object.modify(attr, mask, Udata::none())?;
+        Ok(None)
     }
 
     /// Called after a command has changed the state.
@@ -133,6 +146,8 @@ pub enum Addressing {
     Datagram,
     /// A shared receive queue of the connected peer.
     Xrc,
+    /// An address handle, and a target of dynamic connections.
+    Dynamic,
 }
 
 /// Aligns the next field to a cache line.
@@ -171,7 +186,8 @@ pub struct Qp<D: QpOps> {
     /// The same while the state allows receives, otherwise null: one load checks
     /// both.
     receiving: AtomicPtr<D::RecvQueue>,
-    object: uverbs::Qp<CtxRef>,
+    /// The kernel object.
+    pub object: uverbs::Qp<CtxRef>,
     _pd: PdRef,
 }
 
@@ -245,7 +261,8 @@ pub struct Domain {
 }
 
 /// Clears attributes that the type does not have: an XRC initiator has no
-/// receives, a target no queues at all. EINVAL if something is missing.
+/// receives, a target no queues at all. EINVAL if something is missing; of a type of
+/// the driver's own the device knows what it needs.
 fn needed<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> {
     let mut attr = *attr;
     match attr.qp_type {
@@ -259,6 +276,7 @@ fn needed<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> 
             return Ok(attr);
         }
         IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => return Err(Errno::OPNOTSUPP),
+        IBV_QPT_DRIVER if D::DYNAMIC => return Ok(attr),
         _ if attr.recv_cq.is_null() => return Err(Errno::INVAL),
         _ => {}
     }
@@ -369,6 +387,7 @@ pub unsafe fn install<D: QpOps>(
     let addressing = match attr.qp_type {
         IBV_QPT_UD => Addressing::Datagram,
         IBV_QPT_XRC_SEND => Addressing::Xrc,
+        IBV_QPT_DRIVER => Addressing::Dynamic,
         _ => Addressing::Connected,
     };
     let qp = place.write(Qp {
@@ -537,8 +556,9 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
         let known = known_mask(mask)?;
         let from = &*attr;
         let own: &Qp<D> = qp_of(qp);
-        own.object
-            .modify(&attr_from_c(from), known, Udata::none())?;
+        if let Some(number) = D::modify_qp(own, &attr_from_c(from), known)? {
+            (*qp).qp_num = number;
+        }
         if mask as u32 & IBV_QP_STATE != 0 {
             D::state_changed(own, from.qp_state);
             own.set_receiving(from.qp_state);

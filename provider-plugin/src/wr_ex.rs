@@ -171,6 +171,7 @@ pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
         IBV_QPT_UC => UNRELIABLE,
         IBV_QPT_RC => RELIABLE,
         IBV_QPT_XRC_SEND if D::XRC => RELIABLE,
+        IBV_QPT_DRIVER if D::DYNAMIC => RELIABLE,
         _ => 0,
     };
     all_devices | D::device_operations(qp_type)
@@ -455,7 +456,7 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
 /// # Safety
 /// The application is between wr_start and wr_complete; the destination stays
 /// as it is until the work request has been pushed.
-unsafe fn set_destination<D: QpOps>(
+pub unsafe fn set_destination<D: QpOps>(
     qp: *mut ibv_qp_ex,
     destination: Option<Destination<'static, D::Address>>,
 ) {

@@ -155,6 +155,11 @@ pub struct QueryDeviceResp {
     pub packet_pacing_caps: [u32; 4],
     pub mlx5_ib_support_multi_pkt_send_wqes: u32,
     pub flags: u32,
+    pub sw_parsing_caps: [u32; 2],
+    pub striding_rq_caps: [u32; 6],
+    pub tunnel_offloads_caps: u32,
+    pub dci_streams_caps: [u8; 2],
+    pub reserved: u16,
 }
 
 /// Bits of [`QueryDeviceResp::mlx5_ib_support_multi_pkt_send_wqes`]
@@ -169,6 +174,7 @@ pub mod device_flag {
     pub const CQE_128B_COMP: u32 = 1 << 0;
     pub const CQE_128B_PAD: u32 = 1 << 1;
     pub const PACKET_BASED_CREDIT_MODE: u32 = 1 << 2;
+    pub const SCAT2CQE_DCT: u32 = 1 << 3;
 }
 
 /// Driver input to CREATE_SRQ (`struct mlx5_ib_create_srq`).
@@ -204,8 +210,23 @@ pub struct CreateQp {
     pub flags: u32,
     pub uidx: u32,
     pub bfreg_index: u32,
-    pub sq_buf_addr: u64,
+    /// Of a DC target; of raw packets the address of their send queue.
+    pub access_key: u64,
+    pub ece_options: u32,
+    /// Logarithms, of a DC initiator.
+    pub concurrent_streams: u8,
+    pub errored_streams: u8,
+    pub reserved: u16,
 }
+
+/// `MLX5_QP_FLAG_TYPE_DCT`: a DC target.
+pub const QP_FLAG_TYPE_DCT: u32 = 1 << 4;
+
+/// `MLX5_QP_FLAG_TYPE_DCI`: a DC initiator.
+pub const QP_FLAG_TYPE_DCI: u32 = 1 << 5;
+
+/// `MLX5_QP_FLAG_DCI_STREAM`: a DC initiator with streams.
+pub const QP_FLAG_DCI_STREAM: u32 = 1 << 11;
 
 /// `MLX5_QP_FLAG_SCATTER_CQE`: CQEs may carry data.
 pub const QP_FLAG_SCATTER_CQE: u32 = 1 << 1;
@@ -219,6 +240,16 @@ pub const QP_FLAG_PACKET_BASED_CREDIT_MODE: u32 = 1 << 9;
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: `bfreg_index` is the number of a page of
 /// registers that was allocated.
 pub const QP_FLAG_UAR_PAGE_INDEX: u32 = 1 << 10;
+
+/// Driver response to MODIFY_QP of a DC target (`struct mlx5_ib_modify_qp_resp`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ModifyQpResp {
+    pub response_length: u32,
+    pub dctn: u32,
+    pub ece_options: u32,
+    pub reserved: u32,
+}
 
 /// Driver response to CREATE_QP (`struct mlx5_ib_create_qp_resp`, its
 /// beginning).
@@ -354,8 +385,10 @@ pub mod key_access {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {
+    /// The queue key, or the upper half of a DC target's access key.
     pub qkey: u32,
-    pub reserved: u32,
+    /// The access key's lower half.
+    pub low_key: u32,
     pub dqp_dct: u32,
     pub stat_rate_sl: u8,
     pub fl_mlid: u8,
@@ -500,7 +533,8 @@ unsafe impl Pod for AllocUcontextResp {}
 unsafe impl Pod for AllocPdResp {}
 // SAFETY: as the first.
 unsafe impl Pod for CreateCq {}
-// SAFETY: four u32, two u64, eight u32: no padding, as asserted below.
+// SAFETY: four u32, two u64, seventeen u32, two u8, a u16: no padding, as asserted
+// below.
 unsafe impl Pod for QueryDeviceResp {}
 // SAFETY: two u32.
 unsafe impl Pod for CreateCqResp {}
@@ -510,8 +544,10 @@ unsafe impl Pod for ResizeCq {}
 unsafe impl Pod for CreateSrq {}
 // SAFETY: two u32.
 unsafe impl Pod for CreateSrqResp {}
-// SAFETY: two u64, six u32, one u64.
+// SAFETY: two u64, six u32, a u64, a u32, two u8, a u16.
 unsafe impl Pod for CreateQp {}
+// SAFETY: four u32.
+unsafe impl Pod for ModifyQpResp {}
 // SAFETY: eight u32 and a u64.
 unsafe impl Pod for CreateQpResp {}
 // SAFETY: a u32 and twelve bytes.
@@ -528,15 +564,18 @@ const _: () = {
     assert!(offset_of!(AllocUcontextResp, cqe_version) == 44);
     assert!(offset_of!(AllocUcontextResp, hca_core_clock_offset) == 48);
     assert!(size_of::<ClockInfo>() == 56);
-    assert!(size_of::<QueryDeviceResp>() == 64);
+    assert!(size_of::<QueryDeviceResp>() == 104);
+    assert!(offset_of!(QueryDeviceResp, dci_streams_caps) == 100);
     // 8 + 8 + 4 + 1 + 1 + 2 + 2 + 2 + 4: no padding.
     assert!(size_of::<CreateCq>() == 32);
     assert!(offset_of!(CreateCq, flags) == 22);
     assert!(size_of::<ResizeCq>() == 16);
     assert!(offset_of!(ResizeCq, cqe_size) == 8);
     assert!(size_of::<CreateSrq>() == 32);
-    assert!(size_of::<CreateQp>() == 48);
-    assert!(offset_of!(CreateQp, sq_buf_addr) == 40);
+    assert!(size_of::<CreateQp>() == 56);
+    assert!(offset_of!(CreateQp, access_key) == 40);
+    assert!(offset_of!(CreateQp, concurrent_streams) == 52);
+    assert!(size_of::<ModifyQpResp>() == 16);
     assert!(size_of::<CreateQpResp>() == 40);
     assert!(size_of::<CreateAhResp>() == 16);
     assert!(size_of::<ControlSegment>() == SEGMENT);

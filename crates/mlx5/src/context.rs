@@ -69,6 +69,10 @@ pub struct Features {
     pub packet_credits: bool,
     /// Registers take work requests, not doorbells only.
     pub blue_flame: bool,
+    /// CQEs of DC targets may carry data.
+    pub target_short_data: bool,
+    /// Limits of [`crate::Streams`].
+    pub streams: crate::Streams,
 }
 
 /// An opened mlx5 device: its limits, UARs and user indices.
@@ -318,6 +322,11 @@ impl DeviceContext {
             wide_padding: has(device_flag::CQE_128B_PAD),
             packet_credits: has(device_flag::PACKET_BASED_CREDIT_MODE),
             blue_flame: self.register_size != 0,
+            target_short_data: has(device_flag::SCAT2CQE_DCT),
+            streams: crate::Streams {
+                log_concurrent: answer.dci_streams_caps[0],
+                log_errored: answer.dci_streams_caps[1],
+            },
         })
     }
 

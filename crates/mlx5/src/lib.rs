@@ -66,7 +66,7 @@ pub use error::{CompletionError, CreateError};
 pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
 pub use own_uars::ThreadUar;
-pub use qp::{QpOptions, QueuePair, alloc_pd, find_pd};
+pub use qp::{Dynamic, QpOptions, QueuePair, Streams, alloc_pd, find_pd, modify_target};
 pub use recv::RecvQueue;
 pub use send::{LONGEST_WINDOW, MAX_SEGMENT, SendQueue};
 pub use shared::{LockedQueue, SharedQueue, SharedWork};

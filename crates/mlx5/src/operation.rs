@@ -16,8 +16,10 @@ pub enum Service {
     Datagram,
     /// XRC initiator: all operations, each to a remote SRQ.
     XrcInitiator,
-    /// XRC target: no work requests.
-    XrcTarget,
+    /// DC initiator: all operations, each with an address.
+    DcInitiator,
+    /// XRC or DC target: no work requests.
+    Target,
 }
 
 /// Exclusive limit of the opcodes.
@@ -81,20 +83,29 @@ impl Service {
     /// none.
     pub(crate) const fn address(self) -> u8 {
         match self {
-            Self::Datagram => 3,
+            Self::Datagram | Self::DcInitiator => 3,
             Self::XrcInitiator => 1,
             _ => 0,
         }
     }
 
+    /// Its queue pairs have a receive queue.
+    pub(crate) const fn receives(self) -> bool {
+        matches!(
+            self,
+            Self::ReliableConnection | Self::UnreliableConnection | Self::Datagram
+        )
+    }
+
     /// [`Service::format`] by the opcode's number.
     pub(crate) fn formats(self) -> &'static [OperationFormat; OPCODES] {
-        static FORMATS: [[OperationFormat; OPCODES]; 5] = [
+        static FORMATS: [[OperationFormat; OPCODES]; 6] = [
             Service::ReliableConnection.all_formats(),
             Service::UnreliableConnection.all_formats(),
             Service::Datagram.all_formats(),
             Service::XrcInitiator.all_formats(),
-            Service::XrcTarget.all_formats(),
+            Service::DcInitiator.all_formats(),
+            Service::Target.all_formats(),
         ];
         &FORMATS[self as usize]
     }
@@ -113,7 +124,7 @@ impl Service {
 
     /// The encoding of an operation; `None` if the service lacks it.
     const fn format(self, operation: Opcode) -> Option<OperationFormat> {
-        if matches!(self, Self::XrcTarget) {
+        if matches!(self, Self::Target) {
             return None;
         }
         let address = self.address();

@@ -44,9 +44,11 @@ fn overhead(service: Service) -> usize {
     SEGMENT
         + match service {
             // Remote address and atomic operands.
-            Service::ReliableConnection | Service::XrcInitiator => 2 * SEGMENT,
+            Service::ReliableConnection | Service::XrcInitiator | Service::DcInitiator => {
+                2 * SEGMENT
+            }
             Service::UnreliableConnection => SEGMENT,
-            Service::Datagram | Service::XrcTarget => 0,
+            Service::Datagram | Service::Target => 0,
         }
         + usize::from(service.address()) * SEGMENT
 }
@@ -60,7 +62,7 @@ impl SendPlan {
         limits: &Limits,
         keys: bool,
     ) -> Result<Self, CreateError> {
-        if cap.max_send_wr == 0 || service == Service::XrcTarget {
+        if cap.max_send_wr == 0 || service == Service::Target {
             return Ok(Self::default());
         }
         let overhead = overhead(service);
@@ -212,6 +214,7 @@ mod tests {
                 Just(Service::UnreliableConnection),
                 Just(Service::Datagram),
                 Just(Service::XrcInitiator),
+                Just(Service::DcInitiator),
             ],
         ) {
             let cap = cap(wr, sge, inline);

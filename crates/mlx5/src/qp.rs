@@ -2,15 +2,20 @@
 
 use std::sync::Arc;
 
-use uverbs::{Context, ContextRef, PdHandle, Qp, QpCap, QpInit, QpOpen, QpType, Udata};
+use uverbs::{
+    Context, ContextRef, PdHandle, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpOpen, QpState, QpType,
+    Udata,
+};
 
 use crate::Lender;
 use crate::abi::{
-    AllocPdResp, CreateQp, CreateQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
-    QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_UAR_PAGE_INDEX,
+    AllocPdResp, CreateQp, CreateQpResp, ModifyQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
+    QP_FLAG_DCI_STREAM, QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_TYPE_DCI,
+    QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
 use crate::plan::{RecvPlan, SendPlan};
+use crate::qp_table::NUMBER;
 use crate::shared::SharedWork;
 use crate::{CreateError, DeviceContext, RecvQueue, SendQueue, Service, ThreadUar, Work};
 
@@ -38,6 +43,54 @@ pub(crate) fn flag(set: bool, bit: u32) -> u32 {
     if set { bit } else { 0 }
 }
 
+/// A queue pair of dynamic connections (DC), of type [`QpType::DRIVER`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dynamic {
+    /// Sends to any target; receives nothing.
+    Initiator {
+        /// With streams: a failed work request stops its stream only.
+        streams: Option<Streams>,
+    },
+    /// Receives, into a shared receive queue, from any initiator that has the key.
+    /// It gets its number when it becomes ready to receive ([`modify_target`]).
+    Target {
+        /// The key.
+        access_key: u64,
+    },
+}
+
+/// Sizes of an initiator's streams, as binary logarithms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Number of streams.
+    pub log_concurrent: u8,
+    /// Number of streams that may fail before the queue pair does.
+    pub log_errored: u8,
+}
+
+/// Changes attributes of a DC target. Returns its number once it is ready to receive.
+///
+/// # Errors
+/// As [`Qp::modify`]; [`CreateError::BadAnswer`] without a number.
+pub fn modify_target<C: ContextRef>(
+    target: &Qp<C>,
+    attr: &QpAttr,
+    mask: QpAttrMask,
+) -> Result<Option<u32>, CreateError> {
+    const LENGTH: u32 = 8;
+    let mut answer = ModifyQpResp::default();
+    target.modify(attr, mask, Udata::output(answer.bytes_mut()))?;
+    if !mask.contains(QpAttrMask::STATE) || attr.qp_state != QpState::RTR {
+        return Ok(None);
+    }
+    if answer.response_length < LENGTH {
+        return Err(CreateError::BadAnswer {
+            what: "no number of a DC target",
+        });
+    }
+    Ok(Some(answer.dctn & NUMBER))
+}
+
 /// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
@@ -54,6 +107,8 @@ pub struct QpOptions {
     pub short_data_unsignalled: bool,
     /// Credits are counted by packets, not by messages.
     pub packet_credits: bool,
+    /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
+    pub dynamic: Option<Dynamic>,
 }
 
 impl Default for QpOptions {
@@ -64,6 +119,7 @@ impl Default for QpOptions {
             short_data: true,
             short_data_unsignalled: false,
             packet_credits: false,
+            dynamic: None,
         }
     }
 }
@@ -113,8 +169,8 @@ impl<C: ContextRef> QueuePair<C> {
     /// the register are made one at a time.
     ///
     /// # Errors
-    /// [`CreateError::Unsupported`] for a type other than RC, UC, UD and the two
-    /// of XRC; [`CreateError::TooLarge`]; those of memory and of CREATE_QP. Nothing is
+    /// [`CreateError::Unsupported`] for a type other than RC, UC, UD and those of XRC
+    /// and DC; [`CreateError::TooLarge`]; those of memory and of CREATE_QP. Nothing is
     /// left behind.
     pub fn create_with(
         context: &C,
@@ -125,30 +181,47 @@ impl<C: ContextRef> QueuePair<C> {
         own: Option<&ThreadUar<C>>,
         lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
-        let service = match init.qp_type {
-            QpType::RC => Service::ReliableConnection,
-            QpType::UC => Service::UnreliableConnection,
-            QpType::UD => Service::Datagram,
-            QpType::XRC_INI => Service::XrcInitiator,
-            QpType::XRC_TGT => Service::XrcTarget,
+        let service = match (init.qp_type, options.dynamic) {
+            (QpType::RC, None) => Service::ReliableConnection,
+            (QpType::UC, None) => Service::UnreliableConnection,
+            (QpType::UD, None) => Service::Datagram,
+            (QpType::XRC_INI, None) => Service::XrcInitiator,
+            (QpType::DRIVER, Some(Dynamic::Initiator { .. })) => Service::DcInitiator,
+            (QpType::XRC_TGT, None) | (QpType::DRIVER, Some(Dynamic::Target { .. })) => {
+                Service::Target
+            }
             _ => {
                 return Err(CreateError::Unsupported {
                     what: "a queue pair of this type",
                 });
             }
         };
+        let mut init = *init;
+        if !service.receives() {
+            (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
+        }
         let send = SendPlan::new(&init.cap, service, &device.limits, options.keys)?;
-        let has_own =
-            shared.is_none() && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
+        let has_own = shared.is_none() && service.receives();
         let recv = if has_own {
             RecvPlan::new(&init.cap, &device.limits)?
         } else {
             RecvPlan::default()
         };
         let chosen = match own {
+            // It has no doorbell.
+            _ if service == Service::Target => None,
             Some(own) => Some(own.qp_uar()),
             None => device.allocate_uar(context)?,
         };
+        let (kind, access_key, streams) = match options.dynamic {
+            None => (0, 0, None),
+            Some(Dynamic::Target { access_key }) => (QP_FLAG_TYPE_DCT, access_key, None),
+            Some(Dynamic::Initiator { streams }) => (QP_FLAG_TYPE_DCI, 0, streams),
+        };
+        let Streams {
+            log_concurrent,
+            log_errored,
+        } = streams.unwrap_or_default();
         let index = device.user_index()?;
         let mut work = Work::new(index, service, send, recv, shared, lender)?;
         work.short_data = options.short_data;
@@ -162,16 +235,21 @@ impl<C: ContextRef> QueuePair<C> {
             flags: flag(options.short_data, QP_FLAG_SCATTER_CQE)
                 | flag(options.short_data_unsignalled, QP_FLAG_ALLOW_SCATTER_CQE)
                 | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
-                | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX),
+                | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX)
+                | flag(streams.is_some(), QP_FLAG_DCI_STREAM)
+                | kind,
             bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
             uidx: work.user_index(),
+            access_key,
+            concurrent_streams: log_concurrent,
+            errored_streams: log_errored,
             ..CreateQp::default()
         };
         let mut answer = CreateQpResp::default();
         // SAFETY: the addresses are those of the queues' memory, which has that
         // many entries and two doorbell records, and is held for the object.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
-        let object = Qp::create(context, init, udata)?;
+        let object = Qp::create(context, &init, udata)?;
         work.memory.hold_for(&object.existence());
         let register = match chosen {
             Some(chosen) => chosen.register,
@@ -204,14 +282,7 @@ impl<C: ContextRef> QueuePair<C> {
     pub fn open(context: &C, device: &DeviceContext, init: &QpOpen) -> Result<Self, CreateError> {
         let (send, recv) = (SendPlan::default(), RecvPlan::default());
         let index = device.user_index()?;
-        let work = Arc::new(Work::new(
-            index,
-            Service::XrcTarget,
-            send,
-            recv,
-            None,
-            None,
-        )?);
+        let work = Arc::new(Work::new(index, Service::Target, send, recv, None, None)?);
         // It has no doorbell.
         let register = device.register(context, 0)?;
         let object = Qp::open(context, init, Udata::none())?;

@@ -394,7 +394,10 @@ impl SendQueue {
             return self.push_keys(format, wr);
         }
         let segments = u32::from(format.leading_segments) + data_segments;
-        let control = self.control_slow(format, wr, data_segments);
+        let mut control = self.control_slow(format, wr, data_segments);
+        if let Destination::Dynamic { stream, .. } = wr.destination {
+            control[1] |= control_stream(stream);
+        }
         let mut to = self.writer();
         to.put(control);
         match (self.service, wr.destination) {
@@ -405,20 +408,25 @@ impl SendQueue {
                     remote_qpn,
                     remote_qkey,
                 },
+            ) => to.put_address(address, remote_qpn, [remote_qkey, 0]),
+            (
+                Service::DcInitiator,
+                Destination::Dynamic {
+                    address,
+                    remote_dctn,
+                    access_key,
+                    ..
+                },
             ) => {
-                let vector = AddressVector {
-                    qkey: remote_qkey.to_be(),
-                    dqp_dct: (remote_qpn & 0xff_ffff | EXTENDED_AV).to_be(),
-                    ..address.0
-                };
-                // SAFETY: 48 bytes without padding are three segments.
-                let parts: [[u64; 2]; 3] = unsafe { std::mem::transmute(vector) };
-                parts.into_iter().for_each(|part| to.put(part));
+                let key = [(access_key >> 32) as u32, access_key as u32];
+                to.put_address(address, remote_dctn, key);
             }
             (Service::XrcInitiator, Destination::Xrc { remote_srqn }) => {
                 to.put([words(remote_srqn, 0), 0]);
             }
-            (Service::Datagram | Service::XrcInitiator, _) => return Err(PostError::BadOperation),
+            (Service::Datagram | Service::XrcInitiator | Service::DcInitiator, _) => {
+                return Err(PostError::BadOperation);
+            }
             _ => {}
         }
         if format.remote {
@@ -595,6 +603,19 @@ impl Segments {
         self.at += SEGMENT;
     }
 
+    /// Writes the address of a queue pair or a DC target, and its key.
+    fn put_address(&mut self, address: &Address, number: u32, [qkey, low_key]: [u32; 2]) {
+        let vector = AddressVector {
+            qkey: qkey.to_be(),
+            low_key: low_key.to_be(),
+            dqp_dct: (number & 0xff_ffff | EXTENDED_AV).to_be(),
+            ..address.0
+        };
+        // SAFETY: 48 bytes without padding are three segments.
+        let parts: [[u64; 2]; 3] = unsafe { std::mem::transmute(vector) };
+        parts.into_iter().for_each(|part| self.put(part));
+    }
+
     /// Writes inline data, which is last: its length, the pieces, and zeros up to
     /// the end of the last segment.
     ///
@@ -632,6 +653,12 @@ impl Segments {
         }
         self.at += length;
     }
+}
+
+/// A stream, as it is in the second half of the control segment.
+fn control_stream(stream: u16) -> u64 {
+    let [a, b] = stream.to_be_bytes();
+    u64::from_ne_bytes([0, a, b, 0, 0, 0, 0, 0])
 }
 
 /// Writes a segment by one store. The BlueFlame copy loads the same 16 bytes at

@@ -67,7 +67,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         let xrc = match init.kind {
             SrqKind::Xrc { .. } => Some(Arc::new(Work::new(
                 device.user_index()?,
-                Service::XrcTarget,
+                Service::Target,
                 SendPlan::default(),
                 RecvPlan::default(),
                 Some(Arc::clone(&work)),

@@ -103,6 +103,17 @@ pub enum Destination<'a, A> {
         /// Its number.
         remote_srqn: u32,
     },
+    /// To a target of dynamic connections (DC).
+    Dynamic {
+        /// The address.
+        address: &'a A,
+        /// The target's number.
+        remote_dctn: u32,
+        /// The target's access key.
+        access_key: u64,
+        /// The stream whose order it keeps; 0 without streams.
+        stream: u16,
+    },
 }
 
 /// The local memory of a work request.

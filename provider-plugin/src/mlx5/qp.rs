@@ -4,9 +4,11 @@
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use mlx5::{Lender, QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work};
+use mlx5::{
+    Dynamic, Lender, QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work, modify_target,
+};
 use uverbs::environment::variable;
-use uverbs::{QpCap, QpCreateFlags, QpInit, QpOpen};
+use uverbs::{QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpOpen, Udata};
 
 use super::Mlx5;
 use super::cq::Cq;
@@ -17,8 +19,9 @@ use crate::access::locked;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
+use crate::mlx5dv::abi::mlx5dv_qp_ex;
 use crate::mr::may_be_bound;
-use crate::qp::{NewQp, QpOps};
+use crate::qp::{Addressing, NewQp, QpOps};
 use crate::srq::srq_of;
 
 /// Operations that change memory keys.
@@ -43,6 +46,8 @@ pub struct Options {
     pub short_data: ShortData,
     /// Credits are counted by packets.
     pub packet_credits: bool,
+    /// Which half of dynamic connections it is.
+    pub dynamic: Option<Dynamic>,
 }
 
 /// Data of a queue pair besides its queues.
@@ -51,6 +56,10 @@ pub struct QpData {
     /// The sizes at creation: the kernel does not know how the queues are laid
     /// out.
     cap: QpCap,
+    /// It is a target of dynamic connections.
+    is_target: bool,
+    /// Functions of mlx5dv for `ibv_wr_*`.
+    pub functions: mlx5dv_qp_ex,
 }
 
 /// A queue pair of a ConnectX.
@@ -71,7 +80,7 @@ unsafe fn cqs<'a>(qp: &Qp) -> impl Iterator<Item = &'a Cq> {
 }
 
 /// Splits a queue pair into the parts of [`NewQp`].
-fn parts(made: QueuePair<CtxRef>) -> NewQp<Mlx5> {
+fn parts(made: QueuePair<CtxRef>, is_target: bool) -> NewQp<Mlx5> {
     NewQp {
         object: made.object,
         send: made.send,
@@ -79,6 +88,8 @@ fn parts(made: QueuePair<CtxRef>) -> NewQp<Mlx5> {
         device_data: QpData {
             work: made.work,
             cap: made.cap,
+            is_target,
+            functions: mlx5dv_qp_ex::NONE,
         },
         cap: made.cap,
     }
@@ -99,8 +110,10 @@ impl QpOps for Mlx5 {
     type QpOptions = Options;
 
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK;
+    const DYNAMIC: bool = true;
 
-    /// EOPNOTSUPP for types other than RC, UC, UD and the two of XRC.
+    /// EOPNOTSUPP for types other than RC, UC, UD and those of XRC and DC; EINVAL if
+    /// what a half of dynamic connections needs is missing.
     unsafe fn make_qp(
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
@@ -117,6 +130,12 @@ impl QpOps for Mlx5 {
                 Arc::clone((*own.recv.get()).work())
             })
         });
+        let is_target = match (attr.qp_type, asked.dynamic) {
+            (IBV_QPT_DRIVER, Some(Dynamic::Initiator { .. })) if !attr.send_cq.is_null() => false,
+            (IBV_QPT_DRIVER, Some(Dynamic::Target { .. })) if operations.is_none() => true,
+            (IBV_QPT_DRIVER, _) | (_, Some(_)) => return Err(Errno::INVAL),
+            (_, None) => false,
+        };
         let options = QpOptions {
             // Without `send_ops_flags` any operation may be posted.
             keys: operations.is_none_or(|asked| asked & KEYS != 0),
@@ -127,6 +146,14 @@ impl QpOps for Mlx5 {
             },
             short_data_unsignalled: asked.short_data == ShortData::Always,
             packet_credits: asked.packet_credits,
+            dynamic: asked.dynamic,
+        };
+        let options = match is_target && options.short_data {
+            true => QpOptions {
+                short_data: ctx.mlx5()?.features(ctx)?.target_short_data,
+                ..options
+            },
+            false => options,
         };
         let own = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.
@@ -157,11 +184,19 @@ impl QpOps for Mlx5 {
                 return Err(errno);
             }
         }
-        Ok(parts(made))
+        Ok(parts(made, is_target))
     }
 
     fn open_qp(ctx: &CtxRef, init: &QpOpen) -> Result<NewQp<Self>, Errno> {
-        Ok(parts(QueuePair::open(ctx, ctx.mlx5()?, init)?))
+        Ok(parts(QueuePair::open(ctx, ctx.mlx5()?, init)?, false))
+    }
+
+    fn modify_qp(qp: &Qp, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {
+        if qp.device_data.is_target {
+            return Ok(modify_target(&qp.object, attr, mask)?);
+        }
+        qp.object.modify(attr, mask, Udata::none())?;
+        Ok(None)
     }
 
     unsafe fn state_changed(qp: &Qp, state: u32) {
@@ -188,8 +223,14 @@ impl QpOps for Mlx5 {
 
     fn device_operations(qp_type: u32) -> u64 {
         match qp_type {
-            IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND => KEYS,
+            IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND | IBV_QPT_DRIVER => KEYS,
             _ => 0,
+        }
+    }
+
+    fn set_device_functions(qp: &mut Qp, _asked: u64) {
+        if qp.addressing == Addressing::Dynamic {
+            qp.device_data.functions = mlx5dv_qp_ex::DYNAMIC;
         }
     }
 

@@ -113,13 +113,45 @@ pub struct mlx5dv_qp_init_attr {
 #[derive(Clone, Copy)]
 pub struct mlx5dv_dc_init_attr {
     pub dc_type: u32,
+    /// Of an initiator `struct mlx5dv_dci_streams`: its first two bytes.
     pub dct_access_key: u64,
+}
+
+/// `enum mlx5dv_dc_type`.
+pub mod dc_type {
+    pub const DCT: u32 = 1;
+    pub const DCI: u32 = 2;
 }
 
 /// Bits of [`mlx5dv_qp_init_attr::comp_mask`].
 pub mod qp_mask {
     pub const QP_CREATE_FLAGS: u64 = 1 << 0;
+    pub const DC: u64 = 1 << 1;
+    pub const SEND_OPS_FLAGS: u64 = 1 << 2;
+    pub const DCI_STREAMS: u64 = 1 << 3;
 }
+
+/// `struct mlx5dv_qp_ex`: functions for work requests of `ibv_wr_*`.
+#[repr(C)]
+pub struct mlx5dv_qp_ex {
+    pub comp_mask: u64,
+    pub wr_set_dc_addr: Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *mut ibv_ah, u32, u64)>,
+    pub wr_mr_interleaved: Absent,
+    pub wr_mr_list: Absent,
+    pub wr_mkey_configure: Absent,
+    pub wr_set_mkey_access_flags: Absent,
+    pub wr_set_mkey_layout_list: Absent,
+    pub wr_set_mkey_layout_interleaved: Absent,
+    pub wr_set_mkey_sig_block: Absent,
+    pub wr_raw_wqe: Absent,
+    pub wr_set_dc_addr_stream:
+        Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *mut ibv_ah, u32, u64, u16)>,
+    pub wr_memcpy: Absent,
+    pub wr_set_mkey_crypto: Absent,
+}
+
+/// A function that the plugin does not have.
+pub type Absent = Option<unsafe extern "C" fn()>;
 
 /// Bits of [`mlx5dv_qp_init_attr::create_flags`].
 pub mod qp_flag {

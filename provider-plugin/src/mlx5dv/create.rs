@@ -1,6 +1,6 @@
 //! Completion queues and queue pairs with options that verbs do not have.
 
-use mlx5::{CqOptions, MiniFormat};
+use mlx5::{CqOptions, Dynamic, MiniFormat, Streams};
 
 use super::abi::*;
 use super::refused::ringverbs_refused_object;
@@ -36,8 +36,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_create_qp`: data in CQEs or not, credits by packets. EOPNOTSUPP for
-    /// raw packets, memory keys and DC.
+    /// `mlx5dv_create_qp`: data in CQEs or not, credits by packets, DC. EOPNOTSUPP for
+    /// raw packets and memory keys.
     fn mlx5dv_create_qp(
         context: *mut ibv_context,
         attr: *mut ibv_qp_init_attr_ex,
@@ -90,10 +90,34 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
     use qp_flag::*;
     let mut options = Options::default();
     let Some(own) = own else { return Ok(options) };
-    if own.comp_mask & !qp_mask::QP_CREATE_FLAGS != 0 {
+    let has = |member| own.comp_mask & member != 0;
+    let known =
+        qp_mask::QP_CREATE_FLAGS | qp_mask::DC | qp_mask::SEND_OPS_FLAGS | qp_mask::DCI_STREAMS;
+    if own.comp_mask & !known != 0 || has(qp_mask::SEND_OPS_FLAGS) && own.send_ops_flags != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    if own.comp_mask & qp_mask::QP_CREATE_FLAGS != 0 {
+    if has(qp_mask::DC) {
+        let attr = &own.dc_init_attr;
+        options.dynamic = Some(match (attr.dc_type, has(qp_mask::DCI_STREAMS)) {
+            (dc_type::DCT, false) => Dynamic::Target {
+                access_key: attr.dct_access_key,
+            },
+            (dc_type::DCI, with_streams) => {
+                let [log_concurrent, log_errored, ..] = attr.dct_access_key.to_ne_bytes();
+                let streams = Streams {
+                    log_concurrent,
+                    log_errored,
+                };
+                Dynamic::Initiator {
+                    streams: with_streams.then_some(streams),
+                }
+            }
+            _ => return Err(Errno::INVAL),
+        });
+    } else if has(qp_mask::DCI_STREAMS) {
+        return Err(Errno::INVAL);
+    }
+    if has(qp_mask::QP_CREATE_FLAGS) {
         let flags = own.create_flags;
         let known = DISABLE_SCATTER_TO_CQE | ALLOW_SCATTER_TO_CQE | PACKET_BASED_CREDIT_MODE;
         if flags & !known != 0 {

@@ -112,7 +112,10 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
             FLOW_ACTION_FLAGS: flow_action_flags = 0;
             DC_ODP_CAPS: dc_odp_caps = 0;
             SIGNATURE_OFFLOAD: sig_caps = [0; 2];
-            DCI_STREAMS: dci_streams_caps = [0; 2];
+            DCI_STREAMS: dci_streams_caps = [
+                features.streams.log_concurrent,
+                features.streams.log_errored,
+            ];
             WR_MEMCPY_LENGTH: max_wr_memcpy_length = 0;
             CRYPTO_OFFLOAD: crypto_caps = [0; 3];
             MAX_DC_RD_ATOM: max_dc_rd_atom = 0, max_dc_init_rd_atom = 0;

@@ -13,6 +13,7 @@ mod create;
 mod device;
 mod objects;
 mod refused;
+mod wr;
 
 use core::ffi::c_void;
 use std::ffi::CStr;

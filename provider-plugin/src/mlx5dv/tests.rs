@@ -44,6 +44,12 @@ fn structures_are_those_of_the_header() {
         mlx5dv_cq_init_attr { comp_mask, cqe_comp_res_format, flags, cqe_size }
         mlx5dv_qp_init_attr { comp_mask, create_flags, dc_init_attr, send_ops_flags }
         mlx5dv_dc_init_attr { dc_type, dct_access_key }
+        mlx5dv_qp_ex {
+            comp_mask, wr_set_dc_addr, wr_mr_interleaved, wr_mr_list, wr_mkey_configure,
+            wr_set_mkey_access_flags, wr_set_mkey_layout_list,
+            wr_set_mkey_layout_interleaved, wr_set_mkey_sig_block, wr_raw_wqe,
+            wr_set_dc_addr_stream, wr_memcpy
+        }
         mlx5dv_qp { dbrec, sq, rq, bf, comp_mask, uar_mmap_offset }
         mlx5dv_cq { buf, dbrec, cqe_cnt, cqe_size, cq_uar, cqn, comp_mask }
         mlx5dv_srq { buf, dbrec, stride, head, tail, comp_mask, srqn }
@@ -67,6 +73,17 @@ fn structures_are_those_of_the_header() {
             qp_flag::PACKET_BASED_CREDIT_MODE,
         ),
         ("MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD", CQ_FLAG_CQE_PAD),
+        ("MLX5DV_QP_INIT_ATTR_MASK_DC", qp_mask::DC as u32),
+        (
+            "MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS",
+            qp_mask::SEND_OPS_FLAGS as u32,
+        ),
+        (
+            "MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS",
+            qp_mask::DCI_STREAMS as u32,
+        ),
+        ("MLX5DV_DCTYPE_DCT", dc_type::DCT),
+        ("MLX5DV_DCTYPE_DCI", dc_type::DCI),
         ("MLX5DV_OBJ_PD", obj::PD as u32),
         ("MLX5DV_SRQ_MASK_SRQN", SRQ_MASK_SRQN as u32),
         (

@@ -69,8 +69,15 @@ fn assertions() -> String {
             packet_pacing_caps,
             mlx5_ib_support_multi_pkt_send_wqes,
             flags,
+            sw_parsing_caps,
+            striding_rq_caps,
+            tunnel_offloads_caps,
+            dci_streams_caps,
         }
     );
+    fields!(c, "mlx5_ib_modify_qp_resp", size ModifyQpResp {
+        response_length, dctn, ece_options, reserved,
+    });
     fields!(c, "mlx5_ib_clock_info", size ClockInfo {
         sign, resv, nsec, cycles, frac, mult, shift, mask, overflow_period,
     });
@@ -99,7 +106,11 @@ fn assertions() -> String {
             flags,
             uidx,
             bfreg_index,
-            sq_buf_addr,
+            access_key,
+            ece_options,
+            concurrent_streams: "dci_streams.log_num_concurent",
+            errored_streams: "dci_streams.log_num_errored",
+            reserved,
         }
     );
     fields!(
@@ -125,7 +136,7 @@ fn assertions() -> String {
     });
     fields!(c, "mlx5_wqe_data_seg", size DataSegment { byte_count, lkey, addr });
     fields!(c, "mlx5_wqe_av", size AddressVector {
-        qkey: "key.qkey.qkey", reserved: "key.qkey.reserved", dqp_dct,
+        qkey: "key.qkey.qkey", low_key: "key.qkey.reserved", dqp_dct,
         stat_rate_sl, fl_mlid, rlid, reserved0, rmac, tclass, hop_limit,
         grh_gid_fl, rgid,
     });

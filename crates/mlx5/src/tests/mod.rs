@@ -5,6 +5,7 @@ mod clock;
 mod completion;
 mod decode;
 mod device_memory;
+mod dynamic;
 mod empty_check;
 mod hostile;
 mod import;

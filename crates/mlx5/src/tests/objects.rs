@@ -376,7 +376,7 @@ fn create_qp_names_the_queue_memory_and_uar() {
     // The first register of UAR 6, whose number counts four of each.
     let mut qp = machine.qp(&device, 6 * 4 + 1).unwrap();
     let told = machine.driver_in(CREATE_QP);
-    assert_eq!(told.len(), 48);
+    assert_eq!(told.len(), 56);
     let word = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
     // Three blocks for what changes keys; receives of 32 bytes.
     assert_eq!((word(16), word(20), word(24)), (16, 8, 5));

@@ -134,6 +134,17 @@ pub(super) fn addressed<'a, A>(
             remote_qkey,
         },
         Destination::Xrc { remote_srqn } => Destination::Xrc { remote_srqn },
+        Destination::Dynamic {
+            address,
+            remote_dctn,
+            access_key,
+            stream,
+        } => Destination::Dynamic {
+            address: address_of(address).ok_or(PostError::BadOperation)?,
+            remote_dctn,
+            access_key,
+            stream,
+        },
     };
     Ok(uverbs::SendWr {
         wr_id: wr.wr_id,

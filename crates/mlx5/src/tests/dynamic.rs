@@ -1,0 +1,181 @@
+//! Dynamic connections: initiators name a target in each work request, targets have no
+//! queues.
+
+use uverbs::kernel::fake::Target;
+use uverbs::{QpAttr, QpAttrMask, QpInit, QpState, QpType, Sge};
+
+use super::objects::{CREATE_QP, GOOD, Machine};
+use super::*;
+use crate::{
+    CreateError, Destination, Dynamic, Link, Operands, QpOptions, QueuePair, RemoteMemory, Streams,
+    modify_target,
+};
+
+const INITIATOR: Service = Service::DcInitiator;
+const DCTN: u32 = 0x0012_3456;
+const KEY: u64 = 0x0102_0304_0506_0708;
+const REMOTE: u64 = 0x2222_0000_8000;
+
+/// An address with this LID.
+fn address() -> Address {
+    let attr = uverbs::AhAttr {
+        dlid: 0x4321,
+        ..uverbs::AhAttr::default()
+    };
+    Address(crate::ah::vector(&attr, Link::InfiniBand))
+}
+
+fn post(pair: &mut Pair, opcode: Opcode, stream: u16) {
+    let list = [Sge {
+        addr: 0x9000,
+        length: 8,
+        lkey: 9,
+    }];
+    pair.send.begin();
+    let wr = SendWr {
+        remote: RemoteMemory {
+            addr: REMOTE,
+            rkey: 0x77,
+        },
+        operands: Operands::Atomic {
+            compare_add: 11,
+            swap: 22,
+        },
+        destination: Destination::Dynamic {
+            address: &address(),
+            // More than 24 bits.
+            remote_dctn: DCTN | 0x7f00_0000,
+            access_key: KEY,
+            stream,
+        },
+        ..request(7, opcode, SendFlags::SIGNALED, &list)
+    };
+    push(&mut pair.send, &wr).unwrap();
+    // SAFETY: there is no device.
+    unsafe { pair.send.publish() };
+}
+
+#[test]
+fn a_work_request_names_its_target() {
+    // Segments, and the one that has the element.
+    let table = [
+        (Opcode::SEND, 5, 4),
+        (Opcode::SEND_WITH_IMM, 5, 4),
+        (Opcode::SEND_WITH_INV, 5, 4),
+        (Opcode::RDMA_WRITE, 6, 5),
+        (Opcode::RDMA_WRITE_WITH_IMM, 6, 5),
+        (Opcode::RDMA_READ, 6, 5),
+        (Opcode::ATOMIC_CMP_AND_SWP, 7, 6),
+        (Opcode::ATOMIC_FETCH_AND_ADD, 7, 6),
+    ];
+    for (opcode, segments, data) in table {
+        let mut pair = Pair::new(1, INITIATOR, &cap(4, 1, 0));
+        post(&mut pair, opcode, 0x0203);
+        let bytes = pair.sent(0, 128);
+        assert_eq!(be32(&bytes, 4), QPN << 8 | segments, "{opcode:?}");
+        // Signature, stream, signalled.
+        assert_eq!(bytes[8..12], [0, 2, 3, 8], "{opcode:?}");
+        assert_eq!(be64(&bytes, 16), KEY, "{opcode:?}");
+        assert_eq!(be32(&bytes, 24), 1 << 31 | DCTN, "{opcode:?}");
+        assert_eq!(be16(&bytes, 30), 0x4321, "{opcode:?}");
+        if data > 4 {
+            assert_eq!((be64(&bytes, 64), be32(&bytes, 72)), (REMOTE, 0x77));
+        }
+        let element = &bytes[data * 16..];
+        assert_eq!((be32(element, 0), be64(element, 8)), (8, 0x9000));
+        assert_eq!(pair.record(1), 2);
+    }
+}
+
+#[test]
+fn without_a_target_it_is_refused() {
+    let mut pair = Pair::new(1, INITIATOR, &cap(4, 1, 0));
+    pair.send.begin();
+    let refused = push_send(&mut pair.send, 1);
+    assert_eq!(refused, Err(PostError::BadOperation));
+    assert_eq!(pair.record(1), 0);
+}
+
+/// A machine, and the driver's input for a queue pair with these options.
+fn created(dynamic: Dynamic) -> (Machine, QueuePair<Arc<uverbs::Context>>, Vec<u8>) {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    let cq = machine.cq(3).unwrap();
+    machine.answer_qp(0);
+    let pd = uverbs::pd::alloc(&machine.context, uverbs::Udata::none()).unwrap();
+    let init = QpInit {
+        qp_type: QpType::DRIVER,
+        pd: Some(pd),
+        send_cq: Some(cq.object.handle()),
+        recv_cq: Some(cq.object.handle()),
+        cap: cap(5, 2, 0),
+        ..QpInit::default()
+    };
+    let options = QpOptions {
+        keys: false,
+        dynamic: Some(dynamic),
+        ..QpOptions::default()
+    };
+    let context = &machine.context;
+    let qp = QueuePair::create_with(context, &device, &init, None, &options, None, None).unwrap();
+    let told = machine.driver_in(CREATE_QP);
+    (machine, qp, told)
+}
+
+#[test]
+fn an_initiator_has_streams_and_no_receives() {
+    let streams = Streams {
+        log_concurrent: 3,
+        log_errored: 1,
+    };
+    for (streams, flags, sizes) in [(None, 0, [0, 0]), (Some(streams), 1 << 11, [3, 1])] {
+        let (_machine, qp, told) = created(Dynamic::Initiator { streams });
+        assert!(qp.recv.is_none());
+        assert_eq!(qp.cap.max_recv_wr, 0);
+        assert!(qp.cap.max_send_wr >= 5);
+        // No entries of a receive queue, the type, no key.
+        assert_eq!(told[20..28], [0; 8]);
+        let told_flags = u32::from_ne_bytes(told[28..32].try_into().unwrap());
+        assert_eq!(told_flags & (1 << 4 | 1 << 5 | 1 << 11), 1 << 5 | flags);
+        assert_eq!(told[40..48], [0; 8]);
+        assert_eq!(told[52..54], sizes);
+    }
+}
+
+#[test]
+fn a_target_gets_its_number_when_it_is_ready() {
+    let (machine, mut qp, told) = created(Dynamic::Target { access_key: KEY });
+    assert!(qp.recv.is_none());
+    let told_flags = u32::from_ne_bytes(told[28..32].try_into().unwrap());
+    assert_eq!(told_flags & (1 << 4 | 1 << 5 | 1 << 11), 1 << 4);
+    assert_eq!(told[40..48], KEY.to_ne_bytes());
+    assert_eq!(told[16..28], [0; 12]);
+    qp.send.begin();
+    let refused = push_send(&mut qp.send, 1);
+    assert_eq!(refused, Err(PostError::BadOperation));
+
+    use uverbs::abi::write::{CMD_FLAG_EXTENDED, cmd};
+    let modify = Target::Write(CMD_FLAG_EXTENDED | cmd::CMD_MODIFY_QP);
+    let to = |state| QpAttr {
+        qp_state: state,
+        ..QpAttr::default()
+    };
+    let answers = |length: u32, number: u32| {
+        machine.fake.on(modify, move |reply| {
+            let answer = [length, number, 0, 0].map(u32::to_ne_bytes).concat();
+            reply.set_driver_out(&answer);
+            Ok(())
+        });
+    };
+    let mask = QpAttrMask::STATE;
+    answers(0, 0);
+    let number = modify_target(&qp.object, &to(QpState::INIT), mask).unwrap();
+    assert_eq!(number, None);
+    // A driver that does not know targets.
+    let refused = modify_target(&qp.object, &to(QpState::RTR), mask);
+    assert!(matches!(refused, Err(CreateError::BadAnswer { .. })));
+    // Of the number 24 bits count.
+    answers(16, 0xff00_0000 | DCTN);
+    let number = modify_target(&qp.object, &to(QpState::RTR), mask).unwrap();
+    assert_eq!(number, Some(DCTN));
+}
