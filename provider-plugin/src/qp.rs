@@ -120,7 +120,12 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
 
     /// Sets the functions for those of them that the application asked for.
     /// Called before the first use.
-    fn set_device_functions(_qp: &mut Qp<Self>, _asked: u64) {}
+    fn set_device_functions(_qp: &mut Qp<Self>, _asked: u64, _options: &Self::QpOptions) {}
+
+    /// Returns whether the options have operations of `ibv_wr_*`.
+    fn has_own_operations(_options: &Self::QpOptions) -> bool {
+        false
+    }
 }
 
 /// A new queue pair.
@@ -497,7 +502,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
             }
             Some(asked)
         } else {
-            None
+            D::has_own_operations(options).then_some(0)
         };
         let domain = if D::XRC && (*attr).qp_type == IBV_QPT_XRC_RECV {
             let xrcd = has(IBV_QP_INIT_ATTR_XRCD).then(|| (*attr).xrcd);
@@ -529,7 +534,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
                 return Err(errno);
             }
             wr_ex::set_functions::<D>(&mut qp.public, operations);
-            D::set_device_functions(qp, operations);
+            D::set_device_functions(qp, operations, options);
         }
         Ok(Box::into_raw(qp).cast())
     }

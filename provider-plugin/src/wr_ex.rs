@@ -351,6 +351,26 @@ fn open_unaddressed<A>(batch: &mut Batch<A>) {
     };
 }
 
+/// Pushes a work request by the device's own function, with its identifier.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete.
+pub unsafe fn push_by<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    push: impl FnOnce(&mut D::SendQueue, u64) -> Result<(), c_int>,
+) {
+    // SAFETY: as the caller says; so the send queue is the caller's.
+    unsafe {
+        let (own, batch) = batch_of::<D, _>(qp);
+        push_open(own, batch);
+        if batch.state == BatchState::Idle {
+            if let Err(errno) = push(&mut *own.send.get(), (*qp).wr_id) {
+                batch.fail(errno);
+            }
+        }
+    }
+}
+
 /// Opens a work request with operands.
 ///
 /// # Safety

@@ -8,7 +8,7 @@ use ring::{DoorbellRecord, Owner, OwnerCheck, cold_path};
 use uverbs::Existence;
 
 use crate::abi::{CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, cqe_opcode};
-use crate::cqe::{CqeRef, Sink, decode, scatter};
+use crate::cqe::{CqeRef, Sink, decode, decode_any, scatter};
 use crate::memory::{Entries, Lender, Purpose, Records, RetiredEntries};
 use crate::qp_table::QpTable;
 use crate::session::{Session, is_title};
@@ -310,7 +310,7 @@ impl CqeRing {
                 let cqe = self.expand(at);
                 // SAFETY: it lives until it is decoded.
                 let copy = unsafe { CqeRef::new(NonNull::from(&cqe), false) };
-                decode(&mut self.qps, copy, cqe.op_own, 0, sink)?;
+                decode_any(&mut self.qps, copy, cqe.op_own, 0, sink)?;
                 self.advance_session(at);
                 self.advance();
                 return Ok(true);
@@ -339,9 +339,9 @@ impl CqeRing {
                 let status = unsafe { scatter(&mut self.qps, &mut copy, op_own, wide.as_ref())? };
                 // SAFETY: it lives until it is decoded.
                 let copy = unsafe { CqeRef::new(NonNull::from(&copy), false) };
-                decode(&mut self.qps, copy, op_own, status, sink)?;
+                decode_any(&mut self.qps, copy, op_own, status, sink)?;
             } else {
-                decode(&mut self.qps, cqe, op_own, 0, sink)?;
+                decode_any(&mut self.qps, cqe, op_own, 0, sink)?;
             }
             self.advance();
             return Ok(true);

@@ -285,6 +285,54 @@ pub(crate) fn decode(
     Ok(())
 }
 
+/// As [`decode`], for any work request: also for a WQE that the program has made
+/// ([`SendQueue::push_raw`](crate::SendQueue::push_raw)).
+pub(crate) fn decode_any(
+    qps: &mut QpTable,
+    cqe: CqeRef,
+    op_own: u8,
+    status: u32,
+    sink: &mut impl Sink,
+) -> Result<(), CompletionError> {
+    let Err(error) = decode(qps, cqe, op_own, status, sink) else {
+        return Ok(());
+    };
+    let failed = match op_own >> 4 {
+        cqe_opcode::REQ => false,
+        cqe_opcode::REQ_ERR => true,
+        _ => return Err(error),
+    };
+    let work = sender(qps, cqe)?;
+    let found = work.sends.find_marked(cqe.wqe_counter().into());
+    let found = found.ok_or(error)?;
+    let (vendor, syndrome) = cqe.syndromes();
+    let decoded = match failed {
+        true => Decoded {
+            wr_id: found.wr_id,
+            status: status_of(syndrome),
+            opcode: opcode::RAW_WQE,
+            wc_flags: 0,
+            byte_len: 0,
+            vendor_err: vendor.into(),
+        },
+        false => {
+            // Its opcode may be one that this crate does not write.
+            let (_, wc_flags, byte_len) = request(work, cqe).unwrap_or_default();
+            Decoded {
+                wr_id: found.wr_id,
+                status,
+                opcode: opcode::RAW_WQE,
+                wc_flags,
+                byte_len,
+                vendor_err: 0,
+            }
+        }
+    };
+    work.sends.complete(found);
+    sink.put(cqe, decoded);
+    Ok(())
+}
+
 /// Resolves the queue pair of a send CQE.
 #[inline]
 fn sender(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
@@ -397,7 +445,8 @@ pub(crate) unsafe fn scatter(
     let fits = if op_own >> 4 == cqe_opcode::REQ {
         let work = sender(qps, cqe)?;
         let (_, _, byte_len) = request(work, cqe)?;
-        let outstanding = work.sends.find(slot.into()).map(|found| found.wr_id);
+        let outstanding = work.sends.find(slot.into());
+        let outstanding = outstanding.or_else(|| work.sends.find_marked(slot.into()));
         outstanding.ok_or_else(|| unknown_request(slot))?;
         // SAFETY: as the caller says; it is outstanding.
         let scatter = |data: &[u8]| unsafe { work.scatter_send(slot, data) };

@@ -460,6 +460,48 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Adds a WQE that the program has made to the batch: so many segments as its
+    /// control segment says. Opcode, flags and all other segments are the program's;
+    /// index and queue pair number are set here. Its completion has the opcode
+    /// `IBV_WC_DRIVER2`.
+    ///
+    /// # Errors
+    /// [`PostError::BadOperation`] without a segment, or with more than a work request
+    /// of this queue may have; [`PostError::Full`].
+    ///
+    /// # Safety
+    /// `wqe` is readable for a control segment and for the segments that it counts.
+    /// The device may do what the WQE says.
+    pub unsafe fn push_raw(&mut self, wr_id: u64, wqe: *const u8) -> Result<(), PostError> {
+        let wqe = wqe.cast::<[u64; 2]>();
+        // SAFETY: as the caller says. Read once: nothing is believed that is read again.
+        let [first, second] = unsafe { wqe.read_unaligned() };
+        let first = u64::from_be(first);
+        let segments = first as u32 & SEGMENTS;
+        let longest = self.work.send.blocks / self.capacity.max(1);
+        if segments == 0 || segments.div_ceil(PER_BLOCK) > longest {
+            return Err(PostError::BadOperation);
+        }
+        if !self.has_room() {
+            return Err(PostError::Full);
+        }
+        let index = u64::from(self.next & 0xffff) << 40;
+        let first = first & 0xff00_00ff_0000_003f | index | self.qpn;
+        let control = [first.to_be(), second];
+        let mut to = self.writer();
+        to.put(control);
+        for segment in 1..segments as usize {
+            // SAFETY: as the caller says.
+            to.put(unsafe { wqe.add(segment).read_unaligned() });
+        }
+        let at = self.next;
+        self.advance(at, control[0], wr_id, segments.div_ceil(PER_BLOCK));
+        let slot = (self.offset(at) / BLOCK) as u32;
+        self.work.sends.post_marked(slot, wr_id, self.wr_count);
+        self.fence = 0;
+        Ok(())
+    }
+
     /// Returns the number of data segments, or refuses the data.
     fn data_segments(&self, format: &OperationFormat, data: Data<'_>) -> Result<u32, PostError> {
         match data {

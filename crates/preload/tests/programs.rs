@@ -185,12 +185,7 @@ fn frameworks(provider: Provider) {
     }
     if installed(&["ucx_perftest"]) {
         ran = true;
-        // UCX's transports for ConnectX need libmlx5; with the plugin it takes others.
-        let transports: &[&str] = match provider {
-            Provider::Stock => &["rc", "ud", "dc_mlx5,ud_mlx5"],
-            Provider::Ours => &["rc", "ud"],
-        };
-        for transport in transports {
+        for transport in ["rc", "ud", "dc_mlx5,ud_mlx5"] {
             let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
             let line = format!("{line} -p {}", free_port());
             let more = "-t tag_lat -s 8192 -n 30 -w 3";

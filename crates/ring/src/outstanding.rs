@@ -62,6 +62,10 @@ impl Slot {
     }
 }
 
+/// In the count of a marked work request. It makes the count one that is not
+/// outstanding: queues have fewer slots than this.
+const MARK: u32 = 1 << 31;
+
 /// An outstanding work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutstandingRequest {
@@ -117,10 +121,31 @@ impl Outstanding {
     pub fn find(&self, slot: u32) -> Option<OutstandingRequest> {
         let slot = self.slot(slot);
         let wr_count = slot.wr_count.load(Ordering::Relaxed);
+        self.is_outstanding(wr_count).then(|| OutstandingRequest {
+            wr_id: slot.wr_id.load(Ordering::Relaxed),
+            wr_count,
+        })
+    }
+
+    /// Returns whether the work request of that count is outstanding: it is at most
+    /// as many completions ahead as there are slots.
+    #[inline]
+    fn is_outstanding(&self, wr_count: u32) -> bool {
         let ahead = wr_count.wrapping_sub(self.completed.load(Ordering::Relaxed));
-        // An outstanding request is at most as many completions ahead as there are
-        // slots.
-        (ahead.wrapping_sub(1) < self.slots.len() as u32).then(|| OutstandingRequest {
+        ahead.wrapping_sub(1) < self.slots.len() as u32
+    }
+
+    /// As [`post`](Self::post), of a work request that only
+    /// [`find_marked`](Self::find_marked) finds.
+    pub fn post_marked(&self, slot: u32, wr_id: u64, wr_count: u32) {
+        self.post(slot, wr_id, wr_count ^ MARK);
+    }
+
+    /// As [`find`](Self::find), for those of [`post_marked`](Self::post_marked).
+    pub fn find_marked(&self, slot: u32) -> Option<OutstandingRequest> {
+        let slot = self.slot(slot);
+        let wr_count = slot.wr_count.load(Ordering::Relaxed) ^ MARK;
+        self.is_outstanding(wr_count).then(|| OutstandingRequest {
             wr_id: slot.wr_id.load(Ordering::Relaxed),
             wr_count,
         })
@@ -220,6 +245,32 @@ mod tests {
         assert_eq!(all.completed(), 6);
         all.reset();
         assert_eq!((all.completed(), all.find(5)), (0, None));
+    }
+
+    #[test]
+    fn marked_requests_are_found_as_such() {
+        let all = Outstanding::new(4).unwrap();
+        for round in 0..5u32 {
+            for n in 0..4 {
+                let wr_count = round * 4 + n + 1;
+                match n % 2 {
+                    0 => all.post(n, n.into(), wr_count),
+                    _ => all.post_marked(n, n.into(), wr_count),
+                }
+            }
+            for n in 0..4 {
+                let (plain, marked) = (all.find(n), all.find_marked(n));
+                assert_eq!(
+                    (plain.is_some(), marked.is_some()),
+                    (n % 2 == 0, n % 2 == 1)
+                );
+                let found = plain.or(marked).unwrap();
+                assert_eq!(found.wr_id, u64::from(n));
+                all.complete(found);
+                assert_eq!(all.completed(), round * 4 + n + 1);
+                assert_eq!((all.find(n), all.find_marked(n)), (None, None));
+            }
+        }
     }
 
     #[test]

@@ -35,14 +35,9 @@ pub struct Completions {
     lender: Option<Allocators>,
 }
 
-/// The format of CQEs; by default that of the environment.
-pub struct Format(pub CqOptions);
-
-impl Default for Format {
-    fn default() -> Self {
-        Self(entries::cq_options())
-    }
-}
+/// The format of CQEs; none for that of the environment.
+#[derive(Default)]
+pub struct Format(pub Option<CqOptions>);
 
 /// A completion queue of a ConnectX.
 pub type Cq = crate::cq::Cq<Mlx5>;
@@ -68,7 +63,7 @@ impl CqOps for Mlx5 {
         let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
         let options = CqOptions {
             cq_uar_page: ctx.mlx5()?.cq_uar_page(),
-            ..options.0
+            ..options.0.map_or_else(entries::sized_cq_options, Ok)?
         };
         let made = CompletionQueue::create_with(ctx, init, options, asked)?;
         let completions = Completions {

@@ -1,10 +1,13 @@
 //! Size and compression of CQEs.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 use mlx5::{CqOptions, MiniFormat};
 use uverbs::environment::variable;
+
+use crate::errno::Errno;
 
 static ASKED: OnceLock<CqOptions> = OnceLock::new();
 
@@ -22,6 +25,22 @@ pub fn read_setting() {
 /// The options from the environment.
 pub fn cq_options() -> CqOptions {
     ASKED.get().copied().unwrap_or_default()
+}
+
+/// As [`cq_options`], with the size that `MLX5_CQE_SIZE` has when the queue is created,
+/// as with the stock provider.
+///
+/// # Errors
+/// EINVAL for a size other than 64 and 128.
+pub fn sized_cq_options() -> Result<CqOptions, Errno> {
+    let mut options = cq_options();
+    match variable("MLX5_CQE_SIZE").as_deref().map(OsStr::as_bytes) {
+        None => {}
+        Some(b"64") => options.wide = false,
+        Some(b"128") => options.wide = true,
+        Some(_) => return Err(Errno::INVAL),
+    }
+    Ok(options)
 }
 
 fn parse(list: &[u8]) -> CqOptions {

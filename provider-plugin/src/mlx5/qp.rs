@@ -21,7 +21,7 @@ use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::mlx5dv::abi::mlx5dv_qp_ex;
 use crate::mr::may_be_bound;
-use crate::qp::{Addressing, NewQp, QpOps};
+use crate::qp::{NewQp, QpOps};
 use crate::srq::srq_of;
 
 /// Operations that change memory keys.
@@ -48,6 +48,8 @@ pub struct Options {
     pub packet_credits: bool,
     /// Which half of dynamic connections it is.
     pub dynamic: Option<Dynamic>,
+    /// Operations of `ibv_wr_*` that verbs do not have (`send_ops_flags` of mlx5dv).
+    pub operations: u64,
 }
 
 /// Data of a queue pair besides its queues.
@@ -228,10 +230,12 @@ impl QpOps for Mlx5 {
         }
     }
 
-    fn set_device_functions(qp: &mut Qp, _asked: u64) {
-        if qp.addressing == Addressing::Dynamic {
-            qp.device_data.functions = mlx5dv_qp_ex::DYNAMIC;
-        }
+    fn has_own_operations(options: &Options) -> bool {
+        options.operations != 0
+    }
+
+    fn set_device_functions(qp: &mut Qp, _asked: u64, options: &Options) {
+        qp.device_data.functions = mlx5dv_qp_ex::of(qp.addressing, options.operations);
     }
 
     /// The device does not check which regions may be bound.

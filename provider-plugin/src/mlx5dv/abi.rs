@@ -131,6 +131,11 @@ pub mod qp_mask {
     pub const DCI_STREAMS: u64 = 1 << 3;
 }
 
+/// `enum mlx5dv_qp_create_send_ops_flags`.
+pub mod send_ops {
+    pub const RAW_WQE: u64 = 1 << 3;
+}
+
 /// `struct mlx5dv_qp_ex`: functions for work requests of `ibv_wr_*`.
 #[repr(C)]
 pub struct mlx5dv_qp_ex {
@@ -143,7 +148,7 @@ pub struct mlx5dv_qp_ex {
     pub wr_set_mkey_layout_list: Absent,
     pub wr_set_mkey_layout_interleaved: Absent,
     pub wr_set_mkey_sig_block: Absent,
-    pub wr_raw_wqe: Absent,
+    pub wr_raw_wqe: Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *const c_void)>,
     pub wr_set_dc_addr_stream:
         Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *mut ibv_ah, u32, u64, u16)>,
     pub wr_memcpy: Absent,

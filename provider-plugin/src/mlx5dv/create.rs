@@ -10,9 +10,9 @@ use crate::cq::create_cq_with;
 use crate::entry;
 use crate::errno::Errno;
 use crate::library::libibverbs;
-use crate::mlx5::Mlx5;
 use crate::mlx5::cq::Format;
 use crate::mlx5::qp::{Options, ShortData};
+use crate::mlx5::{Mlx5, entries};
 use crate::qp::create_qp_with;
 
 exported! {
@@ -26,7 +26,7 @@ exported! {
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context of ours, and the caller's attributes.
         entry::pointer(|| unsafe {
-            let options = Format(cq_options(own.as_ref())?);
+            let options = Format(Some(cq_options(own.as_ref())?));
             let init_cq = libibverbs().and_then(|lib| lib.init_cq);
             let init_cq = init_cq.ok_or(Errno::OPNOTSUPP)?;
             let cq = create_cq_with::<Mlx5>(context, attr, &options)?;
@@ -53,12 +53,17 @@ exported! {
 
 pub(super) fn cq_options(own: Option<&mlx5dv_cq_init_attr>) -> Result<CqOptions, Errno> {
     use cq_mask::*;
-    let Format(mut options) = Format::default();
-    let Some(own) = own else { return Ok(options) };
+    let Some(own) = own else {
+        return entries::sized_cq_options();
+    };
     if own.comp_mask & !(COMPRESSED_CQE | FLAGS | CQE_SIZE) != 0 {
         return Err(Errno::OPNOTSUPP);
     }
     let has = |member| own.comp_mask & member != 0;
+    let mut options = match has(CQE_SIZE) {
+        true => entries::cq_options(),
+        false => entries::sized_cq_options()?,
+    };
     if has(CQE_SIZE) {
         options.wide = match own.cqe_size {
             64 => false,
@@ -93,8 +98,14 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
     let has = |member| own.comp_mask & member != 0;
     let known =
         qp_mask::QP_CREATE_FLAGS | qp_mask::DC | qp_mask::SEND_OPS_FLAGS | qp_mask::DCI_STREAMS;
-    if own.comp_mask & !known != 0 || has(qp_mask::SEND_OPS_FLAGS) && own.send_ops_flags != 0 {
+    if own.comp_mask & !known != 0 {
         return Err(Errno::OPNOTSUPP);
+    }
+    if has(qp_mask::SEND_OPS_FLAGS) {
+        if own.send_ops_flags & !send_ops::RAW_WQE != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        options.operations = own.send_ops_flags;
     }
     if has(qp_mask::DC) {
         let attr = &own.dc_init_attr;

@@ -1,8 +1,10 @@
 //! Functions for work requests of `ibv_wr_*` that verbs do not have.
 
+use core::ffi::c_void;
 use core::mem::offset_of;
 use core::ptr::null_mut;
 
+use mlx5::PostError;
 use uverbs::Destination;
 
 use super::abi::*;
@@ -11,7 +13,8 @@ use crate::abi::{ibv_ah, ibv_qp_ex};
 use crate::ah::ah_of;
 use crate::mlx5::Mlx5;
 use crate::mlx5::qp::Qp;
-use crate::wr_ex::set_destination;
+use crate::qp::Addressing;
+use crate::wr_ex::{push_by, set_destination};
 
 exported! {
     /// `mlx5dv_qp_ex_from_ibv_qp_ex`: the functions of a queue pair that was created
@@ -41,12 +44,18 @@ impl mlx5dv_qp_ex {
         wr_set_mkey_crypto: None,
     };
 
-    /// Those of an initiator of dynamic connections.
-    pub const DYNAMIC: Self = Self {
-        wr_set_dc_addr: Some(wr_set_dc_addr),
-        wr_set_dc_addr_stream: Some(wr_set_dc_addr_stream),
-        ..Self::NONE
-    };
+    /// Those of a queue pair that was created for these operations.
+    pub fn of(addressing: Addressing, operations: u64) -> Self {
+        let mut functions = Self::NONE;
+        if addressing == Addressing::Dynamic {
+            functions.wr_set_dc_addr = Some(wr_set_dc_addr);
+            functions.wr_set_dc_addr_stream = Some(wr_set_dc_addr_stream);
+        }
+        if operations & send_ops::RAW_WQE != 0 {
+            functions.wr_raw_wqe = Some(wr_raw_wqe);
+        }
+        functions
+    }
 }
 
 /// The queue pair that has the functions.
@@ -86,5 +95,15 @@ unsafe extern "C" fn wr_set_dc_addr_stream(
             stream,
         });
         set_destination::<Mlx5>(queue_pair(functions), target);
+    }
+}
+
+unsafe extern "C" fn wr_raw_wqe(functions: *mut mlx5dv_qp_ex, wqe: *const c_void) {
+    // SAFETY: the application is between wr_start and wr_complete of the queue pair,
+    // and passes a whole WQE.
+    unsafe {
+        push_by::<Mlx5>(queue_pair(functions), |queue, wr_id| {
+            queue.push_raw(wr_id, wqe.cast()).map_err(PostError::errno)
+        });
     }
 }

@@ -112,7 +112,7 @@ impl QpOps for Rxe {
         wr_ex::operations(qp_type)
     }
 
-    fn set_device_functions(qp: &mut Qp, asked: u64) {
+    fn set_device_functions(qp: &mut Qp, asked: u64, (): &()) {
         wr_ex::set_functions(&mut qp.public, asked);
     }
 }

@@ -13,6 +13,7 @@ mod ioctl;
 mod keys;
 mod objects;
 mod qp_table;
+mod raw;
 mod resize;
 mod send;
 mod session;

@@ -1,7 +1,7 @@
 //! What fails with rdma-core's provider on such a device for a reason that is
 //! not the device's: skipped, and told with the reason.
 
-use rxe_tests::record::{Case, Outcome, Provider};
+use rxe_tests::record::{Case, Outcome};
 
 /// A failure that is known.
 struct Known {
@@ -125,25 +125,12 @@ const KNOWN: &[Known] = &[
     },
 ];
 
-/// Failures with this project's provider alone.
-const KNOWN_OF_OURS: &[Known] = &[Known {
-    group: "UCX",
-    profiles: EMBEDDED,
-    name: &["dc_mlx5,ud_mlx5"],
-    said: "Destination is unreachable",
-    why: "the plugin has no dynamic connections",
-}];
-
 /// Makes a known failure a skipped case.
 pub fn excuse(case: &mut Case, profile: &str) {
     if case.outcome != Outcome::Fail {
         return;
     }
-    let of_ours: &[Known] = match case.provider {
-        Provider::Stock => &[],
-        _ => KNOWN_OF_OURS,
-    };
-    let known = KNOWN.iter().chain(of_ours).find(|known| {
+    let known = KNOWN.iter().find(|known| {
         case.group == known.group
             && (known.profiles.is_empty() || known.profiles.contains(&profile))
             && known.name.iter().all(|part| case.name.contains(part))
@@ -204,16 +191,6 @@ mod tests {
             let mut case = case(group, line, Outcome::Fail);
             excuse(&mut case, profile);
             assert_eq!(case.outcome, end, "{profile}: {line}");
-        }
-        let unreachable = "dc_mlx5,ud_mlx5,self tag_lat: Destination is unreachable";
-        for (provider, end) in [
-            (Provider::Stock, Outcome::Fail),
-            (Provider::Ours, Outcome::Skip),
-        ] {
-            let mut case = case("UCX", unreachable, Outcome::Fail);
-            case.provider = provider;
-            excuse(&mut case, "embedded");
-            assert_eq!(case.outcome, end, "{provider}");
         }
         let mut passed = case("rdma_cm", "udpong", Outcome::Pass);
         excuse(&mut passed, "roce");
