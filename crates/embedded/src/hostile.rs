@@ -7,6 +7,7 @@ use softhca::packet::{Arrival, Departure, LinkKind, Mac, Pool, View, headroom};
 
 use crate::addresses::AddressList;
 use crate::cm::{Manager, hostile_messages};
+use crate::device::Drive;
 
 const MACS: [Mac; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
@@ -35,7 +36,7 @@ fn address(bytes: &[u8], ipv6: bool) -> IpAddr {
 /// If a frame passes that has no right ICRC, or bounds are passed.
 pub fn datagrams(script: &[u8]) {
     let hosts = Arc::new(AddressList::new([IpAddr::from([192, 0, 2, 1])]));
-    let (manager, mut gateway) = match Manager::of_hosts(hosts, 1, None) {
+    let (manager, mut gateway) = match Manager::of_hosts(Drive::Caller, hosts, 1, None) {
         Ok(made) => made,
         // No descriptors are left.
         Err(_) => return,
@@ -77,7 +78,7 @@ pub fn datagrams(script: &[u8]) {
 pub fn messages(script: &[u8]) {
     let hosts = Arc::new(AddressList::new([IpAddr::from([192, 0, 2, 1])]));
     // No descriptors are left.
-    let Ok((manager, mut gateway)) = Manager::of_hosts(hosts, 1, None) else {
+    let Ok((manager, mut gateway)) = Manager::of_hosts(Drive::Caller, hosts, 1, None) else {
         return;
     };
     for message in script.chunks(257) {

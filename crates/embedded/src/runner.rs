@@ -170,10 +170,10 @@ impl Runner {
             None => RandomState::new().hash_one(()) as u16,
         };
         let (manager, link) = match reach {
-            Reach::Process => (Manager::new(None), None),
+            Reach::Process => (Manager::new(drive, None)?, None),
             Reach::Directory(directory) => {
                 network = directory.id()?;
-                let manager = Manager::new(Some(Arc::clone(&directory)));
+                let manager = Manager::new(drive, Some(Arc::clone(&directory)))?;
                 let link = Link::new(|epoll| {
                     let segment = Segment::join(directory, &fabric, pool.clone(), epoll)?;
                     let first = segment.first_device().into();
@@ -187,7 +187,7 @@ impl Runner {
                 numbers = 0..1;
                 let its = ports.addresses();
                 let (manager, gateway) =
-                    Manager::of_hosts(Arc::clone(&its.list), its.guid(), ports.shared())?;
+                    Manager::of_hosts(drive, Arc::clone(&its.list), its.guid(), ports.shared())?;
                 addresses = Some(its);
                 let make =
                     |epoll: &Epoll| UdpWire::new(ports, gateway, &fabric, pool.clone(), epoll);
@@ -263,11 +263,12 @@ impl Runner {
     /// to do; `None` if another thread is driving.
     pub(crate) fn turn(&self) -> Option<bool> {
         self.shared.driven.fetch_add(1, Ordering::Relaxed);
-        match self.shared.devices.try_lock() {
-            Ok(devices) => Some(self.shared.turn(&devices).busy),
-            Err(TryLockError::Poisoned(devices)) => Some(self.shared.turn(devices.get_ref()).busy),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        let found = match self.shared.devices.try_lock() {
+            Ok(devices) => self.shared.turn(&devices),
+            Err(TryLockError::Poisoned(devices)) => self.shared.turn(devices.get_ref()),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(found.busy | self.manager.drive())
     }
 
     /// Sleeps until a turn has found what is waited for ([`Waiters::wait`]) or a frame
@@ -383,7 +384,7 @@ fn sooner(sleep: Duration, due: Option<Duration>) -> Duration {
     due.map_or(sleep, |due| sleep.min(due))
 }
 
-/// Called by a network's thread when it starts.
+/// Called by a network's threads when they start.
 static AT_START: OnceLock<fn()> = OnceLock::new();
 
 /// Sets a function that every network's thread calls when it starts. The first one
@@ -392,12 +393,17 @@ pub fn at_thread_start(hook: fn()) {
     let _ = AT_START.set(hook);
 }
 
-/// The thread's main loop.
-fn run(shared: &Shared) {
+/// Prepares a network's thread that has started.
+pub(crate) fn thread_started() {
     if let Some(hook) = AT_START.get() {
         hook();
     }
     prompt();
+}
+
+/// The thread's main loop.
+fn run(shared: &Shared) {
+    thread_started();
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut backoff = Backoff::NEW;
     let (mut driven, mut rest) = (0, REST);

@@ -760,7 +760,7 @@ pub(crate) fn hostile_messages(
     });
     gateway.receive(peer, own, &bytes);
     for (listener, _) in listening.iter().flatten() {
-        let Some(id) = ports.accept(listener) else {
+        let Ok(Some(id)) = ports.accept(listener) else {
             continue;
         };
         let kinds = [

@@ -1,7 +1,7 @@
 //! Ids, and the queue pair attributes of a connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::Instant;
 
 use nix::ifaddrs::getifaddrs;
@@ -10,6 +10,7 @@ use softhca::packet::gid_of_ip;
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
 
+use super::monitor::Watched;
 use super::ports::{BoundPort, random};
 use super::wire::Message;
 use crate::addresses::AddressList;
@@ -112,9 +113,11 @@ pub(super) struct Id {
     pub(super) peer: Option<SocketAddr>,
     /// The port that it owns.
     pub(super) taken: Option<BoundPort>,
-    pub(super) listener: Option<OwnedFd>,
-    pub(super) callers: Vec<Option<OwnedFd>>,
-    pub(super) socket: Option<OwnedFd>,
+    pub(super) listener: Option<Watched>,
+    /// Maximum number of unread requests.
+    pub(super) backlog: u32,
+    pub(super) callers: Vec<Option<Watched>>,
+    pub(super) socket: Option<Watched>,
     pub(super) psn: u32,
     pub(super) qkey: u32,
     pub(super) other: Option<PeerParameters>,
@@ -143,6 +146,7 @@ impl Id {
             peer: None,
             taken: None,
             listener: None,
+            backlog: 0,
             callers: Vec::new(),
             socket: None,
             psn: random() as u32 & 0xff_ffff,

@@ -10,10 +10,10 @@ use uverbs::QpState;
 use uverbs::kernel::Kernel;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::Manager;
 use super::id::Port;
 use super::state::State;
 use crate::embedded::Embedded;
-use crate::kernel::wait;
 use crate::user::{Access, copyable};
 use crate::{Result, refuse};
 
@@ -59,8 +59,17 @@ impl ManagerKernel {
         Self { embedded, port }
     }
 
+    fn manager(&self) -> &Manager {
+        self.embedded.runner.manager()
+    }
+
+    /// Runs `what`. Without a thread, messages are handled before and after: those from
+    /// others, and those that it sends within this process.
     fn with<T>(&self, what: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
-        what(&mut self.embedded.runner.manager().lock())
+        self.manager().drive();
+        let result = what(&mut self.manager().lock());
+        self.manager().drive();
+        result
     }
 }
 
@@ -219,6 +228,7 @@ unsafe impl Kernel for ManagerKernel {
         if path != PATH {
             return refuse(libc::ENOENT);
         }
+        self.manager().start()?;
         self.with(|state| state.open(self.port))
     }
 
@@ -270,7 +280,8 @@ unsafe impl Kernel for ManagerKernel {
     unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
         let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
         // SAFETY: the caller guarantees that the descriptor is open.
-        wait(unsafe { BorrowedFd::borrow_raw(fd) }, timeout)
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        self.manager().wait(fd, timeout)
     }
 
     unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {

@@ -3,25 +3,28 @@
 //!
 //! ```text
 //! rdmacm::EventChannel ── Kernel ──► ManagerKernel ── commands ──► State ── ids
-//!                                                                   │  ▲
-//!                      channel: an epoll instance ◄── sockets ──────┘  │
-//!                                                        └─ messages ──┘
+//!         ▲                                                         │ ▲
+//!         └───────────── channel: a signal, and events ◄────────────┘ │
+//!                              monitor: an epoll instance ── messages ┘
 //! ```
 //!
 //! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1, or the device's
 //! own on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to
 //! the network: to a process, or to all processes of a directory. The two ends of a
 //! connection exchange messages (`wire`) through a socket, and find each other by the
-//! port (`ports`). There is no thread:
-//! messages are processed when a program reads events. A channel is readable
-//! when there may be events, since its descriptor is an epoll instance with all
-//! sockets of its ids.
+//! port (`ports`).
+//!
+//! A thread handles messages and deadlines as they come (`monitor`), so that a channel
+//! is readable if and only if it has an event: most messages cause none. It starts
+//! with the first channel. On a network that its caller drives, the caller's turns,
+//! commands and waits handle them.
 
 mod channel;
 mod gateway;
 mod id;
 mod kernel;
 mod mad;
+mod monitor;
 mod ports;
 mod query;
 mod state;
@@ -30,35 +33,66 @@ mod talk;
 mod tests;
 mod wire;
 
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use crate::Result;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::EpollTimeout;
+
 use crate::addresses::AddressList;
+use crate::device::Drive;
 use crate::directory::Directory;
+use crate::kernel::wait;
+use crate::{Result, refuse, runner};
 use gateway::Dialer;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) use gateway::hostile_messages;
 pub(crate) use gateway::{Gateway, Outgoing};
 pub(crate) use mad::{QKEY, QPN};
+use monitor::Monitor;
 use ports::{Hosts, Ports};
 pub(crate) use ports::{SharedPorts, random};
 use state::State;
 
-/// The connection manager of a network in this process.
+/// Maximum number of rounds over the ready sockets in a caller's turn.
+const ROUNDS: usize = 64;
+/// Pause after a connection could not be accepted, which remains ready: other threads
+/// may close descriptors meanwhile.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The connection manager of a network in this process. Dropping it ends its thread.
 #[derive(Debug)]
-pub(crate) struct Manager(Mutex<State>);
+pub(crate) struct Manager {
+    shared: Arc<Shared>,
+    drive: Drive,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    monitor: Arc<Monitor>,
+    stop: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Manager {
     /// Creates a manager of addresses on this host, for a process or for all that share
     /// a directory.
-    pub(crate) fn new(directory: Option<Arc<Directory>>) -> Self {
-        let ports = Arc::new(Ports::new(directory));
-        Self(Mutex::new(State::new(ports, None)))
+    pub(crate) fn new(drive: Drive, directory: Option<Arc<Directory>>) -> Result<Self> {
+        Self::of(drive, Arc::new(Ports::new(directory)), None)
     }
 
     /// Creates a manager whose addresses, those of the device with this GUID, other
     /// hosts reach, and other processes may share.
     pub(crate) fn of_hosts(
+        drive: Drive,
         hosts: Arc<AddressList>,
         guid: u64,
         shared: Option<SharedPorts>,
@@ -70,10 +104,113 @@ impl Manager {
             shared,
         }));
         let gateway = Gateway::new(Arc::clone(&ports), dialer, guid)?;
-        Ok((Self(Mutex::new(State::new(ports, Some(hosts)))), gateway))
+        Ok((Self::of(drive, ports, Some(hosts))?, gateway))
+    }
+
+    fn of(drive: Drive, ports: Arc<Ports>, hosts: Option<Arc<AddressList>>) -> Result<Self> {
+        let monitor = Arc::new(Monitor::new()?);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::new(ports, hosts, Arc::clone(&monitor))),
+            monitor,
+            stop: AtomicBool::new(false),
+        });
+        Ok(Self {
+            shared,
+            drive,
+            thread: Mutex::default(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared.state)
+    }
+
+    /// Starts the thread, if it is to have one and has none yet.
+    fn start(&self) -> Result<()> {
+        let mut thread = lock(&self.thread);
+        if self.drive == Drive::Thread && thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let builder = thread::Builder::new().name("ringverbs-cm".into());
+            match builder.spawn(move || shared.run()) {
+                Ok(started) => *thread = Some(started),
+                Err(error) => return refuse(error.raw_os_error().unwrap_or(libc::EAGAIN)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles what is ready, unless the thread does. Returns whether there was
+    /// anything.
+    pub(crate) fn drive(&self) -> bool {
+        if self.drive == Drive::Thread || self.lock().channels.is_empty() {
+            return false;
+        }
+        let handled = |_: &usize| self.shared.handle(EpollTimeout::ZERO);
+        (0..ROUNDS).take_while(handled).count() != 0
+    }
+
+    /// Waits until a channel is readable, or the time is up. Returns whether it is.
+    fn wait(&self, channel: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
+        if self.drive == Drive::Thread {
+            return wait(channel, timeout);
+        }
+        let limit = timeout.duration();
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            self.drive();
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let timeout = left.map_or(Ok(PollTimeout::NONE), |left| {
+                PollTimeout::try_from(left.as_micros().div_ceil(1000))
+            });
+            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+            let mut fds = [readable(channel), readable(self.shared.monitor.as_fd())];
+            if let Err(errno) = poll(&mut fds, timeout.unwrap_or(PollTimeout::MAX)) {
+                return refuse(errno as i32);
+            }
+            let ready = fds[0].any() == Some(true);
+            if ready || left == Some(Duration::ZERO) {
+                return Ok(ready);
+            }
+        }
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = lock(&self.thread).take() {
+            // The thread looks at `stop` after it has reset the timer.
+            self.shared.monitor.set_timer(Some(Instant::now()));
+            // Fails only if the thread panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// The thread's main loop.
+    fn run(&self) {
+        runner::thread_started();
+        while !self.stop.load(Ordering::SeqCst) {
+            self.handle(EpollTimeout::NONE);
+        }
+    }
+
+    /// Handles what is ready, after at most `timeout`. Returns whether there was
+    /// anything.
+    fn handle(&self, timeout: EpollTimeout) -> bool {
+        let ready = self.monitor.ready(timeout);
+        let mut result = Ok(());
+        {
+            let mut state = lock(&self.state);
+            for what in &ready {
+                result = result.and(state.attend(*what));
+            }
+        }
+        if let Err(errno) = result {
+            tracing::debug!(%errno, "a connection could not be accepted");
+            thread::sleep(PAUSE);
+        }
+        !ready.is_empty()
     }
 }

@@ -271,13 +271,21 @@ impl Ports {
         Ok(self.lets_in(&socket).then_some(socket))
     }
 
-    /// Accepts the next connection to a listening socket.
-    pub(super) fn accept(&self, listener: &OwnedFd) -> Option<OwnedFd> {
+    /// Accepts the next connection to a listening socket; `None` if there is none that
+    /// may be part of this network.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM: the connection still waits.
+    pub(super) fn accept(&self, listener: &OwnedFd) -> Result<Option<OwnedFd>> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        let fd = accept4(listener.as_raw_fd(), flags).ok()?;
+        let fd = match accept4(listener.as_raw_fd(), flags) {
+            Ok(fd) => fd,
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => return Ok(None),
+            Err(errno) => return Err(os(errno)),
+        };
         // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        self.lets_in(&socket).then_some(socket)
+        Ok(self.lets_in(&socket).then_some(socket))
     }
 
     /// Returns whether the peer may be part of this network. For a directory,
@@ -400,9 +408,9 @@ mod tests {
             let waiting: Vec<_> = (0..3).map(|_| reach().unwrap().unwrap()).collect();
             assert_eq!(reach().unwrap_err().raw(), libc::EAGAIN);
             for _ in &waiting {
-                ports().accept(&listener).unwrap();
+                ports().accept(&listener).unwrap().unwrap();
             }
-            assert!(ports().accept(&listener).is_none());
+            assert!(ports().accept(&listener).unwrap().is_none());
             drop((taken, listener));
             assert!(reach().unwrap().is_none());
         });
@@ -423,7 +431,7 @@ mod tests {
         let taken = ports.take(SPACE, 7471).unwrap();
         let listener = taken.listen(0).unwrap();
         let reached = ports.connect(place).unwrap();
-        assert!(reached.is_some() && ports.accept(&listener).is_some());
+        assert!(reached.is_some() && ports.accept(&listener).unwrap().is_some());
         drop(taken);
         std::fs::remove_dir(&directory).unwrap();
     }
@@ -470,8 +478,8 @@ mod tests {
             .stdout(std::process::Stdio::null())
             .status();
         assert!(stranger.unwrap().success());
-        assert!(ports.accept(&listener).is_none());
+        assert!(ports.accept(&listener).unwrap().is_none());
         let ours = ports.connect((SPACE, 1)).unwrap();
-        assert!(ours.is_some() && ports.accept(&listener).is_some());
+        assert!(ours.is_some() && ports.accept(&listener).unwrap().is_some());
     }
 }

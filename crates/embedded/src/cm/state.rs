@@ -14,8 +14,9 @@ use softhca::packet::ROCE_V2_PORT;
 use uverbs::{AsyncEventType, Errno};
 use zerocopy::IntoBytes;
 
-use super::channel::{Channel, Ready, Waiting};
+use super::channel::{Channel, Waiting};
 use super::id::{Id, Phase, Port, QKEY, group, is_here, or_loopback};
+use super::monitor::{Monitor, Ready, Watched};
 use super::ports::Ports;
 use super::wire::{Kind, Message, send};
 use crate::addresses::AddressList;
@@ -41,6 +42,10 @@ pub(super) struct State {
     pub(super) ports: Arc<Ports>,
     /// The device's addresses, if peers may be on other hosts.
     pub(super) hosts: Option<Arc<AddressList>>,
+    /// Of the sockets and deadlines of all ids.
+    pub(super) monitor: Arc<Monitor>,
+    /// When its timer expires.
+    pub(super) due: Option<Instant>,
     pub(super) channels: HashMap<RawFd, Channel>,
     pub(super) ids: BTreeMap<u32, Id>,
     memberships: BTreeMap<u32, Membership>,
@@ -91,10 +96,16 @@ pub(super) fn connection(kind: Kind, message: &Message) -> abi::ConnParam {
 }
 
 impl State {
-    pub(super) fn new(ports: Arc<Ports>, hosts: Option<Arc<AddressList>>) -> Self {
+    pub(super) fn new(
+        ports: Arc<Ports>,
+        hosts: Option<Arc<AddressList>>,
+        monitor: Arc<Monitor>,
+    ) -> Self {
         Self {
             ports,
             hosts,
+            monitor,
+            due: None,
             channels: HashMap::new(),
             ids: BTreeMap::new(),
             memberships: BTreeMap::new(),
@@ -184,8 +195,9 @@ impl State {
             return;
         };
         id.deadline = Some(until);
-        if let Some(channel) = self.channels.get_mut(&id.channel) {
-            channel.wake_at(until);
+        if self.due.is_none_or(|due| until < due) {
+            self.due = Some(until);
+            self.monitor.set_timer(self.due);
         }
     }
 
@@ -297,6 +309,7 @@ impl State {
 
     pub(super) fn listen(&mut self, fd: RawFd, number: u32, backlog: u32) -> Result<()> {
         let ports = Arc::clone(&self.ports);
+        let monitor = Arc::clone(&self.monitor);
         let id = self.id_in(fd, number, &[Phase::Idle, Phase::Bound])?;
         if id.taken.is_none() {
             let taken = ports.take(id.space, 0)?;
@@ -313,10 +326,8 @@ impl State {
             Some(taken) => taken.listen(backlog)?,
             None => return refuse(libc::EINVAL),
         };
-        self.channel(fd)?
-            .watch(&listener, Ready::Listener(number))?;
-        let id = self.id(fd, number)?;
-        id.listener = Some(listener);
+        id.listener = Some(Watched::new(&monitor, listener, Ready::Listener(number))?);
+        id.backlog = backlog;
         id.phase = Phase::Listening;
         Ok(())
     }
@@ -377,8 +388,8 @@ impl State {
         let reached = ports.connect((id.space, peer.port()));
         let (reason, status) = match reached {
             Ok(Some(socket)) => {
+                let socket = Watched::new(&self.monitor, socket, Ready::Socket(number))?;
                 send(&socket, &message);
-                self.channel(fd)?.watch(&socket, Ready::Socket(number))?;
                 let id = self.id(fd, number)?;
                 id.socket = Some(socket);
                 id.phase = Phase::Connecting;
@@ -566,35 +577,14 @@ impl State {
         let old = self.channel(from)?;
         let events = old.take(|waiting| waiting.of == command.id);
         for event in events {
-            if let Some(request) = event.request {
-                self.move_to(fd, request)?;
+            if let Some(request) = event.request.and_then(|it| self.ids.get_mut(&it)) {
+                request.channel = fd;
             }
             self.channel(fd)?.push(event);
         }
-        self.move_to(fd, command.id)?;
-        Ok(self.id(fd, command.id)?.reported)
-    }
-
-    fn move_to(&mut self, fd: RawFd, number: u32) -> Result<()> {
-        let Some(id) = self.ids.get_mut(&number) else {
-            return Ok(());
-        };
-        let from = std::mem::replace(&mut id.channel, fd);
-        let deadline = id.deadline;
-        if let (Some(id), Some(old), Some(new)) = (
-            self.ids.get(&number),
-            self.channels.get(&from),
-            self.channels.get(&fd),
-        ) {
-            for (descriptor, what) in id.descriptors(number) {
-                old.ignore(descriptor);
-                new.watch(descriptor, what)?;
-            }
-        }
-        if let Some(deadline) = deadline {
-            self.channel(fd)?.wake_at(deadline);
-        }
-        Ok(())
+        let id = self.id(from, command.id)?;
+        id.channel = fd;
+        Ok(id.reported)
     }
 
     pub(super) fn write_event(&mut self, fd: RawFd, command: &abi::WriteCmEvent) -> Result<()> {
@@ -665,8 +655,17 @@ impl State {
         Ok(reported)
     }
 
+    /// Returns the channel's next event.
+    pub(super) fn next_event(&mut self, fd: RawFd) -> Result<Waiting> {
+        let Some(waiting) = self.channel(fd)?.pop() else {
+            return refuse(libc::EAGAIN);
+        };
+        self.read(&waiting);
+        Ok(waiting)
+    }
+
     /// Counts an event as read.
-    pub(super) fn read(&mut self, waiting: &Waiting) {
+    fn read(&mut self, waiting: &Waiting) {
         if let Some(id) = self.ids.get_mut(&waiting.of) {
             id.reported = id.reported.wrapping_add(1);
         }

@@ -1,21 +1,18 @@
 //! Input from peers: connections, their messages, and their ends.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
 use nix::sys::socket::{MsgFlags, recv};
 use rdmacm::{EventKind, RejectReason, SidrStatus, abi};
 use zerocopy::IntoBytes;
 
-use super::channel::{Ready, Waiting};
+use super::channel::Waiting;
 use super::id::{CALLERS, Id, Phase};
+use super::monitor::{Ready, Watched};
 use super::state::{State, connection, event};
 use super::wire::{Kind, Message, SIZE, send};
-use crate::{Result, refuse};
-
-/// Maximum number of rounds over the ready descriptors per event. The rest is
-/// left to the next call: the channel stays readable.
-const ROUNDS: usize = 64;
+use crate::Result;
 
 /// Content of a socket.
 pub(super) enum Received {
@@ -61,69 +58,35 @@ impl Id {
         self.socket = None;
         self.deadline = None;
     }
-
-    /// Returns its sockets, with their identification in epoll.
-    pub(super) fn descriptors(&self, number: u32) -> impl Iterator<Item = (BorrowedFd<'_>, Ready)> {
-        let callers = self.callers.iter().enumerate();
-        let callers = callers.filter_map(move |(place, caller)| {
-            Some((caller.as_ref()?.as_fd(), Ready::Caller(number, place)))
-        });
-        let listener = self.listener.iter();
-        let socket = self.socket.iter();
-        callers
-            .chain(listener.map(move |it| (it.as_fd(), Ready::Listener(number))))
-            .chain(socket.map(move |it| (it.as_fd(), Ready::Socket(number))))
-    }
 }
 
 impl State {
-    /// Returns the channel's next event.
-    pub(super) fn next_event(&mut self, fd: RawFd) -> Result<Waiting> {
-        for _ in 0..ROUNDS {
-            if let Some(waiting) = self.channel(fd)?.pop() {
-                self.read(&waiting);
-                return Ok(waiting);
-            }
-            let ready = self.channel(fd)?.ready();
-            let mut active = false;
-            for what in ready {
-                active |= self.attend(fd, what);
-            }
-            if !active {
-                break;
-            }
-        }
-        refuse(libc::EAGAIN)
-    }
-
-    /// Handles a ready descriptor. Returns whether anything happened.
-    fn attend(&mut self, fd: RawFd, what: Ready) -> bool {
+    /// Handles a ready descriptor. What has become of its id meanwhile does not matter.
+    ///
+    /// # Errors
+    /// That of accepting a connection, which stays ready.
+    pub(super) fn attend(&mut self, what: Ready) -> Result<()> {
         match what {
-            Ready::Events => true,
-            Ready::Time => self.expire(fd),
+            Ready::Time => self.expire(),
             Ready::Socket(number) => self.listen_to(number),
-            Ready::Listener(number) => self.let_in(number),
+            Ready::Listener(number) => return self.let_in(number),
             Ready::Caller(number, place) => self.called(number, place),
         }
+        Ok(())
     }
 
     /// Handles ids whose deadline has passed.
-    fn expire(&mut self, fd: RawFd) -> bool {
-        let Some(channel) = self.channels.get_mut(&fd) else {
-            return false;
-        };
-        channel.woken();
+    fn expire(&mut self) {
         let now = Instant::now();
-        let mut late = Vec::new();
-        for (number, id) in &mut self.ids {
-            match id.deadline {
-                Some(deadline) if id.channel == fd && deadline <= now => late.push(*number),
-                Some(deadline) if id.channel == fd => channel.wake_at(deadline),
-                _ => {}
-            }
-        }
-        for number in &late {
-            let Some(id) = self.ids.get_mut(number) else {
+        let deadlines = self.ids.iter().filter_map(|(number, id)| {
+            let deadline = id.deadline?;
+            Some((deadline, *number))
+        });
+        let (late, pending): (Vec<_>, Vec<_>) = deadlines.partition(|(at, _)| *at <= now);
+        self.due = pending.iter().map(|(at, _)| *at).min();
+        self.monitor.set_timer(self.due);
+        for (_, number) in late {
+            let Some(id) = self.ids.get_mut(&number) else {
                 continue;
             };
             let what = if id.phase == Phase::Disconnecting {
@@ -132,18 +95,20 @@ impl State {
                 EventKind::UNREACHABLE
             };
             id.finish();
-            self.queue_event(*number, what, -libc::ETIMEDOUT, &[]);
+            self.queue_event(number, what, -libc::ETIMEDOUT, &[]);
         }
-        true
     }
 
     /// Accepts a connection to a listening id.
-    fn let_in(&mut self, number: u32) -> bool {
+    fn let_in(&mut self, number: u32) -> Result<()> {
         let Some(id) = self.ids.get_mut(&number) else {
-            return false;
+            return Ok(());
         };
-        let Some(caller) = id.listener.as_ref().and_then(|it| self.ports.accept(it)) else {
-            return false;
+        let Some(listener) = &id.listener else {
+            return Ok(());
+        };
+        let Some(caller) = self.ports.accept(listener)? else {
+            return Ok(());
         };
         let free = id.callers.iter().position(Option::is_none);
         let place = match free {
@@ -152,33 +117,29 @@ impl State {
                 id.callers.push(None);
                 id.callers.len() - 1
             }
-            // All of these have had time to send a request.
+            // Processes of a directory are fewer, and each sends a request at once.
             None => {
                 id.callers.clear();
                 id.callers.push(None);
                 0
             }
         };
-        if let Some(channel) = self.channels.get(&id.channel) {
-            if channel.watch(&caller, Ready::Caller(number, place)).is_ok() {
-                id.callers[place] = Some(caller);
-            }
-        }
-        true
+        id.callers[place] = Watched::new(&self.monitor, caller, Ready::Caller(number, place)).ok();
+        Ok(())
     }
 
     /// Receives from a connection that was accepted but has not sent a request
     /// yet.
-    fn called(&mut self, number: u32, place: usize) -> bool {
+    fn called(&mut self, number: u32, place: usize) {
         let Some(listener) = self.ids.get_mut(&number) else {
-            return false;
+            return;
         };
         let Some(caller) = listener.callers.get_mut(place) else {
-            return false;
+            return;
         };
-        let Some(socket) = caller else { return false };
+        let Some(socket) = caller else { return };
         match receive(socket) {
-            Received::Nothing => return false,
+            Received::Nothing => {}
             Received::Closed => *caller = None,
             Received::Message(kind, message) => {
                 if let Some(socket) = caller.take() {
@@ -186,29 +147,31 @@ impl State {
                 }
             }
         }
-        true
     }
 
     /// Handles a connection request.
-    fn requested(&mut self, number: u32, socket: OwnedFd, kind: Kind, message: &Message) {
+    fn requested(&mut self, number: u32, socket: Watched, kind: Kind, message: &Message) {
         let Some(listener) = self.ids.get(&number) else {
             return;
         };
+        let Some(channel) = self.channels.get(&listener.channel) else {
+            return;
+        };
         let datagram = listener.datagram;
-        let (asks, says_no, nobody) = if datagram {
-            let nobody = SidrStatus::UNSUPPORTED.0;
-            (Kind::ServiceRequest, Kind::ServiceReply, nobody)
+        let (asks, says_no, nobody, full) = if datagram {
+            let (nobody, full) = (SidrStatus::UNSUPPORTED.0, SidrStatus::REJECT.0);
+            (Kind::ServiceRequest, Kind::ServiceReply, nobody, full)
         } else {
-            (
-                Kind::Request,
-                Kind::Reject,
-                RejectReason::INVALID_SERVICE_ID.0,
-            )
+            let nobody = RejectReason::INVALID_SERVICE_ID.0;
+            let full = RejectReason::CONSUMER_DEFINED.0;
+            (Kind::Request, Kind::Reject, nobody, full)
         };
         let refused = if kind != asks || !listener.is_at(message.to(), message.from().ip()) {
             Some(nobody)
         } else if message.is_ethernet() != listener.port.ethernet {
             Some(RejectReason::INVALID_GID.0)
+        } else if channel.requests(number) >= listener.backlog as usize {
+            Some(full)
         } else {
             None
         };
@@ -232,12 +195,7 @@ impl State {
         id.depths.retry_count = message.retry_count;
         id.depths.rnr_retry_count = message.rnr_retry_count;
         let request = self.number();
-        let Some(channel) = self.channels.get_mut(&fd) else {
-            return;
-        };
-        // Stop monitoring it under its former identification.
-        channel.ignore(&socket);
-        if channel.watch(&socket, Ready::Socket(request)).is_err() {
+        if socket.rename(Ready::Socket(request)).is_err() {
             return;
         }
         id.socket = Some(socket);
@@ -259,19 +217,18 @@ impl State {
     }
 
     /// Receives from the peer of an id.
-    fn listen_to(&mut self, number: u32) -> bool {
+    fn listen_to(&mut self, number: u32) {
         let Some(id) = self.ids.get(&number) else {
-            return false;
+            return;
         };
         let Some(socket) = &id.socket else {
-            return false;
+            return;
         };
         match receive(socket) {
-            Received::Nothing => return false,
+            Received::Nothing => {}
             Received::Closed => self.ended(number),
             Received::Message(kind, message) => self.handle_message(number, kind, &message),
         }
-        true
     }
 
     fn handle_message(&mut self, number: u32, kind: Kind, message: &Message) {

@@ -6,9 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::ifaddrs::getifaddrs;
+use nix::poll::PollTimeout;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{MsgFlags, recv, send};
 use proptest::prelude::*;
 use rdmacm::{
@@ -47,7 +50,13 @@ enum Reach {
     Hosts,
 }
 
-const ALL: [Reach; 3] = [Reach::Process, Reach::Directory, Reach::Hosts];
+const ALL: [(Reach, Drive); 5] = [
+    (Reach::Process, Drive::Caller),
+    (Reach::Process, Drive::Thread),
+    (Reach::Directory, Drive::Caller),
+    (Reach::Directory, Drive::Thread),
+    (Reach::Hosts, Drive::Thread),
+];
 
 thread_local! {
     /// The address of the second device of a test.
@@ -62,12 +71,12 @@ fn address() -> Ipv4Addr {
 }
 
 /// Creates two devices that reach each other's ports.
-fn ends(reach: Reach) -> (Embedded, Embedded, TempDirectory) {
+fn ends(reach: Reach, drive: Drive) -> (Embedded, Embedded, TempDirectory) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     FAR.set(Ipv4Addr::LOCALHOST);
     match reach {
         Reach::Process => {
-            let network = Network::new(Drive::Caller).unwrap();
+            let network = Network::new(drive).unwrap();
             let device = || network.device("roce").unwrap();
             return (device(), device(), TempDirectory(None));
         }
@@ -75,7 +84,7 @@ fn ends(reach: Reach) -> (Embedded, Embedded, TempDirectory) {
             let far = address();
             FAR.set(far);
             let device = |address: Ipv4Addr| {
-                let network = Network::roce(Drive::Thread, &address.to_string()).unwrap();
+                let network = Network::roce(drive, &address.to_string()).unwrap();
                 network.device("roce").unwrap()
             };
             return (device(address()), device(far), TempDirectory(None));
@@ -86,7 +95,7 @@ fn ends(reach: Reach) -> (Embedded, Embedded, TempDirectory) {
     let name = format!("ringverbs-cm-{}-{number}", std::process::id());
     let directory = std::env::temp_dir().join(name);
     let device = || {
-        let network = Network::joined(Drive::Caller, &directory).unwrap();
+        let network = Network::joined(drive, &directory).unwrap();
         network.device("roce").unwrap()
     };
     (device(), device(), TempDirectory(Some(directory)))
@@ -166,8 +175,8 @@ fn rejected(event: &Event, why: RejectReason) {
 
 #[test]
 fn a_connection_is_made_and_ended() {
-    for reach in ALL {
-        let (a, b, _meeting) = ends(reach);
+    for (reach, drive) in ALL {
+        let (a, b, _meeting) = ends(reach, drive);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 4);
         let active = resolved(&near, PortSpace::TCP, at);
@@ -243,7 +252,7 @@ fn a_connection_is_made_and_ended() {
 
 #[test]
 fn a_communication_event_of_the_queue_pair_establishes_too() {
-    let (a, b, _meeting) = ends(Reach::Process);
+    let (a, b, _meeting) = ends(Reach::Process, Drive::Caller);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let active = resolved(&near, PortSpace::TCP, at);
@@ -261,8 +270,8 @@ fn a_communication_event_of_the_queue_pair_establishes_too() {
 
 #[test]
 fn a_rejection_is_reported() {
-    for reach in ALL {
-        let (a, b, _meeting) = ends(reach);
+    for (reach, drive) in ALL {
+        let (a, b, _meeting) = ends(reach, drive);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 2);
         let ask = || {
@@ -335,7 +344,7 @@ fn a_rejection_is_reported() {
 
 #[test]
 fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
-    let (a, ..) = ends(Reach::Process);
+    let (a, ..) = ends(Reach::Process, Drive::Caller);
     let channel = open(&a);
     let own = getifaddrs().unwrap().find_map(|interface| {
         let ip = interface.address?.as_sockaddr_in()?.ip();
@@ -361,7 +370,7 @@ fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
 /// libfabric binds to localhost to learn what there is.
 #[test]
 fn hosts_have_loopback_addresses_of_their_own() {
-    let (a, b, _meeting) = ends(Reach::Hosts);
+    let (a, b, _meeting) = ends(Reach::Hosts, Drive::Thread);
     let (near, far) = (open(&a), open(&b));
     let localhost = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = far.create_id(PortSpace::TCP).unwrap();
@@ -392,7 +401,7 @@ fn hosts_have_loopback_addresses_of_their_own() {
 
 #[test]
 fn loopback_addresses_are_local() {
-    let (a, ..) = ends(Reach::Process);
+    let (a, ..) = ends(Reach::Process, Drive::Caller);
     let channel = open(&a);
     let bind = |address: &str| {
         let id = channel.create_id(PortSpace::TCP).unwrap();
@@ -435,7 +444,7 @@ fn loopback_addresses_are_local() {
 
 #[test]
 fn a_new_id_permits_few_commands() {
-    let (a, ..) = ends(Reach::Process);
+    let (a, ..) = ends(Reach::Process, Drive::Caller);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::TCP).unwrap();
     let wrong = |result: Result<(), Error>| {
@@ -466,8 +475,8 @@ fn a_new_id_permits_few_commands() {
 
 #[test]
 fn datagram_services_report_their_queue_pair() {
-    for reach in ALL {
-        let (a, b, _meeting) = ends(reach);
+    for (reach, drive) in ALL {
+        let (a, b, _meeting) = ends(reach, drive);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::UDP, 4);
         for accepted in [true, false] {
@@ -508,7 +517,7 @@ fn datagram_services_report_their_queue_pair() {
 
 #[test]
 fn groups_are_joined_and_left() {
-    let (a, ..) = ends(Reach::Process);
+    let (a, ..) = ends(Reach::Process, Drive::Caller);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::UDP).unwrap();
     let group = SocketAddr::from((Ipv4Addr::new(239, 1, 2, 3), 0));
@@ -533,55 +542,209 @@ fn groups_are_joined_and_left() {
 
 #[test]
 fn ids_migrate_with_their_events() {
-    let (a, b, _meeting) = ends(Reach::Directory);
-    let (near, far, other) = (open(&a), open(&b), open(&b));
-    let (mut listener, at) = listen(&far, PortSpace::TCP, 4);
-    let ask = || {
-        let active = resolved(&near, PortSpace::TCP, at);
-        active.connect(&param(1, b"")).unwrap();
-        active
-    };
-    // One event is unread in the socket; one was read and moves separately.
-    let (first, second) = (ask(), ask());
-    let (_, mut passive) = request(&far);
-    assert_eq!(listener.migrate(&other).unwrap(), 1);
-    let (event, _passive) = request(&other);
-    assert!(event.is_of(&listener));
-    passive.migrate(&other).unwrap();
-    passive.accept(&param(2, b"")).unwrap();
-    next(&near, EventKind::CONNECT_RESPONSE);
-    first.establish().unwrap();
-    next(&other, EventKind::ESTABLISHED);
-    nothing(&far);
-    // The connections end with their ids.
-    drop((event, far));
-    drop((passive, listener, _passive));
-    next(&near, EventKind::DISCONNECTED);
-    next(&near, EventKind::REJECTED);
-    drop((first, second));
+    for drive in [Drive::Caller, Drive::Thread] {
+        let (a, b, _meeting) = ends(Reach::Directory, drive);
+        let (near, far, other) = (open(&a), open(&b), open(&b));
+        let (mut listener, at) = listen(&far, PortSpace::TCP, 4);
+        let ask = || {
+            let active = resolved(&near, PortSpace::TCP, at);
+            active.connect(&param(1, b"")).unwrap();
+            active
+        };
+        // One event is unread in the socket; one was read and moves separately.
+        let (first, second) = (ask(), ask());
+        let (_, mut passive) = request(&far);
+        assert_eq!(listener.migrate(&other).unwrap(), 1);
+        let (event, _passive) = request(&other);
+        assert!(event.is_of(&listener));
+        passive.migrate(&other).unwrap();
+        passive.accept(&param(2, b"")).unwrap();
+        next(&near, EventKind::CONNECT_RESPONSE);
+        first.establish().unwrap();
+        next(&other, EventKind::ESTABLISHED);
+        nothing(&far);
+        // The connections end with their ids.
+        drop((event, far));
+        drop((passive, listener, _passive));
+        next(&near, EventKind::DISCONNECTED);
+        next(&near, EventKind::REJECTED);
+        drop((first, second));
+    }
+}
+
+/// Returns whether `poll` says so within `limit`.
+fn readable(channel: &EventChannel, limit: Duration) -> bool {
+    wait(channel.as_fd(), PollTimeout::try_from(limit).unwrap()).unwrap()
+}
+
+/// Checks that the channel is not readable, and has no event.
+fn quiet(channel: &EventChannel) {
+    assert!(!readable(channel, SOON * 3));
+    assert!(channel.try_event().unwrap().is_none());
+}
+
+/// Waits for the descriptor alone, then reads the event without waiting.
+fn polled(channel: &EventChannel, kind: EventKind) -> Event {
+    assert!(readable(channel, PATIENCE), "no {kind:?}");
+    let event = channel.try_event().unwrap();
+    let event = event.unwrap_or_else(|| panic!("readable without {kind:?}"));
+    assert_eq!(event.kind(), kind);
+    event
 }
 
 #[test]
-fn a_channel_is_readable_when_it_has_events() {
-    let (a, b, _meeting) = ends(Reach::Process);
+fn a_channel_is_readable_if_and_only_if_it_has_an_event() {
+    for (reach, drive) in ALL {
+        // What comes from another network waits until its caller drives.
+        if (reach, drive) == (Reach::Directory, Drive::Caller) {
+            continue;
+        }
+        let (a, b, _meeting) = ends(reach, drive);
+        let (near, far) = (open(&a), open(&b));
+        let (_listener, at) = listen(&far, PortSpace::TCP, 4);
+        quiet(&near);
+        let ask = || {
+            let active = channel_id(&near, at);
+            polled(&near, EventKind::ADDR_RESOLVED);
+            quiet(&near);
+            active.resolve_route(PATIENCE).unwrap();
+            polled(&near, EventKind::ROUTE_RESOLVED);
+            active.connect(&param(1, b"")).unwrap();
+            let request = polled(&far, EventKind::CONNECT_REQUEST).take_request();
+            (active, request.unwrap())
+        };
+        let (_active, passive) = ask();
+        quiet(&far);
+        quiet(&near);
+        drop(passive);
+        polled(&near, EventKind::REJECTED);
+        quiet(&near);
+
+        // Each of the following messages causes no event: a queue pair has reported the
+        // connection before its peer, and ids end after their connections.
+        let (active, passive) = ask();
+        passive.accept(&param(2, b"")).unwrap();
+        polled(&near, EventKind::CONNECT_RESPONSE);
+        passive.notify(AsyncEventType::COMM_EST).unwrap();
+        polled(&far, EventKind::ESTABLISHED);
+        active.establish().unwrap();
+        quiet(&far);
+        active.disconnect().unwrap();
+        polled(&far, EventKind::DISCONNECTED);
+        quiet(&near);
+        drop(active);
+        quiet(&far);
+        passive.disconnect().unwrap();
+        quiet(&far);
+        drop(passive);
+
+        // A request that its sender takes back.
+        let (active, passive) = ask();
+        drop(active);
+        quiet(&far);
+        drop(passive);
+        quiet(&near);
+    }
+}
+
+#[test]
+fn callers_and_deadlines_without_an_event_leave_a_channel_unreadable() {
+    let (a, b, _meeting) = ends(Reach::Directory, Drive::Thread);
     let (near, far) = (open(&a), open(&b));
-    let readable = |channel: &EventChannel| wait(channel.as_fd(), 0u8.into()).unwrap();
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
-    assert!(!readable(&near) && !readable(&far));
-    let active = channel_id(&near, at);
-    assert!(readable(&near));
-    next(&near, EventKind::ADDR_RESOLVED);
-    assert!(!readable(&near));
-    active.resolve_route(PATIENCE).unwrap();
-    next(&near, EventKind::ROUTE_RESOLVED);
-    active.connect(&param(1, b"")).unwrap();
-    assert!(readable(&far) && !readable(&near));
-    let (_, passive) = request(&far);
-    assert!(!readable(&far));
+    let silent = stranger(&a, at);
+    quiet(&far);
+    let malformed = stranger(&a, at);
+    send_bytes(&malformed, b"?");
+    let elsewhere = stranger(&a, at);
+    let (ip, port) = (Ipv4Addr::new(127, 0, 0, 2), at.port());
+    send_bytes(&elsewhere, good_request((ip, port).into()).as_bytes());
+    quiet(&far);
+    drop(silent);
+    quiet(&far);
+    // The deadlines of a connection that is established before.
+    for device in [&a, &b] {
+        device.runner.manager().lock().patience = SOON * 50;
+    }
+    let (active, passive) = connected(&near, &far, at);
+    thread::sleep(SOON * 60);
+    quiet(&near);
+    quiet(&far);
+    active.disconnect().unwrap();
+    polled(&far, EventKind::DISCONNECTED);
+    polled(&near, EventKind::DISCONNECTED);
     drop(passive);
-    assert!(readable(&near));
-    next(&near, EventKind::REJECTED);
-    assert!(!readable(&near));
+}
+
+/// The kernel's file, too, wakes those who wait for it once for each event.
+#[test]
+fn each_event_is_an_edge() {
+    let (a, ..) = ends(Reach::Process, Drive::Thread);
+    let channel = open(&a);
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+    let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
+    let event = EpollEvent::new(flags, 0);
+    epoll.add(channel.as_fd(), event).unwrap();
+    let edge = || {
+        let mut events = [EpollEvent::empty()];
+        let count = epoll.wait(&mut events, EpollTimeout::ZERO).unwrap();
+        assert!(count == 0 || events[0].events() == EpollFlags::EPOLLIN);
+        count == 1
+    };
+    let id = channel.create_id(PortSpace::TCP).unwrap();
+    assert!(!edge());
+    for _ in 0..3 {
+        id.write_event(1).unwrap();
+        assert!(edge() && !edge());
+    }
+    for _ in 0..3 {
+        polled(&channel, EventKind::USER);
+    }
+    assert!(!edge());
+    quiet(&channel);
+    id.write_event(1).unwrap();
+    assert!(edge());
+    polled(&channel, EventKind::USER);
+}
+
+#[test]
+fn threads_that_wait_get_one_event_each() {
+    for (reach, drive) in ALL {
+        let (a, b, _meeting) = ends(reach, drive);
+        let (near, far) = (open(&a), open(&b));
+        let (_listener, at) = listen(&far, PortSpace::TCP, 4);
+        thread::scope(|scope| {
+            let wait = || request(&far);
+            let waiting = [scope.spawn(wait), scope.spawn(wait)];
+            // Says nothing.
+            let silent = (reach != Reach::Hosts).then(|| stranger(&a, at));
+            thread::sleep(SOON);
+            drop(silent);
+            let ask = || {
+                let active = resolved(&near, PortSpace::TCP, at);
+                active.connect(&param(1, b"")).unwrap();
+                active
+            };
+            let (_first, _second) = (ask(), ask());
+            for thread in waiting {
+                thread.join().unwrap();
+            }
+        });
+        nothing(&far);
+    }
+}
+
+#[test]
+fn a_thread_ends_with_its_network() {
+    for round in 0..100 {
+        let (a, b, _meeting) = ends(Reach::Process, Drive::Thread);
+        let (near, far) = (open(&a), open(&b));
+        let (_listener, at) = listen(&far, PortSpace::TCP, 4);
+        // Its timer expires meanwhile, or not.
+        a.runner.manager().lock().patience = Duration::from_micros(round * 10);
+        let active = resolved(&near, PortSpace::TCP, at);
+        active.connect(&param(1, b"")).unwrap();
+    }
 }
 
 fn channel_id(channel: &EventChannel, to: SocketAddr) -> Id {
@@ -592,7 +755,13 @@ fn channel_id(channel: &EventChannel, to: SocketAddr) -> Id {
 
 #[test]
 fn a_silent_peer_times_out() {
-    let (a, b, _meeting) = ends(Reach::Process);
+    for drive in [Drive::Caller, Drive::Thread] {
+        a_silent_peer_times_out_on(drive);
+    }
+}
+
+fn a_silent_peer_times_out_on(drive: Drive) {
+    let (a, b, _meeting) = ends(Reach::Process, drive);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let manager = a.runner.manager();
@@ -640,7 +809,13 @@ fn good_request(to: SocketAddr) -> Message {
 
 #[test]
 fn an_unknown_caller_is_ignored() {
-    let (a, b, _meeting) = ends(Reach::Directory);
+    for drive in [Drive::Caller, Drive::Thread] {
+        an_unknown_caller_is_ignored_on(drive);
+    }
+}
+
+fn an_unknown_caller_is_ignored_on(drive: Drive) {
+    let (a, b, _meeting) = ends(Reach::Directory, drive);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
     // More silent connections than are kept.
@@ -718,8 +893,10 @@ proptest! {
             let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
             proptest::collection::vec(proptest::collection::vec(datagram(to), 0..5), 1..5)
         },
+        by_thread in any::<bool>(),
     ) {
-        let (a, ..) = ends(Reach::Process);
+        let drive = if by_thread { Drive::Thread } else { Drive::Caller };
+        let (a, ..) = ends(Reach::Process, drive);
         let channel = open(&a);
         let listener = channel.create_id(PortSpace::TCP).unwrap();
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
@@ -750,11 +927,22 @@ proptest! {
             events(&mut ids);
         }
         ids.clear();
+        // A thread may still handle some of them.
+        let until = |found: &dyn Fn(&mut Event) -> bool| loop {
+            let mut event = channel.wait(Some(PATIENCE)).unwrap().unwrap();
+            if found(&mut event) {
+                break;
+            }
+        };
         let active = channel_id(&channel, at);
-        next(&channel, EventKind::ADDR_RESOLVED);
+        until(&|event| event.kind() == EventKind::ADDR_RESOLVED);
         active.resolve_route(PATIENCE).unwrap();
-        next(&channel, EventKind::ROUTE_RESOLVED);
+        until(&|event| event.kind() == EventKind::ROUTE_RESOLVED);
         active.connect(&param(1, b"")).unwrap();
-        request(&channel);
+        let own = active.local_addr().unwrap();
+        until(&|event| {
+            let request = event.take_request();
+            request.is_some_and(|request| request.peer_addr().unwrap() == own)
+        });
     }
 }

@@ -1,0 +1,187 @@
+//! Monitoring of all sockets of a network's ids, and of their deadlines.
+
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use uverbs::Errno;
+
+use crate::Result;
+
+/// Maximum number of ready descriptors processed at once.
+const LIMIT: usize = 16;
+
+/// A ready descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ready {
+    /// A deadline has passed.
+    Time,
+    /// The connection of an id.
+    Socket(u32),
+    /// The listening socket of an id.
+    Listener(u32),
+    /// A connection to a listening id that has not sent anything yet: the id,
+    /// and the connection's index.
+    Caller(u32, usize),
+}
+
+const TIME: u64 = 1;
+const LISTENER: u64 = 2;
+const SOCKET: u64 = 3;
+const CALLER: u64 = 4;
+
+impl Ready {
+    fn number(self) -> u64 {
+        let of = |id: u32| u64::from(id) << 32;
+        match self {
+            Self::Time => TIME,
+            Self::Socket(id) => of(id) | SOCKET,
+            Self::Listener(id) => of(id) | LISTENER,
+            Self::Caller(id, place) => of(id) | (CALLER + place as u64),
+        }
+    }
+
+    fn of(number: u64) -> Self {
+        let id = (number >> 32) as u32;
+        match number & u64::from(u32::MAX) {
+            TIME => Self::Time,
+            SOCKET => Self::Socket(id),
+            LISTENER => Self::Listener(id),
+            place => Self::Caller(id, (place - CALLER) as usize),
+        }
+    }
+}
+
+/// An epoll instance with the sockets of all ids, and a timer.
+#[derive(Debug)]
+pub(super) struct Monitor {
+    epoll: Epoll,
+    timer: TimerFd,
+}
+
+pub(super) fn os(errno: nix::Error) -> Errno {
+    Errno::new(errno as i32)
+}
+
+fn readable(what: Ready) -> EpollEvent {
+    EpollEvent::new(EpollFlags::EPOLLIN, what.number())
+}
+
+impl Monitor {
+    pub(super) fn new() -> Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(os)?;
+        epoll.add(&timer, readable(Ready::Time)).map_err(os)?;
+        Ok(Self { epoll, timer })
+    }
+
+    /// Returns the descriptors that are ready, after at most `timeout`.
+    pub(super) fn ready(&self, timeout: EpollTimeout) -> Vec<Ready> {
+        let mut events = [EpollEvent::empty(); LIMIT];
+        let count = self.epoll.wait(&mut events, timeout);
+        let events = &events[..count.unwrap_or(0).min(LIMIT)];
+        events.iter().map(|event| Ready::of(event.data())).collect()
+    }
+
+    /// Makes [`Ready::Time`] ready from `at` on; `None` for never.
+    pub(super) fn set_timer(&self, at: Option<Instant>) {
+        let Some(at) = at else {
+            let _ = self.timer.unset();
+            return;
+        };
+        // Zero would stop the timer.
+        let left = at.saturating_duration_since(Instant::now());
+        let left = TimeSpec::from_duration(left.max(Duration::from_nanos(1)));
+        // Succeeds for every representable time.
+        let _ = (self.timer).set(Expiration::OneShot(left), TimerSetTimeFlags::empty());
+    }
+}
+
+impl AsFd for Monitor {
+    /// Returns a descriptor that is readable while something is ready.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+}
+
+/// A socket that is monitored until it is dropped.
+#[derive(Debug)]
+pub(super) struct Watched {
+    socket: OwnedFd,
+    monitor: Arc<Monitor>,
+}
+
+impl Watched {
+    pub(super) fn new(monitor: &Arc<Monitor>, socket: OwnedFd, what: Ready) -> Result<Self> {
+        monitor.epoll.add(&socket, readable(what)).map_err(os)?;
+        Ok(Self {
+            socket,
+            monitor: Arc::clone(monitor),
+        })
+    }
+
+    /// Changes what the monitor reports it as.
+    pub(super) fn rename(&self, what: Ready) -> Result<()> {
+        let mut event = readable(what);
+        let epoll = &self.monitor.epoll;
+        epoll.modify(&self.socket, &mut event).map_err(os)
+    }
+}
+
+impl Deref for Watched {
+    type Target = OwnedFd;
+
+    fn deref(&self) -> &OwnedFd {
+        &self.socket
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // Closing is not enough: a child of fork may still have the socket, which would
+        // remain ready.
+        let _ = self.monitor.epoll.delete(&self.socket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+
+    /// As one that a child of fork has, too.
+    #[test]
+    fn a_dropped_socket_is_not_monitored_though_open_elsewhere() {
+        let monitor = Arc::new(Monitor::new().unwrap());
+        let kind = SockType::SeqPacket;
+        let pair = socketpair(AddressFamily::Unix, kind, None, SockFlag::empty());
+        let (near, far) = pair.unwrap();
+        let _copy = near.try_clone().unwrap();
+        let socket = Watched::new(&monitor, near, Ready::Caller(1, 2)).unwrap();
+        socket.rename(Ready::Socket(3)).unwrap();
+        assert_eq!(monitor.ready(EpollTimeout::ZERO), []);
+        drop(far);
+        assert_eq!(monitor.ready(EpollTimeout::ZERO), [Ready::Socket(3)]);
+        drop(socket);
+        assert_eq!(monitor.ready(EpollTimeout::ZERO), []);
+    }
+
+    #[test]
+    fn ready_values_survive_their_number() {
+        for what in [
+            Ready::Time,
+            Ready::Socket(7),
+            Ready::Listener(u32::MAX),
+            Ready::Caller(1, 0),
+            Ready::Caller(u32::MAX, 63),
+        ] {
+            assert_eq!(Ready::of(what.number()), what);
+        }
+    }
+}
