@@ -120,6 +120,21 @@ fn connections(provider: Provider) {
     world.finish();
 }
 
+/// Each readable channel has an event, and each event makes its channel readable.
+fn channels(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    let libraries = ["-lrdmacm", "-libverbs"];
+    let Some(program) = compiled("cc", "channel.c", &libraries, &world.directory) else {
+        return;
+    };
+    let program = program.display();
+    for mode in ["poll", "edge", "block"] {
+        world.pair(&format!("{program} {mode}"), &format!("{program} client"));
+    }
+    world.finish();
+}
+
 /// A peer that is killed breaks its connections, and nothing else.
 fn killed(provider: Provider) {
     let _turn = turn();
@@ -227,6 +242,7 @@ with_each_provider! {
     plays_ping_pong: pingpongs;
     runs_perftest: perftest;
     connects_by_address: connections;
+    waits_for_channels: channels;
     survives_a_killed_peer: killed;
     runs_libfabric_and_ucx: frameworks;
     runs_open_mpi: collectives;

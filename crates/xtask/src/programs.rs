@@ -25,6 +25,7 @@ pub const NEEDS: &[(&str, &str)] = &[
     ("ibv_devinfo", "ibverbs-utils"),
     ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+    ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
     ("rping", "rdmacm-utils"),
     ("ib_send_bw", "perftest"),
     ("fi_pingpong", "libfabric-bin"),

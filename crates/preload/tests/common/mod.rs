@@ -230,7 +230,7 @@ pub fn installed(programs: &[&str]) -> bool {
             "fi_pingpong" => "libfabric-bin",
             "ucx_perftest" => "ucx-utils",
             "mpirun" | "mpicc" => "openmpi-bin libopenmpi-dev",
-            "cc" => "gcc libibverbs-dev",
+            "cc" => "gcc libibverbs-dev librdmacm-dev",
             _ => "ibverbs-utils ibverbs-providers rdmacm-utils perftest",
         };
         println!("skipped: {missing} is not installed: apt-get install {package}");
@@ -277,7 +277,9 @@ pub fn compiled(compiler: &str, name: &str, libraries: &[&str], folder: &Path) -
     let output = command.args(libraries).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() && said.contains("No such file or directory") {
-        println!("skipped: {name} needs headers: apt-get install libibverbs-dev: {said}");
+        println!(
+            "skipped: {name} needs headers: apt-get install libibverbs-dev librdmacm-dev: {said}"
+        );
         return None;
     }
     assert!(output.status.success(), "{name}: {said}");
