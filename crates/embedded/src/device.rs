@@ -12,7 +12,8 @@ pub enum Drive {
     /// then sleeps for a quarter of the time since then, at most 200 ms. A command, a
     /// frame, waiting for an event through the context, and
     /// [`Embedded::rung`](crate::Embedded::rung) wake it. While there are no queues it
-    /// sleeps indefinitely.
+    /// sleeps indefinitely. With the first channel of the connection manager, a second
+    /// thread starts, which handles its messages.
     #[default]
     Thread,
     /// The caller, through [`Embedded::drive`](crate::Embedded::drive). The engine makes no progress

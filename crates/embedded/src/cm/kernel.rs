@@ -80,6 +80,10 @@ impl Embedded {
     /// hosts, the device's own. Port spaces belong to the network, which is that of a
     /// process or of all processes of a directory.
     ///
+    /// A channel is readable if and only if it has an event. Messages become events
+    /// on a thread of the network; with [`Drive::Caller`](crate::Drive::Caller), in
+    /// [`drive`](Self::drive), commands, and waits for events.
+    ///
     /// It behaves as rdma_cm does for the same commands, except that it does
     /// not support `AF_IB` addresses and `RDMA_OPTION_IB_PATH`, and does not
     /// report ADDR_CHANGE, DEVICE_REMOVAL and TIMEWAIT_EXIT. If the peer's
