@@ -18,8 +18,8 @@ pub type UninitContext = unsafe extern "C" fn(*mut c_void);
 /// `verbs_init_cq`.
 pub type InitCq =
     unsafe extern "C" fn(*mut ibv_cq, *mut ibv_context, *mut ibv_comp_channel, *mut c_void);
-/// `ibv_open_device`.
-pub type OpenDevice = unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context;
+/// `verbs_open_device`.
+pub type OpenDevice = unsafe extern "C" fn(*mut ibv_device, *mut c_void) -> *mut ibv_context;
 
 /// Functions and data of the libibverbs that loaded the plugin.
 pub struct LibIbverbs {

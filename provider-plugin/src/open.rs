@@ -11,6 +11,7 @@ use crate::errno::Errno;
 use crate::layout::{self, Layout};
 use crate::library::{LibIbverbs, OpsTable, libibverbs};
 use crate::mlx5::Mlx5;
+use crate::mlx5dv::abi::{CONTEXT_DEVX, mlx5dv_context_attr};
 use crate::ops;
 use crate::rxe::Rxe;
 use uverbs::ContextInfo;
@@ -44,7 +45,21 @@ const RXE: Kind = Kind {
 const MLX5: Kind = Kind {
     driver_id: DriverId(RDMA_DRIVER_MLX5),
     ops: |lib| (lib.mlx5_ops).get_or_init(|| ops::table::<Mlx5>(layout::current())),
-    make: |state| mlx5(state, mlx5::DeviceContext::open),
+    make: |state| {
+        mlx5(state, |context| {
+            mlx5::DeviceContext::open_with(context, mlx5::Devx::IfOffered)
+        })
+    },
+};
+
+/// For DevX, which `mlx5dv_open_device` has asked for.
+const DEVX_MLX5: Kind = Kind {
+    make: |state| {
+        mlx5(state, |context| {
+            mlx5::DeviceContext::open_with(context, mlx5::Devx::Needed)
+        })
+    },
+    ..MLX5
 };
 
 /// The kernel's context was made by another process.
@@ -85,14 +100,20 @@ pub unsafe extern "C" fn alloc_context(
     entry::pointer(|| unsafe { open(&RXE, device, cmd_fd) })
 }
 
-/// As [`alloc_context`], of an mlx5 device.
+/// As [`alloc_context`], of an mlx5 device. `private_data` are the attributes of
+/// `mlx5dv_open_device`, which has checked them, or null.
 pub unsafe extern "C" fn alloc_mlx5_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
-    _private_data: *mut c_void,
+    private_data: *mut c_void,
 ) -> *mut c_void {
     // SAFETY: as in `alloc_context`.
-    entry::pointer(|| unsafe { open(&MLX5, device, cmd_fd) })
+    entry::pointer(|| unsafe {
+        let attr = private_data.cast::<mlx5dv_context_attr>().as_ref();
+        let needs_devx = attr.is_some_and(|attr| attr.flags & CONTEXT_DEVX != 0);
+        let kind = if needs_devx { &DEVX_MLX5 } else { &MLX5 };
+        open(kind, device, cmd_fd)
+    })
 }
 
 /// `verbs_device_ops.import_context`: opens an mlx5 device over `cmd_fd`, in

@@ -565,11 +565,32 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
             (*qp).qp_num = number;
         }
         if mask as u32 & IBV_QP_STATE != 0 {
-            D::state_changed(own, from.qp_state);
-            own.set_receiving(from.qp_state);
+            changed(own, from.qp_state);
         }
         Ok(())
     })
+}
+
+/// Called after a command has changed the state.
+///
+/// # Safety
+/// The queue pair is live.
+unsafe fn changed<D: QpOps>(own: &Qp<D>, state: u32) {
+    // SAFETY: as the caller says.
+    unsafe { D::state_changed(own, state) };
+    own.set_receiving(state);
+}
+
+/// As after `ibv_modify_qp`, which libibverbs has no part in.
+///
+/// # Safety
+/// The queue pair is live, and no other call changes it.
+pub unsafe fn set_state<D: QpOps>(qp: *mut ibv_qp, state: u32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        changed(qp_of::<D, _>(qp), state);
+        (*qp).state = state;
+    }
 }
 
 /// `ibv_query_qp`.

@@ -219,7 +219,7 @@ fn register(
     let uninit_context = need(c"verbs_uninit_context")?;
     let allow = library.symbol(c"verbs_allow_disassociate_destroy", &version);
     let init_cq = library.symbol(c"verbs_init_cq", &version);
-    let open_device = library.symbol(c"ibv_open_device", c"IBVERBS_1.1");
+    let open_device = library.symbol(c"verbs_open_device", &version);
 
     // SAFETY: each symbol was found under libibverbs's private symbol version
     // of a layout we know, in whose headers they have these types.

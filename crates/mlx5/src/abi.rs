@@ -23,6 +23,9 @@ pub struct AllocUcontextReq {
     pub lib_caps: u64,
 }
 
+/// `MLX5_IB_ALLOC_UCTX_DEVX`: the context may use DevX.
+pub const ALLOC_UCTX_DEVX: u32 = 1 << 0;
+
 /// `MLX5_LIB_CAP_4K_UAR`: several UARs in a page are understood.
 pub const LIB_CAP_4K_UAR: u64 = 1 << 0;
 

@@ -10,8 +10,8 @@ use uverbs::{Context, ContextInfo, Udata};
 use crate::Clock;
 use crate::CreateError;
 use crate::abi::{
-    AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Pod, QueryDeviceResp,
-    device_flag, multi_packet,
+    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Pod,
+    QueryDeviceResp, device_flag, multi_packet,
 };
 use crate::ioctl;
 use crate::own_uars::{AllocatedUars, QpUar};
@@ -47,6 +47,17 @@ pub struct Limits {
     pub max_srq_wr: u32,
     /// Ports.
     pub ports: u32,
+}
+
+/// Whether a context may use DevX ([`crate::ioctl::devx`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devx {
+    /// It may not.
+    No,
+    /// It may, where the kernel and the device have it.
+    IfOffered,
+    /// It may; opening fails otherwise.
+    Needed,
 }
 
 /// Features of a device, as the driver reports them.
@@ -191,7 +202,28 @@ impl DeviceContext {
     /// device whose completions do not carry user indices (before
     /// ConnectX-4); [`CreateError::BadAnswer`].
     pub fn open(context: &Context) -> Result<(ContextInfo, Self), CreateError> {
+        Self::open_with(context, Devx::No)
+    }
+
+    /// As [`DeviceContext::open`], for DevX or not.
+    ///
+    /// # Errors
+    /// As there; with [`Devx::Needed`] also if the kernel or the device does not have
+    /// it (EINVAL), or the process may not (EPERM).
+    pub fn open_with(context: &Context, devx: Devx) -> Result<(ContextInfo, Self), CreateError> {
+        match devx {
+            Devx::No => Self::open_flags(context, 0),
+            Devx::Needed => Self::open_flags(context, ALLOC_UCTX_DEVX),
+            Devx::IfOffered => match Self::open_flags(context, ALLOC_UCTX_DEVX) {
+                Err(CreateError::Command(_)) => Self::open_flags(context, 0),
+                opened => opened,
+            },
+        }
+    }
+
+    fn open_flags(context: &Context, flags: u32) -> Result<(ContextInfo, Self), CreateError> {
         let request = AllocUcontextReq {
+            flags,
             total_num_bfregs: WANTED_BFREGS,
             num_low_latency_bfregs: WANTED_EXCLUSIVE,
             max_cqe_version: CQE_VERSION,

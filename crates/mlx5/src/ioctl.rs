@@ -1,7 +1,8 @@
-//! The ioctl methods of mlx5_ib: UARs, the location of device
+//! The ioctl methods of mlx5_ib: UARs, DevX, the location of device
 //! memory, and queries of objects that another process created through a shared
 //! file.
 
+pub mod devx;
 pub mod dm;
 #[cfg(any(test, feature = "fake"))]
 mod fake;

@@ -1,10 +1,11 @@
 //! UARs that are allocated page by page: those of thread domains and imported
 //! contexts.
 
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ring::{BlueFlame, Mapping};
-use uverbs::{Context, ContextRef};
+use uverbs::{Context, ContextRef, Dmabuf};
 
 use crate::context::{CqDoorbell, WANTED_BFREGS, WANTED_EXCLUSIVE};
 use crate::ioctl::{Uar, UarHandle, UarKind, UarLocation};
@@ -82,6 +83,51 @@ impl<C: ContextRef> ThreadUar<C> {
     /// Those of UAR_OBJ_DESTROY; it is unchanged.
     pub fn destroy(&self) -> Result<(), uverbs::Error> {
         self.uar.destroy()
+    }
+}
+
+/// A page of registers that a program uses itself.
+#[derive(Debug)]
+pub struct DirectUar<C: ContextRef> {
+    /// Unmapped before it is freed.
+    page: Arc<UarPage>,
+    uar: Uar<C>,
+}
+
+impl<C: ContextRef> DirectUar<C> {
+    /// Allocates and maps a page.
+    ///
+    /// # Errors
+    /// Those of UAR_OBJ_ALLOC and of mapping.
+    pub fn allocate(context: &C, kind: UarKind) -> Result<Self, CreateError> {
+        let uar = Uar::alloc(context, kind)?;
+        let page = map(context, uar.location())?;
+        Ok(Self { page, uar })
+    }
+
+    /// Its number, and where it is mapped from.
+    pub fn location(&self) -> UarLocation {
+        self.uar.location()
+    }
+
+    /// The page's first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.page.mapping.as_ptr()
+    }
+
+    /// The first register.
+    pub fn register(&self) -> NonNull<u8> {
+        // SAFETY: in the page, which has a UAR at least.
+        unsafe { self.start().add(REGISTERS) }
+    }
+
+    /// Exports the page as a DMA buffer for other devices.
+    ///
+    /// # Errors
+    /// Those of [`Dmabuf::export`].
+    pub fn export(&self) -> Result<Dmabuf<C>, uverbs::Error> {
+        // SAFETY: what is mapped from there are registers of this context.
+        unsafe { Dmabuf::export(self.uar.context(), self.location().mmap_offset) }
     }
 }
 

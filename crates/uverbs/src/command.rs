@@ -194,7 +194,7 @@ impl<'a> Ioctl<'a> {
     }
 
     /// Adds an existing object that is a descriptor.
-    pub(crate) fn fd(&mut self, attr_id: u16, fd: BorrowedFd<'a>) {
+    pub fn fd(&mut self, attr_id: u16, fd: BorrowedFd<'a>) {
         self.push(attr_id, 0, i64::from(fd.as_raw_fd()) as u64);
     }
 
@@ -320,7 +320,10 @@ impl Answer {
     }
 
     /// Returns the created descriptor.
-    pub(crate) fn fd(&self, slot: Slot) -> Result<RawFd, Error> {
+    ///
+    /// # Errors
+    /// EPROTO if it is none.
+    pub fn fd(&self, slot: Slot) -> Result<RawFd, Error> {
         match RawFd::try_from(self.attr(slot)?.data) {
             Ok(fd) => Ok(fd),
             Err(_) => Err(self.bad("a descriptor out of range")),

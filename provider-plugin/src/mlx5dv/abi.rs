@@ -1,7 +1,7 @@
 //! Structures of `mlx5dv.h` (rdma-core 65). A member that an older header lacks is
 //! touched only when the caller's `comp_mask` asks for it.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 
 use crate::abi::*;
 
@@ -73,6 +73,9 @@ pub struct mlx5dv_context_attr {
     pub flags: u32,
     pub comp_mask: u64,
 }
+
+/// `MLX5DV_CONTEXT_FLAGS_DEVX`.
+pub const CONTEXT_DEVX: u32 = 1 << 0;
 
 /// `struct mlx5dv_cq_init_attr`.
 #[repr(C)]
@@ -261,7 +264,90 @@ pub struct mlx5dv_obj {
     pub dm: Pair<ibv_dm, mlx5dv_dm>,
     pub ah: Pair<ibv_ah, mlx5dv_ah>,
     pub pd: Pair<ibv_pd, mlx5dv_pd>,
-    pub devx: Pair<ContextFirst, c_void>,
+    pub devx: Pair<ContextFirst, mlx5dv_devx>,
+}
+
+/// `struct mlx5dv_devx`.
+#[repr(C)]
+pub struct mlx5dv_devx {
+    pub handle: u32,
+}
+
+/// `struct mlx5dv_devx_umem`.
+#[repr(C)]
+pub struct mlx5dv_devx_umem {
+    pub umem_id: u32,
+}
+
+/// `struct mlx5dv_devx_umem_in`.
+#[repr(C)]
+pub struct mlx5dv_devx_umem_in {
+    pub addr: *mut c_void,
+    pub size: usize,
+    pub access: u32,
+    pub pgsz_bitmap: u64,
+    pub comp_mask: u64,
+    pub dmabuf_fd: c_int,
+}
+
+/// `MLX5DV_UMEM_MASK_DMABUF`.
+pub const UMEM_MASK_DMABUF: u64 = 1 << 0;
+
+/// `struct mlx5dv_devx_uar`.
+#[repr(C)]
+pub struct mlx5dv_devx_uar {
+    pub reg_addr: *mut c_void,
+    pub base_addr: *mut c_void,
+    pub page_id: u32,
+    pub mmap_off: libc::off_t,
+    pub comp_mask: u64,
+}
+
+/// Kinds of [`mlx5dv_devx_uar`] (`MLX5DV_UAR_ALLOC_TYPE_...`).
+pub mod uar_type {
+    pub const BF: u32 = 0;
+    pub const NC: u32 = 1;
+    pub const NC_DEDICATED: u32 = 1 << 31;
+}
+
+/// `struct mlx5dv_var`.
+#[repr(C)]
+pub struct mlx5dv_var {
+    pub page_id: u32,
+    pub length: u32,
+    pub mmap_off: libc::off_t,
+    pub comp_mask: u64,
+}
+
+/// `struct mlx5dv_pp`.
+#[repr(C)]
+pub struct mlx5dv_pp {
+    pub index: u16,
+}
+
+/// `struct mlx5dv_devx_cmd_comp`.
+#[repr(C)]
+pub struct mlx5dv_devx_cmd_comp {
+    pub fd: c_int,
+}
+
+/// `struct mlx5dv_devx_event_channel`.
+#[repr(C)]
+pub struct mlx5dv_devx_event_channel {
+    pub fd: c_int,
+}
+
+/// Commands that change the state of a queue pair (`MLX5_CMD_OP_..._QP`).
+pub mod qp_command {
+    pub const RST2INIT: u16 = 0x502;
+    pub const INIT2RTR: u16 = 0x503;
+    pub const RTR2RTS: u16 = 0x504;
+    pub const RTS2RTS: u16 = 0x505;
+    pub const SQERR2RTS: u16 = 0x506;
+    pub const TO_ERR: u16 = 0x507;
+    pub const TO_RST: u16 = 0x50a;
+    pub const SQD2RTS: u16 = 0x50c;
+    pub const INIT2INIT: u16 = 0x50e;
 }
 
 /// An object of which only the context matters.

@@ -17,8 +17,8 @@ exported! {
         true
     }
 
-    /// `mlx5dv_open_device`. EOPNOTSUPP for anything but what `ibv_open_device` does:
-    /// there is no DevX.
+    /// `mlx5dv_open_device`, for DevX; fails where the kernel or the device does not
+    /// have it.
     fn mlx5dv_open_device(device: *mut ibv_device, attr: *mut mlx5dv_context_attr)
         -> *mut ibv_context
     where serves(device), else super::refused::ringverbs_refused_object().cast() => {
@@ -26,10 +26,11 @@ exported! {
         entry::pointer(|| unsafe {
             let open = libibverbs().and_then(|lib| lib.open_device);
             let attr = attr.as_ref().ok_or(Errno::INVAL)?;
-            if attr.comp_mask != 0 || attr.flags != 0 {
+            if attr.comp_mask != 0 || attr.flags & !CONTEXT_DEVX != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
-            let context = open.ok_or(Errno::OPNOTSUPP)?(device);
+            let attr = core::ptr::from_ref(attr).cast_mut().cast();
+            let context = open.ok_or(Errno::OPNOTSUPP)?(device, attr);
             if context.is_null() {
                 return Err(Errno::last());
             }

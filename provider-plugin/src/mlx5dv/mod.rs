@@ -11,6 +11,7 @@
 pub(crate) mod abi;
 mod create;
 mod device;
+mod devx;
 mod objects;
 mod refused;
 mod wr;

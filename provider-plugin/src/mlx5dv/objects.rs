@@ -21,8 +21,7 @@ use crate::qp::qp_of;
 use crate::srq::srq_of;
 
 exported! {
-    /// Describes the objects that `kinds` names. EOPNOTSUPP for what is not of verbs:
-    /// work queues, DevX. The first error ends it; what came before is described.
+    /// Describes the objects that `kinds` names. EOPNOTSUPP for work queues. The first error ends it; what came before is described.
     fn mlx5dv_init_obj(object: *mut mlx5dv_obj, kinds: u64) -> c_int
     where is_ours(context(object, kinds)), else libc::EOPNOTSUPP => {
         // SAFETY: as the caller says, with objects of ours.
@@ -90,7 +89,7 @@ fn queue(ring: &DirectRing) -> mlx5dv_queue {
 /// The objects that `kinds` names are live and ours, and with each is room for its
 /// description.
 unsafe fn describe(object: *const mlx5dv_obj, kinds: u64) -> Result<(), Errno> {
-    const KNOWN: u64 = obj::QP | obj::CQ | obj::SRQ | obj::DM | obj::AH | obj::PD;
+    const KNOWN: u64 = obj::QP | obj::CQ | obj::SRQ | obj::DM | obj::AH | obj::PD | obj::DEVX;
     // SAFETY: as the caller says. Members that a header may lack are written only
     // if they are requested.
     unsafe {
@@ -105,7 +104,9 @@ unsafe fn describe(object: *const mlx5dv_obj, kinds: u64) -> Result<(), Errno> {
                 })+
             };
         }
-        each! { QP qp: qp; CQ cq: cq; SRQ srq: srq; DM dm: dm; AH ah: ah; PD pd: pd; }
+        each! {
+            QP qp: qp; CQ cq: cq; SRQ srq: srq; DM dm: dm; AH ah: ah; PD pd: pd; DEVX devx: devx;
+        }
     }
     if kinds & !KNOWN != 0 {
         return Err(Errno::OPNOTSUPP);
@@ -206,5 +207,11 @@ unsafe fn pd(object: *mut crate::abi::ibv_pd, out: *mut mlx5dv_pd) -> Result<(),
         (*out).pdn = pd_of(object).number;
         (*out).comp_mask = 0;
     }
+    Ok(())
+}
+
+unsafe fn devx(object: *mut ContextFirst, out: *mut mlx5dv_devx) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    unsafe { (*out).handle = super::devx::handle(object) };
     Ok(())
 }
