@@ -16,6 +16,8 @@ use crate::pd::{PdRef, pd_of};
 pub trait AhOps: Sized + 'static {
     /// The address in a datagram's work request.
     type Address: Copy + 'static;
+    /// The device's other data of an address handle.
+    type AhData: Default;
 
     /// Creates an address, and the kernel's object where the device has one.
     fn make_ah(
@@ -32,6 +34,8 @@ pub struct Ah<D: AhOps> {
     public: ibv_ah,
     /// The address in a datagram's work request.
     pub address: D::Address,
+    /// The device's other data.
+    pub device_data: D::AhData,
     /// The kernel's object, where the device has one.
     known: bool,
     _pd: PdRef,
@@ -89,6 +93,7 @@ pub unsafe extern "C" fn create_ah<D: AhOps>(
                 handle: object.map_or(0, |handle| handle.0),
             },
             address,
+            device_data: D::AhData::default(),
             known: object.is_some(),
             _pd: PdRef::new(pd),
         });

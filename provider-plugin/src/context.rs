@@ -14,6 +14,7 @@ use std::os::fd::BorrowedFd;
 use crate::abi::ibv_context;
 use crate::errno::Errno;
 use crate::library::{LibIbverbs, libibverbs};
+use crate::mlx5dv::reserved::Reserved;
 
 /// The provider's state of a context.
 #[repr(C)]
@@ -22,6 +23,8 @@ pub struct VerbsContext {
     pub uverbs: uverbs::Context,
     /// For an mlx5 device: the driver's answers, and the UARs.
     pub mlx5: Option<mlx5::DeviceContext>,
+    /// For an mlx5 device: numbers that were reserved.
+    pub reserved: Reserved,
 }
 
 /// `ibv_context` and what follows it.
@@ -64,6 +67,12 @@ impl CtxRef {
 }
 
 impl CtxRef {
+    /// Reserved numbers of an mlx5 device.
+    pub fn reserved<'a>(self) -> &'a Reserved {
+        // SAFETY: the context outlives its objects, see the type.
+        unsafe { &(*self.0.as_ptr()).reserved }
+    }
+
     /// The state of an mlx5 device; EIO for another device.
     pub fn mlx5<'a>(self) -> Result<&'a mlx5::DeviceContext, Errno> {
         // SAFETY: the context outlives its objects, see the type.

@@ -482,6 +482,7 @@ pub mod opcode {
     pub const ATOMIC_CS: u8 = 0x11;
     pub const ATOMIC_FA: u8 = 0x12;
     pub const UMR: u8 = 0x25;
+    pub const MMO: u8 = 0x2f;
 }
 
 /// CQE opcodes, in the high half of the last byte (`MLX5_CQE_...`).

@@ -13,6 +13,7 @@ use ring::{Outstanding, cold_path};
 use uverbs::WorkCompletion;
 
 use crate::abi::{self, Cqe, SYNDROME, VENDOR_SYNDROME, cqe_opcode};
+use crate::plan::KeyChanges;
 use crate::qp_table::{NUMBER, QpTable, user_index};
 use crate::wc::{flags, opcode, status, status_of, syndrome};
 use crate::{CompletionError, SharedWork, Work};
@@ -405,11 +406,15 @@ fn other_request(
         abi::opcode::RDMA_READ => (opcode::RDMA_READ, 0, cqe.byte_len()),
         abi::opcode::ATOMIC_CS => (opcode::COMP_SWAP, 0, 8),
         abi::opcode::ATOMIC_FA => (opcode::FETCH_ADD, 0, 8),
-        // Bind or invalidate: the poster stored which in the second slot.
+        abi::opcode::MMO if work.copies => (opcode::MEMCPY, 0, 0),
+        // Bind, invalidate or layout: the poster stored which in the second slot.
         abi::opcode::UMR => {
             let second = u32::from(cqe.wqe_counter()).wrapping_add(1);
             match work.sends.noted(second) as u32 {
                 opcode::LOCAL_INV => (opcode::LOCAL_INV, 0, 0),
+                opcode::KEY_LAYOUT if work.send.keys == KeyChanges::Layouts => {
+                    (opcode::KEY_LAYOUT, 0, 0)
+                }
                 _ => (opcode::BIND_MW, 0, 0),
             }
         }

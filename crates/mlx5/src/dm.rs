@@ -69,6 +69,20 @@ impl DeviceBytes {
         Self::map(context, location, length)
     }
 
+    /// Maps the memory for an operation, by which stores act on it.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the device does not have it; those of mapping.
+    pub fn for_operation(
+        &self,
+        context: &Context,
+        dm: DmHandle,
+        operation: u8,
+    ) -> Result<Self, CreateError> {
+        let location = ioctl::dm::map_operation(context, dm, operation)?;
+        Self::map(context, location, self.words.len() as u64)
+    }
+
     /// Exports the memory's pages as a DMA buffer for other devices. `context` is
     /// its context. The buffer begins at a page boundary, possibly before the
     /// memory.

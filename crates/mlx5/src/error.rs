@@ -83,6 +83,15 @@ pub enum CreateError {
         /// The exceeded limit.
         what: &'static str,
     },
+    /// The device refused a command of its own format.
+    Device {
+        /// The command.
+        command: &'static str,
+        /// Its status, which [`CreateError::errno`] translates.
+        status: u8,
+        /// Its reason, in the device's numbers.
+        syndrome: u32,
+    },
     /// The driver's answer is malformed (EPROTO).
     BadAnswer {
         /// Which part of it.
@@ -106,6 +115,7 @@ impl CreateError {
                 error.raw_os_error().unwrap_or(libc::EIO)
             }
             Self::TooLarge { .. } => libc::EINVAL,
+            Self::Device { status, .. } => status_errno(*status),
             Self::BadAnswer { .. } => libc::EPROTO,
             Self::Unsupported { .. } => libc::EOPNOTSUPP,
             Self::NoMemory => libc::ENOMEM,
@@ -128,6 +138,14 @@ impl fmt::Display for CreateError {
             }
             Self::Memory { queue, error } => write!(f, "memory for the {queue}: {error}"),
             Self::TooLarge { what } => write!(f, "more than the device can do: {what}"),
+            Self::Device {
+                command,
+                status,
+                syndrome,
+            } => write!(
+                f,
+                "{command}: the device refused: status {status:#x}, syndrome {syndrome:#x}"
+            ),
             Self::BadAnswer { what } => write!(f, "mlx5_ib's answer makes no sense: {what}"),
             Self::Unsupported { what } => write!(f, "not done on mlx5: {what}"),
             Self::NoMemory => f.write_str("out of memory"),
@@ -142,5 +160,17 @@ impl std::error::Error for CreateError {
             Self::Map { error, .. } | Self::Memory { error, .. } => Some(error),
             _ => None,
         }
+    }
+}
+
+/// The errno for a status of the device (`MLX5_CMD_STAT_...`), as the driver translates
+/// it.
+fn status_errno(status: u8) -> i32 {
+    match status {
+        0x02 | 0x03 | 0x05 | 0x09 | 0x0a | 0x10 | 0x30 | 0x40 => libc::EINVAL,
+        0x06 => libc::EBUSY,
+        0x08 => libc::ENOMEM,
+        0x0f => libc::EAGAIN,
+        _ => libc::EIO,
     }
 }

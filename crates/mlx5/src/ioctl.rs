@@ -13,5 +13,5 @@ pub mod uar;
 pub use dm::DmLocation;
 #[cfg(any(test, feature = "fake"))]
 pub use fake::METHODS;
-pub use query::{query_context, query_pd};
+pub use query::{query_context, query_pd, query_port};
 pub use uar::{Uar, UarHandle, UarKind, UarLocation};

@@ -54,7 +54,7 @@ pub(crate) struct OperationFormat {
 
 impl OperationFormat {
     /// No operation.
-    const NONE: Self = Self {
+    pub(crate) const NONE: Self = Self {
         opcode: 0,
         immediate: ImmediateField::Unused,
         remote: false,

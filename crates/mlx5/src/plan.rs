@@ -12,6 +12,20 @@ const MOST_SEGMENTS: usize = 63;
 /// a full queue must not look like an empty one.
 const MOST_BLOCKS: usize = 1 << 15;
 
+/// Which memory keys work requests may change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeyChanges {
+    /// None.
+    #[default]
+    None,
+    /// Those of windows, and local keys to invalidate. The queue then has three blocks
+    /// for every work request, instead of one for most.
+    Windows,
+    /// Also layouts of indirect keys: three blocks, and as many elements as inline data
+    /// has room for.
+    Layouts,
+}
+
 /// Sizes of a send queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SendPlan {
@@ -21,8 +35,7 @@ pub(crate) struct SendPlan {
     pub capacity: u32,
     pub max_sge: u32,
     pub max_inline: u32,
-    /// Work requests may change memory keys.
-    pub keys: bool,
+    pub keys: KeyChanges,
 }
 
 /// Sizes of a receive queue.
@@ -60,13 +73,21 @@ impl SendPlan {
         cap: &QpCap,
         service: Service,
         limits: &Limits,
-        keys: bool,
+        keys: KeyChanges,
     ) -> Result<Self, CreateError> {
         if cap.max_send_wr == 0 || service == Service::Target {
             return Ok(Self::default());
         }
-        let overhead = overhead(service);
+        let mut overhead = overhead(service);
         let longest = limits.max_send_entry.min(MOST_SEGMENTS * SEGMENT);
+        let keys = match service {
+            Service::Datagram => KeyChanges::None,
+            _ if longest < keys::LONGEST => KeyChanges::None,
+            _ => keys,
+        };
+        if keys == KeyChanges::Layouts {
+            overhead = overhead.max(keys::LEADING_SEGMENTS as usize * SEGMENT);
+        }
         let inline = match cap.max_inline_data as usize {
             0 => 0,
             bytes => (bytes.checked_add(4))
@@ -83,9 +104,11 @@ impl SendPlan {
         if inline > room {
             return Err(too_large("max_inline_data"));
         }
-        let keys = keys && service != Service::Datagram && longest >= keys::LONGEST;
         let entry = (overhead + elements.max(inline))
-            .max(if keys { keys::LONGEST } else { 0 })
+            .max(match keys {
+                KeyChanges::None => 0,
+                _ => keys::LONGEST,
+            })
             .next_multiple_of(BLOCK);
         let bytes = (cap.max_send_wr as usize)
             .checked_mul(entry)
@@ -153,6 +176,8 @@ mod tests {
     use crate::hostile::LIMITS;
 
     const RC: Service = Service::ReliableConnection;
+    const NONE: KeyChanges = KeyChanges::None;
+    const WINDOWS: KeyChanges = KeyChanges::Windows;
 
     fn cap(wr: u32, sge: u32, inline: u32) -> QpCap {
         QpCap {
@@ -166,22 +191,22 @@ mod tests {
 
     #[test]
     fn a_write_of_one_element_takes_a_block() {
-        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, false).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, NONE).unwrap();
         assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (16, 16, 12));
-        let plan = SendPlan::new(&cap(10, 1, 60), RC, &LIMITS, false).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 60), RC, &LIMITS, NONE).unwrap();
         assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (32, 16, 76));
         // One that may change keys takes three.
-        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, true).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, WINDOWS).unwrap();
         assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (32, 10, 140));
-        assert!(plan.keys);
-        let plan = SendPlan::new(&cap(10, 1, 0), Service::Datagram, &LIMITS, true).unwrap();
-        assert!(!plan.keys);
+        assert_eq!(plan.keys, WINDOWS);
+        let plan = SendPlan::new(&cap(10, 1, 0), Service::Datagram, &LIMITS, WINDOWS).unwrap();
+        assert_eq!(plan.keys, NONE);
     }
 
     #[test]
     fn segments_before_the_data_may_fill_an_entry() {
         for service in [Service::Datagram, Service::XrcInitiator] {
-            let plan = SendPlan::new(&cap(10, 0, 0), service, &LIMITS, false).unwrap();
+            let plan = SendPlan::new(&cap(10, 0, 0), service, &LIMITS, NONE).unwrap();
             assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (16, 16, 0));
         }
     }
@@ -189,7 +214,7 @@ mod tests {
     #[test]
     fn no_work_requests_are_no_queue() {
         let none = cap(0, 9999, 9999);
-        let plan = SendPlan::new(&none, Service::Datagram, &LIMITS, true).unwrap();
+        let plan = SendPlan::new(&none, Service::Datagram, &LIMITS, WINDOWS).unwrap();
         assert_eq!(plan, SendPlan::default());
         assert_eq!(RecvPlan::new(&none, &LIMITS).unwrap(), RecvPlan::default());
     }
@@ -208,7 +233,7 @@ mod tests {
             wr in any::<u32>().prop_map(|n| n >> (n % 32)),
             sge in any::<u32>().prop_map(|n| n >> (n % 32)),
             inline in any::<u32>().prop_map(|n| n >> (n % 32)),
-            keys in any::<bool>(),
+            keys in prop_oneof![Just(NONE), Just(WINDOWS), Just(KeyChanges::Layouts)],
             service in prop_oneof![
                 Just(Service::ReliableConnection),
                 Just(Service::UnreliableConnection),
@@ -229,7 +254,7 @@ mod tests {
                 let data = (plan.max_sge as usize * 16).max(inline);
                 let segments = (overhead(service) + data) / 16;
                 prop_assert!(segments <= 63);
-                let segments = segments.max(if plan.keys { 12 } else { 0 });
+                let segments = segments.max(if plan.keys == NONE { 0 } else { 12 });
                 let blocks = (segments * 16).div_ceil(64);
                 prop_assert!(blocks * plan.capacity as usize <= plan.blocks as usize);
             } }

@@ -14,7 +14,7 @@ use crate::abi::{
     QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
-use crate::plan::{RecvPlan, SendPlan};
+use crate::plan::{KeyChanges, RecvPlan, SendPlan};
 use crate::qp_table::NUMBER;
 use crate::shared::SharedWork;
 use crate::{CreateError, DeviceContext, RecvQueue, SendQueue, Service, ThreadUar, Work};
@@ -94,10 +94,8 @@ pub fn modify_target<C: ContextRef>(
 /// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
-    /// Work requests may change memory keys: bind a window, invalidate a local
-    /// key. The queue then has three blocks for every work request, instead of
-    /// one for most.
-    pub keys: bool,
+    /// Which memory keys work requests may change.
+    pub keys: KeyChanges,
     /// CQEs may carry short data of receives, reads and atomics, which polling
     /// scatters: the caller guarantees that the memory is valid until then.
     /// Otherwise the device writes all data itself.
@@ -107,6 +105,9 @@ pub struct QpOptions {
     pub short_data_unsignalled: bool,
     /// Credits are counted by packets, not by messages.
     pub packet_credits: bool,
+    /// Work requests may copy in local memory
+    /// ([`SendQueue::push_memcpy`](crate::SendQueue::push_memcpy)).
+    pub copies: bool,
     /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
     pub dynamic: Option<Dynamic>,
 }
@@ -115,10 +116,11 @@ impl Default for QpOptions {
     /// Everything that every device has.
     fn default() -> Self {
         Self {
-            keys: true,
+            keys: KeyChanges::Windows,
             short_data: true,
             short_data_unsignalled: false,
             packet_credits: false,
+            copies: false,
             dynamic: None,
         }
     }
@@ -225,6 +227,7 @@ impl<C: ContextRef> QueuePair<C> {
         let index = device.user_index()?;
         let mut work = Work::new(index, service, send, recv, shared, lender)?;
         work.short_data = options.short_data;
+        work.copies = options.copies;
         let work = Arc::new(work);
         let request = CreateQp {
             buf_addr: work.memory.entries.address(),

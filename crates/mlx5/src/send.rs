@@ -9,8 +9,10 @@
 //! segment does not straddle the end, inline data may.
 
 pub(crate) mod keys;
+mod layouts;
 
 pub use keys::LONGEST_WINDOW;
+pub use layouts::{Interleaved, KeyLayout, LayoutChange};
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use crate::abi::{
     INLINE_SEGMENT, SEGMENT, opcode,
 };
 use crate::operation::{ImmediateField, OPCODES, OperationFormat};
+use crate::plan::KeyChanges;
 use crate::uar::DoorbellRegister;
 use crate::{
     Address, Data, Destination, Operands, PostError, RemoteMemory, SendFlags, SendWr, Service, Work,
@@ -152,7 +155,7 @@ impl SendQueue {
     /// Whether work requests may change memory keys ([`crate::QpOptions::keys`]).
     /// False if the device's maximum WQE size is too small for them.
     pub fn changes_keys(&self) -> bool {
-        self.work.send.keys
+        self.work.send.keys != KeyChanges::None
     }
 
     /// Called after the queue pair was reset and its completions were removed
@@ -380,7 +383,7 @@ impl SendQueue {
     pub(crate) unsafe fn push_slow(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
         let format = match self.formats.get(wr.opcode.0 as usize) {
             Some(format)
-                if format.control_word != 0 && (!format.changes_keys || self.work.send.keys) =>
+                if format.control_word != 0 && (!format.changes_keys || self.changes_keys()) =>
             {
                 format
             }
@@ -478,8 +481,7 @@ impl SendQueue {
         let [first, second] = unsafe { wqe.read_unaligned() };
         let first = u64::from_be(first);
         let segments = first as u32 & SEGMENTS;
-        let longest = self.work.send.blocks / self.capacity.max(1);
-        if segments == 0 || segments.div_ceil(PER_BLOCK) > longest {
+        if segments == 0 || segments > self.longest_request() {
             return Err(PostError::BadOperation);
         }
         if !self.has_room() {
@@ -500,6 +502,57 @@ impl SendQueue {
         self.work.sends.post_marked(slot, wr_id, self.wr_count);
         self.fence = 0;
         Ok(())
+    }
+
+    /// Adds a work request that copies `length` bytes, up to 2 GiB, in local memory.
+    /// `scratch` are 64 bytes that the device may write to. Its completion has the opcode
+    /// `IBV_WC_DRIVER3`.
+    ///
+    /// # Errors
+    /// [`PostError::BadOperation`] if the queue was not made for it;
+    /// [`PostError::MessageTooLong`], [`PostError::Full`].
+    pub fn push_memcpy(
+        &mut self,
+        wr_id: u64,
+        flags: SendFlags,
+        [to, from]: [(u64, u32); 2],
+        length: u32,
+        scratch: (u64, u32),
+    ) -> Result<(), PostError> {
+        /// With the modifier that says which of them.
+        const COPY: u64 = (1 << 24 | opcode::MMO as u64) << 32;
+        if !self.work.copies {
+            return Err(PostError::BadOperation);
+        }
+        if !(1..=MAX_SEGMENT).contains(&length) {
+            return Err(PostError::MessageTooLong);
+        }
+        if !self.has_room() {
+            return Err(PostError::Full);
+        }
+        let format = OperationFormat {
+            control_word: COPY | 4,
+            ..OperationFormat::NONE
+        };
+        let flags = self.control_flags(flags) | self.fence;
+        let control = self.control(self.next, &format, 0, flags, 0);
+        // 2 GiB are 0 to the device.
+        let length = length & !MAX_SEGMENT;
+        let segment =
+            |(addr, lkey): (u64, u32), length| element(&Sge { addr, length, lkey }, length);
+        let mut writer = self.writer();
+        writer.put(control);
+        writer.put(segment(scratch, 0));
+        writer.put(segment(from, length));
+        writer.put(segment(to, length));
+        self.advance(self.next, control[0], wr_id, 1);
+        self.fence = 0;
+        Ok(())
+    }
+
+    /// Segments of the longest work request that the queue was made for.
+    fn longest_request(&self) -> u32 {
+        (self.work.send.blocks / self.capacity.max(1) * PER_BLOCK).min(SEGMENTS)
     }
 
     /// Returns the number of data segments, or refuses the data.

@@ -9,6 +9,10 @@ pub(crate) mod opcode {
     pub const FETCH_ADD: u32 = 4;
     pub const BIND_MW: u32 = 5;
     pub const LOCAL_INV: u32 = 6;
+    /// `IBV_WC_DRIVER1`: the layout of a memory key.
+    pub const KEY_LAYOUT: u32 = 135;
+    /// `IBV_WC_DRIVER3`: a copy in local memory.
+    pub const MEMCPY: u32 = 137;
     /// `IBV_WC_DRIVER2`: a WQE that the program has made.
     pub const RAW_WQE: u32 = 136;
     pub const RECV: u32 = 128;

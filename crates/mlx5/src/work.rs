@@ -40,6 +40,8 @@ pub struct Work {
     pub(crate) shared: Option<Arc<SharedWork>>,
     /// Whether CQEs may carry data.
     pub(crate) short_data: bool,
+    /// Whether work requests may copy in local memory.
+    pub(crate) copies: bool,
 }
 
 impl Work {
@@ -62,7 +64,13 @@ impl Work {
             recv,
             shared,
             short_data: true,
+            copies: false,
         })
+    }
+
+    /// It is that of a DC initiator.
+    pub fn is_dynamic_initiator(&self) -> bool {
+        self.service == Service::DcInitiator
     }
 
     /// The user index.

@@ -35,7 +35,7 @@ impl Opcode {
 
 bitflags! {
     /// Flags of a send work request (`enum ibv_send_flags`).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u32 {
         /// Wait for completion of earlier reads and atomics.
         const FENCE = 1;

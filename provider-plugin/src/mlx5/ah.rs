@@ -1,5 +1,8 @@
 //! Address handles: the address vector of a datagram's work request.
 
+use std::sync::OnceLock;
+
+use mlx5::ioctl::devx::DevxObject;
 use mlx5::{Address, AddressHandle, Link};
 use uverbs::{AhAttr, AhHandle, PdHandle};
 
@@ -15,6 +18,8 @@ const ROCE_V2: u32 = 2;
 
 impl AhOps for Mlx5 {
     type Address = Address;
+    /// The queue pair that the address belongs to, once it is known.
+    type AhData = OnceLock<DevxObject<CtxRef>>;
 
     fn make_ah(
         ctx: &CtxRef,

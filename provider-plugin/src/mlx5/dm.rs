@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 use mlx5::{CopyError, DeviceBytes, DeviceMemory};
 use uverbs::{AccessFlags, DmHandle, DmMrInit};
@@ -20,6 +21,8 @@ struct Dm {
     /// The part that applications see.
     public: ibv_dm,
     bytes: DeviceBytes,
+    /// Its mappings for operations.
+    operations: Mutex<Vec<DeviceBytes>>,
 }
 
 const _: () = assert!(core::mem::offset_of!(Dm, public) == 0);
@@ -42,6 +45,27 @@ pub unsafe fn direct(dm: *mut ibv_dm) -> (NonNull<u8>, usize) {
     unsafe { dm_of(dm) }.bytes.direct()
 }
 
+/// Maps device memory for an operation, until it is freed.
+///
+/// # Safety
+/// As of [`dm_of`].
+pub unsafe fn map_operation(dm: *mut ibv_dm, operation: u8) -> Result<NonNull<u8>, Errno> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (own, ctx) = (dm_of(dm), CtxRef::of((*dm).context));
+        let handle = DmHandle((*dm).handle);
+        let bytes = own.bytes.for_operation(&ctx, handle, operation)?;
+        let at = bytes.direct().0;
+        let mut all = own
+            .operations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        all.push(bytes);
+        Ok(at)
+    }
+}
+
 /// Creates the C object of device memory with that kernel handle.
 fn new_dm(
     context: *mut ibv_context,
@@ -57,6 +81,7 @@ fn new_dm(
             handle: handle.0,
         },
         bytes,
+        operations: Mutex::default(),
     };
     Ok(Box::into_raw(try_box(dm).map_err(|(_, errno)| errno)?).cast())
 }

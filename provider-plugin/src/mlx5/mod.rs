@@ -13,6 +13,7 @@ pub mod cq;
 mod device;
 pub mod dm;
 pub mod entries;
+pub mod key_config;
 mod memory;
 mod pd;
 pub mod qp;

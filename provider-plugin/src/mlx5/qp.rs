@@ -1,25 +1,33 @@
 //! Queue pairs: queues in the process's memory, resolved by the QP table of their
 //! completion queues.
 
+use core::cell::UnsafeCell;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
+use mlx5::commands::{Capabilities, enable_memcpy};
 use mlx5::{
-    Dynamic, Lender, QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work, modify_target,
+    Dynamic, KeyChanges, Lender, QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work,
+    modify_target,
 };
 use uverbs::environment::variable;
-use uverbs::{QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpOpen, Udata};
+use uverbs::{
+    AccessFlags, MrInit, PdHandle, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpOpen,
+    QpState, Udata,
+};
 
 use super::Mlx5;
 use super::cq::Cq;
+use super::key_config::KeyConfig;
 use super::memory::Allocators;
 use super::pd::Thread;
 use crate::abi::*;
 use crate::access::locked;
+use crate::alloc::try_box;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
-use crate::mlx5dv::abi::mlx5dv_qp_ex;
+use crate::mlx5dv::abi::{mlx5dv_qp_ex, send_ops};
 use crate::mr::may_be_bound;
 use crate::qp::{NewQp, QpOps};
 use crate::srq::srq_of;
@@ -60,8 +68,61 @@ pub struct QpData {
     cap: QpCap,
     /// It is a target of dynamic connections.
     is_target: bool,
+    /// For copies in local memory.
+    pub memcpy: Option<Memcpy>,
+    /// The change of a memory key; used in the critical section of `send_lock`.
+    pub key_config: UnsafeCell<KeyConfig>,
     /// Functions of mlx5dv for `ibv_wr_*`.
     pub functions: mlx5dv_qp_ex,
+}
+
+/// What copies in local memory need.
+pub struct Memcpy {
+    /// Bytes of the longest.
+    pub longest: u64,
+    /// The queue pair has to be enabled for it.
+    by_qp: bool,
+    /// Memory that the device may write to.
+    scratch: Box<Scratch>,
+    region: uverbs::Mr<CtxRef>,
+}
+
+#[repr(C, align(64))]
+struct Scratch(UnsafeCell<[u8; 64]>);
+
+// SAFETY: only the device uses it.
+unsafe impl Sync for Scratch {}
+
+impl Memcpy {
+    /// EOPNOTSUPP if the device does not copy.
+    fn new(ctx: &CtxRef, pd: Option<PdHandle>) -> Result<Self, Errno> {
+        let caps = Capabilities::query(ctx)?;
+        if caps.longest_memcpy == 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let scratch = try_box(Scratch(UnsafeCell::new([0; 64]))).map_err(|(_, errno)| errno)?;
+        let addr = scratch.0.get().expose_provenance() as u64;
+        let init = MrInit {
+            pd: pd.ok_or(Errno::INVAL)?,
+            addr,
+            length: 64,
+            iova: addr,
+            access: AccessFlags::LOCAL_WRITE,
+        };
+        // SAFETY: memory that is kept for it, and used by the device alone.
+        let region = unsafe { uverbs::Mr::register(ctx, &init, Udata::none())? };
+        Ok(Self {
+            longest: caps.longest_memcpy,
+            by_qp: caps.memcpy_by_qp,
+            scratch,
+            region,
+        })
+    }
+
+    /// The memory: address and lkey.
+    pub fn scratch(&self) -> (u64, u32) {
+        (self.scratch.0.get().addr() as u64, self.region.lkey())
+    }
 }
 
 /// A queue pair of a ConnectX.
@@ -82,7 +143,7 @@ unsafe fn cqs<'a>(qp: &Qp) -> impl Iterator<Item = &'a Cq> {
 }
 
 /// Splits a queue pair into the parts of [`NewQp`].
-fn parts(made: QueuePair<CtxRef>, is_target: bool) -> NewQp<Mlx5> {
+fn parts(made: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> NewQp<Mlx5> {
     NewQp {
         object: made.object,
         send: made.send,
@@ -91,6 +152,8 @@ fn parts(made: QueuePair<CtxRef>, is_target: bool) -> NewQp<Mlx5> {
             work: made.work,
             cap: made.cap,
             is_target,
+            memcpy,
+            key_config: UnsafeCell::default(),
             functions: mlx5dv_qp_ex::NONE,
         },
         cap: made.cap,
@@ -103,6 +166,13 @@ fn parts(made: QueuePair<CtxRef>, is_target: bool) -> NewQp<Mlx5> {
 /// processor's, such as device memory, set it.
 fn short_data(setting: Option<&OsStr>) -> bool {
     setting.is_none_or(|value| value != "0")
+}
+
+impl QpData {
+    /// It is an initiator of dynamic connections.
+    pub fn is_initiator(&self) -> bool {
+        self.work.is_dynamic_initiator()
+    }
 }
 
 impl QpOps for Mlx5 {
@@ -140,7 +210,11 @@ impl QpOps for Mlx5 {
         };
         let options = QpOptions {
             // Without `send_ops_flags` any operation may be posted.
-            keys: operations.is_none_or(|asked| asked & KEYS != 0),
+            keys: match operations {
+                _ if asked.operations & send_ops::KEYS != 0 => KeyChanges::Layouts,
+                Some(operations) if operations & KEYS == 0 => KeyChanges::None,
+                _ => KeyChanges::Windows,
+            },
             short_data: match asked.short_data {
                 ShortData::Default => short_data(variable("MLX5_SCATTER_TO_CQE").as_deref()),
                 ShortData::Never => false,
@@ -148,6 +222,7 @@ impl QpOps for Mlx5 {
             },
             short_data_unsignalled: asked.short_data == ShortData::Always,
             packet_credits: asked.packet_credits,
+            copies: asked.operations & send_ops::MEMCPY != 0,
             dynamic: asked.dynamic,
         };
         let options = match is_target && options.short_data {
@@ -156,6 +231,18 @@ impl QpOps for Mlx5 {
                 ..options
             },
             false => options,
+        };
+        let supported = match attr.qp_type {
+            IBV_QPT_RC => send_ops::ALL,
+            IBV_QPT_DRIVER => send_ops::RAW_WQE | send_ops::MEMCPY,
+            _ => send_ops::RAW_WQE,
+        };
+        if asked.operations & !supported != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let memcpy = match asked.operations & send_ops::MEMCPY {
+            0 => None,
+            _ => Some(Memcpy::new(ctx, init.pd)?),
         };
         let own = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.
@@ -169,6 +256,10 @@ impl QpOps for Mlx5 {
             own,
             lender.as_ref().map(|lender| lender as &dyn Lender),
         )?;
+        let mut made = parts(made, is_target, memcpy);
+        let room = made.send.max_layout();
+        made.device_data.key_config.get_mut().reserve(room)?;
+        let work = &made.device_data.work;
         let own = |cq: *mut ibv_cq| {
             // SAFETY: null or live, as the caller says.
             (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })
@@ -176,21 +267,21 @@ impl QpOps for Mlx5 {
         let (send_cq, recv_cq) = (own(attr.send_cq), own(attr.recv_cq));
         // It has no completions yet.
         if let Some(cq) = send_cq {
-            cq.attach(&made.work, Role::SEND)?;
+            cq.attach(work, Role::SEND)?;
         }
         if let Some(cq) = recv_cq {
-            if let Err(errno) = cq.attach(&made.work, Role::RECEIVE) {
+            if let Err(errno) = cq.attach(work, Role::RECEIVE) {
                 if let Some(cq) = send_cq {
-                    cq.detach(&made.work);
+                    cq.detach(work);
                 }
                 return Err(errno);
             }
         }
-        Ok(parts(made, is_target))
+        Ok(made)
     }
 
     fn open_qp(ctx: &CtxRef, init: &QpOpen) -> Result<NewQp<Self>, Errno> {
-        Ok(parts(QueuePair::open(ctx, ctx.mlx5()?, init)?, false))
+        Ok(parts(QueuePair::open(ctx, ctx.mlx5()?, init)?, false, None))
     }
 
     fn modify_qp(qp: &Qp, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {
@@ -198,6 +289,11 @@ impl QpOps for Mlx5 {
             return Ok(modify_target(&qp.object, attr, mask)?);
         }
         qp.object.modify(attr, mask, Udata::none())?;
+        let enabled = (qp.device_data.memcpy.as_ref()).is_some_and(|memcpy| memcpy.by_qp);
+        if enabled && mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
+            let object = &qp.object;
+            enable_memcpy(object.context(), object.handle(), object.qp_num())?;
+        }
         Ok(None)
     }
 

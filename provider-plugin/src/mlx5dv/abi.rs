@@ -60,6 +60,7 @@ pub mod context_mask {
     pub const FLOW_ACTION_FLAGS: u64 = 1 << 6;
     pub const DC_ODP_CAPS: u64 = 1 << 7;
     pub const HCA_CORE_CLOCK: u64 = 1 << 8;
+    pub const NUM_LAG_PORTS: u64 = 1 << 9;
     pub const SIGNATURE_OFFLOAD: u64 = 1 << 10;
     pub const DCI_STREAMS: u64 = 1 << 11;
     pub const WR_MEMCPY_LENGTH: u64 = 1 << 12;
@@ -136,7 +137,14 @@ pub mod qp_mask {
 
 /// `enum mlx5dv_qp_create_send_ops_flags`.
 pub mod send_ops {
+    pub const MR_INTERLEAVED: u64 = 1 << 0;
+    pub const MR_LIST: u64 = 1 << 1;
+    pub const MKEY_CONFIGURE: u64 = 1 << 2;
     pub const RAW_WQE: u64 = 1 << 3;
+    pub const MEMCPY: u64 = 1 << 4;
+    /// Those that change memory keys.
+    pub const KEYS: u64 = MR_INTERLEAVED | MR_LIST | MKEY_CONFIGURE;
+    pub const ALL: u64 = KEYS | RAW_WQE | MEMCPY;
 }
 
 /// `struct mlx5dv_qp_ex`: functions for work requests of `ibv_wr_*`.
@@ -144,18 +152,83 @@ pub mod send_ops {
 pub struct mlx5dv_qp_ex {
     pub comp_mask: u64,
     pub wr_set_dc_addr: Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *mut ibv_ah, u32, u64)>,
-    pub wr_mr_interleaved: Absent,
-    pub wr_mr_list: Absent,
-    pub wr_mkey_configure: Absent,
-    pub wr_set_mkey_access_flags: Absent,
-    pub wr_set_mkey_layout_list: Absent,
-    pub wr_set_mkey_layout_interleaved: Absent,
+    pub wr_mr_interleaved: Option<
+        unsafe extern "C" fn(
+            *mut mlx5dv_qp_ex,
+            *mut mlx5dv_mkey,
+            u32,
+            u32,
+            u16,
+            *const mlx5dv_mr_interleaved,
+        ),
+    >,
+    pub wr_mr_list:
+        Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *mut mlx5dv_mkey, u32, u16, *const ibv_sge)>,
+    pub wr_mkey_configure: Option<
+        unsafe extern "C" fn(*mut mlx5dv_qp_ex, *mut mlx5dv_mkey, u8, *const mlx5dv_mkey_conf_attr),
+    >,
+    pub wr_set_mkey_access_flags: Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, u32)>,
+    pub wr_set_mkey_layout_list:
+        Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, u16, *const ibv_sge)>,
+    pub wr_set_mkey_layout_interleaved:
+        Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, u32, u16, *const mlx5dv_mr_interleaved)>,
     pub wr_set_mkey_sig_block: Absent,
     pub wr_raw_wqe: Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *const c_void)>,
     pub wr_set_dc_addr_stream:
         Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *mut ibv_ah, u32, u64, u16)>,
-    pub wr_memcpy: Absent,
+    pub wr_memcpy: Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, u32, u64, u32, u64, usize)>,
     pub wr_set_mkey_crypto: Absent,
+}
+
+/// `struct mlx5dv_mkey`.
+#[repr(C)]
+pub struct mlx5dv_mkey {
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// `struct mlx5dv_mkey_init_attr`.
+#[repr(C)]
+pub struct mlx5dv_mkey_init_attr {
+    pub pd: *mut ibv_pd,
+    pub create_flags: u32,
+    pub max_entries: u16,
+}
+
+/// Bits of [`mlx5dv_mkey_init_attr::create_flags`].
+pub mod mkey_flag {
+    pub const INDIRECT: u32 = 1 << 0;
+    pub const REMOTE_INVALIDATE: u32 = 1 << 4;
+}
+
+/// `struct mlx5dv_mkey_conf_attr`.
+#[repr(C)]
+pub struct mlx5dv_mkey_conf_attr {
+    pub conf_flags: u32,
+    pub comp_mask: u64,
+}
+
+/// `MLX5DV_MKEY_CONF_FLAG_RESET_SIG_ATTR`; a key without a signature has none.
+pub const CONF_RESET_SIG_ATTR: u32 = 1 << 0;
+
+/// `struct mlx5dv_mr_interleaved`.
+#[allow(non_camel_case_types)]
+pub type mlx5dv_mr_interleaved = mlx5::Interleaved;
+
+/// `struct mlx5dv_sched_attr`.
+#[repr(C)]
+pub struct mlx5dv_sched_attr {
+    pub parent: *const super::scheduling::Element,
+    pub flags: u32,
+    pub bw_share: u32,
+    pub max_avg_bw: u32,
+    pub comp_mask: u64,
+}
+
+/// Bits of [`mlx5dv_sched_attr::flags`].
+pub mod sched_flag {
+    pub const BW_SHARE: u32 = 1 << 0;
+    pub const MAX_AVG_BW: u32 = 1 << 1;
 }
 
 /// A function that the plugin does not have.

@@ -102,7 +102,7 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
         return Err(Errno::OPNOTSUPP);
     }
     if has(qp_mask::SEND_OPS_FLAGS) {
-        if own.send_ops_flags & !send_ops::RAW_WQE != 0 {
+        if own.send_ops_flags & !send_ops::ALL != 0 {
             return Err(Errno::OPNOTSUPP);
         }
         options.operations = own.send_ops_flags;

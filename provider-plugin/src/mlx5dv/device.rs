@@ -1,14 +1,17 @@
 //! Devices and contexts: which are supported, features, the clock.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
+
+use mlx5::commands::{Capabilities, dc_paging};
 
 use super::abi::*;
 use super::{exported, is_ours, serves};
-use crate::abi::{ibv_context, ibv_device};
+use crate::abi::{ibv_context, ibv_device, ibv_dm};
 use crate::context::CtxRef;
 use crate::entry;
 use crate::errno::Errno;
 use crate::library::libibverbs;
+use crate::mlx5::dm;
 
 exported! {
     /// Returns whether the other functions may be used on the device.
@@ -46,6 +49,29 @@ exported! {
         entry::int(|| unsafe { query(&CtxRef::of(context), answer) })
     }
 
+    /// `mlx5dv_query_port`: what the driver knows of a port.
+    fn _mlx5dv_query_port(
+        context: *mut ibv_context,
+        port: u32,
+        answer: *mut c_void,
+        length: usize
+    ) -> c_int
+    where is_ours(context), else libc::EOPNOTSUPP => {
+        // SAFETY: a context of ours, and room for the answer.
+        entry::int(|| unsafe {
+            let answer = core::slice::from_raw_parts_mut(answer.cast(), length);
+            Ok(mlx5::ioctl::query_port(&CtxRef::of(context), port, answer)?)
+        })
+    }
+
+    /// `mlx5dv_dm_map_op_addr`: device memory on which stores act by an operation. It is
+    /// mapped until the memory is freed.
+    fn mlx5dv_dm_map_op_addr(dm: *mut ibv_dm, operation: u8) -> *mut c_void
+    where is_ours((*dm).context), else super::refused::ringverbs_refused_object() => {
+        // SAFETY: live device memory of ours.
+        entry::pointer(|| unsafe { Ok(dm::map_operation(dm, operation)?.as_ptr().cast()) })
+    }
+
     /// `mlx5dv_get_clock_info`: the driver's clock record. EOPNOTSUPP without one.
     fn mlx5dv_get_clock_info(context: *mut ibv_context, info: *mut mlx5dv_clock_info) -> c_int
     where is_ours(context), else libc::EOPNOTSUPP => {
@@ -72,6 +98,8 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
     use context_mask::*;
     let device = ctx.mlx5()?;
     let features = device.features(ctx)?;
+    // Without DevX they are unknown.
+    let caps = Capabilities::query(ctx).unwrap_or_default();
     let mut flags = context_flag::CQE_V1;
     for (has, flag) in [
         (features.multi_packet, context_flag::MPW_ALLOWED),
@@ -111,15 +139,20 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
             TUNNEL_OFFLOADS: tunnel_offloads_caps = 0;
             DYN_BFREGS: max_dynamic_bfregs = 0;
             FLOW_ACTION_FLAGS: flow_action_flags = 0;
-            DC_ODP_CAPS: dc_odp_caps = 0;
+            DC_ODP_CAPS: dc_odp_caps = dc_paging(ctx).unwrap_or_default();
             SIGNATURE_OFFLOAD: sig_caps = [0; 2];
             DCI_STREAMS: dci_streams_caps = [
                 features.streams.log_concurrent,
                 features.streams.log_errored,
             ];
-            WR_MEMCPY_LENGTH: max_wr_memcpy_length = 0;
+            WR_MEMCPY_LENGTH: max_wr_memcpy_length = caps.longest_memcpy as usize;
             CRYPTO_OFFLOAD: crypto_caps = [0; 3];
-            MAX_DC_RD_ATOM: max_dc_rd_atom = 0, max_dc_init_rd_atom = 0;
+            MAX_DC_RD_ATOM:
+                max_dc_rd_atom = caps.dc_reads[0], max_dc_init_rd_atom = caps.dc_reads[1];
+        }
+        if asked & NUM_LAG_PORTS != 0 && caps.lag_ports != 0 {
+            (*answer).num_lag_ports = caps.lag_ports;
+            valid |= NUM_LAG_PORTS;
         }
         if let (true, Some(record)) = (asked & CLOCK_INFO_UPDATE != 0, device.clock().record()) {
             (*answer).max_clock_info_update_nsec = record.overflow_period;

@@ -9,11 +9,15 @@
 //! Contexts of other providers are passed on to libmlx5, if the process has that.
 
 pub(crate) mod abi;
+mod attributes;
 mod create;
 mod device;
 mod devx;
+mod mkey;
 mod objects;
 mod refused;
+pub(crate) mod reserved;
+mod scheduling;
 mod wr;
 
 use core::ffi::c_void;

@@ -4,6 +4,9 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 
+use super::abi::ContextFirst;
+use super::{exported, is_ours};
+use crate::abi::{ibv_context, ibv_qp};
 use crate::errno::Errno;
 
 /// A function that returns an errno value: EOPNOTSUPP.
@@ -34,3 +37,31 @@ pub extern "C" fn ringverbs_refused_descriptor() -> isize {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[cfg_attr(test, allow(dead_code))]
 pub extern "C" fn ringverbs_refused_nothing() {}
+
+// Direct rules on objects of this provider: libmlx5 would take them for its own.
+exported! {
+    /// `mlx5dv_dr_domain_create`. EOPNOTSUPP: there are no direct rules.
+    fn mlx5dv_dr_domain_create(context: *mut ibv_context, kind: u32) -> *mut c_void
+    where is_ours(context), else ringverbs_refused_object() => {
+        ringverbs_refused_object()
+    }
+
+    /// `mlx5dv_dr_action_create_dest_ibv_qp`, as [`mlx5dv_dr_domain_create`].
+    fn mlx5dv_dr_action_create_dest_ibv_qp(qp: *mut ibv_qp) -> *mut c_void
+    where is_ours((*qp).context), else ringverbs_refused_object() => {
+        ringverbs_refused_object()
+    }
+
+    /// `mlx5dv_dr_action_create_dest_devx_tir`, as [`mlx5dv_dr_domain_create`].
+    fn mlx5dv_dr_action_create_dest_devx_tir(object: *mut ContextFirst) -> *mut c_void
+    where is_ours((*object).context), else ringverbs_refused_object() => {
+        ringverbs_refused_object()
+    }
+
+    /// `mlx5dv_dr_action_create_flow_counter`, as [`mlx5dv_dr_domain_create`].
+    fn mlx5dv_dr_action_create_flow_counter(object: *mut ContextFirst, offset: u32)
+        -> *mut c_void
+    where is_ours((*object).context), else ringverbs_refused_object() => {
+        ringverbs_refused_object()
+    }
+}

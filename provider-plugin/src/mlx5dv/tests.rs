@@ -57,9 +57,47 @@ fn structures_are_those_of_the_header() {
         mlx5dv_ah { av, comp_mask }
         mlx5dv_pd { pdn, comp_mask }
         mlx5dv_obj { qp, cq, srq, rwq, dm, ah, pd }
+        mlx5dv_devx_umem { umem_id }
+        mlx5dv_devx_umem_in { addr, size, access, pgsz_bitmap, comp_mask, dmabuf_fd }
+        mlx5dv_devx_uar { reg_addr, base_addr, page_id, mmap_off, comp_mask }
+        mlx5dv_var { page_id, length, mmap_off, comp_mask }
+        mlx5dv_pp { index }
+        mlx5dv_devx_cmd_comp { fd }
+        mlx5dv_devx_event_channel { fd }
+        mlx5dv_mkey { lkey, rkey }
+        mlx5dv_mkey_init_attr { pd, create_flags, max_entries }
+        mlx5dv_mkey_conf_attr { conf_flags, comp_mask }
+        mlx5dv_sched_attr { parent, flags, bw_share, max_avg_bw, comp_mask }
         mlx5dv_clock_info { nsec, last_cycles, frac, mult, shift, mask }
     }
+    let interleaved = [
+        ("addr", offset_of!(mlx5dv_mr_interleaved, addr)),
+        ("bytes_count", offset_of!(mlx5dv_mr_interleaved, bytes)),
+        ("bytes_skip", offset_of!(mlx5dv_mr_interleaved, skip)),
+        ("lkey", offset_of!(mlx5dv_mr_interleaved, lkey)),
+    ];
+    for (field, offset) in interleaved {
+        let c_offset = format!("offsetof(struct mlx5dv_mr_interleaved, {field})");
+        writeln!(c, "_Static_assert({c_offset} == {offset}, \"{field}\");").unwrap();
+    }
     for (name, value) in [
+        ("MLX5DV_CONTEXT_FLAGS_DEVX", CONTEXT_DEVX),
+        ("MLX5DV_UMEM_MASK_DMABUF", UMEM_MASK_DMABUF as u32),
+        ("MLX5DV_QP_EX_WITH_MR_LIST", send_ops::MR_LIST as u32),
+        (
+            "MLX5DV_QP_EX_WITH_MKEY_CONFIGURE",
+            send_ops::MKEY_CONFIGURE as u32,
+        ),
+        ("MLX5DV_QP_EX_WITH_RAW_WQE", send_ops::RAW_WQE as u32),
+        ("MLX5DV_QP_EX_WITH_MEMCPY", send_ops::MEMCPY as u32),
+        (
+            "MLX5DV_MKEY_INIT_ATTR_FLAGS_REMOTE_INVALIDATE",
+            mkey_flag::REMOTE_INVALIDATE,
+        ),
+        (
+            "MLX5DV_SCHED_ELEM_ATTR_FLAGS_MAX_AVG_BW",
+            sched_flag::MAX_AVG_BW,
+        ),
         (
             "MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE",
             qp_flag::DISABLE_SCATTER_TO_CQE,

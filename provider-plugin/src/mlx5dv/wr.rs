@@ -3,15 +3,19 @@
 use core::ffi::c_void;
 use core::mem::offset_of;
 use core::ptr::null_mut;
+use core::slice;
 
-use mlx5::PostError;
-use uverbs::Destination;
+use mlx5::{PostError, SendQueue};
+use uverbs::{Destination, SendFlags, Sge};
 
 use super::abi::*;
+use super::mkey::Mkey;
 use super::{exported, is_ours};
-use crate::abi::{ibv_ah, ibv_qp_ex};
+use crate::abi::{ibv_ah, ibv_qp_ex, ibv_sge};
 use crate::ah::ah_of;
+use crate::errno::Errno;
 use crate::mlx5::Mlx5;
+use crate::mlx5::key_config::KeyConfig;
 use crate::mlx5::qp::Qp;
 use crate::qp::Addressing;
 use crate::wr_ex::{push_by, set_destination};
@@ -51,8 +55,24 @@ impl mlx5dv_qp_ex {
             functions.wr_set_dc_addr = Some(wr_set_dc_addr);
             functions.wr_set_dc_addr_stream = Some(wr_set_dc_addr_stream);
         }
-        if operations & send_ops::RAW_WQE != 0 {
+        let has = |operation| operations & operation != 0;
+        if has(send_ops::RAW_WQE) {
             functions.wr_raw_wqe = Some(wr_raw_wqe);
+        }
+        if has(send_ops::MEMCPY) {
+            functions.wr_memcpy = Some(wr_memcpy);
+        }
+        if has(send_ops::MR_INTERLEAVED) {
+            functions.wr_mr_interleaved = Some(wr_mr_interleaved);
+        }
+        if has(send_ops::MR_LIST) {
+            functions.wr_mr_list = Some(wr_mr_list);
+        }
+        if has(send_ops::MKEY_CONFIGURE) {
+            functions.wr_mkey_configure = Some(wr_mkey_configure);
+            functions.wr_set_mkey_access_flags = Some(wr_set_mkey_access_flags);
+            functions.wr_set_mkey_layout_list = Some(wr_set_mkey_layout_list);
+            functions.wr_set_mkey_layout_interleaved = Some(wr_set_mkey_layout_interleaved);
         }
         functions
     }
@@ -104,6 +124,200 @@ unsafe extern "C" fn wr_raw_wqe(functions: *mut mlx5dv_qp_ex, wqe: *const c_void
     unsafe {
         push_by::<Mlx5>(queue_pair(functions), |queue, wr_id| {
             queue.push_raw(wr_id, wqe.cast()).map_err(PostError::errno)
+        });
+    }
+}
+
+unsafe extern "C" fn wr_memcpy(
+    functions: *mut mlx5dv_qp_ex,
+    to_lkey: u32,
+    to: u64,
+    from_lkey: u32,
+    from: u64,
+    length: usize,
+) {
+    // SAFETY: the application is between wr_start and wr_complete of the queue pair.
+    unsafe {
+        let qp = queue_pair(functions);
+        let Some(memcpy) = &(*qp.cast::<Qp>()).device_data.memcpy else {
+            return;
+        };
+        push_by::<Mlx5>(qp, |queue, wr_id| {
+            let length = (length as u64 <= memcpy.longest).then_some(length);
+            let length = length.and_then(|length| u32::try_from(length).ok());
+            let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+            let places = [(to, to_lkey), (from, from_lkey)];
+            queue
+                .push_memcpy(
+                    wr_id,
+                    flags,
+                    places,
+                    length.ok_or(libc::EINVAL)?,
+                    memcpy.scratch(),
+                )
+                .map_err(PostError::errno)
+        });
+    }
+}
+
+/// Changes the queue pair's key change, and posts it if it is complete then.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete of the queue pair.
+unsafe fn configure(
+    functions: *mut mlx5dv_qp_ex,
+    change: impl FnOnce(&mut KeyConfig, *mut ibv_qp_ex, u64) -> Result<(), Errno>,
+) {
+    // SAFETY: as the caller says; so the change is this caller's.
+    unsafe {
+        let qp = queue_pair(functions);
+        push_by::<Mlx5>(qp, |queue: &mut SendQueue, wr_id| {
+            let config = &mut *(*qp.cast::<Qp>()).device_data.key_config.get();
+            change(config, qp, wr_id).map_err(|errno| errno.0)?;
+            let Some((wr_id, flags, change)) = config.complete() else {
+                return Ok(());
+            };
+            queue
+                .push_layout(wr_id, flags, &change)
+                .map_err(|error| match error {
+                    PostError::TooManySges => libc::ENOMEM,
+                    error => error.errno(),
+                })
+        });
+    }
+}
+
+/// Opens a change of a key. It is posted as inline data is.
+///
+/// # Safety
+/// A live key, and a queue pair as for [`configure`].
+unsafe fn open(
+    config: &mut KeyConfig,
+    qp: *mut ibv_qp_ex,
+    wr_id: u64,
+    mkey: *mut mlx5dv_mkey,
+    setters: u8,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        // The driver does not offer other values of the low bits.
+        let key = (*mkey).lkey;
+        if !flags.contains(SendFlags::INLINE) || key & 0xff != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let entries = (*mkey.cast::<Mkey>()).entries();
+        config.open(wr_id, flags, key, entries, setters);
+    }
+    Ok(())
+}
+
+/// The application's list.
+///
+/// # Safety
+/// Readable for that many elements, which are of the same form.
+unsafe fn list_of<'a, C, T>(list: *const C, count: u16) -> &'a [T] {
+    const { assert!(size_of::<C>() == size_of::<T>() && align_of::<C>() >= align_of::<T>()) };
+    match count {
+        0 => &[],
+        // SAFETY: as the caller says.
+        _ => unsafe { slice::from_raw_parts(list.cast(), count.into()) },
+    }
+}
+
+unsafe extern "C" fn wr_mkey_configure(
+    functions: *mut mlx5dv_qp_ex,
+    mkey: *mut mlx5dv_mkey,
+    setters: u8,
+    attr: *const mlx5dv_mkey_conf_attr,
+) {
+    // SAFETY: the application is between wr_start and wr_complete of the queue pair, and
+    // passes a live key and its attributes.
+    unsafe {
+        configure(functions, |config, qp, wr_id| {
+            if (*attr).conf_flags & !CONF_RESET_SIG_ATTR != 0 || (*attr).comp_mask != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            open(config, qp, wr_id, mkey, setters)
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_mkey_access_flags(functions: *mut mlx5dv_qp_ex, access: u32) {
+    // SAFETY: as in `wr_mkey_configure`.
+    unsafe { configure(functions, |config, _, _| set_access(config, access)) }
+}
+
+fn set_access(config: &mut KeyConfig, access: u32) -> Result<(), Errno> {
+    use crate::abi::*;
+    const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC;
+    if access & !KNOWN != 0 {
+        return Err(Errno::INVAL);
+    }
+    config.set_access(access)
+}
+
+unsafe extern "C" fn wr_set_mkey_layout_list(
+    functions: *mut mlx5dv_qp_ex,
+    count: u16,
+    list: *const ibv_sge,
+) {
+    // SAFETY: as in `wr_mkey_configure`; the list is the application's.
+    unsafe {
+        configure(functions, |config, _, _| {
+            config.set_list(list_of::<_, Sge>(list, count))
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_mkey_layout_interleaved(
+    functions: *mut mlx5dv_qp_ex,
+    repeat: u32,
+    count: u16,
+    parts: *const mlx5dv_mr_interleaved,
+) {
+    // SAFETY: as in `wr_mkey_configure`; the parts are the application's.
+    unsafe {
+        configure(functions, |config, _, _| {
+            config.set_interleaved(repeat, list_of(parts, count))
+        });
+    }
+}
+
+unsafe extern "C" fn wr_mr_list(
+    functions: *mut mlx5dv_qp_ex,
+    mkey: *mut mlx5dv_mkey,
+    access: u32,
+    count: u16,
+    list: *const ibv_sge,
+) {
+    // SAFETY: as in `wr_mkey_configure`.
+    unsafe {
+        configure(functions, |config, qp, wr_id| {
+            open(config, qp, wr_id, mkey, 2)?;
+            set_access(config, access)?;
+            config.set_list(list_of::<_, Sge>(list, count))
+        });
+    }
+}
+
+unsafe extern "C" fn wr_mr_interleaved(
+    functions: *mut mlx5dv_qp_ex,
+    mkey: *mut mlx5dv_mkey,
+    access: u32,
+    repeat: u32,
+    count: u16,
+    parts: *const mlx5dv_mr_interleaved,
+) {
+    // SAFETY: as in `wr_mkey_configure`.
+    unsafe {
+        configure(functions, |config, qp, wr_id| {
+            open(config, qp, wr_id, mkey, 2)?;
+            set_access(config, access)?;
+            config.set_interleaved(repeat, list_of(parts, count))
         });
     }
 }

@@ -11,6 +11,7 @@ impl AhOps for Rxe {
     /// The number by which a datagram's work request names the handle; never
     /// 0.
     type Address = u32;
+    type AhData = ();
 
     fn make_ah(
         ctx: &CtxRef,

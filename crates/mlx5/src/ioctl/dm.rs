@@ -13,6 +13,39 @@ static DM_QUERY: DriverMethod = DriverMethod {
     method_id: ids::METHOD_DM_QUERY,
 };
 
+static DM_MAP_OP_ADDR: DriverMethod = DriverMethod {
+    name: "DM_MAP_OP_ADDR",
+    object: "device memory",
+    object_id: uverbs::abi::ids::OBJECT_DM,
+    method_id: ids::METHOD_DM_MAP_OP,
+};
+
+/// Returns where device memory is mapped for an operation, by which stores act on it.
+///
+/// # Errors
+/// EOPNOTSUPP if the device does not have the operation.
+pub fn map_operation(context: &Context, dm: DmHandle, operation: u8) -> Result<DmLocation, Error> {
+    let mut location = DmLocation::default();
+    let operation = [operation];
+    // SAFETY: the only input is a number of an enumeration.
+    let mut ioctl = unsafe { Ioctl::driver(&DM_MAP_OP_ADDR) };
+    ioctl.acts_on(dm.0);
+    ioctl.handle(ids::ATTR_MAP_OP_HANDLE, dm.0);
+    ioctl.input(ids::ATTR_MAP_OP_OPERATION, &operation);
+    let outputs = [
+        ioctl.output(
+            ids::ATTR_MAP_OP_START_OFFSET,
+            location.start_offset.as_mut_bytes(),
+        ),
+        ioctl.output(
+            ids::ATTR_MAP_OP_PAGE_INDEX,
+            location.page_index.as_mut_bytes(),
+        ),
+    ];
+    ioctl.run(context)?.all_written(&outputs)?;
+    Ok(location)
+}
+
 /// Location of device memory, as the driver reports it: untrusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DmLocation {

@@ -78,4 +78,57 @@ pub const METHODS: &[MethodSpec] = &[
         // The driver requires the response at least up to `dump_fill_mkey`.
         attrs: &[may(ATTR_QUERY_CONTEXT_RESP, Ty::Out(68))],
     },
+    MethodSpec {
+        object: OBJECT_DEVX,
+        method: METHOD_DEVX_OTHER,
+        udata: false,
+        attrs: &[
+            must(ATTR_DEVX_OTHER_IN, Ty::In(16, u16::MAX)),
+            must(ATTR_DEVX_OTHER_OUT, Ty::Out(16)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVX,
+        method: METHOD_DEVX_QUERY_EQN,
+        udata: false,
+        attrs: &[
+            must(ATTR_DEVX_QUERY_EQN_VECTOR, Ty::In(4, 4)),
+            must(ATTR_DEVX_QUERY_EQN_NUMBER, Ty::Out(4)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVX_OBJ,
+        method: METHOD_DEVX_OBJ_CREATE,
+        udata: false,
+        attrs: &[
+            must(ATTR_DEVX_OBJ_CREATE_HANDLE, Ty::New(OBJECT_DEVX_OBJ)),
+            must(ATTR_DEVX_OBJ_CREATE_IN, Ty::In(16, u16::MAX)),
+            must(ATTR_DEVX_OBJ_CREATE_OUT, Ty::Out(16)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVX_OBJ,
+        method: METHOD_DEVX_OBJ_DESTROY,
+        udata: false,
+        attrs: &[must(NAMESPACE, Ty::Destroy(OBJECT_DEVX_OBJ))],
+    },
+    MethodSpec {
+        object: OBJECT_DEVX_UMEM,
+        method: METHOD_DEVX_UMEM_REG,
+        udata: false,
+        attrs: &[
+            must(ATTR_DEVX_UMEM_REG_HANDLE, Ty::New(OBJECT_DEVX_UMEM)),
+            must(ATTR_DEVX_UMEM_REG_ADDR, Ty::In(8, 8)),
+            must(ATTR_DEVX_UMEM_REG_LEN, Ty::In(8, 8)),
+            must(ATTR_DEVX_UMEM_REG_ACCESS, Ty::In(4, 8)),
+            may(ATTR_DEVX_UMEM_REG_PAGE_SIZES, Ty::In(4, 8)),
+            must(ATTR_DEVX_UMEM_REG_NUMBER, Ty::Out(4)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVX_UMEM,
+        method: METHOD_DEVX_UMEM_DEREG,
+        udata: false,
+        attrs: &[must(NAMESPACE, Ty::Destroy(OBJECT_DEVX_UMEM))],
+    },
 ];

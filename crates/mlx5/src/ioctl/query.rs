@@ -13,6 +13,26 @@ static PD_QUERY: DriverMethod = DriverMethod {
     method_id: ids::METHOD_PD_QUERY,
 };
 
+static QUERY_PORT: DriverMethod = DriverMethod {
+    name: "QUERY_PORT",
+    object: "device",
+    object_id: uverbs::abi::ids::OBJECT_DEVICE,
+    method_id: ids::METHOD_QUERY_PORT,
+};
+
+/// Queries what the driver knows of a port: `struct mlx5_ib_uapi_query_port`, of which
+/// the first word says which members are valid.
+///
+/// # Errors
+/// EINVAL for a port that does not exist; EPROTONOSUPPORT before Linux 5.14.
+pub fn query_port(context: &Context, port: u32, answer: &mut [u8]) -> Result<(), Error> {
+    // SAFETY: the only input is a number.
+    let mut ioctl = unsafe { Ioctl::driver(&QUERY_PORT) };
+    ioctl.u32(ids::ATTR_QUERY_PORT_NUMBER, port);
+    let slot = ioctl.output(ids::ATTR_QUERY_PORT_ANSWER, answer);
+    ioctl.run(context)?.written(slot)
+}
+
 /// Returns what [`Context::get_context`] returned, and the driver's answer, for
 /// a file whose context was created elsewhere. `answer` is cleared first, so
 /// what a driver with a shorter answer does not write is zero.

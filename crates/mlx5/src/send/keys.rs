@@ -22,9 +22,9 @@ pub(crate) const LONGEST: usize = WHOLE as usize * SEGMENT;
 /// Entries of a translation are counted in units of four.
 const ONE_UNIT: u16 = 4;
 /// No queue pair number, in the upper bits of a key's field.
-const ANY_QP: u32 = 0xffff_ff00;
+pub(super) const ANY_QP: u32 = 0xffff_ff00;
 /// The low bits of a key are its owner's to choose.
-const VARIANT: u32 = 0xff;
+pub(super) const VARIANT: u32 = 0xff;
 /// A memory window spans at most this many bytes.
 pub const LONGEST_WINDOW: u64 = 1 << 31;
 
@@ -102,14 +102,8 @@ impl SendQueue {
         if kind == MwType::TYPE_1 && zero_based {
             return Err(PostError::BadOperation);
         }
-        let mut changes = umr_mask::FREE
-            | umr_mask::MKEY
-            | umr_mask::LEN
-            | umr_mask::START_ADDR
-            | umr_mask::LOCAL_WRITE
-            | umr_mask::REMOTE_READ
-            | umr_mask::REMOTE_WRITE
-            | umr_mask::ATOMIC;
+        let mut changes =
+            umr_mask::FREE | umr_mask::MKEY | umr_mask::LEN | umr_mask::START_ADDR | RIGHTS;
         let mut flags = umr_flag::TRANSLATION_OFFSET | umr_flag::INLINE;
         let mut owner = ANY_QP;
         if kind == MwType::TYPE_2 {
@@ -117,15 +111,6 @@ impl SendQueue {
             flags |= umr_flag::CHECK_FREE;
             owner = self.qp_num << 8;
         }
-        let rights = [
-            (access::LOCAL_WRITE, key_access::LOCAL_WRITE),
-            (access::REMOTE_WRITE, key_access::REMOTE_WRITE),
-            (access::REMOTE_READ, key_access::REMOTE_READ),
-            (access::REMOTE_ATOMIC, key_access::ATOMIC),
-        ];
-        let rights = (rights.into_iter())
-            .filter(|(asked, _)| bind.access & asked != 0)
-            .fold(0, |all, (_, right)| all | right);
         Ok(Change {
             update: UmrSegment {
                 flags,
@@ -134,7 +119,7 @@ impl SendQueue {
                 ..UmrSegment::default()
             },
             key: KeySegment {
-                access_flags: rights,
+                access_flags: rights(bind.access),
                 qpn_mkey: (owner | bind.rkey & VARIANT).to_be(),
                 start_addr: if zero_based { 0 } else { bind.addr.to_be() },
                 len: bind.length.to_be(),
@@ -147,6 +132,23 @@ impl SendQueue {
             }),
         })
     }
+}
+
+/// The mask of the rights.
+pub(super) const RIGHTS: u64 =
+    umr_mask::LOCAL_WRITE | umr_mask::REMOTE_READ | umr_mask::REMOTE_WRITE | umr_mask::ATOMIC;
+
+/// The rights in a key's context, from the access flags of verbs.
+pub(super) fn rights(asked: u32) -> u8 {
+    [
+        (access::LOCAL_WRITE, key_access::LOCAL_WRITE),
+        (access::REMOTE_WRITE, key_access::REMOTE_WRITE),
+        (access::REMOTE_READ, key_access::REMOTE_READ),
+        (access::REMOTE_ATOMIC, key_access::ATOMIC),
+    ]
+    .into_iter()
+    .filter(|(flag, _)| asked & flag != 0)
+    .fold(0, |all, (_, right)| all | right)
 }
 
 /// Changes of a memory key that a work request makes.

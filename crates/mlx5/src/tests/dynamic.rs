@@ -112,7 +112,7 @@ fn created(dynamic: Dynamic) -> (Machine, QueuePair<Arc<uverbs::Context>>, Vec<u
         ..QpInit::default()
     };
     let options = QpOptions {
-        keys: false,
+        keys: crate::KeyChanges::None,
         dynamic: Some(dynamic),
         ..QpOptions::default()
     };

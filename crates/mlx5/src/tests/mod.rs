@@ -5,12 +5,14 @@ mod clock;
 mod completion;
 mod decode;
 mod device_memory;
+mod devx;
 mod dynamic;
 mod empty_check;
 mod hostile;
 mod import;
 mod ioctl;
 mod keys;
+mod layouts;
 mod objects;
 mod qp_table;
 mod raw;
@@ -56,7 +58,7 @@ pub fn work(
     shared: Option<Arc<SharedWork>>,
 ) -> Arc<Work> {
     // As small as can be, so that queues are gone around often.
-    let send = SendPlan::new(cap, service, &LIMITS, false).unwrap();
+    let send = SendPlan::new(cap, service, &LIMITS, crate::KeyChanges::None).unwrap();
     work_of(index, service, send, cap, shared)
 }
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use uverbs::AhAttr;
 
 use super::*;
+use crate::KeyChanges;
 use crate::ah::Link;
 use crate::{Destination, Operands, RemoteMemory};
 
@@ -475,7 +476,10 @@ proptest! {
         ),
         unreliable in any::<bool>(),
         signal_all in any::<bool>(),
-        (room, keys) in (prop::sample::select(vec![0u32, 12, 76]), any::<bool>()),
+        (room, keys) in (
+            prop::sample::select(vec![0u32, 12, 76]),
+            prop::sample::select(vec![KeyChanges::None, KeyChanges::Windows, KeyChanges::Layouts]),
+        ),
     ) {
         let service = if unreliable { Service::UnreliableConnection } else { RC };
         let cap = cap(5, 1, room);

@@ -5,7 +5,7 @@ mod members;
 
 use std::sync::Arc;
 
-use ::mlx5::{DeviceContext, Link, QpOptions, Role};
+use ::mlx5::{DeviceContext, KeyChanges, Link, QpOptions, Role};
 use uverbs::{
     ContextInfo, CqInit, Data, PdHandle, PostError, QpCap, QpInit, QpType, Sge, Srq, SrqInit,
     SrqModify, Udata,
@@ -233,7 +233,10 @@ impl Provider {
         // Not in completions: they may be read when the memory is no longer
         // the device's.
         let options = QpOptions {
-            keys: resources.keys,
+            keys: match resources.keys {
+                true => KeyChanges::Windows,
+                false => KeyChanges::None,
+            },
             short_data: false,
             ..QpOptions::default()
         };

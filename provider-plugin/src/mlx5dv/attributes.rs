@@ -1,0 +1,107 @@
+//! Attributes of queue pairs and addresses that verbs do not have.
+
+use core::ffi::c_int;
+
+use mlx5::commands::{
+    self, Capabilities, Scheduling, map_address, reset_stream, set_udp_source_port,
+};
+use uverbs::QpHandle;
+
+use super::scheduling::Element;
+use super::{exported, is_ours};
+use crate::abi::*;
+use crate::ah::ah_of;
+use crate::context::CtxRef;
+use crate::entry;
+use crate::errno::Errno;
+use crate::mlx5::Mlx5;
+use crate::qp::qp_of;
+
+exported! {
+    /// `mlx5dv_modify_qp_udp_sport`: the UDP source port of an RC or UC queue pair that
+    /// is ready to send. EOPNOTSUPP otherwise, and if the device cannot.
+    fn mlx5dv_modify_qp_udp_sport(qp: *mut ibv_qp, port: u16) -> c_int
+    where is_ours((*qp).context), else libc::EOPNOTSUPP => {
+        // SAFETY: a live queue pair of ours.
+        entry::int(|| unsafe {
+            let ctx = CtxRef::of((*qp).context);
+            let connected = matches!((*qp).qp_type, IBV_QPT_RC | IBV_QPT_UC);
+            if !connected
+                || (*qp).state != IBV_QPS_RTS
+                || !Capabilities::query(&ctx)?.udp_source_port
+            {
+                return Err(Errno::OPNOTSUPP);
+            }
+            Ok(set_udp_source_port(&ctx, QpHandle((*qp).handle), (*qp).qp_num, port)?)
+        })
+    }
+
+    /// `mlx5dv_dci_stream_id_reset`: a stream that has failed may send again. EINVAL
+    /// for what is not an initiator of DC.
+    fn mlx5dv_dci_stream_id_reset(qp: *mut ibv_qp, stream: u16) -> c_int
+    where is_ours((*qp).context), else libc::EOPNOTSUPP => {
+        // SAFETY: a live queue pair of ours.
+        entry::int(|| unsafe {
+            let ctx = CtxRef::of((*qp).context);
+            let has_streams = ctx.mlx5()?.features(&ctx)?.streams.log_errored != 0;
+            if (*qp).state != IBV_QPS_RTS
+                || !has_streams
+                || !Capabilities::query(&ctx)?.extended_context
+            {
+                return Err(Errno::OPNOTSUPP);
+            }
+            if !qp_of::<Mlx5, _>(qp).device_data.is_initiator() {
+                return Err(Errno::INVAL);
+            }
+            Ok(reset_stream(&ctx, QpHandle((*qp).handle), (*qp).qp_num, stream)?)
+        })
+    }
+
+    /// `mlx5dv_map_ah_to_qp`: the address belongs to the queue pair of that number. Once
+    /// for an address handle.
+    fn mlx5dv_map_ah_to_qp(ah: *mut ibv_ah, qp_num: u32) -> c_int
+    where is_ours((*ah).context), else libc::EOPNOTSUPP => {
+        // SAFETY: a live address handle of ours.
+        entry::int(|| unsafe {
+            let own = ah_of::<Mlx5>(ah);
+            if own.device_data.get().is_some() {
+                return Ok(());
+            }
+            let mapping = map_address(&CtxRef::of((*ah).context), &own.address, qp_num)?;
+            // If another thread was first, this one's mapping is destroyed.
+            let _ = own.device_data.set(mapping);
+            Ok(())
+        })
+    }
+
+    /// `mlx5dv_modify_qp_sched_elem`: the scheduling elements of a queue pair's requests
+    /// and responses; null for none. EINVAL for responses of UC and UD, which have none.
+    fn mlx5dv_modify_qp_sched_elem(
+        qp: *mut ibv_qp,
+        requester: *const Element,
+        responder: *const Element
+    ) -> c_int
+    where is_ours((*qp).context), else libc::EOPNOTSUPP => {
+        // SAFETY: a live queue pair of ours, and live elements or null.
+        entry::int(|| unsafe {
+            let ctx = CtxRef::of((*qp).context);
+            let is_init = match (*qp).state {
+                IBV_QPS_INIT => true,
+                IBV_QPS_RTS => false,
+                _ => return Err(Errno::OPNOTSUPP),
+            };
+            match (*qp).qp_type {
+                IBV_QPT_UC | IBV_QPT_UD if !responder.is_null() => return Err(Errno::INVAL),
+                IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD => {}
+                _ => return Err(Errno::OPNOTSUPP),
+            }
+            if !Scheduling::has_groups(&ctx)? {
+                return Err(Errno::OPNOTSUPP);
+            }
+            let numbers = [requester, responder]
+                .map(|element| element.as_ref().map_or(0, Element::number));
+            let handle = QpHandle((*qp).handle);
+            Ok(commands::set_groups(&ctx, handle, (*qp).qp_num, is_init, numbers)?)
+        })
+    }
+}
