@@ -22,6 +22,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::dist::{self, COMMAND, CONFIG, CONFIG_TEXT, LIBRARY, LINKS, SHARE};
 
+mod replace;
+
 /// The stock provider's configuration.
 const STOCK: &str = "rxe.driver";
 
@@ -126,6 +128,8 @@ pub enum Component {
 ///
 /// The files are those of `built`, a folder that [`dist::whole`] has made;
 /// without it they are made now.
+///
+/// Without `only`, `uninstall` puts rdma-core's libmlx5 back as well.
 pub fn install(
     prefix: &Path,
     uninstall: bool,
@@ -146,6 +150,9 @@ pub fn install(
             }
             println!("{} is removed", paths.command.display());
         }
+        if only.is_none() && paths.providers.is_dir() && is_named_usr(prefix) {
+            restore_libmlx5(prefix, &paths)?;
+        }
         return Ok(());
     }
     let dist = match (built, only) {
@@ -164,6 +171,35 @@ pub fn install(
         println!("installed {}", paths.command.display());
     }
     Ok(())
+}
+
+fn is_named_usr(prefix: &Path) -> bool {
+    std::path::absolute(prefix).is_ok_and(|it| it.file_name() == Some("usr".as_ref()))
+}
+
+/// Puts our `libmlx5.so.1` in the place of that under `prefix`, or with `uninstall`
+/// rdma-core's back in its place. Nothing else is installed or removed.
+pub fn replace_libmlx5(prefix: &Path, uninstall: bool, built: Option<&Path>) -> Result<()> {
+    let paths = InstallPaths::under(prefix)?;
+    if uninstall {
+        if !restore_libmlx5(prefix, &paths)? {
+            println!("libmlx5 is rdma-core's; there is nothing to remove");
+        }
+        return Ok(());
+    }
+    let dist = match built {
+        Some(folder) => folder.to_owned(),
+        None => dist::dist()?,
+    };
+    replace::install(prefix, &paths, &dist)
+}
+
+fn restore_libmlx5(prefix: &Path, paths: &InstallPaths) -> Result<bool> {
+    let restored = replace::remove(prefix, paths)?;
+    if restored {
+        println!("libmlx5 is rdma-core's again");
+    }
+    Ok(restored)
 }
 
 fn plugin(dist: &Path, paths: &InstallPaths) -> Result<()> {

@@ -56,12 +56,16 @@ enum Command {
         /// Prefix of the installed libibverbs
         #[arg(long, default_value = "/usr")]
         prefix: PathBuf,
-        /// Remove both; the stock provider serves again
+        /// Remove them, and our libmlx5; the stock provider serves again
         #[arg(long)]
         uninstall: bool,
         /// Install or remove only one of them
         #[arg(long, value_enum)]
         only: Option<install::Component>,
+        /// Put our libmlx5.so.1 in the place of rdma-core's, and install nothing else;
+        /// with --uninstall put rdma-core's back
+        #[arg(long, conflicts_with = "only")]
+        replace_libmlx5: bool,
         /// Directory built by `dist`, instead of building now
         #[arg(long, conflicts_with = "uninstall")]
         dist: Option<PathBuf>,
@@ -103,8 +107,17 @@ fn main() -> ExitCode {
         Command::Install {
             prefix,
             uninstall,
+            replace_libmlx5: true,
+            dist,
+            ..
+        } => install::replace_libmlx5(&prefix, uninstall, dist.as_deref())
+            .map(|()| ExitCode::SUCCESS),
+        Command::Install {
+            prefix,
+            uninstall,
             only,
             dist,
+            ..
         } => {
             install::install(&prefix, uninstall, only, dist.as_deref()).map(|()| ExitCode::SUCCESS)
         }

@@ -70,6 +70,7 @@ pub(super) fn all(low: bool) -> Vec<Line> {
         run(&|| counts("plugin's data path", bench::NEEDS, bench::gate)),
         run(&|| counts("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
         run(&mlx5_bytes),
+        run(&libmlx5_replaced),
         run(&|| check("fuzz targets", &mut fuzz_targets())),
         run(&on_aarch64),
     ]
@@ -84,6 +85,24 @@ fn on_aarch64() -> Line {
     match aarch64::needs() {
         Ok(()) => counted(WHAT, &mut aarch64::data_path()),
         Err(error) => skipped(WHAT, &error.to_string()),
+    }
+}
+
+/// The test of `install --replace-libmlx5`, with our library and programs of the system.
+fn libmlx5_replaced() -> Line {
+    const WHAT: &str = "libmlx5 replaced by ours";
+    match dist::dist() {
+        Ok(dist) => {
+            let mut test = cargo(&["test", "-p", "xtask", "--test", "replace_libmlx5"]);
+            counted(WHAT, test.env("RINGVERBS_DIST", dist))
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            Line {
+                failed: 1,
+                ..Line::new(WHAT)
+            }
+        }
     }
 }
 
