@@ -3,6 +3,7 @@
 
 use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, Opened, Port};
 use super::finding::{Finding, Level};
+use super::libmlx5::{Libmlx5, Library};
 use super::provider::{Libibverbs, ProviderFile};
 
 /// The oldest kernel that is tested.
@@ -28,6 +29,7 @@ pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     if let Some(library) = &facts.libibverbs {
         libibverbs(&mut findings, library, &facts.devices);
     }
+    libmlx5(&mut findings, &facts.libmlx5);
     findings.0
 }
 
@@ -393,6 +395,30 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
             "libibverbs",
             format!("{path}, ABI {abi}, {} providers", there.count()),
         );
+    }
+}
+
+/// Says which library serves as libmlx5.
+fn libmlx5(findings: &mut Findings, found: &Libmlx5) {
+    let text = |library: &Library| {
+        let whose = match library.is_ours {
+            true => "ringverbs in libmlx5's place",
+            false => "rdma-core's",
+        };
+        format!("{}, {whose}", library.path.display())
+    };
+    match (&found.linked, &found.provider) {
+        (Some(linked), Some(provider)) if linked.is_ours != provider.is_ours => findings.warning(
+            "libmlx5",
+            format!(
+                "programs linked to libmlx5 load {}, but libibverbs loads {}",
+                text(linked),
+                text(provider)
+            ),
+            "cargo xtask install --replace-libmlx5 # or with --uninstall".into(),
+        ),
+        (Some(library), _) | (None, Some(library)) => findings.ok("libmlx5", text(library)),
+        (None, None) => {}
     }
 }
 

@@ -10,6 +10,7 @@ use ringverbs::Device;
 use uverbs::environment;
 
 use super::files::{names, text};
+use super::libmlx5::Libmlx5;
 use super::provider::Libibverbs;
 use crate::device;
 use crate::info::PortInfo;
@@ -43,6 +44,8 @@ pub struct Facts {
     pub interfaces: Vec<Interface>,
     /// The C library, if it is installed.
     pub libibverbs: Option<Libibverbs>,
+    /// libmlx5, by either name.
+    pub libmlx5: Libmlx5,
 }
 
 /// A kernel module.
@@ -161,6 +164,7 @@ impl Facts {
         } else {
             (Vec::new(), None)
         };
+        let libibverbs = Libibverbs::find(root, &environment::text);
         Self {
             ib_uverbs: module(root, &release, "ib_uverbs"),
             rdma_rxe: module(root, &release, "rdma_rxe"),
@@ -174,7 +178,8 @@ impl Facts {
             container: container(root),
             memlock: memlock(root),
             interfaces: interfaces(root),
-            libibverbs: Libibverbs::find(root, &environment::text),
+            libmlx5: Libmlx5::find(root, &environment::text, libibverbs.as_ref()),
+            libibverbs,
         }
     }
 }
@@ -399,5 +404,6 @@ mod tests {
         assert_eq!(facts.ib_uverbs, Module::Missing);
         assert!(facts.nodes.is_empty() && facts.interfaces.is_empty());
         assert!(facts.libibverbs.is_none());
+        assert_eq!(facts.libmlx5, Libmlx5::default());
     }
 }

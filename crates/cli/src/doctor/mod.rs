@@ -7,6 +7,7 @@ mod diagnose;
 mod facts;
 mod files;
 mod finding;
+mod libmlx5;
 mod provider;
 
 use std::io::Write;

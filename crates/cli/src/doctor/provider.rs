@@ -93,7 +93,7 @@ impl Libibverbs {
 }
 
 /// Returns the usual directories of loaders.
-fn library_directories(root: &Path, library_path: Option<&str>) -> Vec<PathBuf> {
+pub fn library_directories(root: &Path, library_path: Option<&str>) -> Vec<PathBuf> {
     let architecture = std::env::consts::ARCH;
     let set = library_path.unwrap_or_default().split(':');
     let set = set.filter(|path| !path.is_empty()).map(PathBuf::from);

@@ -422,3 +422,50 @@ fn providers_that_do_not_fit() {
         "ibverbs-providers",
     );
 }
+
+#[test]
+fn which_libmlx5_is_in_use_is_said() {
+    let library = |path: &str, is_ours| {
+        let path = path.into();
+        Some(Library { path, is_ours })
+    };
+    let mut facts = healthy();
+    let said = |facts: &Facts| {
+        let mut findings = diagnose(facts).into_iter();
+        findings.find(|finding| finding.check == "libmlx5")
+    };
+    assert_eq!(said(&facts), None);
+    for (linked, provider, expected) in [
+        (
+            library("/a", false),
+            library("/a", false),
+            "/a, rdma-core's",
+        ),
+        (
+            library("/b", true),
+            library("/b", true),
+            "/b, ringverbs in libmlx5's place",
+        ),
+        (library("/c", false), None, "/c, rdma-core's"),
+        (
+            None,
+            library("/d", true),
+            "/d, ringverbs in libmlx5's place",
+        ),
+    ] {
+        facts.libmlx5 = Libmlx5 { linked, provider };
+        let finding = said(&facts).unwrap();
+        assert_eq!((finding.level, &*finding.found), (Level::Ok, expected));
+    }
+    facts.libmlx5 = Libmlx5 {
+        linked: library("/e", true),
+        provider: library("/f", false),
+    };
+    expect(
+        &facts,
+        Level::Warning,
+        "libmlx5",
+        "/e, ringverbs in libmlx5's place, but libibverbs loads /f, rdma-core's",
+        "--replace-libmlx5",
+    );
+}
