@@ -159,8 +159,19 @@ if test -e "$dist/libringverbs_preload.so" && command -v ibv_devinfo >/dev/null;
 	grep -q "ringverbs INFO: serves device=mlx5_0" "$scratch/said" ||
 		fail "ibv_devinfo: $(cat "$scratch/said")"
 	grep -q PORT_ACTIVE "$scratch/said" || fail "ibv_devinfo: $(cat "$scratch/said")"
-	uninstall >/dev/null
 	echo "ibv_devinfo is served by ours"
+	grep -q ringverbs "$dist/libmlx5.so.1" || fail "doctor cannot recognize ours"
+	if test -x "$dist/ringverbs"; then
+		"$dist/ringverbs" doctor >"$scratch/said" || true
+		grep "libmlx5 .*/libmlx5.so.1.*, ringverbs in libmlx5's place" "$scratch/said" ||
+			fail "doctor: $(cat "$scratch/said")"
+	fi
+	uninstall >/dev/null
+	if test -x "$dist/ringverbs"; then
+		"$dist/ringverbs" doctor >"$scratch/said" || true
+		grep "libmlx5 .*$stock, rdma-core's" "$scratch/said" ||
+			fail "doctor: $(cat "$scratch/said")"
+	fi
 fi
 
 # As another user.

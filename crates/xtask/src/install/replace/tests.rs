@@ -301,6 +301,23 @@ fn upgrades_write_the_diverted_links() {
 }
 
 #[test]
+fn an_upgrade_after_a_killed_run_is_kept() {
+    Tree::kill("kept", true, true, |tree| {
+        let (path, aside, _) = tree.place().links().remove(0);
+        if aside.symlink_metadata().is_err() {
+            return;
+        }
+        // The name is diverted: the upgrade writes the other one.
+        fs::remove_file(&aside).unwrap();
+        fs::write(tree.libraries().join("newer"), "newer").unwrap();
+        symlink("newer", &aside).unwrap();
+        tree.install().unwrap();
+        tree.place().remove().unwrap();
+        assert_eq!(fs::read_link(path).unwrap(), Path::new("newer"));
+    });
+}
+
+#[test]
 fn others_diversions_are_left_alone() {
     let tree = Tree::new("others", true);
     let path = PathBuf::from("/usr/lib64/libibverbs/libmlx5-rdmav34.so");
