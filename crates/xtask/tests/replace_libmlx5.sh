@@ -80,6 +80,12 @@ is_ours() {
 		;;
 	esac
 	test -e "$stock" || fail "$1: $stock is gone"
+	for path in "$(linked)" "$libraries/ringverbs" /etc/libibverbs.d/mlx5.driver; do
+		case $(stat -c %A "$path") in
+		-r??r??r--* | -r??r?xr-x* | dr?xr-xr-x*) ;;
+		*) fail "$1: $(stat -c '%n %A' "$path")" ;;
+		esac
+	done
 }
 
 is_stock() {
@@ -100,6 +106,8 @@ if test "$method" = folder; then
 	# Here nothing diverts.
 	rm "$(command -v dpkg-divert)"
 fi
+# What is installed is for everybody.
+umask 077
 ldconfig
 snapshot >"$scratch/before"
 is_stock "at first"
@@ -196,6 +204,7 @@ if test "$method" = dpkg && command -v dpkg-deb >/dev/null; then
 	install >/dev/null
 	package=$(dpkg-query -S "$stock" | cut -d : -f 1)
 	tree=$scratch/package
+	umask 022
 	mkdir -p "$tree/DEBIAN" "$tree$providers"
 	printf '%s\n' "Package: $package" "Version: 999" "Architecture: $(dpkg --print-architecture)" \
 		"Maintainer: nobody" "Description: a newer release" >"$tree/DEBIAN/control"

@@ -24,7 +24,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -351,6 +351,7 @@ impl<T: Tools> Replacement<T> {
                 ),
             }
         }
+        self.make_folder(&self.folder())?;
         self.make_folder(&self.diverted())?;
         self.copy(ours, &self.libraries.join(FILE))?;
         for (path, aside, target) in &links {
@@ -489,20 +490,33 @@ impl<T: Tools> Replacement<T> {
         self.tools.ldconfig()
     }
 
+    /// Makes a folder that everybody may read, whatever the umask.
     fn make_folder(&self, folder: &Path) -> Result<()> {
-        if folder.is_dir() {
-            return Ok(());
+        let is_new = !folder.is_dir();
+        if is_new {
+            self.tools.before_change()?;
+            fs::create_dir(folder).map_err(|error| refused("make", folder, error))?;
         }
-        self.tools.before_change()?;
-        fs::create_dir_all(folder).map_err(|error| refused("make", folder, error))
+        // One of ours may be of a run that was interrupted here.
+        if is_new || folder.starts_with(self.folder()) {
+            self.tools.before_change()?;
+            readable(folder, 0o755).map_err(|error| refused("change", folder, error))?;
+        }
+        Ok(())
     }
 
     fn copy(&self, from: &Path, to: &Path) -> Result<()> {
-        self.rename_new(to, |fresh| fs::copy(from, fresh).map(drop))
+        self.rename_new(to, |fresh| {
+            fs::copy(from, fresh)?;
+            readable(fresh, 0o755)
+        })
     }
 
     fn write(&self, path: &Path, text: &str) -> Result<()> {
-        self.rename_new(path, |fresh| fs::write(fresh, text))
+        self.rename_new(path, |fresh| {
+            fs::write(fresh, text)?;
+            readable(fresh, 0o644)
+        })
     }
 
     /// Makes a file or link under a new name, which then takes the place of the old one.
@@ -523,6 +537,10 @@ impl<T: Tools> Replacement<T> {
         self.tools.before_change()?;
         fs::remove_file(path).map_err(|error| refused("remove", path, error))
     }
+}
+
+fn readable(path: &Path, mode: u32) -> io::Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 /// The name under which a file is made.
