@@ -533,7 +533,10 @@ pub unsafe fn create_qp_with<D: QpOps>(
                 destroy_qp::<D>(&raw mut qp.public.qp_ex.qp_base);
                 return Err(errno);
             }
-            wr_ex::set_functions::<D>(&mut qp.public, operations);
+            // All that the type has: programs call more than they have asked for, which
+            // works with libmlx5.
+            let all = wr_ex::operations::<D>((*attr).qp_type);
+            wr_ex::set_functions::<D>(&mut qp.public, all);
             D::set_device_functions(qp, operations, options);
         }
         Ok(Box::into_raw(qp).cast())

@@ -177,12 +177,12 @@ pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
     all_devices | D::device_operations(qp_type)
 }
 
-/// Sets the functions for the operations that the application asked for.
-pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, asked: u64) {
+/// Sets the functions for these operations.
+pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, operations: u64) {
     let qp = &mut qp.qp_ex;
     macro_rules! builders {
         ($($operation:ident => $function:ident;)+) => {
-            $(if asked & $operation != 0 { qp.$function = Some($function::<D>); })+
+            $(if operations & $operation != 0 { qp.$function = Some($function::<D>); })+
         };
     }
     builders! {

@@ -66,32 +66,6 @@ struct Refused {
 }
 
 const REFUSED: &[Refused] = &[
-    // Modules of libmlx5's own interface. What of plain verbs fails in them says
-    // something else.
-    Refused {
-        group: "pyverbs",
-        name: "tests.test_mlx5_",
-        said: &[
-            "mlx5 context",
-            "mlx5 DevX context",
-            "mlx5dv_query_port() isn't supported",
-            "Set LAG affinity is not supported",
-            "Alloc reserved QP number is not supported",
-            "schedule elements is not supported",
-            "Converting timestamp to nanoseconds is not supported",
-            "UAR allocation",
-            "UAR dmabuf export is not supported",
-            "VAR allocation is not supported",
-            "Modifying a QP UDP sport is not supported",
-        ],
-        why: "mlx5dv, which is libmlx5's own",
-    },
-    Refused {
-        group: "pyverbs",
-        name: "tests.test_mlx5_rdmacm.Mlx5CMTestCase.test_rdmacm_async_traffic_dc_",
-        said: &["SkipTest occurred on"],
-        why: "dynamic connections, by mlx5dv",
-    },
     Refused {
         group: "pyverbs",
         name: "tests.",
@@ -466,7 +440,7 @@ mod tests {
         assert_eq!(verdicts, [Pass, Skip, Skip, Fail]);
         let text = results.text("trixie");
         assert!(
-            text.contains("2 of what stock passes, refused by ours: mlx5dv, which is libmlx5's own (test_mlx5_x 2)"),
+            text.contains("2 of what stock passes, refused by ours: raw packets (x 2)"),
             "{text}"
         );
     }
@@ -474,11 +448,10 @@ mod tests {
     #[test]
     fn refusal_is_recognised_by_its_message() {
         let said = |name, said| refusal("pyverbs", name, said).is_some();
-        let uar = "tests.test_mlx5_uar.Mlx5UarTestCase.test_uar_export_dmabuf_fd";
-        assert!(said(uar, "UAR dmabuf export is not supported"));
-        let memory = "tests.test_mr.DeviceMemoryAPITest.test_dm_export_dmabuf_fd";
-        assert!(!said(memory, "DM dmabuf export is not supported"));
-        assert!(!said(uar, "DM dmabuf export is not supported"));
+        let raw = "tests.test_qp.QPTest.test_create_raw_qp_ex_with_flags";
+        assert!(said(raw, "Create Raw Packet QP without attrs is not supported"));
+        assert!(!said(raw, "Create QP is not supported"));
+        assert!(refusal("perftest", raw, "Create QP type 8 is not supported").is_none());
     }
 
     #[test]

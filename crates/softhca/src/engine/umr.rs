@@ -114,7 +114,7 @@ impl<P: Platform> Core<P> {
         if MUST_BE_USED.is_set(umr) && mkey.free {
             return Err("a UMR of a memory key that is not in use");
         }
-        if CHECK_QPN.is_set(umr) && mkey.qpn != accessor.qpn {
+        if CHECK_QPN.is_set(umr) && ![ANY_QPN, accessor.qpn].contains(&mkey.qpn) {
             return Err("a UMR of a memory key of another queue pair");
         }
         let given = super::mkey::rights(context);
