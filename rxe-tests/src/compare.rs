@@ -65,14 +65,12 @@ struct Refused {
     why: &'static str,
 }
 
-const REFUSED: &[Refused] = &[
-    Refused {
-        group: "pyverbs",
-        name: "tests.",
-        said: &["Create QP type 8 is not supported", "Create Raw Packet QP "],
-        why: "raw packets",
-    },
-];
+const REFUSED: &[Refused] = &[Refused {
+    group: "pyverbs",
+    name: "tests.",
+    said: &["Create QP type 8 is not supported", "Create Raw Packet QP "],
+    why: "raw packets",
+}];
 
 /// Why ours refuses a case that has said `detail`; `None` if it is no refusal.
 pub fn refusal(group: &str, name: &str, detail: &str) -> Option<&'static str> {
@@ -449,7 +447,10 @@ mod tests {
     fn refusal_is_recognised_by_its_message() {
         let said = |name, said| refusal("pyverbs", name, said).is_some();
         let raw = "tests.test_qp.QPTest.test_create_raw_qp_ex_with_flags";
-        assert!(said(raw, "Create Raw Packet QP without attrs is not supported"));
+        assert!(said(
+            raw,
+            "Create Raw Packet QP without attrs is not supported"
+        ));
         assert!(!said(raw, "Create QP is not supported"));
         assert!(refusal("perftest", raw, "Create QP type 8 is not supported").is_none());
     }

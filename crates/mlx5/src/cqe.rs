@@ -304,6 +304,9 @@ pub(crate) fn decode_any(
         _ => return Err(error),
     };
     let work = sender(qps, cqe)?;
+    if !work.raw {
+        return Err(error);
+    }
     let found = work.sends.find_marked(cqe.wqe_counter().into());
     let found = found.ok_or(error)?;
     let (vendor, syndrome) = cqe.syndromes();
@@ -451,7 +454,10 @@ pub(crate) unsafe fn scatter(
         let work = sender(qps, cqe)?;
         let (_, _, byte_len) = request(work, cqe)?;
         let outstanding = work.sends.find(slot.into());
-        let outstanding = outstanding.or_else(|| work.sends.find_marked(slot.into()));
+        let outstanding = match outstanding {
+            None if work.raw => work.sends.find_marked(slot.into()),
+            outstanding => outstanding,
+        };
         outstanding.ok_or_else(|| unknown_request(slot))?;
         // SAFETY: as the caller says; it is outstanding.
         let scatter = |data: &[u8]| unsafe { work.scatter_send(slot, data) };

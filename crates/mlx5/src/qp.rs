@@ -108,6 +108,8 @@ pub struct QpOptions {
     /// Work requests may copy in local memory
     /// ([`SendQueue::push_memcpy`](crate::SendQueue::push_memcpy)).
     pub copies: bool,
+    /// WQEs may be the program's ([`SendQueue::push_raw`](crate::SendQueue::push_raw)).
+    pub raw: bool,
     /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
     pub dynamic: Option<Dynamic>,
 }
@@ -121,6 +123,7 @@ impl Default for QpOptions {
             short_data_unsignalled: false,
             packet_credits: false,
             copies: false,
+            raw: false,
             dynamic: None,
         }
     }
@@ -228,6 +231,7 @@ impl<C: ContextRef> QueuePair<C> {
         let mut work = Work::new(index, service, send, recv, shared, lender)?;
         work.short_data = options.short_data;
         work.copies = options.copies;
+        work.raw = options.raw;
         let work = Arc::new(work);
         let request = CreateQp {
             buf_addr: work.memory.entries.address(),

@@ -469,8 +469,8 @@ impl SendQueue {
     /// `IBV_WC_DRIVER2`.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] without a segment, or with more than a work request
-    /// of this queue may have; [`PostError::Full`].
+    /// [`PostError::BadOperation`] if the queue was not made for it, without a segment, or
+    /// with more than a work request of this queue may have; [`PostError::Full`].
     ///
     /// # Safety
     /// `wqe` is readable for a control segment and for the segments that it counts.
@@ -481,7 +481,7 @@ impl SendQueue {
         let [first, second] = unsafe { wqe.read_unaligned() };
         let first = u64::from_be(first);
         let segments = first as u32 & SEGMENTS;
-        if segments == 0 || segments > self.longest_request() {
+        if !self.work.raw || segments == 0 || segments > self.longest_request() {
             return Err(PostError::BadOperation);
         }
         if !self.has_room() {

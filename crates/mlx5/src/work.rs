@@ -42,6 +42,8 @@ pub struct Work {
     pub(crate) short_data: bool,
     /// Whether work requests may copy in local memory.
     pub(crate) copies: bool,
+    /// Whether WQEs may be the program's.
+    pub(crate) raw: bool,
 }
 
 impl Work {
@@ -65,6 +67,7 @@ impl Work {
             shared,
             short_data: true,
             copies: false,
+            raw: false,
         })
     }
 

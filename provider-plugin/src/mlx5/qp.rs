@@ -223,6 +223,7 @@ impl QpOps for Mlx5 {
             short_data_unsignalled: asked.short_data == ShortData::Always,
             packet_credits: asked.packet_credits,
             copies: asked.operations & send_ops::MEMCPY != 0,
+            raw: asked.operations & send_ops::RAW_WQE != 0,
             dynamic: asked.dynamic,
         };
         let options = match is_target && options.short_data {

@@ -19,6 +19,12 @@ fn wqe(opcode: u8, segments: u8) -> Vec<u8> {
     bytes
 }
 
+fn raw_pair() -> Pair {
+    let mut work = work(70, RC, &cap(4, 4, 0), None);
+    Arc::get_mut(&mut work).unwrap().raw = true;
+    Pair::with(work, false)
+}
+
 fn push_raw(pair: &mut Pair, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
     // SAFETY: as long as it says; there is no device.
     unsafe { pair.send.push_raw(wr_id, wqe.as_ptr()) }
@@ -37,7 +43,7 @@ fn done(slot: u32, request: u8) -> Raised {
 #[test]
 fn they_are_mixed_with_others_around_the_queue() {
     // Blocks of two; four work requests.
-    let mut pair = Pair::new(70, RC, &cap(4, 4, 0));
+    let mut pair = raw_pair();
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -80,7 +86,7 @@ fn they_are_mixed_with_others_around_the_queue() {
 
 #[test]
 fn any_opcode_completes_and_fails() {
-    let mut pair = Pair::new(70, RC, &cap(4, 4, 0));
+    let mut pair = raw_pair();
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -106,7 +112,7 @@ fn any_opcode_completes_and_fails() {
 
 #[test]
 fn a_short_read_in_a_cqe_is_scattered() {
-    let mut pair = Pair::new(70, RC, &cap(4, 4, 0));
+    let mut pair = raw_pair();
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -135,7 +141,7 @@ fn a_short_read_in_a_cqe_is_scattered() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let mut pair = Pair::new(70, RC, &cap(4, 4, 0));
+    let mut pair = raw_pair();
     pair.send.begin();
     // A work request of the longest kind has two blocks.
     for segments in [0, 9, 63] {
@@ -149,8 +155,8 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(push_raw(&mut pair, 9, &wqe(0x0a, 1)), Err(PostError::Full));
     pair.send.abort();
     assert_eq!(pair.record(1), 0);
-    // A queue without work requests.
-    let mut target = Pair::new(70, Service::Target, &cap(4, 4, 0));
-    let refused = push_raw(&mut target, 1, &wqe(0x0a, 1));
+    // A queue that was not made for it.
+    let mut other = Pair::new(70, RC, &cap(4, 4, 0));
+    let refused = push_raw(&mut other, 1, &wqe(0x0a, 1));
     assert_eq!(refused, Err(PostError::BadOperation));
 }
