@@ -11,6 +11,11 @@
 use std::sync::{Arc, Mutex};
 
 use libfuzzer_sys::fuzz_target;
+use mlx5::ioctl::ids::{
+    METHOD_DEVX_OBJ_CREATE, METHOD_DEVX_OBJ_DESTROY, METHOD_DEVX_OBJ_MODIFY, METHOD_DEVX_OTHER,
+    METHOD_DEVX_QUERY_EQN, METHOD_DEVX_UMEM_DEREG, METHOD_DEVX_UMEM_REG, OBJECT_DEVX,
+    OBJECT_DEVX_OBJ, OBJECT_DEVX_UMEM,
+};
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, cmd};
 use uverbs::kernel::fake::{FakeKernel, Reply, Target};
@@ -61,6 +66,13 @@ impl Input {
 }
 
 const TARGETS: &[Target] = &[
+    Target::Method(OBJECT_DEVX, METHOD_DEVX_OTHER),
+    Target::Method(OBJECT_DEVX, METHOD_DEVX_QUERY_EQN),
+    Target::Method(OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_CREATE),
+    Target::Method(OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_MODIFY),
+    Target::Method(OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_DESTROY),
+    Target::Method(OBJECT_DEVX_UMEM, METHOD_DEVX_UMEM_REG),
+    Target::Method(OBJECT_DEVX_UMEM, METHOD_DEVX_UMEM_DEREG),
     Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT),
     Target::Method(OBJECT_DEVICE, METHOD_QUERY_CONTEXT),
     Target::Method(OBJECT_DEVICE, METHOD_QUERY_PORT),
@@ -240,6 +252,46 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         user_handle: 0,
     };
     let _ = Qp::open(context, &open, Udata::none());
+    commands(context);
+}
+
+/// Commands in a ConnectX's own format, whose answers come from the device.
+fn commands(context: &&Context) {
+    use mlx5::commands::*;
+    use mlx5::ioctl::devx::{Umem, UmemInit, query_eqn};
+    if let Ok(caps) = Capabilities::query(context) {
+        assert!(caps.lag_ports < 16 && caps.log_reserved_numbers < 32);
+        assert!(caps.longest_memcpy <= 1 << 31);
+    }
+    if let Ok(bits) = dc_paging(context) {
+        assert!(bits < 1 << 6);
+    }
+    let _ = query_eqn(context, 0);
+    let init = UmemInit {
+        addr: 0,
+        length: 1,
+        access: 0,
+        page_sizes: Some(4096),
+        dmabuf: None,
+    };
+    // SAFETY: the fake touches no memory.
+    let _ = unsafe { Umem::register(context, &init) };
+    match IndirectKey::create(context, 1, 5, true) {
+        Ok(key) => assert!(key.key & 0xff == 0 && key.entries == 8),
+        Err(error) => assert!(error.errno() != 0 && !error.to_string().is_empty()),
+    }
+    if let Ok(numbers) = ReservedNumbers::create(context) {
+        assert!(numbers.count != 0);
+    }
+    let _ = Scheduling::is_supported(context);
+    let _ = Scheduling::has_groups(context);
+    if let Ok((element, number)) = Scheduling::default().create(context) {
+        let _ = Scheduling::default().modify(&element, number);
+    }
+    let _ = set_udp_source_port(context, QpHandle(1), 1, 1);
+    let _ = reset_stream(context, QpHandle(1), 1, 1);
+    let _ = mlx5::ioctl::query_port(context, 1, &mut [0; 64]);
+    let _ = mlx5::ioctl::dm::map_operation(context, DmHandle(1), 0);
 }
 
 fuzz_target!(|bytes: &[u8]| {

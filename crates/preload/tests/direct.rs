@@ -24,6 +24,11 @@ fn drives_queues(provider: Provider) {
     runs("direct.c", provider);
 }
 
+/// It drives queues wrongly.
+fn drives_queues_wrongly(provider: Provider) {
+    runs("wrong.c", provider);
+}
+
 fn uses_dynamic_connections(provider: Provider) {
     runs("dynamic.c", provider);
 }
@@ -31,4 +36,5 @@ fn uses_dynamic_connections(provider: Provider) {
 with_each_provider! {
     a_program_uses_dynamic_connections: uses_dynamic_connections;
     a_program_drives_queues_itself: drives_queues;
+    a_program_drives_queues_wrongly: drives_queues_wrongly;
 }

@@ -3,7 +3,8 @@
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{AttrSpec, AttrType as Ty, MethodSpec};
 
-use super::ids::*;
+// QUERY_PORT is also a method of verbs.
+use super::ids::{METHOD_QUERY_PORT, *};
 
 const fn must(id: u16, ty: Ty) -> AttrSpec {
     AttrSpec {
@@ -130,5 +131,36 @@ pub const METHODS: &[MethodSpec] = &[
         method: METHOD_DEVX_UMEM_DEREG,
         udata: false,
         attrs: &[must(NAMESPACE, Ty::Destroy(OBJECT_DEVX_UMEM))],
+    },
+    MethodSpec {
+        object: OBJECT_DEVX_OBJ,
+        method: METHOD_DEVX_OBJ_MODIFY,
+        udata: false,
+        // Any object, also one of verbs.
+        attrs: &[
+            must(ATTR_DEVX_OBJ_QUERY_HANDLE, Ty::Object(OBJECT_DEVX_OBJ)),
+            must(ATTR_DEVX_OBJ_QUERY_IN, Ty::In(16, u16::MAX)),
+            must(ATTR_DEVX_OBJ_QUERY_OUT, Ty::Out(16)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DEVICE,
+        method: METHOD_QUERY_PORT,
+        udata: false,
+        attrs: &[
+            must(ATTR_QUERY_PORT_NUMBER, Ty::In(4, 4)),
+            must(ATTR_QUERY_PORT_ANSWER, Ty::Out(8)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DM,
+        method: METHOD_DM_MAP_OP,
+        udata: false,
+        attrs: &[
+            must(ATTR_MAP_OP_HANDLE, Ty::Object(OBJECT_DM)),
+            must(ATTR_MAP_OP_OPERATION, Ty::In(1, 1)),
+            must(ATTR_MAP_OP_START_OFFSET, Ty::Out(8)),
+            must(ATTR_MAP_OP_PAGE_INDEX, Ty::Out(2)),
+        ],
     },
 ];
