@@ -459,6 +459,8 @@ static void shared_receives(struct subject *s, bool refused)
 
 static void receives(struct subject *s, bool refused)
 {
+	if (!s->kind->receives)
+		return;
 	if (s->srq)
 		shared_receives(s, refused);
 	else
@@ -542,6 +544,31 @@ static struct ibv_xrcd *xrc_domain(void)
 	return xrcd;
 }
 
+static struct mlx5dv_qp_ex *(*extended_part)(struct ibv_qp_ex *qp);
+
+static void set_dc_addr(struct ibv_qp_ex *qp, struct ibv_ah *ah, uint32_t dctn,
+			uint64_t access_key)
+{
+	mlx5dv_wr_set_dc_addr(extended_part(qp), ah, dctn, access_key);
+}
+
+static struct ibv_qp *dc_initiator(struct ibv_qp_init_attr_ex *attr)
+{
+	struct mlx5dv_qp_init_attr own = {
+		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_DC,
+		.dc_init_attr = { .dc_type = MLX5DV_DCTYPE_DCI },
+	};
+	struct ibv_qp *(*create)(struct ibv_context *,
+				 struct ibv_qp_init_attr_ex *,
+				 struct mlx5dv_qp_init_attr *);
+
+	create = (__typeof__(create))(uintptr_t)device_function(
+		context, "mlx5dv_create_qp");
+	extended_part = (__typeof__(extended_part))(uintptr_t)device_function(
+		context, "mlx5dv_qp_ex_from_ibv_qp_ex");
+	return create(context, attr, &own);
+}
+
 static void make_subject(struct subject *s)
 {
 	const struct kind *kind = s->kind;
@@ -591,9 +618,10 @@ static void make_subject(struct subject *s)
 		attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 		attr.send_ops_flags = send_operations(kind);
 	}
-	s->qp = ibv_create_qp_ex(context, &attr);
+	s->qp = kind->type == IBV_QPT_DRIVER ? dc_initiator(&attr) :
+					       ibv_create_qp_ex(context, &attr);
 	if (!s->qp)
-		die("ibv_create_qp_ex: %s", strerror(errno));
+		die("%s: no queue pair: %s", kind->name, strerror(errno));
 	s->object = device_qp(s->qp);
 	device_ready(s->qp, kind->port);
 	if (attr.cap.max_send_wr < kind->requests ||
@@ -608,8 +636,9 @@ static void make_subject(struct subject *s)
 	       attr.cap.max_send_wr, attr.cap.max_send_sge,
 	       attr.cap.max_inline_data, attr.cap.max_recv_wr,
 	       attr.cap.max_recv_sge);
-	if (kind->type == IBV_QPT_UD)
+	if (kind->type == IBV_QPT_UD || kind->type == IBV_QPT_DRIVER)
 		make_addresses(s);
+	s->material.set_dc_addr = set_dc_addr;
 	s->material.region = region;
 	if (kind->keys) {
 		s->material.window = ibv_alloc_mw(pd, IBV_MW_TYPE_2);

@@ -9,6 +9,8 @@
 #define UC IBV_QPT_UC
 #define UD IBV_QPT_UD
 #define XRC IBV_QPT_XRC_SEND
+/* Initiators of dynamic connections, by ibv_wr_* only. */
+#define DC IBV_QPT_DRIVER
 #define ETH MLX5_PORT_ETHERNET
 #define IB MLX5_PORT_INFINIBAND
 
@@ -34,6 +36,10 @@ const struct kind kinds[] = {
 	BOTH("ud-roce", UD, 5, 60, 9, 2, 6, true, true, false, ETH, 0),
 	BOTH("xrc-3", XRC, 3, 90, 9, 2, 6, false, true, false, IB, 0),
 	BOTH("xrc-keys", XRC, 1, 30, 10, 1, 4, false, true, true, ETH, 0),
+	{ "dc-ib-wr", DC, 3, 90, 9, 0, 0, false, true, false, false, IB, 0,
+	  false },
+	{ "dc-roce-wr", DC, 5, 60, 9, 0, 0, true, true, false, true, ETH, 0,
+	  false },
 	{ "rc-own", RC, 3, 64, 9, 2, 6, false, false, false, false, ETH, 0,
 	  true },
 	{ "rc-own-wr", RC, 3, 64, 9, 2, 6, false, true, false, false, ETH, 0,
@@ -100,7 +106,7 @@ uint64_t send_operations(const struct kind *kind)
 		flags |= IBV_QP_EX_WITH_SEND_WITH_INV |
 			 IBV_QP_EX_WITH_RDMA_WRITE |
 			 IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
-	if (kind->type == RC || kind->type == XRC)
+	if (kind->type == RC || kind->type == XRC || kind->type == DC)
 		flags |= IBV_QP_EX_WITH_RDMA_READ |
 			 IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
 			 IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
@@ -187,8 +193,13 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 		.remote_qkey = next_number(numbers),
 		.remote_srqn = next_number(numbers) & 0xffffff,
 	};
-	uint32_t bits = next_number(numbers);
+	uint32_t bits;
 
+	if (kind->type == DC) {
+		r.set_dc_addr = m->set_dc_addr;
+		r.access_key = next_number(numbers);
+	}
+	bits = next_number(numbers);
 	if (kind->keys && number_in(numbers, 0, 2)) {
 		r.opcode = key_operations[number_in(numbers, 0, 2)];
 		r.window = m->window;
@@ -347,10 +358,13 @@ static void data(struct ibv_qp_ex *qp, const struct request *r)
 /* Where it goes, of those that go anywhere. */
 static void address(struct ibv_qp_ex *qp, const struct request *r)
 {
-	if (r->ah)
+	bool has_address = r->opcode != IBV_WR_LOCAL_INV && r->opcode != IBV_WR_BIND_MW;
+
+	if (qp->qp_base.qp_type == UD)
 		ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn, r->remote_qkey);
-	if (qp->qp_base.qp_type == XRC && r->opcode != IBV_WR_LOCAL_INV &&
-	    r->opcode != IBV_WR_BIND_MW)
+	if (qp->qp_base.qp_type == DC && has_address)
+		r->set_dc_addr(qp, r->ah, r->remote_qpn, r->access_key);
+	if (qp->qp_base.qp_type == XRC && has_address)
 		ibv_wr_set_xrc_srqn(qp, r->remote_srqn);
 }
 

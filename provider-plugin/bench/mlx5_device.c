@@ -64,6 +64,17 @@ const char *device_provider(struct ibv_context *context)
 	return info.dli_fname;
 }
 
+void *device_function(struct ibv_context *context, const char *name)
+{
+	const char *file = device_provider(context);
+	void *provider = dlopen(file, RTLD_NOW | RTLD_NOLOAD);
+	void *function = provider ? dlsym(provider, name) : NULL;
+
+	if (!function)
+		die("%s has no %s", file, name);
+	return function;
+}
+
 /* ---- completions ---- */
 
 struct device_cq device_cq(struct ibv_cq *cq)

@@ -20,6 +20,8 @@ __attribute__((noreturn, format(printf, 1, 2))) void die(const char *fmt, ...);
 struct ibv_context *device_open(void);
 /* The file of the provider: where the context's own poll_cq is. */
 const char *device_provider(struct ibv_context *context);
+/* A function that the provider exports. */
+void *device_function(struct ibv_context *context, const char *name);
 
 /* What the device knows of a completion queue. */
 struct device_cq {

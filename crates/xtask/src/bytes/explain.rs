@@ -312,7 +312,7 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
     if difference.stock.len() != difference.ours.len() {
         return None;
     }
-    let xrc = kind.starts_with("xrc");
+    let (xrc, dc) = (kind.starts_with("xrc"), kind.starts_with("dc"));
     let changes_keys = matches!(operation, "bind" | "local-inv");
     let mut reasons = Vec::new();
     for at in (0..difference.stock.len()).step_by(8) {
@@ -328,8 +328,9 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
             }
             20..32 if left && xrc && !changes_keys => Reason::AfterSrqNumber,
             // Behind the address, if there is one.
-            40 | 44 if left && !xrc && operation == "fetch-add" => Reason::NoCompare,
+            40 | 44 if left && !xrc && !dc && operation == "fetch-add" => Reason::NoCompare,
             56 | 60 if left && xrc && operation == "fetch-add" => Reason::NoCompare,
+            88 | 92 if left && dc && operation == "fetch-add" => Reason::NoCompare,
             64..128 if left && changes_keys => Reason::UnchangedKeyFields,
             28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::SourcePort,
             word if left && is_behind(&behind, word, old, new) => Reason::InlinePadding,
@@ -346,7 +347,7 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
 /// last segment; none where there are no such data.
 fn behind_inline(line: &str, kind: &str, request: &str) -> Range<usize> {
     let address = match kind.split('-').next() {
-        Some("ud") => 48,
+        Some("ud" | "dc") => 48,
         Some("xrc") => 16,
         _ => 0,
     };
