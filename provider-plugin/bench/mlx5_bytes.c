@@ -37,6 +37,7 @@
 
 #include "mlx5_corpus.h"
 #include "mlx5_device.h"
+#include "mlx5_own.h"
 
 #define POSTS 48
 #define RECEIVES 12
@@ -544,31 +545,6 @@ static struct ibv_xrcd *xrc_domain(void)
 	return xrcd;
 }
 
-static struct mlx5dv_qp_ex *(*extended_part)(struct ibv_qp_ex *qp);
-
-static void set_dc_addr(struct ibv_qp_ex *qp, struct ibv_ah *ah, uint32_t dctn,
-			uint64_t access_key)
-{
-	mlx5dv_wr_set_dc_addr(extended_part(qp), ah, dctn, access_key);
-}
-
-static struct ibv_qp *dc_initiator(struct ibv_qp_init_attr_ex *attr)
-{
-	struct mlx5dv_qp_init_attr own = {
-		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_DC,
-		.dc_init_attr = { .dc_type = MLX5DV_DCTYPE_DCI },
-	};
-	struct ibv_qp *(*create)(struct ibv_context *,
-				 struct ibv_qp_init_attr_ex *,
-				 struct mlx5dv_qp_init_attr *);
-
-	create = (__typeof__(create))(uintptr_t)device_function(
-		context, "mlx5dv_create_qp");
-	extended_part = (__typeof__(extended_part))(uintptr_t)device_function(
-		context, "mlx5dv_qp_ex_from_ibv_qp_ex");
-	return create(context, attr, &own);
-}
-
 static void make_subject(struct subject *s)
 {
 	const struct kind *kind = s->kind;
@@ -618,8 +594,9 @@ static void make_subject(struct subject *s)
 		attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 		attr.send_ops_flags = send_operations(kind);
 	}
-	s->qp = kind->type == IBV_QPT_DRIVER ? dc_initiator(&attr) :
-					       ibv_create_qp_ex(context, &attr);
+	s->qp = kind->type == IBV_QPT_DRIVER || kind->own ?
+			own_queue_pair(context, kind, &attr) :
+			ibv_create_qp_ex(context, &attr);
 	if (!s->qp)
 		die("%s: no queue pair: %s", kind->name, strerror(errno));
 	s->object = device_qp(s->qp);
@@ -638,7 +615,6 @@ static void make_subject(struct subject *s)
 	       attr.cap.max_recv_sge);
 	if (kind->type == IBV_QPT_UD || kind->type == IBV_QPT_DRIVER)
 		make_addresses(s);
-	s->material.set_dc_addr = set_dc_addr;
 	s->material.region = region;
 	if (kind->keys) {
 		s->material.window = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
@@ -710,6 +686,7 @@ int main(void)
 				    IBV_ACCESS_REMOTE_ATOMIC);
 	if (!region)
 		die("ibv_reg_mr: %s", strerror(errno));
+	own_start(context, pd);
 	for (unsigned int i = 0; i < nkinds; i++)
 		run(&kinds[i], 0x5eed0000 + i / 2);
 	return 0;

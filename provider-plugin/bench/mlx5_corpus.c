@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "mlx5_own.h"
 #include "mlx5_standin.h"
 
 #define RC IBV_QPT_RC
@@ -18,13 +19,13 @@
  * lie over the end in many ways. */
 const struct kind kinds[] = {
 	/* name, type, sges, inline, requests, recv sges, receives,
-	 * signal all, extended, shared, keys, port, first, thread */
+	 * signal all, extended, shared, keys, port, first, thread, own */
 #define BOTH(name, type, sges, bytes, requests, recv_sges, receives, all,   \
 	     shared, keys, port, first)                                     \
 	{ name, type, sges, bytes, requests, recv_sges, receives, all,      \
-	  false, shared, keys, port, first, false },                        \
+	  false, shared, keys, port, first, false, false },                        \
 	{ name "-wr", type, sges, bytes, requests, recv_sges, receives,     \
-	  all, true, shared, keys, port, first, false }
+	  all, true, shared, keys, port, first, false, false }
 	BOTH("rc-1", RC, 1, 0, 12, 1, 10, false, false, false, ETH, 0),
 	BOTH("rc-4", RC, 4, 64, 10, 3, 7, true, false, false, IB, 0),
 	BOTH("rc-30", RC, 30, 440, 7, 16, 5, false, false, false, ETH, 0),
@@ -37,13 +38,15 @@ const struct kind kinds[] = {
 	BOTH("xrc-3", XRC, 3, 90, 9, 2, 6, false, true, false, IB, 0),
 	BOTH("xrc-keys", XRC, 1, 30, 10, 1, 4, false, true, true, ETH, 0),
 	{ "dc-ib-wr", DC, 3, 90, 9, 0, 0, false, true, false, false, IB, 0,
-	  false },
+	  false, false },
 	{ "dc-roce-wr", DC, 5, 60, 9, 0, 0, true, true, false, true, ETH, 0,
-	  false },
+	  false, false },
+	{ "rc-layouts-wr", RC, 5, 250, 9, 2, 5, false, true, false, true, ETH, 0,
+	  false, true },
 	{ "rc-own", RC, 3, 64, 9, 2, 6, false, false, false, false, ETH, 0,
-	  true },
+	  true, false },
 	{ "rc-own-wr", RC, 3, 64, 9, 2, 6, false, true, false, false, ETH, 0,
-	  true },
+	  true, false },
 };
 const unsigned int nkinds = sizeof(kinds) / sizeof(kinds[0]);
 
@@ -92,7 +95,7 @@ const char *opcode_name(enum ibv_wr_opcode opcode)
 	case IBV_WR_ATOMIC_FETCH_AND_ADD: return "fetch-add";
 	case IBV_WR_LOCAL_INV: return "local-inv";
 	case IBV_WR_BIND_MW: return "bind";
-	default: return "other";
+	default: return own_name(opcode);
 	}
 }
 
@@ -195,23 +198,30 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 	};
 	uint32_t bits;
 
-	if (kind->type == DC) {
-		r.set_dc_addr = m->set_dc_addr;
+	if (kind->type == DC)
 		r.access_key = next_number(numbers);
-	}
 	bits = next_number(numbers);
 	if (kind->keys && number_in(numbers, 0, 2)) {
 		r.opcode = key_operations[number_in(numbers, 0, 2)];
 		r.window = m->window;
 		r.bind = make_bind(numbers, m->region);
 	}
+	if (kind->own && number_in(numbers, 0, 2))
+		r.opcode = number_in(numbers, OWN_LIST, OWN_END);
 	if (bits & 1)
 		r.flags |= IBV_SEND_SIGNALED;
 	if (bits & 2)
 		r.flags |= IBV_SEND_SOLICITED;
 	if (bits & 4)
 		r.flags |= IBV_SEND_FENCE;
-	switch (r.opcode) {
+	switch ((unsigned int)r.opcode) {
+	case OWN_LIST:
+	case OWN_INTERLEAVED:
+	case OWN_CONFIGURE:
+	case OWN_RAW:
+		/* As many as fit, with the head of an interleaved layout. */
+		r.nsges = make_list(numbers, r.sges, 15);
+		break;
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		r.nsges = 1;
@@ -363,7 +373,7 @@ static void address(struct ibv_qp_ex *qp, const struct request *r)
 	if (qp->qp_base.qp_type == UD)
 		ibv_wr_set_ud_addr(qp, r->ah, r->remote_qpn, r->remote_qkey);
 	if (qp->qp_base.qp_type == DC && has_address)
-		r->set_dc_addr(qp, r->ah, r->remote_qpn, r->access_key);
+		own_address(qp, r);
 	if (qp->qp_base.qp_type == XRC && has_address)
 		ibv_wr_set_xrc_srqn(qp, r->remote_srqn);
 }
@@ -377,6 +387,10 @@ static int post_extended(struct ibv_qp_ex *qp, struct request *requests,
 
 		qp->wr_id = r->wr_id;
 		qp->wr_flags = r->flags & ~IBV_SEND_INLINE;
+		if ((unsigned int)r->opcode >= OWN_LIST) {
+			own_operation(qp, r);
+			continue;
+		}
 		operation(qp, r);
 		/* The address and the data in either order. */
 		if (r->wr_id & 2)

@@ -29,14 +29,11 @@ struct kind {
 	uint8_t port;
 	uint32_t first;   /* blocks that are posted before the corpus begins */
 	bool thread;      /* of a thread domain, with a register of its own */
+	bool own;         /* operations of mlx5_own.h too */
 };
 
 extern const struct kind kinds[];
 extern const unsigned int nkinds;
-
-/* What sets where a work request of a DC initiator goes. */
-typedef void (*set_dc_addr_fn)(struct ibv_qp_ex *qp, struct ibv_ah *ah,
-			       uint32_t dctn, uint64_t access_key);
 
 /* One work request of either interface. */
 struct request {
@@ -52,7 +49,6 @@ struct request {
 	struct ibv_ah *ah;
 	uint32_t remote_qpn, remote_qkey;
 	uint32_t remote_srqn;
-	set_dc_addr_fn set_dc_addr;
 	uint64_t access_key;
 	struct ibv_mw *window;
 	struct ibv_mw_bind_info bind;
@@ -62,7 +58,6 @@ struct request {
 struct material {
 	struct ibv_ah *ahs[8];
 	unsigned int nahs;
-	set_dc_addr_fn set_dc_addr;
 	struct ibv_mr *region;
 	struct ibv_mw *window;
 };

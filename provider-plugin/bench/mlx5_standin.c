@@ -486,6 +486,16 @@ static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 		return create_srq(hdr);
 	case (uint32_t)MLX5_IB_OBJECT_UAR << 16 | MLX5_IB_METHOD_UAR_OBJ_ALLOC:
 		return alloc_uar(hdr);
+	case (uint32_t)MLX5_IB_OBJECT_DEVX_OBJ << 16 |
+		MLX5_IB_METHOD_DEVX_OBJ_CREATE: {
+		/* Success, and a number. */
+		uint32_t answer[4] = { 0, 0, htobe32(0x1234) };
+
+		output_handle(hdr, MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE, next_handle++);
+		output(hdr, MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT, answer,
+		       sizeof(answer));
+		return 0;
+	}
 	case UVERBS_OBJECT_CQ << 16 | UVERBS_METHOD_CQ_DESTROY:
 		destroyed(hdr, MLX5_CQ, UVERBS_ATTR_DESTROY_CQ_HANDLE);
 		output(hdr, UVERBS_ATTR_DESTROY_CQ_RESP, none, sizeof(none));

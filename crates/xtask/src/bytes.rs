@@ -83,7 +83,12 @@ pub fn compare(ours: &Path) -> Result<Outcome> {
     let program = Program::build(
         &driver::target_dir().join("bytes"),
         "mlx5_bytes",
-        &["mlx5_bytes.c", "mlx5_corpus.c", "mlx5_device.c"],
+        &[
+            "mlx5_bytes.c",
+            "mlx5_corpus.c",
+            "mlx5_device.c",
+            "mlx5_own.c",
+        ],
     )?;
     let mut outcome = Outcome::default();
     let runs = [Provider::Stock, Provider::Ours(ours)].map(|who| program.run(who, &[]));
