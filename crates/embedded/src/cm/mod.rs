@@ -33,7 +33,7 @@ mod talk;
 mod tests;
 mod wire;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -86,7 +86,7 @@ impl Manager {
     /// Creates a manager of addresses on this host, for a process or for all that share
     /// a directory.
     pub(crate) fn new(drive: Drive, directory: Option<Arc<Directory>>) -> Result<Self> {
-        Self::of(drive, Arc::new(Ports::new(directory)), None)
+        Ok(Self::of(drive, Arc::new(Ports::new(directory)), None))
     }
 
     /// Creates a manager whose addresses, those of the device with this GUID, other
@@ -104,29 +104,31 @@ impl Manager {
             shared,
         }));
         let gateway = Gateway::new(Arc::clone(&ports), dialer, guid)?;
-        Ok((Self::of(drive, ports, Some(hosts))?, gateway))
+        Ok((Self::of(drive, ports, Some(hosts)), gateway))
     }
 
-    fn of(drive: Drive, ports: Arc<Ports>, hosts: Option<Arc<AddressList>>) -> Result<Self> {
-        let monitor = Arc::new(Monitor::new()?);
+    fn of(drive: Drive, ports: Arc<Ports>, hosts: Option<Arc<AddressList>>) -> Self {
+        let monitor = Arc::<Monitor>::default();
         let shared = Arc::new(Shared {
             state: Mutex::new(State::new(ports, hosts, Arc::clone(&monitor))),
             monitor,
             stop: AtomicBool::new(false),
         });
-        Ok(Self {
+        Self {
             shared,
             drive,
             thread: Mutex::default(),
-        })
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.shared.state)
     }
 
-    /// Starts the thread, if it is to have one and has none yet.
+    /// Creates what channels need, unless it exists: the monitor, and the thread if
+    /// there is to be one.
     fn start(&self) -> Result<()> {
+        self.shared.monitor.open()?;
         let mut thread = lock(&self.thread);
         if self.drive == Drive::Thread && thread.is_none() {
             let shared = Arc::clone(&self.shared);
@@ -154,7 +156,8 @@ impl Manager {
         if self.drive == Drive::Thread {
             return wait(channel, timeout);
         }
-        let limit = timeout.duration();
+        // Without a limit `duration` panics (nix 0.31).
+        let limit = (timeout.is_some()).then(|| timeout.duration()).flatten();
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
             self.drive();
@@ -163,7 +166,7 @@ impl Manager {
                 PollTimeout::try_from(left.as_micros().div_ceil(1000))
             });
             let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let mut fds = [readable(channel), readable(self.shared.monitor.as_fd())];
+            let mut fds = [readable(channel), readable(self.shared.monitor.readable()?)];
             if let Err(errno) = poll(&mut fds, timeout.unwrap_or(PollTimeout::MAX)) {
                 return refuse(errno as i32);
             }

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -56,9 +56,13 @@ impl Ready {
     }
 }
 
-/// An epoll instance with the sockets of all ids, and a timer.
+/// An epoll instance with the sockets of all ids, and a timer. They are created when
+/// the first channel is: a network without connections has no descriptors of it.
+#[derive(Debug, Default)]
+pub(super) struct Monitor(OnceLock<Descriptors>);
+
 #[derive(Debug)]
-pub(super) struct Monitor {
+struct Descriptors {
     epoll: Epoll,
     timer: TimerFd,
 }
@@ -71,41 +75,62 @@ fn readable(what: Ready) -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN, what.number())
 }
 
-impl Monitor {
-    pub(super) fn new() -> Result<Self> {
+impl Descriptors {
+    fn new() -> Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(os)?;
         epoll.add(&timer, readable(Ready::Time)).map_err(os)?;
         Ok(Self { epoll, timer })
     }
+}
+
+impl Monitor {
+    fn descriptors(&self) -> Result<&Descriptors> {
+        if let Some(made) = self.0.get() {
+            return Ok(made);
+        }
+        // Another thread may be first.
+        let made = Descriptors::new()?;
+        Ok(self.0.get_or_init(|| made))
+    }
+
+    /// Creates its descriptors, unless it has them.
+    pub(super) fn open(&self) -> Result<()> {
+        self.descriptors().map(drop)
+    }
+
+    /// Returns a descriptor that is readable while something is ready.
+    pub(super) fn readable(&self) -> Result<BorrowedFd<'_>> {
+        Ok(self.descriptors()?.epoll.0.as_fd())
+    }
 
     /// Returns the descriptors that are ready, after at most `timeout`.
     pub(super) fn ready(&self, timeout: EpollTimeout) -> Vec<Ready> {
+        let Ok(Descriptors { epoll, .. }) = self.descriptors() else {
+            return Vec::new();
+        };
         let mut events = [EpollEvent::empty(); LIMIT];
-        let count = self.epoll.wait(&mut events, timeout);
+        let count = epoll.wait(&mut events, timeout);
         let events = &events[..count.unwrap_or(0).min(LIMIT)];
         events.iter().map(|event| Ready::of(event.data())).collect()
     }
 
     /// Makes [`Ready::Time`] ready from `at` on; `None` for never.
     pub(super) fn set_timer(&self, at: Option<Instant>) {
+        // Without descriptors there are no ids that could wait.
+        let Some(Descriptors { timer, .. }) = self.0.get() else {
+            return;
+        };
         let Some(at) = at else {
-            let _ = self.timer.unset();
+            let _ = timer.unset();
             return;
         };
         // Zero would stop the timer.
         let left = at.saturating_duration_since(Instant::now());
         let left = TimeSpec::from_duration(left.max(Duration::from_nanos(1)));
         // Succeeds for every representable time.
-        let _ = (self.timer).set(Expiration::OneShot(left), TimerSetTimeFlags::empty());
-    }
-}
-
-impl AsFd for Monitor {
-    /// Returns a descriptor that is readable while something is ready.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.0.as_fd()
+        let _ = timer.set(Expiration::OneShot(left), TimerSetTimeFlags::empty());
     }
 }
 
@@ -118,7 +143,8 @@ pub(super) struct Watched {
 
 impl Watched {
     pub(super) fn new(monitor: &Arc<Monitor>, socket: OwnedFd, what: Ready) -> Result<Self> {
-        monitor.epoll.add(&socket, readable(what)).map_err(os)?;
+        let epoll = &monitor.descriptors()?.epoll;
+        epoll.add(&socket, readable(what)).map_err(os)?;
         Ok(Self {
             socket,
             monitor: Arc::clone(monitor),
@@ -128,7 +154,7 @@ impl Watched {
     /// Changes what the monitor reports it as.
     pub(super) fn rename(&self, what: Ready) -> Result<()> {
         let mut event = readable(what);
-        let epoll = &self.monitor.epoll;
+        let epoll = &self.monitor.descriptors()?.epoll;
         epoll.modify(&self.socket, &mut event).map_err(os)
     }
 }
@@ -145,7 +171,9 @@ impl Drop for Watched {
     fn drop(&mut self) {
         // Closing is not enough: a child of fork may still have the socket, which would
         // remain ready.
-        let _ = self.monitor.epoll.delete(&self.socket);
+        if let Some(Descriptors { epoll, .. }) = self.monitor.0.get() {
+            let _ = epoll.delete(&self.socket);
+        }
     }
 }
 
@@ -158,7 +186,7 @@ mod tests {
     /// As one that a child of fork has, too.
     #[test]
     fn a_dropped_socket_is_not_monitored_though_open_elsewhere() {
-        let monitor = Arc::new(Monitor::new().unwrap());
+        let monitor = Arc::<Monitor>::default();
         let kind = SockType::SeqPacket;
         let pair = socketpair(AddressFamily::Unix, kind, None, SockFlag::empty());
         let (near, far) = pair.unwrap();
