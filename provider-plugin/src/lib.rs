@@ -26,6 +26,7 @@ pub(crate) mod diag;
 pub(crate) mod entry;
 pub(crate) mod errno;
 pub(crate) mod events;
+mod flow;
 pub(crate) mod layout;
 pub(crate) mod library;
 pub(crate) mod mcast;

@@ -37,12 +37,15 @@ impl ContextOps for Rxe {
 
 impl ContextOps for Mlx5 {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
+        use crate::flow::{self, ibv_flow, ibv_flow_attr};
         use crate::mlx5::{clock, cq, dm};
         operations! {
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
             alloc_null_mr: fn(*mut ibv_pd) -> *mut ibv_mr = dm::alloc_null_mr;
             close_xrcd: fn(*mut ibv_xrcd) -> c_int = xrc::close_xrcd;
             cq_event: fn(*mut ibv_cq) = cq::cq_event;
+            create_flow: fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow = flow::create_flow;
+            destroy_flow: fn(*mut ibv_flow) -> c_int = flow::destroy_flow;
             dm_export_dmabuf_fd: fn(*mut ibv_dm) -> c_int = dm::dm_export_dmabuf_fd;
             free_dm: fn(*mut ibv_dm) -> c_int = dm::free_dm;
             import_dm: fn(*mut ibv_context, u32) -> *mut ibv_dm = dm::import_dm;

@@ -45,6 +45,9 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// Whether queue pairs of the driver's own type are dynamic connections.
     const DYNAMIC: bool = false;
 
+    /// Whether queue pairs of raw packets can be created.
+    const PACKETS: bool = false;
+
     /// Creates the kernel object and its queues. `operations` are those
     /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said;
     /// `thread` is the device's data of its thread domain; `domain` is its

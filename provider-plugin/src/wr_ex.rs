@@ -172,6 +172,7 @@ pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
         IBV_QPT_RC => RELIABLE,
         IBV_QPT_XRC_SEND if D::XRC => RELIABLE,
         IBV_QPT_DRIVER if D::DYNAMIC => RELIABLE,
+        IBV_QPT_RAW_PACKET if D::PACKETS => IBV_QP_EX_WITH_SEND,
         _ => 0,
     };
     all_devices | D::device_operations(qp_type)

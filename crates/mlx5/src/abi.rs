@@ -67,6 +67,11 @@ pub const HAS_NULL_KEY: u32 = 1 << 1;
 /// (`1 << MLX5_IB_CLOCK_INFO_V1`).
 pub const CLOCK_INFO_V1: u8 = 1 << 0;
 
+/// [`AllocUcontextResp::eth_min_inline`]: WQEs of raw packets need no headers
+/// (`MLX5_USER_INLINE_MODE_NONE`). Any other value, also of a kernel without the field,
+/// asks for those of Ethernet.
+pub const INLINE_MODE_NONE: u8 = 1;
+
 /// Relation of the device's clock to the wall clock (`struct
 /// mlx5_ib_clock_info`); mlx5_core updates it.
 #[repr(C)]
@@ -451,6 +456,13 @@ pub struct Cqe {
 pub const VENDOR_SYNDROME: usize = 6;
 /// As [`VENDOR_SYNDROME`].
 pub const SYNDROME: usize = 7;
+
+/// Bits of [`Cqe::hds_ip_ext`]: the checksums of IP and of TCP or UDP are right
+/// (`MLX5_CQE_L3_OK`, `MLX5_CQE_L4_OK`).
+pub const CHECKSUMS_OK: u8 = 1 << 1 | 1 << 2;
+/// The third and fourth bit of [`Cqe::l4_hdr_type_etc`] for IPv4
+/// (`MLX5_CQE_L3_HDR_TYPE_IPV4`).
+pub const LAYER3_IPV4: u8 = 2;
 
 /// Bits of [`Cqe::op_own`] with the format of the CQE.
 pub const CQE_FORMAT: u8 = 0xc;

@@ -10,11 +10,12 @@ use uverbs::{Context, ContextInfo, Udata};
 use crate::Clock;
 use crate::CreateError;
 use crate::abi::{
-    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, LIB_CAP_4K_UAR, Pod,
-    QueryDeviceResp, device_flag, multi_packet,
+    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, INLINE_MODE_NONE,
+    LIB_CAP_4K_UAR, Pod, QueryDeviceResp, device_flag, multi_packet,
 };
 use crate::ioctl;
 use crate::own_uars::{AllocatedUars, QpUar};
+use crate::send::packets;
 use crate::uar::{ARM, DoorbellRegister, REGISTERS, UAR, UarPage};
 
 /// Registers of a UAR for queue pairs.
@@ -45,6 +46,8 @@ pub struct Limits {
     pub max_recv_wr: u32,
     /// Receives of a shared receive queue.
     pub max_srq_wr: u32,
+    /// Bytes of a packet's headers that a work request of raw packets carries itself.
+    pub inline_headers: usize,
     /// Ports.
     pub ports: u32,
 }
@@ -318,6 +321,10 @@ impl DeviceContext {
                 max_send_blocks: answer.max_send_wqebb,
                 max_recv_wr: answer.max_recv_wr,
                 max_srq_wr: answer.max_srq_recv_wr,
+                inline_headers: match answer.eth_min_inline {
+                    INLINE_MODE_NONE => 0,
+                    _ => packets::MAX_INLINE_HEADERS,
+                },
                 ports: answer.num_ports.into(),
             },
             register_size,

@@ -114,6 +114,17 @@ impl CqeRef {
         field!(self, ml_path) & 0x7f
     }
 
+    /// `IBV_WC_IP_CSUM_OK` for a packet of IPv4 whose checksums are right.
+    #[inline]
+    fn ip_csum_flag(self) -> u32 {
+        let right = field!(self, hds_ip_ext) & abi::CHECKSUMS_OK == abi::CHECKSUMS_OK;
+        let layer3 = field!(self, l4_hdr_type_etc) >> 2 & 3;
+        match right && layer3 == abi::LAYER3_IPV4 {
+            true => flags::IP_CSUM_OK,
+            false => 0,
+        }
+    }
+
     /// The device's clock when the CQE was written; undefined for a failure.
     #[inline]
     pub(crate) fn time(self) -> u64 {
@@ -252,7 +263,8 @@ pub(crate) fn decode(
         | cqe_opcode::RESP_SEND_IMM
         | cqe_opcode::RESP_SEND_INV
         | cqe_opcode::RESP_WR_IMM) => {
-            let wr_id = complete_receive(receiver(qps, cqe)?, cqe)?;
+            let work = receiver(qps, cqe)?;
+            let wr_id = complete_receive(work, cqe)?;
             let opcode = match kind {
                 cqe_opcode::RESP_WR_IMM => opcode::RECV_RDMA_WITH_IMM,
                 _ => opcode::RECV,
@@ -264,6 +276,9 @@ pub(crate) fn decode(
             };
             if cqe.flags_rqpn() & GRH != 0 {
                 wc_flags |= flags::GRH;
+            }
+            if work.checksums {
+                wc_flags |= cqe.ip_csum_flag();
             }
             success(wr_id, opcode, wc_flags, cqe.byte_len())
         }

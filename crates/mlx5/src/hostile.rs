@@ -28,6 +28,7 @@ pub(crate) const LIMITS: Limits = Limits {
     max_send_blocks: 1 << 15,
     max_recv_wr: 1 << 15,
     max_srq_wr: 1 << 15,
+    inline_headers: 0,
     ports: 1,
 };
 

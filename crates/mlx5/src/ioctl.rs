@@ -6,6 +6,7 @@ pub mod devx;
 pub mod dm;
 #[cfg(any(test, feature = "fake"))]
 mod fake;
+pub mod flow;
 pub mod ids;
 mod query;
 pub mod uar;

@@ -18,6 +18,8 @@ pub enum Service {
     XrcInitiator,
     /// DC initiator: all operations, each with an address.
     DcInitiator,
+    /// Raw packets: sends of whole Ethernet frames.
+    Packet,
     /// XRC or DC target: no work requests.
     Target,
 }
@@ -93,18 +95,19 @@ impl Service {
     pub(crate) const fn receives(self) -> bool {
         matches!(
             self,
-            Self::ReliableConnection | Self::UnreliableConnection | Self::Datagram
+            Self::ReliableConnection | Self::UnreliableConnection | Self::Datagram | Self::Packet
         )
     }
 
     /// [`Service::format`] by the opcode's number.
     pub(crate) fn formats(self) -> &'static [OperationFormat; OPCODES] {
-        static FORMATS: [[OperationFormat; OPCODES]; 6] = [
+        static FORMATS: [[OperationFormat; OPCODES]; 7] = [
             Service::ReliableConnection.all_formats(),
             Service::UnreliableConnection.all_formats(),
             Service::Datagram.all_formats(),
             Service::XrcInitiator.all_formats(),
             Service::DcInitiator.all_formats(),
+            Service::Packet.all_formats(),
             Service::Target.all_formats(),
         ];
         &FORMATS[self as usize]
@@ -134,7 +137,9 @@ impl Service {
             ..OperationFormat::NONE
         };
         let format = match operation {
+            // The segments of the Ethernet headers are counted when it is written.
             Opcode::SEND => plain,
+            _ if matches!(self, Self::Packet) => return None,
             Opcode::SEND_WITH_IMM => OperationFormat {
                 opcode: opcode::SEND_IMM,
                 immediate: ImmediateField::Data,
@@ -196,6 +201,7 @@ impl Service {
         };
         Some(OperationFormat {
             fast: address == 0
+                && !matches!(self, Self::Packet)
                 && format.leading_segments <= 2
                 && !matches!(format.immediate, ImmediateField::Key),
             control_word: ((format.opcode as u64) << 32) | format.leading_segments as u64,

@@ -3,7 +3,7 @@
 use uverbs::QpCap;
 
 use crate::abi::{BLOCK, SEGMENT};
-use crate::send::keys;
+use crate::send::{keys, packets};
 use crate::{CreateError, Limits, Service};
 
 /// A work request has at most this many segments: their count has 6 bits.
@@ -61,6 +61,7 @@ fn overhead(service: Service) -> usize {
                 2 * SEGMENT
             }
             Service::UnreliableConnection => SEGMENT,
+            Service::Packet => packets::MAX_HEADER_SEGMENTS * SEGMENT,
             Service::Datagram | Service::Target => 0,
         }
         + usize::from(service.address()) * SEGMENT
@@ -81,7 +82,7 @@ impl SendPlan {
         let mut overhead = overhead(service);
         let longest = limits.max_send_entry.min(MOST_SEGMENTS * SEGMENT);
         let keys = match service {
-            Service::Datagram => KeyChanges::None,
+            Service::Datagram | Service::Packet => KeyChanges::None,
             _ if longest < keys::LONGEST => KeyChanges::None,
             _ => keys,
         };
@@ -240,6 +241,7 @@ mod tests {
                 Just(Service::Datagram),
                 Just(Service::XrcInitiator),
                 Just(Service::DcInitiator),
+                Just(Service::Packet),
             ],
         ) {
             let cap = cap(wr, sge, inline);

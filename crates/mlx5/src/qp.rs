@@ -110,6 +110,8 @@ pub struct QpOptions {
     pub copies: bool,
     /// WQEs may be the program's ([`SendQueue::push_raw`](crate::SendQueue::push_raw)).
     pub raw: bool,
+    /// The device computes and checks the checksums of raw packets.
+    pub checksums: bool,
     /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
     pub dynamic: Option<Dynamic>,
 }
@@ -124,6 +126,7 @@ impl Default for QpOptions {
             packet_credits: false,
             copies: false,
             raw: false,
+            checksums: false,
             dynamic: None,
         }
     }
@@ -174,8 +177,8 @@ impl<C: ContextRef> QueuePair<C> {
     /// the register are made one at a time.
     ///
     /// # Errors
-    /// [`CreateError::Unsupported`] for a type other than RC, UC, UD and those of XRC
-    /// and DC; [`CreateError::TooLarge`]; those of memory and of CREATE_QP. Nothing is
+    /// [`CreateError::Unsupported`] for a type other than RC, UC, UD, raw packets and
+    /// those of XRC and DC; [`CreateError::TooLarge`]; those of memory and of CREATE_QP. Nothing is
     /// left behind.
     pub fn create_with(
         context: &C,
@@ -190,6 +193,7 @@ impl<C: ContextRef> QueuePair<C> {
             (QpType::RC, None) => Service::ReliableConnection,
             (QpType::UC, None) => Service::UnreliableConnection,
             (QpType::UD, None) => Service::Datagram,
+            (QpType::RAW_PACKET, None) => Service::Packet,
             (QpType::XRC_INI, None) => Service::XrcInitiator,
             (QpType::DRIVER, Some(Dynamic::Initiator { .. })) => Service::DcInitiator,
             (QpType::XRC_TGT, None) | (QpType::DRIVER, Some(Dynamic::Target { .. })) => {
@@ -228,10 +232,13 @@ impl<C: ContextRef> QueuePair<C> {
             log_errored,
         } = streams.unwrap_or_default();
         let index = device.user_index()?;
+        let short_data = options.short_data && service != Service::Packet;
         let mut work = Work::new(index, service, send, recv, shared, lender)?;
-        work.short_data = options.short_data;
+        work.short_data = short_data;
         work.copies = options.copies;
         work.raw = options.raw;
+        work.checksums = options.checksums;
+        work.inline_headers = device.limits.inline_headers;
         let work = Arc::new(work);
         let request = CreateQp {
             buf_addr: work.memory.entries.address(),
@@ -239,7 +246,7 @@ impl<C: ContextRef> QueuePair<C> {
             sq_wqe_count: send.blocks,
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
-            flags: flag(options.short_data, QP_FLAG_SCATTER_CQE)
+            flags: flag(short_data, QP_FLAG_SCATTER_CQE)
                 | flag(options.short_data_unsignalled, QP_FLAG_ALLOW_SCATTER_CQE)
                 | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
                 | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX)
@@ -247,7 +254,10 @@ impl<C: ContextRef> QueuePair<C> {
                 | kind,
             bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
             uidx: work.user_index(),
-            access_key,
+            access_key: match service {
+                Service::Packet => work.send_at().as_ptr().expose_provenance() as u64,
+                _ => access_key,
+            },
             concurrent_streams: log_concurrent,
             errored_streams: log_errored,
             ..CreateQp::default()

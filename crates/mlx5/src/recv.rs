@@ -64,7 +64,7 @@ impl RecvQueue {
             entries: work.memory.entries.first(),
             mask: work.recv.entries.saturating_sub(1),
             shift: work.recv.shift,
-            record: work.memory.records.record(0),
+            record: record(&work, false),
             outstanding: work.receives.slots(),
             work,
         }
@@ -86,7 +86,16 @@ impl RecvQueue {
         (self.published, self.next) = (0, 0);
         self.room_until = self.capacity();
         self.work.receives.reset();
-        self.record.publish(0);
+        self.work.memory.records.record(0).publish(0);
+        self.record = record(&self.work, false);
+    }
+
+    /// Announces receives to the device, those posted before too: called when a queue
+    /// pair of raw packets becomes ready to receive. Until then they are only queued,
+    /// since the device's receive queue takes packets as soon as it is initialised.
+    pub fn announce(&mut self) {
+        self.record = record(&self.work, true);
+        self.record.publish(self.published & 0xffff);
     }
 
     /// Starts a batch, and discards one that was neither published nor aborted.
@@ -201,6 +210,15 @@ impl RecvQueue {
         // An empty batch publishes the same index again.
         self.published = self.next;
         self.record.publish(self.published & 0xffff);
+    }
+}
+
+/// Where receives are announced, or where not.
+fn record(work: &Work, announced: bool) -> DoorbellRecord {
+    match &work.unannounced {
+        // SAFETY: a word that `work` keeps, which the queue's owner keeps.
+        Some(word) if !announced => unsafe { DoorbellRecord::new(NonNull::from(&**word).cast()) },
+        _ => work.memory.records.record(0),
     }
 }
 

@@ -4,12 +4,13 @@
 //! [`SendQueue::publish`], which also rings the doorbell, or [`SendQueue::abort`].
 //!
 //! A WQE is a sequence of segments of 16 bytes: control, address (datagrams,
-//! XRC), remote memory, atomic operands, data. The queue is a ring of blocks of
+//! XRC), Ethernet headers (raw packets), remote memory, atomic operands, data. The queue is a ring of blocks of
 //! four segments. A WQE begins at a block and may wrap around the ring's end; a
 //! segment does not straddle the end, inline data may.
 
 pub(crate) mod keys;
 mod layouts;
+pub(crate) mod packets;
 
 pub use keys::LONGEST_WINDOW;
 pub use layouts::{Interleaved, KeyLayout, LayoutChange};
@@ -305,7 +306,8 @@ impl SendQueue {
     /// [`PostError`]; the batch is unchanged.
     ///
     /// # Safety
-    /// The memory of [`Data::Inline`] is readable.
+    /// The memory of [`Data::Inline`] is readable; of raw packets, whose headers become
+    /// part of the WQE, also that of [`Data::Sges`].
     // Without `always` the work request is passed in memory, which costs 26
     // instructions per send of a batch.
     #[inline(always)]
@@ -396,6 +398,10 @@ impl SendQueue {
         if format.changes_keys {
             return self.push_keys(format, wr);
         }
+        if self.service == Service::Packet {
+            // SAFETY: as the caller says.
+            return unsafe { self.push_packet(format, wr) };
+        }
         let segments = u32::from(format.leading_segments) + data_segments;
         let mut control = self.control_slow(format, wr, data_segments);
         if let Destination::Dynamic { stream, .. } = wr.destination {
@@ -451,7 +457,7 @@ impl SendQueue {
             Data::Sges(list) => (list.iter().filter(|sge| sge.length != 0))
                 .for_each(|sge| to.put(element(sge, if format.atomic { 8 } else { sge.length }))),
             // SAFETY: readable, as the caller says.
-            Data::Inline(pieces) => unsafe { to.put_inline(pieces) },
+            Data::Inline(pieces) => unsafe { to.put_inline(pieces.iter().copied()) },
         }
         self.advance(
             self.next,
@@ -716,8 +722,8 @@ impl Segments {
     ///
     /// # Safety
     /// The pieces are readable.
-    unsafe fn put_inline(&mut self, pieces: &[Sge]) {
-        let length: u32 = pieces.iter().map(|piece| piece.length).sum();
+    unsafe fn put_inline(&mut self, pieces: impl Iterator<Item = Sge> + Clone) {
+        let length: u32 = pieces.clone().map(|piece| piece.length).sum();
         if length == 0 {
             return;
         }

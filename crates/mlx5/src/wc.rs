@@ -23,6 +23,7 @@ pub(crate) mod opcode {
 pub(crate) mod flags {
     pub const GRH: u32 = 1 << 0;
     pub const WITH_IMM: u32 = 1 << 1;
+    pub const IP_CSUM_OK: u32 = 1 << 2;
     pub const WITH_INV: u32 = 1 << 3;
 }
 

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use bitflags::bitflags;
-use ring::Outstanding;
+use ring::{Mapping, Outstanding};
 
 use crate::abi::{self, BLOCK, ControlSegment, DataSegment, INVALID_LKEY, SEGMENT};
 use crate::context::UserIndex;
@@ -13,6 +13,7 @@ use crate::shared::SharedWork;
 use crate::{CreateError, Service};
 use std::mem::offset_of;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 bitflags! {
     /// Which completions of a queue pair a completion queue receives.
@@ -44,6 +45,13 @@ pub struct Work {
     pub(crate) copies: bool,
     /// Whether WQEs may be the program's.
     pub(crate) raw: bool,
+    /// Whether the device computes and checks the checksums of packets.
+    pub(crate) checksums: bool,
+    /// Bytes of a packet's headers that its WQE carries.
+    pub(crate) inline_headers: usize,
+    /// Of raw packets: stands for the doorbell record of receives before they are
+    /// announced ([`RecvQueue::announce`](crate::RecvQueue::announce)).
+    pub(crate) unannounced: Option<Box<AtomicU32>>,
 }
 
 impl Work {
@@ -55,7 +63,8 @@ impl Work {
         shared: Option<Arc<SharedWork>>,
         lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
-        let bytes = send.bytes() + recv.bytes();
+        let packets = service == Service::Packet;
+        let bytes = send_offset(service, &recv) + send.bytes();
         Ok(Self {
             user_index,
             service,
@@ -68,6 +77,9 @@ impl Work {
             short_data: true,
             copies: false,
             raw: false,
+            checksums: false,
+            inline_headers: 0,
+            unannounced: packets.then(Box::default),
         })
     }
 
@@ -83,8 +95,9 @@ impl Work {
 
     /// The send queue's memory; the receive queue's is before it.
     pub(crate) fn send_at(&self) -> NonNull<u8> {
+        let offset = send_offset(self.service, &self.recv);
         // SAFETY: inside the mapping: both queues are.
-        unsafe { self.memory.entries.first().add(self.recv.bytes()) }
+        unsafe { self.memory.entries.first().add(offset) }
     }
 
     /// Writes data that came in a completion to where the receive in `slot`
@@ -139,6 +152,15 @@ impl Work {
         });
         // SAFETY: as the caller says.
         unsafe { scatter(segments, data) }
+    }
+}
+
+/// Bytes from the receive queue to the send queue. Those of raw packets are two
+/// objects of the device, each of its own pages.
+fn send_offset(service: Service, recv: &RecvPlan) -> usize {
+    match service {
+        Service::Packet => recv.bytes().next_multiple_of(Mapping::page_size()),
+        _ => recv.bytes(),
     }
 }
 

@@ -124,9 +124,22 @@ impl<'a> Ioctl<'a> {
         I: IntoBytes + Immutable,
         O: IntoBytes + FromBytes,
     {
+        Self::write_bytes(command, number, input.as_bytes(), output)
+    }
+
+    /// As [`write`](Self::write), of a command whose input has no fixed length.
+    pub(crate) fn write_bytes<O>(
+        command: Command,
+        number: u32,
+        input: &'a [u8],
+        output: &'a mut O,
+    ) -> WriteCommand<'a>
+    where
+        O: IntoBytes + FromBytes,
+    {
         let mut ioctl = Self::new(command, ids::OBJECT_DEVICE, ids::METHOD_INVOKE_WRITE);
         ioctl.constant(ids::ATTR_WRITE_CMD, number.into());
-        ioctl.input(ids::ATTR_CORE_IN, input.as_bytes());
+        ioctl.input(ids::ATTR_CORE_IN, input);
         let output = output.as_mut_bytes();
         let answer = (!output.is_empty()).then(|| ioctl.output(ids::ATTR_CORE_OUT, output));
         WriteCommand { ioctl, answer }

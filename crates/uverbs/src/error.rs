@@ -118,6 +118,8 @@ commands! {
     DestroyQp = "QP_DESTROY" on "queue pair";
     AttachMcast = "ATTACH_MCAST" on "queue pair";
     DetachMcast = "DETACH_MCAST" on "queue pair";
+    CreateFlow = "CREATE_FLOW" on "queue pair";
+    DestroyFlow = "DESTROY_FLOW" on "flow";
     CreateAh = "CREATE_AH" on "address handle";
     DestroyAh = "AH_DESTROY" on "address handle";
     OpenXrcd = "OPEN_XRCD" on "XRC domain";

@@ -42,6 +42,8 @@ handles! {
     AhHandle;
     /// Handle number of an XRC domain.
     XrcdHandle;
+    /// Handle number of a flow.
+    FlowHandle;
     /// Handle number of device memory.
     DmHandle;
 }

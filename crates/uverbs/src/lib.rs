@@ -63,6 +63,7 @@ pub mod driver;
 pub mod environment;
 mod error;
 mod event_file;
+pub mod flow;
 mod handle;
 pub mod kernel;
 pub mod mr;
@@ -96,8 +97,8 @@ pub use dmabuf::Dmabuf;
 pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{
-    AhHandle, CqHandle, DmHandle, Existence, MrHandle, MwHandle, PdHandle, QpHandle, SrqHandle,
-    XrcdHandle,
+    AhHandle, CqHandle, DmHandle, Existence, FlowHandle, MrHandle, MwHandle, PdHandle, QpHandle,
+    SrqHandle, XrcdHandle,
 };
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};

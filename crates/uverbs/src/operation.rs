@@ -45,6 +45,8 @@ bitflags! {
         const SOLICITED = 4;
         /// The data is part of the WQE.
         const INLINE = 8;
+        /// The device computes the IP, TCP and UDP checksums of a packet.
+        const IP_CSUM = 16;
         const _ = !0;
     }
 }

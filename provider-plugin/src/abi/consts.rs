@@ -166,6 +166,16 @@ consts! { u32:
     IBV_QPT_DRIVER = 0xff,
 }
 
+// enum ibv_device_cap_flags
+consts! { u32:
+    IBV_DEVICE_RAW_IP_CSUM = 1 << 26,
+}
+
+// enum ibv_raw_packet_caps
+consts! { u32:
+    IBV_RAW_PACKET_CAP_IP_CSUM = 1 << 2,
+}
+
 // enum ibv_qp_init_attr_mask
 consts! { u32:
     IBV_QP_INIT_ATTR_PD = 1 << 0,

@@ -183,6 +183,8 @@ fn facts() -> Vec<Fact> {
         IBV_QPT_UC,
         IBV_QPT_UD,
         IBV_QPT_RAW_PACKET,
+        IBV_DEVICE_RAW_IP_CSUM,
+        IBV_RAW_PACKET_CAP_IP_CSUM,
         IBV_QPT_XRC_SEND,
         IBV_QPT_DRIVER,
         IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,

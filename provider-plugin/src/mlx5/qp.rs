@@ -82,9 +82,10 @@ pub struct Memcpy {
     pub longest: u64,
     /// The queue pair has to be enabled for it.
     by_qp: bool,
+    /// Of `scratch`; deregistered before that is freed, as fields drop in order.
+    region: uverbs::Mr<CtxRef>,
     /// Memory that the device may write to.
     scratch: Box<Scratch>,
-    region: uverbs::Mr<CtxRef>,
 }
 
 #[repr(C, align(64))]
@@ -183,8 +184,9 @@ impl QpOps for Mlx5 {
 
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK;
     const DYNAMIC: bool = true;
+    const PACKETS: bool = true;
 
-    /// EOPNOTSUPP for types other than RC, UC, UD and those of XRC and DC; EINVAL if
+    /// EOPNOTSUPP for types other than RC, UC, UD, raw packets and those of XRC and DC; EINVAL if
     /// what a half of dynamic connections needs is missing.
     unsafe fn make_qp(
         ctx: &CtxRef,
@@ -224,6 +226,10 @@ impl QpOps for Mlx5 {
             packet_credits: asked.packet_credits,
             copies: asked.operations & send_ops::MEMCPY != 0,
             raw: asked.operations & send_ops::RAW_WQE != 0,
+            checksums: attr.qp_type == IBV_QPT_RAW_PACKET && {
+                let device = ctx.query_device()?;
+                device.device_cap_flags & IBV_DEVICE_RAW_IP_CSUM != 0
+            },
             dynamic: asked.dynamic,
         };
         let options = match is_target && options.short_data {
@@ -290,8 +296,8 @@ impl QpOps for Mlx5 {
             return Ok(modify_target(&qp.object, attr, mask)?);
         }
         qp.object.modify(attr, mask, Udata::none())?;
-        let enabled = (qp.device_data.memcpy.as_ref()).is_some_and(|memcpy| memcpy.by_qp);
-        if enabled && mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
+        let by_qp = (qp.device_data.memcpy.as_ref()).is_some_and(|memcpy| memcpy.by_qp);
+        if by_qp && mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
             let object = &qp.object;
             enable_memcpy(object.context(), object.handle(), object.qp_num())?;
         }
@@ -299,6 +305,13 @@ impl QpOps for Mlx5 {
     }
 
     unsafe fn state_changed(qp: &Qp, state: u32) {
+        let packets = qp.public.qp_ex.qp_base.qp_type == IBV_QPT_RAW_PACKET;
+        if packets && state == IBV_QPS_RTR {
+            // SAFETY: as below.
+            if let Some(recv) = unsafe { qp.recv_queue().as_mut() } {
+                locked(qp.single, &qp.recv_lock, || recv.announce());
+            }
+        }
         if state != IBV_QPS_RESET {
             return;
         }

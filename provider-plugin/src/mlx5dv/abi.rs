@@ -452,3 +452,52 @@ pub struct mlx5dv_clock_info {
     pub shift: u32,
     pub mask: u64,
 }
+
+/// `struct mlx5dv_flow_match_parameters`; so many bytes follow.
+#[repr(C)]
+pub struct mlx5dv_flow_match_parameters {
+    pub match_sz: usize,
+}
+
+/// `struct mlx5dv_flow_matcher_attr`.
+#[repr(C)]
+pub struct mlx5dv_flow_matcher_attr {
+    pub kind: u32,
+    pub flags: u32,
+    pub priority: u16,
+    pub match_criteria_enable: u8,
+    pub match_mask: *mut mlx5dv_flow_match_parameters,
+    pub comp_mask: u64,
+    pub ft_type: u32,
+    pub ib_port: u32,
+}
+
+/// `MLX5DV_FLOW_MATCHER_MASK_FT_TYPE`.
+pub const MATCHER_MASK_TABLE: u64 = 1 << 0;
+/// `MLX5DV_FLOW_MATCHER_MASK_IB_PORT`.
+pub const MATCHER_MASK_PORT: u64 = 1 << 1;
+
+/// The first 16 bytes of `struct mlx5dv_flow_action_attr`.
+#[repr(C)]
+pub struct mlx5dv_flow_action_attr {
+    pub kind: u32,
+    pub value: FlowActionValue,
+}
+
+/// Which member is set, the action's type says.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union FlowActionValue {
+    pub qp: *mut ibv_qp,
+    pub object: *mut ContextFirst,
+    pub tag: u32,
+}
+
+/// `enum mlx5dv_flow_action_type`.
+pub mod action {
+    pub const DEST_QP: u32 = 0;
+    pub const DROP: u32 = 1;
+    pub const TAG: u32 = 4;
+    pub const DEST_DEVX: u32 = 5;
+    pub const DEFAULT_MISS: u32 = 7;
+}

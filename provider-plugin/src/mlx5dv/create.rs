@@ -36,8 +36,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_create_qp`: data in CQEs or not, credits by packets, DC. EOPNOTSUPP for
-    /// raw packets and memory keys.
+    /// `mlx5dv_create_qp`: data in CQEs or not, credits by packets, DC, memory keys, raw
+    /// WQEs, copies. EOPNOTSUPP for raw packets.
     fn mlx5dv_create_qp(
         context: *mut ibv_context,
         attr: *mut ibv_qp_init_attr_ex,

@@ -13,6 +13,7 @@ mod attributes;
 mod create;
 mod device;
 mod devx;
+mod flow;
 mod mkey;
 mod objects;
 mod refused;

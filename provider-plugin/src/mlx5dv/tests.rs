@@ -65,6 +65,10 @@ fn structures_are_those_of_the_header() {
         mlx5dv_devx_cmd_comp { fd }
         mlx5dv_devx_event_channel { fd }
         mlx5dv_mkey { lkey, rkey }
+        mlx5dv_flow_match_parameters { match_sz }
+        mlx5dv_flow_matcher_attr {
+            flags, priority, match_criteria_enable, match_mask, comp_mask, ft_type
+        }
         mlx5dv_mkey_init_attr { pd, create_flags, max_entries }
         mlx5dv_mkey_conf_attr { conf_flags, comp_mask }
         mlx5dv_sched_attr { parent, flags, bw_share, max_avg_bw, comp_mask }
@@ -123,6 +127,11 @@ fn structures_are_those_of_the_header() {
         ("MLX5DV_DCTYPE_DCT", dc_type::DCT),
         ("MLX5DV_DCTYPE_DCI", dc_type::DCI),
         ("MLX5DV_OBJ_PD", obj::PD as u32),
+        ("MLX5DV_FLOW_ACTION_DEST_IBV_QP", action::DEST_QP),
+        ("MLX5DV_FLOW_ACTION_DROP", action::DROP),
+        ("MLX5DV_FLOW_ACTION_TAG", action::TAG),
+        ("MLX5DV_FLOW_ACTION_DEST_DEVX", action::DEST_DEVX),
+        ("MLX5DV_FLOW_ACTION_DEFAULT_MISS", action::DEFAULT_MISS),
         ("MLX5DV_SRQ_MASK_SRQN", SRQ_MASK_SRQN as u32),
         (
             "MLX5DV_QP_MASK_UAR_MMAP_OFFSET",

@@ -14,6 +14,7 @@ mod ioctl;
 mod keys;
 mod layouts;
 mod objects;
+mod packets;
 mod qp_table;
 mod raw;
 mod resize;
@@ -237,6 +238,8 @@ pub struct Raised {
     pub immediate: u32,
     pub flags_rqpn: u32,
     pub slid: u16,
+    /// Of a packet: which checksums are right, and its headers.
+    pub checksum: [u8; 2],
     pub path: u8,
     pub syndrome: u8,
     pub vendor: u8,
@@ -250,6 +253,7 @@ impl Raised {
         bytes[17] = self.path;
         bytes[22..24].copy_from_slice(&self.slid.to_be_bytes());
         bytes[24..28].copy_from_slice(&self.flags_rqpn.to_be_bytes());
+        bytes[28..30].copy_from_slice(&self.checksum);
         bytes[32..36].copy_from_slice(&self.user_index.to_be_bytes());
         bytes[36..40].copy_from_slice(&self.immediate.to_be_bytes());
         bytes[44..48].copy_from_slice(&self.byte_count.to_be_bytes());

@@ -39,6 +39,7 @@ pub struct Answer {
     pub clock_info_versions: u8,
     pub core_clock: u64,
     pub null_key: u32,
+    pub inline_mode: u8,
 }
 
 pub const GOOD: Answer = Answer {
@@ -51,6 +52,7 @@ pub const GOOD: Answer = Answer {
     clock_info_versions: 0,
     core_clock: 0,
     null_key: 0,
+    inline_mode: 1,
 };
 
 impl Answer {
@@ -67,6 +69,7 @@ impl Answer {
         set(32, &1u16.to_ne_bytes());
         set(36, &self.comp_mask.to_ne_bytes());
         set(44, &[self.cqe_version]);
+        set(46, &[self.inline_mode]);
         set(47, &[self.clock_info_versions]);
         set(48, &self.core_clock.to_ne_bytes());
         set(60, &self.uars_per_page.to_ne_bytes());

@@ -55,6 +55,10 @@ pub mod cmd {
     pub const CMD_CLOSE_XRCD: u32 = 38;
     pub const CMD_CREATE_XSRQ: u32 = 39;
     pub const CMD_OPEN_QP: u32 = 40;
+    /// Extended: create a flow.
+    pub const EX_CMD_CREATE_FLOW: u32 = 50;
+    /// Extended: destroy a flow.
+    pub const EX_CMD_DESTROY_FLOW: u32 = 51;
     /// Extended: modify a completion queue.
     pub const EX_CMD_MODIFY_CQ: u32 = 57;
 }
@@ -124,6 +128,18 @@ kernel_structs! {
 
     /// `struct ib_uverbs_rereg_mr_resp`.
     ReregMrResp, 8 { lkey: u32, rkey: u32 }
+
+    /// `struct ib_uverbs_flow_attr`, whose type is `kind`; `size` bytes of specifications follow.
+    FlowAttr, 16 { kind: u32, size: u16, priority: u16, num_of_specs: u8, reserved: [u8; 2], port: u8, flags: u32 }
+
+    /// `struct ib_uverbs_create_flow`.
+    CreateFlow, 24 { comp_mask: u32, qp_handle: u32, flow_attr: FlowAttr }
+
+    /// `struct ib_uverbs_create_flow_resp`.
+    CreateFlowResp, 8 { comp_mask: u32, flow_handle: u32 }
+
+    /// `struct ib_uverbs_destroy_flow`.
+    DestroyFlow, 8 { comp_mask: u32, flow_handle: u32 }
 
     /// `struct ib_uverbs_alloc_mw`.
     AllocMw, 16 { response: u64, pd_handle: u32, mw_type: u8, reserved: [u8; 3] }

@@ -158,6 +158,26 @@ fn structures() -> Vec<(&'static str, usize, Fields)> {
             write::AllocMwResp::FIELDS,
         ),
         (
+            "ib_uverbs_create_flow",
+            size_of::<write::CreateFlow>(),
+            write::CreateFlow::FIELDS,
+        ),
+        (
+            "ib_uverbs_flow_attr",
+            size_of::<write::FlowAttr>(),
+            write::FlowAttr::FIELDS,
+        ),
+        (
+            "ib_uverbs_create_flow_resp",
+            size_of::<write::CreateFlowResp>(),
+            write::CreateFlowResp::FIELDS,
+        ),
+        (
+            "ib_uverbs_destroy_flow",
+            size_of::<write::DestroyFlow>(),
+            write::DestroyFlow::FIELDS,
+        ),
+        (
             "ib_uverbs_create_comp_channel",
             size_of::<write::CreateCompChannel>(),
             write::CreateCompChannel::FIELDS,
@@ -326,6 +346,7 @@ fn c_member<'a>(structure: &str, field: &'a str) -> &'a str {
         ("ib_uverbs_odp_caps", "rc_odp_caps") => "per_transport_caps.rc_odp_caps",
         ("ib_uverbs_odp_caps", "uc_odp_caps") => "per_transport_caps.uc_odp_caps",
         ("ib_uverbs_odp_caps", "ud_odp_caps") => "per_transport_caps.ud_odp_caps",
+        ("ib_uverbs_flow_attr", "kind") => "type",
         ("ib_uverbs_send_wr", "imm_or_rkey") => "ex",
         ("nlmsghdr", "len") => "nlmsg_len",
         ("nlmsghdr", "msg_type") => "nlmsg_type",

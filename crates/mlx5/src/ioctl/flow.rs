@@ -1,0 +1,158 @@
+//! Flows in the device's own format: a matcher says which bits of a packet's headers
+//! are compared, a flow with what and where matching packets go.
+
+use uverbs::driver::{DriverMethod, Ioctl, Kind, Owned};
+use uverbs::{Command, Context, ContextRef, Error, FlowHandle, QpHandle};
+
+use super::devx::DevxHandle;
+use super::ids::*;
+
+static FLOW_MATCHER_CREATE: DriverMethod = DriverMethod {
+    name: "FLOW_MATCHER_CREATE",
+    object: "flow matcher",
+    object_id: OBJECT_FLOW_MATCHER,
+    method_id: METHOD_FLOW_MATCHER_CREATE,
+};
+static FLOW_MATCHER_DESTROY: DriverMethod = DriverMethod {
+    name: "FLOW_MATCHER_DESTROY",
+    object: "flow matcher",
+    object_id: OBJECT_FLOW_MATCHER,
+    method_id: METHOD_FLOW_MATCHER_DESTROY,
+};
+static CREATE_FLOW: DriverMethod = DriverMethod {
+    name: "CREATE_FLOW",
+    object: "flow",
+    object_id: OBJECT_FLOW,
+    method_id: METHOD_CREATE_FLOW,
+};
+
+/// Handle number of a matcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatcherHandle(pub u32);
+
+impl From<MatcherHandle> for u32 {
+    fn from(handle: MatcherHandle) -> u32 {
+        handle.0
+    }
+}
+
+enum MatcherKind {}
+
+impl Kind for MatcherKind {
+    type Handle = MatcherHandle;
+    type Events = ();
+    const DESTROY: Command = Command::Driver(&FLOW_MATCHER_DESTROY);
+    fn destroy(context: &Context, handle: MatcherHandle) -> Result<(), Error> {
+        // SAFETY: no input is added.
+        let mut ioctl = unsafe { Ioctl::driver(&FLOW_MATCHER_DESTROY) };
+        ioctl.acts_on(handle.0);
+        ioctl.handle(ATTR_FLOW_MATCHER_DESTROY_HANDLE, handle.0);
+        ioctl.run(context).map(drop)
+    }
+}
+
+/// A matcher, destroyed when it is dropped.
+#[derive(Debug)]
+pub struct FlowMatcher<C: ContextRef> {
+    owned: Owned<C, MatcherKind>,
+}
+
+uverbs::owned_methods!(
+    FlowMatcher,
+    MatcherHandle,
+    (),
+    "Flows may still use it: EBUSY."
+);
+
+/// Parameters of a matcher.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MatcherInit<'a> {
+    /// Bits of the headers that are compared (`fte_match_param`).
+    pub mask: &'a [u8],
+    /// Which parts of it count.
+    pub criteria: u8,
+    /// Lower ones are looked at first.
+    pub priority: u16,
+    /// `IB_FLOW_ATTR_FLAGS_*`.
+    pub flags: u32,
+    /// The table, if it is not the one for received packets (`enum
+    /// mlx5_ib_uapi_flow_table_type`).
+    pub table: Option<u32>,
+    /// The port, of the tables that have one.
+    pub port: Option<u32>,
+}
+
+impl<C: ContextRef> FlowMatcher<C> {
+    /// Creates a matcher.
+    ///
+    /// # Errors
+    /// EINVAL, EOPNOTSUPP for a table that the device does not have, EPERM.
+    pub fn create(context: &C, init: &MatcherInit<'_>) -> Result<Self, Error> {
+        let priority = init.priority.to_ne_bytes();
+        let criteria = [init.criteria];
+        // SAFETY: no input is an address.
+        let mut ioctl = unsafe { Ioctl::driver(&FLOW_MATCHER_CREATE) };
+        let matcher = ioctl.new_object(ATTR_FLOW_MATCHER_CREATE_HANDLE);
+        ioctl.input(ATTR_FLOW_MATCHER_MATCH_MASK, init.mask);
+        ioctl.input(ATTR_FLOW_MATCHER_MATCH_CRITERIA, &criteria);
+        // The value 0 of an enumeration, with the priority.
+        ioctl.input(ATTR_FLOW_MATCHER_FLOW_TYPE, &priority);
+        if let Some(table) = init.table {
+            ioctl.constant(ATTR_FLOW_MATCHER_FT_TYPE, table.into());
+        }
+        if let Some(port) = init.port {
+            ioctl.u32(ATTR_FLOW_MATCHER_IB_PORT, port);
+        }
+        if init.flags != 0 {
+            ioctl.constant(ATTR_FLOW_MATCHER_FLOW_FLAGS, init.flags.into());
+        }
+        let handle = MatcherHandle(ioctl.run(context)?.handle(matcher)?);
+        Ok(Self {
+            owned: Owned::new(context, handle),
+        })
+    }
+}
+
+/// Where matching packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowTarget {
+    /// To a queue pair.
+    Qp(QpHandle),
+    /// To an object of the device: a transport interface or a flow table.
+    Devx(DevxHandle),
+    /// To what comes after this table.
+    DefaultMiss,
+    /// Nowhere.
+    Drop,
+}
+
+/// Creates a flow by a matcher. Returns its handle; [`uverbs::flow::destroy`] destroys
+/// it. `value` is what the matcher's bits are compared with; completions of matching
+/// packets carry `tag`.
+///
+/// # Errors
+/// EINVAL, EOPNOTSUPP for what the device does not do, EPERM.
+pub fn create(
+    context: &Context,
+    matcher: MatcherHandle,
+    value: &[u8],
+    target: Option<FlowTarget>,
+    tag: Option<u32>,
+) -> Result<FlowHandle, Error> {
+    // SAFETY: no input is an address.
+    let mut ioctl = unsafe { Ioctl::driver(&CREATE_FLOW) };
+    let flow = ioctl.new_object(ATTR_CREATE_FLOW_HANDLE);
+    ioctl.input(ATTR_CREATE_FLOW_MATCH_VALUE, value);
+    ioctl.handle(ATTR_CREATE_FLOW_MATCHER, matcher.0);
+    match target {
+        None => {}
+        Some(FlowTarget::Qp(qp)) => ioctl.handle(ATTR_CREATE_FLOW_DEST_QP, qp.0),
+        Some(FlowTarget::Devx(object)) => ioctl.handle(ATTR_CREATE_FLOW_DEST_DEVX, object.0),
+        Some(FlowTarget::DefaultMiss) => ioctl.u32(ATTR_CREATE_FLOW_FLAGS, FLOW_DEFAULT_MISS),
+        Some(FlowTarget::Drop) => ioctl.u32(ATTR_CREATE_FLOW_FLAGS, FLOW_DROP),
+    }
+    if let Some(tag) = tag {
+        ioctl.u32(ATTR_CREATE_FLOW_TAG, tag);
+    }
+    Ok(FlowHandle(ioctl.run(context)?.handle(flow)?))
+}

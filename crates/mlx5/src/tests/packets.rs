@@ -1,0 +1,254 @@
+//! Raw packets: frames whose first bytes may be in the WQE, checksums, receives that
+//! are announced late, two queues of their own pages.
+
+use uverbs::{QpInit, QpType};
+
+use super::objects::{Answer, CREATE_QP, GOOD, Machine};
+use super::*;
+use crate::send::packets::MAX_INLINE_HEADERS;
+use crate::{QpOptions, QueuePair, Role};
+
+const USER_INDEX: u32 = 70;
+
+/// A queue pair whose WQEs carry so many bytes of headers.
+fn pair(inline_headers: usize, checksums: bool) -> Pair {
+    let mut work = work(USER_INDEX, Service::Packet, &cap(4, 3, 64), None);
+    let own = Arc::get_mut(&mut work).unwrap();
+    (own.inline_headers, own.checksums) = (inline_headers, checksums);
+    Pair::with(work, false)
+}
+
+/// The frame's bytes from `from` on, as an element.
+fn piece(frame: &[u8], from: usize, length: usize) -> Sge {
+    Sge {
+        addr: frame[from..from + length].as_ptr().expose_provenance() as u64,
+        length: length as u32,
+        lkey: 9,
+    }
+}
+
+fn post(pair: &mut Pair, flags: SendFlags, list: &[Sge]) -> Result<(), PostError> {
+    pair.send.begin();
+    let data = match flags.contains(SendFlags::INLINE) {
+        true => Data::Inline(list),
+        false => Data::Sges(list),
+    };
+    let wr = SendWr {
+        data,
+        ..request(7, Opcode::SEND, flags, list)
+    };
+    push(&mut pair.send, &wr)?;
+    // SAFETY: there is no device.
+    unsafe { pair.send.publish() };
+    Ok(())
+}
+
+/// The elements in a WQE's bytes.
+fn elements(bytes: &[u8], count: usize) -> Vec<(u32, u64)> {
+    (bytes.chunks(16).take(count))
+        .map(|element| (be32(element, 0), be64(element, 8)))
+        .collect()
+}
+
+#[test]
+fn a_frame_without_inline_headers_is_all_data() {
+    let frame: Vec<u8> = (1..=60).collect();
+    let mut pair = pair(0, true);
+    let list = [piece(&frame, 0, 20), piece(&frame, 20, 40)];
+    let flags = SendFlags::SIGNALED | SendFlags::IP_CSUM;
+    post(&mut pair, flags, &list).unwrap();
+    let bytes = pair.sent(0, 64);
+    assert_eq!(be32(&bytes, 0), 0x0a);
+    assert_eq!(be32(&bytes, 4), QPN << 8 | 4);
+    assert_eq!(bytes[11], 8);
+    // The Ethernet segment has the checksum flags only.
+    let mut segment = [0; 16];
+    segment[4] = 0xc0;
+    assert_eq!(bytes[16..32], segment);
+    let expected: Vec<_> = list.iter().map(|sge| (sge.length, sge.addr)).collect();
+    assert_eq!(elements(&bytes[32..], 2), expected);
+}
+
+#[test]
+fn headers_are_taken_from_the_first_elements() {
+    let frame: Vec<u8> = (1..=60).collect();
+    for cuts in [[30, 45], [18, 40], [10, 14], [10, 18], [0, 18], [17, 19]] {
+        let mut pair = pair(MAX_INLINE_HEADERS, false);
+        let [first, second] = cuts;
+        let list = [
+            piece(&frame, 0, first),
+            piece(&frame, first, second - first),
+            piece(&frame, second, 60 - second),
+        ];
+        post(&mut pair, SendFlags::empty(), &list).unwrap();
+        let bytes = pair.sent(0, 128);
+        assert_eq!(be16(&bytes, 28), 18, "{cuts:?}");
+        assert_eq!(bytes[30..48], frame[..18], "{cuts:?}");
+        let count = (be32(&bytes, 4) & 0x3f) as usize - 3;
+        // The rest of the frame, without gaps.
+        let mut next = frame.as_ptr().addr() as u64 + 18;
+        let mut length = 0;
+        for (part, addr) in elements(&bytes[48..], count) {
+            assert!(part != 0 && addr == next, "{cuts:?}");
+            next += u64::from(part);
+            length += part;
+        }
+        assert_eq!(length, 42, "{cuts:?}");
+    }
+}
+
+#[test]
+fn an_inline_frame_is_complete() {
+    let frame: Vec<u8> = (1..=60).collect();
+    for (headers, length) in [(0, 60), (18, 60), (18, 18)] {
+        let mut pair = pair(headers, false);
+        let list = [piece(&frame, 0, length)];
+        post(&mut pair, SendFlags::INLINE, &list).unwrap();
+        let bytes = pair.sent(0, 128);
+        let data = if headers == 0 { 32 } else { 48 };
+        let rest = length - headers;
+        let segments = data / 16
+            + if rest == 0 {
+                0
+            } else {
+                (rest + 4).div_ceil(16)
+            };
+        assert_eq!(be32(&bytes, 4) & 0x3f, segments as u32);
+        if rest != 0 {
+            assert_eq!(be32(&bytes, data), 1 << 31 | rest as u32);
+            assert_eq!(bytes[data + 4..][..rest], frame[headers..length]);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_frame_is_refused() {
+    let frame = [0; 64];
+    let refused = Err(PostError::BadOperation);
+    let mut pair = pair(MAX_INLINE_HEADERS, false);
+    for flags in [SendFlags::empty(), SendFlags::INLINE] {
+        let short = [piece(&frame, 0, 10), piece(&frame, 10, 7)];
+        assert_eq!(post(&mut pair, flags, &short), refused);
+        assert_eq!(post(&mut pair, flags, &[]), refused);
+    }
+    // Checksums that the device does not compute.
+    let list = [piece(&frame, 0, 64)];
+    assert_eq!(post(&mut pair, SendFlags::IP_CSUM, &list), refused);
+    for opcode in [Opcode::SEND_WITH_IMM, Opcode::RDMA_WRITE, Opcode::LOCAL_INV] {
+        pair.send.begin();
+        let wr = request(7, opcode, SendFlags::empty(), &list);
+        assert_eq!(push(&mut pair.send, &wr), refused, "{opcode:?}");
+    }
+    let long = [list[0]; 4];
+    assert_eq!(
+        post(&mut pair, SendFlags::empty(), &long),
+        Err(PostError::TooManySges)
+    );
+    assert_eq!(pair.record(1), 0);
+}
+
+#[test]
+fn receives_are_announced_when_ready() {
+    let mut pair = pair(0, false);
+    let memory = [0; 64];
+    let post = |pair: &mut Pair, wr_id| {
+        pair.recv.begin();
+        pair.recv.push(wr_id, &[piece(&memory, 0, 64)]).unwrap();
+        // SAFETY: there is no device.
+        unsafe { pair.recv.publish() };
+    };
+    post(&mut pair, 1);
+    post(&mut pair, 2);
+    assert_eq!(pair.record(0), 0);
+    pair.recv.announce();
+    assert_eq!(pair.record(0), 2);
+    post(&mut pair, 3);
+    assert_eq!(pair.record(0), 3);
+    pair.recv.reset();
+    post(&mut pair, 4);
+    assert_eq!(pair.record(0), 0);
+}
+
+#[test]
+fn a_received_packet_tells_whether_its_checksums_are_right() {
+    const IPV4: u8 = 2 << 2;
+    let memory = [0; 64];
+    for checksums in [true, false] {
+        let mut pair = pair(0, checksums);
+        let mut ring = CqeRing::plain(3).unwrap();
+        let mut device = Device::of(&ring);
+        ring.attach(&pair.work, Role::RECEIVE).unwrap();
+        let cases = [
+            (6, IPV4, 4),
+            (2, IPV4, 0),
+            (4, IPV4, 0),
+            (6, 1 << 2, 0),
+            (7, 0xfb, 4),
+        ];
+        for (slot, (ok, kind, expected)) in (0u16..).zip(cases) {
+            pair.recv.begin();
+            pair.recv
+                .push(slot.into(), &[piece(&memory, 0, 64)])
+                .unwrap();
+            // SAFETY: there is no device.
+            unsafe { pair.recv.publish() };
+            device.raise(&Raised {
+                opcode: 2,
+                user_index: USER_INDEX,
+                slot,
+                byte_count: 60,
+                checksum: [ok, kind],
+                ..Raised::default()
+            });
+            let mut out = [MaybeUninit::<WorkCompletion>::uninit()];
+            // SAFETY: no completion has data.
+            assert_eq!(unsafe { poll(&mut ring, &mut out) }.unwrap(), 1);
+            // SAFETY: one was written.
+            let done = unsafe { out[0].assume_init() };
+            let expected = if checksums { expected } else { 0 };
+            assert_eq!((done.wr_id, done.byte_len), (slot.into(), 60));
+            assert_eq!(done.wc_flags, expected, "{ok} {kind:#x}");
+        }
+    }
+}
+
+#[test]
+fn the_driver_is_told_where_both_queues_are() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    let cq = machine.cq(3).unwrap();
+    machine.answer_qp(0);
+    let pd = uverbs::pd::alloc(&machine.context, uverbs::Udata::none()).unwrap();
+    let init = QpInit {
+        qp_type: QpType::RAW_PACKET,
+        pd: Some(pd),
+        send_cq: Some(cq.object.handle()),
+        recv_cq: Some(cq.object.handle()),
+        cap: cap(5, 2, 0),
+        ..QpInit::default()
+    };
+    let context = &machine.context;
+    let options = QpOptions::default();
+    let qp = QueuePair::create_with(context, &device, &init, None, &options, None, None).unwrap();
+    let told = machine.driver_in(CREATE_QP);
+    let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
+    assert_eq!(word(0), qp.work.memory.entries.address());
+    assert_eq!(word(40), qp.work.send_at().as_ptr().addr() as u64);
+    assert!(word(40) > word(0) && word(40) % 4096 == 0);
+    // CQEs of packets carry no data.
+    assert_eq!(told[28] & 2, 0);
+}
+
+#[test]
+fn the_driver_says_whether_headers_are_needed() {
+    // None, those of Ethernet, of IP; a kernel without the field.
+    for (inline_mode, headers) in [(1, 0), (2, 18), (3, 18), (0, 18)] {
+        let machine = Machine::new();
+        let answer = Answer {
+            inline_mode,
+            ..GOOD
+        };
+        let device = machine.open(&answer).unwrap();
+        assert_eq!(device.limits.inline_headers, headers, "{inline_mode}");
+    }
+}

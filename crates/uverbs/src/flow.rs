@@ -1,0 +1,130 @@
+//! Flows: rules by which a device gives received packets to a queue pair.
+
+use crate::abi::write::{
+    CMD_FLAG_EXTENDED, CreateFlow, CreateFlowResp, DestroyFlow, FlowAttr, cmd,
+};
+use crate::command::Ioctl;
+use crate::{Command, Context, Error, FlowHandle, QpHandle};
+use zerocopy::IntoBytes;
+
+/// Maximum number of specifications of a flow, of all kernels.
+pub const MAX_SPECS: usize = 10;
+
+/// Bytes before a specification's values.
+const SPEC_HEADER: usize = 8;
+/// Bytes of the longest: two IPv6 headers' fields.
+const LONGEST_SPEC: usize = SPEC_HEADER + 2 * 40;
+
+/// What a flow matches, and what is done with it (`struct ib_uverbs_flow_spec_hdr` and
+/// what follows), in the order in which it was added.
+#[derive(Debug, Default)]
+pub struct Specs {
+    bytes: Vec<u8>,
+    count: u8,
+}
+
+impl Specs {
+    /// None yet.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn new() -> Result<Self, Error> {
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(size_of::<CreateFlow>() + MAX_SPECS * LONGEST_SPEC)
+            .map_err(|_| invalid("no memory for the specifications"))?;
+        bytes.resize(size_of::<CreateFlow>(), 0);
+        Ok(Self { bytes, count: 0 })
+    }
+
+    /// Adds a specification of the type `kind` (`enum ib_flow_spec_type`). Of a header
+    /// to match `parts` are the values and the mask of its fields, in wire order, of the
+    /// same length.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than [`MAX_SPECS`], or more bytes than any has.
+    pub fn add(&mut self, kind: u32, parts: &[&[u8]]) -> Result<(), Error> {
+        let size = SPEC_HEADER + parts.iter().map(|part| part.len()).sum::<usize>();
+        if usize::from(self.count) == MAX_SPECS || size > LONGEST_SPEC {
+            return Err(invalid("more specifications than a flow can have"));
+        }
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        // Followed by a reserved field.
+        self.bytes.extend_from_slice(&(size as u16).to_ne_bytes());
+        self.bytes.extend_from_slice(&[0; 2]);
+        for part in parts {
+            self.bytes.extend_from_slice(part);
+        }
+        self.count += 1;
+        Ok(())
+    }
+}
+
+/// Parameters of a flow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlowInit {
+    /// Which packets are looked at (`enum ib_flow_attr_type`): 0 those that match, 1
+    /// all, 2 all multicast, 3 a copy of all.
+    pub kind: u32,
+    /// Lower ones are looked at first.
+    pub priority: u16,
+    /// The port, from 1.
+    pub port: u8,
+    /// `IB_FLOW_ATTR_FLAGS_*`.
+    pub flags: u32,
+}
+
+/// Creates a flow to a queue pair. It is destroyed before that is.
+///
+/// # Errors
+/// EPERM without CAP_NET_RAW, EINVAL, EOPNOTSUPP for what the device does not match.
+pub fn create(
+    context: &Context,
+    qp: QpHandle,
+    init: &FlowInit,
+    mut specs: Specs,
+) -> Result<FlowHandle, Error> {
+    let header = size_of::<CreateFlow>();
+    let request = CreateFlow {
+        qp_handle: qp.0,
+        flow_attr: FlowAttr {
+            kind: init.kind,
+            size: (specs.bytes.len() - header) as u16,
+            priority: init.priority,
+            num_of_specs: specs.count,
+            port: init.port,
+            flags: init.flags,
+            ..FlowAttr::default()
+        },
+        ..CreateFlow::default()
+    };
+    specs.bytes[..header].copy_from_slice(request.as_bytes());
+    let mut resp = CreateFlowResp::default();
+    let number = CMD_FLAG_EXTENDED | cmd::EX_CMD_CREATE_FLOW;
+    Ioctl::write_bytes(Command::CreateFlow, number, &specs.bytes, &mut resp)
+        .acts_on(qp.0)
+        .run(context)?;
+    Ok(FlowHandle(resp.flow_handle))
+}
+
+/// Destroys a flow.
+///
+/// # Errors
+/// EIO if the device was removed.
+pub fn destroy(context: &Context, flow: FlowHandle) -> Result<(), Error> {
+    let request = DestroyFlow {
+        flow_handle: flow.0,
+        ..DestroyFlow::default()
+    };
+    let number = CMD_FLAG_EXTENDED | cmd::EX_CMD_DESTROY_FLOW;
+    Ioctl::write(Command::DestroyFlow, number, &request, &mut ())
+        .acts_on(flow.0)
+        .run(context)
+}
+
+fn invalid(what: &'static str) -> Error {
+    Error::Invalid {
+        command: Command::CreateFlow,
+        what,
+    }
+}

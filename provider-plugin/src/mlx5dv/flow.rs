@@ -1,0 +1,154 @@
+//! Flows in the device's own format.
+
+use core::ffi::c_int;
+use core::slice;
+
+use mlx5::ioctl::devx::DevxHandle;
+use mlx5::ioctl::flow::{FlowMatcher, FlowTarget, MatcherInit, create};
+use uverbs::QpHandle;
+
+use super::abi::*;
+use super::devx;
+use super::refused::ringverbs_refused_object;
+use super::{exported, is_ours};
+use crate::abi::ibv_context;
+use crate::alloc::try_box;
+use crate::context::{CtxRef, destroyed};
+use crate::entry;
+use crate::errno::Errno;
+use crate::flow::ibv_flow;
+
+/// A matcher. Its context comes first, as in libmlx5's.
+#[repr(C)]
+pub struct Matcher {
+    context: *mut ibv_context,
+    matcher: FlowMatcher<CtxRef>,
+}
+
+/// The bytes of a match's parameters.
+///
+/// # Safety
+/// Live for as long as the result is used.
+unsafe fn bytes<'a>(parameters: *const mlx5dv_flow_match_parameters) -> &'a [u8] {
+    // SAFETY: as the caller says; so many bytes follow.
+    unsafe { slice::from_raw_parts(parameters.add(1).cast(), (*parameters).match_sz) }
+}
+
+/// # Safety
+/// A live matcher of ours, live parameters, and so many actions, each of `length` bytes.
+unsafe fn create_flow(
+    matcher: *mut Matcher,
+    value: *const mlx5dv_flow_match_parameters,
+    count: usize,
+    actions: *const mlx5dv_flow_action_attr,
+    length: usize,
+) -> *mut ibv_flow {
+    // SAFETY: as the caller says.
+    entry::pointer(|| unsafe {
+        let (mut target, mut tag) = (None, None);
+        for i in 0..count {
+            let action = &*actions.byte_add(i * length);
+            let to = match action.kind {
+                action::DEST_QP => FlowTarget::Qp(QpHandle((*action.value.qp).handle)),
+                action::DEST_DEVX => {
+                    FlowTarget::Devx(DevxHandle(devx::handle(action.value.object)))
+                }
+                action::DEFAULT_MISS => FlowTarget::DefaultMiss,
+                action::DROP => FlowTarget::Drop,
+                action::TAG if tag.is_none() => {
+                    tag = Some(action.value.tag);
+                    continue;
+                }
+                action::TAG => return Err(Errno::INVAL),
+                _ => return Err(Errno::OPNOTSUPP),
+            };
+            if target.replace(to).is_some() {
+                return Err(Errno::OPNOTSUPP);
+            }
+        }
+        let context = (*matcher).context;
+        let mut flow = try_box(ibv_flow::new(context)).map_err(|(_, errno)| errno)?;
+        let ctx = CtxRef::of(context);
+        flow.set_handle(create(
+            &ctx,
+            (*matcher).matcher.handle(),
+            bytes(value),
+            target,
+            tag,
+        )?);
+        Ok(Box::into_raw(flow))
+    })
+}
+
+exported! {
+    /// `mlx5dv_create_flow_matcher`. EOPNOTSUPP for a type other than the normal one.
+    fn mlx5dv_create_flow_matcher(
+        context: *mut ibv_context,
+        attr: *mut mlx5dv_flow_matcher_attr
+    ) -> *mut Matcher
+    where is_ours(context), else ringverbs_refused_object().cast() => {
+        // SAFETY: an open context and the application's attributes.
+        entry::pointer(|| unsafe {
+            let comp_mask = (*attr).comp_mask;
+            if comp_mask & !(MATCHER_MASK_TABLE | MATCHER_MASK_PORT) != 0 || (*attr).kind != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            let init = MatcherInit {
+                mask: bytes((*attr).match_mask),
+                criteria: (*attr).match_criteria_enable,
+                priority: (*attr).priority,
+                flags: (*attr).flags,
+                // Members that not every header has.
+                table: match comp_mask & MATCHER_MASK_TABLE {
+                    0 => None,
+                    _ => Some((*attr).ft_type),
+                },
+                port: match comp_mask & MATCHER_MASK_PORT {
+                    0 => None,
+                    _ => Some((*attr).ib_port),
+                },
+            };
+            let matcher = FlowMatcher::create(&CtxRef::of(context), &init)?;
+            let matcher = try_box(Matcher { context, matcher }).map_err(|(_, errno)| errno)?;
+            Ok(Box::into_raw(matcher))
+        })
+    }
+
+    /// `mlx5dv_destroy_flow_matcher`. EBUSY, and it stays, while flows use it.
+    fn mlx5dv_destroy_flow_matcher(matcher: *mut Matcher) -> c_int
+    where is_ours((*matcher).context), else libc::EOPNOTSUPP => {
+        // SAFETY: what `mlx5dv_create_flow_matcher` made, once.
+        entry::int(|| unsafe {
+            destroyed((*matcher).matcher.destroy().map_err(Into::into))?;
+            drop(Box::from_raw(matcher));
+            Ok(())
+        })
+    }
+
+    /// `mlx5dv_create_flow` of headers without `__mlx5dv_create_flow`: actions of 16
+    /// bytes.
+    fn mlx5dv_create_flow(
+        matcher: *mut Matcher,
+        value: *mut mlx5dv_flow_match_parameters,
+        count: usize,
+        actions: *mut mlx5dv_flow_action_attr
+    ) -> *mut ibv_flow
+    where is_ours((*matcher).context), else ringverbs_refused_object().cast() => {
+        // SAFETY: the arguments of that function.
+        unsafe { create_flow(matcher, value, count, actions, 16) }
+    }
+
+    /// `mlx5dv_create_flow` of later headers. EOPNOTSUPP for counters and actions of their own, and for
+    /// two targets.
+    fn __mlx5dv_create_flow(
+        matcher: *mut Matcher,
+        value: *mut mlx5dv_flow_match_parameters,
+        count: usize,
+        actions: *mut mlx5dv_flow_action_attr,
+        length: usize
+    ) -> *mut ibv_flow
+    where is_ours((*matcher).context), else ringverbs_refused_object().cast() => {
+        // SAFETY: the arguments of that function.
+        unsafe { create_flow(matcher, value, count, actions, length) }
+    }
+}
