@@ -115,7 +115,8 @@ impl CqeRef {
     }
 
     /// `IBV_WC_IP_CSUM_OK` for a packet of IPv4 whose checksums are right.
-    #[inline]
+    #[cold]
+    #[inline(never)]
     fn ip_csum_flag(self) -> u32 {
         let right = field!(self, hds_ip_ext) & abi::CHECKSUMS_OK == abi::CHECKSUMS_OK;
         let layer3 = field!(self, l4_hdr_type_etc) >> 2 & 3;
@@ -264,21 +265,18 @@ pub(crate) fn decode(
         | cqe_opcode::RESP_SEND_INV
         | cqe_opcode::RESP_WR_IMM) => {
             let work = receiver(qps, cqe)?;
-            let wr_id = complete_receive(work, cqe)?;
+            let (wr_id, checksum) = complete_receive(work, cqe)?;
             let opcode = match kind {
                 cqe_opcode::RESP_WR_IMM => opcode::RECV_RDMA_WITH_IMM,
                 _ => opcode::RECV,
             };
             let mut wc_flags = match kind {
-                cqe_opcode::RESP_SEND => 0,
+                cqe_opcode::RESP_SEND => checksum,
                 cqe_opcode::RESP_SEND_INV => flags::WITH_INV,
                 _ => flags::WITH_IMM,
             };
             if cqe.flags_rqpn() & GRH != 0 {
                 wc_flags |= flags::GRH;
-            }
-            if work.checksums {
-                wc_flags |= cqe.ip_csum_flag();
             }
             success(wr_id, opcode, wc_flags, cqe.byte_len())
         }
@@ -286,7 +284,7 @@ pub(crate) fn decode(
             cold_path();
             let wr_id = match kind {
                 cqe_opcode::REQ_ERR => complete_send(sender(qps, cqe)?, cqe)?,
-                _ => complete_receive(receiver(qps, cqe)?, cqe)?,
+                _ => complete_receive(receiver(qps, cqe)?, cqe)?.0,
             };
             let (vendor, syndrome) = cqe.syndromes();
             Decoded {
@@ -373,14 +371,19 @@ fn complete_send(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
     complete(&work.sends, cqe)
 }
 
-/// Completes the receive that a CQE names.
+/// Completes the receive that a CQE names. Returns its identifier, and
+/// `IBV_WC_IP_CSUM_OK` for a packet whose checksums are right.
 #[inline(always)]
-fn complete_receive(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
+fn complete_receive(work: &Work, cqe: CqeRef) -> Result<(u64, u32), CompletionError> {
+    if work.plain_receives {
+        return Ok((complete(&work.receives, cqe)?, 0));
+    }
     match &work.shared {
-        None => complete(&work.receives, cqe),
+        None => Ok((complete(&work.receives, cqe)?, cqe.ip_csum_flag())),
         Some(shared) => {
             let slot = cqe.wqe_counter();
-            complete_shared(shared, slot).ok_or_else(|| unknown_request(slot))
+            let wr_id = complete_shared(shared, slot).ok_or_else(|| unknown_request(slot))?;
+            Ok((wr_id, 0))
         }
     }
 }

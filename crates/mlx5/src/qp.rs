@@ -237,7 +237,7 @@ impl<C: ContextRef> QueuePair<C> {
         work.short_data = short_data;
         work.copies = options.copies;
         work.raw = options.raw;
-        work.checksums = options.checksums;
+        work.set_checksums(options.checksums);
         work.inline_headers = device.limits.inline_headers;
         let work = Arc::new(work);
         let request = CreateQp {

@@ -47,6 +47,9 @@ pub struct Work {
     pub(crate) raw: bool,
     /// Whether the device computes and checks the checksums of packets.
     pub(crate) checksums: bool,
+    /// Receives are in its own queue and have no checksums: completing them needs no
+    /// other decision.
+    pub(crate) plain_receives: bool,
     /// Bytes of a packet's headers that its WQE carries.
     pub(crate) inline_headers: usize,
     /// Of raw packets: stands for the doorbell record of receives before they are
@@ -73,14 +76,21 @@ impl Work {
             receives: Outstanding::new(recv.entries).ok_or(CreateError::NoMemory)?,
             send,
             recv,
-            shared,
             short_data: true,
             copies: false,
             raw: false,
             checksums: false,
+            plain_receives: shared.is_none(),
             inline_headers: 0,
             unannounced: packets.then(Box::default),
+            shared,
         })
+    }
+
+    /// The device computes and checks the checksums of packets.
+    pub(crate) fn set_checksums(&mut self, checksums: bool) {
+        self.checksums = checksums;
+        self.plain_receives = self.shared.is_none() && !checksums;
     }
 
     /// It is that of a DC initiator.

@@ -14,7 +14,8 @@ const USER_INDEX: u32 = 70;
 fn pair(inline_headers: usize, checksums: bool) -> Pair {
     let mut work = work(USER_INDEX, Service::Packet, &cap(4, 3, 64), None);
     let own = Arc::get_mut(&mut work).unwrap();
-    (own.inline_headers, own.checksums) = (inline_headers, checksums);
+    own.inline_headers = inline_headers;
+    own.set_checksums(checksums);
     Pair::with(work, false)
 }
 
