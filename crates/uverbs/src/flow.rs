@@ -15,28 +15,31 @@ const SPEC_HEADER: usize = 8;
 /// Bytes of the longest: two IPv6 headers' fields.
 const LONGEST_SPEC: usize = SPEC_HEADER + 2 * 40;
 
-/// What a flow matches, and what is done with it (`struct ib_uverbs_flow_spec_hdr` and
-/// what follows), in the order in which it was added.
-#[derive(Debug, Default)]
+/// The request of a flow: its fixed part, and the specifications.
+const LONGEST: usize = size_of::<CreateFlow>() + MAX_SPECS * LONGEST_SPEC;
+
+/// The specifications of a flow, in order: headers that packets must have, and actions
+/// (`struct ib_uverbs_flow_spec_hdr` and the bytes after it).
+#[derive(Debug)]
 pub struct Specs {
-    bytes: Vec<u8>,
+    /// The request, whose fixed part [`create`] fills.
+    bytes: [u8; LONGEST],
+    used: usize,
     count: u8,
 }
 
-impl Specs {
-    /// None yet.
-    ///
-    /// # Errors
-    /// ENOMEM.
-    pub fn new() -> Result<Self, Error> {
-        let mut bytes = Vec::new();
-        bytes
-            .try_reserve_exact(size_of::<CreateFlow>() + MAX_SPECS * LONGEST_SPEC)
-            .map_err(|_| invalid("no memory for the specifications"))?;
-        bytes.resize(size_of::<CreateFlow>(), 0);
-        Ok(Self { bytes, count: 0 })
+impl Default for Specs {
+    /// None.
+    fn default() -> Self {
+        Self {
+            bytes: [0; LONGEST],
+            used: size_of::<CreateFlow>(),
+            count: 0,
+        }
     }
+}
 
+impl Specs {
     /// Adds a specification of the type `kind` (`enum ib_flow_spec_type`). Of a header
     /// to match `parts` are the values and the mask of its fields, in wire order, of the
     /// same length.
@@ -48,12 +51,15 @@ impl Specs {
         if usize::from(self.count) == MAX_SPECS || size > LONGEST_SPEC {
             return Err(invalid("more specifications than a flow can have"));
         }
-        self.bytes.extend_from_slice(&kind.to_ne_bytes());
         // Followed by a reserved field.
-        self.bytes.extend_from_slice(&(size as u16).to_ne_bytes());
-        self.bytes.extend_from_slice(&[0; 2]);
-        for part in parts {
-            self.bytes.extend_from_slice(part);
+        let header = [
+            &kind.to_ne_bytes()[..],
+            &(size as u16).to_ne_bytes(),
+            &[0; 2],
+        ];
+        for part in header.iter().chain(parts) {
+            self.bytes[self.used..][..part.len()].copy_from_slice(part);
+            self.used += part.len();
         }
         self.count += 1;
         Ok(())
@@ -89,7 +95,7 @@ pub fn create(
         qp_handle: qp.0,
         flow_attr: FlowAttr {
             kind: init.kind,
-            size: (specs.bytes.len() - header) as u16,
+            size: (specs.used - header) as u16,
             priority: init.priority,
             num_of_specs: specs.count,
             port: init.port,
@@ -101,9 +107,14 @@ pub fn create(
     specs.bytes[..header].copy_from_slice(request.as_bytes());
     let mut resp = CreateFlowResp::default();
     let number = CMD_FLAG_EXTENDED | cmd::EX_CMD_CREATE_FLOW;
-    Ioctl::write_bytes(Command::CreateFlow, number, &specs.bytes, &mut resp)
-        .acts_on(qp.0)
-        .run(context)?;
+    Ioctl::write_bytes(
+        Command::CreateFlow,
+        number,
+        &specs.bytes[..specs.used],
+        &mut resp,
+    )
+    .acts_on(qp.0)
+    .run(context)?;
     Ok(FlowHandle(resp.flow_handle))
 }
 
