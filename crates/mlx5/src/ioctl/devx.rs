@@ -4,24 +4,13 @@
 //! refuses (EINVAL). If the device refuses a command (EREMOTEIO), its answer is in the
 //! output: status and syndrome.
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use uverbs::driver::{DriverMethod, Ioctl, Kind, Owned};
-use uverbs::{Command, Context, ContextRef, Error};
+use uverbs::driver::{DriverMethod, Ioctl, Owned};
+use uverbs::{Context, ContextRef, Error};
 use zerocopy::IntoBytes;
 
 use super::ids::*;
-
-macro_rules! methods {
-    ($($name:ident: $object:literal, $object_id:expr, $method_id:expr;)+) => {$(
-        static $name: DriverMethod = DriverMethod {
-            name: stringify!($name),
-            object: $object,
-            object_id: $object_id,
-            method_id: $method_id,
-        };
-    )+};
-}
 
 methods! {
     DEVX_OTHER: "device", OBJECT_DEVX, METHOD_DEVX_OTHER;
@@ -42,35 +31,9 @@ methods! {
     PP_OBJ_DESTROY: "packet pacing entry", OBJECT_PP, METHOD_PP_DESTROY;
 }
 
-/// Kinds of objects: the handle's type, and the method and attribute that destroy it.
-macro_rules! kinds {
-    ($($type:ident $kind:ident $handle:ident, $doc:literal, $destroy:ident;)+) => {$(
-        #[doc = concat!("Handle number of ", $doc, ".")]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub struct $handle(pub u32);
-
-        impl From<$handle> for u32 {
-            fn from(handle: $handle) -> u32 {
-                handle.0
-            }
-        }
-
-        enum $kind {}
-
-        impl Kind for $kind {
-            type Handle = $handle;
-            type Events = ();
-            const DESTROY: Command = Command::Driver(&$destroy);
-            fn destroy(context: &Context, handle: $handle) -> Result<(), Error> {
-                // SAFETY: no input is added.
-                let mut ioctl = unsafe { Ioctl::driver(&$destroy) };
-                ioctl.acts_on(handle.0);
-                // The same number for all of them.
-                ioctl.handle(NAMESPACE, handle.0);
-                ioctl.run(context).map(drop)
-            }
-        }
-
+/// Objects that are destroyed when they are dropped.
+macro_rules! objects {
+    ($($type:ident $kind:ident $handle:ident, $doc:literal;)+) => {$(
         #[doc = concat!($doc, ", destroyed when it is dropped.")]
         #[derive(Debug)]
         pub struct $type<C: ContextRef> {
@@ -82,10 +45,17 @@ macro_rules! kinds {
 }
 
 kinds! {
-    DevxObject DevxObjectKind DevxHandle, "An object of the device", DEVX_OBJ_DESTROY;
-    Umem UmemKind UmemHandle, "Memory that commands name by a number", DEVX_UMEM_DEREG;
-    Var VarKind VarHandle, "A page for virtio doorbells", VAR_OBJ_DESTROY;
-    PacketPacing PacketPacingKind PacketPacingHandle, "A packet pacing entry", PP_OBJ_DESTROY;
+    DevxObjectKind DevxHandle, "an object of the device", DEVX_OBJ_DESTROY;
+    UmemKind UmemHandle, "memory that commands name by a number", DEVX_UMEM_DEREG;
+    VarKind VarHandle, "a page for virtio doorbells", VAR_OBJ_DESTROY;
+    PacketPacingKind PacketPacingHandle, "a packet pacing entry", PP_OBJ_DESTROY;
+}
+
+objects! {
+    DevxObject DevxObjectKind DevxHandle, "An object of the device";
+    Umem UmemKind UmemHandle, "Memory that commands name by a number";
+    Var VarKind VarHandle, "A page for virtio doorbells";
+    PacketPacing PacketPacingKind PacketPacingHandle, "A packet pacing entry";
 }
 
 /// Runs a command that belongs to no object.
@@ -244,7 +214,8 @@ impl<C: ContextRef> Umem<C> {
     /// are not possible, EOPNOTSUPP without DMA buffers.
     ///
     /// # Safety
-    /// What commands do with the memory is allowed, until it is deregistered.
+    /// The device may access the memory as commands tell it to, until it is
+    /// deregistered.
     pub unsafe fn register(context: &C, init: &UmemInit<'_>) -> Result<(Self, u32), Error> {
         let mut number = 0u32;
         // SAFETY: as the caller says.
@@ -278,8 +249,9 @@ pub fn command_channel(context: &Context) -> Result<RawFd, Error> {
     ioctl.run(context)?.fd(fd)
 }
 
-/// Creates a channel for events, a descriptor that the caller closes; with `omit_data`
-/// only cookies are read from it.
+/// Creates a channel for events, a descriptor that the caller closes. `flags` are those
+/// of `enum mlx5_ib_uapi_devx_create_event_channel_flags`: with bit 0 only cookies are
+/// read from it.
 ///
 /// # Errors
 /// EMFILE, ENOMEM, EINVAL for other flags.
@@ -323,14 +295,9 @@ pub fn subscribe(
     ioctl.input(ATTR_DEVX_SUBSCRIBE_EVENTS, events);
     match report {
         Report::Cookie(cookie) => ioctl.u64(ATTR_DEVX_SUBSCRIBE_COOKIE, cookie),
-        Report::EventFd(fd) => ioctl.u32(ATTR_DEVX_SUBSCRIBE_EVENTFD, raw(fd)),
+        Report::EventFd(fd) => ioctl.u32(ATTR_DEVX_SUBSCRIBE_EVENTFD, fd.as_raw_fd() as u32),
     };
     ioctl.run(context).map(drop)
-}
-
-fn raw(fd: BorrowedFd<'_>) -> u32 {
-    use std::os::fd::AsRawFd;
-    fd.as_raw_fd() as u32
 }
 
 /// Location of a [`Var`].

@@ -1,54 +1,20 @@
 //! Flows in the device's own format: a matcher says which bits of a packet's headers
 //! are compared, a flow with what and where matching packets go.
 
-use uverbs::driver::{DriverMethod, Ioctl, Kind, Owned};
-use uverbs::{Command, Context, ContextRef, Error, FlowHandle, QpHandle};
+use uverbs::driver::{Ioctl, Owned};
+use uverbs::{Context, ContextRef, Error, FlowHandle, QpHandle};
 
 use super::devx::DevxHandle;
 use super::ids::*;
 
-static FLOW_MATCHER_CREATE: DriverMethod = DriverMethod {
-    name: "FLOW_MATCHER_CREATE",
-    object: "flow matcher",
-    object_id: OBJECT_FLOW_MATCHER,
-    method_id: METHOD_FLOW_MATCHER_CREATE,
-};
-static FLOW_MATCHER_DESTROY: DriverMethod = DriverMethod {
-    name: "FLOW_MATCHER_DESTROY",
-    object: "flow matcher",
-    object_id: OBJECT_FLOW_MATCHER,
-    method_id: METHOD_FLOW_MATCHER_DESTROY,
-};
-static CREATE_FLOW: DriverMethod = DriverMethod {
-    name: "CREATE_FLOW",
-    object: "flow",
-    object_id: OBJECT_FLOW,
-    method_id: METHOD_CREATE_FLOW,
-};
-
-/// Handle number of a matcher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MatcherHandle(pub u32);
-
-impl From<MatcherHandle> for u32 {
-    fn from(handle: MatcherHandle) -> u32 {
-        handle.0
-    }
+methods! {
+    FLOW_MATCHER_CREATE: "flow matcher", OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_CREATE;
+    FLOW_MATCHER_DESTROY: "flow matcher", OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_DESTROY;
+    CREATE_FLOW: "flow", OBJECT_FLOW, METHOD_CREATE_FLOW;
 }
 
-enum MatcherKind {}
-
-impl Kind for MatcherKind {
-    type Handle = MatcherHandle;
-    type Events = ();
-    const DESTROY: Command = Command::Driver(&FLOW_MATCHER_DESTROY);
-    fn destroy(context: &Context, handle: MatcherHandle) -> Result<(), Error> {
-        // SAFETY: no input is added.
-        let mut ioctl = unsafe { Ioctl::driver(&FLOW_MATCHER_DESTROY) };
-        ioctl.acts_on(handle.0);
-        ioctl.handle(ATTR_FLOW_MATCHER_DESTROY_HANDLE, handle.0);
-        ioctl.run(context).map(drop)
-    }
+kinds! {
+    MatcherKind MatcherHandle, "a matcher", FLOW_MATCHER_DESTROY;
 }
 
 /// A matcher, destroyed when it is dropped.

@@ -1,44 +1,18 @@
 //! UARs beyond those of the context.
 
-use uverbs::driver::{DriverMethod, Ioctl, Kind, Owned};
-use uverbs::{Command, Context, ContextRef, Error};
+use uverbs::driver::{Ioctl, Kind, Owned};
+use uverbs::{Context, ContextRef, Error};
 use zerocopy::IntoBytes;
 
 use super::ids;
 
-static UAR_OBJ_ALLOC: DriverMethod = DriverMethod {
-    name: "UAR_OBJ_ALLOC",
-    object: "UAR",
-    object_id: ids::OBJECT_UAR,
-    method_id: ids::METHOD_UAR_ALLOC,
-};
-
-static UAR_OBJ_DESTROY: DriverMethod = DriverMethod {
-    name: "UAR_OBJ_DESTROY",
-    object: "UAR",
-    object_id: ids::OBJECT_UAR,
-    method_id: ids::METHOD_UAR_DESTROY,
-};
-
-/// Handle number of a UAR.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct UarHandle(pub u32);
-
-impl From<UarHandle> for u32 {
-    fn from(handle: UarHandle) -> u32 {
-        handle.0
-    }
+methods! {
+    UAR_OBJ_ALLOC: "UAR", ids::OBJECT_UAR, ids::METHOD_UAR_ALLOC;
+    UAR_OBJ_DESTROY: "UAR", ids::OBJECT_UAR, ids::METHOD_UAR_DESTROY;
 }
 
-enum UarObject {}
-
-impl Kind for UarObject {
-    type Handle = UarHandle;
-    type Events = ();
-    const DESTROY: Command = Command::Driver(&UAR_OBJ_DESTROY);
-    fn destroy(context: &Context, handle: UarHandle) -> Result<(), Error> {
-        destroy(context, handle)
-    }
+kinds! {
+    UarObject UarHandle, "a UAR", UAR_OBJ_DESTROY;
 }
 
 /// Location of a UAR.
@@ -132,9 +106,5 @@ pub fn alloc(context: &Context, kind: UarKind) -> Result<(UarHandle, UarLocation
 /// # Errors
 /// EBUSY while queue pairs use it.
 pub fn destroy(context: &Context, uar: UarHandle) -> Result<(), Error> {
-    // SAFETY: no input is added.
-    let mut ioctl = unsafe { Ioctl::driver(&UAR_OBJ_DESTROY) };
-    ioctl.acts_on(uar.0);
-    ioctl.handle(ids::ATTR_DESTROY_UAR_HANDLE, uar.0);
-    ioctl.run(context).map(drop)
+    UarObject::destroy(context, uar)
 }
