@@ -2,7 +2,7 @@
 //! queues.
 
 use uverbs::kernel::fake::Target;
-use uverbs::{QpAttr, QpAttrMask, QpInit, QpState, QpType, Sge};
+use uverbs::{QpAttr, QpAttrMask, QpState, QpType, Sge};
 
 use super::objects::{CREATE_QP, GOOD, Machine};
 use super::*;
@@ -100,26 +100,14 @@ fn without_a_target_it_is_refused() {
 fn created(dynamic: Dynamic) -> (Machine, QueuePair<Arc<uverbs::Context>>, Vec<u8>) {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
-    let cq = machine.cq(3).unwrap();
-    machine.answer_qp(0);
-    let pd = uverbs::pd::alloc(&machine.context, uverbs::Udata::none()).unwrap();
-    let init = QpInit {
-        qp_type: QpType::DRIVER,
-        pd: Some(pd),
-        send_cq: Some(cq.object.handle()),
-        recv_cq: Some(cq.object.handle()),
-        cap: cap(5, 2, 0),
-        ..QpInit::default()
-    };
     let options = QpOptions {
         keys: crate::KeyChanges::None,
         dynamic: Some(dynamic),
         ..QpOptions::default()
     };
-    let context = &machine.context;
-    let qp = QueuePair::create_with(context, &device, &init, None, &options, None, None).unwrap();
+    let qp = machine.qp_of(&device, QpType::DRIVER, &options, 0, None);
     let told = machine.driver_in(CREATE_QP);
-    (machine, qp, told)
+    (machine, qp.unwrap(), told)
 }
 
 #[test]

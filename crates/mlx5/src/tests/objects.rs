@@ -167,19 +167,30 @@ impl Machine {
         register: u32,
         own: Option<&ThreadUar<Arc<Context>>>,
     ) -> Result<QueuePair<Arc<Context>>, CreateError> {
+        let options = QpOptions::default();
+        self.qp_of(device, QpType::RC, &options, register, own)
+    }
+
+    pub fn qp_of(
+        &self,
+        device: &DeviceContext,
+        qp_type: QpType,
+        options: &QpOptions,
+        register: u32,
+        own: Option<&ThreadUar<Arc<Context>>>,
+    ) -> Result<QueuePair<Arc<Context>>, CreateError> {
         self.answer_qp(register);
         let pd = uverbs::pd::alloc(&self.context, Udata::none()).unwrap();
         let cq = self.cq(3)?;
         let init = QpInit {
-            qp_type: QpType::RC,
+            qp_type,
             pd: Some(pd),
             send_cq: Some(cq.object.handle()),
             recv_cq: Some(cq.object.handle()),
             cap: cap(5, 2, 0),
             ..QpInit::default()
         };
-        let options = QpOptions::default();
-        QueuePair::create_with(&self.context, device, &init, None, &options, own, None)
+        QueuePair::create_with(&self.context, device, &init, None, options, own, None)
     }
 }
 

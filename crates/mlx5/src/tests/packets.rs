@@ -1,12 +1,12 @@
 //! Raw packets: frames whose first bytes may be in the WQE, checksums, receives that
 //! are announced late, two queues of their own pages.
 
-use uverbs::{QpInit, QpType};
+use uverbs::QpType;
 
 use super::objects::{Answer, CREATE_QP, GOOD, Machine};
 use super::*;
 use crate::send::packets::MAX_INLINE_HEADERS;
-use crate::{QpOptions, QueuePair, Role};
+use crate::{QpOptions, Role};
 
 const USER_INDEX: u32 = 70;
 
@@ -217,20 +217,9 @@ fn a_received_packet_tells_whether_its_checksums_are_right() {
 fn the_driver_is_told_where_both_queues_are() {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
-    let cq = machine.cq(3).unwrap();
-    machine.answer_qp(0);
-    let pd = uverbs::pd::alloc(&machine.context, uverbs::Udata::none()).unwrap();
-    let init = QpInit {
-        qp_type: QpType::RAW_PACKET,
-        pd: Some(pd),
-        send_cq: Some(cq.object.handle()),
-        recv_cq: Some(cq.object.handle()),
-        cap: cap(5, 2, 0),
-        ..QpInit::default()
-    };
-    let context = &machine.context;
     let options = QpOptions::default();
-    let qp = QueuePair::create_with(context, &device, &init, None, &options, None, None).unwrap();
+    let qp = machine.qp_of(&device, QpType::RAW_PACKET, &options, 0, None);
+    let qp = qp.unwrap();
     let told = machine.driver_in(CREATE_QP);
     let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
     assert_eq!(word(0), qp.work.memory.entries.address());

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "loopback.h"
 
 #define HALF 4096
 #define SENDS 100
@@ -47,36 +48,13 @@ static struct ibv_qp *create_qp(struct ibv_cq *cq, struct ibv_srq *srq)
 		.create_flags = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
 	};
 	struct ibv_qp *qp = mlx5dv_create_qp(context, &init, &own);
-	struct ibv_port_attr port;
 	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_INIT, .port_num = 1,
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+		.min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
 	};
 
 	CHECK(qp);
-	CHECK(!ibv_query_port(context, 1, &port));
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-					IBV_QP_ACCESS_FLAGS));
-	attr.qp_state = IBV_QPS_RTR;
-	attr.path_mtu = IBV_MTU_1024;
-	attr.dest_qp_num = qp->qp_num;
-	attr.min_rnr_timer = 12;
-	attr.max_dest_rd_atomic = 1;
-	attr.ah_attr.port_num = 1;
-	attr.ah_attr.dlid = port.lid;
-	attr.ah_attr.is_global = 1;
-	CHECK(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid));
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
-					IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-					IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	attr.qp_state = IBV_QPS_RTS;
-	attr.timeout = 14;
-	attr.retry_cnt = 7;
-	attr.rnr_retry = 7;
-	attr.max_rd_atomic = 1;
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-					IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-					IBV_QP_MAX_QP_RD_ATOMIC));
+	connect_to_itself(qp, attr);
 	return qp;
 }
 

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "loopback.h"
 
 #define PART 4096
 #define SEEDS 300
@@ -61,31 +62,13 @@ static struct ibv_qp *create_qp(struct ibv_cq *cq)
 		.cap = { 8, 8, 1, 1, 0 },
 	};
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
-	struct ibv_port_attr port;
 	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_INIT, .port_num = 1,
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
-		.path_mtu = IBV_MTU_1024, .min_rnr_timer = 1, .max_dest_rd_atomic = 1,
-		.timeout = 8, .retry_cnt = 1, .rnr_retry = 1, .max_rd_atomic = 1,
+		.min_rnr_timer = 1, .timeout = 8, .retry_cnt = 1, .rnr_retry = 1,
 	};
 
 	CHECK(qp);
-	CHECK(!ibv_query_port(context, 1, &port));
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-					IBV_QP_ACCESS_FLAGS));
-	attr.qp_state = IBV_QPS_RTR;
-	attr.dest_qp_num = qp->qp_num;
-	attr.ah_attr.port_num = 1;
-	attr.ah_attr.dlid = port.lid;
-	attr.ah_attr.is_global = 1;
-	CHECK(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid));
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
-					IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-					IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	attr.qp_state = IBV_QPS_RTS;
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-					IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-					IBV_QP_MAX_QP_RD_ATOMIC));
+	connect_to_itself(qp, attr);
 	return qp;
 }
 
