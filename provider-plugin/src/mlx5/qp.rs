@@ -76,7 +76,7 @@ pub struct QpData {
     pub functions: mlx5dv_qp_ex,
 }
 
-/// What copies in local memory need.
+/// Resources for copies in local memory (`wr_memcpy`).
 pub struct Memcpy {
     /// Bytes of the longest.
     pub longest: u64,

@@ -31,7 +31,7 @@ pub struct Object {
     object: DevxObject<CtxRef>,
 }
 
-/// What `mlx5dv_devx_umem_reg` returns.
+/// Registered memory: the result of `mlx5dv_devx_umem_reg`.
 #[repr(C)]
 pub struct Memory {
     public: mlx5dv_devx_umem,
@@ -39,7 +39,7 @@ pub struct Memory {
     object: Umem<CtxRef>,
 }
 
-/// What `mlx5dv_devx_alloc_uar` returns.
+/// A page of registers: the result of `mlx5dv_devx_alloc_uar`.
 #[repr(C)]
 pub struct DevxUar {
     public: mlx5dv_devx_uar,
@@ -47,7 +47,7 @@ pub struct DevxUar {
     uar: DirectUar<CtxRef>,
 }
 
-/// What `mlx5dv_alloc_var` returns.
+/// A page for virtio doorbells: the result of `mlx5dv_alloc_var`.
 #[repr(C)]
 pub struct VarPage {
     public: mlx5dv_var,
@@ -55,7 +55,7 @@ pub struct VarPage {
     object: Var<CtxRef>,
 }
 
-/// What `mlx5dv_pp_alloc` returns.
+/// A packet pacing entry: the result of `mlx5dv_pp_alloc`.
 #[repr(C)]
 pub struct Pacing {
     public: mlx5dv_pp,
@@ -63,7 +63,7 @@ pub struct Pacing {
     object: PacketPacing<CtxRef>,
 }
 
-/// What `mlx5dv_devx_create_event_channel` returns.
+/// An event channel: the result of `mlx5dv_devx_create_event_channel`.
 #[repr(C)]
 pub struct EventChannel {
     public: mlx5dv_devx_event_channel,
@@ -111,7 +111,7 @@ unsafe fn output<'a>(at: *mut c_void, length: usize) -> &'a mut [u8] {
 }
 
 /// Moves an object to the heap, for the program.
-fn boxed<T, P>(object: T) -> Result<*mut P, Errno> {
+pub(super) fn boxed<T, P>(object: T) -> Result<*mut P, Errno> {
     let object = try_box(object).map_err(|(_, errno)| errno)?;
     Ok(Box::into_raw(object).cast())
 }

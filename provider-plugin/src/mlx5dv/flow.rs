@@ -109,8 +109,7 @@ exported! {
                 },
             };
             let matcher = FlowMatcher::create(&CtxRef::of(context), &init)?;
-            let matcher = try_box(Matcher { context, matcher }).map_err(|(_, errno)| errno)?;
-            Ok(Box::into_raw(matcher))
+            devx::boxed(Matcher { context, matcher })
         })
     }
 

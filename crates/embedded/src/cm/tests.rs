@@ -595,7 +595,7 @@ fn polled(channel: &EventChannel, kind: EventKind) -> Event {
 #[test]
 fn a_channel_is_readable_if_and_only_if_it_has_an_event() {
     for (reach, drive) in ALL {
-        // What comes from another network waits until its caller drives.
+        // A message of another network is handled when the caller drives its own.
         if (reach, drive) == (Reach::Directory, Drive::Caller) {
             continue;
         }

@@ -101,7 +101,7 @@ impl SendQueue {
     }
 }
 
-/// What is left of the elements without the first bytes; none is empty.
+/// The elements after the first `bytes` bytes of the list; empty ones are left out.
 fn without(list: &[Sge], mut bytes: usize) -> impl Iterator<Item = Sge> + Clone + '_ {
     list.iter().filter_map(move |sge| {
         let now = bytes.min(sge.length as usize) as u32;

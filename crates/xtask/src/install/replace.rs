@@ -401,7 +401,7 @@ impl<T: Tools> Replacement<T> {
             for parent in [driver.parent(), self.driver_aside().parent()] {
                 self.make_folder(parent.unwrap_or(&self.etc))?;
             }
-            // What waits is of an earlier installation, if this is not ours.
+            // The file is not ours, so the kept copy is that of an earlier installation.
             self.delete(&self.driver_aside())?;
             self.keep(&driver, &self.driver_aside())?;
             let newline = if text.ends_with('\n') { "" } else { "\n" };

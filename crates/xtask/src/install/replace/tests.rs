@@ -211,7 +211,7 @@ fn a_folder_comes_first_without_dpkg() {
     );
     let driver = "driver mlx5\ndriver /usr/lib64/ringverbs/libmlx5\n";
     assert_eq!(etc("libibverbs.d/mlx5.driver"), driver);
-    // What rpm owns is untouched.
+    // The package's files are unchanged.
     let library = fs::read_link(tree.libraries().join(LIBMLX5)).unwrap();
     assert_eq!(library, Path::new(STOCK));
     assert!(tree.place().remove().unwrap());
