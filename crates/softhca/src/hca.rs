@@ -10,7 +10,7 @@ use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
 use crate::engine::loopback::Origin;
 use crate::engine::mkey::Rights;
-use crate::engine::qp::{BlueFlame, Queue};
+use crate::engine::qp::{BlueFlame, Queue, Ring};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
 use crate::engine::wqe::{self, Local};
 use crate::fabric::Port;
@@ -259,6 +259,26 @@ impl<P: Platform> Hca<P> {
         self.core.cqs.get(cqn).map(|cq| cq.producer)
     }
 
+    /// Returns the address of the doorbell records of a completion queue.
+    pub fn completion_records(&self, cqn: u32) -> Option<u64> {
+        self.core.cqs.get(cqn).map(|cq| cq.doorbell)
+    }
+
+    /// Returns the address of the doorbell records of a queue pair or a send queue; the
+    /// second one is that of sends.
+    pub fn queue_records(&self, number: u32) -> Option<u64> {
+        const SENDS: u64 = 4;
+        let of_sends = |ring: &Ring| ring.doorbell.wrapping_sub(SENDS);
+        match self.core.queues.get(number)? {
+            Queue::Qp(qp) => match (&qp.recv, &qp.send) {
+                (Some(receives), _) => Some(receives.doorbell),
+                (None, sends) => sends.as_ref().map(of_sends),
+            },
+            Queue::Sq(sq) => Some(of_sends(&sq.ring)),
+            Queue::Rq(_) => None,
+        }
+    }
+
     /// Returns the send CQ of a queue pair.
     pub fn completion_queue_of(&self, qpn: u32) -> Option<u32> {
         self.core.qp(qpn).map(|qp| qp.send_cq)
@@ -309,6 +329,8 @@ impl<P: Platform> Hca<P> {
         clear(&mut self.core.pds);
         clear(&mut self.core.xrcds);
         clear(&mut self.core.user_contexts);
+        clear(&mut self.core.umems);
+        self.core.users.clear();
         clear(&mut self.core.reserved_qpns);
         clear(&mut self.core.scheduling);
         clear(&mut self.core.address_mappings);
@@ -515,7 +537,10 @@ impl<P: Platform> Hca<P> {
     /// flushed.
     pub fn ring(&mut self, qpn: u32, queue: transport::Queue) {
         self.core.stats.doorbells += 1;
-        self.transport.ring(qpn, queue);
+        match self.core.queues.get(qpn) {
+            Some(Queue::Sq(_)) => self.rung.push(qpn),
+            _ => self.transport.ring(qpn, queue),
+        }
     }
 
     /// Returns whether a BlueFlame buffer holds 8 bytes or less, which may be a

@@ -201,6 +201,9 @@ const USER_CONTEXTS: &[Cap] = &[
 /// Memory registration by command; no UMR.
 const WITHOUT_UMR: &[Cap] = &[(General, UMR_MODIFY_ENTITY_SIZE_DISABLED, 1)];
 
+/// The profile with DevX of one without.
+const DEVX: &str = "-devx";
+
 /// All profiles.
 pub const PROFILES: &[Profile] = &[
     Profile {
@@ -227,12 +230,30 @@ pub const PROFILES: &[Profile] = &[
         port: PortKind::InfiniBand,
         caps: &[COMMON, INFINIBAND, ON_DEMAND, USER_CONTEXTS],
     },
+    Profile {
+        name: "roce-devx",
+        about: "as roce, and programs may issue commands (DevX)",
+        port: PortKind::Ethernet,
+        caps: &[COMMON, ETHERNET, WITHOUT_UMR, USER_CONTEXTS],
+    },
+    Profile {
+        name: "ib-devx",
+        about: "as ib, and programs may issue commands (DevX)",
+        port: PortKind::InfiniBand,
+        caps: &[COMMON, INFINIBAND, WITHOUT_UMR, USER_CONTEXTS],
+    },
 ];
 
 impl Profile {
     /// Returns the profile with this name.
     pub fn named(name: &str) -> Option<&'static Profile> {
         PROFILES.iter().find(|profile| profile.name == name)
+    }
+
+    /// Returns the profile with DevX; itself if it has no other.
+    pub fn with_devx(&'static self) -> &'static Profile {
+        let of = |profile: &&Profile| profile.name.strip_suffix(DEVX) == Some(self.name);
+        PROFILES.iter().find(of).unwrap_or(self)
     }
 }
 

@@ -4,7 +4,7 @@ use super::OP_MOD;
 use super::load::number;
 use super::resource::created;
 use crate::bits::{Field, field, flag, get64, put64};
-use crate::engine::buffer::{Buffer, PAGES_AT};
+use crate::engine::buffer::Buffer;
 use crate::engine::compression::{Format, Session};
 use crate::engine::core::Core;
 use crate::engine::cq::{self, Armed, Completion, Cq, Unreported};
@@ -26,6 +26,12 @@ const LOG_PAGE_SIZE: Field = field(0x18, 28, 24);
 const CONSUMER: Field = field(0x28, 23, 0);
 const PRODUCER: Field = field(0x2c, 23, 0);
 const DOORBELL: usize = 0x38;
+const RECORDS_IN_UMEM: Field = flag(0, 25);
+const RECORDS_UMEM: Field = field(4, 31, 0);
+/// The umem of the entries, after the context.
+const UMEM_OFFSET: usize = 0x50;
+const UMEM: Field = field(0x58, 31, 0);
+const IN_UMEM: Field = flag(0x5c, 31);
 
 const CQE_64: u32 = 0;
 const CQE_128: u32 = 1;
@@ -37,27 +43,6 @@ const MINI_CHECKSUM: u32 = 1;
 const RESIZE: u32 = 1;
 /// Context status of a queue in error.
 const FAILED: u32 = 0xa;
-
-/// The buffer that a context describes.
-fn buffer(
-    input: &[u8],
-    context: &[u8],
-    log_size: u32,
-    wide: bool,
-) -> Result<Buffer, super::Refused> {
-    let entry: u64 = if wide { 128 } else { 64 };
-    Buffer::listed(
-        input,
-        PAGES_AT,
-        entry << log_size,
-        LOG_PAGE_SIZE.get(context),
-        PAGE_OFFSET.get(context),
-    )
-    .ok_or(refuse(
-        Status::BadInputLength,
-        "pages of the completion queue are missing",
-    ))
-}
 
 /// The compression format that a context asks for, if any. The stride index format
 /// is refused: there are no striding receive queues.
@@ -77,6 +62,20 @@ fn compression(context: &[u8]) -> Result<Option<Format>, super::Refused> {
 }
 
 impl<P: Platform> Core<P> {
+    /// Returns the buffer that a context describes.
+    fn cq_buffer(
+        &mut self,
+        input: &[u8],
+        log_size: u32,
+        wide: bool,
+    ) -> Result<Buffer, super::Refused> {
+        let context = &input[CONTEXT.min(input.len())..];
+        let entry: u64 = if wide { 128 } else { 64 };
+        let umem = (IN_UMEM.is_set(input)).then(|| (UMEM.get(input), get64(input, UMEM_OFFSET)));
+        let pages = (LOG_PAGE_SIZE.get(context), PAGE_OFFSET.get(context));
+        self.entries(input, entry << log_size, umem, pages, true)
+    }
+
     pub(crate) fn create_cq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let context = &input[CONTEXT.min(input.len())..];
         let log_size = LOG_SIZE.get(context);
@@ -106,7 +105,10 @@ impl<P: Platform> Core<P> {
                 "the completion queue's event queue",
             ));
         }
-        let doorbell = get64(context, DOORBELL);
+        let umem = RECORDS_IN_UMEM
+            .is_set(context)
+            .then(|| RECORDS_UMEM.get(context));
+        let doorbell = self.records(get64(context, DOORBELL), umem, true)?;
         if doorbell & 7 != 0 {
             return Err(refuse(
                 Status::BadParameter,
@@ -115,7 +117,7 @@ impl<P: Platform> Core<P> {
         }
         let cq = Cq {
             eqn,
-            buffer: buffer(input, context, log_size, wide)?,
+            buffer: self.cq_buffer(input, log_size, wide)?,
             log_size,
             wide,
             doorbell,
@@ -163,6 +165,8 @@ impl<P: Platform> Core<P> {
                 "the completion queue is too long",
             ));
         }
+        let wide = matches!(CQE_SIZE.get(context), CQE_128 | CQE_128_PADDED);
+        let new = self.cq_buffer(input, log_size, wide)?;
         self.release(number(input));
         let time = self.platform.now();
         let Some(cq) = self.cqs.get_mut(number(input)) else {
@@ -179,8 +183,6 @@ impl<P: Platform> Core<P> {
                 "outstanding completions do not fit",
             ));
         }
-        let wide = matches!(CQE_SIZE.get(context), CQE_128 | CQE_128_PADDED);
-        let new = buffer(input, context, log_size, wide)?;
         let last = Completion {
             opcode: cq::opcode::RESIZED,
             ..Completion::default()

@@ -53,6 +53,12 @@ impl<P: Platform> Hca<P> {
         put_bytes(&mut context, 0, &given[..given.len().min(SIZE)]);
         let core = &mut self.core;
         let (pd, cqn, srqn) = (PD.get(&context), CQN.get(&context), SRQN.get(&context));
+        if RLKY.is_set(&context) && core.users.is_program() {
+            return Err(refuse(
+                Status::BadParameter,
+                "the reserved key is not for programs",
+            ));
+        }
         if !core.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,

@@ -4,9 +4,9 @@ use super::load::number;
 use super::resource::created;
 use super::srq::{
     WQ, WQ_DOORBELL, WQ_LOG_PAGE_SIZE, WQ_LOG_SIZE, WQ_LOG_STRIDE, WQ_PAGE_OFFSET, WQ_PD,
+    wq_records_umem, wq_umem,
 };
 use crate::bits::{Field, field, get64, put_bytes};
-use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
 use crate::engine::qp::{Queue, Ring, Rq, Sq};
 use crate::hca::Hca;
@@ -24,7 +24,7 @@ const READY: u32 = 1;
 
 impl<P: Platform> Core<P> {
     /// Decodes the work queue of a context. Returns its ring and protection domain.
-    fn ring(&self, input: &[u8], send: bool) -> Result<(Ring, u32), super::Refused> {
+    fn ring(&mut self, input: &[u8], send: bool) -> Result<(Ring, u32), super::Refused> {
         let wq = &input[(CONTEXT + WQ).min(input.len())..];
         let log_size = WQ_LOG_SIZE.get(wq);
         let log_stride = WQ_LOG_STRIDE.get(wq);
@@ -38,18 +38,10 @@ impl<P: Platform> Core<P> {
                 "the work queue's protection domain",
             ));
         }
-        let buffer = Buffer::listed(
-            input,
-            PAGES_AT,
-            1 << (log_size + log_stride),
-            WQ_LOG_PAGE_SIZE.get(wq),
-            WQ_PAGE_OFFSET.get(wq),
-        )
-        .ok_or(refuse(
-            Status::BadInputLength,
-            "pages of the work queue are missing",
-        ))?;
-        let doorbell = get64(wq, WQ_DOORBELL);
+        let length = 1 << (log_size + log_stride);
+        let pages = (WQ_LOG_PAGE_SIZE.get(wq), WQ_PAGE_OFFSET.get(wq));
+        let buffer = self.entries(input, length, wq_umem(wq), pages, false)?;
+        let doorbell = self.records(get64(wq, WQ_DOORBELL), wq_records_umem(wq), false)?;
         Ok((
             Ring {
                 buffer,

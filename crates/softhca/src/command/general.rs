@@ -1,7 +1,6 @@
 //! Commands for programs that issue their own (DevX): user contexts and general
 //! objects.
 
-use super::load::number;
 use super::resource::{created, removed};
 use crate::bits::{Field, field};
 use crate::engine::core::Core;
@@ -25,10 +24,6 @@ const FIRST_RESERVED: u32 = 1 << 20;
 impl<P: Platform> Core<P> {
     pub(crate) fn create_uctx(&mut self, output: &mut [u8]) -> Outcome {
         created(output, self.user_contexts.insert(()))
-    }
-
-    pub(crate) fn destroy_uctx(&mut self, input: &[u8]) -> Outcome {
-        removed(self.user_contexts.remove(number(input)))
     }
 
     pub(crate) fn create_general_object(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {

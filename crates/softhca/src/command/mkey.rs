@@ -25,6 +25,10 @@ const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
 /// The number of 16-byte units of translation entries in the command.
 const CARRIED: Field = field(0x60, 31, 0);
 const LIST: usize = 0x110;
+/// The memory of a program, in place of a list of pages.
+const IN_UMEM: Field = flag(0xc, 30);
+const UMEM: Field = field(0x64, 31, 0);
+const UMEM_OFFSET: usize = 0x68;
 
 const MODE_PHYSICAL: u32 = 0;
 const MODE_PAGES: u32 = 1;
@@ -88,6 +92,13 @@ impl<P: Platform> Core<P> {
             ));
         }
         let mode = MODE_HIGH.get(context) << 2 | MODE_LOW.get(context);
+        let of_driver = matches!(mode, MODE_PHYSICAL | MODE_DEVICE);
+        if of_driver && self.users.is_program() {
+            return Err(refuse(
+                Status::BadParameter,
+                "a memory key that only the driver may have",
+            ));
+        }
         let log_page_size = LOG_PAGE_SIZE.get(context);
         let carried = CARRIED.get(input) as usize;
         let list = &input[LIST.min(input.len())..];
@@ -106,9 +117,13 @@ impl<P: Platform> Core<P> {
                 "the memory key's device memory was not given out",
             ));
         }
-        let mut translation = translation(mode, log_page_size, bytes, start)?;
+        let in_umem = IN_UMEM.is_set(input);
+        let mut translation = match in_umem {
+            true => self.of_umem(input, mode)?,
+            false => translation(mode, log_page_size, bytes, start)?,
+        };
         if let Translation::Pages { pages, .. } = &mut translation {
-            if !PAGE_ACCESS.is_set(input) {
+            if in_umem || !PAGE_ACCESS.is_set(input) {
                 for page in pages {
                     *page |= READABLE | WRITABLE;
                 }
@@ -134,6 +149,35 @@ impl<P: Platform> Core<P> {
             log_page_size,
         };
         super::resource::created(output, self.mkeys.insert(mkey))
+    }
+
+    /// Returns the translation of a key to the memory of a program.
+    fn of_umem(&mut self, input: &[u8], mode: u32) -> Result<Translation, Refused> {
+        let context = &input[CONTEXT.min(input.len())..];
+        if mode != MODE_PAGES {
+            return Err(refuse(
+                Status::BadParameter,
+                "the access mode of a key to memory of a program",
+            ));
+        }
+        let shift = LOG_PAGE_SIZE.get(context);
+        if !(12..=LARGEST_PAGE).contains(&shift) {
+            return Err(refuse(Status::BadParameter, "the memory key's page size"));
+        }
+        let page = 1u64 << shift;
+        let before = get64(context, START) & (page - 1);
+        let Some(length) = before.checked_add(get64(context, LENGTH)) else {
+            return Err(refuse(Status::BadParameter, "the memory key's length"));
+        };
+        let umem = (UMEM.get(input), get64(input, UMEM_OFFSET));
+        let (pages, writable) = self.umem_pages(umem, shift, length.div_ceil(page))?;
+        if rights(context).writes() && !writable {
+            return Err(refuse(
+                Status::BadParameter,
+                "memory that is not to be written",
+            ));
+        }
+        Ok(Translation::Pages { pages, shift })
     }
 
     pub(crate) fn destroy_mkey(&mut self, input: &[u8]) -> Outcome {

@@ -17,6 +17,7 @@ pub(crate) mod resource;
 pub(crate) mod scheduling;
 pub(crate) mod srq;
 pub(crate) mod steering;
+pub(crate) mod user;
 pub(crate) mod vport;
 
 use crate::bits::{Field, field, put32};
@@ -50,10 +51,16 @@ impl<P: Platform> Hca<P> {
         self.core.stats.commands += 1;
         let outcome = match self.core.faults.command(opcode) {
             Some(refused) => Err(refused),
-            None => self.dispatch(opcode, input, &mut output),
+            None => match self.core.enter(opcode, input) {
+                Ok(()) => self.dispatch(opcode, input, &mut output),
+                Err(refused) => Err(refused),
+            },
         };
         match outcome {
-            Ok(()) => tracing::debug!(command = op::name(opcode), "done"),
+            Ok(()) => {
+                self.core.leave(opcode, input, &output);
+                tracing::debug!(command = op::name(opcode), "done");
+            }
             Err(refused) => {
                 output.fill(0);
                 STATUS.put(&mut output, refused.status as u32);
@@ -103,6 +110,8 @@ impl<P: Platform> Hca<P> {
 
             op::CREATE_UCTX => core.create_uctx(output),
             op::DESTROY_UCTX => core.destroy_uctx(input),
+            op::CREATE_UMEM => core.create_umem(input, output),
+            op::DESTROY_UMEM => core.destroy_umem(input),
             op::CREATE_GENERAL_OBJECT => core.create_general_object(input, output),
             op::MODIFY_GENERAL_OBJECT => core.modify_general_object(input),
             op::QUERY_GENERAL_OBJECT => core.query_general_object(input, output),

@@ -152,6 +152,8 @@ opcodes! {
     DESTROY_GENERAL_OBJECT = 0xa03;
     CREATE_UCTX = 0xa04;
     DESTROY_UCTX = 0xa06;
+    CREATE_UMEM = 0xa08;
+    DESTROY_UMEM = 0xa0a;
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use super::NUMBER;
 use super::load::number;
 use super::opcode as op;
 use crate::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
-use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
 use crate::engine::qp::{Address, CONTEXT_SIZE, Qp, Queue, Ring};
 use crate::hca::Hca;
@@ -61,6 +60,12 @@ const RQ_TYPE: Field = field(0xac, 26, 24);
 const SRQN: Field = field(0xac, 23, 0);
 const CS_REQ: Field = field(0xc4, 15, 8);
 const CS_RES: Field = field(0xc4, 7, 0);
+const RECORDS_IN_UMEM: Field = flag(0xd0, 28);
+const RECORDS_UMEM: Field = field(0xe4, 31, 0);
+/// The umem of the entries, after the context.
+const UMEM_OFFSET: usize = 0x100;
+const UMEM: Field = field(0x108, 31, 0);
+const IN_UMEM: Field = flag(0x10c, 31);
 
 // Fields of the address path.
 const PKEY_INDEX: Field = field(0x0, 15, 0);
@@ -243,6 +248,13 @@ impl<P: Platform> Hca<P> {
                 ));
             }
         };
+        let of_driver = matches!(st, ST_QP0 | ST_GSI | ST_REG_UMR) || RLKY.is_set(context);
+        if of_driver && core.users.is_program() {
+            return Err(refuse(
+                Status::BadParameter,
+                "a queue pair that only the driver may have",
+            ));
+        }
         let pd = PD.get(context);
         if !core.has_pd(pd) {
             return Err(refuse(
@@ -284,18 +296,13 @@ impl<P: Platform> Hca<P> {
                 ));
             }
         }
-        let buffer = Buffer::listed(
-            input,
-            PAGES_AT,
-            recv_bytes + send_bytes,
-            LOG_PAGE_SIZE.get(context),
-            PAGE_OFFSET.get(context),
-        )
-        .ok_or(refuse(
-            Status::BadInputLength,
-            "pages of the queue pair are missing",
-        ))?;
-        let doorbell = get64(context, DOORBELL);
+        let umem = (IN_UMEM.is_set(input)).then(|| (UMEM.get(input), get64(input, UMEM_OFFSET)));
+        let pages = (LOG_PAGE_SIZE.get(context), PAGE_OFFSET.get(context));
+        let buffer = core.entries(input, recv_bytes + send_bytes, umem, pages, false)?;
+        // Targets of XRC have no records.
+        let umem = (RECORDS_IN_UMEM.is_set(context) && (has_recv || !no_sq))
+            .then(|| RECORDS_UMEM.get(context));
+        let doorbell = core.records(get64(context, DOORBELL), umem, false)?;
         let recv = has_recv.then(|| Ring {
             buffer: buffer.clone(),
             offset: 0,

@@ -4,7 +4,6 @@
 use super::load::number;
 use super::resource::created;
 use crate::bits::{Field, field, flag, get32, get64, put64};
-use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
 use crate::engine::srq::Srq;
 use crate::platform::Platform;
@@ -30,6 +29,12 @@ const XRC_PD: Field = field(0x18, 23, 0);
 const XRC_LIMIT: Field = field(0x1c, 31, 16);
 const XRC_COUNT: Field = field(0x1c, 15, 0);
 const XRC_DOORBELL: usize = 0x28;
+const XRC_RECORDS_IN_UMEM: Field = flag(8, 24);
+const XRC_RECORDS_UMEM: Field = field(0xc, 31, 0);
+/// The umem of the entries, after the context.
+const XRC_UMEM_OFFSET: usize = 0x50;
+const XRC_UMEM: Field = field(0x58, 31, 0);
+const XRC_IN_UMEM: Field = flag(0x5c, 31);
 
 pub(crate) const POOL: usize = 0x20;
 const POOL_STATE: Field = field(0, 23, 20);
@@ -43,23 +48,41 @@ pub(crate) const WQ_DOORBELL: usize = 0x10;
 pub(crate) const WQ_LOG_STRIDE: Field = field(0x20, 19, 16);
 pub(crate) const WQ_LOG_PAGE_SIZE: Field = field(0x20, 12, 8);
 pub(crate) const WQ_LOG_SIZE: Field = field(0x20, 4, 0);
+const WQ_RECORDS_IN_UMEM: Field = flag(0x24, 31);
+const WQ_IN_UMEM: Field = flag(0x24, 30);
+const WQ_RECORDS_UMEM: Field = field(0x28, 31, 0);
+const WQ_UMEM: Field = field(0x2c, 31, 0);
+const WQ_UMEM_OFFSET: usize = 0x30;
 
 const MODIFY_MASK: usize = 0x14;
 const MODIFY_LIMIT: u32 = 1;
 const ARM_LIMIT: Field = field(0xc, 15, 0);
 
+/// Returns the umem of a work queue's entries and the offset in it, if it names one.
+pub(crate) fn wq_umem(wq: &[u8]) -> Option<(u32, u64)> {
+    let there = WQ_IN_UMEM.is_set(wq);
+    there.then(|| (WQ_UMEM.get(wq), get64(wq, WQ_UMEM_OFFSET)))
+}
+
+/// Returns the umem of a work queue's doorbell records, if it names one.
+pub(crate) fn wq_records_umem(wq: &[u8]) -> Option<u32> {
+    WQ_RECORDS_IN_UMEM
+        .is_set(wq)
+        .then(|| WQ_RECORDS_UMEM.get(wq))
+}
+
 impl<P: Platform> Core<P> {
     /// Creates the part that both kinds share.
     #[allow(clippy::too_many_arguments)] // Fields of two contexts.
     fn srq(
-        &self,
+        &mut self,
         input: &[u8],
         pd: u32,
         log_size: u32,
         log_stride: u32,
-        log_page_size: u32,
-        page_offset: u32,
-        doorbell: u64,
+        pages: (u32, u32),
+        umem: Option<(u32, u64)>,
+        (doorbell, records): (u64, Option<u32>),
     ) -> Result<Srq, super::Refused> {
         if !self.has_pd(pd) {
             return Err(refuse(Status::BadResource, "the SRQ's protection domain"));
@@ -70,18 +93,8 @@ impl<P: Platform> Core<P> {
                 "the SRQ is too long or its entries are",
             ));
         }
-        let Some(buffer) = Buffer::listed(
-            input,
-            PAGES_AT,
-            1 << (log_size + log_stride),
-            log_page_size,
-            page_offset,
-        ) else {
-            return Err(refuse(
-                Status::BadInputLength,
-                "pages of the SRQ are missing",
-            ));
-        };
+        let buffer = self.entries(input, 1 << (log_size + log_stride), umem, pages, false)?;
+        let doorbell = self.records(doorbell, records, false)?;
         Ok(Srq {
             pd,
             xrcd: None,
@@ -107,10 +120,21 @@ impl<P: Platform> Core<P> {
             XRC_PD.get(context),
             XRC_LOG_SIZE.get(context),
             XRC_LOG_STRIDE.get(context) + 4,
-            XRC_LOG_PAGE_SIZE.get(context),
-            XRC_PAGE_OFFSET.get(context),
-            get64(context, XRC_DOORBELL) & !3,
+            (XRC_LOG_PAGE_SIZE.get(context), XRC_PAGE_OFFSET.get(context)),
+            XRC_IN_UMEM
+                .is_set(input)
+                .then(|| (XRC_UMEM.get(input), get64(input, XRC_UMEM_OFFSET))),
+            (
+                get64(context, XRC_DOORBELL) & !3,
+                (XRC_RECORDS_IN_UMEM.is_set(context)).then(|| XRC_RECORDS_UMEM.get(context)),
+            ),
         )?;
+        if XRC_RLKY.is_set(context) && self.users.is_program() {
+            return Err(refuse(
+                Status::BadParameter,
+                "the reserved key is not for programs",
+            ));
+        }
         let xrcd = XRC_DOMAIN.get(context);
         if self.xrcds.get(xrcd).is_none() {
             return Err(refuse(Status::BadResource, "the SRQ's XRC domain"));
@@ -158,9 +182,9 @@ impl<P: Platform> Core<P> {
             WQ_PD.get(wq),
             WQ_LOG_SIZE.get(wq),
             WQ_LOG_STRIDE.get(wq),
-            WQ_LOG_PAGE_SIZE.get(wq),
-            WQ_PAGE_OFFSET.get(wq),
-            get64(wq, WQ_DOORBELL),
+            (WQ_LOG_PAGE_SIZE.get(wq), WQ_PAGE_OFFSET.get(wq)),
+            wq_umem(wq),
+            (get64(wq, WQ_DOORBELL), wq_records_umem(wq)),
         )?;
         srq.state = POOL_STATE.at(POOL).get(input);
         srq.limit = WQ_LIMIT.get(wq) as u16;

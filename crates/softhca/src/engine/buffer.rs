@@ -37,22 +37,32 @@ impl Buffer {
         if count > listed {
             return None;
         }
-        let mut pages: Vec<u64> = (0..count)
+        let pages = (0..count)
             .map(|n| get64(input, at + 8 * n) & !0xfff)
             .collect();
-        let mut page_shift = page_shift;
+        Some(Buffer::of_pages(pages, page_shift, offset, length))
+    }
+
+    /// Returns a buffer of `length` bytes from byte `offset` of these pages on, which
+    /// contain it.
+    pub(crate) fn of_pages(
+        mut pages: Vec<u64>,
+        mut page_shift: u32,
+        offset: u64,
+        length: u64,
+    ) -> Buffer {
         let follow = |pair: &[u64]| pair[0].checked_add(1 << page_shift) == Some(pair[1]);
-        if count > 1 && pages.windows(2).all(follow) {
+        if pages.len() > 1 && pages.windows(2).all(follow) {
             // One page: entries at an odd offset may cross the listed ones.
             page_shift = (offset + length).next_power_of_two().ilog2();
             pages.truncate(1);
         }
-        Some(Buffer {
+        Buffer {
             pages,
             page_shift,
             offset,
             length,
-        })
+        }
     }
 
     /// Returns the address of byte `at`, and the number of bytes from there to the end

@@ -16,7 +16,9 @@ use super::registers::{FIRST_UAR, Registers, UARS};
 use super::scheduling::{self, Element};
 use super::srq::Srq;
 use super::steering::Steering;
+use super::umem::Umem;
 use super::wqe::LONGEST_SEND;
+use crate::command::user::Users;
 use crate::settings::Settings;
 use crate::table::Table;
 
@@ -74,6 +76,9 @@ pub struct Core<P> {
     /// User contexts of programs that issue commands, and queue pair numbers reserved
     /// for them.
     pub(crate) user_contexts: Table<()>,
+    pub(crate) users: Users,
+    /// Memory of programs.
+    pub(crate) umems: Table<Umem>,
     pub(crate) reserved_qpns: Table<()>,
     pub(crate) scheduling: Table<Element>,
     pub(crate) address_mappings: Table<()>,
@@ -131,6 +136,8 @@ impl<P> Core<P> {
             port_capabilities: PORT_CAPABILITIES,
             transport_domains: Table::new(1, 1 << 16),
             user_contexts: Table::new(1, (1 << 16) - 1),
+            users: Users::default(),
+            umems: Table::new(1, 1 << 16),
             reserved_qpns: Table::new(0, RANGES),
             scheduling: Table::new(1, scheduling::MOST),
             address_mappings: Table::new(1, 1 << 16),

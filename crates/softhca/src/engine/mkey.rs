@@ -52,7 +52,7 @@ impl Rights {
     const LOCAL: Rights = Rights(0b11);
 
     /// Returns whether these include a right to write.
-    fn writes(self) -> bool {
+    pub(crate) fn writes(self) -> bool {
         self.0 & (Rights::LOCAL_WRITE.0 | Rights::REMOTE_WRITE.0 | Rights::ATOMIC.0) != 0
     }
 

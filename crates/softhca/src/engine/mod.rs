@@ -20,5 +20,6 @@ pub(crate) mod registers;
 pub(crate) mod scheduling;
 pub(crate) mod srq;
 pub(crate) mod steering;
+pub(crate) mod umem;
 pub(crate) mod umr;
 pub mod wqe;
