@@ -19,7 +19,7 @@ pub(crate) const NUMBER: Field = field(8, 23, 0);
 pub(crate) const PAGES_AT: usize = 0x110;
 
 /// Input of a command.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Input(Vec<u8>);
 
 impl Input {
@@ -33,6 +33,11 @@ impl Input {
     /// Creates a command whose only parameter is an object number.
     pub(crate) fn about(opcode: u16, number: u32) -> Self {
         Self::new(opcode, 32).set(NUMBER, number)
+    }
+
+    /// Tags the command with a user context.
+    pub(crate) fn by(self, uid: u32) -> Self {
+        self.set(crate::devx::UID, uid)
     }
 
     /// Sets a field.

@@ -32,7 +32,8 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
 impl Embedded {
     /// Opens the device for a program that uses it through system calls, and returns
     /// its kernel and its descriptor there. Pages of registers are mapped from the
-    /// descriptor, which is a file in memory of [`registers`](Self::registers) bytes.
+    /// descriptor, which is a file in memory: [`registers`](Self::registers) bytes at its
+    /// beginning, and [UARs](Self::uar_offsets) elsewhere.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -54,7 +55,14 @@ impl Embedded {
         Ok(fd)
     }
 
-    /// Returns how many bytes of registers a descriptor has.
+    /// Returns the offsets, in the file that a descriptor has, of the UARs that the
+    /// program allocates.
+    pub fn uar_offsets() -> std::ops::Range<u64> {
+        crate::files::uar_offsets()
+    }
+
+    /// Returns how many bytes of registers a descriptor has, besides UARs that the program
+    /// allocates.
     pub fn registers() -> usize {
         ContextFile::length()
     }

@@ -143,7 +143,8 @@ impl State {
         let mut number = 0;
         if to == QpState::RTR {
             request.needs_driver_room(8)?;
-            number = make(&mut self.hca, &described(&target, attributes))?;
+            let input = described(&target, attributes).by(self.uid(fd));
+            number = make(&mut self.hca, &input)?;
             // `struct mlx5_ib_modify_qp_resp`.
             request.driver_answer([8, number].as_bytes());
         }

@@ -1,5 +1,6 @@
 //! Descriptors of a device: contexts and event files.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +22,11 @@ pub(crate) const PER_UAR: u32 = 2;
 const NUMBERED_PER_UAR: u32 = 4;
 /// Doorbell registers of a context.
 pub(crate) const REGISTERS: u32 = UARS * PER_UAR;
+/// UARs that a program may allocate.
+const UAR_SLOTS: u32 = 256;
+/// The page of the file where they begin. Others are mapped by a number of up to 8 bits
+/// and a smaller command above it (`MLX5_IB_MMAP_OFFSET_START`).
+const FIRST_SLOT: u32 = 9 << 8;
 /// The last registers are each assigned to a single queue pair.
 const EXCLUSIVE: u32 = 4;
 
@@ -47,6 +53,14 @@ pub(crate) struct ContextFile {
     pub(crate) made: bool,
     /// The first asynchronous event file, the default for all objects.
     pub(crate) events: Option<Arc<EventFile>>,
+    /// Number of the user context, if it may issue commands; otherwise 0.
+    pub(crate) uid: u32,
+    /// The UAR of its queues that name none, if it has one of its own.
+    pub(crate) uar: Option<u32>,
+    /// The program allocates all of its UARs.
+    pub(crate) allocates_uars: bool,
+    /// Bit mask of UARs that the program allocated.
+    uar_slots: [u64; (UAR_SLOTS / u64::BITS) as usize],
     /// Bit mask of exclusive registers in use.
     exclusive: u32,
     /// The shared register that was assigned last.
@@ -64,6 +78,19 @@ impl File {
     }
 }
 
+/// Returns the offset in the context's file, and the length, of a UAR that the program
+/// allocated.
+pub(crate) fn uar_mapping(slot: u32) -> (u64, u32) {
+    let page = mmap_rs::MmapOptions::page_size();
+    (u64::from(FIRST_SLOT + slot) * page as u64, page as u32)
+}
+
+/// Returns the offsets of all of them.
+pub(crate) fn uar_offsets() -> Range<u64> {
+    let (first, length) = uar_mapping(0);
+    first..first + u64::from(length) * u64::from(UAR_SLOTS)
+}
+
 /// Number of devices opened so far.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
@@ -73,20 +100,31 @@ impl ContextFile {
         let failed = |errno: nix::Error| Errno::new(errno as i32);
         let registers =
             memfd_create(c"ringverbs-registers", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
-        ftruncate(&registers, Self::length() as i64).map_err(failed)?;
+        // Pages that are not used take no memory.
+        ftruncate(&registers, Self::all() as i64).map_err(failed)?;
         let fd = registers.as_raw_fd();
         let file = Self {
             registers,
             id: OPENED.fetch_add(1, Ordering::Relaxed),
             made: false,
             events: None,
+            uid: 0,
+            uar: None,
+            allocates_uars: false,
+            uar_slots: [0; (UAR_SLOTS / u64::BITS) as usize],
             exclusive: 0,
             shared: 0,
         };
         Ok((file, fd))
     }
 
-    /// Returns the length of the file of the registers.
+    /// Returns the length of the file.
+    fn all() -> usize {
+        let page = mmap_rs::MmapOptions::page_size();
+        page * (FIRST_SLOT + UAR_SLOTS) as usize
+    }
+
+    /// Returns the length of the registers that a context has from the beginning.
     pub(crate) fn length() -> usize {
         let page = mmap_rs::MmapOptions::page_size();
         (UARS as usize * UAR).next_multiple_of(page)
@@ -109,6 +147,22 @@ impl ContextFile {
             self.shared
         };
         index / PER_UAR * NUMBERED_PER_UAR + index % PER_UAR
+    }
+
+    /// Takes a place for a UAR; `None` if all are taken.
+    pub(crate) fn take_uar_slot(&mut self) -> Option<u32> {
+        let mut words = self.uar_slots.iter_mut().zip(0..);
+        let (word, index) = words.find(|(word, _)| **word != u64::MAX)?;
+        let bit = word.trailing_ones();
+        *word |= 1 << bit;
+        Some(index * u64::BITS + bit)
+    }
+
+    /// Releases the place of a UAR.
+    pub(crate) fn give_back_uar_slot(&mut self, slot: u32) {
+        if let Some(word) = self.uar_slots.get_mut((slot / u64::BITS) as usize) {
+            *word &= !(1 << (slot % u64::BITS));
+        }
     }
 
     /// Releases a register.
@@ -135,5 +189,19 @@ mod tests {
         file.give_back_register(25);
         file.give_back_register(4);
         assert_eq!((file.take_register(), file.take_register()), (25, 1));
+    }
+
+    #[test]
+    fn uars_have_places_of_their_own() {
+        let (mut file, _) = ContextFile::new().unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| file.take_uar_slot()).collect();
+        assert_eq!(all, (0..UAR_SLOTS).collect::<Vec<_>>());
+        file.give_back_uar_slot(100);
+        file.give_back_uar_slot(u32::MAX);
+        assert_eq!(file.take_uar_slot(), Some(100));
+        assert_eq!(file.take_uar_slot(), None);
+        let (last, length) = uar_mapping(UAR_SLOTS - 1);
+        let end = last + u64::from(length);
+        assert_eq!((uar_offsets().end, ContextFile::all() as u64), (end, end));
     }
 }

@@ -13,6 +13,7 @@ use uverbs::kernel::Kernel;
 use uverbs::{Command, Context, Error};
 
 use crate::descriptors::Descriptors;
+use crate::driver_ids::{METHOD_OBJ_DESTROY, OBJECT_DEVX_OBJ};
 use crate::embedded::Embedded;
 use crate::event::EventFile;
 use crate::files::File;
@@ -82,19 +83,15 @@ unsafe impl Kernel for EmbeddedKernel {
 
     unsafe fn close(&self, fd: RawFd) -> Result<()> {
         let closed = self.embedded.command(|state| {
-            let file = match state.files.get(&fd) {
-                Some(File::Context(_)) => {
-                    state.destroy_all(fd);
-                    state.files.remove(&fd)
-                }
-                _ => state.files.remove(&fd),
-            };
+            if let Some(File::Context(_)) = state.files.get(&fd) {
+                state.close_context(fd);
+                return true;
+            }
             // Close it under the lock, before the number can be reused for
             // another file.
-            match file {
+            match state.files.remove(&fd) {
                 Some(File::Events(events)) => events.close().is_some(),
-                Some(File::Context(_)) => true,
-                None => false,
+                Some(File::Context(_)) | None => false,
             }
         });
         if closed { Ok(()) } else { refuse(libc::EBADF) }
@@ -114,7 +111,11 @@ unsafe impl Kernel for EmbeddedKernel {
         }
         // SAFETY: the caller guarantees a command with its attributes.
         let mut request = unsafe { Request::read(argument, self.descriptors.clone()) }?;
-        let ends_queue = (request.object, request.method) == (OBJECT_QP, METHOD_QP_DESTROY);
+        let ends_queue = [
+            (OBJECT_QP, METHOD_QP_DESTROY),
+            (OBJECT_DEVX_OBJ, METHOD_OBJ_DESTROY),
+        ]
+        .contains(&(request.object, request.method));
         let done = self.embedded.command(|state| {
             if ends_queue {
                 state.take_last_sends();

@@ -122,6 +122,11 @@ impl Process {
         self.ranges.remove(address, length);
     }
 
+    /// Returns whether all `length` bytes were given.
+    pub(crate) fn contains(&self, address: u64, length: u64) -> bool {
+        self.ranges.contain(address, length)
+    }
+
     /// Returns the number of ranges given.
     pub(crate) fn ranges(&self) -> usize {
         self.ranges.ranges.values().sum()

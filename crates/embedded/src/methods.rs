@@ -4,15 +4,18 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
 use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
+use crate::command::{self, Input, make};
+use crate::driver_ids::*;
 use crate::event::{EventFile, FileKind, Reported};
 use crate::files::{ContextFile, File, PER_UAR, REGISTERS};
 use crate::object::{Events, Object, ObjectData};
-use crate::request::{Request, word};
+use crate::request::{Request, long, word};
 use crate::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
 use crate::state::{State, VECTORS};
 use crate::{Result, refuse};
@@ -50,7 +53,8 @@ impl State {
             (OBJECT_DEVICE, METHOD_QUERY_CONTEXT) => {
                 answer_context(request);
                 let length = request.room(ATTR_QUERY_CONTEXT_RESP);
-                request.put(ATTR_QUERY_CONTEXT_RESP, &driver_context(length));
+                let answer = driver_context(self.context(fd)?, length);
+                request.put(ATTR_QUERY_CONTEXT_RESP, &answer);
                 Ok(())
             }
             (OBJECT_DEVICE, METHOD_QUERY_PORT) => self.query_port(request),
@@ -75,10 +79,32 @@ impl State {
             (OBJECT_XRCD, METHOD_XRCD_DESTROY) => {
                 self.remove(fd, request, ATTR_DESTROY_XRCD_HANDLE)
             }
+            (OBJECT_DEVX, METHOD_OTHER) => self.devx_other(fd, request),
+            (OBJECT_DEVX, METHOD_QUERY_EQN) => self.devx_query_eqn(request),
+            // A context has no UARs that are mapped one by one without an object.
+            (OBJECT_DEVX, METHOD_QUERY_UAR) => refuse(libc::EINVAL),
+            // SAFETY: guaranteed by the caller.
+            (OBJECT_DEVX_OBJ, METHOD_OBJ_CREATE) => unsafe { self.devx_create(fd, request) },
+            (OBJECT_DEVX_OBJ, METHOD_OBJ_QUERY) => self.devx_query(fd, request),
+            (OBJECT_DEVX_OBJ, METHOD_OBJ_MODIFY) => self.devx_modify(fd, request),
+            (OBJECT_DEVX_OBJ, METHOD_OBJ_DESTROY) => self.remove(fd, request, ATTR_OBJ_HANDLE),
+            // SAFETY: guaranteed by the caller.
+            (OBJECT_DEVX_UMEM, METHOD_UMEM_REG) => unsafe { self.register_umem(fd, request) },
+            (OBJECT_DEVX_UMEM, METHOD_UMEM_DEREG) => self.remove(fd, request, ATTR_UMEM_HANDLE),
+            (OBJECT_UAR, METHOD_UAR_ALLOC) => self.alloc_uar(fd, request),
+            (OBJECT_UAR, METHOD_UAR_DESTROY) => self.remove(fd, request, ATTR_UAR_HANDLE),
             _ => refuse(libc::EPROTONOSUPPORT),
         };
         // As in the kernel: driver output is marked written.
         done.inspect(|()| request.put(ATTR_UHW_OUT, &[]))
+    }
+
+    /// Returns the open device of a descriptor, if it is one.
+    pub(crate) fn opened(&self, fd: RawFd) -> Option<&ContextFile> {
+        match self.files.get(&fd) {
+            Some(File::Context(context)) => Some(context),
+            _ => None,
+        }
     }
 
     /// Returns the open device of a descriptor.
@@ -102,6 +128,10 @@ impl State {
                     found if found == kind => Ok(()),
                     _ => refuse(libc::EINVAL),
                 }
+            }
+            Form::AnyObject => {
+                let handle = u32::try_from(data).or(refuse(libc::ENOENT))?;
+                self.objects.get(fd, handle).map(drop)
             }
             Form::Fd(kind) => {
                 let number = RawFd::try_from(data as i64).or(refuse(libc::EINVAL))?;
@@ -127,6 +157,9 @@ impl State {
         const RESERVED: std::ops::Range<usize> = 17..24;
         const REGISTERS_MOST: u32 = 512;
         const DEVX: u32 = 1 << 0;
+        /// Features that the library has: it allocates its UARs.
+        const LIBRARY: usize = 24;
+        const ALLOCATES_UARS: u64 = 1 << 1;
         let length = request.driver_length();
         if length != FIRST && length < CQE_VERSION {
             return refuse(libc::EINVAL);
@@ -142,17 +175,25 @@ impl State {
             return refuse(libc::ENOMEM);
         }
         let registers = registers.next_multiple_of(PER_UAR);
-        // The device supports only completions with user indices, and no
-        // commands from the process (DEVX).
-        if own >= registers || flags != 0 || asked[CQE_VERSION] < 1 {
+        // The device supports only completions with user indices.
+        if own >= registers || asked[CQE_VERSION] < 1 || self.context(fd)?.made {
             return refuse(libc::EINVAL);
+        }
+        let (mut uid, mut uar) = (0, None);
+        if flags & DEVX != 0 {
+            uid = make(&mut self.hca, &Input::new(op::CREATE_UCTX, 32))?;
+            let made = make(&mut self.hca, &Input::new(op::ALLOC_UAR, 16).by(uid));
+            if made.is_err() {
+                command::run(&mut self.hca, &Input::about(op::DESTROY_UCTX, uid), 16)?;
+            }
+            uar = Some(made?);
         }
         let context = self.context(fd)?;
-        if std::mem::replace(&mut context.made, true) {
-            return refuse(libc::EINVAL);
-        }
-        let length = request.room(ATTR_UHW_OUT);
-        request.driver_answer(&driver_context(length));
+        context.made = true;
+        (context.uid, context.uar) = (uid, uar);
+        context.allocates_uars = long(&asked, LIBRARY) & ALLOCATES_UARS != 0;
+        let answer = driver_context(context, request.room(ATTR_UHW_OUT));
+        request.driver_answer(&answer);
         answer_context(request);
         Ok(())
     }
@@ -197,7 +238,10 @@ impl State {
             | ObjectData::Mr(_)
             | ObjectData::Xrcd(_)
             | ObjectData::Mw { .. }
-            | ObjectData::Ah => {}
+            | ObjectData::Ah
+            | ObjectData::Uar { .. }
+            | ObjectData::Umem { .. }
+            | ObjectData::Devx(_) => {}
         }
         Ok(())
     }
@@ -206,11 +250,16 @@ impl State {
     /// does so only under the lock that the caller holds.
     fn destroy(&mut self, fd: RawFd, handle: u32, kind: u16) -> Result<Object> {
         let object = self.objects.unused(fd, handle, kind)?;
-        if let ObjectData::Qp(qp) = &object.data {
+        let queue = match &object.data {
+            ObjectData::Qp(qp) => Some(qp.number),
+            ObjectData::Devx(object) => object.watched_queue(),
+            _ => None,
+        };
+        if let Some(number) = queue {
             // The last doorbells may not have been seen.
-            let unfinished = self.hca.unfinished_sends(qp.number);
+            let unfinished = self.hca.unfinished_sends(number);
             if unfinished != 0 && self.abandoned.len() < LIMIT_ABANDONED {
-                self.abandoned.push((qp.number, unfinished));
+                self.abandoned.push((number, unfinished));
             }
         }
         self.destroy_in_device(fd, handle)?;
@@ -238,7 +287,10 @@ impl State {
             | ObjectData::Mr(_)
             | ObjectData::Xrcd(_)
             | ObjectData::Mw { .. }
-            | ObjectData::Ah => {}
+            | ObjectData::Ah
+            | ObjectData::Umem { .. }
+            | ObjectData::Devx(_) => {}
+            ObjectData::Uar { slot, .. } => self.context(fd)?.give_back_uar_slot(*slot),
         }
         Ok(object)
     }
@@ -251,7 +303,21 @@ impl State {
         }
     }
 
-    /// Destroys all objects of a context whose descriptor is being closed.
+    /// Destroys a context whose descriptor is being closed.
+    pub(crate) fn close_context(&mut self, fd: RawFd) {
+        self.destroy_all(fd);
+        let Some(File::Context(context)) = self.files.remove(&fd) else {
+            return;
+        };
+        let uar = (context.uar).map(|uar| Input::about(op::DEALLOC_UAR, uar));
+        let user = (context.uid != 0).then(|| Input::about(op::DESTROY_UCTX, context.uid));
+        for input in [uar, user].into_iter().flatten() {
+            // Logged if the device refuses; its objects are gone either way.
+            let _ = command::run(&mut self.hca, &input, 16);
+        }
+    }
+
+    /// Destroys all objects of a context.
     pub(crate) fn destroy_all(&mut self, fd: RawFd) {
         loop {
             let before = self.objects.of(fd);
@@ -278,14 +344,18 @@ impl State {
 
 /// Returns the driver's answer about a context (`struct
 /// mlx5_ib_alloc_ucontext_resp`); `room` is the size of the output buffer.
-fn driver_context(room: usize) -> [u8; 72] {
+fn driver_context(context: &ContextFile, room: usize) -> [u8; 72] {
     let mut answer = [0; 72];
     let mut set = |at: usize, bytes: &[u8]| answer[at..at + bytes.len()].copy_from_slice(bytes);
     let longest: u32 = 1 << 15;
     // QP table size, register size in bytes, registers, cache line size.
     set(0, &(1u32 << 17).to_ne_bytes());
     set(4, &512u32.to_ne_bytes());
-    set(8, &REGISTERS.to_ne_bytes());
+    let registers = match context.allocates_uars {
+        true => 0,
+        false => REGISTERS,
+    };
+    set(8, &registers.to_ne_bytes());
     set(12, &64u32.to_ne_bytes());
     // Maximum sizes of a send and a receive WQE, maximum queue entries.
     set(16, &1024u16.to_ne_bytes());

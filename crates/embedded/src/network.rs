@@ -182,6 +182,7 @@ impl Network {
         let Some(profile) = Profile::named(profile) else {
             return refuse(libc::ENODEV);
         };
+        let profile = profile.with_devx();
         let device = self.runner.add(|number, fabric, pool| {
             // There are fewer device numbers than LIDs.
             let number = u16::try_from(number).ok().filter(|number| *number < 0x4000);

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use uverbs::QpType;
 use uverbs::abi::write::ModifyQp;
 
+use crate::devx::DevxObject;
+use crate::driver_ids;
 use crate::dynamic::Target;
 use crate::event::{EventFile, Reported};
 use crate::{Result, refuse};
@@ -115,14 +117,29 @@ pub(crate) struct Mr {
 /// Type-specific data of an object.
 #[derive(Debug)]
 pub(crate) enum ObjectData {
-    Pd { number: u32 },
+    Pd {
+        number: u32,
+    },
     Mr(Mr),
     Cq(Cq),
     Qp(Box<Qp>),
     Srq(Srq),
     Xrcd(Xrcd),
-    Mw { key: u32 },
+    Mw {
+        key: u32,
+    },
     Ah,
+    /// A UAR: its number in the device, and its place in the context's file.
+    Uar {
+        number: u32,
+        slot: u32,
+    },
+    /// Memory that commands name by a number.
+    Umem {
+        number: u32,
+    },
+    /// What a program created by a command.
+    Devx(DevxObject),
 }
 
 impl ObjectData {
@@ -138,6 +155,9 @@ impl ObjectData {
             Self::Xrcd(_) => ids::OBJECT_XRCD,
             Self::Mw { .. } => ids::OBJECT_MW,
             Self::Ah => ids::OBJECT_AH,
+            Self::Uar { .. } => driver_ids::OBJECT_UAR,
+            Self::Umem { .. } => driver_ids::OBJECT_DEVX_UMEM,
+            Self::Devx(_) => driver_ids::OBJECT_DEVX_OBJ,
         }
     }
 }

@@ -69,6 +69,10 @@ pub(crate) const SCATTER_RECEIVED_64: u32 = 0x2;
 /// driver data.
 const FLAG_SCATTER: u32 = 1 << 1;
 const FLAG_ALLOW_SCATTER: u32 = 1 << 8;
+/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the UAR is one that the program allocated.
+const FLAG_UAR_PAGE: u32 = 1 << 10;
+/// `MLX5_IB_INVALID_BFREG`: in answers, the register is one of such a UAR.
+const NO_REGISTER: u32 = 1 << 31;
 /// `MLX5_QP_FLAG_TYPE_DCT` and `MLX5_QP_FLAG_TYPE_DCI`.
 const FLAG_DC_TARGET: u32 = 1 << 4;
 const FLAG_DC_INITIATOR: u32 = 1 << 5;
@@ -190,8 +194,9 @@ impl QpDriver {
             QpType::DRIVER => FLAGS_OF_DC,
             _ => 0,
         };
-        // UARs allocated one by one, signatures, and streams are not supported.
-        require(flags & !(FLAG_SCATTER | FLAG_ALLOW_SCATTER | of_kind) == 0)?;
+        // Signatures and streams are not supported.
+        let known = FLAG_SCATTER | FLAG_ALLOW_SCATTER | FLAG_UAR_PAGE | of_kind;
+        require(flags & !known == 0)?;
         require(user_index < NO_USER_INDEX)?;
         Ok(Self {
             bytes,
@@ -203,6 +208,11 @@ impl QpDriver {
     /// Returns whether short messages are to be scattered into CQEs.
     pub(crate) fn scatters(&self) -> bool {
         self.flags & FLAG_SCATTER != 0
+    }
+
+    /// Returns the UAR that it names, if any.
+    fn uar_page(&self) -> Option<u32> {
+        (self.flags & FLAG_UAR_PAGE != 0).then(|| word(&self.bytes, 36))
     }
 
     /// Returns the key that initiators need for a target of dynamic connections.
@@ -262,8 +272,10 @@ impl State {
         let flags = u16::from_ne_bytes([driver[FLAGS], driver[FLAGS + 1]]);
         let known = PADDED | UAR_PAGE | REAL_TIME;
         require(flags & !known == 0 && matches!(entry, 64 | 128) && driver[26..] == [0; 6])?;
-        // No UAR can be allocated separately, so none can be named.
-        require(flags & UAR_PAGE == 0)?;
+        let uar = match flags & UAR_PAGE != 0 {
+            true => self.check_uar(fd, u16::from_ne_bytes([driver[24], driver[25]]).into())?,
+            false => self.default_uar(fd),
+        };
         let compressed = driver[COMPRESSED] == 1;
         // Content of mini CQEs: a hash or a checksum; stride indices are not
         // supported.
@@ -295,12 +307,13 @@ impl State {
         let place = QueueAddresses::new(&driver);
         let bytes = u64::from(entry) << log_size;
         let input = Input::new(op::CREATE_CQ, PAGES_AT + 8)
+            .by(self.uid(fd))
             .set(CQ_ENTRY_SIZE, entry_size)
             .set(CQ_IGNORE_OVERRUN, u32::from(flags & IGNORE_OVERRUN != 0))
             .set(CQ_COMPRESS, compressed.into())
             .set(CQ_FORMAT, format)
             .set(CQ_LOG_SIZE, log_size)
-            .set(CQ_UAR, self.uar)
+            .set(CQ_UAR, uar)
             .set(CQ_EQN, self.event_queue(vector))
             .long(CQ_RECORDS, place.records)
             .pages((CQ_PAGE_SIZE, CQ_PAGE_OFFSET), (place.entries, bytes))?;
@@ -418,6 +431,11 @@ impl State {
             return refuse(libc::EOPNOTSUPP);
         }
         let (flags, user_index) = (driver.flags, driver.user_index);
+        let named_uar = driver.uar_page();
+        let uar = match named_uar {
+            Some(uar) => self.check_uar(fd, uar)?,
+            None => self.default_uar(fd),
+        };
         let driver = driver.bytes;
         let (blocks, receives, shift) = (word(&driver, 16), word(&driver, 20), word(&driver, 24));
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
@@ -448,10 +466,11 @@ impl State {
         let connected = service != 2;
         let scatter = flags & FLAG_SCATTER != 0;
         let mut input = Input::new(op::CREATE_QP, PAGES_AT + 8)
+            .by(self.uid(fd))
             .set(QP_SERVICE, service)
             .set(QP_BLOCK_LOOPBACK, u32::from(block != 0))
             .set(QP_PD, self.objects.pd(fd, pd)?)
-            .set(QP_UAR, self.uar)
+            .set(QP_UAR, uar)
             .set(QP_USER_INDEX, user_index)
             .set(QP_SEND_CQ, self.objects.cq(fd, send_cq)?.number)
             .long(QP_RECORDS, place.records)
@@ -493,7 +512,10 @@ impl State {
         let number = unsafe { self.make_in(&given, &input) }?;
         // SAFETY: as in `create_cq`.
         unsafe { self.watch.queue(number, place.records) };
-        let register = self.context(fd)?.take_register();
+        let register = match named_uar {
+            Some(_) => None,
+            None => Some(self.context(fd)?.take_register()),
+        };
         // A query gives the queue's size, as with mlx5_ib.
         let queried = QpCap {
             max_recv_wr: receives,
@@ -504,7 +526,7 @@ impl State {
             kind,
             cap: zerocopy::transmute!(queried),
             signal_all,
-            register: Some(register),
+            register,
             domain: None,
             target: None,
             attributes: ModifyQp::default(),
@@ -525,6 +547,7 @@ impl State {
         request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
         request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
         let mut answer = [0; 40];
+        let register = register.unwrap_or(NO_REGISTER);
         answer[..4].copy_from_slice(&register.to_ne_bytes());
         request.driver_answer(&answer);
         Ok(())
@@ -589,7 +612,9 @@ impl State {
             None => (WQ_PAGE_SIZE, WQ_PAGE_OFFSET),
             Some(_) => (XRC_PAGE_SIZE, XRC_PAGE_OFFSET),
         };
-        let input = input.pages(fields, (place.entries, bytes))?;
+        let input = input
+            .by(self.uid(fd))
+            .pages(fields, (place.entries, bytes))?;
         let given = place.given(bytes)?;
         // SAFETY: guaranteed by the caller.
         let number = unsafe { self.make_in(&given, &input) }?;
@@ -668,6 +693,12 @@ impl State {
             ObjectData::Srq(srq) => (op::DESTROY_RMP, srq.number),
             ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
             ObjectData::Ah => return Ok(()),
+            ObjectData::Uar { number, .. } => (op::DEALLOC_UAR, *number),
+            ObjectData::Umem { number } => (op::DESTROY_UMEM, *number),
+            ObjectData::Devx(it) => {
+                let (opcode, number, destroy) = (it.opcode, it.number, it.destroy.clone());
+                return self.destroy_devx(opcode, number, &destroy);
+            }
         };
         let input = Input::new(opcode, 16).set(NUMBER, number);
         command::run(&mut self.hca, &input, 16)?;

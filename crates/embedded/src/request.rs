@@ -122,7 +122,7 @@ impl Request {
                     }
                     copyable(attr.data, length, Access::Write)?;
                 }
-                Form::New | Form::Object(_) => {
+                Form::New | Form::Object(_) | Form::AnyObject => {
                     if attr.len != 0 {
                         return refuse(libc::EINVAL);
                     }

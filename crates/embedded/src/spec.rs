@@ -4,6 +4,7 @@
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 
+use crate::driver_ids as driver;
 use crate::event::FileKind;
 
 /// `MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX`: the driver's answer in QUERY_CONTEXT.
@@ -25,6 +26,8 @@ pub(crate) enum Form {
     New,
     /// An object of a type.
     Object(u16),
+    /// An object of any type.
+    AnyObject,
     /// A descriptor of a type.
     Fd(FileKind),
 }
@@ -82,6 +85,16 @@ const fn out(id: u16, length: u16) -> Spec {
     let form = Form::Out {
         least: length,
         most: length,
+    };
+    Spec::new(id, form)
+}
+
+/// Input for a structure of at least `least` bytes (`UVERBS_ATTR_MIN_SIZE`).
+const fn in_struct(id: u16, least: u16) -> Spec {
+    let form = Form::In {
+        least,
+        most: u16::MAX,
+        extends: false,
     };
     Spec::new(id, form)
 }
@@ -304,6 +317,88 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
         (OBJECT_XRCD, METHOD_XRCD_DESTROY) => {
             &const { [object(ATTR_DESTROY_XRCD_HANDLE, OBJECT_XRCD)] }
         }
+        _ => return driver_method(object_id, method_id),
+    })
+}
+
+/// As [`method`], for those that the driver adds.
+fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
+    use driver::*;
+    /// Bytes of the header of a command, and of that of an answer.
+    const HEADER: u16 = 16;
+    Some(match (object_id, method_id) {
+        (OBJECT_DEVX, METHOD_OTHER) => {
+            &const {
+                [
+                    in_struct(ATTR_OTHER_IN, HEADER),
+                    out_struct(ATTR_OTHER_OUT, HEADER),
+                ]
+            }
+        }
+        (OBJECT_DEVX, METHOD_QUERY_UAR) => {
+            &const {
+                [
+                    exactly(ATTR_QUERY_UAR_USER_INDEX, 4),
+                    out(ATTR_QUERY_UAR_DEVICE_INDEX, 4),
+                ]
+            }
+        }
+        (OBJECT_DEVX, METHOD_QUERY_EQN) => {
+            &const {
+                [
+                    exactly(ATTR_QUERY_EQN_VECTOR, 4),
+                    out(ATTR_QUERY_EQN_NUMBER, 4),
+                ]
+            }
+        }
+        (OBJECT_DEVX_OBJ, METHOD_OBJ_CREATE) => {
+            &const {
+                [
+                    made(ATTR_OBJ_HANDLE),
+                    in_struct(ATTR_OBJ_IN, HEADER),
+                    out_struct(ATTR_OBJ_OUT, HEADER),
+                ]
+            }
+        }
+        (OBJECT_DEVX_OBJ, METHOD_OBJ_MODIFY | METHOD_OBJ_QUERY) => {
+            &const {
+                [
+                    Spec::new(ATTR_OBJ_HANDLE, Form::AnyObject),
+                    in_struct(ATTR_OBJ_IN, HEADER),
+                    out_struct(ATTR_OBJ_OUT, HEADER),
+                ]
+            }
+        }
+        (OBJECT_DEVX_OBJ, METHOD_OBJ_DESTROY) => {
+            &const { [object(ATTR_OBJ_HANDLE, OBJECT_DEVX_OBJ)] }
+        }
+        (OBJECT_DEVX_UMEM, METHOD_UMEM_REG) => {
+            &const {
+                [
+                    made(ATTR_UMEM_HANDLE),
+                    exactly(ATTR_UMEM_ADDRESS, 8),
+                    exactly(ATTR_UMEM_LENGTH, 8),
+                    flags(ATTR_UMEM_ACCESS),
+                    constant(ATTR_UMEM_PAGE_SIZES).optional(),
+                    out(ATTR_UMEM_NUMBER, 4),
+                ]
+            }
+        }
+        (OBJECT_DEVX_UMEM, METHOD_UMEM_DEREG) => {
+            &const { [object(ATTR_UMEM_HANDLE, OBJECT_DEVX_UMEM)] }
+        }
+        (OBJECT_UAR, METHOD_UAR_ALLOC) => {
+            &const {
+                [
+                    made(ATTR_UAR_HANDLE),
+                    constant(ATTR_UAR_TYPE),
+                    out(ATTR_UAR_MMAP_OFFSET, 8),
+                    out(ATTR_UAR_MMAP_LENGTH, 4),
+                    out(ATTR_UAR_PAGE, 4),
+                ]
+            }
+        }
+        (OBJECT_UAR, METHOD_UAR_DESTROY) => &const { [object(ATTR_UAR_HANDLE, OBJECT_UAR)] },
         _ => return None,
     })
 }

@@ -187,7 +187,8 @@ impl State {
     fn alloc_pd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let _: AllocPd = request.core()?;
         request.needs_driver_room(4)?;
-        let number = make(&mut self.hca, &Input::new(op::ALLOC_PD, 16))?;
+        let input = Input::new(op::ALLOC_PD, 16).by(self.uid(fd));
+        let number = make(&mut self.hca, &input)?;
         let pd_handle = self.objects.insert(Object {
             file: fd,
             needs: Vec::new(),

@@ -71,6 +71,10 @@ fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
 
 /// Returns where in the file of registers a mapping is.
 fn registers(offset: i64, length: usize, page: usize) -> Option<i64> {
+    if embedded::Embedded::uar_offsets().contains(&u64::try_from(offset).ok()?) {
+        let whole = length == page && offset % page as i64 == 0;
+        return whole.then_some(offset);
+    }
     let offset = usize::try_from(offset).ok()?;
     let number = offset / page;
     let (command, index) = (number >> 8, number & 0xff);

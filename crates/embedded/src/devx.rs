@@ -1,0 +1,551 @@
+//! DevX: commands of a program in the device's own format, with the driver's checks.
+//!
+//! Each command is tagged with the user context of the program, and the device refuses
+//! what belongs to others. A command that the device refuses fails with EREMOTEIO; the
+//! answer is in the output all the same.
+
+use std::os::fd::RawFd;
+
+use softhca::bits::{Field, field, flag, get_array};
+use softhca::command::opcode as op;
+use uverbs::AccessFlags;
+
+use crate::command::{self, Input, NUMBER, make};
+use crate::driver_ids::*;
+use crate::object::{Object, ObjectData};
+use crate::request::Request;
+use crate::state::{State, VECTORS};
+use crate::user::{Access, pin};
+use crate::{Result, refuse};
+
+/// The header of all commands.
+pub(crate) const OPCODE: Field = field(0, 31, 16);
+pub(crate) const UID: Field = field(0, 15, 0);
+const TUNNEL: Field = field(4, 31, 16);
+const STATUS: Field = field(0, 31, 24);
+const LONG_NUMBER: Field = field(8, 31, 0);
+const SHORT_NUMBER: Field = field(8, 7, 0);
+const GENERAL_TYPE: Field = field(4, 15, 0);
+const COUNTER_SET: Field = field(0x1c, 7, 0);
+/// The group of an ATTACH_TO_MCG.
+const GROUP: usize = 0x10;
+
+/// Bytes of doorbell records.
+const RECORDS: u64 = 8;
+/// Commands above these are general, whatever they do.
+const GENERAL: std::ops::Range<u16> = 0xb00..0xd00;
+
+/// Opcodes that only the checks here know: the device has no such commands.
+mod others {
+    pub(super) const QUERY_ESW_VPORT_CONTEXT: u16 = 0x752;
+    pub(super) const QUERY_CONG_STATUS: u16 = 0x822;
+    pub(super) const QUERY_CONG_PARAMS: u16 = 0x824;
+    pub(super) const QUERY_CONG_STATISTICS: u16 = 0x826;
+    pub(super) const QUERY_LAG: u16 = 0x842;
+    pub(super) const GET_DROPPED_PACKET_LOG: u16 = 0x78a;
+}
+
+/// An object that a program created by a command.
+#[derive(Debug)]
+pub(crate) struct DevxObject {
+    /// The command that created it.
+    pub(crate) opcode: u16,
+    /// Type of a general object.
+    general: u32,
+    pub(crate) number: u32,
+    /// The command that destroys it.
+    pub(crate) destroy: Input,
+}
+
+impl DevxObject {
+    /// Returns the number of a queue with doorbell records that are watched.
+    pub(crate) fn watched_queue(&self) -> Option<u32> {
+        matches!(self.opcode, op::CREATE_QP | op::CREATE_SQ).then_some(self.number)
+    }
+}
+
+/// Returns whether a command needs no object.
+fn is_general(opcode: u16) -> bool {
+    GENERAL.contains(&opcode)
+        || matches!(
+            opcode,
+            op::QUERY_HCA_CAP
+                | op::QUERY_HCA_VPORT_CONTEXT
+                | others::QUERY_ESW_VPORT_CONTEXT
+                | op::QUERY_VPORT_STATE
+                | op::QUERY_ADAPTER
+                | op::QUERY_ISSI
+                | op::QUERY_NIC_VPORT_CONTEXT
+                | op::QUERY_ROCE_ADDRESS
+                | op::QUERY_VNIC_ENV
+                | op::QUERY_VPORT_COUNTER
+                | others::GET_DROPPED_PACKET_LOG
+                | op::NOP
+                | others::QUERY_CONG_STATUS
+                | others::QUERY_CONG_PARAMS
+                | others::QUERY_CONG_STATISTICS
+                | others::QUERY_LAG
+        )
+}
+
+/// Returns the field of the new object's number in the output of a command that creates
+/// one, and the command that destroys it. Flow tables and what is in them are left out:
+/// the device has none for programs.
+fn creates(opcode: u16) -> Option<(Field, u16)> {
+    Some(match opcode {
+        op::CREATE_GENERAL_OBJECT => (LONG_NUMBER, op::DESTROY_GENERAL_OBJECT),
+        op::CREATE_MKEY => (NUMBER, op::DESTROY_MKEY),
+        op::CREATE_CQ => (NUMBER, op::DESTROY_CQ),
+        op::ALLOC_PD => (NUMBER, op::DEALLOC_PD),
+        op::ALLOC_TRANSPORT_DOMAIN => (NUMBER, op::DEALLOC_TRANSPORT_DOMAIN),
+        op::CREATE_RMP => (NUMBER, op::DESTROY_RMP),
+        op::CREATE_SQ => (NUMBER, op::DESTROY_SQ),
+        op::CREATE_RQ => (NUMBER, op::DESTROY_RQ),
+        op::CREATE_RQT => (NUMBER, op::DESTROY_RQT),
+        op::CREATE_TIR => (NUMBER, op::DESTROY_TIR),
+        op::CREATE_TIS => (NUMBER, op::DESTROY_TIS),
+        op::ALLOC_Q_COUNTER => (SHORT_NUMBER, op::DEALLOC_Q_COUNTER),
+        op::ALLOC_FLOW_COUNTER => (LONG_NUMBER, op::DEALLOC_FLOW_COUNTER),
+        op::CREATE_QP => (NUMBER, op::DESTROY_QP),
+        op::CREATE_XRC_SRQ => (NUMBER, op::DESTROY_XRC_SRQ),
+        op::CREATE_DCT => (NUMBER, op::DESTROY_DCT),
+        op::ATTACH_TO_MCG => (NUMBER, op::DETACH_FROM_MCG),
+        op::ALLOC_XRCD => (NUMBER, op::DEALLOC_XRCD),
+        _ => return None,
+    })
+}
+
+/// Returns the command that creates the object that a command queries, and the number
+/// of the object.
+fn queried(input: &[u8]) -> Option<(u16, u32)> {
+    let (creator, number) = match OPCODE.get(input) as u16 {
+        op::QUERY_GENERAL_OBJECT => (op::CREATE_GENERAL_OBJECT, LONG_NUMBER),
+        op::QUERY_MKEY => (op::CREATE_MKEY, NUMBER),
+        op::QUERY_CQ => (op::CREATE_CQ, NUMBER),
+        op::QUERY_RMP => (op::CREATE_RMP, NUMBER),
+        op::QUERY_SQ => (op::CREATE_SQ, NUMBER),
+        op::QUERY_RQ => (op::CREATE_RQ, NUMBER),
+        op::QUERY_RQT => (op::CREATE_RQT, NUMBER),
+        op::QUERY_TIR => (op::CREATE_TIR, NUMBER),
+        op::QUERY_TIS => (op::CREATE_TIS, NUMBER),
+        op::QUERY_Q_COUNTER => (op::ALLOC_Q_COUNTER, COUNTER_SET),
+        op::QUERY_QP => (op::CREATE_QP, NUMBER),
+        op::QUERY_XRC_SRQ => (op::CREATE_XRC_SRQ, NUMBER),
+        op::QUERY_DCT => (op::CREATE_DCT, NUMBER),
+        _ => return None,
+    };
+    Some((creator, number.get(input)))
+}
+
+/// As [`queried`], for a command that modifies.
+fn modified(input: &[u8]) -> Option<(u16, u32)> {
+    let (creator, number) = match OPCODE.get(input) as u16 {
+        op::MODIFY_GENERAL_OBJECT => (op::CREATE_GENERAL_OBJECT, LONG_NUMBER),
+        op::MODIFY_CQ => (op::CREATE_CQ, NUMBER),
+        op::MODIFY_RMP => (op::CREATE_RMP, NUMBER),
+        op::MODIFY_SQ => (op::CREATE_SQ, NUMBER),
+        op::MODIFY_RQ => (op::CREATE_RQ, NUMBER),
+        op::MODIFY_RQT => (op::CREATE_RQT, NUMBER),
+        op::MODIFY_TIR => (op::CREATE_TIR, NUMBER),
+        op::MODIFY_TIS => (op::CREATE_TIS, NUMBER),
+        op::RST2INIT_QP
+        | op::INIT2RTR_QP
+        | op::INIT2INIT_QP
+        | op::RTR2RTS_QP
+        | op::RTS2RTS_QP
+        | op::SQERR2RTS_QP
+        | op::TO_ERR_QP
+        | op::TO_RST_QP => (op::CREATE_QP, NUMBER),
+        op::ARM_XRC_SRQ => (op::CREATE_XRC_SRQ, NUMBER),
+        op::ARM_RQ => (op::CREATE_RMP, NUMBER),
+        _ => return None,
+    };
+    Some((creator, number.get(input)))
+}
+
+/// Marks the memory of a queue as that of a program: what else the command says of it is
+/// ignored.
+fn demand_umem(input: &mut [u8]) {
+    const CQ_ENTRIES: Field = flag(0x5c, 31);
+    const CQ_RECORDS: Field = flag(0x10, 25);
+    const QP_ENTRIES: Field = flag(0x10c, 31);
+    const QP_RECORDS: Field = flag(0xe8, 28);
+    /// In the work queue of a receive queue, a send queue or a pool of receives.
+    const WQ_RECORDS: Field = flag(0x74, 31);
+    const WQ_ENTRIES: Field = flag(0x74, 30);
+    const XRC_ENTRIES: Field = flag(0x5c, 31);
+    const XRC_RECORDS: Field = flag(0x18, 24);
+    let fields: &[Field] = match OPCODE.get(input) as u16 {
+        op::CREATE_CQ => &[CQ_ENTRIES, CQ_RECORDS],
+        op::MODIFY_CQ => &[CQ_ENTRIES],
+        op::CREATE_QP => &[QP_ENTRIES, QP_RECORDS],
+        op::CREATE_RQ | op::CREATE_SQ | op::CREATE_RMP => &[WQ_ENTRIES, WQ_RECORDS],
+        op::CREATE_XRC_SRQ => &[XRC_ENTRIES, XRC_RECORDS],
+        _ => &[],
+    };
+    for field in fields {
+        field.put(input, 1);
+    }
+}
+
+/// Checks the creation of a memory key: one that is not made of other keys names memory
+/// of the program.
+fn demand_umem_of_key(input: &mut [u8]) -> Result<()> {
+    const CONTEXT: usize = 0x10;
+    const END: usize = CONTEXT + 0x40;
+    const MODE_HIGH: Field = field(CONTEXT, 28, 26);
+    const MODE_LOW: Field = field(CONTEXT, 9, 8);
+    const IN_UMEM: Field = flag(0xc, 30);
+    const OF_KEYS: [u32; 2] = [2, 3];
+    if input.len() < END {
+        return refuse(libc::EINVAL);
+    }
+    let mode = MODE_HIGH.get(input) << 2 | MODE_LOW.get(input);
+    if !OF_KEYS.contains(&mode) {
+        IN_UMEM.put(input, 1);
+    }
+    Ok(())
+}
+
+impl State {
+    /// Returns the user context of a descriptor; 0 if it has none.
+    pub(crate) fn uid(&self, fd: RawFd) -> u32 {
+        self.opened(fd).map_or(0, |context| context.uid)
+    }
+
+    /// Returns the UAR of queues that name none.
+    pub(crate) fn default_uar(&self, fd: RawFd) -> u32 {
+        let own = self.opened(fd).and_then(|context| context.uar);
+        own.unwrap_or(self.uar)
+    }
+
+    /// Returns a command of the program, tagged with its user context.
+    fn tagged(&self, fd: RawFd, request: &Request, id: u16) -> Result<Vec<u8>> {
+        let uid = self.uid(fd);
+        let mut input = request.bytes(id).unwrap_or_default();
+        if uid == 0 {
+            // As in the kernel, which lets some queries pass with the user context of
+            // the device, if it has one.
+            let lets_pass = [op::QUERY_HCA_CAP, op::QUERY_HCA_VPORT_CONTEXT];
+            return refuse(match lets_pass.contains(&(OPCODE.get(&input) as u16)) {
+                true => libc::EOPNOTSUPP,
+                false => libc::EINVAL,
+            });
+        }
+        UID.put(&mut input, uid);
+        Ok(input)
+    }
+
+    /// Executes a command and writes its answer, also that of a refusal.
+    fn carry_out(&mut self, request: &mut Request, input: &[u8], out: u16) -> Result<Vec<u8>> {
+        let output = self.hca.execute(input, request.room(out));
+        request.put(out, &output);
+        match STATUS.get(&output) {
+            0 => Ok(output),
+            _ => refuse(libc::EREMOTEIO),
+        }
+    }
+
+    /// Executes a command that belongs to no object.
+    pub(crate) fn devx_other(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let input = self.tagged(fd, request, ATTR_OTHER_IN)?;
+        if !is_general(OPCODE.get(&input) as u16) {
+            return refuse(libc::EINVAL);
+        }
+        self.carry_out(request, &input, ATTR_OTHER_OUT).map(drop)
+    }
+
+    pub(crate) fn devx_query_eqn(&mut self, request: &mut Request) -> Result<()> {
+        let vector: u32 = request.value(ATTR_QUERY_EQN_VECTOR)?;
+        if vector >= VECTORS {
+            return refuse(libc::EINVAL);
+        }
+        let number = self.event_queue(vector);
+        request.answer(ATTR_QUERY_EQN_NUMBER, &number);
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`State::execute`].
+    pub(crate) unsafe fn devx_create(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let mut input = self.tagged(fd, request, ATTR_OBJ_IN)?;
+        let opcode = OPCODE.get(&input) as u16;
+        if TUNNEL.is_set(&input) {
+            return refuse(libc::EINVAL);
+        }
+        let Some((field, destroy)) = creates(opcode) else {
+            return refuse(libc::EINVAL);
+        };
+        match opcode {
+            op::CREATE_MKEY => demand_umem_of_key(&mut input)?,
+            _ => demand_umem(&mut input),
+        }
+        let output = self.carry_out(request, &input, ATTR_OBJ_OUT)?;
+        let number = match opcode {
+            op::ATTACH_TO_MCG => NUMBER.get(&input),
+            _ => field.get(&output),
+        };
+        let general = match opcode {
+            op::CREATE_GENERAL_OBJECT => GENERAL_TYPE.get(&input),
+            _ => 0,
+        };
+        let destroy = Input::new(destroy, 32)
+            .set(field, number)
+            .set(UID, self.uid(fd));
+        let destroy = match opcode {
+            op::CREATE_GENERAL_OBJECT => destroy.set(GENERAL_TYPE, general),
+            op::ATTACH_TO_MCG => destroy.bytes(GROUP, &get_array::<16>(&input, GROUP)),
+            _ => destroy,
+        };
+        let object = DevxObject {
+            opcode,
+            general,
+            number,
+            destroy,
+        };
+        // SAFETY: guaranteed by the caller.
+        if let Err(errno) = unsafe { self.watch_object(&object) } {
+            self.destroy_devx(object.opcode, object.number, &object.destroy)?;
+            return Err(errno);
+        }
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs: Vec::new(),
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::Devx(object),
+        });
+        request.made(ATTR_OBJ_HANDLE, handle);
+        Ok(())
+    }
+
+    /// Watches the doorbell records of a new object.
+    ///
+    /// # Safety
+    /// They must stay valid until the object is destroyed.
+    unsafe fn watch_object(&mut self, object: &DevxObject) -> Result<()> {
+        let number = object.number;
+        let records = match object.opcode {
+            op::CREATE_CQ => self.hca.completion_records(number),
+            op::CREATE_QP | op::CREATE_SQ => self.hca.queue_records(number),
+            _ => None,
+        };
+        let Some(records) = records else {
+            return Ok(());
+        };
+        // Within the memory that the program registered, not only its pages.
+        if !self.hca.platform().contains(records, RECORDS) || records % RECORDS != 0 {
+            return refuse(libc::EINVAL);
+        }
+        match object.opcode {
+            // SAFETY: aligned words; the device does not let the program deregister
+            // the memory before the queue is destroyed.
+            op::CREATE_CQ => unsafe { self.watch.arm(number, records) },
+            // SAFETY: as above.
+            _ => unsafe { self.watch.queue(number, records) },
+        }
+        Ok(())
+    }
+
+    /// Destroys the device's part of an object.
+    pub(crate) fn destroy_devx(
+        &mut self,
+        creator: u16,
+        number: u32,
+        destroy: &Input,
+    ) -> Result<()> {
+        if creator == op::CREATE_DCT {
+            return self.destroy_dc_target(number);
+        }
+        command::run(&mut self.hca, destroy, 16)?;
+        match creator {
+            op::CREATE_CQ => self.watch.forget_arm(number),
+            op::CREATE_QP | op::CREATE_SQ => self.watch.forget_queue(number),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn devx_query(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let input = self.tagged(fd, request, ATTR_OBJ_IN)?;
+        self.check_subject(fd, request, &input, queried(&input))?;
+        self.carry_out(request, &input, ATTR_OBJ_OUT).map(drop)
+    }
+
+    pub(crate) fn devx_modify(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let mut input = self.tagged(fd, request, ATTR_OBJ_IN)?;
+        self.check_subject(fd, request, &input, modified(&input))?;
+        let now_errored = OPCODE.get(&input) as u16 == op::TO_ERR_QP;
+        if now_errored {
+            self.take_last_sends();
+        }
+        demand_umem(&mut input);
+        self.carry_out(request, &input, ATTR_OBJ_OUT).map(drop)
+    }
+
+    /// Checks that a command is about the object that the request names: one of DevX,
+    /// or one of verbs.
+    fn check_subject(
+        &self,
+        fd: RawFd,
+        request: &Request,
+        input: &[u8],
+        subject: Option<(u16, u32)>,
+    ) -> Result<()> {
+        let Some((creator, number)) = subject else {
+            return refuse(libc::EINVAL);
+        };
+        if TUNNEL.is_set(input) {
+            return refuse(libc::EINVAL);
+        }
+        let general = match creator {
+            op::CREATE_GENERAL_OBJECT => GENERAL_TYPE.get(input),
+            _ => 0,
+        };
+        let is = |of: u16, has: u32| (of, has) == (creator, number);
+        let same = match &self.objects.get(fd, request.handle(ATTR_OBJ_HANDLE)?)?.data {
+            ObjectData::Devx(it) => is(it.opcode, it.number) && it.general == general,
+            ObjectData::Cq(cq) => is(op::CREATE_CQ, cq.number),
+            ObjectData::Srq(srq) if srq.xrc => is(op::CREATE_XRC_SRQ, srq.number),
+            ObjectData::Srq(srq) => is(op::CREATE_RMP, srq.number),
+            ObjectData::Qp(qp) if qp.target.is_some() => is(op::CREATE_DCT, qp.number),
+            ObjectData::Qp(qp) => is(op::CREATE_QP, qp.number),
+            _ => false,
+        };
+        if same { Ok(()) } else { refuse(libc::EINVAL) }
+    }
+
+    /// Registers memory that commands name by a number.
+    ///
+    /// # Safety
+    /// As for [`State::execute`].
+    pub(crate) unsafe fn register_umem(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        const KNOWN: AccessFlags = AccessFlags::LOCAL_WRITE
+            .union(AccessFlags::REMOTE_WRITE)
+            .union(AccessFlags::REMOTE_READ);
+        const SIZES_AT_LEAST: u64 = !0xfff;
+        let uid = self.uid(fd);
+        if uid == 0 {
+            return refuse(libc::EINVAL);
+        }
+        let address: u64 = request.value(ATTR_UMEM_ADDRESS)?;
+        let length: u64 = request.value(ATTR_UMEM_LENGTH)?;
+        let access = request.flags(ATTR_UMEM_ACCESS, KNOWN.bits())?;
+        let access = AccessFlags::from_bits_retain(access);
+        let writable = access.contains(AccessFlags::LOCAL_WRITE);
+        if access.contains(AccessFlags::REMOTE_WRITE) && !writable {
+            return refuse(libc::EINVAL);
+        }
+        let need = match writable {
+            true => Access::Write,
+            false => Access::Read,
+        };
+        pin(address, length, need)?;
+        let sizes = match request.has(ATTR_UMEM_PAGE_SIZES) {
+            true => request.value(ATTR_UMEM_PAGE_SIZES)?,
+            false => u64::MAX,
+        };
+        // Larger sizes than the memory's are no good, as the kernel sees it.
+        let largest = length
+            .max(4096)
+            .checked_next_power_of_two()
+            .unwrap_or(u64::MAX);
+        if sizes & SIZES_AT_LEAST & (largest | largest - 1) == 0 {
+            return refuse(libc::EINVAL);
+        }
+        let input = pages(address, length, writable)?.set(UID, uid);
+        let number = make(&mut self.hca, &input)?;
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.hca.platform_mut().give(address, length) };
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs: Vec::new(),
+            uses: 0,
+            ranges: vec![(address, length)],
+            data: ObjectData::Umem { number },
+        });
+        request.made(ATTR_UMEM_HANDLE, handle);
+        request.answer(ATTR_UMEM_NUMBER, &number);
+        Ok(())
+    }
+
+    pub(crate) fn alloc_uar(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        /// With BlueFlame registers, and without.
+        const TYPES: std::ops::RangeInclusive<u64> = 0..=1;
+        let kind: u64 = request.constant(ATTR_UAR_TYPE)?;
+        if !TYPES.contains(&kind) {
+            return refuse(libc::EINVAL);
+        }
+        let Some(slot) = self.context(fd)?.take_uar_slot() else {
+            return refuse(libc::ENOMEM);
+        };
+        let input = Input::new(op::ALLOC_UAR, 16).set(UID, self.uid(fd));
+        let number = match make(&mut self.hca, &input) {
+            Ok(number) => number,
+            Err(errno) => {
+                self.context(fd)?.give_back_uar_slot(slot);
+                return Err(errno);
+            }
+        };
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs: Vec::new(),
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::Uar { number, slot },
+        });
+        let (offset, length) = crate::files::uar_mapping(slot);
+        request.made(ATTR_UAR_HANDLE, handle);
+        request.answer(ATTR_UAR_MMAP_OFFSET, &offset);
+        request.answer(ATTR_UAR_MMAP_LENGTH, &length);
+        request.answer(ATTR_UAR_PAGE, &number);
+        Ok(())
+    }
+
+    /// Checks that a UAR that a queue names by its number is one of the context.
+    pub(crate) fn check_uar(&self, fd: RawFd, number: u32) -> Result<u32> {
+        let mut all = self.objects.all().filter(|object| object.file == fd);
+        let is =
+            |data: &ObjectData| matches!(data, ObjectData::Uar { number: it, .. } if *it == number);
+        match all.any(|object| is(&object.data)) {
+            true => Ok(number),
+            false => refuse(libc::EINVAL),
+        }
+    }
+}
+
+/// Returns the command that registers memory, with its pages. Larger pages are for
+/// memory that consists of such pages, so that no page contains other memory than a page
+/// of the process would.
+fn pages(address: u64, length: u64, writable: bool) -> Result<Input> {
+    const SHIFTS: std::ops::RangeInclusive<u32> = 12..=30;
+    const MOST: u64 = 1 << 22;
+    const LOG_PAGE_SIZE: Field = field(0x20, 4, 0);
+    const OFFSET: Field = field(0x24, 31, 0);
+    const COUNT: usize = 0x28;
+    const LIST: usize = 0x30;
+    const READABLE: u64 = 1 << 0;
+    const WRITABLE: u64 = 1 << 1;
+    let aligned = (address | length).trailing_zeros();
+    let shift = aligned.clamp(*SHIFTS.start(), *SHIFTS.end());
+    let page = 1u64 << shift;
+    let within = address % page;
+    let count = (within + length).div_ceil(page);
+    if count > MOST {
+        return refuse(libc::ENOMEM);
+    }
+    let bits = if writable {
+        READABLE | WRITABLE
+    } else {
+        READABLE
+    };
+    let mut input = Input::new(op::CREATE_UMEM, LIST + 8 * count as usize)
+        .set(LOG_PAGE_SIZE, shift - SHIFTS.start())
+        .set(OFFSET, within as u32)
+        .long(COUNT, count);
+    for n in 0..count {
+        let at = address - within + (n << shift);
+        input = input.long(LIST + 8 * n as usize, at | bits);
+    }
+    Ok(input)
+}
