@@ -367,9 +367,15 @@ impl State {
     }
 
     pub(crate) fn devx_query(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let input = self.checked_query(fd, request)?;
+        self.carry_out(request, &input, ATTR_OBJ_OUT).map(drop)
+    }
+
+    /// Returns a query of the object that the request names.
+    pub(crate) fn checked_query(&self, fd: RawFd, request: &Request) -> Result<Vec<u8>> {
         let input = self.tagged(fd, request, ATTR_OBJ_IN)?;
         self.check_subject(fd, request, &input, queried(&input))?;
-        self.carry_out(request, &input, ATTR_OBJ_OUT).map(drop)
+        Ok(input)
     }
 
     pub(crate) fn devx_modify(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {

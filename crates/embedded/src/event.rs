@@ -26,8 +26,15 @@ pub(crate) struct Event {
 pub(crate) enum FileKind {
     /// Completion events: a completion channel.
     Completions,
-    /// All other events.
+    /// Events of objects of verbs, and of the device.
     Async,
+    /// Answers to commands of a program.
+    DevxAnswers,
+    /// Events of objects that a program created by commands.
+    DevxEvents {
+        /// Records have no entry of the event queue.
+        omits: bool,
+    },
 }
 
 /// A file from which events are read: a queue, and an eventfd that is readable
@@ -75,7 +82,19 @@ impl EventFile {
 
     /// Returns whether the file has this type and belongs to this context.
     pub(crate) fn is(&self, kind: FileKind, context: u64) -> bool {
-        self.kind == kind && self.context == context
+        let same = std::mem::discriminant(&self.kind) == std::mem::discriminant(&kind);
+        same && self.context == context
+    }
+
+    /// Returns whether records are without the entry of the event queue.
+    pub(crate) fn omits_data(&self) -> bool {
+        self.kind == FileKind::DevxEvents { omits: true }
+    }
+
+    /// Returns the bytes of unread records.
+    pub(crate) fn unread(&self) -> usize {
+        let inner = self.lock();
+        inner.events.iter().map(|event| event.record.len()).sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -93,8 +112,21 @@ impl EventFile {
 
     /// Adds an event. Without effect if the descriptor was closed.
     pub(crate) fn push(&self, event: Event) {
+        self.push_unless(event, false);
+    }
+
+    /// As [`push`](Self::push); with `once`, without effect while an event of the same
+    /// object is unread.
+    pub(crate) fn push_unless(&self, event: Event, once: bool) {
         let mut inner = self.lock();
         let Some(signal) = &inner.signal else { return };
+        let is_same = |it: &Event| match (&it.of, &event.of) {
+            (Some(it), Some(of)) => Arc::ptr_eq(it, of),
+            _ => false,
+        };
+        if once && inner.events.iter().any(is_same) {
+            return;
+        }
         if inner.events.is_empty() {
             // Fails only if the counter is full, which also makes it readable.
             let _ = signal.write(1);
@@ -106,7 +138,7 @@ impl EventFile {
     /// length, or `None` if there is no event.
     ///
     /// # Errors
-    /// EINVAL if the buffer is too short; EIO after the last event of a device that
+    /// EINVAL if the buffer is too short, ENOSPC for an answer to a command; EIO after the last event of a device that
     /// has failed.
     pub(crate) fn pop(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
         let mut inner = self.lock();
@@ -118,7 +150,11 @@ impl EventFile {
         };
         let Some(room) = buffer.get_mut(..event.record.len()) else {
             inner.events.push_front(event);
-            return Err(Errno::new(libc::EINVAL));
+            let short = match self.kind {
+                FileKind::DevxAnswers => libc::ENOSPC,
+                _ => libc::EINVAL,
+            };
+            return Err(Errno::new(short));
         };
         room.copy_from_slice(&event.record);
         if let Some(of) = &event.of {

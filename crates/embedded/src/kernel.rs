@@ -90,7 +90,10 @@ unsafe impl Kernel for EmbeddedKernel {
             // Close it under the lock, before the number can be reused for
             // another file.
             match state.files.remove(&fd) {
-                Some(File::Events(events)) => events.close().is_some(),
+                Some(File::Events(events)) => {
+                    state.forget_channel(&events);
+                    events.close().is_some()
+                }
                 Some(File::Context(_)) | None => false,
             }
         });

@@ -61,6 +61,7 @@ mod runner;
 mod segment;
 mod spec;
 mod state;
+mod subscriptions;
 mod time;
 mod udp;
 mod user;

@@ -91,6 +91,10 @@ impl State {
             // SAFETY: guaranteed by the caller.
             (OBJECT_DEVX_UMEM, METHOD_UMEM_REG) => unsafe { self.register_umem(fd, request) },
             (OBJECT_DEVX_UMEM, METHOD_UMEM_DEREG) => self.remove(fd, request, ATTR_UMEM_HANDLE),
+            (OBJECT_DEVX, METHOD_SUBSCRIBE_EVENT) => self.devx_subscribe(fd, request),
+            (OBJECT_DEVX_OBJ, METHOD_OBJ_ASYNC_QUERY) => self.devx_query_async(fd, request),
+            (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_FILE_ALLOC) => self.alloc_command_file(fd, request),
+            (OBJECT_DEVX_ASYNC_EVENT_FD, METHOD_FILE_ALLOC) => self.alloc_devx_events(fd, request),
             (OBJECT_UAR, METHOD_UAR_ALLOC) => self.alloc_uar(fd, request),
             (OBJECT_UAR, METHOD_UAR_DESTROY) => self.remove(fd, request, ATTR_UAR_HANDLE),
             _ => refuse(libc::EPROTONOSUPPORT),
@@ -288,8 +292,8 @@ impl State {
             | ObjectData::Xrcd(_)
             | ObjectData::Mw { .. }
             | ObjectData::Ah
-            | ObjectData::Umem { .. }
-            | ObjectData::Devx(_) => {}
+            | ObjectData::Umem { .. } => {}
+            ObjectData::Devx(_) => self.forget_object(handle),
             ObjectData::Uar { slot, .. } => self.context(fd)?.give_back_uar_slot(*slot),
         }
         Ok(object)

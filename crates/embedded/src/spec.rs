@@ -369,6 +369,34 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
                 ]
             }
         }
+        (OBJECT_DEVX, METHOD_SUBSCRIBE_EVENT) => {
+            &const {
+                let channel = Form::Fd(FileKind::DevxEvents { omits: false });
+                [
+                    Spec::new(ATTR_SUBSCRIBE_CHANNEL, channel),
+                    object(ATTR_SUBSCRIBE_OBJECT, OBJECT_DEVX_OBJ).optional(),
+                    in_struct(ATTR_SUBSCRIBE_EVENTS, 2),
+                    exactly(ATTR_SUBSCRIBE_EVENTFD, 4).optional(),
+                    exactly(ATTR_SUBSCRIBE_COOKIE, 8).optional(),
+                ]
+            }
+        }
+        (OBJECT_DEVX_OBJ, METHOD_OBJ_ASYNC_QUERY) => {
+            &const {
+                let file = Form::Fd(FileKind::DevxAnswers);
+                [
+                    Spec::new(ATTR_OBJ_HANDLE, Form::AnyObject),
+                    in_struct(ATTR_OBJ_IN, HEADER),
+                    Spec::new(ATTR_ASYNC_QUERY_FD, file),
+                    exactly(ATTR_ASYNC_QUERY_WR_ID, 8),
+                    constant(ATTR_ASYNC_QUERY_LENGTH),
+                ]
+            }
+        }
+        (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_FILE_ALLOC) => &const { [made(ATTR_FILE_HANDLE)] },
+        (OBJECT_DEVX_ASYNC_EVENT_FD, METHOD_FILE_ALLOC) => {
+            &const { [made(ATTR_FILE_HANDLE), flags(ATTR_FILE_FLAGS)] }
+        }
         (OBJECT_DEVX_OBJ, METHOD_OBJ_DESTROY) => {
             &const { [object(ATTR_OBJ_HANDLE, OBJECT_DEVX_OBJ)] }
         }

@@ -24,6 +24,7 @@ use crate::files::File;
 use crate::memory::Process;
 use crate::object::{Events, ObjectData, Objects};
 use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2};
+use crate::subscriptions::Subscription;
 use crate::udp::Addresses;
 use crate::watch::{Doorbell, Watch};
 use crate::{Result, refuse};
@@ -61,6 +62,8 @@ pub(crate) struct State {
     /// Protection domain of XRC targets, which name none: requests to them use
     /// the protection domain of the shared receive queue that they name.
     pub(crate) pd: u32,
+    /// Subscriptions to events of DevX.
+    pub(crate) subscriptions: Vec<Subscription>,
     /// Variant (low byte) of the last memory key.
     pub(crate) variant: u8,
     /// The device has failed: every command is refused.
@@ -191,6 +194,7 @@ impl State {
             watch: Watch::default(),
             uar,
             pd,
+            subscriptions: Vec::new(),
             variant: 0,
             failed: false,
             abandoned: Vec::new(),
@@ -397,6 +401,7 @@ impl State {
         const NUMBER: usize = 32 + 24;
         const FAILED_CQ: usize = 32;
         const PORT: usize = 32 + 8;
+        self.tell_subscribers(entry);
         let number = |at| get32(entry, at) & 0xff_ffff;
         let what = match entry[1] {
             event::COMPLETION => return self.tell_completion(number(NUMBER)),

@@ -1,0 +1,252 @@
+//! Files of DevX: answers to queries that run in the background, and events of objects
+//! that a program created by commands.
+
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use softhca::bits::get32;
+use softhca::command::opcode as op;
+use softhca::engine::eq::event;
+
+use crate::devx::DevxObject;
+use crate::driver_ids::*;
+use crate::event::{Event, EventFile, FileKind, Reported};
+use crate::files::File;
+use crate::object::ObjectData;
+use crate::request::Request;
+use crate::state::State;
+use crate::{Result, refuse};
+
+/// Bytes of unread answers of a file.
+const MOST_UNREAD: usize = 1 << 20;
+/// Events that one command may name.
+const MOST_EVENTS: usize = 16;
+/// Subscriptions of a device.
+const MOST: usize = 1 << 16;
+/// `MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA`.
+const OMIT_DATA: u32 = 1 << 0;
+
+/// Events that the device has besides those of [`event`].
+const PATH_MIGRATED: u8 = 0x01;
+const PATH_MIGRATION_FAILED: u8 = 0x07;
+const XRQ_ERROR: u8 = 0x18;
+const DCT_KEY_VIOLATION: u8 = 0x1d;
+
+/// A program's wish to be told of events.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    channel: Arc<EventFile>,
+    /// The handle of the object; `None` for events of the device.
+    object: Option<u32>,
+    event: u8,
+    report: Report,
+    /// Identifies its events in the file.
+    reported: Reported,
+}
+
+#[derive(Debug)]
+enum Report {
+    /// A record in the file, with this cookie.
+    Cookie(u64),
+    /// A count of this eventfd.
+    EventFd(OwnedFd),
+}
+
+/// Returns whether an event belongs to an object.
+fn has_object(number: u16) -> bool {
+    let known = [
+        event::COMPLETION,
+        PATH_MIGRATED,
+        event::COMM_EST,
+        event::SQ_DRAINED,
+        event::CQ_ERROR,
+        event::WQ_CATASTROPHIC,
+        PATH_MIGRATION_FAILED,
+        event::WQ_INVALID_REQUEST,
+        event::WQ_ACCESS,
+        event::SRQ_CATASTROPHIC,
+        event::SRQ_LAST_WQE,
+        event::SRQ_LIMIT,
+        XRQ_ERROR,
+        event::DCT_DRAINED,
+        DCT_KEY_VIOLATION,
+    ];
+    u8::try_from(number).is_ok_and(|number| known.contains(&number))
+}
+
+/// Returns whether an entry of an event queue is about an object.
+fn is_about(entry: &[u8; 64], object: &DevxObject) -> bool {
+    const NUMBER: usize = 32 + 24;
+    const FAILED_CQ: usize = 32;
+    let (at, creators): (usize, &[u16]) = match entry[1] {
+        event::COMPLETION => (NUMBER, &[op::CREATE_CQ]),
+        event::CQ_ERROR => (FAILED_CQ, &[op::CREATE_CQ]),
+        event::SRQ_LIMIT | event::SRQ_CATASTROPHIC => {
+            (NUMBER, &[op::CREATE_RMP, op::CREATE_XRC_SRQ])
+        }
+        _ => {
+            let queues = &[op::CREATE_QP, op::CREATE_DCT, op::CREATE_SQ, op::CREATE_RQ];
+            (NUMBER, queues)
+        }
+    };
+    creators.contains(&object.opcode) && get32(entry, at) & 0xff_ffff == object.number
+}
+
+/// Adds to an eventfd, unless its counter is full.
+fn signal(fd: &OwnedFd) {
+    let mut ready = [PollFd::new(fd.as_fd(), PollFlags::POLLOUT)];
+    if poll(&mut ready, PollTimeout::ZERO).is_ok_and(|ready| ready == 1) {
+        let _ = nix::unistd::write(fd, &1u64.to_ne_bytes());
+    }
+}
+
+/// Returns a copy of a descriptor of an eventfd.
+///
+/// # Errors
+/// EBADF for one that is not open, EINVAL for another file.
+fn eventfd(fd: RawFd) -> Result<OwnedFd> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    let Ok(link) = link else {
+        return refuse(libc::EBADF);
+    };
+    if link.as_os_str() != "anon_inode:[eventfd]" {
+        return refuse(libc::EINVAL);
+    }
+    // SAFETY: F_DUPFD_CLOEXEC makes a descriptor, whatever the number is.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return refuse(libc::EBADF);
+    }
+    // SAFETY: a new descriptor that nothing else closes.
+    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(copy) })
+}
+
+impl State {
+    fn alloc_file(&mut self, fd: RawFd, request: &mut Request, kind: FileKind) -> Result<()> {
+        let id = self.context(fd)?.id;
+        let (events, number) = EventFile::new(kind, id)?;
+        let published = request.publish(number)?;
+        self.files.insert(number, File::Events(events));
+        request.made(ATTR_FILE_HANDLE, published as u32);
+        Ok(())
+    }
+
+    pub(crate) fn alloc_command_file(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        self.alloc_file(fd, request, FileKind::DevxAnswers)
+    }
+
+    pub(crate) fn alloc_devx_events(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let flags = request.flags(ATTR_FILE_FLAGS, OMIT_DATA)?;
+        let omits = flags & OMIT_DATA != 0;
+        self.alloc_file(fd, request, FileKind::DevxEvents { omits })
+    }
+
+    /// Executes a query whose answer is read from a file.
+    pub(crate) fn devx_query_async(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let input = self.checked_query(fd, request)?;
+        let length: u16 = request.constant(ATTR_ASYNC_QUERY_LENGTH)?;
+        let wr_id: u64 = request.value(ATTR_ASYNC_QUERY_WR_ID)?;
+        let Some(file) = self.event_file(request, ATTR_ASYNC_QUERY_FD) else {
+            return refuse(libc::EBADF);
+        };
+        if file.unread() + usize::from(length) > MOST_UNREAD {
+            return refuse(libc::EAGAIN);
+        }
+        let mut record = wr_id.to_ne_bytes().to_vec();
+        record.extend(self.hca.execute(&input, length.into()));
+        file.push(Event { record, of: None });
+        Ok(())
+    }
+
+    /// Subscribes a file to events of an object, or to events of the device.
+    pub(crate) fn devx_subscribe(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        if self.uid(fd) == 0 {
+            return refuse(libc::EINVAL);
+        }
+        let Some(channel) = self.event_file(request, ATTR_SUBSCRIBE_CHANNEL) else {
+            return refuse(libc::EBADF);
+        };
+        let object = request.optional_handle(ATTR_SUBSCRIBE_OBJECT);
+        let by_eventfd = request.has(ATTR_SUBSCRIBE_EVENTFD);
+        let has_cookie = request.has(ATTR_SUBSCRIBE_COOKIE);
+        let list = request.bytes(ATTR_SUBSCRIBE_EVENTS).unwrap_or_default();
+        if by_eventfd && has_cookie || list.len() % 2 != 0 || list.len() / 2 > MOST_EVENTS {
+            return refuse(libc::EINVAL);
+        }
+        let numbers = list
+            .chunks_exact(2)
+            .map(|it| u16::from_ne_bytes([it[0], it[1]]));
+        let numbers: Vec<u16> = numbers.collect();
+        let known = |number: &u16| match object {
+            Some(_) => has_object(*number),
+            None => *number == u16::from(event::PORT_CHANGE),
+        };
+        if !numbers.iter().all(known) {
+            return refuse(libc::EINVAL);
+        }
+        if self.subscriptions.len() + numbers.len() > MOST {
+            return refuse(libc::ENOMEM);
+        }
+        let mut new = Vec::new();
+        for number in numbers {
+            let report = match (by_eventfd, has_cookie) {
+                (true, _) => {
+                    let fd: u32 = request.value(ATTR_SUBSCRIBE_EVENTFD)?;
+                    Report::EventFd(eventfd(fd as RawFd)?)
+                }
+                (false, true) => Report::Cookie(request.value(ATTR_SUBSCRIBE_COOKIE)?),
+                (false, false) => Report::Cookie(0),
+            };
+            new.push(Subscription {
+                channel: Arc::clone(&channel),
+                object,
+                event: number as u8,
+                report,
+                reported: Reported::default(),
+            });
+        }
+        self.subscriptions.extend(new);
+        Ok(())
+    }
+
+    /// Reports an event to the programs that have subscribed to it.
+    pub(crate) fn tell_subscribers(&self, entry: &[u8; 64]) {
+        for it in &self.subscriptions {
+            let object = it
+                .object
+                .and_then(|handle| self.objects.with_handle(handle));
+            let concerns = match (it.object, object.map(|object| &object.data)) {
+                (None, _) => true,
+                (Some(_), Some(ObjectData::Devx(object))) => is_about(entry, object),
+                _ => false,
+            };
+            if it.event != entry[1] || !concerns {
+                continue;
+            }
+            match &it.report {
+                Report::EventFd(fd) => signal(fd),
+                Report::Cookie(cookie) => {
+                    let omits = it.channel.omits_data();
+                    let mut record = cookie.to_ne_bytes().to_vec();
+                    if !omits {
+                        record.extend(entry);
+                    }
+                    let of = Some(Arc::clone(&it.reported));
+                    it.channel.push_unless(Event { record, of }, omits);
+                }
+            }
+        }
+    }
+
+    /// Ends the subscriptions to an object.
+    pub(crate) fn forget_object(&mut self, handle: u32) {
+        self.subscriptions.retain(|it| it.object != Some(handle));
+    }
+
+    /// Ends the subscriptions of a file.
+    pub(crate) fn forget_channel(&mut self, file: &Arc<EventFile>) {
+        self.subscriptions
+            .retain(|it| !Arc::ptr_eq(&it.channel, file));
+    }
+}
