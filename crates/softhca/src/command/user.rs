@@ -424,6 +424,14 @@ impl<P: Platform> Core<P> {
         shift: u32,
         count: u64,
     ) -> Result<(Vec<u64>, bool), Refused> {
+        /// As many as a command can list.
+        const MOST: u64 = 1 << 21;
+        if count > MOST {
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "the memory key has too many pages",
+            ));
+        }
         let umem = self.umem(number)?;
         // The last page may end beyond the memory: accesses are checked.
         let length = umem.pages.len() as u64;

@@ -334,3 +334,116 @@ fn an_address_is_mapped_to_a_queue_pair_that_exists() {
     driver.ok(&destroy, 16);
     assert_ne!(driver.command(&destroy, 16).0, 0);
 }
+
+/// A user context with a protection domain, a UAR and two pages of memory.
+fn program(driver: &mut Driver) -> (u32, u32, u32, u32) {
+    let uid = driver.number(Input::new(op::CREATE_UCTX, 64));
+    let by = |input: Input| input.or(0, 0, uid);
+    let pd = driver.number(by(Input::new(op::ALLOC_PD, 16)));
+    let uar = driver.number(by(Input::new(op::ALLOC_UAR, 16)));
+    let pages = driver.pages(2);
+    let umem = by(Input::new(op::CREATE_UMEM, 0x30 + 16))
+        .long(0x28, 2)
+        .long(0x30, pages | 3)
+        .long(0x38, (pages + 4096) | 3);
+    (uid, pd, uar, driver.number(umem))
+}
+
+/// A completion queue of 64 entries at the beginning of the memory, with records in the
+/// second page.
+fn cq_of_program(driver: &Driver, uid: u32, uar: u32, umem: u32) -> Input {
+    Input::new(op::CREATE_CQ, 0x110)
+        .or(0, 0, uid)
+        .or(0x10, 25, 1)
+        .or(0x14, 0, umem)
+        .or(0x1c, 24, 6)
+        .or(0x1c, 0, uar)
+        .or(0x24, 0, driver.eqn)
+        .long(0x48, 4096)
+        .or(0x58, 0, umem)
+        .or(0x5c, 31, 1)
+}
+
+#[test]
+fn programs_name_their_own_objects_only() {
+    let mut driver = Driver::new("ib-devx");
+    let (one, pd, uar, umem) = program(&mut driver);
+    let (two, ..) = program(&mut driver);
+    let cq = cq_of_program(&driver, one, uar, umem);
+    let foreign = cq_of_program(&driver, two, uar, umem);
+    assert_eq!(driver.command(&foreign, 16).0, 5);
+    let cqn = driver.number(cq);
+    // Not the driver's either, but the driver names all.
+    let foreign = cq_of_program(&driver, one, driver.uar, umem);
+    assert_eq!(driver.command(&foreign, 16).0, 5);
+    for (uid, status) in [(one, 0), (two, 5), (0, 0), (99, 3)] {
+        let query = Input::new(op::QUERY_CQ, 16).or(0, 0, uid).or(8, 0, cqn);
+        assert_eq!(driver.command(&query, 0x50).0, status, "context {uid}");
+        let query = Input::new(op::QUERY_ISSI, 16).or(0, 0, uid);
+        assert_eq!(driver.command(&query, 0x70).0 == 0, uid != 99);
+        let key = Input::new(op::CREATE_MKEY, 0x110)
+            .or(0, 0, uid)
+            .or(0x10, 8, 2)
+            .or(0x1c, 0, pd);
+        assert_eq!(driver.command(&key, 16).0, status, "context {uid}");
+    }
+    for opcode in [
+        op::CREATE_EQ,
+        op::DISABLE_HCA,
+        op::ACCESS_REG,
+        op::SET_HCA_CAP,
+    ] {
+        let refused = Input::new(opcode, 16).or(0, 0, one);
+        assert_eq!(driver.command(&refused, 16).0, 2);
+    }
+    // All of memory.
+    let key = Input::new(op::CREATE_MKEY, 0x110)
+        .or(0, 0, one)
+        .or(0x1c, 0, pd);
+    assert_eq!(driver.command(&key, 16).0, 3);
+    let destroy = Input::new(op::DESTROY_UCTX, 16).or(8, 0, one);
+    assert_eq!(driver.command(&destroy, 16).0, 6, "objects are left");
+}
+
+#[test]
+fn memory_of_a_program_is_kept_while_it_is_used() {
+    let mut driver = Driver::new("ib-devx");
+    let (uid, _, uar, umem) = program(&mut driver);
+    let (_, _, _, other) = program(&mut driver);
+    let cq = cq_of_program(&driver, uid, uar, umem);
+    // Beyond the memory; records that are not aligned; memory of another program.
+    for (at, value, status) in [
+        (0x50, 4096 + 64, 3),
+        (0x50, u64::MAX, 3),
+        (0x48, 4096 + 4, 3),
+        (0x48, 8192 - 4, 3),
+        (0x48, u64::MAX - 7, 3),
+        (0x58, u64::from(other) << 32 | 1 << 31, 5),
+        (0x58, 0xffff << 32 | 1 << 31, 5),
+    ] {
+        let mut wrong = cq.clone();
+        wrong.0[at..at + 8].copy_from_slice(&value.to_be_bytes());
+        assert_eq!(driver.command(&wrong, 16).0, status, "{at:#x} {value:#x}");
+    }
+    let cqn = driver.number(cq);
+    let by = |opcode, number| Input::new(opcode, 16).or(0, 0, uid).or(8, 0, number);
+    let destroy = by(op::DESTROY_UMEM, umem);
+    assert_eq!(driver.command(&destroy, 16).0, 6);
+    driver.ok(&by(op::DESTROY_CQ, cqn), 16);
+    driver.ok(&destroy, 16);
+    assert_eq!(driver.command(&destroy, 16).0, 5);
+    // Pages that are missing, that may not be read, or are too large.
+    let umem = |count, entry: u64, size| {
+        Input::new(op::CREATE_UMEM, 0x38)
+            .or(0, 0, uid)
+            .or(0x20, 0, size)
+            .long(0x28, count)
+            .long(0x30, entry)
+    };
+    for (count, entry, size) in [(0, 1, 0), (2, 1, 0), (u64::MAX, 1, 0), (1, 2, 0)] {
+        assert_ne!(driver.command(&umem(count, entry, size), 16).0, 0);
+    }
+    let offset = umem(1, 1, 0).or(0x24, 0, 4096);
+    assert_eq!(driver.command(&offset, 16).0, 3);
+    driver.ok(&umem(1, 1, 31), 16);
+}
