@@ -55,6 +55,11 @@ pub(crate) const METHOD_FILE_ALLOC: u16 = NAMESPACE;
 pub(crate) const ATTR_FILE_HANDLE: u16 = NAMESPACE;
 pub(crate) const ATTR_FILE_FLAGS: u16 = NAMESPACE + 1;
 
+// The method of a protection domain, and its attributes.
+pub(crate) const METHOD_PD_QUERY: u16 = NAMESPACE;
+pub(crate) const ATTR_PD_HANDLE: u16 = NAMESPACE;
+pub(crate) const ATTR_PD_NUMBER: u16 = NAMESPACE + 1;
+
 // Methods of `OBJECT_UAR`, and their attributes.
 pub(crate) const METHOD_UAR_ALLOC: u16 = NAMESPACE;
 pub(crate) const METHOD_UAR_DESTROY: u16 = NAMESPACE + 1;

@@ -95,6 +95,11 @@ impl State {
             (OBJECT_DEVX_OBJ, METHOD_OBJ_ASYNC_QUERY) => self.devx_query_async(fd, request),
             (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_FILE_ALLOC) => self.alloc_command_file(fd, request),
             (OBJECT_DEVX_ASYNC_EVENT_FD, METHOD_FILE_ALLOC) => self.alloc_devx_events(fd, request),
+            (OBJECT_PD, METHOD_PD_QUERY) => {
+                let number = self.objects.pd(fd, request.handle(ATTR_PD_HANDLE)?)?;
+                request.answer(ATTR_PD_NUMBER, &number);
+                Ok(())
+            }
             (OBJECT_UAR, METHOD_UAR_ALLOC) => self.alloc_uar(fd, request),
             (OBJECT_UAR, METHOD_UAR_DESTROY) => self.remove(fd, request, ATTR_UAR_HANDLE),
             _ => refuse(libc::EPROTONOSUPPORT),

@@ -415,6 +415,9 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
         (OBJECT_DEVX_UMEM, METHOD_UMEM_DEREG) => {
             &const { [object(ATTR_UMEM_HANDLE, OBJECT_DEVX_UMEM)] }
         }
+        (OBJECT_PD, METHOD_PD_QUERY) => {
+            &const { [object(ATTR_PD_HANDLE, OBJECT_PD), out(ATTR_PD_NUMBER, 4)] }
+        }
         (OBJECT_UAR, METHOD_UAR_ALLOC) => {
             &const {
                 [

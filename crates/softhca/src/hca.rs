@@ -198,8 +198,8 @@ impl<P: Platform> Hca<P> {
         self.transport.set_lossy(lossy);
     }
 
-    /// Seals the mkey with this number, so that no window or other mkey can refer to
-    /// it. This is for regions without the right to bind windows, which no command
+    /// Seals the mkey with this number, so that no window or other mkey of the driver can
+    /// refer to it. This is for regions without the right to bind windows, which no command
     /// conveys. Returns whether the mkey exists.
     pub fn seal_key(&mut self, number: u32) -> bool {
         let mkey = self.core.mkeys.get_mut(number);

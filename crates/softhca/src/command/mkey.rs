@@ -143,6 +143,7 @@ impl<P: Platform> Core<P> {
             umr: UMR_EN.is_set(context),
             remote_invalidate: REMOTE_INVALIDATE.is_set(context),
             sealed: false,
+            window: !self.users.is_program(),
             translation,
             capacity: CAPACITY.get(context),
             mode,

@@ -280,9 +280,6 @@ fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
             }
         }
         op::CREATE_TIS => const { &[(Kind::TransportDomain, field(0x44, 23, 0))] },
-        op::CREATE_GENERAL_OBJECT if GENERAL_TYPE.get(input) == super::general::ADDRESS_TO_QP => {
-            const { &[(Kind::Queue, field(0x1c, 23, 0))] }
-        }
         _ => &[],
     }
 }

@@ -154,6 +154,9 @@ pub(crate) struct Mkey {
     /// No other key may refer to it: the region was registered without the right to
     /// bind windows, which the mlx5 commands do not convey.
     pub(crate) sealed: bool,
+    /// The driver created it: as a window, if it consists of other keys. Keys of programs
+    /// may refer to sealed ones.
+    pub(crate) window: bool,
     pub(crate) translation: Translation,
     /// Number of 16-byte translation entries that it was created for.
     pub(crate) capacity: u32,
@@ -311,7 +314,7 @@ impl<P: Platform> Core<P> {
                         continue;
                     }
                     let n = left.min(of - skip);
-                    let inner = self.inner(walk.accessor, klm.key, walk.within)?;
+                    let inner = self.inner(walk.accessor, mkey, klm.key, walk.within)?;
                     let va = klm.va.wrapping_add(skip);
                     match inner {
                         Some(inner) => {
@@ -342,7 +345,7 @@ impl<P: Platform> Core<P> {
                     let within = at & (size - 1);
                     let n = left.min(size - within);
                     let va = klm.va.wrapping_add(within);
-                    match self.inner(walk.accessor, klm.key, walk.within)? {
+                    match self.inner(walk.accessor, mkey, klm.key, walk.within)? {
                         Some(inner) => {
                             self.within(walk, (klm.key, inner), va, n, done, depth, each)?;
                         }
@@ -357,15 +360,22 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Returns an inner key, which must have `rights`; `None` is the reserved key.
-    fn inner(&self, accessor: Accessor, key: u32, rights: Rights) -> Result<Option<&Mkey>, Fault> {
+    /// Returns an inner key of another one, which must have `rights`; `None` is the
+    /// reserved key.
+    fn inner(
+        &self,
+        accessor: Accessor,
+        outer: &Mkey,
+        key: u32,
+        rights: Rights,
+    ) -> Result<Option<&Mkey>, Fault> {
         if key == RESERVED_LKEY && accessor.privileged {
             return Ok(None);
         }
         let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
         let usable = mkey.variant == (key & 0xff) as u8
             && !mkey.free
-            && !mkey.sealed
+            && !(mkey.sealed && outer.window)
             && mkey.pd == accessor.pd
             && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.rights.include(rights);
@@ -373,8 +383,14 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns whether a key with `rights` may refer to this part of another key.
-    pub(crate) fn may_lead_to(&self, accessor: Accessor, klm: &Klm, rights: Rights) -> bool {
-        match self.inner(accessor, klm.key, rights.within()) {
+    pub(crate) fn may_lead_to(
+        &self,
+        accessor: Accessor,
+        outer: &Mkey,
+        klm: &Klm,
+        rights: Rights,
+    ) -> bool {
+        match self.inner(accessor, outer, klm.key, rights.within()) {
             Ok(Some(mkey)) => mkey.has(klm.va, klm.length.into()),
             Ok(None) => true,
             Err(_) => false,

@@ -194,7 +194,7 @@ impl<P: Platform> Core<P> {
         let allowed = keys.all(|klm| {
             // Entries of equal parts have no length of their own.
             let length = if equal { 0 } else { klm.length };
-            self.may_lead_to(accessor, &Klm { length, ..*klm }, rights)
+            self.may_lead_to(accessor, mkey, &Klm { length, ..*klm }, rights)
         });
         match allowed {
             true => Ok(()),

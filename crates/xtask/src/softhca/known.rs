@@ -17,7 +17,7 @@ struct Known {
 
 const ETHERNET: &[&str] = &["roce", "roce-umr"];
 const EMBEDDED: &[&str] = &["embedded"];
-const WITHOUT_DEVX: &[&str] = &["roce", "ib", "embedded"];
+const WITHOUT_DEVX: &[&str] = &["roce", "ib"];
 
 const KNOWN: &[Known] = &[
     Known {
@@ -79,19 +79,13 @@ const KNOWN: &[Known] = &[
         said: "Failed to get the clock info",
         why: "embedded devices have no clock information",
     },
+    // With DevX the tests see the device's operations, and not that it has no memory.
     Known {
         group: "pyverbs",
         profiles: EMBEDDED,
-        name: &["test_alloc_uar"],
-        said: "Failed to allocate UAR",
-        why: "embedded devices have no UAR objects",
-    },
-    Known {
-        group: "pyverbs",
-        profiles: EMBEDDED,
-        name: &["SharedPDTestCase"],
-        said: "Failed to import device",
-        why: "libmlx5 asks embedded devices in vain for what importing needs",
+        name: &["Mlx5DmOpAddresses"],
+        said: "doesn't support dm allocation",
+        why: "embedded devices have no device memory",
     },
     // librdmacm's rsocket makes an address handle of a LID alone for what goes
     // to itself; libmlx5's mlx5_create_ah asks for a global route on Ethernet.
