@@ -10,7 +10,7 @@ use softhca::bits::{Field, field, flag, get_array};
 use softhca::command::opcode as op;
 use uverbs::AccessFlags;
 
-use crate::command::{self, Input, NUMBER, make};
+use crate::command::{self, Input, NUMBER, PAGES_AT, make};
 use crate::driver_ids::*;
 use crate::object::{Object, ObjectData};
 use crate::request::Request;
@@ -165,7 +165,7 @@ fn modified(input: &[u8]) -> Option<(u16, u32)> {
 
 /// Marks the memory of a queue as that of a program: what else the command says of it is
 /// ignored.
-fn demand_umem(input: &mut [u8]) {
+fn demand_umem(input: &mut Vec<u8>) {
     const CQ_ENTRIES: Field = flag(0x5c, 31);
     const CQ_RECORDS: Field = flag(0x10, 25);
     const QP_ENTRIES: Field = flag(0x10c, 31);
@@ -183,6 +183,10 @@ fn demand_umem(input: &mut [u8]) {
         op::CREATE_XRC_SRQ => &[XRC_ENTRIES, XRC_RECORDS],
         _ => &[],
     };
+    // Fields beyond the end would not be written.
+    if !fields.is_empty() && input.len() < PAGES_AT {
+        input.resize(PAGES_AT, 0);
+    }
     for field in fields {
         field.put(input, 1);
     }
@@ -357,7 +361,11 @@ impl State {
         if creator == op::CREATE_DCT {
             return self.destroy_dc_target(number);
         }
-        command::run(&mut self.hca, destroy, 16)?;
+        let done = command::run(&mut self.hca, destroy, 16);
+        // A membership ends with its queue pair, too.
+        if creator != op::ATTACH_TO_MCG {
+            done?;
+        }
         match creator {
             op::CREATE_CQ => self.watch.forget_arm(number),
             op::CREATE_QP | op::CREATE_SQ => self.watch.forget_queue(number),

@@ -358,10 +358,8 @@ fn keys_are_to_memory_that_was_registered() {
     assert_eq!(program.create(&key(1, 0b11)).err(), refused);
     assert_eq!(program.create(&key(1, 1).long(0x28, 4097)).err(), refused);
     assert_eq!(program.create(&key(1, 1).long(0x68, 1)).err(), refused);
-    assert_eq!(
-        program.create(&key(1, 1).long(0x28, u64::MAX)).err(),
-        refused
-    );
+    let all = key(1, 1).long(0x28, u64::MAX);
+    assert_eq!(program.create(&all).err(), Some((EREMOTEIO, 8)));
     assert!(program.create(&key(1, 1)).is_ok());
     let short = Input(key(1, 1).0[..0x4c].to_vec());
     assert_eq!(program.create(&short).err(), Some((EINVAL, 0)));
@@ -373,6 +371,13 @@ fn keys_are_to_memory_that_was_registered() {
         assert_eq!(program.create(&beyond).err(), refused, "{at:#x}");
         let beyond = program.cq(umem).long(0x48, at | 8);
         assert_eq!(program.create(&beyond).is_ok(), at == 4096 - 64);
+    }
+    // What is cut off is zero, except that the memory is the program's.
+    for length in [0x10, 0x50, 0x5c, 0xc0, 0x10f] {
+        let cut = Input(program.cq(umem).0[..length].to_vec());
+        assert_eq!(program.create(&cut).is_ok(), length > 0x5b, "{length:#x}");
+        let cut = Input(program.qp(umem, 0).0[..length].to_vec());
+        assert!(program.create(&cut).is_err(), "{length:#x}");
     }
     let odd = program.cq(umem).long(0x48, 4);
     assert_eq!(program.create(&odd).err(), refused);
@@ -451,14 +456,19 @@ fn nothing_is_left_of_a_closed_context() {
         let program = Program::new(&embedded);
         let (memory, umem) = program.umem(&page, 4096, LOCAL_WRITE).unwrap();
         let (cq, output) = program.create(&program.cq(umem)).unwrap();
-        let (qp, _) = program
+        let (qp, output) = program
             .create(&program.qp(umem, NUMBER.get(&output)))
             .unwrap();
+        let attach = Input::new(op::ATTACH_TO_MCG, 0x20)
+            .set(NUMBER, NUMBER.get(&output))
+            .long(0x10, 0xff << 56);
+        let (member, _) = program.create(&attach).unwrap();
         let (pd, _) = program.create(&Input::new(op::ALLOC_PD, 16)).unwrap();
         // Left to the kernel, which destroys what is in use later.
         memory.into_handle();
         cq.into_handle();
         qp.into_handle();
+        member.into_handle();
         pd.into_handle();
     }
     assert_eq!((embedded.objects(), embedded.ranges()), before);

@@ -87,6 +87,13 @@ const KNOWN: &[Known] = &[
         said: "doesn't support dm allocation",
         why: "embedded devices have no device memory",
     },
+    Known {
+        group: "pyverbs",
+        profiles: EMBEDDED,
+        name: &["test_devx_rc_qp_send_imm"],
+        said: "with requester error",
+        why: "the test asks the network interface for the MAC address; embedded devices have none",
+    },
     // librdmacm's rsocket makes an address handle of a LID alone for what goes
     // to itself; libmlx5's mlx5_create_ah asks for a global route on Ethernet.
     Known {
