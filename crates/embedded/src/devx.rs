@@ -464,7 +464,7 @@ impl State {
             .max(4096)
             .checked_next_power_of_two()
             .unwrap_or(u64::MAX);
-        if sizes & SIZES_AT_LEAST & (largest | largest - 1) == 0 {
+        if sizes & SIZES_AT_LEAST & (largest | (largest - 1)) == 0 {
             return refuse(libc::EINVAL);
         }
         let input = pages(address, length, writable)?.set(UID, uid);
