@@ -33,7 +33,7 @@ const PATH_MIGRATION_FAILED: u8 = 0x07;
 const XRQ_ERROR: u8 = 0x18;
 const DCT_KEY_VIOLATION: u8 = 0x1d;
 
-/// A program's wish to be told of events.
+/// A subscription of a file to events of a type.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     channel: Arc<EventFile>,
