@@ -2,7 +2,7 @@
 //!
 //! The driver tags a command with the number of the program's user context. The object
 //! that it creates belongs to that context, and it may name no others. Without a tag it
-//! is the driver's own, which is trusted.
+//! is the driver's own, which is trusted. What the driver tags as shared, all may use.
 
 use std::collections::HashMap;
 
@@ -17,6 +17,8 @@ use crate::status::{Outcome, Refused, Status, refuse};
 
 /// Number of the user context.
 const UID: Field = field(0, 15, 0);
+/// The driver's tag for objects that all programs may use (`MLX5_SHARED_RESOURCE_UID`).
+const SHARED: u32 = 0xffff;
 const LONG_NUMBER: Field = field(8, 31, 0);
 const SHORT_NUMBER: Field = field(8, 7, 0);
 const COUNTER_SET: Field = field(0x1c, 7, 0);
@@ -69,12 +71,19 @@ pub(crate) struct Users {
 impl Users {
     /// Returns whether the command in execution is a program's.
     pub(crate) fn is_program(&self) -> bool {
-        self.uid != 0
+        !matches!(self.uid, 0 | SHARED)
+    }
+
+    fn owner(&self, kind: Kind, number: u32) -> u32 {
+        self.owned.get(&(kind, number)).map_or(0, |owned| owned.uid)
     }
 
     fn owns(&self, kind: Kind, number: u32) -> bool {
-        let owned = self.owned.get(&(kind, number));
-        owned.map_or(0, |owned| owned.uid) == self.uid
+        self.owner(kind, number) == self.uid
+    }
+
+    fn may_use(&self, kind: Kind, number: u32) -> bool {
+        self.owns(kind, number) || self.owner(kind, number) == SHARED
     }
 
     fn uses(&self, umem: u32) -> bool {
@@ -306,7 +315,11 @@ impl<P: Platform> Core<P> {
         if subject.is_none() && creates(opcode, input).is_none() && !is_general(opcode) {
             return Err(NOT_FOR_PROGRAMS);
         }
-        if !subject.is_none_or(|(kind, number)| self.users.owns(kind, number)) {
+        let allowed = |(kind, number)| match ends(opcode) {
+            true => self.users.owns(kind, number),
+            false => self.users.may_use(kind, number),
+        };
+        if !subject.is_none_or(allowed) {
             return Err(FOREIGN);
         }
         let named = references(opcode, input).iter();
@@ -315,7 +328,7 @@ impl<P: Platform> Core<P> {
             // of 0 names none, except that of the device's own protection domain.
             let none = number == 0 && kind != Kind::Pd;
             let shared = kind == Kind::Xrcd && !self.users.owned.contains_key(&(kind, number));
-            if !none && !shared && !self.users.owns(kind, number) {
+            if !none && !shared && !self.users.may_use(kind, number) {
                 return Err(FOREIGN);
             }
         }
@@ -338,7 +351,7 @@ impl<P: Platform> Core<P> {
         let memory = users.named;
         let names = memory.entries.or(memory.records).is_some();
         if let Some((kind, number)) = creates(opcode, input) {
-            if users.is_program() || names {
+            if users.uid != 0 || names {
                 let uid = users.uid;
                 let owned = Owned { uid, memory };
                 users.owned.insert((kind, number.get(output)), owned);

@@ -135,7 +135,7 @@ impl<P> Core<P> {
             xrcds: Table::new(1, 1 << 16),
             port_capabilities: PORT_CAPABILITIES,
             transport_domains: Table::new(1, 1 << 16),
-            user_contexts: Table::new(1, (1 << 16) - 1),
+            user_contexts: Table::new(1, (1 << 16) - 2),
             users: Users::default(),
             umems: Table::new(1, 1 << 16),
             reserved_qpns: Table::new(0, RANGES),

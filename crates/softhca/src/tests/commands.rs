@@ -401,6 +401,20 @@ fn programs_name_their_own_objects_only() {
         .or(0, 0, one)
         .or(0x1c, 0, pd);
     assert_eq!(driver.command(&key, 16).0, 3);
+    // What the driver shares, programs may use and not destroy.
+    let counters = Input::new(op::ALLOC_Q_COUNTER, 16).or(0, 0, 0xffff);
+    let (_, answer) = driver.command(&counters, 16);
+    let counters = u32::from(answer[11]);
+    let query = Input::new(op::QUERY_Q_COUNTER, 0x20)
+        .or(0, 0, one)
+        .or(0x1c, 0, counters);
+    assert_eq!(driver.command(&query, 0x100).0, 0);
+    let dealloc = |uid| {
+        let input = Input::new(op::DEALLOC_Q_COUNTER, 16);
+        input.or(0, 0, uid).or(8, 0, counters)
+    };
+    assert_eq!(driver.command(&dealloc(one), 16).0, 5);
+    assert_eq!(driver.command(&dealloc(0xffff), 16).0, 0);
     let destroy = Input::new(op::DESTROY_UCTX, 16).or(8, 0, one);
     assert_eq!(driver.command(&destroy, 16).0, 6, "objects are left");
 }
