@@ -27,6 +27,20 @@ const TIR_CHOICE: Field = field(0x24, 31, 28);
 const RQT_LENGTH: Field = field(0x38, 15, 0);
 const RQT_LIST: usize = 0x110;
 
+/// Where a queue pair's receives are, and two of the values.
+const QP_RECEIVES: Field = field(0xc4, 26, 24);
+const OWN_RECEIVES: u32 = 0;
+const SHARED_RECEIVES: u32 = 1;
+/// What a queue pair refers to, in the end only one with receives.
+const QP_REFERENCES: [(Kind, Field); 6] = [
+    (Kind::Pd, field(0x1c, 23, 0)),
+    (Kind::Uar, field(0x24, 23, 0)),
+    (Kind::Cq, field(0x94, 23, 0)),
+    (Kind::Xrcd, field(0xb0, 23, 0)),
+    (Kind::Cq, field(0xb4, 23, 0)),
+    (Kind::Srq, field(0xc4, 23, 0)),
+];
+
 /// Kinds of objects that have numbers of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
@@ -222,18 +236,12 @@ fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
     match opcode {
         op::CREATE_MKEY => const { &[(Kind::Pd, field(0x1c, 23, 0))] },
         op::CREATE_CQ => const { &[(Kind::Uar, field(0x1c, 23, 0))] },
-        op::CREATE_QP => {
-            const {
-                &[
-                    (Kind::Pd, field(0x1c, 23, 0)),
-                    (Kind::Uar, field(0x24, 23, 0)),
-                    (Kind::Cq, field(0x94, 23, 0)),
-                    (Kind::Xrcd, field(0xb0, 23, 0)),
-                    (Kind::Cq, field(0xb4, 23, 0)),
-                    (Kind::Srq, field(0xc4, 23, 0)),
-                ]
-            }
-        }
+        op::CREATE_QP => match QP_RECEIVES.get(input) {
+            OWN_RECEIVES => const { &QP_REFERENCES.split_at(5).0 },
+            SHARED_RECEIVES => const { &QP_REFERENCES },
+            // Whatever it says of them.
+            _ => const { &QP_REFERENCES.split_at(4).0 },
+        },
         op::CREATE_DCT => {
             const {
                 &[
