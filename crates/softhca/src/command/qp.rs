@@ -96,7 +96,7 @@ const RQ_OWN: u32 = 0;
 const RQ_SRQ: u32 = 1;
 
 /// The initiator of dynamic connections.
-const ST_DCI: u32 = 5;
+pub(super) const ST_DCI: u32 = 5;
 
 const SCATTER_32: u32 = 1;
 const SCATTER_64: u32 = 2;

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use super::NUMBER;
 use super::opcode as op;
+use super::qp::ST_DCI;
 use crate::bits::{Field, field, get32, get64};
 use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
@@ -27,6 +28,7 @@ const TIR_CHOICE: Field = field(0x24, 31, 28);
 const RQT_LENGTH: Field = field(0x38, 15, 0);
 const RQT_LIST: usize = 0x110;
 
+const QP_SERVICE: Field = field(0x18, 23, 16);
 /// Where a queue pair's receives are, and two of the values.
 const QP_RECEIVES: Field = field(0xc4, 26, 24);
 const OWN_RECEIVES: u32 = 0;
@@ -237,9 +239,10 @@ fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
         op::CREATE_MKEY => const { &[(Kind::Pd, field(0x1c, 23, 0))] },
         op::CREATE_CQ => const { &[(Kind::Uar, field(0x1c, 23, 0))] },
         op::CREATE_QP => match QP_RECEIVES.get(input) {
+            // Whatever it says of receives.
+            _ if QP_SERVICE.get(input) == ST_DCI => const { &QP_REFERENCES.split_at(4).0 },
             OWN_RECEIVES => const { &QP_REFERENCES.split_at(5).0 },
             SHARED_RECEIVES => const { &QP_REFERENCES },
-            // Whatever it says of them.
             _ => const { &QP_REFERENCES.split_at(4).0 },
         },
         op::CREATE_DCT => {
