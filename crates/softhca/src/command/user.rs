@@ -34,7 +34,7 @@ const QP_RECEIVES: Field = field(0xc4, 26, 24);
 const OWN_RECEIVES: u32 = 0;
 const SHARED_RECEIVES: u32 = 1;
 /// What a queue pair refers to, in the end only one with receives.
-const QP_REFERENCES: [(Kind, Field); 6] = [
+static QP_REFERENCES: [(Kind, Field); 6] = [
     (Kind::Pd, field(0x1c, 23, 0)),
     (Kind::Uar, field(0x24, 23, 0)),
     (Kind::Cq, field(0x94, 23, 0)),
@@ -240,10 +240,10 @@ fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
         op::CREATE_CQ => const { &[(Kind::Uar, field(0x1c, 23, 0))] },
         op::CREATE_QP => match QP_RECEIVES.get(input) {
             // Whatever it says of receives.
-            _ if QP_SERVICE.get(input) == ST_DCI => const { &QP_REFERENCES.split_at(4).0 },
-            OWN_RECEIVES => const { &QP_REFERENCES.split_at(5).0 },
-            SHARED_RECEIVES => const { &QP_REFERENCES },
-            _ => const { &QP_REFERENCES.split_at(4).0 },
+            _ if QP_SERVICE.get(input) == ST_DCI => &QP_REFERENCES[..4],
+            OWN_RECEIVES => &QP_REFERENCES[..5],
+            SHARED_RECEIVES => &QP_REFERENCES,
+            _ => &QP_REFERENCES[..4],
         },
         op::CREATE_DCT => {
             const {
