@@ -34,8 +34,14 @@ pub unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
 
 /// Queries of a device.
 pub trait QueryOps {
-    /// Clears attributes of features that this provider does not have.
-    fn remove_unsupported(_: &mut ibv_device_attr_ex) {}
+    /// Adds the attributes of features that not all devices have.
+    fn add_own(
+        _ctx: &CtxRef,
+        _from: &DeviceAttrEx,
+        _attr: &mut ibv_device_attr_ex,
+    ) -> Result<(), Errno> {
+        Ok(())
+    }
 }
 
 /// A 32-bit limit of the kernel as C's signed one; saturates.
@@ -98,7 +104,7 @@ fn basic(from: &DeviceAttr) -> ibv_device_attr {
     }
 }
 
-/// The kernel's answer without what this provider refuses: raw packets, work
+/// The kernel's answer without what not all devices have here: raw packets, work
 /// queues and RSS, tag matching. Attributes that the kernel does not report are
 /// zero.
 fn extended(from: &DeviceAttrEx, num_ports: u32) -> ibv_device_attr_ex {
@@ -188,7 +194,7 @@ pub unsafe extern "C" fn query_device_ex<D: QueryOps>(
             }
         }
         let mut full = extended(&from, num_ports(context));
-        D::remove_unsupported(&mut full);
+        D::add_own(&ctx, &from, &mut full)?;
         let length = attr_size.min(size_of::<ibv_device_attr_ex>());
         attr.cast::<u8>()
             .copy_from_nonoverlapping((&raw const full).cast(), length);

@@ -6,7 +6,7 @@
 //! `ibv_ack_cq_events` and `ibv_ack_async_event` count under the object's
 //! mutex and signal its condition variable.
 
-use crate::abi::{ibv_cq, ibv_qp, ibv_srq};
+use crate::abi::{ibv_cq, ibv_qp, ibv_srq, ibv_wq};
 
 /// Waits until `done` returns that all events were acknowledged.
 ///
@@ -65,6 +65,19 @@ pub unsafe fn wait_srq(srq: *mut ibv_srq, reported: u32) {
     unsafe {
         wait(&raw mut (*srq).mutex, &raw mut (*srq).cond, || {
             (*srq).events_completed == reported
+        });
+    }
+}
+
+/// As [`wait_cq`], of a work queue.
+///
+/// # Safety
+/// `wq` is a live object whose mutex and condition were initialised.
+pub unsafe fn wait_wq(wq: *mut ibv_wq, reported: u32) {
+    // SAFETY: the caller vouches for `wq`; the counter is read under its mutex.
+    unsafe {
+        wait(&raw mut (*wq).mutex, &raw mut (*wq).cond, || {
+            (*wq).events_completed == reported
         });
     }
 }

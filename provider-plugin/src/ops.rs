@@ -38,17 +38,23 @@ impl ContextOps for Rxe {
 impl ContextOps for Mlx5 {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         use crate::flow::{self, ibv_flow, ibv_flow_attr};
-        use crate::mlx5::{clock, cq, dm};
+        use crate::mlx5::{clock, cq, dm, wq};
         operations! {
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
             alloc_null_mr: fn(*mut ibv_pd) -> *mut ibv_mr = dm::alloc_null_mr;
             close_xrcd: fn(*mut ibv_xrcd) -> c_int = xrc::close_xrcd;
             cq_event: fn(*mut ibv_cq) = cq::cq_event;
             create_flow: fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow = flow::create_flow;
+            create_rwq_ind_table: fn(*mut ibv_context, *mut ibv_rwq_ind_table_init_attr)
+                -> *mut ibv_rwq_ind_table = wq::create_rwq_ind_table;
+            create_wq: fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq = wq::create_wq;
             destroy_flow: fn(*mut ibv_flow) -> c_int = flow::destroy_flow;
+            destroy_rwq_ind_table: fn(*mut ibv_rwq_ind_table) -> c_int = wq::destroy_rwq_ind_table;
+            destroy_wq: fn(*mut ibv_wq) -> c_int = wq::destroy_wq;
             dm_export_dmabuf_fd: fn(*mut ibv_dm) -> c_int = dm::dm_export_dmabuf_fd;
             free_dm: fn(*mut ibv_dm) -> c_int = dm::free_dm;
             import_dm: fn(*mut ibv_context, u32) -> *mut ibv_dm = dm::import_dm;
+            modify_wq: fn(*mut ibv_wq, *mut ibv_wq_attr) -> c_int = wq::modify_wq;
             open_qp: fn(*mut ibv_context, *mut ibv_qp_open_attr)
                 -> *mut ibv_qp = xrc::open_qp::<Self>;
             open_xrcd: fn(*mut ibv_context, *mut ibv_xrcd_init_attr)

@@ -320,7 +320,7 @@ pub trait RecvQueueOwner {
 /// # Safety
 /// `queue` is the receiver's; the list is the application's.
 #[inline]
-unsafe fn post_receives<R: RecvQueueOwner>(
+pub unsafe fn post_receives<R: RecvQueueOwner>(
     own: &R,
     queue: *mut R::Queue,
     wr: *mut ibv_recv_wr,

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use ring::BiasedLock;
 use uverbs::{
     CqHandle, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpOpen, QpType, Sge, SrqHandle,
-    Udata,
+    Udata, WqTableHandle,
 };
 
 use self::attr::{attr_from_c, attr_to_c, cap_to_c, known_mask};
@@ -65,6 +65,19 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         thread: Option<&Self::Thread>,
         domain: *mut ibv_pd,
     ) -> Result<NewQp<Self>, Errno>;
+
+    /// Creates the kernel object of a queue pair whose packets the work queues of
+    /// `init.table` receive.
+    ///
+    /// # Safety
+    /// `hash` has a key of the length that it says.
+    unsafe fn make_spread_qp(
+        _ctx: &CtxRef,
+        _init: &QpInit,
+        _hash: &ibv_rx_hash_conf,
+    ) -> Result<NewQp<Self>, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
 
     /// Called when the queue pair has its final address, before its first use.
     fn moved_to_final_address(_device_data: &mut Self::QpData) {}
@@ -359,6 +372,49 @@ unsafe fn create<D: QpOps>(
     Ok(unsafe { install(place, domain, &attr, comp_mask, made) })
 }
 
+/// Creates a queue pair whose packets work queues receive.
+///
+/// # Safety
+/// The domain is live, and the attributes name live objects of its context.
+unsafe fn create_spread<D: QpOps>(
+    domain: Domain,
+    attr: &ibv_qp_init_attr_ex,
+    flags: QpCreateFlags,
+) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
+    let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
+    let cap = &attr.cap;
+    let queues = cap.max_send_wr != 0 || cap.max_recv_wr != 0 || cap.max_recv_sge != 0;
+    let others = !attr.send_cq.is_null() || !attr.recv_cq.is_null() || !attr.srq.is_null();
+    if attr.qp_type != IBV_QPT_RAW_PACKET || attr.rwq_ind_tbl.is_null() || queues || others {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: as the caller says.
+    let (ctx, async_fd, pd, table) = unsafe {
+        (
+            CtxRef::of(domain.context),
+            borrowed((*domain.context).async_fd),
+            pd_of(domain.pd).handle(),
+            WqTableHandle((*attr.rwq_ind_tbl).ind_tbl_handle as u32),
+        )
+    };
+    let init = QpInit {
+        qp_type: QpType::RAW_PACKET,
+        pd: Some(pd),
+        table: Some(table),
+        flags,
+        user_handle: place.as_ptr().expose_provenance() as u64,
+        async_fd,
+        ..QpInit::default()
+    };
+    // SAFETY: as the caller says.
+    unsafe {
+        let made = D::make_spread_qp(&ctx, &init, &attr.rx_hash_conf)?;
+        // The basic attributes are the extended ones' beginning.
+        let attr = &*(&raw const *attr).cast::<ibv_qp_init_attr>();
+        Ok(install(place, domain, attr, 0, made))
+    }
+}
+
 /// Fills the C object of a queue pair that was made.
 ///
 /// # Safety
@@ -482,10 +538,12 @@ pub unsafe fn create_qp_with<D: QpOps>(
     attr: *mut ibv_qp_init_attr_ex,
     options: &D::QpOptions,
 ) -> Result<*mut ibv_qp, Errno> {
+    const SPREAD: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
     let members = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
-        | if D::XRC { IBV_QP_INIT_ATTR_XRCD } else { 0 };
+        | if D::XRC { IBV_QP_INIT_ATTR_XRCD } else { 0 }
+        | if D::PACKETS { SPREAD } else { 0 };
     // SAFETY: libibverbs passes the application's attributes, of which only
     // the announced members are read. They begin as `ibv_qp_init_attr` does.
     unsafe {
@@ -522,6 +580,12 @@ pub unsafe fn create_qp_with<D: QpOps>(
                 xrcd: null_mut(),
             }
         };
+        if has(SPREAD) {
+            if comp_mask & SPREAD != SPREAD {
+                return Err(Errno::INVAL);
+            }
+            return Ok(Box::into_raw(create_spread::<D>(domain, &*attr, flags)?).cast());
+        }
         let mut qp = create::<D>(
             domain,
             &mut *attr.cast(),

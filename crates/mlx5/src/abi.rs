@@ -275,6 +275,58 @@ pub struct CreateQpResp {
     pub tir_icm_addr: u64,
 }
 
+/// Driver input to CREATE_QP of a queue pair whose packets work queues receive (`struct
+/// mlx5_ib_create_qp_rss`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CreateQpRss {
+    pub rx_hash_fields_mask: u64,
+    pub rx_hash_function: u8,
+    pub rx_key_len: u8,
+    pub reserved: [u8; 6],
+    pub rx_hash_key: [u8; 128],
+    pub comp_mask: u32,
+    pub flags: u32,
+}
+
+impl Default for CreateQpRss {
+    fn default() -> Self {
+        Self {
+            rx_hash_fields_mask: 0,
+            rx_hash_function: 0,
+            rx_key_len: 0,
+            reserved: [0; 6],
+            rx_hash_key: [0; 128],
+            comp_mask: 0,
+            flags: 0,
+        }
+    }
+}
+
+/// Driver input to CREATE_WQ (`struct mlx5_ib_create_wq`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateWq {
+    pub buf_addr: u64,
+    pub db_addr: u64,
+    pub rq_wqe_count: u32,
+    pub rq_wqe_shift: u32,
+    pub user_index: u32,
+    pub flags: u32,
+    pub comp_mask: u32,
+    pub single_stride_log_num_of_bytes: u32,
+    pub single_wqe_log_num_of_strides: u32,
+    pub two_byte_shift_en: u32,
+}
+
+/// Driver input to MODIFY_WQ (`struct mlx5_ib_modify_wq`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ModifyWq {
+    pub comp_mask: u32,
+    pub reserved: u32,
+}
+
 /// Driver response to CREATE_AH (`struct mlx5_ib_create_ah_resp`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -566,6 +618,12 @@ unsafe impl Pod for CreateQp {}
 unsafe impl Pod for ModifyQpResp {}
 // SAFETY: eight u32 and a u64.
 unsafe impl Pod for CreateQpResp {}
+// SAFETY: a u64, eight bytes, 128 bytes, two u32.
+unsafe impl Pod for CreateQpRss {}
+// SAFETY: two u64, eight u32.
+unsafe impl Pod for CreateWq {}
+// SAFETY: two u32.
+unsafe impl Pod for ModifyWq {}
 // SAFETY: a u32 and twelve bytes.
 unsafe impl Pod for CreateAhResp {}
 
@@ -589,6 +647,8 @@ const _: () = {
     assert!(offset_of!(ResizeCq, cqe_size) == 8);
     assert!(size_of::<CreateSrq>() == 32);
     assert!(size_of::<CreateQp>() == 56);
+    assert!(size_of::<CreateQpRss>() == 152);
+    assert!(size_of::<CreateWq>() == 48);
     assert!(offset_of!(CreateQp, access_key) == 40);
     assert!(offset_of!(CreateQp, concurrent_streams) == 52);
     assert!(size_of::<ModifyQpResp>() == 16);

@@ -87,6 +87,8 @@ pub struct Features {
     pub target_short_data: bool,
     /// Limits of [`crate::Streams`].
     pub streams: crate::Streams,
+    /// Fields and functions of [`crate::PacketHash`].
+    pub packet_hash: (u64, u8),
 }
 
 /// An opened mlx5 device: its limits, UARs and user indices.
@@ -365,6 +367,11 @@ impl DeviceContext {
             streams: crate::Streams {
                 log_concurrent: answer.dci_streams_caps[0],
                 log_errored: answer.dci_streams_caps[1],
+            },
+            // The function is a byte before seven of padding.
+            packet_hash: {
+                let [fields, function] = answer.rss_caps;
+                (fields, function.to_ne_bytes()[0])
             },
         })
     }

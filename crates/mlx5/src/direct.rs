@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use crate::abi::BLOCK;
 use crate::memory::QueueMemory;
-use crate::{Address, Arming, CqeRing, DeviceBytes, DeviceContext, SendQueue, SharedQueue};
+use crate::{Address, Arming, CqeRing, DeviceBytes, DeviceContext, SendQueue, SharedQueue, Work};
 
 /// Entries in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +25,18 @@ pub struct DirectRing {
 }
 
 impl DirectRing {
-    fn of(memory: &QueueMemory, offset: usize, count: u32, stride: u32) -> Self {
+    /// Entries at the beginning of the memory.
+    fn of(memory: &QueueMemory, count: u32, stride: u32) -> Self {
         Self {
-            // SAFETY: in the memory, which the offset is of.
-            entries: unsafe { memory.entries.first().add(offset) },
+            entries: memory.entries.first(),
             count,
             stride,
             records: memory.records.first(),
         }
+    }
+
+    fn of_receives(work: &Work) -> Self {
+        Self::of(&work.memory, work.recv.entries, 1 << work.recv.shift)
     }
 }
 
@@ -51,18 +55,17 @@ impl SendQueue {
     /// The send queue's blocks. Their doorbell record is the second one.
     pub fn direct(&self) -> DirectRing {
         let work = self.work();
-        DirectRing::of(
-            &work.memory,
-            work.recv.bytes(),
-            work.send.blocks,
-            BLOCK as u32,
-        )
+        DirectRing {
+            entries: work.send_at(),
+            count: work.send.blocks,
+            stride: BLOCK as u32,
+            records: work.memory.records.first(),
+        }
     }
 
     /// The receives of the same queue pair. Their doorbell record is the first one.
     pub fn direct_receives(&self) -> DirectRing {
-        let work = self.work();
-        DirectRing::of(&work.memory, 0, work.recv.entries, 1 << work.recv.shift)
+        DirectRing::of_receives(self.work())
     }
 
     /// The register that its doorbells use.
@@ -73,6 +76,13 @@ impl SendQueue {
             half: register.get().room() as u32,
             file_offset: register.file_offset(),
         }
+    }
+}
+
+impl Work {
+    /// The entries of a work queue. Their doorbell record is the first one.
+    pub fn direct(&self) -> DirectRing {
+        DirectRing::of_receives(self)
     }
 }
 
@@ -115,7 +125,7 @@ impl SharedQueue {
     pub fn direct(&self) -> (DirectRing, u16, u16) {
         let work = self.work();
         let (head, last, stride) = work.enter().ends();
-        let ring = DirectRing::of(work.memory(), 0, work.capacity() + 1, stride);
+        let ring = DirectRing::of(work.memory(), work.capacity() + 1, stride);
         (ring, head, last)
     }
 }

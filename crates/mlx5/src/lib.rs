@@ -51,6 +51,7 @@ mod tests;
 mod uar;
 mod wc;
 mod work;
+mod wq;
 
 pub use abi::ClockInfo;
 pub use ah::{Address, AddressHandle, Link};
@@ -68,7 +69,9 @@ pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
 pub use own_uars::{DirectUar, ThreadUar};
 pub use plan::KeyChanges;
-pub use qp::{Dynamic, QpOptions, QueuePair, Streams, alloc_pd, find_pd, modify_target};
+pub use qp::{
+    Dynamic, PacketObjects, QpOptions, QueuePair, Streams, alloc_pd, find_pd, modify_target,
+};
 pub use recv::RecvQueue;
 pub use send::{Interleaved, KeyLayout, LONGEST_WINDOW, LayoutChange, MAX_SEGMENT, SendQueue};
 pub use shared::{LockedQueue, SharedQueue, SharedWork};
@@ -79,3 +82,4 @@ pub use uverbs::{
     Sge, WorkCompletion,
 };
 pub use work::{Role, Work};
+pub use wq::{MAX_HASH_KEY, PacketHash, WorkQueue, modify_wq};

@@ -132,6 +132,35 @@ impl Default for QpOptions {
     }
 }
 
+/// The objects of the device that a queue pair of raw packets consists of, by their
+/// numbers, as far as the driver tells: to contexts that may give commands
+/// ([`crate::ioctl::devx`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketObjects {
+    /// Transport interface receive: destination of flows.
+    pub tir: u32,
+    /// Transport interface send.
+    pub tis: u32,
+    /// Receive queue.
+    pub rq: u32,
+    /// Send queue.
+    pub sq: u32,
+    /// Address of the TIR in the device's memory.
+    pub tir_address: u64,
+}
+
+impl From<&CreateQpResp> for PacketObjects {
+    fn from(answer: &CreateQpResp) -> Self {
+        Self {
+            tir: answer.tirn,
+            tis: answer.tisn,
+            rq: answer.rqn,
+            sq: answer.sqn,
+            tir_address: answer.tir_icm_addr,
+        }
+    }
+}
+
 /// A queue pair. The parts are public so that the caller
 /// can put each under its own lock or owner.
 ///
@@ -151,6 +180,8 @@ pub struct QueuePair<C: ContextRef> {
     pub work: Arc<Work>,
     /// Its actual sizes.
     pub cap: QpCap,
+    /// What it consists of, if its type is [`QpType::RAW_PACKET`].
+    pub packets: PacketObjects,
 }
 
 impl<C: ContextRef> QueuePair<C> {
@@ -287,6 +318,7 @@ impl<C: ContextRef> QueuePair<C> {
                 max_recv_sge: recv.max_sge,
                 max_inline_data: send.max_inline,
             },
+            packets: PacketObjects::from(&answer),
             work,
             object,
         })
@@ -297,16 +329,25 @@ impl<C: ContextRef> QueuePair<C> {
     /// # Errors
     /// Those of memory and of OPEN_QP. Nothing is left behind.
     pub fn open(context: &C, device: &DeviceContext, init: &QpOpen) -> Result<Self, CreateError> {
+        Self::without_queues(context, device, || Qp::open(context, init, Udata::none()))
+    }
+
+    /// Creates a queue pair that has no queues, and no doorbell, by `make`.
+    pub(crate) fn without_queues(
+        context: &C,
+        device: &DeviceContext,
+        make: impl FnOnce() -> Result<Qp<C>, uverbs::Error>,
+    ) -> Result<Self, CreateError> {
         let (send, recv) = (SendPlan::default(), RecvPlan::default());
         let index = device.user_index()?;
         let work = Arc::new(Work::new(index, Service::Target, send, recv, None, None)?);
-        // It has no doorbell.
         let register = device.register(context, 0)?;
-        let object = Qp::open(context, init, Udata::none())?;
+        let object = make()?;
         Ok(Self {
             send: SendQueue::new(Arc::clone(&work), object.qp_num(), false, register),
             recv: None,
             cap: QpCap::default(),
+            packets: PacketObjects::default(),
             work,
             object,
         })

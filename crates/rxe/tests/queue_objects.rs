@@ -22,6 +22,7 @@ fn qp_init(pd: PdHandle, srq: Option<SrqHandle>) -> QpInit<'static> {
         recv_cq: None,
         srq,
         xrcd: None,
+        table: None,
         cap: QpCap::default(),
         sq_sig_all: false,
         flags: QpCreateFlags::empty(),

@@ -118,6 +118,11 @@ commands! {
     DestroyQp = "QP_DESTROY" on "queue pair";
     AttachMcast = "ATTACH_MCAST" on "queue pair";
     DetachMcast = "DETACH_MCAST" on "queue pair";
+    CreateWq = "WQ_CREATE" on "work queue";
+    ModifyWq = "MODIFY_WQ" on "work queue";
+    DestroyWq = "WQ_DESTROY" on "work queue";
+    CreateWqTable = "CREATE_RWQ_IND_TBL" on "indirection table";
+    DestroyWqTable = "RWQ_IND_TBL_DESTROY" on "indirection table";
     CreateFlow = "CREATE_FLOW" on "queue pair";
     DestroyFlow = "DESTROY_FLOW" on "flow";
     CreateAh = "CREATE_AH" on "address handle";

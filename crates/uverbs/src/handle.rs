@@ -42,6 +42,10 @@ handles! {
     AhHandle;
     /// Handle number of an XRC domain.
     XrcdHandle;
+    /// Handle number of a work queue.
+    WqHandle;
+    /// Handle number of an indirection table of work queues.
+    WqTableHandle;
     /// Handle number of a flow.
     FlowHandle;
     /// Handle number of device memory.

@@ -76,6 +76,7 @@ mod qp_attr;
 mod query;
 mod send_wr;
 pub mod srq;
+pub mod wq;
 pub mod xrcd;
 
 #[cfg(test)]
@@ -98,7 +99,7 @@ pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{
     AhHandle, CqHandle, DmHandle, Existence, FlowHandle, MrHandle, MwHandle, PdHandle, QpHandle,
-    SrqHandle, XrcdHandle,
+    SrqHandle, WqHandle, WqTableHandle, XrcdHandle,
 };
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};
@@ -108,4 +109,5 @@ pub use qp::{Qp, QpInit, QpInitQuery, QpOpen};
 pub use qp_attr::{QpAttr, QpAttrMask};
 pub use send_wr::{Bind, Data, Destination, Operands, PostError, RemoteMemory, SendWr};
 pub use srq::{Srq, SrqAttr, SrqInit, SrqKind, SrqModify};
+pub use wq::{Wq, WqChange, WqInit, WqState};
 pub use xrcd::{Xrcd, XrcdOpen};

@@ -13,7 +13,7 @@ use crate::command::Ioctl;
 use crate::handle::{Kind, Owned, owned_methods};
 use crate::{
     Command, Context, ContextRef, CqHandle, Error, PdHandle, QpAttr, QpAttrMask, QpCap,
-    QpCreateFlags, QpHandle, QpType, SrqHandle, Udata, XrcdHandle,
+    QpCreateFlags, QpHandle, QpType, SrqHandle, Udata, WqTableHandle, XrcdHandle,
 };
 
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`: one of the create flags in the kernel's
@@ -23,7 +23,8 @@ const CREATE_SQ_SIG_ALL: u32 = 1 << 12;
 /// Parameters of a new queue pair.
 ///
 /// All types but an XRC target need `pd` and `send_cq`; all but the XRC types
-/// need `recv_cq`; an XRC target needs only `xrcd`.
+/// need `recv_cq`; an XRC target needs only `xrcd`. With `table` it has neither receives
+/// of its own nor `recv_cq`, and `send_cq` only if it sends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QpInit<'a> {
     /// Transport service.
@@ -38,6 +39,8 @@ pub struct QpInit<'a> {
     pub srq: Option<SrqHandle>,
     /// XRC domain of an XRC target.
     pub xrcd: Option<XrcdHandle>,
+    /// Work queues that receive its packets.
+    pub table: Option<WqTableHandle>,
     /// Minimum sizes.
     pub cap: QpCap,
     /// All sends are signalled, regardless of their flags.
@@ -207,6 +210,10 @@ pub fn create(
         (
             ids::ATTR_CREATE_QP_RECV_CQ_HANDLE,
             init.recv_cq.map(u32::from),
+        ),
+        (
+            ids::ATTR_CREATE_QP_IND_TABLE_HANDLE,
+            init.table.map(u32::from),
         ),
     ];
     for (attr, handle) in objects {

@@ -2,7 +2,9 @@
 
 use core::ffi::{c_int, c_void};
 
-use super::{ibv_comp_channel, ibv_cq, ibv_pd, ibv_srq, ibv_td, ibv_xrcd};
+use super::{
+    ibv_comp_channel, ibv_cq, ibv_pd, ibv_rwq_ind_table, ibv_srq, ibv_td, ibv_wq, ibv_xrcd,
+};
 
 /// A GID: 16 bytes in network order.
 #[repr(C, align(8))]
@@ -275,7 +277,7 @@ pub struct ibv_qp_init_attr {
     pub sq_sig_all: c_int,
 }
 
-/// Receive hash configuration; rxe has none.
+/// Receive hash configuration.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_rx_hash_conf {
@@ -283,6 +285,46 @@ pub struct ibv_rx_hash_conf {
     pub rx_hash_key_len: u8,
     pub rx_hash_key: *mut u8,
     pub rx_hash_fields_mask: u64,
+}
+
+/// Argument of `ibv_create_wq`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_wq_init_attr {
+    pub wq_context: *mut c_void,
+    /// One of `IBV_WQT_*`.
+    pub wq_type: u32,
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub pd: *mut ibv_pd,
+    pub cq: *mut ibv_cq,
+    /// `IBV_WQ_INIT_ATTR_*`: which of the following members are set.
+    pub comp_mask: u32,
+    /// `IBV_WQ_FLAGS_*`.
+    pub create_flags: u32,
+}
+
+/// Argument of `ibv_modify_wq`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_wq_attr {
+    /// `IBV_WQ_ATTR_*`: which of the following members are set.
+    pub attr_mask: u32,
+    /// One of `IBV_WQS_*`, as the next.
+    pub wq_state: u32,
+    pub curr_wq_state: u32,
+    /// `IBV_WQ_FLAGS_*`, as the next.
+    pub flags: u32,
+    pub flags_mask: u32,
+}
+
+/// Argument of `ibv_create_rwq_ind_table`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_rwq_ind_table_init_attr {
+    pub log_ind_tbl_size: u32,
+    pub ind_tbl: *mut *mut ibv_wq,
+    pub comp_mask: u32,
 }
 
 /// Argument of `ibv_create_qp_ex`.
@@ -303,7 +345,7 @@ pub struct ibv_qp_init_attr_ex {
     pub xrcd: *mut ibv_xrcd,
     pub create_flags: u32,
     pub max_tso_header: u16,
-    pub rwq_ind_tbl: *mut c_void,
+    pub rwq_ind_tbl: *mut ibv_rwq_ind_table,
     pub rx_hash_conf: ibv_rx_hash_conf,
     pub source_qpn: u32,
     /// `IBV_QP_EX_WITH_*`.

@@ -252,6 +252,19 @@ consts! { u32:
     IBV_QPS_UNKNOWN = 7,
 }
 
+// enum ibv_wq_type, enum ibv_wq_init_attr_mask, enum ibv_wq_attr_mask, enum ibv_wq_state,
+// enum ibv_wq_flags
+consts! { u32:
+    IBV_WQT_RQ = 0,
+    IBV_WQ_INIT_ATTR_FLAGS = 1 << 0,
+    IBV_WQ_ATTR_STATE = 1 << 0,
+    IBV_WQ_ATTR_CURR_STATE = 1 << 1,
+    IBV_WQ_ATTR_FLAGS = 1 << 2,
+    IBV_WQS_RESET = 0,
+    IBV_WQS_RDY = 1,
+    IBV_WQ_FLAGS_RESERVED = 1 << 4,
+}
+
 // enum ibv_srq_type, enum ibv_srq_init_attr_mask, enum ibv_srq_attr_mask
 consts! { u32:
     IBV_SRQT_BASIC = 0,

@@ -194,6 +194,37 @@ pub struct ibv_srq {
     pub events_completed: u32,
 }
 
+/// A work queue.
+#[repr(C)]
+pub struct ibv_wq {
+    pub context: *mut ibv_context,
+    pub wq_context: *mut c_void,
+    pub pd: *mut ibv_pd,
+    pub cq: *mut ibv_cq,
+    pub wq_num: u32,
+    pub handle: u32,
+    /// One of `IBV_WQS_*`.
+    pub state: u32,
+    /// One of `IBV_WQT_*`.
+    pub wq_type: u32,
+    pub post_recv:
+        Option<unsafe extern "C" fn(*mut ibv_wq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+    pub mutex: libc::pthread_mutex_t,
+    pub cond: libc::pthread_cond_t,
+    pub events_completed: u32,
+    pub comp_mask: u32,
+}
+
+/// An indirection table of work queues.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ibv_rwq_ind_table {
+    pub context: *mut ibv_context,
+    pub ind_tbl_handle: c_int,
+    pub ind_tbl_num: c_int,
+    pub comp_mask: u32,
+}
+
 /// A queue pair.
 #[repr(C)]
 pub struct ibv_qp {

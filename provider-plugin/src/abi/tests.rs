@@ -112,6 +112,16 @@ fn facts() -> Vec<Fact> {
         ibv_srq_attr { max_wr, max_sge, srq_limit };
         ibv_srq_init_attr { srq_context, attr };
         ibv_srq_init_attr_ex { srq_context, attr, comp_mask, srq_type, pd, xrcd, cq, tm_cap };
+        ibv_wq {
+            context, wq_context, pd, cq, wq_num, handle, state, wq_type, post_recv, mutex, cond,
+            events_completed, comp_mask,
+        };
+        ibv_rwq_ind_table { context, ind_tbl_handle, ind_tbl_num, comp_mask };
+        ibv_wq_init_attr {
+            wq_context, wq_type, max_wr, max_sge, pd, cq, comp_mask, create_flags,
+        };
+        ibv_wq_attr { attr_mask, wq_state, curr_wq_state, flags, flags_mask };
+        ibv_rwq_ind_table_init_attr { log_ind_tbl_size, ind_tbl, comp_mask };
         ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
         ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
         ibv_qp_init_attr_ex {

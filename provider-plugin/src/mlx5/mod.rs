@@ -18,6 +18,7 @@ mod memory;
 mod pd;
 pub mod qp;
 mod srq;
+pub mod wq;
 mod writers;
 
 /// ConnectX devices.

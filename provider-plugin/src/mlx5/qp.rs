@@ -2,13 +2,14 @@
 //! completion queues.
 
 use core::cell::UnsafeCell;
+use core::slice;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
 use mlx5::commands::{Capabilities, enable_memcpy};
 use mlx5::{
-    Dynamic, KeyChanges, Lender, QpOptions, QueuePair, RecvQueue, Role, SendQueue, Work,
-    modify_target,
+    Dynamic, KeyChanges, Lender, PacketHash, PacketObjects, QpOptions, QueuePair, RecvQueue, Role,
+    SendQueue, Work, modify_target,
 };
 use uverbs::environment::variable;
 use uverbs::{
@@ -66,6 +67,8 @@ pub struct QpData {
     /// The sizes at creation: the kernel does not know how the queues are laid
     /// out.
     cap: QpCap,
+    /// What it consists of, if it is of raw packets.
+    pub packets: PacketObjects,
     /// It is a target of dynamic connections.
     is_target: bool,
     /// For copies in local memory.
@@ -152,6 +155,7 @@ fn parts(made: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> Ne
         device_data: QpData {
             work: made.work,
             cap: made.cap,
+            packets: made.packets,
             is_target,
             memcpy,
             key_config: UnsafeCell::default(),
@@ -167,6 +171,12 @@ fn parts(made: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> Ne
 /// processor's, such as device memory, set it.
 fn short_data(setting: Option<&OsStr>) -> bool {
     setting.is_none_or(|value| value != "0")
+}
+
+/// Returns whether the device computes and checks the checksums of packets.
+pub fn has_checksums(ctx: &CtxRef) -> Result<bool, Errno> {
+    let device = ctx.query_device()?;
+    Ok(device.device_cap_flags & IBV_DEVICE_RAW_IP_CSUM != 0)
 }
 
 impl QpData {
@@ -226,10 +236,7 @@ impl QpOps for Mlx5 {
             packet_credits: asked.packet_credits,
             copies: asked.operations & send_ops::MEMCPY != 0,
             raw: asked.operations & send_ops::RAW_WQE != 0,
-            checksums: attr.qp_type == IBV_QPT_RAW_PACKET && {
-                let device = ctx.query_device()?;
-                device.device_cap_flags & IBV_DEVICE_RAW_IP_CSUM != 0
-            },
+            checksums: attr.qp_type == IBV_QPT_RAW_PACKET && has_checksums(ctx)?,
             dynamic: asked.dynamic,
         };
         let options = match is_target && options.short_data {
@@ -289,6 +296,27 @@ impl QpOps for Mlx5 {
 
     fn open_qp(ctx: &CtxRef, init: &QpOpen) -> Result<NewQp<Self>, Errno> {
         Ok(parts(QueuePair::open(ctx, ctx.mlx5()?, init)?, false, None))
+    }
+
+    unsafe fn make_spread_qp(
+        ctx: &CtxRef,
+        init: &QpInit,
+        hash: &ibv_rx_hash_conf,
+    ) -> Result<NewQp<Self>, Errno> {
+        let key = match hash.rx_hash_key.is_null() {
+            true => &[],
+            // SAFETY: the application's key, as the caller says.
+            false => unsafe {
+                slice::from_raw_parts(hash.rx_hash_key, hash.rx_hash_key_len.into())
+            },
+        };
+        let hash = PacketHash {
+            function: hash.rx_hash_function,
+            fields: hash.rx_hash_fields_mask,
+            key,
+        };
+        let made = QueuePair::create_spread(ctx, ctx.mlx5()?, init, &hash)?;
+        Ok(parts(made, false, None))
     }
 
     fn modify_qp(qp: &Qp, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {

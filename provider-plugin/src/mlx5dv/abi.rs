@@ -256,7 +256,7 @@ pub struct mlx5dv_bf {
     pub size: u32,
 }
 
-/// `struct mlx5dv_qp`, without the members of raw packets.
+/// `struct mlx5dv_qp`.
 #[repr(C)]
 pub struct mlx5dv_qp {
     pub dbrec: *mut u32,
@@ -266,10 +266,19 @@ pub struct mlx5dv_qp {
     /// Requested members, then the valid ones.
     pub comp_mask: u64,
     pub uar_mmap_offset: libc::off_t,
+    pub tirn: u32,
+    pub tisn: u32,
+    pub rqn: u32,
+    pub sqn: u32,
+    pub tir_icm_addr: u64,
 }
 
 /// `MLX5DV_QP_MASK_UAR_MMAP_OFFSET`.
 pub const QP_MASK_UAR_MMAP_OFFSET: u64 = 1 << 0;
+/// `MLX5DV_QP_MASK_RAW_QP_HANDLES`.
+pub const QP_MASK_RAW_QP_HANDLES: u64 = 1 << 1;
+/// `MLX5DV_QP_MASK_RAW_QP_TIR_ADDR`.
+pub const QP_MASK_RAW_QP_TIR_ADDR: u64 = 1 << 2;
 
 /// `struct mlx5dv_cq`.
 #[repr(C)]
@@ -297,6 +306,22 @@ pub struct mlx5dv_srq {
 
 /// `MLX5DV_SRQ_MASK_SRQN`.
 pub const SRQ_MASK_SRQN: u64 = 1 << 0;
+
+/// `struct mlx5dv_rwq`.
+#[repr(C)]
+pub struct mlx5dv_rwq {
+    pub buf: *mut c_void,
+    pub dbrec: *mut u32,
+    pub wqe_cnt: u32,
+    pub stride: u32,
+    pub comp_mask: u64,
+}
+
+/// `struct mlx5dv_wq_init_attr`, whose other members are not read.
+#[repr(C)]
+pub struct mlx5dv_wq_init_attr {
+    pub comp_mask: u64,
+}
 
 /// `struct mlx5dv_dm`, without the address in the device.
 #[repr(C)]
@@ -333,7 +358,7 @@ pub struct mlx5dv_obj {
     pub qp: Pair<ibv_qp, mlx5dv_qp>,
     pub cq: Pair<ibv_cq, mlx5dv_cq>,
     pub srq: Pair<ibv_srq, mlx5dv_srq>,
-    pub rwq: Pair<ContextFirst, c_void>,
+    pub rwq: Pair<ibv_wq, mlx5dv_rwq>,
     pub dm: Pair<ibv_dm, mlx5dv_dm>,
     pub ah: Pair<ibv_ah, mlx5dv_ah>,
     pub pd: Pair<ibv_pd, mlx5dv_pd>,

@@ -12,7 +12,7 @@ use crate::errno::Errno;
 use crate::library::libibverbs;
 use crate::mlx5::cq::Format;
 use crate::mlx5::qp::{Options, ShortData};
-use crate::mlx5::{Mlx5, entries};
+use crate::mlx5::{Mlx5, entries, wq};
 use crate::qp::create_qp_with;
 
 exported! {
@@ -33,6 +33,22 @@ exported! {
             // As libibverbs does when a provider has created one.
             init_cq(cq.cast(), context, (*attr).channel, (*attr).cq_context);
             Ok(cq)
+        })
+    }
+
+    /// `mlx5dv_create_wq`. EOPNOTSUPP for strides.
+    fn mlx5dv_create_wq(
+        context: *mut ibv_context,
+        attr: *mut ibv_wq_init_attr,
+        own: *mut mlx5dv_wq_init_attr
+    ) -> *mut ibv_wq
+    where is_ours(context), else ringverbs_refused_object().cast() => {
+        // SAFETY: an open context of ours, and the caller's attributes.
+        entry::pointer(|| unsafe {
+            if own.as_ref().is_some_and(|own| own.comp_mask != 0) {
+                return Err(Errno::OPNOTSUPP);
+            }
+            wq::create(&mut *attr)
         })
     }
 

@@ -15,13 +15,14 @@ use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::entry;
 use crate::errno::Errno;
+use crate::mlx5::wq::wq_of;
 use crate::mlx5::{Mlx5, dm};
 use crate::pd::pd_of;
 use crate::qp::qp_of;
 use crate::srq::srq_of;
 
 exported! {
-    /// Describes the objects that `kinds` names. EOPNOTSUPP for work queues. The first error ends it; what came before is described.
+    /// Describes the objects that `kinds` names. The first error ends it; what came before is described.
     fn mlx5dv_init_obj(object: *mut mlx5dv_obj, kinds: u64) -> c_int
     where is_ours(context(object, kinds)), else libc::EOPNOTSUPP => {
         // SAFETY: as the caller says, with objects of ours.
@@ -89,7 +90,8 @@ fn queue(ring: &DirectRing) -> mlx5dv_queue {
 /// The objects that `kinds` names are live and ours, and with each is room for its
 /// description.
 unsafe fn describe(object: *const mlx5dv_obj, kinds: u64) -> Result<(), Errno> {
-    const KNOWN: u64 = obj::QP | obj::CQ | obj::SRQ | obj::DM | obj::AH | obj::PD | obj::DEVX;
+    const KNOWN: u64 =
+        obj::QP | obj::CQ | obj::SRQ | obj::RWQ | obj::DM | obj::AH | obj::PD | obj::DEVX;
     // SAFETY: as the caller says. Members that a header may lack are written only
     // if they are requested.
     unsafe {
@@ -105,7 +107,7 @@ unsafe fn describe(object: *const mlx5dv_obj, kinds: u64) -> Result<(), Errno> {
             };
         }
         each! {
-            QP qp: qp; CQ cq: cq; SRQ srq: srq; DM dm: dm; AH ah: ah; PD pd: pd; DEVX devx: devx;
+            QP qp: qp; CQ cq: cq; SRQ srq: srq; RWQ rwq: rwq; DM dm: dm; AH ah: ah; PD pd: pd; DEVX devx: devx;
         }
     }
     if kinds & !KNOWN != 0 {
@@ -135,11 +137,23 @@ unsafe fn qp(object: *mut crate::abi::ibv_qp, out: *mut mlx5dv_qp) -> Result<(),
             reg: pointer(register.at),
             size: register.half,
         };
-        let asked = (*out).comp_mask & QP_MASK_UAR_MMAP_OFFSET;
-        if asked != 0 {
+        let asked = (*out).comp_mask;
+        if asked & QP_MASK_UAR_MMAP_OFFSET != 0 {
             (*out).uar_mmap_offset = register.file_offset as libc::off_t;
         }
-        (*out).comp_mask = asked;
+        let packets = &own.device_data.packets;
+        if asked & QP_MASK_RAW_QP_HANDLES != 0 {
+            (*out).tirn = packets.tir;
+            (*out).tisn = packets.tis;
+            (*out).rqn = packets.rq;
+            (*out).sqn = packets.sq;
+        }
+        if asked & QP_MASK_RAW_QP_TIR_ADDR != 0 {
+            (*out).tir_icm_addr = packets.tir_address;
+        }
+        const KNOWN: u64 =
+            QP_MASK_UAR_MMAP_OFFSET | QP_MASK_RAW_QP_HANDLES | QP_MASK_RAW_QP_TIR_ADDR;
+        (*out).comp_mask = asked & KNOWN;
     }
     Ok(())
 }
@@ -177,6 +191,21 @@ unsafe fn srq(object: *mut crate::abi::ibv_srq, out: *mut mlx5dv_srq) -> Result<
             (*out).srqn = own.public.srq_num;
         }
         (*out).comp_mask = asked;
+    }
+    Ok(())
+}
+
+unsafe fn rwq(object: *mut crate::abi::ibv_wq, out: *mut mlx5dv_rwq) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let ring = wq_of(object).direct();
+        out.write(mlx5dv_rwq {
+            buf: pointer(ring.entries),
+            dbrec: pointer(ring.records),
+            wqe_cnt: ring.count,
+            stride: ring.stride,
+            comp_mask: 0,
+        });
     }
     Ok(())
 }

@@ -50,7 +50,11 @@ fn structures_are_those_of_the_header() {
             wr_set_mkey_layout_interleaved, wr_set_mkey_sig_block, wr_raw_wqe,
             wr_set_dc_addr_stream, wr_memcpy
         }
-        mlx5dv_qp { dbrec, sq, rq, bf, comp_mask, uar_mmap_offset }
+        mlx5dv_qp {
+            dbrec, sq, rq, bf, comp_mask, uar_mmap_offset, tirn, tisn, rqn, sqn, tir_icm_addr
+        }
+        mlx5dv_rwq { buf, dbrec, wqe_cnt, stride, comp_mask }
+        mlx5dv_wq_init_attr { comp_mask }
         mlx5dv_cq { buf, dbrec, cqe_cnt, cqe_size, cq_uar, cqn, comp_mask }
         mlx5dv_srq { buf, dbrec, stride, head, tail, comp_mask, srqn }
         mlx5dv_dm { buf, length, comp_mask }
@@ -137,6 +141,15 @@ fn structures_are_those_of_the_header() {
             "MLX5DV_QP_MASK_UAR_MMAP_OFFSET",
             QP_MASK_UAR_MMAP_OFFSET as u32,
         ),
+        (
+            "MLX5DV_QP_MASK_RAW_QP_HANDLES",
+            QP_MASK_RAW_QP_HANDLES as u32,
+        ),
+        (
+            "MLX5DV_QP_MASK_RAW_QP_TIR_ADDR",
+            QP_MASK_RAW_QP_TIR_ADDR as u32,
+        ),
+        ("MLX5DV_OBJ_RWQ", obj::RWQ as u32),
     ] {
         writeln!(c, "_Static_assert({name} == {value}, \"{name}\");").unwrap();
     }

@@ -93,6 +93,14 @@ fn assertions() -> String {
     fields!(c, "mlx5_ib_create_srq", size CreateSrq {
         buf_addr, db_addr, flags, reserved0, uidx, reserved1,
     });
+    fields!(c, "mlx5_ib_create_qp_rss", size CreateQpRss {
+        rx_hash_fields_mask, rx_hash_function, rx_key_len, rx_hash_key, comp_mask, flags
+    });
+    fields!(c, "mlx5_ib_create_wq", size CreateWq {
+        buf_addr, db_addr, rq_wqe_count, rq_wqe_shift, user_index, flags, comp_mask,
+        single_stride_log_num_of_bytes, single_wqe_log_num_of_strides, two_byte_shift_en
+    });
+    fields!(c, "mlx5_ib_modify_wq", size ModifyWq { comp_mask, reserved });
     fields!(c, "mlx5_ib_create_srq_resp", size CreateSrqResp { srqn, reserved });
     fields!(
         c,

@@ -19,6 +19,7 @@ pub const ALLOC_UAR: Target = Target::Method(OBJECT_UAR, METHOD_UAR_ALLOC);
 const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
 pub const CREATE_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_CREATE);
 pub const CREATE_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_CREATE);
+pub const CREATE_WQ: Target = Target::Method(OBJECT_WQ, METHOD_WQ_CREATE);
 pub const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
 
 /// The kernel, and pages that stand in for the device's registers.

@@ -1,12 +1,15 @@
 //! Raw packets: frames whose first bytes may be in the WQE, checksums, receives that
 //! are announced late, two queues of their own pages.
 
-use uverbs::QpType;
+use uverbs::abi::ids::*;
+use uverbs::{Context, QpInit, QpType, Udata, WqInit};
 
-use super::objects::{Answer, CREATE_QP, GOOD, Machine};
+use super::objects::{Answer, CREATE_QP, CREATE_WQ, GOOD, Machine};
 use super::*;
 use crate::send::packets::MAX_INLINE_HEADERS;
-use crate::{QpOptions, Role};
+use crate::{
+    CreateError, DeviceContext, MAX_HASH_KEY, PacketHash, QpOptions, QueuePair, Role, WorkQueue,
+};
 
 const USER_INDEX: u32 = 70;
 
@@ -227,6 +230,116 @@ fn the_driver_is_told_where_both_queues_are() {
     assert!(word(40) > word(0) && word(40) % 4096 == 0);
     // CQEs of packets carry no data.
     assert_eq!(told[28] & 2, 0);
+}
+
+#[test]
+fn the_queues_are_described_where_they_are() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    let options = QpOptions::default();
+    let qp = machine.qp_of(&device, QpType::RAW_PACKET, &options, 0, None);
+    let qp = qp.unwrap();
+    let told = machine.driver_in(CREATE_QP);
+    let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
+    let at = |ring: crate::DirectRing| ring.entries.addr().get() as u64;
+    assert_eq!(at(qp.send.direct_receives()), word(0));
+    assert_eq!(at(qp.send.direct()), word(40));
+}
+
+/// A work queue of so many receives.
+fn work_queue(
+    machine: &Machine,
+    device: &DeviceContext,
+    max_wr: u32,
+    checksums: bool,
+) -> Result<WorkQueue<Arc<Context>>, CreateError> {
+    let pd = uverbs::pd::alloc(&machine.context, Udata::none()).unwrap();
+    let cq = machine.cq(3)?;
+    let init = WqInit {
+        pd,
+        cq: cq.object.handle(),
+        max_wr,
+        max_sge: 2,
+        flags: 0,
+        user_handle: 0,
+        async_fd: None,
+    };
+    WorkQueue::create(&machine.context, device, &init, checksums, None)
+}
+
+#[test]
+fn a_work_queue_announces_receives_at_once() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    let mut queue = work_queue(&machine, &device, 5, false).unwrap();
+    let told = machine.driver_in(CREATE_WQ);
+    assert_eq!(told.len(), 48);
+    let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
+    let records = queue.work.direct().records.cast::<u32>();
+    assert_eq!(word(0), queue.work.direct().entries.addr().get() as u64);
+    assert_eq!(word(8), queue.work.direct().records.addr().get() as u64);
+    // Entries, their size, the user index.
+    let half = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
+    assert_eq!((half(16), half(20)), (8, 5));
+    assert_eq!(half(24), queue.work.user_index());
+    // SAFETY: the first doorbell record, which nothing writes meanwhile.
+    let record = || unsafe { u32::from_be(records.read_volatile()) };
+    let memory = [0; 64];
+    for posted in 1..=2 {
+        queue.recv.begin();
+        queue.recv.push(1, &[piece(&memory, 0, 64)]).unwrap();
+        // SAFETY: there is no device.
+        unsafe { queue.recv.publish() };
+        assert_eq!(record(), posted);
+    }
+    queue.recv.reset();
+    assert_eq!(record(), 0);
+    drop(queue);
+    let none = work_queue(&machine, &device, 0, false).unwrap_err();
+    assert!(matches!(none, CreateError::TooLarge { .. }), "{none}");
+    let live = machine.fake.live_objects();
+    assert!(live.iter().all(|(_, object)| *object != OBJECT_WQ));
+}
+
+#[test]
+fn the_driver_gets_the_hash_of_spread_packets() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    machine.fake.on(CREATE_QP, |reply| {
+        reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
+        reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &QPN.to_ne_bytes());
+        // The numbers of its objects.
+        let words = [0u32, 0, 1, 11, 12, 13, 14, 0, 15, 0];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        reply.set_driver_out(&bytes);
+        Ok(())
+    });
+    let init = QpInit {
+        qp_type: QpType::RAW_PACKET,
+        pd: Some(uverbs::pd::alloc(&machine.context, Udata::none()).unwrap()),
+        ..QpInit::default()
+    };
+    let make = |key: &[u8]| {
+        let hash = PacketHash {
+            function: 1,
+            fields: 0x8000_0003,
+            key,
+        };
+        QueuePair::create_spread(&machine.context, &device, &init, &hash)
+    };
+    let qp = make(&[7; 40]).unwrap();
+    let told = machine.driver_in(CREATE_QP);
+    assert_eq!(told.len(), 152);
+    assert_eq!(told[..8], 0x8000_0003u64.to_ne_bytes());
+    assert_eq!(told[8..16], [1, 40, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(told[16..56], [7; 40]);
+    assert!(told[56..].iter().all(|byte| *byte == 0));
+    let packets = qp.packets;
+    let numbers = [packets.tir, packets.tis, packets.rq, packets.sq];
+    assert_eq!((numbers, packets.tir_address), ([11, 12, 13, 14], 15));
+    assert!(qp.recv.is_none() && qp.send.capacity() == 0);
+    let long = make(&[7; MAX_HASH_KEY + 1]).unwrap_err();
+    assert!(matches!(long, CreateError::TooLarge { .. }), "{long}");
 }
 
 #[test]

@@ -96,6 +96,32 @@ pub const ATTR_CREATE_QP_RESP_QP_NUM: u16 = 14;
 pub const ATTR_DESTROY_QP_HANDLE: u16 = 0;
 pub const ATTR_DESTROY_QP_RESP: u16 = 1;
 
+// Attributes of `METHOD_WQ_CREATE`.
+pub const ATTR_CREATE_WQ_HANDLE: u16 = 0;
+pub const ATTR_CREATE_WQ_PD_HANDLE: u16 = 1;
+pub const ATTR_CREATE_WQ_CQ_HANDLE: u16 = 2;
+pub const ATTR_CREATE_WQ_USER_HANDLE: u16 = 3;
+pub const ATTR_CREATE_WQ_TYPE: u16 = 4;
+pub const ATTR_CREATE_WQ_EVENT_FD: u16 = 5;
+pub const ATTR_CREATE_WQ_MAX_WR: u16 = 6;
+pub const ATTR_CREATE_WQ_MAX_SGE: u16 = 7;
+pub const ATTR_CREATE_WQ_FLAGS: u16 = 8;
+pub const ATTR_CREATE_WQ_RESP_MAX_WR: u16 = 9;
+pub const ATTR_CREATE_WQ_RESP_MAX_SGE: u16 = 10;
+pub const ATTR_CREATE_WQ_RESP_WQ_NUM: u16 = 11;
+
+// Attributes of `METHOD_WQ_DESTROY`.
+pub const ATTR_DESTROY_WQ_HANDLE: u16 = 0;
+pub const ATTR_DESTROY_WQ_RESP: u16 = 1;
+
+// Methods of a work queue.
+pub const METHOD_WQ_CREATE: u16 = 0;
+pub const METHOD_WQ_DESTROY: u16 = 1;
+
+// The method of an indirection table, and its attribute.
+pub const METHOD_RWQ_IND_TBL_DESTROY: u16 = 0;
+pub const ATTR_DESTROY_RWQ_IND_TBL_HANDLE: u16 = 0;
+
 // Methods of a queue pair.
 pub const METHOD_QP_CREATE: u16 = 0;
 pub const METHOD_QP_DESTROY: u16 = 1;

@@ -59,6 +59,10 @@ pub mod cmd {
     pub const EX_CMD_CREATE_FLOW: u32 = 50;
     /// Extended: destroy a flow.
     pub const EX_CMD_DESTROY_FLOW: u32 = 51;
+    /// Extended: modify a work queue.
+    pub const EX_CMD_MODIFY_WQ: u32 = 53;
+    /// Extended: create an indirection table of work queues.
+    pub const EX_CMD_CREATE_RWQ_IND_TBL: u32 = 55;
     /// Extended: modify a completion queue.
     pub const EX_CMD_MODIFY_CQ: u32 = 57;
 }
@@ -140,6 +144,15 @@ kernel_structs! {
 
     /// `struct ib_uverbs_destroy_flow`.
     DestroyFlow, 8 { comp_mask: u32, flow_handle: u32 }
+
+    /// `struct ib_uverbs_ex_modify_wq`.
+    ExModifyWq, 24 { attr_mask: u32, wq_handle: u32, wq_state: u32, curr_wq_state: u32, flags: u32, flags_mask: u32 }
+
+    /// `struct ib_uverbs_ex_create_rwq_ind_table`, whose queues follow.
+    ExCreateRwqIndTable, 8 { comp_mask: u32, log_ind_tbl_size: u32 }
+
+    /// `struct ib_uverbs_ex_create_rwq_ind_table_resp`.
+    ExCreateRwqIndTableResp, 16 { comp_mask: u32, response_length: u32, ind_tbl_handle: u32, ind_tbl_num: u32 }
 
     /// `struct ib_uverbs_alloc_mw`.
     AllocMw, 16 { response: u64, pd_handle: u32, mw_type: u8, reserved: [u8; 3] }

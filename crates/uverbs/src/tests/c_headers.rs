@@ -173,6 +173,21 @@ fn structures() -> Vec<(&'static str, usize, Fields)> {
             write::CreateFlowResp::FIELDS,
         ),
         (
+            "ib_uverbs_ex_modify_wq",
+            size_of::<write::ExModifyWq>(),
+            write::ExModifyWq::FIELDS,
+        ),
+        (
+            "ib_uverbs_ex_create_rwq_ind_table",
+            size_of::<write::ExCreateRwqIndTable>(),
+            write::ExCreateRwqIndTable::FIELDS,
+        ),
+        (
+            "ib_uverbs_ex_create_rwq_ind_table_resp",
+            size_of::<write::ExCreateRwqIndTableResp>(),
+            write::ExCreateRwqIndTableResp::FIELDS,
+        ),
+        (
             "ib_uverbs_destroy_flow",
             size_of::<write::DestroyFlow>(),
             write::DestroyFlow::FIELDS,

@@ -60,6 +60,11 @@ const WRITES: &[WriteSpec] = &[
     write::<ResizeCq, ResizeCqResp>(CMD_RESIZE_CQ),
     write::<ReqNotifyCq, ()>(CMD_REQ_NOTIFY_CQ),
     write::<ExModifyCq, ()>(CMD_FLAG_EXTENDED | EX_CMD_MODIFY_CQ),
+    write::<ExModifyWq, ()>(CMD_FLAG_EXTENDED | EX_CMD_MODIFY_WQ),
+    write_new::<ExCreateRwqIndTable, ExCreateRwqIndTableResp>(
+        CMD_FLAG_EXTENDED | EX_CMD_CREATE_RWQ_IND_TBL,
+        OBJECT_RWQ_IND_TBL,
+    ),
     write::<ModifySrq, ()>(CMD_MODIFY_SRQ),
     write::<QuerySrq, QuerySrqResp>(CMD_QUERY_SRQ),
     write::<ModifyQp, ()>(CMD_MODIFY_QP),

@@ -276,6 +276,43 @@ const METHODS: &[MethodSpec] = &[
         ],
     },
     MethodSpec {
+        object: OBJECT_WQ,
+        method: METHOD_WQ_CREATE,
+        udata: true,
+        attrs: &[
+            must(ATTR_CREATE_WQ_HANDLE, Ty::New(OBJECT_WQ)),
+            must(ATTR_CREATE_WQ_PD_HANDLE, Ty::Object(OBJECT_PD)),
+            must(ATTR_CREATE_WQ_CQ_HANDLE, Ty::Object(OBJECT_CQ)),
+            must(ATTR_CREATE_WQ_USER_HANDLE, U64),
+            must(ATTR_CREATE_WQ_TYPE, CONST),
+            may(ATTR_CREATE_WQ_EVENT_FD, Ty::Fd),
+            must(ATTR_CREATE_WQ_MAX_WR, U32),
+            must(ATTR_CREATE_WQ_MAX_SGE, U32),
+            must(ATTR_CREATE_WQ_FLAGS, FLAGS),
+            must(ATTR_CREATE_WQ_RESP_MAX_WR, OUT32),
+            must(ATTR_CREATE_WQ_RESP_MAX_SGE, OUT32),
+            may(ATTR_CREATE_WQ_RESP_WQ_NUM, OUT32),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_WQ,
+        method: METHOD_WQ_DESTROY,
+        udata: false,
+        attrs: &[
+            must(ATTR_DESTROY_WQ_HANDLE, Ty::Destroy(OBJECT_WQ)),
+            must(ATTR_DESTROY_WQ_RESP, OUT32),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_RWQ_IND_TBL,
+        method: METHOD_RWQ_IND_TBL_DESTROY,
+        udata: false,
+        attrs: &[must(
+            ATTR_DESTROY_RWQ_IND_TBL_HANDLE,
+            Ty::Destroy(OBJECT_RWQ_IND_TBL),
+        )],
+    },
+    MethodSpec {
         object: OBJECT_MR,
         method: METHOD_ADVISE_MR,
         udata: false,

@@ -110,6 +110,9 @@ fn queue_pair_with_everything() {
         async_fd: None,
     };
     let srq = Srq::create(&context, &init, Udata::none()).unwrap();
+    wq::create_table(&context, &[WqHandle(1)]).unwrap();
+    let mut live = fake.live_objects().into_iter();
+    let table = live.find(|it| it.1 == OBJECT_RWQ_IND_TBL).unwrap();
     fake.take_calls();
     let init = QpInit {
         qp_type: QpType::RC,
@@ -118,6 +121,7 @@ fn queue_pair_with_everything() {
         recv_cq: Some(cq.handle()),
         srq: Some(srq.handle()),
         xrcd: Some(xrcd.handle()),
+        table: Some(WqTableHandle(table.0)),
         cap: CAP,
         sq_sig_all: true,
         flags: QpCreateFlags::BLOCK_MULTICAST_LOOPBACK,
@@ -129,7 +133,7 @@ fn queue_pair_with_everything() {
     let mut out = [0; 4];
     let qp = Qp::create(&context, &init, udata(&[1], &mut out)).unwrap();
     let call = only(&fake);
-    assert_eq!(call.attrs.len(), 16);
+    assert_eq!(call.attrs.len(), 17);
     assert_eq!(
         call.u32(ATTR_CREATE_QP_FLAGS),
         Some(1 << 1 | 1 << 12),
@@ -144,6 +148,10 @@ fn queue_pair_with_everything() {
     assert_eq!(
         call.object_number(ATTR_CREATE_QP_XRCD_HANDLE),
         Some(xrcd.handle().0.into())
+    );
+    assert_eq!(
+        call.object_number(ATTR_CREATE_QP_IND_TABLE_HANDLE),
+        Some(table.0.into())
     );
     drop(qp);
     fake.take_calls();

@@ -271,3 +271,97 @@ fn shared_receive_queue() {
     });
     assert_eq!(srq.destroy().unwrap(), 6);
 }
+
+#[test]
+fn work_queues_and_their_table() {
+    let (fake, context, pd) = with_pd();
+    let cq = Cq::create(&context, &CqInit::default(), Udata::none()).unwrap();
+    fake.take_calls();
+    fake.on(Target::Method(OBJECT_WQ, METHOD_WQ_CREATE), |reply| {
+        reply.set(ATTR_CREATE_WQ_RESP_WQ_NUM, 0x1234u32.as_bytes());
+        Ok(())
+    });
+    let init = WqInit {
+        pd: pd.handle(),
+        cq: cq.handle(),
+        max_wr: 100,
+        max_sge: 3,
+        flags: 1,
+        user_handle: 0xdead_beef_0123,
+        async_fd: Some(lent(32)),
+    };
+    let queue = Wq::create(&context, &init, Udata::none()).unwrap();
+    assert_eq!(queue.wq_num(), 0x1234);
+    assert_eq!(
+        sent(&only(&fake)),
+        [
+            Sent::Object(ATTR_CREATE_WQ_HANDLE, 0),
+            in64(ATTR_CREATE_WQ_USER_HANDLE, 0xdead_beef_0123),
+            Sent::Object(ATTR_CREATE_WQ_PD_HANDLE, pd.handle().0.into()),
+            Sent::Object(ATTR_CREATE_WQ_CQ_HANDLE, cq.handle().0.into()),
+            in64(ATTR_CREATE_WQ_TYPE, 0),
+            in32(ATTR_CREATE_WQ_MAX_WR, 100),
+            in32(ATTR_CREATE_WQ_MAX_SGE, 3),
+            in32(ATTR_CREATE_WQ_FLAGS, 1),
+            Sent::Object(ATTR_CREATE_WQ_EVENT_FD, 32),
+            Sent::Out(ATTR_CREATE_WQ_RESP_MAX_WR, 4),
+            Sent::Out(ATTR_CREATE_WQ_RESP_MAX_SGE, 4),
+            Sent::Out(ATTR_CREATE_WQ_RESP_WQ_NUM, 4),
+        ]
+    );
+
+    let change = WqChange {
+        state: Some(WqState::READY),
+        current: None,
+        flags: Some((2, 3)),
+    };
+    queue.modify(&change, Udata::none()).unwrap();
+    let request = write::ExModifyWq {
+        attr_mask: 5,
+        wq_handle: queue.handle().0,
+        wq_state: 1,
+        curr_wq_state: 0,
+        flags: 2,
+        flags_mask: 3,
+    };
+    let number = CMD_FLAG_EXTENDED | cmd::EX_CMD_MODIFY_WQ;
+    is_write(&only(&fake), number, request, 0);
+
+    let number = CMD_FLAG_EXTENDED | cmd::EX_CMD_CREATE_RWQ_IND_TBL;
+    fake.on(Target::Write(number), |reply| {
+        reply.set_core_out(&write::ExCreateRwqIndTableResp {
+            comp_mask: 0,
+            response_length: 16,
+            ind_tbl_handle: 7,
+            ind_tbl_num: 8,
+        });
+        Ok(())
+    });
+    for count in [0, 3, 1 << 14] {
+        let queues = vec![queue.handle(); count];
+        let error = wq::create_table(&context, &queues).unwrap_err();
+        assert_eq!(error.errno().raw(), libc::EINVAL, "{count}");
+    }
+    assert!(fake.take_ioctls().is_empty());
+    let handle = queue.handle();
+    for (count, length) in [(1, 16), (2, 16), (4, 24), (1 << 13, 8 + (4 << 13))] {
+        let made = wq::create_table(&context, &vec![handle; count]).unwrap();
+        assert_eq!(made, (WqTableHandle(7), 8));
+        let call = only(&fake);
+        let given = call.bytes(ATTR_CORE_IN).unwrap();
+        assert_eq!(given.len(), length);
+        assert_eq!(given[4..8], count.trailing_zeros().to_ne_bytes());
+        assert_eq!(given[8 + 4 * (count - 1)..][..4], handle.0.to_ne_bytes());
+    }
+    let tables = fake.live_objects();
+    for (handle, object) in tables {
+        if object == OBJECT_RWQ_IND_TBL {
+            wq::destroy_table(&context, WqTableHandle(handle)).unwrap();
+        }
+    }
+    fake.take_ioctls();
+    drop(queue);
+    is_method(&only(&fake), OBJECT_WQ, METHOD_WQ_DESTROY);
+    let objects: Vec<_> = fake.live_objects().into_iter().map(|it| it.1).collect();
+    assert!(!objects.contains(&OBJECT_WQ) && !objects.contains(&OBJECT_RWQ_IND_TBL));
+}
