@@ -12,6 +12,7 @@
 #define XRC IBV_QPT_XRC_SEND
 /* Initiators of dynamic connections, by ibv_wr_* only. */
 #define DC IBV_QPT_DRIVER
+#define RAW IBV_QPT_RAW_PACKET
 #define ETH MLX5_PORT_ETHERNET
 #define IB MLX5_PORT_INFINIBAND
 
@@ -37,6 +38,9 @@ const struct kind kinds[] = {
 	BOTH("ud-roce", UD, 5, 60, 9, 2, 6, true, true, false, ETH, 0),
 	BOTH("xrc-3", XRC, 3, 90, 9, 2, 6, false, true, false, IB, 0),
 	BOTH("xrc-keys", XRC, 1, 30, 10, 1, 4, false, true, true, ETH, 0),
+	BOTH("packet-4", RAW, 4, 90, 9, 2, 6, false, false, false, ETH, 0),
+	BOTH("packet-turn", RAW, 9, 200, 9, 2, 5, true, false, false, ETH, 65450),
+	BOTH("packet-1", RAW, 1, 0, 9, 1, 5, false, false, false, ETH, 0),
 	{ "dc-ib-wr", DC, 3, 90, 9, 0, 0, false, true, false, false, IB, 0,
 	  false, false },
 	{ "dc-roce-wr", DC, 5, 60, 9, 0, 0, true, true, false, true, ETH, 0,
@@ -66,7 +70,8 @@ uint32_t number_in(struct numbers *numbers, uint32_t from, uint32_t to)
 }
 
 static const enum ibv_wr_opcode operations[] = {
-	IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,	/* UD ends here */
+	IBV_WR_SEND,				/* raw packets end here */
+	IBV_WR_SEND_WITH_IMM,			/* UD ends here */
 	IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_WRITE,
 	IBV_WR_RDMA_WRITE_WITH_IMM,		/* UC ends here */
 	IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP,
@@ -79,7 +84,7 @@ static const enum ibv_wr_opcode key_operations[] = { IBV_WR_LOCAL_INV,
 
 static unsigned int operations_of(enum ibv_qp_type type)
 {
-	return type == UD ? 2 : type == UC ? 5 : 8;
+	return type == RAW ? 1 : type == UD ? 2 : type == UC ? 5 : 8;
 }
 
 const char *opcode_name(enum ibv_wr_opcode opcode)
@@ -101,8 +106,11 @@ const char *opcode_name(enum ibv_wr_opcode opcode)
 
 uint64_t send_operations(const struct kind *kind)
 {
-	uint64_t flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+	uint64_t flags = IBV_QP_EX_WITH_SEND;
 
+	if (kind->type == RAW)
+		return flags;
+	flags |= IBV_QP_EX_WITH_SEND_WITH_IMM;
 	if (kind->keys)
 		flags |= IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
 	if (kind->type != UD)
@@ -157,6 +165,20 @@ static unsigned int make_inline(struct numbers *numbers, struct request *r,
 		bytes -= length;
 	}
 	return count;
+}
+
+/* Ethernet's headers at least, of which the first elements may have a part. */
+static void whole_frame(struct numbers *numbers, struct request *r)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned int i = 0; i < r->nsges; i++)
+		bytes += r->sges[i].length;
+	if (bytes >= LEAST_FRAME)
+		return;
+	if (!r->nsges)
+		r->sges[r->nsges++] = element(numbers, 0);
+	r->sges[r->nsges - 1].length = LEAST_FRAME;
 }
 
 /* What a window shows; nothing takes it away from where it was. */
@@ -214,6 +236,8 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 		r.flags |= IBV_SEND_SOLICITED;
 	if (bits & 4)
 		r.flags |= IBV_SEND_FENCE;
+	if (bits & 16 && kind->type == RAW)
+		r.flags |= IBV_SEND_IP_CSUM;
 	switch ((unsigned int)r.opcode) {
 	case OWN_LIST:
 	case OWN_INTERLEAVED:
@@ -243,6 +267,8 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 			r.nsges = make_list(numbers, r.sges, kind->sges);
 		}
 	}
+	if (kind->type == RAW)
+		whole_frame(numbers, &r);
 	return r;
 }
 

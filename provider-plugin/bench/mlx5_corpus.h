@@ -17,6 +17,10 @@
 #define DATA_AT 0x100000000000ull
 #define DATA_BYTES (1u << 20)
 
+/* Of a raw packet: the headers of Ethernet, with a VLAN, and a byte. Headers alone as
+ * inline data libmlx5 writes twice, with ibv_wr_*. */
+#define LEAST_FRAME 19
+
 struct kind {
 	const char *name;
 	enum ibv_qp_type type;

@@ -46,7 +46,8 @@ static struct ibv_srq *make_srq(struct ibv_pd *pd)
 /* Receives are the queue pair's own, or `srq`'s. */
 static struct pair make_pair(struct bench *b, struct ibv_pd *pd,
 			     struct ibv_cq *cq, struct device_cq *device,
-			     bool extended, struct ibv_srq *srq)
+			     enum ibv_qp_type type, bool extended,
+			     struct ibv_srq *srq)
 {
 	struct ibv_qp_init_attr_ex attr = {
 		.send_cq = cq,
@@ -56,7 +57,7 @@ static struct pair make_pair(struct bench *b, struct ibv_pd *pd,
 			 .max_recv_wr = srq ? 0 : RQ_ENTRIES,
 			 .max_send_sge = 1, .max_recv_sge = srq ? 0 : 1,
 			 .max_inline_data = 64 },
-		.qp_type = IBV_QPT_RC,
+		.qp_type = type,
 		.pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD |
 			     (extended ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
@@ -83,7 +84,7 @@ static struct turns make_turns(struct bench *b, struct queues *q,
 		die("out of memory");
 	for (unsigned int i = 0; i < count; i++)
 		turns.pairs[i] = make_pair(b, q->domain, q->cq, &q->device,
-					   false, NULL);
+					   IBV_QPT_RC, false, NULL);
 	return turns;
 }
 
@@ -93,11 +94,16 @@ static void make_queues(struct bench *b, struct queues *q, bool single)
 
 	q->device = device_cq(q->cq);
 	q->devicex = device_cq(ibv_cq_ex_to_cq(q->cqx));
-	q->pair = make_pair(b, pd, q->cq, &q->device, false, NULL);
-	q->extended = make_pair(b, pd, q->cq, &q->device, true, NULL);
+	q->pair = make_pair(b, pd, q->cq, &q->device, IBV_QPT_RC, false, NULL);
+	q->extended = make_pair(b, pd, q->cq, &q->device, IBV_QPT_RC, true,
+				NULL);
+	/* Those that send are first: there are few registers of one queue pair. */
+	q->packets = make_pair(b, pd, q->cq, &q->device, IBV_QPT_RAW_PACKET,
+			       false, NULL);
 	q->cursor = make_pair(b, pd, ibv_cq_ex_to_cq(q->cqx), &q->devicex,
-			      false, NULL);
-	q->shared = make_pair(b, pd, q->cq, &q->device, false, make_srq(pd));
+			      IBV_QPT_RC, false, NULL);
+	q->shared = make_pair(b, pd, q->cq, &q->device, IBV_QPT_RC, false,
+			      make_srq(pd));
 	q->domain = pd;
 }
 

@@ -204,10 +204,7 @@ const struct mlx5_object *device_srq(struct ibv_srq *srq)
 
 uint8_t *device_send_block(const struct mlx5_object *qp, uint32_t index)
 {
-	size_t recv = (size_t)qp->recv_entries << qp->recv_shift;
-
-	return qp->buffer + recv +
-	       (size_t)(index & (qp->send_blocks - 1)) * BLOCK;
+	return qp->sends + (size_t)(index & (qp->send_blocks - 1)) * BLOCK;
 }
 
 uint8_t *device_recv_entry(const struct mlx5_object *qp, uint32_t index)

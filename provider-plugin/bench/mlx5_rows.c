@@ -69,13 +69,24 @@ static uint16_t take_slot(struct pair *p)
 	return slot;
 }
 
+static bool is_of_packets(const struct pair *p)
+{
+	return p->qp->qp_type == IBV_QPT_RAW_PACKET;
+}
+
 static void complete_receive(struct pair *p, uint16_t slot)
 {
 	struct mlx5_cqe64 cqe = device_received(p->object, slot,
 						64 + p->received % 8);
 
-	cqe.op_own = MLX5_CQE_RESP_SEND_IMM << 4;
-	cqe.imm_inval_pkey = htobe32(0x01020304);
+	if (is_of_packets(p)) {
+		/* Both checksums of an IPv4 packet are right. */
+		cqe.hds_ip_ext = MLX5_CQE_L3_OK | MLX5_CQE_L4_OK;
+		cqe.l4_hdr_type_etc = MLX5_CQE_L3_HDR_TYPE_IPV4 << 2;
+	} else {
+		cqe.op_own = MLX5_CQE_RESP_SEND_IMM << 4;
+		cqe.imm_inval_pkey = htobe32(0x01020304);
+	}
 	device_complete(p->completions, cqe);
 	p->received++;
 }
@@ -194,6 +205,12 @@ void make_ready(struct bench *b, const struct row *row, unsigned int calls)
 	case SRQ_EMPTY:
 		empty_recv_queue(b, &q->shared);
 		break;
+	case PACKETS_EMPTY:
+		empty_send_queue(b, &q->packets);
+		break;
+	case RECEIVED_PACKETS:
+		receive(b, &q->packets, calls * row->batch);
+		break;
 	}
 }
 
@@ -204,6 +221,8 @@ void take_all(struct bench *b, struct queues *q)
 	empty_recv_queue(b, &q->pair);
 	empty_recv_queue(b, &q->cursor);
 	empty_shared_queue(b, &q->shared);
+	empty_send_queue(b, &q->packets);
+	empty_recv_queue(b, &q->packets);
 	for (unsigned int i = 0; i < q->many.count; i++)
 		empty_recv_queue(b, &q->many.pairs[i]);
 	for (unsigned int i = 0; i < q->thousand.count; i++)
@@ -219,8 +238,13 @@ static const char *check_received(const struct ibv_wc *wc,
 	if (wc->status || wc->qp_num != p->qp->qp_num)
 		return "ibv_poll_cq gave another status or number";
 	if (wc->wr_id != 1000 + at % RQ_ENTRIES ||
-	    wc->byte_len != 64 + at % 8 || wc->opcode != IBV_WC_RECV ||
-	    wc->imm_data != htobe32(0x01020304) || wc->src_qp != 0x777 ||
+	    wc->byte_len != 64 + at % 8 || wc->opcode != IBV_WC_RECV)
+		return "ibv_poll_cq gave another receive";
+	if (is_of_packets(p))
+		return wc->wc_flags == IBV_WC_IP_CSUM_OK ?
+			       NULL :
+			       "ibv_poll_cq gave other checksums";
+	if (wc->imm_data != htobe32(0x01020304) || wc->src_qp != 0x777 ||
 	    wc->wc_flags != IBV_WC_WITH_IMM)
 		return "ibv_poll_cq gave other fields than the device's";
 	return NULL;
@@ -255,6 +279,8 @@ static const char *check_poll(struct bench *b, struct queues *q,
 			before = 1;
 		} else if (row->ready == RECEIVED_SHARED) {
 			p = &q->shared;
+		} else if (row->ready == RECEIVED_PACKETS) {
+			p = &q->packets;
 		}
 		wrong = check_received(wc, p, p->received - before);
 		if (wrong)
@@ -382,6 +408,55 @@ static const char *check_wr(struct bench *b, struct queues *q,
 	return check_sent(b, &q->extended, row);
 }
 
+static void post_packets(struct queues *q, struct ibv_send_wr *list,
+			 unsigned int calls)
+{
+	struct ibv_send_wr *bad;
+
+	for (unsigned int i = 0; i < calls; i++) {
+		ibv_post_send(q->packets.qp, list, &bad);
+		BARRIER();
+	}
+}
+
+static void run_packet(struct bench *b, struct queues *q, unsigned int calls)
+{
+	post_packets(q, LAST(b->send), calls);
+}
+
+static void run_packet_batch(struct bench *b, struct queues *q,
+			     unsigned int calls)
+{
+	post_packets(q, b->send, calls);
+}
+
+/* What the device reads of the entries of packets. */
+static const char *check_packet(struct bench *b, struct queues *q,
+				const struct row *row)
+{
+	static const uint8_t no_offloads[16];
+	const struct pair *p = &q->packets;
+
+	row->run(b, q, 1);
+	if (posted(p->object, MLX5_SND_DBR, p->sent) != row->batch)
+		return "the post of packets left another doorbell record";
+	for (unsigned int i = 0; i < row->batch; i++) {
+		const uint8_t *block = device_send_block(p->object,
+							 p->sent + i);
+		const struct mlx5_wqe_ctrl_seg *control = (const void *)block;
+		const struct mlx5_wqe_data_seg *data =
+			(const void *)(block + 32);
+
+		if (be32toh(control->qpn_ds) != (p->qp->qp_num << 8 | 3) ||
+		    memcmp(block + 16, no_offloads, 16) ||
+		    be32toh(data->byte_count) != INLINE_LENGTH ||
+		    be32toh(data->lkey) != b->mr->lkey ||
+		    be64toh(data->addr) != (uintptr_t)b->buffer)
+			return "a packet has another entry";
+	}
+	return NULL;
+}
+
 /* What the device reads of a receive. */
 static bool is_the_receive(const struct bench *b, const uint8_t *element)
 {
@@ -485,6 +560,7 @@ struct queues *empty_queues(void)
 	queues.pair.qp = &qp.qp.qp_base;
 	queues.extended.qp = &qp.qp.qp_base;
 	queues.shared.srq = &srq;
+	queues.packets.qp = &qp.qp.qp_base;
 	if (ibv_qp_to_qp_ex(queues.extended.qp) != &qp.qp)
 		die("libibverbs finds no extended queue pair");
 	return &queues;
@@ -538,6 +614,13 @@ struct queues *empty_queues(void)
 
 const struct row rows[] = {
 	ROWS("", ANY),
+	{ "packet/1", 1, 112, ANY, PACKETS_EMPTY, run_packet, check_packet },
+	{ "packet/16", BATCH, 7, ANY, PACKETS_EMPTY, run_packet_batch,
+	  check_packet },
+	{ "poll-packet/1", 1, 112, ANY, RECEIVED_PACKETS, run_poll,
+	  check_poll },
+	{ "poll-packet/16", BATCH, 7, ANY, RECEIVED_PACKETS, run_poll_batch,
+	  check_poll },
 	{ "poll-thousand/1", 1, 112, ANY, RECEIVED_THOUSAND, run_poll,
 	  check_poll },
 	{ "poll-thousand/16", BATCH, 7, ANY, RECEIVED_THOUSAND, run_poll_batch,

@@ -55,6 +55,7 @@ struct queues {
 	struct pair extended;  /* for ibv_wr_* */
 	struct pair cursor;    /* completes to `cqx` */
 	struct pair shared;    /* for ibv_post_srq_recv, ibv_poll_cq */
+	struct pair packets;   /* raw ones, for ibv_post_send, ibv_poll_cq */
 	struct turns many, thousand; /* for ibv_poll_cq; the latter of ANY alone */
 	struct ibv_pd *domain; /* of the queue pairs */
 	bool thread_domain;
@@ -76,7 +77,7 @@ struct bench {
 /* What is made ready before each round, and not measured. */
 enum ready { NOTHING, RECEIVED, SENT, RECEIVED_CURSOR, SQ_EMPTY, SQX_EMPTY,
 	     RQ_EMPTY, RECEIVED_SHARED, RECEIVED_MANY, RECEIVED_THOUSAND,
-	     SRQ_EMPTY };
+	     SRQ_EMPTY, PACKETS_EMPTY, RECEIVED_PACKETS };
 
 struct row {
 	const char *name;

@@ -16,6 +16,9 @@
  * says of them when it makes an object is kept, so that a program can read
  * them as the device would.
  *
+ * RINGVERBS_MLX5_INLINE_HEADERS  if set, work requests of raw packets carry the
+ *                                headers of Ethernet
+ *
  * Registers are given as mlx5_ib does: a provider that can allocate UARs gets
  * none with the context, another one gets those it asked for, of which the
  * last are for one queue pair each and number 0 is for doorbells only.
@@ -160,7 +163,9 @@ static int get_context(struct ib_uverbs_ioctl_hdr *hdr)
 		.response_length = sizeof(resp),
 		.cqe_version = 1,
 		.cmds_supp_uhw = MLX5_USER_CMDS_SUPP_UHW_CREATE_AH,
-		.eth_min_inline = MLX5_USER_INLINE_MODE_NONE,
+		.eth_min_inline = getenv("RINGVERBS_MLX5_INLINE_HEADERS") ?
+					  MLX5_USER_INLINE_MODE_L2 :
+					  MLX5_USER_INLINE_MODE_NONE,
 		.log_uar_size = 12,
 		.num_uars_per_page = 1,
 		.num_dyn_bfregs = 512,
@@ -285,6 +290,11 @@ static int create_qp(struct ib_uverbs_ioctl_hdr *hdr)
 	qp->send_blocks = cmd.sq_wqe_count;
 	qp->recv_entries = cmd.rq_wqe_count;
 	qp->recv_shift = cmd.rq_wqe_shift;
+	qp->sends = input_u64(hdr, UVERBS_ATTR_CREATE_QP_TYPE) ==
+				    IB_UVERBS_QPT_RAW_PACKET ?
+			    (uint8_t *)(uintptr_t)cmd.sq_buf_addr :
+			    qp->buffer + ((size_t)qp->recv_entries
+					  << qp->recv_shift);
 	qp->user_index = cmd.uidx;
 	qp->flags = cmd.flags;
 	if (cmd.flags & MLX5_QP_FLAG_UAR_PAGE_INDEX) {
@@ -363,6 +373,7 @@ static int write_command(struct ib_uverbs_ioctl_hdr *hdr)
 			  .max_cq = 1024, .max_cqe = 1 << 15, .max_mr = 1024,
 			  .max_pd = 1024, .max_ah = 1024, .max_srq = 1024,
 			  .max_srq_wr = 1 << 15, .max_srq_sge = 31,
+			  .device_cap_flags = IB_UVERBS_DEVICE_RAW_IP_CSUM,
 			  .atomic_cap = 1, .phys_port_cnt = 2 },
 		.response_length = sizeof(device),
 	};

@@ -15,13 +15,15 @@ struct mlx5_object {
 	enum mlx5_kind kind;
 	uint32_t handle;
 	uint32_t number;      /* CQN, QPN or SRQN */
-	uint8_t *buffer;      /* of a QP: the receive queue, then the send queue */
+	uint8_t *buffer;      /* of a QP: its receive queue */
 	volatile uint32_t *records; /* its two doorbell records */
 	uint32_t entries;     /* of a CQ or SRQ, a power of two */
 	uint32_t cqe_bytes;   /* of a CQ's entry, 64 or 128 */
 	uint8_t compresses;   /* of a CQ: the device may tell several together */
 	int channel;          /* of a CQ: where its events are written, or -1 */
 	uint64_t user_handle; /* of a CQ: what they name it by */
+	uint8_t *sends;       /* of a QP: its send queue, behind its receives unless
+				 it is of raw packets */
 	uint32_t send_blocks; /* of 64 bytes */
 	uint32_t recv_entries, recv_shift;
 	uint32_t srq_shift;

@@ -34,8 +34,8 @@ pub(crate) struct OperationFormat {
     pub opcode: u8,
     /// Contents of its immediate field.
     pub immediate: ImmediateField,
-    /// It has a remote segment.
-    pub remote: bool,
+    /// The segment after the control segment and the address.
+    pub second: SecondSegment,
     /// It has an atomic segment.
     pub atomic: bool,
     /// It writes to its local memory (reads, atomics).
@@ -47,7 +47,7 @@ pub(crate) struct OperationFormat {
     /// Fence bits of the next work request, unless that has a stronger fence.
     pub fence_after: u8,
     /// It qualifies for `SendQueue::push_fast`: only a control segment and at most
-    /// a remote segment precede the data.
+    /// one of [`SecondSegment`] precede the data.
     pub fast: bool,
     /// The opcode and the number of segments before the data, as in the first 8
     /// bytes of the control segment; 0 if the service lacks the operation.
@@ -59,7 +59,7 @@ impl OperationFormat {
     pub(crate) const NONE: Self = Self {
         opcode: 0,
         immediate: ImmediateField::Unused,
-        remote: false,
+        second: SecondSegment::None,
         atomic: false,
         returns_data: false,
         changes_keys: false,
@@ -68,6 +68,16 @@ impl OperationFormat {
         fast: false,
         control_word: 0,
     };
+}
+
+/// What the data is preceded by, besides control segment, address and operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SecondSegment {
+    None,
+    /// Address and key of remote memory.
+    Remote,
+    /// What the device does with an Ethernet frame, without the frame's headers.
+    Ethernet,
 }
 
 /// Contents of the immediate field.
@@ -99,8 +109,21 @@ impl Service {
         )
     }
 
-    /// [`Service::format`] by the opcode's number.
-    pub(crate) fn formats(self) -> &'static [OperationFormat; OPCODES] {
+    /// [`Service::format`] by the opcode's number. `plain_packets`: WQEs of packets have
+    /// no headers, and the device computes checksums.
+    pub(crate) fn formats(self, plain_packets: bool) -> &'static [OperationFormat; OPCODES] {
+        static PLAIN_PACKETS: [OperationFormat; OPCODES] = {
+            let mut all = Service::Packet.all_formats();
+            let send = &mut all[Opcode::SEND.0 as usize];
+            send.fast = true;
+            send.second = SecondSegment::Ethernet;
+            send.leading_segments += 1;
+            send.control_word += 1;
+            all
+        };
+        if plain_packets {
+            return &PLAIN_PACKETS;
+        }
         static FORMATS: [[OperationFormat; OPCODES]; 7] = [
             Service::ReliableConnection.all_formats(),
             Service::UnreliableConnection.all_formats(),
@@ -153,14 +176,14 @@ impl Service {
             },
             Opcode::RDMA_WRITE => OperationFormat {
                 opcode: opcode::RDMA_WRITE,
-                remote: true,
+                second: SecondSegment::Remote,
                 leading_segments: 2 + address,
                 ..plain
             },
             Opcode::RDMA_WRITE_WITH_IMM => OperationFormat {
                 opcode: opcode::RDMA_WRITE_IMM,
                 immediate: ImmediateField::Data,
-                remote: true,
+                second: SecondSegment::Remote,
                 leading_segments: 2 + address,
                 ..plain
             },
@@ -176,14 +199,14 @@ impl Service {
             _ if matches!(self, Self::UnreliableConnection) => return None,
             Opcode::RDMA_READ => OperationFormat {
                 opcode: opcode::RDMA_READ,
-                remote: true,
+                second: SecondSegment::Remote,
                 leading_segments: 2 + address,
                 returns_data: true,
                 ..plain
             },
             Opcode::ATOMIC_CMP_AND_SWP => OperationFormat {
                 opcode: opcode::ATOMIC_CS,
-                remote: true,
+                second: SecondSegment::Remote,
                 leading_segments: 3 + address,
                 atomic: true,
                 returns_data: true,
@@ -191,7 +214,7 @@ impl Service {
             },
             Opcode::ATOMIC_FETCH_AND_ADD => OperationFormat {
                 opcode: opcode::ATOMIC_FA,
-                remote: true,
+                second: SecondSegment::Remote,
                 leading_segments: 3 + address,
                 atomic: true,
                 returns_data: true,

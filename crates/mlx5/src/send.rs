@@ -25,7 +25,7 @@ use crate::abi::{
     AddressVector, BLOCK, CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, EXTENDED_AV,
     INLINE_SEGMENT, SEGMENT, opcode,
 };
-use crate::operation::{ImmediateField, OPCODES, OperationFormat};
+use crate::operation::{ImmediateField, OPCODES, OperationFormat, SecondSegment};
 use crate::plan::KeyChanges;
 use crate::uar::DoorbellRegister;
 use crate::{
@@ -125,7 +125,7 @@ impl SendQueue {
             qp_num,
             qpn: u64::from(qp_num << 8),
             service: work.service,
-            formats: work.service.formats(),
+            formats: work.service.formats(work.plain_packets()),
             flags: control_flags(signal_all),
             record: work.memory.records.record(1),
             register,
@@ -322,8 +322,8 @@ impl SendQueue {
         unsafe { self.push_slow(&wr) }
     }
 
-    /// Fast path of [`SendQueue::push`]: a send, write or read on RC or UC, of one
-    /// element or one short piece of inline data, that needs no fence and does not wrap
+    /// Fast path of [`SendQueue::push`]: a send, write or read on RC or UC or a packet
+    /// whose headers are not in the WQE, of one element or one short piece of inline data, that needs no fence and does not wrap
     /// around the queue's end. Its data is `data`, not `wr.data`, so that `wr` can be
     /// read where it is. Returns false and pushes nothing if it does not apply.
     ///
@@ -438,7 +438,7 @@ impl SendQueue {
             }
             _ => {}
         }
-        if format.remote {
+        if format.second == SecondSegment::Remote {
             to.put(remote(wr.remote));
         }
         if format.atomic {
@@ -586,7 +586,7 @@ impl SendQueue {
         }
     }
 
-    /// Writes the control segment, and the remote segment if there is one, of a
+    /// Writes the control segment, and the second segment if there is one, of a
     /// WQE without an address. Returns its first 8 bytes and the position of its data.
     ///
     /// # Safety
@@ -611,9 +611,16 @@ impl SendQueue {
             let mut to = self.blocks.add(self.offset(at));
             put(to, control);
             to = to.add(SEGMENT);
-            if format.remote {
-                put(to, remote(wr.remote));
-                to = to.add(SEGMENT);
+            match format.second {
+                SecondSegment::None => {}
+                SecondSegment::Remote => {
+                    put(to, remote(wr.remote));
+                    to = to.add(SEGMENT);
+                }
+                SecondSegment::Ethernet => {
+                    put(to, packets::segment(wr.flags));
+                    to = to.add(SEGMENT);
+                }
             }
             (control[0], to)
         }

@@ -93,6 +93,12 @@ impl Work {
         self.plain_receives = self.shared.is_none() && !checksums;
     }
 
+    /// It sends packets of which the WQEs have no headers, on a device that computes
+    /// checksums.
+    pub(crate) fn plain_packets(&self) -> bool {
+        self.service == Service::Packet && self.inline_headers == 0 && self.checksums
+    }
+
     /// It is that of a DC initiator.
     pub fn is_dynamic_initiator(&self) -> bool {
         self.service == Service::DcInitiator

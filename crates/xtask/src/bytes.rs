@@ -93,6 +93,11 @@ pub fn compare(ours: &Path) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let runs = [Provider::Stock, Provider::Ours(ours)].map(|who| program.run(who, &[]));
     compare_all(runs, &mut outcome)?;
+    // Once more on a device whose work requests carry the headers of raw packets.
+    let mut inline = program;
+    inline.set("RINGVERBS_MLX5_INLINE_HEADERS", "1");
+    let runs = [Provider::Stock, Provider::Ours(ours)].map(|who| inline.run(who, &["packet"]));
+    compare_all(runs, &mut outcome)?;
     let program = Program::build(
         &driver::target_dir().join("bytes"),
         "mlx5_completions",

@@ -53,7 +53,7 @@ exported! {
     }
 
     /// `mlx5dv_create_qp`: data in CQEs or not, credits by packets, DC, memory keys, raw
-    /// WQEs, copies. EOPNOTSUPP for raw packets.
+    /// WQEs, copies.
     fn mlx5dv_create_qp(
         context: *mut ibv_context,
         attr: *mut ibv_qp_init_attr_ex,

@@ -27,6 +27,18 @@ const HEADERS: usize = 14;
 
 const _: () = assert!(HEADERS + MAX_INLINE_HEADERS == MAX_HEADER_SEGMENTS * SEGMENT);
 
+/// The Ethernet segment of a packet with these flags, without headers.
+#[inline]
+pub(super) fn segment(flags: SendFlags) -> [u64; 2] {
+    let checksums = match flags.contains(SendFlags::IP_CSUM) {
+        true => CHECKSUMS,
+        false => 0,
+    };
+    let mut first = [0; 8];
+    first[CHECKSUM_FLAGS] = checksums;
+    [u64::from_ne_bytes(first), 0]
+}
+
 impl SendQueue {
     /// Adds a packet to the batch, for which there is room.
     ///
@@ -75,8 +87,9 @@ impl SendQueue {
                 length => inline_segments(length),
             },
         };
-        let after_control = header_segments as u32 + data_segments;
-        let control = self.control_slow(format, wr, after_control);
+        let segments = 1 + header_segments as u32 + data_segments;
+        let leading = u32::from(format.leading_segments);
+        let control = self.control_slow(format, wr, segments - leading);
         let mut to = self.writer();
         to.put(control);
         for half in segment.chunks_exact(SEGMENT).take(header_segments) {
@@ -89,7 +102,6 @@ impl SendQueue {
             // SAFETY: readable, as the caller says.
             Data::Inline(_) => unsafe { to.put_inline(rest()) },
         }
-        let segments = 1 + after_control;
         self.advance(
             self.next,
             control[0],

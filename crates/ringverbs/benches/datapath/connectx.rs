@@ -37,6 +37,7 @@ struct Object {
     compresses: u8,
     channel: c_int,
     user_handle: u64,
+    sends: *mut u8,
     send_blocks: u32,
     recv_entries: u32,
     recv_shift: u32,
@@ -80,10 +81,9 @@ impl Object {
     }
 
     fn send_block(&self, at: u32) -> *mut u8 {
-        let receives = (self.recv_entries as usize) << self.recv_shift;
         let at = (at & (self.send_blocks - 1)) as usize;
-        // SAFETY: behind the receives there are so many blocks.
-        unsafe { self.buffer.add(receives + at * BLOCK) }
+        // SAFETY: the queue has so many blocks.
+        unsafe { self.sends.add(at * BLOCK) }
     }
 }
 

@@ -51,6 +51,8 @@ fn required(row: &str) -> (Option<f64>, Option<f64>) {
         "cursor/16" => (Some(0.60), None),
         "send/1" | "send-inline/1" | "inline/1" => (Some(0.65), None),
         "send/16" | "send-inline/16" | "inline/16" => (Some(0.90), None),
+        "packet/1" | "poll-packet/1" => (Some(0.65), None),
+        "packet/16" | "poll-packet/16" => (Some(0.75), None),
         "recv/1" | "srq-recv/1" => (Some(0.70), None),
         "recv/16" | "srq-recv/16" => (Some(0.90), None),
         _ => (None, None),
@@ -70,8 +72,8 @@ fn most(row: &str) -> Option<f64> {
         "poll-empty/1" => (24.0, 24.0, 24.0),
         "cursor/1" => (155.0, 142.0, 163.0),
         "cursor/16" => (120.0, 119.0, 121.0),
-        "send/1" => (182.0, 168.0, 195.0),
-        "send/16" => (99.0, 98.0, 100.0),
+        "send/1" => (184.0, 170.0, 197.0),
+        "send/16" => (101.0, 100.0, 102.0),
         "send-inline/1" => (215.0, 201.0, 228.0),
         "send-inline/16" => (131.0, 131.0, 132.0),
         "recv/1" => (84.0, 73.0, 89.0),
@@ -82,11 +84,15 @@ fn most(row: &str) -> Option<f64> {
         "poll-srq/16" => (132.0, 132.0, 141.0),
         "poll-many/1" => (183.0, 170.0, 194.0),
         "poll-many/16" => (111.0, 110.0, 111.0),
-        "wr-send/1" => (195.0, 182.0, 209.0),
-        "wr-send/16" => (117.0, 116.0, 118.0),
-        "wr-inline/1" => (231.0, 218.0, 245.0),
-        "wr-inline/16" => (152.0, 151.0, 153.0),
+        "wr-send/1" => (200.0, 187.0, 215.0),
+        "wr-send/16" => (122.0, 121.0, 123.0),
+        "wr-inline/1" => (233.0, 220.0, 248.0),
+        "wr-inline/16" => (154.0, 153.0, 155.0),
         // Of queues that one thread uses alone.
+        "packet/1" => (194.0, 0.0, 0.0),
+        "packet/16" => (111.0, 0.0, 0.0),
+        "poll-packet/1" => (182.0, 0.0, 0.0),
+        "poll-packet/16" => (110.0, 0.0, 0.0),
         "poll-thousand/1" => (183.0, 0.0, 0.0),
         "poll-thousand/16" => (111.0, 0.0, 0.0),
         _ => return None,
@@ -124,7 +130,7 @@ fn locked(row: &str) -> f64 {
 /// Fences of one call: between the doorbell record and the register, where no lock of
 /// the register is taken, and behind the register.
 pub(super) fn fences(row: &str) -> f64 {
-    let posts = ["send", "wr-"]
+    let posts = ["send", "wr-", "packet"]
         .iter()
         .any(|of| operation(row).starts_with(of));
     match (posts, row.starts_with(SEVERAL)) {

@@ -349,6 +349,9 @@ fn behind_inline(line: &str, kind: &str, request: &str) -> Range<usize> {
     let address = match kind.split('-').next() {
         Some("ud" | "dc") => 48,
         Some("xrc") => 16,
+        // Checksum flags, and the frame's headers if there are any.
+        Some("packet") if line.get(56..60) == Some("0000") => 16,
+        Some("packet") => 32,
         _ => 0,
     };
     let begin = address + if request.starts_with("write") { 32 } else { 16 };
