@@ -85,6 +85,9 @@ const TARGETS: &[Target] = &[
     Target::Method(OBJECT_QP, METHOD_QP_DESTROY),
     Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE),
     Target::Method(OBJECT_SRQ, METHOD_SRQ_DESTROY),
+    Target::Method(OBJECT_WQ, METHOD_WQ_CREATE),
+    Target::Method(OBJECT_WQ, METHOD_WQ_DESTROY),
+    Target::Method(OBJECT_RWQ_IND_TBL, METHOD_RWQ_IND_TBL_DESTROY),
     Target::Method(OBJECT_MR, METHOD_QUERY_MR),
     Target::Method(OBJECT_MR, METHOD_REG_DMABUF_MR),
     Target::Method(OBJECT_MR, METHOD_MR_DESTROY),
@@ -96,6 +99,8 @@ const TARGETS: &[Target] = &[
     Target::Write(cmd::CMD_CREATE_COMP_CHANNEL),
     Target::Write(cmd::CMD_RESIZE_CQ),
     Target::Write(cmd::CMD_REQ_NOTIFY_CQ),
+    Target::Write(CMD_FLAG_EXTENDED | cmd::EX_CMD_MODIFY_WQ),
+    Target::Write(CMD_FLAG_EXTENDED | cmd::EX_CMD_CREATE_RWQ_IND_TBL),
     Target::Write(cmd::CMD_MODIFY_SRQ),
     Target::Write(cmd::CMD_QUERY_SRQ),
     Target::Write(cmd::CMD_MODIFY_QP),
@@ -230,6 +235,25 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
                 },
                 Udata::none(),
             );
+        }
+    }
+    let init = WqInit {
+        pd: pd_handle,
+        cq: cq_handle,
+        max_wr: 1,
+        max_sge: 1,
+        flags: 0,
+        user_handle: 0,
+        async_fd: None,
+    };
+    if let Ok(wq) = Wq::create(context, &init, Udata::output(&mut driver)) {
+        let ready = WqChange {
+            state: Some(WqState::READY),
+            ..WqChange::default()
+        };
+        let _ = wq.modify(&ready, Udata::none());
+        if let Ok((table, _)) = uverbs::wq::create_table(context, &[wq.handle(); 4]) {
+            let _ = uverbs::wq::destroy_table(context, table);
         }
     }
     let init = QpInit {

@@ -37,7 +37,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The device's other data of a queue pair; read by any thread.
     type QpData;
     /// The device's options of a queue pair; the default is what verbs ask for.
-    type QpOptions: Default;
+    type QpOptions: Default + PartialEq;
 
     /// Creation flags that are passed to the kernel's driver, which checks them.
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::empty();
@@ -583,6 +583,9 @@ pub unsafe fn create_qp_with<D: QpOps>(
         if has(SPREAD) {
             if comp_mask & SPREAD != SPREAD {
                 return Err(Errno::INVAL);
+            }
+            if *options != D::QpOptions::default() || operations.is_some() {
+                return Err(Errno::OPNOTSUPP);
             }
             return Ok(Box::into_raw(create_spread::<D>(domain, &*attr, flags)?).cast());
         }
