@@ -227,8 +227,8 @@ const RACES: &[(&str, u32)] = &[
     // It sends six datagrams and makes the completion queue too small for six
     // completions: EINVAL if all have been sent by then. If not, the queue is
     // made small, those that follow overrun it, and the test waits for them.
-    // Stock passes one time in three on a busy machine.
-    ("tests.test_cq.CQTest.test_resize_cq", 12),
+    // Stock passes one time in three to five on a busy machine.
+    ("tests.test_cq.CQTest.test_resize_cq", 24),
 ];
 
 /// Whether a test that ended so is refused by ours, whatever is tried.
