@@ -138,7 +138,7 @@ pub(crate) enum ObjectData {
     Umem {
         number: u32,
     },
-    /// What a program created by a command.
+    /// A DevX object, created by a command of the program.
     Devx(DevxObject),
 }
 

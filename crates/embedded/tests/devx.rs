@@ -372,7 +372,7 @@ fn keys_are_to_memory_that_was_registered() {
         let beyond = program.cq(umem).long(0x48, at | 8);
         assert_eq!(program.create(&beyond).is_ok(), at == 4096 - 64);
     }
-    // What is cut off is zero, except that the memory is the program's.
+    // Bytes missing at the end read as zero; the flag for umem entries is set all the same.
     for length in [0x10, 0x50, 0x5c, 0xc0, 0x10f] {
         let cut = Input(program.cq(umem).0[..length].to_vec());
         assert_eq!(program.create(&cut).is_ok(), length > 0x5b, "{length:#x}");

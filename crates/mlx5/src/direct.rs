@@ -34,10 +34,6 @@ impl DirectRing {
             records: memory.records.first(),
         }
     }
-
-    fn of_receives(work: &Work) -> Self {
-        Self::of(&work.memory, work.recv.entries, 1 << work.recv.shift)
-    }
 }
 
 /// A doorbell register of a queue pair.
@@ -65,7 +61,7 @@ impl SendQueue {
 
     /// The receives of the same queue pair. Their doorbell record is the first one.
     pub fn direct_receives(&self) -> DirectRing {
-        DirectRing::of_receives(self.work())
+        self.work().direct()
     }
 
     /// The register that its doorbells use.
@@ -80,9 +76,9 @@ impl SendQueue {
 }
 
 impl Work {
-    /// The entries of a work queue. Their doorbell record is the first one.
+    /// The receive queue. Its doorbell record is the first one.
     pub fn direct(&self) -> DirectRing {
-        DirectRing::of_receives(self)
+        DirectRing::of(&self.memory, self.recv.entries, 1 << self.recv.shift)
     }
 }
 

@@ -70,13 +70,13 @@ impl OperationFormat {
     };
 }
 
-/// What the data is preceded by, besides control segment, address and operands.
+/// The segment that follows the control segment and the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SecondSegment {
     None,
     /// Address and key of remote memory.
     Remote,
-    /// What the device does with an Ethernet frame, without the frame's headers.
+    /// Ethernet segment: checksum flags, without inline headers.
     Ethernet,
 }
 

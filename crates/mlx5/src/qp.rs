@@ -132,9 +132,8 @@ impl Default for QpOptions {
     }
 }
 
-/// The objects of the device that a queue pair of raw packets consists of, by their
-/// numbers, as far as the driver tells: to contexts that may give commands
-/// ([`crate::ioctl::devx`]).
+/// Numbers of the device objects behind a raw packet queue pair. The driver reports them
+/// to DevX contexts only ([`crate::ioctl::devx`]); otherwise they are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketObjects {
     /// Transport interface receive: destination of flows.
@@ -180,7 +179,7 @@ pub struct QueuePair<C: ContextRef> {
     pub work: Arc<Work>,
     /// Its actual sizes.
     pub cap: QpCap,
-    /// What it consists of, if its type is [`QpType::RAW_PACKET`].
+    /// Its device objects, if its type is [`QpType::RAW_PACKET`].
     pub packets: PacketObjects,
 }
 

@@ -67,7 +67,7 @@ pub struct QpData {
     /// The sizes at creation: the kernel does not know how the queues are laid
     /// out.
     cap: QpCap,
-    /// What it consists of, if it is of raw packets.
+    /// Its device objects, if it is a raw packet queue pair.
     pub packets: PacketObjects,
     /// It is a target of dynamic connections.
     is_target: bool,

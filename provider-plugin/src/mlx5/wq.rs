@@ -27,7 +27,7 @@ use crate::post::{RecvQueueOwner, post_receives};
 /// A work queue.
 #[repr(C)]
 pub struct Wq {
-    /// What libibverbs and applications see.
+    /// The structure that libibverbs and applications use.
     public: ibv_wq,
     /// The application promised one caller at a time: no lock.
     pub single: bool,

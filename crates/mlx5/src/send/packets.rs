@@ -54,27 +54,25 @@ impl SendQueue {
         wr: &SendWr<'_, Address>,
     ) -> Result<(), PostError> {
         let headers = self.work.inline_headers;
-        let mut segment = [0; MAX_HEADER_SEGMENTS * SEGMENT];
-        if wr.flags.contains(SendFlags::IP_CSUM) {
-            if !self.work.checksums {
-                return Err(PostError::BadOperation);
-            }
-            segment[CHECKSUM_FLAGS] = CHECKSUMS;
+        if wr.flags.contains(SendFlags::IP_CSUM) && !self.work.checksums {
+            return Err(PostError::BadOperation);
         }
+        let mut bytes = [0; MAX_HEADER_SEGMENTS * SEGMENT];
+        bytes[..8].copy_from_slice(&segment(wr.flags)[0].to_ne_bytes());
         let (Data::Sges(list) | Data::Inline(list)) = wr.data;
         let mut filled = 0;
         for sge in list {
             let now = (headers - filled).min(sge.length as usize);
             let from = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
-            let to = segment[HEADERS + filled..].as_mut_ptr();
-            // SAFETY: readable, as the caller says; the segment has room for the headers.
+            let to = bytes[HEADERS + filled..].as_mut_ptr();
+            // SAFETY: readable, as the caller says; the segments have room for the headers.
             unsafe { to.copy_from_nonoverlapping(from, now) };
             filled += now;
         }
         if filled < headers || list.is_empty() {
             return Err(PostError::BadOperation);
         }
-        segment[HEADERS_LENGTH..HEADERS].copy_from_slice(&(headers as u16).to_be_bytes());
+        bytes[HEADERS_LENGTH..HEADERS].copy_from_slice(&(headers as u16).to_be_bytes());
         let header_segments = match headers {
             0 => 1,
             _ => MAX_HEADER_SEGMENTS,
@@ -92,7 +90,7 @@ impl SendQueue {
         let control = self.control_slow(format, wr, segments - leading);
         let mut to = self.writer();
         to.put(control);
-        for half in segment.chunks_exact(SEGMENT).take(header_segments) {
+        for half in bytes.chunks_exact(SEGMENT).take(header_segments) {
             let word =
                 |at: usize| u64::from_ne_bytes(half[at..at + 8].try_into().expect("8 bytes"));
             to.put([word(0), word(8)]);

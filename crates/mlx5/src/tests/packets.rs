@@ -230,17 +230,7 @@ fn the_driver_is_told_where_both_queues_are() {
     assert!(word(40) > word(0) && word(40) % 4096 == 0);
     // CQEs of packets carry no data.
     assert_eq!(told[28] & 2, 0);
-}
-
-#[test]
-fn the_queues_are_described_where_they_are() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
-    let options = QpOptions::default();
-    let qp = machine.qp_of(&device, QpType::RAW_PACKET, &options, 0, None);
-    let qp = qp.unwrap();
-    let told = machine.driver_in(CREATE_QP);
-    let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
+    // A program that drives the queues itself is told the same.
     let at = |ring: crate::DirectRing| ring.entries.addr().get() as u64;
     assert_eq!(at(qp.send.direct_receives()), word(0));
     assert_eq!(at(qp.send.direct()), word(40));

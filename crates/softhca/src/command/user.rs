@@ -33,7 +33,7 @@ const QP_SERVICE: Field = field(0x18, 23, 16);
 const QP_RECEIVES: Field = field(0xc4, 26, 24);
 const OWN_RECEIVES: u32 = 0;
 const SHARED_RECEIVES: u32 = 1;
-/// What a queue pair refers to, in the end only one with receives.
+/// Objects that CREATE_QP names. The last two matter only with a receive queue.
 static QP_REFERENCES: [(Kind, Field); 6] = [
     (Kind::Pd, field(0x1c, 23, 0)),
     (Kind::Uar, field(0x24, 23, 0)),

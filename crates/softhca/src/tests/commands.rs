@@ -401,7 +401,7 @@ fn programs_name_their_own_objects_only() {
         .or(0, 0, one)
         .or(0x1c, 0, pd);
     assert_eq!(driver.command(&key, 16).0, 3);
-    // What the driver shares, programs may use and not destroy.
+    // Programs may query the driver's shared objects, but not destroy them.
     let counters = Input::new(op::ALLOC_Q_COUNTER, 16).or(0, 0, 0xffff);
     let (_, answer) = driver.command(&counters, 16);
     let counters = u32::from(answer[11]);
