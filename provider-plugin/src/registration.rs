@@ -12,6 +12,7 @@
 //! for others.
 
 mod evidence;
+mod matching;
 pub(crate) mod objects;
 mod preloaded;
 mod probe;
@@ -136,7 +137,7 @@ static MLX5_DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
     match_max_abi_version: 1,
     match_table: MLX5_MATCH_TABLE.0.as_ptr(),
     static_providers: core::ptr::null(),
-    match_device: None,
+    match_device: Some(matching::match_mlx5),
     alloc_context: Some(crate::open::alloc_mlx5_context),
     import_context: Some(crate::open::import_mlx5_context),
     alloc_device: Some(crate::device::alloc_device),

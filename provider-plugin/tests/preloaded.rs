@@ -272,6 +272,8 @@ fn a_program_that_is_linked_to_libmlx5_is_served() {
     for pabi in [34, 57, 59, 64, 65] {
         symlink(plugin(), format!("{name}-rdmav{pabi}.so")).unwrap();
     }
+    /// `RINGVERBS_DEVICES` unset.
+    const DEFAULT: &str = "default";
     let run = |program: &str, devices: &str, preload: bool, named: bool| {
         let mut command = Command::new(program);
         let mut before = stand_in.clone();
@@ -285,6 +287,9 @@ fn a_program_that_is_linked_to_libmlx5_is_served() {
             .env_remove("RINGVERBS_LOG")
             .env_remove("IBV_DRIVERS")
             .env_remove("RDMAV_DRIVERS");
+        if devices == DEFAULT {
+            command.env_remove("RINGVERBS_DEVICES");
+        }
         if named {
             command.env("RDMAV_DRIVERS", &name);
         }
@@ -314,6 +319,9 @@ fn a_program_that_is_linked_to_libmlx5_is_served() {
     check(&linked, "mlx5", true, true, "libringverbs-rdmav");
     check(&linked, "mlx5", true, false, "libringverbs-rdmav");
     check(&alone, "mlx5", true, false, "libringverbs-rdmav");
+    check(&alone, DEFAULT, false, true, "libringverbs-rdmav");
+    check(&linked, DEFAULT, true, false, "libringverbs-rdmav");
+    check(&linked, DEFAULT, false, true, "libmlx5");
     // What it is not to serve stays with the stock provider, and the question too.
     check(&linked, "rxe", true, true, "libmlx5");
     check(&alone, "rxe", true, true, "libmlx5");

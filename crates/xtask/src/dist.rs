@@ -33,8 +33,9 @@ pub const CONFIG: &str = "ringverbs.driver";
 pub const CONFIG_TEXT: &str = "\
 # libibverbs loads the drivers named in a file from the last to the first, and
 # the first one loaded that can drive a device gets it: ringverbs, and if that
-# refuses to work with this libibverbs, the stock provider.
+# refuses to work with this libibverbs or device, the stock provider.
 driver rxe
+driver mlx5
 driver ringverbs
 ";
 

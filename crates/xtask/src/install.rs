@@ -7,9 +7,9 @@
 //! of the files in its configuration directory. It reads those files in
 //! directory order, which nobody controls, and loads the lines in the opposite
 //! order of reading. Within one file the order is therefore certain, between
-//! files it is not. So our file names the stock provider and then ringverbs,
-//! which makes ringverbs the first to register and the stock one its substitute
-//! where ringverbs refuses; and the stock provider's own file is moved out of
+//! files it is not. So our file names the stock providers and then ringverbs,
+//! which makes ringverbs the first to register and the stock ones its substitutes
+//! where ringverbs refuses; and the stock providers' own files are moved out of
 //! the directory while ours is there.
 
 use std::fs;
@@ -24,8 +24,8 @@ use crate::dist::{self, COMMAND, CONFIG, CONFIG_TEXT, LIBRARY, LINKS, SHARE};
 
 mod replace;
 
-/// The stock provider's configuration.
-const STOCK: &str = "rxe.driver";
+/// The stock providers' configuration files.
+const STOCK: [&str; 2] = ["rxe.driver", "mlx5.driver"];
 
 /// Where an installation goes.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ struct InstallPaths {
     providers: PathBuf,
     /// libibverbs's folder of configuration files.
     config: PathBuf,
-    /// Where the stock provider's configuration waits meanwhile.
+    /// Where the stock providers' configuration waits meanwhile.
     aside: PathBuf,
     /// The command's file.
     command: PathBuf,
@@ -64,15 +64,16 @@ impl InstallPaths {
         Ok(InstallPaths {
             providers: providers.unwrap_or(&candidates[0]).clone(),
             config: etc.join("libibverbs.d"),
-            aside: etc.join("ringverbs").join(STOCK),
+            aside: etc.join("ringverbs"),
             command: prefix.join("bin").join(COMMAND),
             share: prefix.join(SHARE),
             system: prefix == Path::new("/usr"),
         })
     }
 
-    fn stock(&self) -> PathBuf {
-        self.config.join(STOCK)
+    /// The stock providers' configuration files, and where they wait.
+    fn stock(&self) -> [(PathBuf, PathBuf); 2] {
+        STOCK.map(|name| (self.config.join(name), self.aside.join(name)))
     }
 
     /// Where a file of `share` goes: Debian's zsh has a folder of its own for what
@@ -122,9 +123,9 @@ pub enum Component {
 }
 
 /// Puts the plugin where the libibverbs under `prefix` (`/usr` for the
-/// system's) looks, so that rxe devices use it, and the command where a shell
-/// looks; with `uninstall`, takes both away and puts the stock provider back
-/// in its place. `only` leaves the other as it is.
+/// system's) looks, so that rxe and ConnectX devices use it, and the command where a
+/// shell looks; with `uninstall`, takes both away and puts the stock providers back
+/// in their place. `only` leaves the other as it is.
 ///
 /// The files are those of `built`, a folder that [`dist::whole`] has made;
 /// without it they are made now.
@@ -141,7 +142,7 @@ pub fn install(
     if uninstall {
         if wanted(Component::Plugin) {
             remove(&paths)?;
-            println!("the plugin is removed; rxe devices use the stock provider");
+            println!("the plugin is removed; devices use the stock providers");
         }
         if wanted(Component::Command) {
             remove_file(&paths.command)?;
@@ -191,12 +192,22 @@ pub fn replace_libmlx5(prefix: &Path, uninstall: bool, built: Option<&Path>) -> 
         Some(folder) => folder.to_owned(),
         None => dist::dist()?,
     };
-    replace::install(prefix, &paths, &dist)
+    replace::install(prefix, &paths, &dist)?;
+    reconfigure(&paths)
+}
+
+/// Adapts the plugin's configuration, if it is installed.
+fn reconfigure(paths: &InstallPaths) -> Result<()> {
+    match paths.config.join(CONFIG).exists() {
+        true => configure(paths),
+        false => Ok(()),
+    }
 }
 
 fn restore_libmlx5(prefix: &Path, paths: &InstallPaths) -> Result<bool> {
     let restored = replace::remove(prefix, paths)?;
     if restored {
+        reconfigure(paths)?;
         println!("libmlx5 is rdma-core's again");
     }
     Ok(restored)
@@ -211,15 +222,26 @@ fn plugin(dist: &Path, paths: &InstallPaths) -> Result<()> {
         remove_file(&link)?;
         symlink(LIBRARY, &link).with_context(|| cannot("make", &link))?;
     }
-    put_aside(paths)?;
-    let config = paths.config.join(CONFIG);
-    fs::write(&config, CONFIG_TEXT).with_context(|| cannot("write", &config))?;
+    configure(paths)?;
     println!(
-        "installed {} and {}; rxe devices use ringverbs",
+        "installed {} and {}; rxe and ConnectX devices use ringverbs",
         library.display(),
-        config.display()
+        paths.config.join(CONFIG).display()
     );
     Ok(())
+}
+
+/// Writes our configuration and moves the stock providers' aside. A `mlx5.driver` that
+/// names a libmlx5.so.1 of ours stays: the plugin leaves ConnectX to that.
+fn configure(paths: &InstallPaths) -> Result<()> {
+    let has_libmlx5 = replace::is_named_by(&paths.config.join(replace::DRIVER));
+    let text = match has_libmlx5 {
+        true => CONFIG_TEXT.replace("driver mlx5\n", ""),
+        false => CONFIG_TEXT.to_owned(),
+    };
+    put_aside(paths, has_libmlx5)?;
+    let config = paths.config.join(CONFIG);
+    fs::write(&config, text).with_context(|| cannot("write", &config))
 }
 
 /// A new file under a new name, which then takes the place of the old one: that
@@ -254,31 +276,34 @@ fn remove(paths: &InstallPaths) -> Result<()> {
     put_back(paths)
 }
 
-/// Moves the stock provider's configuration aside. On a Debian system dpkg is
+/// Moves the stock providers' configuration aside. On a Debian system dpkg is
 /// told, so that an upgrade of the stock package does not bring it back.
-fn put_aside(paths: &InstallPaths) -> Result<()> {
-    let parent = paths.aside.parent().unwrap_or(&paths.aside);
-    fs::create_dir_all(parent).with_context(|| cannot("make", parent))?;
-    if paths.system && have_dpkg()? {
-        return divert("--add", paths);
-    }
-    let stock = paths.stock();
-    if stock.exists() {
-        fs::rename(&stock, &paths.aside).with_context(|| cannot("move", &stock))?;
+fn put_aside(paths: &InstallPaths, without_mlx5: bool) -> Result<()> {
+    fs::create_dir_all(&paths.aside).with_context(|| cannot("make", &paths.aside))?;
+    let is_diverted = paths.system && have_dpkg()?;
+    for (stock, aside) in paths.stock() {
+        if without_mlx5 && stock.ends_with(replace::DRIVER) {
+            continue;
+        }
+        if is_diverted {
+            divert("--add", &stock, &aside)?;
+        } else if stock.exists() {
+            fs::rename(&stock, &aside).with_context(|| cannot("move", &stock))?;
+        }
     }
     Ok(())
 }
 
 fn put_back(paths: &InstallPaths) -> Result<()> {
-    if paths.system && have_dpkg()? {
-        divert("--remove", paths)?;
-    } else if paths.aside.exists() {
-        let stock = paths.stock();
-        fs::rename(&paths.aside, &stock).with_context(|| cannot("put back", &stock))?;
+    let is_diverted = paths.system && have_dpkg()?;
+    for (stock, aside) in paths.stock() {
+        if is_diverted {
+            divert("--remove", &stock, &aside)?;
+        } else if aside.exists() {
+            fs::rename(&aside, &stock).with_context(|| cannot("put back", &stock))?;
+        }
     }
-    if let Some(parent) = paths.aside.parent() {
-        let _ = fs::remove_dir(parent); // if it is empty
-    }
+    let _ = fs::remove_dir(&paths.aside); // if it is empty
     Ok(())
 }
 
@@ -293,11 +318,11 @@ fn have_dpkg() -> Result<bool> {
     }
 }
 
-fn divert(action: &str, paths: &InstallPaths) -> Result<()> {
+fn divert(action: &str, stock: &Path, aside: &Path) -> Result<()> {
     let output = Command::new("dpkg-divert")
         .args(["--local", "--rename", action, "--divert"])
-        .arg(&paths.aside)
-        .arg(paths.stock())
+        .arg(aside)
+        .arg(stock)
         .output()
         .context("cannot run dpkg-divert")?;
     if !output.status.success() {
@@ -322,8 +347,26 @@ mod tests {
             let _ = fs::remove_dir_all(&path);
             fs::create_dir_all(path.join("usr/lib64/libibverbs")).unwrap();
             fs::create_dir_all(path.join("etc/libibverbs.d")).unwrap();
-            fs::write(path.join("etc/libibverbs.d").join(STOCK), "driver rxe\n").unwrap();
+            for name in STOCK {
+                let text = format!("driver {}\n", name.trim_end_matches(".driver"));
+                fs::write(path.join("etc/libibverbs.d").join(name), text).unwrap();
+            }
             Tree(path)
+        }
+
+        fn paths(&self) -> InstallPaths {
+            InstallPaths::under(&self.0.join("usr")).unwrap()
+        }
+
+        /// Whether the stock providers' configuration is where libibverbs reads it.
+        fn is_stock(&self) -> bool {
+            let stock = self.paths().stock();
+            let there = stock.each_ref().map(|(path, aside)| {
+                assert_ne!(path.exists(), aside.exists());
+                path.exists()
+            });
+            assert_eq!(there[0], there[1]);
+            there[0]
         }
     }
 
@@ -348,16 +391,36 @@ mod tests {
     #[test]
     fn the_stock_configuration_is_put_aside_and_back() {
         let tree = Tree::new("aside");
-        let paths = InstallPaths::under(&tree.0.join("usr")).unwrap();
+        let paths = tree.paths();
         for _ in 0..2 {
-            put_aside(&paths).unwrap();
-            assert!(!paths.stock().exists() && paths.aside.exists());
+            configure(&paths).unwrap();
+            assert!(!tree.is_stock());
         }
         remove(&paths).unwrap();
-        assert_eq!(fs::read_to_string(paths.stock()).unwrap(), "driver rxe\n");
-        assert!(!paths.aside.parent().unwrap().exists());
+        assert!(tree.is_stock());
+        let text = fs::read_to_string(paths.config.join("mlx5.driver")).unwrap();
+        assert_eq!(text, "driver mlx5\n");
+        assert!(!paths.aside.exists());
         remove(&paths).unwrap();
-        assert!(paths.stock().exists());
+        assert!(tree.is_stock());
+    }
+
+    #[test]
+    fn configuration_that_names_our_libmlx5_stays() {
+        let tree = Tree::new("both");
+        let paths = tree.paths();
+        let mlx5 = paths.config.join("mlx5.driver");
+        let line = "driver /usr/lib64/ringverbs/libmlx5\n";
+        fs::write(&mlx5, format!("driver mlx5\n{line}")).unwrap();
+        configure(&paths).unwrap();
+        assert!(mlx5.exists() && !paths.config.join("rxe.driver").exists());
+        let ours = || fs::read_to_string(paths.config.join(CONFIG)).unwrap();
+        assert!(!ours().contains("driver mlx5\n"));
+        // That libmlx5 is removed.
+        fs::write(&mlx5, "driver mlx5\n").unwrap();
+        reconfigure(&paths).unwrap();
+        assert!(!tree.is_stock());
+        assert!(ours().ends_with("driver mlx5\ndriver ringverbs\n"));
     }
 
     /// What is below a folder, links too, without folders.
@@ -401,11 +464,12 @@ mod tests {
         let mut plugin: Vec<&str> = LINKS
             .iter()
             .copied()
-            .chain([LIBRARY, CONFIG, STOCK])
+            .chain([LIBRARY, CONFIG])
+            .chain(STOCK)
             .collect();
         plugin.sort_unstable();
         for (only, expect) in [
-            (Some(Component::Command), [&command[..], &[STOCK]].concat()),
+            (Some(Component::Command), [&command[..], &STOCK].concat()),
             (Some(Component::Plugin), plugin.clone()),
             (None, [&command[..], &plugin].concat()),
         ] {
@@ -418,11 +482,10 @@ mod tests {
                 expect.sort_unstable();
                 assert_eq!(files(&tree.0), expect, "{only:?}");
             }
-            let stock_serves = InstallPaths::under(&prefix).unwrap().stock().exists();
-            assert_eq!(stock_serves, only == Some(Component::Command));
+            assert_eq!(tree.is_stock(), only == Some(Component::Command));
             install(&prefix, true, only, None).unwrap();
             assert_eq!(files(&tree.0), before, "{only:?}");
-            assert!(InstallPaths::under(&prefix).unwrap().stock().exists());
+            assert!(tree.is_stock());
         }
         // Debian's folder for zsh; another program's man page stays.
         let tree = Tree::new("debian");

@@ -87,7 +87,7 @@ impl Program {
     }
 
     fn run_as(&self, mut command: Command, provider: Provider) -> Result<String> {
-        command.env("RINGVERBS_DEVICES", "mlx5");
+        command.env_remove("RINGVERBS_DEVICES");
         // These variables change the behaviour of the stock provider.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("MLX5_") {

@@ -1,6 +1,8 @@
 //! Which devices ringverbs is to serve.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use uverbs::environment::variable;
 
@@ -12,21 +14,43 @@ pub struct Served {
 }
 
 impl Served {
-    /// Returns the default for a library at this path. Under its own name the plugin leaves ConnectX
-    /// to libmlx5, of which it lacks some operations; in libmlx5's place there is
-    /// nobody else.
-    fn by_name(path: &str) -> Self {
-        let name = path.rsplit('/').next().unwrap_or(path);
-        let mlx5 = name.starts_with("libmlx5");
-        Self { rxe: !mlx5, mlx5 }
+    /// Returns the default for a library at this path: all kinds, and in libmlx5's place
+    /// ConnectX only. The plugin leaves ConnectX to a copy that is in libmlx5's place,
+    /// whose functions of mlx5dv know no other copy's devices.
+    fn by_path(path: &Path) -> Self {
+        let is_named = |path: &Path, end: fn(&str) -> bool| {
+            let name = path.file_name().and_then(OsStr::to_str);
+            name.is_some_and(end)
+        };
+        if is_named(path, |name| name.starts_with("libmlx5")) {
+            return Self {
+                rxe: false,
+                mlx5: true,
+            };
+        }
+        // As `cargo xtask install` installs both.
+        let providers = path.parent().filter(|it| it.ends_with("libibverbs"));
+        let libraries = providers.and_then(Path::parent);
+        let is_replaced = libraries.is_some_and(|folder| {
+            let link = folder.join("libmlx5.so.1").read_link();
+            let is_ours = |target: &Path| is_named(target, |name| name.ends_with(".ringverbs"));
+            link.is_ok_and(|target| is_ours(&target))
+                || folder.join("ringverbs/libmlx5.so.1").exists()
+        });
+        Self {
+            rxe: true,
+            mlx5: !is_replaced,
+        }
     }
 }
 
 /// Returns the kinds of devices in `RINGVERBS_DEVICES`, a list separated by commas. If
-/// it is unset, or the program has raised rights, the library's file name decides.
+/// it is unset, or the program has raised rights, the library's path decides.
 pub fn served(own: &str) -> Served {
-    variable("RINGVERBS_DEVICES")
-        .map_or_else(|| Served::by_name(own), |list| parse(list.as_bytes()))
+    variable("RINGVERBS_DEVICES").map_or_else(
+        || Served::by_path(Path::new(own)),
+        |list| parse(list.as_bytes()),
+    )
 }
 
 fn parse(list: &[u8]) -> Served {
@@ -63,22 +87,40 @@ mod tests {
     }
 
     #[test]
-    fn the_library_s_name_selects_devices() {
-        let rxe = Served {
+    fn the_library_s_path_selects_devices() {
+        let both = Served {
             rxe: true,
-            mlx5: false,
-        };
-        let mlx5 = Served {
-            rxe: false,
             mlx5: true,
         };
-        assert_eq!(Served::by_name("/opt/libringverbs-rdmav34.so"), rxe);
-        assert_eq!(Served::by_name("/usr/lib/libmlx5.so.1"), mlx5);
-        assert_eq!(
-            Served::by_name("/usr/lib/libibverbs/libmlx5-rdmav57.so"),
-            mlx5
-        );
-        assert_eq!(Served::by_name("libmlx5.so.1"), mlx5);
-        assert_eq!(Served::by_name("/opt/libmlx5/libringverbs-rdmav34.so"), rxe);
+        let mlx5 = Served { rxe: false, ..both };
+        let rxe = Served {
+            mlx5: false,
+            ..both
+        };
+        let is = |path: &str| Served::by_path(Path::new(path));
+        assert_eq!(is("/nowhere/libringverbs-rdmav34.so"), both);
+        assert_eq!(is("libringverbs-rdmav34.so"), both);
+        assert_eq!(is("/nowhere/libmlx5/libringverbs-rdmav34.so"), both);
+        assert_eq!(is("/nowhere/libmlx5.so.1"), mlx5);
+        assert_eq!(is("/nowhere/libibverbs/libmlx5-rdmav57.so"), mlx5);
+        assert_eq!(is("libmlx5.so.1"), mlx5);
+
+        let name = format!("ringverbs-served-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(folder.join("ringverbs")).unwrap();
+        let plugin = folder.join("libibverbs/libringverbs-rdmav34.so");
+        let link = folder.join("libmlx5.so.1");
+        std::os::unix::fs::symlink("libmlx5.so.1.24.44.0", &link).unwrap();
+        assert_eq!(Served::by_path(&plugin), both);
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink("libmlx5.so.1.9999.ringverbs", &link).unwrap();
+        assert_eq!(Served::by_path(&plugin), rxe);
+        std::fs::remove_file(&link).unwrap();
+        std::fs::write(folder.join("ringverbs/libmlx5.so.1"), "").unwrap();
+        assert_eq!(Served::by_path(&plugin), rxe);
+        // That is how the files are built, too.
+        let built = folder.join("ringverbs/libringverbs-rdmav34.so");
+        assert_eq!(Served::by_path(&built), both);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

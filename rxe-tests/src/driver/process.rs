@@ -110,10 +110,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
                 // Any of its names will do.
                 let mut file = plugin.path.clone().into_os_string();
                 file.push("-rdmav34.so");
-                command
-                    .env("LD_PRELOAD", file)
-                    .env("RINGVERBS_DEVICES", "mlx5")
-                    .env("RINGVERBS_LOG", "info");
+                command.env("LD_PRELOAD", file).env("RINGVERBS_LOG", "info");
             }
             command
         }

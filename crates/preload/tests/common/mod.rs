@@ -89,8 +89,7 @@ impl World {
             let both = format!("{}:{}", devices.display(), plugin.display());
             command
                 .env("LD_PRELOAD", both)
-                .env("RDMAV_DRIVERS", self.directory.join("libringverbs"))
-                .env("RINGVERBS_DEVICES", "mlx5");
+                .env("RDMAV_DRIVERS", self.directory.join("libringverbs"));
         }
         command
     }

@@ -31,7 +31,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{InstallPaths, have_dpkg};
-use crate::dist::{LIBRARY, LINKS};
+use crate::dist::{CONFIG, LIBRARY, LINKS};
 use crate::libmlx5::LIBMLX5;
 
 /// Our file beside rdma-core's.
@@ -48,7 +48,14 @@ const DIVERTED: &str = "rdma-core";
 const CONF: &str = "00-ringverbs-libmlx5.conf";
 
 /// The configuration of libibverbs for libmlx5.
-const DRIVER: &str = "mlx5.driver";
+pub const DRIVER: &str = "mlx5.driver";
+
+/// Returns whether a configuration of libibverbs names a libmlx5 of ours.
+pub fn is_named_by(driver: &Path) -> bool {
+    let text = fs::read_to_string(driver).unwrap_or_default();
+    let end = format!("/{FOLDER}/libmlx5");
+    text.lines().any(|line| line.ends_with(&end))
+}
 
 /// Names of the provider, for each private ABI that ours supports.
 fn providers() -> impl Iterator<Item = String> {
@@ -395,6 +402,11 @@ impl<T: Tools> Replacement<T> {
             self.rename_new(&folder.join(name), |fresh| symlink(LIBMLX5, fresh))?;
         }
         let driver = self.driver();
+        if self.plugin_has_driver() {
+            self.tools.before_change()?;
+            let aside = self.driver_aside();
+            fs::rename(&aside, &driver).map_err(|error| refused("put back", &driver, error))?;
+        }
         let text = fs::read_to_string(&driver).unwrap_or_else(|_| "driver mlx5\n".into());
         let line = self.driver_line();
         if !text.ends_with(&line) {
@@ -422,6 +434,12 @@ impl<T: Tools> Replacement<T> {
 
     fn driver_aside(&self) -> PathBuf {
         self.etc.join("ringverbs").join(DRIVER)
+    }
+
+    /// Whether it waits there because the plugin's configuration is in its place.
+    fn plugin_has_driver(&self) -> bool {
+        let driver = self.driver();
+        driver.with_file_name(CONFIG).exists() && !driver.exists() && self.driver_aside().exists()
     }
 
     /// The line that names ours. libibverbs loads the last driver of a file first.
@@ -453,7 +471,9 @@ impl<T: Tools> Replacement<T> {
         let (driver, aside) = (self.driver(), self.driver_aside());
         let text = fs::read_to_string(&driver).unwrap_or_default();
         let is_ours = text.ends_with(&self.driver_line());
-        self.put_back(&driver, &aside, is_ours, is_ours)?;
+        if !self.plugin_has_driver() {
+            self.put_back(&driver, &aside, is_ours, is_ours)?;
+        }
         for path in [&file, &conf, &driver] {
             self.delete(&fresh(path)?)?;
         }

@@ -236,7 +236,7 @@ fn native_filters(filters: &[String]) -> Vec<String> {
 /// Has the plugin serve what follows, and shows that it does. The programs of
 /// the scripts are linked to libibverbs alone.
 const OURS: &str = "\
-export RDMAV_DRIVERS=/opt/ringverbs/libringverbs RINGVERBS_DEVICES=mlx5
+export RDMAV_DRIVERS=/opt/ringverbs/libringverbs
 if RINGVERBS_LOG=info ibv_devinfo 2>&1 | grep -q \"ringverbs INFO: serves device=$RDMA_DEV\"; then
     echo '@pass ringverbs serves the device'
 else

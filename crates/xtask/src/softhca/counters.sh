@@ -25,7 +25,7 @@ echo "@counted sends_inline=0-0 blue_flames=20- : not inline, by BlueFlame"
 latency MLX5_SHUT_UP_BF=1 -I 64
 echo "@counted sends_inline=400- blue_flames=0-0 doorbells=400- : inline, by doorbell"
 if [ -n "$PLUGIN" ]; then
-    ours="LD_PRELOAD=$PLUGIN-rdmav34.so RDMAV_DRIVERS=$PLUGIN RINGVERBS_DEVICES=mlx5"
+    ours="LD_PRELOAD=$PLUGIN-rdmav34.so RDMAV_DRIVERS=$PLUGIN"
     latency "$ours" -I 64
     echo "@counted sends_inline=400- blue_flames=20- : inline, by BlueFlame, with ours"
     latency "$ours" -I 0

@@ -1,6 +1,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
+use super::super::configure;
 use super::*;
 
 /// dpkg and ldconfig of a tree, as far as they matter here.
@@ -390,4 +391,34 @@ fn providers_are_named_by_abi() {
     let names: Vec<_> = providers().collect();
     assert_eq!(names[0], "libmlx5-rdmav34.so");
     assert_eq!(names.last().unwrap(), "libmlx5-rdmav65.so");
+}
+
+#[test]
+fn the_plugin_s_configuration_gives_way() {
+    let tree = Tree::new("plugin", false);
+    let paths = InstallPaths::under(&tree.root.join("usr")).unwrap();
+    let etc = |name: &str| fs::read_to_string(tree.root.join("etc/libibverbs.d").join(name)).ok();
+    configure(&paths).unwrap();
+    let before = tree.all();
+    assert_eq!(etc("mlx5.driver"), None);
+    for _ in 0..2 {
+        tree.install().unwrap();
+        configure(&paths).unwrap();
+        let driver = "driver mlx5\ndriver /usr/lib64/ringverbs/libmlx5\n";
+        assert_eq!(etc("mlx5.driver").as_deref(), Some(driver));
+        assert!(!etc(CONFIG).unwrap().contains("mlx5"));
+    }
+    assert!(tree.place().remove().unwrap());
+    configure(&paths).unwrap();
+    fs::remove_dir(tree.root.join("etc/ld.so.conf.d")).unwrap();
+    assert_eq!(tree.all(), before);
+
+    // Where dpkg diverts, both leave each other's files alone.
+    let tree = Tree::new("diverted", true);
+    let paths = InstallPaths::under(&tree.root.join("usr")).unwrap();
+    configure(&paths).unwrap();
+    let before = tree.all();
+    tree.install().unwrap();
+    assert!(tree.place().remove().unwrap());
+    assert_eq!(tree.all(), before);
 }
