@@ -159,6 +159,14 @@ unsafe fn push<D: qp::QpOps>(
                 bound = window_bind::<D>(bind.mw, bind.rkey, &bind.bind_info)?;
                 common.operands = Operands::Bind(&bound);
             }
+            IBV_WR_TSO => {
+                let tso = wr.extra.tso;
+                common.operands = Operands::Segmentation {
+                    headers: tso.hdr.expose_provenance() as u64,
+                    length: tso.hdr_sz,
+                    mss: tso.mss,
+                };
+            }
             opcode if opcode >= u16::BITS || SIMPLE & 1 << opcode == 0 => return Err(libc::EINVAL),
             _ => {}
         }

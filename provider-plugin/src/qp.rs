@@ -28,6 +28,15 @@ use crate::wr_ex::Batch;
 use crate::writers::{RecvQueueOps, SendQueueOps};
 use crate::{ah, cq, post, srq, wr_ex, xrc};
 
+/// What an application says of the work requests that it will post.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sends {
+    /// Their operations (`IBV_QP_EX_WITH_*`); if it has not said, any.
+    pub operations: Option<u64>,
+    /// Most bytes of the headers of packets that the device divides (TSO).
+    pub max_tso_header: u16,
+}
+
 /// What a device implements for queue pairs.
 pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The send queue.
@@ -48,8 +57,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// Whether queue pairs of raw packets can be created.
     const PACKETS: bool = false;
 
-    /// Creates the kernel object and its queues. `operations` are those
-    /// (`IBV_QP_EX_WITH_*`) that will be posted, if the application has said;
+    /// Creates the kernel object and its queues. `sends` says what will be posted;
     /// `thread` is the device's data of its thread domain; `domain` is its
     /// protection domain, or null.
     ///
@@ -60,7 +68,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
         init: &QpInit,
-        operations: Option<u64>,
+        sends: &Sends,
         options: &Self::QpOptions,
         thread: Option<&Self::Thread>,
         domain: *mut ibv_pd,
@@ -316,7 +324,7 @@ unsafe fn create<D: QpOps>(
     given: &mut ibv_qp_init_attr,
     comp_mask: u32,
     flags: QpCreateFlags,
-    operations: Option<u64>,
+    sends: &Sends,
     options: &D::QpOptions,
 ) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
     let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
@@ -365,7 +373,7 @@ unsafe fn create<D: QpOps>(
             .pd
             .as_ref()
             .and_then(|_| pd_of(domain.pd).thread::<D>());
-        D::make_qp(&ctx, &attr, &init, operations, options, thread, domain.pd)?
+        D::make_qp(&ctx, &attr, &init, sends, options, thread, domain.pd)?
     };
     given.cap = cap_to_c(&made.cap);
     // SAFETY: as the caller says.
@@ -509,7 +517,7 @@ pub unsafe extern "C" fn create_qp<D: QpOps>(
             &mut *attr,
             0,
             QpCreateFlags::empty(),
-            None,
+            &Sends::default(),
             &D::QpOptions::default(),
         )?)
         .cast())
@@ -543,7 +551,11 @@ pub unsafe fn create_qp_with<D: QpOps>(
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
         | if D::XRC { IBV_QP_INIT_ATTR_XRCD } else { 0 }
-        | if D::PACKETS { SPREAD } else { 0 };
+        | if D::PACKETS {
+            SPREAD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+        } else {
+            0
+        };
     // SAFETY: libibverbs passes the application's attributes, of which only
     // the announced members are read. They begin as `ibv_qp_init_attr` does.
     unsafe {
@@ -556,6 +568,11 @@ pub unsafe fn create_qp_with<D: QpOps>(
         if comp_mask & !members != 0 || !D::CREATE_FLAGS.contains(flags) {
             return Err(Errno::OPNOTSUPP);
         }
+        let max_tso_header = match has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) {
+            true if (*attr).qp_type != IBV_QPT_RAW_PACKET => return Err(Errno::INVAL),
+            true => (*attr).max_tso_header,
+            false => 0,
+        };
         let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
             let asked = (*attr).send_ops_flags;
             if asked & !wr_ex::operations::<D>((*attr).qp_type) != 0 {
@@ -584,7 +601,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
             if comp_mask & SPREAD != SPREAD {
                 return Err(Errno::INVAL);
             }
-            if *options != D::QpOptions::default() || operations.is_some() {
+            if *options != D::QpOptions::default() || operations.is_some() || max_tso_header != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
             return Ok(Box::into_raw(create_spread::<D>(domain, &*attr, flags)?).cast());
@@ -594,12 +611,16 @@ pub unsafe fn create_qp_with<D: QpOps>(
             &mut *attr.cast(),
             VERBS_QP_EX,
             flags,
-            operations,
+            &Sends {
+                operations,
+                max_tso_header,
+            },
             options,
         )?;
         if let Some(operations) = operations {
             let qp = qp.assume_init_mut();
-            if let Err(errno) = qp.batch.get_mut().reserve(qp.addressing, &(*attr).cap) {
+            let batch = qp.batch.get_mut();
+            if let Err(errno) = batch.reserve(qp.addressing, &(*attr).cap, max_tso_header) {
                 destroy_qp::<D>(&raw mut qp.public.qp_ex.qp_base);
                 return Err(errno);
             }

@@ -51,6 +51,8 @@ pub struct Batch<A: 'static> {
     /// Data that was set before the destination: elements, inline data.
     sges: Vec<Sge>,
     inline: Vec<u8>,
+    /// Headers of a packet that is divided.
+    headers: Vec<u8>,
 }
 
 impl<A> Default for Batch<A> {
@@ -70,16 +72,24 @@ impl<A> Default for Batch<A> {
             },
             sges: Vec::new(),
             inline: Vec::new(),
+            headers: Vec::new(),
         }
     }
 }
 
 impl<A> Batch<A> {
-    /// Reserves memory for data that is set before the destination.
+    /// Reserves memory for data that is set before the destination, and for headers.
     ///
     /// # Errors
     /// ENOMEM.
-    pub fn reserve(&mut self, addressing: Addressing, cap: &ibv_qp_cap) -> Result<(), Errno> {
+    pub fn reserve(
+        &mut self,
+        addressing: Addressing,
+        cap: &ibv_qp_cap,
+        max_tso_header: u16,
+    ) -> Result<(), Errno> {
+        let reserved = self.headers.try_reserve_exact(max_tso_header.into());
+        reserved.map_err(|_| Errno::NOMEM)?;
         if addressing == Addressing::Connected {
             return Ok(());
         }
@@ -137,6 +147,35 @@ impl<A> Batch<A> {
         Ok(())
     }
 
+    /// Copies headers until the work request is pushed: programs may free theirs.
+    ///
+    /// # Errors
+    /// EINVAL: more than was reserved.
+    ///
+    /// # Safety
+    /// The headers are readable.
+    unsafe fn keep_headers(
+        &mut self,
+        headers: *const u8,
+        length: u16,
+        mss: u16,
+    ) -> Result<Operands<'static>, c_int> {
+        self.headers.clear();
+        if usize::from(length) > self.headers.capacity() {
+            return Err(libc::EINVAL);
+        }
+        if length != 0 {
+            // SAFETY: readable, as the caller says.
+            let bytes = unsafe { slice::from_raw_parts(headers, length.into()) };
+            self.headers.extend_from_slice(bytes);
+        }
+        Ok(Operands::Segmentation {
+            headers: self.headers.as_ptr().expose_provenance() as u64,
+            length,
+            mss,
+        })
+    }
+
     /// Forgets operands, destination and data of the open work request.
     #[cold]
     fn clear(&mut self) {
@@ -172,7 +211,7 @@ pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
         IBV_QPT_RC => RELIABLE,
         IBV_QPT_XRC_SEND if D::XRC => RELIABLE,
         IBV_QPT_DRIVER if D::DYNAMIC => RELIABLE,
-        IBV_QPT_RAW_PACKET if D::PACKETS => IBV_QP_EX_WITH_SEND,
+        IBV_QPT_RAW_PACKET if D::PACKETS => IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO,
         _ => 0,
     };
     all_devices | D::device_operations(qp_type)
@@ -197,6 +236,7 @@ pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, operations: u64) {
         IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD => wr_atomic_fetch_add;
         IBV_QP_EX_WITH_LOCAL_INV => wr_local_inv;
         IBV_QP_EX_WITH_BIND_MW => wr_bind_mw;
+        IBV_QP_EX_WITH_TSO => wr_send_tso;
     }
     qp.wr_set_ud_addr = Some(wr_set_ud_addr::<D>);
     if D::XRC && qp.qp_base.qp_type == IBV_QPT_XRC_SEND {
@@ -555,6 +595,23 @@ unsafe extern "C" fn wr_bind_mw<D: QpOps>(
             Operands::Bind(&*to)
         });
         open_with::<D>(qp, Opcode::BIND_MW, NO_REMOTE, operands);
+    }
+}
+
+unsafe extern "C" fn wr_send_tso<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    headers: *mut c_void,
+    length: u16,
+    mss: u16,
+) {
+    // SAFETY: the application is between wr_start and wr_complete, and says that the
+    // headers are readable.
+    unsafe {
+        // Push the open work request first: it may refer to `batch.headers`.
+        let (own, batch) = batch_of::<D, _>(qp);
+        push_open(own, batch);
+        let operands = batch.keep_headers(headers.cast(), length, mss);
+        open_with::<D>(qp, Opcode::TSO, NO_REMOTE, operands);
     }
 }
 

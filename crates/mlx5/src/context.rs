@@ -89,6 +89,9 @@ pub struct Features {
     pub streams: crate::Streams,
     /// Fields and functions of [`crate::PacketHash`].
     pub packet_hash: (u64, u8),
+    /// Most bytes of data that the device divides into TCP segments, and the types of
+    /// queue pairs for which it does, as bits of [`uverbs::QpType`].
+    pub segmentation: (u32, u32),
 }
 
 /// An opened mlx5 device: its limits, UARs and user indices.
@@ -372,6 +375,10 @@ impl DeviceContext {
             packet_hash: {
                 let [fields, function] = answer.rss_caps;
                 (fields, function.to_ne_bytes()[0])
+            },
+            segmentation: {
+                let [longest, types] = answer.tso_caps;
+                (longest, types)
             },
         })
     }

@@ -114,6 +114,16 @@ impl CqeRef {
         field!(self, ml_path) & 0x7f
     }
 
+    #[inline]
+    pub(crate) fn cvlan(self) -> u16 {
+        u16::from_be(field!(self, vlan_info))
+    }
+
+    #[inline]
+    pub(crate) fn flow_tag(self) -> u32 {
+        self.sop_qpn() & NUMBER
+    }
+
     /// `IBV_WC_IP_CSUM_OK` for a packet of IPv4 whose checksums are right.
     #[cold]
     #[inline(never)]
@@ -423,6 +433,7 @@ fn other_request(
     Ok(match request {
         abi::opcode::SEND_INVAL => (opcode::SEND, 0, 0),
         abi::opcode::SEND_IMM => (opcode::SEND, flags::WITH_IMM, 0),
+        abi::opcode::TSO => (opcode::TSO, 0, 0),
         abi::opcode::RDMA_WRITE_IMM => (opcode::RDMA_WRITE, flags::WITH_IMM, 0),
         abi::opcode::RDMA_READ => (opcode::RDMA_READ, 0, cqe.byte_len()),
         abi::opcode::ATOMIC_CS => (opcode::COMP_SWAP, 0, 8),

@@ -154,5 +154,7 @@ fields! {
     slid: u16, "The sender's LID.";
     sl: u8, "The service level.";
     dlid_path_bits: u8, "The path bits of the destination's LID.";
+    cvlan: u16, "The VLAN tag that the device has removed from a packet; 0: none.";
+    flow_tag: u32, "The tag of the flow by which a packet was received.";
     time: u64, "When the CQE was written, in ticks of the device's clock.";
 }

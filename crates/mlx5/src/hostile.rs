@@ -87,7 +87,7 @@ impl Pair {
             1 => Service::Datagram,
             _ => Service::ReliableConnection,
         };
-        let send = SendPlan::new(&cap, service, &LIMITS, crate::KeyChanges::None);
+        let send = SendPlan::new(&cap, service, &LIMITS, crate::KeyChanges::None, 0);
         let recv = match shared {
             Some(_) => RecvPlan::default(),
             None => RecvPlan::new(&cap, &LIMITS).expect("a small queue"),

@@ -162,6 +162,10 @@ impl Service {
         let format = match operation {
             // The segments of the Ethernet headers are counted when it is written.
             Opcode::SEND => plain,
+            Opcode::TSO if matches!(self, Self::Packet) => OperationFormat {
+                opcode: opcode::TSO,
+                ..plain
+            },
             _ if matches!(self, Self::Packet) => return None,
             Opcode::SEND_WITH_IMM => OperationFormat {
                 opcode: opcode::SEND_IMM,

@@ -35,6 +35,8 @@ pub(crate) struct SendPlan {
     pub capacity: u32,
     pub max_sge: u32,
     pub max_inline: u32,
+    /// Most bytes of a packet's headers in its WQE.
+    pub max_headers: u32,
     pub keys: KeyChanges,
 }
 
@@ -52,8 +54,9 @@ fn too_large(what: &'static str) -> CreateError {
     CreateError::TooLarge { what }
 }
 
-/// Maximum bytes of the segments before the data.
-fn overhead(service: Service) -> usize {
+/// Maximum bytes of the segments before the data; with packets, of that many bytes of
+/// headers.
+fn overhead(service: Service, headers: usize) -> usize {
     SEGMENT
         + match service {
             // Remote address and atomic operands.
@@ -61,7 +64,7 @@ fn overhead(service: Service) -> usize {
                 2 * SEGMENT
             }
             Service::UnreliableConnection => SEGMENT,
-            Service::Packet => packets::MAX_HEADER_SEGMENTS * SEGMENT,
+            Service::Packet => packets::segments(headers) * SEGMENT,
             Service::Datagram | Service::Target => 0,
         }
         + usize::from(service.address()) * SEGMENT
@@ -69,17 +72,20 @@ fn overhead(service: Service) -> usize {
 
 impl SendPlan {
     /// Plans a send queue. With `keys`, each work request may change memory keys,
-    /// if the service and the device allow it.
+    /// if the service and the device allow it. `max_headers` are the most bytes of a
+    /// packet's headers, if they are longer than those of Ethernet.
     pub(crate) fn new(
         cap: &QpCap,
         service: Service,
         limits: &Limits,
         keys: KeyChanges,
+        max_headers: u16,
     ) -> Result<Self, CreateError> {
         if cap.max_send_wr == 0 || service == Service::Target {
             return Ok(Self::default());
         }
-        let mut overhead = overhead(service);
+        let max_headers = packets::MAX_INLINE_HEADERS.max(max_headers.into());
+        let mut overhead = overhead(service, max_headers);
         let longest = limits.max_send_entry.min(MOST_SEGMENTS * SEGMENT);
         let keys = match service {
             Service::Datagram | Service::Packet => KeyChanges::None,
@@ -125,6 +131,7 @@ impl SendPlan {
             max_sge: cap.max_send_sge,
             // Without elements there may be no room for the data's first word.
             max_inline: entry.min(longest).saturating_sub(overhead + 4) as u32,
+            max_headers: max_headers as u32,
             keys,
         })
     }
@@ -192,22 +199,22 @@ mod tests {
 
     #[test]
     fn a_write_of_one_element_takes_a_block() {
-        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, NONE).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, NONE, 0).unwrap();
         assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (16, 16, 12));
-        let plan = SendPlan::new(&cap(10, 1, 60), RC, &LIMITS, NONE).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 60), RC, &LIMITS, NONE, 0).unwrap();
         assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (32, 16, 76));
         // One that may change keys takes three.
-        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, WINDOWS).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 0), RC, &LIMITS, WINDOWS, 0).unwrap();
         assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (32, 10, 140));
         assert_eq!(plan.keys, WINDOWS);
-        let plan = SendPlan::new(&cap(10, 1, 0), Service::Datagram, &LIMITS, WINDOWS).unwrap();
+        let plan = SendPlan::new(&cap(10, 1, 0), Service::Datagram, &LIMITS, WINDOWS, 0).unwrap();
         assert_eq!(plan.keys, NONE);
     }
 
     #[test]
     fn segments_before_the_data_may_fill_an_entry() {
         for service in [Service::Datagram, Service::XrcInitiator] {
-            let plan = SendPlan::new(&cap(10, 0, 0), service, &LIMITS, NONE).unwrap();
+            let plan = SendPlan::new(&cap(10, 0, 0), service, &LIMITS, NONE, 0).unwrap();
             assert_eq!((plan.blocks, plan.capacity, plan.max_inline), (16, 16, 0));
         }
     }
@@ -215,7 +222,7 @@ mod tests {
     #[test]
     fn no_work_requests_are_no_queue() {
         let none = cap(0, 9999, 9999);
-        let plan = SendPlan::new(&none, Service::Datagram, &LIMITS, WINDOWS).unwrap();
+        let plan = SendPlan::new(&none, Service::Datagram, &LIMITS, WINDOWS, 0).unwrap();
         assert_eq!(plan, SendPlan::default());
         assert_eq!(RecvPlan::new(&none, &LIMITS).unwrap(), RecvPlan::default());
     }
@@ -245,7 +252,7 @@ mod tests {
             ],
         ) {
             let cap = cap(wr, sge, inline);
-            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS, keys) { if wr != 0 {
+            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS, keys, 0) { if wr != 0 {
                 prop_assert!(plan.blocks.is_power_of_two() && plan.blocks <= 1 << 15);
                 prop_assert!(plan.capacity >= wr && plan.max_sge >= sge && plan.max_inline >= inline);
                 // The longest work requests, as many as it holds, fit.
@@ -254,7 +261,7 @@ mod tests {
                     bytes => (bytes + 4).next_multiple_of(16),
                 };
                 let data = (plan.max_sge as usize * 16).max(inline);
-                let segments = (overhead(service) + data) / 16;
+                let segments = (overhead(service, packets::MAX_INLINE_HEADERS) + data) / 16;
                 prop_assert!(segments <= 63);
                 let segments = segments.max(if plan.keys == NONE { 0 } else { 12 });
                 let blocks = (segments * 16).div_ceil(64);

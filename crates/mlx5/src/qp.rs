@@ -91,6 +91,15 @@ pub fn modify_target<C: ContextRef>(
     Ok(Some(answer.dctn & NUMBER))
 }
 
+/// Limits of packets that the device divides into TCP segments (TSO).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segmentation {
+    /// Most bytes of the headers, from Ethernet to TCP; 0: no packet is divided.
+    pub max_headers: u16,
+    /// Most bytes of data; the device's ([`crate::Features::segmentation`]).
+    pub longest: u32,
+}
+
 /// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
@@ -112,6 +121,8 @@ pub struct QpOptions {
     pub raw: bool,
     /// The device computes and checks the checksums of raw packets.
     pub checksums: bool,
+    /// How raw packets may be divided into segments.
+    pub segmentation: Segmentation,
     /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
     pub dynamic: Option<Dynamic>,
 }
@@ -127,6 +138,7 @@ impl Default for QpOptions {
             copies: false,
             raw: false,
             checksums: false,
+            segmentation: Segmentation::default(),
             dynamic: None,
         }
     }
@@ -239,7 +251,14 @@ impl<C: ContextRef> QueuePair<C> {
         if !service.receives() {
             (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
         }
-        let send = SendPlan::new(&init.cap, service, &device.limits, options.keys)?;
+        let max_headers = options.segmentation.max_headers;
+        let send = SendPlan::new(
+            &init.cap,
+            service,
+            &device.limits,
+            options.keys,
+            max_headers,
+        )?;
         let has_own = shared.is_none() && service.receives();
         let recv = if has_own {
             RecvPlan::new(&init.cap, &device.limits)?
@@ -268,6 +287,7 @@ impl<C: ContextRef> QueuePair<C> {
         work.copies = options.copies;
         work.raw = options.raw;
         work.set_checksums(options.checksums);
+        work.segmentation = options.segmentation;
         work.inline_headers = device.limits.inline_headers;
         let work = Arc::new(work);
         let request = CreateQp {

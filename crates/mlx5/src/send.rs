@@ -735,17 +735,31 @@ impl Segments {
             return;
         }
         let header = (length | INLINE_SEGMENT).to_be_bytes();
-        // SAFETY: the header and the zeros have that length; the caller
-        // guarantees the pieces.
+        // SAFETY: the header has that length; the caller guarantees the pieces.
         unsafe {
             self.copy(header.as_ptr(), header.len());
             for piece in pieces {
-                let from = std::ptr::with_exposed_provenance(piece.addr as usize);
-                self.copy(from, piece.length as usize);
+                self.copy_piece(piece.addr, piece.length as usize);
             }
-            let rest = self.at.next_multiple_of(SEGMENT) - self.at;
-            self.copy([0; SEGMENT].as_ptr(), rest);
         }
+        self.fill_segment();
+    }
+
+    /// Writes zeros up to the end of the last segment.
+    fn fill_segment(&mut self) {
+        let rest = self.at.next_multiple_of(SEGMENT) - self.at;
+        // SAFETY: zeros of that length.
+        unsafe { self.copy([0; SEGMENT].as_ptr(), rest) };
+    }
+
+    /// Copies memory of the program.
+    ///
+    /// # Safety
+    /// It is readable.
+    unsafe fn copy_piece(&mut self, addr: u64, length: usize) {
+        let from = std::ptr::with_exposed_provenance(addr as usize);
+        // SAFETY: as the caller says.
+        unsafe { self.copy(from, length) };
     }
 
     /// # Safety

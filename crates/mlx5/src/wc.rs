@@ -9,6 +9,7 @@ pub(crate) mod opcode {
     pub const FETCH_ADD: u32 = 4;
     pub const BIND_MW: u32 = 5;
     pub const LOCAL_INV: u32 = 6;
+    pub const TSO: u32 = 7;
     /// `IBV_WC_DRIVER1`: the layout of a memory key.
     pub const KEY_LAYOUT: u32 = 135;
     /// `IBV_WC_DRIVER3`: a copy in local memory.

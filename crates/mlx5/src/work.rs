@@ -9,6 +9,7 @@ use crate::abi::{self, BLOCK, ControlSegment, DataSegment, INVALID_LKEY, SEGMENT
 use crate::context::UserIndex;
 use crate::memory::{Lender, Purpose, QueueMemory};
 use crate::plan::{RecvPlan, SendPlan};
+use crate::qp::Segmentation;
 use crate::shared::SharedWork;
 use crate::{CreateError, Service};
 use std::mem::offset_of;
@@ -52,6 +53,8 @@ pub struct Work {
     pub(crate) plain_receives: bool,
     /// Bytes of a packet's headers that its WQE carries.
     pub(crate) inline_headers: usize,
+    /// How packets may be divided into segments.
+    pub(crate) segmentation: Segmentation,
     /// Of raw packets: stands for the doorbell record of receives before they are
     /// announced ([`RecvQueue::announce`](crate::RecvQueue::announce)).
     pub(crate) unannounced: Option<Box<AtomicU32>>,
@@ -82,6 +85,7 @@ impl Work {
             checksums: false,
             plain_receives: shared.is_none(),
             inline_headers: 0,
+            segmentation: Segmentation::default(),
             unannounced: packets.then(Box::default),
             shared,
         })

@@ -296,7 +296,8 @@ unsafe fn write_operands(entry: *mut SendWqe, wr: &SendWr<'_, u32>) -> Option<u3
     unsafe {
         let operation = &raw mut (*entry).wr.wr;
         match wr.operands {
-            Operands::None => None,
+            // The device divides no packets.
+            Operands::None | Operands::Segmentation { .. } => None,
             Operands::Atomic { compare_add, swap } => {
                 (*operation).atomic = AtomicWr {
                     remote_addr: addr,

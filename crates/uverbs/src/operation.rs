@@ -27,6 +27,8 @@ impl Opcode {
     pub const BIND_MW: Self = Self(8);
     /// Send, and invalidate a remote key.
     pub const SEND_WITH_INV: Self = Self(9);
+    /// Send a TCP packet that the device divides into segments.
+    pub const TSO: Self = Self(10);
     /// Flush remote memory (IBA 1.5; kernel 6.3).
     pub const FLUSH: Self = Self(14);
     /// Write 8 bytes of remote memory atomically (IBA 1.5; kernel 6.2).

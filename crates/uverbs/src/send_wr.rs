@@ -82,6 +82,15 @@ pub enum Operands<'a> {
     },
     /// The bind of a memory window.
     Bind(&'a Bind),
+    /// How a packet is divided. Its data has no headers.
+    Segmentation {
+        /// Address of the headers, from Ethernet to TCP, which each segment gets.
+        headers: u64,
+        /// Bytes of the headers.
+        length: u16,
+        /// Most bytes of data in a segment.
+        mss: u16,
+    },
 }
 
 /// Where a message goes.

@@ -49,7 +49,11 @@ impl CqOps for Mlx5 {
     fn wc_flags(ctx: &CtxRef) -> u64 {
         let wall = ctx.mlx5().ok().and_then(|device| device.clock().wall());
         let wall = wall.map_or(0, |_| IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
-        IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | wall
+        IBV_WC_STANDARD_FLAGS
+            | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+            | IBV_WC_EX_WITH_CVLAN
+            | IBV_WC_EX_WITH_FLOW_TAG
+            | wall
     }
 
     unsafe fn make_cq(
@@ -95,6 +99,12 @@ impl CqOps for Mlx5 {
         READERS.set(cq, wc_flags);
         if wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0 {
             cq.read_completion_ts = Some(read_completion_ts);
+        }
+        if wc_flags & IBV_WC_EX_WITH_CVLAN != 0 {
+            cq.read_cvlan = Some(read_cvlan);
+        }
+        if wc_flags & IBV_WC_EX_WITH_FLOW_TAG != 0 {
+            cq.read_flow_tag = Some(read_flow_tag);
         }
         if wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
             cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
@@ -287,6 +297,8 @@ readers! {
     read_sl: sl -> u8;
     read_dlid_path_bits: dlid_path_bits -> u8;
     read_completion_ts: time -> u64;
+    read_cvlan: cvlan -> u16;
+    read_flow_tag: flow_tag -> u32;
 }
 
 const READERS: Readers = Readers {

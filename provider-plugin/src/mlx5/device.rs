@@ -1,5 +1,6 @@
 //! Device queries: what ConnectX devices have and others lack.
 
+use mlx5::Features;
 use uverbs::DeviceAttrEx;
 
 use super::Mlx5;
@@ -14,19 +15,24 @@ impl QueryOps for Mlx5 {
         from: &DeviceAttrEx,
         attr: &mut ibv_device_attr_ex,
     ) -> Result<(), Errno> {
-        // Without work queues there is nothing to ask for.
-        let hash = match from.max_wq_type_rq {
-            0 => (0, 0),
-            _ => ctx.mlx5()?.features(ctx)?.packet_hash,
+        // Of InfiniBand ports only there is nothing to ask for.
+        let features = match from.max_wq_type_rq {
+            0 => Features::default(),
+            _ => ctx.mlx5()?.features(ctx)?,
         };
-        add(from, hash, attr);
+        add(from, &features, attr);
         Ok(())
     }
 }
 
-/// Adds the kernel's answer, and which fields and functions of a hash the driver has.
-fn add(from: &DeviceAttrEx, hash: (u64, u8), attr: &mut ibv_device_attr_ex) {
-    attr.raw_packet_caps = from.raw_packet_caps & IBV_RAW_PACKET_CAP_IP_CSUM;
+/// Adds the kernel's answer, and the driver's.
+fn add(from: &DeviceAttrEx, features: &Features, attr: &mut ibv_device_attr_ex) {
+    let (hash, segmentation) = (features.packet_hash, features.segmentation);
+    attr.tso_caps = ibv_tso_caps {
+        max_tso: segmentation.0,
+        supported_qpts: segmentation.1,
+    };
+    attr.raw_packet_caps = from.raw_packet_caps;
     attr.max_wq_type_rq = from.max_wq_type_rq;
     let caps = &from.rss_caps;
     attr.rss_caps = ibv_rss_caps {
@@ -54,8 +60,15 @@ mod tests {
         from.tm_caps.max_num_tags = 1;
         // SAFETY: integers, of which any bytes are one.
         let mut attr: ibv_device_attr_ex = unsafe { core::mem::zeroed() };
-        add(&from, (0xf, 1), &mut attr);
-        assert_eq!((attr.raw_packet_caps, attr.max_wq_type_rq), (4, 8));
+        let features = Features {
+            packet_hash: (0xf, 1),
+            segmentation: (1 << 16, 1 << 8),
+            ..Features::default()
+        };
+        add(&from, &features, &mut attr);
+        assert_eq!(attr.tso_caps.max_tso, 1 << 16);
+        assert_eq!(attr.tso_caps.supported_qpts, 1 << IBV_QPT_RAW_PACKET);
+        assert_eq!((attr.raw_packet_caps, attr.max_wq_type_rq), (7, 8));
         assert_eq!(attr.rss_caps.max_rwq_indirection_tables, 9);
         let hash = (
             attr.rss_caps.rx_hash_fields_mask,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use mlx5::commands::{Capabilities, enable_memcpy};
 use mlx5::{
     Dynamic, KeyChanges, Lender, PacketHash, PacketObjects, QpOptions, QueuePair, RecvQueue, Role,
-    SendQueue, Work, modify_target,
+    Segmentation, SendQueue, Work, modify_target,
 };
 use uverbs::environment::variable;
 use uverbs::{
@@ -30,7 +30,7 @@ use crate::cq::cq_of;
 use crate::errno::Errno;
 use crate::mlx5dv::abi::{mlx5dv_qp_ex, send_ops};
 use crate::mr::may_be_bound;
-use crate::qp::{NewQp, QpOps};
+use crate::qp::{NewQp, QpOps, Sends};
 use crate::srq::srq_of;
 
 /// Operations that change memory keys.
@@ -179,6 +179,13 @@ pub fn has_checksums(ctx: &CtxRef) -> Result<bool, Errno> {
     Ok(device.device_cap_flags & IBV_DEVICE_RAW_IP_CSUM != 0)
 }
 
+/// Returns the most bytes of data that the device divides into TCP segments; none if it
+/// divides no raw packets.
+pub fn longest_divided(ctx: &CtxRef) -> Result<Option<u32>, Errno> {
+    let (longest, types) = ctx.mlx5()?.features(ctx)?.segmentation;
+    Ok((types & 1 << IBV_QPT_RAW_PACKET != 0).then_some(longest))
+}
+
 impl QpData {
     /// It is an initiator of dynamic connections.
     pub fn is_initiator(&self) -> bool {
@@ -192,7 +199,10 @@ impl QpOps for Mlx5 {
     type QpData = QpData;
     type QpOptions = Options;
 
-    const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK;
+    const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK
+        .union(QpCreateFlags::SCATTER_FCS)
+        .union(QpCreateFlags::CVLAN_STRIPPING)
+        .union(QpCreateFlags::PCI_WRITE_END_PADDING);
     const DYNAMIC: bool = true;
     const PACKETS: bool = true;
 
@@ -202,7 +212,7 @@ impl QpOps for Mlx5 {
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
         init: &QpInit,
-        operations: Option<u64>,
+        sends: &Sends,
         asked: &Options,
         thread: Option<&Thread>,
         domain: *mut ibv_pd,
@@ -216,13 +226,13 @@ impl QpOps for Mlx5 {
         });
         let is_target = match (attr.qp_type, asked.dynamic) {
             (IBV_QPT_DRIVER, Some(Dynamic::Initiator { .. })) if !attr.send_cq.is_null() => false,
-            (IBV_QPT_DRIVER, Some(Dynamic::Target { .. })) if operations.is_none() => true,
+            (IBV_QPT_DRIVER, Some(Dynamic::Target { .. })) if sends.operations.is_none() => true,
             (IBV_QPT_DRIVER, _) | (_, Some(_)) => return Err(Errno::INVAL),
             (_, None) => false,
         };
         let options = QpOptions {
             // Without `send_ops_flags` any operation may be posted.
-            keys: match operations {
+            keys: match sends.operations {
                 _ if asked.operations & send_ops::KEYS != 0 => KeyChanges::Layouts,
                 Some(operations) if operations & KEYS == 0 => KeyChanges::None,
                 _ => KeyChanges::Windows,
@@ -237,6 +247,13 @@ impl QpOps for Mlx5 {
             copies: asked.operations & send_ops::MEMCPY != 0,
             raw: asked.operations & send_ops::RAW_WQE != 0,
             checksums: attr.qp_type == IBV_QPT_RAW_PACKET && has_checksums(ctx)?,
+            segmentation: match sends.max_tso_header {
+                0 => Segmentation::default(),
+                max_headers => Segmentation {
+                    max_headers,
+                    longest: longest_divided(ctx)?.ok_or(Errno::OPNOTSUPP)?,
+                },
+            },
             dynamic: asked.dynamic,
         };
         let options = match is_target && options.short_data {

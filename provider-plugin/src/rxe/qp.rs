@@ -12,7 +12,7 @@ use crate::abi::*;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
-use crate::qp::{NewQp, QpOps};
+use crate::qp::{NewQp, QpOps, Sends};
 
 /// Data of a queue pair besides its queues.
 pub struct QpData {
@@ -51,7 +51,7 @@ impl QpOps for Rxe {
         ctx: &CtxRef,
         _attr: &ibv_qp_init_attr,
         init: &QpInit,
-        _operations: Option<u64>,
+        _sends: &Sends,
         _options: &(),
         _thread: Option<&()>,
         _domain: *mut ibv_pd,

@@ -87,12 +87,7 @@ impl Plugin {
 pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Result<Command> {
     let (program, arguments) = argv.split_first().context("an empty command")?;
     let mut command = match library {
-        Library::Stock => {
-            let mut command = Command::new(program);
-            command.env("RXE_EXPECT", "librxe");
-            command
-        }
-        Library::None | Library::Peers => Command::new(program),
+        Library::Stock | Library::None | Library::Peers => Command::new(program),
         Library::Ours | Library::PeersOfOurs => {
             let plugin = plugin.context("a run with the plugin needs the plugin's path")?;
             let mut command = match plugin.beside_others {

@@ -292,6 +292,10 @@ impl Runner {
 
     fn start(&self, library: Library, argv: &[String], dir: &Path, name: &str) -> Result<Running> {
         let mut command = process::command(library, self.plugin.as_ref(), argv)?;
+        if library == Library::Stock {
+            let stem = self.device.stock.split(['-', '.']).next();
+            command.env("RXE_EXPECT", stem.unwrap_or_default());
+        }
         self.surround(&mut command);
         command.current_dir(dir);
         Running::start(command, &dir.join(format!("{name}.txt")))

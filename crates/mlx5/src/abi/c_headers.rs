@@ -687,6 +687,7 @@ fn constants() -> Vec<(&'static str, u32)> {
         ),
         ("MLX5_OPCODE_UMR", opcode::UMR),
         ("MLX5_OPCODE_SEND_INVAL", opcode::SEND_INVAL),
+        ("MLX5_OPCODE_TSO", opcode::TSO),
         ("MLX5_OPCODE_RDMA_WRITE", opcode::RDMA_WRITE),
         ("MLX5_OPCODE_RDMA_WRITE_IMM", opcode::RDMA_WRITE_IMM),
         ("MLX5_OPCODE_SEND", opcode::SEND),

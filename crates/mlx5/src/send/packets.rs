@@ -1,31 +1,38 @@
 //! Work requests of raw packets: whole Ethernet frames.
 //!
 //! After the control segment comes an Ethernet segment: bit 7 and 6 of byte 4 have the
-//! device compute checksums; bytes 12 and 13 are the length of the headers that follow
-//! it at byte 14, of which 16 bytes are in the next segment. The data is the rest of the
-//! frame (`struct mlx5_wqe_eth_seg` of the kernel's interface).
+//! device compute checksums; bytes 6 and 7 are the length of a segment's data, if the
+//! packet is divided; bytes 12 and 13 are the length of the headers that follow it at
+//! byte 14, and go on in the next segments. The data is the rest of the frame
+//! (`struct mlx5_wqe_eth_seg` of the kernel's interface).
 
 use uverbs::Sge;
 
 use super::{MAX_SEGMENT, PER_BLOCK, SEGMENT, SendQueue, element, inline_segments};
+use crate::abi::opcode;
 use crate::operation::OperationFormat;
-use crate::{Address, Data, PostError, SendFlags, SendWr};
+use crate::{Address, Data, Operands, PostError, SendFlags, SendWr};
 
 /// Bytes of the headers that a device needs in the WQE, if it needs any: those of
 /// Ethernet with a VLAN tag.
 pub(crate) const MAX_INLINE_HEADERS: usize = 18;
-/// Segments of the longest headers.
-pub(crate) const MAX_HEADER_SEGMENTS: usize = 2;
+/// Bytes of the shortest headers of a packet that is divided: those of Ethernet.
+const MIN_HEADERS: u16 = 14;
 
 /// Offset of the checksum flags in the Ethernet segment, and those of IP and of TCP
 /// and UDP.
 const CHECKSUM_FLAGS: usize = 4;
 const CHECKSUMS: u8 = 1 << 6 | 1 << 7;
+/// Offset of the length of a segment's data.
+const MSS: usize = 6;
 /// Offset of the headers' length, and of the headers.
 const HEADERS_LENGTH: usize = 12;
 const HEADERS: usize = 14;
 
-const _: () = assert!(HEADERS + MAX_INLINE_HEADERS == MAX_HEADER_SEGMENTS * SEGMENT);
+/// Segments of so many bytes of headers, with the Ethernet segment.
+pub(crate) fn segments(headers: usize) -> usize {
+    (HEADERS + headers).div_ceil(SEGMENT)
+}
 
 /// The Ethernet segment of a packet with these flags, without headers.
 #[inline]
@@ -40,44 +47,62 @@ pub(super) fn segment(flags: SendFlags) -> [u64; 2] {
 }
 
 impl SendQueue {
-    /// Adds a packet to the batch, for which there is room.
+    /// Adds a packet to the batch, for which there is room. Its headers in the WQE are the
+    /// beginning of its data, or the operand of a packet that is divided.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] for a frame that is shorter than its headers, or
-    /// for checksums if the device does not compute them.
+    /// [`PostError::BadOperation`] for a frame that is shorter than its headers, for
+    /// headers of a length that the queue was not made for, or for checksums if the device
+    /// does not compute them; [`PostError::MessageTooLong`] for more data than the device
+    /// divides.
     ///
     /// # Safety
-    /// The data is readable, that of a scatter/gather list too.
+    /// The data is readable, that of a scatter/gather list too, and the headers.
     pub(super) unsafe fn push_packet(
         &mut self,
         format: &OperationFormat,
         wr: &SendWr<'_, Address>,
     ) -> Result<(), PostError> {
-        let headers = self.work.inline_headers;
         if wr.flags.contains(SendFlags::IP_CSUM) && !self.work.checksums {
             return Err(PostError::BadOperation);
         }
-        let mut bytes = [0; MAX_HEADER_SEGMENTS * SEGMENT];
-        bytes[..8].copy_from_slice(&segment(wr.flags)[0].to_ne_bytes());
         let (Data::Sges(list) | Data::Inline(list)) = wr.data;
-        let mut filled = 0;
-        for sge in list {
-            let now = (headers - filled).min(sge.length as usize);
-            let from = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
-            let to = bytes[HEADERS + filled..].as_mut_ptr();
-            // SAFETY: readable, as the caller says; the segments have room for the headers.
-            unsafe { to.copy_from_nonoverlapping(from, now) };
-            filled += now;
-        }
-        if filled < headers || list.is_empty() {
-            return Err(PostError::BadOperation);
-        }
-        bytes[HEADERS_LENGTH..HEADERS].copy_from_slice(&(headers as u16).to_be_bytes());
-        let header_segments = match headers {
-            0 => 1,
-            _ => MAX_HEADER_SEGMENTS,
+        let bytes: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
+        let operand;
+        // Where the headers are, their length, and how much of that is of the data.
+        let (pieces, length, taken, mss) = match (format.opcode, wr.operands) {
+            (
+                opcode::TSO,
+                Operands::Segmentation {
+                    headers,
+                    length,
+                    mss,
+                },
+            ) => {
+                let limits = &self.work.segmentation;
+                if !(MIN_HEADERS..=limits.max_headers).contains(&length) {
+                    return Err(PostError::BadOperation);
+                }
+                if bytes > limits.longest.into() {
+                    return Err(PostError::MessageTooLong);
+                }
+                operand = [Sge {
+                    addr: headers,
+                    length: length.into(),
+                    lkey: 0,
+                }];
+                (&operand[..], length.into(), 0, mss)
+            }
+            (opcode::TSO, _) => return Err(PostError::BadOperation),
+            _ => {
+                let length = self.work.inline_headers;
+                if bytes < length as u64 || list.is_empty() {
+                    return Err(PostError::BadOperation);
+                }
+                (list, length, length, 0)
+            }
         };
-        let rest = || without(list, headers);
+        let rest = || without(list, taken);
         let data_segments = match wr.data {
             Data::Sges(_) => rest().count() as u32,
             Data::Inline(_) => match rest().map(|sge| sge.length).sum() {
@@ -85,20 +110,29 @@ impl SendQueue {
                 length => inline_segments(length),
             },
         };
-        let segments = 1 + header_segments as u32 + data_segments;
+        let segments = 1 + segments(length) as u32 + data_segments;
         let leading = u32::from(format.leading_segments);
         let control = self.control_slow(format, wr, segments - leading);
+        let mut first = [0; HEADERS];
+        first[..8].copy_from_slice(&segment(wr.flags)[0].to_ne_bytes());
+        first[MSS..MSS + 2].copy_from_slice(&mss.to_be_bytes());
+        first[HEADERS_LENGTH..].copy_from_slice(&(length as u16).to_be_bytes());
         let mut to = self.writer();
         to.put(control);
-        for half in bytes.chunks_exact(SEGMENT).take(header_segments) {
-            let word =
-                |at: usize| u64::from_ne_bytes(half[at..at + 8].try_into().expect("8 bytes"));
-            to.put([word(0), word(8)]);
-        }
-        match wr.data {
-            Data::Sges(_) => rest().for_each(|sge| to.put(element(&sge, sge.length))),
-            // SAFETY: readable, as the caller says.
-            Data::Inline(_) => unsafe { to.put_inline(rest()) },
+        // SAFETY: the headers and the data are readable, as the caller says.
+        unsafe {
+            to.copy(first.as_ptr(), HEADERS);
+            let mut left = length;
+            for piece in pieces {
+                let now = left.min(piece.length as usize);
+                to.copy_piece(piece.addr, now);
+                left -= now;
+            }
+            to.fill_segment();
+            match wr.data {
+                Data::Sges(_) => rest().for_each(|sge| to.put(element(&sge, sge.length))),
+                Data::Inline(_) => to.put_inline(rest()),
+            }
         }
         self.advance(
             self.next,

@@ -10,7 +10,7 @@ const RC: Service = Service::ReliableConnection;
 /// A queue pair that may change keys.
 fn pair(service: Service, wr: u32) -> Pair {
     let cap = cap(wr, 1, 0);
-    let send = SendPlan::new(&cap, service, &LIMITS, crate::KeyChanges::Windows).unwrap();
+    let send = SendPlan::new(&cap, service, &LIMITS, crate::KeyChanges::Windows, 0).unwrap();
     Pair::with(work_of(70, service, send, &cap, None), false)
 }
 

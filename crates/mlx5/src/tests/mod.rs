@@ -59,7 +59,7 @@ pub fn work(
     shared: Option<Arc<SharedWork>>,
 ) -> Arc<Work> {
     // As small as can be, so that queues are gone around often.
-    let send = SendPlan::new(cap, service, &LIMITS, crate::KeyChanges::None).unwrap();
+    let send = SendPlan::new(cap, service, &LIMITS, crate::KeyChanges::None, 0).unwrap();
     work_of(index, service, send, cap, shared)
 }
 

@@ -8,7 +8,8 @@ use super::objects::{Answer, CREATE_QP, CREATE_WQ, GOOD, Machine};
 use super::*;
 use crate::send::packets::MAX_INLINE_HEADERS;
 use crate::{
-    CreateError, DeviceContext, MAX_HASH_KEY, PacketHash, QpOptions, QueuePair, Role, WorkQueue,
+    CreateError, CursorEntry, DeviceContext, MAX_HASH_KEY, Operands, PacketHash, QpOptions,
+    QueuePair, Role, Segmentation, WorkQueue,
 };
 
 const USER_INDEX: u32 = 70;
@@ -344,4 +345,138 @@ fn the_driver_says_whether_headers_are_needed() {
         let device = machine.open(&answer).unwrap();
         assert_eq!(device.limits.inline_headers, headers, "{inline_mode}");
     }
+}
+
+/// A queue pair of packets with at most so many bytes of headers and of data.
+fn dividing_pair(max_headers: u16, longest: u32) -> Pair {
+    let cap = cap(4, 3, 64);
+    let keys = crate::KeyChanges::None;
+    let send = SendPlan::new(&cap, Service::Packet, &LIMITS, keys, max_headers).unwrap();
+    let mut work = work_of(USER_INDEX, Service::Packet, send, &cap, None);
+    let own = Arc::get_mut(&mut work).unwrap();
+    own.segmentation = Segmentation {
+        max_headers,
+        longest,
+    };
+    own.set_checksums(true);
+    Pair::with(work, false)
+}
+
+fn divide(pair: &mut Pair, headers: &[u8], mss: u16, list: &[Sge]) -> Result<(), PostError> {
+    pair.send.begin();
+    let wr = SendWr {
+        operands: Operands::Segmentation {
+            headers: headers.as_ptr().expose_provenance() as u64,
+            length: headers.len() as u16,
+            mss,
+        },
+        ..request(
+            7,
+            Opcode::TSO,
+            SendFlags::SIGNALED | SendFlags::IP_CSUM,
+            list,
+        )
+    };
+    push(&mut pair.send, &wr)?;
+    // SAFETY: there is no device.
+    unsafe { pair.send.publish() };
+    Ok(())
+}
+
+#[test]
+fn a_packet_that_is_divided_has_its_headers_beside_the_data() {
+    let bytes: Vec<u8> = (0..=255).collect();
+    for length in [14usize, 18, 19, 54, 100] {
+        let mut pair = dividing_pair(100, 1 << 16);
+        let mut ring = CqeRing::plain(3).unwrap();
+        let mut device = Device::of(&ring);
+        ring.attach(&pair.work, Role::SEND).unwrap();
+        let list = [piece(&bytes, 0, 90), piece(&bytes, 100, 110)];
+        let expected: Vec<_> = list.iter().map(|sge| (sge.length, sge.addr)).collect();
+        let headers = (14 + length).div_ceil(16);
+        let segments = 1 + headers + 2;
+        let mut at = 0;
+        // More than once around the queue.
+        while at < 3 * pair.work.send.blocks as usize {
+            divide(&mut pair, &bytes[20..20 + length], 1000, &list).unwrap();
+            let wqe = pair.sent(at * 64, segments * 16);
+            assert_eq!(be32(&wqe, 0), (at as u32) << 8 | 0x0e);
+            assert_eq!(be32(&wqe, 4) & 0x3f, segments as u32);
+            assert_eq!(wqe[16 + 4], 0xc0);
+            assert_eq!(be16(&wqe, 16 + 6), 1000);
+            assert_eq!(be16(&wqe, 16 + 12), length as u16);
+            assert_eq!(wqe[30..30 + length], bytes[20..20 + length]);
+            let data = 16 * (1 + headers);
+            assert!(wqe[30 + length..data].iter().all(|byte| *byte == 0));
+            assert_eq!(elements(&wqe[data..], 2), expected);
+            device.raise(&Raised {
+                user_index: USER_INDEX,
+                slot: at as u16,
+                request: 0x0e,
+                ..Raised::default()
+            });
+            let mut out = [MaybeUninit::<WorkCompletion>::uninit()];
+            // SAFETY: no completion has data.
+            assert_eq!(unsafe { poll(&mut ring, &mut out) }.unwrap(), 1);
+            // SAFETY: one was written.
+            let done = unsafe { out[0].assume_init() };
+            assert_eq!((done.opcode, done.wr_id), (7, 7));
+            at += segments.div_ceil(4);
+        }
+    }
+}
+
+#[test]
+fn a_packet_that_cannot_be_divided_is_refused() {
+    let bytes = [0; 256];
+    let refused = Err(PostError::BadOperation);
+    let mut dividing = dividing_pair(54, 100);
+    let list = [piece(&bytes, 0, 60)];
+    assert_eq!(divide(&mut dividing, &bytes[..13], 10, &list), refused);
+    assert_eq!(divide(&mut dividing, &bytes[..55], 10, &list), refused);
+    let long = [list[0], piece(&bytes, 0, 41)];
+    assert_eq!(
+        divide(&mut dividing, &bytes[..54], 10, &long),
+        Err(PostError::MessageTooLong)
+    );
+    let wr = request(7, Opcode::TSO, SendFlags::empty(), &list);
+    dividing.send.begin();
+    assert_eq!(push(&mut dividing.send, &wr), refused);
+    assert_eq!(dividing.record(1), 0);
+    // A queue that was not made for it, and headers that no WQE has room for.
+    let mut other = pair(0, true);
+    assert_eq!(divide(&mut other, &bytes[..54], 10, &list), refused);
+    let (cap, keys) = (cap(4, 3, 64), crate::KeyChanges::None);
+    let plan = SendPlan::new(&cap, Service::Packet, &LIMITS, keys, 2000);
+    assert!(matches!(plan, Err(CreateError::TooLarge { .. })));
+}
+
+#[test]
+fn a_cursor_reads_tag_and_vlan_of_a_packet() {
+    let memory = [0; 64];
+    let mut pair = pair(0, false);
+    let mut ring = CqeRing::plain(3).unwrap();
+    let mut device = Device::of(&ring);
+    ring.attach(&pair.work, Role::RECEIVE).unwrap();
+    pair.recv.begin();
+    pair.recv.push(1, &[piece(&memory, 0, 64)]).unwrap();
+    // SAFETY: there is no device.
+    unsafe { pair.recv.publish() };
+    let raised = Raised {
+        opcode: 2,
+        user_index: USER_INDEX,
+        byte_count: 60,
+        ..Raised::default()
+    };
+    let mut bytes = raised.bytes();
+    bytes[30..32].copy_from_slice(&[0x61, 0x23]);
+    bytes[56..60].copy_from_slice(&[0xff, 0x0a, 0xbc, 0xde]);
+    device.write(bytes);
+    let mut entry = CursorEntry::default();
+    // SAFETY: no completion has data, and the ring is not published.
+    let (vlan, tag) = unsafe {
+        assert!(ring.next(&mut entry).unwrap());
+        (entry.cvlan(), entry.flow_tag())
+    };
+    assert_eq!((entry.wr_id(), vlan, tag), (1, 0x6123, 0x000a_bcde));
 }

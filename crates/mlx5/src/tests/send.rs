@@ -484,7 +484,7 @@ proptest! {
         let service = if unreliable { Service::UnreliableConnection } else { RC };
         let cap = cap(5, 1, room);
         let make = || {
-            let plan = SendPlan::new(&cap, service, &LIMITS, keys).unwrap();
+            let plan = SendPlan::new(&cap, service, &LIMITS, keys, 0).unwrap();
             Pair::with(work_of(1, service, plan, &cap, None), signal_all)
         };
         let (mut fast, mut general) = (make(), make());

@@ -100,7 +100,7 @@ fn other_services_have_no_xrc_segment() {
 #[test]
 fn xrc_key_changes_have_no_xrc_segment() {
     let cap = cap(4, 1, 0);
-    let send = SendPlan::new(&cap, INITIATOR, &LIMITS, crate::KeyChanges::Windows).unwrap();
+    let send = SendPlan::new(&cap, INITIATOR, &LIMITS, crate::KeyChanges::Windows, 0).unwrap();
     let mut pair = Pair::with(work_of(70, INITIATOR, send, &cap, None), false);
     pair.send.begin();
     let bind = Bind {

@@ -6,7 +6,7 @@ use super::srq::{
     WQ, WQ_DOORBELL, WQ_LOG_PAGE_SIZE, WQ_LOG_SIZE, WQ_LOG_STRIDE, WQ_PAGE_OFFSET, WQ_PD,
     wq_records_umem, wq_umem,
 };
-use crate::bits::{Field, field, get64, put_bytes};
+use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::qp::{Queue, Ring, Rq, Sq};
 use crate::hca::Hca;
@@ -16,6 +16,11 @@ use crate::status::{Outcome, Status, refuse};
 const CONTEXT: usize = 0x20;
 const CONTEXT_SIZE: usize = 0xf0;
 const STATE: Field = field(0, 23, 20);
+/// VLAN tags of received frames are not removed.
+const VLAN_STRIP_DISABLE: Field = flag(0, 28);
+/// Which of a receive queue's properties MODIFY_RQ changes.
+const MODIFY_MASK: usize = 0x10;
+const MODIFY_VLAN: u64 = 1 << 1;
 const USER_INDEX: Field = field(4, 23, 0);
 const CQN: Field = field(8, 23, 0);
 /// The first TIS of a send queue, and its only one.
@@ -84,6 +89,7 @@ impl<P: Platform> Core<P> {
                 cqn,
                 uidx,
                 state: 0,
+                strips_vlan: VLAN_STRIP_DISABLE.get(&context) == 0,
                 ring,
                 context,
             }))),
@@ -94,6 +100,9 @@ impl<P: Platform> Core<P> {
         match self.queues.get_mut(number(input)) {
             Some(Queue::Rq(rq)) => {
                 rq.state = STATE.at(CONTEXT).get(input);
+                if get64(input, MODIFY_MASK) & MODIFY_VLAN != 0 {
+                    rq.strips_vlan = VLAN_STRIP_DISABLE.at(CONTEXT).get(input) == 0;
+                }
                 if rq.state == 0 {
                     (rq.ring.head, rq.ring.tail) = (0, 0);
                 }
@@ -119,6 +128,8 @@ impl<P: Platform> Core<P> {
             Some(Queue::Rq(rq)) => {
                 put_bytes(output, CONTEXT, &rq.context);
                 STATE.at(CONTEXT).put(output, rq.state);
+                let disable = VLAN_STRIP_DISABLE.at(CONTEXT);
+                disable.put(output, u32::from(!rq.strips_vlan));
                 Ok(())
             }
             _ => Err(refuse(Status::BadResource, "no such receive queue")),

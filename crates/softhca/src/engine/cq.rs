@@ -31,6 +31,7 @@ const ML_PATH: usize = 17;
 const CHECKSUM: usize = 20;
 const SLID: usize = 22;
 const FLAGS_RQPN: usize = 24;
+const CHECKED: usize = 28;
 const L3_L4: usize = 29;
 const VLAN: usize = 30;
 const UIDX: usize = 32;
@@ -108,6 +109,8 @@ pub(crate) struct Completion<'a> {
     pub(crate) flags_rqpn: u32,
     /// Checksum of the IP packet of an Ethernet frame.
     pub(crate) checksum: u16,
+    /// Which layers of an Ethernet frame have right checksums.
+    pub(crate) checked: u8,
     pub(crate) slid: u16,
     pub(crate) ml_path: u8,
     pub(crate) l3_l4: u8,
@@ -298,6 +301,7 @@ pub(crate) fn write<P: Platform>(
     bytes[CHECKSUM..CHECKSUM + 2].copy_from_slice(&completion.checksum.to_be_bytes());
     bytes[SLID..SLID + 2].copy_from_slice(&completion.slid.to_be_bytes());
     put32(&mut bytes, FLAGS_RQPN, completion.flags_rqpn);
+    bytes[CHECKED] = completion.checked;
     bytes[L3_L4] = completion.l3_l4;
     bytes[VLAN..VLAN + 2].copy_from_slice(&completion.vlan.to_be_bytes());
     put32(&mut bytes, UIDX, completion.uidx & 0xff_ffff);

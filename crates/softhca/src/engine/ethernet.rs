@@ -4,6 +4,9 @@
 //! Steering selects the receive queues of a frame. Checksum and segmentation offloads
 //! of sent frames are performed as requested.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use super::core::Core;
 use super::cq::{self, Completion};
 use super::loopback::Origin;
@@ -196,6 +199,11 @@ impl<P: Platform> Core<P> {
             return;
         };
         let (pd, cqn, uidx) = (rq.pd, rq.cqn, rq.uidx);
+        let (frame, vlan) = match rq.strips_vlan {
+            true => untagged(frame),
+            false => (Cow::Borrowed(frame), None),
+        };
+        let frame = &*frame;
         if rq.state != READY {
             self.stats.ethernet_dropped += 1;
             return;
@@ -225,6 +233,7 @@ impl<P: Platform> Core<P> {
             }
         }
         let error = stored.is_err().then_some((0x04, 0x51));
+        let (checked, kinds) = verdict(frame);
         self.stats.ethernet_received += 1;
         self.complete(
             cqn,
@@ -241,6 +250,9 @@ impl<P: Platform> Core<P> {
                 wqe_counter: index,
                 byte_count: frame.len() as u32,
                 checksum: packet_sum(frame),
+                checked,
+                l3_l4: kinds | u8::from(vlan.is_some()),
+                vlan: vlan.unwrap_or(0),
                 error,
                 ..Completion::default()
             },
@@ -318,6 +330,47 @@ fn packet_sum(frame: &[u8]) -> u16 {
     };
     let end = (at.l3 + length.unwrap_or(0)).min(frame.len());
     !fold(sum(frame.get(at.l3..end).unwrap_or(&[])))
+}
+
+/// Bits of the CQE's byte of checksums that are right.
+const L3_RIGHT: u8 = 1 << 1;
+const L4_RIGHT: u8 = 1 << 2;
+
+/// Returns which checksums of a frame are right, and the kinds of its layers as a CQE
+/// has them: bits 3:2 are 1 for IPv6 and 2 for IPv4, bits 6:4 are 1 for TCP and 2 for UDP.
+fn verdict(frame: &[u8]) -> (u8, u8) {
+    let Some(at) = layers(frame) else {
+        return (0, 0);
+    };
+    let mut right = frame.to_vec();
+    let l3 = if at.ipv4 { 2 } else { 1 };
+    let l4 = match at.protocol {
+        TCP => 1,
+        UDP => 2,
+        _ => 0,
+    };
+    let kinds = l3 << 2 | l4 << 4;
+    checksums(&mut right, true);
+    let same = |range: Range<usize>| frame.get(range.clone()) == right.get(range);
+    let is_whole = at.l4 - at.l3 >= 20 && at.l4 <= frame.len();
+    if !is_whole || !same(at.l3..at.l4) {
+        return (0, kinds);
+    }
+    let is_right = l4 != 0 && frame.len() >= at.l4 + 8 && same(at.l4..frame.len());
+    let l4_right = if is_right { L4_RIGHT } else { 0 };
+    (L3_RIGHT | l4_right, kinds)
+}
+
+/// Returns a frame without its VLAN tag, and the tag.
+fn untagged(frame: &[u8]) -> (Cow<'_, [u8]>, Option<u16>) {
+    match (u16_at(frame, 12), u16_at(frame, 14)) {
+        (Some(VLAN), Some(tag)) => {
+            let mut without = frame[..12].to_vec();
+            without.extend_from_slice(&frame[16..]);
+            (Cow::Owned(without), Some(tag))
+        }
+        _ => (Cow::Borrowed(frame), None),
+    }
 }
 
 /// Sets the checksum of the IPv4 header and, with `l4`, that of TCP or UDP.
@@ -452,6 +505,41 @@ mod tests {
         frame.extend([0xa5; 6]);
         assert_eq!(packet_sum(&frame), before, "filled up");
         assert_eq!(packet_sum(&frame[..13]), 0);
+    }
+
+    #[test]
+    fn right_checksums_are_recognised() {
+        const KINDS: u8 = 2 << 2 | 1 << 4;
+        let mut frame = tcp(5);
+        assert_eq!(verdict(&frame), (0, KINDS));
+        checksums(&mut frame, false);
+        assert_eq!(verdict(&frame), (L3_RIGHT, KINDS));
+        checksums(&mut frame, true);
+        let both = L3_RIGHT | L4_RIGHT;
+        assert_eq!(verdict(&frame), (both, KINDS));
+        frame[56] ^= 1;
+        assert_eq!(verdict(&frame), (L3_RIGHT, KINDS));
+        frame[30] ^= 1;
+        assert_eq!(verdict(&frame), (0, KINDS));
+        frame[14] = 0x41;
+        assert_eq!(verdict(&frame).0, 0);
+        for end in 0..54 {
+            assert_eq!(verdict(&frame[..end]).0, 0, "{end}");
+        }
+        assert_eq!(verdict(&[0; 60]), (0, 0));
+    }
+
+    #[test]
+    fn a_vlan_tag_is_removed() {
+        let plain = tcp(5);
+        let tagged = [&plain[..12], &[0x81, 0, 0x61, 0x23], &plain[12..]].concat();
+        let (without, tag) = untagged(&tagged);
+        assert_eq!((&*without, tag), (&plain[..], Some(0x6123)));
+        assert_eq!(untagged(&plain).1, None);
+        for end in 0..16 {
+            assert_eq!(untagged(&tagged[..end]).1, None, "{end}");
+        }
+        assert_eq!(untagged(&tagged[..16]).0.len(), 12);
     }
 
     #[test]

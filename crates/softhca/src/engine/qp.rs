@@ -109,6 +109,8 @@ pub(crate) struct Rq {
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
     pub(crate) state: u32,
+    /// The VLAN tag of a received frame is removed and reported in the CQE.
+    pub(crate) strips_vlan: bool,
     pub(crate) ring: Ring,
     pub(crate) context: Vec<u8>,
 }

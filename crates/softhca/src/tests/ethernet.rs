@@ -217,6 +217,48 @@ fn users_receive_each_others_frames_if_the_port_allows() {
 }
 
 #[test]
+fn a_receive_queue_removes_vlan_tags_unless_disabled() {
+    let mut interface = Interface::new(8);
+    let mut frame = [0xa5; 64];
+    frame[..6].copy_from_slice(&interface.own());
+    frame[12..16].copy_from_slice(&[0x81, 0, 0x61, 0x23]);
+    let modify = |interface: &mut Interface, disable: u32, selected: u32| {
+        let modify = Input::new(op::MODIFY_RQ, 0x110)
+            .or(8, 0, interface.rq.number)
+            .or(0x14, 0, selected)
+            .or(0x20, 20, 1)
+            .or(0x20, 28, disable);
+        interface.driver.ok(&modify, 16);
+        let query = Input::new(op::QUERY_RQ, 16).or(8, 0, interface.rq.number);
+        word(&interface.driver.ok(&query, 0x100), 0x20) >> 28 & 1
+    };
+    // As created; disabled; enabled by a command that does not select it; enabled.
+    for (change, wanted) in [
+        (None, (60, 1, 0x6123)),
+        (Some((1, 2)), (64, 0, 0)),
+        (Some((0, 0)), (64, 0, 0)),
+        (Some((0, 2)), (60, 1, 0x6123)),
+    ] {
+        if let Some((disable, selected)) = change {
+            let disabled = modify(&mut interface, disable, selected);
+            assert_eq!(disabled, u32::from(wanted.1 == 0));
+        }
+        interface.driver.write(interface.page, &frame);
+        let mut segments = vec![0; 16];
+        segments.extend_from_slice(&segment(64, interface.driver.key, interface.page));
+        (interface.driver).post(&mut interface.sq, 0x0a, SIGNALED, &segments);
+        interface.driver.run();
+        let entry = interface.driver.poll(&mut interface.cq).unwrap();
+        let vlan = u16::from_be_bytes([entry[30], entry[31]]);
+        assert_eq!((word(&entry, 44), entry[29] & 1, vlan), wanted);
+        assert_eq!(
+            interface.driver.read(interface.page + 4096, 12),
+            frame[..12]
+        );
+    }
+}
+
+#[test]
 fn loopback_of_the_port_precedes_the_tir() {
     let mut interface = Interface::new(7);
     interface.tir_takes(ONE | MANY);

@@ -3,7 +3,7 @@
 //! plugin too; two HCAs over a bad wire; planted faults.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::guest::vm::Line;
-use rxe_tests::guest::{Hardware, Job};
+use rxe_tests::guest::{Hardware, Job, compile};
 use rxe_tests::record::{Case, Outcome as Ended, Provider, Record, Stock};
 
 use super::{Arguments, Hcas, Machine, SETUP, known};
@@ -182,16 +182,29 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<R
         true => INTERFACE,
         false => "",
     };
+    let share = suite::Work::new("programs")?;
+    let folder = share.0.join("programs");
+    let sources = driver::root().join("rxe-tests/programs");
+    compile::programs(
+        &machine.image,
+        &sources,
+        &folder,
+        &share.0.join("compile.log"),
+    )?;
+    fs::rename(folder.join("connectx.txt"), folder.join("manifest.txt"))?;
+    options.push_str(" --programs /opt/programs");
     // Some of pyverbs needs large pages.
     let script = format!(
         "{SETUP}
+cp -r /share/programs /opt/programs
 echo 40 > /proc/sys/vm/nr_hugepages
 {SUITE}{options} || exit 1
 {counters}
 {interface}
 {END}"
     );
-    guest(machine, arguments, profile, PROGRAMS, 1, script, None)
+    let shared = Some(share.0.clone());
+    guest(machine, arguments, profile, PROGRAMS, 1, script, shared)
 }
 
 /// The driver's lists on the HCA.

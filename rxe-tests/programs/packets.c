@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Raw packets: segmentation, VLAN stripping, checksums, flow tags. Frames go to a
+ * flow of another context of the device: a context does not hear itself.
+ * usage: packets CASE...|all
+ */
+#include "common.h"
+
+#define FRAMES 16
+#define ROOM 2048
+#define HEADERS 54
+#define TAG 0xabcde
+
+static const uint8_t to[6] = {0x24, 0x8a, 0x07, 0xa5, 0x28, 0xc8};
+static const uint8_t from[6] = {0x24, 0x8a, 0x07, 0xa5, 0x28, 0xc9};
+
+struct ends {
+	struct ibv_context *ctx, *recv_ctx;
+	struct ibv_pd *pd, *recv_pd;
+	struct ibv_cq *sent;
+	struct ibv_cq_ex *got;
+	struct ibv_qp *send, *recv;
+	struct ibv_flow *flow;
+	struct ibv_mr *mr, *recv_mr;
+	uint8_t *buf; /* the frame to send, then room for FRAMES */
+	struct ibv_device_attr_ex attr;
+};
+
+static struct ibv_qp *packet_qp(struct ibv_pd *pd, struct ibv_cq *cq,
+				uint32_t create_flags, uint16_t tso_header)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = {.max_send_wr = 16, .max_recv_wr = FRAMES,
+			.max_send_sge = 2, .max_recv_sge = 1},
+		.qp_type = IBV_QPT_RAW_PACKET,
+		.comp_mask = IBV_QP_INIT_ATTR_PD,
+		.pd = pd,
+		.create_flags = create_flags,
+		.max_tso_header = tso_header,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO,
+	};
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+	struct ibv_qp *qp;
+
+	if (create_flags)
+		init.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
+	if (tso_header)
+		init.comp_mask |= IBV_QP_INIT_ATTR_MAX_TSO_HEADER |
+				  IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	qp = MUST(ibv_create_qp_ex(pd->context, &init));
+	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT));
+	attr.qp_state = IBV_QPS_RTR;
+	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	return qp;
+}
+
+static void open_ends(struct ends *e, uint32_t create_flags)
+{
+	struct ibv_cq_init_attr_ex init = {
+		.cqe = 64,
+		.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_CVLAN |
+			    IBV_WC_EX_WITH_FLOW_TAG,
+	};
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth eth;
+		struct ibv_flow_spec_action_tag tag;
+	} flow = {
+		.attr = {.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(flow),
+			 .num_of_specs = 2, .port = 1},
+		.eth = {.type = IBV_FLOW_SPEC_ETH,
+			.size = sizeof(struct ibv_flow_spec_eth)},
+		.tag = {.type = IBV_FLOW_SPEC_ACTION_TAG,
+			.size = sizeof(struct ibv_flow_spec_action_tag),
+			.tag_id = TAG},
+	};
+	size_t size = 65536 + FRAMES * ROOM;
+	struct ibv_port_attr port;
+	int i;
+
+	memset(e, 0, sizeof(*e));
+	e->ctx = open_device();
+	OK(ibv_query_device_ex(e->ctx, NULL, &e->attr));
+	OK(ibv_query_port(e->ctx, 1, &port));
+	if (!e->attr.raw_packet_caps || port.link_layer != IBV_LINK_LAYER_ETHERNET)
+		SKIP("no raw packets on this device");
+	e->recv_ctx = open_device();
+	e->pd = MUST(ibv_alloc_pd(e->ctx));
+	e->recv_pd = MUST(ibv_alloc_pd(e->recv_ctx));
+	e->sent = MUST(ibv_create_cq(e->ctx, 64, NULL, NULL, 0));
+	e->got = MUST(ibv_create_cq_ex(e->recv_ctx, &init));
+	e->buf = MUST(aligned_alloc(4096, size));
+	memset(e->buf, 0, size);
+	e->mr = MUST(ibv_reg_mr(e->pd, e->buf, size, IBV_ACCESS_LOCAL_WRITE));
+	e->recv_mr = MUST(ibv_reg_mr(e->recv_pd, e->buf, size,
+				     IBV_ACCESS_LOCAL_WRITE));
+	e->send = packet_qp(e->pd, e->sent, 0, 128);
+	e->recv = packet_qp(e->recv_pd, ibv_cq_ex_to_cq(e->got), create_flags, 0);
+	for (i = 0; i < FRAMES; i++) {
+		struct ibv_sge sge = {
+			.addr = (uintptr_t)e->buf + 65536 + i * ROOM,
+			.length = ROOM,
+			.lkey = e->recv_mr->lkey,
+		};
+		struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge,
+					 .num_sge = 1}, *bad;
+
+		OK(ibv_post_recv(e->recv, &wr, &bad));
+	}
+	memcpy(flow.eth.val.dst_mac, to, 6);
+	memset(flow.eth.mask.dst_mac, 0xff, 6);
+	e->flow = MUST(ibv_create_flow(e->recv, &flow.attr));
+}
+
+static void close_ends(struct ends *e)
+{
+	OK(ibv_destroy_flow(e->flow));
+	OK(ibv_destroy_qp(e->recv));
+	OK(ibv_destroy_qp(e->send));
+	OK(ibv_dereg_mr(e->mr));
+	OK(ibv_dereg_mr(e->recv_mr));
+	OK(ibv_destroy_cq(ibv_cq_ex_to_cq(e->got)));
+	OK(ibv_destroy_cq(e->sent));
+	OK(ibv_dealloc_pd(e->pd));
+	OK(ibv_dealloc_pd(e->recv_pd));
+	OK(ibv_close_device(e->ctx));
+	OK(ibv_close_device(e->recv_ctx));
+	free(e->buf);
+}
+
+static uint16_t get16(const uint8_t *p)
+{
+	return p[0] << 8 | p[1];
+}
+
+static void put16(uint8_t *p, unsigned v)
+{
+	p[0] = v >> 8;
+	p[1] = v;
+}
+
+/* Ethernet, IPv4 and TCP headers of so many bytes of data; no checksums. */
+static void headers(uint8_t *h, unsigned data)
+{
+	memset(h, 0, HEADERS);
+	memcpy(h, to, 6);
+	memcpy(h + 6, from, 6);
+	put16(h + 12, 0x0800);
+	h[14] = 0x45;
+	put16(h + 16, 40 + data);
+	put16(h + 18, 77);
+	h[22] = 64;
+	h[23] = 6;
+	memcpy(h + 26, "\x0a\0\0\1\x0a\0\0\2", 8);
+	put16(h + 34, 1000);
+	put16(h + 36, 2000);
+	put16(h + 40, 500); /* sequence number */
+	h[46] = 0x50;
+	h[47] = 0x18;
+}
+
+/* The one's complement sum of a range, which is 0xffff if it has its checksum. */
+static unsigned sum(const uint8_t *p, size_t n, unsigned start)
+{
+	uint32_t s = start;
+	size_t i;
+
+	for (i = 0; i < n; i++)
+		s += i & 1 ? p[i] : p[i] << 8;
+	while (s >> 16)
+		s = (s & 0xffff) + (s >> 16);
+	return s;
+}
+
+static struct got {
+	uint64_t wr_id;
+	uint32_t len, tag, flags;
+	uint16_t vlan;
+} next_frame(struct ends *e)
+{
+	struct ibv_poll_cq_attr attr = {};
+	struct got got;
+	double until = now_ms() + 10000;
+
+	while (ibv_start_poll(e->got, &attr))
+		if (now_ms() > until)
+			FAIL("no frame");
+	EQ(e->got->status, IBV_WC_SUCCESS);
+	EQ(ibv_wc_read_opcode(e->got), IBV_WC_RECV);
+	got.wr_id = e->got->wr_id;
+	got.len = ibv_wc_read_byte_len(e->got);
+	got.tag = ibv_wc_read_flow_tag(e->got);
+	got.vlan = ibv_wc_read_cvlan(e->got);
+	got.flags = ibv_wc_read_wc_flags(e->got);
+	ibv_end_poll(e->got);
+	return got;
+}
+
+static uint8_t *room_of(struct ends *e, uint64_t wr_id)
+{
+	return e->buf + 65536 + wr_id * ROOM;
+}
+
+static void check_sent(struct ends *e, uint64_t wr_id, enum ibv_wc_opcode opcode)
+{
+	struct ibv_wc wc = POLL(e->sent);
+
+	EQ(wc.status, IBV_WC_SUCCESS);
+	EQ(wc.wr_id, wr_id);
+	EQ(wc.opcode, opcode);
+	EQ(wc.qp_num, e->send->qp_num);
+}
+
+static int post_tso(struct ends *e, uint64_t wr_id, const uint8_t *h,
+		    unsigned hdr_sz, unsigned data, unsigned mss)
+{
+	struct ibv_sge list[2] = {
+		{(uintptr_t)e->buf, data / 3, e->mr->lkey},
+		{(uintptr_t)e->buf + data / 3, data - data / 3, e->mr->lkey},
+	};
+	struct ibv_send_wr wr = {.wr_id = wr_id, .sg_list = list, .num_sge = 2,
+				 .opcode = IBV_WR_TSO,
+				 .send_flags = IBV_SEND_SIGNALED |
+					       IBV_SEND_IP_CSUM}, *bad;
+
+	wr.tso.hdr = (void *)(uintptr_t)h;
+	wr.tso.hdr_sz = hdr_sz;
+	wr.tso.mss = mss;
+	return ibv_post_send(e->send, &wr, &bad);
+}
+
+/* So many segments of one packet must come, with right headers and checksums. */
+static void check_segments(struct ends *e, unsigned data, unsigned mss)
+{
+	unsigned at, part;
+
+	for (at = 0; at < data; at += part) {
+		struct got got = next_frame(e);
+		uint8_t *f = room_of(e, got.wr_id);
+
+		part = data - at < mss ? data - at : mss;
+		EQ(got.len, HEADERS + part);
+		EQ(got.tag, TAG);
+		EQ(get16(f + 16), 40 + part);
+		EQ(get16(f + 40), 500 + at);
+		EQ(f[47], at + part == data ? 0x18 : 0x10);
+		EQ(sum(f + 14, 20, 0), 0xffff);
+		EQ(sum(f + 34, 20 + part, sum(f + 26, 8, 6 + 20 + part)), 0xffff);
+		CHECK(!memcmp(f + HEADERS, e->buf + at, part));
+	}
+}
+
+static void tso_post(void)
+{
+	struct ends e;
+	uint8_t h[HEADERS];
+
+	open_ends(&e, 0);
+	CHECK(e.attr.tso_caps.supported_qpts & 1 << IBV_QPT_RAW_PACKET);
+	CHECK(e.attr.tso_caps.max_tso >= 16384);
+	pattern(e.buf, 4000, 1);
+	headers(h, 4000);
+	OK(post_tso(&e, 1, h, HEADERS, 4000, 900));
+	memset(h, 0xff, sizeof(h)); /* it has been copied */
+	check_sent(&e, 1, IBV_WC_TSO);
+	check_segments(&e, 4000, 900);
+	headers(h, 10);
+	OK(post_tso(&e, 2, h, HEADERS, 10, 900));
+	check_sent(&e, 2, IBV_WC_TSO);
+	check_segments(&e, 10, 900);
+	close_ends(&e);
+}
+
+static void tso_wr(void)
+{
+	struct ends e;
+	struct ibv_qp_ex *qp;
+	uint8_t h[HEADERS];
+
+	open_ends(&e, 0);
+	qp = MUST(ibv_qp_to_qp_ex(e.send));
+	pattern(e.buf, 3000, 2);
+	ibv_wr_start(qp);
+	qp->wr_id = 3;
+	qp->wr_flags = IBV_SEND_SIGNALED | IBV_SEND_IP_CSUM;
+	headers(h, 3000);
+	ibv_wr_send_tso(qp, h, HEADERS, 1000);
+	memset(h, 0xff, sizeof(h)); /* it has been copied */
+	ibv_wr_set_sge(qp, e.mr->lkey, (uintptr_t)e.buf, 3000);
+	qp->wr_id = 4;
+	ibv_wr_send(qp);
+	headers(e.buf + 32768, 6);
+	ibv_wr_set_sge(qp, e.mr->lkey, (uintptr_t)e.buf + 32768, HEADERS + 6);
+	OK(ibv_wr_complete(qp));
+	check_sent(&e, 3, IBV_WC_TSO);
+	check_sent(&e, 4, IBV_WC_SEND);
+	check_segments(&e, 3000, 1000);
+	EQ(next_frame(&e).len, HEADERS + 6);
+	close_ends(&e);
+}
+
+static void tso_bad(void)
+{
+	struct ends e;
+	uint8_t h[256];
+	struct ibv_qp_init_attr_ex init = {};
+
+	open_ends(&e, 0);
+	headers(h, 100);
+	EQ(post_tso(&e, 1, h, 13, 100, 50), EINVAL);
+	EQ(post_tso(&e, 1, h, 200, 100, 50), EINVAL);
+	if (e.attr.tso_caps.max_tso <= 65536)
+		EQ(post_tso(&e, 1, h, HEADERS, e.attr.tso_caps.max_tso + 3, 50),
+		   EINVAL);
+	/* It works still. */
+	pattern(e.buf, 100, 3);
+	OK(post_tso(&e, 2, h, HEADERS, 100, 50));
+	check_sent(&e, 2, IBV_WC_TSO);
+	check_segments(&e, 100, 50);
+	/* Headers of other queue pairs. */
+	init.send_cq = init.recv_cq = e.sent;
+	init.cap.max_send_wr = init.cap.max_send_sge = 1;
+	init.qp_type = IBV_QPT_RC;
+	init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
+	init.pd = e.pd;
+	init.max_tso_header = 64;
+	/* libmlx5 leaves errno as it is. */
+	CHECK(!ibv_create_qp_ex(e.ctx, &init));
+	close_ends(&e);
+}
+
+static void send_tagged(struct ends *e)
+{
+	uint8_t h[HEADERS];
+	struct ibv_sge sge = {(uintptr_t)e->buf, HEADERS + 4 + 30, e->mr->lkey};
+	struct ibv_send_wr wr = {.wr_id = 9, .sg_list = &sge, .num_sge = 1,
+				 .opcode = IBV_WR_SEND,
+				 .send_flags = IBV_SEND_SIGNALED |
+					       IBV_SEND_IP_CSUM}, *bad;
+
+	headers(h, 30);
+	memcpy(e->buf, h, 12);
+	put16(e->buf + 12, 0x8100);
+	put16(e->buf + 14, 0x6123);
+	memcpy(e->buf + 16, h + 12, HEADERS - 12);
+	pattern(e->buf + HEADERS + 4, 30, 4);
+	OK(ibv_post_send(e->send, &wr, &bad));
+	check_sent(e, 9, IBV_WC_SEND);
+}
+
+static void vlan(void)
+{
+	struct ends e;
+	struct got got;
+
+	open_ends(&e, 0);
+	send_tagged(&e);
+	got = next_frame(&e);
+	EQ(got.len, HEADERS + 4 + 30);
+	EQ(got.vlan, 0);
+	CHECK_PATTERN(room_of(&e, got.wr_id) + HEADERS + 4, 30, 4);
+	if (!(e.attr.raw_packet_caps & IBV_RAW_PACKET_CAP_CVLAN_STRIPPING))
+		SKIP("no VLAN stripping");
+	close_ends(&e);
+	open_ends(&e, IBV_QP_CREATE_CVLAN_STRIPPING);
+	send_tagged(&e);
+	got = next_frame(&e);
+	EQ(got.len, HEADERS + 30);
+	EQ(got.vlan, 0x6123);
+	EQ(got.tag, TAG);
+	CHECK_PATTERN(room_of(&e, got.wr_id) + HEADERS, 30, 4);
+	close_ends(&e);
+}
+
+static void checksums(void)
+{
+	struct ends e;
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1,
+				 .opcode = IBV_WR_SEND,
+				 .send_flags = IBV_SEND_SIGNALED}, *bad;
+	int right;
+
+	open_ends(&e, 0);
+	for (right = 0; right < 2; right++) {
+		headers(e.buf, 30);
+		sge = (struct ibv_sge){(uintptr_t)e.buf, HEADERS + 30,
+				       e.mr->lkey};
+		if (right)
+			wr.send_flags |= IBV_SEND_IP_CSUM;
+		OK(ibv_post_send(e.send, &wr, &bad));
+		check_sent(&e, 0, IBV_WC_SEND);
+		EQ(!!(next_frame(&e).flags & IBV_WC_IP_CSUM_OK), right);
+	}
+	close_ends(&e);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct test_case cases[] = {
+		{"tso-post", tso_post}, {"tso-wr", tso_wr},
+		{"tso-bad", tso_bad},	{"vlan", vlan},
+		{"checksums", checksums},
+	};
+
+	return test_main(argc, argv, cases, ARRAY_SIZE(cases), 60);
+}
