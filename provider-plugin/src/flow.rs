@@ -3,6 +3,8 @@
 use core::ffi::c_int;
 use core::slice;
 
+use mlx5::CounterPoint;
+use mlx5::create_flow as create_flow_with;
 use uverbs::flow::{FlowInit, Specs};
 use uverbs::{FlowHandle, QpHandle};
 
@@ -11,14 +13,16 @@ use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
 use crate::errno::Errno;
+use crate::mlx5::counters::{SharedPoints, ibv_counters, of_specification};
 
 /// `struct ibv_flow`.
 #[repr(C)]
-#[derive(Debug)]
 pub struct ibv_flow {
     comp_mask: u32,
     context: *mut ibv_context,
     handle: u32,
+    // Ours: programs see the members above.
+    counters: Option<SharedPoints>,
 }
 
 impl ibv_flow {
@@ -28,6 +32,7 @@ impl ibv_flow {
             comp_mask: 0,
             context,
             handle: 0,
+            counters: None,
         }
     }
 
@@ -77,6 +82,7 @@ mod spec {
     pub const MPLS: u32 = 0x60;
     pub const TAG: u32 = 0x1000;
     pub const DROP: u32 = 0x1001;
+    pub const COUNT: u32 = 0x1003;
 }
 
 /// Where the values of a header to match begin, which depends on their alignment; how
@@ -132,19 +138,34 @@ fn convert(kind: u32, bytes: &[u8], specs: &mut Specs) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `ibv_create_flow`. EINVAL for what is not a specification; EOPNOTSUPP for counters,
-/// actions of their own and what the device does not match.
+/// `ibv_create_flow`. EINVAL for what is not a specification, for counters of nothing
+/// and two sets of counters; EOPNOTSUPP for actions of their own and what the device
+/// does not match.
 pub unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
     // SAFETY: libibverbs passes a live queue pair of ours, and the application
     // attributes that so many specifications follow.
     entry::pointer(|| unsafe {
         let given = *attr;
         let mut specs = Specs::default();
+        let mut counted = None;
         let mut at = attr.add(1).cast::<u8>();
         for _ in 0..given.num_of_specs {
             let SpecHeader { kind, size } = at.cast::<SpecHeader>().read_unaligned();
             let bytes = slice::from_raw_parts(at, size.into());
-            convert(kind, bytes, &mut specs)?;
+            if kind == spec::COUNT {
+                let pointer = at.add(8).cast::<*mut ibv_counters>();
+                if bytes.len() < 16 {
+                    return Err(Errno::INVAL);
+                }
+                let counters = of_specification(pointer.read_unaligned())?;
+                if counted.replace(counters).is_some() {
+                    return Err(Errno::INVAL);
+                }
+                let handle = counters.handle().0.to_ne_bytes();
+                specs.add(kind, &[&handle, &[0; 4]])?;
+            } else {
+                convert(kind, bytes, &mut specs)?;
+            }
             at = at.add(size.into());
         }
         let mut flow = try_box(ibv_flow::new((*qp).context)).map_err(|(_, errno)| errno)?;
@@ -155,12 +176,18 @@ pub unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) 
             flags: given.flags,
         };
         let ctx = CtxRef::of((*qp).context);
-        flow.set_handle(uverbs::flow::create(
-            &ctx,
-            QpHandle((*qp).handle),
-            &init,
-            specs,
-        )?);
+        let qp = QpHandle((*qp).handle);
+        let make =
+            |points: Option<&[CounterPoint]>| Ok(create_flow_with(&ctx, qp, &init, specs, points)?);
+        let (handle, points) = match counted {
+            Some(counters) => {
+                let (handle, points) = counters.used_by(make)?;
+                (handle, Some(points))
+            }
+            None => (make(None)?, None),
+        };
+        flow.set_handle(handle);
+        flow.counters = points;
         Ok(Box::into_raw(flow))
     })
 }
@@ -172,7 +199,9 @@ pub unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
         let ctx = CtxRef::of((*flow).context);
         let result = uverbs::flow::destroy(&ctx, FlowHandle((*flow).handle));
         destroyed(result.map_err(Into::into))?;
-        drop(Box::from_raw(flow));
+        if let Some(points) = &Box::from_raw(flow).counters {
+            points.released();
+        }
         Ok(())
     })
 }

@@ -38,16 +38,23 @@ impl ContextOps for Rxe {
 impl ContextOps for Mlx5 {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         use crate::flow::{self, ibv_flow, ibv_flow_attr};
+        use crate::mlx5::counters::{self, ibv_counters};
+        use crate::mlx5::counters::{ibv_counter_attach_attr, ibv_counters_init_attr};
         use crate::mlx5::{clock, cq, dm, wq};
         operations! {
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
             alloc_null_mr: fn(*mut ibv_pd) -> *mut ibv_mr = dm::alloc_null_mr;
+            attach_counters_point_flow: fn(*mut ibv_counters, *mut ibv_counter_attach_attr,
+                *mut ibv_flow) -> c_int = counters::attach_counters_point_flow;
             close_xrcd: fn(*mut ibv_xrcd) -> c_int = xrc::close_xrcd;
             cq_event: fn(*mut ibv_cq) = cq::cq_event;
+            create_counters: fn(*mut ibv_context, *mut ibv_counters_init_attr)
+                -> *mut ibv_counters = counters::create_counters;
             create_flow: fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow = flow::create_flow;
             create_rwq_ind_table: fn(*mut ibv_context, *mut ibv_rwq_ind_table_init_attr)
                 -> *mut ibv_rwq_ind_table = wq::create_rwq_ind_table;
             create_wq: fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq = wq::create_wq;
+            destroy_counters: fn(*mut ibv_counters) -> c_int = counters::destroy_counters;
             destroy_flow: fn(*mut ibv_flow) -> c_int = flow::destroy_flow;
             destroy_rwq_ind_table: fn(*mut ibv_rwq_ind_table) -> c_int = wq::destroy_rwq_ind_table;
             destroy_wq: fn(*mut ibv_wq) -> c_int = wq::destroy_wq;
@@ -62,6 +69,8 @@ impl ContextOps for Mlx5 {
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
             query_rt_values: fn(*mut ibv_context, *mut ibv_values_ex)
                 -> c_int = clock::query_rt_values;
+            read_counters: fn(*mut ibv_counters, *mut u64, u32, u32)
+                -> c_int = counters::read_counters;
             reg_dm_mr: fn(*mut ibv_pd, *mut ibv_dm, u64, usize, u32) -> *mut ibv_mr = dm::reg_dm_mr;
             resize_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::resize_cq;
             unimport_dm: fn(*mut ibv_dm) = dm::unimport_dm;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Raw packets: segmentation, VLAN stripping, checksums, flow tags. Frames go to a
+ * Raw packets: segmentation, VLAN stripping, checksums, flow tags, counters. Frames go to a
  * flow of another context of the device: a context does not hear itself.
  * usage: packets CASE...|all
  */
@@ -399,12 +399,110 @@ static void checksums(void)
 	close_ends(&e);
 }
 
+static void counted(uint64_t packets, uint64_t bytes,
+		    struct ibv_counters *counters)
+{
+	uint64_t values[3] = {7, 7, 7};
+
+	OK(ibv_read_counters(counters, values, 3, 0));
+	EQ(values[0], bytes);
+	EQ(values[1], 0);
+	EQ(values[2], packets);
+}
+
+static void counters_with(bool uncounted)
+{
+	struct ends e;
+	struct ibv_counters_init_attr init = {};
+	struct ibv_counter_attach_attr point = {
+		.counter_desc = IBV_COUNTER_PACKETS, .index = 2};
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth eth;
+		/* The next one, without a gap for its alignment. */
+		uint8_t count[sizeof(struct ibv_flow_spec_counter_action)];
+	} flow = {
+		.attr = {.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(flow),
+			 .num_of_specs = 2, .port = 1},
+		.eth = {.type = IBV_FLOW_SPEC_ETH,
+			.size = sizeof(struct ibv_flow_spec_eth)},
+	};
+	struct ibv_flow_spec_counter_action count = {
+		.type = IBV_FLOW_SPEC_ACTION_COUNT, .size = sizeof(count)};
+	struct ibv_flow *first, *second;
+	struct ibv_counters *c, *none;
+	uint64_t value;
+	uint8_t h[HEADERS];
+	int i;
+
+	open_ends(&e, 0);
+	memcpy(flow.eth.val.dst_mac, to, 6);
+	memset(flow.eth.mask.dst_mac, 0xff, 6);
+	flow.eth.val.dst_mac[5]++;
+	c = MUST(ibv_create_counters(e.recv_ctx, &init));
+	count.counters = c;
+	memcpy(flow.count, &count, sizeof(count));
+	if (uncounted) {
+		NULL_WITH(ibv_create_flow(e.recv, &flow.attr), EINVAL);
+		OK(ibv_destroy_counters(c));
+		close_ends(&e);
+		return;
+	}
+	CHECK(ibv_read_counters(c, &value, 1, 0));
+	OK(ibv_attach_counters_point_flow(c, &point, NULL));
+	point = (struct ibv_counter_attach_attr){
+		.counter_desc = IBV_COUNTER_BYTES, .index = 0};
+	OK(ibv_attach_counters_point_flow(c, &point, NULL));
+	point.counter_desc = 2;
+	CHECK(ibv_attach_counters_point_flow(c, &point, NULL));
+	point.counter_desc = IBV_COUNTER_BYTES;
+	CHECK(ibv_attach_counters_point_flow(c, &point, e.flow));
+	first = MUST(ibv_create_flow(e.recv, &flow.attr));
+	EQ(ibv_attach_counters_point_flow(c, &point, NULL), EBUSY);
+	EQ(ibv_destroy_counters(c), EBUSY);
+	counted(0, 0, c);
+	pattern(e.buf, 1000, 5);
+	headers(h, 1000);
+	h[5]++;
+	OK(post_tso(&e, 1, h, HEADERS, 1000, 500));
+	check_sent(&e, 1, IBV_WC_TSO);
+	for (i = 0; i < 2; i++)
+		EQ(next_frame(&e).len, HEADERS + 500);
+	counted(2, 2 * (HEADERS + 500), c);
+	/* A second flow adds to them. */
+	flow.eth.val.dst_mac[5]++;
+	second = MUST(ibv_create_flow(e.recv, &flow.attr));
+	h[5]++;
+	OK(post_tso(&e, 2, h, HEADERS, 100, 500));
+	check_sent(&e, 2, IBV_WC_TSO);
+	EQ(next_frame(&e).len, HEADERS + 100);
+	counted(3, 2 * (HEADERS + 500) + HEADERS + 100, c);
+	OK(ibv_destroy_flow(first));
+	EQ(ibv_destroy_counters(c), EBUSY);
+	OK(ibv_destroy_flow(second));
+	OK(ibv_destroy_counters(c));
+	none = MUST(ibv_create_counters(e.recv_ctx, &init));
+	OK(ibv_destroy_counters(none));
+	close_ends(&e);
+}
+
+static void counters(void)
+{
+	counters_with(false);
+}
+
+static void uncounted(void)
+{
+	counters_with(true);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test_case cases[] = {
 		{"tso-post", tso_post}, {"tso-wr", tso_wr},
 		{"tso-bad", tso_bad},	{"vlan", vlan},
-		{"checksums", checksums},
+		{"checksums", checksums}, {"counters", counters},
+		{"uncounted", uncounted},
 	};
 
 	return test_main(argc, argv, cases, ARRAY_SIZE(cases), 60);

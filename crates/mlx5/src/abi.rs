@@ -185,6 +185,36 @@ pub mod device_flag {
     pub const SCAT2CQE_DCT: u32 = 1 << 3;
 }
 
+/// What a counter of a flow counts (`struct mlx5_ib_flow_counters_desc`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CounterPoint {
+    /// `enum ibv_counter_description`: 0 packets, 1 bytes.
+    pub description: u32,
+    /// The counter's number.
+    pub index: u32,
+}
+
+/// What the counters of a flow count (`struct mlx5_ib_flow_counters_data`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CountersData {
+    /// Address of the [`CounterPoint`]s.
+    pub counters_data: u64,
+    pub ncounters: u32,
+    pub reserved: u32,
+}
+
+/// Driver input to CREATE_FLOW with counters (`struct mlx5_ib_create_flow`, with data of
+/// one specification).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateFlow {
+    pub ncounters_data: u32,
+    pub reserved: u32,
+    pub data: CountersData,
+}
+
 /// Driver input to CREATE_SRQ (`struct mlx5_ib_create_srq`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -609,6 +639,8 @@ unsafe impl Pod for QueryDeviceResp {}
 unsafe impl Pod for CreateCqResp {}
 // SAFETY: a u64, two u16, a u32.
 unsafe impl Pod for ResizeCq {}
+// SAFETY: two u32, a u64, two u32.
+unsafe impl Pod for CreateFlow {}
 // SAFETY: two u64 and four u32.
 unsafe impl Pod for CreateSrq {}
 // SAFETY: two u32.

@@ -32,6 +32,7 @@ mod cursor;
 mod direct;
 mod dm;
 mod error;
+mod flow;
 #[cfg(any(test, feature = "fake"))]
 pub mod hostile;
 pub mod ioctl;
@@ -53,7 +54,7 @@ mod wc;
 mod work;
 mod wq;
 
-pub use abi::ClockInfo;
+pub use abi::{ClockInfo, CounterPoint};
 pub use ah::{Address, AddressHandle, Link};
 pub use arming::Arming;
 pub use clock::{Clock, WallClock};
@@ -65,6 +66,7 @@ pub use cursor::CursorEntry;
 pub use direct::{DirectRegister, DirectRing};
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};
 pub use error::{CompletionError, CreateError};
+pub use flow::create_flow;
 pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
 pub use own_uars::{DirectUar, ThreadUar};

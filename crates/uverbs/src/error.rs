@@ -125,6 +125,9 @@ commands! {
     DestroyWqTable = "RWQ_IND_TBL_DESTROY" on "indirection table";
     CreateFlow = "CREATE_FLOW" on "queue pair";
     DestroyFlow = "DESTROY_FLOW" on "flow";
+    CreateCounters = "COUNTERS_CREATE" on "counters";
+    ReadCounters = "COUNTERS_READ" on "counters";
+    DestroyCounters = "COUNTERS_DESTROY" on "counters";
     CreateAh = "CREATE_AH" on "address handle";
     DestroyAh = "AH_DESTROY" on "address handle";
     OpenXrcd = "OPEN_XRCD" on "XRC domain";

@@ -4,7 +4,7 @@ use crate::abi::write::{
     CMD_FLAG_EXTENDED, CreateFlow, CreateFlowResp, DestroyFlow, FlowAttr, cmd,
 };
 use crate::command::Ioctl;
-use crate::{Command, Context, Error, FlowHandle, QpHandle};
+use crate::{Command, Context, Error, FlowHandle, QpHandle, Udata};
 use zerocopy::IntoBytes;
 
 /// Maximum number of specifications of a flow, of all kernels.
@@ -89,6 +89,7 @@ pub fn create(
     qp: QpHandle,
     init: &FlowInit,
     mut specs: Specs,
+    udata: Udata<'_>,
 ) -> Result<FlowHandle, Error> {
     let header = size_of::<CreateFlow>();
     let request = CreateFlow {
@@ -114,6 +115,7 @@ pub fn create(
         &mut resp,
     )
     .acts_on(qp.0)
+    .udata(udata)
     .run(context)?;
     Ok(FlowHandle(resp.flow_handle))
 }

@@ -50,6 +50,8 @@ handles! {
     FlowHandle;
     /// Handle number of device memory.
     DmHandle;
+    /// Handle number of counters.
+    CountersHandle;
 }
 
 /// A kind of kernel object.

@@ -54,6 +54,7 @@ mod attr;
 mod channel;
 mod command;
 mod context;
+mod counters;
 pub mod cq;
 pub mod discovery;
 pub mod dm;
@@ -92,14 +93,15 @@ pub use attr::{AccessFlags, AhAttr, CqFlags, GlobalRoute, QpCreateFlags, QpState
 pub use channel::CompletionChannel;
 pub use command::Udata;
 pub use context::{Context, ContextInfo, ContextRef};
+pub use counters::Counters;
 pub use cq::{Cq, CqEvents, CqInit};
 pub use dm::Dm;
 pub use dmabuf::Dmabuf;
 pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{
-    AhHandle, CqHandle, DmHandle, Existence, FlowHandle, MrHandle, MwHandle, PdHandle, QpHandle,
-    SrqHandle, WqHandle, WqTableHandle, XrcdHandle,
+    AhHandle, CountersHandle, CqHandle, DmHandle, Existence, FlowHandle, MrHandle, MwHandle,
+    PdHandle, QpHandle, SrqHandle, WqHandle, WqTableHandle, XrcdHandle,
 };
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};

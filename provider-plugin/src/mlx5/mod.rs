@@ -9,6 +9,7 @@
 
 mod ah;
 pub mod clock;
+pub mod counters;
 pub mod cq;
 mod device;
 pub mod dm;

@@ -90,6 +90,18 @@ fn assertions() -> String {
     fields!(c, "mlx5_ib_resize_cq", size ResizeCq {
         buf_addr, cqe_size, reserved0, reserved1,
     });
+    // The data has no size in C.
+    assert(
+        &mut c,
+        format!(
+            "offsetof(struct mlx5_ib_create_flow, data) == {}",
+            offset_of!(CreateFlow, data)
+        ),
+    );
+    fields!(c, "mlx5_ib_flow_counters_data", size CountersData {
+        counters_data, ncounters, reserved,
+    });
+    fields!(c, "mlx5_ib_flow_counters_desc", size CounterPoint { description, index });
     fields!(c, "mlx5_ib_create_srq", size CreateSrq {
         buf_addr, db_addr, flags, reserved0, uidx, reserved1,
     });

@@ -195,6 +195,7 @@ impl<P: Platform> Hca<P> {
             | op::DESTROY_FLOW_TABLE
             | op::DESTROY_FLOW_GROUP
             | op::DEALLOC_FLOW_COUNTER => core.destroy_steering(opcode, input),
+            op::QUERY_FLOW_COUNTER => core.query_flow_counter(input, output),
             op::MODIFY_TIR
             | op::MODIFY_TIS
             | op::MODIFY_RQT

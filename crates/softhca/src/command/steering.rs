@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::NUMBER;
 use super::load::number;
 use super::opcode as op;
-use crate::bits::{Field, field, flag, get_array, get32};
+use crate::bits::{Field, field, flag, get_array, get32, put64};
 use crate::engine::core::Core;
-use crate::engine::steering::{Destination, Object, Rule, Tir, TirDestination};
+use crate::engine::steering::{Destination, Object, Rule, Tir, TirDestination, Traffic};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
@@ -44,8 +44,13 @@ const RULE_GROUP: Field = field(0x44, 31, 0);
 const RULE_TAG: Field = field(0x48, 23, 0);
 const RULE_ACTION: Field = field(0x4c, 15, 0);
 const RULE_DESTINATIONS: Field = field(0x50, 23, 0);
+const RULE_COUNTERS: Field = field(0x54, 23, 0);
 const RULE_VALUE: usize = 0x80;
 const RULE_LIST: usize = 0x340;
+/// QUERY_FLOW_COUNTER: the counter, whether it is cleared, and its values.
+pub(super) const QUERIED: Field = field(0x1c, 31, 0);
+const CLEARED: Field = flag(0x18, 31);
+const VALUES: usize = 0x10;
 const TO_TABLE: u32 = 1;
 const TO_TIR: u32 = 2;
 
@@ -104,7 +109,7 @@ impl<P: Platform> Core<P> {
                     criteria: Box::new(get_array(input, CRITERIA)),
                 }
             }
-            _ => Object::Counter,
+            _ => Object::Counter(Traffic::default()),
         };
         let number = self.steering.insert(object).ok_or(TOO_MANY)?;
         NUMBER.put(output, number);
@@ -124,7 +129,7 @@ impl<P: Platform> Core<P> {
             Some(Object::Rqt(_)) => op::DESTROY_RQT,
             Some(Object::Table { .. }) => op::DESTROY_FLOW_TABLE,
             Some(Object::Group { .. }) => op::DESTROY_FLOW_GROUP,
-            Some(Object::Counter) => op::DEALLOC_FLOW_COUNTER,
+            Some(Object::Counter(_)) => op::DEALLOC_FLOW_COUNTER,
             None => return Err(UNKNOWN),
         };
         if right != opcode {
@@ -188,18 +193,43 @@ impl<P: Platform> Core<P> {
         }
     }
 
+    pub(crate) fn query_flow_counter(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(Object::Counter(traffic)) = self.steering.get_mut(QUERIED.get(input)) else {
+            return Err(UNKNOWN);
+        };
+        if output.len() < VALUES + 16 {
+            return Err(refuse(Status::BadOutputLength, "no room for the counter"));
+        }
+        put64(output, VALUES, traffic.packets);
+        put64(output, VALUES + 8, traffic.bytes);
+        if CLEARED.is_set(input) {
+            *traffic = Traffic::default();
+        }
+        Ok(())
+    }
+
     fn set_rule(&mut self, table: u32, input: &[u8]) -> Outcome {
         let count = RULE_DESTINATIONS.get(input) as usize;
+        let counters = RULE_COUNTERS.get(input) as usize;
         let list = input.get(RULE_LIST..).unwrap_or(&[]);
-        if list.len() / 8 < count {
+        if list.len() / 8 < count + counters {
             return Err(refuse(
                 Status::BadInputLength,
-                "destinations of the rule are missing",
+                "destinations or counters of the rule are missing",
             ));
         }
-        let destinations = list
+        let (to, counted) = list.split_at(8 * count);
+        let counters: Vec<u32> = counted
             .chunks_exact(8)
-            .take(count)
+            .take(counters)
+            .map(|entry| get32(entry, 0))
+            .collect();
+        let is_counter = |number| matches!(self.steering.get(number), Some(Object::Counter(_)));
+        if !counters.iter().all(|number| is_counter(*number)) {
+            return Err(UNKNOWN);
+        }
+        let destinations = to
+            .chunks_exact(8)
             .map(|entry| {
                 let (kind, number) = (get32(entry, 0) >> 24, get32(entry, 0) & 0xff_ffff);
                 match kind {
@@ -215,6 +245,7 @@ impl<P: Platform> Core<P> {
             action: RULE_ACTION.get(input),
             value: Box::new(get_array(input, RULE_VALUE)),
             destinations,
+            counters,
         };
         if self.steering.set_rule(table, RULE_INDEX.get(input), rule) {
             Ok(())

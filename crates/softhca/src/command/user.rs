@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use super::NUMBER;
 use super::opcode as op;
 use super::qp::ST_DCI;
+use super::steering::QUERIED as QUERIED_COUNTER;
 use crate::bits::{Field, field, get32, get64};
 use crate::engine::buffer::{Buffer, PAGES_AT};
 use crate::engine::core::Core;
@@ -182,6 +183,7 @@ fn subject(opcode: u16, input: &[u8]) -> Option<(Kind, u32)> {
         | op::MODIFY_RQT
         | op::DESTROY_RQT => (Kind::Steering, NUMBER),
         op::DEALLOC_FLOW_COUNTER => (Kind::Steering, LONG_NUMBER),
+        op::QUERY_FLOW_COUNTER => (Kind::Steering, QUERIED_COUNTER),
         op::QUERY_GENERAL_OBJECT | op::MODIFY_GENERAL_OBJECT | op::DESTROY_GENERAL_OBJECT => {
             (Kind::General(GENERAL_TYPE.get(input)), LONG_NUMBER)
         }

@@ -20,6 +20,7 @@ const MOST: usize = 1 << 16;
 
 const ACTION_DROP: u32 = 1 << 1;
 const ACTION_FORWARD: u32 = 1 << 2;
+const ACTION_COUNT: u32 = 1 << 3;
 
 /// Header bits in the layout that rules match.
 pub(crate) type Headers = Box<[u8; MATCH]>;
@@ -41,6 +42,8 @@ pub(crate) struct Rule {
     pub(crate) action: u32,
     pub(crate) value: Headers,
     pub(crate) destinations: Vec<Destination>,
+    /// Counters of matching frames.
+    pub(crate) counters: Vec<u32>,
 }
 
 /// A transport interface receive (TIR): where steering ends.
@@ -81,7 +84,14 @@ pub(crate) enum Object {
     Group {
         criteria: Headers,
     },
-    Counter,
+    Counter(Traffic),
+}
+
+/// What matched the rules with a counter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
 }
 
 /// All steering objects.
@@ -172,8 +182,8 @@ impl Steering {
 
     /// Returns the receive queues for a frame, each with the tag of the rule. A frame
     /// from one of the interface's send queues is filtered by the settings of the TIRs.
-    pub(crate) fn steer(&self, frame: &[u8], origin: Origin) -> Vec<(u32, u32)> {
-        let mut queues = Vec::new();
+    pub(crate) fn steer(&mut self, frame: &[u8], origin: Origin) -> Vec<(u32, u32)> {
+        let (mut queues, mut counters) = (Vec::new(), Vec::new());
         if let (Some(root), Some(headers)) = (self.root, headers(frame)) {
             let walk = Walk {
                 headers: &headers,
@@ -181,12 +191,25 @@ impl Steering {
                 cast: cast(frame),
                 origin,
             };
-            self.pass(&walk, root, DEPTH, &mut queues);
+            self.pass(&walk, root, DEPTH, &mut queues, &mut counters);
+        }
+        for counter in counters {
+            if let Some(Object::Counter(traffic)) = self.objects.get_mut(&counter) {
+                traffic.packets = traffic.packets.wrapping_add(1);
+                traffic.bytes = traffic.bytes.wrapping_add(frame.len() as u64);
+            }
         }
         queues
     }
 
-    fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, queues: &mut Vec<(u32, u32)>) {
+    fn pass(
+        &self,
+        walk: &Walk<'_>,
+        table: u32,
+        depth: u32,
+        queues: &mut Vec<(u32, u32)>,
+        counters: &mut Vec<u32>,
+    ) {
         let (Some(Object::Table { next, rules, .. }), Some(depth)) =
             (self.objects.get(&table), depth.checked_sub(1))
         else {
@@ -194,16 +217,19 @@ impl Steering {
         };
         let Some(rule) = rules.values().find(|rule| self.matches(walk, rule)) else {
             if let Some(next) = next {
-                self.pass(walk, *next, depth, queues);
+                self.pass(walk, *next, depth, queues, counters);
             }
             return;
         };
+        if rule.action & ACTION_COUNT != 0 {
+            counters.extend_from_slice(&rule.counters);
+        }
         if rule.action & ACTION_DROP != 0 || rule.action & ACTION_FORWARD == 0 {
             return;
         }
         for destination in &rule.destinations {
             match destination {
-                Destination::Table(table) => self.pass(walk, *table, depth, queues),
+                Destination::Table(table) => self.pass(walk, *table, depth, queues, counters),
                 Destination::Tir(tir) => {
                     if let Some(rqn) = self.queue_of(walk, *tir) {
                         queues.push((rqn, rule.tag));
@@ -368,6 +394,7 @@ mod tests {
             action: ACTION_FORWARD,
             value,
             destinations: vec![to],
+            counters: Vec::new(),
         }
     }
 
@@ -447,6 +474,54 @@ mod tests {
         *next = Some(first);
         rules.clear();
         assert!(steering.steer(&frame(false), Origin::Wire).is_empty());
+    }
+
+    #[test]
+    fn frames_are_counted_by_the_rules_that_they_match() {
+        let mut steering = Steering::default();
+        let zero: Headers = Box::new([0; MATCH]);
+        let counter = |steering: &mut Steering| {
+            let object = Object::Counter(Traffic::default());
+            steering.insert(object).unwrap()
+        };
+        let (used, unused) = (counter(&mut steering), counter(&mut steering));
+        let mut table = || {
+            let object = Object::Table {
+                receives: true,
+                next: None,
+                rules: BTreeMap::new(),
+            };
+            steering.insert(object).unwrap()
+        };
+        let (first, second) = (table(), table());
+        let all = steering
+            .insert(Object::Group {
+                criteria: zero.clone(),
+            })
+            .unwrap();
+        let counting = |to| Rule {
+            action: ACTION_FORWARD | ACTION_COUNT,
+            counters: vec![used],
+            ..rule(all, zero.clone(), to)
+        };
+        assert!(steering.set_rule(first, 0, counting(Destination::Table(second))));
+        let ignored = Rule {
+            action: ACTION_DROP,
+            counters: vec![unused],
+            ..rule(all, zero.clone(), Destination::Other)
+        };
+        assert!(steering.set_rule(second, 0, ignored));
+        steering.root = Some(first);
+        let length = frame(false).len() as u64;
+        for n in 1..=3 {
+            steering.steer(&frame(false), Origin::Wire);
+            let traffic = |steering: &Steering, number| match steering.get(number) {
+                Some(Object::Counter(traffic)) => (traffic.packets, traffic.bytes),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(traffic(&steering, used), (n, n * length));
+            assert_eq!(traffic(&steering, unused), (0, 0), "without the action");
+        }
     }
 
     #[test]

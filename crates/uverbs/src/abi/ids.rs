@@ -162,6 +162,22 @@ pub const ATTR_ALLOC_DM_ALIGNMENT: u16 = 2;
 // Attributes of `METHOD_DM_FREE`.
 pub const ATTR_FREE_DM_HANDLE: u16 = 0;
 
+// Methods of counters.
+pub const METHOD_COUNTERS_CREATE: u16 = 0;
+pub const METHOD_COUNTERS_DESTROY: u16 = 1;
+pub const METHOD_COUNTERS_READ: u16 = 2;
+
+// Attributes of `METHOD_COUNTERS_CREATE`.
+pub const ATTR_CREATE_COUNTERS_HANDLE: u16 = 0;
+
+// Attributes of `METHOD_COUNTERS_DESTROY`.
+pub const ATTR_DESTROY_COUNTERS_HANDLE: u16 = 0;
+
+// Attributes of `METHOD_COUNTERS_READ`.
+pub const ATTR_READ_COUNTERS_HANDLE: u16 = 0;
+pub const ATTR_READ_COUNTERS_BUFF: u16 = 1;
+pub const ATTR_READ_COUNTERS_FLAGS: u16 = 2;
+
 // Methods of a memory region.
 pub const METHOD_DM_MR_REG: u16 = 0;
 pub const METHOD_MR_DESTROY: u16 = 1;

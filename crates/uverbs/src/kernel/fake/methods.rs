@@ -74,6 +74,31 @@ pub struct MethodSpec {
 
 const METHODS: &[MethodSpec] = &[
     MethodSpec {
+        object: OBJECT_COUNTERS,
+        method: METHOD_COUNTERS_CREATE,
+        udata: false,
+        attrs: &[must(ATTR_CREATE_COUNTERS_HANDLE, Ty::New(OBJECT_COUNTERS))],
+    },
+    MethodSpec {
+        object: OBJECT_COUNTERS,
+        method: METHOD_COUNTERS_DESTROY,
+        udata: false,
+        attrs: &[must(
+            ATTR_DESTROY_COUNTERS_HANDLE,
+            Ty::Destroy(OBJECT_COUNTERS),
+        )],
+    },
+    MethodSpec {
+        object: OBJECT_COUNTERS,
+        method: METHOD_COUNTERS_READ,
+        udata: false,
+        attrs: &[
+            must(ATTR_READ_COUNTERS_HANDLE, Ty::Object(OBJECT_COUNTERS)),
+            must(ATTR_READ_COUNTERS_BUFF, OUT64),
+            must(ATTR_READ_COUNTERS_FLAGS, FLAGS),
+        ],
+    },
+    MethodSpec {
         object: OBJECT_DM,
         method: METHOD_DM_ALLOC,
         udata: false,

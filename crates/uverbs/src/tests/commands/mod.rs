@@ -1,5 +1,6 @@
 //! The attributes that each command sends, and its handling of the answer.
 
+mod counters;
 mod device_memory;
 mod driver;
 mod memory;

@@ -1,0 +1,191 @@
+//! Counters of flows.
+
+use core::ffi::c_int;
+use core::slice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mlx5::CounterPoint;
+use uverbs::CountersHandle;
+
+use crate::abi::ibv_context;
+use crate::alloc::try_box;
+use crate::context::{CtxRef, destroyed};
+use crate::entry;
+use crate::errno::Errno;
+use crate::flow::ibv_flow;
+
+/// `struct ibv_counters`.
+#[repr(C)]
+pub struct ibv_counters {
+    context: *mut ibv_context,
+}
+
+/// `struct ibv_counters_init_attr`.
+#[repr(C)]
+pub struct ibv_counters_init_attr {
+    comp_mask: u32,
+}
+
+/// `struct ibv_counter_attach_attr`.
+#[repr(C)]
+pub struct ibv_counter_attach_attr {
+    counter_desc: u32,
+    index: u32,
+    comp_mask: u32,
+}
+
+/// `IBV_COUNTER_PACKETS` and `IBV_COUNTER_BYTES` are all that are counted.
+const LAST_DESCRIPTION: u32 = 1;
+
+/// Counters.
+#[repr(C)]
+pub struct Counters {
+    /// The part that applications see.
+    public: ibv_counters,
+    object: uverbs::Counters<CtxRef>,
+    points: SharedPoints,
+}
+
+/// What counters count; shared with the flows that use them.
+#[derive(Clone, Default)]
+pub struct SharedPoints(Arc<Mutex<Points>>);
+
+#[derive(Default)]
+struct Points {
+    list: Vec<CounterPoint>,
+    /// Flows that use them; the first one has told the driver the points.
+    flows: u32,
+}
+
+impl SharedPoints {
+    fn lock(&self) -> MutexGuard<'_, Points> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A flow with these counters was destroyed.
+    pub fn released(&self) {
+        self.lock().flows -= 1;
+    }
+}
+
+/// The provider's view of counters.
+///
+/// # Safety
+/// They are live, and of a context of ours.
+unsafe fn counters_of<'a>(counters: *mut ibv_counters) -> &'a Counters {
+    // SAFETY: every ibv_counters that this provider hands out begins a Counters.
+    unsafe { &*counters.cast::<Counters>() }
+}
+
+impl Counters {
+    /// The kernel's number.
+    pub fn handle(&self) -> CountersHandle {
+        self.object.handle()
+    }
+
+    /// Creates a flow by `make`, which gets the points if it is the first with these
+    /// counters. The flow is to tell the points when it is destroyed.
+    ///
+    /// # Errors
+    /// EINVAL if nothing is to be counted; those of `make`.
+    pub fn used_by<T>(
+        &self,
+        make: impl FnOnce(Option<&[CounterPoint]>) -> Result<T, Errno>,
+    ) -> Result<(T, SharedPoints), Errno> {
+        let mut points = self.points.lock();
+        let list = match points.flows {
+            0 if points.list.is_empty() => return Err(Errno::INVAL),
+            0 => Some(&*points.list),
+            _ => None,
+        };
+        let made = make(list)?;
+        points.flows += 1;
+        Ok((made, self.points.clone()))
+    }
+}
+
+/// The counters in the specification of a flow.
+///
+/// # Safety
+/// They are null or live, and of a context of ours.
+pub unsafe fn of_specification<'a>(counters: *mut ibv_counters) -> Result<&'a Counters, Errno> {
+    match counters.is_null() {
+        true => Err(Errno::INVAL),
+        // SAFETY: as the caller says.
+        false => Ok(unsafe { counters_of(counters) }),
+    }
+}
+
+/// `ibv_create_counters`. EOPNOTSUPP for attributes that are not known.
+pub unsafe extern "C" fn create_counters(
+    context: *mut ibv_context,
+    attr: *mut ibv_counters_init_attr,
+) -> *mut ibv_counters {
+    // SAFETY: libibverbs passes an open context of ours, the application its attributes.
+    entry::pointer(|| unsafe {
+        if (*attr).comp_mask != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let counters = Counters {
+            public: ibv_counters { context },
+            object: uverbs::Counters::create(&CtxRef::of(context))?,
+            points: SharedPoints::default(),
+        };
+        Ok(Box::into_raw(try_box(counters).map_err(|(_, errno)| errno)?).cast())
+    })
+}
+
+/// `ibv_destroy_counters`. EBUSY, and they stay, while flows use them.
+pub unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
+    // SAFETY: libibverbs passes live counters of ours.
+    entry::int(|| unsafe {
+        let own = counters_of(counters);
+        destroyed(own.object.destroy().map_err(Into::into))?;
+        drop(Box::from_raw(counters.cast::<Counters>()));
+        Ok(())
+    })
+}
+
+/// `ibv_attach_counters_point_flow`, before flows are created with the counters. EBUSY
+/// once a flow uses them, ENOTSUP for another description or an existing flow.
+pub unsafe extern "C" fn attach_counters_point_flow(
+    counters: *mut ibv_counters,
+    attr: *mut ibv_counter_attach_attr,
+    flow: *mut ibv_flow,
+) -> c_int {
+    // SAFETY: libibverbs passes live counters of ours, the application its attributes.
+    entry::int(|| unsafe {
+        let attr = &*attr;
+        if !flow.is_null() || attr.comp_mask != 0 || attr.counter_desc > LAST_DESCRIPTION {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let mut points = counters_of(counters).points.lock();
+        if points.flows != 0 {
+            return Err(Errno::BUSY);
+        }
+        points.list.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        points.list.push(CounterPoint {
+            description: attr.counter_desc,
+            index: attr.index,
+        });
+        Ok(())
+    })
+}
+
+/// `ibv_read_counters`. EINVAL before a flow uses them.
+pub unsafe extern "C" fn read_counters(
+    counters: *mut ibv_counters,
+    values: *mut u64,
+    count: u32,
+    flags: u32,
+) -> c_int {
+    // SAFETY: libibverbs passes live counters of ours, the application room for so many
+    // values.
+    entry::int(|| unsafe {
+        let values = match count {
+            0 => &mut [],
+            _ => slice::from_raw_parts_mut(values, count as usize),
+        };
+        Ok(counters_of(counters).object.read(values, flags)?)
+    })
+}
