@@ -40,6 +40,7 @@ impl ContextOps for Mlx5 {
         use crate::flow::{self, ibv_flow, ibv_flow_attr};
         use crate::mlx5::counters::{self, ibv_counters};
         use crate::mlx5::counters::{ibv_counter_attach_attr, ibv_counters_init_attr};
+        use crate::mlx5::qp::{self as mlx5_qp, ibv_ece, ibv_qp_rate_limit_attr};
         use crate::mlx5::{clock, cq, dm, wq};
         operations! {
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
@@ -61,18 +62,24 @@ impl ContextOps for Mlx5 {
             dm_export_dmabuf_fd: fn(*mut ibv_dm) -> c_int = dm::dm_export_dmabuf_fd;
             free_dm: fn(*mut ibv_dm) -> c_int = dm::free_dm;
             import_dm: fn(*mut ibv_context, u32) -> *mut ibv_dm = dm::import_dm;
+            modify_qp_rate_limit: fn(*mut ibv_qp, *mut ibv_qp_rate_limit_attr)
+                -> c_int = mlx5_qp::modify_qp_rate_limit;
             modify_wq: fn(*mut ibv_wq, *mut ibv_wq_attr) -> c_int = wq::modify_wq;
             open_qp: fn(*mut ibv_context, *mut ibv_qp_open_attr)
                 -> *mut ibv_qp = xrc::open_qp::<Self>;
             open_xrcd: fn(*mut ibv_context, *mut ibv_xrcd_init_attr)
                 -> *mut ibv_xrcd = xrc::open_xrcd;
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
+            query_ece: fn(*mut ibv_qp, *mut ibv_ece) -> c_int = mlx5_qp::query_ece;
+            query_qp_data_in_order: fn(*mut ibv_qp, u32, u32)
+                -> c_int = mlx5_qp::query_qp_data_in_order;
             query_rt_values: fn(*mut ibv_context, *mut ibv_values_ex)
                 -> c_int = clock::query_rt_values;
             read_counters: fn(*mut ibv_counters, *mut u64, u32, u32)
                 -> c_int = counters::read_counters;
             reg_dm_mr: fn(*mut ibv_pd, *mut ibv_dm, u64, usize, u32) -> *mut ibv_mr = dm::reg_dm_mr;
             resize_cq: fn(*mut ibv_cq, c_int) -> c_int = cq::resize_cq;
+            set_ece: fn(*mut ibv_qp, *mut ibv_ece) -> c_int = mlx5_qp::set_ece;
             unimport_dm: fn(*mut ibv_dm) = dm::unimport_dm;
         }
     }
@@ -169,6 +176,7 @@ mod tests {
                     None => {
                         let since = match name {
                             "import_dm" | "unimport_dm" => 35,
+                            "query_qp_data_in_order" => 36,
                             "reg_mr_ex" => 59,
                             "dm_export_dmabuf_fd" | "query_port_speed" => 62,
                             _ => 0,

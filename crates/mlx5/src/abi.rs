@@ -63,6 +63,9 @@ pub const HAS_CORE_CLOCK: u32 = 1 << 0;
 /// Bit of [`AllocUcontextResp::comp_mask`]: `dump_fill_mkey` is there
 /// (`MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY`).
 pub const HAS_NULL_KEY: u32 = 1 << 1;
+/// Bit of [`AllocUcontextResp::comp_mask`]: queue pairs have enhanced connection options
+/// (`MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE`).
+pub const HAS_ECE: u32 = 1 << 2;
 /// Bit of [`AllocUcontextResp::clock_info_versions`] for [`ClockInfo`]
 /// (`1 << MLX5_IB_CLOCK_INFO_V1`).
 pub const CLOCK_INFO_V1: u8 = 1 << 0;
@@ -278,6 +281,17 @@ pub const QP_FLAG_PACKET_BASED_CREDIT_MODE: u32 = 1 << 9;
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: `bfreg_index` is the number of a page of
 /// registers that was allocated.
 pub const QP_FLAG_UAR_PAGE_INDEX: u32 = 1 << 10;
+
+/// Driver input to MODIFY_QP (`struct mlx5_ib_modify_qp`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ModifyQp {
+    pub comp_mask: u32,
+    pub max_burst_sz: u32,
+    pub typical_pkt_sz: u16,
+    pub reserved: u16,
+    pub ece_options: u32,
+}
 
 /// Driver response to MODIFY_QP of a DC target (`struct mlx5_ib_modify_qp_resp`).
 #[repr(C)]
@@ -647,6 +661,8 @@ unsafe impl Pod for CreateSrq {}
 unsafe impl Pod for CreateSrqResp {}
 // SAFETY: two u64, six u32, a u64, a u32, two u8, a u16.
 unsafe impl Pod for CreateQp {}
+// SAFETY: two u32, two u16, a u32.
+unsafe impl Pod for ModifyQp {}
 // SAFETY: four u32.
 unsafe impl Pod for ModifyQpResp {}
 // SAFETY: eight u32 and a u64.
@@ -684,6 +700,7 @@ const _: () = {
     assert!(size_of::<CreateWq>() == 48);
     assert!(offset_of!(CreateQp, access_key) == 40);
     assert!(offset_of!(CreateQp, concurrent_streams) == 52);
+    assert!(size_of::<ModifyQp>() == 16);
     assert!(size_of::<ModifyQpResp>() == 16);
     assert!(size_of::<CreateQpResp>() == 40);
     assert!(size_of::<CreateAhResp>() == 16);

@@ -12,6 +12,7 @@ mod opcode {
     pub const QUERY_HCA_CAP: u32 = 0x100;
     pub const CREATE_MKEY: u32 = 0x200;
     pub const RTS2RTS_QP: u32 = 0x505;
+    pub const QUERY_QP: u32 = 0x50b;
     pub const INIT2INIT_QP: u32 = 0x50e;
     pub const CREATE_GENERAL_OBJECT: u32 = 0xa00;
     pub const MODIFY_GENERAL_OBJECT: u32 = 0xa01;
@@ -97,6 +98,8 @@ pub struct Capabilities {
     pub lag_ports: u8,
     /// Binary logarithm of the numbers of a [`ReservedNumbers`].
     pub log_reserved_numbers: u8,
+    /// The device tells whether it writes the data of a queue pair in order.
+    pub data_in_order: bool,
     /// There is quality of service.
     qos: bool,
 }
@@ -153,6 +156,7 @@ impl Capabilities {
                 general_objects: u64::from(word(0x80)) << 32 | u64::from(word(0x84)),
                 lag_ports: (word(0x4c) & 0xf) as u8,
                 log_reserved_numbers: 0,
+                data_in_order: bit(0xc, 29),
                 qos: bit(0x40, 4),
             };
             (all, word(0x4) & HAS_GROUP_2 != 0)
@@ -222,6 +226,27 @@ fn modify(
     // SAFETY: what the commands here set is no memory.
     let result = unsafe { devx::modify(context, handle.0, &input.0, &mut answer) };
     result.map_err(|error| refusal(name, error, &answer))
+}
+
+/// Queries whether the device writes the data of a queue pair's messages in the order of
+/// addresses.
+///
+/// # Errors
+/// The device's.
+pub fn data_in_order(
+    context: &Context,
+    handle: QpHandle,
+    number: u32,
+) -> Result<bool, CreateError> {
+    const CONTEXT: usize = 0x18;
+    const IN_ORDER: u32 = 1 << 5;
+    let mut input = Input::<16>::new(opcode::QUERY_QP);
+    input.set(qp::NUMBER, number & 0xff_ffff);
+    let mut answer = [0; qp::BYTES];
+    // SAFETY: it changes nothing.
+    let result = unsafe { devx::query(context, handle.0, &input.0, &mut answer) };
+    result.map_err(|error| refusal("QUERY_QP", error, &answer))?;
+    Ok(word(&answer, CONTEXT + 8) & IN_ORDER != 0)
 }
 
 /// Changes the UDP source port of a queue pair that is ready to send.

@@ -10,7 +10,7 @@ use uverbs::{Context, ContextInfo, Udata};
 use crate::Clock;
 use crate::CreateError;
 use crate::abi::{
-    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_NULL_KEY, INLINE_MODE_NONE,
+    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_ECE, HAS_NULL_KEY, INLINE_MODE_NONE,
     LIB_CAP_4K_UAR, Pod, QueryDeviceResp, device_flag, multi_packet,
 };
 use crate::ioctl;
@@ -89,6 +89,9 @@ pub struct Features {
     pub streams: crate::Streams,
     /// Fields and functions of [`crate::PacketHash`].
     pub packet_hash: (u64, u8),
+    /// Rate limits in kbit/s: least, most, types of queue pairs as bits, and flags of
+    /// which bit 0 says that bursts can be limited.
+    pub pacing: [u32; 4],
     /// Most bytes of data that the device divides into TCP segments, and the types of
     /// queue pairs for which it does, as bits of [`uverbs::QpType`].
     pub segmentation: (u32, u32),
@@ -108,6 +111,8 @@ pub struct DeviceContext {
     pub(crate) arm: CqDoorbell,
     /// The device's time.
     clock: Clock,
+    /// It has enhanced connection options.
+    ece: bool,
     /// The null key.
     null_key: Option<u32>,
 }
@@ -337,8 +342,14 @@ impl DeviceContext {
             indices: Arc::default(),
             arm,
             clock: Clock::of(context, answer),
+            ece: answer.comp_mask & HAS_ECE != 0,
             null_key: (answer.comp_mask & HAS_NULL_KEY != 0).then_some(answer.dump_fill_mkey),
         })
+    }
+
+    /// Whether queue pairs have enhanced connection options ([`crate::Changes::ece`]).
+    pub fn has_ece(&self) -> bool {
+        self.ece
     }
 
     /// The null key: writes to it are discarded, reads return any bytes. `None`
@@ -376,6 +387,7 @@ impl DeviceContext {
                 let [fields, function] = answer.rss_caps;
                 (fields, function.to_ne_bytes()[0])
             },
+            pacing: answer.packet_pacing_caps,
             segmentation: {
                 let [longest, types] = answer.tso_caps;
                 (longest, types)

@@ -9,7 +9,7 @@ use uverbs::{
 
 use crate::Lender;
 use crate::abi::{
-    AllocPdResp, CreateQp, CreateQpResp, ModifyQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
+    AllocPdResp, CreateQp, CreateQpResp, ModifyQp, ModifyQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
     QP_FLAG_DCI_STREAM, QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_TYPE_DCI,
     QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
@@ -68,7 +68,59 @@ pub struct Streams {
     pub log_errored: u8,
 }
 
-/// Changes attributes of a DC target. Returns its number once it is ready to receive.
+/// The version of enhanced connection options that a queue pair is created with, so that
+/// the device reports those that it has.
+const ECE_VERSION: u32 = 1 << 28;
+
+/// What changes together with attributes of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Enhanced connection options (ECE) that are asked for, as bits; 0: none.
+    pub ece: u32,
+    /// With a rate limit: most bytes sent at once, and the typical size of a packet.
+    pub burst: Option<(u32, u16)>,
+}
+
+/// Changes attributes of a queue pair. Returns the enhanced connection options that the
+/// device grants of those that are asked for.
+///
+/// # Errors
+/// As [`Qp::modify`].
+pub fn modify_qp<C: ContextRef>(
+    qp: &Qp<C>,
+    attr: &QpAttr,
+    mask: QpAttrMask,
+    changes: &Changes,
+) -> Result<u32, CreateError> {
+    if *changes == Changes::default() {
+        qp.modify(attr, mask, Udata::none())?;
+        return Ok(0);
+    }
+    Ok(modify_with(qp, attr, mask, changes)?.ece_options)
+}
+
+fn modify_with<C: ContextRef>(
+    qp: &Qp<C>,
+    attr: &QpAttr,
+    mask: QpAttrMask,
+    changes: &Changes,
+) -> Result<ModifyQpResp, CreateError> {
+    let (max_burst_sz, typical_pkt_sz) = changes.burst.unwrap_or_default();
+    let request = ModifyQp {
+        max_burst_sz,
+        typical_pkt_sz,
+        ece_options: changes.ece,
+        ..ModifyQp::default()
+    };
+    let mut answer = ModifyQpResp::default();
+    // SAFETY: the request names no address.
+    let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+    qp.modify(attr, mask, udata)?;
+    Ok(answer)
+}
+
+/// Changes attributes of a DC target. Returns its number once it is ready to receive, and
+/// the options as [`modify_qp`] does.
 ///
 /// # Errors
 /// As [`Qp::modify`]; [`CreateError::BadAnswer`] without a number.
@@ -76,19 +128,19 @@ pub fn modify_target<C: ContextRef>(
     target: &Qp<C>,
     attr: &QpAttr,
     mask: QpAttrMask,
-) -> Result<Option<u32>, CreateError> {
+    changes: &Changes,
+) -> Result<(Option<u32>, u32), CreateError> {
     const LENGTH: u32 = 8;
-    let mut answer = ModifyQpResp::default();
-    target.modify(attr, mask, Udata::output(answer.bytes_mut()))?;
+    let answer = modify_with(target, attr, mask, changes)?;
     if !mask.contains(QpAttrMask::STATE) || attr.qp_state != QpState::RTR {
-        return Ok(None);
+        return Ok((None, answer.ece_options));
     }
     if answer.response_length < LENGTH {
         return Err(CreateError::BadAnswer {
             what: "no number of a DC target",
         });
     }
-    Ok(Some(answer.dctn & NUMBER))
+    Ok((Some(answer.dctn & NUMBER), answer.ece_options))
 }
 
 /// Limits of packets that the device divides into TCP segments (TSO).
@@ -193,6 +245,8 @@ pub struct QueuePair<C: ContextRef> {
     pub cap: QpCap,
     /// Its device objects, if its type is [`QpType::RAW_PACKET`].
     pub packets: PacketObjects,
+    /// Enhanced connection options that the device has, as bits.
+    pub ece: u32,
 }
 
 impl<C: ContextRef> QueuePair<C> {
@@ -308,6 +362,10 @@ impl<C: ContextRef> QueuePair<C> {
                 Service::Packet => work.send_at().as_ptr().expose_provenance() as u64,
                 _ => access_key,
             },
+            ece_options: match device.has_ece() {
+                true => ECE_VERSION,
+                false => 0,
+            },
             concurrent_streams: log_concurrent,
             errored_streams: log_errored,
             ..CreateQp::default()
@@ -338,6 +396,7 @@ impl<C: ContextRef> QueuePair<C> {
                 max_inline_data: send.max_inline,
             },
             packets: PacketObjects::from(&answer),
+            ece: answer.ece_options,
             work,
             object,
         })
@@ -367,6 +426,7 @@ impl<C: ContextRef> QueuePair<C> {
             recv: None,
             cap: QpCap::default(),
             packets: PacketObjects::default(),
+            ece: 0,
             work,
             object,
         })

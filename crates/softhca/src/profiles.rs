@@ -178,6 +178,8 @@ const ON_DEMAND: &[Cap] = &[
 /// queue pair numbers, rates; and copies of memory by the device (DMA_MMO).
 const USER_CONTEXTS: &[Cap] = &[
     (General, LOG_MAX_UCTX, 15),
+    (General, QP_DATA_IN_ORDER, 1),
+    (General, ECE_SUPPORT, 1),
     (General, RTS2RTS_QP_UDP_SPORT, 1),
     (General, HCA_CAP_2, 1),
     (

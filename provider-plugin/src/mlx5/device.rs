@@ -32,6 +32,12 @@ fn add(from: &DeviceAttrEx, features: &Features, attr: &mut ibv_device_attr_ex) 
         max_tso: segmentation.0,
         supported_qpts: segmentation.1,
     };
+    let [least, most, types, _] = features.pacing;
+    attr.packet_pacing_caps = ibv_packet_pacing_caps {
+        qp_rate_limit_min: least,
+        qp_rate_limit_max: most,
+        supported_qpts: types,
+    };
     attr.raw_packet_caps = from.raw_packet_caps;
     attr.max_wq_type_rq = from.max_wq_type_rq;
     let caps = &from.rss_caps;

@@ -2,14 +2,17 @@
 //! completion queues.
 
 use core::cell::UnsafeCell;
+use core::ffi::c_int;
 use core::slice;
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::ffi::OsStr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use mlx5::commands::{Capabilities, enable_memcpy};
+use mlx5::commands::{Capabilities, data_in_order, enable_memcpy};
 use mlx5::{
-    Dynamic, KeyChanges, Lender, PacketHash, PacketObjects, QpOptions, QueuePair, RecvQueue, Role,
-    Segmentation, SendQueue, Work, modify_target,
+    Changes, Dynamic, KeyChanges, Lender, PacketHash, PacketObjects, QpOptions, QueuePair,
+    RecvQueue, Role, Segmentation, SendQueue, Work, modify_target,
 };
 use uverbs::environment::variable;
 use uverbs::{
@@ -27,10 +30,11 @@ use crate::access::locked;
 use crate::alloc::try_box;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
+use crate::entry;
 use crate::errno::Errno;
 use crate::mlx5dv::abi::{mlx5dv_qp_ex, send_ops};
 use crate::mr::may_be_bound;
-use crate::qp::{NewQp, QpOps, Sends};
+use crate::qp::{NewQp, QpOps, Sends, qp_of};
 use crate::srq::srq_of;
 
 /// Operations that change memory keys.
@@ -71,12 +75,22 @@ pub struct QpData {
     pub packets: PacketObjects,
     /// It is a target of dynamic connections.
     is_target: bool,
+    ece: Ece,
     /// For copies in local memory.
     pub memcpy: Option<Memcpy>,
     /// The change of a memory key; used in the critical section of `send_lock`.
     pub key_config: UnsafeCell<KeyConfig>,
     /// Functions of mlx5dv for `ibv_wr_*`.
     pub functions: mlx5dv_qp_ex,
+}
+
+/// Enhanced connection options, as bits.
+#[derive(Default)]
+struct Ece {
+    /// Those to ask for at the next change of attributes; 0: none.
+    wanted: AtomicU32,
+    /// Those that the device has granted.
+    granted: AtomicU32,
 }
 
 /// Resources for copies in local memory (`wr_memcpy`).
@@ -157,6 +171,10 @@ fn parts(made: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> Ne
             cap: made.cap,
             packets: made.packets,
             is_target,
+            ece: Ece {
+                granted: made.ece.into(),
+                ..Ece::default()
+            },
             memcpy,
             key_config: UnsafeCell::default(),
             functions: mlx5dv_qp_ex::NONE,
@@ -337,10 +355,23 @@ impl QpOps for Mlx5 {
     }
 
     fn modify_qp(qp: &Qp, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {
+        let ece = &qp.device_data.ece;
+        let changes = Changes {
+            ece: ece.wanted.load(Ordering::Relaxed),
+            ..Changes::default()
+        };
+        let granted = |options| {
+            if changes.ece != 0 {
+                ece.wanted.store(0, Ordering::Relaxed);
+                ece.granted.store(options, Ordering::Relaxed);
+            }
+        };
         if qp.device_data.is_target {
-            return Ok(modify_target(&qp.object, attr, mask)?);
+            let (number, options) = modify_target(&qp.object, attr, mask, &changes)?;
+            granted(options);
+            return Ok(number);
         }
-        qp.object.modify(attr, mask, Udata::none())?;
+        granted(mlx5::modify_qp(&qp.object, attr, mask, &changes)?);
         let by_qp = (qp.device_data.memcpy.as_ref()).is_some_and(|memcpy| memcpy.by_qp);
         if by_qp && mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
             let object = &qp.object;
@@ -405,6 +436,120 @@ impl QpOps for Mlx5 {
             cq.detach(&qp.device_data.work);
         }
     }
+}
+
+/// `struct ibv_ece`.
+#[repr(C)]
+pub struct ibv_ece {
+    vendor_id: u32,
+    options: u32,
+    comp_mask: u32,
+}
+
+/// The vendor of these options.
+const ECE_VENDOR: u32 = 0x15b3;
+
+/// `ibv_set_ece`: the options are asked for at the next change of attributes. EINVAL for
+/// those of another vendor, EOPNOTSUPP if the device has none.
+pub unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: libibverbs passes a live queue pair of ours, the application its options.
+    entry::int(|| unsafe {
+        let ece = &*ece;
+        if ece.comp_mask != 0 || ece.vendor_id != ECE_VENDOR {
+            return Err(Errno::INVAL);
+        }
+        if !CtxRef::of((*qp).context).mlx5()?.has_ece() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let own: &Qp = qp_of(qp);
+        own.device_data
+            .ece
+            .wanted
+            .store(ece.options, Ordering::Relaxed);
+        own.device_data.ece.granted.store(0, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+/// `ibv_query_ece`: those that the device has, or has granted of the peer's.
+pub unsafe extern "C" fn query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: libibverbs passes a live queue pair of ours, the application room.
+    entry::int(|| unsafe {
+        let own: &Qp = qp_of(qp);
+        ece.write(ibv_ece {
+            vendor_id: ECE_VENDOR,
+            options: own.device_data.ece.granted.load(Ordering::Relaxed),
+            comp_mask: 0,
+        });
+        Ok(())
+    })
+}
+
+/// `struct ibv_qp_rate_limit_attr`.
+#[repr(C)]
+pub struct ibv_qp_rate_limit_attr {
+    rate_limit: u32,
+    max_burst_sz: u32,
+    typical_pkt_sz: u16,
+    comp_mask: u32,
+}
+
+/// `ibv_modify_qp_rate_limit`. EINVAL for a limit of bursts without a rate, or that the
+/// device does not have.
+pub unsafe extern "C" fn modify_qp_rate_limit(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_rate_limit_attr,
+) -> c_int {
+    const LIMITS_BURSTS: u32 = 1;
+    // SAFETY: libibverbs passes a live queue pair of ours, the application its attributes.
+    entry::int(|| unsafe {
+        let (ctx, attr) = (CtxRef::of((*qp).context), &*attr);
+        let burst = (attr.max_burst_sz, attr.typical_pkt_sz);
+        if attr.comp_mask != 0 {
+            return Err(Errno::INVAL);
+        }
+        if burst != (0, 0) {
+            let [.., flags] = ctx.mlx5()?.features(&ctx)?.pacing;
+            if attr.rate_limit == 0 || flags & LIMITS_BURSTS == 0 {
+                return Err(Errno::INVAL);
+            }
+        }
+        let own: &Qp = qp_of(qp);
+        let rate = QpAttr {
+            rate_limit: attr.rate_limit,
+            ..QpAttr::default()
+        };
+        let changes = Changes {
+            burst: Some(burst),
+            ..Changes::default()
+        };
+        mlx5::modify_qp(&own.object, &rate, QpAttrMask::RATE_LIMIT, &changes)?;
+        Ok(())
+    })
+}
+
+/// `ibv_query_qp_data_in_order`: 1 if the device writes the data of a message in order.
+/// 0 if it does not tell, or the queue pair is not ready to send.
+pub unsafe extern "C" fn query_qp_data_in_order(
+    qp: *mut ibv_qp,
+    _opcode: u32,
+    flags: u32,
+) -> c_int {
+    /// How libibverbs converts the answer, and that the processor does not matter.
+    const KNOWN: u32 = 1 << 0 | 1 << 1;
+    let query = || -> Result<bool, Errno> {
+        // SAFETY: libibverbs passes a live queue pair of ours.
+        let (own, ctx, state): (&Qp, _, _) =
+            unsafe { (qp_of(qp), CtxRef::of((*qp).context), (*qp).state) };
+        let object = &own.object;
+        Ok(flags & !KNOWN == 0
+            && state == IBV_QPS_RTS
+            && Capabilities::query(&ctx)?.data_in_order
+            && data_in_order(&ctx, object.handle(), object.qp_num())?)
+    };
+    // AssertUnwindSafe: nothing is changed.
+    let answer = catch_unwind(AssertUnwindSafe(query));
+    matches!(answer, Ok(Ok(true))).into()
 }
 
 #[cfg(test)]

@@ -112,6 +112,11 @@ fn assertions() -> String {
         buf_addr, db_addr, rq_wqe_count, rq_wqe_shift, user_index, flags, comp_mask,
         single_stride_log_num_of_bytes, single_wqe_log_num_of_strides, two_byte_shift_en
     });
+    fields!(c, "mlx5_ib_modify_qp", size ModifyQp {
+        comp_mask, max_burst_sz: "burst_info.max_burst_sz",
+        typical_pkt_sz: "burst_info.typical_pkt_sz", reserved: "burst_info.reserved",
+        ece_options,
+    });
     fields!(c, "mlx5_ib_modify_wq", size ModifyWq { comp_mask, reserved });
     fields!(c, "mlx5_ib_create_srq_resp", size CreateSrqResp { srqn, reserved });
     fields!(
@@ -624,6 +629,7 @@ fn constants() -> Vec<(&'static str, u32)> {
             "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY",
             HAS_NULL_KEY,
         ),
+        ("MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE", HAS_ECE),
         ("1 << MLX5_IB_CLOCK_INFO_V1", CLOCK_INFO_V1.into()),
         (
             "MLX5_IB_MMAP_CORE_CLOCK",

@@ -7,8 +7,8 @@ use uverbs::{QpAttr, QpAttrMask, QpState, QpType, Sge};
 use super::objects::{CREATE_QP, GOOD, Machine};
 use super::*;
 use crate::{
-    CreateError, Destination, Dynamic, Link, Operands, QpOptions, QueuePair, RemoteMemory, Streams,
-    modify_target,
+    Changes, CreateError, Destination, Dynamic, Link, Operands, QpOptions, QueuePair, RemoteMemory,
+    Streams, modify_qp, modify_target,
 };
 
 const INITIATOR: Service = Service::DcInitiator;
@@ -150,20 +150,36 @@ fn a_target_gets_its_number_when_it_is_ready() {
     };
     let answers = |length: u32, number: u32| {
         machine.fake.on(modify, move |reply| {
-            let answer = [length, number, 0, 0].map(u32::to_ne_bytes).concat();
+            let answer = [length, number, 3, 0].map(u32::to_ne_bytes).concat();
             reply.set_driver_out(&answer);
             Ok(())
         });
     };
     let mask = QpAttrMask::STATE;
     answers(0, 0);
-    let number = modify_target(&qp.object, &to(QpState::INIT), mask).unwrap();
-    assert_eq!(number, None);
+    let none = Changes::default();
+    let answer = modify_target(&qp.object, &to(QpState::INIT), mask, &none).unwrap();
+    assert_eq!(answer, (None, 3));
     // A driver that does not know targets.
-    let refused = modify_target(&qp.object, &to(QpState::RTR), mask);
+    let refused = modify_target(&qp.object, &to(QpState::RTR), mask, &none);
     assert!(matches!(refused, Err(CreateError::BadAnswer { .. })));
     // Of the number 24 bits count.
     answers(16, 0xff00_0000 | DCTN);
-    let number = modify_target(&qp.object, &to(QpState::RTR), mask).unwrap();
-    assert_eq!(number, Some(DCTN));
+    let answer = modify_target(&qp.object, &to(QpState::RTR), mask, &none).unwrap();
+    assert_eq!(answer, (Some(DCTN), 3));
+
+    // What a change has besides attributes.
+    let changes = Changes {
+        ece: 7,
+        burst: Some((4096, 64)),
+    };
+    let granted = modify_qp(&qp.object, &to(QpState::INIT), mask, &changes).unwrap();
+    assert_eq!(granted, 3);
+    let told = machine.driver_in(modify);
+    assert_eq!(told[..8], [0u32, 4096].map(u32::to_ne_bytes).concat());
+    assert_eq!(told[8..12], [64u16, 0].map(u16::to_ne_bytes).concat());
+    assert_eq!(told[12..], 7u32.to_ne_bytes());
+    // Without any it is the old command.
+    let granted = modify_qp(&qp.object, &to(QpState::INIT), mask, &none).unwrap();
+    assert_eq!(granted, 0);
 }

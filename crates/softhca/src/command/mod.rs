@@ -158,7 +158,7 @@ impl<P: Platform> Hca<P> {
             | op::SQERR2RTS_QP
             | op::SQD_RTS_QP
             | op::TO_ERR_QP
-            | op::TO_RST_QP => self.modify_qp(opcode, input),
+            | op::TO_RST_QP => self.modify_qp(opcode, input, output),
             op::ATTACH_TO_MCG => self.attach_to_mcg(input),
             op::DETACH_FROM_MCG => self.detach_from_mcg(input),
 

@@ -13,6 +13,12 @@ use crate::status::{Outcome, Status, refuse};
 use crate::transport::{QpConfig, QpState, Service};
 
 const OPT_PARAM_MASK: usize = 0x10;
+/// Enhanced connection options: those that are asked for, and those that are granted.
+const ECE: Field = field(0x14, 31, 0);
+const GRANTED_ECE: Field = field(0xc, 31, 0);
+/// The version of the options, and those that there are: they change nothing here.
+const ECE_VERSION: u32 = 1 << 28;
+const ECE_OPTIONS: u32 = ECE_VERSION | 3;
 const CONTEXT: usize = 0x18;
 /// Upper bits of the mask, after the context.
 const OPT_PARAM_MASK_HIGH: usize = 0x108;
@@ -26,6 +32,7 @@ const GROUP_REQUESTER: Field = field(0x114, 31, 0);
 const GROUP_RESPONDER: Field = field(0x118, 31, 0);
 const STATE: Field = field(0x0, 31, 28);
 const ST: Field = field(0x0, 23, 16);
+const DATA_IN_ORDER: Field = flag(0x8, 5);
 const BLOCK_LB_MC: Field = flag(0x4, 30);
 const PD: Field = field(0x4, 23, 0);
 const MTU: Field = field(0x8, 31, 29);
@@ -370,6 +377,10 @@ impl<P: Platform> Hca<P> {
             _ => {}
         }
         NUMBER.put(output, qpn);
+        // All that this side has, if the driver knows them.
+        if ECE.get(input) & ECE_VERSION != 0 {
+            GRANTED_ECE.put(output, ECE_OPTIONS);
+        }
         Ok(())
     }
 
@@ -393,12 +404,16 @@ impl<P: Platform> Hca<P> {
             STATE.put(&mut *context, state_number(view.state));
             NEXT_SEND_PSN.put(&mut *context, view.send_psn);
             NEXT_RCV_PSN.put(&mut *context, view.recv_psn);
+            DATA_IN_ORDER.put(&mut *context, 1);
         }
         put_bytes(output, CONTEXT, &*context);
         Ok(())
     }
 
-    pub(crate) fn modify_qp(&mut self, opcode: u16, input: &[u8]) -> Outcome {
+    pub(crate) fn modify_qp(&mut self, opcode: u16, input: &[u8], output: &mut [u8]) -> Outcome {
+        if matches!(opcode, op::RST2INIT_QP | op::INIT2RTR_QP | op::RTR2RTS_QP) {
+            GRANTED_ECE.put(output, ECE.get(input) & ECE_OPTIONS);
+        }
         let qpn = number(input);
         let view = self.core.queue_pair(qpn).and(self.transport.query(qpn));
         let Some(view) = view else {
