@@ -76,9 +76,9 @@ static struct ibv_pd *make_cqs(struct bench *b, struct queues *q, bool single)
 
 static void make_requests(struct bench *b)
 {
-	for (unsigned int i = 0; i < BATCH; i++) {
+	for (unsigned int i = 0; i < REQUESTS; i++) {
 		struct ibv_send_wr *next_send =
-			i + 1 < BATCH ? &b->send[i + 1] : NULL;
+			i + 1 < REQUESTS ? &b->send[i + 1] : NULL;
 
 		b->sge[i] = (struct ibv_sge){
 			.addr = (uintptr_t)b->buffer,
@@ -95,7 +95,7 @@ static void make_requests(struct bench *b)
 			b->send_inline[i].next = &b->send_inline[i + 1];
 		b->recv[i] = (struct ibv_recv_wr){
 			.wr_id = i, .sg_list = &b->sge[i], .num_sge = 1,
-			.next = i + 1 < BATCH ? &b->recv[i + 1] : NULL,
+			.next = i + 1 < REQUESTS ? &b->recv[i + 1] : NULL,
 		};
 	}
 }

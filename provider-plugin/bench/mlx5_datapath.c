@@ -71,7 +71,8 @@ static struct pair make_pair(struct bench *b, struct ibv_pd *pd,
 	return (struct pair){ .qp = qp, .object = device_qp(qp),
 			      .completions = device, .cq = cq, .srq = srq,
 			      .receives = srq ? device_srq(srq) :
-						device_qp(qp) };
+						device_qp(qp),
+			      .blocks = 1 };
 }
 
 static struct turns make_turns(struct bench *b, struct queues *q,
@@ -142,6 +143,7 @@ static void set_up(struct bench *b)
 	make_queues(b, &b->sets[ANY], false);
 	make_queues(b, &b->sets[SINGLE], true);
 	make_queues(b, &b->sets[SEVERAL], false);
+	make_dv_pairs(b, &b->sets[ANY]);
 	/* Last, since there are fewer registers than these. */
 	for (unsigned int i = 0; i < USERS; i++)
 		b->sets[i].many = make_turns(b, &b->sets[i], MANY);

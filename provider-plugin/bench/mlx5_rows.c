@@ -26,8 +26,8 @@ struct queues *row_queues(struct bench *b, const struct row *row)
 
 /* ---- making ready ---- */
 
-static uint32_t posted(const struct mlx5_object *queue, unsigned int record,
-		       uint32_t before)
+uint32_t posted(const struct mlx5_object *queue, unsigned int record,
+		uint32_t before)
 {
 	return (be32toh(queue->records[record]) - before) & 0xffff;
 }
@@ -45,16 +45,16 @@ static void drain(struct bench *b, struct pair *p)
 		;
 }
 
-/* Everything that was sent completes, by its last block. */
+/* Everything that was sent completes, by the last work request. */
 static void empty_send_queue(struct bench *b, struct pair *p)
 {
 	uint32_t blocks = posted(p->object, MLX5_SND_DBR, p->sent);
 
 	if (!blocks)
 		return;
-	/* All work requests here have one block. */
 	p->sent += blocks;
-	device_complete(p->completions, device_sent(p->object, p->sent - 1));
+	device_complete(p->completions,
+			device_sent(p->object, p->sent - p->blocks));
 	drain(b, p);
 }
 
@@ -211,6 +211,12 @@ void make_ready(struct bench *b, const struct row *row, unsigned int calls)
 	case RECEIVED_PACKETS:
 		receive(b, &q->packets, calls * row->batch);
 		break;
+	case DYNAMIC_EMPTY:
+		empty_send_queue(b, &q->dynamic);
+		break;
+	case KEYS_EMPTY:
+		empty_send_queue(b, &q->keys);
+		break;
 	}
 }
 
@@ -223,6 +229,10 @@ void take_all(struct bench *b, struct queues *q)
 	empty_shared_queue(b, &q->shared);
 	empty_send_queue(b, &q->packets);
 	empty_recv_queue(b, &q->packets);
+	if (q->dynamic.qp) {
+		empty_send_queue(b, &q->dynamic);
+		empty_send_queue(b, &q->keys);
+	}
 	for (unsigned int i = 0; i < q->many.count; i++)
 		empty_recv_queue(b, &q->many.pairs[i]);
 	for (unsigned int i = 0; i < q->thousand.count; i++)
@@ -267,7 +277,7 @@ static const char *check_poll(struct bench *b, struct queues *q,
 
 		if (row->ready == SENT) {
 			if (wc->status || wc->qp_num != p->qp->qp_num ||
-			    wc->opcode != IBV_WC_SEND || wc->wr_id != BATCH - 1)
+			    wc->opcode != IBV_WC_SEND || wc->wr_id != REQUESTS - 1)
 				return "ibv_poll_cq gave another send";
 			continue;
 		}
@@ -330,7 +340,7 @@ static inline void wr_list(struct bench *b, struct ibv_qp *base,
 
 	for (unsigned int i = 0; i < calls; i++) {
 		ibv_wr_start(qp);
-		for (unsigned int j = BATCH - batch; j < BATCH; j++) {
+		for (unsigned int j = REQUESTS - batch; j < REQUESTS; j++) {
 			qp->wr_id = j;
 			qp->wr_flags = IBV_SEND_SIGNALED;
 			ibv_wr_send(qp);
@@ -427,7 +437,22 @@ static void run_packet(struct bench *b, struct queues *q, unsigned int calls)
 static void run_packet_batch(struct bench *b, struct queues *q,
 			     unsigned int calls)
 {
+	post_packets(q, LAST_OF(b->send, BATCH), calls);
+}
+
+static void run_packet_large(struct bench *b, struct queues *q,
+			     unsigned int calls)
+{
 	post_packets(q, b->send, calls);
+}
+
+static void run_poll_large(struct bench *b, struct queues *q,
+			   unsigned int calls)
+{
+	for (unsigned int i = 0; i < calls; i++) {
+		ibv_poll_cq(q->cq, LARGE_BATCH, b->wc);
+		BARRIER();
+	}
 }
 
 /* What the device reads of the entries of packets. */
@@ -501,7 +526,7 @@ static void run_srq_recv(struct bench *b, struct queues *q, unsigned int calls)
 static void run_srq_recv_batch(struct bench *b, struct queues *q,
 			       unsigned int calls)
 {
-	post_srq_recv(q->shared.srq, b->recv, calls);
+	post_srq_recv(q->shared.srq, LAST_OF(b->recv, BATCH), calls);
 }
 
 /* A whole round: as much as is posted before any of it completes. */
@@ -542,6 +567,7 @@ struct queues *empty_queues(void)
 	static struct ibv_cq cq;
 	static struct ibv_cq_ex cqx;
 	static struct empty_qp qp;
+	static struct mlx5dv_qp_ex functions;
 	static struct ibv_srq srq;
 	static struct queues queues;
 	mlx5_empty_fn set =
@@ -549,7 +575,7 @@ struct queues *empty_queues(void)
 
 	if (!set)
 		die("preload mlx5_standin.so (LD_PRELOAD)");
-	set(&context, &cqx, &qp.qp);
+	set(&context, &cqx, &qp.qp, &functions);
 	cq.context = &context;
 	qp.qp.qp_base.context = &context;
 	srq.context = &context;
@@ -561,6 +587,8 @@ struct queues *empty_queues(void)
 	queues.extended.qp = &qp.qp.qp_base;
 	queues.shared.srq = &srq;
 	queues.packets.qp = &qp.qp.qp_base;
+	queues.dynamic.qp = queues.keys.qp = &qp.qp.qp_base;
+	queues.dynamic.functions = queues.keys.functions = &functions;
 	if (ibv_qp_to_qp_ex(queues.extended.qp) != &qp.qp)
 		die("libibverbs finds no extended queue pair");
 	return &queues;
@@ -617,10 +645,31 @@ const struct row rows[] = {
 	{ "packet/1", 1, 112, ANY, PACKETS_EMPTY, run_packet, check_packet },
 	{ "packet/16", BATCH, 7, ANY, PACKETS_EMPTY, run_packet_batch,
 	  check_packet },
+	{ "packet/64", LARGE_BATCH, 1, ANY, PACKETS_EMPTY, run_packet_large,
+	  check_packet },
 	{ "poll-packet/1", 1, 112, ANY, RECEIVED_PACKETS, run_poll,
 	  check_poll },
 	{ "poll-packet/16", BATCH, 7, ANY, RECEIVED_PACKETS, run_poll_batch,
 	  check_poll },
+	{ "poll-packet/64", LARGE_BATCH, 1, ANY, RECEIVED_PACKETS,
+	  run_poll_large, check_poll },
+	{ "dc-send/1", 1, 112, ANY, DYNAMIC_EMPTY, run_dynamic,
+	  check_dynamic },
+	{ "dc-send/16", BATCH, 7, ANY, DYNAMIC_EMPTY, run_dynamic_batch,
+	  check_dynamic },
+	{ "dc-send/64", LARGE_BATCH, 1, ANY, DYNAMIC_EMPTY, run_dynamic_large,
+	  check_dynamic },
+	{ "key-configure/1", 1, 112, ANY, KEYS_EMPTY, run_key_configure,
+	  check_key },
+	{ "key-configure/16", BATCH, 7, ANY, KEYS_EMPTY,
+	  run_key_configure_batch, check_key },
+	{ "key-list/1", 1, 112, ANY, KEYS_EMPTY, run_key_list, check_key },
+	{ "key-list/16", BATCH, 7, ANY, KEYS_EMPTY, run_key_list_batch,
+	  check_key },
+	{ "key-interleaved/1", 1, 112, ANY, KEYS_EMPTY, run_key_interleaved,
+	  check_key },
+	{ "key-interleaved/16", BATCH, 7, ANY, KEYS_EMPTY,
+	  run_key_interleaved_batch, check_key },
 	{ "poll-thousand/1", 1, 112, ANY, RECEIVED_THOUSAND, run_poll,
 	  check_poll },
 	{ "poll-thousand/16", BATCH, 7, ANY, RECEIVED_THOUSAND, run_poll_batch,

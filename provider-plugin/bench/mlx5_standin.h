@@ -41,9 +41,11 @@ typedef const struct mlx5_object *(*mlx5_object_fn)(enum mlx5_kind kind,
 struct ibv_context;
 struct ibv_cq_ex;
 struct ibv_qp_ex;
+struct mlx5dv_qp_ex;
 /* Sets what the bench's rows call to functions that return at once. */
 typedef void (*mlx5_empty_fn)(struct ibv_context *context, struct ibv_cq_ex *cq,
-			      struct ibv_qp_ex *qp);
+			      struct ibv_qp_ex *qp,
+			      struct mlx5dv_qp_ex *functions);
 
 /* Bytes of half a BlueFlame register. */
 #define MLX5_HALF 256

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #define BATCH 16
+#define REQUESTS BATCH /* of the longest list */
 #define CQ_ENTRIES 127 /* ring of 128, 16 KiB */
 #define SQ_ENTRIES 63  /* ring of 64, 32 KiB of which 20 KiB is touched */
 #define RQ_ENTRIES 127 /* ring of 128, 8 KiB */
@@ -39,10 +40,10 @@ struct bench {
 	uint8_t *buffer;
 	struct queues sets[USERS];
 	/* Work requests made once; the calls only read them. */
-	struct ibv_sge sge[BATCH];
-	struct ibv_send_wr send[BATCH], send_inline[BATCH];
-	struct ibv_recv_wr recv[BATCH];
-	struct ibv_wc wc[BATCH];
+	struct ibv_sge sge[REQUESTS];
+	struct ibv_send_wr send[REQUESTS], send_inline[REQUESTS];
+	struct ibv_recv_wr recv[REQUESTS];
+	struct ibv_wc wc[REQUESTS];
 	uint64_t sink; /* what was read, so that it is not optimised away */
 };
 

@@ -6,8 +6,9 @@
 
 /* Keeps a loop a loop. */
 #define BARRIER() __asm__ volatile("" ::: "memory")
-/* The last request of the list, and the list of all. */
-#define LAST(list) (&(list)[BATCH - 1])
+/* The list of the last `count` requests, and the last one. */
+#define LAST_OF(list, count) (&(list)[REQUESTS - (count)])
+#define LAST(list) LAST_OF(list, 1)
 
 void run_nothing(struct bench *b, struct queues *q, unsigned int calls)
 {
@@ -93,7 +94,7 @@ static void run_send(struct bench *b, struct queues *q, unsigned int calls)
 static void run_send_batch(struct bench *b, struct queues *q,
 			   unsigned int calls)
 {
-	post_list(POSTED_TO(q), b->send, calls);
+	post_list(POSTED_TO(q), LAST_OF(b->send, BATCH), calls);
 }
 
 static void run_inline(struct bench *b, struct queues *q, unsigned int calls)
@@ -104,7 +105,7 @@ static void run_inline(struct bench *b, struct queues *q, unsigned int calls)
 static void run_inline_batch(struct bench *b, struct queues *q,
 			     unsigned int calls)
 {
-	post_list(POSTED_TO(q), b->send_inline, calls);
+	post_list(POSTED_TO(q), LAST_OF(b->send_inline, BATCH), calls);
 }
 
 static void post_recv(struct ibv_qp *qp, struct ibv_recv_wr *list,
@@ -126,5 +127,5 @@ static void run_recv(struct bench *b, struct queues *q, unsigned int calls)
 static void run_recv_batch(struct bench *b, struct queues *q,
 			   unsigned int calls)
 {
-	post_recv(POSTED_TO(q), b->recv, calls);
+	post_recv(POSTED_TO(q), LAST_OF(b->recv, BATCH), calls);
 }

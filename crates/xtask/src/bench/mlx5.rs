@@ -51,8 +51,11 @@ fn required(row: &str) -> (Option<f64>, Option<f64>) {
         "cursor/16" => (Some(0.60), None),
         "send/1" | "send-inline/1" | "inline/1" => (Some(0.65), None),
         "send/16" | "send-inline/16" | "inline/16" => (Some(0.90), None),
-        "packet/1" | "poll-packet/1" => (Some(0.65), None),
-        "packet/16" | "poll-packet/16" => (Some(0.75), None),
+        "packet/1" | "packet/16" | "poll-packet/1" | "poll-packet/16" => (Some(0.65), None),
+        "dc-send/1" | "dc-send/16" => (Some(0.65), None),
+        "packet/64" | "poll-packet/64" | "dc-send/64" => (Some(0.75), None),
+        "key-configure/1" | "key-list/1" | "key-interleaved/1" => (Some(0.75), None),
+        "key-configure/16" | "key-list/16" | "key-interleaved/16" => (Some(0.75), None),
         "recv/1" | "srq-recv/1" => (Some(0.70), None),
         "recv/16" | "srq-recv/16" => (Some(0.90), None),
         _ => (None, None),
@@ -91,8 +94,19 @@ fn most(row: &str) -> Option<f64> {
         // Of queues that one thread uses alone.
         "packet/1" => (194.0, 0.0, 0.0),
         "packet/16" => (111.0, 0.0, 0.0),
+        "packet/64" => (106.0, 0.0, 0.0),
         "poll-packet/1" => (182.0, 0.0, 0.0),
         "poll-packet/16" => (110.0, 0.0, 0.0),
+        "poll-packet/64" => (107.0, 0.0, 0.0),
+        "dc-send/1" => (620.0, 0.0, 0.0),
+        "dc-send/16" => (461.0, 0.0, 0.0),
+        "dc-send/64" => (457.0, 0.0, 0.0),
+        "key-configure/1" => (725.0, 0.0, 0.0),
+        "key-configure/16" => (555.0, 0.0, 0.0),
+        "key-list/1" => (621.0, 0.0, 0.0),
+        "key-list/16" => (451.0, 0.0, 0.0),
+        "key-interleaved/1" => (730.0, 0.0, 0.0),
+        "key-interleaved/16" => (560.0, 0.0, 0.0),
         "poll-thousand/1" => (183.0, 0.0, 0.0),
         "poll-thousand/16" => (111.0, 0.0, 0.0),
         _ => return None,
@@ -112,12 +126,19 @@ fn operation(row: &str) -> &str {
     row.strip_prefix(SEVERAL).unwrap_or(row)
 }
 
-/// Locked instructions of one call: none where one thread uses the queues. Where
-/// several have, one for the queue's lock; of a send another for its register, of
-/// a shared queue's completions one each.
+/// Whether the row's queue pair shares its register with others, which then has a lock.
+fn shares_register(row: &str) -> bool {
+    ["dc-", "key-", SEVERAL]
+        .iter()
+        .any(|of| row.starts_with(of))
+}
+
+/// Locked instructions of one call: where one thread uses the queues, one for a shared
+/// register. Where several have, one for the queue's lock; of a send another for its
+/// register, of a shared queue's completions one each.
 fn locked(row: &str) -> f64 {
     let Some(row) = row.strip_prefix(SEVERAL) else {
-        return 0.0;
+        return if shares_register(row) { 1.0 } else { 0.0 };
     };
     match row.split('/').next() {
         Some("poll-empty") => 0.0,
@@ -130,10 +151,10 @@ fn locked(row: &str) -> f64 {
 /// Fences of one call: between the doorbell record and the register, where no lock of
 /// the register is taken, and behind the register.
 pub(super) fn fences(row: &str) -> f64 {
-    let posts = ["send", "wr-", "packet"]
+    let posts = ["send", "wr-", "packet", "dc-", "key-"]
         .iter()
         .any(|of| operation(row).starts_with(of));
-    match (posts, row.starts_with(SEVERAL)) {
+    match (posts, shares_register(row)) {
         (false, _) => 0.0,
         (true, false) => 2.0,
         (true, true) => 1.0,
@@ -392,6 +413,7 @@ fn program() -> Result<Program> {
         &[
             "mlx5_datapath.c",
             "mlx5_rows.c",
+            "mlx5_dv_rows.c",
             "mlx5_device.c",
             "stepper.c",
         ],
@@ -460,6 +482,8 @@ mod tests {
         assert_eq!(row("several-send/1", 1.0, 3.0, 1.0), 1);
         assert_eq!(row("several-send/1", 1.0, 2.0, 2.0), 1);
         assert_eq!(row("several-recv/1", 108.0, 2.0, 0.0), 2);
+        assert_eq!(row("dc-send/16", 1.0, 0.0625, 0.0625), 0);
+        assert_eq!(row("key-list/1", 1.0, 2.0, 2.0), 2);
         assert_eq!(row("surprise/1", 1.0, 0.0, 0.0), 1);
     }
 
