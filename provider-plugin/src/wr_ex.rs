@@ -396,6 +396,8 @@ fn open_unaddressed<A>(batch: &mut Batch<A>) {
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete.
+// Without `always` what `push` refers to is passed in memory.
+#[inline(always)]
 pub unsafe fn push_by<D: QpOps>(
     qp: *mut ibv_qp_ex,
     push: impl FnOnce(&mut D::SendQueue, u64) -> Result<(), c_int>,
@@ -403,7 +405,9 @@ pub unsafe fn push_by<D: QpOps>(
     // SAFETY: as the caller says; so the send queue is the caller's.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
-        push_open(own, batch);
+        if batch.state != BatchState::Idle {
+            push_open(own, batch);
+        }
         if batch.state == BatchState::Idle {
             if let Err(errno) = push(&mut *own.send.get(), (*qp).wr_id) {
                 batch.fail(errno);

@@ -74,6 +74,10 @@ pub struct SendQueue {
     max_inline: u32,
     /// Maximum bytes of one piece of inline data that is copied without a call.
     short_inline: u32,
+    /// Segments of the longest work request that the queue was made for.
+    longest_request: u32,
+    /// Maximum elements of a key's layout.
+    max_layout: u32,
     qp_num: u32,
     /// The QP number in a control segment's first 8 bytes.
     qpn: u64,
@@ -102,6 +106,8 @@ impl SendQueue {
         signal_all: bool,
         register: DoorbellRegister,
     ) -> Self {
+        let longest_request = work.send.blocks / work.send.capacity.max(1) * PER_BLOCK;
+        let longest_request = longest_request.min(SEGMENTS);
         Self {
             blocks: work.send_at(),
             mask: (work.send.bytes() as u32).saturating_sub(1),
@@ -122,6 +128,13 @@ impl SendQueue {
             },
             max_inline: work.send.max_inline,
             short_inline: work.send.max_inline.min(SHORT),
+            longest_request,
+            max_layout: match work.send.keys {
+                KeyChanges::Layouts => {
+                    longest_request.saturating_sub(keys::LEADING_SEGMENTS) / PER_BLOCK * PER_BLOCK
+                }
+                _ => 0,
+            },
             qp_num,
             qpn: u64::from(qp_num << 8),
             service: work.service,
@@ -487,7 +500,7 @@ impl SendQueue {
         let [first, second] = unsafe { wqe.read_unaligned() };
         let first = u64::from_be(first);
         let segments = first as u32 & SEGMENTS;
-        if !self.work.raw || segments == 0 || segments > self.longest_request() {
+        if !self.work.raw || segments == 0 || segments > self.longest_request {
             return Err(PostError::BadOperation);
         }
         if !self.has_room() {
@@ -554,11 +567,6 @@ impl SendQueue {
         self.advance(self.next, control[0], wr_id, 1);
         self.fence = 0;
         Ok(())
-    }
-
-    /// Segments of the longest work request that the queue was made for.
-    fn longest_request(&self) -> u32 {
-        (self.work.send.blocks / self.capacity.max(1) * PER_BLOCK).min(SEGMENTS)
     }
 
     /// Returns the number of data segments, or refuses the data.
@@ -633,18 +641,23 @@ impl SendQueue {
         wr: &SendWr<'_, Address>,
         data_segments: u32,
     ) -> [u64; 2] {
-        let fence = match wr.flags.contains(SendFlags::FENCE) {
-            // Its own fence is stronger.
-            true => 0,
-            false => self.fence,
-        };
         let immediate = match format.immediate {
             ImmediateField::Unused => 0,
             ImmediateField::Data => wr.imm_or_key,
             ImmediateField::Key => wr.imm_or_key.to_be(),
         };
-        let flags = self.control_flags(wr.flags) | fence;
+        let flags = self.fenced_flags(wr.flags);
         self.control(self.next, format, data_segments, flags, immediate)
+    }
+
+    /// The control segment's flags of the next work request, for any operation.
+    fn fenced_flags(&self, flags: SendFlags) -> u8 {
+        let fence = match flags.contains(SendFlags::FENCE) {
+            // Its own fence is stronger.
+            true => 0,
+            false => self.fence,
+        };
+        self.control_flags(flags) | fence
     }
 
     #[inline(always)]
@@ -722,6 +735,20 @@ impl Segments {
         // SAFETY: 48 bytes without padding are three segments.
         let parts: [[u64; 2]; 3] = unsafe { std::mem::transmute(vector) };
         parts.into_iter().for_each(|part| self.put(part));
+    }
+
+    /// Writes the segments of a whole block, at the beginning of one.
+    #[inline]
+    fn put_block(&mut self, block: [[u64; 2]; PER_BLOCK as usize]) {
+        // SAFETY: as in `put`; the end of the queue is that of a block.
+        unsafe {
+            let mut to = self.blocks.add(self.at & self.mask);
+            for segment in block {
+                put(to, segment);
+                to = to.add(SEGMENT);
+            }
+        }
+        self.at += BLOCK;
     }
 
     /// Writes inline data, which is last: its length, the pieces, and zeros up to

@@ -1,10 +1,15 @@
 //! The change of an indirect memory key that functions of `ibv_wr_*` put together:
 //! `mlx5dv_wr_mkey_configure` opens it, so many setters complete it.
 
+use core::ffi::c_int;
+
 use mlx5::{Interleaved, KeyLayout, LayoutChange};
 use uverbs::{SendFlags, Sge};
 
 use crate::errno::Errno;
+
+/// A complete change, with its identifier and flags.
+pub type Complete<'a> = (u64, SendFlags, LayoutChange<'a>);
 
 /// A change, and room for its layout.
 #[derive(Debug, Default)]
@@ -12,12 +17,14 @@ pub struct KeyConfig {
     wr_id: u64,
     flags: SendFlags,
     key: u32,
-    /// Elements that the key was made for.
+    /// Elements that the queue has room for, and those that the key was made for as well.
+    room: usize,
     entries: usize,
-    /// Setters that are missing; none if there is no change.
-    missing: Option<u8>,
+    /// Setters that are missing; 0 if there is no change.
+    missing: u8,
     access: Option<u32>,
     layout: Layout,
+    /// A layout that was not set last.
     list: Vec<Sge>,
     parts: Vec<Interleaved>,
 }
@@ -38,9 +45,9 @@ impl KeyConfig {
     /// # Errors
     /// ENOMEM.
     pub fn reserve(&mut self, elements: u32) -> Result<(), Errno> {
-        let elements = elements as usize;
-        (self.list.try_reserve_exact(elements))
-            .and_then(|()| self.parts.try_reserve_exact(elements))
+        self.room = elements as usize;
+        (self.list.try_reserve_exact(self.room))
+            .and_then(|()| self.parts.try_reserve_exact(self.room))
             .map_err(|_| Errno::NOMEM)
     }
 
@@ -48,73 +55,29 @@ impl KeyConfig {
     /// was not completed is forgotten.
     pub fn open(&mut self, wr_id: u64, flags: SendFlags, key: u32, entries: u16, setters: u8) {
         (self.wr_id, self.flags, self.key) = (wr_id, flags, key);
-        self.entries = entries.into();
-        self.missing = Some(setters);
+        self.entries = self.room.min(entries.into());
+        self.missing = setters;
         (self.access, self.layout) = (None, Layout::Unset);
     }
 
-    /// Sets the rights, once.
+    /// Forgets a change that was not completed.
+    pub fn forget(&mut self) {
+        self.missing = 0;
+    }
+
+    /// Sets the rights, once. Returns the change if it is complete then.
     ///
     /// # Errors
     /// EINVAL.
-    pub fn set_access(&mut self, access: u32) -> Result<(), Errno> {
+    pub fn set_access(&mut self, access: u32) -> Result<Option<Complete<'_>>, c_int> {
         if self.access.is_some() {
-            return Err(Errno::INVAL);
+            return Err(libc::EINVAL);
         }
-        self.count()?;
+        let last = self.count()?;
         self.access = Some(access);
-        Ok(())
-    }
-
-    /// Sets the layout, once.
-    ///
-    /// # Errors
-    /// EINVAL; ENOMEM if it has too many elements.
-    pub fn set_list(&mut self, list: &[Sge]) -> Result<(), Errno> {
-        self.has_room(list.len(), self.list.capacity())?;
-        self.count()?;
-        self.list.clear();
-        self.list.extend_from_slice(list);
-        self.layout = Layout::List;
-        Ok(())
-    }
-
-    /// As [`KeyConfig::set_list`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn set_interleaved(&mut self, repeat: u32, parts: &[Interleaved]) -> Result<(), Errno> {
-        self.has_room(parts.len() + 1, self.parts.capacity())?;
-        self.count()?;
-        self.parts.clear();
-        self.parts.extend_from_slice(parts);
-        self.layout = Layout::Interleaved { repeat };
-        Ok(())
-    }
-
-    fn has_room(&self, elements: usize, room: usize) -> Result<(), Errno> {
-        if self.layout != Layout::Unset {
-            return Err(Errno::INVAL);
+        if !last {
+            return Ok(None);
         }
-        match elements <= self.entries.min(room) {
-            true => Ok(()),
-            false => Err(Errno::NOMEM),
-        }
-    }
-
-    /// Counts a setter.
-    fn count(&mut self) -> Result<(), Errno> {
-        let missing = self.missing.and_then(|missing| missing.checked_sub(1));
-        self.missing = Some(missing.ok_or(Errno::INVAL)?);
-        Ok(())
-    }
-
-    /// Takes the change, with its identifier and flags, if it is complete.
-    pub fn complete(&mut self) -> Option<(u64, SendFlags, LayoutChange<'_>)> {
-        if self.missing != Some(0) {
-            return None;
-        }
-        self.missing = None;
         let layout = match self.layout {
             Layout::Unset => None,
             Layout::List => Some(KeyLayout::List(&self.list)),
@@ -123,12 +86,61 @@ impl KeyConfig {
                 parts: &self.parts,
             }),
         };
+        Ok(Some(self.complete(layout)))
+    }
+
+    /// Sets the layout, once. Returns the change if it is complete then; otherwise the
+    /// layout is copied.
+    ///
+    /// # Errors
+    /// EINVAL; ENOMEM if it has too many elements.
+    pub fn set_layout<'a>(
+        &'a mut self,
+        layout: KeyLayout<'a>,
+    ) -> Result<Option<Complete<'a>>, c_int> {
+        if self.layout != Layout::Unset {
+            return Err(libc::EINVAL);
+        }
+        if layout.elements() > self.entries {
+            return Err(libc::ENOMEM);
+        }
+        if self.count()? {
+            return Ok(Some(self.complete(Some(layout))));
+        }
+        self.keep(layout);
+        Ok(None)
+    }
+
+    #[cold]
+    fn keep(&mut self, layout: KeyLayout<'_>) {
+        match layout {
+            KeyLayout::List(list) => {
+                self.list.clear();
+                self.list.extend_from_slice(list);
+                self.layout = Layout::List;
+            }
+            KeyLayout::Interleaved { repeat, parts } => {
+                self.parts.clear();
+                self.parts.extend_from_slice(parts);
+                self.layout = Layout::Interleaved { repeat };
+            }
+        }
+    }
+
+    /// Counts a setter. Returns whether it was the last, after which there is no change.
+    fn count(&mut self) -> Result<bool, c_int> {
+        self.missing = self.missing.checked_sub(1).ok_or(libc::EINVAL)?;
+        Ok(self.missing == 0)
+    }
+
+    /// The change with that layout.
+    pub fn complete<'a>(&self, layout: Option<KeyLayout<'a>>) -> Complete<'a> {
         let change = LayoutChange {
             key: self.key,
             access: self.access,
             layout,
         };
-        Some((self.wr_id, self.flags, change))
+        (self.wr_id, self.flags, change)
     }
 }
 
@@ -151,32 +163,46 @@ mod tests {
 
     #[test]
     fn so_many_setters_complete_a_change() {
-        assert!(opened(0).complete().is_some());
-        let mut config = opened(2);
-        config.set_list(&[SGE; 4]).unwrap();
-        assert!(config.complete().is_none());
-        config.set_access(5).unwrap();
-        let (wr_id, flags, change) = config.complete().unwrap();
-        assert_eq!((wr_id, flags, change.key), (7, SendFlags::SIGNALED, 0x1200));
-        assert_eq!(change.access, Some(5));
-        assert!(matches!(change.layout, Some(KeyLayout::List(list)) if list.len() == 4));
-        // Only once, and nothing is set without a change.
-        assert!(config.complete().is_none());
-        assert_eq!(config.set_access(5), Err(Errno::INVAL));
+        // In either order; a layout that is not the last is kept.
+        for layout_first in [true, false] {
+            let list = [SGE; 4];
+            let mut config = opened(2);
+            let complete = if layout_first {
+                assert!(config.set_layout(KeyLayout::List(&list)).unwrap().is_none());
+                config.set_access(5).unwrap()
+            } else {
+                assert!(config.set_access(5).unwrap().is_none());
+                config.set_layout(KeyLayout::List(&list)).unwrap()
+            };
+            let (wr_id, flags, change) = complete.unwrap();
+            assert_eq!((wr_id, flags, change.key), (7, SendFlags::SIGNALED, 0x1200));
+            assert_eq!(change.access, Some(5));
+            assert!(matches!(change.layout, Some(KeyLayout::List(list)) if list == [SGE; 4]));
+            // Nothing is set without a change.
+            assert_eq!(config.set_access(5).err(), Some(libc::EINVAL));
+        }
     }
 
     #[test]
     fn setters_are_called_once_and_fit() {
+        let list = KeyLayout::List(&[SGE; 5]);
+        let parts = [Interleaved::default(); 4];
+        let parts = |count| KeyLayout::Interleaved {
+            repeat: 2,
+            parts: &parts[..count],
+        };
         let mut config = opened(9);
         config.set_access(1).unwrap();
-        assert_eq!(config.set_access(1), Err(Errno::INVAL));
-        assert_eq!(config.set_list(&[SGE; 5]), Err(Errno::NOMEM));
-        let parts = [Interleaved::default(); 4];
-        assert_eq!(config.set_interleaved(2, &parts), Err(Errno::NOMEM));
-        config.set_interleaved(2, &parts[..3]).unwrap();
-        assert_eq!(config.set_list(&[SGE]), Err(Errno::INVAL));
+        assert_eq!(config.set_access(1).err(), Some(libc::EINVAL));
+        assert_eq!(config.set_layout(list).err(), Some(libc::ENOMEM));
+        assert_eq!(config.set_layout(parts(4)).err(), Some(libc::ENOMEM));
+        config.set_layout(parts(3)).unwrap();
+        assert_eq!(
+            config.set_layout(KeyLayout::List(&[SGE])).err(),
+            Some(libc::EINVAL)
+        );
         // Room of the queue, not of the key.
         config.open(7, SendFlags::empty(), 0, 100, 1);
-        assert_eq!(config.set_list(&[SGE; 5]), Err(Errno::NOMEM));
+        assert_eq!(config.set_layout(list).err(), Some(libc::ENOMEM));
     }
 }

@@ -1,11 +1,11 @@
 //! Functions for work requests of `ibv_wr_*` that verbs do not have.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::null_mut;
 use core::slice;
 
-use mlx5::{PostError, SendQueue};
+use mlx5::{KeyLayout, LayoutChange, PostError, SendQueue};
 use uverbs::{Destination, SendFlags, Sge};
 
 use super::abi::*;
@@ -13,9 +13,8 @@ use super::mkey::Mkey;
 use super::{exported, is_ours};
 use crate::abi::{ibv_ah, ibv_qp_ex, ibv_sge};
 use crate::ah::ah_of;
-use crate::errno::Errno;
 use crate::mlx5::Mlx5;
-use crate::mlx5::key_config::KeyConfig;
+use crate::mlx5::key_config::{Complete, KeyConfig};
 use crate::mlx5::qp::Qp;
 use crate::qp::Addressing;
 use crate::wr_ex::{push_by, set_destination};
@@ -160,56 +159,96 @@ unsafe extern "C" fn wr_memcpy(
     }
 }
 
-/// Changes the queue pair's key change, and posts it if it is complete then.
+/// The queue pair's change of a key.
 ///
 /// # Safety
-/// The application is between wr_start and wr_complete of the queue pair.
-unsafe fn configure(
-    functions: *mut mlx5dv_qp_ex,
-    change: impl FnOnce(&mut KeyConfig, *mut ibv_qp_ex, u64) -> Result<(), Errno>,
-) {
-    // SAFETY: as the caller says; so the change is this caller's.
-    unsafe {
-        let qp = queue_pair(functions);
-        push_by::<Mlx5>(qp, |queue: &mut SendQueue, wr_id| {
-            let config = &mut *(*qp.cast::<Qp>()).device_data.key_config.get();
-            change(config, qp, wr_id).map_err(|errno| errno.0)?;
-            let Some((wr_id, flags, change)) = config.complete() else {
-                return Ok(());
-            };
-            queue
-                .push_layout(wr_id, flags, &change)
-                .map_err(|error| match error {
-                    PostError::TooManySges => libc::ENOMEM,
-                    error => error.errno(),
-                })
-        });
+/// The application is between wr_start and wr_complete of the queue pair, and no other
+/// reference to it exists.
+unsafe fn key_config<'a>(qp: *mut ibv_qp_ex) -> &'a mut KeyConfig {
+    // SAFETY: as the caller says.
+    unsafe { &mut *(*qp.cast::<Qp>()).device_data.key_config.get() }
+}
+
+/// Sets the layout of a key's change, and posts that if it is complete then.
+// `always` as of `SendQueue::push_layout`.
+#[inline(always)]
+fn set_layout(
+    queue: &mut SendQueue,
+    config: &mut KeyConfig,
+    layout: KeyLayout<'_>,
+) -> Result<(), c_int> {
+    match config.set_layout(layout)? {
+        Some((wr_id, flags, change)) => {
+            (queue.push_layout(wr_id, flags, &change)).map_err(layout_errno)
+        }
+        None => Ok(()),
     }
 }
 
-/// Opens a change of a key. It is posted as inline data is.
+/// Posts a change whose layout, if it has one, was set before its rights.
+#[cold]
+fn push_kept(queue: &mut SendQueue, change: Complete<'_>) -> Result<(), c_int> {
+    let (wr_id, flags, change) = change;
+    (queue.push_layout(wr_id, flags, &change)).map_err(layout_errno)
+}
+
+#[cold]
+fn layout_errno(error: PostError) -> c_int {
+    match error {
+        PostError::TooManySges => libc::ENOMEM,
+        error => error.errno(),
+    }
+}
+
+/// Posts a whole change of a key.
 ///
 /// # Safety
-/// A live key, and a queue pair as for [`configure`].
-unsafe fn open(
-    config: &mut KeyConfig,
+/// A live key, and a queue pair between wr_start and wr_complete.
+// `always` as of `SendQueue::push_layout`.
+#[inline(always)]
+unsafe fn change_key(
+    queue: &mut SendQueue,
     qp: *mut ibv_qp_ex,
-    wr_id: u64,
     mkey: *mut mlx5dv_mkey,
-    setters: u8,
-) -> Result<(), Errno> {
+    access: u32,
+    layout: KeyLayout<'_>,
+) -> Result<(), c_int> {
+    // SAFETY: as the caller says.
+    let (key, entries) = unsafe {
+        key_config(qp).forget();
+        key_of(qp, mkey)?
+    };
+    check_access(access)?;
+    if layout.elements() > entries.into() {
+        return Err(libc::ENOMEM);
+    }
+    let change = LayoutChange {
+        key,
+        access: Some(access),
+        layout: Some(layout),
+    };
+    // SAFETY: the public members are the caller's.
+    let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
+    let flags = SendFlags::from_bits_retain(flags);
+    (queue.push_layout(wr_id, flags, &change)).map_err(layout_errno)
+}
+
+/// A key that is to be changed, and the elements that its layout may have. It is posted
+/// as inline data is.
+///
+/// # Safety
+/// A live key, and a queue pair between wr_start and wr_complete.
+unsafe fn key_of(qp: *mut ibv_qp_ex, mkey: *mut mlx5dv_mkey) -> Result<(u32, u16), c_int> {
     // SAFETY: as the caller says.
     unsafe {
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
         // The driver does not offer other values of the low bits.
         let key = (*mkey).lkey;
         if !flags.contains(SendFlags::INLINE) || key & 0xff != 0 {
-            return Err(Errno::OPNOTSUPP);
+            return Err(libc::EOPNOTSUPP);
         }
-        let entries = (*mkey.cast::<Mkey>()).entries();
-        config.open(wr_id, flags, key, entries, setters);
+        Ok((key, (*mkey.cast::<Mkey>()).entries()))
     }
-    Ok(())
 }
 
 /// The application's list.
@@ -234,30 +273,46 @@ unsafe extern "C" fn wr_mkey_configure(
     // SAFETY: the application is between wr_start and wr_complete of the queue pair, and
     // passes a live key and its attributes.
     unsafe {
-        configure(functions, |config, qp, wr_id| {
+        let qp = queue_pair(functions);
+        push_by::<Mlx5>(qp, |queue, wr_id| {
             if (*attr).conf_flags & !CONF_RESET_SIG_ATTR != 0 || (*attr).comp_mask != 0 {
-                return Err(Errno::OPNOTSUPP);
+                return Err(libc::EOPNOTSUPP);
             }
-            open(config, qp, wr_id, mkey, setters)
+            let (key, entries) = key_of(qp, mkey)?;
+            let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+            key_config(qp).open(wr_id, flags, key, entries, setters);
+            match setters {
+                0 => push_kept(queue, key_config(qp).complete(None)),
+                _ => Ok(()),
+            }
         });
     }
 }
 
 unsafe extern "C" fn wr_set_mkey_access_flags(functions: *mut mlx5dv_qp_ex, access: u32) {
     // SAFETY: as in `wr_mkey_configure`.
-    unsafe { configure(functions, |config, _, _| set_access(config, access)) }
+    unsafe {
+        let qp = queue_pair(functions);
+        push_by::<Mlx5>(qp, |queue, _| {
+            check_access(access)?;
+            match key_config(qp).set_access(access)? {
+                Some(complete) => push_kept(queue, complete),
+                None => Ok(()),
+            }
+        });
+    }
 }
 
-fn set_access(config: &mut KeyConfig, access: u32) -> Result<(), Errno> {
+fn check_access(access: u32) -> Result<(), c_int> {
     use crate::abi::*;
     const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
         | IBV_ACCESS_REMOTE_WRITE
         | IBV_ACCESS_REMOTE_READ
         | IBV_ACCESS_REMOTE_ATOMIC;
-    if access & !KNOWN != 0 {
-        return Err(Errno::INVAL);
+    match access & !KNOWN {
+        0 => Ok(()),
+        _ => Err(libc::EINVAL),
     }
-    config.set_access(access)
 }
 
 unsafe extern "C" fn wr_set_mkey_layout_list(
@@ -267,9 +322,9 @@ unsafe extern "C" fn wr_set_mkey_layout_list(
 ) {
     // SAFETY: as in `wr_mkey_configure`; the list is the application's.
     unsafe {
-        configure(functions, |config, _, _| {
-            config.set_list(list_of::<_, Sge>(list, count))
-        });
+        let qp = queue_pair(functions);
+        let layout = KeyLayout::List(list_of::<_, Sge>(list, count));
+        push_by::<Mlx5>(qp, |queue, _| set_layout(queue, key_config(qp), layout));
     }
 }
 
@@ -281,9 +336,10 @@ unsafe extern "C" fn wr_set_mkey_layout_interleaved(
 ) {
     // SAFETY: as in `wr_mkey_configure`; the parts are the application's.
     unsafe {
-        configure(functions, |config, _, _| {
-            config.set_interleaved(repeat, list_of(parts, count))
-        });
+        let qp = queue_pair(functions);
+        let parts = list_of(parts, count);
+        let layout = KeyLayout::Interleaved { repeat, parts };
+        push_by::<Mlx5>(qp, |queue, _| set_layout(queue, key_config(qp), layout));
     }
 }
 
@@ -296,11 +352,9 @@ unsafe extern "C" fn wr_mr_list(
 ) {
     // SAFETY: as in `wr_mkey_configure`.
     unsafe {
-        configure(functions, |config, qp, wr_id| {
-            open(config, qp, wr_id, mkey, 2)?;
-            set_access(config, access)?;
-            config.set_list(list_of::<_, Sge>(list, count))
-        });
+        let qp = queue_pair(functions);
+        let layout = KeyLayout::List(list_of::<_, Sge>(list, count));
+        push_by::<Mlx5>(qp, |queue, _| change_key(queue, qp, mkey, access, layout));
     }
 }
 
@@ -314,10 +368,9 @@ unsafe extern "C" fn wr_mr_interleaved(
 ) {
     // SAFETY: as in `wr_mkey_configure`.
     unsafe {
-        configure(functions, |config, qp, wr_id| {
-            open(config, qp, wr_id, mkey, 2)?;
-            set_access(config, access)?;
-            config.set_interleaved(repeat, list_of(parts, count))
-        });
+        let qp = queue_pair(functions);
+        let parts = list_of(parts, count);
+        let layout = KeyLayout::Interleaved { repeat, parts };
+        push_by::<Mlx5>(qp, |queue, _| change_key(queue, qp, mkey, access, layout));
     }
 }

@@ -4,14 +4,17 @@
 //! The segments are those of a bind ([`super::keys`]), with as many elements as the
 //! layout has, filled up to whole blocks.
 
-use uverbs::{SendFlags, SendWr, Sge};
+use std::mem::offset_of;
+
+use uverbs::{SendFlags, Sge};
 
 use super::keys::{ANY_QP, LEADING_SEGMENTS, RIGHTS, VARIANT, rights};
-use super::{PER_BLOCK, SendQueue, element, words};
-use crate::abi::{KeySegment, UmrSegment, umr_flag, umr_mask};
-use crate::plan::KeyChanges;
+use super::{PER_BLOCK, Segments, SendQueue, element, words};
+use crate::PostError;
+use crate::abi::{CONTROL_SMALL_FENCE, KeySegment, UmrSegment, opcode as device};
+use crate::abi::{umr_flag, umr_mask};
+use crate::operation::OperationFormat;
 use crate::wc::opcode;
-use crate::{Opcode, PostError};
 
 /// A change of an indirect key ([`IndirectKey`](crate::commands::IndirectKey)).
 #[derive(Clone, Copy, Debug)]
@@ -53,45 +56,34 @@ pub struct Interleaved {
 }
 
 impl Interleaved {
-    /// The segment, which has 16 bits for the bytes and for the distance of turns.
-    fn segment(&self) -> Result<[u64; 2], PostError> {
-        let stride = self.bytes.checked_add(self.skip);
-        let stride = stride.and_then(|stride| u16::try_from(stride).ok());
-        let stride = stride.ok_or(PostError::MessageTooLong)?;
+    /// The distance of turns, of which the segment has 16 bits.
+    fn stride(&self) -> u64 {
+        u64::from(self.bytes) + u64::from(self.skip)
+    }
+
+    fn segment(&self) -> [u64; 2] {
         // The bytes are no more than the distance.
-        let lengths = u32::from(stride) << 16 | self.bytes;
-        Ok([words(lengths, self.lkey), self.addr.to_be()])
+        let lengths = (self.stride() as u32) << 16 | self.bytes;
+        [words(lengths, self.lkey), self.addr.to_be()]
     }
 }
 
 impl KeyLayout<'_> {
     /// Elements in the work request.
-    fn elements(&self) -> usize {
+    #[inline]
+    pub fn elements(&self) -> usize {
         match self {
             Self::List(list) => list.len(),
             Self::Interleaved { parts, .. } => parts.len() + 1,
         }
     }
-
-    /// Bytes of the view.
-    fn length(&self) -> u64 {
-        match self {
-            Self::List(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
-            Self::Interleaved { repeat, parts } => {
-                let turn: u64 = parts.iter().map(|part| u64::from(part.bytes)).sum();
-                turn * u64::from(*repeat)
-            }
-        }
-    }
 }
 
 impl SendQueue {
-    /// Elements that a layout may have; an interleaved one has one more than parts.
+    /// Elements that a layout may have; an interleaved one has one more than parts. None if
+    /// the queue was not made for layouts.
     pub fn max_layout(&self) -> u32 {
-        match self.work.send.keys {
-            KeyChanges::Layouts => self.longest_request().saturating_sub(LEADING_SEGMENTS) / 4 * 4,
-            _ => 0,
-        }
+        self.max_layout
     }
 
     /// Adds a work request that changes an indirect key. Its completion has the opcode
@@ -101,6 +93,8 @@ impl SendQueue {
     /// [`PostError::BadOperation`] if the queue was not made for it,
     /// [`PostError::TooManySges`], [`PostError::Full`]; [`PostError::MessageTooLong`] for
     /// a part of more than 64 KiB with its gap.
+    // Without `always` the change is passed in memory: 12 stores, which posting waits for.
+    #[inline(always)]
     pub fn push_layout(
         &mut self,
         wr_id: u64,
@@ -109,76 +103,90 @@ impl SendQueue {
     ) -> Result<(), PostError> {
         /// The operation of an interleaved layout.
         const REPEAT: u32 = 0x400;
-        if self.work.send.keys != KeyChanges::Layouts {
+        let change_to = |length| (change.key, change.access, length);
+        match change.layout {
+            None => self.push_change(wr_id, flags, change_to(None), 0, |_| ()),
+            Some(KeyLayout::List(list)) => {
+                let length = list.iter().map(|sge| u64::from(sge.length)).sum();
+                self.push_change(wr_id, flags, change_to(Some(length)), list.len(), |to| {
+                    list.iter().for_each(|sge| to.put(element(sge, sge.length)));
+                })
+            }
+            Some(KeyLayout::Interleaved { repeat, parts }) => {
+                let strides = parts.iter().fold(0, |all, part| all | part.stride());
+                if strides > u16::MAX.into() {
+                    return Err(PostError::MessageTooLong);
+                }
+                let turn: u64 = parts.iter().map(|part| u64::from(part.bytes)).sum();
+                let change = change_to(Some(turn * u64::from(repeat)));
+                self.push_change(wr_id, flags, change, parts.len() + 1, |to| {
+                    to.put([
+                        words(turn as u32, REPEAT),
+                        words(repeat, parts.len() as u32),
+                    ]);
+                    parts.iter().for_each(|part| to.put(part.segment()));
+                })
+            }
+        }
+    }
+
+    /// [`SendQueue::push_layout`] of a key, its rights and its length. `put` writes so many
+    /// elements.
+    // Without `always` one function for all layouts asks for each part which it is.
+    #[inline(always)]
+    fn push_change(
+        &mut self,
+        wr_id: u64,
+        flags: SendFlags,
+        (key, access, length): (u32, Option<u32>, Option<u64>),
+        elements: usize,
+        put: impl FnOnce(&mut Segments),
+    ) -> Result<(), PostError> {
+        const FORMAT: OperationFormat = OperationFormat {
+            control_word: (device::UMR as u64) << 32 | LEADING_SEGMENTS as u64,
+            ..OperationFormat::NONE
+        };
+        if self.max_layout == 0 {
             return Err(PostError::BadOperation);
         }
         if !self.has_room() {
             return Err(PostError::Full);
         }
-        let count = change.layout.map_or(0, |layout| layout.elements());
-        if count > self.max_layout() as usize {
+        if elements > self.max_layout as usize {
             return Err(PostError::TooManySges);
         }
-        let padded = (count as u32).next_multiple_of(4);
-        let mut changes = umr_mask::FREE | umr_mask::MKEY;
-        let mut key = KeySegment {
-            qpn_mkey: (ANY_QP | change.key & VARIANT).to_be(),
-            ..KeySegment::default()
-        };
-        if let Some(access) = change.access {
-            changes |= RIGHTS;
-            key.access_flags = rights(access);
-        }
-        if let Some(layout) = change.layout {
-            // First, since it bounds the length.
-            if let KeyLayout::Interleaved { parts, .. } = layout {
-                parts.iter().try_for_each(|part| part.segment().map(drop))?;
-            }
-            changes |= umr_mask::LEN;
-            key.len = layout.length().to_be();
-        }
-        let update = UmrSegment {
-            flags: umr_flag::INLINE,
-            klm_octowords: (padded as u16).to_be(),
-            mkey_mask: changes.to_be(),
-            ..UmrSegment::default()
-        };
-        // SAFETY: 48 bytes without padding are three segments.
-        let update: [[u64; 2]; 3] = unsafe { std::mem::transmute(update) };
-        // SAFETY: 64 bytes without padding are four.
-        let key: [[u64; 2]; 4] = unsafe { std::mem::transmute(key) };
-        let format = &self.formats[Opcode::BIND_MW.0 as usize];
-        let named = SendWr {
-            imm_or_key: change.key,
-            ..SendWr::new(wr_id, Opcode::BIND_MW, flags)
-        };
-        let control = self.control_slow(format, &named, padded);
+        let padded = (elements as u32).next_multiple_of(PER_BLOCK);
+        let mask = |changes: bool, mask: u64| if changes { mask } else { 0 };
+        let changes = umr_mask::FREE
+            | umr_mask::MKEY
+            | mask(access.is_some(), RIGHTS)
+            | mask(length.is_some(), umr_mask::LEN);
+        let at = self.next;
+        let flags = self.fenced_flags(flags);
+        let control = self.control(at, &FORMAT, padded, flags, key.to_be());
         let mut to = self.writer();
-        to.put(control);
-        (update.into_iter().chain(key)).for_each(|part| to.put(part));
-        match change.layout {
-            None => {}
-            Some(KeyLayout::List(list)) => {
-                list.iter().for_each(|sge| to.put(element(sge, sge.length)));
-            }
-            Some(KeyLayout::Interleaved { repeat, parts }) => {
-                let turn = parts
-                    .iter()
-                    .fold(0u32, |sum, part| sum.wrapping_add(part.bytes));
-                to.put([words(turn, REPEAT), words(repeat, parts.len() as u32)]);
-                for part in parts {
-                    to.put(part.segment()?);
-                }
-            }
-        }
-        (count as u32..padded).for_each(|_| to.put([0; 2]));
-        let second = self.next.wrapping_add(1);
-        let blocks = (LEADING_SEGMENTS + padded).div_ceil(PER_BLOCK);
-        self.advance(self.next, control[0], wr_id, blocks);
-        self.work
-            .sends
-            .note(second, opcode::KEY_LAYOUT.into(), self.wr_count);
-        self.fence = format.fence_after;
+        // `UmrSegment`, then `KeySegment`.
+        let update = words(u32::from(umr_flag::INLINE) << 24, padded << 16);
+        to.put_block([control, [update, changes.to_be()], [0; 2], [0; 2]]);
+        let rights = u32::from(rights(access.unwrap_or(0))) << 8;
+        let length = length.unwrap_or(0).to_be();
+        let key = words(rights, ANY_QP | key & VARIANT);
+        to.put_block([[key, 0], [0, length], [0; 2], [0; 2]]);
+        put(&mut to);
+        (elements as u32..padded).for_each(|_| to.put([0; 2]));
+        let blocks = (LEADING_SEGMENTS + padded) / PER_BLOCK;
+        self.advance(at, control[0], wr_id, blocks);
+        let second = at.wrapping_add(1);
+        (self.work.sends).note(second, opcode::KEY_LAYOUT.into(), self.wr_count);
+        self.fence = CONTROL_SMALL_FENCE;
         Ok(())
     }
 }
+
+const _: () = {
+    assert!(LEADING_SEGMENTS == 2 * PER_BLOCK);
+    assert!(offset_of!(UmrSegment, flags) == 0 && offset_of!(UmrSegment, klm_octowords) == 4);
+    assert!(offset_of!(UmrSegment, mkey_mask) == 8);
+    assert!(offset_of!(KeySegment, access_flags) == 2 && offset_of!(KeySegment, qpn_mkey) == 4);
+    assert!(offset_of!(KeySegment, len) == 24);
+};
