@@ -53,7 +53,14 @@ struct ibv_qp *own_queue_pair(struct ibv_context *context, const struct kind *ki
 
 void own_address(struct ibv_qp_ex *qp, const struct request *r)
 {
-	mlx5dv_wr_set_dc_addr(extended_part(qp), r->ah, r->remote_qpn, r->access_key);
+	struct mlx5dv_qp_ex *own = extended_part(qp);
+
+	/* Also in a stream, now and then. */
+	if (r->wr_id & 12)
+		mlx5dv_wr_set_dc_addr(own, r->ah, r->remote_qpn, r->access_key);
+	else
+		mlx5dv_wr_set_dc_addr_stream(own, r->ah, r->remote_qpn,
+					     r->access_key, r->wr_id >> 48);
 }
 
 /* A WQE of up to two blocks: the flags, and the rest any. */
@@ -107,8 +114,11 @@ void own_operation(struct ibv_qp_ex *qp, const struct request *r)
 		mlx5dv_wr_mkey_configure(own, key, r->swap % 3 == 2 ? 2 : 1, &none);
 		if (r->swap % 3 != 1 && r->swap & 64)
 			mlx5dv_wr_set_mkey_access_flags(own, access);
-		if (r->swap % 3)
+		if (r->swap % 3 && r->swap & 128)
 			mlx5dv_wr_set_mkey_layout_list(own, r->nsges, sges);
+		else if (r->swap % 3)
+			mlx5dv_wr_set_mkey_layout_interleaved(own, repeat, r->nsges,
+							      parts);
 		if (r->swap % 3 != 1 && !(r->swap & 64))
 			mlx5dv_wr_set_mkey_access_flags(own, access);
 		break;
