@@ -627,7 +627,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
             // All that the type has: programs call more than they have asked for, which
             // works with libmlx5.
             let all = wr_ex::operations::<D>((*attr).qp_type);
-            wr_ex::set_functions::<D>(&mut qp.public, all);
+            wr_ex::set_functions::<D>(&mut qp.public, qp.addressing, all);
             D::set_device_functions(qp, operations, options);
         }
         Ok(Box::into_raw(qp).cast())

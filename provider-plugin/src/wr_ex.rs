@@ -40,11 +40,13 @@ enum BatchState {
 /// The batch of `ibv_wr_*`, and its open work request.
 pub struct Batch<A: 'static> {
     state: BatchState,
+    /// The state in which a builder leaves it.
+    opened: BatchState,
     /// The first error; EINVAL outside wr_start and wr_complete.
     errno: c_int,
     /// The open work request. It has no operands and no destination before
-    /// [`open_with`] and [`set_destination`] set them, and its data is stale in
-    /// [`BatchState::OpenSimple`]. References are to the members below, or to objects that the
+    /// [`open_with`] and [`set_destination`] set them, and no data unless that was set
+    /// before the destination. References are to the members below, or to objects that the
     /// application keeps until it has been pushed.
     wr: SendWr<'static, A>,
     bind: Bind,
@@ -59,6 +61,7 @@ impl<A> Default for Batch<A> {
     fn default() -> Self {
         Self {
             state: BatchState::Failed,
+            opened: BatchState::OpenSimple,
             errno: libc::EINVAL,
             wr: SendWr::new(0, Opcode::SEND, SendFlags::empty()),
             bind: Bind {
@@ -78,7 +81,8 @@ impl<A> Default for Batch<A> {
 }
 
 impl<A> Batch<A> {
-    /// Reserves memory for data that is set before the destination, and for headers.
+    /// For destinations of that kind: reserves memory for data that is set before the
+    /// destination, and for headers.
     ///
     /// # Errors
     /// ENOMEM.
@@ -93,6 +97,7 @@ impl<A> Batch<A> {
         if addressing == Addressing::Connected {
             return Ok(());
         }
+        self.opened = BatchState::OpenUnaddressed;
         let sges = cap.max_send_sge.max(1) as usize;
         (self.sges.try_reserve_exact(sges))
             .and_then(|()| self.inline.try_reserve_exact(cap.max_inline_data as usize))
@@ -218,7 +223,7 @@ pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
 }
 
 /// Sets the functions for these operations.
-pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, operations: u64) {
+pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, addressing: Addressing, operations: u64) {
     let qp = &mut qp.qp_ex;
     macro_rules! builders {
         ($($operation:ident => $function:ident;)+) => {
@@ -244,7 +249,10 @@ pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, operations: u64) {
     }
     qp.wr_set_inline_data = Some(wr_set_inline_data::<D>);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list::<D>);
-    qp.wr_set_sge = Some(wr_set_sge::<D>);
+    qp.wr_set_sge = Some(match addressing {
+        Addressing::Datagram | Addressing::Dynamic => wr_set_sge_addressed::<D>,
+        Addressing::Connected | Addressing::Xrc => wr_set_sge::<D>,
+    });
     qp.wr_set_sge_list = Some(wr_set_sge_list::<D>);
     qp.wr_start = Some(wr_start::<D>);
     qp.wr_complete = Some(wr_complete::<D>);
@@ -331,8 +339,7 @@ unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int
 unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
     match batch.state {
         BatchState::Failed | BatchState::Idle => return,
-        BatchState::OpenSimple => batch.wr.data = Data::Sges(&[]),
-        BatchState::OpenAddressed => {}
+        BatchState::OpenSimple | BatchState::OpenAddressed => {}
         BatchState::OpenUnaddressed => return batch.fail(libc::EINVAL),
     }
     batch.state = BatchState::Idle;
@@ -374,22 +381,9 @@ unsafe fn open<D: QpOps>(
         if let Some(remote) = remote {
             batch.wr.remote = remote;
         }
-        batch.state = BatchState::OpenSimple;
-        if own.addressing != Addressing::Connected {
-            open_unaddressed(batch);
-        }
+        batch.state = batch.opened;
         true
     }
-}
-
-/// Opens a work request that needs a destination.
-#[cold]
-fn open_unaddressed<A>(batch: &mut Batch<A>) {
-    batch.wr.data = Data::Sges(&[]);
-    batch.state = match batch.wr.opcode {
-        Opcode::LOCAL_INV | Opcode::BIND_MW => BatchState::OpenAddressed,
-        _ => BatchState::OpenUnaddressed,
-    };
 }
 
 /// Pushes a work request by the device's own function, with its identifier.
@@ -433,8 +427,7 @@ pub unsafe fn open_with<D: QpOps>(
             return;
         }
         let (_, batch) = batch_of::<D, _>(qp);
-        if batch.state == BatchState::OpenSimple {
-            batch.wr.data = Data::Sges(&[]);
+        if batch.state == BatchState::OpenSimple || opcode == Opcode::BIND_MW {
             batch.state = BatchState::OpenAddressed;
         }
         match operands {
@@ -565,7 +558,6 @@ builders! {
         |qp| open::<D>(qp, Opcode::RDMA_WRITE_WITH_IMM, Some(imm_data), Some(RemoteMemory { addr, rkey }));
     wr_rdma_read(rkey: u32, addr: u64)
         |qp| open::<D>(qp, Opcode::RDMA_READ, None, Some(RemoteMemory { addr, rkey }));
-    wr_local_inv(rkey: u32) |qp| open::<D>(qp, Opcode::LOCAL_INV, Some(rkey), None);
     wr_atomic_cmp_swp(rkey: u32, addr: u64, compare_add: u64, swap: u64) |qp| open_with::<D>(
         qp,
         Opcode::ATOMIC_CMP_AND_SWP,
@@ -578,6 +570,15 @@ builders! {
         RemoteMemory { addr, rkey },
         Ok(Operands::Atomic { compare_add, swap: 0 }),
     );
+}
+
+unsafe extern "C" fn wr_local_inv<D: QpOps>(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: the application is between wr_start and wr_complete.
+    unsafe {
+        if open::<D>(qp, Opcode::LOCAL_INV, Some(rkey), None) {
+            batch_of::<D, _>(qp).1.state = BatchState::OpenAddressed;
+        }
+    }
 }
 
 unsafe extern "C" fn wr_bind_mw<D: QpOps>(
@@ -696,6 +697,28 @@ unsafe extern "C" fn wr_set_sge<D: QpOps>(qp: *mut ibv_qp_ex, lkey: u32, addr: u
             0 => set_data::<D>(qp, Data::Sges(&[])),
             _ => set_piece::<D>(qp, Sge { addr, length, lkey }, false),
         }
+    }
+}
+
+/// [`wr_set_sge`] of queue pairs whose work requests have an address.
+unsafe extern "C" fn wr_set_sge_addressed<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    lkey: u32,
+    addr: u64,
+    length: u32,
+) {
+    // SAFETY: the application is between wr_start and wr_complete.
+    unsafe {
+        let (own, batch) = batch_of::<D, _>(qp);
+        // Fast path, as in `set_piece`.
+        if batch.state == BatchState::OpenAddressed
+            && (*own.send.get()).push_addressed(&batch.wr, &Sge { addr, length, lkey })
+        {
+            batch.state = BatchState::Idle;
+            batch.wr.destination = Destination::Connected;
+            return;
+        }
+        wr_set_sge::<D>(qp, lkey, addr, length);
     }
 }
 

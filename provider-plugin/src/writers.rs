@@ -23,6 +23,12 @@ pub trait SendQueueOps: 'static {
     /// As for [`SendQueueOps::push`].
     unsafe fn push_fast(&mut self, wr: &SendWr<'_, Self::Address>, data: Data<'_>) -> bool;
 
+    /// As [`SendQueueOps::push_fast`], of a work request with a destination and one
+    /// element.
+    fn push_addressed(&mut self, _wr: &SendWr<'_, Self::Address>, _sge: &Sge) -> bool {
+        false
+    }
+
     /// Hands the batch to the device. Returns whether there was anything.
     ///
     /// # Safety

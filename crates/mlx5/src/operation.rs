@@ -49,6 +49,8 @@ pub(crate) struct OperationFormat {
     /// It qualifies for `SendQueue::push_fast`: only a control segment and at most
     /// one of [`SecondSegment`] precede the data.
     pub fast: bool,
+    /// It qualifies for `SendQueue::push_addressed`: an address is between them.
+    pub addressed: bool,
     /// The opcode and the number of segments before the data, as in the first 8
     /// bytes of the control segment; 0 if the service lacks the operation.
     pub control_word: u64,
@@ -66,6 +68,7 @@ impl OperationFormat {
         leading_segments: 0,
         fence_after: 0,
         fast: false,
+        addressed: false,
         control_word: 0,
     };
 }
@@ -226,11 +229,11 @@ impl Service {
             },
             _ => return None,
         };
+        let short = format.leading_segments <= address + 2
+            && !matches!(format.immediate, ImmediateField::Key);
         Some(OperationFormat {
-            fast: address == 0
-                && !matches!(self, Self::Packet)
-                && format.leading_segments <= 2
-                && !matches!(format.immediate, ImmediateField::Key),
+            fast: short && address == 0 && !matches!(self, Self::Packet),
+            addressed: short && matches!(self, Self::Datagram | Self::DcInitiator),
             control_word: ((format.opcode as u64) << 32) | format.leading_segments as u64,
             ..format
         })

@@ -24,6 +24,12 @@ impl SendQueueOps for SendQueue {
         unsafe { SendQueue::push_fast(self, wr, data) }
     }
 
+    // `always` as of `push_fast`.
+    #[inline(always)]
+    fn push_addressed(&mut self, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
+        SendQueue::push_addressed(self, wr, sge)
+    }
+
     #[inline]
     unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.

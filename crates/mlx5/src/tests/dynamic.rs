@@ -87,6 +87,98 @@ fn a_work_request_names_its_target() {
     }
 }
 
+/// `push_addressed` writes what `push` does, or nothing.
+#[test]
+fn fast_path_writes_the_same() {
+    let address = address();
+    let to_target = |stream| Destination::Dynamic {
+        address: &address,
+        remote_dctn: DCTN,
+        access_key: KEY,
+        stream,
+    };
+    let datagram = Destination::Datagram {
+        address: &address,
+        remote_qpn: DCTN,
+        remote_qkey: 7,
+    };
+    let (target, short) = (to_target(0), 8);
+    let table = [
+        (INITIATOR, Opcode::SEND, target, short, true),
+        (INITIATOR, Opcode::SEND_WITH_IMM, target, short, true),
+        (INITIATOR, Opcode::RDMA_WRITE, target, short, true),
+        (INITIATOR, Opcode::RDMA_READ, target, short, true),
+        (INITIATOR, Opcode::SEND_WITH_INV, target, short, false),
+        (INITIATOR, Opcode::ATOMIC_CMP_AND_SWP, target, short, false),
+        (INITIATOR, Opcode::SEND, to_target(1), short, false),
+        (INITIATOR, Opcode::SEND, target, 0, false),
+        (INITIATOR, Opcode::SEND, target, 1 << 31, false),
+        (INITIATOR, Opcode::SEND, datagram, short, false),
+        (
+            INITIATOR,
+            Opcode::SEND,
+            Destination::Connected,
+            short,
+            false,
+        ),
+        (Service::Datagram, Opcode::SEND, datagram, short, true),
+        (
+            Service::Datagram,
+            Opcode::RDMA_WRITE,
+            datagram,
+            short,
+            false,
+        ),
+        (
+            Service::ReliableConnection,
+            Opcode::SEND,
+            target,
+            short,
+            false,
+        ),
+    ];
+    for (service, opcode, destination, length, pushed) in table {
+        let [mut fast, mut slow] = [1, 2].map(|i| Pair::new(i, service, &cap(3, 1, 0)));
+        let size = fast.work.send.bytes();
+        let list = [Sge {
+            addr: 0x9000,
+            length,
+            lkey: 9,
+        }];
+        // Over the queue's end, up to a full queue.
+        for round in 0..3 * fast.send.capacity() {
+            let wr = SendWr {
+                imm_or_key: round,
+                remote: RemoteMemory {
+                    addr: REMOTE,
+                    rkey: 0x77,
+                },
+                destination,
+                ..request(round.into(), opcode, SendFlags::SIGNALED, &list)
+            };
+            let full = round == 2 * fast.send.capacity();
+            assert_eq!(fast.send.push_addressed(&wr, &list[0]), pushed && !full);
+            if !pushed || full {
+                assert_eq!(fast.sent(0, size), slow.sent(0, size));
+                break;
+            }
+            // SAFETY: no inline data.
+            unsafe { slow.send.push_slow(&wr) }.unwrap();
+            assert_eq!(fast.sent(0, size), slow.sent(0, size), "{opcode:?}");
+            for pair in [&mut fast, &mut slow] {
+                // SAFETY: there is no device.
+                unsafe { pair.send.publish() };
+                let blocks = pair.record(1);
+                let found = pair.work.sends.find(blocks - 2).unwrap();
+                assert_eq!((blocks, found.wr_id), (2 * (round + 1), round.into()));
+                if round < pair.send.capacity() {
+                    pair.work.sends.complete(found);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn without_a_target_it_is_refused() {
     let mut pair = Pair::new(1, INITIATOR, &cap(4, 1, 0));
