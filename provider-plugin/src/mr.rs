@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
+use uverbs::driver::DriverInput;
 use uverbs::mr::MrKeys;
 use uverbs::{AccessFlags, DmMrInit, DmabufMrInit, MrHandle, MrInit, Rereg, Sge, Udata};
 
@@ -139,18 +140,21 @@ pub unsafe extern "C" fn reg_dmabuf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: libibverbs passes a live domain of ours.
-    entry::pointer(|| unsafe { register_dmabuf(pd, offset, length, iova, fd, access) })
+    entry::pointer(|| unsafe { register_dmabuf(pd, offset, length, iova, fd, access, None) })
 }
 
+/// `driver_access` is access of the driver's own.
+///
 /// # Safety
 /// `pd` is a live domain of ours.
-unsafe fn register_dmabuf(
+pub unsafe fn register_dmabuf(
     pd: *mut ibv_pd,
     offset: u64,
     length: usize,
     iova: u64,
     fd: c_int,
     access: c_int,
+    driver_access: Option<DriverInput>,
 ) -> Result<*mut ibv_mr, Errno> {
     let init = DmabufMrInit {
         // SAFETY: live, as the caller says.
@@ -161,6 +165,7 @@ unsafe fn register_dmabuf(
         // SAFETY: the application's, open during the call.
         fd: unsafe { borrowed(fd) },
         access: AccessFlags::from_bits_retain(access as u32),
+        driver_access,
     };
     // SAFETY: as the caller says.
     let mut mr = unsafe { new_mr(pd, IBV_MR_TYPE_DMABUF_MR, access)? };
@@ -225,6 +230,7 @@ pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr)
                 attr.iova,
                 attr.fd,
                 attr.access,
+                None,
             ),
             (true, false) => Err(Errno::INVAL),
             (false, true) => register(pd, attr.addr, attr.length, attr.iova, attr.access),

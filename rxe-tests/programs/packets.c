@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Raw packets: segmentation, VLAN stripping, checksums, flow tags, counters. Frames go to a
+ * Raw packets: segmentation, VLAN stripping, checksums, flow tags, counters; device
+ * memory by type. Frames go to a
  * flow of another context of the device: a context does not hear itself.
  * usage: packets CASE...|all
  */
 #include "common.h"
+#include <infiniband/mlx5dv.h>
 
 #define FRAMES 16
 #define ROOM 2048
@@ -496,6 +498,93 @@ static void uncounted(void)
 	counters_with(true);
 }
 
+/* A counter of the device, made by a command, in a flow of mlx5dv. */
+static void device_counter(void)
+{
+	struct ends e;
+	uint8_t create[16] = {0x09, 0x39}, made[16] = {};
+	uint8_t query[32] = {0x09, 0x3b}, answer[32] = {};
+	struct mlx5dv_devx_obj *counter;
+	struct {
+		size_t size;
+		uint64_t bytes[64 / 8];
+	} mask = {.size = 64}, value = {.size = 64};
+	struct mlx5dv_flow_matcher_attr attr = {
+		.type = IBV_FLOW_ATTR_NORMAL,
+		.match_criteria_enable = 1,
+		.match_mask = (void *)&mask,
+	};
+	struct mlx5dv_flow_action_attr actions[4] = {
+		{.type = MLX5DV_FLOW_ACTION_DEST_IBV_QP},
+		{.type = MLX5DV_FLOW_ACTION_COUNTERS_DEVX},
+		{.type = MLX5DV_FLOW_ACTION_TAG, .tag_value = 77},
+		{.type = MLX5DV_FLOW_ACTION_COUNTERS_DEVX},
+	};
+	struct mlx5dv_flow_matcher *matcher;
+	struct ibv_flow *flow;
+	struct got got;
+	uint8_t h[HEADERS];
+
+	open_ends(&e, 0);
+	counter = mlx5dv_devx_obj_create(e.recv_ctx, create, sizeof(create),
+					 made, sizeof(made));
+	if (!counter)
+		SKIP("no DevX");
+	/* The destination's address is in the third and fourth word. */
+	memset((uint8_t *)mask.bytes + 8, 0xff, 6);
+	memcpy((uint8_t *)value.bytes + 8, to, 6);
+	((uint8_t *)value.bytes)[13] += 3;
+	matcher = MUST(mlx5dv_create_flow_matcher(e.recv_ctx, &attr));
+	actions[0].qp = e.recv;
+	actions[1].obj = actions[3].obj = counter;
+	NULL_WITH(mlx5dv_create_flow(matcher, (void *)&value, 4, actions),
+		  EOPNOTSUPP);
+	flow = MUST(mlx5dv_create_flow(matcher, (void *)&value, 3, actions));
+	pattern(e.buf, 1000, 6);
+	headers(h, 1000);
+	h[5] += 3;
+	OK(post_tso(&e, 1, h, HEADERS, 1000, 600));
+	check_sent(&e, 1, IBV_WC_TSO);
+	got = next_frame(&e);
+	EQ(got.len, HEADERS + 600);
+	EQ(got.tag, 77);
+	EQ(next_frame(&e).len, HEADERS + 400);
+	memcpy(query + 0x1c, made + 8, 4);
+	OK(mlx5dv_devx_obj_query(counter, query, sizeof(query), answer,
+				 sizeof(answer)));
+	EQ(answer[0x17], 2);
+	EQ(get16(answer + 0x1e), 2 * HEADERS + 1000);
+	OK(ibv_destroy_flow(flow));
+	OK(mlx5dv_destroy_flow_matcher(matcher));
+	OK(mlx5dv_devx_obj_destroy(counter));
+	close_ends(&e);
+}
+
+/* What few devices have, or what needs none. */
+static void memory(void)
+{
+	struct ibv_context *ctx = open_device();
+	struct ibv_pd *pd = MUST(ibv_alloc_pd(ctx));
+	struct ibv_alloc_dm_attr size = {.length = 64};
+	struct mlx5dv_alloc_dm_attr attr = {.type = MLX5DV_DM_TYPE_MEMIC};
+	struct ibv_dm *dm = MUST(mlx5dv_alloc_dm(ctx, &size, &attr));
+	uint64_t word = 0x1122334455667788, back = 0;
+
+	OK(ibv_memcpy_to_dm(dm, 8, &word, 8));
+	OK(ibv_memcpy_from_dm(&back, dm, 8, 8));
+	EQ(back, word);
+	OK(ibv_free_dm(dm));
+	attr.comp_mask = 1;
+	NULL_WITH(mlx5dv_alloc_dm(ctx, &size, &attr), EINVAL);
+	attr.comp_mask = 0;
+	attr.type = 99;
+	NULL_WITH(mlx5dv_alloc_dm(ctx, &size, &attr), EOPNOTSUPP);
+	attr.type = MLX5DV_DM_TYPE_STEERING_SW_ICM;
+	CHECK(!mlx5dv_alloc_dm(ctx, &size, &attr));
+	OK(ibv_dealloc_pd(pd));
+	OK(ibv_close_device(ctx));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test_case cases[] = {
@@ -503,6 +592,8 @@ int main(int argc, char **argv)
 		{"tso-bad", tso_bad},	{"vlan", vlan},
 		{"checksums", checksums}, {"counters", counters},
 		{"uncounted", uncounted},
+		{"device-counter", device_counter},
+		{"memory", memory},
 	};
 
 	return test_main(argc, argv, cases, ARRAY_SIZE(cases), 60);

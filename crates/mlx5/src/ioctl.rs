@@ -58,5 +58,5 @@ pub mod uar;
 pub use dm::DmLocation;
 #[cfg(any(test, feature = "fake"))]
 pub use fake::METHODS;
-pub use query::{query_context, query_pd, query_port};
+pub use query::{data_direct_access, data_direct_path, query_context, query_pd, query_port};
 pub use uar::{Uar, UarHandle, UarKind, UarLocation};

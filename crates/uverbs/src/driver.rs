@@ -27,6 +27,15 @@ pub struct DriverMethod {
     pub method_id: u16,
 }
 
+/// A number that a driver adds to a common method as an input. It is no address.
+#[derive(Clone, Copy, Debug)]
+pub struct DriverInput {
+    /// Number of the attribute.
+    pub attr_id: u16,
+    /// The number.
+    pub value: u32,
+}
+
 /// An output that a driver adds to a common method.
 #[derive(Debug)]
 pub struct DriverOutput<'a> {

@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 use crate::abi::ids;
 use crate::abi::write::{self, RegMrResp, ReregMrResp, Sge, cmd};
 use crate::command::Ioctl;
+use crate::driver::DriverInput;
 use crate::handle::{Kind, Owned, owned_methods};
 use crate::open_enum;
 use crate::{
@@ -50,6 +51,8 @@ pub struct DmabufMrInit<'a> {
     pub fd: Option<BorrowedFd<'a>>,
     /// Access rights.
     pub access: AccessFlags,
+    /// Access of the driver's own.
+    pub driver_access: Option<DriverInput>,
 }
 
 /// Part of device memory to register.
@@ -271,6 +274,9 @@ pub fn register_dmabuf(
     let fd = init.fd.map_or(-1, |fd| fd.as_raw_fd());
     ioctl.u32(ids::ATTR_REG_DMABUF_MR_FD, fd as u32);
     ioctl.u32(ids::ATTR_REG_DMABUF_MR_ACCESS_FLAGS, init.access.bits());
+    if let Some(access) = init.driver_access {
+        ioctl.u32(access.attr_id, access.value);
+    }
     ioctl.udata(udata);
     let answer = ioctl.run(context)?;
     let owned = Owned::<&Context, MrKind>::new(&context, MrHandle(answer.handle(object)?));

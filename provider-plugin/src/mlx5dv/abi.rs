@@ -502,6 +502,14 @@ pub const MATCHER_MASK_TABLE: u64 = 1 << 0;
 /// `MLX5DV_FLOW_MATCHER_MASK_IB_PORT`.
 pub const MATCHER_MASK_PORT: u64 = 1 << 1;
 
+/// `struct mlx5dv_alloc_dm_attr`.
+#[repr(C)]
+pub struct mlx5dv_alloc_dm_attr {
+    /// C: `type`.
+    pub kind: u32,
+    pub comp_mask: u64,
+}
+
 /// The first 16 bytes of `struct mlx5dv_flow_action_attr`.
 #[repr(C)]
 pub struct mlx5dv_flow_action_attr {
@@ -524,5 +532,7 @@ pub mod action {
     pub const DROP: u32 = 1;
     pub const TAG: u32 = 4;
     pub const DEST_DEVX: u32 = 5;
+    pub const COUNTERS_DEVX: u32 = 6;
     pub const DEFAULT_MISS: u32 = 7;
+    pub const COUNTERS_DEVX_WITH_OFFSET: u32 = 8;
 }

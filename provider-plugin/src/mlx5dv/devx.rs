@@ -18,7 +18,7 @@ use super::refused::{
     ringverbs_refused_descriptor, ringverbs_refused_nothing, ringverbs_refused_object,
 };
 use super::{exported, is_ours};
-use crate::abi::{ibv_context, ibv_cq, ibv_qp, ibv_srq};
+use crate::abi::{ibv_context, ibv_cq, ibv_qp, ibv_rwq_ind_table, ibv_srq, ibv_wq};
 use crate::alloc::try_box;
 use crate::context::{CtxRef, borrowed, destroyed};
 use crate::entry;
@@ -158,6 +158,16 @@ commands! {
     mlx5dv_devx_srq_query(srq: ibv_srq) by query, of (*srq).context, (*srq).handle;
     /// `mlx5dv_devx_srq_modify`, as [`mlx5dv_devx_obj_query`].
     mlx5dv_devx_srq_modify(srq: ibv_srq) by modify, of (*srq).context, (*srq).handle;
+    /// `mlx5dv_devx_wq_query`, as [`mlx5dv_devx_obj_query`].
+    mlx5dv_devx_wq_query(wq: ibv_wq) by query, of (*wq).context, (*wq).handle;
+    /// `mlx5dv_devx_wq_modify`, as [`mlx5dv_devx_obj_query`].
+    mlx5dv_devx_wq_modify(wq: ibv_wq) by modify, of (*wq).context, (*wq).handle;
+    /// `mlx5dv_devx_ind_tbl_query`, as [`mlx5dv_devx_obj_query`].
+    mlx5dv_devx_ind_tbl_query(table: ibv_rwq_ind_table) by query, of (*table).context,
+        (*table).ind_tbl_handle as u32;
+    /// `mlx5dv_devx_ind_tbl_modify`, as [`mlx5dv_devx_obj_query`].
+    mlx5dv_devx_ind_tbl_modify(table: ibv_rwq_ind_table) by modify, of (*table).context,
+        (*table).ind_tbl_handle as u32;
 }
 
 exported! {

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::slice;
 
 use mlx5::ioctl::devx::DevxHandle;
-use mlx5::ioctl::flow::{FlowMatcher, FlowTarget, MatcherInit, create};
+use mlx5::ioctl::flow::{FlowActions, FlowMatcher, FlowTarget, MatcherInit, create};
 use uverbs::QpHandle;
 
 use super::abi::*;
@@ -45,9 +45,10 @@ unsafe fn create_flow(
 ) -> *mut ibv_flow {
     // SAFETY: as the caller says.
     entry::pointer(|| unsafe {
-        let (mut target, mut tag) = (None, None);
+        let mut all = FlowActions::default();
         for i in 0..count {
-            let action = &*actions.byte_add(i * length);
+            let at = actions.byte_add(i * length);
+            let action = &*at;
             let to = match action.kind {
                 action::DEST_QP => FlowTarget::Qp(QpHandle((*action.value.qp).handle)),
                 action::DEST_DEVX => {
@@ -55,14 +56,28 @@ unsafe fn create_flow(
                 }
                 action::DEFAULT_MISS => FlowTarget::DefaultMiss,
                 action::DROP => FlowTarget::Drop,
-                action::TAG if tag.is_none() => {
-                    tag = Some(action.value.tag);
+                action::TAG if all.tag.is_none() => {
+                    all.tag = Some(action.value.tag);
                     continue;
                 }
                 action::TAG => return Err(Errno::INVAL),
+                action::COUNTERS_DEVX | action::COUNTERS_DEVX_WITH_OFFSET => {
+                    let counter = DevxHandle(devx::handle(action.value.object));
+                    let has_offset = action.kind == action::COUNTERS_DEVX_WITH_OFFSET;
+                    // Only actions of later headers are long enough for an offset.
+                    let offset = match (has_offset, length >= 24) {
+                        (false, _) => None,
+                        (true, true) => Some(at.byte_add(16).cast::<u32>().read()),
+                        (true, false) => return Err(Errno::INVAL),
+                    };
+                    if all.counter.replace((counter, offset)).is_some() {
+                        return Err(Errno::OPNOTSUPP);
+                    }
+                    continue;
+                }
                 _ => return Err(Errno::OPNOTSUPP),
             };
-            if target.replace(to).is_some() {
+            if all.target.replace(to).is_some() {
                 return Err(Errno::OPNOTSUPP);
             }
         }
@@ -73,8 +88,7 @@ unsafe fn create_flow(
             &ctx,
             (*matcher).matcher.handle(),
             bytes(value),
-            target,
-            tag,
+            &all,
         )?);
         Ok(Box::into_raw(flow))
     })
@@ -137,8 +151,8 @@ exported! {
         unsafe { create_flow(matcher, value, count, actions, 16) }
     }
 
-    /// `mlx5dv_create_flow` of later headers. EOPNOTSUPP for counters and actions of their own, and for
-    /// two targets.
+    /// `mlx5dv_create_flow` of later headers. EOPNOTSUPP for actions of their own, and
+    /// for two targets or counters.
     fn __mlx5dv_create_flow(
         matcher: *mut Matcher,
         value: *mut mlx5dv_flow_match_parameters,

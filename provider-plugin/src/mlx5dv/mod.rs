@@ -14,6 +14,7 @@ mod create;
 mod device;
 mod devx;
 mod flow;
+mod memory;
 mod mkey;
 mod objects;
 mod refused;

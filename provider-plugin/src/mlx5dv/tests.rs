@@ -73,6 +73,7 @@ fn structures_are_those_of_the_header() {
         mlx5dv_flow_matcher_attr {
             flags, priority, match_criteria_enable, match_mask, comp_mask, ft_type
         }
+        mlx5dv_alloc_dm_attr { comp_mask }
         mlx5dv_mkey_init_attr { pd, create_flags, max_entries }
         mlx5dv_mkey_conf_attr { conf_flags, comp_mask }
         mlx5dv_sched_attr { parent, flags, bw_share, max_avg_bw, comp_mask }
@@ -136,6 +137,7 @@ fn structures_are_those_of_the_header() {
         ("MLX5DV_FLOW_ACTION_TAG", action::TAG),
         ("MLX5DV_FLOW_ACTION_DEST_DEVX", action::DEST_DEVX),
         ("MLX5DV_FLOW_ACTION_DEFAULT_MISS", action::DEFAULT_MISS),
+        ("MLX5DV_FLOW_ACTION_COUNTERS_DEVX", action::COUNTERS_DEVX),
         ("MLX5DV_SRQ_MASK_SRQN", SRQ_MASK_SRQN as u32),
         (
             "MLX5DV_QP_MASK_UAR_MMAP_OFFSET",
@@ -160,6 +162,13 @@ fn structures_are_those_of_the_header() {
             mlx5dv_context { max_dc_rd_atom, max_dc_init_rd_atom }
             mlx5dv_obj { devx }
         }
+        let offset = action::COUNTERS_DEVX_WITH_OFFSET;
+        writeln!(
+            c,
+            "_Static_assert(MLX5DV_FLOW_ACTION_COUNTERS_DEVX_WITH_OFFSET == {offset}, \"\");\n\
+             _Static_assert(offsetof(struct mlx5dv_flow_action_attr, bulk_obj.offset) == 16, \"\");"
+        )
+        .unwrap();
     }
     match c_check::compile(INCLUDES) {
         None => println!("skipped: there is no C compiler (cc)"),

@@ -92,9 +92,20 @@ pub enum FlowTarget {
     Drop,
 }
 
+/// What a flow does with matching packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowActions {
+    /// Where they go.
+    pub target: Option<FlowTarget>,
+    /// The tag that their completions carry.
+    pub tag: Option<u32>,
+    /// The counter of the device that counts them: an object, and which of the counters
+    /// that it has.
+    pub counter: Option<(DevxHandle, Option<u32>)>,
+}
+
 /// Creates a flow by a matcher. Returns its handle; [`uverbs::flow::destroy`] destroys
-/// it. `value` is what the matcher's bits are compared with; completions of matching
-/// packets carry `tag`.
+/// it. `value` is what the matcher's bits are compared with.
 ///
 /// # Errors
 /// EINVAL, EOPNOTSUPP for what the device does not do, EPERM.
@@ -102,23 +113,29 @@ pub fn create(
     context: &Context,
     matcher: MatcherHandle,
     value: &[u8],
-    target: Option<FlowTarget>,
-    tag: Option<u32>,
+    actions: &FlowActions,
 ) -> Result<FlowHandle, Error> {
     // SAFETY: no input is an address.
     let mut ioctl = unsafe { Ioctl::driver(&CREATE_FLOW) };
     let flow = ioctl.new_object(ATTR_CREATE_FLOW_HANDLE);
     ioctl.input(ATTR_CREATE_FLOW_MATCH_VALUE, value);
     ioctl.handle(ATTR_CREATE_FLOW_MATCHER, matcher.0);
-    match target {
+    match actions.target {
         None => {}
         Some(FlowTarget::Qp(qp)) => ioctl.handle(ATTR_CREATE_FLOW_DEST_QP, qp.0),
         Some(FlowTarget::Devx(object)) => ioctl.handle(ATTR_CREATE_FLOW_DEST_DEVX, object.0),
         Some(FlowTarget::DefaultMiss) => ioctl.u32(ATTR_CREATE_FLOW_FLAGS, FLOW_DEFAULT_MISS),
         Some(FlowTarget::Drop) => ioctl.u32(ATTR_CREATE_FLOW_FLAGS, FLOW_DROP),
     }
-    if let Some(tag) = tag {
+    if let Some(tag) = actions.tag {
         ioctl.u32(ATTR_CREATE_FLOW_TAG, tag);
+    }
+    if let Some((counter, offset)) = actions.counter {
+        // Arrays of one; so short an array is not passed by address.
+        ioctl.u32(ATTR_CREATE_FLOW_COUNTERS, counter.0);
+        if let Some(offset) = offset {
+            ioctl.u32(ATTR_CREATE_FLOW_COUNTERS_OFFSET, offset);
+        }
     }
     Ok(FlowHandle(ioctl.run(context)?.handle(flow)?))
 }

@@ -1,6 +1,6 @@
 //! Queries of objects that another process created through a shared file.
 
-use uverbs::driver::{DriverMethod, DriverOutput, Ioctl};
+use uverbs::driver::{DriverInput, DriverMethod, DriverOutput, Ioctl};
 use uverbs::{Context, ContextInfo, Error, PdHandle};
 use zerocopy::IntoBytes;
 
@@ -11,6 +11,13 @@ static PD_QUERY: DriverMethod = DriverMethod {
     object: "protection domain",
     object_id: uverbs::abi::ids::OBJECT_PD,
     method_id: ids::METHOD_PD_QUERY,
+};
+
+static DATA_DIRECT_PATH: DriverMethod = DriverMethod {
+    name: "GET_DATA_DIRECT_SYSFS_PATH",
+    object: "device",
+    object_id: uverbs::abi::ids::OBJECT_DEVICE,
+    method_id: ids::METHOD_DATA_DIRECT_PATH,
 };
 
 static QUERY_PORT: DriverMethod = DriverMethod {
@@ -31,6 +38,28 @@ pub fn query_port(context: &Context, port: u32, answer: &mut [u8]) -> Result<(),
     ioctl.u32(ids::ATTR_QUERY_PORT_NUMBER, port);
     let slot = ioctl.output(ids::ATTR_QUERY_PORT_ANSWER, answer);
     ioctl.run(context)?.written(slot)
+}
+
+/// Queries where sysfs has the PCI function of the direct path to a GPU's memory, with a
+/// NUL at the end.
+///
+/// # Errors
+/// ENODEV if the device has none, ENOSPC if there is no room; EPROTONOSUPPORT before
+/// Linux 6.12.
+pub fn data_direct_path(context: &Context, path: &mut [u8]) -> Result<(), Error> {
+    // SAFETY: no input is added.
+    let mut ioctl = unsafe { Ioctl::driver(&DATA_DIRECT_PATH) };
+    let slot = ioctl.output(ids::ATTR_DATA_DIRECT_PATH, path);
+    ioctl.run(context)?.written(slot)
+}
+
+/// Returns the access of a DMA buffer's region by that path, as
+/// [`DmabufMrInit::driver_access`](uverbs::DmabufMrInit) takes it.
+pub fn data_direct_access(access: u32) -> DriverInput {
+    DriverInput {
+        attr_id: ids::ATTR_REG_DMABUF_MR_ACCESS,
+        value: access,
+    }
 }
 
 /// Returns what [`Context::get_context`] returned, and the driver's answer, for

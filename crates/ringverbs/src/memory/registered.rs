@@ -103,6 +103,7 @@ impl Registered {
             iova,
             fd: Some(fd),
             access,
+            driver_access: None,
         };
         let mr = Mr::register_dmabuf(domain.context().uverbs(), &init, Udata::none())?;
         Ok(Self::new(domain, mr, None, (iova, len), access))

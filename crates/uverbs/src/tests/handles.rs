@@ -170,6 +170,7 @@ fn a_missing_output_destroys_the_new_object() {
         iova: 0,
         fd: None,
         access,
+        driver_access: None,
     };
     Mr::register_dmabuf(&context, &init, Udata::none()).unwrap_err();
     assert_eq!(
@@ -242,6 +243,7 @@ fn refused_creations() {
         iova: 0,
         fd: None,
         access,
+        driver_access: None,
     };
     let srq = SrqInit {
         pd: p,

@@ -135,6 +135,7 @@ fn a_region_without_a_dma_buffer_is_still_requested() {
         iova: 0,
         fd: None,
         access: AccessFlags::empty(),
+        driver_access: None,
     };
     let error = Mr::register_dmabuf(&context, &init, Udata::none()).unwrap_err();
     assert_eq!(error.errno().raw(), libc::EBADF);
@@ -157,6 +158,7 @@ fn region_of_a_dma_buffer() {
         iova: 3,
         fd: Some(lent(9)),
         access,
+        driver_access: None,
     };
     let region = Mr::register_dmabuf(&context, &init, Udata::none()).unwrap();
     assert_eq!((region.lkey(), region.rkey()), (0x11, 0x22));

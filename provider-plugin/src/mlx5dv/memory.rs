@@ -1,0 +1,73 @@
+//! Memory that verbs cannot describe: device memory by type, DMA buffers by another path.
+
+use core::ffi::{c_char, c_int};
+use core::slice;
+
+use mlx5::ioctl::{data_direct_access, data_direct_path};
+
+use super::abi::*;
+use super::refused::ringverbs_refused_object;
+use super::{exported, is_ours};
+use crate::abi::*;
+use crate::context::CtxRef;
+use crate::entry;
+use crate::errno::Errno;
+use crate::mlx5::dm;
+use crate::mr::register_dmabuf;
+
+exported! {
+    /// `mlx5dv_alloc_dm`. EOPNOTSUPP for memory of flow steering, which direct rules use.
+    fn mlx5dv_alloc_dm(
+        context: *mut ibv_context,
+        attr: *mut ibv_alloc_dm_attr,
+        own: *mut mlx5dv_alloc_dm_attr
+    ) -> *mut ibv_dm
+    where is_ours(context), else ringverbs_refused_object().cast() => {
+        const MEMIC: u32 = 0;
+        // SAFETY: the application's attributes.
+        let (kind, comp_mask) = unsafe { ((*own).kind, (*own).comp_mask) };
+        match (kind, comp_mask) {
+            // SAFETY: the arguments of that function.
+            (MEMIC, 0) => unsafe { dm::alloc_dm(context, attr) },
+            (MEMIC, _) => entry::pointer(|| Err(Errno::INVAL)),
+            _ => ringverbs_refused_object().cast(),
+        }
+    }
+
+    /// `mlx5dv_reg_dmabuf_mr`, with access of mlx5's own: the direct path to a GPU's
+    /// memory, by another PCI function. The kernel's error if it or the device has none.
+    fn mlx5dv_reg_dmabuf_mr(
+        pd: *mut ibv_pd,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+        own_access: c_int
+    ) -> *mut ibv_mr
+    where is_ours((*pd).context), else ringverbs_refused_object().cast() => {
+        let own = data_direct_access(own_access as u32);
+        // SAFETY: a live domain of ours.
+        entry::pointer(|| unsafe {
+            register_dmabuf(pd, offset, length, iova, fd, access, Some(own))
+        })
+    }
+
+    /// `mlx5dv_get_data_direct_sysfs_path`: where sysfs has that PCI function, with a NUL
+    /// at the end. ENODEV if the device has none, ENOSPC if there is no room.
+    fn mlx5dv_get_data_direct_sysfs_path(
+        context: *mut ibv_context,
+        path: *mut c_char,
+        length: usize
+    ) -> c_int
+    where is_ours(context), else libc::EOPNOTSUPP => {
+        // SAFETY: an open context of ours, and the application's room.
+        entry::int(|| unsafe {
+            let room = match length {
+                0 => &mut [],
+                _ => slice::from_raw_parts_mut(path.cast(), length),
+            };
+            Ok(data_direct_path(&CtxRef::of(context), room)?)
+        })
+    }
+}
