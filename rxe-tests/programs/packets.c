@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Raw packets: segmentation, VLAN stripping, checksums, flow tags, counters; device
- * memory by type. Frames go to a
- * flow of another context of the device: a context does not hear itself.
+ * Raw packets: segmentation, VLAN stripping, checksums, flow tags, counters,
+ * striding receives; device memory by type. Frames go to a flow of another context of
+ * the device: a context does not hear itself.
  * usage: packets CASE...|all
  */
 #include "common.h"
@@ -560,6 +560,166 @@ static void device_counter(void)
 	close_ends(&e);
 }
 
+#define STRIDE 256
+#define STRIDES 512
+
+/* A completion of a queue that the program reads itself; the next in order. */
+static struct mlx5_cqe64 *next_cqe(struct mlx5dv_cq *cq, unsigned n)
+{
+	struct mlx5_cqe64 *cqe = (void *)((uint8_t *)cq->buf +
+					  (n & (cq->cqe_cnt - 1)) * cq->cqe_size);
+	double until = now_ms() + 10000;
+
+	while (mlx5dv_get_cqe_opcode(cqe) == MLX5_CQE_INVALID ||
+	       (mlx5dv_get_cqe_owner(cqe) != !!(n & cq->cqe_cnt)))
+		if (now_ms() > until)
+			FAIL("no completion %u", n);
+	return cqe;
+}
+
+/* Several packets in each receive; the program posts and polls. */
+static void strides(void)
+{
+	struct ends e;
+	struct ibv_wq_init_attr init = {.wq_type = IBV_WQT_RQ, .max_wr = 2,
+					.max_sge = 1};
+	struct mlx5dv_wq_init_attr own = {
+		.comp_mask = MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ,
+		.striding_rq_attrs = {.single_stride_log_num_of_bytes = 8,
+				      .single_wqe_log_num_of_strides = 9,
+				      .two_byte_shift_en = 1},
+	};
+	struct mlx5dv_context caps = {.comp_mask =
+					      MLX5DV_CONTEXT_MASK_STRIDING_RQ};
+	struct ibv_rwq_ind_table_init_attr table_init = {};
+	static uint8_t key[40] = {1};
+	struct ibv_qp_init_attr_ex qp_init = {
+		.qp_type = IBV_QPT_RAW_PACKET,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE |
+			     IBV_QP_INIT_ATTR_RX_HASH,
+		.rx_hash_conf = {.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ,
+				 .rx_hash_key_len = sizeof(key),
+				 .rx_hash_key = key},
+	};
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth eth;
+	} flow_init = {
+		.attr = {.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(flow_init),
+			 .num_of_specs = 1, .port = 1},
+		.eth = {.type = IBV_FLOW_SPEC_ETH,
+			.size = sizeof(struct ibv_flow_spec_eth)},
+	};
+	struct ibv_wq_attr ready = {.attr_mask = IBV_WQ_ATTR_STATE,
+				    .wq_state = IBV_WQS_RDY};
+	size_t size = 2 * STRIDE * STRIDES;
+	struct mlx5dv_rwq rwq;
+	struct mlx5dv_cq dv_cq;
+	struct mlx5dv_obj obj;
+	struct ibv_rwq_ind_table *table;
+	struct ibv_flow *flow;
+	struct ibv_cq *cq;
+	struct ibv_wq *wq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	uint8_t *buf, h[HEADERS];
+	unsigned used = 0, wqe = 0, n = 0, turn, at;
+
+	open_ends(&e, 0);
+	OK(mlx5dv_query_device(e.recv_ctx, &caps));
+	printf("strides: %u %u %u %u %#x\n",
+	       caps.striding_rq_caps.min_single_stride_log_num_of_bytes,
+	       caps.striding_rq_caps.max_single_stride_log_num_of_bytes,
+	       caps.striding_rq_caps.min_single_wqe_log_num_of_strides,
+	       caps.striding_rq_caps.max_single_wqe_log_num_of_strides,
+	       caps.striding_rq_caps.supported_qpts);
+	if (!caps.striding_rq_caps.supported_qpts)
+		SKIP("no strides");
+	cq = MUST(ibv_create_cq(e.recv_ctx, 256, NULL, NULL, 0));
+	init.pd = e.recv_pd;
+	init.cq = cq;
+	own.striding_rq_attrs.single_stride_log_num_of_bytes = 5;
+	CHECK(!mlx5dv_create_wq(e.recv_ctx, &init, &own));
+	own.striding_rq_attrs.single_stride_log_num_of_bytes = 8;
+	own.striding_rq_attrs.single_wqe_log_num_of_strides = 17;
+	CHECK(!mlx5dv_create_wq(e.recv_ctx, &init, &own));
+	own.striding_rq_attrs.single_wqe_log_num_of_strides = 9;
+	wq = MUST(mlx5dv_create_wq(e.recv_ctx, &init, &own));
+	table_init.ind_tbl = &wq;
+	table = MUST(ibv_create_rwq_ind_table(e.recv_ctx, &table_init));
+	qp_init.pd = e.recv_pd;
+	qp_init.rwq_ind_tbl = table;
+	qp = MUST(ibv_create_qp_ex(e.recv_ctx, &qp_init));
+	memcpy(flow_init.eth.val.dst_mac, to, 6);
+	memset(flow_init.eth.mask.dst_mac, 0xff, 6);
+	flow_init.eth.val.dst_mac[5] += 4;
+	flow = MUST(ibv_create_flow(qp, &flow_init.attr));
+	OK(ibv_modify_wq(wq, &ready));
+	obj.rwq.in = wq;
+	obj.rwq.out = &rwq;
+	obj.cq.in = cq;
+	obj.cq.out = &dv_cq;
+	rwq.comp_mask = dv_cq.comp_mask = 0;
+	OK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_RWQ | MLX5DV_OBJ_CQ));
+	EQ(rwq.stride, 32);
+	buf = MUST(aligned_alloc(4096, size));
+	memset(buf, 0xee, size);
+	mr = MUST(ibv_reg_mr(e.recv_pd, buf, size, IBV_ACCESS_LOCAL_WRITE));
+	for (at = 0; at < 2; at++) {
+		struct mlx5_wqe_data_seg *segment =
+			(void *)((uint8_t *)rwq.buf + at * rwq.stride + 16);
+
+		memset(segment - 1, 0, 16);
+		mlx5dv_set_data_seg(segment, size / 2, mr->lkey,
+				    (uintptr_t)buf + at * (size / 2));
+	}
+	__atomic_thread_fence(__ATOMIC_RELEASE);
+	*(volatile __be32 *)rwq.dbrec = htobe32(2);
+
+	for (turn = 0; turn < 2; turn++) {
+		const unsigned data = 43 * 1440, mss = 1440;
+		const unsigned each = (2 + HEADERS + 1440 + STRIDE - 1) / STRIDE;
+
+		pattern(e.buf, data, 7 + turn);
+		headers(h, 0);
+		h[5] += 4;
+		OK(post_tso(&e, turn, h, HEADERS, data, mss));
+		check_sent(&e, turn, IBV_WC_TSO);
+		for (at = 0; at < data; at += mss) {
+			struct mlx5_cqe64 *cqe = next_cqe(&dv_cq, n++);
+			uint32_t count = be32toh(cqe->byte_cnt);
+			uint8_t *frame;
+
+			if (used + each > STRIDES) {
+				EQ(count, 1u << 31 | (STRIDES - used) << 16);
+				EQ(be16toh(cqe->wqe_id), wqe);
+				EQ(be16toh(cqe->wqe_counter), used);
+				wqe++;
+				used = 0;
+				cqe = next_cqe(&dv_cq, n++);
+				count = be32toh(cqe->byte_cnt);
+			}
+			EQ(mlx5dv_get_cqe_opcode(cqe), MLX5_CQE_RESP_SEND);
+			EQ(count, each << 16 | (HEADERS + mss));
+			EQ(be16toh(cqe->wqe_id), wqe);
+			EQ(be16toh(cqe->wqe_counter), used);
+			frame = buf + wqe * (size / 2) + used * STRIDE + 2;
+			CHECK(!memcmp(frame + HEADERS, e.buf + at, mss));
+			used += each;
+			dv_cq.dbrec[0] = htobe32(n & 0xffffff);
+		}
+	}
+	EQ(wqe, 1);
+	OK(ibv_destroy_flow(flow));
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_destroy_rwq_ind_table(table));
+	OK(ibv_destroy_wq(wq));
+	OK(ibv_destroy_cq(cq));
+	OK(ibv_dereg_mr(mr));
+	free(buf);
+	close_ends(&e);
+}
+
 /* What few devices have, or what needs none. */
 static void memory(void)
 {
@@ -594,6 +754,7 @@ int main(int argc, char **argv)
 		{"uncounted", uncounted},
 		{"device-counter", device_counter},
 		{"memory", memory},
+		{"strides", strides},
 	};
 
 	return test_main(argc, argv, cases, ARRAY_SIZE(cases), 60);

@@ -363,6 +363,9 @@ pub struct CreateWq {
     pub two_byte_shift_en: u32,
 }
 
+/// Bit of [`CreateWq::comp_mask`]: it has strides (`MLX5_IB_CREATE_WQ_STRIDING_RQ`).
+pub const CREATE_WQ_STRIDES: u32 = 1 << 0;
+
 /// Driver input to MODIFY_WQ (`struct mlx5_ib_modify_wq`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

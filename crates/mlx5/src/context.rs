@@ -92,6 +92,9 @@ pub struct Features {
     /// Rate limits in kbit/s: least, most, types of queue pairs as bits, and flags of
     /// which bit 0 says that bursts can be limited.
     pub pacing: [u32; 4],
+    /// Limits of [`crate::Strides`], as binary logarithms: least and most bytes of a
+    /// stride, least and most strides of a receive; and the types of queue pairs, as bits.
+    pub strides: [u32; 5],
     /// Most bytes of data that the device divides into TCP segments, and the types of
     /// queue pairs for which it does, as bits of [`uverbs::QpType`].
     pub segmentation: (u32, u32),
@@ -386,6 +389,10 @@ impl DeviceContext {
             packet_hash: {
                 let [fields, function] = answer.rss_caps;
                 (fields, function.to_ne_bytes()[0])
+            },
+            strides: {
+                let [all @ .., _] = answer.striding_rq_caps;
+                all
             },
             pacing: answer.packet_pacing_caps,
             segmentation: {

@@ -85,4 +85,4 @@ pub use uverbs::{
     Sge, WorkCompletion,
 };
 pub use work::{Role, Work};
-pub use wq::{MAX_HASH_KEY, PacketHash, WorkQueue, modify_wq};
+pub use wq::{MAX_HASH_KEY, PacketHash, Strides, WorkQueue, modify_wq};

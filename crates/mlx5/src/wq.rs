@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uverbs::{ContextRef, Qp, QpCap, QpInit, Udata, Wq, WqChange, WqInit};
 
-use crate::abi::{CreateQpResp, CreateQpRss, CreateWq, ModifyWq, Pod};
+use crate::abi::{CREATE_WQ_STRIDES, CreateQpResp, CreateQpRss, CreateWq, ModifyWq, Pod};
 use crate::memory::Lender;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::qp::PacketObjects;
@@ -23,6 +23,20 @@ pub struct PacketHash<'a> {
     pub fields: u64,
     /// The function's key, of at most [`MAX_HASH_KEY`] bytes.
     pub key: &'a [u8],
+}
+
+/// Strides of a work queue: each receive takes several packets, one after the other.
+/// The program posts receives and reads completions itself ([`RecvQueue::direct`]): a
+/// receive begins with 16 bytes that are zero, a completion names the receive and the
+/// stride.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strides {
+    /// Binary logarithm of a stride's bytes.
+    pub log_bytes: u32,
+    /// Binary logarithm of a receive's strides.
+    pub log_count: u32,
+    /// Two bytes are left before each packet.
+    pub shift: bool,
 }
 
 /// A work queue. The parts are public so that the caller can put each under its own lock
@@ -43,8 +57,8 @@ pub struct WorkQueue<C: ContextRef> {
 
 impl<C: ContextRef> WorkQueue<C> {
     /// Creates a work queue. Its sizes are those of `recv`, at least the requested ones.
-    /// With `checksums` its completions tell whether those of the packet are right. Its
-    /// memory is the `lender`'s, if that has any.
+    /// With `checksums` its completions tell whether those of the packet are right. With
+    /// `strides` only the program itself can use it. Its memory is the `lender`'s, if that has any.
     ///
     /// # Errors
     /// [`CreateError::TooLarge`], also for no receives; those of memory and of WQ_CREATE.
@@ -54,6 +68,7 @@ impl<C: ContextRef> WorkQueue<C> {
         device: &DeviceContext,
         init: &WqInit,
         checksums: bool,
+        strides: Option<Strides>,
         lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
         if init.max_wr == 0 {
@@ -61,7 +76,11 @@ impl<C: ContextRef> WorkQueue<C> {
         }
         let cap = QpCap {
             max_recv_wr: init.max_wr,
-            max_recv_sge: init.max_sge,
+            // The first 16 bytes of a receive with strides are as long as an element.
+            max_recv_sge: match strides {
+                None => init.max_sge,
+                Some(_) => init.max_sge.max(1).saturating_add(1),
+            },
             ..QpCap::default()
         };
         let recv = RecvPlan::new(&cap, &device.limits)?;
@@ -80,6 +99,16 @@ impl<C: ContextRef> WorkQueue<C> {
             rq_wqe_shift: recv.shift,
             user_index: work.user_index(),
             ..CreateWq::default()
+        };
+        let request = match strides {
+            None => request,
+            Some(strides) => CreateWq {
+                comp_mask: CREATE_WQ_STRIDES,
+                single_stride_log_num_of_bytes: strides.log_bytes,
+                single_wqe_log_num_of_strides: strides.log_count,
+                two_byte_shift_en: strides.shift.into(),
+                ..request
+            },
         };
         // SAFETY: the addresses are those of the queue's memory, which has that many
         // entries and two doorbell records, and is held for the object.

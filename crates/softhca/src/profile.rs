@@ -104,6 +104,7 @@ pub mod cap {
     pub(crate) const UMR_MODIFY_ENTITY_SIZE_DISABLED: Field = flag(0x40, 24);
     pub(crate) const CMDIF_CHECKSUM: Field = field(0x40, 15, 14);
     pub(crate) const SCTR_DATA_CQE: Field = flag(0x40, 10);
+    pub(crate) const STRIDING_RQ: Field = flag(0x40, 30);
     pub(crate) const ETH_NET_OFFLOADS: Field = flag(0x40, 3);
     pub(crate) const ROCE: Field = flag(0x40, 2);
     pub(crate) const ATOMIC: Field = flag(0x40, 1);

@@ -124,6 +124,7 @@ const ETHERNET: &[Cap] = &[
     (General, PORT_TYPE, 1),
     (General, ROCE, 1),
     (General, ETH_NET_OFFLOADS, 1),
+    (General, STRIDING_RQ, 1),
     (General, NIC_FLOW_TABLE, 1),
     (General, GID_TABLE_SIZE, 4),
     (General, MAX_TC, 8),

@@ -6,7 +6,9 @@ use core::mem::MaybeUninit;
 use core::slice;
 use std::sync::Arc;
 
-use mlx5::{DirectRing, Lender, RecvQueue, Role, Work, WorkQueue, modify_wq as modify_object};
+use mlx5::{
+    DirectRing, Lender, RecvQueue, Role, Strides, Work, WorkQueue, modify_wq as modify_object,
+};
 use ring::BiasedLock;
 use uverbs::{CqHandle, WqChange, WqHandle, WqInit, WqState, WqTableHandle};
 
@@ -79,14 +81,17 @@ pub unsafe extern "C" fn create_wq(
 ) -> *mut ibv_wq {
     // SAFETY: libibverbs passes the application's attributes, which name live objects of
     // ours.
-    entry::pointer(|| unsafe { create(&mut *attr) })
+    entry::pointer(|| unsafe { create(&mut *attr, None) })
 }
 
-/// As [`create_wq`].
+/// As [`create_wq`], with strides. EINVAL for those that the device does not have.
 ///
 /// # Safety
 /// The attributes name live objects of ours.
-pub unsafe fn create(attr: &mut ibv_wq_init_attr) -> Result<*mut ibv_wq, Errno> {
+pub unsafe fn create(
+    attr: &mut ibv_wq_init_attr,
+    strides: Option<Strides>,
+) -> Result<*mut ibv_wq, Errno> {
     if attr.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0 {
         return Err(Errno::OPNOTSUPP);
     }
@@ -121,10 +126,18 @@ pub unsafe fn create(attr: &mut ibv_wq_init_attr) -> Result<*mut ibv_wq, Errno> 
     // SAFETY: as the caller says.
     let lender = unsafe { Allocators::of(attr.pd) };
     let lender = lender.as_ref().map(|lender| lender as &dyn Lender);
-    let made = WorkQueue::create(&ctx, ctx.mlx5()?, &init, has_checksums(&ctx)?, lender)?;
+    let device = ctx.mlx5()?;
+    if let Some(strides) = strides {
+        let [least, most, least_count, most_count, _] = device.features(&ctx)?.strides;
+        let has_size = (least..=most).contains(&strides.log_bytes);
+        if !has_size || !(least_count..=most_count).contains(&strides.log_count) {
+            return Err(Errno::INVAL);
+        }
+    }
+    let made = WorkQueue::create(&ctx, device, &init, has_checksums(&ctx)?, strides, lender)?;
     cq.attach(&made.work, Role::RECEIVE)?;
     attr.max_wr = made.recv.capacity();
-    attr.max_sge = made.recv.max_sge();
+    attr.max_sge = made.recv.max_sge() - u32::from(strides.is_some());
     // SAFETY: zeros are valid for the public part: null pointers, absent functions,
     // integers.
     let mut public: ibv_wq = unsafe { core::mem::zeroed() };
@@ -135,7 +148,10 @@ pub unsafe fn create(attr: &mut ibv_wq_init_attr) -> Result<*mut ibv_wq, Errno> 
     public.wq_num = made.object.wq_num();
     public.handle = made.object.handle().0;
     public.wq_type = attr.wq_type;
-    public.post_recv = Some(post_recv);
+    public.post_recv = Some(match strides {
+        None => post_recv,
+        Some(_) => refuse_recv,
+    });
     place.write(Wq {
         public,
         single: domain.has_thread_domain(),
@@ -162,6 +178,20 @@ unsafe extern "C" fn post_recv(
         let own = wq_of(wq);
         post_receives(own, own.recv.get(), wr, bad_wr)
     }
+}
+
+/// `ibv_post_wq_recv` of a queue with strides: EOPNOTSUPP. The program writes into the
+/// queue itself.
+unsafe extern "C" fn refuse_recv(
+    _wq: *mut ibv_wq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: null, or the application's room.
+    if let Some(bad_wr) = unsafe { bad_wr.as_mut() } {
+        *bad_wr = wr;
+    }
+    libc::EOPNOTSUPP
 }
 
 /// `ibv_modify_wq`.

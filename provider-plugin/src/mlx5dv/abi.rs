@@ -317,11 +317,24 @@ pub struct mlx5dv_rwq {
     pub comp_mask: u64,
 }
 
-/// `struct mlx5dv_wq_init_attr`, whose other members are not read.
+/// `struct mlx5dv_striding_rq_init_attr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct mlx5dv_striding_rq_init_attr {
+    pub single_stride_log_num_of_bytes: u32,
+    pub single_wqe_log_num_of_strides: u32,
+    pub two_byte_shift_en: u8,
+}
+
+/// `struct mlx5dv_wq_init_attr`.
 #[repr(C)]
 pub struct mlx5dv_wq_init_attr {
     pub comp_mask: u64,
+    pub striding_rq_attrs: mlx5dv_striding_rq_init_attr,
 }
+
+/// `MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ`.
+pub const WQ_MASK_STRIDES: u64 = 1 << 0;
 
 /// `struct mlx5dv_dm`, without the address in the device.
 #[repr(C)]

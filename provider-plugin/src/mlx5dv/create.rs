@@ -1,6 +1,6 @@
 //! Completion queues and queue pairs with options that verbs do not have.
 
-use mlx5::{CqOptions, Dynamic, MiniFormat, Streams};
+use mlx5::{CqOptions, Dynamic, MiniFormat, Streams, Strides};
 
 use super::abi::*;
 use super::refused::ringverbs_refused_object;
@@ -36,7 +36,7 @@ exported! {
         })
     }
 
-    /// `mlx5dv_create_wq`. EOPNOTSUPP for strides.
+    /// `mlx5dv_create_wq`. A queue with strides is the program's to drive.
     fn mlx5dv_create_wq(
         context: *mut ibv_context,
         attr: *mut ibv_wq_init_attr,
@@ -45,10 +45,23 @@ exported! {
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context of ours, and the caller's attributes.
         entry::pointer(|| unsafe {
-            if own.as_ref().is_some_and(|own| own.comp_mask != 0) {
+            // Other members only if the mask says so: a header may lack them.
+            let mask = match own.is_null() {
+                true => 0,
+                false => (*own).comp_mask,
+            };
+            if mask & !WQ_MASK_STRIDES != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
-            wq::create(&mut *attr)
+            let strides = (mask & WQ_MASK_STRIDES != 0).then(|| {
+                let asked = (*own).striding_rq_attrs;
+                Strides {
+                    log_bytes: asked.single_stride_log_num_of_bytes,
+                    log_count: asked.single_wqe_log_num_of_strides,
+                    shift: asked.two_byte_shift_en != 0,
+                }
+            });
+            wq::create(&mut *attr, strides)
         })
     }
 

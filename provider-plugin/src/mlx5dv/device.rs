@@ -135,7 +135,7 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
                 supported_format: features.compressed_formats,
             };
             SWP: sw_parsing_caps = [0; 2];
-            STRIDING_RQ: striding_rq_caps = [0; 5];
+            STRIDING_RQ: striding_rq_caps = features.strides;
             TUNNEL_OFFLOADS: tunnel_offloads_caps = 0;
             DYN_BFREGS: max_dynamic_bfregs = 0;
             FLOW_ACTION_FLAGS: flow_action_flags = 0;

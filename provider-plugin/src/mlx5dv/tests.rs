@@ -54,7 +54,10 @@ fn structures_are_those_of_the_header() {
             dbrec, sq, rq, bf, comp_mask, uar_mmap_offset, tirn, tisn, rqn, sqn, tir_icm_addr
         }
         mlx5dv_rwq { buf, dbrec, wqe_cnt, stride, comp_mask }
-        mlx5dv_wq_init_attr { comp_mask }
+        mlx5dv_wq_init_attr { comp_mask, striding_rq_attrs }
+        mlx5dv_striding_rq_init_attr {
+            single_stride_log_num_of_bytes, single_wqe_log_num_of_strides, two_byte_shift_en
+        }
         mlx5dv_cq { buf, dbrec, cqe_cnt, cqe_size, cq_uar, cqn, comp_mask }
         mlx5dv_srq { buf, dbrec, stride, head, tail, comp_mask, srqn }
         mlx5dv_dm { buf, length, comp_mask }
@@ -152,6 +155,10 @@ fn structures_are_those_of_the_header() {
             QP_MASK_RAW_QP_TIR_ADDR as u32,
         ),
         ("MLX5DV_OBJ_RWQ", obj::RWQ as u32),
+        (
+            "MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ",
+            WQ_MASK_STRIDES as u32,
+        ),
     ] {
         writeln!(c, "_Static_assert({name} == {value}, \"{name}\");").unwrap();
     }

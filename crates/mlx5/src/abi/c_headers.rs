@@ -630,6 +630,7 @@ fn constants() -> Vec<(&'static str, u32)> {
             HAS_NULL_KEY,
         ),
         ("MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE", HAS_ECE),
+        ("MLX5_IB_CREATE_WQ_STRIDING_RQ", CREATE_WQ_STRIDES),
         ("1 << MLX5_IB_CLOCK_INFO_V1", CLOCK_INFO_V1.into()),
         (
             "MLX5_IB_MMAP_CORE_CLOCK",

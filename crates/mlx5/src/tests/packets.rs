@@ -255,7 +255,7 @@ fn work_queue(
         user_handle: 0,
         async_fd: None,
     };
-    WorkQueue::create(&machine.context, device, &init, checksums, None)
+    WorkQueue::create(&machine.context, device, &init, checksums, None, None)
 }
 
 #[test]

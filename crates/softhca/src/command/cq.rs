@@ -45,7 +45,7 @@ const RESIZE: u32 = 1;
 const FAILED: u32 = 0xa;
 
 /// The compression format that a context asks for, if any. The stride index format
-/// is refused: there are no striding receive queues.
+/// is refused.
 fn compression(context: &[u8]) -> Result<Option<Format>, super::Refused> {
     if !COMPRESS.is_set(context) {
         return Ok(None);

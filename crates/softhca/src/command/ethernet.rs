@@ -8,7 +8,7 @@ use super::srq::{
 };
 use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
-use crate::engine::qp::{Queue, Ring, Rq, Sq};
+use crate::engine::qp::{Queue, Ring, Rq, Sq, Strides};
 use crate::hca::Hca;
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
@@ -18,6 +18,17 @@ const CONTEXT_SIZE: usize = 0xf0;
 const STATE: Field = field(0, 23, 20);
 /// VLAN tags of received frames are not removed.
 const VLAN_STRIP_DISABLE: Field = flag(0, 28);
+/// Types of work queues with strides, as a list and cyclic. The sizes of strides are
+/// logarithms, less their least values.
+const WQ_TYPE: Field = field(0, 31, 28);
+const STRIDING_LIST: u32 = 2;
+const STRIDING: u32 = 3;
+const WQ_LOG_STRIDES: Field = field(0x24, 11, 8);
+const WQ_STRIDE_SHIFT: Field = flag(0x24, 7);
+const WQ_LOG_STRIDE_BYTES: Field = field(0x24, 2, 0);
+const LEAST_LOG_STRIDES: u32 = 9;
+const LEAST_LOG_STRIDE_BYTES: u32 = 6;
+const MOST_LOG_STRIDES: u32 = 16;
 /// Which of a receive queue's properties MODIFY_RQ changes.
 const MODIFY_MASK: usize = 0x10;
 const MODIFY_VLAN: u64 = 1 << 1;
@@ -26,6 +37,20 @@ const CQN: Field = field(8, 23, 0);
 /// The first TIS of a send queue, and its only one.
 const TIS: Field = field(0x2c, 23, 0);
 const READY: u32 = 1;
+
+/// Decodes the strides of a work queue, if it has any.
+fn strides(wq: &[u8]) -> Result<Option<Strides>, super::Refused> {
+    match WQ_TYPE.get(wq) {
+        STRIDING => Ok(Some(Strides {
+            size: 1 << (WQ_LOG_STRIDE_BYTES.get(wq) + LEAST_LOG_STRIDE_BYTES),
+            count: 1 << (WQ_LOG_STRIDES.get(wq) + LEAST_LOG_STRIDES).min(MOST_LOG_STRIDES),
+            shift: 2 * WQ_STRIDE_SHIFT.get(wq),
+            current: None,
+        })),
+        STRIDING_LIST => Err(refuse(Status::BadParameter, "a list of striding entries")),
+        _ => Ok(None),
+    }
+}
 
 impl<P: Platform> Core<P> {
     /// Decodes the work queue of a context. Returns its ring and protection domain.
@@ -82,6 +107,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn create_rq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let (ring, pd) = self.ring(input, false)?;
         let (cqn, uidx, context) = self.queue_context(input)?;
+        let strides = strides(&input[(CONTEXT + WQ).min(input.len())..])?;
         created(
             output,
             self.queues.insert(Queue::Rq(Box::new(Rq {
@@ -90,6 +116,7 @@ impl<P: Platform> Core<P> {
                 uidx,
                 state: 0,
                 strips_vlan: VLAN_STRIP_DISABLE.get(&context) == 0,
+                strides,
                 ring,
                 context,
             }))),
@@ -105,6 +132,9 @@ impl<P: Platform> Core<P> {
                 }
                 if rq.state == 0 {
                     (rq.ring.head, rq.ring.tail) = (0, 0);
+                    if let Some(strides) = &mut rq.strides {
+                        strides.current = None;
+                    }
                 }
                 Ok(())
             }

@@ -27,6 +27,7 @@ const SCATTERED_64: u8 = 0x8;
 const COMPRESSED: u8 = 0xc;
 const SOLICITED: u8 = 0x2;
 
+const WQE_ID: usize = 2;
 const ML_PATH: usize = 17;
 const CHECKSUM: usize = 20;
 const SLID: usize = 22;
@@ -103,6 +104,8 @@ pub(crate) struct Completion<'a> {
     pub(crate) request: u8,
     pub(crate) uidx: u32,
     pub(crate) wqe_counter: u16,
+    /// Index of the WQE, where `wqe_counter` is that of a stride.
+    pub(crate) wqe_id: u16,
     pub(crate) byte_count: u32,
     pub(crate) immediate: u32,
     pub(crate) solicited: bool,
@@ -297,6 +300,7 @@ pub(crate) fn write<P: Platform>(
     }
 
     let mut bytes = [0; ENTRY];
+    bytes[WQE_ID..WQE_ID + 2].copy_from_slice(&completion.wqe_id.to_be_bytes());
     bytes[ML_PATH] = completion.ml_path;
     bytes[CHECKSUM..CHECKSUM + 2].copy_from_slice(&completion.checksum.to_be_bytes());
     bytes[SLID..SLID + 2].copy_from_slice(&completion.slid.to_be_bytes());

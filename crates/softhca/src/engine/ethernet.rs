@@ -11,7 +11,7 @@ use super::core::Core;
 use super::cq::{self, Completion};
 use super::loopback::Origin;
 use super::mkey::{Accessor, Rights};
-use super::qp::{FetchedWqe, Queue, take_receive};
+use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
 use super::wqe::{self, opcode};
 use crate::bits::{Field, field, get32, get64};
 use crate::packet::{CAPACITY, LinkKind, Packet, Pool};
@@ -208,30 +208,68 @@ impl<P: Platform> Core<P> {
             self.stats.ethernet_dropped += 1;
             return;
         }
-        let Ok(Some((index, (bytes, length)))) = take_receive(&self.platform, &mut rq.ring) else {
+        let place = match &mut rq.strides {
+            None => take_receive(&self.platform, &mut rq.ring).map(|taken| {
+                taken.map(|(index, entry)| Place {
+                    index,
+                    entry,
+                    stride: None,
+                    filler: None,
+                })
+            }),
+            Some(strides) => take_strides(&self.platform, &mut rq.ring, strides, frame.len()),
+        };
+        let Ok(Some(Place {
+            index,
+            entry: (bytes, length),
+            stride,
+            filler,
+        })) = place
+        else {
             self.stats.ethernet_dropped += 1;
             return;
         };
-        let (local, room) = wqe::receive(&bytes[..length], pd, true);
+        if let Some(filler) = filler {
+            self.complete(
+                cqn,
+                &Completion {
+                    opcode: cq::opcode::SEND,
+                    uidx,
+                    wqe_id: filler.index,
+                    wqe_counter: filler.first as u16,
+                    byte_count: FILLER | filler.count << CONSUMED_STRIDES,
+                    ..Completion::default()
+                },
+            );
+        }
+        // A WQE with strides begins with a segment that links it to the next.
+        let begin = if stride.is_some() { 16 } else { 0 };
+        let (local, room) = wqe::receive(&bytes[begin..length], pd, true);
+        let offset = stride.as_ref().map_or(0, |stride| stride.offset);
         let accessor = Accessor {
             qpn: rqn,
             pd,
             privileged: true,
         };
         let mut at = 0;
-        let mut stored = (frame.len() as u64 <= u64::from(room))
+        let mut stored = (frame.len() as u64 + offset <= u64::from(room))
             .then_some(())
             .ok_or(());
+        let mut before = offset;
         for segment in local.segments.iter() {
-            let n = (frame.len() - at).min(segment.length as usize);
+            let skipped = before.min(u64::from(segment.length));
+            before -= skipped;
+            let n = (frame.len() - at).min((u64::from(segment.length) - skipped) as usize);
             if stored.is_ok() && n > 0 {
                 let part = &frame[at..at + n];
+                let va = segment.va.wrapping_add(skipped);
                 stored = self
-                    .write_key(accessor, segment.key, segment.va, part, Rights::LOCAL_WRITE)
+                    .write_key(accessor, segment.key, va, part, Rights::LOCAL_WRITE)
                     .map_err(|_| ());
                 at += n;
             }
         }
+        let strides = stride.as_ref().map_or(0, |stride| stride.count);
         let error = stored.is_err().then_some((0x04, 0x51));
         let (checked, kinds) = verdict(frame);
         self.stats.ethernet_received += 1;
@@ -247,8 +285,9 @@ impl<P: Platform> Core<P> {
                 // user index.
                 qpn: tag,
                 uidx,
-                wqe_counter: index,
-                byte_count: frame.len() as u32,
+                wqe_counter: stride.as_ref().map_or(index, |stride| stride.first as u16),
+                wqe_id: stride.as_ref().map_or(0, |_| index),
+                byte_count: frame.len() as u32 | strides << CONSUMED_STRIDES,
                 checksum: packet_sum(frame),
                 checked,
                 l3_l4: kinds | u8::from(vlan.is_some()),
@@ -258,6 +297,77 @@ impl<P: Platform> Core<P> {
             },
         );
     }
+}
+
+/// In the byte count of a completion with strides: their number, and that they are
+/// skipped.
+const CONSUMED_STRIDES: u32 = 16;
+const FILLER: u32 = 1 << 31;
+
+/// Where a frame is received.
+struct Place {
+    /// The WQE, by index.
+    index: u16,
+    entry: ReceiveEntry,
+    /// The strides of the frame, of a striding receive queue.
+    stride: Option<UsedStrides>,
+    /// Strides of the WQE before that are skipped, since the frame does not fit into
+    /// them.
+    filler: Option<UsedStrides>,
+}
+
+/// Consecutive strides of a WQE.
+struct UsedStrides {
+    index: u16,
+    first: u32,
+    count: u32,
+    /// Offset of the frame in the WQE's memory.
+    offset: u64,
+}
+
+/// Takes strides for a frame of that length; from the next WQE if this one has not enough.
+fn take_strides<P: Platform>(
+    platform: &P,
+    ring: &mut Ring,
+    strides: &mut Strides,
+    length: usize,
+) -> Result<Option<Place>, ()> {
+    let bytes = length as u32 + strides.shift;
+    let count = bytes.div_ceil(strides.size).max(1);
+    if count > strides.count {
+        return Ok(None);
+    }
+    let mut filler = None;
+    let (index, entry, first) = match strides.current.take() {
+        Some((index, entry, used)) if used + count <= strides.count => (index, entry, used),
+        before => {
+            let Some((index, entry)) = take_receive(platform, ring)? else {
+                strides.current = before;
+                return Ok(None);
+            };
+            filler = before.map(|(index, _, used)| UsedStrides {
+                index,
+                first: used,
+                count: strides.count - used,
+                offset: 0,
+            });
+            (index, entry, 0)
+        }
+    };
+    if first + count < strides.count {
+        strides.current = Some((index, entry, first + count));
+    }
+    Ok(Some(Place {
+        index,
+        entry,
+        stride: Some(UsedStrides {
+            index,
+            first,
+            count,
+            offset: u64::from(first) * u64::from(strides.size) + u64::from(strides.shift),
+        }),
+        filler,
+    }))
 }
 
 const IPV4: u16 = 0x0800;

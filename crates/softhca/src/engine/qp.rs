@@ -111,8 +111,23 @@ pub(crate) struct Rq {
     pub(crate) state: u32,
     /// The VLAN tag of a received frame is removed and reported in the CQE.
     pub(crate) strips_vlan: bool,
+    /// Several frames are received into one WQE, if it is a striding receive queue.
+    pub(crate) strides: Option<Strides>,
     pub(crate) ring: Ring,
     pub(crate) context: Vec<u8>,
+}
+
+/// The strides of a striding receive queue.
+#[derive(Debug)]
+pub(crate) struct Strides {
+    /// Bytes of a stride.
+    pub(crate) size: u32,
+    /// Strides of a WQE.
+    pub(crate) count: u32,
+    /// Bytes before each frame.
+    pub(crate) shift: u32,
+    /// The WQE that receives, by index, and the number of its strides that are used.
+    pub(crate) current: Option<(u16, ReceiveEntry, u32)>,
 }
 
 /// Queues in the number space that doorbells and completions use.
