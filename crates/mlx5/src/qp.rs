@@ -10,8 +10,8 @@ use uverbs::{
 use crate::Lender;
 use crate::abi::{
     AllocPdResp, CreateQp, CreateQpResp, ModifyQp, ModifyQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
-    QP_FLAG_DCI_STREAM, QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_TYPE_DCI,
-    QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
+    QP_FLAG_DCI_STREAM, QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE,
+    QP_FLAG_TIR_ALLOW_SELF_LB, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
 use crate::plan::{KeyChanges, RecvPlan, SendPlan};
@@ -175,6 +175,8 @@ pub struct QpOptions {
     pub checksums: bool,
     /// How raw packets may be divided into segments.
     pub segmentation: Segmentation,
+    /// Packets that queue pairs of the same context send are received.
+    pub own_packets: bool,
     /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
     pub dynamic: Option<Dynamic>,
 }
@@ -191,6 +193,7 @@ impl Default for QpOptions {
             raw: false,
             checksums: false,
             segmentation: Segmentation::default(),
+            own_packets: false,
             dynamic: None,
         }
     }
@@ -355,6 +358,7 @@ impl<C: ContextRef> QueuePair<C> {
                 | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
                 | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX)
                 | flag(streams.is_some(), QP_FLAG_DCI_STREAM)
+                | flag(options.own_packets, QP_FLAG_TIR_ALLOW_SELF_LB)
                 | kind,
             bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
             uidx: work.user_index(),

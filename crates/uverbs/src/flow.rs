@@ -4,7 +4,8 @@ use crate::abi::write::{
     CMD_FLAG_EXTENDED, CreateFlow, CreateFlowResp, DestroyFlow, FlowAttr, cmd,
 };
 use crate::command::Ioctl;
-use crate::{Command, Context, Error, FlowHandle, QpHandle, Udata};
+use crate::handle::{Kind, Owned, owned_methods};
+use crate::{Command, Context, ContextRef, Error, FlowHandle, QpHandle, Udata};
 use zerocopy::IntoBytes;
 
 /// Maximum number of specifications of a flow, of all kernels.
@@ -14,6 +15,9 @@ pub const MAX_SPECS: usize = 10;
 const SPEC_HEADER: usize = 8;
 /// Bytes of the longest: two IPv6 headers' fields.
 const LONGEST_SPEC: usize = SPEC_HEADER + 2 * 40;
+
+/// `IB_FLOW_SPEC_ETH`: fields of the Ethernet header.
+const SPEC_ETHERNET: u32 = 0x20;
 
 /// The request of a flow: its fixed part, and the specifications.
 const LONGEST: usize = size_of::<CreateFlow>() + MAX_SPECS * LONGEST_SPEC;
@@ -63,6 +67,50 @@ impl Specs {
         }
         self.count += 1;
         Ok(())
+    }
+}
+
+impl Specs {
+    /// Returns the specification that packets have this destination MAC address.
+    pub fn destination_mac(mac: [u8; 6]) -> Self {
+        // The address is the first field of `struct ib_uverbs_flow_eth_filter`.
+        const REST: [u8; 10] = [0; 10];
+        let mut specs = Self::default();
+        let added = specs.add(SPEC_ETHERNET, &[&mac, &REST, &[0xff; 6], &REST]);
+        debug_assert!(added.is_ok(), "the first, and short");
+        specs
+    }
+}
+
+pub(crate) enum FlowKind {}
+
+impl Kind for FlowKind {
+    type Handle = FlowHandle;
+    type Events = ();
+    const DESTROY: Command = Command::DestroyFlow;
+    fn destroy(context: &Context, handle: FlowHandle) -> Result<(), Error> {
+        destroy(context, handle)
+    }
+}
+
+/// A flow to a queue pair, which it must not outlive.
+#[derive(Debug)]
+pub struct Flow<C: ContextRef> {
+    owned: Owned<C, FlowKind>,
+}
+
+owned_methods!(Flow, FlowHandle, (), "");
+
+impl<C: ContextRef> Flow<C> {
+    /// Creates a flow to a queue pair.
+    ///
+    /// # Errors
+    /// As [`create`].
+    pub fn create(context: &C, qp: QpHandle, init: &FlowInit, specs: Specs) -> Result<Self, Error> {
+        let handle = create(context, qp, init, specs, Udata::none())?;
+        Ok(Self {
+            owned: Owned::new(context, handle),
+        })
     }
 }
 

@@ -272,6 +272,7 @@ impl QpOps for Mlx5 {
                     longest: longest_divided(ctx)?.ok_or(Errno::OPNOTSUPP)?,
                 },
             },
+            own_packets: false,
             dynamic: asked.dynamic,
         };
         let options = match is_target && options.short_data {

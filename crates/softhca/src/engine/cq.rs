@@ -116,8 +116,6 @@ pub(crate) struct Completion<'a> {
     pub(crate) checked: u8,
     pub(crate) slid: u16,
     pub(crate) ml_path: u8,
-    /// Checksums of a received frame that are right.
-    pub(crate) checked: u8,
     pub(crate) l3_l4: u8,
     pub(crate) vlan: u16,
     /// Syndrome and vendor syndrome.
