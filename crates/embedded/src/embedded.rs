@@ -134,6 +134,7 @@ impl Embedded {
                 ObjectData::Xrcd(domain) => ("XRC domain", domain.number, 0, 0),
                 ObjectData::Mw { key } => ("memory window", *key, 0, 0),
                 ObjectData::Ah => ("address handle", 0, 0, 0),
+                ObjectData::Flow(_) => ("flow", 0, 0, 0),
                 ObjectData::Uar { number, .. } => ("UAR", *number, 0, 0),
                 ObjectData::Umem { number } => ("DevX memory", *number, 0, 0),
                 ObjectData::Devx(object) => ("DevX object", object.number, 0, 0),

@@ -57,6 +57,8 @@ pub(crate) struct ContextFile {
     pub(crate) uid: u32,
     /// The UAR of its queues that name none, if it has one of its own.
     pub(crate) uar: Option<u32>,
+    /// Transport domain of its raw packet queue pairs, made for the first of them.
+    pub(crate) transport_domain: Option<u32>,
     /// The program allocates all of its UARs.
     pub(crate) allocates_uars: bool,
     /// Bit mask of UARs that the program allocated.
@@ -110,6 +112,7 @@ impl ContextFile {
             events: None,
             uid: 0,
             uar: None,
+            transport_domain: None,
             allocates_uars: false,
             uar_slots: [0; (UAR_SLOTS / u64::BITS) as usize],
             exclusive: 0,

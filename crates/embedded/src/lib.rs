@@ -43,6 +43,7 @@ mod dynamic;
 mod embedded;
 mod event;
 mod files;
+mod flow;
 mod frames;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
@@ -52,6 +53,7 @@ mod memory;
 mod methods;
 mod network;
 mod object;
+mod packet;
 mod qp;
 mod query;
 mod queues;

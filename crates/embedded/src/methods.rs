@@ -248,6 +248,7 @@ impl State {
             | ObjectData::Xrcd(_)
             | ObjectData::Mw { .. }
             | ObjectData::Ah
+            | ObjectData::Flow(_)
             | ObjectData::Uar { .. }
             | ObjectData::Umem { .. }
             | ObjectData::Devx(_) => {}
@@ -257,7 +258,7 @@ impl State {
 
     /// Destroys an object. The device does not access its memory afterwards: it
     /// does so only under the lock that the caller holds.
-    fn destroy(&mut self, fd: RawFd, handle: u32, kind: u16) -> Result<Object> {
+    pub(crate) fn destroy(&mut self, fd: RawFd, handle: u32, kind: u16) -> Result<Object> {
         let object = self.objects.unused(fd, handle, kind)?;
         let queue = match &object.data {
             ObjectData::Qp(qp) => Some(qp.number),
@@ -297,6 +298,7 @@ impl State {
             | ObjectData::Xrcd(_)
             | ObjectData::Mw { .. }
             | ObjectData::Ah
+            | ObjectData::Flow(_)
             | ObjectData::Umem { .. } => {}
             ObjectData::Devx(_) => self.forget_object(handle),
             ObjectData::Uar { slot, .. } => self.context(fd)?.give_back_uar_slot(*slot),
@@ -318,9 +320,11 @@ impl State {
         let Some(File::Context(context)) = self.files.remove(&fd) else {
             return;
         };
+        let domain = (context.transport_domain)
+            .map(|domain| Input::about(op::DEALLOC_TRANSPORT_DOMAIN, domain));
         let uar = (context.uar).map(|uar| Input::about(op::DEALLOC_UAR, uar));
         let user = (context.uid != 0).then(|| Input::about(op::DESTROY_UCTX, context.uid));
-        for input in [uar, user].into_iter().flatten() {
+        for input in [domain, uar, user].into_iter().flatten() {
             // Logged if the device refuses; its objects are gone either way.
             let _ = command::run(&mut self.hca, &input, 16);
         }
@@ -378,7 +382,9 @@ fn driver_context(context: &ContextFile, room: usize) -> [u8; 72] {
     // Commands with driver data: the kernel resolves the MAC address of an address
     // handle.
     const CREATE_AH: u8 = 1 << 1;
-    set(44, &[1, CREATE_AH]);
+    /// `MLX5_USER_INLINE_MODE_NONE`: packets need no headers in their WQE.
+    const INLINE_NONE: u8 = 1;
+    set(44, &[1, CREATE_AH, INLINE_NONE]);
     set(56, &12u32.to_ne_bytes());
     set(60, &ContextFile::uars_per_page().to_ne_bytes());
     answer

@@ -11,6 +11,8 @@ use crate::devx::DevxObject;
 use crate::driver_ids;
 use crate::dynamic::Target;
 use crate::event::{EventFile, Reported};
+use crate::flow::Flow;
+use crate::packet::Packet;
 use crate::{Result, refuse};
 
 /// Memory that the device was given for an object: address and length.
@@ -58,6 +60,8 @@ pub(crate) struct Qp {
     pub(crate) domain: Option<u32>,
     /// Of a target of dynamic connections: what it is made of.
     pub(crate) target: Option<Target>,
+    /// Of a raw packet queue pair: its device objects.
+    pub(crate) packet: Option<Packet>,
     /// Attributes as last set; the device stores the state.
     pub(crate) attributes: ModifyQp,
     /// The multicast groups that it has joined.
@@ -76,6 +80,7 @@ impl Qp {
             register: None,
             domain: None,
             target: None,
+            packet: None,
             attributes: ModifyQp::default(),
             groups: Vec::new(),
             events,
@@ -129,6 +134,8 @@ pub(crate) enum ObjectData {
         key: u32,
     },
     Ah,
+    /// A rule that gives packets to a queue pair.
+    Flow(Flow),
     /// A UAR: its number in the device, and its place in the context's file.
     Uar {
         number: u32,
@@ -155,6 +162,7 @@ impl ObjectData {
             Self::Xrcd(_) => ids::OBJECT_XRCD,
             Self::Mw { .. } => ids::OBJECT_MW,
             Self::Ah => ids::OBJECT_AH,
+            Self::Flow(_) => ids::OBJECT_FLOW,
             Self::Uar { .. } => driver_ids::OBJECT_UAR,
             Self::Umem { .. } => driver_ids::OBJECT_DEVX_UMEM,
             Self::Devx(_) => driver_ids::OBJECT_DEVX_OBJ,

@@ -270,7 +270,7 @@ impl State {
         }
         let qp = self.objects.qp(fd, given.qp_handle)?;
         let (number, kind, mut attributes) = (qp.number, QpType(qp.kind), qp.attributes);
-        let target = qp.target;
+        let (target, packet) = (qp.target, qp.packet);
         let mask = Mask::from_bits_retain(given.attr_mask) - not_its_own(kind);
         check_driver(request)?;
         if let Some(target) = target {
@@ -278,6 +278,17 @@ impl State {
             attributes.qp_state = given.qp_state;
             let named = (given.qp_handle, target);
             return self.modify_dc_target(fd, request, named, (&attributes, mask));
+        }
+        if let Some(packet) = packet {
+            self.merge_checked(&mut attributes, given, mask)?;
+            let to = mask
+                .contains(Mask::STATE)
+                .then_some(QpState(given.qp_state));
+            if to == Some(QpState::ERR) {
+                self.take_last_sends();
+            }
+            let named = (given.qp_handle, packet);
+            return self.modify_packet_qp(fd, named, (&attributes, to), mask);
         }
         let now = state(STATE.get(&self.query(number)?));
         if mask.contains(Mask::CUR_STATE) && QpState(given.cur_qp_state) != now {
@@ -386,10 +397,12 @@ impl State {
     pub(crate) fn query_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: QueryQp = request.core()?;
         let qp = self.objects.qp(fd, asked.qp_handle)?;
-        let (number, target) = (qp.number, qp.target);
-        let (context, now) = match target {
-            Some(target) => (vec![0; CONTEXT + CONTEXT_SIZE], target.state.0),
-            None => {
+        let (number, target, packet) = (qp.number, qp.target, qp.packet);
+        let empty = || vec![0; CONTEXT + CONTEXT_SIZE];
+        let (context, now) = match (target, packet) {
+            (Some(target), _) => (empty(), target.state.0),
+            (None, Some(packet)) => (empty(), self.packet_state(&packet)?.0),
+            (None, None) => {
                 let context = self.query(number)?;
                 let now = state(STATE.get(&context)).0;
                 (context, now)

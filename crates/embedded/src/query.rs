@@ -185,6 +185,9 @@ impl State {
     }
 
     fn device(&self) -> QueryDeviceResp {
+        /// `IB_DEVICE_RAW_IP_CSUM`.
+        const CHECKSUMS: u32 = 1 << 26;
+        let packets = if self.is_ethernet() { CHECKSUMS } else { 0 };
         let guid = self.hca.settings().guid.to_be_bytes();
         QueryDeviceResp {
             // 16.35.4030, as in the initialization segment.
@@ -199,7 +202,7 @@ impl State {
             max_qp_wr: 1 << 15,
             // Port active event, system image GUID, RNR NAK generation; windows
             // of types 1 and 2B; XRC.
-            device_cap_flags: 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 24,
+            device_cap_flags: 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 24 | packets,
             max_mw: 1 << 22,
             max_sge: 30,
             max_sge_rd: 30,
@@ -232,6 +235,8 @@ impl State {
     }
 
     pub(crate) fn query_device_ex(&mut self, request: &mut Request) {
+        /// `IB_RAW_PACKET_CAP_IP_CSUM`.
+        const CHECKSUMS: u32 = 1 << 2;
         let answer = ExQueryDeviceResp {
             base: self.device(),
             response_length: (request.room(ATTR_CORE_OUT)).min(size_of::<ExQueryDeviceResp>())
@@ -239,6 +244,7 @@ impl State {
             timestamp_mask: u64::MAX,
             // The clock counts nanoseconds; this is its frequency in kHz.
             hca_core_clock: 1_000_000,
+            raw_packet_caps: if self.is_ethernet() { CHECKSUMS } else { 0 },
             ..ExQueryDeviceResp::default()
         };
         request.core_answer(&answer);

@@ -72,31 +72,35 @@ const FLAG_ALLOW_SCATTER: u32 = 1 << 8;
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the UAR is one that the program allocated.
 const FLAG_UAR_PAGE: u32 = 1 << 10;
 /// `MLX5_IB_INVALID_BFREG`: in answers, the register is one of such a UAR.
-const NO_REGISTER: u32 = 1 << 31;
+pub(crate) const NO_REGISTER: u32 = 1 << 31;
 /// `MLX5_QP_FLAG_TYPE_DCT` and `MLX5_QP_FLAG_TYPE_DCI`.
 const FLAG_DC_TARGET: u32 = 1 << 4;
 const FLAG_DC_INITIATOR: u32 = 1 << 5;
 const FLAGS_OF_DC: u32 = FLAG_DC_TARGET | FLAG_DC_INITIATOR;
+/// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC` and `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: a raw
+/// packet queue pair receives unicast and multicast frames of its own context.
+const FLAGS_OF_LOOPBACK: u32 = 0b11 << LOOPBACK_AT;
+const LOOPBACK_AT: u32 = 6;
 /// Offset of the flags in the driver data of a queue pair.
 const FLAGS_AT: usize = 28;
 /// The user index that means none; valid ones are smaller.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
-const SIGNAL_ALL: u32 = 1 << 12;
+pub(crate) const SIGNAL_ALL: u32 = 1 << 12;
 /// Maximum number of blocks of a send queue and of entries of a receive queue;
 /// logarithms of the size of a receive entry in bytes.
-const LONGEST: u32 = 1 << 15;
-const STRIDES: std::ops::RangeInclusive<u32> = 4..=9;
-const BLOCK: u64 = 64;
+pub(crate) const LONGEST: u32 = 1 << 15;
+pub(crate) const STRIDES: std::ops::RangeInclusive<u32> = 4..=9;
+pub(crate) const BLOCK: u64 = 64;
 
 const POOL_STATE: Field = field(0x20, 23, 20);
 const WQ: usize = 0x50;
-const WQ_PD: Field = field(WQ + 0x8, 23, 0);
-const WQ_PAGE_OFFSET: Field = field(WQ + 0x4, 20, 16);
-const WQ_RECORDS: usize = WQ + 0x10;
-const WQ_STRIDE: Field = field(WQ + 0x20, 19, 16);
-const WQ_PAGE_SIZE: Field = field(WQ + 0x20, 12, 8);
-const WQ_LOG_SIZE: Field = field(WQ + 0x20, 4, 0);
+pub(crate) const WQ_PD: Field = field(WQ + 0x8, 23, 0);
+pub(crate) const WQ_PAGE_OFFSET: Field = field(WQ + 0x4, 20, 16);
+pub(crate) const WQ_RECORDS: usize = WQ + 0x10;
+pub(crate) const WQ_STRIDE: Field = field(WQ + 0x20, 19, 16);
+pub(crate) const WQ_PAGE_SIZE: Field = field(WQ + 0x20, 12, 8);
+pub(crate) const WQ_LOG_SIZE: Field = field(WQ + 0x20, 4, 0);
 const READY: u32 = 1;
 
 const XRC: usize = 0x10;
@@ -129,13 +133,14 @@ pub(crate) fn create_flags(request: &Request, kind: QpType) -> Result<u32> {
     let flags = request.flags(ATTR_CREATE_QP_FLAGS, known)?;
     let of_kind = match kind {
         QpType::UD => SIGNAL_ALL | datagram.bits(),
+        QpType::RAW_PACKET => SIGNAL_ALL | raw.bits(),
         _ => SIGNAL_ALL,
     };
     require(flags & !of_kind == 0)?;
     Ok(flags)
 }
 
-fn require(condition: bool) -> Result<()> {
+pub(crate) fn require(condition: bool) -> Result<()> {
     if condition {
         Ok(())
     } else {
@@ -145,13 +150,13 @@ fn require(condition: bool) -> Result<()> {
 
 /// Addresses of a queue, as the driver data begin: entries, then doorbell
 /// records.
-struct QueueAddresses {
-    entries: u64,
-    records: u64,
+pub(crate) struct QueueAddresses {
+    pub(crate) entries: u64,
+    pub(crate) records: u64,
 }
 
 impl QueueAddresses {
-    fn new(driver: &[u8]) -> Self {
+    pub(crate) fn new(driver: &[u8]) -> Self {
         Self {
             entries: long(driver, 0),
             records: long(driver, 8),
@@ -163,7 +168,7 @@ impl QueueAddresses {
     ///
     /// # Errors
     /// EINVAL for records that are not at a multiple of eight.
-    fn given(&self, bytes: u64) -> Result<Vec<MemoryRange>> {
+    pub(crate) fn given(&self, bytes: u64) -> Result<Vec<MemoryRange>> {
         let mut given = vec![(self.records, RECORDS)];
         if bytes != 0 {
             given.insert(0, (self.entries, bytes));
@@ -192,6 +197,7 @@ impl QpDriver {
         let of_kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
         let of_kind = match QpType(of_kind) {
             QpType::DRIVER => FLAGS_OF_DC,
+            QpType::RAW_PACKET => FLAGS_OF_LOOPBACK,
             _ => 0,
         };
         // Signatures and streams are not supported.
@@ -211,8 +217,24 @@ impl QpDriver {
     }
 
     /// Returns the UAR that it names, if any.
-    fn uar_page(&self) -> Option<u32> {
+    pub(crate) fn uar_page(&self) -> Option<u32> {
         (self.flags & FLAG_UAR_PAGE != 0).then(|| word(&self.bytes, 36))
+    }
+
+    /// Returns the driver data.
+    pub(crate) fn bytes(&self) -> &[u8; 56] {
+        &self.bytes
+    }
+
+    /// Returns the address of a raw packet queue pair's send queue.
+    pub(crate) fn send_entries(&self) -> u64 {
+        long(&self.bytes, 40)
+    }
+
+    /// Returns which frames of its own context a raw packet queue pair receives, as a
+    /// TIR says it: unicast, multicast.
+    pub(crate) fn own_frames(&self) -> u32 {
+        (self.flags & FLAGS_OF_LOOPBACK) >> LOOPBACK_AT
     }
 
     /// Returns the key that initiators need for a target of dynamic connections.
@@ -226,14 +248,9 @@ impl State {
     ///
     /// # Safety
     /// The memory must be valid for the queue until the queue is destroyed.
-    unsafe fn make_in(&mut self, given: &[MemoryRange], input: &Input) -> Result<u32> {
-        for (address, length) in given.iter().copied() {
-            pin(address, length, Access::Write)?;
-        }
-        for (address, length) in given.iter().copied() {
-            // SAFETY: guaranteed by the caller.
-            unsafe { self.hca.platform_mut().give(address, length) };
-        }
+    pub(crate) unsafe fn make_in(&mut self, given: &[MemoryRange], input: &Input) -> Result<u32> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.give_memory(given) }?;
         let made = make(&mut self.hca, input);
         if made.is_err() {
             for (address, length) in given.iter().copied() {
@@ -241,6 +258,21 @@ impl State {
             }
         }
         made
+    }
+
+    /// Gives the device memory of a queue.
+    ///
+    /// # Safety
+    /// As for [`State::make_in`].
+    pub(crate) unsafe fn give_memory(&mut self, given: &[MemoryRange]) -> Result<()> {
+        for (address, length) in given.iter().copied() {
+            pin(address, length, Access::Write)?;
+        }
+        for (address, length) in given.iter().copied() {
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.hca.platform_mut().give(address, length) };
+        }
+        Ok(())
     }
 
     pub(crate) fn events(&self, request: &Request, user_handle: u64, id: u16) -> Events {
@@ -403,7 +435,8 @@ impl State {
                 FLAG_DC_INITIATOR => INITIATOR_SERVICE,
                 _ => return refuse(libc::EOPNOTSUPP),
             },
-            QpType::RAW_PACKET => return refuse(libc::EOPNOTSUPP),
+            // SAFETY: guaranteed by the caller.
+            QpType::RAW_PACKET => return unsafe { self.create_packet_qp(fd, request) },
             _ => return refuse(libc::EINVAL),
         };
         // Initiators of XRC and of dynamic connections have no receives.
@@ -529,6 +562,7 @@ impl State {
             register,
             domain: None,
             target: None,
+            packet: None,
             attributes: ModifyQp::default(),
             groups: Vec::new(),
             events,
@@ -688,11 +722,23 @@ impl State {
                 let number = qp.number;
                 return self.destroy_dc_target(number);
             }
+            ObjectData::Qp(qp) if qp.packet.is_some() => {
+                let (number, packet) = (qp.number, qp.packet);
+                for packet in packet.iter() {
+                    self.destroy_packet_objects(packet)?;
+                }
+                self.watch.forget_queue(number);
+                return Ok(());
+            }
             ObjectData::Qp(qp) => (op::DESTROY_QP, qp.number),
             ObjectData::Srq(srq) if srq.xrc => (op::DESTROY_XRC_SRQ, srq.number),
             ObjectData::Srq(srq) => (op::DESTROY_RMP, srq.number),
             ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
             ObjectData::Ah => return Ok(()),
+            ObjectData::Flow(flow) => {
+                let flow = *flow;
+                return self.remove_flow(&flow);
+            }
             ObjectData::Uar { number, .. } => (op::DEALLOC_UAR, *number),
             ObjectData::Umem { number } => (op::DESTROY_UMEM, *number),
             ObjectData::Devx(it) => {

@@ -21,6 +21,7 @@ use crate::addresses::{ADDRESSES, AddressList, HostAddress};
 use crate::command::{self, Input, PAGES_AT, make};
 use crate::event::{Event, EventFile, Reported};
 use crate::files::File;
+use crate::flow::Flows;
 use crate::memory::Process;
 use crate::object::{Events, ObjectData, Objects};
 use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2};
@@ -62,6 +63,8 @@ pub(crate) struct State {
     /// Protection domain of XRC targets, which name none: requests to them use
     /// the protection domain of the shared receive queue that they name.
     pub(crate) pd: u32,
+    /// The rules for received frames.
+    pub(crate) flows: Flows,
     /// Subscriptions to events of DevX.
     pub(crate) subscriptions: Vec<Subscription>,
     /// Variant (low byte) of the last memory key.
@@ -194,6 +197,7 @@ impl State {
             watch: Watch::default(),
             uar,
             pd,
+            flows: Flows::default(),
             subscriptions: Vec::new(),
             variant: 0,
             failed: false,

@@ -8,10 +8,11 @@ use uverbs::abi::ids::{ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_OUT};
 use uverbs::abi::write::cmd::*;
 use uverbs::abi::write::{
     AllocMw, AllocMwResp, AllocPd, AllocPdResp, AttachMcast, CMD_FLAG_EXTENDED, CreateAh,
-    CreateAhResp, CreateCompChannel, CreateCompChannelResp, CreateQpResp, DetachMcast, ExModifyCq,
-    ExModifyQp, ExModifyQpResp, ExQueryDevice, ExQueryDeviceResp, ModifyQp, ModifySrq, OpenQp,
-    OpenXrcd, OpenXrcdResp, QueryDevice, QueryDeviceResp, QueryQp, QueryQpResp, QuerySrq,
-    QuerySrqResp, RegMr, RegMrResp, ReregMr, ReregMrResp, ResizeCq, ResizeCqResp,
+    CreateAhResp, CreateCompChannel, CreateCompChannelResp, CreateFlow, CreateFlowResp,
+    CreateQpResp, DestroyFlow, DetachMcast, ExModifyCq, ExModifyQp, ExModifyQpResp, ExQueryDevice,
+    ExQueryDeviceResp, ModifyQp, ModifySrq, OpenQp, OpenXrcd, OpenXrcdResp, QueryDevice,
+    QueryDeviceResp, QueryQp, QueryQpResp, QuerySrq, QuerySrqResp, RegMr, RegMrResp, ReregMr,
+    ReregMrResp, ResizeCq, ResizeCqResp,
 };
 
 use crate::command::{Input, make};
@@ -25,6 +26,8 @@ use crate::{Result, refuse};
 const EX_QUERY_DEVICE: u32 = CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE;
 const EX_MODIFY_QP: u32 = CMD_FLAG_EXTENDED | CMD_MODIFY_QP;
 const EX_MODIFY_CQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_CQ;
+const EX_CREATE_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
+const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
 
 /// Attributes of a queue pair that both modify commands support, and the one
 /// that only the extended command supports.
@@ -70,6 +73,8 @@ fn sizes(command: u32) -> Result<(usize, usize)> {
         EX_MODIFY_QP => sizes!(ModifyQp, ExModifyQpResp),
         CMD_QUERY_QP => sizes!(QueryQp, QueryQpResp),
         EX_MODIFY_CQ => sizes!(ExModifyCq),
+        EX_CREATE_FLOW => sizes!(CreateFlow, CreateFlowResp),
+        EX_DESTROY_FLOW => sizes!(DestroyFlow),
         CMD_OPEN_XRCD => sizes!(OpenXrcd, OpenXrcdResp),
         CMD_OPEN_QP => sizes!(OpenQp, CreateQpResp),
         CMD_MODIFY_SRQ => sizes!(ModifySrq),
@@ -153,6 +158,8 @@ impl State {
                     return refuse(libc::EINVAL);
                 }
             }
+            EX_CREATE_FLOW => return self.create_flow(fd, request),
+            EX_DESTROY_FLOW => return self.destroy_flow(fd, request),
             // SAFETY: guaranteed by the caller.
             CMD_OPEN_XRCD => return unsafe { self.open_xrcd(fd, request) },
             CMD_OPEN_QP => return self.open_qp(fd, request),

@@ -1,0 +1,378 @@
+//! Flows: rules by which received frames reach raw packet queue pairs. All are in one
+//! flow table of the device; the first rule that a frame matches applies.
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+
+use softhca::bits::{Field, field, put_bytes};
+use softhca::command::opcode as op;
+use uverbs::abi::ids::{ATTR_CORE_IN, OBJECT_FLOW};
+use uverbs::abi::write::{CreateFlow, CreateFlowResp, DestroyFlow};
+use zerocopy::FromBytes;
+
+use crate::command::{Input, make, run};
+use crate::object::{Object, ObjectData};
+use crate::queues::require;
+use crate::request::Request;
+use crate::state::State;
+use crate::{Result, refuse};
+
+/// Maximum number of specifications, of all kernels.
+const MOST_SPECS: u8 = 10;
+/// Rules of one priority.
+const PER_PRIORITY: u32 = 1 << 16;
+
+/// `enum ib_flow_attr_type`.
+const MATCHING: u32 = 0;
+const ALL: u32 = 1;
+const ALL_MULTICAST: u32 = 2;
+/// `enum ib_flow_spec_type`.
+const ETHERNET: u32 = 0x20;
+const IPV4: u32 = 0x30;
+const TCP: u32 = 0x40;
+const UDP: u32 = 0x41;
+
+// Fields of the commands for flow tables.
+const TABLE: Field = field(0x14, 23, 0);
+const GROUP: Field = field(0x18, 31, 0);
+const CRITERIA_ENABLE: Field = field(0x3c, 7, 0);
+const OUTER_HEADERS: u32 = 1;
+const CRITERIA: usize = 0x40;
+const GROUP_LENGTH: usize = CRITERIA + 0x200;
+const RULE_INDEX: Field = field(0x20, 31, 0);
+const RULE_GROUP: Field = field(0x44, 31, 0);
+const RULE_ACTION: Field = field(0x4c, 15, 0);
+const FORWARD: u32 = 1 << 2;
+const RULE_DESTINATIONS: Field = field(0x50, 23, 0);
+const RULE_VALUE: usize = 0x80;
+const RULE_LIST: usize = 0x340;
+const TO_TIR: u32 = 2 << 24;
+
+// Fields of the headers that rules match.
+const SOURCE_MAC: usize = 0x0;
+const ETHER_TYPE: usize = 0x6;
+const DESTINATION_MAC: usize = 0x8;
+const VLAN: usize = 0xe;
+const PROTOCOL: Field = field(0x10, 31, 24);
+const TRAFFIC_CLASS: Field = field(0x10, 23, 16);
+const TAGGED: Field = field(0x10, 15, 15);
+const IP_VERSION: Field = field(0x10, 12, 9);
+const TCP_PORTS: usize = 0x14;
+const TTL: Field = field(0x18, 7, 0);
+const UDP_PORTS: usize = 0x1c;
+const SOURCE_IPV4: usize = 0x2c;
+const DESTINATION_IPV4: usize = 0x3c;
+
+/// What a frame must have: the bits that matter, and their values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Match {
+    mask: Headers,
+    value: Headers,
+}
+
+/// Outer headers in the layout that rules match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Headers([u8; 64]);
+
+impl Default for Headers {
+    fn default() -> Self {
+        Self([0; 64])
+    }
+}
+
+impl Match {
+    /// Sets bytes of a header.
+    fn bytes(&mut self, at: usize, mask: &[u8], value: &[u8]) {
+        put_bytes(&mut self.mask.0, at, mask);
+        put_bytes(&mut self.value.0, at, value);
+    }
+
+    fn field(&mut self, field: Field, mask: u32, value: u32) {
+        field.put(&mut self.mask.0, mask);
+        field.put(&mut self.value.0, value);
+    }
+
+    /// Adds a specification: values and mask of its fields.
+    ///
+    /// # Errors
+    /// EINVAL for unknown ones and wrong lengths; EOPNOTSUPP for others.
+    fn add(&mut self, kind: u32, parts: &[u8]) -> Result<()> {
+        let (value, mask) = parts.split_at(parts.len() / 2);
+        let length = match kind {
+            ETHERNET => 16,
+            IPV4 => 12,
+            TCP | UDP => 4,
+            _ => return refuse(libc::EOPNOTSUPP),
+        };
+        require(value.len() == length && mask.len() == length)?;
+        match kind {
+            ETHERNET => {
+                self.bytes(DESTINATION_MAC, &mask[..6], &value[..6]);
+                self.bytes(SOURCE_MAC, &mask[6..12], &value[6..12]);
+                self.bytes(ETHER_TYPE, &mask[12..14], &value[12..14]);
+                self.bytes(VLAN, &mask[14..], &value[14..]);
+                if mask[14..] != [0; 2] {
+                    self.field(TAGGED, 1, 1);
+                }
+            }
+            IPV4 => {
+                self.field(IP_VERSION, IP_VERSION.largest(), 4);
+                self.bytes(SOURCE_IPV4, &mask[..4], &value[..4]);
+                self.bytes(DESTINATION_IPV4, &mask[4..8], &value[4..8]);
+                self.field(PROTOCOL, mask[8].into(), value[8].into());
+                self.field(TRAFFIC_CLASS, mask[9].into(), value[9].into());
+                self.field(TTL, mask[10].into(), value[10].into());
+                // Fragments are not told apart.
+                if mask[11] != 0 {
+                    return refuse(libc::EOPNOTSUPP);
+                }
+            }
+            // The destination port is the first.
+            _ => {
+                let (at, protocol) = match kind {
+                    TCP => (TCP_PORTS, libc::IPPROTO_TCP),
+                    _ => (UDP_PORTS, libc::IPPROTO_UDP),
+                };
+                self.bytes(at + 2, &mask[..2], &value[..2]);
+                self.bytes(at, &mask[2..], &value[2..]);
+                self.field(PROTOCOL, PROTOCOL.largest(), protocol as u32);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A rule of the device: flows that match the same have one.
+#[derive(Debug)]
+struct Rule {
+    group: u32,
+    what: Match,
+    /// The TIRs, one for each flow.
+    tirs: Vec<u32>,
+}
+
+/// The rules for received frames.
+#[derive(Debug, Default)]
+pub(crate) struct Flows {
+    table: Option<u32>,
+    /// By the index in the table: a lower one is looked at first.
+    rules: BTreeMap<u32, Rule>,
+}
+
+/// A flow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    /// Of its rule.
+    index: u32,
+    tir: u32,
+}
+
+impl State {
+    pub(crate) fn create_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let bytes = request.bytes(ATTR_CORE_IN).unwrap_or_default();
+        let Ok((asked, rest)) = CreateFlow::read_from_prefix(&bytes) else {
+            return refuse(libc::ENOSPC);
+        };
+        let attr = asked.flow_attr;
+        let reserved = asked.comp_mask != 0 || attr.reserved != [0; 2];
+        require(!reserved && attr.num_of_specs <= MOST_SPECS && attr.port == 1)?;
+        let Some((mut specs, behind)) = rest.split_at_checked(attr.size.into()) else {
+            return refuse(libc::EINVAL);
+        };
+        require(behind.iter().all(|byte| *byte == 0))?;
+        // Neither rules that let frames pass on, nor rules for sent frames.
+        if attr.flags != 0 {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let mut what = Match::default();
+        for _ in 0..attr.num_of_specs {
+            let Some((header, after)) = specs.split_first_chunk::<8>() else {
+                return refuse(libc::EINVAL);
+            };
+            let [a, b, c, d, low, high, reserved @ ..] = *header;
+            let length = usize::from(u16::from_ne_bytes([low, high])).checked_sub(header.len());
+            let parts = length.and_then(|length| after.split_at_checked(length));
+            let Some((parts, after)) = parts.filter(|_| reserved == [0; 2]) else {
+                return refuse(libc::EINVAL);
+            };
+            what.add(u32::from_ne_bytes([a, b, c, d]), parts)?;
+            specs = after;
+        }
+        require(specs.is_empty())?;
+        let last = PER_PRIORITY - 1;
+        let priority = match attr.kind {
+            MATCHING if u32::from(attr.priority) < last - 1 => attr.priority.into(),
+            ALL | ALL_MULTICAST => {
+                require(attr.num_of_specs == 0)?;
+                if attr.kind == ALL_MULTICAST {
+                    what.bytes(DESTINATION_MAC, &[1], &[1]);
+                    last - 1
+                } else {
+                    last
+                }
+            }
+            MATCHING => return refuse(libc::EINVAL),
+            _ => return refuse(libc::EOPNOTSUPP),
+        };
+        let qp = self.objects.qp(fd, asked.qp_handle)?;
+        let Some(tir) = qp.packet.and_then(|packet| packet.tir) else {
+            return refuse(libc::EINVAL);
+        };
+        let flow = self.add_flow(priority * PER_PRIORITY, what, tir)?;
+        let flow_handle = self.objects.insert(Object {
+            file: fd,
+            needs: vec![asked.qp_handle],
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::Flow(flow),
+        });
+        request.core_answer(&CreateFlowResp {
+            comp_mask: 0,
+            flow_handle,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn destroy_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let asked: DestroyFlow = request.core()?;
+        require(asked.comp_mask == 0)?;
+        self.destroy(fd, asked.flow_handle, OBJECT_FLOW).map(drop)
+    }
+
+    /// Adds a flow to the rule that matches the same at that priority, or makes one.
+    fn add_flow(&mut self, first: u32, what: Match, tir: u32) -> Result<Flow> {
+        let last = first + (PER_PRIORITY - 1);
+        let mut rules = self.flows.rules.range(first..=last);
+        if let Some((index, _)) = rules.find(|(_, rule)| rule.what == what) {
+            let index = *index;
+            self.set_tirs(index, |tirs| tirs.push(tir))?;
+            return Ok(Flow { index, tir });
+        }
+        let taken = self.flows.rules.range(first..=last);
+        let free = taken.zip(first..).find(|((index, _), at)| **index != *at);
+        let free = free.map(|(_, at)| at);
+        let count = self.flows.rules.range(first..=last).count() as u32;
+        let index = match free {
+            Some(index) => index,
+            None if count < PER_PRIORITY => first + count,
+            None => return refuse(libc::ENOSPC),
+        };
+        let table = self.flow_table()?;
+        let input = Input::new(op::CREATE_FLOW_GROUP, GROUP_LENGTH)
+            .set(TABLE, table)
+            .set(CRITERIA_ENABLE, OUTER_HEADERS)
+            .bytes(CRITERIA, &what.mask.0);
+        let group = make(&mut self.hca, &input)?;
+        let rule = Rule {
+            group,
+            what,
+            tirs: Vec::new(),
+        };
+        self.flows.rules.insert(index, rule);
+        let set = self.set_tirs(index, |tirs| tirs.push(tir));
+        if set.is_err() {
+            self.remove_rule(index)?;
+        }
+        set.map(|()| Flow { index, tir })
+    }
+
+    /// Removes a flow, and its rule with the last one.
+    pub(crate) fn remove_flow(&mut self, flow: &Flow) -> Result<()> {
+        self.set_tirs(flow.index, |tirs| {
+            if let Some(at) = tirs.iter().position(|tir| *tir == flow.tir) {
+                tirs.swap_remove(at);
+            }
+        })?;
+        let rule = self.flows.rules.get(&flow.index);
+        match rule.is_some_and(|rule| rule.tirs.is_empty()) {
+            true => self.remove_rule(flow.index),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the flow table, which is made for the first rule.
+    fn flow_table(&mut self) -> Result<u32> {
+        if let Some(table) = self.flows.table {
+            return Ok(table);
+        }
+        let table = make(&mut self.hca, &Input::new(op::CREATE_FLOW_TABLE, 0x40))?;
+        let input = Input::new(op::SET_FLOW_TABLE_ROOT, 0x40).set(TABLE, table);
+        run(&mut self.hca, &input, 16)?;
+        self.flows.table = Some(table);
+        Ok(table)
+    }
+
+    /// Changes the TIRs of a rule. Without any it is not changed in the device.
+    fn set_tirs(&mut self, index: u32, change: impl FnOnce(&mut Vec<u32>)) -> Result<()> {
+        let (Some(table), Some(rule)) = (self.flows.table, self.flows.rules.get_mut(&index)) else {
+            return refuse(libc::EINVAL);
+        };
+        let mut tirs = rule.tirs.clone();
+        change(&mut tirs);
+        if !tirs.is_empty() {
+            // A frame reaches each of them once.
+            let mut each = tirs.clone();
+            each.sort_unstable();
+            each.dedup();
+            let length = RULE_LIST + 8 * each.len();
+            let mut input = Input::new(op::SET_FLOW_TABLE_ENTRY, length)
+                .set(TABLE, table)
+                .set(RULE_INDEX, index)
+                .set(RULE_GROUP, rule.group)
+                .set(RULE_ACTION, FORWARD)
+                .set(RULE_DESTINATIONS, each.len() as u32)
+                .bytes(RULE_VALUE, &rule.what.value.0);
+            for (number, tir) in each.into_iter().enumerate() {
+                let entry = (TO_TIR | tir).to_be_bytes();
+                input = input.bytes(RULE_LIST + 8 * number, &entry);
+            }
+            run(&mut self.hca, &input, 16)?;
+        }
+        rule.tirs = tirs;
+        Ok(())
+    }
+
+    fn remove_rule(&mut self, index: u32) -> Result<()> {
+        let (Some(table), Some(rule)) = (self.flows.table, self.flows.rules.remove(&index)) else {
+            return Ok(());
+        };
+        let input = Input::new(op::DELETE_FLOW_TABLE_ENTRY, 0x40)
+            .set(TABLE, table)
+            .set(RULE_INDEX, index);
+        // It is not there if setting it has failed.
+        let _ = run(&mut self.hca, &input, 16);
+        let input = Input::new(op::DESTROY_FLOW_GROUP, 0x40)
+            .set(TABLE, table)
+            .set(GROUP, rule.group);
+        run(&mut self.hca, &input, 16).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specifications_are_checked_and_converted() {
+        let mut what = Match::default();
+        let mut ethernet = [0; 32];
+        ethernet[..6].copy_from_slice(&[2, 0, 0, 0, 0, 7]);
+        ethernet[16..22].fill(0xff);
+        what.add(ETHERNET, &ethernet).unwrap();
+        assert_eq!(what.mask.0[8..14], [0xff; 6]);
+        assert_eq!(what.value.0[8..14], [2, 0, 0, 0, 0, 7]);
+        assert_eq!(what.mask.0[14..], [0; 50]);
+        what.add(UDP, &[0, 9, 0, 7, 0xff, 0xff, 0xff, 0xff])
+            .unwrap();
+        assert_eq!(what.value.0[0x1c..0x20], [0, 7, 0, 9], "source port first");
+        assert_eq!(what.value.0[0x10], 17);
+        let errno = |kind, parts: &[u8]| Match::default().add(kind, parts).unwrap_err().raw();
+        assert_eq!(errno(ETHERNET, &ethernet[1..]), libc::EINVAL);
+        assert_eq!(errno(TCP, &[0; 6]), libc::EINVAL);
+        assert_eq!(errno(0x31, &[0; 80]), libc::EOPNOTSUPP);
+        let mut ipv4 = [0; 24];
+        Match::default().add(IPV4, &ipv4).unwrap();
+        ipv4[23] = 1;
+        assert_eq!(errno(IPV4, &ipv4), libc::EOPNOTSUPP);
+    }
+}

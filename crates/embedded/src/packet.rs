@@ -1,0 +1,345 @@
+//! Raw packet queue pairs: a send queue with its transport interface (TIS), and a
+//! receive queue with a TIR, which is the destination of flows
+//! (`create_raw_packet_qp` of mlx5_ib).
+
+use std::os::fd::RawFd;
+
+use softhca::bits::{Field, field};
+use softhca::command::opcode as op;
+use uverbs::abi::ids::*;
+use uverbs::abi::verbs::QpCap;
+use uverbs::abi::write::ModifyQp;
+use uverbs::{QpAttrMask as Mask, QpState, QpType};
+use zerocopy::IntoBytes;
+
+use crate::command::{Input, NUMBER, PAGES_AT, make, run};
+use crate::object::{MemoryRange, Object, ObjectData, Qp};
+use crate::queues::{
+    BLOCK, LONGEST, NO_REGISTER, QpDriver, QueueAddresses, SIGNAL_ALL, STRIDES, WQ_LOG_SIZE,
+    WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags, require,
+};
+use crate::request::{Request, word};
+use crate::state::State;
+use crate::{Result, refuse};
+
+/// Context of a send queue, a receive queue, a TIR or a TIS.
+const CONTEXT: usize = 0x20;
+const STATE: Field = field(CONTEXT, 23, 20);
+const USER_INDEX: Field = field(CONTEXT + 0x4, 23, 0);
+const CQ: Field = field(CONTEXT + 0x8, 23, 0);
+const TIS_COUNT: Field = field(CONTEXT + 0x20, 31, 16);
+const TIS: Field = field(CONTEXT + 0x2c, 23, 0);
+const WQ_UAR: Field = field(CONTEXT + 0x3c, 23, 0);
+const LOG_BLOCK: u32 = 6;
+const TIR_QUEUE: Field = field(CONTEXT + 0x1c, 23, 0);
+const TIR_OWN: Field = field(CONTEXT + 0x24, 25, 24);
+const DOMAIN: Field = field(CONTEXT + 0x24, 23, 0);
+const INTERFACE_LENGTH: usize = CONTEXT + 0xf0;
+
+/// States of a send or receive queue.
+const RESET: u32 = 0;
+const READY: u32 = 1;
+const ERROR: u32 = 3;
+
+/// The device objects of a raw packet queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet {
+    /// The state that it was moved to.
+    state: QpState,
+    tis: Option<u32>,
+    sq: Option<u32>,
+    rq: Option<u32>,
+    /// The destination of flows; `None` without a receive queue.
+    pub(crate) tir: Option<u32>,
+}
+
+/// Returns the states of the send and receive queue after a transition, `None` for
+/// those that stay, and the attributes that the transition takes.
+fn transition(from: QpState, to: QpState) -> Option<([Option<u32>; 2], Mask, Mask)> {
+    let none = Mask::empty();
+    Some(match (from, to) {
+        (_, QpState::RESET) => ([Some(RESET), Some(RESET)], none, none),
+        (_, QpState::ERR) => ([Some(ERROR), Some(ERROR)], none, none),
+        (QpState::RESET, QpState::INIT) => ([None, Some(READY)], Mask::PORT, none),
+        (QpState::INIT, QpState::INIT) => ([None, None], none, Mask::PORT),
+        (QpState::INIT, QpState::RTR) => ([None, None], none, none),
+        (QpState::RTR, QpState::RTS) => ([Some(READY), None], none, none),
+        (QpState::RTS, QpState::RTS) => ([None, None], none, none),
+        _ => return None,
+    })
+}
+
+impl State {
+    /// Returns the transport domain of a context: frames that one of its queues sends
+    /// reach another only if that asks for it.
+    fn transport_domain(&mut self, fd: RawFd) -> Result<u32> {
+        if let Some(domain) = self.context(fd)?.transport_domain {
+            return Ok(domain);
+        }
+        let domain = make(&mut self.hca, &Input::new(op::ALLOC_TRANSPORT_DOMAIN, 16))?;
+        self.context(fd)?.transport_domain = Some(domain);
+        Ok(domain)
+    }
+
+    /// # Safety
+    /// As for [`State::execute`].
+    pub(crate) unsafe fn create_packet_qp(
+        &mut self,
+        fd: RawFd,
+        request: &mut Request,
+    ) -> Result<()> {
+        if !self.is_ethernet() || request.has(ATTR_CREATE_QP_SOURCE_QPN) {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
+        let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
+        let recv_cq = request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?;
+        let foreign = [ATTR_CREATE_QP_SRQ_HANDLE, ATTR_CREATE_QP_XRCD_HANDLE];
+        require(!foreign.into_iter().any(|id| request.has(id)))?;
+        let create = create_flags(request, QpType::RAW_PACKET)?;
+        if create & !SIGNAL_ALL != 0 {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let driver = QpDriver::new(request)?;
+        let named_uar = driver.uar_page();
+        let uar = match named_uar {
+            Some(uar) => self.check_uar(fd, uar)?,
+            None => self.default_uar(fd),
+        };
+        let [blocks, receives, shift] = [16, 20, 24].map(|at| word(driver.bytes(), at));
+        let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
+        let size = |n: u32| n.is_power_of_two() && n <= LONGEST;
+        require(cap.max_recv_wr <= LONGEST && (blocks != 0 || cap.max_recv_wr != 0))?;
+        require(blocks == 0 || size(blocks))?;
+        require(match cap.max_recv_wr {
+            0 => receives == 0 && shift == 0,
+            _ => size(receives) && STRIDES.contains(&shift),
+        })?;
+        let place = QueueAddresses::new(driver.bytes());
+        let entries = [
+            (driver.send_entries(), u64::from(blocks) * BLOCK),
+            (place.entries, u64::from(receives) << shift),
+        ];
+        let (pd_number, uid) = (self.objects.pd(fd, pd)?, self.uid(fd));
+        let cqs = [
+            self.objects.cq(fd, send_cq)?.number,
+            self.objects.cq(fd, recv_cq)?.number,
+        ];
+        let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
+        let domain = self.transport_domain(fd)?;
+        let queue = |opcode, cq, place: MemoryRange, log_size, log_stride| {
+            Input::new(opcode, PAGES_AT + 8)
+                .by(uid)
+                .set(USER_INDEX, driver.user_index)
+                .set(CQ, cq)
+                .set(WQ_PD, pd_number)
+                .set(WQ_STRIDE, log_stride)
+                .set(WQ_LOG_SIZE, log_size)
+                .pages((WQ_PAGE_SIZE, WQ_PAGE_OFFSET), place)
+        };
+        let send = match blocks {
+            0 => None,
+            _ => {
+                let input = queue(op::CREATE_SQ, cqs[0], entries[0], blocks.ilog2(), LOG_BLOCK)?;
+                Some(input.set(WQ_UAR, uar).set(TIS_COUNT, 1))
+            }
+        };
+        let receive = match receives {
+            0 => None,
+            _ => Some(queue(
+                op::CREATE_RQ,
+                cqs[1],
+                entries[1],
+                receives.ilog2(),
+                shift,
+            )?),
+        };
+        let mut ranges = place.given(0)?;
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.give_memory(&ranges) }?;
+        let mut made = Packet {
+            state: QpState::RESET,
+            tis: None,
+            sq: None,
+            rq: None,
+            tir: None,
+        };
+        let fill = |state: &mut Self| {
+            if let Some(send) = send {
+                let interface = Input::new(op::CREATE_TIS, INTERFACE_LENGTH).by(uid);
+                let tis = make(&mut state.hca, &interface.set(DOMAIN, domain))?;
+                made.tis = Some(tis);
+                let input = send.set(TIS, tis).long(WQ_RECORDS, place.records);
+                // SAFETY: guaranteed by the caller.
+                made.sq = Some(unsafe { state.make_in(&[entries[0]], &input) }?);
+                ranges.push(entries[0]);
+            }
+            if let Some(receive) = receive {
+                let input = receive.long(WQ_RECORDS, place.records);
+                // SAFETY: guaranteed by the caller.
+                let rq = unsafe { state.make_in(&[entries[1]], &input) }?;
+                made.rq = Some(rq);
+                ranges.push(entries[1]);
+                let interface = Input::new(op::CREATE_TIR, INTERFACE_LENGTH).by(uid);
+                let interface = interface
+                    .set(TIR_QUEUE, rq)
+                    .set(TIR_OWN, driver.own_frames())
+                    .set(DOMAIN, domain);
+                made.tir = Some(make(&mut state.hca, &interface)?);
+            }
+            Ok(())
+        };
+        let filled = fill(self);
+        if filled.is_err() {
+            // Logged if the device refuses.
+            let _ = self.destroy_packet_objects(&made);
+            for (address, length) in ranges {
+                self.hca.platform_mut().take_back(address, length);
+            }
+            return filled;
+        }
+        let number = made.sq.or(made.rq).unwrap_or_default();
+        // SAFETY: as in `create_cq`.
+        unsafe { self.watch.queue(number, place.records) };
+        let register = match named_uar {
+            Some(_) => None,
+            None => Some(self.context(fd)?.take_register()),
+        };
+        let queried = QpCap {
+            max_recv_wr: receives,
+            ..cap
+        };
+        let qp = Qp {
+            number,
+            cap: zerocopy::transmute!(queried),
+            signal_all: create & SIGNAL_ALL != 0,
+            register,
+            packet: Some(made),
+            ..Qp::without_queues(number, QpType::RAW_PACKET, events)
+        };
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs: vec![pd, send_cq, recv_cq],
+            uses: 0,
+            ranges,
+            data: ObjectData::Qp(Box::new(qp)),
+        });
+        request.made(ATTR_CREATE_QP_HANDLE, handle);
+        request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
+        request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
+        request
+            .driver_answer(&answer(&made, register.unwrap_or(NO_REGISTER), uid).as_bytes()[..40]);
+        Ok(())
+    }
+
+    /// Moves it to another state.
+    pub(crate) fn modify_packet_qp(
+        &mut self,
+        fd: RawFd,
+        (handle, packet): (u32, Packet),
+        (attributes, to): (&ModifyQp, Option<QpState>),
+        mask: Mask,
+    ) -> Result<()> {
+        let now = self.packet_state(&packet)?;
+        let to = to.unwrap_or(now);
+        let Some((states, must, may)) = transition(now, to) else {
+            return refuse(libc::EINVAL);
+        };
+        let rest = mask - Mask::STATE;
+        require(rest.contains(must) && (rest - must - may).is_empty())?;
+        let queues = [
+            (op::MODIFY_SQ, packet.sq, states[0]),
+            (op::MODIFY_RQ, packet.rq, states[1]),
+        ];
+        for (opcode, number, state) in queues {
+            if let (Some(number), Some(state)) = (number, state) {
+                let input = Input::new(opcode, CONTEXT + 0xf0)
+                    .set(NUMBER, number)
+                    .set(STATE, state);
+                run(&mut self.hca, &input, 16)?;
+            }
+        }
+        let qp = self.objects.qp_mut(fd, handle)?;
+        qp.packet = Some(Packet {
+            state: to,
+            ..packet
+        });
+        qp.attributes = match to {
+            QpState::RESET => ModifyQp::default(),
+            _ => *attributes,
+        };
+        Ok(())
+    }
+
+    /// Returns its state, which a failed send changes.
+    pub(crate) fn packet_state(&mut self, packet: &Packet) -> Result<QpState> {
+        let Some(sq) = packet.sq.filter(|_| packet.state == QpState::RTS) else {
+            return Ok(packet.state);
+        };
+        let input = Input::about(op::QUERY_SQ, sq);
+        let output = run(&mut self.hca, &input, CONTEXT + 0xf0)?;
+        Ok(match STATE.get(&output) {
+            ERROR => QpState::SQE,
+            _ => packet.state,
+        })
+    }
+
+    /// Destroys the device's objects of a raw packet queue pair.
+    pub(crate) fn destroy_packet_objects(&mut self, packet: &Packet) -> Result<()> {
+        let all = [
+            (op::DESTROY_TIR, packet.tir),
+            (op::DESTROY_RQ, packet.rq),
+            (op::DESTROY_SQ, packet.sq),
+            (op::DESTROY_TIS, packet.tis),
+        ];
+        for (opcode, number) in all {
+            if let Some(number) = number {
+                run(&mut self.hca, &Input::about(opcode, number), 16)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the answer about a new queue pair (`struct mlx5_ib_create_qp_resp`), with
+/// the objects' numbers if the context may issue commands.
+fn answer(packet: &Packet, register: u32, uid: u32) -> [u32; 10] {
+    let mut words = [0; 10];
+    words[0] = register;
+    if uid != 0 {
+        let numbers = [packet.tir, packet.tis, packet.rq, packet.sq];
+        for (bit, number) in numbers.into_iter().enumerate() {
+            if let Some(number) = number {
+                words[2] |= 1 << bit;
+                words[3 + bit] = number;
+            }
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receiving_begins_in_init_and_sending_in_rts() {
+        let states = |from, to| transition(from, to).map(|it| it.0);
+        assert_eq!(
+            states(QpState::RESET, QpState::INIT),
+            Some([None, Some(READY)])
+        );
+        assert_eq!(states(QpState::INIT, QpState::RTR), Some([None, None]));
+        assert_eq!(
+            states(QpState::RTR, QpState::RTS),
+            Some([Some(READY), None])
+        );
+        assert_eq!(states(QpState::RESET, QpState::RTS), None);
+        assert_eq!(states(QpState::SQE, QpState::RTS), None);
+        assert_eq!(
+            states(QpState::SQE, QpState::RESET),
+            Some([Some(RESET), Some(RESET)])
+        );
+    }
+}
