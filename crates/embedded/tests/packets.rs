@@ -1,0 +1,307 @@
+//! Raw packet queue pairs and flows: what a driver can do wrong, and what is left
+//! behind. `crates/ringverbs/tests/packets.rs` sends frames.
+
+use embedded_testing::driver::*;
+use embedded_testing::raw::*;
+use libc::{EBUSY, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP};
+use ringverbs_embedded::Embedded;
+use uverbs::abi::ids::*;
+use uverbs::abi::write::cmd::*;
+use uverbs::abi::write::{CMD_FLAG_EXTENDED, CreateFlow, DestroyFlow, FlowAttr};
+use uverbs::flow::{Flow, FlowInit, Specs};
+use uverbs::{Error, QpAttr, QpAttrMask as Mask, QpHandle, QpState, QpType};
+
+const OK: i32 = 0;
+const CREATE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
+
+fn refused<T>(result: Result<T, Error>) -> i32 {
+    result.map_or_else(|error| error.errno().raw(), |_| OK)
+}
+
+/// The command for a queue pair of 4 receives and 16 blocks, and its driver data.
+fn packet_qp(host: &Host, cq: &Cq, arena: &Arena) -> (Command, Vec<u8>) {
+    let cq = u64::from(cq.object.handle().0);
+    let mut command = create_qp(QpType::RAW_PACKET.0, 4);
+    command
+        .object(ATTR_CREATE_QP_PD_HANDLE, host.pd.0.into())
+        .object(ATTR_CREATE_QP_SEND_CQ_HANDLE, cq)
+        .object(ATTR_CREATE_QP_RECV_CQ_HANDLE, cq);
+    let start = arena.address();
+    let mut driver = vec![0; 56];
+    for (at, address) in [(0, start), (8, start + 8192), (40, start + 4096)] {
+        driver[at..at + 8].copy_from_slice(&address.to_ne_bytes());
+    }
+    for (at, word) in [(16, 16u32), (20, 4), (24, 4), (32, 5)] {
+        driver[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+    }
+    (command, driver)
+}
+
+fn create(host: &Host, command: &Command, driver: &[u8]) -> Result<u32, i32> {
+    // SAFETY: addresses are those of an arena, which is longer alive, or nobody's.
+    let made_of = unsafe { command.clone().driver(driver).run(&host.context) };
+    made_of.map(|attrs| made(&attrs, ATTR_CREATE_QP_HANDLE))
+}
+
+#[test]
+fn bad_queue_pairs_are_refused_and_leave_nothing() {
+    let embedded = Embedded::new("roce").unwrap();
+    let host = Host::new(&embedded);
+    let (cq, arena, srq) = (host.cq(16), Arena::new(3), host.srq(4));
+    let (command, driver) = packet_qp(&host, &cq, &arena);
+    let before = (embedded.objects(), embedded.ranges());
+    let with = |at: usize, bytes: &[u8]| {
+        let mut driver = driver.clone();
+        driver[at..at + bytes.len()].copy_from_slice(bytes);
+        driver
+    };
+    for (what, driver, errno) in [
+        ("as it should be", driver.clone(), OK),
+        ("own frames", with(28, &[0xc0]), OK),
+        ("an unknown flag", with(29, &[0x40]), EINVAL),
+        ("dynamic connections", with(28, &[0x20]), EINVAL),
+        ("no user index", with(32, &[0xff; 3]), EINVAL),
+        ("17 blocks", with(16, &[17]), EINVAL),
+        ("3 receives", with(20, &[3]), EINVAL),
+        ("receives of 8 bytes", with(24, &[3]), EINVAL),
+        ("records in between", with(8, &[4]), EINVAL),
+        ("no records", with(8, &[0; 8]), EFAULT),
+        ("no receive queue there", with(0, &[0; 8]), EFAULT),
+        ("no send queue there", with(40, &[0; 8]), EFAULT),
+        ("a send queue past the end", with(40, &[0xff; 8]), EINVAL),
+        ("a UAR of nobody", with(29, &[0x04]), EINVAL),
+    ] {
+        let done = create(&host, &command, &driver);
+        assert_eq!(done.err().unwrap_or(OK), errno, "{what}");
+        if let Ok(handle) = done {
+            uverbs::qp::destroy(&host.context, QpHandle(handle)).unwrap();
+        }
+        assert_eq!((embedded.objects(), embedded.ranges()), before, "{what}");
+    }
+    let shared = u64::from(srq.object.handle().0);
+    let mut with_srq = command.clone();
+    with_srq.object(ATTR_CREATE_QP_SRQ_HANDLE, shared);
+    assert_eq!(create(&host, &with_srq, &driver), Err(EINVAL));
+    // IB_UVERBS_QP_CREATE_SCATTER_FCS.
+    let mut with_flags = command.clone();
+    with_flags.u32(ATTR_CREATE_QP_FLAGS, 1 << 8);
+    assert_eq!(create(&host, &with_flags, &driver), Err(EOPNOTSUPP));
+    let infiniband = Host::alone("ib");
+    let cq = infiniband.cq(16);
+    let (command, driver) = packet_qp(&infiniband, &cq, &arena);
+    assert_eq!(create(&infiniband, &command, &driver), Err(EOPNOTSUPP));
+}
+
+#[test]
+fn states_are_those_of_raw_packets() {
+    let host = Host::alone("roce");
+    let mut cq = host.cq(16);
+    let qp = host.qp(QpType::RAW_PACKET, &mut cq);
+    let to = |state, mask| {
+        let attr = QpAttr {
+            qp_state: state,
+            port_num: 1,
+            ..QpAttr::default()
+        };
+        refused(
+            qp.object
+                .modify(&attr, mask | Mask::STATE, uverbs::Udata::none()),
+        )
+    };
+    let now = || qp.object.query(Mask::STATE).unwrap().0.qp_state;
+    let none = Mask::empty();
+    assert_eq!(to(QpState::INIT, none), EINVAL, "no port");
+    assert_eq!(to(QpState::INIT, Mask::PORT | Mask::QKEY), EINVAL);
+    assert_eq!(to(QpState::RTS, none), EINVAL);
+    assert_eq!((to(QpState::INIT, Mask::PORT), now()), (OK, QpState::INIT));
+    assert_eq!(to(QpState::RTR, Mask::AV), EINVAL);
+    assert_eq!((to(QpState::RTR, none), now()), (OK, QpState::RTR));
+    assert_eq!((to(QpState::RTS, none), now()), (OK, QpState::RTS));
+    assert_eq!((to(QpState::ERR, none), now()), (OK, QpState::ERR));
+    assert_eq!(to(QpState::INIT, Mask::PORT), EINVAL);
+    assert_eq!((to(QpState::RESET, none), now()), (OK, QpState::RESET));
+}
+
+#[test]
+fn bad_flows_are_refused() {
+    let host = Host::alone("roce");
+    let mut cq = host.cq(16);
+    let qp = host.qp(QpType::RAW_PACKET, &mut cq);
+    let datagrams = host.qp(QpType::UD, &mut cq);
+    let flow = |attr: FlowAttr, specs: &[u8], answer| {
+        let fixed = CreateFlow {
+            qp_handle: qp.object.handle().0,
+            flow_attr: attr,
+            ..CreateFlow::default()
+        };
+        let mut command = Command::new(OBJECT_DEVICE, METHOD_INVOKE_WRITE);
+        let bytes = [zerocopy_bytes(&fixed), specs.to_vec()].concat();
+        command.constant(ATTR_WRITE_CMD, CREATE.into());
+        command
+            .input(ATTR_CORE_IN, &bytes)
+            .out(ATTR_CORE_OUT, answer);
+        // SAFETY: it names no address.
+        unsafe { command.run(&host.context) }.err().unwrap_or(OK)
+    };
+    let mut spec = vec![0; 40];
+    spec[0] = 0x20;
+    spec[4] = 40;
+    let attr = FlowAttr {
+        size: 40,
+        num_of_specs: 1,
+        port: 1,
+        ..FlowAttr::default()
+    };
+    assert_eq!(flow(attr, &spec, 8), OK);
+    assert_eq!(flow(attr, &spec, 4), ENOSPC);
+    assert_eq!(flow(attr, &spec[..32], 8), EINVAL);
+    for (what, changed, errno) in [
+        ("another port", FlowAttr { port: 2, ..attr }, EINVAL),
+        (
+            "two headers",
+            FlowAttr {
+                num_of_specs: 2,
+                ..attr
+            },
+            EINVAL,
+        ),
+        (
+            "no header",
+            FlowAttr {
+                num_of_specs: 0,
+                ..attr
+            },
+            EINVAL,
+        ),
+        (
+            "more than there are",
+            FlowAttr {
+                num_of_specs: 11,
+                ..attr
+            },
+            EINVAL,
+        ),
+        ("more bytes", FlowAttr { size: 48, ..attr }, EINVAL),
+        ("fewer bytes", FlowAttr { size: 32, ..attr }, EINVAL),
+        (
+            "reserved bits",
+            FlowAttr {
+                reserved: [1, 0],
+                ..attr
+            },
+            EINVAL,
+        ),
+        ("flags", FlowAttr { flags: 1, ..attr }, EOPNOTSUPP),
+        ("a copy of all", FlowAttr { kind: 3, ..attr }, EOPNOTSUPP),
+        (
+            "the last priority",
+            FlowAttr {
+                priority: u16::MAX,
+                ..attr
+            },
+            EINVAL,
+        ),
+        ("all that match", FlowAttr { kind: 1, ..attr }, EINVAL),
+    ] {
+        assert_eq!(flow(changed, &spec, 8), errno, "{what}");
+    }
+    for (what, at, byte, errno) in [
+        ("an unknown header", 0, 0x50, EOPNOTSUPP),
+        ("a short one", 4, 8, EINVAL),
+        ("no length", 4, 0, EINVAL),
+        ("reserved", 6, 1, EINVAL),
+    ] {
+        let mut changed = spec.clone();
+        changed[at] = byte;
+        assert_eq!(flow(attr, &changed, 8), errno, "{what}");
+    }
+    let init = FlowInit {
+        port: 1,
+        ..FlowInit::default()
+    };
+    let to = |qp| {
+        refused(uverbs::flow::create(
+            &host.context,
+            qp,
+            &init,
+            Specs::default(),
+        ))
+    };
+    assert_eq!(to(datagrams.object.handle()), EINVAL);
+    assert_eq!(to(QpHandle(4711)), ENOENT);
+}
+
+fn zerocopy_bytes(fixed: &CreateFlow) -> Vec<u8> {
+    use zerocopy::IntoBytes as _;
+    fixed.as_bytes().to_vec()
+}
+
+#[test]
+fn a_queue_pair_with_flows_is_in_use() {
+    let embedded = Embedded::new("roce").unwrap();
+    let host = Host::new(&embedded);
+    let mut cq = host.cq(16);
+    let qp = host.qp(QpType::RAW_PACKET, &mut cq);
+    let other = host.qp(QpType::RAW_PACKET, &mut cq);
+    let init = FlowInit {
+        port: 1,
+        ..FlowInit::default()
+    };
+    let flow = |qp: &Qp, last| {
+        let specs = Specs::destination_mac([2, 0, 0, 0, 0, last]);
+        Flow::create(&host.context, qp.object.handle(), &init, specs).unwrap()
+    };
+    let flows = [flow(&qp, 1), flow(&qp, 1), flow(&other, 1), flow(&qp, 2)];
+    assert_eq!(refused(qp.object.destroy()), EBUSY);
+    let bad = DestroyFlow {
+        comp_mask: 1,
+        flow_handle: flows[0].handle().0,
+    };
+    let number = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
+    // SAFETY: it names no address.
+    let done = unsafe { Command::write(number, &bad, 0).run(&host.context) };
+    assert_eq!(done.err(), Some(EINVAL));
+    // A queue pair is no flow, nor a flow one.
+    let handle = uverbs::FlowHandle(qp.object.handle().0);
+    assert_eq!(
+        refused(uverbs::flow::destroy(&host.context, handle)),
+        EINVAL
+    );
+    for flow in &flows {
+        assert_eq!(refused(qp.object.destroy()), EBUSY);
+        flow.destroy().unwrap();
+        assert_eq!(refused(flow.destroy()), EINVAL);
+        let handle = flow.handle();
+        assert_eq!(
+            refused(uverbs::flow::destroy(&host.context, handle)),
+            ENOENT
+        );
+    }
+    qp.object.destroy().unwrap();
+}
+
+#[test]
+fn a_context_that_is_closed_leaves_no_packet_queues() {
+    let embedded = Embedded::new("roce").unwrap();
+    for _ in 0..10 {
+        let host = Host::new(&embedded);
+        let mut cq = host.cq(4);
+        let qp = host.qp(QpType::RAW_PACKET, &mut cq);
+        let init = FlowInit {
+            kind: 1,
+            port: 1,
+            ..FlowInit::default()
+        };
+        let handle = qp.object.handle();
+        let flow = Flow::create(&host.context, handle, &init, Specs::default()).unwrap();
+        // As if the program had ended: nothing is destroyed but the context.
+        let context = std::sync::Arc::clone(&host.context);
+        std::mem::forget((flow, qp, cq, host));
+        // SAFETY: nothing of the context is used after this.
+        unsafe { context.kernel().close(context.fd()) }.unwrap();
+        std::mem::forget(context);
+    }
+    assert_eq!(embedded.objects(), 0);
+    // Its event queues.
+    assert_eq!(embedded.ranges(), 4);
+}
