@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use crate::completion::Failure;
+use crate::operation::Operation;
 use crate::qp::State;
 
 /// Whether there is an embedded device.
@@ -112,6 +114,14 @@ pub enum Error {
         /// The queue pair number in the completion.
         qp_num: u32,
     },
+    /// An operation of a queue that does not report completions failed. The queue pair
+    /// may be in an error state.
+    Failed {
+        /// The operation.
+        operation: Operation,
+        /// The reason.
+        failure: Failure,
+    },
     /// A system call other than a verb failed.
     System {
         /// The purpose of the call.
@@ -137,6 +147,7 @@ impl Error {
             Self::Driver { .. } | Self::Corruption { .. } => libc::EPROTO,
             Self::NoDevice { .. } => libc::ENODEV,
             Self::UnsupportedDriver { .. } | Self::Unsupported { .. } => libc::EOPNOTSUPP,
+            Self::Failed { .. } => libc::EIO,
             Self::NoGid { .. } => libc::EADDRNOTAVAIL,
             Self::Busy { .. } => libc::EBUSY,
             Self::QueueFull { .. } | Self::NoMemory => libc::ENOMEM,
@@ -235,6 +246,7 @@ impl fmt::Display for Error {
                 f,
                 "a completion names no operation in flight (identifier {wr_id:#x}, queue pair {qp_num:#x}); it was dropped"
             ),
+            Self::Failed { operation, failure } => write!(f, "{operation:?} failed: {failure}"),
             Self::System { what, errno } => {
                 write!(f, "{what}: {}", uverbs::Errno::new(*errno))
             }

@@ -34,6 +34,8 @@
 //! [`CompletionQueueRef`]) can be used from any thread. A [`CompletionQueue`] and
 //! a [`QueuePair`] are `Send` and have one owner at a time.
 //!
+//! **Raw packets.** [`packet`] has queues of whole Ethernet frames.
+//!
 //! **Async.** [`future`] has a future for each operation.
 
 #![allow(
@@ -59,6 +61,7 @@ mod memory;
 mod multi_receive;
 mod mw;
 mod operation;
+pub mod packet;
 mod pd;
 pub mod qp;
 pub mod query;
@@ -87,6 +90,7 @@ pub use memory::{
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use operation::{Operation, RemoteAddr};
+pub use packet::{Frame, PacketQueue};
 pub use pd::ProtectionDomain;
 pub use qp::{
     BatchError, ConnectOptions, Endpoint, FlushRange, FlushTo, LocalAddress, PortAddress,

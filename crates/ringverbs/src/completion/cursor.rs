@@ -4,7 +4,7 @@ use std::fmt;
 
 use ring::Span;
 
-use super::entry::{FLAG_GRH, FLAG_IMMEDIATE, is_remote_write, received};
+use super::entry::{FLAG_CHECKSUMS, FLAG_GRH, FLAG_IMMEDIATE, is_remote_write, received};
 use super::{CompletionQueue, Failure, Status, Timestamp};
 use crate::data::Payload;
 use crate::device::{Entry, FLAG_INVALIDATED};
@@ -276,6 +276,12 @@ impl SuccessFields<'_> {
     #[inline]
     pub fn has_grh(&self) -> bool {
         self.entry.wc_flags() & FLAG_GRH != 0
+    }
+
+    /// Returns whether the device found the checksums of a raw packet right.
+    #[inline]
+    pub(crate) fn checksums_ok(&self) -> bool {
+        self.entry.wc_flags() & FLAG_CHECKSUMS != 0
     }
 
     /// Returns whether a write with immediate data of the peer consumed the

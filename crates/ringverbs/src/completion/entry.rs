@@ -117,6 +117,9 @@ impl fmt::Display for Status {
 const OPCODE_RECV_RDMA_WITH_IMM: u32 = 129;
 /// `IBV_WC_GRH`.
 pub(super) const FLAG_GRH: u32 = 1;
+/// `IBV_WC_IP_CSUM_OK`, of raw packets. (rdma_rxe, which has none, uses the bit for an
+/// invalidated key.)
+pub(super) const FLAG_CHECKSUMS: u32 = 4;
 /// `IBV_WC_WITH_IMM`.
 pub(super) const FLAG_IMMEDIATE: u32 = 2;
 

@@ -88,7 +88,18 @@ pub(crate) struct QpResources<'a> {
     pub srq: Option<&'a SharedWork>,
     /// Whether its work requests may change memory keys.
     pub keys: bool,
+    /// Its work requests are raw packets.
+    pub packets: Option<Packets>,
     pub engine: Engine,
+}
+
+/// What a raw packet queue pair is created with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Packets {
+    /// The device computes and checks checksums.
+    pub checksums: bool,
+    /// Packets of the same context are received.
+    pub own: bool,
 }
 
 /// The queue pairs of a completion queue, for devices whose CQEs are decoded with

@@ -47,6 +47,13 @@ impl RecvQueue {
         for_device!(self, queue => queue.reset());
     }
 
+    /// Called when a raw packet queue pair became ready to receive.
+    pub fn announce(&mut self) {
+        if let Self::Mlx5(queue) = self {
+            queue.announce();
+        }
+    }
+
     pub fn capacity(&self) -> u32 {
         for_device!(self, queue => queue.capacity())
     }

@@ -227,8 +227,13 @@ impl Provider {
         &self,
         context: &Ctx,
         init: &QpInit,
-        _resources: &QpResources<'_>,
+        resources: &QpResources<'_>,
     ) -> Result<QueuePair> {
+        if resources.packets.is_some() {
+            return Err(Error::Unsupported {
+                what: "raw packets",
+            });
+        }
         let made = ::rxe::QueuePair::create(context, init)?;
         // SAFETY: the queue pair, and so its doorbell, does not outlive the
         // context that it keeps.

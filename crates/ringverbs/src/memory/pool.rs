@@ -130,6 +130,20 @@ impl BufferPool {
         Some(PoolBuffer { slot: Some(slot) })
     }
 
+    /// Takes up to `count` buffers of at least `len` bytes of one class, which are
+    /// appended to `out`, under one lock. Allocates only if `out` has no room.
+    pub(crate) fn get_several(&self, len: usize, count: usize, out: &mut Vec<PoolBuffer>) {
+        let fitting = self.shared.classes.iter().find(|class| class.size >= len);
+        let Some(class) = fitting else { return };
+        let mut free = class.free();
+        let first = free.len().saturating_sub(count);
+        out.extend(free.drain(first..).map(|mut slot| {
+            slot.pool = Some(Arc::clone(&self.shared));
+            slot.buffer.fill_up();
+            PoolBuffer { slot: Some(slot) }
+        }));
+    }
+
     /// Returns the size of the buffers of each class, how many there are, and how
     /// many of them are free.
     pub fn classes(&self) -> impl Iterator<Item = (usize, usize, usize)> {

@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
 use ring::Hint;
-use uverbs::{QpCap, QpInit};
+use uverbs::{QpCap, QpInit, QpType};
 
 use super::{Inner, QueuePair, RecvHalf, SendHalf, State, Transport};
 use crate::completion::CompletionQueueRef;
@@ -32,6 +32,7 @@ pub struct QueuePairBuilder {
     cap: QpCap,
     signal_all: bool,
     windows: bool,
+    packets: Option<device::Packets>,
 }
 
 impl ProtectionDomain {
@@ -60,6 +61,21 @@ impl ProtectionDomain {
             },
             signal_all: false,
             windows: false,
+            packets: None,
+        }
+    }
+
+    /// Returns a builder of a raw packet queue pair, which its owner does not hand out:
+    /// posting reads the frame, so that its memory must be a readable slice, which not
+    /// all sources of a [`WorkRequest`](super::WorkRequest) are.
+    pub(crate) fn packet_queue_pair(
+        &self,
+        packets: device::Packets,
+        cq: &crate::CompletionQueue,
+    ) -> QueuePairBuilder {
+        QueuePairBuilder {
+            packets: Some(packets),
+            ..self.queue_pair(Transport::Datagram, cq)
         }
     }
 }
@@ -149,7 +165,10 @@ impl QueuePairBuilder {
         let recv_cq = self.recv_cq.live_shared()?;
         let id = context.next_id();
         let init = QpInit {
-            qp_type: self.transport.qp_type(),
+            qp_type: match self.packets {
+                Some(_) => QpType::RAW_PACKET,
+                None => self.transport.qp_type(),
+            },
             pd: Some(self.domain.handle()),
             send_cq: Some(send_cq.object().handle()),
             recv_cq: Some(recv_cq.object().handle()),
@@ -164,6 +183,7 @@ impl QueuePairBuilder {
             recv: recv_cq.members(),
             srq: self.srq.as_ref().map(|srq| srq.work()),
             keys: self.windows,
+            packets: self.packets,
             engine: device::Engine::of(context),
         };
         let made = context
@@ -223,7 +243,8 @@ impl QueuePairBuilder {
             unsignaled_limit: send_depth / 2,
             signal_all: self.signal_all,
             operations,
-            datagram: self.transport == Transport::Datagram,
+            // A packet has its addresses in itself.
+            datagram: self.transport == Transport::Datagram && self.packets.is_none(),
             scratch: None,
             inner: Arc::clone(&inner),
         };

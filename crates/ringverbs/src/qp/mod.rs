@@ -459,6 +459,19 @@ impl QueuePair {
         )
     }
 
+    /// Called when a raw packet queue pair became ready to receive: until then receives
+    /// are only queued.
+    pub(crate) fn announce_receives(&mut self) {
+        if let Some((queue, _)) = &mut self.recv.queue {
+            queue.announce();
+        }
+    }
+
+    /// Returns the kernel's number of it.
+    pub(crate) fn handle(&self) -> uverbs::QpHandle {
+        self.inner().object.handle()
+    }
+
     /// Returns whether the send queue has room for an operation.
     pub(crate) fn has_room(&mut self) -> bool {
         self.send.has_room()

@@ -219,6 +219,12 @@ impl<D: Data> WorkRequest<D> {
         self
     }
 
+    /// Has the device compute the checksums of a raw packet.
+    pub(crate) fn checksums(mut self) -> Self {
+        self.flags |= SendFlags::IP_CSUM;
+        self
+    }
+
     /// Returns the memory.
     pub(crate) fn into_data(self) -> D {
         self.data

@@ -12,12 +12,12 @@ use ringverbs::qp::{Init, Mtu, QueuePairBuilder, ReadyToReceive, ReadyToSend, St
 use ringverbs::raw::{Flags, SendRequest, Sge, WindowBind};
 use ringverbs::{
     AccessFlags, AhAttr, Buffer, Completion, CompletionQueue, Context, Error, FlushRange, FlushTo,
-    ProtectionDomain, QueuePair, RemoteAddr, SharedReceiveQueue, Status, Transport, WindowType,
-    WorkRequest,
+    PacketQueue, ProtectionDomain, QueuePair, RemoteAddr, SharedReceiveQueue, Status, Transport,
+    WindowType, WorkRequest,
 };
 use uverbs::Errno;
 use uverbs::abi::ids::*;
-use uverbs::abi::write::{QueryQpResp, cmd};
+use uverbs::abi::write::{CMD_FLAG_EXTENDED, ExQueryDeviceResp, QueryQpResp, cmd};
 use uverbs::discovery::DriverId;
 use uverbs::kernel::fake::{DRIVER, FakeKernel, Target};
 
@@ -29,9 +29,9 @@ const QUERY_QP: Target = Target::Write(cmd::CMD_QUERY_QP);
 const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
 
 /// Opcodes of completions.
-const SENT: u8 = 0;
-const RECEIVED: u8 = 2;
-const SEND_FAILED: u8 = 13;
+pub(crate) const SENT: u8 = 0;
+pub(crate) const RECEIVED: u8 = 2;
+pub(crate) const SEND_FAILED: u8 = 13;
 /// The opcode of a send's work request.
 const SEND: u8 = 0x0a;
 /// The bit of a completion that has the data in it.
@@ -211,6 +211,22 @@ impl World {
         (qp, queues)
     }
 
+    /// A raw packet queue, to whose completion queue the device then writes.
+    pub(crate) fn packet_queue(&mut self, frame_size: usize) -> (PacketQueue, Queues) {
+        const QUERY: Target = Target::Write(CMD_FLAG_EXTENDED | cmd::CMD_QUERY_DEVICE);
+        self.fake.on(QUERY, |reply| {
+            let mut answer = ExQueryDeviceResp::default();
+            answer.response_length = size_of_val(&answer) as u32;
+            reply.set_core_out(&answer);
+            Ok(())
+        });
+        let builder = self.domain.packet_queue().frame_size(frame_size);
+        let queue = builder.send_depth(8).recv_depth(4).build().unwrap();
+        let mut driver_state = self.driver_state.lock().unwrap();
+        driver_state.cqs.remove(0);
+        (queue, *driver_state.qps.last().unwrap())
+    }
+
     /// Another completion queue, with times.
     fn take_times(&mut self) {
         let cq = self.context.completion_queue().entries(15).timestamps();
@@ -225,7 +241,7 @@ impl World {
     }
 
     /// The device writes a completion.
-    fn raise(&mut self, qp: &Queues, opcode: u8, slot: u16, length: u32) {
+    pub(crate) fn raise(&mut self, qp: &Queues, opcode: u8, slot: u16, length: u32) {
         self.raise_with(qp, opcode, slot, length, 0, &[]);
     }
 

@@ -11,6 +11,7 @@ mod hostile;
 mod in_flight;
 mod lifetimes;
 mod memory;
+mod packets;
 mod registration;
 mod soundness;
 mod tagged;

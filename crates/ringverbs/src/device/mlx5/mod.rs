@@ -114,6 +114,10 @@ impl RecvQueue {
         self.0.reset();
     }
 
+    pub fn announce(&mut self) {
+        self.0.announce();
+    }
+
     pub fn capacity(&self) -> u32 {
         self.0.capacity()
     }
@@ -238,6 +242,8 @@ impl Provider {
                 false => KeyChanges::None,
             },
             short_data: false,
+            checksums: resources.packets.is_some_and(|packets| packets.checksums),
+            own_packets: resources.packets.is_some_and(|packets| packets.own),
             ..QpOptions::default()
         };
         let device = &self.device;

@@ -1,0 +1,685 @@
+//! Raw packets: whole Ethernet frames, sent and received past the kernel's network
+//! stack.
+//!
+//! A [`PacketQueue`] has buffers of its own, registered once. Received frames are
+//! [`Frame`]s, which own their buffer and give it back when they are dropped; frames to
+//! send are buffers that [`PacketQueue::buffer`] lends. A received frame is sent on
+//! without a copy by [`Frame::into_buffer`].
+//!
+//! Which frames a queue receives is said by flows ([`PacketQueue::add_flow`]); without
+//! one it receives none. On a ConnectX both need CAP_NET_RAW, on the embedded device
+//! nothing.
+//!
+//! ```
+//! use ringverbs::Device;
+//! use ringverbs::packet::{Checksums, FlowMatch};
+//!
+//! # fn main() -> Result<(), ringverbs::Error> {
+//! # let device = Device::embedded()?;
+//! let (here, there) = (device.open()?, device.open()?);
+//! let mut sender = here.alloc_pd()?.packet_queue().build()?;
+//! let mut receiver = there.alloc_pd()?.packet_queue().build()?;
+//! const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
+//! receiver.add_flow(FlowMatch::Destination(MAC))?;
+//! if let Some(mut frame) = sender.buffer(60) {
+//!     frame.fill(0);
+//!     frame[..6].copy_from_slice(&MAC);
+//!     frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+//!     sender.send(frame, Checksums::Unchanged).map_err(|refused| refused.error)?;
+//! }
+//! loop {
+//!     sender.poll(drop)?;
+//!     if let Some(frame) = receiver.receive()? {
+//!         assert_eq!((frame.len(), &frame[..6]), (60, &MAC[..]));
+//!         break;
+//!     }
+//! }
+//! # Ok(()) }
+//! ```
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::ops::Deref;
+
+use uverbs::flow::{Flow, FlowInit, Specs};
+
+use crate::completion::{Status, Timestamp};
+use crate::context::Ctx;
+use crate::device::Packets;
+use crate::memory::{BufferPool, PoolBuffer};
+use crate::operation::Operation;
+use crate::pd::Identity;
+use crate::qp::{PostError, QpAttr, QpAttrMask, State, WorkRequest};
+use crate::{
+    CompletionChannel, CompletionQueue, Context, Error, ProtectionDomain, QueuePair, Result,
+};
+
+/// Bytes of an Ethernet header: the shortest frame that is sent.
+const HEADER: usize = 14;
+const TOO_SHORT: &str = "a frame has at least 14 bytes";
+/// An Ethernet header with a VLAN tag, and 1500 bytes.
+const DEFAULT_FRAME: usize = 1518;
+/// Default depth of both queues.
+const DEFAULT_DEPTH: u32 = 256;
+/// `IB_RAW_PACKET_CAP_IP_CSUM`.
+const CAP_CHECKSUMS: u32 = 1 << 2;
+
+/// A MAC address.
+pub type MacAddress = [u8; 6];
+
+/// Frames that a flow gives to a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FlowMatch {
+    /// Those to this MAC address, which may be one of a multicast group.
+    Destination(MacAddress),
+    /// All to multicast addresses, which no other flow takes.
+    AllMulticast,
+    /// All that no other flow takes: promiscuous mode.
+    All,
+}
+
+impl FlowMatch {
+    /// Returns the kernel's type of the flow (`enum ib_flow_attr_type`), and what it
+    /// matches.
+    fn encode(self) -> (u32, Specs) {
+        match self {
+            Self::Destination(mac) => (0, Specs::destination_mac(mac)),
+            Self::All => (1, Specs::default()),
+            Self::AllMulticast => (2, Specs::default()),
+        }
+    }
+}
+
+/// What the device does to the checksums of a frame that it sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Checksums {
+    /// They are sent as they are.
+    #[default]
+    Unchanged,
+    /// The device computes those of the IPv4 header and of TCP or UDP.
+    Compute,
+}
+
+/// Builder of a [`PacketQueue`], from [`ProtectionDomain::packet_queue`].
+#[derive(Debug)]
+#[must_use]
+pub struct PacketQueueBuilder {
+    domain: ProtectionDomain,
+    port: u8,
+    send_depth: u32,
+    recv_depth: u32,
+    frame_size: usize,
+    frames: Option<usize>,
+    timestamps: bool,
+    own_frames: bool,
+    channel: Option<CompletionChannel>,
+}
+
+impl ProtectionDomain {
+    /// Returns a builder of a queue for raw packets.
+    pub fn packet_queue(&self) -> PacketQueueBuilder {
+        PacketQueueBuilder {
+            domain: self.clone(),
+            port: 1,
+            send_depth: DEFAULT_DEPTH,
+            recv_depth: DEFAULT_DEPTH,
+            frame_size: DEFAULT_FRAME,
+            frames: None,
+            timestamps: false,
+            own_frames: false,
+            channel: None,
+        }
+    }
+}
+
+impl PacketQueueBuilder {
+    /// Sets the port, from 1; default 1.
+    pub fn port(mut self, port: u8) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Sets the depth of the send queue, in frames; default 256. With 0 the queue only
+    /// receives.
+    pub fn send_depth(mut self, frames: u32) -> Self {
+        self.send_depth = frames;
+        self
+    }
+
+    /// Sets how many buffers wait for frames at most; default 256. With 0 the queue
+    /// only sends.
+    pub fn recv_depth(mut self, frames: u32) -> Self {
+        self.recv_depth = frames;
+        self
+    }
+
+    /// Sets the length of the longest frame, from the destination address on and
+    /// without the frame check sequence; default 1518.
+    pub fn frame_size(mut self, bytes: usize) -> Self {
+        self.frame_size = bytes;
+        self
+    }
+
+    /// Sets the number of buffers; default: enough for both queues, and as many
+    /// received frames in the program's hands as the receive queue has.
+    pub fn buffers(mut self, count: usize) -> Self {
+        self.frames = Some(count);
+        self
+    }
+
+    /// Requests the device's time of each received frame ([`Frame::timestamp`]).
+    pub fn timestamps(mut self) -> Self {
+        self.timestamps = true;
+        self
+    }
+
+    /// Receives also frames that queues of the same context send. Those of another
+    /// context on the same device are received without this.
+    pub fn own_frames(mut self) -> Self {
+        self.own_frames = true;
+        self
+    }
+
+    /// Sets the channel that receives an event when the queue is
+    /// [armed](PacketQueue::arm).
+    pub fn channel(mut self, channel: &CompletionChannel) -> Self {
+        self.channel = Some(channel.clone());
+        self
+    }
+
+    /// Registers the buffers and creates the queue, ready to send, with buffers for
+    /// received frames posted.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on a device without raw packets (rdma_rxe) or
+    /// timestamps; [`Error::Invalid`] if the queue neither sends nor receives, or for
+    /// frames without room for an Ethernet header; [`Error::Limit`] for sizes above the
+    /// device's limits; EPERM without CAP_NET_RAW, EOPNOTSUPP for a port that is not of
+    /// Ethernet; ENOMEM.
+    pub fn build(self) -> Result<PacketQueue> {
+        let invalid = |what| Err(Error::Invalid { what });
+        if self.send_depth == 0 && self.recv_depth == 0 {
+            return invalid("a queue for packets sends or receives");
+        }
+        if self.frame_size < HEADER {
+            return invalid(TOO_SHORT);
+        }
+        let context = self.domain.context();
+        let mut queue = context
+            .completion_queue()
+            .entries(self.send_depth.saturating_add(self.recv_depth));
+        if self.timestamps {
+            queue = queue.timestamps();
+        }
+        if let Some(channel) = &self.channel {
+            queue = queue.channel(channel);
+        }
+        let completions = queue.build()?;
+        let able = context.query_device_ex()?.raw_packet_caps;
+        let packets = Packets {
+            checksums: able & CAP_CHECKSUMS != 0,
+            own: self.own_frames,
+        };
+        let mut qp = self
+            .domain
+            .packet_queue_pair(packets, &completions)
+            .send_depth(self.send_depth)
+            .recv_depth(self.recv_depth)
+            .build()?;
+        let [send_depth, recv_depth] = [self.send_depth, self.recv_depth].map(|n| n as usize);
+        let buffers = self.frames.unwrap_or(send_depth + 2 * recv_depth);
+        let pool = BufferPool::new(&self.domain, &[(self.frame_size, buffers)])?;
+        let port = QpAttr {
+            port_num: self.port,
+            ..QpAttr::default()
+        };
+        for (state, attributes) in [
+            (State::INIT, QpAttrMask::PORT),
+            (State::RTR, QpAttrMask::empty()),
+            (State::RTS, QpAttrMask::empty()),
+        ] {
+            let to = QpAttr {
+                qp_state: state,
+                ..port
+            };
+            qp.modify(&to, attributes | QpAttrMask::STATE)?;
+        }
+        qp.announce_receives();
+        let mut queue = PacketQueue {
+            flows: Vec::new(),
+            qp,
+            completions,
+            pool,
+            unposted: Vec::with_capacity(recv_depth),
+            send_depth: self.send_depth,
+            recv_depth: self.recv_depth,
+            frame_size: self.frame_size,
+            port: self.port,
+            checksums: packets.checksums,
+            posted: 0,
+            counters: Counters::default(),
+        };
+        queue.refill()?;
+        Ok(queue)
+    }
+}
+
+/// Frames that a queue has sent and received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Frames whose sending has ended.
+    pub sent: u64,
+    /// Frames that were received.
+    pub received: u64,
+    /// Frames that were longer than a buffer, and dropped.
+    pub too_long: u64,
+}
+
+/// A queue pair for raw packets, with its buffers and its completion queue.
+///
+/// [`poll`](Self::poll) hands out received frames, ends sends, and posts free buffers
+/// for further frames: frames that arrive while none is posted are lost. A frame that
+/// is dropped is posted again by a later poll.
+///
+/// Posting and polling allocate nothing. A poll and each frame that is dropped take the
+/// lock of the buffers, which nobody holds for long.
+///
+/// Dropping the queue ends its flows and the device's access to its memory. Frames and
+/// buffers that the program holds stay valid.
+pub struct PacketQueue {
+    /// Before the queue pair, which they must not outlive.
+    flows: Vec<(FlowMatch, Flow<Ctx>)>,
+    /// Before its completion queue. Not handed out: see
+    /// [`ProtectionDomain::packet_queue_pair`].
+    qp: QueuePair,
+    completions: CompletionQueue,
+    pool: BufferPool,
+    /// Buffers on their way from the pool to the receive queue, with room for all that
+    /// it takes; empty between calls unless a post was refused.
+    unposted: Vec<PoolBuffer>,
+    send_depth: u32,
+    recv_depth: u32,
+    frame_size: usize,
+    port: u8,
+    /// Whether the device computes checksums.
+    checksums: bool,
+    /// Frames that were posted to be sent.
+    posted: u64,
+    counters: Counters,
+}
+
+impl PacketQueue {
+    /// Returns the context.
+    pub fn context(&self) -> &Context {
+        self.completions.context()
+    }
+
+    /// Returns the number of the queue pair.
+    pub fn qp_num(&self) -> u32 {
+        self.qp.qp_num()
+    }
+
+    /// Returns the length of the longest frame.
+    pub fn frame_size(&self) -> usize {
+        self.frame_size
+    }
+
+    /// Returns how many frames it has sent and received, as far as it was polled.
+    pub fn counters(&self) -> Counters {
+        let in_flight = self.qp.in_flight().0;
+        Counters {
+            sent: self.posted.saturating_sub(in_flight.into()),
+            ..self.counters
+        }
+    }
+
+    /// Returns whether the device computes checksums, and checks those of received
+    /// frames.
+    pub fn has_checksums(&self) -> bool {
+        self.checksums
+    }
+
+    /// Returns the number of frames that are being sent, and of buffers that wait for
+    /// frames.
+    pub fn in_flight(&self) -> (u32, u32) {
+        self.qp.in_flight()
+    }
+
+    /// Takes a buffer for a frame of `len` bytes, with the bytes of its last use.
+    /// Returns `None` if all buffers are in use, or for a longer frame than they hold.
+    pub fn buffer(&self, len: usize) -> Option<PoolBuffer> {
+        match len <= self.frame_size {
+            true => self.pool.get(len),
+            false => None,
+        }
+    }
+
+    /// Receives frames that match, until the flow is removed or the queue is dropped.
+    /// Several queues can receive the same ones, each a copy.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_RAW; EINVAL if the queue does not receive, or has this
+    /// flow already ([`Error::Invalid`]); ENOSPC.
+    pub fn add_flow(&mut self, what: FlowMatch) -> Result<()> {
+        if self.flows.iter().any(|(have, _)| *have == what) {
+            return Err(Error::Invalid {
+                what: "the queue has this flow already",
+            });
+        }
+        let (kind, specs) = what.encode();
+        let init = FlowInit {
+            kind,
+            port: self.port,
+            ..FlowInit::default()
+        };
+        let flow = Flow::create(self.context().uverbs(), self.qp.handle(), &init, specs)?;
+        self.flows.push((what, flow));
+        Ok(())
+    }
+
+    /// Removes a flow. Returns whether it was there. Frames that arrived before are
+    /// received.
+    ///
+    /// # Errors
+    /// The kernel's; the flow is still there.
+    pub fn remove_flow(&mut self, what: FlowMatch) -> Result<bool> {
+        let Some(at) = self.flows.iter().position(|(have, _)| *have == what) else {
+            return Ok(false);
+        };
+        let (_, flow) = &self.flows[at];
+        match flow.destroy() {
+            Err(error) if !flow.has_ended() => return Err(error.into()),
+            _ => {}
+        }
+        self.flows.swap_remove(at);
+        Ok(true)
+    }
+
+    /// Returns how many frames can be sent before another poll.
+    fn room(&self) -> usize {
+        self.send_depth.saturating_sub(self.qp.in_flight().0) as usize
+    }
+
+    /// Sends a frame. Its buffer is free again when a poll has found it sent, which is
+    /// not to say that anybody has received it.
+    ///
+    /// # Errors
+    /// Returns the frame with [`Error::QueueFull`], [`Error::Limit`] if it is longer
+    /// than [`frame_size`](Self::frame_size), [`Error::Invalid`] if it is shorter than an
+    /// Ethernet header, [`Error::Unsupported`] for checksums that the device does not
+    /// compute, or [`Error::WrongDomain`] for a buffer of another protection domain.
+    pub fn send(
+        &mut self,
+        frame: PoolBuffer,
+        checksums: Checksums,
+    ) -> Result<(), PostError<PoolBuffer>> {
+        let mut frames = std::iter::once(frame);
+        self.send_all(&mut frames, checksums)?;
+        match frames.next() {
+            None => Ok(()),
+            Some(frame) => Err(PostError {
+                error: Error::QueueFull {
+                    capacity: self.send_depth,
+                },
+                data: Some(frame),
+                token: 0,
+            }),
+        }
+    }
+
+    /// Sends frames with one doorbell, and one completion, until there is no room for
+    /// more. Returns how many it has taken from the iterator; a full queue is no error.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), with the first frame that was refused. Those before it
+    /// are sent.
+    pub fn send_all(
+        &mut self,
+        frames: &mut impl Iterator<Item = PoolBuffer>,
+        checksums: Checksums,
+    ) -> Result<usize, PostError<PoolBuffer>> {
+        let room = self.room();
+        let limits = Limits {
+            frame_size: self.frame_size,
+            checksums: self.checksums,
+            domain: self.qp.domain().identity(),
+        };
+        let mut refused = None;
+        let mut taken = 0;
+        let posted = self.qp.batch(|batch| {
+            let mut post = |frame, is_last: bool| {
+                let mut request = WorkRequest::send(frame);
+                if checksums == Checksums::Compute {
+                    request = request.checksums();
+                }
+                if !is_last {
+                    request = request.unsignaled();
+                }
+                batch.post(request)
+            };
+            // The completion of the last one ends them all.
+            let mut last = None;
+            while taken < room && refused.is_none() {
+                let Some(frame) = frames.next() else { break };
+                if let Err(error) = limits.check(&frame, checksums) {
+                    refused = Some(PostError {
+                        error,
+                        data: Some(frame),
+                        token: 0,
+                    });
+                    break;
+                }
+                taken += 1;
+                if let Some(before) = last.replace(frame) {
+                    refused = post(before, false).err();
+                }
+            }
+            if let Some(frame) = last {
+                refused = post(frame, true).err().or(refused.take());
+            }
+            Ok::<_, Error>(())
+        });
+        self.posted += taken as u64;
+        match (refused, posted) {
+            (Some(refused), _) => Err(refused),
+            (None, Ok(())) => Ok(taken),
+            (None, Err(error)) => Err(PostError {
+                error: error.into(),
+                data: None,
+                token: 0,
+            }),
+        }
+    }
+
+    /// Posts free buffers for received frames.
+    fn refill(&mut self) -> Result<()> {
+        let missing = self.recv_depth.saturating_sub(self.qp.in_flight().1) as usize;
+        let Self { unposted, pool, .. } = self;
+        if missing > unposted.len() {
+            pool.get_several(self.frame_size, missing - unposted.len(), unposted);
+        }
+        if missing == 0 || unposted.is_empty() {
+            return Ok(());
+        }
+        self.qp.receive_batch(|batch| {
+            for _ in 0..missing {
+                let Some(buffer) = unposted.pop() else { break };
+                if let Err(refused) = batch.receive(buffer, 0) {
+                    unposted.extend(refused.data);
+                    return Err(refused.error);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Passes the frames that have arrived to `each`, a batch of them; returns how many.
+    /// Never blocks, except as [`CompletionQueue`] says of an embedded device.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if a send or receive failed, after which the queue sends or
+    /// receives nothing more; [`Error::Driver`] for a frame of which the device says
+    /// that it is longer than its buffer; [`Error::Corruption`]. Frames before it were
+    /// passed on.
+    pub fn poll(&mut self, each: impl FnMut(Frame)) -> Result<usize> {
+        self.poll_up_to(usize::MAX, each)
+    }
+
+    /// Returns the next frame that has arrived. Otherwise as [`poll`](Self::poll).
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn receive(&mut self) -> Result<Option<Frame>> {
+        let mut frame = None;
+        self.poll_up_to(1, |received| frame = Some(received))?;
+        Ok(frame)
+    }
+
+    fn poll_up_to(&mut self, max: usize, mut each: impl FnMut(Frame)) -> Result<usize> {
+        self.refill()?;
+        let mut received = 0;
+        let mut cursor = self.completions.cursor();
+        while received < max {
+            let Some(mut entry) = cursor.next_entry()? else {
+                break;
+            };
+            let operation = entry.operation();
+            let fields = match entry.result() {
+                Ok(fields) => fields,
+                Err(failure)
+                    if operation == Operation::Receive && failure.status == Status::LOC_LEN_ERR =>
+                {
+                    self.counters.too_long += 1;
+                    continue;
+                }
+                Err(failure) => return Err(Error::Failed { operation, failure }),
+            };
+            if operation != Operation::Receive {
+                continue;
+            }
+            let Some(buffer) = entry.take_payload().into_pool_buffer() else {
+                continue;
+            };
+            let length = fields.byte_len() as usize;
+            // The buffer's length is bounded in any case.
+            if buffer.len() != length {
+                return Err(Error::Driver {
+                    what: "length of a received frame",
+                    message: format!("{length} bytes in a buffer of {}", buffer.capacity()),
+                });
+            }
+            received += 1;
+            self.counters.received += 1;
+            each(Frame {
+                buffer,
+                checksums_ok: fields.checksums_ok(),
+                timestamp: fields.timestamp(),
+            });
+        }
+        Ok(received)
+    }
+
+    /// Requests an event in the [channel](PacketQueueBuilder::channel) for the next
+    /// completion, of a receive or a send, and then looks whether there is one already:
+    /// the caller may wait for an event only if this returns `false`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] without a channel; EIO if the device was removed.
+    pub fn arm(&mut self) -> Result<bool> {
+        self.refill()?;
+        self.completions.arm(false)
+    }
+}
+
+/// What frames to be sent are checked for.
+struct Limits {
+    frame_size: usize,
+    checksums: bool,
+    domain: Identity,
+}
+
+impl Limits {
+    fn check(&self, frame: &PoolBuffer, checksums: Checksums) -> Result<()> {
+        if frame.len() < HEADER {
+            return Err(Error::Invalid { what: TOO_SHORT });
+        }
+        if frame.len() > self.frame_size {
+            return Err(Error::Limit {
+                what: "bytes of a frame",
+                asked: frame.len() as u64,
+                allowed: self.frame_size as u64,
+            });
+        }
+        if checksums == Checksums::Compute && !self.checksums {
+            return Err(Error::Unsupported {
+                what: "checksums of sent frames",
+            });
+        }
+        match frame.memory().identity() == self.domain {
+            true => Ok(()),
+            false => Err(Error::WrongDomain { what: "frame" }),
+        }
+    }
+}
+
+impl fmt::Debug for PacketQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PacketQueue")
+            .field("qp_num", &self.qp_num())
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A received frame: its bytes from the destination address on, without the frame check
+/// sequence. Dropping it gives its buffer back to the queue.
+pub struct Frame {
+    buffer: PoolBuffer,
+    checksums_ok: bool,
+    timestamp: Option<Timestamp>,
+}
+
+impl Frame {
+    /// Returns whether the device has found the checksums of an IPv4 header and of TCP
+    /// or UDP behind it right. False also for frames that it does not check.
+    pub fn checksums_ok(&self) -> bool {
+        self.checksums_ok
+    }
+
+    /// Returns the device's time of its arrival, if the queue was built with
+    /// [`timestamps`](PacketQueueBuilder::timestamps).
+    pub fn timestamp(&self) -> Option<Timestamp> {
+        self.timestamp
+    }
+
+    /// Returns its buffer, to change it and send it on.
+    pub fn into_buffer(self) -> PoolBuffer {
+        self.buffer
+    }
+}
+
+impl Deref for Frame {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl AsRef<[u8]> for Frame {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame")
+            .field("len", &self.len())
+            .field("checksums_ok", &self.checksums_ok)
+            .field("timestamp", &self.timestamp)
+            .finish()
+    }
+}
