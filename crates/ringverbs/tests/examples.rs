@@ -192,6 +192,21 @@ fn datagram() {
 }
 
 #[test]
+fn packets() {
+    let text = run("packets", &["embedded", "256", "0.3"]);
+    assert!(
+        text.starts_with("device embedded, frames of 256 bytes\n"),
+        "{text}"
+    );
+    for what in ["raw packets", "UDP sockets"] {
+        let line = text.lines().find_map(|line| line.strip_prefix(what));
+        let rate = line.unwrap().trim_start_matches(": ");
+        assert!(rate.ends_with(", all as they were sent"), "{text}");
+        assert!(!rate.starts_with("0 "), "{text}");
+    }
+}
+
+#[test]
 fn epoll() {
     let text = run("epoll", &["embedded"]);
     let mut lines: Vec<String> = (0..10).map(|line| format!("{line}: line {line}")).collect();
