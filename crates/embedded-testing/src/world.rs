@@ -27,6 +27,8 @@ use crate::raw::*;
 const ARENA: usize = 64;
 /// Commands of a sequence.
 pub const COMMANDS: u32 = 120;
+const EX_CREATE_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
+const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
 const GROUPS: [[u8; 16]; 2] = [
     [0xff; 16],
     [0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
@@ -261,6 +263,7 @@ impl World<'_> {
             QpType::XRC_INI,
             QpType::XRC_TGT,
             QpType::DRIVER,
+            QpType::RAW_PACKET,
         ];
         let kind = self.random.of(&kinds);
         let shared = self.random.one_in(3);
@@ -302,11 +305,15 @@ impl World<'_> {
             .of(&[0, 1, 2, 3, 4, 5, 6, 7, 0xff_fffe, 0xff_ffff]);
         let sizes = [self.size(8), receives, shift];
         let (entries, records) = (self.place(), self.records());
+        let sends = match kind {
+            QpType::RAW_PACKET => self.place(),
+            _ => entries.wrapping_add(u64::from(receives) << shift.min(9)),
+        };
         self.change = Change::Made(Pair {
             kind,
             number: 0,
             state: 0,
-            sends: entries.wrapping_add(u64::from(receives) << shift.min(9)),
+            sends,
             blocks: sizes[0],
             records,
         });
@@ -315,6 +322,10 @@ impl World<'_> {
         if kind == QpType::DRIVER {
             // A target or an initiator of dynamic connections.
             driver[28] |= self.random.of(&[0x10, 0x10, 0x20, 0x20, 0x30]);
+        }
+        if kind == QpType::RAW_PACKET {
+            driver[28] = self.random.of(&[0, 0, 0x40, 0xc0]);
+            driver[40..48].copy_from_slice(&sends.to_ne_bytes());
         }
         command.driver(&driver);
         command
@@ -409,6 +420,8 @@ impl World<'_> {
             2 if kind == QpType::DRIVER => {
                 Mask::AV | Mask::PATH_MTU | when(target, Mask::MIN_RNR_TIMER)
             }
+            1 if kind == QpType::RAW_PACKET => Mask::PORT,
+            _ if kind == QpType::RAW_PACKET => Mask::empty(),
             3 if kind == QpType::DRIVER => Mask::SQ_PSN | Mask::TIMEOUT | retries,
             1 => Mask::PKEY_INDEX | Mask::PORT | rights,
             2 => when(!ud, path) | when(answers, reads),
@@ -444,7 +457,7 @@ impl World<'_> {
 
     fn small(&mut self) -> Command {
         let pd_handle = self.object(OBJECT_PD);
-        match self.random.below(14) {
+        match self.random.below(16) {
             0 => {
                 let mw_type = self.random.below(4) as u8;
                 let reserved = [0; 3];
@@ -559,8 +572,43 @@ impl World<'_> {
                     .out(ATTR_QUERY_MR_RESP_LENGTH, 8);
                 command
             }
+            13 => self.create_flow(),
+            14 => destroy_flow(self.object(OBJECT_FLOW)),
             _ => self.query(),
         }
+    }
+
+    /// A flow to a raw packet queue pair, mostly.
+    fn create_flow(&mut self) -> Command {
+        const LENGTHS: [(u32, u16); 4] = [(0x20, 40), (0x30, 32), (0x40, 16), (0x41, 16)];
+        let pairs = self.client().pairs.iter();
+        let packets = pairs.filter(|(_, pair)| pair.kind == QpType::RAW_PACKET);
+        let packets: Vec<_> = packets.map(|(handle, _)| *handle).collect();
+        let mut body = CreateFlow {
+            qp_handle: self.random.mostly(&packets) as u32,
+            ..CreateFlow::default()
+        };
+        let kind = self.random.of(&[0, 0, 0, 1, 2, 3]);
+        let count = if kind == 0 { self.random.below(4) } else { 0 };
+        let mut specs = Vec::new();
+        for _ in 0..count {
+            let (kind, length) = self.random.of(&LENGTHS);
+            specs.extend(kind.to_ne_bytes());
+            specs.extend(length.to_ne_bytes());
+            specs.extend([0; 2]);
+            let parts = (8..length).map(|_| self.random.of(&[0, 0xff, 2]));
+            specs.extend(parts.collect::<Vec<u8>>());
+        }
+        let attr = &mut body.flow_attr;
+        (attr.kind, attr.port) = (kind, 1);
+        (attr.size, attr.num_of_specs) = (specs.len() as u16, count as u8);
+        attr.priority = self.random.below(3) as u16;
+        let mut command = Command::new(OBJECT_DEVICE, METHOD_INVOKE_WRITE);
+        command
+            .constant(ATTR_WRITE_CMD, EX_CREATE_FLOW.into())
+            .input(ATTR_CORE_IN, &[body.as_bytes(), &specs].concat())
+            .out(ATTR_CORE_OUT, 8);
+        command
     }
 
     fn query(&mut self) -> Command {
@@ -681,7 +729,11 @@ impl World<'_> {
                 _ => command.header.driver_id = self.random.below(3) as u32,
             },
             8 => {
-                let (at, byte) = (self.random.next() as usize, self.random.next() as u8);
+                let (mut at, byte) = (self.random.next() as usize, self.random.next() as u8);
+                if command.header.object_id == OBJECT_QP {
+                    // Up to the address of a send queue.
+                    at %= 24;
+                }
                 let (id, from) = match self.random.one_in(2) {
                     true if !region => (ATTR_CORE_IN, 0),
                     _ if addresses => (ATTR_UHW_IN, 16),
@@ -729,6 +781,29 @@ impl World<'_> {
                 CMD_CREATE_AH => new(OBJECT_AH, first(ATTR_CORE_OUT)),
                 CMD_OPEN_XRCD => new(OBJECT_XRCD, first(ATTR_CORE_OUT)),
                 CMD_OPEN_QP => new(OBJECT_QP, first(ATTR_CORE_OUT)),
+                EX_CREATE_FLOW => {
+                    let attr = attrs.iter().find(|attr| attr.attr_id == ATTR_CORE_OUT);
+                    let at = attr.unwrap().data as usize + 4;
+                    let from = std::ptr::with_exposed_provenance::<u32>(at);
+                    // SAFETY: as above: the handle is behind the mask.
+                    new(OBJECT_FLOW, unsafe { from.read_unaligned() });
+                }
+                EX_DESTROY_FLOW => {
+                    let attr = attrs.iter().find(|attr| attr.attr_id == ATTR_CORE_IN);
+                    let attr = attr.unwrap();
+                    let handle = match attr.len {
+                        0..=8 => (attr.data >> 32) as u32,
+                        _ => {
+                            let at = attr.data as usize + 4;
+                            let from = std::ptr::with_exposed_provenance::<u32>(at);
+                            // SAFETY: the command was read from there.
+                            unsafe { from.read_unaligned() }
+                        }
+                    };
+                    let all = objects.entry(OBJECT_FLOW).or_default();
+                    let at = all.iter().position(|it| *it == handle);
+                    all.remove(at.expect("a flow that was not its own was destroyed"));
+                }
                 CMD_REG_MR => {
                     new(OBJECT_MR, first(ATTR_CORE_OUT));
                     let attr = attrs
@@ -930,6 +1005,10 @@ impl World<'_> {
             for group in std::mem::take(&mut self.client().groups) {
                 self.give(&Command::write(CMD_DETACH_MCAST, &group, 0));
             }
+            let flows = self.client().objects.get(&OBJECT_FLOW).cloned();
+            for handle in flows.unwrap_or_default() {
+                self.give(&destroy_flow(handle));
+            }
             let kinds = [
                 OBJECT_AH,
                 OBJECT_MW,
@@ -961,6 +1040,14 @@ impl World<'_> {
             assert!(left.is_empty(), "objects cannot be destroyed: {left:?}");
         }
     }
+}
+
+fn destroy_flow(flow_handle: u32) -> Command {
+    let body = DestroyFlow {
+        comp_mask: 0,
+        flow_handle,
+    };
+    Command::write(EX_DESTROY_FLOW, &body, 0)
 }
 
 /// A client that does nothing wrong is served as ever.
