@@ -1,5 +1,6 @@
 //! Raw packet queues on a ConnectX that is played: what a device can say that is wrong.
 
+use alloc_check::allocations;
 use ringverbs::packet::Checksums;
 use ringverbs::{Error, Frame, Operation, Status};
 
@@ -111,4 +112,26 @@ fn checksums_are_refused_where_there_are_none() {
     let refused = queue.send(frame, Checksums::Compute).unwrap_err();
     assert!(matches!(refused.error, Error::Unsupported { .. }));
     assert_eq!(refused.data.unwrap().len(), 60);
+}
+
+#[test]
+fn frames_allocate_nothing_in_the_steady_state() {
+    let mut world = World::new(16);
+    let (mut queue, queues) = world.packet_queue(100);
+    let mut frames = Vec::with_capacity(4);
+    for round in 0..40u16 {
+        let (sent, ()) = allocations(|| {
+            let buffers = std::iter::from_fn(|| queue.buffer(60));
+            frames.extend(buffers.take(3));
+            let taken = queue.send_all(&mut frames.drain(..), Checksums::Unchanged);
+            assert_eq!(taken.unwrap(), 3);
+        });
+        world.raise(&queues, SENT, 3 * round + 2, 0);
+        world.raise(&queues, RECEIVED, round, 60);
+        let (polled, count) = allocations(|| queue.poll(drop).unwrap());
+        assert_eq!((count, queue.in_flight()), (1, (0, 3)));
+        if round > 0 {
+            assert_eq!((sent, polled), (0, 0), "{round}");
+        }
+    }
 }

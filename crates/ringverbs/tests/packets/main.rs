@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use embedded::{Drive, Network};
 use ringverbs::packet::{Checksums, FlowMatch, PacketQueueBuilder};
 use ringverbs::{Context, Device, Error, Frame, PacketQueue, PoolBuffer};
+use testing::{Numbers, setting};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Long enough for a frame to arrive that would.
@@ -409,6 +410,136 @@ fn a_full_queue_takes_no_more_frames() {
     }
     received += collect(&mut sender, &mut receiver, sent - received, PATIENCE).len();
     assert_eq!(received, sent);
+}
+
+/// What the program holds: a frame, or a buffer, and its bytes.
+enum Held {
+    Frame(Frame, Vec<u8>),
+    Buffer(PoolBuffer, Vec<u8>),
+}
+
+/// Random calls, among them those that destroy and forget what is in use: what the
+/// program holds keeps its bytes, and what arrives is what was sent.
+#[test]
+fn random_calls_keep_every_byte() {
+    const SIZES: [usize; 3] = [64, 300, 1518];
+    let seed = setting("RINGVERBS_SEED", 1);
+    for seed in seed..seed + setting("RINGVERBS_SEQUENCES", 12) {
+        let mut random = Numbers(seed);
+        let domains = <[Context; 2]>::from(two()).map(|context| context.alloc_pd().unwrap());
+        let make = |random: &mut Numbers| {
+            let builder = domains[random.below(2)].packet_queue();
+            let builder = builder
+                .frame_size(SIZES[random.below(3)])
+                .send_depth(1 << random.below(5))
+                .recv_depth(1 + random.below(20) as u32)
+                .buffers(8 + random.below(40));
+            let builder = match random.below(2) {
+                0 => builder,
+                _ => builder.own_frames().timestamps(),
+            };
+            let mut queue = builder.build().unwrap();
+            queue.add_flow(FlowMatch::Destination(MAC)).unwrap();
+            queue
+        };
+        let mut queues: Vec<_> = (0..3).map(|_| make(&mut random)).collect();
+        let mut held: Vec<Held> = Vec::new();
+        let mut arrived = 0;
+        for _ in 0..4000 {
+            let at = random.below(queues.len());
+            let queue = &mut queues[at];
+            let flow = [FlowMatch::All, FlowMatch::AllMulticast][random.below(2)];
+            match random.below(24) {
+                0..5 => {
+                    let len = 14 + random.below(queue.frame_size() - 13);
+                    if let Some(mut buffer) = queue.buffer(len) {
+                        let to = [MAC, OTHER, GROUP][random.below(3)];
+                        fill(&mut buffer, to, random.next() as u8);
+                        let bytes = buffer.to_vec();
+                        held.push(Held::Buffer(buffer, bytes));
+                    }
+                }
+                5..9 => {
+                    let count = 1 + random.below(4);
+                    let own = held.extract(|it| matches!(it, Held::Buffer(..)), count);
+                    let mut own = own.into_iter().filter_map(|it| match it {
+                        Held::Buffer(buffer, _) => Some(buffer),
+                        Held::Frame(..) => None,
+                    });
+                    // Some are of the other domain, too long, or too many.
+                    let _ = queue.send_all(&mut own, Checksums::Unchanged);
+                }
+                9..15 => {
+                    let polled = queue.poll(|frame| {
+                        let number = frame.get(14).map(|byte| byte.wrapping_sub(14 * 7));
+                        let to = frame[..6].try_into().unwrap();
+                        if let Some(number) = number {
+                            expect(&frame, frame.len(), to, number);
+                        }
+                        let bytes = frame.to_vec();
+                        held.push(Held::Frame(frame, bytes));
+                        arrived += 1;
+                    });
+                    polled.unwrap();
+                }
+                15..18 if !held.is_empty() => {
+                    drop(held.swap_remove(random.below(held.len())));
+                }
+                18 if !held.is_empty() => {
+                    // Sent on, later.
+                    let it = held.swap_remove(random.below(held.len()));
+                    held.push(match it {
+                        Held::Frame(frame, bytes) => Held::Buffer(frame.into_buffer(), bytes),
+                        it => it,
+                    });
+                }
+                19 if random.below(8) == 0 && !held.is_empty() => {
+                    std::mem::forget(held.swap_remove(random.below(held.len())));
+                }
+                20 => drop(queue.add_flow(flow)),
+                21 => drop(queue.remove_flow(flow).unwrap()),
+                22 => {
+                    let other = random.below(queues.len());
+                    queues.swap(at, other);
+                }
+                23 if random.below(4) == 0 => {
+                    let new = make(&mut random);
+                    let old = std::mem::replace(&mut queues[at], new);
+                    match random.below(8) {
+                        0 => std::mem::forget(old),
+                        _ => drop(old),
+                    }
+                }
+                _ => {}
+            }
+            for it in &held {
+                let (now, before) = match it {
+                    Held::Frame(frame, bytes) => (&**frame, bytes),
+                    Held::Buffer(buffer, bytes) => (&**buffer, bytes),
+                };
+                assert_eq!(now, before, "seed {seed}");
+            }
+        }
+        assert!(arrived > 50, "{arrived} frames, seed {seed}");
+    }
+}
+
+trait Extract<T> {
+    /// Takes the first of those that fit.
+    fn extract(&mut self, fits: impl Fn(&T) -> bool, count: usize) -> Vec<T>;
+}
+
+impl<T> Extract<T> for Vec<T> {
+    fn extract(&mut self, fits: impl Fn(&T) -> bool, count: usize) -> Vec<T> {
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            let Some(at) = self.iter().position(&fits) else {
+                break;
+            };
+            taken.push(self.remove(at));
+        }
+        taken
+    }
 }
 
 /// A received frame is sent on from the buffer that it came in.
