@@ -34,7 +34,8 @@
 //! [`CompletionQueueRef`]) can be used from any thread. A [`CompletionQueue`] and
 //! a [`QueuePair`] are `Send` and have one owner at a time.
 //!
-//! **Raw packets.** [`packet`] has queues of whole Ethernet frames.
+//! **Dynamic connections, raw packets.** [`dynamic`] has reliable queue pairs that send to
+//! any target, [`packet`] queues of whole Ethernet frames.
 //!
 //! **Async.** [`future`] has a future for each operation.
 
@@ -53,6 +54,7 @@ mod context;
 mod counter;
 mod data;
 mod device;
+pub mod dynamic;
 mod error;
 pub mod future;
 pub mod handshake;

@@ -174,6 +174,7 @@ fn tests_named_in_soundness_exist() {
                 Some(("uverbs", names)) => ("crates/uverbs", names),
                 Some(("mlx5", names)) => ("crates/mlx5", names),
                 Some(("command", names)) => ("crates/cli", names),
+                Some(("dynamic", names)) => ("crates/ringverbs/tests/dynamic", names),
                 Some(("packets", names)) => ("crates/ringverbs/tests/packets", names),
                 Some(("future", names)) => ("crates/ringverbs/tests/future", names),
                 Some(("attacker", names)) => ("crates/ringverbs/tests/attacker", names),

@@ -90,6 +90,8 @@ pub(crate) struct QpResources<'a> {
     pub keys: bool,
     /// Its work requests are raw packets.
     pub packets: Option<Packets>,
+    /// It is a half of dynamic connections.
+    pub dynamic: Option<Dynamic>,
     pub engine: Engine,
 }
 
@@ -100,6 +102,26 @@ pub(crate) struct Packets {
     pub checksums: bool,
     /// Packets of the same context are received.
     pub own: bool,
+}
+
+/// A half of dynamic connections.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Dynamic {
+    Initiator,
+    Target {
+        /// The key that initiators need.
+        access_key: u64,
+    },
+}
+
+/// Moves a target of dynamic connections to another state. Returns its number when it is
+/// ready to receive.
+pub(crate) fn modify_target(
+    target: &uverbs::Qp<Ctx>,
+    attr: &uverbs::QpAttr,
+    mask: uverbs::QpAttrMask,
+) -> Result<Option<u32>> {
+    Ok(::mlx5::modify_target(target, attr, mask)?)
 }
 
 /// The queue pairs of a completion queue, for devices whose CQEs are decoded with

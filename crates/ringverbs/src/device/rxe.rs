@@ -229,10 +229,13 @@ impl Provider {
         init: &QpInit,
         resources: &QpResources<'_>,
     ) -> Result<QueuePair> {
-        if resources.packets.is_some() {
-            return Err(Error::Unsupported {
-                what: "raw packets",
-            });
+        let lacks = match (resources.packets, resources.dynamic) {
+            (Some(_), _) => Some("raw packets"),
+            (_, Some(_)) => Some("dynamic connections"),
+            (None, None) => None,
+        };
+        if let Some(what) = lacks {
+            return Err(Error::Unsupported { what });
         }
         let made = ::rxe::QueuePair::create(context, init)?;
         // SAFETY: the queue pair, and so its doorbell, does not outlive the

@@ -33,6 +33,7 @@ pub struct QueuePairBuilder {
     signal_all: bool,
     windows: bool,
     packets: Option<device::Packets>,
+    dynamic: Option<device::Dynamic>,
 }
 
 impl ProtectionDomain {
@@ -62,6 +63,20 @@ impl ProtectionDomain {
             signal_all: false,
             windows: false,
             packets: None,
+            dynamic: None,
+        }
+    }
+
+    /// Returns a builder of a half of dynamic connections, which its owner does not hand
+    /// out: its operations have an address each.
+    pub(crate) fn dynamic_queue_pair(
+        &self,
+        dynamic: device::Dynamic,
+        cq: CompletionQueueRef,
+    ) -> QueuePairBuilder {
+        QueuePairBuilder {
+            dynamic: Some(dynamic),
+            ..self.queue_pair(Transport::Reliable, cq)
         }
     }
 
@@ -165,9 +180,10 @@ impl QueuePairBuilder {
         let recv_cq = self.recv_cq.live_shared()?;
         let id = context.next_id();
         let init = QpInit {
-            qp_type: match self.packets {
-                Some(_) => QpType::RAW_PACKET,
-                None => self.transport.qp_type(),
+            qp_type: match (self.packets, self.dynamic) {
+                (Some(_), _) => QpType::RAW_PACKET,
+                (_, Some(_)) => QpType::DRIVER,
+                (None, None) => self.transport.qp_type(),
             },
             pd: Some(self.domain.handle()),
             send_cq: Some(send_cq.object().handle()),
@@ -184,6 +200,7 @@ impl QueuePairBuilder {
             srq: self.srq.as_ref().map(|srq| srq.work()),
             keys: self.windows,
             packets: self.packets,
+            dynamic: self.dynamic,
             engine: device::Engine::of(context),
         };
         let made = context

@@ -58,8 +58,9 @@ pub use uverbs::{QpAttr, QpAttrMask};
 
 /// Transport service of a queue pair.
 ///
-/// Extended reliable connections (XRC) and raw packet queue pairs are not
-/// supported: rdma_rxe has neither.
+/// Extended reliable connections (XRC) are not supported: rdma_rxe has none. Raw packets
+/// and dynamic connections have types of their own: [`packet`](crate::packet),
+/// [`dynamic`](crate::dynamic).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
@@ -138,7 +139,7 @@ impl Transport {
 pub(crate) enum Attachment {
     #[default]
     None,
-    /// The address handle of a datagram.
+    /// The address handle of a datagram, or of an operation to a DC target.
     Address(AddressHandle),
     /// The bind of a memory window.
     Window(Box<Bind>),
@@ -465,6 +466,20 @@ impl QueuePair {
         if let Some((queue, _)) = &mut self.recv.queue {
             queue.announce();
         }
+    }
+
+    /// Moves a target of dynamic connections to RTR. Returns its number.
+    pub(crate) fn make_target(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<u32> {
+        let number = crate::device::modify_target(&self.inner().object, attr, mask)?;
+        self.inner().state.set(State::RTR.0.into());
+        number.ok_or(Error::Invalid {
+            what: "the transition does not give a target its number",
+        })
+    }
+
+    /// Returns the initial packet sequence number.
+    pub(crate) fn psn(&self) -> u32 {
+        self.inner().psn
     }
 
     /// Returns the kernel's number of it.

@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 
 use super::{Attachment, Inner, QueuePair, RecvHalf, SendHalf, State, WorkRequest};
 use crate::data::{Data, Inline, Sink, Source};
+use crate::dynamic::DcAddress;
 use uverbs::Operands;
 
 use crate::device::{Opcode, RecvQueue, SendFlags, SendQueue, SendWr};
@@ -176,6 +177,17 @@ impl SendHalf {
     /// Returns whether it is signalled although the user did not ask for that.
     #[inline]
     fn push_wr<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
+        // SAFETY: inline data is borrowed by `request`.
+        self.push_wr_by(request, |queue, wr| unsafe { queue.push(wr) })
+    }
+
+    /// As [`push_wr`](Self::push_wr), with a function that pushes the work request.
+    #[inline]
+    fn push_wr_by<D: Data>(
+        &mut self,
+        request: &mut WorkRequest<D>,
+        push: impl FnOnce(&mut SendQueue, &SendWr<'_>) -> Result<()>,
+    ) -> Result<bool> {
         let operation = request.operation();
         if self.inner.state.get() < u32::from(State::RTS.0)
             || self.operations & 1 << operation as u32 == 0
@@ -200,10 +212,7 @@ impl SendHalf {
         } else {
             let queue = &mut self.queue;
             let max_sge = queue.max_sge();
-            // SAFETY: inline data is borrowed by `request`.
-            request.with_send_wr((id.0, flags), (max_sge, domain), |wr| unsafe {
-                queue.push(wr)
-            })?;
+            request.with_send_wr((id.0, flags), (max_sge, domain), |wr| push(queue, wr))?;
         }
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(signaled & !asked)
@@ -297,6 +306,68 @@ impl SendHalf {
         })
     }
 
+    /// Posts one operation of an initiator of dynamic connections.
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`]; [`Error::Invalid`] for a request with an address of its own.
+    pub(crate) fn post_to<D: Data>(
+        &mut self,
+        request: WorkRequest<D>,
+        to: &DcAddress,
+    ) -> Result<(), PostError<D::Returned>> {
+        let token = request.token;
+        self.begin();
+        self.push_to(request, to)?;
+        self.publish().map_err(|error| PostError {
+            error,
+            data: None,
+            token,
+        })
+    }
+
+    /// Adds an operation of an initiator of dynamic connections to the batch in
+    /// preparation.
+    pub(crate) fn push_to<D: Data>(
+        &mut self,
+        mut request: WorkRequest<D>,
+        to: &DcAddress,
+    ) -> Result<(), PostError<D::Returned>> {
+        let checked = match request.is_addressed() {
+            true => Err(Error::Invalid {
+                what: "an operation of a DC initiator goes to a DcAddress",
+            }),
+            false if to.identity() != self.inner.domain.identity() => Err(Error::WrongDomain {
+                what: "address handle",
+            }),
+            false => self.push_wr_by(&mut request, |queue, wr| {
+                let wr = SendWr {
+                    destination: to.destination(),
+                    ..*wr
+                };
+                // SAFETY: inline data is borrowed by `request`.
+                unsafe { queue.push(&wr) }
+            }),
+        };
+        match checked {
+            Ok(unreported) => {
+                let info = PostedInfo {
+                    token: request.token,
+                    operation: request.operation(),
+                    attachment: Attachment::Address(to.path().clone()),
+                    unreported,
+                };
+                // SAFETY: `push_wr_by` found a free entry.
+                unsafe { self.in_flight.push(info, request.data) };
+                Ok(())
+            }
+            Err(error) => Err(PostError {
+                error,
+                data: Some(request.data.returned()),
+                token: request.token,
+            }),
+        }
+    }
+
     /// Posts a signalled send: a message for a receive of the peer.
     ///
     /// # Errors
@@ -386,6 +457,15 @@ impl Batch<'_> {
     #[inline]
     pub fn post<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D::Returned>> {
         self.half.push(request)
+    }
+
+    /// Adds one operation of an initiator of dynamic connections.
+    pub(crate) fn post_to<D: Data>(
+        &mut self,
+        request: WorkRequest<D>,
+        to: &DcAddress,
+    ) -> Result<(), PostError<D::Returned>> {
+        self.half.push_to(request, to)
     }
 }
 

@@ -225,6 +225,11 @@ impl<D: Data> WorkRequest<D> {
         self
     }
 
+    /// Returns whether the request has an address of its own, which is no target's.
+    pub(super) fn is_addressed(&self) -> bool {
+        !matches!(self.attachment, Attachment::None)
+    }
+
     /// Returns the memory.
     pub(crate) fn into_data(self) -> D {
         self.data
