@@ -39,6 +39,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::fmt;
 use std::ops::Deref;
 
@@ -46,6 +47,7 @@ use uverbs::flow::{Flow, FlowInit, Specs};
 
 use crate::completion::{Status, Timestamp};
 use crate::context::Ctx;
+use crate::data::Payload;
 use crate::device::Packets;
 use crate::memory::{BufferPool, PoolBuffer};
 use crate::operation::Operation;
@@ -252,7 +254,7 @@ impl PacketQueueBuilder {
             qp,
             completions,
             pool,
-            unposted: Vec::with_capacity(recv_depth),
+            spare: Vec::with_capacity(buffers),
             send_depth: self.send_depth,
             recv_depth: self.recv_depth,
             frame_size: self.frame_size,
@@ -284,8 +286,9 @@ pub struct Counters {
 /// for further frames: frames that arrive while none is posted are lost. A frame that
 /// is dropped is posted again by a later poll.
 ///
-/// Posting and polling allocate nothing. A poll and each frame that is dropped take the
-/// lock of the buffers, which nobody holds for long.
+/// Posting and polling allocate nothing. Buffers whose sends have ended, and frames that
+/// are [given back](Self::give_back), are used again without a lock; a frame that is dropped
+/// takes that of the pool, and so does a poll that finds no other free buffer.
 ///
 /// Dropping the queue ends its flows and the device's access to its memory. Frames and
 /// buffers that the program holds stay valid.
@@ -297,9 +300,8 @@ pub struct PacketQueue {
     qp: QueuePair,
     completions: CompletionQueue,
     pool: BufferPool,
-    /// Buffers on their way from the pool to the receive queue, with room for all that
-    /// it takes; empty between calls unless a post was refused.
-    unposted: Vec<PoolBuffer>,
+    /// Free buffers that have come back without the pool's lock, with room for all.
+    spare: Vec<PoolBuffer>,
     send_depth: u32,
     recv_depth: u32,
     frame_size: usize,
@@ -350,11 +352,21 @@ impl PacketQueue {
 
     /// Takes a buffer for a frame of `len` bytes, with the bytes of its last use.
     /// Returns `None` if all buffers are in use, or for a longer frame than they hold.
-    pub fn buffer(&self, len: usize) -> Option<PoolBuffer> {
-        match len <= self.frame_size {
-            true => self.pool.get(len),
-            false => None,
+    pub fn buffer(&mut self, len: usize) -> Option<PoolBuffer> {
+        if len > self.frame_size {
+            return None;
         }
+        let Some(mut buffer) = self.spare.pop() else {
+            return self.pool.get(len);
+        };
+        buffer.set_len(len).ok()?;
+        Some(buffer)
+    }
+
+    /// Takes a frame or a buffer back, as dropping it does, without a lock. One of another
+    /// queue is dropped.
+    pub fn give_back(&mut self, frame: impl Into<PoolBuffer>) {
+        keep(&mut self.spare, &self.pool, frame.into());
     }
 
     /// Receives frames that match, until the flow is removed or the queue is dropped.
@@ -497,18 +509,18 @@ impl PacketQueue {
     /// Posts free buffers for received frames.
     fn refill(&mut self) -> Result<()> {
         let missing = self.recv_depth.saturating_sub(self.qp.in_flight().1) as usize;
-        let Self { unposted, pool, .. } = self;
-        if missing > unposted.len() {
-            pool.get_several(self.frame_size, missing - unposted.len(), unposted);
+        let Self { spare, pool, .. } = self;
+        if missing > spare.len() {
+            pool.get_several(self.frame_size, missing - spare.len(), spare);
         }
-        if missing == 0 || unposted.is_empty() {
+        if missing == 0 || spare.is_empty() {
             return Ok(());
         }
         self.qp.receive_batch(|batch| {
             for _ in 0..missing {
-                let Some(buffer) = unposted.pop() else { break };
+                let Some(buffer) = spare.pop() else { break };
                 if let Err(refused) = batch.receive(buffer, 0) {
-                    unposted.extend(refused.data);
+                    spare.extend(refused.data);
                     return Err(refused.error);
                 }
             }
@@ -540,46 +552,65 @@ impl PacketQueue {
 
     fn poll_up_to(&mut self, max: usize, mut each: impl FnMut(Frame)) -> Result<usize> {
         self.refill()?;
+        let Self {
+            pool,
+            spare,
+            counters,
+            ..
+        } = self;
+        let spare = RefCell::new(spare);
+        let keep = |payload: Payload| {
+            if let Some(buffer) = payload.into_pool_buffer() {
+                keep(&mut spare.borrow_mut(), pool, buffer);
+            }
+        };
         let mut received = 0;
-        let mut cursor = self.completions.cursor();
-        while received < max {
-            let Some(mut entry) = cursor.next_entry()? else {
-                break;
-            };
-            let operation = entry.operation();
-            let fields = match entry.result() {
-                Ok(fields) => fields,
-                Err(failure)
-                    if operation == Operation::Receive && failure.status == Status::LOC_LEN_ERR =>
-                {
-                    self.counters.too_long += 1;
-                    continue;
+        let mut failed = None;
+        let read = self.completions.each_entry(
+            |mut entry| {
+                let operation = entry.operation();
+                let payload = entry.take_payload();
+                let fields = match entry.result() {
+                    Ok(fields) => fields,
+                    Err(failure) => {
+                        keep(payload);
+                        let too_long = failure.status == Status::LOC_LEN_ERR;
+                        if too_long && operation == Operation::Receive {
+                            counters.too_long += 1;
+                        } else {
+                            failed = Some(Error::Failed { operation, failure });
+                        }
+                        return failed.is_none();
+                    }
+                };
+                if operation != Operation::Receive {
+                    keep(payload);
+                    return true;
                 }
-                Err(failure) => return Err(Error::Failed { operation, failure }),
-            };
-            if operation != Operation::Receive {
-                continue;
-            }
-            let Some(buffer) = entry.take_payload().into_pool_buffer() else {
-                continue;
-            };
-            let length = fields.byte_len() as usize;
-            // The buffer's length is bounded in any case.
-            if buffer.len() != length {
-                return Err(Error::Driver {
-                    what: "length of a received frame",
-                    message: format!("{length} bytes in a buffer of {}", buffer.capacity()),
+                let Some(buffer) = payload.into_pool_buffer() else {
+                    return true;
+                };
+                let length = fields.byte_len() as usize;
+                // The buffer's length is bounded in any case.
+                if buffer.len() != length {
+                    failed = Some(length_error(length, buffer.capacity()));
+                    return false;
+                }
+                received += 1;
+                counters.received += 1;
+                each(Frame {
+                    buffer,
+                    checksums_ok: fields.checksums_ok(),
+                    timestamp: fields.timestamp(),
                 });
-            }
-            received += 1;
-            self.counters.received += 1;
-            each(Frame {
-                buffer,
-                checksums_ok: fields.checksums_ok(),
-                timestamp: fields.timestamp(),
-            });
+                received < max
+            },
+            |ended| keep(ended.payload),
+        );
+        match failed {
+            Some(error) => Err(error),
+            None => read.map(|_| received),
         }
-        Ok(received)
     }
 
     /// Requests an event in the [channel](PacketQueueBuilder::channel) for the next
@@ -591,6 +622,22 @@ impl PacketQueue {
     pub fn arm(&mut self) -> Result<bool> {
         self.refill()?;
         self.completions.arm(false)
+    }
+}
+
+/// Keeps a free buffer, if it is of that pool: there is room for all of them.
+#[inline]
+fn keep(spare: &mut Vec<PoolBuffer>, pool: &BufferPool, buffer: PoolBuffer) {
+    if buffer.is_of(pool) && spare.len() < spare.capacity() {
+        spare.push(buffer);
+    }
+}
+
+#[cold]
+fn length_error(length: usize, capacity: usize) -> Error {
+    Error::Driver {
+        what: "length of a received frame",
+        message: format!("{length} bytes in a buffer of {capacity}"),
     }
 }
 
@@ -658,6 +705,12 @@ impl Frame {
     /// Returns its buffer, to change it and send it on.
     pub fn into_buffer(self) -> PoolBuffer {
         self.buffer
+    }
+}
+
+impl From<Frame> for PoolBuffer {
+    fn from(frame: Frame) -> Self {
+        frame.buffer
     }
 }
 

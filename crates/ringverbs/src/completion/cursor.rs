@@ -8,7 +8,7 @@ use super::entry::{FLAG_CHECKSUMS, FLAG_GRH, FLAG_IMMEDIATE, is_remote_write, re
 use super::{CompletionQueue, Failure, Status, Timestamp};
 use crate::data::Payload;
 use crate::device::{Entry, FLAG_INVALIDATED};
-use crate::inflight::{Posted, Unmatched, WorkId};
+use crate::inflight::{Posted, Retired, Unmatched, WorkId};
 use crate::operation::Operation;
 use crate::{Error, Result};
 
@@ -64,6 +64,47 @@ impl CompletionQueue {
             span,
             current: None,
         }
+    }
+}
+
+impl CompletionQueue {
+    /// Passes the completions of a batch to `each`, until it returns false, and operations
+    /// that end without one to `earlier`.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`].
+    #[inline]
+    pub(crate) fn each_entry(
+        &mut self,
+        mut each: impl FnMut(CursorEntry<'_>) -> bool,
+        earlier: impl FnMut(Posted),
+    ) -> Result<usize> {
+        let timed = self.timed;
+        let each = |entry: Entry<'_>, retired: Retired<'_>| {
+            retired.with(|mut posted| {
+                settle(entry, &mut posted);
+                each(CursorEntry {
+                    entry,
+                    posted: &mut posted,
+                    timed,
+                })
+            })
+        };
+        self.reap_while(usize::MAX, each, earlier)
+    }
+}
+
+/// Ends an operation: its window's bind, and the length of what was received.
+#[inline]
+fn settle(entry: Entry<'_>, posted: &mut Posted) {
+    let status = entry.status();
+    posted.attachment.settle(status == 0);
+    if posted.operation == Operation::Receive {
+        let here = match status {
+            0 => received(entry.opcode(), entry.byte_len()),
+            _ => 0,
+        };
+        posted.payload.received(here);
     }
 }
 

@@ -213,6 +213,12 @@ impl PoolBuffer {
         SharedBuffer::new(Frozen::Pooled(self))
     }
 
+    /// Returns whether it goes back to that pool.
+    pub(crate) fn is_of(&self, pool: &BufferPool) -> bool {
+        let own = self.slot.as_ref().and_then(|slot| slot.pool.as_ref());
+        own.is_some_and(|own| Arc::ptr_eq(own, &pool.shared))
+    }
+
     pub(crate) fn memory(&self) -> &Arc<Registered> {
         self.buffer().memory()
     }

@@ -44,7 +44,7 @@ fn fill(frame: &mut [u8], to: [u8; 6], number: u8) {
     frame[12..14].copy_from_slice(&[0x88, 0xb5]);
 }
 
-fn made(queue: &PacketQueue, len: usize, to: [u8; 6], number: u8) -> PoolBuffer {
+fn made(queue: &mut PacketQueue, len: usize, to: [u8; 6], number: u8) -> PoolBuffer {
     let mut frame = queue.buffer(len).unwrap();
     fill(&mut frame, to, number);
     frame
@@ -218,7 +218,7 @@ fn bad_frames_are_given_back() {
     };
     // A buffer has room for more than the frame.
     let domain = a.alloc_pd().unwrap();
-    let other = domain.packet_queue().build().unwrap();
+    let mut other = domain.packet_queue().build().unwrap();
     let error = refused(other.buffer(60).unwrap());
     assert!(matches!(error, Error::WrongDomain { .. }), "{error}");
     let error = refused(other.buffer(101).unwrap());
@@ -241,9 +241,9 @@ fn bad_frames_are_given_back() {
     let mut receiver = queue(&b);
     receiver.add_flow(FlowMatch::All).unwrap();
     let mut frames = vec![
-        made(&sender, 60, MAC, 1),
+        made(&mut sender, 60, MAC, 1),
         other.buffer(60).unwrap(),
-        made(&sender, 60, MAC, 2),
+        made(&mut sender, 60, MAC, 2),
     ]
     .into_iter();
     let refused = sender.send_all(&mut frames, Checksums::Unchanged);
@@ -339,7 +339,7 @@ fn frames_outlive_their_queue() {
     }
     drop(frames.remove(2));
     // A buffer to be sent outlives its queue, too.
-    let buffer = made(&sender, 100, MAC, 3);
+    let buffer = made(&mut sender, 100, MAC, 3);
     drop(sender);
     drop(a);
     let mut expected = [0; 100];
@@ -371,6 +371,14 @@ fn an_exhausted_pool_loses_frames_until_some_are_dropped() {
     send(&mut sender, 60, MAC, 5);
     expect(&receive(&mut sender, &mut receiver), 60, MAC, 5);
     expect(&frames[1], 60, MAC, 2);
+    // Given back to the queue, and to one that it is not of.
+    receiver.give_back(frames.remove(0));
+    let other = frames.remove(0);
+    sender.give_back(other);
+    receiver.poll(drop).unwrap();
+    assert_eq!(receiver.in_flight().1, 3);
+    send(&mut sender, 60, MAC, 6);
+    expect(&receive(&mut sender, &mut receiver), 60, MAC, 6);
 }
 
 #[test]
@@ -482,8 +490,15 @@ fn random_calls_keep_every_byte() {
                     });
                     polled.unwrap();
                 }
-                15..18 if !held.is_empty() => {
+                15..17 if !held.is_empty() => {
                     drop(held.swap_remove(random.below(held.len())));
+                }
+                17 if !held.is_empty() => {
+                    // Of this queue or another.
+                    match held.swap_remove(random.below(held.len())) {
+                        Held::Frame(frame, _) => queue.give_back(frame),
+                        Held::Buffer(buffer, _) => queue.give_back(buffer),
+                    }
                 }
                 18 if !held.is_empty() => {
                     // Sent on, later.
