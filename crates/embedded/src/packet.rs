@@ -70,6 +70,11 @@ fn transition(from: QpState, to: QpState) -> Option<([Option<u32>; 2], Mask, Mas
 }
 
 impl State {
+    /// Returns whether there are raw packets: not where the frames are those of UDP.
+    pub(crate) fn has_packets(&self) -> bool {
+        self.is_ethernet() && !self.reaches_hosts()
+    }
+
     /// Returns the transport domain of a context: frames that one of its queues sends
     /// reach another only if that asks for it.
     fn transport_domain(&mut self, fd: RawFd) -> Result<u32> {
@@ -88,7 +93,7 @@ impl State {
         fd: RawFd,
         request: &mut Request,
     ) -> Result<()> {
-        if !self.is_ethernet() || request.has(ATTR_CREATE_QP_SOURCE_QPN) {
+        if !self.has_packets() || request.has(ATTR_CREATE_QP_SOURCE_QPN) {
             return refuse(libc::EOPNOTSUPP);
         }
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;

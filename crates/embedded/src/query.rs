@@ -187,7 +187,7 @@ impl State {
     fn device(&self) -> QueryDeviceResp {
         /// `IB_DEVICE_RAW_IP_CSUM`.
         const CHECKSUMS: u32 = 1 << 26;
-        let packets = if self.is_ethernet() { CHECKSUMS } else { 0 };
+        let packets = if self.has_packets() { CHECKSUMS } else { 0 };
         let guid = self.hca.settings().guid.to_be_bytes();
         QueryDeviceResp {
             // 16.35.4030, as in the initialization segment.
@@ -244,7 +244,7 @@ impl State {
             timestamp_mask: u64::MAX,
             // The clock counts nanoseconds; this is its frequency in kHz.
             hca_core_clock: 1_000_000,
-            raw_packet_caps: if self.is_ethernet() { CHECKSUMS } else { 0 },
+            raw_packet_caps: if self.has_packets() { CHECKSUMS } else { 0 },
             ..ExQueryDeviceResp::default()
         };
         request.core_answer(&answer);

@@ -4,7 +4,7 @@
 use embedded_testing::driver::*;
 use embedded_testing::raw::*;
 use libc::{EBUSY, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP};
-use ringverbs_embedded::Embedded;
+use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd::*;
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, CreateFlow, DestroyFlow, FlowAttr};
@@ -90,6 +90,23 @@ fn bad_queue_pairs_are_refused_and_leave_nothing() {
     let cq = infiniband.cq(16);
     let (command, driver) = packet_qp(&infiniband, &cq, &arena);
     assert_eq!(create(&infiniband, &command, &driver), Err(EOPNOTSUPP));
+}
+
+/// Its frames are datagrams of UDP: there is no place for others.
+#[test]
+fn a_device_on_an_ip_address_has_no_raw_packets() {
+    let network = Network::roce(Drive::Thread, "127.45.0.9").unwrap();
+    let embedded = network.device("roce").unwrap();
+    let host = Host::new(&embedded);
+    let (cq, arena) = (host.cq(16), Arena::new(3));
+    let (command, driver) = packet_qp(&host, &cq, &arena);
+    assert_eq!(create(&host, &command, &driver), Err(EOPNOTSUPP));
+    let attr = host.context.query_device_ex(uverbs::Udata::none()).unwrap();
+    assert_eq!(attr.raw_packet_caps, 0);
+    let on_a_network = Host::alone("roce");
+    let context = &on_a_network.context;
+    let attr = context.query_device_ex(uverbs::Udata::none()).unwrap();
+    assert_eq!(attr.raw_packet_caps, 4);
 }
 
 #[test]
