@@ -158,7 +158,8 @@ impl PacketQueueBuilder {
     }
 
     /// Sets the length of the longest frame, from the destination address on and
-    /// without the frame check sequence; default 1518.
+    /// without the frame check sequence; default 1518. Longer frames than the port's
+    /// MTU allows are dropped by the device.
     pub fn frame_size(mut self, bytes: usize) -> Self {
         self.frame_size = bytes;
         self
@@ -290,7 +291,8 @@ pub struct Counters {
 /// are [given back](Self::give_back), are used again without a lock; a frame that is dropped
 /// takes that of the pool, and so does a poll that finds no other free buffer.
 ///
-/// Dropping the queue ends its flows and the device's access to its memory. Frames and
+/// A queue is `Send` and has one owner at a time; its frames and buffers may go to any
+/// thread. Dropping the queue ends its flows and the device's access to its memory. Frames and
 /// buffers that the program holds stay valid.
 pub struct PacketQueue {
     /// Before the queue pair, which they must not outlive.

@@ -345,10 +345,8 @@ fn frames_outlive_their_queue() {
     let mut expected = [0; 100];
     fill(&mut expected, MAC, 3);
     assert_eq!(*buffer, expected);
-    std::thread::spawn(move || drop((frames, buffer)))
-        .join()
-        .unwrap();
-    drop(other);
+    let together = (frames, buffer, other);
+    std::thread::spawn(move || drop(together)).join().unwrap();
 }
 
 #[test]
