@@ -81,7 +81,8 @@ impl State {
         if let Some(domain) = self.context(fd)?.transport_domain {
             return Ok(domain);
         }
-        let domain = make(&mut self.hca, &Input::new(op::ALLOC_TRANSPORT_DOMAIN, 16))?;
+        let input = Input::new(op::ALLOC_TRANSPORT_DOMAIN, 16).by(self.uid(fd));
+        let domain = make(&mut self.hca, &input)?;
         self.context(fd)?.transport_domain = Some(domain);
         Ok(domain)
     }
@@ -139,6 +140,7 @@ impl State {
                 .set(USER_INDEX, driver.user_index)
                 .set(CQ, cq)
                 .set(WQ_PD, pd_number)
+                .set(WQ_UAR, uar)
                 .set(WQ_STRIDE, log_stride)
                 .set(WQ_LOG_SIZE, log_size)
                 .pages((WQ_PAGE_SIZE, WQ_PAGE_OFFSET), place)
@@ -147,7 +149,7 @@ impl State {
             0 => None,
             _ => {
                 let input = queue(op::CREATE_SQ, cqs[0], entries[0], blocks.ilog2(), LOG_BLOCK)?;
-                Some(input.set(WQ_UAR, uar).set(TIS_COUNT, 1))
+                Some(input.set(TIS_COUNT, 1))
             }
         };
         let receive = match receives {

@@ -1,15 +1,18 @@
 //! Raw packet queue pairs and flows: what a driver can do wrong, and what is left
 //! behind. `crates/ringverbs/tests/packets.rs` sends frames.
 
+use std::sync::Arc;
+
 use embedded_testing::driver::*;
 use embedded_testing::raw::*;
 use libc::{EBUSY, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP};
+use mlx5::{CompletionQueue, DeviceContext, Devx, PacketObjects, QueuePair};
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd::*;
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, CreateFlow, DestroyFlow, FlowAttr};
 use uverbs::flow::{Flow, FlowInit, Specs};
-use uverbs::{Error, QpAttr, QpAttrMask as Mask, QpHandle, QpState, QpType};
+use uverbs::{CqInit, Error, QpAttr, QpAttrMask as Mask, QpCap, QpHandle, QpInit, QpState, QpType};
 
 const OK: i32 = 0;
 const CREATE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
@@ -251,6 +254,58 @@ fn bad_flows_are_refused() {
 fn zerocopy_bytes(fixed: &CreateFlow) -> Vec<u8> {
     use zerocopy::IntoBytes as _;
     fixed.as_bytes().to_vec()
+}
+
+/// With DevX a context's objects are those of its user context, and the driver tells the
+/// numbers.
+#[test]
+fn a_context_with_devx_is_told_the_objects() {
+    let embedded = Embedded::new("roce").unwrap();
+    for devx in [Devx::Needed, Devx::No] {
+        let context = Arc::new(embedded.context().unwrap());
+        let (_, device) = DeviceContext::open_with(&context, devx).unwrap();
+        let (pd, _) = mlx5::alloc_pd(&context).unwrap();
+        let cq = CompletionQueue::create(
+            &context,
+            &CqInit {
+                cqe: 16,
+                ..CqInit::default()
+            },
+        );
+        let cq = cq.unwrap();
+        let init = QpInit {
+            qp_type: QpType::RAW_PACKET,
+            pd: Some(pd),
+            send_cq: Some(cq.object.handle()),
+            recv_cq: Some(cq.object.handle()),
+            cap: QpCap {
+                max_send_wr: 4,
+                max_recv_wr: 4,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            ..QpInit::default()
+        };
+        let qp = QueuePair::create(&context, &device, &init, None).unwrap();
+        let PacketObjects {
+            tir, tis, rq, sq, ..
+        } = qp.packets;
+        let told = [tir, tis, rq, sq].map(|number| number != 0);
+        assert_eq!(told, [matches!(devx, Devx::Needed); 4]);
+        if sq != 0 {
+            assert_eq!(sq, qp.object.qp_num());
+        }
+        let flow = FlowInit {
+            port: 1,
+            ..FlowInit::default()
+        };
+        let handle = qp.object.handle();
+        let flow = Flow::create(&context, handle, &flow, Specs::default()).unwrap();
+        drop((flow, qp, cq));
+        uverbs::pd::destroy(&context, pd).unwrap();
+    }
+    assert_eq!(embedded.objects(), 0);
 }
 
 #[test]
