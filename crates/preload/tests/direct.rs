@@ -1,4 +1,4 @@
-//! Programs that use mlx5dv, with rdma-core's libmlx5 and with the plugin.
+//! Programs that use mlx5dv or raw packets, with rdma-core's libmlx5 and with the plugin.
 
 #[macro_use]
 mod common;
@@ -33,7 +33,12 @@ fn uses_dynamic_connections(provider: Provider) {
     runs("dynamic.c", provider);
 }
 
+fn exchanges_raw_packets(provider: Provider) {
+    runs("packets.c", provider);
+}
+
 with_each_provider! {
+    a_program_exchanges_raw_packets: exchanges_raw_packets;
     a_program_uses_dynamic_connections: uses_dynamic_connections;
     a_program_drives_queues_itself: drives_queues;
     a_program_drives_queues_wrongly: drives_queues_wrongly;
