@@ -307,6 +307,11 @@ impl DcInitiator {
         self.qp.qp_num()
     }
 
+    /// Returns the identifier that asynchronous events carry; unique in the context.
+    pub fn id(&self) -> u64 {
+        self.qp.id()
+    }
+
     /// Returns the number of operations in flight.
     pub fn in_flight(&self) -> u32 {
         self.qp.in_flight().0
@@ -387,6 +392,11 @@ impl DcTarget {
     /// Returns its number, which initiators need.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Returns the identifier that asynchronous events carry; unique in the context.
+    pub fn id(&self) -> u64 {
+        self.qp.id()
     }
 
     /// Returns its address on a path, for initiators of a protection domain.

@@ -54,7 +54,8 @@ use crate::operation::Operation;
 use crate::pd::Identity;
 use crate::qp::{PostError, QpAttr, QpAttrMask, State, WorkRequest};
 use crate::{
-    CompletionChannel, CompletionQueue, Context, Error, ProtectionDomain, QueuePair, Result,
+    CloseError, CompletionChannel, CompletionQueue, Context, Error, ProtectionDomain, QueuePair,
+    Result,
 };
 
 /// Bytes of an Ethernet header: the shortest frame that is sent.
@@ -324,6 +325,11 @@ impl PacketQueue {
     /// Returns the number of the queue pair.
     pub fn qp_num(&self) -> u32 {
         self.qp.qp_num()
+    }
+
+    /// Returns the identifier that asynchronous events carry; unique in the context.
+    pub fn id(&self) -> u64 {
+        self.qp.id()
     }
 
     /// Returns the length of the longest frame.
@@ -613,6 +619,25 @@ impl PacketQueue {
             Some(error) => Err(error),
             None => read.map(|_| received),
         }
+    }
+
+    /// Destroys the queue and its flows. Frames that have arrived and were not polled are
+    /// lost.
+    ///
+    /// # Errors
+    /// Returns the queue with the kernel's error.
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        while let Some((what, flow)) = self.flows.pop() {
+            match flow.destroy() {
+                Err(error) if !flow.has_ended() => {
+                    self.flows.push((what, flow));
+                    return Err(CloseError::new(self, error));
+                }
+                _ => {}
+            }
+        }
+        let closed = self.qp.close();
+        closed.map_err(|refused| refused.map(|qp| Self { qp, ..self }))
     }
 
     /// Requests an event in the [channel](PacketQueueBuilder::channel) for the next

@@ -143,7 +143,8 @@ fn flows_select_frames() {
     assert!(!one.remove_flow(FlowMatch::Destination(MAC)).unwrap());
     send(&mut sender, 60, MAC, 4);
     expect(&receive(&mut sender, &mut rest), 60, MAC, 4);
-    drop(groups);
+    assert_ne!(groups.id(), rest.id());
+    groups.close().unwrap();
     send(&mut sender, 60, GROUP, 5);
     expect(&receive(&mut sender, &mut rest), 60, GROUP, 5);
     // Two queues with the same flow have a copy each.
