@@ -12,7 +12,9 @@ use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd::*;
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, CreateFlow, DestroyFlow, FlowAttr};
 use uverbs::flow::{Flow, FlowInit, Specs};
-use uverbs::{CqInit, Error, QpAttr, QpAttrMask as Mask, QpCap, QpHandle, QpInit, QpState, QpType};
+use uverbs::{
+    CqInit, Error, QpAttr, QpAttrMask as Mask, QpCap, QpHandle, QpInit, QpState, QpType, Udata,
+};
 
 const OK: i32 = 0;
 const CREATE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
@@ -245,6 +247,7 @@ fn bad_flows_are_refused() {
             qp,
             &init,
             Specs::default(),
+            Udata::none(),
         ))
     };
     assert_eq!(to(datagrams.object.handle()), EINVAL);

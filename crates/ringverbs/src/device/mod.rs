@@ -121,7 +121,9 @@ pub(crate) fn modify_target(
     attr: &uverbs::QpAttr,
     mask: uverbs::QpAttrMask,
 ) -> Result<Option<u32>> {
-    Ok(::mlx5::modify_target(target, attr, mask)?)
+    let changes = ::mlx5::Changes::default();
+    let (number, _) = ::mlx5::modify_target(target, attr, mask, &changes)?;
+    Ok(number)
 }
 
 /// The queue pairs of a completion queue, for devices whose CQEs are decoded with
