@@ -42,7 +42,10 @@ fn run(script: &[u8]) {
     let mut buffer = vec![0; CAPACITY];
     for step in script.chunks_exact(8) {
         let [what, a, b, c, word @ ..] = *<&[u8; 8]>::try_from(step).expect("eight bytes");
-        let (number, word) = (usize::from(a) | usize::from(b) << 8, u32::from_le_bytes(word));
+        let (number, word) = (
+            usize::from(a) | usize::from(b) << 8,
+            u32::from_le_bytes(word),
+        );
         match what % 8 {
             0 | 1 => {
                 let frame = vec![c; number % (CAPACITY + 1)];
@@ -74,9 +77,8 @@ fn run(script: &[u8]) {
                 };
                 let at = at % (size / 4);
                 // SAFETY: in the mapping, and aligned; all access it by atomics.
-                let to = unsafe {
-                    AtomicU32::from_ptr(memory.as_ptr().cast::<u32>().add(at).as_ptr())
-                };
+                let to =
+                    unsafe { AtomicU32::from_ptr(memory.as_ptr().cast::<u32>().add(at).as_ptr()) };
                 to.store(word, Ordering::Relaxed);
             }
         }

@@ -184,6 +184,7 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         iova: 0,
         fd: None,
         access,
+        driver_access: None,
     };
     let _ = Mr::register_dmabuf(context, &init, Udata::none());
     let _ = Mw::alloc(context, pd_handle, MwType::TYPE_2, Udata::none());
@@ -246,6 +247,9 @@ fn run(fake: &FakeKernel, context: &Context, input: &Input) {
         user_handle: 0,
         async_fd: None,
     };
+    if let Ok(counters) = uverbs::Counters::create(context) {
+        let _ = counters.read(&mut [0; 3], 0);
+    }
     if let Ok(wq) = Wq::create(context, &init, Udata::output(&mut driver)) {
         let ready = WqChange {
             state: Some(WqState::READY),
