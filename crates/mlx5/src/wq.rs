@@ -26,7 +26,7 @@ pub struct PacketHash<'a> {
 }
 
 /// Strides of a work queue: each receive takes several packets, one after the other.
-/// The program posts receives and reads completions itself ([`RecvQueue::direct`]): a
+/// The program posts receives and reads completions itself ([`Work`] tells where): a
 /// receive begins with 16 bytes that are zero, a completion names the receive and the
 /// stride.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

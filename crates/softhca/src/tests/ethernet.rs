@@ -50,6 +50,22 @@ fn work_queue(driver: &mut Driver, opcode: u16, cqn: u32, tis: u32) -> Qp {
     }
 }
 
+/// Steers all frames to a TIR, by a new table.
+fn steer_to(driver: &mut Driver, tir: u32) {
+    let table = driver.number(Input::new(op::CREATE_FLOW_TABLE, 0x40));
+    let on_table = |opcode, length| Input::new(opcode, length).or(0x14, 0, table);
+    // A group whose rules match any frame.
+    let group = driver.number(on_table(op::CREATE_FLOW_GROUP, 0x240));
+    let rule = on_table(op::SET_FLOW_TABLE_ENTRY, 0x348)
+        .or(0x44, 0, group)
+        .or(0x4c, 0, 4)
+        .or(0x50, 0, 1)
+        .or(0x340, 24, 2)
+        .or(0x340, 0, tir);
+    driver.ok(&rule, 16);
+    driver.ok(&on_table(op::SET_FLOW_TABLE_ROOT, 0x40), 16);
+}
+
 impl Interface {
     /// All frames are steered to its TIR, whose transport domain is 7; `sends_in` is
     /// that of its send queue. The link is up.
@@ -69,18 +85,7 @@ impl Interface {
             .or(0x3c, 0, rq.number)
             .or(0x44, 0, 7);
         let tir = driver.number(tir);
-        let table = driver.number(Input::new(op::CREATE_FLOW_TABLE, 0x40));
-        let on_table = |opcode, length| Input::new(opcode, length).or(0x14, 0, table);
-        // A group whose rules match any frame.
-        let group = driver.number(on_table(op::CREATE_FLOW_GROUP, 0x240));
-        let rule = on_table(op::SET_FLOW_TABLE_ENTRY, 0x348)
-            .or(0x44, 0, group)
-            .or(0x4c, 0, 4)
-            .or(0x50, 0, 1)
-            .or(0x340, 24, 2)
-            .or(0x340, 0, tir);
-        driver.ok(&rule, 16);
-        driver.ok(&on_table(op::SET_FLOW_TABLE_ROOT, 0x40), 16);
+        steer_to(&mut driver, tir);
         let page = driver.pages(2);
         for _ in 0..8 {
             let room = segment(2048, driver.key, page + 4096);
@@ -255,6 +260,75 @@ fn a_receive_queue_removes_vlan_tags_unless_disabled() {
             interface.driver.read(interface.page + 4096, 12),
             frame[..12]
         );
+    }
+}
+
+#[test]
+fn frames_share_a_receive_with_strides() {
+    const SIZE: u32 = 64;
+    let mut interface = Interface::new(8);
+    // 512 strides of 64 bytes, two bytes before each frame; 16 entries of 32 bytes.
+    let (ring, records) = (interface.driver.pages(1), interface.driver.pages(1));
+    let memory = interface.driver.pages(8);
+    let create = |kind: u32| {
+        Input::new(op::CREATE_RQ, 0x118)
+            .or(0x28, 0, interface.cq.number)
+            .or(0x50, 28, kind)
+            .or(0x58, 0, interface.driver.pd)
+            .long(0x60, records)
+            .or(0x70, 16, 5)
+            .or(0x70, 0, 4)
+            .or(0x74, 7, 1)
+            .long(0x110, ring)
+    };
+    let (list, cyclic) = (create(2), create(3));
+    assert_ne!(interface.driver.command(&list, 16).0, 0);
+    let rq = interface.driver.number(cyclic);
+    let ready = Input::new(op::MODIFY_RQ, 0x110)
+        .or(8, 0, rq)
+        .or(0x20, 20, 1);
+    interface.driver.ok(&ready, 16);
+    // Each entry begins with a segment that is zero.
+    for entry in 0..2u64 {
+        let room = segment(SIZE * 512, interface.driver.key, memory);
+        interface.driver.write(ring + entry * 32 + 16, &room);
+    }
+    interface.driver.write(records, &2u32.to_be_bytes());
+    let tir = Input::new(op::CREATE_TIR, 0x110)
+        .or(0x3c, 0, rq)
+        .or(0x44, 0, 7);
+    let tir = interface.driver.number(tir);
+    steer_to(&mut interface.driver, tir);
+    // 60 bytes take one stride, 64 two: 256 frames of two fill an entry but for none; an
+    // odd one leaves a stride that is skipped.
+    let send = |interface: &mut Interface, length: u32| {
+        interface.driver.write(interface.page, &[0xa5; 64]);
+        interface.driver.write(interface.page, &interface.own());
+        let mut segments = vec![0; 16];
+        segments.extend_from_slice(&segment(length, interface.driver.key, interface.page));
+        (interface.driver).post(&mut interface.sq, 0x0a, SIGNALED, &segments);
+        interface.driver.run();
+    };
+    let mut used = 0;
+    for n in 0..257 {
+        let length = if n == 0 { 60 } else { 64 };
+        send(&mut interface, length);
+        let count = if n == 0 { 1 } else { 2 };
+        let entry = interface.driver.poll(&mut interface.cq).unwrap();
+        let place = |entry: &[u8]| {
+            let half = |at: usize| u16::from_be_bytes([entry[at], entry[at + 1]]);
+            (half(2), half(60), word(entry, 44))
+        };
+        if n == 256 {
+            assert_eq!(place(&entry), (0, 511, 1 << 31 | 1 << 16));
+            let entry = interface.driver.poll(&mut interface.cq).unwrap();
+            assert_eq!(place(&entry), (1, 0, 2 << 16 | 64));
+            break;
+        }
+        assert_eq!(place(&entry), (0, used, count << 16 | length));
+        let at = memory + u64::from(used) * u64::from(SIZE) + 2;
+        assert_eq!(interface.driver.read(at, 6), interface.own());
+        used += count as u16;
     }
 }
 
