@@ -3,7 +3,7 @@
  * Raw packets: segmentation, VLAN stripping, checksums, flow tags, counters,
  * striding receives; device memory by type. Frames go to a flow of another context of
  * the device: a context does not hear itself.
- * usage: packets CASE...|all
+ * usage: ethernet CASE...|all
  */
 #include "common.h"
 #include <infiniband/mlx5dv.h>
