@@ -28,9 +28,14 @@ struct ends {
 	struct ibv_device_attr_ex attr;
 };
 
-static struct ibv_qp *packet_qp(struct ibv_pd *pd, struct ibv_cq *cq,
-				uint32_t create_flags, uint16_t tso_header)
+static struct ibv_qp *packet_qp_with(struct ibv_pd *pd, struct ibv_cq *cq,
+				     uint32_t create_flags, uint16_t tso_header,
+				     uint32_t own_flags)
 {
+	struct mlx5dv_qp_init_attr own = {
+		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+		.create_flags = own_flags,
+	};
 	struct ibv_qp_init_attr_ex init = {
 		.send_cq = cq,
 		.recv_cq = cq,
@@ -51,13 +56,20 @@ static struct ibv_qp *packet_qp(struct ibv_pd *pd, struct ibv_cq *cq,
 	if (tso_header)
 		init.comp_mask |= IBV_QP_INIT_ATTR_MAX_TSO_HEADER |
 				  IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-	qp = MUST(ibv_create_qp_ex(pd->context, &init));
+	qp = MUST(own_flags ? mlx5dv_create_qp(pd->context, &init, &own) :
+			      ibv_create_qp_ex(pd->context, &init));
 	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT));
 	attr.qp_state = IBV_QPS_RTR;
 	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 	attr.qp_state = IBV_QPS_RTS;
 	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 	return qp;
+}
+
+static struct ibv_qp *packet_qp(struct ibv_pd *pd, struct ibv_cq *cq,
+				uint32_t create_flags, uint16_t tso_header)
+{
+	return packet_qp_with(pd, cq, create_flags, tso_header, 0);
 }
 
 static void open_ends(struct ends *e, uint32_t create_flags)
@@ -375,6 +387,59 @@ static void vlan(void)
 	EQ(got.vlan, 0x6123);
 	EQ(got.tag, TAG);
 	CHECK_PATTERN(room_of(&e, got.wr_id) + HEADERS, 30, 4);
+	close_ends(&e);
+}
+
+/* A queue pair of the sender's context, which receives if it was made for it. */
+static void own(void)
+{
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth eth;
+	} init = {
+		.attr = {.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(init),
+			 .num_of_specs = 1, .port = 1},
+		.eth = {.type = IBV_FLOW_SPEC_ETH,
+			.size = sizeof(struct ibv_flow_spec_eth)},
+	};
+	struct ibv_send_wr send = {.num_sge = 1, .opcode = IBV_WR_SEND,
+				   .send_flags = IBV_SEND_SIGNALED}, *bad_send;
+	struct ibv_recv_wr recv = {.num_sge = 1}, *bad;
+	struct ibv_sge sge, room;
+	struct ibv_flow *flow;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_wc wc;
+	struct ends e;
+	int allowed;
+
+	open_ends(&e, 0);
+	memcpy(init.eth.val.dst_mac, to, 6);
+	memset(init.eth.mask.dst_mac, 0xff, 6);
+	init.eth.val.dst_mac[5] += 5;
+	headers(e.buf, 30);
+	e.buf[5] += 5;
+	sge = (struct ibv_sge){(uintptr_t)e.buf, HEADERS + 30, e.mr->lkey};
+	room = (struct ibv_sge){(uintptr_t)e.buf + 4096, ROOM, e.mr->lkey};
+	send.sg_list = &sge;
+	recv.sg_list = &room;
+	for (allowed = 0; allowed < 2; allowed++) {
+		cq = MUST(ibv_create_cq(e.ctx, 16, NULL, NULL, 0));
+		qp = packet_qp_with(
+			e.pd, cq, 0, 0,
+			allowed ? MLX5DV_QP_CREATE_TIR_ALLOW_SELF_LOOPBACK_UC :
+				  0);
+		OK(ibv_post_recv(qp, &recv, &bad));
+		flow = MUST(ibv_create_flow(qp, &init.attr));
+		OK(ibv_post_send(e.send, &send, &bad_send));
+		check_sent(&e, 0, IBV_WC_SEND);
+		EQ(poll_wait(cq, &wc, allowed ? 10000 : 300), allowed);
+		if (allowed)
+			EQ(wc.byte_len, HEADERS + 30);
+		OK(ibv_destroy_flow(flow));
+		OK(ibv_destroy_qp(qp));
+		OK(ibv_destroy_cq(cq));
+	}
 	close_ends(&e);
 }
 
@@ -750,7 +815,7 @@ int main(int argc, char **argv)
 	static const struct test_case cases[] = {
 		{"tso-post", tso_post}, {"tso-wr", tso_wr},
 		{"tso-bad", tso_bad},	{"vlan", vlan},
-		{"checksums", checksums}, {"counters", counters},
+		{"checksums", checksums}, {"own", own}, {"counters", counters},
 		{"uncounted", uncounted},
 		{"device-counter", device_counter},
 		{"memory", memory},

@@ -260,9 +260,10 @@ pub struct CreateQp {
     pub reserved: u16,
 }
 
-/// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC` and `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: unicast
-/// and multicast frames of the same context are received.
-pub const QP_FLAG_TIR_ALLOW_SELF_LB: u32 = 1 << 6 | 1 << 7;
+/// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC`: unicast packets of the same context are received.
+pub const QP_FLAG_OWN_UNICAST: u32 = 1 << 6;
+/// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: as [`QP_FLAG_OWN_UNICAST`], multicast packets.
+pub const QP_FLAG_OWN_MULTICAST: u32 = 1 << 7;
 /// `MLX5_QP_FLAG_TYPE_DCT`: a DC target.
 pub const QP_FLAG_TYPE_DCT: u32 = 1 << 4;
 

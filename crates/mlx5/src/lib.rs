@@ -72,8 +72,8 @@ pub use operation::Service;
 pub use own_uars::{DirectUar, ThreadUar};
 pub use plan::KeyChanges;
 pub use qp::{
-    Changes, Dynamic, PacketObjects, QpOptions, QueuePair, Segmentation, Streams, alloc_pd,
-    find_pd, modify_qp, modify_target,
+    Changes, Dynamic, OwnPackets, PacketObjects, QpOptions, QueuePair, Segmentation, Streams,
+    alloc_pd, find_pd, modify_qp, modify_target,
 };
 pub use recv::RecvQueue;
 pub use send::{Interleaved, KeyLayout, LONGEST_WINDOW, LayoutChange, MAX_SEGMENT, SendQueue};

@@ -10,8 +10,9 @@ use uverbs::{
 use crate::Lender;
 use crate::abi::{
     AllocPdResp, CreateQp, CreateQpResp, ModifyQp, ModifyQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
-    QP_FLAG_DCI_STREAM, QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE,
-    QP_FLAG_TIR_ALLOW_SELF_LB, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
+    QP_FLAG_DCI_STREAM, QP_FLAG_OWN_MULTICAST, QP_FLAG_OWN_UNICAST,
+    QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT,
+    QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
 use crate::plan::{KeyChanges, RecvPlan, SendPlan};
@@ -152,6 +153,15 @@ pub struct Segmentation {
     pub longest: u32,
 }
 
+/// Which packets that queue pairs of the same context send are received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnPackets {
+    /// Those to one address.
+    pub unicast: bool,
+    /// Those to several.
+    pub multicast: bool,
+}
+
 /// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
@@ -176,7 +186,7 @@ pub struct QpOptions {
     /// How raw packets may be divided into segments.
     pub segmentation: Segmentation,
     /// Packets that queue pairs of the same context send are received.
-    pub own_packets: bool,
+    pub own_packets: OwnPackets,
     /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
     pub dynamic: Option<Dynamic>,
 }
@@ -193,7 +203,7 @@ impl Default for QpOptions {
             raw: false,
             checksums: false,
             segmentation: Segmentation::default(),
-            own_packets: false,
+            own_packets: OwnPackets::default(),
             dynamic: None,
         }
     }
@@ -358,7 +368,8 @@ impl<C: ContextRef> QueuePair<C> {
                 | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
                 | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX)
                 | flag(streams.is_some(), QP_FLAG_DCI_STREAM)
-                | flag(options.own_packets, QP_FLAG_TIR_ALLOW_SELF_LB)
+                | flag(options.own_packets.unicast, QP_FLAG_OWN_UNICAST)
+                | flag(options.own_packets.multicast, QP_FLAG_OWN_MULTICAST)
                 | kind,
             bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
             uidx: work.user_index(),

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use mlx5::commands::{Capabilities, data_in_order, enable_memcpy};
 use mlx5::{
-    Changes, Dynamic, KeyChanges, Lender, PacketHash, PacketObjects, QpOptions, QueuePair,
-    RecvQueue, Role, Segmentation, SendQueue, Work, modify_target,
+    Changes, Dynamic, KeyChanges, Lender, OwnPackets, PacketHash, PacketObjects, QpOptions,
+    QueuePair, RecvQueue, Role, Segmentation, SendQueue, Work, modify_target,
 };
 use uverbs::environment::variable;
 use uverbs::{
@@ -63,6 +63,8 @@ pub struct Options {
     pub dynamic: Option<Dynamic>,
     /// Operations of `ibv_wr_*` that verbs do not have (`send_ops_flags` of mlx5dv).
     pub operations: u64,
+    /// Which raw packets of the same context are received.
+    pub own_packets: OwnPackets,
 }
 
 /// Data of a queue pair besides its queues.
@@ -272,7 +274,7 @@ impl QpOps for Mlx5 {
                     longest: longest_divided(ctx)?.ok_or(Errno::OPNOTSUPP)?,
                 },
             },
-            own_packets: false,
+            own_packets: asked.own_packets,
             dynamic: asked.dynamic,
         };
         let options = match is_target && options.short_data {

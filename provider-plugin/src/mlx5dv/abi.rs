@@ -236,6 +236,8 @@ pub type Absent = Option<unsafe extern "C" fn()>;
 
 /// Bits of [`mlx5dv_qp_init_attr::create_flags`].
 pub mod qp_flag {
+    pub const TIR_ALLOW_SELF_LOOPBACK_UC: u32 = 1 << 1;
+    pub const TIR_ALLOW_SELF_LOOPBACK_MC: u32 = 1 << 2;
     pub const DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
     pub const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
     pub const PACKET_BASED_CREDIT_MODE: u32 = 1 << 5;

@@ -111,6 +111,14 @@ fn structures_are_those_of_the_header() {
             sched_flag::MAX_AVG_BW,
         ),
         (
+            "MLX5DV_QP_CREATE_TIR_ALLOW_SELF_LOOPBACK_UC",
+            qp_flag::TIR_ALLOW_SELF_LOOPBACK_UC,
+        ),
+        (
+            "MLX5DV_QP_CREATE_TIR_ALLOW_SELF_LOOPBACK_MC",
+            qp_flag::TIR_ALLOW_SELF_LOOPBACK_MC,
+        ),
+        (
             "MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE",
             qp_flag::DISABLE_SCATTER_TO_CQE,
         ),

@@ -243,7 +243,13 @@ impl Provider {
             },
             short_data: false,
             checksums: resources.packets.is_some_and(|packets| packets.checksums),
-            own_packets: resources.packets.is_some_and(|packets| packets.own),
+            own_packets: {
+                let own = resources.packets.is_some_and(|packets| packets.own);
+                ::mlx5::OwnPackets {
+                    unicast: own,
+                    multicast: own,
+                }
+            },
             dynamic: resources.dynamic.map(|dynamic| match dynamic {
                 super::Dynamic::Initiator => ::mlx5::Dynamic::Initiator { streams: None },
                 super::Dynamic::Target { access_key } => ::mlx5::Dynamic::Target { access_key },
