@@ -14,6 +14,7 @@ use crate::context::{CtxRef, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 use crate::mlx5::counters::{SharedPoints, ibv_counters, of_specification};
+use crate::mlx5::flow_action::{self, ibv_flow_action};
 
 /// `struct ibv_flow`.
 #[repr(C)]
@@ -82,6 +83,7 @@ mod spec {
     pub const MPLS: u32 = 0x60;
     pub const TAG: u32 = 0x1000;
     pub const DROP: u32 = 0x1001;
+    pub const ACTION: u32 = 0x1002;
     pub const COUNT: u32 = 0x1003;
 }
 
@@ -139,8 +141,7 @@ fn convert(kind: u32, bytes: &[u8], specs: &mut Specs) -> Result<(), Errno> {
 }
 
 /// `ibv_create_flow`. EINVAL for what is not a specification, for counters of nothing
-/// and two sets of counters; EOPNOTSUPP for actions of their own and what the device
-/// does not match.
+/// and two sets of counters; EOPNOTSUPP for what the device does not match or do.
 pub unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
     // SAFETY: libibverbs passes a live queue pair of ours, and the application
     // attributes that so many specifications follow.
@@ -152,11 +153,19 @@ pub unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) 
         for _ in 0..given.num_of_specs {
             let SpecHeader { kind, size } = at.cast::<SpecHeader>().read_unaligned();
             let bytes = slice::from_raw_parts(at, size.into());
-            if kind == spec::COUNT {
-                let pointer = at.add(8).cast::<*mut ibv_counters>();
-                if bytes.len() < 16 {
+            let has_pointer = matches!(kind, spec::COUNT | spec::ACTION);
+            if has_pointer && bytes.len() < 16 {
+                return Err(Errno::INVAL);
+            }
+            if kind == spec::ACTION {
+                let pointer = at.add(8).cast::<*mut ibv_flow_action>().read_unaligned();
+                if pointer.is_null() {
                     return Err(Errno::INVAL);
                 }
+                let handle = flow_action::handle_of(pointer).to_ne_bytes();
+                specs.add(kind, &[&handle, &[0; 4]])?;
+            } else if kind == spec::COUNT {
+                let pointer = at.add(8).cast::<*mut ibv_counters>();
                 let counters = of_specification(pointer.read_unaligned())?;
                 if counted.replace(counters).is_some() {
                     return Err(Errno::INVAL);

@@ -40,6 +40,7 @@ impl ContextOps for Mlx5 {
         use crate::flow::{self, ibv_flow, ibv_flow_attr};
         use crate::mlx5::counters::{self, ibv_counters};
         use crate::mlx5::counters::{ibv_counter_attach_attr, ibv_counters_init_attr};
+        use crate::mlx5::flow_action::{self, ibv_flow_action};
         use crate::mlx5::qp::{self as mlx5_qp, ibv_ece, ibv_qp_rate_limit_attr};
         use crate::mlx5::{clock, cq, dm, wq};
         operations! {
@@ -57,6 +58,8 @@ impl ContextOps for Mlx5 {
             create_wq: fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq = wq::create_wq;
             destroy_counters: fn(*mut ibv_counters) -> c_int = counters::destroy_counters;
             destroy_flow: fn(*mut ibv_flow) -> c_int = flow::destroy_flow;
+            destroy_flow_action: fn(*mut ibv_flow_action)
+                -> c_int = flow_action::destroy_flow_action;
             destroy_rwq_ind_table: fn(*mut ibv_rwq_ind_table) -> c_int = wq::destroy_rwq_ind_table;
             destroy_wq: fn(*mut ibv_wq) -> c_int = wq::destroy_wq;
             dm_export_dmabuf_fd: fn(*mut ibv_dm) -> c_int = dm::dm_export_dmabuf_fd;

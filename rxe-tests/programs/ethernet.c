@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Raw packets: segmentation, VLAN stripping, checksums, flow tags, counters,
- * striding receives; device memory by type. Frames go to a flow of another context of
- * the device: a context does not hear itself.
+ * striding receives, flow actions; device memory by type. Frames go to a flow of
+ * another context of the device: a context does not hear itself.
  * usage: ethernet CASE...|all
  */
 #include "common.h"
@@ -625,6 +625,82 @@ static void device_counter(void)
 	close_ends(&e);
 }
 
+static uint64_t header_action(unsigned type, unsigned field, unsigned length,
+			      uint32_t data)
+{
+	return htobe64((uint64_t)(type << 28 | field << 16 | length) << 32 | data);
+}
+
+/* Headers that are changed before a packet is received. */
+static void actions(void)
+{
+	struct ends e;
+	uint64_t list[3] = {
+		header_action(1, 0x5, 16, 0xbeef), /* the end of the address */
+		header_action(2, 0xa, 0, -5u),	   /* the time to live */
+		header_action(1, 0x9, 16, 443),	   /* the TCP port */
+	};
+	struct {
+		size_t size;
+		uint64_t bytes[64 / 8];
+	} mask = {.size = 64}, value = {.size = 64};
+	struct mlx5dv_flow_matcher_attr attr = {
+		.type = IBV_FLOW_ATTR_NORMAL,
+		.match_criteria_enable = 1,
+		.match_mask = (void *)&mask,
+	};
+	struct mlx5dv_flow_action_attr flow_actions[2] = {
+		{.type = MLX5DV_FLOW_ACTION_IBV_FLOW_ACTION},
+		{.type = MLX5DV_FLOW_ACTION_DEST_IBV_QP},
+	};
+	struct mlx5dv_flow_matcher *matcher;
+	struct ibv_flow_action *action;
+	struct ibv_flow *flow;
+	struct got got;
+	uint8_t h[HEADERS], *f;
+
+	open_ends(&e, 0);
+	action = mlx5dv_create_flow_action_modify_header(
+		e.recv_ctx, sizeof(list), list, MLX5DV_FLOW_TABLE_TYPE_NIC_RX);
+	if (!action)
+		SKIP("headers are not changed here");
+	NULL_WITH(mlx5dv_create_flow_action_packet_reformat(
+			  e.recv_ctx, 8, NULL,
+			  MLX5DV_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2,
+			  MLX5DV_FLOW_TABLE_TYPE_NIC_RX),
+		  EINVAL);
+	CHECK(!mlx5dv_create_flow_action_packet_reformat(
+		e.recv_ctx, 0, NULL,
+		MLX5DV_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2,
+		MLX5DV_FLOW_TABLE_TYPE_NIC_RX));
+	memset((uint8_t *)mask.bytes + 8, 0xff, 6);
+	memcpy((uint8_t *)value.bytes + 8, to, 6);
+	((uint8_t *)value.bytes)[13] += 6;
+	matcher = MUST(mlx5dv_create_flow_matcher(e.recv_ctx, &attr));
+	flow_actions[0].action = action;
+	flow_actions[1].qp = e.recv;
+	flow = MUST(mlx5dv_create_flow(matcher, (void *)&value, 2, flow_actions));
+	EQ(ibv_destroy_flow_action(action), EBUSY);
+	pattern(e.buf, 100, 8);
+	headers(h, 100);
+	h[5] += 6;
+	OK(post_tso(&e, 1, h, HEADERS, 100, 600));
+	check_sent(&e, 1, IBV_WC_TSO);
+	got = next_frame(&e);
+	f = room_of(&e, got.wr_id);
+	EQ(got.len, HEADERS + 100);
+	CHECK(!memcmp(f, to, 4));
+	EQ(get16(f + 4), 0xbeef);
+	EQ(f[22], 64 - 5);
+	EQ(get16(f + 36), 443);
+	EQ(sum(f + 14, 20, 0), 0xffff);
+	EQ(sum(f + 34, 120, sum(f + 26, 8, 6 + 120)), 0xffff);
+	OK(ibv_destroy_flow(flow));
+	OK(ibv_destroy_flow_action(action));
+	OK(mlx5dv_destroy_flow_matcher(matcher));
+	close_ends(&e);
+}
+
 #define STRIDE 256
 #define STRIDES 512
 
@@ -820,6 +896,7 @@ int main(int argc, char **argv)
 		{"device-counter", device_counter},
 		{"memory", memory},
 		{"strides", strides},
+		{"actions", actions},
 	};
 
 	return test_main(argc, argv, cases, ARRAY_SIZE(cases), 60);

@@ -3,7 +3,7 @@
 use crate::command::dct;
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
 use crate::engine::device_memory::MemicOperation;
-use crate::engine::{compression, copy, device_memory, scheduling};
+use crate::engine::{compression, copy, device_memory, header_change, scheduling};
 use crate::profile::Group::{
     Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging, Qos, Roce,
 };
@@ -155,6 +155,8 @@ const ETHERNET: &[Cap] = &[
     (FlowTable, FT_IDENTIFIED_MISS, 1),
     (FlowTable, FT_MODIFY, 1),
     (FlowTable, FT_LOG_MAX_SIZE, 16),
+    (FlowTable, FT_LOG_MAX_HEADER_CHANGES, 12),
+    (FlowTable, FT_HEADER_CHANGE_ACTIONS, header_change::MOST),
     (FlowTable, FT_MAX_LEVEL, 64),
     (FlowTable, FT_LOG_MAX_NUM, 16),
     (FlowTable, FT_LOG_MAX_DESTINATION, 8),

@@ -14,6 +14,7 @@ pub mod cq;
 mod device;
 pub mod dm;
 pub mod entries;
+pub mod flow_action;
 pub mod key_config;
 mod memory;
 mod pd;

@@ -4,6 +4,7 @@
 use core::ffi::{c_int, c_void};
 
 use crate::abi::*;
+use crate::mlx5::flow_action::ibv_flow_action;
 
 /// `struct mlx5dv_cqe_comp_caps`.
 #[repr(C)]
@@ -538,6 +539,7 @@ pub struct mlx5dv_flow_action_attr {
 pub union FlowActionValue {
     pub qp: *mut ibv_qp,
     pub object: *mut ContextFirst,
+    pub action: *mut ibv_flow_action,
     pub tag: u32,
 }
 
@@ -545,6 +547,7 @@ pub union FlowActionValue {
 pub mod action {
     pub const DEST_QP: u32 = 0;
     pub const DROP: u32 = 1;
+    pub const FLOW_ACTION: u32 = 3;
     pub const TAG: u32 = 4;
     pub const DEST_DEVX: u32 = 5;
     pub const COUNTERS_DEVX: u32 = 6;

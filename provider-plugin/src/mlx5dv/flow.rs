@@ -1,10 +1,12 @@
 //! Flows in the device's own format.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::slice;
 
 use mlx5::ioctl::devx::DevxHandle;
-use mlx5::ioctl::flow::{FlowActions, FlowMatcher, FlowTarget, MatcherInit, create};
+use mlx5::ioctl::flow::{
+    FlowActions, FlowMatcher, FlowTarget, MatcherInit, change_header, create, reformat_packet,
+};
 use uverbs::QpHandle;
 
 use super::abi::*;
@@ -17,6 +19,7 @@ use crate::context::{CtxRef, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 use crate::flow::ibv_flow;
+use crate::mlx5::flow_action::{self, ibv_flow_action};
 
 /// A matcher. Its context comes first, as in libmlx5's.
 #[repr(C)]
@@ -75,6 +78,13 @@ unsafe fn create_flow(
                     }
                     continue;
                 }
+                action::FLOW_ACTION => {
+                    let (list, count) = &mut all.own;
+                    let place = list.get_mut(*count).ok_or(Errno::OPNOTSUPP)?;
+                    *place = flow_action::handle_of(action.value.action);
+                    *count += 1;
+                    continue;
+                }
                 _ => return Err(Errno::OPNOTSUPP),
             };
             if all.target.replace(to).is_some() {
@@ -95,6 +105,47 @@ unsafe fn create_flow(
 }
 
 exported! {
+    /// `mlx5dv_create_flow_action_modify_header`: actions of 8 bytes each, in the device's
+    /// format.
+    fn mlx5dv_create_flow_action_modify_header(
+        context: *mut ibv_context,
+        length: usize,
+        actions: *mut u64,
+        table: u32
+    ) -> *mut ibv_flow_action
+    where is_ours(context), else ringverbs_refused_object().cast() => {
+        // SAFETY: an open context of ours, and the application's actions.
+        entry::pointer(|| unsafe {
+            let actions = match length {
+                0 => &[],
+                _ => slice::from_raw_parts(actions.cast(), length),
+            };
+            flow_action::new(context, || change_header(&CtxRef::of(context), actions, table))
+        })
+    }
+
+    /// `mlx5dv_create_flow_action_packet_reformat`. EINVAL for data without a length, and
+    /// a length without data.
+    fn mlx5dv_create_flow_action_packet_reformat(
+        context: *mut ibv_context,
+        length: usize,
+        data: *mut c_void,
+        kind: u32,
+        table: u32
+    ) -> *mut ibv_flow_action
+    where is_ours(context), else ringverbs_refused_object().cast() => {
+        // SAFETY: an open context of ours, and the application's data.
+        entry::pointer(|| unsafe {
+            let data = match (data.is_null(), length) {
+                (true, 0) => &[],
+                (true, _) | (false, 0) => return Err(Errno::INVAL),
+                (false, _) => slice::from_raw_parts(data.cast(), length),
+            };
+            let ctx = CtxRef::of(context);
+            flow_action::new(context, || reformat_packet(&ctx, kind, data, table))
+        })
+    }
+
     /// `mlx5dv_create_flow_matcher`. EOPNOTSUPP for a type other than the normal one.
     fn mlx5dv_create_flow_matcher(
         context: *mut ibv_context,
@@ -151,8 +202,8 @@ exported! {
         unsafe { create_flow(matcher, value, count, actions, 16) }
     }
 
-    /// `mlx5dv_create_flow` of later headers. EOPNOTSUPP for actions of their own, and
-    /// for two targets or counters.
+    /// `mlx5dv_create_flow` of later headers. EOPNOTSUPP for two targets or counters, and
+    /// for more than three actions of their own.
     fn __mlx5dv_create_flow(
         matcher: *mut Matcher,
         value: *mut mlx5dv_flow_match_parameters,

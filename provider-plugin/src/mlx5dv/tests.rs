@@ -145,6 +145,7 @@ fn structures_are_those_of_the_header() {
         ("MLX5DV_OBJ_PD", obj::PD as u32),
         ("MLX5DV_FLOW_ACTION_DEST_IBV_QP", action::DEST_QP),
         ("MLX5DV_FLOW_ACTION_DROP", action::DROP),
+        ("MLX5DV_FLOW_ACTION_IBV_FLOW_ACTION", action::FLOW_ACTION),
         ("MLX5DV_FLOW_ACTION_TAG", action::TAG),
         ("MLX5DV_FLOW_ACTION_DEST_DEVX", action::DEST_DEVX),
         ("MLX5DV_FLOW_ACTION_DEFAULT_MISS", action::DEFAULT_MISS),

@@ -3,6 +3,7 @@
 
 use uverbs::driver::{Ioctl, Owned};
 use uverbs::{Context, ContextRef, Error, FlowHandle, QpHandle};
+use zerocopy::IntoBytes;
 
 use super::devx::DevxHandle;
 use super::ids::*;
@@ -11,6 +12,70 @@ methods! {
     FLOW_MATCHER_CREATE: "flow matcher", OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_CREATE;
     FLOW_MATCHER_DESTROY: "flow matcher", OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_DESTROY;
     CREATE_FLOW: "flow", OBJECT_FLOW, METHOD_CREATE_FLOW;
+    CREATE_MODIFY_HEADER: "flow action", OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_MODIFY_HEADER;
+    CREATE_PACKET_REFORMAT: "flow action", OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_REFORMAT;
+    FLOW_ACTION_DESTROY: "flow action", OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_DESTROY;
+}
+
+/// Most [`FlowAction`]s of a flow.
+pub const MAX_ACTIONS: usize = 3;
+
+/// Handle number of a flow action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlowActionHandle(pub u32);
+
+/// Creates an action that changes headers: `actions` of 8 bytes each, in the device's
+/// format. [`destroy_action`] destroys it. `table` is the type of the flow tables (`enum
+/// mlx5_ib_uapi_flow_table_type`).
+///
+/// # Errors
+/// EOPNOTSUPP if the device has none; EINVAL for what it does not change, or more than it
+/// can.
+pub fn change_header(
+    context: &Context,
+    actions: &[u8],
+    table: u32,
+) -> Result<FlowActionHandle, Error> {
+    // SAFETY: no input is an address.
+    let mut ioctl = unsafe { Ioctl::driver(&CREATE_MODIFY_HEADER) };
+    let action = ioctl.new_object(ATTR_MODIFY_HEADER_HANDLE);
+    ioctl.input(ATTR_MODIFY_HEADER_ACTIONS, actions);
+    ioctl.constant(ATTR_MODIFY_HEADER_TABLE, table.into());
+    Ok(FlowActionHandle(ioctl.run(context)?.handle(action)?))
+}
+
+/// Creates an action that puts packets into a tunnel or takes them out. `kind` is `enum
+/// mlx5_ib_uapi_flow_action_packet_reformat_type`, `data` the headers that it adds.
+///
+/// # Errors
+/// As [`change_header`].
+pub fn reformat_packet(
+    context: &Context,
+    kind: u32,
+    data: &[u8],
+    table: u32,
+) -> Result<FlowActionHandle, Error> {
+    // SAFETY: as above.
+    let mut ioctl = unsafe { Ioctl::driver(&CREATE_PACKET_REFORMAT) };
+    let action = ioctl.new_object(ATTR_REFORMAT_HANDLE);
+    if !data.is_empty() {
+        ioctl.input(ATTR_REFORMAT_DATA, data);
+    }
+    ioctl.constant(ATTR_REFORMAT_TYPE, kind.into());
+    ioctl.constant(ATTR_REFORMAT_TABLE, table.into());
+    Ok(FlowActionHandle(ioctl.run(context)?.handle(action)?))
+}
+
+/// Destroys an action.
+///
+/// # Errors
+/// EBUSY while flows use it.
+pub fn destroy_action(context: &Context, action: FlowActionHandle) -> Result<(), Error> {
+    // SAFETY: no input is added.
+    let mut ioctl = unsafe { Ioctl::driver(&FLOW_ACTION_DESTROY) };
+    ioctl.acts_on(action.0);
+    ioctl.handle(ATTR_FLOW_ACTION_DESTROY_HANDLE, action.0);
+    ioctl.run(context).map(drop)
 }
 
 kinds! {
@@ -102,6 +167,8 @@ pub struct FlowActions {
     /// The counter of the device that counts them: an object, and which of the counters
     /// that it has.
     pub counter: Option<(DevxHandle, Option<u32>)>,
+    /// Actions of their own, as many as the second number says.
+    pub own: ([u32; MAX_ACTIONS], usize),
 }
 
 /// Creates a flow by a matcher. Returns its handle; [`uverbs::flow::destroy`] destroys
@@ -129,6 +196,10 @@ pub fn create(
     }
     if let Some(tag) = actions.tag {
         ioctl.u32(ATTR_CREATE_FLOW_TAG, tag);
+    }
+    let (own, count) = &actions.own;
+    if let Some(own @ [_, ..]) = own.get(..*count) {
+        ioctl.input(ATTR_CREATE_FLOW_ACTIONS, own.as_bytes());
     }
     if let Some((counter, offset)) = actions.counter {
         // Arrays of one; so short an array is not passed by address.

@@ -188,12 +188,14 @@ impl<P: Platform> Hca<P> {
             | op::CREATE_RQT
             | op::CREATE_FLOW_TABLE
             | op::CREATE_FLOW_GROUP
+            | op::ALLOC_MODIFY_HEADER_CONTEXT
             | op::ALLOC_FLOW_COUNTER => core.create_steering(opcode, input, output),
             op::DESTROY_TIR
             | op::DESTROY_TIS
             | op::DESTROY_RQT
             | op::DESTROY_FLOW_TABLE
             | op::DESTROY_FLOW_GROUP
+            | op::DEALLOC_MODIFY_HEADER_CONTEXT
             | op::DEALLOC_FLOW_COUNTER => core.destroy_steering(opcode, input),
             op::QUERY_FLOW_COUNTER => core.query_flow_counter(input, output),
             op::MODIFY_TIR

@@ -7,7 +7,10 @@ use super::load::number;
 use super::opcode as op;
 use crate::bits::{Field, field, flag, get_array, get32, put64};
 use crate::engine::core::Core;
-use crate::engine::steering::{Destination, Object, Rule, Tir, TirDestination, Traffic};
+use crate::engine::header_change;
+use crate::engine::steering::{
+    ACTION_CHANGE_HEADER, Destination, Object, Rule, Tir, TirDestination, Traffic,
+};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
@@ -44,6 +47,7 @@ const RULE_GROUP: Field = field(0x44, 31, 0);
 const RULE_TAG: Field = field(0x48, 23, 0);
 const RULE_ACTION: Field = field(0x4c, 15, 0);
 const RULE_DESTINATIONS: Field = field(0x50, 23, 0);
+const RULE_HEADER_CHANGE: Field = field(0x5c, 31, 0);
 const RULE_COUNTERS: Field = field(0x54, 23, 0);
 const RULE_VALUE: usize = 0x80;
 const RULE_LIST: usize = 0x340;
@@ -51,6 +55,10 @@ const RULE_LIST: usize = 0x340;
 pub(super) const QUERIED: Field = field(0x1c, 31, 0);
 const CLEARED: Field = flag(0x18, 31);
 const VALUES: usize = 0x10;
+/// A header change: the number of its actions, which follow, and its own.
+const ACTION_COUNT: Field = field(0xc, 7, 0);
+const ACTIONS: usize = 0x10;
+const HEADER_CHANGE: Field = field(0x8, 31, 0);
 const TO_TABLE: u32 = 1;
 const TO_TIR: u32 = 2;
 
@@ -109,6 +117,12 @@ impl<P: Platform> Core<P> {
                     criteria: Box::new(get_array(input, CRITERIA)),
                 }
             }
+            op::ALLOC_MODIFY_HEADER_CONTEXT => {
+                let actions = input.get(ACTIONS..).unwrap_or(&[]);
+                let decoded = header_change::decode(actions, ACTION_COUNT.get(input));
+                let what = "an action on a header";
+                Object::HeaderChange(decoded.ok_or(refuse(Status::BadParameter, what))?)
+            }
             _ => Object::Counter(Traffic::default()),
         };
         let number = self.steering.insert(object).ok_or(TOO_MANY)?;
@@ -121,6 +135,7 @@ impl<P: Platform> Core<P> {
             op::DESTROY_FLOW_TABLE => TABLE.get(input),
             op::DESTROY_FLOW_GROUP => GROUP.get(input),
             op::DEALLOC_FLOW_COUNTER => COUNTER.get(input),
+            op::DEALLOC_MODIFY_HEADER_CONTEXT => HEADER_CHANGE.get(input),
             _ => number(input),
         };
         let right = match self.steering.get(number) {
@@ -130,6 +145,7 @@ impl<P: Platform> Core<P> {
             Some(Object::Table { .. }) => op::DESTROY_FLOW_TABLE,
             Some(Object::Group { .. }) => op::DESTROY_FLOW_GROUP,
             Some(Object::Counter(_)) => op::DEALLOC_FLOW_COUNTER,
+            Some(Object::HeaderChange(_)) => op::DEALLOC_MODIFY_HEADER_CONTEXT,
             None => return Err(UNKNOWN),
         };
         if right != opcode {
@@ -239,10 +255,17 @@ impl<P: Platform> Core<P> {
                 }
             })
             .collect();
+        let (action, header_change) = (RULE_ACTION.get(input), RULE_HEADER_CHANGE.get(input));
+        let changed = self.steering.get(header_change);
+        let is_change = matches!(changed, Some(Object::HeaderChange(_)));
+        if action & ACTION_CHANGE_HEADER != 0 && !is_change {
+            return Err(UNKNOWN);
+        }
         let rule = Rule {
             group: RULE_GROUP.get(input),
             tag: RULE_TAG.get(input),
-            action: RULE_ACTION.get(input),
+            action,
+            header_change,
             value: Box::new(get_array(input, RULE_VALUE)),
             destinations,
             counters,

@@ -129,7 +129,7 @@ fn creates(opcode: u16, input: &[u8]) -> Option<(Kind, Field)> {
         op::CREATE_QP | op::CREATE_DCT | op::CREATE_SQ | op::CREATE_RQ => (Kind::Queue, NUMBER),
         op::CREATE_RMP | op::CREATE_XRC_SRQ => (Kind::Srq, NUMBER),
         op::CREATE_TIR | op::CREATE_TIS | op::CREATE_RQT => (Kind::Steering, NUMBER),
-        op::ALLOC_FLOW_COUNTER => (Kind::Steering, LONG_NUMBER),
+        op::ALLOC_FLOW_COUNTER | op::ALLOC_MODIFY_HEADER_CONTEXT => (Kind::Steering, LONG_NUMBER),
         op::CREATE_GENERAL_OBJECT => (Kind::General(GENERAL_TYPE.get(input)), LONG_NUMBER),
         _ => return None,
     })
@@ -182,7 +182,9 @@ fn subject(opcode: u16, input: &[u8]) -> Option<(Kind, u32)> {
         | op::DESTROY_TIS
         | op::MODIFY_RQT
         | op::DESTROY_RQT => (Kind::Steering, NUMBER),
-        op::DEALLOC_FLOW_COUNTER => (Kind::Steering, LONG_NUMBER),
+        op::DEALLOC_FLOW_COUNTER | op::DEALLOC_MODIFY_HEADER_CONTEXT => {
+            (Kind::Steering, LONG_NUMBER)
+        }
         op::QUERY_FLOW_COUNTER => (Kind::Steering, QUERIED_COUNTER),
         op::QUERY_GENERAL_OBJECT | op::MODIFY_GENERAL_OBJECT | op::DESTROY_GENERAL_OBJECT => {
             (Kind::General(GENERAL_TYPE.get(input)), LONG_NUMBER)
@@ -214,6 +216,7 @@ fn ends(opcode: u16) -> bool {
             | op::DESTROY_TIS
             | op::DESTROY_RQT
             | op::DEALLOC_FLOW_COUNTER
+            | op::DEALLOC_MODIFY_HEADER_CONTEXT
             | op::DESTROY_GENERAL_OBJECT
     )
 }

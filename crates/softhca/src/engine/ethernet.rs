@@ -11,6 +11,7 @@ use super::cq::{self, Completion};
 use super::loopback::Origin;
 use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
+use super::steering::Selected;
 use super::wqe::{self, opcode};
 use crate::bits::{Field, field, get32, get64};
 use crate::packet::{CAPACITY, LinkKind, Packet, Pool};
@@ -193,8 +194,25 @@ impl<P: Platform> Core<P> {
             self.stats.ethernet_dropped += u64::from(origin == Origin::Wire);
             return;
         }
-        for (rqn, tag) in queues {
-            self.deliver_frame(rqn, tag, frame);
+        for Selected {
+            rqn,
+            tag,
+            header_changes,
+        } in queues
+        {
+            if header_changes.is_empty() {
+                self.deliver_frame(rqn, tag, frame);
+                continue;
+            }
+            let mut changed = frame.to_vec();
+            let mut by_layer = false;
+            for change in header_changes {
+                by_layer |= self.steering.change_header(change, &mut changed);
+            }
+            if by_layer {
+                checksums(&mut changed, true);
+            }
+            self.deliver_frame(rqn, tag, &changed);
         }
     }
 

@@ -11,6 +11,7 @@ pub mod device_memory;
 pub mod eq;
 pub mod ethernet;
 pub mod faults;
+pub(crate) mod header_change;
 pub(crate) mod host;
 pub(crate) mod loopback;
 pub(crate) mod mkey;

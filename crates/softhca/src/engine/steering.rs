@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::ethernet::{Layers, layers, u16_at};
+use super::header_change::{self, Action};
 use super::loopback::{Origin, cast};
 use crate::bits::{field, put_bytes, put32};
 
@@ -21,6 +22,7 @@ const MOST: usize = 1 << 16;
 const ACTION_DROP: u32 = 1 << 1;
 const ACTION_FORWARD: u32 = 1 << 2;
 const ACTION_COUNT: u32 = 1 << 3;
+pub(crate) const ACTION_CHANGE_HEADER: u32 = 1 << 6;
 
 /// Header bits in the layout that rules match.
 pub(crate) type Headers = Box<[u8; MATCH]>;
@@ -44,6 +46,18 @@ pub(crate) struct Rule {
     pub(crate) destinations: Vec<Destination>,
     /// Counters of matching frames.
     pub(crate) counters: Vec<u32>,
+    /// Change of matching frames' headers, if the action says so.
+    pub(crate) header_change: u32,
+}
+
+/// A receive queue that steering has selected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Selected {
+    pub(crate) rqn: u32,
+    /// The tag of the last rule.
+    pub(crate) tag: u32,
+    /// Changes of the frame's headers, in order.
+    pub(crate) header_changes: Vec<u32>,
 }
 
 /// A transport interface receive (TIR): where steering ends.
@@ -85,6 +99,8 @@ pub(crate) enum Object {
         criteria: Headers,
     },
     Counter(Traffic),
+    /// A change of headers.
+    HeaderChange(Vec<Action>),
 }
 
 /// What matched the rules with a counter.
@@ -180,10 +196,9 @@ impl Steering {
         }
     }
 
-    /// Returns the receive queues for a frame, each with the tag of the rule. A frame
-    /// from one of the interface's send queues is filtered by the settings of the TIRs.
-    pub(crate) fn steer(&mut self, frame: &[u8], origin: Origin) -> Vec<(u32, u32)> {
-        let (mut queues, mut counters) = (Vec::new(), Vec::new());
+    /// Returns the receive queues for a frame. A frame from one of the interface's send queues is filtered by the settings of the TIRs.
+    pub(crate) fn steer(&mut self, frame: &[u8], origin: Origin) -> Vec<Selected> {
+        let mut found = Found::default();
         if let (Some(root), Some(headers)) = (self.root, headers(frame)) {
             let walk = Walk {
                 headers: &headers,
@@ -191,25 +206,28 @@ impl Steering {
                 cast: cast(frame),
                 origin,
             };
-            self.pass(&walk, root, DEPTH, &mut queues, &mut counters);
+            self.pass(&walk, root, DEPTH, &[], &mut found);
         }
-        for counter in counters {
+        for counter in found.counters {
             if let Some(Object::Counter(traffic)) = self.objects.get_mut(&counter) {
                 traffic.packets = traffic.packets.wrapping_add(1);
                 traffic.bytes = traffic.bytes.wrapping_add(frame.len() as u64);
             }
         }
-        queues
+        found.queues
     }
 
-    fn pass(
-        &self,
-        walk: &Walk<'_>,
-        table: u32,
-        depth: u32,
-        queues: &mut Vec<(u32, u32)>,
-        counters: &mut Vec<u32>,
-    ) {
+    /// Applies the actions of a header change to a frame. Returns whether checksums are
+    /// to be computed again.
+    pub(crate) fn change_header(&self, number: u32, frame: &mut [u8]) -> bool {
+        match self.objects.get(&number) {
+            Some(Object::HeaderChange(actions)) => header_change::apply(frame, actions),
+            _ => false,
+        }
+    }
+
+    /// Continues in a table. `changes` are those of the rules before.
+    fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, changes: &[u32], found: &mut Found) {
         let (Some(Object::Table { next, rules, .. }), Some(depth)) =
             (self.objects.get(&table), depth.checked_sub(1))
         else {
@@ -217,22 +235,30 @@ impl Steering {
         };
         let Some(rule) = rules.values().find(|rule| self.matches(walk, rule)) else {
             if let Some(next) = next {
-                self.pass(walk, *next, depth, queues, counters);
+                self.pass(walk, *next, depth, changes, found);
             }
             return;
         };
         if rule.action & ACTION_COUNT != 0 {
-            counters.extend_from_slice(&rule.counters);
+            found.counters.extend_from_slice(&rule.counters);
+        }
+        let mut changes = changes.to_vec();
+        if rule.action & ACTION_CHANGE_HEADER != 0 {
+            changes.push(rule.header_change);
         }
         if rule.action & ACTION_DROP != 0 || rule.action & ACTION_FORWARD == 0 {
             return;
         }
         for destination in &rule.destinations {
             match destination {
-                Destination::Table(table) => self.pass(walk, *table, depth, queues, counters),
+                Destination::Table(table) => self.pass(walk, *table, depth, &changes, found),
                 Destination::Tir(tir) => {
                     if let Some(rqn) = self.queue_of(walk, *tir) {
-                        queues.push((rqn, rule.tag));
+                        found.queues.push(Selected {
+                            rqn,
+                            tag: rule.tag,
+                            header_changes: changes.clone(),
+                        });
                     }
                 }
                 Destination::Other => {}
@@ -271,6 +297,13 @@ impl Steering {
             },
         }
     }
+}
+
+/// What a frame has met.
+#[derive(Default)]
+struct Found {
+    queues: Vec<Selected>,
+    counters: Vec<u32>,
 }
 
 /// A frame that is being steered.
@@ -387,6 +420,12 @@ mod tests {
         assert!(headers(&[0; 13]).is_none());
     }
 
+    /// Queues and tags.
+    fn steer(steering: &mut Steering, frame: &[u8], origin: Origin) -> Vec<(u32, u32)> {
+        let selected = steering.steer(frame, origin);
+        selected.iter().map(|it| (it.rqn, it.tag)).collect()
+    }
+
     fn rule(group: u32, value: Headers, to: Destination) -> Rule {
         Rule {
             group,
@@ -395,6 +434,7 @@ mod tests {
             value,
             destinations: vec![to],
             counters: Vec::new(),
+            header_change: 0,
         }
     }
 
@@ -436,34 +476,38 @@ mod tests {
         assert!(steering.set_rule(first, 3, rule(by_port, value, Destination::Tir(mine))));
         assert!(steering.set_rule(last, 0, rule(all, zero, Destination::Tir(rest))));
         assert!(
-            steering.steer(&frame(false), Origin::Wire).is_empty(),
+            steer(&mut steering, &frame(false), Origin::Wire).is_empty(),
             "no root yet"
         );
         steering.root = Some(first);
-        assert_eq!(steering.steer(&frame(false), Origin::Wire), [(1, 5)]);
+        assert_eq!(steer(&mut steering, &frame(false), Origin::Wire), [(1, 5)]);
         let mut other = frame(false);
         other[37] = 10;
-        assert_eq!(steering.steer(&other, Origin::Wire), [(2, 5)]);
+        assert_eq!(steer(&mut steering, &other, Origin::Wire), [(2, 5)]);
         let from = |domain| Origin::Local { domain };
-        assert_eq!(steering.steer(&frame(false), from(Some(3))), [(1, 5)]);
+        assert_eq!(steer(&mut steering, &frame(false), from(Some(3))), [(1, 5)]);
         assert!(
-            steering.steer(&other, from(Some(3))).is_empty(),
+            steer(&mut steering, &other, from(Some(3))).is_empty(),
             "its own, and not wanted"
         );
-        assert_eq!(steering.steer(&other, from(Some(4))), [(2, 5)], "another's");
-        assert_eq!(steering.steer(&other, from(None)), [(2, 5)]);
+        assert_eq!(
+            steer(&mut steering, &other, from(Some(4))),
+            [(2, 5)],
+            "another's"
+        );
+        assert_eq!(steer(&mut steering, &other, from(None)), [(2, 5)]);
         let mut to_all = other.clone();
         to_all[0] |= 1;
-        assert_eq!(steering.steer(&to_all, from(Some(3))), [(2, 5)]);
+        assert_eq!(steer(&mut steering, &to_all, from(Some(3))), [(2, 5)]);
         assert!(steering.remove_rule(first, 3) && !steering.remove_rule(first, 3));
-        assert_eq!(steering.steer(&frame(false), Origin::Wire), [(2, 5)]);
+        assert_eq!(steer(&mut steering, &frame(false), Origin::Wire), [(2, 5)]);
         assert!(steering.set_rule(
             last,
             9,
             rule(all, Box::new([0; MATCH]), Destination::Tir(mine))
         ));
         assert_eq!(
-            steering.steer(&frame(false), Origin::Wire),
+            steer(&mut steering, &frame(false), Origin::Wire),
             [(2, 5)],
             "the first"
         );
@@ -473,7 +517,7 @@ mod tests {
         };
         *next = Some(first);
         rules.clear();
-        assert!(steering.steer(&frame(false), Origin::Wire).is_empty());
+        assert!(steer(&mut steering, &frame(false), Origin::Wire).is_empty());
     }
 
     #[test]
@@ -514,7 +558,7 @@ mod tests {
         steering.root = Some(first);
         let length = frame(false).len() as u64;
         for n in 1..=3 {
-            steering.steer(&frame(false), Origin::Wire);
+            steer(&mut steering, &frame(false), Origin::Wire);
             let traffic = |steering: &Steering, number| match steering.get(number) {
                 Some(Object::Counter(traffic)) => (traffic.packets, traffic.bytes),
                 other => panic!("{other:?}"),
@@ -552,8 +596,8 @@ mod tests {
         for port in 0..64 {
             let mut frame = frame(false);
             frame[35] = port;
-            let one = steering.steer(&frame, Origin::Wire);
-            assert_eq!(one, steering.steer(&frame, Origin::Wire));
+            let one = steer(&mut steering, &frame, Origin::Wire);
+            assert_eq!(one, steer(&mut steering, &frame, Origin::Wire));
             seen.insert(one[0].0);
         }
         assert_eq!(seen.len(), 4, "all are used");
