@@ -17,7 +17,7 @@ methods! {
     FLOW_ACTION_DESTROY: "flow action", OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_DESTROY;
 }
 
-/// Most [`FlowAction`]s of a flow.
+/// Most actions of their own that a flow has.
 pub const MAX_ACTIONS: usize = 3;
 
 /// Handle number of a flow action.
