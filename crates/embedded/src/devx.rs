@@ -27,6 +27,8 @@ const LONG_NUMBER: Field = field(8, 31, 0);
 const SHORT_NUMBER: Field = field(8, 7, 0);
 const GENERAL_TYPE: Field = field(4, 15, 0);
 const COUNTER_SET: Field = field(0x1c, 7, 0);
+/// Of QUERY_FLOW_COUNTER.
+const FLOW_COUNTER: Field = field(0x1c, 31, 0);
 /// The group of an ATTACH_TO_MCG.
 const GROUP: usize = 0x10;
 
@@ -129,6 +131,7 @@ fn queried(input: &[u8]) -> Option<(u16, u32)> {
         op::QUERY_TIR => (op::CREATE_TIR, NUMBER),
         op::QUERY_TIS => (op::CREATE_TIS, NUMBER),
         op::QUERY_Q_COUNTER => (op::ALLOC_Q_COUNTER, COUNTER_SET),
+        op::QUERY_FLOW_COUNTER => (op::ALLOC_FLOW_COUNTER, FLOW_COUNTER),
         op::QUERY_QP => (op::CREATE_QP, NUMBER),
         op::QUERY_XRC_SRQ => (op::CREATE_XRC_SRQ, NUMBER),
         op::QUERY_DCT => (op::CREATE_DCT, NUMBER),

@@ -4,7 +4,7 @@
 
 use std::os::fd::RawFd;
 
-use softhca::bits::{Field, field};
+use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
@@ -25,6 +25,8 @@ use crate::{Result, refuse};
 /// Context of a send queue, a receive queue, a TIR or a TIS.
 const CONTEXT: usize = 0x20;
 const STATE: Field = field(CONTEXT, 23, 20);
+/// Of a receive queue: VLAN tags stay in the frames.
+const KEEP_TAGS: Field = flag(CONTEXT, 28);
 const USER_INDEX: Field = field(CONTEXT + 0x4, 23, 0);
 const CQ: Field = field(CONTEXT + 0x8, 23, 0);
 const TIS_COUNT: Field = field(CONTEXT + 0x20, 31, 16);
@@ -154,13 +156,11 @@ impl State {
         };
         let receive = match receives {
             0 => None,
-            _ => Some(queue(
-                op::CREATE_RQ,
-                cqs[1],
-                entries[1],
-                receives.ilog2(),
-                shift,
-            )?),
+            _ => {
+                let log_size = receives.ilog2();
+                let input = queue(op::CREATE_RQ, cqs[1], entries[1], log_size, shift)?;
+                Some(input.set(KEEP_TAGS, 1))
+            }
         };
         let mut ranges = place.given(0)?;
         // SAFETY: guaranteed by the caller.

@@ -336,6 +336,27 @@ fn objects_of_others_are_not_named() {
 }
 
 #[test]
+fn counters_of_flows_are_read() {
+    let embedded = Embedded::new("roce").unwrap();
+    let (one, two) = (Program::new(&embedded), Program::new(&embedded));
+    let alloc = Input::new(op::ALLOC_FLOW_COUNTER, 0x10);
+    let (counter, output) = one.create(&alloc).unwrap();
+    let (foreign, _) = two.create(&alloc).unwrap();
+    let number = field(8, 31, 0).get(&output);
+    let read = |program: &Program, of: &DevxObject<Shared>| {
+        let query = Input::new(op::QUERY_FLOW_COUNTER, 0x20).set(field(0x1c, 31, 0), number);
+        let mut answer = [0xff; 0x20];
+        // SAFETY: a query changes nothing.
+        let done =
+            unsafe { devx::query(&program.context, of.handle().into(), &query.0, &mut answer) };
+        (errno(&done), answer)
+    };
+    assert_eq!(read(&one, &counter).0, 0);
+    assert_eq!(read(&one, &counter).1[0x10..], [0; 16]);
+    assert_eq!(read(&two, &foreign).0, EINVAL);
+}
+
+#[test]
 fn keys_are_to_memory_that_was_registered() {
     let page = Page::new();
     let embedded = Embedded::new("roce").unwrap();
