@@ -58,9 +58,10 @@ use crate::{
     Result,
 };
 
-/// Bytes of an Ethernet header: the shortest frame that is sent.
-const HEADER: usize = 14;
-const TOO_SHORT: &str = "a frame has at least 14 bytes";
+/// Bytes of an Ethernet header with a VLAN tag: the shortest frame that is sent, since
+/// some devices read so much of each.
+const HEADER: usize = 18;
+const TOO_SHORT: &str = "a frame has at least 18 bytes";
 /// An Ethernet header with a VLAN tag, and 1500 bytes.
 const DEFAULT_FRAME: usize = 1518;
 /// Default depth of both queues.
@@ -468,7 +469,7 @@ impl PacketQueue {
             domain: self.qp.domain().identity(),
         };
         let mut refused = None;
-        let mut taken = 0;
+        let (mut taken, mut sent) = (0, 0);
         let posted = self.qp.batch(|batch| {
             let mut post = |frame, is_last: bool| {
                 let mut request = WorkRequest::send(frame);
@@ -495,14 +496,17 @@ impl PacketQueue {
                 taken += 1;
                 if let Some(before) = last.replace(frame) {
                     refused = post(before, false).err();
+                    sent += u64::from(refused.is_none());
                 }
             }
             if let Some(frame) = last {
-                refused = post(frame, true).err().or(refused.take());
+                let last_refused = post(frame, true).err();
+                sent += u64::from(last_refused.is_none());
+                refused = refused.take().or(last_refused);
             }
             Ok::<_, Error>(())
         });
-        self.posted += taken as u64;
+        self.posted += sent;
         match (refused, posted) {
             (Some(refused), _) => Err(refused),
             (None, Ok(())) => Ok(taken),

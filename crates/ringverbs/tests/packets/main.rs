@@ -88,7 +88,7 @@ fn frames_go_from_device_to_device() {
     let (a, b) = two();
     let (mut sender, mut receiver) = (queue(&a), queue(&b));
     receiver.add_flow(FlowMatch::Destination(MAC)).unwrap();
-    for (number, len) in (0..).zip([14, 60, 64, 65, 1000, 1514, 1518]) {
+    for (number, len) in (0..).zip([18, 60, 64, 65, 1000, 1514, 1518]) {
         send(&mut sender, len, MAC, number);
         let frame = receive(&mut sender, &mut receiver);
         expect(&frame, len, MAC, number);
@@ -100,6 +100,18 @@ fn frames_go_from_device_to_device() {
     }
     assert_eq!(receiver.counters().received, 7);
     assert_eq!(sender.counters().sent, 7);
+}
+
+#[test]
+fn vlan_tags_stay_in_frames() {
+    let (a, b) = two();
+    let (mut sender, mut receiver) = (queue(&a), queue(&b));
+    receiver.add_flow(FlowMatch::Destination(MAC)).unwrap();
+    let mut frame = made(&mut sender, 100, MAC, 1);
+    frame[12..16].copy_from_slice(&[0x81, 0, 0, 5]);
+    let expected = frame.to_vec();
+    sender.send(frame, Checksums::Unchanged).unwrap();
+    assert_eq!(*receive(&mut sender, &mut receiver), expected[..]);
 }
 
 #[test]
