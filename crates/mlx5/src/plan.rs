@@ -104,7 +104,7 @@ impl SendPlan {
         let elements = (cap.max_send_sge as usize)
             .checked_mul(SEGMENT)
             .ok_or(too_large("max_send_sge"))?;
-        let room = longest.saturating_sub(overhead);
+        let room = (longest.checked_sub(overhead)).ok_or(too_large("max_tso_header"))?;
         if elements > room {
             return Err(too_large("max_send_sge"));
         }
@@ -250,9 +250,10 @@ mod tests {
                 Just(Service::DcInitiator),
                 Just(Service::Packet),
             ],
+            headers in any::<u16>().prop_map(|n| n >> (n % 16)),
         ) {
             let cap = cap(wr, sge, inline);
-            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS, keys, 0) { if wr != 0 {
+            if let Ok(plan) = SendPlan::new(&cap, service, &LIMITS, keys, headers) { if wr != 0 {
                 prop_assert!(plan.blocks.is_power_of_two() && plan.blocks <= 1 << 15);
                 prop_assert!(plan.capacity >= wr && plan.max_sge >= sge && plan.max_inline >= inline);
                 // The longest work requests, as many as it holds, fit.
@@ -261,7 +262,8 @@ mod tests {
                     bytes => (bytes + 4).next_multiple_of(16),
                 };
                 let data = (plan.max_sge as usize * 16).max(inline);
-                let segments = (overhead(service, packets::MAX_INLINE_HEADERS) + data) / 16;
+                let headers = packets::MAX_INLINE_HEADERS.max(headers.into());
+                let segments = (overhead(service, headers) + data) / 16;
                 prop_assert!(segments <= 63);
                 let segments = segments.max(if plan.keys == NONE { 0 } else { 12 });
                 let blocks = (segments * 16).div_ceil(64);
