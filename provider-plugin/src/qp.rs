@@ -46,7 +46,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The device's other data of a queue pair; read by any thread.
     type QpData;
     /// The device's options of a queue pair; the default is what verbs ask for.
-    type QpOptions: Default + PartialEq;
+    type QpOptions: Default;
 
     /// Creation flags that are passed to the kernel's driver, which checks them.
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::empty();
@@ -56,6 +56,8 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
 
     /// Whether queue pairs of raw packets can be created.
     const PACKETS: bool = false;
+    /// Whether `ibv_modify_qp` sets rate limits.
+    const RATE_LIMITS: bool = false;
 
     /// Creates the kernel object and its queues. `sends` says what will be posted;
     /// `thread` is the device's data of its thread domain; `domain` is its
@@ -83,6 +85,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         _ctx: &CtxRef,
         _init: &QpInit,
         _hash: &ibv_rx_hash_conf,
+        _options: &Self::QpOptions,
     ) -> Result<NewQp<Self>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
@@ -388,6 +391,7 @@ unsafe fn create_spread<D: QpOps>(
     domain: Domain,
     attr: &ibv_qp_init_attr_ex,
     flags: QpCreateFlags,
+    options: &D::QpOptions,
 ) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
     let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
     let cap = &attr.cap;
@@ -416,7 +420,7 @@ unsafe fn create_spread<D: QpOps>(
     };
     // SAFETY: as the caller says.
     unsafe {
-        let made = D::make_spread_qp(&ctx, &init, &attr.rx_hash_conf)?;
+        let made = D::make_spread_qp(&ctx, &init, &attr.rx_hash_conf, options)?;
         // The basic attributes are the extended ones' beginning.
         let attr = &*(&raw const *attr).cast::<ibv_qp_init_attr>();
         Ok(install(place, domain, attr, 0, made))
@@ -601,12 +605,12 @@ pub unsafe fn create_qp_with<D: QpOps>(
             if comp_mask & SPREAD != SPREAD {
                 return Err(Errno::INVAL);
             }
-            if *options != D::QpOptions::default() || operations.is_some() || max_tso_header != 0 {
+            if operations.is_some() || max_tso_header != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
-            return Ok(Box::into_raw(create_spread::<D>(domain, &*attr, flags)?).cast());
+            return Ok(Box::into_raw(create_spread::<D>(domain, &*attr, flags, options)?).cast());
         }
-        let mut qp = create::<D>(
+        let made = create::<D>(
             domain,
             &mut *attr.cast(),
             VERBS_QP_EX,
@@ -617,11 +621,13 @@ pub unsafe fn create_qp_with<D: QpOps>(
             },
             options,
         )?;
+        // From here on `destroy_qp` frees it.
+        let place = Box::into_raw(made).cast::<Qp<D>>();
         if let Some(operations) = operations {
-            let qp = qp.assume_init_mut();
+            let qp = &mut *place;
             let batch = qp.batch.get_mut();
             if let Err(errno) = batch.reserve(qp.addressing, &(*attr).cap, max_tso_header) {
-                destroy_qp::<D>(&raw mut qp.public.qp_ex.qp_base);
+                destroy_qp::<D>(place.cast());
                 return Err(errno);
             }
             // All that the type has: programs call more than they have asked for, which
@@ -630,7 +636,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
             wr_ex::set_functions::<D>(&mut qp.public, qp.addressing, all);
             D::set_device_functions(qp, operations, options);
         }
-        Ok(Box::into_raw(qp).cast())
+        Ok(place.cast())
     }
 }
 
@@ -652,10 +658,14 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
     // SAFETY: libibverbs passes a live queue pair of ours and the
     // application's attributes, of which the kernel uses those in the mask.
     entry::int(|| unsafe {
-        let known = known_mask(mask)?;
+        let known = known_mask(mask, D::RATE_LIMITS)?;
         let from = &*attr;
         let own: &Qp<D> = qp_of(qp);
-        if let Some(number) = D::modify_qp(own, &attr_from_c(from), known)? {
+        let mut to = attr_from_c(from);
+        if known.contains(QpAttrMask::RATE_LIMIT) {
+            to.rate_limit = from.rate_limit;
+        }
+        if let Some(number) = D::modify_qp(own, &to, known)? {
             (*qp).qp_num = number;
         }
         if mask as u32 & IBV_QP_STATE != 0 {
@@ -698,7 +708,7 @@ pub unsafe extern "C" fn query_qp<D: QpOps>(
     // answers.
     entry::int(|| unsafe {
         let own: &Qp<D> = qp_of(qp);
-        let (mut from, mut made) = own.object.query(known_mask(mask)?)?;
+        let (mut from, mut made) = own.object.query(known_mask(mask, false)?)?;
         if let Some(cap) = D::sizes(own) {
             from.cap = cap;
             made.cap = cap;

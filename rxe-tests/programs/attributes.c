@@ -63,6 +63,7 @@ static void rate(void)
 {
 	struct pair_opts opts = {.type = IBV_QPT_RC, .unconnected = true};
 	struct ibv_qp_rate_limit_attr attr = {.rate_limit = 1000};
+	struct ibv_qp_attr as_usual = {.rate_limit = 1000};
 	struct ibv_device_attr_ex device;
 	struct pair p;
 
@@ -73,6 +74,8 @@ static void rate(void)
 	       device.packet_pacing_caps.qp_rate_limit_max,
 	       device.packet_pacing_caps.supported_qpts);
 	printf("of RC: %d\n", ibv_modify_qp_rate_limit(p.a.qp, &attr));
+	printf("by ibv_modify_qp: %d\n",
+	       ibv_modify_qp(p.a.qp, &as_usual, IBV_QP_RATE_LIMIT));
 	attr.comp_mask = 1;
 	printf("a mask: %d\n", ibv_modify_qp_rate_limit(p.a.qp, &attr));
 	attr.comp_mask = 0;

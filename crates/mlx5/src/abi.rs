@@ -260,6 +260,8 @@ pub struct CreateQp {
     pub reserved: u16,
 }
 
+/// `MLX5_QP_FLAG_TUNNEL_OFFLOADS`: checksums and hashes of packets inside tunnels.
+pub const QP_FLAG_TUNNEL_OFFLOADS: u32 = 1 << 2;
 /// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC`: unicast packets of the same context are received.
 pub const QP_FLAG_OWN_UNICAST: u32 = 1 << 6;
 /// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: as [`QP_FLAG_OWN_UNICAST`], multicast packets.

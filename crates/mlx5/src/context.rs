@@ -95,6 +95,11 @@ pub struct Features {
     /// Limits of [`crate::Strides`], as binary logarithms: least and most bytes of a
     /// stride, least and most strides of a receive; and the types of queue pairs, as bits.
     pub strides: [u32; 5],
+    /// The tunnels of [`crate::PacketOptions`], as bits of `enum mlx5dv_tunnel_offloads`.
+    pub tunnels: u32,
+    /// What a WQE of the program's may say of a packet's headers, as bits of `enum
+    /// mlx5dv_sw_parsing_offloads`; and the types of queue pairs, as bits.
+    pub software_parsing: [u32; 2],
     /// Most bytes of data that the device divides into TCP segments, and the types of
     /// queue pairs for which it does, as bits of [`uverbs::QpType`].
     pub segmentation: (u32, u32),
@@ -394,6 +399,8 @@ impl DeviceContext {
                 let [all @ .., _] = answer.striding_rq_caps;
                 all
             },
+            tunnels: answer.tunnel_offloads_caps,
+            software_parsing: answer.sw_parsing_caps,
             pacing: answer.packet_pacing_caps,
             segmentation: {
                 let [longest, types] = answer.tso_caps;

@@ -72,7 +72,7 @@ pub use operation::Service;
 pub use own_uars::{DirectUar, ThreadUar};
 pub use plan::KeyChanges;
 pub use qp::{
-    Changes, Dynamic, OwnPackets, PacketObjects, QpOptions, QueuePair, Segmentation, Streams,
+    Changes, Dynamic, PacketObjects, PacketOptions, QpOptions, QueuePair, Segmentation, Streams,
     alloc_pd, find_pd, modify_qp, modify_target,
 };
 pub use recv::RecvQueue;

@@ -11,8 +11,8 @@ use crate::Lender;
 use crate::abi::{
     AllocPdResp, CreateQp, CreateQpResp, ModifyQp, ModifyQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
     QP_FLAG_DCI_STREAM, QP_FLAG_OWN_MULTICAST, QP_FLAG_OWN_UNICAST,
-    QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT,
-    QP_FLAG_UAR_PAGE_INDEX,
+    QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_TUNNEL_OFFLOADS,
+    QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
 use crate::plan::{KeyChanges, RecvPlan, SendPlan};
@@ -153,13 +153,25 @@ pub struct Segmentation {
     pub longest: u32,
 }
 
-/// Which packets that queue pairs of the same context send are received.
+/// How a queue pair receives raw packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OwnPackets {
-    /// Those to one address.
-    pub unicast: bool,
-    /// Those to several.
-    pub multicast: bool,
+pub struct PacketOptions {
+    /// Also packets to one address that queue pairs of the same context send.
+    pub own_unicast: bool,
+    /// The same, of packets to several addresses.
+    pub own_multicast: bool,
+    /// Checksums and hashes may be those of a packet inside a tunnel
+    /// ([`crate::Features::tunnels`]).
+    pub tunnels: bool,
+}
+
+impl PacketOptions {
+    /// As driver input.
+    pub(crate) fn flags(self) -> u32 {
+        flag(self.own_unicast, QP_FLAG_OWN_UNICAST)
+            | flag(self.own_multicast, QP_FLAG_OWN_MULTICAST)
+            | flag(self.tunnels, QP_FLAG_TUNNEL_OFFLOADS)
+    }
 }
 
 /// Options of a queue pair.
@@ -185,8 +197,8 @@ pub struct QpOptions {
     pub checksums: bool,
     /// How raw packets may be divided into segments.
     pub segmentation: Segmentation,
-    /// Packets that queue pairs of the same context send are received.
-    pub own_packets: OwnPackets,
+    /// How raw packets are received.
+    pub packets: PacketOptions,
     /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
     pub dynamic: Option<Dynamic>,
 }
@@ -203,7 +215,7 @@ impl Default for QpOptions {
             raw: false,
             checksums: false,
             segmentation: Segmentation::default(),
-            own_packets: OwnPackets::default(),
+            packets: PacketOptions::default(),
             dynamic: None,
         }
     }
@@ -368,8 +380,7 @@ impl<C: ContextRef> QueuePair<C> {
                 | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
                 | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX)
                 | flag(streams.is_some(), QP_FLAG_DCI_STREAM)
-                | flag(options.own_packets.unicast, QP_FLAG_OWN_UNICAST)
-                | flag(options.own_packets.multicast, QP_FLAG_OWN_MULTICAST)
+                | options.packets.flags()
                 | kind,
             bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
             uidx: work.user_index(),

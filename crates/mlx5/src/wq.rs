@@ -8,7 +8,7 @@ use uverbs::{ContextRef, Qp, QpCap, QpInit, Udata, Wq, WqChange, WqInit};
 use crate::abi::{CREATE_WQ_STRIDES, CreateQpResp, CreateQpRss, CreateWq, ModifyWq, Pod};
 use crate::memory::Lender;
 use crate::plan::{RecvPlan, SendPlan};
-use crate::qp::PacketObjects;
+use crate::qp::{PacketObjects, PacketOptions};
 use crate::{CreateError, DeviceContext, QueuePair, RecvQueue, Service, Work};
 
 /// Bytes of the longest key of a hash.
@@ -147,11 +147,13 @@ impl<C: ContextRef> QueuePair<C> {
         device: &DeviceContext,
         init: &QpInit,
         hash: &PacketHash,
+        options: PacketOptions,
     ) -> Result<Self, CreateError> {
         let mut request = CreateQpRss {
             rx_hash_fields_mask: hash.fields,
             rx_hash_function: hash.function,
             rx_key_len: hash.key.len() as u8,
+            flags: options.flags(),
             ..CreateQpRss::default()
         };
         let key = request.rx_hash_key.get_mut(..hash.key.len());

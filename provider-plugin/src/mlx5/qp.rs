@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use mlx5::commands::{Capabilities, data_in_order, enable_memcpy};
 use mlx5::{
-    Changes, Dynamic, KeyChanges, Lender, OwnPackets, PacketHash, PacketObjects, QpOptions,
+    Changes, Dynamic, KeyChanges, Lender, PacketHash, PacketObjects, PacketOptions, QpOptions,
     QueuePair, RecvQueue, Role, Segmentation, SendQueue, Work, modify_target,
 };
 use uverbs::environment::variable;
@@ -63,8 +63,8 @@ pub struct Options {
     pub dynamic: Option<Dynamic>,
     /// Operations of `ibv_wr_*` that verbs do not have (`send_ops_flags` of mlx5dv).
     pub operations: u64,
-    /// Which raw packets of the same context are received.
-    pub own_packets: OwnPackets,
+    /// How raw packets are received.
+    pub packets: PacketOptions,
 }
 
 /// Data of a queue pair besides its queues.
@@ -225,6 +225,7 @@ impl QpOps for Mlx5 {
         .union(QpCreateFlags::PCI_WRITE_END_PADDING);
     const DYNAMIC: bool = true;
     const PACKETS: bool = true;
+    const RATE_LIMITS: bool = true;
 
     /// EOPNOTSUPP for types other than RC, UC, UD, raw packets and those of XRC and DC; EINVAL if
     /// what a half of dynamic connections needs is missing.
@@ -274,7 +275,7 @@ impl QpOps for Mlx5 {
                     longest: longest_divided(ctx)?.ok_or(Errno::OPNOTSUPP)?,
                 },
             },
-            own_packets: asked.own_packets,
+            packets: asked.packets,
             dynamic: asked.dynamic,
         };
         let options = match is_target && options.short_data {
@@ -340,7 +341,16 @@ impl QpOps for Mlx5 {
         ctx: &CtxRef,
         init: &QpInit,
         hash: &ibv_rx_hash_conf,
+        options: &Options,
     ) -> Result<NewQp<Self>, Errno> {
+        let packets = options.packets;
+        let others = Options {
+            packets: PacketOptions::default(),
+            ..*options
+        };
+        if others != Options::default() {
+            return Err(Errno::OPNOTSUPP);
+        }
         let key = match hash.rx_hash_key.is_null() {
             true => &[],
             // SAFETY: the application's key, as the caller says.
@@ -353,7 +363,7 @@ impl QpOps for Mlx5 {
             fields: hash.rx_hash_fields_mask,
             key,
         };
-        let made = QueuePair::create_spread(ctx, ctx.mlx5()?, init, &hash)?;
+        let made = QueuePair::create_spread(ctx, ctx.mlx5()?, init, &hash, packets)?;
         Ok(parts(made, false, None))
     }
 
@@ -371,7 +381,10 @@ impl QpOps for Mlx5 {
         };
         if qp.device_data.is_target {
             let (number, options) = modify_target(&qp.object, attr, mask, &changes)?;
-            granted(options);
+            // The device is asked when the target becomes ready to receive.
+            if number.is_some() {
+                granted(options);
+            }
             return Ok(number);
         }
         granted(mlx5::modify_qp(&qp.object, attr, mask, &changes)?);

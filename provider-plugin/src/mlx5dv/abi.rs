@@ -237,6 +237,7 @@ pub type Absent = Option<unsafe extern "C" fn()>;
 
 /// Bits of [`mlx5dv_qp_init_attr::create_flags`].
 pub mod qp_flag {
+    pub const TUNNEL_OFFLOADS: u32 = 1 << 0;
     pub const TIR_ALLOW_SELF_LOOPBACK_UC: u32 = 1 << 1;
     pub const TIR_ALLOW_SELF_LOOPBACK_MC: u32 = 1 << 2;
     pub const DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;

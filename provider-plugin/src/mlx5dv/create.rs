@@ -1,6 +1,6 @@
 //! Completion queues and queue pairs with options that verbs do not have.
 
-use mlx5::{CqOptions, Dynamic, MiniFormat, OwnPackets, Streams, Strides};
+use mlx5::{CqOptions, Dynamic, MiniFormat, PacketOptions, Streams, Strides};
 
 use super::abi::*;
 use super::refused::ringverbs_refused_object;
@@ -159,7 +159,8 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
     }
     if has(qp_mask::QP_CREATE_FLAGS) {
         let flags = own.create_flags;
-        let known = TIR_ALLOW_SELF_LOOPBACK_UC
+        let known = TUNNEL_OFFLOADS
+            | TIR_ALLOW_SELF_LOOPBACK_UC
             | TIR_ALLOW_SELF_LOOPBACK_MC
             | DISABLE_SCATTER_TO_CQE
             | ALLOW_SCATTER_TO_CQE
@@ -176,9 +177,10 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
             (false, true) => ShortData::Always,
             (false, false) => ShortData::Default,
         };
-        options.own_packets = OwnPackets {
-            unicast: flags & TIR_ALLOW_SELF_LOOPBACK_UC != 0,
-            multicast: flags & TIR_ALLOW_SELF_LOOPBACK_MC != 0,
+        options.packets = PacketOptions {
+            own_unicast: flags & TIR_ALLOW_SELF_LOOPBACK_UC != 0,
+            own_multicast: flags & TIR_ALLOW_SELF_LOOPBACK_MC != 0,
+            tunnels: flags & TUNNEL_OFFLOADS != 0,
         };
         options.packet_credits = flags & PACKET_BASED_CREDIT_MODE != 0;
     }

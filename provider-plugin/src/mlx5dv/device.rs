@@ -134,9 +134,9 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
                 max_num: features.compressed_entries,
                 supported_format: features.compressed_formats,
             };
-            SWP: sw_parsing_caps = [0; 2];
+            SWP: sw_parsing_caps = features.software_parsing;
             STRIDING_RQ: striding_rq_caps = features.strides;
-            TUNNEL_OFFLOADS: tunnel_offloads_caps = 0;
+            TUNNEL_OFFLOADS: tunnel_offloads_caps = features.tunnels;
             DYN_BFREGS: max_dynamic_bfregs = 0;
             FLOW_ACTION_FLAGS: flow_action_flags = 0;
             DC_ODP_CAPS: dc_odp_caps = dc_paging(ctx).unwrap_or_default();

@@ -110,6 +110,7 @@ fn structures_are_those_of_the_header() {
             "MLX5DV_SCHED_ELEM_ATTR_FLAGS_MAX_AVG_BW",
             sched_flag::MAX_AVG_BW,
         ),
+        ("MLX5DV_QP_CREATE_TUNNEL_OFFLOADS", qp_flag::TUNNEL_OFFLOADS),
         (
             "MLX5DV_QP_CREATE_TIR_ALLOW_SELF_LOOPBACK_UC",
             qp_flag::TIR_ALLOW_SELF_LOOPBACK_UC,
@@ -265,6 +266,14 @@ fn options_are_checked() {
     assert_eq!(qp(flags, never), short_data(ShortData::Never));
     assert_eq!(qp(flags, always), short_data(ShortData::Always));
     assert_eq!(qp(flags, never | always), Err(libc::EINVAL));
+    let tunnels = Options {
+        packets: mlx5::PacketOptions {
+            tunnels: true,
+            ..Default::default()
+        },
+        ..plain
+    };
+    assert_eq!(qp(flags, qp_flag::TUNNEL_OFFLOADS), Ok(tunnels));
     assert_eq!(qp(flags, 1 << 30), Err(libc::EOPNOTSUPP));
     assert_eq!(qp(1 << 9, 0), Err(libc::EOPNOTSUPP));
 }

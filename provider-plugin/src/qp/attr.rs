@@ -37,10 +37,14 @@ fn address_to_c(from: &AhAttr) -> ibv_ah_attr {
     }
 }
 
-/// The mask of attributes, of those that the plain commands know.
-pub fn known_mask(mask: c_int) -> Result<QpAttrMask, Errno> {
+/// The mask of attributes, of those that the plain commands know, and the rate limit.
+pub fn known_mask(mask: c_int, rate_limit: bool) -> Result<QpAttrMask, Errno> {
     let mask = mask as u32;
-    if mask >= IBV_QP_RATE_LIMIT {
+    let unknown = match rate_limit {
+        true => mask & !IBV_QP_RATE_LIMIT,
+        false => mask,
+    };
+    if unknown >= IBV_QP_RATE_LIMIT {
         return Err(Errno::OPNOTSUPP);
     }
     Ok(QpAttrMask::from_bits_retain(mask as _))

@@ -524,6 +524,7 @@ fn constants() -> Vec<(&'static str, u32)> {
             "MLX5_IB_ATTR_DM_MAP_OP_ADDR_RESP_PAGE_INDEX",
             uar::ATTR_MAP_OP_PAGE_INDEX.into(),
         ),
+        ("MLX5_QP_FLAG_TUNNEL_OFFLOADS", QP_FLAG_TUNNEL_OFFLOADS),
         ("MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC", QP_FLAG_OWN_UNICAST),
         ("MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC", QP_FLAG_OWN_MULTICAST),
         ("MLX5_QP_FLAG_TYPE_DCT", QP_FLAG_TYPE_DCT),

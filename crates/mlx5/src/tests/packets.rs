@@ -8,8 +8,8 @@ use super::objects::{Answer, CREATE_QP, CREATE_WQ, GOOD, Machine};
 use super::*;
 use crate::send::packets::MAX_INLINE_HEADERS;
 use crate::{
-    CreateError, CursorEntry, DeviceContext, MAX_HASH_KEY, Operands, PacketHash, QpOptions,
-    QueuePair, Role, Segmentation, WorkQueue,
+    CreateError, CursorEntry, DeviceContext, MAX_HASH_KEY, Operands, PacketHash, PacketOptions,
+    QpOptions, QueuePair, Role, Segmentation, WorkQueue,
 };
 
 const USER_INDEX: u32 = 70;
@@ -316,7 +316,11 @@ fn the_driver_gets_the_hash_of_spread_packets() {
             fields: 0x8000_0003,
             key,
         };
-        QueuePair::create_spread(&machine.context, &device, &init, &hash)
+        let options = PacketOptions {
+            tunnels: true,
+            ..PacketOptions::default()
+        };
+        QueuePair::create_spread(&machine.context, &device, &init, &hash, options)
     };
     let qp = make(&[7; 40]).unwrap();
     let told = machine.driver_in(CREATE_QP);
@@ -324,7 +328,11 @@ fn the_driver_gets_the_hash_of_spread_packets() {
     assert_eq!(told[..8], 0x8000_0003u64.to_ne_bytes());
     assert_eq!(told[8..16], [1, 40, 0, 0, 0, 0, 0, 0]);
     assert_eq!(told[16..56], [7; 40]);
-    assert!(told[56..].iter().all(|byte| *byte == 0));
+    assert!(told[56..148].iter().all(|byte| *byte == 0));
+    assert_eq!(
+        told[148..],
+        crate::abi::QP_FLAG_TUNNEL_OFFLOADS.to_ne_bytes()
+    );
     let packets = qp.packets;
     let numbers = [packets.tir, packets.tis, packets.rq, packets.sq];
     assert_eq!((numbers, packets.tir_address), ([11, 12, 13, 14], 15));

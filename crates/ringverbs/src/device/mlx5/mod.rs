@@ -243,11 +243,12 @@ impl Provider {
             },
             short_data: false,
             checksums: resources.packets.is_some_and(|packets| packets.checksums),
-            own_packets: {
+            packets: {
                 let own = resources.packets.is_some_and(|packets| packets.own);
-                ::mlx5::OwnPackets {
-                    unicast: own,
-                    multicast: own,
+                ::mlx5::PacketOptions {
+                    own_unicast: own,
+                    own_multicast: own,
+                    ..Default::default()
                 }
             },
             dynamic: resources.dynamic.map(|dynamic| match dynamic {
