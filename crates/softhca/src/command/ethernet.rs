@@ -15,6 +15,8 @@ use crate::status::{Outcome, Status, refuse};
 
 const CONTEXT: usize = 0x20;
 const CONTEXT_SIZE: usize = 0xf0;
+/// The queue may use the reserved lkey.
+const RLKY: Field = flag(0, 31);
 const STATE: Field = field(0, 23, 20);
 /// VLAN tags of received frames are not removed.
 const VLAN_STRIP_DISABLE: Field = flag(0, 28);
@@ -100,6 +102,12 @@ impl<P: Platform> Core<P> {
                 "the work queue's completion queue",
             ));
         }
+        if RLKY.is_set(context) && self.users.is_program() {
+            return Err(refuse(
+                Status::BadParameter,
+                "the reserved key is not for programs",
+            ));
+        }
         let kept = context[..CONTEXT_SIZE.min(context.len())].to_vec();
         Ok((cqn, USER_INDEX.get(context), kept))
     }
@@ -112,6 +120,7 @@ impl<P: Platform> Core<P> {
             output,
             self.queues.insert(Queue::Rq(Box::new(Rq {
                 pd,
+                privileged: RLKY.is_set(&context),
                 cqn,
                 uidx,
                 state: 0,
@@ -187,6 +196,7 @@ impl<P: Platform> Hca<P> {
             output,
             core.queues.insert(Queue::Sq(Box::new(Sq {
                 pd,
+                privileged: RLKY.is_set(&context),
                 cqn,
                 uidx,
                 state: 0,

@@ -53,7 +53,7 @@ impl<P: Platform> Core<P> {
             let Some(Queue::Sq(sq)) = self.queues.get(sqn) else {
                 return false;
             };
-            let (pd, cqn, uidx) = (sq.pd, sq.cqn, sq.uidx);
+            let (pd, cqn, uidx, privileged) = (sq.pd, sq.cqn, sq.uidx, sq.privileged);
             let index = sq.ring.head;
             let length = match self.fetch(sqn, &mut bytes) {
                 FetchedWqe::Nothing => return false,
@@ -68,7 +68,7 @@ impl<P: Platform> Core<P> {
             let accessor = Accessor {
                 qpn: sqn,
                 pd,
-                privileged: true,
+                privileged,
             };
             let request = wqe::opcode_of(entry);
             let result = match request {
@@ -220,7 +220,7 @@ impl<P: Platform> Core<P> {
         let Some(Queue::Rq(rq)) = self.queues.get_mut(rqn) else {
             return;
         };
-        let (pd, cqn, uidx) = (rq.pd, rq.cqn, rq.uidx);
+        let (pd, cqn, uidx, privileged) = (rq.pd, rq.cqn, rq.uidx, rq.privileged);
         let (frame, vlan) = match rq.strips_vlan {
             true => untagged(frame),
             false => (Cow::Borrowed(frame), None),
@@ -266,12 +266,12 @@ impl<P: Platform> Core<P> {
         }
         // A WQE with strides begins with a segment that links it to the next.
         let begin = if stride.is_some() { 16 } else { 0 };
-        let (local, room) = wqe::receive(&bytes[begin..length], pd, true);
+        let (local, room) = wqe::receive(&bytes[begin..length], pd, privileged);
         let offset = stride.as_ref().map_or(0, |stride| stride.offset);
         let accessor = Accessor {
             qpn: rqn,
             pd,
-            privileged: true,
+            privileged,
         };
         let mut at = 0;
         let mut stored = (frame.len() as u64 + offset <= u64::from(room))

@@ -92,6 +92,8 @@ impl Qp {
 #[derive(Debug)]
 pub(crate) struct Sq {
     pub(crate) pd: u32,
+    /// May use the reserved lkey.
+    pub(crate) privileged: bool,
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
     pub(crate) state: u32,
@@ -106,6 +108,8 @@ pub(crate) struct Sq {
 #[derive(Debug)]
 pub(crate) struct Rq {
     pub(crate) pd: u32,
+    /// May use the reserved lkey.
+    pub(crate) privileged: bool,
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
     pub(crate) state: u32,

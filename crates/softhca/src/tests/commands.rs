@@ -401,6 +401,19 @@ fn programs_name_their_own_objects_only() {
         .or(0, 0, one)
         .or(0x1c, 0, pd);
     assert_eq!(driver.command(&key, 16).0, 3);
+    // The reserved lkey.
+    for opcode in [op::CREATE_SQ, op::CREATE_RQ] {
+        let queue = Input::new(opcode, 0x118)
+            .or(0, 0, one)
+            .or(0x28, 0, cqn)
+            .or(0x58, 0, pd)
+            .or(0x70, 16, 6)
+            .or(0x78, 0, umem)
+            .or(0x74, 30, 3)
+            .or(0x7c, 0, umem);
+        assert_eq!(driver.command(&queue.clone().or(0x20, 31, 1), 16).0, 3);
+        driver.number(queue);
+    }
     // Programs may query the driver's shared objects, but not destroy them.
     let counters = Input::new(op::ALLOC_Q_COUNTER, 16).or(0, 0, 0xffff);
     let (_, answer) = driver.command(&counters, 16);

@@ -25,6 +25,17 @@ struct Interface {
 
 /// Creates a work queue: its number and its ring of 16 WQEs of 64 bytes.
 fn work_queue(driver: &mut Driver, opcode: u16, cqn: u32, tis: u32) -> Qp {
+    work_queue_with(driver, opcode, cqn, tis, |input| input)
+}
+
+/// Like `work_queue`; `fill` modifies the command first.
+fn work_queue_with(
+    driver: &mut Driver,
+    opcode: u16,
+    cqn: u32,
+    tis: u32,
+    fill: impl FnOnce(Input) -> Input,
+) -> Qp {
     let (ring, doorbell) = (driver.pages(1), driver.pages(1));
     let create = Input::new(opcode, 0x118)
         .or(0x28, 0, cqn)
@@ -34,7 +45,7 @@ fn work_queue(driver: &mut Driver, opcode: u16, cqn: u32, tis: u32) -> Qp {
         .or(0x70, 16, 6)
         .or(0x70, 0, 4)
         .long(0x110, ring);
-    let number = driver.number(create);
+    let number = driver.number(fill(create));
     // To the ready state.
     let modify = Input::new(opcode + 1, 0x110)
         .or(8, 0, number)
@@ -329,6 +340,38 @@ fn frames_share_a_receive_with_strides() {
         let at = memory + u64::from(used) * u64::from(SIZE) + 2;
         assert_eq!(interface.driver.read(at, 6), interface.own());
         used += count as u16;
+    }
+}
+
+#[test]
+fn the_reserved_key_needs_a_flag() {
+    const RESERVED: u32 = 0x300;
+    for (sends, receives, expected) in [
+        (0, 0, ((13, 2), None)),
+        (0, 1, ((13, 2), None)),
+        (1, 0, ((0, 0), Some((14, 4)))),
+        (1, 1, ((0, 0), Some((2, 0)))),
+    ] {
+        let mut interface = Interface::new(8);
+        let driver = &mut interface.driver;
+        let mut sent = driver.create_cq(4);
+        let mut sq = work_queue_with(driver, op::CREATE_SQ, sent.number, 0, |input| {
+            input.or(0x20, 31, sends)
+        });
+        let mut rq = work_queue_with(driver, op::CREATE_RQ, interface.cq.number, 0, |input| {
+            input.or(0x20, 31, receives)
+        });
+        let tir = Input::new(op::CREATE_TIR, 0x110).or(0x3c, 0, rq.number);
+        let tir = driver.number(tir);
+        steer_to(driver, tir);
+        let page = interface.page;
+        driver.post_recv(&mut rq, &segment(2048, RESERVED, page + 4096));
+        let mut segments = vec![0; 16];
+        segments.extend_from_slice(&segment(60, RESERVED, page));
+        driver.post(&mut sq, 0x0a, SIGNALED, &segments);
+        let ends = driver.poll(&mut sent).map(|entry| status(&entry));
+        let arrives = driver.poll(&mut interface.cq).map(|entry| status(&entry));
+        assert_eq!((ends, arrives), (Some(expected.0), expected.1));
     }
 }
 
