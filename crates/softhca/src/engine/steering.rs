@@ -18,6 +18,13 @@ pub(crate) const MATCH: usize = 512;
 const DEPTH: u32 = 64;
 /// Maximum number of objects of all kinds, and of rules.
 const MOST: usize = 1 << 16;
+/// Maximum number of tables that a frame and its copies visit in total. The rules in them
+/// are limited by `MOST`, which is all rules once.
+const VISITS: usize = 1024;
+/// Base-2 logarithm of the maximum number of destinations of a rule, and of its counters.
+pub(crate) const LOG_DESTINATIONS: u32 = 8;
+/// Maximum number of receive queues and of counters of a frame.
+const FOUND: usize = 1 << (LOG_DESTINATIONS + 2);
 
 const ACTION_DROP: u32 = 1 << 1;
 const ACTION_FORWARD: u32 = 1 << 2;
@@ -198,7 +205,12 @@ impl Steering {
 
     /// Returns the receive queues for a frame. A frame from one of the interface's send queues is filtered by the settings of the TIRs.
     pub(crate) fn steer(&mut self, frame: &[u8], origin: Origin) -> Vec<Selected> {
-        let mut found = Found::default();
+        let mut found = Found {
+            queues: Vec::new(),
+            counters: Vec::new(),
+            visits: VISITS,
+            rules: MOST,
+        };
         if let (Some(root), Some(headers)) = (self.root, headers(frame)) {
             let walk = Walk {
                 headers: &headers,
@@ -228,19 +240,30 @@ impl Steering {
 
     /// Continues in a table. `changes` are those of the rules before.
     fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, changes: &[u32], found: &mut Found) {
-        let (Some(Object::Table { next, rules, .. }), Some(depth)) =
-            (self.objects.get(&table), depth.checked_sub(1))
-        else {
+        let (Some(Object::Table { next, rules, .. }), Some(depth), Some(visits)) = (
+            self.objects.get(&table),
+            depth.checked_sub(1),
+            found.visits.checked_sub(1),
+        ) else {
             return;
         };
-        let Some(rule) = rules.values().find(|rule| self.matches(walk, rule)) else {
+        found.visits = visits;
+        let mut seen = 0;
+        let rule = rules.values().take(found.rules).find(|rule| {
+            seen += 1;
+            self.matches(walk, rule)
+        });
+        found.rules -= seen;
+        let Some(rule) = rule else {
             if let Some(next) = next {
                 self.pass(walk, *next, depth, changes, found);
             }
             return;
         };
         if rule.action & ACTION_COUNT != 0 {
-            found.counters.extend_from_slice(&rule.counters);
+            let room = FOUND - found.counters.len();
+            let counters = rule.counters.iter().take(room);
+            found.counters.extend(counters);
         }
         let mut changes = changes.to_vec();
         if rule.action & ACTION_CHANGE_HEADER != 0 {
@@ -253,7 +276,8 @@ impl Steering {
             match destination {
                 Destination::Table(table) => self.pass(walk, *table, depth, &changes, found),
                 Destination::Tir(tir) => {
-                    if let Some(rqn) = self.queue_of(walk, *tir) {
+                    let queue = self.queue_of(walk, *tir);
+                    if let Some(rqn) = queue.filter(|_| found.queues.len() < FOUND) {
                         found.queues.push(Selected {
                             rqn,
                             tag: rule.tag,
@@ -300,10 +324,12 @@ impl Steering {
 }
 
 /// What a frame has met.
-#[derive(Default)]
 struct Found {
     queues: Vec<Selected>,
     counters: Vec<u32>,
+    /// Tables that it may still visit, and rules that it may still be compared with.
+    visits: usize,
+    rules: usize,
 }
 
 /// A frame that is being steered.
@@ -566,6 +592,63 @@ mod tests {
             assert_eq!(traffic(&steering, used), (n, n * length));
             assert_eq!(traffic(&steering, unused), (0, 0), "without the action");
         }
+    }
+
+    /// Returns a table without rules.
+    fn table(steering: &mut Steering) -> u32 {
+        let object = Object::Table {
+            receives: true,
+            next: None,
+            rules: BTreeMap::new(),
+        };
+        steering.insert(object).unwrap()
+    }
+
+    #[test]
+    fn a_frame_that_multiplies_is_steered_within_bounds() {
+        let mut steering = Steering::default();
+        let zero: Headers = Box::new([0; MATCH]);
+        let counter = Object::Counter(Traffic::default());
+        let counter = steering.insert(counter).unwrap();
+        let tir = Tir {
+            to: TirDestination::Queue(1),
+            domain: 3,
+            own: 0,
+        };
+        let tir = steering.insert(Object::Tir(tir)).unwrap();
+        let all = steering
+            .insert(Object::Group {
+                criteria: zero.clone(),
+            })
+            .unwrap();
+        // Each table leads to the next one twice.
+        let tables: Vec<u32> = (0..DEPTH).map(|_| table(&mut steering)).collect();
+        for (n, number) in tables.iter().enumerate() {
+            let next = tables.get(n + 1).copied();
+            let to = next.map_or(Destination::Tir(tir), Destination::Table);
+            let twice = Rule {
+                action: ACTION_FORWARD | ACTION_COUNT,
+                destinations: vec![to; 2],
+                counters: vec![counter],
+                ..rule(all, zero.clone(), to)
+            };
+            assert!(steering.set_rule(*number, 0, twice));
+        }
+        steering.root = Some(tables[0]);
+        let found = steer(&mut steering, &frame(false), Origin::Wire);
+        assert!(!found.is_empty() && found.len() <= FOUND);
+        let Some(Object::Counter(traffic)) = steering.get(counter) else {
+            panic!("no counter");
+        };
+        assert!(traffic.packets <= FOUND as u64);
+        // A single rule with too many of them.
+        let many = Rule {
+            destinations: vec![Destination::Tir(tir); 3 * FOUND],
+            ..rule(all, zero, Destination::Other)
+        };
+        assert!(steering.set_rule(tables[0], 0, many));
+        let found = steer(&mut steering, &frame(false), Origin::Wire);
+        assert_eq!(found.len(), FOUND);
     }
 
     #[test]
