@@ -3,7 +3,7 @@
 use crate::command::dct;
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
 use crate::engine::device_memory::MemicOperation;
-use crate::engine::{compression, copy, device_memory, header_change, scheduling};
+use crate::engine::{compression, copy, device_memory, header_change, scheduling, steering};
 use crate::profile::Group::{
     Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging, Qos, Roce,
 };
@@ -159,7 +159,11 @@ const ETHERNET: &[Cap] = &[
     (FlowTable, FT_HEADER_CHANGE_ACTIONS, header_change::MOST),
     (FlowTable, FT_MAX_LEVEL, 64),
     (FlowTable, FT_LOG_MAX_NUM, 16),
-    (FlowTable, FT_LOG_MAX_DESTINATION, 8),
+    (
+        FlowTable,
+        FT_LOG_MAX_DESTINATION,
+        steering::LOG_DESTINATIONS,
+    ),
     (FlowTable, FT_LOG_MAX_FLOW, 16),
     (FlowTable, FT_FIELDS, 0xffff_ffff),
 ];

@@ -9,7 +9,7 @@ use crate::bits::{Field, field, flag, get_array, get32, put64};
 use crate::engine::core::Core;
 use crate::engine::header_change;
 use crate::engine::steering::{
-    ACTION_CHANGE_HEADER, Destination, Object, Rule, Tir, TirDestination, Traffic,
+    ACTION_CHANGE_HEADER, Destination, LOG_DESTINATIONS, Object, Rule, Tir, TirDestination, Traffic,
 };
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
@@ -227,6 +227,12 @@ impl<P: Platform> Core<P> {
     fn set_rule(&mut self, table: u32, input: &[u8]) -> Outcome {
         let count = RULE_DESTINATIONS.get(input) as usize;
         let counters = RULE_COUNTERS.get(input) as usize;
+        if count.max(counters) > 1 << LOG_DESTINATIONS {
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "a rule with too many destinations or counters",
+            ));
+        }
         let list = input.get(RULE_LIST..).unwrap_or(&[]);
         if list.len() / 8 < count + counters {
             return Err(refuse(

@@ -376,6 +376,26 @@ fn the_reserved_key_needs_a_flag() {
 }
 
 #[test]
+fn rules_have_as_many_destinations_as_the_device_says() {
+    let mut driver = Driver::new("roce");
+    let query = Input::new(op::QUERY_HCA_CAP, 16).or(4, 0, 7 << 1 | 1);
+    let capabilities = driver.ok(&query, 16 + 4096);
+    assert_eq!(word(&capabilities, 16 + 0x50) & 0xff, 8, "the logarithm");
+    let counter = driver.number(Input::new(op::ALLOC_FLOW_COUNTER, 16));
+    let table = driver.number(Input::new(op::CREATE_FLOW_TABLE, 0x40));
+    for (destinations, counters, status) in [(256, 256, 0), (257, 0, 8), (0, 257, 8)] {
+        let rule = Input::new(op::SET_FLOW_TABLE_ENTRY, 0x340 + 8 * 600)
+            .or(0x14, 0, table)
+            .or(0x4c, 0, 0xc)
+            .or(0x50, 0, destinations)
+            .or(0x54, 0, counters);
+        let list = (0..counters).map(|n| 0x340 + 8 * (destinations + n) as usize);
+        let rule = list.fold(rule, |rule, at| rule.or(at, 0, counter));
+        assert_eq!(driver.command(&rule, 16).0, status);
+    }
+}
+
+#[test]
 fn loopback_of_the_port_precedes_the_tir() {
     let mut interface = Interface::new(7);
     interface.tir_takes(ONE | MANY);
