@@ -24,6 +24,9 @@ use crate::{Result, refuse};
 
 /// Context of a send queue, a receive queue, a TIR or a TIS.
 const CONTEXT: usize = 0x20;
+/// What is posted is flushed in the error state, of a send and of a receive queue.
+const SQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 28);
+const RQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 18);
 const STATE: Field = field(CONTEXT, 23, 20);
 /// Of a receive queue: VLAN tags stay in the frames.
 const KEEP_TAGS: Field = flag(CONTEXT, 28);
@@ -151,7 +154,7 @@ impl State {
             0 => None,
             _ => {
                 let input = queue(op::CREATE_SQ, cqs[0], entries[0], blocks.ilog2(), LOG_BLOCK)?;
-                Some(input.set(TIS_COUNT, 1))
+                Some(input.set(TIS_COUNT, 1).set(SQ_FLUSH_IN_ERROR, 1))
             }
         };
         let receive = match receives {
@@ -159,7 +162,7 @@ impl State {
             _ => {
                 let log_size = receives.ilog2();
                 let input = queue(op::CREATE_RQ, cqs[1], entries[1], log_size, shift)?;
-                Some(input.set(KEEP_TAGS, 1))
+                Some(input.set(KEEP_TAGS, 1).set(RQ_FLUSH_IN_ERROR, 1))
             }
         };
         let mut ranges = place.given(0)?;

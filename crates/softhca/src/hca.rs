@@ -539,6 +539,7 @@ impl<P: Platform> Hca<P> {
         self.core.stats.doorbells += 1;
         match self.core.queues.get(qpn) {
             Some(Queue::Sq(_)) => self.rung.push(qpn),
+            Some(Queue::Rq(_)) => self.core.flush_rq(qpn),
             _ => self.transport.ring(qpn, queue),
         }
     }

@@ -8,6 +8,7 @@ use super::srq::{
 };
 use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
+use crate::engine::ethernet::{ERROR, READY, RESET};
 use crate::engine::qp::{Queue, Ring, Rq, Sq, Strides};
 use crate::hca::Hca;
 use crate::platform::Platform;
@@ -18,6 +19,9 @@ const CONTEXT_SIZE: usize = 0xf0;
 /// The queue may use the reserved lkey.
 const RLKY: Field = flag(0, 31);
 const STATE: Field = field(0, 23, 20);
+/// WQEs are completed in the error state, of a send queue and of a receive queue.
+const SQ_FLUSH_IN_ERROR: Field = flag(0, 28);
+const RQ_FLUSH_IN_ERROR: Field = flag(0, 18);
 /// VLAN tags of received frames are not removed.
 const VLAN_STRIP_DISABLE: Field = flag(0, 28);
 /// Types of work queues with strides, as a list and cyclic. The sizes of strides are
@@ -38,7 +42,14 @@ const USER_INDEX: Field = field(4, 23, 0);
 const CQN: Field = field(8, 23, 0);
 /// The first TIS of a send queue, and its only one.
 const TIS: Field = field(0x2c, 23, 0);
-const READY: u32 = 1;
+
+/// Returns the state that a command moves a queue to.
+fn state(input: &[u8]) -> Result<u32, super::Refused> {
+    match STATE.at(CONTEXT).get(input) {
+        state @ (RESET | READY | ERROR) => Ok(state),
+        _ => Err(refuse(Status::BadParameter, "an unknown state of a queue")),
+    }
+}
 
 /// Decodes the strides of a work queue, if it has any.
 fn strides(wq: &[u8]) -> Result<Option<Strides>, super::Refused> {
@@ -123,7 +134,8 @@ impl<P: Platform> Core<P> {
                 privileged: RLKY.is_set(&context),
                 cqn,
                 uidx,
-                state: 0,
+                state: RESET,
+                flushes: RQ_FLUSH_IN_ERROR.is_set(&context),
                 strips_vlan: VLAN_STRIP_DISABLE.get(&context) == 0,
                 strides,
                 ring,
@@ -133,18 +145,20 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn modify_rq(&mut self, input: &[u8]) -> Outcome {
-        match self.queues.get_mut(number(input)) {
+        let (rqn, state) = (number(input), state(input)?);
+        match self.queues.get_mut(rqn) {
             Some(Queue::Rq(rq)) => {
-                rq.state = STATE.at(CONTEXT).get(input);
+                rq.state = state;
                 if get64(input, MODIFY_MASK) & MODIFY_VLAN != 0 {
                     rq.strips_vlan = VLAN_STRIP_DISABLE.at(CONTEXT).get(input) == 0;
                 }
-                if rq.state == 0 {
+                if state == RESET {
                     (rq.ring.head, rq.ring.tail) = (0, 0);
                     if let Some(strides) = &mut rq.strides {
                         strides.current = None;
                     }
                 }
+                self.flush_rq(rqn);
                 Ok(())
             }
             _ => Err(refuse(Status::BadResource, "no such receive queue")),
@@ -199,7 +213,8 @@ impl<P: Platform> Hca<P> {
                 privileged: RLKY.is_set(&context),
                 cqn,
                 uidx,
-                state: 0,
+                state: RESET,
+                flushes: SQ_FLUSH_IN_ERROR.is_set(&context),
                 tis: TIS.get(&context),
                 ring,
                 context,
@@ -209,13 +224,20 @@ impl<P: Platform> Hca<P> {
     }
 
     pub(crate) fn modify_sq(&mut self, input: &[u8]) -> Outcome {
-        let sqn = number(input);
+        let (sqn, state) = (number(input), state(input)?);
         match self.core.queues.get_mut(sqn) {
             Some(Queue::Sq(sq)) => {
-                sq.state = STATE.at(CONTEXT).get(input);
-                match sq.state {
-                    0 => (sq.ring.head, sq.ring.tail) = (0, 0),
-                    READY => self.rung.push(sqn),
+                sq.state = state;
+                match state {
+                    // The doorbell record may stay as it is, so it is not read before
+                    // the next doorbell.
+                    RESET => {
+                        (sq.ring.head, sq.ring.tail) = (0, 0);
+                        sq.blue_flame = None;
+                        self.rung.retain(|rung| *rung != sqn);
+                    }
+                    // To flush what is posted.
+                    ERROR => self.rung.push(sqn),
                     _ => {}
                 }
                 Ok(())

@@ -31,8 +31,14 @@ const CONTROL: usize = 16;
 const TOO_LONG: (u8, u8) = (0x01, 0x51);
 const NOT_WRITABLE: (u8, u8) = (0x04, 0x51);
 
-/// State of a receive queue that accepts frames.
-const READY: u32 = 1;
+/// Syndrome and vendor syndrome of a WQE that is not processed, and of one that cannot be.
+const FLUSHED: (u8, u8) = (0x05, 0xf9);
+const MALFORMED: (u8, u8) = (0x02, 0x68);
+
+/// States of a send or receive queue; frames are sent and received in the second.
+pub(crate) const RESET: u32 = 0;
+pub(crate) const READY: u32 = 1;
+pub(crate) const ERROR: u32 = 3;
 
 /// Maximum length of a frame before segmentation.
 const LARGEST: usize = 256 << 10;
@@ -53,17 +59,30 @@ impl<P: Platform> Core<P> {
             let Some(Queue::Sq(sq)) = self.queues.get(sqn) else {
                 return false;
             };
+            let in_error = match sq.state {
+                READY => false,
+                ERROR if sq.flushes => true,
+                _ => return false,
+            };
             let (pd, cqn, uidx, privileged) = (sq.pd, sq.cqn, sq.uidx, sq.privileged);
             let index = sq.ring.head;
             let length = match self.fetch(sqn, &mut bytes) {
                 FetchedWqe::Nothing => return false,
                 FetchedWqe::Wrong(why) => {
                     self.complain(|| format!("send queue {sqn}: {why}"));
-                    self.fail_sq(sqn, index);
+                    // The WQEs after it cannot be found, so they are dropped.
+                    if let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) {
+                        sq.ring.head = sq.ring.tail;
+                    }
+                    self.fail_sq(sqn, index, if in_error { FLUSHED } else { MALFORMED });
                     return false;
                 }
                 FetchedWqe::Entry(length) => length,
             };
+            if in_error {
+                self.fail_sq(sqn, index, FLUSHED);
+                continue;
+            }
             let entry = &bytes[..length];
             let accessor = Accessor {
                 qpn: sqn,
@@ -88,8 +107,8 @@ impl<P: Platform> Core<P> {
             };
             if let Err(why) = result {
                 self.complain(|| format!("send queue {sqn}, index {index}: {why}"));
-                self.fail_sq(sqn, index);
-                return false;
+                self.fail_sq(sqn, index, MALFORMED);
+                continue;
             }
             if wqe::is_signaled(entry) {
                 self.complete(
@@ -108,13 +127,13 @@ impl<P: Platform> Core<P> {
         true
     }
 
-    fn fail_sq(&mut self, sqn: u32, index: u16) {
+    /// Moves a send queue to the error state, and completes the WQE at an index with an
+    /// error.
+    fn fail_sq(&mut self, sqn: u32, index: u16, error: (u8, u8)) {
         let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) else {
             return;
         };
-        // WQEs posted after it are not processed.
-        sq.ring.head = sq.ring.tail;
-        sq.state = 3;
+        sq.state = ERROR;
         let (cqn, uidx) = (sq.cqn, sq.uidx);
         self.complete(
             cqn,
@@ -123,7 +142,7 @@ impl<P: Platform> Core<P> {
                 qpn: sqn,
                 uidx,
                 wqe_counter: index,
-                error: Some((0x02, 0x68)),
+                error: Some(error),
                 ..Completion::default()
             },
         );
@@ -213,6 +232,40 @@ impl<P: Platform> Core<P> {
                 checksums(&mut changed, true);
             }
             self.deliver_frame(rqn, tag, &changed);
+        }
+    }
+
+    /// Completes the receives of a queue in the error state as flushed.
+    pub(crate) fn flush_rq(&mut self, rqn: u32) {
+        let Some(Queue::Rq(rq)) = self.queues.get_mut(rqn) else {
+            return;
+        };
+        if rq.state != ERROR || !rq.flushes {
+            return;
+        }
+        let (cqn, uidx) = (rq.cqn, rq.uidx);
+        let strides = rq.strides.as_ref().map(|strides| strides.count);
+        let current = rq.strides.as_mut().and_then(|it| it.current.take());
+        let used = current.map(|(index, _, used)| (index, used));
+        let rest = (0..1 << rq.ring.log_size).map_while(|_| {
+            let taken = take_receive(&self.platform, &mut rq.ring).ok()??;
+            Some((taken.0, 0))
+        });
+        let posted: Vec<(u16, u32)> = used.into_iter().chain(rest).collect();
+        for (index, used) in posted {
+            self.complete(
+                cqn,
+                &Completion {
+                    opcode: cq::opcode::RESPONDER_ERROR,
+                    qpn: rqn,
+                    uidx,
+                    wqe_counter: strides.map_or(index, |_| used as u16),
+                    wqe_id: strides.map_or(0, |_| index),
+                    byte_count: strides.map_or(0, |count| (count - used) << CONSUMED_STRIDES),
+                    error: Some(FLUSHED),
+                    ..Completion::default()
+                },
+            );
         }
     }
 

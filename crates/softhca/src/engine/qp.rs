@@ -97,6 +97,8 @@ pub(crate) struct Sq {
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
     pub(crate) state: u32,
+    /// WQEs are completed in the error state.
+    pub(crate) flushes: bool,
     /// Number of the transport interface send (TIS).
     pub(crate) tis: u32,
     pub(crate) ring: Ring,
@@ -113,6 +115,8 @@ pub(crate) struct Rq {
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
     pub(crate) state: u32,
+    /// WQEs are completed in the error state.
+    pub(crate) flushes: bool,
     /// The VLAN tag of a received frame is removed and reported in the CQE.
     pub(crate) strips_vlan: bool,
     /// Several frames are received into one WQE, if it is a striding receive queue.

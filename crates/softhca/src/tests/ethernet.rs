@@ -3,6 +3,7 @@
 use crate::command::opcode as op;
 use crate::fabric::Fabric;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, segment, status, word};
+use crate::transport::Queue;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 const MULTICAST: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
@@ -393,6 +394,111 @@ fn rules_have_as_many_destinations_as_the_device_says() {
         let rule = list.fold(rule, |rule, at| rule.or(at, 0, counter));
         assert_eq!(driver.command(&rule, 16).0, status);
     }
+}
+
+impl Interface {
+    /// Moves the send queue or the receive queue to a state.
+    fn modify(&mut self, opcode: u16, number: u32, state: u32) -> u8 {
+        let modify = Input::new(opcode, 0x110)
+            .or(8, 0, number)
+            .or(0x20, 20, state);
+        self.driver.command(&modify, 16).0
+    }
+
+    /// Returns the completions of a queue: their status and the index of the WQE.
+    fn completions(&self, cq: &mut Cq) -> Vec<((u8, u8), u32)> {
+        std::iter::from_fn(|| self.driver.poll(cq))
+            .map(|entry| (status(&entry), word(&entry, 60) >> 16))
+            .collect()
+    }
+}
+
+/// The WQE of a frame, which is readable or not.
+fn send_segments(interface: &Interface, readable: bool) -> Vec<u8> {
+    let key = interface.driver.key ^ u32::from(!readable);
+    let mut segments = vec![0; 16];
+    segments.extend_from_slice(&segment(60, key, interface.page));
+    segments
+}
+
+#[test]
+fn a_send_queue_flushes_in_the_error_state() {
+    let mut interface = Interface::new(8);
+    let driver = &mut interface.driver;
+    let mut sent = driver.create_cq(4);
+    let mut sq = work_queue_with(driver, op::CREATE_SQ, sent.number, 0, |input| {
+        input.or(0x20, 28, 1)
+    });
+    let [right, wrong] = [true, false].map(|readable| send_segments(&interface, readable));
+    let driver = &mut interface.driver;
+    driver.place(&mut sq, 0x0a, 0, &right);
+    driver.place(&mut sq, 0x0a, 0, &wrong);
+    driver.place(&mut sq, 0x0a, 0, &right);
+    driver.post(&mut sq, 0x0a, SIGNALED, &right);
+    driver.post(&mut sq, 0x0a, SIGNALED, &right);
+    let flushed = (13, 5);
+    assert_eq!(
+        interface.completions(&mut sent),
+        [((13, 2), 1), (flushed, 2), (flushed, 3), (flushed, 4)]
+    );
+    assert_eq!(interface.driver.hca.stats().ethernet_sent, 1);
+    // A doorbell before the reset is forgotten, and so is the record.
+    let entry = interface.driver.place(&mut sq, 0x0a, SIGNALED, &right);
+    let at = u64::from(interface.driver.uar) * 4096 + 0x800;
+    interface.driver.hca.write(at, &entry[..8]);
+    interface.driver.hca.settle();
+    for state in [0, 1] {
+        assert_eq!(interface.modify(op::MODIFY_SQ, sq.number, state), 0);
+        interface.driver.run();
+    }
+    assert_eq!(interface.completions(&mut sent), []);
+    sq.posted = 0;
+    interface.driver.post(&mut sq, 0x0a, SIGNALED, &right);
+    assert_eq!(interface.completions(&mut sent), [((0, 0), 0)]);
+    // Posted, but the doorbell is not rung.
+    interface.driver.place(&mut sq, 0x0a, 0, &right);
+    assert_eq!(interface.modify(op::MODIFY_SQ, sq.number, 3), 0);
+    interface.driver.run();
+    assert_eq!(interface.completions(&mut sent), [(flushed, 1)]);
+    assert_eq!(interface.driver.hca.stats().ethernet_sent, 2);
+    assert_eq!(interface.modify(op::MODIFY_SQ, sq.number, 2), 3);
+}
+
+#[test]
+fn a_send_queue_sends_only_if_it_is_ready() {
+    let mut interface = Interface::new(8);
+    let right = send_segments(&interface, true);
+    for state in [0, 3] {
+        let number = interface.sq.number;
+        assert_eq!(interface.modify(op::MODIFY_SQ, number, state), 0);
+        (interface.driver).post(&mut interface.sq, 0x0a, SIGNALED, &right);
+        // Created without the flag by which it flushes.
+        assert_eq!(interface.driver.hca.stats().ethernet_sent, 0);
+    }
+}
+
+#[test]
+fn a_receive_queue_flushes_in_the_error_state() {
+    let mut interface = Interface::new(8);
+    let driver = &mut interface.driver;
+    let mut cq = driver.create_cq(4);
+    let mut rq = work_queue_with(driver, op::CREATE_RQ, cq.number, 0, |input| {
+        input.or(0x20, 18, 1)
+    });
+    let room = segment(2048, driver.key, interface.page + 4096);
+    driver.post_recv(&mut rq, &room);
+    driver.post_recv(&mut rq, &room);
+    assert_eq!(interface.modify(op::MODIFY_RQ, rq.number, 3), 0);
+    let flushed = (14, 5);
+    assert_eq!(interface.completions(&mut cq), [(flushed, 0), (flushed, 1)]);
+    interface.driver.post_recv(&mut rq, &room);
+    interface.driver.hca.ring(rq.number, Queue::Receive);
+    assert_eq!(interface.completions(&mut cq), [(flushed, 2)]);
+    // Without the flag.
+    let number = interface.rq.number;
+    assert_eq!(interface.modify(op::MODIFY_RQ, number, 3), 0);
+    assert!(interface.driver.poll(&mut interface.cq).is_none());
+    assert_eq!(interface.modify(op::MODIFY_RQ, number, 2), 3);
 }
 
 #[test]
