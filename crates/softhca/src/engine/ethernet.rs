@@ -224,12 +224,8 @@ impl<P: Platform> Core<P> {
                 continue;
             }
             let mut changed = frame.to_vec();
-            let mut by_layer = false;
             for change in header_changes {
-                by_layer |= self.steering.change_header(change, &mut changed);
-            }
-            if by_layer {
-                checksums(&mut changed, true);
+                self.steering.change_header(change, &mut changed);
             }
             self.deliver_frame(rqn, tag, &changed);
         }
@@ -519,7 +515,7 @@ fn packet_sum(frame: &[u8]) -> u16 {
 
 /// Returns which checksums of a received frame are right, and the types of its layers, as
 /// a CQE tells them.
-fn checked(frame: &[u8]) -> (u8, u8) {
+pub(super) fn checked(frame: &[u8]) -> (u8, u8) {
     const L2_OK: u8 = 1 << 0;
     const L3_OK: u8 = 1 << 1;
     const L4_OK: u8 = 1 << 2;
@@ -582,7 +578,7 @@ fn untagged(frame: &[u8]) -> (Cow<'_, [u8]>, Option<u16>) {
 }
 
 /// Sets the checksum of the IPv4 header and, with `l4`, that of TCP or UDP.
-fn checksums(frame: &mut [u8], l4: bool) {
+pub(super) fn checksums(frame: &mut [u8], l4: bool) {
     let Some(at) = layers(frame) else { return };
     if at.ipv4 {
         if let Some(header) = frame.get_mut(at.l3..at.l4) {

@@ -1,6 +1,6 @@
 //! Changes of a received frame's headers by steering.
 
-use super::ethernet::{Layers, layers};
+use super::ethernet::{Layers, layers, u16_at};
 use crate::bits::{Field, field, get32};
 
 /// Maximum number of actions of a change.
@@ -15,6 +15,12 @@ const DATA: usize = 4;
 const ACTION: usize = 8;
 const SET: u32 = 1;
 const ADD: u32 = 2;
+
+/// Fields before this one are those of the link layer.
+const FIRST_OF_LAYER_3: u32 = 6;
+const TIME_TO_LIVE: u32 = 0xa;
+const IPV4_SOURCE: u32 = 0x15;
+const IPV4_DESTINATION: u32 = 0x16;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -76,28 +82,31 @@ fn place(field: u32, frame: &[u8]) -> Option<(usize, usize)> {
         5 => return Some((4, 2)),
         _ => {}
     }
+    let at = layers(frame)?;
+    if matches!(field, 8 | 9 | 0xb | 0xc) && is_later_fragment(frame, &at) {
+        return None;
+    }
     let Layers {
         ipv4,
         l3,
         l4,
         protocol,
-    } = layers(frame)?;
+    } = at;
     match field {
         8 if protocol == TCP => Some((l4, 2)),
         9 if protocol == TCP => Some((l4 + 2, 2)),
-        0xa => Some((l3 + if ipv4 { 8 } else { 7 }, 1)),
+        TIME_TO_LIVE => Some((l3 + if ipv4 { 8 } else { 7 }, 1)),
         0xb if protocol == UDP => Some((l4, 2)),
         0xc if protocol == UDP => Some((l4 + 2, 2)),
-        0x15 if ipv4 => Some((l3 + 12, 4)),
-        0x16 if ipv4 => Some((l3 + 16, 4)),
+        IPV4_SOURCE if ipv4 => Some((l3 + 12, 4)),
+        IPV4_DESTINATION if ipv4 => Some((l3 + 16, 4)),
         _ => None,
     }
 }
 
-/// Applies actions to a frame, in order. Fields that it lacks stay as they are. Returns
-/// whether checksums are to be computed again.
-pub(crate) fn apply(frame: &mut [u8], actions: &[Action]) -> bool {
-    let mut changed = false;
+/// Applies actions to a frame, in order. Fields that it lacks stay as they are. Checksums
+/// are updated for what changes, so that wrong ones stay wrong.
+pub(crate) fn apply(frame: &mut [u8], actions: &[Action]) {
     for action in actions {
         let Some((at, bytes)) = place(action.field, frame) else {
             continue;
@@ -105,21 +114,72 @@ pub(crate) fn apply(frame: &mut [u8], actions: &[Action]) -> bool {
         let Some(place) = frame.get_mut(at..at + bytes) else {
             continue;
         };
-        let old = place
-            .iter()
-            .fold(0u32, |value, byte| value << 8 | u32::from(*byte));
-        let new = match action.change {
-            Change::Set { mask, value } => old & !mask | value & mask,
-            Change::Add(data) => old.wrapping_add(data),
+        let mut old = [0; 4];
+        old[..bytes].copy_from_slice(place);
+        let shift = 32 - 8 * bytes as u32;
+        let value = u32::from_be_bytes(old) >> shift;
+        let value = match action.change {
+            Change::Set { mask, value: new } => value & !mask | new & mask,
+            Change::Add(data) => value.wrapping_add(data),
         };
-        place.copy_from_slice(&new.to_be_bytes()[4 - bytes..]);
-        changed |= action.field > 5;
+        let new = (value << shift).to_be_bytes();
+        place.copy_from_slice(&new[..bytes]);
+        if old != new {
+            update_checksums(frame, action.field, old, new);
+        }
     }
-    changed
+}
+
+/// Updates the checksums of a frame after a change of a field, whose bytes are filled up
+/// with zeros.
+fn update_checksums(frame: &mut [u8], field: u32, old: [u8; 4], new: [u8; 4]) {
+    let Some(at) = layers(frame).filter(|_| field >= FIRST_OF_LAYER_3) else {
+        return;
+    };
+    if at.ipv4 && matches!(field, TIME_TO_LIVE | IPV4_SOURCE | IPV4_DESTINATION) {
+        update_checksum(frame, at.l3 + 10, old, new);
+    }
+    if field == TIME_TO_LIVE || is_later_fragment(frame, &at) {
+        return;
+    }
+    match at.protocol {
+        TCP => update_checksum(frame, at.l4 + 16, old, new),
+        // Zero says that there is none.
+        UDP if u16_at(frame, at.l4 + 6) != Some(0) => {
+            let place = at.l4 + 6;
+            update_checksum(frame, place, old, new);
+            if u16_at(frame, place) == Some(0) {
+                frame[place..place + 2].fill(0xff);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Updates one checksum (RFC 1624), if the frame has it.
+fn update_checksum(frame: &mut [u8], place: usize, old: [u8; 4], new: [u8; 4]) {
+    let Some(checksum) = u16_at(frame, place) else {
+        return;
+    };
+    let words = |bytes: [u8; 4]| [[bytes[0], bytes[1]], [bytes[2], bytes[3]]];
+    let number = |word| u32::from(u16::from_be_bytes(word));
+    let less: u32 = words(old).map(|word| 0xffff - number(word)).iter().sum();
+    let more: u32 = words(new).map(number).iter().sum();
+    let mut sum = u32::from(!checksum) + less + more;
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    frame[place..place + 2].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+}
+
+/// Returns whether the header of layer 4 is in an earlier fragment.
+fn is_later_fragment(frame: &[u8], at: &Layers) -> bool {
+    at.ipv4 && u16_at(frame, at.l3 + 6).is_some_and(|bits| bits & 0x1fff != 0)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::ethernet::{checked, checksums};
     use super::*;
 
     fn action(kind: u32, field: u32, offset: u32, length: u32, data: u32) -> Vec<u8> {
@@ -148,14 +208,84 @@ mod tests {
         ];
         let actions = decode(&bytes.concat(), 6).unwrap();
         let mut frame = udp();
-        assert!(apply(&mut frame, &actions));
+        apply(&mut frame, &actions);
         assert_eq!(frame[..6], [1, 2, 3, 4, 0xab, 0xcd]);
         assert_eq!(frame[6..12], [7, 8, 0xee, 10, 11, 12]);
         assert_eq!(frame[22], 63);
         assert_eq!(frame[30..34], [10, 0, 0, 9]);
         assert_eq!(frame[34..38], [0, 7, 0, 80]);
+    }
+
+    /// Returns a packet with right checksums, and actions on its addresses, time to live
+    /// and ports.
+    fn packet(protocol: u8, payload: &[u8]) -> (Vec<u8>, Vec<Action>) {
+        let l4 = if protocol == TCP { 20 } else { 8 };
         let mut frame = udp();
-        assert!(!apply(&mut frame, &actions[..2]));
+        frame.resize(34 + l4, 0);
+        frame.extend_from_slice(payload);
+        let length = frame.len() as u16 - 14;
+        frame[16..18].copy_from_slice(&length.to_be_bytes());
+        frame[23] = protocol;
+        frame[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        checksums(&mut frame, true);
+        let port = if protocol == TCP { 9 } else { 0xc };
+        let bytes = [
+            action(1, IPV4_SOURCE, 0, 0, 0xc0a8_0909),
+            action(1, IPV4_DESTINATION, 0, 8, 9),
+            action(2, TIME_TO_LIVE, 0, 0, 0xffff_ffff),
+            action(2, port, 0, 0, 0x1_fff0),
+        ];
+        (frame, decode(&bytes.concat(), 4).unwrap())
+    }
+
+    #[test]
+    fn checksums_change_with_the_fields() {
+        for protocol in [TCP, UDP] {
+            for payload in [&b"a"[..], b"data", &[0xff; 31]] {
+                let (mut frame, actions) = packet(protocol, payload);
+                apply(&mut frame, &actions);
+                assert_eq!(frame[26..34], [192, 168, 9, 9, 10, 0, 0, 9]);
+                assert_eq!(checked(&frame).0, 0b111, "{protocol}");
+                // What is wrong before is wrong after.
+                let (mut frame, actions) = packet(protocol, payload);
+                *frame.last_mut().unwrap() ^= 1;
+                apply(&mut frame, &actions);
+                assert_eq!(checked(&frame).0, 0b011, "{protocol}");
+                let (mut frame, actions) = packet(protocol, payload);
+                frame[15] ^= 1;
+                apply(&mut frame, &actions);
+                assert_eq!(checked(&frame).0, 0b101, "{protocol}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_checksum_stays() {
+        let (mut frame, actions) = packet(UDP, b"data");
+        frame[40..42].fill(0);
+        apply(&mut frame, &actions);
+        assert_eq!(frame[40..42], [0, 0], "it has none");
+        for protocol in [TCP, UDP] {
+            let (mut frame, actions) = packet(protocol, b"data");
+            // Eight bytes from the beginning of the packet.
+            frame[21] = 1;
+            checksums(&mut frame, false);
+            let payload = frame[34..].to_vec();
+            apply(&mut frame, &actions);
+            assert_eq!(frame[34..], payload, "a later fragment");
+            assert_eq!(checked(&frame).0, 0b011);
+        }
+    }
+
+    #[test]
+    fn a_checksum_of_udp_does_not_become_zero() {
+        let (frame, _) = packet(UDP, b"data");
+        for n in 0..=0xffff_u32 {
+            let mut frame = frame.clone();
+            let port = decode(&action(1, 0xb, 0, 16, n), 1).unwrap();
+            apply(&mut frame, &port);
+            assert_ne!(frame[40..42], [0, 0], "{n}");
+        }
     }
 
     #[test]

@@ -229,12 +229,10 @@ impl Steering {
         found.queues
     }
 
-    /// Applies the actions of a header change to a frame. Returns whether checksums are
-    /// to be computed again.
-    pub(crate) fn change_header(&self, number: u32, frame: &mut [u8]) -> bool {
-        match self.objects.get(&number) {
-            Some(Object::HeaderChange(actions)) => header_change::apply(frame, actions),
-            _ => false,
+    /// Applies the actions of a header change to a frame.
+    pub(crate) fn change_header(&self, number: u32, frame: &mut [u8]) {
+        if let Some(Object::HeaderChange(actions)) = self.objects.get(&number) {
+            header_change::apply(frame, actions);
         }
     }
 
