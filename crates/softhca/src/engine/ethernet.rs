@@ -208,26 +208,16 @@ impl<P: Platform> Core<P> {
 
     /// Delivers a frame to the receive queues that steering selects.
     pub(crate) fn receive_frame(&mut self, frame: &[u8], origin: Origin) {
-        let queues = self.steering.steer(frame, origin);
-        if queues.is_empty() || frame.len() > CAPACITY {
+        let queues = match frame.len() {
+            ..=CAPACITY => self.steering.steer(frame, origin),
+            _ => Vec::new(),
+        };
+        if queues.is_empty() {
             self.stats.ethernet_dropped += u64::from(origin == Origin::Wire);
             return;
         }
-        for Selected {
-            rqn,
-            tag,
-            header_changes,
-        } in queues
-        {
-            if header_changes.is_empty() {
-                self.deliver_frame(rqn, tag, frame);
-                continue;
-            }
-            let mut changed = frame.to_vec();
-            for change in header_changes {
-                self.steering.change_header(change, &mut changed);
-            }
-            self.deliver_frame(rqn, tag, &changed);
+        for Selected { rqn, tag, changed } in queues {
+            self.deliver_frame(rqn, tag, changed.as_deref().unwrap_or(frame));
         }
     }
 

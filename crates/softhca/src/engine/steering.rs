@@ -6,6 +6,7 @@
 //! matches no rule of a table continues in the table's next one.
 
 use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
 use super::ethernet::{Layers, layers, u16_at};
 use super::header_change::{self, Action};
@@ -63,8 +64,8 @@ pub(crate) struct Selected {
     pub(crate) rqn: u32,
     /// The tag of the last rule.
     pub(crate) tag: u32,
-    /// Changes of the frame's headers, in order.
-    pub(crate) header_changes: Vec<u32>,
+    /// The frame as rules have changed it, if they have.
+    pub(crate) changed: Option<Rc<[u8]>>,
 }
 
 /// A transport interface receive (TIR): where steering ends.
@@ -211,14 +212,8 @@ impl Steering {
             visits: VISITS,
             rules: MOST,
         };
-        if let (Some(root), Some(headers)) = (self.root, headers(frame)) {
-            let walk = Walk {
-                headers: &headers,
-                hash: hash(frame),
-                cast: cast(frame),
-                origin,
-            };
-            self.pass(&walk, root, DEPTH, &[], &mut found);
+        if let (Some(root), Some(walk)) = (self.root, Walk::new(frame, origin)) {
+            self.pass(&walk, root, DEPTH, &mut found);
         }
         for counter in found.counters {
             if let Some(Object::Counter(traffic)) = self.objects.get_mut(&counter) {
@@ -229,15 +224,25 @@ impl Steering {
         found.queues
     }
 
-    /// Applies the actions of a header change to a frame.
-    pub(crate) fn change_header(&self, number: u32, frame: &mut [u8]) {
-        if let Some(Object::HeaderChange(actions)) = self.objects.get(&number) {
+    /// Applies a rule's change of headers. Returns `None` if the frame is not understood
+    /// after that.
+    fn change_header<'a>(&self, walk: &Walk<'a>, number: u32) -> Option<Walk<'a>> {
+        let mut changed = Rc::from(walk.frame());
+        if let (Some(Object::HeaderChange(actions)), Some(frame)) =
+            (self.objects.get(&number), Rc::get_mut(&mut changed))
+        {
             header_change::apply(frame, actions);
         }
+        Some(Walk {
+            headers: headers(&changed)?,
+            hash: hash(&changed),
+            changed: Some(changed),
+            ..*walk
+        })
     }
 
-    /// Continues in a table. `changes` are those of the rules before.
-    fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, changes: &[u32], found: &mut Found) {
+    /// Continues in a table.
+    fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, found: &mut Found) {
         let (Some(Object::Table { next, rules, .. }), Some(depth), Some(visits)) = (
             self.objects.get(&table),
             depth.checked_sub(1),
@@ -254,7 +259,7 @@ impl Steering {
         found.rules -= seen;
         let Some(rule) = rule else {
             if let Some(next) = next {
-                self.pass(walk, *next, depth, changes, found);
+                self.pass(walk, *next, depth, found);
             }
             return;
         };
@@ -263,23 +268,29 @@ impl Steering {
             let counters = rule.counters.iter().take(room);
             found.counters.extend(counters);
         }
-        let mut changes = changes.to_vec();
-        if rule.action & ACTION_CHANGE_HEADER != 0 {
-            changes.push(rule.header_change);
-        }
         if rule.action & ACTION_DROP != 0 || rule.action & ACTION_FORWARD == 0 {
             return;
         }
+        let changed;
+        let walk = if rule.action & ACTION_CHANGE_HEADER != 0 {
+            let Some(after) = self.change_header(walk, rule.header_change) else {
+                return;
+            };
+            changed = after;
+            &changed
+        } else {
+            walk
+        };
         for destination in &rule.destinations {
             match destination {
-                Destination::Table(table) => self.pass(walk, *table, depth, &changes, found),
+                Destination::Table(table) => self.pass(walk, *table, depth, found),
                 Destination::Tir(tir) => {
                     let queue = self.queue_of(walk, *tir);
                     if let Some(rqn) = queue.filter(|_| found.queues.len() < FOUND) {
                         found.queues.push(Selected {
                             rqn,
                             tag: rule.tag,
-                            header_changes: changes.clone(),
+                            changed: walk.changed.clone(),
                         });
                     }
                 }
@@ -332,10 +343,33 @@ struct Found {
 
 /// A frame that is being steered.
 struct Walk<'a> {
-    headers: &'a [u8; MATCH],
+    arrived: &'a [u8],
+    /// The frame as rules have changed it, if they have.
+    changed: Option<Rc<[u8]>>,
+    /// Headers and hash of the frame as it is now.
+    headers: Headers,
     hash: u32,
+    /// The kind of frame that arrived.
     cast: u32,
     origin: Origin,
+}
+
+impl<'a> Walk<'a> {
+    fn new(arrived: &'a [u8], origin: Origin) -> Option<Walk<'a>> {
+        Some(Walk {
+            arrived,
+            changed: None,
+            headers: headers(arrived)?,
+            hash: hash(arrived),
+            cast: cast(arrived),
+            origin,
+        })
+    }
+
+    /// Returns the frame as it is now.
+    fn frame(&self) -> &[u8] {
+        self.changed.as_deref().unwrap_or(self.arrived)
+    }
 }
 
 /// Hashes the addresses and ports of a frame, so that a flow always selects the same
@@ -647,6 +681,60 @@ mod tests {
         assert!(steering.set_rule(tables[0], 0, many));
         let found = steer(&mut steering, &frame(false), Origin::Wire);
         assert_eq!(found.len(), FOUND);
+    }
+
+    #[test]
+    fn later_tables_match_changed_headers() {
+        let mut steering = Steering::default();
+        let zero: Headers = Box::new([0; MATCH]);
+        let mut ports = zero.clone();
+        ports[0x1e..0x20].fill(0xff);
+        let tirs = [1, 2].map(|rqn| {
+            let tir = Tir {
+                to: TirDestination::Queue(rqn),
+                domain: 3,
+                own: 0,
+            };
+            Destination::Tir(steering.insert(Object::Tir(tir)).unwrap())
+        });
+        let all = Object::Group {
+            criteria: zero.clone(),
+        };
+        let all = steering.insert(all).unwrap();
+        let by_port = steering.insert(Object::Group { criteria: ports }).unwrap();
+        let port = |port: u8| {
+            // Sets the destination port of UDP.
+            let action = [0x10, 0x0c, 0, 16, 0, 0, 0, port];
+            Object::HeaderChange(header_change::decode(&action, 1).unwrap())
+        };
+        let [to_80, to_81] = [80, 81].map(|it| steering.insert(port(it)).unwrap());
+        let (first, second) = (table(&mut steering), table(&mut steering));
+        let changing = |header_change, to| Rule {
+            action: ACTION_FORWARD | ACTION_CHANGE_HEADER,
+            header_change,
+            destinations: to,
+            ..rule(all, zero.clone(), Destination::Other)
+        };
+        let to = vec![Destination::Table(second), tirs[1]];
+        assert!(steering.set_rule(first, 0, changing(to_80, to)));
+        for (index, before, after) in [(0, 9, tirs[1]), (1, 80, tirs[0])] {
+            let mut value = zero.clone();
+            value[0x1f] = before;
+            let rule = Rule {
+                group: by_port,
+                value,
+                ..changing(to_81, vec![after])
+            };
+            assert!(steering.set_rule(second, index, rule));
+        }
+        steering.root = Some(first);
+        let selected = steering.steer(&frame(false), Origin::Wire);
+        let ports = selected.iter().map(|it| {
+            let changed = it.changed.as_ref().unwrap();
+            (it.rqn, changed[37])
+        });
+        // The second destination does not see the change of the second table.
+        assert_eq!(ports.collect::<Vec<_>>(), [(1, 81), (2, 80)]);
     }
 
     #[test]
