@@ -34,6 +34,8 @@ const WQ_STRIDE_SHIFT: Field = flag(0x24, 7);
 const WQ_LOG_STRIDE_BYTES: Field = field(0x24, 2, 0);
 const LEAST_LOG_STRIDES: u32 = 9;
 const LEAST_LOG_STRIDE_BYTES: u32 = 6;
+/// Greater values of the field are numbers below the least one, of devices with
+/// `ext_stride_num_range`.
 const MOST_LOG_STRIDES: u32 = 16;
 /// Which of a receive queue's properties MODIFY_RQ changes.
 const MODIFY_MASK: usize = 0x10;
@@ -53,10 +55,14 @@ fn state(input: &[u8]) -> Result<u32, super::Refused> {
 
 /// Decodes the strides of a work queue, if it has any.
 fn strides(wq: &[u8]) -> Result<Option<Strides>, super::Refused> {
+    let log_count = WQ_LOG_STRIDES.get(wq) + LEAST_LOG_STRIDES;
     match WQ_TYPE.get(wq) {
+        STRIDING if log_count > MOST_LOG_STRIDES => {
+            Err(refuse(Status::BadParameter, "the number of strides"))
+        }
         STRIDING => Ok(Some(Strides {
             size: 1 << (WQ_LOG_STRIDE_BYTES.get(wq) + LEAST_LOG_STRIDE_BYTES),
-            count: 1 << (WQ_LOG_STRIDES.get(wq) + LEAST_LOG_STRIDES).min(MOST_LOG_STRIDES),
+            count: 1 << log_count,
             shift: 2 * WQ_STRIDE_SHIFT.get(wq),
             current: None,
         })),

@@ -282,11 +282,12 @@ fn frames_share_a_receive_with_strides() {
     // 512 strides of 64 bytes, two bytes before each frame; 16 entries of 32 bytes.
     let (ring, records) = (interface.driver.pages(1), interface.driver.pages(1));
     let memory = interface.driver.pages(8);
+    let (cqn, pd) = (interface.cq.number, interface.driver.pd);
     let create = |kind: u32| {
         Input::new(op::CREATE_RQ, 0x118)
-            .or(0x28, 0, interface.cq.number)
+            .or(0x28, 0, cqn)
             .or(0x50, 28, kind)
-            .or(0x58, 0, interface.driver.pd)
+            .or(0x58, 0, pd)
             .long(0x60, records)
             .or(0x70, 16, 5)
             .or(0x70, 0, 4)
@@ -295,6 +296,11 @@ fn frames_share_a_receive_with_strides() {
     };
     let (list, cyclic) = (create(2), create(3));
     assert_ne!(interface.driver.command(&list, 16).0, 0);
+    // The numbers of strides.
+    for (field, status) in [(7, 0), (8, 3), (10, 3), (15, 3)] {
+        let other = create(3).or(0x74, 8, field);
+        assert_eq!(interface.driver.command(&other, 16).0, status, "{field}");
+    }
     let rq = interface.driver.number(cyclic);
     let ready = Input::new(op::MODIFY_RQ, 0x110)
         .or(8, 0, rq)
