@@ -174,6 +174,10 @@ impl<P: Platform> Core<P> {
     pub(crate) fn destroy_rq(&mut self, input: &[u8]) -> Outcome {
         let rqn = number(input);
         match self.queues.get(rqn) {
+            Some(Queue::Rq(_)) if self.steering.refers_to_queue(rqn) => Err(refuse(
+                Status::ResourceBusy,
+                "TIRs or RQTs still refer to the receive queue",
+            )),
             Some(Queue::Rq(_)) => {
                 self.queues.remove(rqn);
                 Ok(())

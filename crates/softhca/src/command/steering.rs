@@ -8,6 +8,7 @@ use super::opcode as op;
 use crate::bits::{Field, field, flag, get_array, get32, put64};
 use crate::engine::core::Core;
 use crate::engine::header_change;
+use crate::engine::qp::Queue;
 use crate::engine::steering::{
     ACTION_CHANGE_HEADER, Destination, LOG_DESTINATIONS, Object, Rule, Tir, TirDestination, Traffic,
 };
@@ -150,6 +151,13 @@ impl<P: Platform> Core<P> {
         };
         if right != opcode {
             return Err(UNKNOWN);
+        }
+        let sends = |queue: &Queue| matches!(queue, Queue::Sq(sq) if sq.tis == number);
+        if self.steering.refers_to(number) || self.queues.iter().any(|(_, it)| sends(it)) {
+            return Err(refuse(
+                Status::ResourceBusy,
+                "rules, TIRs or send queues still refer to it",
+            ));
         }
         self.steering.remove(number);
         Ok(())

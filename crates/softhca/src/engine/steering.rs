@@ -58,6 +58,16 @@ pub(crate) struct Rule {
     pub(crate) header_change: u32,
 }
 
+impl Rule {
+    /// Returns whether it refers to a TIR, a counter or a change of headers.
+    fn refers_to(&self, number: u32) -> bool {
+        let changes = self.action & ACTION_CHANGE_HEADER != 0;
+        self.destinations.contains(&Destination::Tir(number))
+            || self.counters.contains(&number)
+            || changes && self.header_change == number
+    }
+}
+
 /// A receive queue that steering has selected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Selected {
@@ -177,6 +187,24 @@ impl Steering {
         if self.root == Some(number) {
             self.root = None;
         }
+    }
+
+    /// Returns whether rules or TIRs refer to an object that is not a table or a group.
+    pub(crate) fn refers_to(&self, number: u32) -> bool {
+        self.objects.values().any(|object| match object {
+            Object::Tir(tir) => tir.to == TirDestination::Table(number),
+            Object::Table { rules, .. } => rules.values().any(|rule| rule.refers_to(number)),
+            _ => false,
+        })
+    }
+
+    /// Returns whether TIRs or RQTs refer to a receive queue.
+    pub(crate) fn refers_to_queue(&self, rqn: u32) -> bool {
+        self.objects.values().any(|object| match object {
+            Object::Tir(tir) => tir.to == TirDestination::Queue(rqn),
+            Object::Rqt(queues) => queues.contains(&rqn),
+            _ => false,
+        })
     }
 
     /// Sets the rule at an index of a table. Returns false if there is no such table or

@@ -508,6 +508,78 @@ fn a_receive_queue_flushes_in_the_error_state() {
 }
 
 #[test]
+fn what_others_refer_to_is_not_destroyed() {
+    const BUSY: u8 = 6;
+    let mut driver = Driver::new("roce");
+    let cqn = driver.create_cq(4).number;
+    let tis = driver.number(Input::new(op::CREATE_TIS, 0xc0));
+    let sq = work_queue(&mut driver, op::CREATE_SQ, cqn, tis).number;
+    let [by_tir, by_rqt] = [0; 2].map(|_| work_queue(&mut driver, op::CREATE_RQ, cqn, 0).number);
+    let rqt = Input::new(op::CREATE_RQT, 0x114)
+        .or(0x38, 0, 1)
+        .or(0x110, 0, by_rqt);
+    let rqt = driver.number(rqt);
+    let tir = driver.number(Input::new(op::CREATE_TIR, 0x110).or(0x3c, 0, by_tir));
+    let spread = Input::new(op::CREATE_TIR, 0x110)
+        .or(0x24, 28, 1)
+        .or(0x40, 0, rqt);
+    let spread = driver.number(spread);
+    let counter = driver.number(Input::new(op::ALLOC_FLOW_COUNTER, 16));
+    let change = Input::new(op::ALLOC_MODIFY_HEADER_CONTEXT, 0x18)
+        .or(0xc, 0, 1)
+        .or(0x10, 0, 0x100a_0000);
+    let change = driver.number(change);
+    let tables = [0; 2].map(|_| driver.number(Input::new(op::CREATE_FLOW_TABLE, 0x40)));
+    let rule = |table| {
+        Input::new(op::SET_FLOW_TABLE_ENTRY, 0x350)
+            .or(0x14, 0, table)
+            .or(0x4c, 0, 0x4c)
+            .or(0x50, 0, 1)
+            .or(0x54, 0, 1)
+            .or(0x5c, 0, change)
+            .or(0x340, 24, 2)
+            .or(0x340, 0, tir)
+            .or(0x348, 0, counter)
+    };
+    for table in tables {
+        driver.ok(&rule(table), 16);
+    }
+    let by_rule = [
+        Input::new(op::DESTROY_TIR, 16).or(8, 0, tir),
+        Input::new(op::DEALLOC_FLOW_COUNTER, 16).or(8, 0, counter),
+        Input::new(op::DEALLOC_MODIFY_HEADER_CONTEXT, 16).or(8, 0, change),
+    ];
+    let destroy = |opcode, number| Input::new(opcode, 16).or(8, 0, number);
+    let others = [
+        (op::DESTROY_RQ, by_tir, op::DESTROY_TIR, tir),
+        (op::DESTROY_RQT, rqt, op::DESTROY_TIR, spread),
+        (op::DESTROY_RQ, by_rqt, op::DESTROY_RQT, rqt),
+        (op::DESTROY_TIS, tis, op::DESTROY_SQ, sq),
+    ];
+    // One rule is deleted, the other one goes with its table.
+    let delete = [
+        Input::new(op::DELETE_FLOW_TABLE_ENTRY, 0x40).or(0x14, 0, tables[0]),
+        Input::new(op::DESTROY_FLOW_TABLE, 0x40).or(0x14, 0, tables[1]),
+    ];
+    for input in &delete {
+        for used in &by_rule {
+            assert_eq!(driver.command(used, 16).0, BUSY);
+        }
+        driver.ok(input, 16);
+    }
+    for used in &by_rule[1..] {
+        driver.ok(used, 16);
+    }
+    for (opcode, number, user, by) in others {
+        assert_eq!(driver.command(&destroy(opcode, number), 16).0, BUSY);
+        driver.ok(&destroy(user, by), 16);
+        if opcode != op::DESTROY_RQT {
+            driver.ok(&destroy(opcode, number), 16);
+        }
+    }
+}
+
+#[test]
 fn loopback_of_the_port_precedes_the_tir() {
     let mut interface = Interface::new(7);
     interface.tir_takes(ONE | MANY);
