@@ -203,7 +203,7 @@ impl State {
         let filled = fill(self);
         if filled.is_err() {
             // Logged if the device refuses.
-            let _ = self.destroy_packet_objects(&made);
+            let _ = self.destroy_packet_objects(&mut made);
             for (address, length) in ranges {
                 self.hca.platform_mut().take_back(address, length);
             }
@@ -295,17 +295,19 @@ impl State {
         })
     }
 
-    /// Destroys the device's objects of a raw packet queue pair.
-    pub(crate) fn destroy_packet_objects(&mut self, packet: &Packet) -> Result<()> {
+    /// Destroys the device's objects of a raw packet queue pair; those that are left are
+    /// in use by others.
+    pub(crate) fn destroy_packet_objects(&mut self, packet: &mut Packet) -> Result<()> {
         let all = [
-            (op::DESTROY_TIR, packet.tir),
-            (op::DESTROY_RQ, packet.rq),
-            (op::DESTROY_SQ, packet.sq),
-            (op::DESTROY_TIS, packet.tis),
+            (op::DESTROY_TIR, &mut packet.tir),
+            (op::DESTROY_RQ, &mut packet.rq),
+            (op::DESTROY_SQ, &mut packet.sq),
+            (op::DESTROY_TIS, &mut packet.tis),
         ];
         for (opcode, number) in all {
-            if let Some(number) = number {
-                run(&mut self.hca, &Input::about(opcode, number), 16)?;
+            if let Some(which) = *number {
+                run(&mut self.hca, &Input::about(opcode, which), 16)?;
+                *number = None;
             }
         }
         Ok(())

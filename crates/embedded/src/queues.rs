@@ -724,8 +724,10 @@ impl State {
             }
             ObjectData::Qp(qp) if qp.packet.is_some() => {
                 let (number, packet) = (qp.number, qp.packet);
-                for packet in packet.iter() {
-                    self.destroy_packet_objects(packet)?;
+                if let Some(mut packet) = packet {
+                    let destroyed = self.destroy_packet_objects(&mut packet);
+                    self.objects.qp_mut(fd, handle)?.packet = Some(packet);
+                    destroyed?;
                 }
                 self.watch.forget_queue(number);
                 return Ok(());

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use embedded_testing::driver::*;
 use embedded_testing::raw::*;
 use libc::{EBUSY, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP};
+use mlx5::ioctl::devx::DevxObject;
 use mlx5::{CompletionQueue, DeviceContext, Devx, PacketObjects, QueuePair};
+use ringverbs_embedded::softhca::command::opcode as op;
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd::*;
@@ -305,7 +307,21 @@ fn a_context_with_devx_is_told_the_objects() {
         };
         let handle = qp.object.handle();
         let flow = Flow::create(&context, handle, &flow, Specs::default()).unwrap();
-        drop((flow, qp, cq));
+        drop(flow);
+        if rq != 0 {
+            // While a table has the receive queue, the queue pair is destroyed in part.
+            let mut table = vec![0; 0x114];
+            table[..2].copy_from_slice(&op::CREATE_RQT.to_be_bytes());
+            table[0x3b] = 1;
+            table[0x110..].copy_from_slice(&rq.to_be_bytes());
+            // SAFETY: it concerns no memory.
+            let table = unsafe { DevxObject::create(&context, &table, &mut [0; 16]) };
+            for _ in 0..2 {
+                assert_eq!(refused(uverbs::qp::destroy(&context, handle)), EBUSY);
+            }
+            drop(table.unwrap());
+        }
+        drop((qp, cq));
         uverbs::pd::destroy(&context, pd).unwrap();
     }
     assert_eq!(embedded.objects(), 0);
