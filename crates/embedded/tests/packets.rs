@@ -147,6 +147,30 @@ fn states_are_those_of_raw_packets() {
 }
 
 #[test]
+fn what_is_posted_is_flushed_in_the_error_state() {
+    const FLUSHED: u32 = 5;
+    let host = Host::alone("roce");
+    let memory = host.memory(4096);
+    let mut cq = host.cq(16);
+    let mut qp = host.qp(QpType::RAW_PACKET, &mut cq);
+    let attr = |qp_state| QpAttr {
+        qp_state,
+        port_num: 1,
+        ..QpAttr::default()
+    };
+    modify(&qp, &attr(QpState::INIT), Mask::STATE | Mask::PORT);
+    qp.recv.as_mut().unwrap().announce();
+    receive(&mut qp, 1, memory.sge(0, 2048));
+    receive(&mut qp, 2, memory.sge(0, 2048));
+    modify(&qp, &attr(QpState::ERR), Mask::STATE);
+    post(&mut qp, 3, Work::Send, memory.sge(0, 64));
+    for id in 1..=3 {
+        let flushed = poll(&host, &mut cq);
+        assert_eq!((flushed.status, flushed.wr_id), (FLUSHED, id));
+    }
+}
+
+#[test]
 fn bad_flows_are_refused() {
     let host = Host::alone("roce");
     let mut cq = host.cq(16);
