@@ -580,6 +580,36 @@ fn what_others_refer_to_is_not_destroyed() {
 }
 
 #[test]
+fn a_receive_queue_flushes_strides_that_are_left() {
+    let mut interface = Interface::new(8);
+    let driver = &mut interface.driver;
+    let mut cq = driver.create_cq(4);
+    // 512 strides of 64 bytes.
+    let mut rq = work_queue_with(driver, op::CREATE_RQ, cq.number, 0, |input| {
+        input.or(0x20, 18, 1).or(0x50, 28, 3)
+    });
+    let tir = driver.number(Input::new(op::CREATE_TIR, 0x110).or(0x3c, 0, rq.number));
+    steer_to(driver, tir);
+    let memory = driver.pages(8);
+    // Each entry begins with a segment that is zero.
+    let room = [vec![0; 16], segment(64 * 512, driver.key, memory)].concat();
+    driver.post_recv(&mut rq, &room);
+    driver.post_recv(&mut rq, &room);
+    interface.send(interface.own());
+    let received = interface.driver.poll(&mut cq).map(|entry| status(&entry));
+    assert_eq!(received, Some((2, 0)));
+    assert_eq!(interface.modify(op::MODIFY_RQ, rq.number, 3), 0);
+    for (index, first) in [(0, 1), (1, 0)] {
+        let entry = interface.driver.poll(&mut cq).unwrap();
+        assert_eq!(status(&entry), (14, 5));
+        let half = |at: usize| u16::from_be_bytes([entry[at], entry[at + 1]]);
+        assert_eq!((half(2), half(60)), (index, first));
+        assert_eq!(word(&entry, 44) >> 16, 512 - u32::from(first));
+    }
+    assert!(interface.driver.poll(&mut cq).is_none());
+}
+
+#[test]
 fn loopback_of_the_port_precedes_the_tir() {
     let mut interface = Interface::new(7);
     interface.tir_takes(ONE | MANY);
