@@ -53,6 +53,8 @@ impl Bench {
         for variable in ["RINGVERBS_LOG", "VERBS_LOG_LEVEL", "RINGVERBS_RDMA_CORE"] {
             command.env_remove(variable);
         }
+        // The fake device is one of rdma_rxe.
+        command.env("RINGVERBS_DEVICES", "rxe");
         command
     }
 
@@ -256,10 +258,8 @@ fn diagnostics_are_written_where_asked() {
     let bench = Bench::new("diag");
     let library = Fake::of(60).build(&bench.dir.0);
     let log = bench.dir.0.join("log");
-    let output = Command::new(&bench.program)
-        .arg("control")
-        .arg(bench.plugin_as(59))
-        .arg(&library)
+    let output = bench
+        .command("control", &bench.plugin_as(59), &[&library])
         .env("RINGVERBS_LOG", "debug")
         .env("RINGVERBS_LOG_FILE", &log)
         .output()
