@@ -16,6 +16,7 @@ use rxe_tests::guest::host::which;
 use rxe_tests::guest::vm::RECORD;
 use rxe_tests::record::{Case, Outcome, Provider, Record};
 
+use crate::libmlx5::LIBMLX5;
 use crate::softhca::known;
 use crate::suite::{PLUGIN, Work};
 use crate::{dist, driver};
@@ -53,6 +54,10 @@ pub struct Arguments {
     /// Only cases whose group and name contain this (or one of these)
     #[arg(long)]
     filter: Vec<String>,
+    /// Put our libmlx5.so.1 in the place of rdma-core's, instead of preloading the
+    /// plugin; needs root
+    #[arg(long)]
+    in_place: bool,
     /// A folder that `cargo xtask dist` has made, instead of building now
     #[arg(long)]
     dist: Option<PathBuf>,
@@ -64,6 +69,7 @@ pub fn full(port: &str, filter: &[String]) -> Result<Outcomes> {
         full: true,
         port: vec![port.to_owned()],
         filter: filter.to_vec(),
+        in_place: false,
         dist: None,
     };
     let outcomes = on_port(&arguments, &dist::dist()?, port)?;
@@ -124,6 +130,9 @@ fn on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcomes> {
         .arg(dist.join(dist::PRELOAD))
         .arg("--plugin")
         .arg(dist.join(PLUGIN));
+    if arguments.in_place {
+        command.arg("--in-place").arg(dist.join(LIBMLX5));
+    }
     if !arguments.full {
         command.arg("--short");
     }

@@ -68,6 +68,8 @@ pub struct Plugin {
     /// It is preloaded as well, for mlx5: some programs are linked to the C
     /// provider, which is then mapped in them whoever serves.
     pub preload: bool,
+    /// Instead of that, this `libmlx5.so.1` is in the place of rdma-core's.
+    pub in_place: Option<PathBuf>,
 }
 
 impl Plugin {
@@ -90,6 +92,16 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
         Library::Stock | Library::None | Library::Peers => Command::new(program),
         Library::Ours | Library::PeersOfOurs => {
             let plugin = plugin.context("a run with the plugin needs the plugin's path")?;
+            if let Some(library) = &plugin.in_place {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.arg("in-place").arg(library).arg("--");
+                command.arg(program).args(arguments);
+                command
+                    .env_remove("RDMAV_DRIVERS")
+                    .env_remove("IBV_DRIVERS");
+                command.env("RINGVERBS_LOG", "info");
+                return Ok(command);
+            }
             let mut command = match plugin.beside_others {
                 true => Command::new(program),
                 false => {
@@ -133,13 +145,46 @@ pub(super) fn put_in_front(command: &mut Command, name: &str, path: &Path) {
 /// Hides libibverbs's configured providers from this process and becomes
 /// `argv`. Returns only if that fails.
 pub fn become_alone(argv: &[String]) -> Result<()> {
-    let (program, arguments) = argv.split_first().context("an empty command")?;
+    private_mounts()?;
+    let none: Option<&str> = None;
+    mount(Some("none"), CONFIG, Some("tmpfs"), MsFlags::empty(), none)
+        .with_context(|| format!("cannot hide {CONFIG}"))?;
+    become_program(argv)
+}
+
+/// Puts a `libmlx5.so.1` in the place of rdma-core's for this process and becomes `argv`.
+/// Returns only if that fails.
+pub fn become_replaced(library: &Path, argv: &[String]) -> Result<()> {
+    let place = rdma_core_libmlx5()?;
+    private_mounts()?;
+    let none: Option<&str> = None;
+    mount(Some(library), &place, none, MsFlags::MS_BIND, none)
+        .with_context(|| format!("cannot replace {}", place.display()))?;
+    become_program(argv)
+}
+
+/// The file that both names of rdma-core's libmlx5 lead to: the one that programs are
+/// linked to, and the one that libibverbs loads.
+fn rdma_core_libmlx5() -> Result<PathBuf> {
+    let mut folders = vec![PathBuf::from("/usr/lib64"), PathBuf::from("/usr/lib")];
+    // Debian has a folder for each architecture.
+    let below = fs::read_dir("/usr/lib").context("cannot list /usr/lib")?;
+    folders.extend(below.flatten().map(|entry| entry.path()));
+    folders
+        .iter()
+        .find_map(|folder| fs::canonicalize(folder.join("libmlx5.so.1")).ok())
+        .context("rdma-core's libmlx5.so.1 is not in /usr/lib: install ibverbs-providers")
+}
+
+fn private_mounts() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
     let none: Option<&str> = None;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
-        .context("cannot make the mounts private")?;
-    mount(Some("none"), CONFIG, Some("tmpfs"), MsFlags::empty(), none)
-        .with_context(|| format!("cannot hide {CONFIG}"))?;
+        .context("cannot make the mounts private")
+}
+
+fn become_program(argv: &[String]) -> Result<()> {
+    let (program, arguments) = argv.split_first().context("an empty command")?;
     let error = Command::new(program).args(arguments).exec();
     bail!("cannot run {program}: {error}")
 }
@@ -377,6 +422,7 @@ mod tests {
         Plugin {
             path: "/opt/ringverbs/libringverbs".into(),
             beside_others: false,
+            in_place: None,
             preload,
         }
     }

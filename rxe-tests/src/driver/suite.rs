@@ -66,6 +66,10 @@ pub struct Plan {
     /// Give the programs embedded devices by this library, instead of the kernel's
     #[arg(long, conflicts_with_all = ["device", "installer", "deb"])]
     embedded: Option<PathBuf>,
+    /// Put this libmlx5.so.1 in the place of rdma-core's, instead of preloading the
+    /// plugin
+    #[arg(long, requires = "embedded", requires = "plugin")]
+    in_place: Option<PathBuf>,
     /// The kind of their port
     #[arg(long, default_value = "roce")]
     port: String,
@@ -92,6 +96,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         path,
         beside_others: plan.embedded.is_some(),
         preload: device.given,
+        in_place: plan.in_place.clone(),
     });
     let mut runner = Runner::new(device, plan.mtu, plugin, plan.scratch.clone());
     runner.report.file = plan.out.clone();

@@ -1,6 +1,7 @@
 //! Runs beside a kernel with rdma_rxe: in the guest, or on a machine that has
 //! it (`cargo xtask test --host`).
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -38,6 +39,13 @@ enum Command {
         #[arg(last = true, required = true)]
         argv: Vec<String>,
     },
+    /// Runs a command with a libmlx5.so.1 in the place of rdma-core's
+    #[command(hide = true)]
+    InPlace {
+        library: PathBuf,
+        #[arg(last = true, required = true)]
+        argv: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -68,6 +76,9 @@ fn run(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Suite(plan) => suite::run(&plan).map(|()| ExitCode::SUCCESS),
+        Command::InPlace { library, argv } => {
+            process::become_replaced(&library, &argv).map(|()| ExitCode::FAILURE)
+        }
         Command::Alone { argv } => process::become_alone(&argv).map(|()| ExitCode::FAILURE),
     }
 }
