@@ -265,7 +265,6 @@ impl<P: Platform> Core<P> {
             return Err(Fault::Protection);
         }
         let offset = va.wrapping_sub(mkey.start);
-        let from_first = |size: u64| offset.checked_add(mkey.start & (size - 1));
         match &mkey.translation {
             Translation::Physical => each(Location::Guest(va), base, length),
             Translation::Device(start) => {
@@ -274,7 +273,8 @@ impl<P: Platform> Core<P> {
             }
             Translation::Pages { pages, shift } => {
                 let page_size = 1u64 << shift;
-                let mut at = from_first(page_size).ok_or(Fault::Protection)?;
+                let first = mkey.start & (page_size - 1);
+                let mut at = offset.checked_add(first).ok_or(Fault::Protection)?;
                 let mut left = length;
                 let mut done = base;
                 while left > 0 {
@@ -335,7 +335,9 @@ impl<P: Platform> Core<P> {
             Translation::EqualKeys { keys, shift } => {
                 let depth = depth.checked_sub(1).ok_or(Fault::Protection)?;
                 let size = 1u64 << shift;
-                let mut at = from_first(size).ok_or(Fault::Protection)?;
+                // The first key's part begins at the start, whatever its address: UCX
+                // moves the start to tell keys to the same memory apart.
+                let mut at = offset;
                 let mut left = length;
                 let mut done = base;
                 while left > 0 {

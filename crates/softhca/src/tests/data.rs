@@ -184,6 +184,36 @@ fn a_key_finds_its_pages() {
 }
 
 #[test]
+fn parts_of_one_size_begin_at_the_start_of_a_key() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (x, y) = (driver.pages(1), driver.pages(1));
+    let (key, pd, to) = (driver.key, driver.pd, driver.pages(1));
+    let start = 0x7fff_0000_0330;
+    let part = |va: u64| (u64::from(key), va);
+    let mut create = Input::new(op::CREATE_MKEY, 0x130)
+        .or(0x10, 8, 3)
+        .or(0x10, 10, 0x1f)
+        .or(0x14, 8, 0xff_ffff)
+        .or(0x1c, 0, pd)
+        .long(0x20, start)
+        .long(0x28, 8192)
+        .or(0x44, 0, 2)
+        .or(0x48, 0, 12)
+        .or(0x60, 0, 2);
+    for (n, (key, va)) in [part(x), part(y)].into_iter().enumerate() {
+        create = create.long(0x110 + 16 * n, key).long(0x118 + 16 * n, va);
+    }
+    let parts = driver.number(create) << 8;
+    driver.write(x + 4090, b"at the");
+    driver.write(y, b" seam");
+    driver.post_recv(&mut b, &segment(64, key, to));
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(11, parts, start + 4090));
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()).1, 0);
+    assert_eq!(driver.read(to, 11), b"at the seam");
+}
+
+#[test]
 fn an_armed_queue_gives_one_event() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
