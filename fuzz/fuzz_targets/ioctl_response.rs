@@ -41,7 +41,8 @@ impl Input {
     fn result(&self) -> Result<(), Errno> {
         match self.byte() {
             0..=199 => Ok(()),
-            255 => Err(Errno::new(self.word() as i32)),
+            // A system call that fails has an error number.
+            255 => Err(Errno::new((self.word() as i32).max(1))),
             errno => Err(Errno::new(i32::from(errno) - 195)),
         }
     }
