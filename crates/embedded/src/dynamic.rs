@@ -109,17 +109,14 @@ impl State {
             target: Some(target),
             ..Qp::without_queues(0, QpType::DRIVER, events)
         };
-        let handle = self.objects.insert(Object {
+        let object = Object {
             file: fd,
             needs: vec![pd, cq, srq],
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Qp(Box::new(qp)),
-        });
-        request.made(ATTR_CREATE_QP_HANDLE, handle);
-        request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &[0u32; 5]);
-        request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &0u32);
-        request.driver_answer(&[0; 40]);
+        };
+        self.add_qp(request, object, 0, [0; 5], [0; 10]);
         Ok(())
     }
 

@@ -63,7 +63,7 @@ const UDP_PORTS: usize = 0x1c;
 const SOURCE_IPV4: usize = 0x2c;
 const DESTINATION_IPV4: usize = 0x3c;
 
-/// What a frame must have: the bits that matter, and their values.
+/// The header fields that a rule matches: their bits as a mask, and the values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Match {
     mask: Headers,
@@ -248,14 +248,9 @@ impl State {
             self.set_tirs(index, |tirs| tirs.push(tir))?;
             return Ok(Flow { index, tir });
         }
-        let taken = self.flows.rules.range(first..=last);
-        let free = taken.zip(first..).find(|((index, _), at)| **index != *at);
-        let free = free.map(|(_, at)| at);
-        let count = self.flows.rules.range(first..=last).count() as u32;
-        let index = match free {
-            Some(index) => index,
-            None if count < PER_PRIORITY => first + count,
-            None => return refuse(libc::ENOSPC),
+        let free = (first..=last).find(|index| !self.flows.rules.contains_key(index));
+        let Some(index) = free else {
+            return refuse(libc::ENOSPC);
         };
         let table = self.flow_table()?;
         let input = Input::new(op::CREATE_FLOW_GROUP, GROUP_LENGTH)

@@ -10,13 +10,12 @@ use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{QpAttrMask as Mask, QpState, QpType};
-use zerocopy::IntoBytes;
 
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{MemoryRange, Object, ObjectData, Qp};
 use crate::queues::{
     BLOCK, LONGEST, NO_REGISTER, QpDriver, QueueAddresses, SIGNAL_ALL, STRIDES, WQ_LOG_SIZE,
-    WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags, require,
+    WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags, queried, require,
 };
 use crate::request::{Request, word};
 use crate::state::State;
@@ -24,7 +23,8 @@ use crate::{Result, refuse};
 
 /// Context of a send queue, a receive queue, a TIR or a TIS.
 const CONTEXT: usize = 0x20;
-/// What is posted is flushed in the error state, of a send and of a receive queue.
+/// `flush_in_error_en` of a send and of a receive queue: posted WQEs are completed as
+/// flushed in the error state.
 const SQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 28);
 const RQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 18);
 const STATE: Field = field(CONTEXT, 23, 20);
@@ -212,34 +212,23 @@ impl State {
         let number = made.sq.or(made.rq).unwrap_or_default();
         // SAFETY: as in `create_cq`.
         unsafe { self.watch.queue(number, place.records) };
-        let register = match named_uar {
-            Some(_) => None,
-            None => Some(self.context(fd)?.take_register()),
-        };
-        let queried = QpCap {
-            max_recv_wr: receives,
-            ..cap
-        };
+        let register = self.register(fd, named_uar)?;
         let qp = Qp {
-            number,
-            cap: zerocopy::transmute!(queried),
+            cap: queried(cap, receives),
             signal_all: create & SIGNAL_ALL != 0,
             register,
             packet: Some(made),
             ..Qp::without_queues(number, QpType::RAW_PACKET, events)
         };
-        let handle = self.objects.insert(Object {
+        let object = Object {
             file: fd,
             needs: vec![pd, send_cq, recv_cq],
             uses: 0,
             ranges,
             data: ObjectData::Qp(Box::new(qp)),
-        });
-        request.made(ATTR_CREATE_QP_HANDLE, handle);
-        request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
-        request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
-        request
-            .driver_answer(&answer(&made, register.unwrap_or(NO_REGISTER), uid).as_bytes()[..40]);
+        };
+        let answer = answer(&made, register.unwrap_or(NO_REGISTER), uid);
+        self.add_qp(request, object, number, zerocopy::transmute!(cap), answer);
         Ok(())
     }
 

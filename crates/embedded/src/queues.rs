@@ -7,7 +7,7 @@ use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
-use uverbs::abi::write::{ModifyQp, ResizeCq, ResizeCqResp};
+use uverbs::abi::write::{ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
@@ -138,6 +138,14 @@ pub(crate) fn create_flags(request: &Request, kind: QpType) -> Result<u32> {
     };
     require(flags & !of_kind == 0)?;
     Ok(flags)
+}
+
+/// Sizes as a query gives them: the queue's number of receives, as with mlx5_ib.
+pub(crate) fn queried(cap: QpCap, receives: u32) -> [u32; 5] {
+    zerocopy::transmute!(QpCap {
+        max_recv_wr: receives,
+        ..cap
+    })
 }
 
 pub(crate) fn require(condition: bool) -> Result<()> {
@@ -545,46 +553,52 @@ impl State {
         let number = unsafe { self.make_in(&given, &input) }?;
         // SAFETY: as in `create_cq`.
         unsafe { self.watch.queue(number, place.records) };
-        let register = match named_uar {
-            Some(_) => None,
-            None => Some(self.context(fd)?.take_register()),
-        };
-        // A query gives the queue's size, as with mlx5_ib.
-        let queried = QpCap {
-            max_recv_wr: receives,
-            ..cap
-        };
+        let register = self.register(fd, named_uar)?;
         let qp = Qp {
-            number,
-            kind,
-            cap: zerocopy::transmute!(queried),
+            cap: queried(cap, receives),
             signal_all,
             register,
-            domain: None,
-            target: None,
-            packet: None,
-            attributes: ModifyQp::default(),
-            groups: Vec::new(),
-            events,
+            ..Qp::without_queues(number, QpType(kind), events)
         };
         let mut needs = vec![pd, send_cq];
         needs.extend(recv_cq);
         needs.extend(srq);
-        let handle = self.objects.insert(Object {
+        let object = Object {
             file: fd,
             needs,
             uses: 0,
             ranges: given,
             data: ObjectData::Qp(Box::new(qp)),
-        });
+        };
+        let mut answer = [0; 10];
+        answer[0] = register.unwrap_or(NO_REGISTER);
+        self.add_qp(request, object, number, zerocopy::transmute!(cap), answer);
+        Ok(())
+    }
+
+    /// Takes a register for a queue pair that names no UAR.
+    pub(crate) fn register(&mut self, fd: RawFd, named_uar: Option<u32>) -> Result<Option<u32>> {
+        Ok(match named_uar {
+            Some(_) => None,
+            None => Some(self.context(fd)?.take_register()),
+        })
+    }
+
+    /// Adds a queue pair, and answers with its handle, size and number, and the driver's
+    /// words.
+    pub(crate) fn add_qp(
+        &mut self,
+        request: &mut Request,
+        object: Object,
+        number: u32,
+        cap: [u32; 5],
+        driver: [u32; 10],
+    ) {
+        let handle = self.objects.insert(object);
         request.made(ATTR_CREATE_QP_HANDLE, handle);
         request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
         request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
-        let mut answer = [0; 40];
-        let register = register.unwrap_or(NO_REGISTER);
-        answer[..4].copy_from_slice(&register.to_ne_bytes());
-        request.driver_answer(&answer);
-        Ok(())
+        request.driver_answer(driver.as_bytes());
     }
 
     /// # Safety
@@ -722,17 +736,16 @@ impl State {
                 let number = qp.number;
                 return self.destroy_dc_target(number);
             }
-            ObjectData::Qp(qp) if qp.packet.is_some() => {
-                let (number, packet) = (qp.number, qp.packet);
-                if let Some(mut packet) = packet {
+            ObjectData::Qp(qp) => match (qp.number, qp.packet) {
+                (number, None) => (op::DESTROY_QP, number),
+                (number, Some(mut packet)) => {
                     let destroyed = self.destroy_packet_objects(&mut packet);
                     self.objects.qp_mut(fd, handle)?.packet = Some(packet);
                     destroyed?;
+                    self.watch.forget_queue(number);
+                    return Ok(());
                 }
-                self.watch.forget_queue(number);
-                return Ok(());
-            }
-            ObjectData::Qp(qp) => (op::DESTROY_QP, qp.number),
+            },
             ObjectData::Srq(srq) if srq.xrc => (op::DESTROY_XRC_SRQ, srq.number),
             ObjectData::Srq(srq) => (op::DESTROY_RMP, srq.number),
             ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),

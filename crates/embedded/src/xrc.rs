@@ -140,11 +140,7 @@ impl State {
             .set(QP_RQ_TYPE, RQ_SHARED);
         let number = make(&mut self.hca, &input)?;
         let qp = target(number, domain, ModifyQp::default(), events);
-        let handle = self.objects.insert(object(fd, xrcd, qp));
-        request.made(ATTR_CREATE_QP_HANDLE, handle);
-        request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &[0u32; 5]);
-        request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
-        request.driver_answer(&[0; 40]);
+        self.add_qp(request, object(fd, xrcd, qp), number, [0; 5], [0; 10]);
         Ok(())
     }
 
