@@ -434,8 +434,8 @@ fn take_strides<P: Platform>(
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const VLAN: u16 = 0x8100;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
 
 /// Offsets of the layers of a frame.
 pub(crate) struct Layers {
@@ -483,7 +483,8 @@ fn sum(bytes: &[u8]) -> u64 {
         .sum()
 }
 
-fn fold(mut sum: u64) -> u16 {
+/// Returns the checksum of what has that sum: the complement of its 16-bit sum.
+pub(super) fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

@@ -1,6 +1,6 @@
 //! Changes of a received frame's headers by steering.
 
-use super::ethernet::{Layers, layers, u16_at};
+use super::ethernet::{Layers, TCP, UDP, fold, layers, u16_at};
 use crate::bits::{Field, field, get32};
 
 /// Maximum number of actions of a change.
@@ -21,9 +21,6 @@ const FIRST_OF_LAYER_3: u32 = 6;
 const TIME_TO_LIVE: u32 = 0xa;
 const IPV4_SOURCE: u32 = 0x15;
 const IPV4_DESTINATION: u32 = 0x16;
-
-const TCP: u8 = 6;
-const UDP: u8 = 17;
 
 /// An action on one field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,14 +159,11 @@ fn update_checksum(frame: &mut [u8], place: usize, old: [u8; 4], new: [u8; 4]) {
         return;
     };
     let words = |bytes: [u8; 4]| [[bytes[0], bytes[1]], [bytes[2], bytes[3]]];
-    let number = |word| u32::from(u16::from_be_bytes(word));
-    let less: u32 = words(old).map(|word| 0xffff - number(word)).iter().sum();
-    let more: u32 = words(new).map(number).iter().sum();
-    let mut sum = u32::from(!checksum) + less + more;
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    frame[place..place + 2].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    let number = |word| u64::from(u16::from_be_bytes(word));
+    let less: u64 = words(old).map(|word| 0xffff - number(word)).iter().sum();
+    let more: u64 = words(new).map(number).iter().sum();
+    let sum = u64::from(!checksum) + less + more;
+    frame[place..place + 2].copy_from_slice(&fold(sum).to_be_bytes());
 }
 
 /// Returns whether the header of layer 4 is in an earlier fragment.
