@@ -147,16 +147,9 @@ impl Cursor<'_> {
             match reaped {
                 Ok(retired) => {
                     let posted = self.current.insert(retired.with(|posted| posted));
-                    posted.attachment.settle(status == 0);
+                    settle(entry, posted);
                     if posted.unreported && status == 0 {
                         continue;
-                    }
-                    if posted.operation == Operation::Receive {
-                        let here = match status {
-                            0 => received(entry.opcode(), entry.byte_len()),
-                            _ => 0,
-                        };
-                        posted.payload.received(here);
                     }
                     return Ok(());
                 }
