@@ -1,6 +1,6 @@
 //! Flows: rules by which the device gives received packets to a queue pair.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::slice;
 
 use mlx5::CounterPoint;
@@ -13,8 +13,8 @@ use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
 use crate::errno::Errno;
-use crate::mlx5::counters::{SharedPoints, ibv_counters, of_specification};
-use crate::mlx5::flow_action::{self, ibv_flow_action};
+use crate::mlx5::counters::{SharedPoints, counters_of};
+use crate::mlx5::flow_action;
 
 /// `struct ibv_flow`.
 #[repr(C)]
@@ -104,6 +104,17 @@ fn filter(kind: u32) -> Option<(usize, usize, bool)> {
     })
 }
 
+/// The pointer in a specification that names an object.
+fn pointer(bytes: &[u8]) -> Result<*mut c_void, Errno> {
+    let place = bytes.get(8..16).ok_or(Errno::INVAL)?.as_ptr();
+    // SAFETY: a pointer may have any bytes, and is only returned.
+    let pointer = unsafe { place.cast::<*mut c_void>().read_unaligned() };
+    match pointer.is_null() {
+        true => Err(Errno::INVAL),
+        false => Ok(pointer),
+    }
+}
+
 /// Adds the specification in `bytes`.
 fn convert(kind: u32, bytes: &[u8], specs: &mut Specs) -> Result<(), Errno> {
     let part = |from: usize, length: usize| bytes.get(from..from + length).ok_or(Errno::INVAL);
@@ -153,27 +164,20 @@ pub unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) 
         for _ in 0..given.num_of_specs {
             let SpecHeader { kind, size } = at.cast::<SpecHeader>().read_unaligned();
             let bytes = slice::from_raw_parts(at, size.into());
-            let has_pointer = matches!(kind, spec::COUNT | spec::ACTION);
-            if has_pointer && bytes.len() < 16 {
-                return Err(Errno::INVAL);
-            }
-            if kind == spec::ACTION {
-                let pointer = at.add(8).cast::<*mut ibv_flow_action>().read_unaligned();
-                if pointer.is_null() {
-                    return Err(Errno::INVAL);
+            let object = match kind {
+                spec::COUNT => {
+                    let counters = counters_of(pointer(bytes)?.cast());
+                    if counted.replace(counters).is_some() {
+                        return Err(Errno::INVAL);
+                    }
+                    Some(counters.handle().0)
                 }
-                let handle = flow_action::handle_of(pointer).to_ne_bytes();
-                specs.add(kind, &[&handle, &[0; 4]])?;
-            } else if kind == spec::COUNT {
-                let pointer = at.add(8).cast::<*mut ibv_counters>();
-                let counters = of_specification(pointer.read_unaligned())?;
-                if counted.replace(counters).is_some() {
-                    return Err(Errno::INVAL);
-                }
-                let handle = counters.handle().0.to_ne_bytes();
-                specs.add(kind, &[&handle, &[0; 4]])?;
-            } else {
-                convert(kind, bytes, &mut specs)?;
+                spec::ACTION => Some(flow_action::handle_of(pointer(bytes)?.cast())),
+                _ => None,
+            };
+            match object {
+                Some(handle) => specs.add(kind, &[&handle.to_ne_bytes(), &[0; 4]])?,
+                None => convert(kind, bytes, &mut specs)?,
             }
             at = at.add(size.into());
         }

@@ -72,7 +72,7 @@ impl SharedPoints {
 ///
 /// # Safety
 /// They are live, and of a context of ours.
-unsafe fn counters_of<'a>(counters: *mut ibv_counters) -> &'a Counters {
+pub unsafe fn counters_of<'a>(counters: *mut ibv_counters) -> &'a Counters {
     // SAFETY: every ibv_counters that this provider hands out begins a Counters.
     unsafe { &*counters.cast::<Counters>() }
 }
@@ -101,18 +101,6 @@ impl Counters {
         let made = make(list)?;
         points.flows += 1;
         Ok((made, self.points.clone()))
-    }
-}
-
-/// The counters in the specification of a flow.
-///
-/// # Safety
-/// They are null or live, and of a context of ours.
-pub unsafe fn of_specification<'a>(counters: *mut ibv_counters) -> Result<&'a Counters, Errno> {
-    match counters.is_null() {
-        true => Err(Errno::INVAL),
-        // SAFETY: as the caller says.
-        false => Ok(unsafe { counters_of(counters) }),
     }
 }
 

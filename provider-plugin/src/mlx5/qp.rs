@@ -201,7 +201,7 @@ pub fn has_checksums(ctx: &CtxRef) -> Result<bool, Errno> {
 
 /// Returns the most bytes of data that the device divides into TCP segments; none if it
 /// divides no raw packets.
-pub fn longest_divided(ctx: &CtxRef) -> Result<Option<u32>, Errno> {
+fn longest_divided(ctx: &CtxRef) -> Result<Option<u32>, Errno> {
     let (longest, types) = ctx.mlx5()?.features(ctx)?.segmentation;
     Ok((types & 1 << IBV_QPT_RAW_PACKET != 0).then_some(longest))
 }

@@ -178,9 +178,7 @@ fn set_layout(
     layout: KeyLayout<'_>,
 ) -> Result<(), c_int> {
     match config.set_layout(layout)? {
-        Some((wr_id, flags, change)) => {
-            (queue.push_layout(wr_id, flags, &change)).map_err(layout_errno)
-        }
+        Some(complete) => push(queue, complete),
         None => Ok(()),
     }
 }
@@ -188,16 +186,18 @@ fn set_layout(
 /// Posts a change whose layout, if it has one, was set before its rights.
 #[cold]
 fn push_kept(queue: &mut SendQueue, change: Complete<'_>) -> Result<(), c_int> {
-    let (wr_id, flags, change) = change;
-    (queue.push_layout(wr_id, flags, &change)).map_err(layout_errno)
+    push(queue, change)
 }
 
-#[cold]
-fn layout_errno(error: PostError) -> c_int {
-    match error {
+/// Posts a complete change.
+// `always` as of `SendQueue::push_layout`.
+#[inline(always)]
+fn push(queue: &mut SendQueue, (wr_id, flags, change): Complete<'_>) -> Result<(), c_int> {
+    let pushed = queue.push_layout(wr_id, flags, &change);
+    pushed.map_err(|error| match error {
         PostError::TooManySges => libc::ENOMEM,
         error => error.errno(),
-    }
+    })
 }
 
 /// Posts a whole change of a key.
@@ -229,8 +229,7 @@ unsafe fn change_key(
     };
     // SAFETY: the public members are the caller's.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
-    let flags = SendFlags::from_bits_retain(flags);
-    (queue.push_layout(wr_id, flags, &change)).map_err(layout_errno)
+    push(queue, (wr_id, SendFlags::from_bits_retain(flags), change))
 }
 
 /// A key that is to be changed, and the elements that its layout may have. It is posted

@@ -37,8 +37,8 @@ pub unsafe extern "C" fn match_mlx5(sysfs: *mut verbs_sysfs_dev) -> bool {
     };
     let is_served = || {
         let sysfs = text(&found.ibdev_path);
-        let modalias = std::fs::read_to_string(Path::new(&sysfs).join("device/modalias"));
-        if entry.kind == VERBS_MATCH_PCI || modalias.is_ok_and(|it| is_known(&it)) {
+        let modalias = || std::fs::read_to_string(Path::new(&sysfs).join("device/modalias"));
+        if entry.kind == VERBS_MATCH_PCI || modalias().is_ok_and(|it| is_known(&it)) {
             return true;
         }
         let device = Device {
