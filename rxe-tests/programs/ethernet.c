@@ -563,6 +563,34 @@ static void uncounted(void)
 	counters_with(true);
 }
 
+/* Header fields in the layout of mlx5dv_flow_match_parameters. */
+struct headers_match {
+	size_t size;
+	uint64_t bytes[64 / 8];
+};
+
+/*
+ * A matcher of the destination address of frames, and the value for one that
+ * ends so many after that of the others.
+ */
+static struct mlx5dv_flow_matcher *match_destination(struct ends *e, uint8_t add,
+						     struct headers_match *value)
+{
+	struct headers_match mask = {.size = sizeof(mask.bytes)};
+	struct mlx5dv_flow_matcher_attr attr = {
+		.type = IBV_FLOW_ATTR_NORMAL,
+		.match_criteria_enable = 1,
+		.match_mask = (void *)&mask,
+	};
+
+	*value = mask;
+	/* The destination's address is in the third and fourth word. */
+	memset((uint8_t *)mask.bytes + 8, 0xff, 6);
+	memcpy((uint8_t *)value->bytes + 8, to, 6);
+	((uint8_t *)value->bytes)[13] += add;
+	return MUST(mlx5dv_create_flow_matcher(e->recv_ctx, &attr));
+}
+
 /* A counter of the device, made by a command, in a flow of mlx5dv. */
 static void device_counter(void)
 {
@@ -570,15 +598,7 @@ static void device_counter(void)
 	uint8_t create[16] = {0x09, 0x39}, made[16] = {};
 	uint8_t query[32] = {0x09, 0x3b}, answer[32] = {};
 	struct mlx5dv_devx_obj *counter;
-	struct {
-		size_t size;
-		uint64_t bytes[64 / 8];
-	} mask = {.size = 64}, value = {.size = 64};
-	struct mlx5dv_flow_matcher_attr attr = {
-		.type = IBV_FLOW_ATTR_NORMAL,
-		.match_criteria_enable = 1,
-		.match_mask = (void *)&mask,
-	};
+	struct headers_match value;
 	struct mlx5dv_flow_action_attr actions[4] = {
 		{.type = MLX5DV_FLOW_ACTION_DEST_IBV_QP},
 		{.type = MLX5DV_FLOW_ACTION_COUNTERS_DEVX},
@@ -595,11 +615,7 @@ static void device_counter(void)
 					 made, sizeof(made));
 	if (!counter)
 		SKIP("no DevX");
-	/* The destination's address is in the third and fourth word. */
-	memset((uint8_t *)mask.bytes + 8, 0xff, 6);
-	memcpy((uint8_t *)value.bytes + 8, to, 6);
-	((uint8_t *)value.bytes)[13] += 3;
-	matcher = MUST(mlx5dv_create_flow_matcher(e.recv_ctx, &attr));
+	matcher = match_destination(&e, 3, &value);
 	actions[0].qp = e.recv;
 	actions[1].obj = actions[3].obj = counter;
 	NULL_WITH(mlx5dv_create_flow(matcher, (void *)&value, 4, actions),
@@ -640,15 +656,7 @@ static void actions(void)
 		header_action(2, 0xa, 0, -5u),	   /* the time to live */
 		header_action(1, 0x9, 16, 443),	   /* the TCP port */
 	};
-	struct {
-		size_t size;
-		uint64_t bytes[64 / 8];
-	} mask = {.size = 64}, value = {.size = 64};
-	struct mlx5dv_flow_matcher_attr attr = {
-		.type = IBV_FLOW_ATTR_NORMAL,
-		.match_criteria_enable = 1,
-		.match_mask = (void *)&mask,
-	};
+	struct headers_match value;
 	struct mlx5dv_flow_action_attr flow_actions[2] = {
 		{.type = MLX5DV_FLOW_ACTION_IBV_FLOW_ACTION},
 		{.type = MLX5DV_FLOW_ACTION_DEST_IBV_QP},
@@ -673,10 +681,7 @@ static void actions(void)
 		e.recv_ctx, 0, NULL,
 		MLX5DV_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2,
 		MLX5DV_FLOW_TABLE_TYPE_NIC_RX));
-	memset((uint8_t *)mask.bytes + 8, 0xff, 6);
-	memcpy((uint8_t *)value.bytes + 8, to, 6);
-	((uint8_t *)value.bytes)[13] += 6;
-	matcher = MUST(mlx5dv_create_flow_matcher(e.recv_ctx, &attr));
+	matcher = match_destination(&e, 6, &value);
 	flow_actions[0].action = action;
 	flow_actions[1].qp = e.recv;
 	flow = MUST(mlx5dv_create_flow(matcher, (void *)&value, 2, flow_actions));
