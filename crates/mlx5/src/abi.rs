@@ -188,7 +188,7 @@ pub mod device_flag {
     pub const SCAT2CQE_DCT: u32 = 1 << 3;
 }
 
-/// What a counter of a flow counts (`struct mlx5_ib_flow_counters_desc`).
+/// A counter of a flow, and its kind (`struct mlx5_ib_flow_counters_desc`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterPoint {
@@ -198,7 +198,7 @@ pub struct CounterPoint {
     pub index: u32,
 }
 
-/// What the counters of a flow count (`struct mlx5_ib_flow_counters_data`).
+/// The counters of a flow (`struct mlx5_ib_flow_counters_data`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountersData {

@@ -97,8 +97,8 @@ pub struct Features {
     pub strides: [u32; 5],
     /// The tunnels of [`crate::PacketOptions`], as bits of `enum mlx5dv_tunnel_offloads`.
     pub tunnels: u32,
-    /// What a WQE of the program's may say of a packet's headers, as bits of `enum
-    /// mlx5dv_sw_parsing_offloads`; and the types of queue pairs, as bits.
+    /// Software parsing (a program's own WQEs give the offsets of a packet's headers):
+    /// offloads as bits of `enum mlx5dv_sw_parsing_offloads`, types of queue pairs as bits.
     pub software_parsing: [u32; 2],
     /// Most bytes of data that the device divides into TCP segments, and the types of
     /// queue pairs for which it does, as bits of [`uverbs::QpType`].

@@ -73,7 +73,7 @@ pub struct Streams {
 /// the device reports those that it has.
 const ECE_VERSION: u32 = 1 << 28;
 
-/// What changes together with attributes of a queue pair.
+/// Driver data of a change of a queue pair's attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Enhanced connection options (ECE) that are asked for, as bits; 0: none.

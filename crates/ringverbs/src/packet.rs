@@ -96,7 +96,7 @@ impl FlowMatch {
     }
 }
 
-/// What the device does to the checksums of a frame that it sends.
+/// Checksum offload of sent frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Checksums {
     /// They are sent as they are.
@@ -672,7 +672,7 @@ fn length_error(length: usize, capacity: usize) -> Error {
     }
 }
 
-/// What frames to be sent are checked for.
+/// Limits of frames to be sent.
 struct Limits {
     frame_size: usize,
     checksums: bool,

@@ -157,7 +157,7 @@ pub enum FlowTarget {
     Drop,
 }
 
-/// What a flow does with matching packets.
+/// Actions of a flow on matching packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowActions {
     /// Where they go.

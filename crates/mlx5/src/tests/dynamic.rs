@@ -260,7 +260,7 @@ fn a_target_gets_its_number_when_it_is_ready() {
     let answer = modify_target(&qp.object, &to(QpState::RTR), mask, &none).unwrap();
     assert_eq!(answer, (Some(DCTN), 3));
 
-    // What a change has besides attributes.
+    // Driver data of a change.
     let changes = Changes {
         ece: 7,
         burst: Some((4096, 64)),

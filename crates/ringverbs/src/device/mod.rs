@@ -95,7 +95,7 @@ pub(crate) struct QpResources<'a> {
     pub engine: Engine,
 }
 
-/// What a raw packet queue pair is created with.
+/// Options of a raw packet queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Packets {
     /// The device computes and checks checksums.

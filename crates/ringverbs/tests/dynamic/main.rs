@@ -190,7 +190,7 @@ fn addresses_and_memory_in_flight_outlive_their_handles() {
     let target = b.target(&srq);
     let address = a.address(&b, &target);
     let mut initiator = a.initiator();
-    // Nobody has it any more once the target is gone.
+    // A send to a target that was destroyed fails.
     drop(target);
     let send = WorkRequest::send(a.buffer(b"late"));
     initiator.post(send.token(7), &address).unwrap();
