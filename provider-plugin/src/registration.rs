@@ -166,7 +166,7 @@ extern "C" fn on_load() {
         if !preloaded::is_first(own) {
             match objects::find_libibverbs(&objects, own) {
                 Ok(library) => {
-                    let suffix = evidence::own_suffix(&own.name.to_string_lossy());
+                    let suffix = evidence::own_suffix(own.path());
                     attempt(library, own, suffix);
                 }
                 Err(refusal) => refusal.print(),
@@ -184,7 +184,7 @@ extern "C" fn on_load() {
 fn own(objects: &[Object]) -> Option<&Object> {
     let here = on_load as *const () as usize;
     let own = objects.iter().find(|o| o.contains(here))?;
-    own.name.to_string_lossy().contains(".so").then_some(own)
+    own.path().contains(".so").then_some(own)
 }
 
 /// Registers with a libibverbs, or reports why not; once. `own_suffix` is the
@@ -251,7 +251,7 @@ fn register(
     // keeps libibverbs in the process even if an application closes it.
     library.leak();
     log_registration(layout);
-    let served = served::served(&own.name.to_string_lossy());
+    let served = served::served(own.path());
     if served.mlx5 {
         entries::read_setting();
     }

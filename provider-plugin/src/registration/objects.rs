@@ -23,6 +23,11 @@ pub struct Object {
 }
 
 impl Object {
+    /// The name, if it is UTF-8; else an empty one.
+    pub fn path(&self) -> &str {
+        self.name.to_str().unwrap_or_default()
+    }
+
     /// Returns whether the address is in one of the object's segments.
     pub fn contains(&self, address: usize) -> bool {
         self.segments.iter().any(|s| s.contains(&address))
@@ -259,28 +264,23 @@ fn mapped_file(line: &str, address: usize) -> Option<&str> {
     Some(without_deleted(&rest[rest.find('/')?..]))
 }
 
-/// The libibverbs that is loading us: the innermost one on the call stack, or
-/// else the only one there is.
+/// The libibverbs that is loading us: the only one there is, or else the innermost one
+/// on the call stack. The unwinder reads tables of each object, so it comes last.
 pub fn find_libibverbs<'a>(objects: &'a [Object], own: &Object) -> Result<Library<'a>, Refusal> {
-    let mut tried: Vec<*const Object> = vec![core::ptr::from_ref(own)];
-    for address in call_stack() {
-        let Some(object) = objects.iter().find(|o| o.contains(address)) else {
-            continue;
+    let mut all: Vec<Library<'a>> = (objects.iter())
+        .filter(|object| !core::ptr::eq(*object, own))
+        .filter_map(Library::open)
+        .collect();
+    if all.len() > 1 {
+        let caller = call_stack()
+            .into_iter()
+            .find_map(|address| all.iter().position(|it| it.object.contains(address)));
+        let Some(caller) = caller else {
+            return Err(Refusal::several(&all[0], &all[1]));
         };
-        if tried.contains(&core::ptr::from_ref(object)) {
-            continue;
-        }
-        tried.push(object);
-        if let Some(library) = Library::open(object) {
-            return Ok(library);
-        }
+        return Ok(all.swap_remove(caller));
     }
-    let mut all = objects.iter().filter_map(Library::open);
-    match (all.next(), all.next()) {
-        (Some(library), None) => Ok(library),
-        (None, _) => Err(Refusal::no_library()),
-        (Some(one), Some(other)) => Err(Refusal::several(&one, &other)),
-    }
+    all.pop().ok_or_else(Refusal::no_library)
 }
 
 #[cfg(test)]

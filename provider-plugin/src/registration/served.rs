@@ -1,6 +1,5 @@
 //! Which devices ringverbs is to serve.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -17,25 +16,20 @@ impl Served {
     /// Returns the default for a library at this path: all kinds, and in libmlx5's place
     /// ConnectX only. The plugin leaves ConnectX to a copy that is in libmlx5's place,
     /// whose functions of mlx5dv know no other copy's devices.
-    fn by_path(path: &Path) -> Self {
-        let is_named = |path: &Path, end: fn(&str) -> bool| {
-            let name = path.file_name().and_then(OsStr::to_str);
-            name.is_some_and(end)
-        };
-        if is_named(path, |name| name.starts_with("libmlx5")) {
+    fn by_path(path: &str) -> Self {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if name.starts_with("libmlx5") {
             return Self {
                 rxe: false,
                 mlx5: true,
             };
         }
         // As `cargo xtask install` installs both.
-        let providers = path.parent().filter(|it| it.ends_with("libibverbs"));
-        let libraries = providers.and_then(Path::parent);
-        let is_replaced = libraries.is_some_and(|folder| {
-            let link = folder.join("libmlx5.so.1").read_link();
-            let is_ours = |target: &Path| is_named(target, |name| name.ends_with(".ringverbs"));
-            link.is_ok_and(|target| is_ours(&target))
-                || folder.join("ringverbs/libmlx5.so.1").exists()
+        let is_replaced = folder.strip_suffix("/libibverbs").is_some_and(|libraries| {
+            let libraries = Path::new(libraries);
+            let link = libraries.join("libmlx5.so.1").read_link();
+            link.is_ok_and(|target| target.as_os_str().as_bytes().ends_with(b".ringverbs"))
+                || libraries.join("ringverbs/libmlx5.so.1").exists()
         });
         Self {
             rxe: true,
@@ -47,10 +41,8 @@ impl Served {
 /// Returns the kinds of devices in `RINGVERBS_DEVICES`, a list separated by commas. If
 /// it is unset, or the program has raised rights, the library's path decides.
 pub fn served(own: &str) -> Served {
-    variable("RINGVERBS_DEVICES").map_or_else(
-        || Served::by_path(Path::new(own)),
-        |list| parse(list.as_bytes()),
-    )
+    variable("RINGVERBS_DEVICES")
+        .map_or_else(|| Served::by_path(own), |list| parse(list.as_bytes()))
 }
 
 fn parse(list: &[u8]) -> Served {
@@ -97,7 +89,7 @@ mod tests {
             mlx5: false,
             ..both
         };
-        let is = |path: &str| Served::by_path(Path::new(path));
+        let is = Served::by_path;
         assert_eq!(is("/nowhere/libringverbs-rdmav34.so"), both);
         assert_eq!(is("libringverbs-rdmav34.so"), both);
         assert_eq!(is("/nowhere/libmlx5/libringverbs-rdmav34.so"), both);
@@ -108,7 +100,7 @@ mod tests {
         let name = format!("ringverbs-served-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(folder.join("ringverbs")).unwrap();
-        let plugin = folder.join("libibverbs/libringverbs-rdmav34.so");
+        let plugin = format!("{}/libibverbs/libringverbs-rdmav34.so", folder.display());
         let link = folder.join("libmlx5.so.1");
         std::os::unix::fs::symlink("libmlx5.so.1.24.44.0", &link).unwrap();
         assert_eq!(Served::by_path(&plugin), both);
@@ -119,7 +111,7 @@ mod tests {
         std::fs::write(folder.join("ringverbs/libmlx5.so.1"), "").unwrap();
         assert_eq!(Served::by_path(&plugin), rxe);
         // That is how the files are built, too.
-        let built = folder.join("ringverbs/libringverbs-rdmav34.so");
+        let built = format!("{}/ringverbs/libringverbs-rdmav34.so", folder.display());
         assert_eq!(Served::by_path(&built), both);
         std::fs::remove_dir_all(&folder).unwrap();
     }
