@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ringverbs::cm::{self, AsyncConnection, AsyncConnector, manager::PortSpace};
 use ringverbs::{AccessFlags, PoolBuffer, RemoteRegion};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::body::{Body, Reply};
@@ -26,7 +25,8 @@ pub struct Client {
 
 struct Inner {
     shared: Arc<Shared>,
-    reader: AbortHandle,
+    /// Dropped, it ends the reader.
+    _reader: oneshot::Sender<()>,
 }
 
 struct Shared {
@@ -215,12 +215,18 @@ impl Shared {
         })
     }
 
-    /// Reads replies until the connection ends.
-    async fn read(&self) -> Error {
+    /// Reads replies until the connection ends, or the client is dropped.
+    async fn read(&self, mut dropped: oneshot::Receiver<()>) -> Error {
+        let mut probes = self.queues.probes();
         loop {
             let message = tokio::select! {
                 message = self.queues.qp.message::<PoolBuffer>() => message,
                 _ = self.connection.disconnected() => return Error::Disconnected,
+                _ = &mut dropped => return Error::Disconnected,
+                _ = probes.tick() => {
+                    self.queues.probe();
+                    continue;
+                }
             };
             let taken = match message {
                 Ok(message) => self.received(message.data),
@@ -310,17 +316,15 @@ impl Client {
             options: options.clone(),
         });
         let reader = Arc::clone(&shared);
-        let reader = tokio::spawn(async move {
-            let error = reader.read().await;
+        let (_reader, dropped) = oneshot::channel();
+        tokio::spawn(async move {
+            let error = reader.read(dropped).await;
             tracing::debug!(%error, "connection ended");
             reader.fail(&error);
-            let _ = reader.connection.disconnect(&reader.queues.qp);
+            reader.queues.close(&reader.connection).await;
         });
         Ok(Self {
-            inner: Arc::new(Inner {
-                shared,
-                reader: reader.abort_handle(),
-            }),
+            inner: Arc::new(Inner { shared, _reader }),
         })
     }
 
@@ -434,9 +438,7 @@ impl Client {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.reader.abort();
         self.shared.fail(&Error::Disconnected);
-        let _ = self.shared.connection.disconnect(&self.shared.queues.qp);
     }
 }
 

@@ -16,6 +16,7 @@ pub struct Options {
     pub(crate) large_buffers: u16,
     pub(crate) max_connections: usize,
     pub(crate) connect_timeout: Duration,
+    pub(crate) keep_alive: Duration,
     pub(crate) device: Option<Device>,
 }
 
@@ -28,6 +29,7 @@ impl Default for Options {
             large_buffers: 4,
             max_connections: 256,
             connect_timeout: Duration::from_secs(10),
+            keep_alive: Duration::from_secs(10),
             device: None,
         }
     }
@@ -85,6 +87,16 @@ impl Options {
         self
     }
 
+    /// Sets the interval at which an empty RDMA write shows whether the peer is still
+    /// there; default 10 seconds. A peer that ends says so once only: if that message is
+    /// lost, or the peer's host is, the connection ends at the next such write, after the
+    /// retries of its device.
+    #[must_use]
+    pub fn keep_alive(mut self, interval: Duration) -> Self {
+        self.keep_alive = interval;
+        self
+    }
+
     /// Uses the connection manager of this device: its network's for an embedded
     /// device, such as a node of `ringverbs-testkit`, otherwise the kernel's, where the
     /// address decides. By default what `RINGVERBS_DEVICE` names.
@@ -105,6 +117,8 @@ impl Options {
             && self.large_buffers == 0
         {
             "long messages need buffers"
+        } else if self.keep_alive.is_zero() {
+            "there is time between two writes that keep a connection alive"
         } else {
             return Ok(());
         };

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use ringverbs::cm::AsyncConnection;
 use ringverbs::future::{AsyncCompletionQueue, AsyncQueuePair};
-use ringverbs::{BufferPool, Inline, PoolBuffer, ProtectionDomain, Transport, WorkRequest};
+use ringverbs::{
+    BufferPool, Inline, PoolBuffer, ProtectionDomain, RemoteAddr, Transport, WorkRequest,
+};
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::{Error, Options};
 
@@ -13,6 +17,9 @@ const INLINE: usize = 128;
 /// Pause before memory that a handler holds is looked for again.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Time in which the peer has to answer a disconnect.
+const CLOSING: Duration = Duration::from_secs(5);
+
 /// A queue pair with pools of buffers for messages.
 pub struct Queues {
     pub qp: AsyncQueuePair,
@@ -21,6 +28,7 @@ pub struct Queues {
     /// Number of receives, and bytes of each.
     window: usize,
     message_size: usize,
+    keep_alive: Duration,
 }
 
 impl Queues {
@@ -42,6 +50,7 @@ impl Queues {
             receives: messages()?,
             window,
             message_size,
+            keep_alive: options.keep_alive,
         })
     }
 
@@ -60,6 +69,28 @@ impl Queues {
     /// Posts a receive as soon as there is a buffer.
     pub async fn post_next_receive(&self) -> Result<(), Error> {
         self.post_receive(get(&self.receives, self.message_size).await)
+    }
+
+    /// Ticks when [`probe`](Self::probe) is due.
+    pub fn probes(&self) -> Interval {
+        let mut ticks = interval(self.keep_alive);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    }
+
+    /// Posts an empty write, which names no memory and fails if the peer is gone.
+    pub fn probe(&self) {
+        let write = WorkRequest::write(Inline(&[]), RemoteAddr::new(0, 0));
+        // Without room there are other operations in flight, which fail as well.
+        let _ = self.qp.post_unsignaled(write);
+    }
+
+    /// Disconnects. The message is repeated until the peer has answered, or `CLOSING`
+    /// has passed, but only as long as the connection is kept.
+    pub async fn close(&self, connection: &AsyncConnection) {
+        if connection.disconnect(&self.qp).is_ok() {
+            let _ = timeout(CLOSING, connection.disconnected()).await;
+        }
     }
 
     /// Takes the buffer that a message is sent from, unless it is sent inline.

@@ -184,10 +184,15 @@ impl Served {
         // No more than there are receives: a request's is posted again with its reply.
         // Dropped, it ends them.
         let mut handlers = JoinSet::new();
+        let mut probes = self.queues.probes();
         let ended = loop {
             let message = tokio::select! {
                 message = self.queues.qp.message::<PoolBuffer>() => message,
                 _ = self.connection.disconnected() => break Error::Disconnected,
+                _ = probes.tick() => {
+                    self.queues.probe();
+                    continue;
+                }
                 Some(done) = handlers.join_next() => match done {
                     Ok(Ok(())) => continue,
                     Ok(Err(error)) => break error,
@@ -233,7 +238,7 @@ impl Served {
             };
         };
         drop(handlers);
-        let _ = self.connection.disconnect(&self.queues.qp);
+        self.queues.close(&self.connection).await;
         ended
     }
 

@@ -44,10 +44,15 @@ async fn server(options: &Options) -> (Serving, SocketAddr) {
     (tokio::spawn(server.serve(handle)), to)
 }
 
-async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
-        .await
-        .expect("in time")
+/// Waits for a future; says which one if it takes too long.
+#[track_caller]
+fn in_time<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
+    let caller = std::panic::Location::caller();
+    async move {
+        tokio::time::timeout(PATIENCE, future)
+            .await
+            .unwrap_or_else(|_| panic!("not in time: {caller}"))
+    }
 }
 
 /// Calls over devices that are named, on a network that loses packets.
@@ -78,6 +83,19 @@ async fn calls_survive_lost_packets() {
     assert!(matches!(refused, Err(Error::Connect(_))), "{refused:?}");
     drop(client);
     server.abort();
+}
+
+/// Ends the task of a request that is never answered.
+async fn unanswered(request: Request, ended: Arc<Notify>) -> Response {
+    struct Ended(Arc<Notify>);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            self.0.notify_one();
+        }
+    }
+    let _ended = Ended(ended);
+    std::future::pending::<()>().await;
+    request.into()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -472,6 +490,28 @@ async fn a_server_outlives_hostile_clients() {
     server.abort();
 }
 
+/// A peer that has lost its queue pair, but has not disconnected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs an RDMA device"]
+async fn a_silent_peer_is_noticed() {
+    let options = Options::new().keep_alive(Duration::from_millis(50));
+    let server = Server::bind_with(address(), &options).await.unwrap();
+    let to = server.local_addr().unwrap();
+    let (begun, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begin, end) = (Arc::clone(&begun), Arc::clone(&ended));
+    let server = tokio::spawn(server.serve(move |request| {
+        begin.notify_one();
+        unanswered(request, Arc::clone(&end))
+    }));
+    let peer = Hostile::connect(to, &hello(8, 4096)).await.unwrap();
+    let message = request(1, 1, (0, 0, 0), b"s");
+    peer.qp.send(peer.buffer(&message)).await.unwrap();
+    in_time(begun.notified()).await;
+    drop(peer.qp);
+    in_time(ended.notified()).await;
+    server.abort();
+}
+
 /// A server that answers each request by these messages.
 async fn hostile_server(hello: Vec<u8>, answers: Vec<Vec<u8>>) -> SocketAddr {
     let listener = AsyncListener::bind(address()).await.unwrap();
@@ -572,7 +612,7 @@ async fn a_client_outlives_hostile_servers() {
 /// The rest of this program.
 #[test]
 fn on_the_embedded_device() {
-    program::ignored_tests_pass(8, &[]);
+    program::ignored_tests_pass(9, &[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,10 +11,11 @@ use rxe_tests::driver::programs::manifest;
 use crate::driver;
 
 /// What is built: packages, and the test programs that want a device.
-const PACKAGES: [&str; 5] = [
+const PACKAGES: [&str; 6] = [
     "ringverbs",
     "ringverbs-rdmacm",
     "ringverbs-cli",
+    "ringverbs-rpc",
     "ringverbs-hyper",
     "ringverbs-tonic",
 ];
@@ -25,6 +26,7 @@ const DEVICE_TESTS: &[&str] = &[
     "grpc",
     "http",
     "lossy",
+    "rpc",
     "scale",
     "soak",
     "streams",
