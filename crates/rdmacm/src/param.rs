@@ -38,8 +38,8 @@ pub struct ConnParam<'a> {
     pub initiator_depth: u8,
     /// Whether the hardware supports flow control.
     pub flow_control: bool,
-    /// Retries after a timeout, 0 to 7. The connecting side chooses for both
-    /// sides.
+    /// Retries after a timeout, 0 to 7, of which 7 is unlimited on rdma_rxe. The
+    /// connecting side chooses for both sides.
     pub retry_count: u8,
     /// Retries after "receiver not ready", 0 to 7, of which 7 is unlimited;
     /// used by the peer.
@@ -49,8 +49,8 @@ pub struct ConnParam<'a> {
 }
 
 impl Default for ConnParam<'_> {
-    /// One RDMA read at a time in each direction, the maximum number of
-    /// retries, no private data.
+    /// One RDMA read at a time in each direction, 6 retries after a timeout, unlimited
+    /// ones without a receive, no private data.
     fn default() -> Self {
         Self {
             qp_num: 0,
@@ -59,7 +59,7 @@ impl Default for ConnParam<'_> {
             responder_resources: 1,
             initiator_depth: 1,
             flow_control: false,
-            retry_count: 7,
+            retry_count: 6,
             rnr_retry_count: 7,
             srq: false,
         }

@@ -71,6 +71,7 @@ pub struct Options<'a> {
     /// above.
     pub initiator_depth: Option<u8>,
     /// Number of retries after a timeout, 0 to 7; chosen by the connecting side.
+    /// Default 6: with 7, rdma_rxe retries for ever and never notices that a peer is gone.
     pub retry_count: u8,
     /// Number of retries of the peer while there is no receive here, 0 to 7; 7
     /// means for ever.
@@ -83,7 +84,7 @@ impl Default for Options<'_> {
             private_data: &[],
             responder_resources: None,
             initiator_depth: None,
-            retry_count: 7,
+            retry_count: 6,
             rnr_retry_count: 7,
         }
     }

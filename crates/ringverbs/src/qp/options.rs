@@ -37,7 +37,7 @@ impl Default for ConnectOptions {
             reads_of_peer: 16,
             reads: 16,
             ack_timeout: AckTimeout::default(),
-            retries: 7,
+            retries: 6,
             rnr_retries: 7,
             rnr_timer: RnrTimer::default(),
             traffic_class: 0,
@@ -78,7 +78,8 @@ impl ConnectOptions {
     }
 
     /// Sets the number of retransmissions after which the connection fails, 0 to
-    /// 7; default 7. rdma_rxe retries for ever if it is 7.
+    /// 7; default 6. With 7, rdma_rxe retries for ever and never notices that a peer is
+    /// gone.
     pub fn retries(mut self, count: u8) -> Self {
         self.retries = count;
         self

@@ -260,7 +260,7 @@ impl ReadyToSend<Reliable> {
             | QpAttrMask::RNR_RETRY
             | QpAttrMask::MAX_QP_RD_ATOMIC;
         this.timeout(AckTimeout::default())
-            .retry_cnt(7)
+            .retry_cnt(6)
             .rnr_retry(7)
             .max_rd_atomic(16)
     }
@@ -270,8 +270,8 @@ impl ReadyToSend<Reliable> {
         /// rounded up to the next encodable value; see also
         /// [`AckTimeout::NEVER`].
         timeout(time: impl Into<AckTimeout>) { timeout = time.into().code() };
-        /// Sets the number of retransmissions, 0 to 7; default 7, with which
-        /// rdma_rxe retries for ever.
+        /// Sets the number of retransmissions, 0 to 7; default 6. With 7, rdma_rxe
+        /// retries for ever and never notices that a peer is gone.
         retry_cnt(count: u8) { retry_cnt = count };
         /// Sets the number of retries while the peer has no receive posted, 0 to
         /// 7; default 7, which means for ever.

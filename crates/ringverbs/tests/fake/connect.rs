@@ -78,7 +78,7 @@ fn connect_options_defaults() {
     assert_eq!((receive.dest_qp_num, receive.rq_psn), (0x123, 0x456));
     assert_eq!((receive.path_mtu, receive.min_rnr_timer), (4, 12));
     assert_eq!((receive.max_dest_rd_atomic, send.max_rd_atomic), (16, 16));
-    assert_eq!((send.timeout, send.retry_cnt, send.rnr_retry), (14, 7, 7));
+    assert_eq!((send.timeout, send.retry_cnt, send.rnr_retry), (14, 6, 7));
     let path = receive.dest;
     assert_eq!((path.hop_limit, path.traffic_class, path.sl), (64, 0, 0));
 }
