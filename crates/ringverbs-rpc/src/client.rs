@@ -130,13 +130,14 @@ impl Calls {
 impl Shared {
     /// Ends all calls.
     fn fail(&self, error: &Error) {
-        self.window.close();
-        self.large.permits.close();
         let mut ended = Vec::new();
         let mut calls = lock(&self.calls);
         calls.ended.get_or_insert_with(|| error.clone());
         ended.extend(calls.slots.iter_mut().filter_map(|slot| slot.call.take()));
         drop(calls);
+        // After the error, which those who wait for a permit return.
+        self.window.close();
+        self.large.permits.close();
         for call in ended {
             // It may be gone.
             let _ = call.reply.send(Err(error.clone()));
@@ -428,9 +429,10 @@ impl Client {
         };
         let len = message.encode(id, payload.len(), &mut header);
         if let Err(error) = shared.queues.post_message(buffer, &header[..len], payload) {
-            // The server has not got it.
-            drop(lock(&shared.calls).end(id));
-            return Err(error);
+            // The server has not got it. Where the connection has ended, so has the call.
+            if lock(&shared.calls).end(id).is_some() {
+                return Err(error);
+            }
         }
         answered.await.unwrap_or(Err(Error::Disconnected))
     }
