@@ -11,8 +11,8 @@ use crate::packet::{L3, Link};
 use crate::platform::Platform;
 use crate::profile::{Group, cap};
 use crate::transport::{
-    Access, AtomicOp, Fault, Host, QpEvent, QpState, RecvDone, RecvKind, RecvWork, SendDone,
-    SendWork, Source, Status, Target,
+    Access, AtomicOp, Fault, Host, QpConfig, QpEvent, QpState, RecvDone, RecvKind, RecvWork,
+    SendDone, SendWork, Service, Source, Status, Target,
 };
 
 /// Returns the syndrome and the vendor syndrome of a status.
@@ -170,8 +170,8 @@ impl<P: Platform> Core<P> {
         self.qp(qpn).map_or(u32::MAX, |qp| qp.counter_set)
     }
 
-    /// Sets the fields of a CQE that describe the source of a message.
-    fn describe(&self, completion: &mut Completion<'_>, source: &Source, special: bool) {
+    /// Sets the fields of a CQE that describe the source of a message to a queue pair.
+    fn describe(completion: &mut Completion<'_>, source: &Source, config: &QpConfig) {
         let l3 = match source.l3 {
             L3::None => 0,
             L3::Grh => 1,
@@ -179,7 +179,9 @@ impl<P: Platform> Core<P> {
             L3::Ipv4 => 2,
         };
         completion.flags_rqpn = source.qpn & 0xff_ffff;
-        if source.l3 != L3::None {
+        // The path of a connection is known.
+        let connected = !matches!(config.service, Service::Ud | Service::DcTarget);
+        if source.l3 != L3::None && !connected {
             completion.flags_rqpn |= 1 << 28;
         }
         match source.link {
@@ -201,7 +203,7 @@ impl<P: Platform> Core<P> {
                 }
             }
         }
-        if special {
+        if config.any_pkey {
             completion.immediate = u32::from(source.pkey);
         }
     }
@@ -377,7 +379,6 @@ impl<P: Platform> Host for Core<P> {
 
     fn recv_done(&mut self, qpn: u32, work: RecvWork<Local>, done: RecvDone) {
         let Some(qp) = self.qp(qpn) else { return };
-        let special = qp.config.any_pkey;
         let counter_set = qp.counter_set;
         // The SRQ that the receive was taken from; the last packet of the message may
         // name another.
@@ -408,7 +409,7 @@ impl<P: Platform> Host for Core<P> {
                 completion.immediate = done.imm;
             }
             if let Some(source) = &done.source {
-                self.describe(&mut completion, source, special);
+                Self::describe(&mut completion, source, &qp.config);
             }
             completion.data = work.local.cqe_data();
         } else {

@@ -27,6 +27,24 @@ fn a_send_arrives_and_both_sides_complete() {
     assert!(driver.poll(&mut cq).is_none());
 }
 
+/// Only datagrams tell whether they have a GRH.
+#[test]
+fn a_message_over_a_connection_reports_no_grh() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let memory = driver.pages(1);
+    let key = driver.key;
+    driver.post_recv(&mut b, &segment(100, key, memory));
+    // The primary path: a GRH, and this port.
+    driver.modify(0x505, a.number, |input| {
+        input.or(0x10, 7, 1).or(0x34, 23, 1).or(0x34, 0, 1)
+    });
+    driver.post(&mut a, 0x0a, 0, &segment(12, key, memory));
+    let received = driver.poll(&mut cq).unwrap();
+    assert_eq!((status(&received), word(&received, 44)), ((2, 0), 12));
+    assert_eq!(word(&received, 24) >> 28, 0);
+}
+
 #[test]
 fn inline_sends_are_counted() {
     let mut driver = Driver::new("ib");
