@@ -160,6 +160,10 @@ pub mod cap {
     pub(crate) const CQE_COMPRESSION_128: Field = flag(0xb4, 1);
     pub(crate) const CQE_COMPRESSION: Field = flag(0xb4, 0);
     pub(crate) const CQE_COMPRESSION_MAX_NUM: Field = field(0xb8, 15, 0);
+    pub(crate) const TAG_MATCHING: Field = flag(0xbc, 15);
+    pub(crate) const RNDV_OFFLOAD_RC: Field = flag(0xbc, 14);
+    pub(crate) const LOG_TAG_MATCHING_LIST_SZ: Field = field(0xbc, 12, 8);
+    pub(crate) const LOG_MAX_XRQ: Field = field(0xbc, 4, 0);
     pub(crate) const DUMP_FILL_MKEY: Field = flag(0x1c, 7);
     pub(crate) const UMR_EXTENDED_TRANSLATION_OFFSET: Field = flag(0x20, 7);
     pub(crate) const NULL_MKEY: Field = flag(0x20, 6);

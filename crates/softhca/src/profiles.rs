@@ -3,7 +3,9 @@
 use crate::command::dct;
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
 use crate::engine::device_memory::MemicOperation;
-use crate::engine::{compression, copy, device_memory, header_change, scheduling, steering};
+use crate::engine::{
+    compression, copy, device_memory, header_change, scheduling, steering, tag_matching,
+};
 use crate::profile::Group::{
     Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging, Qos, Roce,
 };
@@ -83,6 +85,10 @@ const COMMON: &[Cap] = &[
     (General, CQE_COMPRESSION_128, 1),
     (General, CQE_COMPRESSION, 1),
     (General, CQE_COMPRESSION_MAX_NUM, compression::MOST),
+    (General, TAG_MATCHING, 1),
+    (General, RNDV_OFFLOAD_RC, 1),
+    (General, LOG_TAG_MATCHING_LIST_SZ, tag_matching::LOG_MOST),
+    (General, LOG_MAX_XRQ, 16),
     (General, NULL_MKEY, 1),
     (General, DUMP_FILL_MKEY, 1),
     (General, DEVICE_MEMORY, 1),

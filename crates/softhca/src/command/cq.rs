@@ -139,7 +139,7 @@ impl<P: Platform> Core<P> {
             || self
                 .srqs
                 .iter()
-                .any(|(_, srq)| srq.xrcd.is_some() && srq.cqn == cqn);
+                .any(|(_, srq)| srq.has_cq() && srq.cqn == cqn);
         if used {
             return Err(refuse(Status::ResourceBusy, "queues still complete to it"));
         }

@@ -1,8 +1,10 @@
 //! DC target commands.
 
+use std::collections::VecDeque;
+
 use super::NUMBER;
 use super::load::number;
-use super::qp::scatter;
+use super::qp::{TAGS_ARE_FOR_RC, scatter};
 use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::qp::{CONTEXT_SIZE, Qp, Queue};
@@ -65,8 +67,12 @@ impl<P: Platform> Hca<P> {
                 "the DC target's protection domain",
             ));
         }
-        if core.srqs.get(srqn).is_none() {
-            return Err(refuse(Status::BadResource, "the DC target's SRQ"));
+        match core.srqs.get(srqn) {
+            None => return Err(refuse(Status::BadResource, "the DC target's SRQ")),
+            Some(srq) if srq.tags.is_some() => {
+                return Err(refuse(Status::BadParameter, TAGS_ARE_FOR_RC));
+            }
+            Some(_) => {}
         }
         let Some(cq) = core.cqs.get(cqn) else {
             return Err(refuse(
@@ -108,6 +114,9 @@ impl<P: Platform> Hca<P> {
             context: Box::new(context),
             config: config.clone(),
             in_error: false,
+            transfers_rendezvous: false,
+            transfers: 0,
+            of_device: VecDeque::new(),
         };
         let Ok(dctn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
             return Err(refuse(

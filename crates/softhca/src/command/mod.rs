@@ -172,8 +172,10 @@ impl<P: Platform> Hca<P> {
             op::CREATE_RMP => core.create_rmp(input, output),
             op::MODIFY_RMP => core.modify_rmp(input),
             op::QUERY_RMP => core.query_rmp(input, output),
-            op::DESTROY_XRC_SRQ | op::DESTROY_RMP => core.destroy_srq(input),
-            op::ARM_RQ | op::ARM_XRC_SRQ => core.arm_srq(input),
+            op::CREATE_XRQ => core.create_xrq(input, output),
+            op::QUERY_XRQ => core.query_xrq(input, output),
+            op::DESTROY_XRC_SRQ | op::DESTROY_RMP | op::DESTROY_XRQ => core.destroy_srq(input),
+            op::ARM_RQ | op::ARM_XRC_SRQ | op::ARM_XRQ => core.arm_srq(input),
 
             op::CREATE_SQ => self.create_sq(input, output),
             op::MODIFY_SQ => self.modify_sq(input),

@@ -1,5 +1,7 @@
 //! Queue pair commands.
 
+use std::collections::VecDeque;
+
 use super::NUMBER;
 use super::load::number;
 use super::opcode as op;
@@ -32,6 +34,7 @@ const GROUP_REQUESTER: Field = field(0x114, 31, 0);
 const GROUP_RESPONDER: Field = field(0x118, 31, 0);
 const STATE: Field = field(0x0, 31, 28);
 const ST: Field = field(0x0, 23, 16);
+const OFFLOAD: Field = field(0x0, 7, 4);
 const DATA_IN_ORDER: Field = flag(0x8, 5);
 const BLOCK_LB_MC: Field = flag(0x4, 30);
 const PD: Field = field(0x4, 23, 0);
@@ -99,8 +102,13 @@ const ST_GSI: u32 = 8;
 /// For UMR work requests.
 const ST_REG_UMR: u32 = 0xc;
 
+/// The device transfers the data of rendezvous.
+const OFFLOAD_RENDEZVOUS: u32 = 1;
+
 const RQ_OWN: u32 = 0;
 const RQ_SRQ: u32 = 1;
+
+pub(super) const TAGS_ARE_FOR_RC: &str = "an SRQ with tag matching is for RC";
 
 /// The initiator of dynamic connections.
 pub(super) const ST_DCI: u32 = 5;
@@ -276,8 +284,12 @@ impl<P: Platform> Hca<P> {
             .then(|| SRQN.get(context))
             .filter(|_| service != Service::XrcTarget);
         if let Some(srqn) = srqn {
-            if core.srqs.get(srqn).is_none() {
-                return Err(refuse(Status::BadResource, "the queue pair's SRQ"));
+            match core.srqs.get(srqn) {
+                None => return Err(refuse(Status::BadResource, "the queue pair's SRQ")),
+                Some(srq) if srq.tags.is_some() && service != Service::Rc => {
+                    return Err(refuse(Status::BadParameter, TAGS_ARE_FOR_RC));
+                }
+                Some(_) => {}
             }
         }
         // The buffer of a DC initiator may contain a receive ring, which is unused.
@@ -357,6 +369,9 @@ impl<P: Platform> Hca<P> {
             context: Box::new(padded(input, CONTEXT)),
             config: config.clone(),
             in_error: false,
+            transfers_rendezvous: OFFLOAD.get(context) == OFFLOAD_RENDEZVOUS,
+            transfers: 0,
+            of_device: VecDeque::new(),
         };
         let Ok(qpn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
             return Err(refuse(
@@ -466,13 +481,14 @@ impl<P: Platform> Hca<P> {
         {
             return Err(refuse(Status::BadParameter, "the path MTU"));
         }
+        qp.counter_set = COUNTER_SET.get(context);
         if to == QpState::Reset {
             for ring in [&mut qp.send, &mut qp.recv].into_iter().flatten() {
                 (ring.head, ring.tail) = (0, 0);
             }
             qp.blue_flame = None;
+            qp.forget_transfers();
         }
-        qp.counter_set = COUNTER_SET.get(context);
         qp.in_error = to == QpState::Error;
         let context = qp.context.clone();
         let config = self.config(qpn, &context[..]);

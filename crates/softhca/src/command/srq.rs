@@ -1,11 +1,12 @@
-//! Shared receive queue commands: RMPs, which are the SRQs of verbs, and XRC SRQs.
-//! Both share one range of numbers.
+//! Shared receive queue commands: RMPs, which are the SRQs of verbs, XRC SRQs, and XRQs
+//! with tag matching. They share one range of numbers.
 
 use super::load::number;
 use super::resource::created;
 use crate::bits::{Field, field, flag, get32, get64, put64};
 use crate::engine::core::Core;
 use crate::engine::srq::Srq;
+use crate::engine::tag_matching::{self, TagList};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
@@ -54,6 +55,22 @@ const WQ_RECORDS_UMEM: Field = field(0x28, 31, 0);
 const WQ_UMEM: Field = field(0x2c, 31, 0);
 const WQ_UMEM_OFFSET: usize = 0x30;
 
+const XRQ: usize = 0x10;
+/// The device transfers rendezvous.
+const XRQ_OFFLOAD: Field = field(XRQ, 3, 0);
+const XRQ_TOPOLOGY: Field = field(XRQ, 11, 8);
+const XRQ_UIDX: Field = field(XRQ + 0x4, 23, 0);
+const XRQ_CQN: Field = field(XRQ + 0x8, 23, 0);
+const XRQ_LOG_TAGS: Field = field(XRQ + 0x20, 31, 28);
+const XRQ_NEXT_TAG: Field = field(XRQ + 0x20, 15, 0);
+const XRQ_SEEN: Field = field(XRQ + 0x24, 31, 16);
+const XRQ_RECEIVED: Field = field(XRQ + 0x24, 15, 0);
+/// The work queue in the command, and how much later than in others its pages are.
+const XRQ_WQ: usize = 0x90;
+const XRQ_PAGES_LATER: usize = XRQ_WQ - POOL - WQ;
+const TAG_MATCHING: u32 = 1;
+const TRANSFERS: u32 = 1;
+
 const MODIFY_MASK: usize = 0x14;
 const MODIFY_LIMIT: u32 = 1;
 const ARM_LIMIT: Field = field(0xc, 15, 0);
@@ -71,8 +88,17 @@ pub(crate) fn wq_records_umem(wq: &[u8]) -> Option<u32> {
         .then(|| WQ_RECORDS_UMEM.get(wq))
 }
 
+/// Writes the context of a work queue at byte `at`.
+fn put_wq(srq: &Srq, at: usize, output: &mut [u8]) {
+    WQ_LIMIT.at(at).put(output, u32::from(srq.limit));
+    WQ_PD.at(at).put(output, srq.pd);
+    WQ_LOG_STRIDE.at(at).put(output, srq.log_stride);
+    WQ_LOG_SIZE.at(at).put(output, srq.log_size);
+    put64(output, at + WQ_DOORBELL, srq.doorbell);
+}
+
 impl<P: Platform> Core<P> {
-    /// Creates the part that both kinds share.
+    /// Creates the part that all kinds share.
     #[allow(clippy::too_many_arguments)] // Fields of two contexts.
     fn srq(
         &mut self,
@@ -98,6 +124,7 @@ impl<P: Platform> Core<P> {
         Ok(Srq {
             pd,
             xrcd: None,
+            tags: None,
             cqn: 0,
             uidx: 0,
             buffer,
@@ -208,13 +235,55 @@ impl<P: Platform> Core<P> {
         let Some(srq) = self.srqs.get(number(input)) else {
             return Err(refuse(Status::BadResource, "no such SRQ"));
         };
-        const AT: usize = POOL + WQ;
         POOL_STATE.at(POOL).put(output, srq.state);
-        WQ_LIMIT.at(AT).put(output, u32::from(srq.limit));
-        WQ_PD.at(AT).put(output, srq.pd);
-        WQ_LOG_STRIDE.at(AT).put(output, srq.log_stride);
-        WQ_LOG_SIZE.at(AT).put(output, srq.log_size);
-        put64(output, AT + WQ_DOORBELL, srq.doorbell);
+        put_wq(srq, POOL + WQ, output);
+        Ok(())
+    }
+
+    pub(crate) fn create_xrq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let log_tags = XRQ_LOG_TAGS.get(input);
+        if XRQ_TOPOLOGY.get(input) != TAG_MATCHING {
+            return Err(refuse(Status::BadParameter, "an XRQ without tag matching"));
+        }
+        if log_tags > tag_matching::LOG_MOST {
+            return Err(refuse(Status::ExceedsLimit, "the list of tags is too long"));
+        }
+        let cqn = XRQ_CQN.get(input);
+        if self.cqs.get(cqn).is_none() {
+            return Err(refuse(Status::BadResource, "the SRQ's completion queue"));
+        }
+        let wq = &input[XRQ_WQ.min(input.len())..];
+        let mut srq = self.srq(
+            &input[XRQ_PAGES_LATER.min(input.len())..],
+            WQ_PD.get(wq),
+            WQ_LOG_SIZE.get(wq),
+            WQ_LOG_STRIDE.get(wq),
+            (WQ_LOG_PAGE_SIZE.get(wq), WQ_PAGE_OFFSET.get(wq)),
+            wq_umem(wq),
+            (get64(wq, WQ_DOORBELL), wq_records_umem(wq)),
+        )?;
+        let transfers = XRQ_OFFLOAD.get(input) == TRANSFERS;
+        srq.tags = Some(Box::new(TagList::new(log_tags, transfers)));
+        srq.cqn = cqn;
+        srq.uidx = XRQ_UIDX.get(input);
+        srq.limit = WQ_LIMIT.get(wq) as u16;
+        created(output, self.srqs.insert(srq))
+    }
+
+    pub(crate) fn query_xrq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let srq = self.srqs.get(number(input));
+        let Some((srq, tags)) = srq.and_then(|srq| Some((srq, srq.tags.as_deref()?))) else {
+            return Err(refuse(Status::BadResource, "no such XRQ"));
+        };
+        XRQ_TOPOLOGY.put(output, TAG_MATCHING);
+        XRQ_OFFLOAD.put(output, u32::from(tags.transfers) * TRANSFERS);
+        XRQ_UIDX.put(output, srq.uidx);
+        XRQ_CQN.put(output, srq.cqn);
+        XRQ_LOG_TAGS.put(output, tags.log_size);
+        XRQ_NEXT_TAG.put(output, tags.next.into());
+        XRQ_SEEN.put(output, tags.seen.into());
+        XRQ_RECEIVED.put(output, tags.received.into());
+        put_wq(srq, XRQ_WQ, output);
         Ok(())
     }
 

@@ -127,7 +127,7 @@ fn creates(opcode: u16, input: &[u8]) -> Option<(Kind, Field)> {
         op::CREATE_UMEM => (Kind::Umem, NUMBER),
         op::CREATE_CQ => (Kind::Cq, NUMBER),
         op::CREATE_QP | op::CREATE_DCT | op::CREATE_SQ | op::CREATE_RQ => (Kind::Queue, NUMBER),
-        op::CREATE_RMP | op::CREATE_XRC_SRQ => (Kind::Srq, NUMBER),
+        op::CREATE_RMP | op::CREATE_XRC_SRQ | op::CREATE_XRQ => (Kind::Srq, NUMBER),
         op::CREATE_TIR | op::CREATE_TIS | op::CREATE_RQT => (Kind::Steering, NUMBER),
         op::ALLOC_FLOW_COUNTER | op::ALLOC_MODIFY_HEADER_CONTEXT => (Kind::Steering, LONG_NUMBER),
         op::CREATE_GENERAL_OBJECT => (Kind::General(GENERAL_TYPE.get(input)), LONG_NUMBER),
@@ -175,7 +175,10 @@ fn subject(opcode: u16, input: &[u8]) -> Option<(Kind, u32)> {
         | op::ARM_RQ
         | op::QUERY_XRC_SRQ
         | op::DESTROY_XRC_SRQ
-        | op::ARM_XRC_SRQ => (Kind::Srq, NUMBER),
+        | op::ARM_XRC_SRQ
+        | op::QUERY_XRQ
+        | op::DESTROY_XRQ
+        | op::ARM_XRQ => (Kind::Srq, NUMBER),
         op::MODIFY_TIR
         | op::DESTROY_TIR
         | op::MODIFY_TIS
@@ -212,6 +215,7 @@ fn ends(opcode: u16) -> bool {
             | op::DESTROY_RQ
             | op::DESTROY_RMP
             | op::DESTROY_XRC_SRQ
+            | op::DESTROY_XRQ
             | op::DESTROY_TIR
             | op::DESTROY_TIS
             | op::DESTROY_RQT
@@ -265,6 +269,14 @@ fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
                     (Kind::Xrcd, field(0x14, 23, 0)),
                     (Kind::Cq, field(0x18, 23, 0)),
                     (Kind::Pd, field(0x28, 23, 0)),
+                ]
+            }
+        }
+        op::CREATE_XRQ => {
+            const {
+                &[
+                    (Kind::Cq, field(0x18, 23, 0)),
+                    (Kind::Pd, field(0x98, 23, 0)),
                 ]
             }
         }

@@ -116,6 +116,7 @@ impl Session {
 fn compressible(completion: &Completion<'_>) -> bool {
     completion.opcode <= opcode::SEND_INVALIDATE
         && completion.error.is_none()
+        && completion.tag.is_none()
         && completion.data.is_empty()
 }
 

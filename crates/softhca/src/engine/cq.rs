@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::compression::Session;
 use super::core::Core;
+use super::tag_matching::TagFields;
 use crate::bits::{put32, put64};
 use crate::platform::{Platform, Unmapped};
 
@@ -15,6 +16,7 @@ pub mod opcode {
     pub const SEND_IMM: u8 = 3;
     pub const SEND_INVALIDATE: u8 = 4;
     pub const RESIZED: u8 = 5;
+    pub const NO_PACKET: u8 = 6;
     pub const REQUESTER_ERROR: u8 = 13;
     pub const RESPONDER_ERROR: u8 = 14;
 }
@@ -37,6 +39,9 @@ const L3_L4: usize = 29;
 const VLAN: usize = 30;
 const UIDX: usize = 32;
 const IMMEDIATE: usize = 36;
+const APP: usize = 40;
+const APP_OPERATION: usize = 41;
+const APP_INFO: usize = 42;
 const BYTE_COUNT: usize = 44;
 const TIMESTAMP: usize = 48;
 const VENDOR_SYNDROME: usize = 54;
@@ -44,6 +49,9 @@ const SYNDROME: usize = 55;
 const QPN: usize = 56;
 const WQE_COUNTER: usize = 60;
 const OWNER: usize = 63;
+
+/// Application of a CQE: tag matching.
+const APP_TAG_MATCHING: u8 = 1;
 
 /// Offset of the consumer index in the doorbell record of a completion queue.
 const CONSUMED: u64 = 0;
@@ -120,6 +128,8 @@ pub(crate) struct Completion<'a> {
     pub(crate) vlan: u16,
     /// Syndrome and vendor syndrome.
     pub(crate) error: Option<(u8, u8)>,
+    /// Fields of tag matching.
+    pub(crate) tag: Option<TagFields>,
     /// Data scattered into the CQE.
     pub(crate) data: &'a [u8],
 }
@@ -323,10 +333,20 @@ pub(crate) fn write<P: Platform>(
     );
     bytes[WQE_COUNTER..WQE_COUNTER + 2].copy_from_slice(&completion.wqe_counter.to_be_bytes());
 
+    let mut short = 32;
+    if let Some(tag) = &completion.tag {
+        bytes[..tag.head.len()].copy_from_slice(&tag.head);
+        bytes[APP] = APP_TAG_MATCHING;
+        bytes[APP_OPERATION] = tag.operation;
+        bytes[APP_INFO..APP_INFO + 2].copy_from_slice(&tag.index.to_be_bytes());
+        if tag.has_head() {
+            short = 0;
+        }
+    }
     let data = completion.data;
     match data.len() {
         0 => {}
-        1..=32 => {
+        n if n <= short => {
             // The first 32 bytes hold only fields of datagrams and frames, for which
             // drivers request no scatter to the CQE.
             bytes[..data.len()].copy_from_slice(data);

@@ -6,13 +6,14 @@ use super::eq::event;
 use super::mkey::{Accessor, Location, Rights};
 use super::qp::{Qp, SendId};
 use super::srq::{SRQN_SHIFT, Srq};
+use super::tag_matching::{self, Matched, Tagging};
 use super::wqe::{CqeScatter, Local, opcode};
 use crate::packet::{L3, Link};
 use crate::platform::Platform;
 use crate::profile::{Group, cap};
 use crate::transport::{
-    Access, AtomicOp, Fault, Host, QpConfig, QpEvent, QpState, RecvDone, RecvKind, RecvWork,
-    SendDone, SendWork, Service, Source, Status, Target,
+    Access, AtomicOp, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, RecvDone, RecvKind,
+    RecvWork, SendDone, SendWork, Service, Source, Status, Target,
 };
 
 /// Returns the syndrome and the vendor syndrome of a status.
@@ -242,6 +243,10 @@ impl<P: Platform> Host for Core<P> {
         offset: u32,
         data: &[u8],
     ) -> Result<(), Fault> {
+        let (offset, data) = match &local.tagging {
+            Some(tagging) => tagging.stored(offset, data),
+            None => (offset, data),
+        };
         let result = self.scatter_or_store(qpn, local, offset, data);
         self.paged(result)
     }
@@ -278,11 +283,19 @@ impl<P: Platform> Host for Core<P> {
                 let accessor = Self::local_asker(qpn, &work.local);
                 self.copy_memory(accessor, &entry)
             }
+            opcode::TAG_MATCHING => {
+                let entry = std::mem::take(&mut work.local.inline);
+                self.change_tags(qpn, id.index, &entry)
+            }
             _ => Err(Status::LocalQpOperation),
         }
     }
 
     fn send_done(&mut self, qpn: u32, work: SendWork<Local>, done: SendDone) {
+        if tag_matching::is_of_device(work.id) {
+            self.transfer_done(qpn, work.id, done);
+            return;
+        }
         let id = SendId::unpack(work.id);
         let Some(qp) = self.qp(qpn) else { return };
         let (cqn, uidx, counter_set) = (qp.send_cq, qp.uidx, qp.counter_set);
@@ -340,13 +353,32 @@ impl<P: Platform> Host for Core<P> {
             .is_some_and(|qp| self.xrc_srq(qp, xrc_srqn).is_some())
     }
 
-    fn next_recv(&mut self, qpn: u32, xrc_srqn: Option<u32>) -> Option<RecvWork<Local>> {
+    fn next_recv(
+        &mut self,
+        qpn: u32,
+        xrc_srqn: Option<u32>,
+        start: Option<&MessageStart<'_>>,
+    ) -> Option<RecvWork<Local>> {
         let (srqn, limit) = {
             let qp = self.qp(qpn)?;
             (xrc_srqn.or(qp.srqn), qp.scatter_received)
         };
         if self.takes_again(qpn) && self.faults.hold_receive() {
             return None;
+        }
+        let mut tagging = None;
+        if let Some((srqn, start)) = srqn.zip(start) {
+            match self.match_tag(qpn, srqn, start) {
+                Some(Matched::Buffer(mut work)) => {
+                    // A CQE of 64 bytes has no room beside the header.
+                    let limit = if start.whole && limit > 32 { limit } else { 0 };
+                    work.local.cqe_scatter = CqeScatter::up_to(limit);
+                    return Some(work);
+                }
+                Some(Matched::Wqe(of_wqe)) => tagging = Some(of_wqe),
+                Some(Matched::NotReady) => return None,
+                None => {}
+            }
         }
         let work = match srqn {
             Some(srqn) => self.next_of_srq(srqn),
@@ -364,6 +396,10 @@ impl<P: Platform> Host for Core<P> {
                 if xrc_srqn.is_none() {
                     work.local.cqe_scatter = CqeScatter::up_to(limit);
                 }
+                if let Some((srqn, tagging)) = srqn.zip(tagging) {
+                    self.count_if_unexpected(srqn, &tagging);
+                    work.local.tagging = Some(tagging);
+                }
                 Some(work)
             }
             None => {
@@ -377,17 +413,15 @@ impl<P: Platform> Host for Core<P> {
         }
     }
 
-    fn recv_done(&mut self, qpn: u32, work: RecvWork<Local>, done: RecvDone) {
-        let Some(qp) = self.qp(qpn) else { return };
+    fn recv_done(&mut self, qpn: u32, work: RecvWork<Local>, done: RecvDone) -> bool {
+        let Some(qp) = self.qp(qpn) else { return false };
         let counter_set = qp.counter_set;
         // The SRQ that the receive was taken from; the last packet of the message may
         // name another.
-        let (cqn, uidx) = match qp.xrcd {
-            Some(_) => match self.srqs.get((work.id >> SRQN_SHIFT) as u32) {
-                Some(srq) => (srq.cqn, srq.uidx),
-                None => return,
-            },
-            None => (qp.recv_cq, qp.uidx),
+        let (cqn, uidx) = match self.srqs.get((work.id >> SRQN_SHIFT) as u32) {
+            Some(srq) if qp.xrcd.is_some() || srq.tags.is_some() => (srq.cqn, srq.uidx),
+            None if qp.xrcd.is_some() => return false,
+            _ => (qp.recv_cq, qp.uidx),
         };
         let mut completion = Completion {
             qpn,
@@ -411,6 +445,9 @@ impl<P: Platform> Host for Core<P> {
             if let Some(source) = &done.source {
                 Self::describe(&mut completion, source, &qp.config);
             }
+            if let Some(tagging) = &work.local.tagging {
+                completion.tag = tagging.fields();
+            }
             completion.data = work.local.cqe_data();
         } else {
             completion.opcode = cq::opcode::RESPONDER_ERROR;
@@ -425,7 +462,11 @@ impl<P: Platform> Host for Core<P> {
                 }
             });
         }
+        if let Some(Tagging::Buffer(tagged)) = &work.local.tagging {
+            return self.tag_done(cqn, (&work, tagged), &done, completion);
+        }
         self.complete(cqn, &completion);
+        false
     }
 
     fn check_remote(

@@ -21,6 +21,7 @@ pub(crate) mod registers;
 pub(crate) mod scheduling;
 pub(crate) mod srq;
 pub(crate) mod steering;
+pub(crate) mod tag_matching;
 pub(crate) mod umem;
 pub(crate) mod umr;
 pub mod wqe;

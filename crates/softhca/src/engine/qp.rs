@@ -1,6 +1,8 @@
 //! Queue pairs, and the send and receive queues of the network interface, as the driver
 //! sees them: buffers, indices and attributes. The transport implements their protocol.
 
+use std::collections::VecDeque;
+
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
@@ -80,6 +82,11 @@ pub(crate) struct Qp {
     pub(crate) context: Box<[u8; CONTEXT_SIZE]>,
     pub(crate) config: QpConfig,
     pub(crate) in_error: bool,
+    /// The device transfers the data of rendezvous ([`super::tag_matching`]): `transfers`
+    /// of them now, by work requests of its own, of which these are not yet taken.
+    pub(crate) transfers_rendezvous: bool,
+    pub(crate) transfers: u32,
+    pub(crate) of_device: VecDeque<SendWork<Local>>,
 }
 
 impl Qp {
@@ -310,6 +317,9 @@ impl<P: Platform> Core<P> {
 
     /// Returns the next work request of a queue pair.
     pub(crate) fn next_send_work(&mut self, qpn: u32) -> Option<SendWork<Local>> {
+        if let Some(work) = self.qp_mut(qpn)?.of_device.pop_front() {
+            return Some(work);
+        }
         // The buffer is reused rather than cleared each time: it is long, and most WQEs
         // are short.
         let fresh = || Box::new([0; wqe::LONGEST_SEND]);

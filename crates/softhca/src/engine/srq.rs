@@ -1,8 +1,10 @@
-//! Shared receive queues: receive memory pools (RMP) for basic SRQs, and XRC SRQs.
+//! Shared receive queues: receive memory pools (RMP) for basic SRQs, XRC SRQs, and XRQs
+//! for SRQs with tag matching.
 
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
+use super::tag_matching::TagList;
 use super::wqe::{self, Local};
 use crate::bits::field;
 use crate::platform::Platform;
@@ -21,8 +23,11 @@ const NEXT_SEGMENT: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Srq {
     pub(crate) pd: u32,
-    /// XRC domain of an XRC SRQ; `cqn` and `uidx` are for its completions.
+    /// XRC domain of an XRC SRQ.
     pub(crate) xrcd: Option<u32>,
+    /// List of tags, if it has tag matching.
+    pub(crate) tags: Option<Box<TagList>>,
+    /// Completion queue and user index of an SRQ with one of these two.
     pub(crate) cqn: u32,
     pub(crate) uidx: u32,
     pub(crate) buffer: Buffer,
@@ -39,6 +44,14 @@ pub(crate) struct Srq {
     /// A limit event is posted when fewer WQEs than this are left; 0 disables it.
     pub(crate) limit: u16,
     pub(crate) state: u32,
+}
+
+impl Srq {
+    /// Returns whether completions go to its own completion queue, not to those of its
+    /// queue pairs.
+    pub(crate) fn has_cq(&self) -> bool {
+        self.xrcd.is_some() || self.tags.is_some()
+    }
 }
 
 impl<P: Platform> Core<P> {

@@ -4,6 +4,7 @@
 //! by itself.
 
 use super::mkey::TERMINATE_LKEY;
+use super::tag_matching::Tagging;
 use crate::bits::{Field, field, flag, get_array, get32, get64};
 use crate::transport::{Fence, Operation, Service, Status};
 
@@ -50,6 +51,8 @@ pub mod opcode {
     pub const FETCH_ADD: u8 = 0x12;
     pub const LOCAL_INVALIDATE: u8 = 0x1b;
     pub const UMR: u8 = 0x25;
+    /// Operation on the list of tags of an SRQ.
+    pub const TAG_MATCHING: u8 = 0x28;
     /// Operation on local memory, selected by the modifier.
     pub const MMO: u8 = 0x2f;
 }
@@ -84,7 +87,7 @@ pub struct Segments {
 }
 
 impl Segments {
-    fn push(&mut self, segment: Segment) {
+    pub(crate) fn push(&mut self, segment: Segment) {
         match self.few.get_mut(self.count) {
             Some(place) => *place = segment,
             None => self.rest.push(segment),
@@ -131,16 +134,19 @@ pub struct Local {
     pub(crate) pd: u32,
     pub(crate) privileged: bool,
     pub(crate) cqe_scatter: Option<Box<CqeScatter>>,
+    /// In receives of an SRQ with tag matching.
+    pub(crate) tagging: Option<Tagging>,
 }
 
 impl Local {
-    fn new(pd: u32, privileged: bool) -> Local {
+    pub(crate) fn new(pd: u32, privileged: bool) -> Local {
         Local {
             segments: Segments::default(),
             inline: Vec::new(),
             pd,
             privileged,
             cqe_scatter: None,
+            tagging: None,
         }
     }
 
@@ -190,6 +196,47 @@ pub struct Send {
     pub stream: u16,
     /// What is malformed about the WQE, if anything.
     pub fault: Option<&'static str>,
+}
+
+/// A work request that changes a list of tags, or reports what software has seen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TagOperation {
+    pub(crate) kind: u32,
+    pub(crate) signaled: bool,
+    /// Index of the tag that is removed, or of the one after the appended.
+    pub(crate) index: u16,
+    /// Unexpected messages that software has seen.
+    pub(crate) seen: Option<u16>,
+    pub(crate) tag: u64,
+    pub(crate) mask: u64,
+    pub(crate) buffer: Segment,
+}
+
+impl TagOperation {
+    pub(crate) const NOOP: u32 = 0;
+    pub(crate) const APPEND: u32 = 1;
+    pub(crate) const REMOVE: u32 = 2;
+
+    /// Parses a WQE; what it lacks is zero.
+    pub(crate) fn parse(entry: &[u8]) -> TagOperation {
+        const KIND: Field = field(0x10, 31, 28);
+        const SIGNALED: Field = flag(0x10, 23);
+        const HAS_SEEN: Field = flag(0x10, 22);
+        const INDEX: Field = field(0x10, 15, 0);
+        const SEEN: Field = field(0x14, 15, 0);
+        const TAG: usize = 0x20;
+        const MASK: usize = 0x28;
+        const BUFFER: usize = 0x30;
+        TagOperation {
+            kind: KIND.get(entry),
+            signaled: SIGNALED.is_set(entry),
+            index: INDEX.get(entry) as u16,
+            seen: HAS_SEEN.is_set(entry).then(|| SEEN.get(entry) as u16),
+            tag: get64(entry, TAG),
+            mask: get64(entry, MASK),
+            buffer: Segment::parse(entry.get(BUFFER..).unwrap_or(&[])),
+        }
+    }
 }
 
 /// Attributes of a queue pair that determine how its WQEs are parsed.
@@ -297,7 +344,7 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
     }
     if matches!(
         work.opcode,
-        opcode::UMR | opcode::LOCAL_INVALIDATE | opcode::MMO
+        opcode::UMR | opcode::LOCAL_INVALIDATE | opcode::MMO | opcode::TAG_MATCHING
     ) {
         if reading.service == Service::Ud {
             return Err("an operation on keys or local memory in a datagram queue pair");

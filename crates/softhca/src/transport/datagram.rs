@@ -80,7 +80,7 @@ impl<L> Qp<L> {
             return;
         }
         let take_spare = self.resp.take_spare();
-        let Some(mut recv) = take_spare.or_else(|| host.next_recv(self.number, None)) else {
+        let Some(mut recv) = take_spare.or_else(|| host.next_recv(self.number, None, None)) else {
             io.counters.not_ready += 1;
             return;
         };

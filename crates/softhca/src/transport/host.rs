@@ -132,6 +132,17 @@ pub struct RecvWork<L> {
     pub local: L,
 }
 
+/// The first packet of a message, by which its receive may be chosen (tag matching).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MessageStart<'a> {
+    /// Data of the packet.
+    pub payload: &'a [u8],
+    /// The message has no other packet.
+    pub whole: bool,
+    /// The queue pair is able to read from its peer.
+    pub may_read: bool,
+}
+
 /// Completion status of a work request, as in the InfiniBand specification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
@@ -369,12 +380,19 @@ pub trait Host {
     fn may_name(&self, qpn: u32, xrc_srqn: u32) -> bool;
 
     /// Returns the next work request of the receive queue, or of the SRQ that the queue
-    /// pair uses, or of SRQ `xrc_srqn`, which it may name. `None` means
-    /// receiver not ready: reliable services send an RNR NAK.
-    fn next_recv(&mut self, qpn: u32, xrc_srqn: Option<u32>) -> Option<RecvWork<Self::Local>>;
+    /// pair uses, or of SRQ `xrc_srqn`, which it may name. `start` is the message if it is
+    /// a send over a connection. `None` means receiver not ready: reliable services send
+    /// an RNR NAK.
+    fn next_recv(
+        &mut self,
+        qpn: u32,
+        xrc_srqn: Option<u32>,
+        start: Option<&MessageStart<'_>>,
+    ) -> Option<RecvWork<Self::Local>>;
 
-    /// Completes a receive work request.
-    fn recv_done(&mut self, qpn: u32, work: RecvWork<Self::Local>, done: RecvDone);
+    /// Completes a receive work request. Returns whether the engine has a work request of
+    /// its own for the send queue now.
+    fn recv_done(&mut self, qpn: u32, work: RecvWork<Self::Local>, done: RecvDone) -> bool;
 
     /// Checks whether the peer may access the whole memory of a message. Called at its
     /// first packet, not for empty messages.

@@ -47,8 +47,8 @@ use std::sync::Arc;
 
 pub use config::{QpConfig, QpState, QpView, Service, ack_wait, rnr_wait};
 pub use host::{
-    Access, AtomicOp, Datagram, Fault, Fence, Host, Operation, QpEvent, RecvDone, RecvKind,
-    RecvWork, SendDone, SendWork, Source, Status, Target,
+    Access, AtomicOp, Datagram, Fault, Fence, Host, MessageStart, Operation, QpEvent, RecvDone,
+    RecvKind, RecvWork, SendDone, SendWork, Source, Status, Target,
 };
 pub use io::Counters;
 

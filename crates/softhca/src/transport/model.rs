@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use super::{
-    Access, AtomicOp, Fault, Host, QpConfig, QpEvent, QpState, Queue, RecvDone, RecvWork, SendDone,
-    SendWork, Status, Target, Transport,
+    Access, AtomicOp, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, Queue, RecvDone,
+    RecvWork, SendDone, SendWork, Status, Target, Transport,
 };
 use crate::fabric::{Fabric, Port, PortConfig};
 use crate::packet::{Gid, Grh, Link, LinkKind, Path, Pool, gid_of_ipv4};
@@ -178,17 +178,23 @@ impl Host for Model {
         xrc_srqn < XRC_STRANGERS
     }
 
-    fn next_recv(&mut self, qpn: u32, xrc_srqn: Option<u32>) -> Option<RecvWork<Range>> {
+    fn next_recv(
+        &mut self,
+        qpn: u32,
+        xrc_srqn: Option<u32>,
+        _: Option<&MessageStart<'_>>,
+    ) -> Option<RecvWork<Range>> {
         self.queues(xrc_srqn.map_or(qpn, |n| n + XRC_SRQ))
             .recvs
             .pop_front()
     }
 
-    fn recv_done(&mut self, qpn: u32, work: RecvWork<Range>, done: RecvDone) {
+    fn recv_done(&mut self, qpn: u32, work: RecvWork<Range>, done: RecvDone) -> bool {
         self.recvs_ended += u64::from(done.status == Status::Success);
         if !self.count_only {
             self.queues(qpn).received.push((work.id, done));
         }
+        false
     }
 
     fn check_remote(

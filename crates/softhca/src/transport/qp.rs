@@ -178,7 +178,7 @@ impl<L> Qp<L> {
         }
         if self.recv_rung {
             if !self.config.srq && self.config.service != Service::XrcTarget {
-                if let Some(work) = host.next_recv(self.number, None) {
+                if let Some(work) = host.next_recv(self.number, None, None) {
                     self.recv_flushed(host, work);
                     return true;
                 }

@@ -6,7 +6,8 @@
 
 use super::config::{QpState, Service};
 use super::host::{
-    Access, AtomicOp, Fault, Host, QpEvent, RecvDone, RecvKind, RecvWork, Source, Status, Target,
+    Access, AtomicOp, Fault, Host, MessageStart, QpEvent, RecvDone, RecvKind, RecvWork, Source,
+    Status, Target,
 };
 use super::io::Io;
 use super::qp::{Qp, nak_of};
@@ -218,6 +219,7 @@ impl<L> Qp<L> {
         &mut self,
         host: &mut H,
         view: &View<'_>,
+        start: Option<&MessageStart<'_>>,
     ) -> Result<RecvWork<L>, Refusal> {
         if let Some(spare) = self.resp.spare.take().or_else(|| self.peers.take_spare()) {
             return Ok(spare);
@@ -226,7 +228,8 @@ impl<L> Qp<L> {
         if named.is_some_and(|srqn| !host.may_name(self.number, srqn)) {
             return Err(Refusal::Nak(NakCode::InvalidRequest));
         }
-        host.next_recv(self.number, named).ok_or(Refusal::NotReady)
+        host.next_recv(self.number, named, start)
+            .ok_or(Refusal::NotReady)
     }
 
     fn recv_done<H: Host<Local = L>>(
@@ -252,7 +255,7 @@ impl<L> Qp<L> {
             source: Some(source),
             xrc_srqn: view.xrc_srqn(),
         };
-        host.recv_done(self.number, recv, done);
+        self.send_rung |= host.recv_done(self.number, recv, done);
     }
 
     fn execute_send<H: Host<Local = L>>(
@@ -269,7 +272,14 @@ impl<L> Qp<L> {
         };
         let (mut recv, offset) = match std::mem::replace(&mut self.resp.message, Message::None) {
             Message::Send { recv, offset } => (recv, offset),
-            _ => (self.take_recv(host, view)?, 0),
+            _ => {
+                let start = MessageStart {
+                    payload: view.payload,
+                    whole: view.has(Traits::END),
+                    may_read: self.state == QpState::ReadyToSend,
+                };
+                (self.take_recv(host, view, Some(&start))?, 0)
+            }
         };
         let length = view.payload.len() as u32;
         if length > recv.length.saturating_sub(offset) {
@@ -358,7 +368,7 @@ impl<L> Qp<L> {
             return Err(INVALID);
         }
         let recv = if end && view.has(Traits::IMM) {
-            Some(self.take_recv(host, view)?)
+            Some(self.take_recv(host, view, None)?)
         } else {
             None
         };

@@ -1,0 +1,586 @@
+//! Tag matching: an SRQ (an XRQ of that topology) with a list of tags.
+//!
+//! A message with a tag begins with a header. It is received into the buffer of the
+//! first tag of the list that matches; if none does it is unexpected, and received into
+//! a WQE of the SRQ, header included. A rendezvous names memory of its sender instead of
+//! carrying data: the device reads that memory into the buffer of the tag, and sends the
+//! header back to say that it has finished.
+//!
+//! Work requests of a queue pair that uses the SRQ append and remove tags. A tag may be
+//! appended while the message that it is for is already unexpected, so both sides count
+//! unexpected messages: tags appended while software has not yet seen all of them match
+//! nothing until it has.
+
+use super::core::Core;
+use super::cq::{self, Completion};
+use super::qp::Qp;
+use super::srq::SRQN_SHIFT;
+use super::wqe::{Local, Segment, TagOperation};
+use crate::bits::{get_array, get32, get64};
+use crate::platform::Platform;
+use crate::transport::{
+    Fence, MessageStart, Operation, RecvDone, RecvWork, SendDone, SendWork, Status,
+};
+
+/// Base-2 logarithm of the longest list.
+pub(crate) const LOG_MOST: u32 = 7;
+/// Maximum number of rendezvous that a queue pair transfers at once; the senders of
+/// further ones wait.
+const MOST_TRANSFERS: u32 = 64;
+
+/// Bytes of the header.
+pub(crate) const HEADER: usize = 16;
+/// Operations of the header.
+const RENDEZVOUS: u8 = 1;
+const FINISHED: u8 = 2;
+const EAGER: u8 = 3;
+/// Offset of the tag in the header.
+const TAG: usize = 8;
+
+/// Operations of tag matching in CQEs.
+mod app {
+    pub(super) const CONSUMED: u8 = 0x1;
+    pub(super) const EXPECTED: u8 = 0x2;
+    pub(super) const UNEXPECTED: u8 = 0x3;
+    pub(super) const NO_TAG: u8 = 0x4;
+    pub(super) const APPEND: u8 = 0x5;
+    pub(super) const REMOVE: u8 = 0x6;
+    pub(super) const NOOP: u8 = 0x7;
+    pub(super) const CONSUMED_SOFTWARE: u8 = 0x9;
+    pub(super) const CONSUMED_MESSAGE: u8 = 0xa;
+    pub(super) const CONSUMED_MESSAGE_SOFTWARE: u8 = 0xb;
+    pub(super) const CANCELED: u8 = 0xc;
+}
+
+/// In the CQE of a list operation.
+const SUCCESS: u8 = 1 << 7;
+const PHASE: std::ops::Range<usize> = 4..6;
+
+/// Identifier of a send request of the device's own: a read of a rendezvous, with the
+/// SRQ and the tag in the other bits, or the message that ends it.
+const OF_DEVICE: u64 = 1 << 25;
+const ENDS: u64 = 1 << 26;
+
+/// A tag of the list.
+#[derive(Debug, Clone, Copy)]
+struct Tag {
+    index: u16,
+    tag: u64,
+    mask: u64,
+    /// It was appended when software had seen all unexpected messages, or it has since.
+    active: bool,
+    buffer: Segment,
+}
+
+/// The list of tags of an SRQ.
+#[derive(Debug)]
+pub(crate) struct TagList {
+    /// Tags in the order in which they were appended.
+    tags: Vec<Tag>,
+    pub(crate) log_size: u32,
+    /// Index of the tag that is appended next.
+    pub(crate) next: u16,
+    /// Unexpected messages: received, and seen by software as last reported.
+    pub(crate) received: u16,
+    pub(crate) seen: u16,
+    /// The device transfers the data of rendezvous.
+    pub(crate) transfers: bool,
+}
+
+impl TagList {
+    pub(crate) fn new(log_size: u32, transfers: bool) -> TagList {
+        TagList {
+            tags: Vec::new(),
+            log_size,
+            next: 0,
+            received: 0,
+            seen: 0,
+            transfers,
+        }
+    }
+
+    fn in_phase(&self) -> bool {
+        self.received == self.seen
+    }
+
+    /// Takes the number of unexpected messages that software has seen.
+    fn synchronize(&mut self, seen: u16) {
+        self.seen = seen;
+        if self.in_phase() {
+            for tag in &mut self.tags {
+                tag.active = true;
+            }
+        }
+    }
+
+    /// Appends a tag, at the index that the previous one named. `next` is that of the
+    /// one after it.
+    fn append(
+        &mut self,
+        next: u16,
+        (tag, mask): (u64, u64),
+        buffer: Segment,
+    ) -> Result<(), &'static str> {
+        let index = self.next;
+        if next >> self.log_size != 0 {
+            return Err("a tag beyond the end of the list");
+        }
+        if self.tags.iter().any(|tag| tag.index == index) {
+            return Err("a tag in the place of another");
+        }
+        let active = self.in_phase();
+        self.next = next;
+        self.tags.push(Tag {
+            index,
+            tag,
+            mask,
+            active,
+            buffer,
+        });
+        Ok(())
+    }
+
+    /// Removes a tag. Returns false if there is none at this index (any more).
+    fn remove(&mut self, index: u16) -> bool {
+        let before = self.tags.len();
+        self.tags.retain(|tag| tag.index != index);
+        self.tags.len() != before
+    }
+
+    /// Returns the place in the list of the tag that a message matches.
+    fn find(&self, of_message: u64) -> Option<usize> {
+        let matches = |it: &Tag| it.active && of_message & it.mask == it.tag;
+        self.tags.iter().position(matches)
+    }
+}
+
+/// The part of tag matching in a receive.
+#[derive(Debug, Clone)]
+pub(crate) enum Tagging {
+    /// The message is received into a WQE; the operation of its completion.
+    Wqe(u8),
+    /// The message is received into the buffer of a tag.
+    Buffer(Box<Tagged>),
+}
+
+/// A message that matched a tag.
+#[derive(Debug, Clone)]
+pub(crate) struct Tagged {
+    header: [u8; HEADER],
+    /// It has a single packet, and completes once.
+    whole: bool,
+    /// What the device transfers: address, key and length in the memory of the sender.
+    transfer: Option<(u64, u32, u32)>,
+    /// A rendezvous that software has to transfer.
+    software: bool,
+}
+
+impl Tagging {
+    /// Returns the fields of the CQE of a message that is received into a WQE.
+    pub(super) fn fields(&self) -> Option<TagFields> {
+        match self {
+            Tagging::Wqe(operation) => Some(TagFields::new(*operation)),
+            Tagging::Buffer(_) => None,
+        }
+    }
+
+    /// Returns the part of a message's data that is stored, and its offset in the
+    /// buffers.
+    pub(super) fn stored<'a>(&self, offset: u32, data: &'a [u8]) -> (u32, &'a [u8]) {
+        match self {
+            Tagging::Wqe(_) => (offset, data),
+            Tagging::Buffer(tagged) if tagged.transfer.is_some() => (0, &[]),
+            Tagging::Buffer(_) => {
+                let skipped = HEADER.saturating_sub(offset as usize).min(data.len());
+                (offset.saturating_sub(HEADER as u32), &data[skipped..])
+            }
+        }
+    }
+}
+
+/// Fields of tag matching in a CQE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TagFields {
+    /// The header of the message, or the result of a list operation.
+    pub(crate) head: [u8; HEADER],
+    pub(crate) operation: u8,
+    /// Index of the tag.
+    pub(crate) index: u16,
+}
+
+impl TagFields {
+    fn new(operation: u8) -> TagFields {
+        TagFields {
+            head: [0; HEADER],
+            operation,
+            index: 0,
+        }
+    }
+
+    /// Returns whether the first bytes of the CQE are not free for data.
+    pub(super) fn has_head(&self) -> bool {
+        !matches!(self.operation, app::UNEXPECTED | app::NO_TAG)
+    }
+}
+
+/// Where a message is received.
+pub(super) enum Matched {
+    Buffer(RecvWork<Local>),
+    /// In a WQE of the SRQ.
+    Wqe(Tagging),
+    /// Nowhere now.
+    NotReady,
+}
+
+/// Returns the memory that a rendezvous names.
+fn remote_memory(payload: &[u8]) -> Option<(u64, u32, u32)> {
+    const VA: usize = HEADER;
+    const KEY: usize = HEADER + 8;
+    const LENGTH: usize = HEADER + 12;
+    (payload.len() >= 2 * HEADER).then(|| {
+        (
+            get64(payload, VA),
+            get32(payload, KEY),
+            get32(payload, LENGTH),
+        )
+    })
+}
+
+/// Returns whether a send request is one of the device's own.
+pub(super) fn is_of_device(id: u64) -> bool {
+    id & OF_DEVICE != 0
+}
+
+impl Qp {
+    /// Returns whether the device may transfer one more rendezvous.
+    fn has_room(&self) -> bool {
+        self.transfers < MOST_TRANSFERS
+    }
+
+    /// Forgets the device's own send requests, with all others.
+    pub(crate) fn forget_transfers(&mut self) {
+        self.of_device.clear();
+        self.transfers = 0;
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Performs a list operation of a queue pair.
+    pub(super) fn change_tags(&mut self, qpn: u32, index: u16, entry: &[u8]) -> Result<(), Status> {
+        let operation = TagOperation::parse(entry);
+        let srqn = self.qp(qpn).and_then(|qp| qp.srqn);
+        let srq = srqn.and_then(|srqn| self.srqs.get_mut(srqn));
+        let Some((tags, cqn, uidx)) =
+            srq.and_then(|srq| Some((srq.tags.as_deref_mut()?, srq.cqn, srq.uidx)))
+        else {
+            self.complain(|| format!("queue pair {qpn} has no list of tags"));
+            return Err(Status::LocalQpOperation);
+        };
+        if let Some(seen) = operation.seen {
+            tags.synchronize(seen);
+        }
+        let (app, done) = match operation.kind {
+            TagOperation::NOOP => (app::NOOP, Ok(true)),
+            TagOperation::APPEND => {
+                let rule = (operation.tag, operation.mask);
+                let done = tags.append(operation.index, rule, operation.buffer);
+                (app::APPEND, done.map(|()| true))
+            }
+            TagOperation::REMOVE => (app::REMOVE, Ok(tags.remove(operation.index))),
+            _ => (app::NOOP, Err("an unknown operation on the list of tags")),
+        };
+        let phase = tags.received;
+        let done = done.map_err(|why| {
+            self.complain(|| format!("queue pair {qpn}, index {index}: {why}"));
+            Status::LocalQpOperation
+        })?;
+        if operation.signaled {
+            let mut fields = TagFields::new(app);
+            fields.head[0] = if done { SUCCESS } else { 0 };
+            fields.head[PHASE].copy_from_slice(&phase.to_be_bytes());
+            let completion = Completion {
+                opcode: cq::opcode::NO_PACKET,
+                qpn,
+                uidx,
+                wqe_counter: index,
+                tag: Some(fields),
+                ..Completion::default()
+            };
+            self.complete(cqn, &completion);
+        }
+        Ok(())
+    }
+
+    /// Returns where a message to a queue pair is received; `None` if its SRQ has no
+    /// tags.
+    pub(super) fn match_tag(
+        &mut self,
+        qpn: u32,
+        srqn: u32,
+        start: &MessageStart<'_>,
+    ) -> Option<Matched> {
+        let qp = self.qp(qpn)?;
+        let may_transfer = qp.transfers_rendezvous && start.may_read;
+        let has_room = qp.has_room();
+        let srq = self.srqs.get_mut(srqn)?;
+        let tags = srq.tags.as_deref_mut()?;
+        let wqe = |operation| Some(Matched::Wqe(Tagging::Wqe(operation)));
+        let payload = start.payload;
+        let kind = payload.first().copied().unwrap_or(0);
+        if payload.len() < HEADER || !matches!(kind, EAGER | RENDEZVOUS) {
+            return wqe(app::NO_TAG);
+        }
+        let Some(place) = tags.find(get64(payload, TAG)) else {
+            return wqe(app::UNEXPECTED);
+        };
+        let buffer = tags.tags[place].buffer;
+        let transfer = match kind {
+            RENDEZVOUS => remote_memory(payload)
+                .filter(|_| may_transfer && tags.transfers)
+                .filter(|(_, _, length)| *length <= buffer.length),
+            _ => None,
+        };
+        if transfer.is_some() && !has_room {
+            return Some(Matched::NotReady);
+        }
+        let tag = tags.tags.remove(place);
+        let software = kind == RENDEZVOUS && transfer.is_none();
+        let header = get_array(payload, 0);
+        let tagged = Tagged {
+            header,
+            whole: start.whole,
+            transfer,
+            software,
+        };
+        let mut local = Local::new(srq.pd, false);
+        if buffer.length != 0 {
+            local.segments.push(buffer);
+        }
+        local.tagging = Some(Tagging::Buffer(Box::new(tagged)));
+        let (cqn, uidx) = (srq.cqn, srq.uidx);
+        if !start.whole && transfer.is_none() {
+            let operation = match software {
+                true => app::CONSUMED_SOFTWARE,
+                false => app::CONSUMED,
+            };
+            self.complete_match(cqn, uidx, qpn, (operation, tag.index, header));
+        }
+        self.stats.receive_requests += 1;
+        Some(Matched::Buffer(RecvWork {
+            id: u64::from(srqn) << SRQN_SHIFT | u64::from(tag.index),
+            length: match transfer {
+                // Only the header of the message matters.
+                Some(_) => u32::MAX,
+                None => buffer.length.saturating_add(HEADER as u32),
+            },
+            local,
+        }))
+    }
+
+    /// Reports that a message has matched a tag, or that its reception has been canceled.
+    fn complete_match(
+        &mut self,
+        cqn: u32,
+        uidx: u32,
+        qpn: u32,
+        (operation, index, head): (u8, u16, [u8; HEADER]),
+    ) {
+        let completion = Completion {
+            opcode: cq::opcode::NO_PACKET,
+            qpn,
+            uidx,
+            tag: Some(TagFields {
+                head,
+                operation,
+                index,
+            }),
+            ..Completion::default()
+        };
+        self.complete(cqn, &completion);
+    }
+
+    /// Counts a message as unexpected.
+    pub(super) fn count_if_unexpected(&mut self, srqn: u32, tagging: &Tagging) {
+        let srq = self.srqs.get_mut(srqn);
+        let tags = srq.and_then(|srq| srq.tags.as_deref_mut());
+        if let (Some(tags), Tagging::Wqe(app::UNEXPECTED)) = (tags, tagging) {
+            tags.received = tags.received.wrapping_add(1);
+        }
+    }
+
+    /// Completes a receive of a message that matched a tag. `completion` has the fields
+    /// of a message that has been received. Returns whether the device has something of
+    /// its own to send.
+    pub(super) fn tag_done(
+        &mut self,
+        cqn: u32,
+        (work, tagged): (&RecvWork<Local>, &Tagged),
+        done: &RecvDone,
+        mut completion: Completion<'_>,
+    ) -> bool {
+        let (qpn, uidx, index) = (completion.qpn, completion.uidx, work.id as u16);
+        if done.status != Status::Success {
+            let canceled = (app::CANCELED, index, [0; HEADER]);
+            self.complete_match(cqn, uidx, qpn, canceled);
+            return false;
+        }
+        if let Some(from) = tagged.transfer {
+            self.complete_match(cqn, uidx, qpn, (app::CONSUMED, index, tagged.header));
+            self.begin_transfer(qpn, work, tagged, from);
+            return true;
+        }
+        let operation = match (tagged.whole, tagged.software) {
+            (false, _) => app::EXPECTED,
+            (true, false) => app::CONSUMED_MESSAGE,
+            (true, true) => app::CONSUMED_MESSAGE_SOFTWARE,
+        };
+        completion.byte_count = done.length.saturating_sub(HEADER as u32);
+        completion.tag = Some(TagFields {
+            // The header was reported with the match.
+            head: if tagged.whole {
+                tagged.header
+            } else {
+                [0; HEADER]
+            },
+            operation,
+            index,
+        });
+        self.complete(cqn, &completion);
+        false
+    }
+
+    /// Queues the read of a rendezvous, and the message that ends it.
+    fn begin_transfer(
+        &mut self,
+        qpn: u32,
+        work: &RecvWork<Local>,
+        tagged: &Tagged,
+        (va, rkey, length): (u64, u32, u32),
+    ) {
+        let id = work.id | OF_DEVICE;
+        let mut buffer = work.local.clone();
+        buffer.tagging = None;
+        let mut ending = Local::new(buffer.pd, false);
+        ending.inline = tagged.header.to_vec();
+        ending.inline[0] = FINISHED;
+        let mut read = SendWork::new(id, Operation::Read, length, buffer);
+        (read.va, read.rkey) = (va, rkey);
+        let mut send = SendWork::new(id | ENDS, Operation::Send, HEADER as u32, ending);
+        send.fence = Fence::Reads;
+        if let Some(qp) = self.qp_mut(qpn) {
+            qp.transfers += 1;
+            qp.of_device.extend([read, send]);
+        }
+    }
+
+    /// Completes a send request of the device's own.
+    pub(super) fn transfer_done(&mut self, qpn: u32, id: u64, done: SendDone) {
+        if id & ENDS != 0 {
+            return;
+        }
+        if let Some(qp) = self.qp_mut(qpn) {
+            qp.transfers = qp.transfers.saturating_sub(1);
+        }
+        let Some(srq) = self.srqs.get((id >> SRQN_SHIFT) as u32) else {
+            return;
+        };
+        let (cqn, uidx, index) = (srq.cqn, srq.uidx, id as u16);
+        if done.status != Status::Success {
+            self.complete_match(cqn, uidx, qpn, (app::CANCELED, index, [0; HEADER]));
+            return;
+        }
+        let completion = Completion {
+            opcode: cq::opcode::SEND,
+            qpn,
+            uidx,
+            byte_count: done.length,
+            tag: Some(TagFields {
+                index,
+                ..TagFields::new(app::EXPECTED)
+            }),
+            ..Completion::default()
+        };
+        self.complete(cqn, &completion);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn appended(list: &mut TagList, tag: u64, mask: u64) -> Result<u16, &'static str> {
+        let index = list.next;
+        let next = (index + 1) & ((1 << list.log_size) - 1);
+        list.append(next, (tag, mask), Segment::default())?;
+        Ok(index)
+    }
+
+    fn taken(list: &mut TagList, tag: u64) -> Option<u16> {
+        list.find(tag).map(|place| list.tags.remove(place).index)
+    }
+
+    #[test]
+    fn the_first_matching_tag_is_taken() {
+        let mut list = TagList::new(3, true);
+        appended(&mut list, 5, u64::MAX).unwrap();
+        appended(&mut list, 0x10, 0xf0).unwrap();
+        appended(&mut list, 0x15, u64::MAX).unwrap();
+        // Bits of a tag outside its mask match nothing.
+        appended(&mut list, 0x3f, 0xf0).unwrap();
+        assert_eq!(taken(&mut list, 0x15), Some(1));
+        assert_eq!(taken(&mut list, 0x15), Some(2));
+        assert_eq!(taken(&mut list, 0x15), None);
+        assert_eq!(taken(&mut list, 0x3f), None);
+        assert_eq!(taken(&mut list, 5), Some(0));
+    }
+
+    #[test]
+    fn indices_are_those_that_appends_name() {
+        let mut list = TagList::new(2, true);
+        for next in [3, 1, 2] {
+            list.append(next, (0, 0), Segment::default()).unwrap();
+        }
+        assert_eq!([0; 3].map(|tag| taken(&mut list, tag).unwrap()), [0, 3, 1]);
+        assert!(list.append(4, (0, 0), Segment::default()).is_err());
+        assert_eq!(list.next, 2);
+        list.append(2, (0, 0), Segment::default()).unwrap();
+        assert!(list.append(3, (0, 0), Segment::default()).is_err());
+        assert!(!list.remove(3));
+        assert!(list.remove(2));
+        assert!(!list.remove(2));
+    }
+
+    #[test]
+    fn a_tag_that_may_be_late_matches_once_software_has_seen_all() {
+        let mut list = TagList::new(3, true);
+        appended(&mut list, 1, u64::MAX).unwrap();
+        list.received = 2;
+        appended(&mut list, 2, u64::MAX).unwrap();
+        assert_eq!(taken(&mut list, 1), Some(0));
+        list.synchronize(1);
+        assert_eq!(taken(&mut list, 2), None);
+        list.synchronize(2);
+        assert_eq!(taken(&mut list, 2), Some(1));
+    }
+
+    #[test]
+    fn the_header_is_not_stored() {
+        let tagged = Tagged {
+            header: [0; HEADER],
+            whole: true,
+            transfer: None,
+            software: false,
+        };
+        let buffer = Tagging::Buffer(Box::new(tagged.clone()));
+        let data: Vec<u8> = (0..40).collect();
+        assert_eq!(buffer.stored(0, &data), (0, &data[HEADER..]));
+        assert_eq!(buffer.stored(100, &data), (84, &data[..]));
+        assert_eq!(buffer.stored(0, &data[..3]), (0, &data[..0]));
+        assert_eq!(Tagging::Wqe(app::NO_TAG).stored(0, &data), (0, &data[..]));
+        let transfer = Tagging::Buffer(Box::new(Tagged {
+            transfer: Some((0, 0, 1)),
+            ..tagged
+        }));
+        assert_eq!(transfer.stored(0, &data), (0, &data[..0]));
+    }
+}
