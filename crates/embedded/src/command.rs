@@ -59,8 +59,17 @@ impl Input {
     ///
     /// # Errors
     /// EINVAL for an address that the fields cannot express.
-    pub(crate) fn pages(
+    pub(crate) fn pages(self, fields: (Field, Field), place: (u64, u64)) -> Result<Self> {
+        self.pages_at(PAGES_AT, fields, place)
+    }
+
+    /// As [`Input::pages`], for a command whose list begins at byte `at`.
+    ///
+    /// # Errors
+    /// As for [`Input::pages`].
+    pub(crate) fn pages_at(
         mut self,
+        at: usize,
         (size, offset): (Field, Field),
         (address, bytes): (u64, u64),
     ) -> Result<Self> {
@@ -69,7 +78,7 @@ impl Input {
             return refuse(libc::EINVAL);
         }
         if is_page(address) || bytes == 0 {
-            return Ok(self.set(size, log_page_size(bytes)).long(PAGES_AT, address));
+            return Ok(self.set(size, log_page_size(bytes)).long(at, address));
         }
         for shift in PAGE_SHIFT..LONGEST_PAGE {
             let page = 1 << shift;
@@ -79,10 +88,10 @@ impl Input {
                 continue;
             }
             let count = (within + bytes).div_ceil(page) as usize;
-            self.0.resize(PAGES_AT + 8 * count, 0);
+            self.0.resize(at + 8 * count, 0);
             for number in 0..count {
                 let start = address - within + number as u64 * page;
-                put64(&mut self.0, PAGES_AT + 8 * number, start);
+                put64(&mut self.0, at + 8 * number, start);
             }
             return Ok(self.set(size, shift - PAGE_SHIFT).set(offset, parts));
         }

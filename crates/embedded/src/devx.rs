@@ -110,6 +110,7 @@ fn creates(opcode: u16) -> Option<(Field, u16)> {
         op::ALLOC_FLOW_COUNTER => (LONG_NUMBER, op::DEALLOC_FLOW_COUNTER),
         op::CREATE_QP => (NUMBER, op::DESTROY_QP),
         op::CREATE_XRC_SRQ => (NUMBER, op::DESTROY_XRC_SRQ),
+        op::CREATE_XRQ => (NUMBER, op::DESTROY_XRQ),
         op::CREATE_DCT => (NUMBER, op::DESTROY_DCT),
         op::ATTACH_TO_MCG => (NUMBER, op::DETACH_FROM_MCG),
         op::ALLOC_XRCD => (NUMBER, op::DEALLOC_XRCD),
@@ -134,6 +135,7 @@ fn queried(input: &[u8]) -> Option<(u16, u32)> {
         op::QUERY_FLOW_COUNTER => (op::ALLOC_FLOW_COUNTER, FLOW_COUNTER),
         op::QUERY_QP => (op::CREATE_QP, NUMBER),
         op::QUERY_XRC_SRQ => (op::CREATE_XRC_SRQ, NUMBER),
+        op::QUERY_XRQ => (op::CREATE_XRQ, NUMBER),
         op::QUERY_DCT => (op::CREATE_DCT, NUMBER),
         _ => return None,
     };
@@ -160,6 +162,7 @@ fn modified(input: &[u8]) -> Option<(u16, u32)> {
         | op::TO_ERR_QP
         | op::TO_RST_QP => (op::CREATE_QP, NUMBER),
         op::ARM_XRC_SRQ => (op::CREATE_XRC_SRQ, NUMBER),
+        op::ARM_XRQ => (op::CREATE_XRQ, NUMBER),
         op::ARM_RQ => (op::CREATE_RMP, NUMBER),
         _ => return None,
     };
@@ -178,12 +181,15 @@ fn demand_umem(input: &mut Vec<u8>) {
     const WQ_ENTRIES: Field = flag(0x74, 30);
     const XRC_ENTRIES: Field = flag(0x5c, 31);
     const XRC_RECORDS: Field = flag(0x18, 24);
+    const XRQ_RECORDS: Field = flag(0xb4, 31);
+    const XRQ_ENTRIES: Field = flag(0xb4, 30);
     let fields: &[Field] = match OPCODE.get(input) as u16 {
         op::CREATE_CQ => &[CQ_ENTRIES, CQ_RECORDS],
         op::MODIFY_CQ => &[CQ_ENTRIES],
         op::CREATE_QP => &[QP_ENTRIES, QP_RECORDS],
         op::CREATE_RQ | op::CREATE_SQ | op::CREATE_RMP => &[WQ_ENTRIES, WQ_RECORDS],
         op::CREATE_XRC_SRQ => &[XRC_ENTRIES, XRC_RECORDS],
+        op::CREATE_XRQ => &[XRQ_ENTRIES, XRQ_RECORDS],
         _ => &[],
     };
     // Fields beyond the end would not be written.
@@ -423,8 +429,7 @@ impl State {
         let same = match &self.objects.get(fd, request.handle(ATTR_OBJ_HANDLE)?)?.data {
             ObjectData::Devx(it) => is(it.opcode, it.number) && it.general == general,
             ObjectData::Cq(cq) => is(op::CREATE_CQ, cq.number),
-            ObjectData::Srq(srq) if srq.xrc => is(op::CREATE_XRC_SRQ, srq.number),
-            ObjectData::Srq(srq) => is(op::CREATE_RMP, srq.number),
+            ObjectData::Srq(srq) => is(srq.kind.created_by(), srq.number),
             ObjectData::Qp(qp) if qp.target.is_some() => is(op::CREATE_DCT, qp.number),
             ObjectData::Qp(qp) => is(op::CREATE_QP, qp.number),
             _ => false,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
+use softhca::command::opcode as op;
 use uverbs::QpType;
 use uverbs::abi::write::ModifyQp;
 
@@ -88,14 +89,44 @@ impl Qp {
     }
 }
 
+/// What a shared receive queue is in the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SrqKind {
+    /// A pool of receives (RMP).
+    Basic,
+    /// An XRC SRQ.
+    Xrc,
+    /// An XRQ with tag matching.
+    Tags,
+}
+
+impl SrqKind {
+    /// Returns the command that creates it.
+    pub(crate) fn created_by(self) -> u16 {
+        match self {
+            SrqKind::Basic => op::CREATE_RMP,
+            SrqKind::Xrc => op::CREATE_XRC_SRQ,
+            SrqKind::Tags => op::CREATE_XRQ,
+        }
+    }
+
+    /// Returns the command that destroys it.
+    pub(crate) fn destroyed_by(self) -> u16 {
+        match self {
+            SrqKind::Basic => op::DESTROY_RMP,
+            SrqKind::Xrc => op::DESTROY_XRC_SRQ,
+            SrqKind::Tags => op::DESTROY_XRQ,
+        }
+    }
+}
+
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
     pub(crate) number: u32,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
-    /// Whether it belongs to an XRC domain.
-    pub(crate) xrc: bool,
+    pub(crate) kind: SrqKind,
     pub(crate) events: Events,
 }
 

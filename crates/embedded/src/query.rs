@@ -5,10 +5,11 @@ use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::verbs::{GidEntry, QueryPortRespEx};
-use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp};
+use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp, TmCaps};
 use zerocopy::IntoBytes;
 
 use crate::command::{Input, run};
+use crate::queues::MOST_TAGS;
 use crate::request::Request;
 use crate::state::State;
 use crate::udp::OTHERS_MAC;
@@ -245,6 +246,15 @@ impl State {
             // The clock counts nanoseconds; this is its frequency in kHz.
             hca_core_clock: 1_000_000,
             raw_packet_caps: if self.has_packets() { CHECKSUMS } else { 0 },
+            tm_caps: TmCaps {
+                max_rndv_hdr_size: 64,
+                max_num_tags: MOST_TAGS,
+                // IB_TM_CAP_RNDV_RC
+                flags: 1 << 0,
+                max_ops: 1 << 15,
+                max_sge: 1,
+                reserved: 0,
+            },
             ..ExQueryDeviceResp::default()
         };
         request.core_answer(&answer);

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use crate::command::{self, Input, NUMBER, PAGES_AT, make, run};
 use crate::dynamic::INITIATOR_SERVICE;
 use crate::event::Reported;
-use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq};
+use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind};
 use crate::request::{Request, long, word};
 use crate::state::{State, VECTORS};
 use crate::user::{Access, pin};
@@ -41,6 +41,9 @@ const QP: usize = 0x18;
 /// Service type of XRC queue pairs.
 pub(crate) const XRC_SERVICE: u32 = 3;
 pub(crate) const QP_SERVICE: Field = field(QP, 23, 16);
+/// What the device does over the queue pair by itself: it transfers rendezvous.
+const QP_OFFLOAD: Field = field(QP, 7, 4);
+const OFFLOAD_RENDEZVOUS: u32 = 1;
 const QP_BLOCK_LOOPBACK: Field = flag(QP + 0x4, 30);
 pub(crate) const QP_PD: Field = field(QP + 0x4, 23, 0);
 const QP_LOG_RQ: Field = field(QP + 0x8, 22, 19);
@@ -114,9 +117,23 @@ const XRC_USER_INDEX: Field = field(XRC + 0x10, 23, 0);
 const XRC_PD: Field = field(XRC + 0x18, 23, 0);
 const XRC_LIMIT: Field = field(XRC + 0x1c, 31, 16);
 const XRC_RECORDS: usize = XRC + 0x28;
+/// Bytes by which the work queue of an XRQ, and its pages, are later than those of a
+/// receive memory pool.
+const XRQ_LATER: usize = 0x40;
+/// Topology and offload of an XRQ: tag matching, and transfers of rendezvous.
+const XRQ_TOPOLOGY: Field = field(0x10, 11, 8);
+const XRQ_OFFLOAD: Field = field(0x10, 3, 0);
+const XRQ_USER_INDEX: Field = field(0x14, 23, 0);
+const XRQ_CQ: Field = field(0x18, 23, 0);
+const XRQ_LOG_TAGS: Field = field(0x30, 31, 28);
+const TAG_MATCHING: u32 = 1;
+const TRANSFERS: u32 = 1;
+/// Maximum number of tags in the list of a shared receive queue.
+pub(crate) const MOST_TAGS: u32 = 127;
 /// Values of `ib_uverbs_srq_type`.
 const SRQ_BASIC: u64 = 0;
 const SRQ_XRC: u64 = 1;
+const SRQ_TAGS: u64 = 2;
 /// Offset of the user index in the driver data of a shared receive queue.
 const USER_INDEX: usize = 24;
 /// Bytes of the header of an entry, and of each element of its list.
@@ -464,7 +481,7 @@ impl State {
         };
         let create = create_flags(request, QpType(kind))?;
         if let Some(srq) = srq {
-            require(!self.objects.srq(fd, srq)?.xrc)?;
+            require(self.objects.srq(fd, srq)?.kind != SrqKind::Xrc)?;
         }
         let driver = QpDriver::new(request)?;
         let block = create & QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
@@ -532,6 +549,12 @@ impl State {
                 .set(QP_LOG_RQ, receives.ilog2())
                 .set(QP_RQ_STRIDE, shift - 4),
         };
+        // The device sends over queue pairs that have no send queue of their own.
+        if let (Some(srq), 0) = (srq, blocks) {
+            if self.objects.srq(fd, srq)?.kind == SrqKind::Tags {
+                input = input.set(QP_OFFLOAD, OFFLOAD_RENDEZVOUS);
+            }
+        }
         let by_entry = |cq, narrow, wide| {
             let entry = self.objects.cq(fd, cq).map(|cq| cq.entry);
             entry.map(|entry| if entry == 128 { wide } else { narrow })
@@ -608,22 +631,20 @@ impl State {
         /// `MLX5_SRQ_FLAG_SIGNATURE`: receives begin with a signature.
         const FLAGS: usize = 16;
         const SIGNATURE: u32 = 1 << 0;
-        let xrc = match request.constant(ATTR_CREATE_SRQ_TYPE)? {
-            SRQ_BASIC => None,
-            SRQ_XRC => Some((
-                request.handle(ATTR_CREATE_SRQ_XRCD_HANDLE)?,
-                request.handle(ATTR_CREATE_SRQ_CQ_HANDLE)?,
-            )),
-            // Tag matching is not supported.
+        let kind = match request.constant(ATTR_CREATE_SRQ_TYPE)? {
+            SRQ_BASIC => SrqKind::Basic,
+            SRQ_XRC => SrqKind::Xrc,
+            SRQ_TAGS => SrqKind::Tags,
             _ => return refuse(libc::EINVAL),
         };
+        let has_cq = kind != SrqKind::Basic;
         let driver = request.driver::<32>();
         let reserved = RESERVED.map(|at| word(&driver, at));
         require(reserved == [0; 2] && request.driver_is_cleared(driver.len()))?;
         require(word(&driver, FLAGS) & SIGNATURE == 0)?;
         let user_index = word(&driver, USER_INDEX);
         let has_index = request.driver_length() >= USER_INDEX + 4;
-        require(xrc.is_none() || (has_index && user_index < NO_USER_INDEX))?;
+        require(!has_cq || (has_index && user_index < NO_USER_INDEX))?;
         let max_wr: u32 = request.value(ATTR_CREATE_SRQ_MAX_WR)?;
         let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
         // As in the driver: one entry more than requested, and 16 bytes per
@@ -640,29 +661,56 @@ impl State {
         let place = QueueAddresses::new(&driver);
         let bytes = u64::from(entries) * u64::from(entry);
         let pd_number = self.objects.pd(fd, pd)?;
-        let input = match xrc {
-            None => Input::new(op::CREATE_RMP, PAGES_AT + 8)
-                .set(POOL_STATE, READY)
-                .set(WQ_PD, pd_number)
-                .set(WQ_STRIDE, entry.ilog2())
-                .set(WQ_LOG_SIZE, entries.ilog2())
-                .long(WQ_RECORDS, place.records),
-            Some((xrcd, cq)) => Input::new(op::CREATE_XRC_SRQ, PAGES_AT + 8)
-                .set(XRC_LOG_SIZE, entries.ilog2())
-                .set(XRC_STRIDE, entry.ilog2() - 4)
-                .set(XRC_DOMAIN, self.objects.xrcd(fd, xrcd)?.number)
-                .set(XRC_CQ, self.objects.cq(fd, cq)?.number)
-                .set(XRC_USER_INDEX, user_index)
-                .set(XRC_PD, pd_number)
-                .long(XRC_RECORDS, place.records),
+        let mut needs = vec![pd];
+        let mut cq_number = 0;
+        if has_cq {
+            let cq = request.handle(ATTR_CREATE_SRQ_CQ_HANDLE)?;
+            cq_number = self.objects.cq(fd, cq)?.number;
+            needs.push(cq);
+        }
+        let later = match kind {
+            SrqKind::Tags => XRQ_LATER,
+            _ => 0,
         };
-        let fields = match xrc {
-            None => (WQ_PAGE_SIZE, WQ_PAGE_OFFSET),
-            Some(_) => (XRC_PAGE_SIZE, XRC_PAGE_OFFSET),
+        let input = Input::new(kind.created_by(), PAGES_AT + 8 + later).by(self.uid(fd));
+        let input = match kind {
+            SrqKind::Xrc => {
+                let xrcd = request.handle(ATTR_CREATE_SRQ_XRCD_HANDLE)?;
+                needs.push(xrcd);
+                input
+                    .set(XRC_LOG_SIZE, entries.ilog2())
+                    .set(XRC_STRIDE, entry.ilog2() - 4)
+                    .set(XRC_DOMAIN, self.objects.xrcd(fd, xrcd)?.number)
+                    .set(XRC_CQ, cq_number)
+                    .set(XRC_USER_INDEX, user_index)
+                    .set(XRC_PD, pd_number)
+                    .long(XRC_RECORDS, place.records)
+            }
+            SrqKind::Basic | SrqKind::Tags => input
+                .set(WQ_PD.at(later), pd_number)
+                .set(WQ_STRIDE.at(later), entry.ilog2())
+                .set(WQ_LOG_SIZE.at(later), entries.ilog2())
+                .long(WQ_RECORDS + later, place.records),
         };
-        let input = input
-            .by(self.uid(fd))
-            .pages(fields, (place.entries, bytes))?;
+        let input = match kind {
+            SrqKind::Basic => input.set(POOL_STATE, READY),
+            SrqKind::Xrc => input,
+            SrqKind::Tags => {
+                let tags: u32 = request.value(ATTR_CREATE_SRQ_MAX_NUM_TAGS)?;
+                require(tags <= MOST_TAGS)?;
+                input
+                    .set(XRQ_TOPOLOGY, TAG_MATCHING)
+                    .set(XRQ_OFFLOAD, TRANSFERS)
+                    .set(XRQ_USER_INDEX, user_index)
+                    .set(XRQ_CQ, cq_number)
+                    .set(XRQ_LOG_TAGS, u32::BITS - tags.leading_zeros())
+            }
+        };
+        let fields = match kind {
+            SrqKind::Xrc => (XRC_PAGE_SIZE, XRC_PAGE_OFFSET),
+            _ => (WQ_PAGE_SIZE.at(later), WQ_PAGE_OFFSET.at(later)),
+        };
+        let input = input.pages_at(PAGES_AT + later, fields, (place.entries, bytes))?;
         let given = place.given(bytes)?;
         // SAFETY: guaranteed by the caller.
         let number = unsafe { self.make_in(&given, &input) }?;
@@ -670,14 +718,10 @@ impl State {
             number,
             max_wr: entries - 1,
             max_sge: entry / SEGMENT - 1,
-            xrc: xrc.is_some(),
+            kind,
             events,
         };
         let answers = (srq.max_wr, srq.max_sge);
-        let mut needs = vec![pd];
-        if let Some((xrcd, cq)) = xrc {
-            needs.extend([xrcd, cq]);
-        }
         let handle = self.objects.insert(Object {
             file: fd,
             needs,
@@ -688,7 +732,7 @@ impl State {
         request.made(ATTR_CREATE_SRQ_HANDLE, handle);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_WR, &answers.0);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_SGE, &answers.1);
-        if xrc.is_some() {
+        if kind == SrqKind::Xrc {
             request.answer(ATTR_CREATE_SRQ_RESP_SRQ_NUM, &number);
         }
         request.driver_answer([number, 0].as_bytes());
@@ -696,19 +740,23 @@ impl State {
     }
 
     /// Requests an event when fewer receives than `limit` are left.
-    pub(crate) fn arm_srq(&mut self, number: u32, xrc: bool, limit: u32) -> Result<()> {
+    pub(crate) fn arm_srq(&mut self, number: u32, kind: SrqKind, limit: u32) -> Result<()> {
         const LIMIT: Field = field(0xc, 15, 0);
-        let opcode = if xrc { op::ARM_XRC_SRQ } else { op::ARM_RQ };
+        let opcode = match kind {
+            SrqKind::Xrc => op::ARM_XRC_SRQ,
+            SrqKind::Basic | SrqKind::Tags => op::ARM_RQ,
+        };
         let input = Input::about(opcode, number).set(LIMIT, limit);
         run(&mut self.hca, &input, 16).map(drop)
     }
 
     /// Returns the armed limit, or 0.
-    pub(crate) fn srq_limit(&mut self, number: u32, xrc: bool) -> Result<u32> {
+    pub(crate) fn srq_limit(&mut self, number: u32, kind: SrqKind) -> Result<u32> {
         const LIMIT: Field = field(WQ + 0x4, 15, 0);
-        let (opcode, limit) = match xrc {
-            true => (op::QUERY_XRC_SRQ, XRC_LIMIT),
-            false => (op::QUERY_RMP, LIMIT),
+        let (opcode, limit) = match kind {
+            SrqKind::Basic => (op::QUERY_RMP, LIMIT),
+            SrqKind::Xrc => (op::QUERY_XRC_SRQ, XRC_LIMIT),
+            SrqKind::Tags => (op::QUERY_XRQ, LIMIT.at(XRQ_LATER)),
         };
         let input = Input::about(opcode, number);
         run(&mut self.hca, &input, PAGES_AT).map(|output| limit.get(&output))
@@ -746,8 +794,7 @@ impl State {
                     return Ok(());
                 }
             },
-            ObjectData::Srq(srq) if srq.xrc => (op::DESTROY_XRC_SRQ, srq.number),
-            ObjectData::Srq(srq) => (op::DESTROY_RMP, srq.number),
+            ObjectData::Srq(srq) => (srq.kind.destroyed_by(), srq.number),
             ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
             ObjectData::Ah => return Ok(()),
             ObjectData::Flow(flow) => {

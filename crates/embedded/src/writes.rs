@@ -228,9 +228,9 @@ impl State {
         if asked.attr_mask & MAX_WR != 0 || (limit && asked.srq_limit > srq.max_wr) {
             return refuse(libc::EINVAL);
         }
-        let (number, xrc) = (srq.number, srq.xrc);
+        let (number, kind) = (srq.number, srq.kind);
         if limit {
-            self.arm_srq(number, xrc, asked.srq_limit)?;
+            self.arm_srq(number, kind, asked.srq_limit)?;
         }
         Ok(())
     }
@@ -238,9 +238,9 @@ impl State {
     fn query_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let asked: QuerySrq = request.core()?;
         let srq = self.objects.srq(fd, asked.srq_handle)?;
-        let (number, xrc) = (srq.number, srq.xrc);
+        let (number, kind) = (srq.number, srq.kind);
         let (max_wr, max_sge) = (srq.max_wr, srq.max_sge);
-        let srq_limit = self.srq_limit(number, xrc)?;
+        let srq_limit = self.srq_limit(number, kind)?;
         request.core_answer(&QuerySrqResp {
             max_wr,
             max_sge,

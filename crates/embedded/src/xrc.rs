@@ -15,7 +15,7 @@ use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp}
 
 use crate::command::{Input, PAGES_AT, make};
 use crate::event::Reported;
-use crate::object::{Events, Object, ObjectData, Objects, Qp, Xrcd};
+use crate::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Xrcd};
 use crate::queues::{
     QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, QpDriver, RQ_SHARED, XRC_SERVICE, create_flags,
 };
@@ -121,7 +121,7 @@ impl State {
         let xrcd = request.handle(ATTR_CREATE_QP_XRCD_HANDLE)?;
         create_flags(request, QpType::XRC_TGT)?;
         if let Some(srq) = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE) {
-            if !self.objects.srq(fd, srq)?.xrc {
+            if self.objects.srq(fd, srq)?.kind != SrqKind::Xrc {
                 return refuse(libc::EINVAL);
             }
         }
