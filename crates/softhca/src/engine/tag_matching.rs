@@ -459,7 +459,7 @@ impl<P: Platform> Core<P> {
     ) {
         let id = work.id | OF_DEVICE;
         let mut buffer = work.local.clone();
-        buffer.tagging = None;
+        (buffer.tagging, buffer.cqe_scatter) = (None, None);
         let mut ending = Local::new(buffer.pd, false);
         ending.inline = tagged.header.to_vec();
         ending.inline[0] = FINISHED;

@@ -10,4 +10,5 @@ mod health;
 mod hostile;
 mod memory;
 mod scripts;
+mod tag_matching;
 mod windows;
