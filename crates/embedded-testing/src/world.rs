@@ -335,13 +335,24 @@ impl World<'_> {
         let pd = self.object(OBJECT_PD);
         let mut command = create_srq(pd, self.size(9));
         command.find(ATTR_CREATE_SRQ_MAX_SGE).data = self.random.below(8);
-        if self.random.one_in(3) {
-            let (xrcd, cq) = (self.object(OBJECT_XRCD), self.object(OBJECT_CQ));
-            command.find(ATTR_CREATE_SRQ_TYPE).data = 1;
-            command
-                .object(ATTR_CREATE_SRQ_XRCD_HANDLE, xrcd.into())
-                .object(ATTR_CREATE_SRQ_CQ_HANDLE, cq.into())
-                .out(ATTR_CREATE_SRQ_RESP_SRQ_NUM, 4);
+        let kind = self.random.below(4);
+        if kind != 0 {
+            let cq = self.object(OBJECT_CQ);
+            command.object(ATTR_CREATE_SRQ_CQ_HANDLE, cq.into());
+        }
+        match kind {
+            1 => {
+                let xrcd = self.object(OBJECT_XRCD);
+                command.find(ATTR_CREATE_SRQ_TYPE).data = 1;
+                command
+                    .object(ATTR_CREATE_SRQ_XRCD_HANDLE, xrcd.into())
+                    .out(ATTR_CREATE_SRQ_RESP_SRQ_NUM, 4);
+            }
+            2 => {
+                command.find(ATTR_CREATE_SRQ_TYPE).data = 2;
+                command.u32(ATTR_CREATE_SRQ_MAX_NUM_TAGS, self.random.below(140) as u32);
+            }
+            _ => {}
         }
         let driver = srq_driver(self.place(), self.records(), self.random.below(4) as u32);
         command.driver(&driver);

@@ -696,6 +696,9 @@ impl State {
             SrqKind::Basic => input.set(POOL_STATE, READY),
             SrqKind::Xrc => input,
             SrqKind::Tags => {
+                if !request.has(ATTR_CREATE_SRQ_MAX_NUM_TAGS) {
+                    return refuse(libc::ENOENT);
+                }
                 let tags: u32 = request.value(ATTR_CREATE_SRQ_MAX_NUM_TAGS)?;
                 require(tags <= MOST_TAGS)?;
                 input

@@ -3,7 +3,7 @@
 
 use embedded_testing::driver::*;
 use embedded_testing::raw::*;
-use libc::{EBADF, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP, EPROTONOSUPPORT};
+use libc::{EBADF, EBUSY, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP, EPROTONOSUPPORT};
 use ringverbs_embedded::Embedded;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd::*;
@@ -594,6 +594,74 @@ fn handles_belong_to_their_context_and_type() {
     unsafe { destroy(OBJECT_SRQ, made_srq).run(&host.context) }.unwrap();
     // SAFETY: as above.
     unsafe { destroy(OBJECT_XRCD, xrcd.0).run(&host.context) }.unwrap();
+}
+
+#[test]
+fn shared_queues_with_tag_matching() {
+    let host = Host::alone("ib");
+    let caps = host.context.query_device_ex(Udata::none()).unwrap().tm_caps;
+    assert_eq!((caps.flags, caps.max_num_tags, caps.max_sge), (1, 127, 1));
+    let cq = host.cq(4);
+    let arena = Arena::new(10);
+    // An odd place, so that its pages are listed.
+    let (entries, records) = (arena.address() + 64, arena.address() + 8 * PAGE as u64);
+    let driver = srq_driver(entries, records, 3);
+    let mut command = create_srq(host.pd.0, 127);
+    command.find(ATTR_CREATE_SRQ_TYPE).data = 2;
+    let without_cq = command.clone();
+    command
+        .object(ATTR_CREATE_SRQ_CQ_HANDLE, cq.object.handle().0.into())
+        .u32(ATTR_CREATE_SRQ_MAX_NUM_TAGS, 127);
+    assert_eq!(with(&host, &without_cq, &driver), ENOENT);
+    for (tags, expected) in [
+        (0, OK),
+        (1, OK),
+        (127, OK),
+        (128, EINVAL),
+        (u32::MAX, EINVAL),
+    ] {
+        let mut command = command.clone();
+        command.find(ATTR_CREATE_SRQ_MAX_NUM_TAGS).data = tags.into();
+        assert_eq!(with(&host, &command, &driver), expected, "{tags} tags");
+    }
+    let without_tags = command
+        .clone()
+        .without(ATTR_CREATE_SRQ_MAX_NUM_TAGS)
+        .clone();
+    assert_eq!(with(&host, &without_tags, &driver), ENOENT);
+    assert_eq!(
+        with(&host, &command, &srq_driver(entries, records, 0xff_ffff)),
+        EINVAL
+    );
+    command.driver(&driver);
+    // SAFETY: the arena outlives the queue.
+    let srq = made(&unsafe { command.run(&host.context) }.unwrap(), 0);
+    let limit = ModifySrq {
+        srq_handle: srq,
+        attr_mask: 1 << 1,
+        max_wr: 0,
+        srq_limit: 5,
+    };
+    assert_eq!(errno(&host, &Command::write(CMD_MODIFY_SRQ, &limit, 0)), OK);
+    let queried = uverbs::srq::query(&host.context, uverbs::SrqHandle(srq)).unwrap();
+    assert_eq!((queried.max_wr, queried.limit), (127, 5));
+    // A queue pair on it, whose receives complete to the queue's own.
+    let mut command = rc(&host, &cq);
+    command.object(ATTR_CREATE_QP_SRQ_HANDLE, srq.into());
+    let at = arena.address() + 4 * PAGE as u64;
+    for blocks in [0, 16] {
+        let mut qp = command.clone();
+        qp.driver(&qp_driver(at, records + PAGE as u64, [blocks, 0, 0], 0));
+        // SAFETY: as above.
+        let made = made(&unsafe { qp.run(&host.context) }.unwrap(), 0);
+        // SAFETY: as above.
+        let busy = unsafe { destroy(OBJECT_SRQ, srq).run(&host.context) };
+        assert_eq!(busy.map(drop), Err(EBUSY));
+        // SAFETY: as above.
+        unsafe { destroy(OBJECT_QP, made).run(&host.context) }.unwrap();
+    }
+    // SAFETY: as above.
+    unsafe { destroy(OBJECT_SRQ, srq).run(&host.context) }.unwrap();
 }
 
 #[test]

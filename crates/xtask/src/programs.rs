@@ -176,7 +176,7 @@ fn judge(mut results: Results, port: &str, ended: bool, time: Duration) -> Outco
     let mut skipped = 0;
     results.cases.retain_mut(|case| {
         let failed = case.outcome == Outcome::Fail;
-        known::excuse(case, "embedded");
+        known::excuse(case, &format!("embedded-{port}"));
         // Stock's are what ours is held against; these would be held against stock.
         let is_over = failed && case.outcome == Outcome::Skip && case.provider != Provider::Stock;
         if is_over {
