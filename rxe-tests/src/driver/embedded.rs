@@ -123,11 +123,11 @@ pub fn missing(case: &Case) -> Option<String> {
 /// An MPI program that checks what it receives.
 pub const COLLECTIVES: &str = "ringverbs-collectives";
 
-/// Programs of libfabric, UCX and Open MPI.
-pub fn cases() -> Vec<Case> {
+/// Programs of libfabric, UCX and Open MPI on a kind of port.
+pub fn cases(port: &str) -> Vec<Case> {
     let mut cases = libfabric();
     cases.extend(ucx());
-    cases.extend(open_mpi());
+    cases.extend(open_mpi(port));
     cases.extend(more_perftest());
     // They meet by ports that others may take.
     cases
@@ -232,7 +232,9 @@ fn ucx() -> Vec<Case> {
     cases
 }
 
-fn open_mpi() -> Vec<Case> {
+fn open_mpi(port: &str) -> Vec<Case> {
+    /// UCX connects its queue pair for list operations by a LID.
+    const TAG_MATCHING: &str = "UCX rc_mlx5, tag matching";
     // `ob1` with its own verbs code needs an InfiniBand port.
     let ways = [
         (
@@ -247,17 +249,25 @@ fn open_mpi() -> Vec<Case> {
             "libfabric verbs;ofi_rxm",
             "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm",
         ),
+        (
+            TAG_MATCHING,
+            "--mca pml ucx --mca osc ucx -x UCX_TLS=rc_mlx5,ud_mlx5,self \
+             -x UCX_NET_DEVICES={dev}:1 -x UCX_RC_MLX5_TM_ENABLE=y -x UCX_TM_THRESH=0",
+        ),
     ];
     let mut cases = Vec::new();
     for ranks in [2, 3, 4] {
         for (name, options) in ways {
+            if name == TAG_MATCHING && port != "ib" {
+                continue;
+            }
             let line = format!(
                 "mpirun --allow-run-as-root --oversubscribe --mca btl ^openib,vader,ofi -n {ranks} \
                  {options} {COLLECTIVES}"
             );
             let case =
                 Case::single("Open MPI", &format!("{ranks} ranks, {name}"), &line).within(120);
-            cases.push(if ranks == 2 && name != "UCX ud" {
+            cases.push(if ranks == 2 && !["UCX ud", TAG_MATCHING].contains(&name) {
                 case.short()
             } else {
                 case
@@ -317,7 +327,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let all: Vec<_> = [cases(), super::super::lists::all(44)].concat();
+        let all: Vec<_> = [cases("ib"), super::super::lists::all(44)].concat();
         let names: HashSet<_> = all.iter().map(|case| (case.group, &case.name)).collect();
         assert_eq!(names.len(), all.len());
     }

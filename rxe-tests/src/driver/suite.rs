@@ -245,7 +245,7 @@ const UNPLUG: &str = "unplug";
 fn cases(plan: &Plan, rdma_core: &str) -> Result<Vec<Case>> {
     let mut cases = lists::all(programs::major(rdma_core)?);
     if plan.embedded.is_some() {
-        cases.extend(embedded::cases());
+        cases.extend(embedded::cases(&plan.port));
     }
     // A tool that this release does not have is no case here.
     cases.retain(|case| {
