@@ -319,6 +319,8 @@ impl<P: Platform> Core<P> {
         srqn: u32,
         start: &MessageStart<'_>,
     ) -> Option<Matched> {
+        // Most SRQs have none.
+        self.srqs.get(srqn)?.tags.as_ref()?;
         let qp = self.qp(qpn)?;
         let may_transfer = qp.transfers_rendezvous && start.may_read;
         let has_room = qp.has_room();
