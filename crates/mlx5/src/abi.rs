@@ -528,6 +528,78 @@ pub struct NextSegment {
     pub rsvd1: [u8; 11],
 }
 
+/// Change of a list of tags (`struct mlx5_wqe_tm_seg`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TagSegment {
+    /// [`tag_change`], in the upper half.
+    pub opcode: u8,
+    /// [`tag_flag`].
+    pub flags: u8,
+    pub index: u16,
+    pub rsvd0: [u8; 2],
+    /// Unexpected messages that were handled.
+    pub sw_cnt: u16,
+    pub rsvd1: [u8; 8],
+    pub append_tag: u64,
+    pub append_mask: u64,
+}
+
+/// Opcodes of [`TagSegment`] (`MLX5_TM_OPCODE_...` of rdma-core's provider).
+pub mod tag_change {
+    pub const NOP: u8 = 0;
+    pub const APPEND: u8 = 1;
+    pub const REMOVE: u8 = 2;
+}
+
+/// Bits of [`TagSegment::flags`] (`MLX5_SRQ_FLAG_TM_...` of rdma-core's provider).
+pub mod tag_flag {
+    /// `sw_cnt` is there.
+    pub const SW_CNT: u8 = 1 << 6;
+    pub const CQE_REQ: u8 = 1 << 7;
+}
+
+/// The beginning of a CQE of a change of tags (`struct mlx5_tm_cqe`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TagCqe {
+    pub success: u32,
+    /// Unexpected messages that the device counts as handled.
+    pub hw_phase_cnt: u16,
+    pub rsvd0: [u8; 12],
+}
+
+/// `MLX5_TMC_SUCCESS`, of [`TagCqe::success`].
+pub const TAG_SUCCESS: u32 = 1 << 31;
+
+/// The header of a message with a tag, with which its CQE begins (`struct ibv_tmh`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TagHeader {
+    pub opcode: u8,
+    pub reserved: [u8; 3],
+    pub app_ctx: u32,
+    pub tag: u64,
+}
+
+/// [`Cqe::app`] of tag matching.
+pub const APP_TAG_MATCHING: u8 = 1;
+
+/// [`Cqe::app_op`] of tag matching (`MLX5_CQE_APP_OP_TM_...` of rdma-core's provider).
+pub mod tag_op {
+    pub const CONSUMED: u8 = 0x1;
+    pub const EXPECTED: u8 = 0x2;
+    pub const UNEXPECTED: u8 = 0x3;
+    pub const NO_TAG: u8 = 0x4;
+    pub const APPEND: u8 = 0x5;
+    pub const REMOVE: u8 = 0x6;
+    pub const NOOP: u8 = 0x7;
+    pub const CONSUMED_SW_RNDV: u8 = 0x9;
+    pub const CONSUMED_MSG: u8 = 0xa;
+    pub const CONSUMED_MSG_SW_RNDV: u8 = 0xb;
+    pub const CANCELED: u8 = 0xc;
+}
+
 /// A completion (`struct mlx5_cqe64`), whose timestamp is read as one number.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -600,6 +672,7 @@ pub mod opcode {
     pub const ATOMIC_CS: u8 = 0x11;
     pub const ATOMIC_FA: u8 = 0x12;
     pub const UMR: u8 = 0x25;
+    pub const TAG_MATCHING: u8 = 0x28;
     pub const MMO: u8 = 0x2f;
 }
 
@@ -612,6 +685,8 @@ pub mod cqe_opcode {
     pub const RESP_SEND_INV: u8 = 4;
     /// The end of a resized queue's old entries.
     pub const RESIZE_CQ: u8 = 5;
+    /// Of tag matching, not of a message.
+    pub const NO_PACKET: u8 = 6;
     pub const REQ_ERR: u8 = 13;
     pub const RESP_ERR: u8 = 14;
     pub const INVALID: u8 = 15;
@@ -725,6 +800,9 @@ const _: () = {
     assert!(size_of::<AddressVector>() == 48);
     assert!(offset_of!(AddressVector, rmac) == 20);
     assert!(offset_of!(AddressVector, rgid) == 32);
+    assert!(size_of::<TagSegment>() == 2 * SEGMENT);
+    assert!(offset_of!(TagSegment, append_tag) == 16);
+    assert!(size_of::<TagHeader>() == 16);
     assert!(size_of::<Cqe>() == 64);
     assert!(offset_of!(Cqe, srqn_uidx) == 32);
     assert!(offset_of!(Cqe, byte_cnt) == 44);

@@ -9,6 +9,7 @@ use crate::abi::{CQE_OWNER, Cqe, cqe_opcode};
 use crate::cqe::{CqeRef, is_receive};
 use crate::memory::Entries;
 use crate::qp_table::user_index;
+use crate::tags::{may_be_tagged, takes_receive};
 use crate::{CqeRing, CreateError, Role, Work};
 
 impl CqeRing {
@@ -48,7 +49,8 @@ impl CqeRing {
             let op_own = cqe.copy().op_own;
             if user_index(cqe.uidx_field()) == work.user_index() {
                 if let Some(shared) = &work.shared {
-                    if is_receive(op_own) {
+                    let tagged = shared.has_tags() && may_be_tagged(cqe, op_own);
+                    if is_receive(op_own) && (!tagged || takes_receive(cqe)) {
                         let mut receives = shared.enter();
                         // A receive that was posted again is not completed.
                         if !cqe.is_page_fault(op_own) || !receives.post_again(cqe.wqe_counter()) {

@@ -12,7 +12,7 @@ use crate::cqe::{CqeRef, Sink, decode, decode_any, scatter};
 use crate::memory::{Entries, Lender, Purpose, Records, RetiredEntries};
 use crate::qp_table::QpTable;
 use crate::session::{Session, is_title};
-use crate::{CompletionError, CreateError};
+use crate::{CompletionError, CreateError, tags};
 
 /// The consumer index has 24 bits.
 const INDEX: u32 = 0xff_ffff;
@@ -327,14 +327,19 @@ impl CqeRing {
                 self.publish();
                 continue;
             }
+            if tags::may_be_tagged(cqe, op_own) {
+                // SAFETY: as the caller says.
+                if let Some(decoded) = unsafe { self.next_tagged(at, cqe, op_own, sink) } {
+                    decoded?;
+                    self.advance();
+                    return Ok(true);
+                }
+            }
             if op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) != 0
                 && op_own >> 4 <= cqe_opcode::RESP_SEND_INV
             {
                 let mut copy = cqe.copy();
-                let wide = (self.format.before() != 0).then(|| {
-                    // SAFETY: 64 bytes of the entry come before its fields.
-                    unsafe { self.slot(at).cast::<[u8; 64]>().sub(1).read() }
-                });
+                let wide = self.wide(at);
                 // SAFETY: as the caller says.
                 let status = unsafe { scatter(&mut self.qps, &mut copy, op_own, wide.as_ref())? };
                 // SAFETY: it lives until it is decoded.
@@ -346,6 +351,32 @@ impl CqeRing {
             self.advance();
             return Ok(true);
         }
+    }
+
+    /// The first half of the entry at `at`, if it has 128 bytes.
+    fn wide(&self, at: u32) -> Option<[u8; 64]> {
+        (self.format.before() != 0).then(|| {
+            // SAFETY: 64 bytes of the entry come before its fields.
+            unsafe { self.slot(at).cast::<[u8; 64]>().sub(1).read() }
+        })
+    }
+
+    /// Decodes a CQE of tag matching, at `at`; `None` if its queue has no tags.
+    ///
+    /// # Safety
+    /// As for [`CqeRing::poll`].
+    unsafe fn next_tagged(
+        &mut self,
+        at: u32,
+        cqe: CqeRef,
+        op_own: u8,
+        sink: &mut impl Sink,
+    ) -> Option<Result<(), CompletionError>> {
+        let wide = self.wide(at);
+        let work = self.qps.receiver(cqe.uidx_field())?;
+        let shared = work.shared.as_ref().filter(|shared| shared.has_tags())?;
+        // SAFETY: as the caller says.
+        Some(unsafe { tags::decode(work, shared, cqe, op_own, wide.as_ref(), sink) })
     }
 
     /// Posts again a receive of a shared queue that failed with a page fault.

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use ring::{Outstanding, cold_path};
 use uverbs::WorkCompletion;
 
-use crate::abi::{self, Cqe, SYNDROME, VENDOR_SYNDROME, cqe_opcode};
+use crate::abi::{self, Cqe, SYNDROME, TagCqe, TagHeader, VENDOR_SYNDROME, cqe_opcode};
 use crate::plan::KeyChanges;
 use crate::qp_table::{NUMBER, QpTable, user_index};
 use crate::wc::{flags, opcode, status, status_of, syndrome};
@@ -35,7 +35,7 @@ macro_rules! field {
 }
 
 /// Bits of `flags_rqpn` that are set if the message has a GRH.
-const GRH: u32 = 3 << 28;
+pub(crate) const GRH: u32 = 3 << 28;
 
 impl CqeRef {
     /// # Safety
@@ -144,6 +144,44 @@ impl CqeRef {
             let at = self.at.cast::<u8>().add(offset_of!(Cqe, timestamp));
             at.cast::<u64>().read_volatile()
         })
+    }
+
+    #[inline]
+    pub(crate) fn app(self) -> u8 {
+        field!(self, app)
+    }
+
+    /// What tag matching has done ([`abi::tag_op`]).
+    #[inline]
+    pub(crate) fn app_op(self) -> u8 {
+        field!(self, app_op)
+    }
+
+    /// The entry of a tag.
+    pub(crate) fn app_info(self) -> u16 {
+        u16::from_be(field!(self, app_info))
+    }
+
+    /// Of a change of tags: whether it succeeded, and the unexpected messages that the
+    /// device counts as handled.
+    pub(crate) fn tag_change(self) -> (bool, u16) {
+        let at = self.at.cast::<TagCqe>().as_ptr();
+        // SAFETY: as in `field`; it begins the CQE.
+        let (success, phase) = unsafe {
+            (
+                (&raw const (*at).success).read_volatile(),
+                (&raw const (*at).hw_phase_cnt).read_volatile(),
+            )
+        };
+        let success = u32::from_be(success) & abi::TAG_SUCCESS != 0;
+        (success, u16::from_be(phase))
+    }
+
+    /// Tag and private data of a message with a tag.
+    pub(crate) fn tag(self) -> (u64, u32) {
+        // SAFETY: as in `field`; it begins the CQE.
+        let header = unsafe { self.at.cast::<TagHeader>().read_volatile() };
+        (u64::from_be(header.tag), u32::from_be(header.app_ctx))
     }
 
     /// The vendor's syndrome and the syndrome of a failure.
@@ -256,6 +294,18 @@ pub(crate) fn decode(
     status: u32,
     sink: &mut impl Sink,
 ) -> Result<(), CompletionError> {
+    decode_of::<false>(qps, cqe, op_own, status, sink)
+}
+
+/// [`decode`]; with `TAGS` also receives of a shared queue with tags, which are not matched.
+#[inline(always)]
+fn decode_of<const TAGS: bool>(
+    qps: &mut QpTable,
+    cqe: CqeRef,
+    op_own: u8,
+    status: u32,
+    sink: &mut impl Sink,
+) -> Result<(), CompletionError> {
     let success = |wr_id, opcode, wc_flags, byte_len| Decoded {
         wr_id,
         status,
@@ -275,7 +325,7 @@ pub(crate) fn decode(
         | cqe_opcode::RESP_SEND_INV
         | cqe_opcode::RESP_WR_IMM) => {
             let work = receiver(qps, cqe)?;
-            let (wr_id, checksum) = complete_receive(work, cqe)?;
+            let (wr_id, checksum) = complete_receive::<TAGS>(work, cqe)?;
             let opcode = match kind {
                 cqe_opcode::RESP_WR_IMM => opcode::RECV_RDMA_WITH_IMM,
                 _ => opcode::RECV,
@@ -294,7 +344,7 @@ pub(crate) fn decode(
             cold_path();
             let wr_id = match kind {
                 cqe_opcode::REQ_ERR => complete_send(sender(qps, cqe)?, cqe)?,
-                _ => complete_receive(receiver(qps, cqe)?, cqe)?.0,
+                _ => complete_receive::<TAGS>(receiver(qps, cqe)?, cqe)?.0,
             };
             let (vendor, syndrome) = cqe.syndromes();
             Decoded {
@@ -318,7 +368,7 @@ pub(crate) fn decode_any(
     status: u32,
     sink: &mut impl Sink,
 ) -> Result<(), CompletionError> {
-    let Err(error) = decode(qps, cqe, op_own, status, sink) else {
+    let Err(error) = decode_of::<true>(qps, cqe, op_own, status, sink) else {
         return Ok(());
     };
     let failed = match op_own >> 4 {
@@ -384,8 +434,11 @@ fn complete_send(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
 /// Completes the receive that a CQE names. Returns its identifier, and
 /// `IBV_WC_IP_CSUM_OK` for a packet whose checksums are right.
 #[inline(always)]
-fn complete_receive(work: &Work, cqe: CqeRef) -> Result<(u64, u32), CompletionError> {
-    if work.plain_receives {
+fn complete_receive<const TAGS: bool>(
+    work: &Work,
+    cqe: CqeRef,
+) -> Result<(u64, u32), CompletionError> {
+    if work.plain_receives && !(TAGS && work.shared.is_some()) {
         return Ok((complete(&work.receives, cqe)?, 0));
     }
     match &work.shared {
@@ -517,7 +570,7 @@ fn unknown_queue(cqe: CqeRef) -> CompletionError {
 }
 
 #[cold]
-fn unknown_request(slot: u16) -> CompletionError {
+pub(crate) fn unknown_request(slot: u16) -> CompletionError {
     CompletionError::UnknownRequest { slot }
 }
 

@@ -156,5 +156,6 @@ fields! {
     dlid_path_bits: u8, "The path bits of the destination's LID.";
     cvlan: u16, "The VLAN tag that the device has removed from a packet; 0: none.";
     flow_tag: u32, "The tag of the flow by which a packet was received.";
+    tag: (u64, u32), "Tag and private data of a message with a tag.";
     time: u64, "When the CQE was written, in ticks of the device's clock.";
 }

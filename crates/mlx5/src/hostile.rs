@@ -14,8 +14,9 @@ use crate::context::UserIndex;
 use crate::cq_ring::CqeFormat;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::SharedQueue;
+use crate::tags::{TagChange, TagOperation};
 use crate::uar::DoorbellRegister;
-use crate::wc::opcode;
+use crate::wc::{flags, opcode, status};
 use crate::{
     CqeRing, CursorEntry, Data, Limits, Opcode, Operands, RecvQueue, Role, SendFlags, SendQueue,
     SendWr, Service, Sge, SharedWork, Work, WorkCompletion,
@@ -114,6 +115,92 @@ impl Pair {
     }
 }
 
+/// A shared receive queue with tags, and the identifiers of what is outstanding there.
+struct Tagged {
+    send: SendQueue,
+    recv: SharedQueue,
+    receives: Vec<u64>,
+    /// Of tags in the list, by their handles.
+    list: [Option<u64>; TAGS as usize + 1],
+    /// Signalled changes, oldest first; of a removal the handle.
+    changes: Vec<(u64, Option<u32>)>,
+}
+
+/// Tags of the list, and the user indices of its queue and of its changes.
+const TAGS: u32 = 3;
+const OF_TAGS: u32 = FIRST + 4;
+const OF_CHANGES: u32 = FIRST + 5;
+
+impl Tagged {
+    /// The queue, in the table of `ring`.
+    fn new(ring: &mut CqeRing) -> Self {
+        let shared = SharedWork::sized(3, 2, &LIMITS, None).expect("a small queue");
+        let shared = Arc::new(shared.with_tags(TAGS).expect("memory"));
+        let cap = QpCap {
+            max_send_wr: 4,
+            max_send_sge: 1,
+            ..QpCap::default()
+        };
+        let rc = Service::ReliableConnection;
+        let send = SendPlan::new(&cap, rc, &LIMITS, crate::KeyChanges::None, 0);
+        let queues = [
+            (OF_TAGS, Service::Target, SendPlan::default(), Role::RECEIVE),
+            (
+                OF_CHANGES,
+                rc,
+                send.expect("a small queue"),
+                Role::SEND | Role::RECEIVE,
+            ),
+        ];
+        let [_, changes] = queues.map(|(index, service, send, role)| {
+            let index = UserIndex::alone(index);
+            let shared = Some(Arc::clone(&shared));
+            let work = Work::new(index, service, send, RecvPlan::default(), shared, None);
+            let work = Arc::new(work.expect("memory"));
+            ring.attach(&work, role).expect("memory");
+            work
+        });
+        let (register, _) = DoorbellRegister::in_memory(256);
+        let mut recv = SharedQueue::new(shared);
+        recv.reserve_tag_operations(4).expect("memory");
+        Self {
+            send: SendQueue::new(changes, OF_CHANGES, false, register),
+            recv,
+            receives: Vec::new(),
+            list: [None; TAGS as usize + 1],
+            changes: Vec::new(),
+        }
+    }
+
+    /// A completion was told that is of tag matching. Whether it was due.
+    fn done(&mut self, wc: &WorkCompletion) -> bool {
+        let kind = wc.wc_flags & (flags::TM_MATCH | flags::TM_DATA_VALID);
+        match wc.opcode {
+            opcode::TM_ADD | opcode::TM_DEL | opcode::TM_SYNC => {
+                let (wr_id, removed) = self.changes.remove(0);
+                if let (Some(handle), 0) = (removed, wc.status) {
+                    self.list[handle as usize] = None;
+                }
+                wr_id == wc.wr_id
+            }
+            opcode::TM_RECV if kind != 0 => {
+                // Of a tag that is gone, that is all it says.
+                let at = self.list.iter_mut().find(|id| **id == Some(wc.wr_id));
+                match at {
+                    Some(id) if kind & flags::TM_DATA_VALID != 0 => *id = None,
+                    Some(_) => {}
+                    None => assert_eq!(wc.status, status::GENERAL_ERR),
+                }
+                true
+            }
+            _ => {
+                let at = self.receives.iter().position(|id| *id == wc.wr_id);
+                at.map(|at| self.receives.remove(at)).is_some()
+            }
+        }
+    }
+}
+
 /// What of a queue pair completes here: of the third its sends only.
 fn role_of(work: &Work) -> Role {
     match work.user_index() - FIRST {
@@ -130,6 +217,7 @@ struct World<'s> {
     pairs: [Pair; 4],
     shared: SharedQueue,
     shared_receives: Vec<u64>,
+    tagged: Tagged,
     ring: CqeRing,
     /// Completions that the device has written, ever.
     raised: u32,
@@ -148,13 +236,16 @@ pub fn completions(script: &[u8]) {
     let shared = Arc::new(shared);
     let pairs = [None, None, None, Some(&shared)];
     let mut place = 0..;
+    let mut ring = CqeRing::new(log2, format, None).expect("a small queue");
+    let tagged = Tagged::new(&mut ring);
     let mut world = World {
         script,
         memory: Box::new([UNTOUCHED; AROUND + NAMED + AROUND]),
         pairs: pairs.map(|shared| Pair::new(place.next().unwrap_or(0), shared)),
         shared: SharedQueue::new(shared),
         shared_receives: Vec::new(),
-        ring: CqeRing::new(log2, format, None).expect("a small queue"),
+        tagged,
+        ring,
         raised: 0,
         next_id: 0,
     };
@@ -172,7 +263,10 @@ pub fn completions(script: &[u8]) {
 
 impl World<'_> {
     fn step(&mut self) {
-        match self.script.below(16) {
+        match self.script.below(24) {
+            16..19 => self.post_change(),
+            19 => self.post_tagged_receive(),
+            20..24 => self.raise_tagged(),
             0..4 => self.post_send(),
             4..6 => self.post_receive(),
             6..10 => self.raise(),
@@ -266,6 +360,87 @@ impl World<'_> {
         }
         // SAFETY: as above.
         unsafe { pair.recv.publish() };
+    }
+
+    /// A change of tags, mostly one that could be.
+    fn post_change(&mut self) {
+        let ((list, _), recv_id, wr_id) = (self.list(), self.id(), self.id());
+        let change = match self.script.below(4) {
+            0 => TagChange::Sync,
+            1 => TagChange::Remove(self.script.below(TAGS as u8 + 2).into()),
+            _ => TagChange::Add {
+                wr_id: recv_id,
+                tag: 1,
+                mask: 1,
+                memory: Some(list[1]),
+            },
+        };
+        let operation = TagOperation {
+            wr_id,
+            signalled: self.script.below(2) == 1,
+            handled: (self.script.below(2) == 1).then_some(1),
+            change,
+        };
+        let tagged = &mut self.tagged;
+        tagged.recv.work().lock().lock();
+        // SAFETY: the lock is taken; the list names memory of this world's.
+        let pushed = unsafe {
+            let pushed = tagged.recv.push_tag(&mut tagged.send, &operation);
+            tagged.send.publish();
+            pushed
+        };
+        tagged.recv.work().lock().unlock();
+        let Ok(handle) = pushed else {
+            return;
+        };
+        let mut removed = None;
+        match change {
+            TagChange::Add { .. } => {
+                let id = tagged.list[handle as usize].replace(recv_id);
+                assert_eq!(id, None, "two tags of one entry");
+            }
+            TagChange::Remove(_) => {
+                assert!(tagged.list[handle as usize].is_some(), "it was not there");
+                match operation.signalled {
+                    true => removed = Some(handle),
+                    false => tagged.list[handle as usize] = None,
+                }
+            }
+            TagChange::Sync => {}
+        }
+        if operation.signalled {
+            tagged.changes.push((wr_id, removed));
+        }
+    }
+
+    fn post_tagged_receive(&mut self) {
+        let ((list, count), wr_id) = (self.list(), self.id());
+        let tagged = &mut self.tagged;
+        let mut recv = tagged.recv.locked();
+        if recv.push(wr_id, &list[..count]).is_ok() {
+            tagged.receives.push(wr_id);
+        }
+        // SAFETY: lists name memory of this world's.
+        unsafe { recv.publish() };
+    }
+
+    /// The device writes a completion of tag matching.
+    fn raise_tagged(&mut self) {
+        let mut bytes: [u8; 64] = std::array::from_fn(|at| at as u8);
+        let index = OF_TAGS + u32::from(self.script.below(2));
+        bytes[0] = self.script.byte();
+        bytes[32..36].copy_from_slice(&index.to_be_bytes());
+        bytes[40] = 1;
+        bytes[41] = self.script.below(14);
+        bytes[42..44].copy_from_slice(&u16::from(self.script.below(6)).to_be_bytes());
+        bytes[44..48].copy_from_slice(&u32::from(self.script.byte()).to_be_bytes());
+        bytes[60..62].copy_from_slice(&u16::from(self.script.below(5)).to_be_bytes());
+        let kind = [6, 2, 3, 14][usize::from(self.script.below(4))];
+        bytes[63] = kind << 4 | self.script.byte() & 0xc;
+        let (at, owner) = self.place();
+        bytes[63] = bytes[63] & !1 | owner;
+        self.write(at, &bytes);
+        self.raised = self.raised.wrapping_add(1);
     }
 
     /// The device writes a completion, mostly one that could be.
@@ -401,6 +576,21 @@ impl World<'_> {
         let fails = wc.status != 0;
         let receives = wc.opcode & opcode::RECV != 0;
         let mut known = false;
+        if wc.opcode > opcode::RECV_RDMA_WITH_IMM && wc.opcode <= opcode::TM_NO_TAG {
+            assert!(self.tagged.done(wc), "{} is not due", wc.wr_id);
+            return;
+        }
+        if let Some(at) = (self.tagged.receives.iter()).position(|wr_id| *wr_id == wc.wr_id) {
+            assert!(fails || receives, "a receive that was sent");
+            known = true;
+            self.tagged.receives.remove(at);
+        }
+        // A change that failed as a work request.
+        if let Some(at) = (self.tagged.changes.iter()).position(|(wr_id, _)| *wr_id == wc.wr_id) {
+            assert!(fails, "a change that was sent");
+            known = true;
+            self.tagged.changes.remove(at);
+        }
         for pair in &mut self.pairs {
             for (of_receives, queue) in [(false, &mut pair.sends), (true, &mut pair.receives)] {
                 let Some(at) = queue.iter().position(|wr_id| *wr_id == wc.wr_id) else {

@@ -47,6 +47,7 @@ mod send;
 mod session;
 mod shared;
 mod srq;
+mod tags;
 #[cfg(test)]
 mod tests;
 mod uar;
@@ -79,6 +80,7 @@ pub use recv::RecvQueue;
 pub use send::{Interleaved, KeyLayout, LONGEST_WINDOW, LayoutChange, MAX_SEGMENT, SendQueue};
 pub use shared::{LockedQueue, SharedQueue, SharedWork};
 pub use srq::SharedReceiveQueue;
+pub use tags::{TagChange, TagOperation};
 /// What all devices share.
 pub use uverbs::{
     Bind, Data, Destination, MwType, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,

@@ -11,6 +11,7 @@
 pub(crate) mod keys;
 mod layouts;
 pub(crate) mod packets;
+mod tags;
 
 pub use keys::LONGEST_WINDOW;
 pub use layouts::{Interleaved, KeyLayout, LayoutChange};

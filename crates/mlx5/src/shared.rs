@@ -18,6 +18,7 @@ use uverbs::Sge;
 use crate::abi::{DataSegment, NextSegment, SEGMENT};
 use crate::memory::{Lender, Purpose, QueueMemory};
 use crate::recv::{write_list, write_one};
+use crate::tags::TagList;
 use crate::work::{read_segment, scatter};
 use crate::{CreateError, Limits, MAX_SEGMENT, PostError};
 
@@ -30,9 +31,12 @@ pub struct SharedWork {
     entries: u32,
     max_sge: u32,
     memory: QueueMemory,
+    /// With tag matching, its tags; guarded by `lock` as well.
+    tags: Option<UnsafeCell<TagList>>,
 }
 
-// SAFETY: the list is used under the lock only; what it leads to is `memory`.
+// SAFETY: lists are used under the lock only; what they lead to is `memory`, and tags'
+// memory, which is the program's.
 unsafe impl Send for SharedWork {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWork {}
@@ -143,7 +147,19 @@ impl SharedWork {
             max_sge: list.max_sge,
             list: UnsafeCell::new(list),
             memory,
+            tags: None,
         })
+    }
+
+    /// Gives the queue tags, up to so many, of messages that match.
+    pub(crate) fn with_tags(mut self, max_tags: u32) -> Result<Self, CreateError> {
+        self.tags = Some(UnsafeCell::new(TagList::new(max_tags)?));
+        Ok(self)
+    }
+
+    /// Whether the queue has tag matching.
+    pub(crate) fn has_tags(&self) -> bool {
+        self.tags.is_some()
     }
 
     pub(crate) fn memory(&self) -> &QueueMemory {
@@ -184,6 +200,16 @@ impl SharedWork {
         unsafe { &mut *self.list.get() }
     }
 
+    /// The tags, in the critical section.
+    ///
+    /// # Safety
+    /// As of [`SharedWork::list`].
+    #[expect(clippy::mut_from_ref, reason = "it is what the lock guards")]
+    pub(crate) unsafe fn tags(&self) -> Option<&mut TagList> {
+        // SAFETY: as the caller says.
+        self.tags.as_ref().map(|tags| unsafe { &mut *tags.get() })
+    }
+
     #[cfg(test)]
     pub(crate) fn entry(&self, slot: u16) -> NonNull<u8> {
         self.enter().list().entry(slot)
@@ -196,6 +222,13 @@ impl SharedWork {
     /// posted it has said.
     pub(crate) unsafe fn scatter(&self, slot: u16, data: &[u8]) -> bool {
         let entry = self.enter().list().segments(slot);
+        // SAFETY: as the caller says; its entry.
+        unsafe { self.scatter_to(entry, data) }
+    }
+
+    /// # Safety
+    /// As of [`SharedWork::scatter`], whose segments begin there.
+    unsafe fn scatter_to(&self, entry: NonNull<DataSegment>, data: &[u8]) -> bool {
         let segments = (0..self.max_sge as usize).map(|i| {
             // SAFETY: inside the entry.
             unsafe { read_segment(entry.add(i).cast()) }
@@ -365,6 +398,26 @@ impl LockedWork<'_> {
     #[inline]
     pub(crate) fn take(&mut self, slot: u16) -> Option<u64> {
         self.list().take(slot)
+    }
+
+    /// Writes data that came in a completion to where the receive in `slot` wants it.
+    /// False if it does not fit, or none is outstanding there.
+    ///
+    /// # Safety
+    /// The receive's memory is valid, as whoever posted it has said.
+    pub(crate) unsafe fn scatter(&mut self, slot: u16, data: &[u8]) -> bool {
+        if self.find(slot).is_none() {
+            return false;
+        }
+        let entry = self.list().segments(slot);
+        // SAFETY: as the caller says; its entry.
+        unsafe { self.work.scatter_to(entry, data) }
+    }
+
+    /// The tags.
+    pub(crate) fn tags(&mut self) -> Option<&mut TagList> {
+        // SAFETY: the lock is this value's.
+        unsafe { self.work.tags() }
     }
 
     /// The slots of the next receive and of the last entry, and an entry's bytes.

@@ -20,9 +20,9 @@ pub struct SharedReceiveQueue<C: ContextRef> {
     pub recv: SharedQueue,
     /// The SRQ number, by which XRC initiators name it.
     pub srq_num: u32,
-    /// For an XRC SRQ, its entry in the QP table: its receives complete to its
-    /// own completion queue, and CQEs name it instead of a queue pair. The caller
-    /// attaches it before the first use, and detaches it after the queue is
+    /// For an XRC SRQ, and one with tag matching, its entry in the QP table: its receives
+    /// complete to its own completion queue, and CQEs name it instead of a queue pair. The
+    /// caller attaches it before the first use, and detaches it after the queue is
     /// destroyed ([`crate::CqeRing::attach`]).
     pub xrc: Option<Arc<Work>>,
 }
@@ -31,8 +31,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
     /// Creates a shared receive queue; its sizes are those of `recv`.
     ///
     /// # Errors
-    /// [`CreateError::Unsupported`] for tag matching; [`CreateError::TooLarge`]; those of memory and of CREATE_SRQ. Nothing
-    /// is left behind.
+    /// [`CreateError::TooLarge`]; those of memory and of CREATE_SRQ. Nothing is left behind.
     pub fn create(
         context: &C,
         device: &DeviceContext,
@@ -52,20 +51,14 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         init: &SrqInit,
         lender: Option<&dyn Lender>,
     ) -> Result<Self, CreateError> {
-        if let SrqKind::TagMatching { .. } = init.kind {
-            return Err(CreateError::Unsupported {
-                what: "a shared receive queue with tag matching",
-            });
-        }
-        let work = Arc::new(SharedWork::sized(
-            init.max_wr,
-            init.max_sge,
-            &device.limits,
-            lender,
-        )?);
+        let work = SharedWork::sized(init.max_wr, init.max_sge, &device.limits, lender)?;
+        let work = Arc::new(match init.kind {
+            SrqKind::TagMatching { max_num_tags, .. } => work.with_tags(max_num_tags)?,
+            _ => work,
+        });
         // For polling it is a queue pair with only receives of a shared queue.
         let xrc = match init.kind {
-            SrqKind::Xrc { .. } => Some(Arc::new(Work::new(
+            SrqKind::Xrc { .. } | SrqKind::TagMatching { .. } => Some(Arc::new(Work::new(
                 device.user_index()?,
                 Service::Target,
                 SendPlan::default(),

@@ -18,6 +18,11 @@ pub(crate) mod opcode {
     pub const RAW_WQE: u32 = 136;
     pub const RECV: u32 = 128;
     pub const RECV_RDMA_WITH_IMM: u32 = 129;
+    pub const TM_ADD: u32 = 130;
+    pub const TM_DEL: u32 = 131;
+    pub const TM_SYNC: u32 = 132;
+    pub const TM_RECV: u32 = 133;
+    pub const TM_NO_TAG: u32 = 134;
 }
 
 /// `enum ibv_wc_flags`.
@@ -26,6 +31,9 @@ pub(crate) mod flags {
     pub const WITH_IMM: u32 = 1 << 1;
     pub const IP_CSUM_OK: u32 = 1 << 2;
     pub const WITH_INV: u32 = 1 << 3;
+    pub const TM_SYNC_REQ: u32 = 1 << 4;
+    pub const TM_MATCH: u32 = 1 << 5;
+    pub const TM_DATA_VALID: u32 = 1 << 6;
 }
 
 /// `enum ibv_wc_status`.
@@ -44,6 +52,8 @@ pub(crate) mod status {
     pub const RNR_RETRY_EXC_ERR: u32 = 13;
     pub const REM_ABORT_ERR: u32 = 16;
     pub const GENERAL_ERR: u32 = 21;
+    pub const TM_ERR: u32 = 22;
+    pub const TM_RNDV_INCOMPLETE: u32 = 23;
 }
 
 /// Syndromes of error CQEs (`MLX5_CQE_SYNDROME_...`).

@@ -49,7 +49,8 @@ pub struct Work {
     /// Whether the device computes and checks the checksums of packets.
     pub(crate) checksums: bool,
     /// Receives are in its own queue and have no checksums: completing them needs no
-    /// other decision.
+    /// other decision. Also those of a shared queue with tags, so that the fast path finds
+    /// none.
     pub(crate) plain_receives: bool,
     /// Bytes of a packet's headers that its WQE carries.
     pub(crate) inline_headers: usize,
@@ -83,7 +84,7 @@ impl Work {
             copies: false,
             raw: false,
             checksums: false,
-            plain_receives: shared.is_none(),
+            plain_receives: shared.as_ref().is_none_or(|shared| shared.has_tags()),
             inline_headers: 0,
             segmentation: Segmentation::default(),
             unannounced: packets.then(Box::default),
@@ -94,7 +95,7 @@ impl Work {
     /// The device computes and checks the checksums of packets.
     pub(crate) fn set_checksums(&mut self, checksums: bool) {
         self.checksums = checksums;
-        self.plain_receives = self.shared.is_none() && !checksums;
+        self.plain_receives &= !checksums;
     }
 
     /// It sends packets of which the WQEs have no headers, on a device that computes

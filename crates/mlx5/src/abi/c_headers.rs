@@ -179,6 +179,11 @@ fn assertions() -> String {
     fields!(c, "mlx5_wqe_srq_next_seg", size NextSegment {
         rsvd0, next_wqe_index, signature, rsvd1,
     });
+    fields!(c, "mlx5_wqe_tm_seg", size TagSegment {
+        opcode, flags, index, rsvd0, sw_cnt, rsvd1, append_tag, append_mask,
+    });
+    fields!(c, "mlx5_tm_cqe", size TagCqe { success, hw_phase_cnt, rsvd0 });
+    fields!(c, "ibv_tmh", size TagHeader { opcode, reserved, app_ctx, tag });
     fields!(c, "mlx5_cqe64", size Cqe {
         rsvd0, wqe_id, rsvd4, ml_path, rsvd20, slid, flags_rqpn, hds_ip_ext,
         l4_hdr_type_etc, vlan_info, srqn_uidx, imm_inval_pkey, app, app_op,

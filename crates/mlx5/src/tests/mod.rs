@@ -21,6 +21,7 @@ mod resize;
 mod send;
 mod session;
 mod shared;
+mod tags;
 mod xrc;
 
 use std::mem::MaybeUninit;

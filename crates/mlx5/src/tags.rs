@@ -1,0 +1,480 @@
+//! Tag matching: the tags of a shared receive queue.
+//!
+//! Changes of the list are work requests of a queue pair of its own. The device matches
+//! messages against the list: one goes to the memory of the first tag that matches, which
+//! is then consumed, or, unexpected, to a receive.
+//!
+//! Both sides number tags alike: each one that is added names the entry of the next one.
+//! Entries are used in the order in which they became free.
+//!
+//! Posters and pollers use the list under the queue's lock.
+
+use std::collections::VecDeque;
+
+use uverbs::Sge;
+
+use crate::abi::{
+    self, CQE_SCATTER_32, CQE_SCATTER_64, Cqe, TagSegment, cqe_opcode, tag_change, tag_flag, tag_op,
+};
+use crate::cqe::{CqeRef, Decoded, GRH, Sink, unknown_request};
+use crate::wc::{flags, opcode, status};
+use crate::{
+    CompletionError, CreateError, MAX_SEGMENT, PostError, SendQueue, SharedQueue, SharedWork, Work,
+};
+
+/// More unexpected messages than this, unhandled, and the program is asked to synchronize.
+const MAX_UNHANDLED: i32 = 0x3fff;
+
+/// A change of the list of tags.
+#[derive(Clone, Copy, Debug)]
+pub struct TagOperation {
+    /// Identifies its completion.
+    pub wr_id: u64,
+    /// It has a completion.
+    pub signalled: bool,
+    /// Tells the device how many unexpected messages were handled.
+    pub handled: Option<u32>,
+    /// The change.
+    pub change: TagChange,
+}
+
+/// What a [`TagOperation`] does.
+#[derive(Clone, Copy, Debug)]
+pub enum TagChange {
+    /// Adds a tag.
+    Add {
+        /// Identifies completions of its message.
+        wr_id: u64,
+        /// A message matches if its tag has these bits ...
+        tag: u64,
+        /// ... under this mask.
+        mask: u64,
+        /// The message's memory.
+        memory: Option<Sge>,
+    },
+    /// Removes a tag, by what [`SharedQueue::push_tag`] returned.
+    Remove(u32),
+    /// Nothing.
+    Sync,
+}
+
+/// An entry of the list.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tag {
+    /// The next free entry.
+    next: u16,
+    /// Unexpected messages that had been handled when it was added.
+    phase: u16,
+    /// A message may still arrive for it.
+    in_list: bool,
+    /// Outstanding signalled operations; the entry is free without any, and not in the
+    /// list.
+    operations: u32,
+    length: u32,
+    addr: u64,
+    wr_id: u64,
+}
+
+/// A signalled operation.
+#[derive(Clone, Copy, Debug)]
+struct Operation {
+    /// As its CQE says it (`tag_op`).
+    kind: u8,
+    tag: Option<u16>,
+    /// The block of its WQE.
+    block: u32,
+    wr_id: u64,
+}
+
+/// The list of tags, under the lock of its shared receive queue.
+#[derive(Debug)]
+pub(crate) struct TagList {
+    tags: Box<[Tag]>,
+    /// The entry of the next tag.
+    first_free: u16,
+    /// The last free entry, which is not used: the last tag has to name a next one.
+    last_free: u16,
+    /// Outstanding signalled operations, in order; it has room for all.
+    operations: VecDeque<Operation>,
+    /// The block of the last operation that has completed, until the poster has seen it.
+    completed: Option<u32>,
+    /// Unexpected messages that were received, and that the program has handled.
+    unexpected: u32,
+    handled: u32,
+}
+
+impl TagList {
+    pub(crate) fn new(max_tags: u32) -> Result<Self, CreateError> {
+        // Entries have 16 bits.
+        let last = u16::try_from(max_tags).map_err(|_| CreateError::TooLarge {
+            what: "max_num_tags",
+        })?;
+        let mut tags = Vec::new();
+        tags.try_reserve_exact(usize::from(last) + 1)
+            .map_err(|_| CreateError::NoMemory)?;
+        tags.extend((0..=last).map(|entry| Tag {
+            next: entry.wrapping_add(1),
+            ..Tag::default()
+        }));
+        Ok(Self {
+            tags: tags.into_boxed_slice(),
+            first_free: 0,
+            last_free: last,
+            operations: VecDeque::new(),
+            completed: None,
+            unexpected: 0,
+            handled: 0,
+        })
+    }
+
+    /// The tag of an entry.
+    fn tag(&mut self, entry: u16) -> &mut Tag {
+        &mut self.tags[usize::from(entry)]
+    }
+
+    /// The entry of a tag that was added.
+    fn added(&self, handle: u32) -> Option<u16> {
+        let tag = self.tags.get(handle as usize)?;
+        tag.in_list.then_some(handle as u16)
+    }
+
+    /// A tag is no longer in the list.
+    fn leave(&mut self, entry: u16) {
+        let tag = self.tag(entry);
+        if std::mem::take(&mut tag.in_list) && tag.operations == 0 {
+            self.free(entry);
+        }
+    }
+
+    /// A signalled operation on a tag has completed.
+    fn end_operation(&mut self, entry: u16) {
+        let tag = self.tag(entry);
+        // There was one: it was recorded.
+        tag.operations -= 1;
+        if tag.operations == 0 && !tag.in_list {
+            self.free(entry);
+        }
+    }
+
+    fn free(&mut self, entry: u16) {
+        let last = std::mem::replace(&mut self.last_free, entry);
+        self.tag(last).next = entry;
+    }
+
+    /// The segment of a change, and the memory of a tag that is added, if it has any.
+    ///
+    /// # Errors
+    /// As of [`SharedQueue::push_tag`].
+    fn segment(
+        &self,
+        operation: &TagOperation,
+    ) -> Result<(TagSegment, Option<Option<Sge>>), PostError> {
+        if operation.signalled && self.operations.len() == self.operations.capacity() {
+            return Err(PostError::Full);
+        }
+        let mut segment = TagSegment::default();
+        if operation.signalled {
+            segment.flags |= tag_flag::CQE_REQ;
+        }
+        if let Some(handled) = operation.handled {
+            segment.flags |= tag_flag::SW_CNT;
+            segment.sw_cnt = (handled as u16).to_be();
+        }
+        let (change, memory) = match operation.change {
+            TagChange::Add {
+                tag, mask, memory, ..
+            } => {
+                if memory.is_some_and(|sge| sge.length >= MAX_SEGMENT) {
+                    return Err(PostError::MessageTooLong);
+                }
+                if self.first_free == self.last_free {
+                    return Err(PostError::Full);
+                }
+                segment.index = self.tags[usize::from(self.first_free)].next.to_be();
+                segment.append_tag = tag.to_be();
+                segment.append_mask = mask.to_be();
+                (
+                    tag_change::APPEND,
+                    Some(memory.filter(|sge| sge.length != 0)),
+                )
+            }
+            TagChange::Remove(handle) => {
+                let entry = self.added(handle).ok_or(PostError::BadOperation)?;
+                segment.index = entry.to_be();
+                (tag_change::REMOVE, None)
+            }
+            TagChange::Sync => (tag_change::NOP, None),
+        };
+        segment.opcode = change << 4;
+        Ok((segment, memory))
+    }
+
+    /// Changes the list as the operation says, which is in that block. Returns a new
+    /// tag's handle.
+    fn apply(&mut self, operation: &TagOperation, block: u32) -> u32 {
+        if let Some(handled) = operation.handled {
+            self.handled = handled;
+        }
+        let (kind, tag, handle) = match operation.change {
+            TagChange::Add { wr_id, memory, .. } => {
+                let (entry, phase) = (self.first_free, self.handled as u16);
+                let memory = memory.unwrap_or_default();
+                let tag = self.tag(entry);
+                let next = tag.next;
+                *tag = Tag {
+                    next,
+                    phase,
+                    in_list: true,
+                    operations: 0,
+                    length: memory.length,
+                    addr: memory.addr,
+                    wr_id,
+                };
+                self.first_free = next;
+                (tag_op::APPEND, Some(entry), entry.into())
+            }
+            TagChange::Remove(handle) => (tag_op::REMOVE, Some(handle as u16), handle),
+            TagChange::Sync => (tag_op::NOOP, None, 0),
+        };
+        if operation.signalled {
+            self.operations.push_back(Operation {
+                kind,
+                tag,
+                block,
+                wr_id: operation.wr_id,
+            });
+            if let Some(entry) = tag {
+                self.tag(entry).operations += 1;
+            }
+        } else if let (tag_op::REMOVE, Some(entry)) = (kind, tag) {
+            self.leave(entry);
+        }
+        handle
+    }
+
+    /// Takes the oldest outstanding operation, if it is of that kind.
+    fn complete(&mut self, kind: u8) -> Option<Operation> {
+        let operation = *self.operations.front().filter(|first| first.kind == kind)?;
+        self.operations.pop_front();
+        self.completed = Some(operation.block);
+        Some(operation)
+    }
+}
+
+impl SharedQueue {
+    /// Makes room for so many outstanding changes of tags: the capacity of the send queue
+    /// that [`SharedQueue::push_tag`] gets.
+    ///
+    /// # Errors
+    /// [`CreateError::Unsupported`] if the queue has no tags; [`CreateError::NoMemory`].
+    pub fn reserve_tag_operations(&mut self, count: u32) -> Result<(), CreateError> {
+        let mut locked = self.work().enter();
+        let list = locked.tags().ok_or(CreateError::Unsupported {
+            what: "changing the tags of a shared receive queue without any",
+        })?;
+        let count = count as usize;
+        let reserved = list.operations.try_reserve_exact(count);
+        reserved.map_err(|_| CreateError::NoMemory)
+    }
+
+    /// Adds a change of tags to the batch of `changes`, the send queue of a queue pair that
+    /// uses this queue and is connected to itself. Returns the handle of a tag that it
+    /// adds.
+    ///
+    /// A tag's memory stays registered, and is neither read nor written by the process,
+    /// until the tag was removed or its message has arrived: the contract of
+    /// [`SendQueue::publish`].
+    ///
+    /// # Errors
+    /// [`PostError::Full`] for too many changes, or tags; [`PostError::BadOperation`] for a
+    /// tag that is not in the list; [`PostError::MessageTooLong`]. Nothing has changed.
+    ///
+    /// # Safety
+    /// The caller has [`SharedWork::lock`].
+    pub unsafe fn push_tag(
+        &mut self,
+        changes: &mut SendQueue,
+        operation: &TagOperation,
+    ) -> Result<u32, PostError> {
+        // SAFETY: as the caller says.
+        let list = unsafe { self.work().tags() }.ok_or(PostError::BadOperation)?;
+        if let Some(block) = list.completed.take() {
+            changes.complete(block);
+        }
+        let (segment, memory) = list.segment(operation)?;
+        let block = changes.push_tag(operation.wr_id, segment, memory)?;
+        Ok(list.apply(operation, block))
+    }
+}
+
+/// Whether a CQE with this last byte may be of tag matching.
+#[inline]
+pub(crate) fn may_be_tagged(cqe: CqeRef, op_own: u8) -> bool {
+    let kind = op_own >> 4;
+    cqe.app() == abi::APP_TAG_MATCHING
+        && (cqe_opcode::RESP_WR_IMM..=cqe_opcode::NO_PACKET).contains(&kind)
+        && kind != cqe_opcode::RESIZE_CQ
+}
+
+/// Whether a CQE of tag matching consumed a receive.
+pub(crate) fn takes_receive(cqe: CqeRef) -> bool {
+    matches!(cqe.app_op(), tag_op::UNEXPECTED | tag_op::NO_TAG)
+}
+
+/// Decodes a CQE of tag matching into `sink`, for the queue of `shared`; its data goes to
+/// where the tag or the receive wants it. `wide` is the first half of a CQE of 128 bytes.
+///
+/// # Safety
+/// The lists of outstanding work requests and of tags name valid memory.
+#[cold]
+pub(crate) unsafe fn decode(
+    work: &Work,
+    shared: &SharedWork,
+    cqe: CqeRef,
+    op_own: u8,
+    wide: Option<&[u8; 64]>,
+    sink: &mut impl Sink,
+) -> Result<(), CompletionError> {
+    let copy = cqe.copy();
+    let bytes = match op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) {
+        0 => None,
+        scatter => Some(match scatter & CQE_SCATTER_64 {
+            0 => Some(first_half(&copy)),
+            _ => wide.map(|wide| &wide[..]),
+        }),
+    };
+    // None if they are elsewhere; an error if there are too many.
+    let data = bytes.map(|bytes| {
+        let count = cqe.byte_len() as usize;
+        let data = bytes.and_then(|bytes| bytes.get(..count));
+        data.filter(|_| work.short_data).ok_or(())
+    });
+    let mut done = Decoded {
+        wr_id: 0,
+        status: 0,
+        opcode: opcode::TM_RECV,
+        wc_flags: match op_own >> 4 {
+            cqe_opcode::RESP_WR_IMM | cqe_opcode::RESP_SEND_IMM => flags::WITH_IMM,
+            cqe_opcode::RESP_SEND_INV => flags::WITH_INV,
+            _ => 0,
+        },
+        byte_len: cqe.byte_len(),
+        vendor_err: 0,
+    };
+    // The sender's fields are data otherwise.
+    if cqe.flags_rqpn() & GRH != 0 && op_own & CQE_SCATTER_32 == 0 {
+        done.wc_flags |= flags::GRH;
+    }
+    let mut locked = shared.enter();
+    let kind = cqe.app_op();
+    if takes_receive(cqe) {
+        let slot = cqe.wqe_counter();
+        let fits = match data {
+            None => true,
+            // SAFETY: as the caller says, if it is outstanding.
+            Some(Ok(data)) => unsafe { locked.scatter(slot, data) },
+            Some(Err(())) => false,
+        };
+        done.wr_id = locked.take(slot).ok_or_else(|| unknown_request(slot))?;
+        if !fits {
+            done.status = status::LOC_LEN_ERR;
+        }
+    }
+    let list = locked.tags().ok_or_else(|| unknown_request(0))?;
+    match kind {
+        tag_op::NO_TAG => done.opcode = opcode::TM_NO_TAG,
+        tag_op::UNEXPECTED => {
+            list.unexpected = list.unexpected.wrapping_add(1);
+            if list.unexpected.wrapping_sub(list.handled) as i32 > MAX_UNHANDLED {
+                done.wc_flags |= flags::TM_SYNC_REQ;
+            }
+        }
+        tag_op::APPEND | tag_op::REMOVE | tag_op::NOOP => {
+            let slot = cqe.wqe_counter();
+            let operation = list.complete(kind).ok_or_else(|| unknown_request(slot))?;
+            done.wr_id = operation.wr_id;
+            let (success, phase) = cqe.tag_change();
+            done.opcode = match kind {
+                tag_op::APPEND => opcode::TM_ADD,
+                tag_op::REMOVE => opcode::TM_DEL,
+                _ => opcode::TM_SYNC,
+            };
+            if let Some(entry) = operation.tag {
+                if kind == tag_op::REMOVE && success {
+                    list.leave(entry);
+                }
+                list.end_operation(entry);
+                if list.tag(entry).phase != phase {
+                    done.wc_flags |= flags::TM_SYNC_REQ;
+                }
+            }
+            if kind == tag_op::REMOVE && !success {
+                done.status = status::TM_ERR;
+            }
+        }
+        _ => {
+            let (matched, filled, incomplete) = match kind {
+                tag_op::CONSUMED => (true, false, false),
+                tag_op::CONSUMED_SW_RNDV => (true, false, true),
+                tag_op::EXPECTED => (false, true, false),
+                tag_op::CONSUMED_MSG => (true, true, false),
+                tag_op::CONSUMED_MSG_SW_RNDV | tag_op::CANCELED => (true, true, true),
+                _ => return Err(unknown_request(cqe.wqe_counter())),
+            };
+            let entry = cqe.app_info();
+            let tag = *(list.tags.get(usize::from(entry))).ok_or_else(|| unknown_request(entry))?;
+            done.wr_id = tag.wr_id;
+            if matched {
+                done.wc_flags |= flags::TM_MATCH;
+            }
+            if filled {
+                done.wc_flags |= flags::TM_DATA_VALID;
+            }
+            if incomplete {
+                done.status = status::TM_RNDV_INCOMPLETE;
+            }
+            if !tag.in_list {
+                // Its removal, without a completion, came too late.
+                done.status = status::GENERAL_ERR;
+            } else {
+                let fits = match data {
+                    None => true,
+                    // SAFETY: as the caller says: it is in the list.
+                    Some(Ok(data)) => unsafe { tag.scatter(data) },
+                    Some(Err(())) => false,
+                };
+                if !fits {
+                    done.status = status::LOC_LEN_ERR;
+                }
+                if filled {
+                    list.leave(entry);
+                }
+            }
+        }
+    }
+    sink.put(cqe, done);
+    Ok(())
+}
+
+/// The half of a CQE where its data is.
+fn first_half(cqe: &Cqe) -> &[u8] {
+    // SAFETY: a CQE has 64 bytes and no padding.
+    unsafe { std::slice::from_raw_parts((&raw const *cqe).cast::<u8>(), 32) }
+}
+
+impl Tag {
+    /// Writes data that came in a completion to the tag's memory. False if it does not
+    /// fit.
+    ///
+    /// # Safety
+    /// The memory is valid, as whoever added the tag has said.
+    unsafe fn scatter(&self, data: &[u8]) -> bool {
+        if data.len() > self.length as usize {
+            return false;
+        }
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(self.addr as usize);
+        // SAFETY: as the caller says.
+        unsafe { to.copy_from(data.as_ptr(), data.len()) };
+        true
+    }
+}
