@@ -42,7 +42,7 @@ impl ContextOps for Mlx5 {
         use crate::mlx5::counters::{ibv_counter_attach_attr, ibv_counters_init_attr};
         use crate::mlx5::flow_action::{self, ibv_flow_action};
         use crate::mlx5::qp::{self as mlx5_qp, ibv_ece, ibv_qp_rate_limit_attr};
-        use crate::mlx5::{clock, cq, dm, wq};
+        use crate::mlx5::{clock, cq, dm, srq as mlx5_srq, wq};
         operations! {
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
             alloc_null_mr: fn(*mut ibv_pd) -> *mut ibv_mr = dm::alloc_null_mr;
@@ -73,6 +73,8 @@ impl ContextOps for Mlx5 {
             open_xrcd: fn(*mut ibv_context, *mut ibv_xrcd_init_attr)
                 -> *mut ibv_xrcd = xrc::open_xrcd;
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
+            post_srq_ops: fn(*mut ibv_srq, *mut ibv_ops_wr, *mut *mut ibv_ops_wr)
+                -> c_int = mlx5_srq::post_srq_ops;
             query_ece: fn(*mut ibv_qp, *mut ibv_ece) -> c_int = mlx5_qp::query_ece;
             query_qp_data_in_order: fn(*mut ibv_qp, u32, u32)
                 -> c_int = mlx5_qp::query_qp_data_in_order;

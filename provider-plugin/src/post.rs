@@ -293,7 +293,7 @@ unsafe fn post_send_slow<D: qp::QpOps>(
 /// # Safety
 /// `bad_wr` is null or writable.
 #[cold]
-unsafe fn refuse<T>(wr: *mut T, bad_wr: *mut *mut T, errno: c_int) -> c_int {
+pub unsafe fn refuse<T>(wr: *mut T, bad_wr: *mut *mut T, errno: c_int) -> c_int {
     if let Some(bad_wr) = NonNull::new(bad_wr) {
         // SAFETY: as the caller says.
         unsafe { bad_wr.write(wr) };

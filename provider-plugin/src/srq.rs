@@ -24,13 +24,14 @@ pub trait SrqOps: Sized + 'static {
     /// The device's other data of a shared receive queue.
     type SrqData;
 
-    /// Whether the device has XRC.
+    /// Whether the device has XRC, and tag matching.
     const XRC: bool = false;
     /// Whether polling takes the lock too; then no promise of the application
     /// saves it.
     const SHARES_LOCK: bool = false;
 
-    /// Creates the kernel object and its queue. `cq` is the completion queue of an XRC SRQ.
+    /// Creates the kernel object and its queue. `cq` is the completion queue of an XRC SRQ,
+    /// or one with tag matching.
     ///
     /// # Safety
     /// `cq` is null or a live completion queue of the context.
@@ -41,16 +42,33 @@ pub trait SrqOps: Sized + 'static {
         domain: *mut ibv_pd,
     ) -> Result<NewSrq<Self>, Errno>;
 
+    /// Creates what changes the tags of a queue with tag matching: at most `max_ops` changes
+    /// are outstanding.
+    ///
+    /// # Safety
+    /// The queue is live, and not used yet.
+    unsafe fn make_tags(_srq: *mut ibv_srq, _max_ops: u32) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
     /// Guards the queue.
     #[inline]
     fn lock(srq: &Srq<Self>) -> &BiasedLock {
         &srq.lock
     }
 
+    /// Called before the kernel object is destroyed, which this can refuse.
+    ///
+    /// # Safety
+    /// The completion queue of an SRQ that has one is live. Nothing else uses the SRQ.
+    unsafe fn destroying(_srq: &Srq<Self>) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// Called after the kernel object was destroyed.
     ///
     /// # Safety
-    /// The completion queue of an XRC SRQ is live.
+    /// The completion queue of an SRQ that has one is live.
     unsafe fn srq_destroyed(_srq: &Srq<Self>) {}
 
     /// Changes the limit, the size, or both. Posted receives stay posted.
@@ -115,28 +133,35 @@ pub unsafe fn srq_of<'a, D: SrqOps>(srq: *mut ibv_srq) -> &'a Srq<D> {
     unsafe { &*srq.cast::<Srq<D>>() }
 }
 
-/// The XRC domain and the completion queue of an XRC SRQ; null for others.
-struct Xrc {
+/// What a type of shared receive queue has besides receives; zeros otherwise.
+struct Special {
+    srq_type: u32,
     xrcd: *mut ibv_xrcd,
     cq: *mut ibv_cq,
+    tm_cap: ibv_tm_cap,
 }
 
-impl Xrc {
-    const NONE: Self = Self {
+impl Special {
+    const BASIC: Self = Self {
+        srq_type: IBV_SRQT_BASIC,
         xrcd: core::ptr::null_mut(),
         cq: core::ptr::null_mut(),
+        tm_cap: ibv_tm_cap {
+            max_num_tags: 0,
+            max_ops: 0,
+        },
     };
 }
 
 /// Creates a shared receive queue, and sets `attr` to its actual size.
 ///
 /// # Safety
-/// `pd` is a live domain, and what `xrc` names is live, or null.
+/// `pd` is a live domain, and what `special` names is live, or null.
 unsafe fn create<D: SrqOps>(
     pd: *mut ibv_pd,
     srq_context: *mut core::ffi::c_void,
     attr: &mut ibv_srq_attr,
-    xrc: Xrc,
+    special: Special,
 ) -> Result<*mut ibv_srq, Errno> {
     let mut place = try_box(MaybeUninit::<Srq<D>>::uninit()).map_err(|(_, errno)| errno)?;
     // SAFETY: as the caller says.
@@ -144,14 +169,18 @@ unsafe fn create<D: SrqOps>(
     // SAFETY: a domain's context is open.
     let (ctx, async_fd) = unsafe { (CtxRef::of(context), borrowed((*context).async_fd)) };
     // SAFETY: null or live, as the caller says.
-    let kind = match unsafe { (xrc.xrcd.is_null(), xrc.cq.as_ref()) } {
-        (true, _) => SrqKind::Basic,
-        (false, Some(cq)) => SrqKind::Xrc {
+    let kind = match (special.srq_type, unsafe { special.cq.as_ref() }) {
+        (IBV_SRQT_BASIC, _) => SrqKind::Basic,
+        (IBV_SRQT_XRC, Some(cq)) => SrqKind::Xrc {
             // SAFETY: live, as the caller says.
-            xrcd: unsafe { crate::xrc::handle(xrc.xrcd) },
+            xrcd: unsafe { crate::xrc::handle(special.xrcd) },
             cq: CqHandle(cq.handle),
         },
-        (false, None) => return Err(Errno::INVAL),
+        (_, Some(cq)) => SrqKind::TagMatching {
+            cq: CqHandle(cq.handle),
+            max_num_tags: special.tm_cap.max_num_tags,
+        },
+        (_, None) => return Err(Errno::INVAL),
     };
     let init = SrqInit {
         pd: domain.handle(),
@@ -163,7 +192,7 @@ unsafe fn create<D: SrqOps>(
         async_fd,
     };
     // SAFETY: as the caller says.
-    let made = unsafe { D::make(&ctx, &init, xrc.cq, pd)? };
+    let made = unsafe { D::make(&ctx, &init, special.cq, pd)? };
     attr.max_wr = made.max_wr;
     attr.max_sge = made.max_sge;
     // SAFETY: zeros are valid for the public part: null pointers, integers.
@@ -172,12 +201,9 @@ unsafe fn create<D: SrqOps>(
     public.srq.srq_context = srq_context;
     public.srq.pd = pd;
     public.srq.handle = made.object.handle().0;
-    public.srq_type = match kind {
-        SrqKind::Xrc { .. } => IBV_SRQT_XRC,
-        _ => IBV_SRQT_BASIC,
-    };
-    public.xrcd = xrc.xrcd.cast();
-    public.cq = xrc.cq;
+    public.srq_type = special.srq_type;
+    public.xrcd = special.xrcd.cast();
+    public.cq = special.cq;
     public.srq_num = made.srq_num;
     let srq = place.write(Srq {
         public,
@@ -193,7 +219,18 @@ unsafe fn create<D: SrqOps>(
     unsafe {
         events::init(&raw mut srq.public.srq.mutex, &raw mut srq.public.srq.cond);
     }
-    Ok(Box::into_raw(place).cast())
+    // From here on `destroy_srq` frees it.
+    let srq: *mut ibv_srq = Box::into_raw(place).cast();
+    if special.srq_type == IBV_SRQT_TM {
+        // SAFETY: a live queue, which is not used yet.
+        unsafe {
+            if let Err(errno) = D::make_tags(srq, special.tm_cap.max_ops) {
+                destroy_srq::<D>(srq);
+                return Err(errno);
+            }
+        }
+    }
+    Ok(srq)
 }
 
 /// `ibv_create_srq`.
@@ -203,11 +240,13 @@ pub unsafe extern "C" fn create_srq<D: SrqOps>(
 ) -> *mut ibv_srq {
     // SAFETY: libibverbs passes a live domain of ours and the application's
     // attributes.
-    entry::pointer(|| unsafe { create::<D>(pd, (*init).srq_context, &mut (*init).attr, Xrc::NONE) })
+    entry::pointer(|| unsafe {
+        create::<D>(pd, (*init).srq_context, &mut (*init).attr, Special::BASIC)
+    })
 }
 
-/// `ibv_create_srq_ex`. EOPNOTSUPP for types that the device does not have; no
-/// device has tag matching here.
+/// `ibv_create_srq_ex`. EOPNOTSUPP for types that the device does not have; EINVAL
+/// without what a type needs: for tag matching, a completion queue with a cursor.
 pub unsafe extern "C" fn create_srq_ex<D: SrqOps>(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
@@ -227,21 +266,43 @@ pub unsafe extern "C" fn create_srq_ex<D: SrqOps>(
             0 => IBV_SRQT_BASIC,
             _ => (*init).srq_type,
         };
-        let xrc = match srq_type {
-            IBV_SRQT_BASIC => Xrc::NONE,
+        let has = |members| comp_mask & members == members;
+        let special = match srq_type {
+            IBV_SRQT_BASIC => Special::BASIC,
             IBV_SRQT_XRC if D::XRC => {
-                const BOTH: u32 = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
-                if comp_mask & BOTH != BOTH || (*init).xrcd.is_null() {
+                let complete = has(IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ);
+                if !complete || (*init).xrcd.is_null() {
                     return Err(Errno::INVAL);
                 }
-                Xrc {
+                Special {
+                    srq_type,
                     xrcd: (*init).xrcd,
                     cq: (*init).cq,
+                    ..Special::BASIC
+                }
+            }
+            IBV_SRQT_TM if D::XRC => {
+                let complete = has(IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM);
+                // SAFETY: null or a live queue of ours, which begins with an ibv_cq_ex.
+                let cursor = complete
+                    && (*init)
+                        .cq
+                        .cast::<ibv_cq_ex>()
+                        .as_ref()
+                        .is_some_and(|cq| cq.start_poll.is_some());
+                if !cursor {
+                    return Err(Errno::INVAL);
+                }
+                Special {
+                    srq_type,
+                    cq: (*init).cq,
+                    tm_cap: (*init).tm_cap,
+                    ..Special::BASIC
                 }
             }
             _ => return Err(Errno::OPNOTSUPP),
         };
-        create::<D>((*init).pd, (*init).srq_context, &mut (*init).attr, xrc)
+        create::<D>((*init).pd, (*init).srq_context, &mut (*init).attr, special)
     })
 }
 
@@ -298,6 +359,7 @@ pub unsafe extern "C" fn destroy_srq<D: SrqOps>(srq: *mut ibv_srq) -> c_int {
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
         let own: &Srq<D> = srq_of(srq);
+        D::destroying(own)?;
         match own.object.destroy() {
             Ok(seen) => events::wait_srq(srq, seen),
             Err(error) => destroyed(Err(error.into()))?,

@@ -265,6 +265,15 @@ consts! { u32:
     IBV_WQ_FLAGS_RESERVED = 1 << 4,
 }
 
+// enum ibv_ops_wr_opcode, enum ibv_ops_flags
+consts! { u32:
+    IBV_WR_TAG_ADD = 0,
+    IBV_WR_TAG_DEL = 1,
+    IBV_WR_TAG_SYNC = 2,
+    IBV_OPS_SIGNALED = 1 << 0,
+    IBV_OPS_TM_SYNC = 1 << 1,
+}
+
 // enum ibv_srq_type, enum ibv_srq_init_attr_mask, enum ibv_srq_attr_mask
 consts! { u32:
     IBV_SRQT_BASIC = 0,

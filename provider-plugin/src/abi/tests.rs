@@ -84,6 +84,7 @@ fn facts() -> Vec<Fact> {
             wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags,
             pkey_index, slid, sl, dlid_path_bits,
         };
+        ibv_ops_wr { wr_id, next, opcode, flags, tm };
         ibv_wc_tm_info { tag, priv_ = "priv" };
         ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path };
         ibv_device_attr {
@@ -144,6 +145,19 @@ fn facts() -> Vec<Fact> {
         ibv_xrcd_init_attr { comp_mask, fd, oflags };
         ibv_values_ex { comp_mask, raw_clock };
     );
+    let nested = [
+        ("tm.handle", offset_of!(ibv_ops_wr, tm.handle)),
+        (
+            "tm.add.recv_wr_id",
+            offset_of!(ibv_ops_wr, tm.add.recv_wr_id),
+        ),
+        ("tm.add.num_sge", offset_of!(ibv_ops_wr, tm.add.num_sge)),
+        ("tm.add.mask", offset_of!(ibv_ops_wr, tm.add.mask)),
+    ];
+    facts.extend(nested.map(|(name, ours)| Fact {
+        c: format!("offsetof(struct ibv_ops_wr, {name})"),
+        ours,
+    }));
     macro_rules! values {
         ($($name:ident),+ $(,)?) => {
             $(facts.push(Fact { c: stringify!($name).to_owned(), ours: $name as usize });)+
@@ -207,6 +221,8 @@ fn facts() -> Vec<Fact> {
         IBV_QP_RATE_LIMIT,
         IBV_QPS_RTS,
         IBV_QPS_ERR,
+        IBV_WR_TAG_SYNC,
+        IBV_OPS_TM_SYNC,
         IBV_SRQT_TM,
         IBV_SRQ_INIT_ATTR_TM,
         IBV_SRQ_MAX_WR,

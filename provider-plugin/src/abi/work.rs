@@ -168,6 +168,41 @@ pub struct ibv_poll_cq_attr {
     pub comp_mask: u32,
 }
 
+/// A change of tags (`ibv_post_srq_ops`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_ops_wr {
+    pub wr_id: u64,
+    pub next: *mut ibv_ops_wr,
+    /// One of `IBV_WR_TAG_*`.
+    pub opcode: u32,
+    /// `IBV_OPS_*`.
+    pub flags: u32,
+    pub tm: ibv_ops_tm,
+}
+
+/// C: `struct` without a name, in [`ibv_ops_wr`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_ops_tm {
+    /// Unexpected messages that were handled.
+    pub unexpected_cnt: u32,
+    /// Set by an addition, read by a removal.
+    pub handle: u32,
+    pub add: ibv_ops_add,
+}
+
+/// C: `struct` without a name, in [`ibv_ops_tm`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_ops_add {
+    pub recv_wr_id: u64,
+    pub sg_list: *mut ibv_sge,
+    pub num_sge: c_int,
+    pub tag: u64,
+    pub mask: u64,
+}
+
 /// What `ibv_wc_read_tm_info` fills; rxe has no tag matching.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use crate::context::CtxRef;
 use crate::errno::Errno;
 
 /// `IBV_LINK_LAYER_ETHERNET`.
-const ETHERNET: u8 = 2;
+pub const ETHERNET: u8 = 2;
 /// `IBV_GID_TYPE_ROCE_V2` of the kernel's GID entries.
 const ROCE_V2: u32 = 2;
 

@@ -53,6 +53,7 @@ impl CqOps for Mlx5 {
             | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
             | IBV_WC_EX_WITH_CVLAN
             | IBV_WC_EX_WITH_FLOW_TAG
+            | IBV_WC_EX_WITH_TM_INFO
             | wall
     }
 
@@ -105,6 +106,9 @@ impl CqOps for Mlx5 {
         }
         if wc_flags & IBV_WC_EX_WITH_FLOW_TAG != 0 {
             cq.read_flow_tag = Some(read_flow_tag);
+        }
+        if wc_flags & IBV_WC_EX_WITH_TM_INFO != 0 {
+            cq.read_tm_info = Some(read_tm_info);
         }
         if wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
             cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
@@ -313,6 +317,17 @@ const READERS: Readers = Readers {
     sl: read_sl,
     dlid_path_bits: read_dlid_path_bits,
 };
+
+unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    // SAFETY: the application is between start_poll and end_poll, and passes room for the
+    // answer.
+    unsafe {
+        let own: &Cq = cq_of(cq);
+        let (tag, private) = (*own.completions.entry.get()).tag();
+        (*info).tag = tag;
+        (*info).priv_ = private;
+    }
+}
 
 /// Nanoseconds since 1970; 0 without the driver's clock record.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {

@@ -38,6 +38,14 @@ fn add(from: &DeviceAttrEx, features: &Features, attr: &mut ibv_device_attr_ex) 
         qp_rate_limit_max: most,
         supported_qpts: types,
     };
+    let caps = &from.tm_caps;
+    attr.tm_caps = ibv_tm_caps {
+        max_rndv_hdr_size: caps.max_rndv_hdr_size,
+        max_num_tags: caps.max_num_tags,
+        flags: caps.flags,
+        max_ops: caps.max_ops,
+        max_sge: caps.max_sge,
+    };
     attr.raw_packet_caps = from.raw_packet_caps;
     attr.max_wq_type_rq = from.max_wq_type_rq;
     let caps = &from.rss_caps;
@@ -58,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_and_work_queues_are_announced() {
+    fn packets_work_queues_and_tags_are_announced() {
         let mut from = DeviceAttrEx::new_zeroed();
         from.raw_packet_caps = 7;
         from.max_wq_type_rq = 8;
@@ -81,6 +89,6 @@ mod tests {
             attr.rss_caps.rx_hash_function,
         );
         assert_eq!(hash, (0xf, 1));
-        assert_eq!(attr.tm_caps.max_num_tags, 0);
+        assert_eq!(attr.tm_caps.max_num_tags, 1);
     }
 }

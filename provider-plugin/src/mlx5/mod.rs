@@ -19,7 +19,7 @@ pub mod key_config;
 mod memory;
 mod pd;
 pub mod qp;
-mod srq;
+pub mod srq;
 pub mod wq;
 mod writers;
 
