@@ -35,8 +35,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "mlx5_corpus.h"
-#include "mlx5_device.h"
+#include "mlx5_bytes.h"
 #include "mlx5_own.h"
 
 #define POSTS 48
@@ -51,20 +50,6 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_mr *region;
 static uint32_t post_counter;
-
-struct subject {
-	const struct kind *kind;
-	struct ibv_qp *qp;
-	struct ibv_cq *cq;
-	struct ibv_srq *srq;
-	const struct mlx5_object *object, *shared;
-	struct device_cq completions;
-	struct numbers numbers;
-	uint32_t posted;   /* blocks, ever */
-	uint32_t received; /* receives, ever */
-	uint16_t next_slot; /* of the shared queue: what the device takes next */
-	struct material material;
-};
 
 /* ---- patterns and hex ---- */
 
@@ -115,7 +100,13 @@ static void fill_send_queue(const struct subject *s)
 		     i * BLOCK, BLOCK);
 }
 
-static uint32_t send_record(const struct subject *s)
+void before_post(const struct subject *s)
+{
+	fill_send_queue(s);
+	fill(REGISTER, s->object->blue_flame, 0, 2 * MLX5_HALF);
+}
+
+uint32_t send_record(const struct subject *s)
 {
 	return be32toh(s->object->records[MLX5_SND_DBR]);
 }
@@ -201,12 +192,12 @@ static void print_completions(struct subject *s)
 		printf("completion error %d\n", n);
 }
 
-/* Takes over what was posted; the completion of the last completes all. */
-static void complete_sends(struct subject *s, bool print)
+unsigned int take_sends(struct subject *s, bool print, uint32_t *last)
 {
 	uint32_t end = s->posted +
 		       ((send_record(s) - s->posted) & 0xffff);
-	uint32_t at = s->posted, last = at, n = 0;
+	uint32_t at = s->posted;
+	unsigned int n = 0;
 
 	while (at != end) {
 		unsigned int blocks = blocks_of(s, at);
@@ -220,7 +211,7 @@ static void complete_sends(struct subject *s, bool print)
 			print_entry(s, at, blocks);
 		}
 		n++;
-		last = at;
+		*last = at;
 		at += blocks;
 	}
 	if (print) {
@@ -233,11 +224,19 @@ static void complete_sends(struct subject *s, bool print)
 				printf("stray %u\n", i - (end - s->posted));
 		print_registers(s);
 	}
-	if (n) {
+	if (n)
 		*turn_of(s->object) ^= 1;
-		device_complete(&s->completions, device_sent(s->object, last));
-	}
 	s->posted = end;
+	return n;
+}
+
+/* Takes over what was posted; the completion of the last completes all. */
+static void complete_sends(struct subject *s, bool print)
+{
+	uint32_t last;
+
+	if (take_sends(s, print, &last))
+		device_complete(&s->completions, device_sent(s->object, last));
 }
 
 static void post(struct subject *s, struct request *requests,
@@ -246,8 +245,7 @@ static void post(struct subject *s, struct request *requests,
 	uint32_t before = send_record(s);
 	int bad, err;
 
-	fill_send_queue(s);
-	fill(REGISTER, s->object->blue_flame, 0, 2 * MLX5_HALF);
+	before_post(s);
 	err = post_requests(s->qp, s->kind, requests, count, &bad);
 	printf("posted %d %d %u %08x\n", err, bad,
 	       (send_record(s) - before) & 0xffff, send_record(s));
@@ -255,7 +253,7 @@ static void post(struct subject *s, struct request *requests,
 	print_completions(s);
 }
 
-static void print_case(const struct subject *s, const char *what)
+void print_case(const struct subject *s, const char *what)
 {
 	printf("case %s %u %s", s->kind->name, post_counter++, what);
 }
@@ -696,5 +694,7 @@ int main(int argc, char **argv)
 	for (unsigned int i = 0; i < nkinds; i++)
 		if (!strncmp(kinds[i].name, only, strlen(only)))
 			run(&kinds[i], 0x5eed0000 + i / 2);
+	if (!strncmp("tags", only, strlen(only)))
+		run_tags(context, pd);
 	return 0;
 }

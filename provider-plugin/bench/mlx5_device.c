@@ -197,6 +197,11 @@ const struct mlx5_object *device_qp(struct ibv_qp *qp)
 	return object(MLX5_QP, qp->handle);
 }
 
+const struct mlx5_object *device_newest_qp(void)
+{
+	return object(MLX5_QP, 0);
+}
+
 const struct mlx5_object *device_srq(struct ibv_srq *srq)
 {
 	return object(MLX5_SRQ, srq->handle);

@@ -62,6 +62,8 @@ static inline void device_turn(struct device_cq *cq, uint32_t count)
 }
 
 const struct mlx5_object *device_qp(struct ibv_qp *qp);
+/* The queue pair that was made last, by the provider itself. */
+const struct mlx5_object *device_newest_qp(void);
 const struct mlx5_object *device_srq(struct ibv_srq *srq);
 /* The queues of a queue pair; indices are counted by the device, and masked. */
 uint8_t *device_send_block(const struct mlx5_object *qp, uint32_t index);

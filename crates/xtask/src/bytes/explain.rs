@@ -20,6 +20,8 @@ pub enum Reason {
     InlinePadding,
     /// Key fields that a work request does not change.
     UnchangedKeyFields,
+    /// Tag fields that a change of tags does not use.
+    UnusedTagFields,
     /// The source port of a handle without a flow label.
     SourcePort,
     /// Elements of no bytes in a shared receive queue.
@@ -38,13 +40,14 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Sizes,
         Self::NoImmediate,
         Self::NoCompare,
         Self::AfterSrqNumber,
         Self::InlinePadding,
         Self::UnchangedKeyFields,
+        Self::UnusedTagFields,
         Self::SourcePort,
         Self::EmptyElements,
         Self::Errno,
@@ -64,6 +67,7 @@ impl Reason {
             Self::RefusedBlock => "block of a refusal",
             Self::InlinePadding => "padding of inline data",
             Self::UnchangedKeyFields => "unchanged key fields",
+            Self::UnusedTagFields => "unused tag fields",
             Self::SourcePort => "source port",
             Self::EmptyElements => "empty elements",
             Self::Errno => "errno",
@@ -103,6 +107,10 @@ impl Reason {
             Self::UnchangedKeyFields => {
                 "a window bind or a local invalidate: in key fields that the mask does not name \
                  the stock provider writes nothing, the plugin 0; the device does not read them"
+            }
+            Self::UnusedTagFields => {
+                "a change of tags: in reserved fields, and those that it does not use, the stock \
+                 provider writes nothing, the plugin 0; the device does not read them"
             }
             Self::SourcePort => {
                 "RoCE version 2 without a flow label: both choose a port from 0xc000 on, the \
@@ -332,6 +340,10 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
             56 | 60 if left && xrc && operation == "fetch-add" => Reason::NoCompare,
             88 | 92 if left && dc && operation == "fetch-add" => Reason::NoCompare,
             64..128 if left && changes_keys => Reason::UnchangedKeyFields,
+            // Opcode, flags and index; the count; reserved; tag and mask.
+            20..32 if left && kind == "tags" => Reason::UnusedTagFields,
+            16 if left && kind == "tags" && operation == "sync" => Reason::UnusedTagFields,
+            32..48 if left && kind == "tags" && operation != "add" => Reason::UnusedTagFields,
             28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::SourcePort,
             word if left && is_behind(&behind, word, old, new) => Reason::InlinePadding,
             _ => return None,
@@ -529,6 +541,25 @@ mod tests {
         assert_eq!(ask("40c26911", "40000000"), None);
         assert_eq!(ask("40c26910", "41000000"), None);
         assert_eq!(ask("40c26910", "40000001"), None);
+    }
+
+    #[test]
+    fn only_unused_fields_of_a_change_of_tags_may_differ() {
+        let ask = |header: &str, at: usize, stock: &str| {
+            let text = |word: &str| format!("{:0at$}{word}", 0, at = at * 2);
+            of(header, "entry 0", &text(stock), &text("00000000"))
+        };
+        let why = Some(vec![Reason::UnusedTagFields]);
+        let (add, del) = ("case tags 1 post add/1", "case tags 1 post del/0");
+        // Reserved, the tag, and the index.
+        assert_eq!(ask(add, 24, UNWRITTEN), why);
+        assert_eq!(ask(add, 32, UNWRITTEN), None);
+        assert_eq!(ask(del, 32, UNWRITTEN), why);
+        assert_eq!(ask(del, 16, UNWRITTEN), None);
+        assert_eq!(ask("case tags 1 post sync/0", 16, UNWRITTEN), why);
+        // Of another queue, or written.
+        assert_eq!(ask("case rc-1 1 post send/1", 24, UNWRITTEN), None);
+        assert_eq!(ask(add, 24, "00000001"), None);
     }
 
     #[test]
