@@ -7,8 +7,13 @@ use common::*;
 
 /// Runs a program of `c/`, which says `well` if all was as it should be.
 fn runs(source: &str, provider: Provider) {
+    runs_on("roce", source, provider);
+}
+
+/// [`runs`], on a kind of port.
+fn runs_on(port: &'static str, source: &str, provider: Provider) {
     let _turn = turn();
-    let world = World::new(provider, "roce");
+    let world = World::new(provider, port);
     let libraries = ["-lmlx5", "-libverbs"];
     let Some(program) = compiled("cc", source, &libraries, &world.directory) else {
         return;
@@ -37,7 +42,18 @@ fn exchanges_raw_packets(provider: Provider) {
     runs("packets.c", provider);
 }
 
+/// libmlx5 creates no such queue on Ethernet ([`a_program_matches_tags_on_ethernet`]).
+fn matches_tags(provider: Provider) {
+    runs_on("ib", "tags.c", provider);
+}
+
+#[test]
+fn a_program_matches_tags_on_ethernet() {
+    runs_on("roce", "tags.c", Provider::Ours);
+}
+
 with_each_provider! {
+    a_program_matches_tags: matches_tags;
     a_program_exchanges_raw_packets: exchanges_raw_packets;
     a_program_uses_dynamic_connections: uses_dynamic_connections;
     a_program_drives_queues_itself: drives_queues;
