@@ -305,7 +305,7 @@ fn commands(context: &&Context) {
     };
     // SAFETY: the fake touches no memory.
     let _ = unsafe { Umem::register(context, &init) };
-    match IndirectKey::create(context, 1, 5, true) {
+    match IndirectKey::create(context, 1, 5, KeyOptions::default()) {
         Ok(key) => assert!(key.key & 0xff == 0 && key.entries == 8),
         Err(error) => assert!(error.errno() != 0 && !error.to_string().is_empty()),
     }

@@ -66,6 +66,12 @@ pub const HAS_NULL_KEY: u32 = 1 << 1;
 /// Bit of [`AllocUcontextResp::comp_mask`]: queue pairs have enhanced connection options
 /// (`MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE`).
 pub const HAS_ECE: u32 = 1 << 2;
+/// Bit of [`AllocUcontextResp::comp_mask`]: queue pairs can leave the state SQD for RTS
+/// (`MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS`).
+pub const HAS_SQD2RTS: u32 = 1 << 3;
+/// Bit of [`AllocUcontextResp::comp_mask`]: the low bits of keys can be changed
+/// (`MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_MKEY_UPDATE_TAG`).
+pub const HAS_MKEY_UPDATE_TAG: u32 = 1 << 5;
 /// Bit of [`AllocUcontextResp::clock_info_versions`] for [`ClockInfo`]
 /// (`1 << MLX5_IB_CLOCK_INFO_V1`).
 pub const CLOCK_INFO_V1: u8 = 1 << 0;
@@ -452,6 +458,8 @@ pub mod umr_flag {
 /// Bits of [`UmrSegment::mkey_mask`] (`MLX5_WQE_UMR_CTRL_MKEY_MASK_...`).
 pub mod umr_mask {
     pub const LEN: u64 = 1 << 0;
+    pub const SIG_ERR: u64 = 1 << 9;
+    pub const BSF_ENABLE: u64 = 1 << 12;
     pub const START_ADDR: u64 = 1 << 6;
     pub const MKEY: u64 = 1 << 13;
     pub const QPN: u64 = 1 << 14;
@@ -634,6 +642,33 @@ pub const VENDOR_SYNDROME: usize = 6;
 /// As [`VENDOR_SYNDROME`].
 pub const SYNDROME: usize = 7;
 
+/// The CQE of a wrong signature, which names a memory key and no queue pair
+/// (libmlx5's `struct mlx5_sigerr_cqe`).
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SignatureErrorCqe {
+    pub rsvd0: [u32; 4],
+    pub expected_trans_sig: u32,
+    pub actual_trans_sig: u32,
+    pub expected_ref_tag: u32,
+    pub actual_ref_tag: u32,
+    pub syndrome: u16,
+    pub sig_type: u8,
+    pub domain: u8,
+    pub mkey: u32,
+    pub sig_err_offset: u64,
+    pub rsvd48: [u8; 14],
+    pub signature: u8,
+    pub op_own: u8,
+}
+
+const _: () = {
+    assert!(size_of::<SignatureErrorCqe>() == size_of::<Cqe>());
+    assert!(std::mem::offset_of!(SignatureErrorCqe, syndrome) == 32);
+    assert!(std::mem::offset_of!(SignatureErrorCqe, sig_err_offset) == 40);
+    assert!(std::mem::offset_of!(SignatureErrorCqe, op_own) == std::mem::offset_of!(Cqe, op_own));
+};
+
 /// Bits of [`Cqe::hds_ip_ext`]: the checksums of IP and of TCP or UDP are right
 /// (`MLX5_CQE_L3_OK`, `MLX5_CQE_L4_OK`).
 pub const CHECKSUMS_OK: u8 = 1 << 1 | 1 << 2;
@@ -662,6 +697,7 @@ pub struct MiniCqe {
 
 /// Opcodes of send work requests (`MLX5_OPCODE_...`).
 pub mod opcode {
+    pub const NOP: u8 = 0x00;
     pub const SEND_INVAL: u8 = 0x01;
     pub const RDMA_WRITE: u8 = 0x08;
     pub const RDMA_WRITE_IMM: u8 = 0x09;
@@ -671,6 +707,7 @@ pub mod opcode {
     pub const RDMA_READ: u8 = 0x10;
     pub const ATOMIC_CS: u8 = 0x11;
     pub const ATOMIC_FA: u8 = 0x12;
+    pub const SET_PSV: u8 = 0x20;
     pub const UMR: u8 = 0x25;
     pub const TAG_MATCHING: u8 = 0x28;
     pub const MMO: u8 = 0x2f;
@@ -687,6 +724,8 @@ pub mod cqe_opcode {
     pub const RESIZE_CQ: u8 = 5;
     /// Of tag matching, not of a message.
     pub const NO_PACKET: u8 = 6;
+    /// A wrong signature ([`SignatureErrorCqe`](super::SignatureErrorCqe)).
+    pub const SIG_ERR: u8 = 12;
     pub const REQ_ERR: u8 = 13;
     pub const RESP_ERR: u8 = 14;
     pub const INVALID: u8 = 15;

@@ -1,11 +1,19 @@
 //! Commands in the device's own format, which contexts that were opened for DevX may
 //! give ([`crate::ioctl::devx`]): capabilities that the driver does not report, attributes
-//! of queue pairs, indirect memory keys, scheduling elements, reserved numbers.
+//! of queue pairs, indirect memory keys and their protection, scheduling elements, reserved
+//! numbers.
+
+mod protection;
+
+pub use protection::{
+    EncryptionKey, EncryptionKeyInit, EncryptionLimits, EncryptionSupport, Login, Psv,
+    SignatureSupport, stop_at_wrong_signatures, stopped_at,
+};
 
 use uverbs::{Context, ContextRef, QpHandle};
 
 use crate::ioctl::devx::{self, DevxObject};
-use crate::{Address, CreateError};
+use crate::{Address, CreateError, Engine};
 
 /// Opcodes of commands.
 mod opcode {
@@ -14,12 +22,16 @@ mod opcode {
     pub const RTS2RTS_QP: u32 = 0x505;
     pub const QUERY_QP: u32 = 0x50b;
     pub const INIT2INIT_QP: u32 = 0x50e;
+    pub const CREATE_PSV: u32 = 0x600;
     pub const CREATE_GENERAL_OBJECT: u32 = 0xa00;
     pub const MODIFY_GENERAL_OBJECT: u32 = 0xa01;
+    pub const QUERY_GENERAL_OBJECT: u32 = 0xa02;
 }
 
 /// Types of general objects.
 mod object_type {
+    pub const DEK: u32 = 0xc;
+    pub const CRYPTO_LOGIN: u32 = 0x1f;
     pub const SCHEDULING_ELEMENT: u32 = 0x26;
     pub const RESERVED_QPN: u32 = 0x2c;
     pub const AV_QP_MAPPING: u32 = 0x3a;
@@ -100,6 +112,10 @@ pub struct Capabilities {
     pub log_reserved_numbers: u8,
     /// The device tells whether it writes the data of a queue pair in order.
     pub data_in_order: bool,
+    /// Signatures of memory keys.
+    pub signatures: SignatureSupport,
+    /// Encryption of memory keys.
+    pub encryption: EncryptionSupport,
     /// There is quality of service.
     qos: bool,
 }
@@ -109,6 +125,7 @@ mod group {
     pub const GENERAL: u32 = 0x0;
     pub const PAGING: u32 = 0x2;
     pub const QOS: u32 = 0xc;
+    pub const CRYPTO: u32 = 0x1a;
     pub const GENERAL_2: u32 = 0x20;
 }
 
@@ -157,6 +174,21 @@ impl Capabilities {
                 lag_ports: (word(0x4c) & 0xf) as u8,
                 log_reserved_numbers: 0,
                 data_in_order: bit(0xc, 29),
+                signatures: SignatureSupport {
+                    // Also with the domain and kind of a wrong one.
+                    is_supported: bit(0x40, 8) && bit(0x90, 31),
+                    block_4048: bit(0x3c, 15),
+                    crc32c: bit(0x28, 23),
+                    crc64_xp10: bit(0x28, 24),
+                },
+                encryption: EncryptionSupport {
+                    is_supported: bit(0x8c, 22),
+                    engine: match (bit(0x7c, 13), bit(0x7c, 14)) {
+                        (true, _) => Some(Engine::ManyUnits),
+                        (false, true) => Some(Engine::SingleUnit),
+                        (false, false) => None,
+                    },
+                },
                 qos: bit(0x40, 4),
             };
             (all, word(0x4) & HAS_GROUP_2 != 0)
@@ -319,10 +351,20 @@ fn create<C: ContextRef, const N: usize>(
     input: &Input<N>,
 ) -> Result<(DevxObject<C>, u32), CreateError> {
     let mut answer = [0; ANSWER];
-    // SAFETY: what the commands here create has no memory.
-    let made = unsafe { DevxObject::create(context, &input.0, &mut answer) };
-    let made = made.map_err(|error| refusal(name, error, &answer))?;
+    let made = create_with(context, name, input, &mut answer)?;
     Ok((made, word(&answer, 8)))
+}
+
+/// As [`create`], with the whole answer.
+fn create_with<C: ContextRef, const N: usize>(
+    context: &C,
+    name: &'static str,
+    input: &Input<N>,
+    answer: &mut [u8],
+) -> Result<DevxObject<C>, CreateError> {
+    // SAFETY: what the commands here create has no memory.
+    let made = unsafe { DevxObject::create(context, &input.0, answer) };
+    made.map_err(|error| refusal(name, error, answer))
 }
 
 /// Tells the device that an address belongs to a queue pair. Returns the object, which
@@ -351,6 +393,17 @@ pub fn map_address<C: ContextRef>(
     Ok(create(context, "CREATE_GENERAL_OBJECT", &input)?.0)
 }
 
+/// What an [`IndirectKey`] is made for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyOptions {
+    /// A peer may invalidate it.
+    pub remote_invalidate: bool,
+    /// It may have signatures.
+    pub signatures: bool,
+    /// It may be encrypted.
+    pub encryption: bool,
+}
+
 /// A memory key whose layout is configured by work requests
 /// ([`SendQueue::push_layout`](crate::SendQueue::push_layout)).
 #[derive(Debug)]
@@ -373,7 +426,7 @@ impl<C: ContextRef> IndirectKey<C> {
         context: &C,
         pdn: u32,
         entries: u16,
-        remote_invalidate: bool,
+        options: KeyOptions,
     ) -> Result<Self, CreateError> {
         const CONTEXT: usize = 0x10;
         const FREE: u32 = 1 << 30;
@@ -382,6 +435,9 @@ impl<C: ContextRef> IndirectKey<C> {
         const LISTS: u32 = 2 << 8;
         const ANY_QP: u32 = 0xff_ffff << 8;
         const REMOTE_INVALIDATE: u32 = 1 << 24;
+        const BYTE_STREAM_FORMATS: u32 = 1 << 30;
+        const FORMAT_OCTOWORDS: u32 = 4;
+        const ENCRYPTED: u32 = 1 << 27;
         let entries = entries
             .checked_next_multiple_of(4)
             .ok_or(CreateError::TooLarge {
@@ -393,13 +449,21 @@ impl<C: ContextRef> IndirectKey<C> {
             FREE | CHANGED_BY_WORK_REQUESTS | LOCAL_READ | LISTS,
         );
         input.set(CONTEXT + 4, ANY_QP);
-        let invalidate = if remote_invalidate {
-            REMOTE_INVALIDATE
-        } else {
-            0
-        };
-        input.set(CONTEXT + 0xc, invalidate | pdn & 0xff_ffff);
+        let mut flags = 0;
+        if options.remote_invalidate {
+            flags |= REMOTE_INVALIDATE;
+        }
+        if options.signatures || options.encryption {
+            flags |= BYTE_STREAM_FORMATS;
+        }
+        input.set(CONTEXT + 0xc, flags | pdn & 0xff_ffff);
+        let formats = u32::from(options.signatures) + u32::from(options.encryption);
+        input.set(CONTEXT + 0x20, formats * FORMAT_OCTOWORDS);
         input.set(CONTEXT + 0x34, entries.into());
+        input.set(
+            CONTEXT + 0x3c,
+            if options.encryption { ENCRYPTED } else { 0 },
+        );
         let (object, index) = create(context, "CREATE_MKEY", &input)?;
         Ok(Self {
             object,

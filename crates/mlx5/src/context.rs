@@ -9,9 +9,11 @@ use uverbs::{Context, ContextInfo, Udata};
 
 use crate::Clock;
 use crate::CreateError;
+use crate::ProtectedKeys;
 use crate::abi::{
-    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_ECE, HAS_NULL_KEY, INLINE_MODE_NONE,
-    LIB_CAP_4K_UAR, Pod, QueryDeviceResp, device_flag, multi_packet,
+    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_ECE, HAS_MKEY_UPDATE_TAG,
+    HAS_NULL_KEY, HAS_SQD2RTS, INLINE_MODE_NONE, LIB_CAP_4K_UAR, Pod, QueryDeviceResp, device_flag,
+    multi_packet,
 };
 use crate::ioctl;
 use crate::own_uars::{AllocatedUars, QpUar};
@@ -123,6 +125,12 @@ pub struct DeviceContext {
     ece: bool,
     /// The null key.
     null_key: Option<u32>,
+    /// Queue pairs can leave the state SQD for RTS.
+    resumes: bool,
+    /// The low bits of keys can be changed.
+    key_tags: bool,
+    /// Memory keys whose signatures are checked.
+    protected_keys: Arc<ProtectedKeys>,
 }
 
 /// The register by which completion queues are armed.
@@ -352,7 +360,27 @@ impl DeviceContext {
             clock: Clock::of(context, answer),
             ece: answer.comp_mask & HAS_ECE != 0,
             null_key: (answer.comp_mask & HAS_NULL_KEY != 0).then_some(answer.dump_fill_mkey),
+            resumes: answer.comp_mask & HAS_SQD2RTS != 0,
+            key_tags: answer.comp_mask & HAS_MKEY_UPDATE_TAG != 0,
+            protected_keys: Arc::default(),
         })
+    }
+
+    /// Memory keys whose signatures are checked: completion queues report errors to them
+    /// ([`crate::CqeRing::report_to`]).
+    pub fn protected_keys(&self) -> &Arc<ProtectedKeys> {
+        &self.protected_keys
+    }
+
+    /// Whether work requests may change the low 8 bits of indirect keys.
+    pub fn changes_key_tags(&self) -> bool {
+        self.key_tags
+    }
+
+    /// Whether queue pairs can leave the state SQD for RTS, so that they may stop at a
+    /// wrong signature.
+    pub fn resumes_queues(&self) -> bool {
+        self.resumes
     }
 
     /// Whether queue pairs have enhanced connection options ([`crate::Changes::ece`]).

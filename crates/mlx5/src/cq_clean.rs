@@ -47,7 +47,9 @@ impl CqeRing {
             // SAFETY: it is an entry of this ring's.
             let cqe = unsafe { CqeRef::new(self.slot(from), true) };
             let op_own = cqe.copy().op_own;
-            if user_index(cqe.uidx_field()) == work.user_index() {
+            // A wrong signature names a key instead.
+            let is_completion = op_own >> 4 != cqe_opcode::SIG_ERR;
+            if is_completion && user_index(cqe.uidx_field()) == work.user_index() {
                 if let Some(shared) = &work.shared {
                     let tagged = shared.has_tags() && may_be_tagged(cqe, op_own);
                     if is_receive(op_own) && (!tagged || takes_receive(cqe)) {

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use ring::{DoorbellRecord, Owner, OwnerCheck, cold_path};
 use uverbs::Existence;
 
-use crate::abi::{CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, cqe_opcode};
+use crate::abi::{
+    CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, SignatureErrorCqe, cqe_opcode,
+};
 use crate::cqe::{CqeRef, Sink, decode, decode_any, scatter};
 use crate::memory::{Entries, Lender, Purpose, Records, RetiredEntries};
 use crate::qp_table::QpTable;
 use crate::session::{Session, is_title};
-use crate::{CompletionError, CreateError, tags};
+use crate::{CompletionError, CreateError, ProtectedKeys, tags};
 
 /// The consumer index has 24 bits.
 const INDEX: u32 = 0xff_ffff;
@@ -52,6 +54,8 @@ pub struct CqeRing {
     retired: Vec<RetiredEntries>,
     /// The doorbell records, which a resize keeps.
     records: Arc<Records>,
+    /// The keys whose errors are reported here.
+    keys: Option<Arc<ProtectedKeys>>,
 }
 
 // SAFETY: it owns its memory, and reads it as memory that the device may write.
@@ -134,6 +138,7 @@ impl CqeRing {
             is_direct: false,
             retired: Vec::new(),
             records: Arc::new(records),
+            keys: None,
         };
         ring.publish();
         Ok(ring)
@@ -264,7 +269,8 @@ impl CqeRing {
     /// [`CqeRing::publish`] releases its CQE.
     ///
     /// A receive of a shared queue that failed with a page fault (on-demand
-    /// paging) is posted again, and completes later.
+    /// paging) is posted again, and completes later. A wrong signature is reported to its
+    /// key ([`CqeRing::report_to`]), and is no completion.
     ///
     /// # Errors
     /// As for [`CqeRing::poll`].
@@ -335,6 +341,11 @@ impl CqeRing {
                     return Ok(true);
                 }
             }
+            if op_own >> 4 == cqe_opcode::SIG_ERR && self.report(cqe) {
+                self.advance();
+                self.publish();
+                continue;
+            }
             if op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) != 0
                 && op_own >> 4 <= cqe_opcode::RESP_SEND_INV
             {
@@ -385,6 +396,18 @@ impl CqeRing {
         let work = self.qps.receiver(cqe.uidx_field());
         work.and_then(|work| work.shared.as_ref())
             .is_some_and(|shared| shared.enter().post_again(cqe.wqe_counter()))
+    }
+
+    /// Reports wrong signatures to these keys.
+    pub fn report_to(&mut self, keys: &Arc<ProtectedKeys>) {
+        self.keys = Some(Arc::clone(keys));
+    }
+
+    /// Reports a wrong signature. False if it is of no key of the context.
+    fn report(&self, cqe: CqeRef) -> bool {
+        // SAFETY: both are 64 bytes without padding, for which any bytes are valid.
+        let error = unsafe { std::mem::transmute::<Cqe, SignatureErrorCqe>(cqe.copy()) };
+        (self.keys.as_ref()).is_some_and(|keys| keys.report(error))
     }
 
     /// Skips the CQE that was reported as malformed.

@@ -491,6 +491,15 @@ fn other_request(
         abi::opcode::RDMA_READ => (opcode::RDMA_READ, 0, cqe.byte_len()),
         abi::opcode::ATOMIC_CS => (opcode::COMP_SWAP, 0, 8),
         abi::opcode::ATOMIC_FA => (opcode::FETCH_ADD, 0, 8),
+        abi::opcode::SET_PSV if work.send.keys == KeyChanges::Layouts => (opcode::KEY_LAYOUT, 0, 0),
+        abi::opcode::NOP if work.stops => {
+            return match work.cancelled_opcode(cqe.wqe_counter()) {
+                abi::opcode::SEND => Ok((opcode::SEND, 0, 0)),
+                abi::opcode::RDMA_WRITE => Ok((opcode::RDMA_WRITE, 0, 0)),
+                abi::opcode::NOP => Err(unknown_opcode(cqe, cqe_opcode::REQ << 4)),
+                cancelled => other_request(work, cqe, cancelled),
+            };
+        }
         abi::opcode::MMO if work.copies => (opcode::MEMCPY, 0, 0),
         // Bind, invalidate or layout: the poster stored which in the second slot.
         abi::opcode::UMR => {

@@ -40,6 +40,7 @@ mod memory;
 mod operation;
 mod own_uars;
 mod plan;
+mod protection;
 mod qp;
 mod qp_table;
 mod recv;
@@ -72,6 +73,10 @@ pub use memory::{Lender, Lent, Purpose};
 pub use operation::Service;
 pub use own_uars::{DirectUar, ThreadUar};
 pub use plan::KeyChanges;
+pub use protection::{
+    BlockSignature, BlockSize, CrcKind, Encryption, Engine, Escape, KeyProtection, ProtectedKeys,
+    Signature, SignatureDomain, SignatureError, T10Dif, WrongPart,
+};
 pub use qp::{
     Changes, Dynamic, PacketObjects, PacketOptions, QpOptions, QueuePair, Segmentation, Streams,
     alloc_pd, find_pd, modify_qp, modify_target,

@@ -193,6 +193,9 @@ pub struct QpOptions {
     pub copies: bool,
     /// WQEs may be the program's ([`SendQueue::push_raw`](crate::SendQueue::push_raw)).
     pub raw: bool,
+    /// It stops at a wrong signature, and what is behind may be cancelled
+    /// ([`SendQueue::cancel`](crate::SendQueue::cancel)).
+    pub stops: bool,
     /// The device computes and checks the checksums of raw packets.
     pub checksums: bool,
     /// How raw packets may be divided into segments.
@@ -213,6 +216,7 @@ impl Default for QpOptions {
             packet_credits: false,
             copies: false,
             raw: false,
+            stops: false,
             checksums: false,
             segmentation: Segmentation::default(),
             packets: PacketOptions::default(),
@@ -365,6 +369,7 @@ impl<C: ContextRef> QueuePair<C> {
         work.short_data = short_data;
         work.copies = options.copies;
         work.raw = options.raw;
+        work.stops = options.stops;
         work.set_checksums(options.checksums);
         work.segmentation = options.segmentation;
         work.inline_headers = device.limits.inline_headers;

@@ -8,6 +8,7 @@
 //! four segments. A WQE begins at a block and may wrap around the ring's end; a
 //! segment does not straddle the end, inline data may.
 
+mod cancel;
 pub(crate) mod keys;
 mod layouts;
 pub(crate) mod packets;
@@ -882,7 +883,7 @@ unsafe fn put(to: NonNull<u8>, [first, second]: [u64; 2]) {
 
 /// Two fields of 32 bits, big-endian.
 #[inline]
-fn words(first: u32, second: u32) -> u64 {
+pub(crate) fn words(first: u32, second: u32) -> u64 {
     (u64::from(first) << 32 | u64::from(second)).to_be()
 }
 

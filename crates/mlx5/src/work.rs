@@ -46,6 +46,8 @@ pub struct Work {
     pub(crate) copies: bool,
     /// Whether WQEs may be the program's.
     pub(crate) raw: bool,
+    /// Whether posted work requests may be cancelled.
+    pub(crate) stops: bool,
     /// Whether the device computes and checks the checksums of packets.
     pub(crate) checksums: bool,
     /// Receives are in its own queue and have no checksums: completing them needs no
@@ -83,6 +85,7 @@ impl Work {
             short_data: true,
             copies: false,
             raw: false,
+            stops: false,
             checksums: false,
             plain_receives: shared.as_ref().is_none_or(|shared| shared.has_tags()),
             inline_headers: 0,
@@ -107,6 +110,11 @@ impl Work {
     /// It is that of a DC initiator.
     pub fn is_dynamic_initiator(&self) -> bool {
         self.service == Service::DcInitiator
+    }
+
+    /// Its queue pair stops at a wrong signature.
+    pub fn stops(&self) -> bool {
+        self.stops
     }
 
     /// The user index.
@@ -140,6 +148,28 @@ impl Work {
         unsafe { scatter(segments, data) }
     }
 
+    /// A word of the control segment of the WQE in the block `slot` of a send queue that
+    /// is not empty.
+    fn control_word(&self, slot: u16, at: usize) -> u32 {
+        const _: () = assert!(size_of::<ControlSegment>() == SEGMENT && BLOCK % SEGMENT == 0);
+        let mask = self.send.bytes() - 1;
+        let begin = (usize::from(slot) * BLOCK) & mask;
+        // SAFETY: inside the send queue: a block's first segment, of which `at` is a word.
+        let word = unsafe {
+            self.send_at()
+                .add(begin + ((at % SEGMENT) & !3))
+                .cast::<u32>()
+        };
+        // SAFETY: as above. Volatile: the slot is named by the device.
+        u32::from_be(unsafe { word.read_volatile() })
+    }
+
+    /// The opcode of the work request that was cancelled in the block `slot`
+    /// ([`SendQueue::cancel`](crate::SendQueue::cancel)).
+    pub(crate) fn cancelled_opcode(&self, slot: u16) -> u8 {
+        self.control_word(slot, offset_of!(ControlSegment, imm)) as u8
+    }
+
     /// Writes data that came in a completion to where the read or atomic in
     /// the block `slot` wants it. False if it does not fit, or the work request
     /// there does not read.
@@ -152,13 +182,7 @@ impl Work {
         }
         let mask = self.send.bytes() - 1;
         let begin = usize::from(slot) * BLOCK;
-        let word = |at: usize| {
-            // SAFETY: inside the send queue, by the mask; aligned, since `at`
-            // is a multiple of 4.
-            let word = unsafe { self.send_at().add((begin + at) & mask).cast::<u32>() };
-            // SAFETY: as above. Volatile: the slot is named by the device.
-            u32::from_be(unsafe { word.read_volatile() })
-        };
+        let word = |at| self.control_word(slot, at);
         let before = match word(offset_of!(ControlSegment, opmod_idx_opcode)) as u8 {
             abi::opcode::RDMA_READ => 2,
             abi::opcode::ATOMIC_CS | abi::opcode::ATOMIC_FA => 3,

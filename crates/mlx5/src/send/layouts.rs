@@ -10,11 +10,14 @@ use uverbs::{SendFlags, Sge};
 
 use super::keys::{ANY_QP, LEADING_SEGMENTS, RIGHTS, VARIANT, rights};
 use super::{PER_BLOCK, Segments, SendQueue, element, words};
-use crate::PostError;
-use crate::abi::{CONTROL_SMALL_FENCE, KeySegment, UmrSegment, opcode as device};
+use crate::abi::{
+    CONTROL_CQ_UPDATE, CONTROL_SMALL_FENCE, KeySegment, UmrSegment, opcode as device,
+};
 use crate::abi::{umr_flag, umr_mask};
 use crate::operation::OperationFormat;
+use crate::protection::ProtectionChange;
 use crate::wc::opcode;
+use crate::{KeyProtection, PostError};
 
 /// A change of an indirect key ([`IndirectKey`](crate::commands::IndirectKey)).
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +80,21 @@ impl KeyLayout<'_> {
             Self::Interleaved { parts, .. } => parts.len() + 1,
         }
     }
+
+    /// Bytes that the key has.
+    #[inline]
+    fn bytes(&self) -> u64 {
+        match *self {
+            Self::List(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
+            Self::Interleaved { repeat, parts } => turn_of(parts) * u64::from(repeat),
+        }
+    }
+}
+
+/// Bytes of one stretch of each part.
+#[inline]
+fn turn_of(parts: &[Interleaved]) -> u64 {
+    parts.iter().map(|part| u64::from(part.bytes)).sum()
 }
 
 impl SendQueue {
@@ -101,14 +119,74 @@ impl SendQueue {
         flags: SendFlags,
         change: &LayoutChange<'_>,
     ) -> Result<(), PostError> {
+        self.push_with(wr_id, flags, change, &ProtectionChange::default())
+    }
+
+    /// [`SendQueue::push_layout`] of a key with signatures or encryption. One with
+    /// signatures takes up to three work requests, of which the last is signalled.
+    ///
+    /// # Errors
+    /// As there; [`PostError::BadOperation`] for protection that is impossible.
+    #[cold]
+    #[inline(never)]
+    pub fn push_protected(
+        &mut self,
+        wr_id: u64,
+        flags: SendFlags,
+        change: &LayoutChange<'_>,
+        protection: &mut KeyProtection,
+    ) -> Result<(), PostError> {
+        if self.max_layout == 0 {
+            return Err(PostError::BadOperation);
+        }
+        let length = change.layout.as_ref().map(KeyLayout::bytes);
+        let extra = protection.change(length)?;
+        let psvs = extra.psvs.iter().flatten().count();
+        let free = self.capacity - self.wr_count.wrapping_sub(self.work.sends.completed());
+        if free <= psvs as u32 {
+            return Err(PostError::Full);
+        }
+        let silent = flags & !SendFlags::SIGNALED;
+        self.push_with(wr_id, flags, change, &extra)?;
+        for (n, (psv, value)) in extra.psvs.into_iter().flatten().enumerate() {
+            let flags = if n + 1 == psvs { flags } else { silent };
+            self.push_psv(wr_id, flags, psv, value);
+        }
+        Ok(())
+    }
+
+    /// Adds a work request that sets a PSV; there is room.
+    fn push_psv(&mut self, wr_id: u64, flags: SendFlags, psv: u32, value: u64) {
+        const FORMAT: OperationFormat = OperationFormat {
+            control_word: (device::SET_PSV as u64) << 32 | 2,
+            ..OperationFormat::NONE
+        };
+        let flags = self.fenced_flags(flags);
+        let control = self.control(self.next, &FORMAT, 0, flags, 0);
+        let mut to = self.writer();
+        to.put(control);
+        to.put([words(psv, 0), value.to_be()]);
+        self.advance(self.next, control[0], wr_id, 1);
+        self.fence = CONTROL_SMALL_FENCE;
+    }
+
+    // `always` as of `push_layout`.
+    #[inline(always)]
+    fn push_with(
+        &mut self,
+        wr_id: u64,
+        flags: SendFlags,
+        change: &LayoutChange<'_>,
+        extra: &ProtectionChange,
+    ) -> Result<(), PostError> {
         /// The operation of an interleaved layout.
         const REPEAT: u32 = 0x400;
         let change_to = |length| (change.key, change.access, length);
         match change.layout {
-            None => self.push_change(wr_id, flags, change_to(None), 0, |_| ()),
+            None => self.push_change(wr_id, flags, change_to(None), 0, extra, |_| ()),
             Some(KeyLayout::List(list)) => {
-                let length = list.iter().map(|sge| u64::from(sge.length)).sum();
-                self.push_change(wr_id, flags, change_to(Some(length)), list.len(), |to| {
+                let change = change_to(Some(KeyLayout::List(list).bytes()));
+                self.push_change(wr_id, flags, change, list.len(), extra, |to| {
                     list.iter().for_each(|sge| to.put(element(sge, sge.length)));
                 })
             }
@@ -117,9 +195,9 @@ impl SendQueue {
                 if strides > u16::MAX.into() {
                     return Err(PostError::MessageTooLong);
                 }
-                let turn: u64 = parts.iter().map(|part| u64::from(part.bytes)).sum();
+                let turn = turn_of(parts);
                 let change = change_to(Some(turn * u64::from(repeat)));
-                self.push_change(wr_id, flags, change, parts.len() + 1, |to| {
+                self.push_change(wr_id, flags, change, parts.len() + 1, extra, |to| {
                     to.put([
                         words(turn as u32, REPEAT),
                         words(repeat, parts.len() as u32),
@@ -140,6 +218,7 @@ impl SendQueue {
         flags: SendFlags,
         (key, access, length): (u32, Option<u32>, Option<u64>),
         elements: usize,
+        extra: &ProtectionChange,
         put: impl FnOnce(&mut Segments),
     ) -> Result<(), PostError> {
         const FORMAT: OperationFormat = OperationFormat {
@@ -156,25 +235,38 @@ impl SendQueue {
             return Err(PostError::TooManySges);
         }
         let padded = (elements as u32).next_multiple_of(PER_BLOCK);
+        let formats = extra.formats();
+        if !formats.is_empty() && padded as usize + formats.len() > self.max_layout as usize {
+            return Err(PostError::TooManySges);
+        }
         let mask = |changes: bool, mask: u64| if changes { mask } else { 0 };
         let changes = umr_mask::FREE
             | umr_mask::MKEY
+            | mask(extra.enables.is_some(), umr_mask::BSF_ENABLE)
+            | mask(extra.errors.is_some(), umr_mask::SIG_ERR)
             | mask(access.is_some(), RIGHTS)
             | mask(length.is_some(), umr_mask::LEN);
         let at = self.next;
-        let flags = self.fenced_flags(flags);
-        let control = self.control(at, &FORMAT, padded, flags, key.to_be());
+        let mut flags = self.fenced_flags(flags);
+        if extra.psvs.iter().any(Option::is_some) {
+            flags &= !CONTROL_CQ_UPDATE;
+        }
+        let format_segments = formats.len() as u32;
+        let control = self.control(at, &FORMAT, padded + format_segments, flags, key.to_be());
         let mut to = self.writer();
         // `UmrSegment`, then `KeySegment`.
-        let update = words(u32::from(umr_flag::INLINE) << 24, padded << 16);
+        let flags = u32::from(umr_flag::INLINE) << 24;
+        let update = words(flags, padded << 16 | format_segments);
         to.put_block([control, [update, changes.to_be()], [0; 2], [0; 2]]);
         let rights = u32::from(rights(access.unwrap_or(0))) << 8;
         let length = length.unwrap_or(0).to_be();
         let key = words(rights, ANY_QP | key & VARIANT);
-        to.put_block([[key, 0], [0, length], [0; 2], [0; 2]]);
+        let protection = words(0, extra.key_flags());
+        to.put_block([[key, protection], [0, length], [0; 2], [0; 2]]);
         put(&mut to);
         (elements as u32..padded).for_each(|_| to.put([0; 2]));
-        let blocks = (LEADING_SEGMENTS + padded) / PER_BLOCK;
+        formats.iter().for_each(|segment| to.put(*segment));
+        let blocks = (LEADING_SEGMENTS + padded + format_segments) / PER_BLOCK;
         self.advance(at, control[0], wr_id, blocks);
         let second = at.wrapping_add(1);
         (self.work.sends).note(second, opcode::KEY_LAYOUT.into(), self.wr_count);

@@ -6,7 +6,7 @@ use uverbs::kernel::fake::Target;
 use super::objects::Machine;
 use super::*;
 use crate::CreateError;
-use crate::commands::{Capabilities, IndirectKey, dc_paging};
+use crate::commands::{Capabilities, IndirectKey, KeyOptions, Psv, dc_paging};
 use crate::ioctl::devx::{self, Umem, UmemInit};
 use crate::ioctl::ids::*;
 
@@ -78,7 +78,7 @@ fn a_refusal_of_the_device_has_its_status() {
             reply.set(ATTR_DEVX_OBJ_CREATE_OUT, &answer);
             Err(Errno::new(libc::EREMOTEIO))
         });
-        let error = IndirectKey::create(&machine.context, 1, 4, false).unwrap_err();
+        let error = IndirectKey::create(&machine.context, 1, 4, KeyOptions::default()).unwrap_err();
         assert_eq!(error.errno(), errno);
         let text = error.to_string();
         assert!(
@@ -89,7 +89,7 @@ fn a_refusal_of_the_device_has_its_status() {
     // Without a status it is the kernel's error.
     for raw in [libc::EINVAL, libc::EREMOTEIO] {
         machine.fake.on(CREATE, move |_| Err(Errno::new(raw)));
-        let error = IndirectKey::create(&machine.context, 1, 4, false).unwrap_err();
+        let error = IndirectKey::create(&machine.context, 1, 4, KeyOptions::default()).unwrap_err();
         assert!(matches!(error, CreateError::Command(_)));
         assert_eq!(error.errno(), raw);
     }
@@ -112,18 +112,62 @@ fn an_indirect_key_is_created_free() {
         assert_eq!(be32(&input, 20), 0xffff_ff00);
         assert_eq!(be32(&input, 28), 1 << 24 | 0x12_3456);
         assert_eq!(be32(&input, 16 + 0x34), 8);
+        assert_eq!(be32(&input, 16 + 0x20) | be32(&input, 16 + 0x3c), 0);
         let mut answer = [0; 16];
         // Of the index 24 bits count.
         answer[8..12].copy_from_slice(&0xab00_0102u32.to_be_bytes());
         reply.set(ATTR_DEVX_OBJ_CREATE_OUT, &answer);
         Ok(())
     });
-    let key = IndirectKey::create(&machine.context, 0xff12_3456, 5, true).unwrap();
+    let options = KeyOptions {
+        remote_invalidate: true,
+        ..KeyOptions::default()
+    };
+    let key = IndirectKey::create(&machine.context, 0xff12_3456, 5, options).unwrap();
     assert_eq!((key.key, key.entries), (0x0001_0200, 8));
     drop(key);
     machine.assert_only_domains_left();
-    let refused = IndirectKey::create(&machine.context, 1, u16::MAX, false);
+    let refused = IndirectKey::create(&machine.context, 1, u16::MAX, KeyOptions::default());
     assert!(matches!(refused, Err(CreateError::TooLarge { .. })));
+}
+
+#[test]
+fn protected_keys_have_formats_and_psvs() {
+    let machine = Machine::new();
+    for (signatures, encryption, octowords) in [(true, false, 4), (false, true, 4), (true, true, 8)]
+    {
+        machine.fake.on(CREATE, move |reply| {
+            let input = reply
+                .call()
+                .bytes(ATTR_DEVX_OBJ_CREATE_IN)
+                .unwrap()
+                .to_vec();
+            assert_eq!(be32(&input, 28), 1 << 30 | 3);
+            assert_eq!(be32(&input, 16 + 0x20), octowords);
+            assert_eq!(be32(&input, 16 + 0x3c) != 0, encryption);
+            reply.set(ATTR_DEVX_OBJ_CREATE_OUT, &[0; 16]);
+            Ok(())
+        });
+        let options = KeyOptions {
+            signatures,
+            encryption,
+            ..KeyOptions::default()
+        };
+        IndirectKey::create(&machine.context, 3, 5, options).unwrap();
+    }
+    machine.fake.on(CREATE, |reply| {
+        let input = reply
+            .call()
+            .bytes(ATTR_DEVX_OBJ_CREATE_IN)
+            .unwrap()
+            .to_vec();
+        assert_eq!((be16(&input, 0), be32(&input, 8)), (0x600, 1 << 28 | 3));
+        let mut answer = [0; 32];
+        answer[16..20].copy_from_slice(&0xab12_3456u32.to_be_bytes());
+        reply.set(ATTR_DEVX_OBJ_CREATE_OUT, &answer);
+        Ok(())
+    });
+    assert_eq!(Psv::create(&machine.context, 3).unwrap().number, 0x12_3456);
 }
 
 #[test]

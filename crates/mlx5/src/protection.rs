@@ -1,0 +1,699 @@
+//! Protection of the data behind a memory key: signatures of its blocks, encryption.
+//!
+//! Such a key has byte stream formats (BSF), which a change of its layout carries behind
+//! the elements: one of its signatures, one of its encryption. The state of a signature is
+//! in a PSV of the device, one for the memory's side and one for the wire's, which work
+//! requests of their own set. The device reports a wrong signature by a CQE that names the
+//! key and no work request ([`ProtectedKeys`]).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::PostError;
+use crate::abi::SignatureErrorCqe;
+use crate::send::words;
+
+/// Size of a block of data, as the selector in a byte stream format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum BlockSize {
+    /// 512 bytes.
+    Bytes512 = 1,
+    /// 520 bytes.
+    Bytes520 = 2,
+    /// 4096 bytes.
+    Bytes4096 = 3,
+    /// 4160 bytes.
+    Bytes4160 = 4,
+    /// 4048 bytes.
+    Bytes4048 = 6,
+}
+
+impl BlockSize {
+    /// The size in bytes.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Bytes512 => 512,
+            Self::Bytes520 => 520,
+            Self::Bytes4048 => 4048,
+            Self::Bytes4096 => 4096,
+            Self::Bytes4160 => 4160,
+        }
+    }
+}
+
+/// A kind of checksum ([`Signature::Crc`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrcKind {
+    /// That of Fibre Channel, 32 bits.
+    Crc32,
+    /// Castagnoli's, 32 bits.
+    Crc32c,
+    /// That of XP10, 64 bits.
+    Crc64Xp10,
+}
+
+/// When the tags of a [`T10Dif`] say that its guard is not to be checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Escape {
+    /// Never.
+    #[default]
+    Never,
+    /// If the application tag is all ones.
+    AppTag,
+    /// If both tags are all ones.
+    BothTags,
+}
+
+/// The integrity field of T10: guard, application tag, reference tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct T10Dif {
+    /// The guard is an Internet checksum, not a CRC.
+    pub checksum: bool,
+    /// The guard's first value: 0 or all ones.
+    pub seed: u16,
+    /// The application tag.
+    pub app_tag: u16,
+    /// The first block's reference tag.
+    pub ref_tag: u32,
+    /// The reference tag grows by one with each block.
+    pub increments: bool,
+    /// Blocks that are not checked.
+    pub escape: Escape,
+}
+
+/// What follows each block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signature {
+    /// An integrity field.
+    T10Dif(T10Dif),
+    /// A checksum.
+    Crc {
+        /// Its kind.
+        kind: CrcKind,
+        /// Its first value: 0 or all ones.
+        seed: u64,
+    },
+}
+
+/// Blocks and their signatures, in memory or on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignatureDomain {
+    /// Bytes of a block.
+    pub block: BlockSize,
+    /// What follows it.
+    pub signature: Signature,
+}
+
+/// Signatures of a key's blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockSignature {
+    /// In memory.
+    pub memory: Option<SignatureDomain>,
+    /// On the wire.
+    pub wire: Option<SignatureDomain>,
+    /// Bytes of an arriving signature that are checked, as bits.
+    pub check_mask: u8,
+    /// Bytes that are copied instead of computed; without it, those that are the same on
+    /// both sides.
+    pub copy_mask: Option<u8>,
+}
+
+/// Encryption of a key's data by AES-XTS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encryption {
+    /// What is sent is encrypted; otherwise what is received.
+    pub encrypts_sent: bool,
+    /// Signatures are computed before encryption or decryption when data is sent, and
+    /// after it when data is received.
+    pub signature_first: bool,
+    /// Bytes of a unit.
+    pub unit: BlockSize,
+    /// The first unit's tweak.
+    pub tweak: [u8; 16],
+    /// The number of the data encryption key ([`crate::commands::EncryptionKey`]).
+    pub key: u32,
+    /// What the encryption key's owner knows it by.
+    pub key_tag: [u8; 8],
+}
+
+/// How the device encrypts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// Keys of one unit at most.
+    #[default]
+    SingleUnit,
+    /// Keys of several units; the tweak is big-endian.
+    ManyUnits,
+}
+
+/// A wrong signature that the device has reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignatureError {
+    /// The part that is wrong.
+    pub part: WrongPart,
+    /// Its value as it was computed.
+    pub expected: u64,
+    /// Its value as it was found.
+    pub actual: u64,
+    /// Where in the key's data.
+    pub offset: u64,
+}
+
+/// A part of a signature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WrongPart {
+    /// The guard, or the checksum.
+    Guard,
+    /// The reference tag.
+    RefTag,
+    /// The application tag.
+    AppTag,
+}
+
+/// The last error of a key.
+#[derive(Debug, Default)]
+struct Reports {
+    last: Option<SignatureErrorCqe>,
+    count: u32,
+    /// The device has not been told that the count has changed.
+    is_new: bool,
+}
+
+/// What pollers and the key's owner share.
+#[derive(Debug)]
+struct Reported(Mutex<Reports>);
+
+impl Reported {
+    fn lock(&self) -> MutexGuard<'_, Reports> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The keys with signatures of a context, by which completion queues find the one that an
+/// error names. Any thread; it locks, off the fast path.
+#[derive(Debug, Default)]
+pub struct ProtectedKeys(Mutex<BTreeMap<u32, Arc<Reported>>>);
+
+impl ProtectedKeys {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Reported>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes an error. False if no key is so called.
+    pub(crate) fn report(&self, cqe: SignatureErrorCqe) -> bool {
+        let keys = self.lock();
+        let Some(reported) = keys.get(&(u32::from_be(cqe.mkey) >> 8)) else {
+            return false;
+        };
+        let mut reports = reported.lock();
+        reports.last = Some(cqe);
+        reports.count = reports.count.wrapping_add(1);
+        reports.is_new = true;
+        true
+    }
+}
+
+/// What the next configuration says of a format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// The key has none.
+    #[default]
+    Absent,
+    /// It is being removed.
+    Removed,
+    /// It was set before.
+    Set,
+    /// It is being set.
+    New,
+}
+
+#[derive(Debug)]
+struct Signatures {
+    block: BlockSignature,
+    stage: Stage,
+    /// The numbers of the PSVs, of memory and wire.
+    psvs: [u32; 2],
+    reported: Arc<Reported>,
+    keys: Arc<ProtectedKeys>,
+    index: u32,
+}
+
+impl Drop for Signatures {
+    fn drop(&mut self) {
+        self.keys.lock().remove(&self.index);
+    }
+}
+
+#[derive(Debug)]
+struct Encrypted {
+    attributes: Option<Encryption>,
+    stage: Stage,
+    engine: Engine,
+}
+
+/// The protection of an indirect key
+/// ([`IndirectKey`](crate::commands::IndirectKey)), as its work requests configure it.
+#[derive(Debug)]
+pub struct KeyProtection {
+    signatures: Option<Signatures>,
+    encrypted: Option<Encrypted>,
+    /// Bytes of the last layout.
+    length: u64,
+}
+
+/// Segments of a byte stream format.
+const FORMAT: usize = 4;
+const SIGNATURES_ONLY: u8 = 2 << 6;
+const WITH_ENCRYPTION: u8 = 3 << 6;
+const ENCRYPTION: u8 = 1;
+const SAME_STRUCTURE: u8 = 1 << 4;
+
+/// What a work request says of a key's protection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ProtectionChange {
+    formats: [[u64; 2]; 2 * FORMAT],
+    segments: usize,
+    /// Whether the key has formats, if that changes.
+    pub(crate) enables: Option<bool>,
+    /// The lowest bit of the count of errors that have been seen, if it has changed.
+    pub(crate) errors: Option<u32>,
+    /// PSVs and what they are set to.
+    pub(crate) psvs: [Option<(u32, u64)>; 2],
+}
+
+impl ProtectionChange {
+    /// The segments of the formats.
+    #[inline]
+    pub(crate) fn formats(&self) -> &[[u64; 2]] {
+        &self.formats[..self.segments]
+    }
+
+    /// The key's flags.
+    #[inline]
+    pub(crate) fn key_flags(&self) -> u32 {
+        let enabled = if self.enables == Some(true) {
+            1 << 30
+        } else {
+            0
+        };
+        enabled | self.errors.unwrap_or(0) << 26
+    }
+
+    fn push(&mut self, format: [[u64; 2]; FORMAT]) {
+        self.formats[self.segments..][..FORMAT].copy_from_slice(&format);
+        self.segments += FORMAT;
+    }
+}
+
+impl KeyProtection {
+    /// Of a key without signatures or encryption set.
+    ///
+    /// `psvs` are those of memory and wire, of a key that may have signatures.
+    pub fn new(
+        key: u32,
+        psvs: Option<[u32; 2]>,
+        encryption: Option<Engine>,
+        keys: &Arc<ProtectedKeys>,
+    ) -> Self {
+        let signatures = psvs.map(|psvs| {
+            // The device counts from 0; the first configuration begins to check.
+            let reports = Reports {
+                count: 1,
+                is_new: true,
+                ..Reports::default()
+            };
+            let reported = Arc::new(Reported(Mutex::new(reports)));
+            keys.lock().insert(key >> 8, Arc::clone(&reported));
+            Signatures {
+                block: BlockSignature::default(),
+                stage: Stage::Absent,
+                psvs,
+                reported,
+                keys: Arc::clone(keys),
+                index: key >> 8,
+            }
+        });
+        Self {
+            signatures,
+            encrypted: encryption.map(|engine| Encrypted {
+                attributes: None,
+                stage: Stage::Absent,
+                engine,
+            }),
+            length: 0,
+        }
+    }
+
+    /// Opens a configuration. With `reset` the key's signatures are removed.
+    pub fn open(&mut self, reset: bool) {
+        if let Some(signatures) = &mut self.signatures {
+            signatures.stage = match (reset, signatures.stage) {
+                (true, _) => {
+                    signatures.block = BlockSignature::default();
+                    Stage::Removed
+                }
+                (false, Stage::New) => Stage::Set,
+                (false, Stage::Removed) => Stage::Absent,
+                (false, stage) => stage,
+            };
+        }
+        if let Some(encrypted) = &mut self.encrypted {
+            if encrypted.stage == Stage::New {
+                encrypted.stage = Stage::Set;
+            }
+        }
+    }
+
+    /// Sets the signatures, once in a configuration.
+    ///
+    /// # Errors
+    /// [`PostError::BadOperation`], also of a key that was not made for them.
+    pub fn set_signatures(&mut self, block: BlockSignature) -> Result<(), PostError> {
+        let signatures = self.signatures.as_mut();
+        let signatures = signatures.filter(|signatures| signatures.stage != Stage::New);
+        let signatures = signatures.ok_or(PostError::BadOperation)?;
+        (signatures.block, signatures.stage) = (block, Stage::New);
+        Ok(())
+    }
+
+    /// Sets the encryption, once in a configuration.
+    ///
+    /// # Errors
+    /// As [`KeyProtection::set_signatures`].
+    pub fn set_encryption(&mut self, attributes: Encryption) -> Result<(), PostError> {
+        let encrypted = self.encrypted.as_mut();
+        let encrypted = encrypted.filter(|encrypted| encrypted.stage != Stage::New);
+        let encrypted = encrypted.ok_or(PostError::BadOperation)?;
+        (encrypted.attributes, encrypted.stage) = (Some(attributes), Stage::New);
+        Ok(())
+    }
+
+    /// What the work request of the open configuration has to say. `length` is that of a
+    /// new layout.
+    ///
+    /// # Errors
+    /// [`PostError::BadOperation`] for attributes that do not go together.
+    pub(crate) fn change(&mut self, length: Option<u64>) -> Result<ProtectionChange, PostError> {
+        self.length = length.unwrap_or(self.length);
+        let mut change = ProtectionChange::default();
+        let (stage, encryption) = (
+            self.signatures.as_ref().map(|signatures| signatures.stage),
+            self.encryption()?,
+        );
+        let mut sets_psvs = stage == Some(Stage::New);
+        if let Some(signatures) = &self.signatures {
+            let mut reports = signatures.reported.lock();
+            if std::mem::take(&mut reports.is_new) {
+                change.errors = Some(reports.count & 1);
+                // The device has stopped checking.
+                sets_psvs |= signatures.stage == Stage::Set;
+            }
+        }
+        let new_encryption = (self.encrypted.as_ref()).is_some_and(|all| all.stage == Stage::New);
+        let has_formats = match (stage, &self.encrypted) {
+            (_, None) => stage == Some(Stage::New),
+            (Some(Stage::New | Stage::Removed), Some(_)) => true,
+            (_, Some(_)) => new_encryption,
+        };
+        if has_formats {
+            if self.length > u32::MAX.into() {
+                return Err(PostError::BadOperation);
+            }
+            if let Some(signatures) = &self.signatures {
+                change.push(signatures.format(encryption.is_some())?);
+            }
+            if let Some((attributes, engine)) = encryption {
+                let block = self.signatures.as_ref().map(|signatures| &signatures.block);
+                change.push(encryption_format(attributes, engine, block)?);
+            }
+            change.enables = Some(true);
+        } else if self.encrypted.is_none() && matches!(stage, Some(Stage::Absent | Stage::Removed))
+        {
+            change.enables = Some(false);
+        }
+        if let (true, Some(signatures)) = (sets_psvs, &self.signatures) {
+            change.psvs = signatures.psv_values();
+        }
+        Ok(change)
+    }
+
+    /// The encryption that the key has, and how the device encrypts.
+    fn encryption(&self) -> Result<Option<(&Encryption, Engine)>, PostError> {
+        let Some(encrypted) = &self.encrypted else {
+            return Ok(None);
+        };
+        let Some(attributes) = &encrypted.attributes else {
+            return Ok(None);
+        };
+        if encrypted.engine == Engine::SingleUnit && self.length > attributes.unit.bytes().into() {
+            return Err(PostError::BadOperation);
+        }
+        Ok(Some((attributes, encrypted.engine)))
+    }
+
+    /// Takes the last error that the device has reported.
+    ///
+    /// # Errors
+    /// [`PostError::BadOperation`] of a key without signatures, or for an error that makes
+    /// no sense.
+    pub fn take_error(&mut self) -> Result<Option<SignatureError>, PostError> {
+        let signatures = self.signatures.as_ref().ok_or(PostError::BadOperation)?;
+        let mut reports = signatures.reported.lock();
+        let Some(last) = &reports.last else {
+            return Ok(None);
+        };
+        let error = signatures.decode(last).ok_or(PostError::BadOperation)?;
+        reports.last = None;
+        Ok(Some(error))
+    }
+}
+
+impl Signatures {
+    fn domains(&self) -> [Option<&SignatureDomain>; 2] {
+        [self.block.memory.as_ref(), self.block.wire.as_ref()]
+    }
+
+    fn psv_values(&self) -> [Option<(u32, u64)>; 2] {
+        let mut psvs = self.psvs.into_iter();
+        self.domains().map(|domain| {
+            let psv = psvs.next().unwrap_or_default();
+            domain.map(|domain| (psv, domain.signature.first_value()))
+        })
+    }
+
+    /// The byte stream format of the signatures.
+    fn format(&self, encrypted: bool) -> Result<[[u64; 2]; FORMAT], PostError> {
+        const INDEX: u32 = 0xff_ffff;
+        let [memory, wire] = self.domains();
+        let mut first = match encrypted {
+            true => WITH_ENCRYPTION,
+            false => SIGNATURES_ONLY,
+        };
+        let [mut of_memory, mut of_wire] = [0; 2];
+        let [mut memory_psv, mut wire_psv] = [0; 2];
+        let mut inline = [[0; 2]; 2];
+        if let Some(domain) = memory {
+            of_memory = domain.block as u8;
+            memory_psv = domain.signature.selector() | self.psvs[0] & INDEX;
+            inline[1] = domain.signature.inline();
+        }
+        if let Some(domain) = wire {
+            let same = memory.and_then(|memory| domain.copied(memory));
+            let copied = match (same, self.block.copy_mask) {
+                (None, Some(_)) => return Err(PostError::BadOperation),
+                (same, asked) => asked.or(same),
+            };
+            of_wire = copied.unwrap_or(domain.block as u8);
+            if copied.is_some() {
+                first |= SAME_STRUCTURE;
+            }
+            wire_psv = domain.signature.selector() | self.psvs[1] & INDEX;
+            inline[0] = domain.signature.inline();
+        }
+        let check = match (memory, wire) {
+            (None, None) => 0,
+            _ => self.block.check_mask,
+        };
+        let head = u32::from_be_bytes([first, check, of_wire, of_memory]);
+        Ok([
+            [words(head, u32::MAX), words(wire_psv, memory_psv)],
+            [0; 2],
+            inline[0],
+            inline[1],
+        ])
+    }
+
+    fn decode(&self, cqe: &SignatureErrorCqe) -> Option<SignatureError> {
+        let domain = match (cqe.sig_type & 7, cqe.domain & 7) {
+            (0, 0) => self.block.wire.as_ref(),
+            (0, 1) => self.block.memory.as_ref(),
+            _ => None,
+        }?;
+        let pair = |high: u32, low: u32| {
+            u64::from(u32::from_be(high)) << 32 | u64::from(u32::from_be(low))
+        };
+        let values = [
+            pair(cqe.expected_trans_sig, cqe.expected_ref_tag),
+            pair(cqe.actual_trans_sig, cqe.actual_ref_tag),
+        ];
+        let syndrome = u16::from_be(cqe.syndrome);
+        let is = |bit: u32| syndrome & 1 << bit != 0;
+        let (part, [expected, actual]) = if is(11) {
+            (WrongPart::RefTag, values.map(|value| value & 0xffff_ffff))
+        } else if is(12) {
+            (WrongPart::AppTag, values.map(|value| value >> 32 & 0xffff))
+        } else if is(13) {
+            let shift = match domain.signature {
+                Signature::T10Dif(_) => 48,
+                Signature::Crc {
+                    kind: CrcKind::Crc64Xp10,
+                    ..
+                } => 0,
+                Signature::Crc { .. } => 32,
+            };
+            (WrongPart::Guard, values.map(|value| value >> shift))
+        } else {
+            return None;
+        };
+        Some(SignatureError {
+            part,
+            expected,
+            actual,
+            offset: u64::from_be(cqe.sig_err_offset),
+        })
+    }
+}
+
+impl Signature {
+    /// The value of a PSV before the first block.
+    fn first_value(&self) -> u64 {
+        match *self {
+            Self::T10Dif(dif) => {
+                u64::from(dif.seed) << 48 | u64::from(dif.app_tag) << 32 | u64::from(dif.ref_tag)
+            }
+            Self::Crc {
+                kind: CrcKind::Crc64Xp10,
+                seed,
+            } => seed,
+            Self::Crc { seed, .. } => seed << 32,
+        }
+    }
+
+    /// The selector of a checksum, above the number of the PSV.
+    fn selector(&self) -> u32 {
+        const REPEATS: u32 = 0x2;
+        const ZERO_SEED: u32 = 0x1;
+        let Self::Crc { kind, seed } = self else {
+            return 0;
+        };
+        let base = match kind {
+            CrcKind::Crc32 => 0x20,
+            CrcKind::Crc32c => 0x40,
+            CrcKind::Crc64Xp10 => 0x50,
+        };
+        let seed = if *seed == 0 { ZERO_SEED } else { 0 };
+        (base | REPEATS | seed) << 24
+    }
+
+    /// The inline section of an integrity field.
+    fn inline(&self) -> [u64; 2] {
+        const VALID: u32 = 1 << 31;
+        const REFRESHES: u32 = 1 << 30;
+        const CRC: u32 = 0x1;
+        const CHECKSUM: u32 = 0x2;
+        const REPEATS: u32 = 1 << 7;
+        const SEED: u32 = 1 << 3;
+        const INCREMENTS: u32 = 1 << 6;
+        const WHOLE_APP_TAG: u32 = 0xffff;
+        let Self::T10Dif(dif) = self else {
+            return [0; 2];
+        };
+        let kind = if dif.checksum { CHECKSUM } else { CRC };
+        let seed = if dif.seed == 0 { 0 } else { SEED };
+        let escape = match dif.escape {
+            Escape::Never => 0,
+            Escape::AppTag => 1,
+            Escape::BothTags => 2,
+        };
+        let increments = if dif.increments { INCREMENTS } else { 0 };
+        [
+            words(VALID | REFRESHES | u32::from(dif.app_tag), dif.ref_tag),
+            words(
+                kind << 24 | (REPEATS | seed) << 16,
+                (escape | increments) << 16 | WHOLE_APP_TAG,
+            ),
+        ]
+    }
+}
+
+impl SignatureDomain {
+    /// Bytes of the signature that are the same in memory, as bits, if blocks and kind of
+    /// signature are.
+    fn copied(&self, memory: &Self) -> Option<u8> {
+        if self.block != memory.block {
+            return None;
+        }
+        let part = |same: bool, mask: u8| if same { mask } else { 0 };
+        match (self.signature, memory.signature) {
+            (Signature::Crc { kind, .. }, Signature::Crc { kind: other, .. }) => (kind == other)
+                .then_some(match kind {
+                    CrcKind::Crc64Xp10 => 0xff,
+                    _ => 0xf0,
+                }),
+            (Signature::T10Dif(wire), Signature::T10Dif(memory)) => {
+                let guard = (wire.checksum, wire.seed) == (memory.checksum, memory.seed);
+                Some(
+                    part(guard, 0xc0)
+                        | part(wire.app_tag == memory.app_tag, 0x30)
+                        | part(wire.ref_tag == memory.ref_tag, 0x0f),
+                )
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The byte stream format of encryption; `block` are the signatures of a key that has both.
+fn encryption_format(
+    attributes: &Encryption,
+    engine: Engine,
+    block: Option<&BlockSignature>,
+) -> Result<[[u64; 2]; FORMAT], PostError> {
+    let order = match (attributes.encrypts_sent, attributes.signature_first) {
+        (true, true) => 0,
+        (false, false) => 1,
+        (true, false) => 2,
+        (false, true) => 3,
+    };
+    // The device has no such order of signatures on both sides.
+    if order >= 2 && block.is_some_and(|block| block.memory.is_some() && block.wire.is_some()) {
+        return Err(PostError::BadOperation);
+    }
+    let size = match block {
+        Some(_) => WITH_ENCRYPTION,
+        None => SIGNATURES_ONLY,
+    };
+    let head = u32::from_be_bytes([size | ENCRYPTION, order, 0, 0]);
+    let mut tweak = attributes.tweak;
+    if engine == Engine::ManyUnits {
+        tweak.reverse();
+    }
+    let [low, high]: [[u8; 8]; 2] = [0, 8].map(|at| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&tweak[at..at + 8]);
+        half
+    });
+    Ok([
+        [
+            words(head, u32::MAX),
+            words(u32::from(attributes.unit as u8) << 24, 0),
+        ],
+        [u64::from_ne_bytes(low), u64::from_ne_bytes(high)],
+        [
+            words(attributes.key & 0xff_ffff, 0),
+            u64::from_ne_bytes(attributes.key_tag),
+        ],
+        [0; 2],
+    ])
+}

@@ -1,0 +1,60 @@
+//! Cancelling posted work requests of a queue that has stopped.
+
+use std::mem::offset_of;
+
+use super::{PER_BLOCK, SEGMENTS, SendQueue};
+use crate::PostError;
+use crate::abi::{ControlSegment, opcode};
+
+impl SendQueue {
+    /// Turns the work requests with that identifier into ones that do nothing, from the
+    /// block `from` on, at which the device has stopped. Their completions are as they
+    /// would have been. Returns how many they were.
+    ///
+    /// # Errors
+    /// [`PostError::BadOperation`] if the queue pair was not made to stop, or no work
+    /// request begins there.
+    pub fn cancel(&mut self, from: u16, wr_id: u64) -> Result<u32, PostError> {
+        const OPCODE: usize = offset_of!(ControlSegment, opmod_idx_opcode);
+        const COUNT: usize = offset_of!(ControlSegment, qpn_ds);
+        const IMMEDIATE: usize = offset_of!(ControlSegment, imm);
+        const INDEX: u32 = 0xff_ff00;
+        if !self.work.stops {
+            return Err(PostError::BadOperation);
+        }
+        let end = self.published_next;
+        let mut at = end.wrapping_sub(u32::from((end as u16).wrapping_sub(from)));
+        let mut cancelled = 0;
+        while at != end {
+            let sends = &self.work.sends;
+            let found = sends.find(at).or_else(|| sends.find_marked(at));
+            let found = found.ok_or(PostError::BadOperation)?;
+            let block = self.block(at).cast::<u32>();
+            let word = |offset: usize| {
+                // SAFETY: a word of the block's first segment.
+                u32::from_be(unsafe { block.byte_add(offset).read() })
+            };
+            let (first, segments) = (word(OPCODE), word(COUNT) & SEGMENTS);
+            if found.wr_id == wr_id {
+                // The device has not begun it, and the poller looks at the immediate data,
+                // which such a work request has not, only once it has completed.
+                // SAFETY: as above.
+                unsafe {
+                    if first as u8 != opcode::NOP {
+                        let kept = u32::from(first as u8).to_be();
+                        block.byte_add(IMMEDIATE).write(kept);
+                    }
+                    let nop = first & INDEX | u32::from(opcode::NOP);
+                    block.byte_add(OPCODE).write(nop.to_be());
+                }
+                cancelled += 1;
+            }
+            let blocks = segments.div_ceil(PER_BLOCK).max(1);
+            if blocks > end.wrapping_sub(at) {
+                return Err(PostError::BadOperation);
+            }
+            at = at.wrapping_add(blocks);
+        }
+        Ok(cancelled)
+    }
+}
