@@ -239,6 +239,17 @@ static void complete_sends(struct subject *s, bool print)
 		device_complete(&s->completions, device_sent(s->object, last));
 }
 
+/* A refusal leaves the protection of keys in any state. */
+static void recover(struct subject *s)
+{
+	struct ibv_wc wc[4];
+
+	if (own_recover(s->qp))
+		die("keys cannot be configured");
+	complete_sends(s, false);
+	ibv_poll_cq(s->cq, 4, wc);
+}
+
 static void post(struct subject *s, struct request *requests,
 		 unsigned int count)
 {
@@ -251,6 +262,8 @@ static void post(struct subject *s, struct request *requests,
 	       (send_record(s) - before) & 0xffff, send_record(s));
 	complete_sends(s, true);
 	print_completions(s);
+	if (err && s->kind->protects)
+		recover(s);
 }
 
 void print_case(const struct subject *s, const char *what)
@@ -269,8 +282,12 @@ static void random_post(struct subject *s)
 
 	print_case(s, "post");
 	for (unsigned int i = 0; i < count; i++) {
-		requests[i] = make_request(&s->numbers, s->kind,
-					   &s->material);
+		/* Of those that are several entries each, alike. */
+		do
+			requests[i] = make_request(&s->numbers, s->kind,
+						   &s->material);
+		while (s->kind->protects && count > 1 &&
+		       (unsigned int)requests[i].opcode != OWN_PROTECT);
 		printf(" %s/%u%s", opcode_name(requests[i].opcode),
 		       requests[i].nsges,
 		       requests[i].flags & IBV_SEND_INLINE ? "/inline" : "");
@@ -486,6 +503,30 @@ static void arm(struct subject *s, int solicited_only)
 	putchar('\n');
 }
 
+/* ---- wrong signatures ---- */
+
+/* Between completions; the next configuration of the key says so to the device. */
+static void wrong_signature(struct subject *s)
+{
+	struct ibv_sge sge = { DATA_AT, 200, 1 };
+	struct request r = { .opcode = IBV_WR_SEND,
+			     .flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED,
+			     .nsges = 1, .sges = { sge } };
+	bool before = number_in(&s->numbers, 0, 2);
+	struct mlx5_cqe64 wrong = own_wrong_signature(&s->numbers);
+	int bad;
+
+	print_case(s, "a wrong signature\n");
+	printf("posted %d\n", post_requests(s->qp, s->kind, &r, 1, &bad));
+	if (before)
+		device_complete(&s->completions, wrong);
+	complete_sends(s, false);
+	if (!before)
+		device_complete(&s->completions, wrong);
+	print_completions(s);
+	own_print_errors();
+}
+
 /* ---- a queue pair and its corpus ---- */
 
 static void make_addresses(struct subject *s)
@@ -656,6 +697,8 @@ static void run(const struct kind *kind, uint64_t seed)
 			receives(&s, false);
 		if (i % 16 == 5)
 			arm(&s, i & 16);
+		if (kind->protects && i % 4 == 3)
+			wrong_signature(&s);
 	}
 	every_length(&s);
 	refused_posts(&s);

@@ -20,7 +20,8 @@
  * lie over the end in many ways. */
 const struct kind kinds[] = {
 	/* name, type, sges, inline, requests, recv sges, receives,
-	 * signal all, extended, shared, keys, port, first, thread, own */
+	 * signal all, extended, shared, keys, port, first, thread, own;
+	 * protects */
 #define BOTH(name, type, sges, bytes, requests, recv_sges, receives, all,   \
 	     shared, keys, port, first)                                     \
 	{ name, type, sges, bytes, requests, recv_sges, receives, all,      \
@@ -47,6 +48,10 @@ const struct kind kinds[] = {
 	  false, false },
 	{ "rc-layouts-wr", RC, 5, 250, 9, 2, 5, false, true, false, true, ETH, 0,
 	  false, true },
+	{ "rc-protects-wr", RC, 5, 440, 16, 2, 5, false, true, false, false, ETH,
+	  0, false, true, .protects = true },
+	{ "rc-protects-all-wr", RC, 3, 400, 16, 2, 5, true, true, false, false,
+	  IB, 65450, false, true, .protects = true },
 	{ "rc-own", RC, 3, 64, 9, 2, 6, false, false, false, false, ETH, 0,
 	  true, false },
 	{ "rc-own-wr", RC, 3, 64, 9, 2, 6, false, true, false, false, ETH, 0,
@@ -230,6 +235,8 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 	}
 	if (kind->own && number_in(numbers, 0, 2))
 		r.opcode = number_in(numbers, OWN_LIST, OWN_END);
+	if (kind->protects && number_in(numbers, 0, 3))
+		r.opcode = OWN_PROTECT;
 	if (bits & 1)
 		r.flags |= IBV_SEND_SIGNALED;
 	if (bits & 2)
@@ -242,6 +249,7 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 	case OWN_LIST:
 	case OWN_INTERLEAVED:
 	case OWN_CONFIGURE:
+	case OWN_PROTECT:
 	case OWN_RAW:
 		/* As many as fit, with the head of an interleaved layout. */
 		r.nsges = make_list(numbers, r.sges, 15);

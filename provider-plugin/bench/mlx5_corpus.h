@@ -34,6 +34,7 @@ struct kind {
 	uint32_t first;   /* blocks that are posted before the corpus begins */
 	bool thread;      /* of a thread domain, with a register of its own */
 	bool own;         /* operations of mlx5_own.h too */
+	bool protects;    /* of those, signatures and encryption of keys */
 };
 
 extern const struct kind kinds[];

@@ -472,6 +472,50 @@ static int query_gid(struct ib_uverbs_ioctl_hdr *hdr)
 	return 0;
 }
 
+/* An object of DevX: a number that no other has. */
+static int create_object(struct ib_uverbs_ioctl_hdr *hdr)
+{
+	static uint32_t number = 0x1234;
+	uint32_t answer[8] = { [2] = htobe32(number), [4] = htobe32(number) };
+
+	number++;
+	output_handle(hdr, MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE, next_handle++);
+	output(hdr, MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT, answer,
+	       sizeof(answer));
+	return 0;
+}
+
+/* Groups of QUERY_HCA_CAP, with what is current. */
+#define GENERAL 0x01
+#define CRYPTO 0x35
+
+/* Signatures and encryption of memory keys, and objects of encryption. */
+static int query_capabilities(struct ib_uverbs_ioctl_hdr *hdr)
+{
+	uint32_t request[4] = {}, answer[4 + 1024] = {}, *caps = answer + 4;
+
+	if (!input(hdr, MLX5_IB_ATTR_DEVX_OTHER_CMD_IN, request, sizeof(request)))
+		return fail(EINVAL);
+	switch (be32toh(request[1]) & 0xffff) {
+	case GENERAL:
+		caps[0x28 / 4] = htobe32(1 << 23 | 1 << 24);
+		caps[0x3c / 4] = htobe32(1 << 15);
+		caps[0x40 / 4] = htobe32(1 << 8);
+		caps[0x7c / 4] = htobe32(3 << 13);
+		caps[0x84 / 4] = htobe32(1 << 12 | 1u << 31);
+		caps[0x8c / 4] = htobe32(1 << 22);
+		caps[0x90 / 4] = htobe32(1u << 31);
+		break;
+	case CRYPTO:
+		caps[1] = htobe32(4 << 16);
+		break;
+	default:
+		return fail(EOPNOTSUPP);
+	}
+	output(hdr, MLX5_IB_ATTR_DEVX_OTHER_CMD_OUT, answer, sizeof(answer));
+	return 0;
+}
+
 static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 {
 	uint64_t none[2] = {};
@@ -498,15 +542,10 @@ static int verbs_ioctl(struct ib_uverbs_ioctl_hdr *hdr)
 	case (uint32_t)MLX5_IB_OBJECT_UAR << 16 | MLX5_IB_METHOD_UAR_OBJ_ALLOC:
 		return alloc_uar(hdr);
 	case (uint32_t)MLX5_IB_OBJECT_DEVX_OBJ << 16 |
-		MLX5_IB_METHOD_DEVX_OBJ_CREATE: {
-		/* Success, and a number. */
-		uint32_t answer[4] = { 0, 0, htobe32(0x1234) };
-
-		output_handle(hdr, MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE, next_handle++);
-		output(hdr, MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT, answer,
-		       sizeof(answer));
-		return 0;
-	}
+		MLX5_IB_METHOD_DEVX_OBJ_CREATE:
+		return create_object(hdr);
+	case (uint32_t)MLX5_IB_OBJECT_DEVX << 16 | MLX5_IB_METHOD_DEVX_OTHER:
+		return query_capabilities(hdr);
 	case UVERBS_OBJECT_CQ << 16 | UVERBS_METHOD_CQ_DESTROY:
 		destroyed(hdr, MLX5_CQ, UVERBS_ATTR_DESTROY_CQ_HANDLE);
 		output(hdr, UVERBS_ATTR_DESTROY_CQ_RESP, none, sizeof(none));

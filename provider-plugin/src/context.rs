@@ -14,6 +14,7 @@ use std::os::fd::BorrowedFd;
 use crate::abi::ibv_context;
 use crate::errno::Errno;
 use crate::library::{LibIbverbs, libibverbs};
+use crate::mlx5dv::crypto::Session;
 use crate::mlx5dv::reserved::Reserved;
 
 /// The provider's state of a context.
@@ -25,6 +26,8 @@ pub struct VerbsContext {
     pub mlx5: Option<mlx5::DeviceContext>,
     /// For an mlx5 device: numbers that were reserved.
     pub reserved: Reserved,
+    /// For an mlx5 device: the login for encryption keys.
+    pub session: Session,
 }
 
 /// `ibv_context` and what follows it.
@@ -71,6 +74,12 @@ impl CtxRef {
     pub fn reserved<'a>(self) -> &'a Reserved {
         // SAFETY: the context outlives its objects, see the type.
         unsafe { &(*self.0.as_ptr()).reserved }
+    }
+
+    /// The login of an mlx5 device.
+    pub fn session<'a>(self) -> &'a Session {
+        // SAFETY: the context outlives its objects, see the type.
+        unsafe { &(*self.0.as_ptr()).session }
     }
 
     /// The state of an mlx5 device; EIO for another device.

@@ -12,6 +12,7 @@ use crate::layout::{self, Layout};
 use crate::library::{LibIbverbs, OpsTable, libibverbs};
 use crate::mlx5::Mlx5;
 use crate::mlx5dv::abi::{CONTEXT_DEVX, mlx5dv_context_attr};
+use crate::mlx5dv::crypto::Session;
 use crate::mlx5dv::reserved::Reserved;
 use crate::ops;
 use crate::rxe::Rxe;
@@ -178,6 +179,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
             ),
             mlx5: None,
             reserved: Reserved::default(),
+            session: Session::default(),
         });
     }
     // SAFETY: the state was written above.
@@ -218,6 +220,7 @@ unsafe fn end(state: *mut VerbsContext) {
     // SAFETY: as the caller says.
     unsafe {
         (*state).reserved.clear();
+        (*state).session.end();
         if let Some(device) = &(*state).mlx5 {
             device.close(&(*state).uverbs);
         }

@@ -70,7 +70,8 @@ impl CqOps for Mlx5 {
             cq_uar_page: ctx.mlx5()?.cq_uar_page(),
             ..options.0.map_or_else(entries::sized_cq_options, Ok)?
         };
-        let made = CompletionQueue::create_with(ctx, init, options, asked)?;
+        let mut made = CompletionQueue::create_with(ctx, init, options, asked)?;
+        made.ring.report_to(ctx.mlx5()?.protected_keys());
         let completions = Completions {
             // SAFETY: it is dropped with the ring.
             empty_check: unsafe { made.ring.empty_check() },

@@ -2,11 +2,13 @@
 //! `mlx5dv_wr_mkey_configure` opens it, so many setters complete it.
 
 use core::ffi::c_int;
+use core::ptr::NonNull;
 
 use mlx5::{Interleaved, KeyLayout, LayoutChange};
 use uverbs::{SendFlags, Sge};
 
 use crate::errno::Errno;
+use crate::mlx5dv::protection::Protection;
 
 /// A complete change, with its identifier and flags.
 pub type Complete<'a> = (u64, SendFlags, LayoutChange<'a>);
@@ -24,6 +26,8 @@ pub struct KeyConfig {
     missing: u8,
     access: Option<u32>,
     layout: Layout,
+    /// Signatures and encryption of the key, if it may have any.
+    pub protection: Option<NonNull<Protection>>,
     /// A layout that was not set last.
     list: Vec<Sge>,
     parts: Vec<Interleaved>,
@@ -75,9 +79,30 @@ impl KeyConfig {
         }
         let last = self.count()?;
         self.access = Some(access);
-        if !last {
-            return Ok(None);
-        }
+        Ok(last.then(|| self.complete_kept()))
+    }
+
+    /// The protection of the key that is being changed.
+    ///
+    /// # Errors
+    /// EINVAL if there is none.
+    pub fn open_protection(&self) -> Result<NonNull<Protection>, c_int> {
+        let protection = self.protection.filter(|_| self.missing != 0);
+        protection.ok_or(libc::EINVAL)
+    }
+
+    /// Counts that a part of the protection was set. Returns the change if it is complete
+    /// then.
+    ///
+    /// # Errors
+    /// EINVAL.
+    pub fn set_protection(&mut self) -> Result<Option<Complete<'_>>, c_int> {
+        let last = self.count()?;
+        Ok(last.then(|| self.complete_kept()))
+    }
+
+    /// The change with the layout that was kept.
+    fn complete_kept(&self) -> Complete<'_> {
         let layout = match self.layout {
             Layout::Unset => None,
             Layout::List => Some(KeyLayout::List(&self.list)),
@@ -86,7 +111,7 @@ impl KeyConfig {
                 parts: &self.parts,
             }),
         };
-        Ok(Some(self.complete(layout)))
+        self.complete(layout)
     }
 
     /// Sets the layout, once. Returns the change if it is complete then; otherwise the

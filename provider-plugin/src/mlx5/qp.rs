@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use mlx5::commands::{Capabilities, data_in_order, enable_memcpy};
+use mlx5::commands::{Capabilities, data_in_order, enable_memcpy, stop_at_wrong_signatures};
 use mlx5::{
     Changes, Dynamic, KeyChanges, Lender, PacketHash, PacketObjects, PacketOptions, QpOptions,
     QueuePair, RecvQueue, Role, Segmentation, SendQueue, Work, modify_target,
@@ -32,6 +32,7 @@ use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::entry;
 use crate::errno::Errno;
+use crate::mlx5dv::Functions;
 use crate::mlx5dv::abi::{mlx5dv_qp_ex, send_ops};
 use crate::mr::may_be_bound;
 use crate::qp::{NewQp, QpOps, Sends, qp_of};
@@ -65,6 +66,8 @@ pub struct Options {
     pub operations: u64,
     /// How raw packets are received.
     pub packets: PacketOptions,
+    /// It stops at a wrong signature.
+    pub stops: bool,
 }
 
 /// Data of a queue pair besides its queues.
@@ -83,7 +86,7 @@ pub struct QpData {
     /// The change of a memory key; used in the critical section of `send_lock`.
     pub key_config: UnsafeCell<KeyConfig>,
     /// Functions of mlx5dv for `ibv_wr_*`.
-    pub functions: mlx5dv_qp_ex,
+    pub functions: Functions,
 }
 
 /// Enhanced connection options, as bits.
@@ -179,7 +182,7 @@ fn parts(made: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> Ne
             },
             memcpy,
             key_config: UnsafeCell::default(),
-            functions: mlx5dv_qp_ex::NONE,
+            functions: Functions::new(mlx5dv_qp_ex::NONE),
         },
         cap: made.cap,
     }
@@ -267,6 +270,7 @@ impl QpOps for Mlx5 {
             packet_credits: asked.packet_credits,
             copies: asked.operations & send_ops::MEMCPY != 0,
             raw: asked.operations & send_ops::RAW_WQE != 0,
+            stops: asked.stops,
             checksums: attr.qp_type == IBV_QPT_RAW_PACKET && has_checksums(ctx)?,
             segmentation: match sends.max_tso_header {
                 0 => Segmentation::default(),
@@ -291,6 +295,9 @@ impl QpOps for Mlx5 {
             _ => send_ops::RAW_WQE,
         };
         if asked.operations & !supported != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if asked.stops && !ctx.mlx5()?.resumes_queues() {
             return Err(Errno::OPNOTSUPP);
         }
         let memcpy = match asked.operations & send_ops::MEMCPY {
@@ -388,10 +395,15 @@ impl QpOps for Mlx5 {
             return Ok(number);
         }
         granted(mlx5::modify_qp(&qp.object, attr, mask, &changes)?);
-        let by_qp = (qp.device_data.memcpy.as_ref()).is_some_and(|memcpy| memcpy.by_qp);
-        if by_qp && mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
+        if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
             let object = &qp.object;
-            enable_memcpy(object.context(), object.handle(), object.qp_num())?;
+            let (ctx, handle, number) = (object.context(), object.handle(), object.qp_num());
+            if qp.device_data.work.stops() {
+                stop_at_wrong_signatures(ctx, handle, number)?;
+            }
+            if (qp.device_data.memcpy.as_ref()).is_some_and(|memcpy| memcpy.by_qp) {
+                enable_memcpy(ctx, handle, number)?;
+            }
         }
         Ok(None)
     }
@@ -437,7 +449,8 @@ impl QpOps for Mlx5 {
     }
 
     fn set_device_functions(qp: &mut Qp, _asked: u64, options: &Options) {
-        qp.device_data.functions = mlx5dv_qp_ex::of(qp.addressing, options.operations);
+        let functions = mlx5dv_qp_ex::of(qp.addressing, options.operations);
+        qp.device_data.functions = Functions::new(functions);
     }
 
     /// The device does not check which regions may be bound.

@@ -1,6 +1,10 @@
 //! Structures of `mlx5dv.h` (rdma-core 65). A member that an older header lacks is
 //! touched only when the caller's `comp_mask` asks for it.
 
+mod protection;
+
+pub use protection::*;
+
 use core::ffi::{c_int, c_void};
 
 use crate::abi::*;
@@ -31,10 +35,10 @@ pub struct mlx5dv_context {
     pub dc_odp_caps: u32,
     pub hca_core_clock: *mut c_void,
     pub num_lag_ports: u8,
-    pub sig_caps: [u64; 2],
+    pub sig_caps: mlx5dv_sig_caps,
     pub dci_streams_caps: [u8; 2],
     pub max_wr_memcpy_length: usize,
-    pub crypto_caps: [u32; 3],
+    pub crypto_caps: mlx5dv_crypto_caps,
     pub max_dc_rd_atom: u64,
     pub max_dc_init_rd_atom: u64,
 }
@@ -173,12 +177,14 @@ pub struct mlx5dv_qp_ex {
         Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, u16, *const ibv_sge)>,
     pub wr_set_mkey_layout_interleaved:
         Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, u32, u16, *const mlx5dv_mr_interleaved)>,
-    pub wr_set_mkey_sig_block: Absent,
+    pub wr_set_mkey_sig_block:
+        Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *const mlx5dv_sig_block_attr)>,
     pub wr_raw_wqe: Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *const c_void)>,
     pub wr_set_dc_addr_stream:
         Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *mut ibv_ah, u32, u64, u16)>,
     pub wr_memcpy: Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, u32, u64, u32, u64, usize)>,
-    pub wr_set_mkey_crypto: Absent,
+    pub wr_set_mkey_crypto:
+        Option<unsafe extern "C" fn(*mut mlx5dv_qp_ex, *const mlx5dv_crypto_attr)>,
 }
 
 /// `struct mlx5dv_mkey`.
@@ -199,6 +205,9 @@ pub struct mlx5dv_mkey_init_attr {
 /// Bits of [`mlx5dv_mkey_init_attr::create_flags`].
 pub mod mkey_flag {
     pub const INDIRECT: u32 = 1 << 0;
+    pub const BLOCK_SIGNATURE: u32 = 1 << 1;
+    pub const CRYPTO: u32 = 1 << 2;
+    pub const UPDATE_TAG: u32 = 1 << 3;
     pub const REMOTE_INVALIDATE: u32 = 1 << 4;
 }
 
@@ -209,7 +218,7 @@ pub struct mlx5dv_mkey_conf_attr {
     pub comp_mask: u64,
 }
 
-/// `MLX5DV_MKEY_CONF_FLAG_RESET_SIG_ATTR`; a key without a signature has none.
+/// `MLX5DV_MKEY_CONF_FLAG_RESET_SIG_ATTR`.
 pub const CONF_RESET_SIG_ATTR: u32 = 1 << 0;
 
 /// `struct mlx5dv_mr_interleaved`.
@@ -232,9 +241,6 @@ pub mod sched_flag {
     pub const MAX_AVG_BW: u32 = 1 << 1;
 }
 
-/// A function that the plugin does not have.
-pub type Absent = Option<unsafe extern "C" fn()>;
-
 /// Bits of [`mlx5dv_qp_init_attr::create_flags`].
 pub mod qp_flag {
     pub const TUNNEL_OFFLOADS: u32 = 1 << 0;
@@ -243,6 +249,7 @@ pub mod qp_flag {
     pub const DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
     pub const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
     pub const PACKET_BASED_CREDIT_MODE: u32 = 1 << 5;
+    pub const SIG_PIPELINING: u32 = 1 << 6;
 }
 
 /// Entries of a queue in [`mlx5dv_qp`].

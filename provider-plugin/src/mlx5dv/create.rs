@@ -164,7 +164,8 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
             | TIR_ALLOW_SELF_LOOPBACK_MC
             | DISABLE_SCATTER_TO_CQE
             | ALLOW_SCATTER_TO_CQE
-            | PACKET_BASED_CREDIT_MODE;
+            | PACKET_BASED_CREDIT_MODE
+            | SIG_PIPELINING;
         if flags & !known != 0 {
             return Err(Errno::OPNOTSUPP);
         }
@@ -182,6 +183,7 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
             own_multicast: flags & TIR_ALLOW_SELF_LOOPBACK_MC != 0,
             tunnels: flags & TUNNEL_OFFLOADS != 0,
         };
+        options.stops = flags & SIG_PIPELINING != 0;
         options.packet_credits = flags & PACKET_BASED_CREDIT_MODE != 0;
     }
     Ok(options)

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_void};
 use mlx5::commands::{Capabilities, dc_paging};
 
 use super::abi::*;
-use super::{exported, is_ours, serves};
+use super::{exported, is_ours, protection, serves};
 use crate::abi::{ibv_context, ibv_device, ibv_dm};
 use crate::context::CtxRef;
 use crate::entry;
@@ -100,6 +100,7 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
     let features = device.features(ctx)?;
     // Without DevX they are unknown.
     let caps = Capabilities::query(ctx).unwrap_or_default();
+    let (signatures, encryption) = protection::caps(ctx, &caps);
     let mut flags = context_flag::CQE_V1;
     for (has, flag) in [
         (features.multi_packet, context_flag::MPW_ALLOWED),
@@ -140,13 +141,13 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
             DYN_BFREGS: max_dynamic_bfregs = 0;
             FLOW_ACTION_FLAGS: flow_action_flags = 0;
             DC_ODP_CAPS: dc_odp_caps = dc_paging(ctx).unwrap_or_default();
-            SIGNATURE_OFFLOAD: sig_caps = [0; 2];
+            SIGNATURE_OFFLOAD: sig_caps = signatures;
             DCI_STREAMS: dci_streams_caps = [
                 features.streams.log_concurrent,
                 features.streams.log_errored,
             ];
             WR_MEMCPY_LENGTH: max_wr_memcpy_length = caps.longest_memcpy as usize;
-            CRYPTO_OFFLOAD: crypto_caps = [0; 3];
+            CRYPTO_OFFLOAD: crypto_caps = encryption;
             MAX_DC_RD_ATOM:
                 max_dc_rd_atom = caps.dc_reads[0], max_dc_init_rd_atom = caps.dc_reads[1];
         }

@@ -1,10 +1,11 @@
-//! Indirect memory keys, whose layout work requests configure.
+//! Indirect memory keys, whose layout and protection work requests configure.
 
 use core::ffi::c_int;
 
-use mlx5::commands::IndirectKey;
+use mlx5::commands::{Capabilities, IndirectKey, KeyOptions};
 
 use super::abi::*;
+use super::protection::Protection;
 use super::refused::ringverbs_refused_object;
 use super::{exported, is_ours};
 use crate::abi::ibv_context;
@@ -22,6 +23,8 @@ pub struct Mkey {
     holder: *mut *mut ibv_context,
     context: *mut ibv_context,
     key: IndirectKey<CtxRef>,
+    /// Signatures and encryption, if it may have any.
+    protection: Option<Box<Protection>>,
 }
 
 impl Mkey {
@@ -29,37 +32,26 @@ impl Mkey {
     pub fn entries(&self) -> u16 {
         self.key.entries
     }
+
+    /// Its signatures and encryption, if it may have any.
+    #[inline]
+    pub fn protection(&self) -> Option<&Protection> {
+        self.protection.as_deref()
+    }
+
+    /// Leads to the context, also in libmlx5's keys.
+    pub fn holder(&self) -> *mut *mut ibv_context {
+        self.holder
+    }
 }
 
 exported! {
-    /// `mlx5dv_create_mkey`. EOPNOTSUPP for signatures and encryption.
+    /// `mlx5dv_create_mkey`. EOPNOTSUPP for signatures or encryption that the device does
+    /// not have.
     fn mlx5dv_create_mkey(attr: *mut mlx5dv_mkey_init_attr) -> *mut mlx5dv_mkey
     where is_ours((*(*attr).pd).context), else ringverbs_refused_object().cast() => {
         // SAFETY: the application's attributes, with a live protection domain.
-        entry::pointer(|| unsafe {
-            let attr = &mut *attr;
-            let known = mkey_flag::INDIRECT | mkey_flag::REMOTE_INVALIDATE;
-            if attr.create_flags == 0 || attr.create_flags & !known != 0 {
-                return Err(Errno::OPNOTSUPP);
-            }
-            let context = (*attr.pd).context;
-            let key = IndirectKey::create(
-                &CtxRef::of(context),
-                pd_of(attr.pd).number,
-                attr.max_entries,
-                attr.create_flags & mkey_flag::REMOTE_INVALIDATE != 0,
-            )?;
-            attr.max_entries = key.entries;
-            let mut mkey = try_box(Mkey {
-                public: mlx5dv_mkey { lkey: key.key, rkey: key.key },
-                holder: core::ptr::null_mut(),
-                context,
-                key,
-            })
-            .map_err(|(_, errno)| errno)?;
-            mkey.holder = &raw mut mkey.context;
-            Ok(Box::into_raw(mkey).cast())
-        })
+        entry::pointer(|| unsafe { create(&mut *attr) })
     }
 
     /// `mlx5dv_destroy_mkey`. EBUSY, and the key stays, while it is used.
@@ -68,9 +60,76 @@ exported! {
         // SAFETY: what `mlx5dv_create_mkey` made, once.
         entry::int(|| unsafe {
             let mkey = mkey.cast::<Mkey>();
+            if let Some(protection) = &mut (*mkey).protection {
+                protection.destroy_psvs()?;
+            }
             destroyed((*mkey).key.object.destroy().map_err(Into::into))?;
             drop(Box::from_raw(mkey));
             Ok(())
         })
     }
+}
+
+/// # Safety
+/// A live protection domain of ours.
+unsafe fn create(attr: &mut mlx5dv_mkey_init_attr) -> Result<*mut mlx5dv_mkey, Errno> {
+    // SAFETY: as the caller says.
+    let (context, ctx, pdn) = unsafe {
+        let context = (*attr.pd).context;
+        (context, CtxRef::of(context), pd_of(attr.pd).number)
+    };
+    let asked = |flag| attr.create_flags & flag != 0;
+    let mut known = mkey_flag::INDIRECT
+        | mkey_flag::BLOCK_SIGNATURE
+        | mkey_flag::CRYPTO
+        | mkey_flag::REMOTE_INVALIDATE;
+    if ctx.mlx5()?.changes_key_tags() {
+        known |= mkey_flag::UPDATE_TAG;
+    }
+    if attr.create_flags == 0 || asked(!known) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let options = KeyOptions {
+        remote_invalidate: asked(mkey_flag::REMOTE_INVALIDATE),
+        signatures: asked(mkey_flag::BLOCK_SIGNATURE),
+        encryption: asked(mkey_flag::CRYPTO),
+    };
+    let is_protected = options.signatures || options.encryption;
+    let caps = match is_protected {
+        true => Capabilities::query(&ctx)?,
+        false => Capabilities::default(),
+    };
+    let engine = caps.encryption.engine.filter(|_| options.encryption);
+    if (options.signatures && !caps.signatures.is_supported)
+        || (options.encryption && engine.is_none())
+    {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let psvs = match options.signatures {
+        true => Protection::psvs(&ctx, pdn)?,
+        false => Vec::new(),
+    };
+    let key = IndirectKey::create(&ctx, pdn, attr.max_entries, options)?;
+    let protection = match is_protected {
+        true => {
+            let protection = Protection::new(&ctx, key.key, psvs, engine)?;
+            Some(try_box(protection).map_err(|(_, errno)| errno)?)
+        }
+        false => None,
+    };
+    let entries = key.entries;
+    let mut mkey = try_box(Mkey {
+        public: mlx5dv_mkey {
+            lkey: key.key,
+            rkey: key.key,
+        },
+        holder: core::ptr::null_mut(),
+        context,
+        key,
+        protection,
+    })
+    .map_err(|(_, errno)| errno)?;
+    attr.max_entries = entries;
+    mkey.holder = &raw mut mkey.context;
+    Ok(Box::into_raw(mkey).cast())
 }

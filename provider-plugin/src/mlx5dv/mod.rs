@@ -11,16 +11,20 @@
 pub(crate) mod abi;
 mod attributes;
 mod create;
+pub(crate) mod crypto;
 mod device;
 mod devx;
 mod flow;
 mod memory;
 mod mkey;
 mod objects;
+pub(crate) mod protection;
 mod refused;
 pub(crate) mod reserved;
 mod scheduling;
 mod wr;
+
+pub(crate) use wr::Functions;
 
 use core::ffi::c_void;
 use std::ffi::CStr;

@@ -79,6 +79,29 @@ fn structures_are_those_of_the_header() {
         mlx5dv_alloc_dm_attr { comp_mask }
         mlx5dv_mkey_init_attr { pd, create_flags, max_entries }
         mlx5dv_mkey_conf_attr { conf_flags, comp_mask }
+        mlx5dv_sig_caps { block_size, block_prot, t10dif_bg, crc_type }
+        mlx5dv_crypto_caps {
+            failed_selftests, crypto_engines, wrapped_import_method, log_max_num_deks, flags
+        }
+        mlx5dv_sig_t10dif { bg_type, bg, app_tag, ref_tag, flags }
+        mlx5dv_sig_crc { seed }
+        mlx5dv_sig_block_domain { sig_type, sig, block_size, comp_mask }
+        mlx5dv_sig_block_attr { mem, wire, flags, check_mask, copy_mask, comp_mask }
+        mlx5dv_crypto_attr {
+            crypto_standard, encrypt_on_tx, signature_crypto_order, data_unit_size,
+            initial_tweak, dek, keytag, comp_mask
+        }
+        mlx5dv_mkey_err { err_type, err }
+        mlx5dv_sig_err { actual_value, expected_value, offset }
+        mlx5dv_crypto_login_attr { credential_id, import_kek_id, credential, comp_mask }
+        mlx5dv_crypto_login_attr_ex {
+            credential_id, import_kek_id, credential, credential_len, comp_mask
+        }
+        mlx5dv_crypto_login_query_attr { state, comp_mask }
+        mlx5dv_dek_init_attr {
+            key_size, has_keytag, key_purpose, pd, opaque, key, comp_mask, crypto_login
+        }
+        mlx5dv_dek_attr { state, opaque, comp_mask }
         mlx5dv_sched_attr { parent, flags, bw_share, max_avg_bw, comp_mask }
         mlx5dv_clock_info { nsec, last_cycles, frac, mult, shift, mask }
     }
@@ -105,6 +128,43 @@ fn structures_are_those_of_the_header() {
         (
             "MLX5DV_MKEY_INIT_ATTR_FLAGS_REMOTE_INVALIDATE",
             mkey_flag::REMOTE_INVALIDATE,
+        ),
+        (
+            "MLX5DV_MKEY_INIT_ATTR_FLAGS_BLOCK_SIGNATURE",
+            mkey_flag::BLOCK_SIGNATURE,
+        ),
+        ("MLX5DV_MKEY_INIT_ATTR_FLAGS_CRYPTO", mkey_flag::CRYPTO),
+        ("MLX5DV_QP_CREATE_SIG_PIPELINING", qp_flag::SIG_PIPELINING),
+        ("MLX5DV_SIG_T10DIF_CSUM", guard::CSUM),
+        (
+            "MLX5DV_SIG_T10DIF_FLAG_APP_REF_ESCAPE",
+            dif_flag::APP_REF_ESCAPE.into(),
+        ),
+        ("MLX5DV_SIG_CRC_TYPE_CRC64_XP10", crc::CRC64_XP10),
+        ("MLX5DV_SIG_TYPE_CRC", sig_type::CRC),
+        ("MLX5DV_BLOCK_SIZE_520", block_size::BYTES_520),
+        ("MLX5DV_BLOCK_SIZE_4048", block_size::BYTES_4048),
+        ("MLX5DV_BLOCK_SIZE_4096", block_size::BYTES_4096),
+        ("MLX5DV_BLOCK_SIZE_4160", block_size::BYTES_4160),
+        (
+            "MLX5DV_SIGNATURE_CRYPTO_ORDER_SIGNATURE_BEFORE_CRYPTO_ON_TX",
+            SIGNATURE_BEFORE_CRYPTO,
+        ),
+        ("MLX5DV_MKEY_SIG_BLOCK_BAD_GUARD", mkey_err::BAD_GUARD),
+        ("MLX5DV_MKEY_SIG_BLOCK_BAD_REFTAG", mkey_err::BAD_REFTAG),
+        ("MLX5DV_MKEY_SIG_BLOCK_BAD_APPTAG", mkey_err::BAD_APPTAG),
+        ("MLX5DV_CRYPTO_LOGIN_STATE_NO_LOGIN", login_state::NO_LOGIN),
+        ("MLX5DV_CRYPTO_LOGIN_STATE_INVALID", login_state::INVALID),
+        ("MLX5DV_CRYPTO_KEY_SIZE_256", KEY_SIZE_256),
+        ("MLX5DV_DEK_INIT_ATTR_CRYPTO_LOGIN", DEK_MASK_LOGIN as u32),
+        ("MLX5DV_DEK_STATE_ERROR", DEK_ERROR),
+        (
+            "MLX5DV_CRYPTO_ENGINES_CAP_AES_XTS_MULTI_BLOCK",
+            protection_caps::MULTI_BLOCK.into(),
+        ),
+        (
+            "MLX5DV_CRYPTO_CAPS_WRAPPED_CRYPTO_GOING_TO_COMMISSIONING",
+            protection_caps::GOING_TO_COMMISSIONING,
         ),
         (
             "MLX5DV_SCHED_ELEM_ATTR_FLAGS_MAX_AVG_BW",

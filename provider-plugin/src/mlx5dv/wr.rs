@@ -2,17 +2,19 @@
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
-use core::ptr::null_mut;
+use core::ptr::{NonNull, null_mut};
 use core::slice;
 
-use mlx5::{KeyLayout, LayoutChange, PostError, SendQueue};
+use mlx5::{KeyLayout, KeyProtection, LayoutChange, PostError, SendQueue};
 use uverbs::{Destination, SendFlags, Sge};
 
 use super::abi::*;
 use super::mkey::Mkey;
+use super::protection::{Protection, encryption, signatures};
 use super::{exported, is_ours};
 use crate::abi::{ibv_ah, ibv_qp_ex, ibv_sge};
 use crate::ah::ah_of;
+use crate::context::CtxRef;
 use crate::mlx5::Mlx5;
 use crate::mlx5::key_config::{Complete, KeyConfig};
 use crate::mlx5::qp::Qp;
@@ -25,8 +27,39 @@ exported! {
     fn mlx5dv_qp_ex_from_ibv_qp_ex(qp: *mut ibv_qp_ex) -> *mut mlx5dv_qp_ex
     where is_ours((*qp).qp_base.context), else null_mut() => {
         // SAFETY: a live queue pair of ours, of which no part is read.
-        unsafe { &raw mut (*qp.cast::<Qp>()).device_data.functions }
+        unsafe { &raw mut (*qp.cast::<Qp>()).device_data.functions.public }
     }
+}
+
+/// The functions of a queue pair, by which it is found.
+#[repr(C)]
+pub struct Functions {
+    /// Tells them from libmlx5's, which are behind its own data of the queue pair.
+    mark: *const u8,
+    pub public: mlx5dv_qp_ex,
+}
+
+/// What [`Functions::mark`] points to.
+static MARK: u8 = 0;
+
+impl Functions {
+    /// Those functions.
+    pub fn new(public: mlx5dv_qp_ex) -> Self {
+        Self {
+            mark: &raw const MARK,
+            public,
+        }
+    }
+}
+
+/// Returns whether the functions are of a queue pair of ours.
+///
+/// # Safety
+/// They are of a live queue pair, ours or libmlx5's.
+pub(super) unsafe fn is_functions(functions: *const mlx5dv_qp_ex) -> bool {
+    const BEFORE: usize = offset_of!(Functions, public);
+    // SAFETY: as the caller says; a queue pair's data is before them in both.
+    unsafe { *functions.byte_sub(BEFORE).cast::<*const u8>() == &raw const MARK }
 }
 
 impl mlx5dv_qp_ex {
@@ -72,6 +105,8 @@ impl mlx5dv_qp_ex {
             functions.wr_set_mkey_access_flags = Some(wr_set_mkey_access_flags);
             functions.wr_set_mkey_layout_list = Some(wr_set_mkey_layout_list);
             functions.wr_set_mkey_layout_interleaved = Some(wr_set_mkey_layout_interleaved);
+            functions.wr_set_mkey_sig_block = Some(wr_set_mkey_sig_block);
+            functions.wr_set_mkey_crypto = Some(wr_set_mkey_crypto);
         }
         functions
     }
@@ -81,8 +116,8 @@ impl mlx5dv_qp_ex {
 ///
 /// # Safety
 /// What [`mlx5dv_qp_ex_from_ibv_qp_ex`] has returned for a live queue pair.
-unsafe fn queue_pair(functions: *mut mlx5dv_qp_ex) -> *mut ibv_qp_ex {
-    const AT: usize = offset_of!(Qp, device_data.functions);
+pub(super) unsafe fn queue_pair(functions: *mut mlx5dv_qp_ex) -> *mut ibv_qp_ex {
+    const AT: usize = offset_of!(Qp, device_data.functions.public);
     // SAFETY: as the caller says; the queue pair begins with its public part.
     unsafe { functions.byte_sub(AT).cast() }
 }
@@ -177,27 +212,53 @@ fn set_layout(
     config: &mut KeyConfig,
     layout: KeyLayout<'_>,
 ) -> Result<(), c_int> {
-    match config.set_layout(layout)? {
-        Some(complete) => push(queue, complete),
-        None => Ok(()),
+    let protection = config.protection;
+    match (config.set_layout(layout)?, protection) {
+        (Some(complete), None) => push(queue, complete),
+        // SAFETY: the key is live while it is configured.
+        (Some(complete), Some(key)) => push_protected(queue, complete, unsafe { key.as_ref() }),
+        (None, _) => Ok(()),
     }
 }
 
-/// Posts a change whose layout, if it has one, was set before its rights.
+/// Posts a change whose layout, if it has one, was not set last. `protection` is that of
+/// its key.
 #[cold]
-fn push_kept(queue: &mut SendQueue, change: Complete<'_>) -> Result<(), c_int> {
-    push(queue, change)
+fn push_kept(
+    queue: &mut SendQueue,
+    change: Complete<'_>,
+    protection: Option<NonNull<Protection>>,
+) -> Result<(), c_int> {
+    match protection {
+        None => push(queue, change),
+        // SAFETY: the key is live while it is configured.
+        Some(key) => push_protected(queue, change, unsafe { key.as_ref() }),
+    }
+}
+
+/// Posts a complete change of a key with signatures or encryption.
+#[cold]
+#[inline(never)]
+fn push_protected(
+    queue: &mut SendQueue,
+    (wr_id, flags, change): Complete<'_>,
+    key: &Protection,
+) -> Result<(), c_int> {
+    posted(queue.push_protected(wr_id, flags, &change, &mut key.lock()))
+}
+
+fn posted(result: Result<(), PostError>) -> Result<(), c_int> {
+    result.map_err(|error| match error {
+        PostError::TooManySges => libc::ENOMEM,
+        error => error.errno(),
+    })
 }
 
 /// Posts a complete change.
 // `always` as of `SendQueue::push_layout`.
 #[inline(always)]
 fn push(queue: &mut SendQueue, (wr_id, flags, change): Complete<'_>) -> Result<(), c_int> {
-    let pushed = queue.push_layout(wr_id, flags, &change);
-    pushed.map_err(|error| match error {
-        PostError::TooManySges => libc::ENOMEM,
-        error => error.errno(),
-    })
+    posted(queue.push_layout(wr_id, flags, &change))
 }
 
 /// Posts a whole change of a key.
@@ -214,12 +275,12 @@ unsafe fn change_key(
     layout: KeyLayout<'_>,
 ) -> Result<(), c_int> {
     // SAFETY: as the caller says.
-    let (key, entries) = unsafe {
+    let (key, own) = unsafe {
         key_config(qp).forget();
         key_of(qp, mkey)?
     };
     check_access(access)?;
-    if layout.elements() > entries.into() {
+    if layout.elements() > own.entries().into() {
         return Err(libc::ENOMEM);
     }
     let change = LayoutChange {
@@ -229,25 +290,41 @@ unsafe fn change_key(
     };
     // SAFETY: the public members are the caller's.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
-    push(queue, (wr_id, SendFlags::from_bits_retain(flags), change))
+    let complete = (wr_id, SendFlags::from_bits_retain(flags), change);
+    match own.protection() {
+        None => push(queue, complete),
+        Some(protection) => {
+            protection.lock().open(false);
+            push_protected(queue, complete, protection)
+        }
+    }
 }
 
-/// A key that is to be changed, and the elements that its layout may have. It is posted
-/// as inline data is.
+/// A key that is to be changed, with its new low bits. It is posted as inline data is.
 ///
 /// # Safety
 /// A live key, and a queue pair between wr_start and wr_complete.
-unsafe fn key_of(qp: *mut ibv_qp_ex, mkey: *mut mlx5dv_mkey) -> Result<(u32, u16), c_int> {
+unsafe fn key_of<'a>(qp: *mut ibv_qp_ex, mkey: *mut mlx5dv_mkey) -> Result<(u32, &'a Mkey), c_int> {
     // SAFETY: as the caller says.
     unsafe {
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
-        // The driver does not offer other values of the low bits.
         let key = (*mkey).lkey;
-        if !flags.contains(SendFlags::INLINE) || key & 0xff != 0 {
+        if !flags.contains(SendFlags::INLINE) || (key & 0xff != 0 && !changes_tags(qp)) {
             return Err(libc::EOPNOTSUPP);
         }
-        Ok((key, (*mkey.cast::<Mkey>()).entries()))
+        Ok((key, &*mkey.cast::<Mkey>()))
     }
+}
+
+/// Whether the low bits of a key may be changed.
+///
+/// # Safety
+/// A live queue pair.
+#[cold]
+unsafe fn changes_tags(qp: *mut ibv_qp_ex) -> bool {
+    // SAFETY: as the caller says.
+    let ctx = unsafe { CtxRef::of((*qp).qp_base.context) };
+    ctx.mlx5().is_ok_and(|device| device.changes_key_tags())
 }
 
 /// The application's list.
@@ -277,13 +354,72 @@ unsafe extern "C" fn wr_mkey_configure(
             if (*attr).conf_flags & !CONF_RESET_SIG_ATTR != 0 || (*attr).comp_mask != 0 {
                 return Err(libc::EOPNOTSUPP);
             }
-            let (key, entries) = key_of(qp, mkey)?;
+            let (key, own) = key_of(qp, mkey)?;
             let flags = SendFlags::from_bits_retain((*qp).wr_flags);
-            key_config(qp).open(wr_id, flags, key, entries, setters);
+            let config = key_config(qp);
+            config.open(wr_id, flags, key, own.entries(), setters);
+            config.protection = own.protection().map(NonNull::from);
+            if let Some(protection) = own.protection() {
+                open_protected(protection, (*attr).conf_flags);
+            }
             match setters {
-                0 => push_kept(queue, key_config(qp).complete(None)),
+                0 => push_kept(queue, config.complete(None), config.protection),
                 _ => Ok(()),
             }
+        });
+    }
+}
+
+#[cold]
+fn open_protected(protection: &Protection, flags: u32) {
+    protection.lock().open(flags & CONF_RESET_SIG_ATTR != 0);
+}
+
+/// Sets a part of the key's protection, and posts the change if it is complete then.
+fn set_protection<T>(
+    queue: &mut SendQueue,
+    config: &mut KeyConfig,
+    value: Result<T, c_int>,
+    set: impl FnOnce(&mut KeyProtection, T) -> Result<(), PostError>,
+) -> Result<(), c_int> {
+    let protection = config.open_protection()?;
+    // SAFETY: the key is live while it is configured.
+    set(&mut unsafe { protection.as_ref() }.lock(), value?).map_err(PostError::errno)?;
+    match config.set_protection()? {
+        Some(complete) => push_kept(queue, complete, Some(protection)),
+        None => Ok(()),
+    }
+}
+
+unsafe extern "C" fn wr_set_mkey_sig_block(
+    functions: *mut mlx5dv_qp_ex,
+    attr: *const mlx5dv_sig_block_attr,
+) {
+    // SAFETY: as in `wr_mkey_configure`.
+    unsafe {
+        let qp = queue_pair(functions);
+        push_by::<Mlx5>(qp, |queue, _| {
+            let block = signatures(&*attr);
+            set_protection(queue, key_config(qp), block, KeyProtection::set_signatures)
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_mkey_crypto(
+    functions: *mut mlx5dv_qp_ex,
+    attr: *const mlx5dv_crypto_attr,
+) {
+    // SAFETY: as in `wr_mkey_configure`, with a live encryption key.
+    unsafe {
+        let qp = queue_pair(functions);
+        push_by::<Mlx5>(qp, |queue, _| {
+            let attributes = encryption(&*attr);
+            set_protection(
+                queue,
+                key_config(qp),
+                attributes,
+                KeyProtection::set_encryption,
+            )
         });
     }
 }
@@ -294,8 +430,10 @@ unsafe extern "C" fn wr_set_mkey_access_flags(functions: *mut mlx5dv_qp_ex, acce
         let qp = queue_pair(functions);
         push_by::<Mlx5>(qp, |queue, _| {
             check_access(access)?;
-            match key_config(qp).set_access(access)? {
-                Some(complete) => push_kept(queue, complete),
+            let config = key_config(qp);
+            let protection = config.protection;
+            match config.set_access(access)? {
+                Some(complete) => push_kept(queue, complete, protection),
                 None => Ok(()),
             }
         });

@@ -197,7 +197,12 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
         "posted" => errno(difference, refusal.as_deref()?),
         "shared" => same_but_for_empty(difference).then(|| vec![Reason::EmptyElements]),
         "entry" => {
-            let request = request(&what, refusal.is_some(), number.parse().ok()?)?;
+            let place = match what.get(1) {
+                // Several entries each.
+                Some(request) if is_protection(request) => 0,
+                _ => number.parse().ok()?,
+            };
+            let request = request(&what, refusal.is_some(), place)?;
             entry(difference, kind, request)
         }
         "register" if refusal.as_deref() == Some("too much inline data") => {
@@ -212,7 +217,10 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
             entry(difference, kind, request)
         }
         "stray" => {
-            (refusal.is_some() && difference.ours.is_empty()).then(|| vec![Reason::RefusedBlock])
+            // Of protection, what is refused is in no list of its own.
+            let may_be_refused =
+                refusal.is_some() || what.iter().any(|request| is_protection(request));
+            (may_be_refused && difference.ours.is_empty()).then(|| vec![Reason::RefusedBlock])
         }
         "from" | "completion" | "data" => completion(difference, kind, &what.join(" "), subject),
         _ => None,
@@ -312,6 +320,16 @@ fn request<'a>(what: &[&'a str], refused: bool, place: usize) -> Option<&'a str>
     what.get(place + 1).copied()
 }
 
+/// Whether the work request sets the protection of a memory key.
+fn is_protection(request: &str) -> bool {
+    request.starts_with("key-protect/")
+}
+
+/// Whether the entry sets a PSV, by its opcode.
+fn is_set_psv(entry: &str) -> bool {
+    entry.get(6..8) == Some("20")
+}
+
 /// Of the words that differ each has to be one that a reason is about. A
 /// register gets what was in the queue, what was left there too.
 fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reason>> {
@@ -322,6 +340,8 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
     }
     let (xrc, dc) = (kind.starts_with("xrc"), kind.starts_with("dc"));
     let changes_keys = matches!(operation, "bind" | "local-inv");
+    // The key's own work request has it there; that of a PSV has nothing.
+    let is_key = is_protection(request) && !is_set_psv(difference.ours);
     let mut reasons = Vec::new();
     for at in (0..difference.stock.len()).step_by(8) {
         let old = difference.stock.get(at..at + 8)?;
@@ -331,7 +351,7 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
         }
         let left = left(old, new, difference.start + at / 2);
         let reason = match at / 2 {
-            12 if left && !kind_posts_lists(kind) && !has_immediate(operation) => {
+            12 if left && !kind_posts_lists(kind) && !has_immediate(operation) && !is_key => {
                 Reason::NoImmediate
             }
             20..32 if left && xrc && !changes_keys => Reason::AfterSrqNumber,
