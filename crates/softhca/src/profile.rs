@@ -28,12 +28,13 @@ pub enum Group {
     FlowTable = 7,
     Qos = 12,
     DeviceMemory = 15,
+    Crypto = 26,
     General2 = 32,
 }
 
 impl Group {
     /// All groups that profiles have.
-    pub const ALL: [Group; 9] = [
+    pub const ALL: [Group; 10] = [
         Group::General,
         Group::EthernetOffloads,
         Group::OnDemandPaging,
@@ -42,6 +43,7 @@ impl Group {
         Group::FlowTable,
         Group::Qos,
         Group::DeviceMemory,
+        Group::Crypto,
         Group::General2,
     ];
 
@@ -141,6 +143,18 @@ pub mod cap {
     pub(crate) const LOG_MAX_STRIDE_SZ_SQ: Field = field(0x74, 12, 8);
     pub(crate) const LOG_MIN_STRIDE_SZ_SQ: Field = field(0x74, 4, 0);
     pub(crate) const LOG_MAX_WQ_SZ: Field = field(0x78, 4, 0);
+    pub(crate) const SIG_CRC64_XP10: Field = flag(0x28, 24);
+    pub(crate) const SIG_CRC32C: Field = flag(0x28, 23);
+    pub(crate) const SIG_BLOCK_4048: Field = flag(0x3c, 15);
+    pub(crate) const DRAIN_SIGERR: Field = flag(0x40, 16);
+    pub(crate) const SIGERR_CQE: Field = flag(0x40, 13);
+    pub(crate) const SHO: Field = flag(0x40, 8);
+    pub(crate) const SIGERR_DOMAIN_AND_SIG_TYPE: Field = flag(0x90, 31);
+    pub(crate) const AES_XTS_SINGLE_BLOCK_LE_TWEAK: Field = flag(0x7c, 14);
+    pub(crate) const AES_XTS_MULTI_BLOCK_BE_TWEAK: Field = flag(0x7c, 13);
+    pub(crate) const CRYPTO: Field = flag(0x8c, 22);
+    pub(crate) const GENERAL_OBJECTS_LOW: Field = field(0x84, 31, 0);
+    pub(crate) const LOG_MAX_NUM_DEKS: Field = field(0x4, 20, 16);
     pub(crate) const DISABLE_LOCAL_LB_UC: Field = flag(0x7c, 30);
     pub(crate) const DISABLE_LOCAL_LB_MC: Field = flag(0x7c, 29);
     pub(crate) const LOG_MAX_VLAN_LIST: Field = field(0x7c, 20, 16);

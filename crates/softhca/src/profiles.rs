@@ -2,12 +2,14 @@
 
 use crate::command::dct;
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
+use crate::command::protection::{ENCRYPTION_KEY, LOG_MOST_KEYS};
 use crate::engine::device_memory::MemicOperation;
 use crate::engine::{
     compression, copy, device_memory, header_change, scheduling, steering, tag_matching,
 };
 use crate::profile::Group::{
-    Atomic, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging, Qos, Roce,
+    Atomic, Crypto, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging,
+    Qos, Roce,
 };
 use crate::profile::cap::*;
 use crate::profile::{Cap, PortKind, Profile};
@@ -188,7 +190,8 @@ const ON_DEMAND: &[Cap] = &[
 ];
 
 /// Commands of programs (DevX): indirect memory keys filled in by UMR, reserved
-/// queue pair numbers, rates; and copies of memory by the device (DMA_MMO).
+/// queue pair numbers, rates; signatures and encryption of memory keys; and copies of memory
+/// by the device (DMA_MMO).
 const USER_CONTEXTS: &[Cap] = &[
     (General, LOG_MAX_UCTX, 15),
     (General, QP_DATA_IN_ORDER, 1),
@@ -200,6 +203,18 @@ const USER_CONTEXTS: &[Cap] = &[
         GENERAL_OBJECTS_HIGH,
         1 << (RESERVED_QPN - 32) | 1 << (SCHEDULING_ELEMENT - 32) | 1 << (ADDRESS_TO_QP - 32),
     ),
+    (General, GENERAL_OBJECTS_LOW, 1 << ENCRYPTION_KEY),
+    (General, SHO, 1),
+    (General, SIGERR_CQE, 1),
+    (General, SIGERR_DOMAIN_AND_SIG_TYPE, 1),
+    (General, SIG_BLOCK_4048, 1),
+    (General, SIG_CRC32C, 1),
+    (General, SIG_CRC64_XP10, 1),
+    (General, DRAIN_SIGERR, 1),
+    (General, CRYPTO, 1),
+    (General, AES_XTS_SINGLE_BLOCK_LE_TWEAK, 1),
+    (General, AES_XTS_MULTI_BLOCK_BE_TWEAK, 1),
+    (Crypto, LOG_MAX_NUM_DEKS, LOG_MOST_KEYS),
     (General, QPC_EXTENSION, 1),
     (General, DMA_MMO_SQ, 1),
     (General, LOG_DMA_MMO_MAX_SIZE, copy::LOG_MOST),

@@ -117,6 +117,8 @@ impl<P: Platform> Hca<P> {
             transfers_rendezvous: false,
             transfers: 0,
             of_device: VecDeque::new(),
+            stops_at_wrong_signatures: false,
+            stop_due: false,
         };
         let Ok(dctn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
             return Err(refuse(

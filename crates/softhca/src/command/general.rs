@@ -1,6 +1,7 @@
 //! Commands for programs that issue their own (DevX): user contexts and general
 //! objects.
 
+use super::protection::ENCRYPTION_KEY;
 use super::resource::{created, removed};
 use crate::bits::{Field, field};
 use crate::engine::core::Core;
@@ -28,6 +29,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn create_general_object(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         match TYPE.get(input) {
+            ENCRYPTION_KEY => self.create_encryption_key(input, output),
             RESERVED_QPN => self.create_reserved_qpns(input, output),
             SCHEDULING_ELEMENT => self.create_scheduling_element(input, output),
             ADDRESS_TO_QP => self.create_address_mapping(input, output),
@@ -44,6 +46,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn query_general_object(&self, input: &[u8], output: &mut [u8]) -> Outcome {
         match TYPE.get(input) {
+            ENCRYPTION_KEY => self.query_encryption_key(input, output),
             SCHEDULING_ELEMENT => self.query_scheduling_element(input, output),
             _ => Err(UNKNOWN_TYPE),
         }
@@ -52,6 +55,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn destroy_general_object(&mut self, input: &[u8]) -> Outcome {
         let object = OBJECT.get(input);
         match TYPE.get(input) {
+            ENCRYPTION_KEY => removed(self.encryption_keys.remove(object)),
             RESERVED_QPN => self.destroy_reserved_qpns(object),
             SCHEDULING_ELEMENT => self.destroy_scheduling_element(object),
             ADDRESS_TO_QP => removed(self.address_mappings.remove(object)),

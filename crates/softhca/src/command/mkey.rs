@@ -16,10 +16,13 @@ const MODE_LOW: Field = field(0, 9, 8);
 const QPN: Field = field(4, 31, 8);
 const VARIANT: Field = field(4, 7, 0);
 const LENGTH64: Field = flag(0xc, 31);
+const FORMATS_EN: Field = flag(0xc, 30);
 const REMOTE_INVALIDATE: Field = flag(0xc, 24);
 const PD: Field = field(0xc, 23, 0);
 const START: usize = 0x10;
 const LENGTH: usize = 0x18;
+/// 16-byte units of byte stream formats.
+const FORMATS: Field = field(0x20, 31, 0);
 const CAPACITY: Field = field(0x34, 31, 0);
 const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
 /// The number of 16-byte units of translation entries in the command.
@@ -148,6 +151,13 @@ impl<P: Platform> Core<P> {
             capacity: CAPACITY.get(context),
             mode,
             log_page_size,
+            formats: match FORMATS_EN.is_set(context) {
+                true => FORMATS.get(context),
+                false => 0,
+            },
+            protection: None,
+            signature_errors: 0,
+            awaited_error: 0,
         };
         super::resource::created(output, self.mkeys.insert(mkey))
     }
@@ -183,7 +193,11 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn destroy_mkey(&mut self, input: &[u8]) -> Outcome {
         match self.mkeys.remove(number(input)) {
-            Some(_) => Ok(()),
+            Some(mkey) => {
+                self.protected_keys -= usize::from(mkey.protection.is_some());
+                self.parts.retain(|(key, _), _| *key != number(input));
+                Ok(())
+            }
             None => Err(refuse(Status::BadResource, "no such memory key")),
         }
     }

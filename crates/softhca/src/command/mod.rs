@@ -11,6 +11,7 @@ pub(crate) mod load;
 pub(crate) mod mkey;
 pub mod opcode;
 pub(crate) mod paging;
+pub(crate) mod protection;
 pub(crate) mod qp;
 pub(crate) mod queue;
 pub(crate) mod resource;
@@ -131,10 +132,8 @@ impl<P: Platform> Hca<P> {
             op::CREATE_MKEY => core.create_mkey(input, output),
             op::DESTROY_MKEY => core.destroy_mkey(input),
             op::QUERY_MKEY => core.query_mkey(input, output),
-            op::CREATE_PSV | op::DESTROY_PSV => Err(refuse(
-                Status::BadOpcode,
-                "signature offload is not modelled",
-            )),
+            op::CREATE_PSV => core.create_psv(input, output),
+            op::DESTROY_PSV => core.destroy_psv(input),
             op::PAGE_FAULT_RESUME => core.page_fault_resume(input),
             op::ALLOC_MEMIC => core.alloc_memic(input, output),
             op::MODIFY_MEMIC => core.modify_memic(input, output),

@@ -68,6 +68,10 @@ const DOORBELL: usize = 0xa0;
 const Q_KEY: Field = field(0xa8, 31, 0);
 const RQ_TYPE: Field = field(0xac, 26, 24);
 const SRQN: Field = field(0xac, 23, 0);
+/// The block of the send queue at which the next work request begins.
+const NEXT_SEND_BLOCK: Field = field(0xb4, 31, 16);
+/// The queue pair stops (SQD) behind a wrong signature.
+const DRAIN_SIGERR: Field = flag(0x4, 26);
 const CS_REQ: Field = field(0xc4, 15, 8);
 const CS_RES: Field = field(0xc4, 7, 0);
 const RECORDS_IN_UMEM: Field = flag(0xd0, 28);
@@ -134,6 +138,7 @@ mod optional {
     pub const RWE: u32 = 1 << 3;
     pub const PKEY_INDEX: u32 = 1 << 4;
     pub const Q_KEY: u32 = 1 << 5;
+    pub const DRAIN_SIGERR: u32 = 1 << 11;
     pub const RNR_TIMEOUT: u32 = 1 << 6;
     pub const PRIMARY_PATH: u32 = 1 << 7;
     pub const SRA_MAX: u32 = 1 << 8;
@@ -180,6 +185,7 @@ const TO_INIT: TransitionFields = &[
 ];
 
 const INIT_TO_INIT: TransitionFields = &[
+    (DRAIN_SIGERR, optional::DRAIN_SIGERR),
     ACCESS[0],
     ACCESS[1],
     ACCESS[2],
@@ -372,6 +378,8 @@ impl<P: Platform> Hca<P> {
             transfers_rendezvous: OFFLOAD.get(context) == OFFLOAD_RENDEZVOUS,
             transfers: 0,
             of_device: VecDeque::new(),
+            stops_at_wrong_signatures: false,
+            stop_due: false,
         };
         let Ok(qpn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
             return Err(refuse(
@@ -420,6 +428,9 @@ impl<P: Platform> Hca<P> {
             NEXT_SEND_PSN.put(&mut *context, view.send_psn);
             NEXT_RCV_PSN.put(&mut *context, view.recv_psn);
             DATA_IN_ORDER.put(&mut *context, 1);
+        }
+        if let Some(ring) = &qp.send {
+            NEXT_SEND_BLOCK.put(&mut *context, ring.head.into());
         }
         put_bytes(output, CONTEXT, &*context);
         Ok(())
@@ -482,6 +493,8 @@ impl<P: Platform> Hca<P> {
             return Err(refuse(Status::BadParameter, "the path MTU"));
         }
         qp.counter_set = COUNTER_SET.get(context);
+        qp.stops_at_wrong_signatures = DRAIN_SIGERR.is_set(context);
+        qp.stop_due = false;
         if to == QpState::Reset {
             for ring in [&mut qp.send, &mut qp.recv].into_iter().flatten() {
                 (ring.head, ring.tail) = (0, 0);

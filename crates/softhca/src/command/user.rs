@@ -21,6 +21,7 @@ use crate::status::{Outcome, Refused, Status, refuse};
 const UID: Field = field(0, 15, 0);
 /// The driver's tag for objects that all programs may use (`MLX5_SHARED_RESOURCE_UID`).
 const SHARED: u32 = 0xffff;
+const CREATED_PSV: Field = field(0x10, 23, 0);
 const LONG_NUMBER: Field = field(8, 31, 0);
 const SHORT_NUMBER: Field = field(8, 7, 0);
 const COUNTER_SET: Field = field(0x1c, 7, 0);
@@ -52,6 +53,7 @@ enum Kind {
     General(u32),
     Mkey,
     Pd,
+    Psv,
     Queue,
     Srq,
     Steering,
@@ -124,6 +126,7 @@ fn creates(opcode: u16, input: &[u8]) -> Option<(Kind, Field)> {
         op::ALLOC_TRANSPORT_DOMAIN => (Kind::TransportDomain, NUMBER),
         op::ALLOC_Q_COUNTER => (Kind::CounterSet, SHORT_NUMBER),
         op::CREATE_MKEY => (Kind::Mkey, NUMBER),
+        op::CREATE_PSV => (Kind::Psv, CREATED_PSV),
         op::CREATE_UMEM => (Kind::Umem, NUMBER),
         op::CREATE_CQ => (Kind::Cq, NUMBER),
         op::CREATE_QP | op::CREATE_DCT | op::CREATE_SQ | op::CREATE_RQ => (Kind::Queue, NUMBER),
@@ -145,6 +148,7 @@ fn subject(opcode: u16, input: &[u8]) -> Option<(Kind, u32)> {
         op::DEALLOC_Q_COUNTER => (Kind::CounterSet, SHORT_NUMBER),
         op::QUERY_Q_COUNTER => (Kind::CounterSet, COUNTER_SET),
         op::QUERY_MKEY | op::DESTROY_MKEY => (Kind::Mkey, NUMBER),
+        op::DESTROY_PSV => (Kind::Psv, NUMBER),
         op::DESTROY_UMEM => (Kind::Umem, NUMBER),
         op::QUERY_CQ | op::MODIFY_CQ | op::DESTROY_CQ => (Kind::Cq, NUMBER),
         op::QUERY_QP
@@ -207,6 +211,7 @@ fn ends(opcode: u16) -> bool {
             | op::DEALLOC_TRANSPORT_DOMAIN
             | op::DEALLOC_Q_COUNTER
             | op::DESTROY_MKEY
+            | op::DESTROY_PSV
             | op::DESTROY_UMEM
             | op::DESTROY_CQ
             | op::DESTROY_QP
@@ -246,6 +251,7 @@ fn is_general(opcode: u16) -> bool {
 fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
     match opcode {
         op::CREATE_MKEY => const { &[(Kind::Pd, field(0x1c, 23, 0))] },
+        op::CREATE_PSV => const { &[(Kind::Pd, field(8, 23, 0))] },
         op::CREATE_CQ => const { &[(Kind::Uar, field(0x1c, 23, 0))] },
         op::CREATE_QP => match QP_RECEIVES.get(input) {
             // Whatever it says of receives.

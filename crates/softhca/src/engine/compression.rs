@@ -73,7 +73,11 @@ impl Session {
     /// Adds a completion to the session. Returns false if it cannot be part of it.
     fn keep(&mut self, next: &Completion<'_>) -> bool {
         if self.minis.is_empty() {
-            self.title = Completion { data: &[], ..*next };
+            self.title = Completion {
+                data: &[],
+                signature: None,
+                ..*next
+            };
         } else if !self.continues(next) {
             return false;
         }

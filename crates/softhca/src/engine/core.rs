@@ -2,6 +2,7 @@
 //! port.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 
 use super::capabilities::Capabilities;
 use super::counters::{QCounters, Stats};
@@ -11,13 +12,16 @@ use super::eq::Eq;
 use super::faults::Faults;
 use super::mkey::{AbsentPage, Mkey};
 use super::paging::Paging;
+use super::protection::EncryptionKey;
 use super::qp::Queue;
 use super::registers::{FIRST_UAR, Registers, UARS};
 use super::scheduling::{self, Element};
+use super::signed::{Part, Psv};
 use super::srq::Srq;
 use super::steering::Steering;
 use super::umem::Umem;
 use super::wqe::LONGEST_SEND;
+use crate::command::protection::LOG_MOST_KEYS;
 use crate::command::user::Users;
 use crate::settings::Settings;
 use crate::table::Table;
@@ -88,6 +92,12 @@ pub struct Core<P> {
     /// Completion queues with a session of compressed CQEs that is not written yet.
     pub(crate) holding: Vec<u32>,
     pub(crate) mkeys: Table<Mkey>,
+    /// How many of them have signatures or encryption.
+    pub(crate) protected_keys: usize,
+    pub(crate) psvs: Table<Psv>,
+    pub(crate) encryption_keys: Table<EncryptionKey>,
+    /// Blocks of keys that have arrived in part, by key and number.
+    pub(crate) parts: HashMap<(u32, u64), Part>,
     pub(crate) queues: Table<Queue>,
     /// Buffer into which the next WQE of a send queue is read.
     pub(crate) entry: Option<Box<[u8; LONGEST_SEND]>>,
@@ -146,6 +156,10 @@ impl<P> Core<P> {
             cqs: Table::new(1, 1 << 16),
             holding: Vec::new(),
             mkeys: Table::new(settings.first_mkey, 1 << 22),
+            protected_keys: 0,
+            psvs: Table::new(1, 1 << 16),
+            encryption_keys: Table::new(1, 1 << LOG_MOST_KEYS),
+            parts: HashMap::new(),
             queues: Table::new(settings.first_qpn, 1 << 17),
             entry: None,
             srqs: Table::new(1, 1 << 16),

@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::compression::Session;
 use super::core::Core;
+use super::protection::Wrong;
 use super::tag_matching::TagFields;
 use crate::bits::{put32, put64};
 use crate::platform::{Platform, Unmapped};
@@ -17,6 +18,7 @@ pub mod opcode {
     pub const SEND_INVALIDATE: u8 = 4;
     pub const RESIZED: u8 = 5;
     pub const NO_PACKET: u8 = 6;
+    pub const WRONG_SIGNATURE: u8 = 12;
     pub const REQUESTER_ERROR: u8 = 13;
     pub const RESPONDER_ERROR: u8 = 14;
 }
@@ -132,6 +134,8 @@ pub(crate) struct Completion<'a> {
     pub(crate) tag: Option<TagFields>,
     /// Data scattered into the CQE.
     pub(crate) data: &'a [u8],
+    /// Instead of a work request.
+    pub(crate) signature: Option<&'a WrongSignature>,
 }
 
 impl Cq {
@@ -292,6 +296,40 @@ impl<P: Platform> Core<P> {
     }
 }
 
+/// A wrong signature, whose CQE names a memory key and no work request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct WrongSignature {
+    pub(crate) wrong: Wrong,
+    pub(crate) key: u32,
+    /// Where it is in the key's data.
+    pub(crate) offset: u64,
+}
+
+impl WrongSignature {
+    /// The CQE, but for its last byte.
+    fn bytes(&self) -> [u8; ENTRY] {
+        let mut bytes = [0; ENTRY];
+        let Wrong {
+            syndrome,
+            expected,
+            actual,
+            of_memory,
+        } = self.wrong;
+        put32(&mut bytes, 0x10, (expected >> 32) as u32);
+        put32(&mut bytes, 0x14, (actual >> 32) as u32);
+        put32(&mut bytes, 0x18, expected as u32);
+        put32(&mut bytes, 0x1c, actual as u32);
+        put32(
+            &mut bytes,
+            0x20,
+            u32::from(syndrome) << 16 | u32::from(of_memory),
+        );
+        put32(&mut bytes, 0x24, self.key);
+        put64(&mut bytes, 0x28, self.offset);
+        bytes
+    }
+}
+
 /// Writes a CQE at the producer index, its owner bit last.
 pub(crate) fn write<P: Platform>(
     platform: &P,
@@ -342,6 +380,9 @@ pub(crate) fn write<P: Platform>(
         if tag.has_head() {
             short = 0;
         }
+    }
+    if let Some(signature) = completion.signature {
+        bytes = signature.bytes();
     }
     let data = completion.data;
     match data.len() {

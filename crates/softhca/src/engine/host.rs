@@ -5,6 +5,7 @@ use super::cq::{self, Completion};
 use super::eq::event;
 use super::mkey::{Accessor, Location, Rights};
 use super::qp::{Qp, SendId};
+use super::signed::Side;
 use super::srq::{SRQN_SHIFT, Srq};
 use super::tag_matching::{self, Matched, Tagging};
 use super::wqe::{CqeScatter, Local, opcode};
@@ -111,10 +112,15 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    fn store(&self, qpn: u32, local: &Local, offset: u32, data: &[u8]) -> Result<(), Fault> {
+    fn store(&mut self, qpn: u32, local: &Local, offset: u32, data: &[u8]) -> Result<(), Fault> {
         let accessor = Self::local_asker(qpn, local);
+        let side = Side {
+            qpn,
+            requests: !local.receives,
+        };
         Self::each_segment(local, offset, data.len(), |key, va, range| {
-            self.write_key(accessor, key, va, &data[range], Rights::LOCAL_WRITE)
+            let data = &data[range];
+            self.store_received(side, accessor, key, va, data, Rights::LOCAL_WRITE)
         })
     }
 
@@ -155,8 +161,11 @@ impl<P: Platform> Core<P> {
         }
         if local.cqe_scatter.is_some() {
             // Too long for the CQE after all.
-            self.store(qpn, local, 0, local.cqe_data())?;
-            local.cqe_scatter = None;
+            let kept = local.cqe_scatter.take();
+            let data = kept
+                .as_ref()
+                .map(|kept| &kept.bytes[..usize::from(kept.length)]);
+            self.store(qpn, local, 0, data.unwrap_or_default())?;
         }
         self.store(qpn, local, offset, data)
     }
@@ -230,8 +239,13 @@ impl<P: Platform> Host for Core<P> {
         data.copy_from_slice(&inline[..data.len()]);
         let offset = offset.saturating_sub(local.inline.len() as u32);
         let accessor = Self::local_asker(qpn, local);
+        let side = Side {
+            qpn,
+            requests: true,
+        };
         let result = Self::each_segment(local, offset, out.len(), |key, va, range| {
-            self.read_key(accessor, key, va, &mut out[range], Rights::LOCAL_READ)
+            let out = &mut out[range];
+            self.load(side, accessor, key, va, out, Rights::LOCAL_READ)
         });
         self.paged(result)
     }
@@ -276,6 +290,14 @@ impl<P: Platform> Host for Core<P> {
                 self.change_key(accessor, work.imm, &entry).map_err(|why| {
                     self.complain(|| format!("queue pair {qpn}: {why}"));
                     Status::MemoryBind
+                })
+            }
+            opcode::SET_PSV => {
+                let entry = std::mem::take(&mut work.local.inline);
+                let accessor = Self::local_asker(qpn, &work.local);
+                self.set_psv(accessor, &entry).map_err(|why| {
+                    self.complain(|| format!("queue pair {qpn}: {why}"));
+                    Status::LocalQpOperation
                 })
             }
             opcode::MMO => {
@@ -400,6 +422,7 @@ impl<P: Platform> Host for Core<P> {
                     self.count_if_unexpected(srqn, &tagging);
                     work.local.tagging = Some(tagging);
                 }
+                work.length = self.convert_list(&mut work.local, work.length);
                 Some(work)
             }
             None => {
@@ -483,14 +506,17 @@ impl<P: Platform> Host for Core<P> {
             Access::Write => Rights::REMOTE_WRITE,
             Access::Atomic => Rights::ATOMIC,
         };
-        let result = self.translate(
-            accessor,
-            rkey,
-            va,
-            u64::from(length),
-            rights,
-            &mut |_, _, _| Ok(()),
-        );
+        let protected = self.check_protected(accessor, rkey, va, length, rights);
+        let result = protected.unwrap_or_else(|| {
+            self.translate(
+                accessor,
+                rkey,
+                va,
+                u64::from(length),
+                rights,
+                &mut |_, _, _| Ok(()),
+            )
+        });
         let result = self.paged(result);
         let set = self.counter_set(target.qpn);
         self.count(set, |set| match (access, &result) {
@@ -512,7 +538,11 @@ impl<P: Platform> Host for Core<P> {
     ) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
         self.stats.bytes_scattered += data.len() as u64;
-        let result = self.write_key(accessor, rkey, va, data, Rights::REMOTE_WRITE);
+        let side = Side {
+            qpn: target.qpn,
+            requests: false,
+        };
+        let result = self.store_received(side, accessor, rkey, va, data, Rights::REMOTE_WRITE);
         self.paged(result)
     }
 
@@ -525,7 +555,11 @@ impl<P: Platform> Host for Core<P> {
     ) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
         self.stats.bytes_gathered += out.len() as u64;
-        let result = self.read_key(accessor, rkey, va, out, Rights::REMOTE_READ);
+        let side = Side {
+            qpn: target.qpn,
+            requests: false,
+        };
+        let result = self.load(side, accessor, rkey, va, out, Rights::REMOTE_READ);
         self.paged(result)
     }
 
@@ -587,6 +621,16 @@ impl<P: Platform> Host for Core<P> {
     fn invalidate(&mut self, target: Target, rkey: u32) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
         self.invalidate_key(accessor, rkey, false)
+    }
+
+    fn stops(&mut self, qpn: u32) -> bool {
+        (self.qp_mut(qpn)).is_some_and(|qp| std::mem::take(&mut qp.stop_due))
+    }
+
+    fn give_back(&mut self, qpn: u32, work: SendWork<Local>) {
+        if let Some(ring) = self.qp_mut(qpn).and_then(|qp| qp.send.as_mut()) {
+            ring.head = SendId::unpack(work.id).index;
+        }
     }
 
     fn event(&mut self, qpn: u32, happened: QpEvent) {

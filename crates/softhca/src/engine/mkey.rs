@@ -1,6 +1,9 @@
 //! Memory keys and their translation to guest memory.
 
+use std::sync::Arc;
+
 use super::core::Core;
+use super::protection::Protection;
 use crate::bits::{Field, flag, get32, get64};
 use crate::platform::Platform;
 use crate::transport::Fault;
@@ -163,6 +166,14 @@ pub(crate) struct Mkey {
     /// Access mode, as the driver gave it.
     pub(crate) mode: u32,
     pub(crate) log_page_size: u32,
+    /// 16-byte units that its byte stream formats may have.
+    pub(crate) formats: u32,
+    /// Signatures and encryption of its data.
+    pub(crate) protection: Option<Arc<Protection>>,
+    /// Wrong signatures that were reported, and the lowest bit of the next one's number, if
+    /// that is to be reported.
+    pub(crate) signature_errors: u32,
+    pub(crate) awaited_error: u32,
 }
 
 impl Mkey {
@@ -221,6 +232,16 @@ impl<P: Platform> Core<P> {
             && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.rights.include(rights);
         usable.then_some(mkey).ok_or(Fault::Protection)
+    }
+
+    /// Checks whether the accessor may use a key with these rights.
+    pub(crate) fn may_use_key(
+        &self,
+        accessor: Accessor,
+        key: u32,
+        rights: Rights,
+    ) -> Result<(), Fault> {
+        self.key(accessor, key, rights).map(drop)
     }
 
     /// Translates a range: calls `each` for every contiguous run of memory, with its
@@ -378,6 +399,8 @@ impl<P: Platform> Core<P> {
         let usable = mkey.variant == (key & 0xff) as u8
             && !mkey.free
             && !(mkey.sealed && outer.window)
+            // Only the data of the outer key may be protected.
+            && mkey.protection.is_none()
             && mkey.pd == accessor.pd
             && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.rights.include(rights);

@@ -87,6 +87,9 @@ pub(crate) struct Qp {
     pub(crate) transfers_rendezvous: bool,
     pub(crate) transfers: u32,
     pub(crate) of_device: VecDeque<SendWork<Local>>,
+    /// Sending stops behind a wrong signature; it is due.
+    pub(crate) stops_at_wrong_signatures: bool,
+    pub(crate) stop_due: bool,
 }
 
 impl Qp {
@@ -388,8 +391,12 @@ impl<P: Platform> Core<P> {
         if work.signaled && work.operation.is_read_or_atomic() {
             local.cqe_scatter = CqeScatter::up_to(limit);
         }
+        let length = match data {
+            true => self.convert_list(&mut local, work.length),
+            false => work.length,
+        };
         let datagram = work.av.map(|av| Box::new(self.datagram(qpn, &av)));
-        let mut send = SendWork::new(id.pack(), work.operation, work.length, local);
+        let mut send = SendWork::new(id.pack(), work.operation, length, local);
         send.imm = work.immediate;
         send.fence = work.fence;
         send.solicited = work.solicited;

@@ -1,8 +1,11 @@
 //! Work requests that change memory keys: UMR registration, memory windows,
 //! invalidation.
 
+use std::sync::Arc;
+
 use super::core::Core;
 use super::mkey::{ANY_QPN, Accessor, Klm, LARGEST_PAGE, Mkey, Rights, Translation};
+use super::protection::{FORMAT, Protection};
 use crate::bits::{Field, field, flag, get32, get64};
 use crate::platform::Platform;
 use crate::transport::Fault;
@@ -21,6 +24,7 @@ const TRANSLATION_OFFSET_EN: Field = flag(0, 28);
 /// Fail unless the key belongs to this queue pair.
 const CHECK_QPN: Field = flag(0, 27);
 const OCTOWORDS: Field = field(4, 31, 16);
+/// Without an offset it is the number of 16-byte units of byte stream formats behind the list.
 const OFFSET: Field = field(4, 15, 0);
 const MASK: usize = 8;
 /// Bits of the offset beyond the low 16.
@@ -31,6 +35,8 @@ mod mask {
     pub const LENGTH: u64 = 1 << 0;
     pub const PAGE_SIZE: u64 = 1 << 1;
     pub const START: u64 = 1 << 6;
+    pub const SIGNATURE_ERROR: u64 = 1 << 9;
+    pub const FORMATS: u64 = 1 << 12;
     pub const PD: u64 = 1 << 7;
     pub const KEY: u64 = 1 << 13;
     pub const QPN: u64 = 1 << 14;
@@ -46,6 +52,8 @@ const FREE: Field = flag(0, 30);
 const QPN: Field = field(4, 31, 8);
 const VARIANT: Field = field(4, 7, 0);
 const LENGTH64: Field = flag(0xc, 31);
+const HAS_FORMATS: Field = flag(0xc, 30);
+const SIGNATURE_ERROR: Field = flag(0xc, 26);
 const PD: Field = field(0xc, 23, 0);
 const START: usize = 0x10;
 const LENGTH: usize = 0x18;
@@ -145,6 +153,10 @@ impl<P: Platform> Core<P> {
         } else {
             mkey.log_page_size
         };
+        let protection = match mask & mask::FORMATS != 0 {
+            true => Some(self.protection(mkey, new_pd, umr, context, entry, count)?),
+            false => None,
+        };
         let entries = entries(mkey, &list, part.whole)?;
         if !accessor.privileged {
             self.may_bind(accessor, mkey, &entries, rights)?;
@@ -153,6 +165,14 @@ impl<P: Platform> Core<P> {
             return Err("a UMR of a memory key that does not exist");
         };
         retranslate(mkey, entries, part, log_page_size)?;
+        let had_protection = mkey.protection.is_some();
+        if let Some(protection) = protection {
+            mkey.protection = protection;
+        }
+        let has_protection = mkey.protection.is_some();
+        if mask & mask::SIGNATURE_ERROR != 0 {
+            mkey.awaited_error = SIGNATURE_ERROR.get(context);
+        }
         mkey.log_page_size = log_page_size;
         mkey.pd = new_pd;
         mkey.rights = rights;
@@ -172,7 +192,61 @@ impl<P: Platform> Core<P> {
         if mask & mask::KEY != 0 {
             mkey.variant = VARIANT.get(context) as u8;
         }
+        if had_protection || has_protection {
+            self.protected_keys += usize::from(has_protection);
+            self.protected_keys -= usize::from(had_protection);
+            self.parts.retain(|(of, _), _| *of != key >> 8);
+        }
         Ok(())
+    }
+
+    /// Returns the protection that the byte stream formats behind an inline list describe.
+    fn protection(
+        &self,
+        mkey: &Mkey,
+        pd: u32,
+        umr: &[u8],
+        context: &[u8],
+        entry: &[u8],
+        listed: usize,
+    ) -> Result<Option<Arc<Protection>>, &'static str> {
+        if !HAS_FORMATS.is_set(context) {
+            return Ok(None);
+        }
+        if TRANSLATION_OFFSET_EN.is_set(umr) || !INLINE.is_set(umr) {
+            return Err("byte stream formats of a UMR that are not in the work request");
+        }
+        let units = OFFSET.get(umr);
+        if units == 0 || units > mkey.formats || units as usize * 16 % FORMAT != 0 {
+            return Err("a UMR with more byte stream formats than the memory key has");
+        }
+        let at = LIST + listed * 16;
+        let formats = entry.get(at..at + units as usize * 16);
+        let formats = formats.ok_or("a UMR that ends before its byte stream formats")?;
+        let encryption_key = |number| {
+            let key = self.encryption_keys.get(number)?;
+            (key.pd == pd).then_some(key)
+        };
+        let protection = Protection::parse(formats, encryption_key)?;
+        let mut psvs = protection.psvs.iter().flatten();
+        if !psvs.all(|psv| self.psvs.get(*psv).is_some_and(|psv| psv.pd == pd)) {
+            return Err("a UMR that names a PSV of another protection domain");
+        }
+        Ok(protection.is_any().then(|| Arc::new(protection)))
+    }
+
+    /// Executes a work request that sets a PSV.
+    pub(crate) fn set_psv(&mut self, accessor: Accessor, entry: &[u8]) -> Result<(), &'static str> {
+        const NUMBER: Field = field(CONTROL, 23, 0);
+        let psv = entry.get(..CONTROL + 16).map(|entry| NUMBER.get(entry));
+        let psv = psv.and_then(|psv| self.psvs.get_mut(psv));
+        match psv {
+            Some(psv) if psv.pd == accessor.pd => {
+                psv.ready = true;
+                Ok(())
+            }
+            _ => Err("a PSV that there is not, or of another protection domain"),
+        }
     }
 
     /// Checks whether an unprivileged queue pair may bind a key to these entries: they

@@ -50,6 +50,7 @@ pub mod opcode {
     pub const COMPARE_SWAP: u8 = 0x11;
     pub const FETCH_ADD: u8 = 0x12;
     pub const LOCAL_INVALIDATE: u8 = 0x1b;
+    pub const SET_PSV: u8 = 0x20;
     pub const UMR: u8 = 0x25;
     /// Operation on the list of tags of an SRQ.
     pub const TAG_MATCHING: u8 = 0x28;
@@ -95,6 +96,11 @@ impl Segments {
         self.count += 1;
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Segment> {
+        let few = self.count.min(self.few.len());
+        self.few[..few].iter_mut().chain(&mut self.rest)
+    }
+
     /// Iterates over the segments.
     pub fn iter(&self) -> impl Iterator<Item = Segment> {
         let few = self.count.min(self.few.len());
@@ -133,6 +139,8 @@ pub struct Local {
     pub inline: Vec<u8>,
     pub(crate) pd: u32,
     pub(crate) privileged: bool,
+    /// Of a receive.
+    pub(crate) receives: bool,
     pub(crate) cqe_scatter: Option<Box<CqeScatter>>,
     /// In receives of an SRQ with tag matching.
     pub(crate) tagging: Option<Tagging>,
@@ -145,6 +153,7 @@ impl Local {
             inline: Vec::new(),
             pd,
             privileged,
+            receives: false,
             cqe_scatter: None,
             tagging: None,
         }
@@ -344,7 +353,11 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
     }
     if matches!(
         work.opcode,
-        opcode::UMR | opcode::LOCAL_INVALIDATE | opcode::MMO | opcode::TAG_MATCHING
+        opcode::UMR
+            | opcode::LOCAL_INVALIDATE
+            | opcode::SET_PSV
+            | opcode::TAG_MATCHING
+            | opcode::MMO
     ) {
         if reading.service == Service::Ud {
             return Err("an operation on keys or local memory in a datagram queue pair");
@@ -460,6 +473,7 @@ impl<'a> WqeReader<'a> {
 /// Parses the scatter list of a receive WQE. Returns it with its total length.
 pub(crate) fn receive(bytes: &[u8], pd: u32, privileged: bool) -> (Local, u32) {
     let mut local = Local::new(pd, privileged);
+    local.receives = true;
     let mut length = 0u32;
     for segment in bytes.chunks_exact(SEGMENT).map(Segment::parse) {
         if segment.length == 0 && segment.key == TERMINATE_LKEY {

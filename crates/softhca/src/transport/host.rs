@@ -450,6 +450,18 @@ pub trait Host {
     /// A reliable service answers the request with a NAK.
     fn invalidate(&mut self, target: Target, rkey: u32) -> Result<(), Fault>;
 
+    /// Returns whether sending is to stop before the next work request (SQD), once.
+    fn stops(&mut self, qpn: u32) -> bool {
+        let _ = qpn;
+        false
+    }
+
+    /// Takes back the last work request of [`Host::next_send`], which was not begun: sending
+    /// has stopped.
+    fn give_back(&mut self, qpn: u32, work: SendWork<Self::Local>) {
+        let _ = (qpn, work);
+    }
+
     /// Reports an event of a queue pair.
     fn event(&mut self, qpn: u32, event: QpEvent);
 }

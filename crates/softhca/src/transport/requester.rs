@@ -41,6 +41,7 @@ impl<L> Qp<L> {
         if !self.state.sends() {
             return Step::Idle;
         }
+        self.stop_if_due(host);
         if self.drain_due && self.state == QpState::SendQueueDrain && self.req.works.is_empty() {
             self.drain_due = false;
             host.event(self.number, QpEvent::SqDrained);
@@ -84,6 +85,27 @@ impl<L> Qp<L> {
             _ => self.send_connected(host, io, now),
         }
         Step::Done
+    }
+
+    /// Stops sending before the next work request, if the engine wants that.
+    fn stop_if_due<H: Host<Local = L>>(&mut self, host: &mut H) {
+        if self.state != QpState::ReadyToSend || !host.stops(self.number) {
+            return;
+        }
+        self.state = QpState::SendQueueDrain;
+        self.drain_due = true;
+        host.event(self.number, QpEvent::State(self.state));
+        // At most one was taken in advance.
+        let last = self.req.works.len().checked_sub(1);
+        let last = last.filter(|last| *last == self.req.cursor);
+        let waits =
+            |pending: &Pending<L>| pending.done.is_none() && self.req.send_psn == pending.first;
+        if last.is_some_and(|last| waits(&self.req.works[last])) {
+            if let Some(pending) = self.req.works.pop_back() {
+                self.req.next_psn = pending.first;
+                host.give_back(self.number, pending.work);
+            }
+        }
     }
 
     /// Takes the next work request. Returns whether there was one.
@@ -352,6 +374,7 @@ impl<L> Qp<L> {
 
     /// Completes ended work requests at the head of the queue, in order.
     pub fn complete<H: Host<Local = L>>(&mut self, host: &mut H) {
+        self.stop_if_due(host);
         loop {
             let Some(head) = self.req.works.front() else {
                 return;

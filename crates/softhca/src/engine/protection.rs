@@ -1,0 +1,639 @@
+//! Signatures and encryption of the data behind a memory key, as its byte stream formats
+//! (BSF) describe them.
+//!
+//! Data is in blocks, each with a signature behind it in memory, on the wire, or both. A
+//! block is what is signed and encrypted at once.
+
+use super::xts::{self, Xts};
+use crate::bits::{Field, field, flag, get64};
+
+/// Bytes of a format.
+pub(crate) const FORMAT: usize = 64;
+/// Longest signature.
+const MOST_SIGNATURE: usize = 8;
+
+const SIZE: Field = field(0, 31, 30);
+const SAME_STRUCTURE: Field = flag(0, 28);
+const KIND: Field = field(0, 25, 24);
+const CHECK_MASK: Field = field(0, 23, 16);
+/// What is copied, if the structure is the same; otherwise the size of a block.
+const OF_WIRE: Field = field(0, 15, 8);
+const OF_MEMORY: Field = field(0, 7, 0);
+const WIRE_SELECTOR: Field = field(8, 31, 24);
+const WIRE_PSV: Field = field(8, 23, 0);
+const MEMORY_SELECTOR: Field = field(12, 31, 24);
+const MEMORY_PSV: Field = field(12, 23, 0);
+/// Where the inline sections are.
+const WIRE_INLINE: usize = 0x20;
+const MEMORY_INLINE: usize = 0x30;
+
+const INLINE_VALID: Field = flag(0, 31);
+const APP_TAG: Field = field(0, 15, 0);
+const REF_TAG: Field = field(4, 31, 0);
+const GUARD: Field = field(8, 31, 24);
+const ONES: Field = flag(8, 19);
+const INCREMENTS: Field = flag(12, 22);
+const ESCAPE: Field = field(12, 17, 16);
+
+const ORDER: Field = field(0, 23, 16);
+const STANDARD: Field = field(0, 7, 0);
+const UNIT: Field = field(8, 31, 24);
+const TWEAK: usize = 0x10;
+const KEY: Field = field(0x20, 23, 0);
+const KEY_TAG: usize = 0x28;
+
+/// Kinds of formats, and sizes: with an inline section, and with another format behind.
+const ENCRYPTION: u32 = 1;
+const INLINE_SIZE: u32 = 2;
+const TWO_FORMATS: u32 = 3;
+
+/// Bytes of the blocks that a selector names.
+fn block(selector: u32) -> Option<usize> {
+    match selector {
+        1 => Some(512),
+        2 => Some(520),
+        3 => Some(4096),
+        4 => Some(4160),
+        6 => Some(4048),
+        _ => None,
+    }
+}
+
+/// A checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sum {
+    /// The CRC of T10, 16 bits.
+    T10Crc,
+    /// The Internet checksum.
+    Internet,
+    Crc32,
+    Crc32c,
+    Crc64,
+}
+
+/// Computes a reflected CRC of the polynomial, whose result is complemented.
+fn reflected(polynomial: u64, first: u64, ones: u64, data: &[u8]) -> u64 {
+    let mut crc = first;
+    for byte in data {
+        crc ^= u64::from(*byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 != 0 { polynomial } else { 0 };
+        }
+    }
+    crc ^ ones
+}
+
+impl Sum {
+    /// Computes it from 0, or from all ones.
+    fn of(self, ones: bool, data: &[u8]) -> u64 {
+        let first = if ones { u64::MAX } else { 0 };
+        let (short, long) = (u64::from(u32::MAX), u64::MAX);
+        match self {
+            Sum::T10Crc => {
+                const POLYNOMIAL: u16 = 0x8bb7;
+                let mut crc = first as u16;
+                for byte in data {
+                    crc ^= u16::from(*byte) << 8;
+                    for _ in 0..8 {
+                        let carry = crc & 0x8000 != 0;
+                        crc = crc << 1 ^ if carry { POLYNOMIAL } else { 0 };
+                    }
+                }
+                crc.into()
+            }
+            Sum::Internet => {
+                let words = data.chunks(2).map(|word| {
+                    let low = word.get(1).copied().unwrap_or(0);
+                    u64::from(u16::from_be_bytes([word[0], low]))
+                });
+                let mut sum = words.sum::<u64>() + (first & 0xffff);
+                while sum >> 16 != 0 {
+                    sum = (sum & 0xffff) + (sum >> 16);
+                }
+                !sum & 0xffff
+            }
+            Sum::Crc32 => reflected(0xedb8_8320, first & short, short, data),
+            Sum::Crc32c => reflected(0x82f6_3b78, first & short, short, data),
+            Sum::Crc64 => reflected(0x9a6c_9329_ac4b_c9b5, first, long, data),
+        }
+    }
+}
+
+/// When a block is not checked: if these bits of its signature are set.
+const ESCAPE_APP: u64 = 0xffff << 32;
+const ESCAPE_BOTH: u64 = 0xffff_ffff_ffff;
+
+/// The signature behind each block, as a number of 64 bits whose first bytes it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Signature {
+    sum: Sum,
+    ones: bool,
+    /// Application and reference tag; 0 for a CRC.
+    tags: u64,
+    increments: bool,
+    escape: u64,
+}
+
+impl Signature {
+    /// Parses that of one side.
+    fn parse(selector: u32, inline: &[u8]) -> Result<Signature, &'static str> {
+        if selector != 0 {
+            return Ok(Signature {
+                sum: match selector & 0xf0 {
+                    0x20 => Sum::Crc32,
+                    0x40 => Sum::Crc32c,
+                    0x50 => Sum::Crc64,
+                    _ => return Err("a checksum that is not modelled"),
+                },
+                ones: selector & 1 == 0,
+                tags: 0,
+                increments: false,
+                escape: 0,
+            });
+        }
+        if !INLINE_VALID.is_set(inline) {
+            return Err("a signature without its values");
+        }
+        Ok(Signature {
+            sum: match GUARD.get(inline) {
+                1 => Sum::T10Crc,
+                2 => Sum::Internet,
+                _ => return Err("a guard that is not modelled"),
+            },
+            ones: ONES.is_set(inline),
+            tags: u64::from(APP_TAG.get(inline)) << 32 | u64::from(REF_TAG.get(inline)),
+            increments: INCREMENTS.is_set(inline),
+            escape: match ESCAPE.get(inline) {
+                0 => 0,
+                1 => ESCAPE_APP,
+                _ => ESCAPE_BOTH,
+            },
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        match self.sum {
+            Sum::Crc32 | Sum::Crc32c => 4,
+            _ => 8,
+        }
+    }
+
+    /// The signature of a block of data.
+    fn of(&self, index: u64, data: &[u8]) -> u64 {
+        let sum = self.sum.of(self.ones, data);
+        match self.sum {
+            Sum::T10Crc | Sum::Internet => {
+                let step = if self.increments { index as u32 } else { 0 };
+                let tag = (self.tags as u32).wrapping_add(step);
+                sum << 48 | self.tags & ESCAPE_APP | u64::from(tag)
+            }
+            Sum::Crc32 | Sum::Crc32c => sum << 32,
+            Sum::Crc64 => sum,
+        }
+    }
+
+    /// Reads one from the bytes behind a block.
+    fn read(&self, bytes: &[u8]) -> u64 {
+        let mut whole = [0; MOST_SIGNATURE];
+        whole[..bytes.len().min(MOST_SIGNATURE)].copy_from_slice(bytes);
+        u64::from_be_bytes(whole)
+    }
+
+    /// Returns what is wrong of the bytes that a mask names.
+    fn check(&self, expected: u64, actual: u64, mask: u64) -> Option<Wrong> {
+        const GUARD: u64 = 0xffff << 48;
+        const APP: u64 = 0xffff << 32;
+        let is_dif = matches!(self.sum, Sum::T10Crc | Sum::Internet);
+        if self.escape != 0 && actual & self.escape == self.escape {
+            return None;
+        }
+        let differs = (expected ^ actual) & mask;
+        let syndrome = match differs {
+            0 => return None,
+            _ if !is_dif || differs & GUARD != 0 => 1 << 13,
+            _ if differs & APP != 0 => 1 << 12,
+            _ => 1 << 11,
+        };
+        Some(Wrong {
+            syndrome,
+            expected,
+            actual,
+            of_memory: false,
+        })
+    }
+}
+
+/// A wrong signature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wrong {
+    pub(crate) syndrome: u16,
+    pub(crate) expected: u64,
+    pub(crate) actual: u64,
+    pub(crate) of_memory: bool,
+}
+
+/// Encryption of blocks.
+#[derive(Debug)]
+struct Encryption {
+    xts: Xts,
+    /// What is sent is encrypted; otherwise what is received.
+    encrypts_sent: bool,
+    /// Signatures are on the side of memory of the encryption.
+    signature_first: bool,
+    /// The first tweak.
+    tweak: u128,
+    /// Bytes of a unit.
+    unit: usize,
+}
+
+/// A data encryption key.
+#[derive(Debug)]
+pub(crate) struct EncryptionKey {
+    pub(crate) pd: u32,
+    /// Both keys, one behind the other.
+    pub(crate) keys: Vec<u8>,
+    pub(crate) tag: Option<[u8; 8]>,
+    pub(crate) opaque: [u8; 8],
+}
+
+/// The protection of a key's data.
+#[derive(Debug, Default)]
+pub(crate) struct Protection {
+    /// Bytes of a block of data.
+    block: usize,
+    memory: Option<Signature>,
+    wire: Option<Signature>,
+    /// Bytes of an arriving signature that are checked, and those that are copied.
+    checked: u64,
+    copied: u64,
+    /// Those of memory and wire that the formats name.
+    pub(crate) psvs: [Option<u32>; 2],
+    encryption: Option<Encryption>,
+}
+
+/// The bytes that a mask of eight bits names.
+fn bytes_of(mask: u32) -> u64 {
+    (0..8).fold(0, |all, n| match mask & 1 << n {
+        0 => all,
+        _ => all | 0xff << (8 * n),
+    })
+}
+
+impl Protection {
+    /// Parses the formats of a work request. `key` finds an encryption key.
+    pub(crate) fn parse<'a>(
+        formats: &[u8],
+        key: impl Fn(u32) -> Option<&'a EncryptionKey>,
+    ) -> Result<Protection, &'static str> {
+        let mut protection = Protection::default();
+        let count = formats.len() / FORMAT;
+        for format in formats.chunks_exact(FORMAT) {
+            let expected = if count > 1 { TWO_FORMATS } else { INLINE_SIZE };
+            if SIZE.get(format) != expected {
+                return Err("a byte stream format of another size");
+            }
+            match KIND.get(format) {
+                0 => protection.parse_signatures(format)?,
+                ENCRYPTION => protection.parse_encryption(format, &key)?,
+                _ => return Err("a byte stream format that is not modelled"),
+            }
+        }
+        protection.check_units()?;
+        Ok(protection)
+    }
+
+    fn parse_signatures(&mut self, format: &[u8]) -> Result<(), &'static str> {
+        const UNKNOWN: &str = "a size of signed blocks that there is not";
+        let same = SAME_STRUCTURE.is_set(format);
+        let (of_wire, of_memory) = (OF_WIRE.get(format), OF_MEMORY.get(format));
+        let side = |has: bool, selector: Field, inline: usize| {
+            has.then(|| Signature::parse(selector.get(format), &format[inline..]))
+                .transpose()
+        };
+        self.memory = side(of_memory != 0, MEMORY_SELECTOR, MEMORY_INLINE)?;
+        self.wire = side(same || of_wire != 0, WIRE_SELECTOR, WIRE_INLINE)?;
+        let sizes = [of_memory, if same { of_memory } else { of_wire }];
+        let mut sizes = sizes.into_iter().filter(|size| *size != 0).map(block);
+        self.block = match (sizes.next(), sizes.next()) {
+            (None, _) => 0,
+            (Some(Some(size)), None) => size,
+            (Some(Some(size)), Some(Some(other))) if size == other => size,
+            (Some(Some(_)), Some(Some(_))) => {
+                return Err("signed blocks of different sizes, which are not modelled");
+            }
+            _ => return Err(UNKNOWN),
+        };
+        if same && (self.memory.is_none() || self.block == 0) {
+            return Err(UNKNOWN);
+        }
+        self.checked = bytes_of(CHECK_MASK.get(format));
+        self.copied = if same { bytes_of(of_wire) } else { 0 };
+        self.psvs = [
+            self.memory.map(|_| MEMORY_PSV.get(format)),
+            self.wire.map(|_| WIRE_PSV.get(format)),
+        ];
+        Ok(())
+    }
+
+    fn parse_encryption<'a>(
+        &mut self,
+        format: &[u8],
+        key: impl Fn(u32) -> Option<&'a EncryptionKey>,
+    ) -> Result<(), &'static str> {
+        let unit = block(UNIT.get(format)).ok_or("a size of encrypted units that there is not")?;
+        let key = key(KEY.get(format)).ok_or("a data encryption key that there is not")?;
+        if STANDARD.get(format) != 0 {
+            return Err("an encryption that is not modelled");
+        }
+        if key.tag.is_some_and(|tag| format[KEY_TAG..][..8] != tag) {
+            return Err("another data encryption key than the tag says");
+        }
+        let (encrypts_sent, signature_first) = match ORDER.get(format) {
+            0 => (true, true),
+            1 => (false, false),
+            2 => (true, false),
+            3 => (false, true),
+            _ => return Err("an order of encryption that there is not"),
+        };
+        self.encryption = Some(Encryption {
+            xts: Xts::new(&key.keys).ok_or("a data encryption key of another length")?,
+            encrypts_sent,
+            signature_first,
+            // The device has it in this order, and encrypts in the other.
+            tweak: u128::from(get64(format, TWEAK)) << 64 | u128::from(get64(format, TWEAK + 8)),
+            unit,
+        });
+        Ok(())
+    }
+
+    /// A unit of encryption is what is there when a block is encrypted, or a whole part of
+    /// it.
+    fn check_units(&mut self) -> Result<(), &'static str> {
+        let Some(encryption) = &self.encryption else {
+            return Ok(());
+        };
+        let unit = encryption.unit;
+        if unit < xts::BLOCK {
+            return Err("a size of encrypted units that there is not");
+        }
+        if self.block == 0 {
+            self.block = unit;
+        }
+        // With signatures on that side.
+        let behind = match encryption.signature_first {
+            true => self.signature(false),
+            false => self.signature(true),
+        };
+        match (self.block + behind) % unit {
+            0 => Ok(()),
+            _ => Err("units of encryption that are no part of a signed block"),
+        }
+    }
+
+    /// Whether it does anything.
+    pub(crate) fn is_any(&self) -> bool {
+        self.block != 0
+    }
+
+    /// Bytes of the signature in memory, or on the wire.
+    fn signature(&self, in_memory: bool) -> usize {
+        let of = if in_memory { &self.memory } else { &self.wire };
+        of.map_or(0, |signature| signature.bytes())
+    }
+
+    /// Bytes of a block with its signature in memory, and on the wire.
+    pub(crate) fn in_memory(&self) -> usize {
+        self.block + self.signature(true)
+    }
+
+    pub(crate) fn on_wire(&self) -> usize {
+        self.block + self.signature(false)
+    }
+
+    /// Bytes of data of a block.
+    pub(crate) fn data(&self) -> usize {
+        self.block
+    }
+
+    /// Whether data may be stored before its block is complete.
+    pub(crate) fn is_stored_early(&self) -> bool {
+        self.encryption.is_none()
+    }
+
+    /// Converts an offset as local work requests count it to one on the wire: of what is in
+    /// memory, or of data alone if the wire has no signatures.
+    pub(crate) fn local_to_wire(&self, offset: u64) -> u64 {
+        let unit = match self.wire {
+            Some(_) => self.in_memory(),
+            None => self.block,
+        } as u64;
+        let rest = (offset % unit).min(self.on_wire() as u64);
+        offset / unit * self.on_wire() as u64 + rest
+    }
+
+    /// Converts a length in memory to that on the wire.
+    pub(crate) fn memory_to_wire(&self, length: u64) -> u64 {
+        let (unit, rest) = (self.in_memory() as u64, length % self.in_memory() as u64);
+        length / unit * self.on_wire() as u64 + rest.min(self.block as u64)
+    }
+
+    /// Converts a block as it is in memory for the wire, and checks its signature.
+    pub(crate) fn send(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<Wrong>) {
+        let mut bytes = block.to_vec();
+        if let Some(encryption) = self.encryption.as_ref().filter(|e| !e.signature_first) {
+            encryption.apply(index, &mut bytes, encryption.encrypts_sent);
+        }
+        let (mut bytes, wrong) = self.sign(index, &bytes, true);
+        if let Some(encryption) = self.encryption.as_ref().filter(|e| e.signature_first) {
+            encryption.apply(index, &mut bytes, encryption.encrypts_sent);
+        }
+        (bytes, wrong)
+    }
+
+    /// Converts a block from the wire for memory, and checks its signature.
+    pub(crate) fn receive(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<Wrong>) {
+        let mut bytes = block.to_vec();
+        if let Some(encryption) = self.encryption.as_ref().filter(|e| e.signature_first) {
+            encryption.apply(index, &mut bytes, !encryption.encrypts_sent);
+        }
+        let (mut bytes, wrong) = self.sign(index, &bytes, false);
+        if let Some(encryption) = self.encryption.as_ref().filter(|e| !e.signature_first) {
+            encryption.apply(index, &mut bytes, !encryption.encrypts_sent);
+        }
+        (bytes, wrong)
+    }
+
+    /// Replaces the signature of one side by that of the other.
+    fn sign(&self, index: u64, block: &[u8], sends: bool) -> (Vec<u8>, Option<Wrong>) {
+        let (from, to) = match sends {
+            true => (&self.memory, &self.wire),
+            false => (&self.wire, &self.memory),
+        };
+        let (data, arrived) = block.split_at(self.block.min(block.len()));
+        let mut bytes = data.to_vec();
+        let found = from.map(|signature| {
+            let actual = signature.read(arrived);
+            let wrong = signature.check(signature.of(index, data), actual, self.checked);
+            (actual, wrong)
+        });
+        if let Some(signature) = to {
+            let copied = if found.is_some() { self.copied } else { 0 };
+            let arrived = found.map_or(0, |(actual, _)| actual);
+            let made = signature.of(index, data) & !copied | arrived & copied;
+            bytes.extend_from_slice(&made.to_be_bytes()[..signature.bytes()]);
+        }
+        let wrong = found.and_then(|(_, wrong)| wrong);
+        let wrong = wrong.map(|wrong| Wrong {
+            of_memory: sends,
+            ..wrong
+        });
+        (bytes, wrong)
+    }
+}
+
+impl Encryption {
+    /// Encrypts or decrypts the units of a block.
+    fn apply(&self, index: u64, bytes: &mut [u8], encrypts: bool) {
+        let units = (bytes.len() / self.unit) as u128;
+        for (n, unit) in bytes.chunks_exact_mut(self.unit).enumerate() {
+            let number = u128::from(index) * units + n as u128;
+            let tweak = self.tweak.wrapping_add(number).to_le_bytes();
+            self.xts.apply(tweak, unit, encrypts);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bits::{put32, put64};
+
+    fn dif(inline: &mut [u8], guard: u32, ones: bool, app: u32, tag: u32, flags: u32) {
+        put32(inline, 0, 0xc000_0000 | app);
+        put32(inline, 4, tag);
+        put32(inline, 8, guard << 24 | 0x80_0000 | u32::from(ones) << 19);
+        put32(inline, 12, flags << 16 | 0xffff);
+    }
+
+    fn parse(formats: &[u8]) -> Result<Protection, &'static str> {
+        Protection::parse(formats, |_| None)
+    }
+
+    #[test]
+    fn checksums_have_their_known_values() {
+        let data = b"123456789";
+        for (sum, ones, value) in [
+            (Sum::T10Crc, false, 0xd0db),
+            (Sum::Crc32, true, 0xcbf4_3926),
+            (Sum::Crc32c, true, 0xe306_9283),
+            (Sum::Crc64, true, 0xae8b_1486_0a79_9888),
+        ] {
+            assert_eq!(sum.of(ones, data), value, "{sum:?}");
+        }
+        // RFC 1071, section 3.
+        let data = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(Sum::Internet.of(false, &data), 0x220d);
+    }
+
+    #[test]
+    fn signatures_are_made_checked_and_stripped() {
+        let mut format = [0; FORMAT];
+        // No signature in memory; on the wire an integrity field, all of it checked.
+        put32(&mut format, 0, 0x80ff_0100);
+        put32(&mut format, 8, 5);
+        dif(&mut format[WIRE_INLINE..], 1, true, 0xabcd, 7, 0x40);
+        let inserts = parse(&format).unwrap();
+        assert_eq!((inserts.in_memory(), inserts.on_wire()), (512, 520));
+        assert_eq!(inserts.psvs, [None, Some(5)]);
+        let data = [3; 512];
+        let (sent, wrong) = inserts.send(2, &data);
+        assert_eq!(wrong, None);
+        assert_eq!(&sent[514..], [0xab, 0xcd, 0, 0, 0, 9]);
+        assert_eq!(inserts.receive(2, &sent), (data.to_vec(), None));
+        // Each part, in the order in which it is reported.
+        for (at, syndrome) in [(519, 1 << 11), (515, 1 << 12), (0, 1 << 13), (513, 1 << 13)] {
+            let mut sent = sent.clone();
+            sent[at] ^= 1;
+            let (_, wrong) = inserts.receive(2, &sent);
+            let wrong = wrong.unwrap();
+            assert_eq!((wrong.syndrome, wrong.of_memory), (syndrome, false));
+        }
+        // As another block it has another reference tag.
+        let (_, wrong) = inserts.receive(3, &sent);
+        let wrong = wrong.unwrap();
+        assert_eq!((wrong.expected as u32, wrong.actual as u32), (10, 9));
+    }
+
+    #[test]
+    fn an_escape_is_not_checked() {
+        for (flags, app, tag, escapes) in [
+            (1, 0xffffu32, 1u32, true),
+            (1, 0xfffe, 1, false),
+            (2, 0xffff, 1, false),
+            (2, 0xffff, u32::MAX, true),
+        ] {
+            let mut format = [0; FORMAT];
+            put32(&mut format, 0, 0x80ff_0100);
+            dif(&mut format[WIRE_INLINE..], 2, false, 1, 2, flags);
+            let protection = parse(&format).unwrap();
+            let mut block = [9; 520];
+            put64(&mut block, 512, u64::from(app) << 32 | u64::from(tag));
+            assert_eq!(protection.receive(0, &block).1.is_none(), escapes);
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_signature_are_copied_by_their_mask() {
+        let mut format = [0; FORMAT];
+        // The same structure: tags are copied, the guard is made; nothing is checked.
+        put32(&mut format, 0, 0x9000_3f01);
+        dif(&mut format[WIRE_INLINE..], 1, true, 1, 1, 0);
+        dif(&mut format[MEMORY_INLINE..], 2, false, 2, 2, 0);
+        let protection = parse(&format).unwrap();
+        let mut block = [1; 520];
+        put64(&mut block, 512, 0x1122_3344_5566_7788);
+        let (sent, wrong) = protection.send(0, &block);
+        assert_eq!(wrong, None);
+        assert_eq!(&sent[514..], &block[514..]);
+        assert_eq!(get64(&sent, 512) >> 48, Sum::T10Crc.of(true, &block[..512]));
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_side() {
+        let mut format = [0; FORMAT];
+        // A CRC of 32 bits in memory alone.
+        put32(&mut format, 0, 0x80f0_0001);
+        put32(&mut format, 12, 0x2200_0004);
+        let strips = parse(&format).unwrap();
+        assert_eq!((strips.in_memory(), strips.on_wire()), (516, 512));
+        assert_eq!(strips.memory_to_wire(516 * 3), 512 * 3);
+        assert_eq!(strips.memory_to_wire(516 + 20), 512 + 20);
+        // Local lengths are of data.
+        assert_eq!(strips.local_to_wire(1024), 1024);
+        put32(&mut format, 0, 0x8000_0100);
+        put32(&mut format, 8, 0x2200_0004);
+        let inserts = parse(&format).unwrap();
+        assert_eq!(inserts.local_to_wire(1024 + 5), 2 * 516 + 5);
+    }
+
+    #[test]
+    fn formats_that_make_no_sense_are_refused() {
+        let mut format = [0; FORMAT];
+        for first in [
+            0x4000_0000,
+            0x8000_0005,
+            0x8000_0001,
+            0x8000_0103,
+            0x9000_ff00,
+        ] {
+            put32(&mut format, 0, first);
+            assert!(parse(&format).is_err(), "{first:#x}");
+        }
+        put32(&mut format, 0, 0x8000_0000);
+        assert!(!parse(&format).unwrap().is_any());
+        // Encryption by a key that there is not.
+        put32(&mut format, 0, 0x8100_0000);
+        put32(&mut format, 8, 1 << 24);
+        assert!(parse(&format).is_err());
+    }
+}

@@ -1,0 +1,312 @@
+//! Memory behind keys with signatures or encryption ([`super::protection`]).
+//!
+//! Peers address such a key by offsets on the wire, and so do the lists of work requests
+//! once they are taken. A block is converted as a whole; one that arrives in parts is kept
+//! until it is complete.
+
+use std::sync::Arc;
+
+use super::core::Core;
+use super::cq::{self, Completion};
+use super::mkey::{Accessor, Mkey, Rights};
+use super::protection::{Protection, Wrong};
+use super::wqe::Local;
+use crate::platform::Platform;
+use crate::transport::Fault;
+
+/// Blocks that may be incomplete at a time; one more, and all are dropped.
+const MOST_PARTS: usize = 1024;
+
+/// The state of a signature (protection signature value).
+#[derive(Debug)]
+pub(crate) struct Psv {
+    pub(crate) pd: u32,
+    /// It was set, and no error has been reported since.
+    pub(crate) ready: bool,
+}
+
+/// A block of which a part has arrived.
+#[derive(Debug)]
+pub(crate) struct Part {
+    bytes: Vec<u8>,
+    arrived: Vec<bool>,
+}
+
+/// Who accesses memory: to whose completion queue a wrong signature is reported.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Side {
+    pub(crate) qpn: u32,
+    /// It sends requests; otherwise it responds.
+    pub(crate) requests: bool,
+}
+
+/// A key with protection.
+#[derive(Debug, Clone)]
+struct Protected {
+    key: u32,
+    start: u64,
+    /// Bytes in memory.
+    length: u64,
+    protection: Arc<Protection>,
+}
+
+/// A part of a block on the wire.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    block: u64,
+    /// The range in the block.
+    from: usize,
+    to: usize,
+    /// Where it is in the access.
+    at: usize,
+    /// The block is whole, with its signature.
+    is_whole: bool,
+}
+
+impl Protected {
+    fn of(key: u32, mkey: &Mkey) -> Option<Protected> {
+        Some(Protected {
+            key,
+            start: mkey.start,
+            length: mkey.length,
+            protection: mkey.protection.clone()?,
+        })
+    }
+
+    fn bytes_on_wire(&self) -> u64 {
+        self.protection.memory_to_wire(self.length)
+    }
+
+    /// Divides a range on the wire.
+    fn pieces(&self, va: u64, length: usize) -> Result<Vec<Piece>, Fault> {
+        let first = va.wrapping_sub(self.start);
+        let end = first.checked_add(length as u64).ok_or(Fault::Protection)?;
+        if end > self.bytes_on_wire() {
+            return Err(Fault::Protection);
+        }
+        let size = self.protection.on_wire() as u64;
+        let whole = self.length / self.protection.in_memory() as u64;
+        let mut pieces = Vec::new();
+        let mut at = first;
+        while at < end {
+            let block = at / size;
+            let from = at % size;
+            let to = size.min(from + (end - at));
+            pieces.push(Piece {
+                block,
+                from: from as usize,
+                to: to as usize,
+                at: (at - first) as usize,
+                is_whole: block < whole,
+            });
+            at += to - from;
+        }
+        Ok(pieces)
+    }
+
+    /// The address of a block in memory.
+    fn address(&self, block: u64) -> u64 {
+        let offset = block.wrapping_mul(self.protection.in_memory() as u64);
+        self.start.wrapping_add(offset)
+    }
+}
+
+impl Piece {
+    /// Its place in the access.
+    fn range(&self) -> std::ops::Range<usize> {
+        self.at..self.at + (self.to - self.from)
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// The key, if it has protection.
+    fn protected(&self, key: u32) -> Option<Protected> {
+        if self.protected_keys == 0 {
+            return None;
+        }
+        Protected::of(key, self.mkeys.get(key >> 8)?)
+    }
+
+    /// Changes the list of a work request that was taken to offsets on the wire. Returns
+    /// the length of its message.
+    pub(crate) fn convert_list(&mut self, local: &mut Local, length: u32) -> u32 {
+        if self.protected_keys == 0 {
+            return length;
+        }
+        let mut converted = u64::from(length);
+        for segment in local.segments.iter_mut() {
+            let Some(Protected {
+                start, protection, ..
+            }) = self.protected(segment.key)
+            else {
+                continue;
+            };
+            let first = segment.va.wrapping_sub(start);
+            let end = first.saturating_add(segment.length.into());
+            let [first, end] = [first, end].map(|at| protection.local_to_wire(at));
+            let on_wire = u32::try_from(end.saturating_sub(first)).unwrap_or(u32::MAX);
+            converted = (converted + u64::from(on_wire)).saturating_sub(segment.length.into());
+            segment.va = start.wrapping_add(first);
+            segment.length = on_wire;
+            // What the poller would copy is not as it is in memory.
+            local.cqe_scatter = None;
+        }
+        u32::try_from(converted).unwrap_or(u32::MAX)
+    }
+
+    /// Checks a range that a peer names. `None` for a key without protection.
+    pub(crate) fn check_protected(
+        &self,
+        accessor: Accessor,
+        key: u32,
+        va: u64,
+        length: u32,
+        rights: Rights,
+    ) -> Option<Result<(), Fault>> {
+        let protected = self.protected(key)?;
+        Some(
+            (self.may_use_key(accessor, key, rights))
+                .and_then(|()| protected.pieces(va, length as usize).map(drop)),
+        )
+    }
+
+    /// As [`Core::read_key`], of what a peer sees.
+    pub(crate) fn load(
+        &mut self,
+        side: Side,
+        accessor: Accessor,
+        key: u32,
+        va: u64,
+        out: &mut [u8],
+        rights: Rights,
+    ) -> Result<(), Fault> {
+        let Some(protected) = self.protected(key) else {
+            return self.read_key(accessor, key, va, out, rights);
+        };
+        let protection = Arc::clone(&protected.protection);
+        for piece in protected.pieces(va, out.len())? {
+            let address = protected.address(piece.block);
+            let out = &mut out[piece.range()];
+            if !piece.is_whole {
+                self.read_key(accessor, key, address + piece.from as u64, out, rights)?;
+                continue;
+            }
+            let mut block = vec![0; protection.in_memory()];
+            self.read_key(accessor, key, address, &mut block, rights)?;
+            let (sent, wrong) = protection.send(piece.block, &block);
+            out.copy_from_slice(&sent[piece.from..piece.to]);
+            if let (Some(wrong), true) = (wrong, piece.to == sent.len()) {
+                let offset = piece.block * protection.in_memory() as u64;
+                self.report(side, &protected, wrong, offset);
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Core::write_key`], of what a peer sends.
+    pub(crate) fn store_received(
+        &mut self,
+        side: Side,
+        accessor: Accessor,
+        key: u32,
+        va: u64,
+        data: &[u8],
+        rights: Rights,
+    ) -> Result<(), Fault> {
+        let Some(protected) = self.protected(key) else {
+            return self.write_key(accessor, key, va, data, rights);
+        };
+        let protection = Arc::clone(&protected.protection);
+        for piece in protected.pieces(va, data.len())? {
+            let address = protected.address(piece.block);
+            let data = &data[piece.range()];
+            let size = protection.on_wire();
+            let end = match piece.is_whole {
+                true => piece.to.min(protection.data()),
+                false => piece.to,
+            };
+            if (!piece.is_whole || protection.is_stored_early()) && piece.from < end {
+                let data = &data[..end - piece.from];
+                self.write_key(accessor, key, address + piece.from as u64, data, rights)?;
+            }
+            if !piece.is_whole {
+                continue;
+            }
+            let block = match piece.to - piece.from == size {
+                true => Some(data.to_vec()),
+                false => self.complete_part(&protected, &piece, data),
+            };
+            let Some(block) = block else { continue };
+            let (stored, wrong) = protection.receive(piece.block, &block);
+            self.write_key(accessor, key, address, &stored, rights)?;
+            if let Some(wrong) = wrong {
+                let offset = piece.block * size as u64;
+                self.report(side, &protected, wrong, offset);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a part to a block. Returns the block if it is complete.
+    fn complete_part(
+        &mut self,
+        protected: &Protected,
+        piece: &Piece,
+        data: &[u8],
+    ) -> Option<Vec<u8>> {
+        let size = protected.protection.on_wire();
+        if self.parts.len() >= MOST_PARTS {
+            self.parts.clear();
+        }
+        let at = (protected.key >> 8, piece.block);
+        let part = self.parts.entry(at).or_insert_with(|| Part {
+            bytes: vec![0; size],
+            arrived: vec![false; size],
+        });
+        part.bytes
+            .get_mut(piece.from..piece.to)?
+            .copy_from_slice(data);
+        part.arrived.get_mut(piece.from..piece.to)?.fill(true);
+        let is_complete = part.arrived.iter().all(|arrived| *arrived);
+        is_complete.then(|| self.parts.remove(&at).map(|part| part.bytes))?
+    }
+
+    /// Reports a wrong signature: the first one, until the key and the PSV are told that
+    /// it was seen.
+    fn report(&mut self, side: Side, protected: &Protected, wrong: Wrong, offset: u64) {
+        let psv = protected.protection.psvs[usize::from(!wrong.of_memory)];
+        let psv = psv.and_then(|psv| self.psvs.get_mut(psv));
+        let Some(mkey) = self.mkeys.get_mut(protected.key >> 8) else {
+            return;
+        };
+        let next = mkey.signature_errors.wrapping_add(1);
+        match psv {
+            Some(psv) if psv.ready && next & 1 == mkey.awaited_error => psv.ready = false,
+            _ => return,
+        }
+        mkey.signature_errors = next;
+        let Some(qp) = self.qp_mut(side.qpn) else {
+            return;
+        };
+        let cqn = match side.requests {
+            true => {
+                qp.stop_due = qp.stops_at_wrong_signatures;
+                qp.send_cq
+            }
+            false => qp.recv_cq,
+        };
+        let signature = cq::WrongSignature {
+            wrong,
+            key: protected.key,
+            offset,
+        };
+        self.complete(
+            cqn,
+            &Completion {
+                opcode: cq::opcode::WRONG_SIGNATURE,
+                signature: Some(&signature),
+                ..Completion::default()
+            },
+        );
+    }
+}
