@@ -26,6 +26,8 @@ const STATUS: Field = field(0, 31, 24);
 const LONG_NUMBER: Field = field(8, 31, 0);
 const SHORT_NUMBER: Field = field(8, 7, 0);
 const GENERAL_TYPE: Field = field(4, 15, 0);
+/// The number of a new PSV.
+const FIRST_PSV: Field = field(0x10, 23, 0);
 const COUNTER_SET: Field = field(0x1c, 7, 0);
 /// Of QUERY_FLOW_COUNTER.
 const FLOW_COUNTER: Field = field(0x1c, 31, 0);
@@ -97,6 +99,7 @@ fn creates(opcode: u16) -> Option<(Field, u16)> {
     Some(match opcode {
         op::CREATE_GENERAL_OBJECT => (LONG_NUMBER, op::DESTROY_GENERAL_OBJECT),
         op::CREATE_MKEY => (NUMBER, op::DESTROY_MKEY),
+        op::CREATE_PSV => (FIRST_PSV, op::DESTROY_PSV),
         op::CREATE_CQ => (NUMBER, op::DESTROY_CQ),
         op::ALLOC_PD => (NUMBER, op::DEALLOC_PD),
         op::ALLOC_TRANSPORT_DOMAIN => (NUMBER, op::DEALLOC_TRANSPORT_DOMAIN),
@@ -302,8 +305,12 @@ impl State {
             op::CREATE_GENERAL_OBJECT => GENERAL_TYPE.get(&input),
             _ => 0,
         };
+        let named = match opcode {
+            op::CREATE_PSV => NUMBER,
+            _ => field,
+        };
         let destroy = Input::new(destroy, 32)
-            .set(field, number)
+            .set(named, number)
             .set(UID, self.uid(fd));
         let destroy = match opcode {
             op::CREATE_GENERAL_OBJECT => destroy.set(GENERAL_TYPE, general),

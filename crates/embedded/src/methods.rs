@@ -376,8 +376,11 @@ fn driver_context(context: &ContextFile, room: usize) -> [u8; 72] {
     set(20, &longest.to_ne_bytes());
     set(24, &longest.to_ne_bytes());
     set(28, &longest.to_ne_bytes());
-    // Number of ports, length of the answer, CQE version, UARs per page.
+    // Number of ports, features, length of the answer, CQE version, UARs per page.
     set(32, &1u16.to_ne_bytes());
+    /// `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS` and `..._MKEY_UPDATE_TAG`.
+    const FEATURES: u32 = 1 << 3 | 1 << 5;
+    set(36, &FEATURES.to_ne_bytes());
     set(40, &(room.min(72) as u32).to_ne_bytes());
     // Commands with driver data: the kernel resolves the MAC address of an address
     // handle.
