@@ -10,5 +10,6 @@ mod health;
 mod hostile;
 mod memory;
 mod scripts;
+mod signatures;
 mod tag_matching;
 mod windows;
