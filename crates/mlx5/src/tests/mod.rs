@@ -15,6 +15,7 @@ mod keys;
 mod layouts;
 mod objects;
 mod packets;
+mod protection;
 mod qp_table;
 mod raw;
 mod resize;
