@@ -9,13 +9,54 @@ The results are JSON, one object on a line, written as they come: the ids of
 the list first, then a start and an end for each one that is run, so that
 whoever reads knows which test a crash or a hang belongs to.
 """
+import base64
 import faulthandler
 import importlib.util
 import json
 import multiprocessing
 import os
+import struct
 import sys
 import unittest
+
+
+# 1024 times "c" by AES-XTS in two units of 512 bytes, whose tweaks are 0 and 1. The keys
+# are the bytes from 1 to 32.
+ENCRYPTED = """
+JsBLm7Oaw2lipiIVCV+UrcPE0qYub52CcStKUSFfzMHt6t4IT8ppMJkoSEtZQghj4VW1iCPDpoc6
+EUUV5ObQ37/RU5+8pm2AhRllTuO9g4goqKkbRpdrQ3X0X8NxBHD2y+/WMREQXJuRu7vlWDJ4qZE/
+l9YB9KZGKmvgcB5wH9bGLIIofA8cXdnMW4ENCniBrKflcCfZ/ksIUD/6rTzg/gTI5iWPwgpcFn1P
+gPaJPmjMpUEWSPAVeynGjR6EmLV1VFqzu0L0XHaTtSkpBc0LCgSgDja0nRQWoZRJ1hglGkNAcaDP
+oQ2hSfvEw8QD90czx6t3gR9QjJXkvEpesOkjuo6TEhOsQ+2f+4FtOhYDXAfHqQkaLogsDepZiIGh
+el6Te+SEHJk9SHTBSAotMXqr4rjES0LPUdT5AU/tTx2HSBbjTq1QuvvZhX6H8vRADgtd8WcTR0Oz
+LZMNyDYIeZDc3wyxdeq6QRVogpvwYwMjk2mdjpVuv5/KTITsTvNBbt3kP3DYVXinPmHigYlpkIQg
+CybP1C9CXLnPfj5R7gNLY47Ww0BiFyeaZNajpLeW8f91utYeZphNulgT+Zq0GvY63gmVwT5FGvjF
+z1ANxAU9Fez4e92XqDPxfH5Z3SnMhayUO7kL+7/zp8Ph4ufpKtqzqSXbWtnpE9fvkbltkO7enzEU
+YUNQPKoT7V5vrkmlG1gx+fmWORIvoH9Kl70X7YukN2WJ0EboNWVlfwzHspJ8er5MU/AJ5hACINvk
+544bVXPXg3DP50PDRqwc6eaQpsPMAfqtJH3aClU32lv10B9VuAnPTwX4IJwyPcX8saPFmWW1ECBT
+zZ0EkJLLj/h0jeQLlZ7xZw9CSiRGpgVikxX3TXzEuBojkCZjgnb+tt3CvWI4osciiuHYIy3VPTDZ
+3yTO9ePQIEIL0s1U5eX6YTGzpXLxIk62aKd8MxCmWqj6XMNLZ1JxUKbRTxcZr8j4Vy6xThecacpF
+sq+HgHpi3Ww363nbJf/nsu7FAhw9nK93jXCXiYC4Fs5GBf3Au9Bs++2rXNTMYxln2fFu2DMyRqAB
+Cj6pSEi6KRihgDYWEQ7GMnAm4TvX95Q2Md+ufxc6Ecmbto+uMKvCPQBefjjq6yhj01JKky3VYcGB
+c4namQAds1dz5E2/3BJcVWZtfm7e5leWLy115exqYniMoZngnWcpUHlIik1gNzS/Qf8n6pYW+4v7
+KTUVTcrQjv9Yv0aco0T5YOY7CmdJmLgOoGRF6YvCap0elZAMmDqp8+hp/RUJ+iJrJiUudfrzTLW7
+8hAcOu8QCDXFMyVUwi96NTKmreSOhC1wBsKHTpRUWUItDhqmq8gzpnrWyQLrYJxRxh+ZWD8G8Q==
+"""
+
+
+def describe_encryption(path):
+    """Writes what the tests of encryption want to be told, but for wrapped keys."""
+    data = base64.b64decode(ENCRYPTED)
+    details = {
+        'credential': [0] * 6,
+        'wrapped_key': [0] * 5,
+        'plaintext_key': struct.unpack('8I', bytes(range(1, 33))),
+        'encrypted_data_for_512_c': struct.unpack('!64Q', data[:512]),
+        'encrypted_data_for_1024_c': struct.unpack('!128Q', data),
+    }
+    with open(path, 'w') as out:
+        json.dump([details], out)
+    os.environ['MLX5_CRYPTO_TEST_INFO'] = path
 
 
 def load(folder):
@@ -84,6 +125,7 @@ def main():
     folder, parts, wanted, known, results = sys.argv[1:6]
     sys.argv = [os.path.join(folder, 'run_tests.py')] + sys.argv[6:]
     faulthandler.enable()
+    describe_encryption(results + '.encryption')
     # The tests give processes what cannot be sent to one that is not a fork;
     # from Python 3.14 on forks are no longer what they get unasked.
     multiprocessing.set_start_method('fork')
