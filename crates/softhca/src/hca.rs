@@ -326,6 +326,10 @@ impl<P: Platform> Hca<P> {
         clear(&mut self.core.cqs);
         self.core.holding.clear();
         clear(&mut self.core.mkeys);
+        self.core.protected_keys = 0;
+        self.core.parts.clear();
+        clear(&mut self.core.psvs);
+        clear(&mut self.core.encryption_keys);
         clear(&mut self.core.pds);
         clear(&mut self.core.xrcds);
         clear(&mut self.core.user_contexts);

@@ -428,13 +428,16 @@ impl Protection {
             None => self.block,
         } as u64;
         let rest = (offset % unit).min(self.on_wire() as u64);
-        offset / unit * self.on_wire() as u64 + rest
+        let whole = (offset / unit).saturating_mul(self.on_wire() as u64);
+        whole.saturating_add(rest)
     }
 
     /// Converts a length in memory to that on the wire.
     pub(crate) fn memory_to_wire(&self, length: u64) -> u64 {
-        let (unit, rest) = (self.in_memory() as u64, length % self.in_memory() as u64);
-        length / unit * self.on_wire() as u64 + rest.min(self.block as u64)
+        let unit = self.in_memory() as u64;
+        let rest = (length % unit).min(self.block as u64);
+        let whole = (length / unit).saturating_mul(self.on_wire() as u64);
+        whole.saturating_add(rest)
     }
 
     /// Converts a block as it is in memory for the wire, and checks its signature.
@@ -496,7 +499,9 @@ impl Encryption {
     fn apply(&self, index: u64, bytes: &mut [u8], encrypts: bool) {
         let units = (bytes.len() / self.unit) as u128;
         for (n, unit) in bytes.chunks_exact_mut(self.unit).enumerate() {
-            let number = u128::from(index) * units + n as u128;
+            let number = u128::from(index)
+                .wrapping_mul(units)
+                .wrapping_add(n as u128);
             let tweak = self.tweak.wrapping_add(number).to_le_bytes();
             self.xts.apply(tweak, unit, encrypts);
         }

@@ -73,17 +73,17 @@ impl Protected {
         })
     }
 
-    fn bytes_on_wire(&self) -> u64 {
-        self.protection.memory_to_wire(self.length)
+    /// Returns the offsets of a range on the wire.
+    fn range(&self, va: u64, length: u64) -> Result<(u64, u64), Fault> {
+        let first = va.wrapping_sub(self.start);
+        let end = first.checked_add(length).ok_or(Fault::Protection)?;
+        let end = (end <= self.protection.memory_to_wire(self.length)).then_some(end);
+        Ok((first, end.ok_or(Fault::Protection)?))
     }
 
-    /// Divides a range on the wire.
+    /// Divides a range on the wire, of a packet.
     fn pieces(&self, va: u64, length: usize) -> Result<Vec<Piece>, Fault> {
-        let first = va.wrapping_sub(self.start);
-        let end = first.checked_add(length as u64).ok_or(Fault::Protection)?;
-        if end > self.bytes_on_wire() {
-            return Err(Fault::Protection);
-        }
+        let (first, end) = self.range(va, length as u64)?;
         let size = self.protection.on_wire() as u64;
         let whole = self.length / self.protection.in_memory() as u64;
         let mut pieces = Vec::new();
@@ -166,7 +166,7 @@ impl<P: Platform> Core<P> {
         let protected = self.protected(key)?;
         Some(
             (self.may_use_key(accessor, key, rights))
-                .and_then(|()| protected.pieces(va, length as usize).map(drop)),
+                .and_then(|()| protected.range(va, length.into()).map(drop)),
         )
     }
 
@@ -188,7 +188,13 @@ impl<P: Platform> Core<P> {
             let address = protected.address(piece.block);
             let out = &mut out[piece.range()];
             if !piece.is_whole {
-                self.read_key(accessor, key, address + piece.from as u64, out, rights)?;
+                self.read_key(
+                    accessor,
+                    key,
+                    address.wrapping_add(piece.from as u64),
+                    out,
+                    rights,
+                )?;
                 continue;
             }
             let mut block = vec![0; protection.in_memory()];
@@ -196,7 +202,7 @@ impl<P: Platform> Core<P> {
             let (sent, wrong) = protection.send(piece.block, &block);
             out.copy_from_slice(&sent[piece.from..piece.to]);
             if let (Some(wrong), true) = (wrong, piece.to == sent.len()) {
-                let offset = piece.block * protection.in_memory() as u64;
+                let offset = piece.block.wrapping_mul(protection.in_memory() as u64);
                 self.report(side, &protected, wrong, offset);
             }
         }
@@ -227,7 +233,13 @@ impl<P: Platform> Core<P> {
             };
             if (!piece.is_whole || protection.is_stored_early()) && piece.from < end {
                 let data = &data[..end - piece.from];
-                self.write_key(accessor, key, address + piece.from as u64, data, rights)?;
+                self.write_key(
+                    accessor,
+                    key,
+                    address.wrapping_add(piece.from as u64),
+                    data,
+                    rights,
+                )?;
             }
             if !piece.is_whole {
                 continue;
@@ -240,7 +252,7 @@ impl<P: Platform> Core<P> {
             let (stored, wrong) = protection.receive(piece.block, &block);
             self.write_key(accessor, key, address, &stored, rights)?;
             if let Some(wrong) = wrong {
-                let offset = piece.block * size as u64;
+                let offset = piece.block.wrapping_mul(size as u64);
                 self.report(side, &protected, wrong, offset);
             }
         }

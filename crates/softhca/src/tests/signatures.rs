@@ -65,7 +65,7 @@ impl Key {
         // Reads and writes, of both sides.
         bytes[50] = 0b11_1100;
         bytes[52..56].copy_from_slice(&0xffff_ff00_u32.to_be_bytes());
-        let flags = u32::from(formats != 0) << 30 | (self.errors + 1 & 1) << 26;
+        let flags = u32::from(formats != 0) << 30 | ((self.errors + 1) & 1) << 26;
         bytes[60..64].copy_from_slice(&flags.to_be_bytes());
         bytes[72..80].copy_from_slice(&u64::from(self.length).to_be_bytes());
         bytes.extend(segment(self.length, driver.key, self.memory));
@@ -126,7 +126,7 @@ fn write(driver: &mut Driver, qp: &mut Qp, from: &Key, to: &Key, length: u32) {
 }
 
 fn fill(driver: &Driver, key: &Key) -> Vec<u8> {
-    let data: Vec<u8> = (0..key.length).map(|n| (n * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..key.length).map(|n| ((n * 7) >> 3) as u8).collect();
     driver.write(key.memory, &data);
     data
 }
