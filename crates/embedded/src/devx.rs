@@ -28,6 +28,7 @@ const SHORT_NUMBER: Field = field(8, 7, 0);
 const GENERAL_TYPE: Field = field(4, 15, 0);
 /// The number of a new PSV.
 const FIRST_PSV: Field = field(0x10, 23, 0);
+const PSV_ANSWER: usize = 0x20;
 const COUNTER_SET: Field = field(0x1c, 7, 0);
 /// Of QUERY_FLOW_COUNTER.
 const FLOW_COUNTER: Field = field(0x1c, 31, 0);
@@ -293,6 +294,10 @@ impl State {
             return refuse(libc::EINVAL);
         };
         match opcode {
+            // The number is behind what other answers have.
+            op::CREATE_PSV if request.room(ATTR_OBJ_OUT) < PSV_ANSWER => {
+                return refuse(libc::EINVAL);
+            }
             op::CREATE_MKEY => demand_umem_of_key(&mut input)?,
             _ => demand_umem(&mut input),
         }

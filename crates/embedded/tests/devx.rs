@@ -494,3 +494,29 @@ fn nothing_is_left_of_a_closed_context() {
     }
     assert_eq!((embedded.objects(), embedded.ranges()), before);
 }
+
+#[test]
+fn psvs_are_of_protection_domains_of_the_program() {
+    let embedded = Embedded::new("roce").unwrap();
+    let (program, other) = (Program::new(&embedded), Program::new(&embedded));
+    let create = |by: &Program, pd| {
+        let input = Input::new(op::CREATE_PSV, 16)
+            .set(field(8, 31, 28), 1)
+            .set(field(8, 23, 0), pd);
+        let mut output = [0; 32];
+        // SAFETY: it has no memory.
+        let made = unsafe { DevxObject::create(&by.context, &input.0, &mut output) };
+        made.map(|psv| (psv, get32(&output, 16)))
+    };
+    let (first, number) = create(&program, program.pd).unwrap();
+    assert_ne!(number, 0);
+    assert_eq!(errno(&create(&other, program.pd)), EREMOTEIO);
+    // An answer without its number.
+    let input = Input::new(op::CREATE_PSV, 16)
+        .set(field(8, 31, 28), 1)
+        .set(field(8, 23, 0), program.pd);
+    assert_eq!(program.create(&input).unwrap_err().0, EINVAL);
+    assert_eq!(errno(&first.destroy()), 0);
+    let (_second, again) = create(&program, program.pd).unwrap();
+    assert_ne!(again, number, "numbers are reused late");
+}
