@@ -45,6 +45,7 @@ impl Reason {
         Self::NoImmediate,
         Self::NoCompare,
         Self::AfterSrqNumber,
+        Self::RefusedBlock,
         Self::InlinePadding,
         Self::UnchangedKeyFields,
         Self::UnusedTagFields,
