@@ -20,14 +20,14 @@
  * lie over the end in many ways. */
 const struct kind kinds[] = {
 	/* name, type, sges, inline, requests, recv sges, receives,
-	 * signal all, extended, shared, keys, port, first, thread, own;
+	 * signal all, extended, shared, keys, port, first, thread, own,
 	 * protects */
 #define BOTH(name, type, sges, bytes, requests, recv_sges, receives, all,   \
 	     shared, keys, port, first)                                     \
 	{ name, type, sges, bytes, requests, recv_sges, receives, all,      \
-	  false, shared, keys, port, first, false, false },                        \
+	  false, shared, keys, port, first, false, false, false },            \
 	{ name "-wr", type, sges, bytes, requests, recv_sges, receives,     \
-	  all, true, shared, keys, port, first, false, false }
+	  all, true, shared, keys, port, first, false, false, false }
 	BOTH("rc-1", RC, 1, 0, 12, 1, 10, false, false, false, ETH, 0),
 	BOTH("rc-4", RC, 4, 64, 10, 3, 7, true, false, false, IB, 0),
 	BOTH("rc-30", RC, 30, 440, 7, 16, 5, false, false, false, ETH, 0),
@@ -43,19 +43,19 @@ const struct kind kinds[] = {
 	BOTH("packet-turn", RAW, 9, 200, 9, 2, 5, true, false, false, ETH, 65450),
 	BOTH("packet-1", RAW, 1, 0, 9, 1, 5, false, false, false, ETH, 0),
 	{ "dc-ib-wr", DC, 3, 90, 9, 0, 0, false, true, false, false, IB, 0,
-	  false, false },
+	  false, false, false },
 	{ "dc-roce-wr", DC, 5, 60, 9, 0, 0, true, true, false, true, ETH, 0,
-	  false, false },
+	  false, false, false },
 	{ "rc-layouts-wr", RC, 5, 250, 9, 2, 5, false, true, false, true, ETH, 0,
-	  false, true },
+	  false, true, false },
 	{ "rc-protects-wr", RC, 5, 440, 16, 2, 5, false, true, false, false, ETH,
-	  0, false, true, .protects = true },
+	  0, false, true, true },
 	{ "rc-protects-all-wr", RC, 3, 400, 16, 2, 5, true, true, false, false,
-	  IB, 65450, false, true, .protects = true },
+	  IB, 65450, false, true, true },
 	{ "rc-own", RC, 3, 64, 9, 2, 6, false, false, false, false, ETH, 0,
-	  true, false },
+	  true, false, false },
 	{ "rc-own-wr", RC, 3, 64, 9, 2, 6, false, true, false, false, ETH, 0,
-	  true, false },
+	  true, false, false },
 };
 const unsigned int nkinds = sizeof(kinds) / sizeof(kinds[0]);
 
@@ -236,7 +236,7 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 	if (kind->own && number_in(numbers, 0, 2))
 		r.opcode = number_in(numbers, OWN_LIST, OWN_END);
 	if (kind->protects && number_in(numbers, 0, 3))
-		r.opcode = OWN_PROTECT;
+		r.opcode = (enum ibv_wr_opcode)OWN_PROTECT;
 	if (bits & 1)
 		r.flags |= IBV_SEND_SIGNALED;
 	if (bits & 2)

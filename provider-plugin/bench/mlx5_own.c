@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE
 #include "mlx5_own.h"
 
+#include <dlfcn.h>
 #include <endian.h>
 #include <errno.h>
 #include <infiniband/mlx5dv.h>
@@ -18,6 +20,49 @@ static struct mlx5dv_dek *dek;
 /* With signatures, with encryption, with both. */
 static struct mlx5dv_mkey *protected_keys[3];
 
+/* With a credential that is shorter than the longest, and one that is not. */
+static void log_in(struct ibv_context *context)
+{
+	struct mlx5dv_crypto_login_attr longest = { .credential_id = 5,
+						    .import_kek_id = 0xabcdef };
+	struct mlx5dv_crypto_login_attr_ex attr = { .credential_id = 0xffffff,
+						    .import_kek_id = 7,
+						    .credential = "credential",
+						    .credential_len = 10 };
+	int (*login)(struct ibv_context *, struct mlx5dv_crypto_login_attr *) =
+		(__typeof__(login))(uintptr_t)device_function(context,
+							      "mlx5dv_crypto_login");
+	struct mlx5dv_crypto_login_obj *(*create)(
+		struct ibv_context *, struct mlx5dv_crypto_login_attr_ex *) =
+		(__typeof__(create))(uintptr_t)device_function(
+			context, "mlx5dv_crypto_login_create");
+
+	memset(longest.credential, 0x5a, sizeof(longest.credential));
+	if (login(context, &longest) || login(context, &longest) != EEXIST)
+		die("mlx5dv_crypto_login");
+	if (!create(context, &attr))
+		die("mlx5dv_crypto_login_create: %s", strerror(errno));
+}
+
+/* Those that made the keys, their states and the login. */
+static void print_commands(void)
+{
+	mlx5_command_fn command =
+		(mlx5_command_fn)(uintptr_t)dlsym(RTLD_DEFAULT, "mlx5_command");
+	const uint8_t *at;
+	uint32_t bytes;
+
+	if (!command)
+		die("no stand-in");
+	puts("case commands of objects");
+	for (unsigned int i = 0; (at = command(i, &bytes)); i++) {
+		printf("command %u ", i);
+		for (uint32_t j = 0; j < bytes && j < 512; j++)
+			printf("%02x", at[j]);
+		putchar('\n');
+	}
+}
+
 void own_start(struct ibv_context *context, struct ibv_pd *pd)
 {
 	struct mlx5dv_mkey_init_attr attr = {
@@ -30,6 +75,8 @@ void own_start(struct ibv_context *context, struct ibv_pd *pd)
 					 struct mlx5dv_dek_init_attr *);
 	struct mlx5dv_dek_init_attr plain = {
 		.pd = pd,
+		.has_keytag = true,
+		.opaque = "opaque",
 		.comp_mask = MLX5DV_DEK_INIT_ATTR_CRYPTO_LOGIN,
 	};
 
@@ -58,11 +105,15 @@ void own_start(struct ibv_context *context, struct ibv_pd *pd)
 	}
 	check = (__typeof__(check))(uintptr_t)device_function(
 		context, "_mlx5dv_mkey_check");
+	for (unsigned int i = 0; i < sizeof(plain.key); i++)
+		plain.key[i] = i;
 	create_dek = (__typeof__(create_dek))(uintptr_t)device_function(
 		context, "mlx5dv_dek_create");
 	dek = create_dek(context, &plain);
 	if (!dek)
 		die("mlx5dv_dek_create: %s", strerror(errno));
+	log_in(context);
+	print_commands();
 }
 
 struct ibv_qp *own_queue_pair(struct ibv_context *context, const struct kind *kind,

@@ -472,10 +472,32 @@ static int query_gid(struct ib_uverbs_ioctl_hdr *hdr)
 	return 0;
 }
 
+/* The first commands that made objects of DevX. */
+static struct {
+	uint32_t bytes;
+	uint8_t input[512];
+} commands[32];
+static unsigned int ncommands;
+
+EXPORT const uint8_t *mlx5_command(unsigned int index, uint32_t *bytes)
+{
+	if (index >= ncommands)
+		return NULL;
+	*bytes = commands[index].bytes;
+	return commands[index].input;
+}
+
 /* An object of DevX: a number that no other has. */
 static int create_object(struct ib_uverbs_ioctl_hdr *hdr)
 {
+	struct ib_uverbs_attr *in = attr_of(hdr, MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN);
 	static uint32_t number = 0x1234;
+
+	if (in && ncommands < sizeof(commands) / sizeof(commands[0])) {
+		input(hdr, MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN,
+		      commands[ncommands].input, sizeof(commands[0].input));
+		commands[ncommands++].bytes = in->len;
+	}
 	uint32_t answer[8] = { [2] = htobe32(number), [4] = htobe32(number) };
 
 	number++;
@@ -507,6 +529,8 @@ static int query_capabilities(struct ib_uverbs_ioctl_hdr *hdr)
 		caps[0x90 / 4] = htobe32(1u << 31);
 		break;
 	case CRYPTO:
+		/* Logins, but no keys that need one. */
+		caps[0] = htobe32(1u << 31);
 		caps[1] = htobe32(4 << 16);
 		break;
 	default:

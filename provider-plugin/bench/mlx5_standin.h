@@ -38,6 +38,9 @@ struct mlx5_object {
 typedef const struct mlx5_object *(*mlx5_object_fn)(enum mlx5_kind kind,
 						    uint32_t handle);
 
+/* The command that made the object of DevX of that index; NULL beyond the last. */
+typedef const uint8_t *(*mlx5_command_fn)(unsigned int index, uint32_t *bytes);
+
 struct ibv_context;
 struct ibv_cq_ex;
 struct ibv_qp_ex;

@@ -238,7 +238,8 @@ fn parse(text: &str) -> Vec<Case> {
         } else if let Some(case) = cases.last_mut() {
             let words = match line.split(' ').next() {
                 Some(
-                    "entry" | "receive" | "shared" | "register" | "stray" | "completion" | "from",
+                    "entry" | "receive" | "shared" | "register" | "stray" | "completion" | "from"
+                    | "command" | "key",
                 ) => 2,
                 _ => 1,
             };
