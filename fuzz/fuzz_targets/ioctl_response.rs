@@ -309,6 +309,24 @@ fn commands(context: &&Context) {
         Ok(key) => assert!(key.key & 0xff == 0 && key.entries == 8),
         Err(error) => assert!(error.errno() != 0 && !error.to_string().is_empty()),
     }
+    if let Ok(psv) = Psv::create(context, 1) {
+        assert!(psv.number < 1 << 24);
+    }
+    let _ = EncryptionLimits::query(context);
+    let init = EncryptionKeyInit {
+        pdn: 1,
+        is_long: false,
+        has_tag: true,
+        opaque: [1; 8],
+        key: &[2; 128],
+    };
+    if let Ok(key) = EncryptionKey::create(context, &init) {
+        let _ = key.query();
+    }
+    if let Ok(login) = Login::create(context, 1, 1, &[3; 48]) {
+        let _ = login.is_valid();
+    }
+    let _ = stopped_at(context, QpHandle(1), 1);
     if let Ok(numbers) = ReservedNumbers::create(context) {
         assert!(numbers.count != 0);
     }
