@@ -40,7 +40,7 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Sizes,
         Self::NoImmediate,
         Self::NoCompare,
