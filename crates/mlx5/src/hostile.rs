@@ -124,6 +124,8 @@ struct Tagged {
     list: [Option<u64>; TAGS as usize + 1],
     /// Signalled changes, oldest first; of a removal the handle.
     changes: Vec<(u64, Option<u32>)>,
+    /// All changes, each of which may fail once as a work request.
+    posted: Vec<u64>,
 }
 
 /// Tags of the list, and the user indices of its queue and of its changes.
@@ -169,6 +171,7 @@ impl Tagged {
             receives: Vec::new(),
             list: [None; TAGS as usize + 1],
             changes: Vec::new(),
+            posted: Vec::new(),
         }
     }
 
@@ -408,6 +411,7 @@ impl World<'_> {
             }
             TagChange::Sync => {}
         }
+        tagged.posted.push(wr_id);
         if operation.signalled {
             tagged.changes.push((wr_id, removed));
         }
@@ -585,11 +589,11 @@ impl World<'_> {
             known = true;
             self.tagged.receives.remove(at);
         }
-        // A change that failed as a work request.
-        if let Some(at) = (self.tagged.changes.iter()).position(|(wr_id, _)| *wr_id == wc.wr_id) {
+        // A change that failed as a work request: its own completion may still come.
+        if let Some(at) = (self.tagged.posted.iter()).position(|wr_id| *wr_id == wc.wr_id) {
             assert!(fails, "a change that was sent");
             known = true;
-            self.tagged.changes.remove(at);
+            self.tagged.posted.remove(at);
         }
         for pair in &mut self.pairs {
             for (of_receives, queue) in [(false, &mut pair.sends), (true, &mut pair.receives)] {
