@@ -14,6 +14,7 @@ use std::os::fd::BorrowedFd;
 use crate::abi::ibv_context;
 use crate::errno::Errno;
 use crate::library::{LibIbverbs, libibverbs};
+use crate::mlx5::memory::ContextMemory;
 use crate::mlx5dv::crypto::Session;
 use crate::mlx5dv::reserved::Reserved;
 
@@ -28,6 +29,8 @@ pub struct VerbsContext {
     pub reserved: Reserved,
     /// For an mlx5 device: the login for encryption keys.
     pub session: Session,
+    /// For an mlx5 device: allocators of queue memory.
+    pub allocators: ContextMemory,
 }
 
 /// `ibv_context` and what follows it.
@@ -80,6 +83,12 @@ impl CtxRef {
     pub fn session<'a>(self) -> &'a Session {
         // SAFETY: the context outlives its objects, see the type.
         unsafe { &(*self.0.as_ptr()).session }
+    }
+
+    /// Allocators of queue memory of an mlx5 device.
+    pub fn allocators<'a>(self) -> &'a ContextMemory {
+        // SAFETY: the context outlives its objects, see the type.
+        unsafe { &(*self.0.as_ptr()).allocators }
     }
 
     /// The state of an mlx5 device; EIO for another device.

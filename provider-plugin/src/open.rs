@@ -11,6 +11,7 @@ use crate::errno::Errno;
 use crate::layout::{self, Layout};
 use crate::library::{LibIbverbs, OpsTable, libibverbs};
 use crate::mlx5::Mlx5;
+use crate::mlx5::memory::ContextMemory;
 use crate::mlx5dv::abi::{CONTEXT_DEVX, mlx5dv_context_attr};
 use crate::mlx5dv::crypto::Session;
 use crate::mlx5dv::reserved::Reserved;
@@ -180,6 +181,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
             mlx5: None,
             reserved: Reserved::default(),
             session: Session::default(),
+            allocators: ContextMemory::default(),
         });
     }
     // SAFETY: the state was written above.

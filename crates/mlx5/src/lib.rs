@@ -69,7 +69,7 @@ pub use direct::{DirectRegister, DirectRing};
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};
 pub use error::{CompletionError, CreateError};
 pub use flow::create_flow;
-pub use memory::{Lender, Lent, Purpose};
+pub use memory::{Lender, Lent, LentPages, Purpose};
 pub use operation::Service;
 pub use own_uars::{DirectUar, ThreadUar};
 pub use plan::KeyChanges;

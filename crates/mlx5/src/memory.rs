@@ -1,11 +1,11 @@
-//! Memory of queues and doorbell records, of the process or from a parent
-//! domain's allocators.
+//! Memory of queues and doorbell records, of the process or from allocators of a
+//! parent domain or a context.
 
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use ring::{DoorbellRecord, Mapping, Retired};
 use uverbs::Existence;
@@ -18,6 +18,8 @@ use crate::abi::BLOCK;
 pub enum Purpose {
     /// A queue pair's queues.
     QueuePair,
+    /// A work queue's entries.
+    WorkQueue,
     /// A completion queue's entries.
     CompletionQueue,
     /// A shared receive queue's entries.
@@ -30,6 +32,7 @@ impl Purpose {
     fn name(self) -> &'static str {
         match self {
             Self::QueuePair => "queue pair",
+            Self::WorkQueue => "work queue",
             Self::CompletionQueue => "completion queue",
             Self::SharedQueue => "shared receive queue",
             Self::Records => "doorbell records",
@@ -37,7 +40,7 @@ impl Purpose {
     }
 }
 
-/// A source of memory for queues: the allocators of a parent domain.
+/// A source of memory for queues: the allocators of a parent domain or a context.
 pub trait Lender {
     /// Returns exclusive memory of at least `bytes` bytes, aligned to
     /// `alignment`; `None` for the default allocation.
@@ -249,7 +252,7 @@ unsafe impl Send for Entries {}
 unsafe impl Sync for Entries {}
 
 impl Entries {
-    /// Allocates `bytes` zeroed bytes of entries, page aligned.
+    /// Allocates `bytes` zeroed bytes of entries, in whole pages.
     pub(crate) fn new(
         bytes: usize,
         purpose: Purpose,
@@ -257,7 +260,8 @@ impl Entries {
     ) -> Result<Self, CreateError> {
         // A queue without entries needs no memory, but an address.
         let lender = lender.filter(|_| bytes != 0);
-        borrow(lender, purpose, bytes, Mapping::page_size())
+        let page = Mapping::page_size();
+        borrow(lender, purpose, bytes.next_multiple_of(page), page)
             .and_then(|lent| match lent {
                 Some(lent) => Ok(EntriesMemory::Lent(lent)),
                 None => Own::new(bytes.max(1)).map(EntriesMemory::Own),
@@ -372,22 +376,94 @@ impl Records {
 }
 
 /// A page of doorbell records, in blocks of their own cache lines.
-struct Page {
-    mapping: Mapping,
+struct Page<M> {
+    memory: M,
     /// Allocated blocks, as bits.
     taken: u64,
 }
 
-// SAFETY: only the owners of its blocks access it.
-unsafe impl Send for Page {}
-
-/// The pages with an allocated block, at least one page. One lock for the
-/// process, taken when queues are created and destroyed.
-static PAGES: Mutex<Vec<Page>> = Mutex::new(Vec::new());
-
-fn pages() -> MutexGuard<'static, Vec<Page>> {
-    PAGES.lock().unwrap_or_else(PoisonError::into_inner)
+/// Memory of a page.
+trait PageMemory {
+    fn at(&self) -> NonNull<u8>;
 }
+
+impl PageMemory for Mapping {
+    fn at(&self) -> NonNull<u8> {
+        self.as_ptr()
+    }
+}
+
+impl PageMemory for Lent {
+    fn at(&self) -> NonNull<u8> {
+        self.at
+    }
+}
+
+/// Bytes of a page that blocks divide.
+const PAGE: usize = u64::BITS as usize * BLOCK;
+
+/// Pages of doorbell records with an allocated block. One lock, taken when queues are
+/// created and destroyed.
+struct Pages<M>(Mutex<Vec<Page<M>>>);
+
+// SAFETY: only the owners of its blocks access a page.
+unsafe impl<M> Send for Pages<M> {}
+// SAFETY: as above; the list has a lock.
+unsafe impl<M> Sync for Pages<M> {}
+
+impl<M: PageMemory> Pages<M> {
+    fn locked(&self) -> MutexGuard<'_, Vec<Page<M>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Allocates a zeroed block, of a new page if no other has one free.
+    ///
+    /// # Safety
+    /// A new page has [`PAGE`] bytes, which are writable, and nobody else's.
+    unsafe fn take(&self, new: impl FnOnce() -> io::Result<M>) -> io::Result<NonNull<u8>> {
+        let mut pages = self.locked();
+        let place = match pages.iter().position(|page| page.taken != u64::MAX) {
+            Some(place) => place,
+            None => {
+                pages
+                    .try_reserve(1)
+                    .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+                pages.push(Page {
+                    memory: new()?,
+                    taken: 0,
+                });
+                pages.len() - 1
+            }
+        };
+        let page = &mut pages[place];
+        let block = page.taken.trailing_ones();
+        page.taken |= 1 << block;
+        // SAFETY: the page has 64 blocks, of which this one is unused.
+        let at = unsafe { page.memory.at().add(block as usize * BLOCK) };
+        // SAFETY: as above.
+        unsafe { at.write_bytes(0, BLOCK) };
+        Ok(at)
+    }
+
+    /// Frees a block, and its page if no other block is allocated, except `kept` pages.
+    fn give_back(&self, at: NonNull<u8>, kept: usize) {
+        let mut pages = self.locked();
+        let offset = |page: &Page<M>| {
+            let distance = (at.as_ptr() as usize).wrapping_sub(page.memory.at().as_ptr() as usize);
+            (distance < PAGE).then_some(distance)
+        };
+        let found = (pages.iter().enumerate()).find_map(|(i, page)| Some((i, offset(page)?)));
+        if let Some((place, offset)) = found {
+            let page = &mut pages[place];
+            page.taken &= !(1 << (offset / BLOCK));
+            if page.taken == 0 && pages.len() > kept {
+                pages.swap_remove(place);
+            }
+        }
+    }
+}
+
+static PAGES: Pages<Mapping> = Pages(Mutex::new(Vec::new()));
 
 /// A block of a page of doorbell records, freed when dropped.
 #[derive(Debug)]
@@ -398,48 +474,50 @@ pub(crate) struct Slot {
 impl Slot {
     /// Allocates a zeroed block.
     fn take() -> io::Result<Self> {
-        let mut pages = pages();
-        let place = match pages.iter().position(|page| page.taken != u64::MAX) {
-            Some(place) => place,
-            None => {
-                pages
-                    .try_reserve(1)
-                    .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
-                pages.push(Page {
-                    mapping: Mapping::anonymous(u64::BITS as usize * BLOCK)?,
-                    taken: 0,
-                });
-                pages.len() - 1
-            }
-        };
-        let page = &mut pages[place];
-        let block = page.taken.trailing_ones();
-        page.taken |= 1 << block;
-        // SAFETY: the mapping has 64 blocks, of which this one is unused.
-        let at = unsafe { page.mapping.as_ptr().add(block as usize * BLOCK) };
-        // SAFETY: as above.
-        unsafe { at.write_bytes(0, BLOCK) };
+        // SAFETY: a mapping of its own.
+        let at = unsafe { PAGES.take(|| Mapping::anonymous(PAGE)) }?;
         Ok(Self { at })
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut pages = pages();
-        let offset = |page: &Page| {
-            let distance =
-                (self.at.as_ptr() as usize).wrapping_sub(page.mapping.as_ptr().as_ptr() as usize);
-            (distance < u64::BITS as usize * BLOCK).then_some(distance)
-        };
-        let found = (pages.iter().enumerate()).find_map(|(i, page)| Some((i, offset(page)?)));
-        if let Some((place, offset)) = found {
-            let page = &mut pages[place];
-            page.taken &= !(1 << (offset / BLOCK));
-            // One page is kept for later queues.
-            if page.taken == 0 && pages.len() > 1 {
-                pages.swap_remove(place);
+        // One page is kept for later queues.
+        PAGES.give_back(self.at, 1);
+    }
+}
+
+/// Pages of doorbell records from an allocator of whole pages.
+pub struct LentPages(Pages<Lent>);
+
+impl Default for LentPages {
+    fn default() -> Self {
+        Self(Pages(Mutex::default()))
+    }
+}
+
+impl LentPages {
+    /// Allocates a block for the records of a queue. `lend` allocates another page, of the
+    /// length that it is given; one that is not aligned is EINVAL.
+    ///
+    /// # Errors
+    /// Those of `lend`.
+    pub fn block(
+        self: &Arc<Self>,
+        lend: impl FnOnce(usize) -> io::Result<Lent>,
+    ) -> io::Result<Lent> {
+        let page = || {
+            let lent = lend(Mapping::page_size())?;
+            if (lent.at.as_ptr() as usize) % Mapping::page_size() != 0 {
+                return Err(io::Error::from_raw_os_error(libc::EINVAL));
             }
-        }
+            Ok(lent)
+        };
+        // SAFETY: by `Lent::new` the memory is writable and exclusive.
+        let at = unsafe { self.0.take(page) }?;
+        let pages = Arc::clone(self);
+        // SAFETY: exclusive until it is given back, by any thread.
+        Ok(unsafe { Lent::new(at, Box::new(move |at| pages.0.give_back(at, 0))) })
     }
 }
 
@@ -595,7 +673,7 @@ mod tests {
     fn memory_is_lent_and_given_back() {
         let book = Book::default();
         let memory = QueueMemory::new(5000, Purpose::SharedQueue, Some(&book)).unwrap();
-        let seen = [(Purpose::SharedQueue, 5000, 4096), (Purpose::Records, 8, 8)];
+        let seen = [(Purpose::SharedQueue, 8192, 4096), (Purpose::Records, 8, 8)];
         assert_eq!(*book.seen.borrow(), seen);
         assert_eq!(memory.records.record(1).published(), 0);
         // SAFETY: in the memory.
@@ -607,6 +685,32 @@ mod tests {
         assert_eq!(*book.back.borrow(), 0);
         drop((retired, records));
         assert_eq!(*book.back.borrow(), 2);
+    }
+
+    #[test]
+    fn lent_pages_are_shared_by_records_and_given_back() {
+        let book = Book::default();
+        let pages = Arc::new(LentPages::default());
+        let block = || pages.block(|bytes| Ok(book.lend(Purpose::Records, bytes, 0)?.unwrap()));
+        let mut blocks: Vec<_> = (0..65).map(|_| block().unwrap()).collect();
+        assert_eq!(book.seen.borrow().len(), 2);
+        // SAFETY: in a block.
+        assert_eq!(unsafe { blocks[64].at.add(BLOCK - 1).read() }, 0);
+        drop(blocks.pop());
+        assert_eq!(*book.back.borrow(), 1);
+        let freed = blocks.swap_remove(7).at;
+        assert_eq!(block().unwrap().at, freed);
+        drop((blocks, pages));
+        assert_eq!(*book.back.borrow(), 2);
+
+        let crooked = Book {
+            off: 64,
+            ..Book::default()
+        };
+        let pages = Arc::new(LentPages::default());
+        let block = pages.block(|bytes| Ok(crooked.lend(Purpose::Records, bytes, 0)?.unwrap()));
+        assert_eq!(block.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(*crooked.back.borrow(), 1);
     }
 
     #[test]

@@ -7,7 +7,6 @@ use uverbs::{
     Udata,
 };
 
-use crate::Lender;
 use crate::abi::{
     AllocPdResp, CreateQp, CreateQpResp, ModifyQp, ModifyQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
     QP_FLAG_DCI_STREAM, QP_FLAG_OWN_MULTICAST, QP_FLAG_OWN_UNICAST,
@@ -15,6 +14,7 @@ use crate::abi::{
     QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
+use crate::memory::{Lender, Purpose};
 use crate::plan::{KeyChanges, RecvPlan, SendPlan};
 use crate::qp_table::NUMBER;
 use crate::shared::SharedWork;
@@ -365,6 +365,7 @@ impl<C: ContextRef> QueuePair<C> {
         } = streams.unwrap_or_default();
         let index = device.user_index()?;
         let short_data = options.short_data && service != Service::Packet;
+        let lender = lender.map(|lender| (Purpose::QueuePair, lender));
         let mut work = Work::new(index, service, send, recv, shared, lender)?;
         work.short_data = short_data;
         work.copies = options.copies;

@@ -70,14 +70,18 @@ impl Work {
         send: SendPlan,
         recv: RecvPlan,
         shared: Option<Arc<SharedWork>>,
-        lender: Option<&dyn Lender>,
+        lender: Option<(Purpose, &dyn Lender)>,
     ) -> Result<Self, CreateError> {
+        let (purpose, lender) = match lender {
+            Some((purpose, lender)) => (purpose, Some(lender)),
+            None => (Purpose::QueuePair, None),
+        };
         let packets = service == Service::Packet;
         let bytes = send_offset(service, &recv) + send.bytes();
         Ok(Self {
             user_index,
             service,
-            memory: QueueMemory::new(bytes, Purpose::QueuePair, lender)?,
+            memory: QueueMemory::new(bytes, purpose, lender)?,
             sends: Outstanding::new(send.blocks).ok_or(CreateError::NoMemory)?,
             receives: Outstanding::new(recv.entries).ok_or(CreateError::NoMemory)?,
             send,

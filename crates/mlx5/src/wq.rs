@@ -6,7 +6,7 @@ use std::sync::Arc;
 use uverbs::{ContextRef, Qp, QpCap, QpInit, Udata, Wq, WqChange, WqInit};
 
 use crate::abi::{CREATE_WQ_STRIDES, CreateQpResp, CreateQpRss, CreateWq, ModifyWq, Pod};
-use crate::memory::Lender;
+use crate::memory::{Lender, Purpose};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::qp::{PacketObjects, PacketOptions};
 use crate::{CreateError, DeviceContext, QueuePair, RecvQueue, Service, Work};
@@ -86,6 +86,7 @@ impl<C: ContextRef> WorkQueue<C> {
         let recv = RecvPlan::new(&cap, &device.limits)?;
         let index = device.user_index()?;
         let send = SendPlan::default();
+        let lender = lender.map(|lender| (Purpose::WorkQueue, lender));
         let mut work = Work::new(index, Service::Packet, send, recv, None, lender)?;
         // Nothing is received before the queue is ready, which is when it is announced.
         work.unannounced = None;

@@ -38,6 +38,10 @@ fn uses_dynamic_connections(provider: Provider) {
     runs("dynamic.c", provider);
 }
 
+fn allocates_queue_memory(provider: Provider) {
+    runs("allocators.c", provider);
+}
+
 fn exchanges_raw_packets(provider: Provider) {
     runs("packets.c", provider);
 }
@@ -54,6 +58,7 @@ fn a_program_matches_tags_on_ethernet() {
 
 with_each_provider! {
     a_program_matches_tags: matches_tags;
+    a_program_allocates_queue_memory: allocates_queue_memory;
     a_program_exchanges_raw_packets: exchanges_raw_packets;
     a_program_uses_dynamic_connections: uses_dynamic_connections;
     a_program_drives_queues_itself: drives_queues;

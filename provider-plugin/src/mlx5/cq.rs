@@ -64,7 +64,7 @@ impl CqOps for Mlx5 {
         domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         // SAFETY: null or live, as the caller says.
-        let lender = unsafe { Allocators::of(domain) };
+        let lender = unsafe { Allocators::of(ctx, domain) };
         let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
         let options = CqOptions {
             cq_uar_page: ctx.mlx5()?.cq_uar_page(),

@@ -16,7 +16,7 @@ pub mod dm;
 pub mod entries;
 pub mod flow_action;
 pub mod key_config;
-mod memory;
+pub mod memory;
 mod pd;
 pub mod qp;
 pub mod srq;

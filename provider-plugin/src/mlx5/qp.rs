@@ -306,7 +306,7 @@ impl QpOps for Mlx5 {
         };
         let own = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.
-        let lender = unsafe { Allocators::of(domain) };
+        let lender = unsafe { Allocators::of(ctx, domain) };
         let made = QueuePair::create_with(
             ctx,
             ctx.mlx5()?,

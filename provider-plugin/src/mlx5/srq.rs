@@ -118,7 +118,7 @@ impl SrqOps for Mlx5 {
         domain: *mut ibv_pd,
     ) -> Result<NewSrq<Self>, Errno> {
         // SAFETY: live, as the caller says.
-        let lender = unsafe { Allocators::of(domain) };
+        let lender = unsafe { Allocators::of(ctx, domain) };
         let lender = lender.as_ref().map(|lender| lender as &dyn Lender);
         let made = SharedReceiveQueue::create_with(ctx, ctx.mlx5()?, init, lender)?;
         if let Some(work) = &made.xrc {

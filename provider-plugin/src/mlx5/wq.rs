@@ -124,7 +124,7 @@ pub unsafe fn create(
         async_fd: unsafe { borrowed((*context).async_fd) },
     };
     // SAFETY: as the caller says.
-    let lender = unsafe { Allocators::of(attr.pd) };
+    let lender = unsafe { Allocators::of(&ctx, attr.pd) };
     let lender = lender.as_ref().map(|lender| lender as &dyn Lender);
     let device = ctx.mlx5()?;
     if let Some(strides) = strides {

@@ -83,6 +83,17 @@ pub struct mlx5dv_context_attr {
 /// `MLX5DV_CONTEXT_FLAGS_DEVX`.
 pub const CONTEXT_DEVX: u32 = 1 << 0;
 
+/// `struct mlx5dv_ctx_allocators`.
+#[repr(C)]
+pub struct mlx5dv_ctx_allocators {
+    pub alloc: Option<unsafe extern "C" fn(usize, *mut c_void) -> *mut c_void>,
+    pub free: Option<unsafe extern "C" fn(*mut c_void, *mut c_void)>,
+    pub data: *mut c_void,
+}
+
+/// `MLX5DV_CTX_ATTR_BUF_ALLOCATORS`.
+pub const CTX_ATTR_BUF_ALLOCATORS: u32 = 1;
+
 /// `struct mlx5dv_cq_init_attr`.
 #[repr(C)]
 pub struct mlx5dv_cq_init_attr {

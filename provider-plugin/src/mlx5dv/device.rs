@@ -12,6 +12,7 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::library::libibverbs;
 use crate::mlx5::dm;
+use crate::mlx5::memory::ContextAllocators;
 
 exported! {
     /// Returns whether the other functions may be used on the device.
@@ -38,6 +39,22 @@ exported! {
                 return Err(Errno::last());
             }
             Ok(context)
+        })
+    }
+
+    /// `mlx5dv_set_context_attr`: allocators for the queues and doorbell records of later
+    /// objects; null functions for none.
+    fn mlx5dv_set_context_attr(context: *mut ibv_context, kind: u32, attr: *mut c_void) -> c_int
+    where is_ours(context), else libc::EOPNOTSUPP => {
+        // SAFETY: an open context of ours, and the caller's structure of that kind.
+        entry::int(|| unsafe {
+            if kind != CTX_ATTR_BUF_ALLOCATORS {
+                return Err(Errno::OPNOTSUPP);
+            }
+            let functions = attr.cast::<mlx5dv_ctx_allocators>().as_ref();
+            let allocators = ContextAllocators::new(functions.ok_or(Errno::INVAL)?);
+            CtxRef::of(context).allocators().set(allocators);
+            Ok(())
         })
     }
 

@@ -41,6 +41,7 @@ fn structures_are_those_of_the_header() {
             dci_streams_caps, max_wr_memcpy_length, crypto_caps
         }
         mlx5dv_context_attr { flags, comp_mask }
+        mlx5dv_ctx_allocators { alloc, free, data }
         mlx5dv_cq_init_attr { comp_mask, cqe_comp_res_format, flags, cqe_size }
         mlx5dv_qp_init_attr { comp_mask, create_flags, dc_init_attr, send_ops_flags }
         mlx5dv_dc_init_attr { dc_type, dct_access_key }
@@ -117,6 +118,7 @@ fn structures_are_those_of_the_header() {
     }
     for (name, value) in [
         ("MLX5DV_CONTEXT_FLAGS_DEVX", CONTEXT_DEVX),
+        ("MLX5DV_CTX_ATTR_BUF_ALLOCATORS", CTX_ATTR_BUF_ALLOCATORS),
         ("MLX5DV_UMEM_MASK_DMABUF", UMEM_MASK_DMABUF as u32),
         ("MLX5DV_QP_EX_WITH_MR_LIST", send_ops::MR_LIST as u32),
         (

@@ -1,6 +1,9 @@
 //! Raw packets: frames whose first bytes may be in the WQE, checksums, receives that
 //! are announced late, two queues of their own pages.
 
+use std::cell::RefCell;
+use std::io;
+
 use uverbs::abi::ids::*;
 use uverbs::{Context, QpInit, QpType, Udata, WqInit};
 
@@ -8,8 +11,8 @@ use super::objects::{Answer, CREATE_QP, CREATE_WQ, GOOD, Machine};
 use super::*;
 use crate::send::packets::MAX_INLINE_HEADERS;
 use crate::{
-    CreateError, CursorEntry, DeviceContext, MAX_HASH_KEY, Operands, PacketHash, PacketOptions,
-    QpOptions, QueuePair, Role, Segmentation, WorkQueue,
+    CreateError, CursorEntry, DeviceContext, Lender, Lent, MAX_HASH_KEY, Operands, PacketHash,
+    PacketOptions, Purpose, QpOptions, QueuePair, Role, Segmentation, WorkQueue,
 };
 
 const USER_INDEX: u32 = 70;
@@ -244,6 +247,17 @@ fn work_queue(
     max_wr: u32,
     checksums: bool,
 ) -> Result<WorkQueue<Arc<Context>>, CreateError> {
+    work_queue_of(machine, device, max_wr, checksums, None)
+}
+
+/// As [`work_queue`], in memory of a lender.
+fn work_queue_of(
+    machine: &Machine,
+    device: &DeviceContext,
+    max_wr: u32,
+    checksums: bool,
+    lender: Option<&dyn Lender>,
+) -> Result<WorkQueue<Arc<Context>>, CreateError> {
     let pd = uverbs::pd::alloc(&machine.context, Udata::none()).unwrap();
     let cq = machine.cq(3)?;
     let init = WqInit {
@@ -255,7 +269,28 @@ fn work_queue(
         user_handle: 0,
         async_fd: None,
     };
-    WorkQueue::create(&machine.context, device, &init, checksums, None, None)
+    WorkQueue::create(&machine.context, device, &init, checksums, None, lender)
+}
+
+/// Notes the purposes of memory, and lends none.
+#[derive(Default)]
+struct Purposes(RefCell<Vec<Purpose>>);
+
+impl Lender for Purposes {
+    fn lend(&self, purpose: Purpose, _: usize, _: usize) -> io::Result<Option<Lent>> {
+        self.0.borrow_mut().push(purpose);
+        Ok(None)
+    }
+}
+
+#[test]
+fn memory_of_a_work_queue_has_its_purpose() {
+    let machine = Machine::new();
+    let device = machine.open(&GOOD).unwrap();
+    let purposes = Purposes::default();
+    work_queue_of(&machine, &device, 5, false, Some(&purposes)).unwrap();
+    let expected = [Purpose::WorkQueue, Purpose::Records];
+    assert_eq!(*purposes.0.borrow(), expected);
 }
 
 #[test]
