@@ -13,6 +13,7 @@ use uverbs::AccessFlags;
 use crate::command::{self, Input, NUMBER, PAGES_AT, make};
 use crate::driver_ids::*;
 use crate::object::{Object, ObjectData};
+use crate::packet::Packet;
 use crate::request::Request;
 use crate::state::{State, VECTORS};
 use crate::user::{Access, pin};
@@ -46,7 +47,6 @@ mod others {
     pub(super) const QUERY_CONG_STATUS: u16 = 0x822;
     pub(super) const QUERY_CONG_PARAMS: u16 = 0x824;
     pub(super) const QUERY_CONG_STATISTICS: u16 = 0x826;
-    pub(super) const QUERY_LAG: u16 = 0x842;
     pub(super) const GET_DROPPED_PACKET_LOG: u16 = 0x78a;
 }
 
@@ -89,7 +89,7 @@ fn is_general(opcode: u16) -> bool {
                 | others::QUERY_CONG_STATUS
                 | others::QUERY_CONG_PARAMS
                 | others::QUERY_CONG_STATISTICS
-                | others::QUERY_LAG
+                | op::QUERY_LAG
         )
 }
 
@@ -443,6 +443,11 @@ impl State {
             ObjectData::Cq(cq) => is(op::CREATE_CQ, cq.number),
             ObjectData::Srq(srq) => is(srq.kind.created_by(), srq.number),
             ObjectData::Qp(qp) if qp.target.is_some() => is(op::CREATE_DCT, qp.number),
+            ObjectData::Qp(qp) if qp.packet.is_some() => qp
+                .packet
+                .iter()
+                .flat_map(Packet::objects)
+                .any(|(of, has)| is(of, has)),
             ObjectData::Qp(qp) => is(op::CREATE_QP, qp.number),
             _ => false,
         };

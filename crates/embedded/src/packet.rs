@@ -13,6 +13,7 @@ use uverbs::{QpAttrMask as Mask, QpState, QpType};
 
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{MemoryRange, Object, ObjectData, Qp};
+use crate::qp::lag_port;
 use crate::queues::{
     BLOCK, LONGEST, NO_REGISTER, QpDriver, QueueAddresses, SIGNAL_ALL, STRIDES, WQ_LOG_SIZE,
     WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags, queried, require,
@@ -39,6 +40,8 @@ const LOG_BLOCK: u32 = 6;
 const TIR_QUEUE: Field = field(CONTEXT + 0x1c, 23, 0);
 const TIR_OWN: Field = field(CONTEXT + 0x24, 25, 24);
 const DOMAIN: Field = field(CONTEXT + 0x24, 23, 0);
+const TIS_LAG_PORT: Field = field(CONTEXT, 27, 24);
+const MODIFY_LAG_PORT: Field = flag(0x14, 2);
 const INTERFACE_LENGTH: usize = CONTEXT + 0xf0;
 
 /// States of a send or receive queue.
@@ -56,6 +59,20 @@ pub(crate) struct Packet {
     rq: Option<u32>,
     /// The destination of flows; `None` without a receive queue.
     pub(crate) tir: Option<u32>,
+}
+
+impl Packet {
+    /// The device's objects, by the commands that create them.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (u16, u32)> + use<> {
+        let all = [
+            (op::CREATE_TIS, self.tis),
+            (op::CREATE_SQ, self.sq),
+            (op::CREATE_RQ, self.rq),
+            (op::CREATE_TIR, self.tir),
+        ];
+        all.into_iter()
+            .filter_map(|(by, number)| Some((by, number?)))
+    }
 }
 
 /// Returns the states of the send and receive queue after a transition, `None` for
@@ -251,6 +268,13 @@ impl State {
             (op::MODIFY_SQ, packet.sq, states[0]),
             (op::MODIFY_RQ, packet.rq, states[1]),
         ];
+        if let (QpState::RESET, QpState::INIT, Some(tis)) = (now, to, packet.tis) {
+            let input = Input::new(op::MODIFY_TIS, INTERFACE_LENGTH)
+                .set(NUMBER, tis)
+                .set(MODIFY_LAG_PORT, 1)
+                .set(TIS_LAG_PORT, lag_port(tis));
+            run(&mut self.hca, &input, 16)?;
+        }
         for (opcode, number, state) in queues {
             if let (Some(number), Some(state)) = (number, state) {
                 let input = Input::new(opcode, CONTEXT + 0xf0)

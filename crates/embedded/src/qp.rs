@@ -18,6 +18,7 @@ use crate::{Result, refuse};
 const OPTIONAL: Field = field(0x10, 31, 0);
 const CONTEXT: usize = 0x18;
 const STATE: Field = field(CONTEXT, 31, 28);
+const LAG_PORT: Field = field(CONTEXT, 27, 24);
 const MTU: Field = field(CONTEXT + 0x8, 31, 29);
 const REMOTE_QPN: Field = field(CONTEXT + 0x14, 23, 0);
 const PATH: usize = CONTEXT + 0x18;
@@ -133,6 +134,13 @@ fn state(number: u32) -> QpState {
         5 => QpState::SQD,
         _ => QpState::ERR,
     }
+}
+
+/// Returns the port of the device's bond that the driver chooses for a new queue: the
+/// ports take turns.
+pub(crate) fn lag_port(number: u32) -> u32 {
+    const PORTS: u32 = 2;
+    number % PORTS + 1
 }
 
 /// Returns the logarithm of the number of outstanding reads.
@@ -317,6 +325,10 @@ impl State {
         self.merge_checked(&mut attributes, given, mask)?;
         let opcode = transition.opcode;
         let input = Input::new(opcode, 0x110).set(NUMBER, number);
+        let input = match opcode {
+            op::RST2INIT_QP => input.set(LAG_PORT, lag_port(number)),
+            _ => input,
+        };
         let input = match opcode {
             op::TO_RST_QP | op::TO_ERR_QP => input,
             _ => self.describe(input, &attributes, mask, kind)?,

@@ -10,7 +10,11 @@ pub use protection::{
     SignatureSupport, stop_at_wrong_signatures, stopped_at,
 };
 
+mod lag;
+
 use uverbs::{Context, ContextRef, QpHandle};
+
+pub use lag::{LagQueue, lag_port, set_lag_port};
 
 use crate::ioctl::devx::{self, DevxObject};
 use crate::{Address, CreateError, Engine};
@@ -23,6 +27,9 @@ mod opcode {
     pub const QUERY_QP: u32 = 0x50b;
     pub const INIT2INIT_QP: u32 = 0x50e;
     pub const CREATE_PSV: u32 = 0x600;
+    pub const QUERY_LAG: u32 = 0x842;
+    pub const MODIFY_TIS: u32 = 0x913;
+    pub const QUERY_TIS: u32 = 0x915;
     pub const CREATE_GENERAL_OBJECT: u32 = 0xa00;
     pub const MODIFY_GENERAL_OBJECT: u32 = 0xa01;
     pub const QUERY_GENERAL_OBJECT: u32 = 0xa02;
@@ -108,6 +115,10 @@ pub struct Capabilities {
     pub general_objects: u64,
     /// Ports of the LAG; 0: none.
     pub lag_ports: u8,
+    /// Queue pairs have a port of the LAG, whatever this function knows of it.
+    pub lag_affinity: bool,
+    /// The port of a queue pair that is ready to send can be changed.
+    pub lag_change: bool,
     /// Binary logarithm of the numbers of a [`ReservedNumbers`].
     pub log_reserved_numbers: u8,
     /// The device tells whether it writes the data of a queue pair in order.
@@ -172,6 +183,8 @@ impl Capabilities {
                 extended_context: bit(0x24, 29),
                 general_objects: u64::from(word(0x80)) << 32 | u64::from(word(0x84)),
                 lag_ports: (word(0x4c) & 0xf) as u8,
+                lag_affinity: bit(0x4c, 7),
+                lag_change: bit(0x28, 13),
                 log_reserved_numbers: 0,
                 data_in_order: bit(0xc, 29),
                 signatures: SignatureSupport {
@@ -248,11 +261,11 @@ fn on_qp(command: u32, number: u32, extended: bool, mask: u64) -> Input<{ qp::BY
     input
 }
 
-fn modify(
+fn modify<const N: usize>(
     context: &Context,
     handle: QpHandle,
     name: &'static str,
-    input: &Input<{ qp::BYTES }>,
+    input: &Input<N>,
 ) -> Result<(), CreateError> {
     let mut answer = [0; ANSWER];
     // SAFETY: what the commands here set is no memory.

@@ -1,8 +1,8 @@
 //! The profiles, and the values of their capabilities.
 
-use crate::command::dct;
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
 use crate::command::protection::{ENCRYPTION_KEY, LOG_MOST_KEYS};
+use crate::command::{dct, vport};
 use crate::engine::device_memory::MemicOperation;
 use crate::engine::{
     compression, copy, device_memory, header_change, scheduling, steering, tag_matching,
@@ -197,6 +197,10 @@ const USER_CONTEXTS: &[Cap] = &[
     (General, QP_DATA_IN_ORDER, 1),
     (General, ECE_SUPPORT, 1),
     (General, RTS2RTS_QP_UDP_SPORT, 1),
+    // A function of a card whose two ports are a bond of the host.
+    (General, RTS2RTS_LAG_TX_PORT_AFFINITY, 1),
+    (General, LAG_TX_PORT_AFFINITY, 1),
+    (General, NUM_LAG_PORTS, vport::LAG_PORTS),
     (General, HCA_CAP_2, 1),
     (
         General,

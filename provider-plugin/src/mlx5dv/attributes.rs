@@ -3,7 +3,8 @@
 use core::ffi::c_int;
 
 use mlx5::commands::{
-    self, Capabilities, Scheduling, map_address, reset_stream, set_udp_source_port,
+    self, Capabilities, LagQueue, Scheduling, lag_port, map_address, reset_stream, set_lag_port,
+    set_udp_source_port,
 };
 use uverbs::QpHandle;
 
@@ -17,7 +18,66 @@ use crate::errno::Errno;
 use crate::mlx5::Mlx5;
 use crate::qp::qp_of;
 
+/// The port of a bond that a queue pair has, and the one that it uses at present.
+///
+/// # Safety
+/// A live queue pair of ours.
+unsafe fn query_lag(
+    ctx: &CtxRef,
+    caps: &Capabilities,
+    qp: *mut ibv_qp,
+) -> Result<(LagQueue, [u8; 2]), Errno> {
+    // SAFETY: as the caller says.
+    let (own, kind, handle, number) = unsafe {
+        let own = qp_of::<Mlx5, _>(qp);
+        (own, (*qp).qp_type, QpHandle((*qp).handle), (*qp).qp_num)
+    };
+    let queue = match kind {
+        _ if caps.lag_ports <= 1 => return Err(Errno::OPNOTSUPP),
+        IBV_QPT_RAW_PACKET => LagQueue::Interface(own.device_data.packets.tis),
+        IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_XRC_SEND => LagQueue::QueuePair(number),
+        IBV_QPT_DRIVER if own.device_data.is_initiator() => LagQueue::QueuePair(number),
+        _ => return Err(Errno::OPNOTSUPP),
+    };
+    Ok((queue, lag_port(ctx, caps, handle, queue)?))
+}
+
 exported! {
+    /// `mlx5dv_query_qp_lag_port`: the port of a bond (LAG) that a queue pair has, and the
+    /// one that it uses at present. EOPNOTSUPP without a bond.
+    fn mlx5dv_query_qp_lag_port(qp: *mut ibv_qp, port: *mut u8, active: *mut u8) -> c_int
+    where is_ours((*qp).context), else libc::EOPNOTSUPP => {
+        // SAFETY: a live queue pair of ours, and room for the ports.
+        entry::int(|| unsafe {
+            let ctx = CtxRef::of((*qp).context);
+            (*port, *active) = query_lag(&ctx, &Capabilities::query(&ctx)?, qp)?.1.into();
+            Ok(())
+        })
+    }
+
+    /// `mlx5dv_modify_qp_lag_port`: of a queue pair that is ready to send, or of raw
+    /// packets. EOPNOTSUPP otherwise, and without a bond.
+    fn mlx5dv_modify_qp_lag_port(qp: *mut ibv_qp, port: u8) -> c_int
+    where is_ours((*qp).context), else libc::EOPNOTSUPP => {
+        // SAFETY: a live queue pair of ours.
+        entry::int(|| unsafe {
+            let ctx = CtxRef::of((*qp).context);
+            let caps = Capabilities::query(&ctx)?;
+            // Without a bond the device would ignore the change.
+            let (queue, _) = query_lag(&ctx, &caps, qp)?;
+            let ready = match queue {
+                LagQueue::Interface(_) => true,
+                LagQueue::QueuePair(_) => {
+                    (*qp).state == IBV_QPS_RTS && (*qp).qp_type != IBV_QPT_XRC_SEND
+                }
+            };
+            if !ready {
+                return Err(Errno::OPNOTSUPP);
+            }
+            Ok(set_lag_port(&ctx, &caps, QpHandle((*qp).handle), queue, port)?)
+        })
+    }
+
     /// `mlx5dv_modify_qp_udp_sport`: the UDP source port of an RC or UC queue pair that
     /// is ready to send. EOPNOTSUPP otherwise, and if the device cannot.
     fn mlx5dv_modify_qp_udp_sport(qp: *mut ibv_qp, port: u16) -> c_int

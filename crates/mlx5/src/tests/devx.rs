@@ -39,8 +39,8 @@ fn capabilities_are_those_of_their_groups() {
             (0, 0x4, 1 << 31),
             (0, 0xc, 10 << 16),
             (0, 0x24, 1 << 29 | 4 << 16 | 3),
-            (0, 0x28, 1 << 14),
-            (0, 0x4c, 2),
+            (0, 0x28, 1 << 14 | 1 << 13),
+            (0, 0x4c, 1 << 7 | 2),
             (0, 0x80, 1),
             (0, 0x84, 1 << 12),
             (0, 0xe8, 1 << 23),
@@ -54,6 +54,7 @@ fn capabilities_are_those_of_their_groups() {
     assert_eq!(caps.dc_reads, [16, 8]);
     assert_eq!((caps.longest_memcpy, caps.memcpy_by_qp), (1024, true));
     assert!(caps.udp_source_port && caps.extended_context);
+    assert!(caps.lag_affinity && caps.lag_change);
     assert_eq!(caps.general_objects, 1 << 32 | 1 << 12);
     assert_eq!((caps.lag_ports, caps.log_reserved_numbers), (2, 5));
     // Sends, and receives of shared queues.

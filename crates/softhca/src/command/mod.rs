@@ -123,6 +123,7 @@ impl<P: Platform> Hca<P> {
             op::DEALLOC_PD => core.dealloc_pd(input),
             op::ALLOC_XRCD => core.alloc_xrcd(output),
             op::DEALLOC_XRCD => core.dealloc_xrcd(input),
+            op::QUERY_LAG => core.query_lag(output),
             op::ALLOC_TRANSPORT_DOMAIN => core.alloc_transport_domain(output),
             op::DEALLOC_TRANSPORT_DOMAIN => core.dealloc_transport_domain(input),
             op::ALLOC_Q_COUNTER => core.alloc_q_counter(output),
@@ -198,6 +199,7 @@ impl<P: Platform> Hca<P> {
             | op::DESTROY_FLOW_GROUP
             | op::DEALLOC_MODIFY_HEADER_CONTEXT
             | op::DEALLOC_FLOW_COUNTER => core.destroy_steering(opcode, input),
+            op::QUERY_TIS => core.query_tis(input, output),
             op::QUERY_FLOW_COUNTER => core.query_flow_counter(input, output),
             op::MODIFY_TIR
             | op::MODIFY_TIS

@@ -33,6 +33,8 @@ const STREAM: Field = field(0x110, 15, 0);
 const GROUP_REQUESTER: Field = field(0x114, 31, 0);
 const GROUP_RESPONDER: Field = field(0x118, 31, 0);
 const STATE: Field = field(0x0, 31, 28);
+/// The port of a bond that packets leave through.
+const LAG_PORT: Field = field(0x0, 27, 24);
 const ST: Field = field(0x0, 23, 16);
 const OFFLOAD: Field = field(0x0, 7, 4);
 const DATA_IN_ORDER: Field = flag(0x8, 5);
@@ -146,6 +148,7 @@ mod optional {
     pub const RETRY_COUNT: u32 = 1 << 12;
     pub const RNR_RETRY: u32 = 1 << 13;
     pub const ACK_TIMEOUT: u32 = 1 << 14;
+    pub const LAG_PORT: u32 = 1 << 15;
     pub const COUNTER_SET: u32 = 1 << 25;
 }
 
@@ -182,6 +185,7 @@ const TO_INIT: TransitionFields = &[
     (PORT.at(PATH), ALWAYS),
     (Q_KEY, ALWAYS),
     (COUNTER_SET, ALWAYS),
+    (LAG_PORT, ALWAYS),
 ];
 
 const INIT_TO_INIT: TransitionFields = &[
@@ -232,6 +236,7 @@ const RTS_TO_RTS: TransitionFields = &[
     (RETRY_COUNT, optional::RETRY_COUNT),
     (RNR_RETRY, optional::RNR_RETRY),
     (ACK_TIMEOUT.at(PATH), optional::ACK_TIMEOUT),
+    (LAG_PORT, optional::LAG_PORT),
     (COUNTER_SET, optional::COUNTER_SET),
 ];
 

@@ -25,6 +25,11 @@ const TIR_OWN: Field = field(0x44, 25, 24);
 const TIR_DOMAIN: Field = field(0x44, 23, 0);
 const MODIFY_OWN: Field = flag(0x14, 4);
 const TIS_DOMAIN: Field = field(0x44, 23, 0);
+/// The port of a bond that the queue's frames leave through; and in QUERY_TIS.
+const TIS_LAG_PORT: Field = field(CONTEXT, 27, 24);
+const QUERIED_LAG_PORT: Field = field(0x10, 27, 24);
+const QUERIED_DOMAIN: Field = field(0x34, 23, 0);
+const MODIFY_LAG_PORT: Field = flag(0x14, 2);
 const RQT_LENGTH: Field = field(CONTEXT + 0x18, 15, 0);
 const RQT_LIST: usize = CONTEXT + 0xf0;
 const MOST_QUEUES: usize = 1 << 12;
@@ -100,6 +105,7 @@ impl<P: Platform> Core<P> {
             op::CREATE_TIR => Object::Tir(tir(input)),
             op::CREATE_TIS => Object::Tis {
                 domain: TIS_DOMAIN.get(input),
+                lag_port: TIS_LAG_PORT.get(input),
             },
             op::CREATE_RQT => Object::Rqt(rqt(input)),
             op::CREATE_FLOW_TABLE => Object::Table {
@@ -176,8 +182,13 @@ impl<P: Platform> Core<P> {
                 }
                 _ => Err(UNKNOWN),
             },
-            op::MODIFY_TIS => match self.steering.get(number(input)) {
-                Some(Object::Tis { .. }) => Ok(()),
+            op::MODIFY_TIS => match self.steering.get_mut(number(input)) {
+                Some(Object::Tis { lag_port, .. }) => {
+                    if MODIFY_LAG_PORT.is_set(input) {
+                        *lag_port = TIS_LAG_PORT.get(input);
+                    }
+                    Ok(())
+                }
                 _ => Err(UNKNOWN),
             },
             op::MODIFY_RQT => match self.steering.get_mut(number(input)) {
@@ -215,6 +226,15 @@ impl<P: Platform> Core<P> {
                 }
             }
         }
+    }
+
+    pub(crate) fn query_tis(&self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let Some(Object::Tis { domain, lag_port }) = self.steering.get(number(input)) else {
+            return Err(UNKNOWN);
+        };
+        QUERIED_LAG_PORT.put(output, *lag_port);
+        QUERIED_DOMAIN.put(output, *domain);
+        Ok(())
     }
 
     pub(crate) fn query_flow_counter(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {

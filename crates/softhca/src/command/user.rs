@@ -185,6 +185,7 @@ fn subject(opcode: u16, input: &[u8]) -> Option<(Kind, u32)> {
         | op::ARM_XRQ => (Kind::Srq, NUMBER),
         op::MODIFY_TIR
         | op::DESTROY_TIR
+        | op::QUERY_TIS
         | op::MODIFY_TIS
         | op::DESTROY_TIS
         | op::MODIFY_RQT
@@ -239,6 +240,7 @@ fn is_general(opcode: u16) -> bool {
             | op::QUERY_HCA_CAP
             | op::QUERY_HCA_VPORT_CONTEXT
             | op::QUERY_ISSI
+            | op::QUERY_LAG
             | op::QUERY_NIC_VPORT_CONTEXT
             | op::QUERY_ROCE_ADDRESS
             | op::QUERY_VNIC_ENV

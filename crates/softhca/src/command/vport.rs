@@ -68,7 +68,21 @@ const ROCE_VLAN: Field = field(0x10, 27, 16);
 const ROCE_MAC: usize = 0x12;
 const ROCE_VERSION: Field = field(0x18, 7, 0);
 
+/// Ports of the bond (LAG).
+pub(crate) const LAG_PORTS: u32 = 2;
+/// The ports through which frames of the bond's ports leave.
+const LAG_REMAP: [Field; LAG_PORTS as usize] = [field(0xc, 3, 0), field(0xc, 11, 8)];
+
 impl<P: Platform> Core<P> {
+    /// The host's bond, of which this function knows only that both of its ports work:
+    /// its state is that of no bond.
+    pub(crate) fn query_lag(&self, output: &mut [u8]) -> Outcome {
+        for (port, field) in (1..).zip(LAG_REMAP) {
+            field.put(output, port);
+        }
+        Ok(())
+    }
+
     pub(crate) fn query_hca_vport_context(&mut self, output: &mut [u8]) -> Outcome {
         let Some(context) = output.get_mut(CONTEXT..) else {
             return Err(refuse(Status::BadOutputLength, "no room for the context"));

@@ -55,7 +55,7 @@ impl<P: Platform> Core<P> {
             return None;
         };
         match self.steering.get(sq.tis) {
-            Some(Object::Tis { domain }) => Some(*domain),
+            Some(Object::Tis { domain, .. }) => Some(*domain),
             _ => None,
         }
     }

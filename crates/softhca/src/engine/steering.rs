@@ -103,6 +103,8 @@ pub(crate) enum Object {
     Tir(Tir),
     Tis {
         domain: u32,
+        /// The port of a bond that frames leave through; 0 for any.
+        lag_port: u32,
     },
     /// Receive queues to select from.
     Rqt(Vec<u32>),
