@@ -299,7 +299,7 @@ static void random_post(struct subject *s)
 /* One work request of every length of list: some just fit the register. */
 static void every_length(struct subject *s)
 {
-	bool packet = s->kind->type == IBV_QPT_RAW_PACKET;
+	bool packet = s->kind->type == IBV_QPT_RAW_PACKET || s->kind->underlay;
 
 	for (unsigned int n = packet; n <= s->kind->sges; n++) {
 		struct request r = make_request(&s->numbers, s->kind,
@@ -633,6 +633,11 @@ static void make_subject(struct subject *s)
 			attr.srq = s->srq;
 		s->shared = device_srq(s->srq);
 	}
+	if (kind->underlay) {
+		attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
+		attr.create_flags = IBV_QP_CREATE_SOURCE_QPN;
+		attr.source_qpn = 0x123456;
+	}
 	if (kind->extended) {
 		attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 		attr.send_ops_flags = send_operations(kind);
@@ -643,7 +648,7 @@ static void make_subject(struct subject *s)
 	if (!s->qp)
 		die("%s: no queue pair: %s", kind->name, strerror(errno));
 	s->object = device_qp(s->qp);
-	device_ready(s->qp, kind->port);
+	device_ready(s->qp, kind->underlay ? 0 : kind->port);
 	if (attr.cap.max_send_wr < kind->requests ||
 	    attr.cap.max_send_sge < kind->sges ||
 	    attr.cap.max_inline_data < kind->inline_bytes ||

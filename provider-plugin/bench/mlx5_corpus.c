@@ -21,13 +21,13 @@
 const struct kind kinds[] = {
 	/* name, type, sges, inline, requests, recv sges, receives,
 	 * signal all, extended, shared, keys, port, first, thread, own,
-	 * protects */
+	 * protects, underlay */
 #define BOTH(name, type, sges, bytes, requests, recv_sges, receives, all,   \
 	     shared, keys, port, first)                                     \
 	{ name, type, sges, bytes, requests, recv_sges, receives, all,      \
-	  false, shared, keys, port, first, false, false, false },            \
+	  false, shared, keys, port, first, false, false, false, false },     \
 	{ name "-wr", type, sges, bytes, requests, recv_sges, receives,     \
-	  all, true, shared, keys, port, first, false, false, false }
+	  all, true, shared, keys, port, first, false, false, false, false }
 	BOTH("rc-1", RC, 1, 0, 12, 1, 10, false, false, false, ETH, 0),
 	BOTH("rc-4", RC, 4, 64, 10, 3, 7, true, false, false, IB, 0),
 	BOTH("rc-30", RC, 30, 440, 7, 16, 5, false, false, false, ETH, 0),
@@ -42,20 +42,24 @@ const struct kind kinds[] = {
 	BOTH("packet-4", RAW, 4, 90, 9, 2, 6, false, false, false, ETH, 0),
 	BOTH("packet-turn", RAW, 9, 200, 9, 2, 5, true, false, false, ETH, 65450),
 	BOTH("packet-1", RAW, 1, 0, 9, 1, 5, false, false, false, ETH, 0),
+	{ "underlay-4", UD, 4, 90, 9, 2, 6, false, false, false, false, IB, 0,
+	  false, false, false, true },
+	{ "underlay-1", UD, 1, 0, 9, 1, 5, true, false, false, false, IB, 0,
+	  false, false, false, true },
 	{ "dc-ib-wr", DC, 3, 90, 9, 0, 0, false, true, false, false, IB, 0,
-	  false, false, false },
+	  false, false, false, false },
 	{ "dc-roce-wr", DC, 5, 60, 9, 0, 0, true, true, false, true, ETH, 0,
-	  false, false, false },
+	  false, false, false, false },
 	{ "rc-layouts-wr", RC, 5, 250, 9, 2, 5, false, true, false, true, ETH, 0,
-	  false, true, false },
+	  false, true, false, false },
 	{ "rc-protects-wr", RC, 5, 440, 16, 2, 5, false, true, false, false, ETH,
-	  0, false, true, true },
+	  0, false, true, true, false },
 	{ "rc-protects-all-wr", RC, 3, 400, 16, 2, 5, true, true, false, false,
-	  IB, 65450, false, true, true },
+	  IB, 65450, false, true, true, false },
 	{ "rc-own", RC, 3, 64, 9, 2, 6, false, false, false, false, ETH, 0,
-	  true, false, false },
+	  true, false, false, false },
 	{ "rc-own-wr", RC, 3, 64, 9, 2, 6, false, true, false, false, ETH, 0,
-	  true, false, false },
+	  true, false, false, false },
 };
 const unsigned int nkinds = sizeof(kinds) / sizeof(kinds[0]);
 
@@ -87,9 +91,11 @@ static const enum ibv_wr_opcode operations[] = {
 static const enum ibv_wr_opcode key_operations[] = { IBV_WR_LOCAL_INV,
 						     IBV_WR_BIND_MW };
 
-static unsigned int operations_of(enum ibv_qp_type type)
+static unsigned int operations_of(const struct kind *kind)
 {
-	return type == RAW ? 1 : type == UD ? 2 : type == UC ? 5 : 8;
+	enum ibv_qp_type type = kind->type;
+
+	return kind->underlay ? 1 : type == RAW ? 1 : type == UD ? 2 : type == UC ? 5 : 8;
 }
 
 const char *opcode_name(enum ibv_wr_opcode opcode)
@@ -186,6 +192,15 @@ static void whole_frame(struct numbers *numbers, struct request *r)
 	r->sges[r->nsges - 1].length = LEAST_FRAME;
 }
 
+/* IPoIB's header at least, all of it in the first element. */
+static void whole_datagram(struct numbers *numbers, struct request *r)
+{
+	if (!r->nsges)
+		r->sges[r->nsges++] = element(numbers, 0);
+	if (r->sges[0].length < LEAST_IPOIB)
+		r->sges[0].length = LEAST_IPOIB;
+}
+
 /* What a window shows; nothing takes it away from where it was. */
 static struct ibv_mw_bind_info make_bind(struct numbers *numbers,
 					 struct ibv_mr *region)
@@ -212,7 +227,7 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 	struct request r = {
 		.wr_id = next_number(numbers),
 		.opcode = operations[number_in(numbers, 0,
-					       operations_of(kind->type))],
+					       operations_of(kind))],
 		.immediate = next_number(numbers),
 		.key = next_number(numbers),
 		.remote_address = next_number(numbers),
@@ -243,7 +258,7 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 		r.flags |= IBV_SEND_SOLICITED;
 	if (bits & 4)
 		r.flags |= IBV_SEND_FENCE;
-	if (bits & 16 && kind->type == RAW)
+	if (bits & 16 && (kind->type == RAW || kind->underlay))
 		r.flags |= IBV_SEND_IP_CSUM;
 	switch ((unsigned int)r.opcode) {
 	case OWN_LIST:
@@ -277,6 +292,8 @@ struct request make_request(struct numbers *numbers, const struct kind *kind,
 	}
 	if (kind->type == RAW)
 		whole_frame(numbers, &r);
+	if (kind->underlay)
+		whole_datagram(numbers, &r);
 	return r;
 }
 

@@ -20,6 +20,8 @@
 /* Of a raw packet: the headers of Ethernet, with a VLAN, and a byte. Headers alone as
  * inline data libmlx5 writes twice, with ibv_wr_*. */
 #define LEAST_FRAME 19
+/* Of a datagram of IPoIB: its header, and a byte. */
+#define LEAST_IPOIB 5
 
 struct kind {
 	const char *name;
@@ -35,6 +37,7 @@ struct kind {
 	bool thread;      /* of a thread domain, with a register of its own */
 	bool own;         /* operations of mlx5_own.h too */
 	bool protects;    /* of those, signatures and encryption of keys */
+	bool underlay;    /* of UD: in the name of another queue pair */
 };
 
 extern const struct kind kinds[];

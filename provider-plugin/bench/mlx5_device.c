@@ -240,7 +240,8 @@ void device_ready(struct ibv_qp *qp, uint8_t port)
 	for (unsigned int i = 0; i < 3; i++) {
 		struct ibv_qp_attr attr = { .qp_state = path[i],
 					    .port_num = port };
-		int mask = IBV_QP_STATE | (i == 0 ? IBV_QP_PORT : 0);
+		int mask = IBV_QP_STATE |
+			   (i == 0 && port ? IBV_QP_PORT : 0);
 		int err = ibv_modify_qp(qp, &attr, mask);
 
 		if (err)

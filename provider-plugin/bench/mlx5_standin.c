@@ -279,6 +279,7 @@ static int create_qp(struct ib_uverbs_ioctl_hdr *hdr)
 	struct mlx5_ib_create_qp cmd;
 	struct mlx5_ib_create_qp_resp resp = {};
 	struct ib_uverbs_qp_cap cap;
+	struct ib_uverbs_attr *underlay;
 	struct mlx5_object *qp;
 	uint32_t page, within = 0;
 
@@ -290,8 +291,11 @@ static int create_qp(struct ib_uverbs_ioctl_hdr *hdr)
 	qp->send_blocks = cmd.sq_wqe_count;
 	qp->recv_entries = cmd.rq_wqe_count;
 	qp->recv_shift = cmd.rq_wqe_shift;
-	qp->sends = input_u64(hdr, UVERBS_ATTR_CREATE_QP_TYPE) ==
-				    IB_UVERBS_QPT_RAW_PACKET ?
+	underlay = attr_of(hdr, UVERBS_ATTR_CREATE_QP_SOURCE_QPN);
+	if (underlay && underlay->data != 0x123456)
+		return fail(EINVAL);
+	qp->sends = underlay || input_u64(hdr, UVERBS_ATTR_CREATE_QP_TYPE) ==
+					    IB_UVERBS_QPT_RAW_PACKET ?
 			    (uint8_t *)(uintptr_t)cmd.sq_buf_addr :
 			    qp->buffer + ((size_t)qp->recv_entries
 					  << qp->recv_shift);
@@ -373,7 +377,8 @@ static int write_command(struct ib_uverbs_ioctl_hdr *hdr)
 			  .max_cq = 1024, .max_cqe = 1 << 15, .max_mr = 1024,
 			  .max_pd = 1024, .max_ah = 1024, .max_srq = 1024,
 			  .max_srq_wr = 1 << 15, .max_srq_sge = 31,
-			  .device_cap_flags = IB_UVERBS_DEVICE_RAW_IP_CSUM,
+			  .device_cap_flags = IB_UVERBS_DEVICE_RAW_IP_CSUM |
+					      IB_UVERBS_DEVICE_UD_IP_CSUM,
 			  .atomic_cap = 1, .phys_port_cnt = 2 },
 		.response_length = sizeof(device),
 	};

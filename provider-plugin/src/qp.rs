@@ -35,6 +35,8 @@ pub struct Sends {
     pub operations: Option<u64>,
     /// Most bytes of the headers of packets that the device divides (TSO).
     pub max_tso_header: u16,
+    /// The queue pair that packets have as source, if not their own.
+    pub source_qpn: Option<u32>,
 }
 
 /// What a device implements for queue pairs.
@@ -56,6 +58,8 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
 
     /// Whether queue pairs of raw packets can be created.
     const PACKETS: bool = false;
+    /// Whether a queue pair may send in the name of another one (`source_qpn`).
+    const UNDERLAY: bool = false;
     /// Whether `ibv_modify_qp` sets rate limits.
     const RATE_LIMITS: bool = false;
 
@@ -366,6 +370,7 @@ unsafe fn create<D: QpOps>(
         },
         sq_sig_all: attr.sq_sig_all != 0,
         flags,
+        source_qpn: sends.source_qpn,
         user_handle: place.as_ptr().expose_provenance() as u64,
         async_fd,
         ..QpInit::default()
@@ -565,12 +570,22 @@ pub unsafe fn create_qp_with<D: QpOps>(
     unsafe {
         let comp_mask = (*attr).comp_mask;
         let has = |member| comp_mask & member != 0;
-        let flags = match has(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
-            true => QpCreateFlags::from_bits_retain((*attr).create_flags),
-            false => QpCreateFlags::empty(),
+        let create_flags = match has(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
+            true => (*attr).create_flags,
+            false => 0,
         };
+        // The kernel knows it by the number.
+        let flags = match D::UNDERLAY {
+            true => create_flags & !IBV_QP_CREATE_SOURCE_QPN,
+            false => create_flags,
+        };
+        let source_qpn = (flags != create_flags).then(|| (*attr).source_qpn);
+        let flags = QpCreateFlags::from_bits_retain(flags);
         if comp_mask & !members != 0 || !D::CREATE_FLAGS.contains(flags) {
             return Err(Errno::OPNOTSUPP);
+        }
+        if source_qpn.is_some() && (*attr).qp_type != IBV_QPT_UD {
+            return Err(Errno::INVAL);
         }
         let max_tso_header = match has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) {
             true if (*attr).qp_type != IBV_QPT_RAW_PACKET => return Err(Errno::INVAL),
@@ -586,6 +601,9 @@ pub unsafe fn create_qp_with<D: QpOps>(
         } else {
             D::has_own_operations(options).then_some(0)
         };
+        if source_qpn.is_some() && operations.is_some() {
+            return Err(Errno::OPNOTSUPP);
+        }
         let domain = if D::XRC && (*attr).qp_type == IBV_QPT_XRC_RECV {
             let xrcd = has(IBV_QP_INIT_ATTR_XRCD).then(|| (*attr).xrcd);
             Domain {
@@ -618,6 +636,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
             &Sends {
                 operations,
                 max_tso_header,
+                source_qpn,
             },
             options,
         )?;

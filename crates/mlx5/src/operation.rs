@@ -20,6 +20,8 @@ pub enum Service {
     DcInitiator,
     /// Raw packets: sends of whole Ethernet frames.
     Packet,
+    /// IPoIB datagrams in the name of another queue pair: sends, each with an address.
+    Underlay,
     /// XRC or DC target: no work requests.
     Target,
 }
@@ -98,7 +100,7 @@ impl Service {
     /// none.
     pub(crate) const fn address(self) -> u8 {
         match self {
-            Self::Datagram | Self::DcInitiator => 3,
+            Self::Datagram | Self::DcInitiator | Self::Underlay => 3,
             Self::XrcInitiator => 1,
             _ => 0,
         }
@@ -108,8 +110,18 @@ impl Service {
     pub(crate) const fn receives(self) -> bool {
         matches!(
             self,
-            Self::ReliableConnection | Self::UnreliableConnection | Self::Datagram | Self::Packet
+            Self::ReliableConnection
+                | Self::UnreliableConnection
+                | Self::Datagram
+                | Self::Packet
+                | Self::Underlay
         )
+    }
+
+    /// Its work requests are packets with headers, and its queues in memory are apart:
+    /// to the device they are two objects.
+    pub(crate) const fn has_packets(self) -> bool {
+        matches!(self, Self::Packet | Self::Underlay)
     }
 
     /// [`Service::format`] by the opcode's number. `plain_packets`: WQEs of packets have
@@ -127,13 +139,14 @@ impl Service {
         if plain_packets {
             return &PLAIN_PACKETS;
         }
-        static FORMATS: [[OperationFormat; OPCODES]; 7] = [
+        static FORMATS: [[OperationFormat; OPCODES]; 8] = [
             Service::ReliableConnection.all_formats(),
             Service::UnreliableConnection.all_formats(),
             Service::Datagram.all_formats(),
             Service::XrcInitiator.all_formats(),
             Service::DcInitiator.all_formats(),
             Service::Packet.all_formats(),
+            Service::Underlay.all_formats(),
             Service::Target.all_formats(),
         ];
         &FORMATS[self as usize]
@@ -169,7 +182,7 @@ impl Service {
                 opcode: opcode::TSO,
                 ..plain
             },
-            _ if matches!(self, Self::Packet) => return None,
+            _ if self.has_packets() => return None,
             Opcode::SEND_WITH_IMM => OperationFormat {
                 opcode: opcode::SEND_IMM,
                 immediate: ImmediateField::Data,

@@ -65,6 +65,9 @@ fn overhead(service: Service, headers: usize) -> usize {
             }
             Service::UnreliableConnection => SEGMENT,
             Service::Packet => packets::segments(headers) * SEGMENT,
+            Service::Underlay => {
+                packets::PADDING + packets::segments(packets::MAX_INLINE_HEADERS) * SEGMENT
+            }
             Service::Datagram | Service::Target => 0,
         }
         + usize::from(service.address()) * SEGMENT
@@ -88,7 +91,7 @@ impl SendPlan {
         let mut overhead = overhead(service, max_headers);
         let longest = limits.max_send_entry.min(MOST_SEGMENTS * SEGMENT);
         let keys = match service {
-            Service::Datagram | Service::Packet => KeyChanges::None,
+            Service::Datagram | Service::Packet | Service::Underlay => KeyChanges::None,
             _ if longest < keys::LONGEST => KeyChanges::None,
             _ => keys,
         };
@@ -249,6 +252,7 @@ mod tests {
                 Just(Service::XrcInitiator),
                 Just(Service::DcInitiator),
                 Just(Service::Packet),
+                Just(Service::Underlay),
             ],
             headers in any::<u16>().prop_map(|n| n >> (n % 16)),
         ) {

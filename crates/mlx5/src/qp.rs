@@ -317,6 +317,7 @@ impl<C: ContextRef> QueuePair<C> {
         let service = match (init.qp_type, options.dynamic) {
             (QpType::RC, None) => Service::ReliableConnection,
             (QpType::UC, None) => Service::UnreliableConnection,
+            (QpType::UD, None) if init.source_qpn.is_some() => Service::Underlay,
             (QpType::UD, None) => Service::Datagram,
             (QpType::RAW_PACKET, None) => Service::Packet,
             (QpType::XRC_INI, None) => Service::XrcInitiator,
@@ -364,7 +365,7 @@ impl<C: ContextRef> QueuePair<C> {
             log_errored,
         } = streams.unwrap_or_default();
         let index = device.user_index()?;
-        let short_data = options.short_data && service != Service::Packet;
+        let short_data = options.short_data && !service.has_packets();
         let lender = lender.map(|lender| (Purpose::QueuePair, lender));
         let mut work = Work::new(index, service, send, recv, shared, lender)?;
         work.short_data = short_data;
@@ -390,9 +391,9 @@ impl<C: ContextRef> QueuePair<C> {
                 | kind,
             bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
             uidx: work.user_index(),
-            access_key: match service {
-                Service::Packet => work.send_at().as_ptr().expose_provenance() as u64,
-                _ => access_key,
+            access_key: match service.has_packets() {
+                true => work.send_at().as_ptr().expose_provenance() as u64,
+                false => access_key,
             },
             ece_options: match device.has_ece() {
                 true => ECE_VERSION,

@@ -4,7 +4,7 @@
 //! [`SendQueue::publish`], which also rings the doorbell, or [`SendQueue::abort`].
 //!
 //! A WQE is a sequence of segments of 16 bytes: control, address (datagrams,
-//! XRC), Ethernet headers (raw packets), remote memory, atomic operands, data. The queue is a ring of blocks of
+//! XRC), headers (raw packets, IPoIB), remote memory, atomic operands, data. The queue is a ring of blocks of
 //! four segments. A WQE begins at a block and may wrap around the ring's end; a
 //! segment does not straddle the end, inline data may.
 
@@ -451,7 +451,7 @@ impl SendQueue {
         if format.changes_keys {
             return self.push_keys(format, wr);
         }
-        if self.service == Service::Packet {
+        if self.service.has_packets() {
             // SAFETY: as the caller says.
             return unsafe { self.push_packet(format, wr) };
         }
@@ -607,7 +607,7 @@ impl SendQueue {
                 },
             ) => (address, remote_dctn, access_key, stream),
             (
-                Service::Datagram,
+                Service::Datagram | Service::Underlay,
                 Destination::Datagram {
                     address,
                     remote_qpn,

@@ -76,7 +76,7 @@ impl Work {
             Some((purpose, lender)) => (purpose, Some(lender)),
             None => (Purpose::QueuePair, None),
         };
-        let packets = service == Service::Packet;
+        let packets = service.has_packets();
         let bytes = send_offset(service, &recv) + send.bytes();
         Ok(Self {
             user_index,
@@ -109,6 +109,11 @@ impl Work {
     /// checksums.
     pub(crate) fn plain_packets(&self) -> bool {
         self.service == Service::Packet && self.inline_headers == 0 && self.checksums
+    }
+
+    /// It sends in the name of another queue pair.
+    pub fn is_underlay(&self) -> bool {
+        self.service == Service::Underlay
     }
 
     /// It is that of a DC initiator.
@@ -207,9 +212,9 @@ impl Work {
 /// Bytes from the receive queue to the send queue. Those of raw packets are two
 /// objects of the device, each of its own pages.
 fn send_offset(service: Service, recv: &RecvPlan) -> usize {
-    match service {
-        Service::Packet => recv.bytes().next_multiple_of(Mapping::page_size()),
-        _ => recv.bytes(),
+    match service.has_packets() {
+        true => recv.bytes().next_multiple_of(Mapping::page_size()),
+        false => recv.bytes(),
     }
 }
 

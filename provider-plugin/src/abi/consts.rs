@@ -168,6 +168,7 @@ consts! { u32:
 
 // enum ibv_device_cap_flags
 consts! { u32:
+    IBV_DEVICE_UD_IP_CSUM = 1 << 18,
     IBV_DEVICE_RAW_IP_CSUM = 1 << 26,
 }
 
@@ -181,6 +182,7 @@ consts! { u32:
     IBV_QP_INIT_ATTR_PD = 1 << 0,
     IBV_QP_INIT_ATTR_XRCD = 1 << 1,
     IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2,
+    IBV_QP_CREATE_SOURCE_QPN = 1 << 10,
     IBV_QP_INIT_ATTR_MAX_TSO_HEADER = 1 << 3,
     IBV_QP_INIT_ATTR_IND_TABLE = 1 << 4,
     IBV_QP_INIT_ATTR_RX_HASH = 1 << 5,

@@ -196,10 +196,11 @@ fn short_data(setting: Option<&OsStr>) -> bool {
     setting.is_none_or(|value| value != "0")
 }
 
-/// Returns whether the device computes and checks the checksums of packets.
-pub fn has_checksums(ctx: &CtxRef) -> Result<bool, Errno> {
+/// Returns whether the device computes and checks the checksums of packets, those that
+/// the bit of its capabilities says.
+pub fn has_checksums(ctx: &CtxRef, bit: u32) -> Result<bool, Errno> {
     let device = ctx.query_device()?;
-    Ok(device.device_cap_flags & IBV_DEVICE_RAW_IP_CSUM != 0)
+    Ok(device.device_cap_flags & bit != 0)
 }
 
 /// Returns the most bytes of data that the device divides into TCP segments; none if it
@@ -228,6 +229,7 @@ impl QpOps for Mlx5 {
         .union(QpCreateFlags::PCI_WRITE_END_PADDING);
     const DYNAMIC: bool = true;
     const PACKETS: bool = true;
+    const UNDERLAY: bool = true;
     const RATE_LIMITS: bool = true;
 
     /// EOPNOTSUPP for types other than RC, UC, UD, raw packets and those of XRC and DC; EINVAL if
@@ -271,7 +273,11 @@ impl QpOps for Mlx5 {
             copies: asked.operations & send_ops::MEMCPY != 0,
             raw: asked.operations & send_ops::RAW_WQE != 0,
             stops: asked.stops,
-            checksums: attr.qp_type == IBV_QPT_RAW_PACKET && has_checksums(ctx)?,
+            checksums: match (attr.qp_type, sends.source_qpn) {
+                (IBV_QPT_RAW_PACKET, _) => has_checksums(ctx, IBV_DEVICE_RAW_IP_CSUM)?,
+                (IBV_QPT_UD, Some(_)) => has_checksums(ctx, IBV_DEVICE_UD_IP_CSUM)?,
+                _ => false,
+            },
             segmentation: match sends.max_tso_header {
                 0 => Segmentation::default(),
                 max_headers => Segmentation {
@@ -394,6 +400,12 @@ impl QpOps for Mlx5 {
             }
             return Ok(number);
         }
+        // Its attributes are those of the queue pair in whose name it sends.
+        if qp.device_data.work.is_underlay()
+            && !(QpAttrMask::STATE | QpAttrMask::CUR_STATE).contains(mask)
+        {
+            return Err(Errno::INVAL);
+        }
         granted(mlx5::modify_qp(&qp.object, attr, mask, &changes)?);
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
             let object = &qp.object;
@@ -410,7 +422,8 @@ impl QpOps for Mlx5 {
 
     unsafe fn state_changed(qp: &Qp, state: u32) {
         let packets = qp.public.qp_ex.qp_base.qp_type == IBV_QPT_RAW_PACKET;
-        if packets && state == IBV_QPS_RTR {
+        let announces = packets || qp.device_data.work.is_underlay();
+        if announces && state == IBV_QPS_RTR {
             // SAFETY: as below.
             if let Some(recv) = unsafe { qp.recv_queue().as_mut() } {
                 locked(qp.single, &qp.recv_lock, || recv.announce());

@@ -134,7 +134,8 @@ pub unsafe fn create(
             return Err(Errno::INVAL);
         }
     }
-    let made = WorkQueue::create(&ctx, device, &init, has_checksums(&ctx)?, strides, lender)?;
+    let checksums = has_checksums(&ctx, IBV_DEVICE_RAW_IP_CSUM)?;
+    let made = WorkQueue::create(&ctx, device, &init, checksums, strides, lender)?;
     cq.attach(&made.work, Role::RECEIVE)?;
     attr.max_wr = made.recv.capacity();
     attr.max_sge = made.recv.max_sge() - u32::from(strides.is_some());

@@ -1,23 +1,29 @@
-//! Work requests of raw packets: whole Ethernet frames.
+//! Work requests of raw packets: whole Ethernet frames; and of IPoIB.
 //!
 //! After the control segment comes an Ethernet segment: bit 7 and 6 of byte 4 have the
 //! device compute checksums; bytes 6 and 7 are the length of a segment's data, if the
 //! packet is divided; bytes 12 and 13 are the length of the headers that follow it at
 //! byte 14, and go on in the next segments. The data is the rest of the frame
-//! (`struct mlx5_wqe_eth_seg` of the kernel's interface).
+//! (`struct mlx5_wqe_eth_seg` of the kernel's interface). Of IPoIB the address and a
+//! segment of zeros come before it.
 
 use uverbs::Sge;
 
 use super::{MAX_SEGMENT, PER_BLOCK, SEGMENT, SendQueue, element, inline_segments};
 use crate::abi::opcode;
 use crate::operation::OperationFormat;
-use crate::{Address, Data, Operands, PostError, SendFlags, SendWr};
+use crate::{Address, Data, Operands, PostError, SendFlags, SendWr, Service};
 
 /// Bytes of the headers that a device needs in the WQE, if it needs any: those of
 /// Ethernet with a VLAN tag.
 pub(crate) const MAX_INLINE_HEADERS: usize = 18;
 /// Bytes of the shortest headers of a packet that is divided: those of Ethernet.
 const MIN_HEADERS: u16 = 14;
+
+/// Bytes of IPoIB's header, of which a WQE has at least so many.
+const IPOIB_HEADER: usize = 4;
+/// Bytes between an address and the Ethernet segment.
+pub(crate) const PADDING: usize = SEGMENT;
 
 /// Offset of the checksum flags in the Ethernet segment, and those of IP and of TCP
 /// and UDP.
@@ -95,7 +101,10 @@ impl SendQueue {
             }
             (opcode::TSO, _) => return Err(PostError::BadOperation),
             _ => {
-                let length = self.work.inline_headers;
+                let length = match self.service {
+                    Service::Underlay => underlay_headers(wr.data)?,
+                    _ => self.work.inline_headers,
+                };
                 if bytes < length as u64 || list.is_empty() {
                     return Err(PostError::BadOperation);
                 }
@@ -110,7 +119,16 @@ impl SendQueue {
                 length => inline_segments(length),
             },
         };
-        let segments = 1 + segments(length) as u32 + data_segments;
+        let address = match self.service {
+            Service::Underlay => {
+                let address = self.address(wr.destination);
+                Some(address.ok_or(PostError::BadOperation)?.0)
+            }
+            _ => None,
+        };
+        // Before the Ethernet segment: the address, and the segment of zeros.
+        let before = address.map_or(0, |address| address.len() + PADDING / SEGMENT);
+        let segments = (1 + before + segments(length)) as u32 + data_segments;
         let leading = u32::from(format.leading_segments);
         let control = self.control_slow(format, wr, segments - leading);
         let mut first = [0; HEADERS];
@@ -119,6 +137,10 @@ impl SendQueue {
         first[HEADERS_LENGTH..].copy_from_slice(&(length as u16).to_be_bytes());
         let mut to = self.writer();
         to.put(control);
+        if let Some(address) = address {
+            address.into_iter().for_each(|part| to.put(part));
+            to.put([0; 2]);
+        }
         // SAFETY: the headers and the data are readable, as the caller says.
         unsafe {
             to.copy(first.as_ptr(), HEADERS);
@@ -142,6 +164,18 @@ impl SendQueue {
         );
         self.fence = 0;
         Ok(())
+    }
+}
+
+/// Returns how many bytes of an IPoIB packet are headers in its WQE, as the driver's
+/// rules have it: all of them are in the first element.
+fn underlay_headers(data: Data<'_>) -> Result<usize, PostError> {
+    let (Data::Sges(list) | Data::Inline(list)) = data;
+    let first = list.first().map_or(0, |sge| sge.length as usize);
+    match data {
+        _ if first < IPOIB_HEADER => Err(PostError::BadOperation),
+        Data::Inline(_) if first >= MAX_INLINE_HEADERS => Ok(MAX_INLINE_HEADERS),
+        _ => Ok(IPOIB_HEADER),
     }
 }
 

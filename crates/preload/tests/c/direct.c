@@ -167,11 +167,25 @@ static void refused(void)
 	};
 	struct ibv_qp_init_attr_ex init = { .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd };
 	struct mlx5dv_qp_init_attr later = { .comp_mask = 1ull << 40 };
+	struct ibv_cq *cq = create_cq(16, 64);
+	struct ibv_qp_init_attr_ex underlay = {
+		.qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS, .pd = pd,
+		.create_flags = IBV_QP_CREATE_SOURCE_QPN, .source_qpn = 7,
+	};
 
 	CHECK(!mlx5dv_create_cq(context, &attr, &own));
 	own.comp_mask = 1ull << 40;
 	CHECK(!mlx5dv_create_cq(context, &attr, &own));
 	CHECK(!mlx5dv_create_qp(context, &init, &later));
+	/* Of IPoIB, which the device has not. */
+	CHECK(!ibv_create_qp_ex(context, &underlay) && errno == EINVAL);
+	underlay.qp_type = IBV_QPT_UD;
+	CHECK(!ibv_create_qp_ex(context, &underlay) && errno == EOPNOTSUPP);
+	underlay.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	underlay.send_ops_flags = IBV_QP_EX_WITH_SEND;
+	CHECK(!ibv_create_qp_ex(context, &underlay) && errno == EOPNOTSUPP);
+	CHECK(!ibv_destroy_cq(cq));
 }
 
 int main(void)

@@ -18,6 +18,8 @@ pub enum Reason {
     RefusedBlock,
     /// The bytes after inline data in their last segment.
     InlinePadding,
+    /// The bytes after a short IPoIB header.
+    HeaderPadding,
     /// Key fields that a work request does not change.
     UnchangedKeyFields,
     /// Tag fields that a change of tags does not use.
@@ -40,13 +42,14 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Sizes,
         Self::NoImmediate,
         Self::NoCompare,
         Self::AfterSrqNumber,
         Self::RefusedBlock,
         Self::InlinePadding,
+        Self::HeaderPadding,
         Self::UnchangedKeyFields,
         Self::UnusedTagFields,
         Self::SourcePort,
@@ -67,6 +70,7 @@ impl Reason {
             Self::AfterSrqNumber => "after the SRQ number",
             Self::RefusedBlock => "block of a refusal",
             Self::InlinePadding => "padding of inline data",
+            Self::HeaderPadding => "padding of IPoIB headers",
             Self::UnchangedKeyFields => "unchanged key fields",
             Self::UnusedTagFields => "unused tag fields",
             Self::SourcePort => "source port",
@@ -104,6 +108,10 @@ impl Reason {
             Self::InlinePadding => {
                 "inline data: after it, up to the end of its last segment, the stock provider \
                  writes nothing, the plugin 0; the device does not read it"
+            }
+            Self::HeaderPadding => {
+                "a datagram of an underlay queue pair with 4 bytes of headers in its WQE: in \
+                 the room of the other 14 the stock provider writes nothing, the plugin 0"
             }
             Self::UnchangedKeyFields => {
                 "a window bind or a local invalidate: in key fields that the mask does not name \
@@ -360,6 +368,7 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
             40 | 44 if left && !xrc && !dc && operation == "fetch-add" => Reason::NoCompare,
             56 | 60 if left && xrc && operation == "fetch-add" => Reason::NoCompare,
             88 | 92 if left && dc && operation == "fetch-add" => Reason::NoCompare,
+            96..112 if left && kind.starts_with("underlay") => Reason::HeaderPadding,
             64..128 if left && changes_keys => Reason::UnchangedKeyFields,
             // Opcode, flags and index; the count; reserved; tag and mask.
             20..32 if left && kind == "tags" => Reason::UnusedTagFields,
@@ -381,6 +390,7 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
 fn behind_inline(line: &str, kind: &str, request: &str) -> Range<usize> {
     let address = match kind.split('-').next() {
         Some("ud" | "dc") => 48,
+        Some("underlay") => 96,
         Some("xrc") => 16,
         // Checksum flags, and the frame's headers if there are any.
         Some("packet") if line.get(56..60) == Some("0000") => 16,
