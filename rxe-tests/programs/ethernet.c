@@ -891,6 +891,30 @@ static void memory(void)
 	OK(ibv_close_device(ctx));
 }
 
+/* Tables that lead back to those of the driver. */
+static void anchors(void)
+{
+	struct ibv_context *ctx = open_device();
+	struct mlx5dv_steering_anchor_attr attr = {
+		.ft_type = MLX5DV_FLOW_TABLE_TYPE_NIC_RX,
+	};
+	struct mlx5dv_steering_anchor *first, *second;
+
+	first = MUST(mlx5dv_create_steering_anchor(ctx, &attr));
+	CHECK(first->id != 0);
+	attr.priority = 1;
+	second = MUST(mlx5dv_create_steering_anchor(ctx, &attr));
+	CHECK(second->id != 0 && second->id != first->id);
+	attr.comp_mask = 1;
+	NULL_WITH(mlx5dv_create_steering_anchor(ctx, &attr), EOPNOTSUPP);
+	attr.comp_mask = 0;
+	attr.ft_type = 99;
+	NULL_WITH(mlx5dv_create_steering_anchor(ctx, &attr), EINVAL);
+	OK(mlx5dv_destroy_steering_anchor(second));
+	OK(mlx5dv_destroy_steering_anchor(first));
+	OK(ibv_close_device(ctx));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test_case cases[] = {
@@ -902,6 +926,7 @@ int main(int argc, char **argv)
 		{"memory", memory},
 		{"strides", strides},
 		{"actions", actions},
+		{"anchors", anchors},
 	};
 
 	return test_main(argc, argv, cases, ARRAY_SIZE(cases), 60);

@@ -165,6 +165,7 @@ pub mod cap {
     pub(crate) const HCA_CAP_2: Field = flag(0x4, 31);
     pub(crate) const RTS2RTS_QP_UDP_SPORT: Field = flag(0x28, 14);
     pub(crate) const RTS2RTS_LAG_TX_PORT_AFFINITY: Field = flag(0x28, 13);
+    pub(crate) const SHARED_OBJECTS: Field = flag(0x0, 15);
     pub(crate) const LAG_TX_PORT_AFFINITY: Field = flag(0x4c, 7);
     pub(crate) const NUM_LAG_PORTS: Field = field(0x4c, 3, 0);
     pub(crate) const GENERAL_OBJECTS_HIGH: Field = field(0x80, 31, 0);

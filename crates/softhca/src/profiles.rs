@@ -197,6 +197,8 @@ const USER_CONTEXTS: &[Cap] = &[
     (General, QP_DATA_IN_ORDER, 1),
     (General, ECE_SUPPORT, 1),
     (General, RTS2RTS_QP_UDP_SPORT, 1),
+    // Programs may refer to the driver's shared objects.
+    (General, SHARED_OBJECTS, 1),
     // A function of a card whose two ports are a bond of the host.
     (General, RTS2RTS_LAG_TX_PORT_AFFINITY, 1),
     (General, LAG_TX_PORT_AFFINITY, 1),

@@ -2,7 +2,7 @@
 
 use crate::abi::ids;
 use crate::command::Ioctl;
-use crate::driver::DriverOutput;
+use crate::driver::{DriverInput, DriverOutput};
 use crate::handle::{Kind, Owned, owned_methods};
 use crate::{Command, Context, ContextRef, DmHandle, Error};
 
@@ -27,7 +27,8 @@ owned_methods!(Dm, DmHandle, (), "Mappings of it stay valid.");
 
 impl<C: ContextRef> Dm<C> {
     /// Allocates `length` bytes, aligned to `2^log_alignment` bytes. The driver
-    /// reports their location by outputs of its own.
+    /// reports their location by outputs of its own; `kind` is its number of a kind of
+    /// memory.
     ///
     /// # Errors
     /// EOPNOTSUPP if the device has no such memory, EINVAL for a length of 0 or
@@ -36,12 +37,16 @@ impl<C: ContextRef> Dm<C> {
         context: &C,
         length: u64,
         log_alignment: u32,
+        kind: Option<DriverInput>,
         outputs: [DriverOutput<'_>; N],
     ) -> Result<Self, Error> {
         let mut ioctl = Ioctl::new(Command::AllocDm, ids::OBJECT_DM, ids::METHOD_DM_ALLOC);
         let object = ioctl.new_object(ids::ATTR_ALLOC_DM_HANDLE);
         ioctl.u64(ids::ATTR_ALLOC_DM_LENGTH, length);
         ioctl.u32(ids::ATTR_ALLOC_DM_ALIGNMENT, log_alignment);
+        if let Some(kind) = kind {
+            ioctl.constant(kind.attr_id, kind.value.into());
+        }
         let outputs = outputs.map(|output| ioctl.output(output.attr_id, output.buffer));
         let answer = ioctl.run(context)?;
         let dm = Self::from_handle(context, DmHandle(answer.handle(object)?));

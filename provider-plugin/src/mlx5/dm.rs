@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
-use mlx5::{CopyError, DeviceBytes, DeviceMemory};
+use mlx5::{CopyError, DeviceBytes, DeviceMemory, ioctl};
 use uverbs::{AccessFlags, DmHandle, DmMrInit};
 
 use crate::abi::*;
@@ -20,12 +20,29 @@ use crate::pd::pd_of;
 struct Dm {
     /// The part that applications see.
     public: ibv_dm,
-    bytes: DeviceBytes,
+    memory: Memory,
     /// Its mappings for operations.
     operations: Mutex<Vec<DeviceBytes>>,
 }
 
 const _: () = assert!(core::mem::offset_of!(Dm, public) == 0);
+
+enum Memory {
+    /// The processor's too.
+    Mapped(DeviceBytes),
+    /// Of flow steering: at an address in the device.
+    Steering { address: u64, length: u64 },
+}
+
+impl Dm {
+    /// EINVAL for memory of flow steering.
+    fn bytes(&self) -> Result<&DeviceBytes, Errno> {
+        match &self.memory {
+            Memory::Mapped(bytes) => Ok(bytes),
+            Memory::Steering { .. } => Err(Errno::INVAL),
+        }
+    }
+}
 
 /// The provider's view of device memory.
 ///
@@ -36,13 +53,37 @@ unsafe fn dm_of<'a>(dm: *mut ibv_dm) -> &'a Dm {
     unsafe { &*dm.cast::<Dm>() }
 }
 
-/// The first mapped byte of device memory, and the number of bytes.
+/// Where device memory is.
+pub struct Described {
+    /// The first mapped byte, if it is mapped.
+    pub start: Option<NonNull<u8>>,
+    /// In bytes.
+    pub length: u64,
+    /// Of flow steering, the address in the device; otherwise 0.
+    pub address: u64,
+}
+
+/// Describes device memory.
 ///
 /// # Safety
 /// As of [`dm_of`].
-pub unsafe fn direct(dm: *mut ibv_dm) -> (NonNull<u8>, usize) {
+pub unsafe fn describe(dm: *mut ibv_dm) -> Described {
     // SAFETY: as the caller says.
-    unsafe { dm_of(dm) }.bytes.direct()
+    match &unsafe { dm_of(dm) }.memory {
+        Memory::Mapped(bytes) => {
+            let (start, length) = bytes.direct();
+            Described {
+                start: Some(start),
+                length: length as u64,
+                address: 0,
+            }
+        }
+        Memory::Steering { address, length } => Described {
+            start: None,
+            length: *length,
+            address: *address,
+        },
+    }
 }
 
 /// Maps device memory for an operation, until it is freed.
@@ -54,7 +95,7 @@ pub unsafe fn map_operation(dm: *mut ibv_dm, operation: u8) -> Result<NonNull<u8
     unsafe {
         let (own, ctx) = (dm_of(dm), CtxRef::of((*dm).context));
         let handle = DmHandle((*dm).handle);
-        let bytes = own.bytes.for_operation(&ctx, handle, operation)?;
+        let bytes = own.bytes()?.for_operation(&ctx, handle, operation)?;
         let at = bytes.direct().0;
         let mut all = own
             .operations
@@ -70,17 +111,18 @@ pub unsafe fn map_operation(dm: *mut ibv_dm, operation: u8) -> Result<NonNull<u8
 fn new_dm(
     context: *mut ibv_context,
     handle: DmHandle,
-    bytes: DeviceBytes,
+    memory: Memory,
 ) -> Result<*mut ibv_dm, Errno> {
+    let mapped = matches!(memory, Memory::Mapped(_));
     let dm = Dm {
         public: ibv_dm {
             context,
-            memcpy_to_dm: Some(memcpy_to_dm),
-            memcpy_from_dm: Some(memcpy_from_dm),
+            memcpy_to_dm: mapped.then_some(memcpy_to_dm as _),
+            memcpy_from_dm: mapped.then_some(memcpy_from_dm as _),
             comp_mask: IBV_DM_MASK_HANDLE,
             handle: handle.0,
         },
-        bytes,
+        memory,
         operations: Mutex::default(),
     };
     Ok(Box::into_raw(try_box(dm).map_err(|(_, errno)| errno)?).cast())
@@ -101,8 +143,36 @@ pub unsafe extern "C" fn alloc_dm(
         }
         let ctx = CtxRef::of(context);
         let made = DeviceMemory::allocate(&ctx, attr.length as u64, attr.log_align_req)?;
-        let dm = new_dm(context, made.object.handle(), made.bytes)?;
+        let dm = new_dm(context, made.object.handle(), Memory::Mapped(made.bytes))?;
         made.object.into_handle();
+        Ok(dm)
+    })
+}
+
+/// Allocates memory of a kind for flow steering.
+///
+/// # Safety
+/// An open context of ours, and the application's attributes.
+pub unsafe fn alloc_steering(
+    context: *mut ibv_context,
+    attr: *mut ibv_alloc_dm_attr,
+    kind: u32,
+) -> *mut ibv_dm {
+    // SAFETY: as the caller says.
+    entry::pointer(|| unsafe {
+        let attr = &*attr;
+        if attr.comp_mask != 0 {
+            return Err(Errno::INVAL);
+        }
+        let (ctx, length) = (CtxRef::of(context), attr.length as u64);
+        let made = ioctl::dm::alloc_steering(&ctx, kind, length, attr.log_align_req)?;
+        let (object, address) = made;
+        let dm = new_dm(
+            context,
+            object.handle(),
+            Memory::Steering { address, length },
+        )?;
+        object.into_handle();
         Ok(dm)
     })
 }
@@ -125,7 +195,7 @@ pub unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *m
     // SAFETY: libibverbs passes an open context of ours.
     entry::pointer(|| unsafe {
         let bytes = DeviceBytes::of(&CtxRef::of(context), DmHandle(handle))?;
-        new_dm(context, DmHandle(handle), bytes)
+        new_dm(context, DmHandle(handle), Memory::Mapped(bytes))
     })
 }
 
@@ -142,13 +212,23 @@ pub unsafe extern "C" fn dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
     // SAFETY: libibverbs passes live memory of ours.
     entry::descriptor(|| unsafe {
         let ctx = CtxRef::of((*dm).context);
-        Ok(dm_of(dm).bytes.export(&ctx)?.into_fd())
+        Ok(dm_of(dm).bytes()?.export(&ctx)?.into_fd())
     })
 }
 
-/// Result of a copy; errno is not set, as with the stock provider.
-fn copied(result: Result<(), CopyError>) -> c_int {
-    result.map_or_else(CopyError::errno, |()| 0)
+/// Copies, if the memory is mapped; errno is not set, as with the stock provider.
+///
+/// # Safety
+/// As of [`dm_of`].
+unsafe fn copied(
+    dm: *mut ibv_dm,
+    copy: impl FnOnce(&DeviceBytes) -> Result<(), CopyError>,
+) -> c_int {
+    // SAFETY: as the caller says.
+    match unsafe { dm_of(dm) }.bytes() {
+        Ok(bytes) => copy(bytes).map_or_else(CopyError::errno, |()| 0),
+        Err(errno) => errno.0,
+    }
 }
 
 /// `ibv_memcpy_to_dm`: EFAULT beyond the memory, EINVAL for what is not whole
@@ -161,7 +241,7 @@ unsafe extern "C" fn memcpy_to_dm(
 ) -> c_int {
     // SAFETY: the application passes live memory of ours, and that many bytes
     // of its own.
-    copied(unsafe { dm_of(dm).bytes.write(offset, host.cast(), length) })
+    unsafe { copied(dm, |bytes| bytes.write(offset, host.cast(), length)) }
 }
 
 /// `ibv_memcpy_from_dm`: as [`memcpy_to_dm`].
@@ -172,7 +252,7 @@ unsafe extern "C" fn memcpy_from_dm(
     length: usize,
 ) -> c_int {
     // SAFETY: as in `memcpy_to_dm`.
-    copied(unsafe { dm_of(dm).bytes.read(offset, host.cast(), length) })
+    unsafe { copied(dm, |bytes| bytes.read(offset, host.cast(), length)) }
 }
 
 /// `ibv_reg_dm_mr`: EINVAL without `IBV_ACCESS_ZERO_BASED`, and for access that

@@ -358,12 +358,31 @@ pub struct mlx5dv_wq_init_attr {
 /// `MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ`.
 pub const WQ_MASK_STRIDES: u64 = 1 << 0;
 
-/// `struct mlx5dv_dm`, without the address in the device.
+/// `struct mlx5dv_dm`.
 #[repr(C)]
 pub struct mlx5dv_dm {
     pub buf: *mut c_void,
     pub length: u64,
+    /// Requested members, then the valid ones.
     pub comp_mask: u64,
+    pub remote_va: u64,
+}
+
+/// `MLX5DV_DM_MASK_REMOTE_VA`.
+pub const DM_MASK_REMOTE_VA: u64 = 1 << 0;
+
+/// `struct mlx5dv_steering_anchor_attr`.
+#[repr(C)]
+pub struct mlx5dv_steering_anchor_attr {
+    pub ft_type: u32,
+    pub priority: u16,
+    pub comp_mask: u64,
+}
+
+/// `struct mlx5dv_steering_anchor`.
+#[repr(C)]
+pub struct mlx5dv_steering_anchor {
+    pub id: u32,
 }
 
 /// `struct mlx5dv_ah`.

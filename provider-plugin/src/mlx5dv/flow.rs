@@ -1,11 +1,13 @@
 //! Flows in the device's own format.
 
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 use core::slice;
 
 use mlx5::ioctl::devx::DevxHandle;
 use mlx5::ioctl::flow::{
-    FlowActions, FlowMatcher, FlowTarget, MatcherInit, change_header, create, reformat_packet,
+    AnchorHandle, FlowActions, FlowMatcher, FlowTarget, MatcherInit, change_header, create,
+    create_anchor, destroy_anchor, reformat_packet,
 };
 use uverbs::QpHandle;
 
@@ -26,6 +28,26 @@ use crate::mlx5::flow_action::{self, ibv_flow_action};
 pub struct Matcher {
     context: *mut ibv_context,
     matcher: FlowMatcher<CtxRef>,
+}
+
+/// An anchor, of which applications have `public`. Its context comes first, as in
+/// libmlx5's.
+#[repr(C)]
+struct Anchor {
+    context: *mut ibv_context,
+    handle: u32,
+    public: mlx5dv_steering_anchor,
+}
+
+const _: () = assert!(offset_of!(Anchor, public) == 12);
+
+/// The anchor that applications name so.
+///
+/// # Safety
+/// A live anchor, of libmlx5 or of ours.
+unsafe fn anchor_of(public: *mut mlx5dv_steering_anchor) -> *mut Anchor {
+    // SAFETY: as the caller says; both are laid out so.
+    unsafe { public.byte_sub(offset_of!(Anchor, public)).cast() }
 }
 
 /// The bytes of a match's parameters.
@@ -185,6 +207,44 @@ exported! {
         entry::int(|| unsafe {
             destroyed((*matcher).matcher.destroy().map_err(Into::into))?;
             drop(Box::from_raw(matcher));
+            Ok(())
+        })
+    }
+
+    /// `mlx5dv_create_steering_anchor`: a flow table that leads to those of the driver.
+    fn mlx5dv_create_steering_anchor(
+        context: *mut ibv_context,
+        attr: *mut mlx5dv_steering_anchor_attr
+    ) -> *mut mlx5dv_steering_anchor
+    where is_ours(context), else ringverbs_refused_object().cast() => {
+        // SAFETY: an open context and the application's attributes.
+        entry::pointer(|| unsafe {
+            if (*attr).comp_mask != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            let ctx = CtxRef::of(context);
+            let (handle, id) = create_anchor(&ctx, (*attr).ft_type, (*attr).priority)?;
+            let made: Result<*mut Anchor, _> = devx::boxed(Anchor {
+                context,
+                handle: handle.0,
+                public: mlx5dv_steering_anchor { id },
+            });
+            if made.is_err() {
+                destroy_anchor(&ctx, handle)?;
+            }
+            Ok(&raw mut (*made?).public)
+        })
+    }
+
+    /// `mlx5dv_destroy_steering_anchor`. EBUSY, and it stays, while flows lead to it.
+    fn mlx5dv_destroy_steering_anchor(anchor: *mut mlx5dv_steering_anchor) -> c_int
+    where is_ours((*anchor_of(anchor)).context), else libc::EOPNOTSUPP => {
+        // SAFETY: what `mlx5dv_create_steering_anchor` made, once.
+        entry::int(|| unsafe {
+            let own = anchor_of(anchor);
+            let done = destroy_anchor(&CtxRef::of((*own).context), AnchorHandle((*own).handle));
+            destroyed(done.map_err(Into::into))?;
+            drop(Box::from_raw(own));
             Ok(())
         })
     }

@@ -1,6 +1,7 @@
 //! Memory that verbs cannot describe: device memory by type, DMA buffers by another path.
 
 use core::ffi::{c_char, c_int};
+use core::ops::RangeInclusive;
 use core::slice;
 
 use mlx5::ioctl::{data_direct_access, data_direct_path};
@@ -16,7 +17,7 @@ use crate::mlx5::dm;
 use crate::mr::register_dmabuf;
 
 exported! {
-    /// `mlx5dv_alloc_dm`. EOPNOTSUPP for memory of flow steering, which direct rules use.
+    /// `mlx5dv_alloc_dm`, also of memory for flow steering, which only the device accesses.
     fn mlx5dv_alloc_dm(
         context: *mut ibv_context,
         attr: *mut ibv_alloc_dm_attr,
@@ -24,12 +25,18 @@ exported! {
     ) -> *mut ibv_dm
     where is_ours(context), else ringverbs_refused_object().cast() => {
         const MEMIC: u32 = 0;
+        /// For rules, changes of headers and their patterns, and headers to add.
+        const STEERING: RangeInclusive<u32> = 1..=4;
         // SAFETY: the application's attributes.
         let (kind, comp_mask) = unsafe { ((*own).kind, (*own).comp_mask) };
         match (kind, comp_mask) {
             // SAFETY: the arguments of that function.
             (MEMIC, 0) => unsafe { dm::alloc_dm(context, attr) },
-            (MEMIC, _) => entry::pointer(|| Err(Errno::INVAL)),
+            (kind, 0) if STEERING.contains(&kind) => {
+                // SAFETY: as above.
+                unsafe { dm::alloc_steering(context, attr, kind) }
+            }
+            (kind, _) if kind <= *STEERING.end() => entry::pointer(|| Err(Errno::INVAL)),
             _ => ringverbs_refused_object().cast(),
         }
     }

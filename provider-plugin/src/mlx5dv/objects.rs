@@ -2,7 +2,7 @@
 //! itself.
 
 use core::ffi::{c_int, c_void};
-use core::ptr::NonNull;
+use core::ptr::{NonNull, null_mut};
 
 use mlx5::DirectRing;
 
@@ -213,10 +213,14 @@ unsafe fn rwq(object: *mut crate::abi::ibv_wq, out: *mut mlx5dv_rwq) -> Result<(
 unsafe fn dm(object: *mut crate::abi::ibv_dm, out: *mut mlx5dv_dm) -> Result<(), Errno> {
     // SAFETY: as the caller says.
     unsafe {
-        let (start, length) = dm::direct(object);
-        (*out).buf = pointer(start);
-        (*out).length = length as u64;
-        (*out).comp_mask = 0;
+        let described = dm::describe(object);
+        (*out).buf = described.start.map_or(null_mut(), pointer);
+        (*out).length = described.length;
+        // Later headers have the member.
+        (*out).comp_mask &= DM_MASK_REMOTE_VA;
+        if (*out).comp_mask != 0 {
+            (*out).remote_va = described.address;
+        }
     }
     Ok(())
 }

@@ -61,7 +61,9 @@ fn structures_are_those_of_the_header() {
         }
         mlx5dv_cq { buf, dbrec, cqe_cnt, cqe_size, cq_uar, cqn, comp_mask }
         mlx5dv_srq { buf, dbrec, stride, head, tail, comp_mask, srqn }
-        mlx5dv_dm { buf, length, comp_mask }
+        mlx5dv_dm { buf, length, comp_mask, remote_va }
+        mlx5dv_steering_anchor_attr { ft_type, priority, comp_mask }
+        mlx5dv_steering_anchor { id }
         mlx5dv_ah { av, comp_mask }
         mlx5dv_pd { pdn, comp_mask }
         mlx5dv_obj { qp, cq, srq, rwq, dm, ah, pd }

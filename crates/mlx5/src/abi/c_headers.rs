@@ -605,6 +605,42 @@ fn constants() -> Vec<(&'static str, u32)> {
             uar::ATTR_DESTROY_UAR_HANDLE.into(),
         ),
         (
+            "MLX5_IB_ATTR_ALLOC_DM_REQ_TYPE",
+            uar::ATTR_ALLOC_DM_TYPE.into(),
+        ),
+        (
+            "MLX5_IB_OBJECT_STEERING_ANCHOR",
+            uar::OBJECT_STEERING_ANCHOR.into(),
+        ),
+        (
+            "MLX5_IB_METHOD_STEERING_ANCHOR_CREATE",
+            uar::METHOD_STEERING_ANCHOR_CREATE.into(),
+        ),
+        (
+            "MLX5_IB_METHOD_STEERING_ANCHOR_DESTROY",
+            uar::METHOD_STEERING_ANCHOR_DESTROY.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_STEERING_ANCHOR_CREATE_HANDLE",
+            uar::ATTR_STEERING_ANCHOR_CREATE_HANDLE.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_STEERING_ANCHOR_FT_TYPE",
+            uar::ATTR_STEERING_ANCHOR_FT_TYPE.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_STEERING_ANCHOR_PRIORITY",
+            uar::ATTR_STEERING_ANCHOR_PRIORITY.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_STEERING_ANCHOR_FT_ID",
+            uar::ATTR_STEERING_ANCHOR_FT_ID.into(),
+        ),
+        (
+            "MLX5_IB_ATTR_STEERING_ANCHOR_DESTROY_HANDLE",
+            uar::ATTR_STEERING_ANCHOR_DESTROY_HANDLE.into(),
+        ),
+        (
             "MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET",
             uar::ATTR_ALLOC_DM_START_OFFSET.into(),
         ),

@@ -1,6 +1,6 @@
 //! Location of device memory, by outputs and a query that mlx5_ib adds.
 
-use uverbs::driver::{DriverMethod, DriverOutput, Ioctl};
+use uverbs::driver::{DriverInput, DriverMethod, DriverOutput, Ioctl};
 use uverbs::{Context, ContextRef, Dm, DmHandle, Error};
 use zerocopy::IntoBytes;
 
@@ -76,8 +76,33 @@ pub fn alloc<C: ContextRef>(
             buffer: location.page_index.as_mut_bytes(),
         },
     ];
-    let dm = Dm::alloc(context, length, log_alignment, outputs)?;
+    let dm = Dm::alloc(context, length, log_alignment, None, outputs)?;
     Ok((dm, location))
+}
+
+/// Allocates memory of a kind for flow steering (`enum mlx5_ib_uapi_dm_type`), which only
+/// the device accesses. Returns its address in the device as well.
+///
+/// # Errors
+/// EOPNOTSUPP if the device's steering is not the program's; EINVAL for a length or an
+/// alignment that it does not have; EPERM.
+pub fn alloc_steering<C: ContextRef>(
+    context: &C,
+    kind: u32,
+    length: u64,
+    log_alignment: u32,
+) -> Result<(Dm<C>, u64), Error> {
+    let mut address = 0u64;
+    let kind = DriverInput {
+        attr_id: ids::ATTR_ALLOC_DM_TYPE,
+        value: kind,
+    };
+    let output = DriverOutput {
+        attr_id: ids::ATTR_ALLOC_DM_START_OFFSET,
+        buffer: address.as_mut_bytes(),
+    };
+    let dm = Dm::alloc(context, length, log_alignment, Some(kind), [output])?;
+    Ok((dm, address))
 }
 
 /// Queries the location of device memory and its length in bytes.

@@ -58,8 +58,32 @@ pub const METHODS: &[MethodSpec] = &[
         udata: false,
         attrs: &[
             must(ATTR_ALLOC_DM_START_OFFSET, Ty::Out(8)),
-            must(ATTR_ALLOC_DM_PAGE_INDEX, Ty::Out(2)),
+            may(ATTR_ALLOC_DM_PAGE_INDEX, Ty::Out(2)),
+            may(ATTR_ALLOC_DM_TYPE, Ty::In(8, 8)),
         ],
+    },
+    MethodSpec {
+        object: OBJECT_STEERING_ANCHOR,
+        method: METHOD_STEERING_ANCHOR_CREATE,
+        udata: false,
+        attrs: &[
+            must(
+                ATTR_STEERING_ANCHOR_CREATE_HANDLE,
+                Ty::New(OBJECT_STEERING_ANCHOR),
+            ),
+            must(ATTR_STEERING_ANCHOR_FT_TYPE, Ty::In(8, 8)),
+            must(ATTR_STEERING_ANCHOR_PRIORITY, Ty::In(2, 2)),
+            must(ATTR_STEERING_ANCHOR_FT_ID, Ty::Out(4)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_STEERING_ANCHOR,
+        method: METHOD_STEERING_ANCHOR_DESTROY,
+        udata: false,
+        attrs: &[must(
+            ATTR_STEERING_ANCHOR_DESTROY_HANDLE,
+            Ty::Destroy(OBJECT_STEERING_ANCHOR),
+        )],
     },
     MethodSpec {
         object: OBJECT_DM,

@@ -14,6 +14,8 @@ methods! {
     CREATE_FLOW: "flow", OBJECT_FLOW, METHOD_CREATE_FLOW;
     CREATE_MODIFY_HEADER: "flow action", OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_MODIFY_HEADER;
     CREATE_PACKET_REFORMAT: "flow action", OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_REFORMAT;
+    STEERING_ANCHOR_CREATE: "steering anchor", OBJECT_STEERING_ANCHOR, METHOD_STEERING_ANCHOR_CREATE;
+    STEERING_ANCHOR_DESTROY: "steering anchor", OBJECT_STEERING_ANCHOR, METHOD_STEERING_ANCHOR_DESTROY;
     FLOW_ACTION_DESTROY: "flow action", OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_DESTROY;
 }
 
@@ -75,6 +77,51 @@ pub fn destroy_action(context: &Context, action: FlowActionHandle) -> Result<(),
     let mut ioctl = unsafe { Ioctl::driver(&FLOW_ACTION_DESTROY) };
     ioctl.acts_on(action.0);
     ioctl.handle(ATTR_FLOW_ACTION_DESTROY_HANDLE, action.0);
+    ioctl.run(context).map(drop)
+}
+
+/// Handle number of a steering anchor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AnchorHandle(pub u32);
+
+/// Creates an anchor: a flow table by whose number a program's own rules pass packets on
+/// to the driver's tables of that type (`enum mlx5_ib_uapi_flow_table_type`), from that
+/// priority on. Returns the number; [`destroy_anchor`] destroys it.
+///
+/// # Errors
+/// EOPNOTSUPP for tables that the device does not have; EPERM.
+pub fn create_anchor(
+    context: &Context,
+    table: u32,
+    priority: u16,
+) -> Result<(AnchorHandle, u32), Error> {
+    let mut number = 0u32;
+    let priority = priority.to_ne_bytes();
+    // SAFETY: no input is an address.
+    let mut ioctl = unsafe { Ioctl::driver(&STEERING_ANCHOR_CREATE) };
+    let anchor = ioctl.new_object(ATTR_STEERING_ANCHOR_CREATE_HANDLE);
+    ioctl.constant(ATTR_STEERING_ANCHOR_FT_TYPE, table.into());
+    ioctl.input(ATTR_STEERING_ANCHOR_PRIORITY, &priority);
+    let output = ioctl.output(ATTR_STEERING_ANCHOR_FT_ID, number.as_mut_bytes());
+    let answer = ioctl.run(context)?;
+    let anchor = AnchorHandle(answer.handle(anchor)?);
+    let written = answer.all_written(&[output]);
+    if written.is_err() {
+        destroy_anchor(context, anchor)?;
+    }
+    written?;
+    Ok((anchor, number))
+}
+
+/// Destroys an anchor.
+///
+/// # Errors
+/// EBUSY while rules lead to it.
+pub fn destroy_anchor(context: &Context, anchor: AnchorHandle) -> Result<(), Error> {
+    // SAFETY: no input is added.
+    let mut ioctl = unsafe { Ioctl::driver(&STEERING_ANCHOR_DESTROY) };
+    ioctl.acts_on(anchor.0);
+    ioctl.handle(ATTR_STEERING_ANCHOR_DESTROY_HANDLE, anchor.0);
     ioctl.run(context).map(drop)
 }
 

@@ -196,3 +196,67 @@ fn location_of_device_memory() {
     drop(dm);
     assert!(machine.fake.live_objects().is_empty());
 }
+
+#[test]
+fn memory_of_flow_steering() {
+    const HEADER_CHANGES: u32 = 2;
+    let machine = Machine::new();
+    machine.fake.on(ALLOC_DM, |reply| {
+        reply.set(ATTR_ALLOC_DM_START_OFFSET, &0x7_0000_1040u64.to_ne_bytes());
+        Ok(())
+    });
+    let alloc = || ioctl::dm::alloc_steering(&machine.context, HEADER_CHANGES, 0x1000, 12);
+    let (dm, address) = alloc().unwrap();
+    assert_eq!(address, 0x7_0000_1040);
+    let (_, attrs) = sent(&machine);
+    assert_eq!(
+        attrs,
+        [
+            (ATTR_ALLOC_DM_HANDLE, 0, 0),
+            (ATTR_ALLOC_DM_LENGTH, 8, 0x1000),
+            (ATTR_ALLOC_DM_ALIGNMENT, 4, 12),
+            (ATTR_ALLOC_DM_TYPE, 8, HEADER_CHANGES.into()),
+            (ATTR_ALLOC_DM_START_OFFSET, 8, 0),
+        ]
+    );
+    machine.fake.on(ALLOC_DM, |reply| {
+        reply.set_unwritten(ATTR_ALLOC_DM_START_OFFSET);
+        Ok(())
+    });
+    assert_eq!(alloc().unwrap_err().errno().raw(), libc::EPROTO);
+    drop(dm);
+    assert!(machine.fake.live_objects().is_empty());
+}
+
+#[test]
+fn steering_anchors() {
+    const ANCHOR: Target = Target::Method(OBJECT_STEERING_ANCHOR, METHOD_STEERING_ANCHOR_CREATE);
+    let machine = Machine::new();
+    machine.fake.on(ANCHOR, |reply| {
+        reply.set(ATTR_STEERING_ANCHOR_FT_ID, &0x1234u32.to_ne_bytes());
+        Ok(())
+    });
+    let create = || ioctl::flow::create_anchor(&machine.context, 1, 0x302);
+    let (anchor, number) = create().unwrap();
+    assert_eq!(number, 0x1234);
+    let (_, attrs) = sent(&machine);
+    assert_eq!(
+        attrs,
+        [
+            (ATTR_STEERING_ANCHOR_CREATE_HANDLE, 0, 0),
+            (ATTR_STEERING_ANCHOR_FT_TYPE, 8, 1),
+            (ATTR_STEERING_ANCHOR_PRIORITY, 2, 0x302),
+            (ATTR_STEERING_ANCHOR_FT_ID, 4, 0),
+        ]
+    );
+    ioctl::flow::destroy_anchor(&machine.context, anchor).unwrap();
+    let (_, attrs) = sent(&machine);
+    let destroyed = (ATTR_STEERING_ANCHOR_DESTROY_HANDLE, 0, anchor.0.into());
+    assert_eq!(attrs, [destroyed]);
+    machine.fake.on(ANCHOR, |reply| {
+        reply.set_unwritten(ATTR_STEERING_ANCHOR_FT_ID);
+        Ok(())
+    });
+    assert_eq!(create().unwrap_err().errno().raw(), libc::EPROTO);
+    assert!(machine.fake.live_objects().is_empty());
+}

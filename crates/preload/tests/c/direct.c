@@ -167,6 +167,11 @@ static void refused(void)
 	};
 	struct ibv_qp_init_attr_ex init = { .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd };
 	struct mlx5dv_qp_init_attr later = { .comp_mask = 1ull << 40 };
+	struct ibv_alloc_dm_attr size = { .length = 4096 };
+	struct mlx5dv_alloc_dm_attr steering = { 0 };
+	struct mlx5dv_steering_anchor_attr anchor = {
+		.ft_type = MLX5DV_FLOW_TABLE_TYPE_NIC_RX,
+	};
 	struct ibv_cq *cq = create_cq(16, 64);
 	struct ibv_qp_init_attr_ex underlay = {
 		.qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
@@ -178,6 +183,18 @@ static void refused(void)
 	own.comp_mask = 1ull << 40;
 	CHECK(!mlx5dv_create_cq(context, &attr, &own));
 	CHECK(!mlx5dv_create_qp(context, &init, &later));
+	/* The device's steering is the driver's. */
+	for (steering.type = MLX5DV_DM_TYPE_STEERING_SW_ICM; steering.type <= 3; steering.type++) {
+		CHECK(!mlx5dv_alloc_dm(context, &size, &steering) && errno == EPROTONOSUPPORT);
+		steering.comp_mask = 1;
+		CHECK(!mlx5dv_alloc_dm(context, &size, &steering) && errno == EINVAL);
+		steering.comp_mask = 0;
+	}
+	steering.type = 99;
+	CHECK(!mlx5dv_alloc_dm(context, &size, &steering) && errno == EOPNOTSUPP);
+	CHECK(!mlx5dv_create_steering_anchor(context, &anchor) && errno == EPROTONOSUPPORT);
+	anchor.comp_mask = 1;
+	CHECK(!mlx5dv_create_steering_anchor(context, &anchor) && errno == EOPNOTSUPP);
 	/* Of IPoIB, which the device has not. */
 	CHECK(!ibv_create_qp_ex(context, &underlay) && errno == EINVAL);
 	underlay.qp_type = IBV_QPT_UD;

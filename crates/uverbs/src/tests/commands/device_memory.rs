@@ -37,7 +37,7 @@ fn alloc(
 ) -> Result<Dm<Arc<Context>>, Error> {
     let outputs = [(START, start), (PAGE, page)];
     let outputs = outputs.map(|(attr_id, buffer)| DriverOutput { attr_id, buffer });
-    Dm::alloc(context, length, log_alignment, outputs)
+    Dm::alloc(context, length, log_alignment, None, outputs)
 }
 
 #[test]
