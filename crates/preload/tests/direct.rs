@@ -46,6 +46,10 @@ fn chooses_ports_of_a_bond(provider: Provider) {
     runs("bond.c", provider);
 }
 
+fn shares_objects(provider: Provider) {
+    runs("sharing.c", provider);
+}
+
 fn exchanges_raw_packets(provider: Provider) {
     runs("packets.c", provider);
 }
@@ -62,6 +66,7 @@ fn a_program_matches_tags_on_ethernet() {
 
 with_each_provider! {
     a_program_matches_tags: matches_tags;
+    a_program_shares_objects: shares_objects;
     a_program_chooses_ports_of_a_bond: chooses_ports_of_a_bond;
     a_program_allocates_queue_memory: allocates_queue_memory;
     a_program_exchanges_raw_packets: exchanges_raw_packets;

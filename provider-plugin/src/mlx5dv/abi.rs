@@ -471,6 +471,17 @@ pub struct mlx5dv_var {
     pub comp_mask: u64,
 }
 
+/// `MLX5DV_VAR_ALLOC_FLAG_TLP`.
+pub const VAR_FLAG_TLP: u32 = 1 << 0;
+
+/// `struct mlx5dv_export_sizes`.
+#[repr(C)]
+pub struct mlx5dv_export_sizes {
+    pub var_attrs_size: u32,
+    pub devx_umem_attrs_size: u32,
+    pub devx_obj_attrs_size: u32,
+}
+
 /// `struct mlx5dv_pp`.
 #[repr(C)]
 pub struct mlx5dv_pp {

@@ -27,16 +27,16 @@ use crate::errno::Errno;
 /// `struct mlx5dv_devx_obj`.
 #[repr(C)]
 pub struct Object {
-    context: *mut ibv_context,
-    object: DevxObject<CtxRef>,
+    pub(super) context: *mut ibv_context,
+    pub(super) object: DevxObject<CtxRef>,
 }
 
 /// Registered memory: the result of `mlx5dv_devx_umem_reg`.
 #[repr(C)]
 pub struct Memory {
-    public: mlx5dv_devx_umem,
-    context: *mut ibv_context,
-    object: Umem<CtxRef>,
+    pub(super) public: mlx5dv_devx_umem,
+    pub(super) context: *mut ibv_context,
+    pub(super) object: Umem<CtxRef>,
 }
 
 /// A page of registers: the result of `mlx5dv_devx_alloc_uar`.
@@ -50,9 +50,9 @@ pub struct DevxUar {
 /// A page for virtio doorbells: the result of `mlx5dv_alloc_var`.
 #[repr(C)]
 pub struct VarPage {
-    public: mlx5dv_var,
-    context: *mut ibv_context,
-    object: Var<CtxRef>,
+    pub(super) public: mlx5dv_var,
+    pub(super) context: *mut ibv_context,
+    pub(super) object: Var<CtxRef>,
 }
 
 /// A packet pacing entry: the result of `mlx5dv_pp_alloc`.
@@ -349,10 +349,10 @@ exported! {
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context.
         entry::pointer(|| unsafe {
-            if flags != 0 {
+            if flags & !VAR_FLAG_TLP != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
-            let (object, location) = Var::alloc(&CtxRef::of(context))?;
+            let (object, location) = Var::alloc(&CtxRef::of(context), flags)?;
             boxed(VarPage {
                 public: mlx5dv_var {
                     page_id: location.page_id,

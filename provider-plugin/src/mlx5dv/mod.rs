@@ -22,6 +22,7 @@ pub(crate) mod protection;
 mod refused;
 pub(crate) mod reserved;
 mod scheduling;
+mod sharing;
 mod wr;
 
 pub(crate) use wr::Functions;

@@ -251,6 +251,18 @@ fn structures_are_those_of_the_header() {
         )
         .unwrap();
     }
+    // Of rdma-core 63.
+    let newer = format!("{INCLUDES}struct mlx5dv_export_sizes newer;\n");
+    if c_check::compile(&newer) == Some(Ok(())) {
+        fields! { c,
+            mlx5dv_export_sizes { var_attrs_size, devx_umem_attrs_size, devx_obj_attrs_size }
+        }
+        writeln!(
+            c,
+            "_Static_assert(MLX5DV_VAR_ALLOC_FLAG_TLP == {VAR_FLAG_TLP}, \"\");"
+        )
+        .unwrap();
+    }
     match c_check::compile(INCLUDES) {
         None => println!("skipped: there is no C compiler (cc)"),
         Some(Err(_)) => println!("skipped: mlx5dv.h is not installed (libibverbs-dev)"),

@@ -40,6 +40,15 @@ macro_rules! objects {
             owned: Owned<C, $kind>,
         }
 
+        impl<C: ContextRef> $type<C> {
+            /// Takes ownership of the object with number `handle`.
+            pub fn from_handle(context: &C, handle: $handle) -> Self {
+                Self {
+                    owned: Owned::new(context, handle),
+                }
+            }
+        }
+
         uverbs::owned_methods!($type, $handle, (), "Other objects may still use it: EBUSY.");
     )+};
 }
@@ -312,14 +321,18 @@ pub struct VarLocation {
 }
 
 impl<C: ContextRef> Var<C> {
-    /// Allocates a page.
+    /// Allocates a page, with flags of later kernels (`enum mlx5_ib_uapi_var_alloc_flags`).
     ///
     /// # Errors
-    /// EOPNOTSUPP if the device has none, ENOSPC if none is left.
-    pub fn alloc(context: &C) -> Result<(Self, VarLocation), Error> {
+    /// EOPNOTSUPP if the device has none, ENOSPC if none is left; EPROTONOSUPPORT if the
+    /// kernel has no flags.
+    pub fn alloc(context: &C, flags: u32) -> Result<(Self, VarLocation), Error> {
         let mut location = VarLocation::default();
-        // SAFETY: no input is added.
+        // SAFETY: no input is an address.
         let mut ioctl = unsafe { Ioctl::driver(&VAR_OBJ_ALLOC) };
+        if flags != 0 {
+            ioctl.u32(ATTR_VAR_ALLOC_FLAGS, flags);
+        }
         let object = ioctl.new_object(ATTR_VAR_ALLOC_HANDLE);
         let outputs = [
             ioctl.output(
