@@ -23,6 +23,7 @@ pub(crate) mod context;
 pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod diag;
+pub(crate) mod dmah;
 pub(crate) mod entry;
 pub(crate) mod errno;
 pub(crate) mod events;

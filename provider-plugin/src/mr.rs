@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
+use uverbs::dmah::{DmahMrInit, Source};
 use uverbs::driver::DriverInput;
 use uverbs::mr::MrKeys;
 use uverbs::{AccessFlags, DmMrInit, DmabufMrInit, MrHandle, MrInit, Rereg, Sge, Udata};
@@ -9,6 +10,7 @@ use uverbs::{AccessFlags, DmMrInit, DmabufMrInit, MrHandle, MrInit, Rereg, Sge, 
 use crate::abi::*;
 use crate::alloc::try_box;
 use crate::context::{CtxRef, borrowed, destroyed};
+use crate::dmah;
 use crate::entry;
 use crate::errno::Errno;
 use crate::pd::{PdRef, pd_of};
@@ -83,7 +85,7 @@ fn kernel_length(addr: *mut c_void, length: usize, access: c_int) -> Result<u64,
 
 /// Converts the kernel's error for an unknown method to EOPNOTSUPP, as the manual
 /// pages promise.
-fn unsupported(error: uverbs::Error) -> Errno {
+pub fn unsupported(error: uverbs::Error) -> Errno {
     match Errno::from(error) {
         Errno(libc::EPROTONOSUPPORT | libc::ENOTTY | libc::ENOSYS) => Errno::OPNOTSUPP,
         errno => errno,
@@ -204,13 +206,14 @@ pub unsafe fn null_region(pd: *mut ibv_pd, lkey: u32) -> Result<*mut ibv_mr, Err
     Ok(Box::into_raw(mr).cast())
 }
 
-/// `ibv_reg_mr_ex`: the same two kinds of region by one call. rxe has no DMA
-/// handles. libibverbs has resolved `IBV_REG_MR_MASK_BUF` before.
+/// `ibv_reg_mr_ex`: the same two kinds of region by one call, also with a DMA handle.
+/// libibverbs has resolved `IBV_REG_MR_MASK_BUF` before.
 pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
     const KNOWN: u64 = IBV_REG_MR_MASK_IOVA
         | IBV_REG_MR_MASK_ADDR
         | IBV_REG_MR_MASK_FD
-        | IBV_REG_MR_MASK_FD_OFFSET;
+        | IBV_REG_MR_MASK_FD_OFFSET
+        | IBV_REG_MR_MASK_DMAH;
     // SAFETY: libibverbs passes a live domain of ours and full attributes.
     entry::pointer(|| unsafe {
         let attr = &*attr;
@@ -221,6 +224,9 @@ pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr)
         let fd_based = has(IBV_REG_MR_MASK_FD);
         if has(IBV_REG_MR_MASK_FD_OFFSET) != fd_based || has(IBV_REG_MR_MASK_ADDR) == fd_based {
             return Err(Errno::INVAL);
+        }
+        if has(IBV_REG_MR_MASK_DMAH) {
+            return register_with_handle(pd, attr);
         }
         match (fd_based, has(IBV_REG_MR_MASK_IOVA)) {
             (true, true) => register_dmabuf(
@@ -237,6 +243,51 @@ pub unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr)
             (false, false) => register(pd, attr.addr, attr.length, attr.addr as u64, attr.access),
         }
     })
+}
+
+/// Registers memory of either kind with a DMA handle.
+///
+/// # Safety
+/// As [`register`]; the attributes have been checked, and name a live handle.
+unsafe fn register_with_handle(
+    pd: *mut ibv_pd,
+    attr: &ibv_mr_init_attr,
+) -> Result<*mut ibv_mr, Errno> {
+    let has = |mask: u64| attr.comp_mask & mask != 0;
+    let iova = match (has(IBV_REG_MR_MASK_FD), has(IBV_REG_MR_MASK_IOVA)) {
+        (_, true) => attr.iova,
+        (false, false) => attr.addr as u64,
+        (true, false) => return Err(Errno::INVAL),
+    };
+    // SAFETY: as the caller says; the descriptor is open during the call.
+    let (source, mr, dmah) = unsafe {
+        let dmah = dmah::handle(attr.dmah)?;
+        if has(IBV_REG_MR_MASK_FD) {
+            let fd = borrowed(attr.fd).ok_or(Errno(libc::EBADF))?;
+            let mr = new_mr(pd, IBV_MR_TYPE_DMABUF_MR, attr.access)?;
+            (Source::Dmabuf(fd, attr.fd_offset), mr, dmah)
+        } else {
+            let mr = new_mr(pd, IBV_MR_TYPE_MR, attr.access)?;
+            (Source::Memory(attr.addr as u64), mr, dmah)
+        }
+    };
+    let init = DmahMrInit {
+        // SAFETY: live, as the caller says.
+        pd: unsafe { pd_of(pd) }.handle(),
+        dmah,
+        source,
+        length: match source {
+            Source::Memory(_) => kernel_length(attr.addr, attr.length, attr.access)?,
+            Source::Dmabuf(..) => attr.length as u64,
+        },
+        iova,
+        access: AccessFlags::from_bits_retain(attr.access as u32),
+    };
+    // SAFETY: the domain's context is open.
+    let ctx = unsafe { CtxRef::of(mr.verbs.ibv_mr.context) };
+    // SAFETY: the application keeps the memory mapped, by verbs' contract.
+    let kernel = unsafe { uverbs::dmah::register(&ctx, &init) }.map_err(unsupported)?;
+    Ok(finish(mr, kernel))
 }
 
 /// `ibv_rereg_mr`. libibverbs has checked the flags, and changes address,

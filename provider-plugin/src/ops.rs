@@ -37,6 +37,7 @@ impl ContextOps for Rxe {
 
 impl ContextOps for Mlx5 {
     fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
+        use crate::dmah::{self, ibv_dmah, ibv_dmah_init_attr};
         use crate::flow::{self, ibv_flow, ibv_flow_attr};
         use crate::mlx5::counters::{self, ibv_counters};
         use crate::mlx5::counters::{ibv_counter_attach_attr, ibv_counters_init_attr};
@@ -44,6 +45,8 @@ impl ContextOps for Mlx5 {
         use crate::mlx5::qp::{self as mlx5_qp, ibv_ece, ibv_qp_rate_limit_attr};
         use crate::mlx5::{clock, cq, dm, srq as mlx5_srq, wq};
         operations! {
+            alloc_dmah: fn(*mut ibv_context, *mut ibv_dmah_init_attr)
+                -> *mut ibv_dmah = dmah::alloc_dmah;
             alloc_dm: fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm = dm::alloc_dm;
             alloc_null_mr: fn(*mut ibv_pd) -> *mut ibv_mr = dm::alloc_null_mr;
             attach_counters_point_flow: fn(*mut ibv_counters, *mut ibv_counter_attach_attr,
@@ -56,6 +59,7 @@ impl ContextOps for Mlx5 {
             create_rwq_ind_table: fn(*mut ibv_context, *mut ibv_rwq_ind_table_init_attr)
                 -> *mut ibv_rwq_ind_table = wq::create_rwq_ind_table;
             create_wq: fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq = wq::create_wq;
+            dealloc_dmah: fn(*mut ibv_dmah) -> c_int = dmah::dealloc_dmah;
             destroy_counters: fn(*mut ibv_counters) -> c_int = counters::destroy_counters;
             destroy_flow: fn(*mut ibv_flow) -> c_int = flow::destroy_flow;
             destroy_flow_action: fn(*mut ibv_flow_action)
@@ -182,7 +186,7 @@ mod tests {
                         let since = match name {
                             "import_dm" | "unimport_dm" => 35,
                             "query_qp_data_in_order" => 36,
-                            "reg_mr_ex" => 59,
+                            "alloc_dmah" | "dealloc_dmah" | "reg_mr_ex" => 59,
                             "dm_export_dmabuf_fd" | "query_port_speed" => 62,
                             _ => 0,
                         };

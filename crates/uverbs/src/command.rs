@@ -201,6 +201,14 @@ impl<'a> Ioctl<'a> {
         self.push(attr_id, 8, value);
     }
 
+    /// Adds a value of an enumeration that has no data.
+    pub fn enumerated(&mut self, attr_id: u16, value: u8) {
+        let slot = self.push(attr_id, 0, 0);
+        if let Some(attr) = self.frame.attrs.get_mut(slot.0) {
+            attr.enum_or_reserved = u16::from_ne_bytes([value, 0]);
+        }
+    }
+
     /// Adds an existing object.
     pub fn handle(&mut self, attr_id: u16, handle: u32) {
         self.push(attr_id, 0, handle.into());

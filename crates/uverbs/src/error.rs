@@ -93,6 +93,8 @@ commands! {
     DeregMr = "MR_DESTROY" on "memory region";
     AllocDm = "DM_ALLOC" on "device memory";
     FreeDm = "DM_FREE" on "device memory";
+    AllocDmah = "DMAH_ALLOC" on "DMA handle";
+    FreeDmah = "DMAH_FREE" on "DMA handle";
     AllocDmabuf = "DMABUF_ALLOC" on "DMA buffer";
     RegDmMr = "DM_MR_REG" on "memory region";
     AllocMw = "ALLOC_MW" on "memory window";

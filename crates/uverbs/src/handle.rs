@@ -50,6 +50,8 @@ handles! {
     FlowHandle;
     /// Handle number of device memory.
     DmHandle;
+    /// Handle number of a DMA handle.
+    DmahHandle;
     /// Handle number of counters.
     CountersHandle;
 }

@@ -59,6 +59,7 @@ pub mod cq;
 pub mod discovery;
 pub mod dm;
 mod dmabuf;
+pub mod dmah;
 mod doorbell;
 pub mod driver;
 pub mod environment;
@@ -100,8 +101,8 @@ pub use dmabuf::Dmabuf;
 pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
 pub use error::{Command, Errno, Error};
 pub use handle::{
-    AhHandle, CountersHandle, CqHandle, DmHandle, Existence, FlowHandle, MrHandle, MwHandle,
-    PdHandle, QpHandle, SrqHandle, WqHandle, WqTableHandle, XrcdHandle,
+    AhHandle, CountersHandle, CqHandle, DmHandle, DmahHandle, Existence, FlowHandle, MrHandle,
+    MwHandle, PdHandle, QpHandle, SrqHandle, WqHandle, WqTableHandle, XrcdHandle,
 };
 pub use mr::{Advice, AdviseFlags, DmMrInit, DmabufMrInit, Mr, MrAttr, MrInit, Rereg};
 pub use mw::{Mw, MwType};

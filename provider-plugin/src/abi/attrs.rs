@@ -459,7 +459,7 @@ pub struct ibv_mr_init_attr {
     pub addr: *mut c_void,
     pub fd: c_int,
     pub fd_offset: u64,
-    pub dmah: *mut c_void,
+    pub dmah: *mut crate::dmah::ibv_dmah,
 }
 
 /// Argument of `ibv_query_ece` and `ibv_set_ece`.

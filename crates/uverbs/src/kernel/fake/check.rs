@@ -114,8 +114,13 @@ pub fn check(
                 .all(|other| other.attr.attr_id != given.attr_id),
             libc::EINVAL,
         )?;
+        let [value, reserved] = given.enum_or_reserved.to_ne_bytes();
+        let values = match ty {
+            Ty::Enum(count) => count,
+            _ => 1,
+        };
         require(
-            given.flags & !ATTR_F_MANDATORY == 0 && given.enum_or_reserved == 0,
+            given.flags & !ATTR_F_MANDATORY == 0 && value < values && reserved == 0,
             libc::EINVAL,
         )?;
         match ty {
@@ -139,7 +144,7 @@ pub fn check(
                 }
             }
             Ty::Fd => require(i32::try_from(given.data).is_ok(), libc::EBADF)?,
-            Ty::In(..) | Ty::Out(_) => {}
+            Ty::In(..) | Ty::Out(_) | Ty::Enum(_) => {}
         }
     }
     let mut attrs = methods.attrs(call.object, call.method);

@@ -21,6 +21,8 @@ pub enum AttrType {
     Destroy(u16),
     /// An existing descriptor.
     Fd,
+    /// A value of an enumeration of so many, without data.
+    Enum(u8),
 }
 
 use AttrType as Ty;
@@ -173,6 +175,41 @@ const METHODS: &[MethodSpec] = &[
         attrs: &[
             must(ATTR_QUERY_PORT_SPEED_PORT_NUM, CONST),
             must(ATTR_QUERY_PORT_SPEED_RESP, OUT64),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DMAH,
+        method: METHOD_DMAH_ALLOC,
+        udata: false,
+        attrs: &[
+            must(ATTR_ALLOC_DMAH_HANDLE, Ty::New(OBJECT_DMAH)),
+            may(ATTR_ALLOC_DMAH_CPU_ID, U32),
+            may(ATTR_ALLOC_DMAH_TPH_MEM_TYPE, Ty::Enum(2)),
+            may(ATTR_ALLOC_DMAH_PH, Ty::In(1, 1)),
+        ],
+    },
+    MethodSpec {
+        object: OBJECT_DMAH,
+        method: METHOD_DMAH_FREE,
+        udata: false,
+        attrs: &[must(ATTR_FREE_DMA_HANDLE, Ty::Destroy(OBJECT_DMAH))],
+    },
+    MethodSpec {
+        object: OBJECT_MR,
+        method: METHOD_REG_MR,
+        udata: true,
+        attrs: &[
+            must(ATTR_REG_MR_HANDLE, Ty::New(OBJECT_MR)),
+            must(ATTR_REG_MR_PD_HANDLE, Ty::Object(OBJECT_PD)),
+            may(ATTR_REG_MR_DMA_HANDLE, Ty::Object(OBJECT_DMAH)),
+            must(ATTR_REG_MR_IOVA, U64),
+            may(ATTR_REG_MR_ADDR, U64),
+            must(ATTR_REG_MR_LENGTH, U64),
+            must(ATTR_REG_MR_ACCESS_FLAGS, FLAGS),
+            may(ATTR_REG_MR_FD, Ty::Fd),
+            may(ATTR_REG_MR_FD_OFFSET, U64),
+            must(ATTR_REG_MR_RESP_LKEY, Ty::Out(4)),
+            must(ATTR_REG_MR_RESP_RKEY, Ty::Out(4)),
         ],
     },
     MethodSpec {

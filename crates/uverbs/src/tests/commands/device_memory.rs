@@ -1,10 +1,12 @@
 //! Device memory, and regions of it.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use super::super::with_pd;
 use super::*;
 use crate::abi::later::*;
+use crate::dmah::{self, DmahInit, DmahMrInit, Source};
 use crate::driver::{DriverOutput, NAMESPACE};
 use crate::kernel::fake::{AttrSpec, AttrType, MethodSpec};
 
@@ -186,4 +188,77 @@ fn a_dma_buffer_is_closed_once_or_released() {
     let text = error.to_string();
     assert!(text.starts_with("DMABUF_ALLOC on DMA buffer: "), "{text}");
     assert!(text.ends_with("or the kernel is older than 7.0"), "{text}");
+}
+
+#[test]
+fn regions_with_dma_handles() {
+    const REGISTER: Target = Target::Method(OBJECT_MR, METHOD_REG_MR);
+    let (fake, context, pd) = with_pd();
+    let init = DmahInit {
+        steering: Some((7, 1)),
+        hint: 2,
+    };
+    let dmah = dmah::alloc(&context, &init).unwrap();
+    let call = only(&fake);
+    is_method(&call, OBJECT_DMAH, METHOD_DMAH_ALLOC);
+    assert_eq!(
+        sent(&call),
+        [
+            Sent::Object(ATTR_ALLOC_DMAH_HANDLE, 0),
+            in32(ATTR_ALLOC_DMAH_CPU_ID, 7),
+            Sent::Object(ATTR_ALLOC_DMAH_TPH_MEM_TYPE, 0),
+            Sent::In(ATTR_ALLOC_DMAH_PH, vec![2]),
+        ]
+    );
+    let memory = call.attrs[2].attr.enum_or_reserved;
+    assert_eq!(memory.to_ne_bytes(), [1, 0]);
+
+    fake.on(REGISTER, |reply| {
+        reply.set(ATTR_REG_MR_RESP_LKEY, 0x11u32.as_bytes());
+        reply.set(ATTR_REG_MR_RESP_RKEY, 0x22u32.as_bytes());
+        Ok(())
+    });
+    let mut region = DmahMrInit {
+        pd: pd.handle(),
+        dmah,
+        source: Source::Memory(0x1000),
+        length: 0x80,
+        iova: 0x7000,
+        access: AccessFlags::LOCAL_WRITE,
+    };
+    // SAFETY: the fake accesses no memory.
+    let register = |init: &DmahMrInit<'_>| unsafe { dmah::register(&context, init) };
+    let (first, keys) = register(&region).unwrap();
+    assert_eq!((keys.lkey, keys.rkey), (0x11, 0x22));
+    let common = [
+        Sent::Object(ATTR_REG_MR_HANDLE, 0),
+        Sent::Out(ATTR_REG_MR_RESP_LKEY, 4),
+        Sent::Out(ATTR_REG_MR_RESP_RKEY, 4),
+        Sent::Object(ATTR_REG_MR_PD_HANDLE, pd.handle().0.into()),
+        Sent::Object(ATTR_REG_MR_DMA_HANDLE, dmah.0.into()),
+        in64(ATTR_REG_MR_IOVA, 0x7000),
+    ];
+    let end = [
+        in64(ATTR_REG_MR_LENGTH, 0x80),
+        in32(ATTR_REG_MR_ACCESS_FLAGS, 1),
+    ];
+    let calls = sent(&only(&fake));
+    assert_eq!(calls[..6], common);
+    assert_eq!(
+        calls[6..],
+        [&[in64(ATTR_REG_MR_ADDR, 0x1000)], &end[..]].concat()
+    );
+
+    let file = std::fs::File::open("/dev/null").unwrap();
+    region.source = Source::Dmabuf(file.as_fd(), 0x40);
+    let (second, _) = register(&region).unwrap();
+    let calls = sent(&only(&fake));
+    let fd = Sent::Object(ATTR_REG_MR_FD, file.as_raw_fd() as u64);
+    let buffer = [fd, in64(ATTR_REG_MR_FD_OFFSET, 0x40)];
+    assert_eq!(calls[6..], [&buffer[..], &end[..]].concat());
+
+    for region in [first, second] {
+        crate::mr::destroy(&context, region).unwrap();
+    }
+    dmah::free(&context, dmah).unwrap();
 }

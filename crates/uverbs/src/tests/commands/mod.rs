@@ -17,7 +17,7 @@ use crate::kernel::fake::{IoctlCall, Target};
 use crate::*;
 
 /// An attribute as it was sent: number, length, and input bytes or handle.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Sent {
     /// Input bytes.
     In(u16, Vec<u8>),
