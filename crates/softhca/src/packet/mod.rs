@@ -23,7 +23,8 @@ pub use header::{
     MULTICAST_QPN, NakCode, Reth, Syndrome,
 };
 pub use icrc::{icrc_cause, icrc_change};
-pub use opcode::{Class, Opcode, Traits, op};
+pub use opcode::{CNP, Class, Opcode, Traits, op};
+pub(crate) use path::{CE, ECT0};
 pub use path::{
     Gid, Grh, L3, Link, LinkKind, MAX_NETWORK, Mac, Network, NotPacket, Path, ROCE_V2_PORT, Roce,
     Template, gid_of_ip, gid_of_ipv4, ipv4_of,

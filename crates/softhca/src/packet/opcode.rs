@@ -19,6 +19,10 @@ pub enum Class {
     Dc = 6 << 5,
 }
 
+/// The opcode of a congestion notification packet (CNP), which belongs to no service
+/// class (annex 17). Sixteen reserved bytes follow its BTH.
+pub const CNP: u8 = 0x81;
+
 /// The operation in an opcode's lower five bits.
 #[allow(missing_docs, reason = "the specification's names")]
 pub mod op {

@@ -144,6 +144,11 @@ pub fn gid_of_ip(address: IpAddr) -> Gid {
     }
 }
 
+/// ECN field of a traffic class: the sender answers to congestion marks.
+pub(crate) const ECT0: u8 = 0b10;
+/// ECN field of a traffic class: the packet has met congestion.
+pub(crate) const CE: u8 = 0b11;
+
 /// The headers between the link header and the BTH.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum L3 {
@@ -357,6 +362,20 @@ pub struct Network {
     pub bth_at: usize,
     /// End of the ICRC; link padding may follow.
     pub end: usize,
+}
+
+impl Network {
+    /// Whether the frame was marked: it has met congestion. Only IP headers are marked.
+    #[inline]
+    #[must_use]
+    pub fn is_marked(&self, frame: &[u8]) -> bool {
+        let bits = |shift: u8| frame.get(self.l3_at + 1).map(|byte| byte >> shift & CE);
+        match self.l3 {
+            L3::Ipv4 => bits(0) == Some(CE),
+            L3::Ipv6 => bits(4) == Some(CE),
+            L3::None | L3::Grh => false,
+        }
+    }
 }
 
 /// Reasons why a frame is not an RDMA packet.

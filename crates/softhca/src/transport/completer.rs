@@ -287,6 +287,11 @@ impl<L> Qp<L> {
             self.req.rnr_until = None;
             self.req.blocked = false;
         }
+        if self.congestion.paused_until.is_some_and(|at| at <= now) {
+            self.congestion.paused_until = None;
+            self.req.blocked = false;
+            self.resp.held = false;
+        }
         if self.req.deadline.is_some_and(|at| at <= now) {
             self.req.deadline = None;
             if self.state.sends() && self.req.una.before(self.req.high) {
@@ -295,6 +300,7 @@ impl<L> Qp<L> {
                     self.restart_timer(now);
                 } else {
                     io.counters.timeouts += 1;
+                    self.narrow();
                     self.retry(host, now);
                 }
             }
@@ -308,5 +314,6 @@ impl<L> Qp<L> {
         earliest(self.req.deadline)
             .min(earliest(self.req.rnr_until))
             .min(earliest(self.req.recovery.probe_at))
+            .min(earliest(self.congestion.paused_until))
     }
 }

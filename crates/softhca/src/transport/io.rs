@@ -45,6 +45,12 @@ pub struct Counters {
     pub qkey_violations: u64,
     /// Requests over dynamic connections dropped for a wrong access key.
     pub dc_key_violations: u64,
+    /// Packets received with a congestion mark.
+    pub marked: u64,
+    /// Congestion notifications sent.
+    pub cnps_sent: u64,
+    /// Congestion notifications received that named a queue pair, and came from its peer.
+    pub cnps_handled: u64,
     /// Packets dropped for other reasons: unknown queue pair, wrong state, service or
     /// source, or refused by an unreliable service.
     pub dropped: u64,
@@ -55,6 +61,8 @@ pub(super) struct Io {
     pub pool: Pool,
     pub out: VecDeque<Packet>,
     pub counters: Counters,
+    /// Time of the last [`Transport::run`](super::Transport::run).
+    pub now: u64,
     /// The peer may not have had the time to respond; see
     /// [`Transport::set_patient`](super::Transport::set_patient).
     pub patient: bool,

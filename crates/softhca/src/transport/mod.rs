@@ -11,6 +11,7 @@
 //! | `requester` | work requests to request packets: segmentation, window, fences |
 //! | `completer` | acknowledgements, NAKs, read responses, retries, timers |
 //! | `recovery` | losses, before a timeout |
+//! | `congestion` | congestion marks, and the rate and window that answer them and losses |
 //! | `responder` | requests in order, duplicates, responses |
 //! | `datagram` | UD |
 //! | `dynamic` | DC: requester and responder with peers that change |
@@ -22,6 +23,7 @@
 
 mod completer;
 mod config;
+mod congestion;
 mod datagram;
 mod dynamic;
 mod host;
@@ -52,7 +54,7 @@ pub use host::{
 };
 pub use io::Counters;
 
-use crate::packet::{Class, Gid, MULTICAST_QPN, Packet, Pool, Refused, Traits, View};
+use crate::packet::{CNP, Class, Gid, MULTICAST_QPN, Packet, Pool, Refused, Traits, View};
 use io::Io;
 use qp::Qp;
 use recovery::After;
@@ -116,6 +118,7 @@ impl<L> Transport<L> {
                 pool,
                 out: VecDeque::new(),
                 counters: Counters::default(),
+                now: 0,
                 patient: false,
                 kept: Arc::default(),
             },
@@ -142,6 +145,7 @@ impl<L> Transport<L> {
                 qp.config.service,
                 Service::Rc | Service::XrcInitiator | Service::XrcTarget
             );
+        qp.paces = qp.recovers || (self.lossy && qp.config.service == Service::Uc);
         self.qps.insert(qpn, Box::new(qp));
         Ok(())
     }
@@ -180,8 +184,8 @@ impl<L> Transport<L> {
     }
 
     /// Lets queue pairs that are created from now on recover from losses before a
-    /// timeout, with probes and packets kept out of order. This is for networks that lose
-    /// packets by themselves.
+    /// timeout, with probes and packets kept out of order, and control congestion. This is
+    /// for networks that lose packets by themselves.
     pub fn set_lossy(&mut self, lossy: bool) {
         self.lossy = lossy;
     }
@@ -333,20 +337,27 @@ impl<L> Transport<L> {
             .opcode
             .map_or(view.bth.opcode & 0xe0, |o| o.class as u8);
         if class != qp.class() as u8 || !qp.state.receives() {
-            io.counters.dropped += 1;
+            match view.bth.opcode {
+                CNP if qp.accepts_cnp(view) => qp.slow_down(io, now),
+                _ => io.counters.dropped += 1,
+            }
             return after;
         }
         if !qp.pkey_matches(view.bth.pkey) {
             io.counters.pkey_violations += 1;
             return after;
         }
+        if class != Class::Ud as u8 && !qp.is_from_peer(view) {
+            io.counters.dropped += 1;
+            return after;
+        }
+        if qp.paces && view.network.is_marked(view.frame) {
+            qp.answer_mark(io, now, view);
+        }
         if class == Class::Ud as u8 {
             if view.opcode.is_some() {
                 qp.datagram(host, io, view);
             }
-        } else if !qp.is_from_peer(view) {
-            io.counters.dropped += 1;
-            return after;
         } else if view.has(Traits::RESPONSE) {
             if !matches!(qp.config.service, Service::XrcTarget | Service::DcTarget) {
                 qp.response(host, io, now, view);
@@ -365,6 +376,7 @@ impl<L> Transport<L> {
     /// Processes expired timers, responses, requests and flushes. Creates about
     /// `budget` packets at most; returns true if more can be done now.
     pub fn run<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, budget: usize) -> bool {
+        self.io.now = now;
         self.forget_timers();
         while let Some(&Reverse((at, qpn))) = self.timers.peek() {
             if at > now {

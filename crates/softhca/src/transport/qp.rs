@@ -2,6 +2,7 @@
 //! [`super::responder`].
 
 use super::config::{QpConfig, QpState, QpView, Service};
+use super::congestion::Congestion;
 use super::host::{Fault, Host, QpEvent, RecvDone, RecvWork, SendDone, Status};
 use super::io::LIMIT_MESSAGE;
 use super::state::{Initiator, Peers, Requester, Responder};
@@ -12,6 +13,9 @@ pub(super) struct Qp<L> {
     pub number: u32,
     /// Losses are recovered from before a timeout.
     pub recovers: bool,
+    /// Congestion is controlled.
+    pub paces: bool,
+    pub congestion: Congestion,
     pub config: QpConfig,
     pub state: QpState,
     pub template: Option<Template>,
@@ -38,6 +42,8 @@ impl<L> Qp<L> {
         Self {
             number,
             recovers: false,
+            paces: false,
+            congestion: Congestion::default(),
             template: None,
             state: QpState::Reset,
             queued: false,
@@ -68,7 +74,7 @@ impl<L> Qp<L> {
     /// Modifies the state and all attributes.
     pub fn modify<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState, mut config: QpConfig) {
         config.service = self.config.service;
-        self.template = config.path.as_ref().map(Template::new);
+        self.template = config.path.map(|path| Template::new(&self.capable(path)));
         self.config = config;
         self.adopt_connection();
         let from = self.state;
@@ -79,6 +85,7 @@ impl<L> Qp<L> {
                 self.req = Requester::new();
                 self.resp = Responder::new();
                 self.initiator.reset();
+                self.congestion = Congestion::default();
                 self.send_rung = false;
                 self.recv_rung = false;
                 self.drain_due = false;
@@ -94,6 +101,7 @@ impl<L> Qp<L> {
                     QpState::ReadyToReceive | QpState::Init | QpState::Reset
                 ) {
                     self.req.start(Psn::new(self.config.send_psn));
+                    self.open_window(Psn::new(self.config.send_psn));
                 }
                 self.req.refill(&self.config);
                 self.send_rung = true;

@@ -20,8 +20,6 @@ use super::qp::Qp;
 use super::state::{Pending, Reply};
 use crate::packet::{NakCode, Packet, Psn, Syndrome, View};
 
-/// Response packets that may be outstanding; a single read may have more.
-pub(super) const READ_WINDOW: u32 = 256;
 /// Time to the first probe before a round trip was measured, in nanoseconds.
 const FIRST_WAIT: u64 = 2_000_000;
 /// Shortest time to a probe: a peer may wait for a processor.
@@ -31,6 +29,8 @@ const LIMIT_PROBES: u32 = 10;
 /// Times that sending one packet again does not help before a peer is taken to keep
 /// nothing.
 const LIMIT_FAILURES: u8 = 3;
+/// Packets that count as lost if a peer that keeps nothing reports one.
+const GO_BACK_LOST: u32 = 8;
 /// PSNs beyond the expected one of which a responder keeps packets.
 const LIMIT_AHEAD: i32 = 128;
 /// Packets that all responders of a transport keep.
@@ -40,7 +40,7 @@ const LIMIT_KEPT: usize = 2048;
 #[derive(Default)]
 pub(super) struct Recovery {
     /// Smoothed round trip and its variation, in nanoseconds; 0 before the first.
-    round_trip: u64,
+    pub round_trip: u64,
     variation: u64,
     /// A request being timed: the PSN past which `una` ends it, and when it was sent.
     timed: Option<(Psn, u64)>,
@@ -251,6 +251,7 @@ impl<L> Qp<L> {
         recovery.measure(now, una);
         recovery.probes = 0;
         recovery.probe_at = una.before(high).then(|| now + recovery.wait());
+        self.adapt_window();
     }
 
     /// Sends a probe if it is due.
@@ -270,7 +271,11 @@ impl<L> Qp<L> {
         if !io.patient {
             recovery.probes += 1;
             recovery.resent = None;
+            if recovery.probes > 1 {
+                self.narrow();
+            }
         }
+        let recovery = &mut self.req.recovery;
         if more {
             recovery.probe_at = Some(now + recovery.wait());
         }
@@ -346,10 +351,14 @@ impl<L> Qp<L> {
         end: Psn,
     ) {
         io.counters.retransmitted += 1;
+        self.congestion.lost += 1;
         // A time that includes the loss is no round trip.
         self.req.recovery.timed = None;
         // If memory is absent or invalid, the timeout's retransmission says so.
-        let _: Result<(), Fault> = self.emit(host, io, index, psn, Some(end));
+        let sent: Result<(), Fault> = self.emit(host, io, index, psn, Some(end));
+        if sent.is_ok() {
+            self.pace(io);
+        }
     }
 
     /// Processes an acknowledgement of all PSNs before `end`.
@@ -383,6 +392,7 @@ impl<L> Qp<L> {
 
     /// Sending a single packet again has not helped.
     fn go_back<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
+        self.narrow();
         let recovery = &mut self.req.recovery;
         recovery.resent = None;
         recovery.failures = recovery.failures.saturating_add(1).min(LIMIT_FAILURES);
@@ -405,7 +415,10 @@ impl<L> Qp<L> {
         let index = self.work_at(psn).filter(|_| alone);
         match index {
             _ if next => self.go_back(host, now),
-            None => self.retry(host, now),
+            None => {
+                self.congestion.lost += GO_BACK_LOST;
+                self.retry(host, now);
+            }
             Some(_) if !psn.before(self.req.send_psn) => {}
             Some(index) => {
                 self.req.recovery.resent = Some(psn);

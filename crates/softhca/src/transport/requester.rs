@@ -11,12 +11,8 @@ use super::dynamic::Failed;
 use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, Status};
 use super::io::Io;
 use super::qp::Qp;
-use super::recovery::READ_WINDOW;
 use super::state::{LIMIT_WORKS, Pending};
 use crate::packet::{AtomicEth, PacketBuilder, Psn, Reth, op};
-
-/// Maximum number of request packets in flight, not counting read responses.
-const WINDOW: u32 = 128;
 
 /// Time before absent memory is tried again, in nanoseconds.
 const PAGE_WAIT: u64 = 100_000;
@@ -184,14 +180,11 @@ impl<L> Qp<L> {
         // All outstanding PSNs stay within half the PSN range, so that order is
         // defined.
         let span = pending.first.distance(req.una).max(0) as u32 + pending.packets;
-        let window = !self.recovers
-            || !pending.work.operation.is_read_or_atomic()
-            || req.read_psns == 0
-            || req.read_psns + pending.packets <= READ_WINDOW;
+        let paced = !self.paces || self.may_send(pending);
         fence
             && reads
-            && window
-            && (pending.packets == 0 || req.flight() < WINDOW)
+            && paced
+            && (pending.packets == 0 || req.flight() < req.window)
             && (req.cursor == 0 || span < Psn::RANGE / 2)
     }
 
@@ -250,6 +243,9 @@ impl<L> Qp<L> {
         if self.recovers {
             self.sent(now, psn.plus(1), !again && (reads || last));
         }
+        if self.paces {
+            self.pace(io);
+        }
         if self.config.service.is_reliable() {
             if self.req.deadline.is_none() {
                 self.req.deadline = ack_wait(self.config.ack_timeout).map(|wait| now + wait);
@@ -296,8 +292,8 @@ impl<L> Qp<L> {
         bth.solicited = pending.work.solicited && last;
         bth.ack_request = reliable
             && (last
-                || flight + 1 >= WINDOW
-                || (index + 1) % (WINDOW / 4) == 0
+                || flight + 1 >= self.req.window
+                || (index + 1) & self.req.ask_mask == 0
                 || repeated.is_some());
         let mut builder = PacketBuilder::new(&io.pool, template, bth, payload as usize);
         if self.config.service == Service::XrcInitiator {

@@ -562,6 +562,7 @@ impl<L> Qp<L> {
             return false;
         };
         match *front {
+            Reply::Read(_) if self.resp.held => return false,
             Reply::Read(ref mut read) => {
                 let mtu = self.config.mtu.bytes();
                 let payload = read.rest.min(mtu);
@@ -621,6 +622,9 @@ impl<L> Qp<L> {
                 if last {
                     self.resp.replies.pop_front();
                     self.resp.reads -= u32::from(!duplicate).min(self.resp.reads);
+                }
+                if self.paces {
+                    self.pace(io);
                 }
             }
             Reply::Atomic { psn, msn, value } => {

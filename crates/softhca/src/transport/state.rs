@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::config::QpConfig;
+use super::congestion::WINDOW;
 use super::host::{Datagram, QpEvent, RecvWork, SendWork, Status, Target};
 use super::recovery::{Kept, Recovery};
 use crate::packet::{
@@ -70,8 +71,14 @@ pub(super) struct Requester<L> {
     pub rnr_until: Option<u64>,
     /// A missing response was noticed since `una` last moved.
     pub implied_nak: bool,
-    /// Sending waits for a response (window, fence, read limit).
+    /// Sending waits for a response (window, fence, read limit), or for its time.
     pub blocked: bool,
+    /// Maximum number of request packets in flight, not counting read responses; a power
+    /// of two.
+    pub window: u32,
+    /// Bits that are 0 in the place of a packet within its message that asks for an
+    /// acknowledgement.
+    pub ask_mask: u32,
     pub recovery: Recovery,
 }
 
@@ -93,6 +100,8 @@ impl<L> Requester<L> {
             rnr_until: None,
             implied_nak: false,
             blocked: false,
+            window: WINDOW,
+            ask_mask: WINDOW / 4 - 1,
             recovery: Recovery::default(),
         }
     }
@@ -259,6 +268,8 @@ pub(super) struct Responder<L> {
     /// The peer was sent a NAK for a missing packet, or an RNR NAK.
     pub nak_sent: bool,
     pub replies: VecDeque<Reply>,
+    /// The oldest reply is a read response whose time to be sent has not come.
+    pub held: bool,
     /// Queued read responses, not counting those of duplicate requests.
     pub reads: u32,
     /// Results of recent atomics, for duplicates.
@@ -280,6 +291,7 @@ impl<L> Responder<L> {
             spare: None,
             nak_sent: false,
             replies: VecDeque::new(),
+            held: false,
             reads: 0,
             atomics: VecDeque::new(),
             absent: 0,
@@ -306,6 +318,7 @@ impl<L> Responder<L> {
     /// Discards all replies. Returns the receive in use, or the one kept.
     pub fn clear(&mut self) -> Option<RecvWork<L>> {
         self.replies.clear();
+        self.held = false;
         self.reads = 0;
         self.kept.clear();
         match std::mem::replace(&mut self.message, Message::None) {
@@ -332,8 +345,9 @@ impl<L> Responder<L> {
         code
     }
 
+    /// Returns whether there is a reply to send now.
     pub fn has_replies(&self) -> bool {
-        !self.replies.is_empty()
+        !self.replies.is_empty() && !self.held
     }
 
     pub fn acknowledge(&mut self, psn: Psn) {

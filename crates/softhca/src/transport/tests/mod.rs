@@ -1,6 +1,7 @@
 //! Tests of the transport: HCAs with the model engine, connected by the fabric.
 
 mod capture;
+mod congestion;
 mod datagram;
 mod dynamic;
 mod errors;

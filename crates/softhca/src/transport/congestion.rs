@@ -1,0 +1,453 @@
+//! Congestion control, for networks that lose packets.
+//!
+//! | what happens | answer |
+//! |---|---|
+//! | a packet with a payload arrives with a congestion mark (ECN) | The peer is sent a congestion notification (CNP), at most one in 50 µs. |
+//! | a CNP arrives | The rate at which the queue pair sends is cut, and grows again by the law of DCQCN ([`Rate`]). |
+//! | more than an eighth of a window is lost, or probes are not answered | The window is halved; it doubles with each window that arrives. |
+//!
+//! A CNP acts on one queue pair, which goes on with at least [`FLOOR`], so a forged one
+//! delays, and does no more.
+
+use super::io::Io;
+use super::qp::Qp;
+use super::state::{Pending, Reply};
+use crate::packet::{Bth, CE, CNP, ECT0, Link, PacketBuilder, Path, Psn, Roce, Template, View};
+
+/// Windows: the largest, that of a new connection, whose path is unknown, and the
+/// smallest, in packets.
+pub(super) const WINDOW: u32 = 128;
+pub(super) const FIRST_WINDOW: u32 = 32;
+const LAST_WINDOW: u32 = 8;
+
+/// Shortest time between two CNPs of a queue pair, in nanoseconds.
+const NOTICE: u64 = 50_000;
+/// Traffic class of a CNP: DSCP 48, as a ConnectX has it, without ECN.
+const CNP_CLASS: u8 = 48 << 2;
+/// Length of the reserved bytes of a CNP.
+const CNP_PAYLOAD: usize = 16;
+/// The BECN bit of a BTH, in the byte before the queue pair's number.
+const BECN: (usize, u8) = (4, 0x40);
+/// How far before the next PSN the one of a CNP is. The number means nothing to cards, but
+/// rdma_rxe takes a CNP for an acknowledgement, and discards one of the past.
+const PAST: u32 = Psn::RANGE / 4;
+
+/// Lowest rate, and the one from which on there is no limit, in bytes per second.
+const FLOOR: u64 = 1_000_000;
+const CEILING: u64 = 12_500_000_000;
+/// Additive increase of the rate in a period, in bytes per second.
+const STEP: u64 = 256 * 1024;
+/// Periods in which the rate returns half of the way to that before the cut; it grows by
+/// one step in each of as many further ones, and faster and faster after these.
+const FAST: u32 = 5;
+/// Bounds of the period, which is a round trip: it has one cut or one increase. One that
+/// was not measured, as for read responses, is taken to be long: the notifications of one
+/// full queue would cut the rate again and again.
+const SHORTEST_PERIOD: u64 = 1_000_000;
+const UNKNOWN_PERIOD: u64 = 5_000_000;
+const LONGEST_PERIOD: u64 = 20_000_000;
+/// 1 in the fixed-point numbers of `alpha`, and the part by which it moves, as a power of
+/// two.
+const ONE: u32 = 1 << 16;
+const GAIN: u32 = 4;
+/// Time by which packets may be ahead of or behind the rate: a thread that sleeps wakes
+/// later than it asked for.
+const BURST: u64 = 100_000;
+/// Longest pause after a packet, whatever was sent again.
+const LONGEST_PAUSE: u64 = 50_000_000;
+/// Time over which the rate of sending is measured.
+const MEASURED: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+/// Rate limit of a queue pair that was sent CNPs: DCQCN, with one cut in a round trip,
+/// since a queue of packets takes longer to drain than hardware's. `alpha` estimates in
+/// which part of the periods a CNP came, and half of it is cut off.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rate {
+    /// The limit, and what it returns to, in bytes per second.
+    current: u64,
+    target: u64,
+    alpha: u32,
+    /// Periods since the cut.
+    steps: u32,
+    period: u64,
+    cut_at: u64,
+    /// Begin of the period.
+    began: u64,
+    /// When the next packet is due.
+    next: u64,
+}
+
+impl Rate {
+    /// Begins with a cut of the rate at which is sent.
+    fn new(now: u64, sending: u64, round_trip: u64) -> Self {
+        let mut rate = Self {
+            current: CEILING,
+            target: CEILING,
+            alpha: ONE,
+            steps: 0,
+            period: 0,
+            cut_at: now,
+            began: now,
+            next: now,
+        };
+        rate.cut(now, sending, round_trip);
+        rate
+    }
+
+    /// Cuts the rate, unless it was in this period. What is sent at is less than the
+    /// limit if something else limits it.
+    fn cut(&mut self, now: u64, sending: u64, round_trip: u64) {
+        if now.saturating_sub(self.cut_at) < self.period {
+            return;
+        }
+        self.target = self.current.min(sending).max(FLOOR);
+        let part = self.target.saturating_mul(u64::from(self.alpha)) / u64::from(2 * ONE);
+        self.current = (self.target - part).max(FLOOR);
+        self.alpha += (ONE - self.alpha) >> GAIN;
+        self.steps = 0;
+        self.period = match round_trip {
+            0 => UNKNOWN_PERIOD,
+            trip => trip.clamp(SHORTEST_PERIOD, LONGEST_PERIOD),
+        };
+        (self.cut_at, self.began) = (now, now);
+    }
+
+    /// Increases the rate by what the time allows. Returns whether the limit has ended,
+    /// which it does after some hundred periods without a cut.
+    fn grow(&mut self, now: u64) -> bool {
+        while now.saturating_sub(self.began) >= self.period {
+            self.began += self.period;
+            self.alpha -= self.alpha >> GAIN;
+            self.steps += 1;
+            if self.steps > FAST {
+                let faster = self.steps.saturating_sub(2 * FAST).max(1);
+                self.target += STEP * u64::from(faster);
+            }
+            self.current = (self.current + self.target).div_ceil(2);
+            if self.current >= CEILING {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Accounts for a packet. Returns until when nothing more is sent, if it is not to be
+    /// sent now.
+    fn send(&mut self, now: u64, length: u64) -> Option<u64> {
+        let time = length * SECOND / self.current;
+        let next = self.next.max(now.saturating_sub(BURST)) + time;
+        self.next = next.min(now + LONGEST_PAUSE);
+        (self.next > now + BURST).then_some(self.next)
+    }
+}
+
+/// Measures the rate at which is sent, without pauses.
+#[derive(Default)]
+struct Meter {
+    start: u64,
+    last: u64,
+    bytes: u64,
+    /// Of the last interval; 0 before.
+    rate: u64,
+}
+
+impl Meter {
+    fn sent(&mut self, now: u64, length: u64) {
+        if now.saturating_sub(self.start) >= MEASURED {
+            let paused = now.saturating_sub(self.last) >= MEASURED;
+            self.rate = self.over(if paused { self.last } else { now });
+            (self.start, self.bytes) = (now, 0);
+        }
+        self.last = now;
+        self.bytes += length;
+    }
+
+    fn over(&self, end: u64) -> u64 {
+        let time = end.saturating_sub(self.start).max(BURST);
+        self.bytes.saturating_mul(SECOND) / time
+    }
+
+    fn rate(&self, now: u64) -> u64 {
+        match self.rate {
+            0 => self.over(now),
+            rate => rate,
+        }
+    }
+}
+
+/// State of a queue pair.
+#[derive(Default)]
+pub(super) struct Congestion {
+    /// When the last CNP was sent.
+    noticed: Option<u64>,
+    meter: Meter,
+    rate: Option<Rate>,
+    /// Nothing that counts for the rate is sent before this time.
+    pub paused_until: Option<u64>,
+    /// Packets sent again since the window was set, and the PSN up to which they count.
+    pub lost: u32,
+    round_end: Psn,
+}
+
+impl<L> Qp<L> {
+    /// Returns a path as this queue pair's packets take it: with ECT(0), unless the
+    /// program asks for ECT(1).
+    pub fn capable(&self, mut path: Path) -> Path {
+        let marked = self.paces && path.roce == Roce::V2 && matches!(path.link, Link::Ether { .. });
+        if let Some(grh) = path.grh.as_mut().filter(|_| marked) {
+            if matches!(grh.traffic_class & CE, 0 | CE) {
+                grh.traffic_class = grh.traffic_class & !CE | ECT0;
+            }
+        }
+        path
+    }
+
+    /// Begins with a PSN to a peer at an unknown path.
+    pub fn open_window(&mut self, psn: Psn) {
+        if self.recovers {
+            self.set_window(FIRST_WINDOW, psn.plus(FIRST_WINDOW));
+        }
+    }
+
+    /// Sets the window, and the PSN with which it is looked at again.
+    fn set_window(&mut self, window: u32, round_end: Psn) {
+        self.req.window = window;
+        self.congestion.lost = 0;
+        self.congestion.round_end = round_end;
+        self.set_acknowledgements();
+    }
+
+    /// A packet in each quarter of the window asks for an acknowledgement; with a rate
+    /// limit, each does, so that its absence shows a loss.
+    fn set_acknowledgements(&mut self) {
+        self.req.ask_mask = match self.congestion.rate {
+            Some(_) => 0,
+            None => self.req.window / 4 - 1,
+        };
+    }
+
+    /// Called when `una` has moved.
+    pub fn adapt_window(&mut self) {
+        let una = self.req.una;
+        if una.before(self.congestion.round_end) {
+            return;
+        }
+        if self.congestion.lost > self.req.window / 8 {
+            return self.narrow();
+        }
+        let window = (2 * self.req.window).min(WINDOW);
+        self.set_window(window, una.plus(window));
+    }
+
+    /// Halves the window.
+    pub fn narrow(&mut self) {
+        if self.recovers {
+            let window = (self.req.window / 2).max(LAST_WINDOW);
+            self.set_window(window, self.req.high.plus(window));
+        }
+    }
+
+    /// Returns whether window of responses and rate allow a work request.
+    pub fn may_send(&self, pending: &Pending<L>) -> bool {
+        let reads = self.req.read_psns;
+        let many = self.recovers
+            && pending.work.operation.is_read_or_atomic()
+            && reads != 0
+            && reads + pending.packets > 2 * self.req.window;
+        self.congestion.paused_until.is_none() && !many
+    }
+
+    /// Accounts for the packet that was sent last.
+    pub fn pace(&mut self, io: &Io) {
+        let length = io
+            .out
+            .back()
+            .map_or(0, |packet| packet.frame().len() as u64);
+        let congestion = &mut self.congestion;
+        congestion.meter.sent(io.now, length);
+        let Some(rate) = &mut congestion.rate else {
+            return;
+        };
+        if rate.grow(io.now) {
+            (congestion.rate, congestion.paused_until) = (None, None);
+            self.set_acknowledgements();
+        } else {
+            congestion.paused_until = rate.send(io.now, length);
+        }
+        self.resp.held = self.congestion.paused_until.is_some()
+            && matches!(self.resp.replies.front(), Some(Reply::Read(_)));
+    }
+
+    /// Answers a congestion mark. Packets without payload are not what congests.
+    pub fn answer_mark(&mut self, io: &mut Io, now: u64, view: &View<'_>) {
+        io.counters.marked += 1;
+        let noticed = &mut self.congestion.noticed;
+        let recent = noticed.is_some_and(|at| now.saturating_sub(at) < NOTICE);
+        let Some(mut path) = self.config.path.filter(|_| !recent) else {
+            return;
+        };
+        if view.payload.is_empty() {
+            return;
+        }
+        *noticed = Some(now);
+        if let Some(grh) = &mut path.grh {
+            grh.traffic_class = CNP_CLASS;
+        }
+        let template = Template::new(&path);
+        let bth = Bth {
+            opcode: CNP,
+            pkey: self.config.pkey,
+            dest_qpn: self.config.remote_qpn,
+            psn: self.resp.expected.minus(PAST),
+            ..Bth::default()
+        };
+        let mut builder = PacketBuilder::new(&io.pool, &template, bth, CNP_PAYLOAD);
+        builder.put(&[0; CNP_PAYLOAD]);
+        let mut packet = builder.finish();
+        // The ICRC does not cover it.
+        let (place, bit) = BECN;
+        packet.frame_mut()[template.bytes().len() + place] |= bit;
+        io.counters.cnps_sent += 1;
+        io.send(packet);
+    }
+
+    /// Returns whether a CNP is one for this queue pair.
+    pub fn accepts_cnp(&self, view: &View<'_>) -> bool {
+        self.paces
+            && self.state.receives()
+            && self.is_from_peer(view)
+            && self.pkey_matches(view.bth.pkey)
+            && view.payload.len() == CNP_PAYLOAD
+    }
+
+    /// Answers a CNP.
+    pub fn slow_down(&mut self, io: &mut Io, now: u64) {
+        io.counters.cnps_handled += 1;
+        let round_trip = self.req.recovery.round_trip;
+        let congestion = &mut self.congestion;
+        let sending = congestion.meter.rate(now);
+        let unlimited = congestion.rate.as_mut().is_none_or(|rate| rate.grow(now));
+        match &mut congestion.rate {
+            Some(rate) if !unlimited => rate.cut(now, sending, round_trip),
+            rate => *rate = Some(Rate::new(now, sending, round_trip)),
+        }
+        self.set_acknowledgements();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const MB: u64 = 1_000_000;
+
+    /// Sends packets of 1000 bytes for a time through a link of a capacity, which marks
+    /// what exceeds it. Returns the bytes per second of the second half.
+    fn through(capacity: u64, time: u64) -> u64 {
+        let (mut now, mut rate, mut meter) = (0, None::<Rate>, Meter::default());
+        let (mut queue_until, mut late) = (0, 0);
+        while now < time {
+            meter.sent(now, 1000);
+            late += u64::from(now >= time / 2) * 1000;
+            queue_until = now.max(queue_until) + 1000 * SECOND / capacity;
+            let sending = meter.rate(now);
+            // Marks from 2 ms of queue on.
+            if queue_until - now > 2 * MS {
+                match &mut rate {
+                    Some(rate) => rate.cut(now, sending, 2 * MS),
+                    None => rate = Some(Rate::new(now, sending, 2 * MS)),
+                }
+            }
+            let pause = rate.as_mut().and_then(|rate| {
+                assert!(!rate.grow(now) && rate.current >= FLOOR);
+                rate.send(now, 1000)
+            });
+            // Without a limit 1 GB/s.
+            now = pause.unwrap_or(now + 1000);
+        }
+        late * SECOND / (time / 2)
+    }
+
+    #[test]
+    fn the_rate_settles_at_the_capacity() {
+        for capacity in [5 * MB, 20 * MB, 100 * MB] {
+            let rate = through(capacity, 4000 * MS);
+            let percent = rate * 100 / capacity;
+            assert!((75..=101).contains(&percent), "{capacity}: {rate}");
+        }
+    }
+
+    #[test]
+    fn a_cut_is_half_at_first_and_less_when_cuts_are_rare() {
+        let mut rate = Rate::new(0, 100 * MB, 1);
+        assert_eq!((rate.current, rate.target), (50 * MB, 100 * MB));
+        // One cut in a period.
+        rate.cut(MS - 1, 100 * MB, 1);
+        assert_eq!(rate.current, 50 * MB);
+        rate.cut(MS, 40 * MB, 1);
+        assert_eq!(rate.current, 20 * MB);
+        // Five periods later it is nearly back, and then grows beyond.
+        assert!(!rate.grow(6 * MS));
+        assert!((38 * MB..40 * MB).contains(&rate.current), "{rate:?}");
+        assert!(!rate.grow(20 * MS));
+        assert!(rate.current > 40 * MB, "{rate:?}");
+        let before = rate.current;
+        rate.cut(20 * MS, CEILING, 1);
+        assert!(rate.current > before * 3 / 4, "{rate:?}");
+    }
+
+    #[test]
+    fn cnps_slow_down_to_the_floor_and_no_further() {
+        let mut rate = Rate::new(0, 0, 0);
+        for now in 0..100_000 {
+            rate.cut(now * 10_000, 1, 1);
+        }
+        assert_eq!(rate.current, FLOOR);
+        // Whatever is sent again meanwhile, the pause is bounded.
+        let until = (0..1000).filter_map(|_| rate.send(SECOND, 4200)).max();
+        assert_eq!(until, Some(SECOND + LONGEST_PAUSE));
+    }
+
+    #[test]
+    fn the_limit_ends_in_a_bounded_number_of_steps() {
+        let mut rate = Rate::new(0, 0, u64::MAX);
+        assert_eq!((rate.current, rate.period), (FLOOR, LONGEST_PERIOD));
+        assert!(!rate.grow(100 * LONGEST_PERIOD));
+        assert!(rate.grow(u64::MAX));
+        assert!(rate.steps < 400, "{}", rate.steps);
+    }
+
+    #[test]
+    fn packets_leave_at_the_rate_in_short_bursts() {
+        let mut rate = Rate::new(0, 20 * MB, 1);
+        let (mut now, mut bytes, mut pauses) = (0, 0, 0);
+        while now < MS {
+            bytes += 1000;
+            if let Some(until) = rate.send(now, 1000) {
+                assert!(until <= now + 300_000);
+                // A thread that wakes late makes up for it.
+                now = until + 50_000;
+                pauses += 1;
+            }
+        }
+        assert!((9_000..=12_000).contains(&bytes), "{bytes}");
+        assert!(pauses < bytes / 1000);
+    }
+
+    #[test]
+    fn the_meter_leaves_out_pauses() {
+        let mut meter = Meter::default();
+        for burst in 1..4u64 {
+            for packet in 0..100 {
+                meter.sent(burst * SECOND + packet * 10_000, 1000);
+            }
+        }
+        assert_eq!(meter.rate, 100 * 1000 * SECOND / 990_000);
+        for packet in 0..10_000u64 {
+            meter.sent(10 * SECOND + packet * 10_000, 1000);
+        }
+        assert_eq!(meter.rate(0), 100 * MB);
+    }
+}
