@@ -291,6 +291,74 @@ fn two_hosts_whose_network_loses_packets() {
     }
 }
 
+/// Returns the MiB/s of messages of 64 KiB.
+fn bandwidth(server: &Host, client: &Host, operation: &str) -> f64 {
+    let args = ["perf", "--op", operation, "--sizes", "65536", "-D", "1"];
+    let [serving, asking] = outputs(server, client, &args);
+    let text = String::from_utf8_lossy(&asking.stdout);
+    let line = text.lines().last().unwrap_or_default();
+    let column = line.split_whitespace().nth_back(1);
+    let rate = column.and_then(|column| column.parse().ok());
+    rate.unwrap_or_else(|| panic!("{operation}: {serving:?} {asking:?}"))
+}
+
+/// A network that marks what exceeds 4 MB/s: the peer notifies the sender, which settles
+/// at about that rate.
+#[test]
+fn two_hosts_whose_network_marks_congestion() {
+    let _turn = turn();
+    let Some(namespaces) = Network::new("marks", 1500) else {
+        return;
+    };
+    let (a, b) = namespaces.hosts(["192.0.2.1", "192.0.2.2"]);
+    let (a6, b6) = namespaces.hosts(["fd00::1", "fd00::2"]);
+    let free = bandwidth(&a, &b, "write").min(bandwidth(&a, &b, "read"));
+    let rule = |name: &str, rule: &str| {
+        let add = format!("netns exec {name} nft add rule inet ecn_test in {rule}");
+        tool("ip", &add)
+    };
+    let marks = |name: &String| {
+        let nft = |command: &str| tool("ip", &format!("netns exec {name} nft {command}"));
+        let over = "limit rate over 4000 kbytes/second burst 64 kbytes";
+        // Of the notifications: DSCP 48 without ECN, and the opcode after the UDP header.
+        let count = "@th,64,8 0x81 counter";
+        let notices = ["ip dscp cs6 ip ecn 0", "ip6 dscp cs6 ip6 ecn 0"];
+        nft("add table inet ecn_test")
+            && nft("add chain inet ecn_test in { type filter hook prerouting priority 0 ; }")
+            && notices
+                .iter()
+                .all(|it| rule(name, &format!("{it} udp dport 4791 {count}")))
+            && ["ip", "ip6"].iter().all(|ip| {
+                rule(
+                    name,
+                    &format!("udp dport 4791 {ip} ecn 2 {over} {ip} ecn set ce"),
+                )
+            })
+    };
+    if !namespaces.0.0.iter().all(marks) {
+        eprintln!("skipped: the system has no nft(8) that marks");
+        return;
+    }
+    for (a, b) in [(&a, &b), (&a6, &b6)] {
+        for operation in ["write", "read", "send"] {
+            let rate = bandwidth(a, b, operation);
+            assert!((1.0..8.0).contains(&rate), "{operation}: {rate} MiB/s");
+            assert!(free > 2.0 * rate, "{free} without marks, {rate} with them");
+        }
+    }
+    for host in [&a, &b] {
+        let list = host
+            .command("nft", &["list", "table", "inet", "ecn_test"])
+            .output();
+        let list = String::from_utf8(list.unwrap().stdout).unwrap();
+        let counts = list.split("counter packets ").skip(1);
+        let counts: Vec<u32> = counts
+            .map(|rest| rest.split(' ').next().unwrap().parse().unwrap())
+            .collect();
+        assert!(counts.len() == 2 && !counts.contains(&0), "{list}");
+    }
+}
+
 /// Returns the ICRC of an Ethernet frame, as InfiniBand's annex 17 has it.
 fn icrc(frame: &[u8]) -> u32 {
     let mut bytes = vec![0xff; 8];

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use softhca::transport::Counters;
+
 use crate::device::Device;
 use crate::object::ObjectData;
 use crate::runner::Runner;
@@ -175,6 +177,11 @@ impl Embedded {
     /// Returns the node GUID, in host byte order.
     pub fn node_guid(&self) -> u64 {
         self.device.lock().hca.settings().guid
+    }
+
+    /// Returns the counters of its packets.
+    pub fn counters(&self) -> Counters {
+        self.device.lock().hca.transport_counters()
     }
 
     /// Returns its number in the network.

@@ -31,7 +31,11 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
     if let Some(index) = tree::gid_index(name) {
         return Some(words(device.gids().get(index)?) + "\n");
     }
+    let counters = device.counters();
     let mut content = match name {
+        "ports/1/hw_counters/np_cnp_sent" => counters.cnps_sent.to_string(),
+        "ports/1/hw_counters/np_ecn_marked_roce_packets" => counters.marked.to_string(),
+        "ports/1/hw_counters/rp_cnp_handled" => counters.cnps_handled.to_string(),
         "node_guid" | "sys_image_guid" => words(&device.node_guid().to_be_bytes()),
         "node_desc" => format!("ringverbs embedded device {}", device.number()),
         _ => format!("{:#x}", device.lid()),

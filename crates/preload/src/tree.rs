@@ -24,12 +24,15 @@ pub(crate) const UVERBS_MINOR: u32 = 192;
 pub(crate) const MANAGER: (u32, u32) = (10, 122);
 
 /// Attributes of a device whose content differs from process to process.
-const DYNAMIC: [&str; 5] = [
+const DYNAMIC: [&str; 8] = [
     "node_guid",
     "sys_image_guid",
     "node_desc",
     "ports/1/lid",
     "ports/1/sm_lid",
+    "ports/1/hw_counters/np_cnp_sent",
+    "ports/1/hw_counters/np_ecn_marked_roce_packets",
+    "ports/1/hw_counters/rp_cnp_handled",
 ];
 
 /// GIDs of a port, at most. They are dynamic attributes, too.
@@ -287,6 +290,9 @@ mod tests {
         assert_eq!(dynamic(path), Some((3, "ports/1/gids/15")));
         let device = "devices/ringverbs/ffff:00:03.0/infiniband/mlx5_3/node_guid";
         assert_eq!(dynamic(device), Some((3, "node_guid")));
+        let counter = "ports/1/hw_counters/np_cnp_sent";
+        let path = format!("class/infiniband/mlx5_3/{counter}");
+        assert_eq!(dynamic(&path), Some((3, counter)));
         for other in [
             "class/infiniband/mlx5_3/ports/1/gids/16",
             "class/infiniband/mlx5_/node_guid",
