@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::PostError;
-use crate::abi::SignatureErrorCqe;
+use crate::abi::{SignatureErrorCqe, umr_mask};
 use crate::send::words;
 
 /// Size of a block of data, as the selector in a byte stream format.
@@ -275,22 +275,32 @@ pub(crate) struct ProtectionChange {
     formats: [[u64; 2]; 2 * FORMAT],
     segments: usize,
     /// Whether the key has formats, if that changes.
-    pub(crate) enables: Option<bool>,
+    enables: Option<bool>,
     /// The lowest bit of the count of errors that have been seen, if it has changed.
-    pub(crate) errors: Option<u32>,
+    errors: Option<u32>,
     /// PSVs and what they are set to.
     pub(crate) psvs: [Option<(u32, u64)>; 2],
 }
 
 impl ProtectionChange {
     /// The segments of the formats.
-    #[inline]
     pub(crate) fn formats(&self) -> &[[u64; 2]] {
         &self.formats[..self.segments]
     }
 
+    /// What changes, in the mask of the work request.
+    pub(crate) fn mask(&self) -> u64 {
+        let bit = |changes: bool, bit: u64| if changes { bit } else { 0 };
+        bit(self.enables.is_some(), umr_mask::BSF_ENABLE)
+            | bit(self.errors.is_some(), umr_mask::SIG_ERR)
+    }
+
+    /// Whether work requests that set PSVs follow.
+    pub(crate) fn sets_psvs(&self) -> bool {
+        self.psvs.iter().any(Option::is_some)
+    }
+
     /// The key's flags.
-    #[inline]
     pub(crate) fn key_flags(&self) -> u32 {
         let enabled = if self.enables == Some(true) {
             1 << 30

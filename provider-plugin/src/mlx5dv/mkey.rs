@@ -23,6 +23,8 @@ pub struct Mkey {
     holder: *mut *mut ibv_context,
     context: *mut ibv_context,
     key: IndirectKey<CtxRef>,
+    /// More elements than a layout may have; 0 for a key with protection.
+    plain_limit: usize,
     /// Signatures and encryption, if it may have any.
     protection: Option<Box<Protection>>,
 }
@@ -33,8 +35,12 @@ impl Mkey {
         self.key.entries
     }
 
+    /// A layout of fewer elements needs no other check.
+    pub fn plain_limit(&self) -> usize {
+        self.plain_limit
+    }
+
     /// Its signatures and encryption, if it may have any.
-    #[inline]
     pub fn protection(&self) -> Option<&Protection> {
         self.protection.as_deref()
     }
@@ -126,6 +132,10 @@ unsafe fn create(attr: &mut mlx5dv_mkey_init_attr) -> Result<*mut mlx5dv_mkey, E
         holder: core::ptr::null_mut(),
         context,
         key,
+        plain_limit: match protection {
+            Some(_) => 0,
+            None => usize::from(entries) + 1,
+        },
         protection,
     })
     .map_err(|(_, errno)| errno)?;

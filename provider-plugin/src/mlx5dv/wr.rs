@@ -274,10 +274,47 @@ unsafe fn change_key(
     access: u32,
     layout: KeyLayout<'_>,
 ) -> Result<(), c_int> {
-    // SAFETY: as the caller says.
-    let (key, own) = unsafe {
+    // SAFETY: as the caller says; the public members are its own.
+    let (wr_id, flags, key) = unsafe {
         key_config(qp).forget();
-        key_of(qp, mkey)?
+        let own = &*mkey.cast::<Mkey>();
+        let key = (*mkey).lkey;
+        let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        // One call for all that is not ordinary: more of them cost registers.
+        if !flags.contains(SendFlags::INLINE)
+            || key & 0xff != 0
+            || layout.elements() >= own.plain_limit()
+        {
+            return change_slow(queue, qp, mkey, access, layout);
+        }
+        ((*qp).wr_id, flags, key)
+    };
+    check_access(access)?;
+    let change = LayoutChange {
+        key,
+        access: Some(access),
+        layout: Some(layout),
+    };
+    push(queue, (wr_id, flags, change))
+}
+
+/// As [`change_key`], also of a key with protection or with new low bits.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe fn change_slow(
+    queue: &mut SendQueue,
+    qp: *mut ibv_qp_ex,
+    mkey: *mut mlx5dv_mkey,
+    access: u32,
+    layout: KeyLayout<'_>,
+) -> Result<(), c_int> {
+    // SAFETY: as the caller says; the public members are its own.
+    let (wr_id, flags, (key, own)) = unsafe {
+        let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        ((*qp).wr_id, flags, key_of(qp, mkey)?)
     };
     check_access(access)?;
     if layout.elements() > own.entries().into() {
@@ -288,16 +325,11 @@ unsafe fn change_key(
         access: Some(access),
         layout: Some(layout),
     };
-    // SAFETY: the public members are the caller's.
-    let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
-    let complete = (wr_id, SendFlags::from_bits_retain(flags), change);
-    match own.protection() {
-        None => push(queue, complete),
-        Some(protection) => {
-            protection.lock().open(false);
-            push_protected(queue, complete, protection)
-        }
+    if let Some(protection) = own.protection() {
+        open_protected(protection, 0);
     }
+    let protection = own.protection().map(NonNull::from);
+    push_kept(queue, (wr_id, flags, change), protection)
 }
 
 /// A key that is to be changed, with its new low bits. It is posted as inline data is.

@@ -119,7 +119,7 @@ impl SendQueue {
         flags: SendFlags,
         change: &LayoutChange<'_>,
     ) -> Result<(), PostError> {
-        self.push_with(wr_id, flags, change, &ProtectionChange::default())
+        self.push_with(wr_id, flags, change, None)
     }
 
     /// [`SendQueue::push_layout`] of a key with signatures or encryption. One with
@@ -147,7 +147,7 @@ impl SendQueue {
             return Err(PostError::Full);
         }
         let silent = flags & !SendFlags::SIGNALED;
-        self.push_with(wr_id, flags, change, &extra)?;
+        self.push_with(wr_id, flags, change, Some(&extra))?;
         for (n, (psv, value)) in extra.psvs.into_iter().flatten().enumerate() {
             let flags = if n + 1 == psvs { flags } else { silent };
             self.push_psv(wr_id, flags, psv, value);
@@ -177,7 +177,7 @@ impl SendQueue {
         wr_id: u64,
         flags: SendFlags,
         change: &LayoutChange<'_>,
-        extra: &ProtectionChange,
+        extra: Option<&ProtectionChange>,
     ) -> Result<(), PostError> {
         /// The operation of an interleaved layout.
         const REPEAT: u32 = 0x400;
@@ -218,7 +218,7 @@ impl SendQueue {
         flags: SendFlags,
         (key, access, length): (u32, Option<u32>, Option<u64>),
         elements: usize,
-        extra: &ProtectionChange,
+        extra: Option<&ProtectionChange>,
         put: impl FnOnce(&mut Segments),
     ) -> Result<(), PostError> {
         const FORMAT: OperationFormat = OperationFormat {
@@ -235,20 +235,20 @@ impl SendQueue {
             return Err(PostError::TooManySges);
         }
         let padded = (elements as u32).next_multiple_of(PER_BLOCK);
-        let formats = extra.formats();
+        // Without protection all of this is constant.
+        let formats = extra.map_or(&[][..], ProtectionChange::formats);
         if !formats.is_empty() && padded as usize + formats.len() > self.max_layout as usize {
             return Err(PostError::TooManySges);
         }
         let mask = |changes: bool, mask: u64| if changes { mask } else { 0 };
         let changes = umr_mask::FREE
             | umr_mask::MKEY
-            | mask(extra.enables.is_some(), umr_mask::BSF_ENABLE)
-            | mask(extra.errors.is_some(), umr_mask::SIG_ERR)
+            | extra.map_or(0, ProtectionChange::mask)
             | mask(access.is_some(), RIGHTS)
             | mask(length.is_some(), umr_mask::LEN);
         let at = self.next;
         let mut flags = self.fenced_flags(flags);
-        if extra.psvs.iter().any(Option::is_some) {
+        if extra.is_some_and(ProtectionChange::sets_psvs) {
             flags &= !CONTROL_CQ_UPDATE;
         }
         let format_segments = formats.len() as u32;
@@ -261,7 +261,7 @@ impl SendQueue {
         let rights = u32::from(rights(access.unwrap_or(0))) << 8;
         let length = length.unwrap_or(0).to_be();
         let key = words(rights, ANY_QP | key & VARIANT);
-        let protection = words(0, extra.key_flags());
+        let protection = words(0, extra.map_or(0, ProtectionChange::key_flags));
         to.put_block([[key, protection], [0, length], [0; 2], [0; 2]]);
         put(&mut to);
         (elements as u32..padded).for_each(|_| to.put([0; 2]));
