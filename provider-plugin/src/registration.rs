@@ -166,7 +166,7 @@ extern "C" fn on_load() {
         if !preloaded::is_first(own) {
             match objects::find_libibverbs(&objects, own) {
                 Ok(library) => {
-                    let suffix = evidence::own_suffix(own.path());
+                    let suffix = evidence::own_suffix(&own.path());
                     attempt(library, own, suffix);
                 }
                 Err(refusal) => refusal.print(),
@@ -251,7 +251,7 @@ fn register(
     // keeps libibverbs in the process even if an application closes it.
     library.leak();
     log_registration(layout);
-    let served = served::served(own.path());
+    let served = served::served(&own.path());
     if served.mlx5 {
         entries::read_setting();
     }

@@ -2,6 +2,7 @@
 
 use core::ffi::{CStr, c_int, c_void};
 use core::ops::Range;
+use std::borrow::Cow;
 use std::ffi::CString;
 
 use super::evidence::Refusal;
@@ -23,9 +24,10 @@ pub struct Object {
 }
 
 impl Object {
-    /// The name, if it is UTF-8; else an empty one.
-    pub fn path(&self) -> &str {
-        self.name.to_str().unwrap_or_default()
+    /// The name as text.
+    pub fn path(&self) -> Cow<'_, str> {
+        // What is UTF-8, as nearly all are, needs no other code.
+        (self.name.to_str()).map_or_else(|_| self.name.to_string_lossy(), Cow::Borrowed)
     }
 
     /// Returns whether the address is in one of the object's segments.
@@ -286,6 +288,17 @@ pub fn find_libibverbs<'a>(objects: &'a [Object], own: &Object) -> Result<Librar
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_may_be_of_any_bytes() {
+        let object = |name: &[u8]| Object {
+            name: CString::new(name).unwrap(),
+            segments: Vec::new(),
+            notes: Vec::new(),
+        };
+        assert_eq!(object(b"/a/libx.so").path(), "/a/libx.so");
+        assert!(object(b"/\xff/libx.so").path().ends_with("/libx.so"));
+    }
 
     #[test]
     fn this_program_is_among_the_loaded_objects() {

@@ -25,12 +25,14 @@ impl Served {
             };
         }
         // As `cargo xtask install` installs both.
-        let is_replaced = folder.strip_suffix("/libibverbs").is_some_and(|libraries| {
-            let libraries = Path::new(libraries);
-            let link = libraries.join("libmlx5.so.1").read_link();
-            link.is_ok_and(|target| target.as_os_str().as_bytes().ends_with(b".ringverbs"))
-                || libraries.join("ringverbs/libmlx5.so.1").exists()
-        });
+        let is_provider = folder == "libibverbs" || folder.ends_with("/libibverbs");
+        let libraries = || Path::new(folder).parent();
+        let is_replaced = is_provider
+            && libraries().is_some_and(|libraries| {
+                let link = libraries.join("libmlx5.so.1").read_link();
+                link.is_ok_and(|target| target.as_os_str().as_bytes().ends_with(b".ringverbs"))
+                    || libraries.join("ringverbs/libmlx5.so.1").exists()
+            });
         Self {
             rxe: true,
             mlx5: !is_replaced,
