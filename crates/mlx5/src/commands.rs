@@ -273,6 +273,32 @@ fn modify<const N: usize>(
     result.map_err(|error| refusal(name, error, &answer))
 }
 
+/// Queries an object that the program has a handle of.
+fn query_object<const N: usize>(
+    context: &Context,
+    handle: u32,
+    name: &'static str,
+    input: &Input<N>,
+    answer: &mut [u8],
+) -> Result<(), CreateError> {
+    // SAFETY: it changes nothing.
+    let result = unsafe { devx::query(context, handle, &input.0, answer) };
+    result.map_err(|error| refusal(name, error, answer))
+}
+
+/// Queries a queue pair; the answer has its context at byte 0x18.
+fn query_qp(
+    context: &Context,
+    handle: QpHandle,
+    number: u32,
+) -> Result<[u8; qp::BYTES], CreateError> {
+    let mut input = Input::<16>::new(opcode::QUERY_QP);
+    input.set(qp::NUMBER, number & 0xff_ffff);
+    let mut answer = [0; qp::BYTES];
+    query_object(context, handle.0, "QUERY_QP", &input, &mut answer)?;
+    Ok(answer)
+}
+
 /// Queries whether the device writes the data of a queue pair's messages in the order of
 /// addresses.
 ///
@@ -285,12 +311,7 @@ pub fn data_in_order(
 ) -> Result<bool, CreateError> {
     const CONTEXT: usize = 0x18;
     const IN_ORDER: u32 = 1 << 5;
-    let mut input = Input::<16>::new(opcode::QUERY_QP);
-    input.set(qp::NUMBER, number & 0xff_ffff);
-    let mut answer = [0; qp::BYTES];
-    // SAFETY: it changes nothing.
-    let result = unsafe { devx::query(context, handle.0, &input.0, &mut answer) };
-    result.map_err(|error| refusal("QUERY_QP", error, &answer))?;
+    let answer = query_qp(context, handle, number)?;
     Ok(word(&answer, CONTEXT + 8) & IN_ORDER != 0)
 }
 
@@ -406,7 +427,7 @@ pub fn map_address<C: ContextRef>(
     Ok(create(context, "CREATE_GENERAL_OBJECT", &input)?.0)
 }
 
-/// What an [`IndirectKey`] is made for.
+/// Options of a new [`IndirectKey`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyOptions {
     /// A peer may invalidate it.

@@ -151,7 +151,7 @@ impl CqeRef {
         field!(self, app)
     }
 
-    /// What tag matching has done ([`abi::tag_op`]).
+    /// The operation of tag matching ([`abi::tag_op`]).
     #[inline]
     pub(crate) fn app_op(self) -> u8 {
         field!(self, app_op)
@@ -298,6 +298,7 @@ pub(crate) fn decode(
 }
 
 /// [`decode`]; with `TAGS` also receives of a shared queue with tags, which are not matched.
+// `always`: without it the cursor takes up to 29 instructions more, a poll 15.
 #[inline(always)]
 fn decode_of<const TAGS: bool>(
     qps: &mut QpTable,

@@ -82,7 +82,7 @@ pub struct T10Dif {
     pub escape: Escape,
 }
 
-/// What follows each block.
+/// The signature behind each block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signature {
     /// An integrity field.
@@ -101,7 +101,7 @@ pub enum Signature {
 pub struct SignatureDomain {
     /// Bytes of a block.
     pub block: BlockSize,
-    /// What follows it.
+    /// The signature behind it.
     pub signature: Signature,
 }
 
@@ -122,7 +122,8 @@ pub struct BlockSignature {
 /// Encryption of a key's data by AES-XTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encryption {
-    /// What is sent is encrypted; otherwise what is received.
+    /// Data is encrypted when it is sent and decrypted when it is received; if false, the
+    /// reverse.
     pub encrypts_sent: bool,
     /// Signatures are computed before encryption or decryption when data is sent, and
     /// after it when data is received.
@@ -133,7 +134,7 @@ pub struct Encryption {
     pub tweak: [u8; 16],
     /// The number of the data encryption key ([`crate::commands::EncryptionKey`]).
     pub key: u32,
-    /// What the encryption key's owner knows it by.
+    /// The tag at the end of the encryption key, if it was created with one.
     pub key_tag: [u8; 8],
 }
 
@@ -171,7 +172,7 @@ pub enum WrongPart {
     AppTag,
 }
 
-/// The last error of a key.
+/// The last error of a key: completion queues write it, the key's owner takes it.
 #[derive(Debug, Default)]
 struct Reports {
     last: Option<SignatureErrorCqe>,
@@ -180,33 +181,23 @@ struct Reports {
     is_new: bool,
 }
 
-/// What pollers and the key's owner share.
-#[derive(Debug)]
-struct Reported(Mutex<Reports>);
-
-impl Reported {
-    fn lock(&self) -> MutexGuard<'_, Reports> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The keys with signatures of a context, by which completion queues find the one that an
 /// error names. Any thread; it locks, off the fast path.
 #[derive(Debug, Default)]
-pub struct ProtectedKeys(Mutex<BTreeMap<u32, Arc<Reported>>>);
+pub struct ProtectedKeys(Mutex<BTreeMap<u32, Arc<Mutex<Reports>>>>);
 
 impl ProtectedKeys {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Reported>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes an error. False if no key is so called.
     pub(crate) fn report(&self, cqe: SignatureErrorCqe) -> bool {
-        let keys = self.lock();
+        let keys = locked(&self.0);
         let Some(reported) = keys.get(&(u32::from_be(cqe.mkey) >> 8)) else {
             return false;
         };
-        let mut reports = reported.lock();
+        let mut reports = locked(reported);
         reports.last = Some(cqe);
         reports.count = reports.count.wrapping_add(1);
         reports.is_new = true;
@@ -214,7 +205,7 @@ impl ProtectedKeys {
     }
 }
 
-/// What the next configuration says of a format.
+/// A format in the next configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     /// The key has none.
@@ -234,14 +225,14 @@ struct Signatures {
     stage: Stage,
     /// The numbers of the PSVs, of memory and wire.
     psvs: [u32; 2],
-    reported: Arc<Reported>,
+    reported: Arc<Mutex<Reports>>,
     keys: Arc<ProtectedKeys>,
     index: u32,
 }
 
 impl Drop for Signatures {
     fn drop(&mut self) {
-        self.keys.lock().remove(&self.index);
+        locked(&self.keys.0).remove(&self.index);
     }
 }
 
@@ -269,7 +260,7 @@ const WITH_ENCRYPTION: u8 = 3 << 6;
 const ENCRYPTION: u8 = 1;
 const SAME_STRUCTURE: u8 = 1 << 4;
 
-/// What a work request says of a key's protection.
+/// The part of a work request that changes a key's protection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ProtectionChange {
     formats: [[u64; 2]; 2 * FORMAT],
@@ -333,8 +324,8 @@ impl KeyProtection {
                 is_new: true,
                 ..Reports::default()
             };
-            let reported = Arc::new(Reported(Mutex::new(reports)));
-            keys.lock().insert(key >> 8, Arc::clone(&reported));
+            let reported = Arc::new(Mutex::new(reports));
+            locked(&keys.0).insert(key >> 8, Arc::clone(&reported));
             Signatures {
                 block: BlockSignature::default(),
                 stage: Stage::Absent,
@@ -413,7 +404,7 @@ impl KeyProtection {
         );
         let mut sets_psvs = stage == Some(Stage::New);
         if let Some(signatures) = &self.signatures {
-            let mut reports = signatures.reported.lock();
+            let mut reports = locked(&signatures.reported);
             if std::mem::take(&mut reports.is_new) {
                 change.errors = Some(reports.count & 1);
                 // The device has stopped checking.
@@ -469,7 +460,7 @@ impl KeyProtection {
     /// no sense.
     pub fn take_error(&mut self) -> Result<Option<SignatureError>, PostError> {
         let signatures = self.signatures.as_ref().ok_or(PostError::BadOperation)?;
-        let mut reports = signatures.reported.lock();
+        let mut reports = locked(&signatures.reported);
         let Some(last) = &reports.last else {
             return Ok(None);
         };

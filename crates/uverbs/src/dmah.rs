@@ -11,7 +11,7 @@ use crate::handle::Owned;
 use crate::mr::{MrKeys, MrKind};
 use crate::{AccessFlags, Command, Context, DmahHandle, Error, MrHandle, PdHandle};
 
-/// What a handle says.
+/// Attributes of a handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DmahInit {
     /// The processor that reads the data, by number, and the type of the memory (`enum

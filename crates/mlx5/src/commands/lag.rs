@@ -2,11 +2,11 @@
 
 use uverbs::{Context, QpHandle};
 
-use super::{Capabilities, Input, modify, on_qp, opcode, refusal, word};
+use super::{Capabilities, Input, modify, on_qp, opcode, query_object, refusal, word};
 use crate::CreateError;
 use crate::ioctl::devx;
 
-/// What has the port of a queue pair, by its number in the device.
+/// The object of the device that has a queue pair's port, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LagQueue {
     /// The queue pair itself.
@@ -50,9 +50,7 @@ pub fn lag_port(
     let mut input = Input::<16>::new(opcode);
     input.set(8, number & 0xff_ffff);
     let mut answer = [0; 272];
-    // SAFETY: it changes nothing.
-    let result = unsafe { devx::query(context, handle.0, &input.0, &mut answer) };
-    result.map_err(|error| refusal(name, error, &answer))?;
+    query_object(context, handle.0, name, &input, &mut answer)?;
     let port = word(&answer, at) >> PORT_SHIFT & PORT_MASK;
     let active = match port {
         1 => word(&bond, 0xc),

@@ -1,11 +1,11 @@
-//! What the protection of memory keys needs of the device: PSVs, data encryption keys,
-//! logins, queue pairs that stop at a wrong signature.
+//! Device objects for the protection of memory keys: PSVs, data encryption keys, logins;
+//! queue pairs that stop at a wrong signature.
 
 use uverbs::{Context, ContextRef, QpHandle};
 
 use super::{
     ANSWER, Capabilities, Input, create, create_with, devx, group, modify, object_type, on_qp,
-    opcode, qp, query, refusal, word,
+    opcode, query, query_object, query_qp, word,
 };
 use crate::{CreateError, Engine};
 
@@ -150,7 +150,7 @@ impl<C: ContextRef> EncryptionKey<C> {
     /// The device's; [`CreateError::BadAnswer`].
     pub fn query(&self) -> Result<(bool, [u8; 8]), CreateError> {
         let mut answer = [0; OBJECT + 256];
-        query_object(&self.object, object_type::DEK, self.number, &mut answer)?;
+        query_general(&self.object, object_type::DEK, self.number, &mut answer)?;
         let usable = match word(&answer, OBJECT + 8) >> 24 {
             0 => true,
             1 => false,
@@ -221,7 +221,7 @@ impl<C: ContextRef> Login<C> {
     pub fn is_valid(&self) -> Result<bool, CreateError> {
         let mut answer = [0; OBJECT + 256];
         let kind = object_type::CRYPTO_LOGIN;
-        query_object(&self.object, kind, self.number, &mut answer)?;
+        query_general(&self.object, kind, self.number, &mut answer)?;
         match word(&answer, OBJECT + 0x10) >> 24 & 0xf {
             0 => Ok(true),
             1 => Ok(false),
@@ -232,7 +232,7 @@ impl<C: ContextRef> Login<C> {
     }
 }
 
-fn query_object<C: ContextRef>(
+fn query_general<C: ContextRef>(
     object: &devx::DevxObject<C>,
     kind: u32,
     number: u32,
@@ -240,9 +240,8 @@ fn query_object<C: ContextRef>(
 ) -> Result<(), CreateError> {
     let mut input = Input::<ANSWER>::general(opcode::QUERY_GENERAL_OBJECT, kind);
     input.set(8, number);
-    // SAFETY: it changes nothing.
-    let result = unsafe { devx::query(object.context(), object.handle().0, &input.0, answer) };
-    result.map_err(|error| refusal("QUERY_GENERAL_OBJECT", error, answer))
+    let (context, handle) = (object.context(), object.handle().0);
+    query_object(context, handle, "QUERY_GENERAL_OBJECT", &input, answer)
 }
 
 /// Makes a queue pair in the state INIT stop (SQD) after a work request with a wrong
@@ -272,12 +271,7 @@ pub fn stop_at_wrong_signatures(
 pub fn stopped_at(context: &Context, handle: QpHandle, number: u32) -> Result<u16, CreateError> {
     const CONTEXT: usize = 0x18;
     const STOPPED: u32 = 5;
-    let mut input = Input::<16>::new(opcode::QUERY_QP);
-    input.set(qp::NUMBER, number & 0xff_ffff);
-    let mut answer = [0; qp::BYTES];
-    // SAFETY: it changes nothing.
-    let result = unsafe { devx::query(context, handle.0, &input.0, &mut answer) };
-    result.map_err(|error| refusal("QUERY_QP", error, &answer))?;
+    let answer = query_qp(context, handle, number)?;
     if word(&answer, CONTEXT) >> 28 != STOPPED {
         return Err(CreateError::TooLarge {
             what: "the state of a queue pair",
