@@ -24,8 +24,10 @@ pub trait SrqOps: Sized + 'static {
     /// The device's other data of a shared receive queue.
     type SrqData;
 
-    /// Whether the device has XRC, and tag matching.
+    /// Whether the device has XRC.
     const XRC: bool = false;
+    /// Whether the device has tag matching.
+    const TAGS: bool = false;
     /// Whether polling takes the lock too; then no promise of the application
     /// saves it.
     const SHARES_LOCK: bool = false;
@@ -133,7 +135,7 @@ pub unsafe fn srq_of<'a, D: SrqOps>(srq: *mut ibv_srq) -> &'a Srq<D> {
     unsafe { &*srq.cast::<Srq<D>>() }
 }
 
-/// What a type of shared receive queue has besides receives; zeros otherwise.
+/// The type of a shared receive queue, and what it needs; null and 0 for other types.
 struct Special {
     srq_type: u32,
     xrcd: *mut ibv_xrcd,
@@ -281,7 +283,7 @@ pub unsafe extern "C" fn create_srq_ex<D: SrqOps>(
                     ..Special::BASIC
                 }
             }
-            IBV_SRQT_TM if D::XRC => {
+            IBV_SRQT_TM if D::TAGS => {
                 let complete = has(IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM);
                 // SAFETY: null or a live queue of ours, which begins with an ibv_cq_ex.
                 let cursor = complete

@@ -182,11 +182,15 @@ consts! { u32:
     IBV_QP_INIT_ATTR_PD = 1 << 0,
     IBV_QP_INIT_ATTR_XRCD = 1 << 1,
     IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2,
-    IBV_QP_CREATE_SOURCE_QPN = 1 << 10,
     IBV_QP_INIT_ATTR_MAX_TSO_HEADER = 1 << 3,
     IBV_QP_INIT_ATTR_IND_TABLE = 1 << 4,
     IBV_QP_INIT_ATTR_RX_HASH = 1 << 5,
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 1 << 6,
+}
+
+// enum ibv_qp_create_flags
+consts! { u32:
+    IBV_QP_CREATE_SOURCE_QPN = 1 << 10,
 }
 
 // enum ibv_qp_create_send_ops_flags

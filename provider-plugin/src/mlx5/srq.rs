@@ -104,6 +104,7 @@ impl SrqOps for Mlx5 {
     type SrqData = SrqDevice;
 
     const XRC: bool = true;
+    const TAGS: bool = true;
     const SHARES_LOCK: bool = true;
 
     #[inline]

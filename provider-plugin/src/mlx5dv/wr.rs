@@ -39,7 +39,7 @@ pub struct Functions {
     pub public: mlx5dv_qp_ex,
 }
 
-/// What [`Functions::mark`] points to.
+/// The target of [`Functions::mark`].
 static MARK: u8 = 0;
 
 impl Functions {
@@ -215,14 +215,13 @@ fn set_layout(
     let protection = config.protection;
     match (config.set_layout(layout)?, protection) {
         (Some(complete), None) => push(queue, complete),
-        // SAFETY: the key is live while it is configured.
-        (Some(complete), Some(key)) => push_protected(queue, complete, unsafe { key.as_ref() }),
+        (Some(complete), key) => push_kept(queue, complete, key),
         (None, _) => Ok(()),
     }
 }
 
-/// Posts a change whose layout, if it has one, was not set last. `protection` is that of
-/// its key.
+/// Posts a change of a key with signatures or encryption, or whose layout was not set last.
+/// `protection` is that of its key.
 #[cold]
 fn push_kept(
     queue: &mut SendQueue,
@@ -231,20 +230,13 @@ fn push_kept(
 ) -> Result<(), c_int> {
     match protection {
         None => push(queue, change),
-        // SAFETY: the key is live while it is configured.
-        Some(key) => push_protected(queue, change, unsafe { key.as_ref() }),
+        Some(key) => {
+            let (wr_id, flags, change) = change;
+            // SAFETY: the key is live while it is configured.
+            let mut state = unsafe { key.as_ref() }.lock();
+            posted(queue.push_protected(wr_id, flags, &change, &mut state))
+        }
     }
-}
-
-/// Posts a complete change of a key with signatures or encryption.
-#[cold]
-#[inline(never)]
-fn push_protected(
-    queue: &mut SendQueue,
-    (wr_id, flags, change): Complete<'_>,
-    key: &Protection,
-) -> Result<(), c_int> {
-    posted(queue.push_protected(wr_id, flags, &change, &mut key.lock()))
 }
 
 fn posted(result: Result<(), PostError>) -> Result<(), c_int> {
@@ -408,18 +400,26 @@ fn open_protected(protection: &Protection, flags: u32) {
 }
 
 /// Sets a part of the key's protection, and posts the change if it is complete then.
-fn set_protection<T>(
-    queue: &mut SendQueue,
-    config: &mut KeyConfig,
-    value: Result<T, c_int>,
+///
+/// # Safety
+/// As in `wr_mkey_configure`.
+unsafe fn set_protection<T>(
+    functions: *mut mlx5dv_qp_ex,
+    value: impl FnOnce() -> Result<T, c_int>,
     set: impl FnOnce(&mut KeyProtection, T) -> Result<(), PostError>,
-) -> Result<(), c_int> {
-    let protection = config.open_protection()?;
-    // SAFETY: the key is live while it is configured.
-    set(&mut unsafe { protection.as_ref() }.lock(), value?).map_err(PostError::errno)?;
-    match config.set_protection()? {
-        Some(complete) => push_kept(queue, complete, Some(protection)),
-        None => Ok(()),
+) {
+    // SAFETY: as the caller says; the key is live while it is configured.
+    unsafe {
+        let qp = queue_pair(functions);
+        push_by::<Mlx5>(qp, |queue, _| {
+            let config = key_config(qp);
+            let protection = config.open_protection()?;
+            set(&mut protection.as_ref().lock(), value()?).map_err(PostError::errno)?;
+            match config.set_protection()? {
+                Some(complete) => push_kept(queue, complete, Some(protection)),
+                None => Ok(()),
+            }
+        });
     }
 }
 
@@ -429,11 +429,11 @@ unsafe extern "C" fn wr_set_mkey_sig_block(
 ) {
     // SAFETY: as in `wr_mkey_configure`.
     unsafe {
-        let qp = queue_pair(functions);
-        push_by::<Mlx5>(qp, |queue, _| {
-            let block = signatures(&*attr);
-            set_protection(queue, key_config(qp), block, KeyProtection::set_signatures)
-        });
+        set_protection(
+            functions,
+            || signatures(&*attr),
+            KeyProtection::set_signatures,
+        )
     }
 }
 
@@ -443,16 +443,11 @@ unsafe extern "C" fn wr_set_mkey_crypto(
 ) {
     // SAFETY: as in `wr_mkey_configure`, with a live encryption key.
     unsafe {
-        let qp = queue_pair(functions);
-        push_by::<Mlx5>(qp, |queue, _| {
-            let attributes = encryption(&*attr);
-            set_protection(
-                queue,
-                key_config(qp),
-                attributes,
-                KeyProtection::set_encryption,
-            )
-        });
+        set_protection(
+            functions,
+            || encryption(&*attr),
+            KeyProtection::set_encryption,
+        )
     }
 }
 
