@@ -3,7 +3,7 @@
 use super::NUMBER;
 use super::general::OBJECT;
 use super::resource::{created, removed};
-use crate::bits::{Field, field, flag, put_bytes};
+use crate::bits::{Field, field, flag, get_array, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::protection::EncryptionKey;
 use crate::engine::signed::Psv;
@@ -87,8 +87,8 @@ impl<P: Platform> Core<P> {
         let key = EncryptionKey {
             pd,
             keys: keys.to_vec(),
-            tag: HAS_TAG.is_set(input).then(|| array(tag)),
-            opaque: array(&input[OPAQUE..]),
+            tag: HAS_TAG.is_set(input).then(|| get_array(tag, 0)),
+            opaque: get_array(input, OPAQUE),
         };
         created(output, self.encryption_keys.insert(key).map_err(drop))
     }
@@ -104,9 +104,4 @@ impl<P: Platform> Core<P> {
         put_bytes(output, OPAQUE, &key.opaque);
         Ok(())
     }
-}
-
-/// The first eight bytes; zeros beyond the end.
-fn array(bytes: &[u8]) -> [u8; 8] {
-    crate::bits::get_array(bytes, 0)
 }

@@ -202,8 +202,9 @@ impl<P: Platform> Core<P> {
         Ok(())
     }
 
-    pub(crate) fn create_rmp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let wq = &input[(POOL + WQ).min(input.len())..];
+    /// Creates the part that the context of a work queue describes. `input` is the command,
+    /// from where its list of pages is as far on as in CREATE_RMP.
+    fn of_work_queue(&mut self, input: &[u8], wq: &[u8]) -> Result<Srq, super::Refused> {
         let mut srq = self.srq(
             input,
             WQ_PD.get(wq),
@@ -213,8 +214,14 @@ impl<P: Platform> Core<P> {
             wq_umem(wq),
             (get64(wq, WQ_DOORBELL), wq_records_umem(wq)),
         )?;
-        srq.state = POOL_STATE.at(POOL).get(input);
         srq.limit = WQ_LIMIT.get(wq) as u16;
+        Ok(srq)
+    }
+
+    pub(crate) fn create_rmp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let wq = &input[(POOL + WQ).min(input.len())..];
+        let mut srq = self.of_work_queue(input, wq)?;
+        srq.state = POOL_STATE.at(POOL).get(input);
         // RMPs have no flag for the reserved lkey; the receives that the kernel
         // posts name real keys.
         created(output, self.srqs.insert(srq))
@@ -253,20 +260,12 @@ impl<P: Platform> Core<P> {
             return Err(refuse(Status::BadResource, "the SRQ's completion queue"));
         }
         let wq = &input[XRQ_WQ.min(input.len())..];
-        let mut srq = self.srq(
-            &input[XRQ_PAGES_LATER.min(input.len())..],
-            WQ_PD.get(wq),
-            WQ_LOG_SIZE.get(wq),
-            WQ_LOG_STRIDE.get(wq),
-            (WQ_LOG_PAGE_SIZE.get(wq), WQ_PAGE_OFFSET.get(wq)),
-            wq_umem(wq),
-            (get64(wq, WQ_DOORBELL), wq_records_umem(wq)),
-        )?;
+        let pages = &input[XRQ_PAGES_LATER.min(input.len())..];
+        let mut srq = self.of_work_queue(pages, wq)?;
         let transfers = XRQ_OFFLOAD.get(input) == TRANSFERS;
         srq.tags = Some(Box::new(TagList::new(log_tags, transfers)));
         srq.cqn = cqn;
         srq.uidx = XRQ_UIDX.get(input);
-        srq.limit = WQ_LIMIT.get(wq) as u16;
         created(output, self.srqs.insert(srq))
     }
 

@@ -476,7 +476,8 @@ pub(crate) fn layers(frame: &[u8]) -> Option<Layers> {
     }
 }
 
-fn sum(bytes: &[u8]) -> u64 {
+/// Returns the sum of big-endian words of 16 bits, the last padded with zeros.
+pub(super) fn sum(bytes: &[u8]) -> u64 {
     bytes
         .chunks(2)
         .map(|pair| u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0)))

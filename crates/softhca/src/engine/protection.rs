@@ -4,6 +4,7 @@
 //! Data is in blocks, each with a signature behind it in memory, on the wire, or both. A
 //! block is what is signed and encrypted at once.
 
+use super::ethernet;
 use super::xts::{self, Xts};
 use crate::bits::{Field, field, flag, get64};
 
@@ -101,17 +102,7 @@ impl Sum {
                 }
                 crc.into()
             }
-            Sum::Internet => {
-                let words = data.chunks(2).map(|word| {
-                    let low = word.get(1).copied().unwrap_or(0);
-                    u64::from(u16::from_be_bytes([word[0], low]))
-                });
-                let mut sum = words.sum::<u64>() + (first & 0xffff);
-                while sum >> 16 != 0 {
-                    sum = (sum & 0xffff) + (sum >> 16);
-                }
-                !sum & 0xffff
-            }
+            Sum::Internet => ethernet::fold(ethernet::sum(data) + (first & 0xffff)).into(),
             Sum::Crc32 => reflected(0xedb8_8320, first & short, short, data),
             Sum::Crc32c => reflected(0x82f6_3b78, first & short, short, data),
             Sum::Crc64 => reflected(0x9a6c_9329_ac4b_c9b5, first, long, data),
@@ -236,7 +227,8 @@ pub(crate) struct Wrong {
 #[derive(Debug)]
 struct Encryption {
     xts: Xts,
-    /// What is sent is encrypted; otherwise what is received.
+    /// Data is encrypted when it is sent and decrypted when it is received; if false, the
+    /// reverse.
     encrypts_sent: bool,
     /// Signatures are on the side of memory of the encryption.
     signature_first: bool,
