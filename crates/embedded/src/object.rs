@@ -89,7 +89,7 @@ impl Qp {
     }
 }
 
-/// What a shared receive queue is in the device.
+/// The device's object of a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SrqKind {
     /// A pool of receives (RMP).

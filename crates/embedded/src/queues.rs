@@ -41,7 +41,7 @@ const QP: usize = 0x18;
 /// Service type of XRC queue pairs.
 pub(crate) const XRC_SERVICE: u32 = 3;
 pub(crate) const QP_SERVICE: Field = field(QP, 23, 16);
-/// What the device does over the queue pair by itself: it transfers rendezvous.
+/// `offload_type` of a queue pair: the device transfers the data of rendezvous.
 const QP_OFFLOAD: Field = field(QP, 7, 4);
 const OFFLOAD_RENDEZVOUS: u32 = 1;
 const QP_BLOCK_LOOPBACK: Field = flag(QP + 0x4, 30);
