@@ -29,7 +29,6 @@ use crate::layout::{self, Layout};
 use crate::library::{
     self, InitAndAllocContext, InitCq, LibIbverbs, OpenDevice, SetOps, UninitContext,
 };
-use crate::mlx5::entries;
 use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use objects::{Library, Object};
 
@@ -205,16 +204,15 @@ fn register(
 ) -> Result<(), evidence::Refusal> {
     let layout = evidence::decide(&evidence::Evidence::gather(&library, own_suffix))
         .map_err(|reason| evidence::Refusal::new(&library, reason))?;
-    let version = std::ffi::CString::new(format!("IBVERBS_PRIVATE_{}", layout.pabi))
-        .map_err(|_| evidence::Refusal::internal())?;
-    let register_name = std::ffi::CString::new(format!("verbs_register_driver_{}", layout.pabi))
-        .map_err(|_| evidence::Refusal::internal())?;
+    let version = objects::private_version(layout.pabi).ok_or_else(evidence::Refusal::internal)?;
     let need = |name: &CStr| {
         library.symbol(name, &version).ok_or_else(|| {
             evidence::Refusal::new(&library, format!("{} is missing", name.to_string_lossy()))
         })
     };
-    let register_driver = need(&register_name)?;
+    let register_driver = library
+        .register_driver(layout.pabi)
+        .ok_or_else(evidence::Refusal::internal)?; // its private ABI is known by it
     let init_and_alloc_context = need(c"_verbs_init_and_alloc_context")?;
     let set_ops = need(c"verbs_set_ops")?;
     let uninit_context = need(c"verbs_uninit_context")?;
@@ -252,9 +250,6 @@ fn register(
     library.leak();
     log_registration(layout);
     let served = served::served(&own.path());
-    if served.mlx5 {
-        entries::read_setting();
-    }
     // SAFETY: the operations live as long as the process; libibverbs keeps a
     // pointer to them.
     unsafe {

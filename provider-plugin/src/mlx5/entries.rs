@@ -9,22 +9,18 @@ use uverbs::environment::variable;
 
 use crate::errno::Errno;
 
-static ASKED: OnceLock<CqOptions> = OnceLock::new();
-
-/// Reads `RINGVERBS_MLX5_CQE` when the provider is loaded: `128` for CQEs of 128
-/// bytes instead of 64, `compressed` for compressed CQEs, or both with a comma
-/// between them.
+/// The options in `RINGVERBS_MLX5_CQE`: `128` for CQEs of 128 bytes instead of 64,
+/// `compressed` for compressed CQEs, or both with a comma between them. Read once, when
+/// the first queue is created.
 ///
 /// Unset means neither, as with the stock provider: compression saves bus writes,
 /// but costs processor time and latency.
-pub fn read_setting() {
-    let asked = variable("RINGVERBS_MLX5_CQE").map(|list| parse(list.as_bytes()));
-    let _ = ASKED.set(asked.unwrap_or_default());
-}
-
-/// The options from the environment.
 pub fn cq_options() -> CqOptions {
-    ASKED.get().copied().unwrap_or_default()
+    static ASKED: OnceLock<CqOptions> = OnceLock::new();
+    *ASKED.get_or_init(|| {
+        let asked = variable("RINGVERBS_MLX5_CQE").map(|list| parse(list.as_bytes()));
+        asked.unwrap_or_default()
+    })
 }
 
 /// As [`cq_options`], with the size that `MLX5_CQE_SIZE` has when the queue is created,

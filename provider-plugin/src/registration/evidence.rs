@@ -6,12 +6,12 @@
 //! version in its name, the distribution's note in the file, the size of a
 //! structure, and the user ([`VARIABLE`]) tell in its place.
 
+use core::ffi::CStr;
 use core::ops::RangeInclusive;
-use std::ffi::CString;
 
 use uverbs::environment;
 
-use super::objects::Library;
+use super::objects::{Library, private_version};
 use super::probe;
 use crate::layout::{LAYOUTS, Layout};
 
@@ -20,14 +20,14 @@ pub const VARIABLE: &str = "RINGVERBS_RDMA_CORE";
 
 /// A function whose presence tells the release.
 struct Marker {
-    name: &'static str,
+    name: &'static CStr,
     /// Its symbol version; none: the private one.
-    version: Option<&'static str>,
+    version: Option<&'static CStr>,
     /// The rdma-core release that began to export it.
     since: u32,
 }
 
-const fn public(name: &'static str, version: &'static str, since: u32) -> Marker {
+const fn public(name: &'static CStr, version: &'static CStr, since: u32) -> Marker {
     Marker {
         name,
         version: Some(version),
@@ -35,7 +35,7 @@ const fn public(name: &'static str, version: &'static str, since: u32) -> Marker
     }
 }
 
-const fn private(name: &'static str, since: u32) -> Marker {
+const fn private(name: &'static CStr, since: u32) -> Marker {
     Marker {
         name,
         version: None,
@@ -45,14 +45,14 @@ const fn private(name: &'static str, since: u32) -> Marker {
 
 /// From libibverbs.map of each release.
 const MARKERS: &[Marker] = &[
-    public("ibv_import_dm", "IBVERBS_1.13", 35),
-    public("ibv_query_qp_data_in_order", "IBVERBS_1.14", 36),
-    private("__verbs_log", 37),
-    private("ibv_wr_opcode_str", 49),
-    public("ibv_alloc_dmah", "IBVERBS_1.15", 59),
-    public("ibv_dm_export_dmabuf_fd", "IBVERBS_1.16", 62),
-    public("ibv_alloc_buf", "IBVERBS_1.17", 64),
-    public("ibv_create_comp_cntr", "IBVERBS_1.18", 65),
+    public(c"ibv_import_dm", c"IBVERBS_1.13", 35),
+    public(c"ibv_query_qp_data_in_order", c"IBVERBS_1.14", 36),
+    private(c"__verbs_log", 37),
+    private(c"ibv_wr_opcode_str", 49),
+    public(c"ibv_alloc_dmah", c"IBVERBS_1.15", 59),
+    public(c"ibv_dm_export_dmabuf_fd", c"IBVERBS_1.16", 62),
+    public(c"ibv_alloc_buf", c"IBVERBS_1.17", 64),
+    public(c"ibv_create_comp_cntr", c"IBVERBS_1.18", 65),
 ];
 
 /// The minor number of libibverbs.so.1.N and the release it began with.
@@ -126,13 +126,10 @@ impl Evidence {
     /// Collects the evidence of a libibverbs; `own_suffix` is the name suffix
     /// under which it has loaded the plugin, if it has.
     pub fn gather(library: &Library<'_>, own_suffix: Option<u32>) -> Evidence {
+        let private = library.pabis.first().and_then(|it| private_version(*it));
         let seen = |marker: &Marker| {
-            let name = CString::new(marker.name).ok()?;
-            let version = match marker.version {
-                Some(version) => CString::new(version),
-                None => CString::new(format!("IBVERBS_PRIVATE_{}", library.pabis.first()?)),
-            };
-            library.symbol(&name, &version.ok()?)
+            let version = marker.version.or(private.as_deref())?;
+            library.symbol(marker.name, version)
         };
         let file = library
             .file()
@@ -287,11 +284,11 @@ fn unnamed(
 }
 
 fn describe_markers(markers: &[bool]) -> String {
-    let with: Vec<&str> = MARKERS
+    let with: Vec<_> = MARKERS
         .iter()
         .zip(markers)
         .filter(|(_, seen)| **seen)
-        .map(|(m, _)| m.name)
+        .map(|(m, _)| m.name.to_string_lossy())
         .collect();
     if with.is_empty() {
         "none of those it could have".to_owned()

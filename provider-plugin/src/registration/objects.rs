@@ -156,9 +156,13 @@ impl Handle {
     /// `verbs_register_driver_<N>` of the libibverbs of that private ABI.
     pub fn register_driver(&self, pabi: u32) -> Option<*mut c_void> {
         let name = CString::new(format!("verbs_register_driver_{pabi}")).ok()?;
-        let version = CString::new(format!("IBVERBS_PRIVATE_{pabi}")).ok()?;
-        self.find_version(&name, &version)
+        self.find_version(&name, &private_version(pabi)?)
     }
+}
+
+/// The version of libibverbs's private symbols.
+pub fn private_version(pabi: u32) -> Option<CString> {
+    CString::new(format!("IBVERBS_PRIVATE_{pabi}")).ok()
 }
 
 /// A libibverbs of this process.
@@ -195,6 +199,12 @@ impl<'a> Library<'a> {
             handle,
             pabis,
         })
+    }
+
+    /// `verbs_register_driver_<N>` of the private ABI, if the library itself defines it.
+    pub fn register_driver(&self, pabi: u32) -> Option<*mut c_void> {
+        let address = self.handle.register_driver(pabi)?;
+        self.object.contains(address as usize).then_some(address)
     }
 
     /// Address of a symbol that this library itself defines, at the version.

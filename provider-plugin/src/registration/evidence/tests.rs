@@ -147,7 +147,7 @@ fn contradictions_are_refused() {
         for (i, marker) in MARKERS.iter().enumerate() {
             let mut seen = genuine(release, true);
             seen.markers[i] = !seen.markers[i];
-            assert!(decide(&seen).is_err(), "{release}, {}", marker.name);
+            assert!(decide(&seen).is_err(), "{release}, {:?}", marker.name);
         }
     }
     // Loaded under the name of another private ABI.
