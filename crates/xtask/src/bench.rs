@@ -7,6 +7,7 @@
 //! exact; times are ratios of medians, and the stock provider against itself says
 //! how far those stray.
 
+mod busy;
 mod control;
 mod embedded;
 mod embedded_writes;
@@ -46,6 +47,10 @@ pub struct Arguments {
     /// Whose queues are measured
     #[arg(long, value_enum, default_value = "rxe")]
     device: Device,
+    /// Time whole programs on the embedded device, alone and beside busy loops, `--rounds`
+    /// times each
+    #[arg(long)]
+    busy: bool,
     /// Rounds of processes: the stock provider's, ours, the Rust crate's
     #[arg(long, default_value_t = 21)]
     rounds: usize,
@@ -135,6 +140,9 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
         Some(path) => Ok(path.clone()),
         None => anyhow::Ok(dist::dist()?.join("libringverbs")),
     };
+    if arguments.busy {
+        return Ok(outcome(&busy::bench(rounds)?, arguments.gate));
+    }
     if arguments.device == Device::Embedded {
         embedded::bench(arguments.write)?;
         return Ok(ExitCode::SUCCESS);

@@ -2,8 +2,10 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ const END: &str = "<!-- embedded:end -->";
 const SIZES: &str = "8..65536";
 const COUNT: &str = "5000";
 /// How often the client looks whether the server listens.
-const TRIES: u32 = 100;
+pub const TRIES: u32 = 100;
 
 /// A size's figures: microseconds at the median and at 99 %, messages in a
 /// second.
@@ -39,7 +41,7 @@ struct Curve {
 
 /// Measures; with `write` it goes into docs/.
 pub fn bench(write: bool) -> Result<()> {
-    let command = build()?;
+    let command = build(&["-p", "ringverbs-cli"])?.join("ringverbs");
     let writes = embedded_writes::measure()?;
     eprintln!("sends of {SIZES} bytes, in one process, then between two");
     let curves = [
@@ -69,18 +71,19 @@ pub fn bench(write: bool) -> Result<()> {
     Ok(())
 }
 
-/// The command as the README has it built.
-fn build() -> Result<PathBuf> {
+/// Builds as the README does; the folder of the programs.
+pub fn build(what: &[&str]) -> Result<PathBuf> {
     let target = driver::target_dir();
     let status = Command::new(driver::cargo())
         .current_dir(driver::root())
-        .args(["build", "--quiet", "--release", "-p", "ringverbs-cli"])
+        .args(["build", "--quiet", "--release"])
+        .args(what)
         .arg("--target-dir")
         .arg(&target)
         .status()
         .context("cannot run cargo")?;
-    ensure!(status.success(), "the command does not build");
-    Ok(target.join("release/ringverbs"))
+    ensure!(status.success(), "{what:?} does not build");
+    Ok(target.join("release"))
 }
 
 /// A sweep over the sizes; `to` is where the server is.
@@ -111,31 +114,55 @@ fn rows(report: &Value) -> Result<Vec<Row>> {
     rows.iter().map(row).collect()
 }
 
-/// A server that does not outlive this value, and the directory it is met in.
-struct Server(Child, PathBuf);
+/// A directory that two devices meet in, removed with this value.
+pub struct Directory(PathBuf);
+
+impl Directory {
+    pub fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ringverbs-bench-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    /// The name of a device there.
+    pub fn device(&self) -> String {
+        format!("embedded:{}", self.0.display())
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A TCP port of this host that nobody listens on.
+pub fn free_port() -> Result<String> {
+    let free = TcpListener::bind(("127.0.0.1", 0))?;
+    Ok(free.local_addr()?.port().to_string())
+}
+
+/// A server that does not outlive this value.
+struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
         // It has ended by itself if all went well.
         let _ = self.0.kill();
         let _ = self.0.wait();
-        let _ = fs::remove_dir_all(&self.1);
     }
 }
 
 /// The same with a server that is another process.
 fn between(command: &Path) -> Result<Vec<Row>> {
-    let name = format!("ringverbs-bench-{}", std::process::id());
-    let directory = std::env::temp_dir().join(name);
-    let device = format!("embedded:{}", directory.display());
-    let free = std::net::TcpListener::bind(("127.0.0.1", 0))?;
-    let port = free.local_addr()?.port().to_string();
-    drop(free);
+    let (directory, port) = (Directory::new(), free_port()?);
+    let device = directory.device();
     let server = Command::new(command)
         .args(["perf", "--server", "--port", &port, "--device", &device])
         .spawn()
         .context("cannot run the command")?;
-    let _server = Server(server, directory);
+    let _server = Server(server);
     let mut tries = 0;
     loop {
         tries += 1;
@@ -150,7 +177,7 @@ fn between(command: &Path) -> Result<Vec<Row>> {
     }
 }
 
-fn load() -> String {
+pub fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().unwrap_or("unknown").to_owned()
 }
