@@ -140,8 +140,8 @@ mod group {
     pub const GENERAL_2: u32 = 0x20;
 }
 
-/// Queries a group of capabilities.
-fn query<T>(
+/// Queries a group of capabilities. A context without DevX has none.
+fn query<T: Default>(
     context: &Context,
     group: u32,
     read: impl FnOnce(&dyn Fn(usize) -> u32) -> T,
@@ -154,7 +154,15 @@ fn query<T>(
     let mut answer = [0; HEADER + 4096];
     // SAFETY: it changes nothing.
     let result = unsafe { devx::general(context, &input.0, &mut answer) };
-    result.map_err(|error| refusal("QUERY_HCA_CAP", error, &answer))?;
+    match result.map_err(|error| refusal("QUERY_HCA_CAP", error, &answer)) {
+        // EPROTONOSUPPORT: the device has no DevX. EINVAL: this context has none.
+        Err(CreateError::Command(error))
+            if [libc::EPROTONOSUPPORT, libc::EINVAL].contains(&error.errno().raw()) =>
+        {
+            return Ok(T::default());
+        }
+        result => result?,
+    }
     Ok(read(&|at| word(&answer, HEADER + at)))
 }
 
@@ -162,7 +170,7 @@ impl Capabilities {
     /// Queries them.
     ///
     /// # Errors
-    /// Those of a context without DevX (EINVAL); the device's.
+    /// The kernel's and the device's.
     pub fn query(context: &Context) -> Result<Self, CreateError> {
         const HAS_GROUP_2: u32 = 1 << 31;
         let (mut all, has_group_2) = query(context, group::GENERAL, |word| {

@@ -65,6 +65,24 @@ fn capabilities_are_those_of_their_groups() {
 }
 
 #[test]
+fn a_context_without_devx_has_no_capabilities() {
+    let machine = Machine::new();
+    for errno in [libc::EPROTONOSUPPORT, libc::EINVAL] {
+        machine.fake.on(GENERAL, move |_| Err(Errno::new(errno)));
+        assert_eq!(
+            Capabilities::query(&machine.context).unwrap(),
+            Capabilities::default()
+        );
+        assert_eq!(dc_paging(&machine.context).unwrap(), 0);
+    }
+    machine.fake.on(GENERAL, |_| Err(Errno::new(libc::EIO)));
+    assert_eq!(
+        Capabilities::query(&machine.context).unwrap_err().errno(),
+        libc::EIO
+    );
+}
+
+#[test]
 fn a_refusal_of_the_device_has_its_status() {
     let machine = Machine::new();
     for (status, errno) in [
