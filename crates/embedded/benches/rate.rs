@@ -36,7 +36,7 @@ fn completion(embedded: &Embedded, drive: Drive, cq: &mut Cq) {
             Drive::Caller => {
                 embedded.drive();
             }
-            Drive::Thread => std::hint::spin_loop(),
+            Drive::Thread | Drive::Watch => std::hint::spin_loop(),
         }
     }
 }
@@ -46,7 +46,7 @@ fn completion(embedded: &Embedded, drive: Drive, cq: &mut Cq) {
 fn now(drive: Drive) -> Duration {
     let clock = match drive {
         Drive::Caller => libc::CLOCK_PROCESS_CPUTIME_ID,
-        Drive::Thread => libc::CLOCK_MONOTONIC,
+        Drive::Thread | Drive::Watch => libc::CLOCK_MONOTONIC,
     };
     let mut time = libc::timespec {
         tv_sec: 0,

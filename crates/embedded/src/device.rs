@@ -9,13 +9,15 @@ use crate::state::State;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
     /// A dedicated thread. It spins for 30 microseconds after the last activity,
-    /// then sleeps for a quarter of the time since then, at most 200 ms. A command, a
-    /// frame, waiting for an event through the context, and
-    /// [`Embedded::rung`](crate::Embedded::rung) wake it. While there are no queues it
-    /// sleeps indefinitely. With the first channel of the connection manager, a second
-    /// thread starts, which handles its messages.
+    /// then sleeps for a quarter of the time since then, and after 0.8 seconds until
+    /// something is due. A command, a frame, waiting for an event through the context, and
+    /// [`Embedded::rung`](crate::Embedded::rung) wake it. With the first channel of the
+    /// connection manager, a second thread starts, which handles its messages.
     #[default]
     Thread,
+    /// As [`Thread`](Self::Thread), for drivers that do not call `rung`: while there are
+    /// queues, it looks for doorbells at least every 200 ms.
+    Watch,
     /// The caller, through [`Embedded::drive`](crate::Embedded::drive). The engine makes no progress
     /// otherwise, except while a thread waits for an event through the context.
     Caller,

@@ -44,8 +44,8 @@ impl Embedded {
     }
 
     /// Called after a doorbell was written: wakes the network's thread if it sleeps.
-    /// Without this call it finds the doorbell when it wakes, after at most a
-    /// quarter of the time that nothing has happened, or 200 ms.
+    /// Without this call it finds the doorbell when something else wakes it, or with
+    /// [`Drive::Watch`](crate::Drive::Watch) after at most 200 ms.
     #[inline]
     pub fn rung(&self) {
         if self.runner.is_asleep() {

@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     time: Option<SimulatedTime>,
 }
 
-/// Longest sleep of the network's thread.
+/// Longest sleep of a thread that watches for doorbells of which nobody tells.
 const LONGEST: Duration = Duration::from_millis(200);
 /// Sleep of the network's thread while other threads take turns, which doubles from
 /// the shortest.
@@ -223,10 +223,10 @@ impl Runner {
         }
         let thread = match drive {
             Drive::Caller => None,
-            Drive::Thread => {
+            Drive::Thread | Drive::Watch => {
                 let shared = Arc::clone(&shared);
                 let builder = thread::Builder::new().name("ringverbs-hca".into());
-                match builder.spawn(move || run(&shared)) {
+                match builder.spawn(move || run(&shared, drive)) {
                     Ok(thread) => Some(thread),
                     Err(error) => return refuse(error.raw_os_error().unwrap_or(libc::EAGAIN)),
                 }
@@ -402,7 +402,7 @@ pub(crate) fn thread_started() {
 }
 
 /// The thread's main loop.
-fn run(shared: &Shared) {
+fn run(shared: &Shared, drive: Drive) {
     thread_started();
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut backoff = Backoff::NEW;
@@ -438,6 +438,8 @@ fn run(shared: &Shared) {
                     let found = shared.turn(&devices);
                     if found.busy {
                         backoff = Backoff::NEW;
+                    } else if sleep == LONGEST && drive == Drive::Thread {
+                        shared.sleep(found.due);
                     } else {
                         shared.sleep(Some(sooner(sleep, found.due)));
                     }

@@ -203,9 +203,10 @@ fn join() -> Result<&'static [Embedded], Errno> {
     };
     embedded::at_thread_start(own::enter_for_good);
     fault::install();
+    // No C provider tells of its doorbells.
     let network = match &config.host {
-        Some(host) => Network::roce(Drive::Thread, host),
-        None => Network::joined(Drive::Thread, &config.directory),
+        Some(host) => Network::roce(Drive::Watch, host),
+        None => Network::joined(Drive::Watch, &config.directory),
     };
     let network = network.map_err(failed)?;
     let devices = config.profiles.iter();

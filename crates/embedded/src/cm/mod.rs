@@ -130,7 +130,7 @@ impl Manager {
     fn start(&self) -> Result<()> {
         self.shared.monitor.open()?;
         let mut thread = lock(&self.thread);
-        if self.drive == Drive::Thread && thread.is_none() {
+        if self.drive != Drive::Caller && thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let builder = thread::Builder::new().name("ringverbs-cm".into());
             match builder.spawn(move || shared.run()) {
@@ -144,7 +144,7 @@ impl Manager {
     /// Handles what is ready, unless the thread does. Returns whether there was
     /// anything.
     pub(crate) fn drive(&self) -> bool {
-        if self.drive == Drive::Thread || self.lock().channels.is_empty() {
+        if self.drive != Drive::Caller || self.lock().channels.is_empty() {
             return false;
         }
         let handled = |_: &usize| self.shared.handle(EpollTimeout::ZERO);
@@ -153,7 +153,7 @@ impl Manager {
 
     /// Waits until a channel is readable, or the time is up. Returns whether it is.
     fn wait(&self, channel: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
-        if self.drive == Drive::Thread {
+        if self.drive != Drive::Caller {
             return wait(channel, timeout);
         }
         // Without a limit `duration` panics (nix 0.31).
