@@ -5,6 +5,7 @@ use super::config::{ack_wait, rnr_wait};
 use super::host::{Fault, Host, Operation, Status};
 use super::io::Io;
 use super::qp::Qp;
+use super::state::GRACE;
 use crate::packet::{NakCode, Psn, Syndrome, Traits, View};
 
 /// Result of [`Qp::take_response`].
@@ -153,6 +154,10 @@ impl<L> Qp<L> {
             return;
         }
         self.req.retries_left -= 1;
+        self.send_again(now);
+    }
+
+    fn send_again(&mut self, now: u64) {
         self.req.seek(self.req.una);
         self.restart_timer(now);
     }
@@ -301,7 +306,13 @@ impl<L> Qp<L> {
                 } else {
                     io.counters.timeouts += 1;
                     self.narrow();
-                    self.retry(host, now);
+                    if self.recovers && self.req.grace > 0 {
+                        self.req.grace -= 1;
+                        self.send_again(now);
+                    } else {
+                        self.req.grace = GRACE;
+                        self.retry(host, now);
+                    }
                 }
             }
         }

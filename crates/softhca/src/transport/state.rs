@@ -14,6 +14,10 @@ use crate::packet::{
 pub(super) const LIMIT_WORKS: usize = 512;
 /// Number of times a timeout restarts while the transport is patient.
 const PATIENCE: u8 = 64;
+/// Number of timeouts that pass before one counts as a retry, where packets get lost: the
+/// specification allows a timeout up to four times what its code says, cards take more, and
+/// a peer in software may be waiting for a processor.
+pub(super) const GRACE: u8 = 3;
 
 /// RNR timer codes sent for absent memory: 1.28 ms at first, then up to 82 ms.
 const PAGE_CODE: u8 = 14;
@@ -64,6 +68,8 @@ pub(super) struct Requester<L> {
     pub retries_left: u8,
     /// Number of times the timeout may still restart.
     pub patience: u8,
+    /// Number of timeouts that may still send again without a retry.
+    pub grace: u8,
     pub rnr_left: u8,
     /// Time of the next retransmission.
     pub deadline: Option<u64>,
@@ -95,6 +101,7 @@ impl<L> Requester<L> {
             read_psns: 0,
             retries_left: 0,
             patience: PATIENCE,
+            grace: GRACE,
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
@@ -139,6 +146,7 @@ impl<L> Requester<L> {
     pub fn refill(&mut self, config: &QpConfig) {
         self.retries_left = config.retry_count;
         self.patience = PATIENCE;
+        self.grace = GRACE;
         self.rnr_left = config.rnr_retry;
     }
 
