@@ -7,10 +7,11 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use rxe_tests::guest::host;
+use rxe_tests::guest::suite::AARCH64;
 
 use crate::driver;
 
-pub const TARGET: &str = "aarch64-unknown-linux-gnu";
+pub const TARGET: &str = AARCH64.target;
 
 /// The cross compiler's linker, what it links with, and QEMU for user programs.
 const NEEDS: &[(&str, &str)] = &[

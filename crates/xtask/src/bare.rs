@@ -34,8 +34,9 @@ pub fn run(
     sink: impl FnMut(Line<'_>),
 ) -> Result<Ended> {
     let image = tree::image(suite, kernel)?;
-    let mut built = native::programs()?;
-    built.insert("rxe-driver".into(), driver::build()?);
+    let architecture = suite.architecture();
+    let mut built = native::programs(architecture)?;
+    built.insert("rxe-driver".into(), driver::build_for(architecture)?);
     let programs: Vec<(String, PathBuf)> = PROGRAMS
         .into_iter()
         .map(|name| Some((name.to_owned(), built.remove(name)?)))
@@ -62,28 +63,22 @@ pub struct Outcome {
 }
 
 /// Runs the short suite, and shows what the cases that fail have to say.
-pub fn short_suite(kernel: Option<&str>) -> Result<Outcome> {
+pub fn short_suite(suite: Suite, kernel: Option<&str>) -> Result<Outcome> {
     // Some 15 s by software emulation on an idle machine.
     let limit = Duration::from_secs(300);
     let mut outcome = Outcome::default();
-    let ended = run(
-        Suite::Trixie,
-        kernel,
-        SHORT_SUITE,
-        limit,
-        |line| match line {
-            Line::Record(record) => match record.split_once(' ') {
-                Some(("pass", _)) => outcome.passed += 1,
-                Some(("fail", name)) => {
-                    eprintln!("  static guest: {name} failed");
-                    outcome.failed.push(name.to_owned());
-                }
-                _ => eprintln!("  {record}"),
-            },
-            Line::Text(text) if text.trim().is_empty() => {}
-            Line::Text(text) => eprintln!("  {text}"),
+    let ended = run(suite, kernel, SHORT_SUITE, limit, |line| match line {
+        Line::Record(record) => match record.split_once(' ') {
+            Some(("pass", _)) => outcome.passed += 1,
+            Some(("fail", name)) => {
+                eprintln!("  static guest: {name} failed");
+                outcome.failed.push(name.to_owned());
+            }
+            _ => eprintln!("  {record}"),
         },
-    )?;
+        Line::Text(text) if text.trim().is_empty() => {}
+        Line::Text(text) => eprintln!("  {text}"),
+    })?;
     ensure!(
         (ended.status == 0) == outcome.failed.is_empty() && outcome.passed > 0,
         "the short suite ended with status {} after {} cases",

@@ -12,7 +12,7 @@ use crate::suite::{self, Request};
 /// The command line.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The Debian release of the guest: trixie, bookworm or sid
+    /// The Debian release of the guest: trixie, bookworm, sid, or trixie-arm64
     #[arg(long, default_value = "trixie")]
     suite: Suite,
 }
@@ -22,7 +22,7 @@ pub struct Arguments {
 /// and the proof of who served them.
 pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
     eprintln!("1. building the plugin");
-    let plugin = dist::dist()?;
+    let plugin = dist::dist_for(arguments.suite.architecture())?;
     eprintln!("2. making and booting a guest with rdma_rxe (minutes, the first time)");
     let request = Request {
         plugin: Some(plugin),

@@ -12,6 +12,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
+use rxe_tests::guest::Architecture;
 
 use crate::aarch64;
 use crate::driver::{build_static, build_static_for, cargo, root, target_dir};
@@ -127,6 +128,25 @@ pub fn whole() -> Result<PathBuf> {
     once(&MADE, make_whole)
 }
 
+/// Builds the plugin for guests of an architecture.
+pub fn dist_for(architecture: &Architecture) -> Result<PathBuf> {
+    match architecture.target {
+        aarch64::TARGET => whole_for_aarch64(),
+        _ => dist(),
+    }
+}
+
+/// Adds the command to what [`dist_for`] has made, and makes Debian packages of both,
+/// where cargo-deb is installed.
+pub fn packages_for(architecture: &Architecture) -> Result<Vec<PathBuf>> {
+    let cross = architecture.target == aarch64::TARGET;
+    let dist = if cross { whole_for_aarch64() } else { whole() }?;
+    if !can_make_deb() {
+        return Ok(Vec::new());
+    }
+    if cross { deb_for_aarch64() } else { deb(&dist) }
+}
+
 /// What builds the command.
 const BUILD_COMMAND: [&str; 9] = [
     "build",
@@ -169,6 +189,11 @@ fn add_share(mut command: Command, dist: &Path) -> Result<()> {
 
 /// As [`whole`], for aarch64, in `target/dist-aarch64`.
 pub fn whole_for_aarch64() -> Result<PathBuf> {
+    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
+    once(&MADE, make_for_aarch64)
+}
+
+fn make_for_aarch64() -> Result<PathBuf> {
     aarch64::needs()?;
     let target = target_dir();
     build_libraries(&["--target", aarch64::TARGET], &target)?;

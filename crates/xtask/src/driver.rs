@@ -5,13 +5,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use rxe_tests::guest::Architecture;
+use rxe_tests::guest::suite::X86_64;
 
 use crate::aarch64;
 
 /// Builds `rxe-driver`.
 pub fn build() -> Result<PathBuf> {
+    build_for(&X86_64)
+}
+
+/// The same for guests of an architecture.
+pub fn build_for(architecture: &Architecture) -> Result<PathBuf> {
     const NAME: &str = "rxe-driver";
-    build_static(&["build", "-p", "ringverbs-rxe-tests", "--bin", NAME])?
+    let driver = ["build", "-p", "ringverbs-rxe-tests", "--bin", NAME];
+    build_static_for(architecture.target, &driver)?
         .remove(NAME)
         .with_context(|| format!("cargo has not built {NAME}"))
 }
@@ -19,11 +27,14 @@ pub fn build() -> Result<PathBuf> {
 /// Builds static programs, which run in any guest, and says where they are, by
 /// name. `arguments` are a command of cargo and what it shall build.
 pub fn build_static(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
-    build_static_for("x86_64-unknown-linux-gnu", arguments)
+    build_static_for(X86_64.target, arguments)
 }
 
 /// The same for another machine, whose linker is known.
 pub fn build_static_for(target: &str, arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
+    if target == aarch64::TARGET {
+        aarch64::needs()?;
+    }
     let out = Command::new(cargo())
         .current_dir(root())
         .args(arguments)

@@ -13,10 +13,10 @@ use rxe_tests::guest::{Hardware, Job, Suite, tree};
 /// The command line.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The Debian release: trixie, bookworm or sid
+    /// The Debian release: trixie, bookworm, sid, or trixie-arm64
     #[arg(long, default_value = "trixie")]
     suite: Suite,
-    /// A kernel package of that release other than linux-image-amd64
+    /// A kernel package of that release other than linux-image-amd64 (-arm64)
     #[arg(long)]
     kernel: Option<String>,
     /// A shell command to run in the guest, in the folder of the share
@@ -29,7 +29,7 @@ pub struct Arguments {
     #[arg(long)]
     share: Option<PathBuf>,
     /// A folder whose contents the guest finds in /opt/ringverbs, such as
-    /// target/dist
+    /// target/dist, or target/dist-aarch64
     #[arg(long)]
     plugin: Option<PathBuf>,
     /// The share is a folder with the Rust crate's programs and scripts, built
@@ -66,17 +66,18 @@ pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
         println!("{}", image.dir.display());
         return Ok(ExitCode::SUCCESS);
     };
+    let architecture = arguments.suite.architecture();
     let driver = if arguments.no_rxe {
         None
     } else {
-        Some(driver::build()?)
+        Some(driver::build_for(architecture)?)
     };
     let mut setup = String::new();
     let mut share = arguments.share.clone();
     // Removed when the guest has ended.
     let native = arguments.native.then(|| Work::new("native")).transpose()?;
     if let Some(folder) = &native {
-        native::build(&folder.0)?;
+        native::build(architecture, &folder.0)?;
         share = Some(folder.0.clone());
         setup.push_str("export PATH=/share:$PATH\n");
     }

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use rxe_tests::driver::programs::manifest;
+use rxe_tests::guest::Architecture;
 
 use crate::driver;
 
@@ -53,16 +54,18 @@ fn packages() -> Vec<&'static str> {
 
 /// Builds the programs, but not the tests, as static ones, and says where they
 /// are, by name.
-pub fn programs() -> Result<BTreeMap<String, PathBuf>> {
-    driver::build_static(&[&["build", "--bins", "--examples"], &packages()[..]].concat())
+pub fn programs(architecture: &Architecture) -> Result<BTreeMap<String, PathBuf>> {
+    let programs = [&["build", "--bins", "--examples"], &packages()[..]].concat();
+    driver::build_static_for(architecture.target, &programs)
 }
 
 /// Builds the programs and the tests as static ones, and says where they are, by
 /// name.
-pub fn built() -> Result<BTreeMap<String, PathBuf>> {
+pub fn built(architecture: &Architecture) -> Result<BTreeMap<String, PathBuf>> {
     let tests: Vec<&str> = DEVICE_TESTS.iter().flat_map(|t| ["--test", t]).collect();
-    let mut built = programs()?;
-    built.extend(driver::build_static(
+    let mut built = programs(architecture)?;
+    built.extend(driver::build_static_for(
+        architecture.target,
         &[&["test", "--no-run"], &packages()[..], &tests[..]].concat(),
     )?);
     Ok(built)
@@ -70,9 +73,9 @@ pub fn built() -> Result<BTreeMap<String, PathBuf>> {
 
 /// Builds the programs as static ones and puts them, the scripts and the
 /// manifest in `to`.
-pub fn build(to: &Path) -> Result<()> {
+pub fn build(architecture: &Architecture, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
-    let built = built()?;
+    let built = built(architecture)?;
     let in_c = driver::root().join("rxe-tests/programs");
     for (name, path) in &built {
         // Both folders are in the PATH of every case.
@@ -80,7 +83,7 @@ pub fn build(to: &Path) -> Result<()> {
             !in_c.join(name).with_extension("c").exists(),
             "{name} is a C program of rxe-tests as well: another name is wanted"
         );
-        copy_without_lines(path, &to.join(name))?;
+        copy_without_lines(architecture, path, &to.join(name))?;
     }
     let sources = driver::root().join(FOLDER);
     for entry in fs::read_dir(&sources)? {
@@ -102,8 +105,8 @@ pub fn build(to: &Path) -> Result<()> {
 /// Copies a program without the tables of its source's lines, most of it: an
 /// emulated guest takes minutes to read those of all. By `strip`, which comes with
 /// the linker; where it is missing, as it is.
-fn copy_without_lines(program: &Path, to: &Path) -> Result<()> {
-    let strip = Command::new("strip")
+fn copy_without_lines(architecture: &Architecture, program: &Path, to: &Path) -> Result<()> {
+    let strip = Command::new(format!("{}strip", architecture.tools))
         .args(["--strip-debug", "-o"])
         .args([to, program])
         .status();

@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rxe_tests::guest::suite::X86_64;
 use rxe_tests::guest::vm::{self, Ended, Line};
 use rxe_tests::guest::{Hardware, Job, Qemu, Suite, tree};
 
@@ -143,7 +144,7 @@ pub fn softhca(arguments: &Arguments) -> Result<ExitCode> {
     // Removed when the guest has ended.
     let native = arguments.native.then(|| Work::new("native")).transpose()?;
     if let Some(folder) = &native {
-        native::build(&folder.0)?;
+        native::build(&X86_64, &folder.0)?;
         share = Some(folder.0.clone());
         before = NATIVE;
     }
@@ -186,6 +187,10 @@ struct Machine {
 
 impl Machine {
     fn new(arguments: &Arguments) -> Result<Machine> {
+        ensure!(
+            arguments.suite.architecture() == &X86_64,
+            "softhca's guests are x86-64"
+        );
         let image = tree::image(arguments.suite, arguments.kernel.as_deref())?;
         // Made now, if it is not there.
         Qemu::get()?;

@@ -11,7 +11,7 @@ use rxe_tests::driver::case::chosen;
 use rxe_tests::driver::selection;
 use rxe_tests::guest::stock::Cache;
 use rxe_tests::guest::vm::{self, Line, RECORD};
-use rxe_tests::guest::{Hardware, Job, Suite, compile, host, tree};
+use rxe_tests::guest::{Architecture, Hardware, Job, Suite, compile, host, tree};
 use rxe_tests::record::{Outcome, Provider, Record, Stock};
 
 use crate::{dist, driver, native};
@@ -35,14 +35,15 @@ pub struct Request {
 }
 
 /// How long all cases of a guest may take: a third of it on an idle machine.
-const LIMIT: Duration = Duration::from_secs(75 * 60);
+pub const LIMIT: Duration = Duration::from_secs(75 * 60);
 
 /// Boots the guest of `suite` and runs the cases in it.
 pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     let began = Instant::now();
     let image = tree::image(suite, request.kernel.as_deref())?;
     let tree = began.elapsed();
-    let program = driver::build()?;
+    let architecture = suite.architecture();
+    let program = driver::build_for(architecture)?;
     let share = Work::new(&format!("share-{suite}"))?;
     let has_programs = programs()?.is_some();
     if let Some(sources) = programs()? {
@@ -52,7 +53,7 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     let mut script = String::from("exec rxe-driver suite --scratch /tmp/rxe --out /share/records");
     script.push_str(" --pyverbs /opt/rdma-core/tests");
     if native::chosen_by(&request.filter)? {
-        native::build(&share.0.join("native"))?;
+        native::build(architecture, &share.0.join("native"))?;
         script.insert_str(0, "cp -r /share/native /opt/native\n");
         script.push_str(" --native /opt/native");
     }
@@ -64,7 +65,7 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     if request.plugin.is_some() {
         script.push_str(&format!(" --plugin /opt/ringverbs/{PLUGIN}"));
         if chosen(&request.filter, selection::GROUP) {
-            script.push_str(&installers(&share.0)?);
+            script.push_str(&installers(architecture, &share.0)?);
         }
     }
     if request.short {
@@ -123,8 +124,9 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
 
 /// Builds `cargo xtask` as a static program, which installs in a guest, and says
 /// where it is.
-pub fn build_installer() -> Result<PathBuf> {
-    driver::build_static(&["build", "-p", "xtask", "--bin", "xtask"])?
+pub fn build_installer(architecture: &Architecture) -> Result<PathBuf> {
+    let installer = ["build", "-p", "xtask", "--bin", "xtask"];
+    driver::build_static_for(architecture.target, &installer)?
         .remove("xtask")
         .context("cargo has not built xtask")
 }
@@ -132,16 +134,13 @@ pub fn build_installer() -> Result<PathBuf> {
 /// Puts what installs the plugin and the command into the share, and says so to
 /// the driver. What is installed is in the folder of the request's plugin.
 /// Packages there are only where their maker is installed.
-fn installers(share: &Path) -> Result<String> {
-    fs::copy(build_installer()?, share.join("xtask"))?;
+fn installers(architecture: &Architecture, share: &Path) -> Result<String> {
+    fs::copy(build_installer(architecture)?, share.join("xtask"))?;
     let mut arguments = String::from(" --installer /share/xtask");
-    let dist = dist::whole()?;
-    if dist::can_make_deb() {
-        for (number, package) in dist::deb(&dist)?.iter().enumerate() {
-            let name = format!("{number}.deb");
-            fs::copy(package, share.join(&name))?;
-            arguments.push_str(&format!(" --deb /share/{name}"));
-        }
+    for (number, package) in dist::packages_for(architecture)?.iter().enumerate() {
+        let name = format!("{number}.deb");
+        fs::copy(package, share.join(&name))?;
+        arguments.push_str(&format!(" --deb /share/{name}"));
     }
     Ok(arguments)
 }

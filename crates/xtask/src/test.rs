@@ -45,7 +45,7 @@ pub struct Arguments {
     /// One step at a time: guests one after another, after everything else
     #[arg(long)]
     serial: bool,
-    /// Only this suite (can be given more than once): trixie, bookworm, sid
+    /// Only this suite (can be given more than once): trixie, bookworm, sid, trixie-arm64
     #[arg(long)]
     suite: Vec<Suite>,
     /// Run the cases on this machine, which must have rdma_rxe, and in no guest

@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
 use super::cpio::Archive;
-use super::initramfs::load_order;
+use super::initramfs::{self, load_order};
+use super::suite::Architecture;
 use super::tree::Image;
 
 /// The first process.
@@ -30,6 +30,8 @@ const MODULES: &[&str] = &[
 /// What such a guest boots from.
 #[derive(Debug)]
 pub struct StaticGuest {
+    /// What its processors are.
+    pub architecture: &'static Architecture,
     /// The kernel.
     pub kernel: PathBuf,
     /// The whole of its file system.
@@ -48,20 +50,19 @@ pub fn make(
     job: &str,
     dir: &Path,
 ) -> Result<StaticGuest> {
-    let tree = image.tree();
-    let busybox = tree.join("bin/busybox");
     let mut root = Root::default();
-    root.program("bin/busybox", &busybox)?;
+    root.program("bin/busybox", &image.tree().join("bin/busybox"))?;
     for (name, path) in programs {
         root.program(&format!("opt/native/{name}"), path)?;
     }
     root.put("init", INIT.as_bytes(), true)?;
     root.put("job", job.as_bytes(), true)?;
-    root.modules(&tree, &busybox)?;
+    root.modules(image)?;
     let initrd = dir.join("initrd");
     fs::write(&initrd, root.archive.end())
         .with_context(|| format!("cannot write {}", initrd.display()))?;
     Ok(StaticGuest {
+        architecture: image.suite.architecture(),
         kernel: image.kernel(),
         initrd,
     })
@@ -103,7 +104,8 @@ impl Root {
         Ok(())
     }
 
-    fn modules(&mut self, tree: &Path, busybox: &Path) -> Result<()> {
+    fn modules(&mut self, image: &Image) -> Result<()> {
+        let tree = image.tree();
         let version = fs::read_to_string(tree.join("boot/version"))?;
         let version = version.trim();
         let folder = tree.join("usr/lib/modules").join(version);
@@ -123,33 +125,12 @@ impl Root {
             }
         }
         for path in &order {
-            let file = folder.join(path);
-            let bytes = match path.strip_suffix(".xz") {
-                None => fs::read(&file)?,
-                Some(_) => unpacked(busybox, &file)?,
-            };
+            let bytes = initramfs::module(&tree, image.suite, &folder.join(path))?;
             let name = path.trim_end_matches(".xz");
-            ensure!(name.ends_with(".ko"), "{name}: packed in an unknown way");
             self.put(&format!("{to}/{name}"), &bytes, false)?;
         }
         self.put(&format!("{to}/modules.dep"), list.as_bytes(), false)
     }
-}
-
-/// By the guest's own busybox, which is static and runs here as well.
-fn unpacked(busybox: &Path, file: &Path) -> Result<Vec<u8>> {
-    let out = Command::new(busybox)
-        .args(["xz", "-dc"])
-        .arg(file)
-        .output()
-        .with_context(|| format!("cannot run {}", busybox.display()))?;
-    ensure!(
-        out.status.success(),
-        "cannot unpack {}: {}",
-        file.display(),
-        String::from_utf8_lossy(&out.stderr).trim()
-    );
-    Ok(out.stdout)
 }
 
 fn is_elf(bytes: &[u8]) -> bool {
@@ -174,7 +155,7 @@ fn is_static(bytes: &[u8]) -> Result<bool> {
     };
     ensure!(
         number(4, 2)? == 0x0102,
-        "an ELF file that is not for x86-64"
+        "an ELF file that is not 64-bit and little-endian"
     );
     let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
     for header in (0..count).map(|index| table + index * size) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::host;
 use super::progress::step;
 use super::tree::Image;
 
@@ -21,10 +22,7 @@ pub fn programs(image: &Image, sources: &Path, out: &Path, log: &Path) -> Result
         &format!("{}: compiling the test programs", image.suite),
         log,
         Duration::from_secs(600),
-        Command::new("chroot")
-            .arg(image.tree())
-            .args(["/usr/bin/env", "-i", "PATH=/usr/bin:/bin"])
-            .args(["make", "-j2", "-C", &format!("/{name}"), "O=out"]),
+        &mut make(image, &name)?,
     )
     .and_then(|()| {
         copy_tree(&inside.join("out"), out)?;
@@ -42,6 +40,34 @@ pub fn programs(image: &Image, sources: &Path, out: &Path, log: &Path) -> Result
     });
     let _ = fs::remove_dir_all(&inside);
     result
+}
+
+/// Builds in a folder of the tree: by the tree's compiler, or where that does not run
+/// here by a cross compiler.
+fn make(image: &Image, folder: &str) -> Result<Command> {
+    let tree = image.tree();
+    let architecture = image.suite.architecture();
+    let mut command;
+    if architecture.user.is_some() {
+        host::require(&[("make", "make")], false)?;
+        // The compiler's own libc comes after the tree's.
+        let (tools, tree) = (architecture.tools, tree.display());
+        let libraries = format!("{tree}/usr/lib/{}", tools.trim_end_matches('-'));
+        let compiler = format!("CC={tools}gcc --sysroot={tree} -L{libraries}");
+        command = Command::new("make");
+        command
+            .arg("-C")
+            .arg(image.tree().join(folder))
+            .arg(compiler);
+    } else {
+        command = Command::new("chroot");
+        command
+            .arg(tree)
+            .args(["/usr/bin/env", "-i", "PATH=/usr/bin:/bin", "make"])
+            .args(["-C", &format!("/{folder}")]);
+    }
+    command.args(["-j2", "O=out"]);
+    Ok(command)
 }
 
 /// Copies files and folders from `from` into `to`, following links.

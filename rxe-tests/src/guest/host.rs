@@ -24,7 +24,7 @@ pub const MIRROR_VARIABLE: &str = "RINGVERBS_DEBIAN_MIRROR";
 pub const CACHE_VARIABLE: &str = "RINGVERBS_CACHE";
 
 /// A program, or a file by its whole path, and the Debian package that has it.
-type Tool = (&'static str, &'static str);
+pub type Tool = (&'static str, &'static str);
 
 /// What making a guest takes.
 pub const TO_BUILD: &[Tool] = &[
@@ -33,9 +33,6 @@ pub const TO_BUILD: &[Tool] = &[
     ("unshare", "util-linux"),
     ("chroot", "coreutils"),
 ];
-
-/// What running one takes.
-pub const TO_RUN: &[Tool] = &[("qemu-system-x86_64", "qemu-system-x86")];
 
 /// The keys that the Debian archive is signed with.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";

@@ -4,12 +4,11 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::progress::step;
+use super::cpio::Archive;
+use super::suite::Suite;
 
 /// The modules that must be there before the root file system is.
 pub const MODULES: &[&str] = &[
@@ -24,49 +23,49 @@ pub const MODULES: &[&str] = &[
 ];
 
 /// Packs the initramfs of the kernel in `tree` into `out`.
-///
-/// busybox, cpio and the decompressors are the tree's own, so the machine
-/// that makes the guest needs none of them.
-pub fn make(tree: &Path, init: &str, out: &Path, log: &Path) -> Result<()> {
+pub fn make(tree: &Path, suite: Suite, init: &str, out: &Path) -> Result<()> {
     let version = fs::read_to_string(tree.join("boot/version"))?;
     let modules = tree.join("usr/lib/modules").join(version.trim());
-    let read = |name: &str| {
-        fs::read_to_string(modules.join(name))
-            .with_context(|| format!("cannot read {}", modules.join(name).display()))
-    };
-    let order = load_order(&read("modules.dep")?, MODULES);
+    let dependencies = modules.join("modules.dep");
+    let dependencies = fs::read_to_string(&dependencies)
+        .with_context(|| format!("cannot read {}", dependencies.display()))?;
 
-    let root = tree.join("initramfs");
+    let mut root = Archive::default();
     for dir in ["bin", "dev", "proc", "sys", "root", "modules"] {
-        fs::create_dir_all(root.join(dir))?;
+        root.folder(dir);
     }
-    fs::copy(tree.join("bin/busybox"), root.join("bin/busybox"))?;
-    fs::write(root.join("init"), init)?;
+    root.file("bin/busybox", &fs::read(tree.join("bin/busybox"))?, true);
+    root.file("init", init.as_bytes(), true);
     let mut list = String::new();
-    for path in &order {
-        let name = path.rsplit('/').next().unwrap_or(path);
-        fs::copy(modules.join(path), root.join("modules").join(name))?;
-        let bare = name.trim_end_matches(".xz").trim_end_matches(".zst");
-        list.push_str(bare);
+    for path in load_order(&dependencies, MODULES) {
+        let name = path.rsplit('/').next().unwrap_or(&path);
+        let name = name.trim_end_matches(".xz");
+        let module = module(tree, suite, &modules.join(&path))?;
+        root.file(&format!("modules/{name}"), &module, false);
+        list.push_str(name);
         list.push('\n');
     }
-    fs::write(root.join("modules.list"), list)?;
-    let script = "set -e; chmod 755 /initramfs/init /initramfs/bin/busybox
-cd /initramfs/modules
-for m in *.xz; do if [ -f \"$m\" ]; then xz -d \"$m\"; fi; done
-for m in *.zst; do if [ -f \"$m\" ]; then zstd -q -d --rm \"$m\"; fi; done
-cd /initramfs; find . | cpio -o -H newc --quiet > /initrd";
-    step(
-        "packing the initramfs",
-        log,
-        Duration::from_secs(120),
-        Command::new("chroot")
-            .arg(tree)
-            .args(["/bin/sh", "-c", script]),
-    )?;
-    fs::rename(tree.join("initrd"), out)?;
-    fs::remove_dir_all(&root)?;
-    Ok(())
+    root.file("modules.list", list.as_bytes(), false);
+    fs::write(out, root.end()).with_context(|| format!("cannot write {}", out.display()))
+}
+
+/// A module's file, unpacked by the tree's own busybox, which is static.
+pub(super) fn module(tree: &Path, suite: Suite, file: &Path) -> Result<Vec<u8>> {
+    match file.extension().and_then(|it| it.to_str()) {
+        Some("ko") => return Ok(fs::read(file)?),
+        Some("xz") => {}
+        _ => bail!("{}: packed in an unknown way", file.display()),
+    }
+    let mut busybox = suite.architecture().command(&tree.join("bin/busybox"));
+    let out = busybox.args(["xz", "-dc"]).arg(file).output();
+    let out = out.with_context(|| format!("cannot run {:?}", busybox.get_program()))?;
+    ensure!(
+        out.status.success(),
+        "cannot unpack {}: {}",
+        file.display(),
+        String::from_utf8_lossy(&out.stderr).trim()
+    );
+    Ok(out.stdout)
 }
 
 /// The files to load, each after what it needs, for the modules `wanted`.

@@ -129,7 +129,7 @@ fn identity(image: &Image, sources: &Path) -> Result<String> {
         );
         cases.push(read(file)?);
     }
-    let qemu = match host::which("qemu-system-x86_64") {
+    let qemu = match host::which(image.suite.architecture().qemu.0) {
         Some(path) => Command::new(path).arg("--version").output()?.stdout,
         None => Vec::new(),
     };

@@ -16,8 +16,9 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use super::apt::Apt;
 use super::progress::step;
-use super::suite::{KERNEL, PACKAGES, Suite};
+use super::suite::{PACKAGES, Suite};
 use super::{host, initramfs};
 
 /// Raised when this code makes something else of the same inputs.
@@ -34,6 +35,33 @@ const LACKING_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// The first process of the initramfs.
 const INIT: &str = include_str!("../../guest/init");
+
+/// Ends the making of a tree, in the tree.
+const TIDY: &str = "
+rm -rf var/lib/apt/lists/* etc/resolv.conf usr/share/doc/*
+printf '127.0.0.1 localhost ringverbs\\n::1 localhost\\n' > etc/hosts
+mkdir -p ctl share opt
+";
+
+/// What scripts of packages would do, for the tree of another architecture, where it
+/// runs; $1 is the guest's folder.
+const SETTLE: &str = r#"
+cp usr/share/base-passwd/passwd.master etc/passwd
+cp usr/share/base-passwd/group.master etc/group
+ln -s mawk usr/bin/awk
+mkdir -p usr/local/bin
+version=$(ls usr/lib/modules)
+depmod -b . "$version"
+mv "boot/vmlinuz-$version" "$1/vmlinuz"
+echo "$version" > boot/version
+sed -n '/^Package: rdma-core$/,/^$/s/^Version: //p' var/lib/dpkg/status > "$1/rdma-core-version"
+"#;
+
+/// The tests in rdma-core's source archive, $1.
+const UNPACK_TESTS: &str = r#"
+mkdir -p opt/rdma-core
+tar -xf "$1" -C opt/rdma-core --strip-components=1 --wildcards '*/tests/*'
+test -f opt/rdma-core/tests/run_tests.py"#;
 
 /// A guest that is ready to boot. While it lives, no other process removes
 /// its files.
@@ -80,7 +108,7 @@ impl Image {
 ///
 /// `kernel` names a kernel package of that suite other than the default.
 pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
-    let kernel = kernel.unwrap_or(KERNEL);
+    let kernel = kernel.unwrap_or(suite.architecture().kernel);
     let cache = host::cache()?;
     fs::create_dir_all(&cache)
         .with_context(|| format!("cannot make the cache folder {}", cache.display()))?;
@@ -105,6 +133,9 @@ pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
         );
     }
     host::require(host::TO_BUILD, true)?;
+    if let Some(user) = suite.architecture().user {
+        host::require(&[(user, "qemu-user"), ("depmod", "kmod")], false)?;
+    }
     remove_partial(&cache, suite.name())?;
     let partial = cache.join(format!("{name}.partial"));
     eprintln!("making the guest of {suite} in {}", dir.display());
@@ -127,7 +158,8 @@ pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
 
 /// The guest of a suite if it is in the cache; nothing is made.
 pub fn cached(suite: Suite, kernel: Option<&str>) -> Result<Option<Image>> {
-    let name = format!("{suite}-{:016x}", key(suite, kernel.unwrap_or(KERNEL)));
+    let kernel = kernel.unwrap_or(suite.architecture().kernel);
+    let name = format!("{suite}-{:016x}", key(suite, kernel));
     open(suite, &host::cache()?.join(name))
 }
 
@@ -199,13 +231,20 @@ pub(super) fn lock_within(mut file: File, limit: Duration) -> Result<Flock<File>
     }
 }
 
+/// Whether a folder of the cache is one of `what`: trixie-arm64 is no kind of trixie.
+fn is_of(folder: &str, what: &str) -> bool {
+    let rest = folder.strip_prefix(what);
+    rest.and_then(|rest| rest.strip_prefix('-'))
+        .is_some_and(|hash| !hash.contains('-'))
+}
+
 /// Removes what interrupted builds of `what` left. The caller holds the
 /// build lock.
 pub(super) fn remove_partial(cache: &Path, what: &str) -> Result<()> {
     for entry in fs::read_dir(cache)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with(&format!("{what}-")) && name.ends_with(".partial") {
+        if is_of(&name, what) && name.ends_with(".partial") {
             fs::remove_dir_all(entry.path())
                 .with_context(|| format!("cannot remove {}", entry.path().display()))?;
         }
@@ -224,7 +263,7 @@ fn prune(cache: &Path, suite: Suite, keep: &str) {
     };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name == keep || !name.starts_with(&format!("{suite}-")) {
+        if name == keep || !is_of(&name, suite.name()) {
             continue;
         }
         let used = fs::metadata(entry.path().join("used")).and_then(|m| m.modified());
@@ -265,22 +304,32 @@ impl<'a> Builder<'a> {
     }
 
     fn build(&self) -> Result<()> {
-        self.bootstrap()?;
-        self.configure()?;
-        self.packages()?;
-        self.kernel()?;
-        if let Err(error) = self.pyverbs_tests() {
+        let tests = match self.suite.architecture().user {
+            None => self.installed()?,
+            Some(_) => self.unpacked()?,
+        };
+        if let Err(error) = tests {
             // Archives do lack a source package now and then. All else works
             // without; the suite reports these tests as skipped.
             eprintln!("{error:#}");
             eprintln!("{}: going on without rdma-core's own tests", self.suite);
             fs::write(self.dir.join(LACKS_TESTS), "")?;
         }
-        self.tidy()?;
-        initramfs::make(&self.tree, INIT, &self.dir.join("initrd"), &self.log)?;
+        initramfs::make(&self.tree, self.suite, INIT, &self.dir.join("initrd"))?;
         self.disk()?;
         fs::write(self.dir.join("complete"), "")?;
         Ok(())
+    }
+
+    /// The tree. The inner result is that of fetching rdma-core's tests.
+    fn installed(&self) -> Result<Result<()>> {
+        self.bootstrap()?;
+        self.configure()?;
+        self.packages()?;
+        self.kernel()?;
+        let tests = self.pyverbs_tests();
+        self.tidy()?;
+        Ok(tests)
     }
 
     /// Runs a command in a mount namespace of its own, so that whatever it
@@ -330,12 +379,12 @@ impl<'a> Builder<'a> {
             "debootstrap",
             "--variant=minbase",
             &keyring,
-            self.suite.name(),
+            self.suite.release(),
             &tree,
         ];
         // An older debootstrap does not know newer releases by name, but
         // they are all made as unstable is.
-        let known = Path::new("/usr/share/debootstrap/scripts").join(self.suite.name());
+        let known = Path::new("/usr/share/debootstrap/scripts").join(self.suite.release());
         if let Some(mirror) = &mirror {
             command.push(mirror);
         }
@@ -485,13 +534,42 @@ cd /; rm -rf /source
     }
 
     pub(super) fn tidy(&self) -> Result<()> {
-        self.inside(
-            "tidying up",
-            5,
-            "apt-get clean\nrm -rf /var/lib/apt/lists/* /etc/resolv.conf /usr/share/doc/*\n\
-             printf '127.0.0.1 localhost ringverbs\\n::1 localhost\\n' > /etc/hosts\n\
-             mkdir -p /ctl /share /opt",
-        )
+        self.inside("tidying up", 5, &format!("apt-get clean\ncd /\n{TIDY}"))
+    }
+
+    /// As [`Builder::installed`], where the tree's programs do not run here: packages
+    /// as they are, and by hand what their scripts would do.
+    fn unpacked(&self) -> Result<Result<()>> {
+        fs::create_dir(&self.tree)?;
+        let mirror = host::mirror()?;
+        let mirror = mirror.as_deref().unwrap_or("http://deb.debian.org/debian");
+        let line = |kind| {
+            let (keyring, release) = (host::KEYRING, self.suite.release());
+            format!("{kind} [signed-by={keyring}] {mirror} {release} main\n")
+        };
+        let sources = line("deb") + &line("deb-src");
+        let folder = self.dir.join("apt");
+        let apt = Apt::new(&folder, self.suite.architecture().debian, Some(&sources))?;
+        let packages = [&["?essential", self.kernel], PACKAGES].concat();
+        apt.unpack(&packages, &self.tree)?;
+        let settle = |what: &str, script: &str, argument: &Path| {
+            let mut command = Command::new("sh");
+            command.current_dir(&self.tree).args(["-ec", script, "sh"]);
+            let what = format!("{}: {what}", self.suite);
+            step(
+                &what,
+                &self.log,
+                Duration::from_secs(300),
+                command.arg(argument),
+            )
+        };
+        settle("settling packages", &format!("{SETTLE}{TIDY}"), self.dir)?;
+        let version = fs::read_to_string(self.dir.join("rdma-core-version"))?;
+        let tests = apt
+            .source(&format!("rdma-core={}", version.trim()))
+            .and_then(|archive| settle("unpacking rdma-core's own tests", UNPACK_TESTS, &archive));
+        fs::remove_dir_all(&folder)?;
+        Ok(tests)
     }
 
     fn disk(&self) -> Result<()> {
@@ -522,9 +600,10 @@ mod tests {
 
     #[test]
     fn the_key_differs_by_suite_and_kernel() {
-        let trixie = key(Suite::Trixie, KERNEL);
-        assert_eq!(trixie, key(Suite::Trixie, KERNEL));
-        assert_ne!(trixie, key(Suite::Sid, KERNEL));
+        let kernel = Suite::Trixie.architecture().kernel;
+        let trixie = key(Suite::Trixie, kernel);
+        assert_eq!(trixie, key(Suite::Trixie, kernel));
+        assert_ne!(trixie, key(Suite::Sid, kernel));
         assert_ne!(trixie, key(Suite::Trixie, "linux-image-rt-amd64"));
     }
 
@@ -546,6 +625,7 @@ mod tests {
             "trixie-recent",
             "trixie-used",
             "trixie-new",
+            "trixie-arm64-old",
             "sid-old",
         ] {
             fs::create_dir_all(cache.join(name)).unwrap();
@@ -559,6 +639,7 @@ mod tests {
         assert!(cache.join("trixie-used").exists());
         assert!(cache.join("trixie-recent").exists());
         assert!(cache.join("trixie-new").exists());
+        assert!(cache.join("trixie-arm64-old").exists());
         assert!(cache.join("sid-old").exists());
         drop(used);
         fs::remove_dir_all(&cache).unwrap();

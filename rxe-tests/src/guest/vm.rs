@@ -19,6 +19,7 @@ use super::compile::copy_tree;
 use super::host;
 use super::progress::tail;
 use super::qemu::Qemu;
+use super::suite::Architecture;
 use super::tree::Image;
 
 /// What the guest's root starts with.
@@ -105,9 +106,11 @@ pub enum Line<'a> {
 /// error says where and shows its end. The script's own exit status is no
 /// error but part of the answer.
 pub fn run(image: &Image, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended> {
-    within(image.suite.name(), job, sink, |dir| {
+    let architecture = image.suite.architecture();
+    within(image.suite.name(), architecture, job, sink, |dir| {
         let [ctl, share] = folders(job, dir)?;
         Ok(System {
+            architecture,
             kernel: image.kernel(),
             initrd: image.initrd(),
             disk: Some(image.disk()),
@@ -122,8 +125,10 @@ pub fn run(image: &Image, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended
 /// # Errors
 /// As [`run`].
 pub fn run_bare(bare: &StaticGuest, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended> {
-    within("static", job, sink, |_| {
+    let architecture = bare.architecture;
+    within("static", architecture, job, sink, |_| {
         Ok(System {
+            architecture,
             kernel: bare.kernel.clone(),
             initrd: bare.initrd.clone(),
             disk: None,
@@ -134,6 +139,7 @@ pub fn run_bare(bare: &StaticGuest, job: &Job, sink: impl FnMut(Line<'_>)) -> Re
 
 /// What a machine starts from.
 struct System {
+    architecture: &'static Architecture,
     kernel: PathBuf,
     initrd: PathBuf,
     disk: Option<PathBuf>,
@@ -143,12 +149,13 @@ struct System {
 
 fn within(
     name: &str,
+    architecture: &Architecture,
     job: &Job,
     mut sink: impl FnMut(Line<'_>),
     system: impl FnOnce(&Path) -> Result<System>,
 ) -> Result<Ended> {
     if job.hardware.qemu.is_none() {
-        host::require(host::TO_RUN, false)?;
+        host::require(&[architecture.qemu], false)?;
     }
     let dir = RunDir::new(name)?;
     let console = dir.path.join("console.log");
@@ -271,7 +278,8 @@ fn next(lines: &Receiver<String>, began: Instant, limit: Duration) -> Result<Str
     }
 }
 
-fn parse(line: &str) -> Line<'_> {
+/// Tells a record from text.
+pub fn parse(line: &str) -> Line<'_> {
     match line.strip_prefix(RECORD) {
         Some(record) => Line::Record(record),
         None => Line::Text(line),
@@ -284,21 +292,19 @@ struct Machine(Child);
 impl Machine {
     fn start(system: &System, console: &Path, dir: &Path, job: &Job) -> Result<Machine> {
         let hardware = &job.hardware;
+        let architecture = system.architecture;
+        let qemu = architecture.qemu.0;
         let mut command = match &hardware.qemu {
             Some(qemu) => qemu.command(),
-            None => {
-                Command::new(host::which("qemu-system-x86_64").context("no qemu-system-x86_64")?)
-            }
+            None => Command::new(host::which(qemu).with_context(|| format!("no {qemu}"))?),
         };
-        if host::kvm_works() {
+        if architecture.user.is_none() && host::kvm_works() {
             command.args(["-accel", "kvm", "-cpu", "host"]);
         } else {
-            // Without the string moves that processors advertise as fast: QEMU
-            // does them byte by byte, and a copy of 64 KiB takes 4 ms.
-            command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"]);
+            command.args(["-accel", "tcg,thread=multi", "-cpu", architecture.cpu]);
         }
         command
-            .args(["-M", "q35", "-smp", "2", "-m", "4096"])
+            .args(["-M", architecture.board, "-smp", "2", "-m", "4096"])
             .args(["-nodefaults", "-no-user-config", "-display", "none"])
             .args(["-no-reboot", "-nic", "none", "-monitor", "none"])
             .arg("-kernel")
@@ -309,9 +315,9 @@ impl Machine {
             // A small table of TCP sockets: the driver reads all of it to see
             // whether a server listens.
             .arg(format!(
-                "console=ttyS0 panic=-1 mitigations=off tsc=reliable random.trust_cpu=on \
+                "console={} panic=-1 mitigations=off tsc=reliable random.trust_cpu=on \
                  net.ifnames=0 loglevel=4 thash_entries=1024 {}",
-                hardware.kernel_arguments
+                architecture.console, hardware.kernel_arguments
             ));
         if let Some(disk) = &system.disk {
             command.arg("-drive").arg(format!(

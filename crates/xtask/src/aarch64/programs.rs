@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rxe_tests::driver::process::Running;
+use rxe_tests::guest::apt::Apt;
 use rxe_tests::guest::host;
+use rxe_tests::guest::suite::AARCH64;
 
 use crate::dist;
 
@@ -172,53 +174,15 @@ fn wait(running: &mut Running, end: Instant) -> Result<()> {
 }
 
 /// Returns the tree of Debian's packages for arm64, of the release that is installed
-/// here. They are fetched once, by apt in folders of its own.
+/// here. They are fetched once.
 fn tree() -> Result<PathBuf> {
     let folder = host::cache()?.join("arm64");
     let (tree, whole) = (folder.join("tree"), folder.join("whole"));
     if whole.exists() {
         return Ok(tree);
     }
-    println!("fetching Debian's packages for arm64");
-    let (state, cache) = (folder.join("state"), folder.join("cache"));
-    for folder in [
-        &tree,
-        &state.join("lists/partial"),
-        &cache.join("archives/partial"),
-    ] {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    }
-    let status = state.join("status");
-    fs::write(&status, "").with_context(|| format!("cannot write {}", status.display()))?;
-    let apt = |arguments: &[&str]| {
-        let option = |name: &str, value: &Path| format!("{name}={}", value.display());
-        let output = Command::new("apt-get")
-            .args(["-q", "-y", "-o", "APT::Architecture=arm64"])
-            .args(["-o", "APT::Architectures=arm64", "-o"])
-            .arg(option("Dir::State", &state))
-            .arg("-o")
-            .arg(option("Dir::State::status", &status))
-            .arg("-o")
-            .arg(option("Dir::Cache", &cache))
-            .args(arguments)
-            .output()
-            .context("cannot run apt-get")?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "apt-get: {errors}");
-        Ok(())
-    };
-    apt(&["update"])?;
-    let install = ["install", "--download-only", "--no-install-recommends"];
-    apt(&[&install[..], &PACKAGES].concat())?;
-    for entry in fs::read_dir(cache.join("archives"))? {
-        let package = entry?.path();
-        if package.extension().is_some_and(|it| it == "deb") {
-            let mut unpack = Command::new("dpkg-deb");
-            let status = unpack.arg("-x").arg(&package).arg(&tree).status();
-            let status = status.context("cannot run dpkg-deb")?;
-            ensure!(status.success(), "dpkg-deb: {}", package.display());
-        }
-    }
+    fs::create_dir_all(&tree).with_context(|| format!("cannot make {}", tree.display()))?;
+    Apt::new(&folder, AARCH64.debian, None)?.unpack(&PACKAGES, &tree)?;
     fs::write(&whole, "").with_context(|| format!("cannot write {}", whole.display()))?;
     Ok(tree)
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rxe_tests::compare::{Results, Verdict};
+use rxe_tests::guest::suite::X86_64;
 use rxe_tests::guest::vm::Line;
 use rxe_tests::guest::{Hardware, Job, compile};
 use rxe_tests::record::{Case, Outcome as Ended, Provider, Record, Stock};
@@ -216,7 +217,7 @@ rxe-driver suite --scratch /tmp/rxe --device $RDMA_DEV --gid $RDMA_GID \
 /// The Rust crate's programs, built for the guest.
 fn native(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<Run> {
     let share = suite::Work::new("native")?;
-    crate::native::build(&share.0)?;
+    crate::native::build(&X86_64, &share.0)?;
     let mut options = String::from(" --native /opt/native");
     if arguments.ours {
         options.push_str(&format!(" --plugin /opt/ringverbs/{PLUGIN}"));

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::driver::case::chosen;
-use rxe_tests::guest::{Qemu, Suite, host, tree};
+use rxe_tests::guest::suite::{AARCH64, X86_64};
+use rxe_tests::guest::{Architecture, Qemu, Suite, host, tree};
 
 use super::Arguments;
 use super::report::{Line, panicked, parts, skipped};
@@ -39,7 +40,14 @@ impl Outcome {
 
 /// Runs the cases on this machine.
 pub(super) fn on_host(arguments: &Arguments) -> Outcome {
-    let (line, text) = machine("host", arguments, arguments.short, suite::on_host, false);
+    let (line, text) = machine(
+        "host",
+        arguments,
+        &X86_64,
+        arguments.short,
+        suite::on_host,
+        false,
+    );
     Outcome {
         lines: vec![line],
         texts: text.into_iter().collect(),
@@ -79,8 +87,8 @@ impl<'a> Queue<'a> {
 fn guest(suite: Suite, arguments: &Arguments) -> Outcome {
     let mut outcome = Outcome::default();
     // In full where it is the default, or asked for.
-    let short = arguments.short
-        || (suite != Suite::Trixie && !arguments.full && arguments.suite.is_empty());
+    let brief = suite == Suite::TrixieArm64 || (suite != Suite::Trixie && !arguments.full);
+    let short = arguments.short || (brief && arguments.suite.is_empty());
     if let Some(why) = no_guest(suite, arguments.kernel.as_deref()) {
         eprintln!("{suite}: no guest: {why}");
         outcome.lines.push(skipped(&format!("guest {suite}"), &why));
@@ -88,11 +96,14 @@ fn guest(suite: Suite, arguments: &Arguments) -> Outcome {
     }
     let run = |request: &Request| suite::in_guest(suite, request);
     let what = format!("guest {suite}");
-    let (line, text) = machine(&what, arguments, short, run, suite.moves());
+    let architecture = suite.architecture();
+    let (line, text) = machine(&what, arguments, architecture, short, run, suite.moves());
     outcome.lines.push(line);
     outcome.texts.extend(text);
+    if matches!(suite, Suite::Trixie | Suite::TrixieArm64) && !arguments.stock_only {
+        outcome.lines.extend(without_libraries(suite, arguments));
+    }
     if suite == Suite::Trixie && !arguments.stock_only {
-        outcome.lines.extend(without_libraries(arguments));
         outcome.lines.extend(on_softhca(arguments));
     }
     outcome
@@ -100,6 +111,9 @@ fn guest(suite: Suite, arguments: &Arguments) -> Outcome {
 
 fn suites(arguments: &Arguments) -> Vec<Suite> {
     match arguments.suite.as_slice() {
+        [] if arguments.full && arguments.kernel.is_none() => {
+            [&Suite::ALL[..], &[Suite::TrixieArm64]].concat()
+        }
         [] => Suite::ALL.to_vec(),
         chosen => chosen.to_vec(),
     }
@@ -109,16 +123,20 @@ fn suites(arguments: &Arguments) -> Vec<Suite> {
 /// again when it is needed, and reported then.
 pub(super) fn build(arguments: &Arguments) {
     let kernel = arguments.kernel.as_deref();
-    if (suites(arguments).into_iter()).all(|suite| no_guest(suite, kernel).is_some()) {
-        return;
+    let suites = suites(arguments);
+    for architecture in [&X86_64, &AARCH64] {
+        let mut of_it = suites.iter().filter(|it| it.architecture() == architecture);
+        if of_it.all(|suite| no_guest(*suite, kernel).is_some()) {
+            continue;
+        }
+        eprintln!("== building for the guests ({})", architecture.debian);
+        if !arguments.stock_only {
+            let _ = dist::dist_for(architecture);
+        }
+        let _ = driver::build_for(architecture);
+        let _ = native::built(architecture);
+        let _ = suite::build_installer(architecture);
     }
-    eprintln!("== building for the guests");
-    if !arguments.stock_only {
-        let _ = dist::dist();
-    }
-    let _ = driver::build();
-    let _ = native::built();
-    let _ = suite::build_installer();
 }
 
 /// Makes the guests that are needed later, while the first one runs. What fails
@@ -149,6 +167,7 @@ pub(super) fn prepare(arguments: &Arguments) {
 fn machine(
     what: &str,
     arguments: &Arguments,
+    architecture: &Architecture,
     short: bool,
     run: impl Fn(&Request) -> Result<Results>,
     moves: bool,
@@ -158,7 +177,7 @@ fn machine(
     let plugin: Result<Option<PathBuf>> = if arguments.stock_only {
         Ok(None)
     } else {
-        dist::dist().map(Some)
+        dist::dist_for(architecture).map(Some)
     };
     let results = plugin.and_then(|plugin| {
         run(&Request {
@@ -228,15 +247,18 @@ const STATIC_AIM: Duration = Duration::from_secs(30);
 
 /// The short suite where there is no shared library; nothing if the filters
 /// leave it out.
-fn without_libraries(arguments: &Arguments) -> Option<Line> {
-    const WHAT: &str = "static guest";
-    if !chosen(&arguments.filter, WHAT) {
+fn without_libraries(suite: Suite, arguments: &Arguments) -> Option<Line> {
+    let what = match suite {
+        Suite::Trixie => "static guest".to_owned(),
+        _ => format!("static guest {suite}"),
+    };
+    if !chosen(&arguments.filter, &what) {
         return None;
     }
     let began = Instant::now();
-    eprintln!("== {WHAT}");
-    let mut line = Line::new(WHAT);
-    match bare::short_suite(arguments.kernel.as_deref()) {
+    eprintln!("== {what}");
+    let mut line = Line::new(&what);
+    match bare::short_suite(suite, arguments.kernel.as_deref()) {
         Ok(outcome) => {
             line.passed = outcome.passed;
             line.failed = outcome.failed.len();
@@ -251,7 +273,7 @@ fn without_libraries(arguments: &Arguments) -> Option<Line> {
             );
         }
         Err(error) => {
-            eprintln!("{WHAT}: {error:#}");
+            eprintln!("{what}: {error:#}");
             line.failed = 1;
             line.note = error.to_string().lines().next().unwrap_or_default().into();
         }
@@ -299,10 +321,13 @@ fn on_softhca(arguments: &Arguments) -> Option<Line> {
 /// Why no guest of `suite` can be made or run here; `None` if one can.
 fn no_guest(suite: Suite, kernel: Option<&str>) -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
-        return Some("the guests are x86-64".into());
+        return Some("guests run on x86-64".into());
     }
-    if !host::is_root() && host::which("qemu-system-x86_64").is_none() {
-        return Some("qemu-system-x86 is not installed, and only root can install it".into());
+    let (qemu, package) = suite.architecture().qemu;
+    if !host::is_root() && host::which(qemu).is_none() {
+        return Some(format!(
+            "{package} is not installed, and only root can install it"
+        ));
     }
     if matches!(tree::cached(suite, kernel), Ok(Some(_))) {
         return None;
