@@ -11,6 +11,8 @@
  *   fetches  reads, fetch-adds, compare-swaps
  *   turns    both, but never at the same time
  *   mixed    all
+ *   fenced   fetches, each behind a fence; rdma_rxe repeats none, which wire.sh
+ *            takes for a wire without losses
  * LONGEST is the most bytes of an operation; one in EMPTY has none.
  *
  * After a failure, or when nothing moves for STALL seconds, both queue pairs
@@ -62,6 +64,7 @@ static struct flight heard[2 * RECEIVES]; /* what the passive side is to see */
 static unsigned heard_first, heard_next;
 static uint64_t words[2];
 static unsigned longest = SIZE, empty;
+static bool fenced;
 
 static struct {
 	unsigned ok[KINDS], wrong[KINDS], failed, flushed, stalls, reconnects,
@@ -152,6 +155,8 @@ static void post(enum kind kind)
 	*f = (struct flight){.number = n, .len = len, .kind = kind};
 	op.remote = (uintptr_t)b.buf;
 	op.rkey = b.mr->rkey;
+	if (fenced)
+		op.flags |= IBV_SEND_FENCE;
 	switch (kind) {
 	case SEND:
 	case WRITE_IMM:
@@ -259,12 +264,14 @@ int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "turns";
 	unsigned total = argc > 2 ? atoi(argv[2]) : 400;
-	bool sends = strcmp(mode, "fetches"), fetches = strcmp(mode, "sends");
+	bool sends, fetches = strcmp(mode, "sends");
 	bool turns = !strcmp(mode, "turns"), rested = true;
 	double moved, began = now_ms();
 	unsigned i, all = 0, bad = 0;
 	struct ibv_wc wc;
 
+	fenced = !strcmp(mode, "fenced");
+	sends = !fenced && strcmp(mode, "fetches");
 	rng = argc > 3 ? atoi(argv[3]) : 1;
 	if (argc > 4)
 		longest = atoi(argv[4]);

@@ -247,8 +247,8 @@ impl SendHalf {
     }
 
     /// Writes 8 bytes atomically (`rpma_atomic_write`). On a device without the
-    /// operation, it is a fenced inline write of 8 aligned bytes, as in librpma;
-    /// the queue pair needs room for 8 bytes of inline data.
+    /// operation, it is a [fenced](WorkRequest::fence) inline write of 8 aligned
+    /// bytes, as in librpma; the queue pair needs room for 8 bytes of inline data.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `to` is not a multiple of 8; as [`SendHalf::post`].
