@@ -13,12 +13,13 @@ use anyhow::{Context, Result};
 use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::driver::embedded::COLLECTIVES;
 use rxe_tests::guest::host::which;
-use rxe_tests::guest::vm::RECORD;
+use rxe_tests::guest::vm::{self, Line};
+use rxe_tests::guest::{Job, Suite, tree};
 use rxe_tests::record::{Case, Outcome, Provider, Record};
 
 use crate::libmlx5::LIBMLX5;
 use crate::softhca::known;
-use crate::suite::{PLUGIN, Work};
+use crate::suite::{self, PLUGIN, Work};
 use crate::{dist, driver};
 
 /// Programs that the lists and the tests of crates/preload run, and their packages.
@@ -58,21 +59,36 @@ pub struct Arguments {
     /// plugin; needs root
     #[arg(long)]
     in_place: bool,
+    /// Run them in a guest of this Debian release, also trixie-arm64
+    #[arg(long)]
+    suite: Option<Suite>,
     /// A folder that `cargo xtask dist` has made, instead of building now
     #[arg(long)]
     dist: Option<PathBuf>,
 }
 
-/// Every case on a kind of port, for `cargo xtask test`.
-pub fn full(port: &str, filter: &[String]) -> Result<Outcomes> {
+impl Arguments {
+    /// The plugin's folder.
+    fn dist(&self) -> Result<PathBuf> {
+        match (&self.dist, self.suite) {
+            (Some(dist), _) => Ok(std::path::absolute(dist)?),
+            (None, Some(suite)) => dist::dist_for(suite.architecture()),
+            (None, None) => dist::dist(),
+        }
+    }
+}
+
+/// Every case on a kind of port, or the short list in a guest, for `cargo xtask test`.
+pub fn full(suite: Option<Suite>, port: &str, filter: &[String]) -> Result<Outcomes> {
     let arguments = Arguments {
-        full: true,
+        full: suite.is_none(),
         port: vec![port.to_owned()],
         filter: filter.to_vec(),
         in_place: false,
+        suite,
         dist: None,
     };
-    let outcomes = on_port(&arguments, &dist::dist()?, port)?;
+    let outcomes = on_port(&arguments, &arguments.dist()?, port)?;
     println!("{}", outcomes.text);
     Ok(outcomes)
 }
@@ -90,10 +106,7 @@ pub struct Outcomes {
 
 /// Runs the lists; prints each result as it comes, and tables at the end.
 pub fn programs(arguments: &Arguments) -> Result<ExitCode> {
-    let dist = match &arguments.dist {
-        Some(dist) => std::path::absolute(dist)?,
-        None => dist::dist()?,
-    };
+    let dist = arguments.dist()?;
     let mut failed = 0;
     let mut texts = Vec::new();
     for port in &arguments.port {
@@ -112,6 +125,63 @@ pub fn programs(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 fn on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcomes> {
+    let gid = if port.starts_with("ib") { "0" } else { "1" };
+    let mut options = ["suite", "--port", port, "--gid", gid]
+        .map(str::to_owned)
+        .to_vec();
+    if !arguments.full {
+        options.push("--short".to_owned());
+    }
+    for filter in &arguments.filter {
+        options.extend(["--filter".to_owned(), filter.clone()]);
+    }
+    let place = match arguments.suite {
+        Some(_) => Path::new("/opt/ringverbs"),
+        None => dist,
+    };
+    let mut named = vec![("--embedded", dist::PRELOAD), ("--plugin", PLUGIN)];
+    if arguments.in_place {
+        named.push(("--in-place", LIBMLX5));
+    }
+    for (option, name) in named {
+        let path = place.join(name).display().to_string();
+        options.extend([option.to_owned(), path]);
+    }
+    let began = Instant::now();
+    let mut results = Results::default();
+    let mut last = Instant::now();
+    let mut take = |line: Line<'_>| match line {
+        Line::Record(line) => match Record::parse(line) {
+            Ok(record) => {
+                if let Record::Case(case) = &record {
+                    println!("{}", line_of(case));
+                    let part = format!("{} [{}]", case.group, case.provider);
+                    results.spend(&part, last.elapsed());
+                }
+                last = Instant::now();
+                results.take(record);
+            }
+            Err(error) => {
+                println!("unreadable record: {error}");
+                results.unreadable += 1;
+            }
+        },
+        Line::Text(line) => println!("{line}"),
+    };
+    let ended = match arguments.suite {
+        Some(suite) => in_guest(suite, arguments, dist, &options, &mut take)?,
+        None => here(port, arguments, &options, &mut take)?,
+    };
+    Ok(judge(results, port, ended, began.elapsed()))
+}
+
+/// Runs the driver on this machine.
+fn here(
+    port: &str,
+    arguments: &Arguments,
+    options: &[String],
+    take: &mut dyn FnMut(Line<'_>),
+) -> Result<bool> {
     let work = Work::new(&format!("programs-{port}"))?;
     let tools = work.0.join("tools");
     fs::create_dir(&tools)?;
@@ -121,53 +191,45 @@ fn on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcomes> {
     let places = [tools].into_iter().chain(env::split_paths(&path));
     command
         .env("PATH", env::join_paths(places)?)
-        .args(["suite", "--port", port])
-        .args(["--gid", if port.starts_with("ib") { "0" } else { "1" }])
+        .args(options)
         .args(["--rdma-core", &rdma_core()])
         .arg("--scratch")
-        .arg(work.0.join("scratch"))
-        .arg("--embedded")
-        .arg(dist.join(dist::PRELOAD))
-        .arg("--plugin")
-        .arg(dist.join(PLUGIN));
-    if arguments.in_place {
-        command.arg("--in-place").arg(dist.join(LIBMLX5));
-    }
-    if !arguments.full {
-        command.arg("--short");
-    }
+        .arg(work.0.join("scratch"));
     if arguments.full {
         command.arg("--pyverbs").arg(pyverbs(&work.0));
     }
-    for filter in &arguments.filter {
-        command.args(["--filter", filter]);
-    }
-    let began = Instant::now();
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let out = child.stdout.take().context("no output of the driver")?;
-    let mut results = Results::default();
-    let mut last = Instant::now();
     for line in BufReader::new(out).lines() {
-        let line = line?;
-        match line.strip_prefix(RECORD).map(Record::parse) {
-            Some(Ok(record)) => {
-                if let Record::Case(case) = &record {
-                    println!("{}", line_of(case));
-                    let part = format!("{} [{}]", case.group, case.provider);
-                    results.spend(&part, last.elapsed());
-                }
-                last = Instant::now();
-                results.take(record);
-            }
-            Some(Err(error)) => {
-                println!("unreadable record: {error}");
-                results.unreadable += 1;
-            }
-            None => println!("{line}"),
-        }
+        take(vm::parse(&line?));
     }
-    let ended = child.wait()?.success();
-    Ok(judge(results, port, ended, began.elapsed()))
+    Ok(child.wait()?.success())
+}
+
+/// Runs the driver in a guest, with the programs that its tree has.
+fn in_guest(
+    suite: Suite,
+    arguments: &Arguments,
+    dist: &Path,
+    options: &[String],
+    take: &mut dyn FnMut(Line<'_>),
+) -> Result<bool> {
+    let mut script = String::from("exec rxe-driver");
+    for option in options {
+        script.push_str(&format!(" '{}'", option.replace('\'', "")));
+    }
+    if arguments.full {
+        script.push_str(" --pyverbs /opt/rdma-core/tests");
+    }
+    let job = Job {
+        script,
+        plugin: Some(dist.to_owned()),
+        driver: Some(driver::build_for(suite.architecture())?),
+        limit: suite::LIMIT,
+        ..Job::default()
+    };
+    let ended = vm::run(&tree::image(suite, None)?, &job, take)?;
+    Ok(ended.status == 0)
 }
 
 /// Counts: ours must do what stock does, and stock everything but what is known.

@@ -6,10 +6,10 @@ use std::time::Instant;
 use anyhow::Result;
 
 use rxe_tests::driver::case::chosen;
-use rxe_tests::guest::host as guest_host;
+use rxe_tests::guest::{Suite, host as guest_host};
 
 use super::report::{Line, parts, skipped};
-use super::{Arguments, host};
+use super::{Arguments, guests, host};
 use crate::{aarch64, checked, guest, programs, softhca};
 
 /// The long forms of cases of the group `native`: name, command, seconds that it
@@ -71,7 +71,13 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
     if arguments.guest_only {
         return lines;
     }
-    lines.extend(["roce", "ib"].map(|port| on_embedded(port, arguments)));
+    for (suite, port) in [
+        (None, "roce"),
+        (None, "ib"),
+        (Some(Suite::TrixieArm64), "roce"),
+    ] {
+        lines.push(on_embedded(suite, port, arguments));
+    }
     for (what, variable, value, tests) in LONG_TESTS {
         let mut test = host::cargo(&["test", "--release"]);
         test.args(tests).env(variable, value);
@@ -100,15 +106,24 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
 }
 
 /// Programs of the system on embedded devices.
-fn on_embedded(port: &str, arguments: &Arguments) -> Line {
-    let what = format!("programs on embedded {port}");
-    if let Err(error) = guest_host::require(programs::NEEDS, false) {
-        return skipped(&what, &error.to_string());
+fn on_embedded(suite: Option<Suite>, port: &str, arguments: &Arguments) -> Line {
+    let mut what = format!("programs on embedded {port}");
+    let cannot = match suite {
+        None => guest_host::require(programs::NEEDS, false)
+            .err()
+            .map(|error| error.to_string()),
+        Some(suite) => {
+            what += &format!(", {suite}");
+            guests::no_guest(suite, None)
+        }
+    };
+    if let Some(why) = cannot {
+        return skipped(&what, &why);
     }
     let began = Instant::now();
     eprintln!("== {what}");
     let mut line = Line::new(&what);
-    match programs::full(port, &arguments.filter) {
+    match programs::full(suite, port, &arguments.filter) {
         Ok(outcomes) => {
             line.passed = outcomes.passed;
             line.failed = outcomes.failed;

@@ -319,7 +319,7 @@ fn on_softhca(arguments: &Arguments) -> Option<Line> {
 }
 
 /// Why no guest of `suite` can be made or run here; `None` if one can.
-fn no_guest(suite: Suite, kernel: Option<&str>) -> Option<String> {
+pub(super) fn no_guest(suite: Suite, kernel: Option<&str>) -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
         return Some("guests run on x86-64".into());
     }
