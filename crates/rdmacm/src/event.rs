@@ -129,6 +129,16 @@ pub enum Reason {
     Other(i32),
 }
 
+impl Reason {
+    /// Returns whether nobody listens on the port that was asked.
+    pub fn is_no_listener(self) -> bool {
+        matches!(
+            self,
+            Self::Rejected(RejectReason::INVALID_SERVICE_ID) | Self::Sidr(SidrStatus::UNSUPPORTED)
+        )
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {

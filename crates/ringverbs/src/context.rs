@@ -323,6 +323,24 @@ enum Location {
     Hosts(String),
 }
 
+#[cfg(feature = "embedded")]
+impl Location {
+    /// Returns the name that leads there from any process.
+    fn device_name(&self) -> String {
+        match self {
+            Self::Process => EMBEDDED.to_owned(),
+            Self::Directory(directory, sharing) => {
+                let shared = match sharing {
+                    embedded::Sharing::Own => "",
+                    embedded::Sharing::Others => "-shared",
+                };
+                format!("{EMBEDDED}{shared}:{}", directory.display())
+            }
+            Self::Hosts(name) => format!("{ROCE}{name}"),
+        }
+    }
+}
+
 /// Parses the name of an embedded device.
 #[cfg(feature = "embedded")]
 fn embedded_location(name: &str) -> Option<Location> {
@@ -363,9 +381,7 @@ fn embedded_device(location: Location) -> Result<Device> {
         Location::Hosts(name) => embedded::Network::roce(drive, name),
     };
     let mut device = Device::from(network?.device("roce")?);
-    if let Location::Hosts(name) = &location {
-        device.found.name = format!("{ROCE}{name}");
-    }
+    device.found.name = location.device_name();
     devices.push((location, device.clone()));
     Ok(device)
 }

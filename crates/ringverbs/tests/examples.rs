@@ -323,6 +323,7 @@ fn connections_by_address() {
     let client = start("cm_client", &["127.0.0.1", &port], &device);
     let (_, why) = fails("cm_client", client);
     assert!(why.contains("nobody listens on that port"), "{why}");
+    assert!(why.contains(&format!("use {device}, too?")), "{why}");
 }
 
 /// The pings that a side has printed.

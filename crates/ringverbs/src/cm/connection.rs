@@ -112,6 +112,11 @@ impl Connector {
     }
 
     #[cfg(feature = "tokio")]
+    pub(super) fn manager(&self) -> &ConnectionManager {
+        &self.manager
+    }
+
+    #[cfg(feature = "tokio")]
     pub(super) fn channel(&self) -> &EventChannel {
         &self.channel
     }
@@ -161,7 +166,8 @@ impl Connector {
         timeout: Option<Duration>,
     ) -> Result<Connection> {
         let awaited = self.request(qp, options)?;
-        let event = await_event(&self.channel, awaited, timeout)?;
+        let event = await_event(&self.channel, awaited, timeout)
+            .map_err(|error| self.manager.explain(error))?;
         self.finish(qp, event)
     }
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 use rdmacm::{Event, EventKind, Reason};
 
+use crate::Device;
+
 /// The reason why a connection was not established.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -20,6 +22,8 @@ pub enum Error {
         reason: Option<Reason>,
         /// Private data of a peer that rejected, padded with zeros.
         private_data: Vec<u8>,
+        /// The embedded device on whose network nobody listens.
+        device: Option<String>,
     },
     /// The awaited event did not occur in time.
     Timeout {
@@ -46,7 +50,18 @@ impl Error {
             kind: event.kind(),
             reason: message.result().err(),
             private_data,
+            device: None,
         }
+    }
+
+    /// Names the embedded device whose network was asked, if nobody listens there.
+    pub(super) fn asked_on(mut self, asked: &Device) -> Self {
+        if let Self::Failed { reason, device, .. } = &mut self {
+            if reason.is_some_and(|reason| reason.is_no_listener()) {
+                *device = Some(asked.name().to_owned());
+            }
+        }
+        self
     }
 
     /// Returns whether the program at the peer rejected, or nothing listens
@@ -90,11 +105,22 @@ impl fmt::Display for Error {
                 Ok(())
             }
             Self::Verbs(error) => error.fmt(f),
-            Self::Failed { kind, reason, .. } => {
+            Self::Failed {
+                kind,
+                reason,
+                device,
+                ..
+            } => {
                 write!(f, "connection manager: {kind:?}")?;
-                match reason {
-                    Some(reason) => write!(f, ": {reason}"),
+                if let Some(reason) = reason {
+                    write!(f, ": {reason}")?;
+                }
+                match device.as_deref() {
                     None => Ok(()),
+                    Some("embedded") => f.write_str(
+                        "; the device `embedded` reaches this process alone,                          `embedded:DIRECTORY` others that name the same directory",
+                    ),
+                    Some(device) => write!(f, "; does the listener use {device}, too?"),
                 }
             }
             Self::Timeout { awaited } => {

@@ -173,7 +173,8 @@ impl AsyncConnector {
     }
 
     async fn next(&self, awaited: EventKind) -> Result<Event> {
-        next_event(self.connector.channel(), &self.watched, awaited).await
+        let event = next_event(self.connector.channel(), &self.watched, awaited).await;
+        event.map_err(|error| self.connector.manager().explain(error))
     }
 
     /// Returns the device that leads to the peer; see [`Connector::device`].

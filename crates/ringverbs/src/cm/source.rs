@@ -40,6 +40,15 @@ impl ConnectionManager {
         Ok(EventChannel::open()?)
     }
 
+    /// Completes an error of a request that was sent.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        match &self.embedded {
+            // Other hosts' listeners do not use this one.
+            Some(device) if !device.name().starts_with("roce:") => error.asked_on(device),
+            _ => error,
+        }
+    }
+
     /// Returns the device that an id is bound to.
     pub(super) fn device_of(&self, id: &Id) -> Result<Device> {
         let bound = id.addresses()?.device.ok_or(Error::NoDevice)?;

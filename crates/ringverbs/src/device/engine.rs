@@ -45,7 +45,7 @@ impl Engine {
     /// For polls of the completion queue with that handle.
     pub fn of_queue(context: &Context, handle: u32) -> Self {
         #[cfg(not(feature = "embedded"))]
-        let _ = handle;
+        let _ = (context, handle);
         Self {
             #[cfg(feature = "embedded")]
             embedded: (Self::of(context).embedded).map(|embedded| embedded.polling(handle)),
