@@ -29,6 +29,9 @@ const CQ: Field = field(CONTEXT + 0x8, 23, 0);
 const REMOTE_READ: Field = flag(CONTEXT + 0xc, 19);
 const REMOTE_WRITE: Field = flag(CONTEXT + 0xc, 18);
 const REMOTE_ATOMIC: Field = flag(CONTEXT + 0xc, 17);
+/// `dp_ordering_force`, `dp_ordering_1`.
+const FORCE_ORDER: Field = flag(CONTEXT + 0x4, 24);
+const ANY_ORDER: Field = flag(CONTEXT + 0xc, 11);
 const SCATTER: Field = field(CONTEXT + 0x10, 23, 16);
 const RNR_TIMER: Field = field(CONTEXT + 0x10, 12, 8);
 const SRQ: Field = field(CONTEXT + 0x14, 23, 0);
@@ -127,6 +130,7 @@ impl State {
         request: &mut Request,
         (handle, target): (u32, Target),
         (attributes, mask): (&ModifyQp, Mask),
+        out_of_order: bool,
     ) -> Result<()> {
         let to = QpState(attributes.qp_state);
         let must = match (target.state, to) {
@@ -140,7 +144,10 @@ impl State {
         let mut number = 0;
         if to == QpState::RTR {
             request.needs_driver_room(8)?;
-            let input = described(&target, attributes).by(self.uid(fd));
+            let input = described(&target, attributes)
+                .set(FORCE_ORDER, out_of_order.into())
+                .set(ANY_ORDER, out_of_order.into())
+                .by(self.uid(fd));
             number = make(&mut self.hca, &input)?;
             // `struct mlx5_ib_modify_qp_resp`.
             request.driver_answer([8, number].as_bytes());

@@ -63,6 +63,8 @@ pub(crate) struct Qp {
     pub(crate) target: Option<Target>,
     /// Of a raw packet queue pair: its device objects.
     pub(crate) packet: Option<Packet>,
+    /// Its receives are consumed in any order.
+    pub(crate) out_of_order: bool,
     /// Attributes as last set; the device stores the state.
     pub(crate) attributes: ModifyQp,
     /// The multicast groups that it has joined.
@@ -82,6 +84,7 @@ impl Qp {
             domain: None,
             target: None,
             packet: None,
+            out_of_order: false,
             attributes: ModifyQp::default(),
             groups: Vec::new(),
             events,

@@ -43,6 +43,9 @@ const SEND_PSN: Field = field(CONTEXT + 0x78, 23, 0);
 const LOG_REMOTE_READS: Field = field(CONTEXT + 0x90, 23, 21);
 /// Remote read, write, atomic.
 const ACCESS: Field = field(CONTEXT + 0x90, 15, 13);
+/// `dp_ordering_force`, `dp_ordering_1`.
+const FORCE_ORDER: Field = flag(CONTEXT + 0x4, 24);
+const ANY_ORDER: Field = flag(CONTEXT + 0x90, 3);
 const RNR_TIMER: Field = field(CONTEXT + 0x94, 28, 24);
 const RECV_PSN: Field = field(CONTEXT + 0x94, 23, 0);
 const QKEY: Field = field(CONTEXT + 0xa8, 31, 0);
@@ -195,15 +198,19 @@ fn not_its_own(kind: QpType) -> Mask {
 }
 
 /// Checks the driver data of a modification (`struct mlx5_ib_modify_qp`).
-fn check_driver(request: &Request) -> Result<()> {
+/// Returns whether its receives are to be consumed in any order.
+fn check_driver(request: &Request) -> Result<bool> {
+    /// `MLX5_IB_MODIFY_QP_OOO_DP`.
+    const OUT_OF_ORDER: u32 = 1 << 0;
     const LENGTH: usize = 16;
     let driver = request.driver::<LENGTH>();
-    let reserved = word(&driver, 0) != 0 || driver[10..12] != [0; 2];
+    let asked = word(&driver, 0);
+    let reserved = asked & !OUT_OF_ORDER != 0 || driver[10..12] != [0; 2];
     match request.driver_length() {
-        0 => Ok(()),
+        0 => Ok(false),
         length if length < LENGTH => refuse(libc::EINVAL),
         _ if reserved || !request.driver_is_cleared(LENGTH) => refuse(libc::EOPNOTSUPP),
-        _ => Ok(()),
+        _ => Ok(asked != 0),
     }
 }
 
@@ -278,14 +285,22 @@ impl State {
         }
         let qp = self.objects.qp(fd, given.qp_handle)?;
         let (number, kind, mut attributes) = (qp.number, QpType(qp.kind), qp.attributes);
-        let (target, packet) = (qp.target, qp.packet);
+        let (target, packet, qp_is_out_of_order) = (qp.target, qp.packet, qp.out_of_order);
         let mask = Mask::from_bits_retain(given.attr_mask) - not_its_own(kind);
-        check_driver(request)?;
+        let out_of_order = check_driver(request)?;
+        if out_of_order {
+            // Raw packets are no service that has it (`get_dp_ooo_cap`).
+            if packet.is_some() {
+                return refuse(libc::EOPNOTSUPP);
+            }
+            self.objects.qp_mut(fd, given.qp_handle)?.out_of_order = true;
+        }
+        let out_of_order = out_of_order || qp_is_out_of_order;
         if let Some(target) = target {
             self.merge_checked(&mut attributes, given, mask)?;
             attributes.qp_state = given.qp_state;
             let named = (given.qp_handle, target);
-            return self.modify_dc_target(fd, request, named, (&attributes, mask));
+            return self.modify_dc_target(fd, request, named, (&attributes, mask), out_of_order);
         }
         if let Some(packet) = packet {
             self.merge_checked(&mut attributes, given, mask)?;
@@ -327,6 +342,7 @@ impl State {
         let input = Input::new(opcode, 0x110).set(NUMBER, number);
         let input = match opcode {
             op::RST2INIT_QP => input.set(LAG_PORT, lag_port(number)),
+            op::INIT2RTR_QP if out_of_order => input.set(FORCE_ORDER, 1).set(ANY_ORDER, 1),
             _ => input,
         };
         let input = match opcode {

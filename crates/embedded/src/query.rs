@@ -258,6 +258,12 @@ impl State {
             ..ExQueryDeviceResp::default()
         };
         request.core_answer(&answer);
+        // `struct mlx5_ib_query_device_resp`, to its flags.
+        /// `MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP`.
+        const OUT_OF_ORDER: u32 = 1 << 4;
+        let mut driver = [0u32; 16];
+        (driver[1], driver[15]) = (size_of_val(&driver) as u32, OUT_OF_ORDER);
+        request.driver_answer(driver.as_bytes());
     }
 }
 

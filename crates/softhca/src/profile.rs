@@ -129,6 +129,8 @@ pub mod cap {
     pub(crate) const LOG_MAX_TRANSPORT_DOMAIN: Field = field(0x64, 28, 24);
     pub(crate) const LOG_MAX_PD: Field = field(0x64, 20, 16);
     pub(crate) const LOG_MAX_XRCD: Field = field(0x64, 4, 0);
+    /// Services whose receives may be consumed in any order: UD, UC, XRC, DC, RC.
+    pub(crate) const DP_ORDERING_OOO_ALL: Field = field(0x64, 15, 11);
     pub(crate) const LOG_MAX_RQ: Field = field(0x6c, 28, 24);
     pub(crate) const LOG_MAX_SQ: Field = field(0x6c, 20, 16);
     pub(crate) const LOG_MAX_TIR: Field = field(0x6c, 12, 8);
@@ -170,6 +172,7 @@ pub mod cap {
     pub(crate) const NUM_LAG_PORTS: Field = field(0x4c, 3, 0);
     pub(crate) const GENERAL_OBJECTS_HIGH: Field = field(0x80, 31, 0);
     pub(crate) const LOG_MAX_UCTX: Field = field(0x8c, 28, 24);
+    pub(crate) const DP_ORDERING_FORCE: Field = flag(0x10, 23);
     pub(crate) const LOG_RESERVED_QPN_GRANULARITY: Field = field(0x10, 12, 8);
     pub(crate) const DEVICE_FREQUENCY_MHZ: Field = field(0x98, 31, 0);
     pub(crate) const DEVICE_FREQUENCY_KHZ: Field = field(0x9c, 31, 0);

@@ -195,6 +195,8 @@ const ON_DEMAND: &[Cap] = &[
 const USER_CONTEXTS: &[Cap] = &[
     (General, LOG_MAX_UCTX, 15),
     (General, QP_DATA_IN_ORDER, 1),
+    (General, DP_ORDERING_OOO_ALL, 0b1_1111),
+    (General2, DP_ORDERING_FORCE, 1),
     (General, ECE_SUPPORT, 1),
     (General, RTS2RTS_QP_UDP_SPORT, 1),
     // Programs may refer to the driver's shared objects.

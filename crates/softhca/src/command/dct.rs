@@ -108,6 +108,8 @@ impl<P: Platform> Hca<P> {
             counter_set: COUNTER_SET.get(&context),
             send: None,
             recv: None,
+            out_of_order: false,
+            receive_left: None,
             blue_flame: None,
             scatter_received: scatter(CS_RES.get(&context), cq.wide),
             scatter_read: 0,

@@ -39,6 +39,8 @@ const ST: Field = field(0x0, 23, 16);
 const OFFLOAD: Field = field(0x0, 7, 4);
 const DATA_IN_ORDER: Field = flag(0x8, 5);
 const BLOCK_LB_MC: Field = flag(0x4, 30);
+/// The order of data is the second bit's below, not the port's.
+const DP_ORDERING_FORCE: Field = flag(0x4, 24);
 const PD: Field = field(0x4, 23, 0);
 const MTU: Field = field(0x8, 31, 29);
 const LOG_RQ_SIZE: Field = field(0x8, 22, 19);
@@ -62,6 +64,8 @@ const RRE: Field = flag(0x90, 15);
 const RWE: Field = flag(0x90, 14);
 const RAE: Field = flag(0x90, 13);
 const PAGE_OFFSET: Field = field(0x90, 11, 6);
+/// Receives are consumed in any order.
+const DP_ORDERING_1: Field = flag(0x90, 3);
 const MIN_RNR_NAK: Field = field(0x94, 28, 24);
 const NEXT_RCV_PSN: Field = field(0x94, 23, 0);
 const XRC_DOMAIN: Field = field(0x98, 23, 0);
@@ -202,6 +206,8 @@ const TO_RTR: TransitionFields = &[
     (MTU, ALWAYS),
     (REMOTE_QPN, ALWAYS),
     (NEXT_RCV_PSN, ALWAYS),
+    (DP_ORDERING_FORCE, ALWAYS),
+    (DP_ORDERING_1, ALWAYS),
     (LOG_RRA_MAX, ALWAYS),
     (MIN_RNR_NAK, ALWAYS),
     ACCESS[0],
@@ -374,6 +380,8 @@ impl<P: Platform> Hca<P> {
             counter_set: COUNTER_SET.get(context),
             send,
             recv,
+            out_of_order: false,
+            receive_left: None,
             blue_flame: None,
             scatter_received: scatter(CS_RES.get(context), wide(recv_cq)),
             scatter_read: scatter(CS_REQ.get(context), wide(send_cq)),
@@ -432,7 +440,7 @@ impl<P: Platform> Hca<P> {
             STATE.put(&mut *context, state_number(view.state));
             NEXT_SEND_PSN.put(&mut *context, view.send_psn);
             NEXT_RCV_PSN.put(&mut *context, view.recv_psn);
-            DATA_IN_ORDER.put(&mut *context, 1);
+            DATA_IN_ORDER.put(&mut *context, u32::from(!qp.out_of_order));
         }
         if let Some(ring) = &qp.send {
             NEXT_SEND_BLOCK.put(&mut *context, ring.head.into());
@@ -500,7 +508,9 @@ impl<P: Platform> Hca<P> {
         qp.counter_set = COUNTER_SET.get(context);
         qp.stops_at_wrong_signatures = DRAIN_SIGERR.is_set(context);
         qp.stop_due = false;
+        qp.out_of_order = DP_ORDERING_FORCE.is_set(context) && DP_ORDERING_1.is_set(context);
         if to == QpState::Reset {
+            qp.receive_left = None;
             for ring in [&mut qp.send, &mut qp.recv].into_iter().flatten() {
                 (ring.head, ring.tail) = (0, 0);
             }

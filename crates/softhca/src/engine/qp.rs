@@ -73,6 +73,11 @@ pub(crate) struct Qp {
     pub(crate) counter_set: u32,
     pub(crate) send: Option<Ring>,
     pub(crate) recv: Option<Ring>,
+    /// Messages may take the posted receives in any order: here each second one before
+    /// the first.
+    pub(crate) out_of_order: bool,
+    /// The receive that was passed over, if one is.
+    pub(crate) receive_left: Option<u16>,
     pub(crate) blue_flame: Option<BlueFlame>,
     /// Maximum number of bytes scattered into a CQE: of receives, and of reads.
     pub(crate) scatter_received: u8,
@@ -505,7 +510,12 @@ impl<P: Platform> Core<P> {
         };
         let (pd, privileged) = (qp.pd, qp.privileged);
         let ring = qp.recv.as_mut()?;
-        let (index, length) = match take_receive(&self.platform, ring) {
+        let taken = match qp.receive_left.take() {
+            Some(left) => read_receive(&self.platform, ring, left).map(Some),
+            None if qp.out_of_order => take_second(&self.platform, ring, &mut qp.receive_left),
+            None => take_receive(&self.platform, ring),
+        };
+        let (index, length) = match taken {
             Ok(taken) => taken?,
             Err(()) => {
                 self.complain(|| format!("the receive queue of queue pair {qpn} is not in memory"));
@@ -538,7 +548,38 @@ pub(crate) fn take_receive<P: Platform>(
             return Ok(None);
         }
     }
-    let index = ring.head;
+    let taken = read_receive(platform, ring, ring.head)?;
+    ring.head = ring.head.wrapping_add(1);
+    Ok(Some(taken))
+}
+
+/// As [`take_receive`], but of two WQEs the second; the first is left for the next call.
+fn take_second<P: Platform>(
+    platform: &P,
+    ring: &mut Ring,
+    left: &mut Option<u16>,
+) -> Result<Option<(u16, ReceiveEntry)>, ()> {
+    let first = ring.head;
+    let second = first.wrapping_add(1);
+    // What was posted behind the first may not be known yet.
+    if second == ring.tail || ring.empty() {
+        ring.tail = platform.read_index(ring.doorbell).map_err(|_| ())? as u16;
+    }
+    if ring.empty() || second == ring.tail {
+        return take_receive(platform, ring);
+    }
+    let taken = read_receive(platform, ring, second)?;
+    ring.head = second.wrapping_add(1);
+    *left = Some(first);
+    Ok(Some(taken))
+}
+
+/// Reads the WQE of an index.
+fn read_receive<P: Platform>(
+    platform: &P,
+    ring: &Ring,
+    index: u16,
+) -> Result<(u16, ReceiveEntry), ()> {
     let slot = u64::from(index & ring.mask());
     let length = (1usize << ring.log_stride).min(wqe::LONGEST_RECEIVE);
     let mut bytes = [0; wqe::LONGEST_RECEIVE];
@@ -549,8 +590,7 @@ pub(crate) fn take_receive<P: Platform>(
             &mut bytes[..length],
         )
         .map_err(|_| ())?;
-    ring.head = ring.head.wrapping_add(1);
-    Ok(Some((index, (bytes, length))))
+    Ok((index, (bytes, length)))
 }
 
 /// Fields of an address vector or address path.
