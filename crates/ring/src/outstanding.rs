@@ -20,6 +20,10 @@ pub struct Outstanding {
     mask: usize,
     /// Number of completed work requests: `wr_count` of the last one.
     completed: AtomicU32,
+    /// Of a queue that completes in any order, used by the poller alone: the number of
+    /// work requests that have completed with all before them, and of all that have.
+    oldest: AtomicU32,
+    finished: AtomicU32,
 }
 
 /// Sized so that the processor can store it by one instruction.
@@ -66,6 +70,9 @@ impl Slot {
 /// outstanding: queues have fewer slots than this.
 const MARK: u32 = 1 << 31;
 
+/// In the count of a marked work request that has completed before an older one.
+const DONE: u32 = 1 << 30;
+
 /// An outstanding work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutstandingRequest {
@@ -90,6 +97,8 @@ impl Outstanding {
             slots: all.into_boxed_slice(),
             mask: slots - 1,
             completed: AtomicU32::new(0),
+            oldest: AtomicU32::new(0),
+            finished: AtomicU32::new(0),
         })
     }
 
@@ -151,6 +160,49 @@ impl Outstanding {
         })
     }
 
+    /// As [`find_marked`](Self::find_marked), of a queue that completes in any order
+    /// ([`complete_any`](Self::complete_any)).
+    pub fn find_any(&self, slot: u32) -> Option<OutstandingRequest> {
+        let slot = self.slot(slot);
+        let wr_count = slot.wr_count.load(Ordering::Relaxed) ^ MARK;
+        let ahead = wr_count.wrapping_sub(self.oldest.load(Ordering::Relaxed));
+        let outstanding = ahead.wrapping_sub(1) < self.slots.len() as u32;
+        outstanding.then(|| OutstandingRequest {
+            wr_id: slot.wr_id.load(Ordering::Relaxed),
+            wr_count,
+        })
+    }
+
+    /// Marks one work request as completed, of a queue that completes in any order. All
+    /// are posted by [`post_marked`](Self::post_marked), the n-th to slot n - 1, and only
+    /// while fewer than half of the slots are ahead of [`completed`](Self::completed).
+    /// Called by the poller.
+    ///
+    /// `completed` is at most half of the slots ahead of the oldest outstanding work
+    /// request, so that its slot is not used again.
+    pub fn complete_any(&self, found: OutstandingRequest) {
+        let done = found.wr_count ^ MARK ^ DONE;
+        let slot = self.slot(found.wr_count.wrapping_sub(1));
+        slot.wr_count.store(done, Ordering::Relaxed);
+        let mut oldest = self.oldest.load(Ordering::Relaxed);
+        loop {
+            let next = oldest.wrapping_add(1);
+            let count = self.slot(oldest).wr_count.load(Ordering::Relaxed);
+            if count != next ^ MARK ^ DONE {
+                break;
+            }
+            oldest = next;
+        }
+        let finished = self.finished.load(Ordering::Relaxed).wrapping_add(1);
+        self.oldest.store(oldest, Ordering::Relaxed);
+        self.finished.store(finished, Ordering::Relaxed);
+        let ahead = finished
+            .wrapping_sub(oldest)
+            .min(self.slots.len() as u32 / 2);
+        // Release: see `complete`.
+        (self.completed).store(oldest.wrapping_add(ahead), Ordering::Release);
+    }
+
     /// Marks a work request and all posted before it as completed; their slots may
     /// be reused. Called by the poller.
     #[inline]
@@ -189,6 +241,8 @@ impl Outstanding {
         for slot in &self.slots {
             slot.wr_count.store(0, Ordering::Relaxed);
         }
+        self.oldest.store(0, Ordering::Relaxed);
+        self.finished.store(0, Ordering::Relaxed);
         self.completed.store(0, Ordering::Release);
     }
 }
@@ -271,6 +325,42 @@ mod tests {
                 assert_eq!((all.find(n), all.find_marked(n)), (None, None));
             }
         }
+    }
+
+    #[test]
+    fn requests_complete_in_any_order() {
+        const SLOTS: u32 = 8;
+        let all = Outstanding::new(SLOTS).unwrap();
+        let (mut posted, mut finished) = (0u32, 0);
+        let mut outstanding: Vec<u32> = Vec::new();
+        let mut random = 1u32;
+        let mut waited = 0;
+        for _ in 0..10_000 {
+            while posted != all.completed().wrapping_add(SLOTS / 2) {
+                let oldest = outstanding.iter().min().map_or(posted, |oldest| *oldest);
+                assert!(posted - oldest < SLOTS, "the slot is in use");
+                all.post_marked(posted % SLOTS, u64::from(posted), posted + 1);
+                outstanding.push(posted);
+                posted += 1;
+            }
+            assert!(outstanding.len() <= SLOTS as usize / 2);
+            waited = waited.max(SLOTS as usize / 2 - outstanding.len());
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let n = outstanding.swap_remove((random >> 16) as usize % outstanding.len());
+            assert_eq!(all.find(n), None);
+            let found = all.find_any(n).unwrap();
+            assert_eq!(found.wr_id, u64::from(n));
+            all.complete_any(found);
+            finished += 1;
+            for slot in 0..SLOTS {
+                let is = outstanding.iter().any(|n| n % SLOTS == slot);
+                assert_eq!(all.find_any(slot).is_some(), is, "{slot}");
+            }
+        }
+        assert_eq!(posted - finished, outstanding.len() as u32);
+        assert!(waited > 0, "the oldest was never overtaken by all others");
+        all.reset();
+        assert_eq!((all.completed(), all.find_any(0)), (0, None));
     }
 
     #[test]
