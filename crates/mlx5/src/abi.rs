@@ -192,6 +192,7 @@ pub mod device_flag {
     pub const CQE_128B_PAD: u32 = 1 << 1;
     pub const PACKET_BASED_CREDIT_MODE: u32 = 1 << 2;
     pub const SCAT2CQE_DCT: u32 = 1 << 3;
+    pub const OOO_DP: u32 = 1 << 4;
 }
 
 /// A counter of a flow, and its kind (`struct mlx5_ib_flow_counters_desc`).
@@ -304,6 +305,10 @@ pub struct ModifyQp {
     pub reserved: u16,
     pub ece_options: u32,
 }
+
+/// In [`ModifyQp::comp_mask`]: receives may be consumed in any order
+/// (`MLX5_IB_MODIFY_QP_OOO_DP`).
+pub const MODIFY_QP_OUT_OF_ORDER: u32 = 1 << 0;
 
 /// Driver response to MODIFY_QP of a DC target (`struct mlx5_ib_modify_qp_resp`).
 #[repr(C)]

@@ -123,6 +123,9 @@ pub struct Capabilities {
     pub log_reserved_numbers: u8,
     /// The device tells whether it writes the data of a queue pair in order.
     pub data_in_order: bool,
+    /// Receives of UD, UC, XRC, DC and RC may be consumed in any order
+    /// ([`crate::Features::out_of_order`]).
+    pub out_of_order: [bool; 5],
     /// Signatures of memory keys.
     pub signatures: SignatureSupport,
     /// Encryption of memory keys.
@@ -195,6 +198,7 @@ impl Capabilities {
                 lag_change: bit(0x28, 13),
                 log_reserved_numbers: 0,
                 data_in_order: bit(0xc, 29),
+                out_of_order: [15, 14, 13, 12, 11].map(|n| bit(0x64, n)),
                 signatures: SignatureSupport {
                     // Also with the domain and kind of a wrong one.
                     is_supported: bit(0x40, 8) && bit(0x90, 31),

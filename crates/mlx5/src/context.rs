@@ -87,6 +87,9 @@ pub struct Features {
     pub blue_flame: bool,
     /// CQEs of DC targets may carry data.
     pub target_short_data: bool,
+    /// Receives may be consumed in any order ([`crate::QpOptions::out_of_order`]), of the
+    /// services in [`crate::commands::Capabilities::out_of_order`].
+    pub out_of_order: bool,
     /// Limits of [`crate::Streams`].
     pub streams: crate::Streams,
     /// Fields and functions of [`crate::PacketHash`].
@@ -383,6 +386,11 @@ impl DeviceContext {
         self.resumes
     }
 
+    /// The most receives of a queue.
+    pub fn max_recv_wr(&self) -> u32 {
+        self.limits.max_recv_wr
+    }
+
     /// Whether queue pairs have enhanced connection options ([`crate::Changes::ece`]).
     pub fn has_ece(&self) -> bool {
         self.ece
@@ -414,6 +422,7 @@ impl DeviceContext {
             packet_credits: has(device_flag::PACKET_BASED_CREDIT_MODE),
             blue_flame: self.register_size != 0,
             target_short_data: has(device_flag::SCAT2CQE_DCT),
+            out_of_order: has(device_flag::OOO_DP),
             streams: crate::Streams {
                 log_concurrent: answer.dci_streams_caps[0],
                 log_errored: answer.dci_streams_caps[1],

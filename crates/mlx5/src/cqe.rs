@@ -439,10 +439,11 @@ fn complete_receive<const TAGS: bool>(
     work: &Work,
     cqe: CqeRef,
 ) -> Result<(u64, u32), CompletionError> {
-    if work.plain_receives && !(TAGS && work.shared.is_some()) {
+    if work.plain_receives && !(TAGS && (work.shared.is_some() || work.out_of_order)) {
         return Ok((complete(&work.receives, cqe)?, 0));
     }
     match &work.shared {
+        None if TAGS && work.out_of_order => complete_out_of_order(work, cqe),
         None => Ok((complete(&work.receives, cqe)?, cqe.ip_csum_flag())),
         Some(shared) => {
             let slot = cqe.wqe_counter();
@@ -450,6 +451,19 @@ fn complete_receive<const TAGS: bool>(
             Ok((wr_id, 0))
         }
     }
+}
+
+/// Completes a receive of a queue that completes in any order.
+#[inline(never)]
+fn complete_out_of_order(work: &Work, cqe: CqeRef) -> Result<(u64, u32), CompletionError> {
+    let slot = cqe.wqe_counter();
+    let found = (work.receives.find_any(slot.into())).ok_or_else(|| unknown_request(slot))?;
+    work.receives.complete_any(found);
+    let checksum = match work.checksums {
+        true => cqe.ip_csum_flag(),
+        false => 0,
+    };
+    Ok((found.wr_id, checksum))
 }
 
 /// Completes a receive of a shared queue.
@@ -557,6 +571,10 @@ pub(crate) unsafe fn scatter(
     } else {
         let work = receiver(qps, cqe)?;
         let outstanding = match &work.shared {
+            None if work.out_of_order => {
+                let found = work.receives.find_any(slot.into());
+                found.map(|found| found.wr_id)
+            }
             None => work.receives.find(slot.into()).map(|found| found.wr_id),
             Some(shared) => shared.enter().find(slot),
         };

@@ -146,6 +146,21 @@ impl SendPlan {
 }
 
 impl RecvPlan {
+    /// Plans a receive queue; `out_of_order` if receives complete in any order. Then it
+    /// has twice the entries, since one that is outstanding keeps its place.
+    pub(crate) fn new_for(
+        cap: &QpCap,
+        limits: &Limits,
+        out_of_order: bool,
+    ) -> Result<Self, CreateError> {
+        let mut cap = *cap;
+        if out_of_order && cap.max_recv_wr > 1 {
+            let doubled = cap.max_recv_wr.checked_mul(2);
+            cap.max_recv_wr = doubled.ok_or(too_large("max_recv_wr"))?;
+        }
+        Self::new(&cap, limits)
+    }
+
     /// Plans a receive queue.
     pub(crate) fn new(cap: &QpCap, limits: &Limits) -> Result<Self, CreateError> {
         if cap.max_recv_wr == 0 {

@@ -8,8 +8,8 @@ use uverbs::{
 };
 
 use crate::abi::{
-    AllocPdResp, CreateQp, CreateQpResp, ModifyQp, ModifyQpResp, Pod, QP_FLAG_ALLOW_SCATTER_CQE,
-    QP_FLAG_DCI_STREAM, QP_FLAG_OWN_MULTICAST, QP_FLAG_OWN_UNICAST,
+    AllocPdResp, CreateQp, CreateQpResp, MODIFY_QP_OUT_OF_ORDER, ModifyQp, ModifyQpResp, Pod,
+    QP_FLAG_ALLOW_SCATTER_CQE, QP_FLAG_DCI_STREAM, QP_FLAG_OWN_MULTICAST, QP_FLAG_OWN_UNICAST,
     QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_TUNNEL_OFFLOADS,
     QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
@@ -80,6 +80,9 @@ pub struct Changes {
     pub ece: u32,
     /// With a rate limit: most bytes sent at once, and the typical size of a packet.
     pub burst: Option<(u32, u16)>,
+    /// Receives may be consumed in any order, with the state INIT
+    /// ([`QpOptions::out_of_order`]).
+    pub out_of_order: bool,
 }
 
 /// Changes attributes of a queue pair. Returns the enhanced connection options that the
@@ -108,6 +111,7 @@ fn modify_with<C: ContextRef>(
 ) -> Result<ModifyQpResp, CreateError> {
     let (max_burst_sz, typical_pkt_sz) = changes.burst.unwrap_or_default();
     let request = ModifyQp {
+        comp_mask: flag(changes.out_of_order, MODIFY_QP_OUT_OF_ORDER),
         max_burst_sz,
         typical_pkt_sz,
         ece_options: changes.ece,
@@ -198,6 +202,9 @@ pub struct QpOptions {
     pub stops: bool,
     /// The device computes and checks the checksums of raw packets.
     pub checksums: bool,
+    /// Receives complete in any order. Each change to the state INIT has to ask for it
+    /// ([`Changes::out_of_order`]).
+    pub out_of_order: bool,
     /// How raw packets may be divided into segments.
     pub segmentation: Segmentation,
     /// How raw packets are received.
@@ -218,6 +225,7 @@ impl Default for QpOptions {
             raw: false,
             stops: false,
             checksums: false,
+            out_of_order: false,
             segmentation: Segmentation::default(),
             packets: PacketOptions::default(),
             dynamic: None,
@@ -345,7 +353,7 @@ impl<C: ContextRef> QueuePair<C> {
         )?;
         let has_own = shared.is_none() && service.receives();
         let recv = if has_own {
-            RecvPlan::new(&init.cap, &device.limits)?
+            RecvPlan::new_for(&init.cap, &device.limits, options.out_of_order)?
         } else {
             RecvPlan::default()
         };
@@ -372,6 +380,7 @@ impl<C: ContextRef> QueuePair<C> {
         work.copies = options.copies;
         work.raw = options.raw;
         work.stops = options.stops;
+        work.out_of_order = options.out_of_order;
         work.set_checksums(options.checksums);
         work.segmentation = options.segmentation;
         work.inline_headers = device.limits.inline_headers;
@@ -423,7 +432,7 @@ impl<C: ContextRef> QueuePair<C> {
             recv: has_own.then(|| RecvQueue::new(Arc::clone(&work))),
             cap: QpCap {
                 max_send_wr: send.capacity,
-                max_recv_wr: recv.entries,
+                max_recv_wr: work.most_receives(),
                 max_send_sge: send.max_sge,
                 max_recv_sge: recv.max_sge,
                 max_inline_data: send.max_inline,

@@ -30,7 +30,7 @@ pub struct RecvQueue {
     /// Maximum number of outstanding receives.
     capacity: u32,
     max_sge: u32,
-    /// Maximum bytes of an element.
+    /// Maximum bytes of an element on the fast path; 0: none has it.
     longest: u32,
     /// Address of the entries, their number less one, and the binary logarithm of
     /// their size in bytes.
@@ -54,11 +54,12 @@ impl RecvQueue {
         Self {
             published: 0,
             next: 0,
-            room_until: work.recv.entries,
-            capacity: work.recv.entries,
+            room_until: work.most_receives(),
+            capacity: work.most_receives(),
             max_sge: work.recv.max_sge,
             longest: match work.recv.max_sge {
                 0 => 0,
+                _ if work.out_of_order => 0,
                 _ => MAX_SEGMENT - 1,
             },
             entries: work.memory.entries.first(),
@@ -148,6 +149,12 @@ impl RecvQueue {
         }
         // SAFETY: an entry of `max_sge` segments; there is room.
         unsafe { write_list(self.entry(self.next), list, self.max_sge)? };
+        if self.work.out_of_order {
+            let (slot, wr_count) = (self.slot(self.next), self.next.wrapping_add(1));
+            self.work.receives.post_marked(slot as u32, wr_id, wr_count);
+            self.next = wr_count;
+            return Ok(());
+        }
         self.next = self.accept(self.next, wr_id);
         Ok(())
     }

@@ -50,6 +50,9 @@ pub struct Work {
     pub(crate) stops: bool,
     /// Whether the device computes and checks the checksums of packets.
     pub(crate) checksums: bool,
+    /// Receives complete in any order. Those of its own queue are marked
+    /// ([`Outstanding::post_marked`]), so that the fast path finds none.
+    pub(crate) out_of_order: bool,
     /// Receives are in its own queue and have no checksums: completing them needs no
     /// other decision. Also those of a shared queue with tags, so that the fast path finds
     /// none.
@@ -91,6 +94,7 @@ impl Work {
             raw: false,
             stops: false,
             checksums: false,
+            out_of_order: false,
             plain_receives: shared.as_ref().is_none_or(|shared| shared.has_tags()),
             inline_headers: 0,
             segmentation: Segmentation::default(),
@@ -103,6 +107,19 @@ impl Work {
     pub(crate) fn set_checksums(&mut self, checksums: bool) {
         self.checksums = checksums;
         self.plain_receives &= !checksums;
+    }
+
+    /// Maximum number of outstanding receives of its own queue.
+    pub(crate) fn most_receives(&self) -> u32 {
+        match self.out_of_order && self.recv.entries > 1 {
+            true => self.recv.entries / 2,
+            false => self.recv.entries,
+        }
+    }
+
+    /// Its receives complete in any order.
+    pub fn is_out_of_order(&self) -> bool {
+        self.out_of_order
     }
 
     /// It sends packets of which the WQEs have no headers, on a device that computes

@@ -64,6 +64,16 @@ fn a_program_matches_tags_on_ethernet() {
     runs_on("roce", "tags.c", Provider::Ours);
 }
 
+/// libmlx5 has it from rdma-core 55 on.
+#[test]
+fn a_program_receives_out_of_order() {
+    runs("out_of_order.c", Provider::Ours);
+    let header = std::fs::read_to_string("/usr/include/infiniband/mlx5dv.h");
+    if header.is_ok_and(|header| header.contains("MLX5DV_QP_CREATE_OOO_DP")) {
+        runs("out_of_order.c", Provider::Stock);
+    }
+}
+
 with_each_provider! {
     a_program_matches_tags: matches_tags;
     a_program_shares_objects: shares_objects;

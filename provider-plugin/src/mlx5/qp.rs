@@ -68,6 +68,8 @@ pub struct Options {
     pub packets: PacketOptions,
     /// It stops at a wrong signature.
     pub stops: bool,
+    /// Receives complete in any order.
+    pub out_of_order: bool,
 }
 
 /// Data of a queue pair besides its queues.
@@ -210,6 +212,22 @@ fn longest_divided(ctx: &CtxRef) -> Result<Option<u32>, Errno> {
     Ok((types & 1 << IBV_QPT_RAW_PACKET != 0).then_some(longest))
 }
 
+/// Returns whether the receives of queue pairs of a type may be consumed in any order.
+fn has_out_of_order(ctx: &CtxRef, kind: u32) -> Result<bool, Errno> {
+    if !ctx.mlx5()?.features(ctx)?.out_of_order {
+        return Ok(false);
+    }
+    let [ud, uc, xrc, dc, rc] = Capabilities::query(ctx)?.out_of_order;
+    Ok(match kind {
+        IBV_QPT_UD => ud,
+        IBV_QPT_UC => uc,
+        IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => xrc,
+        IBV_QPT_DRIVER => dc,
+        IBV_QPT_RC => rc,
+        _ => false,
+    })
+}
+
 impl QpData {
     /// It is an initiator of dynamic connections.
     pub fn is_initiator(&self) -> bool {
@@ -285,6 +303,7 @@ impl QpOps for Mlx5 {
                     longest: longest_divided(ctx)?.ok_or(Errno::OPNOTSUPP)?,
                 },
             },
+            out_of_order: asked.out_of_order,
             packets: asked.packets,
             dynamic: asked.dynamic,
         };
@@ -304,6 +323,9 @@ impl QpOps for Mlx5 {
             return Err(Errno::OPNOTSUPP);
         }
         if asked.stops && !ctx.mlx5()?.resumes_queues() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if asked.out_of_order && !has_out_of_order(ctx, attr.qp_type)? {
             return Err(Errno::OPNOTSUPP);
         }
         let memcpy = match asked.operations & send_ops::MEMCPY {
@@ -384,6 +406,9 @@ impl QpOps for Mlx5 {
         let ece = &qp.device_data.ece;
         let changes = Changes {
             ece: ece.wanted.load(Ordering::Relaxed),
+            out_of_order: qp.device_data.work.is_out_of_order()
+                && mask.contains(QpAttrMask::STATE)
+                && attr.qp_state == QpState::INIT,
             ..Changes::default()
         };
         let granted = |options| {

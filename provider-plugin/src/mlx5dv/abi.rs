@@ -41,6 +41,20 @@ pub struct mlx5dv_context {
     pub crypto_caps: mlx5dv_crypto_caps,
     pub max_dc_rd_atom: u64,
     pub max_dc_init_rd_atom: u64,
+    /// `struct mlx5dv_reg`: value and mask.
+    pub reg_c0: [u32; 2],
+    pub ooo_recv_wrs_caps: mlx5dv_ooo_recv_wrs_caps,
+}
+
+/// `struct mlx5dv_ooo_recv_wrs_caps`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct mlx5dv_ooo_recv_wrs_caps {
+    pub max_rc: u32,
+    pub max_xrc: u32,
+    pub max_dct: u32,
+    pub max_ud: u32,
+    pub max_uc: u32,
 }
 
 /// Bits of [`mlx5dv_context::flags`].
@@ -71,6 +85,7 @@ pub mod context_mask {
     pub const WR_MEMCPY_LENGTH: u64 = 1 << 12;
     pub const CRYPTO_OFFLOAD: u64 = 1 << 13;
     pub const MAX_DC_RD_ATOM: u64 = 1 << 14;
+    pub const OOO_RECV_WRS: u64 = 1 << 16;
 }
 
 /// `struct mlx5dv_context_attr`, of `mlx5dv_open_device`.
@@ -261,6 +276,7 @@ pub mod qp_flag {
     pub const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
     pub const PACKET_BASED_CREDIT_MODE: u32 = 1 << 5;
     pub const SIG_PIPELINING: u32 = 1 << 6;
+    pub const OOO_DP: u32 = 1 << 7;
 }
 
 /// Entries of a queue in [`mlx5dv_qp`].

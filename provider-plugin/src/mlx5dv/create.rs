@@ -165,7 +165,8 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
             | DISABLE_SCATTER_TO_CQE
             | ALLOW_SCATTER_TO_CQE
             | PACKET_BASED_CREDIT_MODE
-            | SIG_PIPELINING;
+            | SIG_PIPELINING
+            | OOO_DP;
         if flags & !known != 0 {
             return Err(Errno::OPNOTSUPP);
         }
@@ -183,6 +184,7 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
             own_multicast: flags & TIR_ALLOW_SELF_LOOPBACK_MC != 0,
             tunnels: flags & TUNNEL_OFFLOADS != 0,
         };
+        options.out_of_order = flags & OOO_DP != 0;
         options.stops = flags & SIG_PIPELINING != 0;
         options.packet_credits = flags & PACKET_BASED_CREDIT_MODE != 0;
     }

@@ -118,6 +118,19 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
     // Without DevX they are unknown.
     let caps = Capabilities::query(ctx).unwrap_or_default();
     let (signatures, encryption) = protection::caps(ctx, &caps);
+    let out_of_order = {
+        // Rings have twice the entries, lists of shared queues have not.
+        let (list, ring) = (device.max_recv_wr(), (device.max_recv_wr() / 2).max(1));
+        let most = |has, most| if has { most } else { 0 };
+        let [ud, uc, xrc, dc, rc] = caps.out_of_order;
+        mlx5dv_ooo_recv_wrs_caps {
+            max_rc: most(rc, ring),
+            max_xrc: most(xrc, list),
+            max_dct: most(dc, list),
+            max_ud: most(ud, ring),
+            max_uc: most(uc, ring),
+        }
+    };
     let mut flags = context_flag::CQE_V1;
     for (has, flag) in [
         (features.multi_packet, context_flag::MPW_ALLOWED),
@@ -167,6 +180,10 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
             CRYPTO_OFFLOAD: crypto_caps = encryption;
             MAX_DC_RD_ATOM:
                 max_dc_rd_atom = caps.dc_reads[0], max_dc_init_rd_atom = caps.dc_reads[1];
+        }
+        if asked & OOO_RECV_WRS != 0 && features.out_of_order {
+            (*answer).ooo_recv_wrs_caps = out_of_order;
+            valid |= OOO_RECV_WRS;
         }
         if asked & NUM_LAG_PORTS != 0 && caps.lag_ports != 0 {
             (*answer).num_lag_ports = caps.lag_ports;

@@ -251,6 +251,23 @@ fn structures_are_those_of_the_header() {
         )
         .unwrap();
     }
+    // Of rdma-core 55.
+    let newer = format!("{INCLUDES}int newer = MLX5DV_QP_CREATE_OOO_DP;\n");
+    if c_check::compile(&newer) == Some(Ok(())) {
+        fields! { c,
+            mlx5dv_context { reg_c0, ooo_recv_wrs_caps }
+            mlx5dv_ooo_recv_wrs_caps { max_rc, max_xrc, max_dct, max_ud, max_uc }
+        }
+        for (name, value) in [
+            ("MLX5DV_QP_CREATE_OOO_DP", u64::from(qp_flag::OOO_DP)),
+            (
+                "MLX5DV_CONTEXT_MASK_OOO_RECV_WRS",
+                context_mask::OOO_RECV_WRS,
+            ),
+        ] {
+            writeln!(c, "_Static_assert({name} == {value}, \"{name}\");").unwrap();
+        }
+    }
     // Of rdma-core 63.
     let newer = format!("{INCLUDES}struct mlx5dv_export_sizes newer;\n");
     if c_check::compile(&newer) == Some(Ok(())) {
@@ -327,6 +344,14 @@ fn options_are_checked() {
         create::qp_options(Some(&own)).map_err(|errno| errno.0)
     };
     let plain = Options::default();
+    let out_of_order = Options {
+        out_of_order: true,
+        ..plain
+    };
+    assert_eq!(
+        qp(qp_mask::QP_CREATE_FLAGS, qp_flag::OOO_DP),
+        Ok(out_of_order)
+    );
     assert_eq!(qp(0, u32::MAX), Ok(plain));
     let short_data = |short_data| {
         Ok(Options {

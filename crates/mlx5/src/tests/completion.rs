@@ -200,6 +200,63 @@ fn errors_have_their_status() {
 }
 
 #[test]
+fn receives_complete_in_any_order() {
+    const ENTRIES: u32 = 16;
+    let (mut ring, mut device) = ring(6);
+    let mut made = work(70, RC, &cap(ENTRIES, 1, 0), None);
+    Arc::get_mut(&mut made).unwrap().out_of_order = true;
+    ring.attach(&made, Role::SEND | Role::RECEIVE).unwrap();
+    let mut pair = Pair::with(made, false);
+    assert_eq!(pair.recv.capacity(), ENTRIES / 2);
+    let full = |pair: &mut Pair| {
+        pair.recv.begin();
+        pair.recv.push(0, &[]) == Err(PostError::Full)
+    };
+    let mut complete = |opcode, slot| {
+        device.raise(&Raised {
+            opcode,
+            user_index: 70,
+            slot,
+            ..Raised::default()
+        });
+    };
+    for wr_id in 0..8 {
+        assert_eq!(receive(&mut pair, wr_id, &[]), wr_id as u16);
+    }
+    assert!(full(&mut pair));
+    // All but the oldest, and once more: then its entry is the next one.
+    for round in 0..2u16 {
+        for n in (1..8).rev() {
+            let slot = round * 7 + n;
+            // Errors, too.
+            complete(if n % 2 == 0 { 2 } else { 14 }, slot);
+            let wc = one(&mut ring);
+            assert_eq!((wc.wr_id, wc.status == 0), (slot.into(), n % 2 == 0));
+        }
+        let posted = if round == 0 { 8..15 } else { 15..16 };
+        for wr_id in posted {
+            receive(&mut pair, wr_id, &[]);
+        }
+    }
+    assert!(full(&mut pair));
+    // What has completed does not again.
+    complete(2, 3);
+    let error = CompletionError::UnknownRequest { slot: 3 };
+    assert_eq!(take(&mut ring, 1).unwrap_err(), error);
+    ring.skip();
+    complete(2, 0);
+    assert_eq!(one(&mut ring).wr_id, 0);
+    for wr_id in 16..23 {
+        receive(&mut pair, wr_id, &[]);
+    }
+    assert!(full(&mut pair));
+    complete(2, 15);
+    assert_eq!(one(&mut ring).wr_id, 15);
+    pair.recv.reset();
+    assert_eq!(receive(&mut pair, 1, &[]), 0);
+}
+
+#[test]
 fn malformed_cqes_are_errors_and_skipped() {
     let (mut ring, mut device, mut pair) = attached(4);
     let other = Pair::new(71, RC, &cap(4, 1, 0));

@@ -264,11 +264,12 @@ fn a_target_gets_its_number_when_it_is_ready() {
     let changes = Changes {
         ece: 7,
         burst: Some((4096, 64)),
+        out_of_order: true,
     };
     let granted = modify_qp(&qp.object, &to(QpState::INIT), mask, &changes).unwrap();
     assert_eq!(granted, 3);
     let told = machine.driver_in(modify);
-    assert_eq!(told[..8], [0u32, 4096].map(u32::to_ne_bytes).concat());
+    assert_eq!(told[..8], [1u32, 4096].map(u32::to_ne_bytes).concat());
     assert_eq!(told[8..12], [64u16, 0].map(u16::to_ne_bytes).concat());
     assert_eq!(told[12..], 7u32.to_ne_bytes());
     // Without any it is the old command.
