@@ -164,9 +164,10 @@ impl Tagged {
         });
         let (register, _) = DoorbellRegister::in_memory(256);
         let mut recv = SharedQueue::new(shared);
-        recv.reserve_tag_operations(4).expect("memory");
+        let send = SendQueue::new(changes, OF_CHANGES, false, register);
+        recv.reserve_tag_operations(&send).expect("memory");
         Self {
-            send: SendQueue::new(changes, OF_CHANGES, false, register),
+            send,
             recv,
             receives: Vec::new(),
             list: [None; TAGS as usize + 1],
