@@ -3,6 +3,7 @@
  * receive queue has a list of tags. It says "well" if all was as it should be.
  */
 #include <endian.h>
+#include <infiniband/mlx5dv.h>
 #include <infiniband/tm_types.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -176,14 +177,15 @@ static void send_message(struct ibv_qp *qp, uint8_t opcode, uint64_t tag,
 	wait_sent();
 }
 
-/* The message came into the memory of a tag, without its header. */
+/* The message came into the memory of a tag, without its header. By a dynamic connection it
+ * has a global route. */
 static void matched(uint64_t wr_id, int which, uint64_t tag, uint32_t length)
 {
 	struct told told = next();
 
 	CHECK(!told.status && told.wr_id == wr_id + 1000);
 	CHECK(told.opcode == IBV_WC_TM_RECV);
-	CHECK(told.flags == (IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID));
+	CHECK((told.flags & ~IBV_WC_GRH) == (IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID));
 	CHECK(told.tag == tag && told.priv == 0xabcd);
 	CHECK(told.bytes == length - sizeof(struct ibv_tmh));
 	CHECK(!memcmp(of_tag(which), message() + sizeof(struct ibv_tmh),
@@ -195,7 +197,8 @@ static void not_matched(uint32_t opcode, uint32_t length)
 {
 	struct told told = next();
 
-	CHECK(!told.status && told.opcode == opcode && told.flags == 0);
+	CHECK(!told.status && told.opcode == opcode);
+	CHECK(!(told.flags & ~IBV_WC_GRH));
 	CHECK(told.wr_id < RECEIVES && told.bytes == length);
 	CHECK(!memcmp(of_receive(told.wr_id), message(), length));
 	if (opcode == IBV_WC_TM_RECV)
@@ -426,6 +429,83 @@ static void rendezvous(struct ibv_qp *qp)
 	none();
 }
 
+static struct ibv_qp *half(struct mlx5dv_qp_init_attr *own, struct ibv_cq *cq,
+			   struct ibv_srq *shared)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq, .recv_cq = cq, .srq = shared, .qp_type = IBV_QPT_DRIVER,
+		.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+	};
+	struct ibv_qp *qp;
+
+	own->comp_mask = MLX5DV_QP_INIT_ATTR_MASK_DC;
+	if (!shared) {
+		init.cap = (struct ibv_qp_cap){ .max_send_wr = 8, .max_send_sge = 1 };
+		init.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+		init.send_ops_flags = IBV_QP_EX_WITH_SEND;
+	}
+	CHECK((qp = mlx5dv_create_qp(context, &init, own)));
+	return qp;
+}
+
+/* The same by a dynamic connection: to a target of the queue with the tags. */
+static void dynamic(void)
+{
+	struct mlx5dv_qp_init_attr
+		target = { .dc_init_attr = { MLX5DV_DCTYPE_DCT, .dct_access_key = 77 } },
+		initiator = { .dc_init_attr = { MLX5DV_DCTYPE_DCI } };
+	struct ibv_qp *to = half(&target, ibv_cq_ex_to_cq(received), srq);
+	struct ibv_qp *from = half(&initiator, sent, NULL);
+	struct ibv_qp_attr attr = { .port_num = 1, .path_mtu = IBV_MTU_1024,
+				    .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7,
+				    .rnr_retry = 7, .max_rd_atomic = 1 };
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(from);
+	struct ibv_port_attr port;
+	struct ibv_ah *ah;
+
+	CHECK(!ibv_query_port(context, 1, &port));
+	attr.ah_attr = (struct ibv_ah_attr){ .port_num = 1, .dlid = port.lid,
+					     .is_global = 1 };
+	CHECK(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid));
+	CHECK((ah = ibv_create_ah(pd, &attr.ah_attr)));
+	attr.qp_state = IBV_QPS_INIT;
+	CHECK(!ibv_modify_qp(to, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+					IBV_QP_ACCESS_FLAGS));
+	CHECK(!ibv_modify_qp(from, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT));
+	attr.qp_state = IBV_QPS_RTR;
+	CHECK(!ibv_modify_qp(to, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+					IBV_QP_MIN_RNR_TIMER));
+	CHECK(!ibv_modify_qp(from, &attr, IBV_QP_STATE | IBV_QP_PATH_MTU));
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(!ibv_modify_qp(from, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT |
+					  IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+					  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+	for (int round = 0; round < 12; round++) {
+		uint32_t length = round % 2 ? 20 : 200;
+		uint64_t tag = 90 + round;
+
+		/* Every third is unexpected. */
+		if (round % 3)
+			add(round, tag, 1);
+		make_message(IBV_TMH_EAGER, tag, length);
+		ibv_wr_start(ex);
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_send(ex);
+		mlx5dv_wr_set_dc_addr(mlx5dv_qp_ex_from_ibv_qp_ex(ex), ah, to->qp_num, 77);
+		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)message(), length);
+		CHECK(!ibv_wr_complete(ex));
+		wait_sent();
+		if (round % 3) {
+			matched(round, 1, tag, length);
+		} else {
+			not_matched(IBV_WC_TM_RECV, length);
+			synchronize();
+		}
+	}
+	none();
+	CHECK(!ibv_destroy_qp(from) && !ibv_destroy_qp(to) && !ibv_destroy_ah(ah));
+}
+
 int main(void)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
@@ -456,6 +536,7 @@ int main(void)
 	too_late(from);
 	full(from);
 	rendezvous(from);
+	dynamic();
 	CHECK(!ibv_destroy_qp(from) && !ibv_destroy_qp(to));
 	CHECK(!ibv_destroy_srq(srq));
 	CHECK(!ibv_destroy_cq(ibv_cq_ex_to_cq(received)) && !ibv_destroy_cq(sent));

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::NUMBER;
 use super::load::number;
-use super::qp::{TAGS_ARE_FOR_RC, scatter};
+use super::qp::scatter;
 use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::qp::{CONTEXT_SIZE, Qp, Queue};
@@ -67,12 +67,8 @@ impl<P: Platform> Hca<P> {
                 "the DC target's protection domain",
             ));
         }
-        match core.srqs.get(srqn) {
-            None => return Err(refuse(Status::BadResource, "the DC target's SRQ")),
-            Some(srq) if srq.tags.is_some() => {
-                return Err(refuse(Status::BadParameter, TAGS_ARE_FOR_RC));
-            }
-            Some(_) => {}
+        if core.srqs.get(srqn).is_none() {
+            return Err(refuse(Status::BadResource, "the DC target's SRQ"));
         }
         let Some(cq) = core.cqs.get(cqn) else {
             return Err(refuse(

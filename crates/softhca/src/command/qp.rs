@@ -118,8 +118,6 @@ const OFFLOAD_RENDEZVOUS: u32 = 1;
 const RQ_OWN: u32 = 0;
 const RQ_SRQ: u32 = 1;
 
-pub(super) const TAGS_ARE_FOR_RC: &str = "an SRQ with tag matching is for RC";
-
 /// The initiator of dynamic connections.
 pub(super) const ST_DCI: u32 = 5;
 
@@ -304,7 +302,10 @@ impl<P: Platform> Hca<P> {
             match core.srqs.get(srqn) {
                 None => return Err(refuse(Status::BadResource, "the queue pair's SRQ")),
                 Some(srq) if srq.tags.is_some() && service != Service::Rc => {
-                    return Err(refuse(Status::BadParameter, TAGS_ARE_FOR_RC));
+                    return Err(refuse(
+                        Status::BadParameter,
+                        "an SRQ with tag matching is for RC and DC targets",
+                    ));
                 }
                 Some(_) => {}
             }
