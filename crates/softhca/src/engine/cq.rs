@@ -314,6 +314,7 @@ impl WrongSignature {
             expected,
             actual,
             of_memory,
+            within: _,
         } = self.wrong;
         put32(&mut bytes, 0x10, (expected >> 32) as u32);
         put32(&mut bytes, 0x14, (actual >> 32) as u32);

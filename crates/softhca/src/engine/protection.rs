@@ -210,6 +210,7 @@ impl Signature {
             expected,
             actual,
             of_memory: false,
+            within: 0,
         })
     }
 }
@@ -221,6 +222,8 @@ pub(crate) struct Wrong {
     pub(crate) expected: u64,
     pub(crate) actual: u64,
     pub(crate) of_memory: bool,
+    /// Offset of its block in what was converted at once, as that arrived.
+    pub(crate) within: usize,
 }
 
 /// Encryption of blocks.
@@ -248,11 +251,23 @@ pub(crate) struct EncryptionKey {
     pub(crate) opaque: [u8; 8],
 }
 
+/// The most bytes of data that are converted at once.
+const LONGEST: usize = 1 << 16;
+
+/// The least common multiple of two sizes, if it is not too long.
+fn common(a: usize, b: usize) -> Result<usize, &'static str> {
+    let multiple = (1..=LONGEST / a).map(|n| n * a).find(|n| n % b == 0);
+    multiple.ok_or("signed blocks of sizes without a short common multiple")
+}
+
 /// The protection of a key's data.
 #[derive(Debug, Default)]
 pub(crate) struct Protection {
-    /// Bytes of a block of data.
+    /// Bytes of data that are converted at once: a block, or the common multiple of those
+    /// in memory and on the wire.
     block: usize,
+    /// Bytes of data of a signed block in memory, and on the wire.
+    blocks: [usize; 2],
     memory: Option<Signature>,
     wire: Option<Signature>,
     /// Bytes of an arriving signature that are checked, and those that are copied.
@@ -305,15 +320,17 @@ impl Protection {
         self.memory = side(of_memory != 0, MEMORY_SELECTOR, MEMORY_INLINE)?;
         self.wire = side(same || of_wire != 0, WIRE_SELECTOR, WIRE_INLINE)?;
         let sizes = [of_memory, if same { of_memory } else { of_wire }];
-        let mut sizes = sizes.into_iter().filter(|size| *size != 0).map(block);
-        self.block = match (sizes.next(), sizes.next()) {
-            (None, _) => 0,
-            (Some(Some(size)), None) => size,
-            (Some(Some(size)), Some(Some(other))) if size == other => size,
-            (Some(Some(_)), Some(Some(_))) => {
-                return Err("signed blocks of different sizes, which are not modelled");
+        let mut found = [0; 2];
+        for (size, to) in sizes.into_iter().zip(&mut found) {
+            if size != 0 {
+                *to = block(size).ok_or(UNKNOWN)?;
             }
-            _ => return Err(UNKNOWN),
+        }
+        // A side without signatures has no blocks of its own.
+        (self.block, self.blocks) = match found {
+            [0, 0] => (0, found),
+            [size, 0] | [0, size] => (size, [size; 2]),
+            [memory, wire] => (common(memory, wire)?, found),
         };
         if same && (self.memory.is_none() || self.block == 0) {
             return Err(UNKNOWN);
@@ -369,7 +386,7 @@ impl Protection {
             return Err("a size of encrypted units that there is not");
         }
         if self.block == 0 {
-            self.block = unit;
+            (self.block, self.blocks) = (unit, [unit; 2]);
         }
         // With signatures on that side.
         let behind = match encryption.signature_first {
@@ -387,13 +404,34 @@ impl Protection {
         self.block != 0
     }
 
-    /// Bytes of the signature in memory, or on the wire.
+    /// Bytes of the signatures in memory, or on the wire, of what is converted at once.
     fn signature(&self, in_memory: bool) -> usize {
-        let of = if in_memory { &self.memory } else { &self.wire };
-        of.map_or(0, |signature| signature.bytes())
+        let (of, size) = match in_memory {
+            true => (&self.memory, self.blocks[0]),
+            false => (&self.wire, self.blocks[1]),
+        };
+        of.map_or(0, |signature| self.block / size * signature.bytes())
     }
 
-    /// Bytes of a block with its signature in memory, and on the wire.
+    /// Whether blocks in memory are not those on the wire.
+    fn is_uneven(&self) -> bool {
+        self.blocks[0] != self.blocks[1]
+    }
+
+    /// Converts an offset in memory to that on the wire, of blocks of different sizes.
+    fn uneven_to_wire(&self, offset: u64) -> u64 {
+        let bytes = |of: &Option<Signature>| of.map_or(0, |signature| signature.bytes() as u64);
+        let [memory, wire] = self.blocks.map(|size| size as u64);
+        let (whole, rest) = {
+            let size = memory + bytes(&self.memory);
+            (offset / size, offset % size)
+        };
+        let data = whole.saturating_mul(memory) + rest.min(memory);
+        data.saturating_add(data / wire * bytes(&self.wire))
+    }
+
+    /// Bytes of a block with its signature, or of all that are converted at once, in memory
+    /// and on the wire.
     pub(crate) fn in_memory(&self) -> usize {
         self.block + self.signature(true)
     }
@@ -402,19 +440,22 @@ impl Protection {
         self.block + self.signature(false)
     }
 
-    /// Bytes of data of a block.
+    /// Bytes of data that are converted at once.
     pub(crate) fn data(&self) -> usize {
         self.block
     }
 
     /// Whether data may be stored before its block is complete.
     pub(crate) fn is_stored_early(&self) -> bool {
-        self.encryption.is_none()
+        self.encryption.is_none() && !self.is_uneven()
     }
 
     /// Converts an offset as local work requests count it to one on the wire: of what is in
     /// memory, or of data alone if the wire has no signatures.
     pub(crate) fn local_to_wire(&self, offset: u64) -> u64 {
+        if self.is_uneven() {
+            return self.uneven_to_wire(offset);
+        }
         let unit = match self.wire {
             Some(_) => self.in_memory(),
             None => self.block,
@@ -426,6 +467,9 @@ impl Protection {
 
     /// Converts a length in memory to that on the wire.
     pub(crate) fn memory_to_wire(&self, length: u64) -> u64 {
+        if self.is_uneven() {
+            return self.uneven_to_wire(length);
+        }
         let unit = self.in_memory() as u64;
         let rest = (length % unit).min(self.block as u64);
         let whole = (length / unit).saturating_mul(self.on_wire() as u64);
@@ -458,30 +502,47 @@ impl Protection {
         (bytes, wrong)
     }
 
-    /// Replaces the signature of one side by that of the other.
+    /// Replaces the signatures of one side by those of the other.
     fn sign(&self, index: u64, block: &[u8], sends: bool) -> (Vec<u8>, Option<Wrong>) {
-        let (from, to) = match sends {
-            true => (&self.memory, &self.wire),
-            false => (&self.wire, &self.memory),
+        let [memory, wire] = [(&self.memory, self.blocks[0]), (&self.wire, self.blocks[1])];
+        let ((from, from_size), (to, to_size)) = match sends {
+            true => (memory, wire),
+            false => (wire, memory),
         };
-        let (data, arrived) = block.split_at(self.block.min(block.len()));
-        let mut bytes = data.to_vec();
-        let found = from.map(|signature| {
-            let actual = signature.read(arrived);
-            let wrong = signature.check(signature.of(index, data), actual, self.checked);
-            (actual, wrong)
-        });
-        if let Some(signature) = to {
-            let copied = if found.is_some() { self.copied } else { 0 };
-            let arrived = found.map_or(0, |(actual, _)| actual);
-            let made = signature.of(index, data) & !copied | arrived & copied;
+        let number = |size: usize, n: usize| {
+            let count = (self.block / size) as u64;
+            index.wrapping_mul(count).wrapping_add(n as u64)
+        };
+        let mut data = Vec::with_capacity(self.block);
+        // Copied are those of blocks of one size, which are converted one by one.
+        let (mut arrived, mut wrong) = (None, None);
+        let size = from_size + from.map_or(0, |signature| signature.bytes());
+        for (n, part) in block.chunks(size).enumerate() {
+            let (bytes, behind) = part.split_at(from_size.min(part.len()));
+            if let Some(signature) = from {
+                let actual = signature.read(behind);
+                let expected = signature.of(number(from_size, n), bytes);
+                let found = signature.check(expected, actual, self.checked);
+                arrived = Some(actual);
+                wrong = wrong.or(found.map(|wrong| Wrong {
+                    of_memory: sends,
+                    within: n * size,
+                    ..wrong
+                }));
+            }
+            data.extend_from_slice(bytes);
+        }
+        let Some(signature) = to else {
+            return (data, wrong);
+        };
+        let copied = arrived.map_or(0, |_| self.copied);
+        let mut bytes = Vec::with_capacity(self.block + signature.bytes());
+        for (n, part) in data.chunks(to_size).enumerate() {
+            let made = signature.of(number(to_size, n), part) & !copied;
+            let made = made | arrived.unwrap_or(0) & copied;
+            bytes.extend_from_slice(part);
             bytes.extend_from_slice(&made.to_be_bytes()[..signature.bytes()]);
         }
-        let wrong = found.and_then(|(_, wrong)| wrong);
-        let wrong = wrong.map(|wrong| Wrong {
-            of_memory: sends,
-            ..wrong
-        });
         (bytes, wrong)
     }
 }
@@ -530,6 +591,54 @@ mod tests {
         // RFC 1071, section 3.
         let data = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
         assert_eq!(Sum::Internet.of(false, &data), 0x220d);
+    }
+
+    #[test]
+    fn blocks_of_two_sizes_are_converted_together() {
+        let mut format = [0; FORMAT];
+        put32(&mut format, 0, 0x80ff_0301);
+        put32(&mut format, 12, 6);
+        put32(&mut format, 8, 5);
+        dif(&mut format[WIRE_INLINE..], 1, true, 0xabcd, 7, 0x40);
+        dif(&mut format[MEMORY_INLINE..], 1, true, 0x1234, 20, 0x40);
+        let both = parse(&format).unwrap();
+        // Eight blocks in memory are one on the wire.
+        assert_eq!((both.in_memory(), both.on_wire()), (8 * 520, 4096 + 8));
+        assert!(!both.is_stored_early());
+        for (memory, wire) in [(520, 512), (8 * 520, 4104), (9 * 520 + 3, 4104 + 515)] {
+            assert_eq!(both.memory_to_wire(memory), wire);
+            assert_eq!(both.local_to_wire(memory), wire);
+        }
+        let data: Vec<u8> = (0..4096u32).map(|n| (n * 7) as u8).collect();
+        let sum = |data: &[u8]| Sum::T10Crc.of(true, data).to_be_bytes();
+        let signed = |size: usize, app: [u8; 2], first: u32| {
+            let blocks = data.chunks(size).zip(first..);
+            let signed = blocks.map(|(data, tag)| {
+                let sum = &sum(data)[sum(data).len() - 2..];
+                [data, sum, &app, &tag.to_be_bytes()].concat()
+            });
+            signed.collect::<Vec<_>>().concat()
+        };
+        // The third time: tags go on from those before.
+        let in_memory = signed(512, [0x12, 0x34], 20 + 2 * 8);
+        let on_wire = signed(4096, [0xab, 0xcd], 7 + 2);
+        assert_eq!(both.send(2, &in_memory), (on_wire.clone(), None));
+        assert_eq!(both.receive(2, &on_wire), (in_memory.clone(), None));
+        // The first wrong one, and where.
+        let mut wrong = in_memory;
+        wrong[3 * 520 + 515] ^= 1;
+        wrong[5 * 520] ^= 1;
+        let (sent, found) = both.send(2, &wrong);
+        let found = found.unwrap();
+        assert!(found.of_memory);
+        assert_eq!((found.syndrome, found.within), (1 << 12, 3 * 520));
+        assert_ne!(sent, on_wire);
+        let mut wrong = on_wire;
+        wrong[0] ^= 1;
+        assert_eq!(both.receive(2, &wrong).1.unwrap().within, 0);
+        // 4096 and 4160 have none.
+        put32(&mut format, 0, 0x80ff_0304);
+        assert!(parse(&format).is_err());
     }
 
     #[test]

@@ -203,6 +203,7 @@ impl<P: Platform> Core<P> {
             out.copy_from_slice(&sent[piece.from..piece.to]);
             if let (Some(wrong), true) = (wrong, piece.to == sent.len()) {
                 let offset = piece.block.wrapping_mul(protection.in_memory() as u64);
+                let offset = offset.wrapping_add(wrong.within as u64);
                 self.report(side, &protected, wrong, offset);
             }
         }
@@ -253,6 +254,7 @@ impl<P: Platform> Core<P> {
             self.write_key(accessor, key, address, &stored, rights)?;
             if let Some(wrong) = wrong {
                 let offset = piece.block.wrapping_mul(size as u64);
+                let offset = offset.wrapping_add(wrong.within as u64);
                 self.report(side, &protected, wrong, offset);
             }
         }
