@@ -81,7 +81,12 @@ impl Run {
         let mut passed = 0;
         for target in &self.targets {
             let mut again = Command::new(command.get_program());
-            again.arg("test").args(target).args(["--", "--exact"]);
+            again.arg("test").args(target);
+            let mut options = command.get_args();
+            if options.any(|option| option == "--target") {
+                again.arg("--target").args(options.next());
+            }
+            again.args(["--", "--exact"]);
             again.args(&names);
             for (name, value) in command.get_envs() {
                 match value {
