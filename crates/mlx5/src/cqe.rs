@@ -16,7 +16,7 @@ use crate::abi::{self, Cqe, SYNDROME, TagCqe, TagHeader, VENDOR_SYNDROME, cqe_op
 use crate::plan::KeyChanges;
 use crate::qp_table::{NUMBER, QpTable, user_index};
 use crate::wc::{flags, opcode, status, status_of, syndrome};
-use crate::{CompletionError, SharedWork, Work, tags};
+use crate::{CompletionError, SharedWork, Work};
 
 /// A new CQE, or a copy of one. Each field is read once, when it is requested,
 /// because a malfunctioning device may overwrite it.
@@ -344,13 +344,7 @@ fn decode_of<const TAGS: bool>(
         kind @ (cqe_opcode::REQ_ERR | cqe_opcode::RESP_ERR) => {
             cold_path();
             let wr_id = match kind {
-                cqe_opcode::REQ_ERR => {
-                    let work = sender(qps, cqe)?;
-                    match work.shared.as_deref().filter(|shared| shared.has_tags()) {
-                        Some(shared) => tags::complete_failed(work, shared, cqe.wqe_counter())?,
-                        None => complete_send(work, cqe)?,
-                    }
-                }
+                cqe_opcode::REQ_ERR => complete_send(sender(qps, cqe)?, cqe)?,
                 _ => complete_receive::<TAGS>(receiver(qps, cqe)?, cqe)?.0,
             };
             let (vendor, syndrome) = cqe.syndromes();

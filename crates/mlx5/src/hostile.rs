@@ -164,10 +164,9 @@ impl Tagged {
         });
         let (register, _) = DoorbellRegister::in_memory(256);
         let mut recv = SharedQueue::new(shared);
-        let send = SendQueue::new(changes, OF_CHANGES, false, register);
-        recv.reserve_tag_operations(&send).expect("memory");
+        recv.reserve_tag_operations(4).expect("memory");
         Self {
-            send,
+            send: SendQueue::new(changes, OF_CHANGES, false, register),
             recv,
             receives: Vec::new(),
             list: [None; TAGS as usize + 1],

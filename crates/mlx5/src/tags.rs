@@ -98,8 +98,6 @@ pub(crate) struct TagList {
     operations: VecDeque<Operation>,
     /// The block of the last operation that has completed, until the poster has seen it.
     completed: Option<u32>,
-    /// User index of the queue pair of the operations.
-    changes: Option<u32>,
     /// Unexpected messages that were received, and that the program has handled.
     unexpected: u32,
     handled: u32,
@@ -124,7 +122,6 @@ impl TagList {
             last_free: last,
             operations: VecDeque::new(),
             completed: None,
-            changes: None,
             unexpected: 0,
             handled: 0,
         })
@@ -262,39 +259,20 @@ impl TagList {
         self.completed = Some(operation.block);
         Some(operation)
     }
-
-    /// Ends the operation in that block, which has failed. Its queue pair executes no
-    /// other: a tag that was not added has left the list, one that was not removed has not.
-    fn fail(&mut self, block: u32) {
-        let Some(at) = self.operations.iter().position(|it| it.block == block) else {
-            return;
-        };
-        for _ in 0..=at {
-            let Some(operation) = self.operations.pop_front() else {
-                return;
-            };
-            let Some(entry) = operation.tag else { continue };
-            if operation.kind == tag_op::APPEND {
-                self.leave(entry);
-            }
-            self.end_operation(entry);
-        }
-    }
 }
 
 impl SharedQueue {
-    /// Makes room for the outstanding changes of tags that the send queue has room for. It
-    /// is the one that [`SharedQueue::push_tag`] gets.
+    /// Makes room for so many outstanding changes of tags: the capacity of the send queue
+    /// that [`SharedQueue::push_tag`] gets.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`] if the queue has no tags; [`CreateError::NoMemory`].
-    pub fn reserve_tag_operations(&mut self, changes: &SendQueue) -> Result<(), CreateError> {
+    pub fn reserve_tag_operations(&mut self, count: u32) -> Result<(), CreateError> {
         let mut locked = self.work().enter();
         let list = locked.tags().ok_or(CreateError::Unsupported {
             what: "changing the tags of a shared receive queue without any",
         })?;
-        list.changes = Some(changes.user_index());
-        let count = changes.capacity() as usize;
+        let count = count as usize;
         let reserved = list.operations.try_reserve_exact(count);
         reserved.map_err(|_| CreateError::NoMemory)
     }
@@ -327,25 +305,6 @@ impl SharedQueue {
         let block = changes.push_tag(operation.wr_id, segment, memory)?;
         Ok(list.apply(operation, block))
     }
-}
-
-/// Completes a work request that has failed, of a queue pair that uses the queue of
-/// `shared`: if it changes the tags, so that the change is no longer outstanding.
-#[cold]
-pub(crate) fn complete_failed(
-    work: &Work,
-    shared: &SharedWork,
-    slot: u16,
-) -> Result<u64, CompletionError> {
-    // Under the lock of the poster, who completes work requests too.
-    let mut locked = shared.enter();
-    let found = (work.sends.find(slot.into())).ok_or_else(|| unknown_request(slot))?;
-    work.sends.complete(found);
-    let list = locked.tags();
-    if let Some(list) = list.filter(|list| list.changes == Some(work.user_index())) {
-        list.fail(u32::from(slot) & (work.send.blocks - 1));
-    }
-    Ok(found.wr_id)
 }
 
 /// Whether a CQE with this last byte may be of tag matching.

@@ -166,7 +166,7 @@ impl SrqOps for Mlx5 {
             let qp = create_qp_with::<Self>((*srq).context, &mut attr, &Options::default())?;
             *own.device_data.changes.get() = qp;
             let send = &*qp_of::<Self, _>(qp).send.get();
-            (*own.recv.get()).reserve_tag_operations(send)?;
+            (*own.recv.get()).reserve_tag_operations(send.capacity())?;
             connect_to_itself(qp)
         }
     }

@@ -53,11 +53,6 @@ impl SendQueue {
         Ok(block)
     }
 
-    /// The user index of its queue pair.
-    pub(crate) fn user_index(&self) -> u32 {
-        self.work.user_index()
-    }
-
     /// The work request in that block, and all before it, have completed.
     pub(crate) fn complete(&self, block: u32) {
         if let Some(found) = self.work.sends.find(block) {
