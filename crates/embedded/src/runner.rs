@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     time: Option<SimulatedTime>,
 }
 
-/// Longest sleep of a thread that watches for doorbells of which nobody tells.
+/// Longest sleep while doorbells may be written without a wake-up.
 const LONGEST: Duration = Duration::from_millis(200);
 /// Sleep of the network's thread while other threads take turns, which doubles from
 /// the shortest.

@@ -203,7 +203,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
     };
     embedded::at_thread_start(own::enter_for_good);
     fault::install();
-    // No C provider tells of its doorbells.
+    // C providers do not call `rung`.
     let network = match &config.host {
         Some(host) => Network::roce(Drive::Watch, host),
         None => Network::joined(Drive::Watch, &config.directory),

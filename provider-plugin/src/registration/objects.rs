@@ -26,7 +26,7 @@ pub struct Object {
 impl Object {
     /// The name as text.
     pub fn path(&self) -> Cow<'_, str> {
-        // What is UTF-8, as nearly all are, needs no other code.
+        // Names in UTF-8 are borrowed; the copy with replacement characters is rare.
         (self.name.to_str()).map_or_else(|_| self.name.to_string_lossy(), Cow::Borrowed)
     }
 

@@ -30,7 +30,7 @@ const MODULES: &[&str] = &[
 /// What such a guest boots from.
 #[derive(Debug)]
 pub struct StaticGuest {
-    /// What its processors are.
+    /// Processor architecture.
     pub architecture: &'static Architecture,
     /// The kernel.
     pub kernel: PathBuf,

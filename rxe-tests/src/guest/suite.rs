@@ -20,7 +20,7 @@ pub enum Suite {
     TrixieArm64,
 }
 
-/// What differs between guests of one processor architecture and another.
+/// A processor architecture: names of packages and tools, and the machine to emulate.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Architecture {
     /// Debian's name.
@@ -108,7 +108,7 @@ impl Suite {
         }
     }
 
-    /// What the guest's processors are.
+    /// The guest's processor architecture.
     pub fn architecture(self) -> &'static Architecture {
         match self {
             Suite::TrixieArm64 => &AARCH64,

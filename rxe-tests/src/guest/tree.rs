@@ -43,8 +43,8 @@ printf '127.0.0.1 localhost ringverbs\\n::1 localhost\\n' > etc/hosts
 mkdir -p ctl share opt
 ";
 
-/// What scripts of packages would do, for the tree of another architecture, where it
-/// runs; $1 is the guest's folder.
+/// Does the work of maintainer scripts in a tree of another architecture, in which they
+/// cannot run; $1 is the guest's folder.
 const SETTLE: &str = r#"
 cp usr/share/base-passwd/passwd.master etc/passwd
 cp usr/share/base-passwd/group.master etc/group
@@ -542,7 +542,10 @@ cd /; rm -rf /source
     fn unpacked(&self) -> Result<Result<()>> {
         fs::create_dir(&self.tree)?;
         let mirror = host::mirror()?;
-        let mirror = mirror.as_deref().unwrap_or("http://deb.debian.org/debian");
+        let mirror = mirror.with_context(|| {
+            let variable = host::MIRROR_VARIABLE;
+            format!("apt has no Debian archive here; {variable}=URL names one")
+        })?;
         let line = |kind| {
             let (keyring, release) = (host::KEYRING, self.suite.release());
             format!("{kind} [signed-by={keyring}] {mirror} {release} main\n")

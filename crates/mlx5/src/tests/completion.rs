@@ -239,7 +239,7 @@ fn receives_complete_in_any_order() {
         }
     }
     assert!(full(&mut pair));
-    // What has completed does not again.
+    // A second completion of the same receive is refused.
     complete(2, 3);
     let error = CompletionError::UnknownRequest { slot: 3 };
     assert_eq!(take(&mut ring, 1).unwrap_err(), error);

@@ -561,7 +561,7 @@ fn take_second<P: Platform>(
 ) -> Result<Option<(u16, ReceiveEntry)>, ()> {
     let first = ring.head;
     let second = first.wrapping_add(1);
-    // What was posted behind the first may not be known yet.
+    // The doorbell record may announce a second receive that was not read yet.
     if second == ring.tail || ring.empty() {
         ring.tail = platform.read_index(ring.doorbell).map_err(|_| ())? as u16;
     }

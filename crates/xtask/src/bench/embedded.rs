@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -21,8 +21,8 @@ const END: &str = "<!-- embedded:end -->";
 /// Sizes of messages, and how many of each for latency and for the rate.
 const SIZES: &str = "8..65536";
 const COUNT: &str = "5000";
-/// How often the client looks whether the server listens.
-pub const TRIES: u32 = 100;
+/// How long a client waits for its server to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A size's figures: microseconds at the median and at 99 %, messages in a
 /// second.
@@ -163,16 +163,19 @@ fn between(command: &Path) -> Result<Vec<Row>> {
         .spawn()
         .context("cannot run the command")?;
     let _server = Server(server);
-    let mut tries = 0;
+    let client = || measure(command, &device, &["--port", &port, "127.0.0.1"]);
+    rows(&when_listening(client)?)
+}
+
+/// Repeats a client until its server listens.
+pub fn when_listening<T>(client: impl Fn() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + PATIENCE;
     loop {
-        tries += 1;
-        match measure(command, &device, &["--port", &port, "127.0.0.1"]) {
-            Ok(report) => return rows(&report),
-            // It may not listen yet.
-            Err(error) if tries < TRIES && error.to_string().contains("connecting to") => {
-                sleep(Duration::from_millis(100));
+        match client() {
+            Err(error) if error.to_string().contains("connecting to") && Instant::now() < end => {
+                sleep(Duration::from_millis(20));
             }
-            Err(error) => return Err(error),
+            result => return result,
         }
     }
 }
