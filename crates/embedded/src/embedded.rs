@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use softhca::transport::Counters;
@@ -11,7 +12,7 @@ use crate::object::ObjectData;
 use crate::runner::Runner;
 use crate::state::State;
 use crate::time::{self, Limit};
-use crate::wait::{self, Polled};
+use crate::wait;
 
 /// A software HCA in this process.
 ///
@@ -20,8 +21,8 @@ use crate::wait::{self, Polled};
 pub struct Embedded {
     pub(crate) device: Arc<Device>,
     pub(crate) runner: Arc<Runner>,
-    /// Handle of the completion queue that is polled.
-    pub(crate) polled: Option<u32>,
+    /// Count of completions of the queue that is polled.
+    pub(crate) written: Option<Arc<AtomicU32>>,
 }
 
 impl Embedded {
@@ -30,7 +31,7 @@ impl Embedded {
     /// happens in the network.
     pub fn polling(&self, queue: u32) -> Self {
         Self {
-            polled: Some(queue),
+            written: self.device.lock().written(queue),
             ..self.clone()
         }
     }
@@ -61,18 +62,14 @@ impl Embedded {
 
     /// Called by a thread whose poll has found nothing: performs pending work of the
     /// network, and if there is none, spins and then sleeps for lengthening intervals, of
-    /// at most 2 ms, until there is some. Does nothing on a
+    /// at most 5 ms, until there is some. Does nothing on a
     /// network that its caller drives ([`Drive::Caller`](crate::Drive::Caller)). If time
     /// is simulated, it does not sleep: the clock moves instead.
     pub fn idle(&self) {
         if let Some(time) = self.runner.time() {
             time::idle(&self.runner, time);
         } else if self.runner.has_thread() {
-            let polled = self.polled.map(|handle| Polled {
-                device: Arc::clone(&self.device),
-                handle,
-            });
-            wait::idle(&self.runner, polled);
+            wait::idle(&self.runner, self.written.as_ref());
         }
     }
 

@@ -207,7 +207,7 @@ impl Network {
         Ok(Embedded {
             device,
             runner: Arc::clone(&self.runner),
-            polled: None,
+            written: None,
         })
     }
 

@@ -2,7 +2,7 @@
 //! repeats it.
 
 use std::hash::{BuildHasher, RandomState};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
@@ -21,7 +21,7 @@ use crate::leaving::{Flush, flush_at_exit};
 use crate::segment::{DEVICES, Segment};
 use crate::time::SimulatedTime;
 use crate::udp::{Addresses, UdpPorts, UdpWire};
-use crate::wait::{Backoff, Polled, Waiters, prompt};
+use crate::wait::{Backoff, Until, Waiters, prompt};
 use crate::wire::{Link, PATIENCE, Wire};
 use crate::{Result, refuse};
 
@@ -76,7 +76,7 @@ const LONGEST: Duration = Duration::from_millis(200);
 /// Sleep of the network's thread while other threads take turns, which doubles from
 /// the shortest.
 const REST: Duration = Duration::from_micros(50);
-const LONGEST_REST: Duration = Duration::from_micros(500);
+const LONGEST_REST: Duration = Duration::from_millis(2);
 /// Sleeps shorter than this are not announced to threads that write doorbells, nor
 /// are others where the barrier for it is missing.
 const ANNOUNCED: Duration = Duration::from_micros(200);
@@ -84,23 +84,28 @@ const UNANNOUNCED: Duration = Duration::from_millis(1);
 
 /// Result of a turn.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
-    busy: bool,
+pub(crate) struct Turn {
+    /// Something happened, or more is left to do.
+    pub(crate) busy: bool,
     in_use: bool,
+    /// Memory was written by remote operations, which complete nowhere here.
+    wrote: bool,
     /// Time until something is due.
-    due: Option<Duration>,
+    pub(crate) due: Option<Duration>,
 }
 
 impl Shared {
     /// Runs a turn of the devices, and moves frames from and to other
     /// processes.
-    fn turn(&self, devices: &[Arc<Device>]) -> Turn {
-        let mut found = turn(devices, self.link.as_ref());
+    fn turn(&self, devices: impl Deref<Target = Vec<Arc<Device>>>) -> Turn {
+        let mut found = turn(&devices, self.link.as_ref());
         if let Some(link) = &self.link {
             found.busy |= link.pump();
         }
+        // The threads that wake may take turns at once.
+        drop(devices);
         if found.busy {
-            self.waiters.wake();
+            self.waiters.wake(found.wrote);
             if let Some(time) = &self.time {
                 time.acted();
             }
@@ -145,7 +150,9 @@ fn turn(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
             let behind = behind || state.hca.is_backlogged();
             state.hca.set_patient(behind);
         }
+        let writes = state.hca.stats().remote_writes;
         found.busy |= state.turn();
+        found.wrote |= writes != state.hca.stats().remote_writes;
         found.in_use |= state.is_in_use();
         if let Some(due) = state.due().map(Duration::from_nanos) {
             found.due = Some(found.due.map_or(due, |other| other.min(due)));
@@ -262,25 +269,31 @@ impl Runner {
     /// Runs a turn of all devices. Returns whether anything happened or more is left
     /// to do; `None` if another thread is driving.
     pub(crate) fn turn(&self) -> Option<bool> {
-        self.shared.driven.fetch_add(1, Ordering::Relaxed);
-        let found = match self.shared.devices.try_lock() {
-            Ok(devices) => self.shared.turn(&devices),
-            Err(TryLockError::Poisoned(devices)) => self.shared.turn(devices.get_ref()),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(found.busy | self.manager.drive())
+        self.take_turn().map(|found| found.busy)
     }
 
-    /// Sleeps until a turn has found what is waited for ([`Waiters::wait`]) or a frame
-    /// has arrived, or the time is up. One thread at a time waits for frames: the others
-    /// need no turn of their own.
-    pub(crate) fn wait(&self, polled: Option<Polled>, turns: u32, limit: Duration) {
+    /// As [`Runner::turn`], with all that was found.
+    pub(crate) fn take_turn(&self) -> Option<Turn> {
+        self.shared.driven.fetch_add(1, Ordering::Relaxed);
+        let mut found = match self.shared.devices.try_lock() {
+            Ok(devices) => self.shared.turn(devices),
+            Err(TryLockError::Poisoned(devices)) => self.shared.turn(devices.into_inner()),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        found.busy |= self.manager.drive();
+        Some(found)
+    }
+
+    /// Sleeps until a turn has brought it ([`Waiters::wait`]) or a frame has arrived, or
+    /// the time is up. One thread at a time waits for frames: the others need no turn of
+    /// their own.
+    pub(crate) fn wait(&self, until: Until, limit: Duration) {
         let waiters = &self.shared.waiters;
         let Some(link) = &self.shared.link else {
-            return waiters.wait(polled, turns, limit);
+            return waiters.wait(until, limit);
         };
         match self.shared.watch.try_lock() {
-            Err(TryLockError::WouldBlock) => waiters.wait(polled, turns, limit),
+            Err(TryLockError::WouldBlock) => waiters.wait(until, limit),
             watch => {
                 link.wait(Some(limit));
                 drop(watch);
@@ -288,6 +301,16 @@ impl Runner {
                 waiters.wake_one();
             }
         }
+    }
+
+    /// Returns the number of turns of other threads than the network's.
+    pub(crate) fn driven(&self) -> u64 {
+        self.shared.driven.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether frames come from other processes or hosts.
+    pub(crate) fn has_link(&self) -> bool {
+        self.shared.link.is_some()
     }
 
     /// Returns the threads that wait.
@@ -345,6 +368,8 @@ impl Runner {
             return time.called();
         }
         self.shared.woken.store(true, Ordering::Relaxed);
+        // A command may have taken turns.
+        self.shared.waiters.wake(true);
         if let Some(link) = &self.shared.link {
             link.wake();
         }
@@ -380,7 +405,7 @@ impl Flush for Shared {
     }
 }
 
-fn sooner(sleep: Duration, due: Option<Duration>) -> Duration {
+pub(crate) fn sooner(sleep: Duration, due: Option<Duration>) -> Duration {
     due.map_or(sleep, |due| sleep.min(due))
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use mmap_rs::{MmapMut, MmapOptions};
 use softhca::bits::{Field, field, flag, get32};
@@ -356,9 +357,8 @@ impl State {
         }
     }
 
-    /// Returns how many completions were written to a completion queue; the number
-    /// wraps.
-    pub(crate) fn written(&self, handle: u32) -> Option<u32> {
+    /// Returns the count of completions that were written to a completion queue.
+    pub(crate) fn written(&self, handle: u32) -> Option<Arc<AtomicU32>> {
         match &self.objects.with_handle(handle)?.data {
             ObjectData::Cq(cq) => self.hca.completions_written(cq.number),
             _ => None,

@@ -2,15 +2,14 @@
 
 use std::cell::Cell;
 use std::mem::size_of;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-use crate::device::Device;
-use crate::runner::Runner;
+use crate::runner::{Runner, sooner};
 
 /// How long a thread spins after the last activity before it sleeps. It does not
 /// yield: on a busy host a thread that yields runs after all others, one that sleeps
@@ -18,8 +17,10 @@ use crate::runner::Runner;
 const SPIN: Duration = Duration::from_micros(30);
 /// Shortest sleep.
 const SHORTEST: Duration = Duration::from_micros(20);
-/// Longest sleep of a thread that polls, which may hold a queue's lock.
-const LONGEST: Duration = Duration::from_millis(2);
+/// Longest sleep of a thread that polls, which may hold a queue's lock. It is longer
+/// than a tick of the kernel (4 ms at 250 Hz): the processor's timer need not be set for
+/// it, which costs more than the rest of a short sleep in a virtual machine.
+const LONGEST: Duration = Duration::from_millis(5);
 
 /// Returns whether there is one processor only: spinning would delay other threads.
 fn is_alone() -> bool {
@@ -30,16 +31,30 @@ fn is_alone() -> bool {
 /// Interval between two looks at whether other programs want this thread's processor.
 const LOOK: Duration = Duration::from_millis(1);
 /// How long the answer holds.
-const CROWDED: Duration = Duration::from_millis(20);
+const CROWDED: Duration = Duration::from_millis(200);
+/// Time between two rounds of a loop that spins after which another program ran
+/// meanwhile; a network's thread that looks for work takes less.
+const LATE: Duration = Duration::from_micros(100);
 
-/// Detection of a busy host, by thread: the kernel takes the processor away from a
-/// thread that has not given it up.
+/// When the host is no longer taken to be busy ([`nanoseconds`]).
+static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the time since the first call.
+fn nanoseconds(at: Instant) -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    (at - *START.get_or_init(|| at)).as_nanos() as u64
+}
+
+/// What a thread has seen of other programs.
 #[derive(Clone, Copy)]
 struct Crowd {
     looked: Option<Instant>,
     /// Involuntary context switches of this thread.
     switches: i64,
-    until: Option<Instant>,
+    /// The last round, if the thread has not slept since.
+    round: Option<Instant>,
+    /// A round was late since the last look.
+    late: bool,
 }
 
 thread_local! {
@@ -47,26 +62,47 @@ thread_local! {
         Cell::new(Crowd {
             looked: None,
             switches: 0,
-            until: None,
+            round: None,
+            late: false,
         })
     };
 }
 
-/// Returns whether this thread was preempted lately. Spinning would then use up its
-/// share of the processor, and what it waits for would find it not scheduled.
+/// Returns whether there is one processor only, or the kernel lately took it away from a
+/// thread of this process that spun, for a while. Spinning uses up the thread's share
+/// then, and what it waits for finds it not scheduled.
 fn is_crowded(now: Instant) -> bool {
+    is_alone() || nanoseconds(now) < CROWDED_UNTIL.load(Ordering::Relaxed)
+}
+
+/// Called in each round of a loop that spins. Returns [`is_crowded`].
+fn look_around(now: Instant) -> bool {
+    let is_crowded = is_crowded(now);
     let mut crowd = CROWD.get();
+    crowd.late |= crowd.round.is_some_and(|round| now - round >= LATE);
+    crowd.round = Some(now);
+    let mut found = false;
     if crowd.looked.is_none_or(|looked| now - looked >= LOOK) {
         let usage = getrusage(UsageWho::RUSAGE_THREAD);
         let switches = usage.map_or(0, |usage| usage.involuntary_context_switches());
-        if crowd.looked.is_some() && switches != crowd.switches {
-            crowd.until = Some(now + CROWDED);
+        found = crowd.looked.is_some() && switches != crowd.switches && (crowd.late || is_crowded);
+        if found {
+            CROWDED_UNTIL.store(nanoseconds(now + CROWDED), Ordering::Relaxed);
         }
         crowd.switches = switches;
+        crowd.late = false;
         crowd.looked = Some(now);
-        CROWD.set(crowd);
     }
-    crowd.until.is_some_and(|until| now < until)
+    CROWD.set(crowd);
+    is_crowded || found
+}
+
+/// Called before the thread sleeps.
+fn sleeps() {
+    CROWD.set(Crowd {
+        round: None,
+        ..CROWD.get()
+    });
 }
 
 /// Pauses of a loop since the last activity: it spins, then sleeps for a quarter of
@@ -86,9 +122,10 @@ impl Backoff {
     pub(crate) fn pause(&mut self, longest: Duration) -> Option<Duration> {
         let now = Instant::now();
         let since = now - *self.since.get_or_insert(now);
-        if since < SPIN && !is_alone() && !is_crowded(now) {
+        if since < SPIN && !look_around(now) {
             return None;
         }
+        sleeps();
         Some((since / 4).clamp(SHORTEST, longest))
     }
 }
@@ -103,7 +140,10 @@ thread_local! {
         Cell::new(Idle {
             backoff: Backoff::NEW,
             last: None,
-            seen: 0,
+            turns: 0,
+            writes: 0,
+            driven: 0,
+            written: 0,
             queue: None,
             prompt: false,
         })
@@ -115,10 +155,16 @@ struct Idle {
     backoff: Backoff,
     /// When the last one ended.
     last: Option<Instant>,
-    /// Turns that had found something before the last poll ([`Waiters::turns`]).
-    seen: u32,
-    /// The queue of the last one: its device's number, and its handle.
-    queue: Option<(usize, u32)>,
+    /// Turns that had found something before the last poll began.
+    turns: u32,
+    /// Those that had written memory.
+    writes: u32,
+    /// Turns that polling threads had taken, the last poll included.
+    driven: u64,
+    /// Completions that were written to the queue before the last poll began.
+    written: u32,
+    /// The queue of the last one: where its completions are counted.
+    queue: Option<*const AtomicU32>,
     /// [`prompt`] has been called.
     prompt: bool,
 }
@@ -131,70 +177,69 @@ pub(crate) fn found() {
     });
 }
 
-/// Called when a poll of this thread has found nothing. Drives the devices; if that
-/// makes no progress, spins, then sleeps for lengthening intervals.
-pub(crate) fn idle(runner: &Runner, polled: Option<Polled>) {
-    if runner.turn() == Some(true) {
+/// Called when a poll of this thread has found nothing, in the queue to which `written`
+/// counts completions if it is known. Drives the devices; if that makes no progress,
+/// spins, then sleeps for lengthening intervals.
+pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
+    let turn = runner.take_turn();
+    if turn.is_some_and(|turn| turn.busy) {
         return found();
     }
-    let turns = runner.waiters().turns();
+    let driven = runner.driven();
+    let Waiters { turns, writes, .. } = runner.waiters();
     let mut idle = IDLE.get();
-    let queue = polled.as_ref().map(Polled::id);
-    let polled = polled.filter(|_| idle.queue == queue);
+    let queue = written.map(Arc::as_ptr);
     if idle.last.is_none_or(|last| last.elapsed() >= GAP) {
         idle.backoff = Backoff::NEW;
     }
-    match idle.backoff.pause(LONGEST) {
-        None => std::hint::spin_loop(),
-        // A turn since the last poll may have brought what is waited for.
-        Some(_) if idle.seen != turns => {}
-        Some(limit) => {
-            if !idle.prompt {
-                idle.prompt = true;
-                prompt();
-            }
-            runner.wait(polled, turns, limit);
+    if let Some(limit) = idle.backoff.pause(LONGEST) {
+        // A thread that polls several queues waits for any turn that finds something.
+        let (count, seen) = match written {
+            Some(written) if idle.queue == queue => (written, idle.written),
+            _ => (turns, idle.turns),
+        };
+        // Who takes turns wakes this thread, unless it waits for frames. It need not look
+        // by itself if it has looked since its last doorbell.
+        let due = turn.and_then(|turn| {
+            let woken = !runner.has_link() || driven == idle.driven + 1;
+            (woken && is_crowded(Instant::now())).then(|| sooner(LONGEST, turn.due))
+        });
+        if !idle.prompt {
+            idle.prompt = true;
+            prompt();
         }
+        let until = Until {
+            count: Arc::clone(count),
+            seen,
+            writes: idle.writes,
+        };
+        runner.wait(until, due.unwrap_or(limit));
+    } else {
+        std::hint::spin_loop();
     }
+    idle.driven = driven;
     idle.queue = queue;
-    idle.seen = turns;
+    idle.turns = turns.load(Ordering::Acquire);
+    idle.writes = writes.load(Ordering::Acquire);
+    idle.written = written.map_or(0, |written| written.load(Ordering::Acquire));
     idle.last = Some(Instant::now());
     IDLE.set(idle);
 }
 
-/// A completion queue that a thread polls: its device and its handle there.
+/// What a thread waits for: that this count is not what it was, or that memory is
+/// written.
 #[derive(Clone)]
-pub(crate) struct Polled {
-    pub(crate) device: Arc<Device>,
-    pub(crate) handle: u32,
+pub(crate) struct Until {
+    count: Arc<AtomicU32>,
+    seen: u32,
+    /// Turns that had written memory.
+    writes: u32,
 }
 
-impl Polled {
-    fn id(&self) -> (usize, u32) {
-        (self.device.number(), self.handle)
-    }
-
-    /// Returns how many completions were written to it.
-    fn written(&self) -> Option<u32> {
-        self.device.lock().written(self.handle)
-    }
-}
-
-/// A thread that waits for completions.
-struct Waiting {
-    thread: Thread,
-    /// `None` for any turn that finds something, as for a thread that polls several
-    /// queues.
-    polled: Option<Polled>,
-    /// When it began to wait.
-    written: Option<u32>,
-}
-
-impl Waiting {
-    /// Returns whether there is something to poll.
-    fn is_over(&self) -> bool {
-        let polled = self.polled.as_ref();
-        polled.is_none_or(|polled| polled.written().is_none_or(|now| Some(now) != self.written))
+impl Until {
+    fn is_over(&self, writes: &AtomicU32) -> bool {
+        self.count.load(Ordering::Acquire) != self.seen
+            || writes.load(Ordering::Acquire) != self.writes
     }
 }
 
@@ -202,65 +247,60 @@ impl Waiting {
 #[derive(Default)]
 pub(crate) struct Waiters {
     /// Number of turns that have found something; it wraps.
-    turns: AtomicU32,
-    count: AtomicUsize,
-    threads: Mutex<Vec<Waiting>>,
+    turns: Arc<AtomicU32>,
+    /// Number of those that wrote memory for remote operations; it wraps.
+    writes: AtomicU32,
+    waiting: AtomicUsize,
+    threads: Mutex<Vec<(Thread, Until)>>,
 }
 
 impl Waiters {
-    /// Returns the number of turns that have found something.
-    pub(crate) fn turns(&self) -> u32 {
-        self.turns.load(Ordering::SeqCst)
-    }
-
-    /// Sleeps until a turn has written completions to the queue, or, for `None`, has
-    /// found something; or the time is up. The queue was found empty when `turns` turns
-    /// had found something.
-    pub(crate) fn wait(&self, polled: Option<Polled>, turns: u32, limit: Duration) {
+    /// Sleeps until a turn has brought it, or the time is up.
+    pub(crate) fn wait(&self, until: Until, limit: Duration) {
         let me = thread::current();
-        let written = polled.as_ref().and_then(Polled::written);
-        self.lock().push(Waiting {
-            thread: me.clone(),
-            polled,
-            written,
-        });
-        // Before the number of turns is read: either this sees a turn, or the turn sees
-        // this.
-        self.count.fetch_add(1, Ordering::SeqCst);
-        if self.turns() == turns {
+        self.lock().push((me.clone(), until.clone()));
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // With that of `wake`: either this sees the count changed, or the turn sees this.
+        fence(Ordering::SeqCst);
+        if !until.is_over(&self.writes) {
             thread::park_timeout(limit);
         }
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        self.lock().retain(|it| it.thread.id() != me.id());
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.lock().retain(|(thread, _)| thread.id() != me.id());
     }
 
-    /// Counts a turn, and wakes those who have something to poll.
-    pub(crate) fn wake(&self) {
-        self.turns.fetch_add(1, Ordering::SeqCst);
-        if self.count.load(Ordering::SeqCst) == 0 {
+    /// Counts a turn that has found something, or has also written memory, and wakes the
+    /// threads that wait for it.
+    pub(crate) fn wake(&self, wrote: bool) {
+        self.turns.fetch_add(1, Ordering::Release);
+        self.writes.fetch_add(wrote.into(), Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let mut threads = self.lock();
-        let mut at = 0;
-        while at < threads.len() {
-            match threads[at].is_over() {
-                true => threads.swap_remove(at).thread.unpark(),
-                false => at += 1,
+        let mut woken = Vec::new();
+        self.lock().retain(|(thread, until)| {
+            let is_over = until.is_over(&self.writes);
+            if is_over {
+                woken.push(thread.clone());
             }
-        }
+            !is_over
+        });
+        // One that wakes may run at once, in this one's place.
+        woken.iter().for_each(Thread::unpark);
     }
 
     /// Wakes one, whatever it waits for.
     pub(crate) fn wake_one(&self) {
-        if self.count.load(Ordering::SeqCst) != 0 {
+        if self.waiting.load(Ordering::Relaxed) != 0 {
             let one = self.lock().pop();
-            if let Some(one) = one {
-                one.thread.unpark();
+            if let Some((one, _)) = one {
+                one.unpark();
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Thread, Until)>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,8 @@
 //! The HCA: registers, engine, transport and port combined.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use crate::bits::{get32, put_bytes};
 use crate::command::queue::{self, LOG_SIZE, LOG_STRIDE};
@@ -253,10 +255,10 @@ impl<P: Platform> Hca<P> {
         fetched + usize::from(posted)
     }
 
-    /// Returns how many completions were written to a completion queue; the number
-    /// wraps.
-    pub fn completions_written(&self, cqn: u32) -> Option<u32> {
-        self.core.cqs.get(cqn).map(|cq| cq.producer)
+    /// Returns the count of completions that were written to a completion queue, which
+    /// goes on counting; it wraps.
+    pub fn completions_written(&self, cqn: u32) -> Option<Arc<AtomicU32>> {
+        self.core.cqs.get(cqn).map(|cq| Arc::clone(&cq.written))
     }
 
     /// Returns the address of the doorbell records of a completion queue.

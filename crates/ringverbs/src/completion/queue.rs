@@ -265,7 +265,7 @@ impl fmt::Debug for Shared {
 /// is [`SharedCompletionQueue`](crate::SharedCompletionQueue).
 ///
 /// An embedded device is run by the process's threads: there an empty poll drives
-/// the device, and a loop of empty polls sleeps for up to 2 ms at a time
+/// the device, and a loop of empty polls sleeps for up to 5 ms at a time
 /// (a shared queue under its lock), unless the caller drives the device
 /// (`ringverbs_embedded::Drive::Caller`).
 ///

@@ -1,5 +1,7 @@
 //! Completion queue commands.
 
+use std::sync::Arc;
+
 use super::OP_MOD;
 use super::load::number;
 use super::resource::created;
@@ -123,6 +125,7 @@ impl<P: Platform> Core<P> {
             doorbell,
             ignore_overrun: IGNORE_OVERRUN.is_set(context),
             producer: 0,
+            written: Arc::default(),
             consumer: 0,
             armed: Armed::No,
             solicited: 0,

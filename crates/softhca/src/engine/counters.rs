@@ -71,6 +71,8 @@ pub struct Stats {
     pub receive_requests: u64,
     pub bytes_gathered: u64,
     pub bytes_scattered: u64,
+    /// Packets of remote writes and atomics that were carried out.
+    pub remote_writes: u64,
     pub ethernet_sent: u64,
     pub ethernet_received: u64,
     pub ethernet_dropped: u64,
@@ -102,6 +104,7 @@ impl Stats {
             receive_requests,
             bytes_gathered,
             bytes_scattered,
+            remote_writes,
             ethernet_sent,
             ethernet_received,
             ethernet_dropped,

@@ -1,5 +1,8 @@
 //! Completion queues.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::buffer::Buffer;
 use super::compression::Session;
 use super::core::Core;
@@ -74,6 +77,8 @@ pub(crate) struct Cq {
     /// Overruns are not detected; the driver prevents them.
     pub(crate) ignore_overrun: bool,
     pub(crate) producer: u32,
+    /// The producer index, for threads that wait for completions.
+    pub(crate) written: Arc<AtomicU32>,
     /// Consumer index, as last read from the doorbell record or the arm doorbell.
     pub(crate) consumer: u32,
     pub(crate) armed: Armed,
@@ -224,6 +229,7 @@ impl<P: Platform> Core<P> {
             return;
         };
         cq.producer = cq.producer.wrapping_add(count);
+        cq.written.store(cq.producer, Ordering::Release);
         self.stats.cqes += u64::from(count);
         if notable {
             cq.solicited = cq.producer;

@@ -538,6 +538,7 @@ impl<P: Platform> Host for Core<P> {
     ) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
         self.stats.bytes_scattered += data.len() as u64;
+        self.stats.remote_writes += 1;
         let side = Side {
             qpn: target.qpn,
             requests: false,
@@ -577,6 +578,7 @@ impl<P: Platform> Host for Core<P> {
             Ok(())
         });
         self.paged(found)?;
+        self.stats.remote_writes += 1;
         let place = place.ok_or(Fault::Protection)?;
         let little = self.little_endian_atomics();
         let number = |bytes: [u8; 8]| {
