@@ -162,12 +162,15 @@ fn pair(directory: &Folder, hosts: [&Host; 2], port: Option<u16>, lines: [&str; 
         }
         sleep(Duration::from_millis(50));
     };
-    assert!(
-        asked.status.success() || has_ended_late(&asked),
-        "{client}: {asked:?}"
-    );
+    let asked_well = asked.status.success() || has_ended_late(&asked);
+    if !asked_well && serving.is_running() {
+        let _ = serving.0.as_mut().map(Child::kill);
+    }
     let served = finish(serving.0.take().unwrap());
-    assert!(served.status.success(), "{server}: {served:?}");
+    assert!(
+        asked_well && served.status.success(),
+        "{client}: {asked:?}\n{server}: {served:?}"
+    );
 }
 
 const PROGRAMS: [&str; 9] = [
