@@ -1,6 +1,7 @@
 //! Waiting for an embedded device: a thread spins, then sleeps.
 
 use std::cell::Cell;
+use std::fs;
 use std::mem::size_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -85,7 +86,11 @@ fn look_around(now: Instant) -> bool {
     if crowd.looked.is_none_or(|looked| now - looked >= LOOK) {
         let usage = getrusage(UsageWho::RUSAGE_THREAD);
         let switches = usage.map_or(0, |usage| usage.involuntary_context_switches());
-        found = crowd.looked.is_some() && switches != crowd.switches && (crowd.late || is_crowded);
+        found = match crowd.looked {
+            // Nothing is known of this thread yet.
+            None => has_queue(),
+            Some(_) => switches != crowd.switches && (crowd.late || is_crowded),
+        };
         if found {
             CROWDED_UNTIL.store(nanoseconds(now + CROWDED), Ordering::Relaxed);
         }
@@ -95,6 +100,18 @@ fn look_around(now: Instant) -> bool {
     }
     CROWD.set(crowd);
     is_crowded || found
+}
+
+/// Returns whether threads wait for processors of the host, by `/proc/loadavg` ("5/121"
+/// in its fourth place: 5 are running or wait). In a container those are all processors.
+fn has_queue() -> bool {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let fourth = text.split(' ').nth(3).and_then(|it| it.split_once('/'));
+    let runnable = fourth.and_then(|(runnable, _)| runnable.parse().ok());
+    // SAFETY: no memory is passed.
+    let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    // One may be about to sleep.
+    runnable.is_some_and(|runnable: i64| processors > 0 && runnable > processors + 1)
 }
 
 /// Called before the thread sleeps.
