@@ -76,7 +76,7 @@ struct Pending {
 pub struct Hca<P: Platform> {
     pub(crate) core: Core<P>,
     pub(crate) transport: Transport<Local>,
-    port: Port,
+    port: Arc<Port>,
     pool: Pool,
     /// Ethernet send queues that may have WQEs to process.
     pub(crate) rung: Vec<u32>,
@@ -102,9 +102,12 @@ impl<P: Platform> Hca<P> {
         fabric: &crate::fabric::Fabric,
         pool: Pool,
     ) -> Hca<P> {
+        let port = Arc::new(fabric.port(settings.port()));
+        let mut transport = Transport::new(pool.clone());
+        transport.set_loopback(Arc::clone(&port));
         Hca {
-            port: fabric.port(settings.port()),
-            transport: Transport::new(pool.clone()),
+            port,
+            transport,
             core: Core::new(platform, settings),
             pool,
             rung: Vec::new(),

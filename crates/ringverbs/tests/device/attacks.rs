@@ -54,20 +54,22 @@ fn local_key_gives_peers_no_access() {
 /// its key, become a buffer's.
 #[test]
 fn writes_under_way_do_not_outlive_their_region() {
+    /// All writes take a device several turns, between which it carries out commands.
+    const LONG: usize = 4 * LENGTH;
     let access = AccessFlags::REMOTE_WRITE;
     // rdma_rxe of Linux 6.1 carries writes out while they are posted.
     let mut refused = usize::from(is_rxe(&context()));
     for round in 0..40 {
         let mut pair = Pair::new(Transport::Reliable);
-        let region = pair.domain.alloc_remote(LENGTH, access).unwrap();
+        let region = pair.domain.alloc_remote(LONG, access).unwrap();
         let there = region.key();
         for token in 0..8 {
-            let data = pair.filled(&[1; LENGTH]);
+            let data = pair.filled(&[1; LONG]);
             pair.a.write(data, there, token).unwrap();
         }
         thread::sleep(Duration::from_micros(20 * round));
         region.close().unwrap();
-        let victims: Vec<_> = (0..4).map(|_| owned(&pair, LENGTH)).collect();
+        let victims: Vec<_> = (0..4).map(|_| owned(&pair, LONG)).collect();
         for done in pair.wait(8) {
             refused += usize::from(done.result.is_err());
         }

@@ -186,6 +186,17 @@ impl Port {
             .unwrap_or(0)
     }
 
+    /// The configuration, if frames that this port sends to itself arrive at once and
+    /// unchanged, and nobody looks at them.
+    #[must_use]
+    pub fn unobserved(&self) -> Option<PortConfig> {
+        let net = self.fabric.lock();
+        let port = &net.ports[self.index];
+        let seen = net.capture.is_some() || net.tap.is_some();
+        let plain = port.up && port.faults == Faults::default() && !seen;
+        plain.then_some(port.config)
+    }
+
     /// Sets a function that is called, without locks held, by a thread that sent a
     /// frame to this port or changed its link.
     pub fn set_waker(&self, waker: impl Fn() + Send + Sync + 'static) {

@@ -321,9 +321,8 @@ impl Net {
     /// The InfiniBand port that has this LID.
     fn port_of(&self, lid: u16) -> Option<usize> {
         self.ports.iter().position(|p| {
-            let mask = u16::MAX << p.config.lmc.min(7);
             let lids = p.config.kind == LinkKind::Ib && !p.gone && !p.uplink;
-            lids && p.config.lid & mask == lid & mask
+            lids && p.config.has_lid(lid)
         })
     }
 

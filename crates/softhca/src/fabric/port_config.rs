@@ -1,7 +1,7 @@
 //! Configuration of a port.
 
 use super::subnet;
-use crate::packet::{LinkKind, Mac};
+use crate::packet::{Link, LinkKind, Mac};
 
 /// Default of [`PortConfig::queue`].
 const DEFAULT_QUEUE: usize = 16 * 1024;
@@ -49,5 +49,20 @@ impl PortConfig {
             mac,
             queue: DEFAULT_QUEUE,
         }
+    }
+
+    /// Returns whether a frame with these addresses is for this port alone.
+    #[must_use]
+    pub fn is_destination(&self, link: Link) -> bool {
+        match link {
+            Link::Ib { dlid, .. } => self.kind == LinkKind::Ib && self.has_lid(dlid),
+            Link::Ether { dmac, .. } => self.kind == LinkKind::Ethernet && self.mac == dmac,
+        }
+    }
+
+    /// Returns whether a LID is one of this port's.
+    pub(super) fn has_lid(&self, lid: u16) -> bool {
+        let mask = u16::MAX << self.lmc.min(7);
+        self.lid & mask == lid & mask
     }
 }

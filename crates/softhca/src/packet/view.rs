@@ -3,7 +3,7 @@
 use super::header::{Aeth, AtomicEth, BTH, Bth, DCETH, DcEth, Deth, ICRC, Reth, u32_at};
 use super::icrc::icrc;
 use super::opcode::{Class, Opcode, Traits};
-use super::path::{LinkKind, Network, NotPacket};
+use super::path::{L3, Link, LinkKind, Network, NotPacket};
 use super::pool::Packet;
 
 /// Reasons for rejecting a frame.
@@ -56,6 +56,31 @@ impl<'a> View<'a> {
     #[inline]
     pub(crate) fn again(packet: &'a Packet) -> Result<Self, Refused> {
         Self::parse(packet.kind(), packet.frame(), false)
+    }
+
+    /// Returns a packet that was never in a frame.
+    #[inline]
+    pub(crate) fn looped_back(
+        link: Link,
+        l3: L3,
+        bth: Bth,
+        extended: &'a [u8],
+        payload: &'a [u8],
+    ) -> Self {
+        Self {
+            frame: &[],
+            network: Network {
+                link,
+                l3,
+                l3_at: 0,
+                bth_at: 0,
+                end: 0,
+            },
+            bth,
+            opcode: Opcode::decode(bth.opcode),
+            extended,
+            payload,
+        }
     }
 
     #[inline]

@@ -75,7 +75,13 @@ impl<L> Qp<L> {
     }
 
     /// Acknowledges all PSNs before `end`, up to the first missing response.
-    fn acknowledge<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64, end: Psn) {
+    pub fn acknowledge<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+        end: Psn,
+    ) {
         if self.recovers {
             return self.acknowledged(host, io, now, end);
         }

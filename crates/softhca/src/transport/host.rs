@@ -36,6 +36,15 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Returns whether the peer takes a receive for it.
+    #[must_use]
+    pub fn takes_receive(self) -> bool {
+        matches!(
+            self,
+            Self::Send | Self::SendImm | Self::SendInvalidate | Self::WriteImm
+        )
+    }
+
     /// Returns whether the peer responds with data.
     #[inline]
     #[must_use]

@@ -66,6 +66,8 @@ pub(super) struct Io {
     /// The peer may not have had the time to respond; see
     /// [`Transport::set_patient`](super::Transport::set_patient).
     pub patient: bool,
+    /// Payload of the request that is handed over without a packet: the largest MTU.
+    pub payload: Box<[u8]>,
     /// Held by each packet that is kept until an earlier one arrives.
     pub kept: Arc<()>,
 }

@@ -14,6 +14,7 @@
 //! | `congestion` | congestion marks, and the rate and window that answer them and losses |
 //! | `responder` | requests in order, duplicates, responses |
 //! | `datagram` | UD |
+//! | `loopback` | requests to a queue pair of the same HCA, without packets |
 //! | `dynamic` | DC: requester and responder with peers that change |
 //!
 //! The loop of an HCA calls [`Transport::ring`] for doorbells, [`Transport::receive`]
@@ -30,6 +31,7 @@ mod host;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
 mod io;
+mod loopback;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod model;
 mod qp;
@@ -54,7 +56,8 @@ pub use host::{
 };
 pub use io::Counters;
 
-use crate::packet::{CNP, Class, Gid, MULTICAST_QPN, Packet, Pool, Refused, Traits, View};
+use crate::fabric::Port;
+use crate::packet::{CNP, Class, Gid, MULTICAST_QPN, Mtu, Packet, Pool, Refused, Traits, View};
 use io::Io;
 use qp::Qp;
 use recovery::After;
@@ -106,6 +109,8 @@ pub struct Transport<L> {
     groups: Vec<(Gid, u32)>,
     aliases: [Option<u32>; 2],
     lossy: bool,
+    /// The own port, if requests to it may go without packets.
+    home: Option<Arc<Port>>,
 }
 
 impl<L> Transport<L> {
@@ -120,9 +125,11 @@ impl<L> Transport<L> {
                 counters: Counters::default(),
                 now: 0,
                 patient: false,
+                payload: vec![0; Mtu::B4096.bytes() as usize].into_boxed_slice(),
                 kept: Arc::default(),
             },
             lossy: false,
+            home: None,
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             groups: Vec::new(),
@@ -188,6 +195,28 @@ impl<L> Transport<L> {
     /// for networks that lose packets by themselves.
     pub fn set_lossy(&mut self, lossy: bool) {
         self.lossy = lossy;
+    }
+
+    /// Sets the own port. Requests from one queue pair to another here are made without
+    /// packets as long as it is [`Port::unobserved`].
+    pub fn set_loopback(&mut self, home: Arc<Port>) {
+        self.home = Some(home);
+    }
+
+    /// Removes the queue pair at the other end, if the next request may be handed over to
+    /// it.
+    fn take_peer<H: Host<Local = L>>(&mut self, host: &mut H, qpn: u32) -> Option<Box<Qp<L>>> {
+        if !self.qps.get_mut(&qpn)?.takes_no_receive(host) {
+            return None;
+        }
+        let qp = self.qps.get(&qpn)?;
+        let number = qp.config.remote_qpn;
+        let peer = self.qps.get(&number).filter(|_| number != qpn)?;
+        let home = self.home.as_ref()?.unobserved()?;
+        match qp.loops_back_to(peer, &home) {
+            true => self.qps.remove(&number),
+            false => None,
+        }
     }
 
     /// Lets a stream of a DC initiator continue after an error. Returns whether it was
@@ -396,6 +425,7 @@ impl<L> Transport<L> {
             let Some(qpn) = self.ready.pop_front() else {
                 return false;
             };
+            let mut peer = self.take_peer(host, qpn);
             let Some(qp) = self.qps.get_mut(&qpn) else {
                 continue;
             };
@@ -403,7 +433,7 @@ impl<L> Transport<L> {
             for step in 0..TURN.min(left) {
                 let more = qp.reply_step(host, &mut self.io)
                     || qp.flush_one(host)
-                    || qp.request_step(host, &mut self.io, now) == Step::Done;
+                    || qp.request_step(host, &mut self.io, now, peer.as_deref_mut()) == Step::Done;
                 if !more {
                     // A turn without a step counts as well, so that the loop ends.
                     left -= usize::from(step == 0);
@@ -412,6 +442,10 @@ impl<L> Transport<L> {
                 left -= 1;
             }
             schedule(qp, &mut self.ready, &mut self.timers);
+            if let Some(mut peer) = peer {
+                schedule(&mut peer, &mut self.ready, &mut self.timers);
+                self.qps.insert(peer.number, peer);
+            }
         }
         !self.ready.is_empty()
     }

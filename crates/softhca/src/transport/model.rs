@@ -2,6 +2,7 @@
 //! and queues that the caller fills.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::{
     Access, AtomicOp, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, Queue, RecvDone,
@@ -273,7 +274,7 @@ pub struct Hca {
     /// The engine.
     pub host: Model,
     /// The port.
-    pub port: Port,
+    pub port: Arc<Port>,
     /// Index of the HCA, from 0.
     pub index: usize,
     kind: LinkKind,
@@ -380,10 +381,10 @@ impl World {
                     memory: vec![0; memory],
                     ..Model::default()
                 },
-                port: fabric.port(match kind {
+                port: Arc::new(fabric.port(match kind {
                     LinkKind::Ib => PortConfig::ib(index as u16 + 1),
                     LinkKind::Ethernet => PortConfig::ethernet(Hca::mac(index)),
-                }),
+                })),
                 index,
                 kind,
                 inbox: VecDeque::new(),

@@ -6,7 +6,7 @@ use super::congestion::Congestion;
 use super::host::{Fault, Host, QpEvent, RecvDone, RecvWork, SendDone, Status};
 use super::io::LIMIT_MESSAGE;
 use super::state::{Initiator, Peers, Requester, Responder};
-use crate::packet::{Bth, Class, Link, Opcode, Psn, Template, View};
+use crate::packet::{Bth, Class, Gid, Link, Opcode, Psn, Template, View};
 
 /// A queue pair.
 pub(super) struct Qp<L> {
@@ -249,15 +249,18 @@ impl<L> Qp<L> {
 
     /// Returns whether a packet may have come from the connected peer.
     pub fn is_from_peer(&self, view: &View<'_>) -> bool {
+        self.is_connected_to(view.network.link, view.network.sgid(view.frame))
+    }
+
+    /// Returns whether the connected peer may send packets with these addresses.
+    pub fn is_connected_to(&self, link: Link, sgid: Option<Gid>) -> bool {
         let Some(path) = &self.config.path else {
             return true;
         };
-        match (path.link, view.network.link) {
+        match (path.link, link) {
             // The low bits of a LID are path bits (LMC) and may differ.
             (Link::Ib { dlid, .. }, Link::Ib { slid, .. }) => dlid & !0x7f == slid & !0x7f,
-            (Link::Ether { .. }, Link::Ether { .. }) => {
-                path.grh.map(|g| g.dgid) == view.network.sgid(view.frame)
-            }
+            (Link::Ether { .. }, Link::Ether { .. }) => path.grh.map(|g| g.dgid) == sgid,
             _ => false,
         }
     }

@@ -12,7 +12,7 @@ use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, Status};
 use super::io::Io;
 use super::qp::Qp;
 use super::state::{LIMIT_WORKS, Pending};
-use crate::packet::{AtomicEth, PacketBuilder, Psn, Reth, op};
+use crate::packet::{AtomicEth, Bth, DCETH, PacketBuilder, Psn, Reth, op};
 
 /// Time before absent memory is tried again, in nanoseconds.
 const PAGE_WAIT: u64 = 100_000;
@@ -27,12 +27,14 @@ pub(super) enum Step {
 }
 
 impl<L> Qp<L> {
-    /// Sends one packet, or performs one local operation.
+    /// Sends one packet, or performs one local operation. `peer` is the queue pair at the
+    /// other end, if requests may be handed over to it.
     pub fn request_step<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
         now: u64,
+        peer: Option<&mut Self>,
     ) -> Step {
         if !self.state.sends() {
             return Step::Idle;
@@ -78,9 +80,21 @@ impl<L> Qp<L> {
         }
         match self.config.service {
             Service::Ud => self.send_datagram(host, io, now),
-            _ => self.send_connected(host, io, now),
+            _ => self.send_connected(host, io, now, peer),
         }
         Step::Done
+    }
+
+    /// Returns whether there is a work request to continue with, for which the peer takes
+    /// no receive.
+    pub fn takes_no_receive<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
+        self.stop_if_due(host);
+        self.state.sends()
+            && (self.req.cursor < self.req.works.len() || self.take(host))
+            && !self.req.works[self.req.cursor]
+                .work
+                .operation
+                .takes_receive()
     }
 
     /// Stops sending before the next work request, if the engine wants that.
@@ -198,14 +212,29 @@ impl<L> Qp<L> {
         self.complete(host);
     }
 
-    fn send_connected<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
+    fn send_connected<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+        peer: Option<&mut Self>,
+    ) {
         let psn = self.req.send_psn;
         let cursor = self.req.cursor;
         if self.template.is_none() {
             self.req.works[cursor].done = Some(Status::LocalQpOperation);
             return;
         }
-        match self.emit(host, io, cursor, psn, None) {
+        // What takes a receive goes by packets: without a pause between them a sender
+        // overtakes a receiver that posts again what it has received, and waits for the
+        // RNR timer.
+        let takes_receive = self.req.works[cursor].work.operation.takes_receive();
+        let mut peer = peer.filter(|peer| !takes_receive && peer.expects(psn));
+        let sent = match &mut peer {
+            Some(peer) => self.hand_over(host, io, peer, cursor, psn),
+            None => self.emit(host, io, cursor, psn, None),
+        };
+        match sent {
             Ok(()) => {}
             Err(Fault::Absent) => {
                 self.wait_for_page(now);
@@ -254,6 +283,9 @@ impl<L> Qp<L> {
             self.req.una = self.req.send_psn;
             self.complete(host);
         }
+        if let Some(peer) = peer {
+            self.take_acknowledgement(host, io, now, peer);
+        }
     }
 
     /// Sends the request packet of a work request at a PSN. One that is repeated alone
@@ -266,20 +298,32 @@ impl<L> Qp<L> {
         psn: Psn,
         repeated: Option<Psn>,
     ) -> Result<(), Fault> {
-        let mtu = self.config.mtu;
-        let flight = self.req.flight();
+        let request = self.request_packet(at, psn, repeated);
         let Some(template) = &self.template else {
             return Err(Fault::Protection);
         };
+        let mut builder = PacketBuilder::new(&io.pool, template, request.bth, request.payload);
+        builder.put(request.headers());
+        if request.payload != 0 {
+            let local = &mut self.req.works[at].work.local;
+            let space = builder.space(request.payload);
+            host.gather(self.number, local, request.offset, space)?;
+        }
+        io.send(builder.finish());
+        Ok(())
+    }
+
+    /// Returns the request packet of a work request at a PSN; see [`Qp::emit`].
+    pub fn request_packet(&self, at: usize, psn: Psn, repeated: Option<Psn>) -> Request {
+        let mtu = self.config.mtu;
+        let flight = self.req.flight();
         let pending = &self.req.works[at];
+        let work = &pending.work;
         let index = psn.distance(pending.first).max(0) as u32;
         let offset = index << mtu.log2();
-        let rest = pending.work.length.saturating_sub(offset);
+        let rest = work.length.saturating_sub(offset);
         let first = index == 0;
-        let reliable = self.config.service.is_reliable();
-        let mut bth = self.bth(0, psn);
-        let class = self.class();
-        let (operation, payload, last) = match pending.work.operation {
+        let (operation, payload, last) = match work.operation {
             Operation::Read => (op::READ_REQUEST, 0, true),
             Operation::FetchAdd { .. } => (op::FETCH_ADD, 0, true),
             Operation::CompareSwap { .. } => (op::COMPARE_SWAP, 0, true),
@@ -288,84 +332,51 @@ impl<L> Qp<L> {
                 (position(other, first, last), rest.min(mtu.bytes()), last)
             }
         };
-        bth.opcode = class as u8 | operation;
-        bth.solicited = pending.work.solicited && last;
-        bth.ack_request = reliable
+        let mut bth = self.bth(operation, psn);
+        bth.solicited = work.solicited && last;
+        bth.ack_request = self.config.service.is_reliable()
             && (last
                 || flight + 1 >= self.req.window
                 || (index + 1) & self.req.ask_mask == 0
                 || repeated.is_some());
-        let mut builder = PacketBuilder::new(&io.pool, template, bth, payload as usize);
+        let mut request = Request::new(bth, offset, payload as usize);
         if self.config.service == Service::XrcInitiator {
-            builder.put(&(pending.work.xrc_srqn & 0xff_ffff).to_be_bytes());
+            request.put(&(work.xrc_srqn & 0xff_ffff).to_be_bytes());
         } else if self.config.service == Service::DcInitiator {
-            builder.put(&self.initiator.header(self.number, self.req.una).bytes());
+            request.put(&self.initiator.header(self.number, self.req.una).bytes());
         }
-        let work = &pending.work;
+        let (va, rkey) = (work.va, work.rkey);
+        let atomic = |compare, swap_add| AtomicEth {
+            va,
+            rkey,
+            swap_add,
+            compare,
+        };
         match work.operation {
             Operation::Read => {
-                let va = work.va.wrapping_add(u64::from(offset));
                 let length = match repeated {
                     Some(end) if end.before(pending.end()) => {
                         rest.min((end.distance(psn).max(0) as u32) << mtu.log2())
                     }
                     _ => rest,
                 };
-                builder.put(
-                    &Reth {
-                        va,
-                        rkey: work.rkey,
-                        length,
-                    }
-                    .bytes(),
-                );
+                let va = va.wrapping_add(u64::from(offset));
+                request.put(&Reth { va, rkey, length }.bytes());
             }
             Operation::Write | Operation::WriteImm if first => {
-                builder.put(
-                    &Reth {
-                        va: work.va,
-                        rkey: work.rkey,
-                        length: work.length,
-                    }
-                    .bytes(),
-                );
+                let length = work.length;
+                request.put(&Reth { va, rkey, length }.bytes());
             }
-            Operation::FetchAdd { add } => {
-                let (va, rkey) = (work.va, work.rkey);
-                builder.put(
-                    &AtomicEth {
-                        va,
-                        rkey,
-                        swap_add: add,
-                        compare: 0,
-                    }
-                    .bytes(),
-                );
-            }
+            Operation::FetchAdd { add } => request.put(&atomic(0, add).bytes()),
             Operation::CompareSwap { compare, swap } => {
-                let (va, rkey) = (work.va, work.rkey);
-                builder.put(
-                    &AtomicEth {
-                        va,
-                        rkey,
-                        swap_add: swap,
-                        compare,
-                    }
-                    .bytes(),
-                );
+                request.put(&atomic(compare, swap).bytes());
             }
             _ => {}
         }
         if last && has_imm(work.operation) {
-            builder.put(&work.imm.to_be_bytes());
+            request.put(&work.imm.to_be_bytes());
         }
-        if payload != 0 {
-            let local = &mut self.req.works[at].work.local;
-            let space = builder.space(payload as usize);
-            host.gather(self.number, local, offset, space)?;
-        }
-        io.send(builder.finish());
-        Ok(())
+        request
     }
 
     /// Completes ended work requests at the head of the queue, in order.
@@ -415,6 +426,42 @@ impl<L> Qp<L> {
                 return;
             }
         }
+    }
+}
+
+/// Longest extended headers of a request: of an atomic over a dynamic connection.
+const MOST_HEADERS: usize = DCETH + 28;
+
+/// A request packet.
+pub(super) struct Request {
+    pub bth: Bth,
+    extended: [u8; MOST_HEADERS],
+    extended_length: usize,
+    /// Where its payload is in the message, and the length of that.
+    pub offset: u32,
+    pub payload: usize,
+}
+
+impl Request {
+    fn new(bth: Bth, offset: u32, payload: usize) -> Self {
+        Self {
+            bth,
+            extended: [0; MOST_HEADERS],
+            extended_length: 0,
+            offset,
+            payload,
+        }
+    }
+
+    fn put(&mut self, header: &[u8]) {
+        let end = self.extended_length + header.len();
+        self.extended[self.extended_length..end].copy_from_slice(header);
+        self.extended_length = end;
+    }
+
+    /// Returns the extended headers.
+    pub fn headers(&self) -> &[u8] {
+        &self.extended[..self.extended_length]
     }
 }
 

@@ -7,6 +7,7 @@ mod dynamic;
 mod errors;
 mod flood;
 mod hostile;
+mod loopback;
 mod lossy;
 mod order;
 mod recovery;

@@ -1,0 +1,105 @@
+//! Loopback: requests to a queue pair of the same HCA, without packets, if the peer takes
+//! no receive for them.
+//!
+//! Requester and responder do what they do with packets, one after the other, and the
+//! state of both is the same afterwards. So packets carry whatever does not fit in here:
+//! read responses, NAKs, and acknowledgements after them.
+
+use super::config::Service;
+use super::host::{Fault, Host};
+use super::io::Io;
+use super::qp::Qp;
+use super::recovery::After;
+use super::state::Reply;
+use crate::fabric::PortConfig;
+use crate::packet::{Psn, View};
+
+impl<L> Qp<L> {
+    /// Returns whether `peer`, a queue pair of the same HCA, gets and accepts what this
+    /// one sends, and the other way round if it responds. Queue pairs with recovery or
+    /// congestion control stay with packets, which they keep and count.
+    pub fn loops_back_to(&self, peer: &Self, home: &PortConfig) -> bool {
+        let answers = match self.config.service {
+            Service::Rc => true,
+            Service::Uc => false,
+            _ => return false,
+        };
+        peer.config.service == self.config.service
+            && peer.state.receives()
+            && self.reaches(peer, home)
+            && (!answers || peer.reaches(self, home))
+            && !self.paces
+            && !peer.paces
+    }
+
+    /// Returns whether packets to the peer's address are for `other`, which accepts them.
+    fn reaches(&self, other: &Self, home: &PortConfig) -> bool {
+        let Some(path) = &self.config.path else {
+            return false;
+        };
+        self.config.remote_qpn == other.number
+            && home.is_destination(path.link)
+            && other.pkey_matches(self.config.pkey)
+            && other.is_connected_to(path.link, path.grh.map(|grh| grh.sgid))
+    }
+
+    /// Returns whether everything before this PSN has arrived: packets on the way are
+    /// duplicates.
+    pub fn expects(&self, psn: Psn) -> bool {
+        self.resp.expected == psn && self.state.receives()
+    }
+
+    /// Passes the request packet of a work request to the peer, which expects it.
+    pub fn hand_over<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        peer: &mut Self,
+        at: usize,
+        psn: Psn,
+    ) -> Result<(), Fault> {
+        let request = self.request_packet(at, psn, None);
+        let (Some(path), Some(template)) = (&self.config.path, &self.template) else {
+            return Err(Fault::Protection);
+        };
+        let mut buffer = std::mem::take(&mut io.payload);
+        let payload = &mut buffer[..request.payload];
+        let gathered = match payload.is_empty() {
+            true => Ok(()),
+            false => {
+                let local = &mut self.req.works[at].work.local;
+                host.gather(self.number, local, request.offset, payload)
+            }
+        };
+        if gathered.is_ok() {
+            io.counters.packets_sent += 1;
+            io.counters.packets_received += 1;
+            let l3 = template.l3().0;
+            let view = View::looped_back(path.link, l3, request.bth, request.headers(), payload);
+            // Queue pairs that keep packets do not get here.
+            let _: After = peer.request(host, io, &view);
+        }
+        io.payload = buffer;
+        gathered
+    }
+
+    /// Takes the peer's acknowledgement, unless a response before it is on the way.
+    pub fn take_acknowledgement<H: Host<Local = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+        peer: &mut Self,
+    ) {
+        let (Some(&Reply::Ack { psn, .. }), 1) =
+            (peer.resp.replies.front(), peer.resp.replies.len())
+        else {
+            return;
+        };
+        let end = psn.plus(1);
+        if self.oldest_awaiting(end).is_none() {
+            peer.resp.replies.clear();
+            self.acknowledge(host, io, now, end);
+        }
+    }
+}

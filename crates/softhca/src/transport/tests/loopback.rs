@@ -1,0 +1,260 @@
+//! Queue pairs of one HCA: what happens without packets is what happens with them.
+
+use super::*;
+use crate::packet::Link;
+use proptest::prelude::*;
+
+const SLOT: usize = 16 * 1024;
+const SLOTS: usize = 24;
+/// Memory that is sent, that is written, of reads, and of receives; a counter.
+const HERE: usize = 0;
+const THERE: usize = SLOTS * SLOT;
+const READ: usize = 2 * SLOTS * SLOT;
+const INTO: usize = 3 * SLOTS * SLOT;
+const COUNTER: usize = 4 * SLOTS * SLOT;
+
+#[derive(Clone, Debug)]
+enum Action {
+    Post(Operation, u32),
+    WrongKey,
+    TooLong,
+    Receive,
+    Turn,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let length = prop_oneof![0u32..100, 900u32..1100, 0u32..SLOT as u32];
+    let operation = prop_oneof![
+        Just(Operation::Send),
+        Just(Operation::SendImm),
+        Just(Operation::Write),
+        Just(Operation::Write),
+        Just(Operation::WriteImm),
+        Just(Operation::Read),
+        Just(Operation::Local),
+        (1u64..100).prop_map(|add| Operation::FetchAdd { add }),
+    ];
+    prop_oneof![
+        20 => (operation, length).prop_map(|(operation, length)| Action::Post(operation, length)),
+        1 => Just(Action::WrongKey),
+        1 => Just(Action::TooLong),
+        8 => Just(Action::Receive),
+        6 => Just(Action::Turn),
+    ]
+}
+
+fn one(kind: LinkKind, config: &QpConfig, loops_back: bool) -> World {
+    let memory = COUNTER + 8;
+    let mut world = World::new(1, kind, memory, 1);
+    world.connect((0, 100), (0, 200), config);
+    let hca = &mut world.hcas[0];
+    if loops_back {
+        hca.transport.set_loopback(Arc::clone(&hca.port));
+    }
+    open(hca, memory);
+    fill(&mut hca.host.memory, 5);
+    world
+}
+
+/// What can be seen of a queue pair: sends, receives, and events.
+type Seen = (
+    Vec<(u64, SendDone)>,
+    Vec<(u64, Status, u32, u32)>,
+    Vec<QpEvent>,
+);
+
+fn seen(hca: &mut Hca, qpn: u32) -> Seen {
+    let queues = hca.host.queues(qpn);
+    let received = |(id, done): &(u64, RecvDone)| (*id, done.status, done.length, done.imm);
+    (
+        queues.sent.clone(),
+        queues.received.iter().map(received).collect(),
+        queues.events.clone(),
+    )
+}
+
+fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) -> World {
+    let mut world = one(kind, config, loops_back);
+    // Without a receive, a message is lost on UC: at once or later.
+    let all = actions.len() as u64;
+    let mut receives = 0..all;
+    let receive = |hca: &mut Hca, number: u64| {
+        let slot = number as usize % SLOTS * SLOT;
+        hca.post_recv(200, number, INTO + slot, SLOT as u32);
+    };
+    if config.service == Service::Uc {
+        receives
+            .by_ref()
+            .for_each(|number| receive(&mut world.hcas[0], number));
+    }
+    for (id, action) in (0..).zip(actions) {
+        let slot = id as usize % SLOTS * SLOT;
+        let hca = &mut world.hcas[0];
+        match *action {
+            Action::Post(operation, length) => {
+                let (start, at) = match operation {
+                    Operation::Read => (READ + slot, HERE + slot),
+                    Operation::FetchAdd { .. } => (READ + slot, COUNTER),
+                    _ => (HERE + slot, THERE + slot),
+                };
+                let mut work = work(id, operation, start, length.max(8), at);
+                work.length = length;
+                work.imm = id as u32;
+                hca.post_send(100, work);
+            }
+            Action::WrongKey => {
+                let mut work = work(id, Operation::Write, HERE, 8, THERE);
+                work.rkey += 1;
+                hca.post_send(100, work);
+            }
+            Action::TooLong => {
+                let mut work = work(id, Operation::Send, HERE, 8, 0);
+                work.length = SLOT as u32 + 1;
+                hca.post_send(100, work);
+            }
+            Action::Receive => receives
+                .by_ref()
+                .take(1)
+                .for_each(|number| receive(hca, number)),
+            Action::Turn => drop(world.turn()),
+        }
+    }
+    receives.for_each(|number| receive(&mut world.hcas[0], number));
+    world.settle(SECOND);
+    world
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn loopback_is_as_with_packets(
+        actions in proptest::collection::vec(action(), 1..60),
+        unreliable in proptest::bool::ANY,
+        mtu in 1u8..=5,
+    ) {
+        let config = QpConfig {
+            service: if unreliable { Service::Uc } else { Service::Rc },
+            mtu: Mtu::from_code(mtu).unwrap(),
+            min_rnr_timer: 1,
+            ..QpConfig::default()
+        };
+        for kind in KINDS {
+            let mut worlds = [false, true].map(|how| run(kind, &actions, &config, how));
+            for qpn in [100, 200] {
+                let [with, without] = worlds.each_mut().map(|world| seen(&mut world.hcas[0], qpn));
+                prop_assert_eq!(with, without, "{:?} {}", kind, qpn);
+            }
+            let [with, without] = worlds.each_ref().map(|world| &world.hcas[0]);
+            prop_assert!(with.host.memory == without.host.memory, "{:?}: memory", kind);
+            prop_assert_eq!(with.transport.query(200).unwrap(), without.transport.query(200).unwrap());
+        }
+    }
+}
+
+#[test]
+fn writes_make_no_packets() {
+    for kind in KINDS {
+        let mut world = one(kind, &QpConfig::default(), true);
+        world.hcas[0].post_recv(200, 9, INTO, SLOT as u32);
+        for (id, operation) in [(1, Operation::Write), (2, Operation::Send)] {
+            world.hcas[0].post_send(100, work(id, operation, HERE, 10_000, THERE));
+            world.settle(SECOND);
+            let sent = world.hcas[0].port.counters().sent;
+            assert_eq!(sent > 0, operation == Operation::Send, "{kind:?}");
+        }
+        let hca = &mut world.hcas[0];
+        let sent = [(1, Status::Success), (2, Status::Success)];
+        assert_eq!(statuses(hca, 100), sent);
+        assert_eq!(recv_statuses(hca, 200), [(9, Status::Success)]);
+        let memory = &hca.host.memory;
+        assert!(memory[THERE..THERE + 10_000] == memory[HERE..HERE + 10_000]);
+        assert!(memory[INTO..INTO + 10_000] == memory[HERE..HERE + 10_000]);
+    }
+}
+
+/// A queue pair may be its own peer, and one that the peer does not accept stays with
+/// packets; so does one whose peer answers another.
+#[test]
+fn packets_carry_what_does_not_loop_back() {
+    let config = QpConfig::default();
+    for (own, strange) in [(true, false), (false, true), (false, false)] {
+        let mut world = one(LinkKind::Ib, &config, true);
+        let hca = &mut world.hcas[0];
+        let config = QpConfig {
+            path: Some(hca.path_to(0)),
+            remote_qpn: if own { 300 } else { 200 },
+            pkey: if strange { 0x8001 } else { config.pkey },
+            ..config.clone()
+        };
+        hca.transport.create(300, config.clone()).unwrap();
+        hca.raise(300, &config, 0);
+        hca.post_send(300, work(1, Operation::Write, HERE, 100, THERE));
+        world.settle(MS);
+        let hca = &mut world.hcas[0];
+        assert!(hca.port.counters().sent > 0);
+        let expected: &[_] = if own { &[(1, Status::Success)] } else { &[] };
+        assert_eq!(statuses(hca, 300), expected);
+        assert_eq!(hca.transport.counters().pkey_violations > 0, strange);
+    }
+}
+
+/// Frames go by the destination alone: one to the source's LID may be for another port.
+#[test]
+fn requests_to_another_port_make_packets() {
+    let mut world = one(LinkKind::Ib, &QpConfig::default(), true);
+    let hca = &mut world.hcas[0];
+    let mut path = hca.path_to(0);
+    if let Link::Ib { slid, dlid, .. } = &mut path.link {
+        (*slid, *dlid) = (*slid + 1, *dlid + 1);
+    }
+    let config = QpConfig {
+        path: Some(path),
+        remote_qpn: 200,
+        ..QpConfig::default()
+    };
+    hca.raise(100, &config, 0);
+    hca.post_send(100, work(1, Operation::Write, HERE, 100, THERE));
+    world.settle(MS);
+    let hca = &mut world.hcas[0];
+    assert!(hca.port.counters().discarded > 0);
+    assert_eq!(statuses(hca, 100), []);
+}
+
+/// Queue pairs for networks that lose packets count what they send, so they make packets.
+#[test]
+fn controlled_congestion_counts_packets() {
+    for service in [Service::Rc, Service::Uc] {
+        let mut world = World::new(1, LinkKind::Ethernet, COUNTER + 8, 1);
+        let hca = &mut world.hcas[0];
+        hca.transport.set_lossy(true);
+        hca.transport.set_loopback(Arc::clone(&hca.port));
+        let config = QpConfig {
+            service,
+            ..QpConfig::default()
+        };
+        world.connect((0, 100), (0, 200), &config);
+        let hca = &mut world.hcas[0];
+        open(hca, COUNTER + 8);
+        hca.post_send(100, work(1, Operation::Write, HERE, 10_000, THERE));
+        world.settle(SECOND);
+        let hca = &mut world.hcas[0];
+        assert_eq!(statuses(hca, 100), [(1, Status::Success)]);
+        assert!(hca.port.counters().sent >= 10, "{service:?}");
+    }
+}
+
+/// Writes behind a read are not acknowledged before its response has arrived.
+#[test]
+fn acknowledgements_stay_behind_read_responses() {
+    let mut world = one(LinkKind::Ib, &QpConfig::default(), true);
+    let hca = &mut world.hcas[0];
+    hca.post_send(100, work(0, Operation::Read, READ, 10_000, HERE));
+    for id in 1..100 {
+        hca.post_send(100, work(id, Operation::Write, HERE, 100, THERE));
+    }
+    world.settle(SECOND);
+    let hca = &mut world.hcas[0];
+    let all: Vec<_> = (0..100).map(|id| (id, Status::Success)).collect();
+    assert_eq!(statuses(hca, 100), all);
+    assert_eq!(hca.transport.counters().retransmitted, 0);
+}
