@@ -48,10 +48,10 @@ impl Embedded {
 
     pub(crate) fn open_file(&self) -> Result<RawFd> {
         let (file, fd) = ContextFile::new()?;
-        self.device
-            .lock()
-            .files
-            .insert(fd, File::Context(Box::new(file)));
+        let registers = file.map_registers()?;
+        let mut state = self.device.lock();
+        state.watch.context(file.id, registers);
+        state.files.insert(fd, File::Context(Box::new(file)));
         Ok(fd)
     }
 

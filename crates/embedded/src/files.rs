@@ -1,21 +1,23 @@
 //! Descriptors of a device: contexts and event files.
 
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
+use ring::ReadOnlyMapping;
 use uverbs::Errno;
 
 use crate::Result;
 use crate::event::EventFile;
 
 /// Bytes of a UAR.
-const UAR: usize = 4096;
+pub(crate) const UAR: usize = 4096;
 /// UARs of a context.
-const UARS: u32 = 8;
+pub(crate) const UARS: u32 = 8;
 /// Doorbell registers of a UAR for queue pairs.
 pub(crate) const PER_UAR: u32 = 2;
 /// Doorbell registers of a UAR in the numbering of registers.
@@ -42,9 +44,8 @@ pub(crate) enum File {
 /// An open device.
 #[derive(Debug)]
 pub(crate) struct ContextFile {
-    /// An in-memory file, mapped as the registers. Writes to them are ignored:
-    /// the doorbell records contain all information.
-    #[allow(dead_code, reason = "held to be open")]
+    /// An in-memory file, mapped as the registers. The doorbell records contain all that
+    /// is written to them.
     registers: OwnedFd,
     /// Unique among all opened devices, unlike the descriptor, which may be
     /// reused.
@@ -100,10 +101,13 @@ impl ContextFile {
     /// Opens a device. Returns it with its descriptor, which the file owns.
     pub(crate) fn new() -> Result<(Self, RawFd)> {
         let failed = |errno: nix::Error| Errno::new(errno as i32);
-        let registers =
-            memfd_create(c"ringverbs-registers", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let registers = memfd_create(c"ringverbs-registers", flags).map_err(failed)?;
         // Pages that are not used take no memory.
         ftruncate(&registers, Self::all() as i64).map_err(failed)?;
+        // The program has the descriptor; the device reads what is mapped.
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        fcntl(&registers, FcntlArg::F_ADD_SEALS(seals)).map_err(failed)?;
         let fd = registers.as_raw_fd();
         let file = Self {
             registers,
@@ -125,6 +129,12 @@ impl ContextFile {
     fn all() -> usize {
         let page = mmap_rs::MmapOptions::page_size();
         page * (FIRST_SLOT + UAR_SLOTS) as usize
+    }
+
+    /// Maps the registers that a context has from the beginning.
+    pub(crate) fn map_registers(&self) -> Result<ReadOnlyMapping> {
+        let mapped = ReadOnlyMapping::new(self.registers.as_fd(), 0, Self::length());
+        mapped.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::ENOMEM)))
     }
 
     /// Returns the length of the registers that a context has from the beginning.

@@ -320,6 +320,7 @@ impl State {
         let Some(File::Context(context)) = self.files.remove(&fd) else {
             return;
         };
+        self.watch.forget_context(context.id);
         let domain = (context.transport_domain)
             .map(|domain| Input::about(op::DEALLOC_TRANSPORT_DOMAIN, domain));
         let uar = (context.uar).map(|uar| Input::about(op::DEALLOC_UAR, uar));

@@ -350,6 +350,7 @@ impl State {
         if !self.has_thread {
             return;
         }
+        self.watch.look_everywhere();
         for _ in 0..LAST_TURNS {
             if !self.turn() {
                 break;
