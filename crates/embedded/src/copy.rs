@@ -141,6 +141,50 @@ unsafe fn store_bytes(to: *mut u8, from: &[u8]) {
     }
 }
 
+/// Returns whether [`copy`] divides both ranges in the same places, and they have no
+/// memory in common.
+#[inline]
+pub(crate) fn has_common_parts(from: *mut u8, to: *mut u8, length: usize) -> bool {
+    let distance = from.addr().abs_diff(to.addr());
+    distance % blocks::ALIGNMENT == 0 && distance >= length
+}
+
+/// Copies within memory of the program.
+///
+/// # Safety
+/// As [`load`] and [`store`]; [`has_common_parts`].
+#[inline]
+pub(crate) unsafe fn copy(from: *mut u8, to: *mut u8, length: usize) {
+    let parts = Parts::new(to, length);
+    // Bytes and words before the blocks, and after them.
+    let before = parts.head + parts.words;
+    let after = before + parts.blocks;
+    // SAFETY: by contract; both addresses are aligned for blocks after `before`.
+    unsafe {
+        copy_edge(from, to, before);
+        blocks::copy(from.add(before), to.add(before), parts.blocks);
+        copy_edge(from.add(after), to.add(after), length - after);
+    }
+}
+
+/// Copies less than a block before or after blocks.
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+unsafe fn copy_edge(from: *mut u8, to: *mut u8, length: usize) {
+    let mut buffer = [0; blocks::SIZE + blocks::ALIGNMENT];
+    let bytes = &mut buffer[..length];
+    if bytes.is_empty() {
+        return;
+    }
+    // SAFETY: by contract.
+    unsafe {
+        load(from, bytes);
+        store(to, bytes);
+    }
+}
+
 /// Copies of blocks by instructions that access 16 aligned bytes at once. Each aligned
 /// word of memory is accessed whole: Intel and AMD promise it of processors with AVX for
 /// all 16 bytes, and those without access 8 bytes at once.
@@ -172,6 +216,37 @@ mod blocks {
                     "movdqu [{to} + 48], {d}",
                     from = in(reg) from.add(number * SIZE),
                     to = in(reg) to.as_mut_ptr(),
+                    a = out(xmm_reg) _,
+                    b = out(xmm_reg) _,
+                    c = out(xmm_reg) _,
+                    d = out(xmm_reg) _,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    }
+
+    /// Copies blocks within memory of the program.
+    ///
+    /// # Safety
+    /// As [`copy`](super::copy). Both addresses must be aligned, and the length a number
+    /// of blocks.
+    #[inline]
+    pub(super) unsafe fn copy(from: *mut u8, to: *mut u8, length: usize) {
+        for at in (0..length).step_by(SIZE) {
+            // SAFETY: by contract; the instructions read and write one block.
+            unsafe {
+                asm!(
+                    "movdqa {a}, [{from}]",
+                    "movdqa {b}, [{from} + 16]",
+                    "movdqa {c}, [{from} + 32]",
+                    "movdqa {d}, [{from} + 48]",
+                    "movdqa [{to}], {a}",
+                    "movdqa [{to} + 16], {b}",
+                    "movdqa [{to} + 32], {c}",
+                    "movdqa [{to} + 48], {d}",
+                    from = in(reg) from.add(at),
+                    to = in(reg) to.add(at),
                     a = out(xmm_reg) _,
                     b = out(xmm_reg) _,
                     c = out(xmm_reg) _,
@@ -235,6 +310,20 @@ mod blocks {
         // SAFETY: by contract.
         unsafe { super::store_words(to, from) };
     }
+
+    /// # Safety
+    /// As [`copy`](super::copy), for words.
+    #[inline]
+    pub(super) unsafe fn copy(from: *mut u8, to: *mut u8, length: usize) {
+        for at in (0..length).step_by(SIZE) {
+            let mut word = [0; SIZE];
+            // SAFETY: by contract.
+            unsafe {
+                super::load_words(from.add(at), &mut word);
+                super::store_words(to.add(at), &word);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -266,5 +355,46 @@ mod tests {
                 assert_eq!(all, model, "{offset} {length}");
             }
         }
+    }
+
+    /// Every offset and length of a copy within memory, at several distances in either
+    /// direction.
+    #[test]
+    fn a_copy_is_exact() {
+        const DISTANCES: [usize; 3] = [LENGTH, LENGTH + blocks::ALIGNMENT, 256];
+        let pattern: Vec<u8> = (1..=LENGTH as u8).collect();
+        for (offset, length) in (0..=LENGTH).flat_map(|at| (0..=LENGTH - at).map(move |n| (at, n)))
+        {
+            for (distance, back) in DISTANCES
+                .into_iter()
+                .flat_map(|it| [(it, false), (it, true)])
+            {
+                let mut words = [u64::from_ne_bytes([0xee; WORD]); 64];
+                let first = words.as_mut_ptr().cast::<u8>();
+                let (from, to) = if back { (distance, 0) } else { (0, distance) };
+                let mut all = [0; 512];
+                // SAFETY: within the array, which nothing else accesses.
+                unsafe {
+                    store(first.add(from), &pattern);
+                    let (from, to) = (first.add(from + offset), first.add(to + offset));
+                    assert!(has_common_parts(from, to, length));
+                    copy(from, to, length);
+                    load(first, &mut all);
+                }
+                let mut model = [0xee; 512];
+                model[from..from + LENGTH].copy_from_slice(&pattern);
+                model.copy_within(from + offset..from + offset + length, to + offset);
+                assert_eq!(all, model, "{offset} {length} {distance} {back}");
+            }
+        }
+    }
+
+    #[test]
+    fn overlapping_ranges_are_not_copied_at_once() {
+        let at = |address: usize| std::ptr::without_provenance_mut::<u8>(address);
+        assert!(has_common_parts(at(0x1000), at(0x1040), 64));
+        assert!(!has_common_parts(at(0x1000), at(0x1040), 65));
+        assert!(!has_common_parts(at(0x1040), at(0x1000), 65));
+        assert!(!has_common_parts(at(0x1000), at(0x1048), 8));
     }
 }

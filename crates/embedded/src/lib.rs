@@ -77,7 +77,7 @@ pub use descriptors::Descriptors;
 pub use device::Drive;
 pub use directory::Sharing;
 pub use embedded::Embedded;
-pub use memory::last_access;
+pub use memory::last_accesses;
 pub use network::Network;
 pub use runner::at_thread_start;
 pub use softhca;

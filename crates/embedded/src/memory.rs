@@ -9,20 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
 
-use softhca::platform::{Clock, Interrupts, Memory, Unmapped};
+use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer};
 
 use crate::copy;
 
 thread_local! {
     /// Address and length of the last access.
     static LAST: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    /// The same of the memory that was copied to other memory last.
+    static SOURCE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
 /// Returns the memory that a device has accessed last in this thread, or accesses now,
 /// for handlers of signals.
-pub fn last_access() -> Range<usize> {
-    let (address, length) = LAST.get();
-    address..address.saturating_add(length)
+pub fn last_accesses() -> [Range<usize>; 2] {
+    [LAST.get(), SOURCE.get()].map(|(address, length)| address..address.saturating_add(length))
 }
 
 /// Memory of the process that the device may access.
@@ -161,6 +162,24 @@ impl Memory for Process {
         // SAFETY: as in `read`; memory that a key or a queue lets the device
         // write to is writable, and there are no references to its bytes.
         unsafe { copy::store(to, data) };
+        Ok(())
+    }
+
+    #[inline]
+    fn copies_from(&self, address: u64, length: usize) -> bool {
+        self.contains(address, length as u64)
+    }
+
+    #[inline]
+    fn copy(&self, from: u64, to: u64, length: usize) -> Result<(), Unmapped> {
+        let source = self.locate(from, length)?;
+        SOURCE.set((from as usize, length));
+        let target = self.locate(to, length)?;
+        if !copy::has_common_parts(source, target, length) {
+            return copy_through_buffer(self, from, to, length);
+        }
+        // SAFETY: as in `read` and `write`, for either range.
+        unsafe { copy::copy(source, target, length) };
         Ok(())
     }
 

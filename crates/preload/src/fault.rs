@@ -100,7 +100,12 @@ extern "C" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context: *mut 
     let before = errno();
     // SAFETY: the kernel passes the information of a fault.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    let is_device = own::is_inside() && embedded::last_access().contains(&address);
+    let accessed = || {
+        embedded::last_accesses()
+            .iter()
+            .any(|range| range.contains(&address))
+    };
+    let is_device = own::is_inside() && accessed();
     let mapped = code == SEGV_MAPERR && is_device && map(address);
     if !mapped {
         pass_on(number, code, info, context);

@@ -22,6 +22,18 @@ pub trait Memory {
     /// Copies to memory, in no particular order.
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped>;
 
+    /// Returns whether [`Memory::copy`] reads this range without an error, faster than
+    /// [`Memory::read`] and [`Memory::write`].
+    fn copies_from(&self, _address: u64, _length: usize) -> bool {
+        false
+    }
+
+    /// Copies at most [`LONGEST_COPY`] bytes within memory, as if all were read before
+    /// any of them is written.
+    fn copy(&self, from: u64, to: u64, length: usize) -> Result<(), Unmapped> {
+        copy_through_buffer(self, from, to, length)
+    }
+
     /// Writes one byte, ordered after all previous writes. It tells the guest that
     /// an entry is complete.
     fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped>;
@@ -45,6 +57,23 @@ pub trait Memory {
         }
         Ok(bytes)
     }
+}
+
+/// Maximum length of [`Memory::copy`]: the payload of a packet.
+pub const LONGEST_COPY: usize = 4096;
+
+/// Implements [`Memory::copy`] by the other functions.
+pub fn copy_through_buffer<M: Memory + ?Sized>(
+    memory: &M,
+    from: u64,
+    to: u64,
+    length: usize,
+) -> Result<(), Unmapped> {
+    let mut buffer = [0; LONGEST_COPY];
+    let bytes = buffer.get_mut(..length);
+    let bytes = bytes.ok_or(Unmapped { address: from })?;
+    memory.read(from, bytes)?;
+    memory.write(to, bytes)
 }
 
 /// Interrupt vectors of the device.

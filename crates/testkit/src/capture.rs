@@ -100,7 +100,7 @@ impl Packet {
             ack_requested: view.bth.ack_request,
             immediate: view.imm(),
             remote: view.reth().map(|reth| (reth.va, reth.rkey, reth.length)),
-            payload: view.payload.to_vec(),
+            payload: view.payload.bytes().to_vec(),
         })
     }
 }

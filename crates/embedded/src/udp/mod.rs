@@ -560,7 +560,7 @@ fn management(frame: &[u8]) -> Option<&[u8]> {
     let right = view.bth.opcode == UD_SEND && view.deth()?.qkey == QKEY;
     // Of the default partition, whose members with limited rights take part.
     let right = right && view.bth.pkey & 0x7fff == DEFAULT_PKEY & 0x7fff;
-    right.then_some(view.payload)
+    right.then_some(view.payload.bytes())
 }
 
 fn is_full(error: &io::Error) -> bool {

@@ -9,8 +9,8 @@ use super::signed::Side;
 use super::srq::{SRQN_SHIFT, Srq};
 use super::tag_matching::{self, Matched, Tagging};
 use super::wqe::{CqeScatter, Local, opcode};
-use crate::packet::{L3, Link};
-use crate::platform::Platform;
+use crate::packet::{L3, Link, Payload};
+use crate::platform::{LONGEST_COPY, Platform};
 use crate::profile::{Group, cap};
 use crate::transport::{
     Access, AtomicOp, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, RecvDone, RecvKind,
@@ -248,6 +248,21 @@ impl<P: Platform> Host for Core<P> {
             self.load(side, accessor, key, va, out, Rights::LOCAL_READ)
         });
         self.paged(result)
+    }
+
+    fn locate(&self, qpn: u32, local: &Local, offset: u32, length: usize) -> Option<u64> {
+        if !local.inline.is_empty() {
+            return None;
+        }
+        let accessor = Self::local_asker(qpn, local);
+        let mut place = None;
+        let result = Self::each_segment(local, offset, length, |key, va, range| {
+            if range.len() == length {
+                place = self.in_one_piece(accessor, key, va, length, Rights::LOCAL_READ);
+            }
+            Ok(())
+        });
+        place.filter(|at| result.is_ok() && self.platform.copies_from(*at, length))
     }
 
     fn scatter(
@@ -534,7 +549,7 @@ impl<P: Platform> Host for Core<P> {
         target: Target,
         rkey: u32,
         va: u64,
-        data: &[u8],
+        data: Payload<'_>,
     ) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
         self.stats.bytes_scattered += data.len() as u64;
@@ -543,7 +558,28 @@ impl<P: Platform> Host for Core<P> {
             qpn: target.qpn,
             requests: false,
         };
-        let result = self.store_received(side, accessor, rkey, va, data, Rights::REMOTE_WRITE);
+        let rights = Rights::REMOTE_WRITE;
+        let result = match data {
+            Payload::Bytes(data) => self.store_received(side, accessor, rkey, va, data, rights),
+            Payload::Memory(from, length) => {
+                self.stats.bytes_gathered += length as u64;
+                match self.in_one_piece(accessor, rkey, va, length, rights) {
+                    Some(to) => {
+                        let copied = self.platform.copy(from, to, length);
+                        copied.map_err(|_| Fault::Memory)
+                    }
+                    // All is read before any of it is written, to where it may be.
+                    None => {
+                        let mut buffer = [0; LONGEST_COPY];
+                        let data = &mut buffer[..length];
+                        let read = self.platform.read(from, data).map_err(|_| Fault::Memory);
+                        read.and_then(|()| {
+                            self.store_received(side, accessor, rkey, va, data, rights)
+                        })
+                    }
+                }
+            }
+        };
         self.paged(result)
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::core::Core;
 use super::cq::{self, Completion};
-use super::mkey::{Accessor, Mkey, Rights};
+use super::mkey::{Accessor, Location, Mkey, Rights};
 use super::protection::{Protection, Wrong};
 use super::wqe::Local;
 use crate::platform::Platform;
@@ -119,6 +119,30 @@ impl Piece {
 }
 
 impl<P: Platform> Core<P> {
+    /// Returns the address of memory of a key that is in one piece, and accessed as it is.
+    pub(crate) fn in_one_piece(
+        &self,
+        accessor: Accessor,
+        key: u32,
+        va: u64,
+        length: usize,
+        rights: Rights,
+    ) -> Option<u64> {
+        if self.protected(key).is_some() {
+            return None;
+        }
+        let mut place = None;
+        let mut only = |location, _, n| match location {
+            Location::Guest(at) if n == length as u64 => {
+                place = Some(at);
+                Ok(())
+            }
+            _ => Err(Fault::Memory),
+        };
+        let result = self.translate(accessor, key, va, length as u64, rights, &mut only);
+        place.filter(|_| result.is_ok())
+    }
+
     /// The key, if it has protection.
     fn protected(&self, key: u32) -> Option<Protected> {
         if self.protected_keys == 0 {

@@ -32,7 +32,7 @@ pub use path::{
 pub use pool::{CAPACITY, Packet, Pool};
 pub use psn::Psn;
 pub use udp::{Arrival, Departure, NotRoce, headroom};
-pub use view::{Refused, View};
+pub use view::{Payload, Refused, View};
 
 /// Path MTU: the largest payload of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]

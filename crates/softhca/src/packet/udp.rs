@@ -267,7 +267,7 @@ mod tests {
             View::read(LinkKind::Ethernet, packet.frame()).unwrap();
             let there = carry(&Pool::new(), &packet).unwrap();
             let view = View::read(LinkKind::Ethernet, there.frame()).unwrap();
-            prop_assert_eq!(view.payload, &payload[..]);
+            prop_assert_eq!(view.payload.bytes(), &payload[..]);
             let sent = Departure::of(packet.frame());
             prop_assert_eq!(Departure::of(there.frame()), sent);
         }

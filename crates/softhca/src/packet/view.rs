@@ -17,6 +17,45 @@ pub enum Refused {
     BadIcrc,
 }
 
+/// The payload of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Payload<'a> {
+    /// Bytes of a frame, or of a buffer.
+    Bytes(&'a [u8]),
+    /// Memory of the sender, which is that of the receiver as well: its address and
+    /// length. It may change at any time.
+    Memory(u64, usize),
+}
+
+impl<'a> Payload<'a> {
+    /// Its length in bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Memory(_, length) => length,
+        }
+    }
+
+    /// Whether there is none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes: none of a payload in memory, which only RDMA writes have.
+    #[inline]
+    #[must_use]
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Memory(..) => &[],
+        }
+    }
+}
+
 /// A parsed packet, with every length checked, and a correct ICRC if it has one.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
@@ -30,7 +69,7 @@ pub struct View<'a> {
     pub opcode: Option<Opcode>,
     extended: &'a [u8],
     /// The payload without padding.
-    pub payload: &'a [u8],
+    pub payload: Payload<'a>,
 }
 
 impl<'a> View<'a> {
@@ -65,7 +104,7 @@ impl<'a> View<'a> {
         l3: L3,
         bth: Bth,
         extended: &'a [u8],
-        payload: &'a [u8],
+        payload: Payload<'a>,
     ) -> Self {
         Self {
             frame: &[],
@@ -117,7 +156,7 @@ impl<'a> View<'a> {
             bth,
             opcode,
             extended: &frame[after..payload_at],
-            payload: &frame[payload_at..payload_end],
+            payload: Payload::Bytes(&frame[payload_at..payload_end]),
         })
     }
 

@@ -38,6 +38,9 @@ impl Memory for Bench {
         self.memory.borrow_mut()[range].copy_from_slice(data);
         Ok(())
     }
+    fn copies_from(&self, address: u64, length: usize) -> bool {
+        self.range(address, length).is_ok()
+    }
     fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped> {
         self.write(address, &[byte])
     }

@@ -626,3 +626,35 @@ fn a_late_blue_flame_copy_is_ignored() {
     driver.post(&mut a, 0x00, 0, &[]);
     assert!(driver.poll(&mut cq).is_none());
 }
+
+#[test]
+fn a_packet_is_read_before_any_of_it_is_written() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let pages = driver.pages(2);
+    let paged = driver.create_paged_key(0, 2 * 4096, &[pages, pages + 4096]);
+    let key = driver.key;
+    let data: Vec<u8> = (0..1000_u32).map(|n| ((n * 5) >> 2) as u8).collect();
+    // To two pages, and to the two segments of a receive, each of which has what goes to
+    // the other.
+    for sends in [false, true] {
+        driver.write(pages + 3500, &data);
+        let from = segment(1000, key, pages + 3500);
+        if sends {
+            let list = [
+                segment(700, key, pages + 3600),
+                segment(300, key, pages + 4300),
+            ];
+            driver.post_recv(&mut b, &list.concat());
+            driver.post(&mut a, 0x0a, SIGNALED, &from);
+            assert_eq!(status(&driver.poll(&mut cq).unwrap()), (2, 0));
+        } else {
+            let segments = [remote(3600, paged), from].concat();
+            driver.post(&mut a, 0x08, SIGNALED, &segments);
+        }
+        assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+        assert!(driver.read(pages + 3600, 1000) == data, "{sends}");
+        // A write makes no packet.
+        assert_eq!(driver.hca.port().counters().sent > 0, sends);
+    }
+}

@@ -326,3 +326,155 @@ fn data_is_encrypted_on_the_wire() {
     driver.post_umr(&mut a, from.key, &change);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 6));
 }
+
+/// Moves a message from the first key to the second, by a write or by a send. Returns what
+/// completes before the receive and the work request.
+fn moved(
+    driver: &mut Driver,
+    (cq, a, b): (&mut Cq, &mut Qp, &mut Qp),
+    sends: bool,
+    [from, to]: [(u32, u64); 2],
+    length: u32,
+) -> Vec<Vec<u8>> {
+    let list = segment(length, from.0, from.1);
+    if sends {
+        driver.post_recv(b, &segment(length, to.0, to.1));
+        driver.post(a, 0x0a, SIGNALED, &list);
+    } else {
+        let segments = [remote(to.1, to.0), list].concat();
+        driver.post(a, 0x08, SIGNALED, &segments);
+    }
+    let mut entries: Vec<_> = std::iter::from_fn(|| driver.poll(cq)).collect();
+    assert_eq!(entries.pop().map(|entry| status(&entry)), Some((0, 0)));
+    let received = sends.then(|| status(&entries.pop().unwrap()));
+    assert!(received.is_none_or(|received| received == (2, 0)));
+    entries
+}
+
+#[test]
+fn data_of_either_side_is_converted_within_a_device() {
+    for sends in [false, true] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, mut a, mut b) = driver.pair();
+        let length = 3 * BLOCK as u32;
+        let signed = Key::new(&mut driver, length + 12);
+        let sides = [Side::Crc32, Side::None];
+        signed.sign(&mut driver, &mut cq, &mut b, sides);
+        let (whole, from, to) = (driver.key, driver.pages(3), driver.pages(3));
+        let data: Vec<u8> = (0..length).map(|n| ((n * 5) >> 3) as u8).collect();
+        driver.write(from, &data);
+        let sent = driver.hca.port().counters().sent;
+        // Into memory with signatures, which are made there.
+        let places = [(whole, from), (signed.key, 0)];
+        let ends = (&mut cq, &mut a, &mut b);
+        let reports = moved(&mut driver, ends, sends, places, length);
+        assert_eq!(reports, Vec::<Vec<u8>>::new());
+        let there = driver.read(signed.memory, length as usize + 12);
+        for (block, data) in there.chunks(BLOCK + 4).zip(data.chunks(BLOCK)) {
+            assert_eq!(&block[..BLOCK], data);
+            assert_eq!(block[BLOCK..], crc32fast::hash(data).to_be_bytes());
+        }
+        // Out of it again: a wrong one is noticed.
+        driver.write(signed.memory + BLOCK as u64, &[!there[BLOCK]]);
+        let places = [(signed.key, 0), (whole, to)];
+        let ends = (&mut cq, &mut a, &mut b);
+        let reports = moved(&mut driver, ends, sends, places, length);
+        assert_eq!(reports.len(), 1);
+        assert_eq!(wrong(&reports[0], BLOCK as u64 + 4), (1 << 13, true, 0));
+        assert_eq!(driver.read(to, length as usize), data);
+        assert_eq!(driver.hca.port().counters().sent > sent, sends);
+    }
+}
+
+#[test]
+fn signatures_from_plain_memory_are_checked_within_a_device() {
+    for sends in [false, true] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, mut a, mut b) = driver.pair();
+        let length = 2 * BLOCK as u32;
+        let on_wire = length + 2 * 4;
+        let to = Key::new(&mut driver, length);
+        to.sign(&mut driver, &mut cq, &mut b, [Side::None, Side::Crc32]);
+        let (whole, from) = (driver.key, driver.pages(3));
+        let data: Vec<u8> = (0..length).map(|n| ((n * 3) >> 2) as u8).collect();
+        let mut blocks = Vec::new();
+        for block in data.chunks(BLOCK) {
+            blocks.extend_from_slice(block);
+            blocks.extend(crc32fast::hash(block).to_be_bytes());
+        }
+        let sent = driver.hca.port().counters().sent;
+        for is_wrong in [false, true] {
+            blocks[BLOCK + 10] ^= u8::from(is_wrong);
+            driver.write(from, &blocks);
+            if sends {
+                // A list that is received into counts what is in memory.
+                driver.post_recv(&mut b, &segment(length, to.key, 0));
+            }
+            let list = segment(on_wire, whole, from);
+            match sends {
+                true => driver.post(&mut a, 0x0a, SIGNALED, &list),
+                false => {
+                    let segments = [remote(0, to.key), list].concat();
+                    driver.post(&mut a, 0x08, SIGNALED, &segments);
+                }
+            }
+            if is_wrong {
+                let report = driver.poll(&mut cq).unwrap();
+                let (which, of_memory, block) = wrong(&report, BLOCK as u64 + 4);
+                assert_eq!((which, of_memory, block), (1 << 13, false, 1));
+            }
+            if sends {
+                assert_eq!(status(&driver.poll(&mut cq).unwrap()), (2, 0));
+            }
+            assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+            assert_eq!(driver.poll(&mut cq), None);
+            let there = driver.read(to.memory, length as usize);
+            assert_eq!(there[..BLOCK], data[..BLOCK]);
+            assert_eq!(there == data, !is_wrong);
+        }
+        assert_eq!(driver.hca.port().counters().sent > sent, sends);
+    }
+}
+
+#[test]
+fn data_is_encrypted_within_a_device() {
+    for sends in [false, true] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, mut a, mut b) = driver.pair();
+        let pd = driver.pd;
+        let mut create = Input::new(op::CREATE_GENERAL_OBJECT, 0x110)
+            .or(4, 0, ENCRYPTION_KEY)
+            .or(0x18, 0, 3)
+            .or(0x1c, 0, pd);
+        create.0[0x50..0x70].copy_from_slice(&[9; 32]);
+        let dek = driver.number(create);
+        let length = 2 * BLOCK as u32;
+        let key = Key::new(&mut driver, length);
+        let mut format = [0; 64];
+        format[0] = 2 << 6 | 1;
+        format[8] = 3;
+        format[0x20..0x24].copy_from_slice(&dek.to_be_bytes());
+        let mut change = key.change(&driver, 64);
+        change.extend(format);
+        driver.post_umr(&mut a, key.key, &change);
+        assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+        let data = fill(&driver, &key);
+        let (there, whole) = (driver.pages(2), driver.key);
+        let sent = driver.hca.port().counters().sent;
+        let places = [(key.key, 0), (whole, there)];
+        let ends = (&mut cq, &mut a, &mut b);
+        moved(&mut driver, ends, sends, places, length);
+        let xts = crate::engine::xts::Xts::new(&[9; 32]).unwrap();
+        let mut expected = data.clone();
+        for (n, unit) in expected.chunks_mut(BLOCK).enumerate() {
+            xts.apply((n as u128).to_le_bytes(), unit, true);
+        }
+        assert!(driver.read(there, length as usize) == expected);
+        driver.write(key.memory, &vec![0; length as usize]);
+        let places = [(whole, there), (key.key, 0)];
+        let ends = (&mut cq, &mut a, &mut b);
+        moved(&mut driver, ends, sends, places, length);
+        assert!(driver.read(key.memory, length as usize) == data);
+        assert_eq!(driver.hca.port().counters().sent > sent, sends);
+    }
+}

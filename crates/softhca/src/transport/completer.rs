@@ -286,7 +286,7 @@ impl<L> Qp<L> {
             && view.payload.len() == rest.min(mtu.bytes()) as usize
             // A part of a read that was requested again ends before the read does.
             && (ends == last || (self.recovers && ends));
-        fits.then(|| match view.payload {
+        fits.then(|| match view.payload.bytes() {
             [] => Ok(()),
             payload => host.scatter(self.number, local, offset, payload),
         })

@@ -93,7 +93,7 @@ impl<L> Qp<L> {
             let local = &mut recv.local;
             let stored = host
                 .scatter(self.number, local, 0, &area)
-                .and_then(|()| host.scatter(self.number, local, GRH_AREA, view.payload));
+                .and_then(|()| host.scatter(self.number, local, GRH_AREA, view.payload.bytes()));
             if stored == Err(Fault::Absent) {
                 // The datagram is lost; the receive is used for the next one.
                 io.counters.dropped += 1;

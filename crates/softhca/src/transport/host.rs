@@ -1,6 +1,6 @@
 //! The interface to the engine: work requests, completions, memory.
 
-use crate::packet::{L3, Link, Path};
+use crate::packet::{L3, Link, Path, Payload};
 
 /// Operation of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -355,6 +355,13 @@ pub trait Host {
         out: &mut [u8],
     ) -> Result<(), Fault>;
 
+    /// Returns the address of a part of local buffers, for this host's own
+    /// [`Host::remote_write`]. `None` if it is not in one piece or not accessible, or not
+    /// sent as it is in memory.
+    fn locate(&self, _qpn: u32, _local: &Self::Local, _offset: u32, _length: usize) -> Option<u64> {
+        None
+    }
+
     /// Copies `data` into local buffers from `offset` on: a read response, or a
     /// received message.
     ///
@@ -426,7 +433,7 @@ pub trait Host {
         target: Target,
         rkey: u32,
         va: u64,
-        data: &[u8],
+        data: Payload<'_>,
     ) -> Result<(), Fault>;
 
     /// Reads a part of a message.

@@ -12,7 +12,7 @@ use super::qp::Qp;
 use super::recovery::After;
 use super::state::Reply;
 use crate::fabric::PortConfig;
-use crate::packet::{Psn, View};
+use crate::packet::{Payload, Psn, View};
 
 impl<L> Qp<L> {
     /// Returns whether `peer`, a queue pair of the same HCA, gets and accepts what this
@@ -62,25 +62,31 @@ impl<L> Qp<L> {
         let (Some(path), Some(template)) = (&self.config.path, &self.template) else {
             return Err(Fault::Protection);
         };
+        let local = &mut self.req.works[at].work.local;
+        let (offset, length) = (request.offset, request.payload);
+        // Only a payload in pieces is gathered.
         let mut buffer = std::mem::take(&mut io.payload);
-        let payload = &mut buffer[..request.payload];
-        let gathered = match payload.is_empty() {
-            true => Ok(()),
-            false => {
-                let local = &mut self.req.works[at].work.local;
-                host.gather(self.number, local, request.offset, payload)
-            }
+        let payload = match length {
+            0 => Ok(Payload::Bytes(&[])),
+            _ => match host.locate(self.number, local, offset, length) {
+                Some(at) => Ok(Payload::Memory(at, length)),
+                None => {
+                    let bytes = &mut buffer[..length];
+                    let gathered = host.gather(self.number, local, offset, bytes);
+                    gathered.map(|()| Payload::Bytes(bytes))
+                }
+            },
         };
-        if gathered.is_ok() {
+        let passed = payload.map(|payload| {
             io.counters.packets_sent += 1;
             io.counters.packets_received += 1;
             let l3 = template.l3().0;
             let view = View::looped_back(path.link, l3, request.bth, request.headers(), payload);
             // Queue pairs that keep packets do not get here.
             let _: After = peer.request(host, io, &view);
-        }
+        });
         io.payload = buffer;
-        gathered
+        passed
     }
 
     /// Takes the peer's acknowledgement, unless a response before it is on the way.

@@ -9,7 +9,7 @@ use super::{
     RecvWork, SendDone, SendWork, Status, Target, Transport,
 };
 use crate::fabric::{Fabric, Port, PortConfig};
-use crate::packet::{Gid, Grh, Link, LinkKind, Path, Pool, gid_of_ipv4};
+use crate::packet::{Gid, Grh, Link, LinkKind, Path, Payload, Pool, gid_of_ipv4};
 
 /// Local buffers: one range of the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -214,10 +214,10 @@ impl Host for Model {
         _target: Target,
         rkey: u32,
         va: u64,
-        data: &[u8],
+        data: Payload<'_>,
     ) -> Result<(), Fault> {
         self.remote(rkey, va, data.len(), Access::Write)?
-            .copy_from_slice(data);
+            .copy_from_slice(data.bytes());
         Ok(())
     }
 

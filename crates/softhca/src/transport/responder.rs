@@ -274,7 +274,7 @@ impl<L> Qp<L> {
             Message::Send { recv, offset } => (recv, offset),
             _ => {
                 let start = MessageStart {
-                    payload: view.payload,
+                    payload: view.payload.bytes(),
                     whole: view.has(Traits::END),
                     may_read: self.state == QpState::ReadyToSend,
                 };
@@ -286,7 +286,7 @@ impl<L> Qp<L> {
             self.recv_done(host, view, recv, (Status::LocalLength, kind, 0));
             return Err(Refusal::Completed(NakCode::InvalidRequest));
         }
-        let stored = match view.payload {
+        let stored = match view.payload.bytes() {
             [] => Ok(()),
             payload => host.scatter(self.number, &mut recv.local, offset, payload),
         };

@@ -75,7 +75,7 @@ impl Subnet {
             && view.bth.dest_qpn == GSI
             && view.bth.pkey & 0x7fff == PARTITION & 0x7fff
             && deth.qkey == GSI_KEY;
-        let (true, Some(request)) = (ours, Mad::read(view.payload)) else {
+        let (true, Some(request)) = (ours, Mad::read(view.payload.bytes())) else {
             return Vec::new();
         };
         let requester = RequestingPort { lid: slid, ports };

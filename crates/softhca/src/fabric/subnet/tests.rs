@@ -69,9 +69,9 @@ fn ask(port: &Port, request: &[u8; 256]) -> Vec<Vec<u8>> {
         assert_eq!((deth.qkey, deth.source_qpn), (0x8001_0000, 1));
         // The response method, and the transaction and attribute of the request.
         let method = if request[3] == 2 { 1 } else { request[3] };
-        assert_eq!(view.payload[..4], [1, 3, 2, method | 0x80]);
-        assert_eq!(view.payload[TID..18], request[TID..18]);
-        answers.push(view.payload.to_vec());
+        assert_eq!(view.payload.bytes()[..4], [1, 3, 2, method | 0x80]);
+        assert_eq!(view.payload.bytes()[TID..18], request[TID..18]);
+        answers.push(view.payload.bytes().to_vec());
     }
     answers
 }
@@ -335,7 +335,7 @@ fn unsupported_requests_have_an_error_status() {
     a.send(0, datagram(1, false, &old));
     let packet = a.recv(0).unwrap();
     let view = View::read(LinkKind::Ib, packet.frame()).unwrap();
-    assert_eq!(view.payload[4..6], [0, 4]);
+    assert_eq!(view.payload.bytes()[4..6], [0, 4]);
     // Responses, reports and requests of other classes are not answered.
     for (class, method) in [(3, 0x81), (3, 0x92), (3, 6), (3, 3), (4, 1), (7, 3)] {
         let mut mad = request(method, 0x35, &[], &[]);

@@ -232,7 +232,7 @@ fn a_mark_is_answered_by_one_cnp_in_50_us() {
     let view = View::read(LinkKind::Ethernet, frame).unwrap();
     assert_eq!((view.bth.dest_qpn, view.bth.pkey), (100, 0xffff));
     assert!(!view.bth.ack_request && !view.bth.solicited && !view.bth.migrated);
-    assert_eq!((view.payload, view.opcode), (&[0; 16][..], None));
+    assert_eq!((view.payload.bytes(), view.opcode), (&[0; 16][..], None));
     // DSCP 48 without ECN; BECN.
     let bth = view.network.bth_at;
     assert_eq!((frame[15], frame[bth], frame[bth + 4]), (0xc0, 0x81, 0x40));

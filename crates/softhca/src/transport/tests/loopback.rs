@@ -20,6 +20,9 @@ enum Action {
     TooLong,
     Receive,
     Turn,
+    /// A queue pair goes to the error state, or both are reset, with nothing to do.
+    Fail(u32),
+    Restart,
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -40,6 +43,8 @@ fn action() -> impl Strategy<Value = Action> {
         1 => Just(Action::TooLong),
         8 => Just(Action::Receive),
         6 => Just(Action::Turn),
+        1 => prop_oneof![Just(100), Just(200)].prop_map(Action::Fail),
+        1 => Just(Action::Restart),
     ]
 }
 
@@ -59,18 +64,27 @@ fn one(kind: LinkKind, config: &QpConfig, loops_back: bool) -> World {
 /// What can be seen of a queue pair: sends, receives, and events.
 type Seen = (
     Vec<(u64, SendDone)>,
-    Vec<(u64, Status, u32, u32)>,
+    Vec<(u64, Status, u32, u32, bool)>,
     Vec<QpEvent>,
 );
 
 fn seen(hca: &mut Hca, qpn: u32) -> Seen {
     let queues = hca.host.queues(qpn);
-    let received = |(id, done): &(u64, RecvDone)| (*id, done.status, done.length, done.imm);
+    let received =
+        |(id, done): &(u64, RecvDone)| (*id, done.status, done.length, done.imm, done.solicited);
     (
         queues.sent.clone(),
         queues.received.iter().map(received).collect(),
         queues.events.clone(),
     )
+}
+
+fn change(world: &mut World, qpn: u32, to: QpState) {
+    let now = world.now;
+    let hca = &mut world.hcas[0];
+    let config = hca.transport.config(qpn).unwrap().clone();
+    let changed = hca.transport.modify(&mut hca.host, now, qpn, to, config);
+    changed.unwrap();
 }
 
 fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) -> World {
@@ -100,6 +114,8 @@ fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) 
                 let mut work = work(id, operation, start, length.max(8), at);
                 work.length = length;
                 work.imm = id as u32;
+                work.solicited = id % 3 == 0;
+                work.fence = [Fence::None, Fence::Reads, Fence::All][id as usize % 5 % 3];
                 hca.post_send(100, work);
             }
             Action::WrongKey => {
@@ -117,6 +133,23 @@ fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) 
                 .take(1)
                 .for_each(|number| receive(hca, number)),
             Action::Turn => drop(world.turn()),
+            Action::Fail(qpn) => {
+                world.settle(MS);
+                change(&mut world, qpn, QpState::Error);
+            }
+            Action::Restart => {
+                world.settle(MS);
+                for to in [
+                    QpState::Reset,
+                    QpState::Init,
+                    QpState::ReadyToReceive,
+                    QpState::ReadyToSend,
+                ] {
+                    for qpn in [100, 200] {
+                        change(&mut world, qpn, to);
+                    }
+                }
+            }
         }
     }
     receives.for_each(|number| receive(&mut world.hcas[0], number));
