@@ -33,7 +33,11 @@ pub(crate) struct Ranges {
     ranges: BTreeMap<(u64, u64), usize>,
     /// The same ranges, sorted and without overlap.
     merged: Vec<(u64, u64)>,
+    /// Ranges of `merged` that were found last, by some bits of the address.
+    recent: [Cell<Option<(u64, u64)>>; RECENT],
 }
+
+const RECENT: usize = 16;
 
 impl Ranges {
     fn add(&mut self, address: u64, length: u64) {
@@ -56,6 +60,7 @@ impl Ranges {
 
     /// Merges the ranges that overlap or touch one that was added or removed.
     fn merge(&mut self, changed: (u64, u64)) {
+        self.recent = Default::default();
         let first = self.merged.partition_point(|range| range.1 < changed.0);
         let last = self.merged.partition_point(|range| range.0 <= changed.1);
         let before = &self.merged[first..last];
@@ -75,9 +80,14 @@ impl Ranges {
         let Some(end) = address.checked_add(length) else {
             return false;
         };
+        let has = |range: &(u64, u64)| range.0 <= address && end <= range.1;
+        let recent = &self.recent[(address >> 12) as usize % RECENT];
+        if recent.get().as_ref().is_some_and(has) {
+            return true;
+        }
         let at = self.merged.partition_point(|range| range.1 <= address);
-        let range = self.merged.get(at);
-        range.is_some_and(|range| range.0 <= address && end <= range.1)
+        let found = self.merged.get(at).filter(|range| has(range));
+        found.inspect(|range| recent.set(Some(**range))).is_some()
     }
 }
 
