@@ -33,7 +33,6 @@
 mod addresses;
 mod cm;
 mod command;
-mod copy;
 mod descriptors;
 mod device;
 mod devx;

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
 
+use ring::copy;
 use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer};
-
-use crate::copy;
 
 thread_local! {
     /// Address and length of the last access.
@@ -189,7 +188,7 @@ impl Memory for Process {
             return copy_through_buffer(self, from, to, length);
         }
         // SAFETY: as in `read` and `write`, for either range.
-        unsafe { copy::copy(source, target, length) };
+        unsafe { copy::within(source, target, length) };
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Mapping;
 use crate::frame_index::{Broken, FrameConsumer, FrameHeader, FrameProducer};
+use crate::{Mapping, copy};
 
 /// Words of a ring.
 const WORDS: u32 = 1 << 16;
@@ -63,15 +63,15 @@ impl Words {
         unsafe { AtomicU64::from_ptr(from) }.load(Ordering::Relaxed)
     }
 
-    /// Stores bytes from a position on. The rest of the last word is unspecified.
+    /// Stores bytes from a position on.
     fn store(&self, at: u32, bytes: &[u8]) {
         let (to, room) = self.from(at);
         let (first, second) = bytes.split_at(bytes.len().min(room * WORD));
         // SAFETY: no more words than there are; the second part begins the ring, and a
         // frame is shorter than that.
         unsafe {
-            store_words(to, first);
-            store_words(self.from(0).0, second);
+            copy::store(to.cast(), first);
+            copy::store(self.from(0).0.cast(), second);
         }
     }
 
@@ -82,51 +82,9 @@ impl Words {
         let (first, second) = bytes.split_at_mut(middle);
         // SAFETY: as in `store`.
         unsafe {
-            load_words(from, first);
-            load_words(self.from(0).0, second);
+            copy::load(from.cast(), first);
+            copy::load(self.from(0).0.cast(), second);
         }
-    }
-}
-
-/// # Safety
-/// `to` is aligned, and valid for `from.len()` bytes in whole words, which all access by
-/// atomics.
-unsafe fn store_words(mut to: *mut u64, from: &[u8]) {
-    let mut chunks = from.chunks_exact(WORD);
-    // SAFETY: a word for each chunk, and one for the rest.
-    let mut store = |word| unsafe {
-        AtomicU64::from_ptr(to).store(u64::from_ne_bytes(word), Ordering::Relaxed);
-        to = to.add(1);
-    };
-    for chunk in chunks.by_ref() {
-        let mut word = [0; WORD];
-        word.copy_from_slice(chunk);
-        store(word);
-    }
-    let rest = chunks.remainder();
-    if !rest.is_empty() {
-        let mut word = [0; WORD];
-        word[..rest.len()].copy_from_slice(rest);
-        store(word);
-    }
-}
-
-/// # Safety
-/// As [`store_words`].
-unsafe fn load_words(mut from: *mut u64, to: &mut [u8]) {
-    let mut chunks = to.chunks_exact_mut(WORD);
-    // SAFETY: a word for each chunk, and one for the rest.
-    let mut load = || unsafe {
-        let word = AtomicU64::from_ptr(from).load(Ordering::Relaxed);
-        from = from.add(1);
-        word.to_ne_bytes()
-    };
-    for chunk in chunks.by_ref() {
-        chunk.copy_from_slice(&load());
-    }
-    let rest = chunks.into_remainder();
-    if !rest.is_empty() {
-        rest.copy_from_slice(&load()[..rest.len()]);
     }
 }
 

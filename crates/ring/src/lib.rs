@@ -25,6 +25,7 @@
 //!   alone; [`SpinLock`] below it;
 //! - [`Sequences`], [`Epoch`], [`Hint`]: state that threads of one process share
 //!   about a queue;
+//! - [`copy`]: copies from and to memory that others access;
 //! - [`FrameSender`], [`FrameReceiver`]: frames from one process to another;
 //!   [`FrameProducer`], [`FrameConsumer`]: their indices;
 //! - [`Sleeper`]: whether a thread that looks for doorbells sleeps;
@@ -35,6 +36,8 @@ mod biased;
 #[cfg(not(loom))]
 mod blue_flame;
 mod consumer;
+#[cfg(not(loom))]
+pub mod copy;
 #[cfg(not(loom))]
 mod device_words;
 mod frame_index;

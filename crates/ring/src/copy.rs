@@ -1,5 +1,5 @@
-//! Copies between the engine's buffers and memory of the program, which may
-//! access it concurrently: peers write at any time.
+//! Copies from and to memory that others may access at any time: of a program, of
+//! another process.
 //!
 //! All accesses are atomic, so that there is no data race in terms of the
 //! language: aligned words as far as possible, and bytes at the edges. The
@@ -7,7 +7,7 @@
 //! order nothing; doorbell records and completions do.
 //!
 //! The compiler copies atomic words one by one. Instructions for two words at once
-//! ([`blocks`]) take half the time.
+//! (`blocks`) take half the time.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Divides a copy from or to `length` bytes of memory of the program.
+    /// Divides a copy from or to `length` bytes of shared memory.
     #[inline]
     fn new(at: *mut u8, length: usize) -> Self {
         let before = |alignment: usize| at.addr().wrapping_neg() % alignment;
@@ -37,13 +37,13 @@ impl Parts {
     }
 }
 
-/// Copies `to.len()` bytes from memory of the program.
+/// Copies `to.len()` bytes from shared memory.
 ///
 /// # Safety
 /// That many bytes must be mapped and readable at `from`. Concurrent writes to
 /// them must be atomic.
 #[inline]
-pub(crate) unsafe fn load(from: *mut u8, to: &mut [u8]) {
+pub unsafe fn load(from: *mut u8, to: &mut [u8]) {
     let parts = Parts::new(from, to.len());
     let (head, rest) = to.split_at_mut(parts.head);
     let (words, rest) = rest.split_at_mut(parts.words);
@@ -89,13 +89,13 @@ unsafe fn load_bytes(from: *mut u8, to: &mut [u8]) {
     }
 }
 
-/// Copies `from` to memory of the program.
+/// Copies `from` to shared memory.
 ///
 /// # Safety
 /// That many bytes must be mapped and writable at `to`. Concurrent accesses to
 /// them must be atomic.
 #[inline]
-pub(crate) unsafe fn store(to: *mut u8, from: &[u8]) {
+pub unsafe fn store(to: *mut u8, from: &[u8]) {
     let parts = Parts::new(to, from.len());
     let (head, rest) = from.split_at(parts.head);
     let (words, rest) = rest.split_at(parts.words);
@@ -141,20 +141,20 @@ unsafe fn store_bytes(to: *mut u8, from: &[u8]) {
     }
 }
 
-/// Returns whether [`copy`] divides both ranges in the same places, and they have no
+/// Returns whether [`within`] divides both ranges in the same places, and they have no
 /// memory in common.
 #[inline]
-pub(crate) fn has_common_parts(from: *mut u8, to: *mut u8, length: usize) -> bool {
+pub fn has_common_parts(from: *mut u8, to: *mut u8, length: usize) -> bool {
     let distance = from.addr().abs_diff(to.addr());
     distance % blocks::ALIGNMENT == 0 && distance >= length
 }
 
-/// Copies within memory of the program.
+/// Copies within shared memory.
 ///
 /// # Safety
 /// As [`load`] and [`store`]; [`has_common_parts`].
 #[inline]
-pub(crate) unsafe fn copy(from: *mut u8, to: *mut u8, length: usize) {
+pub unsafe fn within(from: *mut u8, to: *mut u8, length: usize) {
     let parts = Parts::new(to, length);
     // Bytes and words before the blocks, and after them.
     let before = parts.head + parts.words;
@@ -170,7 +170,7 @@ pub(crate) unsafe fn copy(from: *mut u8, to: *mut u8, length: usize) {
 /// Copies less than a block before or after blocks.
 ///
 /// # Safety
-/// As [`copy`].
+/// As [`within`].
 #[inline]
 unsafe fn copy_edge(from: *mut u8, to: *mut u8, length: usize) {
     let mut buffer = [0; blocks::SIZE + blocks::ALIGNMENT];
@@ -195,7 +195,7 @@ mod blocks {
     pub(super) const SIZE: usize = 64;
     pub(super) const ALIGNMENT: usize = 16;
 
-    /// Copies blocks from memory of the program.
+    /// Copies blocks from shared memory.
     ///
     /// # Safety
     /// As [`load`](super::load). The address must be aligned, and the length a number of
@@ -226,10 +226,10 @@ mod blocks {
         }
     }
 
-    /// Copies blocks within memory of the program.
+    /// Copies blocks within shared memory.
     ///
     /// # Safety
-    /// As [`copy`](super::copy). Both addresses must be aligned, and the length a number
+    /// As [`within`](super::within). Both addresses must be aligned, and the length a number
     /// of blocks.
     #[inline]
     pub(super) unsafe fn copy(from: *mut u8, to: *mut u8, length: usize) {
@@ -257,7 +257,7 @@ mod blocks {
         }
     }
 
-    /// Copies blocks to memory of the program.
+    /// Copies blocks to shared memory.
     ///
     /// # Safety
     /// As [`store`](super::store). The address must be aligned, and the length a number of
@@ -312,7 +312,7 @@ mod blocks {
     }
 
     /// # Safety
-    /// As [`copy`](super::copy), for words.
+    /// As [`within`](super::within), for words.
     #[inline]
     pub(super) unsafe fn copy(from: *mut u8, to: *mut u8, length: usize) {
         for at in (0..length).step_by(SIZE) {
@@ -378,7 +378,7 @@ mod tests {
                     store(first.add(from), &pattern);
                     let (from, to) = (first.add(from + offset), first.add(to + offset));
                     assert!(has_common_parts(from, to, length));
-                    copy(from, to, length);
+                    within(from, to, length);
                     load(first, &mut all);
                 }
                 let mut model = [0xee; 512];
@@ -395,6 +395,7 @@ mod tests {
         assert!(has_common_parts(at(0x1000), at(0x1040), 64));
         assert!(!has_common_parts(at(0x1000), at(0x1040), 65));
         assert!(!has_common_parts(at(0x1040), at(0x1000), 65));
-        assert!(!has_common_parts(at(0x1000), at(0x1048), 8));
+        let apart = at(0x1040 + blocks::ALIGNMENT / 2);
+        assert!(!has_common_parts(at(0x1000), apart, 8));
     }
 }
