@@ -76,7 +76,7 @@ const LONGEST: Duration = Duration::from_millis(200);
 /// Sleep of the network's thread while other threads take turns, which doubles from
 /// the shortest.
 const REST: Duration = Duration::from_micros(50);
-const LONGEST_REST: Duration = Duration::from_millis(2);
+const LONGEST_REST: Duration = Duration::from_millis(5);
 /// Sleeps shorter than this are not announced to threads that write doorbells, nor
 /// are others where the barrier for it is missing.
 const ANNOUNCED: Duration = Duration::from_micros(200);
@@ -105,12 +105,21 @@ impl Shared {
         // The threads that wake may take turns at once.
         drop(devices);
         if found.busy {
-            self.waiters.wake(found.wrote);
+            self.wake_waiters(found.wrote);
             if let Some(time) = &self.time {
                 time.acted();
             }
         }
         found
+    }
+
+    /// Wakes the threads that wait for what a turn has found ([`Waiters::wake`]).
+    fn wake_waiters(&self, wrote: bool) {
+        if self.waiters.wake(wrote) {
+            if let Some(link) = &self.link {
+                link.wake_waiter();
+            }
+        }
     }
 
     /// Sleeps until there is something to do, or the time is up.
@@ -289,28 +298,19 @@ impl Runner {
     /// their own.
     pub(crate) fn wait(&self, until: Until, limit: Duration) {
         let waiters = &self.shared.waiters;
+        let parked = || waiters.wait(until.clone(), false, || thread::park_timeout(limit));
         let Some(link) = &self.shared.link else {
-            return waiters.wait(until, limit);
+            return parked();
         };
         match self.shared.watch.try_lock() {
-            Err(TryLockError::WouldBlock) => waiters.wait(until, limit),
+            Err(TryLockError::WouldBlock) => parked(),
             watch => {
-                link.wait(Some(limit));
+                waiters.wait(until, true, || link.wait(limit));
                 drop(watch);
                 // The next one waits for frames.
                 waiters.wake_one();
             }
         }
-    }
-
-    /// Returns the number of turns of other threads than the network's.
-    pub(crate) fn driven(&self) -> u64 {
-        self.shared.driven.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether frames come from other processes or hosts.
-    pub(crate) fn has_link(&self) -> bool {
-        self.shared.link.is_some()
     }
 
     /// Returns the threads that wait.
@@ -369,7 +369,7 @@ impl Runner {
         }
         self.shared.woken.store(true, Ordering::Relaxed);
         // A command may have taken turns.
-        self.shared.waiters.wake(true);
+        self.shared.wake_waiters(true);
         if let Some(link) = &self.shared.link {
             link.wake();
         }

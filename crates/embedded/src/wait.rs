@@ -32,7 +32,7 @@ fn is_alone() -> bool {
 /// Interval between two looks at whether other programs want this thread's processor.
 const LOOK: Duration = Duration::from_millis(1);
 /// How long the answer holds.
-const CROWDED: Duration = Duration::from_millis(200);
+const CROWDED: Duration = Duration::from_millis(100);
 /// Time between two rounds of a loop that spins after which another program ran
 /// meanwhile; a network's thread that looks for work takes less.
 const LATE: Duration = Duration::from_micros(100);
@@ -88,8 +88,8 @@ fn look_around(now: Instant) -> bool {
         let switches = usage.map_or(0, |usage| usage.involuntary_context_switches());
         found = match crowd.looked {
             // Nothing is known of this thread yet.
-            None => has_queue(),
-            Some(_) => switches != crowd.switches && (crowd.late || is_crowded),
+            None => has_queue() == Some(true),
+            Some(_) => switches != crowd.switches && crowd.late && has_queue() != Some(false),
         };
         if found {
             CROWDED_UNTIL.store(nanoseconds(now + CROWDED), Ordering::Relaxed);
@@ -102,16 +102,19 @@ fn look_around(now: Instant) -> bool {
     is_crowded || found
 }
 
-/// Returns whether threads wait for processors of the host, by `/proc/loadavg` ("5/121"
-/// in its fourth place: 5 are running or wait). In a container those are all processors.
-fn has_queue() -> bool {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let fourth = text.split(' ').nth(3).and_then(|it| it.split_once('/'));
-    let runnable = fourth.and_then(|(runnable, _)| runnable.parse().ok());
+/// Returns whether clearly more threads run or wait than the host has processors, by
+/// `/proc/loadavg` ("5/121" in its fourth place: 5 of them); `None` if this process may not
+/// use all processors.
+fn has_queue() -> Option<bool> {
     // SAFETY: no memory is passed.
-    let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    // One may be about to sleep.
-    runnable.is_some_and(|runnable: i64| processors > 0 && runnable > processors + 1)
+    let processors = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).ok()?;
+    if thread::available_parallelism().ok()?.get() < processors {
+        return None;
+    }
+    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    let (runnable, _) = text.split(' ').nth(3)?.split_once('/')?;
+    // One may be the network's thread, which looks for work now and then.
+    Some(runnable.parse::<usize>().ok()? > processors + 1)
 }
 
 /// Called before the thread sleeps.
@@ -159,7 +162,6 @@ thread_local! {
             last: None,
             turns: 0,
             writes: 0,
-            driven: 0,
             written: 0,
             queue: None,
             prompt: false,
@@ -176,8 +178,6 @@ struct Idle {
     turns: u32,
     /// Those that had written memory.
     writes: u32,
-    /// Turns that polling threads had taken, the last poll included.
-    driven: u64,
     /// Completions that were written to the queue before the last poll began.
     written: u32,
     /// The queue of the last one: where its completions are counted.
@@ -202,7 +202,6 @@ pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
     if turn.is_some_and(|turn| turn.busy) {
         return found();
     }
-    let driven = runner.driven();
     let Waiters { turns, writes, .. } = runner.waiters();
     let mut idle = IDLE.get();
     let queue = written.map(Arc::as_ptr);
@@ -215,12 +214,10 @@ pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
             Some(written) if idle.queue == queue => (written, idle.written),
             _ => (turns, idle.turns),
         };
-        // Who takes turns wakes this thread, unless it waits for frames. It need not look
-        // by itself if it has looked since its last doorbell.
-        let due = turn.and_then(|turn| {
-            let woken = !runner.has_link() || driven == idle.driven + 1;
-            (woken && is_crowded(Instant::now())).then(|| sooner(LONGEST, turn.due))
-        });
+        // Who takes turns wakes this thread. It need not look by itself if it has looked
+        // since its last doorbell.
+        let looked = turn.filter(|_| is_crowded(Instant::now()));
+        let limit = looked.map_or(limit, |turn| sooner(LONGEST, turn.due));
         if !idle.prompt {
             idle.prompt = true;
             prompt();
@@ -230,11 +227,10 @@ pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
             seen,
             writes: idle.writes,
         };
-        runner.wait(until, due.unwrap_or(limit));
+        runner.wait(until, limit);
     } else {
         std::hint::spin_loop();
     }
-    idle.driven = driven;
     idle.queue = queue;
     idle.turns = turns.load(Ordering::Acquire);
     idle.writes = writes.load(Ordering::Acquire);
@@ -268,56 +264,76 @@ pub(crate) struct Waiters {
     /// Number of those that wrote memory for remote operations; it wraps.
     writes: AtomicU32,
     waiting: AtomicUsize,
-    threads: Mutex<Vec<(Thread, Until)>>,
+    threads: Mutex<Vec<Waiting>>,
+}
+
+struct Waiting {
+    thread: Thread,
+    /// It waits for frames, too: it is not parked.
+    for_frames: bool,
+    until: Until,
 }
 
 impl Waiters {
-    /// Sleeps until a turn has brought it, or the time is up.
-    pub(crate) fn wait(&self, until: Until, limit: Duration) {
+    /// Sleeps by `sleep` until a turn has brought it; a thread that waits for frames is
+    /// not woken by [`Waiters::wake`], which returns that it is to be.
+    pub(crate) fn wait(&self, until: Until, for_frames: bool, sleep: impl FnOnce()) {
         let me = thread::current();
-        self.lock().push((me.clone(), until.clone()));
+        self.lock().push(Waiting {
+            thread: me.clone(),
+            for_frames,
+            until: until.clone(),
+        });
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // With that of `wake`: either this sees the count changed, or the turn sees this.
         fence(Ordering::SeqCst);
         if !until.is_over(&self.writes) {
-            thread::park_timeout(limit);
+            sleep();
         }
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.lock().retain(|(thread, _)| thread.id() != me.id());
+        self.lock().retain(|it| it.thread.id() != me.id());
     }
 
     /// Counts a turn that has found something, or has also written memory, and wakes the
-    /// threads that wait for it.
-    pub(crate) fn wake(&self, wrote: bool) {
+    /// threads that wait for it. Returns whether the one that waits for frames is among
+    /// them.
+    pub(crate) fn wake(&self, wrote: bool) -> bool {
         self.turns.fetch_add(1, Ordering::Release);
         self.writes.fetch_add(wrote.into(), Ordering::Release);
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::Relaxed) == 0 {
-            return;
+            return false;
         }
-        let mut woken = Vec::new();
-        self.lock().retain(|(thread, until)| {
-            let is_over = until.is_over(&self.writes);
-            if is_over {
-                woken.push(thread.clone());
+        let mut parked = Vec::new();
+        let mut for_frames = false;
+        self.lock().retain(|it| {
+            let is_over = it.until.is_over(&self.writes);
+            match is_over {
+                true if it.for_frames => for_frames = true,
+                true => parked.push(it.thread.clone()),
+                false => {}
             }
             !is_over
         });
         // One that wakes may run at once, in this one's place.
-        woken.iter().for_each(Thread::unpark);
+        parked.iter().for_each(Thread::unpark);
+        for_frames
     }
 
-    /// Wakes one, whatever it waits for.
+    /// Wakes one that is parked, whatever it waits for.
     pub(crate) fn wake_one(&self) {
         if self.waiting.load(Ordering::Relaxed) != 0 {
-            let one = self.lock().pop();
-            if let Some((one, _)) = one {
-                one.unpark();
+            let mut threads = self.lock();
+            let parked = threads.iter().rposition(|it| !it.for_frames);
+            let one = parked.map(|at| threads.remove(at));
+            drop(threads);
+            if let Some(one) = one {
+                one.thread.unpark();
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(Thread, Until)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

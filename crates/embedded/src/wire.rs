@@ -80,6 +80,8 @@ pub(crate) struct Link {
     /// Monitors the sockets, and the eventfd that wakes a sleeping thread.
     epoll: Epoll,
     wake: EventFd,
+    /// Wakes the polling thread that waits.
+    wake_waiter: EventFd,
     /// Number of threads that sleep, or are about to.
     sleepers: AtomicU32,
     /// A thread has slept: the epoll instance may have something.
@@ -109,6 +111,7 @@ impl Link {
             wire: Mutex::new(make(&epoll)?),
             epoll,
             wake,
+            wake_waiter: EventFd::from_value_and_flags(0, flags).map_err(os)?,
             sleepers: AtomicU32::new(0),
             slept: AtomicBool::new(false),
         })
@@ -169,16 +172,24 @@ impl Link {
         });
     }
 
-    /// Sleeps until a frame arrives, another thread wakes it, or the time is up.
+    /// Sleeps until a frame arrives, [`Link::wake`] is called, or the time is up.
     pub(crate) fn sleep(&self, limit: Option<Duration>) {
-        self.wait(limit);
+        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
+        self.sleep_on(&mut [epoll], limit);
         // The eventfd may not be what ended the wait.
         let _ = self.wake.read();
     }
 
-    /// As [`Link::sleep`], by a thread other than the network's, whose wake-up it
-    /// leaves to it.
-    pub(crate) fn wait(&self, limit: Option<Duration>) {
+    /// As [`Link::sleep`], by one thread other than the network's, which
+    /// [`Link::wake_waiter`] wakes, too.
+    pub(crate) fn wait(&self, limit: Duration) {
+        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
+        let woken = PollFd::new(self.wake_waiter.as_fd(), PollFlags::POLLIN);
+        self.sleep_on(&mut [epoll, woken], Some(limit));
+        let _ = self.wake_waiter.read();
+    }
+
+    fn sleep_on(&self, descriptors: &mut [PollFd<'_>], limit: Option<Duration>) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         if !self
             .wire
@@ -186,12 +197,16 @@ impl Link {
             .unwrap_or_else(PoisonError::into_inner)
             .arm()
         {
-            let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
             // A spurious wakeup is harmless.
-            let _ = ppoll(&mut [epoll], limit.map(TimeSpec::from_duration), None);
+            let _ = ppoll(descriptors, limit.map(TimeSpec::from_duration), None);
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
         self.slept.store(true, Ordering::Relaxed);
+    }
+
+    /// Wakes the polling thread that waits, or the next one.
+    pub(crate) fn wake_waiter(&self) {
+        let _ = self.wake_waiter.write(1);
     }
 
     /// Wakes the thread that sleeps.
