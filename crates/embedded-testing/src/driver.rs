@@ -62,6 +62,11 @@ impl Host {
         }
     }
 
+    /// The number of a UAR of the context.
+    pub fn uar(&self) -> u32 {
+        self.device.cq_uar_page().unwrap()
+    }
+
     /// What the kernel says of a context.
     pub fn device_info(&self) -> uverbs::ContextInfo {
         mlx5::ioctl::query_context(&self.context, &mut [0; 72]).unwrap()
@@ -116,7 +121,7 @@ impl Host {
             cqe,
             ..CqInit::default()
         };
-        CompletionQueue::create_with(&self.context, &init, options, None).unwrap()
+        CompletionQueue::create_with(&self.context, &self.device, &init, options, None).unwrap()
     }
 
     pub fn qp(&self, kind: QpType, cq: &mut Cq) -> Qp {

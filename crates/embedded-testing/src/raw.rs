@@ -282,12 +282,14 @@ pub fn create_srq(pd: u32, max_wr: u32) -> Command {
 }
 
 /// `struct mlx5_ib_create_cq`.
-pub fn cq_driver(entries: u64, records: u64, size: u32) -> Vec<u8> {
+pub fn cq_driver(entries: u64, records: u64, size: u32, uar: u32) -> Vec<u8> {
+    /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`, a half word on.
+    const NAMES_UAR: u64 = 1 << 1 << 48;
     [
         entries.to_ne_bytes(),
         records.to_ne_bytes(),
-        u64::from(size).to_ne_bytes(),
-        [0; 8],
+        (NAMES_UAR | u64::from(size)).to_ne_bytes(),
+        u64::from(uar).to_ne_bytes(),
     ]
     .concat()
 }
@@ -303,10 +305,21 @@ pub fn srq_driver(entries: u64, records: u64, user_index: u32) -> Vec<u8> {
     .concat()
 }
 
+/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`.
+pub const NAMES_UAR: u32 = 1 << 10;
+
 /// `struct mlx5_ib_create_qp`: so many blocks and receives of 16 bytes << `shift`.
-pub fn qp_driver(entries: u64, records: u64, sizes: [u32; 3], user_index: u32) -> Vec<u8> {
+pub fn qp_driver(
+    entries: u64,
+    records: u64,
+    sizes: [u32; 3],
+    user_index: u32,
+    uar: u32,
+) -> Vec<u8> {
     let [blocks, receives, shift] = sizes;
-    let rest = [blocks, receives, shift, 0, user_index, 0, 0, 0, 0, 0u32];
+    let rest = [
+        blocks, receives, shift, NAMES_UAR, user_index, uar, 0, 0, 0, 0,
+    ];
     [
         &entries.to_ne_bytes(),
         &records.to_ne_bytes(),

@@ -105,6 +105,8 @@ impl<'a> Random<'a> {
 /// The random driver, in one context.
 struct Client {
     context: Arc<Context>,
+    /// The number of a UAR.
+    uar: u32,
     objects: BTreeMap<u16, Vec<u32>>,
     files: Vec<RawFd>,
     /// Multicast groups that its queue pairs have joined.
@@ -247,7 +249,7 @@ impl World<'_> {
             command.constant(ATTR_CREATE_CQ_FLAGS, self.random.below(3));
         }
         let size = self.random.of(&[64, 64, 128]);
-        let mut driver = cq_driver(self.place(), self.records(), size);
+        let mut driver = cq_driver(self.place(), self.records(), size, self.client().uar);
         driver[20] = u8::from(self.random.one_in(4));
         driver[21] = self.random.of(&[1, 1, 2, 2, 4, 5]);
         command.driver(&driver);
@@ -317,7 +319,7 @@ impl World<'_> {
             blocks: sizes[0],
             records,
         });
-        let mut driver = qp_driver(entries, records, sizes, index);
+        let mut driver = qp_driver(entries, records, sizes, index, self.client().uar);
         driver[28] = self.random.of(&[0, 0, 2]);
         if kind == QpType::DRIVER {
             // A target or an initiator of dynamic connections.
@@ -1080,9 +1082,10 @@ fn exchange(hosts: &(Host, Host)) {
 
 fn open(embedded: &Embedded) -> Client {
     let context = Arc::new(embedded.context().unwrap());
-    mlx5::DeviceContext::open(&context).unwrap();
+    let (_, device) = mlx5::DeviceContext::open(&context).unwrap();
     Client {
         context,
+        uar: device.cq_uar_page().unwrap(),
         objects: BTreeMap::new(),
         files: Vec::new(),
         groups: Vec::new(),
@@ -1103,6 +1106,9 @@ pub fn sequence(mut random: Random<'_>) -> u64 {
     let mut hosts = (Host::new(&embedded), Host::new(&embedded));
     // What is complained of is what the other clients do.
     (hosts.0.blamed, hosts.1.blamed) = (false, false);
+    let clients = [open(&embedded), open(&embedded)];
+    // UARs are allocated on first use.
+    exchange(&hosts);
     let before = (embedded.objects(), embedded.ranges());
     let manager = embedded.connection_manager();
     let channel = manager
@@ -1111,7 +1117,7 @@ pub fn sequence(mut random: Random<'_>) -> u64 {
     let mut world = World {
         random,
         arena,
-        clients: [open(&embedded), open(&embedded)],
+        clients,
         who: 0,
         keys: Vec::new(),
         numbers: Vec::new(),

@@ -14,6 +14,7 @@ use crate::command::{self, Input, NUMBER, PAGES_AT, make};
 use crate::driver_ids::*;
 use crate::object::{Object, ObjectData};
 use crate::packet::Packet;
+use crate::queues::require;
 use crate::request::Request;
 use crate::state::{State, VECTORS};
 use crate::user::{Access, pin};
@@ -231,9 +232,10 @@ impl State {
     }
 
     /// Returns the UAR of queues that name none.
-    pub(crate) fn default_uar(&self, fd: RawFd) -> u32 {
-        let own = self.opened(fd).and_then(|context| context.uar);
-        own.unwrap_or(self.uar)
+    pub(crate) fn default_uar(&self, fd: RawFd) -> Result<u32> {
+        let context = self.opened(fd);
+        require(!context.is_some_and(|context| context.allocates_uars))?;
+        Ok(context.and_then(|context| context.uar).unwrap_or(self.uar))
     }
 
     /// Returns a command of the program, tagged with its user context.

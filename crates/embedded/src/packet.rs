@@ -132,7 +132,7 @@ impl State {
         let named_uar = driver.uar_page();
         let uar = match named_uar {
             Some(uar) => self.check_uar(fd, uar)?,
-            None => self.default_uar(fd),
+            None => self.default_uar(fd)?,
         };
         let [blocks, receives, shift] = [16, 20, 24].map(|at| word(driver.bytes(), at));
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;

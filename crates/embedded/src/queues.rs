@@ -331,7 +331,7 @@ impl State {
         require(flags & !known == 0 && matches!(entry, 64 | 128) && driver[26..] == [0; 6])?;
         let uar = match flags & UAR_PAGE != 0 {
             true => self.check_uar(fd, u16::from_ne_bytes([driver[24], driver[25]]).into())?,
-            false => self.default_uar(fd),
+            false => self.default_uar(fd)?,
         };
         let compressed = driver[COMPRESSED] == 1;
         // Content of mini CQEs: a hash or a checksum; stride indices are not
@@ -492,7 +492,7 @@ impl State {
         let named_uar = driver.uar_page();
         let uar = match named_uar {
             Some(uar) => self.check_uar(fd, uar)?,
-            None => self.default_uar(fd),
+            None => self.default_uar(fd)?,
         };
         let driver = driver.bytes;
         let (blocks, receives, shift) = (word(&driver, 16), word(&driver, 20), word(&driver, 24));

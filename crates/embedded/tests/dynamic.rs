@@ -18,7 +18,7 @@ const INITIATOR: u8 = 1 << 5;
 fn dynamic(host: &Host, cq: &Cq, flags: u8, queue: [u64; 2]) -> Command {
     let [entries, records] = queue;
     let blocks = if flags == INITIATOR { 4 } else { 0 };
-    let mut driver = qp_driver(entries, records, [blocks, 0, 0], 1);
+    let mut driver = qp_driver(entries, records, [blocks, 0, 0], 1, host.uar());
     driver[28] = flags;
     let cq = u64::from(cq.object.handle().0);
     let mut command = create_qp(QpType::DRIVER.0, 0);
@@ -121,8 +121,9 @@ fn an_initiator_is_a_queue_pair_without_receives() {
         assert_eq!(run(&host, &command).unwrap_err(), EOPNOTSUPP);
     }
     // Streams, which need DevX.
-    let mut streams = qp_driver(queue[0], queue[1], [4, 0, 0], 1);
-    streams[28..30].copy_from_slice(&(u16::from(INITIATOR) | 1 << 11).to_ne_bytes());
+    let mut streams = qp_driver(queue[0], queue[1], [4, 0, 0], 1, host.uar());
+    streams[28] = INITIATOR;
+    streams[29] |= 1 << 3;
     let mut command = dynamic(&host, &cq, INITIATOR, queue);
     assert_eq!(
         run(&host, command.without(ATTR_UHW_IN).driver(&streams)).unwrap_err(),

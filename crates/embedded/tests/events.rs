@@ -30,7 +30,7 @@ fn cq_on(host: &Host, channel: BorrowedFd<'_>) -> Cq {
         channel: Some(channel),
         ..CqInit::default()
     };
-    CompletionQueue::create(&host.context, &init).unwrap()
+    CompletionQueue::create(&host.context, &host.device, &init).unwrap()
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn completion_vectors_serve_their_own_queues() {
             comp_vector: vector,
             ..CqInit::default()
         };
-        CompletionQueue::create(&b.context, &init)
+        CompletionQueue::create(&b.context, &b.device, &init)
     };
     assert!(on(vectors).is_err());
     let mut queues: Vec<_> = (0..vectors).map(|vector| on(vector).unwrap()).collect();

@@ -38,7 +38,14 @@ fn packet_qp(host: &Host, cq: &Cq, arena: &Arena) -> (Command, Vec<u8>) {
     for (at, address) in [(0, start), (8, start + 8192), (40, start + 4096)] {
         driver[at..at + 8].copy_from_slice(&address.to_ne_bytes());
     }
-    for (at, word) in [(16, 16u32), (20, 4), (24, 4), (32, 5)] {
+    for (at, word) in [
+        (16, 16u32),
+        (20, 4),
+        (24, 4),
+        (28, NAMES_UAR),
+        (32, 5),
+        (36, host.uar()),
+    ] {
         driver[at..at + 4].copy_from_slice(&word.to_ne_bytes());
     }
     (command, driver)
@@ -65,7 +72,7 @@ fn bad_queue_pairs_are_refused_and_leave_nothing() {
     for (what, driver, errno) in [
         ("as it should be", driver.clone(), OK),
         ("own frames", with(28, &[0xc0]), OK),
-        ("an unknown flag", with(29, &[0x40]), EINVAL),
+        ("an unknown flag", with(29, &[0x44]), EINVAL),
         ("dynamic connections", with(28, &[0x20]), EINVAL),
         ("no user index", with(32, &[0xff; 3]), EINVAL),
         ("17 blocks", with(16, &[17]), EINVAL),
@@ -76,7 +83,8 @@ fn bad_queue_pairs_are_refused_and_leave_nothing() {
         ("no receive queue there", with(0, &[0; 8]), EFAULT),
         ("no send queue there", with(40, &[0; 8]), EFAULT),
         ("a send queue past the end", with(40, &[0xff; 8]), EINVAL),
-        ("a UAR of nobody", with(29, &[0x04]), EINVAL),
+        ("a UAR of nobody", with(37, &[1]), EINVAL),
+        ("no UAR", with(29, &[0]), EINVAL),
     ] {
         let done = create(&host, &command, &driver);
         assert_eq!(done.err().unwrap_or(OK), errno, "{what}");
@@ -296,6 +304,7 @@ fn a_context_with_devx_is_told_the_objects() {
         let (pd, _) = mlx5::alloc_pd(&context).unwrap();
         let cq = CompletionQueue::create(
             &context,
+            &device,
             &CqInit {
                 cqe: 16,
                 ..CqInit::default()

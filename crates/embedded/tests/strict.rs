@@ -157,11 +157,11 @@ fn queues_need_mapped_memory() {
     for (entries, records, expected) in places {
         let what = format!("{entries:#x} {records:#x}");
         // Each of two pages.
-        let driver = cq_driver(entries, records, 64);
+        let driver = cq_driver(entries, records, 64, host.uar());
         assert_eq!(with(&host, &cq_command, &driver), expected, "{what}");
         let driver = srq_driver(entries, records, 0);
         assert_eq!(with(&host, &srq_command, &driver), expected, "{what}");
-        let driver = qp_driver(entries, records, [64, 256, 4], 0);
+        let driver = qp_driver(entries, records, [64, 256, 4], 0, host.uar());
         // Entries of a queue pair that are nowhere are the device's to refuse.
         let expected = if entries == 0 { EINVAL } else { expected };
         assert_eq!(with(&host, &qp_command, &driver), expected, "{what}");
@@ -195,10 +195,11 @@ fn driver_data_is_what_mlx5_ib_takes() {
     let (one, bits) = (&[1u8][..], |bits: u32| bits.to_ne_bytes());
 
     let command = create_cq(63);
-    let good = cq_driver(entries, records, 64);
+    let good = cq_driver(entries, records, 64, host.uar());
     for (driver, expected) in [
         (good.clone(), OK),
-        (good[..22].to_vec(), OK),
+        // Without a UAR.
+        (good[..22].to_vec(), EINVAL),
         (good[..21].to_vec(), EINVAL),
         (good[..8].to_vec(), EINVAL),
         // What comes behind is not looked at.
@@ -212,13 +213,14 @@ fn driver_data_is_what_mlx5_ib_takes() {
         (set(&good, 20, &[1, 3]), EINVAL),
         (set(&good, 20, &[1, 4]), EOPNOTSUPP),
         (set(&good, 20, &[2, 3]), OK),
-        // Flags: padded entries are of 128 bytes; no page was allocated.
-        (set(&good, 22, &[1, 0]), EOPNOTSUPP),
-        (set(&set(&good, 22, &[1, 0]), 16, &bits(128)), OK),
-        (set(&good, 22, &[2, 0]), EINVAL),
-        (set(&good, 22, &[4, 0]), OK),
-        (set(&good, 22, &[8, 0]), EINVAL),
-        (set(&good, 22, &[0, 1]), EINVAL),
+        // Flags: padded entries are of 128 bytes; the UAR is the context's.
+        (set(&good, 22, &[3, 0]), EOPNOTSUPP),
+        (set(&set(&good, 22, &[3, 0]), 16, &bits(128)), OK),
+        (set(&good, 22, &[0, 0]), EINVAL),
+        (set(&good, 25, one), EINVAL),
+        (set(&good, 22, &[6, 0]), OK),
+        (set(&good, 22, &[10, 0]), EINVAL),
+        (set(&good, 22, &[2, 1]), EINVAL),
         (set(&good, 26, one), EINVAL),
         (set(&good, 28, one), EINVAL),
         (set(&good, 31, one), EINVAL),
@@ -249,7 +251,7 @@ fn driver_data_is_what_mlx5_ib_takes() {
     }
 
     let command = rc(&host, &cq);
-    let good = qp_driver(entries, records, [16, 16, 4], 0);
+    let good = qp_driver(entries, records, [16, 16, 4], 0, host.uar());
     for (driver, expected) in [
         (good.clone(), OK),
         (good[..48].to_vec(), OK),
@@ -270,14 +272,15 @@ fn driver_data_is_what_mlx5_ib_takes() {
         (set(&good, 24, &bits(10)), EINVAL),
         (set(&good, 24, &bits(33)), EINVAL),
         (set(&good, 24, &bits(u32::MAX)), EINVAL),
-        // Flags, user indices.
-        (set(&good, 28, &bits(1 << 1)), OK),
-        (set(&good, 28, &bits(1 << 1 | 1 << 8)), OK),
-        (set(&good, 28, &bits(1 << 0)), EINVAL),
-        (set(&good, 28, &bits(1 << 3)), EINVAL),
-        (set(&good, 28, &bits(1 << 5)), EINVAL),
-        (set(&good, 28, &bits(1 << 10)), EINVAL),
-        (set(&good, 28, &bits(1 << 31)), EINVAL),
+        // Flags, the UAR, user indices.
+        (set(&good, 28, &bits(NAMES_UAR | 1 << 1)), OK),
+        (set(&good, 28, &bits(NAMES_UAR | 1 << 1 | 1 << 8)), OK),
+        (set(&good, 28, &bits(NAMES_UAR | 1 << 0)), EINVAL),
+        (set(&good, 28, &bits(NAMES_UAR | 1 << 3)), EINVAL),
+        (set(&good, 28, &bits(NAMES_UAR | 1 << 5)), EINVAL),
+        (set(&good, 28, &bits(NAMES_UAR | 1 << 31)), EINVAL),
+        (set(&good, 28, &bits(0)), EINVAL),
+        (set(&good, 37, one), EINVAL),
         (set(&good, 32, &bits(0xff_fffe)), OK),
         (set(&good, 32, &bits(0xff_ffff)), EINVAL),
         (set(&good, 32, &bits(1 << 24)), EINVAL),
@@ -289,7 +292,7 @@ fn driver_data_is_what_mlx5_ib_takes() {
     none.without(ATTR_CREATE_QP_CAP)
         .input(ATTR_CREATE_QP_CAP, &[0; 20]);
     assert_eq!(with(&host, &none, &good), EINVAL);
-    let nothing = qp_driver(0, records, [0, 0, 0], 0);
+    let nothing = qp_driver(0, records, [0, 0, 0], 0, host.uar());
     assert_eq!(with(&host, &none, &nothing), OK);
     exchange(&host);
 }
@@ -395,7 +398,12 @@ fn get_context_refuses_unknown_driver_data() {
 fn attributes_are_those_of_the_method() {
     let host = Host::alone("ib");
     let arena = Arena::new(4);
-    let driver = cq_driver(arena.address(), arena.address() + PAGE as u64, 64);
+    let driver = cq_driver(
+        arena.address(),
+        arena.address() + PAGE as u64,
+        64,
+        host.uar(),
+    );
     let mut good = create_cq(15);
     good.driver(&driver);
     assert_eq!(errno(&host, &good), OK);
@@ -539,7 +547,13 @@ fn handles_belong_to_their_context_and_type() {
     let entries = arena.address();
     let (theirs, cq) = (other.cq(4), host.cq(4));
     let command = rc(&host, &cq);
-    let driver = qp_driver(entries, entries + 7 * PAGE as u64, [16, 16, 4], 0);
+    let driver = qp_driver(
+        entries,
+        entries + 7 * PAGE as u64,
+        [16, 16, 4],
+        0,
+        host.uar(),
+    );
     let theirs = theirs.object.handle().0;
     for (id, handle, expected) in [
         (ATTR_CREATE_QP_PD_HANDLE, other.pd.0.into(), ENOENT),
@@ -589,7 +603,13 @@ fn handles_belong_to_their_context_and_type() {
     let made_srq = made(&unsafe { shared.run(&host.context) }.unwrap(), 0);
     let mut on_shared = command.clone();
     on_shared.object(ATTR_CREATE_QP_SRQ_HANDLE, made_srq.into());
-    let own_none = qp_driver(entries, entries + 7 * PAGE as u64, [16, 0, 0], 0);
+    let own_none = qp_driver(
+        entries,
+        entries + 7 * PAGE as u64,
+        [16, 0, 0],
+        0,
+        host.uar(),
+    );
     assert_eq!(with(&host, &on_shared, &own_none), EINVAL);
     // SAFETY: as above.
     unsafe { destroy(OBJECT_SRQ, made_srq).run(&host.context) }.unwrap();
@@ -652,7 +672,13 @@ fn shared_queues_with_tag_matching() {
     let at = arena.address() + 4 * PAGE as u64;
     for blocks in [0, 16] {
         let mut qp = command.clone();
-        qp.driver(&qp_driver(at, records + PAGE as u64, [blocks, 0, 0], 0));
+        qp.driver(&qp_driver(
+            at,
+            records + PAGE as u64,
+            [blocks, 0, 0],
+            0,
+            host.uar(),
+        ));
         // SAFETY: as above.
         let made = made(&unsafe { qp.run(&host.context) }.unwrap(), 0);
         // SAFETY: as above.
@@ -670,7 +696,12 @@ fn event_files_belong_to_their_context_and_type() {
     let embedded = Embedded::new("ib").unwrap();
     let (host, other) = (Host::new(&embedded), Host::new(&embedded));
     let arena = Arena::new(4);
-    let driver = cq_driver(arena.address(), arena.address() + PAGE as u64, 64);
+    let driver = cq_driver(
+        arena.address(),
+        arena.address() + PAGE as u64,
+        64,
+        host.uar(),
+    );
     let channel = |host: &Host| {
         let command = Command::write(CMD_CREATE_COMP_CHANNEL, &CreateCompChannel::default(), 4);
         // SAFETY: no addresses but its own.

@@ -28,6 +28,8 @@ pub const ALLOC_UCTX_DEVX: u32 = 1 << 0;
 
 /// `MLX5_LIB_CAP_4K_UAR`: several UARs in a page are understood.
 pub const LIB_CAP_4K_UAR: u64 = 1 << 0;
+/// `MLX5_LIB_CAP_DYN_UAR`: UARs are allocated by the process, none are given.
+pub const LIB_CAP_DYN_UAR: u64 = 1 << 1;
 
 /// Driver response to GET_CONTEXT (`struct mlx5_ib_alloc_ucontext_resp`).
 #[repr(C)]

@@ -1,5 +1,6 @@
 //! Opening and importing a device.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,8 +13,8 @@ use crate::CreateError;
 use crate::ProtectedKeys;
 use crate::abi::{
     ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_ECE, HAS_MKEY_UPDATE_TAG,
-    HAS_NULL_KEY, HAS_SQD2RTS, INLINE_MODE_NONE, LIB_CAP_4K_UAR, Pod, QueryDeviceResp, device_flag,
-    multi_packet,
+    HAS_NULL_KEY, HAS_SQD2RTS, INLINE_MODE_NONE, LIB_CAP_4K_UAR, LIB_CAP_DYN_UAR, Pod,
+    QueryDeviceResp, device_flag, multi_packet,
 };
 use crate::ioctl;
 use crate::own_uars::{AllocatedUars, QpUar};
@@ -21,7 +22,7 @@ use crate::send::packets;
 use crate::uar::{ARM, DoorbellRegister, REGISTERS, UAR, UarPage};
 
 /// Registers of a UAR for queue pairs.
-const PER_UAR: u32 = 2;
+pub(crate) const PER_UAR: u32 = 2;
 /// Registers of a UAR as the driver numbers them in its answers.
 const NUMBERED_PER_UAR: u32 = 4;
 
@@ -140,9 +141,8 @@ pub struct DeviceContext {
 #[derive(Debug)]
 pub(crate) struct CqDoorbell {
     pub(crate) register: BlueFlame,
-    /// The number of its page, which CREATE_CQ names if it is not the context's
-    /// first.
-    pub(crate) number: Option<u16>,
+    /// The number of its page, which CREATE_CQ names if the process has allocated it.
+    pub(crate) number: Option<u32>,
     /// The page's first byte.
     pub(crate) start: NonNull<u8>,
     /// Keeps the register mapped.
@@ -155,7 +155,7 @@ unsafe impl Send for CqDoorbell {}
 unsafe impl Sync for CqDoorbell {}
 
 impl CqDoorbell {
-    pub(crate) fn of(page: &Arc<UarPage>, number: Option<u16>) -> Self {
+    pub(crate) fn of(page: &Arc<UarPage>, number: Option<u32>) -> Self {
         Self {
             // SAFETY: in the first UAR of the page, which is kept beside it.
             // Several queues are armed through it.
@@ -175,10 +175,18 @@ enum UarSource {
         /// Number of registers.
         count: u32,
         uars_per_page: u32,
-        pages: Mutex<Vec<Option<Arc<UarPage>>>>,
+        mapped: Mutex<Mapped>,
     },
-    /// Allocated, for an imported context.
+    /// Allocated by this process.
     Allocated(AllocatedUars),
+}
+
+/// UARs that the driver assigns, mapped on first use.
+#[derive(Debug)]
+struct Mapped {
+    pages: BTreeMap<u32, Arc<UarPage>>,
+    /// By the driver's numbers.
+    registers: BTreeMap<u32, DoorbellRegister>,
 }
 
 /// The mmap offset in bytes of a command (`enum mlx5_ib_mmap_cmd`) and an index.
@@ -225,6 +233,24 @@ fn map_by<T>(
     })
 }
 
+fn get_context(
+    context: &Context,
+    flags: u32,
+) -> Result<(ContextInfo, AllocUcontextResp), uverbs::Error> {
+    let request = AllocUcontextReq {
+        flags,
+        total_num_bfregs: WANTED_BFREGS,
+        num_low_latency_bfregs: WANTED_EXCLUSIVE,
+        max_cqe_version: CQE_VERSION,
+        lib_caps: LIB_CAP_4K_UAR | LIB_CAP_DYN_UAR,
+        ..AllocUcontextReq::default()
+    };
+    let mut answer = AllocUcontextResp::default();
+    // SAFETY: the request names no address.
+    let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+    Ok((context.get_context(udata)?, answer))
+}
+
 impl DeviceContext {
     /// Creates the kernel's context for an open device, as
     /// [`Context::get_context`] does, and maps the first registers.
@@ -243,30 +269,20 @@ impl DeviceContext {
     /// As there; with [`Devx::Needed`] also if the kernel or the device does not have
     /// it (EINVAL), or the process may not (EPERM).
     pub fn open_with(context: &Context, devx: Devx) -> Result<(ContextInfo, Self), CreateError> {
-        match devx {
-            Devx::No => Self::open_flags(context, 0),
-            Devx::Needed => Self::open_flags(context, ALLOC_UCTX_DEVX),
-            Devx::IfOffered => match Self::open_flags(context, ALLOC_UCTX_DEVX) {
-                Err(CreateError::Command(_)) => Self::open_flags(context, 0),
-                opened => opened,
-            },
-        }
-    }
-
-    fn open_flags(context: &Context, flags: u32) -> Result<(ContextInfo, Self), CreateError> {
-        let request = AllocUcontextReq {
-            flags,
-            total_num_bfregs: WANTED_BFREGS,
-            num_low_latency_bfregs: WANTED_EXCLUSIVE,
-            max_cqe_version: CQE_VERSION,
-            lib_caps: LIB_CAP_4K_UAR,
-            ..AllocUcontextReq::default()
+        let (info, answer) = match devx {
+            Devx::No => get_context(context, 0),
+            Devx::Needed => get_context(context, ALLOC_UCTX_DEVX),
+            Devx::IfOffered => {
+                get_context(context, ALLOC_UCTX_DEVX).or_else(|_| get_context(context, 0))
+            }
+        }?;
+        // Old kernels give UARs nevertheless. rdma-core's provider imports only
+        // contexts without any.
+        let uars = match answer.tot_bfregs {
+            0 => Self::own,
+            _ => Self::given,
         };
-        let mut answer = AllocUcontextResp::default();
-        // SAFETY: the request names no address.
-        let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
-        let info = context.get_context(udata)?;
-        Ok((info, Self::from_answer(context, &answer, Self::given)?))
+        Ok((info, Self::from_answer(context, &answer, uars)?))
     }
 
     /// As [`DeviceContext::open`], for a context that was created through another
@@ -282,7 +298,7 @@ impl DeviceContext {
         Ok((info, Self::from_answer(context, &answer, Self::own)?))
     }
 
-    /// Frees the UARs of an imported context, after all objects made from it.
+    /// Frees the UARs that were allocated, after all objects made from the context.
     /// Otherwise they exist until the last process has closed the file.
     pub fn close(&self, context: &Context) {
         if let UarSource::Allocated(own) = &self.uars {
@@ -308,7 +324,10 @@ impl DeviceContext {
         let uars = UarSource::Driver {
             count: answer.tot_bfregs,
             uars_per_page,
-            pages: Mutex::new(vec![Some(first)]),
+            mapped: Mutex::new(Mapped {
+                pages: BTreeMap::from([(0, first)]),
+                registers: BTreeMap::new(),
+            }),
         };
         Ok((uars, arm))
     }
@@ -317,8 +336,7 @@ impl DeviceContext {
         context: &Context,
         answer: &AllocUcontextResp,
     ) -> Result<(UarSource, CqDoorbell), CreateError> {
-        let own = AllocatedUars::new(context, answer.bf_reg_size as usize)?;
-        let arm = own.arm()?;
+        let (own, arm) = AllocatedUars::new(context, answer.bf_reg_size as usize)?;
         Ok((UarSource::Allocated(own), arm))
     }
 
@@ -462,8 +480,9 @@ impl DeviceContext {
         UserIndex::take(&self.indices)
     }
 
-    /// The value of [`crate::CqOptions::cq_uar_page`].
-    pub fn cq_uar_page(&self) -> Option<u16> {
+    /// The page of the register by which completion queues are armed, if the process has
+    /// allocated it.
+    pub fn cq_uar_page(&self) -> Option<u32> {
         self.arm.number
     }
 
@@ -473,10 +492,10 @@ impl DeviceContext {
     }
 
     /// Allocates the register of a new queue pair, unless the driver assigns it.
-    pub(crate) fn allocate_uar(&self, context: &Context) -> Result<Option<QpUar>, CreateError> {
+    pub(crate) fn allocate_uar(&self, context: &Context) -> Option<QpUar> {
         match &self.uars {
-            UarSource::Driver { .. } => Ok(None),
-            UarSource::Allocated(own) => own.take(context).map(Some),
+            UarSource::Driver { .. } => None,
+            UarSource::Allocated(own) => Some(own.take(context)),
         }
     }
 
@@ -489,50 +508,47 @@ impl DeviceContext {
         let bad = || CreateError::BadAnswer {
             what: "the number of a queue pair's register",
         };
-        let (count, uars_per_page, pages) = match &self.uars {
+        let (count, uars_per_page, mapped) = match &self.uars {
             UarSource::Driver {
                 count,
                 uars_per_page,
-                pages,
-            } => (*count, *uars_per_page, pages),
+                mapped,
+            } => (*count, *uars_per_page, mapped),
             // It assigns none.
-            UarSource::Allocated(own) => return own.doorbells(),
+            UarSource::Allocated(own) => return Ok(own.doorbells()),
         };
         let (uar, which) = (number / NUMBERED_PER_UAR, number % NUMBERED_PER_UAR);
         if which >= PER_UAR || uar * PER_UAR + which >= count {
             return Err(bad());
         }
-        // Under the lock, so that a page is mapped once.
-        let mut pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let page = uar / uars_per_page;
-        let index = page as usize;
-        if pages.len() <= index {
-            pages.resize(index + 1, None);
+        // Under the lock, so that all users of a register share its turn.
+        let mut mapped = mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(register) = mapped.registers.get(&number) {
+            return Ok(register.clone());
         }
-        let page = match &mut pages[index] {
+        let index = uar / uars_per_page;
+        let page = match mapped.pages.get(&index) {
             Some(page) => Arc::clone(page),
-            place => {
-                let page = Arc::new(UarPage::map(context, page)?);
-                *place = Some(Arc::clone(&page));
+            None => {
+                let page = Arc::new(UarPage::map(context, index)?);
+                mapped.pages.insert(index, Arc::clone(&page));
                 page
             }
         };
-        let in_page = (uar % uars_per_page) as usize;
-        let position = in_page * PER_UAR as usize + which as usize;
         // The first register of all takes doorbells only.
         let half = match number {
             0 => 0,
             _ => self.register_size / 2,
         };
         let exclusive = uar * PER_UAR + which >= count.saturating_sub(WANTED_EXCLUSIVE);
-        let offset = in_page * UAR + REGISTERS + which as usize * self.register_size;
-        let start = page.mapping.as_ptr();
-        DoorbellRegister::of(page, position, || {
-            // SAFETY: in the page, by the bounds that were checked when the
-            // device was opened, and kept with it. An exclusive register is one
-            // queue pair's at a time, whose posts are made one at a time.
-            unsafe { BlueFlame::new(start.add(offset), half, !exclusive) }
-        })
+        let in_page = (uar % uars_per_page) as usize;
+        let at = in_page * UAR + REGISTERS + which as usize * self.register_size;
+        // SAFETY: in the page, by the bounds that were checked when the device was
+        // opened. An exclusive register is one queue pair's at a time, whose posts
+        // are made one at a time.
+        let register = unsafe { DoorbellRegister::new(&page, at, half, !exclusive) };
+        mapped.registers.insert(number, register.clone());
+        Ok(register)
     }
 }
 

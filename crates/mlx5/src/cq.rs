@@ -1,5 +1,6 @@
 //! Completion queues: the kernel object and its ring.
 
+use uverbs::driver::DriverInput;
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
 use crate::Lender;
@@ -8,8 +9,9 @@ use crate::abi::{
     mini_format,
 };
 use crate::cq_ring::CqeFormat;
+use crate::ioctl::ids::ATTR_CREATE_CQ_UAR_INDEX;
 use crate::qp::flag;
-use crate::{Arming, CqeRing, CreateError};
+use crate::{Arming, CqeRing, CreateError, DeviceContext};
 
 /// The contents of a mini CQE besides the fields that this crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +32,6 @@ pub struct CqOptions {
     pub compression: Option<MiniFormat>,
     /// CQEs of 128 bytes are written whole.
     pub padded: bool,
-    /// The page of the register for arming, if it is not the context's first:
-    /// [`crate::DeviceContext::cq_uar_page`].
-    pub cq_uar_page: Option<u16>,
 }
 
 /// A completion queue. The parts are public so that the caller
@@ -59,8 +58,8 @@ impl<C: ContextRef> CompletionQueue<C> {
     ///
     /// # Errors
     /// As [`CompletionQueue::create_with`].
-    pub fn create(context: &C, init: &CqInit) -> Result<Self, CreateError> {
-        Self::create_with(context, init, CqOptions::default(), None)
+    pub fn create(context: &C, device: &DeviceContext, init: &CqInit) -> Result<Self, CreateError> {
+        Self::create_with(context, device, init, CqOptions::default(), None)
     }
 
     /// Creates a completion queue of at least `init.cqe` entries, in the
@@ -72,6 +71,7 @@ impl<C: ContextRef> CompletionQueue<C> {
     /// behind.
     pub fn create_with(
         context: &C,
+        device: &DeviceContext,
         init: &CqInit,
         options: CqOptions,
         lender: Option<&dyn Lender>,
@@ -82,6 +82,8 @@ impl<C: ContextRef> CompletionQueue<C> {
         };
         let entries = Self::entries(init.cqe)?;
         let ring = CqeRing::new(entries.ilog2(), format, lender)?;
+        let page = device.cq_uar_page();
+        let short_page = page.and_then(|page| u16::try_from(page).ok());
         let request = CreateCq {
             buf_addr: ring.memory().address(),
             db_addr: ring.records().address(),
@@ -93,14 +95,20 @@ impl<C: ContextRef> CompletionQueue<C> {
                 Some(MiniFormat::Checksum) => mini_format::CHECKSUM,
             },
             flags: (flag(options.padded, CQ_FLAG_CQE_128B_PAD.into())
-                | flag(options.cq_uar_page.is_some(), CQ_FLAG_UAR_PAGE_INDEX.into()))
+                | flag(short_page.is_some(), CQ_FLAG_UAR_PAGE_INDEX.into()))
                 as u16,
-            uar_page_index: options.cq_uar_page.unwrap_or_default(),
+            uar_page_index: short_page.unwrap_or_default(),
             ..CreateCq::default()
         };
         let mut answer = CreateCqResp::default();
         let init = CqInit {
             cqe: entries - 1,
+            driver_uar: page
+                .filter(|_| short_page.is_none())
+                .map(|value| DriverInput {
+                    attr_id: ATTR_CREATE_CQ_UAR_INDEX,
+                    value,
+                }),
             ..*init
         };
         // SAFETY: the addresses are those of the ring's entries, which are that

@@ -1,13 +1,13 @@
-//! UARs that are allocated page by page: those of thread domains and imported
-//! contexts.
+//! UARs that are allocated page by page: those of thread domains, and those of contexts
+//! to which the driver gives none.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ring::{BlueFlame, Mapping};
+use ring::Mapping;
 use uverbs::{Context, ContextRef, Dmabuf};
 
-use crate::context::{CqDoorbell, WANTED_BFREGS, WANTED_EXCLUSIVE};
+use crate::context::{CqDoorbell, PER_UAR, WANTED_BFREGS, WANTED_EXCLUSIVE};
 use crate::ioctl::{Uar, UarHandle, UarKind, UarLocation};
 use crate::uar::{DoorbellRegister, REGISTERS, UAR, UarPage};
 use crate::{CreateError, DeviceContext};
@@ -23,23 +23,6 @@ fn map(context: &Context, location: UarLocation) -> Result<Arc<UarPage>, CreateE
     }
     let page = UarPage::map_at(context, location.mmap_offset, location.page_id)?;
     Ok(Arc::new(page))
-}
-
-/// The one used register of an allocated page.
-///
-/// # Safety
-/// `half` is half of the device's register size. If not `shared`, one caller at a
-/// time posts through it.
-unsafe fn only_register(
-    page: &Arc<UarPage>,
-    half: usize,
-    shared: bool,
-) -> Result<DoorbellRegister, CreateError> {
-    // SAFETY: in the first UAR of the page, by the bounds that `map` and
-    // `DeviceContext` checked, and kept with it. The caller
-    // guarantees the rest.
-    let make = || unsafe { BlueFlame::new(page.mapping.as_ptr().add(REGISTERS), half, shared) };
-    DoorbellRegister::of(Arc::clone(page), 0, make)
 }
 
 /// The UAR of a thread domain: its register takes BlueFlame, without a lock.
@@ -65,8 +48,10 @@ impl<C: ContextRef> ThreadUar<C> {
         }
         let uar = Uar::alloc(context, UarKind::BlueFlame)?;
         let page = map(context, uar.location())?;
-        // SAFETY: a thread domain promises one caller at a time.
-        let register = unsafe { only_register(&page, device.register_size() / 2, false)? };
+        // SAFETY: in the first UAR of the page, by the bounds that `map` and
+        // `DeviceContext` checked. A thread domain promises one caller at a time.
+        let register =
+            unsafe { DoorbellRegister::new(&page, REGISTERS, device.register_size() / 2, false) };
         Ok(Self { register, uar })
     }
 
@@ -132,22 +117,15 @@ impl<C: ContextRef> DirectUar<C> {
 }
 
 /// A register, and the page number by which CREATE_QP names it.
+#[derive(Clone, Debug)]
 pub(crate) struct QpUar {
     pub(crate) register: DoorbellRegister,
     pub(crate) page_id: u32,
 }
 
-#[derive(Debug)]
-struct AllocatedUar {
-    handle: UarHandle,
-    location: UarLocation,
-    /// Shared with the queue pairs that use it.
-    page: Arc<UarPage>,
-}
-
-/// The UARs of an imported context. The driver's own UARs are used by the process
-/// that opened the device, which alone knows the next BlueFlame half. So an
-/// imported context allocates others.
+/// The UARs of a context. Those that old kernels give are used by the process that
+/// opened the device, which alone knows the next BlueFlame half: an imported context
+/// always allocates others.
 ///
 /// They belong to the file, which other processes may keep open, so they are
 /// freed when the context is closed.
@@ -155,115 +133,119 @@ struct AllocatedUar {
 pub(crate) struct AllocatedUars {
     /// Bytes of a half; 0: doorbells only.
     half: usize,
-    /// The first is for arming completion queues; then come those for one queue
-    /// pair each, and shared ones. They are allocated on demand.
-    pages: Mutex<Vec<AllocatedUar>>,
+    registers: Mutex<Registers>,
+}
+
+/// Registers, which are allocated on demand and given out as libmlx5 does.
+#[derive(Debug)]
+struct Registers {
+    pages: Vec<(UarHandle, UarLocation)>,
+    /// Takes doorbells only.
+    doorbells: QpUar,
+    /// For one queue pair each, the one that was given last at the end.
+    exclusive: Vec<QpUar>,
+    shared: Vec<QpUar>,
 }
 
 impl AllocatedUars {
-    /// Allocates the first page.
+    /// Allocates the first page, which has the register for arming completion queues.
     ///
     /// # Errors
-    /// Those of UAR_OBJ_ALLOC and of mapping; [`CreateError::Unsupported`] if the
-    /// page number does not fit into CREATE_CQ.
-    pub(crate) fn new(context: &Context, register_size: usize) -> Result<Self, CreateError> {
-        let first = Self::allocate(context, UarKind::Doorbells, |location| {
-            u16::try_from(location.page_id)
-                .map(drop)
-                .map_err(|_| CreateError::Unsupported {
-                    what: "a UAR page whose number does not fit into CREATE_CQ",
-                })
-        })?;
-        Ok(Self {
-            half: register_size / 2,
-            pages: Mutex::new(vec![first]),
-        })
-    }
-
-    fn allocate(
+    /// Those of UAR_OBJ_ALLOC and of mapping.
+    pub(crate) fn new(
         context: &Context,
-        kind: UarKind,
-        check: impl FnOnce(UarLocation) -> Result<(), CreateError>,
-    ) -> Result<AllocatedUar, CreateError> {
-        // Freed on an error.
-        let uar = Uar::alloc(&context, kind)?;
+        register_size: usize,
+    ) -> Result<(Self, CqDoorbell), CreateError> {
+        let uar = Uar::alloc(&context, UarKind::Doorbells)?;
         let location = uar.location();
-        check(location)?;
         let page = map(context, location)?;
-        Ok(AllocatedUar {
-            handle: uar.into_handle(),
-            location,
-            page,
-        })
+        let doorbells = QpUar {
+            // SAFETY: in the page, as `map` has checked.
+            register: unsafe { DoorbellRegister::new(&page, REGISTERS, 0, true) },
+            page_id: location.page_id,
+        };
+        let registers = Registers {
+            pages: vec![(uar.into_handle(), location)],
+            doorbells,
+            exclusive: Vec::new(),
+            shared: Vec::new(),
+        };
+        let own = Self {
+            half: register_size / 2,
+            registers: Mutex::new(registers),
+        };
+        Ok((own, CqDoorbell::of(&page, Some(location.page_id))))
     }
 
-    fn locked<T>(&self, what: impl FnOnce(&mut Vec<AllocatedUar>) -> T) -> T {
-        what(&mut self.pages.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// The register for arming completion queues.
-    pub(crate) fn arm(&self) -> Result<CqDoorbell, CreateError> {
-        self.locked(|pages| {
-            let first = pages.first().ok_or(CreateError::NoMemory)?;
-            // `new` has checked the number.
-            Ok(CqDoorbell::of(
-                &first.page,
-                Some(first.location.page_id as u16),
-            ))
-        })
+    fn locked(&self) -> MutexGuard<'_, Registers> {
+        (self.registers.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A shared register for doorbells only.
-    pub(crate) fn doorbells(&self) -> Result<DoorbellRegister, CreateError> {
-        self.locked(|pages| Self::give(pages.first(), 0, true).map(|given| given.register))
+    pub(crate) fn doorbells(&self) -> DoorbellRegister {
+        self.locked().doorbells.register.clone()
     }
 
-    fn give(page: Option<&AllocatedUar>, half: usize, shared: bool) -> Result<QpUar, CreateError> {
-        let own = page.ok_or(CreateError::NoMemory)?;
-        // SAFETY: the size was checked when the device was opened; who shares
-        // what `take` says.
-        let register = unsafe { only_register(&own.page, half, shared)? };
-        Ok(QpUar {
-            register,
-            page_id: own.location.page_id,
-        })
-    }
-
-    /// Allocates a register for a queue pair: an unused one if there is any, else
-    /// the one with the fewest users.
-    pub(crate) fn take(&self, context: &Context) -> Result<QpUar, CreateError> {
+    /// The register of a new queue pair: an unused one if there is any, else the one with
+    /// the fewest users.
+    pub(crate) fn take(&self, context: &Context) -> QpUar {
+        let mut registers = self.locked();
         if self.half == 0 {
-            return self.locked(|pages| Self::give(pages.first(), 0, true));
+            return registers.doorbells.clone();
         }
-        let exclusive = 1..=WANTED_EXCLUSIVE as usize;
-        self.locked(|pages| {
-            let users = |own: &AllocatedUar| Arc::strong_count(&own.page) - 1;
-            // An unused page gets users only here, under the lock.
-            let unused =
-                |(at, own): &(usize, &AllocatedUar)| exclusive.contains(at) && users(own) == 0;
-            if let Some((_, own)) = pages.iter().enumerate().find(unused) {
-                return Self::give(Some(own), self.half, false);
-            }
-            if pages.len() < WANTED_BFREGS as usize && pages.try_reserve(1).is_ok() {
-                if let Ok(own) = Self::allocate(context, UarKind::BlueFlame, |_| Ok(())) {
-                    pages.push(own);
-                    let shared = !exclusive.contains(&(pages.len() - 1));
-                    return Self::give(pages.last(), self.half, shared);
-                }
-            }
-            // None left: a shared one, or the first page's doorbell.
-            let shared = pages.iter().skip(1 + WANTED_EXCLUSIVE as usize);
-            match shared.min_by_key(|own| users(own)) {
-                Some(own) => Self::give(Some(own), self.half, true),
-                None => Self::give(pages.first(), 0, true),
-            }
-        })
+        // An unused one gets users only here, under the lock.
+        let unused = |all: &[QpUar]| all.iter().position(|own| own.register.clones() == 1);
+        if registers.exclusive.len() < WANTED_EXCLUSIVE as usize
+            && unused(&registers.exclusive).is_none()
+        {
+            let new = registers.allocate(context, self.half, false);
+            registers.exclusive.extend(new.into_iter().flatten());
+        }
+        if let Some(at) = unused(&registers.exclusive) {
+            let given = registers.exclusive.remove(at);
+            registers.exclusive.push(given.clone());
+            return given;
+        }
+        if registers.shared.len() < (WANTED_BFREGS - WANTED_EXCLUSIVE) as usize {
+            let new = registers.allocate(context, self.half, true);
+            registers.shared.extend(new.into_iter().flatten());
+        }
+        let fewest = (registers.shared.iter()).min_by_key(|own| own.register.clones());
+        fewest.unwrap_or(&registers.doorbells).clone()
     }
 
     /// Frees all pages, after the queues that use them.
     pub(crate) fn release(&self, context: &Context) {
-        for own in self.locked(std::mem::take) {
-            drop(Uar::from_handle(&context, own.handle, own.location));
+        let mut registers = self.locked();
+        registers.exclusive.clear();
+        registers.shared.clear();
+        for (handle, location) in registers.pages.drain(..) {
+            drop(Uar::from_handle(&context, handle, location));
         }
+    }
+}
+
+impl Registers {
+    /// Allocates a page, which has two registers.
+    fn allocate(
+        &mut self,
+        context: &Context,
+        half: usize,
+        shared: bool,
+    ) -> Result<[QpUar; PER_UAR as usize], CreateError> {
+        // Freed on an error.
+        let uar = Uar::alloc(&context, UarKind::BlueFlame)?;
+        let location = uar.location();
+        let page = map(context, location)?;
+        self.pages.push((uar.into_handle(), location));
+        Ok([0, 1].map(|place| QpUar {
+            // SAFETY: in the first UAR of the page, by the bounds that `map` and
+            // `DeviceContext` checked. One that is not shared is one queue pair's at
+            // a time (`take`), whose posts are made one at a time.
+            register: unsafe {
+                DoorbellRegister::new(&page, REGISTERS + place * 2 * half, half, shared)
+            },
+            page_id: location.page_id,
+        }))
     }
 }

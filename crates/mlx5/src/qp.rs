@@ -361,7 +361,7 @@ impl<C: ContextRef> QueuePair<C> {
             // It has no doorbell.
             _ if service == Service::Target => None,
             Some(own) => Some(own.qp_uar()),
-            None => device.allocate_uar(context)?,
+            None => device.allocate_uar(context),
         };
         let (kind, access_key, streams) = match options.dynamic {
             None => (0, 0, None),

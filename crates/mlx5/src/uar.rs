@@ -22,9 +22,6 @@ pub(crate) struct UarPage {
     pub(crate) mapping: Mapping,
     /// The offset in the device's file at which it is mapped.
     file_offset: u64,
-    /// Doorbell registers, created on first use. Shared, since all users of one
-    /// write to its two halves in turn.
-    registers: [std::sync::OnceLock<BlueFlame>; Self::MOST],
 }
 
 // SAFETY: the mapping is written to through the registers only.
@@ -33,9 +30,6 @@ unsafe impl Send for UarPage {}
 unsafe impl Sync for UarPage {}
 
 impl UarPage {
-    /// Maximum registers of a page: two per UAR, 16 UARs in a page of 64 KiB.
-    const MOST: usize = 32;
-
     pub(crate) fn map(context: &Context, page: u32) -> Result<Self, CreateError> {
         // Command 0, MLX5_IB_MMAP_REGULAR_PAGE, in the bits above the index.
         let size = Mapping::page_size() as u64;
@@ -49,81 +43,80 @@ impl UarPage {
         Ok(Self {
             mapping,
             file_offset: offset,
-            registers: Default::default(),
         })
     }
-
-    pub(crate) fn register(
-        &self,
-        position: usize,
-        make: impl FnOnce() -> BlueFlame,
-    ) -> Result<NonNull<BlueFlame>, CreateError> {
-        let place = self.registers.get(position);
-        let place = place.ok_or(CreateError::BadAnswer {
-            what: "more UARs in a page than fit",
-        })?;
-        Ok(NonNull::from(place.get_or_init(make)))
-    }
 }
 
-/// A doorbell register of a UAR; keeps its page mapped.
+/// A doorbell register of a UAR; keeps its page mapped. Clones are the same register:
+/// all its users write to its two halves in turn.
 #[derive(Clone, Debug)]
 pub(crate) struct DoorbellRegister {
-    /// One of `page.registers`.
+    /// That of `register`: an instruction less for a doorbell.
     at: NonNull<BlueFlame>,
-    page: Arc<UarPage>,
+    register: Arc<Register>,
 }
 
-// SAFETY: it points to a register that any thread may use.
+// SAFETY: any thread may use the register.
 unsafe impl Send for DoorbellRegister {}
 // SAFETY: as above.
 unsafe impl Sync for DoorbellRegister {}
 
+#[derive(Debug)]
+struct Register {
+    blue_flame: BlueFlame,
+    page: Arc<UarPage>,
+}
+
 impl DoorbellRegister {
-    /// The register at an index of a page, created by `make` on first use.
-    pub(crate) fn of(
-        page: Arc<UarPage>,
-        position: usize,
-        make: impl FnOnce() -> BlueFlame,
-    ) -> Result<Self, CreateError> {
-        let at = page.register(position, make)?;
-        Ok(Self { at, page })
+    /// The register at a byte of a page.
+    ///
+    /// # Safety
+    /// As of [`BlueFlame::new`], while the page is mapped.
+    pub(crate) unsafe fn new(page: &Arc<UarPage>, at: usize, half: usize, shared: bool) -> Self {
+        let register = Arc::new(Register {
+            // SAFETY: guaranteed by the caller; the page is kept beside it.
+            blue_flame: unsafe { BlueFlame::new(page.mapping.as_ptr().add(at), half, shared) },
+            page: Arc::clone(page),
+        });
+        Self {
+            at: NonNull::from(&register.blue_flame),
+            register,
+        }
     }
 
     /// The offset in the device's file at which its page is mapped.
     pub(crate) fn file_offset(&self) -> u64 {
-        self.page.file_offset
+        self.register.page.file_offset
+    }
+
+    /// The number of clones.
+    pub(crate) fn clones(&self) -> usize {
+        Arc::strong_count(&self.register)
     }
 
     #[inline]
     pub(crate) fn get(&self) -> &BlueFlame {
-        // SAFETY: it is in a `OnceLock` that was set, so it neither moves nor changes
-        // while `page` lives.
+        // SAFETY: it is kept by `register`.
         unsafe { self.at.as_ref() }
     }
 }
 
 #[cfg(any(test, feature = "fake"))]
 pub(crate) mod testing {
-    //! UarSource in ordinary memory.
+    //! Registers in ordinary memory.
 
     use super::*;
 
     impl DoorbellRegister {
         /// Creates a register in ordinary memory, and returns both.
         pub(crate) fn in_memory(half: usize) -> (Self, NonNull<u64>) {
-            let mapping = Mapping::anonymous(UAR).unwrap();
-            let at = mapping.as_ptr();
             let page = Arc::new(UarPage {
-                mapping,
+                mapping: Mapping::anonymous(UAR).unwrap(),
                 file_offset: 0,
-                registers: Default::default(),
             });
-            // SAFETY: inside the mapping, which the page owns.
-            let make = || unsafe { BlueFlame::new(at, half, false) };
-            let register = page.register(0, make).unwrap();
-            let made = Self { at: register, page };
-            (made, at.cast())
+            // SAFETY: inside the mapping.
+            let register = unsafe { Self::new(&page, 0, half, false) };
+            (register, page.mapping.as_ptr().cast())
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::abi::write::{
     CqModeration, DestroyCqResp, ExModifyCq, ReqNotifyCq, ResizeCq, ResizeCqResp, cmd,
 };
 use crate::command::Ioctl;
+use crate::driver::DriverInput;
 use crate::handle::{Kind, Owned, owned_methods};
 use crate::{Command, Context, ContextRef, CqFlags, CqHandle, Error, Udata};
 
@@ -37,6 +38,8 @@ pub struct CqInit<'a> {
     /// Asynchronous event file that receives its events; default: the context's
     /// first.
     pub async_fd: Option<BorrowedFd<'a>>,
+    /// The driver's number of a page of registers.
+    pub driver_uar: Option<DriverInput>,
 }
 
 /// Number of events of a queue that were read from their files before it was
@@ -146,6 +149,9 @@ pub fn create(
     let answered = ioctl.output(ids::ATTR_CREATE_CQ_RESP_CQE, cqe.as_mut_bytes());
     if let Some(fd) = init.async_fd {
         ioctl.fd(ids::ATTR_CREATE_CQ_EVENT_FD, fd);
+    }
+    if let Some(uar) = init.driver_uar {
+        ioctl.u32(uar.attr_id, uar.value);
     }
     ioctl.udata(udata);
     let answer = ioctl.run(context)?;

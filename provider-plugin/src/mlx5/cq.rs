@@ -66,19 +66,17 @@ impl CqOps for Mlx5 {
         // SAFETY: null or live, as the caller says.
         let lender = unsafe { Allocators::of(ctx, domain) };
         let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
-        let options = CqOptions {
-            cq_uar_page: ctx.mlx5()?.cq_uar_page(),
-            ..options.0.map_or_else(entries::sized_cq_options, Ok)?
-        };
-        let mut made = CompletionQueue::create_with(ctx, init, options, asked)?;
-        made.ring.report_to(ctx.mlx5()?.protected_keys());
+        let options = options.0.map_or_else(entries::sized_cq_options, Ok)?;
+        let device = ctx.mlx5()?;
+        let mut made = CompletionQueue::create_with(ctx, device, init, options, asked)?;
+        made.ring.report_to(device.protected_keys());
         let completions = Completions {
             // SAFETY: it is dropped with the ring.
             empty_check: unsafe { made.ring.empty_check() },
             ring: UnsafeCell::new(made.ring),
             entry: UnsafeCell::default(),
             arming: made.arming,
-            wall: ctx.mlx5()?.clock().wall(),
+            wall: device.clock().wall(),
             lender,
         };
         Ok((made.object, completions))

@@ -213,6 +213,7 @@ fn assertions() -> String {
 fn constants() -> Vec<(&'static str, u32)> {
     let mut all: Vec<(&str, u32)> = vec![
         ("MLX5_LIB_CAP_4K_UAR", LIB_CAP_4K_UAR as u32),
+        ("MLX5_LIB_CAP_DYN_UAR", LIB_CAP_DYN_UAR as u32),
         ("MLX5_QP_FLAG_SCATTER_CQE", QP_FLAG_SCATTER_CQE),
         ("MLX5_QP_FLAG_ALLOW_SCATTER_CQE", QP_FLAG_ALLOW_SCATTER_CQE),
         (

@@ -44,6 +44,12 @@ pub const METHODS: &[MethodSpec] = &[
         attrs: &[must(ATTR_DESTROY_UAR_HANDLE, Ty::Destroy(OBJECT_UAR))],
     },
     MethodSpec {
+        object: OBJECT_CQ,
+        method: METHOD_CQ_CREATE,
+        udata: true,
+        attrs: &[may(ATTR_CREATE_CQ_UAR_INDEX, Ty::In(4, 4))],
+    },
+    MethodSpec {
         object: OBJECT_PD,
         method: METHOD_PD_QUERY,
         udata: false,

@@ -34,6 +34,9 @@ pub const UAR_TYPE_NON_CACHED: u64 = 1;
 /// driver's answer from when the context was created.
 pub const ATTR_QUERY_CONTEXT_RESP: u16 = NAMESPACE;
 
+/// `MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX`, after the driver's data.
+pub const ATTR_CREATE_CQ_UAR_INDEX: u16 = NAMESPACE + 2;
+
 /// `MLX5_IB_METHOD_GET_DATA_DIRECT_SYSFS_PATH`, of the device.
 pub const METHOD_DATA_DIRECT_PATH: u16 = NAMESPACE + 1;
 /// `MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH`.

@@ -9,16 +9,19 @@ use uverbs::Context;
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::Target;
 
-use super::objects::{ALLOC_UAR, Answer, BAD, CREATE_CQ, CREATE_QP, GOOD, Machine};
+use super::objects::{ALLOC_UAR, Answer, BAD, CREATE_CQ, CREATE_QP, GET_CONTEXT, GOOD, Machine};
 use super::*;
-use crate::{CqOptions, CreateError, DeviceContext, QueuePair, ThreadUar};
+use crate::{CreateError, DeviceContext, QueuePair, ThreadUar};
 
 const QUERY_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_QUERY_CONTEXT);
 /// The number of the first page that is allocated; the others follow. They lie
 /// in the file in this order, from its beginning.
 const FIRST: u32 = 0x70;
-/// One for doorbells, four that a queue pair each has, eleven that they share.
-const PAGES: usize = 16;
+/// One for doorbells; two of registers that a queue pair each has, six of those that they
+/// share.
+const PAGES: usize = 9;
+/// The offsets of the halves of a page's two registers.
+const HALVES: [u64; 4] = [0x800, 0x900, 0xa00, 0xb00];
 
 /// Of a file that rdma-core's provider has opened: the driver gave it none.
 const NONE_GIVEN: Answer = Answer {
@@ -75,11 +78,18 @@ fn read(machine: &Machine, page: u32, at: u64) -> [u8; 8] {
     bytes
 }
 
-fn ring(qp: &mut Pair) {
+/// Rings, and returns which register of the page was written to.
+fn ring(machine: &Machine, qp: &mut Pair, page: u32) -> usize {
+    for at in HALVES {
+        let offset = u64::from(page) * 4096 + at;
+        machine.pages.write_all_at(&[0; 8], offset).unwrap();
+    }
     qp.send.begin();
     push_send(&mut qp.send, 0).unwrap();
     // SAFETY: there is no device.
     unsafe { qp.send.publish() };
+    let rung = |at: &u64| be32(&read(machine, page, *at), 4) == QPN << 8 | 1;
+    HALVES.iter().position(rung).unwrap() / 2
 }
 
 #[test]
@@ -89,14 +99,10 @@ fn imported_context_allocates_its_uars() {
         let (machine, kinds) = machine(u32::MAX);
         let device = import(&machine, &answer).unwrap();
         assert_eq!(device.limits, LIMITS);
-        assert_eq!(device.cq_uar_page(), Some(FIRST as u16));
+        assert_eq!(device.cq_uar_page(), Some(FIRST));
 
         // Completion queues are armed in the first page, of doorbells.
-        let options = CqOptions {
-            cq_uar_page: device.cq_uar_page(),
-            ..CqOptions::default()
-        };
-        let cq = machine.cq_with(3, options).unwrap();
+        let cq = machine.cq_of(&device, 3).unwrap();
         let told = machine.driver_in(CREATE_CQ);
         assert_eq!(told[22..26], [2, 0, FIRST as u8, 0]);
         cq.arming.arm(device.cq_doorbell(), false);
@@ -107,24 +113,23 @@ fn imported_context_allocates_its_uars() {
             kinds.lock().unwrap()[..],
             [&[1][..], &[0; PAGES - 1]].concat()
         );
-        for (qp, page) in &mut pairs {
-            ring(qp);
-            assert_eq!(be32(&read(&machine, *page, 0x800), 4), QPN << 8 | 1);
-        }
-        // Four have one to themselves; of the others each has as many as the
-        // next, or one more.
-        let mut users = [0; PAGES];
-        pairs
-            .iter()
-            .for_each(|(_, page)| users[*page as usize] += 1);
-        assert_eq!(users[..5], [0, 1, 1, 1, 1]);
-        assert!(users[5..].iter().all(|n| [3, 4].contains(n)), "{users:?}");
+        // Four have one to themselves; the others have each as many as the next. The
+        // first queue pairs of a page use its registers in turn.
+        let registers: Vec<_> = (pairs.iter_mut())
+            .map(|(qp, page)| (*page as usize, ring(&machine, qp, *page)))
+            .collect();
+        let all = (1..PAGES).flat_map(|page| [(page, 0), (page, 1)]);
+        let shared = (3..PAGES).flat_map(|page| [(page, 0), (page, 1)]);
+        let expected: Vec<_> = all.chain(shared.clone()).chain(shared).collect();
+        assert_eq!(registers, expected);
 
-        // One that is free again is the next queue pair's.
-        let freed = pairs.swap_remove(2);
-        assert_eq!(freed.1, 3);
-        drop(freed);
-        assert_eq!(pair(&machine, &device).1, 3);
+        // One that is free again is the next queue pair's; of several that which
+        // was given first.
+        pairs.drain(1..3);
+        for expected in [(1, 1), (2, 0), (1, 1)] {
+            let (mut qp, page) = pair(&machine, &device);
+            assert_eq!((page, ring(&machine, &mut qp, page)), expected);
+        }
 
         drop((pairs, cq));
         let live = machine.fake.live_objects();
@@ -135,11 +140,29 @@ fn imported_context_allocates_its_uars() {
     }
 }
 
+/// rdma-core's provider imports no other.
+#[test]
+fn created_context_allocates_its_uars_where_none_are_given() {
+    let (machine, kinds) = machine(u32::MAX);
+    let device = machine.open(&NONE_GIVEN).unwrap();
+    // Several in a page, and by number.
+    assert_eq!(machine.driver_in(GET_CONTEXT)[24..32], 3u64.to_ne_bytes());
+    assert_eq!(device.cq_uar_page(), Some(FIRST));
+    let mut pairs: Vec<_> = (0..2).map(|_| pair(&machine, &device)).collect();
+    for (place, (qp, page)) in pairs.iter_mut().enumerate() {
+        assert_eq!((*page, ring(&machine, qp, *page)), (1, place));
+    }
+    assert_eq!(kinds.lock().unwrap()[..], [1, 0]);
+    drop(pairs);
+    device.close(&machine.context);
+    machine.assert_only_domains_left();
+}
+
 #[test]
 fn queue_pairs_share_uars() {
     // Pages that there are, and what three queue pairs get: nothing but the first,
-    // of doorbells; one that is the first's; four of those, and one to share.
-    for (most, alone, expected) in [(1, 0, [0, 0, 0]), (2, 0, [1, 0, 0]), (6, 4, [5, 5, 5])] {
+    // of doorbells; two that are the first's; four of those, and two to share.
+    for (most, alone, expected) in [(1, 0, [0, 0, 0]), (2, 0, [1, 1, 0]), (4, 4, [3, 3, 3])] {
         let (machine, _) = machine(most);
         let device = import(&machine, &NONE_GIVEN).unwrap();
         let kept: Vec<_> = (0..alone).map(|_| pair(&machine, &device)).collect();
@@ -147,8 +170,7 @@ fn queue_pairs_share_uars() {
         let pages: Vec<_> = pairs.iter().map(|(_, page)| *page).collect();
         assert_eq!(pages, expected);
         for (qp, page) in &mut pairs {
-            ring(qp);
-            assert_eq!(be32(&read(&machine, *page, 0x800), 4), QPN << 8 | 1);
+            ring(&machine, qp, *page);
         }
         drop((pairs, kept));
         device.close(&machine.context);
@@ -166,11 +188,9 @@ fn device_without_blue_flame_has_doorbells() {
     let device = import(&machine, &none).unwrap();
     let mut both: Vec<_> = (0..2).map(|_| pair(&machine, &device)).collect();
     for (qp, page) in &mut both {
-        assert_eq!(*page, 0);
-        ring(qp);
+        // One place for both: there are no halves.
+        assert_eq!((*page, ring(&machine, qp, 0)), (0, 0));
     }
-    // One place for both: there are no halves.
-    assert_eq!(be32(&read(&machine, 0, 0x800), 4), QPN << 8 | 1);
     assert_eq!(kinds.lock().unwrap()[..], [1]);
     let error = ThreadUar::allocate(&machine.context, &device).unwrap_err();
     assert_eq!(error.errno(), libc::EOPNOTSUPP);
@@ -195,23 +215,38 @@ fn failed_import_leaves_nothing() {
         assert_eq!(import(&machine, answer).unwrap_err().errno(), *errno);
         assert!(machine.fake.live_objects().is_empty());
     }
-    // No page of registers, one that is none, one whose number is too large.
+    // No page of registers, and one that is none.
     let (none, _) = machine(0);
     let error = import(&none, &NONE_GIVEN).unwrap_err();
     assert_eq!(error.errno(), libc::ENOSPC);
-    for (length, number, errno) in [
-        (2048u32, 1u32, libc::EPROTO),
-        (4096, 1 << 16, libc::EOPNOTSUPP),
-    ] {
-        let (machine, _) = machine(u32::MAX);
-        machine.fake.on(ALLOC_UAR, move |reply| {
-            reply.set(ATTR_ALLOC_UAR_MMAP_OFFSET, &0u64.to_ne_bytes());
-            reply.set(ATTR_ALLOC_UAR_MMAP_LENGTH, &length.to_ne_bytes());
-            reply.set(ATTR_ALLOC_UAR_PAGE_ID, &number.to_ne_bytes());
-            Ok(())
-        });
-        let error = import(&machine, &NONE_GIVEN).unwrap_err();
-        assert_eq!(error.errno(), errno);
-        assert!(machine.fake.live_objects().is_empty());
-    }
+    let (short, _) = machine(u32::MAX);
+    answer_uar(&short, 2048, 1);
+    let error = import(&short, &NONE_GIVEN).unwrap_err();
+    assert_eq!(error.errno(), libc::EPROTO);
+    assert!(short.fake.live_objects().is_empty());
+}
+
+fn answer_uar(machine: &Machine, length: u32, number: u32) {
+    machine.fake.on(ALLOC_UAR, move |reply| {
+        reply.set(ATTR_ALLOC_UAR_MMAP_OFFSET, &0u64.to_ne_bytes());
+        reply.set(ATTR_ALLOC_UAR_MMAP_LENGTH, &length.to_ne_bytes());
+        reply.set(ATTR_ALLOC_UAR_PAGE_ID, &number.to_ne_bytes());
+        Ok(())
+    });
+}
+
+/// An attribute has it if it does not fit into the driver's structure.
+#[test]
+fn completion_queue_of_a_page_with_a_large_number() {
+    let (machine, _) = machine(u32::MAX);
+    answer_uar(&machine, 4096, 0x1_0002);
+    let device = machine.open(&NONE_GIVEN).unwrap();
+    let _cq = machine.cq_of(&device, 3).unwrap();
+    let calls = machine.fake.take_ioctls();
+    let call = calls
+        .iter()
+        .find(|call| call.target() == CREATE_CQ)
+        .unwrap();
+    assert_eq!(call.driver_in()[22..26], [0; 4]);
+    assert_eq!(call.u32(ATTR_CREATE_CQ_UAR_INDEX), Some(0x1_0002));
 }

@@ -11,12 +11,12 @@ use uverbs::{Context, CqInit, PdHandle, QpInit, QpType, SrqInit, SrqKind, Udata}
 
 use super::*;
 use crate::{
-    CompletionQueue, CqOptions, CreateError, DeviceContext, QpOptions, QueuePair,
-    SharedReceiveQueue, ThreadUar,
+    CompletionQueue, CreateError, DeviceContext, QpOptions, QueuePair, SharedReceiveQueue,
+    ThreadUar,
 };
 
 pub const ALLOC_UAR: Target = Target::Method(OBJECT_UAR, METHOD_UAR_ALLOC);
-const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
+pub const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
 pub const CREATE_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_CREATE);
 pub const CREATE_QP: Target = Target::Method(OBJECT_QP, METHOD_QP_CREATE);
 pub const CREATE_WQ: Target = Target::Method(OBJECT_WQ, METHOD_WQ_CREATE);
@@ -114,13 +114,13 @@ impl Machine {
     }
 
     pub fn cq(&self, cqe: u32) -> Result<CompletionQueue<Arc<Context>>, CreateError> {
-        self.cq_with(cqe, CqOptions::default())
+        self.cq_of(&self.open(&GOOD)?, cqe)
     }
 
-    pub fn cq_with(
+    pub fn cq_of(
         &self,
+        device: &DeviceContext,
         cqe: u32,
-        options: CqOptions,
     ) -> Result<CompletionQueue<Arc<Context>>, CreateError> {
         self.fake.on(CREATE_CQ, |reply| {
             let cqe = reply.call().u32(ATTR_CREATE_CQ_CQE).unwrap();
@@ -132,7 +132,7 @@ impl Machine {
             cqe,
             ..CqInit::default()
         };
-        CompletionQueue::create_with(&self.context, &init, options, None)
+        CompletionQueue::create(&self.context, device, &init)
     }
 
     /// Queue pairs are made, of this register.
@@ -210,7 +210,7 @@ fn context_requests_user_indices_and_uars() {
     let asked = machine.driver_in(GET_CONTEXT);
     assert_eq!(asked.len(), 32);
     assert_eq!(asked[..8], [16, 0, 0, 0, 4, 0, 0, 0]);
-    assert_eq!((asked[16], asked[24]), (1, 1));
+    assert_eq!((asked[16], asked[24]), (1, 3));
     assert_eq!(device.limits, LIMITS);
 }
 
@@ -242,13 +242,6 @@ pub const BAD: [(Answer, i32); 3] = [
 #[test]
 fn malformed_driver_answers_are_refused() {
     let registers = [
-        (
-            Answer {
-                registers: 0,
-                ..GOOD
-            },
-            libc::EPROTO,
-        ),
         (
             Answer {
                 registers: 1 << 20,

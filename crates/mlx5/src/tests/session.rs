@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use uverbs::Sge;
 
-use super::objects::Machine;
+use super::objects::{GOOD, Machine};
 use super::*;
 use crate::cq_ring::CqeFormat;
 use crate::{
@@ -325,6 +325,7 @@ fn create_cq_names_the_cqe_format() {
         (true, Some(MiniFormat::Checksum), [128, 0, 0, 0, 1, 2]),
     ];
     for (wide, compression, expected) in cases {
+        let device = machine.open(&GOOD).unwrap();
         machine.cq(1).unwrap();
         machine.fake.take_ioctls();
         let init = uverbs::CqInit {
@@ -336,7 +337,8 @@ fn create_cq_names_the_cqe_format() {
             compression,
             ..CqOptions::default()
         };
-        let cq = CompletionQueue::create_with(&machine.context, &init, options, None).unwrap();
+        let cq =
+            CompletionQueue::create_with(&machine.context, &device, &init, options, None).unwrap();
         assert_eq!(cq.ring.capacity(), 8);
         let calls = machine.fake.take_ioctls();
         assert_eq!(calls[0].driver_in()[16..22], expected);

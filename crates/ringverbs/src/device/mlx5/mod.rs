@@ -333,7 +333,7 @@ impl Provider {
         init: &CqInit,
         _timed: bool,
     ) -> Result<CompletionQueue> {
-        let made = ::mlx5::CompletionQueue::create(context, init);
+        let made = ::mlx5::CompletionQueue::create(context, &self.device, init);
         let made = made.map_err(|error| too_many_entries(error, init.cqe))?;
         let entries = made.object.cqe();
         let ring = Mlx5Completions::new(
