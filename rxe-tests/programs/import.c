@@ -4,8 +4,8 @@
  * descriptor, the other imports it and what the first has made there. No
  * provider of rdma_rxe offers it: then the cases are skipped.
  *
- * Environment: IMPORTER_DRIVERS  RDMAV_DRIVERS of the importing process of the
- *                                case "write", if it is to have another provider
+ * In "stock-imports" and "stock-exports" the stock provider serves one of the two
+ * processes: this program again, run with the case "import" or "export".
  */
 #include "common.h"
 
@@ -78,10 +78,17 @@ static bool hear(int sock)
 static struct ibv_context *import_or_skip(int fd)
 {
 	struct ibv_context *ctx = ibv_import_device(fd);
+	const char *expect = getenv("RXE_EXPECT");
+	Dl_info info;
 
 	if (!ctx && errno == EOPNOTSUPP)
 		SKIP("this provider imports no devices");
-	return MUST(ctx);
+	MUST(ctx);
+	CHECK(dladdr((void *)ctx->ops.poll_cq, &info));
+	fprintf(stderr, "importing provider %s\n", info.dli_fname);
+	if (expect && !strstr(info.dli_fname, expect))
+		FAIL("imported by %s, not by %s", info.dli_fname, expect);
+	return ctx;
 }
 
 struct half {
@@ -158,11 +165,8 @@ static void import_and_write(int sock)
 	struct ibv_mr *mr;
 	struct half h;
 	struct op op;
-	Dl_info info;
 
 	ctx = import_or_skip(take_offer(sock, &offer));
-	CHECK(dladdr((void *)ctx->ops.poll_cq, &info));
-	fprintf(stderr, "importing provider %s\n", info.dli_fname);
 	pd = MUST(ibv_import_pd(ctx, offer.pd));
 	CHECK(pd->context == ctx);
 	EQ(pd->handle, offer.pd);
@@ -195,31 +199,14 @@ static void import_and_write(int sock)
 	tell(sock);
 }
 
-static void t_write(void)
+static void export_and_write(int sock)
 {
 	struct ibv_context *ctx;
 	struct offer offer;
 	struct ibv_pd *pd;
 	struct ibv_mr *mr;
-	int socks[2], st;
 	uint8_t *buf;
-	pid_t pid;
 
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, socks));
-	fflush(stdout);
-	pid = fork();
-	CHECK(pid >= 0);
-	if (!pid) {
-		const char *drivers = getenv("IMPORTER_DRIVERS");
-
-		if (drivers)
-			setenv("RDMAV_DRIVERS", drivers, 1);
-		close(socks[0]);
-		test_limit(60);
-		import_and_write(socks[1]);
-		_exit(0);
-	}
-	close(socks[1]);
 	ctx = open_device();
 	pd = MUST(ibv_alloc_pd(ctx));
 	buf = mmap(NULL, 2 * HALF, PROT_READ | PROT_WRITE,
@@ -235,24 +222,87 @@ static void t_write(void)
 			       .rkey = mr->rkey,
 			       .addr = (uintptr_t)buf,
 			       .length = 2 * HALF};
-	send_offer(socks[0], ctx->cmd_fd, &offer);
-	if (hear(socks[0])) {
+	send_offer(sock, ctx->cmd_fd, &offer);
+	if (hear(sock)) {
 		CHECK_PATTERN(buf + HALF, HALF, 3);
 		traffic(ctx, pd, 2000); /* while the importer does */
-		CHECK(hear(socks[0]));
+		CHECK(hear(sock));
 		traffic(ctx, pd, 3000);
 	}
-	CHECK(waitpid(pid, &st, 0) == pid);
-	if (WIFSIGNALED(st))
-		FAIL("the importer was ended by signal %d", WTERMSIG(st));
-	if (WEXITSTATUS(st) && WEXITSTATUS(st) != 77)
-		_exit(WEXITSTATUS(st));
 	/* Nothing of the importer is in the way. */
 	OK(ibv_dereg_mr(mr));
 	OK(ibv_dealloc_pd(pd));
 	OK(ibv_close_device(ctx));
+}
+
+/* Runs one part here and the other in a process of its own: "theirs", or a case of
+ * this program that the stock provider serves. */
+static void beside(void (*mine)(int), void (*theirs)(int), const char *stock)
+{
+	int socks[2], st;
+	char fd[12];
+	pid_t pid;
+
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, socks));
+	fflush(stdout);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		close(socks[0]);
+		if (stock) {
+			snprintf(fd, sizeof(fd), "%d", socks[1]);
+			setenv("IMPORT_SOCKET", fd, 1);
+			setenv("RDMAV_DRIVERS", "mlx5", 1);
+			setenv("RXE_EXPECT", "libmlx5", 1);
+			unsetenv("LD_PRELOAD");
+			execl("/proc/self/exe", "import", stock, NULL);
+			FAIL("cannot run this program again");
+		}
+		test_limit(60);
+		theirs(socks[1]);
+		_exit(0);
+	}
+	close(socks[1]);
+	mine(socks[0]);
+	CHECK(waitpid(pid, &st, 0) == pid);
+	if (WIFSIGNALED(st))
+		FAIL("the other process was ended by signal %d", WTERMSIG(st));
 	if (WEXITSTATUS(st))
 		_exit(WEXITSTATUS(st));
+}
+
+static int other_process(void)
+{
+	const char *fd = getenv("IMPORT_SOCKET");
+
+	if (!fd)
+		SKIP("run by other cases");
+	return atoi(fd);
+}
+
+static void t_import(void)
+{
+	import_and_write(other_process());
+}
+
+static void t_export(void)
+{
+	export_and_write(other_process());
+}
+
+static void t_write(void)
+{
+	beside(export_and_write, import_and_write, NULL);
+}
+
+static void t_stock_imports(void)
+{
+	beside(export_and_write, NULL, "import");
+}
+
+static void t_stock_exports(void)
+{
+	beside(import_and_write, NULL, "export");
 }
 
 /* Opening and closing by one descriptor leaves nothing in the file. */
@@ -356,8 +406,15 @@ static void t_refused(void)
 }
 
 static const struct test_case cases[] = {
-	{"write", t_write},	{"again", t_again},   {"survivor", t_survivor},
-	{"events", t_events}, {"refused", t_refused},
+	{"write", t_write},
+	{"again", t_again},
+	{"survivor", t_survivor},
+	{"events", t_events},
+	{"refused", t_refused},
+	{"stock-imports", t_stock_imports},
+	{"stock-exports", t_stock_exports},
+	{"import", t_import},
+	{"export", t_export},
 };
 
 int main(int argc, char **argv)
