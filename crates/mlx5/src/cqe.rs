@@ -16,7 +16,7 @@ use crate::abi::{self, Cqe, SYNDROME, TagCqe, TagHeader, VENDOR_SYNDROME, cqe_op
 use crate::plan::KeyChanges;
 use crate::qp_table::{NUMBER, QpTable, user_index};
 use crate::wc::{flags, opcode, status, status_of, syndrome};
-use crate::{CompletionError, SharedWork, Work};
+use crate::{CompletionError, SharedWork, Work, tags};
 
 /// A new CQE, or a copy of one. Each field is read once, when it is requested,
 /// because a malfunctioning device may overwrite it.
@@ -361,7 +361,8 @@ fn decode_of<const TAGS: bool>(
 }
 
 /// As [`decode`], for any work request: also for a WQE that the program has made
-/// ([`SendQueue::push_raw`](crate::SendQueue::push_raw)).
+/// ([`SendQueue::push_raw`](crate::SendQueue::push_raw)), and for a change of tags that
+/// has failed.
 pub(crate) fn decode_any(
     qps: &mut QpTable,
     cqe: CqeRef,
@@ -378,21 +379,28 @@ pub(crate) fn decode_any(
         _ => return Err(error),
     };
     let work = sender(qps, cqe)?;
+    let slot = cqe.wqe_counter();
+    let (vendor, syndrome) = cqe.syndromes();
+    let failure = |wr_id, opcode| Decoded {
+        wr_id,
+        status: status_of(syndrome),
+        opcode,
+        wc_flags: 0,
+        byte_len: 0,
+        vendor_err: vendor.into(),
+    };
+    let shared = work.shared.as_deref().filter(|_| failed);
+    if let Some(wr_id) = shared.and_then(|shared| tags::fail(work, shared, slot)) {
+        sink.put(cqe, failure(wr_id, opcode::SEND));
+        return Ok(());
+    }
     if !work.raw {
         return Err(error);
     }
-    let found = work.sends.find_marked(cqe.wqe_counter().into());
+    let found = work.sends.find_marked(slot.into());
     let found = found.ok_or(error)?;
-    let (vendor, syndrome) = cqe.syndromes();
     let decoded = match failed {
-        true => Decoded {
-            wr_id: found.wr_id,
-            status: status_of(syndrome),
-            opcode: opcode::RAW_WQE,
-            wc_flags: 0,
-            byte_len: 0,
-            vendor_err: vendor.into(),
-        },
+        true => failure(found.wr_id, opcode::RAW_WQE),
         false => {
             // Its opcode may be one that this crate does not write.
             let (_, wc_flags, byte_len) = request(work, cqe).unwrap_or_default();

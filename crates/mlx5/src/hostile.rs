@@ -122,9 +122,9 @@ struct Tagged {
     receives: Vec<u64>,
     /// Of tags in the list, by their handles.
     list: [Option<u64>; TAGS as usize + 1],
-    /// Signalled changes, oldest first; of a removal the handle.
-    changes: Vec<(u64, Option<u32>)>,
-    /// All changes, each of which may fail once as a work request.
+    /// Signalled changes, oldest first, with the handles of their tags.
+    changes: Vec<(u64, TagChange, u32)>,
+    /// All changes, oldest first. The first completion of one ends it, and those before.
     posted: Vec<u64>,
 }
 
@@ -175,15 +175,35 @@ impl Tagged {
         }
     }
 
+    /// That change has ended. Returns it and those before; none if it had ended already.
+    fn end(&mut self, wr_id: u64) -> Vec<u64> {
+        let at = self.posted.iter().position(|posted| *posted == wr_id);
+        at.map_or_else(Vec::new, |at| self.posted.drain(..=at).collect())
+    }
+
+    /// A change has failed as a work request. Whether it was outstanding.
+    fn failed(&mut self, wr_id: u64) -> bool {
+        let ended = self.end(wr_id);
+        self.changes.retain(|(wr_id, change, handle)| {
+            let stays = !ended.contains(wr_id);
+            if let (TagChange::Add { .. }, false) = (change, stays) {
+                self.list[*handle as usize] = None;
+            }
+            stays
+        });
+        !ended.is_empty()
+    }
+
     /// A completion was told that is of tag matching. Whether it was due.
     fn done(&mut self, wc: &WorkCompletion) -> bool {
         let kind = wc.wc_flags & (flags::TM_MATCH | flags::TM_DATA_VALID);
         match wc.opcode {
             opcode::TM_ADD | opcode::TM_DEL | opcode::TM_SYNC => {
-                let (wr_id, removed) = self.changes.remove(0);
-                if let (Some(handle), 0) = (removed, wc.status) {
+                let (wr_id, change, handle) = self.changes.remove(0);
+                if let (TagChange::Remove(_), 0) = (change, wc.status) {
                     self.list[handle as usize] = None;
                 }
+                self.end(wr_id);
                 wr_id == wc.wr_id
             }
             opcode::TM_RECV if kind != 0 => {
@@ -396,7 +416,6 @@ impl World<'_> {
         let Ok(handle) = pushed else {
             return;
         };
-        let mut removed = None;
         match change {
             TagChange::Add { .. } => {
                 let id = tagged.list[handle as usize].replace(recv_id);
@@ -404,16 +423,15 @@ impl World<'_> {
             }
             TagChange::Remove(_) => {
                 assert!(tagged.list[handle as usize].is_some(), "it was not there");
-                match operation.signalled {
-                    true => removed = Some(handle),
-                    false => tagged.list[handle as usize] = None,
+                if !operation.signalled {
+                    tagged.list[handle as usize] = None;
                 }
             }
             TagChange::Sync => {}
         }
         tagged.posted.push(wr_id);
         if operation.signalled {
-            tagged.changes.push((wr_id, removed));
+            tagged.changes.push((wr_id, change, handle));
         }
     }
 
@@ -455,7 +473,7 @@ impl World<'_> {
             _ => std::array::from_fn(|at| at as u8),
         };
         if what & 3 != 0 {
-            bytes[32..36].copy_from_slice(&(FIRST + u32::from(self.script.below(5))).to_be_bytes());
+            bytes[32..36].copy_from_slice(&(FIRST + u32::from(self.script.below(6))).to_be_bytes());
             bytes[44..48].copy_from_slice(&u32::from(self.script.byte()).to_be_bytes());
             bytes[54] = [0x93, 0x6b][usize::from(what >> 2 & 1)];
             bytes[55] = [0x22, 0x05][usize::from(what >> 3 & 1)];
@@ -589,11 +607,9 @@ impl World<'_> {
             known = true;
             self.tagged.receives.remove(at);
         }
-        // A change that failed as a work request: its own completion may still come.
-        if let Some(at) = (self.tagged.posted.iter()).position(|wr_id| *wr_id == wc.wr_id) {
+        if self.tagged.failed(wc.wr_id) {
             assert!(fails, "a change that was sent");
             known = true;
-            self.tagged.posted.remove(at);
         }
         for pair in &mut self.pairs {
             for (of_receives, queue) in [(false, &mut pair.sends), (true, &mut pair.receives)] {

@@ -98,6 +98,8 @@ pub(crate) struct TagList {
     operations: VecDeque<Operation>,
     /// The block of the last operation that has completed, until the poster has seen it.
     completed: Option<u32>,
+    /// User index of the queue pair of the operations.
+    changes: Option<u32>,
     /// Unexpected messages that were received, and that the program has handled.
     unexpected: u32,
     handled: u32,
@@ -122,6 +124,7 @@ impl TagList {
             last_free: last,
             operations: VecDeque::new(),
             completed: None,
+            changes: None,
             unexpected: 0,
             handled: 0,
         })
@@ -259,6 +262,23 @@ impl TagList {
         self.completed = Some(operation.block);
         Some(operation)
     }
+
+    /// Ends operations until one whose work request is outstanding. A tag that was to be
+    /// added leaves the list; one that was to be removed stays, since a message may still
+    /// arrive for it.
+    fn end_failed(&mut self, is_outstanding: impl Fn(u32) -> bool) {
+        while let Some(first) = self.operations.front().copied() {
+            if is_outstanding(first.block) {
+                return;
+            }
+            self.operations.pop_front();
+            let Some(entry) = first.tag else { continue };
+            if first.kind == tag_op::APPEND {
+                self.leave(entry);
+            }
+            self.end_operation(entry);
+        }
+    }
 }
 
 impl SharedQueue {
@@ -301,10 +321,33 @@ impl SharedQueue {
         if let Some(block) = list.completed.take() {
             changes.complete(block);
         }
+        list.changes = Some(changes.work().user_index());
         let (segment, memory) = list.segment(operation)?;
         let block = changes.push_tag(operation.wr_id, segment, memory)?;
         Ok(list.apply(operation, block))
     }
+}
+
+/// Ends the change of tags in that slot of `work`, which has failed, and those before it.
+/// Returns its identifier; `None` if it is not outstanding: the first completion ends a
+/// change.
+#[cold]
+pub(crate) fn fail(work: &Work, shared: &SharedWork, slot: u16) -> Option<u64> {
+    // Under the lock of the poster, who completes work requests, too.
+    let mut locked = shared.enter();
+    let list = locked.tags()?;
+    if list.changes != Some(work.user_index()) {
+        return None;
+    }
+    let complete = |slot| {
+        let found = work.sends.find_marked(slot)?;
+        work.sends.complete(found);
+        Some(found.wr_id)
+    };
+    list.completed.take().and_then(complete);
+    let wr_id = complete(slot.into())?;
+    list.end_failed(|block| work.sends.find_marked(block).is_some());
+    Some(wr_id)
 }
 
 /// Whether a CQE with this last byte may be of tag matching.

@@ -50,12 +50,14 @@ impl SendQueue {
         let block = (self.offset(self.next) / BLOCK) as u32;
         const { assert!(SEGMENTS < PER_BLOCK) };
         self.advance(self.next, control[0], wr_id, 1);
+        // Completed by the list alone.
+        self.work.sends.post_marked(block, wr_id, self.wr_count);
         Ok(block)
     }
 
     /// The work request in that block, and all before it, have completed.
     pub(crate) fn complete(&self, block: u32) {
-        if let Some(found) = self.work.sends.find(block) {
+        if let Some(found) = self.work.sends.find_marked(block) {
             self.work.sends.complete(found);
         }
     }

@@ -289,6 +289,70 @@ fn an_entry_is_free_when_its_changes_were_told() {
     assert_eq!(side.post(&add(4)), Err(PostError::Full));
 }
 
+/// The CQE of a change that has failed: the device refuses it, or flushes it.
+fn failed(slot: u16, syndrome: u8) -> [u8; 64] {
+    Raised {
+        opcode: 13,
+        user_index: CHANGES,
+        slot,
+        syndrome,
+        ..Raised::default()
+    }
+    .bytes()
+}
+
+#[test]
+fn changes_that_failed_are_not_outstanding() {
+    let mut side = side();
+    side.post(&signalled(1, add(0))).unwrap();
+    assert_eq!(side.told(changed(5, true, 0)).wr_id, 1);
+    side.post(&signalled(2, add(1))).unwrap();
+    for (wr_id, tag) in [(3, 0), (4, 1)] {
+        let remove = change(TagChange::Remove(tag));
+        side.post(&signalled(wr_id, remove)).unwrap();
+    }
+    let sync = change(TagChange::Sync);
+    side.post(&signalled(5, sync)).unwrap();
+    assert_eq!(side.post(&signalled(6, sync)), Err(PostError::Full));
+    for (slot, syndrome) in [(1, 4), (2, 5), (3, 5), (4, 5)] {
+        let wc = side.told(failed(slot, syndrome));
+        assert_eq!(
+            (wc.wr_id, wc.status),
+            (1 + u64::from(slot), syndrome.into())
+        );
+    }
+    // The first tag is still there, the second never was.
+    assert_eq!(side.told(tagged(2, 0xa, 0)).status, 0);
+    assert_eq!(side.told(tagged(2, 0xa, 1)).status, 21);
+    // Later changes are flushed, however many.
+    for n in 0..9 {
+        side.post(&signalled(n, add(n))).unwrap();
+        let slot = (side.pair.record(1) - 1) as u16;
+        assert_eq!(side.told(failed(slot, 5)).wr_id, n);
+    }
+}
+
+#[test]
+fn the_first_completion_ends_a_change() {
+    for fails_first in [false, true] {
+        let mut side = side();
+        side.post(&signalled(1, add(0))).unwrap();
+        let (added, refused) = (changed(5, true, 0), failed(0, 4));
+        let (first, second) = match fails_first {
+            true => (refused, added),
+            false => (added, refused),
+        };
+        assert_eq!(side.told(first).wr_id, 1);
+        side.malformed(second);
+    }
+    // One that fails ends those before it, of which nothing was said.
+    let mut side = side();
+    side.post(&signalled(1, add(0))).unwrap();
+    side.post(&add(1)).unwrap();
+    assert_eq!(side.told(failed(1, 4)).wr_id, 1);
+    side.malformed(failed(0, 5));
+}
+
 #[test]
 fn a_message_in_two_steps_frees_its_tag_with_the_second() {
     let mut side = side();
