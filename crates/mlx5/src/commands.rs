@@ -96,6 +96,21 @@ fn refusal(command: &'static str, error: uverbs::Error, answer: &[u8]) -> Create
     }
 }
 
+/// The value of [`Capabilities::out_of_order`], by service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutOfOrderSupport {
+    /// Unreliable datagrams.
+    pub ud: bool,
+    /// Unreliable connections.
+    pub uc: bool,
+    /// Extended reliable connections.
+    pub xrc: bool,
+    /// Dynamic connections.
+    pub dc: bool,
+    /// Reliable connections.
+    pub rc: bool,
+}
+
 /// Capabilities of the device that the driver does not report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
@@ -123,9 +138,9 @@ pub struct Capabilities {
     pub log_reserved_numbers: u8,
     /// The device tells whether it writes the data of a queue pair in order.
     pub data_in_order: bool,
-    /// Receives of UD, UC, XRC, DC and RC may be consumed in any order
+    /// Services whose receives may be consumed in any order
     /// ([`crate::Features::out_of_order`]).
-    pub out_of_order: [bool; 5],
+    pub out_of_order: OutOfOrderSupport,
     /// Signatures of memory keys.
     pub signatures: SignatureSupport,
     /// Encryption of memory keys.
@@ -198,7 +213,13 @@ impl Capabilities {
                 lag_change: bit(0x28, 13),
                 log_reserved_numbers: 0,
                 data_in_order: bit(0xc, 29),
-                out_of_order: [15, 14, 13, 12, 11].map(|n| bit(0x64, n)),
+                out_of_order: OutOfOrderSupport {
+                    ud: bit(0x64, 15),
+                    uc: bit(0x64, 14),
+                    xrc: bit(0x64, 13),
+                    dc: bit(0x64, 12),
+                    rc: bit(0x64, 11),
+                },
                 signatures: SignatureSupport {
                     // Also with the domain and kind of a wrong one.
                     is_supported: bit(0x40, 8) && bit(0x90, 31),

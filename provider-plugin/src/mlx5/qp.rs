@@ -217,13 +217,13 @@ fn has_out_of_order(ctx: &CtxRef, kind: u32) -> Result<bool, Errno> {
     if !ctx.mlx5()?.features(ctx)?.out_of_order {
         return Ok(false);
     }
-    let [ud, uc, xrc, dc, rc] = Capabilities::query(ctx)?.out_of_order;
+    let has = Capabilities::query(ctx)?.out_of_order;
     Ok(match kind {
-        IBV_QPT_UD => ud,
-        IBV_QPT_UC => uc,
-        IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => xrc,
-        IBV_QPT_DRIVER => dc,
-        IBV_QPT_RC => rc,
+        IBV_QPT_UD => has.ud,
+        IBV_QPT_UC => has.uc,
+        IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => has.xrc,
+        IBV_QPT_DRIVER => has.dc,
+        IBV_QPT_RC => has.rc,
         _ => false,
     })
 }

@@ -122,13 +122,13 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
         // Rings have twice the entries, lists of shared queues have not.
         let (list, ring) = (device.max_recv_wr(), (device.max_recv_wr() / 2).max(1));
         let most = |has, most| if has { most } else { 0 };
-        let [ud, uc, xrc, dc, rc] = caps.out_of_order;
+        let has = caps.out_of_order;
         mlx5dv_ooo_recv_wrs_caps {
-            max_rc: most(rc, ring),
-            max_xrc: most(xrc, list),
-            max_dct: most(dc, list),
-            max_ud: most(ud, ring),
-            max_uc: most(uc, ring),
+            max_rc: most(has.rc, ring),
+            max_xrc: most(has.xrc, list),
+            max_dct: most(has.dc, list),
+            max_ud: most(has.ud, ring),
+            max_uc: most(has.uc, ring),
         }
     };
     let mut flags = context_flag::CQE_V1;
