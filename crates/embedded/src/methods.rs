@@ -383,12 +383,13 @@ fn driver_context(context: &ContextFile, room: usize) -> [u8; 72] {
     const FEATURES: u32 = 1 << 3 | 1 << 5;
     set(36, &FEATURES.to_ne_bytes());
     set(40, &(room.min(72) as u32).to_ne_bytes());
-    // Commands with driver data: the kernel resolves the MAC address of an address
-    // handle.
+    // Commands with driver data: the kernel tells more of the device, and resolves the MAC
+    // address of an address handle.
+    const QUERY_DEVICE: u8 = 1 << 0;
     const CREATE_AH: u8 = 1 << 1;
     /// `MLX5_USER_INLINE_MODE_NONE`: packets need no headers in their WQE.
     const INLINE_NONE: u8 = 1;
-    set(44, &[1, CREATE_AH, INLINE_NONE]);
+    set(44, &[1, QUERY_DEVICE | CREATE_AH, INLINE_NONE]);
     set(56, &12u32.to_ne_bytes());
     set(60, &ContextFile::uars_per_page().to_ne_bytes());
     answer

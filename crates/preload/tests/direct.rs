@@ -67,10 +67,13 @@ fn a_program_matches_tags_on_ethernet() {
 /// libmlx5 has it from rdma-core 55 on.
 #[test]
 fn a_program_receives_out_of_order() {
-    runs("out_of_order.c", Provider::Ours);
     let header = std::fs::read_to_string("/usr/include/infiniband/mlx5dv.h");
-    if header.is_ok_and(|header| header.contains("MLX5DV_QP_CREATE_OOO_DP")) {
-        runs("out_of_order.c", Provider::Stock);
+    let stock_has = header.is_ok_and(|header| header.contains("MLX5DV_QP_CREATE_OOO_DP"));
+    for port in ["roce", "ib"] {
+        runs_on(port, "out_of_order.c", Provider::Ours);
+        if stock_has {
+            runs_on(port, "out_of_order.c", Provider::Stock);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
  * 55): messages complete in their order, receives not in that of posting. It says "well" if
  * all was as it should be.
  */
+#include <fcntl.h>
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
 #include <stddef.h>
@@ -20,12 +21,17 @@
 #define RECEIVES 16
 #define ROUNDS 400
 #define SIZE 128
+/* Of a receive: with the header of a datagram. */
+#define GRH 40
+#define ROOM 192
+#define QKEY 0x111
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_mr *mr;
-static unsigned char memory[(1 + RECEIVES) * SIZE] __attribute__((aligned(4096)));
+static struct ibv_ah *ah;
+static unsigned char memory[(1 + RECEIVES) * ROOM] __attribute__((aligned(4096)));
 
 /* struct mlx5dv_context as of rdma-core 55. */
 union answer {
@@ -69,18 +75,19 @@ static struct ibv_wc next(void)
 static unsigned char *of_receive(uint64_t wr_id)
 {
 	CHECK(wr_id < RECEIVES);
-	return memory + (1 + wr_id) * SIZE;
+	return memory + (1 + wr_id) * ROOM;
 }
 
 static int receive(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id)
 {
-	struct ibv_sge sge = { (uintptr_t)memory + (1 + wr_id) * SIZE, SIZE, mr->lkey };
+	struct ibv_sge sge = { (uintptr_t)of_receive(wr_id), ROOM, mr->lkey };
 	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 }, *bad;
 
 	return srq ? ibv_post_srq_recv(srq, &wr, &bad) : ibv_post_recv(qp, &wr, &bad);
 }
 
-static void sends(struct ibv_qp *qp, uint32_t number, uint32_t length)
+/* To the queue pair that it is connected to, or of that number, or to a shared queue. */
+static void sends(struct ibv_qp *qp, uint32_t to, uint32_t number, uint32_t length)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, length, mr->lkey };
 	struct ibv_send_wr *bad, wr = {
@@ -88,11 +95,19 @@ static void sends(struct ibv_qp *qp, uint32_t number, uint32_t length)
 		.opcode = IBV_WR_SEND_WITH_IMM, .send_flags = IBV_SEND_SIGNALED,
 	};
 
+	if (qp->qp_type == IBV_QPT_UD) {
+		wr.wr.ud.ah = ah;
+		wr.wr.ud.remote_qpn = to;
+		wr.wr.ud.remote_qkey = QKEY;
+	} else if (qp->qp_type == IBV_QPT_XRC_SEND) {
+		wr.qp_type.xrc.remote_srqn = to;
+	}
 	CHECK(!ibv_post_send(qp, &wr, &bad));
 }
 
 /* Receives `count` messages, numbered from `first`; how many were out of order. */
-static int received(uint32_t first, int count, uint32_t length, uint64_t *order)
+static int received(uint32_t first, int count, uint32_t length, uint32_t header,
+		    uint64_t *order)
 {
 	int sent = 0, got = 0, unordered = 0;
 
@@ -104,10 +119,10 @@ static int received(uint32_t first, int count, uint32_t length, uint64_t *order)
 			sent++;
 			continue;
 		}
-		CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == length);
+		CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == header + length);
 		CHECK(wc.imm_data == first + got);
-		CHECK(!memcmp(of_receive(wc.wr_id), memory, length));
-		memset(of_receive(wc.wr_id), 0, SIZE);
+		CHECK(!memcmp(of_receive(wc.wr_id) + header, memory, length));
+		memset(of_receive(wc.wr_id), 0, ROOM);
 		/* `order` are those that were posted, from the oldest on. */
 		unordered += order && order[got] != wc.wr_id;
 		if (order)
@@ -119,7 +134,7 @@ static int received(uint32_t first, int count, uint32_t length, uint64_t *order)
 
 static const struct ibv_qp_attr connection = {
 	.qp_access_flags = IBV_ACCESS_LOCAL_WRITE, .timeout = 14, .retry_cnt = 7,
-	.rnr_retry = 7, .min_rnr_timer = 12,
+	.rnr_retry = 7, .min_rnr_timer = 12, .qkey = QKEY,
 };
 
 /* Rounds of 1 to RECEIVES messages, of lengths that fit into a CQE and not. */
@@ -127,7 +142,7 @@ static void rounds(struct ibv_qp *qp)
 {
 	/* The receives, from the oldest on; behind them those that have completed. */
 	uint64_t order[2 * RECEIVES];
-	uint32_t number = 0;
+	uint32_t number = 0, header = qp->qp_type == IBV_QPT_UD ? GRH : 0;
 	int unordered = 0;
 
 	for (int i = 0; i < RECEIVES; i++) {
@@ -142,8 +157,8 @@ static void rounds(struct ibv_qp *qp)
 		for (uint32_t at = 0; at < length; at++)
 			memory[at] = round + at;
 		for (int i = 0; i < count; i++)
-			sends(qp, number + i, length);
-		unordered += received(number, count, length, order);
+			sends(qp, qp->qp_num, number + i, length);
+		unordered += received(number, count, length, header, order);
 		number += count;
 		/* What has completed is posted again, in the order of completion. */
 		for (int i = 0; i < count; i++) {
@@ -200,23 +215,63 @@ static void own_queue(enum ibv_qp_type type)
 	CHECK(!ibv_destroy_qp(qp));
 }
 
-static void shared_queue(void)
+/* Fills a shared queue, and sends as many messages to it. */
+static void through(struct ibv_srq *srq, struct ibv_qp *qp, uint32_t to)
+{
+	for (int i = 0; i < RECEIVES; i++)
+		CHECK(!receive(NULL, srq, i));
+	for (int i = 0; i < RECEIVES; i++)
+		sends(qp, to, i, SIZE);
+	received(0, RECEIVES, SIZE, qp->qp_type == IBV_QPT_UD ? GRH : 0, NULL);
+}
+
+static void shared_queue(enum ibv_qp_type type)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = RECEIVES, .max_sge = 1 } };
 	struct ibv_srq *srq = ibv_create_srq(pd, &init);
 	struct ibv_qp *qp;
 
 	CHECK(srq);
-	qp = create(IBV_QPT_RC, 0, srq, OUT_OF_ORDER);
+	qp = create(type, 0, srq, OUT_OF_ORDER);
 	CHECK(qp);
 	connect_to_itself(qp, connection);
-	for (int i = 0; i < RECEIVES; i++)
-		CHECK(!receive(NULL, srq, i));
-	for (int i = 0; i < RECEIVES; i++)
-		sends(qp, i, SIZE);
-	received(0, RECEIVES, SIZE, NULL);
+	through(srq, qp, qp->qp_num);
 	CHECK(!ibv_destroy_qp(qp));
 	CHECK(!ibv_destroy_srq(srq));
+}
+
+static void xrc(void)
+{
+	struct ibv_xrcd_init_attr domain = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+		.fd = -1, .oflags = O_CREAT,
+	};
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(context, &domain);
+	struct ibv_srq_init_attr_ex shared = {
+		.attr = { .max_wr = RECEIVES, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+			     IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+		.pd = pd, .xrcd = xrcd, .cq = cq,
+	};
+	struct ibv_srq *srq = ibv_create_srq_ex(context, &shared);
+	struct ibv_qp_init_attr_ex init = {
+		.qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd,
+	};
+	struct mlx5dv_qp_init_attr own = {
+		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+		.create_flags = OUT_OF_ORDER,
+	};
+	struct ibv_qp *target = mlx5dv_create_qp(context, &init, &own);
+	struct ibv_qp *initiator = create(IBV_QPT_XRC_SEND, 0, NULL, OUT_OF_ORDER);
+	uint32_t number;
+
+	CHECK(xrcd && srq && target && initiator);
+	CHECK(!ibv_get_srq_num(srq, &number));
+	connect_to(target, initiator->qp_num, connection);
+	connect_to(initiator, target->qp_num, connection);
+	through(srq, initiator, number);
+	CHECK(!ibv_destroy_qp(initiator) && !ibv_destroy_qp(target));
+	CHECK(!ibv_destroy_srq(srq) && !ibv_close_xrcd(xrcd));
 }
 
 static void target(void)
@@ -257,7 +312,9 @@ int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	union answer caps = { .known = { .comp_mask = MASK } };
+	struct ibv_ah_attr here = { .port_num = 1, .is_global = 1 };
 	struct ibv_device_attr device;
+	struct ibv_port_attr port;
 	struct ibv_qp *qp;
 
 	CHECK(list && list[0]);
@@ -283,12 +340,22 @@ int main(void)
 	CHECK(!create(IBV_QPT_RAW_PACKET, RECEIVES, NULL, OUT_OF_ORDER));
 	CHECK(errno == EOPNOTSUPP);
 	CHECK(!create(IBV_QPT_RC, RECEIVES, NULL, OUT_OF_ORDER << 1));
-	CHECK(errno == EOPNOTSUPP);
+	/* EINVAL from libmlx5. */
+	CHECK(errno == EOPNOTSUPP || errno == EINVAL);
 
+	CHECK(!ibv_query_gid(context, 1, 0, &here.grh.dgid) && !ibv_query_port(context, 1, &port));
+	here.dlid = port.lid;
+	ah = ibv_create_ah(pd, &here);
+	CHECK(ah);
 	own_queue(IBV_QPT_RC);
-	shared_queue();
+	own_queue(IBV_QPT_UC);
+	own_queue(IBV_QPT_UD);
+	shared_queue(IBV_QPT_RC);
+	shared_queue(IBV_QPT_UD);
+	xrc();
 	target();
 
+	CHECK(!ibv_destroy_ah(ah));
 	CHECK(!ibv_dereg_mr(mr));
 	CHECK(!ibv_destroy_cq(cq));
 	CHECK(!ibv_dealloc_pd(pd));
