@@ -335,6 +335,7 @@ impl<P: Platform> Hca<P> {
         self.core.parts.clear();
         clear(&mut self.core.psvs);
         clear(&mut self.core.encryption_keys);
+        clear(&mut self.core.logins);
         clear(&mut self.core.pds);
         clear(&mut self.core.xrcds);
         clear(&mut self.core.user_contexts);

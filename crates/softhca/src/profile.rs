@@ -157,6 +157,10 @@ pub mod cap {
     pub(crate) const CRYPTO: Field = flag(0x8c, 22);
     pub(crate) const GENERAL_OBJECTS_LOW: Field = field(0x84, 31, 0);
     pub(crate) const LOG_MAX_NUM_DEKS: Field = field(0x4, 20, 16);
+    pub(crate) const WRAPPED_CRYPTO_OPERATIONAL: Field = flag(0x0, 31);
+    pub(crate) const WRAPPED_IMPORT_METHOD: Field = field(0x0, 7, 0);
+    pub(crate) const NUM_NV_IMPORT_KEKS: Field = field(0x8, 15, 8);
+    pub(crate) const NUM_NV_CREDENTIALS: Field = field(0x8, 7, 0);
     pub(crate) const DISABLE_LOCAL_LB_UC: Field = flag(0x7c, 30);
     pub(crate) const DISABLE_LOCAL_LB_MC: Field = flag(0x7c, 29);
     pub(crate) const LOG_MAX_VLAN_LIST: Field = field(0x7c, 20, 16);

@@ -1,7 +1,7 @@
 //! The profiles, and the values of their capabilities.
 
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
-use crate::command::protection::{ENCRYPTION_KEY, LOG_MOST_KEYS};
+use crate::command::protection::{ENCRYPTION_KEY, LOG_MOST_KEYS, LOGIN, WRAPPED_AES};
 use crate::command::{dct, vport};
 use crate::engine::device_memory::MemicOperation;
 use crate::engine::{
@@ -236,6 +236,19 @@ const USER_CONTEXTS: &[Cap] = &[
     (General2, LOG_RESERVED_QPN_GRANULARITY, LOG_RESERVED_QPNS),
 ];
 
+/// Encryption keys are wrapped.
+const WRAPPED_KEYS: &[Cap] = &[
+    (
+        General,
+        GENERAL_OBJECTS_LOW,
+        1 << ENCRYPTION_KEY | 1 << LOGIN,
+    ),
+    (Crypto, WRAPPED_CRYPTO_OPERATIONAL, 1),
+    (Crypto, WRAPPED_IMPORT_METHOD, WRAPPED_AES),
+    (Crypto, NUM_NV_IMPORT_KEKS, 1),
+    (Crypto, NUM_NV_CREDENTIALS, 1),
+];
+
 /// Memory registration by command; no UMR.
 const WITHOUT_UMR: &[Cap] = &[(General, UMR_MODIFY_ENTITY_SIZE_DISABLED, 1)];
 
@@ -267,6 +280,12 @@ pub const PROFILES: &[Profile] = &[
         about: "as ib, and memory is registered by work requests (UMR), or on demand",
         port: PortKind::InfiniBand,
         caps: &[COMMON, INFINIBAND, ON_DEMAND, USER_CONTEXTS],
+    },
+    Profile {
+        name: "roce-wrapped",
+        about: "as roce-umr, and encryption keys are wrapped",
+        port: PortKind::Ethernet,
+        caps: &[COMMON, ETHERNET, ON_DEMAND, USER_CONTEXTS, WRAPPED_KEYS],
     },
     Profile {
         name: "roce-devx",

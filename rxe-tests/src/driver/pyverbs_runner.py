@@ -44,12 +44,30 @@ KTUVTcrQjv9Yv0aco0T5YOY7CmdJmLgOoGRF6YvCap0elZAMmDqp8+hp/RUJ+iJrJiUudfrzTLW7
 """
 
 
+# The credential of softhca's profile roce-wrapped, and keys of the bytes from 1 on, as its
+# import key wraps them.
+CREDENTIAL = """
+ef70d3b2dea46ecc35f5b8d67a6f815cc91a763ec82d321983b996102ff44a089c3cee8004657b62
+9f201a75a1a2ed68
+"""
+WRAPPED_KEY = '023a241e6345ba7d06b25b3149f62d00a5e3d5c12e371765da8e5d01e47e2da0f9c185d26a6b45c9'
+WRAPPED_LONG_KEY = """
+c429919f5059e3db93047bac712477894a1433dd39beaf592c35b08795709b3c1e834952888d1f61
+4fc7f8df54308fa0658c9ba38f3f9ff05b5250ce1dd941ef706ae0d7f685b63c
+"""
+
+
+def numbers(digits):
+    return [number for number, in struct.iter_unpack('!Q', bytes.fromhex(digits))]
+
+
 def describe_encryption(path):
-    """Writes what the tests of encryption want to be told, but for wrapped keys."""
+    """Writes what the tests of encryption want to be told."""
     data = base64.b64decode(ENCRYPTED)
     details = {
-        'credential': [0] * 6,
-        'wrapped_key': [0] * 5,
+        'credential': numbers(CREDENTIAL),
+        'wrapped_key': numbers(WRAPPED_KEY),
+        'wrapped_256_bits_key': numbers(WRAPPED_LONG_KEY),
         'plaintext_key': struct.unpack('8I', bytes(range(1, 33))),
         'encrypted_data_for_512_c': struct.unpack('!64Q', data[:512]),
         'encrypted_data_for_1024_c': struct.unpack('!128Q', data),

@@ -1,7 +1,7 @@
 //! Commands for programs that issue their own (DevX): user contexts and general
 //! objects.
 
-use super::protection::ENCRYPTION_KEY;
+use super::protection::{ENCRYPTION_KEY, LOGIN};
 use super::resource::{created, removed};
 use crate::bits::{Field, field};
 use crate::engine::core::Core;
@@ -30,6 +30,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn create_general_object(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         match TYPE.get(input) {
             ENCRYPTION_KEY => self.create_encryption_key(input, output),
+            LOGIN => self.create_login(input, output),
             RESERVED_QPN => self.create_reserved_qpns(input, output),
             SCHEDULING_ELEMENT => self.create_scheduling_element(input, output),
             ADDRESS_TO_QP => self.create_address_mapping(input, output),
@@ -47,6 +48,8 @@ impl<P: Platform> Core<P> {
     pub(crate) fn query_general_object(&self, input: &[u8], output: &mut [u8]) -> Outcome {
         match TYPE.get(input) {
             ENCRYPTION_KEY => self.query_encryption_key(input, output),
+            // It is valid: the credential does not change.
+            LOGIN if self.logins.get(OBJECT.get(input)).is_some() => Ok(()),
             SCHEDULING_ELEMENT => self.query_scheduling_element(input, output),
             _ => Err(UNKNOWN_TYPE),
         }
@@ -56,6 +59,7 @@ impl<P: Platform> Core<P> {
         let object = OBJECT.get(input);
         match TYPE.get(input) {
             ENCRYPTION_KEY => removed(self.encryption_keys.remove(object)),
+            LOGIN => removed(self.logins.remove(object)),
             RESERVED_QPN => self.destroy_reserved_qpns(object),
             SCHEDULING_ELEMENT => self.destroy_scheduling_element(object),
             ADDRESS_TO_QP => removed(self.address_mappings.remove(object)),

@@ -1,15 +1,26 @@
-//! Commands of signatures and encryption of memory keys: PSVs, data encryption keys.
+//! Commands of signatures and encryption of memory keys: PSVs, data encryption keys, logins.
 
 use super::NUMBER;
 use super::general::OBJECT;
 use super::resource::{created, removed};
 use crate::bits::{Field, field, flag, get_array, put_bytes};
 use crate::engine::core::Core;
+use crate::engine::key_wrap;
 use crate::engine::protection::EncryptionKey;
 use crate::engine::signed::Psv;
 use crate::platform::Platform;
+use crate::profile::Group;
+use crate::profile::cap::WRAPPED_IMPORT_METHOD;
 use crate::status::{Outcome, Status, refuse};
 
+/// Object type of logins, which wrapped encryption keys need.
+pub(crate) const LOGIN: u32 = 0x1f;
+/// `MLX5_CRYPTO_CAPS_WRAPPED_IMPORT_METHOD_AES`: encryption keys are wrapped.
+pub(crate) const WRAPPED_AES: u32 = 1 << 2;
+/// The key that wraps encryption keys and credentials, and the credential: number 0 of both.
+/// There are no others.
+const IMPORT_KEY: &[u8; 16] = b"softhca's KEK 0.";
+const CREDENTIAL: &[u8; 40] = b"softhca's credential 0, of forty bytes..";
 /// Object type of data encryption keys.
 pub(crate) const ENCRYPTION_KEY: u32 = 0xc;
 /// Base-2 logarithm of the number of encryption keys.
@@ -31,7 +42,16 @@ const OPAQUE: usize = KEY_OBJECT + 0x30;
 const KEY: usize = KEY_OBJECT + 0x40;
 const TAG: usize = 8;
 
+const CREDENTIAL_NUMBER: Field = field(KEY_OBJECT + 0x10, 23, 0);
+const IMPORT_KEY_NUMBER: Field = field(KEY_OBJECT + 0x14, 23, 0);
+const WRAPPED_CREDENTIAL: usize = KEY_OBJECT + 0x40;
+
 const PURPOSE_AES_XTS: u32 = 3;
+
+/// Unwraps what is at an offset; `None` if the import key did not wrap it.
+fn unwrapped(input: &[u8], at: usize, length: usize) -> Option<Vec<u8>> {
+    key_wrap::unwrap(IMPORT_KEY, input.get(at..at + length + key_wrap::LONGER)?)
+}
 
 impl<P: Platform> Core<P> {
     pub(crate) fn create_psv(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
@@ -78,19 +98,52 @@ impl<P: Platform> Core<P> {
                 ));
             }
         };
-        let Some((keys, tag)) = input
-            .get(KEY..KEY + bytes + TAG)
-            .map(|key| key.split_at(bytes))
-        else {
-            return Err(refuse(Status::BadInputLength, "the encryption key"));
+        let has_tag = HAS_TAG.is_set(input);
+        let length = bytes + if has_tag { TAG } else { 0 };
+        let key = match self.wraps_keys() {
+            false => input.get(KEY..KEY + length).map(<[u8]>::to_vec),
+            true if !self.has_login() => {
+                return Err(refuse(Status::BadResource, "a wrapped key without a login"));
+            }
+            true => unwrapped(input, KEY, length),
         };
+        let key = key.ok_or(refuse(Status::BadParameter, "the encryption key"))?;
         let key = EncryptionKey {
             pd,
-            keys: keys.to_vec(),
-            tag: HAS_TAG.is_set(input).then(|| get_array(tag, 0)),
+            keys: key[..bytes].to_vec(),
+            tag: has_tag.then(|| get_array(&key, bytes)),
             opaque: get_array(input, OPAQUE),
         };
         created(output, self.encryption_keys.insert(key).map_err(drop))
+    }
+
+    /// Whether encryption keys have to be wrapped.
+    fn wraps_keys(&self) -> bool {
+        let method = WRAPPED_IMPORT_METHOD.get(self.capabilities.current(Group::Crypto));
+        method & WRAPPED_AES != 0
+    }
+
+    /// Whether the user context of the command has logged in.
+    fn has_login(&self) -> bool {
+        let mut logins = self.logins.iter();
+        logins.any(|(_, uid)| *uid == self.users.uid())
+    }
+
+    pub(crate) fn create_login(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        if !self.wraps_keys() || self.has_login() {
+            return Err(refuse(Status::BadResourceState, "a login, or a second one"));
+        }
+        if CREDENTIAL_NUMBER.get(input) != 0 || IMPORT_KEY_NUMBER.get(input) != 0 {
+            return Err(refuse(
+                Status::BadResource,
+                "the number of a credential or an import key",
+            ));
+        }
+        let credential = unwrapped(input, WRAPPED_CREDENTIAL, CREDENTIAL.len());
+        if credential.is_none_or(|credential| credential != CREDENTIAL) {
+            return Err(refuse(Status::BadParameter, "the credential"));
+        }
+        created(output, self.logins.insert(self.users.uid()).map_err(drop))
     }
 
     pub(crate) fn query_encryption_key(&self, input: &[u8], output: &mut [u8]) -> Outcome {

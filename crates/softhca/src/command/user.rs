@@ -88,6 +88,11 @@ pub(crate) struct Users {
 }
 
 impl Users {
+    /// Returns the user context of the command in execution; 0 for the driver's.
+    pub(crate) fn uid(&self) -> u32 {
+        self.uid
+    }
+
     /// Returns whether the command in execution is a program's.
     pub(crate) fn is_program(&self) -> bool {
         !matches!(self.uid, 0 | SHARED)

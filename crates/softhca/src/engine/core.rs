@@ -96,6 +96,8 @@ pub struct Core<P> {
     pub(crate) protected_keys: usize,
     pub(crate) psvs: Table<Psv>,
     pub(crate) encryption_keys: Table<EncryptionKey>,
+    /// Logins, by their user contexts.
+    pub(crate) logins: Table<u32>,
     /// Blocks of keys that have arrived in part, by key and number.
     pub(crate) parts: HashMap<(u32, u64), Part>,
     pub(crate) queues: Table<Queue>,
@@ -159,6 +161,7 @@ impl<P> Core<P> {
             protected_keys: 0,
             psvs: Table::new(1, 1 << 16),
             encryption_keys: Table::new(1, 1 << LOG_MOST_KEYS),
+            logins: Table::new(1, 1 << 16),
             parts: HashMap::new(),
             queues: Table::new(settings.first_qpn, 1 << 17),
             entry: None,

@@ -13,6 +13,7 @@ pub mod ethernet;
 pub mod faults;
 pub(crate) mod header_change;
 pub(crate) mod host;
+pub(crate) mod key_wrap;
 pub(crate) mod loopback;
 pub(crate) mod mkey;
 pub mod paging;

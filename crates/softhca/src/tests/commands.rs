@@ -1,6 +1,7 @@
 //! Commands and their mailboxes.
 
 use crate::command::opcode as op;
+use crate::command::protection::{ENCRYPTION_KEY, LOGIN};
 use crate::platform::Memory;
 use crate::testing::driver::{Driver, Input, word};
 
@@ -362,6 +363,64 @@ fn cq_of_program(driver: &Driver, uid: u32, uar: u32, umem: u32) -> Input {
         .long(0x48, 4096)
         .or(0x58, 0, umem)
         .or(0x5c, 31, 1)
+}
+
+#[test]
+fn wrapped_encryption_keys_need_a_login() {
+    // By `openssl enc -id-aes128-wrap`: the credential, and a key of the bytes 1 to 32.
+    const CREDENTIAL: [u64; 6] = [
+        0xef70_d3b2_dea4_6ecc,
+        0x35f5_b8d6_7a6f_815c,
+        0xc91a_763e_c82d_3219,
+        0x83b9_9610_2ff4_4a08,
+        0x9c3c_ee80_0465_7b62,
+        0x9f20_1a75_a1a2_ed68,
+    ];
+    const KEY: [u64; 5] = [
+        0x023a_241e_6345_ba7d,
+        0x06b2_5b31_49f6_2d00,
+        0xa5e3_d5c1_2e37_1765,
+        0xda8e_5d01_e47e_2da0,
+        0xf9c1_85d2_6a6b_45c9,
+    ];
+    let create = |uid, kind, secret: &[u64]| {
+        let create = Input::new(op::CREATE_GENERAL_OBJECT, 0x110);
+        let input = create.or(0, 0, uid).or(4, 0, kind);
+        let words = (0x50..).step_by(8).zip(secret);
+        words.fold(input, |input, (at, word)| input.long(at, *word))
+    };
+    let login = |uid| create(uid, LOGIN, &CREDENTIAL);
+    let key = |uid, pd, secret: &[u64]| {
+        let input = create(uid, ENCRYPTION_KEY, secret);
+        input.or(0x18, 0, 3).or(0x1c, 0, pd)
+    };
+    let mut driver = Driver::new("roce-wrapped");
+    let (one, pd, ..) = program(&mut driver);
+    let (two, other, ..) = program(&mut driver);
+    assert_eq!(driver.command(&key(one, pd, &KEY), 16).0, 5);
+    assert_eq!(driver.command(&create(one, LOGIN, &KEY), 16).0, 3);
+    assert_eq!(driver.command(&login(one).or(0x20, 0, 1), 16).0, 5);
+    assert_eq!(driver.command(&login(one).or(0x24, 0, 1), 16).0, 5);
+    let object = driver.number(login(one));
+    assert_eq!(driver.command(&login(one), 16).0, 9);
+    driver.number(key(one, pd, &KEY));
+    assert_eq!(driver.command(&key(one, pd, &CREDENTIAL), 16).0, 3);
+    assert_eq!(driver.command(&key(two, other, &KEY), 16).0, 5);
+    let of_login = |opcode| {
+        let input = Input::new(opcode, 32).or(0, 0, one).or(4, 0, LOGIN);
+        input.or(8, 0, object)
+    };
+    driver.ok(&of_login(op::QUERY_GENERAL_OBJECT), 0x110);
+    driver.ok(&of_login(op::DESTROY_GENERAL_OBJECT), 16);
+    assert_ne!(
+        driver.command(&of_login(op::QUERY_GENERAL_OBJECT), 0x110).0,
+        0
+    );
+    assert_eq!(driver.command(&key(one, pd, &KEY), 16).0, 5);
+    // Nor is there a login where keys are not wrapped.
+    let mut plain = Driver::new("roce-umr");
+    let (uid, ..) = program(&mut plain);
+    assert_eq!(plain.command(&login(uid), 16).0, 9);
 }
 
 #[test]
