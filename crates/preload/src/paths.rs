@@ -15,7 +15,7 @@ const DEVICES: &[u8] = b"/dev/infiniband";
 
 /// A path of RDMA devices.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum DevicePath {
     /// A device, by its number.
     Device(usize),
     /// The connection manager.
@@ -28,7 +28,7 @@ pub(crate) enum Place {
 
 /// Returns what is at a path; `None` if it is none of RDMA devices, or there are no
 /// embedded devices.
-pub(crate) fn place(path: &CStr) -> Option<Place> {
+pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
     let bytes = path.to_bytes();
     let within = |name: &[u8]| {
         let rest = bytes.strip_prefix(name);
@@ -42,19 +42,19 @@ pub(crate) fn place(path: &CStr) -> Option<Place> {
     let text = path.to_str().unwrap_or("");
     if let Some(name) = text.strip_prefix("/dev/infiniband/") {
         if name == "rdma_cm" {
-            return Some(Place::Manager);
+            return Some(DevicePath::Manager);
         }
         let number = name.strip_prefix("uverbs").and_then(|n| n.parse().ok());
         if let Some(number) = number.filter(|number| *number < config.profiles.len()) {
-            return Some(Place::Device(number));
+            return Some(DevicePath::Device(number));
         }
     }
     if let Some(name) = text.strip_prefix("/sys/") {
         if tree::is_dynamic(name) {
-            return Some(Place::Dynamic(name.to_owned()));
+            return Some(DevicePath::Dynamic(name.to_owned()));
         }
     }
-    in_tree(bytes).map(Place::Tree)
+    in_tree(bytes).map(DevicePath::Tree)
 }
 
 /// Returns the path in the tree of files that stands for a path.

@@ -62,7 +62,7 @@ impl Drop for Object {
 }
 
 /// What is known of a number.
-pub(crate) enum Found {
+pub(crate) enum Lookup {
     /// It is none of the program's descriptors of devices.
     Other,
     /// It was one in the process of which this one is a child.
@@ -93,24 +93,24 @@ pub(crate) fn next_generation(generation: u8) -> u8 {
 
 /// Looks a number up.
 #[inline]
-pub(crate) fn find(fd: RawFd) -> Found {
+pub(crate) fn find(fd: RawFd) -> Lookup {
     match mark(fd).map_or(0, |mark| mark.load(Ordering::Acquire)) {
-        0 | OWN => Found::Other,
+        0 | OWN => Lookup::Other,
         generation => find_marked(fd, generation),
     }
 }
 
 #[cold]
-fn find_marked(fd: RawFd, generation: u8) -> Found {
+fn find_marked(fd: RawFd, generation: u8) -> Lookup {
     let world = World::current();
     if world.generation != generation {
-        return Found::Stale;
+        return Lookup::Stale;
     }
     if world.is_foreign() {
-        return Found::Foreign;
+        return Lookup::Foreign;
     }
     let object = world.table.lock().get(&fd).cloned();
-    object.map_or(Found::Other, Found::Open)
+    object.map_or(Lookup::Other, Lookup::Open)
 }
 
 /// Returns whether this library uses the descriptor itself.
@@ -209,7 +209,7 @@ impl fmt::Debug for Program {
 impl Descriptors for Program {
     fn device(&self, program: RawFd) -> RawFd {
         match find(program) {
-            Found::Open(object) => object.fd,
+            Lookup::Open(object) => object.fd,
             _ => program,
         }
     }

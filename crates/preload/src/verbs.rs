@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::real::set_errno;
-use crate::table::{Found, Kind, find};
+use crate::table::{Kind, Lookup, find};
 use crate::world;
 
 /// The part of `struct ibv_context` that programs are compiled with.
@@ -69,7 +69,7 @@ unsafe fn drive(context: *mut Context) {
     // SAFETY: guaranteed by the caller.
     let command_fd = unsafe { (*context).command_fd };
     match find(command_fd) {
-        Found::Open(object) if matches!(object.kind, Kind::Device(_)) => {}
+        Lookup::Open(object) if matches!(object.kind, Kind::Device(_)) => {}
         _ => return,
     }
     // SAFETY: guaranteed by the caller.

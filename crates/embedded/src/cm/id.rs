@@ -10,7 +10,7 @@ use softhca::packet::gid_of_ip;
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
 
-use super::monitor::Watched;
+use super::monitor::MonitoredSocket;
 use super::ports::{BoundPort, random};
 use super::wire::Message;
 use crate::addresses::AddressList;
@@ -113,11 +113,11 @@ pub(super) struct Id {
     pub(super) peer: Option<SocketAddr>,
     /// The port that it owns.
     pub(super) taken: Option<BoundPort>,
-    pub(super) listener: Option<Watched>,
+    pub(super) listener: Option<MonitoredSocket>,
     /// Maximum number of unread requests.
     pub(super) backlog: u32,
-    pub(super) callers: Vec<Option<Watched>>,
-    pub(super) socket: Option<Watched>,
+    pub(super) callers: Vec<Option<MonitoredSocket>>,
+    pub(super) socket: Option<MonitoredSocket>,
     pub(super) psn: u32,
     pub(super) qkey: u32,
     pub(super) other: Option<PeerParameters>,

@@ -136,12 +136,12 @@ impl Monitor {
 
 /// A socket that is monitored until it is dropped.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct MonitoredSocket {
     socket: OwnedFd,
     monitor: Arc<Monitor>,
 }
 
-impl Watched {
+impl MonitoredSocket {
     pub(super) fn new(monitor: &Arc<Monitor>, socket: OwnedFd, what: Ready) -> Result<Self> {
         let epoll = &monitor.descriptors()?.epoll;
         epoll.add(&socket, readable(what)).map_err(os)?;
@@ -159,7 +159,7 @@ impl Watched {
     }
 }
 
-impl Deref for Watched {
+impl Deref for MonitoredSocket {
     type Target = OwnedFd;
 
     fn deref(&self) -> &OwnedFd {
@@ -167,7 +167,7 @@ impl Deref for Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for MonitoredSocket {
     fn drop(&mut self) {
         // Closing is not enough: a child of fork may still have the socket, which would
         // remain ready.
@@ -191,7 +191,7 @@ mod tests {
         let pair = socketpair(AddressFamily::Unix, kind, None, SockFlag::empty());
         let (near, far) = pair.unwrap();
         let _copy = near.try_clone().unwrap();
-        let socket = Watched::new(&monitor, near, Ready::Caller(1, 2)).unwrap();
+        let socket = MonitoredSocket::new(&monitor, near, Ready::Caller(1, 2)).unwrap();
         socket.rename(Ready::Socket(3)).unwrap();
         assert_eq!(monitor.ready(EpollTimeout::ZERO), []);
         drop(far);

@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 
 use super::channel::{Channel, Waiting};
 use super::id::{Id, Phase, Port, QKEY, group, is_here, or_loopback};
-use super::monitor::{Monitor, Ready, Watched};
+use super::monitor::{Monitor, MonitoredSocket, Ready};
 use super::ports::Ports;
 use super::wire::{Kind, Message, send};
 use crate::addresses::AddressList;
@@ -326,7 +326,11 @@ impl State {
             Some(taken) => taken.listen(backlog)?,
             None => return refuse(libc::EINVAL),
         };
-        id.listener = Some(Watched::new(&monitor, listener, Ready::Listener(number))?);
+        id.listener = Some(MonitoredSocket::new(
+            &monitor,
+            listener,
+            Ready::Listener(number),
+        )?);
         id.backlog = backlog;
         id.phase = Phase::Listening;
         Ok(())
@@ -388,7 +392,7 @@ impl State {
         let reached = ports.connect((id.space, peer.port()));
         let (reason, status) = match reached {
             Ok(Some(socket)) => {
-                let socket = Watched::new(&self.monitor, socket, Ready::Socket(number))?;
+                let socket = MonitoredSocket::new(&self.monitor, socket, Ready::Socket(number))?;
                 send(&socket, &message);
                 let id = self.id(fd, number)?;
                 id.socket = Some(socket);

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::channel::Waiting;
 use super::id::{CALLERS, Id, Phase};
-use super::monitor::{Ready, Watched};
+use super::monitor::{MonitoredSocket, Ready};
 use super::state::{State, connection, event};
 use super::wire::{Kind, Message, SIZE, send};
 use crate::Result;
@@ -124,7 +124,8 @@ impl State {
                 0
             }
         };
-        id.callers[place] = Watched::new(&self.monitor, caller, Ready::Caller(number, place)).ok();
+        id.callers[place] =
+            MonitoredSocket::new(&self.monitor, caller, Ready::Caller(number, place)).ok();
         Ok(())
     }
 
@@ -150,7 +151,7 @@ impl State {
     }
 
     /// Handles a connection request.
-    fn requested(&mut self, number: u32, socket: Watched, kind: Kind, message: &Message) {
+    fn requested(&mut self, number: u32, socket: MonitoredSocket, kind: Kind, message: &Message) {
         let Some(listener) = self.ids.get(&number) else {
             return;
         };

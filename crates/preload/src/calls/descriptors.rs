@@ -12,7 +12,7 @@ use super::{export, result};
 use crate::config;
 use crate::own::{self, opened};
 use crate::real::{self, Optional, set_errno};
-use crate::table::{self, Found, Kind, Object, find};
+use crate::table::{self, Kind, Lookup, Object, find};
 use crate::world::{World, about_to_wait};
 
 /// `enum mlx5_ib_mmap_cmd`: pages of registers, by the kind of mapping.
@@ -35,12 +35,12 @@ fn count(result: Result<usize, Errno>) -> isize {
 }
 
 /// Notes a duplicate that the C library has made.
-fn duplicated(object: Found, fd: c_int) -> c_int {
+fn duplicated(object: Lookup, fd: c_int) -> c_int {
     if fd < 0 {
         return fd;
     }
     let world = match object {
-        Found::Open(object) => World::current().table.insert(fd, object),
+        Lookup::Open(object) => World::current().table.insert(fd, object),
         _ => return fd,
     };
     if let Err(errno) = world {
@@ -52,11 +52,11 @@ fn duplicated(object: Found, fd: c_int) -> c_int {
 }
 
 /// Forgets a number that now refers to something else, or to nothing.
-fn replaced(object: &Found, fd: c_int) {
+fn replaced(object: &Lookup, fd: c_int) {
     match object {
-        Found::Open(_) => drop(World::current().table.remove(fd)),
-        Found::Stale => table::clear(fd),
-        Found::Foreign | Found::Other => {}
+        Lookup::Open(_) => drop(World::current().table.remove(fd)),
+        Lookup::Stale => table::clear(fd),
+        Lookup::Foreign | Lookup::Other => {}
     }
 }
 
@@ -93,7 +93,7 @@ fn manage(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
     if number == Some(cmd::CMD_MIGRATE_ID) {
         let (header, body) = command.split_at(size_of::<CmdHdr>());
         if let Ok(mut migrate) = abi::MigrateId::read_from_bytes(body) {
-            if let Found::Open(from) = find(migrate.fd as c_int) {
+            if let Lookup::Open(from) = find(migrate.fd as c_int) {
                 migrate.fd = from.fd as u32;
             }
             translated = header.to_vec();
@@ -262,18 +262,18 @@ export! {
     fcntl = fcntl64 (fd: c_int, command: c_int, argument: Optional) -> c_int {
         let object = find(fd);
         match (&object, command) {
-            (Found::Open(_), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
+            (Lookup::Open(_), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
                 // SAFETY: guaranteed by the caller.
                 duplicated(object, unsafe { real::fcntl(fd, command, argument) })
             }
-            (Found::Open(events), libc::F_GETFL) if events.kind == Kind::Events => {
+            (Lookup::Open(events), libc::F_GETFL) if events.kind == Kind::Events => {
                 let nonblocking = match events.nonblocking.load(Ordering::Relaxed) {
                     true => libc::O_NONBLOCK,
                     false => 0,
                 };
                 libc::O_RDONLY | nonblocking
             }
-            (Found::Open(events), libc::F_SETFL) if events.kind == Kind::Events => {
+            (Lookup::Open(events), libc::F_SETFL) if events.kind == Kind::Events => {
                 let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
                 result(set_nonblocking(events, nonblocking))
             }
@@ -288,18 +288,18 @@ export! {
 
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         match find(fd) {
-            Found::Open(object) if object.kind == Kind::Events && request == libc::FIONBIO => {
+            Lookup::Open(object) if object.kind == Kind::Events && request == libc::FIONBIO => {
                 // SAFETY: guaranteed by the caller.
                 let nonblocking = unsafe { argument.cast::<c_int>().read_unaligned() } != 0;
                 result(set_nonblocking(&object, nonblocking))
             }
-            Found::Open(object) if matches!(object.kind, Kind::Device(_)) => {
+            Lookup::Open(object) if matches!(object.kind, Kind::Device(_)) => {
                 let _inside = own::enter();
                 // SAFETY: the device keeps its descriptor open while the object exists;
                 // the caller vouches for addresses in the command, as to the kernel.
                 result(unsafe { object.kernel.ioctl(object.fd, request, argument) })
             }
-            Found::Stale | Found::Foreign => failed(libc::EIO),
+            Lookup::Stale | Lookup::Foreign => failed(libc::EIO),
             // SAFETY: guaranteed by the caller.
             _ => unsafe { real::ioctl(fd, request, argument) },
         }
@@ -307,7 +307,7 @@ export! {
 
     read(fd: c_int, buffer: *mut c_void, length: usize) -> isize {
         match find(fd) {
-            Found::Open(object) if object.kind == Kind::Events => {
+            Lookup::Open(object) if object.kind == Kind::Events => {
                 about_to_wait();
                 let _inside = own::enter();
                 // Events are shorter, and one is read at a time.
@@ -317,10 +317,10 @@ export! {
                 // SAFETY: the device keeps its descriptor open while the object exists.
                 count(unsafe { object.kernel.read(object.fd, buffer) })
             }
-            Found::Open(_) => failed(libc::EINVAL) as isize,
-            Found::Stale | Found::Foreign => failed(libc::EIO) as isize,
+            Lookup::Open(_) => failed(libc::EINVAL) as isize,
+            Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,
             // SAFETY: guaranteed by the caller.
-            Found::Other => unsafe { real::read(fd, buffer, length) },
+            Lookup::Other => unsafe { real::read(fd, buffer, length) },
         }
     }
 
@@ -336,15 +336,15 @@ export! {
 
     write(fd: c_int, buffer: *const c_void, length: usize) -> isize {
         match find(fd) {
-            Found::Open(object) if object.kind == Kind::Manager => {
+            Lookup::Open(object) if object.kind == Kind::Manager => {
                 // SAFETY: guaranteed by the caller.
                 let command = unsafe { slice::from_raw_parts(buffer.cast(), length) };
                 count(manage(&object, fd, command))
             }
-            Found::Open(_) => failed(libc::EINVAL) as isize,
-            Found::Stale | Found::Foreign => failed(libc::EIO) as isize,
+            Lookup::Open(_) => failed(libc::EINVAL) as isize,
+            Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,
             // SAFETY: guaranteed by the caller.
-            Found::Other => unsafe { real::write(fd, buffer, length) },
+            Lookup::Other => unsafe { real::write(fd, buffer, length) },
         }
     }
 
@@ -353,8 +353,8 @@ export! {
         offset: i64
     ) -> *mut c_void {
         let offset = match find(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
-            Found::Other => Ok(offset),
-            Found::Open(object) if matches!(object.kind, Kind::Device(_)) => {
+            Lookup::Other => Ok(offset),
+            Lookup::Open(object) if matches!(object.kind, Kind::Device(_)) => {
                 // SAFETY: a query of a constant.
                 let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
                 let shared = flags & libc::MAP_SHARED != 0;
@@ -362,8 +362,8 @@ export! {
                 let place = registers(offset, length, page).filter(|_| allowed);
                 place.ok_or(libc::EINVAL)
             }
-            Found::Open(_) => Err(libc::ENODEV),
-            Found::Stale | Found::Foreign => Err(libc::EIO),
+            Lookup::Open(_) => Err(libc::ENODEV),
+            Lookup::Stale | Lookup::Foreign => Err(libc::EIO),
         };
         match offset {
             // SAFETY: guaranteed by the caller; an offset of registers is within

@@ -7,9 +7,9 @@ use std::ptr;
 use super::{export, result};
 use crate::dynamic;
 use crate::own::opened;
-use crate::paths::{self, Place, in_tree};
+use crate::paths::{self, DevicePath, in_tree};
 use crate::real::{self, Optional};
-use crate::table::{Found, Kind, find};
+use crate::table::{Kind, Lookup, find};
 use crate::tree::{MANAGER, UVERBS_MAJOR, UVERBS_MINOR, root};
 use crate::world::World;
 
@@ -26,9 +26,9 @@ unsafe fn path<'a>(path: *const c_char) -> Option<&'a CStr> {
 ///
 /// # Safety
 /// As of [`path`].
-unsafe fn place(at: *const c_char) -> Option<Place> {
+unsafe fn device_path(at: *const c_char) -> Option<DevicePath> {
     // SAFETY: guaranteed by the caller.
-    paths::place(unsafe { path(at) }?)
+    paths::device_path(unsafe { path(at) }?)
 }
 
 /// Returns the path to be used instead of another one.
@@ -38,7 +38,7 @@ unsafe fn place(at: *const c_char) -> Option<Place> {
 unsafe fn instead(at: *const c_char) -> Option<CString> {
     // SAFETY: guaranteed by the caller.
     let path = unsafe { path(at) }?;
-    paths::place(path)?;
+    paths::device_path(path)?;
     in_tree(path.to_bytes())
 }
 
@@ -58,16 +58,16 @@ unsafe fn with<T>(at: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T
 ///
 /// # Safety
 /// As of [`path`].
-unsafe fn open_place(at: *const c_char, flags: c_int) -> Option<c_int> {
+unsafe fn open_device_path(at: *const c_char, flags: c_int) -> Option<c_int> {
     let cloexec = flags & libc::O_CLOEXEC != 0;
     let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
     // SAFETY: guaranteed by the caller.
-    Some(match unsafe { place(at) }? {
-        Place::Device(number) => {
+    Some(match unsafe { device_path(at) }? {
+        DevicePath::Device(number) => {
             let opened = World::current().open_device(number, cloexec);
             result(opened)
         }
-        Place::Manager => {
+        DevicePath::Manager => {
             let opened = World::current().open_manager(cloexec);
             if let (Ok(fd), true) = (&opened, flags & libc::O_NONBLOCK != 0) {
                 // SAFETY: the descriptor is new.
@@ -81,11 +81,13 @@ unsafe fn open_place(at: *const c_char, flags: c_int) -> Option<c_int> {
             }
             result(opened)
         }
-        Place::Dynamic(name) if reads && flags & libc::O_PATH == 0 => result(dynamic::open(&name)),
+        DevicePath::Dynamic(name) if reads && flags & libc::O_PATH == 0 => {
+            result(dynamic::open(&name))
+        }
         // SAFETY: the path is NUL-terminated.
-        Place::Dynamic(_) => unsafe { open_tree(instead(at)?, flags) },
+        DevicePath::Dynamic(_) => unsafe { open_tree(instead(at)?, flags) },
         // SAFETY: the path is NUL-terminated.
-        Place::Tree(path) => unsafe { open_tree(path, flags) },
+        DevicePath::Tree(path) => unsafe { open_tree(path, flags) },
     })
 }
 
@@ -119,9 +121,9 @@ unsafe fn character_device(found: *mut libc::stat, number: (u32, u32)) -> c_int 
 /// As of [`path`].
 unsafe fn number_at(at: *const c_char) -> Option<(u32, u32)> {
     // SAFETY: guaranteed by the caller.
-    match unsafe { place(at) }? {
-        Place::Device(number) => number_of(Kind::Device(number)),
-        Place::Manager => number_of(Kind::Manager),
+    match unsafe { device_path(at) }? {
+        DevicePath::Device(number) => number_of(Kind::Device(number)),
+        DevicePath::Manager => number_of(Kind::Manager),
         _ => None,
     }
 }
@@ -129,7 +131,7 @@ unsafe fn number_at(at: *const c_char) -> Option<(u32, u32)> {
 /// Returns the number of the character device that a descriptor refers to.
 fn number_of_fd(fd: c_int) -> Option<(u32, u32)> {
     match find(fd) {
-        Found::Open(object) => number_of(object.kind),
+        Lookup::Open(object) => number_of(object.kind),
         _ => None,
     }
 }
@@ -170,7 +172,7 @@ unsafe fn shorten(resolved: *mut c_char) {
 export! {
     open = open64 (at: *const c_char, flags: c_int, mode: Optional) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { open_place(at, flags).unwrap_or_else(|| opened(real::open(at, flags, mode))) }
+        unsafe { open_device_path(at, flags).unwrap_or_else(|| opened(real::open(at, flags, mode))) }
     }
 
     __open_2 = __open64_2 (at: *const c_char, flags: c_int) -> c_int {
@@ -183,7 +185,7 @@ export! {
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            open_place(at, flags)
+            open_device_path(at, flags)
                 .unwrap_or_else(|| opened(real::openat(directory, at, flags, mode)))
         }
     }
@@ -381,7 +383,7 @@ export! {
     fopen = fopen64 (at: *const c_char, mode: *const c_char) -> *mut c_void {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let Some(Place::Dynamic(name)) = place(at) else {
+            let Some(DevicePath::Dynamic(name)) = device_path(at) else {
                 return with(at, |at| real::fopen(at, mode));
             };
             let fd = result(dynamic::open(&name));

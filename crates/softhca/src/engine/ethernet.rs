@@ -271,7 +271,7 @@ impl<P: Platform> Core<P> {
         }
         let place = match &mut rq.strides {
             None => take_receive(&self.platform, &mut rq.ring).map(|taken| {
-                taken.map(|(index, entry)| Place {
+                taken.map(|(index, entry)| ReceiveSlot {
                     index,
                     entry,
                     stride: None,
@@ -280,7 +280,7 @@ impl<P: Platform> Core<P> {
             }),
             Some(strides) => take_strides(&self.platform, &mut rq.ring, strides, frame.len()),
         };
-        let Ok(Some(Place {
+        let Ok(Some(ReceiveSlot {
             index,
             entry: (bytes, length),
             stride,
@@ -366,7 +366,7 @@ const CONSUMED_STRIDES: u32 = 16;
 const FILLER: u32 = 1 << 31;
 
 /// Where a frame is received.
-struct Place {
+struct ReceiveSlot {
     /// The WQE, by index.
     index: u16,
     entry: ReceiveEntry,
@@ -392,7 +392,7 @@ fn take_strides<P: Platform>(
     ring: &mut Ring,
     strides: &mut Strides,
     length: usize,
-) -> Result<Option<Place>, ()> {
+) -> Result<Option<ReceiveSlot>, ()> {
     let bytes = length as u32 + strides.shift;
     let count = bytes.div_ceil(strides.size).max(1);
     if count > strides.count {
@@ -418,7 +418,7 @@ fn take_strides<P: Platform>(
     if first + count < strides.count {
         strides.current = Some((index, entry, first + count));
     }
-    Ok(Some(Place {
+    Ok(Some(ReceiveSlot {
         index,
         entry,
         stride: Some(UsedStrides {

@@ -236,7 +236,7 @@ impl Steering {
 
     /// Returns the receive queues for a frame. A frame from one of the interface's send queues is filtered by the settings of the TIRs.
     pub(crate) fn steer(&mut self, frame: &[u8], origin: Origin) -> Vec<Selected> {
-        let mut found = Found {
+        let mut found = Steered {
             queues: Vec::new(),
             counters: Vec::new(),
             visits: VISITS,
@@ -272,7 +272,7 @@ impl Steering {
     }
 
     /// Continues in a table.
-    fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, found: &mut Found) {
+    fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, found: &mut Steered) {
         let (Some(Object::Table { next, rules, .. }), Some(depth), Some(visits)) = (
             self.objects.get(&table),
             depth.checked_sub(1),
@@ -363,7 +363,7 @@ impl Steering {
 }
 
 /// What a frame has met.
-struct Found {
+struct Steered {
     queues: Vec<Selected>,
     counters: Vec<u32>,
     /// Tables that it may still visit, and rules that it may still be compared with.

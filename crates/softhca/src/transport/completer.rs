@@ -9,7 +9,7 @@ use super::state::GRACE;
 use crate::packet::{NakCode, Psn, Syndrome, Traits, View};
 
 /// Result of [`Qp::take_response`].
-pub(super) enum Taken {
+pub(super) enum ResponseOutcome {
     Stored,
     /// The work request has ended with an error.
     Failed,
@@ -219,7 +219,7 @@ impl<L> Qp<L> {
             return;
         }
         match self.take_response(host, now, view, index, psn) {
-            Taken::Stored => {
+            ResponseOutcome::Stored => {
                 let pending = &mut self.req.works[index];
                 pending.received += 1;
                 let answered = pending.received == pending.packets;
@@ -228,8 +228,8 @@ impl<L> Qp<L> {
                     self.req.reads = self.req.reads.saturating_sub(u32::from(answered));
                 }
             }
-            Taken::Failed => {}
-            Taken::Absent => return,
+            ResponseOutcome::Failed => {}
+            ResponseOutcome::Absent => return,
         }
         self.advance(now, psn.plus(1));
         self.complete(host);
@@ -243,22 +243,22 @@ impl<L> Qp<L> {
         view: &View<'_>,
         index: usize,
         psn: Psn,
-    ) -> Taken {
+    ) -> ResponseOutcome {
         let status = match self.store(host, view, index, psn) {
-            Some(Ok(())) => return Taken::Stored,
+            Some(Ok(())) => return ResponseOutcome::Stored,
             Some(Err(Fault::Absent)) => {
                 // The response is dropped, and requested again when its memory may be
                 // present.
                 self.req.seek(self.req.una);
                 self.req.deadline = None;
                 self.wait_for_page(now);
-                return Taken::Absent;
+                return ResponseOutcome::Absent;
             }
             Some(Err(_)) => Status::LocalProtection,
             None => Status::BadResponse,
         };
         self.req.works[index].done = Some(status);
-        Taken::Failed
+        ResponseOutcome::Failed
     }
 
     /// Stores the response at a PSN; `None` if it is none to its request.

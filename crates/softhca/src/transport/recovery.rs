@@ -2,7 +2,7 @@
 //!
 //! | lost | recovery |
 //! |---|---|
-//! | a request | The responder keeps what follows it ([`Kept`]), and its NAK has this one packet sent again; all later ones too if the peer turns out to keep nothing. |
+//! | a request | The responder keeps what follows it ([`ReorderBuffer`]), and its NAK has this one packet sent again; all later ones too if the peer turns out to keep nothing. |
 //! | a read response | Later ones are stored, and the missing ones are requested again. |
 //! | the last packets, an acknowledgement, what was sent again | After about two round trips without progress the oldest and the newest packet are sent again (a probe). A responder answers each with what it misses. |
 //!
@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::completer::Taken;
+use super::completer::ResponseOutcome;
 use super::config::ack_wait;
 use super::host::{Fault, Host, Operation};
 use super::io::Io;
@@ -139,11 +139,11 @@ impl Recovery {
 }
 
 /// Packets that a responder keeps until the one before them has arrived.
-pub(super) struct Kept {
+pub(super) struct ReorderBuffer {
     packets: VecDeque<(Psn, Packet, Arc<()>)>,
 }
 
-impl Kept {
+impl ReorderBuffer {
     pub const fn new() -> Self {
         Self {
             packets: VecDeque::new(),
@@ -504,12 +504,12 @@ impl<L> Qp<L> {
             return;
         }
         match self.take_response(host, now, view, index, psn) {
-            Taken::Stored => {
+            ResponseOutcome::Stored => {
                 self.req.recovery.early.set(psn);
                 self.req.refill(&self.config);
             }
-            Taken::Failed => {}
-            Taken::Absent => return,
+            ResponseOutcome::Failed => {}
+            ResponseOutcome::Absent => return,
         }
         let recovery = &mut self.req.recovery;
         if recovery.executed.before(psn.plus(1)) {

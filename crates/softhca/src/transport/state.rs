@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::config::QpConfig;
 use super::congestion::WINDOW;
 use super::host::{Datagram, QpEvent, RecvWork, SendWork, Status, Target};
-use super::recovery::{Kept, Recovery};
+use super::recovery::{Recovery, ReorderBuffer};
 use crate::packet::{
     DcEth, Gid, Grh, L3, Link, NakCode, Path, Psn, Roce, Syndrome, Template, View,
 };
@@ -287,7 +287,7 @@ pub(super) struct Responder<L> {
     pub closing: bool,
     pub established: bool,
     /// Packets beyond a missing one.
-    pub kept: Kept,
+    pub kept: ReorderBuffer,
 }
 
 impl<L> Responder<L> {
@@ -305,7 +305,7 @@ impl<L> Responder<L> {
             absent: 0,
             closing: false,
             established: false,
-            kept: Kept::new(),
+            kept: ReorderBuffer::new(),
         }
     }
 
