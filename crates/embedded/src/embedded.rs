@@ -116,27 +116,30 @@ impl Embedded {
         self.runner.time().map(|time| time.random())
     }
 
-    /// Calls `each` for every object of every context: its type, its number in the
-    /// device, the bytes of a memory region, and the outstanding sends of a queue pair.
+    /// Calls `each` for every object of every context but its UARs, which it allocates for
+    /// itself: its type, its number in the device, the bytes of a memory region, and the
+    /// outstanding sends of a queue pair.
     pub fn each_object(&self, mut each: impl FnMut(&'static str, u32, u64, usize)) {
         let state = self.device.lock();
         let mut objects: Vec<_> = (state.objects.all())
-            .map(|object| match &object.data {
-                ObjectData::Pd { number } => ("protection domain", *number, 0, 0),
-                ObjectData::Mr(mr) => ("memory region", mr.key, mr.length, 0),
-                ObjectData::Cq(cq) => ("completion queue", cq.number, 0, 0),
-                ObjectData::Qp(qp) => {
-                    let sends = state.hca.unfinished_sends(qp.number);
-                    ("queue pair", qp.number, 0, sends)
-                }
-                ObjectData::Srq(srq) => ("shared receive queue", srq.number, 0, 0),
-                ObjectData::Xrcd(domain) => ("XRC domain", domain.number, 0, 0),
-                ObjectData::Mw { key } => ("memory window", *key, 0, 0),
-                ObjectData::Ah => ("address handle", 0, 0, 0),
-                ObjectData::Flow(_) => ("flow", 0, 0, 0),
-                ObjectData::Uar { number, .. } => ("UAR", *number, 0, 0),
-                ObjectData::Umem { number } => ("DevX memory", *number, 0, 0),
-                ObjectData::Devx(object) => ("DevX object", object.number, 0, 0),
+            .filter_map(|object| {
+                Some(match &object.data {
+                    ObjectData::Pd { number } => ("protection domain", *number, 0, 0),
+                    ObjectData::Mr(mr) => ("memory region", mr.key, mr.length, 0),
+                    ObjectData::Cq(cq) => ("completion queue", cq.number, 0, 0),
+                    ObjectData::Qp(qp) => {
+                        let sends = state.hca.unfinished_sends(qp.number);
+                        ("queue pair", qp.number, 0, sends)
+                    }
+                    ObjectData::Srq(srq) => ("shared receive queue", srq.number, 0, 0),
+                    ObjectData::Xrcd(domain) => ("XRC domain", domain.number, 0, 0),
+                    ObjectData::Mw { key } => ("memory window", *key, 0, 0),
+                    ObjectData::Ah => ("address handle", 0, 0, 0),
+                    ObjectData::Flow(_) => ("flow", 0, 0, 0),
+                    ObjectData::Uar { .. } => return None,
+                    ObjectData::Umem { number } => ("DevX memory", *number, 0, 0),
+                    ObjectData::Devx(object) => ("DevX object", object.number, 0, 0),
+                })
             })
             .collect();
         objects.sort_unstable();
