@@ -27,8 +27,8 @@ pub struct Embedded {
 
 impl Embedded {
     /// Returns a handle for who polls the completion queue with that handle:
-    /// [`idle`](Self::idle) then waits for completions there, not for anything that
-    /// happens in the network.
+    /// [`idle`](Self::idle) then waits for completions there and for remote writes, not
+    /// for anything that happens in the network.
     pub fn polling(&self, queue: u32) -> Self {
         Self {
             written: self.device.lock().written(queue),

@@ -79,6 +79,9 @@ impl Ranges {
         let Some(end) = address.checked_add(length) else {
             return false;
         };
+        if length == 0 {
+            return true;
+        }
         let has = |range: &(u64, u64)| range.0 <= address && end <= range.1;
         let recent = &self.recent[(address >> 12) as usize % RECENT];
         if recent.get().as_ref().is_some_and(has) {

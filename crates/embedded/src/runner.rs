@@ -76,7 +76,7 @@ const LONGEST: Duration = Duration::from_millis(200);
 /// Sleep of the network's thread while other threads take turns, which doubles from
 /// the shortest.
 const REST: Duration = Duration::from_micros(50);
-const LONGEST_REST: Duration = Duration::from_millis(5);
+const LONGEST_REST: Duration = Duration::from_millis(1);
 /// Sleeps shorter than this are not announced to threads that write doorbells, nor
 /// are others where the barrier for it is missing.
 const ANNOUNCED: Duration = Duration::from_micros(200);
@@ -159,9 +159,12 @@ fn turn(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
             let behind = behind || state.hca.is_backlogged();
             state.hca.set_patient(behind);
         }
-        let writes = state.hca.stats().remote_writes;
+        let before = state.hca.stats();
         found.busy |= state.turn();
-        found.wrote |= writes != state.hca.stats().remote_writes;
+        let after = state.hca.stats();
+        found.wrote |= before.remote_writes != after.remote_writes;
+        // What has arrived may leave nothing to do.
+        found.busy |= found.wrote || before.cqes != after.cqes;
         found.in_use |= state.is_in_use();
         if let Some(due) = state.due().map(Duration::from_nanos) {
             found.due = Some(found.due.map_or(due, |other| other.min(due)));
@@ -293,7 +296,7 @@ impl Runner {
         Some(found)
     }
 
-    /// Sleeps until a turn has brought it ([`Waiters::wait`]) or a frame has arrived, or
+    /// Sleeps until a turn has ended the wait ([`Waiters::wait`]) or a frame has arrived, or
     /// the time is up. One thread at a time waits for frames: the others need no turn of
     /// their own.
     pub(crate) fn wait(&self, until: Until, limit: Duration) {

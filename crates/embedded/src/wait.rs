@@ -1,12 +1,12 @@
 //! Waiting for an embedded device: a thread spins, then sleeps.
 
 use std::cell::Cell;
-use std::fs;
 use std::mem::size_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+use std::{fs, hint, ptr};
 
 use nix::sys::resource::{UsageWho, getrusage};
 
@@ -18,10 +18,12 @@ use crate::runner::{Runner, sooner};
 const SPIN: Duration = Duration::from_micros(30);
 /// Shortest sleep.
 const SHORTEST: Duration = Duration::from_micros(20);
-/// Longest sleep of a thread that polls, which may hold a queue's lock. It is longer
-/// than a tick of the kernel (4 ms at 250 Hz): the processor's timer need not be set for
-/// it, which costs more than the rest of a short sleep in a virtual machine.
-const LONGEST: Duration = Duration::from_millis(5);
+/// Longest sleep of a thread that polls, which may hold a queue's lock.
+const LONGEST: Duration = Duration::from_millis(2);
+/// The same if a turn wakes it: longer than a tick of the kernel (4 ms at 250 Hz), so that
+/// the processor's timer need not be set, which costs more than the rest of a short sleep
+/// in a virtual machine.
+const LONGEST_WOKEN: Duration = Duration::from_millis(5);
 
 /// Returns whether there is one processor only: spinning would delay other threads.
 fn is_alone() -> bool {
@@ -37,7 +39,7 @@ const CROWDED: Duration = Duration::from_millis(100);
 /// meanwhile; a network's thread that looks for work takes less.
 const LATE: Duration = Duration::from_micros(100);
 
-/// When the host is no longer taken to be busy ([`nanoseconds`]).
+/// When the host is no longer taken to be crowded, by [`nanoseconds`].
 static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the time since the first call.
@@ -117,8 +119,8 @@ fn has_queue() -> Option<bool> {
     Some(runnable.parse::<usize>().ok()? > processors + 1)
 }
 
-/// Called before the thread sleeps.
-fn sleeps() {
+/// Called when the thread sleeps, or does other work: the next round is not late.
+fn forget_round() {
     CROWD.set(Crowd {
         round: None,
         ..CROWD.get()
@@ -145,7 +147,7 @@ impl Backoff {
         if since < SPIN && !look_around(now) {
             return None;
         }
-        sleeps();
+        forget_round();
         Some((since / 4).clamp(SHORTEST, longest))
     }
 }
@@ -163,6 +165,7 @@ thread_local! {
             turns: 0,
             writes: 0,
             written: 0,
+            network: None,
             queue: None,
             prompt: false,
         })
@@ -174,13 +177,14 @@ struct Idle {
     backoff: Backoff,
     /// When the last one ended.
     last: Option<Instant>,
-    /// Turns that had found something before the last poll began.
+    /// Turns that had found something, and those that had written memory, before the
+    /// last one's wait.
     turns: u32,
-    /// Those that had written memory.
     writes: u32,
     /// Completions that were written to the queue before the last poll began.
     written: u32,
-    /// The queue of the last one: where its completions are counted.
+    /// The network of the last one, and the queue: where its completions are counted.
+    network: Option<*const Waiters>,
     queue: Option<*const AtomicU32>,
     /// [`prompt`] has been called.
     prompt: bool,
@@ -188,6 +192,7 @@ struct Idle {
 
 /// Called when a poll of this thread has found something.
 pub(crate) fn found() {
+    forget_round();
     IDLE.set(Idle {
         backoff: Backoff::NEW,
         ..IDLE.get()
@@ -196,56 +201,59 @@ pub(crate) fn found() {
 
 /// Called when a poll of this thread has found nothing, in the queue to which `written`
 /// counts completions if it is known. Drives the devices; if that makes no progress,
-/// spins, then sleeps for lengthening intervals.
+/// spins, then sleeps for lengthening intervals, on a crowded host at once.
 pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
     let turn = runner.take_turn();
     if turn.is_some_and(|turn| turn.busy) {
         return found();
     }
-    let Waiters { turns, writes, .. } = runner.waiters();
+    let waiters = runner.waiters();
     let mut idle = IDLE.get();
+    let network = Some(ptr::from_ref(waiters));
     let queue = written.map(Arc::as_ptr);
     if idle.last.is_none_or(|last| last.elapsed() >= GAP) {
         idle.backoff = Backoff::NEW;
     }
+    let (turns, writes) = (waiters.turns(), waiters.writes());
+    if idle.network != network {
+        // The counts are of another network: a thread that polls several sleeps for its
+        // time.
+        (idle.turns, idle.writes) = (turns, writes);
+    }
     if let Some(limit) = idle.backoff.pause(LONGEST) {
         // A thread that polls several queues waits for any turn that finds something.
-        let (count, seen) = match written {
-            Some(written) if idle.queue == queue => (written, idle.written),
-            _ => (turns, idle.turns),
+        let single = written.filter(|_| (idle.network, idle.queue) == (network, queue));
+        let until = Until {
+            count: Arc::clone(single.unwrap_or(&waiters.turns)),
+            seen: single.map_or(idle.turns, |_| idle.written),
+            writes: idle.writes,
         };
-        // Who takes turns wakes this thread. It need not look by itself if it has looked
+        // One that polls one queue is woken. It need not look by itself if it has looked
         // since its last doorbell.
-        let looked = turn.filter(|_| is_crowded(Instant::now()));
-        let limit = looked.map_or(limit, |turn| sooner(LONGEST, turn.due));
+        let woken = single.is_some() && turn.is_some() && is_crowded(Instant::now());
+        let limit = if woken { LONGEST_WOKEN } else { limit };
         if !idle.prompt {
             idle.prompt = true;
             prompt();
         }
-        let until = Until {
-            count: Arc::clone(count),
-            seen,
-            writes: idle.writes,
-        };
-        runner.wait(until, limit);
+        runner.wait(until, sooner(limit, turn.and_then(|turn| turn.due)));
     } else {
-        std::hint::spin_loop();
+        hint::spin_loop();
     }
+    idle.network = network;
     idle.queue = queue;
-    idle.turns = turns.load(Ordering::Acquire);
-    idle.writes = writes.load(Ordering::Acquire);
+    // From before the wait: another queue may have what ended it.
+    (idle.turns, idle.writes) = (turns, writes);
     idle.written = written.map_or(0, |written| written.load(Ordering::Acquire));
     idle.last = Some(Instant::now());
     IDLE.set(idle);
 }
 
-/// What a thread waits for: that this count is not what it was, or that memory is
-/// written.
+/// The end of a wait: the count changes, or the number of turns that wrote memory.
 #[derive(Clone)]
 pub(crate) struct Until {
     count: Arc<AtomicU32>,
     seen: u32,
-    /// Turns that had written memory.
     writes: u32,
 }
 
@@ -275,8 +283,18 @@ struct Waiting {
 }
 
 impl Waiters {
-    /// Sleeps by `sleep` until a turn has brought it; a thread that waits for frames is
-    /// not woken by [`Waiters::wake`], which returns that it is to be.
+    /// Returns the number of turns that have found something.
+    fn turns(&self) -> u32 {
+        self.turns.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of those that wrote memory.
+    fn writes(&self) -> u32 {
+        self.writes.load(Ordering::Acquire)
+    }
+
+    /// Sleeps by `sleep` until a turn has ended the wait; [`Waiters::wake`] does not wake a
+    /// thread that waits for frames, but returns that it is to be woken.
     pub(crate) fn wait(&self, until: Until, for_frames: bool, sleep: impl FnOnce()) {
         let me = thread::current();
         self.lock().push(Waiting {

@@ -16,8 +16,8 @@ use crate::files::{UAR, UARS};
 /// (three of its bits are never set).
 const SEEN: u32 = u32::MAX;
 
-/// Number of queue pairs beyond which registers are read: their records then take more
-/// time.
+/// Number of queue pairs for each context beyond which registers are read: their records
+/// then take more time.
 const MANY: usize = 64;
 /// Number of times that only the records found by registers are read.
 const MOST_HINTED: u32 = 32;
@@ -197,7 +197,7 @@ impl Watch {
     /// completion queue was armed is reported before the arming. If there are many
     /// records, some may be left for a later call.
     pub(crate) fn look(&mut self, mut rung: impl FnMut(Doorbell)) {
-        if self.queues.len() > MANY && self.hinted < MOST_HINTED {
+        if self.queues.len() > MANY * self.registers.len() && self.hinted < MOST_HINTED {
             self.hinted += 1;
             if self.look_by_registers(&mut rung) {
                 return;
@@ -291,7 +291,7 @@ mod tests {
         let file = memfd_create(c"registers", MFdFlags::empty()).unwrap();
         ftruncate(&file, UARS as i64 * UAR as i64).unwrap();
         let map = || ReadOnlyMapping::new(file.as_fd(), 0, UARS as usize * UAR).unwrap();
-        let words: Vec<AtomicU64> = (0..2 * MANY).map(|_| AtomicU64::new(0)).collect();
+        let words: Vec<AtomicU64> = (0..3 * MANY).map(|_| AtomicU64::new(0)).collect();
         let arm = AtomicU64::new(0);
         let mut watch = Watch::default();
         watch.context(1, map());

@@ -149,3 +149,35 @@ fn a_post_wakes_the_device() {
     println!("{times:?}");
     assert!(times[4] < Duration::from_millis(5), "{times:?}");
 }
+
+/// Empty polls sleep, also those of queues in turn, of one device or of several.
+#[test]
+fn empty_polls_of_several_queues_sleep() {
+    let _alone = ALONE.lock().unwrap();
+    let directory = std::env::temp_dir().join(format!("ringverbs-polls-{}", std::process::id()));
+    fs::create_dir(&directory).unwrap();
+    // Each has its network.
+    let names = [
+        "embedded".to_owned(),
+        format!("embedded:{}", directory.display()),
+    ];
+    let devices = names.map(|name| Device::named(&name).unwrap());
+    let mut loopbacks: Vec<_> = devices.iter().map(Loopback::new).collect();
+    // Other numbers of turns in one than in the other.
+    loopbacks[0].exchange();
+    let queue = |device: &Device| device.open().unwrap().completion_queue().build().unwrap();
+    let all = (0..2).flat_map(|_| devices.iter().map(queue));
+    let mut queues: Vec<_> = all.collect();
+    for polled in 1..=queues.len() {
+        let (before, began) = (processor_time(), Instant::now());
+        while began.elapsed() < Duration::from_millis(500) {
+            for cq in &mut queues[..polled] {
+                assert!(cq.poll_one().unwrap().is_none());
+            }
+        }
+        let share = (processor_time() - before).as_secs_f64() / began.elapsed().as_secs_f64();
+        println!("{polled} queues: {:.1}% of a processor", share * 100.0);
+        assert!(share < 0.3, "{polled} queues: {share}");
+    }
+    fs::remove_dir_all(directory).unwrap();
+}

@@ -15,21 +15,27 @@ use crate::fabric::PortConfig;
 use crate::packet::{Payload, Psn, View};
 
 impl<L> Qp<L> {
-    /// Returns whether `peer`, a queue pair of the same HCA, gets and accepts what this
-    /// one sends, and the other way round if it responds. Queue pairs with recovery or
-    /// congestion control stay with packets, which they keep and count.
+    /// Returns whether `peer`, which [`Qp::pairs_with`] this one, gets and accepts what
+    /// this one sends, and the other way round if it responds.
     pub fn loops_back_to(&self, peer: &Self, home: &PortConfig) -> bool {
-        let answers = match self.config.service {
-            Service::Rc => true,
-            Service::Uc => false,
-            _ => return false,
-        };
-        peer.config.service == self.config.service
+        self.reaches(peer, home) && (!self.is_answered() || peer.reaches(self, home))
+    }
+
+    /// Returns whether this queue pair and another one of the HCA are connected, as far as
+    /// numbers, services and states tell. Queue pairs with recovery or congestion control
+    /// stay with packets, which they keep and count.
+    pub fn pairs_with(&self, peer: &Self) -> bool {
+        matches!(self.config.service, Service::Rc | Service::Uc)
+            && peer.config.service == self.config.service
+            && self.config.remote_qpn == peer.number
+            && (!self.is_answered() || peer.config.remote_qpn == self.number)
             && peer.state.receives()
-            && self.reaches(peer, home)
-            && (!answers || peer.reaches(self, home))
             && !self.paces
             && !peer.paces
+    }
+
+    fn is_answered(&self) -> bool {
+        self.config.service == Service::Rc
     }
 
     /// Returns whether packets to the peer's address are for `other`, which accepts them.
@@ -37,8 +43,7 @@ impl<L> Qp<L> {
         let Some(path) = &self.config.path else {
             return false;
         };
-        self.config.remote_qpn == other.number
-            && home.is_destination(path.link)
+        home.is_destination(path.link)
             && other.pkey_matches(self.config.pkey)
             && other.is_connected_to(path.link, path.grh.map(|grh| grh.sgid))
     }

@@ -206,12 +206,15 @@ impl<L> Transport<L> {
     /// Removes the queue pair at the other end, if the next request may be handed over to
     /// it.
     fn take_peer<H: Host<Local = L>>(&mut self, host: &mut H, qpn: u32) -> Option<Box<Qp<L>>> {
-        if !self.qps.get_mut(&qpn)?.takes_no_receive(host) {
+        if !self.qps.get_mut(&qpn)?.next_takes_no_receive(host) {
             return None;
         }
         let qp = self.qps.get(&qpn)?;
         let number = qp.config.remote_qpn;
         let peer = self.qps.get(&number).filter(|_| number != qpn)?;
+        if !qp.pairs_with(peer) {
+            return None;
+        }
         let home = self.home.as_ref()?.unobserved()?;
         match qp.loops_back_to(peer, &home) {
             true => self.qps.remove(&number),

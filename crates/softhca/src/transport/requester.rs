@@ -85,9 +85,9 @@ impl<L> Qp<L> {
         Step::Done
     }
 
-    /// Returns whether there is a work request to continue with, for which the peer takes
-    /// no receive.
-    pub fn takes_no_receive<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
+    /// Takes the next work request if none is under way. Returns whether there is one to
+    /// continue with, for which the peer takes no receive.
+    pub fn next_takes_no_receive<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
         self.stop_if_due(host);
         self.state.sends()
             && (self.req.cursor < self.req.works.len() || self.take(host))
