@@ -136,7 +136,7 @@ pub(crate) struct AllocatedUars {
     registers: Mutex<Registers>,
 }
 
-/// Registers, which are allocated on demand and given out as libmlx5 does.
+/// Registers, which are allocated on demand and given out nearly as by libmlx5.
 #[derive(Debug)]
 struct Registers {
     pages: Vec<(UarHandle, UarLocation)>,

@@ -263,7 +263,7 @@ impl TagList {
         Some(operation)
     }
 
-    /// Ends operations until one whose work request is outstanding. A tag that was to be
+    /// Ends signalled operations until one whose work request is outstanding. A tag that was to be
     /// added leaves the list; one that was to be removed stays, since a message may still
     /// arrive for it.
     fn end_failed(&mut self, is_outstanding: impl Fn(u32) -> bool) {

@@ -89,9 +89,11 @@ impl DoorbellRegister {
         self.register.page.file_offset
     }
 
-    /// The number of clones.
+    /// The number of clones. What was done by those that are gone happened before.
     pub(crate) fn clones(&self) -> usize {
-        Arc::strong_count(&self.register)
+        let count = Arc::strong_count(&self.register);
+        ring::order::after_last_user();
+        count
     }
 
     #[inline]

@@ -169,3 +169,10 @@ pub(crate) fn announce(word: &AtomicU32, value: u32) {
 pub(crate) fn take(word: &AtomicU32) -> u32 {
     word.swap(0, Ordering::AcqRel)
 }
+
+/// After a count of users was read that has become low enough for another one: what those
+/// that have gone did before they let go is before all that follows.
+#[inline]
+pub fn after_last_user() {
+    fence(Ordering::Acquire);
+}

@@ -147,6 +147,9 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_encryption_key(&self, input: &[u8], output: &mut [u8]) -> Outcome {
+        if self.wraps_keys() && !self.has_login() {
+            return Err(refuse(Status::BadResource, "a wrapped key without a login"));
+        }
         let Some(key) = self.encryption_keys.get(OBJECT.get(input)) else {
             return Err(refuse(Status::BadResource, "no such encryption key"));
         };

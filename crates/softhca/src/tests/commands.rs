@@ -403,7 +403,12 @@ fn wrapped_encryption_keys_need_a_login() {
     assert_eq!(driver.command(&login(one).or(0x24, 0, 1), 16).0, 5);
     let object = driver.number(login(one));
     assert_eq!(driver.command(&login(one), 16).0, 9);
-    driver.number(key(one, pd, &KEY));
+    let wrapped = driver.number(key(one, pd, &KEY));
+    let query = {
+        let input = Input::new(op::QUERY_GENERAL_OBJECT, 32).or(0, 0, one);
+        input.or(4, 0, ENCRYPTION_KEY).or(8, 0, wrapped)
+    };
+    driver.ok(&query, 0x110);
     assert_eq!(driver.command(&key(one, pd, &CREDENTIAL), 16).0, 3);
     assert_eq!(driver.command(&key(two, other, &KEY), 16).0, 5);
     let of_login = |opcode| {
@@ -417,6 +422,7 @@ fn wrapped_encryption_keys_need_a_login() {
         0
     );
     assert_eq!(driver.command(&key(one, pd, &KEY), 16).0, 5);
+    assert_eq!(driver.command(&query, 0x110).0, 5);
     // Nor is there a login where keys are not wrapped.
     let mut plain = Driver::new("roce-umr");
     let (uid, ..) = program(&mut plain);
