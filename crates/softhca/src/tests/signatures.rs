@@ -277,39 +277,50 @@ fn formats_of_other_domains_and_sizes_are_refused() {
     driver.ok(&Input::new(op::DESTROY_PSV, 16).or(8, 0, foreign), 16);
 }
 
+/// Has a key of two blocks encrypted on the wire, with tweaks from `tweak` on. Returns the
+/// encryption key, the key, and the change that was made to it.
+fn encrypted_key(driver: &mut Driver, cq: &mut Cq, qp: &mut Qp, tweak: u8) -> (u32, Key, Vec<u8>) {
+    let mut create = Input::new(op::CREATE_GENERAL_OBJECT, 0x110)
+        .or(4, 0, ENCRYPTION_KEY)
+        .or(0x18, 0, 3)
+        .or(0x1c, 0, driver.pd);
+    create.0[0x50..0x70].copy_from_slice(&[9; 32]);
+    let dek = driver.number(create);
+    let key = Key::new(driver, 2 * BLOCK as u32);
+    let mut format = [0; 64];
+    format[0] = 2 << 6 | 1;
+    format[8] = 3;
+    format[0x1f] = tweak;
+    format[0x20..0x24].copy_from_slice(&dek.to_be_bytes());
+    let mut change = key.change(driver, 64);
+    change.extend(format);
+    driver.post_umr(qp, key.key, &change);
+    assert_eq!(status(&driver.poll(cq).unwrap()), (0, 0));
+    (dek, key, change)
+}
+
+/// Returns the data as it is encrypted with an [`encrypted_key`].
+fn encrypted(mut data: Vec<u8>, tweak: u8) -> Vec<u8> {
+    let xts = crate::engine::xts::Xts::new(&[9; 32]).unwrap();
+    for (tweak, unit) in (u128::from(tweak)..).zip(data.chunks_mut(BLOCK)) {
+        xts.apply(tweak.to_le_bytes(), unit, true);
+    }
+    data
+}
+
 #[test]
 fn data_is_encrypted_on_the_wire() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
-    let pd = driver.pd;
-    let mut create = Input::new(op::CREATE_GENERAL_OBJECT, 0x110)
-        .or(4, 0, ENCRYPTION_KEY)
-        .or(0x18, 0, 3)
-        .or(0x1c, 0, pd);
-    create.0[0x50..0x70].copy_from_slice(&[9; 32]);
-    let dek = driver.number(create);
     let length = 2 * BLOCK as u32;
-    let from = Key::new(&mut driver, length);
-    let mut format = [0; 64];
-    format[0] = 2 << 6 | 1;
-    format[8] = 3;
-    format[0x1f] = 5;
-    format[0x20..0x24].copy_from_slice(&dek.to_be_bytes());
-    let mut change = from.change(&driver, 64);
-    change.extend(format);
-    driver.post_umr(&mut a, from.key, &change);
-    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    let (dek, from, change) = encrypted_key(&mut driver, &mut cq, &mut a, 5);
     let data = fill(&driver, &from);
     let (there, whole) = (driver.pages(2), driver.key);
     let mut segments = remote(there, whole);
     segments.extend(segment(length, from.key, 0));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
-    let xts = crate::engine::xts::Xts::new(&[9; 32]).unwrap();
-    let mut expected = data.clone();
-    for (n, unit) in expected.chunks_mut(BLOCK).enumerate() {
-        xts.apply((5 + n as u128).to_le_bytes(), unit, true);
-    }
+    let expected = encrypted(data.clone(), 5);
     assert_eq!(driver.read(there, length as usize), expected);
     // And decrypted where it arrives, also in parts.
     driver.write(from.memory, &vec![0; length as usize]);
@@ -441,34 +452,15 @@ fn data_is_encrypted_within_a_device() {
     for sends in [false, true] {
         let mut driver = Driver::new("ib");
         let (mut cq, mut a, mut b) = driver.pair();
-        let pd = driver.pd;
-        let mut create = Input::new(op::CREATE_GENERAL_OBJECT, 0x110)
-            .or(4, 0, ENCRYPTION_KEY)
-            .or(0x18, 0, 3)
-            .or(0x1c, 0, pd);
-        create.0[0x50..0x70].copy_from_slice(&[9; 32]);
-        let dek = driver.number(create);
         let length = 2 * BLOCK as u32;
-        let key = Key::new(&mut driver, length);
-        let mut format = [0; 64];
-        format[0] = 2 << 6 | 1;
-        format[8] = 3;
-        format[0x20..0x24].copy_from_slice(&dek.to_be_bytes());
-        let mut change = key.change(&driver, 64);
-        change.extend(format);
-        driver.post_umr(&mut a, key.key, &change);
-        assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+        let (_, key, _) = encrypted_key(&mut driver, &mut cq, &mut a, 0);
         let data = fill(&driver, &key);
         let (there, whole) = (driver.pages(2), driver.key);
         let sent = driver.hca.port().counters().sent;
         let places = [(key.key, 0), (whole, there)];
         let ends = (&mut cq, &mut a, &mut b);
         moved(&mut driver, ends, sends, places, length);
-        let xts = crate::engine::xts::Xts::new(&[9; 32]).unwrap();
-        let mut expected = data.clone();
-        for (n, unit) in expected.chunks_mut(BLOCK).enumerate() {
-            xts.apply((n as u128).to_le_bytes(), unit, true);
-        }
+        let expected = encrypted(data.clone(), 0);
         assert!(driver.read(there, length as usize) == expected);
         driver.write(key.memory, &vec![0; length as usize]);
         let places = [(whole, there), (key.key, 0)];
