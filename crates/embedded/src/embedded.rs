@@ -62,9 +62,9 @@ impl Embedded {
 
     /// Called by a thread whose poll has found nothing: performs pending work of the
     /// network, and if there is none, spins and then sleeps for lengthening intervals, of
-    /// at most 5 ms, until there is some. Does nothing on a
-    /// network that its caller drives ([`Drive::Caller`](crate::Drive::Caller)). If time
-    /// is simulated, it does not sleep: the clock moves instead.
+    /// at most 5 ms, until there is some. Does nothing on a network that its caller drives
+    /// ([`Drive::Caller`](crate::Drive::Caller)). If time is simulated, it does not sleep:
+    /// the clock moves instead.
     pub fn idle(&self) {
         if let Some(time) = self.runner.time() {
             time::idle(&self.runner, time);

@@ -163,7 +163,7 @@ fn turn(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
         found.busy |= state.turn();
         let after = state.hca.stats();
         found.wrote |= before.remote_writes != after.remote_writes;
-        // What has arrived may leave nothing to do.
+        // `State::turn` does not report completions and writes that need no further turn.
         found.busy |= found.wrote || before.cqes != after.cqes;
         found.in_use |= state.is_in_use();
         if let Some(due) = state.due().map(Duration::from_nanos) {
@@ -299,9 +299,9 @@ impl Runner {
     /// Sleeps until a turn has ended the wait ([`Waiters::wait`]) or a frame has arrived, or
     /// the time is up. One thread at a time waits for frames: the others need no turn of
     /// their own.
-    pub(crate) fn wait(&self, until: Until, limit: Duration) {
+    pub(crate) fn wait(&self, until: &Until, limit: Duration) {
         let waiters = &self.shared.waiters;
-        let parked = || waiters.wait(until.clone(), false, || thread::park_timeout(limit));
+        let parked = || waiters.wait(until, false, || thread::park_timeout(limit));
         let Some(link) = &self.shared.link else {
             return parked();
         };

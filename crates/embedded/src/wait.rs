@@ -48,7 +48,7 @@ fn nanoseconds(at: Instant) -> u64 {
     (at - *START.get_or_init(|| at)).as_nanos() as u64
 }
 
-/// What a thread has seen of other programs.
+/// Signs, seen by a thread, that other programs want its processor.
 #[derive(Clone, Copy)]
 struct Crowd {
     looked: Option<Instant>,
@@ -236,7 +236,7 @@ pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
             idle.prompt = true;
             prompt();
         }
-        runner.wait(until, sooner(limit, turn.and_then(|turn| turn.due)));
+        runner.wait(&until, sooner(limit, turn.and_then(|turn| turn.due)));
     } else {
         hint::spin_loop();
     }
@@ -295,7 +295,7 @@ impl Waiters {
 
     /// Sleeps by `sleep` until a turn has ended the wait; [`Waiters::wake`] does not wake a
     /// thread that waits for frames, but returns that it is to be woken.
-    pub(crate) fn wait(&self, until: Until, for_frames: bool, sleep: impl FnOnce()) {
+    pub(crate) fn wait(&self, until: &Until, for_frames: bool, sleep: impl FnOnce()) {
         let me = thread::current();
         self.lock().push(Waiting {
             thread: me.clone(),

@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(seen(&mut watch), [Doorbell::Send(0x12_3400 + 100)]);
         let rest = [Doorbell::Send(0x12_3403), Doorbell::Arm(7, 0)];
         assert_eq!(seen(&mut watch), rest);
-        // What registers show does not hide the rest for long.
+        // Records that no register names are read after at most MOST_HINTED looks.
         posted(5);
         let mut looks = 0;
         loop {

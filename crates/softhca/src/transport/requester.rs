@@ -225,9 +225,8 @@ impl<L> Qp<L> {
             self.req.works[cursor].done = Some(Status::LocalQpOperation);
             return;
         }
-        // What takes a receive goes by packets: without a pause between them a sender
-        // overtakes a receiver that posts again what it has received, and waits for the
-        // RNR timer.
+        // Requests that consume a receive are sent as packets. Handed over, they would
+        // come faster than the receiver reposts, and each would wait for the RNR timer.
         let takes_receive = self.req.works[cursor].work.operation.takes_receive();
         let mut peer = peer.filter(|peer| !takes_receive && peer.expects(psn));
         let sent = match &mut peer {

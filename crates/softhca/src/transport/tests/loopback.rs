@@ -61,7 +61,7 @@ fn one(kind: LinkKind, config: &QpConfig, loops_back: bool) -> World {
     world
 }
 
-/// What can be seen of a queue pair: sends, receives, and events.
+/// Completed sends, completed receives, and events of a queue pair.
 type Seen = (
     Vec<(u64, SendDone)>,
     Vec<(u64, Status, u32, u32, bool)>,
