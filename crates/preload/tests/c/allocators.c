@@ -26,7 +26,7 @@ struct source {
 
 static struct source of_context, of_domain;
 
-static void *give(struct source *source, size_t size)
+static void *give(struct source *source, size_t size, int fill)
 {
 	struct piece *piece = source->pieces;
 
@@ -37,8 +37,7 @@ static void *give(struct source *source, size_t size)
 	source->given++;
 	piece->at = aligned_alloc(PAGE, (size + PAGE - 1) / PAGE * PAGE);
 	CHECK(piece->at);
-	/* Queues are cleared before use. */
-	memset(piece->at, 0x5a, size);
+	memset(piece->at, fill, size);
 	piece->size = size;
 	return piece->at;
 }
@@ -65,10 +64,11 @@ static bool has(struct source *source, void *memory)
 	return false;
 }
 
+/* The provider clears queues and records of this memory. */
 static void *context_alloc(size_t size, void *data)
 {
 	CHECK(data == &of_context && size > 0);
-	return give(data, size);
+	return give(data, size, 0x5a);
 }
 
 static void context_free(void *memory, void *data)
@@ -77,12 +77,17 @@ static void context_free(void *memory, void *data)
 	take_back(data, memory);
 }
 
+/*
+ * ibv_alloc_parent_domain(3): the callback initializes the memory with zeros. libmlx5
+ * relies on that for queues and for doorbell records; the device reads the record of
+ * sends once the queue pair is ready to send, which may be before the first send.
+ */
 static void *domain_alloc(struct ibv_pd *pd, void *data, size_t size, size_t alignment,
 			  uint64_t type)
 {
 	CHECK(data == &of_domain && pd && alignment <= PAGE);
 	CHECK(type != MLX5DV_RES_TYPE_DBR || size == 8);
-	return of_domain.leaves_it ? IBV_ALLOCATOR_USE_DEFAULT : give(data, size);
+	return of_domain.leaves_it ? IBV_ALLOCATOR_USE_DEFAULT : give(data, size, 0);
 }
 
 static void domain_free(struct ibv_pd *pd, void *data, void *memory, uint64_t type)
