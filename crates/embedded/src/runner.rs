@@ -22,7 +22,7 @@ use crate::segment::{DEVICES, Segment};
 use crate::time::SimulatedTime;
 use crate::udp::{Addresses, UdpPorts, UdpWire};
 use crate::wait::{Backoff, Until, Waiters, prompt};
-use crate::wire::{Link, PATIENCE, Wire};
+use crate::wire::{Link, PATIENCE, Wire, sleep_until_readable};
 use crate::{Result, refuse};
 
 /// Drives the devices of a network. Dropping it ends the thread.
@@ -105,21 +105,12 @@ impl Shared {
         // The threads that wake may take turns at once.
         drop(devices);
         if found.busy {
-            self.wake_waiters(found.wrote);
+            self.waiters.wake(found.wrote);
             if let Some(time) = &self.time {
                 time.acted();
             }
         }
         found
-    }
-
-    /// Wakes the threads that wait for what a turn has found ([`Waiters::wake`]).
-    fn wake_waiters(&self, wrote: bool) {
-        if self.waiters.wake(wrote) {
-            if let Some(link) = &self.link {
-                link.wake_waiter();
-            }
-        }
     }
 
     /// Sleeps until there is something to do, or the time is up.
@@ -240,6 +231,9 @@ impl Runner {
             let network: Weak<Shared> = Arc::downgrade(&shared);
             flush_at_exit(network);
         }
+        // Threads that this one starts inherit its time slice, and begin sooner on a busy
+        // host.
+        prompt();
         let thread = match drive {
             Drive::Caller => None,
             Drive::Thread | Drive::Watch => {
@@ -301,14 +295,14 @@ impl Runner {
     /// their own.
     pub(crate) fn wait(&self, until: &Until, limit: Duration) {
         let waiters = &self.shared.waiters;
-        let parked = || waiters.wait(until, false, || thread::park_timeout(limit));
+        let for_turn = || waiters.wait(until, |woken| sleep_until_readable([woken], Some(limit)));
         let Some(link) = &self.shared.link else {
-            return parked();
+            return for_turn();
         };
         match self.shared.watch.try_lock() {
-            Err(TryLockError::WouldBlock) => parked(),
+            Err(TryLockError::WouldBlock) => for_turn(),
             watch => {
-                waiters.wait(until, true, || link.wait(limit));
+                waiters.wait(until, |woken| link.wait(woken, limit));
                 drop(watch);
                 // The next one waits for frames.
                 waiters.wake_one();
@@ -372,7 +366,7 @@ impl Runner {
         }
         self.shared.woken.store(true, Ordering::Relaxed);
         // A command may have taken turns.
-        self.shared.wake_waiters(true);
+        self.shared.waiters.wake(true);
         if let Some(link) = &self.shared.link {
             link.wake();
         }

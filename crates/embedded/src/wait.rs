@@ -1,14 +1,18 @@
 //! Waiting for an embedded device: a thread spins, then sleeps.
 
-use std::cell::Cell;
-use std::mem::size_of;
+use std::cell::{Cell, RefCell};
+use std::mem::{ManuallyDrop, size_of};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, hint, ptr};
+use std::{fs, hint, process, ptr};
 
+use nix::fcntl::OFlag;
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::unistd::{Pid, pipe2, read, write};
 
 use crate::runner::{Runner, sooner};
 
@@ -33,6 +37,8 @@ fn is_alone() -> bool {
 
 /// Interval between two looks at whether other programs want this thread's processor.
 const LOOK: Duration = Duration::from_millis(1);
+/// The same of looks at the host's run queue by a thread that sleeps, which cost more.
+const ASK: Duration = Duration::from_millis(10);
 /// How long the answer holds.
 const CROWDED: Duration = Duration::from_millis(100);
 /// Time between two rounds of a loop that spins after which another program ran
@@ -58,6 +64,10 @@ struct Crowd {
     round: Option<Instant>,
     /// A round was late since the last look.
     late: bool,
+    /// The thread slept since the last look.
+    slept: bool,
+    /// When the host's run queue was last asked for without another sign.
+    asked: Option<Instant>,
 }
 
 thread_local! {
@@ -67,12 +77,14 @@ thread_local! {
             switches: 0,
             round: None,
             late: false,
+            slept: false,
+            asked: None,
         })
     };
 }
 
-/// Returns whether there is one processor only, or the kernel lately took it away from a
-/// thread of this process that spun, for a while. Spinning uses up the thread's share
+/// Returns whether there is one processor only, or a thread of this process lately found
+/// that other programs want its processor. Spinning uses up the thread's share
 /// then, and what it waits for finds it not scheduled.
 fn is_crowded(now: Instant) -> bool {
     is_alone() || nanoseconds(now) < CROWDED_UNTIL.load(Ordering::Relaxed)
@@ -91,13 +103,21 @@ fn look_around(now: Instant) -> bool {
         found = match crowd.looked {
             // Nothing is known of this thread yet.
             None => has_queue() == Some(true),
-            Some(_) => switches != crowd.switches && crowd.late && has_queue() != Some(false),
+            Some(_) if switches != crowd.switches && crowd.late => has_queue() != Some(false),
+            // One that sleeps before its slice is over is never late, however long the
+            // threads that it waits for are in the run queue.
+            Some(_) if crowd.slept && crowd.asked.is_none_or(|asked| now - asked >= ASK) => {
+                crowd.asked = Some(now);
+                has_queue() == Some(true)
+            }
+            Some(_) => false,
         };
         if found {
             CROWDED_UNTIL.store(nanoseconds(now + CROWDED), Ordering::Relaxed);
         }
         crowd.switches = switches;
         crowd.late = false;
+        crowd.slept = false;
         crowd.looked = Some(now);
     }
     CROWD.set(crowd);
@@ -108,9 +128,20 @@ fn look_around(now: Instant) -> bool {
 /// `/proc/loadavg` ("5/121" in its fourth place: 5 of them); `None` if this process may not
 /// use all processors.
 fn has_queue() -> Option<bool> {
-    // SAFETY: no memory is passed.
-    let processors = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).ok()?;
-    if thread::available_parallelism().ok()?.get() < processors {
+    static PROCESSORS: OnceLock<Option<usize>> = OnceLock::new();
+    let processors = (*PROCESSORS.get_or_init(|| {
+        // SAFETY: no memory is passed.
+        let online = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).ok()?;
+        // Less if a control group limits the process.
+        (thread::available_parallelism().ok()?.get() >= online).then_some(online)
+    }))?;
+    // The thread may have been bound since.
+    let usable = sched_getaffinity(Pid::from_raw(0)).ok()?;
+    if (0..CpuSet::count())
+        .filter(|&it| usable.is_set(it) == Ok(true))
+        .count()
+        < processors
+    {
         return None;
     }
     let text = fs::read_to_string("/proc/loadavg").ok()?;
@@ -148,6 +179,10 @@ impl Backoff {
             return None;
         }
         forget_round();
+        CROWD.set(Crowd {
+            slept: true,
+            ..CROWD.get()
+        });
         Some((since / 4).clamp(SHORTEST, longest))
     }
 }
@@ -275,10 +310,64 @@ pub(crate) struct Waiters {
     threads: Mutex<Vec<Waiting>>,
 }
 
+/// A pipe, which wakes a thread that waits. A write to a pipe tells the kernel that the
+/// writer is about to sleep, unlike a futex: on a busy host the kernel so brings both threads
+/// to one processor, where a wake-up needs no interrupt of another.
+struct Bell {
+    reader: ManuallyDrop<OwnedFd>,
+    writer: ManuallyDrop<OwnedFd>,
+    /// A child of `fork` needs one of its own, and may have closed these descriptors.
+    process: u32,
+}
+
+thread_local! {
+    static BELL: RefCell<Option<Arc<Bell>>> = const { RefCell::new(None) };
+}
+
+impl Bell {
+    /// Returns this thread's; `None` without free descriptors.
+    fn get() -> Option<Arc<Self>> {
+        let process = process::id();
+        let with = |bell: &RefCell<Option<Arc<Self>>>| {
+            let mut bell = bell.borrow_mut();
+            if bell.as_ref().is_none_or(|bell| bell.process != process) {
+                let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
+                *bell = Some(Arc::new(Self {
+                    reader: ManuallyDrop::new(reader),
+                    writer: ManuallyDrop::new(writer),
+                    process,
+                }));
+            }
+            bell.clone()
+        };
+        // A thread that ends has none any more.
+        BELL.try_with(with).ok()?
+    }
+
+    fn ring(&self) {
+        // Fails only if the pipe is full, which also wakes.
+        let _ = write(&*self.writer, &[0]);
+    }
+
+    fn silence(&self) {
+        let _ = read(&*self.reader, &mut [0; 64]);
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        if self.process == process::id() {
+            // SAFETY: both are dropped once, here, and not used afterwards.
+            unsafe {
+                ManuallyDrop::drop(&mut self.reader);
+                ManuallyDrop::drop(&mut self.writer);
+            }
+        }
+    }
+}
+
 struct Waiting {
-    thread: Thread,
-    /// It waits for frames, too: it is not parked.
-    for_frames: bool,
+    bell: Arc<Bell>,
     until: Until,
 }
 
@@ -293,60 +382,54 @@ impl Waiters {
         self.writes.load(Ordering::Acquire)
     }
 
-    /// Sleeps by `sleep` until a turn has ended the wait; [`Waiters::wake`] does not wake a
-    /// thread that waits for frames, but returns that it is to be woken.
-    pub(crate) fn wait(&self, until: &Until, for_frames: bool, sleep: impl FnOnce()) {
-        let me = thread::current();
+    /// Sleeps by `sleep`, given a descriptor that is readable once a turn has ended the
+    /// wait. A spurious wakeup is harmless.
+    pub(crate) fn wait(&self, until: &Until, sleep: impl FnOnce(BorrowedFd<'_>)) {
+        let Some(bell) = Bell::get() else {
+            return thread::sleep(SHORTEST);
+        };
         self.lock().push(Waiting {
-            thread: me.clone(),
-            for_frames,
+            bell: Arc::clone(&bell),
             until: until.clone(),
         });
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // With that of `wake`: either this sees the count changed, or the turn sees this.
         fence(Ordering::SeqCst);
         if !until.is_over(&self.writes) {
-            sleep();
+            sleep(bell.reader.as_fd());
         }
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.lock().retain(|it| it.thread.id() != me.id());
+        self.lock().retain(|it| !Arc::ptr_eq(&it.bell, &bell));
+        bell.silence();
     }
 
     /// Counts a turn that has found something, or has also written memory, and wakes the
-    /// threads that wait for it. Returns whether the one that waits for frames is among
-    /// them.
-    pub(crate) fn wake(&self, wrote: bool) -> bool {
+    /// threads that wait for it.
+    pub(crate) fn wake(&self, wrote: bool) {
         self.turns.fetch_add(1, Ordering::Release);
         self.writes.fetch_add(wrote.into(), Ordering::Release);
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::Relaxed) == 0 {
-            return false;
+            return;
         }
-        let mut parked = Vec::new();
-        let mut for_frames = false;
+        let mut over = Vec::new();
         self.lock().retain(|it| {
             let is_over = it.until.is_over(&self.writes);
-            match is_over {
-                true if it.for_frames => for_frames = true,
-                true => parked.push(it.thread.clone()),
-                false => {}
+            if is_over {
+                over.push(Arc::clone(&it.bell));
             }
             !is_over
         });
         // One that wakes may run at once, in this one's place.
-        parked.iter().for_each(Thread::unpark);
-        for_frames
+        over.iter().for_each(|bell| bell.ring());
     }
 
-    /// Wakes one that is parked, whatever it waits for.
+    /// Wakes one, whatever it waits for.
     pub(crate) fn wake_one(&self) {
         if self.waiting.load(Ordering::Relaxed) != 0 {
-            let mut threads = self.lock();
-            let parked = threads.iter().rposition(|it| !it.for_frames);
-            let one = parked.map(|at| threads.remove(at));
-            drop(threads);
+            let one = self.lock().pop();
             if let Some(one) = one {
-                one.thread.unpark();
+                one.bell.ring();
             }
         }
     }

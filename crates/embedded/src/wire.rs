@@ -1,7 +1,7 @@
 //! The wire of a network: what moves frames between its devices and those of other
 //! processes or hosts.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use std::thread;
@@ -80,8 +80,6 @@ pub(crate) struct Link {
     /// Monitors the sockets, and the eventfd that wakes a sleeping thread.
     epoll: Epoll,
     wake: EventFd,
-    /// Wakes the polling thread that waits.
-    wake_waiter: EventFd,
     /// Number of threads that sleep, or are about to.
     sleepers: AtomicU32,
     /// A thread has slept: the epoll instance may have something.
@@ -90,6 +88,16 @@ pub(crate) struct Link {
 
 fn os(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
+}
+
+/// Sleeps until one of the descriptors is readable, or the time is up. A spurious wakeup is
+/// harmless.
+pub(crate) fn sleep_until_readable<const N: usize>(
+    descriptors: [BorrowedFd<'_>; N],
+    limit: Option<Duration>,
+) {
+    let mut entries = descriptors.map(|it| PollFd::new(it, PollFlags::POLLIN));
+    let _ = ppoll(&mut entries, limit.map(TimeSpec::from_duration), None);
 }
 
 /// Creates an epoll instance that reports `wake` as [`WAKE`].
@@ -111,7 +119,6 @@ impl Link {
             wire: Mutex::new(make(&epoll)?),
             epoll,
             wake,
-            wake_waiter: EventFd::from_value_and_flags(0, flags).map_err(os)?,
             sleepers: AtomicU32::new(0),
             slept: AtomicBool::new(false),
         })
@@ -174,22 +181,18 @@ impl Link {
 
     /// Sleeps until a frame arrives, [`Link::wake`] is called, or the time is up.
     pub(crate) fn sleep(&self, limit: Option<Duration>) {
-        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
-        self.sleep_on(&mut [epoll], limit);
+        self.sleep_on([self.epoll.0.as_fd()], limit);
         // The eventfd may not be what ended the wait.
         let _ = self.wake.read();
     }
 
-    /// As [`Link::sleep`], by one thread other than the network's, which
-    /// [`Link::wake_waiter`] wakes, too.
-    pub(crate) fn wait(&self, limit: Duration) {
-        let epoll = PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN);
-        let woken = PollFd::new(self.wake_waiter.as_fd(), PollFlags::POLLIN);
-        self.sleep_on(&mut [epoll, woken], Some(limit));
-        let _ = self.wake_waiter.read();
+    /// As [`Link::sleep`], by one thread other than the network's; also until `woken` is
+    /// readable.
+    pub(crate) fn wait(&self, woken: BorrowedFd<'_>, limit: Duration) {
+        self.sleep_on([self.epoll.0.as_fd(), woken], Some(limit));
     }
 
-    fn sleep_on(&self, descriptors: &mut [PollFd<'_>], limit: Option<Duration>) {
+    fn sleep_on<const N: usize>(&self, descriptors: [BorrowedFd<'_>; N], limit: Option<Duration>) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         if !self
             .wire
@@ -197,16 +200,10 @@ impl Link {
             .unwrap_or_else(PoisonError::into_inner)
             .arm()
         {
-            // A spurious wakeup is harmless.
-            let _ = ppoll(descriptors, limit.map(TimeSpec::from_duration), None);
+            sleep_until_readable(descriptors, limit);
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
         self.slept.store(true, Ordering::Relaxed);
-    }
-
-    /// Wakes the polling thread that waits, or the next one.
-    pub(crate) fn wake_waiter(&self) {
-        let _ = self.wake_waiter.write(1);
     }
 
     /// Wakes the thread that sleeps.

@@ -103,6 +103,7 @@ next! {
         fd: c_int, address: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int
     ) -> c_int, -1;
     epoll_create1(flags: c_int) -> c_int, -1;
+    pipe2(fds: *mut c_int, flags: c_int) -> c_int, -1;
     eventfd(value: c_uint, flags: c_int) -> c_int, -1;
     memfd_create(name: *const c_char, flags: c_uint) -> c_int, -1;
     timerfd_create(clock: c_int, flags: c_int) -> c_int, -1;

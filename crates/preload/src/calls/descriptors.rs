@@ -178,6 +178,19 @@ export! {
         opened(unsafe { real::accept4(fd, address, length, flags) })
     }
 
+    pipe2(fds: *mut c_int, flags: c_int) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        let result = unsafe { real::pipe2(fds, flags) };
+        if result == 0 {
+            // SAFETY: it succeeded: it has written both.
+            unsafe {
+                opened(*fds);
+                opened(*fds.add(1));
+            }
+        }
+        result
+    }
+
     epoll_create1(flags: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
         opened(unsafe { real::epoll_create1(flags) })
