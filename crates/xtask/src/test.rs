@@ -7,12 +7,15 @@ mod guests;
 mod host;
 mod report;
 
-use std::process::ExitCode;
+use std::fs;
+use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use rxe_tests::guest::Suite;
+
+use crate::driver;
 
 use areas::Areas;
 use guests::Outcome;
@@ -67,7 +70,11 @@ pub struct Arguments {
 
 /// Runs the tests and prints a summary. Its last line counts what passed,
 /// failed and was skipped; the exit status says whether anything failed.
+///
+/// # Errors
+/// The disk has less room than the run needs.
 pub fn test(arguments: &Arguments) -> Result<ExitCode> {
+    require_room(arguments)?;
     let began = Instant::now();
     let mut lines = Vec::new();
     let mut texts = Vec::new();
@@ -106,6 +113,36 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         println!("{text}");
     }
     Ok(report(&lines, began.elapsed()))
+}
+
+/// GB that a run writes to the target directory, from nothing.
+const ROOM: u64 = 16;
+/// The same with `--quick` or guests alone, or of a second run.
+const LITTLE_ROOM: u64 = 4;
+
+fn require_room(arguments: &Arguments) -> Result<()> {
+    let target = driver::target_dir();
+    let little = arguments.quick || arguments.guest_only || target.join("debug").exists();
+    let needed = if little { LITTLE_ROOM } else { ROOM };
+    fs::create_dir_all(&target)?;
+    let mut df = Command::new("df");
+    let output = df
+        .args(["--output=avail", "--block-size=1GB"])
+        .arg(&target)
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let free = text
+        .lines()
+        .nth(1)
+        .and_then(|line| line.trim().parse::<u64>().ok());
+    ensure!(
+        free.is_none_or(|free| free >= needed),
+        "{} has {} GB free, and this run may write {needed} GB: free some, or name another \
+         directory by CARGO_TARGET_DIR",
+        target.display(),
+        free.unwrap_or(0)
+    );
+    Ok(())
 }
 
 /// Runs two guests and the other steps at the same time, and a third guest when those

@@ -320,8 +320,10 @@ impl Machine {
                 architecture.console, hardware.kernel_arguments
             ));
         if let Some(disk) = &system.disk {
+            // QEMU would stop the guest, without a word, when the host's disk is full.
             command.arg("-drive").arg(format!(
-                "file={},format=raw,if=virtio,snapshot=on,cache=unsafe",
+                "file={},format=raw,if=virtio,snapshot=on,cache=unsafe,\
+                 werror=report,rerror=report",
                 option(disk)
             ));
         }

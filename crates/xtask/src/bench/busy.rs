@@ -1,6 +1,7 @@
 //! The embedded device on a busy machine: whole programs, alone and beside twice as many
 //! busy loops as there are processors.
 
+use std::hint::black_box;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,7 +109,9 @@ fn beside<T>(loops: usize, work: impl FnOnce() -> T) -> T {
             scope.spawn(|| {
                 // Without the instruction for a pause, after many of which a virtual machine
                 // gives its processor away.
-                while !stop.load(Ordering::Relaxed) {}
+                while !stop.load(Ordering::Relaxed) {
+                    black_box(());
+                }
             });
         }
         let result = work();

@@ -88,14 +88,6 @@ const KNOWN: &[Known] = &[
         said: "Failed to get the clock info",
         why: "embedded devices have no clock information",
     },
-    // libmlx5 connects the queue pair of tags to itself by a LID alone.
-    Known {
-        group: "pyverbs",
-        profiles: &["roce", "roce-umr", "embedded"],
-        name: &["TMTest.test_tm_"],
-        said: "Failed to create SRQ",
-        why: "libmlx5 makes no queue with tag matching on Ethernet: it leaves out the global route",
-    },
     // With DevX the tests see the device's operations, and not that it has no memory.
     Known {
         group: "pyverbs",
