@@ -536,6 +536,8 @@ impl State {
             data: ObjectData::Uar { number, slot },
         });
         let (offset, length) = crate::files::uar_mapping(slot);
+        let context = self.context(fd)?.id;
+        self.watch.uar(context, offset as usize);
         request.made(ATTR_UAR_HANDLE, handle);
         request.answer(ATTR_UAR_MMAP_OFFSET, &offset);
         request.answer(ATTR_UAR_MMAP_LENGTH, &length);

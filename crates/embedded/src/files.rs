@@ -131,9 +131,9 @@ impl ContextFile {
         page * (FIRST_SLOT + UAR_SLOTS) as usize
     }
 
-    /// Maps the registers that a context has from the beginning.
+    /// Maps the file.
     pub(crate) fn map_registers(&self) -> Result<ReadOnlyMapping> {
-        let mapped = ReadOnlyMapping::new(self.registers.as_fd(), 0, Self::length());
+        let mapped = ReadOnlyMapping::new(self.registers.as_fd(), 0, Self::all());
         mapped.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::ENOMEM)))
     }
 

@@ -13,7 +13,7 @@ use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 use crate::command::{self, Input, make};
 use crate::driver_ids::*;
 use crate::event::{EventFile, FileKind, Reported};
-use crate::files::{ContextFile, File, PER_UAR, REGISTERS};
+use crate::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS, uar_mapping};
 use crate::object::{Events, Object, ObjectData};
 use crate::request::{Request, long, word};
 use crate::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
@@ -202,6 +202,12 @@ impl State {
         (context.uid, context.uar) = (uid, uar);
         context.allocates_uars = long(&asked, LIBRARY) & ALLOCATES_UARS != 0;
         let answer = driver_context(context, request.room(ATTR_UHW_OUT));
+        if !context.allocates_uars {
+            let id = context.id;
+            for uar in 0..UARS as usize {
+                self.watch.uar(id, uar * UAR);
+            }
+        }
         request.driver_answer(&answer);
         answer_context(request);
         Ok(())
@@ -301,7 +307,12 @@ impl State {
             | ObjectData::Flow(_)
             | ObjectData::Umem { .. } => {}
             ObjectData::Devx(_) => self.forget_object(handle),
-            ObjectData::Uar { slot, .. } => self.context(fd)?.give_back_uar_slot(*slot),
+            ObjectData::Uar { slot, .. } => {
+                let context = self.context(fd)?;
+                context.give_back_uar_slot(*slot);
+                let id = context.id;
+                self.watch.forget_uar(id, uar_mapping(*slot).0 as usize);
+            }
         }
         Ok(object)
     }

@@ -323,10 +323,20 @@ impl State {
     /// something has just happened.
     pub(crate) fn turn(&mut self) -> bool {
         let changed = self.follow_addresses();
+        let busy = if self.watch.is_large() {
+            self.turn_after(Watch::look_where_shown) || self.turn_after(Watch::look_everywhere)
+        } else {
+            self.turn_after(Watch::look_everywhere)
+        };
+        changed | busy
+    }
+
+    /// Processes the doorbells that `look` finds, and performs a bounded amount of work.
+    fn turn_after(&mut self, look: impl FnOnce(&mut Watch, &mut dyn FnMut(Doorbell))) -> bool {
         let Self { hca, watch, .. } = self;
         let register = u64::from(self.uar) * PAGE + ARM_CQ;
-        let mut busy = changed;
-        watch.look(|rung| {
+        let mut busy = false;
+        look(watch, &mut |rung| {
             busy = true;
             match rung {
                 Doorbell::Send(qpn) => hca.ring(qpn, Queue::Send),
@@ -350,11 +360,12 @@ impl State {
         if !self.has_thread {
             return;
         }
-        self.watch.look_everywhere();
-        for _ in 0..LAST_TURNS {
-            if !self.turn() {
+        let mut busy = self.turn_after(Watch::look_everywhere);
+        for _ in 1..LAST_TURNS {
+            if !busy {
                 break;
             }
+            busy = self.turn();
         }
     }
 

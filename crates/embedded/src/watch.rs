@@ -10,17 +10,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ring::ReadOnlyMapping;
 
-use crate::files::{UAR, UARS};
-
 /// Value of an arming record that the device has processed. No driver writes it
 /// (three of its bits are never set).
 const SEEN: u32 = u32::MAX;
 
-/// Number of queue pairs for each context beyond which registers are read: their records
-/// then take more time.
-const MANY: usize = 64;
-/// Number of times that only the records found by registers are read.
-const MOST_HINTED: u32 = 32;
+/// Number of queue pairs for each UAR beyond which registers are read: their records then
+/// take more time.
+const MANY: usize = 8;
+/// Number of looks in which each record is read once.
+const PARTS: usize = 128;
 
 /// Where the doorbell registers of a UAR are: two halves of each of two.
 const REGISTERS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
@@ -31,25 +29,33 @@ const REGISTERS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
 struct Registers {
     context: u64,
     mapping: ReadOnlyMapping,
-    seen: [u64; UARS as usize * REGISTERS.len()],
+    uars: Vec<Uar>,
+}
+
+#[derive(Debug)]
+struct Uar {
+    /// Where it is in the mapping.
+    at: usize,
+    seen: [u64; REGISTERS.len()],
 }
 
 impl Registers {
     /// Calls `each` for the queue pair in each register that has changed.
     fn look(&mut self, mut each: impl FnMut(u32)) {
-        for (n, seen) in self.seen.iter_mut().enumerate() {
-            let at = n / REGISTERS.len() * UAR + REGISTERS[n % REGISTERS.len()];
-            let Some(place) = self.mapping.address(at, 8, 8) else {
-                return;
-            };
-            // SAFETY: an aligned word of the mapping.
-            let word = unsafe { place.cast::<AtomicU64>().as_ref() };
-            // Acquire: the record was written before.
-            let now = word.load(Ordering::Acquire);
-            if now != *seen {
-                *seen = now;
-                let [.., a, b, c, _] = now.to_ne_bytes();
-                each(u32::from_be_bytes([0, a, b, c]));
+        for uar in &mut self.uars {
+            for (seen, register) in uar.seen.iter_mut().zip(REGISTERS) {
+                let Some(place) = self.mapping.address(uar.at + register, 8, 8) else {
+                    return;
+                };
+                // SAFETY: an aligned word of the mapping.
+                let word = unsafe { place.cast::<AtomicU64>().as_ref() };
+                // Acquire: the record was written before.
+                let now = word.load(Ordering::Acquire);
+                if now != *seen {
+                    *seen = now;
+                    let [.., a, b, c, _] = now.to_ne_bytes();
+                    each(u32::from_be_bytes([0, a, b, c]));
+                }
             }
         }
     }
@@ -110,6 +116,21 @@ struct Arm {
     record: Record,
 }
 
+impl Arm {
+    /// Calls `rung` if the record has changed.
+    fn look(&self, mut rung: impl FnMut(Doorbell)) {
+        let now = self.record.load();
+        if now == SEEN {
+            return;
+        }
+        // Reset, so that writing the same value again is another arming. If the word
+        // changes concurrently, the exchange fails and the next call finds the new value.
+        let word = self.record.word();
+        let _ = word.compare_exchange(now, SEEN, Ordering::Relaxed, Ordering::Relaxed);
+        rung(Doorbell::Arm(self.cqn, u32::from_be(now)));
+    }
+}
+
 /// A detected doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doorbell {
@@ -128,8 +149,8 @@ pub(crate) struct Watch {
     queues: Vec<Queue>,
     arms: Vec<Arm>,
     registers: Vec<Registers>,
-    /// Number of times that only records found by registers were read.
-    hinted: u32,
+    /// Number of the part that is read next.
+    part: usize,
 }
 
 impl Watch {
@@ -161,13 +182,27 @@ impl Watch {
         self.arms.push(Arm { cqn, record });
     }
 
-    /// Adds the doorbell registers of a context.
+    /// Adds a context, whose UARs are in the mapping.
     pub(crate) fn context(&mut self, context: u64, registers: ReadOnlyMapping) {
         self.registers.push(Registers {
             context,
             mapping: registers,
-            seen: Default::default(),
+            uars: Vec::new(),
         });
+    }
+
+    /// Adds the doorbell registers of a UAR, which is at that offset of its context's mapping.
+    pub(crate) fn uar(&mut self, context: u64, at: usize) {
+        let seen = [0; REGISTERS.len()];
+        if let Some(registers) = self.registers.iter_mut().find(|it| it.context == context) {
+            registers.uars.push(Uar { at, seen });
+        }
+    }
+
+    pub(crate) fn forget_uar(&mut self, context: u64, at: usize) {
+        if let Some(registers) = self.registers.iter_mut().find(|it| it.context == context) {
+            registers.uars.retain(|uar| uar.at != at);
+        }
     }
 
     pub(crate) fn forget_context(&mut self, context: u64) {
@@ -188,57 +223,54 @@ impl Watch {
         self.queues.is_empty() && self.arms.is_empty()
     }
 
-    /// Lets the next [`Watch::look`] read all records.
-    pub(crate) fn look_everywhere(&mut self) {
-        self.hinted = MOST_HINTED;
+    /// Returns whether reading all records takes longer than reading registers.
+    pub(crate) fn is_large(&self) -> bool {
+        let uars: usize = self.registers.iter().map(|it| it.uars.len()).sum();
+        uars != 0 && self.queues.len() > MANY * uars
     }
 
-    /// Calls `rung` for each changed record. Work that was posted before a
-    /// completion queue was armed is reported before the arming. If there are many
-    /// records, some may be left for a later call.
-    pub(crate) fn look(&mut self, mut rung: impl FnMut(Doorbell)) {
-        if self.queues.len() > MANY * self.registers.len() && self.hinted < MOST_HINTED {
-            self.hinted += 1;
-            if self.look_by_registers(&mut rung) {
-                return;
-            }
-        }
-        self.hinted = 0;
+    /// Calls `rung` for each changed record. Work that was posted before a completion queue
+    /// was armed is reported before the arming.
+    pub(crate) fn look_everywhere(&mut self, rung: &mut dyn FnMut(Doorbell)) {
         for queue in &mut self.queues {
-            queue.look(&mut rung);
+            queue.look(&mut *rung);
         }
         for arm in &self.arms {
-            let now = arm.record.load();
-            if now == SEEN {
-                continue;
-            }
-            // Reset, so that writing the same value again is another arming. If
-            // the word changes concurrently, the exchange fails and the next
-            // call finds the new value.
-            let word = arm.record.word();
-            let _ = word.compare_exchange(now, SEEN, Ordering::Relaxed, Ordering::Relaxed);
-            rung(Doorbell::Arm(arm.cqn, u32::from_be(now)));
+            arm.look(&mut *rung);
         }
     }
 
-    /// Reads the records of the queue pairs that registers name. Returns whether one had
-    /// changed.
-    fn look_by_registers(&mut self, mut rung: impl FnMut(Doorbell)) -> bool {
+    /// The same, of those that registers show and a part of the others.
+    pub(crate) fn look_where_shown(&mut self, rung: &mut dyn FnMut(Doorbell)) {
+        self.look_by_registers(rung);
+        self.look_at_part(rung);
+    }
+
+    /// Reads the next part of the records.
+    fn look_at_part(&mut self, rung: &mut dyn FnMut(Doorbell)) {
+        let part = |len: usize| len * self.part / PARTS..len * (self.part + 1) / PARTS;
+        let (queues, arms) = (part(self.queues.len()), part(self.arms.len()));
+        for queue in &mut self.queues[queues] {
+            queue.look(&mut *rung);
+        }
+        for arm in &self.arms[arms] {
+            arm.look(&mut *rung);
+        }
+        self.part = (self.part + 1) % PARTS;
+    }
+
+    /// Reads the records of the queue pairs that registers name.
+    fn look_by_registers(&mut self, rung: &mut dyn FnMut(Doorbell)) {
         let Self {
             queues, registers, ..
         } = self;
-        let mut found = false;
         for registers in registers {
             registers.look(|qpn| {
                 if let Ok(place) = queues.binary_search_by_key(&qpn, |queue| queue.qpn) {
-                    queues[place].look(|doorbell| {
-                        found = true;
-                        rung(doorbell);
-                    });
+                    queues[place].look(&mut *rung);
                 }
             });
         }
-        found
     }
 }
 
@@ -251,6 +283,7 @@ mod tests {
     use nix::unistd::ftruncate;
 
     use super::*;
+    use crate::files::{UAR, UARS};
 
     #[test]
     fn each_changed_record_and_each_arming_is_a_doorbell() {
@@ -264,7 +297,7 @@ mod tests {
         }
         let seen = |watch: &mut Watch| {
             let mut all = Vec::new();
-            watch.look(|rung| all.push(rung));
+            watch.look_everywhere(&mut |rung| all.push(rung));
             all
         };
         assert!(seen(&mut watch).is_empty());
@@ -288,14 +321,20 @@ mod tests {
     /// show is found soon.
     #[test]
     fn doorbells_of_many_queue_pairs_are_found() {
+        const LENGTH: usize = 3 * MANY * UARS as usize;
         let file = memfd_create(c"registers", MFdFlags::empty()).unwrap();
         ftruncate(&file, UARS as i64 * UAR as i64).unwrap();
         let map = || ReadOnlyMapping::new(file.as_fd(), 0, UARS as usize * UAR).unwrap();
-        let words: Vec<AtomicU64> = (0..3 * MANY).map(|_| AtomicU64::new(0)).collect();
+        let words: Vec<AtomicU64> = (0..LENGTH).map(|_| AtomicU64::new(0)).collect();
         let arm = AtomicU64::new(0);
         let mut watch = Watch::default();
         watch.context(1, map());
         watch.context(2, map());
+        for context in [1, 2] {
+            for uar in 0..UARS as usize {
+                watch.uar(context, uar * UAR);
+            }
+        }
         // SAFETY: words of this test, which outlive the watch.
         unsafe {
             for (n, word) in words.iter().enumerate().rev() {
@@ -312,11 +351,17 @@ mod tests {
             let [_, a, b, c] = qpn.to_be_bytes();
             pwrite(&file, &[0, 0, index, 8, a, b, c, 2], at as i64).unwrap();
         };
-        let seen = |watch: &mut Watch| {
+        let shown = |watch: &mut Watch| {
             let mut all = Vec::new();
-            watch.look(|rung| all.push(rung));
+            watch.look_where_shown(&mut |rung| all.push(rung));
             all
         };
+        let seen = |watch: &mut Watch| {
+            let mut all = Vec::new();
+            watch.look_everywhere(&mut |rung| all.push(rung));
+            all
+        };
+        assert!(watch.is_large());
         assert!(seen(&mut watch).is_empty());
         // A register of the last UAR shows one of two, and another one names none.
         posted(3);
@@ -324,32 +369,42 @@ mod tests {
         rung(0x12_3400 + 100, 7 * UAR + 0xb00, 1);
         rung(0xff_ffff, UAR + 0x800, 1);
         arm.store(0, Ordering::Release);
-        assert_eq!(seen(&mut watch), [Doorbell::Send(0x12_3400 + 100)]);
+        assert_eq!(shown(&mut watch), [Doorbell::Send(0x12_3400 + 100)]);
         let rest = [Doorbell::Send(0x12_3403), Doorbell::Arm(7, 0)];
         assert_eq!(seen(&mut watch), rest);
-        // Records that no register names are read after at most MOST_HINTED looks.
-        posted(5);
-        let mut looks = 0;
-        loop {
-            posted(100);
-            rung(0x12_3400 + 100, 0x900, looks);
-            let found = seen(&mut watch);
-            looks += 1;
-            assert!(found.contains(&Doorbell::Send(0x12_3400 + 100)));
-            if found.contains(&Doorbell::Send(0x12_3405)) {
-                break;
-            }
+        // Records that no register names are read in PARTS looks.
+        let last = LENGTH - 1;
+        for n in [0, 5, last] {
+            posted(n);
         }
-        assert!(u32::from(looks) <= MOST_HINTED + 1);
-        // Nor at all, before a queue pair goes.
-        posted(6);
-        posted(100);
-        rung(0x12_3400 + 100, 0x900, looks);
-        watch.look_everywhere();
-        assert!(seen(&mut watch).contains(&Doorbell::Send(0x12_3406)));
-        watch.forget_context(1);
+        arm.store(0, Ordering::Release);
+        let mut found = Vec::new();
+        for looks in 0..PARTS {
+            posted(100);
+            rung(0x12_3400 + 100, 0x900, looks as u8);
+            let new = shown(&mut watch);
+            assert!(new.contains(&Doorbell::Send(0x12_3400 + 100)));
+            found.extend(new);
+        }
+        for n in [0, 5, last] {
+            assert!(found.contains(&Doorbell::Send(0x12_3400 + n as u32)), "{n}");
+        }
+        assert!(found.contains(&Doorbell::Arm(7, 0)));
+        // Registers that are not read any more show nothing.
+        watch.forget_uar(1, UAR);
         watch.forget_context(2);
+        assert!(watch.is_large());
+        posted(7);
+        rung(0x12_3407, UAR + 0x900, 2);
+        posted(8);
+        rung(0x12_3408, 2 * UAR + 0x900, 2);
+        let found = shown(&mut watch);
+        assert!(!found.contains(&Doorbell::Send(0x12_3407)), "{found:?}");
+        assert!(found.contains(&Doorbell::Send(0x12_3408)), "{found:?}");
+        watch.forget_context(1);
+        assert!(!watch.is_large());
         posted(9);
-        assert_eq!(seen(&mut watch), [Doorbell::Send(0x12_3409)]);
+        let rest = [Doorbell::Send(0x12_3407), Doorbell::Send(0x12_3409)];
+        assert_eq!(seen(&mut watch), rest);
     }
 }
