@@ -153,9 +153,11 @@ impl Cq {
         self.outstanding() + held >= 1 << self.log_size
     }
 
-    /// Returns the number of CQEs that the driver has not consumed, as last seen.
+    /// Returns the number of CQEs that the driver has not consumed, as last seen. Of the
+    /// consumer index only what tells a full queue from an empty one counts: DPDK's driver
+    /// writes the low 16 bits.
     pub(crate) fn outstanding(&self) -> u32 {
-        self.producer.wrapping_sub(self.consumer) & 0xff_ffff
+        self.producer.wrapping_sub(self.consumer) & ((2 << self.log_size) - 1)
     }
 
     /// Returns the address of a CQE.

@@ -352,6 +352,22 @@ fn a_queue_that_is_not_polled_overruns() {
 }
 
 #[test]
+fn a_consumer_index_may_have_16_bits() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = driver.pair();
+    for n in 0..0x1_0020_u32 {
+        driver.post(&mut a, 0x00, SIGNALED, &[]);
+        assert!(driver.poll(&mut cq).is_some(), "{n}");
+        driver.write(cq.doorbell, &(cq.index & 0xffff).to_be_bytes());
+    }
+    for _ in 0..17 {
+        driver.post(&mut a, 0x00, SIGNALED, &[]);
+    }
+    let query = Input::new(op::QUERY_CQ, 16).or(8, 0, cq.number);
+    assert_eq!(word(&driver.ok(&query, 0x110), 0x10) >> 28, 0xa, "overrun");
+}
+
+#[test]
 fn owner_bits_invert_with_every_round() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
