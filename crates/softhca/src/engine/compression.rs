@@ -9,7 +9,7 @@
 //! written last.
 //!
 //! A session ends when a completion differs in more than a mini CQE can express, when
-//! it is full, and when the device has nothing more to do at once.
+//! it is full, at the end of the ring, and when the device has nothing more to do at once.
 
 use super::core::Core;
 use super::cq::{self, Completion, Cq, opcode};
@@ -151,8 +151,13 @@ impl<P: Platform> Core<P> {
         self.cqs.get_mut(cqn)?.session.as_deref_mut()
     }
 
+    /// Returns how long a session that begins now may become. DPDK's driver reads its
+    /// arrays as contiguous, so that none continues at the beginning of the ring.
     fn longest_session(&self, cqn: u32) -> u32 {
-        self.cqs.get(cqn).map_or(1, |cq| MOST.min(1 << cq.log_size))
+        self.cqs.get(cqn).map_or(1, |cq| {
+            let size = 1 << cq.log_size;
+            MOST.min(size - (cq.producer & (size - 1)))
+        })
     }
 
     /// Writes the session of a completion queue, if it has completions.
