@@ -12,6 +12,7 @@ pub(crate) mod abi;
 mod attributes;
 mod create;
 pub(crate) mod crypto;
+mod destination;
 mod device;
 mod devx;
 mod flow;
@@ -85,6 +86,8 @@ macro_rules! exported {
         #[cfg_attr(test, allow(dead_code))]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
             type Function = unsafe extern "C" fn($($type),*) -> $ret;
+            // Not every check is unsafe.
+            #[allow(unused_unsafe)]
             // SAFETY: the arguments are as the function of that name has them.
             if unsafe { $ours } {
                 return $body;

@@ -6,7 +6,7 @@ use core::ptr::null_mut;
 
 use super::abi::ContextFirst;
 use super::{exported, is_ours};
-use crate::abi::{ibv_context, ibv_qp};
+use crate::abi::ibv_context;
 use crate::errno::Errno;
 
 /// A function that returns an errno value: EOPNOTSUPP.
@@ -43,12 +43,6 @@ exported! {
     /// `mlx5dv_dr_domain_create`. EOPNOTSUPP: there are no direct rules.
     fn mlx5dv_dr_domain_create(context: *mut ibv_context, kind: u32) -> *mut c_void
     where is_ours(context), else ringverbs_refused_object() => {
-        ringverbs_refused_object()
-    }
-
-    /// `mlx5dv_dr_action_create_dest_ibv_qp`, as [`mlx5dv_dr_domain_create`].
-    fn mlx5dv_dr_action_create_dest_ibv_qp(qp: *mut ibv_qp) -> *mut c_void
-    where is_ours((*qp).context), else ringverbs_refused_object() => {
         ringverbs_refused_object()
     }
 
