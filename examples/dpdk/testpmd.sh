@@ -1,0 +1,37 @@
+#!/bin/sh
+# In a guest of softhca with two HCAs: testpmd sends packets from one to the other and
+# back, for some seconds, with rdma-core's libmlx5 and with the plugin in its place.
+set -u
+seconds=${1:-20}
+here=$(cd "$(dirname "$0")" && pwd)
+lib=$(echo "$here"/root/usr/lib/*-linux-gnu)
+drivers=$(echo "$lib"/dpdk/pmds-*)
+log=$(mktemp)
+devices=
+for device in /sys/class/infiniband/*/device; do
+    for interface in "$device"/net/*; do ip link set up dev "${interface##*/}"; done
+    # Without direct rules, which the plugin does not have.
+    devices="$devices -a $(basename "$(readlink -f "$device")"),dv_flow_en=0"
+done
+failed=0
+for first in '' /opt/ringverbs:; do
+    [ -z "$first" ] || [ -e /opt/ringverbs/libmlx5.so.1 ] || continue
+    path=$first$lib:$drivers:$here/libraries
+    library=$(LD_LIBRARY_PATH=$path ldd "$drivers"/librte_net_mlx5.so.* | sort -u | grep -o '/[^ ]*libmlx5[^ ]*')
+    for mode in txonly 'io --tx-first' 'mac --tx-first --txpkts=1400' \
+        'csum --tx-first --txpkts=200,200'; do
+        # It runs until it is interrupted; `timeout` reports 124 then.
+        LD_LIBRARY_PATH=$path timeout -s INT "$seconds" "$here/root/usr/bin/dpdk-testpmd" \
+            --no-huge -m 256 -l 0-1 --iova-mode=va --no-telemetry --file-prefix "test$$" \
+            $devices -d "$drivers" -- --total-num-mbufs=8192 --rxd=256 --txd=256 \
+            --forward-mode=$mode --stats-period 5 </dev/null >"$log" 2>&1
+        status=$?
+        sent=$(sed -n 's/.*TX-packets: \([0-9]*\) .*TX-total.*/\1/p' "$log" | tail -1)
+        received=$(sed -n 's/.*RX-packets: \([0-9]*\) .*RX-total.*/\1/p' "$log" | tail -1)
+        echo "$library $mode: status $status, ${sent:-no} packets sent, ${received:-none} received"
+        [ "$status" = 124 ] && [ "${sent:-0}" -gt 100000 ] &&
+            { [ "$mode" = txonly ] || [ "${received:-0}" -gt 100000 ]; } ||
+            { failed=1; tail -20 "$log"; }
+    done
+done
+exit "$failed"
