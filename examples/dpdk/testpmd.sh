@@ -13,17 +13,21 @@ for device in /sys/class/infiniband/*/device; do
     # Without direct rules, which the plugin does not have.
     devices="$devices -a $(basename "$(readlink -f "$device")"),dv_flow_en=0"
 done
+plugins=
+for name in bus_pci bus_auxiliary mempool_ring common_mlx5 net_mlx5; do
+    plugins="$plugins -d $(ls "$drivers/librte_$name.so".* | head -n 1)"
+done
 failed=0
 for first in '' /opt/ringverbs:; do
     [ -z "$first" ] || [ -e /opt/ringverbs/libmlx5.so.1 ] || continue
     path=$first$lib:$drivers:$here/libraries
-    library=$(LD_LIBRARY_PATH=$path ldd "$drivers"/librte_net_mlx5.so.* | sort -u | grep -o '/[^ ]*libmlx5[^ ]*')
+    library=$(LD_LIBRARY_PATH=$path ldd "$drivers"/librte_net_mlx5.so.* | grep -m 1 -o '/[^ ]*libmlx5[^ ]*')
     for mode in txonly 'io --tx-first' 'mac --tx-first --txpkts=1400' \
         'csum --tx-first --txpkts=200,200'; do
         # It runs until it is interrupted; `timeout` reports 124 then.
         LD_LIBRARY_PATH=$path timeout -s INT "$seconds" "$here/root/usr/bin/dpdk-testpmd" \
             --no-huge -m 256 -l 0-1 --iova-mode=va --no-telemetry --file-prefix "test$$" \
-            $devices -d "$drivers" -- --total-num-mbufs=8192 --rxd=256 --txd=256 \
+            $devices $plugins -- --total-num-mbufs=8192 --rxd=256 --txd=256 \
             --forward-mode=$mode --stats-period 5 </dev/null >"$log" 2>&1
         status=$?
         sent=$(sed -n 's/.*TX-packets: \([0-9]*\) .*TX-total.*/\1/p' "$log" | tail -1)
