@@ -204,7 +204,7 @@ pub struct Qp<D: QpOps> {
     /// Guards `send` and `batch`.
     pub send_lock: BiasedLock,
     /// The batch of `ibv_wr_*`.
-    pub batch: UnsafeCell<Batch<D::Address>>,
+    pub batch: UnsafeCell<Batch<D::SendQueue>>,
     /// The send queue.
     pub send: UnsafeCell<D::SendQueue>,
     /// The device's other data.

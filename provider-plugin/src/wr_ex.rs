@@ -33,22 +33,28 @@ enum BatchState {
     OpenSimple,
     /// Any other work request is open; its destination, if it needs one, is set.
     OpenAddressed,
-    /// A work request is open whose destination is not set yet.
+    /// A work request is open of which neither destination nor data is set yet.
     OpenUnaddressed,
+    /// A work request is open whose data is kept until its destination is set.
+    OpenData,
+    /// A work request is open whose destination the queue has written.
+    OpenPlaced,
 }
 
 /// The batch of `ibv_wr_*`, and its open work request.
-pub struct Batch<A: 'static> {
+pub struct Batch<Q: SendQueueOps> {
     state: BatchState,
     /// The state in which a builder leaves it.
-    opened: BatchState,
+    initial: BatchState,
     /// The first error; EINVAL outside wr_start and wr_complete.
     errno: c_int,
     /// The open work request. It has no operands and no destination before
     /// [`open_with`] and [`set_destination`] set them, and no data unless that was set
     /// before the destination. References are to the members below, or to objects that the
     /// application keeps until it has been pushed.
-    wr: SendWr<'static, A>,
+    wr: SendWr<'static, Q::Address>,
+    /// Its beginning.
+    opened: Q::Opened,
     bind: Bind,
     /// Data that was set before the destination: elements, inline data.
     sges: Vec<Sge>,
@@ -57,13 +63,14 @@ pub struct Batch<A: 'static> {
     headers: Vec<u8>,
 }
 
-impl<A> Default for Batch<A> {
+impl<Q: SendQueueOps> Default for Batch<Q> {
     fn default() -> Self {
         Self {
             state: BatchState::Failed,
-            opened: BatchState::OpenSimple,
+            initial: BatchState::OpenSimple,
             errno: libc::EINVAL,
             wr: SendWr::new(0, Opcode::SEND, SendFlags::empty()),
+            opened: Q::Opened::default(),
             bind: Bind {
                 window_rkey: 0,
                 rkey: 0,
@@ -80,7 +87,7 @@ impl<A> Default for Batch<A> {
     }
 }
 
-impl<A> Batch<A> {
+impl<Q: SendQueueOps> Batch<Q> {
     /// For destinations of that kind: reserves memory for data that is set before the
     /// destination, and for headers.
     ///
@@ -97,7 +104,7 @@ impl<A> Batch<A> {
         if addressing == Addressing::Connected {
             return Ok(());
         }
-        self.opened = BatchState::OpenUnaddressed;
+        self.initial = BatchState::OpenUnaddressed;
         let sges = cap.max_send_sge.max(1) as usize;
         (self.sges.try_reserve_exact(sges))
             .and_then(|()| self.inline.try_reserve_exact(cap.max_inline_data as usize))
@@ -113,6 +120,7 @@ impl<A> Batch<A> {
     /// Inline data is readable.
     #[cold]
     unsafe fn keep(&mut self, data: Data<'_>) -> Result<(), c_int> {
+        self.state = BatchState::OpenData;
         self.sges.clear();
         self.inline.clear();
         let fits = |room: usize, more: usize| match more <= room {
@@ -265,7 +273,7 @@ pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, addressing: Addressing, operat
 /// A live queue pair of ours; the application is between wr_start and
 /// wr_complete.
 #[inline]
-unsafe fn batch_of<'a, D: QpOps, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::Address>) {
+unsafe fn batch_of<'a, D: QpOps, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::SendQueue>) {
     // SAFETY: as the caller says.
     unsafe {
         let own: &Qp<D> = qp_of(qp);
@@ -319,7 +327,7 @@ unsafe extern "C" fn wr_abort<D: QpOps>(qp: *mut ibv_qp_ex) {
 /// # Safety
 /// The application is after wr_start.
 #[cold]
-unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int {
+unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::SendQueue>) -> c_int {
     let errno = batch.errno;
     (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
     batch.clear();
@@ -336,11 +344,12 @@ unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) -> c_int
 /// # Safety
 /// The application is between wr_start and wr_complete.
 #[inline(never)]
-unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::Address>) {
+unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::SendQueue>) {
     match batch.state {
         BatchState::Failed | BatchState::Idle => return,
         BatchState::OpenSimple | BatchState::OpenAddressed => {}
-        BatchState::OpenUnaddressed => return batch.fail(libc::EINVAL),
+        BatchState::OpenPlaced => batch.wr.destination = Destination::Placed,
+        BatchState::OpenUnaddressed | BatchState::OpenData => return batch.fail(libc::EINVAL),
     }
     batch.state = BatchState::Idle;
     // SAFETY: the send queue is this caller's; data that was kept is readable.
@@ -366,14 +375,20 @@ unsafe fn open<D: QpOps>(
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
         if batch.state != BatchState::Idle {
-            push_open(own, batch);
-            if batch.state != BatchState::Idle {
-                return false;
-            }
+            let remote = remote.unwrap_or(NO_REMOTE);
+            return open_next::<D>(
+                qp,
+                opcode,
+                imm_or_key.unwrap_or(0),
+                remote.addr,
+                remote.rkey,
+            );
         }
         batch.wr.wr_id = (*qp).wr_id;
         batch.wr.opcode = opcode;
-        batch.wr.flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        batch.wr.flags = flags;
+        batch.opened = (*own.send.get()).open(opcode, flags, imm_or_key.unwrap_or(0));
         // Fields that the operation does not use keep stale values.
         if let Some(imm_or_key) = imm_or_key {
             batch.wr.imm_or_key = imm_or_key;
@@ -381,8 +396,36 @@ unsafe fn open<D: QpOps>(
         if let Some(remote) = remote {
             batch.wr.remote = remote;
         }
-        batch.state = batch.opened;
+        batch.state = batch.initial;
         true
+    }
+}
+
+/// [`open`] after another work request, which is pushed.
+///
+/// # Safety
+/// As for [`open`].
+// Its last call, and of arguments in registers: `open` saves none.
+#[cold]
+#[inline(never)]
+unsafe fn open_next<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    opcode: Opcode,
+    imm_or_key: u32,
+    addr: u64,
+    rkey: u32,
+) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (own, batch) = batch_of::<D, _>(qp);
+        push_open(own, batch);
+        batch.state == BatchState::Idle
+            && open::<D>(
+                qp,
+                opcode,
+                Some(imm_or_key),
+                Some(RemoteMemory { addr, rkey }),
+            )
     }
 }
 
@@ -449,7 +492,11 @@ unsafe fn set_piece<D: QpOps>(qp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
         let (own, batch) = batch_of::<D, _>(qp);
         // Fast path. A call other than the last would make it save registers.
         if batch.state == BatchState::OpenSimple
-            && (*own.send.get()).push_fast(&batch.wr, data_of(slice::from_ref(&piece), inline))
+            && (*own.send.get()).push_opened(
+                batch.opened,
+                &batch.wr,
+                data_of(slice::from_ref(&piece), inline),
+            )
         {
             batch.state = BatchState::Idle;
             return;
@@ -471,7 +518,13 @@ unsafe fn set_piece_slow<D: QpOps>(
     inline: bool,
 ) {
     // SAFETY: as the caller says.
-    unsafe { set_data::<D>(qp, data_of(&[Sge { addr, length, lkey }], inline)) }
+    unsafe {
+        match (inline, length) {
+            // An element of length 0 is left out.
+            (false, 0) => set_data::<D>(qp, Data::Sges(&[])),
+            _ => set_data::<D>(qp, data_of(&[Sge { addr, length, lkey }], inline)),
+        }
+    }
 }
 
 fn data_of(list: &[Sge], inline: bool) -> Data<'_> {
@@ -494,8 +547,11 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
         let set = match batch.state {
             BatchState::Failed => return,
             BatchState::Idle => Err(libc::EINVAL),
-            BatchState::OpenUnaddressed => batch.keep(data),
-            BatchState::OpenSimple | BatchState::OpenAddressed => {
+            BatchState::OpenUnaddressed | BatchState::OpenData => batch.keep(data),
+            BatchState::OpenSimple | BatchState::OpenAddressed | BatchState::OpenPlaced => {
+                if batch.state == BatchState::OpenPlaced {
+                    batch.wr.destination = Destination::Placed;
+                }
                 batch.state = BatchState::Idle;
                 let wr = SendWr { data, ..batch.wr };
                 batch.clear();
@@ -514,6 +570,8 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
 /// # Safety
 /// The application is between wr_start and wr_complete; the destination stays
 /// as it is until the work request has been pushed.
+// Without `always` the destination is passed in memory.
+#[inline(always)]
 pub unsafe fn set_destination<D: QpOps>(
     qp: *mut ibv_qp_ex,
     destination: Option<Destination<'static, D::Address>>,
@@ -521,16 +579,23 @@ pub unsafe fn set_destination<D: QpOps>(
     // SAFETY: as the caller says.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
-        let open = matches!(
-            batch.state,
-            BatchState::OpenUnaddressed | BatchState::OpenAddressed
-        );
-        let Some(destination) = destination.filter(|_| open) else {
+        let Some(destination) = destination else {
             return batch.fail(libc::EINVAL);
         };
+        match batch.state {
+            BatchState::Failed | BatchState::Idle | BatchState::OpenSimple => {
+                return batch.fail(libc::EINVAL);
+            }
+            BatchState::OpenUnaddressed if (*own.send.get()).place_address(destination) => {
+                batch.state = BatchState::OpenPlaced;
+                return;
+            }
+            _ => {}
+        }
         batch.wr.destination = destination;
+        let complete = batch.state == BatchState::OpenData;
         batch.state = BatchState::OpenAddressed;
-        if !matches!(batch.wr.data, Data::Sges([])) {
+        if complete {
             push_open(own, batch);
         }
     }
@@ -691,13 +756,7 @@ unsafe extern "C" fn wr_set_inline_data_list<D: QpOps>(
 
 unsafe extern "C" fn wr_set_sge<D: QpOps>(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the application is between wr_start and wr_complete.
-    unsafe {
-        match length {
-            // An element of length 0 is left out.
-            0 => set_data::<D>(qp, Data::Sges(&[])),
-            _ => set_piece::<D>(qp, Sge { addr, length, lkey }, false),
-        }
-    }
+    unsafe { set_piece::<D>(qp, Sge { addr, length, lkey }, false) }
 }
 
 /// [`wr_set_sge`] of queue pairs whose work requests have an address.
@@ -711,14 +770,17 @@ unsafe extern "C" fn wr_set_sge_addressed<D: QpOps>(
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);
         // Fast path, as in `set_piece`.
-        if batch.state == BatchState::OpenAddressed
-            && (*own.send.get()).push_addressed(&batch.wr, &Sge { addr, length, lkey })
+        if batch.state == BatchState::OpenPlaced
+            && (*own.send.get()).push_addressed(
+                batch.opened,
+                &batch.wr,
+                &Sge { addr, length, lkey },
+            )
         {
             batch.state = BatchState::Idle;
-            batch.wr.destination = Destination::Connected;
             return;
         }
-        wr_set_sge::<D>(qp, lkey, addr, length);
+        set_piece_slow::<D>(qp, addr, length, lkey, false);
     }
 }
 

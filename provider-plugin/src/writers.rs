@@ -2,13 +2,16 @@
 
 use core::ffi::c_int;
 
-use uverbs::{Data, SendWr, Sge};
+use uverbs::{Data, Destination, Opcode, SendFlags, SendWr, Sge};
 
 /// A send queue. One caller at a time; errors are errnos. A queue is ready for
 /// a batch when it was created, published or aborted.
 pub trait SendQueueOps: 'static {
     /// How a datagram is addressed.
     type Address: 'static;
+
+    /// The beginning of a work request that several calls put together.
+    type Opened: Copy + Default;
 
     /// Adds a work request to the batch.
     ///
@@ -23,9 +26,35 @@ pub trait SendQueueOps: 'static {
     /// As for [`SendQueueOps::push`].
     unsafe fn push_fast(&mut self, wr: &SendWr<'_, Self::Address>, data: Data<'_>) -> bool;
 
-    /// As [`SendQueueOps::push_fast`], of a work request with a destination and one
-    /// element.
-    fn push_addressed(&mut self, _wr: &SendWr<'_, Self::Address>, _sge: &Sge) -> bool {
+    /// The beginning of the next work request.
+    fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> Self::Opened;
+
+    /// As [`SendQueueOps::push_fast`], of a work request without a destination, with its
+    /// beginning.
+    ///
+    /// # Safety
+    /// As for [`SendQueueOps::push`].
+    unsafe fn push_opened(
+        &mut self,
+        opened: Self::Opened,
+        wr: &SendWr<'_, Self::Address>,
+        data: Data<'_>,
+    ) -> bool;
+
+    /// Writes the destination of the next work request, which is then
+    /// [`Destination::Placed`]. False, and nothing was done, if it does not apply.
+    fn place_address(&mut self, _destination: Destination<'_, Self::Address>) -> bool {
+        false
+    }
+
+    /// As [`SendQueueOps::push_opened`], of one element, after
+    /// [`SendQueueOps::place_address`].
+    fn push_addressed(
+        &mut self,
+        _opened: Self::Opened,
+        _wr: &SendWr<'_, Self::Address>,
+        _sge: &Sge,
+    ) -> bool {
         false
     }
 

@@ -82,7 +82,9 @@ pub use qp::{
     alloc_pd, find_pd, modify_qp, modify_target,
 };
 pub use recv::RecvQueue;
-pub use send::{Interleaved, KeyLayout, LONGEST_WINDOW, LayoutChange, MAX_SEGMENT, SendQueue};
+pub use send::{
+    Interleaved, KeyLayout, LONGEST_WINDOW, LayoutChange, MAX_SEGMENT, Opened, SendQueue,
+};
 pub use shared::{LockedQueue, SharedQueue, SharedWork};
 pub use srq::SharedReceiveQueue;
 pub use tags::{TagChange, TagOperation};

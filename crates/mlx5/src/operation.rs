@@ -48,11 +48,8 @@ pub(crate) struct OperationFormat {
     pub leading_segments: u8,
     /// Fence bits of the next work request, unless that has a stronger fence.
     pub fence_after: u8,
-    /// It qualifies for `SendQueue::push_fast`: only a control segment and at most
-    /// one of [`SecondSegment`] precede the data.
-    pub fast: bool,
-    /// It qualifies for `SendQueue::push_addressed`: an address is between them.
-    pub addressed: bool,
+    /// The fast path that it qualifies for.
+    pub fast: FastPath,
     /// The opcode and the number of segments before the data, as in the first 8
     /// bytes of the control segment; 0 if the service lacks the operation.
     pub control_word: u64,
@@ -69,10 +66,20 @@ impl OperationFormat {
         changes_keys: false,
         leading_segments: 0,
         fence_after: 0,
-        fast: false,
-        addressed: false,
+        fast: FastPath::None,
         control_word: 0,
     };
+}
+
+/// Fast paths of `SendQueue`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FastPath {
+    None,
+    /// `push_fast`: only a control segment and at most one of [`SecondSegment`] precede
+    /// the data.
+    Plain,
+    /// `push_addressed`: an address is between them.
+    Addressed,
 }
 
 /// The segment that follows the control segment and the address.
@@ -130,7 +137,7 @@ impl Service {
         static PLAIN_PACKETS: [OperationFormat; OPCODES] = {
             let mut all = Service::Packet.all_formats();
             let send = &mut all[Opcode::SEND.0 as usize];
-            send.fast = true;
+            send.fast = FastPath::Plain;
             send.second = SecondSegment::Ethernet;
             send.leading_segments += 1;
             send.control_word += 1;
@@ -245,8 +252,12 @@ impl Service {
         let short = format.leading_segments <= address + 2
             && !matches!(format.immediate, ImmediateField::Key);
         Some(OperationFormat {
-            fast: short && address == 0 && !matches!(self, Self::Packet),
-            addressed: short && matches!(self, Self::Datagram | Self::DcInitiator),
+            fast: match self {
+                _ if !short => FastPath::None,
+                Self::Datagram | Self::DcInitiator => FastPath::Addressed,
+                _ if address == 0 && !matches!(self, Self::Packet) => FastPath::Plain,
+                _ => FastPath::None,
+            },
             control_word: ((format.opcode as u64) << 32) | format.leading_segments as u64,
             ..format
         })

@@ -27,11 +27,12 @@ use crate::abi::{
     BLOCK, CONTROL_CQ_UPDATE, CONTROL_FENCE, CONTROL_SOLICITED, EXTENDED_AV, INLINE_SEGMENT,
     SEGMENT, opcode,
 };
-use crate::operation::{ImmediateField, OPCODES, OperationFormat, SecondSegment};
+use crate::operation::{FastPath, ImmediateField, OPCODES, OperationFormat, SecondSegment};
 use crate::plan::KeyChanges;
 use crate::uar::DoorbellRegister;
 use crate::{
-    Address, Data, Destination, Operands, PostError, RemoteMemory, SendFlags, SendWr, Service, Work,
+    Address, Data, Destination, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,
+    Service, Work,
 };
 
 /// Exclusive limit of a scatter/gather element's length, which has 31 bits.
@@ -42,6 +43,16 @@ const SEGMENTS: u32 = 0x3f;
 
 /// Segments per block.
 const PER_BLOCK: u32 = (BLOCK / SEGMENT) as u32;
+
+/// What is known of a work request before its destination and data: for those that are
+/// put together by several calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Opened {
+    /// Of an operation with a fast path.
+    format: Option<&'static OperationFormat>,
+    /// The second half of the control segment.
+    control: u64,
+}
 
 /// A send queue.
 ///
@@ -351,9 +362,73 @@ impl SendQueue {
         let Some(format) = self.formats.get(wr.opcode.0 as usize) else {
             return false;
         };
-        if !format.fast || self.fence != 0 {
+        if format.fast != FastPath::Plain || self.fence != 0 {
             return false;
         }
+        let control = |queue: &Self| queue.control_fast(format, wr.flags, wr.imm_or_key);
+        // SAFETY: as the caller says.
+        unsafe { self.push_plain(format, control, wr, data) }
+    }
+
+    /// The beginning of the batch's next work request.
+    #[inline(always)]
+    pub fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> Opened {
+        if self.fence != 0 {
+            cold_path();
+            return Opened::default();
+        }
+        let format = self.formats.get(opcode.0 as usize);
+        let format = format.filter(|format| format.fast != FastPath::None);
+        Opened {
+            format,
+            control: format.map_or(0, |format| self.control_fast(format, flags, imm_or_key)),
+        }
+    }
+
+    /// The second half of the control segment of an operation with a fast path.
+    #[inline(always)]
+    fn control_fast(&self, format: &OperationFormat, flags: SendFlags, imm_or_key: u32) -> u64 {
+        let immediate = match format.immediate {
+            ImmediateField::Data => imm_or_key,
+            _ => 0,
+        };
+        second_half(self.control_flags(flags), immediate)
+    }
+
+    /// [`SendQueue::push_fast`] of a work request that begins with `opened`, on a queue
+    /// whose work requests have no address.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::push`].
+    // `always` as of `push_fast`.
+    #[inline(always)]
+    pub unsafe fn push_opened(
+        &mut self,
+        opened: Opened,
+        wr: &SendWr<'_, Address>,
+        data: Data<'_>,
+    ) -> bool {
+        let Some(format) = opened.format else {
+            return false;
+        };
+        // SAFETY: as the caller says.
+        unsafe { self.push_plain(format, |_| opened.control, wr, data) }
+    }
+
+    /// [`SendQueue::push_fast`] of an operation that qualifies for it. `control` is the
+    /// second half of the control segment.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::push`].
+    // `always` as of `push_fast`.
+    #[inline(always)]
+    unsafe fn push_plain(
+        &mut self,
+        format: &OperationFormat,
+        control: impl FnOnce(&Self) -> u64,
+        wr: &SendWr<'_, Address>,
+        data: Data<'_>,
+    ) -> bool {
         let at = self.next;
         let (first, blocks) = match data {
             Data::Sges([sge]) => {
@@ -362,7 +437,7 @@ impl SendQueue {
                 }
                 // SAFETY: at most three segments of the block are written.
                 unsafe {
-                    let (first, to) = self.write_header(at, format, wr, 1);
+                    let (first, to) = self.write_header(at, format, control(self), wr, 1);
                     put(to, element(sge, sge.length));
                     (first, 1)
                 }
@@ -381,7 +456,8 @@ impl SendQueue {
                 // SAFETY: the WQE has room for `short_inline` bytes and does not wrap;
                 // the piece is readable, as the caller says.
                 unsafe {
-                    let (first, to) = self.write_header(at, format, wr, data_segments);
+                    let (first, to) =
+                        self.write_header(at, format, control(self), wr, data_segments);
                     put_inline(to, from, piece.length);
                     (first, segments.div_ceil(PER_BLOCK))
                 }
@@ -392,39 +468,52 @@ impl SendQueue {
         true
     }
 
-    /// Fast path of [`SendQueue::push`] for datagrams and DC initiators: a send, write or
-    /// read of one element that needs neither fence nor stream. Its data is `sge`, not
-    /// `wr.data`. Returns false and pushes nothing if it does not apply.
-    // `always` as of `push_fast`.
+    /// Writes the address of the batch's next work request, a datagram or one of a DC
+    /// initiator without a stream, whose destination is then [`Destination::Placed`].
+    /// Returns false and writes nothing if it does not apply, or the queue is full.
+    // Without `always` the destination is passed in memory.
     #[inline(always)]
-    pub fn push_addressed(&mut self, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
-        let Some(format) = self.formats.get(wr.opcode.0 as usize) else {
+    pub fn place_address(&mut self, destination: Destination<'_, Address>) -> bool {
+        let Some((address, 0)) = self.address(destination) else {
             return false;
         };
-        if !format.addressed
-            || self.fence != 0
-            || sge.length.wrapping_sub(1) >= self.longest
-            || !self.has_room()
-        {
+        if self.service == Service::Underlay || !self.has_room() {
             return false;
         }
-        let Some((address, 0)) = self.address(wr.destination) else {
+        let mut to = self.block(self.next).cast::<u8>();
+        for part in address {
+            // SAFETY: the three segments of the block after the control segment; there is
+            // room for a work request.
+            unsafe {
+                to = to.add(SEGMENT);
+                put(to, part);
+            }
+        }
+        true
+    }
+
+    /// [`SendQueue::push_opened`] after [`SendQueue::place_address`], of one element.
+    // `always` as of `push_fast`.
+    #[inline(always)]
+    pub fn push_addressed(&mut self, opened: Opened, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
+        let Some(format) = opened.format else {
             return false;
         };
-        let at = self.next;
+        if sge.length.wrapping_sub(1) >= self.longest {
+            return false;
+        }
+        debug_assert!(self.has_room());
+        let (at, data) = (self.next, element(sge, sge.length));
         // SAFETY: it has two blocks; control segment and address fill the first.
         unsafe {
-            let (first, mut to) = self.write_control(at, format, wr, 1);
-            for part in address {
-                put(to, part);
-                to = to.add(SEGMENT);
-            }
+            let first = self.first_half(at, format, 1);
+            put(self.block(at).cast(), [first, opened.control]);
             let mut to = self.block(at.wrapping_add(1)).cast();
             if format.second == SecondSegment::Remote {
                 put(to, remote(wr.remote));
                 to = to.add(SEGMENT);
             }
-            put(to, element(sge, sge.length));
+            put(to, data);
             self.advance(at, first, wr.wr_id, 2);
         }
         true
@@ -463,6 +552,7 @@ impl SendQueue {
         let mut to = self.writer();
         to.put(control);
         match (self.service, wr.destination) {
+            (Service::Datagram | Service::DcInitiator, Destination::Placed) => to.skip(3),
             (Service::Datagram | Service::DcInitiator, destination) => {
                 let address = self.address(destination);
                 let (address, _) = address.ok_or(PostError::BadOperation)?;
@@ -649,49 +739,28 @@ impl SendQueue {
         }
     }
 
-    /// Writes the control segment. Returns its first 8 bytes and the next position.
+    /// Writes the control segment, whose second half is `control`, and the second segment
+    /// if there is one, of a WQE without an address. Returns its first 8 bytes and the
+    /// position of its data.
     ///
     /// # Safety
     /// There is room for a WQE at `at`.
     // Without `always` the work request is passed in memory: 30 instructions.
     #[inline(always)]
-    unsafe fn write_control(
-        &self,
-        at: u32,
-        format: &OperationFormat,
-        wr: &SendWr<'_, Address>,
-        data_segments: u32,
-    ) -> (u64, NonNull<u8>) {
-        let immediate = match format.immediate {
-            ImmediateField::Data => wr.imm_or_key,
-            _ => 0,
-        };
-        let flags = self.control_flags(wr.flags);
-        let control = self.control(at, format, data_segments, flags, immediate);
-        // SAFETY: the address of a block.
-        unsafe {
-            let to = self.blocks.add(self.offset(at));
-            put(to, control);
-            (control[0], to.add(SEGMENT))
-        }
-    }
-
-    /// [`SendQueue::write_control`], and the second segment if there is one, of a
-    /// WQE without an address. Returns its first 8 bytes and the position of its data.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
     unsafe fn write_header(
         &self,
         at: u32,
         format: &OperationFormat,
+        control: u64,
         wr: &SendWr<'_, Address>,
         data_segments: u32,
     ) -> (u64, NonNull<u8>) {
         // SAFETY: as the caller says; the block has room for three segments.
         unsafe {
-            let (first, mut to) = self.write_control(at, format, wr, data_segments);
+            let first = self.first_half(at, format, data_segments);
+            let mut to = self.blocks.add(self.offset(at));
+            put(to, [first, control]);
+            to = to.add(SEGMENT);
             match format.second {
                 SecondSegment::None => {}
                 SecondSegment::Remote => {
@@ -748,11 +817,16 @@ impl SendQueue {
         flags: u8,
         immediate: u32,
     ) -> [u64; 2] {
+        let first = self.first_half(at, format, data_segments);
+        [first, second_half(flags, immediate)]
+    }
+
+    /// The first half of that.
+    #[inline]
+    fn first_half(&self, at: u32, format: &OperationFormat, data_segments: u32) -> u64 {
         let index = u64::from(at & 0xffff) << 40;
         let first = index | (format.control_word + u64::from(data_segments)) | self.qpn;
-        let [a, b, c, d] = immediate.to_ne_bytes();
-        let second = u64::from_ne_bytes([0, 0, 0, flags, a, b, c, d]);
-        [first.to_be(), second]
+        first.to_be()
     }
 
     /// Adds the work request written at `at`, which begins with `first`, to the batch.
@@ -795,6 +869,11 @@ impl Segments {
         // own it: a work request writes no more segments than it has room for.
         unsafe { put(self.blocks.add(self.at & self.mask), segment) };
         self.at += SEGMENT;
+    }
+
+    /// Leaves segments as they are.
+    fn skip(&mut self, segments: usize) {
+        self.at += segments * SEGMENT;
     }
 
     /// Writes the segments of a whole block, at the beginning of one.
@@ -862,6 +941,13 @@ impl Segments {
         }
         self.at += length;
     }
+}
+
+/// The second half of a control segment; `immediate` is in wire order.
+#[inline]
+fn second_half(flags: u8, immediate: u32) -> u64 {
+    let [a, b, c, d] = immediate.to_ne_bytes();
+    u64::from_ne_bytes([0, 0, 0, flags, a, b, c, d])
 }
 
 /// A stream, as it is in the second half of the control segment.

@@ -98,6 +98,8 @@ pub enum Operands<'a> {
 pub enum Destination<'a, A> {
     /// To the queue pair that this one is connected to.
     Connected,
+    /// To the destination that the queue has written before the work request.
+    Placed,
     /// To any queue pair, as a datagram.
     Datagram {
         /// The address.

@@ -2,13 +2,14 @@
 
 use core::ffi::c_int;
 
-use mlx5::{Address, PostError, RecvQueue, SendQueue, SendWr, SharedQueue};
-use uverbs::{Data, Sge};
+use mlx5::{Address, Opened, PostError, RecvQueue, SendQueue, SendWr, SharedQueue};
+use uverbs::{Data, Destination, Opcode, SendFlags, Sge};
 
 use crate::writers::{RecvQueueOps, SendQueueOps};
 
 impl SendQueueOps for SendQueue {
     type Address = Address;
+    type Opened = Opened;
 
     #[inline]
     unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), c_int> {
@@ -24,10 +25,32 @@ impl SendQueueOps for SendQueue {
         unsafe { SendQueue::push_fast(self, wr, data) }
     }
 
+    #[inline]
+    fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> Opened {
+        SendQueue::open(self, opcode, flags, imm_or_key)
+    }
+
     // `always` as of `push_fast`.
     #[inline(always)]
-    fn push_addressed(&mut self, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
-        SendQueue::push_addressed(self, wr, sge)
+    unsafe fn push_opened(
+        &mut self,
+        opened: Opened,
+        wr: &SendWr<'_, Address>,
+        data: Data<'_>,
+    ) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { SendQueue::push_opened(self, opened, wr, data) }
+    }
+
+    #[inline]
+    fn place_address(&mut self, destination: Destination<'_, Address>) -> bool {
+        SendQueue::place_address(self, destination)
+    }
+
+    // `always` as of `push_fast`.
+    #[inline(always)]
+    fn push_addressed(&mut self, opened: Opened, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
+        SendQueue::push_addressed(self, opened, wr, sge)
     }
 
     #[inline]

@@ -129,7 +129,7 @@ unsafe extern "C" fn wr_set_dc_addr(
     access_key: u64,
 ) {
     // SAFETY: as the caller says.
-    unsafe { wr_set_dc_addr_stream(functions, ah, remote_dctn, access_key, 0) };
+    unsafe { set_target(functions, ah, remote_dctn, access_key, 0) };
 }
 
 unsafe extern "C" fn wr_set_dc_addr_stream(
@@ -139,8 +139,24 @@ unsafe extern "C" fn wr_set_dc_addr_stream(
     access_key: u64,
     stream: u16,
 ) {
-    // SAFETY: the application is between wr_start and wr_complete of the queue pair,
-    // and passes an address handle that lives until the work request is posted.
+    // SAFETY: as the caller says.
+    unsafe { set_target(functions, ah, remote_dctn, access_key, stream) };
+}
+
+/// Sets the target of the open work request.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete of the queue pair, and passes an
+/// address handle that lives until the work request is posted.
+#[inline]
+unsafe fn set_target(
+    functions: *mut mlx5dv_qp_ex,
+    ah: *mut ibv_ah,
+    remote_dctn: u32,
+    access_key: u64,
+    stream: u16,
+) {
+    // SAFETY: as the caller says.
     unsafe {
         let target = (!ah.is_null()).then(|| Destination::Dynamic {
             address: &ah_of::<Mlx5>(ah).address,

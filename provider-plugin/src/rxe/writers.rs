@@ -2,12 +2,13 @@
 
 use core::ffi::c_int;
 
-use rxe::{Data, PostError, RecvQueue, SendQueue, SendWr, Sge};
+use rxe::{Data, Opcode, PostError, RecvQueue, SendFlags, SendQueue, SendWr, Sge};
 
 use crate::writers::{RecvQueueOps, SendQueueOps};
 
 impl SendQueueOps for SendQueue {
     type Address = u32;
+    type Opened = ();
 
     #[inline]
     unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), c_int> {
@@ -19,6 +20,15 @@ impl SendQueueOps for SendQueue {
     // send of a batch.
     #[inline(always)]
     unsafe fn push_fast(&mut self, wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { SendQueue::push_fast(self, wr, data) }
+    }
+
+    fn open(&self, _opcode: Opcode, _flags: SendFlags, _imm_or_key: u32) {}
+
+    // `always` as of `push_fast`.
+    #[inline(always)]
+    unsafe fn push_opened(&mut self, (): (), wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::push_fast(self, wr, data) }
     }

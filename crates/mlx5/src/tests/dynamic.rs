@@ -87,7 +87,8 @@ fn a_work_request_names_its_target() {
     }
 }
 
-/// `push_addressed` writes what `push` does, or nothing.
+/// `place_address` and `push_addressed` write what `push` does, or nothing; so does the
+/// general path after `place_address`.
 #[test]
 fn fast_path_writes_the_same() {
     let address = address();
@@ -149,6 +150,10 @@ fn fast_path_writes_the_same() {
         for round in 0..3 * fast.send.capacity() {
             let wr = SendWr {
                 imm_or_key: round,
+                operands: Operands::Atomic {
+                    compare_add: 11,
+                    swap: 22,
+                },
                 remote: RemoteMemory {
                     addr: REMOTE,
                     rkey: 0x77,
@@ -157,9 +162,26 @@ fn fast_path_writes_the_same() {
                 ..request(round.into(), opcode, SendFlags::SIGNALED, &list)
             };
             let full = round == 2 * fast.send.capacity();
-            assert_eq!(fast.send.push_addressed(&wr, &list[0]), pushed && !full);
-            if !pushed || full {
-                assert_eq!(fast.sent(0, size), slow.sent(0, size));
+            let before = fast.sent(0, size);
+            let opened = fast.send.open(opcode, wr.flags, round);
+            let placed = fast.send.place_address(destination);
+            let done = placed && fast.send.push_addressed(opened, &wr, &list[0]);
+            assert_eq!(done, pushed && !full, "{opcode:?} {destination:?}");
+            if !placed {
+                assert_eq!(fast.sent(0, size), before);
+                break;
+            }
+            if !done {
+                let destination = Destination::Placed;
+                // SAFETY: no inline data.
+                let results = unsafe {
+                    let rest = fast.send.push_slow(&SendWr { destination, ..wr });
+                    (rest, slow.send.push_slow(&wr))
+                };
+                assert_eq!(results.0, results.1);
+                if results.0.is_ok() {
+                    assert_eq!(fast.sent(0, size), slow.sent(0, size), "{opcode:?}");
+                }
                 break;
             }
             // SAFETY: no inline data.

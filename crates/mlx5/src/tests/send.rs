@@ -463,13 +463,13 @@ proptest! {
 }
 
 proptest! {
-    /// The fast branch of `push` writes the same bytes as the general one, and the same
-    /// is outstanding, whatever they push, around the ring.
+    /// The fast branch of `push`, and `push_opened`, write the same bytes as the general
+    /// one, and the same is outstanding, whatever they push, around the ring.
     #[test]
     fn send_fast_path_writes_the_same(
         batches in prop::collection::vec(
             prop::collection::vec(
-                (0u32..17, 0u32..8, any::<[u64; 3]>(), any::<[u32; 3]>(), 0u32..90, 0u8..4),
+                (0u32..17, 0u32..8, any::<[u64; 3]>(), any::<[u32; 3]>(), 0u32..90, 0u8..8),
                 1..4,
             ),
             1..40,
@@ -502,15 +502,20 @@ proptest! {
                     imm_or_key: imm,
                     remote: RemoteMemory { addr: remote, rkey },
                     operands: Operands::Atomic { compare_add: remote ^ addr, swap: addr },
-                    data: match kind {
+                    data: match kind & 3 {
                         0 => Data::Inline(&whole),
                         1 => Data::Inline(&halves),
                         _ => Data::Sges(&gathered),
                     },
                     ..SendWr::new(wr_id, Opcode(opcode), SendFlags::from_bits_retain(flags))
                 };
+                let opened = fast.send.open(wr.opcode, wr.flags, imm);
                 // SAFETY: inline data is of `source`.
-                let pushed = unsafe { (fast.send.push(&wr), general.send.push_slow(&wr)) };
+                let pushed = unsafe {
+                    let done = kind & 4 != 0 && fast.send.push_opened(opened, &wr, wr.data);
+                    let first = if done { Ok(()) } else { fast.send.push(&wr) };
+                    (first, general.send.push_slow(&wr))
+                };
                 prop_assert_eq!(pushed.0, pushed.1);
             }
             // SAFETY: there is no device.

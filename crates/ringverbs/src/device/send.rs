@@ -124,6 +124,7 @@ pub(super) fn addressed<'a, A>(
 ) -> Result<uverbs::SendWr<'a, A>, PostError> {
     let destination = match wr.destination {
         Destination::Connected => Destination::Connected,
+        Destination::Placed => Destination::Placed,
         Destination::Datagram {
             address,
             remote_qpn,
