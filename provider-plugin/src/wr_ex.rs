@@ -453,6 +453,28 @@ pub unsafe fn push_by<D: QpOps>(
     }
 }
 
+/// The send queue, if the batch has not failed and no work request is open.
+///
+/// # Safety
+/// As for [`push_by`]; no other reference to the queue exists.
+#[inline]
+pub unsafe fn idle_queue<'a, D: QpOps>(qp: *mut ibv_qp_ex) -> Option<&'a mut D::SendQueue> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (own, batch) = batch_of::<D, _>(qp);
+        (batch.state == BatchState::Idle).then(|| &mut *own.send.get())
+    }
+}
+
+/// Fails the batch.
+///
+/// # Safety
+/// As for [`push_by`].
+pub unsafe fn fail<D: QpOps>(qp: *mut ibv_qp_ex, errno: c_int) {
+    // SAFETY: as the caller says.
+    unsafe { batch_of::<D, _>(qp).1.fail(errno) };
+}
+
 /// Opens a work request with operands.
 ///
 /// # Safety

@@ -879,12 +879,17 @@ impl Segments {
     /// Writes the segments of a whole block, at the beginning of one.
     #[inline]
     fn put_block(&mut self, block: [[u64; 2]; PER_BLOCK as usize]) {
+        self.put_each(|n| block[n]);
+    }
+
+    /// [`Segments::put_block`] of segments by their numbers.
+    #[inline]
+    fn put_each(&mut self, segment: impl Fn(usize) -> [u64; 2]) {
         // SAFETY: as in `put`; the end of the queue is that of a block.
         unsafe {
-            let mut to = self.blocks.add(self.at & self.mask);
-            for segment in block {
-                put(to, segment);
-                to = to.add(SEGMENT);
+            let to = self.blocks.add(self.at & self.mask);
+            for n in 0..PER_BLOCK as usize {
+                put(to.add(n * SEGMENT), segment(n));
             }
         }
         self.at += BLOCK;

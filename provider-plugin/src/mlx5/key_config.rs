@@ -19,7 +19,8 @@ pub struct KeyConfig {
     wr_id: u64,
     flags: SendFlags,
     key: u32,
-    /// Elements that the queue has room for, and those that the key was made for as well.
+    /// Elements that there is room for in `list` and `parts`, and those that the key was
+    /// made for.
     room: usize,
     entries: usize,
     /// Setters that are missing; 0 if there is no change.
@@ -59,7 +60,7 @@ impl KeyConfig {
     /// was not completed is forgotten.
     pub fn open(&mut self, wr_id: u64, flags: SendFlags, key: u32, entries: u16, setters: u8) {
         (self.wr_id, self.flags, self.key) = (wr_id, flags, key);
-        self.entries = self.room.min(entries.into());
+        self.entries = entries.into();
         self.missing = setters;
         (self.access, self.layout) = (None, Layout::Unset);
     }
@@ -67,6 +68,33 @@ impl KeyConfig {
     /// Forgets a change that was not completed.
     pub fn forget(&mut self) {
         self.missing = 0;
+    }
+
+    /// [`KeyConfig::set_access`] that does not complete the change. Returns false and sets
+    /// nothing if it does not apply.
+    #[inline]
+    pub fn note_access(&mut self, access: u32) -> bool {
+        let applies = self.missing > 1 && self.access.is_none();
+        if applies {
+            self.missing -= 1;
+            self.access = Some(access);
+        }
+        applies
+    }
+
+    /// [`KeyConfig::set_layout`] that completes the change of a key without protection.
+    /// Returns None and sets nothing if it does not apply.
+    #[inline]
+    pub fn complete_with<'a>(&mut self, layout: KeyLayout<'a>) -> Option<Complete<'a>> {
+        let applies = self.missing == 1
+            && self.layout == Layout::Unset
+            && self.protection.is_none()
+            && layout.elements() != 0
+            && layout.elements() <= self.entries;
+        applies.then(|| {
+            self.missing = 0;
+            self.complete(Some(layout))
+        })
     }
 
     /// Sets the rights, once. Returns the change if it is complete then.
@@ -132,12 +160,15 @@ impl KeyConfig {
         if self.count()? {
             return Ok(Some(self.complete(Some(layout))));
         }
-        self.keep(layout);
+        self.keep(layout)?;
         Ok(None)
     }
 
     #[cold]
-    fn keep(&mut self, layout: KeyLayout<'_>) {
+    fn keep(&mut self, layout: KeyLayout<'_>) -> Result<(), c_int> {
+        if layout.elements() > self.room {
+            return Err(libc::ENOMEM);
+        }
         match layout {
             KeyLayout::List(list) => {
                 self.list.clear();
@@ -150,6 +181,7 @@ impl KeyConfig {
                 self.layout = Layout::Interleaved { repeat };
             }
         }
+        Ok(())
     }
 
     /// Counts a setter. Returns whether it was the last, after which there is no change.
@@ -226,8 +258,33 @@ mod tests {
             config.set_layout(KeyLayout::List(&[SGE])).err(),
             Some(libc::EINVAL)
         );
-        // Room of the queue, not of the key.
-        config.open(7, SendFlags::empty(), 0, 100, 1);
+        // Room of the queue, not of the key: for a layout that is not set last.
+        config.open(7, SendFlags::empty(), 0, 100, 2);
         assert_eq!(config.set_layout(list).err(), Some(libc::ENOMEM));
+    }
+
+    #[test]
+    fn the_fast_setters_do_what_the_others_do_or_nothing() {
+        let list = [SGE; 4];
+        let mut config = opened(2);
+        assert!(config.complete_with(KeyLayout::List(&list)).is_none());
+        assert!(config.note_access(5));
+        // Once.
+        assert!(!config.note_access(5));
+        assert!(config.complete_with(KeyLayout::List(&[])).is_none());
+        assert!(config.complete_with(KeyLayout::List(&[SGE; 5])).is_none());
+        let (wr_id, flags, change) = config.complete_with(KeyLayout::List(&list)).unwrap();
+        assert_eq!((wr_id, flags, change.key), (7, SendFlags::SIGNALED, 0x1200));
+        assert_eq!(change.access, Some(5));
+        assert!(matches!(change.layout, Some(KeyLayout::List(list)) if list == [SGE; 4]));
+        // Nothing is open.
+        assert!(config.complete_with(KeyLayout::List(&list)).is_none());
+        assert!(!config.note_access(5));
+        // The last setter of a change is not noted, and a layout is set once.
+        config = opened(1);
+        assert!(!config.note_access(5));
+        config = opened(2);
+        config.set_layout(KeyLayout::List(&list)).unwrap();
+        assert!(config.complete_with(KeyLayout::List(&list)).is_none());
     }
 }

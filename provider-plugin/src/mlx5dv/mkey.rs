@@ -35,7 +35,7 @@ impl Mkey {
         self.key.entries
     }
 
-    /// A layout of fewer elements needs no other check.
+    /// A layout of fewer elements needs no other check; 0 with protection.
     pub fn plain_limit(&self) -> usize {
         self.plain_limit
     }

@@ -19,7 +19,7 @@ use crate::mlx5::Mlx5;
 use crate::mlx5::key_config::{Complete, KeyConfig};
 use crate::mlx5::qp::Qp;
 use crate::qp::Addressing;
-use crate::wr_ex::{push_by, set_destination};
+use crate::wr_ex::{fail, idle_queue, push_by, set_destination};
 
 exported! {
     /// `mlx5dv_qp_ex_from_ibv_qp_ex`: the functions of a queue pair that was created
@@ -221,18 +221,45 @@ unsafe fn key_config<'a>(qp: *mut ibv_qp_ex) -> &'a mut KeyConfig {
 }
 
 /// Sets the layout of a key's change, and posts that if it is complete then.
+///
+/// # Safety
+/// The application is between wr_start and wr_complete of the queue pair.
 // `always` as of `SendQueue::push_layout`.
 #[inline(always)]
-fn set_layout(
-    queue: &mut SendQueue,
-    config: &mut KeyConfig,
-    layout: KeyLayout<'_>,
-) -> Result<(), c_int> {
-    let protection = config.protection;
-    match (config.set_layout(layout)?, protection) {
-        (Some(complete), None) => push(queue, complete),
-        (Some(complete), key) => push_kept(queue, complete, key),
-        (None, _) => Ok(()),
+unsafe fn set_layout(qp: *mut ibv_qp_ex, layout: KeyLayout<'_>) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if let Some(queue) = idle_queue::<Mlx5>(qp) {
+            if let Some(complete) = key_config(qp).complete_with(layout) {
+                if let Err(errno) = push(queue, complete) {
+                    fail::<Mlx5>(qp, errno);
+                }
+                return;
+            }
+        }
+        // Copied, so that the fast path keeps the caller's value in registers.
+        let layout = layout;
+        set_layout_slow(qp, &layout);
+    }
+}
+
+/// As [`set_layout`], also of one that is not the last setter, and of any key.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe fn set_layout_slow(qp: *mut ibv_qp_ex, layout: &KeyLayout<'_>) {
+    // SAFETY: as the caller says.
+    unsafe {
+        push_by::<Mlx5>(qp, |queue, _| {
+            let config = key_config(qp);
+            let protection = config.protection;
+            match config.set_layout(*layout)? {
+                Some(complete) => push_kept(queue, complete, protection),
+                None => Ok(()),
+            }
+        });
     }
 }
 
@@ -390,6 +417,43 @@ unsafe extern "C" fn wr_mkey_configure(
     // passes a live key and its attributes.
     unsafe {
         let qp = queue_pair(functions);
+        let (key, flags) = ((*mkey).lkey, (*qp).wr_flags);
+        let own = &*mkey.cast::<Mkey>();
+        // One call for all that is not ordinary, and the last: no registers are saved.
+        if idle_queue::<Mlx5>(qp).is_none()
+            || setters == 0
+            || (*attr).conf_flags != 0
+            || (*attr).comp_mask != 0
+            || key & 0xff != 0
+            || own.plain_limit() == 0
+        {
+            return configure_slow(functions, mkey, setters, attr);
+        }
+        let flags = SendFlags::from_bits_retain(flags);
+        if !flags.contains(SendFlags::INLINE) {
+            return configure_slow(functions, mkey, setters, attr);
+        }
+        let config = key_config(qp);
+        config.open((*qp).wr_id, flags, key, own.entries(), setters);
+        config.protection = None;
+    }
+}
+
+/// As [`wr_mkey_configure`], also after an open work request, and of any key.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn configure_slow(
+    functions: *mut mlx5dv_qp_ex,
+    mkey: *mut mlx5dv_mkey,
+    setters: u8,
+    attr: *const mlx5dv_mkey_conf_attr,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let qp = queue_pair(functions);
         push_by::<Mlx5>(qp, |queue, wr_id| {
             if (*attr).conf_flags & !CONF_RESET_SIG_ATTR != 0 || (*attr).comp_mask != 0 {
                 return Err(libc::EOPNOTSUPP);
@@ -471,6 +535,25 @@ unsafe extern "C" fn wr_set_mkey_access_flags(functions: *mut mlx5dv_qp_ex, acce
     // SAFETY: as in `wr_mkey_configure`.
     unsafe {
         let qp = queue_pair(functions);
+        let noted = idle_queue::<Mlx5>(qp).is_some()
+            && check_access(access).is_ok()
+            && key_config(qp).note_access(access);
+        if !noted {
+            set_access_slow(functions, access);
+        }
+    }
+}
+
+/// As [`wr_set_mkey_access_flags`], also of rights that complete the change.
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn set_access_slow(functions: *mut mlx5dv_qp_ex, access: u32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let qp = queue_pair(functions);
         push_by::<Mlx5>(qp, |queue, _| {
             check_access(access)?;
             let config = key_config(qp);
@@ -503,8 +586,7 @@ unsafe extern "C" fn wr_set_mkey_layout_list(
     // SAFETY: as in `wr_mkey_configure`; the list is the application's.
     unsafe {
         let qp = queue_pair(functions);
-        let layout = KeyLayout::List(list_of::<_, Sge>(list, count));
-        push_by::<Mlx5>(qp, |queue, _| set_layout(queue, key_config(qp), layout));
+        set_layout(qp, KeyLayout::List(list_of::<_, Sge>(list, count)));
     }
 }
 
@@ -518,8 +600,7 @@ unsafe extern "C" fn wr_set_mkey_layout_interleaved(
     unsafe {
         let qp = queue_pair(functions);
         let parts = list_of(parts, count);
-        let layout = KeyLayout::Interleaved { repeat, parts };
-        push_by::<Mlx5>(qp, |queue, _| set_layout(queue, key_config(qp), layout));
+        set_layout(qp, KeyLayout::Interleaved { repeat, parts });
     }
 }
 

@@ -139,16 +139,33 @@ pub(super) const RIGHTS: u64 =
     umr_mask::LOCAL_WRITE | umr_mask::REMOTE_READ | umr_mask::REMOTE_WRITE | umr_mask::ATOMIC;
 
 /// The rights in a key's context, from the access flags of verbs.
+#[inline]
 pub(super) fn rights(asked: u32) -> u8 {
-    [
-        (access::LOCAL_WRITE, key_access::LOCAL_WRITE),
-        (access::REMOTE_WRITE, key_access::REMOTE_WRITE),
-        (access::REMOTE_READ, key_access::REMOTE_READ),
-        (access::REMOTE_ATOMIC, key_access::ATOMIC),
-    ]
-    .into_iter()
-    .filter(|(flag, _)| asked & flag != 0)
-    .fold(0, |all, (_, right)| all | right)
+    const FLAGS: usize = 16;
+    /// By the four flags that are rights.
+    static RIGHTS: [u8; FLAGS] = {
+        let each = [
+            (access::LOCAL_WRITE, key_access::LOCAL_WRITE),
+            (access::REMOTE_WRITE, key_access::REMOTE_WRITE),
+            (access::REMOTE_READ, key_access::REMOTE_READ),
+            (access::REMOTE_ATOMIC, key_access::ATOMIC),
+        ];
+        let mut all = [0; FLAGS];
+        let mut asked = 0;
+        while asked < FLAGS {
+            let mut n = 0;
+            while n < each.len() {
+                let (flag, right) = each[n];
+                if asked as u32 & flag != 0 {
+                    all[asked] |= right;
+                }
+                n += 1;
+            }
+            asked += 1;
+        }
+        all
+    };
+    RIGHTS[asked as usize % FLAGS]
 }
 
 /// Changes of a memory key that a work request makes.

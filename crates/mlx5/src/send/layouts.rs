@@ -187,7 +187,13 @@ impl SendQueue {
             Some(KeyLayout::List(list)) => {
                 let change = change_to(Some(KeyLayout::List(list).bytes()));
                 self.push_change(wr_id, flags, change, list.len(), extra, |to| {
-                    list.iter().for_each(|sge| to.put(element(sge, sge.length)));
+                    let segment = |sge: &Sge| element(sge, sge.length);
+                    // A block at a time: 25 instructions of four elements.
+                    let mut blocks = list.chunks_exact(PER_BLOCK as usize);
+                    for block in &mut blocks {
+                        to.put_each(|n| segment(&block[n]));
+                    }
+                    (blocks.remainder().iter()).for_each(|sge| to.put(segment(sge)));
                 })
             }
             Some(KeyLayout::Interleaved { repeat, parts }) => {
@@ -225,16 +231,16 @@ impl SendQueue {
             control_word: (device::UMR as u64) << 32 | LEADING_SEGMENTS as u64,
             ..OperationFormat::NONE
         };
-        if self.max_layout == 0 {
-            return Err(PostError::BadOperation);
+        if elements > self.max_layout as usize || self.max_layout == 0 {
+            return Err(match self.max_layout {
+                0 => PostError::BadOperation,
+                _ => PostError::TooManySges,
+            });
         }
         if !self.has_room() {
             return Err(PostError::Full);
         }
-        if elements > self.max_layout as usize {
-            return Err(PostError::TooManySges);
-        }
-        let padded = (elements as u32).next_multiple_of(PER_BLOCK);
+        let padded = (elements as u32 + PER_BLOCK - 1) / PER_BLOCK * PER_BLOCK;
         // Without protection all of this is constant.
         let formats = extra.map_or(&[][..], ProtectionChange::formats);
         if !formats.is_empty() && padded as usize + formats.len() > self.max_layout as usize {
@@ -254,6 +260,12 @@ impl SendQueue {
         let format_segments = formats.len() as u32;
         let control = self.control(at, &FORMAT, padded + format_segments, flags, key.to_be());
         let mut to = self.writer();
+        // Before the segments are written, so that less is kept until then.
+        let blocks = (LEADING_SEGMENTS + padded + format_segments) / PER_BLOCK;
+        self.advance(at, control[0], wr_id, blocks);
+        let second = at.wrapping_add(1);
+        (self.work.sends).note(second, opcode::KEY_LAYOUT.into(), self.wr_count);
+        self.fence = CONTROL_SMALL_FENCE;
         // `UmrSegment`, then `KeySegment`.
         let flags = u32::from(umr_flag::INLINE) << 24;
         let update = words(flags, padded << 16 | format_segments);
@@ -266,11 +278,6 @@ impl SendQueue {
         put(&mut to);
         (elements as u32..padded).for_each(|_| to.put([0; 2]));
         formats.iter().for_each(|segment| to.put(*segment));
-        let blocks = (LEADING_SEGMENTS + padded + format_segments) / PER_BLOCK;
-        self.advance(at, control[0], wr_id, blocks);
-        let second = at.wrapping_add(1);
-        (self.work.sends).note(second, opcode::KEY_LAYOUT.into(), self.wr_count);
-        self.fence = CONTROL_SMALL_FENCE;
         Ok(())
     }
 }
