@@ -523,20 +523,20 @@ unsafe fn set_piece<D: QpOps>(qp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
             batch.state = BatchState::Idle;
             return;
         }
-        set_piece_slow::<D>(qp, piece.addr, piece.length, piece.lkey, inline);
+        set_piece_slow::<D>(qp, piece.lkey, piece.addr, piece.length, inline);
     }
 }
 
-/// Slow path of [`set_piece`], whose piece is in registers.
+/// Slow path of [`set_piece`], whose piece is in registers, those of `wr_set_sge`.
 ///
 /// # Safety
 /// As for [`set_data`].
 #[inline(never)]
 unsafe fn set_piece_slow<D: QpOps>(
     qp: *mut ibv_qp_ex,
+    lkey: u32,
     addr: u64,
     length: u32,
-    lkey: u32,
     inline: bool,
 ) {
     // SAFETY: as the caller says.
@@ -592,8 +592,6 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
 /// # Safety
 /// The application is between wr_start and wr_complete; the destination stays
 /// as it is until the work request has been pushed.
-// Without `always` the destination is passed in memory.
-#[inline(always)]
 pub unsafe fn set_destination<D: QpOps>(
     qp: *mut ibv_qp_ex,
     destination: Option<Destination<'static, D::Address>>,
@@ -604,15 +602,11 @@ pub unsafe fn set_destination<D: QpOps>(
         let Some(destination) = destination else {
             return batch.fail(libc::EINVAL);
         };
-        match batch.state {
-            BatchState::Failed | BatchState::Idle | BatchState::OpenSimple => {
-                return batch.fail(libc::EINVAL);
-            }
-            BatchState::OpenUnaddressed if (*own.send.get()).place_address(destination) => {
-                batch.state = BatchState::OpenPlaced;
-                return;
-            }
-            _ => {}
+        if matches!(
+            batch.state,
+            BatchState::Failed | BatchState::Idle | BatchState::OpenSimple
+        ) {
+            return batch.fail(libc::EINVAL);
         }
         batch.wr.destination = destination;
         let complete = batch.state == BatchState::OpenData;
@@ -620,6 +614,29 @@ pub unsafe fn set_destination<D: QpOps>(
         if complete {
             push_open(own, batch);
         }
+    }
+}
+
+/// Fast path of [`set_destination`]: the queue writes the destination. Returns false and
+/// does nothing if it does not apply.
+///
+/// # Safety
+/// As there.
+// Without `always` the destination is passed in memory.
+#[inline(always)]
+pub unsafe fn place_destination<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    destination: Destination<'_, D::Address>,
+) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (own, batch) = batch_of::<D, _>(qp);
+        let placed = batch.state == BatchState::OpenUnaddressed
+            && (*own.send.get()).place_address(destination);
+        if placed {
+            batch.state = BatchState::OpenPlaced;
+        }
+        placed
     }
 }
 
@@ -716,12 +733,45 @@ unsafe extern "C" fn wr_set_ud_addr<D: QpOps>(
     // SAFETY: the application is between wr_start and wr_complete, and passes
     // an address handle that lives until the work request is posted.
     unsafe {
-        let datagram = (!ah.is_null()).then(|| Destination::Datagram {
-            address: &ah_of::<D>(ah).address,
-            remote_qpn,
-            remote_qkey,
-        });
-        set_destination::<D>(qp, datagram);
+        let placed =
+            !ah.is_null() && place_destination::<D>(qp, datagram::<D>(ah, remote_qpn, remote_qkey));
+        if !placed {
+            set_ud_addr_slow::<D>(qp, ah, remote_qpn, remote_qkey);
+        }
+    }
+}
+
+/// As [`wr_set_ud_addr`], by [`set_destination`].
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn set_ud_addr_slow<D: QpOps>(
+    qp: *mut ibv_qp_ex,
+    ah: *mut ibv_ah,
+    remote_qpn: u32,
+    remote_qkey: u32,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let to = (!ah.is_null()).then(|| datagram::<D>(ah, remote_qpn, remote_qkey));
+        set_destination::<D>(qp, to);
+    }
+}
+
+/// # Safety
+/// An address handle that lives until the work request is posted.
+unsafe fn datagram<D: QpOps>(
+    ah: *mut ibv_ah,
+    remote_qpn: u32,
+    remote_qkey: u32,
+) -> Destination<'static, D::Address> {
+    Destination::Datagram {
+        // SAFETY: as the caller says.
+        address: unsafe { &ah_of::<D>(ah).address },
+        remote_qpn,
+        remote_qkey,
     }
 }
 
@@ -802,7 +852,7 @@ unsafe extern "C" fn wr_set_sge_addressed<D: QpOps>(
             batch.state = BatchState::Idle;
             return;
         }
-        set_piece_slow::<D>(qp, addr, length, lkey, false);
+        set_piece_slow::<D>(qp, lkey, addr, length, false);
     }
 }
 

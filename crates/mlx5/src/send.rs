@@ -46,12 +46,22 @@ const PER_BLOCK: u32 = (BLOCK / SEGMENT) as u32;
 
 /// What is known of a work request before its destination and data: for those that are
 /// put together by several calls.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Opened {
-    /// Of an operation with a fast path.
-    format: Option<&'static OperationFormat>,
+    /// Of an operation with a fast path that needs no fence; otherwise of any.
+    format: &'static OperationFormat,
     /// The second half of the control segment.
     control: u64,
+}
+
+impl Default for Opened {
+    fn default() -> Self {
+        static NONE: OperationFormat = OperationFormat::NONE;
+        Self {
+            format: &NONE,
+            control: 0,
+        }
+    }
 }
 
 /// A send queue.
@@ -373,15 +383,15 @@ impl SendQueue {
     /// The beginning of the batch's next work request.
     #[inline(always)]
     pub fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> Opened {
-        if self.fence != 0 {
-            cold_path();
-            return Opened::default();
-        }
-        let format = self.formats.get(opcode.0 as usize);
-        let format = format.filter(|format| format.fast != FastPath::None);
-        Opened {
-            format,
-            control: format.map_or(0, |format| self.control_fast(format, flags, imm_or_key)),
+        match self.formats.get(opcode.0 as usize) {
+            Some(format) if self.fence == 0 => Opened {
+                format,
+                control: self.control_fast(format, flags, imm_or_key),
+            },
+            _ => {
+                cold_path();
+                Opened::default()
+            }
         }
     }
 
@@ -395,8 +405,7 @@ impl SendQueue {
         second_half(self.control_flags(flags), immediate)
     }
 
-    /// [`SendQueue::push_fast`] of a work request that begins with `opened`, on a queue
-    /// whose work requests have no address.
+    /// [`SendQueue::push_fast`] of a work request that begins with `opened`.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
@@ -408,11 +417,9 @@ impl SendQueue {
         wr: &SendWr<'_, Address>,
         data: Data<'_>,
     ) -> bool {
-        let Some(format) = opened.format else {
-            return false;
-        };
         // SAFETY: as the caller says.
-        unsafe { self.push_plain(format, |_| opened.control, wr, data) }
+        opened.format.fast == FastPath::Plain
+            && unsafe { self.push_plain(opened.format, |_| opened.control, wr, data) }
     }
 
     /// [`SendQueue::push_fast`] of an operation that qualifies for it. `control` is the
@@ -474,12 +481,17 @@ impl SendQueue {
     // Without `always` the destination is passed in memory.
     #[inline(always)]
     pub fn place_address(&mut self, destination: Destination<'_, Address>) -> bool {
-        let Some((address, 0)) = self.address(destination) else {
-            return false;
-        };
-        if self.service == Service::Underlay || !self.has_room() {
+        let applies = matches!(
+            (self.service, destination),
+            (Service::DcInitiator, Destination::Dynamic { stream: 0, .. })
+                | (Service::Datagram, Destination::Datagram { .. })
+        );
+        if !applies || !self.has_room() {
             return false;
         }
+        let Some((address, _)) = self.address(destination) else {
+            return false;
+        };
         let mut to = self.block(self.next).cast::<u8>();
         for part in address {
             // SAFETY: the three segments of the block after the control segment; there is
@@ -496,10 +508,8 @@ impl SendQueue {
     // `always` as of `push_fast`.
     #[inline(always)]
     pub fn push_addressed(&mut self, opened: Opened, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
-        let Some(format) = opened.format else {
-            return false;
-        };
-        if sge.length.wrapping_sub(1) >= self.longest {
+        let format = opened.format;
+        if format.fast != FastPath::Addressed || sge.length.wrapping_sub(1) >= self.longest {
             return false;
         }
         debug_assert!(self.has_room());
@@ -825,7 +835,8 @@ impl SendQueue {
     #[inline]
     fn first_half(&self, at: u32, format: &OperationFormat, data_segments: u32) -> u64 {
         let index = u64::from(at & 0xffff) << 40;
-        let first = index | (format.control_word + u64::from(data_segments)) | self.qpn;
+        // No two have a bit in common.
+        let first = format.control_word + index + u64::from(data_segments) + self.qpn;
         first.to_be()
     }
 

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 use core::ptr::{NonNull, null_mut};
 use core::slice;
 
-use mlx5::{KeyLayout, KeyProtection, LayoutChange, PostError, SendQueue};
+use mlx5::{Address, KeyLayout, KeyProtection, LayoutChange, PostError, SendQueue};
 use uverbs::{Destination, SendFlags, Sge};
 
 use super::abi::*;
@@ -19,7 +19,7 @@ use crate::mlx5::Mlx5;
 use crate::mlx5::key_config::{Complete, KeyConfig};
 use crate::mlx5::qp::Qp;
 use crate::qp::Addressing;
-use crate::wr_ex::{fail, idle_queue, push_by, set_destination};
+use crate::wr_ex::{fail, idle_queue, place_destination, push_by, set_destination};
 
 exported! {
     /// `mlx5dv_qp_ex_from_ibv_qp_ex`: the functions of a queue pair that was created
@@ -158,13 +158,51 @@ unsafe fn set_target(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        let target = (!ah.is_null()).then(|| Destination::Dynamic {
-            address: &ah_of::<Mlx5>(ah).address,
-            remote_dctn,
-            access_key,
-            stream,
-        });
+        let placed = !ah.is_null()
+            && place_destination::<Mlx5>(
+                queue_pair(functions),
+                target(ah, remote_dctn, access_key, stream),
+            );
+        if !placed {
+            set_target_slow(functions, ah, remote_dctn, access_key, stream);
+        }
+    }
+}
+
+/// As [`set_target`], by [`set_destination`].
+///
+/// # Safety
+/// As there.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn set_target_slow(
+    functions: *mut mlx5dv_qp_ex,
+    ah: *mut ibv_ah,
+    remote_dctn: u32,
+    access_key: u64,
+    stream: u16,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let target = (!ah.is_null()).then(|| target(ah, remote_dctn, access_key, stream));
         set_destination::<Mlx5>(queue_pair(functions), target);
+    }
+}
+
+/// # Safety
+/// An address handle that lives until the work request is posted.
+unsafe fn target(
+    ah: *mut ibv_ah,
+    remote_dctn: u32,
+    access_key: u64,
+    stream: u16,
+) -> Destination<'static, Address> {
+    Destination::Dynamic {
+        // SAFETY: as the caller says.
+        address: unsafe { &ah_of::<Mlx5>(ah).address },
+        remote_dctn,
+        access_key,
+        stream,
     }
 }
 
@@ -238,8 +276,8 @@ unsafe fn set_layout(qp: *mut ibv_qp_ex, layout: KeyLayout<'_>) {
             }
         }
         // Copied, so that the fast path keeps the caller's value in registers.
-        let layout = layout;
-        set_layout_slow(qp, &layout);
+        let copy = layout;
+        set_layout_slow(qp, &copy);
     }
 }
 

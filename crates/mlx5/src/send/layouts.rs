@@ -240,7 +240,7 @@ impl SendQueue {
         if !self.has_room() {
             return Err(PostError::Full);
         }
-        let padded = (elements as u32 + PER_BLOCK - 1) / PER_BLOCK * PER_BLOCK;
+        let padded = (elements as u32 + (PER_BLOCK - 1)) & !(PER_BLOCK - 1);
         // Without protection all of this is constant.
         let formats = extra.map_or(&[][..], ProtectionChange::formats);
         if !formats.is_empty() && padded as usize + formats.len() > self.max_layout as usize {
