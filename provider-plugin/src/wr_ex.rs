@@ -308,7 +308,7 @@ unsafe extern "C" fn wr_complete<D: QpOps>(qp: *mut ibv_qp_ex) -> c_int {
         (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
         // SAFETY: the memory that work requests name is the application's to keep.
         let queue = &mut *own.send.get();
-        let any = queue.publish_fast() || queue.publish();
+        let any = queue.publish();
         Section::entered(own.single, &own.send_lock).leave();
         if any { D::ring(own) } else { 0 }
     }
@@ -622,8 +622,7 @@ pub unsafe fn set_destination<D: QpOps>(
 ///
 /// # Safety
 /// As there.
-// Without `always` the destination is passed in memory.
-#[inline(always)]
+#[inline]
 pub unsafe fn place_destination<D: QpOps>(
     qp: *mut ibv_qp_ex,
     destination: Destination<'_, D::Address>,

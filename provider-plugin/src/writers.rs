@@ -63,7 +63,11 @@ pub trait SendQueueOps: 'static {
     /// # Safety
     /// The memory that the work requests name is used as their operations
     /// demand until they have completed.
-    unsafe fn publish(&mut self) -> bool;
+    #[inline]
+    unsafe fn publish(&mut self) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { self.publish_fast() || self.publish_slow() }
+    }
 
     /// Fast path of [`SendQueueOps::publish`], without calls. False, and nothing was
     /// published, if it does not apply.
@@ -71,6 +75,12 @@ pub trait SendQueueOps: 'static {
     /// # Safety
     /// As for [`SendQueueOps::publish`].
     unsafe fn publish_fast(&mut self) -> bool;
+
+    /// [`SendQueueOps::publish`] of what [`SendQueueOps::publish_fast`] has not published.
+    ///
+    /// # Safety
+    /// As for [`SendQueueOps::publish`].
+    unsafe fn publish_slow(&mut self) -> bool;
 
     /// Discards the batch.
     fn abort(&mut self);

@@ -243,9 +243,15 @@ impl SendQueue {
     #[inline]
     pub unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.
-        if unsafe { self.publish_fast() } {
-            return true;
-        }
+        unsafe { self.publish_fast() || self.publish_slow() }
+    }
+
+    /// [`SendQueue::publish`] of any batch, without the fast path.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::publish`].
+    #[inline]
+    pub unsafe fn publish_slow(&mut self) -> bool {
         let batch = self.wr_count.wrapping_sub(self.published_wr_count);
         if batch != 0 {
             self.ring_slow(batch);
@@ -381,7 +387,7 @@ impl SendQueue {
     }
 
     /// The beginning of the batch's next work request.
-    #[inline(always)]
+    #[inline]
     pub fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> Opened {
         match self.formats.get(opcode.0 as usize) {
             Some(format) if self.fence == 0 => Opened {
@@ -396,7 +402,7 @@ impl SendQueue {
     }
 
     /// The second half of the control segment of an operation with a fast path.
-    #[inline(always)]
+    #[inline]
     fn control_fast(&self, format: &OperationFormat, flags: SendFlags, imm_or_key: u32) -> u64 {
         let immediate = match format.immediate {
             ImmediateField::Data => imm_or_key,
@@ -409,7 +415,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
-    // `always` as of `push_fast`.
+    // Without `always` the work request is passed in memory: 31 instructions of a send.
     #[inline(always)]
     pub unsafe fn push_opened(
         &mut self,
@@ -427,7 +433,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
-    // `always` as of `push_fast`.
+    // Without `always` the work request is passed in memory: 42 instructions of a send.
     #[inline(always)]
     unsafe fn push_plain(
         &mut self,
@@ -478,8 +484,7 @@ impl SendQueue {
     /// Writes the address of the batch's next work request, a datagram or one of a DC
     /// initiator without a stream, whose destination is then [`Destination::Placed`].
     /// Returns false and writes nothing if it does not apply, or the queue is full.
-    // Without `always` the destination is passed in memory.
-    #[inline(always)]
+    #[inline]
     pub fn place_address(&mut self, destination: Destination<'_, Address>) -> bool {
         let applies = matches!(
             (self.service, destination),
@@ -504,9 +509,9 @@ impl SendQueue {
         true
     }
 
-    /// [`SendQueue::push_opened`] after [`SendQueue::place_address`], of one element.
-    // `always` as of `push_fast`.
-    #[inline(always)]
+    /// [`SendQueue::push_opened`] of one element, after [`SendQueue::place_address`] has
+    /// returned true and with no other work request pushed in between.
+    #[inline]
     pub fn push_addressed(&mut self, opened: Opened, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
         let format = opened.format;
         if format.fast != FastPath::Addressed || sge.length.wrapping_sub(1) >= self.longest {
@@ -562,7 +567,9 @@ impl SendQueue {
         let mut to = self.writer();
         to.put(control);
         match (self.service, wr.destination) {
-            (Service::Datagram | Service::DcInitiator, Destination::Placed) => to.skip(3),
+            (Service::Datagram | Service::DcInitiator, Destination::Placed) => {
+                to.skip(self.service.address().into());
+            }
             (Service::Datagram | Service::DcInitiator, destination) => {
                 let address = self.address(destination);
                 let (address, _) = address.ok_or(PostError::BadOperation)?;

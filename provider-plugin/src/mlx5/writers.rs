@@ -30,7 +30,7 @@ impl SendQueueOps for SendQueue {
         SendQueue::open(self, opcode, flags, imm_or_key)
     }
 
-    // `always` as of `push_fast`.
+    // `always` as of `SendQueue::push_opened`.
     #[inline(always)]
     unsafe fn push_opened(
         &mut self,
@@ -47,22 +47,21 @@ impl SendQueueOps for SendQueue {
         SendQueue::place_address(self, destination)
     }
 
-    // `always` as of `push_fast`.
-    #[inline(always)]
+    #[inline]
     fn push_addressed(&mut self, opened: Opened, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
         SendQueue::push_addressed(self, opened, wr, sge)
-    }
-
-    #[inline]
-    unsafe fn publish(&mut self) -> bool {
-        // SAFETY: as the caller says.
-        unsafe { SendQueue::publish(self) }
     }
 
     #[inline]
     unsafe fn publish_fast(&mut self) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::publish_fast(self) }
+    }
+
+    #[inline]
+    unsafe fn publish_slow(&mut self) -> bool {
+        // SAFETY: as the caller says.
+        unsafe { SendQueue::publish_slow(self) }
     }
 
     fn abort(&mut self) {

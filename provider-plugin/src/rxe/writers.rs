@@ -34,15 +34,14 @@ impl SendQueueOps for SendQueue {
     }
 
     #[inline]
-    unsafe fn publish(&mut self) -> bool {
+    unsafe fn publish_fast(&mut self) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::publish(self) }
     }
 
-    #[inline]
-    unsafe fn publish_fast(&mut self) -> bool {
-        // SAFETY: as the caller says.
-        unsafe { SendQueue::publish(self) }
+    unsafe fn publish_slow(&mut self) -> bool {
+        // It was empty.
+        false
     }
 
     #[inline]
