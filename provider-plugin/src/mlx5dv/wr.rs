@@ -455,20 +455,17 @@ unsafe extern "C" fn wr_mkey_configure(
     // passes a live key and its attributes.
     unsafe {
         let qp = queue_pair(functions);
-        let (key, flags) = ((*mkey).lkey, (*qp).wr_flags);
-        let own = &*mkey.cast::<Mkey>();
+        let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        let (key, own) = ((*mkey).lkey, &*mkey.cast::<Mkey>());
         // One call for all that is not ordinary, and the last: no registers are saved.
         if idle_queue::<Mlx5>(qp).is_none()
             || setters == 0
+            || !flags.contains(SendFlags::INLINE)
             || (*attr).conf_flags != 0
             || (*attr).comp_mask != 0
             || key & 0xff != 0
             || own.plain_limit() == 0
         {
-            return configure_slow(functions, mkey, setters, attr);
-        }
-        let flags = SendFlags::from_bits_retain(flags);
-        if !flags.contains(SendFlags::INLINE) {
             return configure_slow(functions, mkey, setters, attr);
         }
         let config = key_config(qp);
