@@ -14,9 +14,10 @@ use ring::ReadOnlyMapping;
 /// (three of its bits are never set).
 const SEEN: u32 = u32::MAX;
 
-/// Number of queue pairs for each UAR beyond which registers are read: their records then
-/// take more time.
-const MANY: usize = 8;
+/// Number of queue pairs, and that for each UAR, beyond which registers are read: their
+/// records then take more time.
+const MANY: usize = 64;
+const MANY_FOR_UAR: usize = 8;
 /// Number of looks in which each record is read once.
 const PARTS: usize = 128;
 
@@ -226,7 +227,7 @@ impl Watch {
     /// Returns whether reading all records takes longer than reading registers.
     pub(crate) fn is_large(&self) -> bool {
         let uars: usize = self.registers.iter().map(|it| it.uars.len()).sum();
-        uars != 0 && self.queues.len() > MANY * uars
+        uars != 0 && self.queues.len() > MANY.max(MANY_FOR_UAR * uars)
     }
 
     /// Calls `rung` for each changed record. Work that was posted before a completion queue
@@ -321,7 +322,7 @@ mod tests {
     /// show is found soon.
     #[test]
     fn doorbells_of_many_queue_pairs_are_found() {
-        const LENGTH: usize = 3 * MANY * UARS as usize;
+        const LENGTH: usize = 3 * MANY_FOR_UAR * UARS as usize;
         let file = memfd_create(c"registers", MFdFlags::empty()).unwrap();
         ftruncate(&file, UARS as i64 * UAR as i64).unwrap();
         let map = || ReadOnlyMapping::new(file.as_fd(), 0, UARS as usize * UAR).unwrap();

@@ -53,7 +53,10 @@ impl Reader {
             count = word(&entry, 44);
             self.sessions.push(count);
             let size = 1 << cq.log_size;
-            assert!(first % size + count <= size, "a session past the ring's end");
+            assert!(
+                first % size + count <= size,
+                "a session past the ring's end"
+            );
             let mut array = driver.read(cq.entry(first + 1), 64);
             for n in 0..count {
                 if n != 0 && n % 8 == 0 {
