@@ -1,13 +1,13 @@
 //! Waiting for an embedded device: a thread spins, then sleeps.
 
-use std::cell::{Cell, RefCell};
-use std::mem::{ManuallyDrop, size_of};
+use std::cell::Cell;
+use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, hint, process, ptr};
+use std::{fs, hint, ptr};
 
 use nix::fcntl::OFlag;
 use nix::sched::{CpuSet, sched_getaffinity};
@@ -307,68 +307,43 @@ pub(crate) struct Waiters {
     /// Number of those that wrote memory for remote operations; it wraps.
     writes: AtomicU32,
     waiting: AtomicUsize,
-    threads: Mutex<Vec<Waiting>>,
+    threads: Mutex<Threads>,
 }
 
 /// A pipe, which wakes a thread that waits. A write to a pipe tells the kernel that the
 /// writer is about to sleep, unlike a futex: on a busy host the kernel so brings both threads
 /// to one processor, where a wake-up needs no interrupt of another.
 struct Bell {
-    reader: ManuallyDrop<OwnedFd>,
-    writer: ManuallyDrop<OwnedFd>,
-    /// A child of `fork` needs one of its own, and may have closed these descriptors.
-    process: u32,
-}
-
-thread_local! {
-    static BELL: RefCell<Option<Arc<Bell>>> = const { RefCell::new(None) };
+    reader: OwnedFd,
+    writer: OwnedFd,
 }
 
 impl Bell {
-    /// Returns this thread's; `None` without free descriptors.
-    fn get() -> Option<Arc<Self>> {
-        let process = process::id();
-        let with = |bell: &RefCell<Option<Arc<Self>>>| {
-            let mut bell = bell.borrow_mut();
-            if bell.as_ref().is_none_or(|bell| bell.process != process) {
-                let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
-                *bell = Some(Arc::new(Self {
-                    reader: ManuallyDrop::new(reader),
-                    writer: ManuallyDrop::new(writer),
-                    process,
-                }));
-            }
-            bell.clone()
-        };
-        // A thread that ends has none any more.
-        BELL.try_with(with).ok()?
+    fn new() -> nix::Result<Self> {
+        let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        Ok(Self { reader, writer })
     }
 
     fn ring(&self) {
         // Fails only if the pipe is full, which also wakes.
-        let _ = write(&*self.writer, &[0]);
+        let _ = write(&self.writer, &[0]);
     }
 
     fn silence(&self) {
-        let _ = read(&*self.reader, &mut [0; 64]);
-    }
-}
-
-impl Drop for Bell {
-    fn drop(&mut self) {
-        if self.process == process::id() {
-            // SAFETY: both are dropped once, here, and not used afterwards.
-            unsafe {
-                ManuallyDrop::drop(&mut self.reader);
-                ManuallyDrop::drop(&mut self.writer);
-            }
-        }
+        let _ = read(&self.reader, &mut [0; 64]);
     }
 }
 
 struct Waiting {
     bell: Arc<Bell>,
     until: Until,
+}
+
+/// The threads that wait, and bells of those that do not any more.
+#[derive(Default)]
+struct Threads {
+    waiting: Vec<Waiting>,
+    spare: Vec<Arc<Bell>>,
 }
 
 impl Waiters {
@@ -385,13 +360,22 @@ impl Waiters {
     /// Sleeps by `sleep`, given a descriptor that is readable once a turn has ended the
     /// wait. A spurious wakeup is harmless.
     pub(crate) fn wait(&self, until: &Until, sleep: impl FnOnce(BorrowedFd<'_>)) {
-        let Some(bell) = Bell::get() else {
-            return thread::sleep(SHORTEST);
+        let mut threads = self.lock();
+        let bell = match threads.spare.pop() {
+            Some(bell) => bell,
+            None => match Bell::new() {
+                Ok(bell) => Arc::new(bell),
+                Err(_) => {
+                    drop(threads);
+                    return thread::sleep(SHORTEST);
+                }
+            },
         };
-        self.lock().push(Waiting {
+        threads.waiting.push(Waiting {
             bell: Arc::clone(&bell),
             until: until.clone(),
         });
+        drop(threads);
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // With that of `wake`: either this sees the count changed, or the turn sees this.
         fence(Ordering::SeqCst);
@@ -399,8 +383,10 @@ impl Waiters {
             sleep(bell.reader.as_fd());
         }
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.lock().retain(|it| !Arc::ptr_eq(&it.bell, &bell));
         bell.silence();
+        let mut threads = self.lock();
+        threads.waiting.retain(|it| !Arc::ptr_eq(&it.bell, &bell));
+        threads.spare.push(bell);
     }
 
     /// Counts a turn that has found something, or has also written memory, and wakes the
@@ -413,7 +399,7 @@ impl Waiters {
             return;
         }
         let mut over = Vec::new();
-        self.lock().retain(|it| {
+        self.lock().waiting.retain(|it| {
             let is_over = it.until.is_over(&self.writes);
             if is_over {
                 over.push(Arc::clone(&it.bell));
@@ -427,14 +413,14 @@ impl Waiters {
     /// Wakes one, whatever it waits for.
     pub(crate) fn wake_one(&self) {
         if self.waiting.load(Ordering::Relaxed) != 0 {
-            let one = self.lock().pop();
+            let one = self.lock().waiting.pop();
             if let Some(one) = one {
                 one.bell.ring();
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, Threads> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

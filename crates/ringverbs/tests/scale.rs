@@ -229,7 +229,9 @@ fn round(qps: usize, cqs: usize) -> Usage {
         started.elapsed(),
         end.since(&nothing)
     );
-    assert_eq!(end.files, nothing.files);
+    // The embedded device stays, with the pipe that wakes a thread that polls.
+    let kept = if on_device() { 0 } else { 2 };
+    assert!(end.since(&nothing).files <= kept);
     end
 }
 
