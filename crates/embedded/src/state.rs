@@ -323,12 +323,8 @@ impl State {
     /// something has just happened.
     pub(crate) fn turn(&mut self) -> bool {
         let changed = self.follow_addresses();
-        let busy = if self.watch.is_large() {
-            self.turn_after(Watch::look_where_shown) || self.turn_after(Watch::look_everywhere)
-        } else {
-            self.turn_after(Watch::look_everywhere)
-        };
-        changed | busy
+        let shown = self.watch.is_large() && self.turn_after(Watch::look_where_shown);
+        changed | (shown || self.turn_after(Watch::look_everywhere))
     }
 
     /// Processes the doorbells that `look` finds, and performs a bounded amount of work.

@@ -44,8 +44,8 @@ const SEGMENTS: u32 = 0x3f;
 /// Segments per block.
 const PER_BLOCK: u32 = (BLOCK / SEGMENT) as u32;
 
-/// What is known of a work request before its destination and data: for those that are
-/// put together by several calls.
+/// The format and the control segment of a work request whose destination and data are
+/// set by later calls, as with `ibv_wr_*`.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
     /// Of an operation with a fast path that needs no fence; otherwise of any.
