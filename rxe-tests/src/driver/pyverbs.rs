@@ -166,11 +166,9 @@ pub fn run(
     // device with those before them, and wait for datagrams. What is refused by
     // design is refused again.
     let mut earlier: BTreeMap<String, String> = BTreeMap::new();
-    let most = all.iter().map(|id| attempts(id)).max().unwrap_or(1);
-    for attempt in 2..=most {
+    for attempt in 2..=ATTEMPTS {
         let mut again: Vec<String> = all
             .iter()
-            .filter(|id| attempt <= attempts(id))
             .filter(|id| {
                 results.get(*id).is_some_and(|(ended, _)| {
                     ended.outcome == Outcome::Fail
@@ -221,27 +219,9 @@ pub fn run(
     Ok(())
 }
 
-/// Tests that race with the kernel, whichever provider serves them, how often
-/// they are run, and why.
-const RACES: &[(&str, u32)] = &[
-    // It sends six datagrams and makes the completion queue too small for six
-    // completions: EINVAL if all have been sent by then. If not, the queue is
-    // made small, those that follow overrun it, and the test waits for them.
-    // Stock passes one time in three to five on a busy machine.
-    ("tests.test_cq.CQTest.test_resize_cq", 24),
-];
-
 /// Whether a test that ended so is refused by ours, whatever is tried.
 fn refused(id: &str, detail: &str) -> bool {
     compare::refusal(GROUP, id, detail).is_some()
-}
-
-/// How often a test that fails is run.
-fn attempts(id: &str) -> u32 {
-    RACES
-        .iter()
-        .find(|(name, _)| *name == id)
-        .map_or(ATTEMPTS, |(_, attempts)| *attempts)
 }
 
 /// Runs the script once for the tests `wanted`, or for all whose names contain
