@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use softhca::packet::{Arrival, Departure, LinkKind, Mac, Pool, View, headroom};
+use softhca::packet::{Arrival, Departure, LinkKind, Mac, Pool, View};
 
 use crate::addresses::AddressList;
 use crate::cm::{Manager, hostile_messages};
@@ -57,12 +57,10 @@ pub fn datagrams(script: &[u8]) {
             traffic_class: flags,
         };
         let content = take(&mut rest, length);
-        let mut packet = pool.get(LinkKind::Ethernet);
-        let at = headroom(arrival.source.is_ipv6());
-        for (to, from) in packet.buffer_mut()[at..].iter_mut().zip(content) {
-            *to = *from;
-        }
-        if arrival.frame(&mut packet, length, MACS[0], MACS[1]).is_ok() {
+        let Some(headers) = arrival.headers(MACS[0], MACS[1]) else {
+            continue;
+        };
+        if let Ok(packet) = headers.frame(&pool, content) {
             let read = View::read(LinkKind::Ethernet, packet.frame());
             assert_ne!(read.err(), Some(softhca::packet::Refused::BadIcrc));
             assert!(Departure::of(packet.frame()).is_some());

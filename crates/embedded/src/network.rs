@@ -149,10 +149,7 @@ impl Network {
         reach: Reach,
         time: Option<SimulatedTime>,
     ) -> std::result::Result<Self, Error> {
-        let pool = match reach {
-            Reach::Process | Reach::Directory(_) => Pool::with_late_icrc(),
-            Reach::Udp(_) => Pool::new(),
-        };
+        let pool = Pool::with_late_icrc();
         let runner = Runner::new(Fabric::new(1), pool, drive, reach, time);
         let runner = runner.map_err(refused(Command::Open))?;
         Ok(Self { runner })

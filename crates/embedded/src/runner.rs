@@ -82,6 +82,15 @@ const LONGEST_REST: Duration = Duration::from_millis(1);
 const ANNOUNCED: Duration = Duration::from_micros(200);
 const UNANNOUNCED: Duration = Duration::from_millis(1);
 
+/// Who takes a turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// A thread that polls, and has the completions of its turn next.
+    Poll,
+    /// The network's thread.
+    Network,
+}
+
 /// Result of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Turn {
@@ -90,6 +99,8 @@ pub(crate) struct Turn {
     in_use: bool,
     /// Memory was written by remote operations, which complete nowhere here.
     wrote: bool,
+    /// Completions were written.
+    completed: bool,
     /// Time until something is due.
     pub(crate) due: Option<Duration>,
 }
@@ -97,10 +108,10 @@ pub(crate) struct Turn {
 impl Shared {
     /// Runs a turn of the devices, and moves frames from and to other
     /// processes.
-    fn turn(&self, devices: impl Deref<Target = Vec<Arc<Device>>>) -> Turn {
+    fn turn(&self, devices: impl Deref<Target = Vec<Arc<Device>>>, by: By) -> Turn {
         let mut found = turn(&devices, self.link.as_ref());
         if let Some(link) = &self.link {
-            found.busy |= link.pump();
+            found.busy |= link.pump(found.completed && by == By::Poll);
         }
         // The threads that wake may take turns at once.
         drop(devices);
@@ -145,7 +156,7 @@ fn turn(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
     let mut found = Turn::default();
     for device in devices {
         let mut state = device.lock_for_turn();
-        if state.due() == Some(0) {
+        if state.is_timer_due() {
             let behind = link.is_some_and(Link::is_behind);
             let behind = behind || state.hca.is_backlogged();
             state.hca.set_patient(behind);
@@ -155,7 +166,8 @@ fn turn(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
         let after = state.hca.stats();
         found.wrote |= before.remote_writes != after.remote_writes;
         // `State::turn` does not report completions and writes that need no further turn.
-        found.busy |= found.wrote || before.cqes != after.cqes;
+        found.completed |= before.cqes != after.cqes;
+        found.busy |= found.wrote || found.completed;
         found.in_use |= state.is_in_use();
         if let Some(due) = state.due().map(Duration::from_nanos) {
             found.due = Some(found.due.map_or(due, |other| other.min(due)));
@@ -282,8 +294,10 @@ impl Runner {
     pub(crate) fn take_turn(&self) -> Option<Turn> {
         self.shared.driven.fetch_add(1, Ordering::Relaxed);
         let mut found = match self.shared.devices.try_lock() {
-            Ok(devices) => self.shared.turn(devices),
-            Err(TryLockError::Poisoned(devices)) => self.shared.turn(devices.into_inner()),
+            Ok(devices) => self.shared.turn(devices, By::Poll),
+            Err(TryLockError::Poisoned(devices)) => {
+                self.shared.turn(devices.into_inner(), By::Poll)
+            }
             Err(TryLockError::WouldBlock) => return None,
         };
         found.busy |= self.manager.drive();
@@ -444,7 +458,7 @@ fn run(shared: &Shared, drive: Drive) {
         if devices.len() != shared.count.load(Ordering::Acquire) {
             devices.clone_from(&shared.devices());
         }
-        let found = shared.turn(&devices);
+        let found = shared.turn(&devices, By::Network);
         if found.busy {
             backoff = Backoff::NEW;
         } else if !found.in_use {
@@ -457,7 +471,7 @@ fn run(shared: &Shared, drive: Drive) {
                 None => std::hint::spin_loop(),
                 Some(sleep) if sleep < ANNOUNCED => shared.sleep(Some(sooner(sleep, found.due))),
                 Some(sleep) if shared.sleeper.announce() => {
-                    let found = shared.turn(&devices);
+                    let found = shared.turn(&devices, By::Network);
                     if found.busy {
                         backoff = Backoff::NEW;
                     } else if sleep == LONGEST && drive == Drive::Thread {

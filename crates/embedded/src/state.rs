@@ -378,6 +378,13 @@ impl State {
         !self.watch.is_empty() || self.hca.deadline().is_some()
     }
 
+    /// Returns whether a timer of a queue pair has expired.
+    pub(crate) fn is_timer_due(&self) -> bool {
+        use softhca::platform::Clock;
+        let expired = |at| at <= self.hca.platform().now();
+        self.hca.timer().is_some_and(expired)
+    }
+
     /// Returns the time until something is due, in nanoseconds.
     pub(crate) fn due(&self) -> Option<u64> {
         use softhca::platform::Clock;

@@ -36,11 +36,12 @@ pub(crate) enum Wire {
 
 impl Wire {
     /// Moves frames in both directions; looks for connections if that is due, or `now`.
-    fn pump(&mut self, epoll: &Epoll, now: bool) -> Pumped {
+    /// With `answers`, the program is about to answer what has arrived.
+    fn pump(&mut self, epoll: &Epoll, now: bool, answers: bool) -> Pumped {
         match self {
             Self::Directory(segment) => segment.pump(epoll, now),
             Self::Udp(udp) => Pumped {
-                busy: udp.pump(epoll),
+                busy: udp.pump(epoll, answers),
                 rung: false,
             },
         }
@@ -133,8 +134,9 @@ impl Link {
         }
     }
 
-    pub(crate) fn pump(&self) -> bool {
-        self.with(|wire, epoll| self.pump_wire(wire, epoll))
+    /// As [`Wire::pump`]. Returns whether there were any, or one is waiting.
+    pub(crate) fn pump(&self, answers: bool) -> bool {
+        self.with(|wire, epoll| self.pump_wire(wire, epoll, answers))
             .unwrap_or_else(|| {
                 // Another thread is driving, and may be waiting for a processor: without
                 // a yield, a caller that drives in a loop would occupy it for a tick.
@@ -143,9 +145,9 @@ impl Link {
             })
     }
 
-    fn pump_wire(&self, wire: &mut Wire, epoll: &Epoll) -> bool {
+    fn pump_wire(&self, wire: &mut Wire, epoll: &Epoll, answers: bool) -> bool {
         let slept = self.slept.load(Ordering::Relaxed) && self.slept.swap(false, Ordering::Relaxed);
-        let pumped = wire.pump(epoll, slept);
+        let pumped = wire.pump(epoll, slept, answers);
         if pumped.rung && self.sleepers.load(Ordering::Relaxed) != 0 {
             // The wake-ups that were read may have been for a thread that has asked for
             // them and is not asleep yet. It asks while it has the wire, so that either
@@ -164,7 +166,7 @@ impl Link {
     /// has accepted yet.
     pub(crate) fn is_sending(&self) -> bool {
         let sending = |wire: &mut Wire, epoll: &Epoll| {
-            self.pump_wire(wire, epoll);
+            self.pump_wire(wire, epoll, false);
             wire.is_sending()
         };
         self.with(sending).unwrap_or(true)

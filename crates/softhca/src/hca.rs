@@ -191,6 +191,12 @@ impl<P: Platform> Hca<P> {
         self.port.room() < self.port.config().queue
     }
 
+    /// Returns the time of the first timer of a queue pair.
+    #[must_use]
+    pub fn timer(&self) -> Option<u64> {
+        self.transport.deadline()
+    }
+
     /// Sets patience; see
     /// [`Transport::set_patient`](crate::transport::Transport::set_patient).
     pub fn set_patient(&mut self, patient: bool) {

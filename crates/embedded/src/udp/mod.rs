@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use softhca::fabric::{Fabric, Port};
 use softhca::packet::{
-    Arrival, Bth, DEFAULT_PKEY, Departure, Deth, LinkKind, Mac, NotRoce, Packet, PacketBuilder,
-    Path, Pool, Psn, Template, View, gid_of_ip, headroom,
+    Arrival, BTH, Bth, DEFAULT_PKEY, Departure, Deth, Mac, NotRoce, Packet, PacketBuilder, Path,
+    Pool, Psn, Template, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
@@ -46,7 +46,8 @@ pub(crate) use group::ID_BITS;
 use group::{Group, Kind, Passed, QPN_BITS};
 use ports::Endpoint;
 pub(crate) use ports::{Addresses, UdpPorts};
-use socket::{BATCH, Inbox, MESSAGES, Scoped};
+use segmentation::{join_acknowledgement, may_be_held};
+use socket::{BATCH, FIRST_MESSAGES, Inbox, MESSAGES, Scoped};
 
 /// MAC addresses in frames between the device and the wire: the device's, and that of
 /// all others.
@@ -79,6 +80,8 @@ pub(crate) struct UdpWire {
     follower: Option<Follower>,
     /// Other processes with the same addresses; `None` if nobody may have them.
     group: Option<Group>,
+    /// Acknowledgements wait for the program's answer.
+    held: bool,
     /// The last turn received packets that they have passed on.
     passing: bool,
     /// The address that last received a packet of another process, and when that was
@@ -128,6 +131,7 @@ impl UdpWire {
             list: ports.list,
             follower: ports.follower,
             group,
+            held: false,
             passing: false,
             astray: None,
             looked: None,
@@ -143,12 +147,18 @@ impl UdpWire {
     }
 
     /// Moves frames in both directions. Returns whether there were any, or one is
-    /// waiting.
-    pub(crate) fn pump(&mut self, epoll: &Epoll) -> bool {
+    /// waiting. If the program is about to answer what has arrived, acknowledgements wait
+    /// for the next call, to leave with the answer.
+    pub(crate) fn pump(&mut self, epoll: &Epoll, answers: bool) -> bool {
         let mut changed = false;
         if self.managed.is_none_or(|last| last.elapsed() >= MANAGED) {
             self.manage();
             changed = self.follow(epoll);
+        }
+        self.port.recv_all(0, BATCH, &mut self.outgoing);
+        self.held = answers && !self.held && may_be_held(&self.outgoing);
+        if self.held {
+            return true;
         }
         let sent = self.send_all();
         let (received, _) = self.receive_all();
@@ -262,15 +272,11 @@ impl UdpWire {
                 destination: passed.destination,
                 traffic_class: passed.traffic_class,
             };
-            let mut packet = pool.get(LinkKind::Ethernet);
-            let at = headroom(passed.source.is_ipv6());
-            let Some(room) = packet.buffer_mut().get_mut(at..at + bytes.len()) else {
-                return;
-            };
-            room.copy_from_slice(bytes);
-            let framed = arrival.frame(&mut packet, bytes.len(), OTHERS_MAC, DEVICE_MAC);
-            if framed.is_ok() && !is_management(packet.frame()) {
-                arrived.push(packet);
+            let headers = arrival.headers(OTHERS_MAC, DEVICE_MAC);
+            if let Some(Ok(packet)) = headers.map(|it| it.frame(pool, bytes)) {
+                if !is_management(packet.frame()) {
+                    arrived.push(packet);
+                }
             }
         });
         if !self.arrived.is_empty() {
@@ -315,7 +321,7 @@ impl UdpWire {
         });
         let Some((member, group)) = other else {
             // The fabric refuses frames whose source is not beyond the wire.
-            let (to, rest) = packet.frame_mut().split_at_mut(DEVICE_MAC.len());
+            let (to, rest) = packet.buffer_mut().split_at_mut(DEVICE_MAC.len());
             to.copy_from_slice(&DEVICE_MAC);
             rest[..OTHERS_MAC.len()].copy_from_slice(&OTHERS_MAC);
             return self.port.send_all(0, [packet]);
@@ -327,6 +333,7 @@ impl UdpWire {
             destination: departure.destination,
             traffic_class: departure.traffic_class,
         };
+        packet.seal();
         // If there is none, the packet is lost, as on a network.
         group.pass(member, &passed, &packet.frame()[departure.payload.clone()]);
     }
@@ -389,6 +396,7 @@ impl UdpWire {
                 self.turn_around(&departure);
                 continue;
             }
+            join_acknowledgement(&mut self.outgoing);
             match self.send_batch() {
                 Ok(count) => {
                     self.outgoing.drain(..count);
@@ -431,10 +439,13 @@ impl UdpWire {
         for place in 0..self.endpoints.len() {
             let mut datagrams = 0;
             loop {
-                let (messages, received) = self.receive(place);
+                let (messages, received, all) = match datagrams {
+                    0 => self.receive::<FIRST_MESSAGES>(place),
+                    _ => self.receive::<MESSAGES>(place),
+                };
                 any |= messages != 0;
                 datagrams += received;
-                if messages < MESSAGES {
+                if all {
                     break;
                 }
                 if datagrams >= ENOUGH {
@@ -446,8 +457,9 @@ impl UdpWire {
         (any, more)
     }
 
-    /// Receives one batch. Returns the numbers of messages and of datagrams.
-    fn receive(&mut self, at_address: usize) -> (usize, usize) {
+    /// Receives up to `MOST` messages. Returns their number, that of datagrams, and whether
+    /// there were no more.
+    fn receive<const MOST: usize>(&mut self, at_address: usize) -> (usize, usize, bool) {
         let Self {
             endpoints,
             group,
@@ -460,50 +472,49 @@ impl UdpWire {
         } = self;
         let (mut managed, mut datagrams) = (false, 0);
         let endpoint = &endpoints[at_address];
-        let ipv6 = endpoint.at.address.is_ipv6();
-        let messages = inbox.receive(endpoint.receiver.as_fd(), |received, datagram| {
-            datagrams += 1;
-            let mut packet = pool.get(LinkKind::Ethernet);
+        let messages = inbox.receive::<MOST>(endpoint.receiver.as_fd(), |received, message| {
             let arrival = Arrival {
                 source: received.source,
                 port: received.port,
                 destination: endpoint.at.address,
                 traffic_class: received.traffic_class,
             };
-            let at = headroom(ipv6);
-            let room = packet.buffer_mut().get_mut(at..at + datagram.len());
-            let fits = room.map(|room| room.copy_from_slice(datagram));
-            let framed = fits
-                .ok_or(NotRoce::Length)
-                .and_then(|()| arrival.frame(&mut packet, datagram.len(), OTHERS_MAC, DEVICE_MAC));
-            if let Err(error) = framed {
-                tracing::debug!(?error, "a datagram is no RoCE packet");
-                return;
-            }
-            if is_management(packet.frame()) {
-                managed = true;
-                if let Some(message) = management(packet.frame()) {
-                    let both = (received.source, endpoint.at.address);
-                    Self::receive_management(gateway, group.as_mut(), both, message);
+            let headers = arrival.headers(OTHERS_MAC, DEVICE_MAC);
+            for datagram in message {
+                datagrams += 1;
+                let framed = headers.as_ref().ok_or(NotRoce::Length);
+                let packet = match framed.and_then(|it| it.frame(pool, datagram)) {
+                    Ok(packet) => packet,
+                    Err(error) => {
+                        tracing::debug!(?error, "a datagram is no RoCE packet");
+                        continue;
+                    }
+                };
+                if is_management(packet.frame()) {
+                    managed = true;
+                    if let Some(message) = management(&packet) {
+                        let both = (arrival.source, arrival.destination);
+                        Self::receive_management(gateway, group.as_mut(), both, message);
+                    }
+                    continue;
                 }
-                return;
-            }
-            let member = member_of(packet.frame());
-            if let (Some(group), Some(member)) = (group.as_mut(), member) {
-                if member != group.number() {
-                    let passed = Passed {
-                        kind: Kind::Packet,
-                        source: received.source,
-                        port: received.port,
-                        destination: endpoint.at.address,
-                        traffic_class: received.traffic_class,
-                    };
-                    group.pass(member, &passed, datagram);
-                    *astray = Some(at_address);
-                    return;
+                let member = member_of(packet.frame());
+                if let (Some(group), Some(member)) = (group.as_mut(), member) {
+                    if member != group.number() {
+                        let passed = Passed {
+                            kind: Kind::Packet,
+                            source: arrival.source,
+                            port: arrival.port,
+                            destination: arrival.destination,
+                            traffic_class: arrival.traffic_class,
+                        };
+                        group.pass(member, &passed, datagram);
+                        *astray = Some(at_address);
+                        continue;
+                    }
                 }
+                arrived.push(packet);
             }
-            arrived.push(packet);
         });
         if !self.arrived.is_empty() {
             self.port.send_all(0, self.arrived.drain(..));
@@ -511,7 +522,7 @@ impl UdpWire {
         if managed {
             self.send_management();
         }
-        (messages, datagrams)
+        (messages, datagrams, messages < MOST)
     }
 }
 
@@ -537,11 +548,20 @@ fn has_address(endpoints: &[Endpoint], address: IpAddr) -> bool {
     present.any(|it| it.at.address == address)
 }
 
-/// Returns the number of the queue pair that a frame of this wire is for.
-fn qpn_of(frame: &[u8]) -> Option<u32> {
+/// Returns the BTH of a frame of this wire.
+fn bth_of(frame: &[u8]) -> Option<&[u8; BTH]> {
     let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
-    let [_, a, b, c] = *frame.get(headroom(ipv6) + 4..)?.first_chunk::<4>()?;
-    Some(u32::from_be_bytes([0, a, b, c]))
+    frame.get(headroom(ipv6)..)?.first_chunk()
+}
+
+/// Returns the opcode of a frame.
+fn opcode_of(frame: &[u8]) -> Option<u8> {
+    bth_of(frame).map(|bth| bth[0])
+}
+
+/// Returns the number of the queue pair that a frame is for.
+fn qpn_of(frame: &[u8]) -> Option<u32> {
+    bth_of(frame).map(|&[_, _, _, _, _, a, b, c, ..]| u32::from_be_bytes([0, a, b, c]))
 }
 
 /// Returns the number of the process whose queue pair a frame is for.
@@ -555,8 +575,8 @@ fn is_management(frame: &[u8]) -> bool {
 }
 
 /// Returns the management datagram in a frame for queue pair 1.
-fn management(frame: &[u8]) -> Option<&[u8]> {
-    let view = View::read(LinkKind::Ethernet, frame).ok()?;
+fn management(packet: &Packet) -> Option<&[u8]> {
+    let view = View::of(packet).ok()?;
     let right = view.bth.opcode == UD_SEND && view.deth()?.qkey == QKEY;
     // Of the default partition, whose members with limited rights take part.
     let right = right && view.bth.pkey & 0x7fff == DEFAULT_PKEY & 0x7fff;

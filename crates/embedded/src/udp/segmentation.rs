@@ -1,14 +1,18 @@
 //! UDP segmentation offload: consecutive datagrams that the system takes as one message
 //! and divides again.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use softhca::packet::Departure;
+use softhca::packet::{Departure, Opcode, Packet, op};
 
-use super::socket::{self, BATCH, LONGEST, Message, SEGMENTS, Scoped};
-use super::{UdpWire, has_address, member_of, sender};
+use super::socket::{self, BATCH, LONGEST, Message, RUNS, SEGMENTS, Scoped};
+use super::{UdpWire, has_address, member_of, opcode_of, sender};
+
+/// Most acknowledgements that wait for an answer.
+const HELD: usize = 4;
 
 /// Consecutive datagrams that leave as one message.
 #[derive(Clone, Debug)]
@@ -35,24 +39,44 @@ impl Run {
         }
     }
 
-    /// Adds the next datagram. Returns whether it can be one of the message.
-    fn add(&mut self, next: &Departure, member: Option<u8>) -> bool {
+    /// Returns whether the next datagram can be one of the message.
+    fn takes(&self, next: &Departure, member: Option<u8>) -> bool {
         let key = |it: &Departure| (it.destination, it.traffic_class, it.hop_limit);
-        let (segment, length) = (self.first.payload.len(), next.payload.len());
-        if self.ended
-            || self.count == SEGMENTS
-            || length > segment
-            || self.bytes + length > LONGEST
+        let length = next.payload.len();
+        !self.ended
+            && self.count != SEGMENTS
+            && length <= self.first.payload.len()
+            && self.bytes + length <= LONGEST
             // Of several processes that receive at one address the system asks one.
-            || self.member != member
-            || key(&self.first) != key(next)
-        {
-            return false;
-        }
-        self.ended = length < segment;
+            && self.member == member
+            && key(&self.first) == key(next)
+    }
+
+    /// Adds a datagram. Returns its place in the message.
+    fn add(&mut self, next: &Departure) -> u16 {
+        let (place, length) = (self.count, next.payload.len());
+        self.ended = length < self.first.payload.len();
         self.bytes += length;
         self.count += 1;
-        true
+        place as u16
+    }
+}
+
+/// Returns whether frames may wait for the program's answer: a few acknowledgements.
+pub(super) fn may_be_held(frames: &VecDeque<Packet>) -> bool {
+    let mut all = frames.iter();
+    frames.len() <= HELD && all.all(|packet| is_acknowledgement(packet.frame()))
+}
+
+/// Moves an acknowledgement at the front behind a longer packet, as the two are one message
+/// then if they are for the same host. The order of the two does not matter.
+pub(super) fn join_acknowledgement(frames: &mut VecDeque<Packet>) {
+    let (Some(first), Some(next)) = (frames.front(), frames.get(1)) else {
+        return;
+    };
+    let (first, next) = (first.frame(), next.frame());
+    if first.len() < next.len() && is_acknowledgement(first) && !is_acknowledgement(next) {
+        frames.swap(0, 1);
     }
 }
 
@@ -61,7 +85,7 @@ impl UdpWire {
     /// if it leaves by none. Returns their number.
     pub(super) fn send_batch(&mut self) -> io::Result<usize> {
         let mut payloads = [const { 0..0 }; BATCH];
-        let mut runs: [Option<Run>; BATCH] = [const { None }; BATCH];
+        let mut runs: [Option<Run>; RUNS] = [const { None }; RUNS];
         let (mut socket, mut count, mut last) = (None, 0, 0);
         for packet in self.outgoing.iter_mut().take(BATCH) {
             let Some(mut departure) = Departure::of(packet.frame()) else {
@@ -74,36 +98,36 @@ impl UdpWire {
             if own || *socket.get_or_insert(by) != by {
                 break;
             }
-            let (endpoint, port) = by;
-            let port = self.endpoints[endpoint].senders[port].0;
-            if port != departure.port {
-                departure.set_port(packet.frame_mut(), port);
-            }
-            payloads[count] = departure.payload.clone();
-            count += 1;
             let member = member_of(packet.frame());
-            if let Some(run) = runs[last].as_mut().filter(|_| self.segmentation) {
-                let place = run.count as u16;
-                if run.add(&departure, member) {
-                    // As the system numbers the segments of a message.
-                    departure.set_identification(packet.frame_mut(), place);
-                    continue;
-                }
+            let current = runs[last].as_mut().filter(|_| self.segmentation);
+            // The system numbers the segments of a message.
+            let mut place = 0;
+            if let Some(run) = current.filter(|run| run.takes(&departure, member)) {
+                place = run.add(&departure);
+            } else {
+                let next = last + usize::from(runs[last].is_some());
+                let Some(run) = runs.get_mut(next) else {
+                    break;
+                };
+                *run = Some(Run::new(departure.clone(), member));
+                last = next;
             }
-            last += usize::from(runs[last].is_some());
-            runs[last] = Some(Run::new(departure, member));
+            let (endpoint, port) = by;
+            departure.set_port(packet, self.endpoints[endpoint].senders[port].0);
+            departure.set_identification(packet, place);
+            packet.seal();
+            payloads[count] = departure.payload;
+            count += 1;
         }
         let Some((endpoint, port)) = socket else {
             return Ok(1);
         };
-        let result = self.send_runs((endpoint, port), &runs[..=last], &payloads);
-        let sent = *result.as_ref().unwrap_or(&0);
-        for packet in self.outgoing.iter_mut().take(count).skip(sent) {
-            if let Some(departure) = Departure::of(packet.frame()) {
-                departure.set_identification(packet.frame_mut(), 0);
-            }
+        // One that may go on beyond the batch waits for the next call.
+        let mut whole = last + 1;
+        if count == BATCH && last != 0 {
+            whole = last;
         }
-        match result {
+        match self.send_runs((endpoint, port), &runs[..whole], &payloads) {
             Err(error) if runs[0].as_ref().is_some_and(|run| run.count > 1) => {
                 if !is_refused(&error) {
                     return Err(error);
@@ -135,7 +159,7 @@ impl UdpWire {
             traffic_class: 0,
             hop_limit: 0,
         };
-        let mut messages = [nothing; BATCH];
+        let mut messages = [nothing; RUNS];
         let mut rest = &datagrams[..];
         for (run, message) in runs.iter().flatten().zip(&mut messages) {
             let (datagrams, others) = rest.split_at(run.count.min(rest.len()));
@@ -156,6 +180,11 @@ impl UdpWire {
     }
 }
 
+fn is_acknowledgement(frame: &[u8]) -> bool {
+    let opcode = opcode_of(frame).and_then(Opcode::decode);
+    opcode.is_some_and(|it| it.operation == op::ACKNOWLEDGE)
+}
+
 /// Returns whether the system may have refused a message because of its segmentation.
 fn is_refused(error: &io::Error) -> bool {
     matches!(
@@ -171,10 +200,18 @@ mod tests {
     use super::*;
 
     fn departure(to: u8, length: usize) -> Departure {
+        Departure::of(packet(SEND, to, length).frame()).unwrap()
+    }
+
+    /// Opcodes of RC.
+    const SEND: u8 = 4;
+    const ACKNOWLEDGE: u8 = 0x11;
+
+    fn packet(opcode: u8, to: u8, length: usize) -> Packet {
         let gid = |n| gid_of_ipv4([192, 0, 2, n]);
         let path = Path::roce_v2([2; 6], [4; 6], gid(1), gid(to));
         let bth = Bth {
-            opcode: 4,
+            opcode,
             solicited: false,
             migrated: true,
             pad: 0,
@@ -187,27 +224,70 @@ mod tests {
         let template = Template::new(&path);
         let mut builder = PacketBuilder::new(&Pool::new(), &template, bth, length);
         builder.space(length);
-        Departure::of(builder.finish().frame()).unwrap()
+        builder.finish()
+    }
+
+    #[test]
+    fn an_acknowledgement_waits_and_goes_behind_a_longer_packet() {
+        let lengths = |frames: &VecDeque<Packet>| -> Vec<usize> {
+            frames
+                .iter()
+                .map(|packet| packet.frame().len() - 58)
+                .collect()
+        };
+        let (ack, send) = (
+            || packet(ACKNOWLEDGE, 2, 4),
+            |length| packet(SEND, 2, length),
+        );
+        let mut frames = VecDeque::from([ack(), send(64), send(32)]);
+        assert!(!may_be_held(&frames));
+        join_acknowledgement(&mut frames);
+        assert_eq!(lengths(&frames), [64, 4, 32]);
+        // Once: nothing else changes places.
+        join_acknowledgement(&mut frames);
+        assert_eq!(lengths(&frames), [64, 4, 32]);
+        let mut frames = VecDeque::from([ack(), send(0)]);
+        join_acknowledgement(&mut frames);
+        assert_eq!(lengths(&frames), [4, 0]);
+        let mut frames = VecDeque::new();
+        for _ in 0..HELD {
+            assert!(may_be_held(&frames));
+            join_acknowledgement(&mut frames);
+            frames.push_back(ack());
+        }
+        assert!(may_be_held(&frames));
+        frames.push_back(ack());
+        assert!(!may_be_held(&frames));
     }
 
     #[test]
     fn a_run_has_datagrams_of_one_length_to_one_process() {
         let run = || Run::new(departure(2, 1000), Some(1));
-        let next = |run: &mut Run, length| run.add(&departure(2, length), Some(1));
+        let next = |run: &mut Run, length| {
+            let departure = departure(2, length);
+            let takes = run.takes(&departure, Some(1));
+            if takes {
+                run.add(&departure);
+            }
+            takes
+        };
         // A shorter one is the last.
         let mut one = run();
         assert!(next(&mut one, 1000) && next(&mut one, 200) && !next(&mut one, 200));
         assert_eq!(one.count, 3);
         assert!(!next(&mut run(), 1004));
-        assert!(!run().add(&departure(3, 1000), Some(1)));
-        assert!(!run().add(&departure(2, 1000), Some(2)));
+        assert!(!run().takes(&departure(3, 1000), Some(1)));
+        assert!(!run().takes(&departure(2, 1000), Some(2)));
     }
 
     #[test]
     fn a_run_is_no_longer_than_a_message() {
         for (length, most) in [(64, SEGMENTS), (1024, 62), (4096, 15)] {
             let mut run = Run::new(departure(2, length), None);
-            while run.add(&departure(2, length), None) {}
+            let next = departure(2, length);
+            while run.takes(&next, None) {
+                assert_eq!(usize::from(run.add(&next)) + 1, run.count);
+            }
             assert_eq!(run.count, most.min(LONGEST / (length + 16)), "{length}");
             assert_eq!(run.bytes, run.count * (length + 16));
         }

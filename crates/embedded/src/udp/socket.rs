@@ -5,13 +5,17 @@ use std::mem::{size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::slice::Chunks;
 
 use softhca::packet::ROCE_V2_PORT;
 
-/// Maximum number of datagrams that are sent by one call.
-pub(super) const BATCH: usize = 64;
-/// Maximum number of messages that are received by one call.
+/// Maximum number of datagrams, and of messages, that are sent by one call.
+pub(super) const BATCH: usize = 128;
+pub(super) const RUNS: usize = 16;
+/// Maximum number of messages that are received by one call, and by the first of several:
+/// most calls find none, and cost less the fewer they may receive.
 pub(super) const MESSAGES: usize = 32;
+pub(super) const FIRST_MESSAGES: usize = 4;
 /// Maximum number of datagrams of a message: UDP_MAX_SEGMENTS of every kernel.
 pub(super) const SEGMENTS: usize = 64;
 /// Maximum number of bytes of a message: of a datagram of IPv4.
@@ -233,19 +237,20 @@ impl Inbox {
         Self(vec![0; MESSAGES * Self::ROOM])
     }
 
-    /// Receives messages. Calls `each` with each datagram, and returns how many messages
-    /// there were.
-    pub(super) fn receive(
+    /// Receives up to `MOST` messages, at most [`MESSAGES`]. Calls `each` with the datagrams
+    /// of each, and returns how many messages there were.
+    pub(super) fn receive<const MOST: usize>(
         &mut self,
         socket: BorrowedFd<'_>,
-        mut each: impl FnMut(Received, &[u8]),
+        mut each: impl FnMut(Received, Chunks<'_, u8>),
     ) -> usize {
-        let mut names: [Name; MESSAGES] = std::array::from_fn(|_| Name::empty());
-        let mut controls = [Control([0; CONTROL]); MESSAGES];
+        let mut names: [Name; MOST] = std::array::from_fn(|_| Name::empty());
+        let mut controls = [Control([0; CONTROL]); MOST];
         // SAFETY: zero is a value of each field: null pointers and lengths of 0.
-        let (mut parts, mut headers): ([libc::iovec; MESSAGES], [libc::mmsghdr; MESSAGES]) =
+        let (mut parts, mut headers): ([libc::iovec; MOST], [libc::mmsghdr; MOST]) =
             unsafe { (zeroed(), zeroed()) };
-        for (index, room) in self.0.chunks_exact_mut(Self::ROOM).enumerate() {
+        let most = MOST.min(MESSAGES);
+        for (index, room) in self.0.chunks_exact_mut(Self::ROOM).take(most).enumerate() {
             parts[index].iov_base = room.as_mut_ptr().cast();
             parts[index].iov_len = room.len();
             let header = &mut headers[index].msg_hdr;
@@ -258,10 +263,10 @@ impl Inbox {
         }
         let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
         let none = ptr::null_mut();
-        // SAFETY: each of the headers names an address, a part of this memory and a control
-        // buffer with their lengths, all of which live until the end of this function.
-        let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), MESSAGES as _, flags, none) };
-        let got = usize::try_from(got).unwrap_or(0).min(MESSAGES);
+        // SAFETY: each of the `most` headers names an address, a part of this memory and a
+        // control buffer with their lengths, which live until the end of this function.
+        let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), most as _, flags, none) };
+        let got = usize::try_from(got).unwrap_or(0).min(most);
         let rooms = self.0.chunks_exact(Self::ROOM);
         for (index, (header, room)) in headers[..got].iter().zip(rooms).enumerate() {
             let message = &header.msg_hdr;
@@ -277,9 +282,10 @@ impl Inbox {
                 port,
                 traffic_class: said.traffic_class,
             };
-            for datagram in room[..length].chunks(said.segment.unwrap_or(room.len())) {
-                each(received, datagram);
-            }
+            each(
+                received,
+                room[..length].chunks(said.segment.unwrap_or(room.len())),
+            );
         }
         got
     }
@@ -367,11 +373,11 @@ fn put<const N: usize>(
 /// # Errors
 /// The error of the first message, if it was not accepted.
 pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message<'_>]) -> io::Result<usize> {
-    let count = messages.len().min(BATCH);
-    let mut names: [Name; BATCH] = std::array::from_fn(|_| Name::empty());
-    let mut controls = [Control([0; CONTROL]); BATCH];
+    let count = messages.len().min(RUNS);
+    let mut names: [Name; RUNS] = std::array::from_fn(|_| Name::empty());
+    let mut controls = [Control([0; CONTROL]); RUNS];
     // SAFETY: zero is a value of each field: null pointers and lengths of 0.
-    let mut headers: [libc::mmsghdr; BATCH] = unsafe { zeroed() };
+    let mut headers: [libc::mmsghdr; RUNS] = unsafe { zeroed() };
     for (index, message) in messages[..count].iter().enumerate() {
         let (name, length) = Name::new(message.to, ROCE_V2_PORT);
         names[index] = name;

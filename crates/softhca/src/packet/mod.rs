@@ -31,7 +31,7 @@ pub use path::{
 };
 pub use pool::{CAPACITY, Packet, Pool};
 pub use psn::Psn;
-pub use udp::{Arrival, Departure, NotRoce, headroom};
+pub use udp::{Arrival, Departure, Headers, NotRoce, headroom};
 pub use view::{Payload, Refused, View};
 
 /// Path MTU: the largest payload of a packet.

@@ -29,9 +29,8 @@ impl Pool {
         Self::default()
     }
 
-    /// Creates an empty pool for packets that do not leave this host's memory: they get
-    /// their ICRC only when somebody looks at or changes their bytes
-    /// ([`Packet::seal`]).
+    /// Creates an empty pool for packets that get their ICRC only when they leave this
+    /// host's memory, or somebody looks at or changes their bytes ([`Packet::seal`]).
     #[must_use]
     pub fn with_late_icrc() -> Self {
         Self {
@@ -122,7 +121,8 @@ impl Packet {
         self.sealed
     }
 
-    /// Marks the frame as one without ICRC: it has not left this host's memory.
+    /// Marks the frame as one whose ICRC is not to be checked: it has not left this
+    /// host's memory, or the ICRC was checked before.
     #[inline]
     pub fn leave_unsealed(&mut self) {
         self.sealed = false;

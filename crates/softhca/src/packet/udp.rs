@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::header::{BTH, ICRC, u16_at};
 use super::icrc::{icrc, icrc_cause, icrc_change};
 use super::path::{Grh, L3, Link, LinkKind, Mac, Network, Path, Roce, Template, gid_of_ip};
-use super::pool::{CAPACITY, Packet};
+use super::pool::{CAPACITY, Packet, Pool};
 
 /// Lengths of the headers that a socket does not show.
 const ETHERNET: usize = 14;
@@ -17,8 +17,7 @@ const UDP: usize = 8;
 /// Offset of the identification in an IPv4 header.
 const IDENTIFICATION: usize = 4;
 
-/// Returns the bytes before the BTH in a frame. A datagram is received there in a
-/// packet's buffer.
+/// Returns the number of bytes before the BTH in a frame.
 #[must_use]
 pub const fn headroom(ipv6: bool) -> usize {
     ETHERNET + if ipv6 { IPV6 } else { IPV4 } + UDP
@@ -47,27 +46,14 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Makes the frame of a datagram whose `length` bytes are in the buffer of
-    /// `packet` after the [`headroom`], and checks its ICRC. A socket does not show
-    /// the IPv4 identification: the one that explains the ICRC is taken, so that 16
-    /// of its 32 bits are checked.
-    ///
-    /// # Errors
-    /// [`NotRoce`].
-    pub fn frame(
-        &self,
-        packet: &mut Packet,
-        length: usize,
-        smac: Mac,
-        dmac: Mac,
-    ) -> Result<(), NotRoce> {
-        let ipv6 = self.source.is_ipv6();
-        let bth_at = headroom(ipv6);
-        let enough = (BTH + ICRC..=CAPACITY - bth_at).contains(&length);
+    /// Returns the headers of the frames that such datagrams are made; `None` between
+    /// addresses of two families.
+    #[must_use]
+    pub fn headers(&self, smac: Mac, dmac: Mac) -> Option<Headers> {
         let mapped = |address: IpAddr| address != address.to_canonical();
         let odd = mapped(self.source) || mapped(self.destination);
-        if !enough || odd || ipv6 != self.destination.is_ipv6() {
-            return Err(NotRoce::Length);
+        if odd || self.source.is_ipv6() != self.destination.is_ipv6() {
+            return None;
         }
         let template = Template::new(&Path {
             link: Link::Ether {
@@ -85,13 +71,41 @@ impl Arrival {
             roce: Roce::V2,
             udp_source: self.port,
         });
-        packet.set_length(bth_at + length);
+        Some(Headers {
+            template,
+            port: self.port,
+        })
+    }
+}
+
+/// The headers that a socket does not show, of datagrams that it says the same about.
+pub struct Headers {
+    template: Template,
+    port: u16,
+}
+
+impl Headers {
+    /// Makes the frame of a datagram, and checks its ICRC. A socket does not show the
+    /// IPv4 identification: the one that explains the ICRC is taken, so that 16 of its 32
+    /// bits are checked.
+    ///
+    /// # Errors
+    /// [`NotRoce`].
+    pub fn frame(&self, pool: &Pool, datagram: &[u8]) -> Result<Packet, NotRoce> {
+        let headers = self.template.bytes();
+        let bth_at = headers.len();
+        if !(BTH + ICRC..=CAPACITY - bth_at).contains(&datagram.len()) {
+            return Err(NotRoce::Length);
+        }
+        let mut packet = pool.get(LinkKind::Ethernet);
+        packet.set_length(bth_at + datagram.len());
         let frame = packet.frame_mut();
-        frame[..bth_at].copy_from_slice(template.bytes());
+        frame[..bth_at].copy_from_slice(headers);
         // A source port of 0 stands for another one in a path.
         frame[bth_at - UDP..bth_at - UDP + 2].copy_from_slice(&self.port.to_be_bytes());
-        template.finish(frame);
-        let (l3, l3_at) = template.l3();
+        frame[bth_at..].copy_from_slice(datagram);
+        self.template.finish(frame);
+        let (l3, l3_at) = self.template.l3();
         let end = frame.len() - ICRC;
         let computed = icrc(frame, LinkKind::Ethernet, l3, l3_at, bth_at);
         let stored = frame[end..]
@@ -99,17 +113,18 @@ impl Arrival {
             .rev()
             .fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let change = computed ^ stored;
-        if change == 0 {
-            return Ok(());
+        if change != 0 {
+            if l3 != L3::Ipv4 {
+                return Err(NotRoce::Icrc);
+            }
+            let at = l3_at + IDENTIFICATION;
+            let cause = icrc_cause(change, end - at - 2).ok_or(NotRoce::Icrc)?;
+            // The header's checksum is not the socket's to check, and is left.
+            frame[at..at + 2].copy_from_slice(&cause);
         }
-        if l3 != L3::Ipv4 {
-            return Err(NotRoce::Icrc);
-        }
-        let at = l3_at + IDENTIFICATION;
-        let cause = icrc_cause(change, end - at - 2).ok_or(NotRoce::Icrc)?;
-        // The header's checksum is not the socket's to check, and is left.
-        frame[at..at + 2].copy_from_slice(&cause);
-        Ok(())
+        // Nobody has to check it again.
+        packet.leave_unsealed();
+        Ok(packet)
     }
 }
 
@@ -166,34 +181,37 @@ impl Departure {
     }
 
     /// Changes the source port of the frame, and the ICRC with it.
-    pub fn set_port(&mut self, frame: &mut [u8], port: u16) {
+    pub fn set_port(&mut self, packet: &mut Packet, port: u16) {
         let at = self.payload.start - UDP;
-        self.change(frame, at, port ^ self.port);
+        self.change(packet, at, port ^ self.port);
         self.port = port;
     }
 
     /// Changes the IPv4 identification, which is 0 in a new frame, and the ICRC with
     /// it. Without effect on IPv6.
-    pub fn set_identification(&self, frame: &mut [u8], identification: u16) {
+    pub fn set_identification(&self, packet: &mut Packet, identification: u16) {
         if self.l3 == L3::Ipv4 {
             let at = self.l3_at + IDENTIFICATION;
-            let change = u16_at(frame, at) ^ identification;
-            self.change(frame, at, change);
+            let change = u16_at(packet.frame(), at) ^ identification;
+            self.change(packet, at, change);
         }
     }
 
-    fn change(&self, frame: &mut [u8], at: usize, by: u16) {
+    fn change(&self, packet: &mut Packet, at: usize, by: u16) {
         let by = by.to_be_bytes();
         let end = self.payload.end - ICRC;
-        let (Some(bytes), Some(change)) =
-            (frame.get_mut(at..at + 2), icrc_change(by, end - at - 2))
-        else {
+        let sealed = packet.is_sealed();
+        let frame = packet.buffer_mut();
+        for (byte, by) in frame.iter_mut().skip(at).zip(by) {
+            *byte ^= by;
+        }
+        if !sealed || by == [0, 0] {
             return;
-        };
-        bytes[0] ^= by[0];
-        bytes[1] ^= by[1];
-        for (byte, change) in frame[end..end + ICRC].iter_mut().zip(change.to_le_bytes()) {
-            *byte ^= change;
+        }
+        if let Some(change) = icrc_change(by, end - at - 2) {
+            for (byte, change) in frame.iter_mut().skip(end).zip(change.to_le_bytes()) {
+                *byte ^= change;
+            }
         }
     }
 }
@@ -207,7 +225,7 @@ mod tests {
 
     const MACS: (Mac, Mac) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
 
-    fn frame(ipv6: bool, payload: &[u8], traffic_class: u8) -> Packet {
+    fn frame(pool: &Pool, ipv6: bool, payload: &[u8], traffic_class: u8) -> Packet {
         let gid = |n: u8| match ipv6 {
             true => [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, n],
             false => gid_of_ipv4([192, 0, 2, n]),
@@ -228,7 +246,7 @@ mod tests {
             ack_request: true,
             psn: Psn::new(77),
         };
-        let mut builder = PacketBuilder::new(&Pool::new(), &template, bth, payload.len());
+        let mut builder = PacketBuilder::new(pool, &template, bth, payload.len());
         builder.space(payload.len()).copy_from_slice(payload);
         builder.finish()
     }
@@ -242,12 +260,8 @@ mod tests {
             destination: gone.destination,
             traffic_class: gone.traffic_class,
         };
-        let datagram = &packet.frame()[gone.payload.clone()];
-        let mut there = pool.get(LinkKind::Ethernet);
-        let at = headroom(gone.source.is_ipv6());
-        there.buffer_mut()[at..at + datagram.len()].copy_from_slice(datagram);
-        arrival.frame(&mut there, datagram.len(), MACS.0, MACS.1)?;
-        Ok(there)
+        let headers = arrival.headers(MACS.0, MACS.1).unwrap();
+        headers.frame(pool, &packet.frame()[gone.payload.clone()])
     }
 
     proptest! {
@@ -258,12 +272,15 @@ mod tests {
             port in any::<u16>(),
             identification in any::<u16>(),
             traffic_class in any::<u8>(),
+            late_icrc in any::<bool>(),
         ) {
-            let mut packet = frame(ipv6, &payload, traffic_class);
+            let pool = if late_icrc { Pool::with_late_icrc() } else { Pool::new() };
+            let mut packet = frame(&pool, ipv6, &payload, traffic_class);
             let mut gone = Departure::of(packet.frame()).unwrap();
             prop_assert_eq!((gone.traffic_class, gone.hop_limit), (traffic_class, 64));
-            gone.set_port(packet.frame_mut(), port);
-            gone.set_identification(packet.frame_mut(), identification);
+            gone.set_port(&mut packet, port);
+            gone.set_identification(&mut packet, identification);
+            packet.seal();
             View::read(LinkKind::Ethernet, packet.frame()).unwrap();
             let there = carry(&Pool::new(), &packet).unwrap();
             let view = View::read(LinkKind::Ethernet, there.frame()).unwrap();
@@ -278,7 +295,7 @@ mod tests {
             length in 0usize..1000,
             bit in any::<proptest::sample::Index>(),
         ) {
-            let mut packet = frame(ipv6, &vec![7; length], 0);
+            let mut packet = frame(&Pool::new(), ipv6, &vec![7; length], 0);
             let at = headroom(ipv6) * 8;
             let bit = at + bit.index(packet.frame().len() * 8 - at);
             // Bits that no ICRC covers.
@@ -302,11 +319,9 @@ mod tests {
             destination in any::<IpAddr>(),
         ) {
             let arrival = Arrival { source, port: 0, destination, traffic_class: 3 };
-            let mut packet = Pool::new().get(LinkKind::Ethernet);
-            for (to, from) in packet.buffer_mut()[headroom(true)..].iter_mut().zip(&bytes) {
-                *to = *from;
+            if let Some(headers) = arrival.headers(MACS.0, MACS.1) {
+                let _ = headers.frame(&Pool::new(), &bytes);
             }
-            let _ = arrival.frame(&mut packet, bytes.len(), MACS.0, MACS.1);
         }
     }
 
@@ -314,7 +329,7 @@ mod tests {
     fn other_frames_do_not_depart() {
         assert_eq!(Departure::of(&[]), None);
         assert_eq!(Departure::of(&[0; 100]), None);
-        let mut packet = frame(false, &[], 0);
+        let mut packet = frame(&Pool::new(), false, &[], 0);
         packet.frame_mut()[12] = 0x89;
         packet.frame_mut()[13] = 0x15;
         assert_eq!(Departure::of(packet.frame()), None);

@@ -14,11 +14,13 @@ use super::qp::Qp;
 use super::state::{Pending, Reply};
 use crate::packet::{Bth, CE, CNP, ECT0, Link, PacketBuilder, Path, Psn, Roce, Template, View};
 
-/// Windows: the largest, that of a new connection, whose path is unknown, and the
-/// smallest, in packets.
+/// Window of a network that loses nothing, in packets.
 pub(super) const WINDOW: u32 = 128;
+/// Windows of other networks: that of a new connection, whose path is unknown, the
+/// smallest, and the largest, for which a socket has room by default.
 pub(super) const FIRST_WINDOW: u32 = 32;
-const LAST_WINDOW: u32 = 8;
+const SMALLEST_WINDOW: u32 = 8;
+const LARGEST_WINDOW: u32 = 256;
 
 /// Shortest time between two CNPs of a queue pair, in nanoseconds.
 const NOTICE: u64 = 50_000;
@@ -230,20 +232,20 @@ impl<L> Qp<L> {
     /// Called when `una` has moved.
     pub fn adapt_window(&mut self) {
         let una = self.req.una;
-        if una.before(self.congestion.round_end) {
+        if !self.recovers || una.before(self.congestion.round_end) {
             return;
         }
         if self.congestion.lost > self.req.window / 8 {
             return self.narrow();
         }
-        let window = (2 * self.req.window).min(WINDOW);
+        let window = (2 * self.req.window).min(LARGEST_WINDOW);
         self.set_window(window, una.plus(window));
     }
 
     /// Halves the window.
     pub fn narrow(&mut self) {
         if self.recovers {
-            let window = (self.req.window / 2).max(LAST_WINDOW);
+            let window = (self.req.window / 2).max(SMALLEST_WINDOW);
             self.set_window(window, self.req.high.plus(window));
         }
     }
@@ -254,7 +256,7 @@ impl<L> Qp<L> {
         let many = self.recovers
             && pending.work.operation.is_read_or_atomic()
             && reads != 0
-            && reads + pending.packets > 2 * self.req.window;
+            && reads + pending.packets > (2 * self.req.window).min(LARGEST_WINDOW);
         self.congestion.paused_until.is_none() && !many
     }
 

@@ -32,7 +32,7 @@ const LIMIT_FAILURES: u8 = 3;
 /// Packets that count as lost if a peer that keeps nothing reports one.
 const GO_BACK_LOST: u32 = 8;
 /// PSNs beyond the expected one of which a responder keeps packets.
-const LIMIT_AHEAD: i32 = 128;
+const LIMIT_AHEAD: i32 = 256;
 /// Packets that all responders of a transport keep.
 const LIMIT_KEPT: usize = 2048;
 
