@@ -19,7 +19,7 @@ use crate::runner::{Runner, sooner};
 /// How long a thread spins after the last activity before it sleeps. It does not
 /// yield: on a busy host a thread that yields runs after all others, one that sleeps
 /// when its timer expires.
-const SPIN: Duration = Duration::from_micros(30);
+const SPIN: Duration = Duration::from_micros(60);
 /// Shortest sleep.
 const SHORTEST: Duration = Duration::from_micros(20);
 /// Longest sleep of a thread that polls, which may hold a queue's lock.
