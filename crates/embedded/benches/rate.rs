@@ -129,6 +129,8 @@ fn ping_pong(drive: Drive, devices: usize) -> f64 {
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(150);
 const MANY: usize = 1000;
+/// Buffers of `ringverbs perf`, which the messages between two processes take turns with.
+const OUTSTANDING: usize = 64;
 
 /// RDMA writes by one thread, which also drives the device: on queue pairs of one
 /// device in turns, a batch on each.
@@ -183,14 +185,18 @@ impl Writer {
     }
 }
 
-/// Copies of `size` bytes in a second, of memory in the cache.
-fn copies(size: usize) -> f64 {
-    let (from, mut to) = (vec![1u8; size], vec![0u8; size]);
+/// Copies of `size` bytes in a second, between that many buffers in turns: one is in the
+/// cache.
+fn copies(size: usize, buffers: usize) -> f64 {
+    let (from, mut to) = (vec![1u8; size * buffers], vec![0u8; size * buffers]);
+    let mut places = (0..buffers).cycle().map(|index| index * size);
     let (began, start) = (now(Drive::Caller), Instant::now());
     let mut done = 0;
     while start.elapsed() < ROUND {
         for _ in 0..BATCH {
-            std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
+            let at = places.next().unwrap_or(0);
+            let to = std::hint::black_box(&mut to[at..at + size]);
+            to.copy_from_slice(std::hint::black_box(&from[at..at + size]));
         }
         done += BATCH;
     }
@@ -210,7 +216,7 @@ fn figures() {
         let mut rates = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             rates.0.push(writer.rate());
-            rates.1.push(copies(size));
+            rates.1.push(copies(size, 1));
         }
         println!("{name} {} {}", median(rates.0), median(rates.1));
     };
@@ -218,6 +224,8 @@ fn figures() {
         measure(&format!("write-{size}"), size, 1);
     }
     measure("write-64-many", 64, MANY);
+    let rates = |buffers| median((0..ROUNDS).map(|_| copies(65536, buffers)).collect());
+    println!("copy-65536 {} {}", rates(OUTSTANDING), rates(1));
 }
 
 fn main() {

@@ -60,8 +60,9 @@ pub fn bench(write: bool) -> Result<()> {
         let row = curves[1].rows.iter().find(|row| row.size == size);
         row.map(|row| (row.p50, row.rate))
     };
+    let hosts = embedded_writes::hosts(&writes).unwrap_or_default();
     let writes = embedded_writes::table(&writes, between_two(64), between_two(65536));
-    let table = format!("{writes}\n{}", table(&curves));
+    let table = format!("{writes}\n{}\n{hosts}", table(&curves));
     println!("{table}");
     if write {
         let root = driver::root();

@@ -1,5 +1,6 @@
-//! The embedded device beside memcpy: RDMA writes in one process, in processor time
-//! (`figures` of `crates/embedded/benches/rate.rs`), and sends between two.
+//! The embedded device beside memcpy and UDP sockets: RDMA writes in one process, in
+//! processor time (`figures` of `crates/embedded/benches/rate.rs`), sends between two, and
+//! both between hosts (`crates/cli/benches/hosts.rs`).
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -9,17 +10,25 @@ use anyhow::{Context, Result, ensure};
 
 use crate::driver;
 
-/// Operations in a second of processor time, and copies of as many bytes in the same
-/// run.
+/// What was measured, and what it is beside: operations in a second of processor time and
+/// copies of as many bytes; between hosts, bytes in a second or seconds, with and without
+/// RDMA.
 pub struct Figure {
     name: String,
     rate: f64,
     copies: f64,
 }
 
-/// Runs the bench; prints its figures as they come.
+/// Runs the benches; prints their figures as they come. Without the right to make network
+/// namespaces there are none between hosts.
 pub fn measure() -> Result<Vec<Figure>> {
-    let bench = driver::build_bench("ringverbs-embedded", "rate")?;
+    let mut figures = figures_of("ringverbs-embedded", "rate")?;
+    figures.extend(figures_of("ringverbs-cli", "hosts")?);
+    Ok(figures)
+}
+
+fn figures_of(package: &str, name: &str) -> Result<Vec<Figure>> {
+    let bench = driver::build_bench(package, name)?;
     let mut child = Command::new(bench)
         .arg("figures")
         .stdout(Stdio::piped())
@@ -30,7 +39,9 @@ pub fn measure() -> Result<Vec<Figure>> {
     for line in BufReader::new(output).lines() {
         let line = line?;
         eprintln!("{line}");
-        figures.push(figure(&line).context("the bench printed something else")?);
+        if !line.starts_with("skipped: ") {
+            figures.push(figure(&line).context("the bench printed something else")?);
+        }
     }
     ensure!(child.wait()?.success(), "the bench failed");
     Ok(figures)
@@ -89,12 +100,46 @@ pub fn table(figures: &[Figure], latency: Option<(f64, f64)>, bulk: Option<(f64,
             None,
         );
     }
-    if let (Some((_, rate)), Some(copy)) = (bulk, find("write-65536")) {
-        let copies = (gigabytes(copy.copies, 65536.0), rate / copy.copies);
+    if let (Some((_, rate)), Some(copy)) = (bulk, find("copy-65536")) {
+        let copies = (gigabytes(copy.rate, 65536.0), rate / copy.rate);
         let rate = format!("{:.2} GB/s", gigabytes(rate, 65536.0));
-        row("two processes, sends of 64 KiB", rate, Some(copies));
+        row(
+            "two processes, sends of 64 KiB from and to 64 buffers each",
+            rate,
+            Some(copies),
+        );
     }
     text
+}
+
+/// The table of RoCE v2 between hosts, beside UDP sockets alone, if it was measured.
+pub fn hosts(figures: &[Figure]) -> Option<String> {
+    let find = |name: &str| figures.iter().find(|figure| figure.name == name);
+    let mut text =
+        String::from("| between hosts | measured | UDP sockets | ratio |\n|---|---|---|---|\n");
+    let rates = [
+        ("hosts-write-65536", "writes"),
+        ("hosts-read-65536", "reads"),
+    ];
+    for (name, what) in rates {
+        let Figure { rate, copies, .. } = find(name)?;
+        let _ = writeln!(
+            text,
+            "| {what} of 64 KiB | {:.2} GB/s | {:.2} GB/s | {:.2} |",
+            rate * 1e-9,
+            copies * 1e-9,
+            rate / copies,
+        );
+    }
+    let Figure { rate, copies, .. } = find("hosts-send-64")?;
+    let _ = writeln!(
+        text,
+        "| 64 bytes one way | {:.1} µs | {:.1} µs | {:.1} |",
+        rate * 1e6,
+        copies * 1e6,
+        rate / copies,
+    );
+    Some(text)
 }
 
 #[cfg(test)]
@@ -107,9 +152,10 @@ mod tests {
             "write-64 2e6 9e7",
             "write-64-many 1e6 9e7",
             "write-65536 1e4 4e4",
+            "copy-65536 2e4 4e4",
         ];
         let figures: Vec<Figure> = lines.map(|line| figure(line).unwrap()).into();
-        let table = table(&figures, Some((3.5, 1.0)), Some((1.0, 2e4)));
+        let table = table(&figures, Some((3.5, 1.0)), Some((1.0, 1e4)));
         for part in [
             "2.00 million",
             "2.00 times",
@@ -119,6 +165,15 @@ mod tests {
         ] {
             assert!(table.contains(part), "{part}: {table}");
         }
+        assert_eq!(hosts(&figures), None);
+        let lines = [
+            "hosts-write-65536 1e9 2e9",
+            "hosts-read-65536 1.5e9 2e9",
+            "hosts-send-64 6e-6 2e-6",
+        ];
+        let hosts = hosts(&lines.map(|line| figure(line).unwrap())).unwrap();
+        assert!(hosts.contains("1.00 GB/s | 2.00 GB/s | 0.50"), "{hosts}");
+        assert!(hosts.contains("6.0 µs | 2.0 µs | 3.0"), "{hosts}");
         for wrong in [
             "",
             "write-64",
