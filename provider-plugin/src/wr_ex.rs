@@ -281,7 +281,11 @@ unsafe fn batch_of<'a, D: QpOps, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::
     }
 }
 
-unsafe extern "C" fn wr_start<D: QpOps>(qp: *mut ibv_qp_ex) {
+/// `ibv_wr_start`.
+///
+/// # Safety
+/// A live queue pair of ours.
+pub unsafe extern "C" fn wr_start<D: QpOps>(qp: *mut ibv_qp_ex) {
     // SAFETY: the application passes a live queue pair of ours; the send queue
     // is this caller's until wr_complete or wr_abort.
     unsafe {
@@ -295,7 +299,11 @@ unsafe extern "C" fn wr_start<D: QpOps>(qp: *mut ibv_qp_ex) {
     }
 }
 
-unsafe extern "C" fn wr_complete<D: QpOps>(qp: *mut ibv_qp_ex) -> c_int {
+/// `ibv_wr_complete`.
+///
+/// # Safety
+/// The application is after wr_start.
+pub unsafe extern "C" fn wr_complete<D: QpOps>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
         let (own, batch) = batch_of::<D, _>(qp);

@@ -228,6 +228,12 @@ impl<'a> Ioctl<'a> {
     /// not write reads as zero.
     pub fn output(&mut self, attr_id: u16, bytes: &'a mut [u8]) -> Slot {
         bytes.fill(0);
+        self.output_kept(attr_id, bytes)
+    }
+
+    /// Adds an output buffer that keeps what the kernel does not write. Only the kernel
+    /// accesses it.
+    pub fn output_kept(&mut self, attr_id: u16, bytes: &'a mut [u8]) -> Slot {
         let Ok(len) = u16::try_from(bytes.len()) else {
             self.overflow = true;
             return Slot(usize::MAX);

@@ -70,6 +70,11 @@ impl KeyConfig {
         self.missing = 0;
     }
 
+    /// Returns whether setters are missing.
+    pub fn is_open(&self) -> bool {
+        self.missing != 0
+    }
+
     /// [`KeyConfig::set_access`] that does not complete the change. Returns false and sets
     /// nothing if it does not apply.
     #[inline]
@@ -115,7 +120,7 @@ impl KeyConfig {
     /// # Errors
     /// EINVAL if there is none.
     pub fn open_protection(&self) -> Result<NonNull<Protection>, c_int> {
-        let protection = self.protection.filter(|_| self.missing != 0);
+        let protection = self.protection.filter(|_| self.is_open());
         protection.ok_or(libc::EINVAL)
     }
 
@@ -151,7 +156,7 @@ impl KeyConfig {
         &'a mut self,
         layout: KeyLayout<'a>,
     ) -> Result<Option<Complete<'a>>, c_int> {
-        if self.layout != Layout::Unset {
+        if !self.is_open() || self.layout != Layout::Unset {
             return Err(libc::EINVAL);
         }
         if layout.elements() > self.entries {
@@ -258,6 +263,9 @@ mod tests {
             config.set_layout(KeyLayout::List(&[SGE])).err(),
             Some(libc::EINVAL)
         );
+        // Without a change there is nothing to set.
+        config.forget();
+        assert_eq!(config.set_layout(list).err(), Some(libc::EINVAL));
         // Room of the queue, not of the key: for a layout that is not set last.
         config.open(7, SendFlags::empty(), 0, 100, 2);
         assert_eq!(config.set_layout(list).err(), Some(libc::ENOMEM));

@@ -32,8 +32,8 @@ use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::entry;
 use crate::errno::Errno;
-use crate::mlx5dv::Functions;
 use crate::mlx5dv::abi::{mlx5dv_qp_ex, send_ops};
+use crate::mlx5dv::{Functions, set_batch_functions};
 use crate::mr::may_be_bound;
 use crate::qp::{NewQp, QpOps, Sends, qp_of};
 use crate::srq::srq_of;
@@ -488,6 +488,9 @@ impl QpOps for Mlx5 {
 
     fn set_device_functions(qp: &mut Qp, _asked: u64, options: &Options) {
         let functions = mlx5dv_qp_ex::of(qp.addressing, options.operations);
+        if functions.wr_mkey_configure.is_some() {
+            set_batch_functions(&mut qp.public.qp_ex);
+        }
         qp.device_data.functions = Functions::new(functions);
     }
 

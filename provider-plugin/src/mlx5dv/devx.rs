@@ -184,9 +184,11 @@ exported! {
         entry::int(|| unsafe {
             let ctx = CtxRef::of((*qp).context);
             let request = input(request, request_length);
+            // The answer may take the request's place.
+            let state = state_after(request);
             let answer = output(answer, answer_length);
             devx::modify(&ctx, (*qp).handle, request, answer)?;
-            if let Some(state) = state_after(request) {
+            if let Some(state) = state {
                 crate::qp::set_state::<crate::mlx5::Mlx5>(qp, state);
             }
             Ok(())

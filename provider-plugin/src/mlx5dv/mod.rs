@@ -26,7 +26,7 @@ mod scheduling;
 mod sharing;
 mod wr;
 
-pub(crate) use wr::Functions;
+pub(crate) use wr::{Functions, set_batch_functions};
 
 use core::ffi::c_void;
 use std::ffi::CStr;

@@ -78,8 +78,8 @@ unsafe fn create(
         }
         let scheduling = scheduling(attr, is_leaf)?;
         let parent = (*attr).parent;
-        // A leaf is under a node; a node without a parent is the root.
-        if is_leaf && parent.is_null() {
+        // A leaf is under a node; a node without a parent is the root, which has no limits.
+        if parent.is_null() && (is_leaf || (*attr).flags != 0) {
             return Err(Errno::INVAL);
         }
         let (object, number) = scheduling.create(&ctx)?;

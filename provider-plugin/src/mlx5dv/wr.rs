@@ -19,7 +19,9 @@ use crate::mlx5::Mlx5;
 use crate::mlx5::key_config::{Complete, KeyConfig};
 use crate::mlx5::qp::Qp;
 use crate::qp::Addressing;
-use crate::wr_ex::{fail, idle_queue, place_destination, push_by, set_destination};
+use crate::wr_ex::{
+    fail, idle_queue, place_destination, push_by, set_destination, wr_complete, wr_start,
+};
 
 exported! {
     /// `mlx5dv_qp_ex_from_ibv_qp_ex`: the functions of a queue pair that was created
@@ -109,6 +111,32 @@ impl mlx5dv_qp_ex {
             functions.wr_set_mkey_crypto = Some(wr_set_mkey_crypto);
         }
         functions
+    }
+}
+
+/// Sets the functions that open and publish the batches of a queue pair that changes keys: a
+/// change does not outlive its batch, since its key may not either.
+pub(crate) fn set_batch_functions(qp: &mut ibv_qp_ex) {
+    qp.wr_start = Some(wr_start_configuring);
+    qp.wr_complete = Some(wr_complete_configuring);
+}
+
+unsafe extern "C" fn wr_start_configuring(qp: *mut ibv_qp_ex) {
+    // SAFETY: a live queue pair of ours, whose change is this caller's after `wr_start`.
+    unsafe {
+        wr_start::<Mlx5>(qp);
+        key_config(qp).forget();
+    }
+}
+
+/// A change whose setters are missing fails the batch: EINVAL.
+unsafe extern "C" fn wr_complete_configuring(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the application is after wr_start.
+    unsafe {
+        if key_config(qp).is_open() {
+            fail::<Mlx5>(qp, libc::EINVAL);
+        }
+        wr_complete::<Mlx5>(qp)
     }
 }
 

@@ -79,7 +79,7 @@ pub unsafe fn general(context: &Context, input: &[u8], output: &mut [u8]) -> Res
     // SAFETY: as the caller says.
     let mut ioctl = unsafe { Ioctl::driver(&DEVX_OTHER) };
     ioctl.input(ATTR_DEVX_OTHER_IN, input);
-    ioctl.output(ATTR_DEVX_OTHER_OUT, output);
+    ioctl.output_kept(ATTR_DEVX_OTHER_OUT, output);
     ioctl.run(context).map(drop)
 }
 
@@ -110,7 +110,7 @@ impl<C: ContextRef> DevxObject<C> {
         let mut ioctl = unsafe { Ioctl::driver(&DEVX_OBJ_CREATE) };
         let object = ioctl.new_object(ATTR_DEVX_OBJ_CREATE_HANDLE);
         ioctl.input(ATTR_DEVX_OBJ_CREATE_IN, input);
-        ioctl.output(ATTR_DEVX_OBJ_CREATE_OUT, output);
+        ioctl.output_kept(ATTR_DEVX_OBJ_CREATE_OUT, output);
         let handle = DevxHandle(ioctl.run(context)?.handle(object)?);
         Ok(Self {
             owned: Owned::new(context, handle),
@@ -169,7 +169,7 @@ unsafe fn act(
     // The same numbers for both.
     ioctl.handle(ATTR_DEVX_OBJ_QUERY_HANDLE, handle);
     ioctl.input(ATTR_DEVX_OBJ_QUERY_IN, input);
-    ioctl.output(ATTR_DEVX_OBJ_QUERY_OUT, output);
+    ioctl.output_kept(ATTR_DEVX_OBJ_QUERY_OUT, output);
     ioctl.run(context).map(drop)
 }
 
