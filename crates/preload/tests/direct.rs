@@ -34,8 +34,10 @@ fn drives_queues_wrongly(provider: Provider) {
     runs("wrong.c", provider);
 }
 
-fn is_careless(provider: Provider) {
-    runs("careless.c", provider);
+/// libmlx5 uses a key of an aborted batch that is gone, and crashes.
+#[test]
+fn a_program_is_careless() {
+    runs("careless.c", Provider::Ours);
 }
 
 fn uses_dynamic_connections(provider: Provider) {
@@ -87,7 +89,6 @@ with_each_provider! {
     a_program_chooses_ports_of_a_bond: chooses_ports_of_a_bond;
     a_program_allocates_queue_memory: allocates_queue_memory;
     a_program_exchanges_raw_packets: exchanges_raw_packets;
-    a_program_is_careless: is_careless;
     a_program_uses_dynamic_connections: uses_dynamic_connections;
     a_program_drives_queues_itself: drives_queues;
     a_program_drives_queues_wrongly: drives_queues_wrongly;
