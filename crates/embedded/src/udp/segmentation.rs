@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use softhca::packet::{Departure, Opcode, Packet, op};
+use softhca::packet::{Departure, Opcode, Packet, Traits, op};
 
 use super::socket::{self, BATCH, LONGEST, Message, RUNS, SEGMENTS, Scoped};
 use super::{UdpWire, has_address, member_of, opcode_of, sender};
@@ -68,14 +68,15 @@ pub(super) fn may_be_held(frames: &VecDeque<Packet>) -> bool {
     frames.len() <= HELD && all.all(|packet| is_acknowledgement(packet.frame()))
 }
 
-/// Moves an acknowledgement at the front behind a longer packet, as the two are one message
-/// then if they are for the same host. The order of the two does not matter.
+/// Moves an acknowledgement at the front behind a longer request, as the two are one message
+/// then if they are for the same host. Only the order of responses matters to a peer, and
+/// that of requests.
 pub(super) fn join_acknowledgement(frames: &mut VecDeque<Packet>) {
     let (Some(first), Some(next)) = (frames.front(), frames.get(1)) else {
         return;
     };
     let (first, next) = (first.frame(), next.frame());
-    if first.len() < next.len() && is_acknowledgement(first) && !is_acknowledgement(next) {
+    if first.len() < next.len() && is_acknowledgement(first) && is_request(next) {
         frames.swap(0, 1);
     }
 }
@@ -185,6 +186,11 @@ fn is_acknowledgement(frame: &[u8]) -> bool {
     opcode.is_some_and(|it| it.operation == op::ACKNOWLEDGE)
 }
 
+fn is_request(frame: &[u8]) -> bool {
+    let opcode = opcode_of(frame).and_then(Opcode::decode);
+    opcode.is_some_and(|it| !it.traits().has(Traits::RESPONSE))
+}
+
 /// Returns whether the system may have refused a message because of its segmentation.
 fn is_refused(error: &io::Error) -> bool {
     matches!(
@@ -205,6 +211,7 @@ mod tests {
 
     /// Opcodes of RC.
     const SEND: u8 = 4;
+    const READ_RESPONSE: u8 = 0x10;
     const ACKNOWLEDGE: u8 = 0x11;
 
     fn packet(opcode: u8, to: u8, length: usize) -> Packet {
@@ -249,6 +256,10 @@ mod tests {
         let mut frames = VecDeque::from([ack(), send(0)]);
         join_acknowledgement(&mut frames);
         assert_eq!(lengths(&frames), [4, 0]);
+        // Responses keep their order.
+        let mut frames = VecDeque::from([ack(), packet(READ_RESPONSE, 2, 68)]);
+        join_acknowledgement(&mut frames);
+        assert_eq!(lengths(&frames), [4, 68]);
         let mut frames = VecDeque::new();
         for _ in 0..HELD {
             assert!(may_be_held(&frames));
