@@ -99,7 +99,9 @@ def let_sends_complete():
     device has not sent two of them by then, the queue does become small, those that
     follow overrun it, and the test waits for them in vain, whoever is the provider.
     """
-    test_cq = sys.modules['tests.test_cq']
+    test_cq = sys.modules.get('tests.test_cq')
+    if test_cq is None:
+        return
     send = test_cq.u.send
 
     def send_and_wait(*args, **kwargs):
