@@ -82,7 +82,7 @@ const LONGEST_REST: Duration = Duration::from_millis(1);
 const ANNOUNCED: Duration = Duration::from_micros(200);
 const UNANNOUNCED: Duration = Duration::from_millis(1);
 
-/// Who takes a turn.
+/// The kind of thread that takes a turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     /// A thread that polls, and has the completions of its turn next.

@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use softhca::fabric::{Fabric, Port};
 use softhca::packet::{
-    Arrival, BTH, Bth, DEFAULT_PKEY, Departure, Deth, Mac, NotRoce, Packet, PacketBuilder, Path,
-    Pool, Psn, Template, View, gid_of_ip, headroom,
+    Arrival, BTH, Bth, DEFAULT_PKEY, Departure, Deth, Mac, NotRoce, Opcode, Packet, PacketBuilder,
+    Path, Pool, Psn, Template, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
@@ -155,8 +155,10 @@ impl UdpWire {
             self.manage();
             changed = self.follow(epoll);
         }
-        self.port.recv_all(0, BATCH, &mut self.outgoing);
-        self.held = answers && !self.held && may_be_held(&self.outgoing);
+        self.held = answers && !self.held && {
+            self.port.recv_all(0, BATCH, &mut self.outgoing);
+            may_be_held(&self.outgoing)
+        };
         if self.held {
             return true;
         }
@@ -554,9 +556,9 @@ fn bth_of(frame: &[u8]) -> Option<&[u8; BTH]> {
     frame.get(headroom(ipv6)..)?.first_chunk()
 }
 
-/// Returns the opcode of a frame.
-fn opcode_of(frame: &[u8]) -> Option<u8> {
-    bth_of(frame).map(|bth| bth[0])
+/// Returns the opcode of a frame; `None` if it is reserved.
+fn opcode_of(frame: &[u8]) -> Option<Opcode> {
+    Opcode::decode(bth_of(frame)?[0])
 }
 
 /// Returns the number of the queue pair that a frame is for.

@@ -6,12 +6,12 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use softhca::packet::{Departure, Opcode, Packet, Traits, op};
+use softhca::packet::{Departure, Packet, Traits, op};
 
 use super::socket::{self, BATCH, LONGEST, Message, RUNS, SEGMENTS, Scoped};
 use super::{UdpWire, has_address, member_of, opcode_of, sender};
 
-/// Most acknowledgements that wait for an answer.
+/// Maximum number of acknowledgements that wait for the program's answer.
 const HELD: usize = 4;
 
 /// Consecutive datagrams that leave as one message.
@@ -182,13 +182,11 @@ impl UdpWire {
 }
 
 fn is_acknowledgement(frame: &[u8]) -> bool {
-    let opcode = opcode_of(frame).and_then(Opcode::decode);
-    opcode.is_some_and(|it| it.operation == op::ACKNOWLEDGE)
+    opcode_of(frame).is_some_and(|it| it.operation == op::ACKNOWLEDGE)
 }
 
 fn is_request(frame: &[u8]) -> bool {
-    let opcode = opcode_of(frame).and_then(Opcode::decode);
-    opcode.is_some_and(|it| !it.traits().has(Traits::RESPONSE))
+    opcode_of(frame).is_some_and(|it| !it.traits().has(Traits::RESPONSE))
 }
 
 /// Returns whether the system may have refused a message because of its segmentation.

@@ -122,7 +122,7 @@ impl Headers {
             // The header's checksum is not the socket's to check, and is left.
             frame[at..at + 2].copy_from_slice(&cause);
         }
-        // Nobody has to check it again.
+        // The ICRC is right: the transport does not check it again.
         packet.leave_unsealed();
         Ok(packet)
     }

@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::driver;
 
-/// What was measured, and what it is beside: operations in a second of processor time and
-/// copies of as many bytes; between hosts, bytes in a second or seconds, with and without
-/// RDMA.
+/// A figure of the device and its reference. In one process: operations, and copies of as
+/// many bytes, in a second of processor time. Between hosts: bytes in a second, or seconds,
+/// of the device and of UDP sockets.
 pub struct Figure {
     name: String,
     rate: f64,
