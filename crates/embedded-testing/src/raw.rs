@@ -121,7 +121,7 @@ impl Command {
     }
 
     /// A write command, with room for its answer.
-    pub fn write(number: u32, body: &(impl IntoBytes + Immutable), answer: u16) -> Self {
+    pub fn write(number: u32, body: &(impl IntoBytes + Immutable + ?Sized), answer: u16) -> Self {
         let mut command = Self::new(OBJECT_DEVICE, METHOD_INVOKE_WRITE);
         command.constant(ATTR_WRITE_CMD, number.into());
         command.input(ATTR_CORE_IN, body.as_bytes());

@@ -444,6 +444,8 @@ impl State {
             ObjectData::Devx(it) => is(it.opcode, it.number) && it.general == general,
             ObjectData::Cq(cq) => is(op::CREATE_CQ, cq.number),
             ObjectData::Srq(srq) => is(srq.kind.created_by(), srq.number),
+            ObjectData::Wq(wq) => is(op::CREATE_RQ, wq.number),
+            ObjectData::WqTable { number } => is(op::CREATE_RQT, *number),
             ObjectData::Qp(qp) if qp.target.is_some() => is(op::CREATE_DCT, qp.number),
             ObjectData::Qp(qp) if qp.packet.is_some() => qp
                 .packet

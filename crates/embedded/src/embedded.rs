@@ -132,6 +132,8 @@ impl Embedded {
                         ("queue pair", qp.number, 0, sends)
                     }
                     ObjectData::Srq(srq) => ("shared receive queue", srq.number, 0, 0),
+                    ObjectData::Wq(wq) => ("work queue", wq.number, 0, 0),
+                    ObjectData::WqTable { number } => ("indirection table", *number, 0, 0),
                     ObjectData::Xrcd(domain) => ("XRC domain", domain.number, 0, 0),
                     ObjectData::Mw { key } => ("memory window", *key, 0, 0),
                     ObjectData::Ah => ("address handle", 0, 0, 0),

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::uio::pwrite;
 use nix::unistd::ftruncate;
 use ring::ReadOnlyMapping;
 use uverbs::Errno;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::Result;
 use crate::event::EventFile;
@@ -29,8 +31,29 @@ const UAR_SLOTS: u32 = 256;
 /// The page of the file where they begin. Others are mapped by a number of up to 8 bits
 /// and a smaller command above it (`MLX5_IB_MMAP_OFFSET_START`).
 const FIRST_SLOT: u32 = 9 << 8;
+/// The page of the file with the clock record (`MLX5_IB_MMAP_CLOCK_INFO`, version 1).
+const CLOCK_RECORD: u32 = 7 << 8;
 /// The last registers are each assigned to a single queue pair.
 const EXCLUSIVE: u32 = 4;
+
+/// The page by which a program converts the device's time to wall clock time (`struct
+/// mlx5_ib_clock_info`). The device's clock counts nanoseconds, so one record stays right.
+#[repr(C)]
+#[derive(Debug, IntoBytes, Immutable)]
+struct ClockRecord {
+    sequence: u32,
+    reserved: u32,
+    /// Wall clock time in nanoseconds since 1970 when the device's clock was at `cycles`.
+    nanoseconds: u64,
+    cycles: u64,
+    fraction: u64,
+    multiplier: u32,
+    shift: u32,
+    mask: u64,
+    overflow_period: u64,
+}
+
+const _: () = assert!(size_of::<ClockRecord>() == 56);
 
 /// What a descriptor refers to.
 #[derive(Debug)]
@@ -123,6 +146,26 @@ impl ContextFile {
             shared: 0,
         };
         Ok((file, fd))
+    }
+
+    /// Writes the clock record: the device's clock was at `cycles` at `nanoseconds` since
+    /// 1970.
+    pub(crate) fn record_clock(&self, cycles: u64, nanoseconds: u64) -> Result<()> {
+        let record = ClockRecord {
+            sequence: 0,
+            reserved: 0,
+            nanoseconds,
+            cycles,
+            fraction: 0,
+            multiplier: 1,
+            shift: 0,
+            mask: u64::MAX,
+            overflow_period: i64::MAX as u64,
+        };
+        let page = mmap_rs::MmapOptions::page_size() as i64;
+        let offset = i64::from(CLOCK_RECORD) * page;
+        let written = pwrite(&self.registers, record.as_bytes(), offset);
+        written.map_err(|errno| Errno::new(errno as i32)).map(drop)
     }
 
     /// Returns the length of the file.

@@ -69,6 +69,7 @@ mod user;
 mod wait;
 mod watch;
 mod wire;
+mod work_queue;
 mod writes;
 mod xrc;
 

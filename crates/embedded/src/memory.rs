@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ring::copy;
 use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer};
@@ -116,6 +116,16 @@ impl Process {
         Self {
             ranges: Ranges::default(),
             time: clock.map_or_else(|| Time::Real(Instant::now()), Time::Simulated),
+        }
+    }
+
+    /// Returns the wall clock time in nanoseconds since 1970. Simulated time begins then.
+    pub(crate) fn wall_clock(&self) -> u64 {
+        match &self.time {
+            Time::Real(_) => SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_nanos() as u64),
+            Time::Simulated(now) => now.load(Ordering::Acquire),
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use softhca::command::opcode as op;
+use softhca::platform::Clock;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
@@ -78,6 +79,12 @@ impl State {
             (OBJECT_SRQ, METHOD_SRQ_DESTROY) => self.remove(fd, request, ATTR_DESTROY_SRQ_HANDLE),
             (OBJECT_XRCD, METHOD_XRCD_DESTROY) => {
                 self.remove(fd, request, ATTR_DESTROY_XRCD_HANDLE)
+            }
+            // SAFETY: guaranteed by the caller.
+            (OBJECT_WQ, METHOD_WQ_CREATE) => unsafe { self.create_wq(fd, request) },
+            (OBJECT_WQ, METHOD_WQ_DESTROY) => self.remove(fd, request, ATTR_DESTROY_WQ_HANDLE),
+            (OBJECT_RWQ_IND_TBL, METHOD_RWQ_IND_TBL_DESTROY) => {
+                self.remove(fd, request, ATTR_DESTROY_RWQ_IND_TBL_HANDLE)
             }
             (OBJECT_DEVX, METHOD_OTHER) => self.devx_other(fd, request),
             (OBJECT_DEVX, METHOD_QUERY_EQN) => self.devx_query_eqn(request),
@@ -188,6 +195,9 @@ impl State {
         if own >= registers || asked[CQE_VERSION] < 1 || self.context(fd)?.made {
             return refuse(libc::EINVAL);
         }
+        let platform = self.hca.platform();
+        let (cycles, nanoseconds) = (platform.now(), platform.wall_clock());
+        self.context(fd)?.record_clock(cycles, nanoseconds)?;
         let (mut uid, mut uar) = (0, None);
         if flags & DEVX != 0 {
             uid = make(&mut self.hca, &Input::new(op::CREATE_UCTX, 32))?;
@@ -249,9 +259,11 @@ impl State {
             }
             ObjectData::Qp(qp) => answer_events(request, ATTR_DESTROY_QP_RESP, &qp.events),
             ObjectData::Srq(srq) => answer_events(request, ATTR_DESTROY_SRQ_RESP, &srq.events),
+            ObjectData::Wq(wq) => answer_events(request, ATTR_DESTROY_WQ_RESP, &wq.events),
             ObjectData::Pd { .. }
             | ObjectData::Mr(_)
             | ObjectData::Xrcd(_)
+            | ObjectData::WqTable { .. }
             | ObjectData::Mw { .. }
             | ObjectData::Ah
             | ObjectData::Flow(_)
@@ -299,9 +311,11 @@ impl State {
                 }
             }
             ObjectData::Srq(srq) => self.forget_events(fd, &srq.events),
+            ObjectData::Wq(wq) => self.forget_events(fd, &wq.events),
             ObjectData::Pd { .. }
             | ObjectData::Mr(_)
             | ObjectData::Xrcd(_)
+            | ObjectData::WqTable { .. }
             | ObjectData::Mw { .. }
             | ObjectData::Ah
             | ObjectData::Flow(_)
@@ -400,7 +414,10 @@ fn driver_context(context: &ContextFile, room: usize) -> [u8; 72] {
     const CREATE_AH: u8 = 1 << 1;
     /// `MLX5_USER_INLINE_MODE_NONE`: packets need no headers in their WQE.
     const INLINE_NONE: u8 = 1;
-    set(44, &[1, QUERY_DEVICE | CREATE_AH, INLINE_NONE]);
+    /// `1 << MLX5_IB_CLOCK_INFO_V1`: programs may map the clock record.
+    const CLOCK_RECORD: u8 = 1 << 0;
+    let commands = QUERY_DEVICE | CREATE_AH;
+    set(44, &[1, commands, INLINE_NONE, CLOCK_RECORD]);
     set(56, &12u32.to_ne_bytes());
     set(60, &ContextFile::uars_per_page().to_ne_bytes());
     answer

@@ -14,6 +14,7 @@ use crate::dynamic::Target;
 use crate::event::{EventFile, Reported};
 use crate::flow::Flow;
 use crate::packet::Packet;
+use crate::work_queue::WorkQueue;
 use crate::{Result, refuse};
 
 /// Memory that the device was given for an object: address and length.
@@ -163,6 +164,11 @@ pub(crate) enum ObjectData {
     Cq(Cq),
     Qp(Box<Qp>),
     Srq(Srq),
+    Wq(WorkQueue),
+    /// An indirection table of work queues.
+    WqTable {
+        number: u32,
+    },
     Xrcd(Xrcd),
     Mw {
         key: u32,
@@ -193,6 +199,8 @@ impl ObjectData {
             Self::Cq(_) => ids::OBJECT_CQ,
             Self::Qp(_) => ids::OBJECT_QP,
             Self::Srq(_) => ids::OBJECT_SRQ,
+            Self::Wq(_) => ids::OBJECT_WQ,
+            Self::WqTable { .. } => ids::OBJECT_RWQ_IND_TBL,
             Self::Xrcd(_) => ids::OBJECT_XRCD,
             Self::Mw { .. } => ids::OBJECT_MW,
             Self::Ah => ids::OBJECT_AH,
@@ -251,6 +259,7 @@ typed! {
     cq, cq_mut: Cq(Cq);
     qp, qp_mut: Qp(Qp);
     srq, srq_mut: Srq(Srq);
+    wq, wq_mut: Wq(WorkQueue);
     xrcd, xrcd_mut: Xrcd(Xrcd);
 }
 

@@ -9,7 +9,7 @@ use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::ModifyQp;
-use uverbs::{QpAttrMask as Mask, QpState, QpType};
+use uverbs::{QpAttrMask as Mask, QpCreateFlags, QpState, QpType};
 
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{MemoryRange, Object, ObjectData, Qp};
@@ -23,26 +23,26 @@ use crate::state::State;
 use crate::{Result, refuse};
 
 /// Context of a send queue, a receive queue, a TIR or a TIS.
-const CONTEXT: usize = 0x20;
+pub(crate) const CONTEXT: usize = 0x20;
 /// `flush_in_error_en` of a send and of a receive queue: posted WQEs are completed as
 /// flushed in the error state.
 const SQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 28);
-const RQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 18);
-const STATE: Field = field(CONTEXT, 23, 20);
+pub(crate) const RQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 18);
+pub(crate) const STATE: Field = field(CONTEXT, 23, 20);
 /// Of a receive queue: VLAN tags stay in the frames.
-const KEEP_TAGS: Field = flag(CONTEXT, 28);
-const USER_INDEX: Field = field(CONTEXT + 0x4, 23, 0);
-const CQ: Field = field(CONTEXT + 0x8, 23, 0);
+pub(crate) const KEEP_TAGS: Field = flag(CONTEXT, 28);
+pub(crate) const USER_INDEX: Field = field(CONTEXT + 0x4, 23, 0);
+pub(crate) const CQ: Field = field(CONTEXT + 0x8, 23, 0);
 const TIS_COUNT: Field = field(CONTEXT + 0x20, 31, 16);
 const TIS: Field = field(CONTEXT + 0x2c, 23, 0);
 const WQ_UAR: Field = field(CONTEXT + 0x3c, 23, 0);
 const LOG_BLOCK: u32 = 6;
 const TIR_QUEUE: Field = field(CONTEXT + 0x1c, 23, 0);
-const TIR_OWN: Field = field(CONTEXT + 0x24, 25, 24);
-const DOMAIN: Field = field(CONTEXT + 0x24, 23, 0);
+pub(crate) const TIR_OWN: Field = field(CONTEXT + 0x24, 25, 24);
+pub(crate) const DOMAIN: Field = field(CONTEXT + 0x24, 23, 0);
 const TIS_LAG_PORT: Field = field(CONTEXT, 27, 24);
 const MODIFY_LAG_PORT: Field = flag(0x14, 2);
-const INTERFACE_LENGTH: usize = CONTEXT + 0xf0;
+pub(crate) const INTERFACE_LENGTH: usize = CONTEXT + 0xf0;
 
 /// States of a send or receive queue.
 const RESET: u32 = 0;
@@ -53,15 +53,20 @@ const ERROR: u32 = 3;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
     /// The state that it was moved to.
-    state: QpState,
-    tis: Option<u32>,
-    sq: Option<u32>,
-    rq: Option<u32>,
+    pub(crate) state: QpState,
+    pub(crate) tis: Option<u32>,
+    pub(crate) sq: Option<u32>,
+    pub(crate) rq: Option<u32>,
     /// The destination of flows; `None` without a receive queue.
     pub(crate) tir: Option<u32>,
 }
 
 impl Packet {
+    /// Returns whether work queues receive its packets: it has no state then.
+    pub(crate) fn has_work_queues(&self) -> bool {
+        self.sq.is_none() && self.rq.is_none()
+    }
+
     /// The device's objects, by the commands that create them.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (u16, u32)> + use<> {
         let all = [
@@ -99,7 +104,7 @@ impl State {
 
     /// Returns the transport domain of a context: frames that one of its queues sends
     /// reach another only if that asks for it.
-    fn transport_domain(&mut self, fd: RawFd) -> Result<u32> {
+    pub(crate) fn transport_domain(&mut self, fd: RawFd) -> Result<u32> {
         if let Some(domain) = self.context(fd)?.transport_domain {
             return Ok(domain);
         }
@@ -119,13 +124,19 @@ impl State {
         if !self.has_packets() || request.has(ATTR_CREATE_QP_SOURCE_QPN) {
             return refuse(libc::EOPNOTSUPP);
         }
+        if let Some(table) = request.optional_handle(ATTR_CREATE_QP_IND_TABLE_HANDLE) {
+            return self.create_rss_qp(fd, request, table);
+        }
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
         let recv_cq = request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?;
         let foreign = [ATTR_CREATE_QP_SRQ_HANDLE, ATTR_CREATE_QP_XRCD_HANDLE];
         require(!foreign.into_iter().any(|id| request.has(id)))?;
         let create = create_flags(request, QpType::RAW_PACKET)?;
-        if create & !SIGNAL_ALL != 0 {
+        const STRIP_VLAN: u32 = QpCreateFlags::CVLAN_STRIPPING.bits();
+        // Raw packets have no multicast groups.
+        const UNUSED: u32 = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
+        if create & !(SIGNAL_ALL | STRIP_VLAN | UNUSED) != 0 {
             return refuse(libc::EOPNOTSUPP);
         }
         let driver = QpDriver::new(request)?;
@@ -179,7 +190,8 @@ impl State {
             _ => {
                 let log_size = receives.ilog2();
                 let input = queue(op::CREATE_RQ, cqs[1], entries[1], log_size, shift)?;
-                Some(input.set(KEEP_TAGS, 1).set(RQ_FLUSH_IN_ERROR, 1))
+                let keep = u32::from(create & STRIP_VLAN == 0);
+                Some(input.set(KEEP_TAGS, keep).set(RQ_FLUSH_IN_ERROR, 1))
             }
         };
         let mut ranges = place.given(0)?;
@@ -329,7 +341,7 @@ impl State {
 
 /// Returns the answer about a new queue pair (`struct mlx5_ib_create_qp_resp`), with
 /// the objects' numbers if the context may issue commands.
-fn answer(packet: &Packet, register: u32, uid: u32) -> [u32; 10] {
+pub(crate) fn answer(packet: &Packet, register: u32, uid: u32) -> [u32; 10] {
     let mut words = [0; 10];
     words[0] = register;
     if uid != 0 {

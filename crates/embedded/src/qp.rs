@@ -302,6 +302,9 @@ impl State {
             let named = (given.qp_handle, target);
             return self.modify_dc_target(fd, request, named, (&attributes, mask), out_of_order);
         }
+        if packet.is_some_and(|packet| packet.has_work_queues()) {
+            return refuse(libc::EOPNOTSUPP);
+        }
         if let Some(packet) = packet {
             self.merge_checked(&mut attributes, given, mask)?;
             let to = mask
@@ -426,6 +429,9 @@ impl State {
         let asked: QueryQp = request.core()?;
         let qp = self.objects.qp(fd, asked.qp_handle)?;
         let (number, target, packet) = (qp.number, qp.target, qp.packet);
+        if packet.is_some_and(|packet| packet.has_work_queues()) {
+            return refuse(libc::EOPNOTSUPP);
+        }
         let empty = || vec![0; CONTEXT + CONTEXT_SIZE];
         let (context, now) = match (target, packet) {
             (Some(target), _) => (empty(), target.state.0),

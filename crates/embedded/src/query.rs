@@ -2,10 +2,11 @@
 
 use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
+use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::verbs::{GidEntry, QueryPortRespEx};
-use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp, TmCaps};
+use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp, RssCaps, TmCaps};
 use zerocopy::IntoBytes;
 
 use crate::command::{Input, run};
@@ -13,6 +14,9 @@ use crate::queues::MOST_TAGS;
 use crate::request::Request;
 use crate::state::State;
 use crate::udp::OTHERS_MAC;
+use crate::work_queue::{
+    HASH_FIELDS, HASH_TOEPLITZ, LOG_LARGEST_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE,
+};
 use crate::{Result, refuse};
 
 /// `enum ib_uverbs_gid_type`.
@@ -236,8 +240,12 @@ impl State {
     }
 
     pub(crate) fn query_device_ex(&mut self, request: &mut Request) {
-        /// `IB_RAW_PACKET_CAP_IP_CSUM`.
-        const CHECKSUMS: u32 = 1 << 2;
+        /// `IB_RAW_PACKET_CAP_CVLAN_STRIPPING` and `IB_RAW_PACKET_CAP_IP_CSUM`.
+        const PACKETS: u32 = 1 << 0 | 1 << 2;
+        /// A bit of types of queue pairs.
+        const RAW_PACKET: u32 = 1 << QpType::RAW_PACKET.0;
+        let has_packets = self.has_packets();
+        let packets = |value: u32| if has_packets { value } else { 0 };
         let answer = ExQueryDeviceResp {
             base: self.device(),
             response_length: (request.room(ATTR_CORE_OUT)).min(size_of::<ExQueryDeviceResp>())
@@ -245,7 +253,14 @@ impl State {
             timestamp_mask: u64::MAX,
             // The clock counts nanoseconds; this is its frequency in kHz.
             hca_core_clock: 1_000_000,
-            raw_packet_caps: if self.has_packets() { CHECKSUMS } else { 0 },
+            rss_caps: RssCaps {
+                supported_qpts: packets(RAW_PACKET),
+                max_rwq_indirection_tables: packets(1 << LOG_LARGEST_TABLE),
+                max_rwq_indirection_table_size: packets(1 << LOG_LARGEST_TABLE),
+                reserved: 0,
+            },
+            max_wq_type_rq: packets(1 << 17),
+            raw_packet_caps: packets(PACKETS),
             tm_caps: TmCaps {
                 max_rndv_hdr_size: 64,
                 max_num_tags: MOST_TAGS,
@@ -258,11 +273,20 @@ impl State {
             ..ExQueryDeviceResp::default()
         };
         request.core_answer(&answer);
-        // `struct mlx5_ib_query_device_resp`, to its flags.
+        // `struct mlx5_ib_query_device_resp`, to its capabilities of strides.
         /// `MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP`.
         const OUT_OF_ORDER: u32 = 1 << 4;
-        let mut driver = [0u32; 16];
+        let mut driver = [0u32; 24];
         (driver[1], driver[15]) = (size_of_val(&driver) as u32, OUT_OF_ORDER);
+        if has_packets {
+            // Hashes: their fields, of 64 bits, and their functions.
+            driver[4] = HASH_FIELDS as u32;
+            driver[6] = u32::from_ne_bytes([HASH_TOEPLITZ, 0, 0, 0]);
+            let (bytes, strides) = (STRIDE_BYTES, STRIDES_PER_RECEIVE);
+            (driver[18], driver[19]) = bytes.into_inner();
+            (driver[20], driver[21]) = strides.into_inner();
+            driver[22] = RAW_PACKET;
+        }
         request.driver_answer(driver.as_bytes());
     }
 }

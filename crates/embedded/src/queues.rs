@@ -82,12 +82,12 @@ const FLAG_DC_INITIATOR: u32 = 1 << 5;
 const FLAGS_OF_DC: u32 = FLAG_DC_TARGET | FLAG_DC_INITIATOR;
 /// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC` and `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: a raw
 /// packet queue pair receives unicast and multicast frames of its own context.
-const FLAGS_OF_LOOPBACK: u32 = 0b11 << LOOPBACK_AT;
-const LOOPBACK_AT: u32 = 6;
+pub(crate) const FLAGS_OF_LOOPBACK: u32 = 0b11 << LOOPBACK_AT;
+pub(crate) const LOOPBACK_AT: u32 = 6;
 /// Offset of the flags in the driver data of a queue pair.
 const FLAGS_AT: usize = 28;
 /// The user index that means none; valid ones are smaller.
-const NO_USER_INDEX: u32 = 0xff_ffff;
+pub(crate) const NO_USER_INDEX: u32 = 0xff_ffff;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 pub(crate) const SIGNAL_ALL: u32 = 1 << 12;
 /// Maximum number of blocks of a send queue and of entries of a receive queue;
@@ -97,7 +97,7 @@ pub(crate) const STRIDES: std::ops::RangeInclusive<u32> = 4..=9;
 pub(crate) const BLOCK: u64 = 64;
 
 const POOL_STATE: Field = field(0x20, 23, 20);
-const WQ: usize = 0x50;
+pub(crate) const WQ: usize = 0x50;
 pub(crate) const WQ_PD: Field = field(WQ + 0x8, 23, 0);
 pub(crate) const WQ_PAGE_OFFSET: Field = field(WQ + 0x4, 20, 16);
 pub(crate) const WQ_RECORDS: usize = WQ + 0x10;
@@ -150,7 +150,7 @@ pub(crate) fn create_flags(request: &Request, kind: QpType) -> Result<u32> {
     let flags = request.flags(ATTR_CREATE_QP_FLAGS, known)?;
     let of_kind = match kind {
         QpType::UD => SIGNAL_ALL | datagram.bits(),
-        QpType::RAW_PACKET => SIGNAL_ALL | raw.bits(),
+        QpType::RAW_PACKET => known,
         _ => SIGNAL_ALL,
     };
     require(flags & !of_kind == 0)?;
@@ -798,6 +798,8 @@ impl State {
                 }
             },
             ObjectData::Srq(srq) => (srq.kind.destroyed_by(), srq.number),
+            ObjectData::Wq(wq) => (op::DESTROY_RQ, wq.number),
+            ObjectData::WqTable { number } => (op::DESTROY_RQT, *number),
             ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
             ObjectData::Ah => return Ok(()),
             ObjectData::Flow(flow) => {

@@ -310,6 +310,40 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
                 ]
             }
         }
+        (OBJECT_WQ, METHOD_WQ_CREATE) => {
+            &const {
+                [
+                    made(ATTR_CREATE_WQ_HANDLE),
+                    object(ATTR_CREATE_WQ_PD_HANDLE, OBJECT_PD),
+                    object(ATTR_CREATE_WQ_CQ_HANDLE, OBJECT_CQ),
+                    exactly(ATTR_CREATE_WQ_USER_HANDLE, 8),
+                    constant(ATTR_CREATE_WQ_TYPE),
+                    events(ATTR_CREATE_WQ_EVENT_FD),
+                    exactly(ATTR_CREATE_WQ_MAX_WR, 4),
+                    exactly(ATTR_CREATE_WQ_MAX_SGE, 4),
+                    Spec {
+                        mandatory: true,
+                        ..flags(ATTR_CREATE_WQ_FLAGS)
+                    },
+                    out(ATTR_CREATE_WQ_RESP_MAX_WR, 4),
+                    out(ATTR_CREATE_WQ_RESP_MAX_SGE, 4),
+                    out(ATTR_CREATE_WQ_RESP_WQ_NUM, 4).optional(),
+                    DRIVER_IN,
+                    DRIVER_OUT,
+                ]
+            }
+        }
+        (OBJECT_WQ, METHOD_WQ_DESTROY) => {
+            &const {
+                [
+                    object(ATTR_DESTROY_WQ_HANDLE, OBJECT_WQ),
+                    out(ATTR_DESTROY_WQ_RESP, 4),
+                ]
+            }
+        }
+        (OBJECT_RWQ_IND_TBL, METHOD_RWQ_IND_TBL_DESTROY) => {
+            &const { [object(ATTR_DESTROY_RWQ_IND_TBL_HANDLE, OBJECT_RWQ_IND_TBL)] }
+        }
         (OBJECT_MR, METHOD_MR_DESTROY) => &const { [object(ATTR_DESTROY_MR_HANDLE, OBJECT_MR)] },
         (OBJECT_MW, METHOD_MW_DESTROY) => &const { [object(ATTR_DESTROY_MW_HANDLE, OBJECT_MW)] },
         (OBJECT_PD, METHOD_PD_DESTROY) => &const { [object(ATTR_DESTROY_PD_HANDLE, OBJECT_PD)] },

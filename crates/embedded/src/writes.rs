@@ -4,12 +4,13 @@ use std::mem::offset_of;
 use std::os::fd::RawFd;
 
 use softhca::command::opcode as op;
-use uverbs::abi::ids::{ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_OUT};
+use uverbs::abi::ids::{ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_OUT, OBJECT_RWQ_IND_TBL};
 use uverbs::abi::write::cmd::*;
 use uverbs::abi::write::{
     AllocMw, AllocMwResp, AllocPd, AllocPdResp, AttachMcast, CMD_FLAG_EXTENDED, CreateAh,
     CreateAhResp, CreateCompChannel, CreateCompChannelResp, CreateFlow, CreateFlowResp,
-    CreateQpResp, DestroyFlow, DetachMcast, ExModifyCq, ExModifyQp, ExModifyQpResp, ExQueryDevice,
+    CreateQpResp, DestroyFlow, DetachMcast, ExCreateRwqIndTable, ExCreateRwqIndTableResp,
+    ExDestroyRwqIndTable, ExModifyCq, ExModifyQp, ExModifyQpResp, ExModifyWq, ExQueryDevice,
     ExQueryDeviceResp, ModifyQp, ModifySrq, OpenQp, OpenXrcd, OpenXrcdResp, QueryDevice,
     QueryDeviceResp, QueryQp, QueryQpResp, QuerySrq, QuerySrqResp, RegMr, RegMrResp, ReregMr,
     ReregMrResp, ResizeCq, ResizeCqResp,
@@ -26,6 +27,9 @@ use crate::{Result, refuse};
 const EX_QUERY_DEVICE: u32 = CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE;
 const EX_MODIFY_QP: u32 = CMD_FLAG_EXTENDED | CMD_MODIFY_QP;
 const EX_MODIFY_CQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_CQ;
+const EX_MODIFY_WQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_WQ;
+const EX_CREATE_WQ_TABLE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_RWQ_IND_TBL;
+const EX_DESTROY_WQ_TABLE: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_RWQ_IND_TBL;
 const EX_CREATE_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
 const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
 
@@ -73,6 +77,9 @@ fn sizes(command: u32) -> Result<(usize, usize)> {
         EX_MODIFY_QP => sizes!(ModifyQp, ExModifyQpResp),
         CMD_QUERY_QP => sizes!(QueryQp, QueryQpResp),
         EX_MODIFY_CQ => sizes!(ExModifyCq),
+        EX_MODIFY_WQ => sizes!(ExModifyWq),
+        EX_CREATE_WQ_TABLE => sizes!(ExCreateRwqIndTable, ExCreateRwqIndTableResp),
+        EX_DESTROY_WQ_TABLE => sizes!(ExDestroyRwqIndTable),
         EX_CREATE_FLOW => sizes!(CreateFlow, CreateFlowResp),
         EX_DESTROY_FLOW => sizes!(DestroyFlow),
         CMD_OPEN_XRCD => sizes!(OpenXrcd, OpenXrcdResp),
@@ -157,6 +164,15 @@ impl State {
                 if asked.attr.cq_period > LONGEST_PERIOD {
                     return refuse(libc::EINVAL);
                 }
+            }
+            EX_MODIFY_WQ => return self.modify_wq(fd, request),
+            EX_CREATE_WQ_TABLE => return self.create_wq_table(fd, request),
+            EX_DESTROY_WQ_TABLE => {
+                let asked: ExDestroyRwqIndTable = request.core()?;
+                if asked.comp_mask != 0 {
+                    return refuse(libc::EOPNOTSUPP);
+                }
+                self.destroy(fd, asked.ind_tbl_handle, OBJECT_RWQ_IND_TBL)?;
             }
             EX_CREATE_FLOW => return self.create_flow(fd, request),
             EX_DESTROY_FLOW => return self.destroy_flow(fd, request),

@@ -121,7 +121,7 @@ fn a_device_on_an_ip_address_has_no_raw_packets() {
     let on_a_network = Host::alone("roce");
     let context = &on_a_network.context;
     let attr = context.query_device_ex(uverbs::Udata::none()).unwrap();
-    assert_eq!(attr.raw_packet_caps, 4);
+    assert_eq!(attr.raw_packet_caps, 5);
 }
 
 #[test]

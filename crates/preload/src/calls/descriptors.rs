@@ -15,10 +15,12 @@ use crate::real::{self, Optional, set_errno};
 use crate::table::{self, Kind, Lookup, Object, find};
 use crate::world::{World, about_to_wait};
 
-/// `enum mlx5_ib_mmap_cmd`: pages of registers, by the kind of mapping.
+/// `enum mlx5_ib_mmap_cmd`: pages of registers, by the kind of mapping, and the clock
+/// record.
 const REGULAR: usize = 0;
 const WRITE_COMBINING: usize = 2;
 const UNCACHED: usize = 3;
+const CLOCK_INFO: usize = 7;
 
 const NETLINK_RDMA: c_int = uverbs::abi::netlink::NETLINK_RDMA;
 
@@ -69,19 +71,20 @@ fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
     Ok(0)
 }
 
-/// Returns where in the file of registers a mapping is.
+/// Returns the place of a mapping in the context's file.
 fn registers(offset: i64, length: usize, page: usize) -> Option<i64> {
-    if embedded::Embedded::uar_offsets().contains(&u64::try_from(offset).ok()?) {
-        let whole = length == page && offset % page as i64 == 0;
+    let place = usize::try_from(offset).ok()?;
+    let number = place / page;
+    let (command, index) = (number >> 8, number & 0xff);
+    let whole = length == page && place % page == 0;
+    let allocated = embedded::Embedded::uar_offsets().contains(&(place as u64));
+    if allocated || (command, index) == (CLOCK_INFO, 0) {
         return whole.then_some(offset);
     }
-    let offset = usize::try_from(offset).ok()?;
-    let number = offset / page;
-    let (command, index) = (number >> 8, number & 0xff);
     let known = [REGULAR, WRITE_COMBINING, UNCACHED].contains(&command);
     let start = index * page;
     let fits = start + page <= embedded::Embedded::registers();
-    (known && fits && length == page && offset % page == 0).then_some(start as i64)
+    (known && fits && whole).then_some(start as i64)
 }
 
 /// Gives the connection manager a command, with its own descriptors in it.

@@ -63,6 +63,8 @@ pub mod cmd {
     pub const EX_CMD_MODIFY_WQ: u32 = 53;
     /// Extended: create an indirection table of work queues.
     pub const EX_CMD_CREATE_RWQ_IND_TBL: u32 = 55;
+    /// Extended: destroy an indirection table of work queues.
+    pub const EX_CMD_DESTROY_RWQ_IND_TBL: u32 = 56;
     /// Extended: modify a completion queue.
     pub const EX_CMD_MODIFY_CQ: u32 = 57;
 }
@@ -153,6 +155,9 @@ kernel_structs! {
 
     /// `struct ib_uverbs_ex_create_rwq_ind_table_resp`.
     ExCreateRwqIndTableResp, 16 { comp_mask: u32, response_length: u32, ind_tbl_handle: u32, ind_tbl_num: u32 }
+
+    /// `struct ib_uverbs_ex_destroy_rwq_ind_table`.
+    ExDestroyRwqIndTable, 8 { comp_mask: u32, ind_tbl_handle: u32 }
 
     /// `struct ib_uverbs_alloc_mw`.
     AllocMw, 16 { response: u64, pd_handle: u32, mw_type: u8, reserved: [u8; 3] }

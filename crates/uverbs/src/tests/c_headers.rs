@@ -193,6 +193,11 @@ fn structures() -> Vec<(&'static str, usize, Fields)> {
             write::DestroyFlow::FIELDS,
         ),
         (
+            "ib_uverbs_ex_destroy_rwq_ind_table",
+            size_of::<write::ExDestroyRwqIndTable>(),
+            write::ExDestroyRwqIndTable::FIELDS,
+        ),
+        (
             "ib_uverbs_create_comp_channel",
             size_of::<write::CreateCompChannel>(),
             write::CreateCompChannel::FIELDS,

@@ -74,20 +74,6 @@ const KNOWN: &[Known] = &[
         said: "Failed to register a MR",
         why: "embedded devices have no on-demand paging",
     },
-    Known {
-        group: "pyverbs",
-        profiles: EMBEDDED,
-        name: &["test_timestamp_free_running_"],
-        said: "Failed to get the clock info",
-        why: "embedded devices have no clock information",
-    },
-    Known {
-        group: "pyverbs",
-        profiles: EMBEDDED,
-        name: &["test_rss_traffic"],
-        said: "Failed to create WQ",
-        why: "embedded devices have no work queues",
-    },
     // With DevX the tests see the device's operations, and not that it has no memory.
     Known {
         group: "pyverbs",

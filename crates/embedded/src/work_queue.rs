@@ -1,0 +1,358 @@
+//! Work queues: receive queues of their own, and indirection tables, which spread the
+//! packets of a raw packet queue pair over several of them by a hash of their headers
+//! (`mlx5_ib_create_wq`, `create_rss_raw_qp_tir`).
+
+use std::os::fd::RawFd;
+
+use softhca::bits::{Field, field, flag, put32};
+use softhca::command::opcode as op;
+use uverbs::abi::ids::*;
+use uverbs::abi::write::{ExCreateRwqIndTable, ExCreateRwqIndTableResp, ExModifyWq};
+use uverbs::{QpState, QpType};
+use zerocopy::FromBytes;
+
+use crate::command::{Input, NUMBER, PAGES_AT, make, run};
+use crate::object::{Events, Object, ObjectData, Qp};
+use crate::packet::{
+    CONTEXT, CQ, DOMAIN, INTERFACE_LENGTH, KEEP_TAGS, Packet, RQ_FLUSH_IN_ERROR, STATE, TIR_OWN,
+    USER_INDEX,
+};
+use crate::queues::{
+    FLAGS_OF_LOOPBACK, LONGEST, LOOPBACK_AT, NO_REGISTER, NO_USER_INDEX, QueueAddresses, STRIDES,
+    WQ, WQ_LOG_SIZE, WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, require,
+};
+use crate::request::{Request, long, word};
+use crate::state::State;
+use crate::{Result, refuse};
+
+const WQ_TYPE: Field = field(WQ, 31, 28);
+const CYCLIC: u32 = 1;
+const CYCLIC_WITH_STRIDES: u32 = 3;
+/// Sizes of strides: logarithms, less their smallest values.
+const LOG_STRIDES: Field = field(WQ + 0x24, 11, 8);
+const STRIDE_SHIFT: Field = flag(WQ + 0x24, 7);
+const LOG_STRIDE_BYTES: Field = field(WQ + 0x24, 2, 0);
+
+/// Logarithms of the numbers of bytes of a stride, and of strides of a receive.
+pub(crate) const STRIDE_BYTES: std::ops::RangeInclusive<u32> = 6..=13;
+pub(crate) const STRIDES_PER_RECEIVE: std::ops::RangeInclusive<u32> = 9..=16;
+
+/// `IB_UVERBS_WQ_FLAGS_CVLAN_STRIPPING`, the flag that the device has, and all that exist.
+const STRIP_VLAN: u32 = 1 << 0;
+const WQ_FLAGS: u32 = (1 << 4) - 1;
+
+/// MODIFY_RQ: the current state, and which properties change.
+const CURRENT_STATE: Field = field(8, 31, 28);
+const MODIFIED: usize = 0x10;
+const MODIFY_VLAN: u64 = 1 << 1;
+
+/// An indirection table (RQT): its largest and its current size, and its list.
+const TABLE_LARGEST: Field = field(CONTEXT + 0x14, 15, 0);
+const TABLE_LENGTH: Field = field(CONTEXT + 0x18, 15, 0);
+const TABLE_LIST: usize = CONTEXT + 0xf0;
+/// Logarithm of the largest table.
+pub(crate) const LOG_LARGEST_TABLE: u32 = 12;
+
+/// TIR: its destination is a table, which it selects by a hash of these fields.
+const TIR_CHOICE: Field = field(CONTEXT + 0x4, 31, 28);
+const INDIRECT: u32 = 1;
+const TIR_TABLE: Field = field(CONTEXT + 0x20, 23, 0);
+const TIR_HASH: Field = field(CONTEXT + 0x24, 31, 28);
+const TOEPLITZ: u32 = 2;
+const TIR_KEY: usize = CONTEXT + 0x28;
+const KEY_LENGTH: usize = 40;
+const TIR_IPV6: Field = flag(CONTEXT + 0x50, 31);
+const TIR_UDP: Field = flag(CONTEXT + 0x50, 30);
+const TIR_FIELDS: Field = field(CONTEXT + 0x50, 29, 0);
+
+/// `MLX5_RX_HASH_FUNC_TOEPLITZ`, the only hash function.
+pub(crate) const HASH_TOEPLITZ: u8 = 1 << 0;
+/// Fields of headers that a hash covers (`MLX5_RX_HASH_*`): source and destination of
+/// each kind.
+const HASH_IPV4: u64 = 0b11;
+const HASH_IPV6: u64 = 0b11 << 2;
+const HASH_TCP: u64 = 0b11 << 4;
+const HASH_UDP: u64 = 0b11 << 6;
+pub(crate) const HASH_FIELDS: u64 = HASH_IPV4 | HASH_IPV6 | HASH_TCP | HASH_UDP;
+
+/// A work queue.
+#[derive(Debug)]
+pub(crate) struct WorkQueue {
+    pub(crate) number: u32,
+    state: u32,
+    pub(crate) events: Events,
+}
+
+/// Returns the kind of addresses and ports that a hash covers, as a TIR says it: IPv6,
+/// UDP, and the fields.
+///
+/// # Errors
+/// EINVAL for both kinds of addresses or of ports; EOPNOTSUPP for unknown fields.
+fn hash_fields(mask: u64) -> Result<(bool, bool, u32)> {
+    if mask & !HASH_FIELDS != 0 {
+        return refuse(libc::EOPNOTSUPP);
+    }
+    let [ipv4, ipv6, tcp, udp] = [HASH_IPV4, HASH_IPV6, HASH_TCP, HASH_UDP]
+        .map(|kind| (mask & kind) >> kind.trailing_zeros());
+    require((ipv4 == 0 || ipv6 == 0) && (tcp == 0 || udp == 0))?;
+    let fields = ipv4 | ipv6 | (tcp | udp) << 2;
+    Ok((ipv6 != 0, udp != 0, fields as u32))
+}
+
+impl State {
+    /// # Safety
+    /// As for [`State::execute`].
+    pub(crate) unsafe fn create_wq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        /// `struct mlx5_ib_create_wq`, up to the strides, and its flag for them.
+        const LEAST: usize = 36;
+        const STRIDING: u32 = 1 << 0;
+        if !self.has_packets() {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let kind: u32 = request.constant(ATTR_CREATE_WQ_TYPE)?;
+        require(kind == 0 && request.driver_length() >= LEAST)?;
+        let flags = request.flags(ATTR_CREATE_WQ_FLAGS, WQ_FLAGS)?;
+        let driver = request.driver::<48>();
+        let [receives, shift, user_index, signature, features] =
+            [16, 20, 24, 28, 32].map(|at| word(&driver, at));
+        if flags & !STRIP_VLAN != 0 || features & !STRIDING != 0 || signature != 0 {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        require(receives.is_power_of_two() && receives <= LONGEST && STRIDES.contains(&shift))?;
+        require(user_index < NO_USER_INDEX)?;
+        let pd = request.handle(ATTR_CREATE_WQ_PD_HANDLE)?;
+        let cq = request.handle(ATTR_CREATE_WQ_CQ_HANDLE)?;
+        let max_wr: u32 = request.value(ATTR_CREATE_WQ_MAX_WR)?;
+        let max_sge: u32 = request.value(ATTR_CREATE_WQ_MAX_SGE)?;
+        require(max_wr <= receives)?;
+        let user_handle = request.value(ATTR_CREATE_WQ_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_WQ_EVENT_FD);
+        let addresses = QueueAddresses::new(&driver);
+        let bytes = u64::from(receives) << shift;
+        let mut input = Input::new(op::CREATE_RQ, PAGES_AT + 8)
+            .by(self.uid(fd))
+            .set(USER_INDEX, user_index)
+            .set(CQ, self.objects.cq(fd, cq)?.number)
+            .set(KEEP_TAGS, u32::from(flags & STRIP_VLAN == 0))
+            .set(RQ_FLUSH_IN_ERROR, 1)
+            .set(WQ_TYPE, CYCLIC)
+            .set(WQ_PD, self.objects.pd(fd, pd)?)
+            .set(WQ_STRIDE, shift)
+            .set(WQ_LOG_SIZE, receives.ilog2())
+            .long(WQ_RECORDS, addresses.records)
+            .pages((WQ_PAGE_SIZE, WQ_PAGE_OFFSET), (addresses.entries, bytes))?;
+        if features & STRIDING != 0 {
+            let [log_bytes, log_strides, two_bytes] = [36, 40, 44].map(|at| word(&driver, at));
+            require(STRIDE_BYTES.contains(&log_bytes))?;
+            require(STRIDES_PER_RECEIVE.contains(&log_strides))?;
+            input = input
+                .set(WQ_TYPE, CYCLIC_WITH_STRIDES)
+                .set(LOG_STRIDE_BYTES, log_bytes - STRIDE_BYTES.start())
+                .set(LOG_STRIDES, log_strides - STRIDES_PER_RECEIVE.start())
+                .set(STRIDE_SHIFT, u32::from(two_bytes != 0));
+        }
+        let ranges = addresses.given(bytes)?;
+        // SAFETY: guaranteed by the caller.
+        let number = unsafe { self.make_in(&ranges, &input) }?;
+        let handle = self.objects.insert(Object {
+            file: fd,
+            needs: vec![pd, cq],
+            uses: 0,
+            ranges,
+            data: ObjectData::Wq(WorkQueue {
+                number,
+                state: RESET,
+                events,
+            }),
+        });
+        request.made(ATTR_CREATE_WQ_HANDLE, handle);
+        request.answer(ATTR_CREATE_WQ_RESP_MAX_WR, &max_wr);
+        request.answer(ATTR_CREATE_WQ_RESP_MAX_SGE, &max_sge);
+        request.answer(ATTR_CREATE_WQ_RESP_WQ_NUM, &number);
+        // `struct mlx5_ib_create_wq_resp`: its length.
+        request.driver_answer(zerocopy::IntoBytes::as_bytes(&[8u32, 0]));
+        Ok(())
+    }
+
+    pub(crate) fn modify_wq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        const CHANGE_STATE: u32 = 1 << 0;
+        const CHECK_STATE: u32 = 1 << 1;
+        const CHANGE_FLAGS: u32 = 1 << 2;
+        let asked: ExModifyWq = request.core()?;
+        require((1..=CHANGE_STATE | CHECK_STATE | CHANGE_FLAGS).contains(&asked.attr_mask))?;
+        if !request.driver_is_cleared(0) {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let has = |bit: u32| asked.attr_mask & bit != 0;
+        let WorkQueue { number, state, .. } = *self.objects.wq(fd, asked.wq_handle)?;
+        let current = if has(CHECK_STATE) {
+            asked.curr_wq_state
+        } else {
+            state
+        };
+        let next = if has(CHANGE_STATE) {
+            asked.wq_state
+        } else {
+            current
+        };
+        require(current == state && next <= ERROR)?;
+        let mut input = Input::new(op::MODIFY_RQ, INTERFACE_LENGTH)
+            .set(NUMBER, number)
+            .set(CURRENT_STATE, device_state(current))
+            .set(STATE, device_state(next));
+        if has(CHANGE_FLAGS) && asked.flags_mask != 0 {
+            if asked.flags_mask & !STRIP_VLAN != 0 {
+                return refuse(libc::EOPNOTSUPP);
+            }
+            input = input
+                .long(MODIFIED, MODIFY_VLAN)
+                .set(KEEP_TAGS, u32::from(asked.flags & STRIP_VLAN == 0));
+        }
+        run(&mut self.hca, &input, 16)?;
+        self.objects.wq_mut(fd, asked.wq_handle)?.state = next;
+        Ok(())
+    }
+
+    pub(crate) fn create_wq_table(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let bytes = request.bytes(ATTR_CORE_IN).unwrap_or_default();
+        let Ok((asked, list)) = ExCreateRwqIndTable::read_from_prefix(&bytes) else {
+            return refuse(libc::ENOSPC);
+        };
+        if asked.comp_mask != 0 || !request.driver_is_cleared(0) {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        require(asked.log_ind_tbl_size <= LOG_LARGEST_TABLE)?;
+        let count = 1 << asked.log_ind_tbl_size;
+        let Some((list, padding)) = list.split_at_checked(4 * count) else {
+            return refuse(libc::EINVAL);
+        };
+        require(padding.iter().all(|byte| *byte == 0))?;
+        let mut input = vec![0; 4 * count];
+        let mut needs = Vec::with_capacity(count);
+        for (at, handle) in list.chunks_exact(4).enumerate() {
+            let handle = word(handle, 0);
+            put32(&mut input, 4 * at, self.objects.wq(fd, handle)?.number);
+            needs.push(handle);
+        }
+        let input = Input::new(op::CREATE_RQT, TABLE_LIST + input.len())
+            .by(self.uid(fd))
+            .set(TABLE_LARGEST, count as u32)
+            .set(TABLE_LENGTH, count as u32)
+            .bytes(TABLE_LIST, &input);
+        let number = make(&mut self.hca, &input)?;
+        let ind_tbl_handle = self.objects.insert(Object {
+            file: fd,
+            needs,
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::WqTable { number },
+        });
+        request.core_answer(&ExCreateRwqIndTableResp {
+            response_length: size_of::<ExCreateRwqIndTableResp>() as u32,
+            ind_tbl_handle,
+            ind_tbl_num: number,
+            ..ExCreateRwqIndTableResp::default()
+        });
+        Ok(())
+    }
+
+    /// Creates a queue pair whose packets the work queues of a table receive. It has no
+    /// queue and no state of its own.
+    pub(crate) fn create_rss_qp(
+        &mut self,
+        fd: RawFd,
+        request: &mut Request,
+        table: u32,
+    ) -> Result<()> {
+        /// `struct mlx5_ib_create_qp_rss`.
+        const LENGTH: usize = 152;
+        const KEY: usize = 16;
+        require(request.driver_length() >= LENGTH)?;
+        let queues = [
+            ATTR_CREATE_QP_SEND_CQ_HANDLE,
+            ATTR_CREATE_QP_RECV_CQ_HANDLE,
+            ATTR_CREATE_QP_SRQ_HANDLE,
+        ];
+        require(!queues.into_iter().any(|id| request.has(id)))?;
+        require(request.flags(ATTR_CREATE_QP_FLAGS, 0)? == 0)?;
+        let driver = request.driver::<LENGTH>();
+        let [features, flags] = [144, 148].map(|at| word(&driver, at));
+        let [function, key_length, reserved @ ..]: [u8; 8] =
+            driver[8..KEY].try_into().or(refuse(libc::EINVAL))?;
+        if features != 0 || flags & !FLAGS_OF_LOOPBACK != 0 || reserved != [0; 6] {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let (ipv6, udp, fields) = hash_fields(long(&driver, 0))?;
+        let ObjectData::WqTable { number } = self.objects.get(fd, table)?.data else {
+            return refuse(libc::EINVAL);
+        };
+        let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
+        let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
+        let mut input = Input::new(op::CREATE_TIR, INTERFACE_LENGTH)
+            .by(self.uid(fd))
+            .set(TIR_CHOICE, INDIRECT)
+            .set(TIR_TABLE, number)
+            .set(TIR_OWN, (flags & FLAGS_OF_LOOPBACK) >> LOOPBACK_AT)
+            .set(DOMAIN, self.transport_domain(fd)?);
+        // Without fields all packets have the same hash.
+        if fields != 0 {
+            if function != HASH_TOEPLITZ {
+                return refuse(libc::EOPNOTSUPP);
+            }
+            require(usize::from(key_length) == KEY_LENGTH)?;
+            input = input
+                .set(TIR_HASH, TOEPLITZ)
+                .bytes(TIR_KEY, &driver[KEY..KEY + KEY_LENGTH])
+                .set(TIR_IPV6, ipv6.into())
+                .set(TIR_UDP, udp.into())
+                .set(TIR_FIELDS, fields);
+        }
+        let packet = Packet {
+            state: QpState::RESET,
+            tis: None,
+            sq: None,
+            rq: None,
+            tir: Some(make(&mut self.hca, &input)?),
+        };
+        let qp = Qp {
+            packet: Some(packet),
+            ..Qp::without_queues(0, QpType::RAW_PACKET, events)
+        };
+        let object = Object {
+            file: fd,
+            needs: vec![pd, table],
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::Qp(Box::new(qp)),
+        };
+        let answer = crate::packet::answer(&packet, NO_REGISTER, self.uid(fd));
+        self.add_qp(request, object, 0, [0; 5], answer);
+        Ok(())
+    }
+}
+
+/// States of a work queue (`IB_UVERBS_WQS_*`), and of the device's receive queue.
+const RESET: u32 = 0;
+const ERROR: u32 = 2;
+const DEVICE_ERROR: u32 = 3;
+
+fn device_state(state: u32) -> u32 {
+    if state == ERROR { DEVICE_ERROR } else { state }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_covers_one_kind_of_addresses_and_ports() {
+        let fields = |mask| hash_fields(mask).map_err(|errno| errno.raw());
+        assert_eq!(fields(0), Ok((false, false, 0)));
+        assert_eq!(fields(0b11 | 0b10 << 4), Ok((false, false, 0b1011)));
+        assert_eq!(fields(0b01 << 2 | 0b11 << 6), Ok((true, true, 0b1101)));
+        assert_eq!(fields(0b01 | 0b01 << 2), Err(libc::EINVAL));
+        assert_eq!(fields(0b01 << 4 | 0b01 << 6), Err(libc::EINVAL));
+        assert_eq!(fields(1 << 31), Err(libc::EOPNOTSUPP));
+    }
+}
