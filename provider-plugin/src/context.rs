@@ -16,6 +16,7 @@ use crate::errno::Errno;
 use crate::library::{LibIbverbs, libibverbs};
 use crate::mlx5::memory::ContextMemory;
 use crate::mlx5dv::crypto::Session;
+use crate::mlx5dv::devx::SharedUar;
 use crate::mlx5dv::reserved::Reserved;
 
 /// The provider's state of a context.
@@ -29,6 +30,8 @@ pub struct VerbsContext {
     pub reserved: Reserved,
     /// For an mlx5 device: the login for encryption keys.
     pub session: Session,
+    /// For an mlx5 device: the page of doorbell registers that callers share.
+    pub shared_uar: SharedUar,
     /// For an mlx5 device: allocators of queue memory.
     pub allocators: ContextMemory,
 }
@@ -83,6 +86,12 @@ impl CtxRef {
     pub fn session<'a>(self) -> &'a Session {
         // SAFETY: the context outlives its objects, see the type.
         unsafe { &(*self.0.as_ptr()).session }
+    }
+
+    /// The page of doorbell registers that callers share.
+    pub fn shared_uar<'a>(self) -> &'a SharedUar {
+        // SAFETY: the context outlives its objects, see the type.
+        unsafe { &(*self.0.as_ptr()).shared_uar }
     }
 
     /// Allocators of queue memory of an mlx5 device.

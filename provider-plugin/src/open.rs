@@ -14,6 +14,7 @@ use crate::mlx5::Mlx5;
 use crate::mlx5::memory::ContextMemory;
 use crate::mlx5dv::abi::{CONTEXT_DEVX, mlx5dv_context_attr};
 use crate::mlx5dv::crypto::Session;
+use crate::mlx5dv::devx::SharedUar;
 use crate::mlx5dv::reserved::Reserved;
 use crate::ops;
 use crate::rxe::Rxe;
@@ -181,6 +182,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
             mlx5: None,
             reserved: Reserved::default(),
             session: Session::default(),
+            shared_uar: SharedUar::default(),
             allocators: ContextMemory::default(),
         });
     }
@@ -223,6 +225,7 @@ unsafe fn end(state: *mut VerbsContext) {
     unsafe {
         (*state).reserved.clear();
         (*state).session.end();
+        (*state).shared_uar.end();
         if let Some(device) = &(*state).mlx5 {
             device.close(&(*state).uverbs);
         }

@@ -6,7 +6,9 @@
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
+use core::ptr::null_mut;
 use core::slice;
+use core::sync::atomic::{AtomicPtr, Ordering};
 use std::os::fd::BorrowedFd;
 
 use mlx5::DirectUar;
@@ -45,6 +47,67 @@ pub struct DevxUar {
     public: mlx5dv_devx_uar,
     context: *mut ibv_context,
     uar: DirectUar<CtxRef>,
+}
+
+/// The page of doorbell registers that all callers of a context share, as libmlx5 has it:
+/// null until the first one asks for it.
+#[derive(Debug, Default)]
+pub struct SharedUar(AtomicPtr<DevxUar>);
+
+impl SharedUar {
+    /// Returns the page, which `allocate` makes if there is none.
+    ///
+    /// # Errors
+    /// Those of `allocate`.
+    fn get(
+        &self,
+        allocate: impl FnOnce() -> Result<*mut DevxUar, Errno>,
+    ) -> Result<*mut DevxUar, Errno> {
+        let page = self.0.load(Ordering::Acquire);
+        if !page.is_null() {
+            return Ok(page);
+        }
+        let new = allocate()?;
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        match (self.0).compare_exchange(null_mut(), new, order.0, order.1) {
+            Ok(_) => Ok(new),
+            Err(page) => {
+                // SAFETY: from `boxed`, and of this thread alone.
+                drop(unsafe { Box::from_raw(new) });
+                Ok(page)
+            }
+        }
+    }
+
+    /// Frees the page, before the context is closed.
+    pub fn end(&self) {
+        let page = self.0.swap(null_mut(), Ordering::AcqRel);
+        if !page.is_null() {
+            // SAFETY: from `boxed`; it is used by nobody after the context.
+            drop(unsafe { Box::from_raw(page) });
+        }
+    }
+}
+
+/// Allocates a page of registers.
+///
+/// # Safety
+/// An open context of ours.
+unsafe fn allocate_uar(context: *mut ibv_context, kind: UarKind) -> Result<*mut DevxUar, Errno> {
+    // SAFETY: as the caller says.
+    let ctx = unsafe { CtxRef::of(context) };
+    let uar = DirectUar::allocate(&ctx, kind)?;
+    boxed(DevxUar {
+        public: mlx5dv_devx_uar {
+            reg_addr: uar.register().as_ptr().cast(),
+            base_addr: uar.start().as_ptr().cast(),
+            page_id: uar.location().page_id,
+            mmap_off: uar.location().mmap_offset as libc::off_t,
+            comp_mask: 0,
+        },
+        context,
+        uar,
+    })
 }
 
 /// A page for virtio doorbells: the result of `mlx5dv_alloc_var`.
@@ -306,37 +369,35 @@ exported! {
         })
     }
 
-    /// `mlx5dv_devx_alloc_uar`: a page of registers, each time another one.
+    /// `mlx5dv_devx_alloc_uar`: a page of registers; that of type NC is the same for all
+    /// callers.
     fn mlx5dv_devx_alloc_uar(context: *mut ibv_context, flags: u32) -> *mut DevxUar
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context.
         entry::pointer(|| unsafe {
-            let kind = match flags {
-                uar_type::BF => UarKind::BlueFlame,
-                uar_type::NC | uar_type::NC_DEDICATED => UarKind::Doorbells,
-                _ => return Err(Errno::OPNOTSUPP),
-            };
-            let ctx = CtxRef::of(context);
-            let uar = DirectUar::allocate(&ctx, kind)?;
-            boxed(DevxUar {
-                public: mlx5dv_devx_uar {
-                    reg_addr: uar.register().as_ptr().cast(),
-                    base_addr: uar.start().as_ptr().cast(),
-                    page_id: uar.location().page_id,
-                    mmap_off: uar.location().mmap_offset as libc::off_t,
-                    comp_mask: 0,
-                },
-                context,
-                uar,
-            })
+            let allocate = |kind| allocate_uar(context, kind);
+            match flags {
+                uar_type::BF => allocate(UarKind::BlueFlame),
+                uar_type::NC => {
+                    let shared = CtxRef::of(context).shared_uar();
+                    shared.get(|| allocate(UarKind::Doorbells))
+                }
+                uar_type::NC_DEDICATED => allocate(UarKind::Doorbells),
+                _ => Err(Errno::OPNOTSUPP),
+            }
         })
     }
 
-    /// `mlx5dv_devx_free_uar`.
+    /// `mlx5dv_devx_free_uar`: the shared page stays until the context is closed.
     fn mlx5dv_devx_free_uar(uar: *mut DevxUar) -> ()
     where is_ours((*uar).context), else ringverbs_refused_nothing() => {
-        // SAFETY: what `mlx5dv_devx_alloc_uar` made, once.
-        entry::unit(|| drop(unsafe { Box::from_raw(uar) }))
+        // SAFETY: what `mlx5dv_devx_alloc_uar` returned, once unless it is shared.
+        entry::unit(|| unsafe {
+            let shared = CtxRef::of((*uar).context).shared_uar();
+            if shared.0.load(Ordering::Acquire) != uar {
+                drop(Box::from_raw(uar));
+            }
+        })
     }
 
     /// `mlx5dv_devx_uar_export_dmabuf_fd`: a DMA buffer of the page.

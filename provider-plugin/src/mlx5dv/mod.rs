@@ -14,7 +14,7 @@ mod create;
 pub(crate) mod crypto;
 mod destination;
 mod device;
-mod devx;
+pub(crate) mod devx;
 mod flow;
 mod memory;
 mod mkey;

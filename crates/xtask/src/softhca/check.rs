@@ -183,21 +183,14 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<R
         true => INTERFACE,
         false => "",
     };
-    let share = suite::Work::new("programs")?;
+    let share = compiled_programs(machine)?;
     let folder = share.0.join("programs");
-    let sources = driver::root().join("rxe-tests/programs");
-    compile::programs(
-        &machine.image,
-        &sources,
-        &folder,
-        &share.0.join("compile.log"),
-    )?;
     fs::rename(folder.join("connectx.txt"), folder.join("manifest.txt"))?;
     options.push_str(" --programs /opt/programs");
     // Some of pyverbs needs large pages.
     let script = format!(
         "{SETUP}
-cp -r /share/programs /opt/programs
+{PROGRAMS_OF_SHARE}
 echo 40 > /proc/sys/vm/nr_hugepages
 {SUITE}{options} || exit 1
 {counters}
@@ -207,6 +200,17 @@ echo 40 > /proc/sys/vm/nr_hugepages
     let shared = Some(share.0.clone());
     guest(machine, arguments, profile, PROGRAMS, 1, script, shared)
 }
+
+/// Compiles the test programs for the guest, into `programs` of a share.
+fn compiled_programs(machine: &Machine) -> Result<suite::Work> {
+    let share = suite::Work::new("programs")?;
+    let sources = driver::root().join("rxe-tests/programs");
+    let (folder, log) = (share.0.join("programs"), share.0.join("compile.log"));
+    compile::programs(&machine.image, &sources, &folder, &log)?;
+    Ok(share)
+}
+
+const PROGRAMS_OF_SHARE: &str = "cp -r /share/programs /opt/programs";
 
 /// The driver's lists on the HCA.
 const SUITE: &str = "\
@@ -268,8 +272,10 @@ fn script(
     script: &str,
 ) -> Result<Run> {
     let ours = if arguments.ours { OURS } else { "" };
-    let script = format!("{SETUP}\n{ours}\n{script}\n{END}");
-    guest(machine, arguments, profile, group, hcas, script, None)
+    let share = compiled_programs(machine)?;
+    let script = format!("{SETUP}\n{PROGRAMS_OF_SHARE}\n{ours}\n{script}\n{END}");
+    let share = Some(share.0.clone());
+    guest(machine, arguments, profile, group, hcas, script, share)
 }
 
 /// What the kernel has to say of the device; that its drivers go and come.

@@ -214,3 +214,32 @@ wait $watch $server $client 2> /dev/null
 check "after a fatal error: the port is active" again
 check "after a fatal error: a ping-pong" works
 forget
+
+# FILE COMMAND...: a program that uses mlx5dv while the device is taken from its driver
+# and given back; what its calls return then.
+lost() {
+    file=$1
+    shift
+    device=$(basename "$(readlink -f /sys/class/infiniband/$RDMA_DEV/device)")
+    "$@" /opt/programs/failure > $file 2>&1 &
+    program=$!
+    until_true 60 grep -q ready $file || return 1
+    echo $device > /sys/bus/pci/drivers/mlx5_core/unbind
+    echo $device > /sys/bus/pci/drivers/mlx5_core/bind
+    again || return 1
+    kill -USR1 $(pidof failure)
+    wait $program
+    status=$?
+    tail -n 3 $file
+    return $status
+}
+stock="env -u RDMAV_DRIVERS -u RXE_EXPECT"
+check "a lost device: a program with mlx5dv" lost /tmp/failure.stock $stock
+library=/opt/ringverbs/libmlx5.so.1
+if [ -e $library ]; then
+    check "a lost device: mlx5dv with ringverbs" \
+        lost /tmp/failure.ours rxe-driver in-place $library --
+    check "a lost device: mlx5dv with ringverbs as with rdma-core" \
+        diff /tmp/failure.stock /tmp/failure.ours
+fi
+check "after all: a ping-pong" works
