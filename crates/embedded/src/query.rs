@@ -276,8 +276,16 @@ impl State {
         // `struct mlx5_ib_query_device_resp`, to its capabilities of strides.
         /// `MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP`.
         const OUT_OF_ORDER: u32 = 1 << 4;
+        /// `MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_COMP` and `..._PAD`.
+        const WIDE_CQES: u32 = 1 << 0 | 1 << 1;
+        /// The device's `cqe_compression_max_num`.
+        const COMPRESSED_CQES: u32 = 64;
+        /// `MLX5_IB_CQE_RES_FORMAT_HASH` and `..._CSUM`.
+        const MINI_CQES: u32 = 1 << 0 | 1 << 1;
         let mut driver = [0u32; 24];
-        (driver[1], driver[15]) = (size_of_val(&driver) as u32, OUT_OF_ORDER);
+        driver[1] = size_of_val(&driver) as u32;
+        (driver[8], driver[9]) = (COMPRESSED_CQES, MINI_CQES);
+        driver[15] = OUT_OF_ORDER | WIDE_CQES;
         if has_packets {
             // Hashes: their fields, of 64 bits, and their functions.
             driver[4] = HASH_FIELDS as u32;

@@ -1,6 +1,7 @@
 /*
  * A careless program: it has the device answer over the request, gives memory that it does
- * not have, ends a batch in the middle of a key's change, and sets what belongs to none.
+ * not have, frees pages that others use, ends a batch in the middle of a key's change, and
+ * sets what belongs to none.
  * Exit status 0 if each was done or refused.
  */
 #include <endian.h>
@@ -106,6 +107,23 @@ static void changes(struct ibv_mr *mr, struct ibv_cq *cq)
 	CHECK(!mlx5dv_destroy_mkey(key));
 }
 
+/* The page of type NC is one, and stays until the end; others are each another one. */
+static void pages(void)
+{
+	struct mlx5dv_devx_uar *own = mlx5dv_devx_alloc_uar(context, MLX5DV_UAR_ALLOC_TYPE_BF);
+	struct mlx5dv_devx_uar *shared = NULL, *page;
+
+	for (int i = 0; i < 1000; i++) {
+		page = mlx5dv_devx_alloc_uar(context, MLX5DV_UAR_ALLOC_TYPE_NC);
+		CHECK(page && page != own && (!shared || page == shared));
+		shared = page;
+		if (i % 2)
+			mlx5dv_devx_free_uar(page);
+	}
+	CHECK(own && own->page_id != shared->page_id);
+	mlx5dv_devx_free_uar(own);
+}
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -143,6 +161,7 @@ int main(void)
 	CHECK(functions);
 	connect_to_itself(base, attr);
 	answers();
+	pages();
 	changes(mr, cq);
 	CHECK(!ibv_destroy_qp(base) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(mr));
 	CHECK(!ibv_dealloc_pd(pd) && !ibv_close_device(context));
