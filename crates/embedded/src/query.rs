@@ -10,7 +10,7 @@ use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp, RssC
 use zerocopy::IntoBytes;
 
 use crate::command::{Input, run};
-use crate::queues::MOST_TAGS;
+use crate::queues::{LOG_MAX_STREAMS, MOST_TAGS};
 use crate::request::Request;
 use crate::state::State;
 use crate::udp::OTHERS_MAC;
@@ -273,7 +273,7 @@ impl State {
             ..ExQueryDeviceResp::default()
         };
         request.core_answer(&answer);
-        // `struct mlx5_ib_query_device_resp`, to its capabilities of strides.
+        // `struct mlx5_ib_query_device_resp`, to its streams of dynamic connections.
         /// `MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP`.
         const OUT_OF_ORDER: u32 = 1 << 4;
         /// `MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_COMP` and `..._PAD`.
@@ -282,10 +282,11 @@ impl State {
         const COMPRESSED_CQES: u32 = 64;
         /// `MLX5_IB_CQE_RES_FORMAT_HASH` and `..._CSUM`.
         const MINI_CQES: u32 = 1 << 0 | 1 << 1;
-        let mut driver = [0u32; 24];
+        let mut driver = [0u32; 26];
         driver[1] = size_of_val(&driver) as u32;
         (driver[8], driver[9]) = (COMPRESSED_CQES, MINI_CQES);
         driver[15] = OUT_OF_ORDER | WIDE_CQES;
+        driver[25] = u32::from_ne_bytes([LOG_MAX_STREAMS, LOG_MAX_STREAMS, 0, 0]);
         if has_packets {
             // Hashes: their fields, of 64 bits, and their functions.
             driver[4] = HASH_FIELDS as u32;

@@ -54,6 +54,8 @@ const QP_UAR: Field = field(QP + 0xc, 23, 0);
 const QP_USER_INDEX: Field = field(QP + 0x10, 23, 0);
 const QP_PAGE_SIZE: Field = field(QP + 0x14, 28, 24);
 const QP_PAGE_OFFSET: Field = field(QP + 0x90, 11, 6);
+const QP_LOG_STREAMS: Field = field(QP + 0x7c, 28, 24);
+const QP_LOG_ERRORED_STREAMS: Field = field(QP + 0x80, 28, 24);
 const QP_SEND_CQ: Field = field(QP + 0x7c, 23, 0);
 const QP_RECV_CQ: Field = field(QP + 0x9c, 23, 0);
 const QP_RECORDS: usize = QP + 0xa0;
@@ -80,6 +82,12 @@ pub(crate) const NO_REGISTER: u32 = 1 << 31;
 const FLAG_DC_TARGET: u32 = 1 << 4;
 const FLAG_DC_INITIATOR: u32 = 1 << 5;
 const FLAGS_OF_DC: u32 = FLAG_DC_TARGET | FLAG_DC_INITIATOR;
+/// `MLX5_QP_FLAG_DCI_STREAM`: an initiator has streams. Their offset in the driver data:
+/// binary logarithms of their number, and of that of streams in error.
+const FLAG_STREAMS: u32 = 1 << 11;
+const STREAMS_AT: usize = 52;
+/// Binary logarithm of the largest of both numbers.
+pub(crate) const LOG_MAX_STREAMS: u8 = 6;
 /// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC` and `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: a raw
 /// packet queue pair receives unicast and multicast frames of its own context.
 pub(crate) const FLAGS_OF_LOOPBACK: u32 = 0b11 << LOOPBACK_AT;
@@ -221,11 +229,12 @@ impl QpDriver {
         let (flags, user_index) = (word(&bytes, FLAGS_AT), word(&bytes, 32));
         let of_kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
         let of_kind = match QpType(of_kind) {
+            QpType::DRIVER if flags & FLAG_DC_INITIATOR != 0 => FLAGS_OF_DC | FLAG_STREAMS,
             QpType::DRIVER => FLAGS_OF_DC,
             QpType::RAW_PACKET => FLAGS_OF_LOOPBACK,
             _ => 0,
         };
-        // Signatures and streams are not supported.
+        // Signatures are not supported.
         let known = FLAG_SCATTER | FLAG_ALLOW_SCATTER | FLAG_UAR_PAGE | of_kind;
         require(flags & !known == 0)?;
         require(user_index < NO_USER_INDEX)?;
@@ -239,6 +248,20 @@ impl QpDriver {
     /// Returns whether short messages are to be scattered into CQEs.
     pub(crate) fn scatters(&self) -> bool {
         self.flags & FLAG_SCATTER != 0
+    }
+
+    /// Returns the binary logarithms of the numbers of an initiator's streams, and of
+    /// streams in error.
+    ///
+    /// # Errors
+    /// EINVAL for more than the device has.
+    fn streams(&self) -> Result<Option<[u8; 2]>> {
+        if self.flags & FLAG_STREAMS == 0 {
+            return Ok(None);
+        }
+        let streams = [self.bytes[STREAMS_AT], self.bytes[STREAMS_AT + 1]];
+        require(streams.iter().all(|log| *log <= LOG_MAX_STREAMS))?;
+        Ok(Some(streams))
     }
 
     /// Returns the UAR that it names, if any.
@@ -488,6 +511,7 @@ impl State {
         if create & !(SIGNAL_ALL | block) != 0 || request.has(ATTR_CREATE_QP_SOURCE_QPN) {
             return refuse(libc::EOPNOTSUPP);
         }
+        let streams = driver.streams()?;
         let (flags, user_index) = (driver.flags, driver.user_index);
         let named_uar = driver.uar_page();
         let uar = match named_uar {
@@ -535,6 +559,11 @@ impl State {
             .pages((QP_PAGE_SIZE, QP_PAGE_OFFSET), (place.entries, bytes))?;
         if let Some(cq) = recv_cq {
             input = input.set(QP_RECV_CQ, self.objects.cq(fd, cq)?.number);
+        }
+        if let Some([streams, errored]) = streams {
+            input = input
+                .set(QP_LOG_STREAMS, streams.into())
+                .set(QP_LOG_ERRORED_STREAMS, errored.into());
         }
         input = match blocks {
             0 => input.set(QP_NO_SQ, 1),

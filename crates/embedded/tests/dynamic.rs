@@ -120,15 +120,25 @@ fn an_initiator_is_a_queue_pair_without_receives() {
         let command = dynamic(&host, &cq, flags, queue);
         assert_eq!(run(&host, &command).unwrap_err(), EOPNOTSUPP);
     }
-    // Streams, which need DevX.
-    let mut streams = qp_driver(queue[0], queue[1], [4, 0, 0], 1, host.uar());
-    streams[28] = INITIATOR;
-    streams[29] |= 1 << 3;
-    let mut command = dynamic(&host, &cq, INITIATOR, queue);
-    assert_eq!(
-        run(&host, command.without(ATTR_UHW_IN).driver(&streams)).unwrap_err(),
-        EINVAL
-    );
+    // Logarithms of the numbers of streams, and of streams in error: at most 6.
+    for (kind, log_streams, log_errored, expected) in [
+        (INITIATOR, 6, 6, None),
+        (INITIATOR, 7, 2, Some(EINVAL)),
+        (INITIATOR, 2, 7, Some(EINVAL)),
+        (TARGET, 2, 2, Some(EINVAL)),
+    ] {
+        let mut driver = qp_driver(queue[0], queue[1], [4, 0, 0], 1, host.uar());
+        driver[28] = kind;
+        driver[29] |= 1 << 3;
+        (driver[52], driver[53]) = (log_streams, log_errored);
+        let mut command = dynamic(&host, &cq, kind, queue);
+        let done = run(&host, command.without(ATTR_UHW_IN).driver(&driver));
+        if let Ok(attrs) = &done {
+            let handle = made(attrs, ATTR_CREATE_QP_HANDLE);
+            run(&host, &destroy(OBJECT_QP, handle)).unwrap();
+        }
+        assert_eq!(done.err(), expected, "{kind:x} {log_streams} {log_errored}");
+    }
     let made_by = run(&host, &dynamic(&host, &cq, INITIATOR, queue)).unwrap();
     let handle = made(&made_by, ATTR_CREATE_QP_HANDLE);
     let number: u32 = answer(&made_by, ATTR_CREATE_QP_RESP_QP_NUM);
