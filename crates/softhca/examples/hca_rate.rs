@@ -16,17 +16,17 @@ const NOP: u8 = 0x00;
 const SIGNALED: u8 = 8;
 
 /// The processor time that this thread has used.
-struct Spent(Duration);
+struct CpuTime(Duration);
 
-impl Spent {
-    fn now() -> Spent {
+impl CpuTime {
+    fn now() -> CpuTime {
         let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock");
-        Spent(time.into())
+        CpuTime(time.into())
     }
 }
 
-fn report(what: &str, count: u64, start: Spent) {
-    let elapsed = (Spent::now().0 - start.0).as_secs_f64();
+fn report(what: &str, count: u64, start: CpuTime) {
+    let elapsed = (CpuTime::now().0 - start.0).as_secs_f64();
     println!(
         "{what:52} {:9.3} M/s  {:8.0} ns each",
         count as f64 / elapsed / 1e6,
@@ -39,19 +39,19 @@ fn commands() {
     let mut driver = Driver::new("roce");
     let (_cq, qp, _) = driver.pair();
     let query = Input::new(0x50b, 16).or(8, 0, qp.number);
-    let start = Spent::now();
+    let start = CpuTime::now();
     for _ in 0..COUNT {
         driver.ok(&query, 0x110);
     }
     report("QUERY_QP", COUNT, start);
-    let start = Spent::now();
+    let start = CpuTime::now();
     for _ in 0..COUNT {
         let pd = driver.number(Input::new(0x800, 16));
         driver.ok(&Input::new(0x801, 16).or(8, 0, pd), 16);
     }
     report("ALLOC_PD, DEALLOC_PD", 2 * COUNT, start);
     let pages: Vec<u64> = (0..16).map(|n| 0x8_0000 + n * 4096).collect();
-    let start = Spent::now();
+    let start = CpuTime::now();
     for _ in 0..COUNT {
         let key = driver.create_paged_key(0x1000, 16 * 4096, &pages);
         driver.ok(&Input::new(0x202, 16).or(8, 0, key >> 8), 16);
@@ -66,7 +66,7 @@ fn commands() {
     entry[16..18].copy_from_slice(&0x80d_u16.to_be_bytes());
     entry[59] = 16;
     entry[63] = 1;
-    let start = Spent::now();
+    let start = CpuTime::now();
     for _ in 0..COUNT {
         driver.write(QUEUE, &entry);
         driver.hca.write(0x18, &1_u32.to_be_bytes());
@@ -160,7 +160,7 @@ fn pair(profile: &str, opcode: u8, length: u32) -> (Sender, Driver) {
 fn latency(what: &str, opcode: u8) {
     const COUNT: u64 = 500_000;
     let (mut sender, mut peer) = pair("ib", opcode, 64);
-    let start = Spent::now();
+    let start = CpuTime::now();
     for _ in 0..COUNT {
         sender.place(SIGNALED);
         sender.ring();
@@ -177,7 +177,7 @@ fn latency(what: &str, opcode: u8) {
 fn rate(what: &str, length: u32, each: bool, count: u64) {
     let (mut sender, mut peer) = pair("ib", WRITE, length);
     let batch = 1 << SEND_LOG;
-    let start = Spent::now();
+    let start = CpuTime::now();
     for _ in 0..count / batch {
         for n in 0..batch {
             let last = n == batch - 1;

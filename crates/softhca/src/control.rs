@@ -15,7 +15,7 @@ use crate::hca::Hca;
 use crate::platform::Platform;
 
 /// Limit of a line in bytes.
-const LONGEST: usize = 4096;
+const MAX_LINE: usize = 4096;
 
 /// Help text: all commands.
 pub const HELP: &str = "\
@@ -82,7 +82,7 @@ impl Control {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => return false,
                 }
-                if line.len() > LONGEST {
+                if line.len() > MAX_LINE {
                     return false;
                 }
             }

@@ -59,7 +59,7 @@ const BUDGET: usize = 256;
 
 /// Maximum number of BlueFlame buffers being written at once. A processor writes one
 /// after the other.
-const LIMIT_PENDING: usize = 64;
+const MAX_PENDING: usize = 64;
 
 /// A BlueFlame buffer that is being written.
 #[derive(Debug)]
@@ -454,7 +454,7 @@ impl<P: Platform> Hca<P> {
         let number = u32::try_from(offset / PAGE).unwrap_or(u32::MAX);
         if self.core.uars.get(number).is_none() {
             self.core
-                .complain(|| format!("a write to UAR page {number}, which is not allocated"));
+                .report_misuse(|| format!("a write to UAR page {number}, which is not allocated"));
             return;
         }
         match offset % PAGE {
@@ -464,7 +464,7 @@ impl<P: Platform> Hca<P> {
             ARM_EQ if data.len() == 4 => self.core.update_eq(get32(data, 0), true),
             UPDATE_EQ if data.len() == 4 => self.core.update_eq(get32(data, 0), false),
             within if within >= BLUE_FLAME => self.write_blue_flame(offset, data),
-            within => self.core.complain(|| {
+            within => self.core.report_misuse(|| {
                 format!(
                     "a write of {} bytes to UAR {number}+{within:#x}",
                     data.len()
@@ -504,7 +504,7 @@ impl<P: Platform> Hca<P> {
     }
 
     fn begin(&mut self, offset: u64, data: &[u8]) {
-        if self.pending.len() >= LIMIT_PENDING {
+        if self.pending.len() >= MAX_PENDING {
             self.pending.remove(0);
         }
         let mut bytes = std::mem::take(&mut self.spare);
@@ -544,7 +544,7 @@ impl<P: Platform> Hca<P> {
             }
             _ => self
                 .core
-                .complain(|| format!("a doorbell of queue {queue:#x}, which does not exist")),
+                .report_misuse(|| format!("a doorbell of queue {queue:#x}, which does not exist")),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::buffer::Buffer;
 use crate::engine::compression::{Format, Session};
 use crate::engine::core::Core;
-use crate::engine::cq::{self, Armed, Completion, Cq, Unreported};
+use crate::engine::cq::{self, ArmState, Completion, Cq, UnreportedCompletions};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
@@ -127,9 +127,9 @@ impl<P: Platform> Core<P> {
             producer: 0,
             written: Arc::default(),
             consumer: 0,
-            armed: Armed::No,
+            armed: ArmState::Disarmed,
             solicited: 0,
-            unreported: Unreported::Nothing,
+            unreported: UnreportedCompletions::Nothing,
             failed: false,
             session: compression(context)?.map(|format| Box::new(Session::new(format))),
         };

@@ -10,7 +10,7 @@ use crate::status::{Outcome, Status, refuse};
 /// Base-2 logarithm of the alignment in units of 64 bytes. Allocations begin on a
 /// page, which satisfies every alignment up to the limit.
 const LOG_ALIGNMENT: Field = field(0xc, 7, 0);
-const MOST_ALIGNED: u32 = 6;
+const MAX_LOG_ALIGNMENT: u32 = 6;
 const FROM: usize = 0x10;
 const LENGTH: Field = field(0x1c, 31, 0);
 const GIVEN: usize = 8;
@@ -22,7 +22,7 @@ const OPERATION_ADDRESS: usize = 0x10;
 
 impl<P: Platform> Core<P> {
     pub(crate) fn alloc_memic(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        if LOG_ALIGNMENT.get(input) > MOST_ALIGNED {
+        if LOG_ALIGNMENT.get(input) > MAX_LOG_ALIGNMENT {
             return Err(refuse(Status::BadParameter, "the alignment"));
         }
         let from = get64(input, FROM);

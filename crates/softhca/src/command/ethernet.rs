@@ -36,7 +36,7 @@ const LEAST_LOG_STRIDES: u32 = 9;
 const LEAST_LOG_STRIDE_BYTES: u32 = 6;
 /// Greater values of the field are numbers below the least one, of devices with
 /// `ext_stride_num_range`.
-const MOST_LOG_STRIDES: u32 = 16;
+const MAX_LOG_STRIDES: u32 = 16;
 /// Which of a receive queue's properties MODIFY_RQ changes.
 const MODIFY_MASK: usize = 0x10;
 const MODIFY_VLAN: u64 = 1 << 1;
@@ -57,7 +57,7 @@ fn state(input: &[u8]) -> Result<u32, super::Refused> {
 fn strides(wq: &[u8]) -> Result<Option<Strides>, super::Refused> {
     let log_count = WQ_LOG_STRIDES.get(wq) + LEAST_LOG_STRIDES;
     match WQ_TYPE.get(wq) {
-        STRIDING if log_count > MOST_LOG_STRIDES => {
+        STRIDING if log_count > MAX_LOG_STRIDES => {
             Err(refuse(Status::BadParameter, "the number of strides"))
         }
         STRIDING => Ok(Some(Strides {

@@ -26,7 +26,7 @@ const PAGES_TAKE: u32 = 2;
 const PAGE_COUNT: Field = field(12, 31, 0);
 const PAGE_LIST: usize = 16;
 /// Limit of pages accepted from the driver.
-const MOST_PAGES: usize = 1 << 16;
+const MAX_PAGES: usize = 1 << 16;
 
 const CAPABILITIES: usize = 0x10;
 
@@ -63,7 +63,7 @@ impl<P: Platform> Core<P> {
         match OP_MOD.get(input) {
             PAGES_CANT_GIVE => {}
             PAGES_GIVE => {
-                if self.pages.len().saturating_add(count) > MOST_PAGES {
+                if self.pages.len().saturating_add(count) > MAX_PAGES {
                     return Err(refuse(
                         Status::ExceedsLimit,
                         "more pages than were asked for",

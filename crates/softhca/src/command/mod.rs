@@ -39,7 +39,7 @@ pub(crate) const NUMBER: Field = field(8, 23, 0);
 
 /// Outputs are built at least this long, whatever room the driver gave, so that
 /// handlers can write the common fields.
-const SHORTEST_OUTPUT: usize = 16;
+const MIN_OUTPUT: usize = 16;
 
 impl<P: Platform> Hca<P> {
     /// Executes one command and returns its output.
@@ -47,7 +47,7 @@ impl<P: Platform> Hca<P> {
     /// Reads only the input and the memory that it names. The command queue calls
     /// this, and tests call it without a queue.
     pub fn execute(&mut self, input: &[u8], output_length: usize) -> Vec<u8> {
-        let mut output = vec![0; output_length.max(SHORTEST_OUTPUT)];
+        let mut output = vec![0; output_length.max(MIN_OUTPUT)];
         let opcode = OPCODE.get(input) as u16;
         self.core.stats.commands += 1;
         let outcome = match self.core.faults.command(opcode) {

@@ -28,7 +28,7 @@ pub(crate) const LOG_MOST_KEYS: u32 = 12;
 
 /// How many PSVs a command creates. Hardware has up to four; drivers create one.
 const COUNT: Field = field(8, 31, 28);
-const MOST_AT_ONCE: u32 = 4;
+const MAX_PSVS: u32 = 4;
 const PD: Field = field(8, 23, 0);
 const FIRST_PSV: usize = 0x10;
 
@@ -56,7 +56,7 @@ fn unwrapped(input: &[u8], at: usize, length: usize) -> Option<Vec<u8>> {
 impl<P: Platform> Core<P> {
     pub(crate) fn create_psv(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let (count, pd) = (COUNT.get(input), PD.get(input));
-        if !(1..=MOST_AT_ONCE).contains(&count) {
+        if !(1..=MAX_PSVS).contains(&count) {
             return Err(refuse(Status::BadParameter, "the number of PSVs"));
         }
         if !self.has_pd(pd) {

@@ -8,7 +8,7 @@ use crate::platform::{Platform, Unmapped};
 
 /// Limit of an input or output. Registering a terabyte in pages of 4 KiB would
 /// exceed it; drivers do not do that.
-const LONGEST: usize = 16 << 20;
+const MAX_DATA: usize = 16 << 20;
 
 /// Bytes of data in a mailbox.
 const BLOCK: usize = 512;
@@ -35,10 +35,10 @@ const INLINE: usize = 16;
 /// Set while the device owns the entry.
 const OWNED: u8 = 1;
 
-/// Delivery status: why a command was not taken, or its output not written.
+/// Delivery status: why a command was not fetched, or its output not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-enum Delivery {
+enum DeliveryStatus {
     Token = 2,
     BlockNumber = 3,
     OutputPointer = 4,
@@ -66,7 +66,10 @@ pub(crate) struct FetchedCommand {
 impl<P: Platform> Core<P> {
     /// Takes the command in a slot. Returns `None` if the driver still owns the
     /// slot.
-    fn take(&mut self, entry: u64) -> Result<Option<Result<FetchedCommand, Delivery>>, Unmapped> {
+    fn take(
+        &mut self,
+        entry: u64,
+    ) -> Result<Option<Result<FetchedCommand, DeliveryStatus>>, Unmapped> {
         let mut bytes = [0; ENTRY];
         self.platform.read(entry, &mut bytes)?;
         if bytes[STATUS_OWNER] & OWNED == 0 {
@@ -75,17 +78,17 @@ impl<P: Platform> Core<P> {
         Ok(Some(self.read(&bytes)))
     }
 
-    fn read(&mut self, bytes: &[u8; ENTRY]) -> Result<FetchedCommand, Delivery> {
+    fn read(&mut self, bytes: &[u8; ENTRY]) -> Result<FetchedCommand, DeliveryStatus> {
         if TYPE.get(bytes) != TYPE_PCI {
-            return Err(Delivery::Descriptor);
+            return Err(DeliveryStatus::Descriptor);
         }
         let length = get32(bytes, INPUT_LENGTH) as usize;
-        if length > LONGEST {
-            return Err(Delivery::InputLength);
+        if length > MAX_DATA {
+            return Err(DeliveryStatus::InputLength);
         }
         let output_length = get32(bytes, OUTPUT_LENGTH) as usize;
-        if output_length > LONGEST {
-            return Err(Delivery::OutputLength);
+        if output_length > MAX_DATA {
+            return Err(DeliveryStatus::OutputLength);
         }
         let token = bytes[TOKEN];
         let mut input = vec![0; length];
@@ -96,12 +99,12 @@ impl<P: Platform> Core<P> {
             let mut block = [0; BLOCK_SIZE];
             self.platform
                 .read(next, &mut block)
-                .map_err(|_| Delivery::InputPointer)?;
+                .map_err(|_| DeliveryStatus::InputPointer)?;
             if block[BLOCK_TOKEN] != token {
-                return Err(Delivery::Token);
+                return Err(DeliveryStatus::Token);
             }
             if get32(&block, BLOCK_NUMBER) != number as u32 {
-                return Err(Delivery::BlockNumber);
+                return Err(DeliveryStatus::BlockNumber);
             }
             part.copy_from_slice(&block[..part.len()]);
             next = get64(&block, BLOCK_NEXT);
@@ -120,27 +123,27 @@ impl<P: Platform> Core<P> {
         entry: u64,
         command: &FetchedCommand,
         output: &[u8],
-    ) -> Result<(), Delivery> {
+    ) -> Result<(), DeliveryStatus> {
         let output = &output[..output.len().min(command.output_length)];
         let inline = output.len().min(INLINE);
         self.platform
             .write(entry + OUTPUT as u64, &output[..inline])
-            .map_err(|_| Delivery::Descriptor)?;
+            .map_err(|_| DeliveryStatus::Descriptor)?;
         let mut next = command.output_pointer;
         for (number, part) in output[inline..].chunks(BLOCK).enumerate() {
             let mut block = [0; BLOCK_SIZE];
             self.platform
                 .read(next, &mut block)
-                .map_err(|_| Delivery::OutputPointer)?;
+                .map_err(|_| DeliveryStatus::OutputPointer)?;
             if block[BLOCK_TOKEN] != command.token {
-                return Err(Delivery::Token);
+                return Err(DeliveryStatus::Token);
             }
             if get32(&block, BLOCK_NUMBER) != number as u32 {
-                return Err(Delivery::BlockNumber);
+                return Err(DeliveryStatus::BlockNumber);
             }
             self.platform
                 .write(next, part)
-                .map_err(|_| Delivery::OutputPointer)?;
+                .map_err(|_| DeliveryStatus::OutputPointer)?;
             next = get64(&block, BLOCK_NEXT);
         }
         Ok(())
@@ -170,19 +173,21 @@ pub(crate) fn ring<P: Platform, H: AsMut<Core<P>>>(
             }
             Ok(Some(Err(error))) => error as u8,
             Ok(None) => {
-                core.complain(|| {
+                core.report_misuse(|| {
                     format!("command slot {slot} was rung for but is not handed over")
                 });
                 continue;
             }
             Err(_) => {
-                core.complain(|| format!("command slot {slot} at {entry:#x} is not in memory"));
+                core.report_misuse(|| {
+                    format!("command slot {slot} at {entry:#x} is not in memory")
+                });
                 continue;
             }
         };
         let core = hca.as_mut();
         if status != 0 {
-            core.complain(|| format!("command slot {slot}: delivery status {status:#x}"));
+            core.report_misuse(|| format!("command slot {slot}: delivery status {status:#x}"));
         }
         let _ = core
             .platform

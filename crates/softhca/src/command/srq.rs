@@ -252,7 +252,7 @@ impl<P: Platform> Core<P> {
         if XRQ_TOPOLOGY.get(input) != TAG_MATCHING {
             return Err(refuse(Status::BadParameter, "an XRQ without tag matching"));
         }
-        if log_tags > tag_matching::LOG_MOST {
+        if log_tags > tag_matching::LOG_MAX_TAGS {
             return Err(refuse(Status::ExceedsLimit, "the list of tags is too long"));
         }
         let cqn = XRQ_CQN.get(input);

@@ -32,7 +32,7 @@ const QUERIED_DOMAIN: Field = field(0x34, 23, 0);
 const MODIFY_LAG_PORT: Field = flag(0x14, 2);
 const RQT_LENGTH: Field = field(CONTEXT + 0x18, 15, 0);
 const RQT_LIST: usize = CONTEXT + 0xf0;
-const MOST_QUEUES: usize = 1 << 12;
+const MAX_QUEUES: usize = 1 << 12;
 
 /// Flow tables and groups are named by fields of their own.
 const TABLE_TYPE: Field = field(0x10, 31, 24);
@@ -84,7 +84,7 @@ fn tir(input: &[u8]) -> Tir {
 }
 
 fn rqt(input: &[u8]) -> Vec<u32> {
-    let count = (RQT_LENGTH.get(input) as usize).min(MOST_QUEUES);
+    let count = (RQT_LENGTH.get(input) as usize).min(MAX_QUEUES);
     (0..count)
         .map(|n| get32(input, RQT_LIST + 4 * n) & 0xff_ffff)
         .collect()

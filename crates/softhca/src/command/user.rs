@@ -65,15 +65,15 @@ enum Kind {
 
 /// An object of a user context.
 #[derive(Debug)]
-struct Owned {
+struct OwnedObject {
     uid: u32,
     /// The memory that it uses.
-    memory: Named,
+    memory: NamedMemory,
 }
 
 /// The memory that a command names.
 #[derive(Debug, Clone, Copy, Default)]
-struct Named {
+struct NamedMemory {
     entries: Option<u32>,
     records: Option<u32>,
 }
@@ -81,10 +81,10 @@ struct Named {
 /// The objects of user contexts, and the command in execution.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
-    owned: HashMap<(Kind, u32), Owned>,
+    owned: HashMap<(Kind, u32), OwnedObject>,
     /// User context of the command; 0 for the driver's.
     uid: u32,
-    named: Named,
+    named: NamedMemory,
 }
 
 impl Users {
@@ -334,18 +334,18 @@ fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
     }
 }
 
-const FOREIGN: Refused = refuse(Status::BadResource, "an object of another user context");
+const OTHER_CONTEXT: Refused = refuse(Status::BadResource, "an object of another user context");
 const NOT_FOR_PROGRAMS: Refused = refuse(Status::BadOpcode, "not a command for programs");
 const NO_CONTEXT: Refused = refuse(Status::BadParameter, "no such user context");
 const MISSING: Refused = refuse(Status::BadResource, "no such memory of a program");
-const BEYOND: Refused = refuse(Status::BadParameter, "beyond the memory of the program");
+const OUT_OF_BOUNDS: Refused = refuse(Status::BadParameter, "beyond the memory of the program");
 const READ_ONLY: Refused = refuse(Status::BadParameter, "memory that is not to be written");
 
 impl<P: Platform> Core<P> {
     /// Begins a command: checks that its user context may issue it.
     pub(crate) fn enter(&mut self, opcode: u16, input: &[u8]) -> Outcome {
         self.users.uid = UID.get(input);
-        self.users.named = Named::default();
+        self.users.named = NamedMemory::default();
         if !self.users.is_program() {
             return Ok(());
         }
@@ -361,7 +361,7 @@ impl<P: Platform> Core<P> {
             false => self.users.may_use(kind, number),
         };
         if !subject.is_none_or(allowed) {
-            return Err(FOREIGN);
+            return Err(OTHER_CONTEXT);
         }
         let named = references(opcode, input).iter();
         for (kind, number) in named.map(|(kind, field)| (*kind, field.get(input))) {
@@ -370,7 +370,7 @@ impl<P: Platform> Core<P> {
             let none = number == 0 && kind != Kind::Pd;
             let shared = kind == Kind::Xrcd && !self.users.owned.contains_key(&(kind, number));
             if !none && !shared && !self.users.may_use(kind, number) {
-                return Err(FOREIGN);
+                return Err(OTHER_CONTEXT);
             }
         }
         if matches!(opcode, op::CREATE_RQT | op::MODIFY_RQT) {
@@ -379,7 +379,7 @@ impl<P: Platform> Core<P> {
             for n in 0..count.min(listed) {
                 let queue = get32(input, RQT_LIST + 4 * n) & 0xff_ffff;
                 if !self.users.owns(Kind::Queue, queue) {
-                    return Err(FOREIGN);
+                    return Err(OTHER_CONTEXT);
                 }
             }
         }
@@ -394,7 +394,7 @@ impl<P: Platform> Core<P> {
         if let Some((kind, number)) = creates(opcode, input) {
             if users.uid != 0 || names {
                 let uid = users.uid;
-                let owned = Owned { uid, memory };
+                let owned = OwnedObject { uid, memory };
                 users.owned.insert((kind, number.get(output)), owned);
             }
         } else if let Some(subject) = subject(opcode, input) {
@@ -435,7 +435,7 @@ impl<P: Platform> Core<P> {
         if written && !umem.writable {
             return Err(READ_ONLY);
         }
-        let buffer = umem.part(at, length).ok_or(BEYOND)?;
+        let buffer = umem.part(at, length).ok_or(OUT_OF_BOUNDS)?;
         self.users.named.entries = Some(number);
         Ok(buffer)
     }
@@ -456,7 +456,7 @@ impl<P: Platform> Core<P> {
         if written && !umem.writable {
             return Err(READ_ONLY);
         }
-        let address = umem.address(address, BYTES).ok_or(BEYOND)?;
+        let address = umem.address(address, BYTES).ok_or(OUT_OF_BOUNDS)?;
         if address % BYTES != 0 {
             return Err(refuse(
                 Status::BadParameter,
@@ -476,8 +476,8 @@ impl<P: Platform> Core<P> {
         count: u64,
     ) -> Result<(Vec<u64>, bool), Refused> {
         /// As many as a command can list.
-        const MOST: u64 = 1 << 21;
-        if count > MOST {
+        const MAX_PAGES: u64 = 1 << 21;
+        if count > MAX_PAGES {
             return Err(refuse(
                 Status::ExceedsLimit,
                 "the memory key has too many pages",
@@ -487,11 +487,11 @@ impl<P: Platform> Core<P> {
         // The last page may end beyond the memory: accesses are checked.
         let length = umem.pages.len() as u64;
         if shift < 12 || shift > umem.page_shift || count > length << (umem.page_shift - shift) {
-            return Err(BEYOND);
+            return Err(OUT_OF_BOUNDS);
         }
         let address = |n: u64| umem.address(at.checked_add(n << shift)?, 1);
         let pages: Option<Vec<_>> = (0..count).map(address).collect();
-        let pages = pages.ok_or(BEYOND)?;
+        let pages = pages.ok_or(OUT_OF_BOUNDS)?;
         if pages.iter().any(|page| page & ((1 << shift) - 1) != 0) {
             return Err(refuse(
                 Status::BadParameter,

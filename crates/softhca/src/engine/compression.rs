@@ -21,7 +21,7 @@ const ARRAY: usize = 8;
 /// Size of a mini CQE in bytes.
 const MINI: usize = 8;
 /// Maximum number of completions in a session.
-pub(crate) const MOST: u32 = 64;
+pub(crate) const MAX_SESSION: u32 = 64;
 
 /// Field of the mini CQE of a receive, besides its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +156,7 @@ impl<P: Platform> Core<P> {
     fn longest_session(&self, cqn: u32) -> u32 {
         self.cqs.get(cqn).map_or(1, |cq| {
             let size = 1 << cq.log_size;
-            MOST.min(size - (cq.producer & (size - 1)))
+            MAX_SESSION.min(size - (cq.producer & (size - 1)))
         })
     }
 

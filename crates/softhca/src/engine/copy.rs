@@ -7,7 +7,7 @@ use crate::platform::Platform;
 use crate::transport::Status;
 
 /// Maximum length of one copy, as a power of two.
-pub(crate) const LOG_MOST: u32 = 20;
+pub(crate) const LOG_MAX_LENGTH: u32 = 20;
 
 /// Operation modifier that selects the copy.
 const COPY: u32 = 1;
@@ -33,7 +33,7 @@ impl<P: Platform> Core<P> {
             return Err(Status::LocalQpOperation);
         }
         let (from, to) = (Segment::parse(source), Segment::parse(destination));
-        if from.length != to.length || from.length == 0 || from.length > 1 << LOG_MOST {
+        if from.length != to.length || from.length == 0 || from.length > 1 << LOG_MAX_LENGTH {
             return Err(Status::LocalLength);
         }
         let mut part = [0; PART];

@@ -16,7 +16,7 @@ use super::protection::EncryptionKey;
 use super::qp::Queue;
 use super::registers::{FIRST_UAR, Registers, UARS};
 use super::scheduling::{self, Element};
-use super::signed::{Part, Psv};
+use super::signed::{PartialBlock, Psv};
 use super::srq::Srq;
 use super::steering::Steering;
 use super::umem::Umem;
@@ -99,7 +99,7 @@ pub struct Core<P> {
     /// Logins, by their user contexts.
     pub(crate) logins: Table<u32>,
     /// Blocks of keys that have arrived in part, by key and number.
-    pub(crate) parts: HashMap<(u32, u64), Part>,
+    pub(crate) parts: HashMap<(u32, u64), PartialBlock>,
     pub(crate) queues: Table<Queue>,
     /// Buffer into which the next WQE of a send queue is read.
     pub(crate) entry: Option<Box<[u8; LONGEST_SEND]>>,
@@ -114,7 +114,7 @@ pub struct Core<P> {
 }
 
 /// Maximum number of reports that are kept.
-const COMPLAINTS: usize = 100;
+const MAX_REPORTS: usize = 100;
 
 impl<P> Core<P> {
     pub(crate) fn new(platform: P, settings: Settings) -> Core<P> {
@@ -151,7 +151,7 @@ impl<P> Core<P> {
             users: Users::default(),
             umems: Table::new(1, 1 << 16),
             reserved_qpns: Table::new(0, RANGES),
-            scheduling: Table::new(1, scheduling::MOST),
+            scheduling: Table::new(1, scheduling::MAX_ELEMENTS),
             address_mappings: Table::new(1, 1 << 16),
             q_counters: Table::new(1, 127),
             eqs: Table::new(1, 63),
@@ -184,7 +184,7 @@ impl<P> Core<P> {
 
     /// Records and logs misuse by the driver or a program: as an error in strict mode,
     /// else as a warning.
-    pub(crate) fn complain(&mut self, what: impl FnOnce() -> String) {
+    pub(crate) fn report_misuse(&mut self, what: impl FnOnce() -> String) {
         self.stats.complaints += 1;
         let what = what();
         if self.settings.strict {
@@ -192,7 +192,7 @@ impl<P> Core<P> {
         } else {
             tracing::warn!("{what}");
         }
-        if self.complaints.len() < COMPLAINTS {
+        if self.complaints.len() < MAX_REPORTS {
             self.complaints.push(what);
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::buffer::Buffer;
 use super::compression::Session;
 use super::core::Core;
-use super::protection::Wrong;
+use super::protection::SignatureError;
 use super::tag_matching::TagFields;
 use crate::bits::{put32, put64};
 use crate::platform::{Platform, Unmapped};
@@ -21,7 +21,7 @@ pub mod opcode {
     pub const SEND_INVALIDATE: u8 = 4;
     pub const RESIZED: u8 = 5;
     pub const NO_PACKET: u8 = 6;
-    pub const WRONG_SIGNATURE: u8 = 12;
+    pub const SIGNATURE_ERROR: u8 = 12;
     pub const REQUESTER_ERROR: u8 = 13;
     pub const RESPONDER_ERROR: u8 = 14;
 }
@@ -81,11 +81,11 @@ pub(crate) struct Cq {
     pub(crate) written: Arc<AtomicU32>,
     /// Consumer index, as last read from the doorbell record or the arm doorbell.
     pub(crate) consumer: u32,
-    pub(crate) armed: Armed,
+    pub(crate) armed: ArmState,
     /// One past the last completion that was solicited or an error.
     pub(crate) solicited: u32,
     /// Completions since the last event.
-    pub(crate) unreported: Unreported,
+    pub(crate) unreported: UnreportedCompletions,
     pub(crate) failed: bool,
     /// Session of compressed CQEs, if compression is enabled.
     pub(crate) session: Option<Box<Session>>,
@@ -93,15 +93,15 @@ pub(crate) struct Cq {
 
 /// Completions for which an event is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Armed {
-    No,
+pub(crate) enum ArmState {
+    Disarmed,
     Solicited,
     Any,
 }
 
 /// Completions that no event has reported yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Unreported {
+pub(crate) enum UnreportedCompletions {
     Nothing,
     Some,
     /// At least one of them is solicited or an error.
@@ -140,7 +140,7 @@ pub(crate) struct Completion<'a> {
     /// Data scattered into the CQE.
     pub(crate) data: &'a [u8],
     /// Instead of a work request.
-    pub(crate) signature: Option<&'a WrongSignature>,
+    pub(crate) signature: Option<&'a SignatureErrorCqe>,
 }
 
 impl Cq {
@@ -178,7 +178,7 @@ impl<P: Platform> Core<P> {
     /// Writes a completion, and posts an event if one is requested.
     pub(crate) fn complete(&mut self, cqn: u32, completion: &Completion<'_>) {
         let Some(cq) = self.cqs.get_mut(cqn) else {
-            self.complain(|| format!("a completion for queue {cqn}, which does not exist"));
+            self.report_misuse(|| format!("a completion for queue {cqn}, which does not exist"));
             return;
         };
         if cq.failed {
@@ -235,11 +235,11 @@ impl<P: Platform> Core<P> {
         self.stats.cqes += u64::from(count);
         if notable {
             cq.solicited = cq.producer;
-            cq.unreported = Unreported::Solicited;
+            cq.unreported = UnreportedCompletions::Solicited;
         } else {
-            cq.unreported = cq.unreported.max(Unreported::Some);
+            cq.unreported = cq.unreported.max(UnreportedCompletions::Some);
         }
-        if cq.armed == Armed::Any || (cq.armed == Armed::Solicited && notable) {
+        if cq.armed == ArmState::Any || (cq.armed == ArmState::Solicited && notable) {
             self.post_requested_event(cqn);
         }
     }
@@ -247,8 +247,8 @@ impl<P: Platform> Core<P> {
     /// Posts the requested completion event.
     fn post_requested_event(&mut self, cqn: u32) {
         if let Some(cq) = self.cqs.get_mut(cqn) {
-            cq.armed = Armed::No;
-            cq.unreported = Unreported::Nothing;
+            cq.armed = ArmState::Disarmed;
+            cq.unreported = UnreportedCompletions::Nothing;
             let eqn = cq.eqn;
             self.post_completion_event(eqn, cqn);
         }
@@ -256,7 +256,7 @@ impl<P: Platform> Core<P> {
 
     /// Moves the queue to the error state because of misuse by the driver.
     fn break_cq(&mut self, cqn: u32, syndrome: u8, why: &str) {
-        self.complain(|| format!("completion queue {cqn} is in error: {why}"));
+        self.report_misuse(|| format!("completion queue {cqn} is in error: {why}"));
         self.fail_cq(cqn, syndrome);
     }
 
@@ -277,7 +277,7 @@ impl<P: Platform> Core<P> {
         self.stats.arms += 1;
         let cqn = cqn & 0xff_ffff;
         let Some(cq) = self.cqs.get_mut(cqn) else {
-            self.complain(|| format!("arming completion queue {cqn}, which does not exist"));
+            self.report_misuse(|| format!("arming completion queue {cqn}, which does not exist"));
             return;
         };
         let consumer = word & 0xff_ffff;
@@ -288,17 +288,17 @@ impl<P: Platform> Core<P> {
         };
         let solicited_only = word & SOLICITED_ONLY != 0;
         let missed = if solicited_only {
-            cq.unreported == Unreported::Solicited && ahead(cq.solicited)
+            cq.unreported == UnreportedCompletions::Solicited && ahead(cq.solicited)
         } else {
-            cq.unreported != Unreported::Nothing && ahead(cq.producer)
+            cq.unreported != UnreportedCompletions::Nothing && ahead(cq.producer)
         };
         if missed {
             self.post_requested_event(cqn);
         } else {
             cq.armed = if solicited_only {
-                Armed::Solicited
+                ArmState::Solicited
             } else {
-                Armed::Any
+                ArmState::Any
             };
         }
     }
@@ -306,18 +306,18 @@ impl<P: Platform> Core<P> {
 
 /// A wrong signature, whose CQE names a memory key and no work request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct WrongSignature {
-    pub(crate) wrong: Wrong,
+pub(crate) struct SignatureErrorCqe {
+    pub(crate) wrong: SignatureError,
     pub(crate) key: u32,
     /// Where it is in the key's data.
     pub(crate) offset: u64,
 }
 
-impl WrongSignature {
+impl SignatureErrorCqe {
     /// The CQE, but for its last byte.
     fn bytes(&self) -> [u8; ENTRY] {
         let mut bytes = [0; ENTRY];
-        let Wrong {
+        let SignatureError {
             syndrome,
             expected,
             actual,

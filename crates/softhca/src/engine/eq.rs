@@ -79,7 +79,7 @@ impl<P: Platform> Core<P> {
         };
         let size = 1u32 << eq.log_size;
         if eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff >= size {
-            self.complain(|| {
+            self.report_misuse(|| {
                 format!("event queue {eqn} is full: an event of type {kind:#x} is lost")
             });
             return;
@@ -95,7 +95,7 @@ impl<P: Platform> Core<P> {
             self.platform.publish(address + OWNER, owner)
         });
         if written.is_err() {
-            self.complain(|| format!("event queue {eqn} is not in memory"));
+            self.report_misuse(|| format!("event queue {eqn} is not in memory"));
             return;
         }
         eq.producer = eq.producer.wrapping_add(1);
@@ -113,7 +113,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn update_eq(&mut self, word: u32, arm: bool) {
         let eqn = word >> 24;
         let Some(eq) = self.eqs.get_mut(eqn) else {
-            self.complain(|| format!("doorbell of event queue {eqn}, which does not exist"));
+            self.report_misuse(|| format!("doorbell of event queue {eqn}, which does not exist"));
             return;
         };
         eq.consumer = word & 0xff_ffff;

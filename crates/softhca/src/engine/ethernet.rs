@@ -11,7 +11,7 @@ use super::cq::{self, Completion};
 use super::loopback::Origin;
 use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
-use super::steering::Selected;
+use super::steering::SelectedQueue;
 use super::wqe::{self, opcode};
 use crate::bits::{Field, field, get32, get64};
 use crate::packet::{CAPACITY, LinkKind, Packet, Pool};
@@ -41,9 +41,9 @@ pub(crate) const READY: u32 = 1;
 pub(crate) const ERROR: u32 = 3;
 
 /// Maximum length of a frame before segmentation.
-const LARGEST: usize = 256 << 10;
+const MAX_UNSEGMENTED: usize = 256 << 10;
 /// Maximum number of frames from one segmentation, since all of them are buffered.
-const MOST_PARTS: usize = 4096;
+const MAX_PARTS: usize = 4096;
 /// Number of frames after which a send queue waits for its next turn.
 const TURN: usize = 256;
 
@@ -68,8 +68,8 @@ impl<P: Platform> Core<P> {
             let index = sq.ring.head;
             let length = match self.fetch(sqn, &mut bytes) {
                 FetchedWqe::Nothing => return false,
-                FetchedWqe::Wrong(why) => {
-                    self.complain(|| format!("send queue {sqn}: {why}"));
+                FetchedWqe::Malformed(why) => {
+                    self.report_misuse(|| format!("send queue {sqn}: {why}"));
                     // The WQEs after it cannot be found, so they are dropped.
                     if let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) {
                         sq.ring.head = sq.ring.tail;
@@ -106,7 +106,7 @@ impl<P: Platform> Core<P> {
                 _ => Err("an opcode that send queues lack"),
             };
             if let Err(why) = result {
-                self.complain(|| format!("send queue {sqn}, index {index}: {why}"));
+                self.report_misuse(|| format!("send queue {sqn}, index {index}: {why}"));
                 self.fail_sq(sqn, index, MALFORMED);
                 continue;
             }
@@ -171,7 +171,7 @@ impl<P: Platform> Core<P> {
             }
             let length = first as usize;
             let from = frame.len();
-            if from + length > LARGEST {
+            if from + length > MAX_UNSEGMENTED {
                 return Err("a frame that is too long");
             }
             frame.resize(from + length, 0);
@@ -216,7 +216,7 @@ impl<P: Platform> Core<P> {
             self.stats.ethernet_dropped += u64::from(origin == Origin::Wire);
             return;
         }
-        for Selected { rqn, tag, changed } in queues {
+        for SelectedQueue { rqn, tag, changed } in queues {
             self.deliver_frame(rqn, tag, changed.as_deref().unwrap_or(frame));
         }
     }
@@ -626,7 +626,7 @@ fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
         return Vec::new();
     }
     let (headers, data) = frame.split_at(header);
-    if data.len() / mss >= MOST_PARTS {
+    if data.len() / mss >= MAX_PARTS {
         return Vec::new();
     }
     let first = get32_at(headers, at.l4 + 4);

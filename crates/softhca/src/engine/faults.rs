@@ -50,7 +50,7 @@ impl Faults {
             return None;
         }
         take(self.commands.get_mut(&opcode)?)
-            .then_some(refuse(Status::Internal, "planted from outside"))
+            .then_some(refuse(Status::Internal, "an injected fault"))
     }
 
     pub(crate) fn lose_event(&mut self, kind: u8) -> bool {

@@ -4,7 +4,7 @@ use super::ethernet::{Layers, TCP, UDP, fold, layers, u16_at};
 use crate::bits::{Field, field, get32};
 
 /// Maximum number of actions of a change.
-pub(crate) const MOST: u32 = 16;
+pub(crate) const MAX_ACTIONS: u32 = 16;
 
 const KIND: Field = field(0, 31, 28);
 const HEADER_FIELD: Field = field(0, 27, 16);
@@ -61,7 +61,7 @@ pub(crate) fn decode(bytes: &[u8], count: u32) -> Option<Vec<Action>> {
         };
         is_known(field).then_some(Action { field, change })
     });
-    (count <= MOST).then(|| decoded.collect())?
+    (count <= MAX_ACTIONS).then(|| decoded.collect())?
 }
 
 fn is_known(field: u32) -> bool {

@@ -7,7 +7,7 @@ use super::mkey::{Accessor, Location, Rights};
 use super::qp::{Qp, SendId};
 use super::signed::Side;
 use super::srq::{SRQN_SHIFT, Srq};
-use super::tag_matching::{self, Matched, Tagging};
+use super::tag_matching::{self, MatchResult, Tagging};
 use super::wqe::{CqeScatter, Local, opcode};
 use crate::packet::{L3, Link, Payload};
 use crate::platform::{LONGEST_COPY, Platform};
@@ -303,7 +303,7 @@ impl<P: Platform> Host for Core<P> {
                 let entry = std::mem::take(&mut work.local.inline);
                 let accessor = Self::local_asker(qpn, &work.local);
                 self.change_key(accessor, work.imm, &entry).map_err(|why| {
-                    self.complain(|| format!("queue pair {qpn}: {why}"));
+                    self.report_misuse(|| format!("queue pair {qpn}: {why}"));
                     Status::MemoryBind
                 })
             }
@@ -311,7 +311,7 @@ impl<P: Platform> Host for Core<P> {
                 let entry = std::mem::take(&mut work.local.inline);
                 let accessor = Self::local_asker(qpn, &work.local);
                 self.set_psv(accessor, &entry).map_err(|why| {
-                    self.complain(|| format!("queue pair {qpn}: {why}"));
+                    self.report_misuse(|| format!("queue pair {qpn}: {why}"));
                     Status::LocalQpOperation
                 })
             }
@@ -406,14 +406,14 @@ impl<P: Platform> Host for Core<P> {
         let mut tagging = None;
         if let Some((srqn, start)) = srqn.zip(start) {
             match self.match_tag(qpn, srqn, start) {
-                Some(Matched::Buffer(mut work)) => {
+                Some(MatchResult::Buffer(mut work)) => {
                     // A CQE of 64 bytes has no room beside the header.
                     let limit = if start.whole && limit > 32 { limit } else { 0 };
                     work.local.cqe_scatter = CqeScatter::up_to(limit);
                     return Some(work);
                 }
-                Some(Matched::Wqe(of_wqe)) => tagging = Some(of_wqe),
-                Some(Matched::NotReady) => return None,
+                Some(MatchResult::Wqe(of_wqe)) => tagging = Some(of_wqe),
+                Some(MatchResult::NotReady) => return None,
                 None => {}
             }
         }

@@ -63,7 +63,7 @@ impl Rights {
     /// refer to it. Remote rights are granted by the outer key: a window opens to peers
     /// what is otherwise closed to them, but permits no write that the owner may not
     /// do.
-    pub(crate) fn within(self) -> Rights {
+    pub(crate) fn inner_rights(self) -> Rights {
         match self.writes() {
             true => Rights::LOCAL_WRITE,
             false => Rights::default(),
@@ -193,7 +193,7 @@ impl Mkey {
 pub(crate) const ANY_QPN: u32 = 0xff_ffff;
 
 /// Maximum nesting depth of keys.
-const DEPTH: u32 = 4;
+const MAX_DEPTH: u32 = 4;
 
 /// The queue on whose behalf memory is accessed.
 #[derive(Debug, Clone, Copy)]
@@ -214,12 +214,12 @@ impl Accessor {
 
 /// State that is constant during a translation.
 #[derive(Debug, Clone, Copy)]
-struct Walk {
+struct TranslationRequest {
     accessor: Accessor,
     /// Flag that a page must have.
-    needs: u64,
+    page_flag: u64,
     /// Rights that inner keys must have.
-    within: Rights,
+    inner_rights: Rights,
 }
 
 impl<P: Platform> Core<P> {
@@ -263,18 +263,18 @@ impl<P: Platform> Core<P> {
             return each(Location::Null, 0, length);
         }
         let mkey = self.key(accessor, key, rights)?;
-        let walk = Walk {
+        let request = TranslationRequest {
             accessor,
-            needs: if rights.writes() { WRITABLE } else { READABLE },
-            within: rights.within(),
+            page_flag: if rights.writes() { WRITABLE } else { READABLE },
+            inner_rights: rights.inner_rights(),
         };
-        self.within(walk, (key, mkey), va, length, 0, DEPTH, each)
+        self.translate_within(request, (key, mkey), va, length, 0, MAX_DEPTH, each)
     }
 
     #[allow(clippy::too_many_arguments)] // A recursion over all of them.
-    fn within(
+    fn translate_within(
         &self,
-        walk: Walk,
+        request: TranslationRequest,
         (key, mkey): (u32, &Mkey),
         va: u64,
         length: u64,
@@ -302,7 +302,7 @@ impl<P: Platform> Core<P> {
                     let page = pages
                         .get(usize::try_from(at >> shift).map_err(|_| Fault::Protection)?)
                         .ok_or(Fault::Protection)?;
-                    if page & walk.needs == 0 {
+                    if page & request.page_flag == 0 {
                         self.missing.set(Some(AbsentPage {
                             key,
                             va: va + (done - base),
@@ -335,11 +335,20 @@ impl<P: Platform> Core<P> {
                         continue;
                     }
                     let n = left.min(of - skip);
-                    let inner = self.inner(walk.accessor, mkey, klm.key, walk.within)?;
+                    let inner =
+                        self.inner(request.accessor, mkey, klm.key, request.inner_rights)?;
                     let va = klm.va.wrapping_add(skip);
                     match inner {
                         Some(inner) => {
-                            self.within(walk, (klm.key, inner), va, n, done, depth, each)?;
+                            self.translate_within(
+                                request,
+                                (klm.key, inner),
+                                va,
+                                n,
+                                done,
+                                depth,
+                                each,
+                            )?;
                         }
                         None => each(Location::Guest(va), done, n)?,
                     }
@@ -368,9 +377,17 @@ impl<P: Platform> Core<P> {
                     let within = at & (size - 1);
                     let n = left.min(size - within);
                     let va = klm.va.wrapping_add(within);
-                    match self.inner(walk.accessor, mkey, klm.key, walk.within)? {
+                    match self.inner(request.accessor, mkey, klm.key, request.inner_rights)? {
                         Some(inner) => {
-                            self.within(walk, (klm.key, inner), va, n, done, depth, each)?;
+                            self.translate_within(
+                                request,
+                                (klm.key, inner),
+                                va,
+                                n,
+                                done,
+                                depth,
+                                each,
+                            )?;
                         }
                         None => each(Location::Guest(va), done, n)?,
                     }
@@ -408,14 +425,14 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns whether a key with `rights` may refer to this part of another key.
-    pub(crate) fn may_lead_to(
+    pub(crate) fn may_refer_to(
         &self,
         accessor: Accessor,
         outer: &Mkey,
         klm: &Klm,
         rights: Rights,
     ) -> bool {
-        match self.inner(accessor, outer, klm.key, rights.within()) {
+        match self.inner(accessor, outer, klm.key, rights.inner_rights()) {
             Ok(Some(mkey)) => mkey.has(klm.va, klm.length.into()),
             Ok(None) => true,
             Err(_) => false,

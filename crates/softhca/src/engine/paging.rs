@@ -12,13 +12,13 @@ use crate::transport::Fault;
 const PAGE: u64 = 4096;
 /// Maximum number of pages in one request. The rest is requested when these are
 /// present.
-const MOST_PAGES: u64 = 1024;
+const MAX_PAGES: u64 = 1024;
 /// Maximum number of concurrent requests; the driver's queue is longer.
 const MAX_REQUESTS: usize = 1024;
 /// Number of refusals after which an access fails. The driver refuses pages that it is
 /// about to provide through another key, such as those of a part of an implicit region
 /// that was removed and is created again.
-const MOST_REFUSED: u8 = 8;
+const MAX_REFUSALS: u8 = 8;
 /// Wait after the first refusal in nanoseconds, doubled with each further one: the
 /// driver's work is done by threads that have to be scheduled.
 const FIRST_PAUSE: u64 = 1_000_000;
@@ -101,7 +101,7 @@ impl<P: Platform> Core<P> {
             if now - before.not_before < FORGOTTEN {
                 refused = before.refused;
             }
-            if refused >= MOST_REFUSED {
+            if refused >= MAX_REFUSALS {
                 return Fault::Protection;
             }
         }
@@ -139,7 +139,7 @@ impl<P: Platform> Core<P> {
 /// Returns the data of a page fault event.
 fn page_fault(token: u64, va: u64, missing: &AbsentPage) -> [u8; 28] {
     let end = missing.va.saturating_add(missing.length);
-    let pages = (end - va).div_ceil(PAGE).clamp(1, MOST_PAGES) as u32;
+    let pages = (end - va).div_ceil(PAGE).clamp(1, MAX_PAGES) as u32;
     let mut data = [0; 28];
     data[0] = FLAG_LAST;
     data[6..8].copy_from_slice(&((token >> 32) as u16).to_be_bytes());

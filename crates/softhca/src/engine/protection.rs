@@ -11,7 +11,7 @@ use crate::bits::{Field, field, flag, get64};
 /// Bytes of a format.
 pub(crate) const FORMAT: usize = 64;
 /// Longest signature.
-const MOST_SIGNATURE: usize = 8;
+const MAX_SIGNATURE: usize = 8;
 
 const SIZE: Field = field(0, 31, 30);
 const SAME_STRUCTURE: Field = flag(0, 28);
@@ -62,7 +62,7 @@ fn block(selector: u32) -> Option<usize> {
 
 /// A checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sum {
+enum Checksum {
     /// The CRC of T10, 16 bits.
     T10Crc,
     /// The Internet checksum.
@@ -84,13 +84,13 @@ fn reflected(polynomial: u64, first: u64, ones: u64, data: &[u8]) -> u64 {
     crc ^ ones
 }
 
-impl Sum {
+impl Checksum {
     /// Computes it from 0, or from all ones.
     fn of(self, ones: bool, data: &[u8]) -> u64 {
         let first = if ones { u64::MAX } else { 0 };
         let (short, long) = (u64::from(u32::MAX), u64::MAX);
         match self {
-            Sum::T10Crc => {
+            Checksum::T10Crc => {
                 const POLYNOMIAL: u16 = 0x8bb7;
                 let mut crc = first as u16;
                 for byte in data {
@@ -102,10 +102,10 @@ impl Sum {
                 }
                 crc.into()
             }
-            Sum::Internet => ethernet::fold(ethernet::sum(data) + (first & 0xffff)).into(),
-            Sum::Crc32 => reflected(0xedb8_8320, first & short, short, data),
-            Sum::Crc32c => reflected(0x82f6_3b78, first & short, short, data),
-            Sum::Crc64 => reflected(0x9a6c_9329_ac4b_c9b5, first, long, data),
+            Checksum::Internet => ethernet::fold(ethernet::sum(data) + (first & 0xffff)).into(),
+            Checksum::Crc32 => reflected(0xedb8_8320, first & short, short, data),
+            Checksum::Crc32c => reflected(0x82f6_3b78, first & short, short, data),
+            Checksum::Crc64 => reflected(0x9a6c_9329_ac4b_c9b5, first, long, data),
         }
     }
 }
@@ -117,7 +117,7 @@ const ESCAPE_BOTH: u64 = 0xffff_ffff_ffff;
 /// The signature behind each block, as a number of 64 bits whose first bytes it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Signature {
-    sum: Sum,
+    sum: Checksum,
     ones: bool,
     /// Application and reference tag; 0 for a CRC.
     tags: u64,
@@ -131,9 +131,9 @@ impl Signature {
         if selector != 0 {
             return Ok(Signature {
                 sum: match selector & 0xf0 {
-                    0x20 => Sum::Crc32,
-                    0x40 => Sum::Crc32c,
-                    0x50 => Sum::Crc64,
+                    0x20 => Checksum::Crc32,
+                    0x40 => Checksum::Crc32c,
+                    0x50 => Checksum::Crc64,
                     _ => return Err("a checksum that is not modelled"),
                 },
                 ones: selector & 1 == 0,
@@ -147,8 +147,8 @@ impl Signature {
         }
         Ok(Signature {
             sum: match GUARD.get(inline) {
-                1 => Sum::T10Crc,
-                2 => Sum::Internet,
+                1 => Checksum::T10Crc,
+                2 => Checksum::Internet,
                 _ => return Err("a guard that is not modelled"),
             },
             ones: ONES.is_set(inline),
@@ -164,7 +164,7 @@ impl Signature {
 
     fn bytes(&self) -> usize {
         match self.sum {
-            Sum::Crc32 | Sum::Crc32c => 4,
+            Checksum::Crc32 | Checksum::Crc32c => 4,
             _ => 8,
         }
     }
@@ -173,28 +173,28 @@ impl Signature {
     fn of(&self, index: u64, data: &[u8]) -> u64 {
         let sum = self.sum.of(self.ones, data);
         match self.sum {
-            Sum::T10Crc | Sum::Internet => {
+            Checksum::T10Crc | Checksum::Internet => {
                 let step = if self.increments { index as u32 } else { 0 };
                 let tag = (self.tags as u32).wrapping_add(step);
                 sum << 48 | self.tags & ESCAPE_APP | u64::from(tag)
             }
-            Sum::Crc32 | Sum::Crc32c => sum << 32,
-            Sum::Crc64 => sum,
+            Checksum::Crc32 | Checksum::Crc32c => sum << 32,
+            Checksum::Crc64 => sum,
         }
     }
 
     /// Reads one from the bytes behind a block.
     fn read(&self, bytes: &[u8]) -> u64 {
-        let mut whole = [0; MOST_SIGNATURE];
-        whole[..bytes.len().min(MOST_SIGNATURE)].copy_from_slice(bytes);
+        let mut whole = [0; MAX_SIGNATURE];
+        whole[..bytes.len().min(MAX_SIGNATURE)].copy_from_slice(bytes);
         u64::from_be_bytes(whole)
     }
 
     /// Returns what is wrong of the bytes that a mask names.
-    fn check(&self, expected: u64, actual: u64, mask: u64) -> Option<Wrong> {
+    fn check(&self, expected: u64, actual: u64, mask: u64) -> Option<SignatureError> {
         const GUARD: u64 = 0xffff << 48;
         const APP: u64 = 0xffff << 32;
-        let is_dif = matches!(self.sum, Sum::T10Crc | Sum::Internet);
+        let is_dif = matches!(self.sum, Checksum::T10Crc | Checksum::Internet);
         if self.escape != 0 && actual & self.escape == self.escape {
             return None;
         }
@@ -205,7 +205,7 @@ impl Signature {
             _ if differs & APP != 0 => 1 << 12,
             _ => 1 << 11,
         };
-        Some(Wrong {
+        Some(SignatureError {
             syndrome,
             expected,
             actual,
@@ -217,7 +217,7 @@ impl Signature {
 
 /// A wrong signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wrong {
+pub(crate) struct SignatureError {
     pub(crate) syndrome: u16,
     pub(crate) expected: u64,
     pub(crate) actual: u64,
@@ -252,11 +252,11 @@ pub(crate) struct EncryptionKey {
 }
 
 /// The most bytes of data that are converted at once.
-const LONGEST: usize = 1 << 16;
+const MAX_CONVERTED: usize = 1 << 16;
 
 /// The least common multiple of two sizes, if it is not too long.
 fn common(a: usize, b: usize) -> Result<usize, &'static str> {
-    let multiple = (1..=LONGEST / a).map(|n| n * a).find(|n| n % b == 0);
+    let multiple = (1..=MAX_CONVERTED / a).map(|n| n * a).find(|n| n % b == 0);
     multiple.ok_or("signed blocks of sizes without a short common multiple")
 }
 
@@ -477,7 +477,7 @@ impl Protection {
     }
 
     /// Converts a block as it is in memory for the wire, and checks its signature.
-    pub(crate) fn send(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<Wrong>) {
+    pub(crate) fn send(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<SignatureError>) {
         let mut bytes = block.to_vec();
         if let Some(encryption) = self.encryption.as_ref().filter(|e| !e.signature_first) {
             encryption.apply(index, &mut bytes, encryption.encrypts_sent);
@@ -490,7 +490,7 @@ impl Protection {
     }
 
     /// Converts a block from the wire for memory, and checks its signature.
-    pub(crate) fn receive(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<Wrong>) {
+    pub(crate) fn receive(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<SignatureError>) {
         let mut bytes = block.to_vec();
         if let Some(encryption) = self.encryption.as_ref().filter(|e| e.signature_first) {
             encryption.apply(index, &mut bytes, !encryption.encrypts_sent);
@@ -503,7 +503,7 @@ impl Protection {
     }
 
     /// Replaces the signatures of one side by those of the other.
-    fn sign(&self, index: u64, block: &[u8], sends: bool) -> (Vec<u8>, Option<Wrong>) {
+    fn sign(&self, index: u64, block: &[u8], sends: bool) -> (Vec<u8>, Option<SignatureError>) {
         let [memory, wire] = [(&self.memory, self.blocks[0]), (&self.wire, self.blocks[1])];
         let ((from, from_size), (to, to_size)) = match sends {
             true => (memory, wire),
@@ -524,7 +524,7 @@ impl Protection {
                 let expected = signature.of(number(from_size, n), bytes);
                 let found = signature.check(expected, actual, self.checked);
                 arrived = Some(actual);
-                wrong = wrong.or(found.map(|wrong| Wrong {
+                wrong = wrong.or(found.map(|wrong| SignatureError {
                     of_memory: sends,
                     within: n * size,
                     ..wrong
@@ -581,16 +581,16 @@ mod tests {
     fn checksums_have_their_known_values() {
         let data = b"123456789";
         for (sum, ones, value) in [
-            (Sum::T10Crc, false, 0xd0db),
-            (Sum::Crc32, true, 0xcbf4_3926),
-            (Sum::Crc32c, true, 0xe306_9283),
-            (Sum::Crc64, true, 0xae8b_1486_0a79_9888),
+            (Checksum::T10Crc, false, 0xd0db),
+            (Checksum::Crc32, true, 0xcbf4_3926),
+            (Checksum::Crc32c, true, 0xe306_9283),
+            (Checksum::Crc64, true, 0xae8b_1486_0a79_9888),
         ] {
             assert_eq!(sum.of(ones, data), value, "{sum:?}");
         }
         // RFC 1071, section 3.
         let data = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
-        assert_eq!(Sum::Internet.of(false, &data), 0x220d);
+        assert_eq!(Checksum::Internet.of(false, &data), 0x220d);
     }
 
     #[test]
@@ -610,7 +610,7 @@ mod tests {
             assert_eq!(both.local_to_wire(memory), wire);
         }
         let data: Vec<u8> = (0..4096u32).map(|n| (n * 7) as u8).collect();
-        let sum = |data: &[u8]| Sum::T10Crc.of(true, data).to_be_bytes();
+        let sum = |data: &[u8]| Checksum::T10Crc.of(true, data).to_be_bytes();
         let signed = |size: usize, app: [u8; 2], first: u32| {
             let blocks = data.chunks(size).zip(first..);
             let signed = blocks.map(|(data, tag)| {
@@ -701,7 +701,10 @@ mod tests {
         let (sent, wrong) = protection.send(0, &block);
         assert_eq!(wrong, None);
         assert_eq!(&sent[514..], &block[514..]);
-        assert_eq!(get64(&sent, 512) >> 48, Sum::T10Crc.of(true, &block[..512]));
+        assert_eq!(
+            get64(&sent, 512) >> 48,
+            Checksum::T10Crc.of(true, &block[..512])
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
-use super::wqe::{self, CqeScatter, Local, Reading};
+use super::wqe::{self, CqeScatter, Local, WqeContext};
 use crate::bits::{field, get_array, get64};
 use crate::packet::{Grh, Link, Path, Roce};
 use crate::platform::Platform;
@@ -216,7 +216,7 @@ pub(crate) enum FetchedWqe {
     Entry(usize),
     /// The WQE is malformed or inaccessible, so that the rest of the queue cannot be
     /// found; the reason.
-    Wrong(&'static str),
+    Malformed(&'static str),
 }
 
 impl<P: Platform> Core<P> {
@@ -250,7 +250,7 @@ impl<P: Platform> Core<P> {
         if ring.empty() {
             match self.platform.read_index(ring.doorbell) {
                 Ok(tail) => ring.tail = tail as u16,
-                Err(_) => return FetchedWqe::Wrong("the doorbell record is not in memory"),
+                Err(_) => return FetchedWqe::Malformed("the doorbell record is not in memory"),
             }
             if ring.empty() {
                 return FetchedWqe::Nothing;
@@ -276,28 +276,28 @@ impl<P: Platform> Core<P> {
             }
         };
         if read(0, &mut out[..wqe::BLOCK]).is_err() {
-            return FetchedWqe::Wrong("the send queue is not in memory");
+            return FetchedWqe::Malformed("the send queue is not in memory");
         }
         overlay(&mut out[..wqe::BLOCK]);
         let Some(length) = wqe::length(out) else {
-            return FetchedWqe::Wrong("a work request without segments");
+            return FetchedWqe::Malformed("a work request without segments");
         };
         let blocks = length.div_ceil(wqe::BLOCK) as u16;
         let posted = ring.tail.wrapping_sub(index);
         if blocks > posted {
-            return FetchedWqe::Wrong("a work request longer than what is posted");
+            return FetchedWqe::Malformed("a work request longer than what is posted");
         }
         for n in 1..blocks {
             let at = usize::from(n) * wqe::BLOCK;
             if read(n, &mut out[at..at + wqe::BLOCK]).is_err() {
-                return FetchedWqe::Wrong("the send queue is not in memory");
+                return FetchedWqe::Malformed("the send queue is not in memory");
             }
         }
         overlay(&mut out[..length]);
         if strict {
             if let Some((at, ring, copy)) = difference {
                 if at < length && !wqe::is_write_combining_test(out, at) {
-                    self.complain(|| {
+                    self.report_misuse(|| {
                 format!(
                     "queue {number}, index {index}: the ring differs from the BlueFlame copy, \
                      first at byte {at}: {ring:#04x}, and {copy:#04x} in the copy"
@@ -307,10 +307,10 @@ impl<P: Platform> Core<P> {
             }
         }
         if strict && wqe::index(out) != index {
-            return FetchedWqe::Wrong("the work request has another index than its place");
+            return FetchedWqe::Malformed("the work request has another index than its place");
         }
         if strict && wqe::queue(out) != number {
-            return FetchedWqe::Wrong("the work request names another queue");
+            return FetchedWqe::Malformed("the work request names another queue");
         }
         let ring = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => qp.send.as_mut(),
@@ -345,7 +345,7 @@ impl<P: Platform> Core<P> {
         let fetched = self.fetch(qpn, bytes);
         let strict = self.settings.strict;
         let qp = self.qp(qpn)?;
-        let reading = Reading {
+        let context = WqeContext {
             service: qp.service,
             pd: qp.pd,
             privileged: qp.privileged,
@@ -358,8 +358,8 @@ impl<P: Platform> Core<P> {
         };
         let work = match fetched {
             FetchedWqe::Nothing => return None,
-            FetchedWqe::Wrong(why) => {
-                self.complain(|| format!("queue pair {qpn}, index {head}: {why}"));
+            FetchedWqe::Malformed(why) => {
+                self.report_misuse(|| format!("queue pair {qpn}, index {head}: {why}"));
                 self.post_queue_event(event::WQ_CATASTROPHIC, 0, qpn);
                 // The WQEs after it cannot be found, so they are dropped.
                 if let Some(Qp {
@@ -368,17 +368,17 @@ impl<P: Platform> Core<P> {
                 {
                     ring.head = ring.tail;
                 }
-                let mut work = wqe::send(&[], &reading);
+                let mut work = wqe::send(&[], &context);
                 work.operation = Operation::Invalid(crate::transport::Status::LocalQpOperation);
                 work.signaled = true;
                 work.index = head;
                 work
             }
             FetchedWqe::Entry(length) => {
-                let mut work = wqe::send(&bytes[..length], &reading);
+                let mut work = wqe::send(&bytes[..length], &context);
                 work.index = index;
                 if let Some(why) = work.fault {
-                    self.complain(|| format!("queue pair {qpn}, index {index}: {why}"));
+                    self.report_misuse(|| format!("queue pair {qpn}, index {index}: {why}"));
                 }
                 work
             }
@@ -518,7 +518,9 @@ impl<P: Platform> Core<P> {
         let (index, length) = match taken {
             Ok(taken) => taken?,
             Err(()) => {
-                self.complain(|| format!("the receive queue of queue pair {qpn} is not in memory"));
+                self.report_misuse(|| {
+                    format!("the receive queue of queue pair {qpn} is not in memory")
+                });
                 self.post_queue_event(event::WQ_CATASTROPHIC, 0, qpn);
                 return None;
             }

@@ -8,7 +8,7 @@ pub(crate) const QUEUE_GROUP: u32 = 4;
 /// The element types, as reported in the capabilities.
 pub(crate) const TYPES: u32 = 1 << ARBITER | 1 << QUEUE_GROUP;
 /// Limit of scheduling elements.
-pub(crate) const MOST: usize = 1 << 16;
+pub(crate) const MAX_ELEMENTS: usize = 1 << 16;
 
 /// An element of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

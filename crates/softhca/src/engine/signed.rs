@@ -9,13 +9,13 @@ use std::sync::Arc;
 use super::core::Core;
 use super::cq::{self, Completion};
 use super::mkey::{Accessor, Location, Mkey, Rights};
-use super::protection::{Protection, Wrong};
+use super::protection::{Protection, SignatureError};
 use super::wqe::Local;
 use crate::platform::Platform;
 use crate::transport::Fault;
 
 /// Blocks that may be incomplete at a time; one more, and all are dropped.
-const MOST_PARTS: usize = 1024;
+const MAX_PARTS: usize = 1024;
 
 /// The state of a signature (protection signature value).
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Psv {
 
 /// A block of which a part has arrived.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct PartialBlock {
     bytes: Vec<u8>,
     arrived: Vec<bool>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Side {
 
 /// A key with protection.
 #[derive(Debug, Clone)]
-struct Protected {
+struct ProtectedKey {
     key: u32,
     start: u64,
     /// Bytes in memory.
@@ -52,7 +52,7 @@ struct Protected {
 
 /// A part of a block on the wire.
 #[derive(Debug, Clone, Copy)]
-struct Piece {
+struct BlockRange {
     block: u64,
     /// The range in the block.
     from: usize,
@@ -63,9 +63,9 @@ struct Piece {
     is_whole: bool,
 }
 
-impl Protected {
-    fn of(key: u32, mkey: &Mkey) -> Option<Protected> {
-        Some(Protected {
+impl ProtectedKey {
+    fn of(key: u32, mkey: &Mkey) -> Option<ProtectedKey> {
+        Some(ProtectedKey {
             key,
             start: mkey.start,
             length: mkey.length,
@@ -82,17 +82,17 @@ impl Protected {
     }
 
     /// Divides a range on the wire, of a packet.
-    fn pieces(&self, va: u64, length: usize) -> Result<Vec<Piece>, Fault> {
+    fn block_ranges(&self, va: u64, length: usize) -> Result<Vec<BlockRange>, Fault> {
         let (first, end) = self.range(va, length as u64)?;
         let size = self.protection.on_wire() as u64;
         let whole = self.length / self.protection.in_memory() as u64;
-        let mut pieces = Vec::new();
+        let mut block_ranges = Vec::new();
         let mut at = first;
         while at < end {
             let block = at / size;
             let from = at % size;
             let to = size.min(from + (end - at));
-            pieces.push(Piece {
+            block_ranges.push(BlockRange {
                 block,
                 from: from as usize,
                 to: to as usize,
@@ -101,7 +101,7 @@ impl Protected {
             });
             at += to - from;
         }
-        Ok(pieces)
+        Ok(block_ranges)
     }
 
     /// The address of a block in memory.
@@ -111,7 +111,7 @@ impl Protected {
     }
 }
 
-impl Piece {
+impl BlockRange {
     /// Its place in the access.
     fn range(&self) -> std::ops::Range<usize> {
         self.at..self.at + (self.to - self.from)
@@ -144,11 +144,11 @@ impl<P: Platform> Core<P> {
     }
 
     /// The key, if it has protection.
-    fn protected(&self, key: u32) -> Option<Protected> {
+    fn protected(&self, key: u32) -> Option<ProtectedKey> {
         if self.protected_keys == 0 {
             return None;
         }
-        Protected::of(key, self.mkeys.get(key >> 8)?)
+        ProtectedKey::of(key, self.mkeys.get(key >> 8)?)
     }
 
     /// Changes the list of a work request that was taken to offsets on the wire. Returns
@@ -159,7 +159,7 @@ impl<P: Platform> Core<P> {
         }
         let mut converted = u64::from(length);
         for segment in local.segments.iter_mut() {
-            let Some(Protected {
+            let Some(ProtectedKey {
                 start, protection, ..
             }) = self.protected(segment.key)
             else {
@@ -208,14 +208,14 @@ impl<P: Platform> Core<P> {
             return self.read_key(accessor, key, va, out, rights);
         };
         let protection = Arc::clone(&protected.protection);
-        for piece in protected.pieces(va, out.len())? {
-            let address = protected.address(piece.block);
-            let out = &mut out[piece.range()];
-            if !piece.is_whole {
+        for range in protected.block_ranges(va, out.len())? {
+            let address = protected.address(range.block);
+            let out = &mut out[range.range()];
+            if !range.is_whole {
                 self.read_key(
                     accessor,
                     key,
-                    address.wrapping_add(piece.from as u64),
+                    address.wrapping_add(range.from as u64),
                     out,
                     rights,
                 )?;
@@ -223,10 +223,10 @@ impl<P: Platform> Core<P> {
             }
             let mut block = vec![0; protection.in_memory()];
             self.read_key(accessor, key, address, &mut block, rights)?;
-            let (sent, wrong) = protection.send(piece.block, &block);
-            out.copy_from_slice(&sent[piece.from..piece.to]);
-            if let (Some(wrong), true) = (wrong, piece.to == sent.len()) {
-                let offset = piece.block.wrapping_mul(protection.in_memory() as u64);
+            let (sent, wrong) = protection.send(range.block, &block);
+            out.copy_from_slice(&sent[range.from..range.to]);
+            if let (Some(wrong), true) = (wrong, range.to == sent.len()) {
+                let offset = range.block.wrapping_mul(protection.in_memory() as u64);
                 let offset = offset.wrapping_add(wrong.within as u64);
                 self.report(side, &protected, wrong, offset);
             }
@@ -248,36 +248,36 @@ impl<P: Platform> Core<P> {
             return self.write_key(accessor, key, va, data, rights);
         };
         let protection = Arc::clone(&protected.protection);
-        for piece in protected.pieces(va, data.len())? {
-            let address = protected.address(piece.block);
-            let data = &data[piece.range()];
+        for range in protected.block_ranges(va, data.len())? {
+            let address = protected.address(range.block);
+            let data = &data[range.range()];
             let size = protection.on_wire();
-            let end = match piece.is_whole {
-                true => piece.to.min(protection.data()),
-                false => piece.to,
+            let end = match range.is_whole {
+                true => range.to.min(protection.data()),
+                false => range.to,
             };
-            if (!piece.is_whole || protection.is_stored_early()) && piece.from < end {
-                let data = &data[..end - piece.from];
+            if (!range.is_whole || protection.is_stored_early()) && range.from < end {
+                let data = &data[..end - range.from];
                 self.write_key(
                     accessor,
                     key,
-                    address.wrapping_add(piece.from as u64),
+                    address.wrapping_add(range.from as u64),
                     data,
                     rights,
                 )?;
             }
-            if !piece.is_whole {
+            if !range.is_whole {
                 continue;
             }
-            let block = match piece.to - piece.from == size {
+            let block = match range.to - range.from == size {
                 true => Some(data.to_vec()),
-                false => self.complete_part(&protected, &piece, data),
+                false => self.complete_part(&protected, &range, data),
             };
             let Some(block) = block else { continue };
-            let (stored, wrong) = protection.receive(piece.block, &block);
+            let (stored, wrong) = protection.receive(range.block, &block);
             self.write_key(accessor, key, address, &stored, rights)?;
             if let Some(wrong) = wrong {
-                let offset = piece.block.wrapping_mul(size as u64);
+                let offset = range.block.wrapping_mul(size as u64);
                 let offset = offset.wrapping_add(wrong.within as u64);
                 self.report(side, &protected, wrong, offset);
             }
@@ -288,30 +288,30 @@ impl<P: Platform> Core<P> {
     /// Adds a part to a block. Returns the block if it is complete.
     fn complete_part(
         &mut self,
-        protected: &Protected,
-        piece: &Piece,
+        protected: &ProtectedKey,
+        range: &BlockRange,
         data: &[u8],
     ) -> Option<Vec<u8>> {
         let size = protected.protection.on_wire();
-        if self.parts.len() >= MOST_PARTS {
+        if self.parts.len() >= MAX_PARTS {
             self.parts.clear();
         }
-        let at = (protected.key >> 8, piece.block);
-        let part = self.parts.entry(at).or_insert_with(|| Part {
+        let at = (protected.key >> 8, range.block);
+        let part = self.parts.entry(at).or_insert_with(|| PartialBlock {
             bytes: vec![0; size],
             arrived: vec![false; size],
         });
         part.bytes
-            .get_mut(piece.from..piece.to)?
+            .get_mut(range.from..range.to)?
             .copy_from_slice(data);
-        part.arrived.get_mut(piece.from..piece.to)?.fill(true);
+        part.arrived.get_mut(range.from..range.to)?.fill(true);
         let is_complete = part.arrived.iter().all(|arrived| *arrived);
         is_complete.then(|| self.parts.remove(&at).map(|part| part.bytes))?
     }
 
     /// Reports a wrong signature: the first one, until the key and the PSV are told that
     /// it was seen.
-    fn report(&mut self, side: Side, protected: &Protected, wrong: Wrong, offset: u64) {
+    fn report(&mut self, side: Side, protected: &ProtectedKey, wrong: SignatureError, offset: u64) {
         let psv = protected.protection.psvs[usize::from(!wrong.of_memory)];
         let psv = psv.and_then(|psv| self.psvs.get_mut(psv));
         let Some(mkey) = self.mkeys.get_mut(protected.key >> 8) else {
@@ -333,7 +333,7 @@ impl<P: Platform> Core<P> {
             }
             false => qp.recv_cq,
         };
-        let signature = cq::WrongSignature {
+        let signature = cq::SignatureErrorCqe {
             wrong,
             key: protected.key,
             offset,
@@ -341,7 +341,7 @@ impl<P: Platform> Core<P> {
         self.complete(
             cqn,
             &Completion {
-                opcode: cq::opcode::WRONG_SIGNATURE,
+                opcode: cq::opcode::SIGNATURE_ERROR,
                 signature: Some(&signature),
                 ..Completion::default()
             },

@@ -70,7 +70,7 @@ impl<P: Platform> Core<P> {
         let bytes = &mut bytes[..stride.min(wqe::LONGEST_RECEIVE)];
         let at = u64::from(index) << srq.log_stride;
         if srq.buffer.read(&self.platform, at, bytes).is_err() {
-            self.complain(|| format!("SRQ {srqn} is not in memory"));
+            self.report_misuse(|| format!("SRQ {srqn} is not in memory"));
             self.post_queue_event(event::SRQ_CATASTROPHIC, 0, srqn);
             return None;
         }

@@ -16,16 +16,16 @@ use crate::bits::{field, put_bytes, put32};
 /// Size of a match value in bytes.
 pub(crate) const MATCH: usize = 512;
 /// Maximum number of tables that a frame traverses.
-const DEPTH: u32 = 64;
+const MAX_DEPTH: u32 = 64;
 /// Maximum number of objects of all kinds, and of rules.
-const MOST: usize = 1 << 16;
+const MAX_OBJECTS: usize = 1 << 16;
 /// Maximum number of tables that a frame and its copies visit in total. The rules in them
-/// are limited by `MOST`, which is all rules once.
-const VISITS: usize = 1024;
+/// are limited by `MAX_OBJECTS`, which allows each rule to be compared once.
+const MAX_VISITS: usize = 1024;
 /// Base-2 logarithm of the maximum number of destinations of a rule, and of its counters.
 pub(crate) const LOG_DESTINATIONS: u32 = 8;
 /// Maximum number of receive queues and of counters of a frame.
-const FOUND: usize = 1 << (LOG_DESTINATIONS + 2);
+const MAX_QUEUES: usize = 1 << (LOG_DESTINATIONS + 2);
 
 const ACTION_DROP: u32 = 1 << 1;
 const ACTION_FORWARD: u32 = 1 << 2;
@@ -70,7 +70,7 @@ impl Rule {
 
 /// A receive queue that steering has selected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Selected {
+pub(crate) struct SelectedQueue {
     pub(crate) rqn: u32,
     /// The tag of the last rule.
     pub(crate) tag: u32,
@@ -162,7 +162,7 @@ impl Steering {
 
     /// Adds an object. Returns its number, or `None` if there is no room.
     pub(crate) fn insert(&mut self, object: Object) -> Option<u32> {
-        if self.objects.len() >= MOST {
+        if self.objects.len() >= MAX_OBJECTS {
             return None;
         }
         let mut number = self.next;
@@ -212,7 +212,7 @@ impl Steering {
     /// Sets the rule at an index of a table. Returns false if there is no such table or
     /// no room.
     pub(crate) fn set_rule(&mut self, table: u32, index: u32, rule: Rule) -> bool {
-        let full = self.rules >= MOST;
+        let full = self.rules >= MAX_OBJECTS;
         match self.objects.get_mut(&table) {
             Some(Object::Table { rules, .. }) if !full || rules.contains_key(&index) => {
                 self.rules += usize::from(rules.insert(index, rule).is_none());
@@ -235,92 +235,92 @@ impl Steering {
     }
 
     /// Returns the receive queues for a frame. A frame from one of the interface's send queues is filtered by the settings of the TIRs.
-    pub(crate) fn steer(&mut self, frame: &[u8], origin: Origin) -> Vec<Selected> {
-        let mut found = Steered {
+    pub(crate) fn steer(&mut self, frame: &[u8], origin: Origin) -> Vec<SelectedQueue> {
+        let mut result = SteeringResult {
             queues: Vec::new(),
             counters: Vec::new(),
-            visits: VISITS,
-            rules: MOST,
+            visits: MAX_VISITS,
+            rules: MAX_OBJECTS,
         };
-        if let (Some(root), Some(walk)) = (self.root, Walk::new(frame, origin)) {
-            self.pass(&walk, root, DEPTH, &mut found);
+        if let (Some(root), Some(frame)) = (self.root, SteeredFrame::new(frame, origin)) {
+            self.pass(&frame, root, MAX_DEPTH, &mut result);
         }
-        for counter in found.counters {
+        for counter in result.counters {
             if let Some(Object::Counter(traffic)) = self.objects.get_mut(&counter) {
                 traffic.packets = traffic.packets.wrapping_add(1);
                 traffic.bytes = traffic.bytes.wrapping_add(frame.len() as u64);
             }
         }
-        found.queues
+        result.queues
     }
 
     /// Applies a rule's change of headers. Returns `None` if the frame is not understood
     /// after that.
-    fn change_header<'a>(&self, walk: &Walk<'a>, number: u32) -> Option<Walk<'a>> {
-        let mut changed = Rc::from(walk.frame());
+    fn change_header<'a>(&self, frame: &SteeredFrame<'a>, number: u32) -> Option<SteeredFrame<'a>> {
+        let mut changed = Rc::from(frame.frame());
         if let (Some(Object::HeaderChange(actions)), Some(frame)) =
             (self.objects.get(&number), Rc::get_mut(&mut changed))
         {
             header_change::apply(frame, actions);
         }
-        Some(Walk {
+        Some(SteeredFrame {
             headers: headers(&changed)?,
             hash: hash(&changed),
             changed: Some(changed),
-            ..*walk
+            ..*frame
         })
     }
 
     /// Continues in a table.
-    fn pass(&self, walk: &Walk<'_>, table: u32, depth: u32, found: &mut Steered) {
+    fn pass(&self, frame: &SteeredFrame<'_>, table: u32, depth: u32, result: &mut SteeringResult) {
         let (Some(Object::Table { next, rules, .. }), Some(depth), Some(visits)) = (
             self.objects.get(&table),
             depth.checked_sub(1),
-            found.visits.checked_sub(1),
+            result.visits.checked_sub(1),
         ) else {
             return;
         };
-        found.visits = visits;
+        result.visits = visits;
         let mut seen = 0;
-        let rule = rules.values().take(found.rules).find(|rule| {
+        let rule = rules.values().take(result.rules).find(|rule| {
             seen += 1;
-            self.matches(walk, rule)
+            self.matches(frame, rule)
         });
-        found.rules -= seen;
+        result.rules -= seen;
         let Some(rule) = rule else {
             if let Some(next) = next {
-                self.pass(walk, *next, depth, found);
+                self.pass(frame, *next, depth, result);
             }
             return;
         };
         if rule.action & ACTION_COUNT != 0 {
-            let room = FOUND - found.counters.len();
+            let room = MAX_QUEUES - result.counters.len();
             let counters = rule.counters.iter().take(room);
-            found.counters.extend(counters);
+            result.counters.extend(counters);
         }
         if rule.action & ACTION_DROP != 0 || rule.action & ACTION_FORWARD == 0 {
             return;
         }
         let changed;
-        let walk = if rule.action & ACTION_CHANGE_HEADER != 0 {
-            let Some(after) = self.change_header(walk, rule.header_change) else {
+        let frame = if rule.action & ACTION_CHANGE_HEADER != 0 {
+            let Some(after) = self.change_header(frame, rule.header_change) else {
                 return;
             };
             changed = after;
             &changed
         } else {
-            walk
+            frame
         };
         for destination in &rule.destinations {
             match destination {
-                Destination::Table(table) => self.pass(walk, *table, depth, found),
+                Destination::Table(table) => self.pass(frame, *table, depth, result),
                 Destination::Tir(tir) => {
-                    let queue = self.queue_of(walk, *tir);
-                    if let Some(rqn) = queue.filter(|_| found.queues.len() < FOUND) {
-                        found.queues.push(Selected {
+                    let queue = self.queue_of(frame, *tir);
+                    if let Some(rqn) = queue.filter(|_| result.queues.len() < MAX_QUEUES) {
+                        result.queues.push(SelectedQueue {
                             rqn,
                             tag: rule.tag,
-                            changed: walk.changed.clone(),
+                            changed: frame.changed.clone(),
                         });
                     }
                 }
@@ -329,32 +329,32 @@ impl Steering {
         }
     }
 
-    fn matches(&self, walk: &Walk<'_>, rule: &Rule) -> bool {
+    fn matches(&self, frame: &SteeredFrame<'_>, rule: &Rule) -> bool {
         let Some(Object::Group { criteria }) = self.objects.get(&rule.group) else {
             return false;
         };
         let bytes = criteria.iter().zip(rule.value.iter());
         bytes
-            .zip(walk.headers.iter())
+            .zip(frame.headers.iter())
             .all(|((mask, value), header)| mask & value == mask & header)
     }
 
-    fn queue_of(&self, walk: &Walk<'_>, tir: u32) -> Option<u32> {
+    fn queue_of(&self, frame: &SteeredFrame<'_>, tir: u32) -> Option<u32> {
         let Some(Object::Tir(tir)) = self.objects.get(&tir) else {
             return None;
         };
-        let itself = match walk.origin {
+        let itself = match frame.origin {
             Origin::Wire => false,
             Origin::Local { domain } => domain == Some(tir.domain),
         };
-        if itself && tir.own & walk.cast == 0 {
+        if itself && tir.own & frame.cast == 0 {
             return None;
         }
         match tir.to {
             TirDestination::Queue(rqn) => Some(rqn),
             TirDestination::Table(rqt) => match self.objects.get(&rqt) {
                 Some(Object::Rqt(queues)) if !queues.is_empty() => {
-                    Some(queues[walk.hash as usize % queues.len()])
+                    Some(queues[frame.hash as usize % queues.len()])
                 }
                 _ => None,
             },
@@ -363,8 +363,8 @@ impl Steering {
 }
 
 /// What a frame has met.
-struct Steered {
-    queues: Vec<Selected>,
+struct SteeringResult {
+    queues: Vec<SelectedQueue>,
     counters: Vec<u32>,
     /// Tables that it may still visit, and rules that it may still be compared with.
     visits: usize,
@@ -372,7 +372,7 @@ struct Steered {
 }
 
 /// A frame that is being steered.
-struct Walk<'a> {
+struct SteeredFrame<'a> {
     arrived: &'a [u8],
     /// The frame as rules have changed it, if they have.
     changed: Option<Rc<[u8]>>,
@@ -384,9 +384,9 @@ struct Walk<'a> {
     origin: Origin,
 }
 
-impl<'a> Walk<'a> {
-    fn new(arrived: &'a [u8], origin: Origin) -> Option<Walk<'a>> {
-        Some(Walk {
+impl<'a> SteeredFrame<'a> {
+    fn new(arrived: &'a [u8], origin: Origin) -> Option<SteeredFrame<'a>> {
+        Some(SteeredFrame {
             arrived,
             changed: None,
             headers: headers(arrived)?,
@@ -684,7 +684,7 @@ mod tests {
             })
             .unwrap();
         // Each table leads to the next one twice.
-        let tables: Vec<u32> = (0..DEPTH).map(|_| table(&mut steering)).collect();
+        let tables: Vec<u32> = (0..MAX_DEPTH).map(|_| table(&mut steering)).collect();
         for (n, number) in tables.iter().enumerate() {
             let next = tables.get(n + 1).copied();
             let to = next.map_or(Destination::Tir(tir), Destination::Table);
@@ -697,20 +697,20 @@ mod tests {
             assert!(steering.set_rule(*number, 0, twice));
         }
         steering.root = Some(tables[0]);
-        let found = steer(&mut steering, &frame(false), Origin::Wire);
-        assert!(!found.is_empty() && found.len() <= FOUND);
+        let result = steer(&mut steering, &frame(false), Origin::Wire);
+        assert!(!result.is_empty() && result.len() <= MAX_QUEUES);
         let Some(Object::Counter(traffic)) = steering.get(counter) else {
             panic!("no counter");
         };
-        assert!(traffic.packets <= FOUND as u64);
+        assert!(traffic.packets <= MAX_QUEUES as u64);
         // A single rule with too many of them.
         let many = Rule {
-            destinations: vec![Destination::Tir(tir); 3 * FOUND],
+            destinations: vec![Destination::Tir(tir); 3 * MAX_QUEUES],
             ..rule(all, zero, Destination::Other)
         };
         assert!(steering.set_rule(tables[0], 0, many));
-        let found = steer(&mut steering, &frame(false), Origin::Wire);
-        assert_eq!(found.len(), FOUND);
+        let result = steer(&mut steering, &frame(false), Origin::Wire);
+        assert_eq!(result.len(), MAX_QUEUES);
     }
 
     #[test]

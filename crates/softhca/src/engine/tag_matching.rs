@@ -23,10 +23,10 @@ use crate::transport::{
 };
 
 /// Base-2 logarithm of the longest list.
-pub(crate) const LOG_MOST: u32 = 7;
+pub(crate) const LOG_MAX_TAGS: u32 = 7;
 /// Maximum number of rendezvous that a queue pair transfers at once; the senders of
 /// further ones wait.
-const MOST_TRANSFERS: u32 = 64;
+const MAX_TRANSFERS: u32 = 64;
 
 /// Bytes of the header.
 pub(crate) const HEADER: usize = 16;
@@ -160,12 +160,12 @@ pub(crate) enum Tagging {
     /// The message is received into a WQE; the operation of its completion.
     Wqe(u8),
     /// The message is received into the buffer of a tag.
-    Buffer(Box<Tagged>),
+    Buffer(Box<TagMatch>),
 }
 
 /// A message that matched a tag.
 #[derive(Debug, Clone)]
-pub(crate) struct Tagged {
+pub(crate) struct TagMatch {
     header: [u8; HEADER],
     /// It has a single packet, and completes once.
     whole: bool,
@@ -224,7 +224,7 @@ impl TagFields {
 }
 
 /// Where a message is received.
-pub(super) enum Matched {
+pub(super) enum MatchResult {
     Buffer(RecvWork<Local>),
     /// In a WQE of the SRQ.
     Wqe(Tagging),
@@ -254,7 +254,7 @@ pub(super) fn is_of_device(id: u64) -> bool {
 impl Qp {
     /// Returns whether the device may transfer one more rendezvous.
     fn has_room(&self) -> bool {
-        self.transfers < MOST_TRANSFERS
+        self.transfers < MAX_TRANSFERS
     }
 
     /// Forgets the device's own send requests, with all others.
@@ -273,7 +273,7 @@ impl<P: Platform> Core<P> {
         let Some((tags, cqn, uidx)) =
             srq.and_then(|srq| Some((srq.tags.as_deref_mut()?, srq.cqn, srq.uidx)))
         else {
-            self.complain(|| format!("queue pair {qpn} has no list of tags"));
+            self.report_misuse(|| format!("queue pair {qpn} has no list of tags"));
             return Err(Status::LocalQpOperation);
         };
         if let Some(seen) = operation.seen {
@@ -291,7 +291,7 @@ impl<P: Platform> Core<P> {
         };
         let phase = tags.received;
         let done = done.map_err(|why| {
-            self.complain(|| format!("queue pair {qpn}, index {index}: {why}"));
+            self.report_misuse(|| format!("queue pair {qpn}, index {index}: {why}"));
             Status::LocalQpOperation
         })?;
         if operation.signaled {
@@ -318,7 +318,7 @@ impl<P: Platform> Core<P> {
         qpn: u32,
         srqn: u32,
         start: &MessageStart<'_>,
-    ) -> Option<Matched> {
+    ) -> Option<MatchResult> {
         // Most SRQs have none.
         self.srqs.get(srqn)?.tags.as_ref()?;
         let qp = self.qp(qpn)?;
@@ -326,7 +326,7 @@ impl<P: Platform> Core<P> {
         let has_room = qp.has_room();
         let srq = self.srqs.get_mut(srqn)?;
         let tags = srq.tags.as_deref_mut()?;
-        let wqe = |operation| Some(Matched::Wqe(Tagging::Wqe(operation)));
+        let wqe = |operation| Some(MatchResult::Wqe(Tagging::Wqe(operation)));
         let payload = start.payload;
         let kind = payload.first().copied().unwrap_or(0);
         if payload.len() < HEADER || !matches!(kind, EAGER | RENDEZVOUS) {
@@ -343,12 +343,12 @@ impl<P: Platform> Core<P> {
             _ => None,
         };
         if transfer.is_some() && !has_room {
-            return Some(Matched::NotReady);
+            return Some(MatchResult::NotReady);
         }
         let tag = tags.tags.remove(place);
         let software = kind == RENDEZVOUS && transfer.is_none();
         let header = get_array(payload, 0);
-        let tagged = Tagged {
+        let tagged = TagMatch {
             header,
             whole: start.whole,
             transfer,
@@ -368,7 +368,7 @@ impl<P: Platform> Core<P> {
             self.complete_match(cqn, uidx, qpn, (operation, tag.index, header));
         }
         self.stats.receive_requests += 1;
-        Some(Matched::Buffer(RecvWork {
+        Some(MatchResult::Buffer(RecvWork {
             id: u64::from(srqn) << SRQN_SHIFT | u64::from(tag.index),
             length: match transfer {
                 // Only the header of the message matters.
@@ -416,7 +416,7 @@ impl<P: Platform> Core<P> {
     pub(super) fn tag_done(
         &mut self,
         cqn: u32,
-        (work, tagged): (&RecvWork<Local>, &Tagged),
+        (work, tagged): (&RecvWork<Local>, &TagMatch),
         done: &RecvDone,
         mut completion: Completion<'_>,
     ) -> bool {
@@ -456,7 +456,7 @@ impl<P: Platform> Core<P> {
         &mut self,
         qpn: u32,
         work: &RecvWork<Local>,
-        tagged: &Tagged,
+        tagged: &TagMatch,
         (va, rkey, length): (u64, u32, u32),
     ) {
         let id = work.id | OF_DEVICE;
@@ -567,7 +567,7 @@ mod tests {
 
     #[test]
     fn the_header_is_not_stored() {
-        let tagged = Tagged {
+        let tagged = TagMatch {
             header: [0; HEADER],
             whole: true,
             transfer: None,
@@ -579,7 +579,7 @@ mod tests {
         assert_eq!(buffer.stored(100, &data), (84, &data[..]));
         assert_eq!(buffer.stored(0, &data[..3]), (0, &data[..0]));
         assert_eq!(Tagging::Wqe(app::NO_TAG).stored(0, &data), (0, &data[..]));
-        let transfer = Tagging::Buffer(Box::new(Tagged {
+        let transfer = Tagging::Buffer(Box::new(TagMatch {
             transfer: Some((0, 0, 1)),
             ..tagged
         }));

@@ -62,7 +62,7 @@ const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
 /// Lists come in units of this many 16-byte entries.
 const UNIT: usize = 4;
 /// Maximum length of a list, in 16-byte entries.
-const MOST_OCTOWORDS: usize = 1 << 16;
+const MAX_OCTOWORDS: usize = 1 << 16;
 
 impl<P: Platform> Core<P> {
     /// Makes a key unusable until a work request fills it in again.
@@ -98,7 +98,7 @@ impl<P: Platform> Core<P> {
         };
         let mask = get64(umr, MASK);
         let count = OCTOWORDS.get(umr) as usize;
-        if count > MOST_OCTOWORDS {
+        if count > MAX_OCTOWORDS {
             return Err("a UMR with too long a list");
         }
         let list = self.list(accessor, entry, INLINE.is_set(umr), count)?;
@@ -268,7 +268,7 @@ impl<P: Platform> Core<P> {
         let allowed = keys.all(|klm| {
             // Entries of equal parts have no length of their own.
             let length = if equal { 0 } else { klm.length };
-            self.may_lead_to(accessor, mkey, &Klm { length, ..*klm }, rights)
+            self.may_refer_to(accessor, mkey, &Klm { length, ..*klm }, rights)
         });
         match allowed {
             true => Ok(()),
@@ -403,7 +403,7 @@ const REPEAT_ENTRIES: Field = field(0xc, 15, 0);
 const STRIDE: Field = field(0, 31, 16);
 const STRIDE_BYTES: Field = field(0, 15, 0);
 /// Maximum length of the list that a pattern expands to.
-const MOST_REPEATED: u64 = 1 << 16;
+const MAX_EXPANDED: u64 = 1 << 16;
 
 fn is_strided(list: &[u8]) -> bool {
     get32(list, 4) == REPEAT
@@ -416,7 +416,7 @@ fn strided(list: &[u8]) -> Result<Vec<Klm>, &'static str> {
     let entries = list
         .get(16..16 + count * 16)
         .ok_or("a UMR of a pattern without its entries")?;
-    if u64::from(rounds) * count as u64 > MOST_REPEATED {
+    if u64::from(rounds) * count as u64 > MAX_EXPANDED {
         return Err("a UMR of a pattern that repeats too often");
     }
     let round = |n: u64| {

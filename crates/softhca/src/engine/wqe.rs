@@ -250,7 +250,7 @@ impl TagOperation {
 
 /// Attributes of a queue pair that determine how its WQEs are parsed.
 #[derive(Debug, Clone, Copy)]
-pub struct Reading {
+pub struct WqeContext {
     /// Service, which determines the segments.
     pub service: Service,
     /// Protection domain of local keys.
@@ -302,7 +302,7 @@ pub(crate) fn is_write_combining_test(copy: &[u8], at: usize) -> bool {
 
 /// Parses a send WQE. The result is always a work request; a malformed one completes
 /// with an error, in order.
-pub fn send(bytes: &[u8], reading: &Reading) -> Send {
+pub fn send(bytes: &[u8], context: &WqeContext) -> Send {
     let opcode = OPCODE.get(bytes) as u8;
     let mut work = Send {
         opcode,
@@ -312,7 +312,7 @@ pub fn send(bytes: &[u8], reading: &Reading) -> Send {
         signaled: COMPLETION.get(bytes) == 2,
         operation: Operation::Local,
         length: 0,
-        local: Local::new(reading.pd, reading.privileged),
+        local: Local::new(context.pd, context.privileged),
         immediate: get32(bytes, IMMEDIATE),
         fence: match FENCE.get(bytes) {
             0 | 1 => Fence::None,
@@ -327,19 +327,19 @@ pub fn send(bytes: &[u8], reading: &Reading) -> Send {
         stream: STREAM.get(bytes) as u16,
         fault: None,
     };
-    if let Err(fault) = fill(&mut work, bytes, reading) {
+    if let Err(fault) = fill(&mut work, bytes, context) {
         work.fault = Some(fault);
         work.operation = Operation::Invalid(Status::LocalQpOperation);
     }
     work
 }
 
-fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static str> {
-    if reading.strict {
+fn fill(work: &mut Send, bytes: &[u8], context: &WqeContext) -> Result<(), &'static str> {
+    if context.strict {
         if OP_MOD.get(bytes) != 0 && !matches!(work.opcode, opcode::UMR | opcode::MMO) {
             return Err("an operation modifier where there is none");
         }
-        let streams = reading.service == Service::DcInitiator;
+        let streams = context.service == Service::DcInitiator;
         if CONTROL_RESERVED.is_set(bytes)
             || get32(bytes, 8) & 0x11 != 0
             || (STREAM.is_set(bytes) && !streams)
@@ -359,13 +359,13 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
             | opcode::TAG_MATCHING
             | opcode::MMO
     ) {
-        if reading.service == Service::Ud {
+        if context.service == Service::Ud {
             return Err("an operation on keys or local memory in a datagram queue pair");
         }
         work.local.inline = bytes.to_vec();
         return Ok(());
     }
-    match reading.service {
+    match context.service {
         Service::XrcInitiator => {
             let segment = rest.take(SEGMENT)?;
             work.xrc_srqn = get32(segment, 0) & 0xff_ffff;
@@ -384,12 +384,12 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
         }
         Service::Rc | Service::Uc => {}
     }
-    let unreliable = matches!(reading.service, Service::Uc | Service::Ud);
+    let unreliable = matches!(context.service, Service::Uc | Service::Ud);
     work.operation = match work.opcode {
         opcode::SEND => Operation::Send,
         opcode::SEND_IMM => Operation::SendImm,
         opcode::SEND_INVALIDATE if !unreliable => Operation::SendInvalidate,
-        _ if reading.service == Service::Ud => return Err("an opcode that datagrams lack"),
+        _ if context.service == Service::Ud => return Err("an opcode that datagrams lack"),
         opcode::RDMA_WRITE => Operation::Write,
         opcode::RDMA_WRITE_IMM => Operation::WriteImm,
         _ if unreliable => return Err("an opcode that unreliable connections lack"),
@@ -412,7 +412,7 @@ fn fill(work: &mut Send, bytes: &[u8], reading: &Reading) -> Result<(), &'static
         let remote = rest.take(SEGMENT)?;
         work.va = get64(remote, 0);
         work.rkey = get32(remote, 8);
-        if reading.strict && get32(remote, 12) != 0 {
+        if context.strict && get32(remote, 12) != 0 {
             return Err("reserved bits of the remote address segment");
         }
     }
@@ -493,7 +493,7 @@ mod tests {
     use super::*;
     use crate::bits::{put32, put64};
 
-    const RC: Reading = Reading {
+    const RC: WqeContext = WqeContext {
         service: Service::Rc,
         pd: 1,
         privileged: false,

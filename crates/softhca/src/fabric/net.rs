@@ -16,7 +16,7 @@ pub(super) type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// Limit of MAC addresses learned per port. Beyond it, a port's oldest is replaced;
 /// those of other ports are kept.
-pub(super) const LIMIT_LEARNED: usize = 64;
+pub(super) const MAX_LEARNED: usize = 64;
 /// The first multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 /// Offsets of the LIDs in an InfiniBand frame.
@@ -376,7 +376,7 @@ impl Net {
             port.learned.retain(|m| m != mac);
         }
         let learned = &mut self.ports[from].learned;
-        if learned.len() >= LIMIT_LEARNED {
+        if learned.len() >= MAX_LEARNED {
             learned.remove(0);
         }
         learned.push(*mac);

@@ -367,7 +367,7 @@ fn the_address_table_is_bounded_and_keeps_known_addresses() {
         while b.recv(0).is_some() {}
     }
     let learned: usize = fabric.lock().ports.iter().map(|p| p.learned.len()).sum();
-    assert_eq!(learned, net::LIMIT_LEARNED + 1);
+    assert_eq!(learned, net::MAX_LEARNED + 1);
     while uplink.recv(0).is_some() || a.recv(0).is_some() {}
     b.send(0, ethernet(&pool, C, B, 3));
     assert!(a.recv(0).is_some() && uplink.recv(0).is_none());
@@ -480,7 +480,7 @@ mod any {
             {
                 let net = fabric.lock();
                 for port in &net.ports {
-                    prop_assert!(port.learned.len() <= net::LIMIT_LEARNED);
+                    prop_assert!(port.learned.len() <= net::MAX_LEARNED);
                 }
                 let ports = [1, 2, 3].map(|lid| subnet::gid(subnet::guid(lid)));
                 prop_assert!(net.subnet.members().iter().all(|port| ports.contains(port)));

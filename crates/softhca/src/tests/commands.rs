@@ -159,7 +159,7 @@ fn an_unknown_command_is_refused() {
 }
 
 #[test]
-fn a_planted_failure_happens_as_often_as_asked() {
+fn an_injected_fault_occurs_as_often_as_requested() {
     let mut driver = Driver::new("ib");
     driver.hca.faults().fail_commands(op::ALLOC_PD, 1);
     let alloc = Input::new(op::ALLOC_PD, 16);

@@ -7,7 +7,7 @@ use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, s
 
 const BLOCK: usize = 4096;
 const SET_PSV: u8 = 0x20;
-const WRONG_SIGNATURE: u8 = 12;
+const SIGNATURE_ERROR: u8 = 12;
 
 /// One side of a key: a selector of block and checksum, or an integrity field.
 #[derive(Clone, Copy)]
@@ -133,7 +133,7 @@ fn fill(driver: &Driver, key: &Key) -> Vec<u8> {
 
 /// The reported part, whether it is memory's, and the block.
 fn wrong(entry: &[u8], size: u64) -> (u32, bool, u64) {
-    assert_eq!(status(entry), (WRONG_SIGNATURE, 0));
+    assert_eq!(status(entry), (SIGNATURE_ERROR, 0));
     let offset = u64::from(word(entry, 40)) << 32 | u64::from(word(entry, 44));
     let fields = word(entry, 32);
     assert_eq!(offset % size, 0);

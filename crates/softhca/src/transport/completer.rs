@@ -127,7 +127,7 @@ impl<L> Qp<L> {
         self.req.blocked = false;
         self.restart_timer(now);
         if self.recovers {
-            self.progressed(now);
+            self.una_moved(now);
         }
     }
 
@@ -311,7 +311,7 @@ impl<L> Qp<L> {
                     self.restart_timer(now);
                 } else {
                     io.counters.timeouts += 1;
-                    self.narrow();
+                    self.halve_window();
                     if self.recovers && self.req.grace > 0 {
                         self.req.grace -= 1;
                         self.send_again(now);

@@ -6,7 +6,7 @@
 //! | a CNP arrives | The rate at which the queue pair sends is cut, and grows again by the law of DCQCN ([`Rate`]). |
 //! | more than an eighth of a window is lost, or probes are not answered | The window is halved; it doubles with each window that arrives. |
 //!
-//! A CNP acts on one queue pair, which goes on with at least [`FLOOR`], so a forged one
+//! A CNP acts on one queue pair, which goes on with at least [`MIN_RATE`], so a forged one
 //! delays, and does no more.
 
 use super::io::Io;
@@ -18,12 +18,12 @@ use crate::packet::{Bth, CE, CNP, ECT0, Link, PacketBuilder, Path, Psn, Roce, Te
 pub(super) const WINDOW: u32 = 128;
 /// Windows of other networks: that of a new connection, whose path is unknown, the
 /// smallest, and the largest, for which a socket has room by default.
-pub(super) const FIRST_WINDOW: u32 = 32;
-const SMALLEST_WINDOW: u32 = 8;
-const LARGEST_WINDOW: u32 = 256;
+pub(super) const INITIAL_WINDOW: u32 = 32;
+const MIN_WINDOW: u32 = 8;
+const MAX_WINDOW: u32 = 256;
 
 /// Shortest time between two CNPs of a queue pair, in nanoseconds.
-const NOTICE: u64 = 50_000;
+const CNP_INTERVAL: u64 = 50_000;
 /// Traffic class of a CNP: DSCP 48, as a ConnectX has it, without ECN.
 const CNP_CLASS: u8 = 48 << 2;
 /// Length of the reserved bytes of a CNP.
@@ -32,22 +32,22 @@ const CNP_PAYLOAD: usize = 16;
 const BECN: (usize, u8) = (4, 0x40);
 /// How far before the next PSN the one of a CNP is. The number means nothing to cards, but
 /// rdma_rxe takes a CNP for an acknowledgement, and discards one of the past.
-const PAST: u32 = Psn::RANGE / 4;
+const CNP_PSN_OFFSET: u32 = Psn::RANGE / 4;
 
 /// Lowest rate, and the one from which on there is no limit, in bytes per second.
-const FLOOR: u64 = 1_000_000;
-const CEILING: u64 = 12_500_000_000;
+const MIN_RATE: u64 = 1_000_000;
+const MAX_RATE: u64 = 12_500_000_000;
 /// Additive increase of the rate in a period, in bytes per second.
-const STEP: u64 = 256 * 1024;
+const RATE_INCREASE: u64 = 256 * 1024;
 /// Periods in which the rate returns half of the way to that before the cut; it grows by
 /// one step in each of as many further ones, and faster and faster after these.
-const FAST: u32 = 5;
+const FAST_RECOVERY_PERIODS: u32 = 5;
 /// Bounds of the period, which is a round trip: it has one cut or one increase. One that
 /// was not measured, as for read responses, is taken to be long: the notifications of one
 /// full queue would cut the rate again and again.
-const SHORTEST_PERIOD: u64 = 1_000_000;
-const UNKNOWN_PERIOD: u64 = 5_000_000;
-const LONGEST_PERIOD: u64 = 20_000_000;
+const MIN_PERIOD: u64 = 1_000_000;
+const DEFAULT_PERIOD: u64 = 5_000_000;
+const MAX_PERIOD: u64 = 20_000_000;
 /// 1 in the fixed-point numbers of `alpha`, and the part by which it moves, as a power of
 /// two.
 const ONE: u32 = 1 << 16;
@@ -56,9 +56,9 @@ const GAIN: u32 = 4;
 /// later than it asked for.
 const BURST: u64 = 100_000;
 /// Longest pause after a packet, whatever was sent again.
-const LONGEST_PAUSE: u64 = 50_000_000;
-/// Time over which the rate of sending is measured.
-const MEASURED: u64 = 1_000_000;
+const MAX_PAUSE: u64 = 50_000_000;
+/// Time over which the send rate is measured.
+const METER_INTERVAL: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
 /// Rate limit of a queue pair that was sent CNPs: DCQCN, with one cut in a round trip,
@@ -71,63 +71,66 @@ pub(super) struct Rate {
     target: u64,
     alpha: u32,
     /// Periods since the cut.
-    steps: u32,
+    periods: u32,
     period: u64,
     cut_at: u64,
     /// Begin of the period.
-    began: u64,
+    period_start: u64,
     /// When the next packet is due.
     next: u64,
 }
 
 impl Rate {
     /// Begins with a cut of the rate at which is sent.
-    fn new(now: u64, sending: u64, round_trip: u64) -> Self {
+    fn new(now: u64, send_rate: u64, round_trip: u64) -> Self {
         let mut rate = Self {
-            current: CEILING,
-            target: CEILING,
+            current: MAX_RATE,
+            target: MAX_RATE,
             alpha: ONE,
-            steps: 0,
+            periods: 0,
             period: 0,
             cut_at: now,
-            began: now,
+            period_start: now,
             next: now,
         };
-        rate.cut(now, sending, round_trip);
+        rate.cut(now, send_rate, round_trip);
         rate
     }
 
     /// Cuts the rate, unless it was in this period. What is sent at is less than the
     /// limit if something else limits it.
-    fn cut(&mut self, now: u64, sending: u64, round_trip: u64) {
+    fn cut(&mut self, now: u64, send_rate: u64, round_trip: u64) {
         if now.saturating_sub(self.cut_at) < self.period {
             return;
         }
-        self.target = self.current.min(sending).max(FLOOR);
+        self.target = self.current.min(send_rate).max(MIN_RATE);
         let part = self.target.saturating_mul(u64::from(self.alpha)) / u64::from(2 * ONE);
-        self.current = (self.target - part).max(FLOOR);
+        self.current = (self.target - part).max(MIN_RATE);
         self.alpha += (ONE - self.alpha) >> GAIN;
-        self.steps = 0;
+        self.periods = 0;
         self.period = match round_trip {
-            0 => UNKNOWN_PERIOD,
-            trip => trip.clamp(SHORTEST_PERIOD, LONGEST_PERIOD),
+            0 => DEFAULT_PERIOD,
+            trip => trip.clamp(MIN_PERIOD, MAX_PERIOD),
         };
-        (self.cut_at, self.began) = (now, now);
+        (self.cut_at, self.period_start) = (now, now);
     }
 
     /// Increases the rate by what the time allows. Returns whether the limit has ended,
     /// which it does after some hundred periods without a cut.
     fn grow(&mut self, now: u64) -> bool {
-        while now.saturating_sub(self.began) >= self.period {
-            self.began += self.period;
+        while now.saturating_sub(self.period_start) >= self.period {
+            self.period_start += self.period;
             self.alpha -= self.alpha >> GAIN;
-            self.steps += 1;
-            if self.steps > FAST {
-                let faster = self.steps.saturating_sub(2 * FAST).max(1);
-                self.target += STEP * u64::from(faster);
+            self.periods += 1;
+            if self.periods > FAST_RECOVERY_PERIODS {
+                let faster = self
+                    .periods
+                    .saturating_sub(2 * FAST_RECOVERY_PERIODS)
+                    .max(1);
+                self.target += RATE_INCREASE * u64::from(faster);
             }
             self.current = (self.current + self.target).div_ceil(2);
-            if self.current >= CEILING {
+            if self.current >= MAX_RATE {
                 return true;
             }
         }
@@ -139,14 +142,14 @@ impl Rate {
     fn send(&mut self, now: u64, length: u64) -> Option<u64> {
         let time = length * SECOND / self.current;
         let next = self.next.max(now.saturating_sub(BURST)) + time;
-        self.next = next.min(now + LONGEST_PAUSE);
+        self.next = next.min(now + MAX_PAUSE);
         (self.next > now + BURST).then_some(self.next)
     }
 }
 
 /// Measures the rate at which is sent, without pauses.
 #[derive(Default)]
-struct Meter {
+struct RateMeter {
     start: u64,
     last: u64,
     bytes: u64,
@@ -154,25 +157,25 @@ struct Meter {
     rate: u64,
 }
 
-impl Meter {
-    fn sent(&mut self, now: u64, length: u64) {
-        if now.saturating_sub(self.start) >= MEASURED {
-            let paused = now.saturating_sub(self.last) >= MEASURED;
-            self.rate = self.over(if paused { self.last } else { now });
+impl RateMeter {
+    fn record(&mut self, now: u64, length: u64) {
+        if now.saturating_sub(self.start) >= METER_INTERVAL {
+            let paused = now.saturating_sub(self.last) >= METER_INTERVAL;
+            self.rate = self.rate_until(if paused { self.last } else { now });
             (self.start, self.bytes) = (now, 0);
         }
         self.last = now;
         self.bytes += length;
     }
 
-    fn over(&self, end: u64) -> u64 {
+    fn rate_until(&self, end: u64) -> u64 {
         let time = end.saturating_sub(self.start).max(BURST);
         self.bytes.saturating_mul(SECOND) / time
     }
 
     fn rate(&self, now: u64) -> u64 {
         match self.rate {
-            0 => self.over(now),
+            0 => self.rate_until(now),
             rate => rate,
         }
     }
@@ -182,8 +185,8 @@ impl Meter {
 #[derive(Default)]
 pub(super) struct Congestion {
     /// When the last CNP was sent.
-    noticed: Option<u64>,
-    meter: Meter,
+    cnp_sent_at: Option<u64>,
+    meter: RateMeter,
     rate: Option<Rate>,
     /// Nothing that counts for the rate is sent before this time.
     pub paused_until: Option<u64>,
@@ -195,7 +198,7 @@ pub(super) struct Congestion {
 impl<L> Qp<L> {
     /// Returns a path as this queue pair's packets take it: with ECT(0), unless the
     /// program asks for ECT(1).
-    pub fn capable(&self, mut path: Path) -> Path {
+    pub fn ecn_capable(&self, mut path: Path) -> Path {
         let marked = self.paces && path.roce == Roce::V2 && matches!(path.link, Link::Ether { .. });
         if let Some(grh) = path.grh.as_mut().filter(|_| marked) {
             if matches!(grh.traffic_class & CE, 0 | CE) {
@@ -208,7 +211,7 @@ impl<L> Qp<L> {
     /// Begins with a PSN to a peer at an unknown path.
     pub fn open_window(&mut self, psn: Psn) {
         if self.recovers {
-            self.set_window(FIRST_WINDOW, psn.plus(FIRST_WINDOW));
+            self.set_window(INITIAL_WINDOW, psn.plus(INITIAL_WINDOW));
         }
     }
 
@@ -217,13 +220,13 @@ impl<L> Qp<L> {
         self.req.window = window;
         self.congestion.lost = 0;
         self.congestion.round_end = round_end;
-        self.set_acknowledgements();
+        self.set_ack_interval();
     }
 
     /// A packet in each quarter of the window asks for an acknowledgement; with a rate
     /// limit, each does, so that its absence shows a loss.
-    fn set_acknowledgements(&mut self) {
-        self.req.ask_mask = match self.congestion.rate {
+    fn set_ack_interval(&mut self) {
+        self.req.ack_request_mask = match self.congestion.rate {
             Some(_) => 0,
             None => self.req.window / 4 - 1,
         };
@@ -236,16 +239,16 @@ impl<L> Qp<L> {
             return;
         }
         if self.congestion.lost > self.req.window / 8 {
-            return self.narrow();
+            return self.halve_window();
         }
-        let window = (2 * self.req.window).min(LARGEST_WINDOW);
+        let window = (2 * self.req.window).min(MAX_WINDOW);
         self.set_window(window, una.plus(window));
     }
 
     /// Halves the window.
-    pub fn narrow(&mut self) {
+    pub fn halve_window(&mut self) {
         if self.recovers {
-            let window = (self.req.window / 2).max(SMALLEST_WINDOW);
+            let window = (self.req.window / 2).max(MIN_WINDOW);
             self.set_window(window, self.req.high.plus(window));
         }
     }
@@ -256,7 +259,7 @@ impl<L> Qp<L> {
         let many = self.recovers
             && pending.work.operation.is_read_or_atomic()
             && reads != 0
-            && reads + pending.packets > (2 * self.req.window).min(LARGEST_WINDOW);
+            && reads + pending.packets > (2 * self.req.window).min(MAX_WINDOW);
         self.congestion.paused_until.is_none() && !many
     }
 
@@ -267,13 +270,13 @@ impl<L> Qp<L> {
             .back()
             .map_or(0, |packet| packet.frame().len() as u64);
         let congestion = &mut self.congestion;
-        congestion.meter.sent(io.now, length);
+        congestion.meter.record(io.now, length);
         let Some(rate) = &mut congestion.rate else {
             return;
         };
         if rate.grow(io.now) {
             (congestion.rate, congestion.paused_until) = (None, None);
-            self.set_acknowledgements();
+            self.set_ack_interval();
         } else {
             congestion.paused_until = rate.send(io.now, length);
         }
@@ -282,17 +285,17 @@ impl<L> Qp<L> {
     }
 
     /// Answers a congestion mark. Packets without payload are not what congests.
-    pub fn answer_mark(&mut self, io: &mut Io, now: u64, view: &View<'_>) {
+    pub fn process_mark(&mut self, io: &mut Io, now: u64, view: &View<'_>) {
         io.counters.marked += 1;
-        let noticed = &mut self.congestion.noticed;
-        let recent = noticed.is_some_and(|at| now.saturating_sub(at) < NOTICE);
+        let cnp_sent_at = &mut self.congestion.cnp_sent_at;
+        let recent = cnp_sent_at.is_some_and(|at| now.saturating_sub(at) < CNP_INTERVAL);
         let Some(mut path) = self.config.path.filter(|_| !recent) else {
             return;
         };
         if view.payload.is_empty() {
             return;
         }
-        *noticed = Some(now);
+        *cnp_sent_at = Some(now);
         if let Some(grh) = &mut path.grh {
             grh.traffic_class = CNP_CLASS;
         }
@@ -301,7 +304,7 @@ impl<L> Qp<L> {
             opcode: CNP,
             pkey: self.config.pkey,
             dest_qpn: self.config.remote_qpn,
-            psn: self.resp.expected.minus(PAST),
+            psn: self.resp.expected.minus(CNP_PSN_OFFSET),
             ..Bth::default()
         };
         let mut builder = PacketBuilder::new(&io.pool, &template, bth, CNP_PAYLOAD);
@@ -324,17 +327,17 @@ impl<L> Qp<L> {
     }
 
     /// Answers a CNP.
-    pub fn slow_down(&mut self, io: &mut Io, now: u64) {
+    pub fn process_cnp(&mut self, io: &mut Io, now: u64) {
         io.counters.cnps_handled += 1;
         let round_trip = self.req.recovery.round_trip;
         let congestion = &mut self.congestion;
-        let sending = congestion.meter.rate(now);
+        let send_rate = congestion.meter.rate(now);
         let unlimited = congestion.rate.as_mut().is_none_or(|rate| rate.grow(now));
         match &mut congestion.rate {
-            Some(rate) if !unlimited => rate.cut(now, sending, round_trip),
-            rate => *rate = Some(Rate::new(now, sending, round_trip)),
+            Some(rate) if !unlimited => rate.cut(now, send_rate, round_trip),
+            rate => *rate = Some(Rate::new(now, send_rate, round_trip)),
         }
-        self.set_acknowledgements();
+        self.set_ack_interval();
     }
 }
 
@@ -348,22 +351,22 @@ mod tests {
     /// Sends packets of 1000 bytes for a time through a link of a capacity, which marks
     /// what exceeds it. Returns the bytes per second of the second half.
     fn through(capacity: u64, time: u64) -> u64 {
-        let (mut now, mut rate, mut meter) = (0, None::<Rate>, Meter::default());
+        let (mut now, mut rate, mut meter) = (0, None::<Rate>, RateMeter::default());
         let (mut queue_until, mut late) = (0, 0);
         while now < time {
-            meter.sent(now, 1000);
+            meter.record(now, 1000);
             late += u64::from(now >= time / 2) * 1000;
             queue_until = now.max(queue_until) + 1000 * SECOND / capacity;
-            let sending = meter.rate(now);
+            let send_rate = meter.rate(now);
             // Marks from 2 ms of queue on.
             if queue_until - now > 2 * MS {
                 match &mut rate {
-                    Some(rate) => rate.cut(now, sending, 2 * MS),
-                    None => rate = Some(Rate::new(now, sending, 2 * MS)),
+                    Some(rate) => rate.cut(now, send_rate, 2 * MS),
+                    None => rate = Some(Rate::new(now, send_rate, 2 * MS)),
                 }
             }
             let pause = rate.as_mut().and_then(|rate| {
-                assert!(!rate.grow(now) && rate.current >= FLOOR);
+                assert!(!rate.grow(now) && rate.current >= MIN_RATE);
                 rate.send(now, 1000)
             });
             // Without a limit 1 GB/s.
@@ -396,7 +399,7 @@ mod tests {
         assert!(!rate.grow(20 * MS));
         assert!(rate.current > 40 * MB, "{rate:?}");
         let before = rate.current;
-        rate.cut(20 * MS, CEILING, 1);
+        rate.cut(20 * MS, MAX_RATE, 1);
         assert!(rate.current > before * 3 / 4, "{rate:?}");
     }
 
@@ -406,19 +409,19 @@ mod tests {
         for now in 0..100_000 {
             rate.cut(now * 10_000, 1, 1);
         }
-        assert_eq!(rate.current, FLOOR);
+        assert_eq!(rate.current, MIN_RATE);
         // Whatever is sent again meanwhile, the pause is bounded.
         let until = (0..1000).filter_map(|_| rate.send(SECOND, 4200)).max();
-        assert_eq!(until, Some(SECOND + LONGEST_PAUSE));
+        assert_eq!(until, Some(SECOND + MAX_PAUSE));
     }
 
     #[test]
     fn the_limit_ends_in_a_bounded_number_of_steps() {
         let mut rate = Rate::new(0, 0, u64::MAX);
-        assert_eq!((rate.current, rate.period), (FLOOR, LONGEST_PERIOD));
-        assert!(!rate.grow(100 * LONGEST_PERIOD));
+        assert_eq!((rate.current, rate.period), (MIN_RATE, MAX_PERIOD));
+        assert!(!rate.grow(100 * MAX_PERIOD));
         assert!(rate.grow(u64::MAX));
-        assert!(rate.steps < 400, "{}", rate.steps);
+        assert!(rate.periods < 400, "{}", rate.periods);
     }
 
     #[test]
@@ -440,15 +443,15 @@ mod tests {
 
     #[test]
     fn the_meter_leaves_out_pauses() {
-        let mut meter = Meter::default();
+        let mut meter = RateMeter::default();
         for burst in 1..4u64 {
             for packet in 0..100 {
-                meter.sent(burst * SECOND + packet * 10_000, 1000);
+                meter.record(burst * SECOND + packet * 10_000, 1000);
             }
         }
         assert_eq!(meter.rate, 100 * 1000 * SECOND / 990_000);
         for packet in 0..10_000u64 {
-            meter.sent(10 * SECOND + packet * 10_000, 1000);
+            meter.record(10 * SECOND + packet * 10_000, 1000);
         }
         assert_eq!(meter.rate(0), 100 * MB);
     }

@@ -9,7 +9,7 @@
 use super::host::{Host, Operation, SendWork, Status};
 use super::io::Io;
 use super::qp::Qp;
-use super::recovery::After;
+use super::recovery::FollowUp;
 use super::state::Connection;
 use crate::packet::{Psn, Template, View};
 
@@ -66,7 +66,7 @@ impl<L> Qp<L> {
 
     /// Handles a failed work request. Returns whether the error is confined to its
     /// stream, so that the rest of the queue continues.
-    pub fn stream_failed(&mut self, failed: &Failed) -> bool {
+    pub fn stream_failed(&mut self, failed: &FailedRequest) -> bool {
         match failed.status {
             // The stream was in error already.
             Status::Flushed => return true,
@@ -131,7 +131,7 @@ impl<L> Qp<L> {
         match self.peers.of(view, &header, &self.config) {
             Some(index) => self.as_peer(index, |qp| {
                 // Nothing is kept.
-                let _: After = qp.request(host, io, view);
+                let _: FollowUp = qp.request(host, io, view);
             }),
             None => io.counters.dropped += 1,
         }
@@ -166,7 +166,7 @@ impl<L> Qp<L> {
 }
 
 /// A failed work request.
-pub(super) struct Failed {
+pub(super) struct FailedRequest {
     pub status: Status,
     pub stream: u16,
     /// One past its last PSN.

@@ -9,7 +9,7 @@ use super::config::Service;
 use super::host::{Fault, Host};
 use super::io::Io;
 use super::qp::Qp;
-use super::recovery::After;
+use super::recovery::FollowUp;
 use super::state::Reply;
 use crate::fabric::PortConfig;
 use crate::packet::{Payload, Psn, View};
@@ -88,7 +88,7 @@ impl<L> Qp<L> {
             let l3 = template.l3().0;
             let view = View::looped_back(path.link, l3, request.bth, request.headers(), payload);
             // Queue pairs that keep packets do not get here.
-            let _: After = peer.request(host, io, &view);
+            let _: FollowUp = peer.request(host, io, &view);
         });
         io.payload = buffer;
         passed

@@ -60,7 +60,7 @@ use crate::fabric::Port;
 use crate::packet::{CNP, Class, Gid, MULTICAST_QPN, Mtu, Packet, Pool, Refused, Traits, View};
 use io::Io;
 use qp::Qp;
-use recovery::After;
+use recovery::FollowUp;
 use requester::Step;
 use table::Table;
 
@@ -315,21 +315,21 @@ impl<L> Transport<L> {
         let after = match qpn {
             MULTICAST_QPN => {
                 self.multicast(host, now, &view);
-                After::Nothing
+                FollowUp::Nothing
             }
             0 | 1 => match self.aliases[qpn as usize] {
                 Some(qpn) => self.deliver(host, now, qpn, &view),
                 None => {
                     self.io.counters.dropped += 1;
-                    After::Nothing
+                    FollowUp::Nothing
                 }
             },
             qpn => self.deliver(host, now, qpn, &view),
         };
-        if after != After::Nothing {
+        if after != FollowUp::Nothing {
             if let Some(qp) = self.qps.get_mut(&qpn) {
                 match after {
-                    After::Keep => qp.resp.kept.keep(psn, packet, &self.io.kept),
+                    FollowUp::Keep => qp.resp.kept.keep(psn, packet, &self.io.kept),
                     _ => qp.release(host, &mut self.io),
                 }
                 schedule(qp, &mut self.ready, &mut self.timers);
@@ -347,7 +347,7 @@ impl<L> Transport<L> {
             let (gid, qpn) = self.groups[index];
             if gid == group {
                 // Datagrams need nothing more.
-                let _: After = self.deliver(host, now, qpn, view);
+                let _: FollowUp = self.deliver(host, now, qpn, view);
             }
         }
     }
@@ -358,8 +358,8 @@ impl<L> Transport<L> {
         now: u64,
         qpn: u32,
         view: &View<'_>,
-    ) -> After {
-        let mut after = After::Nothing;
+    ) -> FollowUp {
+        let mut after = FollowUp::Nothing;
         let Some(qp) = self.qps.get_mut(&qpn) else {
             self.io.counters.dropped += 1;
             return after;
@@ -370,7 +370,7 @@ impl<L> Transport<L> {
             .map_or(view.bth.opcode & 0xe0, |o| o.class as u8);
         if class != qp.class() as u8 || !qp.state.receives() {
             match view.bth.opcode {
-                CNP if qp.accepts_cnp(view) => qp.slow_down(io, now),
+                CNP if qp.accepts_cnp(view) => qp.process_cnp(io, now),
                 _ => io.counters.dropped += 1,
             }
             return after;
@@ -384,7 +384,7 @@ impl<L> Transport<L> {
             return after;
         }
         if qp.paces && view.network.is_marked(view.frame) {
-            qp.answer_mark(io, now, view);
+            qp.process_mark(io, now, view);
         }
         if class == Class::Ud as u8 {
             if view.opcode.is_some() {
@@ -409,7 +409,7 @@ impl<L> Transport<L> {
     /// `budget` packets at most; returns true if more can be done now.
     pub fn run<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, budget: usize) -> bool {
         self.io.now = now;
-        self.forget_timers();
+        self.remove_stale_timers();
         while let Some(&Reverse((at, qpn))) = self.timers.peek() {
             if at > now {
                 break;
@@ -455,7 +455,7 @@ impl<L> Transport<L> {
 
     /// Removes stale entries of the timer heap. With a peer that is never ready they
     /// would otherwise stay until their acknowledgement timeout: hours.
-    fn forget_timers(&mut self) {
+    fn remove_stale_timers(&mut self) {
         if self.timers.len() > SPARE_TIMERS + 2 * self.qps.len() {
             let qps = &self.qps;
             self.timers

@@ -4,7 +4,7 @@
 use super::config::{QpConfig, QpState, QpView, Service};
 use super::congestion::Congestion;
 use super::host::{Fault, Host, QpEvent, RecvDone, RecvWork, SendDone, Status};
-use super::io::LIMIT_MESSAGE;
+use super::io::MAX_MESSAGE;
 use super::state::{Initiator, Peers, Requester, Responder};
 use crate::packet::{Bth, Class, Gid, Link, Opcode, Psn, Template, View};
 
@@ -74,7 +74,9 @@ impl<L> Qp<L> {
     /// Modifies the state and all attributes.
     pub fn modify<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState, mut config: QpConfig) {
         config.service = self.config.service;
-        self.template = config.path.map(|path| Template::new(&self.capable(path)));
+        self.template = config
+            .path
+            .map(|path| Template::new(&self.ecn_capable(path)));
         self.config = config;
         self.adopt_connection();
         let from = self.state;
@@ -278,7 +280,7 @@ impl<L> Qp<L> {
         let packets = self.config.mtu.packets(length);
         // The PSNs of one message stay within half the PSN range, so that order is
         // defined.
-        (length <= LIMIT_MESSAGE && packets < Psn::RANGE / 2).then_some(packets)
+        (length <= MAX_MESSAGE && packets < Psn::RANGE / 2).then_some(packets)
     }
 }
 

@@ -21,27 +21,27 @@ use super::state::{Pending, Reply};
 use crate::packet::{NakCode, Packet, Psn, Syndrome, View};
 
 /// Time to the first probe before a round trip was measured, in nanoseconds.
-const FIRST_WAIT: u64 = 2_000_000;
+const INITIAL_PROBE_WAIT: u64 = 2_000_000;
 /// Shortest time to a probe: a peer may wait for a processor.
-const SHORTEST_WAIT: u64 = 300_000;
+const MIN_PROBE_WAIT: u64 = 300_000;
 /// Probes without progress, each after twice the time of the one before.
-const LIMIT_PROBES: u32 = 10;
+const MAX_PROBES: u32 = 10;
 /// Times that sending one packet again does not help before a peer is taken to keep
 /// nothing.
-const LIMIT_FAILURES: u8 = 3;
+const MAX_FAILED_REPEATS: u8 = 3;
 /// Packets that count as lost if a peer that keeps nothing reports one.
 const GO_BACK_LOST: u32 = 8;
 /// PSNs beyond the expected one of which a responder keeps packets.
-const LIMIT_AHEAD: i32 = 256;
+const MAX_AHEAD: i32 = 256;
 /// Packets that all responders of a transport keep.
-const LIMIT_KEPT: usize = 2048;
+const MAX_KEPT: usize = 2048;
 
 /// A requester's state for recovery.
 #[derive(Default)]
 pub(super) struct Recovery {
     /// Smoothed round trip and its variation, in nanoseconds; 0 before the first.
     pub round_trip: u64,
-    variation: u64,
+    rtt_variation: u64,
     /// A request being timed: the PSN past which `una` ends it, and when it was sent.
     timed: Option<(Psn, u64)>,
     /// Time of the next probe.
@@ -49,43 +49,43 @@ pub(super) struct Recovery {
     probes: u32,
     /// The packet that was last sent again alone.
     resent: Option<Psn>,
-    failures: u8,
+    failed_repeats: u8,
     /// All requests before this PSN have been executed.
     executed: Psn,
     /// Missing responses before this PSN were requested again.
-    asked: Psn,
-    early: Early,
+    requested_again: Psn,
+    early: EarlyResponses,
 }
 
 /// Responses that were stored while an earlier one is missing, by PSN.
 #[derive(Default)]
-struct Early {
+struct EarlyResponses {
     bits: [u64; Self::SPAN as usize / 64],
     count: u32,
 }
 
-impl Early {
+impl EarlyResponses {
     const SPAN: u32 = 1024;
 
-    fn place(psn: Psn) -> (usize, u64) {
+    fn position(psn: Psn) -> (usize, u64) {
         let bit = psn.value() % Self::SPAN;
         ((bit / 64) as usize, 1 << (bit % 64))
     }
 
     fn has(&self, psn: Psn) -> bool {
-        let (word, bit) = Self::place(psn);
+        let (word, bit) = Self::position(psn);
         self.bits[word] & bit != 0
     }
 
     fn set(&mut self, psn: Psn) {
-        let (word, bit) = Self::place(psn);
+        let (word, bit) = Self::position(psn);
         self.count += u32::from(self.bits[word] & bit == 0);
         self.bits[word] |= bit;
     }
 
     /// Removes a PSN; returns whether it was there.
     fn take(&mut self, psn: Psn) -> bool {
-        let (word, bit) = Self::place(psn);
+        let (word, bit) = Self::position(psn);
         let was = self.count != 0 && self.bits[word] & bit != 0;
         if was {
             self.bits[word] &= !bit;
@@ -97,29 +97,29 @@ impl Early {
 
 impl Recovery {
     /// Returns the time after which a probe is due.
-    fn wait(&self) -> u64 {
+    fn probe_wait(&self) -> u64 {
         let wait = match self.round_trip {
-            0 => FIRST_WAIT,
+            0 => INITIAL_PROBE_WAIT,
             // Twice the round trip if it is steady.
-            trip => (trip + (4 * self.variation).max(trip)).max(SHORTEST_WAIT),
+            trip => (trip + (4 * self.rtt_variation).max(trip)).max(MIN_PROBE_WAIT),
         };
-        wait << self.probes.min(LIMIT_PROBES)
+        wait << self.probes.min(MAX_PROBES)
     }
 
     /// Begins at a PSN.
     pub fn start(&mut self, psn: Psn) {
         *self = Self {
             executed: psn,
-            asked: psn,
+            requested_again: psn,
             ..Self::default()
         };
     }
 
     /// All packets from a PSN on are sent again.
-    pub fn sought(&mut self, psn: Psn) {
+    pub fn restart_at(&mut self, psn: Psn) {
         self.timed = None;
         self.resent = None;
-        self.asked = psn;
+        self.requested_again = psn;
     }
 
     fn measure(&mut self, now: u64, una: Psn) {
@@ -129,10 +129,10 @@ impl Recovery {
         self.timed = None;
         let trip = now.saturating_sub(sent).max(1);
         if self.round_trip == 0 {
-            (self.round_trip, self.variation) = (trip, trip / 2);
+            (self.round_trip, self.rtt_variation) = (trip, trip / 2);
         } else {
             let off = trip.abs_diff(self.round_trip);
-            self.variation = (3 * self.variation + off) / 4;
+            self.rtt_variation = (3 * self.rtt_variation + off) / 4;
             self.round_trip = (7 * self.round_trip + trip) / 8;
         }
     }
@@ -165,8 +165,7 @@ impl ReorderBuffer {
             .packets
             .iter()
             .rposition(|(other, ..)| !psn.before(*other));
-        if place.is_some_and(|at| self.packets[at].0 == psn) || Arc::strong_count(all) > LIMIT_KEPT
-        {
+        if place.is_some_and(|at| self.packets[at].0 == psn) || Arc::strong_count(all) > MAX_KEPT {
             return;
         }
         let place = place.map_or(0, |at| at + 1);
@@ -191,7 +190,7 @@ impl ReorderBuffer {
 
 /// Follow-up to a request packet.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum After {
+pub(super) enum FollowUp {
     #[default]
     Nothing,
     /// The packet is to be kept.
@@ -203,7 +202,7 @@ pub(super) enum After {
 impl<L> Qp<L> {
     /// Returns whether a packet so far beyond the expected one is kept.
     pub fn keeps(&self, distance: i32) -> bool {
-        self.recovers && distance <= LIMIT_AHEAD && !self.resp.closing
+        self.recovers && distance <= MAX_AHEAD && !self.resp.closing
     }
 
     /// Executes kept packets, now that those before them have been.
@@ -234,23 +233,23 @@ impl<L> Qp<L> {
     }
 
     /// Called when a request was sent, and is answered once `una` has reached `end`.
-    pub fn sent(&mut self, now: u64, end: Psn, is_new: bool) {
+    pub fn request_sent(&mut self, now: u64, end: Psn, is_new: bool) {
         let recovery = &mut self.req.recovery;
         if is_new && recovery.timed.is_none() {
             recovery.timed = Some((end, now));
         }
         if recovery.probe_at.is_none() {
-            recovery.probe_at = Some(now + recovery.wait());
+            recovery.probe_at = Some(now + recovery.probe_wait());
         }
     }
 
     /// Called when `una` has moved.
-    pub fn progressed(&mut self, now: u64) {
+    pub fn una_moved(&mut self, now: u64) {
         let (una, high) = (self.req.una, self.req.high);
         let recovery = &mut self.req.recovery;
         recovery.measure(now, una);
         recovery.probes = 0;
-        recovery.probe_at = una.before(high).then(|| now + recovery.wait());
+        recovery.probe_at = una.before(high).then(|| now + recovery.probe_wait());
         self.adapt_window();
     }
 
@@ -266,18 +265,18 @@ impl<L> Qp<L> {
         }
         let recovery = &mut self.req.recovery;
         // With a timeout the timeout's own retransmission goes on.
-        let more = recovery.probes < LIMIT_PROBES
-            && ack_wait(self.config.ack_timeout).is_none_or(|wait| recovery.wait() < wait);
+        let more = recovery.probes < MAX_PROBES
+            && ack_wait(self.config.ack_timeout).is_none_or(|wait| recovery.probe_wait() < wait);
         if !io.patient {
             recovery.probes += 1;
             recovery.resent = None;
             if recovery.probes > 1 {
-                self.narrow();
+                self.halve_window();
             }
         }
         let recovery = &mut self.req.recovery;
         if more {
-            recovery.probe_at = Some(now + recovery.wait());
+            recovery.probe_at = Some(now + recovery.probe_wait());
         }
         // Answers may be among what has not been read.
         if io.patient {
@@ -288,13 +287,14 @@ impl<L> Qp<L> {
         let Some(oldest) = self.work_at(una) else {
             return;
         };
-        self.req.recovery.asked = self.ask(host, io, oldest, una);
+        self.req.recovery.requested_again = self.ask(host, io, oldest, una);
         if let Some(index) = self.work_at(newest) {
             let pending = &self.req.works[index];
             let psn = match pending.work.operation.is_read_or_atomic() {
                 true if index == oldest => None,
                 true => {
-                    let rest = (pending.received..pending.packets).take(Early::SPAN as usize);
+                    let rest =
+                        (pending.received..pending.packets).take(EarlyResponses::SPAN as usize);
                     let mut psns = rest.map(|number| pending.first.plus(number));
                     psns.find(|psn| !self.req.recovery.early.has(*psn))
                 }
@@ -329,7 +329,7 @@ impl<L> Qp<L> {
         let mut end = psn.plus(1);
         if pending.work.operation == Operation::Read {
             let early = &self.req.recovery.early;
-            let stored = (1..Early::SPAN).map(|ahead| psn.plus(ahead));
+            let stored = (1..EarlyResponses::SPAN).map(|ahead| psn.plus(ahead));
             let stored = stored
                 .filter(|_| early.count != 0)
                 .find(|psn| early.has(*psn));
@@ -379,7 +379,7 @@ impl<L> Qp<L> {
             let after = resent.plus(1);
             if after.before(end) {
                 // More than what was sent again: the peer had kept the rest.
-                self.req.recovery.failures = 0;
+                self.req.recovery.failed_repeats = 0;
                 self.req.recovery.resent = None;
             } else if end == after && after.before(self.req.send_psn) {
                 self.settle(host, io, now, None);
@@ -392,10 +392,13 @@ impl<L> Qp<L> {
 
     /// Sending a single packet again has not helped.
     fn go_back<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
-        self.narrow();
+        self.halve_window();
         let recovery = &mut self.req.recovery;
         recovery.resent = None;
-        recovery.failures = recovery.failures.saturating_add(1).min(LIMIT_FAILURES);
+        recovery.failed_repeats = recovery
+            .failed_repeats
+            .saturating_add(1)
+            .min(MAX_FAILED_REPEATS);
         if self.state.sends() && self.req.una.before(self.req.high) {
             self.retry(host, now);
         }
@@ -411,7 +414,7 @@ impl<L> Qp<L> {
     ) {
         let recovery = &self.req.recovery;
         let next = recovery.resent.is_some_and(|resent| resent.plus(1) == psn);
-        let alone = recovery.failures < LIMIT_FAILURES && !next;
+        let alone = recovery.failed_repeats < MAX_FAILED_REPEATS && !next;
         let index = self.work_at(psn).filter(|_| alone);
         match index {
             _ if next => self.go_back(host, now),
@@ -466,17 +469,17 @@ impl<L> Qp<L> {
         let una = missing.map_or(executed, |(_, psn)| psn);
         self.advance(now, una);
         let recovery = &mut self.req.recovery;
-        if recovery.asked.before(una) {
-            recovery.asked = una;
+        if recovery.requested_again.before(una) {
+            recovery.requested_again = una;
         }
         if let Some((index, psn)) = missing {
             // Responses come in order: one after it, of those requested again, shows that
             // it is lost again.
-            let again = |stored: Psn| psn.before(stored) && stored.before(recovery.asked);
-            if !psn.before(recovery.asked) || stored.is_some_and(again) {
+            let again = |stored: Psn| psn.before(stored) && stored.before(recovery.requested_again);
+            if !psn.before(recovery.requested_again) || stored.is_some_and(again) {
                 // One after the other: rdma_rxe refuses a part of a read before one that
                 // it has repeated.
-                self.req.recovery.asked = self.ask(host, io, index, psn);
+                self.req.recovery.requested_again = self.ask(host, io, index, psn);
             }
         }
         self.complete(host);
@@ -492,7 +495,7 @@ impl<L> Qp<L> {
     ) {
         let psn = view.bth.psn;
         let ahead = psn.distance(self.req.una) as u32;
-        if ahead >= Early::SPAN || self.req.recovery.early.has(psn) {
+        if ahead >= EarlyResponses::SPAN || self.req.recovery.early.has(psn) {
             io.counters.stale += 1;
             return;
         }

@@ -7,11 +7,11 @@
 //! the responses.
 
 use super::config::{QpState, Service, ack_wait};
-use super::dynamic::Failed;
+use super::dynamic::FailedRequest;
 use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, Status};
 use super::io::Io;
 use super::qp::Qp;
-use super::state::{LIMIT_WORKS, Pending};
+use super::state::{MAX_WORKS, Pending};
 use crate::packet::{AtomicEth, Bth, DCETH, PacketBuilder, Psn, Reth, op};
 
 /// Time before absent memory is tried again, in nanoseconds.
@@ -122,7 +122,7 @@ impl<L> Qp<L> {
     fn take<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
         if !self.send_rung
             || self.state != QpState::ReadyToSend
-            || self.req.works.len() >= LIMIT_WORKS
+            || self.req.works.len() >= MAX_WORKS
         {
             return false;
         }
@@ -269,7 +269,7 @@ impl<L> Qp<L> {
             self.req.cursor += 1;
         }
         if self.recovers {
-            self.sent(now, psn.plus(1), !again && (reads || last));
+            self.request_sent(now, psn.plus(1), !again && (reads || last));
         }
         if self.paces {
             self.pace(io);
@@ -336,7 +336,7 @@ impl<L> Qp<L> {
         bth.ack_request = self.config.service.is_reliable()
             && (last
                 || flight + 1 >= self.req.window
-                || (index + 1) & self.req.ask_mask == 0
+                || (index + 1) & self.req.ack_request_mask == 0
                 || repeated.is_some());
         let mut request = Request::new(bth, offset, payload as usize);
         if self.config.service == Service::XrcInitiator {
@@ -403,7 +403,7 @@ impl<L> Qp<L> {
             } else {
                 0
             };
-            let failed = Failed {
+            let failed = FailedRequest {
                 status,
                 stream: head.work.stream,
                 end: head.end(),
@@ -429,12 +429,12 @@ impl<L> Qp<L> {
 }
 
 /// Longest extended headers of a request: of an atomic over a dynamic connection.
-const MOST_HEADERS: usize = DCETH + 28;
+const MAX_HEADERS: usize = DCETH + 28;
 
 /// A request packet.
 pub(super) struct Request {
     pub bth: Bth,
-    extended: [u8; MOST_HEADERS],
+    extended: [u8; MAX_HEADERS],
     extended_length: usize,
     /// Where its payload is in the message, and the length of that.
     pub offset: u32,
@@ -445,7 +445,7 @@ impl Request {
     fn new(bth: Bth, offset: u32, payload: usize) -> Self {
         Self {
             bth,
-            extended: [0; MOST_HEADERS],
+            extended: [0; MAX_HEADERS],
             extended_length: 0,
             offset,
             payload,

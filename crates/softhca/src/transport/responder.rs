@@ -11,7 +11,7 @@ use super::host::{
 };
 use super::io::Io;
 use super::qp::{Qp, nak_of};
-use super::recovery::After;
+use super::recovery::FollowUp;
 use super::state::{Message, ReadReply, Reply};
 use crate::packet::{
     Aeth, CREDITS_UNLIMITED, NakCode, PacketBuilder, Psn, Syndrome, Traits, View, op,
@@ -19,7 +19,7 @@ use crate::packet::{
 
 /// Number of queued replies at which duplicates no longer get one, and slack beyond
 /// what the peer's limit of reads and atomics permits.
-const LIMIT_REPLIES: usize = 64;
+const MAX_REPLIES: usize = 64;
 
 /// Reason for which a request was not executed.
 enum Refusal {
@@ -40,12 +40,12 @@ impl<L> Qp<L> {
         host: &mut H,
         io: &mut Io,
         view: &View<'_>,
-    ) -> After {
-        let mut after = After::Nothing;
+    ) -> FollowUp {
+        let mut after = FollowUp::Nothing;
         if self.resp.closing {
             return after;
         }
-        if self.resp.replies.len() >= self.most_replies() {
+        if self.resp.replies.len() >= self.max_replies() {
             io.counters.dropped += 1;
             return after;
         }
@@ -58,7 +58,7 @@ impl<L> Qp<L> {
                     self.resp.nak(Syndrome::Nak(NakCode::SequenceError));
                 }
                 if self.keeps(distance) {
-                    after = After::Keep;
+                    after = FollowUp::Keep;
                 }
                 return after;
             }
@@ -91,7 +91,7 @@ impl<L> Qp<L> {
                 self.resp.absent = 0;
                 self.resp.expected = view.bth.psn.plus(psns);
                 if !self.resp.kept.is_empty() {
-                    after = After::Release;
+                    after = FollowUp::Release;
                 }
             }
             Err(refusal) => {
@@ -105,8 +105,8 @@ impl<L> Qp<L> {
     /// Returns the maximum number of queued replies. A peer that keeps to its limit of
     /// reads and atomics, with an acknowledgement after each, needs no more; requests
     /// beyond that are dropped.
-    fn most_replies(&self) -> usize {
-        LIMIT_REPLIES + 2 * usize::from(self.config.max_dest_rd_atomic)
+    fn max_replies(&self) -> usize {
+        MAX_REPLIES + 2 * usize::from(self.config.max_dest_rd_atomic)
     }
 
     /// Gives up a message whose rest is lost (UC), and keeps its receive.
@@ -193,7 +193,7 @@ impl<L> Qp<L> {
     }
 
     /// Sends an RNR NAK, so that the peer repeats its requests from `psn` on.
-    fn wait_at(&mut self, psn: Psn) {
+    fn send_rnr_nak(&mut self, psn: Psn) {
         let syndrome = Syndrome::RnrNak(self.resp.wait_code());
         let msn = self.resp.msn;
         self.resp
@@ -489,7 +489,7 @@ impl<L> Qp<L> {
     /// Processes a duplicate request: its response was lost.
     fn duplicate<H: Host<Local = L>>(&mut self, host: &mut H, view: &View<'_>) {
         let psn = view.bth.psn;
-        if self.resp.replies.len() >= LIMIT_REPLIES {
+        if self.resp.replies.len() >= MAX_REPLIES {
             return;
         }
         if view.has(Traits::SEND) || view.has(Traits::WRITE) {
@@ -517,7 +517,7 @@ impl<L> Qp<L> {
                 }
             };
             if checked == Err(Fault::Absent) {
-                self.wait_at(psn);
+                self.send_rnr_nak(psn);
                 return;
             }
             let allowed = checked.is_ok();
@@ -601,7 +601,7 @@ impl<L> Qp<L> {
                     // The peer requests it again, and all that came after it.
                     self.resp.replies.clear();
                     self.resp.reads = 0;
-                    self.wait_at(psn);
+                    self.send_rnr_nak(psn);
                     return true;
                 }
                 if let Err(fault) = result {

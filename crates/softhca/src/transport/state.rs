@@ -11,7 +11,7 @@ use crate::packet::{
 };
 
 /// Maximum number of outstanding work requests.
-pub(super) const LIMIT_WORKS: usize = 512;
+pub(super) const MAX_WORKS: usize = 512;
 /// Number of times a timeout restarts while the transport is patient.
 const PATIENCE: u8 = 64;
 /// Number of timeouts that pass before one counts as a retry, where packets get lost: the
@@ -20,12 +20,12 @@ const PATIENCE: u8 = 64;
 pub(super) const GRACE: u8 = 3;
 
 /// RNR timer codes sent for absent memory: 1.28 ms at first, then up to 82 ms.
-const PAGE_CODE: u8 = 14;
-const PAGE_CODE_MOST: u8 = 26;
+const FIRST_PAGE_RNR_TIMER: u8 = 14;
+const MAX_PAGE_RNR_TIMER: u8 = 26;
 
 /// Maximum number of initiators that a target remembers. Beyond it, the one that was
 /// silent longest is forgotten, and is new when it returns.
-const LIMIT_PEERS: usize = 1024;
+const MAX_PEERS: usize = 1024;
 
 /// An outstanding work request.
 pub(super) struct Pending<L> {
@@ -84,7 +84,7 @@ pub(super) struct Requester<L> {
     pub window: u32,
     /// Bits that are 0 in the place of a packet within its message that asks for an
     /// acknowledgement.
-    pub ask_mask: u32,
+    pub ack_request_mask: u32,
     pub recovery: Recovery,
 }
 
@@ -108,7 +108,7 @@ impl<L> Requester<L> {
             implied_nak: false,
             blocked: false,
             window: WINDOW,
-            ask_mask: WINDOW / 4 - 1,
+            ack_request_mask: WINDOW / 4 - 1,
             recovery: Recovery::default(),
         }
     }
@@ -167,7 +167,7 @@ impl<L> Requester<L> {
     pub fn can_continue(&self, rung: bool) -> bool {
         self.rnr_until.is_none()
             && !self.blocked
-            && (self.cursor < self.works.len() || (rung && self.works.len() < LIMIT_WORKS))
+            && (self.cursor < self.works.len() || (rung && self.works.len() < MAX_WORKS))
     }
 
     /// Makes `psn` the next packet to be sent. All PSNs before it are acknowledged.
@@ -187,7 +187,7 @@ impl<L> Requester<L> {
         self.reads = 0;
         self.read_psns = 0;
         self.blocked = false;
-        self.recovery.sought(psn);
+        self.recovery.restart_at(psn);
     }
 
     /// Returns the number of request packets in flight.
@@ -348,8 +348,8 @@ impl<L> Responder<L> {
     /// Returns the RNR timer code for absent memory; the wait grows with each
     /// consecutive NAK.
     pub fn wait_code(&mut self) -> u8 {
-        let code = (PAGE_CODE + 2 * self.absent).min(PAGE_CODE_MOST);
-        self.absent = self.absent.saturating_add(1).min(PAGE_CODE_MOST);
+        let code = (FIRST_PAGE_RNR_TIMER + 2 * self.absent).min(MAX_PAGE_RNR_TIMER);
+        self.absent = self.absent.saturating_add(1).min(MAX_PAGE_RNR_TIMER);
         code
     }
 
@@ -532,7 +532,7 @@ impl<L> Peers<L> {
                 Some(last)
             }
             None => {
-                if self.list.len() >= LIMIT_PEERS {
+                if self.list.len() >= MAX_PEERS {
                     let mut silent = self.list.remove(0);
                     self.set_spare(silent.resp.clear());
                 }

@@ -4,7 +4,7 @@
 /// Bytes of a header.
 pub const HEADER: usize = 16;
 /// Limit of a message's size in bytes, with its header.
-pub const LONGEST: usize = 64 << 10;
+pub const MAX_MESSAGE: usize = 64 << 10;
 
 /// Commands.
 #[allow(missing_docs)]
@@ -45,7 +45,7 @@ impl Header {
     /// of sync.
     pub fn parse(bytes: &[u8; HEADER]) -> Result<Header, &'static str> {
         let size = get32(bytes, 4) as usize;
-        if !(HEADER..=LONGEST).contains(&size) {
+        if !(HEADER..=MAX_MESSAGE).contains(&size) {
             return Err("a message of an impossible size");
         }
         Ok(Header {

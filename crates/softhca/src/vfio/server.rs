@@ -12,7 +12,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::time::TimeSpec;
 
 use super::dma::{Guest, NotMapped};
-use super::message::{HEADER, Header, LONGEST, command, get16, get32, get64};
+use super::message::{HEADER, Header, MAX_MESSAGE, command, get16, get32, get64};
 use super::pci::{Config, irq, region};
 use crate::hca::{BAR_SIZE, Hca, VECTORS};
 
@@ -21,11 +21,11 @@ use crate::hca::{BAR_SIZE, Hca, VECTORS};
 const MOMENT: TimeSpec = TimeSpec::new(0, 50_000);
 
 /// Limit of file descriptors in a message.
-const MOST_FDS: usize = 16;
+const MAX_FDS: usize = 16;
 
 const MAJOR: u16 = 0;
 /// Limit of the bytes in one region access.
-const LARGEST_ACCESS: usize = 4096;
+const MAX_ACCESS: usize = 4096;
 
 const INFO_RESET: u32 = 1;
 const INFO_PCI: u32 = 2;
@@ -73,7 +73,7 @@ impl Connection {
         Ok(Connection {
             socket,
             config: Config::new(hca.settings().profile.port),
-            buffer: vec![0; 2 * LONGEST],
+            buffer: vec![0; 2 * MAX_MESSAGE],
             begin: 0,
             end: 0,
             position: 0,
@@ -139,7 +139,7 @@ impl Connection {
             self.begin = 0;
         }
         let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
-        let mut space = nix::cmsg_space!([RawFd; MOST_FDS]);
+        let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
         let received = recvmsg::<()>(
             self.socket.as_raw_fd(),
             &mut slices,
@@ -275,7 +275,7 @@ impl Connection {
     fn region_read(&mut self, hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
         let offset = get64(body, 0);
         let count = get32(body, 12) as usize;
-        if count > LARGEST_ACCESS {
+        if count > MAX_ACCESS {
             return Err(Errno::EINVAL);
         }
         let mut reply = body.get(..16).ok_or(Errno::EINVAL)?.to_vec();
@@ -346,7 +346,7 @@ fn version(body: &[u8]) -> Result<Vec<u8>, Errno> {
     }
     let mut reply = words(&[u32::from(MAJOR)]);
     let capabilities = format!(
-        r#"{{"capabilities":{{"max_msg_fds":{MOST_FDS},"max_data_xfer_size":{LARGEST_ACCESS},"pgsizes":4096,"write_multiple":true}}}}"#
+        r#"{{"capabilities":{{"max_msg_fds":{MAX_FDS},"max_data_xfer_size":{MAX_ACCESS},"pgsizes":4096,"write_multiple":true}}}}"#
     );
     reply.extend_from_slice(capabilities.as_bytes());
     reply.push(0);

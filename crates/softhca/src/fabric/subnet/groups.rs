@@ -76,7 +76,7 @@ const RATE_100G: u32 = 16;
 const FIRST_MLID: u16 = 0xc000;
 const MLIDS: u64 = 0x3fff;
 /// Limit of groups.
-const MOST: usize = 1024;
+const MAX_GROUPS: usize = 1024;
 
 /// A group and its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -321,7 +321,7 @@ impl Groups {
             Some(place) if self.groups[place].agrees(request) => place,
             Some(_) => return Err(REQUEST_INVALID),
             None if requested.states & (FULL | SEND_ONLY_FULL) == 0 => return Err(REQUEST_INVALID),
-            None if self.groups.len() >= MOST => return Err(NO_RESOURCES),
+            None if self.groups.len() >= MAX_GROUPS => return Err(NO_RESOURCES),
             None => {
                 self.groups.push(Group::described(request, requested.mgid)?);
                 self.unnamed = self.unnamed.wrapping_add(unnamed.into());

@@ -62,13 +62,13 @@ fn one(kind: LinkKind, config: &QpConfig, loops_back: bool) -> World {
 }
 
 /// Completed sends, completed receives, and events of a queue pair.
-type Seen = (
+type QueueResults = (
     Vec<(u64, SendDone)>,
     Vec<(u64, Status, u32, u32, bool)>,
     Vec<QpEvent>,
 );
 
-fn seen(hca: &mut Hca, qpn: u32) -> Seen {
+fn queue_results(hca: &mut Hca, qpn: u32) -> QueueResults {
     let queues = hca.host.queues(qpn);
     let received =
         |(id, done): &(u64, RecvDone)| (*id, done.status, done.length, done.imm, done.solicited);
@@ -174,7 +174,7 @@ proptest! {
         for kind in KINDS {
             let mut worlds = [false, true].map(|how| run(kind, &actions, &config, how));
             for qpn in [100, 200] {
-                let [with, without] = worlds.each_mut().map(|world| seen(&mut world.hcas[0], qpn));
+                let [with, without] = worlds.each_mut().map(|world| queue_results(&mut world.hcas[0], qpn));
                 prop_assert_eq!(with, without, "{:?} {}", kind, qpn);
             }
             let [with, without] = worlds.each_ref().map(|world| &world.hcas[0]);
