@@ -13,7 +13,7 @@ pub(super) enum ResponseOutcome {
     Stored,
     /// The work request has ended with an error.
     Failed,
-    /// Its memory is absent: it is requested again later.
+    /// The memory for it is absent: the response is requested again later.
     Absent,
 }
 
@@ -28,7 +28,7 @@ impl<L> Qp<L> {
     ) {
         let psn = view.bth.psn;
         if !self.state.sends() || psn.before(self.req.una) || !psn.before(self.req.high) {
-            // Late, or a response to a PSN that was never sent.
+            // The response is late, or its PSN was never sent.
             io.counters.stale += 1;
             return;
         }
@@ -235,7 +235,7 @@ impl<L> Qp<L> {
         self.complete(host);
     }
 
-    /// Stores the response at a PSN, or ends its work request with the reason why not.
+    /// Stores the response at a PSN, or ends its work request with an error status.
     pub fn take_response<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -261,7 +261,7 @@ impl<L> Qp<L> {
         ResponseOutcome::Failed
     }
 
-    /// Stores the response at a PSN; `None` if it is none to its request.
+    /// Stores the response at a PSN; `None` if it does not match its request.
     fn store<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -284,7 +284,7 @@ impl<L> Qp<L> {
         let (ends, last) = (view.has(Traits::END), place + 1 == pending.packets);
         let fits = pending.work.operation == Operation::Read
             && view.payload.len() == rest.min(mtu.bytes()) as usize
-            // A part of a read that was requested again ends before the read does.
+            // A partial read that was requested again may end before the read itself.
             && (ends == last || (self.recovers && ends));
         fits.then(|| match view.payload.bytes() {
             [] => Ok(()),

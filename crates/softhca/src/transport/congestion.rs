@@ -1,23 +1,23 @@
 //! Congestion control, for networks that lose packets.
 //!
-//! | what happens | answer |
+//! | event | reaction |
 //! |---|---|
 //! | a packet with a payload arrives with a congestion mark (ECN) | The peer is sent a congestion notification (CNP), at most one in 50 µs. |
 //! | a CNP arrives | The rate at which the queue pair sends is cut, and grows again by the law of DCQCN ([`Rate`]). |
-//! | more than an eighth of a window is lost, or probes are not answered | The window is halved; it doubles with each window that arrives. |
+//! | more than an eighth of a window is lost, or probes get no response | The window is halved; it doubles with each window that arrives. |
 //!
-//! A CNP acts on one queue pair, which goes on with at least [`MIN_RATE`], so a forged one
-//! delays, and does no more.
+//! A CNP affects one queue pair, which continues with at least [`MIN_RATE`], so a forged
+//! CNP can only delay it.
 
 use super::io::Io;
 use super::qp::Qp;
 use super::state::{Pending, Reply};
 use crate::packet::{Bth, CE, CNP, ECT0, Link, PacketBuilder, Path, Psn, Roce, Template, View};
 
-/// Window of a network that loses nothing, in packets.
+/// Window of a network that loses no packets, in packets.
 pub(super) const WINDOW: u32 = 128;
-/// Windows of other networks: that of a new connection, whose path is unknown, the
-/// smallest, and the largest, for which a socket has room by default.
+/// Windows of other networks: of a new connection, whose path is unknown; the smallest;
+/// and the largest, for which a socket buffer has room by default.
 pub(super) const INITIAL_WINDOW: u32 = 32;
 const MIN_WINDOW: u32 = 8;
 const MAX_WINDOW: u32 = 256;
@@ -30,43 +30,42 @@ const CNP_CLASS: u8 = 48 << 2;
 const CNP_PAYLOAD: usize = 16;
 /// The BECN bit of a BTH, in the byte before the queue pair's number.
 const BECN: (usize, u8) = (4, 0x40);
-/// How far before the next PSN the one of a CNP is. The number means nothing to cards, but
-/// rdma_rxe takes a CNP for an acknowledgement, and discards one of the past.
+/// Distance of a CNP's PSN before the expected one. ConnectX ignores the PSN, but rdma_rxe
+/// treats a CNP as an acknowledgement, and discards an old one.
 const CNP_PSN_OFFSET: u32 = Psn::RANGE / 4;
 
-/// Lowest rate, and the one from which on there is no limit, in bytes per second.
+/// Lowest rate, and the rate at which the limit ends, in bytes per second.
 const MIN_RATE: u64 = 1_000_000;
 const MAX_RATE: u64 = 12_500_000_000;
 /// Additive increase of the rate in a period, in bytes per second.
 const RATE_INCREASE: u64 = 256 * 1024;
-/// Periods in which the rate returns half of the way to that before the cut; it grows by
-/// one step in each of as many further ones, and faster and faster after these.
+/// Periods of fast recovery, each of which halves the distance to the rate before the cut.
+/// As many periods of additive increase follow, then those of hyper increase.
 const FAST_RECOVERY_PERIODS: u32 = 5;
-/// Bounds of the period, which is a round trip: it has one cut or one increase. One that
-/// was not measured, as for read responses, is taken to be long: the notifications of one
-/// full queue would cut the rate again and again.
+/// Bounds of the period, which is a round trip: it has one cut or one increase. A period
+/// that was not measured, as for read responses, is assumed to be long, or the
+/// notifications of one full queue would cut the rate repeatedly.
 const MIN_PERIOD: u64 = 1_000_000;
 const DEFAULT_PERIOD: u64 = 5_000_000;
 const MAX_PERIOD: u64 = 20_000_000;
-/// 1 in the fixed-point numbers of `alpha`, and the part by which it moves, as a power of
-/// two.
+/// 1 in the fixed-point format of `alpha`, and the shift of its gain.
 const ONE: u32 = 1 << 16;
 const GAIN: u32 = 4;
-/// Time by which packets may be ahead of or behind the rate: a thread that sleeps wakes
-/// later than it asked for.
+/// Time by which packets may be ahead of or behind the rate, since a sleeping thread wakes
+/// later than requested.
 const BURST: u64 = 100_000;
-/// Longest pause after a packet, whatever was sent again.
+/// Longest pause after a packet, however much was retransmitted.
 const MAX_PAUSE: u64 = 50_000_000;
 /// Time over which the send rate is measured.
 const METER_INTERVAL: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// Rate limit of a queue pair that was sent CNPs: DCQCN, with one cut in a round trip,
-/// since a queue of packets takes longer to drain than hardware's. `alpha` estimates in
-/// which part of the periods a CNP came, and half of it is cut off.
+/// Rate limit of a queue pair that received CNPs: DCQCN, with one cut in a round trip,
+/// since a software queue takes longer to drain than that of hardware. `alpha` estimates
+/// the share of periods with a CNP; a cut reduces the rate by half of this share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
-    /// The limit, and what it returns to, in bytes per second.
+    /// Current limit and the limit before the cut, in bytes per second.
     current: u64,
     target: u64,
     alpha: u32,
@@ -74,14 +73,14 @@ pub(super) struct Rate {
     periods: u32,
     period: u64,
     cut_at: u64,
-    /// Begin of the period.
+    /// Start of the period.
     period_start: u64,
     /// When the next packet is due.
     next: u64,
 }
 
 impl Rate {
-    /// Begins with a cut of the rate at which is sent.
+    /// Creates a limit by a cut of the send rate.
     fn new(now: u64, send_rate: u64, round_trip: u64) -> Self {
         let mut rate = Self {
             current: MAX_RATE,
@@ -97,8 +96,8 @@ impl Rate {
         rate
     }
 
-    /// Cuts the rate, unless it was in this period. What is sent at is less than the
-    /// limit if something else limits it.
+    /// Cuts the rate, at most once in a period. The send rate is less than the limit if
+    /// something else limits it.
     fn cut(&mut self, now: u64, send_rate: u64, round_trip: u64) {
         if now.saturating_sub(self.cut_at) < self.period {
             return;
@@ -115,8 +114,8 @@ impl Rate {
         (self.cut_at, self.period_start) = (now, now);
     }
 
-    /// Increases the rate by what the time allows. Returns whether the limit has ended,
-    /// which it does after some hundred periods without a cut.
+    /// Increases the rate for the periods that have passed. Returns whether the limit has
+    /// ended, after some hundred periods without a cut.
     fn grow(&mut self, now: u64) -> bool {
         while now.saturating_sub(self.period_start) >= self.period {
             self.period_start += self.period;
@@ -137,8 +136,7 @@ impl Rate {
         false
     }
 
-    /// Accounts for a packet. Returns until when nothing more is sent, if it is not to be
-    /// sent now.
+    /// Accounts for a packet. Returns the time of the next packet if sending must pause.
     fn send(&mut self, now: u64, length: u64) -> Option<u64> {
         let time = length * SECOND / self.current;
         let next = self.next.max(now.saturating_sub(BURST)) + time;
@@ -147,13 +145,13 @@ impl Rate {
     }
 }
 
-/// Measures the rate at which is sent, without pauses.
+/// Measures the send rate, excluding pauses.
 #[derive(Default)]
 struct RateMeter {
     start: u64,
     last: u64,
     bytes: u64,
-    /// Of the last interval; 0 before.
+    /// Rate of the last interval; 0 before its end.
     rate: u64,
 }
 
@@ -181,23 +179,23 @@ impl RateMeter {
     }
 }
 
-/// State of a queue pair.
+/// Congestion state of a queue pair.
 #[derive(Default)]
 pub(super) struct Congestion {
     /// When the last CNP was sent.
     cnp_sent_at: Option<u64>,
     meter: RateMeter,
     rate: Option<Rate>,
-    /// Nothing that counts for the rate is sent before this time.
+    /// Packets that the rate limits are not sent before this time.
     pub paused_until: Option<u64>,
-    /// Packets sent again since the window was set, and the PSN up to which they count.
+    /// Packets sent again since the window was set, and the PSN at which it is adapted.
     pub lost: u32,
     round_end: Psn,
 }
 
 impl<L> Qp<L> {
-    /// Returns a path as this queue pair's packets take it: with ECT(0), unless the
-    /// program asks for ECT(1).
+    /// Returns the path with ECT(0), unless the program requests ECT(1), if this queue pair
+    /// controls congestion.
     pub fn ecn_capable(&self, mut path: Path) -> Path {
         let marked = self.paces && path.roce == Roce::V2 && matches!(path.link, Link::Ether { .. });
         if let Some(grh) = path.grh.as_mut().filter(|_| marked) {
@@ -208,14 +206,14 @@ impl<L> Qp<L> {
         path
     }
 
-    /// Begins with a PSN to a peer at an unknown path.
+    /// Sets the initial window for a connection that begins at a PSN.
     pub fn open_window(&mut self, psn: Psn) {
         if self.recovers {
             self.set_window(INITIAL_WINDOW, psn.plus(INITIAL_WINDOW));
         }
     }
 
-    /// Sets the window, and the PSN with which it is looked at again.
+    /// Sets the window, and the PSN at which it is adapted again.
     fn set_window(&mut self, window: u32, round_end: Psn) {
         self.req.window = window;
         self.congestion.lost = 0;
@@ -223,8 +221,8 @@ impl<L> Qp<L> {
         self.set_ack_interval();
     }
 
-    /// A packet in each quarter of the window asks for an acknowledgement; with a rate
-    /// limit, each does, so that its absence shows a loss.
+    /// Requests an acknowledgement in each quarter of the window; with a rate limit, for
+    /// each packet, so that a missing acknowledgement shows a loss.
     fn set_ack_interval(&mut self) {
         self.req.ack_request_mask = match self.congestion.rate {
             Some(_) => 0,
@@ -253,7 +251,7 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Returns whether window of responses and rate allow a work request.
+    /// Returns whether the window of responses and the rate permit a work request.
     pub fn may_send(&self, pending: &Pending<L>) -> bool {
         let reads = self.req.read_psns;
         let many = self.recovers
@@ -284,7 +282,8 @@ impl<L> Qp<L> {
             && matches!(self.resp.replies.front(), Some(Reply::Read(_)));
     }
 
-    /// Answers a congestion mark. Packets without payload are not what congests.
+    /// Processes a congestion mark: sends a CNP for a packet with a payload, at most one in
+    /// [`CNP_INTERVAL`].
     pub fn process_mark(&mut self, io: &mut Io, now: u64, view: &View<'_>) {
         io.counters.marked += 1;
         let cnp_sent_at = &mut self.congestion.cnp_sent_at;
@@ -310,14 +309,14 @@ impl<L> Qp<L> {
         let mut builder = PacketBuilder::new(&io.pool, &template, bth, CNP_PAYLOAD);
         builder.put(&[0; CNP_PAYLOAD]);
         let mut packet = builder.finish();
-        // The ICRC does not cover it.
+        // The ICRC does not cover the BECN bit.
         let (place, bit) = BECN;
         packet.frame_mut()[template.bytes().len() + place] |= bit;
         io.counters.cnps_sent += 1;
         io.send(packet);
     }
 
-    /// Returns whether a CNP is one for this queue pair.
+    /// Returns whether a CNP is valid for this queue pair.
     pub fn accepts_cnp(&self, view: &View<'_>) -> bool {
         self.paces
             && self.state.receives()
@@ -326,7 +325,7 @@ impl<L> Qp<L> {
             && view.payload.len() == CNP_PAYLOAD
     }
 
-    /// Answers a CNP.
+    /// Processes a CNP: cuts the rate.
     pub fn process_cnp(&mut self, io: &mut Io, now: u64) {
         io.counters.cnps_handled += 1;
         let round_trip = self.req.recovery.round_trip;

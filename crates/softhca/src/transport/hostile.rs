@@ -90,7 +90,7 @@ pub fn play(script: &[u8]) {
     };
     world.connect((1, QPN), (0, 100), &config);
     let hca = &mut world.hcas[1];
-    // The second half of the memory is in no region.
+    // No region contains the second half of the memory.
     let (length, access) = (MEMORY as u32 / 2, [true; 3]);
     hca.host.regions.push(Region {
         rkey: RKEY,

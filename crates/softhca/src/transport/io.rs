@@ -1,4 +1,4 @@
-//! What all queue pairs of a transport share: outgoing packets and counters.
+//! State shared by all queue pairs of a transport: outgoing packets and counters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub(super) struct Io {
     pub patient: bool,
     /// Payload of the request that is handed over without a packet: the largest MTU.
     pub payload: Box<[u8]>,
-    /// Held by each packet that is kept until an earlier one arrives.
+    /// Cloned for each kept packet, so that the reference count is the number of kept packets.
     pub kept: Arc<()>,
 }
 

@@ -1,9 +1,9 @@
 //! Loopback: requests to a queue pair of the same HCA, without packets, if the peer takes
 //! no receive for them.
 //!
-//! Requester and responder do what they do with packets, one after the other, and the
-//! state of both is the same afterwards. So packets carry whatever does not fit in here:
-//! read responses, NAKs, and acknowledgements after them.
+//! The requester and the responder run one after the other and end in the same state as
+//! after an exchange of packets. Read responses, NAKs, and acknowledgements after them are
+//! therefore still sent as packets.
 
 use super::config::Service;
 use super::host::{Fault, Host};
@@ -15,15 +15,15 @@ use crate::fabric::PortConfig;
 use crate::packet::{Payload, Psn, View};
 
 impl<L> Qp<L> {
-    /// Returns whether `peer`, which [`Qp::pairs_with`] this one, gets and accepts what
-    /// this one sends, and the other way round if it responds.
+    /// Returns whether `peer`, which [`Qp::pairs_with`] this queue pair, is reached by its
+    /// address and accepts its packets; for RC also in the opposite direction.
     pub fn loops_back_to(&self, peer: &Self, home: &PortConfig) -> bool {
         self.reaches(peer, home) && (!self.is_answered() || peer.reaches(self, home))
     }
 
-    /// Returns whether this queue pair and another one of the HCA are connected, as far as
-    /// numbers, services and states tell. Queue pairs with recovery or congestion control
-    /// stay with packets, which they keep and count.
+    /// Returns whether this queue pair and another one of the HCA are connected, according
+    /// to their numbers, services and states. Queue pairs with recovery or congestion
+    /// control keep and count packets, so they are excluded.
     pub fn pairs_with(&self, peer: &Self) -> bool {
         matches!(self.config.service, Service::Rc | Service::Uc)
             && peer.config.service == self.config.service
@@ -48,7 +48,7 @@ impl<L> Qp<L> {
             && other.is_connected_to(path.link, path.grh.map(|grh| grh.sgid))
     }
 
-    /// Returns whether everything before this PSN has arrived: packets on the way are
+    /// Returns whether all packets before this PSN have arrived, so that those in flight are
     /// duplicates.
     pub fn expects(&self, psn: Psn) -> bool {
         self.resp.expected == psn && self.state.receives()
@@ -69,7 +69,7 @@ impl<L> Qp<L> {
         };
         let local = &mut self.req.works[at].work.local;
         let (offset, length) = (request.offset, request.payload);
-        // Only a payload in pieces is gathered.
+        // A contiguous payload is not copied.
         let mut buffer = std::mem::take(&mut io.payload);
         let payload = match length {
             0 => Ok(Payload::Bytes(&[])),
@@ -87,14 +87,14 @@ impl<L> Qp<L> {
             io.counters.packets_received += 1;
             let l3 = template.l3().0;
             let view = View::looped_back(path.link, l3, request.bth, request.headers(), payload);
-            // Queue pairs that keep packets do not get here.
+            // Queue pairs that keep packets are excluded by `pairs_with`.
             let _: FollowUp = peer.request(host, io, &view);
         });
         io.payload = buffer;
         passed
     }
 
-    /// Takes the peer's acknowledgement, unless a response before it is on the way.
+    /// Takes the peer's acknowledgement, unless an earlier response is in flight.
     pub fn take_acknowledgement<H: Host<Local = L>>(
         &mut self,
         host: &mut H,

@@ -7,11 +7,11 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `state` | what requester, responder and DC remember between packets |
+//! | `state` | state of requester, responder and DC between packets |
 //! | `requester` | work requests to request packets: segmentation, window, fences |
 //! | `completer` | acknowledgements, NAKs, read responses, retries, timers |
 //! | `recovery` | losses, before a timeout |
-//! | `congestion` | congestion marks, and the rate and window that answer them and losses |
+//! | `congestion` | congestion marks, and the rate and window that depend on them and on losses |
 //! | `responder` | requests in order, duplicates, responses |
 //! | `datagram` | UD |
 //! | `loopback` | requests to a queue pair of the same HCA, without packets |
@@ -109,7 +109,7 @@ pub struct Transport<L> {
     groups: Vec<(Gid, u32)>,
     aliases: [Option<u32>; 2],
     lossy: bool,
-    /// The own port, if requests to it may go without packets.
+    /// The port of this HCA, if loopback requests may be executed without packets.
     home: Option<Arc<Port>>,
 }
 
@@ -182,23 +182,22 @@ impl<L> Transport<L> {
         Ok(())
     }
 
-    /// Sets patience. A patient transport restarts a local ACK timeout that expires, up
-    /// to 64 times without progress, and neither retransmits nor counts a retry. This
-    /// is for networks that know of frames not yet read: a retransmission would only
-    /// lengthen their queue.
+    /// Sets whether an expired local ACK timeout is restarted, up to 64 times without
+    /// progress, instead of retransmitting and counting a retry. This is for networks with
+    /// frames that were not read yet: a retransmission would only lengthen their queue.
     pub fn set_patient(&mut self, patient: bool) {
         self.io.patient = patient;
     }
 
-    /// Lets queue pairs that are created from now on recover from losses before a
-    /// timeout, with probes and packets kept out of order, and control congestion. This is
-    /// for networks that lose packets by themselves.
+    /// Makes queue pairs that are created from now on recover from losses before a
+    /// timeout, by probes and by packets kept out of order, and control congestion. This is
+    /// for networks that lose packets.
     pub fn set_lossy(&mut self, lossy: bool) {
         self.lossy = lossy;
     }
 
-    /// Sets the own port. Requests from one queue pair to another here are made without
-    /// packets as long as it is [`Port::unobserved`].
+    /// Sets the port of this HCA. Requests between two of its queue pairs are executed
+    /// without packets as long as the port is [`Port::unobserved`].
     pub fn set_loopback(&mut self, home: Arc<Port>) {
         self.home = Some(home);
     }
@@ -346,7 +345,7 @@ impl<L> Transport<L> {
         for index in 0..self.groups.len() {
             let (gid, qpn) = self.groups[index];
             if gid == group {
-                // Datagrams need nothing more.
+                // Datagrams have no follow-up.
                 let _: FollowUp = self.deliver(host, now, qpn, view);
             }
         }
@@ -453,8 +452,8 @@ impl<L> Transport<L> {
         !self.ready.is_empty()
     }
 
-    /// Removes stale entries of the timer heap. With a peer that is never ready they
-    /// would otherwise stay until their acknowledgement timeout: hours.
+    /// Removes stale entries of the timer heap. With a peer that is never ready they would
+    /// otherwise stay until their acknowledgement timeout, which may be hours.
     fn remove_stale_timers(&mut self) {
         if self.timers.len() > SPARE_TIMERS + 2 * self.qps.len() {
             let qps = &self.qps;

@@ -2,12 +2,12 @@
 //!
 //! | lost | recovery |
 //! |---|---|
-//! | a request | The responder keeps what follows it ([`ReorderBuffer`]), and its NAK has this one packet sent again; all later ones too if the peer turns out to keep nothing. |
-//! | a read response | Later ones are stored, and the missing ones are requested again. |
-//! | the last packets, an acknowledgement, what was sent again | After about two round trips without progress the oldest and the newest packet are sent again (a probe). A responder answers each with what it misses. |
+//! | a request | The responder keeps the packets that follow it ([`ReorderBuffer`]), and its NAK makes the requester send this one packet again; also all later ones if the peer keeps no packets. |
+//! | a read response | Later responses are stored, and the missing ones are requested again. |
+//! | the last packets, an acknowledgement, a retransmission | After about two round trips without progress the oldest and the newest packet are sent again (a probe). The responder's reply names the first missing packet. |
 //!
-//! A probe is not a retry: the local ACK timeout and the retry count report a dead peer as
-//! without it.
+//! A probe is not a retry: the local ACK timeout and the retry count still report a dead
+//! peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use super::qp::Qp;
 use super::state::{Pending, Reply};
 use crate::packet::{NakCode, Packet, Psn, Syndrome, View};
 
-/// Time to the first probe before a round trip was measured, in nanoseconds.
+/// Time to the first probe while no round trip has been measured, in nanoseconds.
 const INITIAL_PROBE_WAIT: u64 = 2_000_000;
-/// Shortest time to a probe: a peer may wait for a processor.
+/// Shortest time to a probe, since the peer's thread may wait for a processor.
 const MIN_PROBE_WAIT: u64 = 300_000;
-/// Probes without progress, each after twice the time of the one before.
+/// Maximum number of probes without progress; the time to the next one doubles.
 const MAX_PROBES: u32 = 10;
-/// Times that sending one packet again does not help before a peer is taken to keep
-/// nothing.
+/// Number of unsuccessful single retransmissions after which a peer is assumed to keep no
+/// packets out of order.
 const MAX_FAILED_REPEATS: u8 = 3;
-/// Packets that count as lost if a peer that keeps nothing reports one.
+/// Packets that count as lost when a peer that keeps no packets reports one as missing.
 const GO_BACK_LOST: u32 = 8;
-/// PSNs beyond the expected one of which a responder keeps packets.
+/// Maximum distance of a kept packet from the expected PSN.
 const MAX_AHEAD: i32 = 256;
-/// Packets that all responders of a transport keep.
+/// Maximum number of packets that all responders of a transport keep together.
 const MAX_KEPT: usize = 2048;
 
 /// A requester's state for recovery.
 #[derive(Default)]
 pub(super) struct Recovery {
-    /// Smoothed round trip and its variation, in nanoseconds; 0 before the first.
+    /// Smoothed round trip and its variation, in nanoseconds; 0 before the first measurement.
     pub round_trip: u64,
     rtt_variation: u64,
     /// A request being timed: the PSN past which `una` ends it, and when it was sent.
@@ -47,7 +47,7 @@ pub(super) struct Recovery {
     /// Time of the next probe.
     pub probe_at: Option<u64>,
     probes: u32,
-    /// The packet that was last sent again alone.
+    /// PSN of the last single retransmission.
     resent: Option<Psn>,
     failed_repeats: u8,
     /// All requests before this PSN have been executed.
@@ -106,7 +106,7 @@ impl Recovery {
         wait << self.probes.min(MAX_PROBES)
     }
 
-    /// Begins at a PSN.
+    /// Resets the state for a first PSN.
     pub fn start(&mut self, psn: Psn) {
         *self = Self {
             executed: psn,
@@ -115,7 +115,7 @@ impl Recovery {
         };
     }
 
-    /// All packets from a PSN on are sent again.
+    /// Called when all packets from a PSN on are sent again.
     pub fn restart_at(&mut self, psn: Psn) {
         self.timed = None;
         self.resent = None;
@@ -158,8 +158,8 @@ impl ReorderBuffer {
         self.packets.clear();
     }
 
-    /// Keeps a packet, if there is room. `all` is held by each packet that the transport
-    /// keeps.
+    /// Keeps a packet, if there is room. Each packet that the transport keeps has a clone of
+    /// `all`, whose reference count is the number of kept packets.
     pub fn keep(&mut self, psn: Psn, packet: Packet, all: &Arc<()>) {
         let place = self
             .packets
@@ -193,19 +193,19 @@ impl ReorderBuffer {
 pub(super) enum FollowUp {
     #[default]
     Nothing,
-    /// The packet is to be kept.
+    /// Keep the packet.
     Keep,
-    /// It was executed, and kept packets may follow it.
+    /// The request was executed: kept packets may follow it.
     Release,
 }
 
 impl<L> Qp<L> {
-    /// Returns whether a packet so far beyond the expected one is kept.
+    /// Returns whether a packet at this distance from the expected PSN is kept.
     pub fn keeps(&self, distance: i32) -> bool {
         self.recovers && distance <= MAX_AHEAD && !self.resp.closing
     }
 
-    /// Executes kept packets, now that those before them have been.
+    /// Executes the kept packets that follow the last executed one.
     pub fn release<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) {
         let mut any = false;
         while let Some(packet) = self.resp.kept.take(self.resp.expected) {
@@ -214,25 +214,25 @@ impl<L> Qp<L> {
                 self.request(host, io, &view);
             }
             if self.resp.expected == expected {
-                // Refused: the peer repeats it and all that follows, or has failed.
+                // The packet was refused: the peer repeats it and all later ones, or has failed.
                 self.resp.kept.clear();
                 return;
             }
             any = true;
         }
         if any && !self.resp.kept.is_empty() {
-            // It acknowledges what is before the next gap.
+            // The NAK acknowledges the packets before the next gap.
             if let Some(Reply::Ack { .. }) = self.resp.replies.back() {
                 self.resp.replies.pop_back();
             }
             self.resp.nak(Syndrome::Nak(NakCode::SequenceError));
         } else if any {
-            // The peer can send on, whichever packets asked for it.
+            // Acknowledges even if no packet requested it, so that the peer can continue.
             self.resp.acknowledge(self.resp.expected.minus(1));
         }
     }
 
-    /// Called when a request was sent, and is answered once `una` has reached `end`.
+    /// Called when a request was sent that is complete once `una` has reached `end`.
     pub fn request_sent(&mut self, now: u64, end: Psn, is_new: bool) {
         let recovery = &mut self.req.recovery;
         if is_new && recovery.timed.is_none() {
@@ -264,7 +264,7 @@ impl<L> Qp<L> {
             return;
         }
         let recovery = &mut self.req.recovery;
-        // With a timeout the timeout's own retransmission goes on.
+        // Beyond the local ACK timeout, its retransmission replaces probes.
         let more = recovery.probes < MAX_PROBES
             && ack_wait(self.config.ack_timeout).is_none_or(|wait| recovery.probe_wait() < wait);
         if !io.patient {
@@ -278,7 +278,7 @@ impl<L> Qp<L> {
         if more {
             recovery.probe_at = Some(now + recovery.probe_wait());
         }
-        // Answers may be among what has not been read.
+        // The frames not yet read may contain the responses.
         if io.patient {
             return;
         }
@@ -316,8 +316,8 @@ impl<L> Qp<L> {
         self.req.works[place].done.is_none().then_some(place)
     }
 
-    /// Sends the packet at a PSN again, or a read of what is missing from there on. Returns
-    /// where that ends.
+    /// Sends the packet at a PSN again, or a read of the missing responses from there on.
+    /// Returns the end of the requested PSNs.
     fn ask<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -352,9 +352,9 @@ impl<L> Qp<L> {
     ) {
         io.counters.retransmitted += 1;
         self.congestion.lost += 1;
-        // A time that includes the loss is no round trip.
+        // A time that includes a loss is not a round trip.
         self.req.recovery.timed = None;
-        // If memory is absent or invalid, the timeout's retransmission says so.
+        // Absent or invalid memory is reported by the timeout's retransmission.
         let sent: Result<(), Fault> = self.emit(host, io, index, psn, Some(end));
         if sent.is_ok() {
             self.pace(io);
@@ -372,13 +372,13 @@ impl<L> Qp<L> {
         let recovery = &mut self.req.recovery;
         if recovery.executed.before(end) {
             recovery.executed = end;
-            // Progress, even if a response from before is missing.
+            // This is progress, even if an earlier response is missing.
             self.req.refill(&self.config);
         }
         if let Some(resent) = self.req.recovery.resent {
             let after = resent.plus(1);
             if after.before(end) {
-                // More than what was sent again: the peer had kept the rest.
+                // The acknowledgement covers later packets too, so the peer keeps packets.
                 self.req.recovery.failed_repeats = 0;
                 self.req.recovery.resent = None;
             } else if end == after && after.before(self.req.send_psn) {
@@ -390,7 +390,7 @@ impl<L> Qp<L> {
         self.settle(host, io, now, None);
     }
 
-    /// Sending a single packet again has not helped.
+    /// Sends all packets from `una` on again, after a single retransmission was unsuccessful.
     fn go_back<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
         self.halve_window();
         let recovery = &mut self.req.recovery;
@@ -431,8 +431,8 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Moves `una` up to the first missing response, or to what was executed, and requests
-    /// the missing one again. `stored` is the response that has just arrived.
+    /// Moves `una` to the first missing response, which is requested again, or past the last
+    /// executed request. `stored` is the response that has just arrived.
     fn settle<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -473,12 +473,12 @@ impl<L> Qp<L> {
             recovery.requested_again = una;
         }
         if let Some((index, psn)) = missing {
-            // Responses come in order: one after it, of those requested again, shows that
-            // it is lost again.
+            // Responses arrive in order: a later one of those requested again shows that
+            // this one was lost again.
             let again = |stored: Psn| psn.before(stored) && stored.before(recovery.requested_again);
             if !psn.before(recovery.requested_again) || stored.is_some_and(again) {
-                // One after the other: rdma_rxe refuses a part of a read before one that
-                // it has repeated.
+                // One gap at a time: rdma_rxe refuses a part of a read that precedes the
+                // part it has repeated.
                 self.req.recovery.requested_again = self.ask(host, io, index, psn);
             }
         }

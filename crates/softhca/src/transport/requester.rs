@@ -20,9 +20,9 @@ const PAGE_WAIT: u64 = 100_000;
 /// Result of an attempt to send.
 #[derive(PartialEq, Eq)]
 pub(super) enum Step {
-    /// A step was done.
+    /// A step was performed.
     Done,
-    /// Nothing can be done until something else happens.
+    /// The requester waits for another event.
     Idle,
 }
 
@@ -172,7 +172,7 @@ impl<L> Qp<L> {
         true
     }
 
-    /// Local memory is absent: sending pauses until it is tried again.
+    /// Pauses sending, because local memory is absent.
     pub fn wait_for_page(&mut self, now: u64) {
         self.req.rnr_until = Some(now + PAGE_WAIT);
     }
@@ -225,8 +225,8 @@ impl<L> Qp<L> {
             self.req.works[cursor].done = Some(Status::LocalQpOperation);
             return;
         }
-        // Requests that consume a receive are sent as packets. Handed over, they would
-        // come faster than the receiver reposts, and each would wait for the RNR timer.
+        // Requests that consume a receive are sent as packets. Without packets they would
+        // arrive faster than the receiver reposts, and each would wait for the RNR timer.
         let takes_receive = self.req.works[cursor].work.operation.takes_receive();
         let mut peer = peer.filter(|peer| !takes_receive && peer.expects(psn));
         let sent = match &mut peer {
@@ -287,8 +287,9 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Sends the request packet of a work request at a PSN. One that is repeated alone
-    /// asks for an answer and, if it is a read, for the responses before `repeated`.
+    /// Sends the request packet of a work request at a PSN. A single retransmission
+    /// (`repeated`) requests an acknowledgement or, for a read, the responses before
+    /// `repeated`.
     pub fn emit<H: Host<Local = L>>(
         &mut self,
         host: &mut H,
@@ -436,7 +437,7 @@ pub(super) struct Request {
     pub bth: Bth,
     extended: [u8; MAX_HEADERS],
     extended_length: usize,
-    /// Where its payload is in the message, and the length of that.
+    /// Offset of its payload in the message, and the length of the payload.
     pub offset: u32,
     pub payload: usize,
 }

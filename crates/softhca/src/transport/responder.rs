@@ -1,7 +1,7 @@
 //! The responder of connected services: executes requests in PSN order and responds.
 //!
 //! Responses wait in `replies` in the order of the requests, and [`Qp::reply_step`]
-//! sends them. So an acknowledgement never overtakes the read response before it, and
+//! sends them. An acknowledgement therefore never overtakes an earlier read response, and
 //! one acknowledgement serves a batch of requests.
 
 use super::config::{QpState, Service};
@@ -25,7 +25,7 @@ const MAX_REPLIES: usize = 64;
 enum Refusal {
     /// The peer gets a NAK; the queue pair is in error afterwards.
     Nak(NakCode),
-    /// The same, and no event is posted: a receive has completed with an error.
+    /// As `Nak`, without an event: a receive has completed with an error.
     Completed(NakCode),
     /// No receive is posted.
     NotReady,
@@ -598,7 +598,7 @@ impl<L> Qp<L> {
                 };
                 if result == Err(Fault::Absent) {
                     drop(builder);
-                    // The peer requests it again, and all that came after it.
+                    // The peer requests this response and all later ones again.
                     self.resp.replies.clear();
                     self.resp.reads = 0;
                     self.send_rnr_nak(psn);

@@ -14,17 +14,17 @@ use crate::packet::{
 pub(super) const MAX_WORKS: usize = 512;
 /// Number of times a timeout restarts while the transport is patient.
 const PATIENCE: u8 = 64;
-/// Number of timeouts that pass before one counts as a retry, where packets get lost: the
-/// specification allows a timeout up to four times what its code says, cards take more, and
-/// a peer in software may be waiting for a processor.
+/// Number of timeouts on lossy networks that are not counted as a retry: the specification
+/// allows a timeout of up to four times the configured value, hardware takes longer, and a
+/// peer in software may wait for a processor.
 pub(super) const GRACE: u8 = 3;
 
 /// RNR timer codes sent for absent memory: 1.28 ms at first, then up to 82 ms.
 const FIRST_PAGE_RNR_TIMER: u8 = 14;
 const MAX_PAGE_RNR_TIMER: u8 = 26;
 
-/// Maximum number of initiators that a target remembers. Beyond it, the one that was
-/// silent longest is forgotten, and is new when it returns.
+/// Maximum number of initiators that a target tracks. Beyond it, the one that was silent
+/// longest is removed; its next request begins a new connection.
 const MAX_PEERS: usize = 1024;
 
 /// An outstanding work request.
@@ -62,28 +62,28 @@ pub(super) struct Requester<L> {
     pub send_psn: Psn,
     /// One past the highest PSN ever sent.
     pub high: Psn,
-    /// Reads and atomics sent without a full response, and the PSNs of what is missing.
+    /// Reads and atomics whose response is incomplete, and the number of missing PSNs.
     pub reads: u32,
     pub read_psns: u32,
     pub retries_left: u8,
-    /// Number of times the timeout may still restart.
+    /// Remaining restarts of the timeout.
     pub patience: u8,
-    /// Number of timeouts that may still send again without a retry.
+    /// Remaining timeouts that retransmit without counting a retry.
     pub grace: u8,
     pub rnr_left: u8,
     /// Time of the next retransmission.
     pub deadline: Option<u64>,
     /// Nothing is sent before this time.
     pub rnr_until: Option<u64>,
-    /// A missing response was noticed since `una` last moved.
+    /// A missing response was detected since `una` last moved.
     pub implied_nak: bool,
     /// Sending waits for a response (window, fence, read limit), or for its time.
     pub blocked: bool,
     /// Maximum number of request packets in flight, not counting read responses; a power
     /// of two.
     pub window: u32,
-    /// Bits that are 0 in the place of a packet within its message that asks for an
-    /// acknowledgement.
+    /// Mask for the number of a packet in its message: a packet with none of these bits set
+    /// requests an acknowledgement.
     pub ack_request_mask: u32,
     pub recovery: Recovery,
 }
@@ -276,7 +276,7 @@ pub(super) struct Responder<L> {
     /// The peer was sent a NAK for a missing packet, or an RNR NAK.
     pub nak_sent: bool,
     pub replies: VecDeque<Reply>,
-    /// The oldest reply is a read response whose time to be sent has not come.
+    /// The oldest reply is a read response that the rate limit delays.
     pub held: bool,
     /// Queued read responses, not counting those of duplicate requests.
     pub reads: u32,
@@ -376,7 +376,7 @@ impl<L> Responder<L> {
                 _ => None,
             });
             if let Some(read) = same {
-                // Its rest would be sent twice.
+                // The rest of this response would be sent twice.
                 let duplicate = read.duplicate;
                 *read = ReadReply {
                     duplicate,
