@@ -29,7 +29,7 @@ impl<P: Platform> Core<P> {
         if !self.device_memory.take(from, u64::from(LENGTH.get(input))) {
             return Err(refuse(
                 Status::NoResources,
-                "this device memory is not to be had",
+                "the range of device memory is not free",
             ));
         }
         put64(output, GIVEN, from);
@@ -55,7 +55,7 @@ impl<P: Platform> Core<P> {
         if !self.device_memory.allow(from, operation, yes) {
             return Err(refuse(
                 Status::BadResource,
-                "device memory has no such operation, or has it already",
+                "no such device memory, or the operation is set already",
             ));
         }
         if yes {

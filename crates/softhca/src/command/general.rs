@@ -97,7 +97,7 @@ impl<P: Platform> Core<P> {
         if self.queues.get(MAPPED_QPN.get(input)).is_none() {
             return Err(refuse(
                 Status::BadResource,
-                "an address is mapped to a queue pair that there is not",
+                "no such queue pair for the mapping",
             ));
         }
         created(output, self.address_mappings.insert(()))

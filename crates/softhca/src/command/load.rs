@@ -66,7 +66,7 @@ impl<P: Platform> Core<P> {
                 if self.pages.len().saturating_add(count) > MAX_PAGES {
                     return Err(refuse(
                         Status::ExceedsLimit,
-                        "more pages than were asked for",
+                        "more pages than the device requested",
                     ));
                 }
                 for n in 0..count {

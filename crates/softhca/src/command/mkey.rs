@@ -117,7 +117,7 @@ impl<P: Platform> Core<P> {
         if mode == MODE_DEVICE && !self.device_memory.is_taken(start, length) {
             return Err(refuse(
                 Status::BadParameter,
-                "the memory key's device memory was not given out",
+                "the memory key's device memory is not allocated",
             ));
         }
         let in_umem = IN_UMEM.is_set(input);
@@ -183,10 +183,7 @@ impl<P: Platform> Core<P> {
         let umem = (UMEM.get(input), get64(input, UMEM_OFFSET));
         let (pages, writable) = self.umem_pages(umem, shift, length.div_ceil(page))?;
         if rights(context).writes() && !writable {
-            return Err(refuse(
-                Status::BadParameter,
-                "memory that is not to be written",
-            ));
+            return Err(refuse(Status::BadParameter, "the memory is read-only"));
         }
         Ok(Translation::Pages { pages, shift })
     }

@@ -39,7 +39,7 @@ const ST: Field = field(0x0, 23, 16);
 const OFFLOAD: Field = field(0x0, 7, 4);
 const DATA_IN_ORDER: Field = flag(0x8, 5);
 const BLOCK_LB_MC: Field = flag(0x4, 30);
-/// The order of data is the second bit's below, not the port's.
+/// Ordering of data is selected by the second bit below, not by the port.
 const DP_ORDERING_FORCE: Field = flag(0x4, 24);
 const PD: Field = field(0x4, 23, 0);
 const MTU: Field = field(0x8, 31, 29);

@@ -24,10 +24,7 @@ const HIERARCHY_NIC: u32 = 3;
 impl<P: Platform> Core<P> {
     pub(crate) fn create_scheduling_element(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if HIERARCHY.get(input) != HIERARCHY_NIC {
-            return Err(refuse(
-                Status::BadParameter,
-                "a scheduling hierarchy that there is not",
-            ));
+            return Err(refuse(Status::BadParameter, "no such scheduling hierarchy"));
         }
         let group = match ELEMENT_TYPE.get(input) {
             ARBITER => false,
@@ -35,7 +32,7 @@ impl<P: Platform> Core<P> {
             _ => {
                 return Err(refuse(
                     Status::BadParameter,
-                    "a type of scheduling element that there is not",
+                    "no such type of scheduling element",
                 ));
             }
         };
@@ -101,7 +98,7 @@ impl<P: Platform> Core<P> {
         if self.scheduling.iter().any(|(_, e)| e.parent == parent) {
             return Err(refuse(
                 Status::ResourceBusy,
-                "other scheduling elements hang from it",
+                "the scheduling element has children",
             ));
         }
         super::resource::removed(self.scheduling.remove(number))

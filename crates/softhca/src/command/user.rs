@@ -1,4 +1,4 @@
-//! Commands of programs (DevX): which ones there are, and which objects they may name.
+//! Commands of programs (DevX): the permitted opcodes, and the objects that they may name.
 //!
 //! The driver tags a command with the number of the program's user context. The object
 //! that it creates belongs to that context, and it may name no others. Without a tag it
@@ -236,7 +236,7 @@ fn ends(opcode: u16) -> bool {
     )
 }
 
-/// Returns whether a command asks what every program may know.
+/// Returns whether a command queries information that every program may read.
 fn is_general(opcode: u16) -> bool {
     matches!(
         opcode,
@@ -339,7 +339,7 @@ const NOT_FOR_PROGRAMS: Refused = refuse(Status::BadOpcode, "not a command for p
 const NO_CONTEXT: Refused = refuse(Status::BadParameter, "no such user context");
 const MISSING: Refused = refuse(Status::BadResource, "no such memory of a program");
 const OUT_OF_BOUNDS: Refused = refuse(Status::BadParameter, "beyond the memory of the program");
-const READ_ONLY: Refused = refuse(Status::BadParameter, "memory that is not to be written");
+const READ_ONLY: Refused = refuse(Status::BadParameter, "the memory is read-only");
 
 impl<P: Platform> Core<P> {
     /// Begins a command: checks that its user context may issue it.

@@ -92,13 +92,13 @@ pub struct Core<P> {
     /// Completion queues with a session of compressed CQEs that is not written yet.
     pub(crate) holding: Vec<u32>,
     pub(crate) mkeys: Table<Mkey>,
-    /// How many of them have signatures or encryption.
+    /// Number of memory keys with signatures or encryption.
     pub(crate) protected_keys: usize,
     pub(crate) psvs: Table<Psv>,
     pub(crate) encryption_keys: Table<EncryptionKey>,
     /// Logins, by their user contexts.
     pub(crate) logins: Table<u32>,
-    /// Blocks of keys that have arrived in part, by key and number.
+    /// Partially received blocks, by key and block number.
     pub(crate) parts: HashMap<(u32, u64), PartialBlock>,
     pub(crate) queues: Table<Queue>,
     /// Buffer into which the next WQE of a send queue is read.

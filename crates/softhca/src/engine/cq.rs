@@ -304,17 +304,17 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// A wrong signature, whose CQE names a memory key and no work request.
+/// A signature error, whose CQE names a memory key and no work request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SignatureErrorCqe {
     pub(crate) wrong: SignatureError,
     pub(crate) key: u32,
-    /// Where it is in the key's data.
+    /// Offset in the data of the key.
     pub(crate) offset: u64,
 }
 
 impl SignatureErrorCqe {
-    /// The CQE, but for its last byte.
+    /// Returns the CQE except its last byte.
     fn bytes(&self) -> [u8; ENTRY] {
         let mut bytes = [0; ENTRY];
         let SignatureError {

@@ -103,7 +103,7 @@ impl<P: Platform> Core<P> {
                         self.send_frame(&part, pool, out);
                     }
                 }),
-                _ => Err("an opcode that send queues lack"),
+                _ => Err("an opcode invalid for send queues"),
             };
             if let Err(why) = result {
                 self.report_misuse(|| format!("send queue {sqn}, index {index}: {why}"));

@@ -39,7 +39,7 @@ enum Change {
     Add(u32),
 }
 
-/// Decodes so many actions. Returns `None` for those that are not modelled.
+/// Decodes `count` actions. Returns `None` if one of them is not modelled.
 pub(crate) fn decode(bytes: &[u8], count: u32) -> Option<Vec<Action>> {
     let list = bytes.get(..ACTION * count as usize)?;
     let decoded = list.chunks_exact(ACTION).map(|bytes| {
@@ -68,7 +68,7 @@ fn is_known(field: u32) -> bool {
     matches!(field, 1..=5 | 8..=0xc | 0x15 | 0x16)
 }
 
-/// Returns where a field is in a frame, and its bytes.
+/// Returns the offset of a field in a frame, and its bytes.
 fn place(field: u32, frame: &[u8]) -> Option<(usize, usize)> {
     // The parts of the addresses, source and destination, and the type.
     match field {
@@ -101,8 +101,8 @@ fn place(field: u32, frame: &[u8]) -> Option<(usize, usize)> {
     }
 }
 
-/// Applies actions to a frame, in order. Fields that it lacks stay as they are. Checksums
-/// are updated for what changes, so that wrong ones stay wrong.
+/// Applies actions to a frame, in order. Actions on missing fields have no effect.
+/// Checksums are updated incrementally, so that a wrong checksum stays wrong.
 pub(crate) fn apply(frame: &mut [u8], actions: &[Action]) {
     for action in actions {
         let Some((at, bytes)) = place(action.field, frame) else {
@@ -127,8 +127,8 @@ pub(crate) fn apply(frame: &mut [u8], actions: &[Action]) {
     }
 }
 
-/// Updates the checksums of a frame after a change of a field, whose bytes are filled up
-/// with zeros.
+/// Updates the checksums of a frame after a change of a field, whose bytes are padded with
+/// zeros.
 fn update_checksums(frame: &mut [u8], field: u32, old: [u8; 4], new: [u8; 4]) {
     let Some(at) = layers(frame).filter(|_| field >= FIRST_OF_LAYER_3) else {
         return;

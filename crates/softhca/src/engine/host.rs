@@ -40,8 +40,7 @@ fn syndrome(status: Status) -> (u8, u8) {
 }
 
 impl<P: Platform> Core<P> {
-    /// Returns whether the peer repeats a message that the queue pair cannot accept
-    /// now.
+    /// Returns whether the peer retransmits a message that the queue pair cannot accept now.
     fn takes_again(&self, qpn: u32) -> bool {
         self.qp(qpn)
             .is_some_and(|qp| qp.config.service.is_reliable() && !qp.is_in_error())

@@ -212,7 +212,7 @@ impl Accessor {
     }
 }
 
-/// State that is constant during a translation.
+/// Parameters that are constant during a translation.
 #[derive(Debug, Clone, Copy)]
 struct TranslationRequest {
     accessor: Accessor,
@@ -245,7 +245,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Translates a range: calls `each` for every contiguous run of memory, with its
-    /// place, its offset in the range and its length. If a later part of the range is
+    /// location, its offset in the range and its length. If a later part of the range is
     /// inaccessible, `each` has been called for the parts before it.
     pub(crate) fn translate(
         &self,

@@ -17,14 +17,14 @@ const SIZE: Field = field(0, 31, 30);
 const SAME_STRUCTURE: Field = flag(0, 28);
 const KIND: Field = field(0, 25, 24);
 const CHECK_MASK: Field = field(0, 23, 16);
-/// What is copied, if the structure is the same; otherwise the size of a block.
+/// Mask of copied bytes, if both sides have the same structure; otherwise the block size.
 const OF_WIRE: Field = field(0, 15, 8);
 const OF_MEMORY: Field = field(0, 7, 0);
 const WIRE_SELECTOR: Field = field(8, 31, 24);
 const WIRE_PSV: Field = field(8, 23, 0);
 const MEMORY_SELECTOR: Field = field(12, 31, 24);
 const MEMORY_PSV: Field = field(12, 23, 0);
-/// Where the inline sections are.
+/// Offsets of the inline sections.
 const WIRE_INLINE: usize = 0x20;
 const MEMORY_INLINE: usize = 0x30;
 
@@ -43,12 +43,13 @@ const TWEAK: usize = 0x10;
 const KEY: Field = field(0x20, 23, 0);
 const KEY_TAG: usize = 0x28;
 
-/// Kinds of formats, and sizes: with an inline section, and with another format behind.
+/// Kind of an encryption format; size codes: with an inline section, and with a second
+/// format.
 const ENCRYPTION: u32 = 1;
 const INLINE_SIZE: u32 = 2;
 const TWO_FORMATS: u32 = 3;
 
-/// Bytes of the blocks that a selector names.
+/// Returns the block size of a selector, in bytes.
 fn block(selector: u32) -> Option<usize> {
     match selector {
         1 => Some(512),
@@ -85,7 +86,7 @@ fn reflected(polynomial: u64, first: u64, ones: u64, data: &[u8]) -> u64 {
 }
 
 impl Checksum {
-    /// Computes it from 0, or from all ones.
+    /// Computes the checksum with an initial value of 0, or of all ones.
     fn of(self, ones: bool, data: &[u8]) -> u64 {
         let first = if ones { u64::MAX } else { 0 };
         let (short, long) = (u64::from(u32::MAX), u64::MAX);
@@ -110,11 +111,11 @@ impl Checksum {
     }
 }
 
-/// When a block is not checked: if these bits of its signature are set.
+/// Escape masks: a block is not checked if all these bits of its signature are set.
 const ESCAPE_APP: u64 = 0xffff << 32;
 const ESCAPE_BOTH: u64 = 0xffff_ffff_ffff;
 
-/// The signature behind each block, as a number of 64 bits whose first bytes it has.
+/// The signature of each block: a 64-bit number, of which the first bytes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Signature {
     sum: Checksum,
@@ -126,7 +127,7 @@ struct Signature {
 }
 
 impl Signature {
-    /// Parses that of one side.
+    /// Parses the signature of one side.
     fn parse(selector: u32, inline: &[u8]) -> Result<Signature, &'static str> {
         if selector != 0 {
             return Ok(Signature {
@@ -169,7 +170,7 @@ impl Signature {
         }
     }
 
-    /// The signature of a block of data.
+    /// Returns the signature of a block of data.
     fn of(&self, index: u64, data: &[u8]) -> u64 {
         let sum = self.sum.of(self.ones, data);
         match self.sum {
@@ -183,14 +184,14 @@ impl Signature {
         }
     }
 
-    /// Reads one from the bytes behind a block.
+    /// Reads a signature from the bytes after a block.
     fn read(&self, bytes: &[u8]) -> u64 {
         let mut whole = [0; MAX_SIGNATURE];
         whole[..bytes.len().min(MAX_SIGNATURE)].copy_from_slice(bytes);
         u64::from_be_bytes(whole)
     }
 
-    /// Returns what is wrong of the bytes that a mask names.
+    /// Compares the bytes of two signatures that a mask selects.
     fn check(&self, expected: u64, actual: u64, mask: u64) -> Option<SignatureError> {
         const GUARD: u64 = 0xffff << 48;
         const APP: u64 = 0xffff << 32;
@@ -222,7 +223,7 @@ pub(crate) struct SignatureError {
     pub(crate) expected: u64,
     pub(crate) actual: u64,
     pub(crate) of_memory: bool,
-    /// Offset of its block in what was converted at once, as that arrived.
+    /// Offset of the signed block in the converted unit, as it arrived.
     pub(crate) within: usize,
 }
 
@@ -233,7 +234,7 @@ struct Encryption {
     /// Data is encrypted when it is sent and decrypted when it is received; if false, the
     /// reverse.
     encrypts_sent: bool,
-    /// Signatures are on the side of memory of the encryption.
+    /// Signatures are between memory and the encryption.
     signature_first: bool,
     /// The first tweak.
     tweak: u128,
@@ -245,16 +246,16 @@ struct Encryption {
 #[derive(Debug)]
 pub(crate) struct EncryptionKey {
     pub(crate) pd: u32,
-    /// Both keys, one behind the other.
+    /// The data key and the tweak key, concatenated.
     pub(crate) keys: Vec<u8>,
     pub(crate) tag: Option<[u8; 8]>,
     pub(crate) opaque: [u8; 8],
 }
 
-/// The most bytes of data that are converted at once.
+/// Maximum number of data bytes that are converted at once.
 const MAX_CONVERTED: usize = 1 << 16;
 
-/// The least common multiple of two sizes, if it is not too long.
+/// Returns the least common multiple of two sizes, if it is not too large.
 fn common(a: usize, b: usize) -> Result<usize, &'static str> {
     let multiple = (1..=MAX_CONVERTED / a).map(|n| n * a).find(|n| n % b == 0);
     multiple.ok_or("signed blocks of sizes without a short common multiple")
@@ -263,8 +264,8 @@ fn common(a: usize, b: usize) -> Result<usize, &'static str> {
 /// The protection of a key's data.
 #[derive(Debug, Default)]
 pub(crate) struct Protection {
-    /// Bytes of data that are converted at once: a block, or the common multiple of those
-    /// in memory and on the wire.
+    /// Bytes of data that are converted at once: a block, or the common multiple of the
+    /// block sizes in memory and on the wire.
     block: usize,
     /// Bytes of data of a signed block in memory, and on the wire.
     blocks: [usize; 2],
@@ -273,12 +274,12 @@ pub(crate) struct Protection {
     /// Bytes of an arriving signature that are checked, and those that are copied.
     checked: u64,
     copied: u64,
-    /// Those of memory and wire that the formats name.
+    /// PSVs of memory and wire.
     pub(crate) psvs: [Option<u32>; 2],
     encryption: Option<Encryption>,
 }
 
-/// The bytes that a mask of eight bits names.
+/// Expands a mask of eight bits to a mask of eight bytes.
 fn bytes_of(mask: u32) -> u64 {
     (0..8).fold(0, |all, n| match mask & 1 << n {
         0 => all,
@@ -297,7 +298,7 @@ impl Protection {
         for format in formats.chunks_exact(FORMAT) {
             let expected = if count > 1 { TWO_FORMATS } else { INLINE_SIZE };
             if SIZE.get(format) != expected {
-                return Err("a byte stream format of another size");
+                return Err("the size code of a byte stream format is wrong");
             }
             match KIND.get(format) {
                 0 => protection.parse_signatures(format)?,
@@ -310,7 +311,7 @@ impl Protection {
     }
 
     fn parse_signatures(&mut self, format: &[u8]) -> Result<(), &'static str> {
-        const UNKNOWN: &str = "a size of signed blocks that there is not";
+        const UNKNOWN: &str = "an unknown size of signed blocks";
         let same = SAME_STRUCTURE.is_set(format);
         let (of_wire, of_memory) = (OF_WIRE.get(format), OF_MEMORY.get(format));
         let side = |has: bool, selector: Field, inline: usize| {
@@ -349,62 +350,62 @@ impl Protection {
         format: &[u8],
         key: impl Fn(u32) -> Option<&'a EncryptionKey>,
     ) -> Result<(), &'static str> {
-        let unit = block(UNIT.get(format)).ok_or("a size of encrypted units that there is not")?;
-        let key = key(KEY.get(format)).ok_or("a data encryption key that there is not")?;
+        let unit = block(UNIT.get(format)).ok_or("an unknown size of encrypted units")?;
+        let key = key(KEY.get(format)).ok_or("no such data encryption key")?;
         if STANDARD.get(format) != 0 {
             return Err("an encryption that is not modelled");
         }
         if key.tag.is_some_and(|tag| format[KEY_TAG..][..8] != tag) {
-            return Err("another data encryption key than the tag says");
+            return Err("the tag does not match the data encryption key");
         }
         let (encrypts_sent, signature_first) = match ORDER.get(format) {
             0 => (true, true),
             1 => (false, false),
             2 => (true, false),
             3 => (false, true),
-            _ => return Err("an order of encryption that there is not"),
+            _ => return Err("an unknown order of encryption and signature"),
         };
         self.encryption = Some(Encryption {
-            xts: Xts::new(&key.keys).ok_or("a data encryption key of another length")?,
+            xts: Xts::new(&key.keys).ok_or("the length of the data encryption key is wrong")?,
             encrypts_sent,
             signature_first,
-            // The device has it in this order, and encrypts in the other.
+            // The format has the tweak in big-endian order; encryption uses little-endian.
             tweak: u128::from(get64(format, TWEAK)) << 64 | u128::from(get64(format, TWEAK + 8)),
             unit,
         });
         Ok(())
     }
 
-    /// A unit of encryption is what is there when a block is encrypted, or a whole part of
-    /// it.
+    /// Checks that the block to be encrypted, with a signature before the encryption, is a
+    /// whole number of units.
     fn check_units(&mut self) -> Result<(), &'static str> {
         let Some(encryption) = &self.encryption else {
             return Ok(());
         };
         let unit = encryption.unit;
         if unit < xts::BLOCK {
-            return Err("a size of encrypted units that there is not");
+            return Err("an unknown size of encrypted units");
         }
         if self.block == 0 {
             (self.block, self.blocks) = (unit, [unit; 2]);
         }
-        // With signatures on that side.
+        // The signature is encrypted if it is added before the encryption.
         let behind = match encryption.signature_first {
             true => self.signature(false),
             false => self.signature(true),
         };
         match (self.block + behind) % unit {
             0 => Ok(()),
-            _ => Err("units of encryption that are no part of a signed block"),
+            _ => Err("a signed block is not a multiple of the encryption unit"),
         }
     }
 
-    /// Whether it does anything.
+    /// Returns whether there is a signature or encryption.
     pub(crate) fn is_any(&self) -> bool {
         self.block != 0
     }
 
-    /// Bytes of the signatures in memory, or on the wire, of what is converted at once.
+    /// Bytes of the signatures of a converted unit, in memory or on the wire.
     fn signature(&self, in_memory: bool) -> usize {
         let (of, size) = match in_memory {
             true => (&self.memory, self.blocks[0]),
@@ -413,12 +414,12 @@ impl Protection {
         of.map_or(0, |signature| self.block / size * signature.bytes())
     }
 
-    /// Whether blocks in memory are not those on the wire.
+    /// Returns whether block sizes in memory and on the wire differ.
     fn is_uneven(&self) -> bool {
         self.blocks[0] != self.blocks[1]
     }
 
-    /// Converts an offset in memory to that on the wire, of blocks of different sizes.
+    /// Converts an offset in memory to the one on the wire, for different block sizes.
     fn uneven_to_wire(&self, offset: u64) -> u64 {
         let bytes = |of: &Option<Signature>| of.map_or(0, |signature| signature.bytes() as u64);
         let [memory, wire] = self.blocks.map(|size| size as u64);
@@ -430,8 +431,7 @@ impl Protection {
         data.saturating_add(data / wire * bytes(&self.wire))
     }
 
-    /// Bytes of a block with its signature, or of all that are converted at once, in memory
-    /// and on the wire.
+    /// Bytes of a converted unit with its signatures in memory.
     pub(crate) fn in_memory(&self) -> usize {
         self.block + self.signature(true)
     }
@@ -450,8 +450,8 @@ impl Protection {
         self.encryption.is_none() && !self.is_uneven()
     }
 
-    /// Converts an offset as local work requests count it to one on the wire: of what is in
-    /// memory, or of data alone if the wire has no signatures.
+    /// Converts an offset of a local work request to the one on the wire. The local offset
+    /// counts bytes in memory, or data alone if the wire has no signatures.
     pub(crate) fn local_to_wire(&self, offset: u64) -> u64 {
         if self.is_uneven() {
             return self.uneven_to_wire(offset);
@@ -465,7 +465,7 @@ impl Protection {
         whole.saturating_add(rest)
     }
 
-    /// Converts a length in memory to that on the wire.
+    /// Converts a length in memory to the one on the wire.
     pub(crate) fn memory_to_wire(&self, length: u64) -> u64 {
         if self.is_uneven() {
             return self.uneven_to_wire(length);
@@ -476,7 +476,7 @@ impl Protection {
         whole.saturating_add(rest)
     }
 
-    /// Converts a block as it is in memory for the wire, and checks its signature.
+    /// Converts a block from memory to the wire format, and checks its signature.
     pub(crate) fn send(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<SignatureError>) {
         let mut bytes = block.to_vec();
         if let Some(encryption) = self.encryption.as_ref().filter(|e| !e.signature_first) {
@@ -489,7 +489,7 @@ impl Protection {
         (bytes, wrong)
     }
 
-    /// Converts a block from the wire for memory, and checks its signature.
+    /// Converts a block from the wire to the memory format, and checks its signature.
     pub(crate) fn receive(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<SignatureError>) {
         let mut bytes = block.to_vec();
         if let Some(encryption) = self.encryption.as_ref().filter(|e| e.signature_first) {
@@ -514,7 +514,7 @@ impl Protection {
             index.wrapping_mul(count).wrapping_add(n as u64)
         };
         let mut data = Vec::with_capacity(self.block);
-        // Copied are those of blocks of one size, which are converted one by one.
+        // Signatures are copied only between blocks of one size, converted one by one.
         let (mut arrived, mut wrong) = (None, None);
         let size = from_size + from.map_or(0, |signature| signature.bytes());
         for (n, part) in block.chunks(size).enumerate() {

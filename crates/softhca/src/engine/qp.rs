@@ -73,10 +73,10 @@ pub(crate) struct Qp {
     pub(crate) counter_set: u32,
     pub(crate) send: Option<Ring>,
     pub(crate) recv: Option<Ring>,
-    /// Messages may take the posted receives in any order: here each second one before
-    /// the first.
+    /// Messages may consume the posted receives in any order: here every second receive
+    /// before the first.
     pub(crate) out_of_order: bool,
-    /// The receive that was passed over, if one is.
+    /// The receive that was skipped, if any.
     pub(crate) receive_left: Option<u16>,
     pub(crate) blue_flame: Option<BlueFlame>,
     /// Maximum number of bytes scattered into a CQE: of receives, and of reads.
@@ -87,12 +87,12 @@ pub(crate) struct Qp {
     pub(crate) context: Box<[u8; CONTEXT_SIZE]>,
     pub(crate) config: QpConfig,
     pub(crate) in_error: bool,
-    /// The device transfers the data of rendezvous ([`super::tag_matching`]): `transfers`
-    /// of them now, by work requests of its own, of which these are not yet taken.
+    /// The device transfers the data of rendezvous ([`super::tag_matching`]): `transfers` is
+    /// the number in progress, and `of_device` has the generated work requests not yet taken.
     pub(crate) transfers_rendezvous: bool,
     pub(crate) transfers: u32,
     pub(crate) of_device: VecDeque<SendWork<Local>>,
-    /// Sending stops behind a wrong signature; it is due.
+    /// Sending stops after a signature error; the stop is pending.
     pub(crate) stops_at_wrong_signatures: bool,
     pub(crate) stop_due: bool,
 }
@@ -285,7 +285,7 @@ impl<P: Platform> Core<P> {
         let blocks = length.div_ceil(wqe::BLOCK) as u16;
         let posted = ring.tail.wrapping_sub(index);
         if blocks > posted {
-            return FetchedWqe::Malformed("a work request longer than what is posted");
+            return FetchedWqe::Malformed("a work request longer than the posted blocks");
         }
         for n in 1..blocks {
             let at = usize::from(n) * wqe::BLOCK;
@@ -307,7 +307,7 @@ impl<P: Platform> Core<P> {
             }
         }
         if strict && wqe::index(out) != index {
-            return FetchedWqe::Malformed("the work request has another index than its place");
+            return FetchedWqe::Malformed("the index of the work request is not its position");
         }
         if strict && wqe::queue(out) != number {
             return FetchedWqe::Malformed("the work request names another queue");
@@ -555,7 +555,7 @@ pub(crate) fn take_receive<P: Platform>(
     Ok(Some(taken))
 }
 
-/// As [`take_receive`], but of two WQEs the second; the first is left for the next call.
+/// As [`take_receive`], but takes the second of two WQEs; the next call takes the first.
 fn take_second<P: Platform>(
     platform: &P,
     ring: &mut Ring,

@@ -1,8 +1,8 @@
 //! Memory behind keys with signatures or encryption ([`super::protection`]).
 //!
-//! Peers address such a key by offsets on the wire, and so do the lists of work requests
-//! once they are taken. A block is converted as a whole; one that arrives in parts is kept
-//! until it is complete.
+//! Peers address such a key by offsets on the wire; lists of work requests are converted to
+//! such offsets when they are fetched. A block is converted as a whole; a block that
+//! arrives in parts is kept until it is complete.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use super::wqe::Local;
 use crate::platform::Platform;
 use crate::transport::Fault;
 
-/// Blocks that may be incomplete at a time; one more, and all are dropped.
+/// Maximum number of incomplete blocks. Beyond it, all are dropped.
 const MAX_PARTS: usize = 1024;
 
 /// The state of a signature (protection signature value).
 #[derive(Debug)]
 pub(crate) struct Psv {
     pub(crate) pd: u32,
-    /// It was set, and no error has been reported since.
+    /// The PSV was set, and no error has been reported since.
     pub(crate) ready: bool,
 }
 
@@ -32,11 +32,11 @@ pub(crate) struct PartialBlock {
     arrived: Vec<bool>,
 }
 
-/// Who accesses memory: to whose completion queue a wrong signature is reported.
+/// The queue pair that accesses memory; its completion queue receives signature errors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Side {
     pub(crate) qpn: u32,
-    /// It sends requests; otherwise it responds.
+    /// The queue pair is the requester of the access; otherwise the responder.
     pub(crate) requests: bool,
 }
 
@@ -57,9 +57,9 @@ struct BlockRange {
     /// The range in the block.
     from: usize,
     to: usize,
-    /// Where it is in the access.
+    /// Offset in the access.
     at: usize,
-    /// The block is whole, with its signature.
+    /// The block is complete in memory, with its signature.
     is_whole: bool,
 }
 
@@ -73,7 +73,7 @@ impl ProtectedKey {
         })
     }
 
-    /// Returns the offsets of a range on the wire.
+    /// Returns start and end of a range as offsets on the wire.
     fn range(&self, va: u64, length: u64) -> Result<(u64, u64), Fault> {
         let first = va.wrapping_sub(self.start);
         let end = first.checked_add(length).ok_or(Fault::Protection)?;
@@ -81,7 +81,7 @@ impl ProtectedKey {
         Ok((first, end.ok_or(Fault::Protection)?))
     }
 
-    /// Divides a range on the wire, of a packet.
+    /// Divides the range of a packet on the wire into ranges of blocks.
     fn block_ranges(&self, va: u64, length: usize) -> Result<Vec<BlockRange>, Fault> {
         let (first, end) = self.range(va, length as u64)?;
         let size = self.protection.on_wire() as u64;
@@ -112,14 +112,14 @@ impl ProtectedKey {
 }
 
 impl BlockRange {
-    /// Its place in the access.
+    /// Returns its range in the access.
     fn range(&self) -> std::ops::Range<usize> {
         self.at..self.at + (self.to - self.from)
     }
 }
 
 impl<P: Platform> Core<P> {
-    /// Returns the address of memory of a key that is in one piece, and accessed as it is.
+    /// Returns the address of a key's memory if it is contiguous and without protection.
     pub(crate) fn in_one_piece(
         &self,
         accessor: Accessor,
@@ -151,8 +151,8 @@ impl<P: Platform> Core<P> {
         ProtectedKey::of(key, self.mkeys.get(key >> 8)?)
     }
 
-    /// Changes the list of a work request that was taken to offsets on the wire. Returns
-    /// the length of its message.
+    /// Converts the list of a fetched work request to offsets on the wire. Returns the
+    /// length of its message.
     pub(crate) fn convert_list(&mut self, local: &mut Local, length: u32) -> u32 {
         if self.protected_keys == 0 {
             return length;
@@ -172,13 +172,13 @@ impl<P: Platform> Core<P> {
             converted = (converted + u64::from(on_wire)).saturating_sub(segment.length.into());
             segment.va = start.wrapping_add(first);
             segment.length = on_wire;
-            // What the poller would copy is not as it is in memory.
+            // Data scattered into the CQE would not have the memory format.
             local.cqe_scatter = None;
         }
         u32::try_from(converted).unwrap_or(u32::MAX)
     }
 
-    /// Checks a range that a peer names. `None` for a key without protection.
+    /// Checks a range of a remote access. `None` for a key without protection.
     pub(crate) fn check_protected(
         &self,
         accessor: Accessor,
@@ -194,7 +194,7 @@ impl<P: Platform> Core<P> {
         )
     }
 
-    /// As [`Core::read_key`], of what a peer sees.
+    /// As [`Core::read_key`], in the wire format.
     pub(crate) fn load(
         &mut self,
         side: Side,
@@ -234,7 +234,7 @@ impl<P: Platform> Core<P> {
         Ok(())
     }
 
-    /// As [`Core::write_key`], of what a peer sends.
+    /// As [`Core::write_key`], in the wire format.
     pub(crate) fn store_received(
         &mut self,
         side: Side,
@@ -309,8 +309,8 @@ impl<P: Platform> Core<P> {
         is_complete.then(|| self.parts.remove(&at).map(|part| part.bytes))?
     }
 
-    /// Reports a wrong signature: the first one, until the key and the PSV are told that
-    /// it was seen.
+    /// Reports a signature error. Further ones are not reported until software has rearmed
+    /// the key and the PSV.
     fn report(&mut self, side: Side, protected: &ProtectedKey, wrong: SignatureError, offset: u64) {
         let psv = protected.protection.psvs[usize::from(!wrong.of_memory)];
         let psv = psv.and_then(|psv| self.psvs.get_mut(psv));

@@ -19,8 +19,8 @@ pub(crate) const MATCH: usize = 512;
 const MAX_DEPTH: u32 = 64;
 /// Maximum number of objects of all kinds, and of rules.
 const MAX_OBJECTS: usize = 1 << 16;
-/// Maximum number of tables that a frame and its copies visit in total. The rules in them
-/// are limited by `MAX_OBJECTS`, which allows each rule to be compared once.
+/// Maximum number of tables that a frame and its copies visit in total. Comparisons with
+/// rules are limited by `MAX_OBJECTS`, so that each rule can be compared once.
 const MAX_VISITS: usize = 1024;
 /// Base-2 logarithm of the maximum number of destinations of a rule, and of its counters.
 pub(crate) const LOG_DESTINATIONS: u32 = 8;
@@ -123,7 +123,7 @@ pub(crate) enum Object {
     HeaderChange(Vec<Action>),
 }
 
-/// What matched the rules with a counter.
+/// Counts of the frames that matched rules with a counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     pub(crate) packets: u64,
@@ -234,7 +234,8 @@ impl Steering {
         }
     }
 
-    /// Returns the receive queues for a frame. A frame from one of the interface's send queues is filtered by the settings of the TIRs.
+    /// Returns the receive queues for a frame. TIRs filter frames from the interface's own
+    /// send queues.
     pub(crate) fn steer(&mut self, frame: &[u8], origin: Origin) -> Vec<SelectedQueue> {
         let mut result = SteeringResult {
             queues: Vec::new(),
@@ -254,8 +255,7 @@ impl Steering {
         result.queues
     }
 
-    /// Applies a rule's change of headers. Returns `None` if the frame is not understood
-    /// after that.
+    /// Applies a rule's header change. Returns `None` if the result cannot be parsed.
     fn change_header<'a>(&self, frame: &SteeredFrame<'a>, number: u32) -> Option<SteeredFrame<'a>> {
         let mut changed = Rc::from(frame.frame());
         if let (Some(Object::HeaderChange(actions)), Some(frame)) =
@@ -362,11 +362,11 @@ impl Steering {
     }
 }
 
-/// What a frame has met.
+/// Queues and counters selected for a frame, and the remaining limits.
 struct SteeringResult {
     queues: Vec<SelectedQueue>,
     counters: Vec<u32>,
-    /// Tables that it may still visit, and rules that it may still be compared with.
+    /// Remaining visits of tables and comparisons with rules.
     visits: usize,
     rules: usize,
 }

@@ -52,12 +52,12 @@ mod app {
     pub(super) const CANCELED: u8 = 0xc;
 }
 
-/// In the CQE of a list operation.
+/// Result of a list operation in its CQE.
 const SUCCESS: u8 = 1 << 7;
 const PHASE: std::ops::Range<usize> = 4..6;
 
-/// Identifier of a send request of the device's own: a read of a rendezvous, with the
-/// SRQ and the tag in the other bits, or the message that ends it.
+/// Flags in the identifier of a send request that the device generates: the read of a
+/// rendezvous, with the SRQ and the tag in the other bits, or the message that ends it.
 const OF_DEVICE: u64 = 1 << 25;
 const ENDS: u64 = 1 << 26;
 
@@ -67,7 +67,7 @@ struct Tag {
     index: u16,
     tag: u64,
     mask: u64,
-    /// It was appended when software had seen all unexpected messages, or it has since.
+    /// Software has seen all unexpected messages that preceded this tag.
     active: bool,
     buffer: Segment,
 }
@@ -103,7 +103,7 @@ impl TagList {
         self.received == self.seen
     }
 
-    /// Takes the number of unexpected messages that software has seen.
+    /// Sets the number of unexpected messages that software has seen.
     fn synchronize(&mut self, seen: u16) {
         self.seen = seen;
         if self.in_phase() {
@@ -113,8 +113,8 @@ impl TagList {
         }
     }
 
-    /// Appends a tag, at the index that the previous one named. `next` is that of the
-    /// one after it.
+    /// Appends a tag at the index that the previous operation named. `next` is the index
+    /// of the tag after it.
     fn append(
         &mut self,
         next: u16,
@@ -140,24 +140,24 @@ impl TagList {
         Ok(())
     }
 
-    /// Removes a tag. Returns false if there is none at this index (any more).
+    /// Removes a tag. Returns false if there is no tag at this index.
     fn remove(&mut self, index: u16) -> bool {
         let before = self.tags.len();
         self.tags.retain(|tag| tag.index != index);
         self.tags.len() != before
     }
 
-    /// Returns the place in the list of the tag that a message matches.
+    /// Returns the list position of the first tag that a message matches.
     fn find(&self, of_message: u64) -> Option<usize> {
         let matches = |it: &Tag| it.active && of_message & it.mask == it.tag;
         self.tags.iter().position(matches)
     }
 }
 
-/// The part of tag matching in a receive.
+/// Tag-matching state of a receive.
 #[derive(Debug, Clone)]
 pub(crate) enum Tagging {
-    /// The message is received into a WQE; the operation of its completion.
+    /// The message is received into a WQE; holds the operation of its completion.
     Wqe(u8),
     /// The message is received into the buffer of a tag.
     Buffer(Box<TagMatch>),
@@ -167,9 +167,9 @@ pub(crate) enum Tagging {
 #[derive(Debug, Clone)]
 pub(crate) struct TagMatch {
     header: [u8; HEADER],
-    /// It has a single packet, and completes once.
+    /// The message has a single packet, and completes once.
     whole: bool,
-    /// What the device transfers: address, key and length in the memory of the sender.
+    /// Address, key and length of the sender's memory, if the device transfers it.
     transfer: Option<(u64, u32, u32)>,
     /// A rendezvous that software has to transfer.
     software: bool,
@@ -223,12 +223,12 @@ impl TagFields {
     }
 }
 
-/// Where a message is received.
+/// Destination of a received message.
 pub(super) enum MatchResult {
     Buffer(RecvWork<Local>),
-    /// In a WQE of the SRQ.
+    /// A WQE of the SRQ.
     Wqe(Tagging),
-    /// Nowhere now.
+    /// The message cannot be received now.
     NotReady,
 }
 
@@ -246,7 +246,7 @@ fn remote_memory(payload: &[u8]) -> Option<(u64, u32, u32)> {
     })
 }
 
-/// Returns whether a send request is one of the device's own.
+/// Returns whether the device generated a send request.
 pub(super) fn is_of_device(id: u64) -> bool {
     id & OF_DEVICE != 0
 }
@@ -257,7 +257,7 @@ impl Qp {
         self.transfers < MAX_TRANSFERS
     }
 
-    /// Forgets the device's own send requests, with all others.
+    /// Discards the send requests that the device generated.
     pub(crate) fn forget_transfers(&mut self) {
         self.of_device.clear();
         self.transfers = 0;
@@ -411,8 +411,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Completes a receive of a message that matched a tag. `completion` has the fields
-    /// of a message that has been received. Returns whether the device has something of
-    /// its own to send.
+    /// of a received message. Returns whether the device generated send requests.
     pub(super) fn tag_done(
         &mut self,
         cqn: u32,
@@ -475,7 +474,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Completes a send request of the device's own.
+    /// Completes a send request that the device generated.
     pub(super) fn transfer_done(&mut self, qpn: u32, id: u64, done: SendDone) {
         if id & ENDS != 0 {
             return;

@@ -1,4 +1,4 @@
-//! Memory of a program that its commands name by a number.
+//! User memory (umem), registered by a program and named by a number in its commands.
 
 use super::buffer::Buffer;
 

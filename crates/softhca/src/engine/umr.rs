@@ -245,7 +245,7 @@ impl<P: Platform> Core<P> {
                 psv.ready = true;
                 Ok(())
             }
-            _ => Err("a PSV that there is not, or of another protection domain"),
+            _ => Err("no such PSV, or a PSV of another protection domain"),
         }
     }
 
@@ -272,7 +272,7 @@ impl<P: Platform> Core<P> {
         });
         match allowed {
             true => Ok(()),
-            false => Err("a UMR that leads to memory that may not be bound"),
+            false => Err("a UMR that refers to memory that may not be bound"),
         }
     }
 

@@ -203,11 +203,12 @@ pub struct Send {
     pub av: Option<[u8; 48]>,
     /// Stream (DC).
     pub stream: u16,
-    /// What is malformed about the WQE, if anything.
+    /// Description of the error, if the WQE is malformed.
     pub fault: Option<&'static str>,
 }
 
-/// A work request that changes a list of tags, or reports what software has seen.
+/// A work request that changes a list of tags, or reports the number of messages that
+/// software has seen.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TagOperation {
     pub(crate) kind: u32,
@@ -226,7 +227,7 @@ impl TagOperation {
     pub(crate) const APPEND: u32 = 1;
     pub(crate) const REMOVE: u32 = 2;
 
-    /// Parses a WQE; what it lacks is zero.
+    /// Parses a WQE; missing fields are zero.
     pub(crate) fn parse(entry: &[u8]) -> TagOperation {
         const KIND: Field = field(0x10, 31, 28);
         const SIGNALED: Field = flag(0x10, 23);
@@ -389,10 +390,10 @@ fn fill(work: &mut Send, bytes: &[u8], context: &WqeContext) -> Result<(), &'sta
         opcode::SEND => Operation::Send,
         opcode::SEND_IMM => Operation::SendImm,
         opcode::SEND_INVALIDATE if !unreliable => Operation::SendInvalidate,
-        _ if context.service == Service::Ud => return Err("an opcode that datagrams lack"),
+        _ if context.service == Service::Ud => return Err("an opcode invalid for datagrams"),
         opcode::RDMA_WRITE => Operation::Write,
         opcode::RDMA_WRITE_IMM => Operation::WriteImm,
-        _ if unreliable => return Err("an opcode that unreliable connections lack"),
+        _ if unreliable => return Err("an opcode invalid for unreliable connections"),
         opcode::RDMA_READ => Operation::Read,
         opcode::FETCH_ADD => Operation::FetchAdd { add: 0 },
         opcode::COMPARE_SWAP => Operation::CompareSwap {

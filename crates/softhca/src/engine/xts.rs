@@ -49,7 +49,7 @@ fn next(tweak: u128) -> u128 {
 }
 
 impl Xts {
-    /// Of the key of data and that of tweaks, one behind the other: 32 or 64 bytes.
+    /// Creates a cipher from the data key and the tweak key, concatenated: 32 or 64 bytes.
     pub(crate) fn new(keys: &[u8]) -> Option<Xts> {
         let (data, tweak) = keys.split_at(keys.len() / 2);
         Some(Xts {
@@ -84,7 +84,7 @@ impl Xts {
         if rest == 0 || end.len() != BLOCK + rest {
             return;
         }
-        // Ciphertext stealing: the last whole block and what is behind exchange places.
+        // Ciphertext stealing: the last whole block and the partial one are swapped.
         let (first, second) = match encrypts {
             true => (tweak, next(tweak)),
             false => (next(tweak), tweak),

@@ -41,8 +41,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Parses a header. After an error, which says what is wrong, the stream is out
-    /// of sync.
+    /// Parses a header. After an error the stream is out of sync.
     pub fn parse(bytes: &[u8; HEADER]) -> Result<Header, &'static str> {
         let size = get32(bytes, 4) as usize;
         if !(HEADER..=MAX_MESSAGE).contains(&size) {
