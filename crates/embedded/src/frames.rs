@@ -13,7 +13,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, send, sendmsg,
 };
-use ring::{Broken, FrameReceiver, FrameSender};
+use ring::{FrameReceiver, FrameSender, ProtocolViolation};
 use softhca::packet::{LinkKind, Packet, Pool};
 
 use crate::directory::Directory;
@@ -67,7 +67,7 @@ impl Outgoing {
     }
 
     /// Sends a frame. Returns false if there is no room.
-    pub(crate) fn push(&mut self, packet: &Packet) -> Result<bool, Broken> {
+    pub(crate) fn push(&mut self, packet: &Packet) -> Result<bool, ProtocolViolation> {
         let kind = match packet.kind() {
             LinkKind::Ib => 0,
             LinkKind::Ethernet => ETHERNET,
@@ -175,7 +175,7 @@ impl Incoming {
                 Some(packet)
             }
             Ok(None) => None,
-            Ok(Some(_)) | Err(Broken) => {
+            Ok(Some(_)) | Err(ProtocolViolation) => {
                 self.ring = None;
                 self.shut(epoll);
                 None

@@ -23,14 +23,14 @@ mod real {
 
     fn membarrier(command: libc::c_int) -> bool {
         if cfg!(miri) {
-            return false; // It does not have it.
+            return false; // The kernel does not support the command.
         }
         // SAFETY: the call takes two integers and touches no memory of ours.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0) == 0 }
     }
 
-    /// Whether this process can use the pair at all (Linux 4.14, and no filter
-    /// of system calls against it). Asked of the kernel once.
+    /// Returns whether this process can use the pair (Linux 4.14, not blocked by a seccomp
+    /// filter). The kernel is queried once.
     pub(crate) fn available() -> bool {
         static REGISTERED: OnceLock<bool> = OnceLock::new();
         *REGISTERED.get_or_init(|| membarrier(REGISTER_PRIVATE_EXPEDITED))
@@ -42,18 +42,18 @@ mod real {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The dear half: every thread of the process passes a full barrier before
-    /// this returns. Some microseconds, and an interrupt of the processors on
-    /// which the process runs.
+    /// The expensive half: every thread of the process executes a full barrier before
+    /// this returns. It takes some microseconds, and interrupts the processors on which
+    /// the process runs.
     #[cold]
     pub(crate) fn heavy() {
         let done = membarrier(PRIVATE_EXPEDITED)
-            // A forked child may have to say again that it wants this.
+            // A forked child may have to register again.
             || membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED);
         if !done {
-            // Forbidden since it was registered. No processor keeps a store
-            // or a load back for anything like this long, and a thread that
-            // is not running passed a barrier when it was taken off.
+            // The call was forbidden after registration. No processor delays a
+            // store or a load for this long, and a thread that is not running
+            // executed a barrier when it was descheduled.
             std::thread::sleep(Duration::from_millis(100));
         }
     }

@@ -191,7 +191,7 @@ impl BiasedLock {
         self.held_by_spin.store(1, Ordering::Relaxed);
     }
 
-    // Inlined, or who takes a lock saves registers for a call.
+    // Inlined, or the callers would save registers for a call.
     #[inline]
     fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Relaxed) != 0

@@ -1,4 +1,4 @@
-//! A device's register that takes doorbells and, if it can, whole entries.
+//! A doorbell register, which may also accept whole entries (BlueFlame).
 
 use std::ptr::NonNull;
 
@@ -18,10 +18,9 @@ pub struct BlueFlame {
     at: NonNull<u64>,
     /// Bytes of a half; 0 if the register takes doorbells only.
     half: usize,
-    /// Which half is next, as its offset in bytes. Under the lock if there is
-    /// one.
+    /// Offset of the next half in bytes. Protected by the lock if there is one.
     turn: AtomicUsize,
-    /// Of a register that several queues use.
+    /// Lock of a register that several queues use.
     lock: Option<SpinLock>,
 }
 
@@ -63,8 +62,8 @@ impl BlueFlame {
         self.half
     }
 
-    /// Rings: the device reads the entries itself. The doorbell record has been
-    /// published before.
+    /// Rings the doorbell: the device reads the entries itself. The doorbell record must
+    /// have been published.
     pub fn ring(&self, first: u64) {
         self.lock();
         // SAFETY: 8 bytes of either half, by the contract of `new`.
@@ -72,8 +71,8 @@ impl BlueFlame {
         self.unlock();
     }
 
-    /// Writes an entry whole. Of more blocks than there is room for none is
-    /// written but the first 8 bytes, as by [`BlueFlame::ring`].
+    /// Writes a whole entry. If it has more blocks than fit, only the first 8 bytes are
+    /// written, as by [`BlueFlame::ring`].
     ///
     /// # Safety
     /// Each block is readable, and aligned to 16 bytes.
@@ -97,8 +96,8 @@ impl BlueFlame {
         self.unlock();
     }
 
-    /// As [`BlueFlame::copy`], of an entry of one block, if the register takes
-    /// entries and nobody has its lock. False, and nothing was done, if not.
+    /// As [`BlueFlame::copy`], of an entry of one block, if the register takes entries and
+    /// its lock is free. Otherwise returns false without effect.
     ///
     /// # Safety
     /// As there.
@@ -126,7 +125,7 @@ impl BlueFlame {
         }
     }
 
-    /// Writes to the half whose turn it is, with the lock held if there is one.
+    /// Writes to the next half, with the lock held if there is one.
     #[inline]
     fn write(&self, write: impl FnOnce(*mut u64)) {
         match self.lock {
@@ -135,8 +134,7 @@ impl BlueFlame {
         }
         let turn = self.turn.load(Ordering::Relaxed);
         write(self.at.as_ptr().wrapping_byte_add(turn));
-        // Also for the next holder of the lock: its doorbell is not to arrive
-        // before this one.
+        // Also orders the doorbell of the lock's next holder after this one.
         order::flush_write_combining();
         self.turn.store(turn ^ self.half, Ordering::Relaxed);
     }

@@ -5,13 +5,12 @@ use std::ptr::NonNull;
 
 use crate::Mapping;
 
-/// A range of a device's memory, in a mapping of it, that is read and written
-/// in words of 32 bits: other widths a device need not take.
+/// A mapped range of a device's memory, read and written in words of 32 bits, since a
+/// device need not support other widths.
 ///
-/// The device, and whoever else has mapped it, may write at any time: no slice
-/// of it is ever made, and a copy may show some words from before another's
-/// write and some from after. Neither a copy in nor one out waits for the
-/// device, or orders anything but itself.
+/// The device and other mappings may write at any time: there is never a slice of it,
+/// and a copy may contain some words from before a concurrent write and some from after.
+/// Copies do not wait for the device, and order no other accesses.
 #[derive(Debug)]
 pub struct DeviceWords {
     mapping: Mapping,
@@ -58,7 +57,7 @@ impl DeviceWords {
         unsafe { self.mapping.as_ptr().add(self.start) }
     }
 
-    /// Whether there are none.
+    /// Returns whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }

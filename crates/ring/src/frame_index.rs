@@ -3,12 +3,12 @@
 //! One process writes frames and moves the producer index, the other reads them and
 //! moves the consumer index. Both count words, and wrap. Each side keeps its own index
 //! and never reads it back; the other side's is read once, and is either possible or
-//! [`Broken`]. A side that has been killed leaves nothing locked: its index stops.
+//! [`ProtocolViolation`]. A side that has been killed leaves nothing locked: its index stops.
 //!
-//! The consumer may sleep: it [arms](FrameConsumer::arm) the ring and looks once more.
-//! The producer asks after publishing whether it has to be woken
-//! ([`FrameProducer::takes_wake_up`]). Each does a store, a full barrier, and a load of
-//! what the other stores, so that at least one of them sees the other's.
+//! Before the consumer sleeps, it [arms](FrameConsumer::arm) the ring and checks it once
+//! more. After publishing, the producer checks whether the consumer must be woken
+//! ([`FrameProducer::takes_wake_up`]). Each executes a store, a full barrier, and a load
+//! of the other's word, so that at least one of them sees the other's store.
 
 use std::ptr::NonNull;
 
@@ -17,15 +17,15 @@ use crate::primitive::AtomicU32;
 
 /// A word in cache lines of its own.
 #[repr(C, align(128))]
-struct Line(AtomicU32);
+struct CacheLine(AtomicU32);
 
 /// The start of the shared memory. The frames follow.
 #[repr(C)]
 pub struct FrameHeader {
-    producer: Line,
-    consumer: Line,
-    /// 1 if the consumer wants to be woken.
-    armed: Line,
+    producer: CacheLine,
+    consumer: CacheLine,
+    /// 1 if the consumer must be woken.
+    armed: CacheLine,
 }
 
 #[cfg(not(loom))]
@@ -34,7 +34,7 @@ const _: () = assert!(size_of::<FrameHeader>() == 384);
 impl FrameHeader {
     /// The header of an empty ring.
     pub fn new() -> Self {
-        let line = || Line(AtomicU32::new(0));
+        let line = || CacheLine(AtomicU32::new(0));
         Self {
             producer: line(),
             consumer: line(),
@@ -49,10 +49,9 @@ impl Default for FrameHeader {
     }
 }
 
-/// The other side has written what the protocol does not permit. The ring is of no use
-/// any more.
+/// The other side has violated the protocol. The ring is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken;
+pub struct ProtocolViolation;
 
 /// The side that writes frames.
 #[derive(Debug)]
@@ -97,12 +96,12 @@ impl FrameProducer {
         unsafe { self.header.as_ref() }
     }
 
-    /// Reads the consumer index. Returns how many words are unread.
-    fn look(&mut self) -> Result<u32, Broken> {
+    /// Reads the consumer index. Returns the number of unread words.
+    fn count_unread(&mut self) -> Result<u32, ProtocolViolation> {
         let consumed = order::from_device(&self.header().consumer.0);
         let unread = self.tail.wrapping_sub(consumed);
         if unread > self.capacity {
-            return Err(Broken);
+            return Err(ProtocolViolation);
         }
         self.consumed = consumed;
         Ok(unread)
@@ -111,8 +110,8 @@ impl FrameProducer {
     /// Returns where the next frame begins, if it has room for `words` words.
     ///
     /// # Errors
-    /// [`Broken`] if the consumer's index is impossible.
-    pub fn room(&mut self, words: u32) -> Result<Option<u32>, Broken> {
+    /// [`ProtocolViolation`] if the consumer's index is impossible.
+    pub fn room(&mut self, words: u32) -> Result<Option<u32>, ProtocolViolation> {
         let most = match self.capacity.checked_sub(words) {
             Some(most) => most,
             None => return Ok(None),
@@ -121,10 +120,10 @@ impl FrameProducer {
         if self.tail.wrapping_sub(self.consumed) <= most {
             return Ok(Some(self.tail));
         }
-        Ok((self.look()? <= most).then_some(self.tail))
+        Ok((self.count_unread()? <= most).then_some(self.tail))
     }
 
-    /// Publishes `words` words that were written where [`room`](Self::room) said.
+    /// Publishes `words` words that were written at the position from [`room`](Self::room).
     pub fn publish(&mut self, words: u32) {
         self.tail = self.tail.wrapping_add(words);
         order::to_device(&self.header().producer.0, self.tail);
@@ -143,9 +142,9 @@ impl FrameProducer {
     /// Returns whether the consumer has not read everything.
     ///
     /// # Errors
-    /// [`Broken`] if its index is impossible.
-    pub fn is_unread(&mut self) -> Result<bool, Broken> {
-        Ok(self.look()? != 0)
+    /// [`ProtocolViolation`] if its index is impossible.
+    pub fn is_unread(&mut self) -> Result<bool, ProtocolViolation> {
+        Ok(self.count_unread()? != 0)
     }
 }
 
@@ -171,17 +170,17 @@ impl FrameConsumer {
     /// the ring has.
     ///
     /// # Errors
-    /// [`Broken`] if the producer's index is impossible.
-    pub fn unread(&self) -> Result<(u32, u32), Broken> {
+    /// [`ProtocolViolation`] if the producer's index is impossible.
+    pub fn unread(&self) -> Result<(u32, u32), ProtocolViolation> {
         let tail = order::from_device(&self.header().producer.0);
         let unread = tail.wrapping_sub(self.head);
         match unread <= self.capacity {
             true => Ok((self.head, unread)),
-            false => Err(Broken),
+            false => Err(ProtocolViolation),
         }
     }
 
-    /// Gives `words` words that were read back to the producer.
+    /// Releases `words` words that were read to the producer.
     pub fn release(&mut self, words: u32) {
         self.head = self.head.wrapping_add(words);
         order::to_device(&self.header().consumer.0, self.head);
@@ -193,7 +192,7 @@ impl FrameConsumer {
     pub fn arm(&self) -> bool {
         order::announce(&self.header().armed.0, 1);
         order::between_stores_and_sleep();
-        // A broken ring is found by who reads it.
+        // A protocol violation is reported by `unread`.
         self.unread().map_or(true, |(_, unread)| unread != 0)
     }
 }

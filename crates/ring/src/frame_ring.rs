@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::frame_index::{Broken, FrameConsumer, FrameHeader, FrameProducer};
+use crate::frame_index::{FrameConsumer, FrameHeader, FrameProducer, ProtocolViolation};
 use crate::{Mapping, copy};
 
 /// Words of a ring.
@@ -24,7 +24,7 @@ const _: () = assert!(size_of::<FrameHeader>() <= START);
 
 /// linux/memfd.h
 const MFD_NOEXEC_SEAL: libc::c_uint = 8;
-/// Seals of the memory: whoever has the descriptor cannot make it smaller, so that no
+/// Seals of the memory: no holder of the descriptor can make it smaller, so that no
 /// access to the mapping fails.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -123,8 +123,8 @@ impl FrameSender {
     /// Writes and publishes a frame. Returns false if there is no room.
     ///
     /// # Errors
-    /// [`Broken`] if the receiver's index is impossible.
-    pub fn push(&mut self, tag: u8, frame: &[u8]) -> Result<bool, Broken> {
+    /// [`ProtocolViolation`] if the receiver's index is impossible.
+    pub fn push(&mut self, tag: u8, frame: &[u8]) -> Result<bool, ProtocolViolation> {
         let count = words(frame.len());
         if frame.len() > LONGEST {
             return Ok(false);
@@ -148,8 +148,8 @@ impl FrameSender {
     /// Returns whether the receiver has not read all frames.
     ///
     /// # Errors
-    /// [`Broken`] if its index is impossible.
-    pub fn is_unread(&mut self) -> Result<bool, Broken> {
+    /// [`ProtocolViolation`] if its index is impossible.
+    pub fn is_unread(&mut self) -> Result<bool, ProtocolViolation> {
         self.indices.is_unread()
     }
 }
@@ -196,9 +196,9 @@ impl FrameReceiver {
     /// there is no frame.
     ///
     /// # Errors
-    /// [`Broken`] if the sender's index or a length is impossible, or a frame is longer
+    /// [`ProtocolViolation`] if the sender's index or a length is impossible, or a frame is longer
     /// than `to`.
-    pub fn pop(&mut self, to: &mut [u8]) -> Result<Option<(u8, usize)>, Broken> {
+    pub fn pop(&mut self, to: &mut [u8]) -> Result<Option<(u8, usize)>, ProtocolViolation> {
         let (at, unread) = self.indices.unread()?;
         if unread == 0 {
             return Ok(None);
@@ -206,9 +206,9 @@ impl FrameReceiver {
         let head = self.words.load_word(at);
         let (length, tag) = ((head as u32) as usize, (head >> 32) as u8);
         if length > LONGEST || words(length) > unread {
-            return Err(Broken);
+            return Err(ProtocolViolation);
         }
-        let to = to.get_mut(..length).ok_or(Broken)?;
+        let to = to.get_mut(..length).ok_or(ProtocolViolation)?;
         self.words.load(at.wrapping_add(1), to);
         self.indices.release(words(length));
         Ok(Some((tag, length)))

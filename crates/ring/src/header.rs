@@ -67,15 +67,15 @@ impl Header {
 
 /// The two indices of a ring, as positions, always inside the ring.
 ///
-/// A position is where a slot begins, in bytes from the first slot: what a
-/// loop over entries needs, so that it neither shifts nor multiplies. The
-/// shared words count slots; they are converted, and masked, where they are
-/// read and written, so that no position leads outside whatever they hold.
+/// A position is the offset of a slot in bytes from the first slot, so that a loop over
+/// entries neither shifts nor multiplies. The shared words count slots; they are converted
+/// and masked where they are read and written, so that every position is inside the ring
+/// whatever the words contain.
 #[derive(Clone, Copy, Debug)]
 pub struct Indices {
     header: NonNull<Header>,
-    /// The last slot's position: a mask, since slots and stride are powers of
-    /// two, which also cuts what lies within a slot.
+    /// The last slot's position. It is also a mask, since the number of slots and the
+    /// stride are powers of two, and clears the offset within a slot.
     mask: usize,
     stride: usize,
     log2_stride: u32,
@@ -109,8 +109,8 @@ impl Indices {
         }
     }
 
-    /// The same ring made useless: with one slot it is always both full and
-    /// empty. What a queue becomes when its memory has moved out of reach.
+    /// Returns indices of the same ring with one slot, which is always both full and
+    /// empty. For a queue whose memory has moved and could not be mapped.
     pub fn sealed(&self) -> Self {
         Self { mask: 0, ..*self }
     }
@@ -122,13 +122,13 @@ impl Indices {
         unsafe { self.header.as_ref() }
     }
 
-    /// The header's place, as the ring's identity.
+    /// The header's address, as the ring's identity.
     #[inline]
     pub fn header_ptr(&self) -> NonNull<Header> {
         self.header
     }
 
-    /// Entries that the ring holds at most: its slots less one.
+    /// Maximum number of entries in the ring: the number of slots less one.
     #[inline]
     pub fn capacity(&self) -> u32 {
         (self.mask >> self.log2_stride) as u32
@@ -140,7 +140,7 @@ impl Indices {
         self.stride
     }
 
-    /// `at` made to lie inside the ring, at the beginning of a slot.
+    /// Masks `at` to the start of a slot inside the ring.
     #[inline]
     pub fn inside(&self, at: usize) -> usize {
         at & self.mask
@@ -164,21 +164,20 @@ impl Indices {
         at.wrapping_add(slots << self.log2_stride) & self.mask
     }
 
-    /// How many slots lie from `from` up to, not including, `to`.
+    /// The number of slots from `from` up to, not including, `to`.
     #[inline]
     pub fn distance(&self, from: usize, to: usize) -> usize {
         (to.wrapping_sub(from) & self.mask) >> self.log2_stride
     }
 
-    /// The position that a shared word stands for.
+    /// Converts a shared word to a position.
     #[inline]
     fn position(&self, word: u32) -> usize {
         // Not a shift: on x86-64 one by a variable costs more than this.
         (word as usize).wrapping_mul(self.stride) & self.mask
     }
 
-    /// The shared word that stands for a position. (The other side masks what
-    /// it reads, too.)
+    /// Converts a position to a shared word. The other side also masks the word.
     #[inline]
     fn word(&self, at: usize) -> u32 {
         // As above: a division by the stride, exact, since a position is a
@@ -186,37 +185,37 @@ impl Indices {
         ((at as u64).wrapping_mul(self.reciprocal) >> 32) as u32
     }
 
-    /// Where the device produces next ([`order::from_device`]).
+    /// The device's producer index ([`order::from_device`]).
     #[inline]
     pub fn produced_by_device(&self) -> usize {
         self.position(order::from_device(&self.header().producer))
     }
 
-    /// Where the device consumes next ([`order::from_device`]).
+    /// The device's consumer index ([`order::from_device`]).
     #[inline]
     pub fn consumed_by_device(&self) -> usize {
         self.position(order::from_device(&self.header().consumer))
     }
 
-    /// Our producer index ([`order::own`]).
+    /// The own producer index ([`order::own`]).
     #[inline]
     pub fn own_producer(&self) -> usize {
         self.position(order::own(&self.header().producer))
     }
 
-    /// Our consumer index ([`order::own`]).
+    /// The own consumer index ([`order::own`]).
     #[inline]
     pub fn own_consumer(&self) -> usize {
         self.position(order::own(&self.header().consumer))
     }
 
-    /// Hands entries up to `at` to the device ([`order::to_device`]).
+    /// Passes entries up to `at` to the device ([`order::to_device`]).
     #[inline]
     pub fn publish_producer(&self, at: usize) {
         order::to_device(&self.header().producer, self.word(at));
     }
 
-    /// Gives slots up to `at` back to the device ([`order::to_device`]).
+    /// Returns slots up to `at` to the device ([`order::to_device`]).
     #[inline]
     pub fn publish_consumer(&self, at: usize) {
         order::to_device(&self.header().consumer, self.word(at));

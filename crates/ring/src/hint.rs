@@ -1,7 +1,7 @@
 //! Hints to the compiler.
 
-/// Marks the branch that calls it as unlikely: std's function of this name is
-/// newer than the oldest compiler that is supported.
+/// Marks the calling branch as unlikely. The function of this name in std requires a newer
+/// compiler than the oldest supported one.
 #[cold]
 #[inline]
 pub const fn cold_path() {}

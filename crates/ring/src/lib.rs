@@ -71,7 +71,7 @@ pub use blue_flame::BlueFlame;
 pub use consumer::{Consumer, Span};
 #[cfg(not(loom))]
 pub use device_words::DeviceWords;
-pub use frame_index::{Broken, FrameConsumer, FrameHeader, FrameProducer};
+pub use frame_index::{FrameConsumer, FrameHeader, FrameProducer, ProtocolViolation};
 #[cfg(not(loom))]
 pub use frame_ring::{FrameReceiver, FrameSender};
 pub use header::{Header, Indices};

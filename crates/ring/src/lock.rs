@@ -13,7 +13,7 @@ use crate::primitive::{AtomicU32, Ordering};
 /// taken soon after it was released. It yields the processor now and then, for a
 /// holder which was preempted.
 ///
-/// It guards no value and poisons nothing: the owner says what it stands for.
+/// It contains no value and is never poisoned: the owner defines what it protects.
 #[derive(Debug)]
 pub struct SpinLock {
     held: AtomicU32,
@@ -33,7 +33,7 @@ impl SpinLock {
         }
     }
 
-    /// Takes the lock; waits for it if need be.
+    /// Takes the lock; waits for it if necessary.
     #[inline]
     pub fn lock(&self) {
         if !self.try_lock() {
@@ -44,17 +44,17 @@ impl SpinLock {
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> bool {
-        // Acquire: what the last holder did is seen.
+        // Acquire: the last holder's critical section is visible.
         self.held
             .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     }
 
-    /// [`SpinLock::lock`] of a lock that was just found taken: looks before it tries,
-    /// since a failed try takes the cache line from the holder.
+    /// Slow path of [`SpinLock::lock`]: loads before it tries, since a failed
+    /// compare-and-exchange takes the cache line from the holder.
     #[cold]
     pub(crate) fn wait(&self) {
-        /// Tens of microseconds: far longer than a holder that runs needs.
+        /// Tens of microseconds: far longer than a running holder needs.
         const SPINS: u32 = 1024;
         let mut spins = 0u32;
         while self.held.load(Ordering::Relaxed) != 0 || !self.try_lock() {
@@ -72,7 +72,7 @@ impl SpinLock {
     /// Releases the lock. Only its holder may.
     #[inline]
     pub fn unlock(&self) {
-        // Release: the next holder sees what was done under the lock.
+        // Release: the critical section is visible to the next holder.
         self.held.store(0, Ordering::Release);
     }
 }

@@ -13,8 +13,8 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// A shared, writable mapping of a queue; unmapped when dropped.
 ///
-/// The driver writes to it at any time, so no slice of it is ever made: the
-/// bytes are reached through [`Mapping::as_ptr`] only.
+/// The driver may write to it at any time, so there is never a slice of it: the bytes
+/// are accessed through [`Mapping::as_ptr`] only.
 #[derive(Debug)]
 pub struct Mapping {
     map: MmapMut,
@@ -48,14 +48,13 @@ impl Mapping {
         Ok(Self { map })
     }
 
-    /// Memory of the process's own for a device to use: zeroed, in whole
-    /// pages, at least `size` bytes.
+    /// Maps private memory for a device: zeroed, in whole pages, at least `size` bytes.
     ///
-    /// A driver pins it while an object uses it; pinned pages stay the
-    /// parent's when the process forks (Linux 5.12 and later).
+    /// A driver pins it while an object uses it; pinned pages remain with the parent when
+    /// the process forks (Linux 5.12 and later).
     ///
     /// # Errors
-    /// What mmap(2) says; EINVAL for a size of zero.
+    /// Those of mmap(2); EINVAL for a size of zero.
     pub fn anonymous(size: usize) -> io::Result<Self> {
         let whole = size
             .checked_next_multiple_of(MmapOptions::page_size())
@@ -67,8 +66,8 @@ impl Mapping {
         Ok(Self { map })
     }
 
-    /// As [`Mapping::anonymous`], in huge pages if it is as large as one: from the
-    /// huge page pool if that has enough, else transparent ones.
+    /// As [`Mapping::anonymous`], in huge pages if it is at least as large as one: from the
+    /// huge page pool if that has enough, else transparent huge pages.
     ///
     /// # Errors
     /// As [`Mapping::anonymous`].
@@ -80,7 +79,7 @@ impl Mapping {
             return Ok(huge);
         }
         let mapping = Self::anonymous(size)?;
-        // Advice: what becomes of it does not matter.
+        // The result is ignored, since this is only advice.
         // SAFETY: the mapping is this value's, and advice changes no byte.
         unsafe {
             let at = mapping.as_ptr().as_ptr().cast();
@@ -89,15 +88,15 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// In pages of the system's store of huge ones; none if it has too few.
+    /// Maps pages of the huge page pool; `None` if it has too few.
     fn huge(size: usize) -> Option<Self> {
         let whole = size.checked_next_multiple_of(HUGE_PAGE)?;
         let options = MmapOptions::new(whole).ok()?;
         let map = options.with_page_size(PageSize(HUGE_PAGE)).map_mut().ok()?;
         let mapping = Self { map };
-        // They are taken now: a group of processes may have a limit on them
-        // that is not looked at before, and going over it is a signal
-        // (SIGBUS) where a page is first touched, but an error here.
+        // The pages are populated now: a cgroup may have a limit on huge pages, which is
+        // checked only here. Exceeding it is an error of this call, but SIGBUS at the first
+        // access to a page.
         // SAFETY: the mapping is this value's, and nobody else's yet.
         let taken = unsafe {
             let at = mapping.as_ptr().as_ptr().cast();
@@ -106,7 +105,7 @@ impl Mapping {
         (taken == 0).then_some(mapping)
     }
 
-    /// Bytes of a page, of which every mapping is a multiple.
+    /// Page size in bytes, of which the size of every mapping is a multiple.
     pub fn page_size() -> usize {
         MmapOptions::page_size()
     }
@@ -121,26 +120,26 @@ impl Mapping {
         self.map.size()
     }
 
-    /// Whether the mapping has no bytes; it never has none.
+    /// Returns false: a mapping is never empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Gives the driver's memory back but keeps the first page's address
-    /// readable, as zeros, for threads that may still be looking at the header
-    /// through a [`crate::IndexCheck`]. Costs a page of address space, no memory.
+    /// Unmaps the driver's memory, but keeps the first page's address readable, as zeros,
+    /// for threads that may still read the header through a [`crate::IndexCheck`]. Costs a
+    /// page of address space, no memory.
     pub fn retire(mut self) -> Retired {
         let page = MmapOptions::page_size();
         if self.map.size() > page {
-            // What lies behind the header's page is unmapped here.
+            // The pages after the header's are unmapped here.
             drop(self.map.split_off(page));
         }
         self.retire_whole()
     }
 
-    /// Gives the memory back but keeps all of its addresses readable, as zeros,
-    /// for threads that may still be looking there through a
-    /// [`crate::OwnerCheck`]. Costs address space, no memory.
+    /// Releases the memory, but keeps all of its addresses readable, as zeros, for threads
+    /// that may still read them through a [`crate::OwnerCheck`]. Costs address space, no
+    /// memory.
     pub fn retire_whole(self) -> Retired {
         let overlaid = MmapOptions::new(self.map.size())
             .map_err(to_io)
@@ -162,11 +161,11 @@ impl Mapping {
     }
 }
 
-/// What keeps addresses of a replaced queue readable.
+/// Placeholder that keeps the addresses of a replaced queue readable.
 #[derive(Debug)]
 pub enum Retired {
-    /// Private zeros in its place.
+    /// Private zero pages in place of the memory.
     Zeros(#[allow(dead_code, reason = "held for its address")] Mmap),
-    /// The memory itself, where it could not be replaced.
+    /// The memory itself, if it could not be replaced.
     Kept(#[allow(dead_code, reason = "held for its address")] MmapMut),
 }

@@ -1,15 +1,15 @@
-//! The barriers between a process and the driver on the other side of a ring,
-//! named by what they are for.
+//! Barriers between a process and the driver on the other side of a ring, named by
+//! purpose.
 //!
 //! The driver uses `smp_load_acquire` and `smp_store_release` on the same
 //! words (drivers/infiniband/sw/rxe/rxe_queue.h). Threads of one process are
 //! ordered among themselves by the queue's lock, so own indices need none.
 
 //!
-//! A device that takes part by itself, over its bus, uses neither word nor
-//! lock of the kernel's: the functions from [`written_by_device`] on are for
-//! it. Memory that it reads and writes is coherent with the processors'
-//! caches; its registers are mapped as write-combining.
+//! A hardware device accesses memory over its bus, without the driver's words and
+//! locks: the functions from [`written_by_device`] on are for devices. Memory that a
+//! device reads and writes is coherent with the processors' caches; its registers are
+//! mapped as write-combining.
 
 use crate::primitive::{AtomicU8, AtomicU32, Ordering, fence};
 
@@ -22,7 +22,7 @@ pub fn from_device(index: &AtomicU32) -> u32 {
     index.load(Ordering::Acquire)
 }
 
-/// Publishes an index of ours to the other side.
+/// Publishes an own index to the other side.
 ///
 /// Release: every entry written (or read) before is finished when the other
 /// side sees the value.
@@ -31,8 +31,8 @@ pub fn to_device(index: &AtomicU32, value: u32) {
     index.store(value, Ordering::Release);
 }
 
-/// Reads back an index that only this side writes; the caller owns that side
-/// (by the queue's lock, or as its only thread), so nothing is to be ordered.
+/// Reads back an index that only this side writes. The caller owns that side, by the
+/// queue's lock or as its only thread, so no ordering is needed.
 #[inline]
 pub fn own(index: &AtomicU32) -> u32 {
     index.load(Ordering::Relaxed)
@@ -41,8 +41,8 @@ pub fn own(index: &AtomicU32) -> u32 {
 /// Reads, without the lock, an index that another thread of this process
 /// publishes under the lock.
 ///
-/// Acquire: what is looked at next (the ring's identity in [`crate::IndexCheck`]) is
-/// not read earlier.
+/// Acquire: the next load (the ring's identity in [`crate::IndexCheck`]) is not executed
+/// earlier.
 #[inline]
 pub fn from_owner(index: &AtomicU32) -> u32 {
     index.load(Ordering::Acquire)
@@ -51,17 +51,17 @@ pub fn from_owner(index: &AtomicU32) -> u32 {
 /// Reads the word that a driver changes before and after it changes a record of
 /// several words (`sign` of `struct mlx5_ib_clock_info`: odd in between).
 ///
-/// Acquire: no word of the record that is read after this was read before.
+/// Acquire: the record's words are read after this.
 #[cfg(not(loom))]
 #[inline]
 pub fn record_begins(sign: &AtomicU32) -> u32 {
     sign.load(Ordering::Acquire)
 }
 
-/// Reads it again: if it is the same, and even, the words that were read in
-/// between are of one piece.
+/// Reads the sequence count again: if it is unchanged and even, the words that were read
+/// in between are consistent.
 ///
-/// The fence: no word of the record that was read before this is read after it.
+/// The fence: the record's words are read before this.
 #[cfg(not(loom))]
 #[inline]
 pub fn record_ends(sign: &AtomicU32) -> u32 {
@@ -69,11 +69,11 @@ pub fn record_ends(sign: &AtomicU32) -> u32 {
     sign.load(Ordering::Relaxed)
 }
 
-/// Reads the byte by which a device says, in the entry itself, that it has
-/// written the entry: a device writes an entry's other bytes before that one.
+/// Reads the owner byte of an entry, which the device writes after the entry's other
+/// bytes.
 ///
-/// Acquire: no byte of the entry that is read after this was read before.
-/// Against the device's writes over the bus. On x86-64 that is a plain load:
+/// Acquire, against the device's writes over the bus: the entry's other bytes are read
+/// after this. On x86-64 that is a plain load:
 /// loads of cached memory are not reordered with each other, and a device's
 /// writes are seen in order; no fence is needed. On aarch64 an acquire orders
 /// against observers of the inner shareable domain only, and a device may be
@@ -89,8 +89,8 @@ pub fn written_by_device(owner: &AtomicU8) -> u8 {
     value
 }
 
-/// Writes a doorbell record: the word in memory where a device reads how far
-/// a queue has been filled, or its completions consumed.
+/// Writes a doorbell record: the word in memory from which a device reads a queue's
+/// producer index, or the consumer index of a completion queue.
 ///
 /// Release: every entry written (or read) before is finished when the device
 /// sees the value. Against the device's reads over the bus: on x86-64 a plain
@@ -107,10 +107,10 @@ pub fn doorbell_record(record: &AtomicU32, value: u32) {
     record.store(value, Ordering::Release);
 }
 
-/// Between a doorbell record and the register that announces it: the device
-/// shall find the record, and the entries, when the register's write reaches
-/// it. Write-combining stores are not ordered behind cached ones by
-/// themselves: `sfence`, on aarch64 `dsb st`.
+/// Between a doorbell record and the write to the doorbell register: the device must
+/// see the record, and the entries, when the write to the register reaches it.
+/// Write-combining stores are not ordered after cached ones without a barrier:
+/// `sfence`, on aarch64 `dsb st`.
 #[cfg(not(loom))]
 #[inline]
 pub fn before_doorbell_register() {
@@ -129,9 +129,9 @@ pub fn before_locked_doorbell_register() {
     }
 }
 
-/// After a write to a register: it leaves the write-combining buffer now, and
-/// before any write to a register that follows, from this thread or from one
-/// that takes the register's lock next. `sfence`, on aarch64 `dsb st`.
+/// After a write to a register: flushes the write-combining buffer, so that the write
+/// precedes any later write to a register by this thread or by the next holder of the
+/// register's lock. `sfence`, on aarch64 `dsb st`.
 #[cfg(not(loom))]
 #[inline]
 pub fn flush_write_combining() {
@@ -163,15 +163,15 @@ pub(crate) fn announce(word: &AtomicU32, value: u32) {
     word.store(value, Ordering::Relaxed);
 }
 
-/// Takes an announcement back; returns what it was. Who gets it has to wake. What it
-/// has published stays before this.
+/// Clears an announcement and returns its previous value. The caller that gets a nonzero
+/// value must wake the sleeper. Earlier stores of the caller are visible to the sleeper.
 #[inline]
 pub(crate) fn take(word: &AtomicU32) -> u32 {
     word.swap(0, Ordering::AcqRel)
 }
 
-/// After a count of users was read that has become low enough for another one: what those
-/// that have gone did before they let go is before all that follows.
+/// After a load of a count of users that leaves room for another one: everything that the
+/// users did before they released their place precedes all later accesses.
 #[inline]
 pub fn after_last_user() {
     fence(Ordering::Acquire);

@@ -20,8 +20,9 @@ pub struct Outstanding {
     mask: usize,
     /// Number of completed work requests: `wr_count` of the last one.
     completed: AtomicU32,
-    /// Of a queue that completes in any order, used by the poller alone: the number of
-    /// work requests that have completed with all before them, and of all that have.
+    /// For a queue that completes in any order, used by the poller alone: the number of
+    /// work requests completed together with all earlier ones, and the number of all
+    /// completed ones.
     oldest: AtomicU32,
     finished: AtomicU32,
 }
@@ -66,11 +67,11 @@ impl Slot {
     }
 }
 
-/// In the count of a marked work request. It makes the count one that is not
-/// outstanding: queues have fewer slots than this.
+/// Flag in the count of a marked work request. The count then never counts as
+/// outstanding, since queues have fewer slots than this.
 const MARK: u32 = 1 << 31;
 
-/// In the count of a marked work request that has completed before an older one.
+/// Flag in the count of a marked work request that completed before an older one.
 const DONE: u32 = 1 << 30;
 
 /// An outstanding work request.
@@ -290,7 +291,7 @@ mod tests {
         }
         assert_eq!(complete(&all, 2), Some(102));
         assert_eq!(all.completed(), 3);
-        // Those before it are gone with it.
+        // Earlier work requests completed with it.
         for slot in [0, 1, 2, 6, 7, 8] {
             assert_eq!(complete(&all, slot), None, "{slot}");
         }
@@ -385,7 +386,7 @@ mod tests {
     fn counts_wrap() {
         let all = Outstanding::new(4).unwrap();
         all.post(0, 1, u32::MAX);
-        // As if so many had been.
+        // As if so many work requests had completed.
         all.completed.store(u32::MAX - 1, Ordering::Relaxed);
         all.post(1, 2, 0);
         all.post(2, 3, 1);

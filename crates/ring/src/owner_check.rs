@@ -5,13 +5,12 @@ use std::ptr;
 use crate::order;
 use crate::primitive::{AtomicU8, AtomicUsize, Ordering};
 
-/// Tells an empty queue from one that is worth taking the lock for, by the owner
-/// bit of the entry that the consumer reads next.
+/// Checks whether a queue is empty, by the owner bit of the next entry to consume.
 ///
-/// Most polls find an empty queue; those need no lock. The answer is safe for
-/// the arm, check, wait pattern: whoever publishes the next entry here also
-/// tells the device the consumer index, and the device raises an event at once
-/// for completions behind it.
+/// Most polls find an empty queue and need no lock. The result is safe for the arm,
+/// check, wait pattern: the thread that publishes the next entry here also publishes the
+/// consumer index to the device, and the device raises an event at once for completions
+/// beyond it.
 ///
 /// An entry must stay readable once it has been published: see
 /// [`crate::Mapping::retire_whole`].
@@ -68,7 +67,7 @@ impl OwnerCheck {
         let entry = ptr::with_exposed_provenance::<AtomicU8>(next & !(ALIGNMENT - 1));
         // SAFETY: readable, by the contract of `publish`.
         let owner = order::written_by_device(unsafe { &*entry.add(OWNER) });
-        // The last load stays behind the two above: both are acquires.
+        // Both loads above are acquires, so the last load follows them.
         !written(owner, round) && self.next.load(Ordering::Acquire) == next
     }
 }

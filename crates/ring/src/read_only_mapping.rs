@@ -92,7 +92,7 @@ impl ReadOnlyMapping {
     pub const TRIES: usize = 1000;
 }
 
-/// Reads a counter by its halves.
+/// Reads a counter by its two halves.
 fn joined(high: impl Fn() -> u32, low: impl Fn() -> u32) -> u64 {
     let joined = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
     let mut before = high();
@@ -101,7 +101,7 @@ fn joined(high: impl Fn() -> u32, low: impl Fn() -> u32) -> u64 {
         if before == after {
             return joined(before, first);
         }
-        // The high half has just changed, and does not again for 2^32 counts.
+        // The high half has just changed, and is stable for the next 2^32 counts.
         before = after;
     }
     joined(before, low())
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_counter_is_never_torn() {
         for start in (1u64 << 32) - 8..(1 << 32) + 2 {
-            // It goes on by one with every look at it.
+            // The counter advances by one with every load.
             let now = Cell::new(start);
             let tick = || now.replace(now.get() + 1);
             let read = joined(|| (tick() >> 32) as u32, || tick() as u32);
@@ -181,7 +181,7 @@ mod tests {
         let words: Vec<u8> = (1..4u64).flat_map(u64::to_ne_bytes).collect();
         file.write_all_at(&words, 16).unwrap();
         assert_eq!(mapping.record(8), Some([1u64, 2, 3]));
-        // In the middle of a change, which never ends.
+        // A change that never ends.
         file.write_all_at(&3u32.to_ne_bytes(), 8).unwrap();
         assert_eq!(mapping.record::<3>(8), None);
         assert_eq!(mapping.record::<3>(4), None);
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_record_is_never_torn() {
         for start in 0..40 {
-            // The driver does one store of its five with every look.
+            // The driver executes one of its five stores with every load.
             let step = Cell::new(start);
             let sign = || {
                 let step = step.replace(step.get() + 1);
@@ -203,7 +203,7 @@ mod tests {
                 u64::from(step / 5 + u32::from(step % 5 > i as u32 + 1))
             };
             assert_eq!(consistent::<3>(sign, word, sign), None, "{start}");
-            // It rests after a while.
+            // It stops changing after a while.
             let rests = |step: u32| step.min(25);
             let at = Cell::new(start);
             let look = || rests(at.replace(at.get() + 1));

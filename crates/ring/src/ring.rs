@@ -16,11 +16,10 @@ pub struct Ring {
     mapping: Mapping,
 }
 
-/// Where the entries of a ring are.
+/// Address and bounds of the entries of a ring.
 ///
-/// Plain values, to be copied into the locals of a loop: what is written
-/// through an entry's pointer could, for all the compiler knows, change what
-/// is behind a reference.
+/// Plain values, to be copied into local variables of a loop: the compiler must assume
+/// that a write through an entry's pointer changes a value behind a reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots {
     entries: NonNull<u8>,
@@ -28,9 +27,9 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// The entry at `at`, or, if that is no slot's beginning inside the ring,
-    /// some entry: valid for [`Indices::stride`] bytes while the ring lives,
-    /// aligned to 64 bytes or its stride, whichever is less.
+    /// The entry at `at`, or some entry if `at` is not the start of a slot inside the ring.
+    /// It is valid for [`Indices::stride`] bytes while the ring lives, and aligned to the
+    /// lesser of 64 bytes and the stride.
     #[inline]
     pub fn slot(&self, at: usize) -> NonNull<u8> {
         // SAFETY: made to be one.
@@ -88,8 +87,8 @@ impl fmt::Display for GeometryError {
 impl std::error::Error for GeometryError {}
 
 impl Ring {
-    /// Checks and takes over a mapped queue whose entries have at least
-    /// `entry_size` bytes.
+    /// Creates a ring from a mapped queue, after a check of its geometry. Entries have at
+    /// least `entry_size` bytes.
     ///
     /// # Errors
     /// The header's mask is not one less than a power of two, entries are
@@ -138,12 +137,11 @@ impl Ring {
         })
     }
 
-    /// An empty ring in memory of the process's own, for at least `entries`
-    /// entries that are `1 << log2_stride` bytes apart: the process is both of
-    /// its sides.
+    /// Creates an empty ring in private memory, for at least `entries` entries that are
+    /// `1 << log2_stride` bytes apart. The process is both producer and consumer.
     ///
     /// # Errors
-    /// What mmap(2) says; EINVAL for a ring of more than 2^31 bytes.
+    /// Those of mmap(2); EINVAL for a ring of more than 2^31 bytes.
     pub fn anonymous(entries: u32, log2_stride: u32) -> io::Result<Self> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let slots = (entries.checked_add(1)).and_then(u32::checked_next_power_of_two);
@@ -164,7 +162,7 @@ impl Ring {
         self.slots.indices
     }
 
-    /// Entries that the ring holds at most.
+    /// Maximum number of entries in the ring.
     #[inline]
     pub fn capacity(&self) -> u32 {
         self.indices().capacity()
@@ -176,14 +174,14 @@ impl Ring {
         self.indices().stride()
     }
 
-    /// Where the entries are. Copies must not outlive the ring.
+    /// The slots. Copies must not outlive the ring.
     #[inline]
     pub fn slots(&self) -> Slots {
         self.slots
     }
 
-    /// Makes the ring useless ([`Indices::sealed`]): the driver has moved the
-    /// queue, and the new memory could not be mapped.
+    /// Seals the ring ([`Indices::sealed`]): the driver has moved the queue, and the new
+    /// memory could not be mapped.
     pub fn seal(&mut self) {
         self.slots.indices = self.slots.indices.sealed();
     }

@@ -1,5 +1,5 @@
-//! Copies of a few bytes, as of inline data, without a call: a function that calls
-//! another saves registers, which are stores.
+//! Copies of a few bytes, such as inline data, without a function call, which would save
+//! registers on the stack.
 
 /// Maximum bytes of [`copy_short`].
 pub const SHORT: u32 = 64;

@@ -3,14 +3,14 @@
 use crate::asymmetric;
 use crate::primitive::{AtomicU32, Ordering};
 
-/// Tells threads that write doorbells whether the thread which looks for them
-/// sleeps and has to be woken.
+/// Shows threads that write doorbells whether the thread that polls them sleeps and must
+/// be woken.
 ///
-/// The thread calls [`announce`](Self::announce), looks for work once more, and
-/// sleeps if there is none; awake again it calls [`awake`](Self::awake). Others
-/// call [`is_asleep`](Self::is_asleep) after a doorbell: either that is true, or
-/// the last look finds the doorbell. The barrier that this needs is paid by the
-/// thread that goes to sleep (membarrier(2)).
+/// The polling thread calls [`announce`](Self::announce), checks for work once more, and
+/// sleeps if there is none; after waking it calls [`awake`](Self::awake). Other threads
+/// call [`is_asleep`](Self::is_asleep) after a doorbell: either that is true, or the last
+/// check finds the doorbell. The polling thread alone pays for the barrier
+/// (membarrier(2)).
 #[derive(Debug)]
 pub struct Sleeper(AtomicU32);
 
@@ -21,19 +21,18 @@ impl Default for Sleeper {
 }
 
 impl Sleeper {
-    /// A thread that is awake.
+    /// Creates the state of a thread that is awake.
     pub fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// One that is woken for all work.
+    /// Creates the state of a thread that is always woken.
     pub fn asleep() -> Self {
         Self(AtomicU32::new(1))
     }
 
-    /// Announces that this thread is about to sleep. Returns false where
-    /// membarrier(2) is missing: others are not told then, and the sleep must be
-    /// short. Costs some microseconds.
+    /// Announces that this thread is about to sleep. Returns false, without an announcement,
+    /// if membarrier(2) is missing: the sleep must then be short. Costs some microseconds.
     pub fn announce(&self) -> bool {
         if !asymmetric::available() {
             return false;

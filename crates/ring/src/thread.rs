@@ -1,10 +1,9 @@
-//! Which thread this is, for the price of one load.
+//! Identity of the current thread, at the cost of one load.
 
 /// A number that no other living thread of the process has: not zero, even.
 ///
-/// It is the address by which a thread finds its thread-local memory. When a
-/// thread has ended a new one may get its number; what the old one did is
-/// finished and seen by then.
+/// It is the address of the thread's thread-local memory. A new thread may get the
+/// number of an ended one, whose accesses are complete and visible by then.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 pub(crate) fn id() -> usize {
