@@ -197,13 +197,13 @@ impl<P: Platform> Hca<P> {
         self.transport.deadline()
     }
 
-    /// Sets patience; see
+    /// Sets whether expired local ACK timeouts are restarted; see
     /// [`Transport::set_patient`](crate::transport::Transport::set_patient).
     pub fn set_patient(&mut self, patient: bool) {
         self.transport.set_patient(patient);
     }
 
-    /// Says that the network loses packets; see
+    /// Sets whether the network loses packets; see
     /// [`Transport::set_lossy`](crate::transport::Transport::set_lossy).
     pub fn set_lossy(&mut self, lossy: bool) {
         self.transport.set_lossy(lossy);
@@ -217,9 +217,9 @@ impl<P: Platform> Hca<P> {
         mkey.map(|mkey| mkey.sealed = true).is_some()
     }
 
-    /// Changes the protection domain of the mkey with this number, and its rights, the
-    /// bits of which are in the order of an mkey context. Drivers do that by a work
-    /// request (UMR). Returns whether the mkey exists.
+    /// Changes the protection domain and the rights of the mkey with this number; the bits
+    /// of the rights are in the order of an mkey context. Drivers use a work request (UMR)
+    /// instead. Returns whether the mkey exists.
     pub fn change_key(&mut self, number: u32, pd: u32, rights: u32) -> bool {
         let mkey = self.core.mkeys.get_mut(number);
         mkey.map(|mkey| (mkey.pd, mkey.rights) = (pd, Rights(rights & 0b11111)))
@@ -264,8 +264,7 @@ impl<P: Platform> Hca<P> {
         fetched + usize::from(posted)
     }
 
-    /// Returns the count of completions that were written to a completion queue, which
-    /// goes on counting; it wraps.
+    /// Returns the producer index of a completion queue, which the device updates; it wraps.
     pub fn completions_written(&self, cqn: u32) -> Option<Arc<AtomicU32>> {
         self.core.cqs.get(cqn).map(|cq| Arc::clone(&cq.written))
     }
@@ -489,7 +488,7 @@ impl<P: Platform> Hca<P> {
                 self.begin(buffer, data);
             }
             None if within == 0 => self.begin(buffer, data),
-            // The rest of a WQE whose beginning was taken for a doorbell.
+            // The rest of a WQE whose beginning was treated as a doorbell.
             _ => return,
         }
         let complete = self.pending.iter().position(|p| {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use embedded::softhca::fabric::{Fate as Transit, Tap};
+use embedded::softhca::fabric::{Delivery as Transit, Tap};
 use embedded::softhca::packet::{LinkKind, Packet as Raw};
 
 use crate::capture::{Fate, Frame, Packet};

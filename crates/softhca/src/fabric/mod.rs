@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use faults::{Faults, PortCounters};
 pub use port_config::PortConfig;
-pub use tap::{Fate, Tap};
+pub use tap::{Delivery, Tap};
 pub use trunk::{Trunk, Wire};
 
 use crate::packet::{LinkKind, Packet};
@@ -94,8 +94,8 @@ impl Fabric {
         self.lock().capture = capture;
     }
 
-    /// Sets what decides about each frame on its way to a port. Replaces an earlier
-    /// one.
+    /// Sets the tap, which decides about the delivery of each frame. Replaces an earlier
+    /// tap.
     pub fn set_tap(&self, tap: Option<Box<dyn Tap>>) {
         self.lock().tap = tap;
     }
@@ -186,8 +186,8 @@ impl Port {
             .unwrap_or(0)
     }
 
-    /// The configuration, if frames that this port sends to itself arrive at once and
-    /// unchanged, and nobody looks at them.
+    /// Returns the configuration if frames that this port sends to itself arrive at once,
+    /// unchanged, and without a capture or a tap.
     #[must_use]
     pub fn unobserved(&self) -> Option<PortConfig> {
         let net = self.fabric.lock();

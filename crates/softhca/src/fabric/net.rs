@@ -8,7 +8,7 @@ use super::faults::{Faults, PortCounters};
 use super::port_config::PortConfig;
 use super::random::Random;
 use super::subnet::{self, Subnet};
-use super::tap::{Fate, Tap};
+use super::tap::{Delivery, Tap};
 use crate::packet::{LinkKind, Mac, Network, Packet};
 use crate::pcap::Capture;
 
@@ -411,17 +411,17 @@ impl Net {
         mut packet: Packet,
         wake: &mut PendingWakers,
     ) {
-        let fate = match &mut self.tap {
+        let delivery = match &mut self.tap {
             Some(tap) => tap.transfer(now, from, to, &mut packet),
-            None => Fate::default(),
+            None => Delivery::default(),
         };
-        if fate.lost {
+        if delivery.lost {
             self.ports[from].counters.lost += 1;
             return;
         }
         let mut faults = self.ports[from].faults;
-        faults.delay += fate.delay;
-        if fate.duplicated {
+        faults.delay += delivery.delay;
+        if delivery.duplicated {
             self.ports[from].counters.duplicated += 1;
             self.enqueue(to, now, now + faults.delay, packet.clone(), wake);
         }

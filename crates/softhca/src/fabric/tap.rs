@@ -2,9 +2,9 @@
 
 use crate::packet::Packet;
 
-/// The delivery of a frame to a port, as a tap decides.
+/// A tap's decision about the delivery of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Fate {
+pub struct Delivery {
     /// The frame is lost.
     pub lost: bool,
     /// The frame arrives twice.
@@ -20,5 +20,5 @@ pub trait Tap: Send {
     /// order of creation, before the port's random faults. It may change the frame.
     /// A multicast frame is passed once for each receiver. The fabric is locked
     /// meanwhile.
-    fn transfer(&mut self, now: u64, from: usize, to: usize, packet: &mut Packet) -> Fate;
+    fn transfer(&mut self, now: u64, from: usize, to: usize, packet: &mut Packet) -> Delivery;
 }

@@ -70,9 +70,9 @@ fn rdma_frames_are_looped_back() {
 fn frames_are_sealed_for_taps_faults_and_readers() {
     struct Sealed;
     impl Tap for Sealed {
-        fn transfer(&mut self, _: u64, _: usize, _: usize, packet: &mut Packet) -> Fate {
+        fn transfer(&mut self, _: u64, _: usize, _: usize, packet: &mut Packet) -> Delivery {
             assert!(packet.is_sealed());
-            Fate::default()
+            Delivery::default()
         }
     }
     let pool = Pool::with_late_icrc();

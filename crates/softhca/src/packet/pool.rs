@@ -29,8 +29,8 @@ impl Pool {
         Self::default()
     }
 
-    /// Creates an empty pool for packets that get their ICRC only when they leave this
-    /// host's memory, or somebody looks at or changes their bytes ([`Packet::seal`]).
+    /// Creates an empty pool for packets whose ICRC is added only when they leave this
+    /// host's memory, or their bytes are inspected or changed ([`Packet::seal`]).
     #[must_use]
     pub fn with_late_icrc() -> Self {
         Self {

@@ -9,7 +9,7 @@ use super::icrc::{icrc, icrc_cause, icrc_change};
 use super::path::{Grh, L3, Link, LinkKind, Mac, Network, Path, Roce, Template, gid_of_ip};
 use super::pool::{CAPACITY, Packet, Pool};
 
-/// Lengths of the headers that a socket does not show.
+/// Lengths of the headers that are invisible to a socket.
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
 const IPV6: usize = 40;
@@ -32,7 +32,7 @@ pub enum NotRoce {
     Icrc,
 }
 
-/// A received datagram: what a socket says about it.
+/// Ancillary data of a received datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
     /// Sender.
@@ -46,8 +46,8 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Returns the headers of the frames that such datagrams are made; `None` between
-    /// addresses of two families.
+    /// Returns the headers for the frames of such datagrams; `None` if the addresses are of
+    /// two families.
     #[must_use]
     pub fn headers(&self, smac: Mac, dmac: Mac) -> Option<Headers> {
         let mapped = |address: IpAddr| address != address.to_canonical();
@@ -78,16 +78,16 @@ impl Arrival {
     }
 }
 
-/// The headers that a socket does not show, of datagrams that it says the same about.
+/// The headers that are invisible to a socket, for datagrams with equal ancillary data.
 pub struct Headers {
     template: Template,
     port: u16,
 }
 
 impl Headers {
-    /// Makes the frame of a datagram, and checks its ICRC. A socket does not show the
-    /// IPv4 identification: the one that explains the ICRC is taken, so that 16 of its 32
-    /// bits are checked.
+    /// Creates the frame of a datagram, and checks its ICRC. The IPv4 identification is
+    /// invisible to a socket: it is computed from the ICRC, so that only 16 of the 32 bits of
+    /// the ICRC are checked.
     ///
     /// # Errors
     /// [`NotRoce`].
@@ -101,7 +101,7 @@ impl Headers {
         packet.set_length(bth_at + datagram.len());
         let frame = packet.frame_mut();
         frame[..bth_at].copy_from_slice(headers);
-        // A source port of 0 stands for another one in a path.
+        // In a path, a source port of 0 stands for the default one.
         frame[bth_at - UDP..bth_at - UDP + 2].copy_from_slice(&self.port.to_be_bytes());
         frame[bth_at..].copy_from_slice(datagram);
         self.template.finish(frame);
@@ -119,7 +119,7 @@ impl Headers {
             }
             let at = l3_at + IDENTIFICATION;
             let cause = icrc_cause(change, end - at - 2).ok_or(NotRoce::Icrc)?;
-            // The header's checksum is not the socket's to check, and is left.
+            // The kernel has checked the header's checksum.
             frame[at..at + 2].copy_from_slice(&cause);
         }
         // The ICRC is right: the transport does not check it again.

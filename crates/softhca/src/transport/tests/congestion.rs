@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::fabric::{Fate, Tap};
+use crate::fabric::{Delivery, Tap};
 use crate::packet::{BTH, Bth, CNP, Packet, PacketBuilder, Psn, Template, View};
 
 const MEMORY: usize = 1 << 20;
@@ -44,7 +44,7 @@ impl Bottleneck {
 }
 
 impl Tap for Bottleneck {
-    fn transfer(&mut self, now: u64, from: usize, _: usize, packet: &mut Packet) -> Fate {
+    fn transfer(&mut self, now: u64, from: usize, _: usize, packet: &mut Packet) -> Delivery {
         let mut queue = self.0.lock().unwrap();
         let class = packet.frame()[15];
         if View::read(packet.kind(), packet.frame())
@@ -64,9 +64,9 @@ impl Tap for Bottleneck {
             let lost = wait > queue.most;
             queue.lost += u64::from(lost);
             if lost {
-                return Fate {
+                return Delivery {
                     lost,
-                    ..Fate::default()
+                    ..Delivery::default()
                 };
             }
             if wait > queue.marks && class & CE != 0 {
@@ -77,9 +77,9 @@ impl Tap for Bottleneck {
             queue.free_at = now.max(queue.free_at) + length * SECOND / queue.capacity;
             delay += queue.free_at - now;
         }
-        Fate {
+        Delivery {
             delay,
-            ..Fate::default()
+            ..Delivery::default()
         }
     }
 }

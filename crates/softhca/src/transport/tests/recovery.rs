@@ -1,18 +1,18 @@
 //! Recovery from losses before the local ACK timeout.
 
 use super::*;
-use crate::fabric::{Fate, Tap};
+use crate::fabric::{Delivery, Tap};
 use crate::packet::{Packet, Traits, View};
 
 /// Loses the frames for which it returns true. It gets the sender.
 struct Lose<F>(F);
 
 impl<F: FnMut(usize, &View<'_>) -> bool + Send> Tap for Lose<F> {
-    fn transfer(&mut self, _: u64, from: usize, _: usize, packet: &mut Packet) -> Fate {
+    fn transfer(&mut self, _: u64, from: usize, _: usize, packet: &mut Packet) -> Delivery {
         let view = View::read(packet.kind(), packet.frame()).unwrap();
-        Fate {
+        Delivery {
             lost: (self.0)(from, &view),
-            ..Fate::default()
+            ..Delivery::default()
         }
     }
 }
