@@ -383,7 +383,7 @@ fn the_reserved_key_needs_a_flag() {
 }
 
 #[test]
-fn rules_have_as_many_destinations_as_the_device_says() {
+fn rules_have_at_most_the_reported_destinations() {
     let mut driver = Driver::new("roce");
     let query = Input::new(op::QUERY_HCA_CAP, 16).or(4, 0, 7 << 1 | 1);
     let capabilities = driver.ok(&query, 16 + 4096);
@@ -508,7 +508,7 @@ fn a_receive_queue_flushes_in_the_error_state() {
 }
 
 #[test]
-fn what_others_refer_to_is_not_destroyed() {
+fn referenced_objects_are_not_destroyed() {
     const BUSY: u8 = 6;
     let mut driver = Driver::new("roce");
     let cqn = driver.create_cq(4).number;

@@ -432,7 +432,7 @@ fn rendezvous(bench: &Bench, va: u64, length: u32) -> Vec<u8> {
 }
 
 #[test]
-fn software_transfers_what_the_device_may_not() {
+fn software_transfers_rendezvous_the_device_may_not() {
     // A queue pair with a send queue; memory longer than the buffer.
     for (offload, length) in [(false, 32), (true, 65)] {
         let mut bench = Bench::with(offload, false);

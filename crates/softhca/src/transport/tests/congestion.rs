@@ -156,7 +156,7 @@ fn the_rate_adapts_to_a_link_that_marks() {
 /// A queue shorter than the window overflows: less with a window that adapts (of 27,000
 /// packets 18,000 without one), and hardly if it marks before.
 #[test]
-fn a_queue_that_overflows() {
+fn a_full_queue_drops_few_marked_packets() {
     let lost = |marks| {
         let link = Bottleneck::new(20_000_000, marks, 2 * MS);
         let (rate, _) = stream(Service::Rc, false, &link);
@@ -208,7 +208,7 @@ fn classes(traffic_class: u8, lossy: bool) -> Vec<u8> {
 }
 
 #[test]
-fn packets_say_that_they_may_be_marked() {
+fn packets_are_ecn_capable() {
     for (class, sent) in [(0, 2), (0x68, 0x6a), (0x6a, 0x6a), (1, 1), (3, 2)] {
         assert_eq!(classes(class, true), [sent]);
         assert_eq!(classes(class, false), [class]);

@@ -40,7 +40,7 @@ fn datagram(world: &World, to: usize, length: u32, qpn: u32, qkey: u32) -> SendW
 }
 
 #[test]
-fn with_the_grh_before_it() {
+fn a_datagram_follows_its_grh() {
     for kind in KINDS {
         let mut world = world(2, kind, &config());
         fill(&mut world.hcas[0].host.memory, 4);

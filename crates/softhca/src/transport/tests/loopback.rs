@@ -208,7 +208,7 @@ fn writes_make_no_packets() {
 /// A queue pair may be its own peer, and one that the peer does not accept stays with
 /// packets; so does one whose peer answers another.
 #[test]
-fn packets_carry_what_does_not_loop_back() {
+fn requests_to_other_peers_make_packets() {
     let config = QpConfig::default();
     for (own, strange) in [(true, false), (false, true), (false, false)] {
         let mut world = one(LinkKind::Ib, &config, true);

@@ -172,7 +172,7 @@ fn one_percent() -> Faults {
     }
 }
 
-fn terrible() -> Faults {
+fn very_lossy() -> Faults {
     Faults {
         loss: 0.08,
         duplicate: 0.1,
@@ -181,7 +181,7 @@ fn terrible() -> Faults {
     }
 }
 
-/// On a terrible fabric late responses alone can use up the seven retries of verbs: so it
+/// On a very lossy fabric late responses alone can use up the seven retries of verbs: so it
 /// was in one of some ten thousand cases.
 fn with_many_retries(psn: u32) -> QpConfig {
     QpConfig {
@@ -215,7 +215,7 @@ proptest! {
         bad: bool,
     ) {
         let (faults, config) = if bad {
-            (terrible(), with_many_retries(psn))
+            (very_lossy(), with_many_retries(psn))
         } else {
             (one_percent(), config(psn))
         };
@@ -226,7 +226,7 @@ proptest! {
     /// Far worse than any network; each progress resets the retries.
     #[test]
     fn exact_over_a_terrible_fabric(acts in proptest::collection::vec(act(), 1..12), seed: u64) {
-        exact(&acts, terrible(), seed, LinkKind::Ethernet, &with_many_retries(0xff_fff0));
+        exact(&acts, very_lossy(), seed, LinkKind::Ethernet, &with_many_retries(0xff_fff0));
     }
 }
 

@@ -4,10 +4,10 @@ use super::*;
 use crate::fabric::{Delivery, Tap};
 use crate::packet::{Packet, Traits, View};
 
-/// Loses the frames for which it returns true. It gets the sender.
-struct Lose<F>(F);
+/// Loses the frames for which the function returns true; it is called with the sender.
+struct LossTap<F>(F);
 
-impl<F: FnMut(usize, &View<'_>) -> bool + Send> Tap for Lose<F> {
+impl<F: FnMut(usize, &View<'_>) -> bool + Send> Tap for LossTap<F> {
     fn transfer(&mut self, _: u64, from: usize, _: usize, packet: &mut Packet) -> Delivery {
         let view = View::read(packet.kind(), packet.frame()).unwrap();
         Delivery {
@@ -19,8 +19,8 @@ impl<F: FnMut(usize, &View<'_>) -> bool + Send> Tap for Lose<F> {
 
 const DELAY: u64 = 10_000;
 const PSN: u32 = 0xff_fffe;
-/// Where the peer's data are.
-const THEIRS: usize = 64 * 1024;
+/// Offset of the peer's data in its memory.
+const PEER_DATA: usize = 64 * 1024;
 const MEMORY: usize = 128 * 1024;
 
 /// Two HCAs, the local ACK timeout of which is four seconds.
@@ -39,9 +39,9 @@ fn world(
         delay: DELAY,
         ..Faults::default()
     });
-    world.fabric.set_tap(Some(Box::new(Lose(lose))));
-    fill(&mut world.hcas[0].host.memory[..THEIRS], 1);
-    fill(&mut world.hcas[1].host.memory[THEIRS..], 2);
+    world.fabric.set_tap(Some(Box::new(LossTap(lose))));
+    fill(&mut world.hcas[0].host.memory[..PEER_DATA], 1);
+    fill(&mut world.hcas[1].host.memory[PEER_DATA..], 2);
     world
 }
 
@@ -162,11 +162,11 @@ fn read(lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static) -> (u64, u6
     let mut world = world([true; 2], lose);
     for id in 0..2 {
         let at = 9000 * id as usize;
-        world.hcas[0].post_send(100, work(id, Operation::Read, at, 9000, THEIRS + at));
+        world.hcas[0].post_send(100, work(id, Operation::Read, at, 9000, PEER_DATA + at));
     }
     finish(&mut world, 2);
     let [here, there] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
-    assert!(here[..18_000] == there[THEIRS..THEIRS + 18_000]);
+    assert!(here[..18_000] == there[PEER_DATA..PEER_DATA + 18_000]);
     let [asks, answers] = [0, 1].map(|at: usize| world.hcas[at].transport.counters());
     (answers.packets_sent, asks.probes)
 }
@@ -227,15 +227,15 @@ fn a_lost_read_request() {
 
 /// Every frame of an exchange is lost once, alone and with one of those after it.
 #[test]
-fn whichever_frames_are_lost() {
+fn any_two_lost_frames_are_recovered() {
     let play = |lost: [u32; 2], recovers: bool| {
         let mut count = 0;
         let mut world = world([true, recovers], move |_, _| {
             count += 1;
             lost.contains(&count)
         });
-        let own = world.hcas[0].host.memory[..THEIRS].to_vec();
-        let theirs = world.hcas[1].host.memory[THEIRS..].to_vec();
+        let own = world.hcas[0].host.memory[..PEER_DATA].to_vec();
+        let theirs = world.hcas[1].host.memory[PEER_DATA..].to_vec();
         world.hcas[1].post_recv(200, 0, 20_000, 4000);
         world.hcas[1].post_recv(200, 1, 30_000, 4000);
         let add = Operation::FetchAdd { add: 5 };
@@ -247,11 +247,11 @@ fn whichever_frames_are_lost() {
         for (id, what) in [
             work(0, Operation::Send, 0, 3000, 0),
             work(1, Operation::Write, 5000, 4000, 0),
-            work(2, Operation::Read, 50_000, 4000, THEIRS),
+            work(2, Operation::Read, 50_000, 4000, PEER_DATA),
             work(3, add, 60_000, 8, 40_000),
             work(4, Operation::Send, 3000, 2000, 0),
             work(5, swap, 60_008, 8, 40_000),
-            work(6, Operation::Read, 55_000, 3000, THEIRS + 4000),
+            work(6, Operation::Read, 55_000, 3000, PEER_DATA + 4000),
             work(7, Operation::Write, 9000, 1500, 5000),
         ]
         .into_iter()
@@ -339,7 +339,7 @@ fn no_probes_without_losses() {
             0 => Operation::Write,
             _ => Operation::Read,
         };
-        world.hcas[0].post_send(100, work(id, operation, 0, 20_000, THEIRS));
+        world.hcas[0].post_send(100, work(id, operation, 0, 20_000, PEER_DATA));
     }
     finish(&mut world, 200);
     let counters = world.hcas[0].transport.counters();
