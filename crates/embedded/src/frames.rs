@@ -1,9 +1,9 @@
-//! One direction between two processes: a ring of frames in shared memory, and a
-//! socket.
+//! A unidirectional connection between two processes: a ring of frames in shared memory,
+//! and a socket.
 //!
-//! The sender connects and hands the memory of the ring over, with the first message.
-//! From then on the socket carries wake-ups, which say nothing, and tells each side when
-//! the other's process has ended. The sender never reads from it.
+//! The sender connects and passes the memory of the ring with the first message. From then
+//! on the socket carries wake-ups, which have no content, and its end tells each side that
+//! the other process has ended. The sender never reads from the socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -18,21 +18,21 @@ use softhca::packet::{LinkKind, Packet, Pool};
 
 use crate::directory::Directory;
 
-/// Tag of a frame in the ring: its link type, and whether it has no ICRC, which memory
-/// does not need.
+/// Flags of a frame in the ring: its link type, and whether it lacks the ICRC, which shared
+/// memory does not need.
 const ETHERNET: u8 = 1;
 const UNSEALED: u8 = 2;
 
-/// Wake-ups read at a time; a hostile sender has more.
-const LIMIT: usize = 64;
+/// Maximum number of wake-ups read at a time, which bounds the cost of a hostile sender.
+const MAX_WAKE_UPS: usize = 64;
 
-const NOW: MsgFlags = MsgFlags::MSG_DONTWAIT.union(MsgFlags::MSG_NOSIGNAL);
+const NONBLOCKING: MsgFlags = MsgFlags::MSG_DONTWAIT.union(MsgFlags::MSG_NOSIGNAL);
 
 /// The sending side.
 pub(crate) struct Outgoing {
     socket: OwnedFd,
     ring: FrameSender,
-    /// Frames were pushed since the receiver was woken, if it slept.
+    /// Frames were pushed since the last call of `wake`.
     pushed: bool,
 }
 
@@ -53,7 +53,7 @@ impl Outgoing {
             socket.as_raw_fd(),
             &[IoSlice::new(&[0])],
             &handed,
-            NOW,
+            NONBLOCKING,
             None,
         )
         .ok()?;
@@ -81,9 +81,8 @@ impl Outgoing {
     /// Wakes the receiver if it sleeps and frames were sent.
     pub(crate) fn wake(&mut self) {
         if std::mem::take(&mut self.pushed) && self.ring.takes_wake_up() {
-            // A full socket has wake-ups that were not read; one that is closed is
-            // reported.
-            let _ = send(self.socket.as_raw_fd(), &[0], NOW);
+            // A full socket has unread wake-ups; epoll reports a closed one.
+            let _ = send(self.socket.as_raw_fd(), &[0], NONBLOCKING);
         }
     }
 
@@ -92,8 +91,8 @@ impl Outgoing {
         self.ring.is_unread().unwrap_or(false)
     }
 
-    /// Closes the connection. A child of fork may still have the socket, so that it
-    /// would stay in the epoll instance.
+    /// Closes the connection. A child of fork may keep the socket open, so it must be removed
+    /// from the epoll instance explicitly.
     pub(crate) fn close(self, epoll: &Epoll) {
         let _ = epoll.delete(&self.socket);
     }
@@ -101,14 +100,14 @@ impl Outgoing {
 
 /// The receiving side.
 pub(crate) struct Incoming {
-    /// `None` once the sender has closed it; the frames that it left are still read.
+    /// `None` once the sender has closed it; the remaining frames are still read.
     socket: Option<OwnedFd>,
-    /// `None` until it was handed over.
+    /// `None` until it was received.
     ring: Option<FrameReceiver>,
 }
 
 impl Incoming {
-    /// A connection that was accepted, which reports to `epoll` as `id`.
+    /// Wraps an accepted connection, which is reported to `epoll` as `id`.
     pub(crate) fn new(socket: OwnedFd, epoll: &Epoll, id: u64) -> Option<Self> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, id);
         epoll.add(&socket, event).ok()?;
@@ -119,13 +118,15 @@ impl Incoming {
     }
 
     /// Reads from the socket: the ring, and wake-ups.
-    pub(crate) fn look(&mut self, epoll: &Epoll) {
-        for _ in 0..LIMIT {
+    pub(crate) fn read_socket(&mut self, epoll: &Epoll) {
+        for _ in 0..MAX_WAKE_UPS {
             let Some(socket) = &self.socket else {
                 return;
             };
             let open = match self.ring {
-                Some(_) => recv(socket.as_raw_fd(), &mut [0], NOW).map(|length| length != 0),
+                Some(_) => {
+                    recv(socket.as_raw_fd(), &mut [0], NONBLOCKING).map(|length| length != 0)
+                }
                 None => take_ring(socket).map(|ring| {
                     self.ring = ring;
                     self.ring.is_some()
@@ -134,20 +135,20 @@ impl Incoming {
             match open {
                 Ok(true) | Err(nix::Error::EINTR) => {}
                 Err(nix::Error::EAGAIN) => return,
-                Ok(false) | Err(_) => self.shut(epoll),
+                Ok(false) | Err(_) => self.disconnect(epoll),
             }
         }
     }
 
-    fn shut(&mut self, epoll: &Epoll) {
+    fn disconnect(&mut self, epoll: &Epoll) {
         if let Some(socket) = self.socket.take() {
             // As in `Outgoing::close`.
             let _ = epoll.delete(&socket);
         }
     }
 
-    /// Returns whether there is nothing to expect any more.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Returns whether the sender has ended and all its frames were read.
+    pub(crate) fn is_finished(&self) -> bool {
         let empty = |ring: &FrameReceiver| !ring.has_frames();
         self.socket.is_none() && self.ring.as_ref().is_none_or(empty)
     }
@@ -157,7 +158,7 @@ impl Incoming {
         self.ring.as_ref().is_some_and(FrameReceiver::has_frames)
     }
 
-    /// Receives a frame. A sender that breaks the ring is disconnected.
+    /// Receives a frame. A sender that corrupts the ring is disconnected.
     pub(crate) fn receive(&mut self, pool: &Pool, epoll: &Epoll) -> Option<Packet> {
         if !self.has_frames() {
             return None;
@@ -177,14 +178,14 @@ impl Incoming {
             Ok(None) => None,
             Ok(Some(_)) | Err(ProtocolViolation) => {
                 self.ring = None;
-                self.shut(epoll);
+                self.disconnect(epoll);
                 None
             }
         }
     }
 
-    /// Asks the sender to wake this process with its next frame. Returns whether there
-    /// are frames already.
+    /// Requests a wake-up from the sender with its next frame. Returns whether there are
+    /// frames already.
     pub(crate) fn arm(&self) -> bool {
         self.ring.as_ref().is_some_and(FrameReceiver::arm)
     }
@@ -195,7 +196,7 @@ fn take_ring(socket: &OwnedFd) -> nix::Result<Option<FrameReceiver>> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
     let mut control = cmsg_space!([RawFd; 1]);
-    let flags = NOW | MsgFlags::MSG_CMSG_CLOEXEC;
+    let flags = NONBLOCKING | MsgFlags::MSG_CMSG_CLOEXEC;
     let message = recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut control), flags)?;
     let mut ring = None;
     for part in message.cmsgs()? {

@@ -169,10 +169,10 @@ unsafe impl Kernel for EmbeddedKernel {
                 if ready || limit.as_ref().is_some_and(Limit::is_over) {
                     return Ok(ready);
                 }
-                match time::pass(&self.embedded.runner, time) {
-                    Progress::Made => {}
+                match time::step(&self.embedded.runner, time) {
+                    Progress::Advanced => {}
                     // Only another thread can change anything.
-                    Progress::Later | Progress::Stuck => drop(wait(fd, PollTimeout::from(1u8))?),
+                    Progress::Retry | Progress::Stuck => drop(wait(fd, PollTimeout::from(1u8))?),
                 }
             }
         }

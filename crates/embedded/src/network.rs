@@ -18,7 +18,7 @@ use crate::device::{Device, Drive};
 use crate::directory::{Directory, Sharing};
 use crate::embedded::Embedded;
 use crate::memory::Process;
-use crate::runner::{Reach, Runner};
+use crate::runner::{Runner, WireConfig};
 use crate::state::State;
 use crate::time::{self, Progress, SimulatedTime};
 use crate::udp::UdpPorts;
@@ -48,7 +48,7 @@ impl Network {
     /// # Errors
     /// EAGAIN and similar if a thread cannot be created.
     pub fn new(drive: Drive) -> std::result::Result<Self, Error> {
-        Self::made(drive, Reach::Process, None)
+        Self::made(drive, WireConfig::None, None)
     }
 
     /// Creates a network without devices whose time is simulated: it passes only
@@ -65,7 +65,7 @@ impl Network {
     pub fn simulated(seed: u64) -> std::result::Result<Self, Error> {
         Self::made(
             Drive::Caller,
-            Reach::Process,
+            WireConfig::None,
             Some(SimulatedTime::new(seed)),
         )
     }
@@ -101,7 +101,7 @@ impl Network {
         sharing: Sharing,
     ) -> std::result::Result<Self, Error> {
         let directory = Arc::new(Directory::open(directory, sharing)?);
-        Self::made(drive, Reach::Directory(directory), None)
+        Self::made(drive, WireConfig::Directory(directory), None)
     }
 
     /// Creates a network without devices that reaches other hosts: RoCE v2 in UDP
@@ -120,7 +120,7 @@ impl Network {
     /// if it has no address, if the port is in use, or if the MTU is too small; errors
     /// of creating sockets; and those of [`new`](Self::new).
     pub fn roce(drive: Drive, name: &str) -> std::result::Result<Self, Error> {
-        Self::made(drive, Reach::Udp(UdpPorts::open(name)?), None)
+        Self::made(drive, WireConfig::Udp(UdpPorts::open(name)?), None)
     }
 
     /// Returns the directory that commands use if none is named: `ringverbs` in
@@ -146,11 +146,11 @@ impl Network {
 
     fn made(
         drive: Drive,
-        reach: Reach,
+        config: WireConfig,
         time: Option<SimulatedTime>,
     ) -> std::result::Result<Self, Error> {
         let pool = Pool::with_late_icrc();
-        let runner = Runner::new(Fabric::new(1), pool, drive, reach, time);
+        let runner = Runner::new(Fabric::new(1), pool, drive, config, time);
         let runner = runner.map_err(refused(Command::Open))?;
         Ok(Self { runner })
     }
@@ -224,7 +224,7 @@ impl Network {
     /// has ([`simulated`](Self::simulated)).
     pub fn share_time(&self) {
         if let Some(time) = self.runner.time() {
-            time.share();
+            time.use_several_threads();
         }
     }
 
@@ -240,7 +240,7 @@ impl Network {
         let time = self.runner.time();
         time.map_or_else(
             || self.turn(),
-            |time| time::pass(&self.runner, time) != Progress::Stuck,
+            |time| time::step(&self.runner, time) != Progress::Stuck,
         )
     }
 

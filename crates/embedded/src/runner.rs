@@ -18,11 +18,11 @@ use crate::cm::Manager;
 use crate::device::{Device, Drive};
 use crate::directory::Directory;
 use crate::leaving::{Flush, flush_at_exit};
-use crate::segment::{DEVICES, Segment};
+use crate::segment::{MAX_DEVICES, Segment};
 use crate::time::SimulatedTime;
 use crate::udp::{Addresses, UdpPorts, UdpWire};
-use crate::wait::{Backoff, Until, Waiters, prompt};
-use crate::wire::{Link, PATIENCE, Wire, sleep_until_readable};
+use crate::wait::{Backoff, WaitCondition, Waiters, request_short_slice};
+use crate::wire::{Link, MAX_FRAME_WAIT, Wire, sleep_until_readable};
 use crate::{Result, refuse};
 
 /// Drives the devices of a network. Dropping it ends the thread.
@@ -39,13 +39,13 @@ pub(crate) struct Runner {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the devices of a network reach.
-pub(crate) enum Reach {
-    /// Each other.
-    Process,
-    /// Those of processes that name the same directory.
+/// The wire of a network.
+pub(crate) enum WireConfig {
+    /// The devices of the network reach only each other.
+    None,
+    /// Shared memory, to the processes of this host that use the same directory.
     Directory(Arc<Directory>),
-    /// Other hosts.
+    /// RoCE v2 over UDP, to other hosts.
     Udp(UdpPorts),
 }
 
@@ -54,41 +54,41 @@ pub(crate) struct Shared {
     pool: Pool,
     devices: Mutex<Vec<Arc<Device>>>,
     /// Number of devices.
-    count: AtomicUsize,
+    device_count: AtomicUsize,
     stop: AtomicBool,
     link: Option<Link>,
-    /// Threads that poll and wait for others' turns.
+    /// Polling threads that wait for a turn of another thread.
     waiters: Waiters,
-    /// Held by the polling thread that waits for frames.
-    watch: Mutex<()>,
-    /// Number of turns of other threads than the network's.
-    driven: AtomicU64,
-    /// The network's thread was woken, and takes turns whether others do or not.
-    woken: AtomicBool,
-    /// The network's thread.
+    /// Locked by the one polling thread that waits for frames.
+    frame_waiter: Mutex<()>,
+    /// Number of turns that polling threads have taken.
+    polling_turns: AtomicU64,
+    /// The network's thread must take a turn even if polling threads take turns.
+    wake_requested: AtomicBool,
+    /// Tells whoever rings a doorbell whether the network's thread sleeps.
     sleeper: Sleeper,
     /// Simulated time; `None` for the system's.
     time: Option<SimulatedTime>,
 }
 
-/// Longest sleep while doorbells may be written without a wake-up.
-const LONGEST: Duration = Duration::from_millis(200);
-/// Sleep of the network's thread while other threads take turns, which doubles from
-/// the shortest.
-const REST: Duration = Duration::from_micros(50);
-const LONGEST_REST: Duration = Duration::from_millis(1);
-/// Sleeps shorter than this are not announced to threads that write doorbells, nor
-/// are others where the barrier for it is missing.
-const ANNOUNCED: Duration = Duration::from_micros(200);
-const UNANNOUNCED: Duration = Duration::from_millis(1);
+/// Longest sleep while a driver may write doorbells without a wake-up.
+const MAX_SLEEP: Duration = Duration::from_millis(200);
+/// Bounds of the network thread's sleep while polling threads take turns; it doubles
+/// each time.
+const MIN_REST: Duration = Duration::from_micros(50);
+const MAX_REST: Duration = Duration::from_millis(1);
+/// Shortest sleep that is announced to threads that write doorbells.
+const MIN_ANNOUNCED_SLEEP: Duration = Duration::from_micros(200);
+/// Longest sleep where the system lacks the barrier that announcing needs.
+const MAX_UNANNOUNCED_SLEEP: Duration = Duration::from_millis(1);
 
-/// The kind of thread that takes a turn.
+/// The thread that takes a turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
-    /// A thread that polls, and has the completions of its turn next.
-    Poll,
+enum TurnCaller {
+    /// A thread that polls, and will read the completions of its turn next.
+    PollingThread,
     /// The network's thread.
-    Network,
+    NetworkThread,
 }
 
 /// Result of a turn.
@@ -97,8 +97,8 @@ pub(crate) struct Turn {
     /// Something happened, or more is left to do.
     pub(crate) busy: bool,
     in_use: bool,
-    /// Memory was written by remote operations, which complete nowhere here.
-    wrote: bool,
+    /// Remote operations wrote memory; they complete only at the requester.
+    remote_writes: bool,
     /// Completions were written.
     completed: bool,
     /// Time until something is due.
@@ -108,20 +108,20 @@ pub(crate) struct Turn {
 impl Shared {
     /// Runs a turn of the devices, and moves frames from and to other
     /// processes.
-    fn turn(&self, devices: impl Deref<Target = Vec<Arc<Device>>>, by: By) -> Turn {
-        let mut found = turn(&devices, self.link.as_ref());
+    fn turn(&self, devices: impl Deref<Target = Vec<Arc<Device>>>, caller: TurnCaller) -> Turn {
+        let mut result = run_devices(&devices, self.link.as_ref());
         if let Some(link) = &self.link {
-            found.busy |= link.pump(found.completed && by == By::Poll);
+            result.busy |= link.pump(result.completed && caller == TurnCaller::PollingThread);
         }
-        // The threads that wake may take turns at once.
+        // Unlocked first: the threads that wake may take turns at once.
         drop(devices);
-        if found.busy {
-            self.waiters.wake(found.wrote);
+        if result.busy {
+            self.waiters.wake(result.remote_writes);
             if let Some(time) = &self.time {
-                time.acted();
+                time.record_activity();
             }
         }
-        found
+        result
     }
 
     /// Sleeps until there is something to do, or the time is up.
@@ -152,28 +152,29 @@ impl Shared {
     }
 }
 
-fn turn(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
-    let mut found = Turn::default();
+/// Runs each device once.
+fn run_devices(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
+    let mut result = Turn::default();
     for device in devices {
         let mut state = device.lock_for_turn();
         if state.is_timer_due() {
-            let behind = link.is_some_and(Link::is_behind);
+            let behind = link.is_some_and(Link::is_backlogged);
             let behind = behind || state.hca.is_backlogged();
             state.hca.set_patient(behind);
         }
         let before = state.hca.stats();
-        found.busy |= state.turn();
+        result.busy |= state.turn();
         let after = state.hca.stats();
-        found.wrote |= before.remote_writes != after.remote_writes;
+        result.remote_writes |= before.remote_writes != after.remote_writes;
         // `State::turn` does not report completions and writes that need no further turn.
-        found.completed |= before.cqes != after.cqes;
-        found.busy |= found.wrote || found.completed;
-        found.in_use |= state.is_in_use();
+        result.completed |= before.cqes != after.cqes;
+        result.busy |= result.remote_writes || result.completed;
+        result.in_use |= state.is_in_use();
         if let Some(due) = state.due().map(Duration::from_nanos) {
-            found.due = Some(found.due.map_or(due, |other| other.min(due)));
+            result.due = Some(result.due.map_or(due, |other| other.min(due)));
         }
     }
-    found
+    result
 }
 
 impl Runner {
@@ -182,7 +183,7 @@ impl Runner {
         fabric: Fabric,
         pool: Pool,
         drive: Drive,
-        reach: Reach,
+        config: WireConfig,
         time: Option<SimulatedTime>,
     ) -> Result<Arc<Self>> {
         let mut numbers = 0..usize::MAX;
@@ -191,26 +192,26 @@ impl Runner {
             Some(_) => 0,
             None => RandomState::new().hash_one(()) as u16,
         };
-        let (manager, link) = match reach {
-            Reach::Process => (Manager::new(drive, None)?, None),
-            Reach::Directory(directory) => {
+        let (manager, link) = match config {
+            WireConfig::None => (Manager::new(drive, None)?, None),
+            WireConfig::Directory(directory) => {
                 network = directory.id()?;
                 let manager = Manager::new(drive, Some(Arc::clone(&directory)))?;
                 let link = Link::new(|epoll| {
                     let segment = Segment::join(directory, &fabric, pool.clone(), epoll)?;
                     let first = segment.first_device().into();
-                    numbers = first..first + usize::from(DEVICES);
+                    numbers = first..first + usize::from(MAX_DEVICES);
                     Ok(Wire::Directory(Box::new(segment)))
                 })?;
                 (manager, Some(link))
             }
-            Reach::Udp(ports) => {
-                // A device has the addresses of the wire for itself.
+            WireConfig::Udp(ports) => {
+                // One device has all addresses of the wire.
                 numbers = 0..1;
-                let its = ports.addresses();
+                let own = ports.addresses();
                 let (manager, gateway) =
-                    Manager::of_hosts(drive, Arc::clone(&its.list), its.guid(), ports.shared())?;
-                addresses = Some(its);
+                    Manager::of_hosts(drive, Arc::clone(&own.list), own.guid(), ports.shared())?;
+                addresses = Some(own);
                 let make =
                     |epoll: &Epoll| UdpWire::new(ports, gateway, &fabric, pool.clone(), epoll);
                 (
@@ -226,13 +227,14 @@ impl Runner {
             fabric,
             pool,
             devices: Mutex::default(),
-            count: AtomicUsize::new(0),
+            device_count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             waiters: Waiters::default(),
-            watch: Mutex::default(),
-            driven: AtomicU64::new(0),
-            woken: AtomicBool::new(false),
-            // Doorbells are told to simulated time.
+            frame_waiter: Mutex::default(),
+            polling_turns: AtomicU64::new(0),
+            wake_requested: AtomicBool::new(false),
+            // With simulated time every doorbell must call `wake`, so the thread always
+            // counts as asleep.
             sleeper: match time {
                 Some(_) => Sleeper::asleep(),
                 None => Sleeper::new(),
@@ -243,9 +245,9 @@ impl Runner {
             let network: Weak<Shared> = Arc::downgrade(&shared);
             flush_at_exit(network);
         }
-        // Threads that this one starts inherit its time slice, and begin sooner on a busy
-        // host.
-        prompt();
+        // New threads inherit the time slice of their creator: a short one starts them
+        // sooner on a busy host.
+        request_short_slice();
         let thread = match drive {
             Drive::Caller => None,
             Drive::Thread | Drive::Watch => {
@@ -280,45 +282,47 @@ impl Runner {
         number += self.numbers.start;
         let device = make(number, &self.shared.fabric, self.shared.pool.clone())?;
         devices.push(Arc::clone(&device));
-        self.shared.count.store(devices.len(), Ordering::Release);
+        self.shared
+            .device_count
+            .store(devices.len(), Ordering::Release);
         Ok(device)
     }
 
     /// Runs a turn of all devices. Returns whether anything happened or more is left
     /// to do; `None` if another thread is driving.
     pub(crate) fn turn(&self) -> Option<bool> {
-        self.take_turn().map(|found| found.busy)
+        self.take_turn().map(|turn| turn.busy)
     }
 
-    /// As [`Runner::turn`], with all that was found.
+    /// As [`Runner::turn`]; returns the whole result.
     pub(crate) fn take_turn(&self) -> Option<Turn> {
-        self.shared.driven.fetch_add(1, Ordering::Relaxed);
-        let mut found = match self.shared.devices.try_lock() {
-            Ok(devices) => self.shared.turn(devices, By::Poll),
-            Err(TryLockError::Poisoned(devices)) => {
-                self.shared.turn(devices.into_inner(), By::Poll)
-            }
+        self.shared.polling_turns.fetch_add(1, Ordering::Relaxed);
+        let mut turn = match self.shared.devices.try_lock() {
+            Ok(devices) => self.shared.turn(devices, TurnCaller::PollingThread),
+            Err(TryLockError::Poisoned(devices)) => self
+                .shared
+                .turn(devices.into_inner(), TurnCaller::PollingThread),
             Err(TryLockError::WouldBlock) => return None,
         };
-        found.busy |= self.manager.drive();
-        Some(found)
+        turn.busy |= self.manager.drive();
+        Some(turn)
     }
 
-    /// Sleeps until a turn has ended the wait ([`Waiters::wait`]) or a frame has arrived, or
-    /// the time is up. One thread at a time waits for frames: the others need no turn of
-    /// their own.
-    pub(crate) fn wait(&self, until: &Until, limit: Duration) {
+    /// Sleeps until a turn meets the condition ([`Waiters::wait`]), a frame arrives, or the
+    /// time is up. One thread at a time waits for frames; its turns wake the others.
+    pub(crate) fn wait(&self, condition: &WaitCondition, limit: Duration) {
         let waiters = &self.shared.waiters;
-        let for_turn = || waiters.wait(until, |woken| sleep_until_readable([woken], Some(limit)));
+        let wait_for_turn =
+            || waiters.wait(condition, |wake| sleep_until_readable([wake], Some(limit)));
         let Some(link) = &self.shared.link else {
-            return for_turn();
+            return wait_for_turn();
         };
-        match self.shared.watch.try_lock() {
-            Err(TryLockError::WouldBlock) => for_turn(),
-            watch => {
-                waiters.wait(until, |woken| link.wait(woken, limit));
-                drop(watch);
-                // The next one waits for frames.
+        match self.shared.frame_waiter.try_lock() {
+            Err(TryLockError::WouldBlock) => wait_for_turn(),
+            guard => {
+                waiters.wait(condition, |wake| link.wait(wake, limit));
+                drop(guard);
+                // Another waiter takes over waiting for frames.
                 waiters.wake_one();
             }
         }
@@ -329,8 +333,7 @@ impl Runner {
         &self.shared.waiters
     }
 
-    /// Returns whether the network's thread sleeps, and would not find a doorbell
-    /// soon.
+    /// Returns whether the network's thread sleeps, so that a doorbell must wake it.
     #[inline]
     pub(crate) fn is_asleep(&self) -> bool {
         self.shared.sleeper.is_asleep()
@@ -348,7 +351,7 @@ impl Runner {
         self.shared.time.as_ref()
     }
 
-    /// Returns the network that the devices' frames take.
+    /// Returns the fabric that connects the devices.
     pub(crate) fn fabric(&self) -> &Fabric {
         &self.shared.fabric
     }
@@ -376,9 +379,9 @@ impl Runner {
     /// Wakes the thread.
     pub(crate) fn wake(&self) {
         if let Some(time) = &self.shared.time {
-            return time.called();
+            return time.record_call();
         }
-        self.shared.woken.store(true, Ordering::Relaxed);
+        self.shared.wake_requested.store(true, Ordering::Relaxed);
         // A command may have taken turns.
         self.shared.waiters.wake(true);
         if let Some(link) = &self.shared.link {
@@ -406,7 +409,7 @@ impl Drop for Runner {
 
 impl Flush for Shared {
     fn flush(&self) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + MAX_FRAME_WAIT;
         if let Some(link) = &self.link {
             link.close();
         }
@@ -416,72 +419,77 @@ impl Flush for Shared {
     }
 }
 
-pub(crate) fn sooner(sleep: Duration, due: Option<Duration>) -> Duration {
+/// Shortens a sleep so that it ends when something is due.
+pub(crate) fn cap_sleep(sleep: Duration, due: Option<Duration>) -> Duration {
     due.map_or(sleep, |due| sleep.min(due))
 }
 
-/// Called by a network's threads when they start.
-static AT_START: OnceLock<fn()> = OnceLock::new();
+/// The hook set by [`at_thread_start`].
+static THREAD_START_HOOK: OnceLock<fn()> = OnceLock::new();
 
-/// Sets a function that every network's thread calls when it starts. The first one
-/// stays.
+/// Sets a function that the threads of every network call when they start. Only the first
+/// call has an effect.
 pub fn at_thread_start(hook: fn()) {
-    let _ = AT_START.set(hook);
+    let _ = THREAD_START_HOOK.set(hook);
 }
 
-/// Prepares a network's thread that has started.
-pub(crate) fn thread_started() {
-    if let Some(hook) = AT_START.get() {
+/// Initializes a new thread of a network.
+pub(crate) fn init_thread() {
+    if let Some(hook) = THREAD_START_HOOK.get() {
         hook();
     }
-    prompt();
+    request_short_slice();
 }
 
 /// The thread's main loop.
 fn run(shared: &Shared, drive: Drive) {
-    thread_started();
+    init_thread();
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut backoff = Backoff::NEW;
-    let (mut driven, mut rest) = (0, REST);
+    let (mut polling_turns, mut rest) = (0, MIN_REST);
     while !shared.stop.load(Ordering::Relaxed) {
-        let before = driven;
-        driven = shared.driven.load(Ordering::Relaxed);
-        if driven != before && !shared.woken.swap(false, Ordering::Relaxed) {
-            // Threads that poll do the work: this one would take the devices' locks
-            // and the processor from them. `unpark` makes the flag visible.
+        let before = polling_turns;
+        polling_turns = shared.polling_turns.load(Ordering::Relaxed);
+        if polling_turns != before && !shared.wake_requested.swap(false, Ordering::Relaxed) {
+            // Polling threads do the work: this thread would contend for the devices' locks
+            // and the processor. `unpark` makes `wake_requested` visible.
             thread::park_timeout(rest);
-            rest = (rest * 2).min(LONGEST_REST);
+            rest = (rest * 2).min(MAX_REST);
             backoff = Backoff::NEW;
             continue;
         }
-        rest = REST;
-        if devices.len() != shared.count.load(Ordering::Acquire) {
+        rest = MIN_REST;
+        if devices.len() != shared.device_count.load(Ordering::Acquire) {
             devices.clone_from(&shared.devices());
         }
-        let found = shared.turn(&devices, By::Network);
-        if found.busy {
+        let turn = shared.turn(&devices, TurnCaller::NetworkThread);
+        if turn.busy {
             backoff = Backoff::NEW;
-        } else if !found.in_use {
-            // Any activity starts with a command or a frame, both of which
-            // wake.
+        } else if !turn.in_use {
+            // Activity begins with a command or a frame, and both wake this thread.
             shared.sleep(None);
             backoff = Backoff::NEW;
         } else {
-            match backoff.pause(LONGEST) {
+            match backoff.pause(MAX_SLEEP) {
                 None => std::hint::spin_loop(),
-                Some(sleep) if sleep < ANNOUNCED => shared.sleep(Some(sooner(sleep, found.due))),
+                Some(sleep) if sleep < MIN_ANNOUNCED_SLEEP => {
+                    shared.sleep(Some(cap_sleep(sleep, turn.due)));
+                }
                 Some(sleep) if shared.sleeper.announce() => {
-                    let found = shared.turn(&devices, By::Network);
-                    if found.busy {
+                    let turn = shared.turn(&devices, TurnCaller::NetworkThread);
+                    if turn.busy {
                         backoff = Backoff::NEW;
-                    } else if sleep == LONGEST && drive == Drive::Thread {
-                        shared.sleep(found.due);
+                    } else if sleep == MAX_SLEEP && drive == Drive::Thread {
+                        shared.sleep(turn.due);
                     } else {
-                        shared.sleep(Some(sooner(sleep, found.due)));
+                        shared.sleep(Some(cap_sleep(sleep, turn.due)));
                     }
                     shared.sleeper.awake();
                 }
-                Some(sleep) => shared.sleep(Some(sooner(sleep.min(UNANNOUNCED), found.due))),
+                Some(sleep) => {
+                    let sleep = sleep.min(MAX_UNANNOUNCED_SLEEP);
+                    shared.sleep(Some(cap_sleep(sleep, turn.due)));
+                }
             }
         }
     }

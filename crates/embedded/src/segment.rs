@@ -1,16 +1,15 @@
-//! Processes on one host that share a network, through a directory with a
-//! socket for each.
+//! The shared-memory wire: processes on one host that share a network through a directory
+//! with a socket for each process.
 //!
-//! Each process has a number, from which the addresses of its devices are
-//! derived, so that a frame's destination determines the socket. A number is
-//! held by a lock on a file, which the system releases when the process ends,
-//! for whatever reason. A sender connects to the receiver's socket and hands a
-//! ring over, through which its frames go ([`crate::frames`]). There is no
-//! intermediary that could fail.
+//! Each process has a number, from which the addresses of its devices are derived, so that
+//! the destination of a frame determines the socket. A process holds its number by a file
+//! lock, which the system releases when the process ends. A sender connects to the
+//! receiver's socket and passes the shared memory of a ring, which then carries its frames
+//! ([`crate::frames`]). No central process is needed.
 //!
-//! Frames are as untrusted as those of any network: the transport checks them.
-//! The resources that a process can use here are bounded: connections and their
-//! rings, frames per turn, frames that wait.
+//! Frames are untrusted, as those of any network: the transport checks them. The resources
+//! that other processes can use here are bounded: connections and their rings, frames per
+//! turn, frames that wait.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -28,24 +27,24 @@ use uverbs::Errno;
 use crate::Result;
 use crate::directory::Directory;
 use crate::frames::{Incoming, Outgoing};
-use crate::wire::{PATIENCE, WAKE};
+use crate::wire::{MAX_FRAME_WAIT, WAKE};
 
 /// Maximum number of processes of a network.
-const MEMBERS: u16 = 32;
+const MAX_MEMBERS: u16 = 32;
 /// Maximum number of devices of a process.
-pub(crate) const DEVICES: u16 = 256;
+pub(crate) const MAX_DEVICES: u16 = 256;
 /// Maximum number of frames moved in each direction per turn.
-const LIMIT: usize = 64;
-/// Longest time between two looks at the sockets while frames come and go. Only what
-/// opens and closes connections waits for them.
-const LOOK: Duration = Duration::from_millis(1);
+const MAX_FRAMES: usize = 64;
+/// Longest time between two polls of the sockets under load. Only opening and closing of
+/// connections depends on them.
+const SOCKET_INTERVAL: Duration = Duration::from_millis(1);
 /// First multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 
-/// The listening socket in epoll events. Connections that frames are received from
-/// are identified by their indices, those to a member by its number and this.
+/// The listening socket in epoll events. Incoming connections are identified by their
+/// indices, outgoing ones by the member's number plus `MEMBER_BASE`.
 const LISTENER: u64 = u64::MAX;
-const MEMBER: u64 = 1 << 16;
+const MEMBER_BASE: u64 = 1 << 16;
 
 /// This process's part of the network.
 pub(crate) struct Segment {
@@ -54,16 +53,17 @@ pub(crate) struct Segment {
     directory: Arc<Directory>,
     number: u16,
     listener: OwnedFd,
-    /// Connections that frames are received from.
-    incoming: [Option<Incoming>; MEMBERS as usize],
+    /// Connections from other processes.
+    incoming: [Option<Incoming>; MAX_MEMBERS as usize],
     /// Processes that frames are sent to, by number.
-    members: [Member; MEMBERS as usize],
+    members: [Member; MAX_MEMBERS as usize],
     /// Frames to send.
     outgoing: VecDeque<Packet>,
-    /// A frame that the receiver's ring had no room for.
-    held: Option<(Packet, u16, Instant)>,
-    /// When the sockets were looked at.
-    looked: Option<Instant>,
+    /// A frame that the receiver's ring had no room for, with the receiver's number and the
+    /// time since when it waits.
+    blocked: Option<(Packet, u16, Instant)>,
+    /// When the sockets were last polled.
+    sockets_polled: Option<Instant>,
     /// Dropped last, so that the number is released after the socket is closed.
     _lock: Flock<File>,
 }
@@ -71,19 +71,18 @@ pub(crate) struct Segment {
 #[derive(Default)]
 struct Member {
     link: Option<Outgoing>,
-    /// A frame has waited for it too long. It receives no more until it has
-    /// read everything: otherwise a process that reads slowly would delay all
-    /// others.
-    stuck: bool,
+    /// A frame has waited too long for this member. It receives no more until it has read
+    /// everything, so that a slow reader does not delay the other members.
+    stalled: bool,
 }
 
 /// The result of a turn of the segment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pumped {
-    /// There were frames, or one is waiting.
+pub(crate) struct PumpResult {
+    /// Frames were moved, or a frame waits.
     pub(crate) busy: bool,
-    /// Wake-ups may have been read, which other threads slept for.
-    pub(crate) rung: bool,
+    /// Wake-ups may have been read that were meant for sleeping threads.
+    pub(crate) wakeups_read: bool,
 }
 
 /// Destination of a frame.
@@ -101,8 +100,8 @@ fn os(errno: nix::Error) -> Errno {
 /// Returns the process that owns an address. Addresses are those of
 /// `Settings::numbered`, with the network's identifier in a MAC address.
 fn owner(number: u16) -> FrameTarget {
-    match number.checked_sub(1).map(|number| number / DEVICES) {
-        Some(member) if member < MEMBERS => FrameTarget::Member(member),
+    match number.checked_sub(1).map(|number| number / MAX_DEVICES) {
+        Some(member) if member < MAX_MEMBERS => FrameTarget::Member(member),
         _ => FrameTarget::None,
     }
 }
@@ -127,7 +126,7 @@ fn socket_name(number: u16) -> String {
 
 /// Takes a free number, and listens on its socket.
 fn take_number(directory: &Directory) -> Result<(u16, Flock<File>, OwnedFd)> {
-    for number in 0..MEMBERS {
+    for number in 0..MAX_MEMBERS {
         if let Some(lock) = directory.lock(&format!("{number}.lock"))? {
             if let Some(listener) = directory.bind(&socket_name(number))? {
                 return Ok((number, lock, listener));
@@ -146,7 +145,7 @@ impl Segment {
         epoll: &Epoll,
     ) -> Result<Self> {
         let (number, lock, listener) = take_number(&directory)?;
-        let backlog = Backlog::new(MEMBERS).map_err(os)?;
+        let backlog = Backlog::new(MAX_MEMBERS).map_err(os)?;
         listen(&listener, backlog).map_err(os)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
         epoll.add(&listener, event).map_err(os)?;
@@ -159,41 +158,45 @@ impl Segment {
             incoming: Default::default(),
             members: Default::default(),
             outgoing: VecDeque::new(),
-            held: None,
-            looked: None,
+            blocked: None,
+            sockets_polled: None,
             _lock: lock,
         })
     }
 
     /// Returns the number of this process's first device.
     pub(crate) fn first_device(&self) -> u16 {
-        self.number * DEVICES
+        self.number * MAX_DEVICES
     }
 
-    /// Moves frames in both directions. Looks at the sockets if that is due, or `now`.
-    pub(crate) fn pump(&mut self, epoll: &Epoll, now: bool) -> Pumped {
-        let mut pumped = Pumped {
+    /// Moves frames in both directions. Polls the sockets if that is due, or if
+    /// `poll_sockets` is true.
+    pub(crate) fn pump(&mut self, epoll: &Epoll, poll_sockets: bool) -> PumpResult {
+        let mut result = PumpResult {
             busy: self.send_all(epoll),
-            ..Pumped::default()
+            ..PumpResult::default()
         };
-        if now || self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
-            self.looked = Some(Instant::now());
-            self.look(epoll, &mut pumped);
+        if poll_sockets
+            || self
+                .sockets_polled
+                .is_none_or(|at| at.elapsed() >= SOCKET_INTERVAL)
+        {
+            self.sockets_polled = Some(Instant::now());
+            self.poll_sockets(epoll, &mut result);
         }
-        pumped.busy |= self.receive_all(epoll);
-        pumped
+        result.busy |= self.receive_all(epoll);
+        result
     }
 
-    /// Asks for a wake-up with the next frame, before a thread sleeps. Returns whether
-    /// there are frames to receive already.
+    /// Requests a wake-up with the next frame, before a thread sleeps. Returns whether there
+    /// are frames to receive already.
     pub(crate) fn arm(&self) -> bool {
-        // All of them, whatever the first ones say.
+        // No short circuit: every connection must be armed.
         let connections = self.incoming.iter().flatten();
         connections.fold(false, |found, from| from.arm() | found)
     }
 
-    /// Returns whether some frames have not been read: they are waiting here,
-    /// or in the ring of their receiver.
+    /// Returns whether frames wait here or in the ring of a receiver.
     pub(crate) fn is_unread(&mut self) -> bool {
         let is_sending = self.is_sending();
         let mut links = self.members.iter_mut().filter_map(|it| it.link.as_mut());
@@ -202,7 +205,7 @@ impl Segment {
 
     /// Returns whether there are frames to send.
     pub(crate) fn is_sending(&self) -> bool {
-        self.held.is_some() || !self.outgoing.is_empty() || self.port.deadline().is_some()
+        self.blocked.is_some() || !self.outgoing.is_empty() || self.port.deadline().is_some()
     }
 
     fn send_all(&mut self, epoll: &Epoll) -> bool {
@@ -218,10 +221,10 @@ impl Segment {
         let mut active = false;
         if self.outgoing.is_empty() {
             // This network has no delay, so the time does not matter.
-            self.port.recv_all(0, LIMIT, &mut self.outgoing);
+            self.port.recv_all(0, MAX_FRAMES, &mut self.outgoing);
         }
-        for _ in 0..LIMIT {
-            let (packet, to, since) = match self.held.take() {
+        for _ in 0..MAX_FRAMES {
+            let (packet, to, since) = match self.blocked.take() {
                 Some((packet, to, since)) => (packet, to, Some(since)),
                 None => match self.outgoing.pop_front() {
                     Some(packet) => match destination(packet.kind(), packet.frame()) {
@@ -229,7 +232,7 @@ impl Segment {
                         FrameTarget::All => {
                             // Delivery to all is best effort.
                             let own = self.number;
-                            for to in (0..MEMBERS).filter(|to| *to != own) {
+                            for to in (0..MAX_MEMBERS).filter(|to| *to != own) {
                                 self.send(to, &packet, epoll);
                             }
                             active = true;
@@ -246,66 +249,66 @@ impl Segment {
             }
             let member = &mut self.members[usize::from(to)];
             let since = since.unwrap_or_else(Instant::now);
-            if !member.stuck && since.elapsed() < PATIENCE {
-                self.held = Some((packet, to, since));
-                // The receiver needs the processor more than this thread.
+            if !member.stalled && since.elapsed() < MAX_FRAME_WAIT {
+                self.blocked = Some((packet, to, since));
+                // The receiver may need this processor to make room.
                 std::thread::yield_now();
                 break;
             }
-            member.stuck = true;
+            member.stalled = true;
         }
         active
     }
 
-    /// Sends a frame, or drops it, as networks may. Returns false if there is
-    /// no room.
+    /// Sends a frame; drops it if the member does not exist. Returns false if there is no
+    /// room.
     fn send(&mut self, to: u16, packet: &Packet, epoll: &Epoll) -> bool {
         let Some(member) = self.members.get_mut(usize::from(to)) else {
             return true;
         };
         if member.link.is_none() {
-            let id = MEMBER + u64::from(to);
+            let id = MEMBER_BASE + u64::from(to);
             *member = Member {
                 link: Outgoing::connect(&self.directory, &socket_name(to), epoll, id),
-                stuck: false,
+                stalled: false,
             };
         }
         let Some(link) = &mut member.link else {
             return true;
         };
-        if member.stuck && link.is_unread() {
+        if member.stalled && link.is_unread() {
             return false;
         }
         match link.push(packet) {
-            Ok(true) => member.stuck = false,
+            Ok(true) => member.stalled = false,
             Ok(false) => return false,
             Err(_) => member.disconnect(epoll),
         }
         true
     }
 
-    /// Looks at the sockets.
-    fn look(&mut self, epoll: &Epoll, pumped: &mut Pumped) {
-        let mut events = [EpollEvent::empty(); 2 * MEMBERS as usize + 2];
+    /// Handles events of the sockets.
+    fn poll_sockets(&mut self, epoll: &Epoll, result: &mut PumpResult) {
+        let mut events = [EpollEvent::empty(); 2 * MAX_MEMBERS as usize + 2];
         let count = epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
         for event in &events[..count] {
             match event.data() {
                 LISTENER => {
                     self.accept(epoll);
-                    pumped.busy = true;
+                    result.busy = true;
                 }
                 WAKE => {}
-                // The process has ended, or sends what it should not. Another one may
-                // have its number later.
-                id @ MEMBER.. => {
-                    if let Some(member) = self.members.get_mut((id - MEMBER) as usize) {
+                // The process has ended, or violates the protocol: receivers send nothing.
+                // Another process may take its number later.
+                id @ MEMBER_BASE.. => {
+                    if let Some(member) = self.members.get_mut((id - MEMBER_BASE) as usize) {
                         member.disconnect(epoll);
                     }
                 }
                 place => {
                     if let Some(Some(from)) = self.incoming.get_mut(place as usize) {
-                        from.look(epoll);
-                        pumped.rung = true;
+                        from.read_socket(epoll);
+                        result.wakeups_read = true;
                     }
                 }
             }
@@ -322,9 +325,9 @@ impl Segment {
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         if let Some(place) = self.incoming.iter().position(Option::is_none) {
             let mut from = Incoming::new(socket, epoll, place as u64);
-            // The ring is there already.
+            // The ring was sent with the connection.
             if let Some(from) = &mut from {
-                from.look(epoll);
+                from.read_socket(epoll);
             }
             self.incoming[place] = from;
         }
@@ -338,9 +341,9 @@ impl Segment {
             if from.has_frames() {
                 active = true;
                 let frames = std::iter::from_fn(|| from.receive(pool, epoll));
-                self.port.send_all(0, frames.take(LIMIT));
+                self.port.send_all(0, frames.take(MAX_FRAMES));
             }
-            if from.is_over() {
+            if from.is_finished() {
                 *place = None;
             }
         }
@@ -375,7 +378,7 @@ mod tests {
     #[test]
     fn a_frame_goes_to_the_member_with_its_destination() {
         for (member, device) in [(0, 0), (0, 255), (1, 0), (31, 255)] {
-            let number = member * DEVICES + device;
+            let number = member * MAX_DEVICES + device;
             let settings = Settings::numbered(Profile::named("roce").unwrap(), number);
             let mut frame = settings.mac.to_vec();
             frame.extend([0; 8]);
@@ -415,7 +418,7 @@ mod tests {
 
     /// Builds a frame from a local device to one of a process.
     fn frame(pool: &Pool, member: u16) -> Packet {
-        let [high, low] = (member * DEVICES + 1).to_be_bytes();
+        let [high, low] = (member * MAX_DEVICES + 1).to_be_bytes();
         let mut frame = [0; 4000];
         frame[..6].copy_from_slice(&[0x02, 0x50, 0x53, 0, high, low]);
         frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
@@ -438,25 +441,25 @@ mod tests {
             listener
         });
         let device = fabric.port(softhca::fabric::PortConfig::ethernet([2, 0, 0, 0, 0, 1]));
-        while segment.held.is_none() {
+        while segment.blocked.is_none() {
             device.send(0, frame(&pool, 1));
             segment.pump(&poll, false);
         }
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(MAX_FRAME_WAIT);
         segment.pump(&poll, false);
-        assert!(segment.held.is_none() && segment.members[1].stuck);
+        assert!(segment.blocked.is_none() && segment.members[1].stalled);
         let others = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
         let accept = |listener: &OwnedFd| {
             let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK).unwrap();
             // SAFETY: the descriptor is new and owned by nothing else.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             let mut from = Incoming::new(socket, &others, 0).unwrap();
-            from.look(&others);
+            from.read_socket(&others);
             from
         };
         let mut slow = accept(&listeners[0]);
         let read = |from: &mut Incoming| from.receive(&pool, &others).is_some();
-        // It reads some, so that there is less room than its frames need.
+        // The slow member reads some frames: there is room, but not for all that wait.
         for _ in 0..3 {
             assert!(read(&mut slow));
         }
@@ -465,7 +468,10 @@ mod tests {
         }
         device.send(0, frame(&pool, 2));
         segment.pump(&poll, false);
-        assert!(read(&mut accept(&listeners[1])), "it did not wait");
+        assert!(
+            read(&mut accept(&listeners[1])),
+            "the frame to member 2 was delayed"
+        );
         // A process that has read everything is treated like any other.
         while read(&mut slow) {}
         device.send(0, frame(&pool, 1));

@@ -12,11 +12,11 @@ use crate::runner::Runner;
 /// Real time without activity after which the clock may move, if several threads use
 /// the network: another one may be about to post.
 const GRACE: Duration = Duration::from_millis(1);
-/// The same before a limit: a time-out of the program, which expects its other threads
+/// The same before a [`Limit`]: a timeout of the program, whose other threads are expected
 /// to act before.
-const GRACE_LIMIT: Duration = Duration::from_millis(100);
-/// Idle turns of tasks after which the clock may move: more than an executor runs
-/// between two looks at its descriptors (tokio: 61).
+const LIMIT_GRACE: Duration = Duration::from_millis(100);
+/// Idle turns of tasks after which the clock may move: more than an executor runs between
+/// two polls of its descriptors (tokio: 61).
 const IDLE_TURNS: u32 = 256;
 
 /// The clock of a simulated network.
@@ -24,13 +24,13 @@ const IDLE_TURNS: u32 = 256;
 pub(crate) struct SimulatedTime {
     /// Nanoseconds, from 1: a driver may take 0 for no time.
     now: Arc<AtomicU64>,
-    /// Times that the clock does not pass before those who wait for them notice.
+    /// Times at which the clock stops until each waiting thread has noticed.
     limits: Mutex<Vec<u64>>,
     /// State of the generator of random numbers (splitmix64).
     random: Mutex<u64>,
     /// The thread that uses the network.
     user: Mutex<Option<ThreadId>>,
-    /// Whether several do.
+    /// Several threads use the network.
     several: AtomicBool,
     /// When something last happened, in real time.
     active: Mutex<Instant>,
@@ -43,9 +43,9 @@ pub(crate) struct SimulatedTime {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// Something happened, or the clock moved.
-    Made,
-    /// Another thread may be about to act.
-    Later,
+    Advanced,
+    /// Another thread may be about to act: try again later.
+    Retry,
     /// Nothing can happen without a command or a doorbell.
     Stuck,
 }
@@ -88,7 +88,7 @@ impl SimulatedTime {
     }
 
     /// Called when something has happened in the network.
-    pub(crate) fn acted(&self) {
+    pub(crate) fn record_activity(&self) {
         self.idle_turns.store(0, Ordering::Relaxed);
         if self.several.load(Ordering::Relaxed) {
             *lock(&self.active) = Instant::now();
@@ -96,37 +96,37 @@ impl SimulatedTime {
     }
 
     /// Called when a thread has given a command or written a doorbell.
-    pub(crate) fn called(&self) {
-        self.used();
-        self.acted();
+    pub(crate) fn record_call(&self) {
+        self.record_user();
+        self.record_activity();
         let tasks = std::mem::take(&mut *lock(&self.tasks));
         tasks.into_iter().for_each(Waker::wake);
     }
 
-    /// Takes several threads to use the network from now on.
-    pub(crate) fn share(&self) {
+    /// Assumes from now on that several threads use the network.
+    pub(crate) fn use_several_threads(&self) {
         *lock(&self.active) = Instant::now();
         self.several.store(true, Ordering::Relaxed);
     }
 
     /// Notes that this thread uses the network.
-    fn used(&self) {
+    fn record_user(&self) {
         if self.several.load(Ordering::Relaxed) {
             return;
         }
         let me = thread::current().id();
         let mut user = lock(&self.user);
         if *user.get_or_insert(me) != me {
-            self.share();
+            self.use_several_threads();
         }
     }
 
-    fn may_move(&self, grace: Duration) -> bool {
+    fn may_advance(&self, grace: Duration) -> bool {
         !self.several.load(Ordering::Relaxed) || lock(&self.active).elapsed() >= grace
     }
 
     /// Moves the clock to the next deadline, `due`, or limit.
-    fn move_on(&self, due: Option<u64>) -> Progress {
+    fn advance_to_next(&self, due: Option<u64>) -> Progress {
         let limits = lock(&self.limits);
         let limit = limits.iter().min().copied();
         let next = match (due, limit) {
@@ -135,31 +135,31 @@ impl SimulatedTime {
             (None, None) => return Progress::Stuck,
         };
         if next <= self.now() {
-            // Due, or the one who waits for the limit has not noticed yet.
-            return Progress::Later;
+            // A turn is due, or the thread that waits for the limit has not noticed yet.
+            return Progress::Retry;
         }
         let grace = if due == Some(next) {
             GRACE
         } else {
-            GRACE_LIMIT
+            LIMIT_GRACE
         };
-        if !self.may_move(grace) {
-            return Progress::Later;
+        if !self.may_advance(grace) {
+            return Progress::Retry;
         }
         self.now.fetch_max(next, Ordering::AcqRel);
-        self.acted();
-        Progress::Made
+        self.record_activity();
+        Progress::Advanced
     }
 
     /// Moves the clock ahead.
     fn set(&self, at: u64) {
         self.now.fetch_max(at, Ordering::AcqRel);
-        self.acted();
+        self.record_activity();
     }
 }
 
-/// A time in simulated time that somebody waits for. The clock stops there until
-/// this is dropped.
+/// A point in simulated time that a thread or task waits for. The clock stops there until
+/// the limit is dropped.
 pub struct Limit {
     runner: Arc<Runner>,
     at: u64,
@@ -169,7 +169,7 @@ impl Limit {
     /// Sets a limit, `after` from now; `None` if time is not simulated.
     pub(crate) fn new(runner: &Arc<Runner>, after: Duration) -> Option<Self> {
         let time = runner.time()?;
-        time.used();
+        time.record_user();
         let mut limits = lock(&time.limits);
         let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
         let at = time.now().saturating_add(after);
@@ -180,7 +180,7 @@ impl Limit {
         })
     }
 
-    /// Returns whether the time has come.
+    /// Returns whether the clock has reached the limit.
     pub fn is_over(&self) -> bool {
         self.runner.time().is_none_or(|time| time.now() >= self.at)
     }
@@ -204,18 +204,18 @@ impl Drop for Limit {
 }
 
 /// Performs pending work or, if there is none, moves the clock.
-pub(crate) fn pass(runner: &Runner, time: &SimulatedTime) -> Progress {
-    time.used();
+pub(crate) fn step(runner: &Runner, time: &SimulatedTime) -> Progress {
+    time.record_user();
     match runner.turn() {
-        Some(true) => return Progress::Made,
+        Some(true) => return Progress::Advanced,
         Some(false) => {}
         // Another thread is driving.
-        None => return Progress::Later,
+        None => return Progress::Retry,
     }
-    match time.move_on(runner.deadline()) {
-        Progress::Made => {
+    match time.advance_to_next(runner.deadline()) {
+        Progress::Advanced => {
             runner.turn();
-            Progress::Made
+            Progress::Advanced
         }
         other => other,
     }
@@ -223,17 +223,17 @@ pub(crate) fn pass(runner: &Runner, time: &SimulatedTime) -> Progress {
 
 /// Called by a thread whose poll has found nothing.
 pub(crate) fn idle(runner: &Runner, time: &SimulatedTime) {
-    match pass(runner, time) {
-        Progress::Made => {}
+    match step(runner, time) {
+        Progress::Advanced => {}
         _ if time.several.load(Ordering::Relaxed) => thread::sleep(GRACE / 20),
         _ => std::hint::spin_loop(),
     }
 }
 
-/// As [`pass`], by a task: other tasks run before the clock moves. Returns whether to
+/// As [`step`], by a task: other tasks run before the clock moves. Returns whether to
 /// call it again; if not, `waker` is called once there is something to do.
 pub(crate) fn poll(runner: &Runner, time: &SimulatedTime, waker: Option<&Waker>) -> bool {
-    time.used();
+    time.record_user();
     if runner.turn() != Some(false) {
         return true;
     }
@@ -241,7 +241,7 @@ pub(crate) fn poll(runner: &Runner, time: &SimulatedTime, waker: Option<&Waker>)
         return true;
     }
     let Some(waker) = waker else {
-        return pass(runner, time) == Progress::Made;
+        return step(runner, time) == Progress::Advanced;
     };
     {
         let mut tasks = lock(&time.tasks);
@@ -249,10 +249,10 @@ pub(crate) fn poll(runner: &Runner, time: &SimulatedTime, waker: Option<&Waker>)
             tasks.push(waker.clone());
         }
     }
-    pass(runner, time) != Progress::Stuck
+    step(runner, time) != Progress::Stuck
 }
 
-/// Lets a duration pass, with all that happens in it.
+/// Moves the clock by a duration, and runs what becomes due on the way.
 pub(crate) fn advance(runner: &Runner, time: &SimulatedTime, by: Duration) {
     let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
     let end = time.now().saturating_add(by);

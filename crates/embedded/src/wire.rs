@@ -14,35 +14,36 @@ use nix::sys::time::TimeSpec;
 use uverbs::Errno;
 
 use crate::Result;
-use crate::segment::{Pumped, Segment};
+use crate::segment::{PumpResult, Segment};
 use crate::udp::UdpWire;
 
 /// The eventfd that wakes a sleeping thread, in epoll events. Wires use smaller
 /// numbers.
 pub(crate) const WAKE: u64 = u64::MAX - 1;
-/// How long a frame waits for a receiver or a socket without room. The receiver may
-/// only be busy, but all others wait as well.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a frame waits for a receiver or a socket without room. All later frames wait
+/// behind it.
+pub(crate) const MAX_FRAME_WAIT: Duration = Duration::from_millis(100);
 
-/// What moves frames. Each kind has a port of the network's fabric ([`uplink`]).
+/// A transport for frames. Each kind has a port of the network's fabric ([`uplink`]).
 ///
 /// [`uplink`]: softhca::fabric::Fabric::uplink
 pub(crate) enum Wire {
-    /// To processes of this host that name the same directory. It loses nothing.
+    /// Shared memory, to the processes of this host that use the same directory. Lossless.
     Directory(Box<Segment>),
-    /// To other hosts. It loses frames.
+    /// UDP, to other hosts. Lossy.
     Udp(Box<UdpWire>),
 }
 
 impl Wire {
-    /// Moves frames in both directions; looks for connections if that is due, or `now`.
-    /// With `answers`, the program is about to answer what has arrived.
-    fn pump(&mut self, epoll: &Epoll, now: bool, answers: bool) -> Pumped {
+    /// Moves frames in both directions; handles the sockets if that is due, or if
+    /// `poll_sockets` is true. With `answer_expected`, the program is about to post an answer
+    /// to received messages.
+    fn pump(&mut self, epoll: &Epoll, poll_sockets: bool, answer_expected: bool) -> PumpResult {
         match self {
-            Self::Directory(segment) => segment.pump(epoll, now),
-            Self::Udp(udp) => Pumped {
-                busy: udp.pump(epoll, answers),
-                rung: false,
+            Self::Directory(segment) => segment.pump(epoll, poll_sockets),
+            Self::Udp(udp) => PumpResult {
+                busy: udp.pump(epoll, answer_expected),
+                wakeups_read: false,
             },
         }
     }
@@ -52,17 +53,18 @@ impl Wire {
     fn arm(&self) -> bool {
         match self {
             Self::Directory(segment) => segment.arm(),
-            // Its sockets wake.
+            // A datagram makes its socket readable, which wakes the thread.
             Self::Udp(_) => false,
         }
     }
 
-    /// Called before a timeout takes effect: processes what has arrived, and returns
-    /// whether the timeout may be early, since something is unread here or there.
-    fn is_behind(&mut self, epoll: &Epoll) -> bool {
+    /// Called before a timeout of the transport takes effect: processes the received
+    /// frames, and returns whether this process or a receiver still has unread frames, so
+    /// that the timeout is premature.
+    fn is_backlogged(&mut self, epoll: &Epoll) -> bool {
         match self {
             Self::Directory(segment) => segment.pump(epoll, true).busy || segment.is_unread(),
-            Self::Udp(udp) => udp.is_behind(),
+            Self::Udp(udp) => udp.is_backlogged(),
         }
     }
 
@@ -83,7 +85,7 @@ pub(crate) struct Link {
     wake: EventFd,
     /// Number of threads that sleep, or are about to.
     sleepers: AtomicU32,
-    /// A thread has slept: the epoll instance may have something.
+    /// A thread has slept, so the epoll instance may have events.
     slept: AtomicBool,
 }
 
@@ -110,14 +112,13 @@ pub(crate) fn epoll(wake: impl AsFd) -> Result<Epoll> {
 }
 
 impl Link {
-    /// Creates the wire that `make` makes, which adds its sockets to the epoll
-    /// instance.
-    pub(crate) fn new(make: impl FnOnce(&Epoll) -> Result<Wire>) -> Result<Self> {
+    /// Creates a wire with `create`, which adds its sockets to the epoll instance.
+    pub(crate) fn new(create: impl FnOnce(&Epoll) -> Result<Wire>) -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = EventFd::from_value_and_flags(0, flags).map_err(os)?;
         let epoll = epoll(&wake)?;
         Ok(Self {
-            wire: Mutex::new(make(&epoll)?),
+            wire: Mutex::new(create(&epoll)?),
             epoll,
             wake,
             sleepers: AtomicU32::new(0),
@@ -125,8 +126,8 @@ impl Link {
         })
     }
 
-    /// Calls `act` with the wire; `None` if another thread has it.
-    fn with<T>(&self, act: impl FnOnce(&mut Wire, &Epoll) -> T) -> Option<T> {
+    /// Calls `act` with the wire; `None` if another thread has locked it.
+    fn try_with<T>(&self, act: impl FnOnce(&mut Wire, &Epoll) -> T) -> Option<T> {
         match self.wire.try_lock() {
             Ok(mut wire) => Some(act(&mut wire, &self.epoll)),
             Err(TryLockError::Poisoned(mut wire)) => Some(act(wire.get_mut(), &self.epoll)),
@@ -134,48 +135,47 @@ impl Link {
         }
     }
 
-    /// As [`Wire::pump`]. Returns whether there were any, or one is waiting.
-    pub(crate) fn pump(&self, answers: bool) -> bool {
-        self.with(|wire, epoll| self.pump_wire(wire, epoll, answers))
+    /// As [`Wire::pump`]. Returns whether frames were moved, or a frame waits.
+    pub(crate) fn pump(&self, answer_expected: bool) -> bool {
+        self.try_with(|wire, epoll| self.pump_wire(wire, epoll, answer_expected))
             .unwrap_or_else(|| {
-                // Another thread is driving, and may be waiting for a processor: without
-                // a yield, a caller that drives in a loop would occupy it for a tick.
+                // The thread that has the wire may be waiting for this processor, which a
+                // caller that drives in a loop would occupy until the next tick.
                 thread::yield_now();
                 false
             })
     }
 
-    fn pump_wire(&self, wire: &mut Wire, epoll: &Epoll, answers: bool) -> bool {
+    fn pump_wire(&self, wire: &mut Wire, epoll: &Epoll, answer_expected: bool) -> bool {
         let slept = self.slept.load(Ordering::Relaxed) && self.slept.swap(false, Ordering::Relaxed);
-        let pumped = wire.pump(epoll, slept, answers);
-        if pumped.rung && self.sleepers.load(Ordering::Relaxed) != 0 {
-            // The wake-ups that were read may have been for a thread that has asked for
-            // them and is not asleep yet. It asks while it has the wire, so that either
-            // it is counted here, or it asks later.
-            return pumped.busy | wire.arm();
+        let result = wire.pump(epoll, slept, answer_expected);
+        if result.wakeups_read && self.sleepers.load(Ordering::Relaxed) != 0 {
+            // These wake-ups may have been for a thread that has armed the wire and is not
+            // asleep yet. It arms under the wire's lock, so either it is counted in
+            // `sleepers` here, or it arms later.
+            return result.busy | wire.arm();
         }
-        pumped.busy
+        result.busy
     }
 
-    /// As [`Wire::is_behind`].
-    pub(crate) fn is_behind(&self) -> bool {
-        self.with(Wire::is_behind).unwrap_or(true)
+    /// As [`Wire::is_backlogged`].
+    pub(crate) fn is_backlogged(&self) -> bool {
+        self.try_with(Wire::is_backlogged).unwrap_or(true)
     }
 
-    /// Moves frames; returns whether there are frames of this process that no socket
-    /// has accepted yet.
+    /// Moves frames; returns whether this process still has frames to send.
     pub(crate) fn is_sending(&self) -> bool {
         let sending = |wire: &mut Wire, epoll: &Epoll| {
             self.pump_wire(wire, epoll, false);
             wire.is_sending()
         };
-        self.with(sending).unwrap_or(true)
+        self.try_with(sending).unwrap_or(true)
     }
 
-    /// Tells other hosts that the process ends.
+    /// Ends the connections with other hosts, since the process ends.
     pub(crate) fn close(&self) {
-        self.with(|wire, _| match wire {
-            // Its sockets are closed.
+        self.try_with(|wire, _| match wire {
+            // The system closes its sockets.
             Wire::Directory(_) => {}
             Wire::Udp(udp) => udp.close(),
         });
@@ -184,14 +184,13 @@ impl Link {
     /// Sleeps until a frame arrives, [`Link::wake`] is called, or the time is up.
     pub(crate) fn sleep(&self, limit: Option<Duration>) {
         self.sleep_on([self.epoll.0.as_fd()], limit);
-        // The eventfd may not be what ended the wait.
+        // Non-blocking: another descriptor may have ended the wait.
         let _ = self.wake.read();
     }
 
-    /// As [`Link::sleep`], by one thread other than the network's; also until `woken` is
-    /// readable.
-    pub(crate) fn wait(&self, woken: BorrowedFd<'_>, limit: Duration) {
-        self.sleep_on([self.epoll.0.as_fd(), woken], Some(limit));
+    /// As [`Link::sleep`], for a polling thread: also ends when `wake` is readable.
+    pub(crate) fn wait(&self, wake: BorrowedFd<'_>, limit: Duration) {
+        self.sleep_on([self.epoll.0.as_fd(), wake], Some(limit));
     }
 
     fn sleep_on<const N: usize>(&self, descriptors: [BorrowedFd<'_>; N], limit: Option<Duration>) {

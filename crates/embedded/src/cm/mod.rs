@@ -193,7 +193,7 @@ impl Drop for Manager {
 impl Shared {
     /// The thread's main loop.
     fn run(&self) {
-        runner::thread_started();
+        runner::init_thread();
         while !self.stop.load(Ordering::SeqCst) {
             self.handle(EpollTimeout::NONE);
         }

@@ -40,7 +40,7 @@ use uverbs::Errno;
 use crate::Result;
 use crate::addresses::{ADDRESSES, AddressList};
 use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
-use crate::wire::PATIENCE;
+use crate::wire::MAX_FRAME_WAIT;
 use follow::Follower;
 pub(crate) use group::ID_BITS;
 use group::{Group, Kind, Passed, QPN_BITS};
@@ -219,7 +219,7 @@ impl UdpWire {
 
     /// Receives what has arrived before a timeout takes effect. Returns whether there
     /// may be more.
-    pub(crate) fn is_behind(&mut self) -> bool {
+    pub(crate) fn is_backlogged(&mut self) -> bool {
         self.receive_all().1
     }
 
@@ -427,7 +427,7 @@ impl UdpWire {
 
     /// Returns whether the first frame may wait longer for room in its socket.
     fn may_wait(&mut self) -> bool {
-        self.waiting.get_or_insert_with(Instant::now).elapsed() < PATIENCE
+        self.waiting.get_or_insert_with(Instant::now).elapsed() < MAX_FRAME_WAIT
     }
 
     /// Receives datagrams. Returns whether there were any, and whether there may be
