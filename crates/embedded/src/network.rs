@@ -195,7 +195,7 @@ impl Network {
                 if settings.profile.port != PortKind::Ethernet {
                     return Err(Errno::new(libc::ENODEV));
                 }
-                addresses.describe(&mut settings);
+                addresses.apply_to(&mut settings);
             }
             let mut state = State::new(process, settings, addresses, fabric, pool)?;
             state.has_thread = self.runner.has_thread();

@@ -20,7 +20,7 @@ use crate::directory::Directory;
 use crate::leaving::{Flush, flush_at_exit};
 use crate::segment::{MAX_DEVICES, Segment};
 use crate::time::SimulatedTime;
-use crate::udp::{Addresses, UdpPorts, UdpWire};
+use crate::udp::{HostAddresses, UdpPorts, UdpWire};
 use crate::wait::{Backoff, WaitCondition, Waiters, request_short_slice};
 use crate::wire::{Link, MAX_FRAME_WAIT, Wire, sleep_until_readable};
 use crate::{Result, refuse};
@@ -35,7 +35,7 @@ pub(crate) struct Runner {
     /// Numbers of its devices.
     numbers: Range<usize>,
     /// Addresses of its device, if they are the host's.
-    addresses: Option<Addresses>,
+    addresses: Option<HostAddresses>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -372,7 +372,7 @@ impl Runner {
     }
 
     /// Returns the addresses of its device, if they are the host's.
-    pub(crate) fn addresses(&self) -> Option<&Addresses> {
+    pub(crate) fn addresses(&self) -> Option<&HostAddresses> {
         self.addresses.as_ref()
     }
 

@@ -27,7 +27,7 @@ use crate::memory::Process;
 use crate::object::{Events, ObjectData, Objects};
 use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2};
 use crate::subscriptions::Subscription;
-use crate::udp::Addresses;
+use crate::udp::HostAddresses;
 use crate::watch::{Doorbell, Watch};
 use crate::{Result, refuse};
 
@@ -156,7 +156,7 @@ impl State {
     pub(crate) fn new(
         process: Process,
         settings: Settings,
-        addresses: Option<&Addresses>,
+        addresses: Option<&HostAddresses>,
         fabric: &Fabric,
         pool: Pool,
     ) -> Result<Self> {

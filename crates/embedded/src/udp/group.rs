@@ -1,14 +1,13 @@
 //! Processes of a user that share an address.
 //!
-//! Each has a receiving socket at the port, of one group (SO_REUSEPORT, which the
-//! system grants to one user alone). A filter gives each packet to the process whose
-//! queue pair it is for ([`super::steering`]); what arrives elsewhere nevertheless is
-//! passed on. So nobody owns the port: when a process ends, the system leaves its
-//! packets to the others.
+//! Each process has a receiving socket in a SO_REUSEPORT group, which the kernel restricts
+//! to one user. A BPF program steers each packet to the process whose queue pair it is for
+//! ([`super::steering`]); a packet that arrives at another process is forwarded. No process
+//! owns the port, so any of them may end.
 //!
-//! A member holds the lock on a number in a directory of this user and network
-//! namespace. The number is in the top bits of its queue pair numbers and communication
-//! ids, and names the socket by which others pass packets to it.
+//! A member holds a number by a file lock in a directory of this user and network namespace.
+//! The number is in the top bits of the member's queue pair numbers and communication ids,
+//! and names the socket by which other members forward packets to it.
 
 use std::fs::{self, File};
 use std::io::{IoSlice, IoSliceMut};
@@ -30,33 +29,33 @@ use crate::network::Network;
 use crate::{Result, refuse};
 
 /// Maximum number of members.
-pub(crate) const MEMBERS: u8 = 64;
+pub(crate) const MAX_MEMBERS: u8 = 64;
 /// Bits of a queue pair number below the member's.
 pub(crate) const QPN_BITS: u32 = 18;
 /// Bits of a communication id below the member's.
 pub(crate) const ID_BITS: u32 = 26;
-/// Length of the header of a message: kind, traffic class, port, addresses.
+/// Length of a message's header: kind, traffic class, port, addresses.
 const HEADER: usize = 36;
-/// Maximum length of the rest.
-pub(crate) const LONGEST: usize = 5000;
+/// Maximum length of a message's payload.
+pub(crate) const MAX_PAYLOAD: usize = 5000;
 /// Messages received per turn.
-const PER_TURN: usize = 256;
+const MAX_MESSAGES_PER_TURN: usize = 256;
 /// The listening socket in epoll events; smaller numbers are connections.
 const LISTENER: u64 = 1 << 32;
 
 /// Kinds of messages between members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     /// A datagram of RoCE v2.
     Packet = 1,
     /// A management datagram for queue pair 1.
     Management = 2,
 }
 
-/// A packet that is passed on.
+/// Header of a forwarded packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Passed {
-    pub(crate) kind: Kind,
+pub(crate) struct Forwarded {
+    pub(crate) kind: MessageKind,
     pub(crate) source: IpAddr,
     pub(crate) port: u16,
     pub(crate) destination: IpAddr,
@@ -68,7 +67,7 @@ fn address_of(gid: &[u8]) -> Option<IpAddr> {
     Some(Ipv6Addr::from(gid).to_canonical())
 }
 
-impl Passed {
+impl Forwarded {
     fn header(&self) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         header[0] = self.kind as u8;
@@ -82,8 +81,8 @@ impl Passed {
     fn read(header: &[u8; HEADER]) -> Option<Self> {
         Some(Self {
             kind: match header[0] {
-                1 => Kind::Packet,
-                2 => Kind::Management,
+                1 => MessageKind::Packet,
+                2 => MessageKind::Management,
                 _ => return None,
             },
             traffic_class: header[1],
@@ -106,12 +105,12 @@ fn socket_name(member: u8) -> String {
     format!("{member}.socket")
 }
 
-/// Line of a member's file with an address.
+/// Returns the line of a member's file for an address.
 fn line_of(address: Gid) -> String {
     format!("{:032x}", u128::from_be_bytes(address))
 }
 
-/// This process's membership. Dropping it ends it.
+/// The membership of this process, until dropped.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) directory: Arc<Directory>,
@@ -121,28 +120,28 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Takes a number. `addresses` are those of the device.
+    /// Takes a free number. `addresses` are those of the device.
     ///
     /// # Errors
-    /// EUSERS: all are taken; those of the directory.
+    /// EUSERS if all numbers are taken; errors of the directory.
     pub(crate) fn join(addresses: &[Gid]) -> Result<Self> {
         let unusable = |_| Errno::new(libc::EACCES);
         let parent = Network::default_directory();
         Directory::open(&parent, Sharing::Own).map_err(unusable)?;
-        // An address means something else in another network namespace.
+        // Addresses belong to a network namespace.
         let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let namespace = namespace.to_string_lossy();
         let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
         let path = parent.join(format!("roce-{digits}"));
         let directory = Directory::open(&path, Sharing::Own).map_err(unusable)?;
-        for number in 0..MEMBERS {
+        for number in 0..MAX_MEMBERS {
             let Some(lock) = directory.lock(&lock_name(number))? else {
                 continue;
             };
             let Some(listener) = directory.bind(&socket_name(number))? else {
                 continue;
             };
-            listen(&listener, Backlog::new(i32::from(MEMBERS)).map_err(os)?).map_err(os)?;
+            listen(&listener, Backlog::new(i32::from(MAX_MEMBERS)).map_err(os)?).map_err(os)?;
             let member = Self {
                 directory: Arc::new(directory),
                 number,
@@ -155,8 +154,7 @@ impl Member {
         refuse(libc::EUSERS)
     }
 
-    /// Lets other members know the addresses. They must be known before a socket is
-    /// opened there.
+    /// Publishes the addresses to other members, which must precede opening a socket there.
     pub(super) fn announce(&self, addresses: &[Gid]) -> Result<()> {
         let lines = addresses.iter().map(|address| line_of(*address) + "\n");
         let name = lock_name(self.number);
@@ -171,12 +169,12 @@ impl Member {
             let text = self.directory.read(&name).unwrap_or_default();
             text.lines().any(|it| it == line) && self.directory.is_locked(&name)
         };
-        (0..MEMBERS).filter(has).count()
+        (0..MAX_MEMBERS).filter(has).count()
     }
 
-    /// Connects to another member; `None` if there is none of this number.
-    fn reach(&self, member: u8) -> Option<OwnedFd> {
-        if member == self.number || member >= MEMBERS {
+    /// Connects to another member; `None` if there is no such member.
+    fn connect(&self, member: u8) -> Option<OwnedFd> {
+        if member == self.number || member >= MAX_MEMBERS {
             return None;
         }
         self.directory.connect(&socket_name(member)).ok()?
@@ -190,14 +188,14 @@ impl Drop for Member {
     }
 }
 
-/// The ways to other members, and from them.
+/// Connections to and from the other members.
 #[derive(Debug)]
 pub(crate) struct Group {
     member: Member,
-    /// Connections to others, which are not read.
-    to: Vec<Option<OwnedFd>>,
-    /// Connections of others, which are only read.
-    from: Vec<Option<OwnedFd>>,
+    /// Connections to other members, by number; they are only written.
+    outgoing: Vec<Option<OwnedFd>>,
+    /// Connections from other members; they are only read.
+    incoming: Vec<Option<OwnedFd>>,
     epoll: Epoll,
 }
 
@@ -206,11 +204,11 @@ impl Group {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
         epoll.add(&member.listener, event).map_err(os)?;
-        let none = || (0..MEMBERS).map(|_| None).collect();
+        let none = || (0..MAX_MEMBERS).map(|_| None).collect();
         Ok(Self {
             member,
-            to: none(),
-            from: none(),
+            outgoing: none(),
+            incoming: none(),
             epoll,
         })
     }
@@ -229,33 +227,33 @@ impl Group {
         &self.epoll
     }
 
-    /// Passes a packet to another member. Returns false if there is none of this
-    /// number; a packet for which it has no room is lost.
-    pub(crate) fn pass(&mut self, to: u8, passed: &Passed, bytes: &[u8]) -> bool {
-        let Some(place) = self.to.get_mut(usize::from(to)) else {
+    /// Forwards a packet to another member. Returns false if there is no such member; a
+    /// packet for which it has no room is lost.
+    pub(crate) fn forward(&mut self, to: u8, forwarded: &Forwarded, bytes: &[u8]) -> bool {
+        let Some(slot) = self.outgoing.get_mut(usize::from(to)) else {
             return false;
         };
-        let header = passed.header();
-        // A second time if the first connection was to one that has ended.
+        let header = forwarded.header();
+        // The second attempt is for a connection to a member that has ended.
         for _ in 0..2 {
-            if place.is_none() {
-                *place = self.member.reach(to);
+            if slot.is_none() {
+                *slot = self.member.connect(to);
             }
-            let Some(socket) = place else {
+            let Some(socket) = slot else {
                 return false;
             };
             let parts = [IoSlice::new(&header), IoSlice::new(bytes)];
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             match sendmsg::<()>(socket.as_raw_fd(), &parts, &[], flags, None) {
                 Ok(_) | Err(nix::Error::EAGAIN) => return true,
-                Err(_) => *place = None,
+                Err(_) => *slot = None,
             }
         }
         false
     }
 
-    /// Receives what others have passed on. Returns whether there was anything.
-    pub(crate) fn receive(&mut self, mut each: impl FnMut(Passed, &[u8])) -> bool {
+    /// Receives forwarded packets. Returns whether there were any.
+    pub(crate) fn receive(&mut self, mut each: impl FnMut(Forwarded, &[u8])) -> bool {
         let mut events = [EpollEvent::empty(); 16];
         let count = self.epoll.wait(&mut events, EpollTimeout::ZERO);
         let count = count.unwrap_or(0).min(events.len());
@@ -273,41 +271,41 @@ impl Group {
         while let Ok(fd) = accept4(self.member.listener.as_raw_fd(), flags) {
             // SAFETY: the descriptor is new and owned by nothing else.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-            // The directory keeps others out; this is a second lock.
+            // Defense in depth: the directory's permissions already keep other users out.
             let own = geteuid().as_raw();
             let peer = getsockopt(&socket.as_fd(), sockopt::PeerCredentials);
-            let own = peer.is_ok_and(|it| it.uid() == own);
-            let free = self.from.iter().position(Option::is_none);
-            let Some(place) = free.filter(|_| own) else {
+            let same_user = peer.is_ok_and(|it| it.uid() == own);
+            let free = self.incoming.iter().position(Option::is_none);
+            let Some(slot) = free.filter(|_| same_user) else {
                 continue;
             };
-            let event = EpollEvent::new(EpollFlags::EPOLLIN, place as u64);
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, slot as u64);
             if self.epoll.add(&socket, event).is_ok() {
-                self.from[place] = Some(socket);
+                self.incoming[slot] = Some(socket);
             }
         }
     }
 
-    fn read(&mut self, number: usize, each: &mut impl FnMut(Passed, &[u8])) {
-        let Some(place) = self.from.get_mut(number) else {
+    fn read(&mut self, number: usize, each: &mut impl FnMut(Forwarded, &[u8])) {
+        let Some(slot) = self.incoming.get_mut(number) else {
             return;
         };
-        for _ in 0..PER_TURN {
-            let Some(socket) = place else {
+        for _ in 0..MAX_MESSAGES_PER_TURN {
+            let Some(socket) = slot else {
                 return;
             };
-            let (mut header, mut bytes) = ([0; HEADER], [0; LONGEST]);
+            let (mut header, mut bytes) = ([0; HEADER], [0; MAX_PAYLOAD]);
             let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut bytes)];
             let flags = MsgFlags::MSG_DONTWAIT;
-            let got = recvmsg::<()>(socket.as_raw_fd(), &mut parts, None, flags);
-            let got = got.map(|it| (it.bytes, it.flags.contains(MsgFlags::MSG_TRUNC)));
-            match got {
+            let received = recvmsg::<()>(socket.as_raw_fd(), &mut parts, None, flags);
+            let received = received.map(|it| (it.bytes, it.flags.contains(MsgFlags::MSG_TRUNC)));
+            match received {
                 Err(nix::Error::EAGAIN | nix::Error::EINTR) => return,
-                // Its end.
-                Ok((0, _)) | Err(_) => *place = None,
+                // The member has ended.
+                Ok((0, _)) | Err(_) => *slot = None,
                 Ok((length, false)) if length >= HEADER => {
-                    if let Some(passed) = Passed::read(&header) {
-                        each(passed, &bytes[..length - HEADER]);
+                    if let Some(forwarded) = Forwarded::read(&header) {
+                        each(forwarded, &bytes[..length - HEADER]);
                     }
                 }
                 Ok(_) => {}
@@ -316,9 +314,9 @@ impl Group {
     }
 }
 
-/// Returns the number of sockets at a UDP port of an address, of a table of the
-/// system; `None` if it cannot be read.
-pub(super) fn sockets_at(address: IpAddr, port: u16) -> Option<usize> {
+/// Returns the number of sockets bound to an address and UDP port, from `/proc/net`; `None`
+/// if that cannot be read.
+pub(super) fn count_sockets(address: IpAddr, port: u16) -> Option<usize> {
     let table = match address {
         IpAddr::V4(_) => "/proc/self/net/udp",
         IpAddr::V6(_) => "/proc/self/net/udp6",
@@ -329,7 +327,7 @@ pub(super) fn sockets_at(address: IpAddr, port: u16) -> Option<usize> {
         IpAddr::V6(address) => address.octets().to_vec(),
     };
     for word in bytes.chunks_exact(4) {
-        // The table has the words of memory.
+        // The table has native-endian words.
         let word = word.try_into().map_or(0, u32::from_ne_bytes);
         name += &format!("{word:08X}");
     }
@@ -349,13 +347,13 @@ mod tests {
     fn sockets_of_an_address_are_counted() {
         let one = UdpSocket::bind("127.49.0.1:0").unwrap();
         let at = one.local_addr().unwrap();
-        assert_eq!(sockets_at(at.ip(), at.port()), Some(1));
-        assert_eq!(sockets_at([127, 49, 0, 2].into(), at.port()), Some(0));
+        assert_eq!(count_sockets(at.ip(), at.port()), Some(1));
+        assert_eq!(count_sockets([127, 49, 0, 2].into(), at.port()), Some(0));
         let Ok(six) = UdpSocket::bind("[::1]:0") else {
             return;
         };
         let at = six.local_addr().unwrap();
-        assert_eq!(sockets_at(at.ip(), at.port()), Some(1));
+        assert_eq!(count_sockets(at.ip(), at.port()), Some(1));
     }
 
     #[test]
@@ -365,23 +363,23 @@ mod tests {
         assert_ne!(one.number, two.number);
         assert_eq!(two.count(gid), 2);
         let (mut one, mut two) = (Group::new(one).unwrap(), Group::new(two).unwrap());
-        let passed = Passed {
-            kind: Kind::Packet,
+        let forwarded = Forwarded {
+            kind: MessageKind::Packet,
             source: "fe80::7".parse().unwrap(),
             port: 0xc001,
             destination: [127, 49, 0, 9].into(),
             traffic_class: 2,
         };
-        assert!(one.pass(two.number(), &passed, b"bytes"));
-        let mut got = Vec::new();
-        while got.is_empty() {
-            two.receive(|passed, bytes| got.push((passed, bytes.to_vec())));
+        assert!(one.forward(two.number(), &forwarded, b"bytes"));
+        let mut received = Vec::new();
+        while received.is_empty() {
+            two.receive(|forwarded, bytes| received.push((forwarded, bytes.to_vec())));
         }
-        assert_eq!(got, [(passed, b"bytes".to_vec())]);
+        assert_eq!(received, [(forwarded, b"bytes".to_vec())]);
         let gone = two.number();
-        assert!(!two.pass(gone, &passed, b"to itself"));
+        assert!(!two.forward(gone, &forwarded, b"to itself"));
         drop(two);
-        assert!(!one.pass(gone, &passed, b"bytes"));
+        assert!(!one.forward(gone, &forwarded, b"bytes"));
         assert_eq!(one.member.count(gid), 1);
     }
 }

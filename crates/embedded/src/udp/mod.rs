@@ -6,16 +6,15 @@
 //!     └──────────────── frames ◄── Arrival ◄── recvmmsg ◄── port 4791
 //! ```
 //!
-//! Several packets leave or arrive as one message of the socket, which the system
-//! divides or puts together.
+//! Segmentation and receive offload: several packets leave or arrive as one message of the
+//! socket ([`segmentation`]).
 //!
-//! A socket carries what follows the UDP header; the headers before it, which the
-//! ICRC covers, are taken off and put back ([`softhca::packet::Arrival`]). Datagrams
-//! are untrusted: length and ICRC are checked here, the rest by the transport, as for
-//! frames of any network. What the device has not processed yet is bounded by its
-//! port's queue, and beyond it by the socket's buffer.
+//! A datagram contains the UDP payload of a frame. The headers before it, which the ICRC
+//! covers, are removed and restored ([`softhca::packet::Arrival`]). Datagrams are
+//! untrusted: length and ICRC are checked here, the rest by the transport, as for frames of
+//! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
-mod follow;
+mod address_monitor;
 mod group;
 mod ports;
 mod segmentation;
@@ -41,33 +40,36 @@ use crate::Result;
 use crate::addresses::{ADDRESSES, AddressList};
 use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
 use crate::wire::MAX_FRAME_WAIT;
-use follow::Follower;
+use address_monitor::AddressMonitor;
 pub(crate) use group::ID_BITS;
-use group::{Group, Kind, Passed, QPN_BITS};
+use group::{Forwarded, Group, MessageKind, QPN_BITS};
 use ports::Endpoint;
-pub(crate) use ports::{Addresses, UdpPorts};
-use segmentation::{join_acknowledgement, may_be_held};
-use socket::{BATCH, FIRST_MESSAGES, Inbox, MESSAGES, Scoped};
+pub(crate) use ports::{HostAddresses, UdpPorts};
+use segmentation::{join_acknowledgement, may_hold};
+use socket::{
+    FIRST_RECV_MESSAGES, MAX_RECV_MESSAGES, MAX_SEND_DATAGRAMS, ReceiveBuffers, ScopedAddress,
+};
 
-/// MAC addresses in frames between the device and the wire: the device's, and that of
-/// all others.
+/// MAC addresses in frames between the device and the wire: of the device, and of all other
+/// hosts.
 pub(crate) const DEVICE_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 1];
 pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
 
 /// Number of datagrams after which a turn receives no more at an address.
-const ENOUGH: usize = 256;
-/// The gateway and the group in epoll events; smaller numbers are addresses.
+const MAX_DATAGRAMS: usize = 256;
+/// The gateway, the group and the address monitor in epoll events; smaller numbers are
+/// indices of addresses.
 const GATEWAY: u64 = 1 << 32;
 const GROUP: u64 = GATEWAY + 1;
-const FOLLOWER: u64 = GATEWAY + 2;
-/// Longest time between two turns of the gateway while frames come and go.
-const MANAGED: Duration = Duration::from_micros(50);
-/// Shortest time between two corrections of which process receives what.
-const LOOKING: Duration = Duration::from_secs(1);
-/// Opcode of a datagram.
+const ADDRESS_MONITOR: u64 = GATEWAY + 2;
+/// Interval between two turns of the gateway under load.
+const GATEWAY_INTERVAL: Duration = Duration::from_micros(50);
+/// Shortest time between two corrections of the steering of packets to processes.
+const STEERING_INTERVAL: Duration = Duration::from_secs(1);
+/// Opcode of an unreliable datagram, SEND Only.
 const UD_SEND: u8 = 0x64;
-/// Source ports are chosen by these bits of the transport's.
-const SOURCE_BITS: u16 = 0x3fff;
+/// Bits of the transport's source port that select the socket's.
+const SOURCE_PORT_MASK: u16 = 0x3fff;
 
 /// The wire of a device with addresses of this host.
 pub(crate) struct UdpWire {
@@ -76,31 +78,31 @@ pub(crate) struct UdpWire {
     endpoints: Vec<Endpoint>,
     /// The same addresses, for the device and the connection manager.
     list: Arc<AddressList>,
-    /// The interface whose addresses they are, if changes are announced.
-    follower: Option<Follower>,
-    /// Other processes with the same addresses; `None` if nobody may have them.
+    /// Monitors the addresses of the interface, if changes are announced.
+    monitor: Option<AddressMonitor>,
+    /// Other processes with the same addresses; `None` if the addresses are not shared.
     group: Option<Group>,
-    /// Acknowledgements wait for the program's answer.
-    held: bool,
-    /// The last turn received packets that they have passed on.
-    passing: bool,
-    /// The address that last received a packet of another process, and when that was
-    /// last looked into.
-    astray: Option<usize>,
-    looked: Option<Instant>,
+    /// Acknowledgements are held back, to leave with the program's answer.
+    acks_held: bool,
+    /// The last turn received packets that other processes forwarded.
+    has_forwarded: bool,
+    /// The address that last received a packet for another process, and when steering was
+    /// last corrected.
+    misrouted: Option<usize>,
+    steering_checked: Option<Instant>,
     /// Frames to send.
     outgoing: VecDeque<Packet>,
-    /// Several datagrams are sent as one message; false after the system has refused it.
+    /// UDP segmentation offload is used; false once the system has refused it.
     segmentation: bool,
-    /// Since when the first of them waits for room in its socket.
-    waiting: Option<Instant>,
-    /// The connection manager's conversations with other hosts.
+    /// Since when the first frame to send waits for room in its socket.
+    blocked_since: Option<Instant>,
+    /// The connection manager's communication with other hosts.
     gateway: Gateway,
     /// When the gateway last had a turn.
-    managed: Option<Instant>,
+    gateway_run: Option<Instant>,
     /// Sequence number of the next management datagram.
     psn: Psn,
-    inbox: Inbox,
+    buffers: ReceiveBuffers,
     /// Received frames, empty between calls.
     arrived: Vec<Packet>,
 }
@@ -113,53 +115,57 @@ impl UdpWire {
         pool: Pool,
         epoll: &Epoll,
     ) -> Result<Self> {
-        for (place, endpoint) in ports.endpoints.iter().enumerate() {
-            watch(epoll, &endpoint.receiver, place as u64)?;
+        for (index, endpoint) in ports.endpoints.iter().enumerate() {
+            watch(epoll, &endpoint.receiver, index as u64)?;
         }
         watch(epoll, &gateway.descriptor().0, GATEWAY)?;
         let group = ports.member.map(Group::new).transpose()?;
         if let Some(group) = &group {
             watch(epoll, &group.descriptor().0, GROUP)?;
         }
-        if let Some(follower) = &ports.follower {
-            watch(epoll, follower.descriptor(), FOLLOWER)?;
+        if let Some(monitor) = &ports.monitor {
+            watch(epoll, monitor.descriptor(), ADDRESS_MONITOR)?;
         }
         Ok(Self {
             port: fabric.uplink(),
             pool,
             endpoints: ports.endpoints,
             list: ports.list,
-            follower: ports.follower,
+            monitor: ports.monitor,
             group,
-            held: false,
-            passing: false,
-            astray: None,
-            looked: None,
+            acks_held: false,
+            has_forwarded: false,
+            misrouted: None,
+            steering_checked: None,
             outgoing: VecDeque::new(),
             segmentation: true,
-            waiting: None,
+            blocked_since: None,
             gateway,
-            managed: None,
+            gateway_run: None,
             psn: Psn::new(random() as u32),
-            inbox: Inbox::new(),
-            arrived: Vec::with_capacity(BATCH),
+            buffers: ReceiveBuffers::new(),
+            arrived: Vec::with_capacity(MAX_SEND_DATAGRAMS),
         })
     }
 
-    /// Moves frames in both directions. Returns whether there were any, or one is
-    /// waiting. If the program is about to answer what has arrived, acknowledgements wait
-    /// for the next call, to leave with the answer.
-    pub(crate) fn pump(&mut self, epoll: &Epoll, answers: bool) -> bool {
+    /// Moves frames in both directions. Returns whether frames were moved, or a frame waits.
+    /// With `answer_expected`, acknowledgements wait for the next call, to leave with the
+    /// program's answer.
+    pub(crate) fn pump(&mut self, epoll: &Epoll, answer_expected: bool) -> bool {
         let mut changed = false;
-        if self.managed.is_none_or(|last| last.elapsed() >= MANAGED) {
-            self.manage();
-            changed = self.follow(epoll);
+        if self
+            .gateway_run
+            .is_none_or(|last| last.elapsed() >= GATEWAY_INTERVAL)
+        {
+            self.run_gateway();
+            changed = self.update_addresses(epoll);
         }
-        self.held = answers && !self.held && {
-            self.port.recv_all(0, BATCH, &mut self.outgoing);
-            may_be_held(&self.outgoing)
+        self.acks_held = answer_expected && !self.acks_held && {
+            self.port
+                .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
+            may_hold(&self.outgoing)
         };
-        if self.held {
+        if self.acks_held {
             return true;
         }
         let sent = self.send_all();
@@ -167,89 +173,94 @@ impl UdpWire {
         received || sent || changed
     }
 
-    /// Looks at the addresses of the interface if the system has announced a change. The
-    /// sockets of an address that is gone stay, for its return. Returns whether the list
-    /// has changed.
-    fn follow(&mut self, epoll: &Epoll) -> bool {
-        let Some(follower) = self.follower.as_ref().filter(|it| it.has_changed()) else {
+    /// Updates the addresses if the kernel has announced a change. The sockets of a removed
+    /// address stay open, in case it returns. Returns whether the list has changed.
+    fn update_addresses(&mut self, epoll: &Epoll) -> bool {
+        let Some(monitor) = self.monitor.as_ref().filter(|it| it.has_changed()) else {
             return false;
         };
-        let Ok(found) = follower.addresses() else {
+        let Ok(found) = monitor.addresses() else {
             return false;
         };
         for endpoint in &mut self.endpoints {
-            let at = endpoint.at;
-            let listed = found.iter().any(|it| it.address == at.address);
-            endpoint.present = listed && (endpoint.present || socket::may_bind(at));
+            let local = endpoint.local;
+            let listed = found.iter().any(|it| it.address == local.address);
+            endpoint.present = listed && (endpoint.present || socket::may_bind(local));
         }
         let endpoints = &self.endpoints;
         let mut changed = self.list.set_present(|ip| has_address(endpoints, ip));
-        for at in found {
-            if self.endpoints.iter().any(|it| it.at.address == at.address) {
+        for local in found {
+            if self
+                .endpoints
+                .iter()
+                .any(|it| it.local.address == local.address)
+            {
                 continue;
             }
-            match self.add_address(at, epoll) {
+            match self.add_address(local, epoll) {
                 Ok(()) => changed = true,
-                // It is being checked for duplicates, the end of which is announced.
+                // Duplicate address detection is in progress; its end is announced.
                 Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
                 Err(error) => {
-                    let address = at.address;
-                    tracing::warn!(%address, %error, "a new address is not used");
+                    let address = local.address;
+                    tracing::warn!(%address, %error, "new address not used");
                 }
             }
         }
         changed
     }
 
-    fn add_address(&mut self, at: Scoped, epoll: &Epoll) -> io::Result<()> {
-        let known: Vec<IpAddr> = self.endpoints.iter().map(|it| it.at.address).collect();
+    fn add_address(&mut self, local: ScopedAddress, epoll: &Epoll) -> io::Result<()> {
+        let known: Vec<IpAddr> = self.endpoints.iter().map(|it| it.local.address).collect();
         if known.len() >= ADDRESSES {
-            let many = format!("a device has at most {ADDRESSES} addresses");
-            return Err(io::Error::other(many));
+            let message = format!("a device has at most {ADDRESSES} addresses");
+            return Err(io::Error::other(message));
         }
         let member = self.group.as_ref().map(Group::member);
-        let endpoint = Endpoint::add(at, member, &known)?;
+        let endpoint = Endpoint::open_additional(local, member, &known)?;
         watch(epoll, &endpoint.receiver, known.len() as u64)
             .map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
         self.endpoints.push(endpoint);
-        self.list.add(at.address);
-        self.gateway.add_address(at.address);
+        self.list.add(local.address);
+        self.gateway.add_address(local.address);
         Ok(())
     }
 
-    /// Receives what has arrived before a timeout takes effect. Returns whether there
-    /// may be more.
+    /// Receives datagrams before a timeout takes effect. Returns whether there may be more.
     pub(crate) fn is_backlogged(&mut self) -> bool {
         self.receive_all().1
     }
 
     /// Handles the connection manager's messages.
-    fn manage(&mut self) {
+    fn run_gateway(&mut self) {
         // A turn handles a limited number of sockets.
         while self.gateway.turn() {}
-        self.receive_passed();
+        self.receive_forwarded();
         self.send_management();
-        self.managed = Some(Instant::now());
+        self.gateway_run = Some(Instant::now());
     }
 
-    /// Corrects which process receives what, after a packet has come to the wrong one.
-    fn look(&mut self) {
-        let Some(place) = self.astray.take() else {
+    /// Corrects the steering after a packet has arrived at the wrong process.
+    fn correct_steering(&mut self) {
+        let Some(index) = self.misrouted.take() else {
             return;
         };
-        if self.looked.is_some_and(|last| last.elapsed() < LOOKING) {
+        if self
+            .steering_checked
+            .is_some_and(|last| last.elapsed() < STEERING_INTERVAL)
+        {
             return;
         }
-        self.looked = Some(Instant::now());
-        if let (Some(group), Some(endpoint)) = (&self.group, self.endpoints.get(place)) {
-            let (at, receiver) = (endpoint.at, &endpoint.receiver);
-            steering::look(group.member(), at, receiver);
+        self.steering_checked = Some(Instant::now());
+        if let (Some(group), Some(endpoint)) = (&self.group, self.endpoints.get(index)) {
+            let (local, receiver) = (endpoint.local, &endpoint.receiver);
+            steering::correct(group.member(), local, receiver);
         }
     }
 
-    /// Receives what other processes have passed on.
-    fn receive_passed(&mut self) {
-        self.look();
+    /// Receives packets that other processes have forwarded.
+    fn receive_forwarded(&mut self) {
+        self.correct_steering();
         let Self {
             endpoints,
             group: Some(group),
@@ -261,18 +272,18 @@ impl UdpWire {
         else {
             return;
         };
-        self.passing = group.receive(|passed, bytes| {
-            if !has_address(endpoints, passed.destination) {
+        self.has_forwarded = group.receive(|forwarded, bytes| {
+            if !has_address(endpoints, forwarded.destination) {
                 return;
             }
-            if passed.kind == Kind::Management {
-                return gateway.receive(passed.source, passed.destination, bytes);
+            if forwarded.kind == MessageKind::Management {
+                return gateway.receive(forwarded.source, forwarded.destination, bytes);
             }
             let arrival = Arrival {
-                source: passed.source,
-                port: passed.port,
-                destination: passed.destination,
-                traffic_class: passed.traffic_class,
+                source: forwarded.source,
+                port: forwarded.port,
+                destination: forwarded.destination,
+                traffic_class: forwarded.traffic_class,
             };
             let headers = arrival.headers(OTHERS_MAC, DEVICE_MAC);
             if let Some(Ok(packet)) = headers.map(|it| it.frame(pool, bytes)) {
@@ -286,7 +297,7 @@ impl UdpWire {
         }
     }
 
-    /// Handles a management datagram for an address of the device, or passes it to the
+    /// Handles a management datagram for an address of the device, or forwards it to the
     /// process that it is for.
     fn receive_management(
         gateway: &mut Gateway,
@@ -297,23 +308,23 @@ impl UdpWire {
         let other =
             group.and_then(|group| Some((gateway.other_member(destination, bytes)?, group)));
         if let Some((member, group)) = other {
-            let passed = Passed {
-                kind: Kind::Management,
+            let forwarded = Forwarded {
+                kind: MessageKind::Management,
                 source,
                 port: 0,
                 destination,
                 traffic_class: 0,
             };
-            if group.pass(member, &passed, bytes) {
+            if group.forward(member, &forwarded, bytes) {
                 return;
             }
         }
         gateway.receive(source, destination, bytes);
     }
 
-    /// Takes the first frame, which is for an address of the device, back, or passes it
-    /// to the process whose queue pair it is for.
-    fn turn_around(&mut self, departure: &Departure) {
+    /// Delivers the first frame, which is for an address of the device: to the device itself,
+    /// or to the process whose queue pair it is for.
+    fn loop_back(&mut self, departure: &Departure) {
         let Some(mut packet) = self.outgoing.pop_front() else {
             return;
         };
@@ -322,22 +333,26 @@ impl UdpWire {
             Some((member?, group))
         });
         let Some((member, group)) = other else {
-            // The fabric refuses frames whose source is not beyond the wire.
+            // The fabric accepts only frames whose source is beyond the wire.
             let (to, rest) = packet.buffer_mut().split_at_mut(DEVICE_MAC.len());
             to.copy_from_slice(&DEVICE_MAC);
             rest[..OTHERS_MAC.len()].copy_from_slice(&OTHERS_MAC);
             return self.port.send_all(0, [packet]);
         };
-        let passed = Passed {
-            kind: Kind::Packet,
+        let forwarded = Forwarded {
+            kind: MessageKind::Packet,
             source: departure.source,
             port: departure.port,
             destination: departure.destination,
             traffic_class: departure.traffic_class,
         };
         packet.seal();
-        // If there is none, the packet is lost, as on a network.
-        group.pass(member, &passed, &packet.frame()[departure.payload.clone()]);
+        // Without such a process the packet is lost, as on a network.
+        group.forward(
+            member,
+            &forwarded,
+            &packet.frame()[departure.payload.clone()],
+        );
     }
 
     /// Ends the connections of the connection manager, since the process ends.
@@ -347,7 +362,7 @@ impl UdpWire {
         self.send_all();
     }
 
-    /// Makes packets of the connection manager's messages.
+    /// Queues the connection manager's messages as packets.
     fn send_management(&mut self) {
         while let Some(Outgoing { from, to, bytes }) = self.gateway.pop() {
             if has_address(&self.endpoints, to) {
@@ -384,73 +399,78 @@ impl UdpWire {
 
     /// Returns whether there are frames to send.
     pub(crate) fn is_sending(&mut self) -> bool {
-        self.manage();
+        self.run_gateway();
         !self.outgoing.is_empty() || self.port.deadline().is_some()
     }
 
-    /// Sends frames, as many as the sockets accept. Returns whether there were any.
+    /// Sends as many frames as the sockets accept. Returns whether there were any.
     fn send_all(&mut self) -> bool {
         // The wire has no delay, so the time does not matter.
-        self.port.recv_all(0, BATCH, &mut self.outgoing);
+        self.port
+            .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
         let any = !self.outgoing.is_empty();
         while !self.outgoing.is_empty() {
-            if let Some(departure) = self.departure_to_itself() {
-                self.turn_around(&departure);
+            if let Some(departure) = self.loopback_departure() {
+                self.loop_back(&departure);
                 continue;
             }
             join_acknowledgement(&mut self.outgoing);
             match self.send_batch() {
                 Ok(count) => {
                     self.outgoing.drain(..count);
-                    self.waiting = None;
+                    self.blocked_since = None;
                 }
                 Err(error) if is_full(&error) && self.may_wait() => break,
-                // The network does not take it: no route, too long, filtered.
+                // No route, too long, or filtered.
                 Err(error) => {
-                    tracing::debug!(%error, "a RoCE packet was not sent");
+                    tracing::debug!(%error, "RoCE packet not sent");
                     self.outgoing.pop_front();
-                    self.waiting = None;
+                    self.blocked_since = None;
                 }
             }
-            if self.outgoing.len() < BATCH {
-                self.port.recv_all(0, BATCH, &mut self.outgoing);
+            if self.outgoing.len() < MAX_SEND_DATAGRAMS {
+                self.port
+                    .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
             }
         }
         any
     }
 
-    /// Returns the addresses of the first frame if it is for an address of the device.
-    fn departure_to_itself(&self) -> Option<Departure> {
+    /// Returns the addresses of the first frame if its destination is the device.
+    fn loopback_departure(&self) -> Option<Departure> {
         let departure = Departure::of(self.outgoing.front()?.frame())?;
         has_address(&self.endpoints, departure.destination).then_some(departure)
     }
 
     /// Returns whether the first frame may wait longer for room in its socket.
     fn may_wait(&mut self) -> bool {
-        self.waiting.get_or_insert_with(Instant::now).elapsed() < MAX_FRAME_WAIT
+        self.blocked_since
+            .get_or_insert_with(Instant::now)
+            .elapsed()
+            < MAX_FRAME_WAIT
     }
 
     /// Receives datagrams. Returns whether there were any, and whether there may be
     /// more.
     fn receive_all(&mut self) -> (bool, bool) {
         let (mut any, mut more) = (false, false);
-        if self.passing {
-            self.receive_passed();
-            any = self.passing;
+        if self.has_forwarded {
+            self.receive_forwarded();
+            any = self.has_forwarded;
         }
-        for place in 0..self.endpoints.len() {
+        for index in 0..self.endpoints.len() {
             let mut datagrams = 0;
             loop {
                 let (messages, received, all) = match datagrams {
-                    0 => self.receive::<FIRST_MESSAGES>(place),
-                    _ => self.receive::<MESSAGES>(place),
+                    0 => self.receive::<FIRST_RECV_MESSAGES>(index),
+                    _ => self.receive::<MAX_RECV_MESSAGES>(index),
                 };
                 any |= messages != 0;
                 datagrams += received;
                 if all {
                     break;
                 }
-                if datagrams >= ENOUGH {
+                if datagrams >= MAX_DATAGRAMS {
                     more = true;
                     break;
                 }
@@ -459,26 +479,26 @@ impl UdpWire {
         (any, more)
     }
 
-    /// Receives up to `MOST` messages. Returns their number, that of datagrams, and whether
-    /// there were no more.
-    fn receive<const MOST: usize>(&mut self, at_address: usize) -> (usize, usize, bool) {
+    /// Receives up to `MAX` messages. Returns the number of messages, the number of
+    /// datagrams, and whether there were no more.
+    fn receive<const MAX: usize>(&mut self, index: usize) -> (usize, usize, bool) {
         let Self {
             endpoints,
             group,
-            inbox,
+            buffers,
             arrived,
-            astray,
+            misrouted,
             pool,
             gateway,
             ..
         } = self;
-        let (mut managed, mut datagrams) = (false, 0);
-        let endpoint = &endpoints[at_address];
-        let messages = inbox.receive::<MOST>(endpoint.receiver.as_fd(), |received, message| {
+        let (mut has_management, mut datagrams) = (false, 0);
+        let endpoint = &endpoints[index];
+        let messages = buffers.receive::<MAX>(endpoint.receiver.as_fd(), |received, message| {
             let arrival = Arrival {
                 source: received.source,
                 port: received.port,
-                destination: endpoint.at.address,
+                destination: endpoint.local.address,
                 traffic_class: received.traffic_class,
             };
             let headers = arrival.headers(OTHERS_MAC, DEVICE_MAC);
@@ -488,12 +508,12 @@ impl UdpWire {
                 let packet = match framed.and_then(|it| it.frame(pool, datagram)) {
                     Ok(packet) => packet,
                     Err(error) => {
-                        tracing::debug!(?error, "a datagram is no RoCE packet");
+                        tracing::debug!(?error, "datagram is not a RoCE packet");
                         continue;
                     }
                 };
                 if is_management(packet.frame()) {
-                    managed = true;
+                    has_management = true;
                     if let Some(message) = management(&packet) {
                         let both = (arrival.source, arrival.destination);
                         Self::receive_management(gateway, group.as_mut(), both, message);
@@ -503,15 +523,15 @@ impl UdpWire {
                 let member = member_of(packet.frame());
                 if let (Some(group), Some(member)) = (group.as_mut(), member) {
                     if member != group.number() {
-                        let passed = Passed {
-                            kind: Kind::Packet,
+                        let forwarded = Forwarded {
+                            kind: MessageKind::Packet,
                             source: arrival.source,
                             port: arrival.port,
                             destination: arrival.destination,
                             traffic_class: arrival.traffic_class,
                         };
-                        group.pass(member, &passed, datagram);
-                        *astray = Some(at_address);
+                        group.forward(member, &forwarded, datagram);
+                        *misrouted = Some(index);
                         continue;
                     }
                 }
@@ -521,33 +541,36 @@ impl UdpWire {
         if !self.arrived.is_empty() {
             self.port.send_all(0, self.arrived.drain(..));
         }
-        if managed {
+        if has_management {
             self.send_management();
         }
-        (messages, datagrams, messages < MOST)
+        (messages, datagrams, messages < MAX)
     }
 }
 
 impl Drop for UdpWire {
     fn drop(&mut self) {
         let Some(group) = &self.group else { return };
-        for Endpoint { at, receiver, .. } in self.endpoints.drain(..) {
-            steering::leave(group.member(), at, receiver);
+        for Endpoint {
+            local, receiver, ..
+        } in self.endpoints.drain(..)
+        {
+            steering::leave(group.member(), local, receiver);
         }
     }
 }
 
-/// Has an epoll instance report when a descriptor is readable.
+/// Adds a descriptor to an epoll instance, for reading.
 fn watch(epoll: &Epoll, descriptor: impl AsFd, number: u64) -> Result<()> {
     let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
     let added = epoll.add(descriptor, event);
     added.map_err(|errno| Errno::new(errno as i32))
 }
 
-/// Returns whether an address is one of the device, and the host has it.
+/// Returns whether the device has an address, and the host has it, too.
 fn has_address(endpoints: &[Endpoint], address: IpAddr) -> bool {
     let mut present = endpoints.iter().filter(|it| it.present);
-    present.any(|it| it.at.address == address)
+    present.any(|it| it.local.address == address)
 }
 
 /// Returns the BTH of a frame of this wire.
@@ -579,27 +602,27 @@ fn is_management(frame: &[u8]) -> bool {
 /// Returns the management datagram in a frame for queue pair 1.
 fn management(packet: &Packet) -> Option<&[u8]> {
     let view = View::of(packet).ok()?;
-    let right = view.bth.opcode == UD_SEND && view.deth()?.qkey == QKEY;
-    // Of the default partition, whose members with limited rights take part.
-    let right = right && view.bth.pkey & 0x7fff == DEFAULT_PKEY & 0x7fff;
-    right.then_some(view.payload.bytes())
+    let is_valid = view.bth.opcode == UD_SEND && view.deth()?.qkey == QKEY;
+    // The default partition, full or limited membership.
+    let is_valid = is_valid && view.bth.pkey & 0x7fff == DEFAULT_PKEY & 0x7fff;
+    is_valid.then_some(view.payload.bytes())
 }
 
 fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
-/// Returns the address and the source port by which a frame leaves, as indices.
+/// Returns the indices of the endpoint and of the source port by which a frame leaves.
 fn sender(endpoints: &[Endpoint], departure: &Departure) -> Option<(usize, usize)> {
-    let from = |endpoint: &Endpoint| endpoint.at.address == departure.source;
+    let from = |endpoint: &Endpoint| endpoint.local.address == departure.source;
     let endpoint = endpoints.iter().position(from)?;
     let families = [departure.source, departure.destination].map(|it: IpAddr| it.is_ipv6());
     if families[0] != families[1] || departure.destination.is_multicast() {
         return None;
     }
     let senders = &endpoints[endpoint].senders;
-    // A frame that had to wait has its port already.
+    // A frame that was not accepted before has its port already.
     let known = senders.iter().position(|sender| sender.0 == departure.port);
-    let chosen = usize::from(departure.port & SOURCE_BITS) % senders.len();
+    let chosen = usize::from(departure.port & SOURCE_PORT_MASK) % senders.len();
     Some((endpoint, known.unwrap_or(chosen)))
 }

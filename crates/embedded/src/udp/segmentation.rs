@@ -1,5 +1,5 @@
-//! UDP segmentation offload: consecutive datagrams that the system takes as one message
-//! and divides again.
+//! UDP segmentation offload (UDP_SEGMENT): consecutive datagrams are passed to the kernel as
+//! one message.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -8,69 +8,73 @@ use std::os::fd::AsFd;
 
 use softhca::packet::{Departure, Packet, Traits, op};
 
-use super::socket::{self, BATCH, LONGEST, Message, RUNS, SEGMENTS, Scoped};
+use super::socket::{
+    self, MAX_MESSAGE_BYTES, MAX_SEGMENTS, MAX_SEND_DATAGRAMS, MAX_SEND_MESSAGES, Message,
+    ScopedAddress,
+};
 use super::{UdpWire, has_address, member_of, opcode_of, sender};
 
-/// Maximum number of acknowledgements that wait for the program's answer.
-const HELD: usize = 4;
+/// Maximum number of acknowledgements that are held back for the program's answer.
+const MAX_HELD_ACKS: usize = 4;
 
 /// Consecutive datagrams that leave as one message.
 #[derive(Clone, Debug)]
 struct Run {
-    /// How the first datagram leaves, and so do all others.
+    /// Addresses and class of the first datagram, and so of all.
     first: Departure,
-    /// The process that receives them.
+    /// The receiving process.
     member: Option<u8>,
     bytes: usize,
     count: usize,
-    /// The last one is shorter than the others.
-    ended: bool,
+    /// The last datagram is shorter than the others, so that none can follow.
+    is_closed: bool,
 }
 
 impl Run {
-    /// Begins with a datagram to the process of a queue pair.
+    /// Starts a run with a datagram to the given process.
     fn new(first: Departure, member: Option<u8>) -> Self {
         Self {
             bytes: first.payload.len(),
             first,
             member,
             count: 1,
-            ended: false,
+            is_closed: false,
         }
     }
 
-    /// Returns whether the next datagram can be one of the message.
-    fn takes(&self, next: &Departure, member: Option<u8>) -> bool {
+    /// Returns whether the run can be extended by the next datagram.
+    fn accepts(&self, next: &Departure, member: Option<u8>) -> bool {
         let key = |it: &Departure| (it.destination, it.traffic_class, it.hop_limit);
         let length = next.payload.len();
-        !self.ended
-            && self.count != SEGMENTS
+        !self.is_closed
+            && self.count != MAX_SEGMENTS
             && length <= self.first.payload.len()
-            && self.bytes + length <= LONGEST
-            // Of several processes that receive at one address the system asks one.
+            && self.bytes + length <= MAX_MESSAGE_BYTES
+            // The receiving kernel steers the whole message by its first datagram.
             && self.member == member
             && key(&self.first) == key(next)
     }
 
-    /// Adds a datagram. Returns its place in the message.
+    /// Adds a datagram. Returns its index in the message.
     fn add(&mut self, next: &Departure) -> u16 {
-        let (place, length) = (self.count, next.payload.len());
-        self.ended = length < self.first.payload.len();
+        let (index, length) = (self.count, next.payload.len());
+        self.is_closed = length < self.first.payload.len();
         self.bytes += length;
         self.count += 1;
-        place as u16
+        index as u16
     }
 }
 
-/// Returns whether frames may wait for the program's answer: a few acknowledgements.
-pub(super) fn may_be_held(frames: &VecDeque<Packet>) -> bool {
+/// Returns whether frames may be held back for the program's answer: a few acknowledgements
+/// and nothing else.
+pub(super) fn may_hold(frames: &VecDeque<Packet>) -> bool {
     let mut all = frames.iter();
-    frames.len() <= HELD && all.all(|packet| is_acknowledgement(packet.frame()))
+    frames.len() <= MAX_HELD_ACKS && all.all(|packet| is_acknowledgement(packet.frame()))
 }
 
-/// Moves an acknowledgement at the front behind a longer request, as the two are one message
-/// then if they are for the same host. Only the order of responses matters to a peer, and
-/// that of requests.
+/// Moves an acknowledgement at the front behind a longer request, so that both fit in one
+/// message if they are for the same host. Peers depend on the order among responses and among
+/// requests only.
 pub(super) fn join_acknowledgement(frames: &mut VecDeque<Packet>) {
     let (Some(first), Some(next)) = (frames.front(), frames.get(1)) else {
         return;
@@ -82,29 +86,29 @@ pub(super) fn join_acknowledgement(frames: &mut VecDeque<Packet>) {
 }
 
 impl UdpWire {
-    /// Sends the first frames that leave by the same socket; discards the first frame
-    /// if it leaves by none. Returns their number.
+    /// Sends the first frames that leave by the same socket, or discards the first frame if
+    /// it has no socket. Returns the number of frames.
     pub(super) fn send_batch(&mut self) -> io::Result<usize> {
-        let mut payloads = [const { 0..0 }; BATCH];
-        let mut runs: [Option<Run>; RUNS] = [const { None }; RUNS];
+        let mut payloads = [const { 0..0 }; MAX_SEND_DATAGRAMS];
+        let mut runs: [Option<Run>; MAX_SEND_MESSAGES] = [const { None }; MAX_SEND_MESSAGES];
         let (mut socket, mut count, mut last) = (None, 0, 0);
-        for packet in self.outgoing.iter_mut().take(BATCH) {
+        for packet in self.outgoing.iter_mut().take(MAX_SEND_DATAGRAMS) {
             let Some(mut departure) = Departure::of(packet.frame()) else {
                 break;
             };
-            let Some(by) = sender(&self.endpoints, &departure) else {
+            let Some(route) = sender(&self.endpoints, &departure) else {
                 break;
             };
-            let own = has_address(&self.endpoints, departure.destination);
-            if own || *socket.get_or_insert(by) != by {
+            let is_local = has_address(&self.endpoints, departure.destination);
+            if is_local || *socket.get_or_insert(route) != route {
                 break;
             }
             let member = member_of(packet.frame());
             let current = runs[last].as_mut().filter(|_| self.segmentation);
-            // The system numbers the segments of a message.
-            let mut place = 0;
-            if let Some(run) = current.filter(|run| run.takes(&departure, member)) {
-                place = run.add(&departure);
+            // The kernel increments the IP identification for each segment of a message.
+            let mut index = 0;
+            if let Some(run) = current.filter(|run| run.accepts(&departure, member)) {
+                index = run.add(&departure);
             } else {
                 let next = last + usize::from(runs[last].is_some());
                 let Some(run) = runs.get_mut(next) else {
@@ -113,9 +117,9 @@ impl UdpWire {
                 *run = Some(Run::new(departure.clone(), member));
                 last = next;
             }
-            let (endpoint, port) = by;
+            let (endpoint, port) = route;
             departure.set_port(packet, self.endpoints[endpoint].senders[port].0);
-            departure.set_identification(packet, place);
+            departure.set_identification(packet, index);
             packet.seal();
             payloads[count] = departure.payload;
             count += 1;
@@ -123,17 +127,17 @@ impl UdpWire {
         let Some((endpoint, port)) = socket else {
             return Ok(1);
         };
-        // One that may go on beyond the batch waits for the next call.
-        let mut whole = last + 1;
-        if count == BATCH && last != 0 {
-            whole = last;
+        // The last run of a full batch may continue beyond it, and waits for the next call.
+        let mut complete = last + 1;
+        if count == MAX_SEND_DATAGRAMS && last != 0 {
+            complete = last;
         }
-        match self.send_runs((endpoint, port), &runs[..whole], &payloads) {
+        match self.send_runs((endpoint, port), &runs[..complete], &payloads) {
             Err(error) if runs[0].as_ref().is_some_and(|run| run.count > 1) => {
                 if !is_refused(&error) {
                     return Err(error);
                 }
-                tracing::info!(%error, "UDP segmentation is not used from now on");
+                tracing::info!(%error, "UDP segmentation offload disabled");
                 self.segmentation = false;
                 Ok(0)
             }
@@ -141,35 +145,35 @@ impl UdpWire {
         }
     }
 
-    /// Sends the first frames, in runs, by a socket. Returns how many it has accepted.
+    /// Sends the runs by a socket. Returns the number of frames that it has accepted.
     fn send_runs(
         &self,
         (endpoint, port): (usize, usize),
         runs: &[Option<Run>],
-        payloads: &[Range<usize>; BATCH],
+        payloads: &[Range<usize>; MAX_SEND_DATAGRAMS],
     ) -> io::Result<usize> {
         let endpoint = &self.endpoints[endpoint];
-        let mut datagrams = [IoSlice::new(&[]); BATCH];
+        let mut datagrams = [IoSlice::new(&[]); MAX_SEND_DATAGRAMS];
         let frames = self.outgoing.iter().zip(payloads);
         for ((packet, payload), datagram) in frames.zip(&mut datagrams) {
             *datagram = IoSlice::new(&packet.frame()[payload.clone()]);
         }
-        let nothing = Message {
+        let empty = Message {
             datagrams: &[],
-            to: endpoint.at,
+            to: endpoint.local,
             traffic_class: 0,
             hop_limit: 0,
         };
-        let mut messages = [nothing; RUNS];
+        let mut messages = [empty; MAX_SEND_MESSAGES];
         let mut rest = &datagrams[..];
         for (run, message) in runs.iter().flatten().zip(&mut messages) {
             let (datagrams, others) = rest.split_at(run.count.min(rest.len()));
             rest = others;
             *message = Message {
                 datagrams,
-                to: Scoped {
+                to: ScopedAddress {
                     address: run.first.destination,
-                    scope: endpoint.at.scope,
+                    scope: endpoint.local.scope,
                 },
                 traffic_class: run.first.traffic_class,
                 hop_limit: run.first.hop_limit,
@@ -233,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_waits_and_goes_behind_a_longer_packet() {
+    fn an_acknowledgement_is_held_and_sent_behind_a_longer_request() {
         let lengths = |frames: &VecDeque<Packet>| -> Vec<usize> {
             frames
                 .iter()
@@ -245,10 +249,10 @@ mod tests {
             |length| packet(SEND, 2, length),
         );
         let mut frames = VecDeque::from([ack(), send(64), send(32)]);
-        assert!(!may_be_held(&frames));
+        assert!(!may_hold(&frames));
         join_acknowledgement(&mut frames);
         assert_eq!(lengths(&frames), [64, 4, 32]);
-        // Once: nothing else changes places.
+        // A second call changes nothing.
         join_acknowledgement(&mut frames);
         assert_eq!(lengths(&frames), [64, 4, 32]);
         let mut frames = VecDeque::from([ack(), send(0)]);
@@ -259,14 +263,14 @@ mod tests {
         join_acknowledgement(&mut frames);
         assert_eq!(lengths(&frames), [4, 68]);
         let mut frames = VecDeque::new();
-        for _ in 0..HELD {
-            assert!(may_be_held(&frames));
+        for _ in 0..MAX_HELD_ACKS {
+            assert!(may_hold(&frames));
             join_acknowledgement(&mut frames);
             frames.push_back(ack());
         }
-        assert!(may_be_held(&frames));
+        assert!(may_hold(&frames));
         frames.push_back(ack());
-        assert!(!may_be_held(&frames));
+        assert!(!may_hold(&frames));
     }
 
     #[test]
@@ -274,30 +278,34 @@ mod tests {
         let run = || Run::new(departure(2, 1000), Some(1));
         let next = |run: &mut Run, length| {
             let departure = departure(2, length);
-            let takes = run.takes(&departure, Some(1));
-            if takes {
+            let accepts = run.accepts(&departure, Some(1));
+            if accepts {
                 run.add(&departure);
             }
-            takes
+            accepts
         };
-        // A shorter one is the last.
+        // A shorter datagram is the last.
         let mut one = run();
         assert!(next(&mut one, 1000) && next(&mut one, 200) && !next(&mut one, 200));
         assert_eq!(one.count, 3);
         assert!(!next(&mut run(), 1004));
-        assert!(!run().takes(&departure(3, 1000), Some(1)));
-        assert!(!run().takes(&departure(2, 1000), Some(2)));
+        assert!(!run().accepts(&departure(3, 1000), Some(1)));
+        assert!(!run().accepts(&departure(2, 1000), Some(2)));
     }
 
     #[test]
-    fn a_run_is_no_longer_than_a_message() {
-        for (length, most) in [(64, SEGMENTS), (1024, 62), (4096, 15)] {
+    fn the_length_of_a_run_is_limited() {
+        for (length, max) in [(64, MAX_SEGMENTS), (1024, 62), (4096, 15)] {
             let mut run = Run::new(departure(2, length), None);
             let next = departure(2, length);
-            while run.takes(&next, None) {
+            while run.accepts(&next, None) {
                 assert_eq!(usize::from(run.add(&next)) + 1, run.count);
             }
-            assert_eq!(run.count, most.min(LONGEST / (length + 16)), "{length}");
+            assert_eq!(
+                run.count,
+                max.min(MAX_MESSAGE_BYTES / (length + 16)),
+                "{length}"
+            );
             assert_eq!(run.bytes, run.count * (length + 16));
         }
     }

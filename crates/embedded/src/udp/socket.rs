@@ -1,4 +1,4 @@
-//! UDP sockets: opening them, and moving several datagrams by one system call.
+//! UDP sockets, and sending and receiving several datagrams in one system call.
 
 use std::io::{self, IoSlice};
 use std::mem::{size_of, size_of_val, zeroed};
@@ -9,45 +9,45 @@ use std::slice::Chunks;
 
 use softhca::packet::ROCE_V2_PORT;
 
-/// Maximum number of datagrams, and of messages, that are sent by one call.
-pub(super) const BATCH: usize = 128;
-pub(super) const RUNS: usize = 16;
-/// Maximum number of messages that are received by one call, and by the first of several:
-/// most calls find none, and cost less the fewer they may receive.
-pub(super) const MESSAGES: usize = 32;
-pub(super) const FIRST_MESSAGES: usize = 4;
-/// Maximum number of datagrams of a message: UDP_MAX_SEGMENTS of every kernel.
-pub(super) const SEGMENTS: usize = 64;
-/// Maximum number of bytes of a message: of a datagram of IPv4.
-pub(super) const LONGEST: usize = 65_507;
+/// Maximum number of datagrams and of messages sent in one call.
+pub(super) const MAX_SEND_DATAGRAMS: usize = 128;
+pub(super) const MAX_SEND_MESSAGES: usize = 16;
+/// Maximum number of messages received in one call, and in the first of several calls: most
+/// first calls find nothing, and a smaller array costs less.
+pub(super) const MAX_RECV_MESSAGES: usize = 32;
+pub(super) const FIRST_RECV_MESSAGES: usize = 4;
+/// Maximum number of datagrams of a message: `UDP_MAX_SEGMENTS` of all kernels.
+pub(super) const MAX_SEGMENTS: usize = 64;
+/// Maximum number of bytes of a message: the payload of an IPv4 datagram.
+pub(super) const MAX_MESSAGE_BYTES: usize = 65_507;
 /// Requested size of socket buffers in bytes.
-const ROOM: libc::c_int = 4 << 20;
+const SOCKET_BUFFER_SIZE: libc::c_int = 4 << 20;
 /// Room for three control messages of an int each.
-const CONTROL: usize = 96;
+const CONTROL_SIZE: usize = 96;
 
 /// A control message buffer, aligned for `cmsghdr`.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control([u8; CONTROL]);
+struct ControlBuffer([u8; CONTROL_SIZE]);
 
-/// An address of an interface.
+/// A local address with its scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Scoped {
+pub(super) struct ScopedAddress {
     pub(super) address: IpAddr,
     /// Index of the interface, for link-local addresses.
     pub(super) scope: u32,
 }
 
-/// Address of a socket, as the system represents it.
-union Name {
+/// A socket address, `sockaddr_in` or `sockaddr_in6`.
+union SocketAddress {
     ipv4: libc::sockaddr_in,
     ipv6: libc::sockaddr_in6,
     family: libc::sa_family_t,
 }
 
-impl Name {
-    fn new(at: Scoped, port: u16) -> (Self, libc::socklen_t) {
-        match at.address {
+impl SocketAddress {
+    fn new(local: ScopedAddress, port: u16) -> (Self, libc::socklen_t) {
+        match local.address {
             IpAddr::V4(address) => {
                 let ipv4 = libc::sockaddr_in {
                     sin_family: libc::AF_INET as libc::sa_family_t,
@@ -67,7 +67,7 @@ impl Name {
                     sin6_addr: libc::in6_addr {
                         s6_addr: address.octets(),
                     },
-                    sin6_scope_id: at.scope,
+                    sin6_scope_id: local.scope,
                 };
                 (Self { ipv6 }, size_of::<libc::sockaddr_in6>() as _)
             }
@@ -76,7 +76,7 @@ impl Name {
 
     fn empty() -> Self {
         Self::new(
-            Scoped {
+            ScopedAddress {
                 address: Ipv6Addr::UNSPECIFIED.into(),
                 scope: 0,
             },
@@ -85,7 +85,7 @@ impl Name {
         .0
     }
 
-    /// Returns address and port, if it was filled in with `length` bytes.
+    /// Returns the address and the port, if the system has filled in `length` bytes.
     fn read(&self, length: libc::socklen_t) -> Option<(IpAddr, u16)> {
         // SAFETY: all bytes were initialized by `new` for the longest member, and any
         // bytes are valid for each.
@@ -108,7 +108,7 @@ impl Name {
     }
 }
 
-fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {
@@ -116,81 +116,110 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-fn set<T>(socket: impl AsFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+fn set_option<T>(
+    socket: impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
     let length = size_of_val(value) as libc::socklen_t;
     let value = ptr::from_ref(value).cast();
     // SAFETY: the value is readable for its length, which the option's type has.
-    checked(unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, value, length) })
+    check(unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, value, length) })
         .map(drop)
 }
 
-/// Opens a socket at an address; port 0 is any. With `shared`, others of this user may
-/// do the same.
-fn open(at: Scoped, port: u16, shared: bool) -> io::Result<OwnedFd> {
-    let (family, level) = match at.address {
+/// Opens a socket bound to an address; port 0 is any. With `shared`, other processes of this
+/// user may bind to it, too.
+fn open(local: ScopedAddress, port: u16, shared: bool) -> io::Result<OwnedFd> {
+    let (family, level) = match local.address {
         IpAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
         IpAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_IPV6),
     };
     let flags = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is passed.
-    let fd = checked(unsafe { libc::socket(family, flags, 0) })?;
+    let fd = check(unsafe { libc::socket(family, flags, 0) })?;
     // SAFETY: the descriptor is new and owned by nothing else.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let on: libc::c_int = 1;
     if shared {
-        set(&socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, &on)?;
+        set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, &on)?;
     }
-    if at.address.is_ipv6() {
-        set(&socket, level, libc::IPV6_V6ONLY, &on)?;
-        set(
+    if local.address.is_ipv6() {
+        set_option(&socket, level, libc::IPV6_V6ONLY, &on)?;
+        set_option(
             &socket,
             level,
             libc::IPV6_MTU_DISCOVER,
             &libc::IPV6_PMTUDISC_DO,
         )?;
-        set(&socket, level, libc::IPV6_RECVTCLASS, &on)?;
-        // A peer may send without a UDP checksum: the ICRC covers more.
+        set_option(&socket, level, libc::IPV6_RECVTCLASS, &on)?;
+        // A peer may omit the UDP checksum, since the ICRC covers more.
         const UDP_NO_CHECK6_RX: libc::c_int = 102;
-        set(&socket, libc::SOL_UDP, UDP_NO_CHECK6_RX, &on)?;
+        set_option(&socket, libc::SOL_UDP, UDP_NO_CHECK6_RX, &on)?;
     } else {
-        // Of a socket that is not connected, with the identification 0, as the
-        // transport assumes.
-        set(&socket, level, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
-        set(&socket, level, libc::IP_RECVTOS, &on)?;
+        // With DF set, an unconnected socket sends the identification 0, which the transport
+        // assumes.
+        set_option(&socket, level, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
+        set_option(&socket, level, libc::IP_RECVTOS, &on)?;
     }
-    let (name, length) = Name::new(at, port);
+    let (name, length) = SocketAddress::new(local, port);
     // SAFETY: the address is initialized for its length.
-    checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const name).cast(), length) })?;
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const name).cast(), length) })?;
     Ok(socket)
 }
 
-/// Returns whether the host has an address for sockets: not one that it still checks for
-/// duplicates.
-pub(super) fn may_bind(at: Scoped) -> bool {
-    open(at, 0, false).is_ok()
+/// Returns whether a socket can be bound to an address: not before duplicate address
+/// detection has ended.
+pub(super) fn may_bind(local: ScopedAddress) -> bool {
+    open(local, 0, false).is_ok()
 }
 
-/// Opens the socket that receives, or one of several that share what arrives.
-pub(super) fn open_receiver(at: Scoped, shared: bool) -> io::Result<OwnedFd> {
-    let socket = open(at, ROCE_V2_PORT, shared)?;
-    // Without it, datagrams come one by one.
+/// Opens a receiving socket; with `shared`, it is one of a SO_REUSEPORT group.
+pub(super) fn open_receiver(local: ScopedAddress, shared: bool) -> io::Result<OwnedFd> {
+    let socket = open(local, ROCE_V2_PORT, shared)?;
+    // Optional: without it, each message has one datagram.
     let on: libc::c_int = 1;
-    let _ = set(&socket, libc::SOL_UDP, libc::UDP_GRO, &on);
-    // Beyond the system's limit only with the right to; a smaller one works, too.
-    if set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &ROOM).is_err() {
-        let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &ROOM);
+    let _ = set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, &on);
+    // Only CAP_NET_ADMIN may exceed the system's limit; a smaller buffer works, too.
+    if set_option(
+        &socket,
+        libc::SOL_SOCKET,
+        libc::SO_RCVBUFFORCE,
+        &SOCKET_BUFFER_SIZE,
+    )
+    .is_err()
+    {
+        let _ = set_option(
+            &socket,
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            &SOCKET_BUFFER_SIZE,
+        );
     }
     Ok(socket)
 }
 
 /// Opens a socket that sends from a port and receives nothing.
-pub(super) fn open_sender(at: Scoped, port: u16) -> io::Result<OwnedFd> {
-    let socket = open(at, port, false)?;
-    if set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &ROOM).is_err() {
-        let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &ROOM);
+pub(super) fn open_sender(local: ScopedAddress, port: u16) -> io::Result<OwnedFd> {
+    let socket = open(local, port, false)?;
+    if set_option(
+        &socket,
+        libc::SOL_SOCKET,
+        libc::SO_SNDBUFFORCE,
+        &SOCKET_BUFFER_SIZE,
+    )
+    .is_err()
+    {
+        let _ = set_option(
+            &socket,
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            &SOCKET_BUFFER_SIZE,
+        );
     }
     let mut discard = libc::sock_filter {
-        // BPF_RET | BPF_K, of no bytes.
+        // BPF_RET | BPF_K: accept 0 bytes.
         code: 0x06,
         jt: 0,
         jf: 0,
@@ -200,13 +229,15 @@ pub(super) fn open_sender(at: Scoped, port: u16) -> io::Result<OwnedFd> {
         len: 1,
         filter: &raw mut discard,
     };
-    set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
     Ok(socket)
 }
 
-/// Attaches a filter, of instructions of classic BPF, that chooses among the sockets that
-/// share a port.
-pub(super) fn steer(socket: BorrowedFd<'_>, filter: &[(u16, u8, u8, u32)]) -> io::Result<()> {
+/// Attaches a classic BPF program that selects among the sockets of a SO_REUSEPORT group.
+pub(super) fn attach_steering(
+    socket: BorrowedFd<'_>,
+    filter: &[(u16, u8, u8, u32)],
+) -> io::Result<()> {
     let instruction = |&(code, jt, jf, k): &_| libc::sock_filter { code, jt, jf, k };
     let mut filter: Vec<libc::sock_filter> = filter.iter().map(instruction).collect();
     let program = libc::sock_fprog {
@@ -214,80 +245,85 @@ pub(super) fn steer(socket: BorrowedFd<'_>, filter: &[(u16, u8, u8, u32)]) -> io
         filter: filter.as_mut_ptr(),
     };
     let (level, option) = (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF);
-    set(socket, level, option, &program)
+    set_option(socket, level, option, &program)
 }
 
-/// What the system says about a received message.
+/// Source and traffic class of a received message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Received {
+pub(super) struct MessageInfo {
     pub(super) source: IpAddr,
     pub(super) port: u16,
     pub(super) traffic_class: u8,
 }
 
-/// Memory into which messages are received.
-pub(super) struct Inbox(Vec<u8>);
+/// Buffers for received messages.
+pub(super) struct ReceiveBuffers(Vec<u8>);
 
-impl Inbox {
-    /// Bytes of a message: a datagram, or several by UDP_GRO.
-    const ROOM: usize = 1 << 16;
+impl ReceiveBuffers {
+    /// Bytes of a buffer: for a datagram, or several with UDP_GRO.
+    const BUFFER_SIZE: usize = 1 << 16;
 
-    /// Its pages are allocated when messages need them.
+    /// Allocates the buffers; their pages are allocated on first use.
     pub(super) fn new() -> Self {
-        Self(vec![0; MESSAGES * Self::ROOM])
+        Self(vec![0; MAX_RECV_MESSAGES * Self::BUFFER_SIZE])
     }
 
-    /// Receives up to `MOST` messages, at most [`MESSAGES`]. Calls `each` with the datagrams
-    /// of each, and returns how many messages there were.
-    pub(super) fn receive<const MOST: usize>(
+    /// Receives up to `MAX` messages, at most [`MAX_RECV_MESSAGES`]. Calls `each` with the
+    /// datagrams of each message, and returns the number of messages.
+    pub(super) fn receive<const MAX: usize>(
         &mut self,
         socket: BorrowedFd<'_>,
-        mut each: impl FnMut(Received, Chunks<'_, u8>),
+        mut each: impl FnMut(MessageInfo, Chunks<'_, u8>),
     ) -> usize {
-        let mut names: [Name; MOST] = std::array::from_fn(|_| Name::empty());
-        let mut controls = [Control([0; CONTROL]); MOST];
+        let mut names: [SocketAddress; MAX] = std::array::from_fn(|_| SocketAddress::empty());
+        let mut controls = [ControlBuffer([0; CONTROL_SIZE]); MAX];
         // SAFETY: zero is a value of each field: null pointers and lengths of 0.
-        let (mut parts, mut headers): ([libc::iovec; MOST], [libc::mmsghdr; MOST]) =
+        let (mut parts, mut headers): ([libc::iovec; MAX], [libc::mmsghdr; MAX]) =
             unsafe { (zeroed(), zeroed()) };
-        let most = MOST.min(MESSAGES);
-        for (index, room) in self.0.chunks_exact_mut(Self::ROOM).take(most).enumerate() {
-            parts[index].iov_base = room.as_mut_ptr().cast();
-            parts[index].iov_len = room.len();
+        let max = MAX.min(MAX_RECV_MESSAGES);
+        for (index, buffer) in self
+            .0
+            .chunks_exact_mut(Self::BUFFER_SIZE)
+            .take(max)
+            .enumerate()
+        {
+            parts[index].iov_base = buffer.as_mut_ptr().cast();
+            parts[index].iov_len = buffer.len();
             let header = &mut headers[index].msg_hdr;
             header.msg_name = (&raw mut names[index]).cast();
-            header.msg_namelen = size_of::<Name>() as _;
+            header.msg_namelen = size_of::<SocketAddress>() as _;
             header.msg_iov = &raw mut parts[index];
             header.msg_iovlen = 1;
             header.msg_control = (&raw mut controls[index]).cast();
-            header.msg_controllen = CONTROL as _;
+            header.msg_controllen = CONTROL_SIZE as _;
         }
         let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
         let none = ptr::null_mut();
-        // SAFETY: each of the `most` headers names an address, a part of this memory and a
+        // SAFETY: each of the `max` headers names an address, a part of this memory and a
         // control buffer with their lengths, which live until the end of this function.
-        let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), most as _, flags, none) };
-        let got = usize::try_from(got).unwrap_or(0).min(most);
-        let rooms = self.0.chunks_exact(Self::ROOM);
-        for (index, (header, room)) in headers[..got].iter().zip(rooms).enumerate() {
+        let count = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), max as _, flags, none) };
+        let count = usize::try_from(count).unwrap_or(0).min(max);
+        let buffers = self.0.chunks_exact(Self::BUFFER_SIZE);
+        for (index, (header, buffer)) in headers[..count].iter().zip(buffers).enumerate() {
             let message = &header.msg_hdr;
             let cut = message.msg_flags & libc::MSG_TRUNC != 0;
             let (Some((source, port)), false) = (names[index].read(message.msg_namelen), cut)
             else {
                 continue;
             };
-            let said = Said::read(&controls[index].0, message.msg_controllen as _);
-            let length = (header.msg_len as usize).min(room.len());
-            let received = Received {
+            let messages = ControlMessages::read(&controls[index].0, message.msg_controllen as _);
+            let length = (header.msg_len as usize).min(buffer.len());
+            let info = MessageInfo {
                 source,
                 port,
-                traffic_class: said.traffic_class,
+                traffic_class: messages.traffic_class,
             };
             each(
-                received,
-                room[..length].chunks(said.segment.unwrap_or(room.len())),
+                info,
+                buffer[..length].chunks(messages.segment.unwrap_or(buffer.len())),
             );
         }
-        got
+        count
     }
 }
 
@@ -295,17 +331,17 @@ impl Inbox {
 const HEADER: usize = size_of::<libc::cmsghdr>();
 const ALIGNMENT: usize = size_of::<usize>();
 
-/// What the system says in control messages.
+/// The control messages of a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Said {
+struct ControlMessages {
     traffic_class: u8,
     /// Length of the datagrams in the message but the last, if there are several.
     segment: Option<usize>,
 }
 
-impl Said {
+impl ControlMessages {
     fn read(control: &[u8], length: usize) -> Self {
-        let mut said = Self::default();
+        let mut messages = Self::default();
         let mut rest = &control[..length.min(control.len())];
         while let Some((header, after)) = rest.split_at_checked(HEADER) {
             let (length, kind) = header.split_at(ALIGNMENT);
@@ -321,36 +357,35 @@ impl Said {
             match (word(kind, 0), word(kind, 4)) {
                 // A byte.
                 (Some(libc::IPPROTO_IP), Some(libc::IP_TOS)) => {
-                    said.traffic_class = *data.first().unwrap_or(&0);
+                    messages.traffic_class = *data.first().unwrap_or(&0);
                 }
                 (Some(libc::IPPROTO_IPV6), Some(libc::IPV6_TCLASS)) => {
-                    said.traffic_class = int as u8;
+                    messages.traffic_class = int as u8;
                 }
                 (Some(libc::SOL_UDP), Some(libc::UDP_GRO)) => {
-                    said.segment = usize::try_from(int).ok().filter(|it| *it != 0);
+                    messages.segment = usize::try_from(int).ok().filter(|it| *it != 0);
                 }
                 _ => {}
             }
             let next = length.max(HEADER).next_multiple_of(ALIGNMENT);
             rest = rest.get(next..).unwrap_or(&[]);
         }
-        said
+        messages
     }
 }
 
-/// Datagrams to one receiver that are passed to the system as one message. All but the
-/// last are equally long.
+/// Datagrams to one receiver, sent as one message. All but the last have the same length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'a> {
     pub(super) datagrams: &'a [IoSlice<'a>],
-    pub(super) to: Scoped,
+    pub(super) to: ScopedAddress,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
 }
 
-/// Appends a control message. Returns the end of the last.
-fn put<const N: usize>(
-    control: &mut Control,
+/// Appends a control message at `at`. Returns the end of the control messages.
+fn put_control<const N: usize>(
+    control: &mut ControlBuffer,
     at: usize,
     level: libc::c_int,
     kind: libc::c_int,
@@ -373,13 +408,14 @@ fn put<const N: usize>(
 /// # Errors
 /// The error of the first message, if it was not accepted.
 pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message<'_>]) -> io::Result<usize> {
-    let count = messages.len().min(RUNS);
-    let mut names: [Name; RUNS] = std::array::from_fn(|_| Name::empty());
-    let mut controls = [Control([0; CONTROL]); RUNS];
+    let count = messages.len().min(MAX_SEND_MESSAGES);
+    let mut names: [SocketAddress; MAX_SEND_MESSAGES] =
+        std::array::from_fn(|_| SocketAddress::empty());
+    let mut controls = [ControlBuffer([0; CONTROL_SIZE]); MAX_SEND_MESSAGES];
     // SAFETY: zero is a value of each field: null pointers and lengths of 0.
-    let mut headers: [libc::mmsghdr; RUNS] = unsafe { zeroed() };
+    let mut headers: [libc::mmsghdr; MAX_SEND_MESSAGES] = unsafe { zeroed() };
     for (index, message) in messages[..count].iter().enumerate() {
-        let (name, length) = Name::new(message.to, ROCE_V2_PORT);
+        let (name, length) = SocketAddress::new(message.to, ROCE_V2_PORT);
         names[index] = name;
         let (level, class, limit) = match message.to.address {
             IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
@@ -387,13 +423,13 @@ pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message<'_>]) -> io::Resu
         };
         let int = |value: u8| libc::c_int::from(value).to_ne_bytes();
         let control = &mut controls[index];
-        let mut end = put(control, 0, level, limit, int(message.hop_limit.max(1)));
+        let mut end = put_control(control, 0, level, limit, int(message.hop_limit.max(1)));
         if message.traffic_class != 0 {
-            end = put(control, end, level, class, int(message.traffic_class));
+            end = put_control(control, end, level, class, int(message.traffic_class));
         }
         if let [first, _, ..] = message.datagrams {
             let segment = (first.len() as u16).to_ne_bytes();
-            end = put(control, end, libc::SOL_UDP, libc::UDP_SEGMENT, segment);
+            end = put_control(control, end, libc::SOL_UDP, libc::UDP_SEGMENT, segment);
         }
         let header = &mut headers[index].msg_hdr;
         header.msg_name = (&raw mut names[index]).cast();
@@ -408,7 +444,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message<'_>]) -> io::Resu
     // SAFETY: each of the `count` headers names an address, bytes and a control buffer
     // with their lengths, which live until the end of this function and are only read.
     let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count as _, flags) };
-    checked(sent).map(|sent| sent as usize)
+    check(sent).map(|sent| sent as usize)
 }
 
 #[cfg(test)]
@@ -419,44 +455,47 @@ mod tests {
 
     #[test]
     fn control_messages_are_read_as_written() {
-        let mut control = Control([0; CONTROL]);
-        let end = put(&mut control, 0, libc::IPPROTO_IP, libc::IP_TOS, [0x2e]);
-        let end = put(
+        let mut control = ControlBuffer([0; CONTROL_SIZE]);
+        let end = put_control(&mut control, 0, libc::IPPROTO_IP, libc::IP_TOS, [0x2e]);
+        let end = put_control(
             &mut control,
             end,
             libc::SOL_UDP,
             libc::UDP_GRO,
             1084i32.to_ne_bytes(),
         );
-        let said = Said {
+        let messages = ControlMessages {
             traffic_class: 0x2e,
             segment: Some(1084),
         };
-        assert_eq!(Said::read(&control.0, end), said);
+        assert_eq!(ControlMessages::read(&control.0, end), messages);
         let class = 7i32.to_ne_bytes();
-        let end = put(
+        let end = put_control(
             &mut control,
             0,
             libc::IPPROTO_IPV6,
             libc::IPV6_TCLASS,
             class,
         );
-        let said = Said {
+        let messages = ControlMessages {
             traffic_class: 7,
             segment: None,
         };
-        assert_eq!(Said::read(&control.0, end), said);
-        // No room for it.
+        assert_eq!(ControlMessages::read(&control.0, end), messages);
+        // Without room, nothing is written.
         assert_eq!(
-            put(&mut control, CONTROL - HEADER, 0, 0, [0; 8]),
-            CONTROL - HEADER
+            put_control(&mut control, CONTROL_SIZE - HEADER, 0, 0, [0; 8]),
+            CONTROL_SIZE - HEADER
         );
     }
 
     proptest! {
         #[test]
-        fn any_control_message_is_read(bytes: [u8; CONTROL], length in 0..2 * CONTROL) {
-            prop_assert_ne!(Said::read(&bytes, length).segment, Some(0));
+        fn arbitrary_control_messages_are_parsed(
+            bytes: [u8; CONTROL_SIZE],
+            length in 0..2 * CONTROL_SIZE,
+        ) {
+            prop_assert_ne!(ControlMessages::read(&bytes, length).segment, Some(0));
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Which socket of a group receives a packet: that of the process whose queue pair it
-//! is for, by a filter of the system (SO_ATTACH_REUSEPORT_CBPF).
+//! Steering of received packets: each goes to the socket of the process whose queue pair it
+//! is for, by a BPF program (SO_ATTACH_REUSEPORT_CBPF).
 //!
-//! The filter returns a socket's place in the group. A new socket is the last one; when
-//! one closes, the last takes its place. So the places are known as long as members
-//! join, leave and end one at a time, and a file has them. Where they are not known, the
-//! system spreads packets by their addresses and ports. A wrong place costs a hop:
-//! members pass on what is another's.
+//! The program returns a socket's index in the SO_REUSEPORT group. The kernel appends a new
+//! socket, and moves the last one to the index of a closed one. So the owners of the sockets
+//! are known, and stored in a file, as long as members join, leave and end one at a time.
+//! Without that knowledge the kernel distributes packets by their addresses and ports. A
+//! wrong index costs a hop: members forward packets of other members.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,80 +15,80 @@ use std::time::Duration;
 
 use softhca::packet::{ROCE_V2_PORT, gid_of_ip};
 
-use super::group::{MEMBERS, Member, QPN_BITS, lock_name, sockets_at};
-use super::socket::{self, Scoped};
+use super::group::{MAX_MEMBERS, Member, QPN_BITS, count_sockets, lock_name};
+use super::socket::{self, ScopedAddress};
 use crate::directory::Directory;
 
-/// Attempts to take the lock, or to see a socket that is being closed gone.
-const TRIES: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(10);
-/// Byte of a datagram with the top bits of the queue pair's number.
-const QPN_TOP: u32 = 5;
+/// Number of attempts to take the lock, or to wait for a socket to be closed.
+const MAX_ATTEMPTS: u32 = 50;
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+/// Offset of the most significant byte of the destination QP in a datagram.
+const QPN_OFFSET: u32 = 5;
 
-/// The members of a group by their places; `None` if they are not known.
-type Places = Option<Vec<u8>>;
+/// Member numbers by socket index in the group; `None` if they are not known.
+type Owners = Option<Vec<u8>>;
 
-/// Reasons to update the places.
+/// Reasons to update the owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Join,
     Leave,
-    /// Looks for members that were killed.
-    Look,
+    /// Removes members that were killed.
+    Prune,
 }
 
-fn name_of(address: IpAddr, what: &str) -> String {
+fn file_name(address: IpAddr, suffix: &str) -> String {
     let bits = u128::from_be_bytes(gid_of_ip(address));
-    format!("places-{bits:032x}{what}")
+    format!("places-{bits:032x}{suffix}")
 }
 
 /// Opens the receiving socket of a member.
-pub(super) fn open(member: &Member, at: Scoped) -> io::Result<OwnedFd> {
+pub(super) fn open(member: &Member, local: ScopedAddress) -> io::Result<OwnedFd> {
     let mut socket = None;
-    locked(&member.directory, at.address, TRIES, || {
-        let opened = socket.insert(socket::open_receiver(at, true)?);
-        update(member, at.address, opened, Change::Join);
+    with_lock(&member.directory, local.address, MAX_ATTEMPTS, || {
+        let opened = socket.insert(socket::open_receiver(local, true)?);
+        update(member, local.address, opened, Change::Join);
         Ok(())
     })?;
-    // Without the lock nobody knows its place.
-    socket.map_or_else(|| socket::open_receiver(at, true), Ok)
+    // Without the lock, a socket whose index is not recorded.
+    socket.map_or_else(|| socket::open_receiver(local, true), Ok)
 }
 
-/// Prepares the group for the end of a member's socket, which must be closed at once.
-pub(super) fn leave(member: &Member, at: Scoped, socket: OwnedFd) {
-    let _ = locked(&member.directory, at.address, TRIES, || {
-        update(member, at.address, &socket, Change::Leave);
-        let (directory, places) = (&member.directory, name_of(at.address, ""));
-        let text = directory.read(&places).unwrap_or_default();
-        // The last one leaves nothing; its lock is held.
+/// Updates the group, and closes a member's socket.
+pub(super) fn leave(member: &Member, local: ScopedAddress, socket: OwnedFd) {
+    let _ = with_lock(&member.directory, local.address, MAX_ATTEMPTS, || {
+        update(member, local.address, &socket, Change::Leave);
+        let (directory, owners) = (&member.directory, file_name(local.address, ""));
+        let text = directory.read(&owners).unwrap_or_default();
+        // The last member removes the files, while it holds the lock.
         if parse(&text) == Some(Vec::new()) {
-            directory.remove_lock(&places);
-            directory.remove_lock(&name_of(at.address, ".lock"));
+            directory.remove_lock(&owners);
+            directory.remove_lock(&file_name(local.address, ".lock"));
         }
         Ok(())
     });
 }
 
-/// Corrects the places after a packet has come to the wrong member. Waits for nobody.
-pub(super) fn look(member: &Member, at: Scoped, socket: &OwnedFd) {
-    let _ = locked(&member.directory, at.address, 1, || {
-        update(member, at.address, socket, Change::Look);
+/// Corrects the owners after a packet has arrived at the wrong member. Does not wait.
+pub(super) fn correct(member: &Member, local: ScopedAddress, socket: &OwnedFd) {
+    let _ = with_lock(&member.directory, local.address, 1, || {
+        update(member, local.address, socket, Change::Prune);
         Ok(())
     });
 }
 
-/// Calls `act` with the lock on the places, if it can be had.
-fn locked(
+/// Calls `act` with the owners' lock held; does nothing if the lock cannot be taken.
+fn with_lock(
     directory: &Directory,
     address: IpAddr,
-    tries: u32,
+    attempts: u32,
     act: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
-    let name = name_of(address, ".lock");
-    for _ in 0..tries {
+    let name = file_name(address, ".lock");
+    for _ in 0..attempts {
         match directory.lock(&name) {
             Ok(Some(_lock)) => return act(),
-            Ok(None) => thread::sleep(PAUSE),
+            Ok(None) => thread::sleep(RETRY_INTERVAL),
             Err(_) => break,
         }
     }
@@ -97,89 +97,93 @@ fn locked(
 
 fn update(member: &Member, address: IpAddr, socket: &OwnedFd, change: Change) {
     let directory = &member.directory;
-    let name = name_of(address, "");
+    let name = file_name(address, "");
     let alive = |number: u8| {
         let same = number == member.number;
         (same && change != Change::Join) || !same && directory.is_locked(&lock_name(number))
     };
-    let sockets = || sockets_at(address, ROCE_V2_PORT);
-    let mut places = parse(&directory.read(&name).unwrap_or_default());
+    let sockets = || count_sockets(address, ROCE_V2_PORT);
+    let mut owners = parse(&directory.read(&name).unwrap_or_default());
     if change == Change::Join && sockets() == Some(1) {
-        places = Some(Vec::new());
+        owners = Some(Vec::new());
     }
-    let mut places = after_ends(places, alive);
-    if let (Change::Join, Some(places)) = (change, &mut places) {
-        places.push(member.number);
+    let mut owners = remove_ended(owners, alive);
+    if let (Change::Join, Some(owners)) = (change, &mut owners) {
+        owners.push(member.number);
     }
-    // Sockets of members that were killed a moment ago may still be there.
-    let count = places.as_ref().map(Vec::len);
-    let tries = if change == Change::Look { 1 } else { TRIES };
-    let right = (0..tries).any(|attempt| {
+    // The kernel may not have closed the sockets of a killed member yet.
+    let count = owners.as_ref().map(Vec::len);
+    let attempts = if change == Change::Prune {
+        1
+    } else {
+        MAX_ATTEMPTS
+    };
+    let counts_match = (0..attempts).any(|attempt| {
         if attempt != 0 {
-            thread::sleep(PAUSE);
+            thread::sleep(RETRY_INTERVAL);
         }
         count.is_none() || sockets() == count
     });
-    if !right && change == Change::Look {
-        // Another time.
+    if !counts_match && change == Change::Prune {
+        // The next misrouted packet causes another attempt.
         return;
     }
-    places = places.filter(|_| right);
-    if let (Change::Leave, Some(places)) = (change, &mut places) {
-        remove(places, member.number);
+    owners = owners.filter(|_| counts_match);
+    if let (Change::Leave, Some(owners)) = (change, &mut owners) {
+        remove(owners, member.number);
     }
-    let text = match &places {
-        Some(places) => places.iter().map(|it| format!("{it}\n")).collect(),
+    let text = match &owners {
+        Some(owners) => owners.iter().map(|it| format!("{it}\n")).collect(),
         None => "?\n".to_owned(),
     };
     if directory.write(&name, &text).is_err() {
-        places = None;
+        owners = None;
     }
-    // If it cannot be attached, packets are spread and passed on.
-    let _ = socket::steer(socket.as_fd(), &filter(places.as_deref().unwrap_or(&[])));
+    // Without the program, the kernel distributes packets and members forward them.
+    let _ = socket::attach_steering(socket.as_fd(), &filter(owners.as_deref().unwrap_or(&[])));
 }
 
-fn parse(text: &str) -> Places {
-    let number = |line: &str| line.parse().ok().filter(|it| *it < MEMBERS);
-    let places: Places = text.lines().map(number).collect();
-    places.filter(|it| it.len() <= MEMBERS.into())
+fn parse(text: &str) -> Owners {
+    let number = |line: &str| line.parse().ok().filter(|it| *it < MAX_MEMBERS);
+    let owners: Owners = text.lines().map(number).collect();
+    owners.filter(|it| it.len() <= MAX_MEMBERS.into())
 }
 
-/// Takes a member out, as the system takes its socket out.
-fn remove(places: &mut Vec<u8>, member: u8) {
-    if let Some(place) = places.iter().position(|it| *it == member) {
-        places.swap_remove(place);
+/// Removes a member as the kernel removes its socket: the last one takes its index.
+fn remove(owners: &mut Vec<u8>, member: u8) {
+    if let Some(index) = owners.iter().position(|it| *it == member) {
+        owners.swap_remove(index);
     }
 }
 
-/// Returns the places after the end of members that are no longer alive. Of several,
-/// the order in which they ended is not known, and would matter.
-fn after_ends(places: Places, alive: impl Fn(u8) -> bool) -> Places {
-    let mut places = places?;
-    let ended: Vec<u8> = places.iter().copied().filter(|it| !alive(*it)).collect();
+/// Removes a member that is no longer alive. For several the result is unknown, since it
+/// depends on the order in which they ended.
+fn remove_ended(owners: Owners, alive: impl Fn(u8) -> bool) -> Owners {
+    let mut owners = owners?;
+    let ended: Vec<u8> = owners.iter().copied().filter(|it| !alive(*it)).collect();
     match ended[..] {
         [] => {}
-        [one] => remove(&mut places, one),
+        [one] => remove(&mut owners, one),
         _ => return None,
     }
-    Some(places)
+    Some(owners)
 }
 
-/// Returns the filter: instructions of code, jumps if true and false, and operand.
-fn filter(places: &[u8]) -> Vec<(u16, u8, u8, u32)> {
+/// Returns the BPF program: opcode, jumps if true and false, and operand.
+fn filter(owners: &[u8]) -> Vec<(u16, u8, u8, u32)> {
     const LOAD_BYTE: u16 = 0x30;
     const SHIFT_RIGHT: u16 = 0x74;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     let mut filter = vec![
-        (LOAD_BYTE, 0, 0, QPN_TOP),
+        (LOAD_BYTE, 0, 0, QPN_OFFSET),
         (SHIFT_RIGHT, 0, 0, QPN_BITS - 16),
     ];
-    for (place, member) in places.iter().enumerate() {
+    for (index, member) in owners.iter().enumerate() {
         filter.push((JUMP_IF_EQUAL, 0, 1, u32::from(*member)));
-        filter.push((RETURN, 0, 0, place as u32));
+        filter.push((RETURN, 0, 0, index as u32));
     }
-    // No place: the system spreads.
+    // An invalid index: the kernel distributes.
     filter.push((RETURN, 0, 0, u32::MAX));
     filter
 }
@@ -191,14 +195,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_socket_takes_the_place_of_one_that_ends() {
+    fn the_last_socket_takes_the_index_of_a_closed_one() {
         let alive = |dead: &'static [u8]| move |number: u8| !dead.contains(&number);
-        let places = || Some(vec![5, 3, 9, 1]);
-        assert_eq!(after_ends(places(), alive(&[])), places());
-        assert_eq!(after_ends(places(), alive(&[3])), Some(vec![5, 1, 9]));
-        assert_eq!(after_ends(places(), alive(&[1])), Some(vec![5, 3, 9]));
-        assert_eq!(after_ends(places(), alive(&[1, 9])), None);
-        assert_eq!(after_ends(None, alive(&[])), None);
+        let owners = || Some(vec![5, 3, 9, 1]);
+        assert_eq!(remove_ended(owners(), alive(&[])), owners());
+        assert_eq!(remove_ended(owners(), alive(&[3])), Some(vec![5, 1, 9]));
+        assert_eq!(remove_ended(owners(), alive(&[1])), Some(vec![5, 3, 9]));
+        assert_eq!(remove_ended(owners(), alive(&[1, 9])), None);
+        assert_eq!(remove_ended(None, alive(&[])), None);
         assert_eq!(parse("5\n3\n"), Some(vec![5, 3]));
         assert_eq!(parse(""), Some(vec![]));
         for unknown in ["?\n", "5\n?\n", "64\n"] {
@@ -206,21 +210,21 @@ mod tests {
         }
     }
 
-    /// A member's socket receives what is for its queue pairs, whatever members joined
+    /// A member's socket receives the packets for its queue pairs, whichever members joined
     /// and ended before.
     #[test]
-    fn packets_arrive_at_the_member_that_they_are_for() {
+    fn packets_arrive_at_the_owner_of_the_queue_pair() {
         let ip = IpAddr::from([127, 49, 0, 20]);
-        let at = Scoped {
+        let local = ScopedAddress {
             address: ip,
             scope: 0,
         };
         let join = || {
             let member = Member::join(&[gid_of_ip(ip)]).unwrap();
-            let socket = open(&member, at).unwrap();
+            let socket = open(&member, local).unwrap();
             (member, socket)
         };
-        let arrive = |members: &[(Member, OwnedFd)]| {
+        let check_delivery = |members: &[(Member, OwnedFd)]| {
             for (number, (member, receiver)) in members.iter().enumerate() {
                 for sender in 0..8 {
                     let from = UdpSocket::bind("127.49.0.21:0").unwrap();
@@ -236,25 +240,25 @@ mod tests {
             }
         };
         let mut members: Vec<_> = (0..4).map(|_| join()).collect();
-        arrive(&members);
+        check_delivery(&members);
         let (member, socket) = members.remove(1);
-        leave(&member, at, socket);
+        leave(&member, local, socket);
         drop(member);
-        arrive(&members);
-        // Killed: nobody is told.
+        check_delivery(&members);
+        // As if killed: without `leave`.
         drop(members.remove(0));
         let (member, socket) = &members[0];
-        look(member, at, socket);
-        arrive(&members);
+        correct(member, local, socket);
+        check_delivery(&members);
         drop(members.remove(1));
-        // The number may be the same again.
+        // The new member may take the number of a former one.
         members.push(join());
-        arrive(&members);
+        check_delivery(&members);
         let directory = std::sync::Arc::clone(&members[0].0.directory);
         for (member, socket) in members {
-            assert!(directory.read(&name_of(ip, "")).is_some());
-            leave(&member, at, socket);
+            assert!(directory.read(&file_name(ip, "")).is_some());
+            leave(&member, local, socket);
         }
-        assert!(directory.read(&name_of(ip, "")).is_none());
+        assert!(directory.read(&file_name(ip, "")).is_none());
     }
 }
