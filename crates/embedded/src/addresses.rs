@@ -1,24 +1,24 @@
-//! The addresses of a device that are the host's, which may change.
+//! The host addresses of a device, which may change.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of addresses of a device.
-pub(crate) const ADDRESSES: usize = 16;
+pub(crate) const MAX_ADDRESSES: usize = 16;
 
 /// An address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostAddress {
     pub(crate) ip: IpAddr,
-    /// The host has it, or had it when it was last looked at.
+    /// The host had the address at the last check.
     pub(crate) present: bool,
 }
 
-/// The addresses of a device, in the order of its GIDs. An address keeps its place, also
+/// The addresses of a device, in the order of its GIDs. An address keeps its index, also
 /// while the host does not have it.
 ///
-/// Its lock is the last that a thread takes.
+/// Lock order: this lock is taken last.
 #[derive(Debug)]
 pub(crate) struct AddressList {
     addresses: Mutex<Vec<HostAddress>>,
@@ -62,7 +62,7 @@ impl AddressList {
     /// Appends an address that the host has. Returns whether there was room for it.
     pub(crate) fn add(&self, ip: IpAddr) -> bool {
         let mut addresses = self.lock();
-        let fits = addresses.len() < ADDRESSES;
+        let fits = addresses.len() < MAX_ADDRESSES;
         if fits {
             addresses.push(HostAddress { ip, present: true });
             self.changes.fetch_add(1, Ordering::Release);
@@ -70,7 +70,7 @@ impl AddressList {
         fits
     }
 
-    /// Sets which addresses the host has. Returns whether that differs from before.
+    /// Sets which addresses the host has. Returns whether any has changed.
     pub(crate) fn set_present(&self, has: impl Fn(IpAddr) -> bool) -> bool {
         let mut changed = false;
         for address in &mut *self.lock() {
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::{Drive, Network};
 
-    /// Programs see the changes in the GID table, and are told of them.
+    /// Programs see address changes in the GID table, and receive events.
     #[test]
     fn the_gid_table_follows_the_addresses() {
         let network = Network::roce(Drive::Caller, "127.46.0.1").unwrap();
@@ -106,7 +106,7 @@ mod tests {
         let events = AsyncEventFile::alloc(&context).unwrap();
         let port = || context.query_port(1).unwrap().legacy;
         let table = || {
-            let mut entries = [uverbs::GidEntry::default(); 2 * ADDRESSES];
+            let mut entries = [uverbs::GidEntry::default(); 2 * MAX_ADDRESSES];
             let count = context.query_gid_table(&mut entries).unwrap();
             let entries = entries[..count].iter();
             entries.map(|entry| entry.gid_index).collect::<Vec<_>>()
@@ -116,7 +116,7 @@ mod tests {
             entry.map(|it| it.gid).map_err(|it| it.errno().raw())
         };
         let ip = |last| IpAddr::from([127, 46, 0, last]);
-        let is_told = || {
+        let assert_gid_change = || {
             while device.drive() {}
             assert!(events.wait_readable(0).unwrap());
             let event = events.read_event().unwrap();
@@ -126,42 +126,42 @@ mod tests {
             );
             assert!(!events.wait_readable(0).unwrap());
         };
-        assert_eq!(usize::try_from(port().gid_tbl_len).unwrap(), ADDRESSES);
+        assert_eq!(usize::try_from(port().gid_tbl_len).unwrap(), MAX_ADDRESSES);
         assert_eq!(table(), [0]);
         assert_eq!(entry(1), Err(libc::ENODATA));
-        assert_eq!(entry(ADDRESSES as u32), Err(libc::EINVAL));
+        assert_eq!(entry(MAX_ADDRESSES as u32), Err(libc::EINVAL));
         assert!(list.add(ip(2)));
-        is_told();
+        assert_gid_change();
         assert_eq!(table(), [0, 1]);
         assert_eq!(entry(1), Ok(gid_of_ip(ip(2))));
         assert!(list.set_present(|it| it != ip(1)));
-        is_told();
+        assert_gid_change();
         assert_eq!(table(), [1]);
         assert_eq!(entry(0), Err(libc::ENODATA));
         assert_eq!(device.gids()[..3], [[0; 16], gid_of_ip(ip(2)), [0; 16]]);
         assert!(list.set_present(|_| true));
-        is_told();
+        assert_gid_change();
         assert_eq!(table(), [0, 1]);
         while device.drive() {}
         assert!(!events.wait_readable(0).unwrap());
     }
 
     #[test]
-    fn an_address_keeps_its_place() {
+    fn an_address_keeps_its_index() {
         let ip = |last| IpAddr::from([192, 0, 2, last]);
         let list = AddressList::new([ip(1), ip(2)]);
         assert!(!list.set_present(|_| true) && list.changes() == 0);
         assert!(list.set_present(|it| it != ip(1)) && list.changes() == 1);
         assert!(list.add(ip(3)) && list.changes() == 2);
         assert_eq!(list.present(), [ip(2), ip(3)]);
-        let places = |list: &AddressList| list.all().iter().map(|it| it.ip).collect::<Vec<_>>();
-        assert_eq!(places(&list), [ip(1), ip(2), ip(3)]);
+        let ips = |list: &AddressList| list.all().iter().map(|it| it.ip).collect::<Vec<_>>();
+        assert_eq!(ips(&list), [ip(1), ip(2), ip(3)]);
         assert!(list.set_present(|_| true));
-        assert_eq!(list.present(), places(&list));
-        for last in 4..=ADDRESSES as u8 {
+        assert_eq!(list.present(), ips(&list));
+        for last in 4..=MAX_ADDRESSES as u8 {
             assert!(list.add(ip(last)));
         }
         assert!(!list.add(ip(100)));
-        assert_eq!(list.present().len(), ADDRESSES);
+        assert_eq!(list.present().len(), MAX_ADDRESSES);
     }
 }

@@ -1,4 +1,4 @@
-//! Descriptors as the program of a context knows them.
+//! Descriptors of programs that use a device through system calls.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -12,17 +12,16 @@ use crate::embedded::Embedded;
 use crate::files::{ContextFile, File};
 use crate::kernel::EmbeddedKernel;
 
-/// Translates between the descriptors of a device and those that a program has,
-/// which it may duplicate and close in any order. Called under the device's lock:
-/// must not call the device.
+/// Translates between the descriptors of a device and those of a program, which it may
+/// duplicate and close in any order. Called under the device's lock: must not call the
+/// device.
 pub trait Descriptors: Send + Sync + fmt::Debug {
-    /// Returns the device's descriptor, given one of the program. A number that is
-    /// neither is returned as it is.
+    /// Returns the device's descriptor for one of the program. Other numbers are returned
+    /// unchanged.
     fn device(&self, program: RawFd) -> RawFd;
 
-    /// Makes a descriptor of the program for a new event file, and returns it. The
-    /// device's descriptor is to be passed to [`Kernel::close`] when the last one of
-    /// the program is closed.
+    /// Creates and returns a descriptor of the program for a new event file. The device's
+    /// descriptor must be passed to [`Kernel::close`] when the program's last one is closed.
     ///
     /// # Errors
     /// EMFILE, ENOMEM: the event file is not created.
@@ -30,10 +29,10 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
 }
 
 impl Embedded {
-    /// Opens the device for a program that uses it through system calls, and returns
-    /// its kernel and its descriptor there. Pages of registers are mapped from the
-    /// descriptor, which is a file in memory: [`registers`](Self::registers) bytes at its
-    /// beginning, and [UARs](Self::uar_offsets) elsewhere.
+    /// Opens the device for a program that uses it through system calls, and returns its
+    /// kernel and the device's descriptor. Register pages are mapped from the descriptor, an
+    /// in-memory file: [`registers`](Self::registers) bytes at its beginning, and
+    /// [UARs](Self::uar_offsets) elsewhere.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -50,19 +49,17 @@ impl Embedded {
         let (file, fd) = ContextFile::new()?;
         let registers = file.map_registers()?;
         let mut state = self.device.lock();
-        state.watch.context(file.id, registers);
+        state.watch.add_context(file.id, registers);
         state.files.insert(fd, File::Context(Box::new(file)));
         Ok(fd)
     }
 
-    /// Returns the offsets, in the file that a descriptor has, of the UARs that the
-    /// program allocates.
+    /// Returns the offsets, in the file of a descriptor, of UARs that programs allocate.
     pub fn uar_offsets() -> std::ops::Range<u64> {
         crate::files::uar_offsets()
     }
 
-    /// Returns how many bytes of registers a descriptor has, besides UARs that the program
-    /// allocates.
+    /// Returns the number of bytes of registers at the beginning of a descriptor's file.
     pub fn registers() -> usize {
         ContextFile::length()
     }

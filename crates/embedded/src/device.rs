@@ -1,4 +1,4 @@
-//! A device, and how it is driven.
+//! A device, and the modes of driving it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -11,12 +11,13 @@ pub enum Drive {
     /// A dedicated thread. It spins for 30 microseconds after the last activity,
     /// then sleeps for a quarter of the time since then, and after 0.8 seconds until
     /// something is due. A command, a frame, waiting for an event through the context, and
-    /// [`Embedded::rung`](crate::Embedded::rung) wake it. With the first channel of the
-    /// connection manager, a second thread starts, which handles its messages.
+    /// [`Embedded::notify_doorbell`](crate::Embedded::notify_doorbell) wake it. With the first
+    /// channel of the connection manager, a second thread starts, which handles its messages.
     #[default]
     Thread,
-    /// As [`Thread`](Self::Thread), for drivers that do not call `rung`: while there are
-    /// queues, it looks for doorbells at least every 200 ms.
+    /// As [`Thread`](Self::Thread), for drivers that do not call
+    /// [`notify_doorbell`](crate::Embedded::notify_doorbell): while there are queues, the
+    /// thread polls for doorbells at least every 200 ms.
     Watch,
     /// The caller, through [`Embedded::drive`](crate::Embedded::drive). The engine makes no progress
     /// otherwise, except while a thread waits for an event through the context.
@@ -54,14 +55,14 @@ impl Device {
         state
     }
 
-    /// Returns whether a thread holds the device's lock.
+    /// Returns whether a thread holds the device's lock, possibly for a turn.
     pub(crate) fn is_in_turn(&self) -> bool {
         matches!(self.state.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// Locks the device for a turn, after the threads that wait for it.
     pub(crate) fn lock_for_turn(&self) -> MutexGuard<'_, State> {
-        // The mutex is not fair, and turns follow each other without a pause.
+        // The mutex is not fair: consecutive turns would starve the waiting threads.
         while self.waiting.load(Ordering::Relaxed) != 0 {
             std::thread::yield_now();
         }

@@ -1,8 +1,8 @@
 //! DevX: commands of a program in the device's own format, with the driver's checks.
 //!
-//! Each command is tagged with the user context of the program, and the device refuses
-//! what belongs to others. A command that the device refuses fails with EREMOTEIO; the
-//! answer is in the output all the same.
+//! Each command is tagged with the user context of the program, and the device rejects
+//! objects of other contexts. A rejected command fails with EREMOTEIO; its output contains
+//! the device's answer nevertheless.
 
 use std::os::fd::RawFd;
 
@@ -39,10 +39,10 @@ const GROUP: usize = 0x10;
 
 /// Bytes of doorbell records.
 const RECORDS: u64 = 8;
-/// Commands above these are general, whatever they do.
+/// Opcodes that are general commands by definition.
 const GENERAL: std::ops::Range<u16> = 0xb00..0xd00;
 
-/// Opcodes that only the checks here know: the device has no such commands.
+/// Opcodes that the checks accept although the device has no such commands.
 mod others {
     pub(super) const QUERY_ESW_VPORT_CONTEXT: u16 = 0x752;
     pub(super) const QUERY_CONG_STATUS: u16 = 0x822;
@@ -94,8 +94,8 @@ fn is_general(opcode: u16) -> bool {
         )
 }
 
-/// Returns the field of the new object's number in the output of a command that creates
-/// one, and the command that destroys it. Flow tables and what is in them are left out:
+/// Returns the field with the new object's number in the output of a creating command, and
+/// the command that destroys the object. Flow tables and their contents are missing, since
 /// the device has none for programs.
 fn creates(opcode: u16) -> Option<(Field, u16)> {
     Some(match opcode {
@@ -174,9 +174,9 @@ fn modified(input: &[u8]) -> Option<(u16, u32)> {
     Some((creator, number.get(input)))
 }
 
-/// Marks the memory of a queue as that of a program: what else the command says of it is
-/// ignored.
-fn demand_umem(input: &mut Vec<u8>) {
+/// Sets the flags that a queue's memory is registered memory (umem), so that the device
+/// ignores other descriptions of it in the command.
+fn require_umem(input: &mut Vec<u8>) {
     const CQ_ENTRIES: Field = flag(0x5c, 31);
     const CQ_RECORDS: Field = flag(0x10, 25);
     const QP_ENTRIES: Field = flag(0x10c, 31);
@@ -206,9 +206,9 @@ fn demand_umem(input: &mut Vec<u8>) {
     }
 }
 
-/// Checks the creation of a memory key: one that is not made of other keys names memory
-/// of the program.
-fn demand_umem_of_key(input: &mut [u8]) -> Result<()> {
+/// Sets the flag that a memory key refers to registered memory (umem), unless it consists of
+/// other keys.
+fn require_umem_of_key(input: &mut [u8]) -> Result<()> {
     const CONTEXT: usize = 0x10;
     const END: usize = CONTEXT + 0x40;
     const MODE_HIGH: Field = field(CONTEXT, 28, 26);
@@ -243,10 +243,10 @@ impl State {
         let uid = self.uid(fd);
         let mut input = request.bytes(id).unwrap_or_default();
         if uid == 0 {
-            // As in the kernel, which lets some queries pass with the user context of
-            // the device, if it has one.
-            let lets_pass = [op::QUERY_HCA_CAP, op::QUERY_HCA_VPORT_CONTEXT];
-            return refuse(match lets_pass.contains(&(OPCODE.get(&input) as u16)) {
+            // As in the kernel, which executes some queries with the user context of the
+            // device, if it has one.
+            let exempt = [op::QUERY_HCA_CAP, op::QUERY_HCA_VPORT_CONTEXT];
+            return refuse(match exempt.contains(&(OPCODE.get(&input) as u16)) {
                 true => libc::EOPNOTSUPP,
                 false => libc::EINVAL,
             });
@@ -255,8 +255,13 @@ impl State {
         Ok(input)
     }
 
-    /// Executes a command and writes its answer, also that of a refusal.
-    fn carry_out(&mut self, request: &mut Request, input: &[u8], out: u16) -> Result<Vec<u8>> {
+    /// Executes a command and writes its answer, also if the device rejects it.
+    fn execute_command(
+        &mut self,
+        request: &mut Request,
+        input: &[u8],
+        out: u16,
+    ) -> Result<Vec<u8>> {
         let output = self.hca.execute(input, request.room(out));
         request.put(out, &output);
         match STATUS.get(&output) {
@@ -271,7 +276,8 @@ impl State {
         if !is_general(OPCODE.get(&input) as u16) {
             return refuse(libc::EINVAL);
         }
-        self.carry_out(request, &input, ATTR_OTHER_OUT).map(drop)
+        self.execute_command(request, &input, ATTR_OTHER_OUT)
+            .map(drop)
     }
 
     pub(crate) fn devx_query_eqn(&mut self, request: &mut Request) -> Result<()> {
@@ -296,14 +302,14 @@ impl State {
             return refuse(libc::EINVAL);
         };
         match opcode {
-            // The number is behind what other answers have.
+            // The number is beyond the minimum length of answers.
             op::CREATE_PSV if request.room(ATTR_OBJ_OUT) < PSV_ANSWER => {
                 return refuse(libc::EINVAL);
             }
-            op::CREATE_MKEY => demand_umem_of_key(&mut input)?,
-            _ => demand_umem(&mut input),
+            op::CREATE_MKEY => require_umem_of_key(&mut input)?,
+            _ => require_umem(&mut input),
         }
-        let output = self.carry_out(request, &input, ATTR_OBJ_OUT)?;
+        let output = self.execute_command(request, &input, ATTR_OBJ_OUT)?;
         let number = match opcode {
             op::ATTACH_TO_MCG => NUMBER.get(&input),
             _ => field.get(&output),
@@ -337,12 +343,12 @@ impl State {
         }
         let handle = self.objects.insert(Object {
             file: fd,
-            needs: Vec::new(),
+            dependencies: Vec::new(),
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Devx(object),
         });
-        request.made(ATTR_OBJ_HANDLE, handle);
+        request.set_handle(ATTR_OBJ_HANDLE, handle);
         Ok(())
     }
 
@@ -360,16 +366,16 @@ impl State {
         let Some(records) = records else {
             return Ok(());
         };
-        // Within the memory that the program registered, not only its pages.
+        // Records must be within the registered memory, not only within its pages.
         if !self.hca.platform().contains(records, RECORDS) || records % RECORDS != 0 {
             return refuse(libc::EINVAL);
         }
         match object.opcode {
             // SAFETY: aligned words; the device does not let the program deregister
             // the memory before the queue is destroyed.
-            op::CREATE_CQ => unsafe { self.watch.arm(number, records) },
+            op::CREATE_CQ => unsafe { self.watch.add_arm(number, records) },
             // SAFETY: as above.
-            _ => unsafe { self.watch.queue(number, records) },
+            _ => unsafe { self.watch.add_queue(number, records) },
         }
         Ok(())
     }
@@ -385,13 +391,13 @@ impl State {
             return self.destroy_dc_target(number);
         }
         let done = command::run(&mut self.hca, destroy, 16);
-        // A membership ends with its queue pair, too.
+        // Fails if the membership has ended with its queue pair.
         if creator != op::ATTACH_TO_MCG {
             done?;
         }
         match creator {
-            op::CREATE_CQ => self.watch.forget_arm(number),
-            op::CREATE_QP | op::CREATE_SQ => self.watch.forget_queue(number),
+            op::CREATE_CQ => self.watch.remove_arm(number),
+            op::CREATE_QP | op::CREATE_SQ => self.watch.remove_queue(number),
             _ => {}
         }
         Ok(())
@@ -399,7 +405,8 @@ impl State {
 
     pub(crate) fn devx_query(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let input = self.checked_query(fd, request)?;
-        self.carry_out(request, &input, ATTR_OBJ_OUT).map(drop)
+        self.execute_command(request, &input, ATTR_OBJ_OUT)
+            .map(drop)
     }
 
     /// Returns a query of the object that the request names.
@@ -414,10 +421,11 @@ impl State {
         self.check_subject(fd, request, &input, modified(&input))?;
         let now_errored = OPCODE.get(&input) as u16 == op::TO_ERR_QP;
         if now_errored {
-            self.take_last_sends();
+            self.flush_sends();
         }
-        demand_umem(&mut input);
-        self.carry_out(request, &input, ATTR_OBJ_OUT).map(drop)
+        require_umem(&mut input);
+        self.execute_command(request, &input, ATTR_OBJ_OUT)
+            .map(drop)
     }
 
     /// Checks that a command is about the object that the request names: one of DevX,
@@ -443,7 +451,7 @@ impl State {
         let same = match &self.objects.get(fd, request.handle(ATTR_OBJ_HANDLE)?)?.data {
             ObjectData::Devx(it) => is(it.opcode, it.number) && it.general == general,
             ObjectData::Cq(cq) => is(op::CREATE_CQ, cq.number),
-            ObjectData::Srq(srq) => is(srq.kind.created_by(), srq.number),
+            ObjectData::Srq(srq) => is(srq.kind.create_opcode(), srq.number),
             ObjectData::Wq(wq) => is(op::CREATE_RQ, wq.number),
             ObjectData::WqTable { number } => is(op::CREATE_RQT, *number),
             ObjectData::Qp(qp) if qp.target.is_some() => is(op::CREATE_DCT, qp.number),
@@ -458,7 +466,7 @@ impl State {
         if same { Ok(()) } else { refuse(libc::EINVAL) }
     }
 
-    /// Registers memory that commands name by a number.
+    /// Registers memory (umem).
     ///
     /// # Safety
     /// As for [`State::execute`].
@@ -488,7 +496,7 @@ impl State {
             true => request.value(ATTR_UMEM_PAGE_SIZES)?,
             false => u64::MAX,
         };
-        // Larger sizes than the memory's are no good, as the kernel sees it.
+        // As in the kernel, page sizes larger than the memory do not count.
         let largest = length
             .max(4096)
             .checked_next_power_of_two()
@@ -499,15 +507,15 @@ impl State {
         let input = pages(address, length, writable)?.set(UID, uid);
         let number = make(&mut self.hca, &input)?;
         // SAFETY: guaranteed by the caller.
-        unsafe { self.hca.platform_mut().give(address, length) };
+        unsafe { self.hca.platform_mut().grant(address, length) };
         let handle = self.objects.insert(Object {
             file: fd,
-            needs: Vec::new(),
+            dependencies: Vec::new(),
             uses: 0,
             ranges: vec![(address, length)],
             data: ObjectData::Umem { number },
         });
-        request.made(ATTR_UMEM_HANDLE, handle);
+        request.set_handle(ATTR_UMEM_HANDLE, handle);
         request.answer(ATTR_UMEM_NUMBER, &number);
         Ok(())
     }
@@ -519,35 +527,35 @@ impl State {
         if !TYPES.contains(&kind) {
             return refuse(libc::EINVAL);
         }
-        let Some(slot) = self.context(fd)?.take_uar_slot() else {
+        let Some(slot) = self.context(fd)?.allocate_uar_slot() else {
             return refuse(libc::ENOMEM);
         };
         let input = Input::new(op::ALLOC_UAR, 16).set(UID, self.uid(fd));
         let number = match make(&mut self.hca, &input) {
             Ok(number) => number,
             Err(errno) => {
-                self.context(fd)?.give_back_uar_slot(slot);
+                self.context(fd)?.free_uar_slot(slot);
                 return Err(errno);
             }
         };
         let handle = self.objects.insert(Object {
             file: fd,
-            needs: Vec::new(),
+            dependencies: Vec::new(),
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Uar { number, slot },
         });
         let (offset, length) = crate::files::uar_mapping(slot);
         let context = self.context(fd)?.id;
-        self.watch.uar(context, offset as usize);
-        request.made(ATTR_UAR_HANDLE, handle);
+        self.watch.add_uar(context, offset as usize);
+        request.set_handle(ATTR_UAR_HANDLE, handle);
         request.answer(ATTR_UAR_MMAP_OFFSET, &offset);
         request.answer(ATTR_UAR_MMAP_LENGTH, &length);
         request.answer(ATTR_UAR_PAGE, &number);
         Ok(())
     }
 
-    /// Checks that a UAR that a queue names by its number is one of the context.
+    /// Checks that a UAR number belongs to the context.
     pub(crate) fn check_uar(&self, fd: RawFd, number: u32) -> Result<u32> {
         let mut all = self.objects.all().filter(|object| object.file == fd);
         let is =
@@ -559,12 +567,11 @@ impl State {
     }
 }
 
-/// Returns the command that registers memory, with its pages. Larger pages are for
-/// memory that consists of such pages, so that no page contains other memory than a page
-/// of the process would.
+/// Returns the command that registers memory, with its pages. Large pages are used only for
+/// memory that consists entirely of them, so that the device gets no access to other memory.
 fn pages(address: u64, length: u64, writable: bool) -> Result<Input> {
     const SHIFTS: std::ops::RangeInclusive<u32> = 12..=30;
-    const MOST: u64 = 1 << 22;
+    const MAX_PAGES: u64 = 1 << 22;
     const LOG_PAGE_SIZE: Field = field(0x20, 4, 0);
     const OFFSET: Field = field(0x24, 31, 0);
     const COUNT: usize = 0x28;
@@ -576,7 +583,7 @@ fn pages(address: u64, length: u64, writable: bool) -> Result<Input> {
     let page = 1u64 << shift;
     let within = address % page;
     let count = (within + length).div_ceil(page);
-    if count > MOST {
+    if count > MAX_PAGES {
         return refuse(libc::ENOMEM);
     }
     let bits = if writable {

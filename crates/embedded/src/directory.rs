@@ -26,19 +26,19 @@ pub enum Sharing {
     /// may write to it.
     #[default]
     Own,
-    /// Anyone who may write to the directory can participate; anyone who may
-    /// search it can send. Another user with write permission can occupy all
-    /// numbers, and take over those of others.
+    /// Anyone who may write to the directory can participate; anyone who may search it can
+    /// send. Another user with write permission can occupy all numbers, and take over those
+    /// of other processes.
     Others,
 }
 
-const NO_NAME: &str = "this names no directory";
-const NO_PARENT: &str = "the directory does not exist, nor does the one above it; create that one";
-const NO_RIGHT: &str = "the directory does not exist, and may not be created there; create it, \
-    or name another, such as one in $XDG_RUNTIME_DIR";
+const NO_NAME: &str = "the name of the directory is empty";
+const NO_PARENT: &str = "neither the directory nor its parent exists; create the parent";
+const NOT_PERMITTED: &str = "the directory does not exist, and may not be created there; \
+    create it, or name another, such as one in $XDG_RUNTIME_DIR";
 const NOT_WRITABLE: &str = "this user may not write in the directory, or not search it; name \
     another, such as one in $XDG_RUNTIME_DIR";
-const NO_DIRECTORY: &str = "there is something else of that name, or on the way to it";
+const NO_DIRECTORY: &str = "the path, or a part of it, is not a directory";
 const TOO_LONG: &str =
     "the path of the directory is too long for the system (4095 bytes, 255 a name)";
 pub(crate) const LINK: &str = "the directory is a symbolic link, which may lead elsewhere \
@@ -59,7 +59,7 @@ pub(crate) struct Directory {
 
 /// Type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum EntryKind {
     File,
     Socket,
 }
@@ -69,10 +69,10 @@ fn os(errno: nix::Error) -> Errno {
 }
 
 /// Returns whether an entry is of this type and belongs to this user.
-fn is_own(found: &FileStat, kind: Kind) -> bool {
+fn is_own(found: &FileStat, kind: EntryKind) -> bool {
     let format = match kind {
-        Kind::File => libc::S_IFREG,
-        Kind::Socket => libc::S_IFSOCK,
+        EntryKind::File => libc::S_IFREG,
+        EntryKind::Socket => libc::S_IFSOCK,
     };
     found.st_mode & libc::S_IFMT == format && found.st_uid == geteuid().as_raw()
 }
@@ -110,7 +110,7 @@ impl Directory {
         let path = path.components().as_path();
         match mkdir(path, Mode::S_IRWXU) {
             Ok(()) | Err(nix::Error::EEXIST) => {}
-            Err(errno) => return Err(invalid_or(errno, NO_RIGHT)),
+            Err(errno) => return Err(invalid_or(errno, NOT_PERMITTED)),
         }
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         let fd = open(path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -133,12 +133,12 @@ impl Directory {
         Ok(Self { fd, sharing })
     }
 
-    /// Returns an identifier that is the same for all who have opened this
-    /// directory, and most likely another for another directory.
+    /// Returns an identifier of the directory: the same in all processes, and most likely
+    /// different from that of another directory.
     pub(crate) fn id(&self) -> Result<u16> {
         let found = fstat(&self.fd).map_err(os)?;
         let both = found.st_ino ^ found.st_dev.rotate_left(32);
-        // The golden ratio's multiple spreads the low bits over the high ones.
+        // Fibonacci hashing.
         Ok((both.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16)
     }
 
@@ -159,22 +159,21 @@ impl Directory {
     pub(crate) fn lock(&self, name: &str) -> Result<Option<Flock<File>>> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_CLOEXEC;
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        // Each iteration means that someone removed the file concurrently; the
-        // bound stops a malicious process that keeps doing so.
+        // Each retry means that the file was removed concurrently; the bound stops a
+        // malicious process that keeps doing so.
         for _ in 0..100 {
             let file = match openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
                 Ok(file) => File::from(file),
-                Err(errno) => return self.not_ours(name, errno),
+                Err(errno) => return self.none_if_foreign(name, errno),
             };
             let ours = fstat(&file).map_err(os)?;
-            if !is_own(&ours, Kind::File) {
+            if !is_own(&ours, EntryKind::File) {
                 return Ok(None);
             }
             let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
                 return Ok(None);
             };
-            // Releasing a lock removes the file, which may be the one locked
-            // here.
+            // Whoever releases a lock removes the file, possibly the one locked here.
             let now = self.stat(name);
             if now.is_ok_and(|now| (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino)) {
                 return Ok(Some(file));
@@ -187,16 +186,16 @@ impl Directory {
     fn open_own(&self, name: &str) -> Option<File> {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file = File::from(openat(&self.fd, name, flags, Mode::empty()).ok()?);
-        let own = fstat(&file).is_ok_and(|found| is_own(&found, Kind::File));
+        let own = fstat(&file).is_ok_and(|found| is_own(&found, EntryKind::File));
         own.then_some(file)
     }
 
     /// Returns the first bytes of a file of this user; `None` if there is none.
     pub(crate) fn read(&self, name: &str) -> Option<String> {
-        const LONGEST: u64 = 4096;
+        const MAX_LENGTH: u64 = 4096;
         let mut text = String::new();
         let file = self.open_own(name)?;
-        file.take(LONGEST).read_to_string(&mut text).ok()?;
+        file.take(MAX_LENGTH).read_to_string(&mut text).ok()?;
         Some(text)
     }
 
@@ -206,7 +205,7 @@ impl Directory {
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file = openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(os)?;
         let mut file = File::from(file);
-        if !fstat(&file).is_ok_and(|found| is_own(&found, Kind::File)) {
+        if !fstat(&file).is_ok_and(|found| is_own(&found, EntryKind::File)) {
             return crate::refuse(libc::EPERM);
         }
         let written = file
@@ -221,11 +220,11 @@ impl Directory {
         file.is_some_and(|file| Flock::lock(file, FlockArg::LockSharedNonblock).is_err())
     }
 
-    /// Returns `None` if the name exists but is not a file of this user,
-    /// otherwise the error.
-    fn not_ours(&self, name: &str, errno: nix::Error) -> Result<Option<Flock<File>>> {
+    /// Returns `None` if the name exists but is not a file of this user, and otherwise the
+    /// error.
+    fn none_if_foreign(&self, name: &str, errno: nix::Error) -> Result<Option<Flock<File>>> {
         match self.stat(name) {
-            Ok(found) if !is_own(&found, Kind::File) => Ok(None),
+            Ok(found) if !is_own(&found, EntryKind::File) => Ok(None),
             _ => Err(os(errno)),
         }
     }
@@ -249,13 +248,13 @@ impl Directory {
         Ok(Some(socket))
     }
 
-    /// Allows everyone who can reach the name of our socket to connect.
+    /// Allows every user who can access the name of the socket to connect.
     fn open_to_all(&self, name: &str) -> Result<()> {
         let Some(file) = self.socket(name)? else {
             return crate::refuse(libc::EADDRINUSE);
         };
         let found = fstat(&file).map_err(os)?;
-        if !is_own(&found, Kind::Socket) {
+        if !is_own(&found, EntryKind::Socket) {
             return crate::refuse(libc::EADDRINUSE);
         }
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -294,15 +293,15 @@ impl Directory {
 
     /// Removes a socket that this user left behind.
     pub(crate) fn remove_socket(&self, name: &str) {
-        self.remove(name, Kind::Socket);
+        self.remove(name, EntryKind::Socket);
     }
 
     /// Removes the file of a lock. Call while the lock is held.
     pub(crate) fn remove_lock(&self, name: &str) {
-        self.remove(name, Kind::File);
+        self.remove(name, EntryKind::File);
     }
 
-    fn remove(&self, name: &str, kind: Kind) {
+    fn remove(&self, name: &str, kind: EntryKind) {
         if self.stat(name).is_ok_and(|found| is_own(&found, kind)) {
             let _ = unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir);
         }
@@ -332,8 +331,8 @@ mod tests {
         let directory = Directory::open(&path("one"), Sharing::Own).unwrap();
         let other = Directory::open(&path("other"), Sharing::Own).unwrap();
         let _there = listening(&other, "there");
-        // Another directory's socket, which this process may connect to, but
-        // not through a symbolic link.
+        // A socket in another directory: this process may connect to it, but not through a
+        // symbolic link.
         symlink(path("other/there"), path("one/there")).unwrap();
         assert!(directory.connect("there").unwrap().is_none());
         assert!(other.connect("there").unwrap().is_some());

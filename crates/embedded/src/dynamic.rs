@@ -1,5 +1,5 @@
-//! Dynamic connections (DC): queue pairs of the driver's own type. An initiator is a
-//! queue pair that sends to many targets. A target is made in the device when it
+//! Dynamically connected transport (DC): driver-specific queue pairs. An initiator (DCI) is
+//! a queue pair that sends to many targets. A target (DCT) is created in the device when it
 //! becomes ready to receive, and has a number from then on (`mlx5_ib_modify_dct`).
 
 use std::os::fd::RawFd;
@@ -31,7 +31,7 @@ const REMOTE_WRITE: Field = flag(CONTEXT + 0xc, 18);
 const REMOTE_ATOMIC: Field = flag(CONTEXT + 0xc, 17);
 /// `dp_ordering_force`, `dp_ordering_1`.
 const FORCE_ORDER: Field = flag(CONTEXT + 0x4, 24);
-const ANY_ORDER: Field = flag(CONTEXT + 0xc, 11);
+const RELAXED_ORDER: Field = flag(CONTEXT + 0xc, 11);
 const SCATTER: Field = field(CONTEXT + 0x10, 23, 16);
 const RNR_TIMER: Field = field(CONTEXT + 0x10, 12, 8);
 const SRQ: Field = field(CONTEXT + 0x14, 23, 0);
@@ -45,7 +45,7 @@ const PKEY_INDEX: Field = field(CONTEXT + 0x28, 15, 0);
 const SOURCE_INDEX: Field = field(CONTEXT + 0x2c, 23, 16);
 const HOP_LIMIT: Field = field(CONTEXT + 0x2c, 7, 0);
 
-/// Attributes of a target, which the device gets when it becomes ready to receive.
+/// Attributes of a target, which are passed to the device when it becomes ready to receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) state: QpState,
@@ -82,7 +82,7 @@ pub(crate) fn transition(from: QpState, to: QpState) -> Option<Transition> {
 }
 
 impl State {
-    /// Creates a target, which has no queues: only a shared one.
+    /// Creates a target, which has a shared receive queue only.
     pub(crate) fn create_dc_target(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let cq = request.optional_handle(ATTR_CREATE_QP_RECV_CQ_HANDLE);
@@ -114,7 +114,7 @@ impl State {
         };
         let object = Object {
             file: fd,
-            needs: vec![pd, cq, srq],
+            dependencies: vec![pd, cq, srq],
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Qp(Box::new(qp)),
@@ -123,7 +123,7 @@ impl State {
         Ok(())
     }
 
-    /// Modifies a target: to INIT, then to RTR, which makes it in the device.
+    /// Modifies a target: to INIT, then to RTR, which creates it in the device.
     pub(crate) fn modify_dc_target(
         &mut self,
         fd: RawFd,
@@ -143,10 +143,10 @@ impl State {
         }
         let mut number = 0;
         if to == QpState::RTR {
-            request.needs_driver_room(8)?;
-            let input = described(&target, attributes)
+            request.check_driver_output(8)?;
+            let input = create_command(&target, attributes)
                 .set(FORCE_ORDER, out_of_order.into())
-                .set(ANY_ORDER, out_of_order.into())
+                .set(RELAXED_ORDER, out_of_order.into())
                 .by(self.uid(fd));
             number = make(&mut self.hca, &input)?;
             // `struct mlx5_ib_modify_qp_resp`.
@@ -162,7 +162,7 @@ impl State {
         Ok(())
     }
 
-    /// Destroys a target in the device, if it is there.
+    /// Destroys a target in the device, if it was created there.
     pub(crate) fn destroy_dc_target(&mut self, number: u32) -> Result<()> {
         if number == 0 {
             return Ok(());
@@ -173,7 +173,7 @@ impl State {
 }
 
 /// Returns the command that creates a target.
-fn described(target: &Target, it: &ModifyQp) -> Input {
+fn create_command(target: &Target, it: &ModifyQp) -> Input {
     let access = AccessFlags::from_bits_retain(it.qp_access_flags);
     let right = |flag| u32::from(access.contains(flag));
     Input::new(op::CREATE_DCT, LENGTH)

@@ -21,17 +21,17 @@ use crate::wait;
 pub struct Embedded {
     pub(crate) device: Arc<Device>,
     pub(crate) runner: Arc<Runner>,
-    /// Count of completions of the queue that is polled.
-    pub(crate) written: Option<Arc<AtomicU32>>,
+    /// Counts the completions of the queue that the holder of this handle polls.
+    pub(crate) completions: Option<Arc<AtomicU32>>,
 }
 
 impl Embedded {
-    /// Returns a handle for who polls the completion queue with that handle:
-    /// [`idle`](Self::idle) then waits for completions there and for remote writes, not
-    /// for anything that happens in the network.
+    /// Returns a handle for a thread that polls one completion queue:
+    /// [`idle`](Self::idle) then waits for completions of that queue and for remote writes,
+    /// not for any activity of the network.
     pub fn polling(&self, queue: u32) -> Self {
         Self {
-            written: self.device.lock().written(queue),
+            completions: self.device.lock().completion_counter(queue),
             ..self.clone()
         }
     }
@@ -45,18 +45,18 @@ impl Embedded {
     }
 
     /// Called after a doorbell was written: wakes the network's thread if it sleeps.
-    /// Without this call it finds the doorbell when something else wakes it, or with
+    /// Without this call the thread finds the doorbell when something else wakes it, or with
     /// [`Drive::Watch`](crate::Drive::Watch) after at most 200 ms.
     #[inline]
-    pub fn rung(&self) {
+    pub fn notify_doorbell(&self) {
         if self.runner.is_asleep() {
             self.runner.wake();
         }
     }
 
-    /// Called after a request for notification: the network's thread does the work from
-    /// now on, until threads poll again.
-    pub fn armed(&self) {
+    /// Called after a request for notification: the network's thread drives the devices
+    /// until threads poll again.
+    pub fn notify_armed(&self) {
         self.runner.wake();
     }
 
@@ -69,24 +69,24 @@ impl Embedded {
         if let Some(time) = self.runner.time() {
             time::idle(&self.runner, time);
         } else if self.runner.has_thread() {
-            wait::idle(&self.runner, self.written.as_ref());
+            wait::idle(&self.runner, self.completions.as_ref());
         }
     }
 
     /// As [`idle`](Self::idle), for a task of an executor, which must not sleep:
-    /// performs a bounded amount of pending work, if another thread does not. Returns
+    /// performs a bounded amount of pending work, unless another thread is driving. Returns
     /// whether there was any.
-    pub fn help(&self) -> bool {
+    pub fn try_drive(&self) -> bool {
         if let Some(time) = self.runner.time() {
             return time::poll(&self.runner, time, None);
         }
         self.runner.has_thread() && self.runner.turn() == Some(true)
     }
 
-    /// Called by a thread whose poll has found something: the next
+    /// Called by a thread whose poll has found a completion: the next
     /// [`idle`](Self::idle) spins first.
-    pub fn found(&self) {
-        wait::found();
+    pub fn poll_succeeded(&self) {
+        wait::reset_backoff();
     }
 
     /// Connects or disconnects the cable.
@@ -94,19 +94,19 @@ impl Embedded {
         self.command(|state| state.hca.set_cable(plugged));
     }
 
-    /// Makes the device fail for good, as one that is taken away: it reports
-    /// DEVICE_FATAL, and every command is refused with EIO. Its memory is released.
+    /// Makes the device fail permanently, as a removed one: it reports DEVICE_FATAL, and
+    /// every command is refused with EIO. Its memory is released.
     pub fn fail(&self) {
         self.command(State::fail);
     }
 
-    /// Answers the next `count` messages of reliable connections that need a receive
-    /// as if none were posted (RNR NAK).
+    /// Answers the next `count` messages of reliable connections that need a receive with an
+    /// RNR NAK, as if no receive were posted.
     pub fn hold_receives(&self, count: u32) {
         self.command(|state| state.hca.faults().hold_receives(count));
     }
 
-    /// Returns a time to wait for, if time is simulated.
+    /// Returns a limit in simulated time, `after` from now; `None` if time is not simulated.
     pub fn limit(&self, after: Duration) -> Option<Limit> {
         Limit::new(&self.runner, after)
     }
@@ -116,9 +116,8 @@ impl Embedded {
         self.runner.time().map(|time| time.random())
     }
 
-    /// Calls `each` for every object of every context but its UARs, which it allocates for
-    /// itself: its type, its number in the device, the bytes of a memory region, and the
-    /// outstanding sends of a queue pair.
+    /// Calls `each` for every object of every context except UARs, with its type, its number
+    /// in the device, the bytes of a memory region, and the outstanding sends of a queue pair.
     pub fn each_object(&self, mut each: impl FnMut(&'static str, u32, u64, usize)) {
         let state = self.device.lock();
         let mut objects: Vec<_> = (state.objects.all())
@@ -155,8 +154,8 @@ impl Embedded {
         self.device.lock().abandoned.clone()
     }
 
-    /// Makes a queue pair fail as a device error would: its error paths cannot
-    /// be reached otherwise.
+    /// Makes a queue pair fail as by a device error, to test error paths that cannot be
+    /// reached otherwise.
     pub fn fail_queue_pair(&self, qpn: u32) -> bool {
         self.command(|state| state.hca.fail_queue_pair(qpn))
     }
@@ -191,9 +190,9 @@ impl Embedded {
         self.device.number()
     }
 
-    /// Runs `what` on the device, and wakes the engine.
-    pub(crate) fn command<T>(&self, what: impl FnOnce(&mut State) -> T) -> T {
-        let result = what(&mut self.device.lock());
+    /// Runs `command` on the device, and wakes the engine.
+    pub(crate) fn command<T>(&self, command: impl FnOnce(&mut State) -> T) -> T {
+        let result = command(&mut self.device.lock());
         self.runner.wake();
         result
     }

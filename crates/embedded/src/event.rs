@@ -9,16 +9,15 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use uverbs::Errno;
 
 /// Number of events of an object that were read from a file.
-pub(crate) type Reported = Arc<AtomicU32>;
+pub(crate) type EventCounter = Arc<AtomicU32>;
 
 /// An unread event.
 #[derive(Debug)]
 pub(crate) struct Event {
     /// Record that a read returns.
     pub(crate) record: Vec<u8>,
-    /// Counter of the object that it belongs to; `None` for events of the
-    /// device.
-    pub(crate) of: Option<Reported>,
+    /// Counter of the event's object; `None` for events of the device.
+    pub(crate) counter: Option<EventCounter>,
 }
 
 /// Type of the events of a file.
@@ -32,8 +31,8 @@ pub(crate) enum FileKind {
     DevxAnswers,
     /// Events of objects that a program created by commands.
     DevxEvents {
-        /// Records have no entry of the event queue.
-        omits: bool,
+        /// Records do not contain the event queue entry.
+        omit_data: bool,
     },
 }
 
@@ -81,14 +80,14 @@ impl EventFile {
     }
 
     /// Returns whether the file has this type and belongs to this context.
-    pub(crate) fn is(&self, kind: FileKind, context: u64) -> bool {
+    pub(crate) fn matches(&self, kind: FileKind, context: u64) -> bool {
         let same = std::mem::discriminant(&self.kind) == std::mem::discriminant(&kind);
         same && self.context == context
     }
 
-    /// Returns whether records are without the entry of the event queue.
+    /// Returns whether records do not contain the event queue entry.
     pub(crate) fn omits_data(&self) -> bool {
-        self.kind == FileKind::DevxEvents { omits: true }
+        self.kind == FileKind::DevxEvents { omit_data: true }
     }
 
     /// Returns the bytes of unread records.
@@ -112,19 +111,19 @@ impl EventFile {
 
     /// Adds an event. Without effect if the descriptor was closed.
     pub(crate) fn push(&self, event: Event) {
-        self.push_unless(event, false);
+        self.push_coalesced(event, false);
     }
 
-    /// As [`push`](Self::push); with `once`, without effect while an event of the same
+    /// As [`push`](Self::push); with `coalesce`, without effect while an event of the same
     /// object is unread.
-    pub(crate) fn push_unless(&self, event: Event, once: bool) {
+    pub(crate) fn push_coalesced(&self, event: Event, coalesce: bool) {
         let mut inner = self.lock();
         let Some(signal) = &inner.signal else { return };
-        let is_same = |it: &Event| match (&it.of, &event.of) {
+        let is_same = |it: &Event| match (&it.counter, &event.counter) {
             (Some(it), Some(of)) => Arc::ptr_eq(it, of),
             _ => false,
         };
-        if once && inner.events.iter().any(is_same) {
+        if coalesce && inner.events.iter().any(is_same) {
             return;
         }
         if inner.events.is_empty() {
@@ -138,8 +137,8 @@ impl EventFile {
     /// length, or `None` if there is no event.
     ///
     /// # Errors
-    /// EINVAL if the buffer is too short, ENOSPC for an answer to a command; EIO after the last event of a device that
-    /// has failed.
+    /// EINVAL if the buffer is too short (ENOSPC for an answer to a command); EIO after the
+    /// last event of a failed device.
     pub(crate) fn pop(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
         let mut inner = self.lock();
         let Some(event) = inner.events.pop_front() else {
@@ -157,25 +156,25 @@ impl EventFile {
             return Err(Errno::new(short));
         };
         room.copy_from_slice(&event.record);
-        if let Some(of) = &event.of {
+        if let Some(of) = &event.counter {
             of.fetch_add(1, Ordering::Relaxed);
         }
-        inner.settle();
+        inner.update_signal();
         Ok(Some(event.record.len()))
     }
 
     /// Removes the events of a destroyed object.
-    pub(crate) fn forget(&self, of: &Reported) {
+    pub(crate) fn forget(&self, of: &EventCounter) {
         let mut inner = self.lock();
         let before = inner.events.len();
-        let other = |event: &Event| !event.of.as_ref().is_some_and(|it| Arc::ptr_eq(it, of));
+        let other = |event: &Event| !event.counter.as_ref().is_some_and(|it| Arc::ptr_eq(it, of));
         inner.events.retain(other);
         if before != 0 {
-            inner.settle();
+            inner.update_signal();
         }
     }
 
-    /// The device has failed: the descriptor is readable from now on.
+    /// Handles failure of the device: the descriptor stays readable.
     pub(crate) fn fail(&self) {
         let mut inner = self.lock();
         inner.failed = true;
@@ -194,7 +193,7 @@ impl EventFile {
 
 impl Inner {
     /// Makes the descriptor unreadable if no events are left.
-    fn settle(&mut self) {
+    fn update_signal(&mut self) {
         if self.events.is_empty() && !self.failed {
             if let Some(signal) = &self.signal {
                 let _ = signal.read();
@@ -220,10 +219,10 @@ mod tests {
     #[test]
     fn the_file_is_readable_while_events_are_queued() {
         let (file, fd) = EventFile::new(FileKind::Async, 1).unwrap();
-        let (a, b) = (Reported::default(), Reported::default());
-        let event = |of: &Reported, byte| Event {
+        let (a, b) = (EventCounter::default(), EventCounter::default());
+        let event = |of: &EventCounter, byte| Event {
             record: vec![byte; 8],
-            of: Some(Arc::clone(of)),
+            counter: Some(Arc::clone(of)),
         };
         assert!(!readable(fd));
         file.push(event(&a, 1));

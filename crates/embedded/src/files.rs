@@ -28,13 +28,13 @@ const NUMBERED_PER_UAR: u32 = 4;
 pub(crate) const REGISTERS: u32 = UARS * PER_UAR;
 /// UARs that a program may allocate.
 const UAR_SLOTS: u32 = 256;
-/// The page of the file where they begin. Others are mapped by a number of up to 8 bits
-/// and a smaller command above it (`MLX5_IB_MMAP_OFFSET_START`).
+/// The first page of these UARs in the file. Smaller offsets consist of a number of 8 bits
+/// and a command above it (`MLX5_IB_MMAP_OFFSET_START`).
 const FIRST_SLOT: u32 = 9 << 8;
 /// The page of the file with the clock record (`MLX5_IB_MMAP_CLOCK_INFO`, version 1).
 const CLOCK_RECORD: u32 = 7 << 8;
-/// The last registers are each assigned to a single queue pair.
-const EXCLUSIVE: u32 = 4;
+/// Number of registers, the last ones, that are each assigned to a single queue pair.
+const EXCLUSIVE_REGISTERS: u32 = 4;
 
 /// The page by which a program converts the device's time to wall clock time (`struct
 /// mlx5_ib_clock_info`). The device's clock counts nanoseconds, so one record stays right.
@@ -67,19 +67,19 @@ pub(crate) enum File {
 /// An open device.
 #[derive(Debug)]
 pub(crate) struct ContextFile {
-    /// An in-memory file, mapped as the registers. The doorbell records contain all that
-    /// is written to them.
+    /// An in-memory file, mapped as the registers. Writes to it are only hints: the doorbell
+    /// records contain the same information.
     registers: OwnedFd,
     /// Unique among all opened devices, unlike the descriptor, which may be
     /// reused.
     pub(crate) id: u64,
     /// Whether GET_CONTEXT was executed.
-    pub(crate) made: bool,
+    pub(crate) initialized: bool,
     /// The first asynchronous event file, the default for all objects.
     pub(crate) events: Option<Arc<EventFile>>,
     /// Number of the user context, if it may issue commands; otherwise 0.
     pub(crate) uid: u32,
-    /// The UAR of its queues that name none, if it has one of its own.
+    /// The UAR of queues that name none, if the context has one of its own.
     pub(crate) uar: Option<u32>,
     /// Transport domain of its raw packet queue pairs, made for the first of them.
     pub(crate) transport_domain: Option<u32>,
@@ -104,14 +104,13 @@ impl File {
     }
 }
 
-/// Returns the offset in the context's file, and the length, of a UAR that the program
-/// allocated.
+/// Returns offset and length, in the context's file, of a UAR that the program allocated.
 pub(crate) fn uar_mapping(slot: u32) -> (u64, u32) {
     let page = mmap_rs::MmapOptions::page_size();
     (u64::from(FIRST_SLOT + slot) * page as u64, page as u32)
 }
 
-/// Returns the offsets of all of them.
+/// Returns the offsets of all UARs that programs can allocate.
 pub(crate) fn uar_offsets() -> Range<u64> {
     let (first, length) = uar_mapping(0);
     first..first + u64::from(length) * u64::from(UAR_SLOTS)
@@ -128,14 +127,14 @@ impl ContextFile {
         let registers = memfd_create(c"ringverbs-registers", flags).map_err(failed)?;
         // Pages that are not used take no memory.
         ftruncate(&registers, Self::all() as i64).map_err(failed)?;
-        // The program has the descriptor; the device reads what is mapped.
+        // The program has the descriptor and must not shrink the file that the device maps.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
         fcntl(&registers, FcntlArg::F_ADD_SEALS(seals)).map_err(failed)?;
         let fd = registers.as_raw_fd();
         let file = Self {
             registers,
             id: OPENED.fetch_add(1, Ordering::Relaxed),
-            made: false,
+            initialized: false,
             events: None,
             uid: 0,
             uar: None,
@@ -193,20 +192,20 @@ impl ContextFile {
 
     /// Assigns a register to a queue pair, an exclusive one if available, and
     /// returns its number.
-    pub(crate) fn take_register(&mut self) -> u32 {
+    pub(crate) fn allocate_register(&mut self) -> u32 {
         let free = self.exclusive.trailing_ones();
-        let index = if free < EXCLUSIVE {
+        let index = if free < EXCLUSIVE_REGISTERS {
             self.exclusive |= 1 << free;
-            REGISTERS - EXCLUSIVE + free
+            REGISTERS - EXCLUSIVE_REGISTERS + free
         } else {
-            self.shared = (self.shared + 1) % (REGISTERS - EXCLUSIVE);
+            self.shared = (self.shared + 1) % (REGISTERS - EXCLUSIVE_REGISTERS);
             self.shared
         };
         index / PER_UAR * NUMBERED_PER_UAR + index % PER_UAR
     }
 
-    /// Takes a place for a UAR; `None` if all are taken.
-    pub(crate) fn take_uar_slot(&mut self) -> Option<u32> {
+    /// Allocates a slot for a UAR; `None` if all are in use.
+    pub(crate) fn allocate_uar_slot(&mut self) -> Option<u32> {
         let mut words = self.uar_slots.iter_mut().zip(0..);
         let (word, index) = words.find(|(word, _)| **word != u64::MAX)?;
         let bit = word.trailing_ones();
@@ -214,17 +213,17 @@ impl ContextFile {
         Some(index * u64::BITS + bit)
     }
 
-    /// Releases the place of a UAR.
-    pub(crate) fn give_back_uar_slot(&mut self, slot: u32) {
+    /// Frees the slot of a UAR.
+    pub(crate) fn free_uar_slot(&mut self, slot: u32) {
         if let Some(word) = self.uar_slots.get_mut((slot / u64::BITS) as usize) {
             *word &= !(1 << (slot % u64::BITS));
         }
     }
 
-    /// Releases a register.
-    pub(crate) fn give_back_register(&mut self, number: u32) {
+    /// Frees a register.
+    pub(crate) fn free_register(&mut self, number: u32) {
         let index = number / NUMBERED_PER_UAR * PER_UAR + number % NUMBERED_PER_UAR;
-        if let Some(own) = index.checked_sub(REGISTERS - EXCLUSIVE) {
+        if let Some(own) = index.checked_sub(REGISTERS - EXCLUSIVE_REGISTERS) {
             self.exclusive &= !(1 << own);
         }
     }
@@ -237,25 +236,28 @@ mod tests {
     #[test]
     fn an_exclusive_uar_is_not_shared() {
         let (mut file, _) = ContextFile::new().unwrap();
-        let own: Vec<_> = (0..4).map(|_| file.take_register()).collect();
+        let own: Vec<_> = (0..4).map(|_| file.allocate_register()).collect();
         assert_eq!(own, [24, 25, 28, 29]);
-        let shared: Vec<_> = (0..12).map(|_| file.take_register()).collect();
+        let shared: Vec<_> = (0..12).map(|_| file.allocate_register()).collect();
         assert_eq!(shared[..3], [1, 4, 5]);
         assert_eq!(shared[11], 0);
-        file.give_back_register(25);
-        file.give_back_register(4);
-        assert_eq!((file.take_register(), file.take_register()), (25, 1));
+        file.free_register(25);
+        file.free_register(4);
+        assert_eq!(
+            (file.allocate_register(), file.allocate_register()),
+            (25, 1)
+        );
     }
 
     #[test]
     fn uars_have_places_of_their_own() {
         let (mut file, _) = ContextFile::new().unwrap();
-        let all: Vec<_> = std::iter::from_fn(|| file.take_uar_slot()).collect();
+        let all: Vec<_> = std::iter::from_fn(|| file.allocate_uar_slot()).collect();
         assert_eq!(all, (0..UAR_SLOTS).collect::<Vec<_>>());
-        file.give_back_uar_slot(100);
-        file.give_back_uar_slot(u32::MAX);
-        assert_eq!(file.take_uar_slot(), Some(100));
-        assert_eq!(file.take_uar_slot(), None);
+        file.free_uar_slot(100);
+        file.free_uar_slot(u32::MAX);
+        assert_eq!(file.allocate_uar_slot(), Some(100));
+        assert_eq!(file.allocate_uar_slot(), None);
         let (last, length) = uar_mapping(UAR_SLOTS - 1);
         let end = last + u64::from(length);
         assert_eq!((uar_offsets().end, ContextFile::all() as u64), (end, end));

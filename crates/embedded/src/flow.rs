@@ -1,5 +1,5 @@
-//! Flows: rules by which received frames reach raw packet queue pairs. All are in one
-//! flow table of the device; the first rule that a frame matches applies.
+//! Flow steering: rules that direct received frames to raw packet queue pairs. All rules are
+//! in one flow table of the device; the first rule that a frame matches applies.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -17,9 +17,9 @@ use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
 
-/// Maximum number of specifications, of all kernels.
-const MOST_SPECS: u8 = 10;
-/// Rules of one priority.
+/// Maximum number of specifications, the same in all kernels.
+const MAX_SPECS: u8 = 10;
+/// Maximum number of rules of one priority.
 const PER_PRIORITY: u32 = 1 << 16;
 
 /// `enum ib_flow_attr_type`.
@@ -122,12 +122,12 @@ impl Match {
                 self.field(PROTOCOL, mask[8].into(), value[8].into());
                 self.field(TRAFFIC_CLASS, mask[9].into(), value[9].into());
                 self.field(TTL, mask[10].into(), value[10].into());
-                // Fragments are not told apart.
+                // Matching fragments is not supported.
                 if mask[11] != 0 {
                     return refuse(libc::EOPNOTSUPP);
                 }
             }
-            // The destination port is the first.
+            // The specification begins with the destination port.
             _ => {
                 let (at, protocol) = match kind {
                     TCP => (TCP_PORTS, libc::IPPROTO_TCP),
@@ -142,7 +142,7 @@ impl Match {
     }
 }
 
-/// A rule of the device: flows that match the same have one.
+/// A rule of the device, shared by flows with the same match.
 #[derive(Debug)]
 struct Rule {
     group: u32,
@@ -155,14 +155,14 @@ struct Rule {
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     table: Option<u32>,
-    /// By the index in the table: a lower one is looked at first.
+    /// By index in the table: lower ones are matched first.
     rules: BTreeMap<u32, Rule>,
 }
 
 /// A flow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flow {
-    /// Of its rule.
+    /// Index of its rule.
     index: u32,
     tir: u32,
 }
@@ -170,17 +170,17 @@ pub(crate) struct Flow {
 impl State {
     pub(crate) fn create_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let bytes = request.bytes(ATTR_CORE_IN).unwrap_or_default();
-        let Ok((asked, rest)) = CreateFlow::read_from_prefix(&bytes) else {
+        let Ok((requested, rest)) = CreateFlow::read_from_prefix(&bytes) else {
             return refuse(libc::ENOSPC);
         };
-        let attr = asked.flow_attr;
-        let reserved = asked.comp_mask != 0 || attr.reserved != [0; 2];
-        require(!reserved && attr.num_of_specs <= MOST_SPECS && attr.port == 1)?;
+        let attr = requested.flow_attr;
+        let reserved = requested.comp_mask != 0 || attr.reserved != [0; 2];
+        require(!reserved && attr.num_of_specs <= MAX_SPECS && attr.port == 1)?;
         let Some((mut specs, behind)) = rest.split_at_checked(attr.size.into()) else {
             return refuse(libc::EINVAL);
         };
         require(behind.iter().all(|byte| *byte == 0))?;
-        // Neither rules that let frames pass on, nor rules for sent frames.
+        // Flags for rules that do not trap frames, and for egress rules.
         if attr.flags != 0 {
             return refuse(libc::EOPNOTSUPP);
         }
@@ -214,14 +214,14 @@ impl State {
             MATCHING => return refuse(libc::EINVAL),
             _ => return refuse(libc::EOPNOTSUPP),
         };
-        let qp = self.objects.qp(fd, asked.qp_handle)?;
+        let qp = self.objects.qp(fd, requested.qp_handle)?;
         let Some(tir) = qp.packet.and_then(|packet| packet.tir) else {
             return refuse(libc::EINVAL);
         };
         let flow = self.add_flow(priority * PER_PRIORITY, what, tir)?;
         let flow_handle = self.objects.insert(Object {
             file: fd,
-            needs: vec![asked.qp_handle],
+            dependencies: vec![requested.qp_handle],
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Flow(flow),
@@ -234,12 +234,13 @@ impl State {
     }
 
     pub(crate) fn destroy_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let asked: DestroyFlow = request.core()?;
-        require(asked.comp_mask == 0)?;
-        self.destroy(fd, asked.flow_handle, OBJECT_FLOW).map(drop)
+        let requested: DestroyFlow = request.core()?;
+        require(requested.comp_mask == 0)?;
+        self.destroy(fd, requested.flow_handle, OBJECT_FLOW)
+            .map(drop)
     }
 
-    /// Adds a flow to the rule that matches the same at that priority, or makes one.
+    /// Adds a flow to the rule with the same match and priority, or creates a rule.
     fn add_flow(&mut self, first: u32, what: Match, tir: u32) -> Result<Flow> {
         let last = first + (PER_PRIORITY - 1);
         let mut rules = self.flows.rules.range(first..=last);
@@ -271,7 +272,7 @@ impl State {
         set.map(|()| Flow { index, tir })
     }
 
-    /// Removes a flow, and its rule with the last one.
+    /// Removes a flow; the last flow of a rule removes the rule.
     pub(crate) fn remove_flow(&mut self, flow: &Flow) -> Result<()> {
         self.set_tirs(flow.index, |tirs| {
             if let Some(at) = tirs.iter().position(|tir| *tir == flow.tir) {
@@ -285,7 +286,7 @@ impl State {
         }
     }
 
-    /// Returns the flow table, which is made for the first rule.
+    /// Returns the flow table, which is created for the first rule.
     fn flow_table(&mut self) -> Result<u32> {
         if let Some(table) = self.flows.table {
             return Ok(table);
@@ -297,7 +298,7 @@ impl State {
         Ok(table)
     }
 
-    /// Changes the TIRs of a rule. Without any it is not changed in the device.
+    /// Changes the TIRs of a rule. The device's rule is left unchanged if none remain.
     fn set_tirs(&mut self, index: u32, change: impl FnOnce(&mut Vec<u32>)) -> Result<()> {
         let (Some(table), Some(rule)) = (self.flows.table, self.flows.rules.get_mut(&index)) else {
             return refuse(libc::EINVAL);
@@ -305,7 +306,7 @@ impl State {
         let mut tirs = rule.tirs.clone();
         change(&mut tirs);
         if !tirs.is_empty() {
-            // A frame reaches each of them once.
+            // Each TIR receives a frame once.
             let mut each = tirs.clone();
             each.sort_unstable();
             each.dedup();
@@ -334,7 +335,7 @@ impl State {
         let input = Input::new(op::DELETE_FLOW_TABLE_ENTRY, 0x40)
             .set(TABLE, table)
             .set(RULE_INDEX, index);
-        // It is not there if setting it has failed.
+        // Fails if the entry was never set.
         let _ = run(&mut self.hca, &input, 16);
         let input = Input::new(op::DESTROY_FLOW_GROUP, 0x40)
             .set(TABLE, table)

@@ -91,7 +91,7 @@ unsafe impl Kernel for EmbeddedKernel {
             // another file.
             match state.files.remove(&fd) {
                 Some(File::Events(events)) => {
-                    state.forget_channel(&events);
+                    state.unsubscribe_channel(&events);
                     events.close().is_some()
                 }
                 Some(File::Context(_)) | None => false,
@@ -121,7 +121,7 @@ unsafe impl Kernel for EmbeddedKernel {
         .contains(&(request.object, request.method));
         let done = self.embedded.command(|state| {
             if ends_queue {
-                state.take_last_sends();
+                state.flush_sends();
             }
             // SAFETY: the caller guarantees that addresses in the command are valid
             // for what the command does with them.

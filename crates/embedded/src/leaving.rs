@@ -1,8 +1,8 @@
-//! Exit of a process that shares a network with others.
+//! Flushing at exit of a process whose network reaches other processes or hosts.
 //!
-//! A datagram completes when it is sent, and the program may exit then. A real
-//! device's frame would be on the wire; here the frame may still be waiting for
-//! a socket, handled by a thread that does not outlive the program.
+//! A datagram completes when it is sent, and the program may exit then. A card's frame
+//! would be on the wire; here the frame may still wait for a socket, and the thread that
+//! sends it does not outlive the program.
 
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,14 +18,14 @@ pub(crate) trait Flush: Send + Sync {
 /// The networks of this process that are shared with other processes.
 static NETWORKS: Mutex<Vec<Weak<dyn Flush>>> = Mutex::new(Vec::new());
 static REGISTERED: Once = Once::new();
-/// The process that created them. A child of fork has copies, whose sockets it
-/// must not use.
+/// The process that created the networks. A child of fork has copies, whose sockets it must
+/// not use.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Delays the normal exit of the process until this network has sent its
 /// frames.
 pub(crate) fn flush_at_exit(network: Weak<dyn Flush>) {
-    // If registration fails, frames may be lost, as on any network.
+    // If registration fails, unsent frames are lost, as on any network.
     // SAFETY: `at_exit` may be called at any time, and exists until the process
     // ends.
     REGISTERED.call_once(|| _ = unsafe { libc::atexit(at_exit) });
@@ -39,7 +39,7 @@ extern "C" fn at_exit() {
     if PROCESS.load(Ordering::Relaxed) != process::id() {
         return;
     }
-    // The thread that holds the lock may no longer exist.
+    // Not blocking: the thread that holds the lock may no longer exist.
     let Ok(networks) = NETWORKS.try_lock() else {
         return;
     };

@@ -14,29 +14,30 @@ use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer
 
 thread_local! {
     /// Address and length of the last access.
-    static LAST: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-    /// The same of the memory that was copied to other memory last.
-    static SOURCE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    static LAST_ACCESS: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    /// Address and length of the last source of a memory copy.
+    static LAST_SOURCE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// Returns the memory that a device has accessed last in this thread, or accesses now,
-/// for handlers of signals.
+/// Returns the memory of the current or last device accesses in this thread, for signal
+/// handlers.
 pub fn last_accesses() -> [Range<usize>; 2] {
-    [LAST.get(), SOURCE.get()].map(|(address, length)| address..address.saturating_add(length))
+    [LAST_ACCESS.get(), LAST_SOURCE.get()]
+        .map(|(address, length)| address..address.saturating_add(length))
 }
 
 /// Memory of the process that the device may access.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
-    /// How often each range was given, by its start and its exclusive end.
+    /// Number of grants of each range, by its start and its exclusive end.
     ranges: BTreeMap<(u64, u64), usize>,
     /// The same ranges, sorted and without overlap.
     merged: Vec<(u64, u64)>,
-    /// Ranges of `merged` that were found last, by some bits of the address.
-    recent: [Cell<Option<(u64, u64)>>; RECENT],
+    /// Cache of ranges in `merged`, indexed by bits of the address.
+    recent: [Cell<Option<(u64, u64)>>; RECENT_RANGES],
 }
 
-const RECENT: usize = 16;
+const RECENT_RANGES: usize = 16;
 
 impl Ranges {
     fn add(&mut self, address: u64, length: u64) {
@@ -75,7 +76,7 @@ impl Ranges {
         self.merged.splice(first..last, merged);
     }
 
-    fn contain(&self, address: u64, length: u64) -> bool {
+    fn contains(&self, address: u64, length: u64) -> bool {
         let Some(end) = address.checked_add(length) else {
             return false;
         };
@@ -83,7 +84,7 @@ impl Ranges {
             return true;
         }
         let has = |range: &(u64, u64)| range.0 <= address && end <= range.1;
-        let recent = &self.recent[(address >> 12) as usize % RECENT];
+        let recent = &self.recent[(address >> 12) as usize % RECENT_RANGES];
         if recent.get().as_ref().is_some_and(has) {
             return true;
         }
@@ -101,10 +102,10 @@ pub(crate) struct Process {
     time: Time,
 }
 
-/// Where the time comes from.
+/// The source of the time.
 #[derive(Debug)]
 enum Time {
-    /// The system's clock, since then.
+    /// The system's clock, relative to this time.
     Real(Instant),
     /// The nanoseconds in this word.
     Simulated(Arc<AtomicU64>),
@@ -129,37 +130,37 @@ impl Process {
         }
     }
 
-    /// Grants the device access to memory. A range can be given several times.
+    /// Grants the device access to memory. A range can be granted several times.
     ///
     /// # Safety
-    /// Until the range has been taken back as often as it was given, the memory
+    /// Until the range has been revoked as often as it was granted, the memory
     /// must stay mapped and readable, and writable where a command lets the
     /// device write to it; and there must be no references to bytes that are
     /// written.
-    pub(crate) unsafe fn give(&mut self, address: u64, length: u64) {
+    pub(crate) unsafe fn grant(&mut self, address: u64, length: u64) {
         self.ranges.add(address, length);
     }
 
-    /// Revokes access to a range given with the same address and length.
-    pub(crate) fn take_back(&mut self, address: u64, length: u64) {
+    /// Revokes access to a range granted with the same address and length.
+    pub(crate) fn revoke(&mut self, address: u64, length: u64) {
         self.ranges.remove(address, length);
     }
 
-    /// Returns whether all `length` bytes were given.
+    /// Returns whether access to all `length` bytes was granted.
     pub(crate) fn contains(&self, address: u64, length: u64) -> bool {
-        self.ranges.contain(address, length)
+        self.ranges.contains(address, length)
     }
 
-    /// Returns the number of ranges given.
+    /// Returns the number of granted ranges.
     pub(crate) fn ranges(&self) -> usize {
         self.ranges.ranges.values().sum()
     }
 
-    /// Returns a pointer to an address if all `length` bytes were given.
+    /// Returns a pointer to an address if access to all `length` bytes was granted.
     #[inline]
     fn locate(&self, address: u64, length: usize) -> Result<*mut u8, Unmapped> {
-        if self.ranges.contain(address, length as u64) {
-            LAST.set((address as usize, length));
+        if self.ranges.contains(address, length as u64) {
+            LAST_ACCESS.set((address as usize, length));
             Ok(ptr::with_exposed_provenance_mut(address as usize))
         } else {
             Err(Unmapped { address })
@@ -171,7 +172,7 @@ impl Memory for Process {
     #[inline]
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
         let from = self.locate(address, out.len())?;
-        // SAFETY: the range was given to the device (`give`), so it is mapped
+        // SAFETY: access to the range was granted (`grant`), so it is mapped
         // and readable. The process may write to it concurrently, with atomic
         // accesses; the copy then contains old or new bytes.
         unsafe { copy::load(from, out) };
@@ -195,7 +196,7 @@ impl Memory for Process {
     #[inline]
     fn copy(&self, from: u64, to: u64, length: usize) -> Result<(), Unmapped> {
         let source = self.locate(from, length)?;
-        SOURCE.set((from as usize, length));
+        LAST_SOURCE.set((from as usize, length));
         let target = self.locate(to, length)?;
         if !copy::has_common_parts(source, target, length) {
             return copy_through_buffer(self, from, to, length);
@@ -208,7 +209,7 @@ impl Memory for Process {
     #[inline]
     fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped> {
         let to = self.locate(address, 1)?;
-        // SAFETY: `locate` has checked that the byte was given to the device; a
+        // SAFETY: `locate` has checked that the byte was granted to the device; a
         // byte is always aligned.
         let cell = unsafe { AtomicU8::from_ptr(to) };
         // Release: orders the CQE before its owner bit, which the driver reads
@@ -221,7 +222,7 @@ impl Memory for Process {
     fn read_index(&self, address: u64) -> Result<u32, Unmapped> {
         let from = self.locate(address, 4)?.cast::<u32>();
         let word = if from.is_aligned() {
-            // SAFETY: `locate` has checked that the word was given to the
+            // SAFETY: `locate` has checked that the word was granted to the
             // device; it is aligned.
             let cell = unsafe { AtomicU32::from_ptr(from) };
             cell.load(Ordering::Acquire).to_ne_bytes()
@@ -243,7 +244,7 @@ impl Memory for Process {
         if !at.is_aligned() {
             return Err(Unmapped { address });
         }
-        // SAFETY: `locate` has checked that the word was given to the device;
+        // SAFETY: `locate` has checked that the word was granted to the device;
         // it is aligned.
         let cell = unsafe { AtomicU64::from_ptr(at) };
         // Atomic also with respect to the process and its other devices.
@@ -285,42 +286,44 @@ mod tests {
         ranges.add(150, 100);
         ranges.add(150, 100);
         ranges.add(300, 10);
-        assert!(ranges.contain(100, 150) && ranges.contain(249, 1));
-        assert!(!ranges.contain(99, 2) && !ranges.contain(249, 2) && !ranges.contain(260, 1));
+        assert!(ranges.contains(100, 150) && ranges.contains(249, 1));
+        assert!(!ranges.contains(99, 2) && !ranges.contains(249, 2) && !ranges.contains(260, 1));
         ranges.remove(150, 100);
-        assert!(ranges.contain(200, 50));
+        assert!(ranges.contains(200, 50));
         ranges.remove(150, 100);
-        assert!(!ranges.contain(200, 1) && ranges.contain(100, 100));
-        assert!(ranges.contain(300, 10) && !ranges.contain(u64::MAX, 2));
+        assert!(!ranges.contains(200, 1) && ranges.contains(100, 100));
+        assert!(ranges.contains(300, 10) && !ranges.contains(u64::MAX, 2));
     }
 
     proptest::proptest! {
-        /// The device has access to the bytes of the ranges that it was given and that
-        /// were not taken back.
+        /// The device has access to exactly the bytes of ranges that were granted and not
+        /// revoked.
         #[test]
-        fn bytes_of_given_ranges_are_accessible(
+        fn bytes_of_granted_ranges_are_accessible(
             steps in proptest::collection::vec((0..60u64, 1..20u64, proptest::bool::ANY), 1..60),
         ) {
             let mut ranges = Ranges::default();
-            let mut given: Vec<(u64, u64)> = Vec::new();
+            let mut granted: Vec<(u64, u64)> = Vec::new();
             for (address, length, add) in steps {
-                match add || given.is_empty() {
+                match add || granted.is_empty() {
                     true => {
                         ranges.add(address, length);
-                        given.push((address, length));
+                        granted.push((address, length));
                     }
                     false => {
-                        let (address, length) = given.swap_remove(address as usize % given.len());
+                        let index = address as usize % granted.len();
+                        let (address, length) = granted.swap_remove(index);
                         ranges.remove(address, length);
                     }
                 }
-                let has = |byte| given.iter().any(|(at, length)| (*at..at + length).contains(&byte));
+                let contains = |(at, length): &(u64, u64), byte| (*at..at + length).contains(&byte);
+                let has = |byte| granted.iter().any(|range| contains(range, byte));
                 for byte in 0..80 {
-                    proptest::prop_assert_eq!(ranges.contain(byte, 1), has(byte));
+                    proptest::prop_assert_eq!(ranges.contains(byte, 1), has(byte));
                 }
                 for from in 0..70 {
                     let all = (from..from + 10).all(has);
-                    proptest::prop_assert_eq!(ranges.contain(from, 10), all);
+                    proptest::prop_assert_eq!(ranges.contains(from, 10), all);
                 }
                 let sorted = ranges.merged.windows(2).all(|pair| pair[0].1 < pair[1].0);
                 proptest::prop_assert!(sorted);
@@ -339,7 +342,7 @@ mod tests {
                 scope.spawn(|| {
                     let mut process = Process::new(None);
                     // SAFETY: an atomic word that outlives the scope.
-                    unsafe { process.give(address, 8) };
+                    unsafe { process.grant(address, 8) };
                     for _ in 0..EACH {
                         let add = |now| Some((u64::from_ne_bytes(now) + 1).to_ne_bytes());
                         process.update(address, &mut { add }).unwrap();
@@ -351,14 +354,14 @@ mod tests {
     }
 
     #[test]
-    fn only_given_ranges_are_accessed() {
+    fn only_granted_ranges_are_accessed() {
         let mut memory = [0u64; 4];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         let mut process = Process::new(None);
         let mut out = [0; 8];
         assert!(process.read(address, &mut out).is_err());
         // SAFETY: an array of this test, not used otherwise until below.
-        unsafe { process.give(address, 16) };
+        unsafe { process.grant(address, 16) };
         process.write(address + 8, &7u64.to_ne_bytes()).unwrap();
         assert!(process.write(address + 9, &[0; 8]).is_err());
         let before = process.update(address + 8, &mut |now| {
@@ -366,7 +369,7 @@ mod tests {
         });
         assert_eq!(before, Ok(7u64.to_ne_bytes()));
         assert!(process.update(address + 4, &mut |_| None).is_err());
-        process.take_back(address, 16);
+        process.revoke(address, 16);
         assert!(process.publish(address, 1).is_err());
         assert_eq!(memory, [0, 8, 0, 0]);
     }

@@ -1,4 +1,4 @@
-//! Dispatch of commands, and the commands that concern files.
+//! Dispatch of commands, and commands on contexts, files and objects in general.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
 use crate::command::{self, Input, make};
 use crate::driver_ids::*;
-use crate::event::{EventFile, FileKind, Reported};
+use crate::event::{EventCounter, EventFile, FileKind};
 use crate::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS, uar_mapping};
 use crate::object::{Events, Object, ObjectData};
 use crate::request::{Request, long, word};
@@ -21,8 +21,8 @@ use crate::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
 use crate::state::{State, VECTORS};
 use crate::{Result, refuse};
 
-/// Queue pairs destroyed with sends outstanding that are remembered.
-const LIMIT_ABANDONED: usize = 64;
+/// Maximum number of recorded queue pairs that were destroyed with sends outstanding.
+const MAX_ABANDONED: usize = 64;
 
 impl State {
     /// Executes a command.
@@ -33,7 +33,7 @@ impl State {
     /// destroyed.
     pub(crate) unsafe fn execute(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let made = match self.files.get(&fd) {
-            Some(File::Context(context)) => context.made,
+            Some(File::Context(context)) => context.initialized,
             Some(File::Events(_)) => return refuse(libc::ENOTTY),
             None => return refuse(libc::EBADF),
         };
@@ -88,7 +88,7 @@ impl State {
             }
             (OBJECT_DEVX, METHOD_OTHER) => self.devx_other(fd, request),
             (OBJECT_DEVX, METHOD_QUERY_EQN) => self.devx_query_eqn(request),
-            // A context has no UARs that are mapped one by one without an object.
+            // Dynamic UARs without an object are not supported.
             (OBJECT_DEVX, METHOD_QUERY_UAR) => refuse(libc::EINVAL),
             // SAFETY: guaranteed by the caller.
             (OBJECT_DEVX_OBJ, METHOD_OBJ_CREATE) => unsafe { self.devx_create(fd, request) },
@@ -156,7 +156,7 @@ impl State {
                     _ => return refuse(libc::EBADF),
                 };
                 match self.files.get(&number) {
-                    Some(File::Events(events)) if events.is(kind, context) => Ok(()),
+                    Some(File::Events(events)) if events.matches(kind, context) => Ok(()),
                     _ => refuse(libc::EBADF),
                 }
             }
@@ -171,28 +171,28 @@ impl State {
         const COMP_MASK: usize = 12;
         const CQE_VERSION: usize = 16;
         const RESERVED: std::ops::Range<usize> = 17..24;
-        const REGISTERS_MOST: u32 = 512;
+        const MAX_REGISTERS: u32 = 512;
         const DEVX: u32 = 1 << 0;
-        /// Features that the library has: it allocates its UARs.
+        /// Features of the library: it allocates its UARs.
         const LIBRARY: usize = 24;
         const ALLOCATES_UARS: u64 = 1 << 1;
         let length = request.driver_length();
         if length != FIRST && length < CQE_VERSION {
             return refuse(libc::EINVAL);
         }
-        let asked = request.driver::<32>();
-        let flags = word(&asked, FLAGS);
-        let reserved = asked[RESERVED].iter().any(|byte| *byte != 0);
-        if flags & !DEVX != 0 || word(&asked, COMP_MASK) != 0 || reserved {
+        let requested = request.driver::<32>();
+        let flags = word(&requested, FLAGS);
+        let reserved = requested[RESERVED].iter().any(|byte| *byte != 0);
+        if flags & !DEVX != 0 || word(&requested, COMP_MASK) != 0 || reserved {
             return refuse(libc::EOPNOTSUPP);
         }
-        let (registers, own) = (word(&asked, 0), word(&asked, 4));
-        if registers > REGISTERS_MOST {
+        let (registers, low_latency) = (word(&requested, 0), word(&requested, 4));
+        if registers > MAX_REGISTERS {
             return refuse(libc::ENOMEM);
         }
         let registers = registers.next_multiple_of(PER_UAR);
         // The device supports only completions with user indices.
-        if own >= registers || asked[CQE_VERSION] < 1 || self.context(fd)?.made {
+        if low_latency >= registers || requested[CQE_VERSION] < 1 || self.context(fd)?.initialized {
             return refuse(libc::EINVAL);
         }
         let platform = self.hca.platform();
@@ -208,14 +208,14 @@ impl State {
             uar = Some(made?);
         }
         let context = self.context(fd)?;
-        context.made = true;
+        context.initialized = true;
         (context.uid, context.uar) = (uid, uar);
-        context.allocates_uars = long(&asked, LIBRARY) & ALLOCATES_UARS != 0;
+        context.allocates_uars = long(&requested, LIBRARY) & ALLOCATES_UARS != 0;
         let answer = driver_context(context, request.room(ATTR_UHW_OUT));
         if !context.allocates_uars {
             let id = context.id;
             for uar in 0..UARS as usize {
-                self.watch.uar(id, uar * UAR);
+                self.watch.add_uar(id, uar * UAR);
             }
         }
         request.driver_answer(&answer);
@@ -232,7 +232,7 @@ impl State {
             context.events = Some(Arc::clone(&events));
         }
         self.files.insert(number, File::Events(events));
-        request.made(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, published as u32);
+        request.set_handle(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, published as u32);
         Ok(())
     }
 
@@ -274,8 +274,8 @@ impl State {
         Ok(())
     }
 
-    /// Destroys an object. The device does not access its memory afterwards: it
-    /// does so only under the lock that the caller holds.
+    /// Destroys an object. The device does not access the object's memory afterwards, since
+    /// it does so only under the lock that the caller holds.
     pub(crate) fn destroy(&mut self, fd: RawFd, handle: u32, kind: u16) -> Result<Object> {
         let object = self.objects.unused(fd, handle, kind)?;
         let queue = match &object.data {
@@ -284,9 +284,9 @@ impl State {
             _ => None,
         };
         if let Some(number) = queue {
-            // The last doorbells may not have been seen.
+            // Doorbells that were not polled yet are not included.
             let unfinished = self.hca.unfinished_sends(number);
-            if unfinished != 0 && self.abandoned.len() < LIMIT_ABANDONED {
+            if unfinished != 0 && self.abandoned.len() < MAX_ABANDONED {
                 self.abandoned.push((number, unfinished));
             }
         }
@@ -295,7 +295,7 @@ impl State {
             return refuse(libc::ENOENT);
         };
         for (address, length) in object.ranges.iter().copied() {
-            self.hca.platform_mut().take_back(address, length);
+            self.hca.platform_mut().revoke(address, length);
         }
         match &object.data {
             ObjectData::Cq(cq) => {
@@ -307,7 +307,7 @@ impl State {
             ObjectData::Qp(qp) => {
                 self.forget_events(fd, &qp.events);
                 if let Some(register) = qp.register {
-                    self.context(fd)?.give_back_register(register);
+                    self.context(fd)?.free_register(register);
                 }
             }
             ObjectData::Srq(srq) => self.forget_events(fd, &srq.events),
@@ -320,19 +320,19 @@ impl State {
             | ObjectData::Ah
             | ObjectData::Flow(_)
             | ObjectData::Umem { .. } => {}
-            ObjectData::Devx(_) => self.forget_object(handle),
+            ObjectData::Devx(_) => self.unsubscribe_object(handle),
             ObjectData::Uar { slot, .. } => {
                 let context = self.context(fd)?;
-                context.give_back_uar_slot(*slot);
+                context.free_uar_slot(*slot);
                 let id = context.id;
-                self.watch.forget_uar(id, uar_mapping(*slot).0 as usize);
+                self.watch.remove_uar(id, uar_mapping(*slot).0 as usize);
             }
         }
         Ok(object)
     }
 
     fn forget_events(&self, fd: RawFd, events: &Events) {
-        let forget = |file: &Arc<EventFile>, of: &Reported| file.forget(of);
+        let forget = |file: &Arc<EventFile>, of: &EventCounter| file.forget(of);
         let default = self.files.get(&fd).and_then(File::default_events);
         if let Some(file) = events.file.as_ref().or(default) {
             forget(file, &events.reported);
@@ -345,13 +345,13 @@ impl State {
         let Some(File::Context(context)) = self.files.remove(&fd) else {
             return;
         };
-        self.watch.forget_context(context.id);
+        self.watch.remove_context(context.id);
         let domain = (context.transport_domain)
             .map(|domain| Input::about(op::DEALLOC_TRANSPORT_DOMAIN, domain));
         let uar = (context.uar).map(|uar| Input::about(op::DEALLOC_UAR, uar));
         let user = (context.uid != 0).then(|| Input::about(op::DESTROY_UCTX, context.uid));
         for input in [domain, uar, user].into_iter().flatten() {
-            // Logged if the device refuses; its objects are gone either way.
+            // Logged on failure; the context's objects are destroyed either way.
             let _ = command::run(&mut self.hca, &input, 16);
         }
     }
@@ -359,13 +359,13 @@ impl State {
     /// Destroys all objects of a context.
     pub(crate) fn destroy_all(&mut self, fd: RawFd) {
         loop {
-            let before = self.objects.of(fd);
+            let before = self.objects.in_context(fd);
             for (handle, kind) in &before {
                 self.leave_groups(fd, *handle);
                 // Objects that others use are destroyed in a later iteration.
                 let _ = self.destroy(fd, *handle, *kind);
             }
-            let left = self.objects.of(fd).len();
+            let left = self.objects.in_context(fd).len();
             if left == 0 {
                 return;
             }
@@ -386,7 +386,7 @@ impl State {
 fn driver_context(context: &ContextFile, room: usize) -> [u8; 72] {
     let mut answer = [0; 72];
     let mut set = |at: usize, bytes: &[u8]| answer[at..at + bytes.len()].copy_from_slice(bytes);
-    let longest: u32 = 1 << 15;
+    let max_entries: u32 = 1 << 15;
     // QP table size, register size in bytes, registers, cache line size.
     set(0, &(1u32 << 17).to_ne_bytes());
     set(4, &512u32.to_ne_bytes());
@@ -399,17 +399,17 @@ fn driver_context(context: &ContextFile, room: usize) -> [u8; 72] {
     // Maximum sizes of a send and a receive WQE, maximum queue entries.
     set(16, &1024u16.to_ne_bytes());
     set(18, &512u16.to_ne_bytes());
-    set(20, &longest.to_ne_bytes());
-    set(24, &longest.to_ne_bytes());
-    set(28, &longest.to_ne_bytes());
+    set(20, &max_entries.to_ne_bytes());
+    set(24, &max_entries.to_ne_bytes());
+    set(28, &max_entries.to_ne_bytes());
     // Number of ports, features, length of the answer, CQE version, UARs per page.
     set(32, &1u16.to_ne_bytes());
     /// `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS` and `..._MKEY_UPDATE_TAG`.
     const FEATURES: u32 = 1 << 3 | 1 << 5;
     set(36, &FEATURES.to_ne_bytes());
     set(40, &(room.min(72) as u32).to_ne_bytes());
-    // Commands with driver data: the kernel tells more of the device, and resolves the MAC
-    // address of an address handle.
+    // Commands with driver data: the kernel reports more device attributes, and resolves the
+    // MAC address of an address handle.
     const QUERY_DEVICE: u8 = 1 << 0;
     const CREATE_AH: u8 = 1 << 1;
     /// `MLX5_USER_INLINE_MODE_NONE`: packets need no headers in their WQE.

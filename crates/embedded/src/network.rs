@@ -48,7 +48,7 @@ impl Network {
     /// # Errors
     /// EAGAIN and similar if a thread cannot be created.
     pub fn new(drive: Drive) -> std::result::Result<Self, Error> {
-        Self::made(drive, WireConfig::None, None)
+        Self::with_wire(drive, WireConfig::None, None)
     }
 
     /// Creates a network without devices whose time is simulated: it passes only
@@ -63,7 +63,7 @@ impl Network {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn simulated(seed: u64) -> std::result::Result<Self, Error> {
-        Self::made(
+        Self::with_wire(
             Drive::Caller,
             WireConfig::None,
             Some(SimulatedTime::new(seed)),
@@ -101,7 +101,7 @@ impl Network {
         sharing: Sharing,
     ) -> std::result::Result<Self, Error> {
         let directory = Arc::new(Directory::open(directory, sharing)?);
-        Self::made(drive, WireConfig::Directory(directory), None)
+        Self::with_wire(drive, WireConfig::Directory(directory), None)
     }
 
     /// Creates a network without devices that reaches other hosts: RoCE v2 in UDP
@@ -120,7 +120,7 @@ impl Network {
     /// if it has no address, if the port is in use, or if the MTU is too small; errors
     /// of creating sockets; and those of [`new`](Self::new).
     pub fn roce(drive: Drive, name: &str) -> std::result::Result<Self, Error> {
-        Self::made(drive, WireConfig::Udp(UdpPorts::open(name)?), None)
+        Self::with_wire(drive, WireConfig::Udp(UdpPorts::open(name)?), None)
     }
 
     /// Returns the directory that commands use if none is named: `ringverbs` in
@@ -144,7 +144,7 @@ impl Network {
         absolute.map_err(|error| refused(Errno::new(error.raw_os_error().unwrap_or(libc::EIO))))
     }
 
-    fn made(
+    fn with_wire(
         drive: Drive,
         config: WireConfig,
         time: Option<SimulatedTime>,
@@ -204,12 +204,12 @@ impl Network {
         Ok(Embedded {
             device,
             runner: Arc::clone(&self.runner),
-            written: None,
+            completions: None,
         })
     }
 
-    /// Returns the wires of the network, for faults and captures. Ports are numbered
-    /// as the devices are.
+    /// Returns the fabric of the network, for faults and captures. Ports are numbered as the
+    /// devices are.
     pub fn fabric(&self) -> &Fabric {
         self.runner.fabric()
     }
@@ -220,8 +220,8 @@ impl Network {
         Some(Duration::from_nanos(time.now() - 1))
     }
 
-    /// Takes several threads to use the network from now on, not only once a second one
-    /// has ([`simulated`](Self::simulated)).
+    /// Assumes from now on that several threads use the network, before a second one does
+    /// ([`simulated`](Self::simulated)).
     pub fn share_time(&self) {
         if let Some(time) = self.runner.time() {
             time.use_several_threads();
@@ -244,9 +244,8 @@ impl Network {
         )
     }
 
-    /// As [`step`](Self::step), by a task of an executor: time passes once other tasks
-    /// have had their turns. If it returns false, the task is woken by the next command
-    /// or doorbell.
+    /// As [`step`](Self::step), for a task of an executor: the clock moves after other tasks
+    /// have run. If this returns false, the next command or doorbell wakes the task.
     pub fn poll_step(&self, task: &Waker) -> bool {
         let time = self.runner.time();
         time.map_or_else(
@@ -255,7 +254,7 @@ impl Network {
         )
     }
 
-    /// Lets simulated time pass, with everything that happens meanwhile.
+    /// Moves simulated time by a duration, and runs what becomes due on the way.
     pub fn advance(&self, by: Duration) {
         if let Some(time) = self.runner.time() {
             time::advance(&self.runner, time, by);

@@ -11,13 +11,13 @@ use uverbs::abi::write::ModifyQp;
 use crate::devx::DevxObject;
 use crate::driver_ids;
 use crate::dynamic::Target;
-use crate::event::{EventFile, Reported};
+use crate::event::{EventCounter, EventFile};
 use crate::flow::Flow;
 use crate::packet::Packet;
 use crate::work_queue::WorkQueue;
 use crate::{Result, refuse};
 
-/// Memory that the device was given for an object: address and length.
+/// Memory that the device may access for an object: address and length.
 pub(crate) type MemoryRange = (u64, u64);
 
 /// Destination of an object's asynchronous events, and the number of them that
@@ -28,7 +28,7 @@ pub(crate) struct Events {
     pub(crate) user_handle: u64,
     /// `None`: the context's first event file.
     pub(crate) file: Option<Arc<EventFile>>,
-    pub(crate) reported: Reported,
+    pub(crate) reported: EventCounter,
 }
 
 /// A completion queue.
@@ -42,10 +42,10 @@ pub(crate) struct Cq {
     /// CQE size as the device encodes it: 128 bytes can also mean a padded
     /// 64-byte CQE.
     pub(crate) entry_size: u32,
-    /// Completions carry the wall clock, which queue pairs here do not support.
+    /// Completions carry the wall clock time, which queue pairs here do not support.
     pub(crate) real_time: bool,
     pub(crate) channel: Option<Arc<EventFile>>,
-    pub(crate) completions: Reported,
+    pub(crate) completions: EventCounter,
     pub(crate) events: Events,
 }
 
@@ -60,11 +60,11 @@ pub(crate) struct Qp {
     pub(crate) register: Option<u32>,
     /// For an XRC target: the device's number of its XRC domain.
     pub(crate) domain: Option<u32>,
-    /// Of a target of dynamic connections: what it is made of.
+    /// For a DC target: its attributes.
     pub(crate) target: Option<Target>,
-    /// Of a raw packet queue pair: its device objects.
+    /// For a raw packet queue pair: its device objects.
     pub(crate) packet: Option<Packet>,
-    /// Its receives are consumed in any order.
+    /// Receives are consumed in any order.
     pub(crate) out_of_order: bool,
     /// Attributes as last set; the device stores the state.
     pub(crate) attributes: ModifyQp,
@@ -74,7 +74,7 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    /// A queue pair that has no queues of its own.
+    /// Creates a queue pair that has no queues of its own.
     pub(crate) fn without_queues(number: u32, kind: QpType, events: Events) -> Self {
         Self {
             number,
@@ -106,7 +106,7 @@ pub(crate) enum SrqKind {
 
 impl SrqKind {
     /// Returns the command that creates it.
-    pub(crate) fn created_by(self) -> u16 {
+    pub(crate) fn create_opcode(self) -> u16 {
         match self {
             SrqKind::Basic => op::CREATE_RMP,
             SrqKind::Xrc => op::CREATE_XRC_SRQ,
@@ -115,7 +115,7 @@ impl SrqKind {
     }
 
     /// Returns the command that destroys it.
-    pub(crate) fn destroyed_by(self) -> u16 {
+    pub(crate) fn destroy_opcode(self) -> u16 {
         match self {
             SrqKind::Basic => op::DESTROY_RMP,
             SrqKind::Xrc => op::DESTROY_XRC_SRQ,
@@ -174,14 +174,14 @@ pub(crate) enum ObjectData {
         key: u32,
     },
     Ah,
-    /// A rule that gives packets to a queue pair.
+    /// A steering rule that directs packets to a queue pair.
     Flow(Flow),
-    /// A UAR: its number in the device, and its place in the context's file.
+    /// A UAR: its number in the device, and its slot in the context's file.
     Uar {
         number: u32,
         slot: u32,
     },
-    /// Memory that commands name by a number.
+    /// Registered memory of DevX.
     Umem {
         number: u32,
     },
@@ -218,7 +218,7 @@ pub(crate) struct Object {
     /// The context that it belongs to.
     pub(crate) file: RawFd,
     /// Objects that it uses.
-    pub(crate) needs: Vec<u32>,
+    pub(crate) dependencies: Vec<u32>,
     /// Number of uses by other objects.
     pub(crate) uses: usize,
     pub(crate) ranges: Vec<MemoryRange>,
@@ -272,7 +272,7 @@ impl Objects {
     /// Adds an object and returns its handle. The objects that it uses must
     /// exist.
     pub(crate) fn insert(&mut self, object: Object) -> u32 {
-        for needed in &object.needs {
+        for needed in &object.dependencies {
             if let Some(needed) = self.objects.get_mut(needed) {
                 needed.uses += 1;
             }
@@ -331,7 +331,7 @@ impl Objects {
     /// Removes an object.
     pub(crate) fn remove(&mut self, handle: u32) -> Option<Object> {
         let object = self.objects.remove(&handle)?;
-        for needed in &object.needs {
+        for needed in &object.dependencies {
             if let Some(needed) = self.objects.get_mut(needed) {
                 needed.uses -= 1;
             }
@@ -340,13 +340,14 @@ impl Objects {
     }
 
     /// Returns the objects of a context, unused ones first.
-    pub(crate) fn of(&self, file: RawFd) -> Vec<(u32, u16)> {
-        let of = self.objects.iter().filter(|(_, it)| it.file == file);
-        let mut of: Vec<_> = of
+    pub(crate) fn in_context(&self, file: RawFd) -> Vec<(u32, u16)> {
+        let objects = self.objects.iter().filter(|(_, it)| it.file == file);
+        let mut objects: Vec<_> = objects
             .map(|(handle, it)| (it.uses, *handle, it.data.kind()))
             .collect();
-        of.sort_unstable();
-        of.into_iter()
+        objects.sort_unstable();
+        objects
+            .into_iter()
             .map(|(_, handle, kind)| (handle, kind))
             .collect()
     }
@@ -366,10 +367,10 @@ impl Objects {
         self.objects.values_mut()
     }
 
-    /// Replaces an object that `handle` uses.
-    pub(crate) fn need(&mut self, handle: u32, from: u32, to: u32) {
+    /// Replaces a dependency of an object.
+    pub(crate) fn replace_dependency(&mut self, handle: u32, from: u32, to: u32) {
         if let Some(object) = self.objects.get_mut(&handle) {
-            for needed in &mut object.needs {
+            for needed in &mut object.dependencies {
                 if *needed == from {
                     *needed = to;
                 }
@@ -383,11 +384,10 @@ impl Objects {
         }
     }
 
-    /// Replaces the first memory range that the device was given for an object;
-    /// returns the former one.
-    pub(crate) fn given(&mut self, handle: u32, given: MemoryRange) -> Option<MemoryRange> {
+    /// Replaces the first memory range of an object; returns the former one.
+    pub(crate) fn replace_memory(&mut self, handle: u32, new: MemoryRange) -> Option<MemoryRange> {
         let object = self.objects.get_mut(&handle)?;
-        let place = object.ranges.first_mut()?;
-        Some(std::mem::replace(place, given))
+        let first = object.ranges.first_mut()?;
+        Some(std::mem::replace(first, new))
     }
 }

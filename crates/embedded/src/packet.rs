@@ -15,8 +15,9 @@ use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{MemoryRange, Object, ObjectData, Qp};
 use crate::qp::lag_port;
 use crate::queues::{
-    BLOCK, LONGEST, NO_REGISTER, QpDriver, QueueAddresses, SIGNAL_ALL, STRIDES, WQ_LOG_SIZE,
-    WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags, queried, require,
+    LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, QueueAddresses, SEND_BLOCK, SIGNAL_ALL,
+    WQ_LOG_SIZE, WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags,
+    queried_cap, require,
 };
 use crate::request::{Request, word};
 use crate::state::State;
@@ -38,7 +39,7 @@ const TIS: Field = field(CONTEXT + 0x2c, 23, 0);
 const WQ_UAR: Field = field(CONTEXT + 0x3c, 23, 0);
 const LOG_BLOCK: u32 = 6;
 const TIR_QUEUE: Field = field(CONTEXT + 0x1c, 23, 0);
-pub(crate) const TIR_OWN: Field = field(CONTEXT + 0x24, 25, 24);
+pub(crate) const TIR_LOOPBACK: Field = field(CONTEXT + 0x24, 25, 24);
 pub(crate) const DOMAIN: Field = field(CONTEXT + 0x24, 23, 0);
 const TIS_LAG_PORT: Field = field(CONTEXT, 27, 24);
 const MODIFY_LAG_PORT: Field = flag(0x14, 2);
@@ -52,7 +53,7 @@ const ERROR: u32 = 3;
 /// The device objects of a raw packet queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
-    /// The state that it was moved to.
+    /// The state that the program has set.
     pub(crate) state: QpState,
     pub(crate) tis: Option<u32>,
     pub(crate) sq: Option<u32>,
@@ -67,7 +68,7 @@ impl Packet {
         self.sq.is_none() && self.rq.is_none()
     }
 
-    /// The device's objects, by the commands that create them.
+    /// Returns the device objects, with the commands that create them.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (u16, u32)> + use<> {
         let all = [
             (op::CREATE_TIS, self.tis),
@@ -97,13 +98,13 @@ fn transition(from: QpState, to: QpState) -> Option<([Option<u32>; 2], Mask, Mas
 }
 
 impl State {
-    /// Returns whether there are raw packets: not where the frames are those of UDP.
+    /// Returns whether raw packets are supported: not if frames are carried in UDP.
     pub(crate) fn has_packets(&self) -> bool {
-        self.is_ethernet() && !self.reaches_hosts()
+        self.is_ethernet() && !self.has_host_addresses()
     }
 
-    /// Returns the transport domain of a context: frames that one of its queues sends
-    /// reach another only if that asks for it.
+    /// Returns the transport domain of a context, within which a queue receives looped back
+    /// frames only on request.
     pub(crate) fn transport_domain(&mut self, fd: RawFd) -> Result<u32> {
         if let Some(domain) = self.context(fd)?.transport_domain {
             return Ok(domain);
@@ -130,8 +131,8 @@ impl State {
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
         let recv_cq = request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?;
-        let foreign = [ATTR_CREATE_QP_SRQ_HANDLE, ATTR_CREATE_QP_XRCD_HANDLE];
-        require(!foreign.into_iter().any(|id| request.has(id)))?;
+        let excluded = [ATTR_CREATE_QP_SRQ_HANDLE, ATTR_CREATE_QP_XRCD_HANDLE];
+        require(!excluded.into_iter().any(|id| request.has(id)))?;
         let create = create_flags(request, QpType::RAW_PACKET)?;
         const STRIP_VLAN: u32 = QpCreateFlags::CVLAN_STRIPPING.bits();
         // Raw packets have no multicast groups.
@@ -147,17 +148,17 @@ impl State {
         };
         let [blocks, receives, shift] = [16, 20, 24].map(|at| word(driver.bytes(), at));
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
-        let size = |n: u32| n.is_power_of_two() && n <= LONGEST;
-        require(cap.max_recv_wr <= LONGEST && (blocks != 0 || cap.max_recv_wr != 0))?;
-        require(blocks == 0 || size(blocks))?;
+        let is_valid_size = |n: u32| n.is_power_of_two() && n <= MAX_QUEUE_ENTRIES;
+        require(cap.max_recv_wr <= MAX_QUEUE_ENTRIES && (blocks != 0 || cap.max_recv_wr != 0))?;
+        require(blocks == 0 || is_valid_size(blocks))?;
         require(match cap.max_recv_wr {
             0 => receives == 0 && shift == 0,
-            _ => size(receives) && STRIDES.contains(&shift),
+            _ => is_valid_size(receives) && LOG_STRIDES.contains(&shift),
         })?;
-        let place = QueueAddresses::new(driver.bytes());
+        let addresses = QueueAddresses::new(driver.bytes());
         let entries = [
-            (driver.send_entries(), u64::from(blocks) * BLOCK),
-            (place.entries, u64::from(receives) << shift),
+            (driver.send_entries(), u64::from(blocks) * SEND_BLOCK),
+            (addresses.entries, u64::from(receives) << shift),
         ];
         let (pd_number, uid) = (self.objects.pd(fd, pd)?, self.uid(fd));
         let cqs = [
@@ -194,74 +195,75 @@ impl State {
                 Some(input.set(KEEP_TAGS, keep).set(RQ_FLUSH_IN_ERROR, 1))
             }
         };
-        let mut ranges = place.given(0)?;
+        let mut ranges = addresses.ranges(0)?;
         // SAFETY: guaranteed by the caller.
-        unsafe { self.give_memory(&ranges) }?;
-        let mut made = Packet {
+        unsafe { self.grant_memory(&ranges) }?;
+        let mut packet_objects = Packet {
             state: QpState::RESET,
             tis: None,
             sq: None,
             rq: None,
             tir: None,
         };
-        let fill = |state: &mut Self| {
+        let create_objects = |state: &mut Self| {
             if let Some(send) = send {
                 let interface = Input::new(op::CREATE_TIS, INTERFACE_LENGTH).by(uid);
                 let tis = make(&mut state.hca, &interface.set(DOMAIN, domain))?;
-                made.tis = Some(tis);
-                let input = send.set(TIS, tis).long(WQ_RECORDS, place.records);
+                packet_objects.tis = Some(tis);
+                let input = send.set(TIS, tis).long(WQ_RECORDS, addresses.records);
                 // SAFETY: guaranteed by the caller.
-                made.sq = Some(unsafe { state.make_in(&[entries[0]], &input) }?);
+                packet_objects.sq =
+                    Some(unsafe { state.create_with_memory(&[entries[0]], &input) }?);
                 ranges.push(entries[0]);
             }
             if let Some(receive) = receive {
-                let input = receive.long(WQ_RECORDS, place.records);
+                let input = receive.long(WQ_RECORDS, addresses.records);
                 // SAFETY: guaranteed by the caller.
-                let rq = unsafe { state.make_in(&[entries[1]], &input) }?;
-                made.rq = Some(rq);
+                let rq = unsafe { state.create_with_memory(&[entries[1]], &input) }?;
+                packet_objects.rq = Some(rq);
                 ranges.push(entries[1]);
                 let interface = Input::new(op::CREATE_TIR, INTERFACE_LENGTH).by(uid);
                 let interface = interface
                     .set(TIR_QUEUE, rq)
-                    .set(TIR_OWN, driver.own_frames())
+                    .set(TIR_LOOPBACK, driver.loopback_flags())
                     .set(DOMAIN, domain);
-                made.tir = Some(make(&mut state.hca, &interface)?);
+                packet_objects.tir = Some(make(&mut state.hca, &interface)?);
             }
             Ok(())
         };
-        let filled = fill(self);
-        if filled.is_err() {
+        let result = create_objects(self);
+        if result.is_err() {
             // Logged if the device refuses.
-            let _ = self.destroy_packet_objects(&mut made);
+            let _ = self.destroy_packet_objects(&mut packet_objects);
             for (address, length) in ranges {
-                self.hca.platform_mut().take_back(address, length);
+                self.hca.platform_mut().revoke(address, length);
             }
-            return filled;
+            return result;
         }
-        let number = made.sq.or(made.rq).unwrap_or_default();
+        let number = packet_objects.sq.or(packet_objects.rq).unwrap_or_default();
         // SAFETY: as in `create_cq`.
-        unsafe { self.watch.queue(number, place.records) };
+        unsafe { self.watch.add_queue(number, addresses.records) };
         let register = self.register(fd, named_uar)?;
         let qp = Qp {
-            cap: queried(cap, receives),
+            cap: queried_cap(cap, receives),
             signal_all: create & SIGNAL_ALL != 0,
             register,
-            packet: Some(made),
+            packet: Some(packet_objects),
             ..Qp::without_queues(number, QpType::RAW_PACKET, events)
         };
         let object = Object {
             file: fd,
-            needs: vec![pd, send_cq, recv_cq],
+            dependencies: vec![pd, send_cq, recv_cq],
             uses: 0,
             ranges,
             data: ObjectData::Qp(Box::new(qp)),
         };
-        let answer = answer(&made, register.unwrap_or(NO_REGISTER), uid);
+        let answer = answer(&packet_objects, register.unwrap_or(NO_REGISTER), uid);
         self.add_qp(request, object, number, zerocopy::transmute!(cap), answer);
         Ok(())
     }
 
-    /// Moves it to another state.
+    /// Moves a raw packet queue pair to another state.
     pub(crate) fn modify_packet_qp(
         &mut self,
         fd: RawFd,
@@ -307,7 +309,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns its state, which a failed send changes.
+    /// Returns the state of a raw packet queue pair, which a failed send changes.
     pub(crate) fn packet_state(&mut self, packet: &Packet) -> Result<QpState> {
         let Some(sq) = packet.sq.filter(|_| packet.state == QpState::RTS) else {
             return Ok(packet.state);
@@ -320,8 +322,8 @@ impl State {
         })
     }
 
-    /// Destroys the device's objects of a raw packet queue pair; those that are left are
-    /// in use by others.
+    /// Destroys the device objects of a raw packet queue pair. On an error, the remaining
+    /// ones are in use by others.
     pub(crate) fn destroy_packet_objects(&mut self, packet: &mut Packet) -> Result<()> {
         let all = [
             (op::DESTROY_TIR, &mut packet.tir),

@@ -45,7 +45,7 @@ const LOG_REMOTE_READS: Field = field(CONTEXT + 0x90, 23, 21);
 const ACCESS: Field = field(CONTEXT + 0x90, 15, 13);
 /// `dp_ordering_force`, `dp_ordering_1`.
 const FORCE_ORDER: Field = flag(CONTEXT + 0x4, 24);
-const ANY_ORDER: Field = flag(CONTEXT + 0x90, 3);
+const RELAXED_ORDER: Field = flag(CONTEXT + 0x90, 3);
 const RNR_TIMER: Field = field(CONTEXT + 0x94, 28, 24);
 const RECV_PSN: Field = field(CONTEXT + 0x94, 23, 0);
 const QKEY: Field = field(CONTEXT + 0xa8, 31, 0);
@@ -60,7 +60,7 @@ mod optional {
     pub const PATH: u32 = 1 << 7;
 }
 
-const MOST_READS: u8 = 16;
+const MAX_READS: u8 = 16;
 
 /// A state transition: the command, and the required and optional attributes.
 pub(crate) struct Transition {
@@ -189,7 +189,7 @@ fn merge(to: &mut ModifyQp, from: &ModifyQp, mask: Mask) {
 
 /// Returns attributes that are ignored, because they belong to the other half
 /// of an XRC connection.
-fn not_its_own(kind: QpType) -> Mask {
+fn ignored_attributes(kind: QpType) -> Mask {
     match kind {
         QpType::XRC_INI => Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER,
         QpType::XRC_TGT => Mask::MAX_QP_RD_ATOMIC | Mask::RETRY_CNT | Mask::RNR_RETRY,
@@ -204,13 +204,13 @@ fn check_driver(request: &Request) -> Result<bool> {
     const OUT_OF_ORDER: u32 = 1 << 0;
     const LENGTH: usize = 16;
     let driver = request.driver::<LENGTH>();
-    let asked = word(&driver, 0);
-    let reserved = asked & !OUT_OF_ORDER != 0 || driver[10..12] != [0; 2];
+    let requested = word(&driver, 0);
+    let reserved = requested & !OUT_OF_ORDER != 0 || driver[10..12] != [0; 2];
     match request.driver_length() {
         0 => Ok(false),
         length if length < LENGTH => refuse(libc::EINVAL),
         _ if reserved || !request.driver_is_cleared(LENGTH) => refuse(libc::EOPNOTSUPP),
-        _ => Ok(asked != 0),
+        _ => Ok(requested != 0),
     }
 }
 
@@ -223,8 +223,8 @@ fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
         || has(Mask::RETRY_CNT) && attributes.retry_cnt > 7
         || has(Mask::RNR_RETRY) && attributes.rnr_retry > 7
         || has(Mask::MIN_RNR_TIMER) && attributes.min_rnr_timer > 31
-        || has(Mask::MAX_QP_RD_ATOMIC) && attributes.max_rd_atomic > MOST_READS
-        || has(Mask::MAX_DEST_RD_ATOMIC) && attributes.max_dest_rd_atomic > MOST_READS
+        || has(Mask::MAX_QP_RD_ATOMIC) && attributes.max_rd_atomic > MAX_READS
+        || has(Mask::MAX_DEST_RD_ATOMIC) && attributes.max_dest_rd_atomic > MAX_READS
         || has(Mask::AV) && attributes.dest.port_num != 1
         || has(Mask::ALT_PATH) && (attributes.alt_port_num, attributes.alt_dest.port_num) != (1, 1)
         || has(Mask::ALT_PATH) && attributes.alt_pkey_index != 0;
@@ -286,7 +286,7 @@ impl State {
         let qp = self.objects.qp(fd, given.qp_handle)?;
         let (number, kind, mut attributes) = (qp.number, QpType(qp.kind), qp.attributes);
         let (target, packet, qp_is_out_of_order) = (qp.target, qp.packet, qp.out_of_order);
-        let mask = Mask::from_bits_retain(given.attr_mask) - not_its_own(kind);
+        let mask = Mask::from_bits_retain(given.attr_mask) - ignored_attributes(kind);
         let out_of_order = check_driver(request)?;
         if out_of_order {
             // Raw packets are no service that has it (`get_dp_ooo_cap`).
@@ -311,7 +311,7 @@ impl State {
                 .contains(Mask::STATE)
                 .then_some(QpState(given.qp_state));
             if to == Some(QpState::ERR) {
-                self.take_last_sends();
+                self.flush_sends();
             }
             let named = (given.qp_handle, packet);
             return self.modify_packet_qp(fd, named, (&attributes, to), mask);
@@ -338,14 +338,14 @@ impl State {
             return refuse(libc::EINVAL);
         }
         if to == QpState::ERR && now == QpState::RTS {
-            self.take_last_sends();
+            self.flush_sends();
         }
         self.merge_checked(&mut attributes, given, mask)?;
         let opcode = transition.opcode;
         let input = Input::new(opcode, 0x110).set(NUMBER, number);
         let input = match opcode {
             op::RST2INIT_QP => input.set(LAG_PORT, lag_port(number)),
-            op::INIT2RTR_QP if out_of_order => input.set(FORCE_ORDER, 1).set(ANY_ORDER, 1),
+            op::INIT2RTR_QP if out_of_order => input.set(FORCE_ORDER, 1).set(RELAXED_ORDER, 1),
             _ => input,
         };
         let input = match opcode {
@@ -426,8 +426,8 @@ impl State {
     }
 
     pub(crate) fn query_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let asked: QueryQp = request.core()?;
-        let qp = self.objects.qp(fd, asked.qp_handle)?;
+        let requested: QueryQp = request.core()?;
+        let qp = self.objects.qp(fd, requested.qp_handle)?;
         let (number, target, packet) = (qp.number, qp.target, qp.packet);
         if packet.is_some_and(|packet| packet.has_work_queues()) {
             return refuse(libc::EOPNOTSUPP);
@@ -442,7 +442,7 @@ impl State {
                 (context, now)
             }
         };
-        let qp: &Qp = self.objects.qp(fd, asked.qp_handle)?;
+        let qp: &Qp = self.objects.qp(fd, requested.qp_handle)?;
         let it = &qp.attributes;
         let [
             max_send_wr,
@@ -486,22 +486,22 @@ impl State {
     }
 
     /// Joins a multicast group, or leaves it.
-    pub(crate) fn group(&mut self, fd: RawFd, asked: &AttachMcast, join: bool) -> Result<()> {
-        let qp = self.objects.qp(fd, asked.qp_handle)?;
-        if multicast_mac(&asked.gid).is_none() || QpType(qp.kind) != QpType::UD {
+    pub(crate) fn group(&mut self, fd: RawFd, requested: &AttachMcast, join: bool) -> Result<()> {
+        let qp = self.objects.qp(fd, requested.qp_handle)?;
+        if multicast_mac(&requested.gid).is_none() || QpType(qp.kind) != QpType::UD {
             return refuse(libc::EINVAL);
         }
-        let member = qp.groups.contains(&asked.gid);
+        let member = qp.groups.contains(&requested.gid);
         let number = qp.number;
         if join == member {
             // Joining twice has no effect; leaving requires membership.
             return if join { Ok(()) } else { refuse(libc::EINVAL) };
         }
-        self.group_in_device(number, &asked.gid, join)?;
-        let groups = &mut self.objects.qp_mut(fd, asked.qp_handle)?.groups;
-        groups.retain(|gid| *gid != asked.gid);
+        self.group_in_device(number, &requested.gid, join)?;
+        let groups = &mut self.objects.qp_mut(fd, requested.qp_handle)?.groups;
+        groups.retain(|gid| *gid != requested.gid);
         if join {
-            groups.push(asked.gid);
+            groups.push(requested.gid);
         }
         Ok(())
     }

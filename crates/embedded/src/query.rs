@@ -10,7 +10,7 @@ use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp, RssC
 use zerocopy::IntoBytes;
 
 use crate::command::{Input, run};
-use crate::queues::{LOG_MAX_STREAMS, MOST_TAGS};
+use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS};
 use crate::request::Request;
 use crate::state::State;
 use crate::udp::OTHERS_MAC;
@@ -64,8 +64,8 @@ impl State {
     /// # Errors
     /// EHOSTUNREACH: the GID is not that of a device of this network.
     pub(crate) fn resolve(&self, gid: &[u8; 16]) -> Result<[u8; 6]> {
-        if self.reaches_hosts() {
-            // The device's own, too: another process may share it.
+        if self.has_host_addresses() {
+            // Also for the device's own address, which another process may share.
             return Ok(multicast_mac(gid).unwrap_or(OTHERS_MAC));
         }
         let mac = mac_of(gid)?;
@@ -263,7 +263,7 @@ impl State {
             raw_packet_caps: packets(PACKETS),
             tm_caps: TmCaps {
                 max_rndv_hdr_size: 64,
-                max_num_tags: MOST_TAGS,
+                max_num_tags: MAX_TAGS,
                 // IB_TM_CAP_RNDV_RC
                 flags: 1 << 0,
                 max_ops: 1 << 15,
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mac_address_is_found_in_the_gid_that_was_made_of_it() {
+    fn a_link_local_gid_contains_the_mac_address() {
         let mut gid = [0; 16];
         gid[..2].copy_from_slice(&[0xfe, 0x80]);
         gid[8..].copy_from_slice(&[0x00, 0x50, 0x53, 0xff, 0xfe, 0, 0, 1]);

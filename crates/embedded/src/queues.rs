@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::command::{self, Input, NUMBER, PAGES_AT, make, run};
 use crate::dynamic::INITIATOR_SERVICE;
-use crate::event::Reported;
+use crate::event::EventCounter;
 use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind};
 use crate::request::{Request, long, word};
 use crate::state::{State, VECTORS};
@@ -35,7 +35,7 @@ const CQ_PAGE_OFFSET: Field = field(CQ + 0x8, 11, 6);
 const CQ_PAGE_SIZE: Field = field(CQ + 0x18, 28, 24);
 const CQ_RECORDS: usize = CQ + 0x38;
 /// Maximum number of entries of a completion queue, as a logarithm.
-const CQ_LONGEST: u32 = 22;
+const MAX_LOG_CQ_SIZE: u32 = 22;
 
 const QP: usize = 0x18;
 /// Service type of XRC queue pairs.
@@ -100,9 +100,9 @@ pub(crate) const NO_USER_INDEX: u32 = 0xff_ffff;
 pub(crate) const SIGNAL_ALL: u32 = 1 << 12;
 /// Maximum number of blocks of a send queue and of entries of a receive queue;
 /// logarithms of the size of a receive entry in bytes.
-pub(crate) const LONGEST: u32 = 1 << 15;
-pub(crate) const STRIDES: std::ops::RangeInclusive<u32> = 4..=9;
-pub(crate) const BLOCK: u64 = 64;
+pub(crate) const MAX_QUEUE_ENTRIES: u32 = 1 << 15;
+pub(crate) const LOG_STRIDES: std::ops::RangeInclusive<u32> = 4..=9;
+pub(crate) const SEND_BLOCK: u64 = 64;
 
 const POOL_STATE: Field = field(0x20, 23, 20);
 pub(crate) const WQ: usize = 0x50;
@@ -125,9 +125,8 @@ const XRC_USER_INDEX: Field = field(XRC + 0x10, 23, 0);
 const XRC_PD: Field = field(XRC + 0x18, 23, 0);
 const XRC_LIMIT: Field = field(XRC + 0x1c, 31, 16);
 const XRC_RECORDS: usize = XRC + 0x28;
-/// Bytes by which the work queue of an XRQ, and its pages, are later than those of a
-/// receive memory pool.
-const XRQ_LATER: usize = 0x40;
+/// Offset of an XRQ's work queue and pages, relative to those of a receive memory pool.
+const XRQ_OFFSET: usize = 0x40;
 /// Topology and offload of an XRQ: tag matching, and transfers of rendezvous.
 const XRQ_TOPOLOGY: Field = field(0x10, 11, 8);
 const XRQ_OFFLOAD: Field = field(0x10, 3, 0);
@@ -137,7 +136,7 @@ const XRQ_LOG_TAGS: Field = field(0x30, 31, 28);
 const TAG_MATCHING: u32 = 1;
 const TRANSFERS: u32 = 1;
 /// Maximum number of tags in the list of a shared receive queue.
-pub(crate) const MOST_TAGS: u32 = 127;
+pub(crate) const MAX_TAGS: u32 = 127;
 /// Values of `ib_uverbs_srq_type`.
 const SRQ_BASIC: u64 = 0;
 const SRQ_XRC: u64 = 1;
@@ -147,7 +146,7 @@ const USER_INDEX: usize = 24;
 /// Bytes of the header of an entry, and of each element of its list.
 const SEGMENT: u32 = 16;
 
-/// Checks the creation flags of a queue pair.
+/// Returns the creation flags of a queue pair.
 ///
 /// # Errors
 /// EINVAL for flags that are unknown, or that the type does not support.
@@ -156,17 +155,17 @@ pub(crate) fn create_flags(request: &Request, kind: QpType) -> Result<u32> {
     let datagram = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK | QpCreateFlags::PCI_WRITE_END_PADDING;
     let known = SIGNAL_ALL | (raw | datagram).bits();
     let flags = request.flags(ATTR_CREATE_QP_FLAGS, known)?;
-    let of_kind = match kind {
+    let allowed = match kind {
         QpType::UD => SIGNAL_ALL | datagram.bits(),
         QpType::RAW_PACKET => known,
         _ => SIGNAL_ALL,
     };
-    require(flags & !of_kind == 0)?;
+    require(flags & !allowed == 0)?;
     Ok(flags)
 }
 
-/// Sizes as a query gives them: the queue's number of receives, as with mlx5_ib.
-pub(crate) fn queried(cap: QpCap, receives: u32) -> [u32; 5] {
+/// Returns the sizes for queries: with the actual number of receives, as mlx5_ib does.
+pub(crate) fn queried_cap(cap: QpCap, receives: u32) -> [u32; 5] {
     zerocopy::transmute!(QpCap {
         max_recv_wr: receives,
         ..cap
@@ -181,8 +180,7 @@ pub(crate) fn require(condition: bool) -> Result<()> {
     }
 }
 
-/// Addresses of a queue, as the driver data begin: entries, then doorbell
-/// records.
+/// Addresses of a queue, from the start of the driver data: entries, then doorbell records.
 pub(crate) struct QueueAddresses {
     pub(crate) entries: u64,
     pub(crate) records: u64,
@@ -196,18 +194,18 @@ impl QueueAddresses {
         }
     }
 
-    /// Returns the memory that the device is given, for a queue of `bytes`
-    /// bytes. A queue without entries has none, whatever the address.
+    /// Returns the memory ranges of a queue of `bytes` bytes. The address of a queue without
+    /// entries is ignored.
     ///
     /// # Errors
     /// EINVAL for records that are not at a multiple of eight.
-    pub(crate) fn given(&self, bytes: u64) -> Result<Vec<MemoryRange>> {
-        let mut given = vec![(self.records, RECORDS)];
+    pub(crate) fn ranges(&self, bytes: u64) -> Result<Vec<MemoryRange>> {
+        let mut ranges = vec![(self.records, RECORDS)];
         if bytes != 0 {
-            given.insert(0, (self.entries, bytes));
+            ranges.insert(0, (self.entries, bytes));
         }
         require(self.records % RECORDS == 0)?;
-        Ok(given)
+        Ok(ranges)
     }
 }
 
@@ -222,20 +220,20 @@ pub(crate) struct QpDriver {
 impl QpDriver {
     pub(crate) fn new(request: &Request) -> Result<Self> {
         /// Up to the ECE options: the first version of the structure.
-        const LEAST: usize = 48;
+        const MIN_LENGTH: usize = 48;
         const RESERVED: usize = 54;
-        require(request.driver_length() >= LEAST && request.driver_is_cleared(RESERVED))?;
+        require(request.driver_length() >= MIN_LENGTH && request.driver_is_cleared(RESERVED))?;
         let bytes = request.driver::<56>();
         let (flags, user_index) = (word(&bytes, FLAGS_AT), word(&bytes, 32));
-        let of_kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
-        let of_kind = match QpType(of_kind) {
+        let kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
+        let allowed = match QpType(kind) {
             QpType::DRIVER if flags & FLAG_DC_INITIATOR != 0 => FLAGS_OF_DC | FLAG_STREAMS,
             QpType::DRIVER => FLAGS_OF_DC,
             QpType::RAW_PACKET => FLAGS_OF_LOOPBACK,
             _ => 0,
         };
         // Signatures are not supported.
-        let known = FLAG_SCATTER | FLAG_ALLOW_SCATTER | FLAG_UAR_PAGE | of_kind;
+        let known = FLAG_SCATTER | FLAG_ALLOW_SCATTER | FLAG_UAR_PAGE | allowed;
         require(flags & !known == 0)?;
         require(user_index < NO_USER_INDEX)?;
         Ok(Self {
@@ -264,7 +262,7 @@ impl QpDriver {
         Ok(Some(streams))
     }
 
-    /// Returns the UAR that it names, if any.
+    /// Returns the UAR that the driver data name, if any.
     pub(crate) fn uar_page(&self) -> Option<u32> {
         (self.flags & FLAG_UAR_PAGE != 0).then(|| word(&self.bytes, 36))
     }
@@ -279,9 +277,9 @@ impl QpDriver {
         long(&self.bytes, 40)
     }
 
-    /// Returns which frames of its own context a raw packet queue pair receives, as a
-    /// TIR says it: unicast, multicast.
-    pub(crate) fn own_frames(&self) -> u32 {
+    /// Returns the loopback flags of a raw packet queue pair's TIR: unicast and multicast
+    /// frames of its own context.
+    pub(crate) fn loopback_flags(&self) -> u32 {
         (self.flags & FLAGS_OF_LOOPBACK) >> LOOPBACK_AT
     }
 
@@ -292,33 +290,37 @@ impl QpDriver {
 }
 
 impl State {
-    /// Creates a queue in the device, and gives it the queue's memory.
+    /// Creates a queue in the device, and grants access to the queue's memory.
     ///
     /// # Safety
     /// The memory must be valid for the queue until the queue is destroyed.
-    pub(crate) unsafe fn make_in(&mut self, given: &[MemoryRange], input: &Input) -> Result<u32> {
+    pub(crate) unsafe fn create_with_memory(
+        &mut self,
+        ranges: &[MemoryRange],
+        input: &Input,
+    ) -> Result<u32> {
         // SAFETY: guaranteed by the caller.
-        unsafe { self.give_memory(given) }?;
-        let made = make(&mut self.hca, input);
-        if made.is_err() {
-            for (address, length) in given.iter().copied() {
-                self.hca.platform_mut().take_back(address, length);
+        unsafe { self.grant_memory(ranges) }?;
+        let created = make(&mut self.hca, input);
+        if created.is_err() {
+            for (address, length) in ranges.iter().copied() {
+                self.hca.platform_mut().revoke(address, length);
             }
         }
-        made
+        created
     }
 
-    /// Gives the device memory of a queue.
+    /// Grants the device access to the memory of a queue.
     ///
     /// # Safety
-    /// As for [`State::make_in`].
-    pub(crate) unsafe fn give_memory(&mut self, given: &[MemoryRange]) -> Result<()> {
-        for (address, length) in given.iter().copied() {
+    /// As for [`State::create_with_memory`].
+    pub(crate) unsafe fn grant_memory(&mut self, ranges: &[MemoryRange]) -> Result<()> {
+        for (address, length) in ranges.iter().copied() {
             pin(address, length, Access::Write)?;
         }
-        for (address, length) in given.iter().copied() {
+        for (address, length) in ranges.iter().copied() {
             // SAFETY: guaranteed by the caller.
-            unsafe { self.hca.platform_mut().give(address, length) };
+            unsafe { self.hca.platform_mut().grant(address, length) };
         }
         Ok(())
     }
@@ -327,7 +329,7 @@ impl State {
         Events {
             user_handle,
             file: self.event_file(request, id),
-            reported: Reported::default(),
+            reported: EventCounter::default(),
         }
     }
 
@@ -335,7 +337,7 @@ impl State {
     /// As for [`State::execute`].
     pub(crate) unsafe fn create_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         /// Up to the flags: the first version of the structure.
-        const LEAST: usize = 22;
+        const MIN_LENGTH: usize = 22;
         const ENTRY_SIZE: usize = 16;
         const COMPRESSED: usize = 20;
         const FORMAT: usize = 21;
@@ -345,8 +347,8 @@ impl State {
         const REAL_TIME: u16 = 1 << 2;
         const TIMESTAMPS: u32 = 1 << 0;
         const IGNORE_OVERRUN: u32 = 1 << 1;
-        require(request.driver_length() >= LEAST)?;
-        request.needs_driver_room(4)?;
+        require(request.driver_length() >= MIN_LENGTH)?;
+        request.check_driver_output(4)?;
         let driver = request.driver::<32>();
         let entry = word(&driver, ENTRY_SIZE);
         let flags = u16::from_ne_bytes([driver[FLAGS], driver[FLAGS + 1]]);
@@ -377,14 +379,14 @@ impl State {
         require(vector < VECTORS)?;
         // As in the driver: one more than requested, rounded up to a power of
         // two.
-        let asked: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
-        require((1..1 << CQ_LONGEST).contains(&asked))?;
-        let log_size = (asked + 1).next_power_of_two().ilog2();
+        let requested: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
+        require((1..1 << MAX_LOG_CQ_SIZE).contains(&requested))?;
+        let log_size = (requested + 1).next_power_of_two().ilog2();
         let flags = request.flags(ATTR_CREATE_CQ_FLAGS, TIMESTAMPS | IGNORE_OVERRUN)?;
         let channel = self.event_file(request, ATTR_CREATE_CQ_COMP_CHANNEL);
         let user_handle = request.value(ATTR_CREATE_CQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_CQ_EVENT_FD);
-        let place = QueueAddresses::new(&driver);
+        let addresses = QueueAddresses::new(&driver);
         let bytes = u64::from(entry) << log_size;
         let input = Input::new(op::CREATE_CQ, PAGES_AT + 8)
             .by(self.uid(fd))
@@ -395,14 +397,14 @@ impl State {
             .set(CQ_LOG_SIZE, log_size)
             .set(CQ_UAR, uar)
             .set(CQ_EQN, self.event_queue(vector))
-            .long(CQ_RECORDS, place.records)
-            .pages((CQ_PAGE_SIZE, CQ_PAGE_OFFSET), (place.entries, bytes))?;
-        let given = place.given(bytes)?;
+            .long(CQ_RECORDS, addresses.records)
+            .pages((CQ_PAGE_SIZE, CQ_PAGE_OFFSET), (addresses.entries, bytes))?;
+        let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
-        let number = unsafe { self.make_in(&given, &input) }?;
+        let number = unsafe { self.create_with_memory(&ranges, &input) }?;
         // SAFETY: the doorbell records stay valid until the queue is destroyed,
         // which also ends watching them.
-        unsafe { self.watch.arm(number, place.records) };
+        unsafe { self.watch.add_arm(number, addresses.records) };
         let cq = Cq {
             number,
             cqe: (1 << log_size) - 1,
@@ -410,17 +412,17 @@ impl State {
             entry_size,
             real_time,
             channel,
-            completions: Reported::default(),
+            completions: EventCounter::default(),
             events,
         };
         let handle = self.objects.insert(Object {
             file: fd,
-            needs: Vec::new(),
+            dependencies: Vec::new(),
             uses: 0,
-            ranges: given,
+            ranges,
             data: ObjectData::Cq(cq),
         });
-        request.made(ATTR_CREATE_CQ_HANDLE, handle);
+        request.set_handle(ATTR_CREATE_CQ_HANDLE, handle);
         request.answer(ATTR_CREATE_CQ_RESP_CQE, &((1u32 << log_size) - 1));
         request.driver_answer(&number.to_ne_bytes());
         Ok(())
@@ -433,17 +435,17 @@ impl State {
     pub(crate) unsafe fn resize_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const OPERATION: Field = field(4, 15, 0);
         const RESIZE: u32 = 1;
-        let asked: ResizeCq = request.core()?;
-        let cq = self.objects.cq(fd, asked.cq_handle)?;
-        require((1..1 << CQ_LONGEST).contains(&asked.cqe))?;
-        let log_size = (asked.cqe + 1).next_power_of_two().ilog2();
+        let requested: ResizeCq = request.core()?;
+        let cq = self.objects.cq(fd, requested.cq_handle)?;
+        require((1..1 << MAX_LOG_CQ_SIZE).contains(&requested.cqe))?;
+        let log_size = (requested.cqe + 1).next_power_of_two().ilog2();
         let cqe = (1 << log_size) - 1;
         if cqe != cq.cqe {
             let driver = request.driver::<16>();
             let entries = long(&driver, 0);
             match request.driver_length() {
                 0 => return refuse(libc::EFAULT),
-                given => require(given >= driver.len())?,
+                length => require(length >= driver.len())?,
             }
             let (number, entry, entry_size) = (cq.number, cq.entry, cq.entry_size);
             // The next eight bytes contain the size of an entry, which must not
@@ -458,11 +460,14 @@ impl State {
                 .set(CQ_LOG_SIZE, log_size)
                 .pages((CQ_PAGE_SIZE, CQ_PAGE_OFFSET), (entries, bytes))?;
             // SAFETY: guaranteed by the caller.
-            unsafe { self.make_in(&[(entries, bytes)], &input) }?;
-            if let Some(old) = self.objects.given(asked.cq_handle, (entries, bytes)) {
-                self.hca.platform_mut().take_back(old.0, old.1);
+            unsafe { self.create_with_memory(&[(entries, bytes)], &input) }?;
+            if let Some(old) = self
+                .objects
+                .replace_memory(requested.cq_handle, (entries, bytes))
+            {
+                self.hca.platform_mut().revoke(old.0, old.1);
             }
-            self.objects.cq_mut(fd, asked.cq_handle)?.cqe = cqe;
+            self.objects.cq_mut(fd, requested.cq_handle)?.cqe = cqe;
         }
         request.core_answer(&ResizeCqResp { cqe, reserved: 0 });
         Ok(())
@@ -494,8 +499,8 @@ impl State {
             INITIATOR_SERVICE => None,
             _ => request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE),
         };
-        let foreign = request.has(ATTR_CREATE_QP_XRCD_HANDLE);
-        require(!foreign && (srq.is_none() || !initiator))?;
+        let has_foreign = request.has(ATTR_CREATE_QP_XRCD_HANDLE);
+        require(!has_foreign && (srq.is_none() || !initiator))?;
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
         let recv_cq = match initiator {
@@ -521,27 +526,27 @@ impl State {
         let driver = driver.bytes;
         let (blocks, receives, shift) = (word(&driver, 16), word(&driver, 20), word(&driver, 24));
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
-        require(cap.max_recv_wr <= LONGEST)?;
-        // Receives come from an own queue or from an SRQ; an XRC initiator has
+        require(cap.max_recv_wr <= MAX_QUEUE_ENTRIES)?;
+        // Receives come from the queue pair's own queue or from an SRQ; an XRC initiator has
         // neither.
-        let has_own = !initiator && srq.is_none() && cap.max_recv_wr != 0;
-        let size = |n: u32| n.is_power_of_two() && n <= LONGEST;
-        require(match has_own {
-            true => size(receives) && STRIDES.contains(&shift),
+        let has_own_queue = !initiator && srq.is_none() && cap.max_recv_wr != 0;
+        let is_valid_size = |n: u32| n.is_power_of_two() && n <= MAX_QUEUE_ENTRIES;
+        require(match has_own_queue {
+            true => is_valid_size(receives) && LOG_STRIDES.contains(&shift),
             false => receives == 0 && shift == 0,
         })?;
-        require(blocks == 0 || size(blocks))?;
+        require(blocks == 0 || is_valid_size(blocks))?;
         for cq in [Some(send_cq), recv_cq].into_iter().flatten() {
             if self.objects.cq(fd, cq)?.real_time {
                 return refuse(libc::EOPNOTSUPP);
             }
         }
-        let place = QueueAddresses::new(&driver);
+        let addresses = QueueAddresses::new(&driver);
         let received = u64::from(receives) << shift;
-        require(received % BLOCK == 0)?;
-        let bytes = received + u64::from(blocks) * BLOCK;
+        require(received % SEND_BLOCK == 0)?;
+        let bytes = received + u64::from(blocks) * SEND_BLOCK;
         // The kernel lets the device reject entries at address 0.
-        require(bytes == 0 || place.entries != 0)?;
+        require(bytes == 0 || addresses.entries != 0)?;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let signal_all = create & SIGNAL_ALL != 0;
@@ -555,8 +560,8 @@ impl State {
             .set(QP_UAR, uar)
             .set(QP_USER_INDEX, user_index)
             .set(QP_SEND_CQ, self.objects.cq(fd, send_cq)?.number)
-            .long(QP_RECORDS, place.records)
-            .pages((QP_PAGE_SIZE, QP_PAGE_OFFSET), (place.entries, bytes))?;
+            .long(QP_RECORDS, addresses.records)
+            .pages((QP_PAGE_SIZE, QP_PAGE_OFFSET), (addresses.entries, bytes))?;
         if let Some(cq) = recv_cq {
             input = input.set(QP_RECV_CQ, self.objects.cq(fd, cq)?.number);
         }
@@ -578,7 +583,7 @@ impl State {
                 .set(QP_LOG_RQ, receives.ilog2())
                 .set(QP_RQ_STRIDE, shift - 4),
         };
-        // The device sends over queue pairs that have no send queue of their own.
+        // Rendezvous data are transferred by queue pairs without a send queue.
         if let (Some(srq), 0) = (srq, blocks) {
             if self.objects.srq(fd, srq)?.kind == SrqKind::Tags {
                 input = input.set(QP_OFFLOAD, OFFLOAD_RENDEZVOUS);
@@ -600,26 +605,26 @@ impl State {
             let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
             input = input.set(QP_SCATTER_READ, value);
         }
-        let given = place.given(bytes)?;
+        let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
-        let number = unsafe { self.make_in(&given, &input) }?;
+        let number = unsafe { self.create_with_memory(&ranges, &input) }?;
         // SAFETY: as in `create_cq`.
-        unsafe { self.watch.queue(number, place.records) };
+        unsafe { self.watch.add_queue(number, addresses.records) };
         let register = self.register(fd, named_uar)?;
         let qp = Qp {
-            cap: queried(cap, receives),
+            cap: queried_cap(cap, receives),
             signal_all,
             register,
             ..Qp::without_queues(number, QpType(kind), events)
         };
-        let mut needs = vec![pd, send_cq];
-        needs.extend(recv_cq);
-        needs.extend(srq);
+        let mut dependencies = vec![pd, send_cq];
+        dependencies.extend(recv_cq);
+        dependencies.extend(srq);
         let object = Object {
             file: fd,
-            needs,
+            dependencies,
             uses: 0,
-            ranges: given,
+            ranges,
             data: ObjectData::Qp(Box::new(qp)),
         };
         let mut answer = [0; 10];
@@ -628,11 +633,11 @@ impl State {
         Ok(())
     }
 
-    /// Takes a register for a queue pair that names no UAR.
+    /// Allocates a register for a queue pair that names no UAR.
     pub(crate) fn register(&mut self, fd: RawFd, named_uar: Option<u32>) -> Result<Option<u32>> {
         Ok(match named_uar {
             Some(_) => None,
-            None => Some(self.context(fd)?.take_register()),
+            None => Some(self.context(fd)?.allocate_register()),
         })
     }
 
@@ -647,7 +652,7 @@ impl State {
         driver: [u32; 10],
     ) {
         let handle = self.objects.insert(object);
-        request.made(ATTR_CREATE_QP_HANDLE, handle);
+        request.set_handle(ATTR_CREATE_QP_HANDLE, handle);
         request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
         request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
         request.driver_answer(driver.as_bytes());
@@ -678,34 +683,34 @@ impl State {
         let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
         // As in the driver: one entry more than requested, and 16 bytes per
         // entry more than its list.
-        require(max_wr < LONGEST && max_sge < 32)?;
+        require(max_wr < MAX_QUEUE_ENTRIES && max_sge < 32)?;
         let entries = (max_wr + 1).next_power_of_two();
         let entry = (SEGMENT + max_sge * SEGMENT)
             .next_power_of_two()
             .max(2 * SEGMENT);
-        require(STRIDES.contains(&entry.ilog2()))?;
+        require(LOG_STRIDES.contains(&entry.ilog2()))?;
         let pd = request.handle(ATTR_CREATE_SRQ_PD_HANDLE)?;
         let user_handle = request.value(ATTR_CREATE_SRQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD);
-        let place = QueueAddresses::new(&driver);
+        let addresses = QueueAddresses::new(&driver);
         let bytes = u64::from(entries) * u64::from(entry);
         let pd_number = self.objects.pd(fd, pd)?;
-        let mut needs = vec![pd];
+        let mut dependencies = vec![pd];
         let mut cq_number = 0;
         if has_cq {
             let cq = request.handle(ATTR_CREATE_SRQ_CQ_HANDLE)?;
             cq_number = self.objects.cq(fd, cq)?.number;
-            needs.push(cq);
+            dependencies.push(cq);
         }
-        let later = match kind {
-            SrqKind::Tags => XRQ_LATER,
+        let offset = match kind {
+            SrqKind::Tags => XRQ_OFFSET,
             _ => 0,
         };
-        let input = Input::new(kind.created_by(), PAGES_AT + 8 + later).by(self.uid(fd));
+        let input = Input::new(kind.create_opcode(), PAGES_AT + 8 + offset).by(self.uid(fd));
         let input = match kind {
             SrqKind::Xrc => {
                 let xrcd = request.handle(ATTR_CREATE_SRQ_XRCD_HANDLE)?;
-                needs.push(xrcd);
+                dependencies.push(xrcd);
                 input
                     .set(XRC_LOG_SIZE, entries.ilog2())
                     .set(XRC_STRIDE, entry.ilog2() - 4)
@@ -713,13 +718,13 @@ impl State {
                     .set(XRC_CQ, cq_number)
                     .set(XRC_USER_INDEX, user_index)
                     .set(XRC_PD, pd_number)
-                    .long(XRC_RECORDS, place.records)
+                    .long(XRC_RECORDS, addresses.records)
             }
             SrqKind::Basic | SrqKind::Tags => input
-                .set(WQ_PD.at(later), pd_number)
-                .set(WQ_STRIDE.at(later), entry.ilog2())
-                .set(WQ_LOG_SIZE.at(later), entries.ilog2())
-                .long(WQ_RECORDS + later, place.records),
+                .set(WQ_PD.at(offset), pd_number)
+                .set(WQ_STRIDE.at(offset), entry.ilog2())
+                .set(WQ_LOG_SIZE.at(offset), entries.ilog2())
+                .long(WQ_RECORDS + offset, addresses.records),
         };
         let input = match kind {
             SrqKind::Basic => input.set(POOL_STATE, READY),
@@ -729,7 +734,7 @@ impl State {
                     return refuse(libc::ENOENT);
                 }
                 let tags: u32 = request.value(ATTR_CREATE_SRQ_MAX_NUM_TAGS)?;
-                require(tags <= MOST_TAGS)?;
+                require(tags <= MAX_TAGS)?;
                 input
                     .set(XRQ_TOPOLOGY, TAG_MATCHING)
                     .set(XRQ_OFFLOAD, TRANSFERS)
@@ -740,12 +745,12 @@ impl State {
         };
         let fields = match kind {
             SrqKind::Xrc => (XRC_PAGE_SIZE, XRC_PAGE_OFFSET),
-            _ => (WQ_PAGE_SIZE.at(later), WQ_PAGE_OFFSET.at(later)),
+            _ => (WQ_PAGE_SIZE.at(offset), WQ_PAGE_OFFSET.at(offset)),
         };
-        let input = input.pages_at(PAGES_AT + later, fields, (place.entries, bytes))?;
-        let given = place.given(bytes)?;
+        let input = input.pages_at(PAGES_AT + offset, fields, (addresses.entries, bytes))?;
+        let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
-        let number = unsafe { self.make_in(&given, &input) }?;
+        let number = unsafe { self.create_with_memory(&ranges, &input) }?;
         let srq = Srq {
             number,
             max_wr: entries - 1,
@@ -756,12 +761,12 @@ impl State {
         let answers = (srq.max_wr, srq.max_sge);
         let handle = self.objects.insert(Object {
             file: fd,
-            needs,
+            dependencies,
             uses: 0,
-            ranges: given,
+            ranges,
             data: ObjectData::Srq(srq),
         });
-        request.made(ATTR_CREATE_SRQ_HANDLE, handle);
+        request.set_handle(ATTR_CREATE_SRQ_HANDLE, handle);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_WR, &answers.0);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_SGE, &answers.1);
         if kind == SrqKind::Xrc {
@@ -788,7 +793,7 @@ impl State {
         let (opcode, limit) = match kind {
             SrqKind::Basic => (op::QUERY_RMP, LIMIT),
             SrqKind::Xrc => (op::QUERY_XRC_SRQ, XRC_LIMIT),
-            SrqKind::Tags => (op::QUERY_XRQ, LIMIT.at(XRQ_LATER)),
+            SrqKind::Tags => (op::QUERY_XRQ, LIMIT.at(XRQ_OFFSET)),
         };
         let input = Input::about(opcode, number);
         run(&mut self.hca, &input, PAGES_AT).map(|output| limit.get(&output))
@@ -796,10 +801,10 @@ impl State {
 
     /// Destroys the device's part of an object.
     pub(crate) fn destroy_in_device(&mut self, fd: RawFd, handle: u32) -> Result<()> {
-        let is = &self.objects.get(fd, handle)?.data;
+        let data = &self.objects.get(fd, handle)?.data;
         // An object that was opened several times stays in the device until the
         // last one is destroyed.
-        let opened = match is {
+        let opened = match data {
             ObjectData::Xrcd(it) => self.objects.xrcds(it.number).count(),
             ObjectData::Qp(it) if it.domain.is_some() => self.objects.qps(it.number).count(),
             _ => 1,
@@ -807,7 +812,7 @@ impl State {
         if opened > 1 {
             return Ok(());
         }
-        let (opcode, number) = match is {
+        let (opcode, number) = match data {
             ObjectData::Pd { number } => (op::DEALLOC_PD, *number),
             ObjectData::Mr(mr) => (op::DESTROY_MKEY, mr.key >> 8),
             ObjectData::Mw { key } => (op::DESTROY_MKEY, key >> 8),
@@ -822,11 +827,11 @@ impl State {
                     let destroyed = self.destroy_packet_objects(&mut packet);
                     self.objects.qp_mut(fd, handle)?.packet = Some(packet);
                     destroyed?;
-                    self.watch.forget_queue(number);
+                    self.watch.remove_queue(number);
                     return Ok(());
                 }
             },
-            ObjectData::Srq(srq) => (srq.kind.destroyed_by(), srq.number),
+            ObjectData::Srq(srq) => (srq.kind.destroy_opcode(), srq.number),
             ObjectData::Wq(wq) => (op::DESTROY_RQ, wq.number),
             ObjectData::WqTable { number } => (op::DESTROY_RQT, *number),
             ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
@@ -845,8 +850,8 @@ impl State {
         let input = Input::new(opcode, 16).set(NUMBER, number);
         command::run(&mut self.hca, &input, 16)?;
         match opcode {
-            op::DESTROY_CQ => self.watch.forget_arm(number),
-            op::DESTROY_QP => self.watch.forget_queue(number),
+            op::DESTROY_CQ => self.watch.remove_arm(number),
+            op::DESTROY_QP => self.watch.remove_queue(number),
             _ => {}
         }
         Ok(())

@@ -61,8 +61,8 @@ const WRITABLE: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_ATOMIC)
     .union(AccessFlags::MW_BIND);
 
-/// Access flags that change without a new key, as with mlx5_ib.
-const CHANGED_IN_PLACE: AccessFlags = AccessFlags::LOCAL_WRITE
+/// Access flags that can change without a new key, as with mlx5_ib.
+const IN_PLACE_FLAGS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::RELAXED_ORDERING);
@@ -115,12 +115,12 @@ fn pages(wanted: &RegionParameters) -> Option<(u32, Vec<u64>)> {
 }
 
 impl State {
-    /// Creates a key in the device, and gives it the memory.
+    /// Creates a key in the device, and grants access to the memory.
     ///
     /// # Safety
-    /// The memory must stay mapped until it is taken back, and must be treated
-    /// as memory that others read and, if the access flags permit, write.
-    unsafe fn make_key(&mut self, fd: RawFd, wanted: &RegionParameters) -> Result<u32> {
+    /// The memory must stay mapped until access is revoked, and must be treated as memory
+    /// that others read and, if the access flags permit, write.
+    unsafe fn create_key(&mut self, fd: RawFd, wanted: &RegionParameters) -> Result<u32> {
         let access = AccessFlags::from_bits_retain(wanted.access);
         let rights = rights(access)?;
         let end = wanted.address.checked_add(wanted.length);
@@ -170,26 +170,26 @@ impl State {
             self.hca.seal_key(number);
         }
         // SAFETY: guaranteed by the caller.
-        unsafe { (self.hca.platform_mut()).give(wanted.address, wanted.length) };
+        unsafe { (self.hca.platform_mut()).grant(wanted.address, wanted.length) };
         Ok(number << 8 | u32::from(variant))
     }
 
     /// # Safety
     /// As for [`State::execute`].
     pub(crate) unsafe fn reg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let asked: RegMr = request.core()?;
+        let requested: RegMr = request.core()?;
         let wanted = RegionParameters {
-            address: asked.start,
-            length: asked.length,
-            iova: asked.hca_va,
-            access: asked.access_flags,
-            pd: asked.pd_handle,
+            address: requested.start,
+            length: requested.length,
+            iova: requested.hca_va,
+            access: requested.access_flags,
+            pd: requested.pd_handle,
         };
         // SAFETY: guaranteed by the caller.
-        let key = unsafe { self.make_key(fd, &wanted) }?;
+        let key = unsafe { self.create_key(fd, &wanted) }?;
         let handle = self.objects.insert(Object {
             file: fd,
-            needs: vec![wanted.pd],
+            dependencies: vec![wanted.pd],
             uses: 0,
             ranges: vec![(wanted.address, wanted.length)],
             data: ObjectData::Mr(Mr {
@@ -210,7 +210,7 @@ impl State {
 
     /// Changes the access flags or the protection domain of a region, which keeps
     /// its key.
-    fn change_rights(
+    fn change_access(
         &mut self,
         fd: RawFd,
         handle: u32,
@@ -223,13 +223,13 @@ impl State {
             pin(wanted.address, wanted.length, Access::Write)?;
         }
         let number = self.objects.pd(fd, wanted.pd)?;
-        let before = self.objects.get(fd, handle)?.needs.first().copied();
+        let before = self.objects.get(fd, handle)?.dependencies.first().copied();
         let mr = self.objects.mr_mut(fd, handle)?;
         mr.access = wanted.access;
         let key = mr.key;
         self.hca.change_key(key >> 8, number, rights);
         if let Some(before) = before {
-            self.objects.need(handle, before, wanted.pd);
+            self.objects.replace_dependency(handle, before, wanted.pd);
         }
         request.core_answer(&ReregMrResp {
             lkey: key,
@@ -244,16 +244,17 @@ impl State {
     /// # Safety
     /// As for [`State::execute`].
     pub(crate) unsafe fn rereg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let asked: ReregMr = request.core()?;
+        let requested: ReregMr = request.core()?;
         let known = REREG_TRANSLATION | REREG_PD | REREG_ACCESS;
-        if asked.flags == 0 {
+        if requested.flags == 0 {
             return refuse(libc::EINVAL);
         }
-        if asked.flags & !known != 0 {
+        if requested.flags & !known != 0 {
             return refuse(libc::EOPNOTSUPP);
         }
-        let object = self.objects.get(fd, asked.mr_handle)?;
-        let (ObjectData::Mr(mr), Some(pd)) = (&object.data, object.needs.first().copied()) else {
+        let object = self.objects.get(fd, requested.mr_handle)?;
+        let (ObjectData::Mr(mr), Some(pd)) = (&object.data, object.dependencies.first().copied())
+        else {
             return refuse(libc::EINVAL);
         };
         let (old_key, old) = (mr.key, (mr.address, mr.length));
@@ -264,32 +265,33 @@ impl State {
             access: mr.access,
             pd,
         };
-        if asked.flags & REREG_TRANSLATION != 0 {
-            (wanted.address, wanted.length) = (asked.start, asked.length);
-            wanted.iova = asked.hca_va;
+        if requested.flags & REREG_TRANSLATION != 0 {
+            (wanted.address, wanted.length) = (requested.start, requested.length);
+            wanted.iova = requested.hca_va;
         }
-        if asked.flags & REREG_PD != 0 {
-            wanted.pd = asked.pd_handle;
+        if requested.flags & REREG_PD != 0 {
+            wanted.pd = requested.pd_handle;
         }
-        if asked.flags & REREG_ACCESS != 0 {
-            wanted.access = asked.access_flags;
+        if requested.flags & REREG_ACCESS != 0 {
+            wanted.access = requested.access_flags;
         }
         let changed = AccessFlags::from_bits_retain(mr.access ^ wanted.access);
-        if asked.flags & REREG_TRANSLATION == 0 && (changed - CHANGED_IN_PLACE).is_empty() {
-            return self.change_rights(fd, asked.mr_handle, &wanted, request);
+        if requested.flags & REREG_TRANSLATION == 0 && (changed - IN_PLACE_FLAGS).is_empty() {
+            return self.change_access(fd, requested.mr_handle, &wanted, request);
         }
         // SAFETY: guaranteed by the caller.
-        let key = unsafe { self.make_key(fd, &wanted) }?;
+        let key = unsafe { self.create_key(fd, &wanted) }?;
         let destroy = Input::new(op::DESTROY_MKEY, 16).set(NUMBER, old_key >> 8);
         run(&mut self.hca, &destroy, 16)?;
-        self.hca.platform_mut().take_back(old.0, old.1);
-        let mr = self.objects.mr_mut(fd, asked.mr_handle)?;
+        self.hca.platform_mut().revoke(old.0, old.1);
+        let mr = self.objects.mr_mut(fd, requested.mr_handle)?;
         mr.key = key;
         (mr.address, mr.length) = (wanted.address, wanted.length);
         (mr.iova, mr.access) = (wanted.iova, wanted.access);
         let given = (wanted.address, wanted.length);
-        self.objects.given(asked.mr_handle, given);
-        self.objects.need(asked.mr_handle, pd, wanted.pd);
+        self.objects.replace_memory(requested.mr_handle, given);
+        self.objects
+            .replace_dependency(requested.mr_handle, pd, wanted.pd);
         request.core_answer(&ReregMrResp {
             lkey: key,
             rkey: key,
@@ -297,15 +299,15 @@ impl State {
         Ok(())
     }
 
-    /// Allocates a memory window: a key that a work request fills in.
+    /// Allocates a memory window: a key that a work request binds.
     pub(crate) fn alloc_mw(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let asked: AllocMw = request.core()?;
-        let second = match MwType(asked.mw_type) {
+        let requested: AllocMw = request.core()?;
+        let second = match MwType(requested.mw_type) {
             MwType::TYPE_1 => false,
             MwType::TYPE_2 => true,
             _ => return refuse(libc::EINVAL),
         };
-        let pd = self.objects.pd(fd, asked.pd_handle)?;
+        let pd = self.objects.pd(fd, requested.pd_handle)?;
         // Byte 4 is the number of list elements; the rest is reserved.
         let mut driver = request.driver::<8>();
         let elements = std::mem::take(&mut driver[4]);
@@ -327,7 +329,7 @@ impl State {
         let key = make(&mut self.hca, &input)? << 8 | u32::from(variant);
         let mw_handle = self.objects.insert(Object {
             file: fd,
-            needs: vec![asked.pd_handle],
+            dependencies: vec![requested.pd_handle],
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Mw { key },

@@ -19,7 +19,7 @@ use crate::{Result, refuse};
 const INLINE: u64 = 8;
 
 /// Maximum length of a command: a page.
-const LONGEST: usize = 4096;
+const MAX_LENGTH: usize = 4096;
 
 /// A command with its attributes.
 pub(crate) struct Request {
@@ -49,7 +49,7 @@ impl Request {
         let header = unsafe { argument.cast::<IoctlHdr>().read_unaligned() };
         let count = usize::from(header.num_attrs);
         let length = size_of::<IoctlHdr>() + count * size_of::<Attr>();
-        if usize::from(header.length) != length || length > LONGEST {
+        if usize::from(header.length) != length || length > MAX_LENGTH {
             return refuse(libc::EINVAL);
         }
         if header.reserved1 != 0 || header.reserved2 != 0 {
@@ -102,22 +102,22 @@ impl Request {
             let length = u64::from(attr.len);
             match spec.form {
                 Form::In {
-                    least,
-                    most,
-                    extends,
+                    min,
+                    max,
+                    extensible,
                 } => {
-                    if attr.len < least || (attr.len > most && !extends) {
+                    if attr.len < min || (attr.len > max && !extensible) {
                         return refuse(libc::EINVAL);
                     }
                     if length > INLINE {
                         copyable(attr.data, length, Access::Read)?;
                     }
-                    if extends && attr.len > most && !self.is_cleared(attr.attr_id, most.into()) {
+                    if extensible && attr.len > max && !self.is_cleared(attr.attr_id, max.into()) {
                         return refuse(libc::EOPNOTSUPP);
                     }
                 }
-                Form::Out { least, most } => {
-                    if !(least..=most).contains(&attr.len) {
+                Form::Out { min, max } => {
+                    if !(min..=max).contains(&attr.len) {
                         return refuse(libc::EINVAL);
                     }
                     copyable(attr.data, length, Access::Write)?;
@@ -259,11 +259,11 @@ impl Request {
         // SAFETY: an output of `attr.len` bytes is writable, by the contract of
         // `read`, and `check` has found it writable.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, length) };
-        self.written(at);
+        self.mark_written(at);
     }
 
     /// Marks the attribute with index `at` as written.
-    fn written(&mut self, at: usize) {
+    fn mark_written(&mut self, at: usize) {
         // SAFETY: an attribute of the command, at whatever alignment the caller
         // has it.
         unsafe {
@@ -285,7 +285,7 @@ impl Request {
     }
 
     /// Writes the handle or descriptor of the created object.
-    pub(crate) fn made(&mut self, id: u16, number: u32) {
+    pub(crate) fn set_handle(&mut self, id: u16, number: u32) {
         if let Some((at, _)) = self.find(id) {
             // SAFETY: an attribute of the command.
             unsafe { (&raw mut (*self.raw.add(at)).data).write_unaligned(number.into()) };
@@ -348,7 +348,7 @@ impl Request {
     /// # Errors
     /// EFAULT if there is no output; EINVAL if it is too short: the kernel
     /// would write beyond it.
-    pub(crate) fn needs_driver_room(&self, length: usize) -> Result<()> {
+    pub(crate) fn check_driver_output(&self, length: usize) -> Result<()> {
         match self.room(ATTR_UHW_OUT) {
             0 => refuse(libc::EFAULT),
             room if room < length => refuse(libc::EINVAL),

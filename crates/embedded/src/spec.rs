@@ -13,15 +13,15 @@ pub(crate) const ATTR_QUERY_CONTEXT_RESP: u16 = uverbs::driver::NAMESPACE;
 /// Type of an attribute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Form {
-    /// Input data and their length. `extends`: longer input is accepted if the
+    /// Input data and their length. `extensible`: longer input is accepted if the
     /// excess is zero.
     In {
-        least: u16,
-        most: u16,
-        extends: bool,
+        min: u16,
+        max: u16,
+        extensible: bool,
     },
     /// Output buffer and its length.
-    Out { least: u16, most: u16 },
+    Out { min: u16, max: u16 },
     /// The object or descriptor to create.
     New,
     /// An object of a type.
@@ -59,9 +59,9 @@ impl Spec {
 
 const fn exactly(id: u16, length: u16) -> Spec {
     let form = Form::In {
-        least: length,
-        most: length,
-        extends: false,
+        min: length,
+        max: length,
+        extensible: false,
     };
     Spec::new(id, form)
 }
@@ -74,38 +74,38 @@ const fn constant(id: u16) -> Spec {
 /// `UVERBS_ATTR_FLAGS_IN`, optional unless declared otherwise.
 const fn flags(id: u16) -> Spec {
     let form = Form::In {
-        least: 4,
-        most: 8,
-        extends: false,
+        min: 4,
+        max: 8,
+        extensible: false,
     };
     Spec::new(id, form).optional()
 }
 
 const fn out(id: u16, length: u16) -> Spec {
     let form = Form::Out {
-        least: length,
-        most: length,
+        min: length,
+        max: length,
     };
     Spec::new(id, form)
 }
 
-/// Input for a structure of at least `least` bytes (`UVERBS_ATTR_MIN_SIZE`).
-const fn in_struct(id: u16, least: u16) -> Spec {
+/// Input for a structure of at least `min` bytes (`UVERBS_ATTR_MIN_SIZE`).
+const fn in_struct(id: u16, min: u16) -> Spec {
     let form = Form::In {
-        least,
-        most: u16::MAX,
-        extends: false,
+        min,
+        max: u16::MAX,
+        extensible: false,
     };
     Spec::new(id, form)
 }
 
-/// Output buffer for a structure of at least `least` bytes.
-const fn out_struct(id: u16, least: u16) -> Spec {
-    let most = u16::MAX;
-    Spec::new(id, Form::Out { least, most })
+/// Output buffer for a structure of at least `min` bytes.
+const fn out_struct(id: u16, min: u16) -> Spec {
+    let max = u16::MAX;
+    Spec::new(id, Form::Out { min, max })
 }
 
-const fn made(id: u16) -> Spec {
+const fn new_object(id: u16) -> Spec {
     Spec::new(id, Form::New)
 }
 
@@ -120,9 +120,9 @@ const fn events(id: u16) -> Spec {
 /// `UVERBS_ATTR_UHW`: driver data.
 const DRIVER_IN: Spec = {
     let form = Form::In {
-        least: 0,
-        most: u16::MAX,
-        extends: false,
+        min: 0,
+        max: u16::MAX,
+        extensible: false,
     };
     Spec::new(ATTR_UHW_IN, form).optional()
 };
@@ -134,9 +134,9 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
         (OBJECT_DEVICE, METHOD_INVOKE_WRITE) => {
             &const {
                 let input = Form::In {
-                    least: 4,
-                    most: u16::MAX,
-                    extends: false,
+                    min: 4,
+                    max: u16::MAX,
+                    extensible: false,
                 };
                 [
                     constant(ATTR_WRITE_CMD),
@@ -206,13 +206,13 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
             }
         }
         (OBJECT_ASYNC_EVENT, METHOD_ASYNC_EVENT_ALLOC) => {
-            &const { [made(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)] }
+            &const { [new_object(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)] }
         }
         (OBJECT_CQ, METHOD_CQ_CREATE) => {
             &const {
                 let channel = Form::Fd(FileKind::Completions);
                 [
-                    made(ATTR_CREATE_CQ_HANDLE),
+                    new_object(ATTR_CREATE_CQ_HANDLE),
                     exactly(ATTR_CREATE_CQ_CQE, 4),
                     exactly(ATTR_CREATE_CQ_USER_HANDLE, 8),
                     Spec::new(ATTR_CREATE_CQ_COMP_CHANNEL, channel).optional(),
@@ -228,12 +228,12 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
         (OBJECT_QP, METHOD_QP_CREATE) => {
             &const {
                 let cap = Form::In {
-                    least: 20,
-                    most: 20,
-                    extends: true,
+                    min: 20,
+                    max: 20,
+                    extensible: true,
                 };
                 [
-                    made(ATTR_CREATE_QP_HANDLE),
+                    new_object(ATTR_CREATE_QP_HANDLE),
                     object(ATTR_CREATE_QP_XRCD_HANDLE, OBJECT_XRCD).optional(),
                     object(ATTR_CREATE_QP_PD_HANDLE, OBJECT_PD).optional(),
                     object(ATTR_CREATE_QP_SRQ_HANDLE, OBJECT_SRQ).optional(),
@@ -256,7 +256,7 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
         (OBJECT_SRQ, METHOD_SRQ_CREATE) => {
             &const {
                 [
-                    made(ATTR_CREATE_SRQ_HANDLE),
+                    new_object(ATTR_CREATE_SRQ_HANDLE),
                     object(ATTR_CREATE_SRQ_PD_HANDLE, OBJECT_PD),
                     constant(ATTR_CREATE_SRQ_TYPE),
                     exactly(ATTR_CREATE_SRQ_USER_HANDLE, 8),
@@ -388,7 +388,7 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
         (OBJECT_DEVX_OBJ, METHOD_OBJ_CREATE) => {
             &const {
                 [
-                    made(ATTR_OBJ_HANDLE),
+                    new_object(ATTR_OBJ_HANDLE),
                     in_struct(ATTR_OBJ_IN, HEADER),
                     out_struct(ATTR_OBJ_OUT, HEADER),
                 ]
@@ -405,7 +405,7 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
         }
         (OBJECT_DEVX, METHOD_SUBSCRIBE_EVENT) => {
             &const {
-                let channel = Form::Fd(FileKind::DevxEvents { omits: false });
+                let channel = Form::Fd(FileKind::DevxEvents { omit_data: false });
                 [
                     Spec::new(ATTR_SUBSCRIBE_CHANNEL, channel),
                     object(ATTR_SUBSCRIBE_OBJECT, OBJECT_DEVX_OBJ).optional(),
@@ -427,9 +427,9 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
                 ]
             }
         }
-        (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_FILE_ALLOC) => &const { [made(ATTR_FILE_HANDLE)] },
+        (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_FILE_ALLOC) => &const { [new_object(ATTR_FILE_HANDLE)] },
         (OBJECT_DEVX_ASYNC_EVENT_FD, METHOD_FILE_ALLOC) => {
-            &const { [made(ATTR_FILE_HANDLE), flags(ATTR_FILE_FLAGS)] }
+            &const { [new_object(ATTR_FILE_HANDLE), flags(ATTR_FILE_FLAGS)] }
         }
         (OBJECT_DEVX_OBJ, METHOD_OBJ_DESTROY) => {
             &const { [object(ATTR_OBJ_HANDLE, OBJECT_DEVX_OBJ)] }
@@ -437,7 +437,7 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
         (OBJECT_DEVX_UMEM, METHOD_UMEM_REG) => {
             &const {
                 [
-                    made(ATTR_UMEM_HANDLE),
+                    new_object(ATTR_UMEM_HANDLE),
                     exactly(ATTR_UMEM_ADDRESS, 8),
                     exactly(ATTR_UMEM_LENGTH, 8),
                     flags(ATTR_UMEM_ACCESS),
@@ -455,7 +455,7 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
         (OBJECT_UAR, METHOD_UAR_ALLOC) => {
             &const {
                 [
-                    made(ATTR_UAR_HANDLE),
+                    new_object(ATTR_UAR_HANDLE),
                     constant(ATTR_UAR_TYPE),
                     out(ATTR_UAR_MMAP_OFFSET, 8),
                     out(ATTR_UAR_MMAP_LENGTH, 4),

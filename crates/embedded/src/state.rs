@@ -18,9 +18,9 @@ use uverbs::AsyncEventType as Async;
 use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
-use crate::addresses::{ADDRESSES, AddressList, HostAddress};
+use crate::addresses::{AddressList, HostAddress, MAX_ADDRESSES};
 use crate::command::{self, Input, PAGES_AT, make};
-use crate::event::{Event, EventFile, Reported};
+use crate::event::{Event, EventCounter, EventFile};
 use crate::files::File;
 use crate::flow::Flows;
 use crate::memory::Process;
@@ -28,12 +28,12 @@ use crate::object::{Events, ObjectData, Objects};
 use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2};
 use crate::subscriptions::Subscription;
 use crate::udp::HostAddresses;
-use crate::watch::{Doorbell, Watch};
+use crate::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
 const PAGE: u64 = 4096;
-/// Turns before a queue pair is destroyed, at most.
-const LAST_TURNS: u32 = 16;
+/// Maximum number of turns before a queue pair is destroyed.
+const MAX_FLUSH_TURNS: u32 = 16;
 
 /// Offsets of doorbell registers in a UAR.
 const ARM_CQ: u64 = 0x20;
@@ -58,13 +58,13 @@ pub(crate) struct State {
     pub(crate) hca: Hca<Process>,
     pub(crate) objects: Objects,
     pub(crate) files: HashMap<RawFd, File>,
-    pub(crate) watch: Watch,
+    pub(crate) watch: DoorbellWatch,
     /// The UAR of all its queues.
     pub(crate) uar: u32,
     /// Protection domain of XRC targets, which name none: requests to them use
     /// the protection domain of the shared receive queue that they name.
     pub(crate) pd: u32,
-    /// The rules for received frames.
+    /// Flow steering rules.
     pub(crate) flows: Flows,
     /// Subscriptions to events of DevX.
     pub(crate) subscriptions: Vec<Subscription>,
@@ -76,14 +76,13 @@ pub(crate) struct State {
     pub(crate) abandoned: Vec<(u32, usize)>,
     /// The port's GIDs.
     pub(crate) gids: Vec<PortGid>,
-    /// Its addresses, if they are the host's; peers may be other hosts then.
+    /// The addresses of the device, if they are the host's and peers may be other hosts.
     addresses: Option<Arc<AddressList>>,
-    /// The number of their changes that have been applied to the GIDs.
-    changes: u32,
-    /// A thread drives it: what was posted is sent without the program's help.
+    /// Number of address changes that have been applied to the GIDs.
+    applied_changes: u32,
+    /// A thread drives the device, so that posted work is sent without the program's help.
     pub(crate) has_thread: bool,
-    /// One per completion vector. Events other than completions are reported in
-    /// the first.
+    /// One per completion vector. The first also reports all other events.
     events: Vec<EventQueue>,
 }
 
@@ -137,9 +136,9 @@ const HOST_ORDER: Field = field(0x18, 31, 30);
 const SELECT_ROCE: Field = flag(0xc, 1);
 const NIC_ROCE: Field = flag(0x100, 0);
 
-/// Returns the port's own GID: the default prefix and the port's GUID or, on
-/// Ethernet, the GID derived from the MAC address.
-fn own_gid(settings: &Settings) -> Gid {
+/// Returns the port's default GID: the default prefix and the port's GUID or, on Ethernet,
+/// the interface identifier derived from the MAC address.
+fn default_gid(settings: &Settings) -> Gid {
     let mut gid = [0; 16];
     gid[..2].copy_from_slice(&[0xfe, 0x80]);
     if settings.profile.port == PortKind::Ethernet {
@@ -160,7 +159,7 @@ impl State {
         fabric: &Fabric,
         pool: Pool,
     ) -> Result<Self> {
-        let own = own_gid(&settings);
+        let default = default_gid(&settings);
         let is_ethernet = settings.profile.port == PortKind::Ethernet;
         let gids = match addresses {
             Some(addresses) => addresses
@@ -171,11 +170,11 @@ impl State {
                 .collect(),
             None if is_ethernet => {
                 vec![
-                    PortGid::new(own, GID_ROCE_V1),
-                    PortGid::new(own, GID_ROCE_V2),
+                    PortGid::new(default, GID_ROCE_V1),
+                    PortGid::new(default, GID_ROCE_V2),
                 ]
             }
-            None => vec![PortGid::new(own, GID_IB)],
+            None => vec![PortGid::new(default, GID_IB)],
         };
         let mut hca = Hca::new(process, settings, fabric, pool);
         hca.set_lossy(addresses.is_some());
@@ -188,14 +187,14 @@ impl State {
         let pd = make(&mut hca, &Input::new(op::ALLOC_PD, 16))?;
         // The first queue selects all events; completion events need no
         // selection.
-        let chosen = |vector| if vector == 0 { u64::MAX } else { 0 };
-        let queue = |vector| EventQueue::new(&mut hca, uar, chosen(vector));
+        let event_mask = |vector| if vector == 0 { u64::MAX } else { 0 };
+        let queue = |vector| EventQueue::new(&mut hca, uar, event_mask(vector));
         let events = (0..VECTORS).map(queue).collect::<Result<_>>()?;
         let mut state = Self {
             hca,
             objects: Objects::default(),
             files: HashMap::new(),
-            watch: Watch::default(),
+            watch: DoorbellWatch::default(),
             uar,
             pd,
             flows: Flows::default(),
@@ -205,7 +204,7 @@ impl State {
             abandoned: Vec::new(),
             gids,
             addresses: addresses.map(|addresses| Arc::clone(&addresses.list)),
-            changes: 0,
+            applied_changes: 0,
             has_thread: false,
             events,
         };
@@ -213,7 +212,7 @@ impl State {
             state.bring_up()?;
         }
         // Discards the port's initial event.
-        state.take_events(|_, _| {});
+        state.process_events(|_, _| {});
         Ok(state)
     }
 
@@ -221,7 +220,7 @@ impl State {
         self.hca.settings().profile.port == PortKind::Ethernet
     }
 
-    /// Performs the network driver's setup of an Ethernet port.
+    /// Sets up an Ethernet port, as the network driver does.
     fn bring_up(&mut self) -> Result<()> {
         let input = Input::new(op::ACCESS_REG, 0x20)
             .set(REGISTER, PORT_STATUS)
@@ -234,7 +233,7 @@ impl State {
         (0..self.gids.len()).try_for_each(|index| self.set_roce_address(index))
     }
 
-    /// Gives the device the GID of an index.
+    /// Sets the GID of an index in the device.
     fn set_roce_address(&mut self, index: usize) -> Result<()> {
         let mac = self.hca.settings().mac;
         let PortGid { gid, gid_type, .. } = self.gids[index];
@@ -247,15 +246,15 @@ impl State {
         command::run(&mut self.hca, &input, 16).map(drop)
     }
 
-    /// Returns whether its addresses are the host's, and peers may be other hosts.
-    pub(crate) fn reaches_hosts(&self) -> bool {
+    /// Returns whether the device has addresses of the host, so that peers may be other hosts.
+    pub(crate) fn has_host_addresses(&self) -> bool {
         self.addresses.is_some()
     }
 
     /// Returns the length of the GID table: entries beyond the GIDs are empty.
     pub(crate) fn gid_table_length(&self) -> usize {
-        match self.reaches_hosts() {
-            true => ADDRESSES,
+        match self.has_host_addresses() {
+            true => MAX_ADDRESSES,
             false => self.gids.len(),
         }
     }
@@ -265,17 +264,17 @@ impl State {
         self.gids.get(index).filter(|entry| entry.present)
     }
 
-    /// Applies changes of the host's addresses to the GIDs. The device keeps a GID whose
-    /// address is gone, for queue pairs that use it when the address is back.
-    fn follow_addresses(&mut self) -> bool {
+    /// Applies changes of the host's addresses to the GIDs. The device keeps the GID of a
+    /// removed address, for queue pairs that use it when the address returns.
+    fn update_gids(&mut self) -> bool {
         let Some(addresses) = &self.addresses else {
             return false;
         };
         let changes = addresses.changes();
-        if changes == self.changes {
+        if changes == self.applied_changes {
             return false;
         }
-        self.changes = changes;
+        self.applied_changes = changes;
         let addresses = addresses.all();
         for (index, address) in addresses.into_iter().enumerate() {
             match self.gids.get_mut(index) {
@@ -283,12 +282,12 @@ impl State {
                 None => {
                     self.gids.push(PortGid::from(address));
                     if let Err(errno) = self.set_roce_address(index) {
-                        tracing::warn!(%errno, index, "the device has not taken a GID");
+                        tracing::warn!(%errno, index, "the device rejects a GID");
                     }
                 }
             }
         }
-        self.tell_all(1, Async::GID_CHANGE);
+        self.queue_device_event(1, Async::GID_CHANGE);
         true
     }
 
@@ -297,13 +296,13 @@ impl State {
         self.gids.first().map_or([0; 16], |entry| entry.gid)
     }
 
-    /// Fails as a device does that is taken away: reports a fatal error, destroys all
-    /// objects, and refuses commands from then on.
+    /// Fails as a removed device: reports a fatal error, destroys all objects, and refuses
+    /// commands from then on.
     pub(crate) fn fail(&mut self) {
         if self.failed {
             return;
         }
-        self.tell_all(0, Async::DEVICE_FATAL);
+        self.queue_device_event(0, Async::DEVICE_FATAL);
         let contexts = self.files.iter();
         let contexts = contexts.filter(|(_, file)| matches!(file, File::Context(_)));
         for fd in contexts.map(|(fd, _)| *fd).collect::<Vec<_>>() {
@@ -322,19 +321,22 @@ impl State {
     /// Performs a bounded amount of work. Returns true if more is left, or
     /// something has just happened.
     pub(crate) fn turn(&mut self) -> bool {
-        let changed = self.follow_addresses();
-        let shown = self.watch.is_large() && self.turn_after(Watch::look_where_shown);
-        changed | (shown || self.turn_after(Watch::look_everywhere))
+        let changed = self.update_gids();
+        let hinted = self.watch.is_large() && self.turn_with(DoorbellWatch::scan_hinted);
+        changed | (hinted || self.turn_with(DoorbellWatch::scan_all))
     }
 
-    /// Processes the doorbells that `look` finds, and performs a bounded amount of work.
-    fn turn_after(&mut self, look: impl FnOnce(&mut Watch, &mut dyn FnMut(Doorbell))) -> bool {
+    /// Processes the doorbells that `scan` finds, and performs a bounded amount of work.
+    fn turn_with(
+        &mut self,
+        scan: impl FnOnce(&mut DoorbellWatch, &mut dyn FnMut(Doorbell)),
+    ) -> bool {
         let Self { hca, watch, .. } = self;
         let register = u64::from(self.uar) * PAGE + ARM_CQ;
         let mut busy = false;
-        look(watch, &mut |rung| {
+        scan(watch, &mut |doorbell| {
             busy = true;
-            match rung {
+            match doorbell {
                 Doorbell::Send(qpn) => hca.ring(qpn, Queue::Send),
                 Doorbell::Receive(qpn) => hca.ring(qpn, Queue::Receive),
                 Doorbell::Arm(cqn, word) => {
@@ -346,18 +348,18 @@ impl State {
             }
         });
         busy |= hca.run();
-        busy |= self.take_events(Self::forward_event);
+        busy |= self.process_events(Self::forward_event);
         busy
     }
 
-    /// Takes turns before a queue pair is destroyed, or set to the error state: a card has
-    /// sent by then what was posted, and some programs do not wait for its completion.
-    pub(crate) fn take_last_sends(&mut self) {
+    /// Takes turns before a queue pair is destroyed or set to the error state: a card would
+    /// have sent the posted work by then, and some programs do not wait for completions.
+    pub(crate) fn flush_sends(&mut self) {
         if !self.has_thread {
             return;
         }
-        let mut busy = self.turn_after(Watch::look_everywhere);
-        for _ in 1..LAST_TURNS {
+        let mut busy = self.turn_with(DoorbellWatch::scan_all);
+        for _ in 1..MAX_FLUSH_TURNS {
             if !busy {
                 break;
             }
@@ -365,15 +367,15 @@ impl State {
         }
     }
 
-    /// Returns the count of completions that were written to a completion queue.
-    pub(crate) fn written(&self, handle: u32) -> Option<Arc<AtomicU32>> {
+    /// Returns the counter of completions written to a completion queue.
+    pub(crate) fn completion_counter(&self, handle: u32) -> Option<Arc<AtomicU32>> {
         match &self.objects.with_handle(handle)?.data {
             ObjectData::Cq(cq) => self.hca.completions_written(cq.number),
             _ => None,
         }
     }
 
-    /// Returns whether anything can happen without a command.
+    /// Returns whether the device may have work without a command.
     pub(crate) fn is_in_use(&self) -> bool {
         !self.watch.is_empty() || self.hca.deadline().is_some()
     }
@@ -393,7 +395,7 @@ impl State {
     }
 
     /// Processes the device's events; returns whether there were any.
-    fn take_events(&mut self, mut each: impl FnMut(&mut Self, &[u8; EQ_ENTRY])) -> bool {
+    fn process_events(&mut self, mut each: impl FnMut(&mut Self, &[u8; EQ_ENTRY])) -> bool {
         let mut any = false;
         for vector in 0..self.events.len() {
             let before = self.events[vector].consumed;
@@ -420,10 +422,10 @@ impl State {
         const NUMBER: usize = 32 + 24;
         const FAILED_CQ: usize = 32;
         const PORT: usize = 32 + 8;
-        self.tell_subscribers(entry);
+        self.notify_subscribers(entry);
         let number = |at| get32(entry, at) & 0xff_ffff;
         let what = match entry[1] {
-            event::COMPLETION => return self.tell_completion(number(NUMBER)),
+            event::COMPLETION => return self.queue_completion_event(number(NUMBER)),
             event::PORT_CHANGE => {
                 let up = entry[3] == 4;
                 let what = if up {
@@ -431,11 +433,11 @@ impl State {
                 } else {
                     Async::PORT_ERR
                 };
-                return self.tell_all(u64::from(entry[PORT] >> 4), what);
+                return self.queue_device_event(u64::from(entry[PORT] >> 4), what);
             }
             event::CQ_ERROR => {
                 let of = number(FAILED_CQ);
-                return self.tell_object(Async::CQ_ERR, |is| match is {
+                return self.queue_object_event(Async::CQ_ERR, |is| match is {
                     ObjectData::Cq(cq) if cq.number == of => Some(&cq.events),
                     _ => None,
                 });
@@ -452,14 +454,14 @@ impl State {
         };
         let of = number(NUMBER);
         let shared = matches!(what, Async::SRQ_LIMIT_REACHED | Async::SRQ_ERR);
-        self.tell_object(what, |is| match is {
+        self.queue_object_event(what, |is| match is {
             ObjectData::Qp(qp) if !shared && qp.number == of => Some(&qp.events),
             ObjectData::Srq(srq) if shared && srq.number == of => Some(&srq.events),
             _ => None,
         });
     }
 
-    fn tell_completion(&mut self, cqn: u32) {
+    fn queue_completion_event(&mut self, cqn: u32) {
         let found = self
             .objects
             .find(|is| matches!(is, ObjectData::Cq(cq) if cq.number == cqn));
@@ -472,13 +474,13 @@ impl State {
         };
         channel.push(Event {
             record: record.as_bytes().to_vec(),
-            of: Some(Arc::clone(&cq.completions)),
+            counter: Some(Arc::clone(&cq.completions)),
         });
     }
 
-    /// Notifies all objects: an XRC target has one object for each time it was
-    /// opened, others have one.
-    fn tell_object(&mut self, what: Async, events: impl Fn(&ObjectData) -> Option<&Events>) {
+    /// Queues an event of an object in the device for each of its objects here: an XRC
+    /// target has one for each time it was opened.
+    fn queue_object_event(&mut self, what: Async, events: impl Fn(&ObjectData) -> Option<&Events>) {
         for object in self.objects.all() {
             let Some(of) = events(&object.data) else {
                 continue;
@@ -490,7 +492,7 @@ impl State {
         }
     }
 
-    fn tell_all(&mut self, element: u64, what: Async) {
+    fn queue_device_event(&mut self, element: u64, what: Async) {
         for file in self.files.values().filter_map(File::default_events) {
             push(file, what, element, None);
         }
@@ -503,7 +505,7 @@ impl State {
     }
 }
 
-fn push(file: &EventFile, what: Async, element: u64, of: Option<&Reported>) {
+fn push(file: &EventFile, what: Async, element: u64, of: Option<&EventCounter>) {
     let record = AsyncEventDesc {
         element,
         event_type: what.0,
@@ -511,7 +513,7 @@ fn push(file: &EventFile, what: Async, element: u64, of: Option<&Reported>) {
     };
     file.push(Event {
         record: record.as_bytes().to_vec(),
-        of: of.cloned(),
+        counter: of.cloned(),
     });
 }
 
@@ -529,7 +531,7 @@ impl EventQueue {
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: the mapping is stored beside the device, and is accessed only
         // through pointers from now on.
-        unsafe { hca.platform_mut().give(address, length as u64) };
+        unsafe { hca.platform_mut().grant(address, length as u64) };
         let input = Input::new(op::CREATE_EQ, PAGES_AT + 8)
             .set(EQ_SIZE, EQ_LOG_SIZE)
             .set(EQ_UAR, uar)

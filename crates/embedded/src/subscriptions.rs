@@ -1,5 +1,5 @@
-//! Files of DevX: answers to queries that run in the background, and events of objects
-//! that a program created by commands.
+//! DevX event channels: answers to asynchronous queries, and events of objects that a
+//! program created by commands.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use softhca::engine::eq::event;
 
 use crate::devx::DevxObject;
 use crate::driver_ids::*;
-use crate::event::{Event, EventFile, FileKind, Reported};
+use crate::event::{Event, EventCounter, EventFile, FileKind};
 use crate::files::File;
 use crate::object::ObjectData;
 use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
 
-/// Bytes of unread answers of a file.
-const MOST_UNREAD: usize = 1 << 20;
-/// Events that one command may name.
-const MOST_EVENTS: usize = 16;
-/// Subscriptions of a device.
-const MOST: usize = 1 << 16;
+/// Maximum number of bytes of unread answers of a file.
+const MAX_UNREAD_BYTES: usize = 1 << 20;
+/// Maximum number of events in one command.
+const MAX_EVENTS: usize = 16;
+/// Maximum number of subscriptions of a device.
+const MAX_SUBSCRIPTIONS: usize = 1 << 16;
 /// `MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA`.
 const OMIT_DATA: u32 = 1 << 0;
 
-/// Events that the device has besides those of [`event`].
+/// Event types that the engine does not generate.
 const PATH_MIGRATED: u8 = 0x01;
 const PATH_MIGRATION_FAILED: u8 = 0x07;
 const XRQ_ERROR: u8 = 0x18;
@@ -42,7 +42,7 @@ pub(crate) struct Subscription {
     event: u8,
     report: Report,
     /// Identifies its events in the file.
-    reported: Reported,
+    reported: EventCounter,
 }
 
 #[derive(Debug)]
@@ -93,7 +93,7 @@ fn is_about(entry: &[u8; 64], object: &DevxObject) -> bool {
     creators.contains(&object.opcode) && get32(entry, at) & 0xff_ffff == object.number
 }
 
-/// Adds to an eventfd, unless its counter is full.
+/// Increments an eventfd, unless its counter is full.
 fn signal(fd: &OwnedFd) {
     let mut ready = [PollFd::new(fd.as_fd(), PollFlags::POLLOUT)];
     if poll(&mut ready, PollTimeout::ZERO).is_ok_and(|ready| ready == 1) {
@@ -128,7 +128,7 @@ impl State {
         let (events, number) = EventFile::new(kind, id)?;
         let published = request.publish(number)?;
         self.files.insert(number, File::Events(events));
-        request.made(ATTR_FILE_HANDLE, published as u32);
+        request.set_handle(ATTR_FILE_HANDLE, published as u32);
         Ok(())
     }
 
@@ -138,8 +138,8 @@ impl State {
 
     pub(crate) fn alloc_devx_events(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let flags = request.flags(ATTR_FILE_FLAGS, OMIT_DATA)?;
-        let omits = flags & OMIT_DATA != 0;
-        self.alloc_file(fd, request, FileKind::DevxEvents { omits })
+        let omit_data = flags & OMIT_DATA != 0;
+        self.alloc_file(fd, request, FileKind::DevxEvents { omit_data })
     }
 
     /// Executes a query whose answer is read from a file.
@@ -150,12 +150,15 @@ impl State {
         let Some(file) = self.event_file(request, ATTR_ASYNC_QUERY_FD) else {
             return refuse(libc::EBADF);
         };
-        if file.unread() + usize::from(length) > MOST_UNREAD {
+        if file.unread() + usize::from(length) > MAX_UNREAD_BYTES {
             return refuse(libc::EAGAIN);
         }
         let mut record = wr_id.to_ne_bytes().to_vec();
         record.extend(self.hca.execute(&input, length.into()));
-        file.push(Event { record, of: None });
+        file.push(Event {
+            record,
+            counter: None,
+        });
         Ok(())
     }
 
@@ -171,7 +174,7 @@ impl State {
         let by_eventfd = request.has(ATTR_SUBSCRIBE_EVENTFD);
         let has_cookie = request.has(ATTR_SUBSCRIBE_COOKIE);
         let list = request.bytes(ATTR_SUBSCRIBE_EVENTS).unwrap_or_default();
-        if by_eventfd && has_cookie || list.len() % 2 != 0 || list.len() / 2 > MOST_EVENTS {
+        if by_eventfd && has_cookie || list.len() % 2 != 0 || list.len() / 2 > MAX_EVENTS {
             return refuse(libc::EINVAL);
         }
         let numbers = list
@@ -185,7 +188,7 @@ impl State {
         if !numbers.iter().all(known) {
             return refuse(libc::EINVAL);
         }
-        if self.subscriptions.len() + numbers.len() > MOST {
+        if self.subscriptions.len() + numbers.len() > MAX_SUBSCRIPTIONS {
             return refuse(libc::ENOMEM);
         }
         let mut new = Vec::new();
@@ -203,7 +206,7 @@ impl State {
                 object,
                 event: number as u8,
                 report,
-                reported: Reported::default(),
+                reported: EventCounter::default(),
             });
         }
         self.subscriptions.extend(new);
@@ -211,41 +214,42 @@ impl State {
     }
 
     /// Reports an event to the programs that have subscribed to it.
-    pub(crate) fn tell_subscribers(&self, entry: &[u8; 64]) {
+    pub(crate) fn notify_subscribers(&self, entry: &[u8; 64]) {
         for it in &self.subscriptions {
             let object = it
                 .object
                 .and_then(|handle| self.objects.with_handle(handle));
-            let concerns = match (it.object, object.map(|object| &object.data)) {
+            let is_relevant = match (it.object, object.map(|object| &object.data)) {
                 (None, _) => true,
                 (Some(_), Some(ObjectData::Devx(object))) => is_about(entry, object),
                 _ => false,
             };
-            if it.event != entry[1] || !concerns {
+            if it.event != entry[1] || !is_relevant {
                 continue;
             }
             match &it.report {
                 Report::EventFd(fd) => signal(fd),
                 Report::Cookie(cookie) => {
-                    let omits = it.channel.omits_data();
+                    let omit_data = it.channel.omits_data();
                     let mut record = cookie.to_ne_bytes().to_vec();
-                    if !omits {
+                    if !omit_data {
                         record.extend(entry);
                     }
-                    let of = Some(Arc::clone(&it.reported));
-                    it.channel.push_unless(Event { record, of }, omits);
+                    let counter = Some(Arc::clone(&it.reported));
+                    it.channel
+                        .push_coalesced(Event { record, counter }, omit_data);
                 }
             }
         }
     }
 
     /// Ends the subscriptions to an object.
-    pub(crate) fn forget_object(&mut self, handle: u32) {
+    pub(crate) fn unsubscribe_object(&mut self, handle: u32) {
         self.subscriptions.retain(|it| it.object != Some(handle));
     }
 
     /// Ends the subscriptions of a file.
-    pub(crate) fn forget_channel(&mut self, file: &Arc<EventFile>) {
+    pub(crate) fn unsubscribe_channel(&mut self, file: &Arc<EventFile>) {
         self.subscriptions
             .retain(|it| !Arc::ptr_eq(&it.channel, file));
     }

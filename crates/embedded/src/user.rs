@@ -11,7 +11,7 @@ use mmap_rs::MmapOptions;
 
 use crate::{Result, refuse};
 
-/// Access that the memory must permit.
+/// Access that memory must permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -33,7 +33,7 @@ pub(crate) fn pin(address: u64, length: u64, need: Access) -> Result<()> {
     };
     let first = address / page * page;
     // The first page is rejected, even if something is mapped there.
-    if first == 0 || !is_there(first, end - first, need) {
+    if first == 0 || !is_mapped(first, end - first, need) {
         return refuse(libc::EFAULT);
     }
     Ok(())
@@ -52,9 +52,9 @@ pub(crate) fn copyable(address: u64, length: u64, need: Access) -> Result<()> {
 }
 
 /// Returns whether whole pages are mapped and permit the access.
-fn is_there(first: u64, length: u64, need: Access) -> bool {
-    static POPULATES: OnceLock<bool> = OnceLock::new();
-    let populates = POPULATES.get_or_init(|| {
+fn is_mapped(first: u64, length: u64, need: Access) -> bool {
+    static CAN_POPULATE: OnceLock<bool> = OnceLock::new();
+    let can_populate = CAN_POPULATE.get_or_init(|| {
         let here = 0u64;
         let address = (&raw const here).expose_provenance() as u64;
         let page = MmapOptions::page_size() as u64;
@@ -63,7 +63,7 @@ fn is_there(first: u64, length: u64, need: Access) -> bool {
     match need {
         // Linux before 5.14, and some sandboxes, can only report what is
         // mapped, not whether it is writable.
-        _ if !populates => {
+        _ if !can_populate => {
             let first = std::ptr::with_exposed_provenance_mut(first as usize);
             // SAFETY: MS_ASYNC starts no I/O; the call fails if a page is not
             // mapped.

@@ -237,7 +237,7 @@ struct IdleState {
 }
 
 /// Called when a poll of this thread has found something.
-pub(crate) fn found() {
+pub(crate) fn reset_backoff() {
     clear_round();
     IDLE_STATE.set(IdleState {
         backoff: Backoff::NEW,
@@ -251,7 +251,7 @@ pub(crate) fn found() {
 pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
     let turn = runner.take_turn();
     if turn.is_some_and(|turn| turn.busy) {
-        return found();
+        return reset_backoff();
     }
     let waiters = runner.waiters();
     let mut idle = IDLE_STATE.get();

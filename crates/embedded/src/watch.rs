@@ -1,9 +1,8 @@
-//! Doorbell records: how the engine detects work without being called.
+//! Polling of doorbell records, by which the engine detects work without being called.
 //!
-//! Every doorbell is preceded by an update of its record, so a changed record
-//! is a doorbell. Two doorbells in one register can overwrite each other, two
-//! records cannot; therefore a register is only a hint where to look first, if
-//! there are many records.
+//! A driver updates the record before it rings the doorbell, so a changed record stands for
+//! a doorbell. Two doorbells in one register can overwrite each other, but records are
+//! separate; therefore registers are only a hint which of many records to read first.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,19 +11,19 @@ use ring::ReadOnlyMapping;
 
 /// Value of an arming record that the device has processed. No driver writes it
 /// (three of its bits are never set).
-const SEEN: u32 = u32::MAX;
+const PROCESSED: u32 = u32::MAX;
 
-/// Number of queue pairs, and that for each UAR, beyond which registers are read: their
-/// records then take more time.
-const MANY: usize = 64;
-const MANY_FOR_UAR: usize = 8;
-/// Number of looks in which each record is read once.
+/// Number of queue pairs, in total and per UAR, above which registers are read first,
+/// because reading all records takes longer.
+const MAX_SCANNED: usize = 64;
+const MAX_SCANNED_PER_UAR: usize = 8;
+/// Number of scans in which each record is read once.
 const PARTS: usize = 128;
 
-/// Where the doorbell registers of a UAR are: two halves of each of two.
+/// Offsets of the doorbell registers of a UAR: two registers of two halves each.
 const REGISTERS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
 
-/// The doorbell registers of a context. The first words of the last WQE are there, with
+/// The doorbell registers of a context. Each contains the first words of the last WQE, with
 /// the number of its queue pair.
 #[derive(Debug)]
 struct Registers {
@@ -35,26 +34,26 @@ struct Registers {
 
 #[derive(Debug)]
 struct Uar {
-    /// Where it is in the mapping.
-    at: usize,
+    /// Offset in the mapping.
+    offset: usize,
     seen: [u64; REGISTERS.len()],
 }
 
 impl Registers {
     /// Calls `each` for the queue pair in each register that has changed.
-    fn look(&mut self, mut each: impl FnMut(u32)) {
+    fn scan(&mut self, mut each: impl FnMut(u32)) {
         for uar in &mut self.uars {
             for (seen, register) in uar.seen.iter_mut().zip(REGISTERS) {
-                let Some(place) = self.mapping.address(uar.at + register, 8, 8) else {
+                let Some(pointer) = self.mapping.address(uar.offset + register, 8, 8) else {
                     return;
                 };
                 // SAFETY: an aligned word of the mapping.
-                let word = unsafe { place.cast::<AtomicU64>().as_ref() };
+                let word = unsafe { pointer.cast::<AtomicU64>().as_ref() };
                 // Acquire: the record was written before.
-                let now = word.load(Ordering::Acquire);
-                if now != *seen {
-                    *seen = now;
-                    let [.., a, b, c, _] = now.to_ne_bytes();
+                let value = word.load(Ordering::Acquire);
+                if value != *seen {
+                    *seen = value;
+                    let [.., a, b, c, _] = value.to_ne_bytes();
                     each(u32::from_be_bytes([0, a, b, c]));
                 }
             }
@@ -76,7 +75,7 @@ impl Record {
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: the caller of `queue` or `arm` guarantees that the word is
+        // SAFETY: the caller of `add_queue` or `add_arm` guarantees that the word is
         // valid until it is no longer watched.
         unsafe { &*self.0 }
     }
@@ -95,22 +94,22 @@ struct Queue {
 }
 
 impl Queue {
-    /// Calls `rung` for each changed record.
-    fn look(&mut self, mut rung: impl FnMut(Doorbell)) {
-        let now = self.send.0.load();
-        if now != self.send.1 {
-            self.send.1 = now;
-            rung(Doorbell::Send(self.qpn));
+    /// Calls `on_doorbell` for each changed record.
+    fn scan(&mut self, mut on_doorbell: impl FnMut(Doorbell)) {
+        let value = self.send.0.load();
+        if value != self.send.1 {
+            self.send.1 = value;
+            on_doorbell(Doorbell::Send(self.qpn));
         }
-        let now = self.receive.0.load();
-        if now != self.receive.1 {
-            self.receive.1 = now;
-            rung(Doorbell::Receive(self.qpn));
+        let value = self.receive.0.load();
+        if value != self.receive.1 {
+            self.receive.1 = value;
+            on_doorbell(Doorbell::Receive(self.qpn));
         }
     }
 }
 
-/// Arming record of a completion queue.
+/// The arming record of a completion queue.
 #[derive(Debug)]
 struct Arm {
     cqn: u32,
@@ -118,17 +117,17 @@ struct Arm {
 }
 
 impl Arm {
-    /// Calls `rung` if the record has changed.
-    fn look(&self, mut rung: impl FnMut(Doorbell)) {
-        let now = self.record.load();
-        if now == SEEN {
+    /// Calls `on_doorbell` if the record has changed.
+    fn scan(&self, mut on_doorbell: impl FnMut(Doorbell)) {
+        let value = self.record.load();
+        if value == PROCESSED {
             return;
         }
-        // Reset, so that writing the same value again is another arming. If the word
-        // changes concurrently, the exchange fails and the next call finds the new value.
+        // Reset, so that writing the same value again is detected. If the word changes
+        // concurrently, the exchange fails and the next scan finds the new value.
         let word = self.record.word();
-        let _ = word.compare_exchange(now, SEEN, Ordering::Relaxed, Ordering::Relaxed);
-        rung(Doorbell::Arm(self.cqn, u32::from_be(now)));
+        let _ = word.compare_exchange(value, PROCESSED, Ordering::Relaxed, Ordering::Relaxed);
+        on_doorbell(Doorbell::Arm(self.cqn, u32::from_be(value)));
     }
 }
 
@@ -139,13 +138,13 @@ pub(crate) enum Doorbell {
     Send(u32),
     /// Work was posted to the receive queue of this queue pair.
     Receive(u32),
-    /// This completion queue was armed, by that word.
+    /// This completion queue was armed, with this word.
     Arm(u32, u32),
 }
 
 /// The watched records.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct DoorbellWatch {
     /// By number.
     queues: Vec<Queue>,
     arms: Vec<Arm>,
@@ -154,13 +153,13 @@ pub(crate) struct Watch {
     part: usize,
 }
 
-impl Watch {
+impl DoorbellWatch {
     /// Watches the records of a queue pair; the receive record is the first.
     ///
     /// # Safety
     /// `address` must be that of two aligned words that stay valid until they
     /// are no longer watched.
-    pub(crate) unsafe fn queue(&mut self, qpn: u32, address: u64) {
+    pub(crate) unsafe fn add_queue(&mut self, qpn: u32, address: u64) {
         let (receive, send) = (record(address), record(address + 4));
         let (received, sent) = (receive.load(), send.load());
         let queue = Queue {
@@ -168,23 +167,23 @@ impl Watch {
             send: (send, sent),
             receive: (receive, received),
         };
-        let place = self.queues.partition_point(|queue| queue.qpn < qpn);
-        self.queues.insert(place, queue);
+        let index = self.queues.partition_point(|queue| queue.qpn < qpn);
+        self.queues.insert(index, queue);
     }
 
     /// Watches the arming record of a completion queue, the second of its two
     /// records.
     ///
     /// # Safety
-    /// As for [`Watch::queue`].
-    pub(crate) unsafe fn arm(&mut self, cqn: u32, address: u64) {
+    /// As for [`DoorbellWatch::add_queue`].
+    pub(crate) unsafe fn add_arm(&mut self, cqn: u32, address: u64) {
         let record = record(address + 4);
-        record.word().store(SEEN, Ordering::Relaxed);
+        record.word().store(PROCESSED, Ordering::Relaxed);
         self.arms.push(Arm { cqn, record });
     }
 
     /// Adds a context, whose UARs are in the mapping.
-    pub(crate) fn context(&mut self, context: u64, registers: ReadOnlyMapping) {
+    pub(crate) fn add_context(&mut self, context: u64, registers: ReadOnlyMapping) {
         self.registers.push(Registers {
             context,
             mapping: registers,
@@ -192,30 +191,30 @@ impl Watch {
         });
     }
 
-    /// Adds the doorbell registers of a UAR, which is at that offset of its context's mapping.
-    pub(crate) fn uar(&mut self, context: u64, at: usize) {
+    /// Adds the doorbell registers of a UAR at an offset of its context's mapping.
+    pub(crate) fn add_uar(&mut self, context: u64, offset: usize) {
         let seen = [0; REGISTERS.len()];
         if let Some(registers) = self.registers.iter_mut().find(|it| it.context == context) {
-            registers.uars.push(Uar { at, seen });
+            registers.uars.push(Uar { offset, seen });
         }
     }
 
-    pub(crate) fn forget_uar(&mut self, context: u64, at: usize) {
+    pub(crate) fn remove_uar(&mut self, context: u64, offset: usize) {
         if let Some(registers) = self.registers.iter_mut().find(|it| it.context == context) {
-            registers.uars.retain(|uar| uar.at != at);
+            registers.uars.retain(|uar| uar.offset != offset);
         }
     }
 
-    pub(crate) fn forget_context(&mut self, context: u64) {
+    pub(crate) fn remove_context(&mut self, context: u64) {
         self.registers
             .retain(|registers| registers.context != context);
     }
 
-    pub(crate) fn forget_queue(&mut self, qpn: u32) {
+    pub(crate) fn remove_queue(&mut self, qpn: u32) {
         self.queues.retain(|queue| queue.qpn != qpn);
     }
 
-    pub(crate) fn forget_arm(&mut self, cqn: u32) {
+    pub(crate) fn remove_arm(&mut self, cqn: u32) {
         self.arms.retain(|arm| arm.cqn != cqn);
     }
 
@@ -227,48 +226,48 @@ impl Watch {
     /// Returns whether reading all records takes longer than reading registers.
     pub(crate) fn is_large(&self) -> bool {
         let uars: usize = self.registers.iter().map(|it| it.uars.len()).sum();
-        uars != 0 && self.queues.len() > MANY.max(MANY_FOR_UAR * uars)
+        uars != 0 && self.queues.len() > MAX_SCANNED.max(MAX_SCANNED_PER_UAR * uars)
     }
 
-    /// Calls `rung` for each changed record. Work that was posted before a completion queue
-    /// was armed is reported before the arming.
-    pub(crate) fn look_everywhere(&mut self, rung: &mut dyn FnMut(Doorbell)) {
+    /// Calls `on_doorbell` for each changed record. Work posted before a completion queue was
+    /// armed is reported before the arming.
+    pub(crate) fn scan_all(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
         for queue in &mut self.queues {
-            queue.look(&mut *rung);
+            queue.scan(&mut *on_doorbell);
         }
         for arm in &self.arms {
-            arm.look(&mut *rung);
+            arm.scan(&mut *on_doorbell);
         }
     }
 
-    /// The same, of those that registers show and a part of the others.
-    pub(crate) fn look_where_shown(&mut self, rung: &mut dyn FnMut(Doorbell)) {
-        self.look_by_registers(rung);
-        self.look_at_part(rung);
+    /// Scans the records that registers hint at, and a part of the others.
+    pub(crate) fn scan_hinted(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
+        self.scan_by_registers(on_doorbell);
+        self.scan_next_part(on_doorbell);
     }
 
-    /// Reads the next part of the records.
-    fn look_at_part(&mut self, rung: &mut dyn FnMut(Doorbell)) {
+    /// Scans the next part of the records.
+    fn scan_next_part(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
         let part = |len: usize| len * self.part / PARTS..len * (self.part + 1) / PARTS;
         let (queues, arms) = (part(self.queues.len()), part(self.arms.len()));
         for queue in &mut self.queues[queues] {
-            queue.look(&mut *rung);
+            queue.scan(&mut *on_doorbell);
         }
         for arm in &self.arms[arms] {
-            arm.look(&mut *rung);
+            arm.scan(&mut *on_doorbell);
         }
         self.part = (self.part + 1) % PARTS;
     }
 
-    /// Reads the records of the queue pairs that registers name.
-    fn look_by_registers(&mut self, rung: &mut dyn FnMut(Doorbell)) {
+    /// Scans the records of the queue pairs that registers name.
+    fn scan_by_registers(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
         let Self {
             queues, registers, ..
         } = self;
         for registers in registers {
-            registers.look(|qpn| {
-                if let Ok(place) = queues.binary_search_by_key(&qpn, |queue| queue.qpn) {
-                    queues[place].look(&mut *rung);
+            registers.scan(|qpn| {
+                if let Ok(index) = queues.binary_search_by_key(&qpn, |queue| queue.qpn) {
+                    queues[index].scan(&mut *on_doorbell);
                 }
             });
         }
@@ -290,15 +289,15 @@ mod tests {
     fn each_changed_record_and_each_arming_is_a_doorbell() {
         let words: [AtomicU32; 4] = Default::default();
         let address = words.as_ptr().expose_provenance() as u64;
-        let mut watch = Watch::default();
+        let mut watch = DoorbellWatch::default();
         // SAFETY: words of this test, which outlive the watch.
         unsafe {
-            watch.queue(5, address);
-            watch.arm(6, address + 8);
+            watch.add_queue(5, address);
+            watch.add_arm(6, address + 8);
         }
-        let seen = |watch: &mut Watch| {
+        let seen = |watch: &mut DoorbellWatch| {
             let mut all = Vec::new();
-            watch.look_everywhere(&mut |rung| all.push(rung));
+            watch.scan_all(&mut |doorbell| all.push(doorbell));
             all
         };
         assert!(seen(&mut watch).is_empty());
@@ -313,53 +312,53 @@ mod tests {
             seen(&mut watch),
             [Doorbell::Receive(5), Doorbell::Arm(6, 0)]
         );
-        watch.forget_queue(5);
-        watch.forget_arm(6);
+        watch.remove_queue(5);
+        watch.remove_arm(6);
         assert!(watch.is_empty());
     }
 
-    /// With many queue pairs, registers show where to look first, and what they do not
-    /// show is found soon.
+    /// With many queue pairs, records that registers hint at are read first, and the others
+    /// within a bounded number of scans.
     #[test]
     fn doorbells_of_many_queue_pairs_are_found() {
-        const LENGTH: usize = 3 * MANY_FOR_UAR * UARS as usize;
+        const LENGTH: usize = 3 * MAX_SCANNED_PER_UAR * UARS as usize;
         let file = memfd_create(c"registers", MFdFlags::empty()).unwrap();
         ftruncate(&file, UARS as i64 * UAR as i64).unwrap();
         let map = || ReadOnlyMapping::new(file.as_fd(), 0, UARS as usize * UAR).unwrap();
         let words: Vec<AtomicU64> = (0..LENGTH).map(|_| AtomicU64::new(0)).collect();
         let arm = AtomicU64::new(0);
-        let mut watch = Watch::default();
-        watch.context(1, map());
-        watch.context(2, map());
+        let mut watch = DoorbellWatch::default();
+        watch.add_context(1, map());
+        watch.add_context(2, map());
         for context in [1, 2] {
             for uar in 0..UARS as usize {
-                watch.uar(context, uar * UAR);
+                watch.add_uar(context, uar * UAR);
             }
         }
         // SAFETY: words of this test, which outlive the watch.
         unsafe {
             for (n, word) in words.iter().enumerate().rev() {
                 let qpn = 0x12_3400 + n as u32;
-                watch.queue(qpn, word.as_ptr().expose_provenance() as u64);
+                watch.add_queue(qpn, word.as_ptr().expose_provenance() as u64);
             }
-            watch.arm(7, arm.as_ptr().expose_provenance() as u64);
+            watch.add_arm(7, arm.as_ptr().expose_provenance() as u64);
         }
         let posted = |n: usize| {
             // The second word, in memory.
             words[n].fetch_add(1 << 32, Ordering::Release);
         };
-        let rung = |qpn: u32, at: usize, index: u8| {
+        let ring = |qpn: u32, at: usize, index: u8| {
             let [_, a, b, c] = qpn.to_be_bytes();
             pwrite(&file, &[0, 0, index, 8, a, b, c, 2], at as i64).unwrap();
         };
-        let shown = |watch: &mut Watch| {
+        let hinted = |watch: &mut DoorbellWatch| {
             let mut all = Vec::new();
-            watch.look_where_shown(&mut |rung| all.push(rung));
+            watch.scan_hinted(&mut |doorbell| all.push(doorbell));
             all
         };
-        let seen = |watch: &mut Watch| {
+        let seen = |watch: &mut DoorbellWatch| {
             let mut all = Vec::new();
-            watch.look_everywhere(&mut |rung| all.push(rung));
+            watch.scan_all(&mut |doorbell| all.push(doorbell));
             all
         };
         assert!(watch.is_large());
@@ -367,23 +366,23 @@ mod tests {
         // A register of the last UAR shows one of two, and another one names none.
         posted(3);
         posted(100);
-        rung(0x12_3400 + 100, 7 * UAR + 0xb00, 1);
-        rung(0xff_ffff, UAR + 0x800, 1);
+        ring(0x12_3400 + 100, 7 * UAR + 0xb00, 1);
+        ring(0xff_ffff, UAR + 0x800, 1);
         arm.store(0, Ordering::Release);
-        assert_eq!(shown(&mut watch), [Doorbell::Send(0x12_3400 + 100)]);
+        assert_eq!(hinted(&mut watch), [Doorbell::Send(0x12_3400 + 100)]);
         let rest = [Doorbell::Send(0x12_3403), Doorbell::Arm(7, 0)];
         assert_eq!(seen(&mut watch), rest);
-        // Records that no register names are read in PARTS looks.
+        // Records that no register names are read within PARTS scans.
         let last = LENGTH - 1;
         for n in [0, 5, last] {
             posted(n);
         }
         arm.store(0, Ordering::Release);
         let mut found = Vec::new();
-        for looks in 0..PARTS {
+        for scans in 0..PARTS {
             posted(100);
-            rung(0x12_3400 + 100, 0x900, looks as u8);
-            let new = shown(&mut watch);
+            ring(0x12_3400 + 100, 0x900, scans as u8);
+            let new = hinted(&mut watch);
             assert!(new.contains(&Doorbell::Send(0x12_3400 + 100)));
             found.extend(new);
         }
@@ -391,18 +390,18 @@ mod tests {
             assert!(found.contains(&Doorbell::Send(0x12_3400 + n as u32)), "{n}");
         }
         assert!(found.contains(&Doorbell::Arm(7, 0)));
-        // Registers that are not read any more show nothing.
-        watch.forget_uar(1, UAR);
-        watch.forget_context(2);
+        // Removed registers give no hints.
+        watch.remove_uar(1, UAR);
+        watch.remove_context(2);
         assert!(watch.is_large());
         posted(7);
-        rung(0x12_3407, UAR + 0x900, 2);
+        ring(0x12_3407, UAR + 0x900, 2);
         posted(8);
-        rung(0x12_3408, 2 * UAR + 0x900, 2);
-        let found = shown(&mut watch);
+        ring(0x12_3408, 2 * UAR + 0x900, 2);
+        let found = hinted(&mut watch);
         assert!(!found.contains(&Doorbell::Send(0x12_3407)), "{found:?}");
         assert!(found.contains(&Doorbell::Send(0x12_3408)), "{found:?}");
-        watch.forget_context(1);
+        watch.remove_context(1);
         assert!(!watch.is_large());
         posted(9);
         let rest = [Doorbell::Send(0x12_3407), Doorbell::Send(0x12_3409)];

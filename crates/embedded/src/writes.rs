@@ -120,8 +120,8 @@ impl State {
                 self.query_device(request);
             }
             EX_QUERY_DEVICE => {
-                let asked: ExQueryDevice = request.core()?;
-                if asked != ExQueryDevice::default() || !request.driver_is_cleared(0) {
+                let requested: ExQueryDevice = request.core()?;
+                if requested != ExQueryDevice::default() || !request.driver_is_cleared(0) {
                     return refuse(libc::EINVAL);
                 }
                 self.query_device_ex(request);
@@ -136,13 +136,13 @@ impl State {
             CMD_RESIZE_CQ => return unsafe { self.resize_cq(fd, request) },
             CMD_CREATE_COMP_CHANNEL => return self.create_channel(fd, request),
             CMD_MODIFY_QP => {
-                let asked: ModifyQp = request.core()?;
-                return self.modify_qp(fd, request, &asked, STANDARD_ATTRIBUTES);
+                let requested: ModifyQp = request.core()?;
+                return self.modify_qp(fd, request, &requested, STANDARD_ATTRIBUTES);
             }
             EX_MODIFY_QP => {
-                let asked: ExModifyQp = request.core()?;
+                let requested: ExModifyQp = request.core()?;
                 let known = STANDARD_ATTRIBUTES | RATE_LIMIT;
-                self.modify_qp(fd, request, &asked.base, known)?;
+                self.modify_qp(fd, request, &requested.base, known)?;
                 let response_length = size_of::<ExModifyQpResp>() as u32;
                 request.core_answer(&ExModifyQpResp {
                     comp_mask: 0,
@@ -153,15 +153,15 @@ impl State {
             // Accepted without effect: events are always immediate.
             EX_MODIFY_CQ => {
                 const MODERATE: u32 = 1 << 0;
-                let asked: ExModifyCq = request.core()?;
-                if asked.attr_mask == 0 || asked.reserved != 0 {
+                let requested: ExModifyCq = request.core()?;
+                if requested.attr_mask == 0 || requested.reserved != 0 {
                     return refuse(libc::EINVAL);
                 }
-                if asked.attr_mask > MODERATE {
+                if requested.attr_mask > MODERATE {
                     return refuse(libc::EOPNOTSUPP);
                 }
-                self.objects.cq(fd, asked.cq_handle)?;
-                if asked.attr.cq_period > LONGEST_PERIOD {
+                self.objects.cq(fd, requested.cq_handle)?;
+                if requested.attr.cq_period > LONGEST_PERIOD {
                     return refuse(libc::EINVAL);
                 }
             }
@@ -183,8 +183,8 @@ impl State {
             CMD_QUERY_SRQ => return self.query_srq(fd, request),
             CMD_CREATE_AH => return self.create_ah(fd, request),
             CMD_ATTACH_MCAST => {
-                let asked: AttachMcast = request.core()?;
-                return self.group(fd, &asked, true);
+                let requested: AttachMcast = request.core()?;
+                return self.group(fd, &requested, true);
             }
             CMD_DETACH_MCAST => {
                 let DetachMcast {
@@ -193,13 +193,13 @@ impl State {
                     mlid,
                     reserved,
                 } = request.core()?;
-                let asked = AttachMcast {
+                let requested = AttachMcast {
                     gid,
                     qp_handle,
                     mlid,
                     reserved,
                 };
-                return self.group(fd, &asked, false);
+                return self.group(fd, &requested, false);
             }
             // `sizes` rejects all others.
             _ => return refuse(libc::EOPNOTSUPP),
@@ -209,12 +209,12 @@ impl State {
 
     fn alloc_pd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let _: AllocPd = request.core()?;
-        request.needs_driver_room(4)?;
+        request.check_driver_output(4)?;
         let input = Input::new(op::ALLOC_PD, 16).by(self.uid(fd));
         let number = make(&mut self.hca, &input)?;
         let pd_handle = self.objects.insert(Object {
             file: fd,
-            needs: Vec::new(),
+            dependencies: Vec::new(),
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Pd { number },
@@ -237,23 +237,23 @@ impl State {
     fn modify_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const MAX_WR: u32 = 1 << 0;
         const LIMIT: u32 = 1 << 1;
-        let asked: ModifySrq = request.core()?;
-        let srq = self.objects.srq(fd, asked.srq_handle)?;
-        let limit = asked.attr_mask & LIMIT != 0;
+        let requested: ModifySrq = request.core()?;
+        let srq = self.objects.srq(fd, requested.srq_handle)?;
+        let limit = requested.attr_mask & LIMIT != 0;
         // The queue is in memory of the process, so its size cannot change.
-        if asked.attr_mask & MAX_WR != 0 || (limit && asked.srq_limit > srq.max_wr) {
+        if requested.attr_mask & MAX_WR != 0 || (limit && requested.srq_limit > srq.max_wr) {
             return refuse(libc::EINVAL);
         }
         let (number, kind) = (srq.number, srq.kind);
         if limit {
-            self.arm_srq(number, kind, asked.srq_limit)?;
+            self.arm_srq(number, kind, requested.srq_limit)?;
         }
         Ok(())
     }
 
     fn query_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let asked: QuerySrq = request.core()?;
-        let srq = self.objects.srq(fd, asked.srq_handle)?;
+        let requested: QuerySrq = request.core()?;
+        let srq = self.objects.srq(fd, requested.srq_handle)?;
         let (number, kind) = (srq.number, srq.kind);
         let (max_wr, max_sge) = (srq.max_wr, srq.max_sge);
         let srq_limit = self.srq_limit(number, kind)?;
@@ -267,9 +267,9 @@ impl State {
     }
 
     fn create_ah(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let asked: CreateAh = request.core()?;
-        self.objects.pd(fd, asked.pd_handle)?;
-        let attr = &asked.attr;
+        let requested: CreateAh = request.core()?;
+        self.objects.pd(fd, requested.pd_handle)?;
+        let attr = &requested.attr;
         let global = attr.is_global != 0;
         let known = self.gid_at(attr.grh.sgid_index.into()).is_some();
         if attr.port_num != 1 || (global && !known) {
@@ -286,7 +286,7 @@ impl State {
         }
         let ah_handle = self.objects.insert(Object {
             file: fd,
-            needs: vec![asked.pd_handle],
+            dependencies: vec![requested.pd_handle],
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Ah,

@@ -14,7 +14,7 @@ use uverbs::abi::ids::*;
 use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp};
 
 use crate::command::{Input, PAGES_AT, make};
-use crate::event::Reported;
+use crate::event::EventCounter;
 use crate::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Xrcd};
 use crate::queues::{
     QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, QpDriver, RQ_SHARED, XRC_SERVICE, create_flags,
@@ -26,11 +26,11 @@ use crate::{Result, refuse};
 /// XRC domain in a queue pair's context.
 const QP_DOMAIN: Field = field(0x18 + 0x98, 23, 0);
 
-/// Duplicates a descriptor, and returns what identifies its file.
+/// Duplicates a descriptor, and returns it with the device and inode of its file.
 ///
 /// # Safety
 /// `fd` must be open, or negative.
-unsafe fn same_file(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
+unsafe fn duplicate(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
     if fd < 0 {
         return refuse(libc::EBADF);
     }
@@ -68,24 +68,24 @@ impl State {
     /// The descriptor in the command must be open.
     pub(crate) unsafe fn open_xrcd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         const NONE: u32 = u32::MAX;
-        let asked: OpenXrcd = request.core()?;
-        let oflags = asked.oflags as i32;
-        let (file, inode) = match asked.fd {
+        let requested: OpenXrcd = request.core()?;
+        let oflags = requested.oflags as i32;
+        let (file, inode) = match requested.fd {
             NONE => (None, None),
             of => {
                 // SAFETY: guaranteed by the caller.
-                let (file, inode) = unsafe { same_file(of as RawFd) }?;
+                let (file, inode) = unsafe { duplicate(of as RawFd) }?;
                 (Some(file), Some(inode))
             }
         };
-        let there = self.objects.find(
-            |is| matches!(is, ObjectData::Xrcd(it) if it.inode.is_some() && it.inode == inode),
+        let existing = self.objects.find(
+            |data| matches!(data, ObjectData::Xrcd(it) if it.inode.is_some() && it.inode == inode),
         );
-        let there = match there.map(|object| &object.data) {
+        let existing = match existing.map(|object| &object.data) {
             Some(ObjectData::Xrcd(it)) => Some(it.number),
             _ => None,
         };
-        let number = match there {
+        let number = match existing {
             Some(_) if oflags & libc::O_EXCL != 0 => return refuse(libc::EINVAL),
             Some(number) => number,
             None if inode.is_some() && oflags & libc::O_CREAT == 0 => return refuse(libc::EAGAIN),
@@ -93,7 +93,7 @@ impl State {
         };
         let xrcd_handle = self.objects.insert(Object {
             file: fd,
-            needs: Vec::new(),
+            dependencies: Vec::new(),
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Xrcd(Xrcd {
@@ -109,13 +109,13 @@ impl State {
     /// Creates an XRC target, which has no queues: their sizes and driver data
     /// are ignored.
     pub(crate) fn create_target(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        const NOT_ITS_OWN: [u16; 4] = [
+        const UNSUPPORTED: [u16; 4] = [
             ATTR_CREATE_QP_RECV_CQ_HANDLE,
             ATTR_CREATE_QP_SEND_CQ_HANDLE,
             ATTR_CREATE_QP_PD_HANDLE,
             ATTR_CREATE_QP_IND_TABLE_HANDLE,
         ];
-        if NOT_ITS_OWN.into_iter().any(|id| request.has(id)) {
+        if UNSUPPORTED.into_iter().any(|id| request.has(id)) {
             return refuse(libc::EINVAL);
         }
         let xrcd = request.handle(ATTR_CREATE_QP_XRCD_HANDLE)?;
@@ -146,27 +146,27 @@ impl State {
 
     /// Opens an XRC target of a domain, by its number.
     pub(crate) fn open_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let asked: OpenQp = request.core()?;
-        let xrcd = asked.pd_handle;
+        let requested: OpenQp = request.core()?;
+        let xrcd = requested.pd_handle;
         let domain = self.objects.xrcd(fd, xrcd).or(refuse(libc::EINVAL))?.number;
-        if QpType(asked.qp_type.into()) != QpType::XRC_TGT {
+        if QpType(requested.qp_type.into()) != QpType::XRC_TGT {
             return refuse(libc::EINVAL);
         }
         let of_domain = |qp: &&Qp| qp.domain == Some(domain);
-        let Some(qp) = self.objects.qps(asked.qpn).find(of_domain) else {
+        let Some(qp) = self.objects.qps(requested.qpn).find(of_domain) else {
             return refuse(libc::EINVAL);
         };
         let attributes = qp.attributes;
         let events = Events {
-            user_handle: asked.user_handle,
+            user_handle: requested.user_handle,
             file: None,
-            reported: Reported::default(),
+            reported: EventCounter::default(),
         };
-        let qp = target(asked.qpn, domain, attributes, events);
+        let qp = target(requested.qpn, domain, attributes, events);
         let qp_handle = self.objects.insert(object(fd, xrcd, qp));
         request.core_answer(&CreateQpResp {
             qp_handle,
-            qpn: asked.qpn,
+            qpn: requested.qpn,
             ..CreateQpResp::default()
         });
         Ok(())
@@ -184,7 +184,7 @@ fn target(number: u32, domain: u32, attributes: ModifyQp, events: Events) -> Qp 
 fn object(fd: RawFd, xrcd: u32, qp: Qp) -> Object {
     Object {
         file: fd,
-        needs: vec![xrcd],
+        dependencies: vec![xrcd],
         uses: 0,
         ranges: Vec::new(),
         data: ObjectData::Qp(Box::new(qp)),

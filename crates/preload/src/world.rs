@@ -164,7 +164,7 @@ fn any() -> Option<&'static Embedded> {
 #[inline]
 pub(crate) fn about_to_wait() {
     if let Some(device) = any().filter(|_| !own::is_inside()) {
-        device.rung();
+        device.notify_doorbell();
     }
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn idle() {
 /// Called when a poll has found something.
 pub(crate) fn found() {
     if let Some(device) = any() {
-        device.found();
+        device.poll_succeeded();
     }
 }
 

@@ -101,11 +101,11 @@ fn a_directory_that_cannot_be_used_is_explained() {
     std::fs::write(&file, "").unwrap();
     let long = directory.join("a".repeat(300));
     for (path, reason) in [
-        (directory.join("missing/one"), "nor does the one above it"),
-        (file.clone(), "something else of that name"),
-        (file.join("below"), "something else of that name"),
+        (directory.join("missing/one"), "nor its parent exists"),
+        (file.clone(), "is not a directory"),
+        (file.join("below"), "is not a directory"),
         (long, "too long"),
-        (std::path::PathBuf::new(), "names no directory"),
+        (std::path::PathBuf::new(), "directory is empty"),
     ] {
         let error = Device::embedded_at(&path).unwrap_err();
         let text = error.to_string();

@@ -98,7 +98,7 @@ impl Embedded {
             lid: settings.lid,
             guid: settings.guid,
             // After the GID of RoCE v1, if there is one.
-            gid_index: u8::from(state.is_ethernet() && !state.reaches_hosts()),
+            gid_index: u8::from(state.is_ethernet() && !state.has_host_addresses()),
             mtu: state.mtu(),
         };
         drop(state);

@@ -37,7 +37,7 @@ use softhca::packet::{
 use uverbs::Errno;
 
 use crate::Result;
-use crate::addresses::{ADDRESSES, AddressList};
+use crate::addresses::{AddressList, MAX_ADDRESSES};
 use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
 use crate::wire::MAX_FRAME_WAIT;
 use address_monitor::AddressMonitor;
@@ -212,8 +212,8 @@ impl UdpWire {
 
     fn add_address(&mut self, local: ScopedAddress, epoll: &Epoll) -> io::Result<()> {
         let known: Vec<IpAddr> = self.endpoints.iter().map(|it| it.local.address).collect();
-        if known.len() >= ADDRESSES {
-            let message = format!("a device has at most {ADDRESSES} addresses");
+        if known.len() >= MAX_ADDRESSES {
+            let message = format!("a device has at most {MAX_ADDRESSES} addresses");
             return Err(io::Error::other(message));
         }
         let member = self.group.as_ref().map(Group::member);

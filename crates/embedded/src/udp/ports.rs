@@ -19,7 +19,7 @@ use super::address_monitor::AddressMonitor;
 use super::group::{Member, QPN_BITS, count_sockets};
 use super::socket::{self, ScopedAddress};
 use super::steering;
-use crate::addresses::{ADDRESSES, AddressList};
+use crate::addresses::{AddressList, MAX_ADDRESSES};
 use crate::cm::{SharedPorts, random};
 
 /// Number of source ports: switches select paths by the source port (ECMP).
@@ -36,14 +36,14 @@ const NO_ADDRESS: &str = "the network interface has no usable IP address; give i
     `ip address add`, and set it up";
 const NOT_LOCAL: &str = "no network interface of this host has this address; `ip address` \
     lists those that it has";
-const PORT_IN_USE: &str = "UDP port 4791 of this address is in use, by a process of another user or \
-    with another $XDG_RUNTIME_DIR, or by rdma_rxe, which takes the port of all addresses \
+const PORT_IN_USE: &str = "UDP port 4791 of this address is in use, by a process of another user \
+    or with another $XDG_RUNTIME_DIR, or by rdma_rxe, which takes the port of all addresses \
     (`rdma link`); end that process, remove that device (`rdma link delete NAME`), or name \
     another address";
 const MTU_TOO_SMALL: &str = "the MTU of the network interface is below 336, too small for the \
     smallest RDMA packets; raise it, with `ip link set mtu`";
-const UNSUITABLE_ADDRESS: &str = "a device needs an address of its own: not an unspecified, multicast \
-    or IPv4-mapped one";
+const UNSUITABLE_ADDRESS: &str = "a device needs an address of its own: not an unspecified, \
+    multicast or IPv4-mapped one";
 
 /// The sockets of an address.
 #[derive(Debug)]
@@ -182,7 +182,7 @@ fn resolve_interface(name: &str) -> Result<ResolvedName, Error> {
     // Created before the addresses are read, so that no change is missed.
     let monitor = monitor_addresses(name, None);
     let mut addresses = ip_addresses(name).map_err(|it| os(&it))?;
-    addresses.truncate(ADDRESSES);
+    addresses.truncate(MAX_ADDRESSES);
     Ok(ResolvedName {
         addresses,
         interface: Some(name.to_owned()),

@@ -93,7 +93,7 @@ impl Engine {
     pub fn armed(&self) {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
-            embedded.armed();
+            embedded.notify_armed();
         }
     }
 
@@ -101,7 +101,10 @@ impl Engine {
     /// do.
     pub fn help(&self) -> bool {
         #[cfg(feature = "embedded")]
-        return self.embedded.as_ref().is_some_and(embedded::Embedded::help);
+        return self
+            .embedded
+            .as_ref()
+            .is_some_and(embedded::Embedded::try_drive);
         #[cfg(not(feature = "embedded"))]
         false
     }
@@ -115,7 +118,7 @@ impl Engine {
             ring::cold_path();
             match count {
                 0 => embedded.idle(),
-                _ => embedded.found(),
+                _ => embedded.poll_succeeded(),
             }
         }
         #[cfg(not(feature = "embedded"))]
@@ -128,5 +131,5 @@ impl Engine {
 #[cold]
 #[inline(never)]
 fn rung(embedded: &embedded::Embedded) {
-    embedded.rung();
+    embedded.notify_doorbell();
 }
