@@ -1,5 +1,5 @@
-//! Event channels: a queue of unread events, and a descriptor that is readable while
-//! there are any.
+//! Event channels: a queue of unread events, and a descriptor that is readable while the
+//! queue is not empty.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,10 +14,10 @@ use crate::Result;
 
 /// An unread event.
 #[derive(Clone, Debug)]
-pub(super) struct Waiting {
-    /// The id that it belongs to.
-    pub(super) of: u32,
-    /// The membership that it belongs to.
+pub(super) struct QueuedEvent {
+    /// The id of the event.
+    pub(super) id: u32,
+    /// The multicast membership of the event.
     pub(super) membership: Option<u32>,
     /// The id that a connection request created.
     pub(super) request: Option<u32>,
@@ -27,13 +27,12 @@ pub(super) struct Waiting {
 /// An event channel.
 #[derive(Debug)]
 pub(super) struct Channel {
-    /// Its descriptor is the channel's. It contains the signal alone: as the kernel's
-    /// file it is never writable, reading it fails, and the program's O_NONBLOCK does
-    /// not apply to the signal.
+    /// Contains only the signal; its descriptor is the channel's. As the kernel's file, it is
+    /// never writable and cannot be read, and O_NONBLOCK does not apply to the signal.
     epoll: Epoll,
     /// Readable while there are events.
     signal: EventFd,
-    events: VecDeque<Waiting>,
+    events: VecDeque<QueuedEvent>,
     /// The device port of its ids.
     pub(super) port: Port,
 }
@@ -54,22 +53,22 @@ impl Channel {
         Ok((channel.epoll.0.as_raw_fd(), channel))
     }
 
-    /// Adds an event. As in the kernel, each one wakes those who wait for the
-    /// descriptor, also edge-triggered (EPOLLET).
-    pub(super) fn push(&mut self, event: Waiting) {
+    /// Adds an event. As in the kernel, each event wakes threads that wait for the
+    /// descriptor, also edge-triggered ones (EPOLLET).
+    pub(super) fn push(&mut self, event: QueuedEvent) {
         // Fails only if the counter is full, which also makes it readable.
         let _ = self.signal.write(1);
         self.events.push_back(event);
     }
 
-    pub(super) fn pop(&mut self) -> Option<Waiting> {
+    pub(super) fn pop(&mut self) -> Option<QueuedEvent> {
         let event = self.events.pop_front();
         self.settle();
         event
     }
 
     /// Removes and returns the events selected by `which`.
-    pub(super) fn take(&mut self, which: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
+    pub(super) fn take(&mut self, which: impl Fn(&QueuedEvent) -> bool) -> Vec<QueuedEvent> {
         let (taken, left) = self.events.drain(..).partition(which);
         self.events = left;
         self.settle();
@@ -78,7 +77,7 @@ impl Channel {
 
     /// Returns the number of unread connection requests to a listening id.
     pub(super) fn requests(&self, listener: u32) -> usize {
-        let of_it = |it: &&Waiting| it.of == listener && it.request.is_some();
+        let of_it = |it: &&QueuedEvent| it.id == listener && it.request.is_some();
         self.events.iter().filter(of_it).count()
     }
 

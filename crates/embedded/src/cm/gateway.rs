@@ -1,14 +1,14 @@
-//! The connection manager's way to other hosts: between the sockets of ids and
-//! management datagrams.
+//! Gateway of the connection manager to other hosts: translates between the sockets of ids
+//! and management datagrams.
 //!
 //! ```text
-//!  id ── socket ── Conversation ── Mad ──► queue pair 1 of another host
+//!  id ── socket ── Communication ── Mad ──► queue pair 1 of another host
 //! ```
 //!
-//! An id sees the same as with a peer on this host: a socket that loses nothing and
-//! closes when the peer has gone. A conversation repeats what is not answered, answers
-//! what is repeated, and ends what its id leaves open. The thread of the network
-//! drives it, so that a program that is busy loses no connection.
+//! An id sees the same as with a peer on this host: a reliable socket that is closed when the
+//! peer has ended. A communication retransmits unanswered messages, answers retransmissions
+//! of the peer, and disconnects after its id was destroyed. The network's thread drives the
+//! gateway, so that a busy program loses no connection.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -26,33 +26,32 @@ use softhca::transport::ack_wait;
 use uverbs::Errno;
 
 use super::id::ACK_TIMEOUT;
-use super::mad::{About, Attribute, Between, Mad};
+use super::mad::{Attribute, Mad, MadHeader, Subject};
+use super::peer::{ReceiveResult, receive};
 use super::ports::{Ports, random};
-use super::talk::{Received, receive};
-use super::wire::{Kind, Message, send};
+use super::wire::{Message, MessageKind, send};
 use crate::Result;
 use crate::udp::ID_BITS;
 
-/// Maximum number of conversations. A request beyond it is dropped, as if lost.
-const LIMIT: usize = 4096;
-/// First and longest time before an unanswered message is repeated.
-const FIRST: Duration = Duration::from_millis(250);
-const LONGEST: Duration = Duration::from_secs(4);
-/// How long a message is repeated whose id has gone.
-const ORPHANED: u32 = 6;
-/// How long an ended conversation answers what is repeated.
+/// Maximum number of communications and of queued datagrams. Requests beyond it are dropped.
+const MAX_COMMUNICATIONS: usize = 4096;
+/// Shortest and longest time before an unanswered message is retransmitted.
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(4);
+/// Maximum number of retransmissions after the id was destroyed.
+const MAX_ORPHAN_RETRIES: u32 = 6;
+/// How long an ended communication answers retransmissions of the peer.
 const LINGER: Duration = Duration::from_secs(8);
-/// Code of the time that a peer is asked to wait, in an acknowledgement of receipt:
-/// rdma_cm's, 69 s.
+/// Service timeout in a message receipt acknowledgement (MRA): rdma_cm's, 69 s.
 const SERVICE_TIMEOUT: u8 = 24;
-/// Sockets handled per turn.
-const READY: usize = 32;
+/// Maximum number of sockets handled per turn.
+const MAX_EVENTS: usize = 32;
 
 /// Socket numbers in epoll events.
 const TIMER: u64 = u64::MAX;
-const DIALED: u64 = u64::MAX - 1;
+const DIALER: u64 = u64::MAX - 1;
 
-/// Sockets of ids that want a connection to another host.
+/// New sockets of ids that connect to another host.
 #[derive(Debug)]
 pub(super) struct Dialer {
     sockets: Mutex<Vec<OwnedFd>>,
@@ -91,11 +90,11 @@ fn pair() -> Result<(OwnedFd, OwnedFd)> {
     socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).map_err(os)
 }
 
-/// State of a conversation, by what was last sent or received.
+/// State of a communication, after the last message sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The id has connected to nothing yet.
-    Dialed,
+    /// The id has not sent its request yet.
+    New,
     RequestSent,
     ReplyReceived,
     RequestReceived,
@@ -105,29 +104,29 @@ enum Phase {
     DisconnectReceived,
     ServiceRequestSent,
     ServiceRequestReceived,
-    /// Only answers what is repeated.
+    /// Only answers retransmissions of the peer.
     Ended,
 }
 
 /// A connection with another host, or a request for a datagram service.
 #[derive(Debug)]
-struct Conversation {
+struct Communication {
     phase: Phase,
-    /// The other end is the id's; `None` once one of them has closed.
+    /// Connected to the id's socket; `None` once either end has closed.
     socket: Option<OwnedFd>,
     local: IpAddr,
     remote: IpAddr,
     remote_id: u32,
     transaction: u64,
     remote_qpn: u32,
-    /// The request, whose service a reply names.
+    /// The peer's request, if the peer has started the communication.
     request: Option<Box<Message>>,
-    /// What was last sent.
+    /// The last message sent.
     last: Option<Mad>,
-    /// When it is repeated, or the conversation forgotten.
+    /// When the last message is retransmitted, or the ended communication removed.
     due: Option<Instant>,
-    /// How often it was repeated.
-    repeated: u32,
+    /// Number of retransmissions of the last message.
+    retries: u32,
 }
 
 /// A management datagram to send, from and to these addresses.
@@ -137,26 +136,26 @@ pub(crate) struct Outgoing {
     pub(crate) bytes: [u8; super::mad::SIZE],
 }
 
-/// All conversations of a device with other hosts.
+/// All communications of a device with other hosts.
 pub(crate) struct Gateway {
     ports: Arc<Ports>,
     dialer: Arc<Dialer>,
     guid: u64,
     epoll: Epoll,
     timer: TimerFd,
-    conversations: BTreeMap<u32, Conversation>,
+    communications: BTreeMap<u32, Communication>,
     outgoing: VecDeque<Outgoing>,
     /// When the timer expires.
     due: Option<Instant>,
 }
 
-/// What a conversation does next, after a message.
-enum Then {
-    Nothing,
-    /// Sends a message, and repeats it until it is answered.
-    Ask(Kind, Box<Message>, Phase),
-    /// Sends a message that is not answered, but repeated on request.
-    Answer(Mad, Phase),
+/// The action of a communication after a message, with the next phase.
+enum Action {
+    None,
+    /// Sends a message, and retransmits it until it is answered.
+    Request(MessageKind, Box<Message>, Phase),
+    /// Sends a message that has no answer; retransmitted only if the peer retransmits.
+    Respond(Mad, Phase),
 }
 
 impl Gateway {
@@ -167,14 +166,14 @@ impl Gateway {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(os)?;
         let readable = |number| EpollEvent::new(EpollFlags::EPOLLIN, number);
         epoll.add(&timer, readable(TIMER)).map_err(os)?;
-        epoll.add(&dialer.wake, readable(DIALED)).map_err(os)?;
+        epoll.add(&dialer.wake, readable(DIALER)).map_err(os)?;
         Ok(Self {
             ports,
             dialer,
             guid,
             epoll,
             timer,
-            conversations: BTreeMap::new(),
+            communications: BTreeMap::new(),
             outgoing: VecDeque::new(),
             due: None,
         })
@@ -186,7 +185,7 @@ impl Gateway {
         &self.epoll
     }
 
-    /// Takes ports that listen at a new address of the device, too.
+    /// Reserves the bound ports also at a new address of the device.
     pub(crate) fn add_address(&self, address: IpAddr) {
         self.ports.add_address(address);
     }
@@ -196,18 +195,18 @@ impl Gateway {
         self.outgoing.pop_front()
     }
 
-    /// Handles what ids have said, and what is due. Returns whether there was anything.
+    /// Handles messages of ids, and timeouts. Returns whether there were any.
     pub(crate) fn turn(&mut self) -> bool {
-        let mut events = [EpollEvent::empty(); READY];
+        let mut events = [EpollEvent::empty(); MAX_EVENTS];
         let count = self
             .epoll
             .wait(&mut events, EpollTimeout::ZERO)
             .unwrap_or(0);
-        for event in &events[..count.min(READY)] {
+        for event in &events[..count.min(MAX_EVENTS)] {
             match event.data() {
                 TIMER => self.expire(),
-                DIALED => self.take_dialed(),
-                number => self.listen_to(number as u32),
+                DIALER => self.accept_dialed(),
+                number => self.receive_local(number as u32),
             }
         }
         if count != 0 {
@@ -216,180 +215,182 @@ impl Gateway {
         count != 0
     }
 
-    /// Ends all conversations, since the process ends.
+    /// Ends all communications, since the process ends.
     pub(crate) fn close(&mut self) {
         self.turn();
-        let numbers: Vec<u32> = self.conversations.keys().copied().collect();
+        let numbers: Vec<u32> = self.communications.keys().copied().collect();
         for number in numbers {
-            self.hung_up(number);
+            self.handle_close(number);
         }
     }
 
     fn number(&self) -> u32 {
         loop {
-            // Other processes know by the top bits whose it is.
+            // The top bits tell other processes which member has the number.
             let member = u32::from(self.ports.member()) << ID_BITS;
             let number = member | random() as u32 >> (u32::BITS - ID_BITS);
-            if number != 0 && !self.conversations.contains_key(&number) {
+            if number != 0 && !self.communications.contains_key(&number) {
                 return number;
             }
         }
     }
 
-    fn add(&mut self, number: u32, conversation: Conversation) {
-        if let Some(socket) = &conversation.socket {
+    fn add(&mut self, number: u32, communication: Communication) {
+        if let Some(socket) = &communication.socket {
             let event = EpollEvent::new(EpollFlags::EPOLLIN, number.into());
             if self.epoll.add(socket.as_fd(), event).is_err() {
                 return;
             }
         }
-        self.conversations.insert(number, conversation);
+        self.communications.insert(number, communication);
     }
 
-    fn take_dialed(&mut self) {
+    fn accept_dialed(&mut self) {
         let _ = self.dialer.wake.read();
         let dialed = std::mem::take(&mut *self.dialer.lock());
         for socket in dialed {
-            // One too many: its id sees that the peer has gone.
-            if self.conversations.len() < LIMIT {
+            // Beyond the limit the socket is closed, and its id reports a rejection.
+            if self.communications.len() < MAX_COMMUNICATIONS {
                 let number = self.number();
-                self.add(number, Conversation::new(Phase::Dialed, Some(socket)));
+                self.add(number, Communication::new(Phase::New, Some(socket)));
             }
         }
     }
 
-    /// Reads a message of an id.
-    fn listen_to(&mut self, number: u32) {
-        let Some(conversation) = self.conversations.get_mut(&number) else {
+    /// Receives a message of an id.
+    fn receive_local(&mut self, number: u32) {
+        let Some(communication) = self.communications.get_mut(&number) else {
             return;
         };
-        let Some(socket) = &conversation.socket else {
+        let Some(socket) = &communication.socket else {
             return;
         };
         match receive(socket) {
-            Received::Nothing => {}
-            Received::Closed => self.hung_up(number),
-            Received::Message(kind, message) => {
-                let between = conversation.between(number, self.guid);
-                let then = conversation.said(kind, message, &between);
-                self.go_on(number, then);
+            ReceiveResult::Nothing => {}
+            ReceiveResult::Closed => self.handle_close(number),
+            ReceiveResult::Message(kind, message) => {
+                let header = communication.header(number, self.guid);
+                let action = communication.handle_local(kind, message, &header);
+                self.perform(number, action);
             }
         }
     }
 
-    /// The id has closed its socket.
-    fn hung_up(&mut self, number: u32) {
-        let Some(conversation) = self.conversations.get_mut(&number) else {
+    /// Handles the end of an id, which has closed its socket.
+    fn handle_close(&mut self, number: u32) {
+        let Some(communication) = self.communications.get_mut(&number) else {
             return;
         };
-        conversation.socket = None;
-        let between = conversation.between(number, self.guid);
+        communication.socket = None;
+        let header = communication.header(number, self.guid);
         let reject = |about, reason: RejectReason| {
-            Then::Answer(Mad::reject(&between, about, reason.0 as u8), Phase::Ended)
+            Action::Respond(Mad::reject(&header, about, reason.0 as u8), Phase::Ended)
         };
-        let no = RejectReason::CONSUMER_DEFINED;
-        let then = match conversation.phase {
-            Phase::Dialed | Phase::ServiceRequestSent => {
-                self.conversations.remove(&number);
+        let rejected = RejectReason::CONSUMER_DEFINED;
+        let action = match communication.phase {
+            Phase::New | Phase::ServiceRequestSent => {
+                self.communications.remove(&number);
                 return;
             }
-            Phase::RequestSent => reject(About::Other, RejectReason::TIMEOUT),
-            Phase::RequestReceived => reject(About::Request, no),
-            Phase::ReplyReceived | Phase::ReplySent => reject(About::Reply, no),
+            Phase::RequestSent => reject(Subject::Other, RejectReason::TIMEOUT),
+            Phase::RequestReceived => reject(Subject::Request, rejected),
+            Phase::ReplyReceived | Phase::ReplySent => reject(Subject::Reply, rejected),
             Phase::Established => {
-                let message = Box::new(Message::new(Kind::Disconnect, &[]));
-                Then::Ask(Kind::Disconnect, message, Phase::DisconnectSent)
+                let message = Box::new(Message::new(MessageKind::Disconnect, &[]));
+                Action::Request(MessageKind::Disconnect, message, Phase::DisconnectSent)
             }
             Phase::DisconnectReceived => {
-                let message = Message::new(Kind::Disconnected, &[]);
-                let mad = Mad::of(Kind::Disconnected, &message, &between);
-                Then::Answer(mad, Phase::Ended)
+                let message = Message::new(MessageKind::Disconnected, &[]);
+                let mad = Mad::encode(MessageKind::Disconnected, &message, &header);
+                Action::Respond(mad, Phase::Ended)
             }
             Phase::ServiceRequestReceived => {
-                let mut message = conversation.reply_to(Message::new(Kind::ServiceReply, &[]));
+                let mut message =
+                    communication.reply_to(Message::new(MessageKind::ServiceReply, &[]));
                 message.reason = SidrStatus::REJECT.0 as u8;
-                let mad = Mad::of(Kind::ServiceReply, &message, &between);
-                Then::Answer(mad, Phase::Ended)
+                let mad = Mad::encode(MessageKind::ServiceReply, &message, &header);
+                Action::Respond(mad, Phase::Ended)
             }
-            Phase::DisconnectSent | Phase::Ended => Then::Nothing,
+            Phase::DisconnectSent | Phase::Ended => Action::None,
         };
-        self.go_on(number, then);
+        self.perform(number, action);
     }
 
-    fn go_on(&mut self, number: u32, then: Then) {
-        let Some(conversation) = self.conversations.get_mut(&number) else {
+    fn perform(&mut self, number: u32, action: Action) {
+        let Some(communication) = self.communications.get_mut(&number) else {
             return;
         };
-        match then {
-            Then::Nothing => return,
-            Then::Ask(kind, mut message, phase) => {
-                if kind == Kind::Disconnect {
-                    message.qp_num = conversation.remote_qpn;
+        match action {
+            Action::None => return,
+            Action::Request(kind, mut message, phase) => {
+                if kind == MessageKind::Disconnect {
+                    message.qp_num = communication.remote_qpn;
                 }
-                let between = conversation.between(number, self.guid);
-                conversation.phase = phase;
-                conversation.last = Some(Mad::of(kind, &message, &between));
-                conversation.repeated = 0;
-                conversation.due = Some(Instant::now() + FIRST);
+                let header = communication.header(number, self.guid);
+                communication.phase = phase;
+                communication.last = Some(Mad::encode(kind, &message, &header));
+                communication.retries = 0;
+                communication.due = Some(Instant::now() + MIN_RETRY_INTERVAL);
             }
-            Then::Answer(mad, phase) => {
-                conversation.phase = phase;
-                conversation.last = Some(mad);
-                conversation.due = None;
+            Action::Respond(mad, phase) => {
+                communication.phase = phase;
+                communication.last = Some(mad);
+                communication.due = None;
                 if phase == Phase::Ended {
-                    conversation.end();
+                    communication.end();
                 }
             }
         }
-        self.say(number);
+        self.send_last(number);
         self.set_timer();
     }
 
-    /// Sends the last message of a conversation, again.
-    fn say(&mut self, number: u32) {
-        let Some(conversation) = self.conversations.get(&number) else {
+    /// Sends the last message of a communication, possibly again.
+    fn send_last(&mut self, number: u32) {
+        let Some(communication) = self.communications.get(&number) else {
             return;
         };
-        if let Some(mad) = &conversation.last {
-            let (from, to) = (conversation.local, conversation.remote);
-            self.put((from, to), mad.clone());
+        if let Some(mad) = &communication.last {
+            let (from, to) = (communication.local, communication.remote);
+            self.queue((from, to), mad.clone());
         }
     }
 
-    fn put(&mut self, (from, to): (IpAddr, IpAddr), mad: Mad) {
-        // As a network does that is overloaded.
-        if self.outgoing.len() < LIMIT {
+    fn queue(&mut self, (from, to): (IpAddr, IpAddr), mad: Mad) {
+        // Dropped beyond the limit, as by an overloaded network.
+        if self.outgoing.len() < MAX_COMMUNICATIONS {
             let bytes = *mad.bytes();
             self.outgoing.push_back(Outgoing { from, to, bytes });
         }
     }
 
-    /// Handles conversations whose time has come.
+    /// Handles communications whose timeout has expired.
     fn expire(&mut self) {
         let _ = self.timer.unset();
         self.due = None;
         let now = Instant::now();
-        let late = |it: &Conversation| it.due.is_some_and(|due| due <= now);
-        let all = self.conversations.iter();
+        let late = |it: &Communication| it.due.is_some_and(|due| due <= now);
+        let all = self.communications.iter();
         let late: Vec<u32> = all.filter(|it| late(it.1)).map(|it| *it.0).collect();
         for number in late {
-            let Some(conversation) = self.conversations.get_mut(&number) else {
+            let Some(communication) = self.communications.get_mut(&number) else {
                 continue;
             };
-            conversation.repeated += 1;
-            let orphaned = conversation.socket.is_none() && conversation.repeated > ORPHANED;
-            if conversation.phase == Phase::Ended || orphaned {
-                self.conversations.remove(&number);
+            communication.retries += 1;
+            let orphaned =
+                communication.socket.is_none() && communication.retries > MAX_ORPHAN_RETRIES;
+            if communication.phase == Phase::Ended || orphaned {
+                self.communications.remove(&number);
                 continue;
             }
-            let wait = FIRST * 2u32.saturating_pow(conversation.repeated.min(8));
-            conversation.due = Some(now + wait.min(LONGEST));
-            self.say(number);
+            let wait = MIN_RETRY_INTERVAL * 2u32.saturating_pow(communication.retries.min(8));
+            communication.due = Some(now + wait.min(MAX_RETRY_INTERVAL));
+            self.send_last(number);
         }
     }
 
     fn set_timer(&mut self) {
-        let due = self.conversations.values().filter_map(|it| it.due).min();
+        let due = self.communications.values().filter_map(|it| it.due).min();
         if due == self.due {
             return;
         }
@@ -405,8 +406,8 @@ impl Gateway {
         let _ = (self.timer).set(Expiration::OneShot(left), TimerSetTimeFlags::empty());
     }
 
-    /// Returns the number of the other process to which a management datagram may be
-    /// passed that has arrived for one of those that share the address.
+    /// Returns the number of the other process that a management datagram is for; `None` if
+    /// it is for this process, or for none that shares the address.
     pub(crate) fn other_member(&self, destination: IpAddr, bytes: &[u8]) -> Option<u8> {
         let mad = Mad::parse(bytes)?;
         if let Attribute::Request | Attribute::ServiceRequest = mad.attribute {
@@ -424,18 +425,18 @@ impl Gateway {
         };
         match mad.attribute {
             Attribute::Request | Attribute::ServiceRequest => {
-                self.requested((source, destination), &mad);
+                self.handle_request((source, destination), &mad);
             }
-            _ => self.answered((source, destination), &mad),
+            _ => self.handle_response((source, destination), &mad),
         }
         self.set_timer();
     }
 
     /// Handles a request.
-    fn requested(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
+    fn handle_request(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
         let sender = mad.sender_id();
-        if let Some(number) = self.asked_by(source, sender) {
-            return self.say(number);
+        if let Some(number) = self.find_by_peer(source, sender) {
+            return self.send_last(number);
         }
         let is_connection = mad.attribute == Attribute::Request;
         let phase = match is_connection {
@@ -443,117 +444,117 @@ impl Gateway {
             false => Phase::ServiceRequestReceived,
         };
         let number = self.number();
-        let mut conversation = Conversation::new(phase, None);
-        conversation.local = destination;
-        conversation.remote = source;
-        conversation.remote_id = sender;
-        conversation.transaction = mad.transaction();
-        let between = conversation.between(number, self.guid);
+        let mut communication = Communication::new(phase, None);
+        communication.local = destination;
+        communication.remote = source;
+        communication.remote_id = sender;
+        communication.transaction = mad.transaction();
+        let header = communication.header(number, self.guid);
         let both = (destination, source);
         let message = mad.message(source).map(|it| it.1);
-        // Addresses in the request are the sender's claim.
+        // The addresses in the request are not trusted.
         let message = message.filter(|it| it.to().ip() == destination);
         let message = message.filter(|_| !is_connection || mad.is_connection());
         let Some(message) = message else {
             if is_connection {
                 let reason = RejectReason::INVALID_SERVICE_ID.0 as u8;
-                self.put(both, Mad::reject(&between, About::Request, reason));
+                self.queue(both, Mad::reject(&header, Subject::Request, reason));
             }
             return;
         };
-        conversation.remote_qpn = message.qp_num;
-        conversation.request = Some(Box::new(message));
-        let place = (message.space, message.to().port());
-        let reached = self.ports.connect_here(place);
-        if let Ok(Some(socket)) = reached {
-            if self.conversations.len() >= LIMIT {
+        communication.remote_qpn = message.qp_num;
+        communication.request = Some(Box::new(message));
+        let port = (message.space, message.to().port());
+        let connected = self.ports.connect_local(port);
+        if let Ok(Some(socket)) = connected {
+            if self.communications.len() >= MAX_COMMUNICATIONS {
                 return;
             }
             send(&socket, &message);
-            conversation.socket = Some(socket);
+            communication.socket = Some(socket);
             if is_connection {
-                let received = Mad::received(&between, About::Request, SERVICE_TIMEOUT);
-                conversation.last = Some(received);
+                let mra = Mad::mra(&header, Subject::Request, SERVICE_TIMEOUT);
+                communication.last = Some(mra);
             }
-            self.add(number, conversation);
-            return self.say(number);
+            self.add(number, communication);
+            return self.send_last(number);
         }
-        // A full backlog is an error.
-        let nobody = reached.is_ok();
+        // A full backlog is an error, a missing listener is not.
+        let no_listener = connected.is_ok();
         let mad = if is_connection {
-            let reason = match nobody {
+            let reason = match no_listener {
                 true => RejectReason::INVALID_SERVICE_ID,
                 false => RejectReason::CONSUMER_DEFINED,
             };
-            Mad::reject(&between, About::Request, reason.0 as u8)
+            Mad::reject(&header, Subject::Request, reason.0 as u8)
         } else {
-            let mut reply = conversation.reply_to(Message::new(Kind::ServiceReply, &[]));
-            reply.reason = match nobody {
+            let mut reply = communication.reply_to(Message::new(MessageKind::ServiceReply, &[]));
+            reply.reason = match no_listener {
                 true => SidrStatus::UNSUPPORTED.0 as u8,
                 false => SidrStatus::REJECT.0 as u8,
             };
-            Mad::of(Kind::ServiceReply, &reply, &between)
+            Mad::encode(MessageKind::ServiceReply, &reply, &header)
         };
-        self.put(both, mad);
+        self.queue(both, mad);
     }
 
-    /// Returns the conversation that a peer has begun with a number of its own.
-    fn asked_by(&self, source: IpAddr, sender: u32) -> Option<u32> {
-        let mut all = self.conversations.iter();
+    /// Returns the communication that a peer has started with this communication id.
+    fn find_by_peer(&self, source: IpAddr, sender: u32) -> Option<u32> {
+        let mut all = self.communications.iter();
         let found =
-            all.find(|(_, it)| it.is_asked() && it.remote == source && it.remote_id == sender);
+            all.find(|(_, it)| it.is_passive() && it.remote == source && it.remote_id == sender);
         found.map(|it| *it.0)
     }
 
-    /// Handles a message that is about an earlier one.
-    fn answered(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
+    /// Handles a message that refers to an earlier one.
+    fn handle_response(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
         let mut number = mad.receiver_id();
-        // The peer withdraws a request before it was answered.
+        // The peer cancels a request that was not answered yet.
         if number == 0 && mad.attribute == Attribute::Reject {
-            number = self.asked_by(source, mad.sender_id()).unwrap_or(0);
+            number = self.find_by_peer(source, mad.sender_id()).unwrap_or(0);
         }
-        let found = self.conversations.get_mut(&number);
-        let Some(conversation) = found.filter(|it| it.remote == source) else {
-            // The peer does not know that the connection has ended.
+        let found = self.communications.get_mut(&number);
+        let Some(communication) = found.filter(|it| it.remote == source) else {
+            // The connection has ended, but the peer has not received the acknowledgement.
             if mad.attribute == Attribute::Disconnect {
-                let between = Between {
+                let header = MadHeader {
                     transaction: mad.transaction(),
                     local_id: number,
                     remote_id: mad.sender_id(),
                     guid: self.guid,
                     ack_timeout: 0,
                 };
-                let message = Message::new(Kind::Disconnected, &[]);
-                let mad = Mad::of(Kind::Disconnected, &message, &between);
-                self.put((destination, source), mad);
+                let message = Message::new(MessageKind::Disconnected, &[]);
+                let mad = Mad::encode(MessageKind::Disconnected, &message, &header);
+                self.queue((destination, source), mad);
             }
             return;
         };
         let Some((kind, message)) = mad.message(source) else {
-            if mad.attribute == Attribute::Received && conversation.is_asking() {
-                if conversation.phase == Phase::RequestSent {
-                    conversation.remote_id = mad.sender_id();
+            if mad.attribute == Attribute::Mra && communication.awaits_response() {
+                if communication.phase == Phase::RequestSent {
+                    communication.remote_id = mad.sender_id();
                 }
                 let wait = ack_wait(mad.service_timeout()).unwrap_or(0);
                 let wait = Duration::from_nanos(wait).min(Duration::from_secs(90));
-                conversation.due = Some(Instant::now() + wait.max(FIRST));
+                communication.due = Some(Instant::now() + wait.max(MIN_RETRY_INTERVAL));
             }
             return;
         };
-        let between = conversation.between(number, self.guid);
-        let then = conversation.heard(kind, message, mad, &between);
-        self.go_on(number, then);
+        let header = communication.header(number, self.guid);
+        let action = communication.handle_remote(kind, message, mad, &header);
+        self.perform(number, action);
         if self
-            .conversations
+            .communications
             .get(&number)
-            .is_some_and(|it| it.must_repeat(kind))
+            .is_some_and(|it| it.must_resend(kind))
         {
-            self.say(number);
+            self.send_last(number);
         }
     }
 }
 
-impl Conversation {
+impl Communication {
     fn new(phase: Phase, socket: Option<OwnedFd>) -> Self {
         Self {
             phase,
@@ -566,12 +567,12 @@ impl Conversation {
             request: None,
             last: None,
             due: None,
-            repeated: 0,
+            retries: 0,
         }
     }
 
-    fn between(&self, number: u32, guid: u64) -> Between {
-        Between {
+    fn header(&self, number: u32, guid: u64) -> MadHeader {
+        MadHeader {
             transaction: self.transaction,
             local_id: number,
             remote_id: self.remote_id,
@@ -580,13 +581,13 @@ impl Conversation {
         }
     }
 
-    /// Returns whether the peer has begun it.
-    fn is_asked(&self) -> bool {
+    /// Returns whether the peer has started the communication.
+    fn is_passive(&self) -> bool {
         self.request.is_some()
     }
 
-    /// Returns whether it waits for an answer.
-    fn is_asking(&self) -> bool {
+    /// Returns whether the last message needs an answer.
+    fn awaits_response(&self) -> bool {
         matches!(
             self.phase,
             Phase::RequestSent
@@ -596,130 +597,148 @@ impl Conversation {
         )
     }
 
-    /// Makes it only answer what is repeated, for a while.
+    /// Ends the communication, which answers retransmissions for some time.
     fn end(&mut self) {
         self.phase = Phase::Ended;
         self.socket = None;
         self.due = Some(Instant::now() + LINGER);
     }
 
-    /// Completes a reply to a request for a service.
+    /// Adds the addresses to a reply to a service request.
     fn reply_to(&self, mut reply: Message) -> Message {
         if let Some(request) = &self.request {
-            reply = reply.between(request.to(), request.to());
+            reply = reply.with_addresses(request.to(), request.to());
             reply.space = request.space;
         }
         reply
     }
 
-    fn tell(&self, message: &Message) {
+    fn deliver(&self, message: &Message) {
         if let Some(socket) = &self.socket {
             send(socket, message);
         }
     }
 
     /// Handles a message of the id.
-    fn said(&mut self, kind: Kind, message: Box<Message>, between: &Between) -> Then {
-        let mad = |message: &Message| Mad::of(kind, message, between);
+    fn handle_local(
+        &mut self,
+        kind: MessageKind,
+        message: Box<Message>,
+        header: &MadHeader,
+    ) -> Action {
+        let mad = |message: &Message| Mad::encode(kind, message, header);
         match (self.phase, kind) {
-            (Phase::Dialed, Kind::Request | Kind::ServiceRequest) => {
+            (Phase::New, MessageKind::Request | MessageKind::ServiceRequest) => {
                 (self.local, self.remote) = (message.from().ip(), message.to().ip());
                 let phase = match kind {
-                    Kind::Request => Phase::RequestSent,
+                    MessageKind::Request => Phase::RequestSent,
                     _ => Phase::ServiceRequestSent,
                 };
-                Then::Ask(kind, message, phase)
+                Action::Request(kind, message, phase)
             }
-            (Phase::RequestReceived, Kind::Reply) => Then::Ask(kind, message, Phase::ReplySent),
-            (Phase::RequestReceived, Kind::Reject) => {
-                Then::Answer(mad(&message).about(About::Request), Phase::Ended)
+            (Phase::RequestReceived, MessageKind::Reply) => {
+                Action::Request(kind, message, Phase::ReplySent)
             }
-            (Phase::ReplyReceived, Kind::Reject) => {
-                Then::Answer(mad(&message).about(About::Reply), Phase::Ended)
+            (Phase::RequestReceived, MessageKind::Reject) => {
+                Action::Respond(mad(&message).with_subject(Subject::Request), Phase::Ended)
             }
-            (Phase::ReplyReceived, Kind::Ready) => Then::Answer(mad(&message), Phase::Established),
-            // The peer's acknowledgement was lost, but not its data.
-            (Phase::Established | Phase::ReplySent, Kind::Disconnect) => {
-                Then::Ask(kind, message, Phase::DisconnectSent)
+            (Phase::ReplyReceived, MessageKind::Reject) => {
+                Action::Respond(mad(&message).with_subject(Subject::Reply), Phase::Ended)
             }
-            (Phase::DisconnectReceived, Kind::Disconnected) => {
-                Then::Answer(mad(&message), Phase::Ended)
+            (Phase::ReplyReceived, MessageKind::Ready) => {
+                Action::Respond(mad(&message), Phase::Established)
             }
-            (Phase::ServiceRequestReceived, Kind::ServiceReply) => {
-                Then::Answer(mad(&self.reply_to(*message)), Phase::Ended)
+            // In `ReplySent` the peer's RTU may be lost, though its data have arrived.
+            (Phase::Established | Phase::ReplySent, MessageKind::Disconnect) => {
+                Action::Request(kind, message, Phase::DisconnectSent)
             }
-            _ => Then::Nothing,
+            (Phase::DisconnectReceived, MessageKind::Disconnected) => {
+                Action::Respond(mad(&message), Phase::Ended)
+            }
+            (Phase::ServiceRequestReceived, MessageKind::ServiceReply) => {
+                Action::Respond(mad(&self.reply_to(*message)), Phase::Ended)
+            }
+            _ => Action::None,
         }
     }
 
-    /// Handles a message of the peer, which answers or ends something.
-    fn heard(&mut self, kind: Kind, message: Message, mad: &Mad, between: &Between) -> Then {
+    /// Handles a message of the peer, other than a request.
+    fn handle_remote(
+        &mut self,
+        kind: MessageKind,
+        message: Message,
+        mad: &Mad,
+        header: &MadHeader,
+    ) -> Action {
         match (self.phase, kind) {
-            (Phase::RequestSent, Kind::Reply) => {
+            (Phase::RequestSent, MessageKind::Reply) => {
                 self.remote_id = mad.sender_id();
                 self.remote_qpn = message.qp_num;
                 self.phase = Phase::ReplyReceived;
                 (self.last, self.due) = (None, None);
-                self.tell(&message);
+                self.deliver(&message);
             }
             (
                 Phase::RequestSent
                 | Phase::RequestReceived
                 | Phase::ReplyReceived
                 | Phase::ReplySent,
-                Kind::Reject,
+                MessageKind::Reject,
             ) => {
-                self.tell(&message);
+                self.deliver(&message);
                 self.end();
             }
-            (Phase::ReplySent, Kind::Ready) => {
+            (Phase::ReplySent, MessageKind::Ready) => {
                 self.phase = Phase::Established;
                 self.due = None;
-                self.tell(&message);
+                self.deliver(&message);
             }
-            (Phase::ReplySent | Phase::Established, Kind::Disconnect) => {
+            (Phase::ReplySent | Phase::Established, MessageKind::Disconnect) => {
                 self.phase = Phase::DisconnectReceived;
                 self.transaction = mad.transaction();
                 (self.last, self.due) = (None, None);
-                self.tell(&message);
+                self.deliver(&message);
             }
-            (Phase::DisconnectSent, Kind::Disconnected) => {
-                self.tell(&message);
+            (Phase::DisconnectSent, MessageKind::Disconnected) => {
+                self.deliver(&message);
                 self.last = None;
                 self.end();
             }
-            (Phase::DisconnectSent | Phase::Ended, Kind::Disconnect) => {
-                self.tell(&message);
-                let between = Between {
+            (Phase::DisconnectSent | Phase::Ended, MessageKind::Disconnect) => {
+                self.deliver(&message);
+                let header = MadHeader {
                     transaction: mad.transaction(),
-                    ..*between
+                    ..*header
                 };
-                let answer = Message::new(Kind::Disconnected, &[]);
-                let answer = Mad::of(Kind::Disconnected, &answer, &between);
-                return Then::Answer(answer, Phase::Ended);
+                let answer = Message::new(MessageKind::Disconnected, &[]);
+                let answer = Mad::encode(MessageKind::Disconnected, &answer, &header);
+                return Action::Respond(answer, Phase::Ended);
             }
-            (Phase::ServiceRequestSent, Kind::ServiceReply) => {
-                self.tell(&message);
+            (Phase::ServiceRequestSent, MessageKind::ServiceReply) => {
+                self.deliver(&message);
                 self.end();
             }
             _ => {}
         }
-        Then::Nothing
+        Action::None
     }
 
-    /// Returns whether a message shows that the peer has not received the last one.
-    fn must_repeat(&self, kind: Kind) -> bool {
+    /// Returns whether a retransmission shows that the peer has not received the last message.
+    fn must_resend(&self, kind: MessageKind) -> bool {
         let last = self.last.as_ref().map(|mad| mad.attribute);
         matches!(
             (kind, self.phase, last),
-            (Kind::Reply, Phase::Established, Some(Attribute::Ready))
-                | (Kind::Reply, Phase::Ended, Some(Attribute::Reject))
+            (
+                MessageKind::Reply,
+                Phase::Established,
+                Some(Attribute::Ready)
+            ) | (MessageKind::Reply, Phase::Ended, Some(Attribute::Reject))
         )
     }
 }
 
-/// Gives the gateway a message of another host, with valid headers and numbers that
-/// exist, and lets a listening id answer: for tests and fuzzing.
+/// Passes a hostile message to the gateway, with valid headers and existing ids depending on
+/// `flags`, and lets a listening id answer. For tests and fuzzing.
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) fn hostile_messages(
     manager: &super::Manager,
@@ -734,12 +753,12 @@ pub(crate) fn hostile_messages(
         *to = *from;
     }
     if flags & 4 != 0 {
-        // A message of this class, to a conversation that exists, from few numbers.
+        // A valid header, and the id of an existing communication.
         bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
         (bytes[16], bytes[17]) = (0, 0x10 + bytes[17] % 9);
-        let known = gateway.conversations.keys().nth((flags >> 3 & 7).into());
+        let existing = gateway.communications.keys().nth((flags >> 3 & 7).into());
         if bytes[17] != 0x10 && bytes[17] != 0x17 {
-            let number = known.copied().unwrap_or(1).to_be_bytes();
+            let number = existing.copied().unwrap_or(1).to_be_bytes();
             let at = if bytes[17] == 0x18 { 24 } else { 28 };
             bytes[at..at + 4].copy_from_slice(&number);
         } else {
@@ -755,8 +774,8 @@ pub(crate) fn hostile_messages(
     }
     let ports = Arc::clone(&gateway.ports);
     let listening = [0x106, 0x111].map(|space| {
-        let taken = ports.take(space, 7471).ok()?;
-        Some((taken.listen(4).ok()?, taken))
+        let port = ports.reserve(space, 7471).ok()?;
+        Some((port.listen(4).ok()?, port))
     });
     gateway.receive(peer, own, &bytes);
     for (listener, _) in listening.iter().flatten() {
@@ -764,27 +783,30 @@ pub(crate) fn hostile_messages(
             continue;
         };
         let kinds = [
-            Kind::Reply,
-            Kind::Reject,
-            Kind::ServiceReply,
-            Kind::Disconnect,
+            MessageKind::Reply,
+            MessageKind::Reject,
+            MessageKind::ServiceReply,
+            MessageKind::Disconnect,
         ];
         let kind = kinds[usize::from(flags >> 4 & 3)];
         send(&id, &Message::new(kind, &[]));
         gateway.turn();
     }
     gateway.turn();
-    // A conversation that the program begins.
+    // A communication that the program starts.
     if flags & 8 != 0 {
         if let Ok(Some(socket)) = manager.lock().ports.connect((0x106, 1)) {
-            let message =
-                Message::new(Kind::Request, &[]).between((own, 5).into(), (peer, 6).into());
+            let message = Message::new(MessageKind::Request, &[])
+                .with_addresses((own, 5).into(), (peer, 6).into());
             send(&socket, &message);
             gateway.turn();
             gateway.turn();
         }
     }
-    assert!(gateway.conversations.len() <= LIMIT && gateway.outgoing.len() <= LIMIT);
+    assert!(
+        gateway.communications.len() <= MAX_COMMUNICATIONS
+            && gateway.outgoing.len() <= MAX_COMMUNICATIONS
+    );
     while let Some(outgoing) = gateway.pop() {
         assert!(Mad::parse(&outgoing.bytes).is_some());
     }

@@ -20,12 +20,11 @@ use crate::{Result, refuse};
 pub(super) const QKEY: u32 = 0x0123_4567;
 /// 4096 bytes, in MTU encoding.
 pub(super) const MTU: u8 = 5;
-/// Code of 0.54 s, the value of rdma_cm for RoCE.
+/// Encoding of 0.54 s, rdma_cm's value for RoCE.
 pub(super) const ACK_TIMEOUT: u8 = 17;
 const HOP_LIMIT: u8 = 64;
-/// Maximum number of connections that have not sent anything yet; clients of
-/// this protocol send at once.
-pub(super) const CALLERS: usize = 64;
+/// Maximum number of accepted connections without a request; peers send it immediately.
+pub(super) const MAX_PENDING: usize = 64;
 
 /// A port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +40,7 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// Returns the port with the GID of an address, if that is one of the device's.
+    /// Returns the port with the GID of an address, if the device has that address.
     pub(super) fn at(self, ip: IpAddr, hosts: Option<&AddressList>) -> Self {
         let hosts = hosts.map(AddressList::all).unwrap_or_default();
         match hosts.iter().position(|host| host.ip == ip) {
@@ -63,20 +62,20 @@ pub(super) enum Phase {
     AddressResolved,
     RouteResolved,
     Listening,
-    /// It has sent a request.
+    /// The id has sent a request.
     Connecting,
-    /// It represents a connection request.
+    /// The id represents a received connection request.
     Requested,
-    /// The reply has arrived; the peer waits until the queue pair is ready.
+    /// The reply has arrived; the peer waits until this id's queue pair is ready.
     Responded,
-    /// It has accepted, and waits until the peer's queue pair is ready.
+    /// The id has accepted, and waits until the peer's queue pair is ready.
     Accepting,
     Established,
-    /// It has disconnected, and waits for the peer's acknowledgement.
+    /// The id has disconnected, and waits for the peer's acknowledgement.
     Disconnecting,
     /// The peer has disconnected.
-    Left,
-    Over,
+    PeerDisconnected,
+    Closed,
 }
 
 /// Parameters of the peer.
@@ -99,28 +98,28 @@ pub(super) struct Depths {
 
 #[derive(Debug)]
 pub(super) struct Id {
-    /// The channel that it belongs to.
+    /// The channel of the id.
     pub(super) channel: RawFd,
-    /// Identifies it in events; zero: it gets none.
+    /// Identifies the id in events; with 0 it has no events.
     pub(super) uid: u64,
     pub(super) space: u16,
     pub(super) datagram: bool,
     pub(super) phase: Phase,
     pub(super) port: Port,
-    /// Its peer may be on another host.
-    pub(super) hosts: bool,
+    /// The peer may be on another host.
+    pub(super) may_be_remote: bool,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
-    /// The port that it owns.
-    pub(super) taken: Option<BoundPort>,
+    /// The port that the id owns.
+    pub(super) bound_port: Option<BoundPort>,
     pub(super) listener: Option<MonitoredSocket>,
     /// Maximum number of unread requests.
     pub(super) backlog: u32,
-    pub(super) callers: Vec<Option<MonitoredSocket>>,
+    pub(super) pending: Vec<Option<MonitoredSocket>>,
     pub(super) socket: Option<MonitoredSocket>,
     pub(super) psn: u32,
     pub(super) qkey: u32,
-    pub(super) other: Option<PeerParameters>,
+    pub(super) peer_parameters: Option<PeerParameters>,
     pub(super) depths: Depths,
     /// Established by an event of its queue pair, before the peer's message.
     pub(super) notified: bool,
@@ -141,17 +140,17 @@ impl Id {
             datagram,
             phase: Phase::Idle,
             port,
-            hosts: false,
+            may_be_remote: false,
             local: None,
             peer: None,
-            taken: None,
+            bound_port: None,
             listener: None,
             backlog: 0,
-            callers: Vec::new(),
+            pending: Vec::new(),
             socket: None,
             psn: random() as u32 & 0xff_ffff,
             qkey: QKEY,
-            other: None,
+            peer_parameters: None,
             depths: Depths::default(),
             notified: false,
             deadline: None,
@@ -162,21 +161,23 @@ impl Id {
         }
     }
 
-    /// Returns whether it has a device, by its own address or its peer's.
+    /// Returns whether the id has a device, selected by its own or its peer's address.
     pub(super) fn is_on_device(&self) -> bool {
         match self.phase {
             Phase::Idle => false,
-            // As in the kernel, a loopback address names none of those that reach hosts.
-            Phase::Bound | Phase::Listening => self.local.is_some_and(|local| match self.hosts {
-                true => self.port.gid == gid_of_ip(local.ip()),
-                false => !local.ip().is_unspecified(),
-            }),
+            // As in the kernel, a loopback address does not select a device with host addresses.
+            Phase::Bound | Phase::Listening => {
+                self.local.is_some_and(|local| match self.may_be_remote {
+                    true => self.port.gid == gid_of_ip(local.ip()),
+                    false => !local.ip().is_unspecified(),
+                })
+            }
             _ => true,
         }
     }
 
-    /// Returns whether it listens at an address to which another asks. A loopback
-    /// address is for who asks from the same address.
+    /// Returns whether the id listens at the destination of a request. A loopback address
+    /// accepts requests from the same address.
     pub(super) fn is_at(&self, address: SocketAddr, from: IpAddr) -> bool {
         let Some(local) = self.local else {
             return false;
@@ -187,15 +188,15 @@ impl Id {
                 (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V6(_)) => true,
                 (IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(_)) => true,
                 (local, to) => {
-                    let here = self.hosts && local.is_loopback() && from == to;
+                    let here = self.may_be_remote && local.is_loopback() && from == to;
                     local == to || here && local.is_ipv4() == to.is_ipv4()
                 }
             }
     }
 
     /// Stores the parameters of the peer from its message.
-    pub(super) fn meet(&mut self, message: &Message) {
-        self.other = Some(PeerParameters {
+    pub(super) fn set_peer(&mut self, message: &Message) {
+        self.peer_parameters = Some(PeerParameters {
             qp_num: message.qp_num,
             psn: message.psn,
             lid: message.lid,
@@ -225,11 +226,11 @@ impl Id {
 
     /// Returns the path to the peer's port.
     pub(super) fn path(&self) -> Option<AhAttr> {
-        let other = self.other?;
+        let other = self.peer_parameters?;
         Some(self.path_to(other.gid, other.lid, false))
     }
 
-    /// Returns the attributes that move its queue pair to a state.
+    /// Returns the attributes that move the id's queue pair to a state.
     pub(super) fn attributes(&self, to: QpState) -> Result<abi::QpAttr> {
         if !self.is_on_device() {
             return refuse(libc::EINVAL);
@@ -244,7 +245,7 @@ impl Id {
                 Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY
             }
             (QpState::INIT, false) => {
-                // No access before there is a peer.
+                // No remote access before there is a peer.
                 if !matches!(
                     self.phase,
                     Phase::Bound | Phase::Listening | Phase::AddressResolved | Phase::RouteResolved
@@ -258,13 +259,13 @@ impl Id {
                 Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS
             }
             (QpState::RTR, false) => {
-                let (Some(other), Some(path)) = (self.other, self.path()) else {
+                let (Some(other), Some(path)) = (self.peer_parameters, self.path()) else {
                     return refuse(libc::EINVAL);
                 };
                 attr.ah_attr = path;
                 attr.path_mtu = self.port.mtu.into();
                 attr.dest_qp_num = other.qp_num;
-                // Each end says at which number the other begins to send.
+                // Each end announces the PSN at which the other begins to send.
                 attr.rq_psn = self.psn;
                 attr.max_dest_rd_atomic = self.depths.responder_resources;
                 Mask::AV
@@ -275,7 +276,7 @@ impl Id {
                     | Mask::MIN_RNR_TIMER
             }
             (QpState::RTS, false) => {
-                let Some(other) = self.other else {
+                let Some(other) = self.peer_parameters else {
                     return refuse(libc::EINVAL);
                 };
                 attr.sq_psn = other.psn;
@@ -297,8 +298,8 @@ impl Id {
     }
 }
 
-/// Returns whether it is an address of this host, or unspecified.
-pub(super) fn is_here(ip: IpAddr) -> bool {
+/// Returns whether an address belongs to this host, or is unspecified.
+pub(super) fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback() || ip.is_unspecified() || interfaces().any(|own| own == ip)
 }
 
@@ -313,7 +314,7 @@ fn interfaces() -> impl Iterator<Item = IpAddr> {
 }
 
 /// Replaces an unspecified address by the loopback address of its family.
-pub(super) fn or_loopback(address: SocketAddr) -> SocketAddr {
+pub(super) fn unspecified_to_loopback(address: SocketAddr) -> SocketAddr {
     let ip: IpAddr = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -345,7 +346,7 @@ mod tests {
 
     /// As rdma_cm does: a message's starting PSN is where its receiver begins to send.
     #[test]
-    fn each_end_begins_to_send_where_the_other_has_said() {
+    fn each_end_begins_to_send_at_the_psn_of_the_other() {
         let port = Port {
             ethernet: true,
             gid: [1; 16],
@@ -356,8 +357,8 @@ mod tests {
         };
         let mut id = Id::new(0, port, 0x106, false);
         id.phase = Phase::Responded;
-        (id.psn, id.other) = (5, Some(PeerParameters::default()));
-        if let Some(other) = &mut id.other {
+        (id.psn, id.peer_parameters) = (5, Some(PeerParameters::default()));
+        if let Some(other) = &mut id.peer_parameters {
             other.psn = 7;
         }
         assert_eq!(id.attributes(QpState::RTR).unwrap().rq_psn, 5);

@@ -20,7 +20,7 @@ use crate::{Result, refuse};
 /// Path of the device.
 const PATH: &CStr = c"/dev/infiniband/rdma_cm";
 /// Maximum length of an option value.
-const OPTION: usize = 64;
+const MAX_OPTION_LENGTH: usize = 64;
 
 /// A network's connection manager as the kernel of a channel.
 #[derive(Debug)]
@@ -31,14 +31,14 @@ pub(super) struct ManagerKernel {
 
 /// Answer to a command.
 enum Answer {
-    Nothing,
-    /// Bytes to write to that address.
-    At(u64, Vec<u8>),
+    None,
+    /// Bytes to write to an address.
+    Write(u64, Vec<u8>),
 }
 
 impl Answer {
     fn number(at: u64, number: u32) -> Self {
-        Self::At(at, number.to_ne_bytes().to_vec())
+        Self::Write(at, number.to_ne_bytes().to_vec())
     }
 }
 
@@ -48,7 +48,7 @@ fn body<T: FromBytes>(bytes: &[u8]) -> Result<T> {
 }
 
 /// Returns the first `size` bytes of an address field.
-fn sized(address: &[u8], size: u16) -> Result<&[u8]> {
+fn prefix(address: &[u8], size: u16) -> Result<&[u8]> {
     address
         .get(..usize::from(size))
         .map_or_else(|| refuse(libc::EINVAL), Ok)
@@ -63,11 +63,11 @@ impl ManagerKernel {
         self.embedded.runner.manager()
     }
 
-    /// Runs `what`. Without a thread, messages are handled before and after: those from
-    /// others, and those that it sends within this process.
-    fn with<T>(&self, what: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+    /// Runs a command. Without a thread, messages are handled before (from peers) and after
+    /// (sent by the command within this process).
+    fn run<T>(&self, command: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
         self.manager().drive();
-        let result = what(&mut self.manager().lock());
+        let result = command(&mut self.manager().lock());
         self.manager().drive();
         result
     }
@@ -131,7 +131,7 @@ fn execute(
         }
         cmd::CMD_BIND => {
             let it: abi::Bind = body(bytes)?;
-            state.bind(fd, it.id, sized(&it.addr, it.addr_size)?)?;
+            state.bind(fd, it.id, prefix(&it.addr, it.addr_size)?)?;
         }
         cmd::CMD_RESOLVE_IP => {
             let it: abi::ResolveIp = body(bytes)?;
@@ -139,8 +139,8 @@ fn execute(
         }
         cmd::CMD_RESOLVE_ADDR => {
             let it: abi::ResolveAddr = body(bytes)?;
-            let from = sized(&it.src_addr, it.src_size)?;
-            let to = sized(&it.dst_addr, it.dst_size)?;
+            let from = prefix(&it.src_addr, it.src_size)?;
+            let to = prefix(&it.dst_addr, it.dst_size)?;
             state.resolve_address(fd, it.id, (from, to))?;
         }
         cmd::CMD_RESOLVE_ROUTE => {
@@ -150,11 +150,11 @@ fn execute(
         cmd::CMD_QUERY_ROUTE => {
             let it: abi::Query = body(bytes)?;
             let answer = state.query_route(fd, it.id)?;
-            return Ok(Answer::At(it.response, answer.as_bytes().to_vec()));
+            return Ok(Answer::Write(it.response, answer.as_bytes().to_vec()));
         }
         cmd::CMD_QUERY => {
             let it: abi::Query = body(bytes)?;
-            return Ok(Answer::At(it.response, state.query(fd, &it)?));
+            return Ok(Answer::Write(it.response, state.query(fd, &it)?));
         }
         cmd::CMD_CONNECT => {
             let it: abi::Connect = body(bytes)?;
@@ -170,7 +170,7 @@ fn execute(
         }
         cmd::CMD_REJECT => {
             let it: abi::Reject = body(bytes)?;
-            let data = sized(&it.private_data, it.private_data_len.into())?;
+            let data = prefix(&it.private_data, it.private_data_len.into())?;
             state.reject(fd, it.id, it.reason, data)?;
         }
         cmd::CMD_DISCONNECT => {
@@ -181,12 +181,12 @@ fn execute(
             let it: abi::InitQpAttr = body(bytes)?;
             let to = u8::try_from(it.qp_state).or_else(|_| refuse(libc::EINVAL))?;
             let answer = state.id(fd, it.id)?.attributes(QpState(to))?;
-            return Ok(Answer::At(it.response, answer.as_bytes().to_vec()));
+            return Ok(Answer::Write(it.response, answer.as_bytes().to_vec()));
         }
         cmd::CMD_GET_EVENT => {
             let it: abi::GetEvent = body(bytes)?;
             let event = state.next_event(fd)?.event;
-            return Ok(Answer::At(it.response, event.as_bytes().to_vec()));
+            return Ok(Answer::Write(it.response, event.as_bytes().to_vec()));
         }
         cmd::CMD_SET_OPTION => {
             let it: abi::SetOption = body(bytes)?;
@@ -203,7 +203,7 @@ fn execute(
         }
         cmd::CMD_JOIN_MCAST => {
             let it: abi::JoinMcast = body(bytes)?;
-            let group = sized(&it.addr, it.addr_size)?;
+            let group = prefix(&it.addr, it.addr_size)?;
             let number = state.join(fd, (it.id, it.uid), group, it.join_flags)?;
             return Ok(Answer::number(it.response, number));
         }
@@ -221,7 +221,7 @@ fn execute(
         }
         _ => return refuse(libc::EINVAL),
     }
-    Ok(Answer::Nothing)
+    Ok(Answer::None)
 }
 
 // SAFETY: descriptors are files that the manager created and keeps until they
@@ -233,11 +233,11 @@ unsafe impl Kernel for ManagerKernel {
             return refuse(libc::ENOENT);
         }
         self.manager().start()?;
-        self.with(|state| state.open(self.port))
+        self.run(|state| state.open(self.port))
     }
 
     unsafe fn close(&self, fd: RawFd) -> Result<()> {
-        self.with(|state| state.close(fd))
+        self.run(|state| state.close(fd))
     }
 
     unsafe fn ioctl(&self, _: RawFd, _: libc::Ioctl, _: *mut c_void) -> Result<c_int> {
@@ -255,7 +255,7 @@ unsafe impl Kernel for ManagerKernel {
         if usize::from(header.in_len) != bytes.len() {
             return refuse(libc::EINVAL);
         }
-        let mut option = [0; OPTION];
+        let mut option = [0; MAX_OPTION_LENGTH];
         let mut length = 0;
         if header.cmd == cmd::CMD_SET_OPTION {
             let it: abi::SetOption = body(bytes)?;
@@ -269,8 +269,8 @@ unsafe impl Kernel for ManagerKernel {
             // the destination is separate memory and long enough.
             unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr(), length) };
         }
-        let answer = self.with(|state| execute(state, fd, header.cmd, bytes, &option[..length]))?;
-        if let Answer::At(address, bytes) = answer {
+        let answer = self.run(|state| execute(state, fd, header.cmd, bytes, &option[..length]))?;
+        if let Answer::Write(address, bytes) = answer {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
             let length = bytes.len().min(header.out_len.into());
             copyable(address, length as u64, Access::Write)?;
@@ -289,8 +289,8 @@ unsafe impl Kernel for ManagerKernel {
     }
 
     unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
-        // Commands cannot block.
-        self.with(|state| state.channel(fd).map(drop))?;
+        // Commands never block, so only non-blocking mode is supported.
+        self.run(|state| state.channel(fd).map(drop))?;
         if nonblocking {
             Ok(())
         } else {

@@ -1,19 +1,18 @@
-//! The connection manager's messages as other hosts send them: management datagrams
-//! (InfiniBand Architecture Specification, volume 1, chapter 12, and its annex on IP
-//! addresses).
+//! Messages of the connection manager on the network: management datagrams (InfiniBand
+//! Architecture Specification, volume 1, chapter 12, and its annex on IP addresses).
 //!
-//! A datagram is untrusted. [`Mad::parse`] checks its headers; fields have any values
-//! within their widths.
+//! A datagram is untrusted. [`Mad::parse`] checks the headers; other fields may have any
+//! values within their widths.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use softhca::packet::gid_of_ip;
 
-use super::wire::{Kind, Message};
+use super::wire::{Message, MessageKind};
 
 /// Size of a management datagram.
 pub(crate) const SIZE: usize = 256;
-/// Queue key and number of the queue pair that exchanges them.
+/// Queue key and number of the general services queue pair (GSI).
 pub(crate) const QKEY: u32 = 0x8001_0000;
 pub(crate) const QPN: u32 = 1;
 
@@ -29,7 +28,7 @@ const BODY: usize = 24;
 pub(super) enum Attribute {
     Request = 0x10,
     /// Message receipt acknowledgement (MRA): the answer takes longer.
-    Received = 0x11,
+    Mra = 0x11,
     Reject = 0x12,
     Reply = 0x13,
     Ready = 0x14,
@@ -44,7 +43,7 @@ use Attribute as A;
 impl Attribute {
     const ALL: [Self; 9] = [
         A::Request,
-        A::Received,
+        A::Mra,
         A::Reject,
         A::Reply,
         A::Ready,
@@ -54,38 +53,38 @@ impl Attribute {
         A::ServiceReply,
     ];
 
-    fn of(kind: Kind) -> Self {
+    fn of(kind: MessageKind) -> Self {
         match kind {
-            Kind::Request => A::Request,
-            Kind::Reply => A::Reply,
-            Kind::Ready => A::Ready,
-            Kind::Reject => A::Reject,
-            Kind::Disconnect => A::Disconnect,
-            Kind::Disconnected => A::Disconnected,
-            Kind::ServiceRequest => A::ServiceRequest,
-            Kind::ServiceReply => A::ServiceReply,
+            MessageKind::Request => A::Request,
+            MessageKind::Reply => A::Reply,
+            MessageKind::Ready => A::Ready,
+            MessageKind::Reject => A::Reject,
+            MessageKind::Disconnect => A::Disconnect,
+            MessageKind::Disconnected => A::Disconnected,
+            MessageKind::ServiceRequest => A::ServiceRequest,
+            MessageKind::ServiceReply => A::ServiceReply,
         }
     }
 
-    pub(super) fn kind(self) -> Option<Kind> {
+    pub(super) fn kind(self) -> Option<MessageKind> {
         Some(match self {
-            A::Received => return None,
-            A::Request => Kind::Request,
-            A::Reply => Kind::Reply,
-            A::Ready => Kind::Ready,
-            A::Reject => Kind::Reject,
-            A::Disconnect => Kind::Disconnect,
-            A::Disconnected => Kind::Disconnected,
-            A::ServiceRequest => Kind::ServiceRequest,
-            A::ServiceReply => Kind::ServiceReply,
+            A::Mra => return None,
+            A::Request => MessageKind::Request,
+            A::Reply => MessageKind::Reply,
+            A::Ready => MessageKind::Ready,
+            A::Reject => MessageKind::Reject,
+            A::Disconnect => MessageKind::Disconnect,
+            A::Disconnected => MessageKind::Disconnected,
+            A::ServiceRequest => MessageKind::ServiceRequest,
+            A::ServiceReply => MessageKind::ServiceReply,
         })
     }
 
-    /// Returns the offset of the private data, which reach to the end.
+    /// Returns the offset of the private data, which extend to the end.
     fn private_data(self) -> usize {
         BODY + match self {
             A::Request => 140,
-            A::Received => 10,
+            A::Mra => 10,
             A::Reject => 84,
             A::Reply => 36,
             A::Ready | A::Disconnected => 8,
@@ -96,9 +95,9 @@ impl Attribute {
     }
 }
 
-/// The message that a rejection or an acknowledgement is about.
+/// The message that a rejection (REJ) or a receipt acknowledgement (MRA) refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum About {
+pub(super) enum Subject {
     Request = 0,
     Reply = 1,
     Other = 2,
@@ -181,9 +180,9 @@ pub(super) struct Mad {
     bytes: Box<[u8; SIZE]>,
 }
 
-/// Ends of a connection, and what else a message needs.
+/// Header fields of a message: ids of both ends, and parameters of the sender.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Between {
+pub(super) struct MadHeader {
     pub(super) transaction: u64,
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
@@ -192,17 +191,17 @@ pub(super) struct Between {
 }
 
 impl Mad {
-    fn new(attribute: Attribute, between: &Between) -> Self {
+    fn new(attribute: Attribute, header: &MadHeader) -> Self {
         let mut mad = Self {
             attribute,
             bytes: Box::new([0; SIZE]),
         };
         mad.put(0, &HEADER);
-        mad.put(TRANSACTION, &between.transaction.to_be_bytes());
+        mad.put(TRANSACTION, &header.transaction.to_be_bytes());
         mad.put(ATTRIBUTE, &(attribute as u16).to_be_bytes());
-        mad.put(LOCAL_ID, &between.local_id.to_be_bytes());
+        mad.put(LOCAL_ID, &header.local_id.to_be_bytes());
         if !matches!(attribute, A::Request | A::ServiceRequest | A::ServiceReply) {
-            mad.put(REMOTE_ID, &between.remote_id.to_be_bytes());
+            mad.put(REMOTE_ID, &header.remote_id.to_be_bytes());
         }
         mad
     }
@@ -230,7 +229,7 @@ impl Mad {
         u32::from_be_bytes([0, a, b, c])
     }
 
-    /// Parses a datagram; `None` if it is none of the connection manager's.
+    /// Parses a datagram; `None` if it is not a message of the connection manager.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; SIZE] = bytes.try_into().ok()?;
         let number = u16::from_be_bytes([bytes[ATTRIBUTE], bytes[ATTRIBUTE + 1]]);
@@ -246,13 +245,12 @@ impl Mad {
         u64::from_be_bytes(self.get(TRANSACTION))
     }
 
-    /// Returns the sender's identifier of the connection, or of the request for a
-    /// service.
+    /// Returns the sender's communication id, or the id of a service request.
     pub(super) fn sender_id(&self) -> u32 {
         u32::from_be_bytes(self.get(LOCAL_ID))
     }
 
-    /// Returns the receiver's identifier; that of the request in a service reply.
+    /// Returns the receiver's communication id; in a service reply, the id of the request.
     pub(super) fn receiver_id(&self) -> u32 {
         let at = match self.attribute {
             A::ServiceReply => LOCAL_ID,
@@ -261,8 +259,8 @@ impl Mad {
         u32::from_be_bytes(self.get(at))
     }
 
-    /// Returns the service that is asked for: a port space and a port; `None` if it is
-    /// not of rdma_cm.
+    /// Returns the requested service: port space and port; `None` if the service id is not
+    /// one of rdma_cm.
     pub(super) fn service(&self) -> Option<(u16, u16)> {
         let at = match self.attribute {
             A::Request => request::SERVICE,
@@ -279,19 +277,19 @@ impl Mad {
         self.bytes[request::TIMEOUT] >> 1 & 3 < 2
     }
 
-    /// Returns for how long a message receipt acknowledgement asks, as an exponent.
+    /// Returns the service timeout of a message receipt acknowledgement, as an exponent.
     pub(super) fn service_timeout(&self) -> u8 {
         self.bytes[MRA_TIMEOUT] >> 3
     }
 
     /// Encodes a message.
-    pub(super) fn of(kind: Kind, message: &Message, between: &Between) -> Self {
+    pub(super) fn encode(kind: MessageKind, message: &Message, header: &MadHeader) -> Self {
         let attribute = Attribute::of(kind);
-        let mut mad = Self::new(attribute, between);
+        let mut mad = Self::new(attribute, header);
         let data = attribute.private_data();
         match attribute {
             A::Request => {
-                mad.request(message, between);
+                mad.request(message, header);
                 mad.put_ip_header(data, message);
                 mad.put(data + IP_HEADER, message.private_data());
                 return mad;
@@ -315,28 +313,28 @@ impl Mad {
                 let flags = ACK_DELAY << 3 | 1 << 1 | message.flow_control & 1;
                 let rnr = message.rnr_retry_count << 5 | (message.srq & 1) << 4;
                 mad.put(reply::FLAGS, &[flags, rnr]);
-                mad.put(reply::GUID, &between.guid.to_be_bytes());
+                mad.put(reply::GUID, &header.guid.to_be_bytes());
             }
             A::Reject => {
                 mad.put(REJECT_REASON, &u16::from(message.reason).to_be_bytes());
             }
             A::Disconnect => mad.put24(DISCONNECT_QPN, message.qp_num),
             A::ServiceReply => {
-                mad.put(LOCAL_ID, &between.remote_id.to_be_bytes());
+                mad.put(LOCAL_ID, &header.remote_id.to_be_bytes());
                 mad.put(SERVICE_STATUS, &[message.reason]);
                 mad.put24(SERVICE_QPN, message.qp_num);
                 mad.put(SERVICE_REPLY_ID, &service_id(message));
                 mad.put(SERVICE_QKEY, &message.qkey.to_be_bytes());
             }
-            A::Received | A::Ready | A::Disconnected => {}
+            A::Mra | A::Ready | A::Disconnected => {}
         }
         mad.put(data, message.private_data());
         mad
     }
 
-    fn request(&mut self, message: &Message, between: &Between) {
+    fn request(&mut self, message: &Message, header: &MadHeader) {
         self.put(request::SERVICE, &service_id(message));
-        self.put(request::GUID, &between.guid.to_be_bytes());
+        self.put(request::GUID, &header.guid.to_be_bytes());
         self.put(request::QKEY, &message.qkey.to_be_bytes());
         self.put24(request::QPN, message.qp_num);
         self.put(request::RESPONDER_RESOURCES, &[message.responder_resources]);
@@ -357,7 +355,7 @@ impl Mad {
         self.put(request::RATE, &[RATE]);
         self.put(request::TRAFFIC_CLASS, &[message.traffic_class]);
         self.put(request::HOP_LIMIT, &[64]);
-        self.put(request::ACK_TIMEOUT, &[between.ack_timeout << 3]);
+        self.put(request::ACK_TIMEOUT, &[header.ack_timeout << 3]);
     }
 
     fn put_ip_header(&mut self, at: usize, message: &Message) {
@@ -388,20 +386,21 @@ impl Mad {
         Some((ip(at + 4)?, u16::from_be_bytes([high, low]), ip(at + 20)?))
     }
 
-    /// Decodes a message from `source`; `None` for an acknowledgement of receipt, or if
-    /// it is malformed.
-    pub(super) fn message(&self, source: IpAddr) -> Option<(Kind, Message)> {
+    /// Decodes a message from `source`; `None` for a receipt acknowledgement, or if the
+    /// datagram is malformed.
+    pub(super) fn message(&self, source: IpAddr) -> Option<(MessageKind, Message)> {
         let kind = self.attribute.kind()?;
         let data = self.attribute.private_data();
-        let is_request = matches!(kind, Kind::Request | Kind::ServiceRequest);
+        let is_request = matches!(kind, MessageKind::Request | MessageKind::ServiceRequest);
         let skip = if is_request { IP_HEADER } else { 0 };
         let private = &self.bytes[data + skip..];
-        let mut message = Message::new(kind, &private[..kind.room().min(private.len())]);
-        message = message.by(true, gid_of_ip(source), 0);
+        let mut message =
+            Message::new(kind, &private[..kind.max_private_data().min(private.len())]);
+        message = message.with_port(true, gid_of_ip(source), 0);
         if is_request {
             let (from, port, to) = self.ip_header(data)?;
             let (space, service) = self.service()?;
-            message = message.between((from, port).into(), (to, service).into());
+            message = message.with_addresses((from, port).into(), (to, service).into());
             message.space = space;
         }
         match self.attribute {
@@ -443,22 +442,22 @@ impl Mad {
     }
 
     /// Creates a rejection without private data.
-    pub(super) fn reject(between: &Between, about: About, reason: u8) -> Self {
-        let mut message = Message::new(Kind::Reject, &[]);
+    pub(super) fn reject(header: &MadHeader, subject: Subject, reason: u8) -> Self {
+        let mut message = Message::new(MessageKind::Reject, &[]);
         message.reason = reason;
-        Self::of(Kind::Reject, &message, between).about(about)
+        Self::encode(MessageKind::Reject, &message, header).with_subject(subject)
     }
 
-    /// Sets the message that a rejection is about.
-    pub(super) fn about(mut self, about: About) -> Self {
-        self.put(REJECT_ABOUT, &[(about as u8) << 6]);
+    /// Sets the message that a rejection refers to.
+    pub(super) fn with_subject(mut self, subject: Subject) -> Self {
+        self.put(REJECT_ABOUT, &[(subject as u8) << 6]);
         self
     }
 
-    /// Creates an acknowledgement of receipt.
-    pub(super) fn received(between: &Between, about: About, timeout: u8) -> Self {
-        let mut mad = Self::new(A::Received, between);
-        mad.put(MRA_ABOUT, &[(about as u8) << 6]);
+    /// Creates a message receipt acknowledgement.
+    pub(super) fn mra(header: &MadHeader, subject: Subject, timeout: u8) -> Self {
+        let mut mad = Self::new(A::Mra, header);
+        mad.put(MRA_ABOUT, &[(subject as u8) << 6]);
         mad.put(MRA_TIMEOUT, &[timeout << 3]);
         mad
     }
@@ -474,7 +473,7 @@ mod tests {
 
     use super::*;
 
-    const BETWEEN: Between = Between {
+    const HEADER_FIELDS: MadHeader = MadHeader {
         transaction: 0x0102_0304_0506_0708,
         local_id: 0x1111_2222,
         remote_id: 0x3333_4444,
@@ -482,27 +481,27 @@ mod tests {
         ack_timeout: 17,
     };
 
-    fn message(kind: Kind, ipv6: bool) -> Message {
+    fn message(kind: MessageKind, ipv6: bool) -> Message {
         let (from, to) = match ipv6 {
             true => ("[fd00::1]:5", "[fd00::2]:7471"),
             false => ("192.0.2.1:5", "192.0.2.2:7471"),
         };
-        let mut message = Message::new(kind, &vec![7; kind.room()]);
-        if matches!(kind, Kind::Request | Kind::ServiceRequest) {
-            message = message.between(from.parse().unwrap(), to.parse().unwrap());
+        let mut message = Message::new(kind, &vec![7; kind.max_private_data()]);
+        if matches!(kind, MessageKind::Request | MessageKind::ServiceRequest) {
+            message = message.with_addresses(from.parse().unwrap(), to.parse().unwrap());
             message.space = 0x106;
         }
         message
     }
 
-    /// As Linux's `cm_msgs.h` and rdma_cm have them.
+    /// The layout of Linux's `cm_msgs.h` and rdma_cm.
     #[test]
     fn a_request_has_the_specified_layout() {
-        let mut asked = message(Kind::Request, false);
+        let mut asked = message(MessageKind::Request, false);
         (asked.qp_num, asked.psn, asked.mtu) = (0xabcdef, 0x123456, 3);
         (asked.responder_resources, asked.initiator_depth) = (4, 5);
         (asked.retry_count, asked.rnr_retry_count, asked.srq) = (6, 7, 1);
-        let mad = Mad::of(Kind::Request, &asked, &BETWEEN);
+        let mad = Mad::encode(MessageKind::Request, &asked, &HEADER_FIELDS);
         let bytes = mad.bytes();
         assert_eq!(bytes[..8], [1, 7, 2, 3, 0, 0, 0, 0]);
         assert_eq!(bytes[16..18], [0, 0x10]);
@@ -530,49 +529,55 @@ mod tests {
                     continue;
                 };
                 let mut sent = message(kind, ipv6);
-                if !matches!(kind, Kind::Ready | Kind::Disconnect | Kind::Disconnected) {
+                if !matches!(
+                    kind,
+                    MessageKind::Ready | MessageKind::Disconnect | MessageKind::Disconnected
+                ) {
                     (sent.qp_num, sent.qkey) = (0x123456, 0x8765_4321);
                     sent.reason = 28;
                 }
-                if matches!(kind, Kind::Request | Kind::Reply) {
+                if matches!(kind, MessageKind::Request | MessageKind::Reply) {
                     (sent.psn, sent.responder_resources) = (0xff_fffe, 16);
                     (sent.initiator_depth, sent.rnr_retry_count) = (3, 7);
                     (sent.flow_control, sent.srq) = (1, 1);
                 }
-                let mad = Mad::of(kind, &sent, &BETWEEN);
+                let mad = Mad::encode(kind, &sent, &HEADER_FIELDS);
                 let read = Mad::parse(mad.bytes()).unwrap();
                 assert_eq!(read, mad);
-                assert_eq!(read.transaction(), BETWEEN.transaction);
+                assert_eq!(read.transaction(), HEADER_FIELDS.transaction);
                 let (got_kind, got) = read.message(source).unwrap();
                 assert_eq!(got_kind, kind);
                 assert_eq!(got.private_data(), sent.private_data());
                 assert_eq!((got.from(), got.to()), (sent.from(), sent.to()));
                 assert_eq!(got.gid, gid_of_ip(source));
-                if matches!(kind, Kind::Request | Kind::Reply | Kind::ServiceReply) {
+                if matches!(
+                    kind,
+                    MessageKind::Request | MessageKind::Reply | MessageKind::ServiceReply
+                ) {
                     assert_eq!((got.qp_num, got.qkey), (sent.qp_num, sent.qkey));
                 }
-                if matches!(kind, Kind::Request | Kind::Reply) {
+                if matches!(kind, MessageKind::Request | MessageKind::Reply) {
                     assert_eq!((got.psn, got.rnr_retry_count), (sent.psn, 7));
                     assert_eq!((got.responder_resources, got.initiator_depth), (16, 3));
                     assert_eq!((got.flow_control, got.srq), (1, 1));
                 }
-                if matches!(kind, Kind::Reject | Kind::ServiceReply) {
+                if matches!(kind, MessageKind::Reject | MessageKind::ServiceReply) {
                     assert_eq!(got.reason, 28);
                 }
             }
         }
-        let mra = Mad::received(&BETWEEN, About::Request, 24);
+        let mra = Mad::mra(&HEADER_FIELDS, Subject::Request, 24);
         let read = Mad::parse(mra.bytes()).unwrap();
         assert_eq!(
             (read.service_timeout(), read.receiver_id()),
-            (24, BETWEEN.remote_id)
+            (24, HEADER_FIELDS.remote_id)
         );
         assert!(read.message(source).is_none());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_parsed_or_refused(
+        fn arbitrary_bytes_are_parsed_or_rejected(
             mut bytes in proptest::collection::vec(any::<u8>(), SIZE),
             attribute in 0x0fu8..0x1a,
             length in 0..SIZE + 3,
@@ -587,7 +592,7 @@ mod tests {
             let _ = (mad.service(), mad.sender_id(), mad.receiver_id(), mad.is_connection());
             if let Some((kind, message)) = mad.message(source) {
                 use zerocopy::IntoBytes;
-                // What the ids accept.
+                // Decoded messages are valid for ids.
                 let (again, _) = Message::parse(message.as_bytes()).unwrap();
                 prop_assert_eq!(again, kind);
             }

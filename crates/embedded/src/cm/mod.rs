@@ -1,5 +1,5 @@
-//! Connection manager for the devices of a network. It executes the commands
-//! that `crates/rdmacm` gives to the kernel, with the same answers.
+//! Connection manager for the devices of a network. It executes the commands that
+//! `crates/rdmacm` passes to the kernel, with the same results.
 //!
 //! ```text
 //! rdmacm::EventChannel ── Kernel ──► ManagerKernel ── commands ──► State ── ids
@@ -8,16 +8,14 @@
 //!                              monitor: an epoll instance ── messages ┘
 //! ```
 //!
-//! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1, or the device's
-//! own on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to
-//! the network: to a process, or to all processes of a directory. The two ends of a
-//! connection exchange messages (`wire`) through a socket, and find each other by the
-//! port (`ports`).
+//! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1, or the device's own
+//! on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to the
+//! network: to a process, or to all processes of a directory. The two ends of a connection
+//! find each other by the port (`ports`), and exchange messages (`wire`) through a socket.
 //!
-//! A thread handles messages and deadlines as they come (`monitor`), so that a channel
-//! is readable if and only if it has an event: most messages cause none. It starts
-//! with the first channel. On a network that its caller drives, the caller's turns,
-//! commands and waits handle them.
+//! A thread handles messages and deadlines (`monitor`), so that a channel is readable if and
+//! only if it has an event: most messages cause none. The thread starts with the first
+//! channel. With [`Drive::Caller`], turns, commands and waits of the caller handle them.
 
 mod channel;
 mod gateway;
@@ -25,10 +23,10 @@ mod id;
 mod kernel;
 mod mad;
 mod monitor;
+mod peer;
 mod ports;
 mod query;
 mod state;
-mod talk;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -53,15 +51,15 @@ pub(crate) use gateway::hostile_messages;
 pub(crate) use gateway::{Gateway, Outgoing};
 pub(crate) use mad::{QKEY, QPN};
 use monitor::Monitor;
-use ports::{Hosts, Ports};
+use ports::{HostPorts, Ports};
 pub(crate) use ports::{SharedPorts, random};
 use state::State;
 
 /// Maximum number of rounds over the ready sockets in a caller's turn.
-const ROUNDS: usize = 64;
-/// Pause after a connection could not be accepted, which remains ready: other threads
-/// may close descriptors meanwhile.
-const PAUSE: Duration = Duration::from_millis(5);
+const MAX_ROUNDS: usize = 64;
+/// Pause after accepting a connection has failed for lack of descriptors, since the listener
+/// stays ready.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The connection manager of a network in this process. Dropping it ends its thread.
 #[derive(Debug)]
@@ -83,34 +81,34 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Manager {
-    /// Creates a manager of addresses on this host, for a process or for all that share
-    /// a directory.
+    /// Creates a manager for addresses of this host, within a process or among the processes
+    /// of a directory.
     pub(crate) fn new(drive: Drive, directory: Option<Arc<Directory>>) -> Result<Self> {
         Ok(Self::of(drive, Arc::new(Ports::new(directory)), None))
     }
 
-    /// Creates a manager whose addresses, those of the device with this GUID, other
-    /// hosts reach, and other processes may share.
+    /// Creates a manager for a device that other hosts can reach, with the device's addresses
+    /// and GUID; `shared` is set if other processes may share the addresses.
     pub(crate) fn of_hosts(
         drive: Drive,
-        hosts: Arc<AddressList>,
+        host_addresses: Arc<AddressList>,
         guid: u64,
         shared: Option<SharedPorts>,
     ) -> Result<(Self, Gateway)> {
         let dialer = Arc::new(Dialer::new()?);
-        let ports = Arc::new(Ports::Hosts(Hosts {
+        let ports = Arc::new(Ports::Hosts(HostPorts {
             table: Mutex::default(),
             dialer: Arc::clone(&dialer),
             shared,
         }));
         let gateway = Gateway::new(Arc::clone(&ports), dialer, guid)?;
-        Ok((Self::of(drive, ports, Some(hosts)), gateway))
+        Ok((Self::of(drive, ports, Some(host_addresses)), gateway))
     }
 
-    fn of(drive: Drive, ports: Arc<Ports>, hosts: Option<Arc<AddressList>>) -> Self {
+    fn of(drive: Drive, ports: Arc<Ports>, host_addresses: Option<Arc<AddressList>>) -> Self {
         let monitor = Arc::<Monitor>::default();
         let shared = Arc::new(Shared {
-            state: Mutex::new(State::new(ports, hosts, Arc::clone(&monitor))),
+            state: Mutex::new(State::new(ports, host_addresses, Arc::clone(&monitor))),
             monitor,
             stop: AtomicBool::new(false),
         });
@@ -125,8 +123,8 @@ impl Manager {
         lock(&self.shared.state)
     }
 
-    /// Creates what channels need, unless it exists: the monitor, and the thread if
-    /// there is to be one.
+    /// Opens the monitor and starts the thread, if that was not done before. Called when a
+    /// channel is opened.
     fn start(&self) -> Result<()> {
         self.shared.monitor.open()?;
         let mut thread = lock(&self.thread);
@@ -141,17 +139,17 @@ impl Manager {
         Ok(())
     }
 
-    /// Handles what is ready, unless the thread does. Returns whether there was
-    /// anything.
+    /// Handles ready descriptors, unless a thread does. Returns whether there were any.
     pub(crate) fn drive(&self) -> bool {
         if self.drive != Drive::Caller || self.lock().channels.is_empty() {
             return false;
         }
         let handled = |_: &usize| self.shared.handle(EpollTimeout::ZERO);
-        (0..ROUNDS).take_while(handled).count() != 0
+        (0..MAX_ROUNDS).take_while(handled).count() != 0
     }
 
-    /// Waits until a channel is readable, or the time is up. Returns whether it is.
+    /// Waits until a channel is readable, or the time is up. Returns whether the channel is
+    /// readable.
     fn wait(&self, channel: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
         if self.drive != Drive::Caller {
             return wait(channel, timeout);
@@ -182,7 +180,7 @@ impl Drop for Manager {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = lock(&self.thread).take() {
-            // The thread looks at `stop` after it has reset the timer.
+            // The thread checks `stop` after the timer has woken it.
             self.shared.monitor.set_timer(Some(Instant::now()));
             // Fails only if the thread panicked.
             let _ = thread.join();
@@ -199,20 +197,20 @@ impl Shared {
         }
     }
 
-    /// Handles what is ready, after at most `timeout`. Returns whether there was
-    /// anything.
+    /// Handles ready descriptors, waiting for at most `timeout`. Returns whether there were
+    /// any.
     fn handle(&self, timeout: EpollTimeout) -> bool {
         let ready = self.monitor.ready(timeout);
         let mut result = Ok(());
         {
             let mut state = lock(&self.state);
-            for what in &ready {
-                result = result.and(state.attend(*what));
+            for item in &ready {
+                result = result.and(state.handle(*item));
             }
         }
         if let Err(errno) = result {
-            tracing::debug!(%errno, "a connection could not be accepted");
-            thread::sleep(PAUSE);
+            tracing::debug!(%errno, "accepting a connection failed");
+            thread::sleep(ACCEPT_RETRY_INTERVAL);
         }
         !ready.is_empty()
     }

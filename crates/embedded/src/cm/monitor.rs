@@ -13,51 +13,51 @@ use uverbs::Errno;
 use crate::Result;
 
 /// Maximum number of ready descriptors processed at once.
-const LIMIT: usize = 16;
+const MAX_EVENTS: usize = 16;
 
 /// A ready descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
     /// A deadline has passed.
-    Time,
+    Deadline,
     /// The connection of an id.
     Socket(u32),
     /// The listening socket of an id.
     Listener(u32),
-    /// A connection to a listening id that has not sent anything yet: the id,
-    /// and the connection's index.
-    Caller(u32, usize),
+    /// An accepted connection without a request: the listening id, and the connection's
+    /// index.
+    Pending(u32, usize),
 }
 
-const TIME: u64 = 1;
+const DEADLINE: u64 = 1;
 const LISTENER: u64 = 2;
 const SOCKET: u64 = 3;
-const CALLER: u64 = 4;
+const PENDING: u64 = 4;
 
 impl Ready {
     fn number(self) -> u64 {
         let of = |id: u32| u64::from(id) << 32;
         match self {
-            Self::Time => TIME,
+            Self::Deadline => DEADLINE,
             Self::Socket(id) => of(id) | SOCKET,
             Self::Listener(id) => of(id) | LISTENER,
-            Self::Caller(id, place) => of(id) | (CALLER + place as u64),
+            Self::Pending(id, index) => of(id) | (PENDING + index as u64),
         }
     }
 
     fn of(number: u64) -> Self {
         let id = (number >> 32) as u32;
         match number & u64::from(u32::MAX) {
-            TIME => Self::Time,
+            DEADLINE => Self::Deadline,
             SOCKET => Self::Socket(id),
             LISTENER => Self::Listener(id),
-            place => Self::Caller(id, (place - CALLER) as usize),
+            index => Self::Pending(id, (index - PENDING) as usize),
         }
     }
 }
 
-/// An epoll instance with the sockets of all ids, and a timer. They are created when
-/// the first channel is: a network without connections has no descriptors of it.
+/// An epoll instance with the sockets of all ids, and a timer. Created with the first
+/// channel, so that a network without channels needs no descriptors.
 #[derive(Debug, Default)]
 pub(super) struct Monitor(OnceLock<Descriptors>);
 
@@ -71,8 +71,8 @@ pub(super) fn os(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
-fn readable(what: Ready) -> EpollEvent {
-    EpollEvent::new(EpollFlags::EPOLLIN, what.number())
+fn readable(item: Ready) -> EpollEvent {
+    EpollEvent::new(EpollFlags::EPOLLIN, item.number())
 }
 
 impl Descriptors {
@@ -80,22 +80,22 @@ impl Descriptors {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(os)?;
-        epoll.add(&timer, readable(Ready::Time)).map_err(os)?;
+        epoll.add(&timer, readable(Ready::Deadline)).map_err(os)?;
         Ok(Self { epoll, timer })
     }
 }
 
 impl Monitor {
     fn descriptors(&self) -> Result<&Descriptors> {
-        if let Some(made) = self.0.get() {
-            return Ok(made);
+        if let Some(descriptors) = self.0.get() {
+            return Ok(descriptors);
         }
-        // Another thread may be first.
-        let made = Descriptors::new()?;
-        Ok(self.0.get_or_init(|| made))
+        // Another thread may do so concurrently.
+        let descriptors = Descriptors::new()?;
+        Ok(self.0.get_or_init(|| descriptors))
     }
 
-    /// Creates its descriptors, unless it has them.
+    /// Creates the descriptors, unless they exist.
     pub(super) fn open(&self) -> Result<()> {
         self.descriptors().map(drop)
     }
@@ -110,15 +110,15 @@ impl Monitor {
         let Ok(Descriptors { epoll, .. }) = self.descriptors() else {
             return Vec::new();
         };
-        let mut events = [EpollEvent::empty(); LIMIT];
+        let mut events = [EpollEvent::empty(); MAX_EVENTS];
         let count = epoll.wait(&mut events, timeout);
-        let events = &events[..count.unwrap_or(0).min(LIMIT)];
+        let events = &events[..count.unwrap_or(0).min(MAX_EVENTS)];
         events.iter().map(|event| Ready::of(event.data())).collect()
     }
 
-    /// Makes [`Ready::Time`] ready from `at` on; `None` for never.
+    /// Makes [`Ready::Deadline`] ready from `at` on; `None` for never.
     pub(super) fn set_timer(&self, at: Option<Instant>) {
-        // Without descriptors there are no ids that could wait.
+        // Without descriptors there are no ids with deadlines.
         let Some(Descriptors { timer, .. }) = self.0.get() else {
             return;
         };
@@ -142,18 +142,18 @@ pub(super) struct MonitoredSocket {
 }
 
 impl MonitoredSocket {
-    pub(super) fn new(monitor: &Arc<Monitor>, socket: OwnedFd, what: Ready) -> Result<Self> {
+    pub(super) fn new(monitor: &Arc<Monitor>, socket: OwnedFd, item: Ready) -> Result<Self> {
         let epoll = &monitor.descriptors()?.epoll;
-        epoll.add(&socket, readable(what)).map_err(os)?;
+        epoll.add(&socket, readable(item)).map_err(os)?;
         Ok(Self {
             socket,
             monitor: Arc::clone(monitor),
         })
     }
 
-    /// Changes what the monitor reports it as.
-    pub(super) fn rename(&self, what: Ready) -> Result<()> {
-        let mut event = readable(what);
+    /// Changes the item as which the monitor reports the socket.
+    pub(super) fn set_item(&self, item: Ready) -> Result<()> {
+        let mut event = readable(item);
         let epoll = &self.monitor.descriptors()?.epoll;
         epoll.modify(&self.socket, &mut event).map_err(os)
     }
@@ -169,8 +169,7 @@ impl Deref for MonitoredSocket {
 
 impl Drop for MonitoredSocket {
     fn drop(&mut self) {
-        // Closing is not enough: a child of fork may still have the socket, which would
-        // remain ready.
+        // Closing is not enough: if a child of fork keeps the socket open, it stays monitored.
         if let Some(Descriptors { epoll, .. }) = self.monitor.0.get() {
             let _ = epoll.delete(&self.socket);
         }
@@ -183,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// As one that a child of fork has, too.
+    /// A copy of the socket, as in a child of fork, must not keep it monitored.
     #[test]
     fn a_dropped_socket_is_not_monitored_though_open_elsewhere() {
         let monitor = Arc::<Monitor>::default();
@@ -191,8 +190,8 @@ mod tests {
         let pair = socketpair(AddressFamily::Unix, kind, None, SockFlag::empty());
         let (near, far) = pair.unwrap();
         let _copy = near.try_clone().unwrap();
-        let socket = MonitoredSocket::new(&monitor, near, Ready::Caller(1, 2)).unwrap();
-        socket.rename(Ready::Socket(3)).unwrap();
+        let socket = MonitoredSocket::new(&monitor, near, Ready::Pending(1, 2)).unwrap();
+        socket.set_item(Ready::Socket(3)).unwrap();
         assert_eq!(monitor.ready(EpollTimeout::ZERO), []);
         drop(far);
         assert_eq!(monitor.ready(EpollTimeout::ZERO), [Ready::Socket(3)]);
@@ -201,15 +200,15 @@ mod tests {
     }
 
     #[test]
-    fn ready_values_survive_their_number() {
-        for what in [
-            Ready::Time,
+    fn ready_items_are_encoded_in_numbers() {
+        for item in [
+            Ready::Deadline,
             Ready::Socket(7),
             Ready::Listener(u32::MAX),
-            Ready::Caller(1, 0),
-            Ready::Caller(u32::MAX, 63),
+            Ready::Pending(1, 0),
+            Ready::Pending(u32::MAX, 63),
         ] {
-            assert_eq!(Ready::of(what.number()), what);
+            assert_eq!(Ready::of(item.number()), item);
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Port spaces of a network, and connections between the two ends.
 //!
-//! Each listening port is a Unix socket; each connection to it carries the
-//! messages of two ends. If a process ends, for whatever reason, its sockets
-//! are closed. In a network of one process, the sockets have names at which
-//! only this process is accepted. In a network of a directory, each bound port
-//! is a file there, and holding the lock on that file means owning the port.
+//! Each listening port is a Unix socket; each connection to it carries the messages of two
+//! ends. The system closes the sockets of a process that ends. In a network of one process
+//! the sockets are abstract, and accept only this process. In a network of a directory, each
+//! bound port is a file there; the holder of the lock on that file owns the port.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,8 +24,8 @@ use crate::addresses::AddressList;
 use crate::directory::{Directory, new_socket};
 use crate::{Result, refuse};
 
-/// First port of those chosen automatically; the last is 65534.
-const FIRST_CHOSEN: u16 = 32768;
+/// First ephemeral port; the last is 65534.
+const FIRST_EPHEMERAL: u16 = 32768;
 
 /// The port spaces of a network.
 #[derive(Debug)]
@@ -36,22 +35,22 @@ pub(super) enum Ports {
     /// Ports shared by the processes of a directory.
     Directory(Arc<Directory>),
     /// Ports that other hosts reach.
-    Hosts(Hosts),
+    Hosts(HostPorts),
 }
 
 /// Ports that other hosts reach: of this process, or of all that share its addresses.
 #[derive(Debug)]
-pub(super) struct Hosts {
+pub(super) struct HostPorts {
     pub(super) table: Mutex<PortTable>,
     pub(super) dialer: Arc<Dialer>,
     pub(super) shared: Option<SharedPorts>,
 }
 
-/// The directory in which processes with the same addresses take ports.
+/// The directory in which processes with the same addresses reserve ports.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedPorts {
     pub(crate) directory: Arc<Directory>,
-    /// This process's number there.
+    /// The member number of this process.
     pub(crate) member: u8,
     pub(crate) addresses: Arc<AddressList>,
 }
@@ -60,11 +59,11 @@ pub(crate) struct SharedPorts {
 pub(super) type PortKey = (u16, u16);
 
 /// Ports of this process.
-pub(super) type PortTable = HashMap<PortKey, TakenPort>;
+pub(super) type PortTable = HashMap<PortKey, PortEntry>;
 
 /// A port of this process.
 #[derive(Debug, Default)]
-pub(super) struct TakenPort {
+pub(super) struct PortEntry {
     /// The address of its listener.
     listener: Option<UnixAddr>,
     /// Locks on the port of each address, if other processes share the addresses.
@@ -75,7 +74,7 @@ pub(super) struct TakenPort {
 #[derive(Debug)]
 pub(super) struct BoundPort {
     ports: Arc<Ports>,
-    place: PortKey,
+    key: PortKey,
     /// The lock on its file in a directory.
     lock: Option<Flock<File>>,
 }
@@ -100,48 +99,48 @@ fn lock_name_of((space, port): PortKey, address: IpAddr) -> String {
 }
 
 impl SharedPorts {
-    /// Takes a port of all addresses.
+    /// Reserves a port of all addresses.
     ///
     /// # Errors
-    /// EADDRINUSE: another process has it of one; those of the directory.
-    fn take(&self, place: PortKey) -> Result<TakenPort> {
-        let mut taken = TakenPort::default();
+    /// EADDRINUSE if another process has the port of one address; errors of the directory.
+    fn reserve(&self, key: PortKey) -> Result<PortEntry> {
+        let mut entry = PortEntry::default();
         for address in self.addresses.all() {
-            if let Err(errno) = self.take_at(place, address.ip, &mut taken) {
-                self.release(place, taken);
+            if let Err(errno) = self.reserve_at(key, address.ip, &mut entry) {
+                self.release(key, entry);
                 return Err(errno);
             }
         }
-        Ok(taken)
+        Ok(entry)
     }
 
-    /// Takes a port of one address as well.
+    /// Reserves a port also at one more address.
     ///
     /// # Errors
-    /// As for [`take`](Self::take).
-    fn take_at(&self, place: PortKey, address: IpAddr, taken: &mut TakenPort) -> Result<()> {
-        if taken.locks.iter().any(|(known, _)| *known == address) {
+    /// As for [`reserve`](Self::reserve).
+    fn reserve_at(&self, key: PortKey, address: IpAddr, entry: &mut PortEntry) -> Result<()> {
+        if entry.locks.iter().any(|(known, _)| *known == address) {
             return Ok(());
         }
-        let name = lock_name_of(place, address);
+        let name = lock_name_of(key, address);
         let Some(lock) = self.directory.lock(&name)? else {
             return refuse(libc::EADDRINUSE);
         };
-        taken.locks.push((address, lock));
-        // So that others know whose the port is.
+        entry.locks.push((address, lock));
+        // Tells other members which one owns the port.
         self.directory.write(&name, &self.member.to_string())
     }
 
     /// Removes the files of the locks, which are held until then.
-    fn release(&self, place: PortKey, taken: TakenPort) {
-        for (address, _lock) in taken.locks {
-            self.directory.remove_lock(&lock_name_of(place, address));
+    fn release(&self, key: PortKey, entry: PortEntry) {
+        for (address, _lock) in entry.locks {
+            self.directory.remove_lock(&lock_name_of(key, address));
         }
     }
 
     /// Returns the number of the process that has a port of an address.
-    fn member_of(&self, place: PortKey, address: IpAddr) -> Option<u8> {
-        let text = self.directory.read(&lock_name_of(place, address))?;
+    fn member_of(&self, key: PortKey, address: IpAddr) -> Option<u8> {
+        let text = self.directory.read(&lock_name_of(key, address))?;
         text.parse().ok()
     }
 }
@@ -162,16 +161,16 @@ impl Ports {
         }
     }
 
-    /// Takes a port; for zero, any free one.
-    pub(super) fn take(self: &Arc<Self>, space: u16, port: u16) -> Result<BoundPort> {
+    /// Reserves a port; 0 selects any free one.
+    pub(super) fn reserve(self: &Arc<Self>, space: u16, port: u16) -> Result<BoundPort> {
         if port != 0 {
-            return self.take_that((space, port));
+            return self.reserve_exactly((space, port));
         }
-        let count = u16::MAX - FIRST_CHOSEN;
+        let count = u16::MAX - FIRST_EPHEMERAL;
         let first = (random() % u64::from(count)) as u16;
         for step in 0..count {
-            let port = FIRST_CHOSEN + (first + step) % count;
-            match self.take_that((space, port)) {
+            let port = FIRST_EPHEMERAL + (first + step) % count;
+            match self.reserve_exactly((space, port)) {
                 Err(errno) if errno.raw() == libc::EADDRINUSE => {}
                 other => return other,
             }
@@ -179,33 +178,33 @@ impl Ports {
         refuse(libc::EADDRNOTAVAIL)
     }
 
-    fn take_that(self: &Arc<Self>, place: PortKey) -> Result<BoundPort> {
+    fn reserve_exactly(self: &Arc<Self>, key: PortKey) -> Result<BoundPort> {
         let lock = match &**self {
-            Self::Process(table) | Self::Hosts(Hosts { table, .. }) => {
+            Self::Process(table) | Self::Hosts(HostPorts { table, .. }) => {
                 let mut table = lock(table);
-                if table.contains_key(&place) {
+                if table.contains_key(&key) {
                     return refuse(libc::EADDRINUSE);
                 }
-                let taken = self.shared().map(|shared| shared.take(place));
-                table.insert(place, taken.transpose()?.unwrap_or_default());
+                let entry = self.shared().map(|shared| shared.reserve(key));
+                table.insert(key, entry.transpose()?.unwrap_or_default());
                 None
             }
-            Self::Directory(directory) => match directory.lock(&lock_name(place))? {
+            Self::Directory(directory) => match directory.lock(&lock_name(key))? {
                 Some(lock) => Some(lock),
                 None => return refuse(libc::EADDRINUSE),
             },
         };
         Ok(BoundPort {
             ports: Arc::clone(self),
-            place,
+            key,
             lock,
         })
     }
 
-    /// Takes the ports of this process at a new address, too. One that another process
-    /// has there remains that process's.
+    /// Reserves the ports of this process also at a new address. A port that another process
+    /// has there stays with that process.
     pub(super) fn add_address(&self, address: IpAddr) {
-        let Self::Hosts(Hosts {
+        let Self::Hosts(HostPorts {
             table,
             shared: Some(shared),
             ..
@@ -213,10 +212,10 @@ impl Ports {
         else {
             return;
         };
-        for (place, taken) in &mut *lock(table) {
-            if let Err(errno) = shared.take_at(*place, address, taken) {
-                let (_, port) = place;
-                tracing::warn!(%address, port, %errno, "a port is not taken at a new address");
+        for (key, entry) in &mut *lock(table) {
+            if let Err(errno) = shared.reserve_at(*key, address, entry) {
+                let (_, port) = key;
+                tracing::warn!(%address, port, %errno, "port not reserved at a new address");
             }
         }
     }
@@ -229,9 +228,9 @@ impl Ports {
     }
 
     /// Returns the number of the other process that has a port of an address.
-    pub(super) fn other_member(&self, place: PortKey, address: IpAddr) -> Option<u8> {
+    pub(super) fn other_member(&self, key: PortKey, address: IpAddr) -> Option<u8> {
         let shared = self.shared()?;
-        let member = shared.member_of(place, address);
+        let member = shared.member_of(key, address);
         member.filter(|member| *member != shared.member)
     }
 
@@ -240,25 +239,25 @@ impl Ports {
         self.shared().map_or(0, |shared| shared.member)
     }
 
-    /// Connects to the listener on a port; `None` if there is none. What is on another
-    /// host is not known yet.
+    /// Connects to the listener on a port; `None` if there is none. A connection to another
+    /// host always succeeds at first.
     ///
     /// # Errors
     /// EAGAIN if the backlog is full.
-    pub(super) fn connect(&self, place: PortKey) -> Result<Option<OwnedFd>> {
+    pub(super) fn connect(&self, key: PortKey) -> Result<Option<OwnedFd>> {
         match self {
             Self::Hosts(hosts) => hosts.dialer.dial().map(Some),
-            _ => self.connect_here(place),
+            _ => self.connect_local(key),
         }
     }
 
     /// As [`connect`](Self::connect), to a listener on this host.
-    pub(super) fn connect_here(&self, place: PortKey) -> Result<Option<OwnedFd>> {
+    pub(super) fn connect_local(&self, key: PortKey) -> Result<Option<OwnedFd>> {
         let table = match self {
-            Self::Process(table) | Self::Hosts(Hosts { table, .. }) => table,
-            Self::Directory(directory) => return directory.connect(&socket_name(place)),
+            Self::Process(table) | Self::Hosts(HostPorts { table, .. }) => table,
+            Self::Directory(directory) => return directory.connect(&socket_name(key)),
         };
-        let at = lock(table).get(&place).and_then(|taken| taken.listener);
+        let at = lock(table).get(&key).and_then(|entry| entry.listener);
         let Some(at) = at else {
             return Ok(None);
         };
@@ -268,14 +267,14 @@ impl Ports {
             Err(nix::Error::ECONNREFUSED) => return Ok(None),
             Err(errno) => return Err(os(errno)),
         }
-        Ok(self.lets_in(&socket).then_some(socket))
+        Ok(self.is_peer_allowed(&socket).then_some(socket))
     }
 
-    /// Accepts the next connection to a listening socket; `None` if there is none that
-    /// may be part of this network.
+    /// Accepts the next connection to a listening socket; `None` if there is none, or the
+    /// peer is not part of this network.
     ///
     /// # Errors
-    /// EMFILE, ENFILE, ENOMEM: the connection still waits.
+    /// EMFILE, ENFILE, ENOMEM: the connection stays queued.
     pub(super) fn accept(&self, listener: &OwnedFd) -> Result<Option<OwnedFd>> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd = match accept4(listener.as_raw_fd(), flags) {
@@ -285,13 +284,12 @@ impl Ports {
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(self.lets_in(&socket).then_some(socket))
+        Ok(self.is_peer_allowed(&socket).then_some(socket))
     }
 
-    /// Returns whether the peer may be part of this network. For a directory,
-    /// its permissions decide; the socket names of a single process are open to
-    /// the whole host.
-    fn lets_in(&self, socket: &OwnedFd) -> bool {
+    /// Returns whether the peer may be part of this network. The permissions of a directory
+    /// protect its sockets; abstract sockets are open to all processes of the host.
+    fn is_peer_allowed(&self, socket: &OwnedFd) -> bool {
         match self {
             Self::Directory(_) => true,
             Self::Process(_) | Self::Hosts(..) => {
@@ -304,7 +302,7 @@ impl Ports {
 
 impl BoundPort {
     pub(super) fn port(&self) -> u16 {
-        self.place.1
+        self.key.1
     }
 
     /// Listens; at most `backlog` connections are queued.
@@ -315,18 +313,18 @@ impl BoundPort {
                 bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(os)?;
                 listener
             }
-            Ports::Directory(directory) => match directory.bind(&socket_name(self.place))? {
+            Ports::Directory(directory) => match directory.bind(&socket_name(self.key))? {
                 Some(listener) => listener,
                 None => return refuse(libc::EADDRINUSE),
             },
         };
-        // The system queues one more than requested.
+        // The kernel queues one connection more than requested.
         let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
         let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(os)?;
         listen(&listener, backlog).map_err(os)?;
-        if let Ports::Process(table) | Ports::Hosts(Hosts { table, .. }) = &*self.ports {
+        if let Ports::Process(table) | Ports::Hosts(HostPorts { table, .. }) = &*self.ports {
             let name = getsockname::<UnixAddr>(listener.as_raw_fd()).map_err(os)?;
-            lock(table).entry(self.place).or_default().listener = Some(name);
+            lock(table).entry(self.key).or_default().listener = Some(name);
         }
         Ok(listener)
     }
@@ -335,20 +333,19 @@ impl BoundPort {
 impl Drop for BoundPort {
     fn drop(&mut self) {
         match &*self.ports {
-            Ports::Process(table) | Ports::Hosts(Hosts { table, .. }) => {
+            Ports::Process(table) | Ports::Hosts(HostPorts { table, .. }) => {
                 let mut table = lock(table);
-                if let (Some(taken), Some(shared)) =
-                    (table.remove(&self.place), self.ports.shared())
+                if let (Some(entry), Some(shared)) = (table.remove(&self.key), self.ports.shared())
                 {
-                    shared.release(self.place, taken);
+                    shared.release(self.key, entry);
                 }
             }
             Ports::Directory(directory) => {
                 // The socket exists only if the port was listening. The lock's
                 // file is removed while locked: a process that has just opened
                 // it detects that.
-                directory.remove_socket(&socket_name(self.place));
-                directory.remove_lock(&lock_name(self.place));
+                directory.remove_socket(&socket_name(self.key));
+                directory.remove_lock(&lock_name(self.key));
             }
         }
         drop(self.lock.take());
@@ -369,12 +366,12 @@ mod tests {
         Arc::new(Ports::new(Some(Arc::new(directory))))
     }
 
-    fn both(name: &str, test: impl Fn(&dyn Fn() -> Arc<Ports>)) {
+    fn with_both_kinds(name: &str, test: impl Fn(&dyn Fn() -> Arc<Ports>)) {
         let process = Arc::new(Ports::new(None));
         test(&|| Arc::clone(&process));
         let name = format!("ringverbs-ports-{name}-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        // As two processes use it.
+        // Two instances, as in two processes.
         test(&|| joined(&directory));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
@@ -382,37 +379,39 @@ mod tests {
 
     #[test]
     fn a_port_is_exclusive_until_released() {
-        both("taken", |ports| {
-            let taken = ports().take(SPACE, 7471).unwrap();
-            let again = ports().take(SPACE, 7471).unwrap_err();
+        with_both_kinds("taken", |ports| {
+            let entry = ports().reserve(SPACE, 7471).unwrap();
+            let again = ports().reserve(SPACE, 7471).unwrap_err();
             assert_eq!(again.raw(), libc::EADDRINUSE);
-            ports().take(SPACE + 1, 7471).unwrap();
-            drop(taken);
-            let taken = ports().take(SPACE, 7471).unwrap();
-            let chosen: Vec<_> = (0..20).map(|_| ports().take(SPACE, 0).unwrap()).collect();
+            ports().reserve(SPACE + 1, 7471).unwrap();
+            drop(entry);
+            let entry = ports().reserve(SPACE, 7471).unwrap();
+            let chosen: Vec<_> = (0..20)
+                .map(|_| ports().reserve(SPACE, 0).unwrap())
+                .collect();
             let mut numbers: Vec<u16> = chosen.iter().map(BoundPort::port).collect();
             numbers.sort_unstable();
             numbers.dedup();
-            assert_eq!((numbers.len(), taken.port()), (20, 7471));
-            assert!(numbers.iter().all(|port| *port >= FIRST_CHOSEN));
+            assert_eq!((numbers.len(), entry.port()), (20, 7471));
+            assert!(numbers.iter().all(|port| *port >= FIRST_EPHEMERAL));
         });
     }
 
     #[test]
     fn the_backlog_is_limited() {
-        both("backlog", |ports| {
-            let taken = ports().take(SPACE, 7471).unwrap();
-            let reach = || ports().connect((SPACE, 7471));
-            assert!(reach().unwrap().is_none(), "bound, but it does not listen");
-            let listener = taken.listen(3).unwrap();
-            let waiting: Vec<_> = (0..3).map(|_| reach().unwrap().unwrap()).collect();
-            assert_eq!(reach().unwrap_err().raw(), libc::EAGAIN);
+        with_both_kinds("backlog", |ports| {
+            let entry = ports().reserve(SPACE, 7471).unwrap();
+            let connect = || ports().connect((SPACE, 7471));
+            assert!(connect().unwrap().is_none(), "bound but not listening");
+            let listener = entry.listen(3).unwrap();
+            let waiting: Vec<_> = (0..3).map(|_| connect().unwrap().unwrap()).collect();
+            assert_eq!(connect().unwrap_err().raw(), libc::EAGAIN);
             for _ in &waiting {
                 ports().accept(&listener).unwrap().unwrap();
             }
             assert!(ports().accept(&listener).unwrap().is_none());
-            drop((taken, listener));
-            assert!(reach().unwrap().is_none());
+            drop((entry, listener));
+            assert!(connect().unwrap().is_none());
         });
     }
 
@@ -421,22 +420,22 @@ mod tests {
         let name = format!("ringverbs-ports-left-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let ports = joined(&directory);
-        let place = (SPACE, 7471);
-        File::create(directory.join(lock_name(place))).unwrap();
+        let key = (SPACE, 7471);
+        File::create(directory.join(lock_name(key))).unwrap();
         let left = new_socket().unwrap();
-        let at = UnixAddr::new(&directory.join(socket_name(place))).unwrap();
+        let at = UnixAddr::new(&directory.join(socket_name(key))).unwrap();
         bind(left.as_raw_fd(), &at).unwrap();
         drop(left);
-        assert!(ports.connect(place).unwrap().is_none());
-        let taken = ports.take(SPACE, 7471).unwrap();
-        let listener = taken.listen(0).unwrap();
-        let reached = ports.connect(place).unwrap();
+        assert!(ports.connect(key).unwrap().is_none());
+        let entry = ports.reserve(SPACE, 7471).unwrap();
+        let listener = entry.listen(0).unwrap();
+        let reached = ports.connect(key).unwrap();
         assert!(reached.is_some() && ports.accept(&listener).unwrap().is_some());
-        drop(taken);
+        drop(entry);
         std::fs::remove_dir(&directory).unwrap();
     }
 
-    /// Names of ports that are not files of this user.
+    /// A name that exists but is not a file of this user counts as a port in use.
     #[test]
     fn a_bound_port_is_in_use() {
         let name = format!("ringverbs-ports-other-{}", std::process::id());
@@ -445,12 +444,12 @@ mod tests {
         std::os::unix::fs::symlink("/dev/null", directory.join(lock_name((SPACE, 1)))).unwrap();
         std::fs::create_dir(directory.join(lock_name((SPACE, 2)))).unwrap();
         for port in [1, 2] {
-            let error = ports.take(SPACE, port).unwrap_err();
+            let error = ports.reserve(SPACE, port).unwrap_err();
             assert_eq!(error.raw(), libc::EADDRINUSE);
         }
         File::create(directory.join(socket_name((SPACE, 3)))).unwrap();
-        let taken = ports.take(SPACE, 3).unwrap();
-        assert_eq!(taken.listen(1).unwrap_err().raw(), libc::EADDRINUSE);
+        let entry = ports.reserve(SPACE, 3).unwrap();
+        assert_eq!(entry.listen(1).unwrap_err().raw(), libc::EADDRINUSE);
         assert!(ports.connect((SPACE, 3)).unwrap().is_none());
         std::fs::remove_dir_all(&directory).unwrap();
     }
@@ -465,11 +464,11 @@ mod tests {
             return connect(new_socket().unwrap().as_raw_fd(), &at).unwrap();
         }
         let ports = Arc::new(Ports::new(None));
-        let taken = ports.take(SPACE, 1).unwrap();
-        let listener = taken.listen(2).unwrap();
+        let entry = ports.reserve(SPACE, 1).unwrap();
+        let listener = entry.listen(2).unwrap();
         let name = getsockname::<UnixAddr>(listener.as_raw_fd()).unwrap();
         let name = String::from_utf8(name.as_abstract().unwrap().to_vec()).unwrap();
-        let stranger = std::process::Command::new(std::env::current_exe().unwrap())
+        let other_process = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
                 "cm::ports::tests::only_processes_of_this_user_are_admitted",
                 "--exact",
@@ -477,9 +476,9 @@ mod tests {
             .env(NAME, name)
             .stdout(std::process::Stdio::null())
             .status();
-        assert!(stranger.unwrap().success());
+        assert!(other_process.unwrap().success());
         assert!(ports.accept(&listener).unwrap().is_none());
-        let ours = ports.connect((SPACE, 1)).unwrap();
-        assert!(ours.is_some() && ports.accept(&listener).unwrap().is_some());
+        let own = ports.connect((SPACE, 1)).unwrap();
+        assert!(own.is_some() && ports.accept(&listener).unwrap().is_some());
     }
 }

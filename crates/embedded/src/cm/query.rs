@@ -55,12 +55,12 @@ impl Id {
         )
     }
 
-    /// Returns the peer's GID and LID. Before the peer has sent them they are
-    /// the local ones, if it is on this host, or follow from its address.
-    fn far_end(&self) -> ([u8; 16], u16) {
-        match (self.other, self.peer) {
+    /// Returns the peer's GID and LID. Before the peer has sent them, they are the local ones
+    /// for a peer on this host, and otherwise derived from its address.
+    fn peer_port(&self) -> ([u8; 16], u16) {
+        match (self.peer_parameters, self.peer) {
             (Some(other), _) => (other.gid, other.lid),
-            (None, Some(peer)) if self.hosts => (gid_of_ip(peer.ip()), 0),
+            (None, Some(peer)) if self.may_be_remote => (gid_of_ip(peer.ip()), 0),
             (None, _) => (self.port.gid, self.port.lid),
         }
     }
@@ -83,7 +83,7 @@ impl Id {
     }
 
     fn user_path(&self) -> abi::UserPathRec {
-        let (dgid, dlid) = self.far_end();
+        let (dgid, dlid) = self.peer_port();
         abi::UserPathRec {
             dgid,
             sgid: self.port.gid,
@@ -138,7 +138,7 @@ impl State {
             }
             query::QUERY_GID => {
                 let from = ib_address(id, id.port.gid, id.local);
-                let to = ib_address(id, id.far_end().0, id.peer);
+                let to = ib_address(id, id.peer_port().0, id.peer);
                 id.addresses((from, to)).as_bytes().to_vec()
             }
             query::QUERY_PATH => {

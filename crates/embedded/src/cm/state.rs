@@ -14,18 +14,18 @@ use softhca::packet::ROCE_V2_PORT;
 use uverbs::{AsyncEventType, Errno};
 use zerocopy::IntoBytes;
 
-use super::channel::{Channel, Waiting};
-use super::id::{Id, Phase, Port, QKEY, group, is_here, or_loopback};
+use super::channel::{Channel, QueuedEvent};
+use super::id::{Id, Phase, Port, QKEY, group, is_local, unspecified_to_loopback};
 use super::monitor::{Monitor, MonitoredSocket, Ready};
 use super::ports::Ports;
-use super::wire::{Kind, Message, send};
+use super::wire::{Message, MessageKind, send};
 use crate::addresses::AddressList;
 use crate::{Result, refuse};
 
-/// How long the peer may take to answer; about the total that the kernel waits.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Response timeout: about the total time that the kernel waits.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum backlog, the default of net.rdma_ucm.max_backlog.
-const BACKLOG: u32 = 1024;
+const MAX_BACKLOG: u32 = 1024;
 /// Destination queue pair of multicast sends.
 const MULTICAST_QPN: u32 = 0xff_ffff;
 const MULTICAST_LID: u16 = 0xc000;
@@ -41,23 +41,23 @@ struct Membership {
 pub(super) struct State {
     pub(super) ports: Arc<Ports>,
     /// The device's addresses, if peers may be on other hosts.
-    pub(super) hosts: Option<Arc<AddressList>>,
-    /// Of the sockets and deadlines of all ids.
+    pub(super) host_addresses: Option<Arc<AddressList>>,
+    /// Monitors the sockets and deadlines of all ids.
     pub(super) monitor: Arc<Monitor>,
-    /// When its timer expires.
+    /// When the monitor's timer expires.
     pub(super) due: Option<Instant>,
     pub(super) channels: HashMap<RawFd, Channel>,
     pub(super) ids: BTreeMap<u32, Id>,
     memberships: BTreeMap<u32, Membership>,
     last: u32,
-    pub(super) patience: Duration,
+    pub(super) response_timeout: Duration,
 }
 
-/// Returns the local address that the system takes for a destination.
+/// Returns the source address that the kernel selects for a destination.
 fn source_for(to: SocketAddr) -> Option<IpAddr> {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).ok()?;
-    // Sends nothing.
+    // Connecting a UDP socket sends nothing.
     socket.connect((to.ip(), ROCE_V2_PORT)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
@@ -76,10 +76,10 @@ fn ip_address(bytes: &[u8]) -> Result<Option<SocketAddr>> {
 
 /// Returns the parameters of an event of a connection, with the whole private
 /// data field.
-pub(super) fn connection(kind: Kind, message: &Message) -> abi::ConnParam {
+pub(super) fn conn_param(kind: MessageKind, message: &Message) -> abi::ConnParam {
     let mut param = abi::ConnParam {
         qp_num: message.qp_num,
-        private_data_len: kind.room() as u8,
+        private_data_len: kind.max_private_data() as u8,
         srq: message.srq,
         // Swapped to the receiver's view: the sender's limit as target is this
         // side's limit as initiator.
@@ -98,19 +98,19 @@ pub(super) fn connection(kind: Kind, message: &Message) -> abi::ConnParam {
 impl State {
     pub(super) fn new(
         ports: Arc<Ports>,
-        hosts: Option<Arc<AddressList>>,
+        host_addresses: Option<Arc<AddressList>>,
         monitor: Arc<Monitor>,
     ) -> Self {
         Self {
             ports,
-            hosts,
+            host_addresses,
             monitor,
             due: None,
             channels: HashMap::new(),
             ids: BTreeMap::new(),
             memberships: BTreeMap::new(),
             last: 0,
-            patience: PATIENCE,
+            response_timeout: RESPONSE_TIMEOUT,
         }
     }
 
@@ -175,23 +175,23 @@ impl State {
             return;
         }
         let event = event((id.uid, number), what, status, param);
-        let waiting = Waiting {
-            of: number,
+        let queued = QueuedEvent {
+            id: number,
             membership: None,
             request: None,
             event,
         };
         if let Some(channel) = self.channels.get_mut(&id.channel) {
-            channel.push(waiting);
+            channel.push(queued);
         }
     }
 
-    /// Starts the timeout of an id.
-    pub(super) fn wait(&mut self, number: u32) {
+    /// Starts the response timeout of an id.
+    pub(super) fn start_timeout(&mut self, number: u32) {
         let Some(id) = self.ids.get_mut(&number) else {
             return;
         };
-        let Some(until) = Instant::now().checked_add(self.patience) else {
+        let Some(until) = Instant::now().checked_add(self.response_timeout) else {
             return;
         };
         id.deadline = Some(until);
@@ -217,22 +217,22 @@ impl State {
         let number = self.number();
         let mut id = Id::new(fd, port, command.ps, datagram);
         id.uid = command.uid;
-        id.hosts = self.hosts.is_some();
+        id.may_be_remote = self.host_addresses.is_some();
         self.ids.insert(number, id);
         Ok(number)
     }
 
-    /// Destroys an id; its peer sees that the connection is closed. Returns the
-    /// number of its events that were read.
+    /// Destroys an id, which closes its connection. Returns the number of its events that
+    /// were read.
     pub(super) fn destroy(&mut self, number: u32) -> Result<u32> {
         let Some(id) = self.ids.remove(&number) else {
             return refuse(libc::ENOENT);
         };
         let unread = match self.channels.get_mut(&id.channel) {
-            Some(channel) => channel.take(|waiting| waiting.of == number),
+            Some(channel) => channel.take(|queued| queued.id == number),
             None => Vec::new(),
         };
-        for request in unread.iter().filter_map(|waiting| waiting.request) {
+        for request in unread.iter().filter_map(|queued| queued.request) {
             // The id of an unread request exists.
             let _ = self.destroy(request);
         }
@@ -244,42 +244,42 @@ impl State {
         let Some(address) = ip_address(address)? else {
             return refuse(libc::EINVAL);
         };
-        if !self.is_own(address.ip()) {
+        if !self.may_bind(address.ip()) {
             return refuse(libc::EADDRNOTAVAIL);
         }
         let ports = Arc::clone(&self.ports);
-        let hosts = self.hosts.clone();
+        let hosts = self.host_addresses.clone();
         let id = self.id_in(fd, number, &[Phase::Idle])?;
-        let taken = ports.take(id.space, address.port())?;
+        let bound_port = ports.reserve(id.space, address.port())?;
         id.port = id.port.at(address.ip(), hosts.as_deref());
-        id.local = Some((address.ip(), taken.port()).into());
-        id.taken = Some(taken);
+        id.local = Some((address.ip(), bound_port.port()).into());
+        id.bound_port = Some(bound_port);
         id.phase = Phase::Bound;
         Ok(())
     }
 
-    /// Returns whether a local address may be this one.
-    fn is_own(&self, ip: IpAddr) -> bool {
-        match &self.hosts {
-            None => is_here(ip),
-            // As in the kernel, loopback addresses name no device.
+    /// Returns whether an id may be bound to an address.
+    fn may_bind(&self, ip: IpAddr) -> bool {
+        match &self.host_addresses {
+            None => is_local(ip),
+            // As in the kernel, loopback addresses select no device.
             Some(hosts) => ip.is_unspecified() || ip.is_loopback() || hosts.present().contains(&ip),
         }
     }
 
     /// Returns both addresses of a connection; `None` if the peer cannot be reached.
     fn route(&self, from: SocketAddr, to: SocketAddr) -> Option<(SocketAddr, SocketAddr)> {
-        let Some(hosts) = &self.hosts else {
-            if !is_here(to.ip()) && !to.ip().is_multicast() {
+        let Some(hosts) = &self.host_addresses else {
+            if !is_local(to.ip()) && !to.ip().is_multicast() {
                 return None;
             }
-            let to = or_loopback(to);
-            // As the kernel routes to an address of its own: from the same one.
+            let to = unspecified_to_loopback(to);
+            // As the kernel routes to a local address: from the same address.
             let local = match from.ip().is_unspecified() {
                 true if !to.ip().is_multicast() && !to.ip().is_loopback() => {
                     (to.ip(), from.port()).into()
                 }
-                _ => or_loopback(from),
+                _ => unspecified_to_loopback(from),
             };
             return Some((local, to));
         };
@@ -288,9 +288,9 @@ impl State {
         let own = hosts.iter().filter(family);
         let local = match from.ip() {
             ip if hosts.contains(&ip) => ip,
-            // It was bound to an address that the host no longer has.
+            // The host no longer has the bound address.
             ip if !ip.is_unspecified() && !ip.is_loopback() => return None,
-            // As the system routes, if it routes by the device's addresses.
+            // The kernel's choice, if that is an address of the device.
             _ => {
                 let routed = source_for(to);
                 let chosen = own.clone().find(|ip| routed == Some(**ip));
@@ -300,7 +300,7 @@ impl State {
         let peer = match to.ip() {
             ip if ip.is_multicast() => return None,
             ip if ip.is_unspecified() => local,
-            // A device on a loopback address has peers there.
+            // Loopback addresses are remote peers only for a device on a loopback address.
             ip if ip.is_loopback() && !local.is_loopback() => local,
             ip => ip,
         };
@@ -311,19 +311,19 @@ impl State {
         let ports = Arc::clone(&self.ports);
         let monitor = Arc::clone(&self.monitor);
         let id = self.id_in(fd, number, &[Phase::Idle, Phase::Bound])?;
-        if id.taken.is_none() {
-            let taken = ports.take(id.space, 0)?;
-            id.local = Some((IpAddr::from([0, 0, 0, 0]), taken.port()).into());
-            id.taken = Some(taken);
+        if id.bound_port.is_none() {
+            let bound_port = ports.reserve(id.space, 0)?;
+            id.local = Some((IpAddr::from([0, 0, 0, 0]), bound_port.port()).into());
+            id.bound_port = Some(bound_port);
             id.phase = Phase::Bound;
         }
         let backlog = if backlog == 0 {
-            BACKLOG
+            MAX_BACKLOG
         } else {
-            backlog.min(BACKLOG)
+            backlog.min(MAX_BACKLOG)
         };
-        let listener = match &id.taken {
-            Some(taken) => taken.listen(backlog)?,
+        let listener = match &id.bound_port {
+            Some(bound_port) => bound_port.listen(backlog)?,
             None => return refuse(libc::EINVAL),
         };
         id.listener = Some(MonitoredSocket::new(
@@ -361,7 +361,7 @@ impl State {
             self.queue_event(number, EventKind::ADDR_ERROR, -libc::ENETUNREACH, &[]);
             return Ok(());
         };
-        let hosts = self.hosts.clone();
+        let hosts = self.host_addresses.clone();
         let id = self.id(fd, number)?;
         (id.local, id.peer) = (Some(local), Some(peer));
         id.port = id.port.at(local.ip(), hosts.as_deref());
@@ -380,15 +380,15 @@ impl State {
         let ports = Arc::clone(&self.ports);
         let id = self.id_in(fd, number, &[Phase::RouteResolved])?;
         let kind = if id.datagram {
-            Kind::ServiceRequest
+            MessageKind::ServiceRequest
         } else {
-            Kind::Request
+            MessageKind::Request
         };
         let (Some(local), Some(peer)) = (id.local, id.peer) else {
             return refuse(libc::EINVAL);
         };
-        let data = private_data(param, kind.room())?;
-        let message = speak(id, kind, data, param).between(local, peer);
+        let data = private_data(param, kind.max_private_data())?;
+        let message = build_message(id, kind, data, param).with_addresses(local, peer);
         let reached = ports.connect((id.space, peer.port()));
         let (reason, status) = match reached {
             Ok(Some(socket)) => {
@@ -397,7 +397,7 @@ impl State {
                 let id = self.id(fd, number)?;
                 id.socket = Some(socket);
                 id.phase = Phase::Connecting;
-                self.wait(number);
+                self.start_timeout(number);
                 return Ok(());
             }
             Ok(None) => (RejectReason::INVALID_SERVICE_ID, SidrStatus::UNSUPPORTED),
@@ -407,13 +407,13 @@ impl State {
             }
             Err(errno) => return Err(errno),
         };
-        id.phase = Phase::Over;
-        self.refused(number, reason, status, &[]);
+        id.phase = Phase::Closed;
+        self.queue_failure(number, reason, status, &[]);
         Ok(())
     }
 
     /// Reports that a request failed.
-    pub(super) fn refused(
+    pub(super) fn queue_failure(
         &mut self,
         number: u32,
         reason: RejectReason,
@@ -436,32 +436,32 @@ impl State {
         if param.valid == 0 {
             let id = self.id_in(fd, number, &[Phase::Responded])?;
             id.phase = Phase::Established;
-            id.say(&Message::new(Kind::Ready, &[]));
+            id.send(&Message::new(MessageKind::Ready, &[]));
             return Ok(());
         }
         let id = self.id_in(fd, number, &[Phase::Requested])?;
         let kind = if id.datagram {
-            Kind::ServiceReply
+            MessageKind::ServiceReply
         } else {
-            Kind::Reply
+            MessageKind::Reply
         };
-        let data = match private_data(param, kind.room()) {
+        let data = match private_data(param, kind.max_private_data()) {
             Ok(data) => data,
             Err(errno) => {
-                // The peer is rejected, as by the kernel.
+                // As in the kernel, the peer is rejected.
                 let _ = self.reject(fd, number, 0, &[]);
                 return Err(errno);
             }
         };
         id.uid = uid;
-        let message = speak(id, kind, data, param);
-        id.say(&message);
+        let message = build_message(id, kind, data, param);
+        id.send(&message);
         if id.datagram {
             id.phase = Phase::Established;
             id.socket = None;
         } else {
             id.phase = Phase::Accepting;
-            self.wait(number);
+            self.start_timeout(number);
         }
         Ok(())
     }
@@ -478,17 +478,17 @@ impl State {
             return refuse(libc::EINVAL);
         }
         let mut message = if id.datagram {
-            let mut message = Message::new(Kind::ServiceReply, data);
+            let mut message = Message::new(MessageKind::ServiceReply, data);
             message.reason = SidrStatus::REJECT.0 as u8;
             message
         } else {
-            let mut message = Message::new(Kind::Reject, data);
+            let mut message = Message::new(MessageKind::Reject, data);
             message.reason = reason as u8;
             message
         };
         message.qp_num = 0;
-        id.say(&message);
-        id.finish();
+        id.send(&message);
+        id.close();
         Ok(())
     }
 
@@ -497,12 +497,12 @@ impl State {
         match id.phase {
             Phase::Established if !id.datagram => {
                 id.phase = Phase::Disconnecting;
-                id.say(&Message::new(Kind::Disconnect, &[]));
-                self.wait(number);
+                id.send(&Message::new(MessageKind::Disconnect, &[]));
+                self.start_timeout(number);
             }
-            Phase::Left => {
-                id.say(&Message::new(Kind::Disconnected, &[]));
-                id.finish();
+            Phase::PeerDisconnected => {
+                id.send(&Message::new(MessageKind::Disconnected, &[]));
+                id.close();
             }
             // Not connected yet, or no longer.
             Phase::Connecting
@@ -511,14 +511,13 @@ impl State {
             | Phase::Accepting
             | Phase::Disconnecting
             | Phase::Established
-            | Phase::Over => {}
+            | Phase::Closed => {}
             _ => return refuse(libc::EINVAL),
         }
         Ok(())
     }
 
-    /// Handles a queue pair event that shows traffic from the peer before the
-    /// peer's message.
+    /// Handles a queue pair event for traffic that arrived before the peer's RTU.
     pub(super) fn notify(&mut self, fd: RawFd, number: u32, event: u32) -> Result<()> {
         let id = self.id(fd, number)?;
         match id.phase {
@@ -559,8 +558,7 @@ impl State {
                 if id.phase != Phase::Idle {
                     return refuse(libc::EINVAL);
                 }
-                // Ports do not stay in use after they are released, so there is
-                // nothing to reuse.
+                // A port is free as soon as it is released, so REUSEADDR has no effect.
                 if name == option::OPTION_ID_AFONLY {
                     id.ipv6_only = flag;
                 }
@@ -579,7 +577,7 @@ impl State {
             return Ok(self.id(fd, command.id)?.reported);
         }
         let old = self.channel(from)?;
-        let events = old.take(|waiting| waiting.of == command.id);
+        let events = old.take(|queued| queued.id == command.id);
         for event in events {
             if let Some(request) = event.request.and_then(|it| self.ids.get_mut(&it)) {
                 request.channel = fd;
@@ -608,8 +606,8 @@ impl State {
         address: &[u8],
         flags: u16,
     ) -> Result<u32> {
-        // No multicast goes to other hosts.
-        if self.hosts.is_some() {
+        // Multicast to other hosts is not supported.
+        if self.host_addresses.is_some() {
             return refuse(libc::EOPNOTSUPP);
         }
         let Some(group) = ip_address(address)?.and_then(|address| group(address.ip())) else {
@@ -627,8 +625,8 @@ impl State {
             ..Default::default()
         };
         let membership = self.number();
-        let waiting = Waiting {
-            of: number,
+        let queued = QueuedEvent {
+            id: number,
             membership: Some(membership),
             request: None,
             event: event(
@@ -638,7 +636,7 @@ impl State {
                 param.as_bytes(),
             ),
         };
-        self.channel(fd)?.push(waiting);
+        self.channel(fd)?.push(queued);
         let made = Membership {
             id: number,
             reported: 0,
@@ -654,26 +652,26 @@ impl State {
         let (of, reported) = (found.id, found.reported);
         self.id(fd, of)?;
         self.channel(fd)?
-            .take(|waiting| waiting.membership == Some(membership));
+            .take(|queued| queued.membership == Some(membership));
         self.memberships.remove(&membership);
         Ok(reported)
     }
 
     /// Returns the channel's next event.
-    pub(super) fn next_event(&mut self, fd: RawFd) -> Result<Waiting> {
-        let Some(waiting) = self.channel(fd)?.pop() else {
+    pub(super) fn next_event(&mut self, fd: RawFd) -> Result<QueuedEvent> {
+        let Some(queued) = self.channel(fd)?.pop() else {
             return refuse(libc::EAGAIN);
         };
-        self.read(&waiting);
-        Ok(waiting)
+        self.count_read(&queued);
+        Ok(queued)
     }
 
     /// Counts an event as read.
-    fn read(&mut self, waiting: &Waiting) {
-        if let Some(id) = self.ids.get_mut(&waiting.of) {
+    fn count_read(&mut self, queued: &QueuedEvent) {
+        if let Some(id) = self.ids.get_mut(&queued.id) {
             id.reported = id.reported.wrapping_add(1);
         }
-        let membership = waiting.membership.as_ref();
+        let membership = queued.membership.as_ref();
         if let Some(membership) = membership.and_then(|it| self.memberships.get_mut(it)) {
             membership.reported = membership.reported.wrapping_add(1);
         }
@@ -700,24 +698,24 @@ pub(super) fn event(
     event
 }
 
-fn private_data(param: &abi::ConnParam, room: usize) -> Result<&[u8]> {
+fn private_data(param: &abi::ConnParam, max_private_data: usize) -> Result<&[u8]> {
     let length = usize::from(param.private_data_len);
-    if length > room {
+    if length > max_private_data {
         return refuse(libc::EINVAL);
     }
     Ok(&param.private_data[..length])
 }
 
-/// Builds a message from a program's parameters, which are stored in the id.
-fn speak(id: &mut Id, kind: Kind, data: &[u8], param: &abi::ConnParam) -> Message {
+/// Builds a message from a program's parameters, and stores them in the id.
+fn build_message(id: &mut Id, kind: MessageKind, data: &[u8], param: &abi::ConnParam) -> Message {
     let port = id.port;
-    let mut message = Message::new(kind, data).by(port.ethernet, port.gid, port.lid);
+    let mut message = Message::new(kind, data).with_port(port.ethernet, port.gid, port.lid);
     if param.qkey != 0 {
         id.qkey = param.qkey;
     }
     id.depths.responder_resources = param.responder_resources;
     id.depths.initiator_depth = param.initiator_depth;
-    if kind == Kind::Request {
+    if kind == MessageKind::Request {
         // Applies to both ends; the accepting side has no influence.
         id.depths.retry_count = param.retry_count & 7;
     }

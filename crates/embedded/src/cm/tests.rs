@@ -16,17 +16,17 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use proptest::prelude::*;
 use rdmacm::{
     Address, ConnParam, Error, Event, EventChannel, EventKind, Id, JoinFlags, PortSpace, Reason,
-    RejectReason, SidrStatus, State as Life, param,
+    RejectReason, SidrStatus, State as IdState, param,
 };
 use uverbs::{AsyncEventType, QpState};
 use zerocopy::IntoBytes;
 
-use super::wire::{Kind, Message, SIZE};
+use super::wire::{Message, MessageKind, SIZE};
 use crate::kernel::wait;
 use crate::{Drive, Embedded, Network};
 
-const PATIENCE: Duration = Duration::from_secs(30);
-const SOON: Duration = Duration::from_millis(10);
+const TIMEOUT: Duration = Duration::from_secs(30);
+const NO_EVENT_WAIT: Duration = Duration::from_millis(10);
 
 /// A directory that is removed after the test.
 struct TempDirectory(Option<PathBuf>);
@@ -41,7 +41,7 @@ impl Drop for TempDirectory {
 
 /// How two devices reach each other's ports.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum Topology {
     /// In one network.
     Process,
     /// In two that share a directory.
@@ -50,17 +50,17 @@ enum Reach {
     Hosts,
 }
 
-const ALL: [(Reach, Drive); 5] = [
-    (Reach::Process, Drive::Caller),
-    (Reach::Process, Drive::Thread),
-    (Reach::Directory, Drive::Caller),
-    (Reach::Directory, Drive::Thread),
-    (Reach::Hosts, Drive::Thread),
+const ALL: [(Topology, Drive); 5] = [
+    (Topology::Process, Drive::Caller),
+    (Topology::Process, Drive::Thread),
+    (Topology::Directory, Drive::Caller),
+    (Topology::Directory, Drive::Thread),
+    (Topology::Hosts, Drive::Thread),
 ];
 
 thread_local! {
     /// The address of the second device of a test.
-    static FAR: Cell<Ipv4Addr> = const { Cell::new(Ipv4Addr::LOCALHOST) };
+    static PEER_ADDRESS: Cell<Ipv4Addr> = const { Cell::new(Ipv4Addr::LOCALHOST) };
 }
 
 /// Returns an address that no other test has.
@@ -71,25 +71,25 @@ fn address() -> Ipv4Addr {
 }
 
 /// Creates two devices that reach each other's ports.
-fn ends(reach: Reach, drive: Drive) -> (Embedded, Embedded, TempDirectory) {
+fn device_pair(topology: Topology, drive: Drive) -> (Embedded, Embedded, TempDirectory) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    FAR.set(Ipv4Addr::LOCALHOST);
-    match reach {
-        Reach::Process => {
+    PEER_ADDRESS.set(Ipv4Addr::LOCALHOST);
+    match topology {
+        Topology::Process => {
             let network = Network::new(drive).unwrap();
             let device = || network.device("roce").unwrap();
             return (device(), device(), TempDirectory(None));
         }
-        Reach::Hosts => {
+        Topology::Hosts => {
             let far = address();
-            FAR.set(far);
+            PEER_ADDRESS.set(far);
             let device = |address: Ipv4Addr| {
                 let network = Network::roce(drive, &address.to_string()).unwrap();
                 network.device("roce").unwrap()
             };
             return (device(address()), device(far), TempDirectory(None));
         }
-        Reach::Directory => {}
+        Topology::Directory => {}
     }
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("ringverbs-cm-{}-{number}", std::process::id());
@@ -105,32 +105,32 @@ fn open(device: &Embedded) -> EventChannel {
     EventChannel::open_on(device.connection_manager()).unwrap()
 }
 
-fn next(channel: &EventChannel, kind: EventKind) -> Event {
-    let event = channel.wait(Some(PATIENCE)).unwrap();
+fn next_event(channel: &EventChannel, kind: EventKind) -> Event {
+    let event = channel.wait(Some(TIMEOUT)).unwrap();
     let event = event.unwrap_or_else(|| panic!("no {kind:?}"));
     assert_eq!(event.kind(), kind, "{:?}", event.message().result());
     event
 }
 
-fn nothing(channel: &EventChannel) {
-    assert!(channel.wait(Some(SOON)).unwrap().is_none());
+fn assert_no_event(channel: &EventChannel) {
+    assert!(channel.wait(Some(NO_EVENT_WAIT)).unwrap().is_none());
 }
 
 fn listen(channel: &EventChannel, space: PortSpace, backlog: u32) -> (Id, SocketAddr) {
     let id = channel.create_id(space).unwrap();
-    id.bind((IpAddr::from(FAR.get()), 0)).unwrap();
+    id.bind((IpAddr::from(PEER_ADDRESS.get()), 0)).unwrap();
     id.listen(backlog).unwrap();
     let at = id.local_addr().unwrap().unwrap();
     assert_ne!(at.port(), 0);
     (id, at)
 }
 
-fn resolved(channel: &EventChannel, space: PortSpace, to: SocketAddr) -> Id {
+fn resolved_id(channel: &EventChannel, space: PortSpace, to: SocketAddr) -> Id {
     let id = channel.create_id(space).unwrap();
-    id.resolve_address(None, to, PATIENCE).unwrap();
-    next(channel, EventKind::ADDR_RESOLVED);
-    id.resolve_route(PATIENCE).unwrap();
-    next(channel, EventKind::ROUTE_RESOLVED);
+    id.resolve_address(None, to, TIMEOUT).unwrap();
+    next_event(channel, EventKind::ADDR_RESOLVED);
+    id.resolve_route(TIMEOUT).unwrap();
+    next_event(channel, EventKind::ROUTE_RESOLVED);
     id
 }
 
@@ -143,7 +143,7 @@ fn param(qp_num: u32, private_data: &[u8]) -> ConnParam<'_> {
 }
 
 /// Checks the whole private data field: the data, followed by zeros.
-fn says(event: &Event, what: &[u8], room: usize) {
+fn assert_private_data(event: &Event, what: &[u8], room: usize) {
     let data = event.message().private_data();
     assert_eq!(data.len(), room);
     assert_eq!(&data[..what.len()], what);
@@ -151,35 +151,35 @@ fn says(event: &Event, what: &[u8], room: usize) {
 }
 
 fn request(channel: &EventChannel) -> (Event, Id) {
-    let mut event = next(channel, EventKind::CONNECT_REQUEST);
+    let mut event = next_event(channel, EventKind::CONNECT_REQUEST);
     let id = event.take_request().unwrap();
     (event, id)
 }
 
 /// Establishes a connection; returns the requesting and the accepting id.
 fn connected(near: &EventChannel, far: &EventChannel, listener: SocketAddr) -> (Id, Id) {
-    let active = resolved(near, PortSpace::TCP, listener);
+    let active = resolved_id(near, PortSpace::TCP, listener);
     active.connect(&param(1, b"")).unwrap();
     let (_, passive) = request(far);
     passive.accept(&param(2, b"")).unwrap();
-    next(near, EventKind::CONNECT_RESPONSE);
+    next_event(near, EventKind::CONNECT_RESPONSE);
     active.establish().unwrap();
-    next(far, EventKind::ESTABLISHED);
+    next_event(far, EventKind::ESTABLISHED);
     (active, passive)
 }
 
-fn rejected(event: &Event, why: RejectReason) {
+fn assert_rejected(event: &Event, why: RejectReason) {
     let reason = event.message().result().unwrap_err();
     assert_eq!(reason, Reason::Rejected(why));
 }
 
 #[test]
 fn a_connection_is_made_and_ended() {
-    for (reach, drive) in ALL {
-        let (a, b, _meeting) = ends(reach, drive);
+    for (topology, drive) in ALL {
+        let (a, b, _meeting) = device_pair(topology, drive);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 4);
-        let active = resolved(&near, PortSpace::TCP, at);
+        let active = resolved_id(&near, PortSpace::TCP, at);
         let long = [7; 256];
         for length in [57, 255] {
             let refused = active.connect(&param(1, &long[..length])).unwrap_err();
@@ -196,7 +196,7 @@ fn a_connection_is_made_and_ended() {
 
         let (event, passive) = request(&far);
         assert!(event.is_of(&listener));
-        says(&event, &long[..56], param::MAX_CONNECT_DATA);
+        assert_private_data(&event, &long[..56], param::MAX_CONNECT_DATA);
         let peer = event.message().connection().unwrap();
         assert_eq!((peer.qp_num, peer.retry_count), (0xabc, 6));
         assert_eq!((peer.responder_resources, peer.initiator_depth), (5, 3));
@@ -214,8 +214,8 @@ fn a_connection_is_made_and_ended() {
         answer.rnr_retry_count = 1;
         passive.accept(&answer).unwrap();
 
-        let event = next(&near, EventKind::CONNECT_RESPONSE);
-        says(&event, b"welcome", param::MAX_ACCEPT_DATA);
+        let event = next_event(&near, EventKind::CONNECT_RESPONSE);
+        assert_private_data(&event, b"welcome", param::MAX_ACCEPT_DATA);
         assert_eq!(event.message().connection().unwrap().qp_num, 0xdef);
         let (attr, _) = active.qp_attr(QpState::RTR).unwrap();
         assert_eq!((attr.dest_qp_num, attr.max_dest_rd_atomic), (0xdef, 2));
@@ -233,49 +233,49 @@ fn a_connection_is_made_and_ended() {
             (4, 6, 1)
         );
         active.establish().unwrap();
-        next(&far, EventKind::ESTABLISHED);
+        next_event(&far, EventKind::ESTABLISHED);
         let known = passive.notify(AsyncEventType::COMM_EST).unwrap_err();
         assert_eq!(known.errno().raw(), libc::EISCONN);
 
         active.disconnect().unwrap();
-        next(&far, EventKind::DISCONNECTED);
-        nothing(&near);
+        next_event(&far, EventKind::DISCONNECTED);
+        assert_no_event(&near);
         passive.disconnect().unwrap();
-        next(&near, EventKind::DISCONNECTED);
-        assert_eq!(active.state(), Life::Disconnected);
+        next_event(&near, EventKind::DISCONNECTED);
+        assert_eq!(active.state(), IdState::Disconnected);
         let left = active.destroy().map_err(|(_, error)| error).unwrap();
         assert_eq!((left.events_reported(), left.unacknowledged()), (4, 1));
         drop(passive);
-        nothing(&far);
+        assert_no_event(&far);
     }
 }
 
 #[test]
 fn a_communication_event_of_the_queue_pair_establishes_too() {
-    let (a, b, _meeting) = ends(Reach::Process, Drive::Caller);
+    let (a, b, _meeting) = device_pair(Topology::Process, Drive::Caller);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
-    let active = resolved(&near, PortSpace::TCP, at);
+    let active = resolved_id(&near, PortSpace::TCP, at);
     active.connect(&param(1, b"")).unwrap();
     let (_, passive) = request(&far);
     passive.accept(&param(2, b"")).unwrap();
-    next(&near, EventKind::CONNECT_RESPONSE);
+    next_event(&near, EventKind::CONNECT_RESPONSE);
     passive.notify(AsyncEventType::COMM_EST).unwrap();
-    next(&far, EventKind::ESTABLISHED);
+    next_event(&far, EventKind::ESTABLISHED);
     active.establish().unwrap();
-    nothing(&far);
+    assert_no_event(&far);
     active.disconnect().unwrap();
-    next(&far, EventKind::DISCONNECTED);
+    next_event(&far, EventKind::DISCONNECTED);
 }
 
 #[test]
 fn a_rejection_is_reported() {
-    for (reach, drive) in ALL {
-        let (a, b, _meeting) = ends(reach, drive);
+    for (topology, drive) in ALL {
+        let (a, b, _meeting) = device_pair(topology, drive);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 2);
         let ask = || {
-            let active = resolved(&near, PortSpace::TCP, at);
+            let active = resolved_id(&near, PortSpace::TCP, at);
             active.connect(&param(1, b"")).unwrap();
             active
         };
@@ -283,13 +283,13 @@ fn a_rejection_is_reported() {
         let active = ask();
         let (_, passive) = request(&far);
         passive.reject(&[9; param::MAX_REJECT_DATA]).unwrap();
-        let event = next(&near, EventKind::REJECTED);
-        rejected(&event, RejectReason::CONSUMER_DEFINED);
-        says(&event, &[9; 148], param::MAX_REJECT_DATA);
+        let event = next_event(&near, EventKind::REJECTED);
+        assert_rejected(&event, RejectReason::CONSUMER_DEFINED);
+        assert_private_data(&event, &[9; 148], param::MAX_REJECT_DATA);
         let active = (active, ask());
         drop(request(&far));
-        rejected(
-            &next(&near, EventKind::REJECTED),
+        assert_rejected(
+            &next_event(&near, EventKind::REJECTED),
             RejectReason::CONSUMER_DEFINED,
         );
         drop(active);
@@ -298,22 +298,22 @@ fn a_rejection_is_reported() {
         let (_, passive) = request(&far);
         let refused = passive.accept(&param(1, &[0; 197])).unwrap_err();
         assert!(matches!(refused, Error::PrivateDataTooLong { .. }));
-        next(&near, EventKind::REJECTED);
+        next_event(&near, EventKind::REJECTED);
         drop((active, passive));
         // The requester rejects the response.
         let active = ask();
         let (_, passive) = request(&far);
         passive.accept(&param(2, b"")).unwrap();
-        next(&near, EventKind::CONNECT_RESPONSE);
+        next_event(&near, EventKind::CONNECT_RESPONSE);
         active.reject(b"after all, no").unwrap();
-        let event = next(&far, EventKind::REJECTED);
-        rejected(&event, RejectReason::CONSUMER_DEFINED);
-        says(&event, b"after all, no", param::MAX_REJECT_DATA);
+        let event = next_event(&far, EventKind::REJECTED);
+        assert_rejected(&event, RejectReason::CONSUMER_DEFINED);
+        assert_private_data(&event, b"after all, no", param::MAX_REJECT_DATA);
         drop((active, passive));
         // The requester is destroyed before it gets an answer.
         drop(ask());
         let (_, passive) = request(&far);
-        nothing(&far);
+        assert_no_event(&far);
         assert!(matches!(
             passive.accept(&param(2, b"")),
             Err(Error::Refused { .. })
@@ -322,21 +322,21 @@ fn a_rejection_is_reported() {
         // listener rejects those that wait.
         let waiting = [ask(), ask()];
         let _one_more = ask();
-        rejected(
-            &next(&near, EventKind::REJECTED),
+        assert_rejected(
+            &next_event(&near, EventKind::REJECTED),
             RejectReason::CONSUMER_DEFINED,
         );
-        nothing(&near);
+        assert_no_event(&near);
         drop(listener);
         for _ in &waiting {
-            rejected(
-                &next(&near, EventKind::REJECTED),
+            assert_rejected(
+                &next_event(&near, EventKind::REJECTED),
                 RejectReason::CONSUMER_DEFINED,
             );
         }
         let _nobody = ask();
-        rejected(
-            &next(&near, EventKind::REJECTED),
+        assert_rejected(
+            &next_event(&near, EventKind::REJECTED),
             RejectReason::INVALID_SERVICE_ID,
         );
     }
@@ -344,7 +344,7 @@ fn a_rejection_is_reported() {
 
 #[test]
 fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
-    let (a, ..) = ends(Reach::Process, Drive::Caller);
+    let (a, ..) = device_pair(Topology::Process, Drive::Caller);
     let channel = open(&a);
     let own = getifaddrs().unwrap().find_map(|interface| {
         let ip = interface.address?.as_sockaddr_in()?.ip();
@@ -355,14 +355,14 @@ fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
         let id = channel.create_id(PortSpace::TCP).unwrap();
         id.bind(to).unwrap();
         id.listen(0).unwrap();
-        let active = resolved(&channel, PortSpace::TCP, to);
+        let active = resolved_id(&channel, PortSpace::TCP, to);
         assert_eq!(active.local_addr().unwrap().unwrap().ip(), to.ip());
         active.connect(&param(1, b"")).unwrap();
         let (_, passive) = request(&channel);
         assert_eq!(passive.local_addr().unwrap(), Some(to));
     }
     for group in ["239.1.1.1:0", "[ff0e::1]:0"] {
-        let id = resolved(&channel, PortSpace::UDP, group.parse().unwrap());
+        let id = resolved_id(&channel, PortSpace::UDP, group.parse().unwrap());
         assert!(id.local_addr().unwrap().unwrap().ip().is_loopback());
     }
 }
@@ -370,7 +370,7 @@ fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
 /// libfabric binds to localhost to learn what there is.
 #[test]
 fn hosts_have_loopback_addresses_of_their_own() {
-    let (a, b, _meeting) = ends(Reach::Hosts, Drive::Thread);
+    let (a, b, _meeting) = device_pair(Topology::Hosts, Drive::Thread);
     let (near, far) = (open(&a), open(&b));
     let localhost = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = far.create_id(PortSpace::TCP).unwrap();
@@ -378,22 +378,22 @@ fn hosts_have_loopback_addresses_of_their_own() {
     assert!(listener.addresses().unwrap().device.is_none());
     listener.listen(1).unwrap();
     let port = listener.local_addr().unwrap().unwrap().port();
-    let to = SocketAddr::from((FAR.get(), port));
+    let to = SocketAddr::from((PEER_ADDRESS.get(), port));
     let ask = |channel: &EventChannel| {
         let id = channel.create_id(PortSpace::TCP).unwrap();
         id.bind(localhost).unwrap();
-        id.resolve_address(None, to, PATIENCE).unwrap();
-        next(channel, EventKind::ADDR_RESOLVED);
-        id.resolve_route(PATIENCE).unwrap();
-        next(channel, EventKind::ROUTE_RESOLVED);
+        id.resolve_address(None, to, TIMEOUT).unwrap();
+        next_event(channel, EventKind::ADDR_RESOLVED);
+        id.resolve_route(TIMEOUT).unwrap();
+        next_event(channel, EventKind::ROUTE_RESOLVED);
         id.connect(&param(1, b"")).unwrap();
         id
     };
     let active = ask(&near);
     assert_ne!(active.local_addr().unwrap().unwrap().ip(), localhost.ip());
-    nothing(&far);
-    let refused = next(&near, EventKind::REJECTED);
-    rejected(&refused, RejectReason::INVALID_SERVICE_ID);
+    assert_no_event(&far);
+    let refused = next_event(&near, EventKind::REJECTED);
+    assert_rejected(&refused, RejectReason::INVALID_SERVICE_ID);
     let active = ask(&far);
     let (_, passive) = request(&far);
     assert_eq!(passive.peer_addr().unwrap(), active.local_addr().unwrap());
@@ -401,7 +401,7 @@ fn hosts_have_loopback_addresses_of_their_own() {
 
 #[test]
 fn loopback_addresses_are_local() {
-    let (a, ..) = ends(Reach::Process, Drive::Caller);
+    let (a, ..) = device_pair(Topology::Process, Drive::Caller);
     let channel = open(&a);
     let bind = |address: &str| {
         let id = channel.create_id(PortSpace::TCP).unwrap();
@@ -416,12 +416,12 @@ fn loopback_addresses_are_local() {
     // An unspecified IPv6 address includes IPv4, unless IPv6-only is set.
     for to in ["127.0.0.1:7000", "127.9.9.9:7000", "[::1]:7000"] {
         let to = to.parse().unwrap();
-        let active = resolved(&channel, PortSpace::TCP, to);
+        let active = resolved_id(&channel, PortSpace::TCP, to);
         active.connect(&param(1, b"")).unwrap();
         let (_, passive) = request(&channel);
         assert_eq!(passive.local_addr().unwrap(), Some(to));
         drop(passive);
-        next(&channel, EventKind::REJECTED);
+        next_event(&channel, EventKind::REJECTED);
     }
     drop(id);
     let only = channel.create_id(PortSpace::TCP).unwrap();
@@ -429,22 +429,22 @@ fn loopback_addresses_are_local() {
     only.bind("[::]:7000".parse::<SocketAddr>().unwrap())
         .unwrap();
     only.listen(0).unwrap();
-    let active = resolved(&channel, PortSpace::TCP, "127.0.0.1:7000".parse().unwrap());
+    let active = resolved_id(&channel, PortSpace::TCP, "127.0.0.1:7000".parse().unwrap());
     active.connect(&param(1, b"")).unwrap();
-    rejected(
-        &next(&channel, EventKind::REJECTED),
+    assert_rejected(
+        &next_event(&channel, EventKind::REJECTED),
         RejectReason::INVALID_SERVICE_ID,
     );
     let id = channel.create_id(PortSpace::TCP).unwrap();
     let nowhere: SocketAddr = "203.0.113.1:1".parse().unwrap();
-    id.resolve_address(None, nowhere, PATIENCE).unwrap();
-    let event = next(&channel, EventKind::ADDR_ERROR);
+    id.resolve_address(None, nowhere, TIMEOUT).unwrap();
+    let event = next_event(&channel, EventKind::ADDR_ERROR);
     assert!(matches!(event.message().result(), Err(Reason::Errno(_))));
 }
 
 #[test]
 fn a_new_id_permits_few_commands() {
-    let (a, ..) = ends(Reach::Process, Drive::Caller);
+    let (a, ..) = device_pair(Topology::Process, Drive::Caller);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::TCP).unwrap();
     let wrong = |result: Result<(), Error>| {
@@ -458,7 +458,7 @@ fn a_new_id_permits_few_commands() {
     wrong(id.establish());
     wrong(id.reject(b""));
     wrong(id.disconnect());
-    wrong(id.resolve_route(PATIENCE));
+    wrong(id.resolve_route(TIMEOUT));
     wrong(id.qp_attr(QpState::INIT).map(drop));
     assert_eq!(id.local_addr().unwrap(), None);
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -469,27 +469,27 @@ fn a_new_id_permits_few_commands() {
     assert!(channel.create_id(PortSpace(1)).is_err());
     let id = channel.create_id(PortSpace::TCP).unwrap();
     id.write_event(0xfeed).unwrap();
-    let event = next(&channel, EventKind::USER);
+    let event = next_event(&channel, EventKind::USER);
     assert_eq!(event.message().user_argument(), Some(0xfeed));
 }
 
 #[test]
 fn datagram_services_report_their_queue_pair() {
-    for (reach, drive) in ALL {
-        let (a, b, _meeting) = ends(reach, drive);
+    for (topology, drive) in ALL {
+        let (a, b, _meeting) = device_pair(topology, drive);
         let (near, far) = (open(&a), open(&b));
         let (listener, at) = listen(&far, PortSpace::UDP, 4);
         for accepted in [true, false] {
-            let active = resolved(&near, PortSpace::UDP, at);
+            let active = resolved_id(&near, PortSpace::UDP, at);
             let (attr, _) = active.qp_attr(QpState::INIT).unwrap();
             assert_eq!(attr.qkey, 0x0123_4567);
             active.connect(&param(1, &[4; 180])).unwrap();
             let (event, passive) = request(&far);
-            says(&event, &[4; 180], param::MAX_UD_CONNECT_DATA);
+            assert_private_data(&event, &[4; 180], param::MAX_UD_CONNECT_DATA);
             if accepted {
                 passive.accept(&param(0x77, b"me")).unwrap();
-                let event = next(&near, EventKind::ESTABLISHED);
-                says(&event, b"me", param::MAX_UD_ACCEPT_DATA);
+                let event = next_event(&near, EventKind::ESTABLISHED);
+                assert_private_data(&event, b"me", param::MAX_UD_ACCEPT_DATA);
                 let service = event.message().datagram().unwrap();
                 assert_eq!((service.qp_num, service.qkey), (0x77, 0x0123_4567));
                 let path = service.ah_attr;
@@ -501,15 +501,15 @@ fn datagram_services_report_their_queue_pair() {
                 assert_eq!(path.grh.dgid, far_gid);
             } else {
                 passive.reject(b"no").unwrap();
-                let event = next(&near, EventKind::UNREACHABLE);
+                let event = next_event(&near, EventKind::UNREACHABLE);
                 let reason = event.message().result().unwrap_err();
                 assert_eq!(reason, Reason::Sidr(SidrStatus::REJECT));
             }
         }
         drop(listener);
-        let active = resolved(&near, PortSpace::UDP, at);
+        let active = resolved_id(&near, PortSpace::UDP, at);
         active.connect(&param(1, b"")).unwrap();
-        let event = next(&near, EventKind::UNREACHABLE);
+        let event = next_event(&near, EventKind::UNREACHABLE);
         let reason = event.message().result().unwrap_err();
         assert_eq!(reason, Reason::Sidr(SidrStatus::UNSUPPORTED));
     }
@@ -517,14 +517,14 @@ fn datagram_services_report_their_queue_pair() {
 
 #[test]
 fn groups_are_joined_and_left() {
-    let (a, ..) = ends(Reach::Process, Drive::Caller);
+    let (a, ..) = device_pair(Topology::Process, Drive::Caller);
     let channel = open(&a);
     let id = channel.create_id(PortSpace::UDP).unwrap();
     let group = SocketAddr::from((Ipv4Addr::new(239, 1, 2, 3), 0));
     assert!(id.join_multicast(group, JoinFlags::FULL_MEMBER).is_err());
     id.bind((IpAddr::from(Ipv4Addr::LOCALHOST), 0)).unwrap();
     let membership = id.join_multicast(group, JoinFlags::FULL_MEMBER).unwrap();
-    let event = next(&channel, EventKind::MULTICAST_JOIN);
+    let event = next_event(&channel, EventKind::MULTICAST_JOIN);
     assert_eq!(event.membership(), Some(membership.key()));
     let to = event.message().datagram().unwrap();
     assert_eq!((to.qp_num, to.qkey), (0xff_ffff, 0x0123_4567));
@@ -537,17 +537,17 @@ fn groups_are_joined_and_left() {
     drop(id);
     let left = second.leave().map_err(|(_, error)| error).unwrap();
     assert_eq!(left.events_reported(), 0);
-    nothing(&channel);
+    assert_no_event(&channel);
 }
 
 #[test]
 fn ids_migrate_with_their_events() {
     for drive in [Drive::Caller, Drive::Thread] {
-        let (a, b, _meeting) = ends(Reach::Directory, drive);
+        let (a, b, _meeting) = device_pair(Topology::Directory, drive);
         let (near, far, other) = (open(&a), open(&b), open(&b));
         let (mut listener, at) = listen(&far, PortSpace::TCP, 4);
         let ask = || {
-            let active = resolved(&near, PortSpace::TCP, at);
+            let active = resolved_id(&near, PortSpace::TCP, at);
             active.connect(&param(1, b"")).unwrap();
             active
         };
@@ -559,15 +559,15 @@ fn ids_migrate_with_their_events() {
         assert!(event.is_of(&listener));
         passive.migrate(&other).unwrap();
         passive.accept(&param(2, b"")).unwrap();
-        next(&near, EventKind::CONNECT_RESPONSE);
+        next_event(&near, EventKind::CONNECT_RESPONSE);
         first.establish().unwrap();
-        next(&other, EventKind::ESTABLISHED);
-        nothing(&far);
+        next_event(&other, EventKind::ESTABLISHED);
+        assert_no_event(&far);
         // The connections end with their ids.
         drop((event, far));
         drop((passive, listener, _passive));
-        next(&near, EventKind::DISCONNECTED);
-        next(&near, EventKind::REJECTED);
+        next_event(&near, EventKind::DISCONNECTED);
+        next_event(&near, EventKind::REJECTED);
         drop((first, second));
     }
 }
@@ -578,14 +578,14 @@ fn readable(channel: &EventChannel, limit: Duration) -> bool {
 }
 
 /// Checks that the channel is not readable, and has no event.
-fn quiet(channel: &EventChannel) {
-    assert!(!readable(channel, SOON * 3));
+fn assert_unreadable(channel: &EventChannel) {
+    assert!(!readable(channel, NO_EVENT_WAIT * 3));
     assert!(channel.try_event().unwrap().is_none());
 }
 
 /// Waits for the descriptor alone, then reads the event without waiting.
-fn polled(channel: &EventChannel, kind: EventKind) -> Event {
-    assert!(readable(channel, PATIENCE), "no {kind:?}");
+fn next_when_readable(channel: &EventChannel, kind: EventKind) -> Event {
+    assert!(readable(channel, TIMEOUT), "no {kind:?}");
     let event = channel.try_event().unwrap();
     let event = event.unwrap_or_else(|| panic!("readable without {kind:?}"));
     assert_eq!(event.kind(), kind);
@@ -594,92 +594,92 @@ fn polled(channel: &EventChannel, kind: EventKind) -> Event {
 
 #[test]
 fn a_channel_is_readable_if_and_only_if_it_has_an_event() {
-    for (reach, drive) in ALL {
+    for (topology, drive) in ALL {
         // A message of another network is handled when the caller drives its own.
-        if (reach, drive) == (Reach::Directory, Drive::Caller) {
+        if (topology, drive) == (Topology::Directory, Drive::Caller) {
             continue;
         }
-        let (a, b, _meeting) = ends(reach, drive);
+        let (a, b, _meeting) = device_pair(topology, drive);
         let (near, far) = (open(&a), open(&b));
         let (_listener, at) = listen(&far, PortSpace::TCP, 4);
-        quiet(&near);
+        assert_unreadable(&near);
         let ask = || {
             let active = channel_id(&near, at);
-            polled(&near, EventKind::ADDR_RESOLVED);
-            quiet(&near);
-            active.resolve_route(PATIENCE).unwrap();
-            polled(&near, EventKind::ROUTE_RESOLVED);
+            next_when_readable(&near, EventKind::ADDR_RESOLVED);
+            assert_unreadable(&near);
+            active.resolve_route(TIMEOUT).unwrap();
+            next_when_readable(&near, EventKind::ROUTE_RESOLVED);
             active.connect(&param(1, b"")).unwrap();
-            let request = polled(&far, EventKind::CONNECT_REQUEST).take_request();
+            let request = next_when_readable(&far, EventKind::CONNECT_REQUEST).take_request();
             (active, request.unwrap())
         };
         let (_active, passive) = ask();
-        quiet(&far);
-        quiet(&near);
+        assert_unreadable(&far);
+        assert_unreadable(&near);
         drop(passive);
-        polled(&near, EventKind::REJECTED);
-        quiet(&near);
+        next_when_readable(&near, EventKind::REJECTED);
+        assert_unreadable(&near);
 
         // Each of the following messages causes no event: a queue pair has reported the
         // connection before its peer, and ids end after their connections.
         let (active, passive) = ask();
         passive.accept(&param(2, b"")).unwrap();
-        polled(&near, EventKind::CONNECT_RESPONSE);
+        next_when_readable(&near, EventKind::CONNECT_RESPONSE);
         passive.notify(AsyncEventType::COMM_EST).unwrap();
-        polled(&far, EventKind::ESTABLISHED);
+        next_when_readable(&far, EventKind::ESTABLISHED);
         active.establish().unwrap();
-        quiet(&far);
+        assert_unreadable(&far);
         active.disconnect().unwrap();
-        polled(&far, EventKind::DISCONNECTED);
-        quiet(&near);
+        next_when_readable(&far, EventKind::DISCONNECTED);
+        assert_unreadable(&near);
         drop(active);
-        quiet(&far);
+        assert_unreadable(&far);
         passive.disconnect().unwrap();
-        quiet(&far);
+        assert_unreadable(&far);
         drop(passive);
 
         // A request that its sender takes back.
         let (active, passive) = ask();
         drop(active);
-        quiet(&far);
+        assert_unreadable(&far);
         drop(passive);
-        quiet(&near);
+        assert_unreadable(&near);
     }
 }
 
 #[test]
 fn callers_and_deadlines_without_an_event_leave_a_channel_unreadable() {
-    let (a, b, _meeting) = ends(Reach::Directory, Drive::Thread);
+    let (a, b, _meeting) = device_pair(Topology::Directory, Drive::Thread);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
-    let silent = stranger(&a, at);
-    quiet(&far);
-    let malformed = stranger(&a, at);
+    let silent = raw_peer(&a, at);
+    assert_unreadable(&far);
+    let malformed = raw_peer(&a, at);
     send_bytes(&malformed, b"?");
-    let elsewhere = stranger(&a, at);
+    let elsewhere = raw_peer(&a, at);
     let (ip, port) = (Ipv4Addr::new(127, 0, 0, 2), at.port());
     send_bytes(&elsewhere, good_request((ip, port).into()).as_bytes());
-    quiet(&far);
+    assert_unreadable(&far);
     drop(silent);
-    quiet(&far);
+    assert_unreadable(&far);
     // The deadlines of a connection that is established before.
     for device in [&a, &b] {
-        device.runner.manager().lock().patience = SOON * 50;
+        device.runner.manager().lock().response_timeout = NO_EVENT_WAIT * 50;
     }
     let (active, passive) = connected(&near, &far, at);
-    thread::sleep(SOON * 60);
-    quiet(&near);
-    quiet(&far);
+    thread::sleep(NO_EVENT_WAIT * 60);
+    assert_unreadable(&near);
+    assert_unreadable(&far);
     active.disconnect().unwrap();
-    polled(&far, EventKind::DISCONNECTED);
-    polled(&near, EventKind::DISCONNECTED);
+    next_when_readable(&far, EventKind::DISCONNECTED);
+    next_when_readable(&near, EventKind::DISCONNECTED);
     drop(passive);
 }
 
 /// The kernel's file, too, wakes those who wait for it once for each event.
 #[test]
 fn each_event_is_an_edge() {
-    let (a, ..) = ends(Reach::Process, Drive::Thread);
+    let (a, ..) = device_pair(Topology::Process, Drive::Thread);
     let channel = open(&a);
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
@@ -698,30 +698,30 @@ fn each_event_is_an_edge() {
         assert!(edge() && !edge());
     }
     for _ in 0..3 {
-        polled(&channel, EventKind::USER);
+        next_when_readable(&channel, EventKind::USER);
     }
     assert!(!edge());
-    quiet(&channel);
+    assert_unreadable(&channel);
     id.write_event(1).unwrap();
     assert!(edge());
-    polled(&channel, EventKind::USER);
+    next_when_readable(&channel, EventKind::USER);
 }
 
 #[test]
 fn threads_that_wait_get_one_event_each() {
-    for (reach, drive) in ALL {
-        let (a, b, _meeting) = ends(reach, drive);
+    for (topology, drive) in ALL {
+        let (a, b, _meeting) = device_pair(topology, drive);
         let (near, far) = (open(&a), open(&b));
         let (_listener, at) = listen(&far, PortSpace::TCP, 4);
         thread::scope(|scope| {
             let wait = || request(&far);
             let waiting = [scope.spawn(wait), scope.spawn(wait)];
             // Says nothing.
-            let silent = (reach != Reach::Hosts).then(|| stranger(&a, at));
-            thread::sleep(SOON);
+            let silent = (topology != Topology::Hosts).then(|| raw_peer(&a, at));
+            thread::sleep(NO_EVENT_WAIT);
             drop(silent);
             let ask = || {
-                let active = resolved(&near, PortSpace::TCP, at);
+                let active = resolved_id(&near, PortSpace::TCP, at);
                 active.connect(&param(1, b"")).unwrap();
                 active
             };
@@ -730,26 +730,26 @@ fn threads_that_wait_get_one_event_each() {
                 thread.join().unwrap();
             }
         });
-        nothing(&far);
+        assert_no_event(&far);
     }
 }
 
 #[test]
 fn a_thread_ends_with_its_network() {
     for round in 0..100 {
-        let (a, b, _meeting) = ends(Reach::Process, Drive::Thread);
+        let (a, b, _meeting) = device_pair(Topology::Process, Drive::Thread);
         let (near, far) = (open(&a), open(&b));
         let (_listener, at) = listen(&far, PortSpace::TCP, 4);
         // Its timer expires meanwhile, or not.
-        a.runner.manager().lock().patience = Duration::from_micros(round * 10);
-        let active = resolved(&near, PortSpace::TCP, at);
+        a.runner.manager().lock().response_timeout = Duration::from_micros(round * 10);
+        let active = resolved_id(&near, PortSpace::TCP, at);
         active.connect(&param(1, b"")).unwrap();
     }
 }
 
 fn channel_id(channel: &EventChannel, to: SocketAddr) -> Id {
     let id = channel.create_id(PortSpace::TCP).unwrap();
-    id.resolve_address(None, to, PATIENCE).unwrap();
+    id.resolve_address(None, to, TIMEOUT).unwrap();
     id
 }
 
@@ -761,33 +761,33 @@ fn a_silent_peer_times_out() {
 }
 
 fn a_silent_peer_times_out_on(drive: Drive) {
-    let (a, b, _meeting) = ends(Reach::Process, drive);
+    let (a, b, _meeting) = device_pair(Topology::Process, drive);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let manager = a.runner.manager();
     let timed_out = |channel: &EventChannel, kind| {
         let begin = Instant::now();
-        let event = next(channel, kind);
+        let event = next_event(channel, kind);
         let reason = event.message().result().unwrap_err();
         assert!(matches!(reason, Reason::Errno(errno) if errno.raw() == libc::ETIMEDOUT));
-        assert!(begin.elapsed() < PATIENCE / 2);
+        assert!(begin.elapsed() < TIMEOUT / 2);
     };
-    let active = resolved(&near, PortSpace::TCP, at);
-    manager.lock().patience = Duration::from_millis(50);
+    let active = resolved_id(&near, PortSpace::TCP, at);
+    manager.lock().response_timeout = Duration::from_millis(50);
     active.connect(&param(1, b"")).unwrap();
     timed_out(&near, EventKind::UNREACHABLE);
-    manager.lock().patience = PATIENCE;
+    manager.lock().response_timeout = TIMEOUT;
     drop((active, request(&far)));
-    nothing(&far);
+    assert_no_event(&far);
     let (active, passive) = connected(&near, &far, at);
-    manager.lock().patience = Duration::from_millis(50);
+    manager.lock().response_timeout = Duration::from_millis(50);
     active.disconnect().unwrap();
     timed_out(&near, EventKind::DISCONNECTED);
     drop(passive);
 }
 
 /// Connects to a port as a foreign program could.
-fn stranger(device: &Embedded, to: SocketAddr) -> OwnedFd {
+fn raw_peer(device: &Embedded, to: SocketAddr) -> OwnedFd {
     let ports = std::sync::Arc::clone(&device.runner.manager().lock().ports);
     ports.connect((0x106, to.port())).unwrap().unwrap()
 }
@@ -802,9 +802,9 @@ fn good_request(to: SocketAddr) -> Message {
     let gid = [
         0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x53, 0xff, 0xfe, 0, 0, 1,
     ];
-    Message::new(Kind::Request, b"")
-        .between(from, to)
-        .by(true, gid, 0)
+    Message::new(MessageKind::Request, b"")
+        .with_addresses(from, to)
+        .with_port(true, gid, 0)
 }
 
 #[test]
@@ -815,42 +815,42 @@ fn an_unknown_caller_is_ignored() {
 }
 
 fn an_unknown_caller_is_ignored_on(drive: Drive) {
-    let (a, b, _meeting) = ends(Reach::Directory, drive);
+    let (a, b, _meeting) = device_pair(Topology::Directory, drive);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
     // More silent connections than are kept.
-    let silent: Vec<_> = (0..200).map(|_| stranger(&a, at)).collect();
-    nothing(&far);
+    let silent: Vec<_> = (0..200).map(|_| raw_peer(&a, at)).collect();
+    assert_no_event(&far);
     // A request for another address, and one of another port type.
     let elsewhere = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), at.port()));
-    let infiniband = good_request(at).by(false, [0; 16], 1);
+    let infiniband = good_request(at).with_port(false, [0; 16], 1);
     for message in [good_request(elsewhere), infiniband] {
-        let socket = stranger(&a, at);
+        let socket = raw_peer(&a, at);
         send_bytes(&socket, message.as_bytes());
         let begin = Instant::now();
         let mut answer = [0; SIZE];
         // Earlier connections are accepted first.
         while recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()) != Ok(SIZE) {
-            nothing(&far);
-            assert!(begin.elapsed() < PATIENCE, "no answer");
+            assert_no_event(&far);
+            assert!(begin.elapsed() < TIMEOUT, "no answer");
         }
-        assert_eq!(Message::parse(&answer).unwrap().0, Kind::Reject);
+        assert_eq!(Message::parse(&answer).unwrap().0, MessageKind::Reject);
     }
     // After a request, a malformed message ends the connection.
-    let socket = stranger(&a, at);
+    let socket = raw_peer(&a, at);
     send_bytes(&socket, good_request(at).as_bytes());
     let (_, passive) = request(&far);
     passive.accept(&param(1, b"")).unwrap();
-    send_bytes(&socket, Message::new(Kind::Ready, b"").as_bytes());
-    next(&far, EventKind::ESTABLISHED);
-    send_bytes(&socket, Message::new(Kind::Ready, b"").as_bytes());
-    next(&far, EventKind::DISCONNECTED);
-    nothing(&far);
+    send_bytes(&socket, Message::new(MessageKind::Ready, b"").as_bytes());
+    next_event(&far, EventKind::ESTABLISHED);
+    send_bytes(&socket, Message::new(MessageKind::Ready, b"").as_bytes());
+    next_event(&far, EventKind::DISCONNECTED);
+    assert_no_event(&far);
     // Others are still served.
     drop(silent);
     let (active, passive) = connected(&near, &far, at);
     active.disconnect().unwrap();
-    next(&far, EventKind::DISCONNECTED);
+    next_event(&far, EventKind::DISCONNECTED);
     drop(passive);
 }
 
@@ -858,20 +858,20 @@ fn an_unknown_caller_is_ignored_on(drive: Drive) {
 fn datagram(to: SocketAddr) -> impl Strategy<Value = Vec<u8>> {
     let some = proptest::collection::vec((0..SIZE, any::<u8>()), 0..4);
     let kinds = [
-        Kind::Request,
-        Kind::Reply,
-        Kind::Ready,
-        Kind::Reject,
-        Kind::Disconnect,
-        Kind::Disconnected,
-        Kind::ServiceRequest,
-        Kind::ServiceReply,
+        MessageKind::Request,
+        MessageKind::Reply,
+        MessageKind::Ready,
+        MessageKind::Reject,
+        MessageKind::Disconnect,
+        MessageKind::Disconnected,
+        MessageKind::ServiceRequest,
+        MessageKind::ServiceReply,
     ];
     prop_oneof![
         1 => proptest::collection::vec(any::<u8>(), 1..SIZE + 9),
         8 => (proptest::sample::select(kinds.to_vec()), some).prop_map(move |(kind, changes)| {
             let gid = [0xfe; 16];
-            let message = Message::new(kind, b"abc").between(to, to).by(true, gid, 1);
+            let message = Message::new(kind, b"abc").with_addresses(to, to).with_port(true, gid, 1);
             let mut bytes = message.as_bytes().to_vec();
             for (at, byte) in changes {
                 // Mostly type, version and lengths.
@@ -896,7 +896,7 @@ proptest! {
         by_thread in any::<bool>(),
     ) {
         let drive = if by_thread { Drive::Thread } else { Drive::Caller };
-        let (a, ..) = ends(Reach::Process, drive);
+        let (a, ..) = device_pair(Topology::Process, drive);
         let channel = open(&a);
         let listener = channel.create_id(PortSpace::TCP).unwrap();
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
@@ -917,7 +917,7 @@ proptest! {
             }
         };
         for call in &calls {
-            let socket = stranger(&a, at);
+            let socket = raw_peer(&a, at);
             for bytes in call {
                 send_bytes(&socket, bytes);
                 events(&mut ids);
@@ -929,14 +929,14 @@ proptest! {
         ids.clear();
         // A thread may still handle some of them.
         let until = |found: &dyn Fn(&mut Event) -> bool| loop {
-            let mut event = channel.wait(Some(PATIENCE)).unwrap().unwrap();
+            let mut event = channel.wait(Some(TIMEOUT)).unwrap().unwrap();
             if found(&mut event) {
                 break;
             }
         };
         let active = channel_id(&channel, at);
         until(&|event| event.kind() == EventKind::ADDR_RESOLVED);
-        active.resolve_route(PATIENCE).unwrap();
+        active.resolve_route(TIMEOUT).unwrap();
         until(&|event| event.kind() == EventKind::ROUTE_RESOLVED);
         active.connect(&param(1, b"")).unwrap();
         let own = active.local_addr().unwrap();

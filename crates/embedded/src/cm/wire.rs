@@ -1,6 +1,5 @@
-//! Messages between the two ends of a connection: those of InfiniBand's
-//! connection manager, with the same names and meaning. Each is a datagram on a
-//! socket that belongs to the connection.
+//! Messages between the two ends of a connection, with the meaning of those of InfiniBand's
+//! connection manager. Each is a datagram on the connection's socket.
 //!
 //! The peer is untrusted. Malformed input is an error that ends the connection.
 
@@ -16,15 +15,15 @@ use rdmacm::param::{
 use softhca::packet::gid_of_ip;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Starts every message: name and version of the protocol.
+/// First word of every message: name and version of the protocol.
 const PROTOCOL: u32 = u32::from_be_bytes(*b"RVc\x02");
 /// Size of the private data field.
-const ROOM: usize = 200;
+const PRIVATE_DATA_SIZE: usize = 200;
 
 /// Type of a message; the specification's abbreviations are in parentheses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     /// Requests a connection (REQ).
     Request = 1,
     /// Accepts a request (REP).
@@ -43,24 +42,24 @@ pub(super) enum Kind {
     ServiceReply,
 }
 
-impl Kind {
+impl MessageKind {
     fn of(number: u8) -> Option<Self> {
-        const ALL: [Kind; 8] = [
-            Kind::Request,
-            Kind::Reply,
-            Kind::Ready,
-            Kind::Reject,
-            Kind::Disconnect,
-            Kind::Disconnected,
-            Kind::ServiceRequest,
-            Kind::ServiceReply,
+        const ALL: [MessageKind; 8] = [
+            MessageKind::Request,
+            MessageKind::Reply,
+            MessageKind::Ready,
+            MessageKind::Reject,
+            MessageKind::Disconnect,
+            MessageKind::Disconnected,
+            MessageKind::ServiceRequest,
+            MessageKind::ServiceReply,
         ];
         ALL.into_iter().find(|kind| *kind as u8 == number)
     }
 
     /// Returns the maximum length of private data: the same as over IP on
     /// InfiniBand.
-    pub(super) fn room(self) -> usize {
+    pub(super) fn max_private_data(self) -> usize {
         match self {
             Self::Request => MAX_CONNECT_DATA,
             Self::Reply => MAX_ACCEPT_DATA,
@@ -88,7 +87,7 @@ pub(super) struct Message {
     pub(super) qkey: u32,
     /// Packet sequence number at which the receiver of the message begins to send.
     pub(super) psn: u32,
-    /// From the sender's point of view.
+    /// From the sender's view, as all counts.
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
     pub(super) retry_count: u8,
@@ -106,20 +105,20 @@ pub(super) struct Message {
     /// Path MTU, in MTU encoding.
     pub(super) mtu: u8,
     pub(super) traffic_class: u8,
-    private_data: [u8; ROOM],
+    private_data: [u8; PRIVATE_DATA_SIZE],
 }
 
-const _: () = assert!(size_of::<Message>() == 284 && MAX_ACCEPT_DATA <= ROOM);
+const _: () = assert!(size_of::<Message>() == 284 && MAX_ACCEPT_DATA <= PRIVATE_DATA_SIZE);
 
 /// Bytes of a message.
 pub(super) const SIZE: usize = size_of::<Message>();
 
-/// Why a message is malformed.
+/// Error of a malformed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Malformed {
     /// Wrong length.
     Length(usize),
-    /// Another protocol, or another version.
+    /// Unknown protocol or version.
     Protocol(u32),
     /// Unknown message type.
     Kind(u8),
@@ -145,38 +144,38 @@ fn ip_of(bytes: [u8; 16]) -> IpAddr {
 impl Message {
     /// Creates a message with private data only. `private_data` is truncated to
     /// the type's maximum, which the caller has checked.
-    pub(super) fn new(kind: Kind, private_data: &[u8]) -> Self {
+    pub(super) fn new(kind: MessageKind, private_data: &[u8]) -> Self {
         let mut message = Self::new_zeroed();
         message.protocol = PROTOCOL;
         message.kind = kind as u8;
         message.mtu = MTU;
-        let length = private_data.len().min(kind.room());
+        let length = private_data.len().min(kind.max_private_data());
         message.private_data_len = length as u8;
         message.private_data[..length].copy_from_slice(&private_data[..length]);
         message
     }
 
     /// Sets the addresses of both ends.
-    pub(super) fn between(mut self, from: SocketAddr, to: SocketAddr) -> Self {
+    pub(super) fn with_addresses(mut self, from: SocketAddr, to: SocketAddr) -> Self {
         (self.from, self.from_port) = (gid_of_ip(from.ip()), from.port());
         (self.to, self.to_port) = (gid_of_ip(to.ip()), to.port());
         self
     }
 
     /// Sets the sender's device port.
-    pub(super) fn by(mut self, ethernet: bool, gid: [u8; 16], lid: u16) -> Self {
+    pub(super) fn with_port(mut self, ethernet: bool, gid: [u8; 16], lid: u16) -> Self {
         (self.ethernet, self.gid, self.lid) = (ethernet.into(), gid, lid);
         self
     }
 
     /// Parses a message of the peer.
-    pub(super) fn parse(bytes: &[u8]) -> Result<(Kind, Self), Malformed> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<(MessageKind, Self), Malformed> {
         let message = Self::read_from_bytes(bytes).map_err(|_| Malformed::Length(bytes.len()))?;
         if message.protocol != PROTOCOL {
             return Err(Malformed::Protocol(message.protocol));
         }
-        let kind = Kind::of(message.kind).ok_or(Malformed::Kind(message.kind))?;
-        for (right, what) in [
+        let kind = MessageKind::of(message.kind).ok_or(Malformed::Kind(message.kind))?;
+        for (is_valid, what) in [
             (message.qp_num < 1 << 24, "queue pair number"),
             (message.psn < 1 << 24, "packet sequence number"),
             (message.retry_count < 8, "retry count"),
@@ -184,11 +183,11 @@ impl Message {
             (message.ethernet < 2, "port type"),
             ((1..=5).contains(&message.mtu), "path MTU"),
             (
-                usize::from(message.private_data_len) <= kind.room(),
+                usize::from(message.private_data_len) <= kind.max_private_data(),
                 "private data length",
             ),
         ] {
-            if !right {
+            if !is_valid {
                 return Err(Malformed::Number(what));
             }
         }
@@ -211,12 +210,12 @@ impl Message {
 
     /// Returns the sender's private data.
     pub(super) fn private_data(&self) -> &[u8] {
-        &self.private_data[..usize::from(self.private_data_len).min(ROOM)]
+        &self.private_data[..usize::from(self.private_data_len).min(PRIVATE_DATA_SIZE)]
     }
 }
 
-/// Sends a message. Errors are ignored: if the peer has closed its socket, or
-/// does not accept the message, a later receive or the deadline shows it.
+/// Sends a message. Errors are ignored: a later receive detects a closed socket, and the
+/// deadline an undelivered message.
 pub(super) fn send(socket: &OwnedFd, message: &Message) {
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
     let _ = nix::sys::socket::send(socket.as_raw_fd(), message.as_bytes(), flags);
@@ -232,12 +231,12 @@ mod tests {
     fn a_message_is_read_as_written() {
         let (from, to) = ("127.0.0.1:5", "[::1]:65535");
         let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
-        let mut sent = Message::new(Kind::Reply, &[7; 196])
-            .between(from, to)
-            .by(true, [3; 16], 0x102);
+        let mut sent = Message::new(MessageKind::Reply, &[7; 196])
+            .with_addresses(from, to)
+            .with_port(true, [3; 16], 0x102);
         (sent.qp_num, sent.psn, sent.reason) = (0xff_ffff, 0xff_fffe, 28);
         let (kind, got) = Message::parse(sent.as_bytes()).unwrap();
-        assert_eq!((kind, got.from(), got.to()), (Kind::Reply, from, to));
+        assert_eq!((kind, got.from(), got.to()), (MessageKind::Reply, from, to));
         assert_eq!(got.private_data(), [7; 196]);
         assert_eq!(
             (got.qp_num, got.psn, got.reason),
@@ -250,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn impossible_requests_are_refused() {
-        let good = Message::new(Kind::Request, &[1; 56]);
+    fn invalid_requests_are_rejected() {
+        let good = Message::new(MessageKind::Request, &[1; 56]);
         let parse = |change: fn(&mut Message)| {
             let mut bad = good;
             change(&mut bad);
             Message::parse(bad.as_bytes()).map(|(kind, _)| kind)
         };
-        assert_eq!(parse(|_| ()), Ok(Kind::Request));
+        assert_eq!(parse(|_| ()), Ok(MessageKind::Request));
         assert_eq!(parse(|it| it.kind = 0), Err(Malformed::Kind(0)));
         assert_eq!(parse(|it| it.kind = 9), Err(Malformed::Kind(9)));
         assert_eq!(parse(|it| it.protocol = 1), Err(Malformed::Protocol(1)));
@@ -287,7 +286,7 @@ mod tests {
         /// Arbitrary bytes parse to a message within its bounds, or to an
         /// error.
         #[test]
-        fn any_bytes_are_parsed_or_refused(
+        fn arbitrary_bytes_are_parsed_or_rejected(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..SIZE + 3),
             kind in 0u8..10,
             begun in any::<bool>(),
@@ -302,7 +301,7 @@ mod tests {
             }
             match Message::parse(&bytes) {
                 Ok((kind, message)) => {
-                    prop_assert!(message.private_data().len() <= kind.room());
+                    prop_assert!(message.private_data().len() <= kind.max_private_data());
                     prop_assert!(message.qp_num < 1 << 24 && message.psn < 1 << 24);
                     prop_assert!(message.retry_count < 8 && message.rnr_retry_count < 8);
                     let _ = (message.from(), message.to());

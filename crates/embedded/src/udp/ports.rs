@@ -36,10 +36,10 @@ const NO_ADDRESS: &str = "the network interface has no usable IP address; give i
     `ip address add`, and set it up";
 const NOT_LOCAL: &str = "no network interface of this host has this address; `ip address` \
     lists those that it has";
-const PORT_IN_USE: &str = "UDP port 4791 of this address is in use, by a process of another user \
-    or with another $XDG_RUNTIME_DIR, or by rdma_rxe, which takes the port of all addresses \
-    (`rdma link`); end that process, remove that device (`rdma link delete NAME`), or name \
-    another address";
+const PORT_IN_USE: &str = "UDP port 4791 of this address is in use, by a process of another \
+    user or with another $XDG_RUNTIME_DIR, or by rdma_rxe, which takes the port of all \
+    addresses (`rdma link`); end that process, remove that device (`rdma link delete NAME`), \
+    or name another address";
 const MTU_TOO_SMALL: &str = "the MTU of the network interface is below 336, too small for the \
     smallest RDMA packets; raise it, with `ip link set mtu`";
 const UNSUITABLE_ADDRESS: &str = "a device needs an address of its own: not an unspecified, \

@@ -1,4 +1,4 @@
-//! Input from peers: connections, their messages, and their ends.
+//! Input from peers: connections, messages, and closed sockets.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
@@ -7,70 +7,70 @@ use nix::sys::socket::{MsgFlags, recv};
 use rdmacm::{EventKind, RejectReason, SidrStatus, abi};
 use zerocopy::IntoBytes;
 
-use super::channel::Waiting;
-use super::id::{CALLERS, Id, Phase};
+use super::channel::QueuedEvent;
+use super::id::{Id, MAX_PENDING, Phase};
 use super::monitor::{MonitoredSocket, Ready};
-use super::state::{State, connection, event};
-use super::wire::{Kind, Message, SIZE, send};
+use super::state::{State, conn_param, event};
+use super::wire::{Message, MessageKind, SIZE, send};
 use crate::Result;
 
-/// Content of a socket.
-pub(super) enum Received {
+/// Result of receiving from a socket.
+pub(super) enum ReceiveResult {
     Nothing,
-    Message(Kind, Box<Message>),
+    Message(MessageKind, Box<Message>),
     /// The peer has closed its socket, or sent a malformed message.
     Closed,
 }
 
-pub(super) fn receive(socket: &OwnedFd) -> Received {
+pub(super) fn receive(socket: &OwnedFd) -> ReceiveResult {
     // One more byte, to detect messages that are too long.
     let mut bytes = [0; SIZE + 1];
     loop {
         match recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
-            Ok(0) => return Received::Closed,
+            Ok(0) => return ReceiveResult::Closed,
             Ok(length) => match Message::parse(&bytes[..length]) {
-                Ok((kind, message)) => return Received::Message(kind, Box::new(message)),
+                Ok((kind, message)) => return ReceiveResult::Message(kind, Box::new(message)),
                 Err(error) => {
                     tracing::debug!(%error, "malformed message from the peer");
-                    return Received::Closed;
+                    return ReceiveResult::Closed;
                 }
             },
-            Err(nix::Error::EAGAIN) => return Received::Nothing,
+            Err(nix::Error::EAGAIN) => return ReceiveResult::Nothing,
             // ECONNRESET is reported once, if the peer closed its socket with
             // unread data; messages of the peer can still be read.
             Err(nix::Error::EINTR | nix::Error::ECONNRESET) => {}
-            Err(_) => return Received::Closed,
+            Err(_) => return ReceiveResult::Closed,
         }
     }
 }
 
 impl Id {
     /// Sends a message to the peer.
-    pub(super) fn say(&self, message: &Message) {
+    pub(super) fn send(&self, message: &Message) {
         if let Some(socket) = &self.socket {
             send(socket, message);
         }
     }
 
     /// Ends the connection.
-    pub(super) fn finish(&mut self) {
-        self.phase = Phase::Over;
+    pub(super) fn close(&mut self) {
+        self.phase = Phase::Closed;
         self.socket = None;
         self.deadline = None;
     }
 }
 
 impl State {
-    /// Handles a ready descriptor. What has become of its id meanwhile does not matter.
+    /// Handles a ready descriptor, whose id may no longer exist.
     ///
     /// # Errors
-    /// That of accepting a connection, which stays ready.
-    pub(super) fn attend(&mut self, what: Ready) -> Result<()> {
-        match what {
-            Ready::Time => self.expire(),
-            Ready::Socket(number) => self.listen_to(number),
-            Ready::Listener(number) => return self.let_in(number),
-            Ready::Caller(number, place) => self.called(number, place),
+    /// Errors of accepting a connection; the listener stays ready.
+    pub(super) fn handle(&mut self, item: Ready) -> Result<()> {
+        match item {
+            Ready::Deadline => self.expire(),
+            Ready::Socket(number) => self.receive_from_peer(number),
+            Ready::Listener(number) => return self.accept_connection(number),
+            Ready::Pending(number, index) => self.receive_request(number, index),
         }
         Ok(())
     }
@@ -94,64 +94,69 @@ impl State {
             } else {
                 EventKind::UNREACHABLE
             };
-            id.finish();
+            id.close();
             self.queue_event(number, what, -libc::ETIMEDOUT, &[]);
         }
     }
 
     /// Accepts a connection to a listening id.
-    fn let_in(&mut self, number: u32) -> Result<()> {
+    fn accept_connection(&mut self, number: u32) -> Result<()> {
         let Some(id) = self.ids.get_mut(&number) else {
             return Ok(());
         };
         let Some(listener) = &id.listener else {
             return Ok(());
         };
-        let Some(caller) = self.ports.accept(listener)? else {
+        let Some(connection) = self.ports.accept(listener)? else {
             return Ok(());
         };
-        let free = id.callers.iter().position(Option::is_none);
-        let place = match free {
-            Some(place) => place,
-            None if id.callers.len() < CALLERS => {
-                id.callers.push(None);
-                id.callers.len() - 1
+        let free = id.pending.iter().position(Option::is_none);
+        let index = match free {
+            Some(index) => index,
+            None if id.pending.len() < MAX_PENDING => {
+                id.pending.push(None);
+                id.pending.len() - 1
             }
-            // Processes of a directory are fewer, and each sends a request at once.
+            // There are fewer processes, and each sends its request immediately.
             None => {
-                id.callers.clear();
-                id.callers.push(None);
+                id.pending.clear();
+                id.pending.push(None);
                 0
             }
         };
-        id.callers[place] =
-            MonitoredSocket::new(&self.monitor, caller, Ready::Caller(number, place)).ok();
+        id.pending[index] =
+            MonitoredSocket::new(&self.monitor, connection, Ready::Pending(number, index)).ok();
         Ok(())
     }
 
-    /// Receives from a connection that was accepted but has not sent a request
-    /// yet.
-    fn called(&mut self, number: u32, place: usize) {
+    /// Receives the request of an accepted connection.
+    fn receive_request(&mut self, number: u32, index: usize) {
         let Some(listener) = self.ids.get_mut(&number) else {
             return;
         };
-        let Some(caller) = listener.callers.get_mut(place) else {
+        let Some(connection) = listener.pending.get_mut(index) else {
             return;
         };
-        let Some(socket) = caller else { return };
+        let Some(socket) = connection else { return };
         match receive(socket) {
-            Received::Nothing => {}
-            Received::Closed => *caller = None,
-            Received::Message(kind, message) => {
-                if let Some(socket) = caller.take() {
-                    self.requested(number, socket, kind, &message);
+            ReceiveResult::Nothing => {}
+            ReceiveResult::Closed => *connection = None,
+            ReceiveResult::Message(kind, message) => {
+                if let Some(socket) = connection.take() {
+                    self.handle_request(number, socket, kind, &message);
                 }
             }
         }
     }
 
     /// Handles a connection request.
-    fn requested(&mut self, number: u32, socket: MonitoredSocket, kind: Kind, message: &Message) {
+    fn handle_request(
+        &mut self,
+        number: u32,
+        socket: MonitoredSocket,
+        kind: MessageKind,
+        message: &Message,
+    ) {
         let Some(listener) = self.ids.get(&number) else {
             return;
         };
@@ -159,16 +164,22 @@ impl State {
             return;
         };
         let datagram = listener.datagram;
-        let (asks, says_no, nobody, full) = if datagram {
-            let (nobody, full) = (SidrStatus::UNSUPPORTED.0, SidrStatus::REJECT.0);
-            (Kind::ServiceRequest, Kind::ServiceReply, nobody, full)
+        let (request_kind, reject_kind, no_listener, full) = if datagram {
+            let (no_listener, full) = (SidrStatus::UNSUPPORTED.0, SidrStatus::REJECT.0);
+            (
+                MessageKind::ServiceRequest,
+                MessageKind::ServiceReply,
+                no_listener,
+                full,
+            )
         } else {
-            let nobody = RejectReason::INVALID_SERVICE_ID.0;
+            let no_listener = RejectReason::INVALID_SERVICE_ID.0;
             let full = RejectReason::CONSUMER_DEFINED.0;
-            (Kind::Request, Kind::Reject, nobody, full)
+            (MessageKind::Request, MessageKind::Reject, no_listener, full)
         };
-        let refused = if kind != asks || !listener.is_at(message.to(), message.from().ip()) {
-            Some(nobody)
+        let is_addressed = listener.is_at(message.to(), message.from().ip());
+        let reason = if kind != request_kind || !is_addressed {
+            Some(no_listener)
         } else if message.is_ethernet() != listener.port.ethernet {
             Some(RejectReason::INVALID_GID.0)
         } else if channel.requests(number) >= listener.backlog as usize {
@@ -176,8 +187,8 @@ impl State {
         } else {
             None
         };
-        if let Some(reason) = refused {
-            let mut message = Message::new(says_no, &[]);
+        if let Some(reason) = reason {
+            let mut message = Message::new(reject_kind, &[]);
             message.reason = reason as u8;
             return send(&socket, &message);
         }
@@ -185,10 +196,12 @@ impl State {
         let mut id = Id::new(fd, listener.port, listener.space, datagram);
         id.phase = Phase::Requested;
         (id.local, id.peer) = (Some(message.to()), Some(message.from()));
-        id.hosts = self.hosts.is_some();
-        id.port = id.port.at(message.to().ip(), self.hosts.as_deref());
+        id.may_be_remote = self.host_addresses.is_some();
+        id.port = id
+            .port
+            .at(message.to().ip(), self.host_addresses.as_deref());
         id.port.mtu = id.port.mtu.min(message.mtu);
-        id.meet(message);
+        id.set_peer(message);
         id.tos = listener.tos;
         id.ack_timeout = listener.ack_timeout;
         id.depths.responder_resources = message.initiator_depth;
@@ -196,29 +209,29 @@ impl State {
         id.depths.retry_count = message.retry_count;
         id.depths.rnr_retry_count = message.rnr_retry_count;
         let request = self.number();
-        if socket.rename(Ready::Socket(request)).is_err() {
+        if socket.set_item(Ready::Socket(request)).is_err() {
             return;
         }
         id.socket = Some(socket);
         let param = if datagram {
-            service(kind, message, &id).as_bytes().to_vec()
+            ud_param(kind, message, &id).as_bytes().to_vec()
         } else {
-            connection(kind, message).as_bytes().to_vec()
+            conn_param(kind, message).as_bytes().to_vec()
         };
         self.ids.insert(request, id);
-        let waiting = Waiting {
-            of: number,
+        let queued = QueuedEvent {
+            id: number,
             membership: None,
             request: Some(request),
             event: event((uid, request), EventKind::CONNECT_REQUEST, 0, &param),
         };
         if let Some(channel) = self.channels.get_mut(&fd) {
-            channel.push(waiting);
+            channel.push(queued);
         }
     }
 
     /// Receives from the peer of an id.
-    fn listen_to(&mut self, number: u32) {
+    fn receive_from_peer(&mut self, number: u32) {
         let Some(id) = self.ids.get(&number) else {
             return;
         };
@@ -226,23 +239,23 @@ impl State {
             return;
         };
         match receive(socket) {
-            Received::Nothing => {}
-            Received::Closed => self.ended(number),
-            Received::Message(kind, message) => self.handle_message(number, kind, &message),
+            ReceiveResult::Nothing => {}
+            ReceiveResult::Closed => self.handle_closed(number),
+            ReceiveResult::Message(kind, message) => self.handle_message(number, kind, &message),
         }
     }
 
-    fn handle_message(&mut self, number: u32, kind: Kind, message: &Message) {
+    fn handle_message(&mut self, number: u32, kind: MessageKind, message: &Message) {
         let Some(id) = self.ids.get_mut(&number) else {
             return;
         };
-        let param = connection(kind, message);
+        let param = conn_param(kind, message);
         match (id.phase, kind) {
-            (Phase::Connecting, Kind::Reply) if !id.datagram => {
+            (Phase::Connecting, MessageKind::Reply) if !id.datagram => {
                 if message.is_ethernet() != id.port.ethernet {
-                    return self.ended(number);
+                    return self.handle_closed(number);
                 }
-                id.meet(message);
+                id.set_peer(message);
                 id.phase = Phase::Responded;
                 id.deadline = None;
                 id.depths.responder_resources = message.initiator_depth;
@@ -250,11 +263,11 @@ impl State {
                 id.depths.rnr_retry_count = message.rnr_retry_count;
                 self.queue_event(number, EventKind::CONNECT_RESPONSE, 0, param.as_bytes());
             }
-            (Phase::Connecting, Kind::ServiceReply) if id.datagram => {
+            (Phase::Connecting, MessageKind::ServiceReply) if id.datagram => {
                 let status = i32::from(message.reason);
-                id.meet(message);
-                let param = service(kind, message, id);
-                id.finish();
+                id.set_peer(message);
+                let param = ud_param(kind, message, id);
+                id.close();
                 if status == 0 {
                     id.phase = Phase::Established;
                     self.queue_event(number, EventKind::ESTABLISHED, 0, param.as_bytes());
@@ -264,36 +277,36 @@ impl State {
             }
             (
                 Phase::Connecting | Phase::Responded | Phase::Requested | Phase::Accepting,
-                Kind::Reject,
+                MessageKind::Reject,
             ) if !id.datagram => {
-                id.finish();
+                id.close();
                 // Zero would mean success.
                 let reason = i32::from(message.reason).max(1);
                 self.queue_event(number, EventKind::REJECTED, reason, param.as_bytes());
             }
-            (Phase::Accepting, Kind::Ready) => {
+            (Phase::Accepting, MessageKind::Ready) => {
                 id.phase = Phase::Established;
                 id.deadline = None;
                 self.queue_event(number, EventKind::ESTABLISHED, 0, &[]);
             }
-            // Its queue pair has reported it before.
-            (Phase::Established, Kind::Ready) if id.notified => id.notified = false,
-            (Phase::Accepting | Phase::Established, Kind::Disconnect) => {
-                id.phase = Phase::Left;
+            // An event of the queue pair has already established the connection.
+            (Phase::Established, MessageKind::Ready) if id.notified => id.notified = false,
+            (Phase::Accepting | Phase::Established, MessageKind::Disconnect) => {
+                id.phase = Phase::PeerDisconnected;
                 id.deadline = None;
                 self.queue_event(number, EventKind::DISCONNECTED, 0, &[]);
             }
-            (Phase::Disconnecting, Kind::Disconnect | Kind::Disconnected) => {
-                id.finish();
+            (Phase::Disconnecting, MessageKind::Disconnect | MessageKind::Disconnected) => {
+                id.close();
                 self.queue_event(number, EventKind::DISCONNECTED, 0, &[]);
             }
-            _ => self.ended(number),
+            _ => self.handle_closed(number),
         }
     }
 
-    /// Handles the end of a peer: its id was destroyed or its process has
-    /// ended. Reports the events that the kernel would report.
-    fn ended(&mut self, number: u32) {
+    /// Handles a closed socket: the peer's id was destroyed or its process has ended. Reports
+    /// the events that the kernel would report.
+    fn handle_closed(&mut self, number: u32) {
         let Some(id) = self.ids.get_mut(&number) else {
             return;
         };
@@ -302,19 +315,19 @@ impl State {
         if id.datagram && phase != Phase::Connecting {
             return;
         }
-        if !matches!(phase, Phase::Over) {
-            id.finish();
+        if !matches!(phase, Phase::Closed) {
+            id.close();
         }
         match phase {
             Phase::Connecting | Phase::Responded | Phase::Accepting => {
                 let (reason, status) = (RejectReason::CONSUMER_DEFINED, SidrStatus::REJECT);
                 let nothing = abi::ConnParam {
-                    private_data_len: Kind::Reject.room() as u8,
+                    private_data_len: MessageKind::Reject.max_private_data() as u8,
                     ..Default::default()
                 };
                 let datagram = self.ids.get(&number).is_some_and(|id| id.datagram);
                 let param = if datagram { &[] } else { nothing.as_bytes() };
-                self.refused(number, reason, status, param);
+                self.queue_failure(number, reason, status, param);
             }
             Phase::Requested => {
                 let reason = RejectReason::TIMEOUT.0;
@@ -329,12 +342,12 @@ impl State {
 }
 
 /// Returns the parameters of an event of a datagram service.
-fn service(kind: Kind, message: &Message, id: &Id) -> abi::UdParam {
+fn ud_param(kind: MessageKind, message: &Message, id: &Id) -> abi::UdParam {
     let mut param = abi::UdParam {
-        private_data_len: kind.room() as u8,
+        private_data_len: kind.max_private_data() as u8,
         ..Default::default()
     };
-    if kind == Kind::ServiceReply {
+    if kind == MessageKind::ServiceReply {
         param.qp_num = message.qp_num;
         param.qkey = message.qkey;
         param.ah_attr = id.path().unwrap_or_default();
