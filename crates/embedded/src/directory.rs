@@ -64,7 +64,7 @@ enum EntryKind {
     Socket,
 }
 
-fn os(errno: nix::Error) -> Errno {
+fn to_errno(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
@@ -79,7 +79,7 @@ fn is_own(found: &FileStat, kind: EntryKind) -> bool {
 
 pub(crate) fn new_socket() -> Result<OwnedFd> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(os)
+    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(to_errno)
 }
 
 impl Directory {
@@ -89,7 +89,7 @@ impl Directory {
         let refused = |errno: nix::Error| Error::Refused {
             command: Command::Open,
             handle: None,
-            errno: os(errno),
+            errno: to_errno(errno),
         };
         let invalid = |what| Error::Invalid {
             command: Command::Open,
@@ -136,7 +136,7 @@ impl Directory {
     /// Returns an identifier of the directory: the same in all processes, and most likely
     /// different from that of another directory.
     pub(crate) fn id(&self) -> Result<u16> {
-        let found = fstat(&self.fd).map_err(os)?;
+        let found = fstat(&self.fd).map_err(to_errno)?;
         let both = found.st_ino ^ found.st_dev.rotate_left(32);
         // Fibonacci hashing.
         Ok((both.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16)
@@ -146,7 +146,7 @@ impl Directory {
     /// socket address. It refers to this directory even if that was renamed.
     fn address(&self, name: &str) -> Result<UnixAddr> {
         let path = format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd());
-        UnixAddr::new(path.as_str()).map_err(os)
+        UnixAddr::new(path.as_str()).map_err(to_errno)
     }
 
     fn stat(&self, name: &str) -> nix::Result<FileStat> {
@@ -166,7 +166,7 @@ impl Directory {
                 Ok(file) => File::from(file),
                 Err(errno) => return self.none_if_foreign(name, errno),
             };
-            let ours = fstat(&file).map_err(os)?;
+            let ours = fstat(&file).map_err(to_errno)?;
             if !is_own(&ours, EntryKind::File) {
                 return Ok(None);
             }
@@ -203,7 +203,8 @@ impl Directory {
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_CLOEXEC;
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        let file = openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(os)?;
+        let file =
+            openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(to_errno)?;
         let mut file = File::from(file);
         if !fstat(&file).is_ok_and(|found| is_own(&found, EntryKind::File)) {
             return crate::refuse(libc::EPERM);
@@ -225,7 +226,7 @@ impl Directory {
     fn none_if_foreign(&self, name: &str, errno: nix::Error) -> Result<Option<Flock<File>>> {
         match self.stat(name) {
             Ok(found) if !is_own(&found, EntryKind::File) => Ok(None),
-            _ => Err(os(errno)),
+            _ => Err(to_errno(errno)),
         }
     }
 
@@ -236,11 +237,11 @@ impl Directory {
         let socket = new_socket()?;
         self.remove_socket(name);
         // The name gets the socket's permissions when it is created.
-        fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR).map_err(os)?;
+        fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR).map_err(to_errno)?;
         match bind(socket.as_raw_fd(), &self.address(name)?) {
             Ok(()) => {}
             Err(nix::Error::EADDRINUSE) => return Ok(None),
-            Err(errno) => return Err(os(errno)),
+            Err(errno) => return Err(to_errno(errno)),
         }
         if self.sharing == Sharing::Others {
             self.open_to_all(name)?;
@@ -253,7 +254,7 @@ impl Directory {
         let Some(file) = self.socket(name)? else {
             return crate::refuse(libc::EADDRINUSE);
         };
-        let found = fstat(&file).map_err(os)?;
+        let found = fstat(&file).map_err(to_errno)?;
         if !is_own(&found, EntryKind::Socket) {
             return crate::refuse(libc::EADDRINUSE);
         }
@@ -269,9 +270,9 @@ impl Directory {
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(file) => file,
             Err(nix::Error::ENOENT) => return Ok(None),
-            Err(errno) => return Err(os(errno)),
+            Err(errno) => return Err(to_errno(errno)),
         };
-        let found = fstat(&file).map_err(os)?;
+        let found = fstat(&file).map_err(to_errno)?;
         let is_socket = found.st_mode & libc::S_IFMT == libc::S_IFSOCK;
         Ok(is_socket.then_some(file))
     }
@@ -282,12 +283,12 @@ impl Directory {
             return Ok(None);
         };
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let at = UnixAddr::new(path.as_str()).map_err(os)?;
+        let at = UnixAddr::new(path.as_str()).map_err(to_errno)?;
         let socket = new_socket()?;
         match connect(socket.as_raw_fd(), &at) {
             Ok(()) => Ok(Some(socket)),
             Err(nix::Error::ENOENT | nix::Error::ECONNREFUSED) => Ok(None),
-            Err(errno) => Err(os(errno)),
+            Err(errno) => Err(to_errno(errno)),
         }
     }
 

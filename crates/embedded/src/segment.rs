@@ -93,7 +93,7 @@ enum FrameTarget {
     None,
 }
 
-fn os(errno: nix::Error) -> Errno {
+fn to_errno(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
@@ -145,10 +145,10 @@ impl Segment {
         epoll: &Epoll,
     ) -> Result<Self> {
         let (number, lock, listener) = take_number(&directory)?;
-        let backlog = Backlog::new(MAX_MEMBERS).map_err(os)?;
-        listen(&listener, backlog).map_err(os)?;
+        let backlog = Backlog::new(MAX_MEMBERS).map_err(to_errno)?;
+        listen(&listener, backlog).map_err(to_errno)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
-        epoll.add(&listener, event).map_err(os)?;
+        epoll.add(&listener, event).map_err(to_errno)?;
         Ok(Self {
             port: fabric.uplink(),
             pool,

@@ -89,7 +89,7 @@ pub(crate) struct Link {
     slept: AtomicBool,
 }
 
-fn os(errno: nix::Error) -> Errno {
+fn to_errno(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
@@ -105,9 +105,9 @@ pub(crate) fn sleep_until_readable<const N: usize>(
 
 /// Creates an epoll instance that reports `wake` as [`WAKE`].
 pub(crate) fn epoll(wake: impl AsFd) -> Result<Epoll> {
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
     let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
-    epoll.add(wake, event).map_err(os)?;
+    epoll.add(wake, event).map_err(to_errno)?;
     Ok(epoll)
 }
 
@@ -115,7 +115,7 @@ impl Link {
     /// Creates a wire with `create`, which adds its sockets to the epoll instance.
     pub(crate) fn new(create: impl FnOnce(&Epoll) -> Result<Wire>) -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wake = EventFd::from_value_and_flags(0, flags).map_err(os)?;
+        let wake = EventFd::from_value_and_flags(0, flags).map_err(to_errno)?;
         let epoll = epoll(&wake)?;
         Ok(Self {
             wire: Mutex::new(create(&epoll)?),

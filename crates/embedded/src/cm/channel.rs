@@ -9,7 +9,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use rdmacm::abi;
 
 use super::id::Port;
-use super::monitor::os;
+use super::monitor::to_errno;
 use crate::Result;
 
 /// An unread event.
@@ -39,11 +39,11 @@ pub(super) struct Channel {
 
 impl Channel {
     pub(super) fn new(port: Port) -> Result<(RawFd, Self)> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let signal = EventFd::from_value_and_flags(0, flags).map_err(os)?;
+        let signal = EventFd::from_value_and_flags(0, flags).map_err(to_errno)?;
         let readable = EpollEvent::new(EpollFlags::EPOLLIN, 0);
-        epoll.add(&signal, readable).map_err(os)?;
+        epoll.add(&signal, readable).map_err(to_errno)?;
         let channel = Self {
             epoll,
             signal,

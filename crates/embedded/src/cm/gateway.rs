@@ -58,7 +58,7 @@ pub(super) struct Dialer {
     wake: EventFd,
 }
 
-fn os(errno: nix::Error) -> Errno {
+fn to_errno(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
@@ -67,7 +67,7 @@ impl Dialer {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Self {
             sockets: Mutex::default(),
-            wake: EventFd::from_value_and_flags(0, flags).map_err(os)?,
+            wake: EventFd::from_value_and_flags(0, flags).map_err(to_errno)?,
         })
     }
 
@@ -87,7 +87,7 @@ impl Dialer {
 
 fn pair() -> Result<(OwnedFd, OwnedFd)> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).map_err(os)
+    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).map_err(to_errno)
 }
 
 /// State of a communication, after the last message sent or received.
@@ -161,12 +161,14 @@ enum Action {
 impl Gateway {
     /// Creates the gateway of ports that reach other hosts.
     pub(super) fn new(ports: Arc<Ports>, dialer: Arc<Dialer>, guid: u64) -> Result<Self> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
-        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(os)?;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(to_errno)?;
         let readable = |number| EpollEvent::new(EpollFlags::EPOLLIN, number);
-        epoll.add(&timer, readable(TIMER)).map_err(os)?;
-        epoll.add(&dialer.wake, readable(DIALER)).map_err(os)?;
+        epoll.add(&timer, readable(TIMER)).map_err(to_errno)?;
+        epoll
+            .add(&dialer.wake, readable(DIALER))
+            .map_err(to_errno)?;
         Ok(Self {
             ports,
             dialer,

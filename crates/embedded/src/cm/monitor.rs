@@ -67,7 +67,7 @@ struct Descriptors {
     timer: TimerFd,
 }
 
-pub(super) fn os(errno: nix::Error) -> Errno {
+pub(super) fn to_errno(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
@@ -77,10 +77,12 @@ fn readable(item: Ready) -> EpollEvent {
 
 impl Descriptors {
     fn new() -> Result<Self> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
-        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(os)?;
-        epoll.add(&timer, readable(Ready::Deadline)).map_err(os)?;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(to_errno)?;
+        epoll
+            .add(&timer, readable(Ready::Deadline))
+            .map_err(to_errno)?;
         Ok(Self { epoll, timer })
     }
 }
@@ -144,7 +146,7 @@ pub(super) struct MonitoredSocket {
 impl MonitoredSocket {
     pub(super) fn new(monitor: &Arc<Monitor>, socket: OwnedFd, item: Ready) -> Result<Self> {
         let epoll = &monitor.descriptors()?.epoll;
-        epoll.add(&socket, readable(item)).map_err(os)?;
+        epoll.add(&socket, readable(item)).map_err(to_errno)?;
         Ok(Self {
             socket,
             monitor: Arc::clone(monitor),
@@ -155,7 +157,7 @@ impl MonitoredSocket {
     pub(super) fn set_item(&self, item: Ready) -> Result<()> {
         let mut event = readable(item);
         let epoll = &self.monitor.descriptors()?.epoll;
-        epoll.modify(&self.socket, &mut event).map_err(os)
+        epoll.modify(&self.socket, &mut event).map_err(to_errno)
     }
 }
 

@@ -79,7 +79,7 @@ pub(super) struct BoundPort {
     lock: Option<Flock<File>>,
 }
 
-fn os(errno: nix::Error) -> Errno {
+fn to_errno(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
@@ -265,7 +265,7 @@ impl Ports {
         match connect(socket.as_raw_fd(), &at) {
             Ok(()) => {}
             Err(nix::Error::ECONNREFUSED) => return Ok(None),
-            Err(errno) => return Err(os(errno)),
+            Err(errno) => return Err(to_errno(errno)),
         }
         Ok(self.is_peer_allowed(&socket).then_some(socket))
     }
@@ -280,7 +280,7 @@ impl Ports {
         let fd = match accept4(listener.as_raw_fd(), flags) {
             Ok(fd) => fd,
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => return Ok(None),
-            Err(errno) => return Err(os(errno)),
+            Err(errno) => return Err(to_errno(errno)),
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -310,7 +310,7 @@ impl BoundPort {
         let listener = match &*self.ports {
             Ports::Process(_) | Ports::Hosts(..) => {
                 let listener = new_socket()?;
-                bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(os)?;
+                bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(to_errno)?;
                 listener
             }
             Ports::Directory(directory) => match directory.bind(&socket_name(self.key))? {
@@ -320,10 +320,10 @@ impl BoundPort {
         };
         // The kernel queues one connection more than requested.
         let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
-        let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(os)?;
-        listen(&listener, backlog).map_err(os)?;
+        let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(to_errno)?;
+        listen(&listener, backlog).map_err(to_errno)?;
         if let Ports::Process(table) | Ports::Hosts(HostPorts { table, .. }) = &*self.ports {
-            let name = getsockname::<UnixAddr>(listener.as_raw_fd()).map_err(os)?;
+            let name = getsockname::<UnixAddr>(listener.as_raw_fd()).map_err(to_errno)?;
             lock(table).entry(self.key).or_default().listener = Some(name);
         }
         Ok(listener)

@@ -93,7 +93,7 @@ impl Forwarded {
     }
 }
 
-fn os(errno: nix::Error) -> Errno {
+fn to_errno(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
 }
 
@@ -141,7 +141,11 @@ impl Member {
             let Some(listener) = directory.bind(&socket_name(number))? else {
                 continue;
             };
-            listen(&listener, Backlog::new(i32::from(MAX_MEMBERS)).map_err(os)?).map_err(os)?;
+            listen(
+                &listener,
+                Backlog::new(i32::from(MAX_MEMBERS)).map_err(to_errno)?,
+            )
+            .map_err(to_errno)?;
             let member = Self {
                 directory: Arc::new(directory),
                 number,
@@ -201,9 +205,9 @@ pub(crate) struct Group {
 
 impl Group {
     pub(crate) fn new(member: Member) -> Result<Self> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
-        epoll.add(&member.listener, event).map_err(os)?;
+        epoll.add(&member.listener, event).map_err(to_errno)?;
         let none = || (0..MAX_MEMBERS).map(|_| None).collect();
         Ok(Self {
             member,

@@ -77,7 +77,7 @@ fn invalid(what: &'static str) -> Error {
     }
 }
 
-fn os(error: &io::Error) -> Error {
+fn refused(error: &io::Error) -> Error {
     Error::Refused {
         command: Command::Open,
         handle: None,
@@ -146,7 +146,7 @@ fn resolve_name(name: &str) -> Result<ResolvedName, Error> {
     if address.is_unspecified() || address.is_multicast() || address != address.to_canonical() {
         return Err(invalid(UNSUITABLE_ADDRESS));
     }
-    let all: Vec<InterfaceAddress> = getifaddrs().map_err(|it| os(&it.into()))?.collect();
+    let all: Vec<InterfaceAddress> = getifaddrs().map_err(|it| refused(&it.into()))?.collect();
     let exact = all.iter().find_map(|entry| {
         let found = ip_of(entry).filter(|it| it.address == address)?;
         let in_scope = scope.is_none_or(|scope| entry.interface_name == scope);
@@ -175,13 +175,13 @@ fn resolve_name(name: &str) -> Result<ResolvedName, Error> {
 }
 
 fn resolve_interface(name: &str) -> Result<ResolvedName, Error> {
-    let mut all = getifaddrs().map_err(|it| os(&it.into()))?;
+    let mut all = getifaddrs().map_err(|it| refused(&it.into()))?;
     if !all.any(|entry| entry.interface_name == name) {
         return Err(invalid(NO_INTERFACE));
     }
     // Created before the addresses are read, so that no change is missed.
     let monitor = monitor_addresses(name, None);
-    let mut addresses = ip_addresses(name).map_err(|it| os(&it))?;
+    let mut addresses = ip_addresses(name).map_err(|it| refused(&it))?;
     addresses.truncate(MAX_ADDRESSES);
     Ok(ResolvedName {
         addresses,
@@ -322,7 +322,7 @@ impl UdpPorts {
                     io::ErrorKind::AddrNotAvailable if is_single => return Err(invalid(NOT_LOCAL)),
                     // Duplicate address detection is in progress.
                     io::ErrorKind::AddrNotAvailable => {}
-                    _ => return Err(os(&error)),
+                    _ => return Err(refused(&error)),
                 },
             }
         }
