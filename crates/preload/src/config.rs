@@ -1,4 +1,4 @@
-//! What the environment asks for.
+//! Configuration from the environment.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -12,33 +12,33 @@ use uverbs::environment;
 pub(crate) struct Config {
     /// Profiles, in the order of the devices' names.
     pub(crate) profiles: Vec<&'static str>,
-    /// Address or interface that the only device has, if it is to reach other hosts.
+    /// Address or interface of a single device that reaches other hosts.
     pub(crate) host: Option<String>,
     /// Directory of the network, and of the files that stand for sysfs.
     pub(crate) directory: PathBuf,
 }
 
 /// Profile and name prefix of a device that reaches other hosts.
-const OF_HOST: &str = "roce";
+const ROCE_DEVICE: &str = "roce";
 
 /// Names the devices: profiles, separated by commas, or `roce:` with an address or
 /// interface.
 const DEVICES: &str = "RINGVERBS_EMBEDDED";
 /// Names the directory that processes share.
 const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
-/// Most devices of a process.
-const MOST: usize = 16;
+/// Maximum number of devices of a process.
+const MAX_DEVICES: usize = 16;
 
-/// Returns what the environment asks for, as it was when this was first called;
-/// `None` if it asks for nothing or for something else than there is.
+/// Returns the configuration, read from the environment by the first call; `None` if it is
+/// missing or invalid.
 pub(crate) fn get() -> Option<&'static Config> {
     static CONFIG: OnceLock<Option<Config>> = OnceLock::new();
     CONFIG.get_or_init(read).as_ref()
 }
 
 fn read() -> Option<Config> {
-    let asked = environment::variable(DEVICES).filter(|asked| !asked.is_empty())?;
-    match devices(&asked) {
+    let requested = environment::variable(DEVICES).filter(|requested| !requested.is_empty())?;
+    match devices(&requested) {
         Ok((profiles, host)) => Some(Config {
             profiles,
             host,
@@ -47,49 +47,51 @@ fn read() -> Option<Config> {
                 .map_or_else(Network::default_directory, PathBuf::from),
         }),
         Err(reason) => {
-            complain(&format!("{DEVICES}: {reason}"));
+            print_error(&format!("{DEVICES}: {reason}"));
             None
         }
     }
 }
 
-/// Returns the profiles that a list names, and the address of the device if it is one
-/// that reaches other hosts.
+/// Parses a list of devices: their profiles, or the address of a device that reaches other
+/// hosts.
 fn devices(list: &OsStr) -> Result<(Vec<&'static str>, Option<String>), String> {
     let list = list.to_str().ok_or("this is not UTF-8")?;
     let host = list
-        .strip_prefix(OF_HOST)
+        .strip_prefix(ROCE_DEVICE)
         .and_then(|it| it.strip_prefix(':'));
     if let Some(host) = host {
         if host.contains(',') {
             return Err(format!(
-                "\"{OF_HOST}:\" takes one address, and no other devices"
+                "\"{ROCE_DEVICE}:\" takes one address, and no other devices"
             ));
         }
-        return Ok((vec![OF_HOST], Some(host.to_owned())));
+        return Ok((vec![ROCE_DEVICE], Some(host.to_owned())));
     }
-    let profiles = list.split(',').map(|asked| {
-        if asked.contains(':') {
-            return Err(format!("\"{asked}\" cannot be one of several devices"));
+    let profiles = list.split(',').map(|requested| {
+        if requested.contains(':') {
+            return Err(format!("\"{requested}\" cannot be one of several devices"));
         }
-        let known = Network::profiles().find(|(name, _)| *name == asked);
+        let known = Network::profiles().find(|(name, _)| *name == requested);
         known.map(|(name, _)| name).ok_or_else(|| {
             let names: Vec<&str> = Network::profiles().map(|(name, _)| name).collect();
-            format!("there is no device \"{asked}\"; use {}", names.join(", "))
+            format!(
+                "there is no device \"{requested}\"; use {}",
+                names.join(", ")
+            )
         })
     });
     let profiles = profiles.collect::<Result<Vec<_>, _>>()?;
     match profiles.len() {
-        ..=MOST => Ok((profiles, None)),
-        _ => Err(format!("more than {MOST} devices")),
+        ..=MAX_DEVICES => Ok((profiles, None)),
+        _ => Err(format!("more than {MAX_DEVICES} devices")),
     }
 }
 
-/// Prints a line for whoever started the program.
-pub(crate) fn complain(reason: &str) {
+/// Prints a line to standard error.
+pub(crate) fn print_error(reason: &str) {
     let line = format!("ringverbs: {reason}\n");
-    // SAFETY: the line is readable for its length. If it cannot be written, nobody
-    // would see it.
+    // SAFETY: the line is readable for its length. Errors are ignored.
     let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
@@ -115,7 +117,7 @@ mod tests {
         ] {
             assert!(devices(wrong).is_err(), "{wrong}");
         }
-        let many = ["ib"; MOST + 1].join(",");
+        let many = ["ib"; MAX_DEVICES + 1].join(",");
         assert!(devices(&many).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Attributes in sysfs that differ from process to process.
+//! Attributes in sysfs that differ between processes.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -9,13 +9,13 @@ use embedded::Embedded;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs::Errno;
 
+use crate::process::ProcessState;
 use crate::tree;
-use crate::world::World;
 
 /// Opens an attribute, by its path below `/sys`, for reading.
 pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
     let (number, name) = tree::dynamic(path).ok_or(Errno::new(libc::ENOENT))?;
-    let devices = World::current().devices()?;
+    let devices = ProcessState::current().devices()?;
     let device = devices.get(number).ok_or(Errno::new(libc::ENOENT))?;
     let content = content(device, name).ok_or(Errno::new(libc::ENOENT))?;
     let failed = |errno: nix::Error| Errno::new(errno as i32);
@@ -26,7 +26,7 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
     Ok(file.into_raw_fd())
 }
 
-/// Returns the content of an attribute; `None` for a GID that the device has not.
+/// Returns the content of an attribute; `None` for a GID that the device does not have.
 fn content(device: &Embedded, name: &str) -> Option<String> {
     if let Some(index) = tree::gid_index(name) {
         return Some(words(device.gids().get(index)?) + "\n");
@@ -44,7 +44,7 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
     Some(content)
 }
 
-/// Returns words of 16 bits, with colons between them.
+/// Formats 16-bit words separated by colons.
 fn words(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (at, byte) in bytes.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! Accesses of the devices to memory that the program has unmapped.
+//! Device accesses to memory that the program has unmapped.
 //!
-//! Memory that is registered with a card is pinned: what a program unmaps before it
-//! deregisters it, as UCX's cache of registrations does, is still the card's, and harms
-//! nobody. Here such an access is a fault of this process. The handler maps an empty page
-//! in place of the missing one, and the access is repeated. All other faults are the
-//! program's: its own action for SIGSEGV is kept here, and called as the kernel would.
+//! A card pins registered memory, so a program may unmap memory before deregistering it, as
+//! UCX's registration cache does. Here a device access to such memory is a fault of this
+//! process: the handler maps an empty page in its place, and the access is repeated. All
+//! other faults are the program's: its action for SIGSEGV is kept here, and executed as the
+//! kernel would.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -13,24 +13,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
-use crate::own;
+use crate::internal;
 use crate::real::{self, errno, set_errno};
 
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
 /// The program's action; `None` before the handler is installed.
-static PROGRAM: AtomicCell<Option<libc::sigaction>> = AtomicCell::new(None);
+static PROGRAM_ACTION: AtomicCell<Option<libc::sigaction>> = AtomicCell::new(None);
 
 /// Stores the program's action, and returns the one before it.
-fn swap(action: libc::sigaction) -> Option<libc::sigaction> {
-    // A handler on this thread would wait for ever.
-    let _blocked = Blocked::all();
-    PROGRAM.swap(Some(action))
+fn swap_program_action(action: libc::sigaction) -> Option<libc::sigaction> {
+    // A handler on this thread would deadlock.
+    let _blocked = SignalBlock::all();
+    PROGRAM_ACTION.swap(Some(action))
 }
 
-/// Signals are blocked in this thread while it exists.
-struct Blocked(libc::sigset_t);
+/// Blocks all signals in this thread while it exists.
+struct SignalBlock(libc::sigset_t);
 
-impl Blocked {
+impl SignalBlock {
     fn all() -> Self {
         // SAFETY: both sets are of this function, and written before they are read.
         unsafe {
@@ -42,15 +42,15 @@ impl Blocked {
     }
 }
 
-impl Drop for Blocked {
+impl Drop for SignalBlock {
     fn drop(&mut self) {
         // SAFETY: the set is initialized.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
     }
 }
 
-/// Returns an action of a handler without a mask.
-fn plain(handler: usize, flags: c_int) -> libc::sigaction {
+/// Returns an action with a handler and an empty mask.
+fn simple_action(handler: usize, flags: c_int) -> libc::sigaction {
     // SAFETY: zero is a value of each field.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler;
@@ -60,37 +60,37 @@ fn plain(handler: usize, flags: c_int) -> libc::sigaction {
 
 /// Installs the handler, once there are devices.
 pub(crate) fn install() {
-    if PROGRAM.load().is_some() {
+    if PROGRAM_ACTION.load().is_some() {
         return;
     }
     // SAFETY: a query of a constant.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     PAGE.store(usize::try_from(page).unwrap_or(4096), Ordering::Relaxed);
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
-    let ours = plain(handler as usize, libc::SA_SIGINFO | libc::SA_ONSTACK);
-    let mut before = plain(libc::SIG_DFL, 0);
+    let ours = simple_action(handler as usize, libc::SA_SIGINFO | libc::SA_ONSTACK);
+    let mut before = simple_action(libc::SIG_DFL, 0);
     // SAFETY: both actions are initialized.
     if unsafe { real::sigaction(libc::SIGSEGV, &raw const ours, &raw mut before) } == 0 {
-        swap(before);
+        swap_program_action(before);
     }
 }
 
-/// Stores the program's action for a signal, or asks for it; `None` if the C library
-/// does.
+/// Sets or queries the program's action for SIGSEGV; `None` for other signals, which the C
+/// library handles.
 pub(crate) fn exchange(number: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     if number != libc::SIGSEGV {
         return None;
     }
-    let now = PROGRAM.load()?;
+    let now = PROGRAM_ACTION.load()?;
     match new {
-        Some(new) => swap(*new),
+        Some(new) => swap_program_action(*new),
         None => Some(now),
     }
 }
 
-/// As [`exchange`], of a handler by `signal`.
+/// As [`exchange`], for `signal`.
 pub(crate) fn exchange_handler(number: c_int, handler: usize) -> Option<usize> {
-    let before = exchange(number, Some(&plain(handler, libc::SA_RESTART)))?;
+    let before = exchange(number, Some(&simple_action(handler, libc::SA_RESTART)))?;
     Some(before.sa_sigaction)
 }
 
@@ -105,15 +105,15 @@ extern "C" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context: *mut 
             .iter()
             .any(|range| range.contains(&address))
     };
-    let is_device = own::is_inside() && accessed();
+    let is_device = internal::is_internal() && accessed();
     let mapped = code == SEGV_MAPERR && is_device && map(address);
     if !mapped {
-        pass_on(number, code, info, context);
+        forward_signal(number, code, info, context);
     }
     set_errno(before);
 }
 
-/// Maps an empty page at an address without one. Returns whether there is one now.
+/// Maps an empty page at an unmapped address. Returns whether the address is mapped now.
 fn map(address: usize) -> bool {
     let page = PAGE.load(Ordering::Relaxed);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -124,21 +124,21 @@ fn map(address: usize) -> bool {
         let at = address & !(page - 1);
         libc::syscall(libc::SYS_mmap, at, page, protection, flags, -1, 0)
     };
-    // Another thread was faster.
+    // EEXIST: another thread was first.
     mapped != -1 || errno() == libc::EEXIST
 }
 
-/// Does what the kernel would do with the program's action.
-fn pass_on(number: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let default = plain(libc::SIG_DFL, 0);
-    let action = PROGRAM.load().unwrap_or(default);
+/// Executes the program's action, as the kernel would.
+fn forward_signal(number: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let default = simple_action(libc::SIG_DFL, 0);
+    let action = PROGRAM_ACTION.load().unwrap_or(default);
     let is_fault = code > 0;
     if action.sa_sigaction == libc::SIG_IGN && !is_fault {
         return;
     }
     if matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
-        // SAFETY: the action is initialized. A fault occurs again, another signal is
-        // sent again, and this time ends the process.
+        // SAFETY: the action is initialized. A fault occurs again, another signal is sent
+        // again, and the default action ends the process.
         unsafe {
             real::sigaction(number, &raw const default, ptr::null_mut());
             if !is_fault {
@@ -148,7 +148,7 @@ fn pass_on(number: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
         return;
     }
     if action.sa_flags & libc::SA_RESETHAND != 0 {
-        swap(default);
+        swap_program_action(default);
     }
     // SAFETY: the sets are initialized; the program has given this function for signals,
     // of the type that the flag tells.

@@ -1,4 +1,4 @@
-//! Paths of RDMA devices, and what is there instead.
+//! Paths of RDMA devices, and their replacements.
 
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
@@ -6,8 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use crate::config;
 use crate::tree;
 
-/// Paths that begin so are those of RDMA devices; in `/dev` and of `rdma_cm` only
-/// where a component ends.
+/// Prefixes of the paths of RDMA devices. All but the first must end at a component.
 const SYSFS: &[u8] = b"/sys/class/infiniband";
 const SYSFS_CM: &[u8] = b"/sys/class/misc/rdma_cm";
 const SYSFS_DEVICES: &[u8] = b"/sys/devices/ringverbs";
@@ -20,14 +19,14 @@ pub(crate) enum DevicePath {
     Device(usize),
     /// The connection manager.
     Manager,
-    /// An attribute that differs from process to process: its path below `/sys`.
+    /// An attribute that differs between processes: its path below `/sys`.
     Dynamic(String),
-    /// Any other: the same path in the tree of files.
+    /// Any other path, within the tree of files.
     Tree(CString),
 }
 
-/// Returns what is at a path; `None` if it is none of RDMA devices, or there are no
-/// embedded devices.
+/// Classifies a path; `None` if it does not belong to RDMA devices, or there are no embedded
+/// devices.
 pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
     let bytes = path.to_bytes();
     let within = |name: &[u8]| {
@@ -57,7 +56,7 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
     in_tree(bytes).map(DevicePath::Tree)
 }
 
-/// Returns the path in the tree of files that stands for a path.
+/// Returns the path in the tree of files that replaces a path.
 pub(crate) fn in_tree(path: &[u8]) -> Option<CString> {
     let mut whole = tree::root()?.as_os_str().as_bytes().to_vec();
     whole.extend_from_slice(path);

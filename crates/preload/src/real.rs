@@ -1,16 +1,16 @@
-//! The C library's functions: the next ones of these names after this library's.
+//! The functions of the C library, found by RTLD_NEXT.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A function of the C library, looked up when it is first called.
-pub(crate) struct Next {
+pub(crate) struct LibcFunction {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
 }
 
-impl Next {
+impl LibcFunction {
     const fn new(name: &'static CStr) -> Self {
         Self {
             name,
@@ -18,16 +18,16 @@ impl Next {
         }
     }
 
-    /// Returns its address; null if the C library has no such function.
+    /// Returns the address; null if the C library has no such function.
     fn address(&self) -> *mut c_void {
-        let known = self.address.load(Ordering::Relaxed);
-        if !known.is_null() {
-            return known;
+        let address = self.address.load(Ordering::Relaxed);
+        if !address.is_null() {
+            return address;
         }
         // SAFETY: the name is NUL-terminated.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.address.store(found, Ordering::Relaxed);
-        found
+        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(address, Ordering::Relaxed);
+        address
     }
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-macro_rules! next {
+macro_rules! libc_functions {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $failed:expr;)*) => {$(
         /// The C library's function of this name.
         ///
@@ -57,8 +57,8 @@ macro_rules! next {
                 Ok(name) => name,
                 Err(_) => panic!(),
             };
-            static NEXT: Next = Next::new(NAME);
-            let address = NEXT.address();
+            static FUNCTION: LibcFunction = LibcFunction::new(NAME);
+            let address = FUNCTION.address();
             if address.is_null() {
                 set_errno(libc::ENOSYS);
                 return $failed;
@@ -76,10 +76,10 @@ macro_rules! next {
     )*};
 }
 
-/// `openat` and `fcntl` take a third or fourth argument only sometimes.
+/// The variable argument of `open`, `openat` and `fcntl`.
 pub(crate) type Optional = usize;
 
-next! {
+libc_functions! {
     sigaction(
         number: c_int, new: *const libc::sigaction, old: *mut libc::sigaction
     ) -> c_int, -1;
@@ -142,10 +142,10 @@ next! {
         count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
         except: *mut libc::fd_set, timeout: *mut libc::timeval
     ) -> c_int, -1;
-    epoll_wait(fd: c_int, events: *mut libc::epoll_event, most: c_int, timeout: c_int)
+    epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int)
         -> c_int, -1;
     epoll_pwait(
-        fd: c_int, events: *mut libc::epoll_event, most: c_int, timeout: c_int,
+        fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int,
         mask: *const libc::sigset_t
     ) -> c_int, -1;
 }

@@ -1,9 +1,8 @@
 //! The program's descriptors of embedded devices.
 //!
-//! A descriptor of the program is a duplicate of one that the device keeps, so the
-//! program may duplicate and close its own in any order: the device's is closed after
-//! the last of them. Whether a number is one of these is a byte of an array, so other
-//! descriptors cost one load.
+//! A descriptor of the program is a duplicate of one that the device keeps, so the program
+//! may duplicate and close its own in any order: the device's is closed after the last of
+//! them. A byte array marks these descriptors, so that others cost one load.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,26 +14,26 @@ use embedded::Descriptors;
 use uverbs::Errno;
 use uverbs::kernel::Kernel;
 
-use crate::own;
+use crate::internal;
+use crate::process::ProcessState;
 use crate::real;
-use crate::world::World;
 
-/// Numbers of descriptors that can be the program's. Larger ones are not given out.
-const LIMIT: usize = 1 << 20;
+/// Exclusive upper bound of the program's descriptors of devices.
+const MAX_DESCRIPTORS: usize = 1 << 20;
 /// Mark of a descriptor that this library uses itself.
-const OWN: u8 = u8::MAX;
-/// Last generation; then they begin at 1 again.
-const LAST: u8 = OWN - 1;
+const INTERNAL: u8 = u8::MAX;
+/// Largest generation, after which numbering starts at 1 again.
+const MAX_GENERATION: u8 = INTERNAL - 1;
 
-/// The generation of the process in which a number became a descriptor of the
-/// program; 0 for others.
-static MARKS: [AtomicU8; LIMIT] = [const { AtomicU8::new(0) }; LIMIT];
+/// Generation of the process in which a number became a descriptor of a device; 0 for other
+/// descriptors.
+static MARKS: [AtomicU8; MAX_DESCRIPTORS] = [const { AtomicU8::new(0) }; MAX_DESCRIPTORS];
 /// One above the largest number that was ever marked.
-static MARKED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+static MARKED_END: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 /// What a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     /// An open device, by its number.
     Device(usize),
     /// A completion channel, or asynchronous events.
@@ -48,26 +47,26 @@ pub(crate) struct Object {
     pub(crate) kernel: Arc<dyn Kernel>,
     /// The device's descriptor.
     pub(crate) fd: RawFd,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ObjectKind,
     /// `O_NONBLOCK` of an event file, whose descriptor never blocks.
     pub(crate) nonblocking: AtomicBool,
 }
 
 impl Drop for Object {
     fn drop(&mut self) {
-        let _inside = own::enter();
+        let _scope = internal::enter();
         // SAFETY: the kernel issued the descriptor; this is its only owner.
         let _ = unsafe { self.kernel.close(self.fd) };
     }
 }
 
-/// What is known of a number.
+/// Result of looking up a descriptor.
 pub(crate) enum Lookup {
-    /// It is none of the program's descriptors of devices.
+    /// Not a descriptor of a device.
     Other,
-    /// It was one in the process of which this one is a child.
+    /// A descriptor of a device of a parent process.
     Stale,
-    /// It is one of the process whose memory this one shares, after vfork.
+    /// A descriptor of a device of the process that shares its memory with this one (vfork).
     Foreign,
     Open(Arc<Object>),
 }
@@ -82,9 +81,9 @@ fn mark(fd: RawFd) -> Option<&'static AtomicU8> {
     MARKS.get(usize::try_from(fd).ok()?)
 }
 
-/// Returns the generation after another one.
+/// Returns the next generation.
 pub(crate) fn next_generation(generation: u8) -> u8 {
-    if generation == LAST {
+    if generation == MAX_GENERATION {
         1
     } else {
         generation + 1
@@ -95,55 +94,55 @@ pub(crate) fn next_generation(generation: u8) -> u8 {
 #[inline]
 pub(crate) fn find(fd: RawFd) -> Lookup {
     match mark(fd).map_or(0, |mark| mark.load(Ordering::Acquire)) {
-        0 | OWN => Lookup::Other,
+        0 | INTERNAL => Lookup::Other,
         generation => find_marked(fd, generation),
     }
 }
 
 #[cold]
 fn find_marked(fd: RawFd, generation: u8) -> Lookup {
-    let world = World::current();
-    if world.generation != generation {
+    let process = ProcessState::current();
+    if process.generation != generation {
         return Lookup::Stale;
     }
-    if world.is_foreign() {
+    if process.is_foreign() {
         return Lookup::Foreign;
     }
-    let object = world.table.lock().get(&fd).cloned();
+    let object = process.table.lock().get(&fd).cloned();
     object.map_or(Lookup::Other, Lookup::Open)
 }
 
-/// Returns whether this library uses the descriptor itself.
-pub(crate) fn is_own(fd: RawFd) -> bool {
-    mark(fd).is_some_and(|mark| mark.load(Ordering::Relaxed) == OWN)
+/// Returns whether the library itself uses the descriptor.
+pub(crate) fn is_internal(fd: RawFd) -> bool {
+    mark(fd).is_some_and(|mark| mark.load(Ordering::Relaxed) == INTERNAL)
 }
 
-/// Notes that this library uses a descriptor itself, or has closed it.
-pub(crate) fn set_own(fd: RawFd, own: bool) {
+/// Marks a descriptor as used by the library itself, or clears the mark.
+pub(crate) fn set_internal(fd: RawFd, internal: bool) {
     if let Some(mark) = mark(fd) {
-        if own {
-            MARKED.fetch_max(fd as usize + 1, Ordering::Relaxed);
+        if internal {
+            MARKED_END.fetch_max(fd as usize + 1, Ordering::Relaxed);
         }
-        mark.store(if own { OWN } else { 0 }, Ordering::Relaxed);
+        mark.store(if internal { INTERNAL } else { 0 }, Ordering::Relaxed);
     }
 }
 
-/// Forgets a number that is stale.
+/// Clears the mark of a stale descriptor.
 pub(crate) fn clear(fd: RawFd) {
     if let Some(mark) = mark(fd) {
         mark.store(0, Ordering::Relaxed);
     }
 }
 
-/// Calls `each` with every marked number of a range, and whether this library uses
-/// it itself.
+/// Calls `each` with every marked descriptor of a range, and whether the library itself uses
+/// it.
 pub(crate) fn each_marked(range: std::ops::Range<usize>, mut each: impl FnMut(RawFd, bool)) {
-    let end = range.end.min(MARKED.load(Ordering::Relaxed));
+    let end = range.end.min(MARKED_END.load(Ordering::Relaxed));
     let marks = MARKS.get(range.start.min(end)..end).unwrap_or_default();
     for (fd, mark) in (range.start..).zip(marks) {
         match mark.load(Ordering::Relaxed) {
             0 => {}
-            mark => each(fd as RawFd, mark == OWN),
+            mark => each(fd as RawFd, mark == INTERNAL),
         }
     }
 }
@@ -153,7 +152,7 @@ impl Table {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a new descriptor of the program for an object.
+    /// Creates a new descriptor of the program for an object.
     pub(crate) fn add(&self, object: Arc<Object>, cloexec: bool) -> Result<RawFd, Errno> {
         let command = match cloexec {
             true => libc::F_DUPFD_CLOEXEC,
@@ -167,26 +166,26 @@ impl Table {
         match self.insert(fd, object) {
             Ok(()) => Ok(fd),
             Err(errno) => {
-                // SAFETY: the descriptor was made above.
+                // SAFETY: the descriptor was created above.
                 unsafe { real::close(fd) };
                 Err(errno)
             }
         }
     }
 
-    /// Notes that a number refers to an object now.
+    /// Associates a descriptor with an object.
     pub(crate) fn insert(&self, fd: RawFd, object: Arc<Object>) -> Result<(), Errno> {
         let mark = mark(fd).ok_or(Errno::new(libc::EMFILE))?;
         let before = self.lock().insert(fd, object);
-        MARKED.fetch_max(fd as usize + 1, Ordering::Relaxed);
-        mark.store(World::current().generation, Ordering::Release);
-        // Closes the device's descriptor, perhaps: not under the lock.
+        MARKED_END.fetch_max(fd as usize + 1, Ordering::Relaxed);
+        mark.store(ProcessState::current().generation, Ordering::Release);
+        // Not under the lock: this may close the device's descriptor.
         drop(before);
         Ok(())
     }
 
-    /// Forgets a number that the program closes. What it referred to is closed when
-    /// the result is dropped.
+    /// Removes a descriptor that the program closes, and returns its object, which is closed
+    /// with the last reference.
     pub(crate) fn remove(&self, fd: RawFd) -> Option<Arc<Object>> {
         let removed = self.lock().remove(&fd);
         clear(fd);
@@ -194,19 +193,19 @@ impl Table {
     }
 }
 
-/// The descriptors of a context, as its program knows them.
-pub(crate) struct Program {
-    /// The context's kernel, which refers to this.
+/// Translates between the descriptors of the program and of a context.
+pub(crate) struct ProgramDescriptors {
+    /// The context's kernel, which owns this translation.
     pub(crate) kernel: OnceLock<Weak<dyn Kernel>>,
 }
 
-impl fmt::Debug for Program {
+impl fmt::Debug for ProgramDescriptors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Program").finish_non_exhaustive()
+        f.debug_struct("ProgramDescriptors").finish_non_exhaustive()
     }
 }
 
-impl Descriptors for Program {
+impl Descriptors for ProgramDescriptors {
     fn device(&self, program: RawFd) -> RawFd {
         match find(program) {
             Lookup::Open(object) => object.fd,
@@ -219,15 +218,15 @@ impl Descriptors for Program {
         let object = Object {
             kernel: kernel.ok_or(Errno::new(libc::EIO))?,
             fd: device,
-            kind: Kind::Events,
+            kind: ObjectKind::Events,
             nonblocking: AtomicBool::new(false),
         };
         let object = Arc::new(object);
-        let table = &World::current().table;
+        let table = &ProcessState::current().table;
         match table.add(Arc::clone(&object), true) {
             Ok(fd) => Ok(fd),
             Err(errno) => {
-                // The device closes its descriptor itself.
+                // On this error the device closes its descriptor itself.
                 std::mem::forget(object);
                 Err(errno)
             }

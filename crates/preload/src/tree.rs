@@ -1,10 +1,9 @@
-//! Files that stand for sysfs and for `/dev/infiniband`, in a folder of the
-//! network's directory.
+//! The tree of files that replaces sysfs and `/dev/infiniband`, in the network's directory.
 //!
-//! All processes with the same devices share them. They are never changed: a new
-//! tree is made beside the old ones and renamed when it is complete. What differs
-//! from process to process is a file there, too, but its content is made when it is
-//! read (`dynamic`).
+//! All processes with the same devices share a tree, which is never changed: a new one is
+//! created under a temporary name, and renamed when it is complete. Attributes that differ
+//! between processes exist as files, but their content is generated when they are opened
+//! (`dynamic`).
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,15 +14,15 @@ use std::sync::OnceLock;
 
 use uverbs::Error;
 
-use crate::config::{self, Config, complain};
+use crate::config::{self, Config, print_error};
 
-/// Device numbers, as Linux has them: uverbs0 is 231:192.
+/// Device numbers, as in Linux: uverbs0 is 231:192.
 pub(crate) const UVERBS_MAJOR: u32 = 231;
 pub(crate) const UVERBS_MINOR: u32 = 192;
-/// Of the connection manager, among the miscellaneous devices.
+/// Device number of the connection manager, a miscellaneous device.
 pub(crate) const MANAGER: (u32, u32) = (10, 122);
 
-/// Attributes of a device whose content differs from process to process.
+/// Attributes of a device whose content differs between processes.
 const DYNAMIC: [&str; 8] = [
     "node_guid",
     "sys_image_guid",
@@ -35,13 +34,13 @@ const DYNAMIC: [&str; 8] = [
     "ports/1/hw_counters/rp_cnp_handled",
 ];
 
-/// GIDs of a port, at most. They are dynamic attributes, too.
-const GIDS: usize = 16;
+/// Maximum number of GIDs of a port, which are dynamic attributes, too.
+const MAX_GIDS: usize = 16;
 
-/// Returns the index of the GID that an attribute is.
+/// Returns the index of a GID attribute.
 pub(crate) fn gid_index(name: &str) -> Option<usize> {
     let index = name.strip_prefix("ports/1/gids/")?;
-    (0..GIDS).find(|number| number.to_string() == index)
+    (0..MAX_GIDS).find(|number| number.to_string() == index)
 }
 
 /// Splits the path of a dynamic attribute, below `/sys`, into the number of the
@@ -58,16 +57,16 @@ pub(crate) fn is_dynamic(path: &str) -> bool {
     dynamic(path).is_some()
 }
 
-/// Returns the folder that has `sys` and `dev`; `None`, after a complaint, if it
-/// cannot be made.
+/// Returns the root of the tree, which contains `sys` and `dev`; `None`, after printing an
+/// error, if it cannot be created.
 pub(crate) fn root() -> Option<&'static Path> {
     static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let root = ROOT.get_or_init(|| {
         let config = config::get()?;
-        match make(config) {
+        match create_tree(config) {
             Ok(root) => Some(root),
             Err(reason) => {
-                complain(&format!("{}: {reason}", config.directory.display()));
+                print_error(&format!("{}: {reason}", config.directory.display()));
                 None
             }
         }
@@ -85,16 +84,16 @@ enum Content {
     Link(String),
 }
 
-/// Kinds of the GIDs of ports.
+/// Types of GIDs.
 const V1: &str = "IB/RoCE v1";
 const V2: &str = "RoCE v2";
 
-/// Where the tree has its PCI devices.
+/// Directory of the PCI devices in the tree.
 const PCI_DEVICES: &str = "sys/devices/ringverbs";
 
-/// Returns the files of the tree of these devices, by their paths. A device of this
-/// host's addresses may have a GID for each.
-fn files(profiles: &[&str], of_host: bool) -> Vec<File> {
+/// Returns the files of a tree. With `has_host`, the device has the addresses of an
+/// interface, and possibly a GID for each.
+fn files(profiles: &[&str], has_host: bool) -> Vec<File> {
     let (major, minor) = MANAGER;
     let fixed = [
         ("dev/infiniband/rdma_cm", String::new()),
@@ -105,8 +104,8 @@ fn files(profiles: &[&str], of_host: bool) -> Vec<File> {
     let mut files = Vec::from(fixed.map(|(path, text)| (path.to_owned(), Content::Text(text))));
     for (number, profile) in profiles.iter().enumerate() {
         let ethernet = profile.starts_with("roce");
-        let gids: &[&str] = match (ethernet, of_host) {
-            (true, true) => &[V2; GIDS],
+        let gids: &[&str] = match (ethernet, has_host) {
+            (true, true) => &[V2; MAX_GIDS],
             (true, false) => &[V1, V2],
             (false, _) => &[V1],
         };
@@ -123,7 +122,7 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
         ("dev", format!("{UVERBS_MAJOR}:{minor}")),
         ("abi_version", "1".to_owned()),
     ];
-    // A ConnectX-5, as the device says of itself.
+    // A ConnectX-5, as the device reports itself.
     let pci = [
         (
             "modalias",
@@ -155,8 +154,8 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
         ("ports/1/cap_mask", "0x00010000"),
         ("ports/1/pkeys/0", "0xffff"),
     ];
-    // As in sysfs, where classes have links to devices: programs find the PCI device
-    // from the target's path.
+    // As in sysfs, classes have links to devices: programs derive the PCI device from the
+    // target of the link.
     let pci_name = format!("ffff:00:{number:02x}.0");
     let pci_device = format!("{PCI_DEVICES}/{pci_name}");
     let uverbs_device = format!("{pci_device}/infiniband_verbs/uverbs{number}");
@@ -200,8 +199,8 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
     }
 }
 
-/// Makes the tree, if it does not exist; returns its path.
-fn make(config: &Config) -> Result<PathBuf, String> {
+/// Creates the tree if it does not exist, and returns its path.
+fn create_tree(config: &Config) -> Result<PathBuf, String> {
     let directory = embedded::Network::own_directory(&config.directory);
     let directory = directory.map_err(|error| match error {
         Error::Invalid { what, .. } => what.to_owned(),
@@ -216,18 +215,18 @@ fn make(config: &Config) -> Result<PathBuf, String> {
         return Ok(root);
     }
     let template = directory.join(format!("{name}.new-XXXXXX"));
-    let failed = |error: &dyn std::fmt::Display| format!("making files for the devices: {error}");
+    let failed = |error: &dyn std::fmt::Display| format!("creating files for the devices: {error}");
     let new = nix::unistd::mkdtemp(&template).map_err(|errno| failed(&errno.desc()))?;
-    let made = write(&new, &files).and_then(|()| fs::rename(&new, &root));
-    if let Err(error) = made {
-        // Only this process knows its name.
+    let created = write(&new, &files).and_then(|()| fs::rename(&new, &root));
+    if let Err(error) = created {
+        // The temporary name is unique to this process.
         let _ = fs::remove_dir_all(&new);
-        // Another process was first.
+        // Fails if another process has created the tree meanwhile.
         if !root.is_dir() {
             return Err(failed(&error));
         }
     }
-    // What is made of it contains no other bytes than these.
+    // Leaves room for the paths below it within PATH_MAX.
     match root.as_os_str().as_bytes().len() {
         ..=1024 => Ok(root),
         _ => Err("the path is too long".to_owned()),
@@ -272,12 +271,12 @@ mod tests {
         let real = at("sys/class/infiniband/mlx5_1").canonicalize().unwrap();
         assert!(real.ends_with("ffff:00:01.0/infiniband/mlx5_1"), "{real:?}");
         fs::remove_dir_all(&directory).unwrap();
-        let of_host = super::files(&["roce"], true);
+        let host_files = super::files(&["roce"], true);
         let kind = (
             format!("{PCI_DEVICES}/ffff:00:00.0/{}", &kind[6..]),
             Content::Text("RoCE v2\n".to_owned()),
         );
-        assert!(of_host.contains(&kind), "{of_host:?}");
+        assert!(host_files.contains(&kind), "{host_files:?}");
         let mut names: Vec<_> = files.iter().map(|(name, _)| name).collect();
         names.sort_unstable();
         names.dedup();
@@ -285,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn dynamic_attributes_are_known_by_their_path() {
+    fn dynamic_attributes_are_recognized_by_path() {
         let path = "class/infiniband/mlx5_3/ports/1/gids/15";
         assert_eq!(dynamic(path), Some((3, "ports/1/gids/15")));
         let device = "devices/ringverbs/ffff:00:03.0/infiniband/mlx5_3/node_guid";

@@ -1,19 +1,18 @@
-//! Polling drives the devices.
+//! Driving the devices from `ibv_poll_cq`.
 //!
-//! A program that polls needs no system call, so the device would run on its thread
-//! alone: on a busy host that thread gets a processor only when the program's time
-//! slice ends. `ibv_open_device` therefore puts a function before the provider's in
-//! the context's table, through which `ibv_poll_cq` calls: a poll that finds nothing
-//! works for the device, and sleeps when there is nothing to do. Programs that poll
-//! in another way (`ibv_start_poll`, mlx5dv) depend on the thread.
+//! A polling program makes no system calls, so only the network's thread would drive the
+//! device, and on a busy host that thread runs only after the program's time slice.
+//! Therefore `ibv_open_device` hooks the provider's `poll_cq` in the context's table of
+//! operations: an empty poll drives the device, and sleeps when there is nothing to do.
+//! Programs that poll in another way (`ibv_start_poll`, mlx5dv) depend on the thread.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::process;
 use crate::real::set_errno;
-use crate::table::{Kind, Lookup, find};
-use crate::world;
+use crate::table::{Lookup, ObjectKind, find};
 
 /// The part of `struct ibv_context` that programs are compiled with.
 #[repr(C)]
@@ -23,7 +22,7 @@ struct Context {
     command_fd: c_int,
 }
 
-/// Place of `poll_cq` in `struct ibv_context_ops`.
+/// Index of `poll_cq` in `struct ibv_context_ops`.
 const POLL_CQ: usize = 11;
 
 const _: () = assert!(std::mem::offset_of!(Context, operations) + POLL_CQ * 8 == 96);
@@ -32,65 +31,65 @@ const _: () = assert!(std::mem::offset_of!(Context, command_fd) == 264);
 type OpenDevice = unsafe extern "C" fn(*mut c_void) -> *mut Context;
 type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
 
-/// Providers whose contexts a process can have.
-const PROVIDERS: usize = 4;
+/// Maximum number of providers in a process.
+const MAX_PROVIDERS: usize = 4;
 
-/// Their functions.
-static POLLS: [AtomicPtr<c_void>; PROVIDERS] =
-    [const { AtomicPtr::new(ptr::null_mut()) }; PROVIDERS];
+/// The `poll_cq` functions of the providers.
+static PROVIDER_POLL_CQ: [AtomicPtr<c_void>; MAX_PROVIDERS] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; MAX_PROVIDERS];
 
-/// What is put before them, in the same order.
-static DRIVING: [PollCq; PROVIDERS] = [poll::<0>, poll::<1>, poll::<2>, poll::<3>];
+/// The hooks, in the same order.
+static HOOKS: [PollCq; MAX_PROVIDERS] = [poll::<0>, poll::<1>, poll::<2>, poll::<3>];
 
 unsafe extern "C" fn poll<const N: usize>(
     cq: *mut c_void,
-    most: c_int,
+    max: c_int,
     completions: *mut c_void,
 ) -> c_int {
-    let provider = POLLS[N].load(Ordering::Relaxed);
+    let provider = PROVIDER_POLL_CQ[N].load(Ordering::Relaxed);
     // SAFETY: the address of a provider's `poll_cq`, stored before this function was
     // put into a table.
     let provider: PollCq = unsafe { std::mem::transmute(provider) };
     // SAFETY: guaranteed by the caller.
-    let found = unsafe { provider(cq, most, completions) };
+    let found = unsafe { provider(cq, max, completions) };
     if found == 0 {
-        world::idle();
+        process::idle();
     } else {
-        world::found();
+        process::poll_succeeded();
     }
     found
 }
 
-/// Puts a driving function before the provider's.
+/// Hooks the provider's `poll_cq`.
 ///
 /// # Safety
 /// The context must be open and not yet be used.
-unsafe fn drive(context: *mut Context) {
+unsafe fn hook_poll_cq(context: *mut Context) {
     // SAFETY: guaranteed by the caller.
     let command_fd = unsafe { (*context).command_fd };
     match find(command_fd) {
-        Lookup::Open(object) if matches!(object.kind, Kind::Device(_)) => {}
+        Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {}
         _ => return,
     }
     // SAFETY: guaranteed by the caller.
     let entry = unsafe { &raw mut (*context).operations[POLL_CQ] };
     // SAFETY: as above.
     let provider = unsafe { entry.read() };
-    for (known, driving) in POLLS.iter().zip(DRIVING) {
+    for (known, hook) in PROVIDER_POLL_CQ.iter().zip(HOOKS) {
         let (order, null) = (Ordering::Relaxed, ptr::null_mut());
         let before = known.compare_exchange(null, provider, order, order);
         if before.is_ok() || before == Err(provider) {
             // SAFETY: as above; the function has the entry's type.
-            unsafe { entry.write(driving as *mut c_void) };
+            unsafe { entry.write(hook as *mut c_void) };
             return;
         }
     }
 }
 
 /// Returns libibverbs' function, however the library was loaded.
-fn next() -> Option<OpenDevice> {
+fn real_open_device() -> Option<OpenDevice> {
     const NAME: &CStr = c"ibv_open_device";
-    // SAFETY: a library that is loaded already runs nothing; a handle of it is kept.
+    // SAFETY: opening a library that is already loaded runs no code of it.
     let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), LOADED) };
     if library.is_null() {
         return None;
@@ -105,15 +104,15 @@ const LOADED: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_open_device(device: *mut c_void) -> *mut Context {
-    let Some(next) = next() else {
+    let Some(open_device) = real_open_device() else {
         set_errno(libc::ENOSYS);
         return ptr::null_mut();
     };
     // SAFETY: guaranteed by the caller.
-    let context = unsafe { next(device) };
+    let context = unsafe { open_device(device) };
     if !context.is_null() {
         // SAFETY: the context is new.
-        unsafe { drive(context) };
+        unsafe { hook_poll_cq(context) };
     }
     context
 }

@@ -10,17 +10,17 @@ use std::time::Duration;
 use embedded::softhca::packet::{LinkKind, Pool, Syndrome, Traits, View};
 use embedded::softhca::pcap;
 
-/// The delivery of a frame: lost, delayed, or changed.
+/// The delivery of a frame: whether it was lost, duplicated, corrupted or delayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Fate {
+pub struct Delivery {
     /// It was lost.
     pub lost: bool,
     /// It arrived twice.
     pub duplicated: bool,
     /// It arrived with a bit flipped.
     pub corrupted: bool,
-    /// It arrived later by this time.
+    /// It arrived this much later.
     pub delay: Duration,
 }
 
@@ -54,11 +54,11 @@ pub enum Kind {
 pub struct Packet {
     /// The kind of packet.
     pub kind: Kind,
-    /// It begins a message.
+    /// It is the first packet of a message.
     pub first: bool,
-    /// It ends a message.
+    /// It is the last packet of a message.
     pub last: bool,
-    /// Number of the queue pair that it is for.
+    /// Number of the destination queue pair.
     pub dest_qp: u32,
     /// Packet sequence number.
     pub psn: u32,
@@ -77,8 +77,12 @@ impl Packet {
     pub(crate) fn read(kind: LinkKind, frame: &[u8]) -> Option<Self> {
         let view = View::read(kind, frame).ok()?;
         let traits = view.opcode?.traits();
-        let is = |wanted| traits.has(wanted);
-        let kind = match (is(Traits::RESPONSE), is(Traits::READ), is(Traits::ATOMIC)) {
+        let has = |wanted| traits.has(wanted);
+        let kind = match (
+            has(Traits::RESPONSE),
+            has(Traits::READ),
+            has(Traits::ATOMIC),
+        ) {
             (true, true, _) => Kind::ReadResponse,
             (true, _, true) => Kind::AtomicResponse,
             (true, ..) => match view.aeth()?.syndrome {
@@ -88,13 +92,13 @@ impl Packet {
             },
             (_, true, _) => Kind::ReadRequest,
             (_, _, true) => Kind::AtomicRequest,
-            _ if is(Traits::WRITE) => Kind::Write,
+            _ if has(Traits::WRITE) => Kind::Write,
             _ => Kind::Send,
         };
         Some(Self {
             kind,
-            first: is(Traits::START),
-            last: is(Traits::END),
+            first: has(Traits::START),
+            last: has(Traits::END),
             dest_qp: view.bth.dest_qpn,
             psn: view.bth.psn.value(),
             ack_requested: view.bth.ack_request,
@@ -109,14 +113,14 @@ impl Packet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Frame {
-    /// When, in simulated time.
+    /// Simulated time at which it was sent.
     pub time: Duration,
     /// Index of the node that sent it.
     pub from: usize,
-    /// Index of the node that it is for.
+    /// Index of the receiving node.
     pub to: usize,
     /// Its delivery.
-    pub fate: Fate,
+    pub delivery: Delivery,
     /// Its fields, if it is an RDMA packet.
     pub packet: Option<Packet>,
     /// Its bytes as they were sent, from the link header on.
@@ -145,18 +149,18 @@ impl fmt::Display for Frame {
             }
             None => write!(f, "{} bytes, not RDMA", self.bytes.len())?,
         }
-        if self.fate.lost {
+        if self.delivery.lost {
             f.write_str(", lost")?;
         }
-        if self.fate.corrupted {
+        if self.delivery.corrupted {
             f.write_str(", corrupted")?;
         }
-        if self.fate.duplicated {
+        if self.delivery.duplicated {
             f.write_str(", duplicated")?;
         }
-        match self.fate.delay.is_zero() {
+        match self.delivery.delay.is_zero() {
             true => Ok(()),
-            false => write!(f, ", delayed by {:?}", self.fate.delay),
+            false => write!(f, ", delayed by {:?}", self.delivery.delay),
         }
     }
 }
@@ -185,7 +189,7 @@ impl Capture {
 
     /// Returns the capture as pcapng, which Wireshark and tshark read.
     pub fn pcapng(&self) -> Vec<u8> {
-        let bytes = Shared::default();
+        let bytes = SharedBuffer::default();
         if let Ok(mut capture) = pcap::Capture::new(bytes.clone()) {
             let pool = Pool::new();
             for frame in &self.frames {
@@ -209,8 +213,8 @@ impl Capture {
         file.flush()
     }
 
-    /// Returns the capture with remote addresses, and the checksums that cover them,
-    /// set to zero: addresses of a process differ from run to run.
+    /// Returns the capture with remote addresses, and the checksums that cover them, set to
+    /// zero, since addresses of a process differ between runs.
     #[must_use]
     pub fn without_addresses(mut self) -> Self {
         const ICRC: usize = 4;
@@ -246,11 +250,11 @@ impl fmt::Display for Capture {
     }
 }
 
-/// Bytes that a capture is written to.
+/// A shared buffer that a capture is written to.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Shared {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend_from_slice(bytes);

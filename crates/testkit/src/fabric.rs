@@ -48,7 +48,7 @@ impl Builder {
         self
     }
 
-    /// Sets the seed of all that is random: faults by [`Frames::chance`], and initial
+    /// Sets the seed of all random numbers: faults by [`Frames::chance`], and initial
     /// packet sequence numbers. 3 by default.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -67,23 +67,24 @@ impl Builder {
         self
     }
 
-    /// Several threads use the fabric. The clock moves after a millisecond of real time
-    /// without activity, to a time-out of the program after 100, since a thread may be
-    /// about to post; results depend on scheduling. Without this call that begins when a
-    /// second thread uses the fabric, which may be late for a receive that is waited for.
+    /// Allows several threads to use the fabric. The clock moves after a millisecond of real
+    /// time without activity (100 milliseconds before a timeout of the program), since a
+    /// thread may be about to post; results depend on scheduling. Without this call, that
+    /// mode begins when a second thread uses the fabric, possibly after a timeout of the
+    /// first thread.
     pub fn threads(mut self) -> Self {
         self.threads = true;
         self
     }
 
-    /// Starts a thread that runs the fabric, for code that waits by descriptors.
-    /// Otherwise as [`threads`](Self::threads).
+    /// Starts a thread that runs the fabric, for code that waits for descriptors. Otherwise
+    /// as [`threads`](Self::threads).
     pub fn background(mut self) -> Self {
         self.background = true;
         self
     }
 
-    /// Keeps no frames: [`Fabric::capture`] is empty. For long tests.
+    /// Disables [`Fabric::capture`], for long tests.
     pub fn without_capture(mut self) -> Self {
         self.captures = false;
         self
@@ -107,7 +108,7 @@ impl Builder {
         {
             let mut wire = lock(&wire);
             wire.delay = u64::try_from(self.delay.as_nanos()).unwrap_or(u64::MAX);
-            // Not the sequence that the network draws from the same seed.
+            // Differs from the sequence that the network draws from the same seed.
             wire.random = !self.seed;
             wire.captures = self.captures;
         }
@@ -197,7 +198,7 @@ impl Fabric {
         &self.nodes
     }
 
-    /// Selects frames to which something is to happen: all, until narrowed.
+    /// Selects the frames for a fault: all, until narrowed.
     pub fn frames(&self) -> Frames {
         Frames::new(&self.wire)
     }
@@ -223,14 +224,14 @@ impl Fabric {
         while self.network.turn() {}
     }
 
-    /// Lets time pass, with everything that happens meanwhile.
+    /// Moves the clock by a duration, and runs what becomes due on the way.
     pub fn advance(&self, by: Duration) {
         self.network.advance(by);
     }
 
-    /// Runs a future, and the fabric while it and other tasks wait. Works on any
-    /// executor. The clock moves when neither this task nor others have posted anything
-    /// for a while; on an executor with one thread that is deterministic.
+    /// Runs a future, and drives the fabric while this and other tasks wait. Works on any
+    /// executor. The clock moves when no task has posted anything for a number of turns,
+    /// which is deterministic on an executor with one thread.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -259,12 +260,12 @@ impl Fabric {
         }
     }
 
-    /// Forgets the frames captured so far.
+    /// Discards the frames captured so far.
     pub fn clear_capture(&self) {
         lock(&self.wire).frames.clear();
     }
 
-    /// Returns what exists on the devices, and sends that never completed.
+    /// Returns the objects that exist on the devices, and sends that never completed.
     pub fn leaks(&self) -> Vec<Leak> {
         let mut leaks = Vec::new();
         self.nodes.iter().for_each(|node| node.leaks(&mut leaks));
@@ -305,7 +306,7 @@ impl fmt::Debug for Fabric {
     }
 }
 
-/// The thread of [`Builder::background`]. Dropping it ends it.
+/// The thread of [`Builder::background`], until dropped.
 struct Background {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::capture::{Fate, Frame, Kind};
+use crate::capture::{Delivery, Frame, Kind};
 use crate::node::Node;
 use crate::wire::{SharedWire, lock};
 
@@ -19,19 +19,19 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    pub fn change(self, fate: &mut Fate) {
+    pub fn apply(self, delivery: &mut Delivery) {
         match self {
-            Self::Lose => fate.lost = true,
-            Self::Duplicate => fate.duplicated = true,
-            Self::Corrupt => fate.corrupted = true,
-            Self::Delay(by) => fate.delay += by,
+            Self::Lose => delivery.lost = true,
+            Self::Duplicate => delivery.duplicated = true,
+            Self::Corrupt => delivery.corrupted = true,
+            Self::Delay(by) => delivery.delay += by,
         }
     }
 }
 
 type Predicate = Box<dyn FnMut(&Frame) -> bool + Send>;
 
-/// Frames, and what happens to them.
+/// A selection of frames, and the action on them.
 pub(crate) struct Rule {
     from: Option<usize>,
     to: Option<usize>,
@@ -40,14 +40,14 @@ pub(crate) struct Rule {
     /// Positions among the frames selected so far, from 1: first and last.
     range: (u64, u64),
     probability: Option<f64>,
-    seen: u64,
-    shared: Arc<Shared>,
+    matched: u64,
+    shared: Arc<FaultState>,
     pub action: Action,
 }
 
 /// State that a [`Fault`] shares with its rule.
 #[derive(Debug, Default)]
-struct Shared {
+struct FaultState {
     healed: AtomicBool,
     hits: AtomicU64,
 }
@@ -72,9 +72,9 @@ impl Rule {
         {
             return false;
         }
-        self.seen += 1;
+        self.matched += 1;
         let (first, last) = self.range;
-        if !(first..=last).contains(&self.seen) || !self.probability.is_none_or(&mut chance) {
+        if !(first..=last).contains(&self.matched) || !self.probability.is_none_or(&mut chance) {
             return false;
         }
         self.shared.hits.fetch_add(1, Ordering::Relaxed);
@@ -82,16 +82,16 @@ impl Rule {
     }
 
     pub fn is_finished(&self) -> bool {
-        self.seen >= self.range.1 || self.shared.healed.load(Ordering::Relaxed)
+        self.matched >= self.range.1 || self.shared.healed.load(Ordering::Relaxed)
     }
 }
 
-/// Frames that a fault affects, from [`Fabric::frames`](crate::Fabric::frames): all,
-/// until methods narrow them.
+/// The frames that a fault affects, from [`Fabric::frames`](crate::Fabric::frames): all,
+/// until methods narrow the selection.
 ///
-/// Frames are counted from the call that sets the fault. Retransmissions, and
-/// acknowledgements, are frames like others. A fault stays until it is healed or has
-/// affected the last frame that it can.
+/// Frames are counted from the call that sets the fault, including retransmissions and
+/// acknowledgements. A fault stays until it is healed or has affected the last frame of its
+/// selection.
 ///
 /// ```
 /// # fn main() -> ringverbs::Result<()> {
@@ -104,7 +104,7 @@ impl Rule {
 /// fabric.frames().chance(0.01).corrupt(); // one in a hundred, by the seed
 /// # Ok(()) }
 /// ```
-#[must_use = "nothing happens to the frames until a method says what"]
+#[must_use = "frames are not affected until a method sets a fault"]
 pub struct Frames {
     wire: SharedWire,
     rule: Rule,
@@ -121,83 +121,83 @@ impl Frames {
                 matching: None,
                 range: (1, u64::MAX),
                 probability: None,
-                seen: 0,
+                matched: 0,
                 shared: Arc::default(),
                 action: Action::Lose,
             },
         }
     }
 
-    /// Only frames that this node sends.
+    /// Selects only frames that this node sends.
     pub fn from(mut self, node: &Node) -> Self {
         self.rule.from = Some(node.index());
         self
     }
 
-    /// Only frames for this node.
+    /// Selects only frames for this node.
     pub fn to(mut self, node: &Node) -> Self {
         self.rule.to = Some(node.index());
         self
     }
 
-    /// Only packets of this kind.
+    /// Selects only packets of this kind.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.rule.kind = Some(kind);
         self
     }
 
-    /// Only frames for which this returns true. It must not use the fabric.
+    /// Selects only frames for which `matches` returns true. It must not use the fabric.
     pub fn matching(mut self, matches: impl FnMut(&Frame) -> bool + Send + 'static) -> Self {
         self.rule.matching = Some(Box::new(matches));
         self
     }
 
-    /// Only the one at this position, from 1, among the frames selected so far.
+    /// Selects only the frame at this position, from 1, among those selected so far.
     pub fn nth(mut self, position: u64) -> Self {
         self.rule.range = (position, position);
         self
     }
 
-    /// Only the first `count` of the frames selected so far.
+    /// Selects only the first `count` of the frames selected so far.
     pub fn first(mut self, count: u64) -> Self {
         self.rule.range = (1, count);
         self
     }
 
-    /// All but the first `count` of the frames selected so far.
+    /// Selects all but the first `count` of the frames selected so far.
     pub fn after(mut self, count: u64) -> Self {
         self.rule.range = (count.saturating_add(1), u64::MAX);
         self
     }
 
-    /// Each with this probability, 0 to 1, drawn from the fabric's seed.
+    /// Selects each frame with this probability, 0 to 1, drawn from the fabric's seed.
     pub fn chance(mut self, probability: f64) -> Self {
         self.rule.probability = Some(probability);
         self
     }
 
-    /// The frames are lost.
+    /// Loses the frames.
     pub fn lose(self) -> Fault {
         self.set(Action::Lose)
     }
 
-    /// The frames arrive twice.
+    /// Delivers the frames twice.
     pub fn duplicate(self) -> Fault {
         self.set(Action::Duplicate)
     }
 
-    /// A random bit of each frame, behind the link header, is flipped. The receiver
-    /// drops it for its checksum.
+    /// Flips a random bit of each frame, behind the link header. The receiver drops the frame
+    /// because of its checksum.
     pub fn corrupt(self) -> Fault {
         self.set(Action::Corrupt)
     }
 
-    /// The frames arrive later, by this simulated time. Others overtake them.
+    /// Delays the frames by this simulated time. Other frames overtake them.
     pub fn delay(self, by: Duration) -> Fault {
         self.set(Action::Delay(by))
     }
 
-    /// The frames arrive after those that are sent within the next 20 µs.
+    /// Delivers the frames after those that are sent within the next 20 µs.
     pub fn reorder(self) -> Fault {
         self.delay(Duration::from_micros(20))
     }
@@ -218,7 +218,7 @@ impl fmt::Debug for Frames {
 
 /// A fault that was set. It stays when this is dropped.
 #[derive(Clone, Debug)]
-pub struct Fault(Arc<Shared>);
+pub struct Fault(Arc<FaultState>);
 
 impl Fault {
     /// Ends the fault. Frames that it delayed still arrive late.

@@ -31,7 +31,7 @@ pub enum Leak {
         node: usize,
         /// Number of the queue pair.
         qp_num: u32,
-        /// How many; those that the device has not looked at yet count as one.
+        /// Number of work requests; those that the device has not read yet count as one.
         count: usize,
     },
 }

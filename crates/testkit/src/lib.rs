@@ -37,10 +37,10 @@
 //!
 //! # Faults
 //!
-//! [`Fabric::frames`] selects frames by sender, receiver, kind and position, and says
-//! what happens to them: loss, delay, reordering, duplication, corruption.
-//! [`Node`] has what happens to a device: the link goes down, a queue pair or the
-//! device fails, the process dies, the receiver is slow.
+//! [`Fabric::frames`] selects frames by sender, receiver, kind and position, for loss, delay,
+//! reordering, duplication or corruption.
+//! [`Node`] has the faults of a device: the link goes down, a queue pair or the device
+//! fails, the host disappears, the receiver is slow.
 //!
 //! # Determinism
 //!
@@ -72,7 +72,7 @@ mod leaks;
 mod node;
 mod wire;
 
-pub use capture::{Capture, Fate, Frame, Kind, Packet};
+pub use capture::{Capture, Delivery, Frame, Kind, Packet};
 pub use fabric::{Builder, Fabric, Link};
 pub use faults::{Fault, Frames};
 pub use leaks::Leak;

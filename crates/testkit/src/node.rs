@@ -11,13 +11,13 @@ use crate::wire::{SharedWire, lock};
 pub struct Node {
     device: Embedded,
     index: usize,
-    wire: WireOf,
+    wire: OpaqueWire,
 }
 
-/// The wires; without `Debug` output.
-struct WireOf(SharedWire);
+/// The shared wire, without `Debug` output.
+struct OpaqueWire(SharedWire);
 
-impl std::fmt::Debug for WireOf {
+impl std::fmt::Debug for OpaqueWire {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("..")
     }
@@ -28,7 +28,7 @@ impl Node {
         Self {
             device,
             index,
-            wire: WireOf(wire),
+            wire: OpaqueWire(wire),
         }
     }
 
@@ -50,43 +50,43 @@ impl Node {
         self.device().open()
     }
 
-    /// The link goes down: frames on their way here, and all that are sent, are lost.
-    /// The program gets `PORT_ERR`; queue pairs retry until they give up.
+    /// Takes the link down: frames in transit to the node, and all sent ones, are lost. The
+    /// program gets `PORT_ERR`; queue pairs retry until their retries are exhausted.
     pub fn link_down(&self) {
         self.device.set_cable(false);
     }
 
-    /// The link comes up. The program gets `PORT_ACTIVE`.
+    /// Brings the link up. The program gets `PORT_ACTIVE`.
     pub fn link_up(&self) {
         self.device.set_cable(true);
     }
 
-    /// The device fails as one that is unplugged: the program gets `DEVICE_FATAL`, and
-    /// EIO from all commands. Its memory is released.
+    /// Makes the device fail, as if unplugged: the program gets `DEVICE_FATAL`, and EIO from
+    /// all commands. The device's memory is released.
     pub fn fail(&self) {
         self.device.fail();
     }
 
-    /// A queue pair fails by an error of the device: it enters the error state, work
-    /// requests are flushed, and the program gets `QP_FATAL`. Returns false if the
-    /// queue pair is another node's.
+    /// Makes a queue pair fail by a device error: it enters the error state, work requests are
+    /// flushed, and the program gets `QP_FATAL`. Returns false if the queue pair belongs to
+    /// another node.
     pub fn fail_queue_pair(&self, qp: &QueuePair) -> bool {
         self.device.fail_queue_pair(qp.qp_num())
     }
 
-    /// The host disappears, as by a power failure: it receives and sends nothing any
-    /// more, and notices nothing.
+    /// Makes the host disappear, as by a power failure: it receives and sends nothing, and its
+    /// program gets no event.
     pub fn die(&self) {
         lock(&self.wire.0).dead.push(self.index);
     }
 
-    /// The host is reachable again after [`die`](Self::die).
+    /// Makes the host reachable again after [`die`](Self::die).
     pub fn revive(&self) {
         lock(&self.wire.0).dead.retain(|node| *node != self.index);
     }
 
-    /// The receiver is slow: the next `count` messages of reliable connections that
-    /// need a receive find none (RNR NAK), and are repeated.
+    /// Simulates a slow receiver: the next `count` messages of reliable connections that need a
+    /// receive are answered by an RNR NAK, and retried.
     pub fn hold_receives(&self, count: u32) {
         self.device.hold_receives(count);
     }

@@ -1,4 +1,4 @@
-//! What the wires of a fabric do to each frame.
+//! The wire of a fabric: applies faults to each frame, and captures it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use embedded::softhca::fabric::{Delivery as Transit, Tap};
 use embedded::softhca::packet::{LinkKind, Packet as Raw};
 
-use crate::capture::{Fate, Frame, Packet};
+use crate::capture::{Delivery, Frame, Packet};
 use crate::faults::Rule;
 
-/// Frames that a capture holds.
-const LIMIT_FRAMES: usize = 1 << 20;
+/// Maximum number of captured frames.
+const MAX_FRAMES: usize = 1 << 20;
 
-/// State of the wires, shared by the fabric and its tap.
+/// State of the wire, shared by the fabric and its tap.
 #[derive(Default)]
 pub(crate) struct Wire {
     pub rules: Vec<Rule>,
@@ -59,7 +59,7 @@ impl Wire {
     }
 }
 
-/// The tap of the network's wires.
+/// The tap on the network's fabric.
 pub(crate) struct WireTap(pub SharedWire);
 
 impl Tap for WireTap {
@@ -69,32 +69,32 @@ impl Tap for WireTap {
             time: Duration::from_nanos(now.saturating_sub(1)),
             from,
             to,
-            fate: Fate::default(),
+            delivery: Delivery::default(),
             packet: Packet::read(raw.kind(), raw.frame()),
             bytes: raw.frame().to_vec(),
             kind: raw.kind(),
         };
-        let mut fate = Fate::default();
+        let mut delivery = Delivery::default();
         let mut rules = std::mem::take(&mut wire.rules);
         for rule in &mut rules {
             if rule.applies(&frame, |probability| wire.chance(probability)) {
-                rule.action.change(&mut fate);
+                rule.action.apply(&mut delivery);
             }
         }
         rules.retain(|rule| !rule.is_finished());
         wire.rules = rules;
-        fate.lost |= wire.dead.contains(&from) || wire.dead.contains(&to);
-        if fate.corrupted {
+        delivery.lost |= wire.dead.contains(&from) || wire.dead.contains(&to);
+        if delivery.corrupted {
             wire.corrupt(raw);
         }
-        let delay = wire.delay + u64::try_from(fate.delay.as_nanos()).unwrap_or(u64::MAX);
+        let delay = wire.delay + u64::try_from(delivery.delay.as_nanos()).unwrap_or(u64::MAX);
         let transit = Transit {
-            lost: fate.lost,
-            duplicated: fate.duplicated,
+            lost: delivery.lost,
+            duplicated: delivery.duplicated,
             delay,
         };
-        frame.fate = fate;
-        if wire.captures && wire.frames.len() < LIMIT_FRAMES {
+        frame.delivery = delivery;
+        if wire.captures && wire.frames.len() < MAX_FRAMES {
             wire.frames.push(frame);
         }
         transit

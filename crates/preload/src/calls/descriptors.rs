@@ -10,10 +10,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{export, result};
 use crate::config;
-use crate::own::{self, opened};
+use crate::internal::{self, mark_internal};
+use crate::process::{ProcessState, wake_devices};
 use crate::real::{self, Optional, set_errno};
-use crate::table::{self, Kind, Lookup, Object, find};
-use crate::world::{World, about_to_wait};
+use crate::table::{self, Lookup, Object, ObjectKind, find};
 
 /// `enum mlx5_ib_mmap_cmd`: pages of registers, by the kind of mapping, and the clock
 /// record.
@@ -36,16 +36,16 @@ fn count(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// Notes a duplicate that the C library has made.
-fn duplicated(object: Lookup, fd: c_int) -> c_int {
+/// Registers a duplicate that the C library has created.
+fn register_duplicate(object: Lookup, fd: c_int) -> c_int {
     if fd < 0 {
         return fd;
     }
-    let world = match object {
-        Lookup::Open(object) => World::current().table.insert(fd, object),
+    let process = match object {
+        Lookup::Open(object) => ProcessState::current().table.insert(fd, object),
         _ => return fd,
     };
-    if let Err(errno) = world {
+    if let Err(errno) = process {
         // SAFETY: the descriptor is new.
         unsafe { real::close(fd) };
         return failed(errno.raw());
@@ -53,46 +53,46 @@ fn duplicated(object: Lookup, fd: c_int) -> c_int {
     fd
 }
 
-/// Forgets a number that now refers to something else, or to nothing.
-fn replaced(object: &Lookup, fd: c_int) {
+/// Unregisters a descriptor that was closed or replaced.
+fn unregister(object: &Lookup, fd: c_int) {
     match object {
-        Lookup::Open(_) => drop(World::current().table.remove(fd)),
+        Lookup::Open(_) => drop(ProcessState::current().table.remove(fd)),
         Lookup::Stale => table::clear(fd),
         Lookup::Foreign | Lookup::Other => {}
     }
 }
 
-/// Sets whether reading events waits for one.
+/// Sets whether reading events blocks.
 fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
-    let _inside = own::enter();
+    let _scope = internal::enter();
     // SAFETY: the device keeps its descriptor open while the object exists.
     unsafe { object.kernel.set_nonblocking(object.fd, nonblocking) }?;
     object.nonblocking.store(nonblocking, Ordering::Relaxed);
     Ok(0)
 }
 
-/// Returns the place of a mapping in the context's file.
-fn registers(offset: i64, length: usize, page: usize) -> Option<i64> {
-    let place = usize::try_from(offset).ok()?;
-    let number = place / page;
+/// Returns the offset of a mapping in the context's file; `None` if it is invalid.
+fn register_offset(offset: i64, length: usize, page: usize) -> Option<i64> {
+    let position = usize::try_from(offset).ok()?;
+    let number = position / page;
     let (command, index) = (number >> 8, number & 0xff);
-    let whole = length == page && place % page == 0;
-    let allocated = embedded::Embedded::uar_offsets().contains(&(place as u64));
+    let whole = length == page && position % page == 0;
+    let allocated = embedded::Embedded::uar_offsets().contains(&(position as u64));
     if allocated || (command, index) == (CLOCK_INFO, 0) {
         return whole.then_some(offset);
     }
-    let known = [REGULAR, WRITE_COMBINING, UNCACHED].contains(&command);
+    let is_known = [REGULAR, WRITE_COMBINING, UNCACHED].contains(&command);
     let start = index * page;
     let fits = start + page <= embedded::Embedded::registers();
-    (known && fits && whole).then_some(start as i64)
+    (is_known && fits && whole).then_some(start as i64)
 }
 
-/// Gives the connection manager a command, with its own descriptors in it.
-fn manage(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
+/// Passes a command to the connection manager, with descriptors translated.
+fn write_manager_command(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
     let header = CmdHdr::read_from_prefix(command).ok();
     let number = header.map(|(header, _)| header.cmd);
     let mut translated;
-    let mut given = command;
+    let mut passed = command;
     if number == Some(cmd::CMD_MIGRATE_ID) {
         let (header, body) = command.split_at(size_of::<CmdHdr>());
         if let Ok(mut migrate) = abi::MigrateId::read_from_bytes(body) {
@@ -101,18 +101,18 @@ fn manage(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
             }
             translated = header.to_vec();
             translated.extend_from_slice(migrate.as_bytes());
-            given = &translated;
+            passed = &translated;
         }
     }
-    let _inside = own::enter();
+    let _scope = internal::enter();
     loop {
         // SAFETY: the device keeps its descriptor open while the object exists; the
         // program vouches for addresses in the command, as to the kernel.
-        let done = unsafe { object.kernel.write(object.fd, given) };
+        let done = unsafe { object.kernel.write(object.fd, passed) };
         let again = done.is_err_and(|errno| errno.raw() == libc::EAGAIN);
         // SAFETY: no pointer is passed.
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
-        // One that was closed meanwhile goes on waiting, as in the kernel.
+        // As in the kernel, closing the descriptor does not end the wait.
         let waits = flags < 0 || flags & libc::O_NONBLOCK == 0;
         if !again || number != Some(cmd::CMD_GET_EVENT) || !waits {
             return done;
@@ -129,25 +129,29 @@ fn manage(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
     }
 }
 
-/// Closes a range of descriptors but those that this library uses itself.
-fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+/// Closes a range of descriptors, except those that the library itself uses.
+fn close_descriptor_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let end = (last as usize).saturating_add(1);
-    let mut own = Vec::new();
+    let mut internal_fds = Vec::new();
     let mut open = Vec::new();
-    table::each_marked(first as usize..end, |fd, is_own| {
-        if is_own { own.push(fd) } else { open.push(fd) }
+    table::each_marked(first as usize..end, |fd, is_internal| {
+        if is_internal {
+            internal_fds.push(fd)
+        } else {
+            open.push(fd)
+        }
     });
     let open: Vec<_> = open.into_iter().map(|fd| (fd, find(fd))).collect();
     let mut next = first;
     let close = |from: c_uint, to: c_uint| {
-        // SAFETY: the caller gives these descriptors up.
+        // SAFETY: the caller closes these descriptors.
         if from <= to && unsafe { real::close_range(from, to, flags) } != 0 {
             return real::errno();
         }
         0
     };
     let mut errno = 0;
-    for fd in own {
+    for fd in internal_fds {
         let fd = fd as c_uint;
         if fd > next {
             errno = errno.max(close(next, fd - 1));
@@ -158,7 +162,7 @@ fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOEXEC: c_int = 1 << 2;
     if errno == 0 && flags & CLOEXEC == 0 {
         for (fd, object) in &open {
-            replaced(object, *fd);
+            unregister(object, *fd);
         }
     }
     if errno == 0 { 0 } else { failed(errno) }
@@ -166,29 +170,29 @@ fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 
 export! {
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        // So that libraries ask sysfs: the kernel's netlink knows other devices.
+        // Makes libraries use sysfs, as the kernel's netlink reports other devices.
         if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && config::get().is_some() {
             return failed(libc::EPROTONOSUPPORT);
         }
         // SAFETY: guaranteed by the caller.
-        opened(unsafe { real::socket(domain, kind, protocol) })
+        mark_internal(unsafe { real::socket(domain, kind, protocol) })
     }
 
     accept4(
         fd: c_int, address: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
-        opened(unsafe { real::accept4(fd, address, length, flags) })
+        mark_internal(unsafe { real::accept4(fd, address, length, flags) })
     }
 
     pipe2(fds: *mut c_int, flags: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
         let result = unsafe { real::pipe2(fds, flags) };
         if result == 0 {
-            // SAFETY: it succeeded: it has written both.
+            // SAFETY: the call succeeded, so it has written both.
             unsafe {
-                opened(*fds);
-                opened(*fds.add(1));
+                mark_internal(*fds);
+                mark_internal(*fds.add(1));
             }
         }
         result
@@ -196,34 +200,34 @@ export! {
 
     epoll_create1(flags: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        opened(unsafe { real::epoll_create1(flags) })
+        mark_internal(unsafe { real::epoll_create1(flags) })
     }
 
     eventfd(value: c_uint, flags: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        opened(unsafe { real::eventfd(value, flags) })
+        mark_internal(unsafe { real::eventfd(value, flags) })
     }
 
     memfd_create(name: *const c_char, flags: c_uint) -> c_int {
         // SAFETY: guaranteed by the caller.
-        opened(unsafe { real::memfd_create(name, flags) })
+        mark_internal(unsafe { real::memfd_create(name, flags) })
     }
 
     timerfd_create(clock: c_int, flags: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        opened(unsafe { real::timerfd_create(clock, flags) })
+        mark_internal(unsafe { real::timerfd_create(clock, flags) })
     }
 
     close(fd: c_int) -> c_int {
-        if table::is_own(fd) {
-            if !own::is_inside() {
+        if table::is_internal(fd) {
+            if !internal::is_internal() {
                 return failed(libc::EBADF);
             }
-            table::set_own(fd, false);
+            table::set_internal(fd, false);
         }
         let object = find(fd);
-        // First, so that nobody gets the number while it is still in the table.
-        replaced(&object, fd);
+        // Before closing, so that the number is not reused while it is in the table.
+        unregister(&object, fd);
         // SAFETY: guaranteed by the caller.
         unsafe { real::close(fd) }
     }
@@ -232,17 +236,17 @@ export! {
         if first > last {
             return failed(libc::EINVAL);
         }
-        close_between(first, last, flags)
+        close_descriptor_range(first, last, flags)
     }
 
     closefrom(first: c_int) -> () {
-        close_between(first.max(0) as c_uint, c_uint::MAX, 0);
+        close_descriptor_range(first.max(0) as c_uint, c_uint::MAX, 0);
     }
 
     dup(fd: c_int) -> c_int {
         let object = find(fd);
         // SAFETY: guaranteed by the caller.
-        duplicated(object, unsafe { real::dup(fd) })
+        register_duplicate(object, unsafe { real::dup(fd) })
     }
 
     dup2(from: c_int, to: c_int) -> c_int {
@@ -250,29 +254,29 @@ export! {
             // SAFETY: guaranteed by the caller.
             return unsafe { real::dup2(from, to) };
         }
-        if table::is_own(to) {
+        if table::is_internal(to) {
             return failed(libc::EBUSY);
         }
         let (object, before) = (find(from), find(to));
         // SAFETY: guaranteed by the caller.
         let fd = unsafe { real::dup2(from, to) };
         if fd >= 0 {
-            replaced(&before, to);
+            unregister(&before, to);
         }
-        duplicated(object, fd)
+        register_duplicate(object, fd)
     }
 
     dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-        if table::is_own(to) {
+        if table::is_internal(to) {
             return failed(libc::EBUSY);
         }
         let (object, before) = (find(from), find(to));
         // SAFETY: guaranteed by the caller.
         let fd = unsafe { real::dup3(from, to, flags) };
         if fd >= 0 {
-            replaced(&before, to);
+            unregister(&before, to);
         }
-        duplicated(object, fd)
+        register_duplicate(object, fd)
     }
 
     fcntl = fcntl64 (fd: c_int, command: c_int, argument: Optional) -> c_int {
@@ -280,22 +284,22 @@ export! {
         match (&object, command) {
             (Lookup::Open(_), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
                 // SAFETY: guaranteed by the caller.
-                duplicated(object, unsafe { real::fcntl(fd, command, argument) })
+                register_duplicate(object, unsafe { real::fcntl(fd, command, argument) })
             }
-            (Lookup::Open(events), libc::F_GETFL) if events.kind == Kind::Events => {
+            (Lookup::Open(events), libc::F_GETFL) if events.kind == ObjectKind::Events => {
                 let nonblocking = match events.nonblocking.load(Ordering::Relaxed) {
                     true => libc::O_NONBLOCK,
                     false => 0,
                 };
                 libc::O_RDONLY | nonblocking
             }
-            (Lookup::Open(events), libc::F_SETFL) if events.kind == Kind::Events => {
+            (Lookup::Open(events), libc::F_SETFL) if events.kind == ObjectKind::Events => {
                 let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
                 result(set_nonblocking(events, nonblocking))
             }
             // SAFETY: guaranteed by the caller.
             (_, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => unsafe {
-                opened(real::fcntl(fd, command, argument))
+                mark_internal(real::fcntl(fd, command, argument))
             },
             // SAFETY: guaranteed by the caller.
             _ => unsafe { real::fcntl(fd, command, argument) },
@@ -304,13 +308,15 @@ export! {
 
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         match find(fd) {
-            Lookup::Open(object) if object.kind == Kind::Events && request == libc::FIONBIO => {
+            Lookup::Open(object)
+                if object.kind == ObjectKind::Events && request == libc::FIONBIO =>
+            {
                 // SAFETY: guaranteed by the caller.
                 let nonblocking = unsafe { argument.cast::<c_int>().read_unaligned() } != 0;
                 result(set_nonblocking(&object, nonblocking))
             }
-            Lookup::Open(object) if matches!(object.kind, Kind::Device(_)) => {
-                let _inside = own::enter();
+            Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
+                let _scope = internal::enter();
                 // SAFETY: the device keeps its descriptor open while the object exists;
                 // the caller vouches for addresses in the command, as to the kernel.
                 result(unsafe { object.kernel.ioctl(object.fd, request, argument) })
@@ -323,10 +329,10 @@ export! {
 
     read(fd: c_int, buffer: *mut c_void, length: usize) -> isize {
         match find(fd) {
-            Lookup::Open(object) if object.kind == Kind::Events => {
-                about_to_wait();
-                let _inside = own::enter();
-                // Events are shorter, and one is read at a time.
+            Lookup::Open(object) if object.kind == ObjectKind::Events => {
+                wake_devices();
+                let _scope = internal::enter();
+                // Events are shorter, and a read returns one.
                 let length = length.min(64);
                 // SAFETY: guaranteed by the caller.
                 let buffer = unsafe { slice::from_raw_parts_mut(buffer.cast(), length) };
@@ -341,7 +347,7 @@ export! {
     }
 
     __read_chk(fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize {
-        // A program that was built to stop here does.
+        // As required by fortified builds.
         if length > room {
             // SAFETY: ends the process.
             unsafe { libc::abort() };
@@ -352,10 +358,10 @@ export! {
 
     write(fd: c_int, buffer: *const c_void, length: usize) -> isize {
         match find(fd) {
-            Lookup::Open(object) if object.kind == Kind::Manager => {
+            Lookup::Open(object) if object.kind == ObjectKind::Manager => {
                 // SAFETY: guaranteed by the caller.
                 let command = unsafe { slice::from_raw_parts(buffer.cast(), length) };
-                count(manage(&object, fd, command))
+                count(write_manager_command(&object, fd, command))
             }
             Lookup::Open(_) => failed(libc::EINVAL) as isize,
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,
@@ -370,13 +376,13 @@ export! {
     ) -> *mut c_void {
         let offset = match find(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
             Lookup::Other => Ok(offset),
-            Lookup::Open(object) if matches!(object.kind, Kind::Device(_)) => {
+            Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
                 // SAFETY: a query of a constant.
                 let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
                 let shared = flags & libc::MAP_SHARED != 0;
                 let allowed = shared && protection & libc::PROT_EXEC == 0;
-                let place = registers(offset, length, page).filter(|_| allowed);
-                place.ok_or(libc::EINVAL)
+                let offset = register_offset(offset, length, page).filter(|_| allowed);
+                offset.ok_or(libc::EINVAL)
             }
             Lookup::Open(_) => Err(libc::ENODEV),
             Lookup::Stale | Lookup::Foreign => Err(libc::EIO),
@@ -401,8 +407,8 @@ mod tests {
     fn registers_are_mapped_page_by_page() {
         let page = 4096;
         let at = |command: i64, index: i64| (command << 8 | index) * page as i64;
-        assert_eq!(registers(at(0, 0), page, page), Some(0));
-        assert_eq!(registers(at(3, 7), page, page), Some(7 * page as i64));
+        assert_eq!(register_offset(at(0, 0), page, page), Some(0));
+        assert_eq!(register_offset(at(3, 7), page, page), Some(7 * page as i64));
         for (offset, length) in [
             (at(0, 8), page),
             (at(0, 255), page),
@@ -413,7 +419,11 @@ mod tests {
             (-(page as i64), page),
             (i64::MAX, page),
         ] {
-            assert_eq!(registers(offset, length, page), None, "{offset} {length}");
+            assert_eq!(
+                register_offset(offset, length, page),
+                None,
+                "{offset} {length}"
+            );
         }
     }
 }

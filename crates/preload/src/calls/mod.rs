@@ -11,7 +11,7 @@ use uverbs::Errno;
 
 use crate::real::set_errno;
 
-/// Returns what the C library's function would.
+/// Converts a result to the return value of a C function.
 fn result(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(|errno| {
         set_errno(errno.raw());
@@ -19,8 +19,7 @@ fn result(result: Result<c_int, Errno>) -> c_int {
     })
 }
 
-/// Exports functions, with the names of `_LARGEFILE64_SOURCE` after `=`: files are
-/// large anyway.
+/// Exports functions, with aliases of `_LARGEFILE64_SOURCE` after `=`.
 macro_rules! export {
     (@function $name:ident ($($argument:ident: $type:ty),*) -> $result:ty $body:block) => {
         #[unsafe(no_mangle)]

@@ -6,12 +6,12 @@ use std::ptr;
 
 use super::{export, result};
 use crate::dynamic;
-use crate::own::opened;
+use crate::internal::mark_internal;
 use crate::paths::{self, DevicePath, in_tree};
+use crate::process::ProcessState;
 use crate::real::{self, Optional};
-use crate::table::{Kind, Lookup, find};
+use crate::table::{Lookup, ObjectKind, find};
 use crate::tree::{MANAGER, UVERBS_MAJOR, UVERBS_MINOR, root};
-use crate::world::World;
 
 /// Returns a path's bytes; `None` for a null pointer.
 ///
@@ -22,7 +22,7 @@ unsafe fn path<'a>(path: *const c_char) -> Option<&'a CStr> {
     (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
 }
 
-/// Returns what is at a path.
+/// Classifies a path.
 ///
 /// # Safety
 /// As of [`path`].
@@ -31,30 +31,30 @@ unsafe fn device_path(at: *const c_char) -> Option<DevicePath> {
     paths::device_path(unsafe { path(at) }?)
 }
 
-/// Returns the path to be used instead of another one.
+/// Returns the path in the tree that replaces a path.
 ///
 /// # Safety
 /// As of [`path`].
-unsafe fn instead(at: *const c_char) -> Option<CString> {
+unsafe fn tree_path(at: *const c_char) -> Option<CString> {
     // SAFETY: guaranteed by the caller.
     let path = unsafe { path(at) }?;
     paths::device_path(path)?;
     in_tree(path.to_bytes())
 }
 
-/// Calls a function with the path itself, or with the one to be used instead.
+/// Calls a function with the path, or with its replacement in the tree.
 ///
 /// # Safety
 /// As of [`path`].
-unsafe fn with<T>(at: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
+unsafe fn with_tree_path<T>(at: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
     // SAFETY: guaranteed by the caller.
-    match unsafe { instead(at) } {
+    match unsafe { tree_path(at) } {
         Some(path) => call(path.as_ptr()),
         None => call(at),
     }
 }
 
-/// Opens what is at the paths of devices; `None` for other paths.
+/// Opens a path of RDMA devices; `None` for other paths.
 ///
 /// # Safety
 /// As of [`path`].
@@ -64,11 +64,11 @@ unsafe fn open_device_path(at: *const c_char, flags: c_int) -> Option<c_int> {
     // SAFETY: guaranteed by the caller.
     Some(match unsafe { device_path(at) }? {
         DevicePath::Device(number) => {
-            let opened = World::current().open_device(number, cloexec);
+            let opened = ProcessState::current().open_device(number, cloexec);
             result(opened)
         }
         DevicePath::Manager => {
-            let opened = World::current().open_manager(cloexec);
+            let opened = ProcessState::current().open_manager(cloexec);
             if let (Ok(fd), true) = (&opened, flags & libc::O_NONBLOCK != 0) {
                 // SAFETY: the descriptor is new.
                 unsafe {
@@ -85,14 +85,14 @@ unsafe fn open_device_path(at: *const c_char, flags: c_int) -> Option<c_int> {
             result(dynamic::open(&name))
         }
         // SAFETY: the path is NUL-terminated.
-        DevicePath::Dynamic(_) => unsafe { open_tree(instead(at)?, flags) },
+        DevicePath::Dynamic(_) => unsafe { open_tree_file(tree_path(at)?, flags) },
         // SAFETY: the path is NUL-terminated.
-        DevicePath::Tree(path) => unsafe { open_tree(path, flags) },
+        DevicePath::Tree(path) => unsafe { open_tree_file(path, flags) },
     })
 }
 
-unsafe fn open_tree(path: CString, flags: c_int) -> c_int {
-    // Nothing is created or changed there.
+unsafe fn open_tree_file(path: CString, flags: c_int) -> c_int {
+    // The tree is read-only.
     let flags = flags & !(libc::O_CREAT | libc::O_TRUNC);
     // SAFETY: the path is NUL-terminated, and nothing is created.
     unsafe { real::open(path.as_ptr(), flags, 0) }
@@ -122,8 +122,8 @@ unsafe fn character_device(found: *mut libc::stat, number: (u32, u32)) -> c_int 
 unsafe fn number_at(at: *const c_char) -> Option<(u32, u32)> {
     // SAFETY: guaranteed by the caller.
     match unsafe { device_path(at) }? {
-        DevicePath::Device(number) => number_of(Kind::Device(number)),
-        DevicePath::Manager => number_of(Kind::Manager),
+        DevicePath::Device(number) => number_of(ObjectKind::Device(number)),
+        DevicePath::Manager => number_of(ObjectKind::Manager),
         _ => None,
     }
 }
@@ -136,19 +136,19 @@ fn number_of_fd(fd: c_int) -> Option<(u32, u32)> {
     }
 }
 
-fn number_of(kind: Kind) -> Option<(u32, u32)> {
+fn number_of(kind: ObjectKind) -> Option<(u32, u32)> {
     match kind {
-        Kind::Device(number) => Some((UVERBS_MAJOR, UVERBS_MINOR + number as u32)),
-        Kind::Manager => Some(MANAGER),
-        Kind::Events => None,
+        ObjectKind::Device(number) => Some((UVERBS_MAJOR, UVERBS_MINOR + number as u32)),
+        ObjectKind::Manager => Some(MANAGER),
+        ObjectKind::Events => None,
     }
 }
 
-/// Removes the folder of the tree from an absolute path: programs see `/sys`.
+/// Removes the root of the tree from an absolute path, so that programs see `/sys`.
 ///
 /// # Safety
 /// The path must be NUL-terminated and writable.
-unsafe fn shorten(resolved: *mut c_char) {
+unsafe fn strip_root(resolved: *mut c_char) {
     if resolved.is_null() {
         return;
     }
@@ -172,7 +172,10 @@ unsafe fn shorten(resolved: *mut c_char) {
 export! {
     open = open64 (at: *const c_char, flags: c_int, mode: Optional) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { open_device_path(at, flags).unwrap_or_else(|| opened(real::open(at, flags, mode))) }
+        unsafe {
+            open_device_path(at, flags)
+                .unwrap_or_else(|| mark_internal(real::open(at, flags, mode)))
+        }
     }
 
     __open_2 = __open64_2 (at: *const c_char, flags: c_int) -> c_int {
@@ -186,7 +189,7 @@ export! {
         // SAFETY: guaranteed by the caller.
         unsafe {
             open_device_path(at, flags)
-                .unwrap_or_else(|| opened(real::openat(directory, at, flags, mode)))
+                .unwrap_or_else(|| mark_internal(real::openat(directory, at, flags, mode)))
         }
     }
 
@@ -200,7 +203,7 @@ export! {
         unsafe {
             match number_at(at) {
                 Some(number) => character_device(found, number),
-                None => with(at, |at| real::stat(at, found)),
+                None => with_tree_path(at, |at| real::stat(at, found)),
             }
         }
     }
@@ -210,7 +213,7 @@ export! {
         unsafe {
             match number_at(at) {
                 Some(number) => character_device(found, number),
-                None => with(at, |at| real::lstat(at, found)),
+                None => with_tree_path(at, |at| real::lstat(at, found)),
             }
         }
     }
@@ -235,7 +238,7 @@ export! {
             let number = if empty { number_of_fd(directory) } else { number_at(at) };
             match number {
                 Some(number) => character_device(found, number),
-                None => with(at, |at| real::fstatat(directory, at, found, flags)),
+                None => with_tree_path(at, |at| real::fstatat(directory, at, found, flags)),
             }
         }
     }
@@ -247,7 +250,7 @@ export! {
         unsafe {
             match number_at(at) {
                 Some(number) => character_device(found, number),
-                None => with(at, |at| real::__xstat(version, at, found)),
+                None => with_tree_path(at, |at| real::__xstat(version, at, found)),
             }
         }
     }
@@ -259,7 +262,7 @@ export! {
         unsafe {
             match number_at(at) {
                 Some(number) => character_device(found, number),
-                None => with(at, |at| real::__lxstat(version, at, found)),
+                None => with_tree_path(at, |at| real::__lxstat(version, at, found)),
             }
         }
     }
@@ -282,7 +285,9 @@ export! {
         unsafe {
             match number_at(at) {
                 Some(number) => character_device(found, number),
-                None => with(at, |at| real::__fxstatat(version, directory, at, found, flags)),
+                None => with_tree_path(at, |at| {
+                    real::__fxstatat(version, directory, at, found, flags)
+                }),
             }
         }
     }
@@ -297,7 +302,7 @@ export! {
                 && path(at).is_none_or(CStr::is_empty);
             let number = if empty { number_of_fd(directory) } else { number_at(at) };
             let Some((major, minor)) = number else {
-                return with(at, |at| real::statx(directory, at, flags, mask, found));
+                return with_tree_path(at, |at| real::statx(directory, at, flags, mask, found));
             };
             let mut stat: libc::statx = std::mem::zeroed();
             stat.stx_mask = libc::STATX_BASIC_STATS;
@@ -313,42 +318,41 @@ export! {
 
     access(at: *const c_char, mode: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { with(at, |at| real::access(at, mode)) }
+        unsafe { with_tree_path(at, |at| real::access(at, mode)) }
     }
 
     euidaccess = eaccess (at: *const c_char, mode: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { with(at, |at| real::euidaccess(at, mode)) }
+        unsafe { with_tree_path(at, |at| real::euidaccess(at, mode)) }
     }
 
     faccessat(directory: c_int, at: *const c_char, mode: c_int, flags: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { with(at, |at| real::faccessat(directory, at, mode, flags)) }
+        unsafe { with_tree_path(at, |at| real::faccessat(directory, at, mode, flags)) }
     }
 
     readlink(at: *const c_char, buffer: *mut c_char, size: usize) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with(at, |at| real::readlink(at, buffer, size)) }
+        unsafe { with_tree_path(at, |at| real::readlink(at, buffer, size)) }
     }
 
     readlinkat(
         directory: c_int, at: *const c_char, buffer: *mut c_char, size: usize
     ) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with(at, |at| real::readlinkat(directory, at, buffer, size)) }
+        unsafe { with_tree_path(at, |at| real::readlinkat(directory, at, buffer, size)) }
     }
 
     realpath(at: *const c_char, resolved: *mut c_char) -> *mut c_char {
         // SAFETY: guaranteed by the caller; what the C library returns is
         // NUL-terminated.
         unsafe {
-            let Some(path) = instead(at) else {
+            let Some(path) = tree_path(at) else {
                 return real::realpath(at, resolved);
             };
-            // The resolved path may be longer than the caller's room, before it is
-            // shortened.
+            // Before the root is removed, the path may be longer than the caller's buffer.
             let own = real::realpath(path.as_ptr(), ptr::null_mut());
-            shorten(own);
+            strip_root(own);
             if own.is_null() || resolved.is_null() {
                 return own;
             }
@@ -370,21 +374,21 @@ export! {
 
     opendir(at: *const c_char) -> *mut c_void {
         // SAFETY: guaranteed by the caller.
-        unsafe { with(at, |at| real::opendir(at)) }
+        unsafe { with_tree_path(at, |at| real::opendir(at)) }
     }
 
     scandir = scandir64 (
         at: *const c_char, list: *mut c_void, filter: *mut c_void, compare: *mut c_void
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { with(at, |at| real::scandir(at, list, filter, compare)) }
+        unsafe { with_tree_path(at, |at| real::scandir(at, list, filter, compare)) }
     }
 
     fopen = fopen64 (at: *const c_char, mode: *const c_char) -> *mut c_void {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let Some(DevicePath::Dynamic(name)) = device_path(at) else {
-                return with(at, |at| real::fopen(at, mode));
+                return with_tree_path(at, |at| real::fopen(at, mode));
             };
             let fd = result(dynamic::open(&name));
             if fd < 0 {

@@ -1,4 +1,4 @@
-//! Actions for signals: that of the program for SIGSEGV is kept in [`fault`].
+//! Signal actions: [`fault`] keeps the program's action for SIGSEGV.
 
 use std::ffi::c_int;
 

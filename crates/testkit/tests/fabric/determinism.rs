@@ -29,7 +29,7 @@ fn exchange(seed: u64, link: Link) -> (Capture, u128) {
 fn the_same_seed_gives_the_same_capture() {
     for link in [Link::Roce, Link::InfiniBand] {
         let (first, end) = exchange(7, link);
-        assert!(first.frames.iter().any(|frame| frame.fate.lost));
+        assert!(first.frames.iter().any(|frame| frame.delivery.lost));
         let bytes = first.pcapng();
         for _ in 0..20 {
             let (again, end_again) = exchange(7, link);

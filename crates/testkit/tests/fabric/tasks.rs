@@ -59,7 +59,7 @@ async fn run_spawned() -> Capture {
 async fn tasks_wait_in_simulated_time() {
     let began = Instant::now();
     let first = run_spawned().await;
-    assert!(first.frames.iter().any(|frame| frame.fate.lost));
+    assert!(first.frames.iter().any(|frame| frame.delivery.lost));
     for _ in 0..20 {
         assert!(run_spawned().await == first);
     }

@@ -1,7 +1,7 @@
 //! The devices and descriptors of this process.
 //!
-//! A child of fork begins with none: the thread that drives the devices is not in
-//! it, and locks may have been held. What it inherits is never touched.
+//! A child of fork starts without devices: the thread that drives them does not exist in the
+//! child, and locks may have been held. The inherited state is never accessed.
 
 use std::os::fd::RawFd;
 use std::ptr;
@@ -12,81 +12,81 @@ use embedded::{Drive, Embedded, Network};
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
-use crate::config::{self, complain};
-use crate::table::{self, Kind, Object, Program, Table};
-use crate::{fault, own};
+use crate::config::{self, print_error};
+use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
+use crate::{fault, internal};
 
-static CURRENT: AtomicPtr<World> = AtomicPtr::new(ptr::null_mut());
+static CURRENT: AtomicPtr<ProcessState> = AtomicPtr::new(ptr::null_mut());
 static GENERATION: AtomicU8 = AtomicU8::new(1);
 
 /// The devices and descriptors of a process.
-pub(crate) struct World {
+pub(crate) struct ProcessState {
     pub(crate) table: Table,
-    /// Differs from that of the processes of which this one is a child.
+    /// Differs from the generation of parent processes.
     pub(crate) generation: u8,
     process: libc::pid_t,
     devices: Mutex<Option<&'static [Embedded]>>,
-    /// The same, to be read without a lock.
+    /// The same devices, readable without a lock.
     ready: OnceLock<&'static [Embedded]>,
 }
 
-fn process() -> libc::pid_t {
+fn pid() -> libc::pid_t {
     // SAFETY: a call without arguments.
     unsafe { libc::getpid() }
 }
 
-/// Runs in a child of fork: only atomics and close(2).
-extern "C" fn forked() {
-    // The parent's world stays as it is: its locks may be taken.
+/// Runs in a child of fork; uses only atomics and close(2).
+extern "C" fn after_fork() {
+    // The parent's state is abandoned, since its locks may be held.
     CURRENT.store(ptr::null_mut(), Ordering::Relaxed);
     let generation = GENERATION.load(Ordering::Relaxed);
     GENERATION.store(table::next_generation(generation), Ordering::Relaxed);
     table::each_marked(0..usize::MAX, |fd, own| {
         if own {
-            // So that the parent's place in the network and its sockets end with it.
-            // SAFETY: the device of which this is a descriptor is the parent's, and
-            // not used here.
+            // Closed, so that the parent's membership and sockets end with the parent.
+            // SAFETY: the descriptor belongs to a device of the parent, which is not used
+            // here.
             unsafe { crate::real::close(fd) };
             table::clear(fd);
         }
     });
 }
 
-impl World {
-    /// Returns that of this process.
+impl ProcessState {
+    /// Returns the state of this process.
     pub(crate) fn current() -> &'static Self {
         static FORKS: Once = Once::new();
         let current = CURRENT.load(Ordering::Acquire);
         if !current.is_null() {
-            // SAFETY: worlds are never freed.
+            // SAFETY: states are never freed.
             return unsafe { &*current };
         }
         // SAFETY: the handler may be called in any child.
-        FORKS.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(forked)) });
+        FORKS.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(after_fork)) });
         let new = Box::into_raw(Box::new(Self {
             table: Table::default(),
             generation: GENERATION.load(Ordering::Relaxed),
-            process: process(),
+            process: pid(),
             devices: Mutex::new(None),
             ready: OnceLock::new(),
         }));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         match CURRENT.compare_exchange(ptr::null_mut(), new, success, failure) {
-            // SAFETY: worlds are never freed once they are current.
+            // SAFETY: states are never freed once they are current.
             Ok(_) => unsafe { &*new },
             Err(other) => {
-                // SAFETY: made above, and not current: another thread was first.
+                // SAFETY: created above, and not current: another thread was first.
                 drop(unsafe { Box::from_raw(new) });
-                // SAFETY: worlds are never freed.
+                // SAFETY: states are never freed.
                 unsafe { &*other }
             }
         }
     }
 
-    /// Returns whether this process only shares the memory of the one whose devices
-    /// these are, until it calls exec.
+    /// Returns whether the state belongs to another process that shares its memory with this
+    /// one (vfork).
     pub(crate) fn is_foreign(&self) -> bool {
-        self.process != process()
+        self.process != pid()
     }
 
     /// Returns the devices. The first call joins the network.
@@ -94,14 +94,14 @@ impl World {
         if let Some(devices) = self.ready.get() {
             return Ok(devices);
         }
-        let mut made = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(devices) = *made {
+        let mut created = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(devices) = *created {
             return Ok(devices);
         }
-        let _inside = own::enter();
+        let _scope = internal::enter();
         let devices = join()?;
-        *made = Some(devices);
-        // Nobody else sets it: the lock is held.
+        *created = Some(devices);
+        // Succeeds: only the holder of the lock sets it.
         let _ = self.ready.set(devices);
         Ok(devices)
     }
@@ -109,32 +109,32 @@ impl World {
     /// Opens a device.
     pub(crate) fn open_device(&self, number: usize, cloexec: bool) -> Result<RawFd, Errno> {
         let devices = self.devices()?;
-        let _inside = own::enter();
+        let _scope = internal::enter();
         let device = devices.get(number).ok_or(Errno::new(libc::ENXIO))?;
-        let program = Arc::new(Program {
+        let program = Arc::new(ProgramDescriptors {
             kernel: OnceLock::new(),
         });
-        let (kernel, fd) = device.open(Arc::<Program>::clone(&program))?;
-        // Nobody else sets it.
+        let (kernel, fd) = device.open(Arc::<ProgramDescriptors>::clone(&program))?;
+        // Succeeds: the value is new.
         let _ = program.kernel.set(Arc::downgrade(&kernel));
-        self.add(kernel, fd, Kind::Device(number), cloexec)
+        self.add(kernel, fd, ObjectKind::Device(number), cloexec)
     }
 
-    /// Opens a channel of the connection manager. Its ids are on the first device.
+    /// Opens an event channel of the connection manager, whose ids are on the first device.
     pub(crate) fn open_manager(&self, cloexec: bool) -> Result<RawFd, Errno> {
         let devices = self.devices()?;
-        let _inside = own::enter();
+        let _scope = internal::enter();
         let device = devices.first().ok_or(Errno::new(libc::ENXIO))?;
         let kernel: Arc<dyn Kernel> = Arc::from(device.connection_manager());
         let fd = kernel.open(c"/dev/infiniband/rdma_cm", libc::O_RDWR)?;
-        self.add(kernel, fd, Kind::Manager, cloexec)
+        self.add(kernel, fd, ObjectKind::Manager, cloexec)
     }
 
     fn add(
         &self,
         kernel: Arc<dyn Kernel>,
         fd: RawFd,
-        kind: Kind,
+        kind: ObjectKind,
         cloexec: bool,
     ) -> Result<RawFd, Errno> {
         let nonblocking = AtomicBool::new(false);
@@ -148,37 +148,37 @@ impl World {
     }
 }
 
-/// Returns a device of this process, if there are any: all are driven together.
+/// Returns the first device of this process, if there is one. Driving it drives all.
 #[inline]
-fn any() -> Option<&'static Embedded> {
+fn any_device() -> Option<&'static Embedded> {
     let current = CURRENT.load(Ordering::Acquire);
     if current.is_null() {
         return None;
     }
-    // SAFETY: worlds are never freed.
+    // SAFETY: states are never freed.
     unsafe { &*current }.ready.get()?.first()
 }
 
-/// Called before the program waits for events: wakes the devices if they sleep, since
-/// the stock providers do not.
+/// Called before the program waits for events: wakes the devices if they sleep, since stock
+/// providers do not.
 #[inline]
-pub(crate) fn about_to_wait() {
-    if let Some(device) = any().filter(|_| !own::is_inside()) {
+pub(crate) fn wake_devices() {
+    if let Some(device) = any_device().filter(|_| !internal::is_internal()) {
         device.notify_doorbell();
     }
 }
 
-/// Called when a poll has found nothing: works for the devices, or sleeps.
+/// Called when a poll has found nothing: drives the devices, or sleeps.
 pub(crate) fn idle() {
-    if let Some(device) = any() {
-        let _inside = own::enter();
+    if let Some(device) = any_device() {
+        let _scope = internal::enter();
         device.idle();
     }
 }
 
-/// Called when a poll has found something.
-pub(crate) fn found() {
-    if let Some(device) = any() {
+/// Called when a poll has found a completion.
+pub(crate) fn poll_succeeded() {
+    if let Some(device) = any_device() {
         device.poll_succeeded();
     }
 }
@@ -196,14 +196,14 @@ fn join() -> Result<&'static [Embedded], Errno> {
             _ => (Errno::new(libc::EIO), error.to_string()),
         };
         match &config.host {
-            Some(host) => complain(&format!("{host}: {reason}")),
-            None => complain(&format!("{}: {reason}", config.directory.display())),
+            Some(host) => print_error(&format!("{host}: {reason}")),
+            None => print_error(&format!("{}: {reason}", config.directory.display())),
         }
         errno
     };
-    embedded::at_thread_start(own::enter_for_good);
+    embedded::at_thread_start(internal::enter_permanently);
     fault::install();
-    // C providers do not call `rung`.
+    // C providers do not call `notify_doorbell`.
     let network = match &config.host {
         Some(host) => Network::roce(Drive::Watch, host),
         None => Network::joined(Drive::Watch, &config.directory),
