@@ -138,7 +138,7 @@ impl EventChannel {
 
     /// Resolves the id of an event. Returns `None` for a stale event.
     fn deliver(&self, event: &abi::EventResp) -> Result<Option<Event>, Error> {
-        let bad = |what| {
+        let bad_answer = |what| {
             Err(Error::BadAnswer {
                 command: Command::GetEvent,
                 what,
@@ -146,48 +146,48 @@ impl EventChannel {
         };
         let kind = EventKind(event.event);
         let Some(entity) = self.inner.table.find(event.uid) else {
-            if !Key::was_given(event.uid) {
-                return bad("an event with an unknown id");
+            if !Key::was_assigned(event.uid) {
+                return bad_answer("an event with an unknown id");
             }
             // Another thread destroyed the id after this one read the event.
             if kind == EventKind::CONNECT_REQUEST {
-                self.refuse_request(event.id);
+                self.destroy_request(event.id);
             }
             return Ok(None);
         };
-        entity.read(kind);
+        entity.record_event(kind);
         // From here on every path acknowledges the event.
-        let mut found = Event {
+        let mut delivered = Event {
             message: Message::new(event, entity.form),
             entity,
             request: None,
         };
-        let entity = &found.entity;
+        let entity = &delivered.entity;
         if kind.is_multicast() != entity.owner.is_some() {
-            return bad("a multicast event for an id, or another event for a membership");
+            return bad_answer("a multicast event for an id, or another event for a membership");
         }
         let destroyed = !*crate::entity::lock(&entity.alive);
         if kind == EventKind::CONNECT_REQUEST {
             if destroyed {
-                self.refuse_request(event.id);
+                self.destroy_request(event.id);
                 return Ok(None);
             }
             let kind = (entity.port_space, entity.form);
             let request = Entity::new(&self.inner, kind, State::Requested, None);
-            found.request = Some(Id::new(&self.inner, request, event.id));
+            delivered.request = Some(Id::new(&self.inner, request, event.id));
         } else if entity
             .number
             .get()
             .is_some_and(|number| *number != event.id)
         {
-            return bad("an event whose id and key do not match");
+            return bad_answer("an event whose id and key do not match");
         }
-        Ok((!destroyed).then_some(found))
+        Ok((!destroyed).then_some(delivered))
     }
 
     /// Destroys a connection request whose listener is gone, which makes the
     /// kernel reject it.
-    fn refuse_request(&self, number: u32) {
+    fn destroy_request(&self, number: u32) {
         if let Err(error) = self.inner.ucm().destroy_id(number) {
             tracing::error!(%error, "destroying a connection request to a destroyed id failed");
         }
@@ -272,13 +272,13 @@ impl Id {
     /// The kernel's reason; the id then stays on its channel.
     pub fn migrate(&mut self, to: &EventChannel) -> Result<u32, Error> {
         let _alive = lock(&self.entity.alive);
-        self.entity.expect_on(&to.inner);
+        self.entity.register_for(&to.inner);
         let number = self.number();
         let reported = to
             .inner
             .ucm()
             .migrate_id(number, self.channel.file.as_fd())?;
-        self.entity.move_to(&to.inner);
+        self.entity.set_channel(&to.inner);
         self.channel = Arc::clone(&to.inner);
         Ok(reported)
     }

@@ -13,11 +13,11 @@ use crate::abi::{self, cmd, newer, query};
 use crate::{Command, Error};
 
 /// Size of the longest command with its header.
-const FRAME: usize = 336;
+const MAX_COMMAND: usize = 336;
 /// Maximum number of paths in the answer to a query; the same as librdmacm's.
 pub const MAX_PATHS: usize = 6;
 /// The kernel writes a path only if more than its size is left, hence the 8.
-const PATHS: usize =
+const PATHS_SIZE: usize =
     size_of::<abi::QueryPathResp>() + MAX_PATHS * size_of::<abi::PathRecData>() + 8;
 
 /// An open rdma_cm device file, borrowed for the duration of commands. Only a
@@ -71,14 +71,14 @@ impl Ucm<'_> {
         body: &B,
         out_len: usize,
     ) -> Result<(), Error> {
-        const { assert!(size_of::<abi::CmdHdr>() + size_of::<B>() <= FRAME) };
+        const { assert!(size_of::<abi::CmdHdr>() + size_of::<B>() <= MAX_COMMAND) };
         let header = abi::CmdHdr {
             cmd: number,
             // The casts cannot truncate: the structures have at most 440 bytes.
             in_len: size_of::<B>() as u16,
             out_len: out_len as u16,
         };
-        let mut frame = [0u8; FRAME];
+        let mut frame = [0u8; MAX_COMMAND];
         let (head, rest) = frame.split_at_mut(size_of::<abi::CmdHdr>());
         head.copy_from_slice(header.as_bytes());
         for (to, from) in rest.iter_mut().zip(body.as_bytes()) {
@@ -108,7 +108,7 @@ impl Ucm<'_> {
         unsafe { self.write(command, Some(id), body, 0) }
     }
 
-    /// Runs a command with an answer. What the kernel does not write stays
+    /// Runs a command with an answer. Bytes that the kernel does not write are
     /// zero.
     fn query<B: WithResponse, R: FromBytes + IntoBytes>(
         &self,
@@ -287,20 +287,20 @@ impl Ucm<'_> {
             ..Default::default()
         };
         let command = Command::QueryPath;
-        let answer: [u8; PATHS] = self.query((command, cmd::CMD_QUERY), Some(id), body)?;
-        let wrong = Error::BadAnswer {
+        let answer: [u8; PATHS_SIZE] = self.query((command, cmd::CMD_QUERY), Some(id), body)?;
+        let malformed = Error::BadAnswer {
             command,
             what: "more paths than the maximum",
         };
-        let (head, rest) = abi::QueryPathResp::read_from_prefix(&answer).map_err(|_| wrong)?;
+        let (head, rest) = abi::QueryPathResp::read_from_prefix(&answer).map_err(|_| malformed)?;
         let mut paths = [abi::PathRecData::default(); MAX_PATHS];
-        let count = usize::try_from(head.num_paths).map_err(|_| wrong)?;
+        let count = usize::try_from(head.num_paths).map_err(|_| malformed)?;
         if count > MAX_PATHS {
-            return Err(wrong);
+            return Err(malformed);
         }
         let size = size_of::<abi::PathRecData>();
         for (path, bytes) in paths.iter_mut().zip(rest.chunks_exact(size)).take(count) {
-            *path = abi::PathRecData::read_from_bytes(bytes).map_err(|_| wrong)?;
+            *path = abi::PathRecData::read_from_bytes(bytes).map_err(|_| malformed)?;
         }
         Ok((count, paths))
     }

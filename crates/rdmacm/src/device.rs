@@ -18,8 +18,8 @@ use crate::{Command, Error};
 
 /// Name of the device, in the kernel and in `/dev/infiniband`.
 const NAME: &str = "rdma_cm";
-/// Buffer size for a sysfs attribute, which is shorter.
-const ATTRIBUTE: usize = 64;
+/// Size of the buffer for a sysfs attribute.
+const MAX_ATTRIBUTE: usize = 64;
 /// `NLM_F_REQUEST`.
 const FLAG_REQUEST: u16 = 1;
 
@@ -54,19 +54,19 @@ pub fn netlink_request() -> Vec<u8> {
 
 fn by_netlink(kernel: &dyn Kernel) -> Option<CmDevice> {
     let mut found = None;
-    let mut answered = false;
+    let mut is_complete = false;
     let result = kernel.netlink(&netlink_request(), &mut |datagram| {
         let progress = read_answer(datagram, NLDEV_CMD_GET_CHARDEV, false, |payload| {
             found = Some(parse_char_device(payload)?);
             Ok(())
         });
-        answered = matches!(progress, Ok(Progress::Done));
+        is_complete = matches!(progress, Ok(Progress::Done));
         !matches!(progress, Ok(Progress::More))
     });
     if let Err(errno) = result {
         tracing::debug!(%errno, "RDMA netlink failed; querying sysfs");
     }
-    let device = found.filter(|_| answered)?;
+    let device = found.filter(|_| is_complete)?;
     Some(CmDevice {
         name: device.name,
         dev_t: Some(device.dev_t),
@@ -77,7 +77,7 @@ fn by_netlink(kernel: &dyn Kernel) -> Option<CmDevice> {
 fn read_attribute(kernel: &dyn Kernel, name: &str) -> Option<String> {
     let path = format!("{}/class/misc/{NAME}/{name}", kernel.sysfs_path());
     let file = Descriptor::open(kernel, &CString::new(path).ok()?, libc::O_RDONLY).ok()?;
-    let mut text = [0; ATTRIBUTE];
+    let mut text = [0; MAX_ATTRIBUTE];
     let len = file.read(&mut text).ok()?;
     let text = text.get(..len)?;
     Some(core::str::from_utf8(text).ok()?.trim().to_owned())
@@ -122,11 +122,11 @@ pub(crate) fn open(kernel: Box<dyn Kernel>) -> Result<Descriptor<Box<dyn Kernel>
     let mut reason = Errno::new(libc::ENOENT);
     for path in core::iter::once(by_name).chain(by_number) {
         let path = CString::new(path).map_err(|_| refused(Errno::new(libc::EINVAL)))?;
-        // A node of that name but with another device number is not opened.
-        let there = kernel.device_number(&path);
+        // A node with this name but another device number is not opened.
+        let number = kernel.device_number(&path);
         if device
             .dev_t
-            .is_some_and(|dev| there.is_ok_and(|number| number != dev))
+            .is_some_and(|dev| number.is_ok_and(|number| number != dev))
         {
             tracing::debug!(?path, "the node belongs to another device");
             continue;

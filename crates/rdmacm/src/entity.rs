@@ -1,5 +1,4 @@
-//! Objects that have a number in the kernel, and events: ids and multicast
-//! memberships.
+//! Objects with a number in the kernel and events: ids and multicast memberships.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -46,7 +45,7 @@ impl Key {
     }
 
     /// Returns whether `number` has been assigned as a key.
-    pub(crate) fn was_given(number: u64) -> bool {
+    pub(crate) fn was_assigned(number: u64) -> bool {
         (1..NEXT_KEY.load(Ordering::Relaxed)).contains(&number)
     }
 }
@@ -73,20 +72,20 @@ pub(crate) struct Entity {
     pub port_space: PortSpace,
     /// Format of the parameters of its events.
     pub form: Form,
-    /// The id that a membership belongs to.
+    /// The id of a membership.
     pub owner: Option<Arc<Entity>>,
     /// Whether the object exists in the kernel. Locked while the object is
     /// destroyed or moved, so that a membership's number is not used after its
     /// id has been destroyed.
     pub alive: Mutex<bool>,
-    /// The channel that it belongs to.
-    home: Mutex<Arc<Channel>>,
-    /// The memberships that it owns.
-    members: Mutex<Vec<Weak<Entity>>>,
+    /// The channel of the object.
+    channel: Mutex<Arc<Channel>>,
+    /// The memberships of an id.
+    memberships: Mutex<Vec<Weak<Entity>>>,
     state_and_events: Mutex<EntityState>,
     all_acknowledged: Condvar,
-    /// The tables that contain it: its channel's, and one for each former
-    /// channel.
+    /// The tables that contain the object: those of its channel, and of former
+    /// channels.
     tables: Mutex<Vec<Weak<Table>>>,
 }
 
@@ -104,8 +103,8 @@ impl Entity {
             form,
             owner,
             alive: Mutex::new(true),
-            home: Mutex::new(Arc::clone(channel)),
-            members: Mutex::new(Vec::new()),
+            channel: Mutex::new(Arc::clone(channel)),
+            memberships: Mutex::new(Vec::new()),
             state_and_events: Mutex::new(EntityState {
                 state,
                 read: 0,
@@ -114,37 +113,37 @@ impl Entity {
             all_acknowledged: Condvar::new(),
             tables: Mutex::new(Vec::new()),
         });
-        entity.enter_table(&channel.table);
+        entity.register_in(&channel.table);
         if let Some(owner) = &entity.owner {
-            let mut members = lock(&owner.members);
-            members.retain(|member| member.strong_count() > 0);
-            members.push(Arc::downgrade(&entity));
+            let mut memberships = lock(&owner.memberships);
+            memberships.retain(|membership| membership.strong_count() > 0);
+            memberships.push(Arc::downgrade(&entity));
         }
         entity
     }
 
-    fn enter_table(self: &Arc<Self>, table: &Arc<Table>) {
+    fn register_in(self: &Arc<Self>, table: &Arc<Table>) {
         lock(&self.tables).push(Arc::downgrade(table));
         lock(&table.0).insert(self.key.0, Arc::downgrade(self));
     }
 
-    /// Registers it and its memberships for events read from `channel`.
-    pub fn expect_on(self: &Arc<Self>, channel: &Channel) {
-        self.enter_table(&channel.table);
-        let members = lock(&self.members).clone();
-        for member in members.iter().filter_map(Weak::upgrade) {
-            member.enter_table(&channel.table);
+    /// Registers the object and its memberships for events read from `channel`.
+    pub fn register_for(self: &Arc<Self>, channel: &Channel) {
+        self.register_in(&channel.table);
+        let memberships = lock(&self.memberships).clone();
+        for membership in memberships.iter().filter_map(Weak::upgrade) {
+            membership.register_in(&channel.table);
         }
     }
 
-    /// Returns the channel that it belongs to.
-    pub fn home(&self) -> Arc<Channel> {
-        Arc::clone(&lock(&self.home))
+    /// Returns the channel of the object.
+    pub fn channel(&self) -> Arc<Channel> {
+        Arc::clone(&lock(&self.channel))
     }
 
-    /// Records that it belongs to another channel now.
-    pub fn move_to(&self, channel: &Arc<Channel>) {
-        let former = core::mem::replace(&mut *lock(&self.home), Arc::clone(channel));
+    /// Sets the channel of the object.
+    pub fn set_channel(&self, channel: &Arc<Channel>) {
+        let former = core::mem::replace(&mut *lock(&self.channel), Arc::clone(channel));
         drop(former);
     }
 
@@ -157,23 +156,22 @@ impl Entity {
         lock(&self.state_and_events).state
     }
 
-    /// Enters a state and returns the former one. Called before the command
-    /// that leads there, since the command's event may be read before the
-    /// command returns.
-    pub fn enter(&self, state: State) -> State {
+    /// Enters a state and returns the former one. Called before the command,
+    /// since the command's event may be read before the command returns.
+    pub fn enter_state(&self, state: State) -> State {
         core::mem::replace(&mut lock(&self.state_and_events).state, state)
     }
 
-    /// Restores a state, unless it has changed since.
-    pub fn back(&self, from: State, to: State) {
+    /// Restores the former state, unless the state has changed since.
+    pub fn restore_state(&self, from: State, to: State) {
         let mut state_and_events = lock(&self.state_and_events);
         if state_and_events.state == from {
             state_and_events.state = to;
         }
     }
 
-    /// Records that one of its events was read.
-    pub fn read(&self, kind: EventKind) {
+    /// Records that an event was read.
+    pub fn record_event(&self, kind: EventKind) {
         let mut state_and_events = lock(&self.state_and_events);
         state_and_events.read = state_and_events.read.wrapping_add(1);
         state_and_events.state = match kind {
@@ -192,11 +190,11 @@ impl Entity {
         };
         drop(state_and_events);
         if let Some(owner) = &self.owner {
-            owner.read(kind);
+            owner.record_event(kind);
         }
     }
 
-    /// Records that one of its events was acknowledged.
+    /// Records that an event was acknowledged.
     pub fn acknowledge(&self) {
         let mut state_and_events = lock(&self.state_and_events);
         state_and_events.acknowledged = state_and_events.acknowledged.wrapping_add(1);

@@ -1,5 +1,4 @@
-//! Errors: the command, the id, the request or the limit, the errno, and what
-//! to do about it.
+//! Errors: the command, the id, the request or the limit, the errno, and a hint.
 
 use core::fmt;
 
@@ -54,7 +53,7 @@ commands! {
     WriteCmEvent = "WRITE_CM_EVENT";
 }
 
-/// Why a command failed. `Copy`, and made without allocating.
+/// Why a command failed. `Copy`, and created without allocating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -162,7 +161,7 @@ impl Error {
                 "the kernel may not support this command; Linux 6.12 does not"
             }
             (_, libc::EACCES) => "the process changed its credentials after opening the channel",
-            (_, libc::ENOENT) => "the id is gone",
+            (_, libc::ENOENT) => "the id was destroyed",
             _ => "",
         }
     }
@@ -183,7 +182,7 @@ impl fmt::Display for Error {
             } => write!(
                 f,
                 " on id {id}: its state is {state:?}; {}",
-                needed(command)
+                requirement(command)
             )?,
             Self::PrivateDataTooLong { len, max, .. } => {
                 write!(
@@ -238,7 +237,7 @@ pub(crate) const fn allows(state: State, command: Command) -> bool {
 }
 
 /// Describes what the command requires.
-pub(crate) const fn needed(command: Command) -> &'static str {
+pub(crate) const fn requirement(command: Command) -> &'static str {
     match command {
         Command::Bind | Command::BindIp => "binding needs a new id",
         Command::ResolveAddr | Command::ResolveIp => "resolving an address needs a new or bound id",

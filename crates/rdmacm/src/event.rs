@@ -130,7 +130,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns whether nobody listens on the port that was asked.
+    /// Returns whether there is no listener on the requested port.
     pub fn is_no_listener(self) -> bool {
         matches!(
             self,

@@ -40,7 +40,7 @@ impl RecordedCommand {
 
 #[derive(Default)]
 struct State {
-    asked: Vec<RecordedCommand>,
+    commands: Vec<RecordedCommand>,
     /// Prepared errors and answers by command, each used once, in order.
     replies: HashMap<u32, VecDeque<Result<Vec<u8>, Errno>>>,
     /// Events by file: the bytes written as the answer.
@@ -81,7 +81,7 @@ impl FakeCm {
     /// Creates a kernel without files.
     pub fn empty() -> Self {
         let fake = Self::default();
-        // Not a number that a bug would likely produce.
+        // Unlikely to be produced by a bug.
         lock(&fake.state).next = 0x100;
         fake
     }
@@ -111,7 +111,7 @@ impl FakeCm {
 
     /// Returns the commands since the last `take_commands`.
     pub fn take_commands(&self) -> Vec<RecordedCommand> {
-        core::mem::take(&mut lock(&self.state).asked)
+        core::mem::take(&mut lock(&self.state).commands)
     }
 
     /// Creates an id, as for a connection request.
@@ -228,7 +228,7 @@ unsafe impl Kernel for FakeCm {
         let mut state = lock(&self.state);
         let contents = state.files.get(&*path.to_string_lossy()).cloned();
         let contents = contents.ok_or(Errno::new(libc::ENOENT))?;
-        // A real descriptor, since it is lent out as one.
+        // A real descriptor, since callers borrow it as one.
         let file = File::open("/dev/null").map_err(|_| Errno::new(libc::EMFILE))?;
         let fd = file.into_raw_fd();
         state.open.insert(fd, contents);
@@ -236,8 +236,8 @@ unsafe impl Kernel for FakeCm {
     }
 
     unsafe fn close(&self, fd: RawFd) -> Result<(), Errno> {
-        let known = lock(&self.state).open.remove(&fd);
-        known.ok_or(Errno::new(libc::EBADF))?;
+        let is_open = lock(&self.state).open.remove(&fd);
+        is_open.ok_or(Errno::new(libc::EBADF))?;
         // SAFETY: opened by `open`, owned by nothing else, and removed from the
         // table.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -273,7 +273,7 @@ unsafe impl Kernel for FakeCm {
             return Err(Errno::new(libc::ENOSPC));
         }
         let mut state = lock(&self.state);
-        state.asked.push(RecordedCommand {
+        state.commands.push(RecordedCommand {
             fd,
             command: header.cmd,
             body: body.to_vec(),
@@ -305,8 +305,8 @@ unsafe impl Kernel for FakeCm {
     }
 
     unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
-        let known = lock(&self.state).open.contains_key(&fd) && nonblocking;
-        if known {
+        let is_open = lock(&self.state).open.contains_key(&fd) && nonblocking;
+        if is_open {
             Ok(())
         } else {
             Err(Errno::new(libc::EBADF))
@@ -315,8 +315,8 @@ unsafe impl Kernel for FakeCm {
 
     fn device_number(&self, path: &CStr) -> Result<libc::dev_t, Errno> {
         let state = lock(&self.state);
-        let there = state.files.contains_key(&*path.to_string_lossy());
-        if there {
+        let exists = state.files.contains_key(&*path.to_string_lossy());
+        if exists {
             Ok(libc::makedev(10, 58))
         } else {
             Err(Errno::new(libc::ENOENT))

@@ -72,7 +72,7 @@ impl Route {
 }
 
 /// Parses an address in an answer.
-fn answered(command: Command, bytes: &[u8]) -> Result<Option<Address>, Error> {
+fn parse_address(command: Command, bytes: &[u8]) -> Result<Option<Address>, Error> {
     address::parse(bytes).map_err(|_| Error::BadAnswer {
         command,
         what: "an address of an unknown family",
@@ -81,8 +81,8 @@ fn answered(command: Command, bytes: &[u8]) -> Result<Option<Address>, Error> {
 
 fn addresses(command: Command, answer: &abi::QueryAddrResp) -> Result<Addresses, Error> {
     // A size of zero means no address; other sizes are implied by the family.
-    let local = answered(command, &answer.src_addr)?.filter(|_| answer.src_size != 0);
-    let peer = answered(command, &answer.dst_addr)?.filter(|_| answer.dst_size != 0);
+    let local = parse_address(command, &answer.src_addr)?.filter(|_| answer.src_size != 0);
+    let peer = parse_address(command, &answer.dst_addr)?.filter(|_| answer.dst_size != 0);
     Ok(Addresses {
         local,
         peer,
@@ -165,20 +165,20 @@ impl Id {
 
     /// Runs a command that leads to a state; restores the former state on
     /// error.
-    fn go(
+    fn transition(
         &self,
         state: State,
         command: impl FnOnce(u32) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let before = self.entity.enter(state);
+        let before = self.entity.enter_state(state);
         command(self.number()).map_err(|error| {
-            self.entity.back(state, before);
+            self.entity.restore_state(state, before);
             self.explain(error, before)
         })
     }
 
     /// Runs a command that does not change the state.
-    fn stay<T>(&self, command: impl FnOnce(u32) -> Result<T, Error>) -> Result<T, Error> {
+    fn run<T>(&self, command: impl FnOnce(u32) -> Result<T, Error>) -> Result<T, Error> {
         command(self.number()).map_err(|error| self.explain(error, self.state()))
     }
 
@@ -189,7 +189,7 @@ impl Id {
     /// EADDRINUSE, EADDRNOTAVAIL, ENODEV; wrong state.
     pub fn bind(&self, address: impl Into<Address>) -> Result<(), Error> {
         let address = Sockaddr::from(&address.into());
-        self.go(State::Bound, |id| self.channel.ucm().bind(id, &address))
+        self.transition(State::Bound, |id| self.channel.ucm().bind(id, &address))
     }
 
     /// Starts to find the device that reaches `peer`, from `local` if given.
@@ -207,7 +207,7 @@ impl Id {
     ) -> Result<(), Error> {
         let peer = Sockaddr::from(&peer.into());
         let local = local.as_ref().map(Sockaddr::from);
-        self.go(State::ResolvingAddress, |id| {
+        self.transition(State::ResolvingAddress, |id| {
             let ucm = self.channel.ucm();
             ucm.resolve_addr(id, local.as_ref(), &peer, millis(timeout))
         })
@@ -219,7 +219,7 @@ impl Id {
     /// # Errors
     /// Wrong state.
     pub fn resolve_route(&self, timeout: Duration) -> Result<(), Error> {
-        self.go(State::ResolvingRoute, |id| {
+        self.transition(State::ResolvingRoute, |id| {
             self.channel.ucm().resolve_route(id, millis(timeout))
         })
     }
@@ -231,7 +231,7 @@ impl Id {
     /// # Errors
     /// EADDRINUSE; wrong state.
     pub fn listen(&self, backlog: u32) -> Result<(), Error> {
-        self.go(State::Listening, |id| {
+        self.transition(State::Listening, |id| {
             self.channel.ucm().listen(id, backlog)
         })
     }
@@ -252,7 +252,7 @@ impl Id {
             (_, Form::Connection) => param::MAX_CONNECT_DATA,
             (_, Form::Datagram) => param::MAX_UD_CONNECT_DATA,
         };
-        self.go(State::Connecting, |id| {
+        self.transition(State::Connecting, |id| {
             self.channel.ucm().connect(id, kernel)
         })
         .map_err(|error| Self::explain_data(error, param.private_data.len(), max))
@@ -271,7 +271,7 @@ impl Id {
             Form::Datagram => (State::Established, param::MAX_UD_ACCEPT_DATA),
         };
         let key = self.key().0;
-        self.go(next, |id| self.channel.ucm().accept(id, key, kernel))
+        self.transition(next, |id| self.channel.ucm().accept(id, key, kernel))
             .map_err(|error| Self::explain_data(error, param.private_data.len(), max))
     }
 
@@ -281,7 +281,7 @@ impl Id {
     /// # Errors
     /// Wrong state.
     pub fn establish(&self) -> Result<(), Error> {
-        self.go(State::Established, |id| self.channel.ucm().establish(id))
+        self.transition(State::Established, |id| self.channel.ucm().establish(id))
     }
 
     /// Rejects the connection request that this id represents, or the peer's
@@ -305,9 +305,9 @@ impl Id {
             command,
             what: "the reason is not between 0 and 255",
         })?;
-        let (room, len) = param::room(command, private_data)?;
-        self.go(State::Failed, |id| {
-            self.channel.ucm().reject(id, reason, room, len)
+        let (field, len) = param::private_data_field(command, private_data)?;
+        self.transition(State::Failed, |id| {
+            self.channel.ucm().reject(id, reason, field, len)
         })
         .map_err(|error| Self::explain_data(error, private_data.len(), param::MAX_REJECT_DATA))
     }
@@ -319,7 +319,7 @@ impl Id {
     /// # Errors
     /// Wrong state; a datagram id has no connection.
     pub fn disconnect(&self) -> Result<(), Error> {
-        self.go(State::Disconnected, |id| self.channel.ucm().disconnect(id))
+        self.transition(State::Disconnected, |id| self.channel.ucm().disconnect(id))
     }
 
     /// Returns the attributes that move a queue pair of this id to a state, for
@@ -331,7 +331,7 @@ impl Id {
     /// # Errors
     /// EINVAL if the connection has not reached that state; wrong state.
     pub fn qp_attr(&self, state: QpState) -> Result<(QpAttr, QpAttrMask), Error> {
-        let answer = self.stay(|id| self.channel.ucm().init_qp_attr(id, state.0))?;
+        let answer = self.run(|id| self.channel.ucm().init_qp_attr(id, state.0))?;
         param::qp_attr(&answer).map_err(|what| Error::BadAnswer {
             command: Command::InitQpAttr,
             what,
@@ -343,7 +343,7 @@ impl Id {
     /// # Errors
     /// None in normal operation.
     pub fn addresses(&self) -> Result<Addresses, Error> {
-        let answer = self.stay(|id| self.channel.ucm().query_addr(id))?;
+        let answer = self.run(|id| self.channel.ucm().query_addr(id))?;
         addresses(Command::QueryAddr, &answer)
     }
 
@@ -369,7 +369,7 @@ impl Id {
     /// # Errors
     /// None in normal operation.
     pub fn gids(&self) -> Result<Addresses, Error> {
-        let answer = self.stay(|id| self.channel.ucm().query_gid(id))?;
+        let answer = self.run(|id| self.channel.ucm().query_gid(id))?;
         addresses(Command::QueryGid, &answer)
     }
 
@@ -379,7 +379,7 @@ impl Id {
     /// None in normal operation.
     pub fn route(&self) -> Result<Route, Error> {
         let command = Command::QueryRoute;
-        let answer = self.stay(|id| self.channel.ucm().query_route(id))?;
+        let answer = self.run(|id| self.channel.ucm().query_route(id))?;
         let count = usize::try_from(answer.num_paths).unwrap_or(usize::MAX);
         if count > answer.ib_route.len() {
             return Err(Error::BadAnswer {
@@ -390,8 +390,8 @@ impl Id {
         let [primary, _] = &answer.ib_route;
         Ok(Route {
             addresses: Addresses {
-                local: answered(command, &answer.src_addr)?,
-                peer: answered(command, &answer.dst_addr)?,
+                local: parse_address(command, &answer.src_addr)?,
+                peer: parse_address(command, &answer.dst_addr)?,
                 device: (answer.port_num != 0).then(|| BoundDevice {
                     index: answer.ibdev_index,
                     node_guid: u64::from_be(answer.node_guid),
@@ -410,12 +410,12 @@ impl Id {
     /// # Errors
     /// None in normal operation.
     pub fn ib_paths(&self) -> Result<Vec<abi::PathRecData>, Error> {
-        let (count, paths) = self.stay(|id| self.channel.ucm().query_path(id))?;
+        let (count, paths) = self.run(|id| self.channel.ucm().query_path(id))?;
         Ok(paths.into_iter().take(count).collect())
     }
 
     fn set(&self, level: u32, name: u32, value: &[u8]) -> Result<(), Error> {
-        self.stay(|id| self.channel.ucm().set_option(id, level, name, value))
+        self.run(|id| self.channel.ucm().set_option(id, level, name, value))
     }
 
     /// Sets the type of service of the connection. Call before the route is
@@ -468,10 +468,10 @@ impl Id {
     /// EINVAL if no path is a primary one; wrong state.
     pub fn set_ib_path(&self, paths: &[abi::PathRecData]) -> Result<(), Error> {
         use zerocopy::IntoBytes;
-        let before = self.entity.enter(State::ResolvingRoute);
+        let before = self.entity.enter_state(State::ResolvingRoute);
         let result = self.set(option::OPTION_IB, option::OPTION_IB_PATH, paths.as_bytes());
         if result.is_err() {
-            self.entity.back(State::ResolvingRoute, before);
+            self.entity.restore_state(State::ResolvingRoute, before);
         }
         result
     }
@@ -482,7 +482,7 @@ impl Id {
     /// # Errors
     /// Wrong state.
     pub fn notify(&self, event: AsyncEventType) -> Result<(), Error> {
-        self.stay(|id| self.channel.ucm().notify(id, event.0))
+        self.run(|id| self.channel.ucm().notify(id, event.0))
     }
 
     /// Starts to join a multicast group. Completes with
@@ -501,7 +501,7 @@ impl Id {
         // Registered before the command, since its event may arrive before the
         // command returns.
         let entity = Entity::new(&self.channel, kind, State::Idle, owner);
-        let number = self.stay(|id| {
+        let number = self.run(|id| {
             let ucm = self.channel.ucm();
             ucm.join_mcast(id, entity.key.0, &group, flags.0)
         })?;
@@ -517,7 +517,7 @@ impl Id {
     /// EINVAL if the kernel does not support it, as Linux 6.12.
     pub fn write_event(&self, argument: u64) -> Result<(), Error> {
         let kind = EventKind::USER.0;
-        self.stay(|id| self.channel.ucm().write_cm_event(id, kind, 0, argument))
+        self.run(|id| self.channel.ucm().write_cm_event(id, kind, 0, argument))
     }
 
     /// Destroys the id. Its unread events are discarded; the result accounts

@@ -21,7 +21,7 @@
 //!
 //! All system calls go through [`uverbs::kernel::Kernel`]. Input from the
 //! kernel and from peers is checked: malformed answers are typed errors, and
-//! numbers without a name here are kept.
+//! numbers without a name here are preserved.
 //!
 //! All types are `Send` and `Sync`.
 

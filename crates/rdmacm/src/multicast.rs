@@ -65,7 +65,7 @@ impl Multicast {
             *alive = false;
             return Ok(0);
         }
-        let reported = owner.home().ucm().leave_mcast(self.entity.number())?;
+        let reported = owner.channel().ucm().leave_mcast(self.entity.number())?;
         *alive = false;
         Ok(reported)
     }

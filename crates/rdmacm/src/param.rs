@@ -67,7 +67,7 @@ impl Default for ConnParam<'_> {
 }
 
 /// Copies private data to the fixed-size field of a structure.
-pub(crate) fn room(
+pub(crate) fn private_data_field(
     command: Command,
     data: &[u8],
 ) -> Result<([u8; abi::MAX_PRIVATE_DATA], u8), Error> {
@@ -77,11 +77,11 @@ pub(crate) fn room(
         max: MAX_DATA,
     };
     let len = u8::try_from(data.len()).map_err(|_| too_long)?;
-    let mut room = [0; abi::MAX_PRIVATE_DATA];
-    for (to, from) in room.iter_mut().zip(data) {
+    let mut field = [0; abi::MAX_PRIVATE_DATA];
+    for (to, from) in field.iter_mut().zip(data) {
         *to = *from;
     }
-    Ok((room, len))
+    Ok((field, len))
 }
 
 impl ConnParam<'_> {
@@ -100,7 +100,7 @@ impl ConnParam<'_> {
                 what: "a retry count exceeds 7",
             });
         }
-        let (private_data, private_data_len) = room(command, self.private_data)?;
+        let (private_data, private_data_len) = private_data_field(command, self.private_data)?;
         Ok(abi::ConnParam {
             qp_num: self.qp_num,
             qkey: self.qkey,
@@ -144,8 +144,8 @@ pub struct PeerConnection<'e> {
 }
 
 /// Returns the first `len` bytes of a private data field.
-fn private_data(room: &[u8; abi::MAX_PRIVATE_DATA], len: u8) -> &[u8] {
-    room.get(..usize::from(len)).unwrap_or(room)
+fn private_data(field: &[u8; abi::MAX_PRIVATE_DATA], len: u8) -> &[u8] {
+    field.get(..usize::from(len)).unwrap_or(field)
 }
 
 impl<'e> From<&'e abi::ConnParam> for PeerConnection<'e> {
@@ -215,7 +215,7 @@ pub(crate) fn ah_attr(kernel: &uverbs::abi::write::AhAttr) -> AhAttr {
 /// # Errors
 /// A description of the number that exceeds the range of its attribute.
 pub fn qp_attr(kernel: &abi::QpAttr) -> Result<(QpAttr, QpAttrMask), &'static str> {
-    const KERNELS_OWN: u32 = 0b1111 << 21;
+    const INTERNAL_BITS: u32 = 0b1111 << 21;
     let small = |number: u32, what| u8::try_from(number).map_err(|_| what);
     let attr = QpAttr {
         qp_state: QpState(small(kernel.qp_state, "a queue pair state over 255")?),
@@ -251,6 +251,6 @@ pub fn qp_attr(kernel: &abi::QpAttr) -> Result<(QpAttr, QpAttrMask), &'static st
         alt_timeout: kernel.alt_timeout,
         rate_limit: 0,
     };
-    let mask = QpAttrMask::from_bits_retain(kernel.qp_attr_mask & !KERNELS_OWN);
+    let mask = QpAttrMask::from_bits_retain(kernel.qp_attr_mask & !INTERNAL_BITS);
     Ok((attr, mask))
 }

@@ -39,9 +39,9 @@ fn a_failed_command_does_not_undo_an_event() {
     assert!(id.listen(1).is_err());
     assert_eq!(id.state(), State::Idle);
     // With an event that another thread reads concurrently.
-    let before = id.entity.enter(State::Listening);
-    id.entity.read(EventKind::DEVICE_REMOVAL);
-    id.entity.back(State::Listening, before);
+    let before = id.entity.enter_state(State::Listening);
+    id.entity.record_event(EventKind::DEVICE_REMOVAL);
+    id.entity.restore_state(State::Listening, before);
     assert_eq!(id.state(), State::DeviceRemoved);
 }
 

@@ -4,7 +4,7 @@ mod c_headers;
 mod commands;
 mod device;
 mod events;
-mod life;
+mod lifetime;
 mod multicast;
 mod parsing;
 
