@@ -3,9 +3,9 @@
 
 #![no_main]
 
-use embedded_testing::world;
+use embedded_testing::random;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|script: &[u8]| {
-    world::sequence(world::Random::of_bytes(script));
+    random::sequence(random::Random::from_bytes(script));
 });

@@ -1,4 +1,4 @@
-//! What the tests drive the device with: crates/mlx5, and memory.
+//! A driver for tests: queues of crates/mlx5, and registered memory.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ pub struct Host {
     pub context: Arc<Context>,
     pub device: DeviceContext,
     pub pd: PdHandle,
-    /// It is whom the device's complaints are about.
-    pub blamed: bool,
+    /// Dropping the host asserts that the device has no complaints about it.
+    pub checks_complaints: bool,
 }
 
 pub type Cq = CompletionQueue<Arc<Context>>;
 pub type Qp = QueuePair<Arc<Context>>;
 pub type Srq = SharedReceiveQueue<Arc<Context>>;
 
-/// Registered memory. Written to by the device, so looked at by copies.
+/// Registered memory. The device writes to it, so it is accessed by copying.
 pub struct Memory {
     bytes: *mut u8,
     len: usize,
@@ -58,28 +58,28 @@ impl Host {
             context,
             device,
             pd,
-            blamed: true,
+            checks_complaints: true,
         }
     }
 
-    /// The number of a UAR of the context.
+    /// Returns the number of a UAR of the context.
     pub fn uar(&self) -> u32 {
         self.device.cq_uar_page().unwrap()
     }
 
-    /// What the kernel says of a context.
+    /// Queries the context's information.
     pub fn device_info(&self) -> uverbs::ContextInfo {
         mlx5::ioctl::query_context(&self.context, &mut [0; 72]).unwrap()
     }
 
-    /// One device, driven by its thread.
-    pub fn alone(profile: &str) -> Self {
+    /// Creates one device, driven by its thread.
+    pub fn single(profile: &str) -> Self {
         let network = Network::new(Drive::Thread).unwrap();
         Self::new(&network.strict_device(profile).unwrap())
     }
 
-    /// Two devices of a network, driven as said.
-    pub fn two(profile: &str, drive: Drive) -> (Self, Self) {
+    /// Creates two devices of a network.
+    pub fn pair(profile: &str, drive: Drive) -> (Self, Self) {
         let network = Network::new(drive).unwrap();
         let host = || Self::new(&network.strict_device(profile).unwrap());
         (host(), host())
@@ -166,13 +166,13 @@ impl Host {
         SharedReceiveQueue::create(&self.context, &self.device, &init).unwrap()
     }
 
-    /// The way to this host.
+    /// Returns the path to this host.
     pub fn path(&self) -> AhAttr {
         let port = self.context.query_port(1).unwrap().legacy;
         let ethernet = port.link_layer == 2;
         let mut gids = [GidEntry::default(); 2];
         let count = self.context.query_gid_table(&mut gids[..]);
-        // On Ethernet, the GID of RoCE v2, which may have one of RoCE v1 before it.
+        // On Ethernet the last GID is that of RoCE v2.
         let gid = gids[..count.unwrap()].last().unwrap();
         AhAttr {
             grh: GlobalRoute {
@@ -220,27 +220,27 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         uverbs::mr::destroy(&self.context, self.mr).unwrap();
-        // SAFETY: made by `memory_at`, and no longer the device's.
+        // SAFETY: allocated by `memory_at`, and no longer registered.
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.bytes, self.len)) });
     }
 }
 
 impl Drop for Host {
-    /// Nothing that the driver did was wrong.
+    /// Asserts that the device has no complaints about the driver.
     fn drop(&mut self) {
         let complaints = self.embedded.complaints();
-        let programs = ["is in error: overrun", "may not be bound"];
-        let about_driver = |it: &&String| !programs.iter().any(|their| it.contains(their));
-        let complaint = complaints.iter().find(about_driver);
-        if self.blamed && !std::thread::panicking() {
+        let expected = ["is in error: overrun", "may not be bound"];
+        let is_unexpected = |it: &&String| !expected.iter().any(|text| it.contains(text));
+        let complaint = complaints.iter().find(is_unexpected);
+        if self.checks_complaints && !std::thread::panicking() {
             assert_eq!(complaint, None);
         }
     }
 }
 
-/// What a send work request says.
+/// The operation of a send work request.
 #[derive(Clone, Copy)]
-pub enum Work<'a> {
+pub enum Operation<'a> {
     Send,
     Write(&'a Memory, usize),
     Read(&'a Memory, usize),
@@ -248,25 +248,25 @@ pub enum Work<'a> {
     Swap(&'a Memory, u64, u64),
 }
 
-impl Work<'_> {
-    /// Its remote memory and operands, as a work request without data.
+impl Operation<'_> {
+    /// Builds a work request with remote memory and operands, but without data.
     pub fn request<'a>(self, wr_id: u64, opcode: Opcode) -> SendWr<'a, Address> {
         let mut wr = SendWr::new(wr_id, opcode, SendFlags::SIGNALED);
         let (to, at) = match self {
-            Work::Send => return wr,
-            Work::Write(to, at) | Work::Read(to, at) => (to, at),
-            Work::Add(to, _) | Work::Swap(to, ..) => (to, 0),
+            Operation::Send => return wr,
+            Operation::Write(to, at) | Operation::Read(to, at) => (to, at),
+            Operation::Add(to, _) | Operation::Swap(to, ..) => (to, 0),
         };
         wr.remote = RemoteMemory {
             addr: to.address() + at as u64,
             rkey: to.keys.rkey,
         };
         wr.operands = match self {
-            Work::Add(_, compare_add) => Operands::Atomic {
+            Operation::Add(_, compare_add) => Operands::Atomic {
                 compare_add,
                 swap: 0,
             },
-            Work::Swap(_, compare_add, swap) => Operands::Atomic { compare_add, swap },
+            Operation::Swap(_, compare_add, swap) => Operands::Atomic { compare_add, swap },
             _ => Operands::None,
         };
         wr
@@ -274,13 +274,13 @@ impl Work<'_> {
 }
 
 /// Posts one work request.
-pub fn post(qp: &mut Qp, wr_id: u64, work: Work<'_>, sge: Sge) {
+pub fn post(qp: &mut Qp, wr_id: u64, work: Operation<'_>, sge: Sge) {
     let opcode = match work {
-        Work::Send => Opcode::SEND,
-        Work::Write(..) => Opcode::RDMA_WRITE,
-        Work::Read(..) => Opcode::RDMA_READ,
-        Work::Add(..) => Opcode::ATOMIC_FETCH_AND_ADD,
-        Work::Swap(..) => Opcode::ATOMIC_CMP_AND_SWP,
+        Operation::Send => Opcode::SEND,
+        Operation::Write(..) => Opcode::RDMA_WRITE,
+        Operation::Read(..) => Opcode::RDMA_READ,
+        Operation::Add(..) => Opcode::ATOMIC_FETCH_AND_ADD,
+        Operation::Swap(..) => Opcode::ATOMIC_CMP_AND_SWP,
     };
     qp.send.begin();
     let list = [sge];
@@ -288,7 +288,7 @@ pub fn post(qp: &mut Qp, wr_id: u64, work: Work<'_>, sge: Sge) {
         data: Data::Sges(&list),
         ..work.request(wr_id, opcode)
     };
-    // SAFETY: the tests keep their memory until they have the completion.
+    // SAFETY: the tests keep the memory until they have polled the completion.
     unsafe {
         qp.send.push(&wr).unwrap();
         assert!(qp.send.publish());
@@ -303,14 +303,14 @@ pub fn receive(qp: &mut Qp, wr_id: u64, sge: Sge) {
     unsafe { recv.publish() };
 }
 
-/// The next completion, which comes within a time that no machine takes.
+/// Polls for the next completion, and drives the device.
 pub fn poll(host: &Host, cq: &mut Cq) -> WorkCompletion {
-    let until = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(wc) = poll_once(cq) {
             return wc;
         }
-        assert!(Instant::now() < until, "no completion");
+        assert!(Instant::now() < deadline, "no completion");
         host.embedded.drive();
     }
 }
@@ -320,19 +320,19 @@ pub fn poll_once(cq: &mut Cq) -> Option<WorkCompletion> {
     // SAFETY: as in `post`.
     match unsafe { cq.ring.poll(&mut out) }.unwrap() {
         0 => None,
-        // SAFETY: as many places were written.
+        // SAFETY: one completion was written.
         _ => Some(unsafe { out[0].assume_init() }),
     }
 }
 
-/// The next completion, by the device's own thread.
+/// Polls for the next completion; the network's thread drives the device.
 pub fn wait(cq: &mut Cq) -> WorkCompletion {
-    let until = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(wc) = poll_once(cq) {
             return wc;
         }
-        assert!(Instant::now() < until, "no completion");
+        assert!(Instant::now() < deadline, "no completion");
         std::thread::yield_now();
     }
 }
@@ -341,16 +341,16 @@ pub fn modify(qp: &Qp, attr: &QpAttr, mask: Mask) {
     qp.object.modify(attr, mask, Udata::none()).unwrap();
 }
 
-/// Takes a queue pair to RTS.
+/// Moves a queue pair to RTS.
 pub fn connect(qp: &Qp, kind: QpType, peer: u32, path: AhAttr) {
-    connect_for(qp, kind, peer, path, all());
+    connect_with_access(qp, kind, peer, path, all());
 }
 
-/// Takes a queue pair to RTS, whose peer may do that much.
-pub fn connect_for(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: AccessFlags) {
+/// Moves a queue pair to RTS, with the given access rights of the peer.
+pub fn connect_with_access(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: AccessFlags) {
     let when = |condition, mask| if condition { mask } else { Mask::empty() };
-    let asks = matches!(kind, QpType::RC | QpType::XRC_INI);
-    let answers = matches!(kind, QpType::RC | QpType::XRC_TGT);
+    let requests = matches!(kind, QpType::RC | QpType::XRC_INI);
+    let responds = matches!(kind, QpType::RC | QpType::XRC_TGT);
     let ud = kind == QpType::UD;
     let attr = QpAttr {
         qp_state: QpState::INIT,
@@ -359,11 +359,11 @@ pub fn connect_for(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: Acces
         qp_access_flags: access,
         ..QpAttr::default()
     };
-    let rights = if ud { Mask::QKEY } else { Mask::ACCESS_FLAGS };
+    let access_mask = if ud { Mask::QKEY } else { Mask::ACCESS_FLAGS };
     modify(
         qp,
         &attr,
-        Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | rights,
+        Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | access_mask,
     );
     let attr = QpAttr {
         qp_state: QpState::RTR,
@@ -377,7 +377,7 @@ pub fn connect_for(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: Acces
     };
     let route = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
     let route = if ud { Mask::empty() } else { route };
-    let reads = when(answers, Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER);
+    let reads = when(responds, Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER);
     modify(qp, &attr, Mask::STATE | route | reads);
     let attr = QpAttr {
         qp_state: QpState::RTS,
@@ -389,12 +389,12 @@ pub fn connect_for(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, access: Acces
         ..QpAttr::default()
     };
     let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
-    let retries = when(asks || answers, Mask::TIMEOUT) | when(asks, retries);
+    let retries = when(requests || responds, Mask::TIMEOUT) | when(requests, retries);
     modify(qp, &attr, Mask::STATE | Mask::SQ_PSN | retries);
 }
 
 /// Connects two queue pairs of two hosts.
-pub fn join(kind: QpType, (a, ha): (&Qp, &Host), (b, hb): (&Qp, &Host)) {
+pub fn connect_pair(kind: QpType, (a, ha): (&Qp, &Host), (b, hb): (&Qp, &Host)) {
     connect(a, kind, b.object.qp_num(), hb.path());
     connect(b, kind, a.object.qp_num(), ha.path());
 }

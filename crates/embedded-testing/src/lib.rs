@@ -1,6 +1,6 @@
-//! Support for tests of the embedded device: a well-behaved driver over
-//! `crates/mlx5`, commands attribute by attribute, and random sequences of them.
-#![allow(missing_docs, reason = "for tests: the names say it")]
+//! Support for tests of the embedded device: a correct driver based on `crates/mlx5`,
+//! commands built attribute by attribute, and random sequences of commands.
+#![allow(missing_docs, reason = "for tests; the names are sufficient")]
 #![allow(
     clippy::len_without_is_empty,
     clippy::missing_safety_doc,
@@ -10,5 +10,5 @@
 )]
 
 pub mod driver;
+pub mod random;
 pub mod raw;
-pub mod world;

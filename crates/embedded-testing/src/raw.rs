@@ -1,5 +1,4 @@
-//! Commands as they are given to the kernel, attribute by attribute, and memory
-//! that they may name.
+//! Commands built attribute by attribute, and memory for their addresses.
 
 use std::os::fd::RawFd;
 use std::ptr;
@@ -10,11 +9,11 @@ use uverbs::abi::ioctl::{ATTR_F_MANDATORY, Attr, IoctlHdr, RDMA_VERBS_IOCTL};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 pub const PAGE: usize = 4096;
-/// Bytes of a frame, whatever its header says.
-const FRAME: usize = 8192;
+/// Size of the buffer of a command, whatever its header says.
+const MAX_COMMAND: usize = 8192;
 
-/// Memory that only commands and devices use, between inaccessible pages, and
-/// beyond these a page that must stay unchanged.
+/// Memory that only commands and devices use, between inaccessible pages and canary pages
+/// that must stay unchanged.
 pub struct Arena {
     mapping: *mut u8,
     pages: usize,
@@ -24,19 +23,19 @@ const CANARY: u8 = 0xa5;
 
 impl Arena {
     pub fn new(pages: usize) -> Self {
-        let all = (pages + 6) * PAGE;
+        let total = (pages + 6) * PAGE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping.
-        let mapping = unsafe { libc::mmap(ptr::null_mut(), all, libc::PROT_NONE, flags, -1, 0) };
+        let mapping = unsafe { libc::mmap(ptr::null_mut(), total, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(mapping, libc::MAP_FAILED);
         let mapping = mapping.cast::<u8>();
         for (from, count) in [(1, 1), (3, pages), (pages + 4, 1)] {
-            // SAFETY: pages of the mapping, which nobody uses yet.
-            let done = unsafe {
+            // SAFETY: pages of the mapping, which are not in use yet.
+            let result = unsafe {
                 let access = libc::PROT_READ | libc::PROT_WRITE;
                 libc::mprotect(mapping.add(from * PAGE).cast(), count * PAGE, access)
             };
-            assert_eq!(done, 0);
+            assert_eq!(result, 0);
         }
         let arena = Self { mapping, pages };
         for canary in arena.canaries() {
@@ -71,11 +70,11 @@ impl Arena {
         unsafe { self.start().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Makes its first page one that cannot be written to.
+    /// Makes the first page read-only.
     pub fn protect_first(&self) {
-        // SAFETY: a page of the arena, which nobody was given.
-        let done = unsafe { libc::mprotect(self.start().cast(), PAGE, libc::PROT_READ) };
-        assert_eq!(done, 0);
+        // SAFETY: a page of the arena, which is not in use yet.
+        let result = unsafe { libc::mprotect(self.start().cast(), PAGE, libc::PROT_READ) };
+        assert_eq!(result, 0);
     }
 
     pub fn check(&self) {
@@ -91,7 +90,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping; what used it is gone.
+        // SAFETY: the whole mapping, which is no longer used.
         unsafe { libc::munmap(self.mapping.cast(), (self.pages + 6) * PAGE) };
     }
 }
@@ -101,7 +100,7 @@ impl Drop for Arena {
 pub struct Command {
     pub header: IoctlHdr,
     pub attrs: Vec<Attr>,
-    /// What attributes point to.
+    /// Buffers that attributes point to.
     buffers: Vec<Vec<u64>>,
 }
 
@@ -120,7 +119,7 @@ impl Command {
         }
     }
 
-    /// A write command, with room for its answer.
+    /// Builds a write command, with a buffer for its answer.
     pub fn write(number: u32, body: &(impl IntoBytes + Immutable + ?Sized), answer: u16) -> Self {
         let mut command = Self::new(OBJECT_DEVICE, METHOD_INVOKE_WRITE);
         command.constant(ATTR_WRITE_CMD, number.into());
@@ -191,29 +190,29 @@ impl Command {
         self
     }
 
-    /// Gives the command; the error's number, or the attributes as they are then.
+    /// Executes the command. Returns the resulting attributes, or the errno.
     ///
     /// # Safety
     /// Addresses in attributes and driver data are valid or unmapped, until the new
     /// object is destroyed.
     pub unsafe fn run(&self, context: &Context) -> Result<Vec<Attr>, i32> {
-        let mut frame = vec![0u64; FRAME / 8];
+        let mut frame = vec![0u64; MAX_COMMAND / 8];
         let mut header = self.header;
         let bytes = size_of::<IoctlHdr>() + size_of_val(&self.attrs[..]);
-        assert!(bytes <= FRAME);
+        assert!(bytes <= MAX_COMMAND);
         header.num_attrs = header.num_attrs.wrapping_add(self.attrs.len() as u16);
         header.length = header.length.wrapping_add(bytes as u16);
-        let place = frame.as_mut_bytes();
-        place[..24].copy_from_slice(header.as_bytes());
-        place[24..bytes].copy_from_slice(self.attrs.as_bytes());
+        let buffer = frame.as_mut_bytes();
+        buffer[..24].copy_from_slice(header.as_bytes());
+        buffer[24..bytes].copy_from_slice(self.attrs.as_bytes());
         let argument = frame.as_mut_ptr().cast();
-        // SAFETY: the frame is longer than any that is taken; its addresses are
-        // as the caller says.
-        let done = unsafe { (context.kernel()).ioctl(context.fd(), RDMA_VERBS_IOCTL, argument) };
-        done.map_err(|errno| errno.raw())?;
-        // As many as the header said, which was right then.
-        let all = usize::from(header.num_attrs) * size_of::<Attr>();
-        let attrs = &frame.as_bytes()[24..24 + all];
+        // SAFETY: the buffer is longer than any command that is accepted; the caller
+        // guarantees the addresses in it.
+        let result = unsafe { (context.kernel()).ioctl(context.fd(), RDMA_VERBS_IOCTL, argument) };
+        result.map_err(|errno| errno.raw())?;
+        // The command succeeded, so the header's number was correct.
+        let total = usize::from(header.num_attrs) * size_of::<Attr>();
+        let attrs = &frame.as_bytes()[24..24 + total];
         Ok(attrs
             .chunks_exact(size_of::<Attr>())
             .map(|bytes| Attr::read_from_bytes(bytes).unwrap())
@@ -221,22 +220,22 @@ impl Command {
     }
 }
 
-/// The object that a command has made.
-pub fn made(attrs: &[Attr], id: u16) -> u32 {
+/// Returns the handle of the object that a command has created.
+pub fn created(attrs: &[Attr], id: u16) -> u32 {
     attrs.iter().find(|attr| attr.attr_id == id).unwrap().data as u32
 }
 
-/// Bytes of an output of at most a structure's length, as the command has left it.
+/// Returns the structure that a command has written to an output.
 pub fn answer<T: FromBytes>(attrs: &[Attr], id: u16) -> T {
     let attr = attrs.iter().find(|attr| attr.attr_id == id).unwrap();
     assert_eq!(usize::from(attr.len), size_of::<T>());
     let from = ptr::with_exposed_provenance::<u8>(attr.data as usize);
-    // SAFETY: an output of that length, whose buffer the command still has.
+    // SAFETY: an output of that length, whose buffer the command still owns.
     let bytes = unsafe { std::slice::from_raw_parts(from, attr.len.into()) };
     T::read_from_bytes(bytes).unwrap()
 }
 
-/// A completion queue's command, without the driver's data.
+/// Builds the command for a completion queue, without driver data.
 pub fn create_cq(cqe: u32) -> Command {
     let mut command = Command::new(OBJECT_CQ, METHOD_CQ_CREATE);
     command
@@ -249,7 +248,7 @@ pub fn create_cq(cqe: u32) -> Command {
     command
 }
 
-/// A queue pair's command, without the driver's data.
+/// Builds the command for a queue pair, without driver data.
 pub fn create_qp(kind: u32, receives: u32) -> Command {
     let cap = [4, receives, 1, 1, 0u32];
     let mut command = Command::new(OBJECT_QP, METHOD_QP_CREATE);
@@ -264,7 +263,7 @@ pub fn create_qp(kind: u32, receives: u32) -> Command {
     command
 }
 
-/// A shared receive queue's command, without the driver's data.
+/// Builds the command for a shared receive queue, without driver data.
 pub fn create_srq(pd: u32, max_wr: u32) -> Command {
     let mut command = Command::new(OBJECT_SRQ, METHOD_SRQ_CREATE);
     command
@@ -283,7 +282,7 @@ pub fn create_srq(pd: u32, max_wr: u32) -> Command {
 
 /// `struct mlx5_ib_create_cq`.
 pub fn cq_driver(entries: u64, records: u64, size: u32, uar: u32) -> Vec<u8> {
-    /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`, a half word on.
+    /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`, in the flags after the size.
     const NAMES_UAR: u64 = 1 << 1 << 48;
     [
         entries.to_ne_bytes(),
@@ -308,7 +307,8 @@ pub fn srq_driver(entries: u64, records: u64, user_index: u32) -> Vec<u8> {
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX`.
 pub const NAMES_UAR: u32 = 1 << 10;
 
-/// `struct mlx5_ib_create_qp`: so many blocks and receives of 16 bytes << `shift`.
+/// `struct mlx5_ib_create_qp`, with the number of send blocks, the number of receives, and
+/// the logarithm of a receive's size.
 pub fn qp_driver(
     entries: u64,
     records: u64,
@@ -328,7 +328,7 @@ pub fn qp_driver(
     .concat()
 }
 
-/// The command that destroys an object, and the attribute that names it.
+/// Builds the command that destroys an object.
 pub fn destroy(object: u16, handle: u32) -> Command {
     let (method, id, room) = match object {
         OBJECT_CQ => (METHOD_CQ_DESTROY, ATTR_DESTROY_CQ_HANDLE, 8),
@@ -349,19 +349,19 @@ pub fn destroy(object: u16, handle: u32) -> Command {
 }
 
 pub fn close(context: &Context, fd: RawFd) {
-    // SAFETY: a descriptor of this context that the caller has no other use for.
+    // SAFETY: a descriptor of this context that the caller no longer uses.
     unsafe { context.kernel().close(fd) }.unwrap();
 }
 
 impl Command {
-    /// What an attribute says: its own eight bytes, or what it points to.
-    fn said(&mut self, id: u16) -> Option<&mut [u8]> {
+    /// Returns the data of an attribute: inline, or in its buffer.
+    fn data(&mut self, id: u16) -> Option<&mut [u8]> {
         let at = self.attrs.iter().position(|attr| attr.attr_id == id)?;
         let (length, data) = (usize::from(self.attrs[at].len), self.attrs[at].data);
         let mut buffers = self.buffers.iter_mut();
         let found = buffers.find(|buffer| buffer.as_ptr().addr() as u64 == data);
         if length <= 8 {
-            // An output is by address, however short.
+            // A short output has an address, too.
             let inline = found.is_none().then_some(&mut self.attrs[at].data)?;
             return inline.as_mut_bytes().get_mut(..length);
         }
@@ -369,25 +369,25 @@ impl Command {
         buffer.as_mut_bytes().get_mut(..length)
     }
 
-    /// Changes a byte of an input that is at `from` or behind it.
-    pub fn poke(&mut self, id: u16, from: usize, at: usize, byte: u8) {
-        let behind = self.said(id).and_then(|said| said.get_mut(from..));
-        let place = behind.and_then(|said| {
-            let length = said.len().max(1);
-            said.get_mut(at % length)
+    /// Changes a byte of an input, at `from` or behind it.
+    pub fn set_byte(&mut self, id: u16, from: usize, at: usize, byte: u8) {
+        let tail = self.data(id).and_then(|data| data.get_mut(from..));
+        let target = tail.and_then(|tail| {
+            let length = tail.len().max(1);
+            tail.get_mut(at % length)
         });
-        if let Some(place) = place {
-            *place = byte;
+        if let Some(target) = target {
+            *target = byte;
         }
     }
 
     /// Makes an input shorter.
     pub fn truncate(&mut self, id: u16, length: usize) {
-        let Some(said) = self.said(id) else { return };
-        let length = length.min(said.len());
+        let Some(data) = self.data(id) else { return };
+        let length = length.min(data.len());
         let mut inline = [0; 8];
         if length <= 8 {
-            inline[..length].copy_from_slice(&said[..length]);
+            inline[..length].copy_from_slice(&data[..length]);
         }
         let attr = self.find(id);
         attr.len = length as u16;

@@ -88,7 +88,7 @@ fn writes(drive: Drive, devices: usize, size: usize) -> f64 {
     let (mut cqa, mut cqb) = (a.cq(256), b.cq(256));
     let mut qa = a.qp(QpType::RC, &mut cqa);
     let qb = b.qp(QpType::RC, &mut cqb);
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let (from, to) = (a.memory(size), b.memory(size));
     let (began, start) = (now(drive), Instant::now());
     let mut done = 0u64;
@@ -106,18 +106,18 @@ fn ping_pong(drive: Drive, devices: usize) -> f64 {
     let (mut cqa, mut cqb) = (a.cq(256), b.cq(256));
     let mut qa = a.qp(QpType::RC, &mut cqa);
     let mut qb = b.qp(QpType::RC, &mut cqb);
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let (ma, mb) = (a.memory(64), b.memory(64));
     let (began, start) = (now(drive), Instant::now());
     let mut rounds = 0u64;
     while start.elapsed() < TIME {
         // One receives and sends back, then the other.
         receive(&mut qb, 0, mb.sge(0, 64));
-        post(&mut qa, 0, Work::Send, ma.sge(0, 64));
+        post(&mut qa, 0, Operation::Send, ma.sge(0, 64));
         completion(&b.embedded, drive, &mut cqb);
         completion(&a.embedded, drive, &mut cqa);
         receive(&mut qa, 0, ma.sge(0, 64));
-        post(&mut qb, 0, Work::Send, mb.sge(0, 64));
+        post(&mut qb, 0, Operation::Send, mb.sge(0, 64));
         completion(&a.embedded, drive, &mut cqa);
         completion(&b.embedded, drive, &mut cqb);
         rounds += 1;
@@ -153,7 +153,7 @@ impl Writer {
         let (mut qps, mut peers) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let (a, b) = (host.qp(QpType::RC, &mut cq), host.qp(QpType::RC, &mut peer));
-            join(QpType::RC, (&a, &host), (&b, &host));
+            connect_pair(QpType::RC, (&a, &host), (&b, &host));
             qps.push(a);
             peers.push(b);
         }

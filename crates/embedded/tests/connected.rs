@@ -10,15 +10,15 @@ const RECEIVED: u32 = 128;
 #[test]
 fn a_message_goes_through_a_device() {
     for profile in ["ib", "roce"] {
-        let host = Host::alone(profile);
+        let host = Host::single(profile);
         let mut cq = host.cq(16);
         let mut a = host.qp(QpType::RC, &mut cq);
         let mut b = host.qp(QpType::RC, &mut cq);
-        join(QpType::RC, (&a, &host), (&b, &host));
+        connect_pair(QpType::RC, (&a, &host), (&b, &host));
         let (from, to) = (host.memory(64), host.memory(64));
         from.set(0, &[0x5a; 64]);
         receive(&mut b, 2, to.sge(0, 64));
-        post(&mut a, 1, Work::Send, from.sge(0, 64));
+        post(&mut a, 1, Operation::Send, from.sge(0, 64));
         let mut got = [wait(&mut cq), wait(&mut cq)];
         got.sort_by_key(|wc| wc.wr_id);
         assert_eq!((got[0].status, got[0].wr_id), (0, 1), "{profile}");
@@ -34,23 +34,23 @@ fn two_devices_reach_each_other_however_they_are_driven() {
     for profile in ["ib", "roce"] {
         for drive in [Drive::Caller, Drive::Thread] {
             for kind in [QpType::RC, QpType::UC] {
-                let (a, b) = Host::two(profile, drive);
+                let (a, b) = Host::pair(profile, drive);
                 let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
                 let (mut qa, mut qb) = (a.qp(kind, &mut cqa), b.qp(kind, &mut cqb));
-                join(kind, (&qa, &a), (&qb, &b));
+                connect_pair(kind, (&qa, &a), (&qb, &b));
                 // More than fits into one packet, and not on its boundary.
                 let (from, to) = (a.memory(10_001), b.memory(20_000));
                 let data: Vec<u8> = (0..10_001u32).map(|n| (n * 7) as u8).collect();
                 from.set(0, &data);
                 receive(&mut qb, 3, to.sge(5, 10_001));
-                post(&mut qa, 4, Work::Send, from.sge(0, 10_001));
+                post(&mut qa, 4, Operation::Send, from.sge(0, 10_001));
                 let sent = poll(&a, &mut cqa);
                 let received = poll(&b, &mut cqb);
                 assert_eq!((sent.status, sent.wr_id), (0, 4), "{profile} {drive:?}");
                 assert_eq!((received.wr_id, received.byte_len), (3, 10_001));
                 assert_eq!(to.get(5, 10_001), data);
                 assert_eq!((to.get(0, 5), to.get(10_006, 5)), (vec![0; 5], vec![0; 5]));
-                post(&mut qa, 5, Work::Write(&to, 10_100), from.sge(0, 64));
+                post(&mut qa, 5, Operation::Write(&to, 10_100), from.sge(0, 64));
                 assert_eq!(poll(&a, &mut cqa).status, 0);
                 while to.get(10_163, 1) != data[63..64] {
                     b.embedded.drive();
@@ -64,22 +64,22 @@ fn two_devices_reach_each_other_however_they_are_driven() {
 
 #[test]
 fn reads_and_atomics_return_old_values() {
-    let (a, b) = Host::two("ib", Drive::Caller);
+    let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let (here, there) = (a.memory(4096), b.memory(4096));
     there.set(100, b"far away");
-    post(&mut qa, 1, Work::Read(&there, 100), here.sge(0, 8));
+    post(&mut qa, 1, Operation::Read(&there, 100), here.sge(0, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
     assert_eq!(here.get(0, 8), b"far away");
     // Atomics count in the processor's byte order, as the driver has it.
     there.set(0, &41u64.to_ne_bytes());
-    post(&mut qa, 2, Work::Add(&there, 1), here.sge(8, 8));
+    post(&mut qa, 2, Operation::Add(&there, 1), here.sge(8, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
-    post(&mut qa, 3, Work::Swap(&there, 42, 7), here.sge(16, 8));
+    post(&mut qa, 3, Operation::Swap(&there, 42, 7), here.sge(16, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
-    post(&mut qa, 4, Work::Swap(&there, 42, 8), here.sge(24, 8));
+    post(&mut qa, 4, Operation::Swap(&there, 42, 8), here.sge(24, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
     let found = [8, 16, 24].map(|at| here.get(at, 8));
     assert_eq!(found, [41u64, 42, 7].map(|n| n.to_ne_bytes().to_vec()));
@@ -88,10 +88,10 @@ fn reads_and_atomics_return_old_values() {
 
 #[test]
 fn a_region_is_found_at_its_own_addresses() {
-    let (a, b) = Host::two("ib", Drive::Caller);
+    let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let here = a.memory(64);
     here.set(0, b"at another address");
     for iova in [0, 0x1_0000, 0x7fff_ffff_0000, 3 << 30] {
@@ -130,17 +130,17 @@ fn forbidden_accesses_have_the_right_status() {
     const PROTECTION: u32 = 4;
     const REMOTE_ACCESS: u32 = 10;
     const FLUSHED: u32 = 5;
-    let (a, b) = Host::two("ib", Drive::Caller);
+    let (a, b) = Host::pair("ib", Drive::Caller);
     let read_only = b.memory_at(64, AccessFlags::REMOTE_READ, None);
     let gone = b.memory(64);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let here = a.memory(64);
-    let mut attempt = |work: Work<'_>, sge| {
+    let mut attempt = |work: Operation<'_>, sge| {
         let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-        join(QpType::RC, (&qa, &a), (&qb, &b));
+        connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
         receive(&mut qb, 1, gone.sge(0, 64));
         post(&mut qa, 2, work, sge);
-        post(&mut qa, 3, Work::Send, here.sge(0, 8));
+        post(&mut qa, 3, Operation::Send, here.sge(0, 8));
         let status = poll(&a, &mut cqa).status;
         let (attr, _) = qa.object.query(uverbs::QpAttrMask::STATE).unwrap();
         assert_eq!(attr.qp_state, uverbs::QpState::ERR);
@@ -154,31 +154,34 @@ fn forbidden_accesses_have_the_right_status() {
         status
     };
     let whole = here.sge(0, 64);
-    assert_eq!(attempt(Work::Write(&read_only, 0), whole), REMOTE_ACCESS);
-    assert_eq!(attempt(Work::Write(&gone, 1), whole), REMOTE_ACCESS);
     assert_eq!(
-        attempt(Work::Add(&read_only, 1), here.sge(0, 8)),
+        attempt(Operation::Write(&read_only, 0), whole),
+        REMOTE_ACCESS
+    );
+    assert_eq!(attempt(Operation::Write(&gone, 1), whole), REMOTE_ACCESS);
+    assert_eq!(
+        attempt(Operation::Add(&read_only, 1), here.sge(0, 8)),
         REMOTE_ACCESS
     );
     let mut wrong = whole;
     wrong.lkey ^= 1;
-    assert_eq!(attempt(Work::Send, wrong), PROTECTION);
+    assert_eq!(attempt(Operation::Send, wrong), PROTECTION);
     wrong = whole;
     wrong.addr += 1;
-    assert_eq!(attempt(Work::Send, wrong), PROTECTION);
+    assert_eq!(attempt(Operation::Send, wrong), PROTECTION);
     assert_eq!(here.get(0, 64), [0; 64]);
 }
 
 #[test]
 fn access_flags_of_a_queue_pair_bind_its_peer() {
     use uverbs::AccessFlags;
-    let (a, b) = Host::two("ib", Drive::Caller);
+    let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (here, there) = (a.memory(64), b.memory(64));
-    let mut allowed = |access, work: Work<'_>| {
+    let mut allowed = |access, work: Operation<'_>| {
         let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
         connect(&qa, QpType::RC, qb.object.qp_num(), b.path());
-        connect_for(&qb, QpType::RC, qa.object.qp_num(), a.path(), access);
+        connect_with_access(&qb, QpType::RC, qa.object.qp_num(), a.path(), access);
         post(&mut qa, 1, work, here.sge(0, 8));
         let status = poll(&a, &mut cqa).status;
         cqa.ring.detach(&qa.work);
@@ -187,9 +190,9 @@ fn access_flags_of_a_queue_pair_bind_its_peer() {
     };
     let works = || {
         [
-            Work::Read(&there, 0),
-            Work::Write(&there, 0),
-            Work::Add(&there, 1),
+            Operation::Read(&there, 0),
+            Operation::Write(&there, 0),
+            Operation::Add(&there, 1),
         ]
     };
     for (access, expected) in [
@@ -205,15 +208,15 @@ fn access_flags_of_a_queue_pair_bind_its_peer() {
 
 #[test]
 fn memory_that_is_deregistered_is_touched_no_more() {
-    let (a, b) = Host::two("ib", Drive::Thread);
+    let (a, b) = Host::pair("ib", Drive::Thread);
     let (mut cqa, mut cqb) = (a.cq(64), b.cq(16));
     let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let here = a.memory(4096);
     here.set(0, &[0xff; 4096]);
     let there = b.memory(4096);
     for n in 0..20 {
-        post(&mut qa, n, Work::Write(&there, 0), here.sge(0, 4096));
+        post(&mut qa, n, Operation::Write(&there, 0), here.sge(0, 4096));
     }
     // In the middle of it.
     uverbs::mr::destroy(&b.context, there.mr).unwrap();

@@ -72,14 +72,14 @@ const TO_RTR: Mask = Mask::MIN_RNR_TIMER.union(Mask::AV).union(Mask::PATH_MTU);
 #[test]
 fn a_target_has_a_number_when_it_can_receive() {
     for profile in ["ib", "roce"] {
-        let host = Host::alone(profile);
+        let host = Host::single(profile);
         let (cq, srq) = (host.cq(4), host.srq(4));
         let mut command = dynamic(&host, &cq, TARGET, [0, 0]);
         assert_eq!(run(&host, &command).unwrap_err(), EINVAL, "no shared queue");
         let named = u64::from(srq.object.handle().0);
         command.object(ATTR_CREATE_QP_SRQ_HANDLE, named);
         let ranges = host.embedded.ranges();
-        let handle = made(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);
+        let handle = created(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);
         assert_eq!(host.embedded.ranges(), ranges, "it has no memory");
         let to = |state, mask, room| modify(&host, handle, state, mask, room);
         for (state, mask) in [
@@ -102,9 +102,9 @@ fn a_target_has_a_number_when_it_can_receive() {
         assert_eq!(run(&host, &used).unwrap_err(), libc::EBUSY);
         run(&host, &destroy(OBJECT_QP, handle)).unwrap();
         // One that was never made in the device, and one that its context destroys.
-        let first = made(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);
+        let first = created(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);
         run(&host, &destroy(OBJECT_QP, first)).unwrap();
-        let last = made(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);
+        let last = created(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);
         assert_eq!(modify(&host, last, QpState::INIT, TO_INIT, 8).0, OK);
         assert_eq!(modify(&host, last, QpState::RTR, TO_RTR, 8).0, OK);
     }
@@ -112,7 +112,7 @@ fn a_target_has_a_number_when_it_can_receive() {
 
 #[test]
 fn an_initiator_is_a_queue_pair_without_receives() {
-    let host = Host::alone("roce");
+    let host = Host::single("roce");
     let cq = host.cq(4);
     let arena = Arena::new(2);
     let queue = [arena.address(), arena.address() + PAGE as u64];
@@ -140,7 +140,7 @@ fn an_initiator_is_a_queue_pair_without_receives() {
         assert_eq!(done.err(), expected, "{kind:x} {log_streams} {log_errored}");
     }
     let made_by = run(&host, &dynamic(&host, &cq, INITIATOR, queue)).unwrap();
-    let handle = made(&made_by, ATTR_CREATE_QP_HANDLE);
+    let handle = created(&made_by, ATTR_CREATE_QP_HANDLE);
     let number: u32 = answer(&made_by, ATTR_CREATE_QP_RESP_QP_NUM);
     assert_ne!(number, 0);
     let place = Mask::PKEY_INDEX | Mask::PORT;

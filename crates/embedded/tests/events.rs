@@ -35,7 +35,7 @@ fn cq_on(host: &Host, channel: BorrowedFd<'_>) -> Cq {
 
 #[test]
 fn completion_vectors_serve_their_own_queues() {
-    let (a, b) = Host::two("ib", Drive::Caller);
+    let (a, b) = Host::pair("ib", Drive::Caller);
     let vectors = b.device_info().num_comp_vectors;
     assert_eq!(vectors, 4);
     let channel = CompletionChannel::create(&b.context).unwrap();
@@ -57,10 +57,10 @@ fn completion_vectors_serve_their_own_queues() {
         .iter_mut()
         .map(|cqb| {
             let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, cqb));
-            join(QpType::RC, (&qa, &a), (&qb, &b));
+            connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
             cqb.arming.arm(b.device.cq_doorbell(), false);
             receive(&mut qb, 1, to.sge(0, 64));
-            post(&mut qa, 1, Work::Send, from.sge(0, 64));
+            post(&mut qa, 1, Operation::Send, from.sge(0, 64));
             poll(&a, &mut cqa);
             (qa, qb)
         })
@@ -79,26 +79,26 @@ fn completion_vectors_serve_their_own_queues() {
 #[test]
 fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
     for drive in [Drive::Thread, Drive::Caller] {
-        let (a, b) = Host::two("ib", drive);
+        let (a, b) = Host::pair("ib", drive);
         let channel = CompletionChannel::create(&b.context).unwrap();
         let mut cqa = a.cq(16);
         let mut cqb = cq_on(&b, channel.as_fd());
         let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-        join(QpType::RC, (&qa, &a), (&qb, &b));
+        connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
         let (from, to) = (a.memory(64), b.memory(64));
         let mut read = 0;
         for round in 0..5u64 {
             cqb.arming.arm(b.device.cq_doorbell(), false);
             receive(&mut qb, round, to.sge(0, 64));
             receive(&mut qb, round + 100, to.sge(0, 64));
-            post(&mut qa, round, Work::Send, from.sge(0, 64));
+            post(&mut qa, round, Operation::Send, from.sge(0, 64));
             // Sleeps until the event is there.
             assert_eq!(channel.read_event().unwrap(), QUEUE);
             cqb.arming.event();
             read += 1;
             assert_eq!(poll(&b, &mut cqb).wr_id, round);
             // One for all that come until it is armed again.
-            post(&mut qa, round, Work::Send, from.sge(0, 64));
+            post(&mut qa, round, Operation::Send, from.sge(0, 64));
             assert_eq!(poll(&b, &mut cqb).wr_id, round + 100);
             poll(&a, &mut cqa);
             poll(&a, &mut cqa);
@@ -107,7 +107,7 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
         // What came before the queue was armed, and was not read, is an
         // event.
         receive(&mut qb, 7, to.sge(0, 64));
-        post(&mut qa, 7, Work::Send, from.sge(0, 64));
+        post(&mut qa, 7, Operation::Send, from.sge(0, 64));
         poll(&a, &mut cqa);
         while cqb.ring.is_empty() {
             b.embedded.drive();
@@ -134,32 +134,32 @@ fn libc_eagain() -> i32 {
 
 #[test]
 fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let channel = CompletionChannel::create(&host.context).unwrap();
     let mut cq = cq_on(&host, channel.as_fd());
     let mut a = host.qp(QpType::RC, &mut cq);
     let mut b = host.qp(QpType::RC, &mut cq);
-    join(QpType::RC, (&a, &host), (&b, &host));
+    connect_pair(QpType::RC, (&a, &host), (&b, &host));
     let memory = host.memory(64);
     receive(&mut b, 1, memory.sge(0, 64));
     cq.arming.arm(host.device.cq_doorbell(), false);
     // Longer than the device stays awake.
     std::thread::sleep(std::time::Duration::from_millis(50));
-    post(&mut a, 2, Work::Send, memory.sge(0, 64));
+    post(&mut a, 2, Operation::Send, memory.sge(0, 64));
     // poll(2) itself: nothing tells the device that somebody waits.
     assert!(readable(&channel, 60_000));
 }
 
 #[test]
 fn asynchronous_events_name_their_object() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let events = AsyncEventFile::alloc(&host.context).unwrap();
     let mut cq = host.cq(16);
     let srq = host.srq(8);
     let mut srq = srq;
     let mut a = host.qp(QpType::RC, &mut cq);
     let b = host.qp_with(QpType::RC, &mut cq, Some(&srq));
-    join(QpType::RC, (&a, &host), (&b, &host));
+    connect_pair(QpType::RC, (&a, &host), (&b, &host));
     let memory = host.memory(64);
     for n in 0..4 {
         srq.recv.locked().push(n, &[memory.sge(0, 64)]).unwrap();
@@ -173,7 +173,7 @@ fn asynchronous_events_name_their_object() {
     srq.object.modify(&limit, Udata::none()).unwrap();
     assert_eq!(srq.object.query().unwrap().limit, 3);
     for n in 0..2 {
-        post(&mut a, n, Work::Send, memory.sge(0, 8));
+        post(&mut a, n, Operation::Send, memory.sge(0, 8));
     }
     let event = events.read_event().unwrap();
     assert_eq!(
@@ -215,16 +215,16 @@ fn asynchronous_events_name_their_object() {
 
 #[test]
 fn an_overrun_raises_an_event() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let events = AsyncEventFile::alloc(&host.context).unwrap();
     let mut cq = host.cq(2);
     let mut a = host.qp(QpType::RC, &mut cq);
     let mut b = host.qp(QpType::RC, &mut cq);
-    join(QpType::RC, (&a, &host), (&b, &host));
+    connect_pair(QpType::RC, (&a, &host), (&b, &host));
     let memory = host.memory(64);
     for n in 0..8 {
         receive(&mut b, n, memory.sge(0, 64));
-        post(&mut a, n, Work::Send, memory.sge(0, 8));
+        post(&mut a, n, Operation::Send, memory.sge(0, 8));
     }
     assert_eq!(events.read_event().unwrap().event, AsyncEventType::CQ_ERR);
 }

@@ -26,13 +26,13 @@ fn exchange(kind: QpType, (a, b): (&Host, &Host), rounds: usize) {
     const SIZE: usize = 10_001;
     let (mut cqa, mut cqb) = (a.cq(64), b.cq(64));
     let (mut qa, mut qb) = (a.qp(kind, &mut cqa), b.qp(kind, &mut cqb));
-    join(kind, (&qa, a), (&qb, b));
+    connect_pair(kind, (&qa, a), (&qb, b));
     let (from, to) = (a.memory(SIZE), b.memory(SIZE));
     for round in 0..rounds {
         let data = bytes(round, SIZE);
         from.set(0, &data);
         receive(&mut qb, round as u64, to.sge(0, SIZE));
-        post(&mut qa, round as u64, Work::Send, from.sge(0, SIZE));
+        post(&mut qa, round as u64, Operation::Send, from.sge(0, SIZE));
         let (sent, received) = (wait(&mut cqa), wait(&mut cqb));
         assert_eq!((sent.status, sent.wr_id), (0, round as u64));
         assert_eq!((received.status, received.wr_id), (0, round as u64));
@@ -42,15 +42,15 @@ fn exchange(kind: QpType, (a, b): (&Host, &Host), rounds: usize) {
         return;
     }
     let back = a.memory(SIZE);
-    post(&mut qa, 1, Work::Read(&to, 0), back.sge(0, SIZE));
+    post(&mut qa, 1, Operation::Read(&to, 0), back.sge(0, SIZE));
     assert_eq!(wait(&mut cqa).status, 0);
     assert_eq!(back.get(0, SIZE), bytes(rounds - 1, SIZE));
     from.set(0, &bytes(77, SIZE));
-    post(&mut qa, 2, Work::Write(&to, 0), from.sge(0, SIZE));
+    post(&mut qa, 2, Operation::Write(&to, 0), from.sge(0, SIZE));
     assert_eq!(wait(&mut cqa).status, 0);
     assert_eq!(to.get(0, SIZE), bytes(77, SIZE));
     to.set(0, &40u64.to_ne_bytes());
-    post(&mut qa, 3, Work::Add(&to, 2), back.sge(0, 8));
+    post(&mut qa, 3, Operation::Add(&to, 2), back.sge(0, 8));
     assert_eq!(wait(&mut cqa).status, 0);
     assert_eq!(back.get(0, 8), 40u64.to_ne_bytes());
     assert_eq!(to.get(0, 8), 42u64.to_ne_bytes());
@@ -90,11 +90,11 @@ fn a_process_that_ended_is_detected_and_its_slot_reused() {
     {
         let mut cqb = b.cq(16);
         let qb = b.qp(QpType::RC, &mut cqb);
-        join(QpType::RC, (&qa, &a), (&qb, &b));
+        connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     }
     drop(b);
     let from = a.memory(64);
-    post(&mut qa, 9, Work::Send, from.sge(0, 64));
+    post(&mut qa, 9, Operation::Send, from.sge(0, 64));
     let failed = wait(&mut cqa);
     // IBV_WC_RETRY_EXC_ERR
     assert_eq!((failed.wr_id, failed.status), (9, 12));
@@ -117,10 +117,10 @@ fn a_process_that_does_not_read_is_not_taken_for_ended() {
     let (a, b) = (host(), host());
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let (from, to) = (a.memory(64), b.memory(64));
     receive(&mut qb, 1, to.sge(0, 64));
-    post(&mut qa, 2, Work::Send, from.sge(0, 64));
+    post(&mut qa, 2, Operation::Send, from.sge(0, 64));
     let mut wait = |long: Duration| {
         let end = Instant::now() + long;
         while Instant::now() < end {
@@ -137,7 +137,7 @@ fn a_process_that_does_not_read_is_not_taken_for_ended() {
     let completion = wait(Duration::from_secs(10)).unwrap();
     assert_eq!((completion.wr_id, completion.status), (2, 0));
     // But it is not waited for without end.
-    post(&mut qa, 3, Work::Send, from.sge(0, 64));
+    post(&mut qa, 3, Operation::Send, from.sge(0, 64));
     assert_eq!(wait(LONG), None);
     let completion = wait(Duration::from_secs(60)).unwrap();
     assert_eq!((completion.wr_id, completion.status), (3, 12));

@@ -34,7 +34,7 @@ impl Device {
         let host = Host::new(&network.strict_device(profile).unwrap());
         let mut cq = host.cq(64);
         let (a, b) = (host.qp(QpType::RC, &mut cq), host.qp(QpType::RC, &mut cq));
-        join(QpType::RC, (&a, &host), (&b, &host));
+        connect_pair(QpType::RC, (&a, &host), (&b, &host));
         let memory = [host.memory(SIZE), host.memory(SIZE)];
         let model = [1u32, 2].map(|seed| {
             let byte = |n: u32| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8;

@@ -22,7 +22,7 @@ const ENOENT: i32 = 2;
 
 #[test]
 fn an_object_in_use_is_not_destroyed() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let mut cq = host.cq(4);
     let srq = host.srq(4);
     let qp = host.qp_with(QpType::RC, &mut cq, Some(&srq));
@@ -48,17 +48,17 @@ fn an_object_in_use_is_not_destroyed() {
 /// that it could not destroy.
 #[test]
 fn a_queue_that_is_dropped_in_use_keeps_its_memory() {
-    let (a, b) = Host::two("ib", Drive::Caller);
+    let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(1 << 12), b.cq(16));
     let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let (from, to) = (a.memory(64), b.memory(64));
     drop(cqa);
     // They would get what was freed.
     let mut others: Vec<_> = (0..64).map(|_| a.cq(1 << 12)).collect();
     for round in 0..8 {
         receive(&mut qb, round, to.sge(0, 64));
-        post(&mut qa, round, Work::Send, from.sge(0, 64));
+        post(&mut qa, round, Operation::Send, from.sge(0, 64));
         while cqb.ring.is_empty() {
             a.embedded.drive();
             b.embedded.drive();
@@ -79,21 +79,21 @@ fn contexts_do_not_see_each_others_objects() {
     // But they reach each other: one device, two contexts.
     let (mut cqa, mut cqb) = (a.cq(4), b.cq(4));
     let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let to = b.memory(64);
     memory.set(0, b"hello");
     receive(&mut qb, 1, to.sge(0, 64));
-    post(&mut qa, 1, Work::Send, memory.sge(0, 5));
+    post(&mut qa, 1, Operation::Send, memory.sge(0, 5));
     assert_eq!(wait(&mut cqb).byte_len, 5);
     assert_eq!(to.get(0, 5), b"hello");
     // Keys of one domain are no good in the other.
-    post(&mut qb, 2, Work::Send, memory.sge(0, 5));
+    post(&mut qb, 2, Operation::Send, memory.sge(0, 5));
     assert_eq!(wait(&mut cqb).status, 4);
 }
 
 #[test]
 fn memory_that_is_not_there_is_not_registered() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let register = |addr, length, access| {
         let init = MrInit {
             pd: host.pd,
@@ -122,10 +122,10 @@ fn memory_that_is_not_there_is_not_registered() {
 
 #[test]
 fn a_key_that_was_destroyed_leads_nowhere() {
-    let (a, b) = Host::two("ib", Drive::Caller);
+    let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-    join(QpType::RC, (&qa, &a), (&qb, &b));
+    connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let (here, mut there) = (a.memory(64), b.memory(64));
     // Another key to the same memory stays.
     let init = MrInit {
@@ -140,21 +140,21 @@ fn a_key_that_was_destroyed_leads_nowhere() {
     uverbs::mr::destroy(&b.context, there.mr).unwrap();
     let gone = std::mem::replace(&mut there.keys, other.1);
     there.mr = other.0;
-    post(&mut qa, 1, Work::Write(&there, 0), here.sge(0, 8));
+    post(&mut qa, 1, Operation::Write(&there, 0), here.sge(0, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
     let stays = std::mem::replace(&mut there.keys, gone);
-    post(&mut qa, 2, Work::Write(&there, 0), here.sge(0, 8));
+    post(&mut qa, 2, Operation::Write(&there, 0), here.sge(0, 8));
     assert_eq!(poll(&a, &mut cqa).status, 10);
     there.keys = stays;
 }
 
 #[test]
 fn a_region_can_be_changed() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let mut cq = host.cq(4);
     let mut a = host.qp(QpType::RC, &mut cq);
     let b = host.qp(QpType::RC, &mut cq);
-    join(QpType::RC, (&a, &host), (&b, &host));
+    connect_pair(QpType::RC, (&a, &host), (&b, &host));
     let (here, mut there) = (host.memory(64), host.memory(64));
     let change = |region: MrHandle, access| {
         let change = Rereg {
@@ -171,18 +171,18 @@ fn a_region_can_be_changed() {
     assert_ne!(old, there.keys);
     let write = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
     assert_eq!(change(there.mr, write), there.keys);
-    post(&mut a, 0, Work::Write(&there, 0), here.sge(0, 8));
+    post(&mut a, 0, Operation::Write(&there, 0), here.sge(0, 8));
     assert_eq!(wait(&mut cq).status, 0);
     assert_eq!(change(there.mr, AccessFlags::REMOTE_READ), there.keys);
-    post(&mut a, 1, Work::Read(&there, 0), here.sge(0, 8));
+    post(&mut a, 1, Operation::Read(&there, 0), here.sge(0, 8));
     assert_eq!(wait(&mut cq).status, 0);
-    post(&mut a, 2, Work::Write(&there, 0), here.sge(0, 8));
+    post(&mut a, 2, Operation::Write(&there, 0), here.sge(0, 8));
     assert_eq!(wait(&mut cq).status, 10);
 }
 
 #[test]
 fn state_transitions_are_those_of_the_specification() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let mut cq = host.cq(4);
     let qp = host.qp(QpType::RC, &mut cq);
     let change = |state, mask| {
@@ -214,16 +214,16 @@ fn state_transitions_are_those_of_the_specification() {
 
 #[test]
 fn a_reset_queue_pair_starts_anew() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let (mut cq, mut other) = (host.cq(16), host.cq(16));
     let mut a = host.qp(QpType::RC, &mut cq);
     let mut b = host.qp(QpType::RC, &mut other);
     let memory = host.memory(64);
     for round in 0..3 {
-        join(QpType::RC, (&a, &host), (&b, &host));
+        connect_pair(QpType::RC, (&a, &host), (&b, &host));
         for n in 0..round + 3 {
             receive(&mut b, n, memory.sge(0, 64));
-            post(&mut a, n, Work::Send, memory.sge(0, 8));
+            post(&mut a, n, Operation::Send, memory.sge(0, 8));
             assert_eq!((wait(&mut cq).wr_id, wait(&mut other).wr_id), (n, n));
         }
         let reset = QpAttr::default();
@@ -238,16 +238,16 @@ fn a_reset_queue_pair_starts_anew() {
 
 #[test]
 fn a_resize_keeps_unread_completions() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let mut cq = host.cq(7);
     let mut a = host.qp(QpType::RC, &mut cq);
     let mut b = host.qp(QpType::RC, &mut cq);
-    join(QpType::RC, (&a, &host), (&b, &host));
+    connect_pair(QpType::RC, (&a, &host), (&b, &host));
     let memory = host.memory(64);
     let mut exchange = |count: u64, cq: &mut Cq| {
         for n in 0..count {
             receive(&mut b, n, memory.sge(0, 64));
-            post(&mut a, n, Work::Send, memory.sge(0, 8));
+            post(&mut a, n, Operation::Send, memory.sge(0, 8));
         }
         for _ in 0..2 * count {
             assert_eq!(wait(cq).status, 0);
@@ -266,7 +266,7 @@ fn a_resize_keeps_unread_completions() {
 fn completions_come_in_each_form_that_there_is() {
     for wide in [false, true] {
         for compression in [None, Some(MiniFormat::Hash), Some(MiniFormat::Checksum)] {
-            let (a, b) = Host::two("ib", Drive::Caller);
+            let (a, b) = Host::pair("ib", Drive::Caller);
             let mut cqa = a.cq(64);
             let mut cqb = b.cq_with(
                 64,
@@ -277,7 +277,7 @@ fn completions_come_in_each_form_that_there_is() {
                 },
             );
             let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
-            join(QpType::RC, (&qa, &a), (&qb, &b));
+            connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
             let (from, to) = (a.memory(100), b.memory(64 * 100));
             let data: Vec<u8> = (1..=100).collect();
             from.set(0, &data);
@@ -287,7 +287,7 @@ fn completions_come_in_each_form_that_there_is() {
                     for m in 0..5 {
                         let id = n * 5 + m;
                         receive(&mut qb, id as u64, to.sge(id * 100, 100));
-                        post(&mut qa, id as u64, Work::Send, from.sge(0, length));
+                        post(&mut qa, id as u64, Operation::Send, from.sge(0, length));
                     }
                     // Short data is in the completion, and memory is left to
                     // whoever reads that.
@@ -317,17 +317,17 @@ fn completions_come_in_each_form_that_there_is() {
 /// mckey does; others disconnect after their last message, as librpma's examples do.
 #[test]
 fn what_was_posted_is_sent_before_a_queue_pair_ends() {
-    let (a, b) = Host::two("ib", Drive::Thread);
+    let (a, b) = Host::pair("ib", Drive::Thread);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (from, to) = (a.memory(64), b.memory(64));
     for round in 0..20 {
         let (mut qa, mut qb) = (a.qp(QpType::UC, &mut cqa), b.qp(QpType::UC, &mut cqb));
-        join(QpType::UC, (&qa, &a), (&qb, &b));
+        connect_pair(QpType::UC, (&qa, &a), (&qb, &b));
         for n in 0..8 {
             receive(&mut qb, n, to.sge(0, 64));
         }
         for n in 0..8 {
-            post(&mut qa, n, Work::Send, from.sge(0, 64));
+            post(&mut qa, n, Operation::Send, from.sge(0, 64));
         }
         if round % 2 == 1 {
             let error = QpAttr {
@@ -347,10 +347,10 @@ fn what_was_posted_is_sent_before_a_queue_pair_ends() {
 #[test]
 fn datagrams_find_their_way() {
     for (profile, global) in [("ib", false), ("ib", true), ("roce", true)] {
-        let (a, b) = Host::two(profile, Drive::Caller);
+        let (a, b) = Host::pair(profile, Drive::Caller);
         let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
         let (mut qa, mut qb) = (a.qp(QpType::UD, &mut cqa), b.qp(QpType::UD, &mut cqb));
-        join(QpType::UD, (&qa, &a), (&qb, &b));
+        connect_pair(QpType::UD, (&qa, &a), (&qb, &b));
         let (from, to) = (a.memory(64), b.memory(4096));
         from.set(0, b"a datagram");
         receive(&mut qb, 1, to.sge(0, 4096));
@@ -388,7 +388,7 @@ fn datagrams_find_their_way() {
 
 #[test]
 fn shared_receives_serve_all_queue_pairs() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let mut cq = host.cq(64);
     let mut srq = host.srq(16);
     let memory = host.memory(1024);
@@ -396,7 +396,7 @@ fn shared_receives_serve_all_queue_pairs() {
         .map(|_| {
             let a = host.qp(QpType::RC, &mut cq);
             let b = host.qp_with(QpType::RC, &mut cq, Some(&srq));
-            join(QpType::RC, (&a, &host), (&b, &host));
+            connect_pair(QpType::RC, (&a, &host), (&b, &host));
             (a, b)
         })
         .collect();
@@ -408,7 +408,7 @@ fn shared_receives_serve_all_queue_pairs() {
         // SAFETY: the memory lives to the end of the test.
         unsafe { srq.recv.locked().publish() };
         let pair = &mut pairs[round as usize % 3];
-        post(&mut pair.0, 1000, Work::Send, memory.sge(512, 33));
+        post(&mut pair.0, 1000, Operation::Send, memory.sge(512, 33));
         let mut got = [wait(&mut cq), wait(&mut cq)].map(|wc| (wc.wr_id, wc.status, wc.qp_num));
         got.sort_unstable();
         let of = (pair.0.object.qp_num(), pair.1.object.qp_num());
@@ -459,11 +459,11 @@ fn a_bind_without_permission_is_a_bind_error() {
         (writable, write, 0, 4097, BIND_ERROR),
     ] {
         for kind in [MwType::TYPE_1, MwType::TYPE_2] {
-            let host = Host::alone("ib");
+            let host = Host::single("ib");
             let mut cq = host.cq(16);
             let a = host.qp(QpType::RC, &mut cq);
             let mut b = host.qp(QpType::RC, &mut cq);
-            join(QpType::RC, (&a, &host), (&b, &host));
+            connect_pair(QpType::RC, (&a, &host), (&b, &host));
             let (here, mut there) = (host.memory(64), host.memory_at(4096, region, None));
             let object = uverbs::Mw::alloc(&host.context, host.pd, kind, Udata::none()).unwrap();
             let wanted = Bind {
@@ -488,8 +488,8 @@ fn a_bind_without_permission_is_a_bind_error() {
                 there.keys.rkey = key;
                 let mut from = host.qp(QpType::RC, &mut cq);
                 let to = host.qp(QpType::RC, &mut cq);
-                join(QpType::RC, (&from, &host), (&to, &host));
-                post(&mut from, 2, Work::Write(&there, 0), here.sge(0, 16));
+                connect_pair(QpType::RC, (&from, &host), (&to, &host));
+                post(&mut from, 2, Operation::Write(&there, 0), here.sge(0, 16));
                 assert_eq!(wait(&mut cq).status, 10);
             }
         }
@@ -498,11 +498,11 @@ fn a_bind_without_permission_is_a_bind_error() {
 
 #[test]
 fn a_window_is_bound_and_opens_its_part_of_a_region() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let mut cq = host.cq(16);
     let mut a = host.qp(QpType::RC, &mut cq);
     let mut b = host.qp(QpType::RC, &mut cq);
-    join(QpType::RC, (&a, &host), (&b, &host));
+    connect_pair(QpType::RC, (&a, &host), (&b, &host));
     let local = AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND;
     let (here, mut there) = (host.memory(64), host.memory_at(4096, local, None));
     let window = uverbs::Mw::alloc(&host.context, host.pd, MwType::TYPE_2, Udata::none()).unwrap();
@@ -520,10 +520,10 @@ fn a_window_is_bound_and_opens_its_part_of_a_region() {
     assert_eq!(bind(&mut b, &mut cq, &wanted), 0);
     here.set(0, b"through a window");
     there.keys.rkey = rkey;
-    post(&mut a, 2, Work::Write(&there, 134), here.sge(0, 16));
+    post(&mut a, 2, Operation::Write(&there, 134), here.sge(0, 16));
     assert_eq!(wait(&mut cq).status, 0);
     assert_eq!(there.get(134, 16), b"through a window");
-    post(&mut a, 3, Work::Write(&there, 135), here.sge(0, 16));
+    post(&mut a, 3, Operation::Write(&there, 135), here.sge(0, 16));
     assert_eq!(wait(&mut cq).status, 10);
     drop(window);
     let refused = uverbs::Mw::alloc(&host.context, host.pd, MwType(3), Udata::none());

@@ -54,7 +54,7 @@ fn packet_qp(host: &Host, cq: &Cq, arena: &Arena) -> (Command, Vec<u8>) {
 fn create(host: &Host, command: &Command, driver: &[u8]) -> Result<u32, i32> {
     // SAFETY: addresses are those of an arena, which is longer alive, or nobody's.
     let made_of = unsafe { command.clone().driver(driver).run(&host.context) };
-    made_of.map(|attrs| made(&attrs, ATTR_CREATE_QP_HANDLE))
+    made_of.map(|attrs| created(&attrs, ATTR_CREATE_QP_HANDLE))
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn bad_queue_pairs_are_refused_and_leave_nothing() {
     let mut with_flags = command.clone();
     with_flags.u32(ATTR_CREATE_QP_FLAGS, 1 << 8);
     assert_eq!(create(&host, &with_flags, &driver), Err(EOPNOTSUPP));
-    let infiniband = Host::alone("ib");
+    let infiniband = Host::single("ib");
     let cq = infiniband.cq(16);
     let (command, driver) = packet_qp(&infiniband, &cq, &arena);
     assert_eq!(create(&infiniband, &command, &driver), Err(EOPNOTSUPP));
@@ -118,7 +118,7 @@ fn a_device_on_an_ip_address_has_no_raw_packets() {
     assert_eq!(create(&host, &command, &driver), Err(EOPNOTSUPP));
     let attr = host.context.query_device_ex(uverbs::Udata::none()).unwrap();
     assert_eq!(attr.raw_packet_caps, 0);
-    let on_a_network = Host::alone("roce");
+    let on_a_network = Host::single("roce");
     let context = &on_a_network.context;
     let attr = context.query_device_ex(uverbs::Udata::none()).unwrap();
     assert_eq!(attr.raw_packet_caps, 5);
@@ -126,7 +126,7 @@ fn a_device_on_an_ip_address_has_no_raw_packets() {
 
 #[test]
 fn states_are_those_of_raw_packets() {
-    let host = Host::alone("roce");
+    let host = Host::single("roce");
     let mut cq = host.cq(16);
     let qp = host.qp(QpType::RAW_PACKET, &mut cq);
     let to = |state, mask| {
@@ -157,7 +157,7 @@ fn states_are_those_of_raw_packets() {
 #[test]
 fn what_is_posted_is_flushed_in_the_error_state() {
     const FLUSHED: u32 = 5;
-    let host = Host::alone("roce");
+    let host = Host::single("roce");
     let memory = host.memory(4096);
     let mut cq = host.cq(16);
     let mut qp = host.qp(QpType::RAW_PACKET, &mut cq);
@@ -171,7 +171,7 @@ fn what_is_posted_is_flushed_in_the_error_state() {
     receive(&mut qp, 1, memory.sge(0, 2048));
     receive(&mut qp, 2, memory.sge(0, 2048));
     modify(&qp, &attr(QpState::ERR), Mask::STATE);
-    post(&mut qp, 3, Work::Send, memory.sge(0, 64));
+    post(&mut qp, 3, Operation::Send, memory.sge(0, 64));
     for id in 1..=3 {
         let flushed = poll(&host, &mut cq);
         assert_eq!((flushed.status, flushed.wr_id), (FLUSHED, id));
@@ -180,7 +180,7 @@ fn what_is_posted_is_flushed_in_the_error_state() {
 
 #[test]
 fn bad_flows_are_refused() {
-    let host = Host::alone("roce");
+    let host = Host::single("roce");
     let mut cq = host.cq(16);
     let qp = host.qp(QpType::RAW_PACKET, &mut cq);
     let datagrams = host.qp(QpType::UD, &mut cq);

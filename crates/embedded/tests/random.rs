@@ -8,7 +8,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use embedded_testing::world::{COMMANDS, Random, sequence};
+use embedded_testing::random::{COMMANDS, Random, sequence};
 
 /// Sequences of the short form.
 const SHORT: u64 = 150;

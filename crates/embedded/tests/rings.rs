@@ -58,7 +58,7 @@ impl Exchange {
         let (a, b) = (host(directory), host(directory));
         let mut cqs = (a.cq(64), b.cq(64));
         let qps = (a.qp(QpType::RC, &mut cqs.0), b.qp(QpType::RC, &mut cqs.1));
-        join(QpType::RC, (&qps.0, &a), (&qps.1, &b));
+        connect_pair(QpType::RC, (&qps.0, &a), (&qps.1, &b));
         let memory = (a.memory(SIZE), b.memory(SIZE));
         Self {
             a,
@@ -81,7 +81,7 @@ impl Exchange {
         post(
             &mut self.qps.0,
             self.round,
-            Work::Send,
+            Operation::Send,
             self.memory.0.sge(0, SIZE),
         );
         for cq in [&mut self.cqs.0, &mut self.cqs.1] {
@@ -174,7 +174,7 @@ fn talk_to(host: &Host, path: &AhAttr) -> (Qp, Cq, Memory) {
     connect(&qp, QpType::RC, 5, *path);
     let memory = host.memory(SIZE);
     for id in 0..8 {
-        post(&mut qp, id, Work::Send, memory.sge(0, SIZE));
+        post(&mut qp, id, Operation::Send, memory.sge(0, SIZE));
     }
     (qp, cq, memory)
 }

@@ -23,13 +23,13 @@ fn bytes(seed: usize, count: usize) -> Vec<u8> {
 fn exchange(kind: QpType, (a, b): (&Host, &Host), size: usize) {
     let (mut cqa, mut cqb) = (a.cq(64), b.cq(64));
     let (mut qa, mut qb) = (a.qp(kind, &mut cqa), b.qp(kind, &mut cqb));
-    join(kind, (&qa, a), (&qb, b));
+    connect_pair(kind, (&qa, a), (&qb, b));
     let (from, to) = (a.memory(size), b.memory(size));
     for round in 0..10 {
         let data = bytes(round, size);
         from.set(0, &data);
         receive(&mut qb, round as u64, to.sge(0, size));
-        post(&mut qa, round as u64, Work::Send, from.sge(0, size));
+        post(&mut qa, round as u64, Operation::Send, from.sge(0, size));
         let (sent, received) = (wait(&mut cqa), wait(&mut cqb));
         assert_eq!((sent.status, sent.wr_id), (0, round as u64));
         assert_eq!((received.status, received.wr_id), (0, round as u64));
@@ -39,15 +39,15 @@ fn exchange(kind: QpType, (a, b): (&Host, &Host), size: usize) {
         return;
     }
     let back = a.memory(size);
-    post(&mut qa, 1, Work::Read(&to, 0), back.sge(0, size));
+    post(&mut qa, 1, Operation::Read(&to, 0), back.sge(0, size));
     assert_eq!(wait(&mut cqa).status, 0);
     assert_eq!(back.get(0, size), bytes(9, size));
     from.set(0, &bytes(77, size));
-    post(&mut qa, 2, Work::Write(&to, 0), from.sge(0, size));
+    post(&mut qa, 2, Operation::Write(&to, 0), from.sge(0, size));
     assert_eq!(wait(&mut cqa).status, 0);
     assert_eq!(to.get(0, size), bytes(77, size));
     to.set(0, &40u64.to_ne_bytes());
-    post(&mut qa, 3, Work::Add(&to, 2), back.sge(0, 8));
+    post(&mut qa, 3, Operation::Add(&to, 2), back.sge(0, 8));
     assert_eq!(wait(&mut cqa).status, 0);
     assert_eq!(to.get(0, 8), 42u64.to_ne_bytes());
 }
@@ -103,7 +103,7 @@ fn a_peer_that_is_not_there_is_reported() {
     let mut qp = a.qp(QpType::RC, &mut cq);
     connect(&qp, QpType::RC, 0x41, path);
     let from = a.memory(64);
-    post(&mut qp, 9, Work::Send, from.sge(0, 64));
+    post(&mut qp, 9, Operation::Send, from.sge(0, 64));
     let failed = wait(&mut cq);
     // IBV_WC_RETRY_EXC_ERR
     assert_eq!((failed.wr_id, failed.status), (9, 12));
@@ -189,7 +189,7 @@ fn the_traffic_class_is_that_of_the_path() {
         let mut qp = a.qp(QpType::UC, &mut cq);
         connect(&qp, QpType::UC, 0x41, path);
         let from = a.memory(64);
-        post(&mut qp, 9, Work::Send, from.sge(0, 64));
+        post(&mut qp, 9, Operation::Send, from.sge(0, 64));
         assert_eq!(wait(&mut cq).status, 0);
         // BTH, payload, ICRC.
         assert_eq!(receive_from(&there), (12 + 64 + 4, Some(sent)));

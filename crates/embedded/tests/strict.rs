@@ -24,7 +24,7 @@ fn errno(host: &Host, command: &Command) -> i32 {
             let object = command.header.object_id;
             if matches!(object, OBJECT_CQ | OBJECT_QP | OBJECT_SRQ) {
                 // SAFETY: as above.
-                unsafe { destroy(object, made(&attrs, 0)).run(&host.context) }.unwrap();
+                unsafe { destroy(object, created(&attrs, 0)).run(&host.context) }.unwrap();
             }
             OK
         }
@@ -59,11 +59,11 @@ fn exchange(host: &Host) {
     let mut cq = host.cq(16);
     let mut a = host.qp(QpType::RC, &mut cq);
     let mut b = host.qp(QpType::RC, &mut cq);
-    join(QpType::RC, (&a, host), (&b, host));
+    connect_pair(QpType::RC, (&a, host), (&b, host));
     let memory = host.memory(128);
     memory.set(0, b"a message");
     receive(&mut b, 1, memory.sge(64, 64));
-    post(&mut a, 2, Work::Send, memory.sge(0, 9));
+    post(&mut a, 2, Operation::Send, memory.sge(0, 9));
     let mut got = [wait(&mut cq), wait(&mut cq)].map(|wc| (wc.wr_id, wc.status));
     got.sort_unstable();
     assert_eq!(got, [(1, 0), (2, 0)]);
@@ -72,7 +72,7 @@ fn exchange(host: &Host) {
 
 #[test]
 fn queues_without_driver_data_are_refused() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let cq = host.cq(4);
     let refused = |result: Result<(), uverbs::Error>| result.unwrap_err().errno().raw();
     let cq_init = CqInit {
@@ -125,7 +125,7 @@ fn queues_without_driver_data_are_refused() {
 
 #[test]
 fn queues_need_mapped_memory() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let cq = host.cq(4);
     let arena = Arena::new(8);
     arena.protect_first();
@@ -188,7 +188,7 @@ fn queues_need_mapped_memory() {
 
 #[test]
 fn driver_data_is_what_mlx5_ib_takes() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let cq = host.cq(4);
     let arena = Arena::new(8);
     let (entries, records) = (arena.address(), arena.address() + 7 * PAGE as u64);
@@ -299,7 +299,7 @@ fn driver_data_is_what_mlx5_ib_takes() {
 
 #[test]
 fn driver_data_of_other_commands_is_checked() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let mut cq = host.cq(4);
     let qp = host.qp(QpType::RC, &mut cq);
     let memory = Arena::new(4);
@@ -396,7 +396,7 @@ fn get_context_refuses_unknown_driver_data() {
 
 #[test]
 fn attributes_are_those_of_the_method() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let arena = Arena::new(4);
     let driver = cq_driver(
         arena.address(),
@@ -466,7 +466,7 @@ fn attributes_are_those_of_the_method() {
 
 #[test]
 fn write_commands_have_their_length() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let body = QueryQp::default();
     assert_eq!(
         errno(&host, &Command::write(CMD_QUERY_QP, &body, 128)),
@@ -600,7 +600,7 @@ fn handles_belong_to_their_context_and_type() {
     assert_eq!(with(&host, &shared, &places(3)[..24]), EINVAL);
     shared.driver(&places(3));
     // SAFETY: the arena outlives the queue.
-    let made_srq = made(&unsafe { shared.run(&host.context) }.unwrap(), 0);
+    let made_srq = created(&unsafe { shared.run(&host.context) }.unwrap(), 0);
     let mut on_shared = command.clone();
     on_shared.object(ATTR_CREATE_QP_SRQ_HANDLE, made_srq.into());
     let own_none = qp_driver(
@@ -619,7 +619,7 @@ fn handles_belong_to_their_context_and_type() {
 
 #[test]
 fn shared_queues_with_tag_matching() {
-    let host = Host::alone("ib");
+    let host = Host::single("ib");
     let caps = host.context.query_device_ex(Udata::none()).unwrap().tm_caps;
     assert_eq!((caps.flags, caps.max_num_tags, caps.max_sge), (1, 127, 1));
     let cq = host.cq(4);
@@ -656,7 +656,7 @@ fn shared_queues_with_tag_matching() {
     );
     command.driver(&driver);
     // SAFETY: the arena outlives the queue.
-    let srq = made(&unsafe { command.run(&host.context) }.unwrap(), 0);
+    let srq = created(&unsafe { command.run(&host.context) }.unwrap(), 0);
     let limit = ModifySrq {
         srq_handle: srq,
         attr_mask: 1 << 1,
@@ -680,7 +680,7 @@ fn shared_queues_with_tag_matching() {
             host.uar(),
         ));
         // SAFETY: as above.
-        let made = made(&unsafe { qp.run(&host.context) }.unwrap(), 0);
+        let made = created(&unsafe { qp.run(&host.context) }.unwrap(), 0);
         // SAFETY: as above.
         let busy = unsafe { destroy(OBJECT_SRQ, srq).run(&host.context) };
         assert_eq!(busy.map(drop), Err(EBUSY));
@@ -713,7 +713,7 @@ fn event_files_belong_to_their_context_and_type() {
         command.object(ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, 0);
         // SAFETY: no addresses but its own.
         let attrs = unsafe { command.run(&host.context) }.unwrap();
-        made(&attrs, ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)
+        created(&attrs, ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)
     };
     let (mine, theirs) = (
         [channel(&host), events(&host)],

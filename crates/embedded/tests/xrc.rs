@@ -76,11 +76,11 @@ fn receive(srq: &mut Srq, wr_id: u64, sge: Sge) {
 }
 
 /// Posts a work request that names a shared queue.
-fn post(qp: &mut Qp, wr_id: u64, srqn: u32, work: Work<'_>, sge: Sge) {
+fn post(qp: &mut Qp, wr_id: u64, srqn: u32, work: Operation<'_>, sge: Sge) {
     let opcode = match work {
-        Work::Write(..) => Opcode::RDMA_WRITE,
-        Work::Read(..) => Opcode::RDMA_READ,
-        Work::Add(..) => Opcode::ATOMIC_FETCH_AND_ADD,
+        Operation::Write(..) => Opcode::RDMA_WRITE,
+        Operation::Read(..) => Opcode::RDMA_READ,
+        Operation::Add(..) => Opcode::ATOMIC_FETCH_AND_ADD,
         _ => Opcode::SEND,
     };
     qp.send.begin();
@@ -110,7 +110,7 @@ fn errno(result: Result<impl Sized, Error>) -> Option<Errno> {
 #[test]
 fn an_initiator_reaches_the_shared_queue_that_it_names() {
     for profile in ["ib", "roce"] {
-        let (a, b) = Host::two(profile, Drive::Caller);
+        let (a, b) = Host::pair(profile, Drive::Caller);
         let (mut cqa, mut cqb, mut other) = (a.cq(16), b.cq(16), b.cq(16));
         let xrcd = domain(&b);
         let mut first = shared(&b, xrcd, &mut cqb);
@@ -125,7 +125,13 @@ fn an_initiator_reaches_the_shared_queue_that_it_names() {
         receive(&mut first, 11, to.sge(0, 10_001));
         receive(&mut second, 12, to.sge(10_001, 10_001));
         for (srq, cq, wr_id, at) in [(&second, &mut other, 12, 10_001), (&first, &mut cqb, 11, 0)] {
-            post(&mut here, 1, srq.srq_num, Work::Send, from.sge(0, 10_001));
+            post(
+                &mut here,
+                1,
+                srq.srq_num,
+                Operation::Send,
+                from.sge(0, 10_001),
+            );
             assert_eq!(poll(&a, &mut cqa).status, 0, "{profile}");
             let wc = poll(&b, cq);
             assert_eq!((wc.status, wc.wr_id, wc.opcode), (0, wr_id, RECEIVED));
@@ -135,17 +141,23 @@ fn an_initiator_reaches_the_shared_queue_that_it_names() {
         // What needs no receive goes through the domain of the memory that it names.
         let number = first.srq_num;
         to.set(0, &41u64.to_ne_bytes());
-        post(&mut here, 2, number, Work::Add(&to, 1), from.sge(0, 8));
+        post(&mut here, 2, number, Operation::Add(&to, 1), from.sge(0, 8));
         assert_eq!(poll(&a, &mut cqa).status, 0);
         assert_eq!(from.get(0, 8), 41u64.to_ne_bytes());
-        post(&mut here, 3, number, Work::Read(&to, 0), from.sge(8, 8));
+        post(
+            &mut here,
+            3,
+            number,
+            Operation::Read(&to, 0),
+            from.sge(8, 8),
+        );
         assert_eq!(poll(&a, &mut cqa).status, 0);
         assert_eq!(from.get(8, 8), 42u64.to_ne_bytes());
         post(
             &mut here,
             4,
             number,
-            Work::Write(&to, 30_000 - 9),
+            Operation::Write(&to, 30_000 - 9),
             from.sge(8, 8),
         );
         assert_eq!(poll(&a, &mut cqa).status, 0);
@@ -155,7 +167,7 @@ fn an_initiator_reaches_the_shared_queue_that_it_names() {
 
 #[test]
 fn shared_queues_of_other_domains_are_out_of_reach() {
-    let (a, b) = Host::two("ib", Drive::Caller);
+    let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (xrcd, other) = (domain(&b), domain(&b));
     let mut stranger = shared(&b, other, &mut cqb);
@@ -163,10 +175,10 @@ fn shared_queues_of_other_domains_are_out_of_reach() {
     let (from, to) = (a.memory(64), b.memory(64));
     receive(&mut stranger, 1, to.sge(0, 64));
     let numbers = [
-        (stranger.srq_num, Work::Send, REMOTE_INVALID_REQUEST),
-        (basic.srq_num, Work::Send, REMOTE_INVALID_REQUEST),
-        (0xff_ffff, Work::Send, REMOTE_INVALID_REQUEST),
-        (stranger.srq_num, Work::Write(&to, 0), REMOTE_ACCESS),
+        (stranger.srq_num, Operation::Send, REMOTE_INVALID_REQUEST),
+        (basic.srq_num, Operation::Send, REMOTE_INVALID_REQUEST),
+        (0xff_ffff, Operation::Send, REMOTE_INVALID_REQUEST),
+        (stranger.srq_num, Operation::Write(&to, 0), REMOTE_ACCESS),
     ];
     for (number, work, status) in numbers {
         let there = target(&b, xrcd);
@@ -181,7 +193,13 @@ fn shared_queues_of_other_domains_are_out_of_reach() {
     let there = target(&b, other);
     let mut here = initiator(&a, &mut cqa);
     connected((&a, &here), (&b, &there));
-    post(&mut here, 3, stranger.srq_num, Work::Send, from.sge(0, 64));
+    post(
+        &mut here,
+        3,
+        stranger.srq_num,
+        Operation::Send,
+        from.sge(0, 64),
+    );
     assert_eq!(poll(&a, &mut cqa).status, 0);
     assert_eq!(poll(&b, &mut cqb).wr_id, 1);
 }

@@ -1,10 +1,10 @@
-//! A driver that gives a device random commands, and a second, correct driver of
-//! the same device.
+//! A driver that executes random commands on a device, beside a correct driver of the same
+//! device.
 //!
-//! Commands are made well-formed from existing objects, descriptors and keys. Then
-//! attributes of some are removed, duplicated, shortened, lengthened, changed or
-//! taken from another method. Addresses are unmapped, misaligned, or in the arena:
-//! memory that nothing else uses, whose bytes change while queues are in it.
+//! Commands are well-formed at first, with existing objects, descriptors and keys. Some are
+//! then mutated: attributes are removed, duplicated, shortened, lengthened, changed or taken
+//! from another method. Addresses are unmapped, misaligned, or in the arena: memory that is
+//! used for nothing else, and whose bytes change while queues are in it.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -23,9 +23,9 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::driver::*;
 use crate::raw::*;
 
-/// Pages of the memory that commands name.
+/// Pages of the arena.
 const ARENA: usize = 64;
-/// Commands of a sequence.
+/// Number of commands of a sequence.
 pub const COMMANDS: u32 = 120;
 const EX_CREATE_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
 const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
@@ -34,7 +34,7 @@ const GROUPS: [[u8; 16]; 2] = [
     [0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
 ];
 
-/// Numbers of a seed (splitmix64), or of bytes.
+/// Random numbers from a seed (splitmix64), or from bytes.
 pub struct Random<'a> {
     state: u64,
     bytes: Option<&'a [u8]>,
@@ -45,15 +45,15 @@ impl<'a> Random<'a> {
         Self { state, bytes: None }
     }
 
-    /// Two bytes are a number, then all are 0.
-    pub fn of_bytes(bytes: &'a [u8]) -> Self {
+    /// Takes each number from two bytes; after the last byte all numbers are 0.
+    pub fn from_bytes(bytes: &'a [u8]) -> Self {
         Self {
             state: 0,
             bytes: Some(bytes),
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         self.bytes.is_some_and(<[u8]>::is_empty)
     }
 
@@ -74,18 +74,18 @@ impl<'a> Random<'a> {
         self.next() % bound
     }
 
-    fn one_in(&mut self, of: u64) -> bool {
-        self.below(of) == 0
+    fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
     }
 
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len() as u64) as usize]
     }
 
-    /// One of these, or a number that is rarely valid.
-    fn mostly<T: Copy + Into<u64>>(&mut self, all: &[T]) -> u64 {
+    /// Picks one of the values, or rarely an arbitrary number.
+    fn pick_mostly<T: Copy + Into<u64>>(&mut self, all: &[T]) -> u64 {
         match all {
-            [_, ..] if !self.one_in(30) => self.of(all).into(),
+            [_, ..] if !self.one_in(30) => self.pick(all).into(),
             _ => self.number(),
         }
     }
@@ -102,26 +102,26 @@ impl<'a> Random<'a> {
     }
 }
 
-/// The random driver, in one context.
+/// State of the random driver in one context.
 struct Client {
     context: Arc<Context>,
     /// The number of a UAR.
     uar: u32,
     objects: BTreeMap<u16, Vec<u32>>,
     files: Vec<RawFd>,
-    /// Multicast groups that its queue pairs have joined.
+    /// Multicast groups that the queue pairs have joined.
     groups: Vec<AttachMcast>,
-    /// Its queue pairs, by their handles.
-    pairs: BTreeMap<u32, Pair>,
+    /// The queue pairs, by handle.
+    queue_pairs: BTreeMap<u32, QueuePair>,
 }
 
 /// A queue pair of the driver.
 #[derive(Clone, Copy)]
-struct Pair {
+struct QueuePair {
     kind: QpType,
     number: u32,
     state: u8,
-    /// Address and size of its send queue, and its doorbell records.
+    /// Address and size of the send queue, and address of the doorbell records.
     sends: u64,
     blocks: u32,
     records: u64,
@@ -131,16 +131,16 @@ struct Pair {
 #[derive(Clone, Copy)]
 enum Change {
     None,
-    Made(Pair),
+    Created(QueuePair),
     State(u32, u8),
 }
 
-struct World<'a> {
+struct RandomDriver<'a> {
     random: Random<'a>,
     arena: &'a Arena,
     clients: [Client; 2],
-    /// Index of the driver that gives commands.
-    who: usize,
+    /// Index of the client that executes commands.
+    current: usize,
     keys: Vec<u32>,
     numbers: Vec<u32>,
     gid: [u8; 16],
@@ -150,52 +150,51 @@ struct World<'a> {
     change: Change,
     /// A file of this process, for XRC domains.
     file: std::fs::File,
-    taken: u64,
+    succeeded: u64,
 }
 
-impl World<'_> {
+impl RandomDriver<'_> {
     fn client(&mut self) -> &mut Client {
-        &mut self.clients[self.who]
+        &mut self.clients[self.current]
     }
 
-    /// An object of a kind; now and then one of another kind, or context.
+    /// Picks an object of a kind; sometimes one of another kind or context.
     fn object(&mut self, kind: u16) -> u32 {
-        let who = if self.random.one_in(25) {
-            1 - self.who
+        let client = if self.random.one_in(25) {
+            1 - self.current
         } else {
-            self.who
+            self.current
         };
         let kind = match self.random.below(60) {
             0 => self
                 .random
-                .of(&[OBJECT_PD, OBJECT_CQ, OBJECT_QP, OBJECT_SRQ, OBJECT_MR]),
+                .pick(&[OBJECT_PD, OBJECT_CQ, OBJECT_QP, OBJECT_SRQ, OBJECT_MR]),
             _ => kind,
         };
-        let all = self.clients[who]
+        let all = self.clients[client]
             .objects
             .get(&kind)
             .cloned()
             .unwrap_or_default();
-        self.random.mostly(&all) as u32
+        self.random.pick_mostly(&all) as u32
     }
 
     fn file(&mut self) -> u64 {
-        let who = if self.random.one_in(15) {
-            1 - self.who
+        let client = if self.random.one_in(15) {
+            1 - self.current
         } else {
-            self.who
+            self.current
         };
-        let files: Vec<u32> = self.clients[who]
+        let files: Vec<u32> = self.clients[client]
             .files
             .iter()
             .map(|&fd| fd as u32)
             .collect();
-        self.random.mostly(&files)
+        self.random.pick_mostly(&files)
     }
 
-    /// An address, hardly ever of memory that is not the arena's: for each, a
-    /// length leads to inaccessible pages.
-    fn place(&mut self) -> u64 {
+    /// Picks an address: in the arena, unmapped or inaccessible.
+    fn address(&mut self) -> u64 {
         let (start, end) = (
             self.arena.address(),
             self.arena.address() + self.arena.len() as u64,
@@ -216,14 +215,14 @@ impl World<'_> {
 
     fn records(&mut self) -> u64 {
         match self.random.below(10) {
-            0 => self.place(),
+            0 => self.address(),
             _ => self.arena.address() + self.random.below(self.arena.len() as u64 / 8) * 8,
         }
     }
 
-    /// A power of two, mostly; of one step more or less sometimes.
-    fn size(&mut self, most: u64) -> u32 {
-        let size = 4u32 << self.random.below(most - 2);
+    /// Picks a size: mostly a power of two, sometimes one more or less.
+    fn size(&mut self, max: u64) -> u32 {
+        let size = 4u32 << self.random.below(max - 2);
         match self.random.below(40) {
             0 => size - 1,
             1 => size + 1,
@@ -234,7 +233,7 @@ impl World<'_> {
 
     fn create_cq(&mut self) -> Command {
         let mut command = create_cq(self.size(9));
-        let vector = self.random.of(&[0, 0, 1, 2, 3, 3, 3, 4]);
+        let vector = self.random.pick(&[0, 0, 1, 2, 3, 3, 3, 4]);
         command.find(ATTR_CREATE_CQ_COMP_VECTOR).data = vector;
         let has_files = !self.client().files.is_empty();
         if has_files && self.random.one_in(2) {
@@ -248,10 +247,10 @@ impl World<'_> {
         if self.random.one_in(4) {
             command.constant(ATTR_CREATE_CQ_FLAGS, self.random.below(3));
         }
-        let size = self.random.of(&[64, 64, 128]);
-        let mut driver = cq_driver(self.place(), self.records(), size, self.client().uar);
+        let size = self.random.pick(&[64, 64, 128]);
+        let mut driver = cq_driver(self.address(), self.records(), size, self.client().uar);
         driver[20] = u8::from(self.random.one_in(4));
-        driver[21] = self.random.of(&[1, 1, 2, 2, 4, 5]);
+        driver[21] = self.random.pick(&[1, 1, 2, 2, 4, 5]);
         command.driver(&driver);
         command
     }
@@ -267,7 +266,7 @@ impl World<'_> {
             QpType::DRIVER,
             QpType::RAW_PACKET,
         ];
-        let kind = self.random.of(&kinds);
+        let kind = self.random.pick(&kinds);
         let shared = self.random.one_in(3);
         let xrc = matches!(kind, QpType::XRC_INI | QpType::XRC_TGT);
         let own = !shared && !xrc && kind != QpType::DRIVER;
@@ -294,7 +293,7 @@ impl World<'_> {
         if self.random.one_in(6) {
             command.constant(
                 ATTR_CREATE_QP_FLAGS,
-                self.random.of(&[1 << 12, 1 << 12, 1 << 1, 1 << 8]),
+                self.random.pick(&[1 << 12, 1 << 12, 1 << 1, 1 << 8]),
             );
         }
         let shift = if own {
@@ -304,14 +303,14 @@ impl World<'_> {
         };
         let index = self
             .random
-            .of(&[0, 1, 2, 3, 4, 5, 6, 7, 0xff_fffe, 0xff_ffff]);
+            .pick(&[0, 1, 2, 3, 4, 5, 6, 7, 0xff_fffe, 0xff_ffff]);
         let sizes = [self.size(8), receives, shift];
-        let (entries, records) = (self.place(), self.records());
+        let (entries, records) = (self.address(), self.records());
         let sends = match kind {
-            QpType::RAW_PACKET => self.place(),
+            QpType::RAW_PACKET => self.address(),
             _ => entries.wrapping_add(u64::from(receives) << shift.min(9)),
         };
-        self.change = Change::Made(Pair {
+        self.change = Change::Created(QueuePair {
             kind,
             number: 0,
             state: 0,
@@ -320,13 +319,13 @@ impl World<'_> {
             records,
         });
         let mut driver = qp_driver(entries, records, sizes, index, self.client().uar);
-        driver[28] = self.random.of(&[0, 0, 2]);
+        driver[28] = self.random.pick(&[0, 0, 2]);
         if kind == QpType::DRIVER {
-            // A target or an initiator of dynamic connections.
-            driver[28] |= self.random.of(&[0x10, 0x10, 0x20, 0x20, 0x30]);
+            // A DC target or initiator.
+            driver[28] |= self.random.pick(&[0x10, 0x10, 0x20, 0x20, 0x30]);
         }
         if kind == QpType::RAW_PACKET {
-            driver[28] = self.random.of(&[0, 0, 0x40, 0xc0]);
+            driver[28] = self.random.pick(&[0, 0, 0x40, 0xc0]);
             driver[40..48].copy_from_slice(&sends.to_ne_bytes());
         }
         command.driver(&driver);
@@ -356,13 +355,13 @@ impl World<'_> {
             }
             _ => {}
         }
-        let driver = srq_driver(self.place(), self.records(), self.random.below(4) as u32);
+        let driver = srq_driver(self.address(), self.records(), self.random.below(4) as u32);
         command.driver(&driver);
         command
     }
 
     fn region(&mut self) -> Command {
-        let (start, length) = (self.place(), self.random.below(3 * PAGE as u64));
+        let (start, length) = (self.address(), self.random.below(3 * PAGE as u64));
         let hca_va = match self.random.below(4) {
             0 => start.wrapping_add(0x10_0000),
             1 => start & 0xfff,
@@ -370,7 +369,7 @@ impl World<'_> {
         };
         let access_flags = match self.random.below(8) {
             0 => self.random.number() as u32,
-            _ => self.random.of(&[0, 1, 0xf, 0xf, 0x1f]),
+            _ => self.random.pick(&[0, 1, 0xf, 0xf, 0x1f]),
         };
         let pd_handle = self.object(OBJECT_PD);
         if self.random.one_in(4) {
@@ -397,11 +396,11 @@ impl World<'_> {
         Command::write(CMD_REG_MR, &body, 12)
     }
 
-    /// The next step of a queue pair, whatever state it is in, or any change.
+    /// Builds the next state transition of a queue pair, or a random modification.
     fn modify_qp(&mut self) -> Command {
         let mut it = ModifyQp::new_zeroed();
         it.qp_handle = self.object(OBJECT_QP);
-        let pair = self.client().pairs.get(&it.qp_handle).copied();
+        let pair = self.client().queue_pairs.get(&it.qp_handle).copied();
         let kind = pair.map_or(QpType::RC, |pair| pair.kind);
         let own = pair.map_or(0, |pair| pair.number);
         it.qp_state = 1 + pair.map_or(0, |pair| pair.state.min(2));
@@ -411,20 +410,20 @@ impl World<'_> {
         it.dest.is_global = u8::from(!self.random.one_in(8));
         it.dest_qp_num = match self.random.one_in(2) {
             true => own,
-            false => self.random.mostly(&self.numbers.clone()) as u32,
+            false => self.random.pick_mostly(&self.numbers.clone()) as u32,
         };
         it.qp_access_flags = 0xf;
         (it.qkey, it.timeout, it.retry_cnt, it.rnr_retry) = (QKEY, 1, 2, 2);
         (it.max_rd_atomic, it.max_dest_rd_atomic, it.min_rnr_timer) = (4, 4, 1);
         let when = |condition, mask| if condition { mask } else { Mask::empty() };
-        let asks = matches!(kind, QpType::RC | QpType::XRC_INI);
-        let answers = matches!(kind, QpType::RC | QpType::XRC_TGT);
+        let requests = matches!(kind, QpType::RC | QpType::XRC_INI);
+        let responds = matches!(kind, QpType::RC | QpType::XRC_TGT);
         let ud = kind == QpType::UD;
         let rights = if ud { Mask::QKEY } else { Mask::ACCESS_FLAGS };
         let path = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
         let reads = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
         let retries = Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
-        // A target of dynamic connections, or else an initiator.
+        // Attributes of a DC target, otherwise of an initiator.
         let target = self.random.one_in(2);
         let rest = match it.qp_state {
             1 if kind == QpType::DRIVER => {
@@ -437,8 +436,8 @@ impl World<'_> {
             _ if kind == QpType::RAW_PACKET => Mask::empty(),
             3 if kind == QpType::DRIVER => Mask::SQ_PSN | Mask::TIMEOUT | retries,
             1 => Mask::PKEY_INDEX | Mask::PORT | rights,
-            2 => when(!ud, path) | when(answers, reads),
-            _ => Mask::SQ_PSN | when(asks || answers, Mask::TIMEOUT) | when(asks, retries),
+            2 => when(!ud, path) | when(responds, reads),
+            _ => Mask::SQ_PSN | when(requests || responds, Mask::TIMEOUT) | when(requests, retries),
         };
         let mask = Mask::STATE | rest;
         it.attr_mask = mask.bits();
@@ -468,7 +467,7 @@ impl World<'_> {
         Command::write(CMD_MODIFY_QP, &it, 0)
     }
 
-    fn small(&mut self) -> Command {
+    fn other_command(&mut self) -> Command {
         let pd_handle = self.object(OBJECT_PD);
         match self.random.below(16) {
             0 => {
@@ -489,7 +488,7 @@ impl World<'_> {
                 };
                 (body.attr.port_num, body.attr.dlid) = (1, 1);
                 body.attr.is_global = self.random.below(2) as u8;
-                body.attr.grh.dgid = self.random.of(&GROUPS);
+                body.attr.grh.dgid = self.random.pick(&GROUPS);
                 let mut command = Command::write(CMD_CREATE_AH, &body, 4);
                 command.out(ATTR_UHW_OUT, 16);
                 command
@@ -498,10 +497,10 @@ impl World<'_> {
                 let fds = [u32::MAX, self.file.as_raw_fd() as u32];
                 let body = OpenXrcd {
                     response: 0,
-                    fd: self.random.mostly(&fds) as u32,
+                    fd: self.random.pick_mostly(&fds) as u32,
                     oflags: self
                         .random
-                        .of(&[libc::O_CREAT, libc::O_CREAT, 0, libc::O_EXCL])
+                        .pick(&[libc::O_CREAT, libc::O_CREAT, 0, libc::O_EXCL])
                         as u32,
                 };
                 Command::write(CMD_OPEN_XRCD, &body, 4)
@@ -509,7 +508,7 @@ impl World<'_> {
             3 => {
                 let body = OpenQp {
                     pd_handle: self.object(OBJECT_XRCD),
-                    qpn: self.random.mostly(&self.numbers.clone()) as u32,
+                    qpn: self.random.pick_mostly(&self.numbers.clone()) as u32,
                     qp_type: 10,
                     ..OpenQp::default()
                 };
@@ -535,8 +534,8 @@ impl World<'_> {
                     ..ResizeCq::default()
                 };
                 let mut command = Command::write(CMD_RESIZE_CQ, &body, 8);
-                let size = self.random.of(&[64u64, 64, 128]);
-                command.driver([self.place(), size].as_bytes());
+                let size = self.random.pick(&[64u64, 64, 128]);
+                command.driver([self.address(), size].as_bytes());
                 command
             }
             8 => {
@@ -556,20 +555,21 @@ impl World<'_> {
                 Command::write(CMD_QUERY_SRQ, &body, 16)
             }
             10 => {
-                let pairs = self.client().pairs.iter();
-                let ud = pairs.filter(|(_, pair)| pair.kind == QpType::UD);
+                let queue_pairs = self.client().queue_pairs.iter();
+                let ud = queue_pairs.filter(|(_, pair)| pair.kind == QpType::UD);
                 let ud: Vec<_> = ud.map(|(handle, _)| *handle).collect();
                 let body = AttachMcast {
-                    gid: self.random.of(&GROUPS),
-                    qp_handle: self.random.mostly(&ud) as u32,
+                    gid: self.random.pick(&GROUPS),
+                    qp_handle: self.random.pick_mostly(&ud) as u32,
                     ..AttachMcast::default()
                 };
-                let number = self.random.of(&[CMD_ATTACH_MCAST, CMD_DETACH_MCAST]);
+                let number = self.random.pick(&[CMD_ATTACH_MCAST, CMD_DETACH_MCAST]);
                 Command::write(number, &body, 0)
             }
             11 => {
-                let number = self.random.below(60) as u32 | self.random.of(&[0, CMD_FLAG_EXTENDED]);
-                // Commands whose structures have addresses have others of their own.
+                let number =
+                    self.random.below(60) as u32 | self.random.pick(&[0, CMD_FLAG_EXTENDED]);
+                // Commands with addresses in their structures are built by `region`.
                 match number & 0xff {
                     CMD_REG_MR | CMD_REREG_MR => self.region(),
                     _ => Command::write(number, &[0u32; 32], 304),
@@ -591,25 +591,25 @@ impl World<'_> {
         }
     }
 
-    /// A flow to a raw packet queue pair, mostly.
+    /// Builds a flow, mostly to a raw packet queue pair.
     fn create_flow(&mut self) -> Command {
         const LENGTHS: [(u32, u16); 4] = [(0x20, 40), (0x30, 32), (0x40, 16), (0x41, 16)];
-        let pairs = self.client().pairs.iter();
-        let packets = pairs.filter(|(_, pair)| pair.kind == QpType::RAW_PACKET);
+        let queue_pairs = self.client().queue_pairs.iter();
+        let packets = queue_pairs.filter(|(_, pair)| pair.kind == QpType::RAW_PACKET);
         let packets: Vec<_> = packets.map(|(handle, _)| *handle).collect();
         let mut body = CreateFlow {
-            qp_handle: self.random.mostly(&packets) as u32,
+            qp_handle: self.random.pick_mostly(&packets) as u32,
             ..CreateFlow::default()
         };
-        let kind = self.random.of(&[0, 0, 0, 1, 2, 3]);
+        let kind = self.random.pick(&[0, 0, 0, 1, 2, 3]);
         let count = if kind == 0 { self.random.below(4) } else { 0 };
         let mut specs = Vec::new();
         for _ in 0..count {
-            let (kind, length) = self.random.of(&LENGTHS);
+            let (kind, length) = self.random.pick(&LENGTHS);
             specs.extend(kind.to_ne_bytes());
             specs.extend(length.to_ne_bytes());
             specs.extend([0; 2]);
-            let parts = (8..length).map(|_| self.random.of(&[0, 0xff, 2]));
+            let parts = (8..length).map(|_| self.random.pick(&[0, 0xff, 2]));
             specs.extend(parts.collect::<Vec<u8>>());
         }
         let attr = &mut body.flow_attr;
@@ -625,7 +625,7 @@ impl World<'_> {
     }
 
     fn query(&mut self) -> Command {
-        let method = self.random.of(&[
+        let method = self.random.pick(&[
             METHOD_QUERY_PORT,
             METHOD_GET_CONTEXT,
             METHOD_QUERY_CONTEXT,
@@ -644,7 +644,7 @@ impl World<'_> {
                 .out(ATTR_UHW_OUT, 72),
             METHOD_QUERY_CONTEXT => command.out(0, 4).out(1, 8).out(0x1000, 72),
             METHOD_QUERY_GID_TABLE => {
-                let size = self.random.mostly(&[32u64, 8, 40]);
+                let size = self.random.pick_mostly(&[32u64, 8, 40]);
                 command.constant(0, size).u32(1, 0).out(2, 128).out(3, 8)
             }
             _ => command
@@ -657,7 +657,7 @@ impl World<'_> {
     }
 
     fn destroy(&mut self) -> Command {
-        let kind = self.random.of(&[
+        let kind = self.random.pick(&[
             OBJECT_PD,
             OBJECT_CQ,
             OBJECT_QP,
@@ -685,24 +685,24 @@ impl World<'_> {
             7 => self.create_srq(),
             8 => self.region(),
             9..17 => self.modify_qp(),
-            17..22 => self.small(),
+            17..22 => self.other_command(),
             _ => self.destroy(),
         };
         if self.random.one_in(3) {
             for _ in 0..=self.random.below(2) {
-                self.spoil(&mut command);
+                self.mutate(&mut command);
             }
         }
         command
     }
 
-    /// An address in the arena with room for any attribute.
+    /// Picks an address in the arena with enough space for any attribute.
     fn scratch(&mut self) -> u64 {
         let room = self.arena.len() as u64 - (1 << 16);
         self.arena.address() + self.random.below(room / 8) * 8
     }
 
-    fn spoil(&mut self, command: &mut Command) {
+    fn mutate(&mut self, command: &mut Command) {
         let addresses = matches!(command.header.object_id, OBJECT_CQ | OBJECT_QP | OBJECT_SRQ);
         let region = command
             .attrs
@@ -719,19 +719,20 @@ impl World<'_> {
             2 => {
                 let lengths = [0, 1, 3, 4, 5, 8, 9, 16, 20, 40, 48, 72, 1000, u16::MAX];
                 let attr = &mut command.attrs[at];
-                (attr.len, attr.data) = (self.random.of(&lengths), scratch);
+                (attr.len, attr.data) = (self.random.pick(&lengths), scratch);
             }
             3 => {
-                let place = self.place();
+                let address = self.address();
                 let attr = &mut command.attrs[at];
                 let number = self.random.number() % (1 << 32);
-                attr.data = if attr.len > 8 { place } else { number };
+                attr.data = if attr.len > 8 { address } else { number };
             }
             4 => command.attrs[at].flags ^= 1,
             5 => command.attrs[at].enum_or_reserved = 1,
             6 => {
-                command.attrs[at].attr_id =
-                    self.random.of(&[0, 1, 2, 3, 5, 9, 14, 40, 0x1000, 0x1001])
+                command.attrs[at].attr_id = self
+                    .random
+                    .pick(&[0, 1, 2, 3, 5, 9, 14, 40, 0x1000, 0x1001])
             }
             7 => match self.random.below(6) {
                 0 => command.header.object_id = self.random.below(19) as u16,
@@ -752,21 +753,21 @@ impl World<'_> {
                     _ if addresses => (ATTR_UHW_IN, 16),
                     _ => (ATTR_UHW_IN, 8),
                 };
-                command.poke(id, from, at, byte);
+                command.set_byte(id, from, at, byte);
             }
             _ => command.truncate(ATTR_UHW_IN, self.random.below(60) as usize),
         }
     }
 
-    /// Gives a command, and records the objects that it has made.
-    fn give(&mut self, command: &Command) {
+    /// Executes a command, and records the objects that it has created or destroyed.
+    fn run(&mut self, command: &Command) {
         let context = Arc::clone(&self.client().context);
-        // SAFETY: addresses are unmapped, the command's own or the arena's, by
-        // `place` and `spoil`; the arena outlives the contexts.
+        // SAFETY: addresses are unmapped, the command's own or the arena's, by `address` and
+        // `mutate`; the arena outlives the contexts.
         let Ok(attrs) = (unsafe { command.run(&context) }) else {
             return;
         };
-        self.taken += 1;
+        self.succeeded += 1;
         let change = std::mem::replace(&mut self.change, Change::None);
         let first = |id| {
             let attr = attrs.iter().find(|attr| attr.attr_id == id).unwrap();
@@ -779,9 +780,9 @@ impl World<'_> {
             .iter()
             .find(|attr| attr.attr_id == ATTR_WRITE_CMD)
             .map(|attr| attr.data as u32);
-        let client = &mut self.clients[self.who];
+        let client = &mut self.clients[self.current];
         if let Change::State(handle, state) = change {
-            if let Some(pair) = client.pairs.get_mut(&handle) {
+            if let Some(pair) = client.queue_pairs.get_mut(&handle) {
                 pair.state = state;
             }
         }
@@ -815,7 +816,7 @@ impl World<'_> {
                     };
                     let all = objects.entry(OBJECT_FLOW).or_default();
                     let at = all.iter().position(|it| *it == handle);
-                    all.remove(at.expect("a flow that was not its own was destroyed"));
+                    all.remove(at.expect("a foreign flow was destroyed"));
                 }
                 CMD_REG_MR => {
                     new(OBJECT_MR, first(ATTR_CORE_OUT));
@@ -833,61 +834,65 @@ impl World<'_> {
                         .unwrap();
                     let from = std::ptr::with_exposed_provenance::<AttachMcast>(attr.data as usize);
                     // SAFETY: the command was read from there.
-                    let taken = unsafe { from.read_unaligned() };
-                    self.clients[self.who].groups.push(taken);
+                    let group = unsafe { from.read_unaligned() };
+                    self.clients[self.current].groups.push(group);
                 }
                 CMD_CREATE_COMP_CHANNEL => {
                     let fd = first(ATTR_CORE_OUT) as i32;
-                    self.clients[self.who].files.push(fd);
+                    self.clients[self.current].files.push(fd);
                 }
                 _ => {}
             },
-            (OBJECT_ASYNC_EVENT, ..) => self.clients[self.who].files.push(made(&attrs, 0) as i32),
-            (OBJECT_CQ, METHOD_CQ_CREATE, _) => new(OBJECT_CQ, made(&attrs, 0)),
-            (OBJECT_SRQ, METHOD_SRQ_CREATE, _) => new(OBJECT_SRQ, made(&attrs, 0)),
+            (OBJECT_ASYNC_EVENT, ..) => self.clients[self.current]
+                .files
+                .push(created(&attrs, 0) as i32),
+            (OBJECT_CQ, METHOD_CQ_CREATE, _) => new(OBJECT_CQ, created(&attrs, 0)),
+            (OBJECT_SRQ, METHOD_SRQ_CREATE, _) => new(OBJECT_SRQ, created(&attrs, 0)),
             (OBJECT_QP, METHOD_QP_CREATE, _) => {
-                new(OBJECT_QP, made(&attrs, 0));
+                new(OBJECT_QP, created(&attrs, 0));
                 let number = first(ATTR_CREATE_QP_RESP_QP_NUM);
                 self.numbers.push(number);
-                if let Change::Made(pair) = change {
-                    let pair = Pair { number, ..pair };
-                    self.clients[self.who].pairs.insert(made(&attrs, 0), pair);
+                if let Change::Created(pair) = change {
+                    let pair = QueuePair { number, ..pair };
+                    self.clients[self.current]
+                        .queue_pairs
+                        .insert(created(&attrs, 0), pair);
                 }
             }
             (kind, method, _) => {
-                // Destroyed: one of its own, and not again.
+                // Only existing objects of the client can be destroyed.
                 let destroys = match kind {
                     OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR => method == 1,
                     OBJECT_PD | OBJECT_MW | OBJECT_AH | OBJECT_XRCD => method == 0,
                     _ => false,
                 };
                 if destroys {
-                    let handle = made(&attrs, 0);
-                    self.clients[self.who].pairs.remove(&handle);
-                    let all = self.clients[self.who].objects.entry(kind).or_default();
+                    let handle = created(&attrs, 0);
+                    self.clients[self.current].queue_pairs.remove(&handle);
+                    let all = self.clients[self.current].objects.entry(kind).or_default();
                     let at = all.iter().position(|it| *it == handle);
-                    all.remove(at.expect("an object that was not its own was destroyed"));
+                    all.remove(at.expect("a foreign object was destroyed"));
                 }
             }
         }
     }
 
-    /// Changes something in the arena: a queue, a doorbell record or unused bytes.
-    fn scribble(&mut self) {
+    /// Changes words in the arena: of queues, of doorbell records, or unused ones.
+    fn write_arena(&mut self) {
         for _ in 0..self.random.below(30) {
             let at = self.random.below(self.arena.len() as u64 / 8) as usize * 8;
             let mut word = match self.random.below(5) {
-                0 => self.place().to_be_bytes(),
+                0 => self.address().to_be_bytes(),
                 1 => {
-                    let key = self.random.mostly(&self.keys.clone()) as u32;
+                    let key = self.random.pick_mostly(&self.keys.clone()) as u32;
                     (self.random.below(200) << 32 | u64::from(key)).to_be_bytes()
                 }
                 // A control segment: opcode, and the queue pair and its length.
                 2 => {
-                    let number = self.random.mostly(&self.numbers.clone()) as u32;
+                    let number = self.random.pick_mostly(&self.numbers.clone()) as u32;
                     let opcode = self
                         .random
-                        .of(&[0u64, 0x8, 0x9, 0xa, 0xb, 0x10, 0x11, 0x12, 0x25]);
+                        .pick(&[0u64, 0x8, 0x9, 0xa, 0xb, 0x10, 0x11, 0x12, 0x25]);
                     let length = self.random.below(8);
                     (opcode << 32 | u64::from(number) << 8 | length).to_be_bytes()
                 }
@@ -903,22 +908,24 @@ impl World<'_> {
 
     /// Posts almost valid work requests, by writing the queue pair's memory and
     /// doorbell record.
-    fn work(&mut self) {
-        let pairs: Vec<_> = self.client().pairs.values().copied().collect();
-        let Some(pair) = pairs.get(self.random.below(pairs.len().max(1) as u64) as usize) else {
+    fn post_work(&mut self) {
+        let queue_pairs: Vec<_> = self.client().queue_pairs.values().copied().collect();
+        let Some(pair) =
+            queue_pairs.get(self.random.below(queue_pairs.len().max(1) as u64) as usize)
+        else {
             return;
         };
         let count = 1 + self.random.below(4);
         for n in 0..count {
             let opcode = self
                 .random
-                .of(&[0x8u32, 0x9, 0xa, 0xb, 0x10, 0x11, 0x12, 0x25, 0]);
-            let (remote, local) = (self.place(), self.place());
+                .pick(&[0x8u32, 0x9, 0xa, 0xb, 0x10, 0x11, 0x12, 0x25, 0]);
+            let (remote, local) = (self.address(), self.address());
             let keys = self.keys.clone();
-            let mut key = || self.random.mostly(&keys) as u32;
+            let mut key = || self.random.pick_mostly(&keys) as u32;
             let (rkey, lkey) = (key(), key());
             let length = self.random.below(200) as u32;
-            let segments = self.random.of(&[1u32, 2, 3, 3, 3, 4]);
+            let segments = self.random.pick(&[1u32, 2, 3, 3, 3, 4]);
             let halves = |it: u64| [(it >> 32) as u32, it as u32];
             let [a, b] = halves(remote);
             let [c, d] = halves(local);
@@ -973,27 +980,27 @@ impl World<'_> {
         }
     }
 
-    fn manage(&mut self) {
+    fn run_cm_command(&mut self) {
         let number = self.random.below(25) as u32;
         let lengths = [
             8, 16, 24, 24, 40, 136, 64, 272, 288, 296, 264, 128, 144, 304, 0, 12,
         ];
-        let length = self.random.of(&lengths);
+        let length = self.random.pick(&lengths);
         let header = cm::CmdHdr {
             cmd: number,
             in_len: length,
-            out_len: self.random.of(&[0, 4, 8, 208, 280, 400]),
+            out_len: self.random.pick(&[0, 4, 8, 208, 280, 400]),
         };
         let mut bytes = vec![0u8; length.into()];
         for at in (0..bytes.len()).step_by(8) {
             let word = match (at, self.random.below(4)) {
-                (0 | 8, 0..3) => self.place(),
+                (0 | 8, 0..3) => self.address(),
                 (_, 0) => 0x0100_007f_0000_0002,
                 (_, 1) => {
                     u64::from(self.random.below(400) as u32) << 32
-                        | self.random.mostly(&self.ids.clone())
+                        | self.random.pick_mostly(&self.ids.clone())
                 }
-                (_, 2) => self.random.of(&[0x106, 0x111, 2, 10, 4, 28]),
+                (_, 2) => self.random.pick(&[0x106, 0x111, 2, 10, 4, 28]),
                 _ => self.random.number(),
             };
             let rest = &mut bytes[at..];
@@ -1013,14 +1020,14 @@ impl World<'_> {
 
     /// Destroys all objects of both drivers, which must succeed.
     fn destroy_all(&mut self) {
-        for who in [0, 1, 0] {
-            self.who = who;
+        for current in [0, 1, 0] {
+            self.current = current;
             for group in std::mem::take(&mut self.client().groups) {
-                self.give(&Command::write(CMD_DETACH_MCAST, &group, 0));
+                self.run(&Command::write(CMD_DETACH_MCAST, &group, 0));
             }
             let flows = self.client().objects.get(&OBJECT_FLOW).cloned();
             for handle in flows.unwrap_or_default() {
-                self.give(&destroy_flow(handle));
+                self.run(&destroy_flow(handle));
             }
             let kinds = [
                 OBJECT_AH,
@@ -1040,7 +1047,7 @@ impl World<'_> {
                     .cloned()
                     .unwrap_or_default()
                 {
-                    self.give(&destroy(kind, handle));
+                    self.run(&destroy(kind, handle));
                 }
             }
         }
@@ -1063,17 +1070,17 @@ fn destroy_flow(flow_handle: u32) -> Command {
     Command::write(EX_DESTROY_FLOW, &body, 0)
 }
 
-/// A client that does nothing wrong is served as ever.
-fn exchange(hosts: &(Host, Host)) {
+/// Asserts that a correct driver still works.
+fn check_correct_driver(hosts: &(Host, Host)) {
     let (a, b) = hosts;
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let mut qa = a.qp(QpType::RC, &mut cqa);
     let mut qb = b.qp(QpType::RC, &mut cqb);
-    join(QpType::RC, (&qa, a), (&qb, b));
+    connect_pair(QpType::RC, (&qa, a), (&qb, b));
     let (from, to) = (a.memory(64), b.memory(64));
     from.set(0, b"a message");
     receive(&mut qb, 1, to.sge(0, 64));
-    post(&mut qa, 2, Work::Send, from.sge(0, 9));
+    post(&mut qa, 2, Operation::Send, from.sge(0, 9));
     assert_eq!(poll(a, &mut cqa).status, 0);
     let wc = poll(b, &mut cqb);
     assert_eq!((wc.wr_id, wc.status, wc.byte_len), (1, 0, 9));
@@ -1089,36 +1096,36 @@ fn open(embedded: &Embedded) -> Client {
         objects: BTreeMap::new(),
         files: Vec::new(),
         groups: Vec::new(),
-        pairs: BTreeMap::new(),
+        queue_pairs: BTreeMap::new(),
     }
 }
 
-/// One sequence; how many commands were taken.
+/// Runs a sequence. Returns the number of commands that succeeded.
 pub fn sequence(mut random: Random<'_>) -> u64 {
     let arena = &Arena::new(ARENA);
     let network = Network::new(Drive::Caller).unwrap();
-    let profile = random.of(&["ib", "roce"]);
+    let profile = random.pick(&["ib", "roce"]);
     let embedded = match random.one_in(2) {
         true => network.strict_device(profile),
         false => network.device(profile),
     }
     .unwrap();
     let mut hosts = (Host::new(&embedded), Host::new(&embedded));
-    // What is complained of is what the other clients do.
-    (hosts.0.blamed, hosts.1.blamed) = (false, false);
+    // The random driver causes complaints.
+    (hosts.0.checks_complaints, hosts.1.checks_complaints) = (false, false);
     let clients = [open(&embedded), open(&embedded)];
     // UARs are allocated on first use.
-    exchange(&hosts);
+    check_correct_driver(&hosts);
     let before = (embedded.objects(), embedded.ranges());
     let manager = embedded.connection_manager();
     let channel = manager
         .open(c"/dev/infiniband/rdma_cm", libc::O_RDWR)
         .unwrap();
-    let mut world = World {
+    let mut driver = RandomDriver {
         random,
         arena,
         clients,
-        who: 0,
+        current: 0,
         keys: Vec::new(),
         numbers: Vec::new(),
         gid: hosts.0.path().grh.dgid,
@@ -1127,48 +1134,48 @@ pub fn sequence(mut random: Random<'_>) -> u64 {
         ids: Vec::new(),
         change: Change::None,
         file: std::fs::File::open("/dev/null").unwrap(),
-        taken: 0,
+        succeeded: 0,
     };
     for _ in 0..4 {
-        world.who = 1 - world.who;
+        driver.current = 1 - driver.current;
         let mut domain = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
-        world.give(domain.out(ATTR_UHW_OUT, 4));
-        let queue = world.create_cq();
-        world.give(&queue);
+        driver.run(domain.out(ATTR_UHW_OUT, 4));
+        let queue = driver.create_cq();
+        driver.run(&queue);
     }
     for _ in 0..COMMANDS {
-        if world.random.is_over() {
+        if driver.random.is_exhausted() {
             break;
         }
-        world.who = usize::from(world.random.one_in(5));
-        let command = world.command();
-        world.give(&command);
-        match world.random.below(8) {
-            0 => world.scribble(),
-            3 | 4 => world.work(),
-            1 => world.read_events(),
-            2 => world.manage(),
+        driver.current = usize::from(driver.random.one_in(5));
+        let command = driver.command();
+        driver.run(&command);
+        match driver.random.below(8) {
+            0 => driver.write_arena(),
+            3 | 4 => driver.post_work(),
+            1 => driver.read_events(),
+            2 => driver.run_cm_command(),
             _ => {}
         }
-        for _ in 0..world.random.below(6) {
+        for _ in 0..driver.random.below(6) {
             embedded.drive();
         }
     }
     arena.check();
-    exchange(&hosts);
-    world.destroy_all();
+    check_correct_driver(&hosts);
+    driver.destroy_all();
     for _ in 0..10 {
         embedded.drive();
     }
     assert_eq!((embedded.objects(), embedded.ranges()), before);
-    exchange(&hosts);
-    for client in &mut world.clients {
+    check_correct_driver(&hosts);
+    for client in &mut driver.clients {
         for fd in std::mem::take(&mut client.files) {
             close(&client.context, fd);
         }
     }
-    // SAFETY: the channel was opened here, and is used no more.
-    unsafe { world.manager.close(world.channel) }.unwrap();
+    // SAFETY: the channel was opened here, and is no longer used.
+    unsafe { driver.manager.close(driver.channel) }.unwrap();
     arena.check();
-    world.taken
+    driver.succeeded
 }
