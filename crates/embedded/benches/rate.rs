@@ -1,10 +1,8 @@
-//! What the embedded device does in a second: `cargo bench -p
-//! ringverbs-embedded`. All in one process; what is measured is the whole of
-//! it, from the work request to its completion.
+//! Message rates of the embedded device, from work request to completion, in one process:
+//! `cargo bench -p ringverbs-embedded`.
 //!
-//! Where the caller drives, there is one thread, and its processor time is
-//! what counts: the same on a machine that others use too. With a thread of
-//! the device's it is the time that passes.
+//! If the caller drives, processor time is measured, which is the same on a busy machine. With
+//! the network's thread, real time is measured.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +23,7 @@ fn pair(drive: Drive, devices: usize) -> (Host, Host) {
     (Host::new(&first), Host::new(&second))
 }
 
-/// The next completion; the caller drives, if nobody else does.
+/// Polls for the next completion; the caller drives if there is no thread.
 fn completion(embedded: &Embedded, drive: Drive, cq: &mut Cq) {
     loop {
         if let Some(wc) = poll_once(cq) {
@@ -41,8 +39,7 @@ fn completion(embedded: &Embedded, drive: Drive, cq: &mut Cq) {
     }
 }
 
-/// A clock: of the processor time that this process has used, or of the time
-/// that passes.
+/// A clock: processor time of this process, or real time.
 fn now(drive: Drive) -> Duration {
     let clock = match drive {
         Drive::Caller => libc::CLOCK_PROCESS_CPUTIME_ID,
@@ -100,7 +97,7 @@ fn writes(drive: Drive, devices: usize, size: usize) -> f64 {
     done as f64 / (now(drive) - began).as_secs_f64()
 }
 
-/// Sends of 64 bytes forth and back; nanoseconds of one way.
+/// Ping-pong of 64-byte sends; returns the nanoseconds of one direction.
 fn ping_pong(drive: Drive, devices: usize) -> f64 {
     let (a, b) = pair(drive, devices);
     let (mut cqa, mut cqb) = (a.cq(256), b.cq(256));
@@ -111,7 +108,7 @@ fn ping_pong(drive: Drive, devices: usize) -> f64 {
     let (began, start) = (now(drive), Instant::now());
     let mut rounds = 0u64;
     while start.elapsed() < TIME {
-        // One receives and sends back, then the other.
+        // Each side receives and replies in turn.
         receive(&mut qb, 0, mb.sge(0, 64));
         post(&mut qa, 0, Operation::Send, ma.sge(0, 64));
         completion(&b.embedded, drive, &mut cqb);
@@ -185,8 +182,8 @@ impl Writer {
     }
 }
 
-/// Copies of `size` bytes in a second, between that many buffers in turns: one is in the
-/// cache.
+/// Copies of `size` bytes per second, alternating between that many buffers; a single one
+/// stays in the cache.
 fn copies(size: usize, buffers: usize) -> f64 {
     let (from, mut to) = (vec![1u8; size * buffers], vec![0u8; size * buffers]);
     let mut places = (0..buffers).cycle().map(|index| index * size);
@@ -208,8 +205,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// For `cargo xtask bench`: a line for each figure, a name and operations in a second
-/// of processor time.
+/// For `cargo xtask bench`: a line per figure, with its name and operations per second of
+/// processor time.
 fn figures() {
     let measure = |name: &str, size: usize, count: usize| {
         let mut writer = Writer::new(size, count);
@@ -232,7 +229,7 @@ fn main() {
     if std::env::args().any(|arg| arg == "figures") {
         return figures();
     }
-    // `cargo test` may run benches too, without this.
+    // `cargo test` runs benches without this argument.
     if !std::env::args().any(|arg| arg == "--bench") {
         return;
     }

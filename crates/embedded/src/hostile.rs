@@ -94,7 +94,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_datagrams_are_handled(
+        fn arbitrary_datagrams_are_handled(
             script in proptest::collection::vec(any::<u8>(), 0..3000),
             messages in any::<bool>(),
         ) {

@@ -1,5 +1,4 @@
-//! Connected queue pairs: everything that they do, in each way that the
-//! device can be driven.
+//! Connected queue pairs: all operations, in each drive mode.
 
 use embedded_testing::driver::*;
 use ringverbs_embedded::Drive;
@@ -30,7 +29,7 @@ fn a_message_goes_through_a_device() {
 }
 
 #[test]
-fn two_devices_reach_each_other_however_they_are_driven() {
+fn two_devices_communicate_in_each_drive_mode() {
     for profile in ["ib", "roce"] {
         for drive in [Drive::Caller, Drive::Thread] {
             for kind in [QpType::RC, QpType::UC] {
@@ -38,7 +37,7 @@ fn two_devices_reach_each_other_however_they_are_driven() {
                 let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
                 let (mut qa, mut qb) = (a.qp(kind, &mut cqa), b.qp(kind, &mut cqb));
                 connect_pair(kind, (&qa, &a), (&qb, &b));
-                // More than fits into one packet, and not on its boundary.
+                // More than one packet, not a multiple of the MTU.
                 let (from, to) = (a.memory(10_001), b.memory(20_000));
                 let data: Vec<u8> = (0..10_001u32).map(|n| (n * 7) as u8).collect();
                 from.set(0, &data);
@@ -73,7 +72,7 @@ fn reads_and_atomics_return_old_values() {
     post(&mut qa, 1, Operation::Read(&there, 100), here.sge(0, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
     assert_eq!(here.get(0, 8), b"far away");
-    // Atomics count in the processor's byte order, as the driver has it.
+    // Atomics use the processor's byte order, as the driver has configured.
     there.set(0, &41u64.to_ne_bytes());
     post(&mut qa, 2, Operation::Add(&there, 1), here.sge(8, 8));
     assert_eq!(poll(&a, &mut cqa).status, 0);
@@ -145,7 +144,7 @@ fn forbidden_accesses_have_the_right_status() {
         let (attr, _) = qa.object.query(uverbs::QpAttrMask::STATE).unwrap();
         assert_eq!(attr.qp_state, uverbs::QpState::ERR);
         assert_eq!(poll(&a, &mut cqa).status, FLUSHED);
-        // What is posted after it has failed is flushed too.
+        // Work requests posted after the failure are flushed, too.
         receive(&mut qa, 4, here.sge(0, 8));
         let late = poll(&a, &mut cqa);
         assert_eq!((late.status, late.wr_id), (FLUSHED, 4));
@@ -207,7 +206,7 @@ fn access_flags_of_a_queue_pair_bind_its_peer() {
 }
 
 #[test]
-fn memory_that_is_deregistered_is_touched_no_more() {
+fn deregistered_memory_is_not_accessed() {
     let (a, b) = Host::pair("ib", Drive::Thread);
     let (mut cqa, mut cqb) = (a.cq(64), b.cq(16));
     let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
@@ -218,10 +217,10 @@ fn memory_that_is_deregistered_is_touched_no_more() {
     for n in 0..20 {
         post(&mut qa, n, Operation::Write(&there, 0), here.sge(0, 4096));
     }
-    // In the middle of it.
+    // Within the region.
     uverbs::mr::destroy(&b.context, there.mr).unwrap();
     there.set(0, &[0; 4096]);
-    // The first that fails fails for its key; those after it are flushed.
+    // The first failure is due to the key; later work requests are flushed.
     let status: Vec<_> = (0..20).map(|_| wait(&mut cqa).status).collect();
     let done = status.iter().take_while(|status| **status == 0).count();
     if let Some((first, rest)) = status[done..].split_first() {
@@ -229,7 +228,7 @@ fn memory_that_is_deregistered_is_touched_no_more() {
         assert!(rest.iter().all(|status| *status == 5));
     }
     assert_eq!(there.get(0, 4096), vec![0; 4096]);
-    // It is destroyed already.
+    // Already destroyed.
     std::mem::forget(there);
     drop(qb);
 }

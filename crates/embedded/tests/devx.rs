@@ -255,7 +255,7 @@ fn queues_in_memory_of_the_program_work() {
     let other = subscribe(&completion, Report::EventFd(file.as_fd()));
     assert_eq!(errno(&other), EINVAL);
 
-    // Armed for the next completion, then a NOP that asks for one.
+    // Arms the queue, then posts a signaled NOP.
     page.set(RECORDS as usize + 4, 0);
     let at = SENDS as usize;
     page.set(at + 4, qpn << 8 | 1);
@@ -269,7 +269,7 @@ fn queues_in_memory_of_the_program_work() {
     assert_eq!(event[..8], 77u64.to_ne_bytes());
     assert_eq!(get32(&event[8..], 56), cqn);
 
-    // Queries: now, and in the background.
+    // Synchronous and asynchronous queries.
     let query = Input::new(op::QUERY_QP, 16).set(NUMBER, qpn);
     let mut output = [0; 0x110];
     // SAFETY: a query.
@@ -306,7 +306,7 @@ fn queues_in_memory_of_the_program_work() {
 }
 
 #[test]
-fn objects_of_others_are_not_named() {
+fn foreign_objects_are_rejected() {
     let page = Page::new();
     let embedded = Embedded::new("roce").unwrap();
     let (one, two) = (Program::new(&embedded), Program::new(&embedded));
@@ -330,7 +330,7 @@ fn objects_of_others_are_not_named() {
         let created = of.create(&key);
         assert_eq!(created.is_ok(), std::ptr::eq(of, &one), "{domain}");
     }
-    // The tag of the command is the driver's.
+    // The driver sets the tag of the command.
     let tagged = two.cq(umem).set(field(0, 15, 0), 1);
     assert_eq!(two.create(&tagged).err(), refused);
 }
@@ -374,7 +374,7 @@ fn keys_are_to_memory_that_was_registered() {
             .set(field(0x64, 31, 0), umem)
     };
     let refused = Some((EREMOTEIO, 3));
-    // All memory; memory that may not be written; what is beyond the memory.
+    // All memory; read-only memory; addresses beyond the memory.
     assert_eq!(program.create(&key(0, 1)).err(), refused);
     assert_eq!(program.create(&key(1, 0b11)).err(), refused);
     assert_eq!(program.create(&key(1, 1).long(0x28, 4097)).err(), refused);
@@ -384,7 +384,7 @@ fn keys_are_to_memory_that_was_registered() {
     assert!(program.create(&key(1, 1)).is_ok());
     let short = Input(key(1, 1).0[..0x4c].to_vec());
     assert_eq!(program.create(&short).err(), Some((EINVAL, 0)));
-    // Completions are not written there, nor queue memory found beyond it.
+    // The device does not write completions there, nor use queue memory beyond it.
     assert_eq!(program.create(&program.cq(umem)).err(), refused);
     let (_writable, umem) = program.umem(&page, 4096, LOCAL_WRITE).unwrap();
     for at in [4096 - 64, 4096, u64::MAX] {
@@ -402,7 +402,7 @@ fn keys_are_to_memory_that_was_registered() {
     }
     let odd = program.cq(umem).long(0x48, 4);
     assert_eq!(program.create(&odd).err(), refused);
-    // A few bytes: the rest of their page is not the device's.
+    // A few bytes: the device has no access to the rest of their page.
     let (_few, umem) = program.umem(&page, 8, LOCAL_WRITE).unwrap();
     let (_all, entries) = program.umem(&page, 4096, LOCAL_WRITE).unwrap();
     let cq = |at| {
@@ -446,7 +446,7 @@ fn only_queries_are_general_commands() {
     ] {
         assert_eq!(general(&Input::new(opcode, 16), &mut output), EINVAL);
     }
-    // The device does not know it.
+    // An opcode that the device does not support.
     let mut output = [0; 16];
     assert_eq!(general(&Input::new(0xb00, 16), &mut output), EREMOTEIO);
     assert_eq!(output[0], 2);
@@ -469,7 +469,7 @@ fn only_queries_are_general_commands() {
 }
 
 #[test]
-fn nothing_is_left_of_a_closed_context() {
+fn closing_a_context_releases_everything() {
     let page = Page::new();
     let embedded = Embedded::new("roce").unwrap();
     let before = (embedded.objects(), embedded.ranges());
@@ -485,7 +485,7 @@ fn nothing_is_left_of_a_closed_context() {
             .long(0x10, 0xff << 56);
         let (member, _) = program.create(&attach).unwrap();
         let (pd, _) = program.create(&Input::new(op::ALLOC_PD, 16)).unwrap();
-        // Left to the kernel, which destroys what is in use later.
+        // Left to the kernel, which destroys objects in use later.
         memory.into_handle();
         cq.into_handle();
         qp.into_handle();

@@ -1,4 +1,4 @@
-//! Dynamic connections: commands as libmlx5 gives them. Programs that use them, in
+//! Dynamically connected transport: the commands of libmlx5. Programs that use it, in
 //! `crates/preload` and `cargo xtask programs`, show their traffic.
 
 use embedded_testing::driver::*;
@@ -101,7 +101,7 @@ fn a_target_has_a_number_when_it_can_receive() {
         let used = destroy(OBJECT_SRQ, named as u32);
         assert_eq!(run(&host, &used).unwrap_err(), libc::EBUSY);
         run(&host, &destroy(OBJECT_QP, handle)).unwrap();
-        // One that was never made in the device, and one that its context destroys.
+        // A target that was never created in the device, and one that its context destroys.
         let first = created(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);
         run(&host, &destroy(OBJECT_QP, first)).unwrap();
         let last = created(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);

@@ -1,5 +1,4 @@
-//! Events: completion channels and asynchronous ones, by descriptors that
-//! poll knows.
+//! Completion channels and asynchronous events, with poll on their descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -77,7 +76,7 @@ fn completion_vectors_serve_their_own_queues() {
 }
 
 #[test]
-fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
+fn an_armed_queue_generates_one_event_and_wakes_a_waiter() {
     for drive in [Drive::Thread, Drive::Caller] {
         let (a, b) = Host::pair("ib", drive);
         let channel = CompletionChannel::create(&b.context).unwrap();
@@ -92,20 +91,19 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
             receive(&mut qb, round, to.sge(0, 64));
             receive(&mut qb, round + 100, to.sge(0, 64));
             post(&mut qa, round, Operation::Send, from.sge(0, 64));
-            // Sleeps until the event is there.
+            // Sleeps until the event arrives.
             assert_eq!(channel.read_event().unwrap(), QUEUE);
             cqb.arming.event();
             read += 1;
             assert_eq!(poll(&b, &mut cqb).wr_id, round);
-            // One for all that come until it is armed again.
+            // One event for all completions until the queue is armed again.
             post(&mut qa, round, Operation::Send, from.sge(0, 64));
             assert_eq!(poll(&b, &mut cqb).wr_id, round + 100);
             poll(&a, &mut cqa);
             poll(&a, &mut cqa);
             assert!(!readable(&channel, 0));
         }
-        // What came before the queue was armed, and was not read, is an
-        // event.
+        // An unread completion from before the arming causes an event.
         receive(&mut qb, 7, to.sge(0, 64));
         post(&mut qa, 7, Operation::Send, from.sge(0, 64));
         poll(&a, &mut cqa);
@@ -116,7 +114,7 @@ fn an_armed_queue_gives_one_event_and_a_waiter_wakes_up() {
         while !readable(&channel, 0) {
             b.embedded.drive();
         }
-        // That one is not read: it goes with its queue, and is not counted.
+        // This event stays unread: it is discarded with its queue, and not counted.
         drop(qb);
         cqb.ring.publish();
         let gone = cqb.object.destroy().unwrap();
@@ -143,10 +141,10 @@ fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
     let memory = host.memory(64);
     receive(&mut b, 1, memory.sge(0, 64));
     cq.arming.arm(host.device.cq_doorbell(), false);
-    // Longer than the device stays awake.
+    // Longer than the device's thread stays awake.
     std::thread::sleep(std::time::Duration::from_millis(50));
     post(&mut a, 2, Operation::Send, memory.sge(0, 64));
-    // poll(2) itself: nothing tells the device that somebody waits.
+    // poll(2) itself, which does not wake the device.
     assert!(readable(&channel, 60_000));
 }
 
@@ -184,7 +182,7 @@ fn asynchronous_events_name_their_object() {
         assert_eq!(wait(&mut cq).status, 0);
     }
     assert_eq!(srq.object.query().unwrap().limit, 0);
-    // The cable.
+    // Cable events.
     host.embedded.set_cable(false);
     let event = events.read_event().unwrap();
     assert_eq!((event.event, event.element), (AsyncEventType::PORT_ERR, 1));
@@ -194,7 +192,7 @@ fn asynchronous_events_name_their_object() {
         events.read_event().unwrap().event,
         AsyncEventType::PORT_ACTIVE
     );
-    // A queue pair that fails by itself, and its last receive.
+    // A queue pair that fails, and the last WQE reached event.
     assert!(host.embedded.fail_queue_pair(a.object.qp_num()));
     let event = events.read_event().unwrap();
     assert_eq!((event.event, event.element), (AsyncEventType::QP_FATAL, 77));

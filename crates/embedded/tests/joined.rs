@@ -1,14 +1,13 @@
-//! Networks that are joined through a directory. Here they are of one process,
-//! which knows no more of the other than another process would; with two
-//! processes the ping-pong of crates/cli is run.
+//! Networks that share a directory. Both are in this process, but share nothing else; the
+//! ping-pong test of crates/cli uses two processes.
 
-mod stranger;
+mod raw_peer;
 
 use std::time::{Duration, Instant};
 
 use embedded_testing::driver::*;
+use raw_peer::{Directory, RawPeer};
 use ringverbs_embedded::{Drive, Network};
-use stranger::{Directory, Stranger};
 use uverbs::QpType;
 
 fn host(directory: &Directory, profile: &str) -> Host {
@@ -20,8 +19,7 @@ fn bytes(seed: usize, count: usize) -> Vec<u8> {
     (0..count).map(|at| (at * 7 + seed * 31) as u8).collect()
 }
 
-/// Messages of several packets, each with its own content, and what one-sided
-/// operations do.
+/// Messages of several packets with distinct contents, and one-sided operations.
 fn exchange(kind: QpType, (a, b): (&Host, &Host), rounds: usize) {
     const SIZE: usize = 10_001;
     let (mut cqa, mut cqb) = (a.cq(64), b.cq(64));
@@ -68,9 +66,9 @@ fn messages_arrive_in_another_process() {
 }
 
 #[test]
-fn three_of_a_network_reach_each_other() {
+fn three_devices_of_a_network_communicate() {
     let directory = Directory::new("three");
-    // What one that was killed has left there.
+    // Files that a killed process has left there.
     drop(Network::joined(Drive::Caller, &directory.0).unwrap());
     drop(std::os::unix::net::UnixListener::bind(directory.0.join("0.socket")).unwrap());
     let hosts: Vec<Host> = (0..3).map(|_| host(&directory, "roce")).collect();
@@ -103,13 +101,13 @@ fn a_process_that_ended_is_detected_and_its_slot_reused() {
     exchange(QpType::RC, (&a, &next), 3);
 }
 
-/// Longer than all retries together take.
+/// Longer than all retries take together.
 const LONG: Duration = Duration::from_millis(800);
 
 #[test]
-fn a_process_that_does_not_read_is_not_taken_for_ended() {
+fn a_process_that_does_not_read_counts_as_alive() {
     let directory = Directory::new("slow");
-    // Each is driven by hand: who is not driven gets no processor.
+    // Each network is driven explicitly, so one that is not driven makes no progress.
     let host = || {
         let network = Network::joined(Drive::Caller, &directory.0).unwrap();
         Host::new(&network.strict_device("roce").unwrap())
@@ -136,36 +134,36 @@ fn a_process_that_does_not_read_is_not_taken_for_ended() {
     while b.embedded.drive() {}
     let completion = wait(Duration::from_secs(10)).unwrap();
     assert_eq!((completion.wr_id, completion.status), (2, 0));
-    // But it is not waited for without end.
+    // The wait for it is bounded.
     post(&mut qa, 3, Operation::Send, from.sge(0, 64));
     assert_eq!(wait(LONG), None);
     let completion = wait(Duration::from_secs(60)).unwrap();
     assert_eq!((completion.wr_id, completion.status), (3, 12));
 }
 
-/// One frame that names a device's own address as its source must not lead what
-/// is for the device elsewhere, not even while the sender is there.
+/// A frame with a device's address as its source must not redirect the device's frames, not
+/// even while the sender exists.
 #[test]
 fn process_cannot_claim_a_device_address() {
     for profile in ["roce", "ib"] {
         let directory = Directory::new(&format!("claim-{profile}"));
         let (a, b) = (host(&directory, profile), host(&directory, profile));
         let numbers = [&a, &b].map(|host| host.embedded.number() as u16 + 1);
-        let mut stranger = Stranger::new(&directory.0, 1).unwrap();
+        let mut peer = RawPeer::new(&directory.0, 1).unwrap();
         for number in numbers {
             let [high, low] = number.to_be_bytes();
             let mac = [0x02, 0x50, 0x53, 0, high, low];
             let ethernet = [&[0xff; 6][..], &mac, &[0; 50]].concat();
             let ib = [&[0, 2, 0xc0, 1, 0, 0, high, low][..], &[0; 50]].concat();
             for (tag, frame) in [(1, ethernet), (0, ib)] {
-                stranger.push(tag, &frame);
+                peer.push(tag, &frame);
             }
         }
-        while stranger.ring.is_unread() == Ok(true) {
+        while peer.ring.is_unread() == Ok(true) {
             std::thread::yield_now();
         }
         exchange(QpType::RC, (&a, &b), 3);
-        drop(stranger);
+        drop(peer);
         exchange(QpType::RC, (&b, &a), 3);
     }
 }
@@ -174,7 +172,7 @@ fn process_cannot_claim_a_device_address() {
 fn malformed_frames_are_ignored() {
     let directory = Directory::new("rubbish");
     let (a, b) = (host(&directory, "roce"), host(&directory, "roce"));
-    let connect = || Stranger::new(&directory.0, 1);
+    let connect = || RawPeer::new(&directory.0, 1);
     let longest = vec![1; 0xffff];
     let frames = [
         (0, &[][..]),
@@ -189,16 +187,16 @@ fn malformed_frames_are_ignored() {
     ];
     for (tag, frame) in frames.into_iter().cycle().take(100) {
         // Some of it breaks the connection.
-        let mut stranger = connect().unwrap();
+        let mut peer = connect().unwrap();
         for _ in 0..3 {
-            stranger.push(tag, frame);
+            peer.push(tag, frame);
         }
         let end = Instant::now() + Duration::from_millis(20);
-        while stranger.ring.is_unread() == Ok(true) && Instant::now() < end {
+        while peer.ring.is_unread() == Ok(true) && Instant::now() < end {
             std::thread::yield_now();
         }
     }
-    // As many as there are places, and more, that say nothing or go again.
+    // More connections than there are slots, silent or closed immediately.
     let idle: Vec<_> = (0..20).map(|_| connect()).collect();
     exchange(QpType::RC, (&a, &b), 3);
     drop(idle);
@@ -208,12 +206,12 @@ fn malformed_frames_are_ignored() {
     std::thread::sleep(Duration::from_millis(20));
     exchange(QpType::RC, (&b, &a), 3);
     exchange(QpType::RC, (&a, &b), 3);
-    // Who comes later finds a place.
+    // A later connection gets a slot.
     exchange(QpType::RC, (&host(&directory, "roce"), &b), 3);
 }
 
 #[test]
-fn a_place_on_the_network_needs_a_directory() {
+fn joining_a_network_needs_a_directory() {
     let directory = Directory::new("none");
     let nowhere = directory.0.join("not/there");
     assert!(Network::joined(Drive::Thread, &nowhere).is_err());

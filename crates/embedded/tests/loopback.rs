@@ -1,5 +1,5 @@
-//! Messages between queue pairs of one device, which are copied once: every byte is where
-//! it belongs, whatever the lengths, alignments and lists.
+//! Messages between queue pairs of one device, which are copied once: every byte arrives at
+//! its place for all lengths, alignments and lists.
 
 use embedded_testing::driver::*;
 use proptest::prelude::*;

@@ -1,7 +1,6 @@
-//! Whose directory processes meet in, and what others may have put there.
+//! Ownership checks of the shared directory, and of files that other users put there.
 //!
-//! As root there are other users, nobody here; what needs one is skipped
-//! otherwise.
+//! As root, the user nobody is the other user; tests that need one are skipped otherwise.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown, lchown, symlink};
@@ -16,7 +15,7 @@ use ringverbs_embedded::{Drive, Network, Sharing};
 
 const NOBODY: u32 = 65534;
 
-/// A folder that goes with the test.
+/// A directory that is removed after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -27,7 +26,7 @@ impl Folder {
         Self(path)
     }
 
-    /// A directory in it, of that mode.
+    /// Creates a directory in it with a mode.
     fn directory(&self, mode: u32) -> PathBuf {
         let path = self.0.join(format!("mode-{mode:o}"));
         fs::create_dir(&path).unwrap();
@@ -54,7 +53,7 @@ fn join(directory: &Path, sharing: Sharing) -> Result<Network, uverbs::Error> {
     Network::joined_with(Drive::Caller, directory, sharing)
 }
 
-/// Refused for that reason, and nothing is left there.
+/// Asserts that joining fails for this reason, and leaves nothing there.
 fn is_refused(directory: &Path, why: &str) {
     let error = Network::joined(Drive::Caller, directory).unwrap_err();
     assert!(matches!(error, uverbs::Error::Invalid { .. }), "{error:?}");
@@ -69,7 +68,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn a_directory_that_others_may_write_in_is_refused() {
+fn a_directory_writable_by_others_is_rejected() {
     let folder = Folder::new("written");
     for number in [0o777, 0o1777, 0o770, 0o702, 0o2775] {
         let directory = folder.directory(number);
@@ -83,7 +82,7 @@ fn a_directory_that_others_may_write_in_is_refused() {
 }
 
 #[test]
-fn another_user_s_directory_is_refused() {
+fn a_directory_of_another_user_is_rejected() {
     if !is_root() {
         return;
     }
@@ -97,7 +96,7 @@ fn another_user_s_directory_is_refused() {
 }
 
 #[test]
-fn a_link_to_a_directory_is_refused() {
+fn a_symbolic_link_to_a_directory_is_rejected() {
     let folder = Folder::new("link");
     let directory = folder.directory(0o700);
     let link = folder.0.join("link");
@@ -110,7 +109,7 @@ fn a_link_to_a_directory_is_refused() {
     symlink(folder.0.join("made"), &nowhere).unwrap();
     is_refused(&nowhere, "symbolic link");
     assert!(!folder.0.join("made").exists());
-    // What is above it may be one.
+    // Parent directories may be symbolic links.
     symlink(&folder.0, folder.0.join("above")).unwrap();
     let through = folder.0.join("above").join(directory.file_name().unwrap());
     join(&through, Sharing::Own).unwrap();
@@ -132,7 +131,7 @@ fn created_files_are_private_to_the_user() {
 }
 
 #[test]
-fn a_path_may_be_longer_than_an_address() {
+fn a_path_may_exceed_a_socket_address() {
     let folder = Folder::new("long");
     let directory = folder.0.join("d".repeat(200));
     let network = join(&directory, Sharing::Own).unwrap();
@@ -143,8 +142,8 @@ fn a_path_may_be_longer_than_an_address() {
     assert!(!directory.join("0.socket").exists());
 }
 
-/// Another user's file, of that mode.
-fn plant(path: &Path, mode: u32) -> File {
+/// Creates a file of another user with a mode.
+fn create_foreign_file(path: &Path, mode: u32) -> File {
     let file = File::create(path).unwrap();
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -152,7 +151,7 @@ fn plant(path: &Path, mode: u32) -> File {
 }
 
 #[test]
-fn planted_files_of_another_user_are_not_used() {
+fn files_of_another_user_are_not_used() {
     if !is_root() {
         return;
     }
@@ -163,20 +162,20 @@ fn planted_files_of_another_user_are_not_used() {
         symlink(to, at(name)).unwrap();
         lchown(at(name), Some(NOBODY), Some(NOBODY)).unwrap();
     };
-    // Locks: a link to what is not there, a lock that is held for ever, one that
-    // is not, what can be opened but is no file, and what cannot.
+    // Locks: a dangling link, a lock that is held permanently, one that is not held, an entry
+    // that can be opened but is not a file, and one that cannot be opened.
     let made = folder.0.join("made");
     link(&made, "0.lock");
-    let held = plant(&at("1.lock"), 0o666);
+    let held = create_foreign_file(&at("1.lock"), 0o666);
     let held = Flock::lock(held, FlockArg::LockExclusive).unwrap();
-    plant(&at("2.lock"), 0o666);
+    create_foreign_file(&at("2.lock"), 0o666);
     mkfifo(&at("3.lock"), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
     fs::create_dir(at("4.lock")).unwrap();
     // Sockets: a link to a file, a file, another user's socket.
     let kept = folder.0.join("kept");
     fs::write(&kept, "kept").unwrap();
     link(&kept, "5.socket");
-    plant(&at("6.socket"), 0o666);
+    create_foreign_file(&at("6.socket"), 0o666);
     drop(UnixListener::bind(at("7.socket")).unwrap());
     chown(at("7.socket"), Some(NOBODY), Some(NOBODY)).unwrap();
 
@@ -192,14 +191,14 @@ fn planted_files_of_another_user_are_not_used() {
 }
 
 #[test]
-fn a_directory_with_all_slots_held_is_refused_at_once() {
+fn a_full_directory_is_rejected_immediately() {
     if !is_root() {
         return;
     }
     let folder = Folder::new("held");
     let directory = folder.directory(0o1777);
     for number in 0..32 {
-        plant(&directory.join(format!("{number}.lock")), 0o600);
+        create_foreign_file(&directory.join(format!("{number}.lock")), 0o600);
     }
     let since = Instant::now();
     let error = join(&directory, Sharing::Others).unwrap_err();

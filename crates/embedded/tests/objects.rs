@@ -1,4 +1,4 @@
-//! Objects: what depends on what, what is refused, what is left behind.
+//! Objects: dependencies, rejected operations, and teardown.
 
 use embedded_testing::driver::*;
 use mlx5::{Address, AddressHandle, Bind, CompletionQueue, CqOptions, Link, MiniFormat};
@@ -44,8 +44,8 @@ fn an_object_in_use_is_not_destroyed() {
     assert_eq!(errno(uverbs::pd::destroy(&host.context, host.pd)), ENOENT);
 }
 
-/// The device goes on writing completions, and reading the records, of a queue
-/// that it could not destroy.
+/// The device still writes completions to a queue that could not be destroyed, and reads its
+/// records.
 #[test]
 fn a_queue_that_is_dropped_in_use_keeps_its_memory() {
     let (a, b) = Host::pair("ib", Drive::Caller);
@@ -54,7 +54,7 @@ fn a_queue_that_is_dropped_in_use_keeps_its_memory() {
     connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
     let (from, to) = (a.memory(64), b.memory(64));
     drop(cqa);
-    // They would get what was freed.
+    // They would reuse the freed memory.
     let mut others: Vec<_> = (0..64).map(|_| a.cq(1 << 12)).collect();
     for round in 0..8 {
         receive(&mut qb, round, to.sge(0, 64));
@@ -76,7 +76,7 @@ fn contexts_do_not_see_each_others_objects() {
     let memory = a.memory(64);
     assert_eq!(errno(uverbs::mr::destroy(&b.context, memory.mr)), ENOENT);
     assert_eq!(errno(uverbs::pd::destroy(&b.context, a.pd)), ENOENT);
-    // But they reach each other: one device, two contexts.
+    // They can communicate: one device, two contexts.
     let (mut cqa, mut cqb) = (a.cq(4), b.cq(4));
     let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
     connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
@@ -86,13 +86,13 @@ fn contexts_do_not_see_each_others_objects() {
     post(&mut qa, 1, Operation::Send, memory.sge(0, 5));
     assert_eq!(wait(&mut cqb).byte_len, 5);
     assert_eq!(to.get(0, 5), b"hello");
-    // Keys of one domain are no good in the other.
+    // Keys of one domain are invalid in the other.
     post(&mut qb, 2, Operation::Send, memory.sge(0, 5));
     assert_eq!(wait(&mut cqb).status, 4);
 }
 
 #[test]
-fn memory_that_is_not_there_is_not_registered() {
+fn unmapped_memory_is_not_registered() {
     let host = Host::single("ib");
     let register = |addr, length, access| {
         let init = MrInit {
@@ -121,7 +121,7 @@ fn memory_that_is_not_there_is_not_registered() {
 }
 
 #[test]
-fn a_key_that_was_destroyed_leads_nowhere() {
+fn a_destroyed_key_gives_no_access() {
     let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
@@ -167,7 +167,7 @@ fn a_region_can_be_changed() {
     };
     let old = there.keys;
     there.keys = change(there.mr, AccessFlags::REMOTE_READ);
-    // A right to atomics comes and goes with the key, others do not.
+    // Changing the right to atomics needs a new key, changing others does not.
     assert_ne!(old, there.keys);
     let write = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
     assert_eq!(change(there.mr, write), there.keys);
@@ -213,7 +213,7 @@ fn state_transitions_are_those_of_the_specification() {
 }
 
 #[test]
-fn a_reset_queue_pair_starts_anew() {
+fn a_reset_queue_pair_can_be_reused() {
     let host = Host::single("ib");
     let (mut cq, mut other) = (host.cq(16), host.cq(16));
     let mut a = host.qp(QpType::RC, &mut cq);
@@ -263,7 +263,7 @@ fn a_resize_keeps_unread_completions() {
 }
 
 #[test]
-fn completions_come_in_each_form_that_there_is() {
+fn completions_have_every_cqe_format() {
     for wide in [false, true] {
         for compression in [None, Some(MiniFormat::Hash), Some(MiniFormat::Checksum)] {
             let (a, b) = Host::pair("ib", Drive::Caller);
@@ -281,7 +281,7 @@ fn completions_come_in_each_form_that_there_is() {
             let (from, to) = (a.memory(100), b.memory(64 * 100));
             let data: Vec<u8> = (1..=100).collect();
             from.set(0, &data);
-            // Short enough for a completion of 32 bytes, of 64, of none.
+            // Lengths that fit into 32 bytes of a CQE, into 64, and into none.
             for round in 0..3 {
                 for (n, length) in [1, 32, 33, 64, 65, 100].into_iter().enumerate() {
                     for m in 0..5 {
@@ -289,8 +289,7 @@ fn completions_come_in_each_form_that_there_is() {
                         receive(&mut qb, id as u64, to.sge(id * 100, 100));
                         post(&mut qa, id as u64, Operation::Send, from.sge(0, length));
                     }
-                    // Short data is in the completion, and memory is left to
-                    // whoever reads that.
+                    // Short data are in the CQE, and the driver copies them to memory.
                     while cqb.ring.is_empty() {
                         b.embedded.drive();
                     }
@@ -313,10 +312,10 @@ fn completions_come_in_each_form_that_there_is() {
     }
 }
 
-/// Programs of datagrams destroy their queue pair without waiting, as librdmacm's
-/// mckey does; others disconnect after their last message, as librpma's examples do.
+/// Some programs destroy a datagram queue pair without waiting, as librdmacm's mckey; others
+/// disconnect right after their last message, as librpma's examples.
 #[test]
-fn what_was_posted_is_sent_before_a_queue_pair_ends() {
+fn posted_sends_complete_before_a_queue_pair_is_destroyed() {
     let (a, b) = Host::pair("ib", Drive::Thread);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (from, to) = (a.memory(64), b.memory(64));
@@ -345,7 +344,7 @@ fn what_was_posted_is_sent_before_a_queue_pair_ends() {
 }
 
 #[test]
-fn datagrams_find_their_way() {
+fn datagrams_are_delivered() {
     for (profile, global) in [("ib", false), ("ib", true), ("roce", true)] {
         let (a, b) = Host::pair(profile, Drive::Caller);
         let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
@@ -416,7 +415,7 @@ fn shared_receives_serve_all_queue_pairs() {
     }
 }
 
-/// Posts a bind, and says what became of it.
+/// Posts a bind, and returns its completion status.
 fn bind(qp: &mut Qp, cq: &mut Cq, bind: &Bind) -> u32 {
     qp.send.begin();
     let wr = SendWr {
@@ -440,7 +439,7 @@ fn a_bind_without_permission_is_a_bind_error() {
     for (region, window, at, length, status) in [
         (writable, write | atomic, 0, 4096, 0),
         (AccessFlags::MW_BIND, read, 0, 4096, 0),
-        // Without the right to bind, whatever other right there is.
+        // Without the right to bind, whatever the other rights.
         (AccessFlags::empty(), write, 0, 64, BIND_ERROR),
         (AccessFlags::empty(), read, 0, 64, BIND_ERROR),
         (
@@ -450,10 +449,10 @@ fn a_bind_without_permission_is_a_bind_error() {
             64,
             BIND_ERROR,
         ),
-        // Remote access to write, where there is no local one.
+        // Remote write access without local write access.
         (AccessFlags::MW_BIND, write, 0, 64, BIND_ERROR),
         (AccessFlags::MW_BIND | read, atomic, 0, 64, BIND_ERROR),
-        // Outside.
+        // Outside the region.
         (writable, write, 4033, 64, BIND_ERROR),
         (writable, write, u64::MAX, 64, BIND_ERROR),
         (writable, write, 0, 4097, BIND_ERROR),
@@ -483,7 +482,7 @@ fn a_bind_without_permission_is_a_bind_error() {
             if status == 0 {
                 continue;
             }
-            // By neither key.
+            // With neither key.
             for key in [object.rkey(), wanted.rkey] {
                 there.keys.rkey = key;
                 let mut from = host.qp(QpType::RC, &mut cq);
@@ -497,7 +496,7 @@ fn a_bind_without_permission_is_a_bind_error() {
 }
 
 #[test]
-fn a_window_is_bound_and_opens_its_part_of_a_region() {
+fn a_bound_window_gives_access_to_its_part_of_a_region() {
     let host = Host::single("ib");
     let mut cq = host.cq(16);
     let mut a = host.qp(QpType::RC, &mut cq);
@@ -531,7 +530,7 @@ fn a_window_is_bound_and_opens_its_part_of_a_region() {
 }
 
 #[test]
-fn a_context_that_is_closed_leaves_nothing() {
+fn closing_a_context_destroys_its_objects() {
     let embedded = Embedded::new("ib").unwrap();
     for _ in 0..50 {
         let host = Host::new(&embedded);
@@ -539,7 +538,7 @@ fn a_context_that_is_closed_leaves_nothing() {
         let srq = host.srq(4);
         let qp = host.qp_with(QpType::UD, &mut cq, Some(&srq));
         let memory = host.memory(64);
-        // As if the program had ended: nothing is destroyed but the context.
+        // As at exit of a program: only the context is closed.
         let context = std::sync::Arc::clone(&host.context);
         std::mem::forget((qp, srq, cq, memory, host));
         // SAFETY: nothing of the context is used after this.
@@ -547,13 +546,12 @@ fn a_context_that_is_closed_leaves_nothing() {
         std::mem::forget(context);
     }
     assert_eq!(embedded.objects(), 0);
-    // Its event queues, one for each completion vector, are what the device has
-    // left.
+    // Only the event queues remain, one for each completion vector.
     assert_eq!(embedded.ranges(), 4);
 }
 
 #[test]
-fn there_are_profiles_and_no_others() {
+fn unknown_profiles_are_rejected() {
     let names: Vec<_> = Network::profiles().map(|(name, _)| name).collect();
     assert!(names.contains(&"ib") && names.contains(&"roce"));
     assert_eq!(errno(Embedded::new("none")), 19);

@@ -1,5 +1,5 @@
-//! Raw packet queue pairs and flows: what a driver can do wrong, and what is left
-//! behind. `crates/ringverbs/tests/packets.rs` sends frames.
+//! Raw packet queue pairs and flows: invalid commands, and teardown.
+//! `crates/ringverbs/tests/packets.rs` sends frames.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn create(host: &Host, command: &Command, driver: &[u8]) -> Result<u32, i32> {
 }
 
 #[test]
-fn bad_queue_pairs_are_refused_and_leave_nothing() {
+fn invalid_queue_pairs_are_rejected_and_leave_nothing() {
     let embedded = Embedded::new("roce").unwrap();
     let host = Host::new(&embedded);
     let (cq, arena, srq) = (host.cq(16), Arena::new(3), host.srq(4));
@@ -107,7 +107,7 @@ fn bad_queue_pairs_are_refused_and_leave_nothing() {
     assert_eq!(create(&infiniband, &command, &driver), Err(EOPNOTSUPP));
 }
 
-/// Its frames are datagrams of UDP: there is no place for others.
+/// Frames are carried in UDP datagrams, so raw packets are not supported.
 #[test]
 fn a_device_on_an_ip_address_has_no_raw_packets() {
     let network = Network::roce(Drive::Thread, "127.45.0.9").unwrap();
@@ -155,7 +155,7 @@ fn states_are_those_of_raw_packets() {
 }
 
 #[test]
-fn what_is_posted_is_flushed_in_the_error_state() {
+fn work_requests_are_flushed_in_the_error_state() {
     const FLUSHED: u32 = 5;
     let host = Host::single("roce");
     let memory = host.memory(4096);
@@ -179,7 +179,7 @@ fn what_is_posted_is_flushed_in_the_error_state() {
 }
 
 #[test]
-fn bad_flows_are_refused() {
+fn invalid_flows_are_rejected() {
     let host = Host::single("roce");
     let mut cq = host.cq(16);
     let qp = host.qp(QpType::RAW_PACKET, &mut cq);
@@ -293,10 +293,9 @@ fn zerocopy_bytes(fixed: &CreateFlow) -> Vec<u8> {
     fixed.as_bytes().to_vec()
 }
 
-/// With DevX a context's objects are those of its user context, and the driver tells the
-/// numbers.
+/// With DevX, objects belong to the user context, and the driver gets their numbers.
 #[test]
-fn a_context_with_devx_is_told_the_objects() {
+fn a_devx_context_gets_the_object_numbers() {
     let embedded = Embedded::new("roce").unwrap();
     for devx in [Devx::Needed, Devx::No] {
         let context = Arc::new(embedded.context().unwrap());
@@ -342,7 +341,7 @@ fn a_context_with_devx_is_told_the_objects() {
         let flow = Flow::create(&context, handle, &flow, Specs::default()).unwrap();
         drop(flow);
         if rq != 0 {
-            // While a table has the receive queue, the queue pair is destroyed in part.
+            // While a table refers to the receive queue, destruction is partial.
             let mut table = vec![0; 0x114];
             table[..2].copy_from_slice(&op::CREATE_RQT.to_be_bytes());
             table[0x3b] = 1;
@@ -385,7 +384,7 @@ fn a_queue_pair_with_flows_is_in_use() {
     // SAFETY: it names no address.
     let done = unsafe { Command::write(number, &bad, 0).run(&host.context) };
     assert_eq!(done.err(), Some(EINVAL));
-    // A queue pair is no flow, nor a flow one.
+    // Handles of queue pairs and of flows are distinguished.
     let handle = uverbs::FlowHandle(qp.object.handle().0);
     assert_eq!(
         refused(uverbs::flow::destroy(&host.context, handle)),
@@ -405,7 +404,7 @@ fn a_queue_pair_with_flows_is_in_use() {
 }
 
 #[test]
-fn a_context_that_is_closed_leaves_no_packet_queues() {
+fn closing_a_context_destroys_packet_queues() {
     let embedded = Embedded::new("roce").unwrap();
     for _ in 0..10 {
         let host = Host::new(&embedded);
@@ -418,7 +417,7 @@ fn a_context_that_is_closed_leaves_no_packet_queues() {
         };
         let handle = qp.object.handle();
         let flow = Flow::create(&host.context, handle, &init, Specs::default()).unwrap();
-        // As if the program had ended: nothing is destroyed but the context.
+        // As at exit of a program: only the context is closed.
         let context = std::sync::Arc::clone(&host.context);
         std::mem::forget((flow, qp, cq, host));
         // SAFETY: nothing of the context is used after this.
@@ -426,6 +425,6 @@ fn a_context_that_is_closed_leaves_no_packet_queues() {
         std::mem::forget(context);
     }
     assert_eq!(embedded.objects(), 0);
-    // Its event queues.
+    // Only the event queues remain.
     assert_eq!(embedded.ranges(), 4);
 }

@@ -1,8 +1,8 @@
-//! Random commands: a driver that does anything, beside one that does nothing
-//! wrong. Every sequence of commands is made of a seed.
+//! Random commands: a driver with random commands beside a correct one. Every sequence of
+//! commands is generated from a seed.
 //!
-//! `RINGVERBS_SEQUENCES` says how many there are (the long form tells how far it
-//! is), `RINGVERBS_SEED` where they begin.
+//! `RINGVERBS_SEQUENCES` is the number of sequences (with it, progress is printed),
+//! `RINGVERBS_SEED` the first seed.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use embedded_testing::random::{COMMANDS, Random, sequence};
 
-/// Sequences of the short form.
+/// Default number of sequences.
 const SHORT: u64 = 150;
 
-/// Ends the process if a sequence takes a time that none does.
+/// Ends the process if a sequence hangs.
 fn watch(at: &'static AtomicU64) {
     std::thread::spawn(move || {
         let mut last = (at.load(Ordering::Relaxed), Instant::now());
@@ -71,7 +71,7 @@ fn random_driver_commands() {
             );
         }
     }
-    // It is not all refused.
+    // A sufficient part of the commands succeeds.
     assert!(
         taken > count * u64::from(COMMANDS) / 5,
         "{taken} commands were taken"

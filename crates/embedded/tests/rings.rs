@@ -1,8 +1,7 @@
-//! Rings of frames whose other side is hostile, or is killed: whoever takes part goes
-//! on.
+//! Rings of frames whose other side is hostile or killed: other processes are not affected.
 #![allow(missing_docs, reason = "a test")]
 
-mod stranger;
+mod raw_peer;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -12,11 +11,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use embedded_testing::driver::*;
+use raw_peer::{
+    Directory, RawPeer, accept, connection, listener, overwrite_word, send_descriptors,
+};
 use ringverbs_embedded::{Drive, Network};
-use stranger::{Directory, Stranger, accept, connection, hand, listener, scribble};
 use uverbs::{AhAttr, QpType};
 
-/// Numbers from a seed.
+/// Random numbers from a seed.
 struct Random(u64);
 
 impl Random {
@@ -38,10 +39,10 @@ fn host(directory: &Directory) -> Host {
     Host::new(&network.device("roce").unwrap())
 }
 
-/// A connection between two processes, over which messages go on.
+/// A connection between two devices, to check that messages still arrive.
 ///
-/// Dropped in this order: a device keeps the completion queue of a queue pair that is
-/// there, and its memory must outlive that.
+/// Dropped in this order: a completion queue must outlive its queue pairs, and memory all
+/// queues.
 struct Exchange {
     qps: (Qp, Qp),
     cqs: (Cq, Cq),
@@ -71,7 +72,7 @@ impl Exchange {
     }
 
     /// Sends a message, and checks it.
-    fn go_on(&mut self) {
+    fn check_messages(&mut self) {
         self.round += 1;
         let data: Vec<u8> = (0..SIZE as u64)
             .map(|at| (at * 7 + self.round) as u8)
@@ -92,22 +93,22 @@ impl Exchange {
     }
 }
 
-/// Any words anywhere in a ring, while its receiver reads it and exchanges messages
-/// with others: it is disconnected at most.
+/// Random words anywhere in a ring, while its receiver reads it and exchanges messages with
+/// others: at most the hostile sender is disconnected.
 #[test]
-fn a_ring_of_a_hostile_sender_harms_nobody() {
+fn a_hostile_sender_does_not_affect_others() {
     const HEADER: u64 = 96;
     let directory = Directory::new("ring-sender");
     let mut exchange = Exchange::new(&directory);
     let mut random = Random(7);
     for round in 0..60 {
-        // One after the other, and several at a time.
-        let Ok(mut stranger) = Stranger::new(&directory.0, (round % 2) as u16) else {
+        // One after the other, and several at once.
+        let Ok(mut peer) = RawPeer::new(&directory.0, (round % 2) as u16) else {
             continue;
         };
         for _ in 0..random.below(20) {
             let frame = vec![random.next() as u8; random.below(4400) as usize];
-            stranger.push(random.below(5) as u8, &frame);
+            peer.push(random.below(5) as u8, &frame);
         }
         for _ in 0..random.below(200) {
             let at = match random.below(4) {
@@ -120,9 +121,9 @@ fn a_ring_of_a_hostile_sender_harms_nobody() {
                 0 => random.below(8000) as u32,
                 _ => random.next() as u32,
             };
-            scribble(&stranger.memory, at as usize, word);
+            overwrite_word(&peer.memory, at as usize, word);
         }
-        exchange.go_on();
+        exchange.check_messages();
     }
     // Indices and lengths at their limits.
     for (at, word) in [
@@ -133,16 +134,16 @@ fn a_ring_of_a_hostile_sender_harms_nobody() {
         (64, 1),
         (32, 7),
     ] {
-        let stranger = Stranger::new(&directory.0, 1).unwrap();
-        scribble(&stranger.memory, 1024, if at == 0 { 65535 } else { 0 });
-        scribble(&stranger.memory, at, word);
-        exchange.go_on();
+        let peer = RawPeer::new(&directory.0, 1).unwrap();
+        overwrite_word(&peer.memory, 1024, if at == 0 { 65535 } else { 0 });
+        overwrite_word(&peer.memory, at, word);
+        exchange.check_messages();
     }
 }
 
-/// First messages without a ring, or with something else.
+/// First messages without a ring, or with other descriptors.
 #[test]
-fn what_is_no_ring_is_refused() {
+fn memory_without_a_ring_is_rejected() {
     let directory = Directory::new("no-ring");
     let mut exchange = Exchange::new(&directory);
     let (small, _) = nix::unistd::pipe().unwrap();
@@ -159,15 +160,15 @@ fn what_is_no_ring_is_refused() {
     for descriptors in sets {
         for number in [0, 1] {
             let socket = connection(&directory.0, number).unwrap();
-            hand(&socket, descriptors).unwrap();
+            send_descriptors(&socket, descriptors).unwrap();
             // Again, with a ring or without.
-            let _ = hand(&socket, descriptors);
-            exchange.go_on();
+            let _ = send_descriptors(&socket, descriptors);
+            exchange.check_messages();
         }
     }
 }
 
-/// A queue pair with sends to a process whose queue pairs do not answer.
+/// A queue pair that sends to a process that does not answer.
 fn talk_to(host: &Host, path: &AhAttr) -> (Qp, Cq, Memory) {
     let mut cq = host.cq(64);
     let mut qp = host.qp(QpType::RC, &mut cq);
@@ -179,15 +180,14 @@ fn talk_to(host: &Host, path: &AhAttr) -> (Qp, Cq, Memory) {
     (qp, cq, memory)
 }
 
-/// The path to the process that joins next.
+/// Returns the path to the process that joins next.
 fn next_path(directory: &Directory) -> AhAttr {
     host(directory).path()
 }
 
-/// A receiver that moves its index as it likes, reads nothing, sends something, or
-/// closes.
+/// A receiver that sets its index arbitrarily, reads nothing, sends data, or closes.
 #[test]
-fn a_ring_of_a_hostile_receiver_harms_nobody() {
+fn a_hostile_receiver_does_not_affect_others() {
     const CONSUMER: usize = 32;
     let directory = Directory::new("ring-receiver");
     let mut exchange = Exchange::new(&directory);
@@ -203,15 +203,15 @@ fn a_ring_of_a_hostile_receiver_harms_nobody() {
                 1 => u32::MAX - random.below(3000) as u32,
                 _ => random.next() as u32,
             };
-            scribble(&memory, CONSUMER, word);
-            scribble(&memory, random.next() as usize, word);
+            overwrite_word(&memory, CONSUMER, word);
+            overwrite_word(&memory, random.next() as usize, word);
         }
-        exchange.go_on();
+        exchange.check_messages();
         if round % 2 == 0 {
-            hand(&socket, &[]).unwrap();
+            send_descriptors(&socket, &[]).unwrap();
         }
         drop(socket);
-        exchange.go_on();
+        exchange.check_messages();
         drop(talk);
     }
 }
@@ -219,7 +219,7 @@ fn a_ring_of_a_hostile_receiver_harms_nobody() {
 const ROUNDS: u32 = 40;
 const VARIABLE: &str = "RINGVERBS_TEST_RING";
 
-/// The process that [`a_killed_process_harms_nobody`] kills. It sends to number 0.
+/// The process that [`a_killed_process_does_not_affect_others`] kills. It sends to number 0.
 #[test]
 #[ignore = "run by another test"]
 fn killed() {
@@ -238,10 +238,10 @@ fn killed() {
     }
 }
 
-/// A process that sends and is sent to is killed at any moment: others do not notice,
-/// and its number is taken by the next one.
+/// A process is killed at a random moment while it communicates: others are not affected, and
+/// the next process takes its number.
 #[test]
-fn a_killed_process_harms_nobody() {
+fn a_killed_process_does_not_affect_others() {
     let directory = Directory::new("killed");
     let mut exchange = Exchange::new(&directory);
     let path = next_path(&directory);
@@ -260,14 +260,14 @@ fn a_killed_process_harms_nobody() {
         let talk = talk_to(&exchange.a, &path);
         let end = Instant::now() + Duration::from_micros(random.below(20_000));
         while Instant::now() < end {
-            exchange.go_on();
+            exchange.check_messages();
         }
         child.kill().unwrap();
-        exchange.go_on();
+        exchange.check_messages();
         child.wait().unwrap();
-        exchange.go_on();
+        exchange.check_messages();
         drop(talk);
     }
-    // Its number is free.
+    // The number is free again.
     assert_eq!(next_path(&directory).grh.dgid, path.grh.dgid);
 }

@@ -1,5 +1,5 @@
-//! RoCE v2 over UDP between addresses of the loopback interface: each network knows
-//! no more of the other than another host would.
+//! RoCE v2 over UDP between addresses of the loopback interface. The networks share nothing
+//! else, as two hosts.
 
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -70,7 +70,7 @@ fn messages_arrive_at_another_address() {
 
 #[test]
 fn messages_arrive_over_ipv6() {
-    // A host may have no IPv6.
+    // Skipped on a host without IPv6.
     let Ok(network) = Network::roce(Drive::Thread, "::1") else {
         eprintln!("skipped: ::1 is not an address of this host, or its port 4791 is in use");
         return;
@@ -79,23 +79,23 @@ fn messages_arrive_over_ipv6() {
     exchange(QpType::RC, (&a, &a), 10_001);
 }
 
-/// Datagrams of any content from a host that is no peer.
+/// Arbitrary datagrams from a host that is not a peer.
 #[test]
 fn malformed_datagrams_are_ignored() {
     let (a, b) = (device("127.43.0.1"), device("127.43.0.2"));
     let (a, b) = (Host::new(&a), Host::new(&b));
-    let stranger = UdpSocket::bind("127.43.0.3:0").unwrap();
+    let peer = UdpSocket::bind("127.43.0.3:0").unwrap();
     let to: IpAddr = "127.43.0.2".parse().unwrap();
     let longest = vec![1; 60_000];
     let datagrams = [&[][..], &[4], &[0; 15], &[0; 16], &[0xff; 4310], &longest];
     for datagram in datagrams.into_iter().cycle().take(600) {
-        let _ = stranger.send_to(datagram, (to, PORT));
+        let _ = peer.send_to(datagram, (to, PORT));
     }
     exchange(QpType::RC, (&a, &b), 10_001);
 }
 
 #[test]
-fn a_peer_that_is_not_there_is_reported() {
+fn a_missing_peer_is_reported() {
     let a = Host::new(&device("127.44.0.1"));
     let mut path = a.path();
     path.grh.dgid[15] = 9;
@@ -117,7 +117,7 @@ fn a_network_has_one_device() {
     assert!(network.device("roce").is_err());
 }
 
-/// Devices that know no more of each other than those of several processes.
+/// Devices that share nothing but the address, as those of several processes.
 #[test]
 fn an_address_is_shared() {
     let devices: Vec<Host> = (0..3).map(|_| Host::new(&device("127.45.0.2"))).collect();
@@ -126,11 +126,11 @@ fn an_address_is_shared() {
         exchange(QpType::RC, (one, &far), 20_000);
         exchange(QpType::RC, (&far, one), 20_000);
     }
-    // Among themselves.
+    // Between members of the same address.
     exchange(QpType::RC, (&devices[0], &devices[1]), 20_000);
     exchange(QpType::UC, (&devices[2], &devices[1]), 4096);
     exchange(QpType::RC, (&devices[2], &devices[2]), 20_000);
-    // Those that remain get what the others have got until now.
+    // The remaining members take over the received packets of those that ended.
     let mut devices = devices;
     devices.remove(1);
     exchange(QpType::RC, (&far, &devices[0]), 300_000);
@@ -180,7 +180,7 @@ fn the_traffic_class_is_that_of_the_path() {
     };
     assert_eq!(set, 0);
     let a = Host::new(&device("127.52.0.1"));
-    // Expedited forwarding; the device answers to congestion marks, and says so.
+    // Expedited forwarding; the device responds to congestion marks, and sets the ECN bits.
     for (class, sent) in [(0xb8, 0xba), (0xba, 0xba), (0xb9, 0xb9)] {
         let mut path = a.path();
         path.grh.dgid[15] = 9;

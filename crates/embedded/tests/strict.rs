@@ -1,5 +1,4 @@
-//! What a driver can do wrong in a command is refused, with the error that
-//! Linux's uverbs and mlx5_ib give.
+//! Invalid commands are rejected with the errors of Linux's uverbs and mlx5_ib.
 
 use embedded_testing::driver::*;
 use embedded_testing::raw::*;
@@ -15,7 +14,7 @@ use uverbs::{CqInit, QpAttrMask as Mask, QpCap, QpInit, QpType, SrqInit, SrqKind
 
 const OK: i32 = 0;
 
-/// What a command ends with; what it made is destroyed.
+/// Returns the result of a command, after destroying the created object.
 fn errno(host: &Host, command: &Command) -> i32 {
     // SAFETY: addresses are those of an arena, which is longer alive, or nobody's.
     match unsafe { command.run(&host.context) } {
@@ -31,12 +30,12 @@ fn errno(host: &Host, command: &Command) -> i32 {
     }
 }
 
-/// The same, of a command with other driver's data.
+/// The same for a command with other driver data.
 fn with(host: &Host, command: &Command, driver: &[u8]) -> i32 {
     errno(host, command.clone().driver(driver))
 }
 
-/// The data with other bytes at a place.
+/// Returns the data with other bytes at an offset.
 fn set(data: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut data = data.to_vec();
     data.resize(data.len().max(at + bytes.len()), 0);
@@ -54,7 +53,7 @@ fn rc(host: &Host, cq: &Cq) -> Command {
     command
 }
 
-/// A client that does nothing wrong is served.
+/// Valid commands are accepted.
 fn exchange(host: &Host) {
     let mut cq = host.cq(16);
     let mut a = host.qp(QpType::RC, &mut cq);
@@ -117,7 +116,7 @@ fn queues_without_driver_data_are_refused() {
         let resized = uverbs::cq::resize(&host.context, cq.object.handle(), 100, udata());
         assert_eq!(refused(resized.map(drop)), EFAULT);
     }
-    // What it has already it need not be told of.
+    // A second GET_CONTEXT is rejected.
     let same = uverbs::cq::resize(&host.context, cq.object.handle(), 7, Udata::none());
     assert_eq!(same.unwrap(), 7);
     exchange(&host);
@@ -162,7 +161,7 @@ fn queues_need_mapped_memory() {
         let driver = srq_driver(entries, records, 0);
         assert_eq!(with(&host, &srq_command, &driver), expected, "{what}");
         let driver = qp_driver(entries, records, [64, 256, 4], 0, host.uar());
-        // Entries of a queue pair that are nowhere are the device's to refuse.
+        // The device rejects entries at address 0.
         let expected = if entries == 0 { EINVAL } else { expected };
         assert_eq!(with(&host, &qp_command, &driver), expected, "{what}");
     }
@@ -187,7 +186,7 @@ fn queues_need_mapped_memory() {
 }
 
 #[test]
-fn driver_data_is_what_mlx5_ib_takes() {
+fn driver_data_is_checked_as_by_mlx5_ib() {
     let host = Host::single("ib");
     let cq = host.cq(4);
     let arena = Arena::new(8);
@@ -202,18 +201,18 @@ fn driver_data_is_what_mlx5_ib_takes() {
         (good[..22].to_vec(), EINVAL),
         (good[..21].to_vec(), EINVAL),
         (good[..8].to_vec(), EINVAL),
-        // What comes behind is not looked at.
+        // Bytes behind are ignored.
         (set(&good, 40, one), OK),
         (set(&good, 16, &bits(63)), EINVAL),
         (set(&good, 16, &bits(0)), EINVAL),
         (set(&good, 16, &bits(128)), OK),
-        // Compression, and what of.
+        // Compression, and its format.
         (set(&good, 20, &[1, 1]), OK),
         (set(&good, 20, &[1, 2]), OK),
         (set(&good, 20, &[1, 3]), EINVAL),
         (set(&good, 20, &[1, 4]), EOPNOTSUPP),
         (set(&good, 20, &[2, 3]), OK),
-        // Flags: padded entries are of 128 bytes; the UAR is the context's.
+        // Flags: padded entries have 128 bytes; the UAR must belong to the context.
         (set(&good, 22, &[3, 0]), EOPNOTSUPP),
         (set(&set(&good, 22, &[3, 0]), 16, &bits(128)), OK),
         (set(&good, 22, &[0, 0]), EINVAL),
@@ -260,7 +259,7 @@ fn driver_data_is_what_mlx5_ib_takes() {
         (set(&good, 54, one), EINVAL),
         (set(&good, 100, &[0]), OK),
         (set(&good, 100, one), EINVAL),
-        // Sizes: of powers of two, bounded, and receives where there are some.
+        // Sizes: bounded powers of two, and receives only where they are possible.
         (set(&good, 16, &bits(0)), OK),
         (set(&good, 16, &bits(15)), EINVAL),
         (set(&good, 16, &bits(1 << 16)), EINVAL),
@@ -287,7 +286,7 @@ fn driver_data_is_what_mlx5_ib_takes() {
     ] {
         assert_eq!(with(&host, &command, &driver), expected, "{driver:?}");
     }
-    // One that receives nothing of its own says so.
+    // Without a receive queue of its own, the sizes must be 0.
     let mut none = command.clone();
     none.without(ATTR_CREATE_QP_CAP)
         .input(ATTR_CREATE_QP_CAP, &[0; 20]);
@@ -355,7 +354,7 @@ fn driver_data_of_other_commands_is_checked() {
             "{command:?} {driver:?}"
         );
     }
-    // A protection domain's number has to have room.
+    // The output must have space for a protection domain's number.
     let mut domain = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
     assert_eq!(errno(&host, &domain), EFAULT);
     assert_eq!(errno(&host, domain.out(ATTR_UHW_OUT, 3)), EINVAL);
@@ -387,7 +386,7 @@ fn get_context_refuses_unknown_driver_data() {
         (set(&good, 17, one), EOPNOTSUPP),
         (set(&good, 23, one), EOPNOTSUPP),
         (set(&set(&good, 8, one), 31, one), OK),
-        // It is made once.
+        // It is created once.
         (good.clone(), EINVAL),
     ] {
         assert_eq!(errno(&driver), expected, "{driver:?}");
@@ -395,7 +394,7 @@ fn get_context_refuses_unknown_driver_data() {
 }
 
 #[test]
-fn attributes_are_those_of_the_method() {
+fn attributes_are_checked_against_the_method() {
     let host = Host::single("ib");
     let arena = Arena::new(4);
     let driver = cq_driver(
@@ -432,7 +431,7 @@ fn attributes_are_those_of_the_method() {
     nowhere = good.clone();
     nowhere.find(ATTR_UHW_IN).data = arena.address() + 4 * PAGE as u64;
     assert_eq!(errno(&host, &nowhere), EFAULT);
-    // What nobody knows is refused if it is said to matter.
+    // Unknown attributes are rejected if they are mandatory.
     for (id, flags, expected) in [
         (8, 1, EPROTONOSUPPORT),
         (8, 0, OK),
@@ -511,7 +510,7 @@ fn write_commands_have_their_length() {
         };
         assert_eq!(errno(&host, &Command::write(device, &body, 304)), EINVAL);
     }
-    // As much as there is room for; more is zero.
+    // Answers are truncated or zero-padded to the output.
     let command = Command::write(device, &ExQueryDevice::default(), 304);
     // SAFETY: no addresses but its own.
     let attrs = unsafe { command.run(&host.context) }.unwrap();
@@ -583,7 +582,7 @@ fn handles_belong_to_their_context_and_type() {
     ] {
         assert_eq!(with(&host, command.clone().without(id), &driver), ENOENT);
     }
-    // A shared queue of XRC is no queue pair's.
+    // A queue pair cannot use an XRC SRQ.
     let xrcd = uverbs::XrcdOpen {
         fd: None,
         oflags: libc::O_CREAT,
@@ -624,7 +623,7 @@ fn shared_queues_with_tag_matching() {
     assert_eq!((caps.flags, caps.max_num_tags, caps.max_sge), (1, 127, 1));
     let cq = host.cq(4);
     let arena = Arena::new(10);
-    // An odd place, so that its pages are listed.
+    // An unaligned address, so that the pages are listed.
     let (entries, records) = (arena.address() + 64, arena.address() + 8 * PAGE as u64);
     let driver = srq_driver(entries, records, 3);
     let mut command = create_srq(host.pd.0, 127);
@@ -743,7 +742,7 @@ fn event_files_belong_to_their_context_and_type() {
     );
     assert_eq!(on(completions, 1 << 40), EINVAL);
     assert_eq!(on(completions, other.context.fd() as u64), EBADF);
-    // The files of a context outlive it, and are nobody else's who has its number.
+    // Event files outlive their context, and do not belong to a later one with the same number.
     let number = other.context.fd();
     drop(other);
     for _ in 0..8 {
@@ -756,7 +755,7 @@ fn event_files_belong_to_their_context_and_type() {
             assert_eq!(errno(&next, &command), EBADF);
             break;
         }
-        // The number is in use by something of this process meanwhile.
+        // The number may be in use by another file of this process.
         std::mem::forget(next);
     }
     for fd in mine.into_iter().chain(theirs) {

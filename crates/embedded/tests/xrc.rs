@@ -138,7 +138,7 @@ fn an_initiator_reaches_the_shared_queue_that_it_names() {
             assert_eq!((wc.byte_len, wc.qp_num), (10_001, there.object.qp_num()));
             assert_eq!(to.get(at, 10_001), data);
         }
-        // What needs no receive goes through the domain of the memory that it names.
+        // Operations without a receive use the protection domain of the named SRQ.
         let number = first.srq_num;
         to.set(0, &41u64.to_ne_bytes());
         post(&mut here, 2, number, Operation::Add(&to, 1), from.sge(0, 8));
@@ -166,19 +166,19 @@ fn an_initiator_reaches_the_shared_queue_that_it_names() {
 }
 
 #[test]
-fn shared_queues_of_other_domains_are_out_of_reach() {
+fn shared_queues_of_other_domains_are_rejected() {
     let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (xrcd, other) = (domain(&b), domain(&b));
-    let mut stranger = shared(&b, other, &mut cqb);
+    let mut foreign_srq = shared(&b, other, &mut cqb);
     let basic = b.srq(7);
     let (from, to) = (a.memory(64), b.memory(64));
-    receive(&mut stranger, 1, to.sge(0, 64));
+    receive(&mut foreign_srq, 1, to.sge(0, 64));
     let numbers = [
-        (stranger.srq_num, Operation::Send, REMOTE_INVALID_REQUEST),
+        (foreign_srq.srq_num, Operation::Send, REMOTE_INVALID_REQUEST),
         (basic.srq_num, Operation::Send, REMOTE_INVALID_REQUEST),
         (0xff_ffff, Operation::Send, REMOTE_INVALID_REQUEST),
-        (stranger.srq_num, Operation::Write(&to, 0), REMOTE_ACCESS),
+        (foreign_srq.srq_num, Operation::Write(&to, 0), REMOTE_ACCESS),
     ];
     for (number, work, status) in numbers {
         let there = target(&b, xrcd);
@@ -189,14 +189,14 @@ fn shared_queues_of_other_domains_are_out_of_reach() {
         assert_eq!((wc.status, wc.wr_id), (status, 2), "{number:#x}");
     }
     assert_eq!(to.get(0, 64), [0; 64]);
-    // The receive is there still, for who is of the domain.
+    // The receive is still posted, for initiators of the domain.
     let there = target(&b, other);
     let mut here = initiator(&a, &mut cqa);
     connected((&a, &here), (&b, &there));
     post(
         &mut here,
         3,
-        stranger.srq_num,
+        foreign_srq.srq_num,
         Operation::Send,
         from.sge(0, 64),
     );
@@ -247,10 +247,11 @@ fn a_domain_is_found_by_its_file_and_a_target_by_its_number() {
     };
     let mask = Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
     modify(&opened, &init, mask);
-    // What one says of it, the other hears, of what happens to it too.
+    // Attributes set through one object are visible through the other, and events are
+    // reported to both.
     let (attr, _) = made.object.query(Mask::all()).unwrap();
     assert_eq!((attr.qp_state, attr.port_num), (QpState::INIT, 1));
-    // It is there until the last one goes; the same of the domain.
+    // The target, and the domain, exist until the last object is destroyed.
     let busy = errno(uverbs::xrcd::destroy(&a.context, first)).unwrap();
     assert_eq!(busy.raw(), libc::EBUSY);
     drop(made);

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 
-/// Runs a program of `c/`, which says `well` if all was as it should be.
+/// Runs a program of `c/`, which prints `well` on success.
 fn runs(source: &str, provider: Provider) {
     runs_on("roce", source, provider);
 }
@@ -24,19 +24,19 @@ fn runs_on(port: &'static str, source: &str, provider: Provider) {
     world.finish();
 }
 
-/// It drives queues itself.
+/// The program accesses queues directly.
 fn drives_queues(provider: Provider) {
     runs("direct.c", provider);
 }
 
-/// It drives queues wrongly.
+/// The program misuses queues.
 fn drives_queues_wrongly(provider: Provider) {
     runs("wrong.c", provider);
 }
 
-/// libmlx5 uses a key of an aborted batch that is gone, and crashes.
+/// libmlx5 uses a destroyed key of an aborted batch, and crashes.
 #[test]
-fn a_program_is_careless() {
+fn careless_programs_work() {
     runs("careless.c", Provider::Ours);
 }
 
@@ -70,7 +70,7 @@ fn a_program_matches_tags_on_ethernet() {
     runs_on("roce", "tags.c", Provider::Ours);
 }
 
-/// libmlx5 has it from rdma-core 55 on.
+/// Supported by libmlx5 since rdma-core 55.
 #[test]
 fn a_program_receives_out_of_order() {
     let header = std::fs::read_to_string("/usr/include/infiniband/mlx5dv.h");

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use testing::hosts::{Namespaces, has_listener, tool};
 use testing::program;
 
-/// Nothing here takes so long, but on a machine with much else to do.
+/// Much longer than anything takes, except on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// One list at a time: each of its programs polls.
 static TURN: Mutex<()> = Mutex::new(());
@@ -30,8 +30,8 @@ struct Host {
 }
 
 impl Host {
-    /// A host on an address of the loopback interface, which other runs of these tests
-    /// have not: they would share its ports.
+    /// A host on an address of the loopback interface, different in each run of these tests, as
+    /// processes with the same address share its ports.
     fn local(number: u8) -> Self {
         let [.., high, low] = std::process::id().to_be_bytes();
         Self {
@@ -93,7 +93,7 @@ impl Host {
     }
 }
 
-/// A folder for the files that stand for sysfs.
+/// A directory for the files that replace sysfs.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -112,7 +112,7 @@ impl Drop for Folder {
     }
 }
 
-/// A server. It does not outlive this value.
+/// A server, which is killed when this is dropped.
 struct Server(Option<Child>);
 
 impl Server {
@@ -242,7 +242,7 @@ fn programs_on_the_loopback_interface() {
     programs("local", &Host::local(48), &Host::local(49), 18591);
 }
 
-/// Each process takes connections on ports of its own, also while others end.
+/// Each process accepts connections on its own ports, also while other processes end.
 #[test]
 fn processes_share_an_address() {
     if !installed() {
@@ -321,7 +321,7 @@ fn a_new_address_is_used() {
             );
         }
     }
-    // Its lines are to be read while it runs.
+    // Its output is read while it runs.
     let mut watcher = on_interface("stdbuf -oL ibv_asyncwatch -d mlx5_0");
     let output = watcher.0.as_mut().unwrap().stdout.take().unwrap();
     let (sender, lines) = mpsc::channel();
@@ -331,7 +331,7 @@ fn a_new_address_is_used() {
     });
     let next_line = || lines.recv_timeout(PATIENCE).expect("no line");
     assert!(next_line().contains("async event FD"));
-    // The GIDs that a program sees which starts now.
+    // The GIDs that a newly started program sees.
     let has_gid = |gid: &str| {
         let found = finish(a.start_on("veth0", &directory, "ibv_devinfo -v"));
         let text = String::from_utf8_lossy(&found.stdout).into_owned();
@@ -359,14 +359,14 @@ fn a_new_address_is_used() {
         address("add", &format!("{new}/{network}"));
         await_gid(gid, true);
         for (port, _) in &servers {
-            // A server may learn of it later than the program above.
+            // A server may notice the address later than the program above.
             while !asks(port, new) {
                 assert!(Instant::now() < end, "{port} at {new}");
             }
         }
         address("del", &format!("{new}/{network}"));
         await_gid(gid, false);
-        // The other addresses serve as before.
+        // The other addresses still work.
         assert!(asks("7401", "192.0.2.1"));
         address("add", &format!("{new}/{network}"));
         await_gid(gid, true);
@@ -379,7 +379,7 @@ fn a_new_address_is_used() {
 /// Queue pairs of an address that is removed fail in time; when it is back, a server goes
 /// on to serve there.
 #[test]
-fn an_address_goes_and_comes_back() {
+fn a_removed_address_can_return() {
     if !installed() {
         return;
     }
@@ -399,7 +399,7 @@ fn an_address_goes_and_comes_back() {
     let mut server = Server(Some(
         a.start(&directory, "rping -s -P -S 1000 -a 192.0.2.1"),
     ));
-    // Until it listens.
+    // Waits until the server listens.
     let end = Instant::now() + PATIENCE * 2;
     let few = "rping -c -V -C 5 -S 1000 -a 192.0.2.1";
     while !finish(b.start(&directory, few)).status.success() {

@@ -1,5 +1,5 @@
-//! Processes that fork, close everything, become daemons, are killed, or have no room,
-//! on embedded devices, with rdma-core's provider and with ours.
+//! Processes that fork, close all descriptors, become daemons, are killed, or find a full
+//! directory, on embedded devices, with rdma-core's provider and with ours.
 
 #[macro_use]
 mod common;
@@ -69,7 +69,7 @@ fn daemons(provider: Provider) {
     world.finish();
 }
 
-/// Programs that find an empty directory together make one network of it.
+/// Programs that start concurrently in an empty directory form one network.
 fn together(provider: Provider) {
     let _turn = turn();
     let Some((world, program)) = world(provider) else {
@@ -92,7 +92,7 @@ fn together(provider: Provider) {
     world.finish();
 }
 
-/// Processes are killed at any moment while others go on.
+/// Processes are killed at random moments while others continue.
 fn killed(provider: Provider) {
     let _turn = turn();
     if !installed(&["ibv_rc_pingpong"]) {
@@ -121,7 +121,7 @@ fn killed(provider: Provider) {
     }
     client.good();
     server.good();
-    // More than the network has numbers for have come and gone.
+    // More processes have joined and ended than the network has numbers.
     let line = format!("{} use", program.display());
     world.start(&line, "last.txt").good();
     world.finish();
@@ -148,7 +148,7 @@ fn a_library_that_is_loaded_late_finds_devices() {
 fn said_in(world: &World, program: &Path, before: &str) -> Option<String> {
     let script = format!("{before} && exec {} use", program.display());
     let mut command = world.command("unshare -m sh -c");
-    // Of the shell's own programs none has devices.
+    // Programs of the shell itself have no devices.
     let output = command.arg(&script).output().ok()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if said.contains("not permitted") || said.contains("must be superuser") {
@@ -160,7 +160,7 @@ fn said_in(world: &World, program: &Path, before: &str) -> Option<String> {
 }
 
 #[test]
-fn a_directory_without_room_is_one_line() {
+fn a_full_directory_is_reported_in_one_line() {
     let _turn = turn();
     if !installed(&["unshare", "mount"]) {
         return;
@@ -189,7 +189,7 @@ fn a_directory_without_room_is_one_line() {
     fs::remove_file(copy).unwrap();
 }
 
-/// A program with raised rights finds no devices, and nothing is made.
+/// A program with raised privileges finds no devices, and creates no files.
 #[test]
 fn a_set_user_id_program_is_left_alone() {
     let world = World::new(Provider::Stock, "roce");

@@ -135,7 +135,7 @@ fn channels(provider: Provider) {
     world.finish();
 }
 
-/// A peer that is killed breaks its connections, and nothing else.
+/// Killing a peer breaks its connections, and has no other effect.
 fn killed(provider: Provider) {
     let _turn = turn();
     if !installed(&["ib_write_bw", "ibv_rc_pingpong"]) {
@@ -170,7 +170,7 @@ fn plays_with_libfabric(world: &World, kind: &str) {
     for attempt in 1.. {
         let port = free_port();
         let line = format!("fi_pingpong -p {kind} -c -I 20");
-        // Where it is looked for: `-p` names a provider here.
+        // Searched here: `-p` names a provider.
         let mut server = world.start(&format!("{line} -B {port}"), "server.txt");
         wait_for_port(port, &mut server);
         let client = format!("{line} -P {port} 127.0.0.1");
@@ -249,7 +249,7 @@ with_each_provider! {
 }
 
 #[test]
-fn the_environment_that_cannot_be_met_is_one_line() {
+fn an_invalid_environment_is_reported_in_one_line() {
     if !installed(&["ibv_devinfo"]) {
         return;
     }

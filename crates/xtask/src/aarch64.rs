@@ -73,13 +73,13 @@ const DEVICE: &[&str] = &[
     "--skip",
     "only_processes_of_this_user_are_admitted",
     "--skip",
-    "a_killed_process_harms_nobody",
+    "a_killed_process_does_not_affect_others",
     "--skip",
     "packets_arrive_at_the_member_that_they_are_for",
     "--skip",
     "only_mapped_memory_with_the_right_access_is_accepted",
     "--skip",
-    "memory_that_is_not_there_is_not_registered",
+    "unmapped_memory_is_not_registered",
 ];
 
 /// The command line.

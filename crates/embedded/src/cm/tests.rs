@@ -251,7 +251,7 @@ fn a_connection_is_made_and_ended() {
 }
 
 #[test]
-fn a_communication_event_of_the_queue_pair_establishes_too() {
+fn a_comm_est_event_establishes_the_connection() {
     let (a, b, _meeting) = device_pair(Topology::Process, Drive::Caller);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
@@ -367,7 +367,7 @@ fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
     }
 }
 
-/// libfabric binds to localhost to learn what there is.
+/// libfabric binds to localhost to discover devices.
 #[test]
 fn hosts_have_loopback_addresses_of_their_own() {
     let (a, b, _meeting) = device_pair(Topology::Hosts, Drive::Thread);
@@ -638,7 +638,7 @@ fn a_channel_is_readable_if_and_only_if_it_has_an_event() {
         assert_unreadable(&far);
         drop(passive);
 
-        // A request that its sender takes back.
+        // A request that its sender cancels.
         let (active, passive) = ask();
         drop(active);
         assert_unreadable(&far);
@@ -676,7 +676,7 @@ fn callers_and_deadlines_without_an_event_leave_a_channel_unreadable() {
     drop(passive);
 }
 
-/// The kernel's file, too, wakes those who wait for it once for each event.
+/// As the kernel's file, the channel wakes waiting threads once for each event.
 #[test]
 fn each_event_is_an_edge() {
     let (a, ..) = device_pair(Topology::Process, Drive::Thread);
@@ -716,7 +716,7 @@ fn threads_that_wait_get_one_event_each() {
         thread::scope(|scope| {
             let wait = || request(&far);
             let waiting = [scope.spawn(wait), scope.spawn(wait)];
-            // Says nothing.
+            // A silent peer.
             let silent = (topology != Topology::Hosts).then(|| raw_peer(&a, at));
             thread::sleep(NO_EVENT_WAIT);
             drop(silent);
@@ -740,7 +740,7 @@ fn a_thread_ends_with_its_network() {
         let (a, b, _meeting) = device_pair(Topology::Process, Drive::Thread);
         let (near, far) = (open(&a), open(&b));
         let (_listener, at) = listen(&far, PortSpace::TCP, 4);
-        // Its timer expires meanwhile, or not.
+        // The timer may expire meanwhile.
         a.runner.manager().lock().response_timeout = Duration::from_micros(round * 10);
         let active = resolved_id(&near, PortSpace::TCP, at);
         active.connect(&param(1, b"")).unwrap();
@@ -786,7 +786,7 @@ fn a_silent_peer_times_out_on(drive: Drive) {
     drop(passive);
 }
 
-/// Connects to a port as a foreign program could.
+/// Connects to a port as another program could.
 fn raw_peer(device: &Embedded, to: SocketAddr) -> OwnedFd {
     let ports = std::sync::Arc::clone(&device.runner.manager().lock().ports);
     ports.connect((0x106, to.port())).unwrap().unwrap()
@@ -808,13 +808,13 @@ fn good_request(to: SocketAddr) -> Message {
 }
 
 #[test]
-fn an_unknown_caller_is_ignored() {
+fn an_unknown_peer_is_ignored() {
     for drive in [Drive::Caller, Drive::Thread] {
-        an_unknown_caller_is_ignored_on(drive);
+        an_unknown_peer_is_ignored_on(drive);
     }
 }
 
-fn an_unknown_caller_is_ignored_on(drive: Drive) {
+fn an_unknown_peer_is_ignored_on(drive: Drive) {
     let (a, b, _meeting) = device_pair(Topology::Directory, drive);
     let (near, far) = (open(&a), open(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
@@ -846,7 +846,7 @@ fn an_unknown_caller_is_ignored_on(drive: Drive) {
     send_bytes(&socket, Message::new(MessageKind::Ready, b"").as_bytes());
     next_event(&far, EventKind::DISCONNECTED);
     assert_no_event(&far);
-    // Others are still served.
+    // Other requests are still accepted.
     drop(silent);
     let (active, passive) = connected(&near, &far, at);
     active.disconnect().unwrap();
@@ -888,7 +888,7 @@ proptest! {
     /// Whatever a connecting client and a peer send, the only effects are
     /// events, and afterwards the port works as before.
     #[test]
-    fn any_bytes_are_handled(
+    fn arbitrary_bytes_are_handled(
         calls in {
             let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
             proptest::collection::vec(proptest::collection::vec(datagram(to), 0..5), 1..5)

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_passed_to_a_member_until_it_ends() {
+    fn packets_are_forwarded_to_a_member_until_it_ends() {
         let gid = gid_of_ip([127, 49, 0, 9].into());
         let (one, two) = (Member::join(&[gid]).unwrap(), Member::join(&[gid]).unwrap());
         assert_ne!(one.number, two.number);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use testing::hosts::has_listener;
 
-/// Nothing here takes so long, but on a machine with much else to do.
+/// Much longer than anything takes, except on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One list at a time: each of its programs polls.
@@ -34,7 +34,7 @@ pub struct World {
     devices: &'static str,
 }
 
-/// Where cargo puts what this was built with.
+/// Cargo's target directory of this build.
 pub fn built(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
     test.parent().unwrap().join(name)
@@ -107,11 +107,11 @@ impl World {
         }
     }
 
-    /// Runs both ends of a program to their ends, which must be good.
+    /// Runs both ends of a program, which must succeed.
     pub fn pair(&self, server: &str, client: &str) -> String {
         for attempt in 0.. {
             for name in self.sockets() {
-                // Of a program that did not close its ids.
+                // Printed by a program that did not close its ids.
                 fs::remove_file(self.directory.join(name)).unwrap();
             }
             let mut server = self.start(server, "server.txt");
@@ -163,7 +163,7 @@ impl World {
         names.filter(is_port).collect()
     }
 
-    /// Ends the world: the log must name the intended provider.
+    /// Checks at the end that the log names the intended provider.
     pub fn finish(self) {
         let log = fs::read_to_string(self.log()).unwrap_or_default();
         let ours = log.contains("serves") && log.contains("mlx5_0");
@@ -188,7 +188,7 @@ impl Running {
         fs::read_to_string(&self.path).unwrap_or_default()
     }
 
-    /// Waits for its end; returns the exit status, if it has one.
+    /// Waits for the end of the program; returns the exit status, if there is one.
     pub fn end(&mut self) -> Option<i32> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -219,7 +219,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns whether programs are installed; says which one is not.
+/// Returns whether programs are installed; prints which one is missing.
 pub fn installed(programs: &[&str]) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let has = |name: &str| env::split_paths(&path).any(|place| place.join(name).is_file());
@@ -237,7 +237,7 @@ pub fn installed(programs: &[&str]) -> bool {
     missing.is_none()
 }
 
-/// Returns whether somebody listens on a TCP port.
+/// Returns whether there is a listener on a TCP port.
 pub fn listens(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         let table = fs::read_to_string(table).unwrap_or_default();
@@ -285,7 +285,7 @@ pub fn compiled(compiler: &str, name: &str, libraries: &[&str], folder: &Path) -
     Some(program)
 }
 
-/// Makes a test of each list with each provider.
+/// Generates a test of each list with each provider.
 macro_rules! with_each_provider {
     ($($name:ident: $list:ident;)*) => {
         mod stock {

@@ -83,7 +83,7 @@ fn addresses_are_socket_addresses() {
 }
 
 #[test]
-fn long_timeouts_are_the_longest_there_is() {
+fn long_timeouts_are_clamped() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     id.resolve_route(Duration::MAX).unwrap();
     let body: abi::ResolveRoute = fake.take_commands()[0].body();
@@ -142,7 +142,7 @@ fn connection_parameters() {
 }
 
 #[test]
-fn parameters_that_would_be_truncated_are_refused() {
+fn parameters_that_would_be_truncated_are_rejected() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     let long = [1; 256];
     let wrong = [
@@ -183,7 +183,7 @@ fn parameters_that_would_be_truncated_are_refused() {
 }
 
 #[test]
-fn the_kernels_refusal_is_explained() {
+fn kernel_errors_are_explained() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     let long = [1; 57];
     let param = ConnParam {
@@ -231,7 +231,7 @@ fn the_kernels_refusal_is_explained() {
 }
 
 #[test]
-fn options_have_the_lengths_that_the_kernel_wants() {
+fn options_have_the_required_lengths() {
     let (fake, _channel, id) = with_id(PortSpace::TCP);
     id.set_type_of_service(9).unwrap();
     id.set_reuse_address(true).unwrap();

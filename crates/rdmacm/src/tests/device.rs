@@ -63,7 +63,7 @@ fn a_node_of_another_device_is_not_opened() {
 }
 
 #[test]
-fn odd_texts_in_sysfs() {
+fn malformed_sysfs_attributes() {
     for text in ["", "x", "99999999999999999999", "4 4", "-4"] {
         let fake = FakeCm::new();
         fake.set_file("/sys/class/misc/rdma_cm/abi_version", text);
@@ -76,7 +76,7 @@ fn odd_texts_in_sysfs() {
 }
 
 #[test]
-fn the_netlink_request_is_as_the_kernel_wants_it() {
+fn the_netlink_request_has_the_required_format() {
     let request = device::netlink_request();
     assert_eq!(request.len(), 28);
     assert_eq!(request[..4], 28u32.to_ne_bytes());
@@ -155,7 +155,7 @@ fn message(attributes: &[(u16, &[u8])]) -> Vec<u8> {
 }
 
 #[test]
-fn netlink_is_asked_first() {
+fn netlink_is_queried_first() {
     let dev = (10u64 << 8 | 58).to_ne_bytes();
     let good: [(u16, &[u8]); 3] = [(70, b"rdma_cm\0"), (71, &4u64.to_ne_bytes()), (72, &dev)];
     let kernel = Netlink(FakeCm::empty(), message(&good));

@@ -167,7 +167,7 @@ fn malformed_events() {
 }
 
 #[test]
-fn an_event_cut_short_ends_in_zeros() {
+fn a_truncated_event_is_zero_padded() {
     let (fake, channel, id) = with_id(PortSpace::TCP);
     let whole = event(
         id.key().0,

@@ -57,7 +57,7 @@ fn dropped_before_the_id() {
 }
 
 #[test]
-fn gone_with_the_id() {
+fn destroyed_with_the_id() {
     let (fake, channel, id, membership) = joined();
     fake.take_commands();
     drop(id);

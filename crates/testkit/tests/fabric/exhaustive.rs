@@ -34,8 +34,8 @@ fn check(completion: &Completion, may_fail: bool) -> bool {
     }
 }
 
-/// A message there, a write, a read of what was written, and a message back. Returns
-/// the number of frames.
+/// A message, a write, a read of the written data, and a message in return. Returns the number
+/// of frames.
 fn exchange(fabric: &Fabric, may_fail: bool) -> usize {
     let (mut a, mut b) = pair(fabric);
     let access = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;

@@ -51,7 +51,7 @@ fn lost_acknowledgements_are_repaired_when_healed() {
     let acks = fabric.frames().from(fabric.node(1)).kind(Kind::Ack).lose();
     b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();
     a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
-    // It arrives once, but the sender does not know.
+    // It arrives once, but the sender gets no acknowledgement.
     assert!(b.complete().result.is_ok());
     assert!(a.cq.poll_for(Duration::from_millis(100)).unwrap().is_none());
     assert!(acks.hits() >= 2);
@@ -61,7 +61,7 @@ fn lost_acknowledgements_are_repaired_when_healed() {
 }
 
 #[test]
-fn a_slow_receiver_is_waited_for() {
+fn a_sender_waits_for_a_slow_receiver() {
     let fabric = Fabric::roce(2).unwrap();
     let (mut a, mut b) = pair(&fabric);
     b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();

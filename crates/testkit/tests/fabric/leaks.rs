@@ -1,4 +1,4 @@
-//! What is reported as leaked, and in which order things may be dropped.
+//! Reported leaks, and permitted drop orders.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,7 +12,7 @@ fn leaks_are_named() {
     fabric.assert_no_leaks();
     let (mut a, b) = pair(&fabric);
     let number = a.qp.qp_num();
-    // No receive is posted, and nobody waits.
+    // No receive is posted, and nothing waits for the send.
     a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
     let leaks = fabric.leaks();
     let of_queue_pair = Leak::Object {
@@ -32,7 +32,7 @@ fn leaks_are_named() {
     let message = panic.downcast_ref::<String>().unwrap();
     assert!(message.contains("node 1: queue pair"), "{message}");
     drop((a, b));
-    // All objects are gone, but the send had not completed.
+    // All objects are destroyed, but the send has not completed.
     assert_eq!(fabric.leaks(), [of_send]);
 }
 
@@ -60,7 +60,7 @@ fn objects_may_be_dropped_in_any_order() {
         match first {
             0 => {
                 drop(fabric);
-                // The devices live on without it.
+                // The devices outlive the fabric.
                 assert!(a.complete().result.is_ok());
                 drop((a, b));
             }

@@ -16,7 +16,7 @@ fn buffer(domain: &ProtectionDomain, byte: u8) -> Buffer {
 
 type Make = fn(ringverbs::completion::CompletionQueueBuilder) -> AsyncCompletionQueue;
 
-/// Connected queue pairs whose completion queues `make` makes.
+/// Connects queue pairs with completion queues that `make` creates.
 fn pair(fabric: &Fabric, make: Make) -> (AsyncQueuePair, AsyncQueuePair) {
     let side = |node: usize| -> (QueuePair, AsyncCompletionQueue) {
         let context = fabric.node(node).open().unwrap();

@@ -1,4 +1,4 @@
-//! A process that connects to another's socket and sends what it likes.
+//! A hostile peer, which connects to the socket of another process and sends arbitrary data.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::fs::File;
@@ -14,7 +14,7 @@ use nix::sys::socket::{
 };
 use ring::{FrameSender, Mapping};
 
-/// A directory that goes with the test.
+/// A directory that is removed after the test.
 pub struct Directory(pub PathBuf);
 
 impl Directory {
@@ -30,7 +30,7 @@ impl Drop for Directory {
     }
 }
 
-/// A connection to the socket of the process with a number.
+/// Connects to the socket of the process with a number.
 pub fn connection(directory: &Path, number: u16) -> nix::Result<OwnedFd> {
     let at = UnixAddr::new(&directory.join(format!("{number}.socket")))?;
     let flags = SockFlag::SOCK_CLOEXEC;
@@ -40,7 +40,7 @@ pub fn connection(directory: &Path, number: u16) -> nix::Result<OwnedFd> {
 }
 
 /// Sends a message with descriptors.
-pub fn hand(to: &OwnedFd, descriptors: &[&OwnedFd]) -> nix::Result<()> {
+pub fn send_descriptors(to: &OwnedFd, descriptors: &[&OwnedFd]) -> nix::Result<()> {
     let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
     let control = [ControlMessage::ScmRights(&descriptors)];
     let flags = MsgFlags::MSG_NOSIGNAL;
@@ -48,17 +48,17 @@ pub fn hand(to: &OwnedFd, descriptors: &[&OwnedFd]) -> nix::Result<()> {
 }
 
 /// A connection with a ring, and the memory of the ring.
-pub struct Stranger {
+pub struct RawPeer {
     pub socket: OwnedFd,
     pub ring: FrameSender,
     pub memory: Mapping,
 }
 
-impl Stranger {
+impl RawPeer {
     pub fn new(directory: &Path, number: u16) -> nix::Result<Self> {
         let socket = connection(directory, number)?;
         let (ring, memory) = FrameSender::create().unwrap();
-        hand(&socket, &[&memory])?;
+        send_descriptors(&socket, &[&memory])?;
         let memory = map(&memory.into());
         Ok(Self {
             socket,
@@ -68,23 +68,23 @@ impl Stranger {
     }
 }
 
-impl Stranger {
+impl RawPeer {
     /// Pushes a frame, and wakes the receiver.
     pub fn push(&mut self, tag: u8, frame: &[u8]) {
         let _ = self.ring.push(tag, frame);
-        let _ = hand(&self.socket, &[]);
+        let _ = send_descriptors(&self.socket, &[]);
     }
 }
 
-/// Writes a word of a ring's memory, which another process may be reading.
-pub fn scribble(memory: &Mapping, at: usize, word: u32) {
+/// Overwrites a word of a ring's memory, which another process may be reading.
+pub fn overwrite_word(memory: &Mapping, at: usize, word: u32) {
     let at = at % (memory.len() / 4);
     // SAFETY: in the mapping, and aligned; all access it by atomics.
     let word_at = unsafe { AtomicU32::from_ptr(memory.as_ptr().cast::<u32>().add(at).as_ptr()) };
     word_at.store(word, Ordering::Relaxed);
 }
 
-/// A socket in the place of a process.
+/// Creates a listening socket with the name of a process.
 pub fn listener(directory: &Path, number: u16) -> OwnedFd {
     let flags = SockFlag::SOCK_CLOEXEC;
     let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
@@ -94,7 +94,7 @@ pub fn listener(directory: &Path, number: u16) -> OwnedFd {
     fd
 }
 
-/// Accepts a connection, and maps the ring that the sender hands over.
+/// Accepts a connection, and maps the ring that the sender passes.
 pub fn accept(listener: &OwnedFd) -> (OwnedFd, Mapping) {
     let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).unwrap();
     // SAFETY: the descriptor is new and owned by nothing else.
