@@ -96,7 +96,7 @@ fn main() -> anyhow::Result<()> {
         let count = epoll.wait(&mut events, timeout)?;
         for event in &events[..count] {
             match event.data() {
-                QUEUE => reader.settle()?,
+                QUEUE => reader.consume_events()?,
                 _ => socket_is_ready = true,
             }
         }

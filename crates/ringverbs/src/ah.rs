@@ -21,7 +21,7 @@ pub struct AddressHandle {
 
 struct Inner {
     /// Declared before the domain, so that it is destroyed first.
-    made: device::AddressHandle,
+    created: device::AddressHandle,
     domain: ProtectionDomain,
     path: AhAttr,
 }
@@ -33,10 +33,10 @@ impl ProtectionDomain {
     /// EINVAL for a port or source GID index that does not exist.
     pub fn address_handle(&self, path: &AhAttr) -> Result<AddressHandle> {
         let context = self.context();
-        let made = (context.provider()).address_handle(context.uverbs(), self.handle(), path)?;
+        let created = (context.provider()).address_handle(context.uverbs(), self.handle(), path)?;
         Ok(AddressHandle {
             inner: Arc::new(Inner {
-                made,
+                created,
                 domain: self.clone(),
                 path: *path,
             }),
@@ -75,7 +75,7 @@ impl AddressHandle {
     /// Returns what datagrams to it carry.
     #[inline]
     pub(crate) fn address(&self) -> &device::Address {
-        &self.inner.made.address
+        &self.inner.created.address
     }
 
     #[inline]
@@ -96,7 +96,7 @@ impl AddressHandle {
             };
             CloseError::new(Self { inner }, error)
         })?;
-        inner.made.destroy().map_err(|error| {
+        inner.created.destroy().map_err(|error| {
             let inner = Arc::new(inner);
             CloseError::new(Self { inner }, error)
         })

@@ -277,7 +277,7 @@ impl Device {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
             let (context, driver) = (embedded.context()?, self.found.driver_id);
-            return Context::begin(context, driver, Some(self.clone()));
+            return Context::from_uverbs(context, driver, Some(self.clone()));
         }
         Context::open_with(Box::new(RealKernel), self)
     }
@@ -451,10 +451,10 @@ impl Context {
             });
         }
         let context = uverbs::Context::open(kernel, &device.found)?;
-        Self::begin(context, device.found.driver_id, Some(device.clone()))
+        Self::from_uverbs(context, device.found.driver_id, Some(device.clone()))
     }
 
-    fn begin(
+    fn from_uverbs(
         context: uverbs::Context,
         driver: discovery::DriverId,
         device: Option<Device>,
@@ -464,15 +464,15 @@ impl Context {
         let events = AsyncEventFile::alloc(&uverbs)?;
         events.set_nonblocking(true)?;
         // A kernel without this query has none of these capabilities.
-        let able = uverbs.query_device_ex(Udata::none()).unwrap_or_default();
+        let attr = uverbs.query_device_ex(Udata::none()).unwrap_or_default();
         let depth = |limit: u32| match limit.min(u8::MAX.into()) as u8 {
             // Unknown: the kernel refuses values that are too large.
             0 => u8::MAX,
             limit => limit,
         };
         let read_depths = (
-            depth(able.base.max_qp_rd_atom),
-            depth(able.base.max_qp_init_rd_atom),
+            depth(attr.base.max_qp_rd_atom),
+            depth(attr.base.max_qp_init_rd_atom),
         );
         Ok(Self {
             inner: Arc::new(Inner {
@@ -481,7 +481,7 @@ impl Context {
                 info,
                 device,
                 events,
-                optional: able.device_cap_flags_ex,
+                optional: attr.device_cap_flags_ex,
                 read_depths,
                 srq_tables: Registry::new(),
                 next_id: Mutex::new(0),
@@ -502,7 +502,7 @@ impl Context {
     #[doc(hidden)]
     pub unsafe fn over(context: uverbs::Context) -> Result<Self> {
         let driver = context.driver_id();
-        Self::begin(context, driver, None)
+        Self::from_uverbs(context, driver, None)
     }
 
     /// As [`over`](Self::over), with the data path of `driver` instead of the one
@@ -516,7 +516,7 @@ impl Context {
     #[cfg(any(test, feature = "fake"))]
     #[doc(hidden)]
     pub unsafe fn over_as(context: uverbs::Context, driver: discovery::DriverId) -> Result<Self> {
-        Self::begin(context, driver, None)
+        Self::from_uverbs(context, driver, None)
     }
 
     pub(crate) fn inner(&self) -> &Inner {

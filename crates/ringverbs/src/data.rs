@@ -94,17 +94,17 @@ mod sealed {
 
         /// Converts to what is owned while the operation is in flight.
         #[doc(hidden)]
-        fn hold(self) -> Payload;
+        fn into_payload(self) -> Payload;
 
-        /// Writes the result of [`hold`](Self::hold) to `slot`.
+        /// Writes the result of [`into_payload`](Self::into_payload) to `slot`.
         ///
         /// # Safety
         /// `slot` is valid for writes.
         #[doc(hidden)]
         #[inline]
-        unsafe fn hold_at(self, slot: *mut Payload) {
+        unsafe fn write_payload(self, slot: *mut Payload) {
             // SAFETY: the caller's obligation.
-            unsafe { slot.write(self.hold()) };
+            unsafe { slot.write(self.into_payload()) };
         }
     }
 }
@@ -289,7 +289,7 @@ fn wrong_domain() -> Error {
 
 /// Builds the SGE for `length` bytes of a piece.
 #[inline]
-fn element(piece: &impl Piece, length: usize, domain: Identity) -> Result<Sge> {
+fn sge(piece: &impl Piece, length: usize, domain: Identity) -> Result<Sge> {
     if piece.memory().identity() != domain {
         return Err(wrong_domain());
     }
@@ -338,8 +338,8 @@ macro_rules! data {
                 domain: Identity,
                 post: impl FnOnce(SendData<'_>) -> Result<R>,
             ) -> Result<R> {
-                let sge = element(self, Piece::len(self), domain)?;
-                // As in `elements`, an SGE of length 0 is left out.
+                let sge = sge(self, Piece::len(self), domain)?;
+                // As in `with_sges`, an SGE of length 0 is left out.
                 let list = slice::from_ref(&sge);
                 post(SendData::Sges(&list[usize::from(sge.length == 0)..]))
             }
@@ -354,16 +354,16 @@ macro_rules! data {
                 if max == 0 {
                     return Err(too_many(1, max));
                 }
-                post(&[element(self, Piece::capacity(self), domain)?])
+                post(&[sge(self, Piece::capacity(self), domain)?])
             }
 
             #[inline]
-            fn hold(self) -> Payload {
+            fn into_payload(self) -> Payload {
                 Payload::$one(self)
             }
 
             #[inline]
-            unsafe fn hold_at(self, slot: *mut Payload) {
+            unsafe fn write_payload(self, slot: *mut Payload) {
                 let slot: *mut Variant<$piece> = slot.cast();
                 // SAFETY: the caller's obligation; the layout is that of the
                 // variant. Writing the enum as a whole would assemble it
@@ -392,7 +392,7 @@ macro_rules! data {
                 domain: Identity,
                 post: impl FnOnce(SendData<'_>) -> Result<R>,
             ) -> Result<R> {
-                elements(self, Piece::len, max_sge, domain, |list| {
+                with_sges(self, Piece::len, max_sge, domain, |list| {
                     post(SendData::Sges(list))
                 })
             }
@@ -403,10 +403,10 @@ macro_rules! data {
                 domain: Identity,
                 post: impl FnOnce(&[Sge]) -> Result<R>,
             ) -> Result<R> {
-                elements(self, Piece::capacity, max, domain, post)
+                with_sges(self, Piece::capacity, max, domain, post)
             }
 
-            fn hold(self) -> Payload {
+            fn into_payload(self) -> Payload {
                 Payload::$many(self)
             }
         }
@@ -431,20 +431,20 @@ impl Sink for Vec<Buffer> {}
 impl Sink for Vec<MemorySlice> {}
 impl Sink for Vec<PoolBuffer> {}
 
-/// Calls `then` with the SGEs of a list of pieces.
-fn elements<P: Piece, R>(
+/// Calls `post` with the SGEs of a list of pieces.
+fn with_sges<P: Piece, R>(
     pieces: &[P],
     length: impl Fn(&P) -> usize,
     max: u32,
     domain: Identity,
-    then: impl FnOnce(&[Sge]) -> Result<R>,
+    post: impl FnOnce(&[Sge]) -> Result<R>,
 ) -> Result<R> {
     let mut list = [Sge::default(); MAX_ELEMENTS];
     let mut used = 0;
     let mut total = 0u64;
     for piece in pieces {
         let length = length(piece);
-        let element = element(piece, length, domain)?;
+        let sge = sge(piece, length, domain)?;
         // Some devices take an SGE of length 0 for 2 GiB.
         if length == 0 {
             continue;
@@ -452,14 +452,14 @@ fn elements<P: Piece, R>(
         if used == (max as usize).min(MAX_ELEMENTS) {
             return Err(too_many(pieces.len(), max));
         }
-        list[used] = element;
+        list[used] = sge;
         used += 1;
         total += length as u64;
     }
     if total > MAX_MESSAGE {
         return Err(too_long(total as usize));
     }
-    then(&list[..used])
+    post(&list[..used])
 }
 
 impl Data for Inline<'_> {
@@ -492,7 +492,7 @@ impl Data for Inline<'_> {
     }
 
     #[inline]
-    fn hold(self) -> Payload {
+    fn into_payload(self) -> Payload {
         Payload::None
     }
 }
@@ -526,7 +526,7 @@ impl Data for () {
     }
 
     #[inline]
-    fn hold(self) -> Payload {
+    fn into_payload(self) -> Payload {
         Payload::None
     }
 }
@@ -592,7 +592,7 @@ impl Payload {
 
     /// Returns the first 40 bytes received, which are the global route header of
     /// a datagram, if they are in one buffer.
-    pub(crate) fn front(&self) -> Option<&[u8; 40]> {
+    pub(crate) fn route_header(&self) -> Option<&[u8; 40]> {
         match self {
             Self::Buffer(buffer) => buffer.first_chunk(),
             Self::Buffers(buffers) => buffers.first()?.first_chunk(),

@@ -170,7 +170,7 @@ impl MemoryWindow {
         if access.intersects(WRITES) && !region.contains(AccessFlags::LOCAL_WRITE) {
             return invalid("a memory window allows writes only in a region with LOCAL_WRITE");
         }
-        let allowed = self.inner.domain.context().provider().longest_window();
+        let allowed = self.inner.domain.context().provider().max_window_length();
         if to.len() as u64 > allowed {
             return Err(Error::Limit {
                 what: "bytes of a memory window",
@@ -260,7 +260,7 @@ pub(crate) struct Bind {
     to: Option<MemorySlice>,
     access: AccessFlags,
     /// Whether it counts among the window's binds in flight.
-    begun: bool,
+    counted: bool,
 }
 
 impl Bind {
@@ -269,7 +269,7 @@ impl Bind {
             window: window.clone(),
             to,
             access,
-            begun: false,
+            counted: false,
         }
     }
 
@@ -301,13 +301,13 @@ impl Bind {
         state.rkey = binding.rkey;
         state.in_flight += 1;
         drop(state);
-        self.begun = true;
+        self.counted = true;
         Ok(binding)
     }
 
     /// Removes it from those in flight; `None` if it was not counted.
     fn end(&mut self) -> Option<MutexGuard<'_, State>> {
-        if !mem::take(&mut self.begun) {
+        if !mem::take(&mut self.counted) {
             return None;
         }
         let mut state = self.window.state();

@@ -222,9 +222,9 @@ impl PacketQueueBuilder {
             queue = queue.channel(channel);
         }
         let completions = queue.build()?;
-        let able = context.query_device_ex()?.raw_packet_caps;
+        let caps = context.query_device_ex()?.raw_packet_caps;
         let packets = Packets {
-            checksums: able & CAP_CHECKSUMS != 0,
+            checksums: caps & CAP_CHECKSUMS != 0,
             own: self.own_frames,
         };
         let mut qp = self

@@ -69,7 +69,7 @@ impl SharedReceiveQueueBuilder {
             kind: SrqKind::Basic,
             async_fd: None,
         };
-        let made = match context
+        let created = match context
             .provider()
             .shared_receive_queue(context.uverbs(), &init)
         {
@@ -90,19 +90,19 @@ impl SharedReceiveQueueBuilder {
                     }),
                 );
             }
-            made => made?,
+            created => created?,
         };
-        let capacity = made.recv.capacity();
+        let capacity = created.recv.capacity();
         let table = context
             .inner()
             .srq_tables
             .insert(|id| UnorderedTable::new(id, capacity))?;
         Ok(SharedReceiveQueue {
-            queue: ManuallyDrop::new(made.recv),
+            queue: ManuallyDrop::new(created.recv),
             inner: Arc::new(Inner {
-                object: made.object,
+                object: created.object,
                 unmap_later: OnceLock::new(),
-                work: made.work,
+                work: created.work,
                 table,
                 domain,
                 id,
@@ -244,7 +244,7 @@ impl SharedReceiveQueue {
             work,
             Posted {
                 token,
-                payload: data.hold(),
+                payload: data.into_payload(),
                 attachment: Attachment::None,
                 operation: Operation::Receive,
                 unreported: false,

@@ -77,7 +77,7 @@ impl<R, M> Matcher<R, M> {
     }
 
     /// Removes and returns the receive for an arrived message.
-    fn expecting(&mut self, tag: u64) -> Option<R> {
+    fn take_expected(&mut self, tag: u64) -> Option<R> {
         let at = self
             .expected
             .iter()
@@ -304,9 +304,9 @@ impl TaggedEndpoint {
             if self.arm()? {
                 return Ok(true);
             }
-            let left = wait::left(deadline);
+            let remaining = wait::remaining(deadline);
             let event = match self.cq.channel() {
-                Some(channel) => channel.wait(left)?,
+                Some(channel) => channel.wait(remaining)?,
                 None => None,
             };
             match event {
@@ -445,7 +445,7 @@ impl TaggedEndpoint {
         // By its memory: tokens and queue pair numbers can be another queue
         // pair's too.
         if !self.owns(&completion.payload) {
-            self.done.push_back(foreign(completion));
+            self.done.push_back(entry_of_other_qp(completion));
             return;
         }
         let buffer = completion.take_buffer();
@@ -514,7 +514,7 @@ impl TaggedEndpoint {
             self.repost(message);
             return;
         };
-        if let Some((token, buffer)) = self.matcher.expecting(tag) {
+        if let Some((token, buffer)) = self.matcher.take_expected(tag) {
             let message = Message::Arrived(message);
             self.deliver(tag, message, token, buffer, EntryFlags::empty());
         } else if self.spilled < self.spill {
@@ -605,7 +605,7 @@ fn parse(message: &[u8]) -> Option<u64> {
 }
 
 /// Converts a completion of another queue pair.
-fn foreign(completion: Completion) -> Result<TaggedEntry, ErrorEntry> {
+fn entry_of_other_qp(completion: Completion) -> Result<TaggedEntry, ErrorEntry> {
     let flags = EntryFlags::of_operation(completion.operation);
     match completion.result {
         Ok(success) => Ok(TaggedEntry {
@@ -672,17 +672,17 @@ mod tests {
         matcher.expected.push_back((TagMatch::exact(5), "five"));
         matcher.expected.push_back((masked, "tens"));
         matcher.expected.push_back((TagMatch::any(), "any"));
-        assert_eq!(matcher.expecting(0x13), Some("tens"));
-        assert_eq!(matcher.expecting(0x14), Some("any"));
-        assert_eq!(matcher.expecting(0x15), None);
-        assert_eq!(matcher.expecting(5), Some("five"));
+        assert_eq!(matcher.take_expected(0x13), Some("tens"));
+        assert_eq!(matcher.take_expected(0x14), Some("any"));
+        assert_eq!(matcher.take_expected(0x15), None);
+        assert_eq!(matcher.take_expected(5), Some("five"));
     }
 
     #[test]
     fn a_receive_gets_the_first_message_that_it_takes() {
         let mut matcher = Matcher::<(), _>::new();
         for (tag, message) in [(1, "a"), (2, "b"), (1, "c")] {
-            assert!(matcher.expecting(tag).is_none());
+            assert!(matcher.take_expected(tag).is_none());
             matcher.unexpected.push_back((tag, message));
         }
         assert_eq!(matcher.find(TagMatch::exact(2)), Some(&(2, "b")));

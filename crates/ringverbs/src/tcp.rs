@@ -279,18 +279,18 @@ impl<'s> Exchange<'s> {
         during: &'static str,
     ) -> Result<(), ExchangeError> {
         let flags = MsgFlags::MSG_DONTWAIT;
-        let mut there = 0;
-        while there < to.len() {
+        let mut filled = 0;
+        while filled < to.len() {
             self.wait(PollFlags::POLLIN, during)?;
-            match recv(self.stream.as_raw_fd(), &mut to[there..], flags) {
+            match recv(self.stream.as_raw_fd(), &mut to[filled..], flags) {
                 Ok(0) => return Err(ExchangeError::Closed { during }),
-                Ok(count) => there += count,
+                Ok(count) => filled += count,
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 Err(errno) => return Err(broken(during, errno)),
             }
-            let common = there.min(greeting.len());
+            let common = filled.min(greeting.len());
             if to[..common] != greeting[..common] {
-                return Err(malformed(expected, &to[..there]));
+                return Err(malformed(expected, &to[..filled]));
             }
         }
         Ok(())

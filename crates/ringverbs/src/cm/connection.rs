@@ -87,10 +87,10 @@ impl Connector {
     ) -> Result<Self> {
         let this = Self::begin(manager, from, peer, timeout)?;
         // The kernel's timeout expires first, and its error is more specific.
-        let patience = Some(timeout.saturating_add(Duration::from_secs(1)));
-        await_event(&this.channel, EventKind::ADDR_RESOLVED, patience)?;
+        let event_timeout = Some(timeout.saturating_add(Duration::from_secs(1)));
+        await_event(&this.channel, EventKind::ADDR_RESOLVED, event_timeout)?;
         this.id.resolve_route(timeout)?;
-        await_event(&this.channel, EventKind::ROUTE_RESOLVED, patience)?;
+        await_event(&this.channel, EventKind::ROUTE_RESOLVED, event_timeout)?;
         Ok(this)
     }
 

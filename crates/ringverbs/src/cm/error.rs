@@ -55,10 +55,10 @@ impl Error {
     }
 
     /// Names the embedded device whose network was asked, if nobody listens there.
-    pub(super) fn asked_on(mut self, asked: &Device) -> Self {
+    pub(super) fn with_device(mut self, queried: &Device) -> Self {
         if let Self::Failed { reason, device, .. } = &mut self {
             if reason.is_some_and(|reason| reason.is_no_listener()) {
-                *device = Some(asked.name().to_owned());
+                *device = Some(queried.name().to_owned());
             }
         }
         self

@@ -44,7 +44,7 @@ impl ConnectionManager {
     pub(super) fn explain(&self, error: Error) -> Error {
         match &self.embedded {
             // Other hosts' listeners do not use this one.
-            Some(device) if !device.name().starts_with("roce:") => error.asked_on(device),
+            Some(device) if !device.name().starts_with("roce:") => error.with_device(device),
             _ => error,
         }
     }

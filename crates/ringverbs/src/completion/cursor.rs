@@ -79,14 +79,14 @@ impl CompletionQueue {
         mut each: impl FnMut(CursorEntry<'_>) -> bool,
         earlier: impl FnMut(Posted),
     ) -> Result<usize> {
-        let timed = self.timed;
+        let has_timestamps = self.has_timestamps;
         let each = |entry: Entry<'_>, retired: Retired<'_>| {
             retired.with(|mut posted| {
                 settle(entry, &mut posted);
                 each(CursorEntry {
                     entry,
                     posted: &mut posted,
-                    timed,
+                    has_timestamps,
                 })
             })
         };
@@ -118,11 +118,11 @@ impl Cursor<'_> {
     pub fn next_entry(&mut self) -> Result<Option<CursorEntry<'_>>> {
         self.step()?;
         let entry = self.queue.ring.entry(&self.span);
-        let timed = self.queue.timed;
+        let has_timestamps = self.queue.has_timestamps;
         Ok(self.current.as_mut().map(|posted| CursorEntry {
             entry,
             posted,
-            timed,
+            has_timestamps,
         }))
     }
 
@@ -143,7 +143,7 @@ impl Cursor<'_> {
                 &queue.shared.context.inner().srq_tables,
                 drop,
             );
-            queue.held = true;
+            queue.first_consumed = true;
             match reaped {
                 Ok(retired) => {
                     let posted = self.current.insert(retired.with(|posted| posted));
@@ -163,8 +163,8 @@ impl Cursor<'_> {
     #[inline]
     fn put_back(&mut self) {
         self.current = None;
-        if self.queue.held {
-            self.queue.held = false;
+        if self.queue.first_consumed {
+            self.queue.first_consumed = false;
             self.queue.ring.advance(&mut self.span);
             self.queue.ring.release(&self.span);
         }
@@ -196,7 +196,7 @@ pub struct CursorEntry<'c> {
     entry: Entry<'c>,
     posted: &'c mut Posted,
     /// Whether the entry has a timestamp.
-    timed: bool,
+    has_timestamps: bool,
 }
 
 impl<'c> CursorEntry<'c> {
@@ -235,7 +235,7 @@ impl<'c> CursorEntry<'c> {
         if status.is_success() {
             Ok(SuccessFields {
                 entry: self.entry,
-                timed: self.timed,
+                has_timestamps: self.has_timestamps,
             })
         } else {
             Err(Failure {
@@ -267,7 +267,7 @@ impl fmt::Debug for CursorEntry<'_> {
 pub struct SuccessFields<'c> {
     entry: Entry<'c>,
     /// Whether the entry has a timestamp.
-    timed: bool,
+    has_timestamps: bool,
 }
 
 impl SuccessFields<'_> {
@@ -296,8 +296,8 @@ impl SuccessFields<'_> {
     /// completions have none: the device uses the field for the error.
     #[inline]
     pub fn timestamp(&self) -> Option<Timestamp> {
-        // SAFETY: `timed` says that the queue was created with timestamps.
-        (self.timed).then(|| Timestamp(unsafe { self.entry.time() }))
+        // SAFETY: `has_timestamps` says that the queue was created with timestamps.
+        (self.has_timestamps).then(|| Timestamp(unsafe { self.entry.time() }))
     }
 
     /// Returns the sender's queue pair number, of a datagram.

@@ -397,7 +397,7 @@ impl Completion {
         if !success.has_grh() {
             return None;
         }
-        let header = self.payload.front()?;
+        let header = self.payload.route_header()?;
         source_gid(header)
     }
 

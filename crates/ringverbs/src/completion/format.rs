@@ -75,7 +75,7 @@ impl EntryFlags {
             if is_remote_write(raw.wc.opcode) {
                 flags = Self::RMA | Self::REMOTE_WRITE | Self::REMOTE_CQ_DATA;
             } else if raw.wc.wc_flags & FLAG_GRH != 0 {
-                if let Some(header) = raw.payload.front() {
+                if let Some(header) = raw.payload.route_header() {
                     if crate::address_vector::is_multicast(header) {
                         flags |= Self::MULTICAST;
                     }

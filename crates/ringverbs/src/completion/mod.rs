@@ -50,7 +50,7 @@ pub use crate::address_vector::{
 };
 pub use crate::counter::{Counter, CounterError};
 pub use crate::multi_receive::{MultiMessage, MultiReceive, ReceivePoster};
-pub use crate::qp::{CompletionLevel, Drained, Means, means_for};
+pub use crate::qp::{CompletionLevel, CompletionMethod, Drained, completion_method};
 pub use crate::tagged::{Claimed, TagMatch, TaggedEndpoint};
 
 pub(crate) use queue::Shared;

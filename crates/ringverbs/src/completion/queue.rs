@@ -142,7 +142,7 @@ impl CompletionQueueBuilder {
             ..CqInit::default()
         };
         let provider = context.provider();
-        let made = match provider.completion_queue(context.uverbs(), &init, timestamps) {
+        let created = match provider.completion_queue(context.uverbs(), &init, timestamps) {
             Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
                 let allowed = context.uverbs().query_device()?.max_cqe;
                 return Err(if entries > allowed {
@@ -155,20 +155,20 @@ impl CompletionQueueBuilder {
                     error.into()
                 });
             }
-            made => made?,
+            created => created?,
         };
         Ok(CompletionQueue {
-            timed: timestamps,
-            ring: ManuallyDrop::new(made.ring),
+            has_timestamps: timestamps,
+            ring: ManuallyDrop::new(created.ring),
             reaper: Reaper::default(),
             destructions_seen: 0,
-            held: false,
-            engine: Engine::of_queue(&context, made.object.handle().0),
+            first_consumed: false,
+            engine: Engine::of_queue(&context, created.object.handle().0),
             shared: Arc::new(Shared {
-                object: made.object,
+                object: created.object,
                 unmap_later: OnceLock::new(),
                 queues: Registry::new(),
-                members: made.members,
+                members: created.members,
                 destructions: Epoch::new(),
                 channel,
                 context,
@@ -279,9 +279,9 @@ pub struct CompletionQueue {
     destructions_seen: u32,
     /// A forgotten cursor has consumed the first entry without returning it to
     /// the device.
-    pub(super) held: bool,
+    pub(super) first_consumed: bool,
     /// Whether the entries have timestamps.
-    pub(crate) timed: bool,
+    pub(crate) has_timestamps: bool,
     pub(super) shared: Arc<Shared>,
     engine: Engine,
 }
@@ -528,8 +528,8 @@ impl CompletionQueue {
     /// does not report malformed CQEs.
     #[inline]
     pub(crate) fn available(&mut self, report: bool) -> Span {
-        if self.held {
-            self.release_held();
+        if self.first_consumed {
+            self.release_consumed();
         }
         self.ring.available(report)
     }
@@ -564,8 +564,8 @@ impl CompletionQueue {
     /// Releases the entry that a forgotten cursor consumed.
     #[cold]
     #[inline(never)]
-    fn release_held(&mut self) {
-        self.held = false;
+    fn release_consumed(&mut self) {
+        self.first_consumed = false;
         let mut span = self.ring.unreleased();
         // The entry is gone if the ring could not be mapped after a resize, or
         // the device has overwritten it.

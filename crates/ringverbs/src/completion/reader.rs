@@ -24,7 +24,7 @@ use crate::{AsyncEvent, CloseError, Context, Error, Result};
 
 /// Number of times that the asynchronous events are read after a possible
 /// overrun: the event arrives a little after the entries.
-const LOOKS: u32 = 64;
+const EVENT_READS: u32 = 64;
 
 /// Number of completions that are counted at once.
 const BATCH: usize = 64;
@@ -89,8 +89,8 @@ impl<F: Format> ReaderBuilder<F> {
                 overrun: Overrun::No,
                 event: None,
                 since_empty: 0,
-                looks: 0,
-                seen: waiter.signals(),
+                event_reads: 0,
+                signals_seen: waiter.signals(),
                 failed: None,
                 stashed: None,
             },
@@ -152,9 +152,9 @@ struct State {
     /// queue, so at least its capacity.
     since_empty: usize,
     /// Remaining reads of the asynchronous events.
-    looks: u32,
+    event_reads: u32,
     /// Signals for which a blocking read has returned.
-    seen: u32,
+    signals_seen: u32,
     failed: Option<ErrorEntry>,
     /// An error of the queue that was found after entries.
     stashed: Option<Error>,
@@ -164,7 +164,7 @@ struct State {
 enum Overrun {
     No,
     /// The remaining entries are still read.
-    Yes,
+    Detected,
     /// Reported; permanent.
     Reported,
 }
@@ -174,14 +174,14 @@ impl State {
     #[cold]
     fn check_overrun(&mut self, capacity: usize, waiter: &Waiter) -> Result<(), ReadError> {
         if self.since_empty >= capacity {
-            self.looks = LOOKS;
+            self.event_reads = EVENT_READS;
         }
         self.since_empty = 0;
-        if self.overrun == Overrun::Yes {
+        if self.overrun == Overrun::Detected {
             self.overrun = Overrun::Reported;
             return Err(ReadError::Overrun);
         }
-        self.looks = self.looks.saturating_sub(1);
+        self.event_reads = self.event_reads.saturating_sub(1);
         self.take_event(waiter);
         // Entries that arrived between the check of the queue and the event are
         // read first.
@@ -192,13 +192,13 @@ impl State {
         match waiter.events().read_event() {
             Ok(event) => {
                 if event.event == AsyncEventType::CQ_ERR && self.overrun == Overrun::No {
-                    self.overrun = Overrun::Yes;
+                    self.overrun = Overrun::Detected;
                 }
                 self.event = Some(event.into());
             }
             Err(error) if is_again(&error) => {}
             // The device was removed, which the next command reports.
-            Err(_) => self.looks = 0,
+            Err(_) => self.event_reads = 0,
         }
     }
 }
@@ -318,7 +318,7 @@ impl<F: Format> CompletionReader<F> {
     fn may_be_overrun(&mut self) -> Result<bool, ReadError> {
         let state = &mut self.state;
         let capacity = self.queue.capacity() as usize;
-        if state.since_empty < capacity && state.overrun == Overrun::No && state.looks == 0 {
+        if state.since_empty < capacity && state.overrun == Overrun::No && state.event_reads == 0 {
             state.since_empty = 0;
             return Ok(false);
         }
@@ -426,7 +426,7 @@ impl<F: Format> CompletionReader<F> {
         loop {
             match read(self, done) {
                 Ok(count) => done += count,
-                Err(error) => return self.read_before(done, error),
+                Err(error) => return self.entries_before_error(done, error),
             }
             if done >= want {
                 return Ok(done);
@@ -439,14 +439,14 @@ impl<F: Format> CompletionReader<F> {
                 };
             }
             if let Err(error) = self.sleep(deadline) {
-                return self.read_before(done, error.into());
+                return self.entries_before_error(done, error.into());
             }
         }
     }
 
     /// Returns the `done` entries that were read before an error, which the next
     /// read then reports; without any, the error.
-    pub(super) fn read_before(
+    pub(super) fn entries_before_error(
         &mut self,
         done: usize,
         error: ReadError,
@@ -487,7 +487,7 @@ impl<F: Format> CompletionReader<F> {
     /// Returns whether there was a signal since the last call.
     pub(crate) fn signalled(&mut self) -> bool {
         let now = self.waiter.signals();
-        std::mem::replace(&mut self.state.seen, now) != now
+        std::mem::replace(&mut self.state.signals_seen, now) != now
     }
 
     /// Sleeps until the queue has to be checked.
@@ -497,13 +497,13 @@ impl<F: Format> CompletionReader<F> {
             return Ok(());
         }
         self.waiter.sleep(before, deadline)?;
-        self.settle()
+        self.consume_events()
     }
 
     /// Arms the reader and returns whether the caller may wait (`fi_trywait`):
     /// there is nothing to read, and the next completion will make the descriptor
     /// readable or notify the condition variable. After waking, call
-    /// [`CompletionReader::settle`].
+    /// [`CompletionReader::consume_events`].
     ///
     /// # Errors
     /// [`ReadError::Queue`] without a wait object that can be waited for.
@@ -533,7 +533,7 @@ impl<F: Format> CompletionReader<F> {
                 return Ok(false);
             }
             self.waiter.sleep(before, deadline)?;
-            self.settle()?;
+            self.consume_events()?;
         }
     }
 
@@ -541,14 +541,14 @@ impl<F: Format> CompletionReader<F> {
     ///
     /// # Errors
     /// EIO if the device was removed.
-    pub fn settle(&mut self) -> Result<()> {
-        self.woken();
-        self.waiter.settle()
+    pub fn consume_events(&mut self) -> Result<()> {
+        self.recheck_events();
+        self.waiter.consume_events()
     }
 
     /// The wakeup may be due to an asynchronous event.
-    pub(crate) fn woken(&mut self) {
-        self.state.looks = self.state.looks.max(1);
+    pub(crate) fn recheck_events(&mut self) {
+        self.state.event_reads = self.state.event_reads.max(1);
     }
 
     /// Returns a signaler, which wakes blocking reads from any thread.
@@ -643,7 +643,7 @@ fn sender(raw: &Raw<'_>) -> Option<RawAddress> {
         return None;
     }
     Some(RawAddress {
-        gid: source_gid(raw.payload.front()?)?,
+        gid: source_gid(raw.payload.route_header()?)?,
         qp_num: raw.wc.src_qp,
     })
 }
@@ -684,7 +684,7 @@ impl<F: Format> AsRawFd for CompletionReader<F> {
     }
 }
 
-impl<F: Format> sealed::InSet for CompletionReader<F> {
+impl<F: Format> sealed::WaitSetMember for CompletionReader<F> {
     fn is_in(&self, set: &WaitSet) -> bool {
         self.waiter.is_in(set)
     }
@@ -700,8 +700,8 @@ impl<F: Format> sealed::InSet for CompletionReader<F> {
         }
     }
 
-    fn settle(&mut self) -> Result<()> {
-        Self::settle(self)
+    fn consume_events(&mut self) -> Result<()> {
+        Self::consume_events(self)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{CloseError, Result};
 #[derive(Debug)]
 pub struct SharedCompletionReader<F: Format = MessageFormat> {
     state: Mutex<State<F>>,
-    turn: Condvar,
+    cond: Condvar,
     signaler: Signaler,
 }
 
@@ -25,9 +25,9 @@ pub struct SharedCompletionReader<F: Format = MessageFormat> {
 struct State<F: Format> {
     reader: CompletionReader<F>,
     /// Whether a thread sleeps on the wait object.
-    led: bool,
+    has_waiter: bool,
     /// Signals for which readers have returned.
-    seen: u32,
+    signals_seen: u32,
 }
 
 impl<F: Format> SharedCompletionReader<F> {
@@ -36,11 +36,11 @@ impl<F: Format> SharedCompletionReader<F> {
         let signaler = reader.signaler();
         Self {
             state: Mutex::new(State {
-                seen: signaler.waiter.signals(),
+                signals_seen: signaler.waiter.signals(),
                 reader,
-                led: false,
+                has_waiter: false,
             }),
-            turn: Condvar::new(),
+            cond: Condvar::new(),
             signaler,
         }
     }
@@ -78,20 +78,21 @@ impl<F: Format> SharedCompletionReader<F> {
         let waiter = Arc::clone(&self.signaler.waiter);
         let mut state = self.lock();
         let want = state.reader.limit().min(out.len());
-        let here = waiter.signals();
-        let signalled_before = std::mem::replace(&mut state.seen, here) != here;
+        let signals_before = waiter.signals();
+        let signalled_before =
+            std::mem::replace(&mut state.signals_seen, signals_before) != signals_before;
         let mut done = 0;
         let result = loop {
             match state.reader.read(&mut out[done..]) {
                 Ok(count) => done += count,
-                Err(error) => break state.reader.read_before(done, error),
+                Err(error) => break state.reader.entries_before_error(done, error),
             }
             if done >= want {
                 break Ok(done);
             }
             let now = waiter.signals();
-            if signalled_before || now != here || wait::is_over(deadline) {
-                state.seen = now;
+            if signalled_before || now != signals_before || wait::is_over(deadline) {
+                state.signals_seen = now;
                 break if done > 0 {
                     Ok(done)
                 } else {
@@ -105,18 +106,18 @@ impl<F: Format> SharedCompletionReader<F> {
                     .map_or(ReadError::Again, Into::into));
             }
             if let Err(error) = state.reader.check_waiter(&waiter) {
-                break state.reader.read_before(done, error.into());
+                break state.reader.entries_before_error(done, error.into());
             }
-            state = if state.led {
+            state = if state.has_waiter {
                 // The thread on the wait object wakes this one when it wakes up.
-                match wait::left(deadline) {
+                match wait::remaining(deadline) {
                     None => self
-                        .turn
+                        .cond
                         .wait(state)
                         .unwrap_or_else(PoisonError::into_inner),
                     Some(time) => {
-                        let turn = self.turn.wait_timeout(state, time);
-                        turn.unwrap_or_else(PoisonError::into_inner).0
+                        let result = self.cond.wait_timeout(state, time);
+                        result.unwrap_or_else(PoisonError::into_inner).0
                     }
                 }
             } else {
@@ -124,23 +125,23 @@ impl<F: Format> SharedCompletionReader<F> {
                 match state.reader.arm_for_wait() {
                     Ok(true) => continue,
                     Ok(false) => {}
-                    Err(error) => break state.reader.read_before(done, error.into()),
+                    Err(error) => break state.reader.entries_before_error(done, error.into()),
                 }
-                state.led = true;
+                state.has_waiter = true;
                 drop(state);
                 let slept = waiter
                     .sleep(before, deadline)
-                    .and_then(|()| waiter.settle());
+                    .and_then(|()| waiter.consume_events());
                 let mut state = self.lock();
-                state.led = false;
-                state.reader.woken();
-                if waiter.signals() != here {
+                state.has_waiter = false;
+                state.reader.recheck_events();
+                if waiter.signals() != signals_before {
                     // A signal makes all of them return.
-                    self.turn.notify_all();
+                    self.cond.notify_all();
                 }
                 if let Err(error) = slept {
-                    self.turn.notify_one();
-                    return state.reader.read_before(done, error.into());
+                    self.cond.notify_one();
+                    return state.reader.entries_before_error(done, error.into());
                 }
                 state
             };
@@ -148,7 +149,7 @@ impl<F: Format> SharedCompletionReader<F> {
         drop(state);
         // The next thread reads the remaining entries or sleeps on the wait
         // object.
-        self.turn.notify_one();
+        self.cond.notify_one();
         result
     }
 

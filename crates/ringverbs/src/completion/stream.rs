@@ -201,7 +201,7 @@ mod on_tokio {
             loop {
                 // Events are consumed before arming, so that each later one is a
                 // new edge for the reactor.
-                self.reader.settle()?;
+                self.reader.consume_events()?;
                 if !self.reader.try_wait()? {
                     return Poll::Ready(Ok(()));
                 }

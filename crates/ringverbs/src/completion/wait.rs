@@ -70,13 +70,13 @@ impl MutexCond {
 }
 
 /// Returns the remaining time; `None` without a deadline.
-pub(crate) fn left(deadline: Option<Instant>) -> Option<Duration> {
+pub(crate) fn remaining(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|at| at.saturating_duration_since(Instant::now()))
 }
 
 /// Returns whether the deadline has passed.
 pub(crate) fn is_over(deadline: Option<Instant>) -> bool {
-    left(deadline).is_some_and(|time| time.is_zero())
+    remaining(deadline).is_some_and(|time| time.is_zero())
 }
 
 /// Returns the end of a timeout; `None`, unlimited, if it is beyond the range of
@@ -95,7 +95,7 @@ pub(super) fn system(what: &'static str, errno: Errno) -> Error {
 /// Sleeps until one is readable, the deadline has passed, or a signal handler
 /// ran.
 fn sleep_on(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<()> {
-    let timeout = match left(deadline) {
+    let timeout = match remaining(deadline) {
         None => PollTimeout::NONE,
         // Rounded up, so that it does not repeatedly wake before the deadline.
         Some(time) => i32::try_from(time.as_micros().div_ceil(1000))
@@ -110,7 +110,7 @@ fn sleep_on(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<()> {
 }
 
 /// Resets an eventfd.
-fn empty(event: &EventFd) {
+fn drain(event: &EventFd) {
     // It is non-blocking, and EAGAIN means that it was reset already.
     let _ = event.read();
 }
@@ -183,7 +183,7 @@ impl WaitSet {
                 deadline,
             )?;
             for reader in readers.iter_mut() {
-                reader.settle()?;
+                reader.consume_events()?;
             }
         }
     }
@@ -205,20 +205,20 @@ pub(super) mod sealed {
     use super::{Result, WaitSet};
 
     /// The interface of a reader to a wait set.
-    pub trait InSet {
+    pub trait WaitSetMember {
         /// Returns whether the reader is in that set.
         fn is_in(&self, set: &WaitSet) -> bool;
         /// Returns whether there is something to read; otherwise the reader is
         /// armed now.
         fn has_entries(&mut self) -> Result<bool>;
         /// Consumes the events that ended the wait.
-        fn settle(&mut self) -> Result<()>;
+        fn consume_events(&mut self) -> Result<()>;
     }
 }
 
 /// A type that a [`WaitSet`] can wait for: a
 /// [`CompletionReader`](super::CompletionReader) of any format.
-pub trait Waitable: sealed::InSet {}
+pub trait Waitable: sealed::WaitSetMember {}
 
 /// The wait object of a reader. Any thread may signal it.
 pub(super) struct Waiter {
@@ -269,9 +269,9 @@ impl Files {
         })
     }
 
-    fn settle(&self) -> Result<()> {
+    fn consume_events(&self) -> Result<()> {
         while self.channel.try_event()?.is_some() {}
-        empty(&self.event);
+        drain(&self.event);
         Ok(())
     }
 }
@@ -288,16 +288,16 @@ impl Waiter {
     pub fn new(context: &Context, object: &WaitObject) -> Result<Self> {
         let events = AsyncEventFile::alloc(context.uverbs())?;
         events.set_nonblocking(true)?;
-        let raised = events.as_fd();
+        let events_fd = events.as_fd();
         let object = match object {
             WaitObject::None => Object::None,
             WaitObject::Yield => Object::Yield,
             WaitObject::Unspecified | WaitObject::Fd => {
-                Object::Fd(Files::new(context, raised, None)?)
+                Object::Fd(Files::new(context, events_fd, None)?)
             }
-            WaitObject::Set(set) => Object::Fd(Files::new(context, raised, Some(set.clone()))?),
+            WaitObject::Set(set) => Object::Fd(Files::new(context, events_fd, Some(set.clone()))?),
             WaitObject::Condvar => {
-                let files = Arc::new(Files::new(context, raised, None)?);
+                let files = Arc::new(Files::new(context, events_fd, None)?);
                 let shared = Arc::new(MutexCond::default());
                 let thread = std::thread::Builder::new()
                     .name("completions".into())
@@ -412,7 +412,7 @@ impl Waiter {
             ),
             Object::Condvar { shared, .. } => {
                 let wakes = lock(&shared.wakes);
-                match left(deadline) {
+                match remaining(deadline) {
                     None => drop(shared.cond.wait_while(wakes, |wakes| *wakes == before)),
                     Some(time) => drop(
                         shared
@@ -426,9 +426,9 @@ impl Waiter {
     }
 
     /// Consumes the events that ended the wait.
-    pub fn settle(&self) -> Result<()> {
+    pub fn consume_events(&self) -> Result<()> {
         match &self.object {
-            Object::Fd(files) => files.settle(),
+            Object::Fd(files) => files.consume_events(),
             // The notifying thread consumes them.
             _ => Ok(()),
         }
@@ -444,7 +444,7 @@ fn notify(files: &Files, shared: &MutexCond) {
         if sleep_on(&mut fds, None).is_err() || fds[1].any().unwrap_or(true) {
             return;
         }
-        let gone = loop {
+        let device_gone = loop {
             match files.channel.try_event() {
                 Ok(Some(_)) => {}
                 Ok(None) => break false,
@@ -452,7 +452,7 @@ fn notify(files: &Files, shared: &MutexCond) {
             }
         };
         shared.wake();
-        if gone {
+        if device_gone {
             return;
         }
     }

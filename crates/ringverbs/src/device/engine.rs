@@ -82,10 +82,10 @@ impl Engine {
 
     /// Called after a doorbell was written: wakes the engine's thread.
     #[inline]
-    pub fn rung(&self) {
+    pub fn doorbell_rung(&self) {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
-            rung(embedded);
+            doorbell_rung(embedded);
         }
     }
 
@@ -130,6 +130,6 @@ impl Engine {
 #[cfg(feature = "embedded")]
 #[cold]
 #[inline(never)]
-fn rung(embedded: &embedded::Embedded) {
+fn doorbell_rung(embedded: &embedded::Embedded) {
     embedded.notify_doorbell();
 }

@@ -188,14 +188,14 @@ impl Provider {
         for_device!(self, device => device.queue_pair(context, init, resources))
     }
 
-    /// `timed`: with timestamps.
+    /// `has_timestamps`: with timestamps.
     pub fn completion_queue(
         &self,
         context: &Ctx,
         init: &CqInit,
-        timed: bool,
+        has_timestamps: bool,
     ) -> Result<CompletionQueue> {
-        for_device!(self, device => device.completion_queue(context, init, timed))
+        for_device!(self, device => device.completion_queue(context, init, has_timestamps))
     }
 
     pub fn shared_receive_queue(
@@ -226,14 +226,14 @@ impl Provider {
     }
 
     /// The longest memory window, in bytes.
-    pub fn longest_window(&self) -> u64 {
-        for_device!(self, device => device.longest_window())
+    pub fn max_window_length(&self) -> u64 {
+        for_device!(self, device => device.max_window_length())
     }
 
-    /// The capacities of a queue pair that was created with `made`; `None` if the
+    /// The capacities of a queue pair that was created with `created`; `None` if the
     /// kernel's driver knows them.
-    pub fn sizes(&self, made: QpCap) -> Option<QpCap> {
-        for_device!(self, device => device.sizes(made))
+    pub fn capacities(&self, created: QpCap) -> Option<QpCap> {
+        for_device!(self, device => device.capacities(created))
     }
 
     /// Called when an event of the completion queue with that identifier was read.

@@ -54,11 +54,11 @@ impl SendQueue {
         if !unsafe { self.queue.publish() } {
             return Ok(());
         }
-        let rung = match &self.doorbell {
+        let result = match &self.doorbell {
             Doorbell::Direct(doorbell) => doorbell.ring().map_err(|refused| refused.errno()),
             Doorbell::Kernel(doorbell) => doorbell.ring(),
         };
-        rung.map_err(|errno| Error::Doorbell { errno: errno.raw() })
+        result.map_err(|errno| Error::Doorbell { errno: errno.raw() })
     }
 
     pub fn abort(&mut self) {
@@ -213,11 +213,11 @@ impl Provider {
         u32::MAX
     }
 
-    pub fn longest_window(&self) -> u64 {
+    pub fn max_window_length(&self) -> u64 {
         u64::MAX
     }
 
-    pub fn sizes(&self, _made: QpCap) -> Option<QpCap> {
+    pub fn capacities(&self, _created: QpCap) -> Option<QpCap> {
         None
     }
 
@@ -237,22 +237,22 @@ impl Provider {
         if let Some(what) = lacks {
             return Err(Error::Unsupported { what });
         }
-        let made = ::rxe::QueuePair::create(context, init)?;
+        let created = ::rxe::QueuePair::create(context, init)?;
         // SAFETY: the queue pair, and so its doorbell, does not outlive the
         // context that it keeps.
-        let direct = unsafe { made.doorbell.direct() };
-        let cap = made.object.cap();
+        let direct = unsafe { created.doorbell.direct() };
+        let cap = created.object.cap();
         Ok(QueuePair {
-            object: made.object,
+            object: created.object,
             send: super::SendQueue::Rxe(SendQueue {
-                queue: made.send,
+                queue: created.send,
                 doorbell: match direct {
                     Some(direct) => Doorbell::Direct(direct),
-                    None => Doorbell::Kernel(made.doorbell),
+                    None => Doorbell::Kernel(created.doorbell),
                 },
                 max_inline: cap.max_inline_data,
             }),
-            recv: made
+            recv: created
                 .recv
                 .map(|queue| super::RecvQueue::Rxe(RecvQueue(queue))),
             cap,
@@ -264,19 +264,19 @@ impl Provider {
         &self,
         context: &Ctx,
         init: &CqInit,
-        timed: bool,
+        has_timestamps: bool,
     ) -> Result<CompletionQueue> {
-        if timed {
+        if has_timestamps {
             return Err(Error::Unsupported {
                 what: "timestamps of completions",
             });
         }
-        let made = ::rxe::CompletionQueue::create(context, init)?;
+        let created = ::rxe::CompletionQueue::create(context, init)?;
         Ok(CompletionQueue {
-            object: made.object,
+            object: created.object,
             ring: super::DeviceCompletions::Rxe(RxeCompletions {
-                ring: made.ring,
-                index_check: made.index_check,
+                ring: created.ring,
+                index_check: created.index_check,
                 retired: Vec::new(),
             }),
             members: None,
@@ -288,10 +288,10 @@ impl Provider {
         context: &Ctx,
         init: &SrqInit,
     ) -> Result<SharedReceiveQueue> {
-        let made = ::rxe::SharedReceiveQueue::create(context, init)?;
+        let created = ::rxe::SharedReceiveQueue::create(context, init)?;
         Ok(SharedReceiveQueue {
-            object: made.object,
-            recv: SharedRecvQueue::Rxe(RecvQueue(made.recv)),
+            object: created.object,
+            recv: SharedRecvQueue::Rxe(RecvQueue(created.recv)),
             work: None,
         })
     }
@@ -302,10 +302,10 @@ impl Provider {
         pd: PdHandle,
         attr: &uverbs::AhAttr,
     ) -> Result<AddressHandle> {
-        let made = ::rxe::AddressHandle::create(context, pd, attr, 0)?;
+        let created = ::rxe::AddressHandle::create(context, pd, attr, 0)?;
         Ok(AddressHandle {
-            object: Some(made.object),
-            address: Address::Rxe(made.ah_num),
+            object: Some(created.object),
+            address: Address::Rxe(created.ah_num),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::slots::End;
+use super::slots::EndReason;
 use crate::completion::ReadError;
 use crate::{Error, Failure};
 
@@ -37,13 +37,13 @@ pub enum Cause {
     Queue(Arc<ReadError>),
 }
 
-impl From<End> for Cause {
-    fn from(end: End) -> Self {
+impl From<EndReason> for Cause {
+    fn from(end: EndReason) -> Self {
         match end {
-            End::Failed(failure) => Self::Failed(failure),
-            End::Abandoned => Self::Abandoned,
-            End::Closed => Self::Closed,
-            End::Queue(error) => Self::Queue(error),
+            EndReason::Failed(failure) => Self::Failed(failure),
+            EndReason::Abandoned => Self::Abandoned,
+            EndReason::Closed => Self::Closed,
+            EndReason::Queue(error) => Self::Queue(error),
         }
     }
 }

@@ -130,10 +130,10 @@ pub struct Message<D> {
 #[must_use = "the message goes to the next receive, unless this is awaited"]
 pub struct Receive<D: Owned> {
     shared: Arc<Shared>,
-    state: Waiting<D>,
+    state: ReceiveState<D>,
 }
 
-enum Waiting<D> {
+enum ReceiveState<D> {
     Claim(u64),
     Refused(Box<OperationError<D>>),
     Ended,
@@ -143,14 +143,14 @@ impl<D: Owned> Receive<D> {
     pub(super) fn new(shared: &Arc<Shared>, claim: u64) -> Self {
         Self {
             shared: Arc::clone(shared),
-            state: Waiting::Claim(claim),
+            state: ReceiveState::Claim(claim),
         }
     }
 
     pub(super) fn refused(shared: &Arc<Shared>, refused: OperationError<D>) -> Self {
         Self {
             shared: Arc::clone(shared),
-            state: Waiting::Refused(Box::new(refused)),
+            state: ReceiveState::Refused(Box::new(refused)),
         }
     }
 }
@@ -162,21 +162,23 @@ impl<D: Owned> Future for Receive<D> {
 
     fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if let Waiting::Claim(claim) = this.state {
+        if let ReceiveState::Claim(claim) = this.state {
             let outcome = ready!(this.shared.poll_message(claim, task));
-            this.state = Waiting::Ended;
+            this.state = ReceiveState::Ended;
             return Poll::Ready(finish(outcome).map(|(data, success)| Message { data, success }));
         }
-        Poll::Ready(Err(match mem::replace(&mut this.state, Waiting::Ended) {
-            Waiting::Refused(refused) => *refused,
-            Waiting::Claim(_) | Waiting::Ended => ended(),
-        }))
+        Poll::Ready(Err(
+            match mem::replace(&mut this.state, ReceiveState::Ended) {
+                ReceiveState::Refused(refused) => *refused,
+                ReceiveState::Claim(_) | ReceiveState::Ended => ended(),
+            },
+        ))
     }
 }
 
 impl<D: Owned> Drop for Receive<D> {
     fn drop(&mut self) {
-        if let Waiting::Claim(claim) = self.state {
+        if let ReceiveState::Claim(claim) = self.state {
             self.shared.withdraw(claim);
         }
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Context as Task, Poll, ready};
 
 use super::queue_pair;
-use super::slots::{End, Wakes};
+use super::slots::{EndReason, WakeList};
 use crate::completion::{
     Completion, CompletionQueueBuilder, CompletionQueueRef, CompletionReader, ContextFormat,
     ReadError, Signaler, WaitObject,
@@ -32,8 +32,8 @@ const EVENT_READS: u32 = 64;
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// Returns the token of an operation: its queue pair's place, and its slot.
-pub(super) fn token(place: u32, slot: u32) -> u64 {
-    u64::from(place) << 32 | u64::from(slot)
+pub(super) fn token(index: u32, slot: u32) -> u64 {
+    u64::from(index) << 32 | u64::from(slot)
 }
 
 /// A completion queue whose completions are taken to the futures that wait for
@@ -65,7 +65,7 @@ struct State {
     queue_pairs: Vec<Option<Arc<queue_pair::Shared>>>,
     /// The places of those with a shared receive queue, by their numbers: tokens of
     /// its receives name none.
-    sharers: HashMap<u32, usize>,
+    srq_consumers: HashMap<u32, usize>,
     /// The reason why the queue cannot be read any more.
     broken: Option<Arc<ReadError>>,
     /// Completions read since the queue was last empty.
@@ -108,7 +108,7 @@ impl AsyncCompletionQueue {
             state: Mutex::new(State {
                 reader,
                 queue_pairs: Vec::new(),
-                sharers: HashMap::new(),
+                srq_consumers: HashMap::new(),
                 broken: None,
                 since_empty: 0,
                 event_reads: 0,
@@ -150,19 +150,19 @@ impl Shared {
 
     /// Takes completions that have arrived to their futures, unless another thread
     /// does so now.
-    pub fn look(&self) {
+    pub fn deliver_ready(&self) {
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        let mut wakes = Wakes::default();
+        let mut wake_list = WakeList::default();
         let driven = self.is_driven();
-        let count = state.deliver(!driven, &mut wakes);
+        let count = state.deliver(!driven, &mut wake_list);
         // Otherwise the driver notices.
         let overrun = !driven && count == 0 && state.is_overrun();
         drop(state);
-        wakes.wake();
+        wake_list.wake();
         if overrun {
             self.fail(ReadError::Overrun);
         }
@@ -184,19 +184,19 @@ impl Shared {
             "operations are in flight that have no futures"
         } else {
             let free = state.queue_pairs.iter().position(Option::is_none);
-            let place = free.unwrap_or_else(|| {
+            let index = free.unwrap_or_else(|| {
                 state.queue_pairs.push(None);
                 state.queue_pairs.len() - 1
             });
             if qp.has_srq() {
-                state.sharers.insert(qp.qp_num(), place);
+                state.srq_consumers.insert(qp.qp_num(), index);
             }
-            let shared = Arc::new(make(qp, place as u32));
+            let shared = Arc::new(make(qp, index as u32));
             if let Some(error) = &state.broken {
-                let end = End::Queue(Arc::clone(error));
-                shared.slots().end(&end, &mut Wakes::default());
+                let end = EndReason::Queue(Arc::clone(error));
+                shared.slots().end(&end, &mut WakeList::default());
             }
-            state.queue_pairs[place] = Some(Arc::clone(&shared));
+            state.queue_pairs[index] = Some(Arc::clone(&shared));
             return Ok(shared);
         };
         drop(state);
@@ -206,19 +206,19 @@ impl Shared {
     /// Destroys a queue pair. Its futures end, with the memory of what was in
     /// flight.
     pub fn detach(&self, shared: &queue_pair::Shared, qp: QueuePair) {
-        let mut wakes = Wakes::default();
+        let mut wake_list = WakeList::default();
         let mut state = self.lock();
         // Operations that have completed end with their own results.
         let capacity = state.reader.queue().capacity() as usize;
         for _ in 0..=capacity / BATCH {
-            if state.deliver(false, &mut wakes) == 0 {
+            if state.deliver(false, &mut wake_list) == 0 {
                 break;
             }
         }
-        if let Some(place) = state.queue_pairs.get_mut(shared.place as usize) {
-            *place = None;
+        if let Some(entry) = state.queue_pairs.get_mut(shared.index as usize) {
+            *entry = None;
         }
-        state.sharers.remove(&shared.qp_num);
+        state.srq_consumers.remove(&shared.qp_num);
         let released = qp.close_and_drain(state.reader.queue_mut(), None);
         drop(state);
         let mut slots = shared.slots();
@@ -226,31 +226,31 @@ impl Shared {
             Ok(released) => {
                 for operation in released {
                     if operation.operation == Operation::Receive {
-                        slots.receive_closed(operation.payload, &mut wakes);
+                        slots.close_receive(operation.payload, &mut wake_list);
                     } else {
-                        slots.closed(operation.token as u32, operation.payload, &mut wakes);
+                        slots.close_slot(operation.token as u32, operation.payload, &mut wake_list);
                     }
                 }
             }
             // Dropped below, which leaks it, with what is in flight.
             Err(refused) => tracing::error!(error = %refused.error, "queue pair not closed"),
         }
-        slots.end(&End::Closed, &mut wakes);
+        slots.end(&EndReason::Closed, &mut wake_list);
         drop(slots);
-        wakes.wake();
+        wake_list.wake();
     }
 
     /// The queue cannot be read any more: ends all futures.
     fn fail(&self, error: ReadError) -> Arc<ReadError> {
-        let mut wakes = Wakes::default();
+        let mut wake_list = WakeList::default();
         let mut state = self.lock();
         let error = Arc::clone(state.broken.get_or_insert_with(|| Arc::new(error)));
-        let end = End::Queue(Arc::clone(&error));
+        let end = EndReason::Queue(Arc::clone(&error));
         for shared in state.queue_pairs.iter().flatten() {
-            shared.slots().end(&end, &mut wakes);
+            shared.slots().end(&end, &mut wake_list);
         }
         drop(state);
-        wakes.wake();
+        wake_list.wake();
         // A driver that has begun meanwhile ends, too.
         self.signaler.signal();
         error
@@ -258,18 +258,18 @@ impl Shared {
 
     /// A driver begins or ends.
     fn set_driven(&self, driven: bool) {
-        let mut wakes = Wakes::default();
+        let mut wake_list = WakeList::default();
         let state = self.lock();
         self.driven.store(driven, Ordering::Relaxed);
         if !driven {
             // Tasks that registered before this poll by themselves from now on;
             // those that register later find no driver.
             for shared in state.queue_pairs.iter().flatten() {
-                shared.slots().wake_all(&mut wakes);
+                shared.slots().wake_all(&mut wake_list);
             }
         }
         drop(state);
-        wakes.wake();
+        wake_list.wake();
     }
 
     /// Delivers everything, then arms the queue. Returns true if there may be more.
@@ -279,19 +279,19 @@ impl Shared {
     /// have ended.
     fn drive(&self) -> Result<bool, Arc<ReadError>> {
         for round in 0..ROUNDS {
-            let mut wakes = Wakes::default();
+            let mut wake_list = WakeList::default();
             let mut state = self.lock();
             if let Some(error) = &state.broken {
                 return Err(Arc::clone(error));
             }
-            let count = state.deliver(false, &mut wakes);
+            let count = state.deliver(false, &mut wake_list);
             let armed = match count {
                 // Woken without a completion: perhaps by an asynchronous event.
                 0 => state.arm(round == 0),
                 _ => Ok(false),
             };
             drop(state);
-            wakes.wake();
+            wake_list.wake();
             if armed.map_err(|error| self.fail(error))? {
                 return Ok(false);
             }
@@ -310,16 +310,16 @@ impl Drop for Shared {
 impl State {
     /// Takes up to [`BATCH`] completions to their futures; returns their number.
     /// `may_sleep`: as a loop of polls of a completion queue.
-    fn deliver(&mut self, may_sleep: bool, wakes: &mut Wakes) -> usize {
-        let (queue_pairs, sharers) = (&self.queue_pairs, &self.sharers);
+    fn deliver(&mut self, may_sleep: bool, wake_list: &mut WakeList) -> usize {
+        let (queue_pairs, srq_consumers) = (&self.queue_pairs, &self.srq_consumers);
         let queue = self.reader.queue_mut();
         if !may_sleep && !queue.drive_if_empty() {
             return 0;
         }
-        let at = |place: usize| queue_pairs.get(place)?.as_ref();
+        let at = |index: usize| queue_pairs.get(index)?.as_ref();
         let find = |token: u64| at((token >> 32) as usize);
-        let consumer = |number: u32| at(*sharers.get(&number)?);
-        let wakes = RefCell::new(wakes);
+        let consumer = |number: u32| at(*srq_consumers.get(&number)?);
+        let wake_list = RefCell::new(wake_list);
         let read = queue.reap(
             BATCH,
             |entry, retired| {
@@ -332,13 +332,15 @@ impl State {
                     _ => of_token,
                 };
                 if let Some(shared) = shared {
-                    shared.completed(completion, &mut wakes.borrow_mut());
+                    shared.completed(completion, &mut wake_list.borrow_mut());
                 }
             },
             |posted| {
                 // It had no future; its memory is released here.
                 if let Some(shared) = find(posted.token) {
-                    shared.slots().has_room(&mut wakes.borrow_mut());
+                    shared
+                        .slots()
+                        .wake_room_waiters(&mut wake_list.borrow_mut());
                 }
             },
         );
@@ -353,7 +355,7 @@ impl State {
     /// Consumes events and arms the queue; returns whether the caller may wait.
     /// `check`: reads asynchronous events even if the queue cannot have been full.
     fn arm(&mut self, check: bool) -> Result<bool, ReadError> {
-        self.reader.settle()?;
+        self.reader.consume_events()?;
         if check {
             self.event_reads = self.event_reads.max(1);
         }
@@ -425,8 +427,8 @@ impl Driver {
     /// The queue was overrun, the device was removed, or `readable` failed. All
     /// futures end with the same error.
     pub async fn run(self, mut readable: impl Readable) -> Result<(), Arc<ReadError>> {
-        let driving = Driving::new(self.shared.clone());
-        poll_fn(|task| driving.poll(&mut readable, task)).await
+        let running = RunningDriver::new(self.shared.clone());
+        poll_fn(|task| running.poll(&mut readable, task)).await
     }
 
     /// Drives the queue in this thread.
@@ -434,8 +436,8 @@ impl Driver {
     /// # Errors
     /// As [`Driver::run`].
     pub fn run_blocking(self) -> Result<(), Arc<ReadError>> {
-        let driving = Driving::new(self.shared.clone());
-        while let Some(shared) = driving.shared.upgrade() {
+        let running = RunningDriver::new(self.shared.clone());
+        while let Some(shared) = running.shared.upgrade() {
             match shared.drive() {
                 Ok(true) => continue,
                 Ok(false) => {}
@@ -443,7 +445,7 @@ impl Driver {
             }
             drop(shared);
             if let Err(error) = self.signaler.wait() {
-                return match driving.shared.upgrade() {
+                return match running.shared.upgrade() {
                     Some(shared) => Err(shared.fail(error.into())),
                     None => Ok(()),
                 };
@@ -461,11 +463,11 @@ impl AsFd for Driver {
 }
 
 /// A driver that is running: as long as it exists, tasks rely on being woken.
-struct Driving {
+struct RunningDriver {
     shared: Weak<Shared>,
 }
 
-impl Driving {
+impl RunningDriver {
     fn new(shared: Weak<Shared>) -> Self {
         if let Some(shared) = shared.upgrade() {
             shared.set_driven(true);
@@ -500,7 +502,7 @@ impl Driving {
     }
 }
 
-impl Drop for Driving {
+impl Drop for RunningDriver {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
             shared.set_driven(false);

@@ -10,7 +10,7 @@ use uverbs::QpCap;
 
 use super::operation::{Message, Operation, Receive, Room};
 use super::queue::{self, NO_SLOT, token};
-use super::slots::{Outcome, Slots, Wakes};
+use super::slots::{Outcome, Slots, WakeList};
 use super::{AsyncCompletionQueue, Cause, OperationError, Owned};
 use crate::completion::Completion;
 use crate::data::{Data, Sink, Source};
@@ -48,19 +48,19 @@ pub struct AsyncQueuePair {
 pub(super) struct Shared {
     pub cq: Arc<queue::Shared>,
     /// The queue pair's place in the completion queue, which tokens name.
-    pub place: u32,
+    pub index: u32,
     pub qp_num: u32,
-    poster: Mutex<Poster>,
+    post_state: Mutex<PostState>,
     slots: Mutex<Slots>,
     /// The thread that fills a batch; 0 if none does.
-    batching: AtomicUsize,
+    batch_thread: AtomicUsize,
 }
 
-struct Poster {
+struct PostState {
     /// `None` when the queue pair was dropped.
     qp: Option<QueuePair>,
     /// An empty list, for the slots of a batch.
-    spare: Vec<u32>,
+    spare_slots: Vec<u32>,
 }
 
 /// A work request that was not posted.
@@ -72,7 +72,7 @@ pub(super) enum NotPosted<D: Data> {
 
 /// Returns a value that differs from that of every other running thread, and is
 /// not 0.
-fn this_thread() -> usize {
+fn current_thread_token() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| ptr::from_ref(here).addr())
 }
@@ -83,39 +83,41 @@ impl Shared {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn poster(&self) -> MutexGuard<'_, Poster> {
+    fn post_state(&self) -> MutexGuard<'_, PostState> {
         // The queue pair discards what a panic has left unposted.
-        self.poster.lock().unwrap_or_else(PoisonError::into_inner)
+        self.post_state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the queue pair.
     ///
     /// # Errors
     /// [`Error::Busy`] in the closure of a batch, which has locked it.
-    fn enter(&self) -> Result<MutexGuard<'_, Poster>> {
-        let batching = self.batching.load(Ordering::Relaxed);
-        if batching != 0 && batching == this_thread() {
+    fn lock_for_post(&self) -> Result<MutexGuard<'_, PostState>> {
+        let batch_thread = self.batch_thread.load(Ordering::Relaxed);
+        if batch_thread != 0 && batch_thread == current_thread_token() {
             return Err(Error::Busy {
                 object: "queue pair",
                 users: "the batch whose closure this was called in",
             });
         }
-        Ok(self.poster())
+        Ok(self.post_state())
     }
 
     /// A completion of this queue pair has arrived.
-    pub fn completed(&self, completion: Completion, wakes: &mut Wakes) {
+    pub fn completed(&self, completion: Completion, wake_list: &mut WakeList) {
         let failure = completion.result.err();
         let slot = completion.token as u32;
         let mut slots = self.slots();
         if completion.operation == Kind::Receive {
-            slots.received(completion.into(), wakes);
+            slots.complete_receive(completion.into(), wake_list);
         } else {
-            slots.complete(slot, completion.into(), wakes);
-            slots.has_room(wakes);
+            slots.complete(slot, completion.into(), wake_list);
+            slots.wake_room_waiters(wake_list);
         }
         if let Some(failure) = failure {
-            slots.failed(failure, wakes);
+            slots.record_failure(failure, wake_list);
         }
     }
 
@@ -131,7 +133,7 @@ impl Shared {
         };
         let not_posted = self.post_at(slot, request);
         if not_posted.is_err() {
-            self.slots().refused(slot);
+            self.slots().release_unposted(slot);
         }
         not_posted.map(|()| slot)
     }
@@ -140,19 +142,19 @@ impl Shared {
     fn post_at<D: Data>(&self, slot: u32, request: WorkRequest<D>) -> Result<(), NotPosted<D>> {
         let refused =
             |cause: Cause, data| Err(NotPosted::Refused(OperationError::new(cause, data)));
-        let mut poster = match self.enter() {
-            Ok(poster) => poster,
+        let mut post_state = match self.lock_for_post() {
+            Ok(post_state) => post_state,
             Err(error) => {
                 return refused(Cause::Refused(error), Some(request.into_data().returned()));
             }
         };
-        let Some(qp) = &mut poster.qp else {
+        let Some(qp) = &mut post_state.qp else {
             return refused(Cause::Closed, Some(request.into_data().returned()));
         };
         if !qp.has_room() {
             return Err(NotPosted::Full(request));
         }
-        match qp.post(request.signaled().token(token(self.place, slot))) {
+        match qp.post(request.signaled().token(token(self.index, slot))) {
             // Without its memory it is in flight.
             Ok(()) | Err(PostError { data: None, .. }) => Ok(()),
             Err(PostError { error, data, .. }) => refused(Cause::Refused(error), data),
@@ -165,7 +167,7 @@ impl Shared {
         request: WorkRequest<D>,
         task: &mut Task<'_>,
     ) -> Result<u32, NotPosted<D>> {
-        self.cq.look();
+        self.cq.deliver_ready();
         let request = match self.post(request) {
             Err(NotPosted::Full(request)) => request,
             posted => return posted,
@@ -189,13 +191,13 @@ impl Shared {
     pub fn poll_room(&self, task: &mut Task<'_>) -> Poll<Result<(), Cause>> {
         let has_room = || -> Result<bool, Cause> {
             self.slots().check()?;
-            let mut poster = self.enter().map_err(Cause::Refused)?;
-            Ok(poster.qp.as_mut().ok_or(Cause::Closed)?.has_room())
+            let mut post_state = self.lock_for_post().map_err(Cause::Refused)?;
+            Ok(post_state.qp.as_mut().ok_or(Cause::Closed)?.has_room())
         };
         if has_room()? {
             return Poll::Ready(Ok(()));
         }
-        self.cq.look();
+        self.cq.deliver_ready();
         let driven = self.wait_for_room(task);
         if has_room()? {
             return Poll::Ready(Ok(()));
@@ -210,7 +212,7 @@ impl Shared {
     pub fn poll(&self, slot: u32, task: &mut Task<'_>) -> Poll<Outcome> {
         let taken = self.slots().try_take(slot);
         taken.map_or_else(
-            || self.look_and_poll(task, |slots, waker| slots.poll(slot, waker)),
+            || self.poll_or_register(task, |slots, waker| slots.poll(slot, waker)),
             Poll::Ready,
         )
     }
@@ -219,17 +221,17 @@ impl Shared {
     pub fn poll_message(&self, claim: u64, task: &mut Task<'_>) -> Poll<Outcome> {
         let taken = self.slots().try_take_message(claim);
         taken.map_or_else(
-            || self.look_and_poll(task, |slots, waker| slots.poll_claim(claim, waker)),
+            || self.poll_or_register(task, |slots, waker| slots.poll_claim(claim, waker)),
             Poll::Ready,
         )
     }
 
-    fn look_and_poll(
+    fn poll_or_register(
         &self,
         task: &mut Task<'_>,
         poll: impl FnOnce(&mut Slots, &Waker) -> Result<Outcome, Option<Waker>>,
     ) -> Poll<Outcome> {
-        self.cq.look();
+        self.cq.deliver_ready();
         let mut slots = self.slots();
         let polled = poll(&mut slots, task.waker());
         let driven = self.cq.is_driven();
@@ -254,10 +256,10 @@ impl Shared {
 
     /// Called when the future of a receive was dropped.
     pub fn withdraw(&self, claim: u64) {
-        let mut wakes = Wakes::default();
-        let held = self.slots().withdraw(claim, &mut wakes);
+        let mut wake_list = WakeList::default();
+        let held = self.slots().withdraw(claim, &mut wake_list);
         drop(held);
-        wakes.wake();
+        wake_list.wake();
     }
 }
 
@@ -278,19 +280,19 @@ impl AsyncQueuePair {
     pub fn new(qp: QueuePair, cq: &AsyncCompletionQueue) -> Result<Self, (QueuePair, Error)> {
         let (domain, transport) = (qp.domain().clone(), qp.transport());
         let (cap, id) = (qp.capacity(), qp.id());
-        let shared = cq.shared.attach(qp, |qp, place| Shared {
+        let shared = cq.shared.attach(qp, |qp, index| Shared {
             cq: Arc::clone(&cq.shared),
-            place,
+            index,
             qp_num: qp.qp_num(),
-            poster: Mutex::new(Poster {
+            post_state: Mutex::new(PostState {
                 qp: Some(qp),
-                spare: Vec::new(),
+                spare_slots: Vec::new(),
             }),
             slots: Mutex::new(Slots::new(
                 cap.max_send_wr as usize,
                 cap.max_recv_wr as usize,
             )),
-            batching: AtomicUsize::new(0),
+            batch_thread: AtomicUsize::new(0),
         })?;
         Ok(Self {
             shared,
@@ -304,8 +306,8 @@ impl AsyncQueuePair {
     /// Calls `f` with the queue pair, which is never lent: `mem::swap` could
     /// exchange it.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut QueuePair) -> R) -> Result<R> {
-        let mut poster = self.shared.enter()?;
-        let qp = poster.qp.as_mut().ok_or(Error::Invalid {
+        let mut post_state = self.shared.lock_for_post()?;
+        let qp = post_state.qp.as_mut().ok_or(Error::Invalid {
             what: "the queue pair was dropped",
         })?;
         Ok(f(qp))
@@ -426,16 +428,16 @@ impl AsyncQueuePair {
     /// # Errors
     /// EIO if the device was removed.
     pub fn set_error(&self) -> Result<()> {
-        let shares = self.with(|qp| qp.set_error().map(|()| qp.has_srq()))??;
-        if shares {
+        let has_srq = self.with(|qp| qp.set_error().map(|()| qp.has_srq()))??;
+        if has_srq {
             // Nothing is flushed that would end its claims.
-            let mut wakes = Wakes::default();
+            let mut wake_list = WakeList::default();
             let flushed = Failure {
                 status: Status::WR_FLUSH_ERR,
                 vendor_err: 0,
             };
-            self.shared.slots().failed(flushed, &mut wakes);
-            wakes.wake();
+            self.shared.slots().record_failure(flushed, &mut wake_list);
+            wake_list.wake();
         }
         Ok(())
     }
@@ -463,7 +465,7 @@ impl AsyncQueuePair {
     ) -> Result<(), PostError<D::Returned>> {
         let request = request
             .unsignaled()
-            .token(token(self.shared.place, NO_SLOT));
+            .token(token(self.shared.index, NO_SLOT));
         let refused = |error, request: WorkRequest<D>| {
             Err(PostError {
                 error,
@@ -471,9 +473,9 @@ impl AsyncQueuePair {
                 token: 0,
             })
         };
-        match self.shared.enter() {
+        match self.shared.lock_for_post() {
             Err(error) => refused(error, request),
-            Ok(mut poster) => match &mut poster.qp {
+            Ok(mut post_state) => match &mut post_state.qp {
                 Some(qp) => qp.post(request),
                 None => refused(
                     Error::Invalid {
@@ -506,9 +508,13 @@ impl AsyncQueuePair {
         &self,
         fill: impl FnOnce(&mut AsyncBatch<'_, '_>) -> Result<R, E>,
     ) -> Result<R, BatchError<E>> {
-        let mut filling = Filling::new(&self.shared).map_err(BatchError::Refused)?;
-        let Filling { poster, slots, .. } = &mut filling;
-        let qp = poster.as_mut().and_then(|poster| poster.qp.as_mut());
+        let mut open_batch = OpenBatch::new(&self.shared).map_err(BatchError::Refused)?;
+        let OpenBatch {
+            post_state, slots, ..
+        } = &mut open_batch;
+        let qp = post_state
+            .as_mut()
+            .and_then(|post_state| post_state.qp.as_mut());
         let qp = qp.ok_or(BatchError::Refused(Error::Invalid {
             what: "the queue pair was dropped",
         }))?;
@@ -523,7 +529,7 @@ impl AsyncQueuePair {
             result,
             Err(BatchError::Abandoned(_) | BatchError::Refused(_))
         ) {
-            filling.slots.clear();
+            open_batch.slots.clear();
         }
         result
     }
@@ -640,10 +646,10 @@ impl AsyncQueuePair {
             let what = "the completion queue of the queue pair cannot be read any more";
             return refused(Error::Invalid { what }, data);
         }
-        let posted = match self.shared.enter() {
+        let posted = match self.shared.lock_for_post() {
             Err(error) => refused(error, data),
-            Ok(mut poster) => match &mut poster.qp {
-                Some(qp) => qp.receive(data, token(self.shared.place, NO_SLOT)),
+            Ok(mut post_state) => match &mut post_state.qp {
+                Some(qp) => qp.receive(data, token(self.shared.index, NO_SLOT)),
                 None => refused(
                     Error::Invalid {
                         what: "the queue pair was dropped",
@@ -653,9 +659,9 @@ impl AsyncQueuePair {
             },
         };
         if posted.is_err() {
-            let mut wakes = Wakes::default();
-            self.shared.slots().receive_refused(&mut wakes);
-            wakes.wake();
+            let mut wake_list = WakeList::default();
+            self.shared.slots().cancel_receive(&mut wake_list);
+            wake_list.wake();
         }
         posted
     }
@@ -673,7 +679,7 @@ impl AsyncQueuePair {
 
 impl Drop for AsyncQueuePair {
     fn drop(&mut self) {
-        let qp = self.shared.poster().qp.take();
+        let qp = self.shared.post_state().qp.take();
         if let Some(qp) = qp {
             self.shared.cq.detach(&self.shared, qp);
         }
@@ -697,38 +703,40 @@ impl fmt::Debug for Shared {
 
 /// A batch that is being filled. Dropped, it cancels the operations that are left
 /// in it.
-struct Filling<'q> {
-    poster: Option<MutexGuard<'q, Poster>>,
+struct OpenBatch<'q> {
+    post_state: Option<MutexGuard<'q, PostState>>,
     shared: &'q Shared,
     slots: Vec<u32>,
 }
 
-impl<'q> Filling<'q> {
+impl<'q> OpenBatch<'q> {
     fn new(shared: &'q Shared) -> Result<Self> {
-        let mut poster = shared.enter()?;
-        shared.batching.store(this_thread(), Ordering::Relaxed);
+        let mut post_state = shared.lock_for_post()?;
+        shared
+            .batch_thread
+            .store(current_thread_token(), Ordering::Relaxed);
         Ok(Self {
-            slots: std::mem::take(&mut poster.spare),
-            poster: Some(poster),
+            slots: std::mem::take(&mut post_state.spare_slots),
+            post_state: Some(post_state),
             shared,
         })
     }
 }
 
-impl Drop for Filling<'_> {
+impl Drop for OpenBatch<'_> {
     fn drop(&mut self) {
-        self.shared.batching.store(0, Ordering::Relaxed);
-        let mut wakes = Wakes::default();
+        self.shared.batch_thread.store(0, Ordering::Relaxed);
+        let mut wake_list = WakeList::default();
         if !self.slots.is_empty() {
             let mut slots = self.shared.slots();
             for slot in self.slots.drain(..) {
-                slots.cancel(slot, &mut wakes);
+                slots.cancel(slot, &mut wake_list);
             }
         }
-        if let Some(mut poster) = self.poster.take() {
-            poster.spare = std::mem::take(&mut self.slots);
+        if let Some(mut post_state) = self.post_state.take() {
+            post_state.spare_slots = std::mem::take(&mut self.slots);
         }
-        wakes.wake();
+        wake_list.wake();
     }
 }
 
@@ -757,14 +765,14 @@ impl AsyncBatch<'_, '_> {
                 token: 0,
             });
         };
-        let request = request.signaled().token(token(self.shared.place, slot));
+        let request = request.signaled().token(token(self.shared.index, slot));
         match self.batch.post(request) {
             Ok(()) => {
                 self.slots.push(slot);
                 Ok(Operation::new(self.shared, Ok(slot)))
             }
             Err(refused) => {
-                self.shared.slots().refused(slot);
+                self.shared.slots().release_unposted(slot);
                 Err(refused)
             }
         }
@@ -779,7 +787,7 @@ impl AsyncBatch<'_, '_> {
         &mut self,
         request: WorkRequest<D>,
     ) -> Result<(), PostError<D::Returned>> {
-        let token = token(self.shared.place, NO_SLOT);
+        let token = token(self.shared.index, NO_SLOT);
         self.batch.post(request.unsignaled().token(token))
     }
 }

@@ -9,7 +9,7 @@
 //! next one.
 //!
 //! Nothing of a task runs while a table is locked: wakers are collected in
-//! [`Wakes`], or returned, to be woken or dropped afterwards.
+//! [`WakeList`], or returned, to be woken or dropped afterwards.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -21,20 +21,20 @@ use crate::data::{Kind, Payload};
 use crate::{Failure, Success};
 
 /// Wakers that are collected before the others' memory is allocated.
-const WAKES: usize = 16;
+const INLINE_WAKERS: usize = 16;
 
 /// Wakers to be woken when no lock is held.
 #[derive(Default)]
-pub(super) struct Wakes {
-    first: [Option<Waker>; WAKES],
+pub(super) struct WakeList {
+    first: [Option<Waker>; INLINE_WAKERS],
     count: usize,
     more: Vec<Waker>,
 }
 
-impl Wakes {
+impl WakeList {
     pub fn push(&mut self, waker: Waker) {
         match self.first.get_mut(self.count) {
-            Some(place) => *place = Some(waker),
+            Some(entry) => *entry = Some(waker),
             None => self.more.push(waker),
         }
         self.count += 1;
@@ -48,7 +48,7 @@ impl Wakes {
 
 /// The reason why operations end without a completion of their own.
 #[derive(Clone, Debug)]
-pub(super) enum End {
+pub(super) enum EndReason {
     /// The queue pair has failed, and no receive is left that could be flushed.
     Failed(Failure),
     /// The batch was not posted.
@@ -62,12 +62,12 @@ pub(super) enum End {
 /// The result of an operation, with its memory.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    pub result: Result<Success, End>,
+    pub result: Result<Success, EndReason>,
     pub payload: Payload,
 }
 
 impl Outcome {
-    fn ended(end: &End, payload: Payload) -> Self {
+    fn ended(end: &EndReason, payload: Payload) -> Self {
         Self {
             result: Err(end.clone()),
             payload,
@@ -78,7 +78,7 @@ impl Outcome {
 impl From<Completion> for Outcome {
     fn from(completion: Completion) -> Self {
         Self {
-            result: completion.result.map_err(End::Failed),
+            result: completion.result.map_err(EndReason::Failed),
             payload: completion.payload,
         }
     }
@@ -122,7 +122,7 @@ pub(super) struct Slots {
     room: Vec<Waker>,
     /// The first failure.
     failure: Option<Failure>,
-    end: Option<End>,
+    end: Option<EndReason>,
 }
 
 impl Slots {
@@ -144,7 +144,7 @@ impl Slots {
     }
 
     /// Returns the reason why nothing completes any more.
-    pub fn check(&self) -> Result<(), End> {
+    pub fn check(&self) -> Result<(), EndReason> {
         self.end.clone().map_or(Ok(()), Err)
     }
 
@@ -158,7 +158,7 @@ impl Slots {
     }
 
     /// Takes a slot for an operation that is to be posted.
-    pub fn begin(&mut self) -> Result<u32, End> {
+    pub fn begin(&mut self) -> Result<u32, EndReason> {
         self.check()?;
         Ok(self.take())
     }
@@ -170,21 +170,21 @@ impl Slots {
     }
 
     /// The operation of a slot was not posted, and no future has the slot.
-    pub fn refused(&mut self, slot: u32) {
+    pub fn release_unposted(&mut self, slot: u32) {
         self.release(slot);
     }
 
     /// An operation has ended.
-    pub fn complete(&mut self, slot: u32, outcome: Outcome, wakes: &mut Wakes) {
-        let Some(place) = self.slots.get_mut(slot as usize) else {
+    pub fn complete(&mut self, slot: u32, outcome: Outcome, wake_list: &mut WakeList) {
+        let Some(entry) = self.slots.get_mut(slot as usize) else {
             return;
         };
-        match place {
+        match entry {
             Slot::Waiting(waker) => {
                 if let Some(waker) = waker.take() {
-                    wakes.push(waker);
+                    wake_list.push(waker);
                 }
-                *place = Slot::Done(outcome);
+                *entry = Slot::Done(outcome);
             }
             Slot::Abandoned => drop(self.release(slot)),
             Slot::Free | Slot::Done(_) => {}
@@ -192,24 +192,32 @@ impl Slots {
     }
 
     /// Ends an operation whose batch was not posted.
-    pub fn cancel(&mut self, slot: u32, wakes: &mut Wakes) {
-        self.complete(slot, Outcome::ended(&End::Abandoned, Payload::None), wakes);
+    pub fn cancel(&mut self, slot: u32, wake_list: &mut WakeList) {
+        self.complete(
+            slot,
+            Outcome::ended(&EndReason::Abandoned, Payload::None),
+            wake_list,
+        );
     }
 
     /// Records a failure, which ends the claims that no receive is left for.
-    pub fn failed(&mut self, failure: Failure, wakes: &mut Wakes) {
+    pub fn record_failure(&mut self, failure: Failure, wake_list: &mut WakeList) {
         self.failure.get_or_insert(failure);
-        self.end_claims(wakes);
+        self.end_claims(wake_list);
     }
 
     /// Wakes the tasks that wait for room.
-    pub fn has_room(&mut self, wakes: &mut Wakes) {
-        self.room.drain(..).for_each(|waker| wakes.push(waker));
+    pub fn wake_room_waiters(&mut self, wake_list: &mut WakeList) {
+        self.room.drain(..).for_each(|waker| wake_list.push(waker));
     }
 
     /// Registers a task that waits for room. Returns a waker to be dropped.
     pub fn wait_for_room(&mut self, waker: &Waker) {
-        if !self.room.iter().any(|there| there.will_wake(waker)) {
+        if !self
+            .room
+            .iter()
+            .any(|registered| registered.will_wake(waker))
+        {
             self.room.push(waker.clone());
         }
     }
@@ -218,11 +226,11 @@ impl Slots {
     /// returns the waker that it replaces, to be dropped.
     pub fn poll(&mut self, slot: u32, waker: &Waker) -> Result<Outcome, Option<Waker>> {
         match &mut self.slots[slot as usize] {
-            Slot::Waiting(Some(there)) if there.will_wake(waker) => Err(None),
-            Slot::Waiting(there) => Err(there.replace(waker.clone())),
+            Slot::Waiting(Some(registered)) if registered.will_wake(waker) => Err(None),
+            Slot::Waiting(registered) => Err(registered.replace(waker.clone())),
             _ => match self.release(slot) {
                 Slot::Done(outcome) => Ok(outcome),
-                _ => Ok(Outcome::ended(&End::Closed, Payload::None)),
+                _ => Ok(Outcome::ended(&EndReason::Closed, Payload::None)),
             },
         }
     }
@@ -248,16 +256,16 @@ impl Slots {
     }
 
     /// A receive is about to be posted.
-    pub fn begin_receive(&mut self) -> Result<(), End> {
+    pub fn begin_receive(&mut self) -> Result<(), EndReason> {
         self.check()?;
         self.receives += 1;
         Ok(())
     }
 
     /// It was not posted.
-    pub fn receive_refused(&mut self, wakes: &mut Wakes) {
+    pub fn cancel_receive(&mut self, wake_list: &mut WakeList) {
         self.receives = self.receives.saturating_sub(1);
-        self.end_claims(wakes);
+        self.end_claims(wake_list);
     }
 
     /// Adds a claim; returns its identifier.
@@ -291,18 +299,18 @@ impl Slots {
     /// registers the task, and returns the waker that it replaces, to be dropped.
     pub fn poll_claim(&mut self, id: u64, waker: &Waker) -> Result<Outcome, Option<Waker>> {
         let Some((at, kind, rank)) = self.find_claim(id) else {
-            return Ok(Outcome::ended(&End::Closed, Payload::None));
+            return Ok(Outcome::ended(&EndReason::Closed, Payload::None));
         };
         if let Some(outcome) = self.take_message(at, kind, rank) {
             return Ok(outcome);
         }
-        if let Some(end) = self.why_no_message() {
+        if let Some(end) = self.end_reason() {
             self.claims.remove(at);
             return Ok(Outcome::ended(&end, Payload::None));
         }
         match &mut self.claims[at].waker {
-            Some(there) if there.will_wake(waker) => Err(None),
-            there => Err(there.replace(waker.clone())),
+            Some(registered) if registered.will_wake(waker) => Err(None),
+            registered => Err(registered.replace(waker.clone())),
         }
     }
 
@@ -321,31 +329,31 @@ impl Slots {
     }
 
     /// Wakes the claim that `rank` of its kind precede, if there is one.
-    fn wake_claim(&mut self, kind: Kind, rank: usize, wakes: &mut Wakes) -> bool {
+    fn wake_claim(&mut self, kind: Kind, rank: usize, wake_list: &mut WakeList) -> bool {
         let claim = (self.claims.iter_mut())
             .filter(|claim| claim.kind == kind)
             .nth(rank);
         let Some(claim) = claim else { return false };
         if let Some(waker) = claim.waker.take() {
-            wakes.push(waker);
+            wake_list.push(waker);
         }
         true
     }
 
     /// Returns the reason why there will be no further message.
-    fn why_no_message(&self) -> Option<End> {
+    fn end_reason(&self) -> Option<EndReason> {
         let failed = self.failure.filter(|_| self.receives == 0);
-        self.end.clone().or(failed.map(End::Failed))
+        self.end.clone().or(failed.map(EndReason::Failed))
     }
 
     /// Wakes all claims if there will be no further message.
-    fn end_claims(&mut self, wakes: &mut Wakes) {
-        if self.claims.is_empty() || self.why_no_message().is_none() {
+    fn end_claims(&mut self, wake_list: &mut WakeList) {
+        if self.claims.is_empty() || self.end_reason().is_none() {
             return;
         }
         for claim in &mut self.claims {
             if let Some(waker) = claim.waker.take() {
-                wakes.push(waker);
+                wake_list.push(waker);
             }
         }
     }
@@ -359,26 +367,30 @@ impl Slots {
 
     /// A receive has ended. Its message is queued; its failure, too, if there is a
     /// claim for it, otherwise its memory is released.
-    pub fn received(&mut self, outcome: Outcome, wakes: &mut Wakes) {
+    pub fn complete_receive(&mut self, outcome: Outcome, wake_list: &mut WakeList) {
         self.receives = self.receives.saturating_sub(1);
         let kind = outcome.payload.kind();
         let rank = self.messages_of(kind);
-        if self.wake_claim(kind, rank, wakes) || outcome.result.is_ok() {
+        if self.wake_claim(kind, rank, wake_list) || outcome.result.is_ok() {
             self.messages.push_back(outcome);
         }
-        self.end_claims(wakes);
+        self.end_claims(wake_list);
     }
 
     /// Called when the future of a claim was dropped; the next claim gets its message. Returns its
     /// waker, to be dropped, and the memory of a failed receive.
-    pub fn withdraw(&mut self, id: u64, wakes: &mut Wakes) -> (Option<Waker>, Option<Outcome>) {
+    pub fn withdraw(
+        &mut self,
+        id: u64,
+        wake_list: &mut WakeList,
+    ) -> (Option<Waker>, Option<Outcome>) {
         let Some((at, kind, rank)) = self.find_claim(id) else {
             return (None, None);
         };
         let claim = self.claims.remove(at);
         let messages = self.messages_of(kind);
         let mut failed = None;
-        if rank < messages && !self.wake_claim(kind, messages - 1, wakes) {
+        if rank < messages && !self.wake_claim(kind, messages - 1, wake_list) {
             // The last one has no claim any more.
             failed = self.find_message(kind, messages - 1);
             failed = failed.filter(|&at| self.messages[at].result.is_err());
@@ -388,42 +400,42 @@ impl Slots {
     }
 
     /// Nothing completes any more: ends what futures wait for.
-    pub fn end(&mut self, end: &End, wakes: &mut Wakes) {
+    pub fn end(&mut self, end: &EndReason, wake_list: &mut WakeList) {
         self.end.get_or_insert_with(|| end.clone());
-        self.end_claims(wakes);
+        self.end_claims(wake_list);
         for slot in 0..self.slots.len() {
             if matches!(self.slots[slot], Slot::Waiting(_)) {
                 let outcome = Outcome::ended(end, Payload::None);
-                self.complete(slot as u32, outcome, wakes);
+                self.complete(slot as u32, outcome, wake_list);
             }
         }
-        self.has_room(wakes);
+        self.wake_room_waiters(wake_list);
     }
 
     /// An operation was in flight when the queue pair was destroyed.
-    pub fn closed(&mut self, slot: u32, payload: Payload, wakes: &mut Wakes) {
-        self.complete(slot, Outcome::ended(&End::Closed, payload), wakes);
+    pub fn close_slot(&mut self, slot: u32, payload: Payload, wake_list: &mut WakeList) {
+        self.complete(slot, Outcome::ended(&EndReason::Closed, payload), wake_list);
     }
 
     /// A receive was in flight when the queue pair was destroyed.
-    pub fn receive_closed(&mut self, payload: Payload, wakes: &mut Wakes) {
-        self.received(Outcome::ended(&End::Closed, payload), wakes);
+    pub fn close_receive(&mut self, payload: Payload, wake_list: &mut WakeList) {
+        self.complete_receive(Outcome::ended(&EndReason::Closed, payload), wake_list);
     }
 
     /// Wakes every task: what they wait for has to be looked for in another way.
-    pub fn wake_all(&mut self, wakes: &mut Wakes) {
+    pub fn wake_all(&mut self, wake_list: &mut WakeList) {
         for slot in &mut self.slots {
             if let Slot::Waiting(waker) = slot {
                 if let Some(waker) = waker.take() {
-                    wakes.push(waker);
+                    wake_list.push(waker);
                 }
             }
         }
         for claim in &mut self.claims {
             if let Some(waker) = claim.waker.take() {
-                wakes.push(waker);
+                wake_list.push(waker);
             }
         }
-        self.has_room(wakes);
+        self.wake_room_waiters(wake_list);
     }
 }

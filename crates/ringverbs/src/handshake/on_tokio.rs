@@ -18,7 +18,7 @@ struct Exchange {
     flushed: bool,
     read: Vec<u8>,
     /// Bytes of the peer's message that are there.
-    there: usize,
+    read_len: usize,
     counts: Option<Counts>,
     peer: Option<Hello>,
 }
@@ -57,11 +57,11 @@ impl Exchange {
         loop {
             // The magic number, then the header, then the rest.
             let wanted = match &self.counts {
-                _ if self.there < MAGIC.len() => MAGIC.len(),
+                _ if self.read_len < MAGIC.len() => MAGIC.len(),
                 None => HEADER,
                 Some(counts) => HEADER + counts.rest,
             };
-            if self.there == wanted {
+            if self.read_len == wanted {
                 if let Some(counts) = &self.counts {
                     self.peer = Some(counts.hello(&self.read[HEADER..])?);
                     return Poll::Ready(Ok(()));
@@ -72,16 +72,16 @@ impl Exchange {
                 }
             }
             self.read.resize(wanted, 0);
-            let mut buffer = ReadBuf::new(&mut self.read[self.there..]);
+            let mut buffer = ReadBuf::new(&mut self.read[self.read_len..]);
             match Pin::new(&mut *stream).poll_read(task, &mut buffer) {
                 Poll::Ready(Ok(())) if buffer.filled().is_empty() => {
                     return Poll::Ready(Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()));
                 }
-                Poll::Ready(Ok(())) => self.there += buffer.filled().len(),
+                Poll::Ready(Ok(())) => self.read_len += buffer.filled().len(),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                 Poll::Pending => return Poll::Pending,
             }
-            if let Some(magic) = self.read[..self.there].get(..MAGIC.len()) {
+            if let Some(magic) = self.read[..self.read_len].get(..MAGIC.len()) {
                 check_magic(magic)?;
             }
         }
@@ -104,7 +104,7 @@ pub async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
         written: 0,
         flushed: false,
         read: Vec::new(),
-        there: 0,
+        read_len: 0,
         counts: None,
         peer: None,
     };

@@ -284,10 +284,10 @@ impl OrderedWriter {
         } = info;
         let slot: *mut Posted = self.table.slot(self.next).cast();
         // SAFETY: there is room, so the slot is the producer's, and this is the
-        // only writer. Field by field, without a copy (see `Data::hold_at`).
+        // only writer. Field by field, without a copy (see `Data::write_payload`).
         unsafe {
             (&raw mut (*slot).token).write(token);
-            data.hold_at(&raw mut (*slot).payload);
+            data.write_payload(&raw mut (*slot).payload);
             (&raw mut (*slot).attachment).write(attachment);
             (&raw mut (*slot).operation).write(operation);
             (&raw mut (*slot).unreported).write(unreported);
@@ -379,10 +379,10 @@ mod tests {
                 let mut writer = queue(start, CAPACITY);
                 let table = Arc::clone(writer.table());
                 let mut token = 0;
-                let mut flying = std::collections::VecDeque::new();
+                let mut in_flight = std::collections::VecDeque::new();
                 for _ in 0..8 {
-                    while (flying.len() as u32) < fill {
-                        flying.push_back((post(&mut writer, token).unwrap(), token));
+                    while (in_flight.len() as u32) < fill {
+                        in_flight.push_back((post(&mut writer, token).unwrap(), token));
                         token += 1;
                     }
                     assert_eq!(writer.next_id().is_none(), fill == CAPACITY);
@@ -394,12 +394,12 @@ mod tests {
                         let work = WorkId::new(table.prefix, sequence);
                         assert_eq!(retire(&table, work), None, "{sequence:#x} {next:#x}");
                     }
-                    let done: Vec<_> = flying.drain(..=first as usize).collect();
+                    let done: Vec<_> = in_flight.drain(..=first as usize).collect();
                     let tokens = done.iter().map(|(_, token)| *token).collect();
                     let (last, _) = done[first as usize];
                     assert_eq!(retire(&table, last), Some(tokens));
                     assert_eq!(retire(&table, last), None);
-                    assert_eq!(table.len(), flying.len() as u32);
+                    assert_eq!(table.len(), in_flight.len() as u32);
                 }
             }
         }

@@ -21,7 +21,7 @@ pub(crate) enum Unmatched {
 /// fast path keeps its values in registers.
 enum Resolved {
     /// The operation is in a queue that is known from now on.
-    Known,
+    Cached,
     /// A shared receive, which was moved into `slot`.
     Shared,
 }
@@ -66,10 +66,10 @@ impl Reaper {
         srq_tables: &Registry<UnorderedTable>,
         earlier: impl FnMut(Posted),
     ) -> Result<Retired<'_>, Unmatched> {
-        let table = match self.known(work) {
+        let table = match self.cached(work) {
             Some(table) => table,
             None => match self.resolve(work, queues, srq_tables)? {
-                Resolved::Known => self.known(work).ok_or(Unmatched::Corrupt)?,
+                Resolved::Cached => self.cached(work).ok_or(Unmatched::Corrupt)?,
                 // SAFETY: `resolve` has just filled the slot.
                 Resolved::Shared => return Ok(unsafe { Retired::moved(&mut self.slot) }),
             },
@@ -83,7 +83,7 @@ impl Reaper {
     /// Returns the queue that `work` was posted to, if it is known. A pointer, so
     /// that `self` is not borrowed if it is not.
     #[inline]
-    fn known(&self, work: WorkId) -> Option<NonNull<OrderedTable>> {
+    fn cached(&self, work: WorkId) -> Option<NonNull<OrderedTable>> {
         let table = self.queues.get(work.own_index())?.as_deref()?;
         table.is_of(work).then_some(NonNull::from(table))
     }
@@ -113,7 +113,7 @@ impl Reaper {
             self.queues.resize_with(index + 1, || None);
         }
         self.queues[index] = Some(table);
-        Ok(Resolved::Known)
+        Ok(Resolved::Cached)
     }
 
     /// Moves an operation of a shared receive queue into `slot`.
@@ -171,13 +171,13 @@ mod tests {
 
     use super::*;
 
-    struct World {
+    struct Fixture {
         reaper: Reaper,
         queues: Registry<OrderedTable>,
         srq_tables: Registry<UnorderedTable>,
     }
 
-    impl World {
+    impl Fixture {
         fn new() -> Self {
             Self {
                 reaper: Reaper::default(),
@@ -193,7 +193,7 @@ mod tests {
             let reaped = self.reaper.reap(work, &self.queues, &self.srq_tables, drop);
             // Nothing is in flight there.
             assert_eq!(reaped.err(), Some(Unmatched::Corrupt));
-            assert!(self.reaper.known(work).is_some());
+            assert!(self.reaper.cached(work).is_some());
             Arc::downgrade(&table)
         }
 
@@ -215,41 +215,44 @@ mod tests {
     #[test]
     fn purge_takes_the_lock_once() {
         const COUNT: usize = if cfg!(miri) { 10 } else { 1000 };
-        let mut world = World::new();
-        let queues: Vec<_> = (0..COUNT).map(|_| world.cached_queue()).collect();
+        let mut fixture = Fixture::new();
+        let queues: Vec<_> = (0..COUNT).map(|_| fixture.cached_queue()).collect();
         let mut locked = 0;
         for (number, table) in queues.iter().enumerate() {
-            world.destroy(table);
-            locked += world.purge();
+            fixture.destroy(table);
+            locked += fixture.purge();
             assert!(table.upgrade().is_none());
             let alive = queues.iter().filter(|table| table.strong_count() > 0);
             assert_eq!(alive.count(), COUNT - number - 1);
         }
         assert_eq!(locked, COUNT);
         // Destroyed together, they cost one.
-        let queues: Vec<_> = (0..COUNT).map(|_| world.cached_queue()).collect();
+        let queues: Vec<_> = (0..COUNT).map(|_| fixture.cached_queue()).collect();
         for table in &queues {
-            world.destroy(table);
+            fixture.destroy(table);
         }
-        assert_eq!(world.purge(), 1);
+        assert_eq!(fixture.purge(), 1);
         assert!(queues.iter().all(|table| table.strong_count() == 0));
     }
 
     #[test]
     fn queue_in_a_reused_slot_is_kept() {
-        let mut world = World::new();
-        let old = world.cached_queue();
-        world.destroy(&old);
-        let new = world.cached_queue();
+        let mut fixture = Fixture::new();
+        let old = fixture.cached_queue();
+        fixture.destroy(&old);
+        let new = fixture.cached_queue();
         // It has replaced the old one.
         assert_eq!((old.strong_count(), new.strong_count()), (0, 2));
-        world.purge();
+        fixture.purge();
         assert_eq!(new.strong_count(), 2);
 
         // The same for a queue that is not cached.
-        world.destroy(&new);
-        let uncached = world.queues.insert(|id| OrderedTable::new(id, 1)).unwrap();
-        world.purge();
+        fixture.destroy(&new);
+        let uncached = fixture
+            .queues
+            .insert(|id| OrderedTable::new(id, 1))
+            .unwrap();
+        fixture.purge();
         assert_eq!((new.strong_count(), Arc::strong_count(&uncached)), (0, 2));
     }
 }

@@ -170,22 +170,22 @@ mod tests {
     fn only_what_is_in_flight_is_found() {
         const CAPACITY: u32 = 3;
         let table = table(CAPACITY);
-        let mut flying: Vec<(WorkId, u64)> = Vec::new();
+        let mut in_flight: Vec<(WorkId, u64)> = Vec::new();
         for token in 0..if cfg!(miri) { 6 } else { 40 } {
-            flying.push((post(&table, token), token));
+            in_flight.push((post(&table, token), token));
             let slots = (0..CAPACITY + 2).chain([MAX_SLOTS - 1]);
             for (slot, uses) in slots.flat_map(|p| (0..=USE_MASK).map(move |u| (p, u))) {
                 let work = WorkId::new(table.prefix, uses << SLOT_BITS | slot);
-                if flying.iter().all(|(id, _)| *id != work) {
+                if in_flight.iter().all(|(id, _)| *id != work) {
                     assert!(table.remove(work).is_none(), "{work:?}");
                 }
             }
-            assert_eq!(table.len(), flying.len() as u32);
-            if flying.len() == CAPACITY as usize {
+            assert_eq!(table.len(), in_flight.len() as u32);
+            if in_flight.len() == CAPACITY as usize {
                 // Two of three complete, in any order, so that slots are used unevenly.
                 for _ in 0..2 {
-                    let at = token as usize % flying.len();
-                    let (work, token) = flying.remove(at);
+                    let at = token as usize % in_flight.len();
+                    let (work, token) = in_flight.remove(at);
                     assert_eq!(table.remove(work).unwrap().token, token);
                     assert!(table.remove(work).is_none());
                 }

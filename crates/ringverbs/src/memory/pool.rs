@@ -210,7 +210,7 @@ impl PoolBuffer {
     /// Makes the buffer read-only, so that several operations can send it at once.
     /// It returns to the pool when the last of them has ended. Allocates.
     pub fn freeze(self) -> SharedBuffer {
-        SharedBuffer::new(Frozen::Pooled(self))
+        SharedBuffer::new(FrozenBuffer::Pooled(self))
     }
 
     /// Returns whether it goes back to that pool.
@@ -287,17 +287,17 @@ impl fmt::Debug for PoolBuffer {
 /// or returned to its pool, with the last clone and operation in flight.
 #[derive(Clone)]
 pub struct SharedBuffer {
-    frozen: Arc<Frozen>,
+    frozen: Arc<FrozenBuffer>,
     start: usize,
     len: usize,
 }
 
-enum Frozen {
+enum FrozenBuffer {
     Buffer(Buffer),
     Pooled(PoolBuffer),
 }
 
-impl Frozen {
+impl FrozenBuffer {
     fn buffer(&self) -> &Buffer {
         match self {
             Self::Buffer(buffer) => buffer,
@@ -307,7 +307,7 @@ impl Frozen {
 }
 
 impl SharedBuffer {
-    fn new(frozen: Frozen) -> Self {
+    fn new(frozen: FrozenBuffer) -> Self {
         Self {
             start: 0,
             len: frozen.buffer().len(),
@@ -335,10 +335,10 @@ impl SharedBuffer {
     /// buffer is of a pool.
     pub fn try_into_buffer(self) -> Result<Buffer, Self> {
         let Self { frozen, start, len } = self;
-        let back = |frozen| Self { frozen, start, len };
-        match Arc::try_unwrap(frozen).map_err(back)? {
-            Frozen::Buffer(buffer) => Ok(buffer),
-            pooled => Err(back(Arc::new(pooled))),
+        let rebuild = |frozen| Self { frozen, start, len };
+        match Arc::try_unwrap(frozen).map_err(rebuild)? {
+            FrozenBuffer::Buffer(buffer) => Ok(buffer),
+            pooled => Err(rebuild(Arc::new(pooled))),
         }
     }
 
@@ -348,10 +348,10 @@ impl SharedBuffer {
     /// As [`try_into_buffer`](Self::try_into_buffer), if it is of none.
     pub fn try_into_pool_buffer(self) -> Result<PoolBuffer, Self> {
         let Self { frozen, start, len } = self;
-        let back = |frozen| Self { frozen, start, len };
-        match Arc::try_unwrap(frozen).map_err(back)? {
-            Frozen::Pooled(buffer) => Ok(buffer),
-            owned => Err(back(Arc::new(owned))),
+        let rebuild = |frozen| Self { frozen, start, len };
+        match Arc::try_unwrap(frozen).map_err(rebuild)? {
+            FrozenBuffer::Pooled(buffer) => Ok(buffer),
+            owned => Err(rebuild(Arc::new(owned))),
         }
     }
 
@@ -369,7 +369,7 @@ impl Buffer {
     /// Makes the buffer read-only, so that several operations can send it at once.
     /// Allocates.
     pub fn freeze(self) -> SharedBuffer {
-        SharedBuffer::new(Frozen::Buffer(self))
+        SharedBuffer::new(FrozenBuffer::Buffer(self))
     }
 }
 

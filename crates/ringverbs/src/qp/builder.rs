@@ -203,19 +203,19 @@ impl QueuePairBuilder {
             dynamic: self.dynamic,
             engine: device::Engine::of(context),
         };
-        let made = context
+        let created = context
             .provider()
             .queue_pair(context.uverbs(), &init, &resources);
-        let made = match made {
+        let created = match created {
             Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
                 return Err(self.explain(error));
             }
-            made => made?,
+            created => created?,
         };
         // The whole capacity of the device's rings is used.
-        let send_depth = made.send.capacity().min(MAX_DEPTH);
+        let send_depth = created.send.capacity().min(MAX_DEPTH);
         let send_table = send_cq.attach(send_depth)?;
-        let recv_table = match &made.recv {
+        let recv_table = match &created.recv {
             Some(queue) => {
                 let attached = recv_cq.attach(queue.capacity().min(MAX_DEPTH));
                 match attached {
@@ -235,9 +235,9 @@ impl QueuePairBuilder {
         // Stray packets of an earlier connection are unlikely to match.
         let psn = device::Engine::of(self.domain.context()).random() as u32 & 0x00ff_ffff;
         let inner = Arc::new(Inner {
-            object: made.object,
-            membership: made.membership,
-            cap: made.cap,
+            object: created.object,
+            membership: created.membership,
+            cap: created.cap,
             unmap_send_later: OnceLock::new(),
             unmap_recv_later: OnceLock::new(),
             send_cq,
@@ -252,7 +252,7 @@ impl QueuePairBuilder {
             psn,
         });
         let send = SendHalf {
-            queue: ManuallyDrop::new(made.send),
+            queue: ManuallyDrop::new(created.send),
             // SAFETY: the list was created just now; this is its only writer.
             in_flight: unsafe { OrderedWriter::new(send_table) },
             unsignaled: 0,
@@ -265,8 +265,8 @@ impl QueuePairBuilder {
             scratch: None,
             inner: Arc::clone(&inner),
         };
-        let max_sge = made.recv.as_ref().map_or(0, device::RecvQueue::max_sge);
-        let queue = made.recv.zip(recv_table).map(|(queue, table)| {
+        let max_sge = created.recv.as_ref().map_or(0, device::RecvQueue::max_sge);
+        let queue = created.recv.zip(recv_table).map(|(queue, table)| {
             // SAFETY: as above.
             (ManuallyDrop::new(queue), unsafe {
                 OrderedWriter::new(table)

@@ -112,9 +112,9 @@ impl SendHalf {
         others: impl FnMut(Completion),
     ) -> Result<Vec<Completion>> {
         check_completion_queue(cq.serves(self.completes_in()))?;
-        tolerate_loss(self.set_error())?;
-        let mine = completions_of(self.qp_num(), false);
-        read(cq, timeout, mine, || self.in_flight() == 0, others)
+        ignore_removed_device(self.set_error())?;
+        let is_own = completions_of(self.qp_num(), false);
+        read(cq, timeout, is_own, || self.in_flight() == 0, others)
     }
 }
 
@@ -131,14 +131,14 @@ impl RecvHalf {
         others: impl FnMut(Completion),
     ) -> Result<Vec<Completion>> {
         check_completion_queue(cq.serves(self.completes_in()))?;
-        tolerate_loss(self.set_error())?;
-        let mine = completions_of(self.qp_num(), true);
-        read(cq, timeout, mine, || self.in_flight() == 0, others)
+        ignore_removed_device(self.set_error())?;
+        let is_own = completions_of(self.qp_num(), true);
+        read(cq, timeout, is_own, || self.in_flight() == 0, others)
     }
 }
 
-fn check_completion_queue(is_it: bool) -> Result<()> {
-    is_it.then_some(()).ok_or(Error::Invalid {
+fn check_completion_queue(matches: bool) -> Result<()> {
+    matches.then_some(()).ok_or(Error::Invalid {
         what: "this is not the completion queue of the half",
     })
 }
@@ -152,7 +152,7 @@ fn completions_of(qp_num: u32, receives: bool) -> impl Fn(&Completion) -> bool {
 }
 
 /// A removed device has stopped by itself.
-fn tolerate_loss(result: Result<()>) -> Result<()> {
+fn ignore_removed_device(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if !error.is_device_gone() => Err(error),
         _ => Ok(()),
@@ -162,7 +162,7 @@ fn tolerate_loss(result: Result<()>) -> Result<()> {
 fn read(
     cq: &mut CompletionQueue,
     timeout: Duration,
-    mine: impl Fn(&Completion) -> bool,
+    is_own: impl Fn(&Completion) -> bool,
     done: impl Fn() -> bool,
     mut others: impl FnMut(Completion),
 ) -> Result<Vec<Completion>> {
@@ -171,14 +171,14 @@ fn read(
     let mut failed = None;
     // After the timeout, completions that are already there are read, but not
     // those that other queue pairs keep adding.
-    let mut late = cq.capacity();
-    while late > 0 {
-        let over = is_over(deadline);
-        late -= u32::from(over);
+    let mut polls_left = cq.capacity();
+    while polls_left > 0 {
+        let timed_out = is_over(deadline);
+        polls_left -= u32::from(timed_out);
         match cq.poll_one() {
-            Ok(Some(completion)) if mine(&completion) => completions.push(completion),
+            Ok(Some(completion)) if is_own(&completion) => completions.push(completion),
             Ok(Some(completion)) => others(completion),
-            Ok(None) if over || done() => break,
+            Ok(None) if timed_out || done() => break,
             Ok(None) => std::thread::yield_now(),
             // Reported at the end: it concerns no operation of this half.
             Err(error) => failed = Some(error),

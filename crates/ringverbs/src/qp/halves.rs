@@ -74,7 +74,7 @@ impl super::Inner {
     pub(super) fn query(&self) -> Result<QpAttr> {
         let all = QpAttrMask::from_bits_retain(0x001f_ffff);
         let (mut attr, _) = self.object.query(all)?;
-        if let Some(cap) = self.domain.context().provider().sizes(self.cap) {
+        if let Some(cap) = self.domain.context().provider().capacities(self.cap) {
             attr.cap = cap;
         }
         Ok(attr)

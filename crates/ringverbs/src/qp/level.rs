@@ -24,9 +24,9 @@ pub enum CompletionLevel {
 
 /// The completion that gives a guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Means {
+pub enum CompletionMethod {
     /// The operation's own completion.
-    Itself,
+    OwnCompletion,
     /// The completion of a flush after the operation.
     Flush(FlushTo),
     /// The completion of a read after the operation, which pushes earlier writes.
@@ -37,26 +37,26 @@ pub enum Means {
 ///
 /// # Errors
 /// [`Error::Unsupported`] if it cannot.
-pub fn means_for(
+pub fn completion_method(
     context: &Context,
     transport: Transport,
     operation: Operation,
     level: CompletionLevel,
-) -> Result<Means> {
-    decide(|to| context.can_flush_to(to), transport, operation, level)
+) -> Result<CompletionMethod> {
+    method_with(|to| context.can_flush_to(to), transport, operation, level)
 }
 
-fn decide(
+fn method_with(
     can_flush: impl Fn(FlushTo) -> bool,
     transport: Transport,
     operation: Operation,
     level: CompletionLevel,
-) -> Result<Means> {
+) -> Result<CompletionMethod> {
     use CompletionLevel as Level;
     let reliable = transport == Transport::Reliable;
     let unsupported = |what| Err(Error::Unsupported { what });
     match (level, operation) {
-        (Level::Inject | Level::Transmit, _) => Ok(Means::Itself),
+        (Level::Inject | Level::Transmit, _) => Ok(CompletionMethod::OwnCompletion),
         (_, _) if !reliable => {
             unsupported("a completion level over transmit needs a reliable connection")
         }
@@ -72,17 +72,17 @@ fn decide(
             | Operation::Receive
             | Operation::LocalInvalidate
             | Operation::BindWindow,
-        ) => Ok(Means::Itself),
+        ) => Ok(CompletionMethod::OwnCompletion),
         (Level::Delivery, _) if can_flush(FlushTo::GlobalVisibility) => {
-            Ok(Means::Flush(FlushTo::GlobalVisibility))
+            Ok(CompletionMethod::Flush(FlushTo::GlobalVisibility))
         }
-        (Level::Delivery, _) => Ok(Means::ReadAfterWrite),
-        (Level::Match, Operation::Send) => Ok(Means::Itself),
+        (Level::Delivery, _) => Ok(CompletionMethod::ReadAfterWrite),
+        (Level::Match, Operation::Send) => Ok(CompletionMethod::OwnCompletion),
         (Level::Match, _) => unsupported("only a message can meet a receive"),
         (Level::Commit, Operation::Write | Operation::AtomicWrite)
             if can_flush(FlushTo::Persistence) =>
         {
-            Ok(Means::Flush(FlushTo::Persistence))
+            Ok(CompletionMethod::Flush(FlushTo::Persistence))
         }
         (Level::Commit, _) => {
             unsupported("commit needs a write, and a device that flushes to persistence")
@@ -93,7 +93,7 @@ fn decide(
 impl SendHalf {
     /// Writes to remote memory with one completion, with `token`, that guarantees
     /// `level`. If that needs a flush or a read after the write (see
-    /// [`means_for`]), the completion is that of the flush or read, and the
+    /// [`completion_method`]), the completion is that of the flush or read, and the
     /// write's memory is released when it is polled.
     ///
     /// The first call that needs a read registers a page for it, by a system
@@ -109,7 +109,7 @@ impl SendHalf {
         level: CompletionLevel,
         token: u64,
     ) -> Result<(), PostError<D::Returned>> {
-        let (means, scratch) = match self.prepare(Operation::Write, level) {
+        let (method, scratch) = match self.prepare_level(Operation::Write, level) {
             Ok(ready) => ready,
             Err(error) => {
                 return Err(PostError {
@@ -120,13 +120,13 @@ impl SendHalf {
             }
         };
         let write = WorkRequest::write(data, to).token(token);
-        if means == Means::Itself {
+        if method == CompletionMethod::OwnCompletion {
             return self.post(write);
         }
         let posted = self.batch(|batch| {
             batch.post(write.unsignaled())?;
-            let behind = match (means, scratch) {
-                (Means::Flush(kind), _) => {
+            let behind = match (method, scratch) {
+                (CompletionMethod::Flush(kind), _) => {
                     let flush = WorkRequest::flush(to, FlushRange::Region, kind);
                     batch.post(flush.token(token)).map_err(Error::from)
                 }
@@ -136,7 +136,7 @@ impl SendHalf {
                 }
                 (_, None) => Ok(()),
             };
-            // `prepare` has checked that this is not refused. Otherwise nothing
+            // `prepare_level` has checked that this is not refused. Otherwise nothing
             // would be posted, and the write's memory released.
             behind.map_err(|error| PostError {
                 error,
@@ -157,24 +157,24 @@ impl SendHalf {
     /// Returns how `level` is reached and the target of the read, if there is
     /// one. Checks everything that could be refused after the write is in the
     /// batch.
-    fn prepare(
+    fn prepare_level(
         &mut self,
         operation: Operation,
         level: CompletionLevel,
-    ) -> Result<(Means, Option<MemorySlice>)> {
-        let means = means_for(self.context(), self.transport(), operation, level)?;
-        if means == Means::Itself {
-            return Ok((means, None));
+    ) -> Result<(CompletionMethod, Option<MemorySlice>)> {
+        let method = completion_method(self.context(), self.transport(), operation, level)?;
+        if method == CompletionMethod::OwnCompletion {
+            return Ok((method, None));
         }
         let capacity = self.capacity().max_send_wr;
         if self.in_flight().saturating_add(2) > capacity {
             return Err(Error::QueueFull { capacity });
         }
-        let scratch = match means {
-            Means::ReadAfterWrite => Some(self.scratch()?),
+        let scratch = match method {
+            CompletionMethod::ReadAfterWrite => Some(self.scratch()?),
             _ => None,
         };
-        Ok((means, scratch))
+        Ok((method, scratch))
     }
 
     /// Flushes earlier writes to remote memory as far as `kind` says
@@ -319,45 +319,51 @@ mod tests {
 
     #[test]
     fn a_write_is_delivered_by_a_flush_or_a_read() {
-        let delivery = |flush| decide(flush, RC, Operation::Write, Level::Delivery).unwrap();
+        let delivery = |flush| method_with(flush, RC, Operation::Write, Level::Delivery).unwrap();
         for flush in [ALWAYS, GLOBAL] {
-            assert_eq!(delivery(flush), Means::Flush(FlushTo::GlobalVisibility));
+            assert_eq!(
+                delivery(flush),
+                CompletionMethod::Flush(FlushTo::GlobalVisibility)
+            );
         }
         for flush in [NEVER, PERSISTENT] {
-            assert_eq!(delivery(flush), Means::ReadAfterWrite);
+            assert_eq!(delivery(flush), CompletionMethod::ReadAfterWrite);
         }
     }
 
     #[test]
     fn commit_needs_a_device_that_flushes_to_persistence() {
-        let commit = |flush| decide(flush, RC, Operation::Write, Level::Commit);
+        let commit = |flush| method_with(flush, RC, Operation::Write, Level::Commit);
         for flush in [ALWAYS, PERSISTENT] {
-            assert_eq!(commit(flush).unwrap(), Means::Flush(FlushTo::Persistence));
+            assert_eq!(
+                commit(flush).unwrap(),
+                CompletionMethod::Flush(FlushTo::Persistence)
+            );
         }
         for flush in [NEVER, GLOBAL] {
             assert!(matches!(commit(flush), Err(Error::Unsupported { .. })));
         }
-        assert!(decide(ALWAYS, RC, Operation::Send, Level::Commit).is_err());
+        assert!(method_with(ALWAYS, RC, Operation::Send, Level::Commit).is_err());
     }
 
     #[test]
     fn only_a_message_is_matched() {
         assert_eq!(
-            decide(NEVER, RC, Operation::Send, Level::Match).unwrap(),
-            Means::Itself
+            method_with(NEVER, RC, Operation::Send, Level::Match).unwrap(),
+            CompletionMethod::OwnCompletion
         );
-        assert!(decide(ALWAYS, RC, Operation::Write, Level::Match).is_err());
+        assert!(method_with(ALWAYS, RC, Operation::Write, Level::Match).is_err());
     }
 
     #[test]
     fn an_unreliable_transport_promises_no_more_than_transmit() {
         for transport in [Transport::Unreliable, Transport::Datagram] {
             for level in [Level::Inject, Level::Transmit] {
-                let means = decide(ALWAYS, transport, Operation::Send, level);
-                assert_eq!(means.unwrap(), Means::Itself);
+                let method = method_with(ALWAYS, transport, Operation::Send, level);
+                assert_eq!(method.unwrap(), CompletionMethod::OwnCompletion);
             }
             for level in [Level::Delivery, Level::Match, Level::Commit] {
-                assert!(decide(ALWAYS, transport, Operation::Send, level).is_err());
+                assert!(method_with(ALWAYS, transport, Operation::Send, level).is_err());
             }
         }
     }

@@ -43,7 +43,7 @@ pub use builder::QueuePairBuilder;
 pub use codes::{AckTimeout, Mtu, RnrTimer};
 pub use drain::Drained;
 pub use endpoint::{Endpoint, LocalAddress, PortAddress};
-pub use level::{CompletionLevel, Means, means_for};
+pub use level::{CompletionLevel, CompletionMethod, completion_method};
 pub use multicast::Membership;
 pub use options::ConnectOptions;
 pub(crate) use post::WITHOUT_WINDOWS;

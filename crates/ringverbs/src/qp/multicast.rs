@@ -14,7 +14,7 @@ pub struct Membership {
     inner: Arc<Inner>,
     group: Gid,
     mlid: u16,
-    left: bool,
+    has_left: bool,
 }
 
 impl QueuePair {
@@ -30,7 +30,7 @@ impl QueuePair {
             inner: Arc::clone(self.inner()),
             group,
             mlid,
-            left: false,
+            has_left: false,
         })
     }
 }
@@ -41,12 +41,12 @@ impl Membership {
         self.group
     }
 
-    fn leave_now(&mut self) -> Result<()> {
+    fn detach(&mut self) -> Result<()> {
         let object = &self.inner.object;
         match object.detach_multicast(&self.group.0, self.mlid) {
             Err(error) if !error.is_device_gone() => Err(error.into()),
             _ => {
-                self.left = true;
+                self.has_left = true;
                 Ok(())
             }
         }
@@ -57,7 +57,7 @@ impl Membership {
     /// # Errors
     /// Returns the membership with the kernel's error.
     pub fn leave(mut self) -> Result<(), CloseError<Self>> {
-        match self.leave_now() {
+        match self.detach() {
             Ok(()) => Ok(()),
             Err(error) => Err(CloseError::new(self, error)),
         }
@@ -66,8 +66,8 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if !self.left {
-            if let Err(error) = self.leave_now() {
+        if !self.has_left {
+            if let Err(error) = self.detach() {
                 tracing::error!(%error, group = %self.group, "leaving a multicast group failed");
             }
         }

@@ -19,8 +19,8 @@ use super::{AckTimeout, Mtu, ReadyToReceive, ReadyToSend, RnrTimer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct ConnectOptions {
-    reads_of_peer: u8,
-    reads: u8,
+    responder_depth: u8,
+    initiator_depth: u8,
     ack_timeout: AckTimeout,
     retries: u8,
     rnr_retries: u8,
@@ -34,8 +34,8 @@ pub struct ConnectOptions {
 impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
-            reads_of_peer: 16,
-            reads: 16,
+            responder_depth: 16,
+            initiator_depth: 16,
             ack_timeout: AckTimeout::default(),
             retries: 6,
             rnr_retries: 7,
@@ -58,14 +58,14 @@ impl ConnectOptions {
     /// default 16. Limited to what the device supports. Must not exceed the
     /// peer's [`responder_depth`](Self::responder_depth).
     pub fn initiator_depth(mut self, count: u8) -> Self {
-        self.reads = count;
+        self.initiator_depth = count;
         self
     }
 
     /// Sets the maximum of outstanding RDMA reads and atomics of the peer;
     /// default 16. Limited to what the device supports.
     pub fn responder_depth(mut self, count: u8) -> Self {
-        self.reads_of_peer = count;
+        self.responder_depth = count;
         self
     }
 
@@ -148,7 +148,7 @@ impl ConnectOptions {
         allowed: u8,
     ) -> ReadyToReceive<super::Reliable> {
         ready
-            .max_dest_rd_atomic(self.reads_of_peer.min(allowed))
+            .max_dest_rd_atomic(self.responder_depth.min(allowed))
             .min_rnr_timer(self.rnr_timer)
     }
 
@@ -163,6 +163,6 @@ impl ConnectOptions {
             .timeout(self.ack_timeout)
             .retry_cnt(self.retries)
             .rnr_retry(self.rnr_retries)
-            .max_rd_atomic(self.reads.min(allowed))
+            .max_rd_atomic(self.initiator_depth.min(allowed))
     }
 }

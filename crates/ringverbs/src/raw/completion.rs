@@ -11,7 +11,7 @@ use crate::device;
 pub struct Entry<'r> {
     entry: device::Entry<'r>,
     /// Whether the entry has a timestamp.
-    timed: bool,
+    has_timestamps: bool,
 }
 
 macro_rules! fields {
@@ -58,10 +58,10 @@ impl Entry<'_> {
     /// failure.
     #[inline]
     pub fn timestamp(&self) -> Option<Timestamp> {
-        if !self.timed || !self.status().is_success() {
+        if !self.has_timestamps || !self.status().is_success() {
             return None;
         }
-        // SAFETY: `timed` says that the queue was created with timestamps.
+        // SAFETY: `has_timestamps` says that the queue was created with timestamps.
         Some(Timestamp(unsafe { self.entry.time() }))
     }
 }
@@ -82,14 +82,17 @@ impl CompletionQueue {
             self.polled(0);
             return 0;
         }
-        let (ring, timed) = (&mut *self.ring, self.timed);
+        let (ring, has_timestamps) = (&mut *self.ring, self.has_timestamps);
         // The limit is applied to the end position, for one condition per entry.
         let count = ring.limit(&mut span, max);
         loop {
             // SAFETY: the span is fresh and not at its end, and the queue is not
             // resized while this borrows it.
             let entry = unsafe { ring.entry_inside(&span) };
-            each(Entry { entry, timed });
+            each(Entry {
+                entry,
+                has_timestamps,
+            });
             ring.advance(&mut span);
             if span.at == span.end {
                 break;

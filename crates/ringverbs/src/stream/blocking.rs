@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
-use super::linger::Lingering;
+use super::linger::LingeringEngine;
 use super::setup::{connect, each_address, from_manager, from_verbs};
 use super::{ConnectInfo, StreamOptions, wait};
 
@@ -27,13 +27,13 @@ pub struct RdmaStream {
 struct Shared {
     state: Mutex<State>,
     /// Notified after progress, and when no thread waits for events any more.
-    turn: Condvar,
+    cond: Condvar,
 }
 
 struct State {
-    engine: Lingering,
+    engine: LingeringEngine,
     /// A thread waits for events, on behalf of all.
-    watched: bool,
+    has_watcher: bool,
     read_timeout: Option<Duration>,
     write_timeout: Option<Duration>,
 }
@@ -57,23 +57,23 @@ impl RdmaStream {
         each_address(address, |address| connect(address, options)).map(Self::new)
     }
 
-    pub(super) fn new(engine: Lingering) -> Self {
+    pub(super) fn new(engine: LingeringEngine) -> Self {
         Self {
             shared: Arc::new(Shared {
                 state: Mutex::new(State {
                     engine,
-                    watched: false,
+                    has_watcher: false,
                     read_timeout: None,
                     write_timeout: None,
                 }),
-                turn: Condvar::new(),
+                cond: Condvar::new(),
             }),
         }
     }
 
     /// Returns the engine if this is the only handle.
     #[cfg(feature = "tokio")]
-    pub(super) fn into_engine(self) -> Result<Lingering, Self> {
+    pub(super) fn into_engine(self) -> Result<LingeringEngine, Self> {
         match Arc::try_unwrap(self.shared) {
             Ok(shared) => {
                 let state = shared.state.into_inner();
@@ -175,7 +175,7 @@ impl RdmaStream {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.shared.lock();
         state.engine.finish();
-        while state.watched {
+        while state.has_watcher {
             drop(state);
             // The thread that waits for events drives the stream.
             self.shared
@@ -189,7 +189,7 @@ impl RdmaStream {
             deadline.saturating_duration_since(Instant::now())
         });
         let outcome = state.engine.close(left);
-        self.shared.turn.notify_all();
+        self.shared.cond.notify_all();
         outcome
     }
 }
@@ -229,7 +229,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             if state.engine.progress() {
-                self.turn.notify_all();
+                self.cond.notify_all();
             }
             if let Some(result) = attempt(&mut state.engine)? {
                 return Ok(result);
@@ -238,14 +238,14 @@ impl Shared {
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            if state.watched {
+            if state.has_watcher {
                 state = match deadline {
                     None => self
-                        .turn
+                        .cond
                         .wait(state)
                         .unwrap_or_else(PoisonError::into_inner),
                     Some(deadline) => {
-                        self.turn
+                        self.cond
                             .wait_timeout(state, deadline - now)
                             .unwrap_or_else(PoisonError::into_inner)
                             .0
@@ -257,7 +257,7 @@ impl Shared {
             if state.engine.arm()? {
                 continue;
             }
-            state.watched = true;
+            state.has_watcher = true;
             let fds = state.engine.fds().map(|fd| {
                 // SAFETY: the descriptors stay open without the lock: the engine
                 // lives as long as `self`, which is borrowed.
@@ -266,11 +266,11 @@ impl Shared {
             drop(state);
             let ready = wait::readable(fds, deadline);
             state = self.lock();
-            state.watched = false;
+            state.has_watcher = false;
             if let Ok([_, true]) = ready {
                 state.engine.handle_connection_events();
             }
-            self.turn.notify_all();
+            self.cond.notify_all();
             ready?;
         }
     }

@@ -23,7 +23,7 @@ const BATCH: usize = 32;
 const DOORBELL: usize = 4;
 
 /// A queue pair with posted receives, before it is connected.
-pub(super) struct Parts {
+pub(super) struct StreamResources {
     pub qp: QueuePair,
     cq: CompletionQueue,
     channel: CompletionChannel,
@@ -32,7 +32,7 @@ pub(super) struct Parts {
     options: StreamOptions,
 }
 
-impl Parts {
+impl StreamResources {
     pub fn new(domain: &ProtectionDomain, options: &StreamOptions) -> crate::Result<Self> {
         let context = domain.context();
         let (sends, receives) = (u32::from(options.sends), u32::from(options.receives));
@@ -88,11 +88,11 @@ pub(super) struct Engine {
     chunk: usize,
     /// Send buffers that are not in flight.
     free: Vec<Buffer>,
-    /// Received buffers that are not fully read; the first is read up to `at`.
-    inbox: VecDeque<Buffer>,
-    at: usize,
+    /// Received buffers that are not fully read; the first is read up to `read_pos`.
+    received: VecDeque<Buffer>,
+    read_pos: usize,
     /// Buffers to be posted as receives again.
-    spent: Vec<Buffer>,
+    to_repost: Vec<Buffer>,
     completions: Vec<Completion>,
     /// Messages since the last signalled one, and their maximum.
     unsignaled: usize,
@@ -102,34 +102,39 @@ pub(super) struct Engine {
     /// The peer is ready to receive.
     established: bool,
     /// The peer has disconnected.
-    gone: bool,
+    peer_disconnected: bool,
     /// A message was flushed and may not have arrived.
-    lost: bool,
+    message_lost: bool,
     fault: Option<Fault>,
 }
 
 impl Engine {
     /// `established` is true on the side that connected.
-    pub fn new(parts: Parts, connection: Connection, peer: Hello, established: bool) -> Self {
-        let options = &parts.options;
+    pub fn new(
+        resources: StreamResources,
+        connection: Connection,
+        peer: Hello,
+        established: bool,
+    ) -> Self {
+        let options = &resources.options;
         Self {
             flow: Flow::new(options.hello(), peer),
             chunk: options.size.min(peer.size) as usize,
-            signal_every: (parts.free.len() / 4).max(1),
-            qp: parts.qp,
-            cq: parts.cq,
-            channel: parts.channel,
+            signal_every: (resources.free.len() / 4).max(1),
+            qp: resources.qp,
+            cq: resources.cq,
+            channel: resources.channel,
             connection,
-            free: parts.free,
-            inbox: VecDeque::new(),
-            at: 0,
-            spent: Vec::new(),
+            free: resources.free,
+            received: VecDeque::new(),
+            read_pos: 0,
+            to_repost: Vec::new(),
             completions: Vec::with_capacity(BATCH),
             unsignaled: 0,
             armed: false,
             established,
-            gone: false,
-            lost: false,
+            peer_disconnected: false,
+            message_lost: false,
             fault: None,
         }
     }
@@ -215,16 +220,16 @@ impl Engine {
                     return;
                 }
                 if buffer.is_empty() {
-                    self.spent.push(buffer);
+                    self.to_repost.push(buffer);
                 } else {
-                    self.inbox.push_back(buffer);
+                    self.received.push_back(buffer);
                 }
             }
             Ok(_) => self.free.extend(buffer),
             Err(failure) => {
                 if completion.operation != Operation::Receive {
                     self.free.extend(buffer);
-                    self.lost = true;
+                    self.message_lost = true;
                 }
                 // Flushed operations follow an error that is reported elsewhere.
                 if failure.status != Status::WR_FLUSH_ERR {
@@ -242,22 +247,22 @@ impl Engine {
     }
 
     pub fn is_broken(&self) -> bool {
-        self.gone || self.fault.is_some()
+        self.peer_disconnected || self.fault.is_some()
     }
 
     /// Posts receives again whose data was read.
     fn post_receives(&mut self) {
-        if self.spent.is_empty() {
+        if self.to_repost.is_empty() {
             return;
         }
         if self.is_broken() {
-            self.spent.clear();
+            self.to_repost.clear();
             return;
         }
-        let spent = &mut self.spent;
+        let to_repost = &mut self.to_repost;
         let posted = self.qp.receive_batch(|batch| {
             let mut count = 0;
-            for mut buffer in spent.drain(..) {
+            for mut buffer in to_repost.drain(..) {
                 buffer.fill_up();
                 match batch.receive(buffer, 0) {
                     Ok(()) => count += 1,
@@ -295,29 +300,29 @@ impl Engine {
     /// Passes received data to `take`, piece by piece, until it takes less than
     /// it is given. Returns `None` if there is no data, 0 at the end.
     pub fn read_with(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<Option<usize>> {
-        if self.inbox.is_empty() {
+        if self.received.is_empty() {
             if self.flow.peer_ended() {
                 return Ok(Some(0));
             }
             return match &self.fault {
                 Some(fault) => Err(fault.to_io()),
-                None if self.gone => Err(Fault::RESET.to_io()),
+                None if self.peer_disconnected => Err(Fault::RESET.to_io()),
                 None => Ok(None),
             };
         }
         let mut total = 0;
-        while let Some(buffer) = self.inbox.front() {
-            let rest = &buffer[self.at..];
+        while let Some(buffer) = self.received.front() {
+            let rest = &buffer[self.read_pos..];
             let taken = take(rest).min(rest.len());
             total += taken;
             if taken < rest.len() {
-                self.at += taken;
+                self.read_pos += taken;
                 break;
             }
-            self.at = 0;
-            self.spent.extend(self.inbox.pop_front());
+            self.read_pos = 0;
+            self.to_repost.extend(self.received.pop_front());
         }
-        if !self.spent.is_empty() {
+        if !self.to_repost.is_empty() {
             self.post_receives();
             self.send_due();
         }
@@ -333,7 +338,10 @@ impl Engine {
         if let Some(error) = self.write_error() {
             return Err(error);
         }
-        let mut source = Gather { slices, at: 0 };
+        let mut source = Gather {
+            slices,
+            read_pos: 0,
+        };
         if source.is_empty() {
             return Ok(Some(0));
         }
@@ -358,8 +366,8 @@ impl Engine {
     fn write_error(&self) -> Option<io::Error> {
         match &self.fault {
             Some(fault) => Some(fault.to_io()),
-            None if self.gone && self.flow.peer_ended() => Some(Fault::CLOSED.to_io()),
-            None if self.gone => Some(Fault::RESET.to_io()),
+            None if self.peer_disconnected && self.flow.peer_ended() => Some(Fault::CLOSED.to_io()),
+            None if self.peer_disconnected => Some(Fault::RESET.to_io()),
             None => None,
         }
     }
@@ -416,9 +424,9 @@ impl Engine {
     /// peer has ended its stream too and disconnected, so that the rest is not
     /// needed.
     pub fn is_flushed(&self) -> io::Result<Option<()>> {
-        let arrived = self.qp.in_flight().0 == 0 && !self.lost;
-        let nobody_cares = self.gone && self.flow.peer_ended();
-        if self.flow.end_is_sent() && self.fault.is_none() && (arrived || nobody_cares) {
+        let arrived = self.qp.in_flight().0 == 0 && !self.message_lost;
+        let peer_done = self.peer_disconnected && self.flow.peer_ended();
+        if self.flow.end_is_sent() && self.fault.is_none() && (arrived || peer_done) {
             return Ok(Some(()));
         }
         self.write_error().map_or(Ok(None), Err)
@@ -459,11 +467,11 @@ impl Engine {
                     self.send_due();
                 }
             }
-            Ok(true) if self.gone => {}
+            Ok(true) if self.peer_disconnected => {}
             Ok(true) => {
                 // Everything that the peer has sent is here: it waited for that.
                 self.progress();
-                self.gone = true;
+                self.peer_disconnected = true;
                 self.disconnect();
                 self.progress();
             }
@@ -517,7 +525,7 @@ impl std::fmt::Debug for Engine {
         f.debug_struct("RdmaStream")
             .field("qp", &self.qp)
             .field("flow", &self.flow)
-            .field("unread", &self.inbox.len())
+            .field("unread", &self.received.len())
             .field("fault", &self.fault)
             .finish()
     }
@@ -527,16 +535,16 @@ impl std::fmt::Debug for Engine {
 struct Gather<'s, 'd> {
     slices: &'s [IoSlice<'d>],
     /// Bytes of the first slice that are consumed.
-    at: usize,
+    read_pos: usize,
 }
 
 impl Gather<'_, '_> {
     fn is_empty(&mut self) -> bool {
         while let Some((first, rest)) = self.slices.split_first() {
-            if self.at < first.len() {
+            if self.read_pos < first.len() {
                 return false;
             }
-            self.at = 0;
+            self.read_pos = 0;
             self.slices = rest;
         }
         true
@@ -551,10 +559,10 @@ impl Gather<'_, '_> {
             let Some(first) = self.slices.first() else {
                 break;
             };
-            let piece = &first[self.at..];
+            let piece = &first[self.read_pos..];
             let count = piece.len().min(max - len);
             buffer[len..len + count].copy_from_slice(&piece[..count]);
-            self.at += count;
+            self.read_pos += count;
             len += count;
         }
         buffer.set_len(len)?;

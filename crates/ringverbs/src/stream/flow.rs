@@ -34,15 +34,15 @@ pub(super) struct Flow {
     /// Receives that were posted again and not yet reported to the peer.
     owed: u32,
     /// End of the outgoing stream.
-    end: End,
+    end: EndMark,
     /// Whether the peer's stream has ended.
     peer_ended: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Open,
-    Wanted,
+enum EndMark {
+    NotRequested,
+    Requested,
     Sent,
 }
 
@@ -74,7 +74,7 @@ impl Flow {
             credits: window,
             window,
             owed: 0,
-            end: End::Open,
+            end: EndMark::NotRequested,
             peer_ended: false,
         }
     }
@@ -82,8 +82,8 @@ impl Flow {
     /// Returns the number of data messages that may be sent now.
     pub fn room(&self) -> u32 {
         match self.end {
-            End::Open => self.credits.saturating_sub(RESERVE),
-            End::Wanted | End::Sent => 0,
+            EndMark::NotRequested => self.credits.saturating_sub(RESERVE),
+            EndMark::Requested | EndMark::Sent => 0,
         }
     }
 
@@ -94,8 +94,8 @@ impl Flow {
 
     /// Returns the immediate data of a message without bytes, if one is due.
     pub fn due(&mut self) -> Option<ImmediateData> {
-        if self.end == End::Wanted && self.credits >= RESERVE {
-            self.end = End::Sent;
+        if self.end == EndMark::Requested && self.credits >= RESERVE {
+            self.end = EndMark::Sent;
             return Some(self.message(true));
         }
         (self.credits > 0 && self.owed >= self.window / 2).then(|| self.message(false))
@@ -130,19 +130,19 @@ impl Flow {
 
     /// Ends the outgoing data: the end mark is sent when credits allow.
     pub fn finish(&mut self) {
-        if self.end == End::Open {
-            self.end = End::Wanted;
+        if self.end == EndMark::NotRequested {
+            self.end = EndMark::Requested;
         }
     }
 
     /// Returns whether no more data is accepted.
     pub fn is_finished(&self) -> bool {
-        self.end != End::Open
+        self.end != EndMark::NotRequested
     }
 
     /// Returns whether the end mark was handed out to be sent.
     pub fn end_is_sent(&self) -> bool {
-        self.end == End::Sent
+        self.end == EndMark::Sent
     }
 
     /// Returns whether the peer's end mark has arrived.

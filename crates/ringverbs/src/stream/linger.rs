@@ -14,11 +14,11 @@ const BEHIND: Duration = Duration::from_secs(5);
 
 /// An engine that, when dropped, waits until the written data and the end mark
 /// have arrived.
-pub(super) struct Lingering {
+pub(super) struct LingeringEngine {
     engine: ManuallyDrop<Box<Engine>>,
 }
 
-impl Lingering {
+impl LingeringEngine {
     pub fn new(engine: Engine) -> Self {
         Self {
             engine: ManuallyDrop::new(Box::new(engine)),
@@ -26,7 +26,7 @@ impl Lingering {
     }
 }
 
-impl Drop for Lingering {
+impl Drop for LingeringEngine {
     fn drop(&mut self) {
         // SAFETY: taken only here, and not used afterwards.
         let mut engine = unsafe { ManuallyDrop::take(&mut self.engine) };
@@ -42,14 +42,14 @@ impl Drop for Lingering {
     }
 }
 
-impl Deref for Lingering {
+impl Deref for LingeringEngine {
     type Target = Engine;
     fn deref(&self) -> &Engine {
         &self.engine
     }
 }
 
-impl DerefMut for Lingering {
+impl DerefMut for LingeringEngine {
     fn deref_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::linger::Lingering;
+use super::linger::LingeringEngine;
 use super::setup::{accept, each_address, from_manager, from_verbs};
 use super::{RdmaStream, StreamOptions};
 use crate::cm::manager::PortSpace;
@@ -89,7 +89,7 @@ impl RdmaListener {
     pub(super) fn accept_within(
         &self,
         timeout: Option<Duration>,
-    ) -> io::Result<Option<(Lingering, SocketAddr)>> {
+    ) -> io::Result<Option<(LingeringEngine, SocketAddr)>> {
         match self.request_within(timeout)? {
             Some(request) => self.answer(request),
             None => Ok(None),
@@ -103,7 +103,10 @@ impl RdmaListener {
 
     /// Answers a request, if it is one of a stream: opens its device, registers
     /// memory and creates the queues, which takes some time.
-    pub(super) fn answer(&self, request: Request) -> io::Result<Option<(Lingering, SocketAddr)>> {
+    pub(super) fn answer(
+        &self,
+        request: Request,
+    ) -> io::Result<Option<(LingeringEngine, SocketAddr)>> {
         let domain = self.domain(&request)?;
         let Some(peer) = request.peer_addr().map_err(from_manager)? else {
             return Ok(None);

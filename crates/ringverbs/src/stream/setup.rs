@@ -4,9 +4,9 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use super::StreamOptions;
-use super::engine::{Engine, Parts};
+use super::engine::{Engine, StreamResources};
 use super::fault::Fault;
-use super::linger::Lingering;
+use super::linger::LingeringEngine;
 use super::wire::Hello;
 use crate::ProtectionDomain;
 use crate::cm::manager::PortSpace;
@@ -28,7 +28,7 @@ pub(super) fn each_address<T>(
     let mut last = None;
     for address in addresses.to_socket_addrs()? {
         match attempt(address) {
-            Ok(made) => return Ok(made),
+            Ok(stream) => return Ok(stream),
             Err(error) => last = Some(error),
         }
     }
@@ -37,7 +37,7 @@ pub(super) fn each_address<T>(
 }
 
 /// Establishes the active side.
-pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<Lingering> {
+pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<LingeringEngine> {
     options.check()?;
     let timeout = options.connect_timeout;
     let connector = match &options.device {
@@ -51,20 +51,22 @@ pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<L
         .open()
         .map_err(from_verbs)?;
     let domain = context.alloc_pd().map_err(from_verbs)?;
-    let mut parts = Parts::new(&domain, options).map_err(from_verbs)?;
-    connector.prepare(&mut parts.qp).map_err(from_manager)?;
-    parts.post_receives().map_err(from_verbs)?;
+    let mut resources = StreamResources::new(&domain, options).map_err(from_verbs)?;
+    connector.prepare(&mut resources.qp).map_err(from_manager)?;
+    resources.post_receives().map_err(from_verbs)?;
     let hello = options.hello().encode();
-    let agreed = Options {
+    let cm_options = Options {
         private_data: &hello,
         ..Options::default()
     };
     let connection = connector
-        .connect(&mut parts.qp, &agreed, Some(timeout))
+        .connect(&mut resources.qp, &cm_options, Some(timeout))
         .map_err(from_manager)?;
     // Dropping the connection disconnects.
     let peer = Hello::decode(connection.private_data())?;
-    Ok(Lingering::new(Engine::new(parts, connection, peer, true)))
+    Ok(LingeringEngine::new(Engine::new(
+        resources, connection, peer, true,
+    )))
 }
 
 /// Establishes the passive side. `None` if the request is not one of a stream, or
@@ -73,7 +75,7 @@ pub(super) fn accept(
     request: Request,
     domain: &ProtectionDomain,
     options: &StreamOptions,
-) -> io::Result<Option<Lingering>> {
+) -> io::Result<Option<LingeringEngine>> {
     let peer = match Hello::decode(request.private_data()) {
         Ok(peer) => peer,
         Err(error) => {
@@ -81,20 +83,20 @@ pub(super) fn accept(
             return Ok(None);
         }
     };
-    let mut parts = Parts::new(domain, options).map_err(from_verbs)?;
-    if let Err(error) = request.prepare(&mut parts.qp) {
+    let mut resources = StreamResources::new(domain, options).map_err(from_verbs)?;
+    if let Err(error) = request.prepare(&mut resources.qp) {
         tracing::debug!(%error, "a connection request is gone");
         return Ok(None);
     }
-    parts.post_receives().map_err(from_verbs)?;
+    resources.post_receives().map_err(from_verbs)?;
     let hello = options.hello().encode();
-    let agreed = Options {
+    let cm_options = Options {
         private_data: &hello,
         ..Options::default()
     };
-    match request.accept(&mut parts.qp, &agreed) {
-        Ok(connection) => Ok(Some(Lingering::new(Engine::new(
-            parts, connection, peer, false,
+    match request.accept(&mut resources.qp, &cm_options) {
+        Ok(connection) => Ok(Some(LingeringEngine::new(Engine::new(
+            resources, connection, peer, false,
         )))),
         Err(error) => {
             tracing::debug!(%error, "a connection request could not be accepted");

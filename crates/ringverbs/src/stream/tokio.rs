@@ -20,7 +20,7 @@ use ::tokio::runtime::Handle;
 use ::tokio::task::JoinHandle;
 
 use super::engine::Engine;
-use super::linger::Lingering;
+use super::linger::LingeringEngine;
 use super::setup::{connect, each_address, from_manager, from_verbs};
 use super::{ConnectInfo, RdmaListener as StdListener, RdmaStream as StdStream, StreamOptions};
 use crate::CompletionChannel;
@@ -34,16 +34,16 @@ use crate::cm::manager::EventChannel;
 pub struct RdmaStream {
     /// Declared before the engine, which closes the descriptors.
     completions: AsyncFd<CompletionChannel>,
-    events: AsyncFd<Events>,
+    events: AsyncFd<EventChannelFd>,
     wakers: Arc<Wakers>,
     waker: Waker,
-    engine: Lingering,
+    engine: LingeringEngine,
 }
 
 /// The connection's events.
-struct Events(EventChannel);
+struct EventChannelFd(EventChannel);
 
-impl AsRawFd for Events {
+impl AsRawFd for EventChannelFd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
@@ -57,9 +57,9 @@ unsafe trait StableFd: AsRawFd {}
 // SAFETY: a handle of the channel keeps its file open.
 unsafe impl StableFd for CompletionChannel {}
 // SAFETY: as above.
-unsafe impl StableFd for Events {}
+unsafe impl StableFd for EventChannelFd {}
 // SAFETY: a listener has one channel for its whole life, and keeps it open.
-unsafe impl StableFd for Listening {}
+unsafe impl StableFd for ListenerFd {}
 
 /// Registers a descriptor with the runtime.
 fn watch<T: StableFd>(inner: T) -> io::Result<AsyncFd<T>> {
@@ -74,12 +74,12 @@ fn watch<T: StableFd>(inner: T) -> io::Result<AsyncFd<T>> {
 struct Wakers([Mutex<Option<Waker>>; 2]);
 
 #[derive(Clone, Copy)]
-enum Side {
+enum Direction {
     Read = 0,
     Write = 1,
 }
 
-impl Side {
+impl Direction {
     fn other(self) -> Self {
         match self {
             Self::Read => Self::Write,
@@ -89,8 +89,8 @@ impl Side {
 }
 
 impl Wakers {
-    fn set(&self, side: Side, waker: &Waker) {
-        let mut place = self.0[side as usize]
+    fn set(&self, direction: Direction, waker: &Waker) {
+        let mut place = self.0[direction as usize]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         match &mut *place {
@@ -99,8 +99,8 @@ impl Wakers {
         }
     }
 
-    fn wake_one(&self, side: Side) {
-        let waker = self.0[side as usize]
+    fn wake_one(&self, direction: Direction) {
+        let waker = self.0[direction as usize]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
@@ -116,8 +116,8 @@ impl Wake for Wakers {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.wake_one(Side::Read);
-        self.wake_one(Side::Write);
+        self.wake_one(Direction::Read);
+        self.wake_one(Direction::Write);
     }
 }
 
@@ -161,9 +161,9 @@ impl RdmaStream {
         Self::new(engine)
     }
 
-    fn new(engine: Lingering) -> io::Result<Self> {
+    fn new(engine: LingeringEngine) -> io::Result<Self> {
         let wakers = Arc::new(Wakers::default());
-        let channel = Events(engine.connection().id().channel());
+        let channel = EventChannelFd(engine.connection().id().channel());
         Ok(Self {
             completions: watch(engine.channel().clone())?,
             events: watch(channel)?,
@@ -207,24 +207,24 @@ impl RdmaStream {
     fn poll_until<R>(
         &mut self,
         cx: &mut Context<'_>,
-        side: Side,
+        direction: Direction,
         mut attempt: impl FnMut(&mut Engine) -> io::Result<Option<R>>,
     ) -> Poll<io::Result<R>> {
         loop {
             if self.engine.progress() {
                 // This call may have consumed the event of the other side.
-                self.wakers.wake_one(side.other());
+                self.wakers.wake_one(direction.other());
             }
             if let Some(result) = attempt(&mut self.engine)? {
                 return Poll::Ready(Ok(result));
             }
-            self.wakers.set(side, cx.waker());
+            self.wakers.set(direction, cx.waker());
             let mut both = Context::from_waker(&self.waker);
             if let Poll::Ready(guard) = self.events.poll_read_ready(&mut both) {
                 let mut guard = guard?;
                 self.engine.handle_connection_events();
                 guard.clear_ready();
-                self.wakers.wake_one(side.other());
+                self.wakers.wake_one(direction.other());
                 continue;
             }
             if self.engine.arm()? {
@@ -247,7 +247,7 @@ impl AsyncRead for RdmaStream {
             return Poll::Ready(Ok(()));
         }
         self.get_mut()
-            .poll_until(cx, Side::Read, |engine| {
+            .poll_until(cx, Direction::Read, |engine| {
                 engine.read_with(|bytes| {
                     let count = bytes.len().min(buf.remaining());
                     buf.put_slice(&bytes[..count]);
@@ -273,7 +273,7 @@ impl AsyncWrite for RdmaStream {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.get_mut()
-            .poll_until(cx, Side::Write, |engine| engine.write(bufs))
+            .poll_until(cx, Direction::Write, |engine| engine.write(bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -286,7 +286,7 @@ impl AsyncWrite for RdmaStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().poll_until(cx, Side::Write, |engine| {
+        self.get_mut().poll_until(cx, Direction::Write, |engine| {
             engine.finish();
             engine.is_flushed()
         })
@@ -304,19 +304,19 @@ impl fmt::Debug for RdmaStream {
 /// The queues and memory of a stream are created in a blocking thread of tokio,
 /// for one stream at a time.
 pub struct RdmaListener {
-    listener: AsyncFd<Listening>,
+    listener: AsyncFd<ListenerFd>,
     /// The stream that is being created.
-    making: Mutex<Option<JoinHandle<Answer>>>,
+    pending: Mutex<Option<JoinHandle<SetupResult>>>,
     runtime: Handle,
 }
 
 #[derive(Debug)]
-struct Listening(Arc<StdListener>);
+struct ListenerFd(Arc<StdListener>);
 
 /// The result of a request: `None` if it was not one of a stream.
-type Answer = io::Result<Option<(Lingering, SocketAddr)>>;
+type SetupResult = io::Result<Option<(LingeringEngine, SocketAddr)>>;
 
-impl AsRawFd for Listening {
+impl AsRawFd for ListenerFd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
@@ -350,8 +350,8 @@ impl RdmaListener {
     pub fn from_std(listener: StdListener) -> io::Result<Self> {
         let runtime = Handle::try_current().map_err(io::Error::other)?;
         Ok(Self {
-            listener: watch(Listening(Arc::new(listener)))?,
-            making: Mutex::new(None),
+            listener: watch(ListenerFd(Arc::new(listener)))?,
+            pending: Mutex::new(None),
             runtime,
         })
     }
@@ -378,11 +378,11 @@ impl RdmaListener {
     /// # Errors
     /// As [`accept`](super::RdmaListener::accept).
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(RdmaStream, SocketAddr)>> {
-        let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(task) = &mut *making {
+            if let Some(task) = &mut *pending {
                 let made = ready!(Pin::new(task).poll(cx));
-                *making = None;
+                *pending = None;
                 if let Some((engine, peer)) = made.map_err(io::Error::other)?? {
                     return Poll::Ready(RdmaStream::new(engine).map(|stream| (stream, peer)));
                 }
@@ -394,7 +394,7 @@ impl RdmaListener {
             if let Some(request) = listener.request_within(Some(Duration::ZERO))? {
                 let listener = Arc::clone(listener);
                 let answer = move || listener.answer(request);
-                *making = Some(self.runtime.spawn_blocking(answer));
+                *pending = Some(self.runtime.spawn_blocking(answer));
                 continue;
             }
             if !is_readable(self.listener.get_ref().0.as_fd())? {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringverbs::completion::{CompletionLevel, means_for};
+use ringverbs::completion::{CompletionLevel, completion_method};
 use ringverbs::qp::{AckTimeout, ConnectOptions, FlushRange, FlushTo, LocalAddress, Mtu, State};
 use ringverbs::query::{DeviceAttr, DeviceAttrEx};
 use ringverbs::{AccessFlags, Endpoint, Error, Gid, Operation, RemoteAddr, Transport, WorkRequest};
@@ -145,7 +145,7 @@ fn flush_types_are_separate_capabilities() {
         let access = AccessFlags::from_bits_retain(init.qp_access_flags);
         let flags = [AccessFlags::FLUSH_GLOBAL, AccessFlags::FLUSH_PERSISTENT];
         assert_eq!(flags.map(|flag| access.contains(flag)), can);
-        let commit = means_for(
+        let commit = completion_method(
             &world.context,
             Transport::Reliable,
             Operation::Write,

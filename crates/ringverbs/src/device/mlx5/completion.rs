@@ -47,7 +47,7 @@ pub(crate) struct Mlx5Completions {
     read: u64,
     members: Arc<Members>,
     /// The state of `members` that was applied.
-    seen: u32,
+    changes_applied: u32,
     destroyed: Vec<DestroyedQp>,
     arming: Arc<Arming>,
     device: Arc<DeviceContext>,
@@ -60,7 +60,7 @@ pub(crate) struct Mlx5Completions {
 struct DestroyedQp {
     work: Arc<Work>,
     /// There is none when so many have been read.
-    until: u64,
+    detach_at: u64,
 }
 
 impl Mlx5Completions {
@@ -85,7 +85,7 @@ impl Mlx5Completions {
             ring,
             entries,
             read: 0,
-            seen: members.changes(),
+            changes_applied: members.changes(),
             members,
             destroyed: Vec::new(),
             arming,
@@ -156,7 +156,9 @@ impl Mlx5Completions {
     /// destroyed QPs are detached.)
     #[inline]
     fn is_idle(&self) -> bool {
-        self.ring.is_empty() && self.members.changes() == self.seen && self.destroyed.is_empty()
+        self.ring.is_empty()
+            && self.members.changes() == self.changes_applied
+            && self.destroyed.is_empty()
     }
 
     /// Decodes the completions that are there, as many as the array has room for.
@@ -165,7 +167,7 @@ impl Mlx5Completions {
     fn decode(&mut self, report: bool) {
         self.span = Span { at: 0, end: 0 };
         loop {
-            if self.members.changes() != self.seen && !self.apply_changes() {
+            if self.members.changes() != self.changes_applied && !self.apply_changes() {
                 return;
             }
             // SAFETY: what was published to the queues that complete here was
@@ -178,7 +180,7 @@ impl Mlx5Completions {
                     break;
                 }
                 // It may be the first CQE of a QP that has arrived since.
-                Err(_) if self.members.changes() != self.seen => {}
+                Err(_) if self.members.changes() != self.changes_applied => {}
                 Err(error) => {
                     log(error);
                     self.ring.skip();
@@ -211,11 +213,11 @@ impl Mlx5Completions {
             }
             changes.arrived.pop();
         }
-        let until = self.read + u64::from(self.ring.capacity());
+        let detach_at = self.read + u64::from(self.ring.capacity());
         let destroyed = changes.destroyed.drain(..);
         self.destroyed
-            .extend(destroyed.map(|work| DestroyedQp { work, until }));
-        self.seen = now;
+            .extend(destroyed.map(|work| DestroyedQp { work, detach_at }));
+        self.changes_applied = now;
         true
     }
 
@@ -226,7 +228,7 @@ impl Mlx5Completions {
         let all = self.ring.is_empty();
         let (read, ring) = (self.read, &mut self.ring);
         self.destroyed.retain(|destroyed| {
-            let stays = !all && read < destroyed.until;
+            let stays = !all && read < destroyed.detach_at;
             if !stays {
                 ring.detach(&destroyed.work);
             }

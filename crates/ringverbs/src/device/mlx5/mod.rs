@@ -60,7 +60,7 @@ impl SendQueue {
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
         unsafe { self.queue.publish() };
-        self.engine.rung();
+        self.engine.doorbell_rung();
         Ok(())
     }
 
@@ -206,12 +206,12 @@ impl Provider {
         !(1 << Operation::AtomicWrite as u32 | 1 << Operation::Flush as u32)
     }
 
-    pub fn longest_window(&self) -> u64 {
+    pub fn max_window_length(&self) -> u64 {
         ::mlx5::LONGEST_WINDOW
     }
 
-    pub fn sizes(&self, made: QpCap) -> Option<QpCap> {
-        Some(made)
+    pub fn capacities(&self, created: QpCap) -> Option<QpCap> {
+        Some(created)
     }
 
     pub fn queue_pair(
@@ -258,11 +258,12 @@ impl Provider {
             ..QpOptions::default()
         };
         let device = &self.device;
-        let made =
+        let created =
             ::mlx5::QueuePair::create_with(context, device, init, shared, &options, None, None)
                 .map_err(|error| self.too_large(error, init, resources.keys))?;
         let datagram = init.qp_type == QpType::UD;
-        if resources.keys && !datagram && !made.send.changes_keys() && init.cap.max_send_wr != 0 {
+        if resources.keys && !datagram && !created.send.changes_keys() && init.cap.max_send_wr != 0
+        {
             return Err(Error::Unsupported {
                 what: "memory windows",
             });
@@ -274,17 +275,17 @@ impl Provider {
             members.push((Arc::clone(receives_at), Role::RECEIVE));
         }
         Ok(QueuePair {
-            object: made.object,
+            object: created.object,
             send: super::SendQueue::Mlx5(SendQueue {
-                queue: Box::new(made.send),
-                max_inline: made.cap.max_inline_data,
+                queue: Box::new(created.send),
+                max_inline: created.cap.max_inline_data,
                 engine: resources.engine.clone(),
             }),
-            recv: made
+            recv: created
                 .recv
                 .map(|queue| super::RecvQueue::Mlx5(RecvQueue(queue))),
-            membership: super::Membership(Some(Membership::new(members, made.work))),
-            cap: made.cap,
+            membership: super::Membership(Some(Membership::new(members, created.work))),
+            cap: created.cap,
         })
     }
 
@@ -333,11 +334,11 @@ impl Provider {
         init: &CqInit,
         _timed: bool,
     ) -> Result<CompletionQueue> {
-        let made = ::mlx5::CompletionQueue::create(context, &self.device, init);
-        let made = made.map_err(|error| too_many_entries(error, init.cqe))?;
-        let entries = made.object.cqe();
+        let created = ::mlx5::CompletionQueue::create(context, &self.device, init);
+        let created = created.map_err(|error| too_many_entries(error, init.cqe))?;
+        let entries = created.object.cqe();
         let ring = Mlx5Completions::new(
-            (made.ring, made.arming),
+            (created.ring, created.arming),
             entries,
             init.user_handle,
             Arc::clone(&self.device),
@@ -345,7 +346,7 @@ impl Provider {
         );
         let members = Arc::clone(ring.members());
         Ok(CompletionQueue {
-            object: made.object,
+            object: created.object,
             ring: super::DeviceCompletions::Mlx5(Box::new(ring)),
             members: Some(members),
         })
@@ -356,8 +357,8 @@ impl Provider {
         context: &Ctx,
         init: &SrqInit,
     ) -> Result<SharedReceiveQueue> {
-        let made = ::mlx5::SharedReceiveQueue::create(context, &self.device, init);
-        let made = made.map_err(|error| match error {
+        let created = ::mlx5::SharedReceiveQueue::create(context, &self.device, init);
+        let created = created.map_err(|error| match error {
             ::mlx5::CreateError::TooLarge { what: "max_sge" } => Error::Limit {
                 what: "pieces of a shared receive",
                 asked: init.max_sge.into(),
@@ -371,10 +372,10 @@ impl Provider {
             },
             error => error.into(),
         })?;
-        let work = Arc::clone(made.recv.work());
+        let work = Arc::clone(created.recv.work());
         Ok(SharedReceiveQueue {
-            recv: super::SharedRecvQueue::Mlx5(SharedRecvQueue(made.recv)),
-            object: made.object,
+            recv: super::SharedRecvQueue::Mlx5(SharedRecvQueue(created.recv)),
+            object: created.object,
             work: Some(work),
         })
     }
@@ -385,10 +386,10 @@ impl Provider {
         pd: PdHandle,
         attr: &uverbs::AhAttr,
     ) -> Result<AddressHandle> {
-        let made = ::mlx5::AddressHandle::create(context, pd, attr, 0, link(context, attr)?)?;
+        let created = ::mlx5::AddressHandle::create(context, pd, attr, 0, link(context, attr)?)?;
         Ok(AddressHandle {
-            object: made.object,
-            address: Address::Mlx5(made.address),
+            object: created.object,
+            address: Address::Mlx5(created.address),
         })
     }
 }

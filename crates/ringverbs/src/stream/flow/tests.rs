@@ -28,7 +28,7 @@ struct Pair {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Act {
+enum Action {
     Write(usize),
     Deliver,
     Read,
@@ -67,10 +67,10 @@ impl Pair {
     }
 
     /// Performs a step at a side, if possible. Returns whether it had an effect.
-    fn act(&mut self, at: usize, act: Act) -> bool {
+    fn perform(&mut self, at: usize, perform: Action) -> bool {
         let side = &mut self.sides[at];
-        match act {
-            Act::Write(len) => {
+        match perform {
+            Action::Write(len) => {
                 let len = len.min(self.sizes[1 - at]).min(side.to_send.len());
                 if len == 0 || side.flow.room() == 0 {
                     return false;
@@ -80,7 +80,7 @@ impl Pair {
                 let immediate = side.flow.data();
                 self.links[1 - at].push_back((immediate, bytes));
             }
-            Act::Deliver => {
+            Action::Deliver => {
                 let Some((immediate, bytes)) = self.links[at].pop_front() else {
                     return false;
                 };
@@ -97,7 +97,7 @@ impl Pair {
                 }
                 self.pump(at);
             }
-            Act::Read => {
+            Action::Read => {
                 let Some(bytes) = side.inbox.pop_front() else {
                     return false;
                 };
@@ -106,7 +106,7 @@ impl Pair {
                 side.flow.posted(1);
                 self.pump(at);
             }
-            Act::Finish => {
+            Action::Finish => {
                 if side.flow.is_finished() {
                     return false;
                 }
@@ -123,9 +123,9 @@ impl Pair {
         loop {
             let mut did = false;
             for (at, reads) in reads.into_iter().enumerate() {
-                did |= self.act(at, Act::Write(usize::MAX));
-                did |= self.act(at, Act::Deliver);
-                did |= reads && self.act(at, Act::Read);
+                did |= self.perform(at, Action::Write(usize::MAX));
+                did |= self.perform(at, Action::Deliver);
+                did |= reads && self.perform(at, Action::Read);
             }
             if !did {
                 return;
@@ -135,7 +135,7 @@ impl Pair {
 
     fn finish(&mut self) {
         for at in 0..2 {
-            self.act(at, Act::Finish);
+            self.perform(at, Action::Finish);
         }
         self.settle([true, true]);
         for at in 0..2 {
@@ -146,13 +146,13 @@ impl Pair {
     }
 }
 
-fn acts() -> impl Strategy<Value = Vec<(usize, Act)>> {
-    let act = prop_oneof![
-        4 => (1usize..40).prop_map(Act::Write),
-        4 => Just(Act::Deliver),
-        3 => Just(Act::Read),
+fn actions() -> impl Strategy<Value = Vec<(usize, Action)>> {
+    let perform = prop_oneof![
+        4 => (1usize..40).prop_map(Action::Write),
+        4 => Just(Action::Deliver),
+        3 => Just(Action::Read),
     ];
-    prop::collection::vec((0usize..2, act), 0..600)
+    prop::collection::vec((0usize..2, perform), 0..600)
 }
 
 fn data() -> impl Strategy<Value = Vec<u8>> {
@@ -166,15 +166,15 @@ proptest! {
     #[test]
     fn all_arrives(
         receives in [8u16..20, 8u16..20], size in [1usize..40, 1usize..40],
-        a in data(), b in data(), acts in acts(), end in 0usize..600, ender in 0usize..2,
+        a in data(), b in data(), actions in actions(), end in 0usize..600, ender in 0usize..2,
     ) {
         let total = [a.len(), b.len()];
         let mut pair = Pair::new(receives, size, [a, b]);
-        for (count, (at, act)) in acts.into_iter().enumerate() {
+        for (count, (at, perform)) in actions.into_iter().enumerate() {
             if count == end {
-                pair.act(ender, Act::Finish);
+                pair.perform(ender, Action::Finish);
             }
-            pair.act(at, act);
+            pair.perform(at, perform);
         }
         let ended = [0, 1].map(|at| pair.sides[at].flow.is_finished());
         pair.settle([true, true]);
@@ -189,13 +189,13 @@ proptest! {
     #[test]
     fn directions_are_independent(
         receives in [8u16..20, 8u16..20], size in [1usize..40, 1usize..40],
-        a in data(), b in data(), acts in acts(), deaf in 0usize..2,
+        a in data(), b in data(), actions in actions(), deaf in 0usize..2,
     ) {
         let total = [a.len(), b.len()];
         let mut pair = Pair::new(receives, size, [a, b]);
-        for (at, act) in acts {
-            if !(at == deaf && matches!(act, Act::Read)) {
-                pair.act(at, act);
+        for (at, perform) in actions {
+            if !(at == deaf && matches!(perform, Action::Read)) {
+                pair.perform(at, perform);
             }
         }
         let mut reads = [true; 2];
