@@ -10,7 +10,7 @@ use crate::{AddressHandle, Gid};
 /// Bytes of the global route header in front of a received datagram.
 pub const ROUTE_HEADER: usize = 40;
 
-/// The address of a datagram's sender, as its headers state it.
+/// The address of a datagram's sender, from the datagram's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawAddress {
     /// The sender's GID.
@@ -39,9 +39,8 @@ const UDP: u8 = 17;
 /// Next header value of an InfiniBand transport header.
 const TRANSPORT: u8 = 0x1b;
 
-/// Determines the type by plausibility, because nothing states it. A valid IPv4
-/// checksum decides; rxe does not set the checksum of packets that it sends to
-/// itself.
+/// Guesses the type, because no field states it. A valid IPv4 checksum decides;
+/// rdma_rxe does not set the checksum of loopback packets.
 fn route(header: &[u8; ROUTE_HEADER]) -> Option<Route<'_>> {
     let inner = &header[20..];
     let could_be_ipv4 = inner[0] == 0x45 && inner[9] == UDP;
@@ -142,8 +141,7 @@ impl<P> AddressVector<P> {
         self.strict
     }
 
-    /// Inserts a peer, or replaces the one with that address, which keeps its
-    /// index.
+    /// Inserts a peer, or replaces the peer with this address and keeps its index.
     pub fn insert(&mut self, address: RawAddress, peer: P) -> PeerId {
         if let Some(&id) = self.numbers.get(&address) {
             self.peers[id.0 as usize] = Some(peer);
@@ -161,12 +159,12 @@ impl<P> AddressVector<P> {
         self.peers.get_mut(id.0 as usize)?.take()
     }
 
-    /// Returns the peer with that index.
+    /// Returns the peer with this index.
     pub fn get(&self, id: PeerId) -> Option<&P> {
         self.peers.get(id.0 as usize)?.as_ref()
     }
 
-    /// Returns the index of the peer with that address.
+    /// Returns the index of the peer with this address.
     pub fn find(&self, address: &RawAddress) -> Option<PeerId> {
         self.numbers.get(address).copied()
     }
@@ -207,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_sender_is_a_mapped_gid() {
+    fn ipv4_source_is_a_mapped_gid() {
         let header = ipv4_header([10, 1, 2, 3], [192, 168, 77, 1]);
         let mut gid = [0; 16];
         gid[10..].copy_from_slice(&[0xff, 0xff, 10, 1, 2, 3]);
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_that_is_not_set_does_not_matter_unless_it_is_ipv6() {
+    fn zero_ipv4_checksum_is_accepted_unless_the_header_is_ipv6() {
         let mut header = ipv4_header([10, 1, 2, 3], [10, 1, 2, 4]);
         let right = source_gid(&header);
         header[30] ^= 1;
@@ -230,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_sender_is_its_gid() {
+    fn ipv6_source_is_the_gid() {
         let mut header = [0; ROUTE_HEADER];
         header[0] = 0x60;
         header[6] = UDP;

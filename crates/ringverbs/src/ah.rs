@@ -47,9 +47,8 @@ impl ProtectionDomain {
     /// port.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::address_handle`]; [`Error::Invalid`] if the peer
-    /// has no LID and the local port has one: that is InfiniBand, whose switches
-    /// route by LID.
+    /// As [`ProtectionDomain::address_handle`]; [`Error::Invalid`] if the local port
+    /// has a LID (InfiniBand, where switches route by LID) and the peer has none.
     pub fn address_handle_to(
         &self,
         local: &LocalAddress,
@@ -58,8 +57,8 @@ impl ProtectionDomain {
         let PortAddress { gid, lid } = peer.into();
         if local.lid != 0 && lid == 0 {
             return Err(Error::Invalid {
-                what: "on InfiniBand a path has the peer's LID, which a GID does not tell: \
-                       give an Endpoint, or a completion's reply_address",
+                what: "on InfiniBand a path needs the peer's LID, which a GID does not contain: \
+                       pass an Endpoint, or use a completion's reply_address",
             });
         }
         self.address_handle(&local.path_to(gid, lid))
@@ -72,7 +71,7 @@ impl AddressHandle {
         &self.inner.path
     }
 
-    /// Returns what datagrams to it carry.
+    /// Returns the address that datagrams carry.
     #[inline]
     pub(crate) fn address(&self) -> &device::Address {
         &self.inner.created.address

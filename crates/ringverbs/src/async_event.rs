@@ -8,22 +8,22 @@ pub use uverbs::AsyncEventType;
 use crate::channel::{is_again, wait_readable};
 use crate::{Context, Result};
 
-/// The object that an event is about.
+/// The object that an event refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventSource {
-    /// The completion queue with that [`id`](crate::CompletionQueue::id).
+    /// The completion queue with this [`id`](crate::CompletionQueue::id).
     CompletionQueue(u64),
-    /// The queue pair with that [`id`](crate::QueuePair::id).
+    /// The queue pair with this [`id`](crate::QueuePair::id).
     QueuePair(u64),
-    /// The shared receive queue with that
+    /// The shared receive queue with this
     /// [`id`](crate::SharedReceiveQueue::id).
     SharedReceiveQueue(u64),
-    /// That port.
+    /// The port with this number.
     Port(u8),
     /// The device.
     Device,
-    /// The element of an event type that this crate does not know.
+    /// The element of an event whose type is unknown to this crate.
     Unknown(u64),
 }
 
@@ -35,7 +35,7 @@ pub enum EventSource {
 pub struct AsyncEvent {
     /// The type of the event.
     pub event: AsyncEventType,
-    /// The object that it is about.
+    /// The object that it refers to.
     pub source: EventSource,
 }
 
@@ -73,8 +73,8 @@ impl From<uverbs::AsyncEvent> for AsyncEvent {
     }
 }
 
-/// The asynchronous events of a context. `AsFd` gives the file for `poll` and
-/// similar calls: readable means that there is an event.
+/// The asynchronous events of a context. `AsFd` returns the descriptor for `poll`
+/// and similar calls; it is readable when an event is pending.
 #[derive(Clone, Debug)]
 pub struct AsyncEvents {
     context: Context,

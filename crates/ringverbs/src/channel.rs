@@ -9,12 +9,12 @@ use crate::completion::CompletionQueue;
 use crate::context::Ctx;
 use crate::{Context, Result};
 
-/// A file that delivers the events of armed completion queues. Several queues may
-/// share a channel; each event names its queue.
+/// A channel for the events of armed completion queues (`ibv_comp_channel`). Several
+/// queues may share a channel; each event names its queue.
 ///
 /// A handle: clones refer to the same channel. Any thread may use it; an event is
-/// delivered to one of the waiting threads. `AsFd` gives the file for `poll` and
-/// similar calls: readable means that there is an event.
+/// delivered to one of the waiting threads. `AsFd` returns the descriptor for `poll`
+/// and similar calls; it is readable when an event is pending.
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<Inner>,
@@ -38,7 +38,7 @@ pub struct ChannelEvent {
 }
 
 impl ChannelEvent {
-    /// Returns whether the event is of that queue.
+    /// Returns whether the event belongs to this queue.
     pub fn is_of(&self, queue: &CompletionQueue) -> bool {
         self.queue == queue.id()
     }
@@ -97,7 +97,7 @@ impl CompletionChannel {
     }
 }
 
-/// Returns whether the error means that there was nothing to read.
+/// Returns whether the error is EAGAIN: there was nothing to read.
 pub(crate) fn is_again(error: &uverbs::Error) -> bool {
     matches!(error.errno().raw(), libc::EAGAIN | libc::EINTR)
 }

@@ -25,15 +25,14 @@ const DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
 /// Environment variable that names the device.
 const VARIABLE: &str = "RINGVERBS_DEVICE";
 
-/// The kernel's context, as objects refer to it.
+/// A reference to the kernel's context, which objects hold.
 pub(crate) type Ctx = Arc<uverbs::Context>;
 
 /// An RDMA device of this host that is visible to the process.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Device {
     found: discovery::Device,
-    /// Set for an embedded device, which is in this process and not in the
-    /// kernel.
+    /// Set for an embedded device, which runs in this process.
     #[cfg(feature = "embedded")]
     embedded: Option<embedded::Embedded>,
 }
@@ -58,38 +57,37 @@ impl Device {
     }
 
     /// Returns the embedded device: a ConnectX in software, in this process. It
-    /// needs no root, kernel module or hardware, and reaches nothing outside of
-    /// the process. Every call returns the same device, with one Ethernet (RoCE)
-    /// port; the first call starts a thread that runs it. Its name for
+    /// needs no root, kernel module or hardware, and reaches nothing outside the
+    /// process. Every call returns the same device, with one Ethernet (RoCE) port;
+    /// the first call starts a thread that runs it. Its name for
     /// [`named`](Self::named) is `embedded`; [`devices`] does not list it.
     ///
-    /// It serves learning, development and tests, not performance. For another
-    /// kind of port, several devices on a network, or a device without a thread,
-    /// create one with the crate `ringverbs-embedded` and convert it to a
-    /// `Device`.
+    /// It is for learning, development and tests, not for performance. For another
+    /// type of port, several devices on a network, or a device without a thread,
+    /// create one with the crate `ringverbs-embedded` and convert it to a `Device`.
     ///
     /// # Errors
-    /// Those of creating a thread, and ENOMEM.
+    /// Errors of creating a thread; ENOMEM.
     #[cfg(feature = "embedded")]
     pub fn embedded() -> Result<Self> {
         embedded_device(Location::Process)
     }
 
-    /// Returns an embedded device that reaches those of other processes that name
-    /// the same directory, up to 32. The directory is created, for this user
-    /// only, if it does not exist. An existing one must belong to this user or
-    /// root, must not be writable by anybody else, and must not be a symbolic
-    /// link. Its name for [`named`](Self::named) is `embedded:DIRECTORY`; `embedded:`
-    /// is short for the default directory of this user, `ringverbs` in
+    /// Returns an embedded device that is connected to those of other processes that
+    /// use the same directory, up to 32 processes. The directory is created, for this
+    /// user only, if it does not exist. An existing directory must belong to this user
+    /// or root, must not be writable by anybody else, and must not be a symbolic link.
+    /// The device's name for [`named`](Self::named) is `embedded:DIRECTORY`;
+    /// `embedded:` stands for the default directory of this user, `ringverbs` in
     /// `$XDG_RUNTIME_DIR`, else `/tmp/ringverbs-UID`.
     ///
-    /// What another process sends is checked like packets from a network: it
-    /// reaches only what a queue pair or a key of this process gives access to.
-    /// After a process has ended, for whatever reason, operations to it fail when
-    /// their retries are exhausted.
+    /// Input from other processes is validated like packets from a network: a process
+    /// reaches only memory and queues that a queue pair or key of this process gives
+    /// access to. After a process has ended, for whatever reason, operations to it
+    /// fail when their retries are exhausted.
     ///
     /// # Errors
-    /// EINVAL, with advice, if other users can write to the directory; those of
+    /// EINVAL, with advice, if other users can write to the directory; errors of
     /// creating files and sockets there; EUSERS if there are 32 processes; and as
     /// [`embedded`](Self::embedded).
     #[cfg(feature = "embedded")]
@@ -102,7 +100,7 @@ impl Device {
 
     /// As [`embedded_at`](Self::embedded_at), in a directory that is shared with
     /// other users. Users with search permission can send to this process; users
-    /// with write permission can take part, and can keep others out. Its name for
+    /// with write permission can take part, and can deny others access. Its name for
     /// [`named`](Self::named) is `embedded-shared:DIRECTORY`.
     ///
     /// # Errors
@@ -115,25 +113,25 @@ impl Device {
         ))
     }
 
-    /// Returns an embedded device that reaches other hosts: rdma_rxe, cards, and
-    /// devices like it. It speaks RoCE v2 over UDP port 4791 of an address of this
-    /// host, or of all addresses of a network interface; `name` is one or the other.
-    /// Up to 64 processes of a user can have it. Its name for [`named`](Self::named)
-    /// is `roce:NAME`.
+    /// Returns an embedded device that reaches other hosts: RDMA cards, rdma_rxe, and
+    /// embedded devices. It speaks RoCE v2 over UDP port 4791 of one address of this
+    /// host, or of all addresses of a network interface; `name` is the address or the
+    /// interface. Up to 64 processes of a user can share it. Its name for
+    /// [`named`](Self::named) is `roce:NAME`.
     ///
-    /// RoCE protects neither from reading nor from forging: use it in networks whose
-    /// hosts are trusted.
+    /// RoCE packets are neither encrypted nor authenticated: use it only in networks
+    /// whose hosts are trusted.
     ///
     /// # Errors
     /// EINVAL, with advice, if there is no such address or interface, the port is in
-    /// use, or the MTU is too small; those of creating sockets; and as
+    /// use, or the MTU is too small; errors of creating sockets; and as
     /// [`embedded`](Self::embedded).
     #[cfg(feature = "embedded")]
     pub fn roce(name: &str) -> Result<Self> {
         embedded_device(Location::Hosts(name.to_owned()))
     }
 
-    /// Returns the device with that name, such as `rxe0`, or, with the feature
+    /// Returns the device with this name, such as `rxe0`, or, with the feature
     /// `embedded`, `embedded`, `embedded:DIRECTORY`, `embedded-shared:DIRECTORY`,
     /// `roce:ADDRESS` or `roce:INTERFACE`.
     ///
@@ -156,11 +154,11 @@ impl Device {
     /// if it is not set, the first device that has an active port, in the kernel's
     /// order; if none has, the first.
     ///
-    /// A program with raised rights (set-user-ID, set-group-ID, file capabilities)
-    /// ignores the variable.
+    /// A privileged program (set-user-ID, set-group-ID, file capabilities) ignores the
+    /// variable.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if there is no device, or none of that name.
+    /// [`Error::NoDevice`] if there is no device, or none with that name.
     pub fn first() -> Result<Self> {
         if let Some(device) = Self::from_environment()? {
             return Ok(device);
@@ -171,21 +169,20 @@ impl Device {
         device.cloned().ok_or(Error::NoDevice { name: None })
     }
 
-    /// As [`first`](Self::first), but without a device that has an active port
-    /// returns the embedded one. For examples and tests: the program should print
-    /// which device it uses.
+    /// As [`first`](Self::first), but returns the embedded device if no device has an
+    /// active port. For examples and tests: the program should print which device it
+    /// uses.
     ///
     /// # Errors
-    /// As [`embedded`](Self::embedded); [`Error::NoDevice`] if there is no device of
+    /// As [`embedded`](Self::embedded); [`Error::NoDevice`] if there is no device with
     /// the name in `RINGVERBS_DEVICE`.
     #[cfg(feature = "embedded")]
     pub fn first_or_embedded() -> Result<Self> {
         Self::first_or("embedded")
     }
 
-    /// As [`first`](Self::first), but without a device that has an active port
-    /// returns the one with this name. For programs of several processes, `embedded:`
-    /// is one that they share.
+    /// As [`first`](Self::first), but returns the device with this name if no device
+    /// has an active port. `embedded:` is a device that several processes share.
     ///
     /// # Errors
     /// As [`named`](Self::named), also for the name in `RINGVERBS_DEVICE`.
@@ -193,7 +190,7 @@ impl Device {
         if let Some(device) = Self::from_environment()? {
             return Ok(device);
         }
-        // No RDMA in the kernel is like no device.
+        // A kernel without RDMA has no devices.
         let devices = devices().unwrap_or_default().into_iter();
         match devices.into_iter().find(Self::is_active) {
             Some(device) => Ok(device),
@@ -201,9 +198,9 @@ impl Device {
         }
     }
 
-    /// Returns the device that the environment variable `RINGVERBS_DEVICE` names, as
-    /// [`named`](Self::named) takes it; `None` if it is not set or empty, or in a
-    /// program with raised rights.
+    /// Returns the device that the environment variable `RINGVERBS_DEVICE` names (see
+    /// [`named`](Self::named)); `None` if the variable is not set or empty, or in a
+    /// privileged program (see [`first`](Self::first)).
     ///
     /// # Errors
     /// As [`named`](Self::named).
@@ -212,7 +209,7 @@ impl Device {
         name.map(|name| Self::named(&name)).transpose()
     }
 
-    /// Whether this crate serves the device, and one of its ports is active.
+    /// Returns whether this crate supports the device, and one of its ports is active.
     fn is_active(&self) -> bool {
         let active = |inspector: &Inspector, port| {
             let attr = inspector.query_port(port);
@@ -243,13 +240,12 @@ impl Device {
         self.embedded.as_ref()
     }
 
-    /// Runs an embedded device and its network in the calling thread, for a
-    /// bounded amount of work. A polling loop that calls this when it finds
-    /// nothing does not depend on the device's own thread, which may be asleep or
-    /// not scheduled.
+    /// Runs an embedded device and its network in the calling thread, for a bounded
+    /// amount of work. A polling loop that calls this after an empty poll does not
+    /// depend on the device's own thread, which may be asleep or not scheduled.
     ///
-    /// Returns true if there was progress, if work is left, or if another thread
-    /// is running the device. Other devices: does nothing and returns false.
+    /// Returns true if there was progress, if work is left, or if another thread is
+    /// running the device. For other devices it does nothing and returns false.
     #[cfg(feature = "embedded")]
     pub fn drive(&self) -> bool {
         self.embedded
@@ -311,21 +307,21 @@ const EMBEDDED: &str = "embedded";
 #[cfg(feature = "embedded")]
 const ROCE: &str = "roce:";
 
-/// Network of an embedded device.
+/// The network of an embedded device.
 #[cfg(feature = "embedded")]
 #[derive(Clone, PartialEq, Eq)]
 enum Location {
-    /// Its own.
+    /// A network within the process.
     Process,
-    /// That of a directory.
+    /// The network of the processes that share a directory.
     Directory(PathBuf, embedded::Sharing),
-    /// That of an address or an interface.
+    /// The network of an address or an interface.
     Hosts(String),
 }
 
 #[cfg(feature = "embedded")]
 impl Location {
-    /// Returns the name that leads there from any process.
+    /// Returns the device name by which any process selects this network.
     fn device_name(&self) -> String {
         match self {
             Self::Process => EMBEDDED.to_owned(),
@@ -363,8 +359,7 @@ fn embedded_location(name: &str) -> Option<Location> {
     Some(Location::Directory(directory, sharing))
 }
 
-/// Returns the embedded device of this process for `location`, creating it at first
-/// use.
+/// Returns this process's embedded device for `location`, created on first use.
 #[cfg(feature = "embedded")]
 fn embedded_device(location: Location) -> Result<Device> {
     static DEVICES: Mutex<Vec<(Location, Device)>> = Mutex::new(Vec::new());
@@ -437,8 +432,7 @@ pub(crate) struct Inner {
     next_id: Mutex<u64>,
     /// Device capabilities, `IB_UVERBS_DEVICE_...`.
     optional: u64,
-    /// RDMA reads and atomics that a QP may have outstanding: as responder, as
-    /// initiator.
+    /// Maximum RDMA reads and atomics outstanding on a QP: as responder, as initiator.
     read_depths: (u8, u8),
 }
 
@@ -466,7 +460,7 @@ impl Context {
         // A kernel without this query has none of these capabilities.
         let attr = uverbs.query_device_ex(Udata::none()).unwrap_or_default();
         let depth = |limit: u32| match limit.min(u8::MAX.into()) as u8 {
-            // Unknown: the kernel refuses values that are too large.
+            // Unknown limit: the kernel refuses values that are too large.
             0 => u8::MAX,
             limit => limit,
         };
@@ -489,11 +483,11 @@ impl Context {
         })
     }
 
-    /// Creates a context over one that the caller has opened, such as a recorded
-    /// kernel in a test.
+    /// Creates a context from a kernel context that the caller has opened, such as a
+    /// recorded kernel in a test.
     ///
     /// # Errors
-    /// Those of GET_CONTEXT.
+    /// Errors of GET_CONTEXT.
     ///
     /// # Safety
     /// Nothing else sends commands on the context. What its kernel allows to be
@@ -505,8 +499,8 @@ impl Context {
         Self::from_uverbs(context, driver, None)
     }
 
-    /// As [`over`](Self::over), with the data path of `driver` instead of the one
-    /// that the context reports.
+    /// As [`over`](Self::over), with the data path of `driver` instead of the driver that
+    /// the context reports.
     ///
     /// # Errors
     /// As [`over`](Self::over).
@@ -543,20 +537,20 @@ impl Context {
         *next
     }
 
-    /// RDMA reads and atomics that a QP may have outstanding: as responder, as
+    /// Returns the maximum RDMA reads and atomics outstanding on a QP: as responder, as
     /// initiator.
     pub(crate) fn read_depths(&self) -> (u8, u8) {
         self.inner.read_depths
     }
 
-    /// Returns whether the device supports the flush operation in at least one
-    /// way.
+    /// Returns whether the device supports the flush operation for at least one placement
+    /// type.
     pub fn can_flush(&self) -> bool {
         self.inner.optional & (DEVICE_FLUSH_GLOBAL | DEVICE_FLUSH_PERSISTENT) != 0
     }
 
-    /// Returns whether the device supports the flush operation to `to`. A device
-    /// may support one way and lack the other.
+    /// Returns whether the device supports the flush operation with placement type `to`. A
+    /// device may support one type and lack the other.
     pub fn can_flush_to(&self, to: FlushTo) -> bool {
         let needed = match to {
             FlushTo::GlobalVisibility => DEVICE_FLUSH_GLOBAL,

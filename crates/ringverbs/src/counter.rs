@@ -14,8 +14,8 @@ use crate::{CloseError, CompletionQueue, Result};
 /// A counter has a completion queue of its own, and counts the operations of the
 /// queue pairs created on it.
 ///
-/// Unsignalled operations count too, as soon as a later completion of their queue
-/// has ended them.
+/// Unsignalled operations count too, once a later completion of their queue retires
+/// them.
 pub struct Counter {
     reader: CompletionReader<ContextFormat>,
     successes: u64,
@@ -29,7 +29,7 @@ pub struct Counter {
 pub enum CounterError {
     /// The timeout has passed, or a signaler was used.
     Timeout,
-    /// An operation has failed meanwhile.
+    /// An operation failed during the wait.
     Failed,
     /// The queue could not be read.
     Read(ReadError),
@@ -39,7 +39,7 @@ impl std::fmt::Display for CounterError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Timeout => f.write_str("the counter did not reach its threshold in time"),
-            Self::Failed => f.write_str("an operation has failed while a counter was waited for"),
+            Self::Failed => f.write_str("an operation failed during the wait for a counter"),
             Self::Read(error) => error.fmt(f),
         }
     }
@@ -123,7 +123,7 @@ impl Counter {
         self.errors
     }
 
-    /// Takes the operation that failed last, without its memory.
+    /// Takes the last failed operation, without its memory.
     pub fn last_error(&mut self) -> Option<ErrorEntry> {
         self.last_error.take()
     }

@@ -11,10 +11,10 @@ use crate::{Error, Result};
 /// Memory that a send or write takes its data from.
 ///
 /// [`Buffer`], [`PoolBuffer`], [`SharedBuffer`] or [`MemorySlice`]; a `Vec` of one of
-/// these, gathered in order; [`Inline`] bytes, which are copied when the request is posted; `()` for no
-/// data. A refused post returns it ([`PostError`](crate::PostError)); the type is
-/// `Returned`, which is an empty `Inline<'static>` for inline bytes, since these were
-/// only borrowed.
+/// these, gathered in order; [`Inline`] bytes, which are copied when the request is
+/// posted; `()` for no data. A refused post returns the data
+/// ([`PostError`](crate::PostError)) as the type `Returned`, which is an empty
+/// `Inline<'static>` for inline bytes, because these were only borrowed.
 pub trait Source: Data {}
 
 /// Memory that a receive or read stores its data in.
@@ -92,7 +92,7 @@ mod sealed {
             post: impl FnOnce(&[Sge]) -> Result<R>,
         ) -> Result<R>;
 
-        /// Converts to what is owned while the operation is in flight.
+        /// Converts to the payload that the operation owns in flight.
         #[doc(hidden)]
         fn into_payload(self) -> Payload;
 
@@ -128,14 +128,14 @@ pub enum Payload {
     Pooled(PoolBuffer) = tag::Pooled,
     /// Several.
     PooledList(Vec<PoolBuffer>) = tag::POOLED_LIST,
-    /// A buffer that is only read.
+    /// A read-only buffer.
     Shared(SharedBuffer) = tag::Shared,
     /// Several.
     SharedList(Vec<SharedBuffer>) = tag::SHARED_LIST,
 }
 
-/// Discriminants of [`Payload`]. Those of variants that are written in parts have
-/// the variants' names.
+/// Discriminants of [`Payload`]. Variants that are written field by field give their
+/// discriminants their names.
 #[allow(non_upper_case_globals)]
 mod tag {
     pub const NONE: u64 = 0;
@@ -167,7 +167,7 @@ const _: () = {
     assert!(align_of::<Variant<MemorySlice>>() <= align_of::<Payload>());
     assert!(align_of::<Variant<PoolBuffer>>() <= align_of::<Payload>());
     assert!(align_of::<Variant<SharedBuffer>>() <= align_of::<Payload>());
-    // The size of a buffer, as in a queue's table.
+    // The size of a buffer in a queue's table.
     assert!(size_of::<Payload>() == size_of::<Variant<Buffer>>());
 };
 
@@ -238,7 +238,7 @@ impl Piece for PoolBuffer {
     }
 }
 
-/// A source only: nothing of it may be written.
+/// A source only, because a shared buffer must not be written.
 impl Piece for SharedBuffer {
     #[inline]
     fn memory(&self) -> &Registered {
@@ -287,7 +287,7 @@ fn wrong_domain() -> Error {
     Error::WrongDomain { what: "memory" }
 }
 
-/// Builds the SGE for `length` bytes of a piece.
+/// Returns the SGE for `length` bytes of a piece.
 #[inline]
 fn sge(piece: &impl Piece, length: usize, domain: Identity) -> Result<Sge> {
     if piece.memory().identity() != domain {
@@ -367,8 +367,8 @@ macro_rules! data {
                 let slot: *mut Variant<$piece> = slot.cast();
                 // SAFETY: the caller's obligation; the layout is that of the
                 // variant. Writing the enum as a whole would assemble it
-                // elsewhere and copy it in parts of other sizes than it was
-                // written in, which defeats store forwarding.
+                // elsewhere and copy it with accesses of other sizes, which
+                // defeats store forwarding.
                 unsafe {
                     (&raw mut (*slot).tag).write(tag::$one);
                     (&raw mut (*slot).piece).write(self);
@@ -423,7 +423,7 @@ data!(MemorySlice, Slice, Slices);
 data!(PoolBuffer, Pooled, PooledList);
 data!(SharedBuffer, Shared, SharedList);
 
-// Not of `SharedBuffer`, which others read.
+// Not `SharedBuffer`: other operations read it.
 impl Sink for Buffer {}
 impl Sink for MemorySlice {}
 impl Sink for PoolBuffer {}
@@ -445,7 +445,7 @@ fn with_sges<P: Piece, R>(
     for piece in pieces {
         let length = length(piece);
         let sge = sge(piece, length, domain)?;
-        // Some devices take an SGE of length 0 for 2 GiB.
+        // Some devices interpret an SGE of length 0 as 2 GiB.
         if length == 0 {
             continue;
         }
@@ -562,8 +562,8 @@ impl Payload {
         }
     }
 
-    /// Sets the lengths after a receive of `len` bytes, which fill buffer after
-    /// buffer.
+    /// Sets the lengths of the buffers after a receive of `len` bytes, which fill the
+    /// buffers in order.
     #[inline]
     pub(crate) fn received(&mut self, len: u32) {
         match self {
@@ -590,8 +590,8 @@ impl Payload {
         }
     }
 
-    /// Returns the first 40 bytes received, which are the global route header of
-    /// a datagram, if they are in one buffer.
+    /// Returns the first 40 bytes received, the global route header of a datagram, if
+    /// they are in one buffer.
     pub(crate) fn route_header(&self) -> Option<&[u8; 40]> {
         match self {
             Self::Buffer(buffer) => buffer.first_chunk(),
@@ -602,7 +602,7 @@ impl Payload {
         }
     }
 
-    /// Returns the buffer of a pool if there is exactly one.
+    /// Returns the pool buffer if the memory is exactly one.
     pub fn into_pool_buffer(self) -> Option<PoolBuffer> {
         match self {
             Self::Pooled(buffer) => Some(buffer),
@@ -611,7 +611,7 @@ impl Payload {
         }
     }
 
-    /// Returns the buffer if there is exactly one.
+    /// Returns the buffer if the memory is exactly one.
     #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
@@ -636,9 +636,9 @@ mod tests {
     use super::*;
     use std::mem::MaybeUninit;
 
-    /// A value written in parts equals one that was written as a whole.
+    /// A value written field by field equals a value written as a whole.
     #[test]
-    fn a_payload_is_laid_out_as_it_is_written() {
+    fn payload_layout_matches_field_writes() {
         let mut slot = MaybeUninit::<Payload>::uninit();
         let to: *mut Variant<Vec<Buffer>> = slot.as_mut_ptr().cast();
         // SAFETY: `slot` has room for the variant, all of which is written.

@@ -1,12 +1,12 @@
 //! Dynamic connections (DC): reliable, and without a queue pair for each peer.
 //!
-//! A [`DcInitiator`] sends to any target: each operation has a [`DcAddress`], which is
-//! the path to a port, the target's number and its key. A [`DcTarget`] receives from any
-//! initiator that has the key, into a [`SharedReceiveQueue`], and lets it access memory
-//! by the keys of regions. The device connects as needed, so that a process that talks to
-//! thousands of peers has one queue pair of each kind.
+//! A [`DcInitiator`] sends to any target: each operation has a [`DcAddress`], which
+//! consists of the path to a port, the target's number and its key. A [`DcTarget`]
+//! receives from any initiator that has the key, into a [`SharedReceiveQueue`], and gives
+//! it access to memory by the keys of regions. The device connects as needed, so a
+//! process with thousands of peers needs one initiator and one target.
 //!
-//! On ConnectX and on the embedded device; elsewhere [`Error::Unsupported`].
+//! Supported by ConnectX and the embedded device; others return [`Error::Unsupported`].
 //!
 //! ```
 //! use ringverbs::dynamic::DcAddress;
@@ -22,7 +22,7 @@
 //! srq.receive(domain.alloc(64)?.into_buffer(), 1)?;
 //! let target = domain.dc_target(&cq, &srq, KEY).build(&local)?;
 //!
-//! // A peer is told the target's number and key, and where its port is.
+//! // The target's owner sends its number, key and port address to peers.
 //! let path = domain.address_handle_to(&local, &local)?;
 //! let address = DcAddress::new(path, target.number(), KEY)?;
 //! let mut initiator = domain.dc_initiator(&cq).inline(16).build(&local)?;
@@ -56,13 +56,13 @@ use crate::{
     SharedReceiveQueue,
 };
 
-/// Numbers of targets have 24 bits.
+/// The largest target number: 24 bits.
 const LAST_NUMBER: u32 = 0xff_ffff;
 
 /// The address of a target of dynamic connections: the path to its port, its number and
 /// its key.
 ///
-/// Clones refer to the same path. Operations in flight keep that alive.
+/// Clones refer to the same path. Operations in flight keep the path alive.
 #[derive(Clone)]
 pub struct DcAddress {
     path: AddressHandle,
@@ -71,7 +71,7 @@ pub struct DcAddress {
 }
 
 impl DcAddress {
-    /// Makes an address of what the target's owner has told.
+    /// Creates an address from the number and key of the target's owner.
     ///
     /// # Errors
     /// [`Error::Limit`] for a number of more than 24 bits.
@@ -100,7 +100,7 @@ impl DcAddress {
         self.path.identity()
     }
 
-    /// Returns it as work requests have it.
+    /// Returns the destination of a work request.
     pub(crate) fn destination(&self) -> Destination<'_, device::Address> {
         Destination::Dynamic {
             address: self.path.address(),
@@ -188,13 +188,13 @@ impl DcInitiatorBuilder {
         self
     }
 
-    /// Limits the path MTU further than the port does. It must not exceed a target's.
+    /// Limits the path MTU below the port's. It must not exceed a target's.
     pub fn max_mtu(mut self, mtu: Mtu) -> Self {
         self.mtu = mtu;
         self
     }
 
-    /// Sets the time after which an unacknowledged packet is sent again.
+    /// Sets the time after which an unacknowledged packet is retransmitted.
     pub fn ack_timeout(mut self, time: impl Into<AckTimeout>) -> Self {
         self.ack_timeout = time.into();
         self
@@ -236,21 +236,21 @@ impl DcInitiatorBuilder {
 }
 
 impl DcTargetBuilder {
-    /// Sets what initiators may do with keys that they have (`REMOTE_READ`,
-    /// `REMOTE_WRITE`, `REMOTE_ATOMIC`); default: nothing, they only send.
+    /// Sets the access of initiators that have a key (`REMOTE_READ`, `REMOTE_WRITE`,
+    /// `REMOTE_ATOMIC`); default none: initiators can only send.
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.access = access | AccessFlags::LOCAL_WRITE;
         self
     }
 
-    /// Limits the path MTU further than the port does.
+    /// Limits the path MTU below the port's.
     pub fn max_mtu(mut self, mtu: Mtu) -> Self {
         self.mtu = mtu;
         self
     }
 
-    /// Sets the time that an initiator waits before it sends again what found no receive
-    /// posted.
+    /// Sets the time that an initiator waits before it retries a message that found no
+    /// receive posted.
     pub fn rnr_timer(mut self, time: impl Into<RnrTimer>) -> Self {
         self.rnr_timer = time.into();
         self
@@ -275,8 +275,11 @@ impl DcTargetBuilder {
             qp_state: State::INIT,
             ..attr
         };
-        let place = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
-        qp.modify(&init, place | QpAttrMask::ACCESS_FLAGS | QpAttrMask::STATE)?;
+        let init_mask = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+        qp.modify(
+            &init,
+            init_mask | QpAttrMask::ACCESS_FLAGS | QpAttrMask::STATE,
+        )?;
         let ready = QpAttr {
             qp_state: State::RTR,
             ..attr
@@ -291,18 +294,18 @@ impl DcTargetBuilder {
     }
 }
 
-/// An initiator of dynamic connections, which sends to any target. It receives nothing.
+/// An initiator of dynamic connections, which sends to any target and does not receive.
 ///
-/// Posting takes `&mut self` and no lock. Operations complete in the order of posting. One
-/// that fails (wrong key, no such target) moves the initiator to the error state, in which
-/// all others are flushed.
+/// Posting takes `&mut self` and no lock. Operations complete in the order of posting. A
+/// failed operation (wrong key, no such target) moves the initiator to the error state,
+/// which flushes all others.
 pub struct DcInitiator {
-    /// Not handed out: its operations have an address each.
+    /// Private: each of its operations needs an address.
     qp: QueuePair,
 }
 
 impl DcInitiator {
-    /// Returns the number of the queue pair, which completions have.
+    /// Returns the queue pair number, which completions contain.
     pub fn qp_num(&self) -> u32 {
         self.qp.qp_num()
     }
@@ -342,7 +345,7 @@ impl DcInitiator {
         self.qp.batch(|batch| fill(&mut DcBatch { batch }))
     }
 
-    /// Destroys it. Memory in flight is released as by dropping it.
+    /// Destroys the initiator. Memory in flight is released as on drop.
     ///
     /// # Errors
     /// Returns the initiator with the kernel's error.
@@ -380,9 +383,9 @@ impl DcBatch<'_, '_> {
 /// A target of dynamic connections: initiators that have its key send to its shared
 /// receive queue.
 ///
-/// Dropping it destroys it. Receives of the shared queue stay in flight.
+/// Dropping the target destroys it. Receives of the shared queue stay in flight.
 pub struct DcTarget {
-    /// Not handed out: it has no queues, and no other state to go to.
+    /// Private: it has no queues, and no further state transition.
     qp: QueuePair,
     number: u32,
     key: u64,
@@ -407,7 +410,7 @@ impl DcTarget {
         DcAddress::new(path, self.number, self.key)
     }
 
-    /// Destroys it.
+    /// Destroys the target.
     ///
     /// # Errors
     /// Returns the target with the kernel's error.

@@ -7,11 +7,11 @@ use crate::completion::Failure;
 use crate::operation::Operation;
 use crate::qp::State;
 
-/// Whether there is an embedded device.
+/// Whether the crate was built with the embedded device.
 pub(crate) const EMBEDDED: bool = cfg!(feature = "embedded");
 
-/// An error of this crate. The message names the verb, the object, the limit and
-/// what to do.
+/// An error of this crate. The message names the verb, the object and the limit, and
+/// advises what to do.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -100,8 +100,8 @@ pub enum Error {
     /// was removed, or the kernel refused. The operations are in flight; they are
     /// returned as completions or released when the queue pair is dropped.
     ///
-    /// Only of rdma_rxe, whose doorbell is a system call; a ConnectX's is a write
-    /// to a register, which cannot fail.
+    /// Only rdma_rxe, whose doorbell is a system call, returns this; ConnectX's doorbell
+    /// is a register write, which cannot fail.
     Doorbell {
         /// The kernel's errno.
         errno: i32,
@@ -114,7 +114,7 @@ pub enum Error {
         /// The queue pair number in the completion.
         qp_num: u32,
     },
-    /// An operation of a queue that does not report completions failed. The queue pair
+    /// An operation failed on a queue that does not report completions. The queue pair
     /// may be in an error state.
     Failed {
         /// The operation.
@@ -160,10 +160,10 @@ impl Error {
         }
     }
 
-    /// Returns whether this is the error that the kernel reports after the device
-    /// was removed: unplugged, or its driver unloaded. Drivers of live devices
-    /// occasionally report it (EIO) too; before it releases memory, this crate
-    /// asks the kernel again.
+    /// Returns whether this is the error that the kernel reports after the device was
+    /// removed (unplugged, or its driver unloaded): EIO. Drivers of live devices
+    /// occasionally report EIO too, so this crate queries the kernel again before it
+    /// releases memory.
     pub fn is_device_gone(&self) -> bool {
         match self {
             Self::Kernel(error) => error.is_device_gone(),
@@ -286,7 +286,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// if let Err(refused) = domain.close() {
 ///     eprintln!("{refused}");
 ///     let domain = refused.into_object();
-///     // ... close what it says is in its way ...
+///     // ... close the objects that still use the domain ...
 ///     domain.close()?;
 /// }
 /// # Ok(()) }

@@ -1,11 +1,11 @@
-//! Exchange of what peers need before they use RDMA: endpoints of queue pairs,
-//! remote memory, and bytes of the program's own.
+//! Exchange of connection data before RDMA is used: endpoints of queue pairs, remote
+//! memory, and application data.
 //!
-//! A [`Hello`] goes over any stream: a socket, a pipe, TLS. It is one message with
-//! a version, a length and a limit, and no byte after it is read, so that the
-//! stream can be used further. The peer is not trusted: whatever it sends is a
-//! `Hello` with values in range, or a [`HandshakeError`], and no more than
-//! [`MAX_LENGTH`] bytes are read or allocated. Timeouts are the caller's.
+//! A [`Hello`] is sent over any stream: a socket, a pipe, TLS. It is one message with
+//! a version, a length and a limit. No byte after it is read, so the stream can be
+//! used afterwards. The peer is not trusted: its input is either a `Hello` with values
+//! in range or a [`HandshakeError`], and at most [`MAX_LENGTH`] bytes are read or
+//! allocated. Timeouts are up to the caller.
 //!
 //! ```no_run
 //! # fn f(qp: &mut ringverbs::QueuePair, region: &ringverbs::RemoteRegion)
@@ -29,11 +29,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A queue pair that is connected may be sent to only when the peer's is, too: a
-//! second `Hello`, an empty one, tells that.
+//! A queue pair may send only after the peer's queue pair is connected too; a second,
+//! empty `Hello` reports that.
 //!
-//! With the feature `tokio`, [`exchange`] does both directions at once, and
-//! [`connect`] does everything.
+//! With the feature `tokio`, [`exchange`] sends and receives concurrently, and
+//! [`connect`] does all steps.
 
 #![forbid(unsafe_code)]
 
@@ -56,12 +56,12 @@ pub const MAX_LENGTH: usize = 1 << 16;
 
 /// The start of a message; the last byte is the version.
 const MAGIC: [u8; 8] = *b"RVHELLO\x01";
-/// Magic number, and the numbers of endpoints, regions and bytes, of 4 bytes each,
-/// little-endian.
+/// Length of a header: magic number, and the counts of endpoints, regions and data
+/// bytes, of 4 bytes each, little-endian.
 const HEADER: usize = MAGIC.len() + 3 * 4;
-/// Queue pair number, PSN, LID, code of the MTU, 0, GID.
+/// Length of an endpoint: queue pair number, PSN, LID, code of the MTU, 0, GID.
 const ENDPOINT: usize = 4 + 4 + 2 + 1 + 1 + 16;
-/// Address, length, rkey.
+/// Length of a region: address, length, rkey.
 const REGION: usize = 8 + 8 + 4;
 
 /// The message that each side sends.
@@ -72,7 +72,7 @@ pub struct Hello {
     pub endpoints: Vec<Endpoint>,
     /// Memory that the other side may use.
     pub regions: Vec<RemoteMemory>,
-    /// Bytes of the program's own.
+    /// Application data.
     pub data: Vec<u8>,
 }
 
@@ -84,11 +84,11 @@ pub enum HandshakeError {
     Stream(io::Error),
     /// The peer does not speak this protocol.
     Protocol,
-    /// The peer speaks another version of it.
+    /// The peer speaks another version of the protocol.
     Version(u8),
     /// The message is, or would be, longer than [`MAX_LENGTH`].
     TooLong,
-    /// A value of the peer is out of range, or a message is not what it has to be.
+    /// A value of the peer is out of range, or a message is malformed.
     Malformed {
         /// The malformed part.
         what: &'static str,
@@ -138,7 +138,7 @@ impl From<crate::Error> for HandshakeError {
     }
 }
 
-/// Bytes of a message, which end no later than it.
+/// The unread bytes of a message.
 struct Bytes<'b>(&'b [u8]);
 
 impl Bytes<'_> {
@@ -288,11 +288,11 @@ impl Hello {
 
     /// Sends the message.
     ///
-    /// Both sides may send before they read, if the stream buffers a message: a
-    /// socket buffers the short ones that there usually are.
+    /// Both sides may send before they read if the stream buffers a message; a socket
+    /// buffers messages of the usual length.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode); those of the stream.
+    /// As [`encode`](Self::encode); errors of the stream.
     pub fn write_to(&self, stream: &mut impl Write) -> Result<(), HandshakeError> {
         stream.write_all(&self.encode()?)?;
         Ok(stream.flush()?)
@@ -301,10 +301,10 @@ impl Hello {
     /// Receives a message.
     ///
     /// # Errors
-    /// [`HandshakeError`], except `Verbs`. The stream cannot be used any more then.
+    /// [`HandshakeError`], except `Verbs`. The stream cannot be used after an error.
     pub fn read_from(stream: &mut impl Read) -> Result<Self, HandshakeError> {
         let mut header = [0; HEADER];
-        // A foreign protocol is known by its first bytes; there may be no more.
+        // Another protocol is recognised by its first bytes; more may never arrive.
         let (magic, counts) = header.split_at_mut(MAGIC.len());
         stream.read_exact(magic)?;
         check_magic(magic)?;

@@ -3,19 +3,19 @@
 //! ```text
 //! devices() ─► Device ─► Context ─► ProtectionDomain ─► Region ─► Buffer
 //!                           │              └──────────► QueuePair ─── posts Buffers
-//!                           └─► CompletionQueue ◄──────────┘     ─── gives them back
+//!                           └─► CompletionQueue ◄──────────┘     ─── returns Buffers
 //! ```
 //!
-//! The crate calls the kernel directly (ioctl on the uverbs device). The data
-//! path is in userspace: posting and polling allocate nothing and, as far as the
-//! device allows, make no system call. There are three exceptions: a request that
-//! binds a memory window allocates a record, the first completion of a queue pair
-//! may enlarge its completion queue's table of queue pairs, and a loop of empty
-//! polls of an embedded device sleeps.
+//! The crate calls the kernel directly (ioctl on the uverbs device). The data path
+//! is in userspace: posting and polling do not allocate, and make no system call if
+//! the device does not require one. There are three exceptions: a bind of a memory
+//! window allocates a record, the first completion of a queue pair may enlarge its
+//! completion queue's table of queue pairs, and a loop of empty polls of an embedded
+//! device sleeps.
 //!
 //! **Safe by ownership.** A posted operation owns its memory until its completion
 //! is read or its queue pair is destroyed. Handles can be dropped or forgotten in
-//! any order: each keeps the objects that it depends on.
+//! any order: each keeps alive the objects that it depends on.
 //!
 //! Misuse does not compile. For example, a buffer in flight cannot be accessed:
 //!
@@ -26,22 +26,22 @@
 //! # }
 //! ```
 //!
-//! `docs/internals/soundness.md` lists all promises and the tests of each: memory
-//! that a peer may write is never a slice, a completion entry does not outlive its
-//! batch, and so on. `docs/guide.md` introduces the API step by step.
+//! `docs/internals/soundness.md` lists all guarantees with their tests: memory that
+//! a peer may write is never a slice, a completion entry does not outlive its batch,
+//! and so on. `docs/guide.md` introduces the API step by step.
 //!
 //! **Threads.** Control path handles (`Context`, `ProtectionDomain`,
-//! [`CompletionQueueRef`]) can be used from any thread. A [`CompletionQueue`] and
-//! a [`QueuePair`] are `Send` and have one owner at a time.
+//! [`CompletionQueueRef`]) can be used from any thread. [`CompletionQueue`] and
+//! [`QueuePair`] are `Send` and have one owner at a time.
 //!
-//! **Dynamic connections, raw packets.** [`dynamic`] has reliable queue pairs that send to
-//! any target, [`packet`] queues of whole Ethernet frames.
+//! **Dynamic connections, raw packets.** [`dynamic`] has reliable queue pairs that
+//! send to any target; [`packet`] sends and receives whole Ethernet frames.
 //!
 //! **Async.** [`future`] has a future for each operation.
 
 #![allow(
     clippy::result_large_err,
-    reason = "a handle that cannot be closed is given back, and that is no hot path"
+    reason = "the error returns the handle that could not be closed, off the data path"
 )]
 
 mod address_vector;
@@ -103,8 +103,8 @@ pub use remote_memory::RemoteMemory;
 pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 
 pub use uverbs::{AccessFlags, Advice, AdviseFlags, AhAttr, GlobalRoute};
-// Kernel commands that take an object's number are not exported: they would
-// change an object without its owner's knowledge.
+// Kernel commands that take an object's handle are not exported: they would change
+// an object without its owner's knowledge.
 pub use uverbs::{Command, Errno, Error as KernelError};
 
 /// Compiles the guide's snippets as documentation tests.

@@ -35,14 +35,13 @@ impl From<WindowType> for MwType {
 /// [`RemoteRegion`](crate::RemoteRegion) that has `MW_BIND`. The key can be given
 /// to a peer and revoked without affecting the region.
 ///
-/// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. The window keeps
-/// every region alive that it may be bound to. It releases a region when the
-/// library has read the successful completion of a later bind; an unsignalled
-/// bind has no such completion.
+/// [`WorkRequest::bind`](crate::WorkRequest::bind) binds it. The window keeps alive
+/// every region that it may be bound to, and releases a region when the successful
+/// completion of a later bind was read; an unsignalled bind has no such completion.
 ///
-/// Several binds may be in flight on one queue pair, where they complete in
-/// order. Between queue pairs there is no order, so a bind is refused while one
-/// is in flight on another queue pair; an unsignalled bind is in flight until a
+/// Several binds may be in flight on one queue pair, where they complete in order.
+/// Queue pairs are not ordered with each other, so a bind is refused while a bind of the
+/// window is in flight on another queue pair; an unsignalled bind is in flight until a
 /// later completion of its queue was read.
 ///
 /// A handle: clones refer to the same window. Any thread may use it.
@@ -58,24 +57,23 @@ struct Inner {
     domain: ProtectionDomain,
 }
 
-/// The window's state in the device, as far as it is known.
+/// The known state of the window in the device.
 struct State {
     /// The key after the last posted bind.
     rkey: u32,
-    /// Number of binds in flight. Each keeps its own region alive.
+    /// Number of binds in flight. Each bind keeps its own region alive.
     in_flight: u32,
-    /// The queue pair that these were posted on.
+    /// The queue pair on which they were posted.
     queue_pair: u64,
-    /// Regions that the window may be bound to: that of the last bind that
-    /// completed successfully, and those of all binds that ended otherwise since.
+    /// Regions that the window may be bound to: the region of the last successful bind, and
+    /// the regions of all later binds that ended without success.
     bound: Vec<Arc<Registered>>,
-    /// Regions of binds written by the raw layer, whose completions the library
-    /// does not see.
+    /// Regions of binds posted by the raw layer, whose completions are unknown here.
     raw: Vec<Arc<Registered>>,
 }
 
-/// Returns the key after the next bind, or before the last one. The low 8 bits
-/// are the consumer-owned variant, which each bind increments.
+/// Returns the key after the next bind, or before the last bind. Each bind increments the
+/// low 8 bits, the consumer-owned variant.
 fn variant(rkey: u32, step: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(step) & 0xff
 }
@@ -135,13 +133,11 @@ impl MemoryWindow {
         self.inner.kind
     }
 
-    /// Returns the key that the last posted bind gave the window. After the
-    /// completion of a failed or flushed bind was read, it is the key before that
-    /// bind.
+    /// Returns the key after the last posted bind. Once the completion of a failed or
+    /// flushed bind was read, this is the key before that bind.
     ///
-    /// The outcome of binds that were in flight on a queue pair when it was
-    /// destroyed is unknown: if the next bind fails, a new window has to be
-    /// allocated.
+    /// The outcome of binds that were in flight when their queue pair was destroyed is
+    /// unknown: if the next bind fails, allocate a new window.
     pub fn rkey(&self) -> u32 {
         self.state().rkey
     }
@@ -151,7 +147,7 @@ impl MemoryWindow {
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks a bind as IBA 10.6.7.2 requires, which not every device does.
+    /// Validates a bind as IBA 10.6.7.2 requires; not every device does.
     pub(crate) fn check(&self, to: Option<&MemorySlice>, access: AccessFlags) -> Result<()> {
         let invalid = |what| Err(Error::Invalid { what });
         if !ACCESS.contains(access) {
@@ -194,8 +190,8 @@ impl MemoryWindow {
         }
     }
 
-    /// Returns the operands of a bind that the raw layer writes. The library does
-    /// not learn whether it is posted, so the region is kept alive.
+    /// Returns the operands of a bind that the raw layer posts. Whether it is posted is
+    /// unknown here, so the region is kept alive.
     pub(crate) fn raw_binding(&self, to: &MemorySlice, access: AccessFlags) -> BindOperands {
         let mut state = self.state();
         keep(&mut state.raw, to.memory());
@@ -206,7 +202,7 @@ impl MemoryWindow {
     /// `to`.
     ///
     /// # Safety
-    /// This is true, and no other bind of the window was posted since.
+    /// The bind has completed, and no other bind of the window was posted since.
     pub(crate) unsafe fn is_bound(&self, to: &MemorySlice, rkey: u32) {
         let mut state = self.state();
         state.rkey = rkey;
@@ -252,8 +248,8 @@ fn keep(kept: &mut Vec<Arc<Registered>>, region: &Arc<Registered>) {
     }
 }
 
-/// A bind as part of a work request. Once it is posted, its outcome changes the
-/// window's state.
+/// A bind as part of a work request. The outcome of a posted bind changes the window's
+/// state.
 #[derive(Debug)]
 pub(crate) struct Bind {
     window: MemoryWindow,
@@ -273,8 +269,7 @@ impl Bind {
         }
     }
 
-    /// Counts it among the binds in flight on that queue pair, and returns its
-    /// operands.
+    /// Counts the bind as in flight on a queue pair, and returns its operands.
     ///
     /// # Errors
     /// [`Error::Busy`] while others are in flight on another queue pair;
@@ -305,7 +300,7 @@ impl Bind {
         Ok(binding)
     }
 
-    /// Removes it from those in flight; `None` if it was not counted.
+    /// Removes the bind from those in flight; `None` if it was not counted.
     fn end(&mut self) -> Option<MutexGuard<'_, State>> {
         if !mem::take(&mut self.counted) {
             return None;
@@ -322,14 +317,13 @@ impl Bind {
         }
     }
 
-    /// Called when its own completion was read. Only success releases other
-    /// regions: a bind that was executed is flushed too if an operation before it
-    /// fails.
+    /// Called when the bind's own completion was read. Only success releases other
+    /// regions: if an earlier operation fails, a bind that was executed may be flushed.
     #[cold]
-    pub fn completed(&mut self, done: bool) {
+    pub fn completed(&mut self, succeeded: bool) {
         let region = self.to.as_ref().map(MemorySlice::memory).cloned();
         let Some(mut state) = self.end() else { return };
-        if done {
+        if succeeded {
             let before = mem::replace(&mut state.bound, region.into_iter().collect());
             // Dropped outside of the lock: these may be the last references to a
             // region.
@@ -345,8 +339,8 @@ impl Bind {
 }
 
 impl Drop for Bind {
-    /// It ended without a completion of its own: with a later completion of its
-    /// queue, or with its queue pair. Whether it was executed is unknown.
+    /// Ends a bind without its own completion: retired by a later completion of its queue,
+    /// or by its queue pair. Whether it was executed is unknown.
     fn drop(&mut self) {
         let region = self.to.as_ref().map(MemorySlice::memory).cloned();
         if let Some(mut state) = self.end() {
@@ -364,7 +358,7 @@ impl State {
 }
 
 impl Inner {
-    /// Revokes the key, which gives peers no access any more.
+    /// Revokes the key: peers lose access.
     fn revoke(&self) -> Result<(), uverbs::Error> {
         match self.object.has_ended() {
             true => Ok(()),
@@ -374,9 +368,9 @@ impl Inner {
 }
 
 impl Drop for Inner {
-    /// Runs before the region is released: the kernel refuses to deregister a
-    /// region that a window is bound to. On ConnectX it would succeed, and leave
-    /// a window that names a key which another region may get.
+    /// Runs before the region is released: the kernel refuses to deregister a region with
+    /// bound windows. On ConnectX deregistration would succeed, and leave a window with a
+    /// key that another region may get.
     fn drop(&mut self) {
         let Err(error) = self.revoke() else { return };
         if !self.object.has_ended() {

@@ -27,7 +27,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns its name for an error text.
+    /// Returns the plural of its name, for error texts.
     #[cold]
     #[inline(never)]
     pub(crate) fn plural(self) -> &'static str {
@@ -45,7 +45,7 @@ impl Operation {
         }
     }
 
-    /// Returns the name of its post for an error text.
+    /// Returns the name of its verb, for error texts.
     #[cold]
     #[inline(never)]
     pub(crate) fn post(self) -> &'static str {
@@ -66,8 +66,7 @@ impl Operation {
 
 /// The address of remote memory, with the rkey that gives access to it.
 ///
-/// The owner of the memory sends it to its peers; the feature `serde` serialises
-/// it.
+/// The owner of the memory sends it to peers; the feature `serde` serialises it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteAddr {

@@ -36,7 +36,7 @@ impl FromStr for Gid {
 
     fn from_str(text: &str) -> Result<Self> {
         let address: Ipv6Addr = text.parse().map_err(|_| Error::Parse {
-            expected: "a GID, which is written as an IPv6 address is",
+            expected: "a GID, in the notation of an IPv6 address",
         })?;
         Ok(Self(address.octets()))
     }
@@ -73,8 +73,7 @@ impl GidEntry {
 /// Capabilities and limits of a device. `fw_ver` and GUIDs are in network byte
 /// order.
 pub use uverbs::DeviceAttr;
-/// [`DeviceAttr`] with later additions, which are zero if the kernel does not
-/// report them.
+/// [`DeviceAttr`] with extensions, which are zero if the kernel does not report them.
 pub use uverbs::DeviceAttrEx;
 /// State and limits of a port.
 pub use uverbs::PortAttr;
@@ -89,7 +88,7 @@ pub use uverbs::discovery::{Device as FoundDevice, DriverId, NodeType};
 #[cfg(feature = "embedded")]
 const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Number of GIDs requested at once; no device has more.
+/// Number of GIDs in one request; no device has more.
 const MAX_GIDS: usize = 1024;
 
 impl Context {
@@ -101,8 +100,8 @@ impl Context {
         Ok(self.uverbs().query_device()?)
     }
 
-    /// Queries the capabilities and limits of the device, with later additions. A
-    /// system call.
+    /// Queries the capabilities and limits of the device, with extensions
+    /// (`ibv_query_device_ex`). A system call.
     ///
     /// # Errors
     /// EIO if the device was removed.
@@ -123,14 +122,13 @@ impl Context {
     /// that have no encoding, such as those of bonded ports.
     ///
     /// # Errors
-    /// EINVAL if there is no such port; EOPNOTSUPP or EPROTONOSUPPORT if the
-    /// driver or the kernel does not support the query; no kernel before Linux 7
-    /// does.
+    /// EINVAL if there is no such port; EOPNOTSUPP or EPROTONOSUPPORT if the driver or the
+    /// kernel does not support the query (kernels before Linux 7 do not).
     pub fn query_port_speed(&self, port: u8) -> Result<u64> {
         Ok(self.uverbs().query_port_speed(port.into())?)
     }
 
-    /// Queries the GID of a port at that index of its table.
+    /// Queries the GID at an index of a port's table.
     ///
     /// # Errors
     /// ENODATA for an empty entry, EINVAL for an index outside of the table.
@@ -139,8 +137,7 @@ impl Context {
         Ok(Gid(entry.gid))
     }
 
-    /// Returns the partition key of a port at that index of its table, in host
-    /// byte order.
+    /// Returns the partition key at an index of a port's table, in host byte order.
     ///
     /// # Errors
     /// ENOENT for an index outside of the table; [`Error::Unsupported`] for a
@@ -216,8 +213,8 @@ impl Inspector {
         self.info.num_comp_vectors
     }
 
-    /// Queries the capabilities and limits of the device. What the kernel does
-    /// not report is zero.
+    /// Queries the capabilities and limits of the device. Fields that the kernel does not
+    /// report are zero.
     ///
     /// # Errors
     /// EIO if the device was removed.

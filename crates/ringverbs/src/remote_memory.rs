@@ -1,4 +1,4 @@
-//! Addresses of remote memory, as peers tell each other.
+//! Addresses of remote memory, for exchange between peers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +9,8 @@ use crate::{Error, ForeignRegion, MemorySlice, RemoteAddr, RemoteRegion, Result}
 ///
 /// The owner of the memory sends it to its peers: as text (`Display`, `FromStr`:
 /// address, length and rkey in hexadecimal, separated by colons), with serde, or in
-/// a [`Hello`](crate::handshake::Hello). The length is what the owner says; the
-/// device of the owner checks each access in any case.
+/// a [`Hello`](crate::handshake::Hello). The length is the owner's claim; the owner's
+/// device checks each access in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
     key: RemoteAddr,
@@ -18,8 +18,8 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// Creates a value from an address and a length, unless the memory would go
-    /// beyond the last address.
+    /// Creates a value from an address and a length; `None` if the memory would exceed the
+    /// address space.
     pub fn new(key: RemoteAddr, len: usize) -> Option<Self> {
         let last = len.saturating_sub(1) as u64;
         key.addr.checked_add(last).map(|_| Self { key, len })
@@ -57,7 +57,7 @@ impl RemoteMemory {
 }
 
 impl RemoteRegion {
-    /// Returns the region as a peer knows it.
+    /// Returns address, rkey and length, for a peer.
     pub fn remote(&self) -> RemoteMemory {
         let (key, len) = (self.key(), self.len());
         RemoteMemory { key, len }
@@ -65,7 +65,7 @@ impl RemoteRegion {
 }
 
 impl ForeignRegion {
-    /// Returns the region as a peer knows it.
+    /// Returns address, rkey and length, for a peer.
     pub fn remote(&self) -> RemoteMemory {
         let (key, len) = (self.key(), self.len());
         RemoteMemory { key, len }
@@ -73,14 +73,14 @@ impl ForeignRegion {
 }
 
 impl MemorySlice {
-    /// Returns the slice as a peer knows it.
+    /// Returns address, rkey and length, for a peer.
     pub fn remote(&self) -> RemoteMemory {
         let (key, len) = (self.key(), self.len());
         RemoteMemory { key, len }
     }
 }
 
-/// Parses hexadecimal numbers separated by colons, each of up to so many digits.
+/// Parses hexadecimal numbers separated by colons, each of up to `digits` digits.
 fn numbers<const N: usize>(text: &str, digits: [usize; N]) -> Option<[u64; N]> {
     let mut parts = text.trim().split(':');
     let mut numbers = [0; N];
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_read_as_it_was_written() {
+    fn text_round_trips() {
         for (addr, len, rkey) in [
             (0, 0, 0),
             (0, usize::MAX, u32::MAX),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_within_its_memory() {
+    fn at_checks_the_range() {
         let memory = RemoteMemory::new(RemoteAddr::new(100, 7), 10).unwrap();
         assert_eq!(memory.at(10, 0).unwrap().addr, 110);
         assert_eq!(memory.at(3, 7).unwrap().addr, 103);

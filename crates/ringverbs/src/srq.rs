@@ -111,11 +111,11 @@ impl SharedReceiveQueueBuilder {
     }
 }
 
-/// A receive queue that several queue pairs share.
+/// A shared receive queue: a receive queue of several queue pairs (`ibv_srq`).
 ///
-/// Posting takes `&mut self`. A receive completes in the completion queue of the
-/// queue pair that consumed it, in any order. Queue pairs keep the queue's kernel
-/// object alive, and its receives stay in flight until all of them are destroyed.
+/// Posting takes `&mut self`. A receive completes in the completion queue of the queue
+/// pair that consumed it, in any order. Queue pairs keep the queue's kernel object alive;
+/// its receives stay in flight until all of these queue pairs are destroyed.
 pub struct SharedReceiveQueue {
     queue: ManuallyDrop<SharedRecvQueue>,
     inner: Arc<Inner>,
@@ -256,8 +256,8 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Requests one asynchronous event for when fewer than `receives` receives
-    /// are left.
+    /// Requests one asynchronous event, raised when fewer than `receives` receives are left
+    /// (the SRQ limit).
     ///
     /// # Errors
     /// EINVAL if the queue holds fewer than that.
@@ -272,9 +272,8 @@ impl SharedReceiveQueue {
     /// Resizes the queue to hold at least `receives`. Posted receives are kept.
     ///
     /// # Errors
-    /// EINVAL if more are posted or the device cannot resize; nothing has changed
-    /// then. If the new ring cannot be mapped, the queue accepts no more
-    /// receives.
+    /// EINVAL if more are posted or the device cannot resize; the queue is unchanged. If the
+    /// new ring cannot be mapped, the queue accepts no more receives.
     pub fn resize(&mut self, receives: u32) -> Result<()> {
         let change = SrqModify {
             limit: None,

@@ -1,9 +1,9 @@
 //! Connecting queue pairs over TCP, by exchanging endpoints.
 //!
-//! Two programs that can reach each other by TCP need nothing else to connect.
-//! The alternative is [`cm`](crate::cm), by IP address alone. [`connect`] does
-//! everything; [`exchange`] and [`barrier`] are its parts, for programs that
-//! exchange more than one endpoint.
+//! Programs with a TCP connection need no connection manager; the alternative is
+//! [`cm`](crate::cm), which connects by IP address alone. [`connect`] does all steps;
+//! [`exchange`] and [`barrier`] are the individual steps, for programs that exchange
+//! several endpoints.
 //!
 //! ```no_run
 //! # fn f(domain: &ringverbs::ProtectionDomain, cq: &ringverbs::CompletionQueue)
@@ -18,12 +18,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The peer does the same with the stream that it has accepted. Each message is a
-//! line of fixed length, and no byte after it is read, so that the stream can be
-//! used further. The peer is not trusted: a malformed message is refused at its
-//! first wrong byte, and the timeout covers the whole call, however slowly bytes
-//! arrive. Blocking and non-blocking streams both work; their timeouts are
-//! neither used nor changed.
+//! The peer does the same with the accepted stream. Each message is a line of fixed
+//! length, and no byte after it is read, so the stream can be used afterwards. The peer
+//! is not trusted: a malformed message is refused at its first invalid byte, and the
+//! timeout covers the whole call, however slowly bytes arrive. The stream may be
+//! blocking or non-blocking; its own timeouts are neither used nor changed.
 
 #![forbid(unsafe_code)]
 
@@ -46,7 +45,7 @@ const GREETING: &[u8] = b"ringverbs 1 ";
 const ENDPOINT: usize = 53;
 /// Length of an endpoint's line.
 const LINE: usize = GREETING.len() + ENDPOINT + 1;
-/// The line of a side that is connected.
+/// The line that a connected side sends.
 const READY: &[u8] = b"ringverbs ready\n";
 /// Maximum bytes of a malformed message that an error quotes.
 const QUOTED: usize = 24;
@@ -128,8 +127,8 @@ impl From<Error> for ExchangeError {
 /// Sends the local endpoint and returns the peer's. Both sides call it.
 ///
 /// # Errors
-/// [`ExchangeError`], except `Verbs`. The stream may then be in the middle of a
-/// message, and cannot be used any more.
+/// [`ExchangeError`], except `Verbs`. The stream cannot be used after an error: it may
+/// be in the middle of a message.
 pub fn exchange(
     stream: &TcpStream,
     ours: &Endpoint,
@@ -154,14 +153,14 @@ pub fn exchange(
     let parse = || {
         let text = line[GREETING.len()..].strip_suffix(b"\n")?;
         let endpoint: Endpoint = std::str::from_utf8(text).ok()?.parse().ok()?;
-        // There is exactly one valid spelling.
+        // Only the canonical spelling is valid.
         (endpoint.to_string().as_bytes() == text).then_some(endpoint)
     };
     parse().ok_or_else(|| malformed(expected, &line[GREETING.len()..]))
 }
 
-/// Waits for the peer: both sides call it, and neither returns before the other
-/// has called.
+/// Waits for the peer: both sides call this function, and neither call returns before
+/// the other side has called it.
 ///
 /// # Errors
 /// As [`exchange`].
@@ -179,8 +178,8 @@ pub fn barrier(stream: &TcpStream, timeout: Duration) -> Result<(), ExchangeErro
 /// Connects a queue pair to the one that the peer passes to this function, and
 /// waits until both are ready to send. Returns the peer's endpoint.
 ///
-/// A peer may send as soon as its call returns. To have a receive posted by then,
-/// call [`QueuePair::initialize`] and [`QueuePair::receive`] first.
+/// A peer may send as soon as its call returns, so post receives first: call
+/// [`QueuePair::initialize`] and [`QueuePair::receive`].
 ///
 /// # Errors
 /// As [`exchange`]; [`ExchangeError::Verbs`] as [`QueuePair::connect`].
@@ -219,7 +218,7 @@ fn malformed(expected: &'static str, got: &[u8]) -> ExchangeError {
     }
 }
 
-/// A stream with the deadline of one message each way.
+/// A stream with the deadline for one message in each direction.
 struct Exchange<'s> {
     stream: &'s TcpStream,
     begin: Instant,

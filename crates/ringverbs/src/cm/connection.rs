@@ -86,7 +86,7 @@ impl Connector {
         timeout: Duration,
     ) -> Result<Self> {
         let this = Self::begin(manager, from, peer, timeout)?;
-        // The kernel's timeout expires first, and its error is more specific.
+        // The kernel's timeout should expire first: its error is more specific.
         let event_timeout = Some(timeout.saturating_add(Duration::from_secs(1)));
         await_event(&this.channel, EventKind::ADDR_RESOLVED, event_timeout)?;
         this.id.resolve_route(timeout)?;
@@ -121,7 +121,7 @@ impl Connector {
         &self.channel
     }
 
-    /// Returns the device that leads to the peer, on which the queue pair must be
+    /// Returns the device with the route to the peer, on which the queue pair must be
     /// created.
     ///
     /// # Errors
@@ -147,18 +147,18 @@ impl Connector {
         prepare(&self.id, qp)
     }
 
-    /// Connects and moves the queue pair to RTS; a new one is prepared first. For
-    /// a datagram service it requests the service ([`Connection::service`]).
+    /// Connects and moves the queue pair to RTS; a new queue pair is prepared first. For
+    /// datagrams, requests the peer's service ([`Connection::service`]).
     ///
-    /// `timeout` limits the wait for the peer's answer; the kernel gives up after
-    /// about a minute.
+    /// `timeout` limits the wait for the peer's answer. The kernel's own timeout is about
+    /// a minute.
     ///
     /// # Errors
     /// [`Error::Failed`](super::Error::Failed) if the peer rejects, with its
     /// private data, or does not answer;
     /// [`Error::Timeout`](super::Error::Timeout);
     /// [`Error::Manager`](super::Error::Manager) for too much private data. The
-    /// queue pair cannot be used any more then.
+    /// queue pair cannot be used after an error.
     pub fn connect(
         self,
         qp: &mut QueuePair,
@@ -171,8 +171,8 @@ impl Connector {
         self.finish(qp, event)
     }
 
-    /// Prepares the queue pair and sends the request. Returns the event that the
-    /// peer's answer is.
+    /// Prepares the queue pair and sends the request. Returns the event that reports the
+    /// peer's answer.
     pub(super) fn request(&self, qp: &mut QueuePair, options: &Options<'_>) -> Result<EventKind> {
         self.prepare(qp)?;
         self.id.connect(&ConnParam {
@@ -236,8 +236,8 @@ pub struct Service {
 
 /// A connection of a queue pair, or a resolved datagram service.
 ///
-/// Dropping it disconnects. The queue pair then notices only when its operations
-/// fail; [`disconnect`](Self::disconnect) flushes them.
+/// Dropping the connection disconnects without flushing the queue pair's operations,
+/// which then fail individually; [`disconnect`](Self::disconnect) flushes them.
 #[derive(Debug)]
 pub struct Connection {
     id: Id,
@@ -256,8 +256,7 @@ impl Connection {
         }
     }
 
-    /// Returns the peer's private data of its request or answer, padded with
-    /// zeros.
+    /// Returns the private data of the peer's request or answer, padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -292,7 +291,7 @@ impl Connection {
     /// may arrive earlier.
     ///
     /// # Errors
-    /// [`Error::Failed`](super::Error::Failed) if the peer gave up,
+    /// [`Error::Failed`](super::Error::Failed) if the peer cancelled,
     /// [`Error::Timeout`](super::Error::Timeout).
     pub fn wait_established(&self, timeout: Option<Duration>) -> Result<()> {
         if self.id.state() == rdmacm::State::Established {
@@ -304,11 +303,10 @@ impl Connection {
     /// Returns whether the peer has disconnected or the device was removed. Reads
     /// all pending events without blocking: a system call.
     ///
-    /// When a peer is killed, its memory and queue pair are destroyed, so
-    /// operations in flight can fail before the disconnect is known. After a
-    /// failed completion, [`wait_disconnected`](Connection::wait_disconnected)
-    /// with a second or two distinguishes a peer that has ended from one that has
-    /// made an error.
+    /// When a peer is killed, its memory and queue pair are destroyed, so operations in
+    /// flight can fail before the disconnect arrives. After a failed completion,
+    /// [`wait_disconnected`](Connection::wait_disconnected) with a timeout of a second or
+    /// two distinguishes a peer that has ended from a peer that has made an error.
     ///
     /// # Errors
     /// [`Error::Manager`](super::Error::Manager) if the channel cannot be read.
@@ -351,13 +349,13 @@ impl AsFd for Connection {
     }
 }
 
-/// Sets INIT again: without a peer, the connection manager's attributes allowed
-/// no remote access.
+/// Moves the queue pair to INIT again: before the peer was known, the connection
+/// manager's attributes allowed no remote access.
 fn reinitialize(id: &Id, qp: &mut QueuePair) -> Result<()> {
     advance(id, qp, QpState::INIT, |_| {})
 }
 
-/// Accepts with the given depths; implements
+/// Accepts with these depths; implements
 /// [`Request::accept`](super::Request::accept).
 pub(super) fn accept(
     id: &Id,

@@ -20,9 +20,9 @@ pub enum Error {
         kind: EventKind,
         /// The reason.
         reason: Option<Reason>,
-        /// Private data of a peer that rejected, padded with zeros.
+        /// Private data of the peer's rejection, padded with zeros.
         private_data: Vec<u8>,
-        /// The embedded device on whose network nobody listens.
+        /// The embedded device whose network has no listener at the address.
         device: Option<String>,
     },
     /// The awaited event did not occur in time.
@@ -30,9 +30,9 @@ pub enum Error {
         /// The awaited event.
         awaited: EventKind,
     },
-    /// The address leads to no RDMA device that is visible to this process.
+    /// The address resolves to no RDMA device that is visible to this process.
     NoDevice,
-    /// The queue pair is on another device than the one the address leads to.
+    /// The queue pair is on another device than the one that the address resolves to.
     WrongDevice,
     /// A datagram queue pair was used for a connection, or vice versa.
     WrongTransport,
@@ -54,7 +54,8 @@ impl Error {
         }
     }
 
-    /// Names the embedded device whose network was asked, if nobody listens there.
+    /// Adds the name of the queried embedded device if its network has no listener at
+    /// the address.
     pub(super) fn with_device(mut self, queried: &Device) -> Self {
         if let Self::Failed { reason, device, .. } = &mut self {
             if reason.is_some_and(|reason| reason.is_no_listener()) {
@@ -64,8 +65,8 @@ impl Error {
         self
     }
 
-    /// Returns whether the program at the peer rejected, or nothing listens
-    /// there.
+    /// Returns whether the peer's program rejected the request, or nothing listens at the
+    /// address.
     pub fn is_rejected(&self) -> bool {
         matches!(
             self,

@@ -21,11 +21,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens for requests for reliable connections. The kernel chooses a port
-    /// if it is 0; an unspecified address means all devices.
+    /// Listens for requests for reliable connections. For port 0 the kernel chooses a
+    /// port; an unspecified address means all devices.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, ENODEV; no connection manager.
+    /// EADDRINUSE, EADDRNOTAVAIL, ENODEV; [`Error::Manager`] without a connection
+    /// manager.
     pub fn bind(address: SocketAddr) -> Result<Self> {
         Self::bind_in(PortSpace::TCP, address, 0)
     }
@@ -141,7 +142,7 @@ impl AsFd for Listener {
     }
 }
 
-/// A connection request. It is rejected when dropped.
+/// A connection request. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct Request {
     id: Id,
@@ -165,8 +166,8 @@ impl Request {
         Ok(self.id.peer_addr()?)
     }
 
-    /// Returns how many RDMA reads and atomics the peer wants to have outstanding
-    /// here, and how many of this side it accepts.
+    /// Returns the number of outstanding RDMA reads and atomics that the peer requests, and
+    /// the number that it accepts from this side.
     pub fn offered_depths(&self) -> (u8, u8) {
         self.offered
     }
@@ -194,13 +195,13 @@ impl Request {
         prepare(&self.id, qp)
     }
 
-    /// Moves the queue pair to RTS (a new one is prepared first) and accepts. The
-    /// peer may send as soon as it is notified;
-    /// [`wait_established`](Connection::wait_established) waits for it.
+    /// Moves the queue pair to RTS (a new one is prepared first) and accepts. The peer may
+    /// send as soon as it is notified;
+    /// [`wait_established`](Connection::wait_established) waits until it is ready.
     ///
     /// # Errors
-    /// [`Error::Manager`] for too much private data; those of the kernel. The
-    /// peer is rejected then, and the queue pair cannot be used any more.
+    /// [`Error::Manager`] for too much private data; those of the kernel. After an error
+    /// the peer is rejected, and the queue pair cannot be used.
     pub fn accept(self, qp: &mut QueuePair, options: &Options<'_>) -> Result<Connection> {
         let (responder, initiator) = self.offered;
         let depths = (

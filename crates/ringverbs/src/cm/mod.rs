@@ -6,27 +6,28 @@
 //! Connector::resolve ────────────────────────── prepare, connect ─► Connection
 //! ```
 //!
-//! A [`Connection`] is a connection manager id with its own event channel, so
-//! that each can be waited for by its own thread, or all by `poll`: they
-//! implement [`AsFd`](std::os::fd::AsFd). The queue pair remains the user's: it
-//! is created on the device that the address leads to ([`Connector::device`],
-//! [`Request::device`]), and this module moves it through its states.
+//! A [`Connection`] is a connection manager id with its own event channel, so a
+//! program can wait for each in its own thread, or for all by `poll`: connections
+//! implement [`AsFd`](std::os::fd::AsFd). The caller owns the queue pair and creates it
+//! on the device that the address resolves to ([`Connector::device`],
+//! [`Request::device`]); this module moves it through its states.
 //!
 //! With the feature `tokio`, [`AsyncListener`], [`AsyncConnector`] and
 //! [`AsyncConnection`] wait as futures, for an
 //! [`AsyncQueuePair`](crate::future::AsyncQueuePair).
 //!
-//! An embedded device has its own connection manager, for addresses of the local
-//! host (127.0.0.0/8, `::1`) and ports of the process or of all processes that
-//! name the same directory; one of the host's addresses ([`Device::roce`](crate::Device::roce)) connects
-//! with other hosts. A program selects it by naming the device
-//! ([`Listener::bind_on`], [`Connector::resolve_on`]). If the program names no
-//! device and was built with the feature `embedded`, the environment may:
-//! `RINGVERBS_DEVICE=embedded`, `embedded:DIRECTORY` or `roce:INTERFACE`. The
-//! variable is ignored in a program with raised rights (`AT_SECURE`).
+//! An embedded device has its own connection manager. Its addresses are those of the
+//! local host (127.0.0.0/8, `::1`), and its ports belong to the process, or to all
+//! processes that use the same directory. The connection manager of
+//! [`Device::roce`](crate::Device::roce) uses addresses of the host and connects to other
+//! hosts. A program selects a device by [`Listener::bind_on`] and
+//! [`Connector::resolve_on`]. Without them, a program built with the feature `embedded`
+//! uses the device in the environment variable `RINGVERBS_DEVICE` (`embedded`,
+//! `embedded:DIRECTORY` or `roce:INTERFACE`). A privileged program (`AT_SECURE`) ignores
+//! the variable.
 //!
-//! The connection manager's own types, in [`manager`], have the features that are
-//! not covered here.
+//! [`manager`] has the connection manager's own types, for features that this module
+//! does not cover.
 
 #![forbid(unsafe_code)]
 
@@ -64,17 +65,17 @@ pub struct Options<'a> {
     /// answer (datagram services: 180 and 136). The peer sees it padded with
     /// zeros.
     pub private_data: &'a [u8],
-    /// Maximum of outstanding RDMA reads and atomics of the peer. `None`: 1 in a
-    /// request, what the peer asks for in an answer.
+    /// Maximum number of outstanding RDMA reads and atomics of the peer. `None`: 1 in a
+    /// request, the number that the peer asks for in an answer.
     pub responder_resources: Option<u8>,
-    /// Maximum of outstanding RDMA reads and atomics of this side. `None` as
-    /// above.
+    /// Maximum number of outstanding RDMA reads and atomics of this side. `None`: as for
+    /// `responder_resources`.
     pub initiator_depth: Option<u8>,
     /// Number of retries after a timeout, 0 to 7; chosen by the connecting side.
-    /// Default 6: with 7, rdma_rxe retries for ever and never notices that a peer is gone.
+    /// Default 6: with 7, rdma_rxe retries forever and never detects that a peer is gone.
     pub retry_count: u8,
-    /// Number of retries of the peer while there is no receive here, 0 to 7; 7
-    /// means for ever.
+    /// Number of the peer's retries while no receive is posted here, 0 to 7; 7 means no
+    /// limit.
     pub rnr_retry_count: u8,
 }
 
@@ -121,7 +122,8 @@ fn advance(
     Ok(qp.modify(&attr, mask)?)
 }
 
-/// Moves it from RESET to INIT, where receives can be posted; datagrams: to RTS.
+/// Moves the queue pair from RESET to INIT, where receives can be posted; a datagram
+/// queue pair to RTS.
 fn prepare(id: &Id, qp: &mut QueuePair) -> Result<()> {
     check_queue_pair(id, qp)?;
     if qp.state() != QpState::RESET {
@@ -143,8 +145,8 @@ fn prepare(id: &Id, qp: &mut QueuePair) -> Result<()> {
     Ok(())
 }
 
-/// Waits for an event on a channel that only one id uses. Events without
-/// consequence are skipped.
+/// Waits for an event on a channel that only one id uses. Informational events are
+/// skipped.
 fn await_event(
     channel: &EventChannel,
     awaited: EventKind,
@@ -161,7 +163,7 @@ fn await_event(
     }
 }
 
-/// Returns whether it is the awaited event; false for one without consequence.
+/// Returns whether this is the awaited event; false for an informational event.
 fn is_awaited(event: &rdmacm::Event, awaited: EventKind) -> Result<bool> {
     match event.kind() {
         kind if kind == awaited => {

@@ -1,7 +1,7 @@
 //! The connection manager on tokio.
 //!
-//! Waiting needs a runtime with I/O enabled; `tokio::time::timeout` limits it. All
-//! other calls are commands to the kernel that do not wait for a peer.
+//! Waiting requires a runtime with I/O enabled; `tokio::time::timeout` limits a wait. All
+//! other calls are kernel commands that do not wait for a peer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::Device;
 use crate::completion::{WaitFd, watch};
 use crate::future::AsyncQueuePair;
 
-/// The steps of resolving an address take at most this long each, in the kernel.
+/// The kernel's time limit for each step of resolving an address.
 const RESOLVING: Duration = Duration::from_secs(30);
 
 fn failed(error: std::io::Error) -> Error {
@@ -25,7 +25,7 @@ fn failed(error: std::io::Error) -> Error {
     })
 }
 
-/// Repeats `attempt` until there is a result, and sleeps in between.
+/// Repeats `attempt` until it returns a result; waits for an event in between.
 async fn retry<T>(
     watched: &AsyncFd<WaitFd>,
     mut attempt: impl FnMut() -> Result<Option<T>>,
@@ -34,12 +34,12 @@ async fn retry<T>(
         if let Some(result) = attempt()? {
             return Ok(result);
         }
-        // An event since the attempt makes it readable again.
+        // An event after the attempt makes the descriptor readable again.
         watched.readable().await.map_err(failed)?.clear_ready();
     }
 }
 
-/// As `await_event`.
+/// Waits for an event; see `await_event`.
 async fn next_event(
     channel: &EventChannel,
     watched: &AsyncFd<WaitFd>,
@@ -72,15 +72,15 @@ impl AsyncListener {
     /// [`Error::Verbs`] if the descriptor cannot be registered.
     ///
     /// # Panics
-    /// Outside of a runtime with I/O enabled, as tokio's own types; so do all
-    /// functions here that create something.
+    /// Outside of a runtime with I/O enabled, as tokio's own types; the same applies to
+    /// all constructors of this module.
     pub fn new(listener: Listener) -> Result<Self> {
         let watched = watch(std::os::fd::AsFd::as_fd(&listener))?;
         Ok(Self { watched, listener })
     }
 
     /// Listens for requests for reliable connections; see [`Listener::bind`].
-    /// Commands to the kernel, which do not wait.
+    /// Issues kernel commands, which do not wait.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -177,7 +177,7 @@ impl AsyncConnector {
         event.map_err(|error| self.connector.manager().explain(error))
     }
 
-    /// Returns the device that leads to the peer; see [`Connector::device`].
+    /// Returns the device with the route to the peer; see [`Connector::device`].
     ///
     /// # Errors
     /// As [`Connector::device`].
@@ -194,7 +194,7 @@ impl AsyncConnector {
     }
 
     /// Connects, and waits for the peer's answer; see [`Connector::connect`].
-    /// Dropping the future gives the connection up.
+    /// Dropping the future abandons the connection.
     ///
     /// # Errors
     /// As [`Connector::connect`].

@@ -19,7 +19,7 @@ impl ConnectionManager {
         Ok(device.as_ref().map(Self::of).unwrap_or_default())
     }
 
-    /// Returns that of a device.
+    /// Returns the connection manager of a device.
     pub(super) fn of(device: &Device) -> Self {
         #[cfg(feature = "embedded")]
         if device.is_embedded() {
@@ -40,10 +40,10 @@ impl ConnectionManager {
         Ok(EventChannel::open()?)
     }
 
-    /// Completes an error of a request that was sent.
+    /// Adds the queried device to the error of a request that was sent.
     pub(super) fn explain(&self, error: Error) -> Error {
         match &self.embedded {
-            // Other hosts' listeners do not use this one.
+            // Listeners on other hosts do not use this device.
             Some(device) if !device.name().starts_with("roce:") => error.with_device(device),
             _ => error,
         }

@@ -52,8 +52,8 @@ pub struct Cursor<'q> {
 }
 
 impl CompletionQueue {
-    /// Starts a batch of the completions that are in the queue now. Never blocks,
-    /// except as [`CompletionQueue`] says of an embedded device.
+    /// Starts a batch of the completions that are in the queue. Never blocks, except on
+    /// an embedded device (see [`CompletionQueue`]).
     #[inline]
     pub fn cursor(&mut self) -> Cursor<'_> {
         let span = self.available(true);
@@ -68,8 +68,8 @@ impl CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Passes the completions of a batch to `each`, until it returns false, and operations
-    /// that end without one to `earlier`.
+    /// Passes the completions of a batch to `each` until it returns false, and operations
+    /// that end without a completion to `earlier`.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].
@@ -82,7 +82,7 @@ impl CompletionQueue {
         let has_timestamps = self.has_timestamps;
         let each = |entry: Entry<'_>, retired: Retired<'_>| {
             retired.with(|mut posted| {
-                settle(entry, &mut posted);
+                apply(entry, &mut posted);
                 each(CursorEntry {
                     entry,
                     posted: &mut posted,
@@ -94,17 +94,18 @@ impl CompletionQueue {
     }
 }
 
-/// Ends an operation: its window's bind, and the length of what was received.
+/// Applies the completion to the operation: the outcome of a window's bind, and the
+/// length of a received message.
 #[inline]
-fn settle(entry: Entry<'_>, posted: &mut Posted) {
+fn apply(entry: Entry<'_>, posted: &mut Posted) {
     let status = entry.status();
-    posted.attachment.settle(status == 0);
+    posted.attachment.record_outcome(status == 0);
     if posted.operation == Operation::Receive {
-        let here = match status {
+        let length = match status {
             0 => received(entry.opcode(), entry.byte_len()),
             _ => 0,
         };
-        posted.payload.received(here);
+        posted.payload.received(length);
     }
 }
 
@@ -112,7 +113,7 @@ impl Cursor<'_> {
     /// Returns the next completion of the batch.
     ///
     /// # Errors
-    /// [`Error::Corruption`] for a completion of no operation in flight. It is
+    /// [`Error::Corruption`] for a completion that matches no operation in flight. It is
     /// consumed, and the cursor can continue.
     #[inline]
     pub fn next_entry(&mut self) -> Result<Option<CursorEntry<'_>>> {
@@ -126,7 +127,7 @@ impl Cursor<'_> {
         }))
     }
 
-    /// Advances to the next completion that the user asked for.
+    /// Advances to the next completion that the user requested.
     #[inline]
     fn step(&mut self) -> Result<()> {
         loop {
@@ -147,7 +148,7 @@ impl Cursor<'_> {
             match reaped {
                 Ok(retired) => {
                     let posted = self.current.insert(retired.with(|posted| posted));
-                    settle(entry, posted);
+                    apply(entry, posted);
                     if posted.unreported && status == 0 {
                         continue;
                     }
@@ -228,7 +229,7 @@ impl<'c> CursorEntry<'c> {
     /// Returns the fields that only a successful completion has.
     ///
     /// # Errors
-    /// The reason of the failure.
+    /// The reason for the failure.
     #[inline]
     pub fn result(&self) -> Result<SuccessFields<'c>, Failure> {
         let status = self.status();
@@ -245,8 +246,8 @@ impl<'c> CursorEntry<'c> {
         }
     }
 
-    /// Takes the memory of the operation. If it is not taken, it is released by
-    /// the next step.
+    /// Takes the memory of the operation. Memory that is not taken is released when the
+    /// cursor advances.
     #[inline]
     pub fn take_payload(&mut self) -> Payload {
         std::mem::take(&mut self.posted.payload)
@@ -312,7 +313,7 @@ impl SuccessFields<'_> {
         self.entry.wc_flags() & FLAG_GRH != 0
     }
 
-    /// Returns whether the device found the checksums of a raw packet right.
+    /// Returns whether the device validated the checksums of a raw packet.
     #[inline]
     pub(crate) fn checksums_ok(&self) -> bool {
         self.entry.wc_flags() & FLAG_CHECKSUMS != 0

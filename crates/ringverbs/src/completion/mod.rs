@@ -2,12 +2,12 @@
 //!
 //! - [`CompletionQueue`] has one owner and polls without a lock or an atomic
 //!   read-modify-write.
-//! - [`SharedCompletionQueue`] is the same for any thread, behind a lock that is
-//!   held only within each call.
+//! - [`SharedCompletionQueue`] may be polled by any thread, behind a lock that each
+//!   call takes and releases.
 //! - [`CompletionQueueRef`] is a handle for creating queue pairs on a queue that
 //!   another thread polls.
-//! - [`Completion`] is the result of an operation, with everything that the
-//!   operation owned.
+//! - [`Completion`] is the result of an operation, with the memory that the operation
+//!   owned.
 
 mod cursor;
 mod entry;

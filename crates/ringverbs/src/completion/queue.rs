@@ -494,7 +494,7 @@ impl CompletionQueue {
             {
                 Ok(retired) if retired.is_unreported() && entry.status() == 0 => {
                     retired.with(|mut posted| {
-                        posted.attachment.settle(true);
+                        posted.attachment.record_outcome(true);
                         earlier(posted);
                     });
                 }

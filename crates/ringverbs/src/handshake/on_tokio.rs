@@ -11,20 +11,20 @@ use super::{Counts, HEADER, HandshakeError, Hello, MAGIC, check_magic};
 use crate::future::AsyncQueuePair;
 use crate::{ConnectOptions, LocalAddress};
 
-/// A message in both directions.
+/// The exchange of one message in each direction.
 struct Exchange {
     out: Vec<u8>,
     written: usize,
     flushed: bool,
     read: Vec<u8>,
-    /// Bytes of the peer's message that are there.
+    /// Bytes of the peer's message that were read.
     read_len: usize,
     counts: Option<Counts>,
     peer: Option<Hello>,
 }
 
 impl Exchange {
-    /// Writes as much as the stream takes.
+    /// Writes as many bytes as the stream accepts.
     fn poll_write(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -48,7 +48,7 @@ impl Exchange {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads as much as there is, and no byte after the message.
+    /// Reads the available bytes, and no byte after the message.
     fn poll_read(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
@@ -88,13 +88,13 @@ impl Exchange {
     }
 }
 
-/// Sends a message and receives the peer's, both at the same time, so that no side
-/// waits for the other whatever the stream buffers. Both sides call it.
+/// Sends a message and receives the peer's concurrently, so that neither side waits
+/// for the other regardless of the stream's buffers. Both sides call it.
 ///
-/// Dropped, it may leave the stream in the middle of a message.
+/// Dropping the future may leave the stream in the middle of a message.
 ///
 /// # Errors
-/// [`HandshakeError`], except `Verbs`. The stream cannot be used any more then.
+/// [`HandshakeError`], except `Verbs`. The stream cannot be used after an error.
 pub async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     ours: &Hello,
@@ -127,14 +127,14 @@ pub async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
 
 /// Connects a queue pair to the one that the peer passes to this function, and
 /// waits until both are ready to send. `ours` has regions and data for the peer;
-/// the endpoint is added to it. Returns what the peer has sent.
+/// the endpoint is added to it. Returns the peer's message.
 ///
-/// Post receives before, after
-/// [`AsyncQueuePair::initialize`]: a peer may send as soon as its call returns.
+/// A peer may send as soon as its call returns, so post receives first, after
+/// [`AsyncQueuePair::initialize`].
 ///
 /// # Errors
-/// [`HandshakeError`]; `Malformed` if the peer has sent another number of endpoints
-/// than one.
+/// [`HandshakeError`]; `Malformed` if the peer has not sent exactly one
+/// endpoint.
 pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     qp: &AsyncQueuePair,
     local: &LocalAddress,

@@ -23,7 +23,7 @@ fn hello(endpoints: &[u32], regions: &[(u64, u32, usize)], data: Vec<u8>) -> Hel
 }
 
 #[test]
-fn messages_that_are_malformed_are_refused() {
+fn malformed_messages_are_refused() {
     let good = hello(&[1, 2], &[(1 << 40, 7, 4096)], b"data".to_vec());
     let bytes = good.encode().unwrap();
     assert_eq!(Hello::decode(&bytes).unwrap(), good);
@@ -47,8 +47,8 @@ fn messages_that_are_malformed_are_refused() {
     for at in [11, 15, 19] {
         assert!(matches!(with(at, 1), HandshakeError::TooLong));
     }
-    // A queue pair number and a PSN of more than 24 bits, an MTU, and what is to be
-    // zero.
+    // A queue pair number and a PSN of more than 24 bits, an MTU, and the reserved
+    // field.
     for (at, byte) in [(23, 1), (27, 1), (30, 0), (30, 6), (31, 1)] {
         assert!(matches!(with(at, byte), HandshakeError::Malformed { .. }));
     }
@@ -58,13 +58,13 @@ fn messages_that_are_malformed_are_refused() {
     beyond[at..at + 8].fill(0xff);
     let error = Hello::decode(&beyond).unwrap_err();
     assert!(matches!(error, HandshakeError::Malformed { .. }));
-    // Answers of a server of another kind.
+    // Another protocol.
     let error = Hello::read_from(&mut &b"HTTP/1.1"[..]).unwrap_err();
     assert!(matches!(error, HandshakeError::Protocol));
 }
 
 #[test]
-fn a_message_has_a_maximum_length() {
+fn message_length_is_limited() {
     let longest = hello(&[], &[], vec![1; MAX_LENGTH - HEADER]);
     let bytes = longest.encode().unwrap();
     assert_eq!(Hello::decode(&bytes).unwrap(), longest);
@@ -80,7 +80,7 @@ fn a_message_has_a_maximum_length() {
 
 proptest! {
     #[test]
-    fn messages_are_read_as_they_were_written(
+    fn messages_round_trip(
         endpoints in vec(any::<u32>(), 0..5),
         regions in vec(any::<(u64, u32, usize)>(), 0..5),
         data in vec(any::<u8>(), 0..100),
@@ -92,7 +92,7 @@ proptest! {
 
     /// Any bytes are refused, or written again as the same bytes.
     #[test]
-    fn any_bytes_are_harmless(
+    fn any_bytes_are_refused_or_round_trip(
         mut bytes in vec(any::<u8>(), 0..300),
         counts in any::<Option<[u8; 3]>>(),
     ) {

@@ -20,8 +20,8 @@ mod sealed {
     use crate::memory::Registered;
 
     pub trait Extent {
-        /// Returns the registration, the address of the first byte as the device
-        /// knows it, and the length in bytes.
+        /// Returns the registration, the device's address of the first byte, and the length
+        /// in bytes.
         #[doc(hidden)]
         fn extent(&self) -> (&Registered, u64, usize);
     }
@@ -65,9 +65,9 @@ const MAX_ELEMENT: usize = 1 << 31;
 const MAX_ELEMENTS: usize = u16::MAX as usize / size_of::<Sge>();
 
 impl ProtectionDomain {
-    /// Advises the device of the expected use of memory of on-demand regions. The
-    /// length is not limited: more than 2 GiB is passed as several SGEs, and more
-    /// than 4095 SGEs as several commands. Empty memory is skipped.
+    /// Advises the device of the expected use of on-demand memory. The length is not
+    /// limited: more than 2 GiB is passed as several SGEs, and more than 4095 SGEs as
+    /// several commands. Empty memory is skipped.
     ///
     /// ```no_run
     /// # fn f(domain: ringverbs::ProtectionDomain) -> Result<(), ringverbs::Error> {

@@ -1,4 +1,4 @@
-//! Exclusively owned pieces of a region.
+//! Buffers: exclusively owned pieces of a region.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use crate::memory::{Region, Registered};
 use crate::{Error, ProtectionDomain, Result};
 
-/// Registered bytes, owned exclusively like a `Box<[u8]>`: nothing else, the
-/// device included, can access them until they are posted. Posting moves the
-/// buffer into the operation; its completion returns it.
+/// Registered bytes, owned exclusively like a `Box<[u8]>`: nothing else, including the
+/// device, can access them until they are posted. Posting moves the buffer into the
+/// operation, whose completion returns it.
 ///
-/// A buffer has a capacity and a length up to that. A send transmits `len` bytes;
-/// a receive may fill the whole capacity, and its completion sets the length to
-/// the message's.
+/// A buffer has a capacity, and a length up to the capacity. A send transmits `len`
+/// bytes; a receive may fill the whole capacity, and its completion sets the length to
+/// that of the message.
 ///
 /// Splitting a buffer ([`split_to`](Self::split_to),
 /// [`split_off`](Self::split_off)) copies and allocates nothing. The memory is
@@ -72,7 +72,7 @@ impl Buffer {
         self.len = self.capacity;
     }
 
-    /// Copies `bytes` to the start of the buffer and sets the length to theirs.
+    /// Copies `bytes` to the start of the buffer and sets the buffer's length to theirs.
     ///
     /// # Errors
     /// [`Error::Limit`] if they exceed the capacity; nothing is copied.
@@ -98,7 +98,7 @@ impl Buffer {
     /// # Panics
     /// If `at` exceeds the capacity, as for slices.
     pub fn split_off(&mut self, at: usize) -> Self {
-        assert!(at <= self.capacity, "split behind the end of a buffer");
+        assert!(at <= self.capacity, "split beyond the end of a buffer");
         let rest = self.capacity - at;
         self.capacity = at;
         self.len = at;
@@ -116,7 +116,7 @@ impl Buffer {
     /// length becomes the capacity.
     ///
     /// # Errors
-    /// Returns `other` if it does not start there.
+    /// Returns `other` if it does not start at the end of this buffer.
     pub fn unsplit(&mut self, other: Self) -> Result<(), Self> {
         // SAFETY: this is the end of the piece that this buffer owns.
         let end = unsafe { self.start.add(self.capacity) };
@@ -152,7 +152,7 @@ impl Buffer {
         &self.memory
     }
 
-    /// Returns the address of the first byte as the device knows it.
+    /// Returns the device's address of the first byte.
     #[inline]
     pub(crate) fn device_addr(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64

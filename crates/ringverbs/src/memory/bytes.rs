@@ -1,5 +1,5 @@
-//! Copies to and from memory that peers, through the device, and other threads of
-//! this process write at any time.
+//! Copies to and from memory that peers (through the device) and other threads of this
+//! process may write at any time.
 //!
 //! Every access is atomic and of one aligned 8-byte word. Atomicity alone does
 //! not suffice: in Rust's memory model, unordered accesses of different sizes to
@@ -7,11 +7,11 @@
 //! size, no combination of copies is a race. (Accesses by the device are outside
 //! the memory model.)
 //!
-//! A copy out reads the words at its ends whole. A copy in changes its bytes of
-//! these words by compare-exchange, so that it cannot revert a concurrent write
-//! next to them; this costs one locked instruction for each unaligned end, at
-//! most two. The words in between are plain stores. Regions are whole pages, so
-//! the word of each requested byte exists.
+//! A copy out reads whole words at its ends. A copy in changes only its own bytes of these
+//! words, by compare-exchange, so that it cannot revert a concurrent write of adjacent
+//! bytes; this costs one locked instruction for each unaligned end, at most two. The words
+//! in between are plain stores. Regions are whole pages, so the word of each requested byte
+//! is mapped.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +37,7 @@ unsafe fn get(at: NonNull<u64>) -> [u8; WORD] {
     word.load(Ordering::Relaxed).to_ne_bytes()
 }
 
-/// Changes `bytes.len()` bytes of a word from `skip` on, and no others.
+/// Changes `bytes.len()` bytes of a word from `skip` on; leaves the others unchanged.
 ///
 /// # Safety
 /// As [`get`], and the word is writable. `skip + bytes.len()` is at most
@@ -153,7 +153,7 @@ mod tests {
 
     const LEN: usize = 64;
 
-    /// Memory like a region's: whole words that only this module accesses.
+    /// Memory like that of a region: whole words that only this module accesses.
     #[repr(align(8))]
     struct Memory(UnsafeCell<[u8; LEN]>);
 
@@ -205,7 +205,7 @@ mod tests {
     proptest! {
         /// Overlapping writes and reads behave as on a plain array.
         #[test]
-        fn memory_is_as_a_plain_array(
+        fn copies_match_a_plain_array(
             steps in vec((0..=LEN, vec(any::<u8>(), 0..=LEN), 0..=LEN), 1..30),
         ) {
             let memory = Memory::new(0);
@@ -222,7 +222,7 @@ mod tests {
     /// Threads that write different bytes of the same words never find their own
     /// bytes changed.
     #[test]
-    fn a_write_leaves_its_neighbours_bytes_alone() {
+    fn write_preserves_adjacent_bytes() {
         let memory = Memory::new(0);
         let rounds = if cfg!(miri) { 20 } else { 5_000u32 };
         let run = |offset: usize, len: usize| {

@@ -1,12 +1,12 @@
 //! Memory regions and buffers.
 //!
-//! The type tells who may access the memory, and when:
+//! The type determines who may access the memory, and when:
 //!
-//! - [`Region`] is split into [`Buffer`]s: ordinary bytes, exclusively owned.
-//!   Only operations posted by this process access them, and a posted operation
-//!   owns its buffer until it completes.
-//! - [`BufferPool`] has buffers that return to it when they are dropped. A
-//!   [`SharedBuffer`] is only read, by any number of operations.
+//! - [`Region`] is split into [`Buffer`]s: ordinary bytes, exclusively owned. Only
+//!   operations of this process access them, and a posted operation owns its buffer
+//!   until it completes.
+//! - [`BufferPool`] has buffers that return to the pool when they are dropped. A
+//!   [`SharedBuffer`] is read-only, and may be used by any number of operations.
 //! - [`RemoteRegion`] is memory that peers may access at any time, so it is never
 //!   a slice.
 //! - [`ForeignRegion`] is memory that the caller owns; registering it is
@@ -31,10 +31,10 @@ pub use region::Region;
 pub(crate) use registered::Registered;
 pub use remote::{ForeignRegion, MemorySlice, RemoteRegion};
 
-/// Returns the range within `len` bytes.
+/// Returns the range, checked against `len` bytes.
 ///
 /// # Errors
-/// [`Error::Limit`], with `what`, if the range exceeds them.
+/// [`Error::Limit`], with `what`, if the range exceeds `len`.
 fn checked_range(
     what: &'static str,
     range: impl RangeBounds<usize>,

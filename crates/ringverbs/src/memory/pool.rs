@@ -12,15 +12,15 @@ use crate::{Error, ProtectionDomain, Result};
 /// Sizes are multiples of this, so that no two buffers share a cache line.
 const LINE: usize = 64;
 
-/// Buffers that are registered once, in classes of one size each, and return to the
-/// pool when they are dropped: by the program, or by the library with an operation
-/// whose future was dropped.
+/// Buffers that are registered once, in size classes, and return to the pool when they
+/// are dropped: by the program, or by the library after an operation whose future was
+/// dropped.
 ///
-/// A handle: clones refer to the same pool. Any thread may use it. Taking and
-/// returning a buffer takes a lock of its class, and allocates nothing. The memory
-/// is deregistered with the last handle and buffer.
+/// A handle: clones refer to the same pool. Any thread may use it. Taking and returning
+/// a buffer locks its class, and does not allocate. The memory is deregistered when the
+/// last handle and buffer are dropped.
 ///
-/// A buffer has the bytes of its last use, zeros at first.
+/// A buffer contains the bytes of its last use, initially zeros.
 ///
 /// ```no_run
 /// # fn f(domain: &ringverbs::ProtectionDomain, qp: &mut ringverbs::QueuePair)
@@ -48,7 +48,7 @@ struct Shared {
 struct Class {
     size: usize,
     count: usize,
-    /// With room for all.
+    /// Free buffers; has capacity for all buffers of the class.
     free: Mutex<Vec<Box<Slot>>>,
 }
 
@@ -68,8 +68,8 @@ struct Slot {
 }
 
 impl BufferPool {
-    /// Registers memory for a pool with these classes: the size of a buffer,
-    /// rounded up to a multiple of 64, and how many there are.
+    /// Registers memory for a pool with these classes: the size of the buffers, rounded up
+    /// to a multiple of 64, and their number.
     ///
     /// # Errors
     /// As [`Region::alloc`](crate::Region::alloc); [`Error::Invalid`] for a size of
@@ -119,9 +119,9 @@ impl BufferPool {
         &self.shared.domain
     }
 
-    /// Takes a buffer of the smallest class that has one of at least `len` bytes;
-    /// its length is `len`. Returns `None` if there is none: they come back when
-    /// operations end.
+    /// Takes a buffer from the smallest class with a free buffer of at least `len` bytes,
+    /// and sets its length to `len`. Returns `None` if none is free; buffers return when
+    /// operations complete.
     pub fn get(&self, len: usize) -> Option<PoolBuffer> {
         let fitting = self.shared.classes.iter().filter(|class| class.size >= len);
         let mut slot = fitting.filter_map(|class| class.free().pop()).next()?;
@@ -130,8 +130,8 @@ impl BufferPool {
         Some(PoolBuffer { slot: Some(slot) })
     }
 
-    /// Takes up to `count` buffers of at least `len` bytes of one class, which are
-    /// appended to `out`, under one lock. Allocates only if `out` has no room.
+    /// Takes up to `count` buffers of at least `len` bytes from one class, under one lock,
+    /// and appends them to `out`. Allocates only if `out` has no room.
     pub(crate) fn get_several(&self, len: usize, count: usize, out: &mut Vec<PoolBuffer>) {
         let fitting = self.shared.classes.iter().find(|class| class.size >= len);
         let Some(class) = fitting else { return };
@@ -144,8 +144,8 @@ impl BufferPool {
         }));
     }
 
-    /// Returns the size of the buffers of each class, how many there are, and how
-    /// many of them are free.
+    /// Returns for each class the size of the buffers, their number, and the number of free
+    /// ones.
     pub fn classes(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let classes = self.shared.classes.iter();
         classes.map(|class| (class.size, class.count, class.free().len()))
@@ -158,9 +158,8 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// A buffer of a [`BufferPool`], which it returns to when it is dropped. Otherwise
-/// it is used as a [`Buffer`]: owned exclusively, and by the operation that it is
-/// posted with.
+/// A buffer of a [`BufferPool`], to which it returns when it is dropped. Otherwise it is
+/// like a [`Buffer`]: owned exclusively, and moved into the operation when it is posted.
 pub struct PoolBuffer {
     /// `None` only while it is dropped.
     slot: Option<Box<Slot>>,
@@ -199,7 +198,7 @@ impl PoolBuffer {
         self.buffer_mut().fill_up();
     }
 
-    /// Copies `bytes` to the start of the buffer and sets the length to theirs.
+    /// Copies `bytes` to the start of the buffer and sets the buffer's length to theirs.
     ///
     /// # Errors
     /// [`Error::Limit`] if they exceed the capacity; nothing is copied.
@@ -213,7 +212,7 @@ impl PoolBuffer {
         SharedBuffer::new(FrozenBuffer::Pooled(self))
     }
 
-    /// Returns whether it goes back to that pool.
+    /// Returns whether the buffer belongs to `pool`.
     pub(crate) fn is_of(&self, pool: &BufferPool) -> bool {
         let own = self.slot.as_ref().and_then(|slot| slot.pool.as_ref());
         own.is_some_and(|own| Arc::ptr_eq(own, &pool.shared))
@@ -279,12 +278,12 @@ impl fmt::Debug for PoolBuffer {
     }
 }
 
-/// Registered bytes that nobody writes any more: clones are read by the program,
-/// and sent or written to peers by any number of operations and queue pairs at
-/// once. No operation can store anything in it.
+/// Registered, read-only bytes: the program can read clones, and any number of operations
+/// and queue pairs can send or write them to peers at once. No operation can store data
+/// in them.
 ///
-/// [`Buffer::freeze`] and [`PoolBuffer::freeze`] make one. The memory is released,
-/// or returned to its pool, with the last clone and operation in flight.
+/// Created by [`Buffer::freeze`] and [`PoolBuffer::freeze`]. The memory is released, or
+/// returned to its pool, with the last clone and operation in flight.
 #[derive(Clone)]
 pub struct SharedBuffer {
     frozen: Arc<FrozenBuffer>,
@@ -315,7 +314,7 @@ impl SharedBuffer {
         }
     }
 
-    /// Returns a part of it, which shares the memory.
+    /// Returns a part of the buffer, which shares the memory.
     ///
     /// # Errors
     /// [`Error::Limit`] if the range exceeds the length.
@@ -328,11 +327,11 @@ impl SharedBuffer {
         })
     }
 
-    /// Returns the buffer, of its whole length, if this is its only reference.
+    /// Returns the whole buffer if this is its only reference.
     ///
     /// # Errors
-    /// Returns `self` while there are clones or operations in flight, and if the
-    /// buffer is of a pool.
+    /// Returns `self` while there are clones or operations in flight, and for a pool
+    /// buffer.
     pub fn try_into_buffer(self) -> Result<Buffer, Self> {
         let Self { frozen, start, len } = self;
         let rebuild = |frozen| Self { frozen, start, len };
@@ -342,10 +341,11 @@ impl SharedBuffer {
         }
     }
 
-    /// As [`try_into_buffer`](Self::try_into_buffer), for a buffer of a pool.
+    /// As [`try_into_buffer`](Self::try_into_buffer), for a pool buffer.
     ///
     /// # Errors
-    /// As [`try_into_buffer`](Self::try_into_buffer), if it is of none.
+    /// Returns `self` while there are clones or operations in flight, and for any other
+    /// buffer.
     pub fn try_into_pool_buffer(self) -> Result<PoolBuffer, Self> {
         let Self { frozen, start, len } = self;
         let rebuild = |frozen| Self { frozen, start, len };

@@ -9,12 +9,10 @@ use uverbs::AccessFlags;
 use crate::memory::{Buffer, Registered, registered};
 use crate::{CloseError, ProtectionDomain, Result};
 
-/// Memory allocated and registered for operations posted by this process. Peers
-/// have no access to it.
+/// A memory region for operations of this process. Peers have no access to it.
 ///
-/// It consists of whole pages, initially zero, pinned until the last piece of it
-/// is dropped. [`Region::into_buffer`] converts it to a buffer, which can be
-/// split.
+/// It consists of whole pages, initially zero, which are pinned until the last piece is
+/// dropped. [`Region::into_buffer`] converts it to a buffer, which can be split.
 pub struct Region {
     pub(super) memory: Arc<Registered>,
 }
@@ -85,9 +83,9 @@ impl Region {
         Buffer::whole(self)
     }
 
-    /// Splits the region into buffers of exactly `size` bytes. The region is
-    /// whole pages, so the iterator may return more buffers than the requested
-    /// length has room for. A remainder shorter than `size` stays unused.
+    /// Splits the region into buffers of exactly `size` bytes. A region consists of whole
+    /// pages, so the iterator may return more buffers than fit in the requested length. A
+    /// remainder shorter than `size` stays unused.
     pub fn into_buffers(self, size: usize) -> impl Iterator<Item = Buffer> {
         let mut rest = self.into_buffer();
         std::iter::from_fn(move || {

@@ -16,7 +16,7 @@ use crate::{CloseError, Error, ProtectionDomain, Result};
 /// A registration with its memory, which outlives every use by the device.
 pub struct Registered {
     mr: Mr<Ctx>,
-    /// Memory allocated here; `None` where the caller owns it.
+    /// The mapping; `None` if the caller owns the memory.
     map: ManuallyDrop<Option<MmapMut>>,
     /// The address of the first byte in work requests and for peers.
     addr: u64,
@@ -46,8 +46,8 @@ impl Registered {
                 what: "the length of a region must not be zero",
             });
         }
-        // The kernel rounds up to pages; doing so here gives the actual size.
-        // munmap refuses a length that is not whole huge pages, which would leak
+        // The kernel rounds up to pages; rounding here gives the actual size. munmap
+        // refuses a length that is not a multiple of the huge page size, which would leak
         // the mapping.
         let page = if flags.contains(MmapFlags::HUGE_PAGES) {
             huge_page_size()?
@@ -142,22 +142,20 @@ impl Registered {
         self.access
     }
 
-    /// Returns the address of the first byte as the device knows it.
+    /// Returns the device's address of the first byte.
     #[inline]
     pub(crate) fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Returns the first byte of memory allocated here; dangling without such
-    /// memory.
+    /// Returns the first byte of the mapping; dangling without a mapping.
     pub(super) fn start(&self) -> NonNull<u8> {
         let map = self.map.as_ref();
         map.and_then(|map| NonNull::new(map.as_ptr().cast_mut()))
             .unwrap_or(NonNull::dangling())
     }
 
-    /// Returns the length in bytes of memory allocated here; 0 without such
-    /// memory.
+    /// Returns the length of the mapping in bytes; 0 without a mapping.
     pub(super) fn mapped_len(&self) -> usize {
         self.map.as_ref().map_or(0, MmapMut::size)
     }
@@ -296,7 +294,7 @@ mod tests {
     use super::default_huge_page;
 
     #[test]
-    fn the_default_size_of_a_huge_page_is_found() {
+    fn default_huge_page_size_is_parsed() {
         let text = "HugePages_Total:       8\nHugepagesize:       2048 kB\nHugetlb: 0 kB\n";
         assert_eq!(default_huge_page(text), Some(2 << 20));
         assert_eq!(

@@ -16,11 +16,11 @@ use crate::{CloseError, Error, ProtectionDomain, Result};
 /// Memory that peers may read, write or modify atomically, as its access rights
 /// allow.
 ///
-/// A peer may write at any time, so this memory is never a Rust slice: it is
-/// copied in and out, or accessed 8 bytes at a time, by atomic accesses of
-/// aligned 8-byte words. If a peer writes during a copy, each copied byte is
-/// either the old or the new one. The cost of a copy is that of its words; a copy
-/// in takes a locked instruction for each end that is not at a multiple of 8.
+/// A peer may write at any time, so this memory is never a Rust slice: it is copied in
+/// and out, or accessed 8 bytes at a time, by atomic accesses to aligned 8-byte words. If
+/// a peer writes during a copy, each copied byte has either the old or the new value. A
+/// copy accesses each word once; a copy in also takes a locked instruction for each end
+/// that is not at a multiple of 8.
 ///
 /// A handle: clones refer to the same memory, which is deregistered and freed
 /// when the last clone, [`MemorySlice`] and operation in flight are dropped.
@@ -105,12 +105,12 @@ impl RemoteRegion {
     }
 
     fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
-        let there = self.memory.mapped_len();
-        if offset > there || len > there - offset {
+        let mapped = self.memory.mapped_len();
+        if offset > mapped || len > mapped - offset {
             return Err(Error::Limit {
                 what: "bytes of a region",
                 asked: (offset as u64).saturating_add(len as u64),
-                allowed: there as u64,
+                allowed: mapped as u64,
             });
         }
         // SAFETY: within the mapping, as checked above.
@@ -141,16 +141,16 @@ impl RemoteRegion {
         Ok(())
     }
 
-    /// Reads 8 bytes atomically, in native byte order. What a peer wrote before
-    /// them is visible afterwards.
+    /// Reads 8 bytes atomically, in native byte order. A peer's writes before this value
+    /// are visible afterwards.
     ///
     /// # Errors
     /// [`Error::Limit`] outside of the region, [`Error::Invalid`] if `offset` is
     /// not a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
-        let place = self.word(offset)?;
+        let word = self.word(offset)?;
         // SAFETY: 8 mapped bytes, aligned, accessed only in this way.
-        Ok(unsafe { bytes::load_word(place) })
+        Ok(unsafe { bytes::load_word(word) })
     }
 
     /// Writes 8 bytes atomically, in native byte order, after all earlier writes.
@@ -158,9 +158,9 @@ impl RemoteRegion {
     /// # Errors
     /// As [`RemoteRegion::load_u64`].
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
-        let place = self.word(offset)?;
+        let word = self.word(offset)?;
         // SAFETY: as in `load_u64`.
-        unsafe { bytes::store_word(place, value) };
+        unsafe { bytes::store_word(word, value) };
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl RemoteRegion {
         Ok(self.at(offset, 8)?.cast())
     }
 
-    /// Returns a part of the region, to be posted.
+    /// Returns a part of the region, for posting.
     ///
     /// # Errors
     /// [`Error::Limit`] if the range exceeds the region.
@@ -228,8 +228,8 @@ impl ForeignRegion {
     /// Registers `memory` with the access rights `access`.
     ///
     /// # Errors
-    /// EFAULT if it is not mapped, or not writable where the access requires
-    /// that; ENOMEM if the locked memory limit (`ulimit -l`) is exceeded.
+    /// EFAULT if the memory is not mapped, or not writable although the access requires
+    /// it; ENOMEM if the locked memory limit (`ulimit -l`) is exceeded.
     ///
     /// # Safety
     /// The memory stays mapped until it is deregistered. It is deregistered when
@@ -319,7 +319,7 @@ impl fmt::Debug for ForeignRegion {
     }
 }
 
-/// A part of a [`RemoteRegion`] or [`ForeignRegion`], to be posted in place of a
+/// A part of a [`RemoteRegion`] or [`ForeignRegion`], which can be posted in place of a
 /// buffer. It keeps the region alive.
 #[derive(Clone)]
 pub struct MemorySlice {

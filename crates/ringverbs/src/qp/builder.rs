@@ -67,8 +67,8 @@ impl ProtectionDomain {
         }
     }
 
-    /// Returns a builder of a half of dynamic connections, which its owner does not hand
-    /// out: its operations have an address each.
+    /// Returns a builder of an initiator or target of dynamic connections. Its owner keeps
+    /// the queue pair private, because each operation needs an address.
     pub(crate) fn dynamic_queue_pair(
         &self,
         dynamic: device::Dynamic,
@@ -80,9 +80,9 @@ impl ProtectionDomain {
         }
     }
 
-    /// Returns a builder of a raw packet queue pair, which its owner does not hand out:
-    /// posting reads the frame, so that its memory must be a readable slice, which not
-    /// all sources of a [`WorkRequest`](super::WorkRequest) are.
+    /// Returns a builder of a raw packet queue pair. Its owner keeps the queue pair
+    /// private: posting reads the frame, so its memory must be a readable slice, which not
+    /// every source of a [`WorkRequest`](super::WorkRequest) is.
     pub(crate) fn packet_queue_pair(
         &self,
         packets: device::Packets,
@@ -96,7 +96,7 @@ impl ProtectionDomain {
 }
 
 impl QueuePairBuilder {
-    /// Sets the completion queue of receives; default: that of sends.
+    /// Sets the completion queue of receives; default: the completion queue of sends.
     pub fn recv_cq(mut self, cq: impl Into<CompletionQueueRef>) -> Self {
         self.recv_cq = cq.into();
         self
@@ -138,17 +138,16 @@ impl QueuePairBuilder {
         self
     }
 
-    /// Makes every operation signalled, even if it is posted as unsignalled.
+    /// Signals every operation, even if it is posted as unsignalled (`sq_sig_all`).
     pub fn signal_all(mut self) -> Self {
         self.signal_all = true;
         self
     }
 
-    /// Allows operations that change memory keys: binds of memory windows and
-    /// local invalidations. On a ConnectX each takes three times the space of a
-    /// short work request, and the send queue is allocated for a full depth of
-    /// them; on rdma_rxe there is no cost. Without this, the queue pair refuses
-    /// them, on every device.
+    /// Allows operations that change memory keys: binds of memory windows and local
+    /// invalidations. On ConnectX each takes three times the space of a short work
+    /// request, and the send queue is sized for a full depth of them; on rdma_rxe there is
+    /// no cost. Without this option, the queue pair refuses them on every device.
     pub fn memory_windows(mut self) -> Self {
         self.windows = true;
         self
@@ -212,7 +211,7 @@ impl QueuePairBuilder {
             }
             created => created?,
         };
-        // The whole capacity of the device's rings is used.
+        // The queue pair uses the whole capacity of the device's rings.
         let send_depth = created.send.capacity().min(MAX_DEPTH);
         let send_table = send_cq.attach(send_depth)?;
         let recv_table = match &created.recv {
@@ -232,7 +231,7 @@ impl QueuePairBuilder {
         if !self.windows {
             operations &= !CHANGES_OF_KEYS;
         }
-        // Stray packets of an earlier connection are unlikely to match.
+        // With a random PSN, stray packets of an earlier connection are unlikely to match.
         let psn = device::Engine::of(self.domain.context()).random() as u32 & 0x00ff_ffff;
         let inner = Arc::new(Inner {
             object: created.object,
@@ -260,7 +259,7 @@ impl QueuePairBuilder {
             unsignaled_limit: send_depth / 2,
             signal_all: self.signal_all,
             operations,
-            // A packet has its addresses in itself.
+            // A raw packet contains its addresses.
             datagram: self.transport == Transport::Datagram && self.packets.is_none(),
             scratch: None,
             inner: Arc::clone(&inner),
@@ -282,8 +281,8 @@ impl QueuePairBuilder {
         })
     }
 
-    /// Finds the size that exceeds a device limit. Queried only after the kernel
-    /// refused.
+    /// Finds the size that exceeds a device limit. The limits are queried only after the
+    /// kernel has refused.
     fn explain(&self, error: uverbs::Error) -> Error {
         let cap = &self.cap;
         if cap.max_inline_data > MAX_INLINE_DATA {

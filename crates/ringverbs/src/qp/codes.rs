@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Maximum bytes of a message in one packet (`enum ibv_mtu`).
+/// The path MTU: maximum payload bytes of a packet (`enum ibv_mtu`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Mtu {
@@ -20,7 +20,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// Returns the MTU with that code, 1 to 5.
+    /// Returns the MTU with this code, 1 to 5.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Bytes256,
@@ -59,7 +59,7 @@ impl AckTimeout {
     /// No timeout: lost packets are never retransmitted.
     pub const NEVER: Self = Self(0);
 
-    /// Returns the timeout with that code, 0 to 31; 0 is [`NEVER`](Self::NEVER).
+    /// Returns the timeout with this code, 0 to 31; 0 is [`NEVER`](Self::NEVER).
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
@@ -86,7 +86,7 @@ impl Default for AckTimeout {
 }
 
 impl From<Duration> for AckTimeout {
-    /// Rounds up to the next code, from 8.192 µs to 2.4 hours. More is
+    /// Rounds up to the next code, from 8.192 µs to 2.4 hours. A longer time becomes
     /// [`NEVER`](Self::NEVER).
     fn from(time: Duration) -> Self {
         let codes = (1..32).map(Self);
@@ -95,7 +95,7 @@ impl From<Duration> for AckTimeout {
     }
 }
 
-/// Time that a peer waits before it retries after it found no receive posted here
+/// Time that a peer waits before it retries a message that found no receive posted here
 /// ("RNR NAK timer", IBA table 45).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RnrTimer(u8);
@@ -107,7 +107,7 @@ const RNR_TIMES: [u32; 32] = [
 ];
 
 impl RnrTimer {
-    /// Returns the time with that code, 0 to 31; 0 is the longest.
+    /// Returns the time with this code, 0 to 31; 0 is the longest.
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
@@ -131,7 +131,8 @@ impl Default for RnrTimer {
 }
 
 impl From<Duration> for RnrTimer {
-    /// Rounds up to the next code, from 10 µs to 655.36 ms. More is the longest.
+    /// Rounds up to the next code, from 10 µs to 655.36 ms. A longer time becomes the
+    /// longest.
     fn from(time: Duration) -> Self {
         let mut codes = (1..32).map(Self);
         codes
@@ -145,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_mtu_is_read_back_or_refused() {
+    fn mtu_codes_round_trip() {
         let all: Vec<_> = (0..=u8::MAX).filter_map(Mtu::from_code).collect();
         assert_eq!(all.len(), 5);
         let bytes: Vec<_> = all.iter().map(|mtu| mtu.bytes()).collect();
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_rounded_up_to_a_code() {
+    fn times_round_up_to_the_next_code() {
         let micros = Duration::from_micros;
         let ack = |time| AckTimeout::from(time).code();
         assert_eq!(ack(Duration::ZERO), 1);
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_is_the_code_of_its_time() {
+    fn timer_codes_round_trip() {
         for code in 0..32 {
             let rnr = RnrTimer::from_code(code).unwrap();
             assert_eq!(RnrTimer::from(rnr.duration()), rnr);

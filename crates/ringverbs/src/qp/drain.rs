@@ -13,23 +13,22 @@ use crate::{CloseError, Error, QueuePair, Result};
 pub struct Drained {
     /// Completions of the queue pair, in order, including flushed ones.
     pub completions: Vec<Completion>,
-    /// Operations without a completion until the timeout; some devices drop
-    /// receives that were never consumed.
+    /// Operations that did not complete before the timeout; some devices drop receives
+    /// that were never consumed.
     pub released: Vec<Released>,
 }
 
 impl QueuePair {
-    /// Moves the queue pair to the error state, reads its completions until
-    /// nothing of it is in flight or the timeout has passed, and destroys it. All
-    /// its memory is returned. Completions of other queue pairs are passed to
-    /// `others`.
+    /// Moves the queue pair to the error state, reads its completions until no operation
+    /// is in flight or the timeout has passed, and destroys it. All of its memory is
+    /// returned. Completions of other queue pairs are passed to `others`.
     ///
-    /// `recv_cq` is needed if receives complete in another queue than sends. A
-    /// timeout beyond the range of the clock is unlimited.
+    /// `recv_cq` is required if receives complete in another queue than sends. A timeout
+    /// beyond the range of the clock is unlimited.
     ///
     /// # Errors
-    /// Returns the queue pair, as [`QueuePair::close_and_drain`]. It is in the
-    /// error state then, and the completions read so far were passed to `others`.
+    /// Returns the queue pair, as [`QueuePair::close_and_drain`]. The queue pair is then in
+    /// the error state, and the completions read so far were passed to `others`.
     pub fn drain(
         mut self,
         send_cq: &mut CompletionQueue,
@@ -55,7 +54,7 @@ impl QueuePair {
                     }
                     Ok(Some(completion)) => others(completion),
                     Ok(None) => break,
-                    // Reported at the end: it concerns no operation of this queue
+                    // Returned at the end: it concerns no operation of this queue
                     // pair.
                     Err(error) => failed = Some(error),
                 }
@@ -89,11 +88,10 @@ impl QueuePair {
 }
 
 impl SendHalf {
-    /// Moves the queue pair to the error state and reads completions until
-    /// nothing that this half has posted is in flight, or the timeout has passed.
-    /// Returns its completions, flushed ones included, each with its memory.
-    /// Completions of other queue pairs and of the other half are passed to
-    /// `others`.
+    /// Moves the queue pair to the error state and reads completions until no operation of
+    /// this half is in flight, or the timeout has passed. Returns the completions of this
+    /// half, including flushed ones, each with its memory. Completions of other queue
+    /// pairs and of the other half are passed to `others`.
     ///
     /// Operations that [`in_flight`](Self::in_flight) still counts afterwards
     /// complete later, or are released with the queue pair. The other half is
@@ -102,9 +100,8 @@ impl SendHalf {
     ///
     /// # Errors
     /// [`Error::Invalid`] if its operations do not complete in `cq`;
-    /// [`Error::Corruption`] for a completion of no operation in flight, after
-    /// everything else was read. The completions read were passed to `others`
-    /// then.
+    /// [`Error::Corruption`] for a completion that matches no operation in flight, after
+    /// all others were read and passed to `others`.
     pub fn drain(
         &mut self,
         cq: &mut CompletionQueue,
@@ -114,7 +111,7 @@ impl SendHalf {
         check_completion_queue(cq.serves(self.completes_in()))?;
         ignore_removed_device(self.set_error())?;
         let is_own = completions_of(self.qp_num(), false);
-        read(cq, timeout, is_own, || self.in_flight() == 0, others)
+        read_completions(cq, timeout, is_own, || self.in_flight() == 0, others)
     }
 }
 
@@ -133,7 +130,7 @@ impl RecvHalf {
         check_completion_queue(cq.serves(self.completes_in()))?;
         ignore_removed_device(self.set_error())?;
         let is_own = completions_of(self.qp_num(), true);
-        read(cq, timeout, is_own, || self.in_flight() == 0, others)
+        read_completions(cq, timeout, is_own, || self.in_flight() == 0, others)
     }
 }
 
@@ -151,7 +148,7 @@ fn completions_of(qp_num: u32, receives: bool) -> impl Fn(&Completion) -> bool {
     }
 }
 
-/// A removed device has stopped by itself.
+/// Ignores the error of a removed device, which has stopped its operations.
 fn ignore_removed_device(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if !error.is_device_gone() => Err(error),
@@ -159,7 +156,7 @@ fn ignore_removed_device(result: Result<()>) -> Result<()> {
     }
 }
 
-fn read(
+fn read_completions(
     cq: &mut CompletionQueue,
     timeout: Duration,
     is_own: impl Fn(&Completion) -> bool,
@@ -169,8 +166,8 @@ fn read(
     let deadline = deadline(Some(timeout));
     let mut completions = Vec::new();
     let mut failed = None;
-    // After the timeout, completions that are already there are read, but not
-    // those that other queue pairs keep adding.
+    // After the timeout, pending completions are still read, but not an unlimited number
+    // of new ones of other queue pairs.
     let mut polls_left = cq.capacity();
     while polls_left > 0 {
         let timed_out = is_over(deadline);
@@ -180,7 +177,7 @@ fn read(
             Ok(Some(completion)) => others(completion),
             Ok(None) if timed_out || done() => break,
             Ok(None) => std::thread::yield_now(),
-            // Reported at the end: it concerns no operation of this half.
+            // Returned at the end: it concerns no operation of this half.
             Err(error) => failed = Some(error),
         }
     }

@@ -28,8 +28,8 @@ pub struct LocalAddress {
 }
 
 impl Context {
-    /// Returns a port's address with the GID best suited to RoCE: the RoCE v2 GID
-    /// of an IPv4 address, else another RoCE v2 GID, else the first GID.
+    /// Returns a port's address with the preferred GID: the RoCE v2 GID of an IPv4
+    /// address, else another RoCE v2 GID, else the first GID.
     ///
     /// # Errors
     /// [`Error::NoGid`]; EINVAL if there is no such port.
@@ -47,7 +47,7 @@ impl Context {
         self.local_address_with(port, gid.index)
     }
 
-    /// Returns a port's address with the GID at that index.
+    /// Returns a port's address with the GID at `gid_index`.
     ///
     /// # Errors
     /// ENODATA for an empty entry, EINVAL for an index outside of the table;
@@ -72,8 +72,8 @@ impl Context {
 
 /// The address of a peer's port, for [`ProtectionDomain::address_handle_to`].
 ///
-/// Made from an [`Endpoint`], from a [`LocalAddress`] (a peer on the same port),
-/// or, on Ethernet, from a [`Gid`] alone.
+/// Converted from an [`Endpoint`], from a [`LocalAddress`] (a peer on the same port), or,
+/// on Ethernet, from a [`Gid`] alone.
 ///
 /// [`ProtectionDomain::address_handle_to`]: crate::ProtectionDomain::address_handle_to
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,16 +207,15 @@ impl QueuePair {
         }
     }
 
-    /// Connects it to a peer (RESET, INIT, RTR, RTS) and allows every access for
-    /// which the peer has a key. The peer does the same with this queue pair's
-    /// [`endpoint`](Self::endpoint).
+    /// Connects the queue pair to a peer (RESET, INIT, RTR, RTS) and allows all types of
+    /// remote access, for which the peer also needs keys. The peer does the same with this
+    /// queue pair's [`endpoint`](Self::endpoint).
     ///
-    /// A queue pair that is in INIT already, for example to post receives first,
-    /// continues from there.
+    /// A queue pair in INIT, for example with receives posted, continues from there.
     ///
     /// # Errors
-    /// [`Error::State`] for a datagram queue pair; EINVAL in any other state, or
-    /// if values of the peer are out of range.
+    /// [`Error::State`] for a datagram queue pair; EINVAL in any other state, or if values
+    /// of the peer are out of range.
     pub fn connect(&mut self, local: &LocalAddress, peer: &Endpoint) -> Result<()> {
         self.connect_with(local, peer, &ConnectOptions::new())
     }
@@ -262,9 +261,9 @@ impl QueuePair {
         self.transition(send)
     }
 
-    /// Moves a connected queue pair from RESET to INIT, with every access for
-    /// which the peer has a key, so that receives can be posted before the peer
-    /// is known. Does nothing in INIT.
+    /// Moves a queue pair of a connected transport from RESET to INIT, with all types of
+    /// remote access allowed, so that receives can be posted before the peer is known. Does
+    /// nothing in INIT.
     ///
     /// # Errors
     /// [`Error::State`] for a datagram queue pair.
@@ -293,11 +292,11 @@ impl QueuePair {
         }
     }
 
-    /// Makes a datagram queue pair ready (RESET, INIT, RTR, RTS). It receives
-    /// datagrams that carry `qkey`.
+    /// Makes a datagram queue pair ready to send and receive (RESET, INIT, RTR, RTS). It
+    /// receives datagrams with the queue key `qkey`.
     ///
     /// # Errors
-    /// [`Error::State`] for a connected queue pair.
+    /// [`Error::State`] for a queue pair of a connected transport.
     pub fn activate(&mut self, local: &LocalAddress, qkey: u32) -> Result<()> {
         self.transition(Init::datagram(local.port, qkey))?;
         self.transition(ReadyToReceive::datagram())?;

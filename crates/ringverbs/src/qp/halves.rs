@@ -40,7 +40,7 @@ macro_rules! of_the_queue_pair {
                 self.inner.cap
             }
 
-            /// Returns the state that the queue pair was last moved to
+            /// Returns the state that this crate last set
             /// ([`QueuePair::state`](crate::QueuePair::state)).
             pub fn state(&self) -> State {
                 self.inner.state()
@@ -54,8 +54,8 @@ macro_rules! of_the_queue_pair {
                 self.inner.query()
             }
 
-            /// Moves the whole queue pair to the error state: everything in
-            /// flight is flushed, that is, completes with
+            /// Moves the whole queue pair to the error state: operations in
+            /// flight are flushed, that is, they complete with
             /// [`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR).
             ///
             /// # Errors

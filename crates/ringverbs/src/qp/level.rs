@@ -5,11 +5,10 @@ use crate::memory::MemorySlice;
 use crate::qp::{BatchError, FlushRange, FlushTo, PostError, SendHalf, Transport, WorkRequest};
 use crate::{Context, Error, Inline, Operation, QueuePair, RemoteAddr, Result};
 
-/// The guarantee of a completion (`FI_INJECT_COMPLETE` and the like), weakest
-/// first.
+/// The guarantee of a completion (`FI_INJECT_COMPLETE` and so on), weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CompletionLevel {
-    /// The buffer may be reused. Inline data always guarantees that.
+    /// The buffer may be reused. Inline data always has this guarantee.
     Inject,
     /// The operation no longer depends on this side: it will not be
     /// retransmitted.
@@ -18,11 +17,11 @@ pub enum CompletionLevel {
     Delivery,
     /// The message was matched with a receive of the peer.
     Match,
-    /// The data survives a loss of power.
+    /// The data survives a power failure.
     Commit,
 }
 
-/// The completion that gives a guarantee.
+/// The completion that reports a [`CompletionLevel`]; see [`completion_method`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompletionMethod {
     /// The operation's own completion.
@@ -33,10 +32,10 @@ pub enum CompletionMethod {
     ReadAfterWrite,
 }
 
-/// Returns how a completion of `operation` can guarantee `level` on a transport.
+/// Returns the completion that guarantees `level` for `operation` on a transport.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if it cannot.
+/// [`Error::Unsupported`] if no completion does.
 pub fn completion_method(
     context: &Context,
     transport: Transport,
@@ -58,7 +57,7 @@ fn method_with(
     match (level, operation) {
         (Level::Inject | Level::Transmit, _) => Ok(CompletionMethod::OwnCompletion),
         (_, _) if !reliable => {
-            unsupported("a completion level over transmit needs a reliable connection")
+            unsupported("a completion level above transmit needs a reliable connection")
         }
         // The response carries the data, or acknowledges that the message was
         // stored in its receive.
@@ -78,7 +77,7 @@ fn method_with(
         }
         (Level::Delivery, _) => Ok(CompletionMethod::ReadAfterWrite),
         (Level::Match, Operation::Send) => Ok(CompletionMethod::OwnCompletion),
-        (Level::Match, _) => unsupported("only a message can meet a receive"),
+        (Level::Match, _) => unsupported("only a send is matched with a receive"),
         (Level::Commit, Operation::Write | Operation::AtomicWrite)
             if can_flush(FlushTo::Persistence) =>
         {
@@ -91,13 +90,12 @@ fn method_with(
 }
 
 impl SendHalf {
-    /// Writes to remote memory with one completion, with `token`, that guarantees
-    /// `level`. If that needs a flush or a read after the write (see
-    /// [`completion_method`]), the completion is that of the flush or read, and the
-    /// write's memory is released when it is polled.
+    /// Writes to remote memory; the only completion has `token` and guarantees `level`. If
+    /// the level needs a flush or a read after the write (see [`completion_method`]), it is
+    /// the completion of the flush or read, and the write's memory is released when it is
+    /// polled.
     ///
-    /// The first call that needs a read registers a page for it, by a system
-    /// call.
+    /// The first call that needs a read registers a page for it by a system call.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a level that the transport cannot guarantee; as
@@ -154,9 +152,8 @@ impl SendHalf {
         })
     }
 
-    /// Returns how `level` is reached and the target of the read, if there is
-    /// one. Checks everything that could be refused after the write is in the
-    /// batch.
+    /// Returns the method for `level` and the target of its read, if any. Checks all that
+    /// could be refused once the write is in the batch.
     fn prepare_level(
         &mut self,
         operation: Operation,
@@ -177,10 +174,10 @@ impl SendHalf {
         Ok((method, scratch))
     }
 
-    /// Flushes earlier writes to remote memory as far as `kind` says
-    /// (`rpma_flush`), with a completion with `token`. On a device without the
-    /// flush operation, visibility is reached by reading a byte; the first such
-    /// call registers a page for it, by a system call.
+    /// Flushes earlier writes to remote memory, with placement type `kind`
+    /// (`rpma_flush`). The completion has `token`. On a device without the flush operation,
+    /// a read of one byte ensures visibility; the first such call registers a page for it
+    /// by a system call.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for persistence on a device without flush; as
@@ -227,8 +224,8 @@ impl SendHalf {
         self.post(WorkRequest::send(data).immediate(immediate).token(token))
     }
 
-    /// Writes with immediate data (`rpma_write_with_imm`), for which the peer
-    /// gets a completion.
+    /// Writes with immediate data (`rpma_write_with_imm`), which produces a completion at
+    /// the peer.
     ///
     /// # Errors
     /// As [`SendHalf::post`].
@@ -246,13 +243,12 @@ impl SendHalf {
         )
     }
 
-    /// Writes 8 bytes atomically (`rpma_atomic_write`). On a device without the
-    /// operation, it is a [fenced](WorkRequest::fence) inline write of 8 aligned
-    /// bytes, as in librpma; the queue pair needs room for 8 bytes of inline data.
+    /// Writes 8 bytes atomically (`rpma_atomic_write`). On a device without the operation,
+    /// posts a [fenced](WorkRequest::fence) inline write of 8 aligned bytes, as librpma
+    /// does; the queue pair then needs 8 bytes of inline data.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `to` is not a multiple of 8; as [`SendHalf::post`].
-    /// [`SendHalf::post`].
     pub fn atomic_write(
         &mut self,
         to: RemoteAddr,

@@ -2,7 +2,7 @@
 //!
 //! - `builder`: creating a queue pair
 //! - `states`: state transitions and their attributes
-//! - `drain`: reading what is in flight to its end
+//! - `drain`: completing the operations in flight
 //! - `level`: guarantees of completions, and flushes
 //! - `codes`: encoded values: MTU, timeouts
 //! - `endpoint`: address exchange and connecting
@@ -51,15 +51,15 @@ pub use post::{Batch, BatchError, PostError, ReceiveBatch};
 pub use request::{FlushRange, FlushTo, WorkRequest};
 pub use states::{Datagram, Init, ReadyToReceive, ReadyToSend, Reliable, Transition, Unreliable};
 
-/// State of a queue pair.
+/// The state of a queue pair.
 pub use uverbs::QpState as State;
-/// Attributes of a queue pair, as the kernel has them.
+/// Attributes of a queue pair in the kernel's format.
 pub use uverbs::{QpAttr, QpAttrMask};
 
 /// Transport service of a queue pair.
 ///
-/// Extended reliable connections (XRC) are not supported: rdma_rxe has none. Raw packets
-/// and dynamic connections have types of their own: [`packet`](crate::packet),
+/// Extended reliable connections (XRC) are not supported. Raw packets and dynamic
+/// connections have separate types: [`packet`](crate::packet),
 /// [`dynamic`](crate::dynamic).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -155,17 +155,17 @@ impl Attachment {
 
     /// Called when a completion reports that the operation succeeded or failed.
     #[inline]
-    pub fn settle(&mut self, done: bool) {
+    pub fn record_outcome(&mut self, succeeded: bool) {
         if let Self::Window(bind) = self {
-            bind.completed(done);
+            bind.completed(succeeded);
         }
     }
 
-    /// Calls [`settle`](Self::settle) and drops. The common case, no attachment,
-    /// takes no call.
+    /// Calls [`record_outcome`](Self::record_outcome) and drops the attachment; makes no
+    /// call in the common case, no attachment.
     #[inline]
-    pub fn release(mut self, done: bool) {
-        self.settle(done);
+    pub fn release(mut self, succeeded: bool) {
+        self.record_outcome(succeeded);
         match self {
             Self::None => std::mem::forget(self),
             Self::Address(_) | Self::Window(_) => drop(self),
@@ -179,11 +179,10 @@ impl Attachment {
 /// [`split`](Self::split) the queue pair; to post to one queue from several
 /// threads, put it into a lock.
 ///
-/// Dropping it destroys it. Afterwards the device no longer accesses the memory
-/// of its operations, and that memory is released: at once, or, if the completion
-/// queue's owner has polled completions of this queue pair, when that completion
-/// queue is next polled or dropped. [`close_and_drain`](Self::close_and_drain)
-/// returns the memory instead.
+/// Dropping the queue pair destroys it. The device then no longer accesses the memory
+/// of its operations, which is released: at once, or, if completions of this queue pair
+/// were polled, when the completion queue is next polled or dropped.
+/// [`close_and_drain`](Self::close_and_drain) returns the memory instead.
 pub struct QueuePair {
     // Invariant: both halves belong to one queue pair. No `&mut` to either is
     // handed out, because `mem::swap` could exchange it for a half of another
@@ -196,10 +195,10 @@ pub struct QueuePair {
 pub struct SendHalf {
     queue: ManuallyDrop<SendQueue>,
     in_flight: OrderedWriter,
-    /// Operations posted since the last signalled one, including the batch in
+    /// Operations posted since the last signalled operation, including the batch in
     /// preparation.
     unsignaled: u32,
-    /// The same without the batch in preparation.
+    /// `unsignaled` without the batch in preparation.
     unsignaled_published: u32,
     /// Maximum of `unsignaled`.
     unsignaled_limit: u32,
@@ -207,7 +206,7 @@ pub struct SendHalf {
     signal_all: bool,
     operations: u32,
     datagram: bool,
-    /// Target of the zero-effect reads that push earlier writes. Allocated at
+    /// Target of the reads that push earlier writes; the data is ignored. Allocated at
     /// first use.
     scratch: Option<MemorySlice>,
     inner: Arc<Inner>,
@@ -288,8 +287,8 @@ impl Inner {
             }
         }
         let modified = self.object.modify(attr, mask, Udata::none());
-        // A failed reset may have taken effect. The device then starts over, at
-        // ring entries that name memory which was given back long ago.
+        // A failed reset may have taken effect. The device then starts over at ring
+        // entries that name memory which was returned long ago.
         if reset && modified.is_err() && self.may_be_reset() {
             self.state.set(State::RESET.0.into());
         }
@@ -404,18 +403,18 @@ impl QueuePair {
         self.inner().domain.context()
     }
 
-    /// Returns the capacities, which are at least those requested.
+    /// Returns the capacities, which are at least the requested ones.
     pub fn capacity(&self) -> QpCap {
         self.inner().cap
     }
 
-    /// Returns the state that it was last moved to. The device may have moved it
-    /// to an error state since; [`query`](Self::query) asks the kernel.
+    /// Returns the state that this crate last set. The device may have moved the queue
+    /// pair to an error state since; [`query`](Self::query) asks the kernel.
     pub fn state(&self) -> State {
         self.inner().state()
     }
 
-    /// Queries its attributes. A system call.
+    /// Queries the attributes of the queue pair. A system call.
     ///
     /// # Errors
     /// EIO if the device was removed.
@@ -423,13 +422,13 @@ impl QueuePair {
         self.inner().query()
     }
 
-    /// Modifies attributes as given. [`transition`](Self::transition) and
-    /// [`connect`](Self::connect) select the attributes that a transition needs.
+    /// Modifies attributes (`ibv_modify_qp`). [`transition`](Self::transition) and
+    /// [`connect`](Self::connect) select the attributes that a transition requires.
     ///
     /// # Errors
-    /// [`Error::Busy`] for a reset with operations in flight; EINVAL for a
-    /// transition that is not allowed with these attributes. A failed reset
-    /// counts as done unless the kernel then reports another state.
+    /// [`Error::Busy`] for a reset with operations in flight; EINVAL for a transition that
+    /// is not allowed with these attributes. After a failed reset the queue pair counts
+    /// as reset unless the kernel reports another state.
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let modified = self.inner().modify(attr, mask);
         if is_reset(attr, mask) && self.state() == State::RESET {
@@ -441,8 +440,8 @@ impl QueuePair {
         modified
     }
 
-    /// Moves it to the error state: everything in flight is flushed, that is,
-    /// completes with [`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR).
+    /// Moves the queue pair to the error state: operations in flight are flushed, that is,
+    /// they complete with [`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR).
     ///
     /// # Errors
     /// EIO if the device was removed.
@@ -450,8 +449,8 @@ impl QueuePair {
         self.inner().set_error()
     }
 
-    /// Returns the number of operations in flight: of the send queue, of the
-    /// receive queue.
+    /// Returns the numbers of operations in flight on the send queue and on the receive
+    /// queue.
     pub fn in_flight(&self) -> (u32, u32) {
         let inner = self.inner();
         (
@@ -460,7 +459,7 @@ impl QueuePair {
         )
     }
 
-    /// Called when a raw packet queue pair became ready to receive: until then receives
+    /// Called when a raw packet queue pair becomes ready to receive; until then receives
     /// are only queued.
     pub(crate) fn announce_receives(&mut self) {
         if let Some((queue, _)) = &mut self.recv.queue {
@@ -482,7 +481,7 @@ impl QueuePair {
         self.inner().psn
     }
 
-    /// Returns the kernel's number of it.
+    /// Returns the kernel's handle.
     pub(crate) fn handle(&self) -> uverbs::QpHandle {
         self.inner().object.handle()
     }
@@ -502,9 +501,9 @@ impl QueuePair {
         cq.serves(&self.inner().send_cq) && cq.serves(&self.inner().recv_cq)
     }
 
-    /// Splits it into two halves with separate owners. Each posts to its own
-    /// queue and can be [drained](SendHalf::drain). The queue pair is destroyed
-    /// with the last half, or when the halves are [reunited](Self::reunite) and
+    /// Splits the queue pair into two halves with separate owners. Each half posts to its
+    /// own queue and can be [drained](SendHalf::drain). The queue pair is destroyed when
+    /// the last half is dropped, or when the halves are [reunited](Self::reunite) and
     /// closed.
     pub fn split(self) -> (SendHalf, RecvHalf) {
         (self.send, self.recv)
@@ -550,7 +549,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Destroys it. Memory in flight is released as by dropping it.
+    /// Destroys the queue pair. Memory in flight is released as on drop.
     ///
     /// # Errors
     /// Returns the queue pair with EBUSY while it is a member of a multicast
@@ -562,11 +561,11 @@ impl QueuePair {
         }
     }
 
-    /// Destroys it and returns everything that was in flight: first the send
-    /// queue's, then the receive queue's, each in the order of posting. Its
-    /// completions that were not polled are lost.
+    /// Destroys the queue pair and returns the operations that were in flight: first those
+    /// of the send queue, then those of the receive queue, each in the order of posting.
+    /// Unread completions are lost.
     ///
-    /// `recv_cq` is needed if receives complete in another queue than sends.
+    /// `recv_cq` is required if receives complete in another queue than sends.
     ///
     /// # Errors
     /// Returns the queue pair with [`Error::Invalid`] if these are not its

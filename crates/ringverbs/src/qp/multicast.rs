@@ -7,8 +7,8 @@ use super::{Inner, QueuePair};
 use crate::query::Gid;
 use crate::{CloseError, Result};
 
-/// A queue pair's membership in a multicast group. Dropping it leaves the group.
-/// The queue pair cannot be closed while it is a member; if it is dropped, it is
+/// A queue pair's membership in a multicast group. Dropping the membership leaves the
+/// group. A queue pair that is a member cannot be closed; if it is dropped, it is
 /// destroyed with its last membership.
 pub struct Membership {
     inner: Arc<Inner>,

@@ -54,16 +54,16 @@ impl ConnectOptions {
         Self::default()
     }
 
-    /// Sets the maximum of outstanding RDMA reads and atomics of this side;
-    /// default 16. Limited to what the device supports. Must not exceed the
-    /// peer's [`responder_depth`](Self::responder_depth).
+    /// Sets the maximum number of outstanding RDMA reads and atomics of this side; default
+    /// 16, reduced to the device's limit. Must not exceed the peer's
+    /// [`responder_depth`](Self::responder_depth).
     pub fn initiator_depth(mut self, count: u8) -> Self {
         self.initiator_depth = count;
         self
     }
 
-    /// Sets the maximum of outstanding RDMA reads and atomics of the peer;
-    /// default 16. Limited to what the device supports.
+    /// Sets the maximum number of outstanding RDMA reads and atomics of the peer; default
+    /// 16, reduced to the device's limit.
     pub fn responder_depth(mut self, count: u8) -> Self {
         self.responder_depth = count;
         self
@@ -77,24 +77,23 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the number of retransmissions after which the connection fails, 0 to
-    /// 7; default 6. With 7, rdma_rxe retries for ever and never notices that a peer is
-    /// gone.
+    /// Sets the number of retransmissions after which the connection fails, 0 to 7; default
+    /// 6. With 7, rdma_rxe retries forever and never detects that a peer is gone.
     pub fn retries(mut self, count: u8) -> Self {
         self.retries = count;
         self
     }
 
     /// Sets the number of retries while the peer has no receive posted, 0 to 7;
-    /// default 7, which means for ever.
+    /// default 7, which means no limit.
     pub fn rnr_retries(mut self, count: u8) -> Self {
         self.rnr_retries = count;
         self
     }
 
-    /// Sets the time that the peer waits before it retries after it found no
-    /// receive posted here; default 0.64 ms. A `Duration` is rounded up to the
-    /// next encodable value.
+    /// Sets the time that the peer waits before it retries a message that found no receive
+    /// posted here; default 0.64 ms. A `Duration` is rounded up to the next encodable
+    /// value.
     pub fn rnr_timer(mut self, time: impl Into<RnrTimer>) -> Self {
         self.rnr_timer = time.into();
         self
@@ -121,7 +120,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Limits the path MTU further than the ports of both sides do.
+    /// Limits the path MTU below that of the ports of both sides.
     pub fn max_mtu(mut self, mtu: Mtu) -> Self {
         self.max_mtu = mtu;
         self

@@ -16,19 +16,18 @@ use crate::{Error, Result};
 /// An operation that was not posted, or that was posted although ringing the
 /// doorbell failed.
 ///
-/// It owns the operation's memory, so it does not convert to [`Error`]: `?` would
-/// drop a buffer of a pool just because a queue was full. Take `data` out, or
-/// drop it with [`into_error`](Self::into_error). `?` converts where nothing is
-/// owned: with `()`, and with [`Inline`] bytes, for which `D` is an empty
-/// `Inline<'static>`: it borrows nothing, so that it can be boxed, or converted by
-/// anyhow.
+/// It owns the operation's memory, so it does not convert to [`Error`]: `?` would drop
+/// a pool buffer just because a queue was full. Take `data` out, or drop it with
+/// [`into_error`](Self::into_error). `?` converts where no memory is owned: for `()`, and
+/// for [`Inline`] bytes, where `D` is an empty `Inline<'static>`, which borrows nothing
+/// and can be boxed or converted to `anyhow::Error`.
 ///
 /// ```
 /// # use ringverbs::{Error, Inline, QueuePair};
 /// fn ping(qp: &mut QueuePair) -> Result<(), Error> {
 ///     Ok(qp.send(Inline(b"ping"), 1)?)
 /// }
-/// fn by_anyhow(qp: &mut QueuePair, text: &str) -> anyhow::Result<()> {
+/// fn ping_anyhow(qp: &mut QueuePair, text: &str) -> anyhow::Result<()> {
 ///     Ok(qp.send(Inline(text.as_bytes()), 1)?)
 /// }
 /// ```
@@ -58,7 +57,7 @@ impl<D> fmt::Display for PostError<D> {
 }
 
 impl<D: fmt::Debug> std::error::Error for PostError<D> {
-    /// The cause of the reason; the reason's own text is the text of this error.
+    /// The source of `error`, whose text is the text of this error.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
@@ -86,7 +85,7 @@ impl From<PostError<Inline<'static>>> for Error {
 /// A batch that was not posted, or that was posted although ringing the doorbell
 /// failed.
 ///
-/// Converts to [`Error`], so that `?` works, if the error of the closure does.
+/// Converts to [`Error`], so `?` works, if the closure's error does.
 #[derive(Debug)]
 pub enum BatchError<E> {
     /// The closure returned an error: nothing was posted, and the memory of the
@@ -145,9 +144,8 @@ impl SendHalf {
     /// Adds an operation to the batch in preparation.
     #[inline]
     fn push<D: Data>(&mut self, request: WorkRequest<D>) -> Result<(), PostError<D::Returned>> {
-        // A value with drop glue would have to be in memory in case of a panic;
-        // without, the parts of the request are moved straight to their
-        // destination.
+        // A value with drop glue would have to be in memory in case of a panic; without
+        // it, the fields of the request are moved directly to their destination.
         let mut request = ManuallyDrop::new(request);
         match self.push_wr(&mut request) {
             Ok(unreported) => {
@@ -173,8 +171,8 @@ impl SendHalf {
         }
     }
 
-    /// Validates the operation and adds its work request to the device's batch.
-    /// Returns whether it is signalled although the user did not ask for that.
+    /// Validates the operation and adds its work request to the device's batch. Returns
+    /// whether the library has signalled it without the user's request.
     #[inline]
     fn push_wr<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
         // SAFETY: inline data is borrowed by `request`.
@@ -218,8 +216,8 @@ impl SendHalf {
         Ok(signaled & !asked)
     }
 
-    /// Adds a bind to the device's batch. From its check on it counts as in
-    /// flight, unless the device refuses it.
+    /// Adds a bind to the device's batch. A bind counts as in flight once it is validated,
+    /// unless the device refuses it.
     #[cold]
     fn push_bind(
         &mut self,
@@ -242,7 +240,7 @@ impl SendHalf {
         pushed
     }
 
-    /// The reason why an operation cannot be posted.
+    /// Returns the reason why an operation cannot be posted.
     #[cold]
     fn refusal(&self, operation: Operation) -> Error {
         if !self.inner.domain.context().provider().has(operation) {
@@ -309,7 +307,7 @@ impl SendHalf {
     /// Posts one operation of an initiator of dynamic connections.
     ///
     /// # Errors
-    /// As [`SendHalf::post`]; [`Error::Invalid`] for a request with an address of its own.
+    /// As [`SendHalf::post`]; [`Error::Invalid`] for a request with a datagram's address.
     pub(crate) fn post_to<D: Data>(
         &mut self,
         request: WorkRequest<D>,
@@ -405,10 +403,9 @@ impl SendHalf {
         self.post(WorkRequest::read(data, from).token(token))
     }
 
-    /// Posts several operations with one doorbell. They are posted when `fill`
-    /// returns `Ok`. If it returns `Err` or panics, none is posted and their
-    /// memory is released. To post as many operations as there is room for,
-    /// return `Ok` with the remaining ones.
+    /// Posts several operations with one doorbell, when `fill` returns `Ok`. If it returns
+    /// `Err` or panics, none is posted and their memory is released. To post as many
+    /// operations as the queue has room for, return `Ok` with the remaining ones.
     ///
     /// # Errors
     /// [`BatchError::Abandoned`] with the error of `fill`: nothing was posted.
@@ -500,8 +497,8 @@ impl RecvHalf {
         }
     }
 
-    /// Posts a receive into the whole capacity of `data`. A datagram needs 40
-    /// bytes more, for the global route header that precedes it.
+    /// Posts a receive into the whole capacity of `data`. A datagram needs 40 more bytes for
+    /// the global route header in front of it.
     ///
     /// # Errors
     /// Returns `data` with [`Error::State`], [`Error::QueueFull`],
@@ -518,7 +515,7 @@ impl RecvHalf {
     /// `Err` or panics, none is posted and their memory is released.
     ///
     /// # Errors
-    /// Those of `fill`.
+    /// The error of `fill`.
     #[inline]
     pub fn batch<R, E>(
         &mut self,
@@ -587,8 +584,8 @@ impl ReceiveBatch<'_> {
     /// Validates a receive and adds its work request to the device's batch.
     #[inline]
     fn push_wr<D: Sink>(&mut self, data: &D) -> Result<()> {
-        // In the error state a receive would only be flushed, and not by every
-        // device.
+        // In the error state a receive would only be flushed, and not every device does
+        // that.
         let state = self.inner.state();
         let Some((queue, in_flight)) = &mut self.queue else {
             return Err(Error::State {

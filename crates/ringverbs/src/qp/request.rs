@@ -70,19 +70,19 @@ pub(super) enum Kind {
     Bind,
 }
 
-/// How far a flush makes earlier writes take effect.
+/// The placement type of a flush: the effect on earlier writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlushTo {
-    /// Every reader of the memory sees them.
+    /// Earlier writes are visible to every reader of the memory.
     GlobalVisibility,
-    /// They survive a loss of power.
+    /// Earlier writes survive a power failure.
     Persistence,
 }
 
 /// The part of remote memory that a flush applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlushRange {
-    /// That many bytes, from the address on.
+    /// This number of bytes from the address on.
     Bytes(u32),
     /// The whole region.
     Region,
@@ -111,7 +111,7 @@ impl FlushRange {
     }
 }
 
-/// A value that a message carries to the peer.
+/// A value that a message carries to the peer in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extra {
     None,
@@ -202,10 +202,10 @@ impl<D: Data> WorkRequest<D> {
         self
     }
 
-    /// Requests no completion on success. The operation then ends, and its memory
-    /// is released, with the next completion of its queue. (The library signals a
-    /// request from time to time so that the queue cannot fill up; those
-    /// completions are not reported.) Failures are always reported.
+    /// Requests no completion on success. The operation is then retired, and its memory
+    /// released, by the next completion of its queue. (The library signals a request from
+    /// time to time so that the queue cannot fill up; these completions are not reported.)
+    /// Failures are always reported.
     #[inline]
     pub fn unsignaled(mut self) -> Self {
         self.signaled = false;
@@ -219,13 +219,13 @@ impl<D: Data> WorkRequest<D> {
         self
     }
 
-    /// Has the device compute the checksums of a raw packet.
+    /// Lets the device compute the checksums of a raw packet.
     pub(crate) fn checksums(mut self) -> Self {
         self.flags |= SendFlags::IP_CSUM;
         self
     }
 
-    /// Returns whether the request has an address of its own, which is no target's.
+    /// Returns whether the request has a datagram's address.
     pub(super) fn is_addressed(&self) -> bool {
         !matches!(self.attachment, Attachment::None)
     }
@@ -237,9 +237,9 @@ impl<D: Data> WorkRequest<D> {
 
     /// Delays execution until all earlier reads and atomics have completed.
     ///
-    /// rdma_rxe (Linux 6.1 to 7.2) never repeats a fenced read or atomic, nor
-    /// anything fenced with a read or atomic sent behind it: after a lost packet, or
-    /// an answer later than the timeout, the queue pair stands still without an error.
+    /// rdma_rxe (Linux 6.1 to 7.2) never retransmits a fenced read or atomic, nor a fenced
+    /// operation that is followed by a read or atomic: after a lost packet, or a response
+    /// later than the timeout, the queue pair hangs without an error.
     #[inline]
     pub fn fence(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
@@ -310,8 +310,8 @@ impl<D: Data> WorkRequest<D> {
         }
     }
 
-    /// Calls `post` with the work request for the device, with that identifier
-    /// and these flags. Not for a bind, whose operands depend on its window.
+    /// Calls `post` with the work request for the device, with this identifier and these
+    /// flags. Not for a bind, whose operands depend on its window.
     #[inline]
     pub(super) fn with_send_wr<R>(
         &self,
@@ -384,20 +384,20 @@ impl<D: Data> WorkRequest<D> {
     }
 }
 
-/// The bytes of an operation's data.
+/// Returns the length of an operation's data.
 fn length_of(data: SendData<'_>) -> u64 {
     let (SendData::Sges(list) | SendData::Inline(list)) = data;
     list.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 impl<D: Source> WorkRequest<D> {
-    /// A message for a receive of the peer.
+    /// Sends a message to a receive of the peer.
     #[inline]
     pub fn send(data: D) -> Self {
         Self::new(Kind::Send, data)
     }
 
-    /// An RDMA write to remote memory.
+    /// Writes to remote memory (RDMA write).
     #[inline]
     pub fn write(data: D, to: RemoteAddr) -> Self {
         Self::new(Kind::Write(to), data)
@@ -429,9 +429,8 @@ impl<D: Source> WorkRequest<D> {
         self
     }
 
-    /// Sets the destination of a datagram, for a send: the path, and a queue pair
-    /// whose queue key is `qkey`. Any other operation is refused when it is
-    /// posted.
+    /// Sets the destination of a datagram: the path, and a queue pair with the queue key
+    /// `qkey`. Posting refuses any operation other than a send.
     #[inline]
     pub fn to(mut self, path: &AddressHandle, qp_num: u32, qkey: u32) -> Self {
         match self.kind {
@@ -446,7 +445,7 @@ impl<D: Source> WorkRequest<D> {
 }
 
 impl<D: Sink> WorkRequest<D> {
-    /// An RDMA read of remote memory into `data`, of its length.
+    /// Reads remote memory into `data`, as many bytes as its length (RDMA read).
     #[inline]
     pub fn read(data: D, from: RemoteAddr) -> Self {
         Self::new(Kind::Read(from), data)
@@ -476,9 +475,9 @@ impl WorkRequest<()> {
         Self::new(Kind::AtomicWrite { to, value }, ())
     }
 
-    /// Flushes earlier writes to the range, as far as `level` says; see
-    /// [`Context::can_flush_to`]. The peer's region must allow it
-    /// (`FLUSH_GLOBAL`, `FLUSH_PERSISTENT`).
+    /// Flushes earlier writes to the range with placement type `level`; see
+    /// [`Context::can_flush_to`]. The peer's region must allow it (`FLUSH_GLOBAL`,
+    /// `FLUSH_PERSISTENT`).
     #[inline]
     pub fn flush(at: RemoteAddr, range: FlushRange, level: FlushTo) -> Self {
         let (length, selectivity) = range.encode();

@@ -53,7 +53,7 @@ impl Transition {
 }
 
 impl QueuePair {
-    /// Moves it to another state.
+    /// Moves the queue pair to another state.
     ///
     /// # Errors
     /// [`Error::State`] for a transition of another transport; [`Error::Limit`]
@@ -117,23 +117,21 @@ impl Init {
         Self(Transition::new(transport, State::INIT, attr, base | mask))
     }
 
-    /// Of a reliable connection. `access` limits what the peer may do with keys
-    /// that it has.
+    /// For a reliable connection. `access` limits the peer's access by keys.
     pub fn reliable(port: u8, access: AccessFlags) -> Self {
         let mut this = Self::new(Transport::Reliable, port, QpAttrMask::ACCESS_FLAGS);
         this.0.attr.qp_access_flags = access;
         this
     }
 
-    /// Of an unreliable connection.
+    /// For an unreliable connection.
     pub fn unreliable(port: u8, access: AccessFlags) -> Self {
         let mut this = Self::new(Transport::Unreliable, port, QpAttrMask::ACCESS_FLAGS);
         this.0.attr.qp_access_flags = access;
         this
     }
 
-    /// Of a datagram queue pair, which receives datagrams with the queue key
-    /// `qkey`.
+    /// For a datagram queue pair, which receives datagrams with the queue key `qkey`.
     pub fn datagram(port: u8, qkey: u32) -> Self {
         let mut this = Self::new(Transport::Datagram, port, QpAttrMask::QKEY);
         this.0.attr.qkey = qkey;
@@ -148,7 +146,7 @@ impl Init {
 
 /// INIT to RTR: connects to the peer; messages are received.
 ///
-/// Attributes that the transport `T` does not have cannot be set:
+/// Only attributes of the transport `T` can be set:
 ///
 /// ```compile_fail,E0599
 /// # use ringverbs::qp::{Mtu, ReadyToReceive};
@@ -188,8 +186,8 @@ impl<T> ReadyToReceive<T> {
 }
 
 impl ReadyToReceive<Reliable> {
-    /// Of a reliable connection: the path to the peer, the peer's queue pair
-    /// number and initial packet sequence number, and the path MTU.
+    /// For a reliable connection: the path to the peer, the peer's queue pair number and
+    /// initial packet sequence number, and the path MTU.
     pub fn reliable(path: AhAttr, dest_qp_num: u32, psn: u32, path_mtu: Mtu) -> Self {
         let mut this = Self::connected(Transport::Reliable, path, dest_qp_num, psn, path_mtu);
         this.0.mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
@@ -198,25 +196,25 @@ impl ReadyToReceive<Reliable> {
     }
 
     optional! {
-        /// Sets the maximum of outstanding RDMA reads and atomics of the peer;
+        /// Sets the maximum number of outstanding RDMA reads and atomics of the peer;
         /// default 16.
         max_dest_rd_atomic(count: u8) { max_dest_rd_atomic = count };
-        /// Sets the time that the peer waits before it retries after it found no
-        /// receive posted here; default 0.64 ms. A `Duration` is rounded up to
-        /// the next encodable value.
+        /// Sets the time that the peer waits before it retries a message that found no
+        /// receive posted here; default 0.64 ms. A `Duration` is rounded up to the next
+        /// encodable value.
         min_rnr_timer(time: impl Into<RnrTimer>) { min_rnr_timer = time.into().code() };
     }
 }
 
 impl ReadyToReceive<Unreliable> {
-    /// Of an unreliable connection.
+    /// For an unreliable connection.
     pub fn unreliable(path: AhAttr, dest_qp_num: u32, psn: u32, path_mtu: Mtu) -> Self {
         Self::connected(Transport::Unreliable, path, dest_qp_num, psn, path_mtu)
     }
 }
 
 impl ReadyToReceive<Datagram> {
-    /// Of a datagram queue pair.
+    /// For a datagram queue pair.
     pub fn datagram() -> Self {
         let (attr, mask) = (QpAttr::default(), QpAttrMask::empty());
         let transition = Transition::new(Transport::Datagram, State::RTR, attr, mask);
@@ -252,7 +250,7 @@ impl<T> ReadyToSend<T> {
 }
 
 impl ReadyToSend<Reliable> {
-    /// Of a reliable connection, with the initial packet sequence number `psn`.
+    /// For a reliable connection with the initial packet sequence number `psn`.
     pub fn reliable(psn: u32) -> Self {
         let mut this = Self::new(Transport::Reliable, psn);
         this.0.mask |= QpAttrMask::TIMEOUT
@@ -271,26 +269,26 @@ impl ReadyToSend<Reliable> {
         /// [`AckTimeout::NEVER`].
         timeout(time: impl Into<AckTimeout>) { timeout = time.into().code() };
         /// Sets the number of retransmissions, 0 to 7; default 6. With 7, rdma_rxe
-        /// retries for ever and never notices that a peer is gone.
+        /// retries forever and never detects that a peer is gone.
         retry_cnt(count: u8) { retry_cnt = count };
         /// Sets the number of retries while the peer has no receive posted, 0 to
-        /// 7; default 7, which means for ever.
+        /// 7; default 7, which means no limit.
         rnr_retry(count: u8) { rnr_retry = count };
-        /// Sets the maximum of outstanding RDMA reads and atomics of this side;
+        /// Sets the maximum number of outstanding RDMA reads and atomics of this side;
         /// default 16.
         max_rd_atomic(count: u8) { max_rd_atomic = count };
     }
 }
 
 impl ReadyToSend<Unreliable> {
-    /// Of an unreliable connection.
+    /// For an unreliable connection.
     pub fn unreliable(psn: u32) -> Self {
         Self::new(Transport::Unreliable, psn)
     }
 }
 
 impl ReadyToSend<Datagram> {
-    /// Of a datagram queue pair.
+    /// For a datagram queue pair.
     pub fn datagram(psn: u32) -> Self {
         Self::new(Transport::Datagram, psn)
     }

@@ -5,8 +5,8 @@ use crate::device;
 
 /// A completion in the ring's memory. Each field is read when it is requested.
 ///
-/// It is valid only during the call that it is passed to. After a failure only
-/// `wr_id`, `status`, `qp_num` and `vendor_err` are valid.
+/// It is valid only during the callback. After a failure only `wr_id`, `status`, `qp_num`
+/// and `vendor_err` are valid.
 #[derive(Clone, Copy)]
 pub struct Entry<'r> {
     entry: device::Entry<'r>,
@@ -73,8 +73,8 @@ impl CompletionQueue {
     ///
     /// Malformed CQEs of a ConnectX are skipped.
     ///
-    /// Completions of operations of the safe layer that are read here do not end
-    /// those operations: their memory stays in flight.
+    /// Reading completions of operations of the safe layer here does not retire these
+    /// operations: their memory stays in flight.
     #[inline]
     pub fn poll_raw(&mut self, max: usize, mut each: impl FnMut(Entry<'_>)) -> usize {
         let mut span = self.available(false);

@@ -1,10 +1,9 @@
-//! The data path without ownership tracking, at the cost of the device's queues
-//! alone.
+//! The data path without ownership tracking, with no cost beyond the device's queues.
 //!
 //! The halves of a queue pair give access to their queues ([`SendHalf::raw`],
 //! [`RecvHalf::raw`]), and a completion queue is read by
-//! [`CompletionQueue::poll_raw`]. Work request identifiers are the caller's. So
-//! is the responsibility for the memory, which is why publishing is `unsafe`.
+//! [`CompletionQueue::poll_raw`]. The caller chooses work request identifiers and is
+//! responsible for the memory, so publishing is `unsafe`.
 //!
 //! A send work request is a value, [`SendRequest`], which is pushed to the queue
 //! and published:

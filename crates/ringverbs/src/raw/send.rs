@@ -30,17 +30,16 @@ impl SendHalf {
 
 /// A send work request: an operation with its operands, flags and data.
 ///
-/// There is a constructor for each operation. What else the request has is
-/// added by [`sges`](Self::sges) or [`inline`](Self::inline),
-/// [`immediate`](Self::immediate), [`invalidate`](Self::invalidate) and
+/// Each operation has a constructor. Further fields are set by [`sges`](Self::sges) or
+/// [`inline`](Self::inline), [`immediate`](Self::immediate), [`invalidate`](Self::invalidate) and
 /// [`flags`](Self::flags).
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a request is posted by SendQueue::push and publish"]
 pub struct SendRequest<'a> {
-    /// Without inline data.
+    /// The work request, without inline data.
     wr: SendWr<'a>,
     inline: Option<&'a [u8]>,
-    /// Immediate data, or a key to invalidate, of an operation that has none.
+    /// Immediate data or a key to invalidate was set on an operation without such a field.
     misplaced: bool,
 }
 
@@ -66,13 +65,13 @@ impl<'a> SendRequest<'a> {
         self
     }
 
-    /// A send over a connection.
+    /// Creates a send over a connection.
     #[inline]
     pub const fn send(wr_id: u64) -> Self {
         Self::new(wr_id, Opcode::SEND)
     }
 
-    /// A datagram to a queue pair, with its queue key.
+    /// Creates a datagram to a queue pair, with its queue key.
     #[inline]
     pub fn send_to(wr_id: u64, path: &'a AddressHandle, qp_num: u32, qkey: u32) -> Self {
         let mut this = Self::new(wr_id, Opcode::SEND);
@@ -84,20 +83,20 @@ impl<'a> SendRequest<'a> {
         this
     }
 
-    /// An RDMA write to remote memory.
+    /// Creates an RDMA write to remote memory.
     #[inline]
     pub fn write(wr_id: u64, to: RemoteAddr) -> Self {
         Self::new(wr_id, Opcode::RDMA_WRITE).at(to)
     }
 
-    /// An RDMA read of remote memory.
+    /// Creates an RDMA read of remote memory.
     #[inline]
     pub fn read(wr_id: u64, from: RemoteAddr) -> Self {
         Self::new(wr_id, Opcode::RDMA_READ).at(from)
     }
 
-    /// A compare-and-swap of 8 bytes of remote memory. The old value goes to the
-    /// local memory, of which 8 bytes are needed.
+    /// Creates a compare-and-swap of 8 bytes of remote memory. The old value is stored in
+    /// 8 bytes of local memory.
     #[inline]
     pub fn compare_swap(wr_id: u64, at: RemoteAddr, compare: u64, swap: u64) -> Self {
         let operands = Operands::Atomic {
@@ -109,7 +108,7 @@ impl<'a> SendRequest<'a> {
             .with(operands)
     }
 
-    /// A fetch-and-add to 8 bytes of remote memory; as
+    /// Creates a fetch-and-add to 8 bytes of remote memory; the old value is stored as for
     /// [`compare_swap`](Self::compare_swap).
     #[inline]
     pub fn fetch_add(wr_id: u64, at: RemoteAddr, add: u64) -> Self {
@@ -122,7 +121,7 @@ impl<'a> SendRequest<'a> {
             .with(operands)
     }
 
-    /// An atomic write of 8 bytes to an address that is a multiple of 8
+    /// Creates an atomic write of 8 bytes to an address that is a multiple of 8
     /// ([`Context::can_write_atomically`](crate::Context::can_write_atomically)).
     #[inline]
     pub fn atomic_write(wr_id: u64, to: RemoteAddr, value: [u8; 8]) -> Self {
@@ -131,8 +130,8 @@ impl<'a> SendRequest<'a> {
             .with(Operands::AtomicWrite(value))
     }
 
-    /// A flush of remote memory, and how far it makes earlier writes take effect
-    /// ([`Context::can_flush`](crate::Context::can_flush)).
+    /// Creates a flush of remote memory with placement type `to`
+    /// ([`Context::can_flush_to`](crate::Context::can_flush_to)).
     #[inline]
     pub fn flush(wr_id: u64, at: RemoteAddr, range: FlushRange, to: FlushTo) -> Self {
         let (length, level) = range.encode();
@@ -144,7 +143,7 @@ impl<'a> SendRequest<'a> {
         Self::new(wr_id, Opcode::FLUSH).at(at).with(operands)
     }
 
-    /// The invalidation of a local key.
+    /// Creates an invalidation of a local key.
     #[inline]
     pub const fn local_invalidate(wr_id: u64, rkey: u32) -> Self {
         let mut this = Self::new(wr_id, Opcode::LOCAL_INV);
@@ -152,20 +151,20 @@ impl<'a> SendRequest<'a> {
         this
     }
 
-    /// The bind of a memory window.
+    /// Creates a bind of a memory window.
     #[inline]
     pub fn bind_window(wr_id: u64, bind: &'a WindowBind) -> Self {
         Self::new(wr_id, Opcode::BIND_MW).with(Operands::Bind(&bind.operands))
     }
 
-    /// Sets the flags; default none.
+    /// Sets the flags; default: none.
     #[inline]
     pub const fn flags(mut self, flags: Flags) -> Self {
         self.wr.flags = flags;
         self
     }
 
-    /// Sets the data to the memory of a list of SGEs; default no data.
+    /// Sets the data to the memory of a list of SGEs; default: no data.
     #[inline]
     pub const fn sges(mut self, list: &'a [Sge]) -> Self {
         self.wr.data = SendData::Sges(list);
@@ -210,8 +209,8 @@ impl<'a> SendRequest<'a> {
     }
 }
 
-/// Returns the operation if not every queue has it. With an opcode that is known
-/// at compile time, the check is mostly optimised out.
+/// Returns the operation if it is optional for a queue. For an opcode known at compile
+/// time, the check is mostly optimised out.
 #[inline]
 const fn optional_operation(opcode: Opcode) -> Option<Operation> {
     match opcode {
@@ -246,7 +245,7 @@ impl SendQueue<'_> {
     /// Adds a request to the batch.
     ///
     /// # Errors
-    /// [`Error::QueueFull`]: as many are outstanding as the queue holds.
+    /// [`Error::QueueFull`]: the queue is full of outstanding requests.
     /// [`Error::Limit`]: more SGEs or inline data than the queue pair supports, or
     /// a message above 2 GiB. [`Error::Unsupported`]: an operation that the device
     /// lacks. [`Error::Invalid`]: an operation that the queue pair does not have,
@@ -283,19 +282,19 @@ impl SendQueue<'_> {
     /// Posts the batch, with one doorbell.
     ///
     /// # Errors
-    /// [`Error::Doorbell`](crate::Error::Doorbell) of rdma_rxe, whose doorbell is
-    /// a system call: the batch is posted nevertheless.
+    /// [`Error::Doorbell`](crate::Error::Doorbell) on rdma_rxe, whose doorbell is a system
+    /// call: the batch is posted nevertheless.
     ///
     /// # Safety
     /// The memory that the requests name stays registered until each has
     /// completed, and is used as the operation demands until then: not written
     /// while it is sent from, neither read nor written while it is received into.
-    /// Address handles are kept as long. Of a window that is bound, no other bind
-    /// is posted, on either layer, from the creation of its [`WindowBind`] until
+    /// Address handles are kept as long. For a window that is bound, no other bind is
+    /// posted, on either layer, from the creation of its [`WindowBind`] until
     /// [`WindowBind::done`], and none is in flight. The completions are read by
     /// [`poll_raw`](crate::CompletionQueue::poll_raw) as long as operations of the
-    /// safe layer are in flight on the same completion queue, because the safe
-    /// layer would take an identifier for one of its own.
+    /// safe layer are in flight on the same completion queue, because the safe layer would
+    /// mistake an identifier for its own.
     #[inline]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
@@ -303,9 +302,8 @@ impl SendQueue<'_> {
     }
 }
 
-/// The bind of a memory window by the raw layer, which does not learn its
-/// outcome. Drop it if the bind was not published or has failed: the window then
-/// keeps its previous key.
+/// A bind of a memory window by the raw layer, whose outcome the caller reports. Drop it
+/// if the bind was not published or has failed: the window then keeps its previous key.
 ///
 /// ```no_run
 /// # fn f(qp: &mut ringverbs::QueuePair, window: &ringverbs::MemoryWindow,
@@ -323,7 +321,7 @@ impl SendQueue<'_> {
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-#[must_use = "the window has its new key when it is told that the bind is done"]
+#[must_use = "the window has its new key after `done`"]
 pub struct WindowBind {
     window: MemoryWindow,
     to: MemorySlice,
@@ -331,9 +329,9 @@ pub struct WindowBind {
 }
 
 impl WindowBind {
-    /// Prepares the bind of `window` to `to`, with those access rights of peers.
-    /// From now on the window keeps the region of `to` alive, whether the bind is
-    /// published or not; its key changes with [`WindowBind::done`].
+    /// Prepares a bind of `window` to `to`, with the access rights `access` for peers. From
+    /// now on the window keeps the region of `to` alive, whether or not the bind is
+    /// published; its key changes with [`WindowBind::done`].
     ///
     /// # Errors
     /// [`Error::Limit`] for a range longer than the device's windows can span;

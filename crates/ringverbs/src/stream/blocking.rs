@@ -17,22 +17,22 @@ use super::{ConnectInfo, StreamOptions, wait};
 /// `&RdmaStream` can be read and written, too, and [`try_clone`](Self::try_clone)
 /// returns another handle, so that one thread can read while another writes.
 ///
-/// When the last handle is dropped, written data and the end mark are still
-/// delivered: the drop waits for the peer's device up to 100 ms, and a thread up
-/// to 5 s more. [`close`](Self::close) reports whether they arrived.
+/// After the last handle is dropped, written data and the end mark are still delivered:
+/// the drop waits up to 100 ms for the peer's device, then a thread waits up to 5 s more.
+/// [`close`](Self::close) reports whether they arrived.
 pub struct RdmaStream {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// Notified after progress, and when no thread waits for events any more.
+    /// Notified after progress, and when the thread that waits for events returns.
     cond: Condvar,
 }
 
 struct State {
     engine: LingeringEngine,
-    /// A thread waits for events, on behalf of all.
+    /// Whether a thread waits for events, on behalf of all threads.
     has_watcher: bool,
     read_timeout: Option<Duration>,
     write_timeout: Option<Duration>,
@@ -43,8 +43,8 @@ impl RdmaStream {
     ///
     /// # Errors
     /// `ConnectionRefused` if nothing listens there; `HostUnreachable`,
-    /// `NetworkUnreachable` if no RDMA device leads there; `TimedOut`;
-    /// `InvalidData` if the listener is not one of streams.
+    /// `NetworkUnreachable` if no RDMA device has a route; `TimedOut`; `InvalidData` if the
+    /// listener is not a stream listener.
     pub fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::connect_with(address, &StreamOptions::default())
     }
@@ -96,7 +96,7 @@ impl RdmaStream {
     /// Returns addresses and queue pair numbers of both ends. A system call.
     ///
     /// # Errors
-    /// That of a removed device.
+    /// EIO if the device was removed.
     pub fn connect_info(&self) -> io::Result<ConnectInfo> {
         self.shared.lock().engine.connect_info().map_err(from_verbs)
     }
@@ -104,7 +104,7 @@ impl RdmaStream {
     /// Returns the local address.
     ///
     /// # Errors
-    /// `NotConnected` if the connection manager does not know it any more.
+    /// `NotConnected` if the connection manager no longer has it.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let state = self.shared.lock();
         let address = state.engine.connection().local_addr();
@@ -116,7 +116,7 @@ impl RdmaStream {
     /// Returns the peer's address.
     ///
     /// # Errors
-    /// `NotConnected` if the connection manager does not know it any more.
+    /// `NotConnected` if the connection manager no longer has it.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let state = self.shared.lock();
         let address = state.engine.connection().peer_addr();
@@ -145,13 +145,13 @@ impl RdmaStream {
         Ok(())
     }
 
-    /// Shuts down a direction. `Write`: nothing more can be written, and the peer
-    /// reads the end of the stream after the data. `Read` does nothing: the peer
-    /// is not told, and what it sends can still be read. `Both` is both. To close
-    /// the stream, drop it or call [`close`](Self::close).
+    /// Shuts down a direction. After `Write` no more data can be written, and the peer reads
+    /// the end of the stream after the data. `Read` does nothing: the peer is not notified,
+    /// and its data can still be read. `Both` does both. To close the stream, drop it or
+    /// call [`close`](Self::close).
     ///
     /// # Errors
-    /// That of a broken connection.
+    /// The error of a broken connection.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         if how == Shutdown::Read {
             return Ok(());
@@ -165,12 +165,12 @@ impl RdmaStream {
         )
     }
 
-    /// Ends the stream, waits until all written data has arrived at the peer's
-    /// device, and disconnects. The peer's program may not have read it yet. (A
-    /// peer that has closed its side too and disconnected is not waited for.)
+    /// Ends the stream, waits until all written data has arrived at the peer's device, and
+    /// disconnects. The peer's program may not have read the data yet. (If the peer has
+    /// also closed its side and disconnected, this does not wait.)
     ///
     /// # Errors
-    /// `TimedOut`, or that of a broken connection: data may not have arrived.
+    /// `TimedOut`, or the error of a broken connection: data may not have arrived.
     pub fn close(self, timeout: Duration) -> io::Result<()> {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.shared.lock();
@@ -204,7 +204,7 @@ fn check_timeout(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The engine is consistent between any two of its statements.
+        // A panic leaves the engine consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -218,9 +218,8 @@ impl Shared {
         self.wait_until(deadline, attempt)
     }
 
-    /// Retries until there is a result. One thread waits for events, and the
-    /// others for that thread: an event that one thread has read would not wake
-    /// another.
+    /// Retries until there is a result. One thread waits for events and the others wait for
+    /// that thread, because an event that one thread has read would not wake another.
     fn wait_until<R>(
         &self,
         deadline: Option<Instant>,

@@ -36,8 +36,8 @@ impl StreamResources {
     pub fn new(domain: &ProtectionDomain, options: &StreamOptions) -> crate::Result<Self> {
         let context = domain.context();
         let (sends, receives) = (u32::from(options.sends), u32::from(options.receives));
-        // Empty messages occupy entries too; and half of the queue may have
-        // completed without that being known.
+        // Empty messages occupy entries too, and half of the queue may consist of
+        // unsignalled messages that have completed.
         let depth = 2 * (sends + receives + 1);
         let channel = context.completion_channel()?;
         let cq = context
@@ -94,16 +94,16 @@ pub(super) struct Engine {
     /// Buffers to be posted as receives again.
     to_repost: Vec<Buffer>,
     completions: Vec<Completion>,
-    /// Messages since the last signalled one, and their maximum.
+    /// Messages since the last signalled message, and the maximum of that number.
     unsignaled: usize,
     signal_every: usize,
-    /// The completion queue is armed and its event was not read.
+    /// Whether the completion queue is armed and its event was not read.
     armed: bool,
     /// The peer is ready to receive.
     established: bool,
     /// The peer has disconnected.
     peer_disconnected: bool,
-    /// A message was flushed and may not have arrived.
+    /// Whether a message was flushed, and so may not have arrived.
     message_lost: bool,
     fault: Option<Fault>,
 }
@@ -163,14 +163,14 @@ impl Engine {
         &self.channel
     }
 
-    /// Returns the descriptors that become readable: of completions, of the
-    /// connection. They stay open and the same as long as the engine lives.
+    /// Returns the descriptors to poll: of completions, of the connection. They stay open
+    /// and do not change while the engine lives.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.channel.as_fd(), self.connection.as_fd()]
     }
 
-    /// Processes completions and sends what is due. Returns whether there were
-    /// completions.
+    /// Processes completions, and sends credits and the end mark if they are due. Returns
+    /// whether there were completions.
     pub fn progress(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -231,7 +231,7 @@ impl Engine {
                     self.free.extend(buffer);
                     self.message_lost = true;
                 }
-                // Flushed operations follow an error that is reported elsewhere.
+                // A flush follows another error, which is reported.
                 if failure.status != Status::WR_FLUSH_ERR {
                     self.fail(Fault::failure(failure));
                 }
@@ -250,7 +250,7 @@ impl Engine {
         self.peer_disconnected || self.fault.is_some()
     }
 
-    /// Posts receives again whose data was read.
+    /// Reposts the receives whose data was read.
     fn post_receives(&mut self) {
         if self.to_repost.is_empty() {
             return;
@@ -285,8 +285,8 @@ impl Engine {
             };
             let mut request = WorkRequest::send(()).immediate(immediate.encode());
             if self.flow.end_is_sent() {
-                // The signalled end mark retires all messages before it, and no
-                // data follows.
+                // The signalled end mark retires all earlier messages, and no data
+                // follows.
                 self.unsignaled = 0;
             } else {
                 request = request.unsignaled();
@@ -297,8 +297,8 @@ impl Engine {
         }
     }
 
-    /// Passes received data to `take`, piece by piece, until it takes less than
-    /// it is given. Returns `None` if there is no data, 0 at the end.
+    /// Passes received data to `take`, buffer by buffer, until it consumes less than it is
+    /// given. Returns `None` if there is no data, 0 at the end of the stream.
     pub fn read_with(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<Option<usize>> {
         if self.received.is_empty() {
             if self.flow.peer_ended() {
@@ -329,8 +329,8 @@ impl Engine {
         Ok(Some(total))
     }
 
-    /// Copies and posts as much as there are buffers and credits for. Returns
-    /// `None` if there are none.
+    /// Copies and posts as much data as buffers and credits allow. Returns `None` if there
+    /// are none.
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         if self.flow.is_finished() {
             return Err(Fault::SHUT_DOWN.to_io());
@@ -372,8 +372,7 @@ impl Engine {
         }
     }
 
-    /// Posts up to `messages` messages of data. There are enough credits and
-    /// buffers.
+    /// Posts up to `messages` data messages, for which there are credits and buffers.
     fn post_data(&mut self, source: &mut Gather<'_, '_>, messages: usize) -> crate::Result<usize> {
         let Self {
             qp,
@@ -420,9 +419,8 @@ impl Engine {
         self.write_error().map_or(Ok(None), Err)
     }
 
-    /// Returns whether all written data and the end mark have arrived, or the
-    /// peer has ended its stream too and disconnected, so that the rest is not
-    /// needed.
+    /// Returns whether all written data and the end mark have arrived, or the peer has ended
+    /// its stream and disconnected, and so does not need the rest.
     pub fn is_flushed(&self) -> io::Result<Option<()>> {
         let arrived = self.qp.in_flight().0 == 0 && !self.message_lost;
         let peer_done = self.peer_disconnected && self.flow.peer_ended();
@@ -469,7 +467,8 @@ impl Engine {
             }
             Ok(true) if self.peer_disconnected => {}
             Ok(true) => {
-                // Everything that the peer has sent is here: it waited for that.
+                // A peer waits for delivery before it disconnects, so all its data has
+                // arrived.
                 self.progress();
                 self.peer_disconnected = true;
                 self.disconnect();

@@ -6,7 +6,7 @@ use super::flow::Violation;
 use crate::cm;
 use crate::completion::{Failure, Status};
 
-/// An error that is reported whenever the stream is used.
+/// An error that every later use of the stream returns.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     kind: ErrorKind,
@@ -34,7 +34,7 @@ impl Fault {
         }
     }
 
-    /// The peer violates the protocol.
+    /// The peer violated the protocol.
     pub fn violation(violation: Violation) -> Self {
         Self::new(ErrorKind::InvalidData, violation.text())
     }

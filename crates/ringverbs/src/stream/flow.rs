@@ -1,23 +1,21 @@
 //! Flow control: credits and the end of the stream, without I/O.
 //!
-//! A side may have as many messages in flight as there are receives posted for
-//! them. This is the window: the receives of the side that has fewer. Each
-//! message consumes a credit, and each receive that is posted again returns one,
-//! in the [`ImmediateData`] of the next message in the opposite direction. When half of
-//! the window is owed and there is no data to carry the credits, a message
-//! without bytes does.
+//! A side may have as many messages in flight as receives are posted for them. This is the
+//! window: the smaller number of receives of both sides. Each message consumes a credit,
+//! and each reposted receive returns one, in the [`ImmediateData`] of the next message in
+//! the opposite direction. When half of the window is owed and no data is due, a message
+//! without bytes carries the credits.
 //!
 //! Such a message consumes a credit itself. Two rules prevent a deadlock:
 //!
 //! - Data leaves [`RESERVE`] credits unused, the end of the stream one.
 //! - A message without bytes returns half of the window, more than the reserve.
 //!
-//! Suppose that side A has no credit, and nothing is in flight. Then the last
-//! message of A had no bytes, because other messages leave a credit. It brought
-//! the other side more credits than the reserve, so that side could send data,
-//! which returns the credit of A's message; if it has no data, it needs nothing
-//! from A. The directions do not wait for each other: one that is not read does
-//! not block the other.
+//! Suppose that side A has no credit, and nothing is in flight. Then the last message of A
+//! had no bytes, because other messages leave a credit. It gave side B more credits than the
+//! reserve, so B can send data, which returns the credit of A's message; if B has no data,
+//! it needs nothing from A. The directions do not wait for each other: an unread direction
+//! does not block the other.
 
 use super::wire::{Hello, ImmediateData};
 
@@ -31,9 +29,9 @@ pub(super) struct Flow {
     credits: u32,
     /// Messages that may be in flight in each direction.
     window: u32,
-    /// Receives that were posted again and not yet reported to the peer.
+    /// Receives that were reposted and not yet reported to the peer.
     owed: u32,
-    /// End of the outgoing stream.
+    /// The end mark of the outgoing stream.
     end: EndMark,
     /// Whether the peer's stream has ended.
     peer_ended: bool,
@@ -123,12 +121,12 @@ impl Flow {
         Ok(())
     }
 
-    /// Records that receives of processed messages were posted again.
+    /// Records that receives of processed messages were reposted.
     pub fn posted(&mut self, receives: u32) {
         self.owed = self.owed.saturating_add(receives).min(self.window);
     }
 
-    /// Ends the outgoing data: the end mark is sent when credits allow.
+    /// Requests the end mark, which is sent when credits allow.
     pub fn finish(&mut self) {
         if self.end == EndMark::NotRequested {
             self.end = EndMark::Requested;
@@ -140,7 +138,7 @@ impl Flow {
         self.end != EndMark::NotRequested
     }
 
-    /// Returns whether the end mark was handed out to be sent.
+    /// Returns whether the end mark was returned by [`due`](Self::due).
     pub fn end_is_sent(&self) -> bool {
         self.end == EndMark::Sent
     }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 
-/// How long the drop itself waits: the peer's device normally answers within
+/// Time that the drop itself waits; the peer's device normally answers within
 /// microseconds.
 const HERE: Duration = Duration::from_millis(100);
-/// How long a thread waits after that.
+/// Time that a thread waits afterwards.
 const BEHIND: Duration = Duration::from_secs(5);
 
 /// An engine that, when dropped, waits until the written data and the end mark

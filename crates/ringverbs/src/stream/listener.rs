@@ -26,9 +26,8 @@ pub struct RdmaListener {
 }
 
 impl RdmaListener {
-    /// Listens at an address of an RDMA device's network interface, or at an
-    /// unspecified one, which means all devices. The kernel chooses a port if it
-    /// is 0.
+    /// Listens at an address of an RDMA device's network interface, or at the unspecified
+    /// address, which means all devices. For port 0 the kernel chooses a port.
     ///
     /// # Errors
     /// `AddrInUse`, `AddrNotAvailable`; `NotFound` without a connection manager
@@ -66,12 +65,11 @@ impl RdmaListener {
         address.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
-    /// Waits for the next stream. Requests that are not of a stream are rejected
-    /// silently.
+    /// Waits for the next stream. Requests of other protocols are rejected silently.
     ///
     /// # Errors
-    /// `OutOfMemory` if the memory of its buffers cannot be registered (see
-    /// `ulimit -l`); that of a removed device. The listener remains usable.
+    /// `OutOfMemory` if the memory of its buffers cannot be registered (see `ulimit -l`);
+    /// EIO if the device was removed. The listener remains usable.
     pub fn accept(&self) -> io::Result<(RdmaStream, SocketAddr)> {
         loop {
             if let Some((engine, peer)) = self.accept_within(None)? {
@@ -85,7 +83,7 @@ impl RdmaListener {
         std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
 
-    /// Returns `None` if no request arrived in time, or it was not of a stream.
+    /// Returns `None` if no request arrived in time, or it was of another protocol.
     pub(super) fn accept_within(
         &self,
         timeout: Option<Duration>,
@@ -101,8 +99,8 @@ impl RdmaListener {
         self.listener.next_request(timeout).map_err(from_manager)
     }
 
-    /// Answers a request, if it is one of a stream: opens its device, registers
-    /// memory and creates the queues, which takes some time.
+    /// Answers a stream's request: opens its device, registers memory and creates the
+    /// queues, which takes some time. `None` for a request of another protocol.
     pub(super) fn answer(
         &self,
         request: Request,

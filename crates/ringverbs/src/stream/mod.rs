@@ -26,27 +26,25 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **Connecting** ends when the listener's program has accepted, unlike with TCP: one
-//! thread cannot do both.
+//! **Connecting** completes when the listener's program has accepted, unlike with TCP, so
+//! one thread cannot do both.
 //!
-//! **Protocol.** Each side registers memory once, posts receives, and tells the
-//! other their number and length. Written bytes are copied into a registered
-//! buffer and sent as a message; a read copies them out and posts the receive
-//! again. Credits, carried by the messages, ensure that every message finds a
-//! receive. No read or write registers or allocates memory.
+//! **Protocol.** Each side registers memory once, posts receives, and sends their number
+//! and length to the peer. Written bytes are copied into a registered buffer and sent as a
+//! message; a read copies them out and posts the receive again. Credits in the messages
+//! ensure that every message finds a receive. Reads and writes neither register nor
+//! allocate memory.
 //!
-//! **Full duplex.** The directions are independent: a stream that is not read
-//! blocks its writer, but not the other direction.
+//! **Full duplex.** The directions are independent: an unread direction blocks its writer,
+//! but not the other direction.
 //!
 //! **End of stream.** A side that shuts down writing, or closes, sends an end
-//! mark; the peer reads everything before it, then 0. If a peer disconnects
-//! without an end mark, reads return what it has sent, then `ConnectionReset`. A
-//! host that fails silently is noticed only by those who write to it, as with
-//! TCP.
+//! mark; the peer reads all data before it, then 0. If a peer disconnects without an end
+//! mark, reads return the data that it has sent, then `ConnectionReset`. As with TCP, only
+//! a writer detects that a host has failed silently.
 //!
-//! **Progress.** A stream has no thread: it makes progress while it is read,
-//! written, closed or polled. When `write` returns, the data was posted to the
-//! device.
+//! **Progress.** A stream has no thread: it makes progress during reads, writes, polls and
+//! the close. When `write` returns, the data was posted to the device.
 
 mod blocking;
 mod engine;
@@ -83,7 +81,7 @@ pub struct ConnectInfo {
     pub qp_num: u32,
     /// The number of the peer's queue pair.
     pub peer_qp_num: u32,
-    /// The GID of the peer's port; `None` in a subnet that is addressed by LID.
+    /// The GID of the peer's port; `None` if the path uses LIDs only.
     pub peer_gid: Option<Gid>,
 }
 
@@ -126,34 +124,33 @@ impl StreamOptions {
         self
     }
 
-    /// Sets the number of receives, which limits the unread messages; at least 8,
-    /// default 16. In each direction as many messages are in flight as the
-    /// smaller number of both sides.
+    /// Sets the number of receives, which limits the unread messages; at least 8, default
+    /// 16. The smaller number of both sides limits the messages in flight in each
+    /// direction.
     #[must_use]
     pub fn receives(mut self, messages: u16) -> Self {
         self.receives = messages;
         self
     }
 
-    /// Sets the size of each buffer, and so of a message, in bytes; 256 to 1 GiB,
-    /// default 64 KiB.
+    /// Sets the size of each buffer, and thus of a message, in bytes; 256 to 1 GiB, default
+    /// 64 KiB.
     #[must_use]
     pub fn message_size(mut self, bytes: u32) -> Self {
         self.size = bytes;
         self
     }
 
-    /// Sets how long to wait for the peer's answer; default 10 seconds.
+    /// Sets the time limit for the peer's answer; default 10 seconds.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// Selects the connection manager of a device: its network's for an embedded
-    /// device, otherwise the kernel's, which is the default. If none is selected,
-    /// with the feature `embedded`, the environment may name a device
-    /// ([`cm`](crate::cm)).
+    /// Selects the connection manager of a device: that of the network of an embedded
+    /// device, otherwise the kernel's, which is the default. With the feature `embedded`,
+    /// the environment may change the default ([`cm`](crate::cm)).
     #[must_use]
     pub fn device(mut self, device: &Device) -> Self {
         self.device = Some(device.clone());
@@ -169,7 +166,7 @@ impl StreamOptions {
 
     fn check(&self) -> io::Result<()> {
         let text = if self.sends < 2 {
-            "a stream needs at least 2 buffers to send from"
+            "a stream needs at least 2 send buffers"
         } else if self.receives < wire::MIN_RECEIVES {
             "a stream needs at least 8 receives"
         } else if !(wire::MIN_SIZE..=wire::MAX_SIZE).contains(&self.size) {

@@ -69,8 +69,8 @@ pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<L
     )))
 }
 
-/// Establishes the passive side. `None` if the request is not one of a stream, or
-/// the peer has gone; the request is rejected then.
+/// Establishes the passive side. Rejects the request and returns `None` if it is of
+/// another protocol, or the peer has cancelled.
 pub(super) fn accept(
     request: Request,
     domain: &ProtectionDomain,
@@ -79,13 +79,13 @@ pub(super) fn accept(
     let peer = match Hello::decode(request.private_data()) {
         Ok(peer) => peer,
         Err(error) => {
-            tracing::debug!(%error, "a connection request is rejected");
+            tracing::debug!(%error, "rejected a connection request");
             return Ok(None);
         }
     };
     let mut resources = StreamResources::new(domain, options).map_err(from_verbs)?;
     if let Err(error) = request.prepare(&mut resources.qp) {
-        tracing::debug!(%error, "a connection request is gone");
+        tracing::debug!(%error, "a connection request was cancelled");
         return Ok(None);
     }
     resources.post_receives().map_err(from_verbs)?;

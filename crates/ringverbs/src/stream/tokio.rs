@@ -1,8 +1,8 @@
 //! Streams for tokio.
 //!
-//! They need a runtime with I/O enabled. A future is cancelled by dropping it:
-//! the stream keeps what is in flight, and no data that was read is lost. The
-//! halves of `tokio::io::split` can be used concurrently.
+//! They require a runtime with I/O enabled. Dropping a future cancels it: the stream keeps
+//! the operations in flight, and no data that was read is lost. The halves of
+//! `tokio::io::split` can be used concurrently.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -28,9 +28,8 @@ use crate::cm::manager::EventChannel;
 
 /// [`RdmaStream`](super::RdmaStream) for tokio.
 ///
-/// `shutdown` ends the stream and waits until everything has arrived. A stream
-/// that is dropped without it waits up to 100 ms, and then in a thread up to 5 s
-/// more.
+/// `shutdown` ends the stream and waits until all data has arrived. Dropping a stream
+/// without it waits up to 100 ms, then up to 5 s more in a thread.
 pub struct RdmaStream {
     /// Declared before the engine, which closes the descriptors.
     completions: AsyncFd<CompletionChannel>,
@@ -49,16 +48,16 @@ impl AsRawFd for EventChannelFd {
     }
 }
 
-/// A type whose descriptor stays the same.
+/// A type whose descriptor does not change.
 ///
 /// # Safety
-/// The descriptor is open and the same one as long as the value lives.
+/// The descriptor is open and does not change while the value lives.
 unsafe trait StableFd: AsRawFd {}
 // SAFETY: a handle of the channel keeps its file open.
 unsafe impl StableFd for CompletionChannel {}
 // SAFETY: as above.
 unsafe impl StableFd for EventChannelFd {}
-// SAFETY: a listener has one channel for its whole life, and keeps it open.
+// SAFETY: a listener keeps its only channel open.
 unsafe impl StableFd for ListenerFd {}
 
 /// Registers a descriptor with the runtime.
@@ -68,8 +67,8 @@ fn watch<T: StableFd>(inner: T) -> io::Result<AsyncFd<T>> {
     watched.map_err(io::Error::from)
 }
 
-/// The tasks that wait to read and to write. An event wakes both, because it may
-/// concern either.
+/// The wakers of the tasks that wait to read and to write. An event wakes both, because it
+/// may concern either.
 #[derive(Default)]
 struct Wakers([Mutex<Option<Waker>>; 2]);
 
@@ -151,8 +150,8 @@ impl RdmaStream {
     /// Converts a blocking stream.
     ///
     /// # Errors
-    /// `InvalidInput` if there are other handles of the stream, which is dropped
-    /// then; no runtime to register with.
+    /// `InvalidInput` if the stream has other handles; the stream is dropped. An error
+    /// outside of a runtime.
     pub fn from_std(stream: StdStream) -> io::Result<Self> {
         let engine = stream.into_engine().map_err(|_| {
             let text = "the stream has other handles; drop them first";
@@ -176,7 +175,7 @@ impl RdmaStream {
     /// Returns addresses and queue pair numbers of both ends. A system call.
     ///
     /// # Errors
-    /// That of a removed device.
+    /// EIO if the device was removed.
     pub fn connect_info(&self) -> io::Result<ConnectInfo> {
         self.engine.connect_info().map_err(from_verbs)
     }
@@ -184,7 +183,7 @@ impl RdmaStream {
     /// Returns the local address.
     ///
     /// # Errors
-    /// `NotConnected` if the connection manager does not know it any more.
+    /// `NotConnected` if the connection manager no longer has it.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let address = self.engine.connection().local_addr();
         address
@@ -195,7 +194,7 @@ impl RdmaStream {
     /// Returns the peer's address.
     ///
     /// # Errors
-    /// `NotConnected` if the connection manager does not know it any more.
+    /// `NotConnected` if the connection manager no longer has it.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let address = self.engine.connection().peer_addr();
         address
@@ -212,7 +211,7 @@ impl RdmaStream {
     ) -> Poll<io::Result<R>> {
         loop {
             if self.engine.progress() {
-                // This call may have consumed the event of the other side.
+                // This call may have consumed the event of the other direction.
                 self.wakers.wake_one(direction.other());
             }
             if let Some(result) = attempt(&mut self.engine)? {
@@ -305,7 +304,7 @@ impl fmt::Debug for RdmaStream {
 /// for one stream at a time.
 pub struct RdmaListener {
     listener: AsyncFd<ListenerFd>,
-    /// The stream that is being created.
+    /// The task that creates the next stream.
     pending: Mutex<Option<JoinHandle<SetupResult>>>,
     runtime: Handle,
 }
@@ -313,7 +312,7 @@ pub struct RdmaListener {
 #[derive(Debug)]
 struct ListenerFd(Arc<StdListener>);
 
-/// The result of a request: `None` if it was not one of a stream.
+/// The result of answering a request: `None` for a request of another protocol.
 type SetupResult = io::Result<Option<(LingeringEngine, SocketAddr)>>;
 
 impl AsRawFd for ListenerFd {
@@ -346,7 +345,7 @@ impl RdmaListener {
     /// Converts a blocking listener.
     ///
     /// # Errors
-    /// No runtime to register with.
+    /// An error outside of a runtime.
     pub fn from_std(listener: StdListener) -> io::Result<Self> {
         let runtime = Handle::try_current().map_err(io::Error::other)?;
         Ok(Self {
@@ -389,8 +388,8 @@ impl RdmaListener {
             }
             let mut guard = ready!(self.listener.poll_read_ready(cx))?;
             let listener = &self.listener.get_ref().0;
-            // There may be more requests: the descriptor counts as ready until
-            // there was none.
+            // There may be more requests, so readiness is cleared only after an attempt
+            // without one.
             if let Some(request) = listener.request_within(Some(Duration::ZERO))? {
                 let listener = Arc::clone(listener);
                 let answer = move || listener.answer(request);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
-/// Waits until one of them is readable or failed. Returns both false after the
+/// Waits until a descriptor is readable or has failed. Returns false for both after the
 /// deadline.
 pub(super) fn readable(
     fds: [BorrowedFd<'_>; 2],

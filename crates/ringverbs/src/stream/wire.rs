@@ -1,13 +1,13 @@
 //! The stream protocol.
 //!
-//! Both sides first exchange a [`Hello`] in the private data of the connection's
-//! request and answer. Every message is then a send with immediate data: its
-//! bytes are those of the stream, and the immediate data is a [`ImmediateData`].
+//! Both sides first exchange a [`Hello`] in the private data of the connection request and
+//! its answer. Every message is then a send with immediate data: its bytes are bytes of the
+//! stream, and the immediate data is an [`ImmediateData`].
 
 use std::io;
 
-/// The receives of one side, which limit the messages in flight to it and their
-/// length.
+/// The receives of one side, which limit the number and length of messages in flight to
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     /// Number of posted receives.
@@ -16,8 +16,7 @@ pub(super) struct Hello {
     pub size: u32,
 }
 
-/// Minimum number of receives; with fewer, credits could not circulate (see
-/// [`flow`](super::flow)).
+/// Minimum number of receives; fewer could deadlock (see [`flow`](super::flow)).
 pub(super) const MIN_RECEIVES: u16 = 8;
 
 /// Minimum length of a receive.
@@ -52,7 +51,7 @@ impl Hello {
         };
         let [m0, m1, m2, m3, v0, v1, r0, r1, s0, s1, s2, s3] = *bytes;
         if [m0, m1, m2, m3] != MAGIC {
-            return invalid("the peer is not a stream of ringverbs");
+            return invalid("the peer is not a ringverbs stream");
         }
         if u16::from_le_bytes([v0, v1]) != VERSION {
             return invalid("the peer uses another version of the stream protocol");
@@ -71,9 +70,9 @@ impl Hello {
 /// The immediate data of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ImmediateData {
-    /// Number of receives that the sender of this message has posted again.
+    /// Number of receives that the sender of this message has reposted.
     pub credits: u16,
-    /// This is the end of the sender's stream.
+    /// The end mark of the sender's stream.
     pub fin: bool,
 }
 
@@ -98,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hello_arrives_with_zeros_behind_it() {
+    fn padded_hello_is_decoded() {
         let hello = Hello {
             receives: 16,
             size: 65536,

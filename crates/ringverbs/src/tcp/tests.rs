@@ -61,14 +61,14 @@ fn exchange_leaves_the_stream_usable() {
 }
 
 #[test]
-fn lines_have_the_length_that_is_said() {
+fn line_has_the_fixed_length() {
     assert_eq!(line(&endpoint(0)).len(), LINE);
     assert_eq!(line(&endpoint(0xff_ffff)).len(), LINE);
 }
 
-/// A wrong start is refused without waiting for the rest of the line.
+/// An invalid prefix is refused without waiting for the rest of the line.
 #[test]
-fn a_peer_of_another_kind_is_refused_at_once() {
+fn foreign_protocol_is_refused_at_once() {
     let error = exchange_with(b"GET / HTTP/1.1\r\n", LONG).unwrap_err();
     let ExchangeError::Malformed { got, .. } = &error else {
         panic!("{error}");
@@ -150,7 +150,7 @@ fn slow_peer_times_out() {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        panic!("it was listened to for ever");
+        panic!("the exchange did not time out");
     });
     let error = exchange(&ours, &endpoint(1), Duration::from_millis(100)).unwrap_err();
     assert!(matches!(error, ExchangeError::Timeout { .. }), "{error}");
@@ -169,8 +169,7 @@ fn disconnected_peer_is_reported() {
     }
 }
 
-/// A peer that does not read is not waited for for ever, even with a blocking
-/// stream.
+/// The wait for a peer that does not read is limited, even with a blocking stream.
 #[test]
 fn peer_that_does_not_read_times_out() {
     let (ours, _peer) = pair();

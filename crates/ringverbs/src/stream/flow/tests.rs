@@ -1,4 +1,4 @@
-//! Two sides with an ordered link between them, in any interleaving.
+//! Two sides with an ordered link between them, in random interleavings.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ struct Side {
     free: u32,
     /// Messages that have arrived and are not read.
     inbox: VecDeque<Vec<u8>>,
-    /// Messages that the program will send, and has sent.
+    /// Bytes that the program will send, and has sent.
     to_send: VecDeque<u8>,
     sent: Vec<u8>,
     read: Vec<u8>,
@@ -117,8 +117,7 @@ impl Pair {
         true
     }
 
-    /// Continues until nothing more happens. A side reads only if `reads` says
-    /// so.
+    /// Continues until no step has an effect. A side reads only if its `reads` is set.
     fn settle(&mut self, reads: [bool; 2]) {
         loop {
             let mut did = false;
@@ -162,9 +161,9 @@ fn data() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// From any state: if both sides read, all data and the end marks arrive.
+    /// From any state, if both sides read, all data and the end marks arrive.
     #[test]
-    fn all_arrives(
+    fn all_data_arrives(
         receives in [8u16..20, 8u16..20], size in [1usize..40, 1usize..40],
         a in data(), b in data(), actions in actions(), end in 0usize..600, ender in 0usize..2,
     ) {
@@ -208,7 +207,7 @@ proptest! {
 
     /// No message of a peer causes a panic.
     #[test]
-    fn any_peer(notes in prop::collection::vec((any::<u32>(), 0usize..3, any::<bool>()), 0..100)) {
+    fn no_message_panics(notes in prop::collection::vec((any::<u32>(), 0usize..3, any::<bool>()), 0..100)) {
         let hello = Hello { receives: 8, size: 256 };
         let mut flow = Flow::new(hello, hello);
         for (word, len, write) in notes {
