@@ -21,7 +21,7 @@ pub struct AddressHandle {
 
 struct Inner {
     /// Declared before the domain, so that it is destroyed first.
-    created: device::AddressHandle,
+    handle: device::AddressHandle,
     domain: ProtectionDomain,
     path: AhAttr,
 }
@@ -33,10 +33,10 @@ impl ProtectionDomain {
     /// EINVAL for a port or source GID index that does not exist.
     pub fn address_handle(&self, path: &AhAttr) -> Result<AddressHandle> {
         let context = self.context();
-        let created = (context.provider()).address_handle(context.uverbs(), self.handle(), path)?;
+        let handle = (context.provider()).address_handle(context.uverbs(), self.handle(), path)?;
         Ok(AddressHandle {
             inner: Arc::new(Inner {
-                created,
+                handle,
                 domain: self.clone(),
                 path: *path,
             }),
@@ -74,7 +74,7 @@ impl AddressHandle {
     /// Returns the address that datagrams carry.
     #[inline]
     pub(crate) fn address(&self) -> &device::Address {
-        &self.inner.created.address
+        &self.inner.handle.address
     }
 
     #[inline]
@@ -95,7 +95,7 @@ impl AddressHandle {
             };
             CloseError::new(Self { inner }, error)
         })?;
-        inner.created.destroy().map_err(|error| {
+        inner.handle.destroy().map_err(|error| {
             let inner = Arc::new(inner);
             CloseError::new(Self { inner }, error)
         })

@@ -216,7 +216,7 @@ impl Device {
             attr.is_ok_and(|attr| attr.legacy.state == PORT_ACTIVE)
         };
         let ports = self.found.num_ports.unwrap_or(1);
-        Provider::serves(self.found.driver_id)
+        Provider::supports(self.found.driver_id)
             && (self.inspect())
                 .is_ok_and(|inspector| (1..=ports).any(|port| active(&inspector, port as u8)))
     }
@@ -438,7 +438,7 @@ pub(crate) struct Inner {
 
 impl Context {
     fn open_with(kernel: Box<dyn Kernel>, device: &Device) -> Result<Self> {
-        if !Provider::serves(device.found.driver_id) {
+        if !Provider::supports(device.found.driver_id) {
             return Err(Error::UnsupportedDriver {
                 device: device.found.name.clone(),
                 driver: device.found.driver_id.0,

@@ -11,8 +11,8 @@ use crate::memory::Registered;
 use crate::qp::{PostError, RecvHalf};
 use crate::{Buffer, Error, Operation, Result, SharedReceiveQueue};
 
-/// A queue that receives can be posted to: the receive half of a queue pair, a
-/// queue pair, or a shared receive queue.
+/// A queue to which receives can be posted: the receive half of a queue pair, a queue
+/// pair, or a shared receive queue.
 pub trait ReceivePoster: sealed::Sealed {
     /// Posts a receive.
     ///
@@ -46,13 +46,12 @@ impl ReceivePoster for crate::QueuePair {
     }
 }
 
-/// A buffer that receives many messages (`FI_MULTI_RECV`). It is split into
-/// pieces of the longest message, each posted as a receive, and messages are read
-/// where they arrived. When the last piece has completed, the buffer can be
-/// rejoined and returned.
+/// A buffer that receives many messages (`FI_MULTI_RECV`). It is split into pieces of the
+/// maximum message length, each posted as a receive, and messages are read in place. When
+/// the last piece has completed, the buffer can be rejoined.
 ///
-/// A piece is identified by its memory, because tokens are the caller's, and
-/// other receives may use the same ones.
+/// A piece is identified by its memory, because the caller chooses tokens, and other
+/// receives may use the same tokens.
 pub struct MultiReceive {
     pieces: Vec<Option<Buffer>>,
     tail: Option<Buffer>,
@@ -67,12 +66,12 @@ pub struct MultiReceive {
 /// A message in a [`MultiReceive`].
 #[derive(Debug)]
 pub struct MultiMessage<'m> {
-    /// The received bytes; those of a datagram start with its 40 bytes of route
-    /// header. Empty if the receive failed.
+    /// The received bytes; a datagram starts with the 40 bytes of its route header. Empty if
+    /// the receive failed.
     pub data: &'m [u8],
     /// Offset of the piece in the buffer, in bytes.
     pub offset: usize,
-    /// `MULTI_RECV` with the last message: the buffer is released.
+    /// Includes `MULTI_RECV` with the last message: the buffer is released.
     pub flags: EntryFlags,
     /// The completion without its memory: immediate data, status and so on.
     pub completion: Completion,
@@ -84,9 +83,9 @@ impl MultiReceive {
     ///
     /// # Errors
     /// Returns the whole buffer, as [`ReceivePoster::post_receive`], if the first
-    /// piece was not posted; [`Error::Invalid`] if `piece` is 0 or longer than
-    /// the buffer. If the queue is full later, the rest of the buffer is not
-    /// used: see [`MultiReceive::posted`].
+    /// piece was not posted; [`Error::Invalid`] if `piece` is 0 or longer than the buffer. If
+    /// a later piece does not fit in the queue, the rest of the buffer is not used: see
+    /// [`MultiReceive::posted`].
     pub fn post(
         queue: &mut impl ReceivePoster,
         mut buffer: Buffer,
@@ -153,7 +152,7 @@ impl MultiReceive {
         self.pieces.iter().filter(|piece| piece.is_none()).count()
     }
 
-    /// Returns whether a completion is that of a piece in flight.
+    /// Returns whether a completion belongs to a piece in flight.
     pub fn owns(&self, completion: &Completion) -> bool {
         self.piece_of(completion).is_some()
     }
@@ -183,7 +182,7 @@ impl MultiReceive {
     /// Takes the completion of a piece and returns its message.
     ///
     /// # Errors
-    /// Returns the completion if it is not of a piece of this buffer.
+    /// Returns the completion if it does not belong to a piece of this buffer.
     pub fn take(&mut self, mut completion: Completion) -> Result<MultiMessage<'_>, Completion> {
         let Some(number) = self.piece_of(&completion) else {
             return Err(completion);
@@ -210,7 +209,7 @@ impl MultiReceive {
         })
     }
 
-    /// Takes back a piece that was released with its queue pair.
+    /// Takes a piece that was released with its queue pair.
     ///
     /// # Errors
     /// Returns the buffer if it is not a piece of this one.

@@ -1,14 +1,13 @@
 //! Raw packets: whole Ethernet frames, sent and received past the kernel's network
 //! stack.
 //!
-//! A [`PacketQueue`] has buffers of its own, registered once. Received frames are
-//! [`Frame`]s, which own their buffer and give it back when they are dropped; frames to
-//! send are buffers that [`PacketQueue::buffer`] lends. A received frame is sent on
-//! without a copy by [`Frame::into_buffer`].
+//! A [`PacketQueue`] has its own registered buffers. Received frames are [`Frame`]s, which
+//! own their buffer and return it when they are dropped. Frames to send are buffers from
+//! [`PacketQueue::buffer`]. [`Frame::into_buffer`] forwards a received frame without a copy.
 //!
-//! Which frames a queue receives is said by flows ([`PacketQueue::add_flow`]); without
-//! one it receives none. On a ConnectX both need CAP_NET_RAW, on the embedded device
-//! nothing.
+//! Flows ([`PacketQueue::add_flow`]) select the frames that a queue receives; without a flow
+//! it receives none. ConnectX requires CAP_NET_RAW for the queue and for flows; the embedded
+//! device requires no privileges.
 //!
 //! ```
 //! use ringverbs::Device;
@@ -58,11 +57,11 @@ use crate::{
     Result,
 };
 
-/// Bytes of an Ethernet header with a VLAN tag: the shortest frame that is sent, since
-/// some devices read so much of each.
+/// Minimum length of a sent frame: an Ethernet header with a VLAN tag, which some devices
+/// always read.
 const HEADER: usize = 18;
 const TOO_SHORT: &str = "a frame has at least 18 bytes";
-/// An Ethernet header with a VLAN tag, and 1500 bytes.
+/// Default length of the longest frame: an Ethernet header with a VLAN tag, and 1500 bytes.
 const DEFAULT_FRAME: usize = 1518;
 /// Default depth of both queues.
 const DEFAULT_DEPTH: u32 = 256;
@@ -72,21 +71,20 @@ const CAP_CHECKSUMS: u32 = 1 << 2;
 /// A MAC address.
 pub type MacAddress = [u8; 6];
 
-/// Frames that a flow gives to a queue.
+/// The frames that a flow selects for a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FlowMatch {
-    /// Those to this MAC address, which may be one of a multicast group.
+    /// Frames to this MAC address, unicast or multicast.
     Destination(MacAddress),
-    /// All to multicast addresses, which no other flow takes.
+    /// Frames to multicast addresses that no other flow selects.
     AllMulticast,
-    /// All that no other flow takes: promiscuous mode.
+    /// All frames that no other flow selects: promiscuous mode.
     All,
 }
 
 impl FlowMatch {
-    /// Returns the kernel's type of the flow (`enum ib_flow_attr_type`), and what it
-    /// matches.
+    /// Returns the flow's type (`enum ib_flow_attr_type`) and its match specifications.
     fn encode(self) -> (u32, Specs) {
         match self {
             Self::Destination(mac) => (0, Specs::destination_mac(mac)),
@@ -99,10 +97,10 @@ impl FlowMatch {
 /// Checksum offload of sent frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Checksums {
-    /// They are sent as they are.
+    /// Frames are sent unchanged.
     #[default]
     Unchanged,
-    /// The device computes those of the IPv4 header and of TCP or UDP.
+    /// The device computes the checksums of the IPv4 header and of TCP or UDP.
     Compute,
 }
 
@@ -145,43 +143,43 @@ impl PacketQueueBuilder {
         self
     }
 
-    /// Sets the depth of the send queue, in frames; default 256. With 0 the queue only
+    /// Sets the depth of the send queue, in frames; default 256. A queue with depth 0 only
     /// receives.
     pub fn send_depth(mut self, frames: u32) -> Self {
         self.send_depth = frames;
         self
     }
 
-    /// Sets how many buffers wait for frames at most; default 256. With 0 the queue
+    /// Sets the depth of the receive queue, in frames; default 256. A queue with depth 0
     /// only sends.
     pub fn recv_depth(mut self, frames: u32) -> Self {
         self.recv_depth = frames;
         self
     }
 
-    /// Sets the length of the longest frame, from the destination address on and
-    /// without the frame check sequence; default 1518. Longer frames than the port's
-    /// MTU allows are dropped by the device.
+    /// Sets the length of the longest frame, from the destination address on and without
+    /// the frame check sequence; default 1518. The device drops frames that exceed the
+    /// port's MTU.
     pub fn frame_size(mut self, bytes: usize) -> Self {
         self.frame_size = bytes;
         self
     }
 
-    /// Sets the number of buffers; default: enough for both queues, and as many
-    /// received frames in the program's hands as the receive queue has.
+    /// Sets the number of buffers; default: the send depth plus twice the receive depth, so
+    /// that the program can hold as many received frames as the receive queue has.
     pub fn buffers(mut self, count: usize) -> Self {
         self.frames = Some(count);
         self
     }
 
-    /// Requests the device's time of each received frame ([`Frame::timestamp`]).
+    /// Requests a device timestamp of each received frame ([`Frame::timestamp`]).
     pub fn timestamps(mut self) -> Self {
         self.timestamps = true;
         self
     }
 
-    /// Receives also frames that queues of the same context send. Those of another
-    /// context on the same device are received without this.
+    /// Also receives frames that queues of the same context send. Frames from other contexts
+    /// of the same device are always received.
     pub fn own_frames(mut self) -> Self {
         self.own_frames = true;
         self
@@ -194,19 +192,17 @@ impl PacketQueueBuilder {
         self
     }
 
-    /// Registers the buffers and creates the queue, ready to send, with buffers for
-    /// received frames posted.
+    /// Registers the buffers and creates the queue, ready to send, with receives posted.
     ///
     /// # Errors
     /// [`Error::Unsupported`] on a device without raw packets (rdma_rxe) or
-    /// timestamps; [`Error::Invalid`] if the queue neither sends nor receives, or for
-    /// frames without room for an Ethernet header; [`Error::Limit`] for sizes above the
-    /// device's limits; EPERM without CAP_NET_RAW, EOPNOTSUPP for a port that is not of
-    /// Ethernet; ENOMEM.
+    /// timestamps; [`Error::Invalid`] if the queue neither sends nor receives, or for a frame
+    /// size below an Ethernet header; [`Error::Limit`] for sizes above the device's limits;
+    /// EPERM without CAP_NET_RAW; EOPNOTSUPP for a port that is not Ethernet; ENOMEM.
     pub fn build(self) -> Result<PacketQueue> {
         let invalid = |what| Err(Error::Invalid { what });
         if self.send_depth == 0 && self.recv_depth == 0 {
-            return invalid("a queue for packets sends or receives");
+            return invalid("a packet queue needs a send or a receive depth");
         }
         if self.frame_size < HEADER {
             return invalid(TOO_SHORT);
@@ -225,7 +221,7 @@ impl PacketQueueBuilder {
         let caps = context.query_device_ex()?.raw_packet_caps;
         let packets = Packets {
             checksums: caps & CAP_CHECKSUMS != 0,
-            own: self.own_frames,
+            own_frames: self.own_frames,
         };
         let mut qp = self
             .domain
@@ -271,40 +267,40 @@ impl PacketQueueBuilder {
     }
 }
 
-/// Frames that a queue has sent and received.
+/// Counts of the frames that a queue has sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Frames whose sending has ended.
+    /// Frames whose send has completed.
     pub sent: u64,
     /// Frames that were received.
     pub received: u64,
-    /// Frames that were longer than a buffer, and dropped.
+    /// Frames that were dropped because they were longer than a buffer.
     pub too_long: u64,
 }
 
 /// A queue pair for raw packets, with its buffers and its completion queue.
 ///
-/// [`poll`](Self::poll) hands out received frames, ends sends, and posts free buffers
-/// for further frames: frames that arrive while none is posted are lost. A frame that
-/// is dropped is posted again by a later poll.
+/// [`poll`](Self::poll) returns received frames, completes sends, and posts free buffers as
+/// receives: frames that arrive while no receive is posted are lost. A later poll reposts
+/// the buffer of a dropped frame.
 ///
-/// Posting and polling allocate nothing. Buffers whose sends have ended, and frames that
-/// are [given back](Self::give_back), are used again without a lock; a frame that is dropped
-/// takes that of the pool, and so does a poll that finds no other free buffer.
+/// Posting and polling do not allocate. Buffers of completed sends, and frames passed to
+/// [`give_back`](Self::give_back), are reused without a lock. Dropping a frame locks the
+/// pool, and so does a poll without another free buffer.
 ///
-/// A queue is `Send` and has one owner at a time; its frames and buffers may go to any
-/// thread. Dropping the queue ends its flows and the device's access to its memory. Frames and
-/// buffers that the program holds stay valid.
+/// A queue is `Send` and has one owner at a time; its frames and buffers may be moved to any
+/// thread. Dropping the queue removes its flows and ends the device's access to its memory.
+/// Frames and buffers that the program holds stay valid.
 pub struct PacketQueue {
-    /// Before the queue pair, which they must not outlive.
+    /// Declared before the queue pair, which flows must not outlive.
     flows: Vec<(FlowMatch, Flow<Ctx>)>,
-    /// Before its completion queue. Not handed out: see
+    /// Declared before its completion queue. Private: see
     /// [`ProtectionDomain::packet_queue_pair`].
     qp: QueuePair,
     completions: CompletionQueue,
     pool: BufferPool,
-    /// Free buffers that have come back without the pool's lock, with room for all.
+    /// Free buffers outside the pool, reused without its lock; has capacity for all buffers.
     spare: Vec<PoolBuffer>,
     send_depth: u32,
     recv_depth: u32,
@@ -338,7 +334,7 @@ impl PacketQueue {
         self.frame_size
     }
 
-    /// Returns how many frames it has sent and received, as far as it was polled.
+    /// Returns the counts of sent and received frames at the last poll.
     pub fn counters(&self) -> Counters {
         let in_flight = self.qp.in_flight().0;
         Counters {
@@ -353,14 +349,13 @@ impl PacketQueue {
         self.checksums
     }
 
-    /// Returns the number of frames that are being sent, and of buffers that wait for
-    /// frames.
+    /// Returns the numbers of outstanding sends and of posted receives.
     pub fn in_flight(&self) -> (u32, u32) {
         self.qp.in_flight()
     }
 
-    /// Takes a buffer for a frame of `len` bytes, with the bytes of its last use.
-    /// Returns `None` if all buffers are in use, or for a longer frame than they hold.
+    /// Takes a buffer for a frame of `len` bytes; it contains the bytes of its last use.
+    /// Returns `None` if all buffers are in use, or if they are shorter than `len`.
     pub fn buffer(&mut self, len: usize) -> Option<PoolBuffer> {
         if len > self.frame_size {
             return None;
@@ -372,42 +367,42 @@ impl PacketQueue {
         Some(buffer)
     }
 
-    /// Takes a frame or a buffer back, as dropping it does, without a lock. One of another
-    /// queue is dropped.
+    /// Returns a frame or buffer to the queue without a lock, unlike dropping it. A frame or
+    /// buffer of another queue is dropped.
     pub fn give_back(&mut self, frame: impl Into<PoolBuffer>) {
         keep(&mut self.spare, &self.pool, frame.into());
     }
 
-    /// Receives frames that match, until the flow is removed or the queue is dropped.
-    /// Several queues can receive the same ones, each a copy.
+    /// Receives matching frames until the flow is removed or the queue is dropped. If several
+    /// queues match a frame, each receives a copy.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_RAW; EINVAL if the queue does not receive, or has this
-    /// flow already ([`Error::Invalid`]); ENOSPC.
-    pub fn add_flow(&mut self, what: FlowMatch) -> Result<()> {
-        if self.flows.iter().any(|(have, _)| *have == what) {
+    /// EPERM without CAP_NET_RAW; EINVAL if the queue does not receive; [`Error::Invalid`] if
+    /// the queue already has this flow; ENOSPC.
+    pub fn add_flow(&mut self, flow_match: FlowMatch) -> Result<()> {
+        if self.flows.iter().any(|(have, _)| *have == flow_match) {
             return Err(Error::Invalid {
                 what: "the queue has this flow already",
             });
         }
-        let (kind, specs) = what.encode();
+        let (kind, specs) = flow_match.encode();
         let init = FlowInit {
             kind,
             port: self.port,
             ..FlowInit::default()
         };
         let flow = Flow::create(self.context().uverbs(), self.qp.handle(), &init, specs)?;
-        self.flows.push((what, flow));
+        self.flows.push((flow_match, flow));
         Ok(())
     }
 
-    /// Removes a flow. Returns whether it was there. Frames that arrived before are
-    /// received.
+    /// Removes a flow. Returns whether the queue had it. Frames that have already arrived are
+    /// still received.
     ///
     /// # Errors
-    /// The kernel's; the flow is still there.
-    pub fn remove_flow(&mut self, what: FlowMatch) -> Result<bool> {
-        let Some(at) = self.flows.iter().position(|(have, _)| *have == what) else {
+    /// The kernel's error; the flow is not removed.
+    pub fn remove_flow(&mut self, flow_match: FlowMatch) -> Result<bool> {
+        let Some(at) = self.flows.iter().position(|(have, _)| *have == flow_match) else {
             return Ok(false);
         };
         let (_, flow) = &self.flows[at];
@@ -419,13 +414,13 @@ impl PacketQueue {
         Ok(true)
     }
 
-    /// Returns how many frames can be sent before another poll.
+    /// Returns the number of frames that can be sent before another poll.
     fn room(&self) -> usize {
         self.send_depth.saturating_sub(self.qp.in_flight().0) as usize
     }
 
-    /// Sends a frame. Its buffer is free again when a poll has found it sent, which is
-    /// not to say that anybody has received it.
+    /// Sends a frame. A later poll frees its buffer when the send has completed, which does
+    /// not mean that the frame was received.
     ///
     /// # Errors
     /// Returns the frame with [`Error::QueueFull`], [`Error::Limit`] if it is longer
@@ -451,12 +446,12 @@ impl PacketQueue {
         }
     }
 
-    /// Sends frames with one doorbell, and one completion, until there is no room for
-    /// more. Returns how many it has taken from the iterator; a full queue is no error.
+    /// Sends frames with one doorbell and one completion, until the queue is full. Returns
+    /// the number of frames taken from the iterator; a full queue is not an error.
     ///
     /// # Errors
-    /// As [`send`](Self::send), with the first frame that was refused. Those before it
-    /// are sent.
+    /// As [`send`](Self::send), with the first frame that was refused. Earlier frames are
+    /// sent.
     pub fn send_all(
         &mut self,
         frames: &mut impl Iterator<Item = PoolBuffer>,
@@ -518,7 +513,7 @@ impl PacketQueue {
         }
     }
 
-    /// Posts free buffers for received frames.
+    /// Posts free buffers as receives.
     fn refill(&mut self) -> Result<()> {
         let missing = self.recv_depth.saturating_sub(self.qp.in_flight().1) as usize;
         let Self { spare, pool, .. } = self;
@@ -540,19 +535,18 @@ impl PacketQueue {
         })
     }
 
-    /// Passes the frames that have arrived to `each`, a batch of them; returns how many.
-    /// Never blocks, except as [`CompletionQueue`] says of an embedded device.
+    /// Passes a batch of received frames to `each`; returns their number. Never blocks,
+    /// except on an embedded device (see [`CompletionQueue`]).
     ///
     /// # Errors
-    /// [`Error::Failed`] if a send or receive failed, after which the queue sends or
-    /// receives nothing more; [`Error::Driver`] for a frame of which the device says
-    /// that it is longer than its buffer; [`Error::Corruption`]. Frames before it were
-    /// passed on.
+    /// [`Error::Failed`] if a send or receive failed, after which the queue no longer sends or
+    /// receives; [`Error::Driver`] for a completion whose length exceeds the buffer;
+    /// [`Error::Corruption`]. Earlier frames were passed to `each`.
     pub fn poll(&mut self, each: impl FnMut(Frame)) -> Result<usize> {
         self.poll_up_to(usize::MAX, each)
     }
 
-    /// Returns the next frame that has arrived. Otherwise as [`poll`](Self::poll).
+    /// Returns the next received frame; otherwise as [`poll`](Self::poll).
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -625,8 +619,7 @@ impl PacketQueue {
         }
     }
 
-    /// Destroys the queue and its flows. Frames that have arrived and were not polled are
-    /// lost.
+    /// Destroys the queue and its flows. Frames that were not polled are lost.
     ///
     /// # Errors
     /// Returns the queue with the kernel's error.
@@ -644,9 +637,9 @@ impl PacketQueue {
         closed.map_err(|refused| refused.map(|qp| Self { qp, ..self }))
     }
 
-    /// Requests an event in the [channel](PacketQueueBuilder::channel) for the next
-    /// completion, of a receive or a send, and then looks whether there is one already:
-    /// the caller may wait for an event only if this returns `false`.
+    /// Requests an event in the [channel](PacketQueueBuilder::channel) for the next completion
+    /// of a receive or a send, then checks the queue again: the caller may wait for an event
+    /// only if this returns `false`.
     ///
     /// # Errors
     /// [`Error::Invalid`] without a channel; EIO if the device was removed.
@@ -656,7 +649,7 @@ impl PacketQueue {
     }
 }
 
-/// Keeps a free buffer, if it is of that pool: there is room for all of them.
+/// Keeps a free buffer if it belongs to `pool`; `spare` has capacity for all of them.
 #[inline]
 fn keep(spare: &mut Vec<PoolBuffer>, pool: &BufferPool, buffer: PoolBuffer) {
     if buffer.is_of(pool) && spare.len() < spare.capacity() {
@@ -672,7 +665,7 @@ fn length_error(length: usize, capacity: usize) -> Error {
     }
 }
 
-/// Limits of frames to be sent.
+/// Limits of sent frames.
 struct Limits {
     frame_size: usize,
     checksums: bool,
@@ -713,7 +706,7 @@ impl fmt::Debug for PacketQueue {
 }
 
 /// A received frame: its bytes from the destination address on, without the frame check
-/// sequence. Dropping it gives its buffer back to the queue.
+/// sequence. Dropping it returns its buffer to the queue.
 pub struct Frame {
     buffer: PoolBuffer,
     checksums_ok: bool,
@@ -721,19 +714,19 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Returns whether the device has found the checksums of an IPv4 header and of TCP
-    /// or UDP behind it right. False also for frames that it does not check.
+    /// Returns whether the device has validated the checksums of the IPv4 header and of TCP or
+    /// UDP; false for frames that it does not check.
     pub fn checksums_ok(&self) -> bool {
         self.checksums_ok
     }
 
-    /// Returns the device's time of its arrival, if the queue was built with
+    /// Returns the device's timestamp of the arrival if the queue was built with
     /// [`timestamps`](PacketQueueBuilder::timestamps).
     pub fn timestamp(&self) -> Option<Timestamp> {
         self.timestamp
     }
 
-    /// Returns its buffer, to change it and send it on.
+    /// Returns the frame's buffer, for example to modify and forward it.
     pub fn into_buffer(self) -> PoolBuffer {
         self.buffer
     }

@@ -9,8 +9,8 @@ use crate::context::Ctx;
 use crate::memory::Region;
 use crate::{CloseError, Context, Error, Result};
 
-/// A protection domain (`ibv_pd`). Regions, queue pairs and address handles work
-/// together only within one domain.
+/// A protection domain (`ibv_pd`). Regions, queue pairs and address handles can be used
+/// together only if they belong to the same domain.
 ///
 /// A handle: clones refer to the same domain, which is deallocated when the last
 /// clone and the last object created in it are dropped. Any thread may use it.
@@ -58,9 +58,8 @@ impl ProtectionDomain {
         Identity(Arc::as_ptr(&self.inner).addr())
     }
 
-    /// Allocates and registers `len` bytes, which the device may read, and write
-    /// for operations posted by this process; peers have no access. See
-    /// [`Region`].
+    /// Allocates and registers `len` bytes for operations of this process; peers have no
+    /// access. See [`Region`].
     ///
     /// # Errors
     /// As [`Region::alloc`].
@@ -96,7 +95,7 @@ impl fmt::Debug for ProtectionDomain {
     }
 }
 
-/// The address of a domain's shared state. Equal only for handles of the same
-/// domain, while one of them is alive.
+/// The address of a domain's shared state, which identifies the domain while a handle of it
+/// is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity(usize);

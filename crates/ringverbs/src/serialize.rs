@@ -161,7 +161,7 @@ mod tests {
 
     /// A text that is truncated or changed is refused, or still a valid endpoint.
     #[test]
-    fn a_damaged_text_is_never_out_of_range() {
+    fn damaged_text_is_refused_or_in_range() {
         let text = as_json().to_string();
         for end in 0..text.len() {
             assert!(from_str::<Endpoint>(&text[..end]).is_err(), "{end}");
@@ -178,9 +178,9 @@ mod tests {
         }
     }
 
-    /// A binary format has the 16 bytes.
+    /// A binary format has the 16 bytes of the GID.
     #[test]
-    fn a_gid_is_16_bytes_in_a_binary_format() {
+    fn gid_is_16_bytes_in_binary_formats() {
         use serde::Deserialize;
         use serde::de::value::{Error, SeqDeserializer};
         // A binary format: a sequence that is not human-readable.

@@ -1,11 +1,10 @@
 //! Tagged messages over plain sends.
 //!
-//! The device does no tag matching, so this is done in software: a message is
-//! sent with a header of 16 bytes, arrives in a buffer of the library, and is
-//! copied to the receive that it matches. A message without a matching receive
-//! stays where it arrived until there is one. When such messages occupy all
-//! buffers, the transport makes the peer wait, and a message that would match
-//! waits behind them; [`TaggedEndpoint::set_spill`] has unmatched messages copied
+//! Tag matching is done in software: a message is sent with a header of 16 bytes, arrives
+//! in a buffer of the library, and is copied to the receive that it matches. A message
+//! without a matching receive stays in its buffer until there is one. When unmatched
+//! messages occupy all buffers, the transport makes the peer wait, and messages that would
+//! match wait behind them; with [`TaggedEndpoint::set_spill`], unmatched messages are copied
 //! out of these buffers.
 
 #![forbid(unsafe_code)]
@@ -41,7 +40,7 @@ pub struct TagMatch {
 }
 
 impl TagMatch {
-    /// Accepts exactly that tag.
+    /// Accepts exactly this tag.
     pub fn exact(tag: u64) -> Self {
         Self { tag, ignore: 0 }
     }
@@ -90,7 +89,7 @@ impl<R, M> Matcher<R, M> {
         self.unexpected.iter().find(|(tag, _)| which.takes(*tag))
     }
 
-    /// Removes and returns that message.
+    /// Removes and returns the first unmatched message that `which` accepts.
     fn claim(&mut self, which: TagMatch) -> Option<(u64, M)> {
         let at = self
             .unexpected
@@ -102,7 +101,7 @@ impl<R, M> Matcher<R, M> {
 
 /// A message that [`TaggedEndpoint::claim`] reserved for a specific receive.
 #[derive(Debug)]
-#[must_use = "a claimed message holds a buffer of the endpoint's until it is received or discarded"]
+#[must_use = "a claimed message occupies a buffer until it is received or discarded"]
 pub struct Claimed {
     tag: u64,
     message: Message,
@@ -145,19 +144,17 @@ impl Claimed {
     }
 }
 
-/// One end of a connection for tagged messages (`fi_tsend`, `fi_trecv`). The
-/// other end must be one too.
+/// One end of a connection for tagged messages (`fi_tsend`, `fi_trecv`). The peer must
+/// also use a `TaggedEndpoint`.
 ///
-/// It can be waited for if its completion queue has a channel: by
+/// If its completion queue has a channel, a program can wait for it: by
 /// [`wait`](Self::wait), or, together with other descriptors, by
 /// [`channel`](Self::channel) and [`arm`](Self::arm).
 ///
-/// It holds as many unmatched messages as its depth. After that the peer's sends
-/// wait (the transport retries, see
-/// [`ReadyToSend::rnr_retry`](crate::qp::ReadyToSend::rnr_retry)), even for a
-/// message that a posted receive accepts. A program that receives in another
-/// order than the peer sends, over more messages than that, needs
-/// [`set_spill`](Self::set_spill).
+/// It holds up to `depth` unmatched messages. Further sends of the peer wait (the transport
+/// retries, see [`ReadyToSend::rnr_retry`](crate::qp::ReadyToSend::rnr_retry)), even if a
+/// posted receive accepts the message. A program whose receives are reordered by more than
+/// `depth` messages needs [`set_spill`](Self::set_spill).
 pub struct TaggedEndpoint {
     // Declared before the queue, so that it is destroyed first.
     qp: QueuePair,
@@ -171,19 +168,17 @@ pub struct TaggedEndpoint {
     tokens: Vec<u64>,
     free_tokens: Vec<u32>,
     matcher: Matcher<(u64, Buffer), Message>,
-    /// Number of messages that may be copied out of the receive buffers, and that
-    /// are.
+    /// Maximum and current number of messages copied out of the receive buffers.
     spill: usize,
     spilled: usize,
     done: VecDeque<Result<TaggedEntry, ErrorEntry>>,
 }
 
 impl TaggedEndpoint {
-    /// Creates an endpoint from a queue pair of a reliable connection, to which
-    /// nothing was posted and which completes in `cq`. The queue pair is
-    /// connected, or at least initialised so that receives can be posted. Up to
-    /// `depth` messages of up to `max_message` bytes may be under way in each
-    /// direction.
+    /// Creates an endpoint from an unused queue pair of a reliable connection, which
+    /// completes in `cq`. The queue pair is connected, or at least initialised so that
+    /// receives can be posted. Up to `depth` messages of up to `max_message` bytes may be in
+    /// flight in each direction.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unsuitable queue pair, or another queue pair's
@@ -209,7 +204,7 @@ impl TaggedEndpoint {
         let allowed = capacity.max_send_wr.min(capacity.max_recv_wr);
         if depth == 0 || depth > allowed {
             return Err(Error::Limit {
-                what: "tagged messages on their way",
+                what: "tagged messages in flight",
                 asked: depth.into(),
                 allowed: allowed.into(),
             });
@@ -262,10 +257,10 @@ impl TaggedEndpoint {
         self.qp.connect(local, peer)
     }
 
-    /// Sets how many unmatched messages are copied out of the receive buffers, so
-    /// that others can arrive; default 0. Each copy takes memory of the message's
-    /// length, so a peer can make this side use `messages` times the longest
-    /// message. Messages that have already arrived stay where they are.
+    /// Sets the maximum number of unmatched messages that are copied out of the receive
+    /// buffers, so that others can arrive; default 0. Each copy takes memory of the message's
+    /// length, so a peer can make this side use `messages` times the longest message.
+    /// Messages that have already arrived are not copied.
     pub fn set_spill(&mut self, messages: usize) {
         self.spill = messages;
     }
@@ -289,11 +284,10 @@ impl TaggedEndpoint {
         }
     }
 
-    /// Waits until [`next_entry`](Self::next_entry) has a completion to process,
-    /// which need not yield an entry: an unmatched message yields none. Waits
-    /// without limit if `timeout` is `None`; returns false after the timeout, or
-    /// if a signal handler ran. Nothing else may read the channel meanwhile, and
-    /// events of other queues on it are lost.
+    /// Waits until [`next_entry`](Self::next_entry) has a completion to process, which may
+    /// yield no entry: an unmatched message yields none. Waits without limit if `timeout` is
+    /// `None`; returns false after the timeout, or if a signal handler ran. Nothing else may
+    /// read the channel during the wait, and events of other queues on it are lost.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the completion queue has no channel; EIO if the
@@ -311,7 +305,8 @@ impl TaggedEndpoint {
             };
             match event {
                 Some(event) if event.is_of(&self.cq) => return Ok(true),
-                // The event is of another queue, or of one armed earlier.
+                // The event belongs to another queue, or to an earlier request for
+                // notification.
                 Some(_) if !wait::is_over(deadline) => {}
                 _ => return Ok(false),
             }
@@ -321,8 +316,8 @@ impl TaggedEndpoint {
     /// Sends a message, which is copied. Its entry has `token`.
     ///
     /// # Errors
-    /// [`Error::Limit`] for a message that is too long; [`Error::QueueFull`]
-    /// while `depth` messages are under way; those of posting.
+    /// [`Error::Limit`] for a message that is too long; [`Error::QueueFull`] while `depth`
+    /// messages are in flight; errors of posting.
     pub fn send(&mut self, tag: u64, message: &[u8], token: u64) -> Result<()> {
         if message.len() > self.max_message {
             return Err(Error::Limit {
@@ -357,10 +352,9 @@ impl TaggedEndpoint {
         Ok(())
     }
 
-    /// Receives the first message that `which` accepts, of those that have
-    /// arrived or will, into `buffer`. Its entry has `token`. A message that is
-    /// too long is reported as an error, with the bytes that fit and the number
-    /// of those that did not.
+    /// Receives into `buffer` the first message that `which` accepts, whether it has arrived
+    /// or is yet to arrive. Its entry has `token`. A message that is too long is reported as
+    /// an error, with the bytes that fit and the number of bytes that did not fit.
     pub fn receive(&mut self, buffer: Buffer, which: TagMatch, token: u64) {
         match self.matcher.claim(which) {
             Some((tag, message)) => {
@@ -378,7 +372,7 @@ impl TaggedEndpoint {
         Some((*tag, message.body().len()))
     }
 
-    /// Reserves that message (`FI_CLAIM`).
+    /// Reserves the first unmatched message that `which` accepts (`FI_CLAIM`).
     pub fn claim(&mut self, which: TagMatch) -> Option<Claimed> {
         let (tag, message) = self.matcher.claim(which)?;
         let pool = Arc::clone(&self.pool);
@@ -442,8 +436,7 @@ impl TaggedEndpoint {
     }
 
     fn completed(&mut self, mut completion: Completion) {
-        // By its memory: tokens and queue pair numbers can be another queue
-        // pair's too.
+        // Identified by memory: another queue pair may have the same token and number.
         if !self.owns(&completion.payload) {
             self.done.push_back(entry_of_other_qp(completion));
             return;
@@ -453,7 +446,7 @@ impl TaggedEndpoint {
             match (completion.result, buffer) {
                 (Ok(_), Some(message)) => self.arrived(message),
                 (Err(failure), _) => {
-                    // Nothing arrives any more, so all waiting receives fail.
+                    // No more messages arrive, so all waiting receives fail.
                     while let Some((which, (token, buffer))) = self.matcher.expected.pop_front() {
                         self.done.push_back(Err(ErrorEntry {
                             tag: Some(which.tag),
@@ -578,12 +571,11 @@ impl TaggedEndpoint {
         self.release(message);
     }
 
-    /// Posts a buffer of the library again.
+    /// Reposts a buffer of the library.
     fn repost(&mut self, mut message: Buffer) {
         message.fill_up();
         if let Err(error) = self.qp.receive(message, RECEIVE) {
-            // This happens only if the queue pair is in the error state, where
-            // nothing arrives.
+            // Only in the error state, where no messages arrive.
             tracing::debug!(%error, "a receive for tagged messages was not posted again");
         }
     }
@@ -663,7 +655,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_goes_to_the_first_receive_that_takes_it() {
+    fn message_matches_first_accepting_receive() {
         let mut matcher = Matcher::<_, ()>::new();
         let masked = TagMatch {
             tag: 0x10,
@@ -679,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_gets_the_first_message_that_it_takes() {
+    fn receive_matches_first_accepted_message() {
         let mut matcher = Matcher::<(), _>::new();
         for (tag, message) in [(1, "a"), (2, "b"), (1, "c")] {
             assert!(matcher.take_expected(tag).is_none());
@@ -693,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_does_not_fit_is_no_message() {
+    fn header_length_mismatch_is_refused() {
         let mut message = [0; HEADER + 3];
         message[0] = 7;
         message[8] = 3;

@@ -117,20 +117,20 @@ impl fmt::Display for Status {
 const OPCODE_RECV_RDMA_WITH_IMM: u32 = 129;
 /// `IBV_WC_GRH`.
 pub(super) const FLAG_GRH: u32 = 1;
-/// `IBV_WC_IP_CSUM_OK`, of raw packets. (rdma_rxe, which has none, uses the bit for an
-/// invalidated key.)
+/// `IBV_WC_IP_CSUM_OK`, of raw packets. (rdma_rxe, which has no raw packets, uses the bit
+/// for an invalidated key.)
 pub(super) const FLAG_CHECKSUMS: u32 = 4;
 /// `IBV_WC_WITH_IMM`.
 pub(super) const FLAG_IMMEDIATE: u32 = 2;
 
-/// Returns whether a write with immediate data, whose data went to other memory,
+/// Returns whether the peer's write with immediate data, which stores its data elsewhere,
 /// consumed the receive.
 #[inline]
 pub(super) fn is_remote_write(opcode: u32) -> bool {
     opcode == OPCODE_RECV_RDMA_WITH_IMM
 }
 
-/// Returns how many bytes of a message of `byte_len` are in its receive.
+/// Returns the number of bytes of a message of `byte_len` that are in its receive.
 #[inline]
 pub(super) fn received(opcode: u32, byte_len: u32) -> u32 {
     if is_remote_write(opcode) { 0 } else { byte_len }
@@ -150,14 +150,13 @@ fn outcome(wc: &WorkCompletion) -> Result<Success, Failure> {
 
 /// The fields of a successful completion.
 ///
-/// They are in the order of the device's entry, so that they are copied in few
-/// pieces.
+/// They are in the order of the device's entry, so that a copy takes few moves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Success {
-    /// Bytes transferred. Of a receive: the message's length, for a datagram
-    /// including the 40 bytes of the route header, for a write with immediate
-    /// data the bytes written. Of a send: not set by every device.
+    /// Bytes transferred. For a receive, the message's length; for a datagram it includes the
+    /// 40 bytes of the route header, for a write with immediate data it is the number of
+    /// bytes written. For a send, not set by every device.
     pub byte_len: u32,
     ex: u32,
     /// The sender's queue pair number, of a datagram.
@@ -203,8 +202,8 @@ impl Success {
         self.sl
     }
 
-    /// Returns which of the port's LIDs a datagram was sent to: the low bits, as
-    /// many as the LMC says (`lmc` of
+    /// Returns the low bits of the LID that a datagram was sent to (`dlid_path_bits`). Their
+    /// number is the port's LMC (`lmc` of
     /// [`Context::query_port`](crate::Context::query_port)).
     #[inline]
     pub fn path_bits(&self) -> u8 {
@@ -236,8 +235,8 @@ impl Success {
         self.flags & FLAG_GRH != 0
     }
 
-    /// Returns whether a write with immediate data of the peer, whose data went
-    /// to other memory, consumed the receive.
+    /// Returns whether the peer's write with immediate data, which stores its data
+    /// elsewhere, consumed the receive.
     #[inline]
     pub fn is_remote_write(&self) -> bool {
         is_remote_write(self.opcode)
@@ -255,7 +254,7 @@ impl fmt::Debug for Success {
     }
 }
 
-/// The reason of a failure. A failed completion has no other fields.
+/// The reason for a failure. A failed completion has no other fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The status.
@@ -276,7 +275,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A completed operation, with what it owned.
+/// A completed operation, with the memory that it owned.
 #[derive(Debug)]
 pub struct Completion {
     /// The token that it was posted with.
@@ -317,8 +316,8 @@ impl Completion {
         this
     }
 
-    /// Replaces this by the completion built from the device's entry and the
-    /// operation in flight.
+    /// Replaces `self` with the completion built from the device's entry and the operation in
+    /// flight.
     #[inline]
     pub(super) fn replace(&mut self, entry: Entry<'_>, retired: Retired<'_>) {
         // The previous payload is dropped first, so that everything can be moved

@@ -1,4 +1,4 @@
-//! Failed operations, which readers report out of band.
+//! Error entries: failed operations, which readers report out of band.
 
 use std::fmt;
 
@@ -12,19 +12,19 @@ use crate::operation::Operation;
 
 /// A failed operation (`struct fi_cq_err_entry`).
 ///
-/// For a failed work request the device reports which one it was, the reason and
-/// the queue pair, and nothing else. Fields that are unknown are `None` or empty.
+/// For a failed work request the device reports only its identifier, the reason and the
+/// queue pair. Unknown fields are `None` or empty.
 #[derive(Debug)]
 pub struct ErrorEntry {
     /// The token that it was posted with.
     pub token: u64,
     /// The type of the operation.
     pub flags: EntryFlags,
-    /// Bytes received nevertheless, of a truncated message.
+    /// Bytes received of a truncated message.
     pub len: Option<usize>,
     /// Bytes that did not fit.
     pub overflow_len: Option<usize>,
-    /// Immediate data of a message that did arrive.
+    /// Immediate data, if the message arrived.
     pub data: Option<u32>,
     /// The tag of a tagged message.
     pub tag: Option<u64>,
@@ -36,8 +36,7 @@ pub struct ErrorEntry {
     pub vendor_err: u32,
     /// The queue pair number.
     pub qp_num: u32,
-    /// The sender, if the error is that the address vector does not contain it;
-    /// it can be inserted.
+    /// The sender, if the address vector does not contain it; it can then be inserted.
     pub source: Option<RawAddress>,
     /// The memory of the operation.
     pub payload: Payload,
@@ -48,7 +47,7 @@ impl ErrorEntry {
         let status = Status(wc.status);
         let mut payload = posted.payload;
         if posted.operation == Operation::Receive {
-            // The device does not report how much it has written, if anything.
+            // The device does not report how many bytes it has written, if any.
             payload.received(0);
         }
         Self {
@@ -110,14 +109,13 @@ impl Status {
     }
 }
 
-/// Returns the text of a general error number (`fi_strerror`); every number has
-/// one.
+/// Returns the text of a general error number (`fi_strerror`), for any number.
 pub fn error_text(errno: i32) -> String {
     uverbs::Errno::new(errno).to_string()
 }
 
 /// Returns the text of a provider's error and its data (`fi_cq_strerror`,
-/// `ibv_wc_status_str`); every number has one.
+/// `ibv_wc_status_str`), for any status.
 pub fn provider_error_text(status: Status, vendor_err: u32) -> String {
     if vendor_err == 0 {
         status.to_string()
@@ -130,14 +128,14 @@ pub fn provider_error_text(status: Status, vendor_err: u32) -> String {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// An operation has failed: `read_err` returns it. Until then nothing else is
+    /// An operation has failed: `read_err` returns it, and until it is called nothing else is
     /// read (`-FI_EAVAIL`).
     ErrorAvailable,
     /// A blocking read found nothing until the timeout or a signal
     /// (`-FI_EAGAIN`).
     Again,
-    /// Completions were lost because more arrived than the queue holds. Those
-    /// that it held were all read. The error is permanent; create a larger queue.
+    /// Completions were lost because more arrived than the queue holds. All that it held were
+    /// read. The error is permanent; create a larger queue.
     Overrun,
     /// The queue could not be read, armed, or waited for.
     Queue(Error),

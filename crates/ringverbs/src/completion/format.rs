@@ -28,7 +28,7 @@ bitflags::bitflags! {
         /// An RDMA write, or an atomic that changes memory.
         const WRITE = 1 << 7;
         /// A peer has read local memory. Never set for a queue pair: a peer's
-        /// read leaves no completion here.
+        /// read produces no completion here.
         const REMOTE_READ = 1 << 8;
         /// A peer has written local memory, with immediate data.
         const REMOTE_WRITE = 1 << 9;
@@ -109,8 +109,8 @@ impl Raw<'_> {
     }
 }
 
-/// The format of a reader's entries, chosen when the reader is built: a smaller
-/// entry costs less to read.
+/// The format of a reader's entries, chosen when the reader is built. A smaller entry is
+/// cheaper to read.
 ///
 /// [`Context`](ContextFormat), [`Message`](MessageFormat), [`Data`](DataFormat),
 /// [`Tagged`](TaggedFormat).
@@ -158,8 +158,8 @@ pub struct MessageEntry {
     pub token: u64,
     /// The type of the operation.
     pub flags: EntryFlags,
-    /// Bytes received (of a datagram including 40 bytes of route header); for
-    /// other operations as the device reports it, possibly 0.
+    /// Bytes received (for a datagram including 40 bytes of route header); for other operations
+    /// as the device reports it, possibly 0.
     pub len: usize,
     /// The memory of the operation.
     pub payload: Payload,

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::{CompletionQueue, CompletionReader, Format, Shared};
 use crate::{Context, Error, Result};
 
-/// A handle of a completion queue, on which queue pairs can be created. It does
-/// not poll, so any thread may have one while the owner of the queue polls.
+/// A handle of a completion queue, for creating queue pairs. It cannot poll, so any thread
+/// may have one while the owner of the queue polls.
 ///
-/// Clones refer to the same queue and cost as much as those of an `Arc`. Like a
-/// queue pair, a handle keeps the kernel object alive, and
-/// [`CompletionQueue::close`] is refused while handles exist.
+/// Clones refer to the same queue and cost as much as clones of an `Arc`. Like a queue pair,
+/// a handle keeps the kernel object alive, and [`CompletionQueue::close`] is refused while
+/// handles exist.
 ///
 /// ```no_run
 /// # fn f(domain: &ringverbs::ProtectionDomain, mut cq: ringverbs::CompletionQueue) {
@@ -41,12 +41,12 @@ impl CompletionQueueRef {
         self.shared.context()
     }
 
-    /// Returns the identifier in the queue's events: its [`CompletionQueue::id`].
+    /// Returns the queue's identifier in events; see [`CompletionQueue::id`].
     pub fn id(&self) -> u64 {
         self.shared.id()
     }
 
-    /// Returns the state that a queue pair keeps alive.
+    /// Returns the part of the queue that a queue pair keeps alive.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the owner has dropped the queue.

@@ -20,11 +20,11 @@ use crate::{CloseError, Context, Error, Result};
 const DEFAULT_ENTRIES: u32 = 128;
 
 /// Empty polls between two reads of the clock.
-const SPINS_TO_CLOCK: u32 = 1 << 6;
-/// Empty polls between two queries, by a system call each, whether the device was
-/// removed: milliseconds.
-const SPINS_TO_GONE: u32 = 1 << 18;
-/// Maximum turns that [`CompletionQueue::drive_if_empty`] gives an embedded device.
+const SPINS_TO_CLOCK_READ: u32 = 1 << 6;
+/// Empty polls between two system calls that check whether the device was removed; they
+/// take milliseconds.
+const SPINS_TO_DEVICE_CHECK: u32 = 1 << 18;
+/// Maximum number of times that [`CompletionQueue::drive_if_empty`] runs an embedded device.
 const TURNS: usize = 8;
 
 /// Builder of a completion queue, from [`Context::completion_queue`].
@@ -52,9 +52,9 @@ impl Context {
 }
 
 impl CompletionQueueBuilder {
-    /// Sets the minimum number of entries; 0, the default, leaves it to the
-    /// library. A queue is never overrun if it has as many entries as operations
-    /// can be outstanding on all of its queue pairs.
+    /// Sets the minimum number of entries; with 0, the default, the library chooses. A queue is
+    /// never overrun if it has at least as many entries as operations can be outstanding on all
+    /// of its queue pairs.
     pub fn entries(mut self, entries: u32) -> Self {
         self.entries = entries;
         self
@@ -185,7 +185,7 @@ pub(crate) struct Shared {
     object: Cq<Ctx>,
     /// The ring of a dropped owner, to which the device may still write.
     unmap_later: OnceLock<DeviceCompletions>,
-    /// The work queues that complete here.
+    /// The work queues whose operations complete here.
     pub(super) queues: Registry<OrderedTable>,
     members: device::Members,
     /// Counts work queues that were destroyed.
@@ -218,13 +218,13 @@ impl Shared {
         self.unmap_later.get().is_some()
     }
 
-    /// Registers a work queue that completes here, with room for `capacity` operations.
+    /// Registers a work queue of up to `capacity` operations, which complete here.
     pub fn attach(&self, capacity: u32) -> Result<Arc<OrderedTable>> {
         self.queues.insert(|id| OrderedTable::new(id, capacity))
     }
 
-    /// Called after the kernel destroyed a work queue. Its operations in flight
-    /// are released by the poller if that has a reference to the queue.
+    /// Called after the kernel has destroyed a work queue. If the poller has a reference to
+    /// the work queue, it releases the operations in flight.
     pub fn detach(&self, table: &OrderedTable) {
         self.queues.remove(table.id());
         self.destructions.advance();
@@ -260,25 +260,24 @@ impl fmt::Debug for Shared {
 
 /// A completion queue with one owner.
 ///
-/// Polling takes no lock, no atomic read-modify-write, no allocation and no
-/// system call. The queue is `Send`; for concurrent use by several threads there
-/// is [`SharedCompletionQueue`](crate::SharedCompletionQueue).
+/// Polling takes no lock, atomic read-modify-write, allocation or system call. The queue is
+/// `Send`; [`SharedCompletionQueue`](crate::SharedCompletionQueue) is for concurrent use by
+/// several threads.
 ///
-/// An embedded device is run by the process's threads: there an empty poll drives
-/// the device, and a loop of empty polls sleeps for up to 5 ms at a time
-/// (a shared queue under its lock), unless the caller drives the device
-/// (`ringverbs_embedded::Drive::Caller`).
+/// An embedded device runs in the process's threads: an empty poll drives the device, and a
+/// loop of empty polls sleeps for up to 5 ms at a time (a shared queue under its lock),
+/// unless the caller drives the device (`ringverbs_embedded::Drive::Caller`).
 ///
-/// Queue pairs keep its kernel object alive. If it is dropped before them, their
-/// completions are not read any more, and what is in flight is released with the
+/// Queue pairs keep the queue's kernel object alive. If the queue is dropped before them,
+/// their completions are no longer read, and operations in flight are released with the
 /// queue pairs.
 pub struct CompletionQueue {
     pub(crate) ring: ManuallyDrop<DeviceCompletions>,
     pub(super) reaper: Reaper,
-    /// The value of `Shared::destructions` that the reaper has processed.
+    /// The value of `Shared::destructions` up to which the reaper has released work queues.
     destructions_seen: u32,
-    /// A forgotten cursor has consumed the first entry without returning it to
-    /// the device.
+    /// Whether a forgotten cursor has consumed the first entry without returning it to the
+    /// device.
     pub(super) first_consumed: bool,
     /// Whether the entries have timestamps.
     pub(crate) has_timestamps: bool,
@@ -287,8 +286,7 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Returns a handle, on which any thread can create queue pairs while the
-    /// owner polls.
+    /// Returns a handle, with which any thread can create queue pairs while the owner polls.
     pub fn handle(&self) -> CompletionQueueRef {
         CompletionQueueRef::new(&self.shared)
     }
@@ -303,8 +301,7 @@ impl CompletionQueue {
         self.shared.id
     }
 
-    /// Returns the number of completions that the queue holds, which is at least
-    /// the requested number.
+    /// Returns the capacity in completions, which is at least the requested number.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
@@ -316,15 +313,14 @@ impl CompletionQueue {
         self.shared.comp_vector
     }
 
-    /// Polls for up to `out.len()` completions, in order, each once. Returns how
-    /// many were written to the front of `out`, whose previous contents are
-    /// dropped. Never blocks, except as [`CompletionQueue`] says of an embedded
-    /// device.
+    /// Polls for up to `out.len()` completions, in order, each once (`ibv_poll_cq`). Returns
+    /// the number that were written to the front of `out`, whose previous contents are
+    /// dropped. Never blocks, except on an embedded device (see [`CompletionQueue`]).
     ///
     /// # Errors
-    /// [`Error::Corruption`] for a completion of no operation in flight. It is
-    /// discarded; completions before it were returned by an earlier call, those
-    /// after it are returned by the next.
+    /// [`Error::Corruption`] for a completion that matches no operation in flight. It is
+    /// discarded; earlier completions were returned by an earlier call, later ones are
+    /// returned by the next call.
     pub fn poll(&mut self, out: &mut [Completion]) -> Result<usize> {
         let mut slots = out.iter_mut();
         let max = slots.len();
@@ -363,8 +359,8 @@ impl CompletionQueue {
         )
     }
 
-    /// Polls for one completion. Never blocks, except as [`CompletionQueue`] says of
-    /// an embedded device.
+    /// Polls for one completion. Never blocks, except on an embedded device (see
+    /// [`CompletionQueue`]).
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].
@@ -378,9 +374,8 @@ impl CompletionQueue {
         Ok(found)
     }
 
-    /// Spins until there is a completion. If none arrives (nothing is in flight,
-    /// or the peer never sends), it spins for ever: see
-    /// [`poll_for`](Self::poll_for).
+    /// Spins until there is a completion. If none arrives (nothing is in flight, or the peer
+    /// never sends), it spins forever; [`poll_for`](Self::poll_for) has a timeout.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`]; EIO if the device was removed.
@@ -392,8 +387,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Spins until there is a completion, or returns `None` after the timeout. It
-    /// polls at least once. A timeout beyond the range of the clock is unlimited.
+    /// Spins until there is a completion, or returns `None` after the timeout. Polls at least
+    /// once. A timeout beyond the range of the clock is unlimited.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll_until_one`].
@@ -404,14 +399,14 @@ impl CompletionQueue {
 
     fn spin(&mut self, deadline: Option<&Deadline>) -> Result<Option<Completion>> {
         // An empty poll of an embedded device may sleep.
-        let polls_to_clock = if self.engine.is_embedded() {
+        let polls_to_clock_read = if self.engine.is_embedded() {
             1
         } else {
-            SPINS_TO_CLOCK
+            SPINS_TO_CLOCK_READ
         };
         loop {
-            for _ in 0..SPINS_TO_GONE / SPINS_TO_CLOCK {
-                for _ in 0..polls_to_clock {
+            for _ in 0..SPINS_TO_DEVICE_CHECK / SPINS_TO_CLOCK_READ {
+                for _ in 0..polls_to_clock_read {
                     if let Some(completion) = self.poll_one()? {
                         return Ok(Some(completion));
                     }
@@ -433,17 +428,16 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes up to `max` completions of operations in flight from the queue, in
-    /// order. Each is passed to `each` with what the operation owned; operations
-    /// that end without a completion that the user asked for are passed to
-    /// `earlier`. Returns how many were passed to `each`.
+    /// Takes up to `max` completions of operations in flight from the queue, in order. Passes
+    /// each completion with its operation to `each`, and operations that are retired without a
+    /// completion that the user requested to `earlier`. Returns the number passed to `each`.
     ///
-    /// All ways of reading completions use this. Indices are read once and
-    /// published once.
+    /// All functions that read completions use this. Indices are read once and published
+    /// once.
     ///
     /// # Errors
-    /// [`Error::Corruption`] if the first entry names no operation in flight; it
-    /// is discarded. A later one is left to the next call.
+    /// [`Error::Corruption`] if the first entry matches no operation in flight; it is
+    /// discarded. A later such entry is left to the next call.
     #[inline]
     pub(crate) fn reap(
         &mut self,
@@ -473,7 +467,7 @@ impl CompletionQueue {
         mut earlier: impl FnMut(Posted),
     ) -> Result<usize> {
         let mut span = self.available(true);
-        // Also done without completions: it may be long until the next one.
+        // Also without completions, because the next one may take long.
         self.release_destroyed();
         if span.at == span.end || max == 0 {
             self.polled(0);
@@ -524,8 +518,7 @@ impl CompletionQueue {
         failed.map_or(Ok(count), Err)
     }
 
-    /// Returns the completions that are there and were not read. The raw layer
-    /// does not report malformed CQEs.
+    /// Returns the unread completions. The raw layer does not report malformed CQEs.
     #[inline]
     pub(crate) fn available(&mut self, report: bool) -> Span {
         if self.first_consumed {
@@ -534,8 +527,8 @@ impl CompletionQueue {
         self.ring.available(report)
     }
 
-    /// Returns whether there are completions. If there are none, releases queue pairs
-    /// that were destroyed, and drives an embedded device, without waiting for it.
+    /// Returns whether there are completions. If there are none, releases destroyed queue pairs
+    /// and drives an embedded device, without sleeping.
     pub(crate) fn drive_if_empty(&mut self) -> bool {
         let span = self.available(true);
         if span.at != span.end {
@@ -543,7 +536,7 @@ impl CompletionQueue {
         }
         self.release_destroyed();
         for _ in 0..TURNS {
-            // An operation of a queue pair here takes a few turns.
+            // An operation takes a few runs of the device.
             if !self.engine.help() {
                 break;
             }
@@ -555,7 +548,7 @@ impl CompletionQueue {
         false
     }
 
-    /// Called at the end of a poll, with the number of CQEs that it found.
+    /// Called at the end of a poll, with the number of CQEs found.
     #[inline]
     pub(crate) fn polled(&self, count: usize) {
         self.engine.polled(count);
@@ -567,8 +560,8 @@ impl CompletionQueue {
     fn release_consumed(&mut self) {
         self.first_consumed = false;
         let mut span = self.ring.unreleased();
-        // The entry is gone if the ring could not be mapped after a resize, or
-        // the device has overwritten it.
+        // The entry no longer exists if the ring could not be mapped after a resize, or the
+        // device has overwritten it.
         if span.at != span.end {
             self.ring.advance(&mut span);
             self.ring.release(&span);
@@ -590,8 +583,7 @@ impl CompletionQueue {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Takes everything in flight from a work queue that completes here and was
-    /// destroyed.
+    /// Takes the operations in flight from a destroyed work queue that completes here.
     pub(crate) fn drain(&mut self, table: &OrderedTable, each: impl FnMut(Posted)) {
         self.reaper.drain(table, each);
     }
@@ -601,10 +593,9 @@ impl CompletionQueue {
         self.shared.channel.as_ref()
     }
 
-    /// Requests notification for the next unread completion, or the next
-    /// solicited one, and then checks the queue again. Completions that are
-    /// already there raise no event, so the caller may wait for an event only if
-    /// this returns `false`.
+    /// Requests notification for the next unread completion, or the next solicited one
+    /// (`ibv_req_notify_cq`), then checks the queue again. Completions that are already in the
+    /// queue raise no event, so the caller may wait for an event only if this returns `false`.
     ///
     /// # Errors
     /// [`Error::Invalid`] without a channel; EIO if the device was removed.
@@ -634,9 +625,9 @@ impl CompletionQueue {
     /// order. Returns its new capacity.
     ///
     /// # Errors
-    /// EINVAL if it holds more completions than that, or the device does not
-    /// support the size; nothing has changed then. If the new ring cannot be
-    /// mapped, the queue reads as empty from now on.
+    /// EINVAL if it holds more completions than `entries`, or the device does not support the
+    /// size; the queue is unchanged. If the new ring cannot be mapped, the queue reads as empty
+    /// from now on.
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
         self.ring.resize(&self.shared.object, entries)
     }

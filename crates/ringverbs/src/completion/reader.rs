@@ -1,4 +1,4 @@
-//! Completion readers: entries in a chosen format, errors out of band.
+//! Completion readers (`fi_cq`): entries in a chosen format, errors out of band.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,11 +22,11 @@ use crate::inflight::Posted;
 use crate::operation::Operation;
 use crate::{AsyncEvent, CloseError, Context, Error, Result};
 
-/// Number of times that the asynchronous events are read after a possible
-/// overrun: the event arrives a little after the entries.
+/// Number of reads of the asynchronous events after a possible overrun: the event arrives
+/// slightly later than the entries.
 const EVENT_READS: u32 = 64;
 
-/// Number of completions that are counted at once.
+/// Number of completions that a counter reads at once.
 const BATCH: usize = 64;
 
 /// Builder of a [`CompletionReader`], from [`CompletionQueueBuilder::reader`].
@@ -58,8 +58,8 @@ impl<F: Format> ReaderBuilder<F> {
         self
     }
 
-    /// Sets how many entries a blocking read waits for (`FI_CQ_COND_THRESHOLD`);
-    /// default 1. A read never waits for more than it has room for.
+    /// Sets the number of entries that a blocking read waits for (`FI_CQ_COND_THRESHOLD`);
+    /// default 1. A read never waits for more entries than it has room for.
     pub fn threshold(mut self, entries: usize) -> Self {
         self.threshold = entries.max(1);
         self
@@ -103,12 +103,11 @@ impl<F: Format> ReaderBuilder<F> {
     }
 }
 
-/// A completion queue that is read in one format, with successes and failures
-/// separate, blocking or not (`fi_cq`).
+/// A completion queue that is read in one format, with separate successes and failures,
+/// blocking or not (`fi_cq`).
 ///
-/// It has one owner: a read that finds something takes no lock and no atomic
-/// read-modify-write. [`SharedCompletionReader`](super::SharedCompletionReader)
-/// is for any thread.
+/// It has one owner: a read that finds an entry takes no lock or atomic read-modify-write.
+/// Any thread may read a [`SharedCompletionReader`](super::SharedCompletionReader).
 ///
 /// ```no_run
 /// # fn f(context: &ringverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -137,8 +136,8 @@ impl<F: Format> ReaderBuilder<F> {
 pub struct CompletionReader<F: Format = MessageFormat> {
     state: State,
     queue: CompletionQueue,
-    /// The queue that the waiter was created for; `queue_mut` allows replacing
-    /// `queue`.
+    /// The id of the queue that the waiter was created for; a caller of `queue_mut` can
+    /// replace `queue`.
     queue_id: u64,
     waiter: Arc<Waiter>,
     threshold: usize,
@@ -148,24 +147,24 @@ pub struct CompletionReader<F: Format = MessageFormat> {
 struct State {
     overrun: Overrun,
     event: Option<AsyncEvent>,
-    /// Entries read since the queue was last empty. An overrun needs a full
-    /// queue, so at least its capacity.
+    /// Entries read since the queue was last empty. An overrun requires a full queue, so at
+    /// least its capacity.
     since_empty: usize,
     /// Remaining reads of the asynchronous events.
     event_reads: u32,
-    /// Signals for which a blocking read has returned.
+    /// Number of signals for which a blocking read has returned.
     signals_seen: u32,
     failed: Option<ErrorEntry>,
-    /// An error of the queue that was found after entries.
+    /// An error of the queue that was detected after entries.
     stashed: Option<Error>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Overrun {
     No,
-    /// The remaining entries are still read.
+    /// Detected, but the remaining entries must still be read.
     Detected,
-    /// Reported; permanent.
+    /// Reported to the user; permanent.
     Reported,
 }
 
@@ -197,7 +196,7 @@ impl State {
                 self.event = Some(event.into());
             }
             Err(error) if is_again(&error) => {}
-            // The device was removed, which the next command reports.
+            // The device was removed; the next command reports it.
             Err(_) => self.event_reads = 0,
         }
     }
@@ -214,10 +213,9 @@ impl<F: Format> CompletionReader<F> {
         self.queue.handle()
     }
 
-    /// Returns the queue, to poll it in band (`ibv_poll_cq`), resize or drain it.
-    /// Completions polled there are not read here. If the queue is replaced
-    /// through this reference, the reader refuses to wait with
-    /// [`Error::Invalid`].
+    /// Returns the queue, to poll it in band (`ibv_poll_cq`), resize or drain it. The reader
+    /// does not return completions that were polled there. If the queue is replaced through
+    /// this reference, waiting fails with [`Error::Invalid`].
     pub fn queue_mut(&mut self) -> &mut CompletionQueue {
         &mut self.queue
     }
@@ -227,8 +225,8 @@ impl<F: Format> CompletionReader<F> {
         self.queue.context()
     }
 
-    /// Reads up to `out.len()` entries, in order, each once; returns 0 if there
-    /// are none. `out` may be empty. Neither blocks nor allocates.
+    /// Reads up to `out.len()` entries, in order, each once; returns 0 if there are none. `out`
+    /// may be empty. Neither blocks nor allocates.
     ///
     /// # Errors
     /// [`ReadError::ErrorAvailable`] if the next operation has failed, until
@@ -261,13 +259,12 @@ impl<F: Format> CompletionReader<F> {
         Ok(found)
     }
 
-    /// Reads entries with their senders (`fi_cq_readfrom`). The sender is that of
-    /// a received datagram, if `peers` contains it.
+    /// Reads entries with their senders (`fi_cq_readfrom`). A received datagram has a sender if
+    /// `peers` contains it.
     ///
     /// # Errors
-    /// As [`CompletionReader::read`]; and if `peers` is
-    /// [strict](AddressVector::strict), a message of an unknown sender is read as
-    /// an error, with the sender's address.
+    /// As [`CompletionReader::read`]; if `peers` is [strict](AddressVector::strict), a message
+    /// from an unknown sender is an error entry with the sender's address.
     pub fn read_from<P>(
         &mut self,
         out: &mut [(F::Entry, Sender)],
@@ -296,8 +293,8 @@ impl<F: Format> CompletionReader<F> {
         self.state.failed.take()
     }
 
-    /// Passes up to `max` entries to `put`; one that `put` refuses becomes an
-    /// error.
+    /// Passes up to `max` entries to `put`; an entry that `put` refuses becomes an error
+    /// entry.
     #[inline]
     fn fill(
         &mut self,
@@ -444,8 +441,8 @@ impl<F: Format> CompletionReader<F> {
         }
     }
 
-    /// Returns the `done` entries that were read before an error, which the next
-    /// read then reports; without any, the error.
+    /// Returns `done` if entries were read before the error, which the next read then reports;
+    /// otherwise returns the error.
     pub(super) fn entries_before_error(
         &mut self,
         done: usize,
@@ -461,8 +458,8 @@ impl<F: Format> CompletionReader<F> {
         Ok(done)
     }
 
-    /// Takes a batch of completions and the operations that they end without
-    /// completions of their own; returns their number.
+    /// Takes a batch of completions, and the operations that they retire without completions;
+    /// returns their number.
     pub(crate) fn count(&mut self, each: &mut dyn FnMut(u64, Payload)) -> Result<usize, ReadError> {
         loop {
             let each = std::cell::RefCell::new(&mut *each);
@@ -490,9 +487,9 @@ impl<F: Format> CompletionReader<F> {
         std::mem::replace(&mut self.state.signals_seen, now) != now
     }
 
-    /// Sleeps until the queue has to be checked.
+    /// Sleeps until the queue must be checked.
     pub(crate) fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
-        let before = self.waiter.wakeups_seen();
+        let before = self.waiter.wakeups();
         if self.waiter.channel().is_some() && self.arm()? {
             return Ok(());
         }
@@ -500,9 +497,9 @@ impl<F: Format> CompletionReader<F> {
         self.consume_events()
     }
 
-    /// Arms the reader and returns whether the caller may wait (`fi_trywait`):
-    /// there is nothing to read, and the next completion will make the descriptor
-    /// readable or notify the condition variable. After waking, call
+    /// Arms the reader and returns whether the caller may wait (`fi_trywait`): there is nothing
+    /// to read, and the next completion will make the descriptor readable or notify the
+    /// condition variable. After waking, call
     /// [`CompletionReader::consume_events`].
     ///
     /// # Errors
@@ -515,9 +512,9 @@ impl<F: Format> CompletionReader<F> {
         Ok(!self.arm()?)
     }
 
-    /// Waits until there is something to read, and does not read it
-    /// (`rpma_cq_wait`): arms, checks, sleeps and consumes the event in one call.
-    /// Returns false after the timeout, or if a signaler was used.
+    /// Waits until there is an entry, without reading it (`rpma_cq_wait`): arms, checks, sleeps
+    /// and consumes the event in one call. Returns false after the timeout, or if a signaler
+    /// was used.
     ///
     /// # Errors
     /// [`ReadError::Queue`] with a wait object that cannot be armed (`None` and
@@ -525,7 +522,7 @@ impl<F: Format> CompletionReader<F> {
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, ReadError> {
         let deadline = wait::deadline(timeout);
         loop {
-            let before = self.waiter.wakeups_seen();
+            let before = self.waiter.wakeups();
             if !self.try_wait()? {
                 return Ok(true);
             }
@@ -546,7 +543,7 @@ impl<F: Format> CompletionReader<F> {
         self.waiter.consume_events()
     }
 
-    /// The wakeup may be due to an asynchronous event.
+    /// Reads the asynchronous events at the next check: a wakeup may be due to one.
     pub(crate) fn recheck_events(&mut self) {
         self.state.event_reads = self.state.event_reads.max(1);
     }
@@ -568,8 +565,7 @@ impl<F: Format> CompletionReader<F> {
         self.waiter.fd()
     }
 
-    /// Takes the asynchronous event that this queue has raised: that it was
-    /// overrun.
+    /// Takes the asynchronous event of this queue: an overrun.
     pub fn async_event(&mut self) -> Option<AsyncEvent> {
         if self.state.event.is_none() {
             self.state.take_event(&self.waiter);
@@ -607,8 +603,8 @@ impl<F: Format> CompletionReader<F> {
         self.threshold
     }
 
-    /// Arms the queue if the wait object needs that. Returns true if there is
-    /// something to read.
+    /// Arms the queue if the wait object requires it. Returns true if there is something to
+    /// read.
     pub(crate) fn arm_for_wait(&mut self) -> Result<bool> {
         if self.waiter.channel().is_none() {
             return Ok(false);
@@ -616,8 +612,8 @@ impl<F: Format> CompletionReader<F> {
         self.arm()
     }
 
-    /// Checks that the reader still has this waiter: a `&mut` to a reader can
-    /// replace it by another one, whose events arrive elsewhere.
+    /// Checks that the reader still has this waiter: a caller with a `&mut` can replace the
+    /// reader by another one, whose events arrive elsewhere.
     pub(super) fn check_waiter(&self, waiter: &Arc<Waiter>) -> Result<()> {
         if Arc::ptr_eq(&self.waiter, waiter) {
             return Ok(());
@@ -667,8 +663,8 @@ fn unknown(raw: Raw<'_>, address: RawAddress) -> ErrorEntry {
     }
 }
 
-/// The descriptor of the wait object, readable when the queue has to be checked;
-/// without one, that of the queue's asynchronous events.
+/// The descriptor of the wait object, readable when the queue must be checked; without a
+/// wait object, the descriptor of the queue's asynchronous events.
 impl<F: Format> AsFd for CompletionReader<F> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self.waiter.fd() {

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::completion::{Completion, CompletionQueue, CompletionQueueRef};
 use crate::{CloseError, Result};
 
-/// A completion queue that any thread may poll. Each call takes and releases the
-/// lock, so that no call interrupts the reading of a batch.
+/// A completion queue that any thread may poll. Each call takes and releases a lock, so a
+/// batch is read without interruption.
 ///
 /// To share it, put it into an `Arc`, or pass a reference to scoped threads.
 #[derive(Debug)]

@@ -11,9 +11,8 @@ use crate::{CloseError, Result};
 /// A [`CompletionReader`] that any thread may read, blocking or not. Each call
 /// takes and releases a lock, which is not held while a thread sleeps.
 ///
-/// Of the threads that block, one sleeps on the wait object and the others on a
-/// condition variable. A thread that returns wakes the next one, so that a
-/// remaining entry is not missed.
+/// One of the blocked threads sleeps on the wait object, the others on a condition variable.
+/// A thread that returns wakes the next one, so remaining entries are not missed.
 #[derive(Debug)]
 pub struct SharedCompletionReader<F: Format = MessageFormat> {
     state: Mutex<State<F>>,
@@ -26,7 +25,7 @@ struct State<F: Format> {
     reader: CompletionReader<F>,
     /// Whether a thread sleeps on the wait object.
     has_waiter: bool,
-    /// Signals for which readers have returned.
+    /// Number of signals for which readers have returned.
     signals_seen: u32,
 }
 
@@ -121,7 +120,7 @@ impl<F: Format> SharedCompletionReader<F> {
                     }
                 }
             } else {
-                let before = waiter.wakeups_seen();
+                let before = waiter.wakeups();
                 match state.reader.arm_for_wait() {
                     Ok(true) => continue,
                     Ok(false) => {}

@@ -1,8 +1,8 @@
 //! Completion readers for asynchronous programs.
 //!
-//! Futures and streams own no memory of operations: it is in the table of
-//! operations in flight, or in a returned entry. Dropping a future or stream at
-//! any time loses no entry and frees no buffer.
+//! Futures and streams own no memory of operations, which is in the table of operations in
+//! flight or in a returned entry. Dropping a future or stream loses no entry and frees no
+//! buffer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::wait::MutexCond;
 use super::{CompletionReader, ErrorEntry, Format, ReadError};
 use crate::{Error, Result};
 
-/// A stream of entries, for any executor. It needs a reader with the wait object
+/// A stream of entries, for any executor. It requires a reader with the wait object
 /// [`Condvar`](super::WaitObject::Condvar), whose thread wakes the task.
 ///
 /// An item is an entry or a failed operation. The stream ends when the queue was
@@ -42,7 +42,7 @@ impl<F: Format> CompletionStream<F> {
                 ended: None,
             }),
             None => {
-                let what = "a stream is made of a reader with the wait object Condvar";
+                let what = "a stream requires a reader with the wait object Condvar";
                 Err((reader, Error::Invalid { what }))
             }
         }
@@ -116,14 +116,14 @@ mod on_tokio {
     use super::*;
     use crate::completion::wait::Waiter;
 
-    /// A reader on tokio. It needs a reader with the wait object
+    /// A reader on tokio. It requires a reader with the wait object
     /// [`Fd`](super::super::WaitObject::Fd).
     #[derive(Debug)]
     pub struct TokioReader<F: Format> {
         // Declared before the reader, so that it leaves the reactor first.
         fd: AsyncFd<WaitFd>,
         reader: CompletionReader<F>,
-        /// The reader's, which `reader()` allows replacing.
+        /// The waiter of the reader, which a caller of `reader()` can replace.
         waiter: Arc<Waiter>,
         ended: Option<ReadError>,
     }
@@ -166,7 +166,7 @@ mod on_tokio {
         pub fn new(reader: CompletionReader<F>) -> Result<Self> {
             if reader.wait_fd().is_none() {
                 return Err(Error::Invalid {
-                    what: "tokio takes a reader with the wait object Fd",
+                    what: "tokio requires a reader with the wait object Fd",
                 });
             }
             let fd = watch(reader.as_fd())?;
@@ -179,8 +179,7 @@ mod on_tokio {
         }
 
         /// Reads up to `out.len()` entries, and waits for at least one.
-        /// Cancellation loses nothing: entries are consumed only in the step that
-        /// returns them.
+        /// Cancel safe: entries are consumed only in the poll that returns them.
         ///
         /// # Errors
         /// As [`CompletionReader::read`].
@@ -194,8 +193,8 @@ mod on_tokio {
             }
         }
 
-        /// Returns pending if there is nothing to read, and wakes the task when
-        /// there is.
+        /// Returns pending if there is nothing to read, and wakes the task when there
+        /// is.
         fn poll_armed(&mut self, task: &mut Task<'_>) -> Poll<Result<(), ReadError>> {
             self.reader.check_waiter(&self.waiter)?;
             loop {

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use crate::{Context, Error, Result};
 
-/// The time at which a device wrote a completion, in ticks of its clock, which
-/// starts at an arbitrary value and wraps at [`DeviceClock::mask`]. Timestamps of
-/// one device can be compared by [`DeviceClock::between`], those of different
-/// devices cannot.
+/// The time at which a device wrote a completion, in ticks of its clock, which starts at an
+/// arbitrary value and wraps at [`DeviceClock::mask`]. Only timestamps of the same device can
+/// be compared ([`DeviceClock::between`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Timestamp(pub(crate) u64);
 
@@ -45,8 +44,8 @@ impl DeviceClock {
     }
 
     /// Returns the time from `earlier` to `later`, rounded down to nanoseconds.
-    /// If `later` is the earlier one, the result is close to the clock's period:
-    /// ticks alone do not tell the order.
+    /// If `later` is in fact earlier, the result is close to the clock's period: ticks do not
+    /// determine the order.
     pub fn between(&self, earlier: Timestamp, later: Timestamp) -> Duration {
         let ticks = later.0.wrapping_sub(earlier.0) & self.mask;
         let per_second = u128::from(self.kilohertz.get()) * 1000;
@@ -63,8 +62,8 @@ impl Context {
     /// ([`CompletionQueueBuilder::timestamps`](crate::CompletionQueueBuilder::timestamps)).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has none, as rdma_rxe; EIO if the
-    /// device was removed.
+    /// [`Error::Unsupported`] if the device has no clock, such as rdma_rxe; EIO if the device
+    /// was removed.
     pub fn clock(&self) -> Result<DeviceClock> {
         let attr = self.query_device_ex()?;
         DeviceClock::new(attr.hca_core_clock, attr.timestamp_mask).ok_or(Error::Unsupported {

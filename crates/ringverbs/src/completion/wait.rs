@@ -92,8 +92,7 @@ pub(super) fn system(what: &'static str, errno: Errno) -> Error {
     }
 }
 
-/// Sleeps until one is readable, the deadline has passed, or a signal handler
-/// ran.
+/// Sleeps until a descriptor is readable, the deadline has passed, or a signal handler ran.
 fn sleep_on(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<()> {
     let timeout = match remaining(deadline) {
         None => PollTimeout::NONE,
@@ -111,7 +110,7 @@ fn sleep_on(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<()> {
 
 /// Resets an eventfd.
 fn drain(event: &EventFd) {
-    // It is non-blocking, and EAGAIN means that it was reset already.
+    // The eventfd is non-blocking; EAGAIN means that it was already reset.
     let _ = event.read();
 }
 
@@ -149,8 +148,8 @@ impl WaitSet {
     }
 
     /// Waits until one of `readers` has something to read or was signalled.
-    /// Returns false after the timeout. `readers` must contain all readers of the
-    /// set that are to be waited for; another armed one wakes this call too.
+    /// Returns false after the timeout. `readers` must contain all readers of the set to wait
+    /// for; other armed readers of the set wake this call too.
     ///
     /// Each reader is armed and checked again before the call sleeps.
     ///
@@ -240,10 +239,10 @@ enum Object {
     },
 }
 
-/// The files that become readable when the queue has to be checked.
+/// The files that become readable when the queue must be checked.
 struct Files {
     channel: CompletionChannel,
-    /// Signals; for the condition variable's thread, the request to end.
+    /// Written by signals; for the condition variable's thread, the request to exit.
     event: EventFd,
     /// All of them as one descriptor.
     epoll: Arc<Epoll>,
@@ -382,17 +381,17 @@ impl Waiter {
         }
     }
 
-    /// Must be called before the queue is armed; the result is passed to
-    /// [`Waiter::sleep`].
-    pub fn wakeups_seen(&self) -> u64 {
+    /// Returns the number of wakeups so far, for [`Waiter::sleep`]. Must be called before the
+    /// queue is armed.
+    pub fn wakeups(&self) -> u64 {
         match &self.object {
             Object::Condvar { shared, .. } => *lock(&shared.wakes),
             _ => 0,
         }
     }
 
-    /// Sleeps until the queue has to be checked: an event since it was armed, a
-    /// signal since the last check, the deadline, or a spurious wakeup.
+    /// Sleeps until the queue must be checked: an event since it was armed, a signal since the
+    /// last check, the deadline, or a spurious wakeup.
     pub fn sleep(&self, before: u64, deadline: Option<Instant>) -> Result<()> {
         match &self.object {
             Object::None => Err(Error::Invalid {
@@ -483,22 +482,21 @@ impl fmt::Debug for Waiter {
 /// Wakes the readers of a queue from any thread (`fi_cq_signal`). Clones signal
 /// the same queue.
 ///
-/// A signal is not lost: if no reader blocks, the next blocking read returns at
-/// once.
+/// A signal is never lost: if no reader blocks, the next blocking read returns at once.
 #[derive(Clone, Debug)]
 pub struct Signaler {
     pub(super) waiter: Arc<Waiter>,
 }
 
 impl Signaler {
-    /// Returns the descriptor that is readable when the queue has to be checked.
+    /// Returns the descriptor that is readable when the queue must be checked.
     pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
         self.waiter.fd().unwrap_or_else(|| self.waiter.events_fd())
     }
 
-    /// Sleeps until the queue has to be checked.
+    /// Sleeps until the queue must be checked.
     pub(crate) fn wait(&self) -> Result<()> {
-        self.waiter.sleep(self.waiter.wakeups_seen(), None)
+        self.waiter.sleep(self.waiter.wakeups(), None)
     }
 
     /// Wakes the readers.

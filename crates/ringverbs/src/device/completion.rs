@@ -1,4 +1,4 @@
-//! Completion queues, as their owner reads them.
+//! Reading of completion queues.
 
 use std::marker::PhantomData;
 
@@ -9,16 +9,15 @@ use super::{mlx5, rxe};
 use crate::context::Ctx;
 use crate::error::Result;
 
-/// The status of the entry that stands for a malformed completion. It names no
-/// operation; no device has this status.
+/// The status of the placeholder for a malformed completion, which names no operation; no
+/// device uses this status.
 pub(super) const MALFORMED: u32 = u32::MAX;
 
-/// Where the owner of a completion queue reads completions.
+/// The source of a completion queue's completions.
 ///
-/// The driver of rdma_rxe writes `struct ib_uverbs_wc` into a mapped ring, which
-/// is read in place. CQEs of a ConnectX are decoded into an array first, several
-/// at a time. A batch is a [`Span`] of positions in either, from
-/// [`available`](Self::available).
+/// The driver of rdma_rxe writes `struct ib_uverbs_wc` into a mapped ring, which is read in
+/// place. CQEs of ConnectX are first decoded into an array, several at a time. A batch is a
+/// [`Span`] of positions in the ring or array, from [`available`](Self::available).
 #[derive(Debug)]
 pub(crate) enum DeviceCompletions {
     Rxe(rxe::RxeCompletions),
@@ -26,20 +25,19 @@ pub(crate) enum DeviceCompletions {
 }
 
 impl DeviceCompletions {
-    /// Returns the completions that are there now; on a ConnectX at most as many
-    /// as the array holds, and with those that are malformed if `report` is set.
+    /// Returns the available completions; on ConnectX at most as many as the array holds, and
+    /// including malformed ones if `report` is set.
     #[inline]
     pub fn available(&mut self, report: bool) -> Span {
         for_device!(self, ring => ring.available(report))
     }
 
-    /// As [`available`](Self::available), without decoding more.
+    /// Returns the completions that were not released, without decoding more.
     pub fn unreleased(&self) -> Span {
         for_device!(self, ring => ring.unreleased())
     }
 
-    /// Returns the completion at `span.at`. At the end of the span it is an old
-    /// one.
+    /// Returns the completion at `span.at`; at the end of the span, a stale entry.
     #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         for_device!(self, ring => ring.entry(span))
@@ -56,20 +54,19 @@ impl DeviceCompletions {
         unsafe { for_device!(self, ring => ring.entry_inside(span)) }
     }
 
-    /// Shortens a span that is not empty to `max` completions, or leaves it if it
-    /// has fewer. Returns their number.
+    /// Limits a non-empty span to `max` completions. Returns its number of completions.
     #[inline]
     pub fn limit(&self, span: &mut Span, max: usize) -> usize {
         for_device!(self, ring => ring.limit(span, max))
     }
 
-    /// Steps to the next completion.
+    /// Advances to the next completion.
     #[inline]
     pub fn advance(&self, span: &mut Span) {
         for_device!(self, ring => ring.advance(span));
     }
 
-    /// Releases everything before `span.at`.
+    /// Releases the entries before `span.at`.
     #[inline]
     pub fn release(&mut self, span: &Span) {
         for_device!(self, ring => ring.release(span));

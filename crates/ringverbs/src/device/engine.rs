@@ -1,4 +1,4 @@
-//! The engine of an embedded device, which threads of this process run.
+//! The engine of an embedded device, which runs in threads of this process.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -23,7 +23,7 @@ impl Deadline {
     }
 }
 
-/// A device's engine; for a device outside the process there is nothing to do.
+/// A device's engine. For devices outside the process, its methods do nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Engine {
     #[cfg(feature = "embedded")]
@@ -42,7 +42,7 @@ impl Engine {
         }
     }
 
-    /// For polls of the completion queue with that handle.
+    /// Returns the engine for polls of the completion queue with this handle.
     pub fn of_queue(context: &Context, handle: u32) -> Self {
         #[cfg(not(feature = "embedded"))]
         let _ = (context, handle);
@@ -52,8 +52,8 @@ impl Engine {
         }
     }
 
-    /// Returns the end of a timeout; `None`, unlimited, if it is beyond the range of
-    /// the clock. In simulated time it is one of that.
+    /// Returns the end of a timeout, in simulated time if the device uses it; `None`,
+    /// unlimited, if it is beyond the range of the clock.
     pub fn deadline(&self, timeout: Duration) -> Option<Deadline> {
         #[cfg(feature = "embedded")]
         if let Some(limit) = (self.embedded.as_ref()).and_then(|embedded| embedded.limit(timeout)) {
@@ -62,7 +62,7 @@ impl Engine {
         Instant::now().checked_add(timeout).map(Deadline::Real)
     }
 
-    /// Returns a random number, which the seed determines if time is simulated.
+    /// Returns a random number. If time is simulated, the seed determines it.
     pub fn random(&self) -> u64 {
         #[cfg(feature = "embedded")]
         if let Some(number) = self.embedded.as_ref().and_then(embedded::Embedded::random) {
@@ -80,7 +80,7 @@ impl Engine {
         false
     }
 
-    /// Called after a doorbell was written: wakes the engine's thread.
+    /// Called after a doorbell was written; wakes the engine's thread.
     #[inline]
     pub fn doorbell_rung(&self) {
         #[cfg(feature = "embedded")]
@@ -89,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// Called after a request for notification: the engine's thread takes over.
+    /// Called after a request for notification; the engine's thread takes over.
     pub fn armed(&self) {
         #[cfg(feature = "embedded")]
         if let Some(embedded) = &self.embedded {
@@ -97,8 +97,7 @@ impl Engine {
         }
     }
 
-    /// Runs the engine without waiting for it. Returns whether there may be more to
-    /// do.
+    /// Runs the engine without sleeping. Returns whether there may be more work.
     pub fn help(&self) -> bool {
         #[cfg(feature = "embedded")]
         return self
@@ -109,8 +108,8 @@ impl Engine {
         false
     }
 
-    /// Called at the end of a poll that has found so many CQEs, where registers
-    /// need no saving for the call. Runs the engine if there were none.
+    /// Called at the end of a poll with the number of CQEs found; at the end, the call saves
+    /// no registers. Runs the engine if there were none.
     #[inline]
     pub fn polled(&self, count: usize) {
         #[cfg(feature = "embedded")]

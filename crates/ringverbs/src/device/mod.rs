@@ -1,14 +1,14 @@
-//! Devices. The kernel's driver id says which one it is when a context is opened
-//! ([`Provider`]); objects are created accordingly.
+//! Devices. The kernel's driver id selects the [`Provider`] when a context is opened; the
+//! provider creates the other objects.
 //!
-//! - `send`, `recv`, `completion`: an enum of the devices for each kind of queue;
-//!   each call asks once which device it is
+//! - `send`, `recv`, `completion`: an enum of the devices for each type of queue; each call
+//!   dispatches once
 //! - `rxe`, `mlx5`: a device's objects and queues
 //!
-//! No type of a device crate leaves this module.
+//! Types of the device crates are private to this module.
 
-/// Evaluates an expression with the value of whichever device an enum has. A
-/// device has a line here and one in each enum.
+/// Evaluates an expression with the value of an enum's variant. Each device has a line here
+/// and one in each enum.
 macro_rules! for_device {
     ($enum:expr, $device:ident => $expression:expr) => {
         match $enum {
@@ -38,22 +38,21 @@ pub(crate) use recv::{RecvQueue, SharedRecvQueue};
 pub(crate) use send::{Address, SendQueue, inline_piece};
 pub(crate) use uverbs::{Data as SendData, Sge, WorkCompletion};
 
-/// Operation codes and flags of send work requests, as the kernel numbers
-/// them.
+/// Operation codes and flags of send work requests, in the kernel's numbering.
 pub(crate) use uverbs::{Opcode, SendFlags};
 
 /// A send work request.
 pub(crate) type SendWr<'a> = uverbs::SendWr<'a, Address>;
 
-/// The longest message that there is: 2 GiB (IBA 9.7.7).
+/// The maximum message length: 2 GiB (IBA 9.7.7).
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// The flag of a completion that a key was invalidated. rdma_rxe passes on the
-/// kernel's own bit (`IB_WC_WITH_INVALIDATE`), which is another than that of the
-/// C interface (`IBV_WC_WITH_INV`); it sets neither for anything else.
+/// The flag of a completion whose message has invalidated a key. rdma_rxe reports the
+/// kernel's bit (`IB_WC_WITH_INVALIDATE`), which differs from that of the C interface
+/// (`IBV_WC_WITH_INV`); it uses neither bit for anything else.
 pub(crate) const FLAG_INVALIDATED: u32 = 1 << 2 | 1 << 3;
 
-/// The driver of a context's device.
+/// The provider of a context's device.
 pub(crate) enum Provider {
     /// Software; the kernel owns the queues.
     Rxe(rxe::Provider),
@@ -63,34 +62,33 @@ pub(crate) enum Provider {
 
 /// A queue pair's queues.
 pub(crate) struct QueuePair {
-    /// Before the queues: destroyed first.
+    /// Declared before the queues: destroyed first.
     pub object: uverbs::Qp<Ctx>,
     pub send: SendQueue,
     pub recv: Option<RecvQueue>,
     pub membership: Membership,
-    /// Its capacities.
+    /// The actual capacities.
     pub cap: QpCap,
 }
 
-/// The membership of a queue pair in its completion queues, for devices whose
-/// CQEs are decoded with the queue pair. It ends at the latest when this is
-/// dropped.
+/// The membership of a queue pair in its completion queues, for devices whose CQEs are
+/// decoded with the queue pair. It ends at the latest on drop.
 #[derive(Debug)]
 pub(crate) struct Membership(Option<mlx5::Membership>);
 
-/// What a queue pair is created with.
+/// The resources for the creation of a queue pair.
 pub(crate) struct QpResources<'a> {
-    /// Of the completion queue of its sends.
+    /// The members of the completion queue of sends.
     pub send: &'a Members,
-    /// Of the completion queue of its receives.
+    /// The members of the completion queue of receives.
     pub recv: &'a Members,
-    /// Its shared receive queue.
+    /// The shared receive queue.
     pub srq: Option<&'a SharedWork>,
     /// Whether its work requests may change memory keys.
     pub keys: bool,
-    /// Its work requests are raw packets.
+    /// Options of a raw packet queue pair.
     pub packets: Option<Packets>,
-    /// It is a half of dynamic connections.
+    /// The role in dynamic connections.
     pub dynamic: Option<Dynamic>,
     pub engine: Engine,
 }
@@ -98,13 +96,13 @@ pub(crate) struct QpResources<'a> {
 /// Options of a raw packet queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Packets {
-    /// The device computes and checks checksums.
+    /// Whether the device computes and checks checksums.
     pub checksums: bool,
-    /// Packets of the same context are received.
-    pub own: bool,
+    /// Whether packets of the same context are received.
+    pub own_frames: bool,
 }
 
-/// A half of dynamic connections.
+/// The role of a queue pair in dynamic connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Dynamic {
     Initiator,
@@ -114,8 +112,8 @@ pub(crate) enum Dynamic {
     },
 }
 
-/// Moves a target of dynamic connections to another state. Returns its number when it is
-/// ready to receive.
+/// Moves a target of dynamic connections to another state. Returns its number on the
+/// transition to RTR.
 pub(crate) fn modify_target(
     target: &uverbs::Qp<Ctx>,
     attr: &uverbs::QpAttr,
@@ -130,42 +128,42 @@ pub(crate) fn modify_target(
 /// the queue pair.
 pub(crate) type Members = Option<std::sync::Arc<mlx5::Members>>;
 
-/// What queue pairs need of a shared receive queue, for devices whose queues are
-/// in the process's memory.
+/// The part of a shared receive queue that queue pairs need, for devices whose queues are in
+/// the process's memory.
 pub(crate) type SharedWork = Option<std::sync::Arc<::mlx5::SharedWork>>;
 
-/// A completion queue as it was created.
+/// A new completion queue.
 pub(crate) struct CompletionQueue {
-    /// Before the ring: destroyed first.
+    /// Declared before the ring: destroyed first.
     pub object: uverbs::Cq<Ctx>,
     pub ring: DeviceCompletions,
     pub members: Members,
 }
 
-/// A shared receive queue as it was created.
+/// A new shared receive queue.
 pub(crate) struct SharedReceiveQueue {
-    /// Before the queue: destroyed first.
+    /// Declared before the queue: destroyed first.
     pub object: uverbs::Srq<Ctx>,
     pub recv: SharedRecvQueue,
     pub work: SharedWork,
 }
 
-/// An address handle as it was created.
+/// A new address handle.
 #[derive(Debug)]
 pub(crate) struct AddressHandle {
     /// `None` where the kernel has no such object (ConnectX on InfiniBand).
     pub object: Option<uverbs::Ah<Ctx>>,
-    /// What datagrams carry.
+    /// The address that datagrams carry.
     pub address: Address,
 }
 
 impl Provider {
-    /// Whether there is code for a driver's devices.
-    pub fn serves(driver: DriverId) -> bool {
+    /// Returns whether this crate supports a driver's devices.
+    pub fn supports(driver: DriverId) -> bool {
         matches!(driver, DriverId::RXE | DriverId::MLX5)
     }
 
-    /// Makes the kernel's context for an open device of a driver.
+    /// Creates the kernel's context (GET_CONTEXT) for an open device of a driver.
     pub fn open(context: &uverbs::Context, driver: DriverId) -> Result<(ContextInfo, Self)> {
         if driver == DriverId::MLX5 {
             let (info, provider) = mlx5::Provider::open(context)?;
@@ -188,7 +186,7 @@ impl Provider {
         for_device!(self, device => device.queue_pair(context, init, resources))
     }
 
-    /// `has_timestamps`: with timestamps.
+    /// Creates a completion queue, with timestamps if `has_timestamps` is set.
     pub fn completion_queue(
         &self,
         context: &Ctx,
@@ -215,23 +213,23 @@ impl Provider {
         for_device!(self, device => device.address_handle(context, pd, attr))
     }
 
-    /// The operations that the device has, as a set of bits.
+    /// Returns the operations of the device as a bit set.
     pub fn operations(&self) -> u32 {
         for_device!(self, device => device.operations())
     }
 
-    /// Whether that one is among them.
+    /// Returns whether the device has an operation.
     pub fn has(&self, operation: Operation) -> bool {
         self.operations() & 1 << operation as u32 != 0
     }
 
-    /// The longest memory window, in bytes.
+    /// Returns the maximum length of a memory window, in bytes.
     pub fn max_window_length(&self) -> u64 {
         for_device!(self, device => device.max_window_length())
     }
 
-    /// The capacities of a queue pair that was created with `created`; `None` if the
-    /// kernel's driver knows them.
+    /// Returns the capacities of a queue pair that was created with `created`; `None` if
+    /// they must be queried from the kernel.
     pub fn capacities(&self, created: QpCap) -> Option<QpCap> {
         for_device!(self, device => device.capacities(created))
     }
@@ -244,7 +242,7 @@ impl Provider {
 }
 
 impl AddressHandle {
-    /// Destroys it.
+    /// Destroys the address handle.
     pub fn destroy(&self) -> Result<(), uverbs::Error> {
         self.object.as_ref().map_or(Ok(()), uverbs::Ah::destroy)
     }

@@ -15,7 +15,7 @@ pub(crate) enum RecvQueue {
 }
 
 impl RecvQueue {
-    /// Starts a batch; one that was not published is discarded.
+    /// Starts a batch and discards an unpublished one.
     #[inline]
     pub fn begin(&mut self) {
         for_device!(self, queue => queue.begin());
@@ -34,8 +34,8 @@ impl RecvQueue {
     /// Posts the batch.
     ///
     /// # Safety
-    /// The memory of every list stays registered, and is left alone, until its
-    /// receive has completed.
+    /// The memory of every list stays registered, and is not accessed, until its receive has
+    /// completed.
     #[inline]
     pub unsafe fn publish(&mut self) {
         // SAFETY: the caller's obligation.
@@ -47,7 +47,7 @@ impl RecvQueue {
         for_device!(self, queue => queue.reset());
     }
 
-    /// Called when a raw packet queue pair became ready to receive.
+    /// Called when a raw packet queue pair becomes ready to receive.
     pub fn announce(&mut self) {
         if let Self::Mlx5(queue) = self {
             queue.announce();
@@ -71,10 +71,10 @@ pub(crate) enum SharedRecvQueue {
 }
 
 impl SharedRecvQueue {
-    /// Adds a receive to what is published next.
+    /// Adds a receive to the batch.
     ///
     /// # Errors
-    /// The device's refusal; nothing has changed.
+    /// The device's refusal; the batch is unchanged.
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<()> {
         let pushed = for_device!(self, queue => {
             queue.begin();
@@ -83,7 +83,7 @@ impl SharedRecvQueue {
         pushed.map_err(|error| refused(error, self.capacity(), list, self.max_sge()))
     }
 
-    /// Posts it.
+    /// Posts the batch.
     ///
     /// # Safety
     /// As [`RecvQueue::publish`].

@@ -1,4 +1,4 @@
-//! rdma_rxe's objects: the kernel makes the queues, and they are mapped.
+//! Objects of rdma_rxe, whose queues are allocated by the kernel and mapped.
 
 use ring::{IndexCheck, Retired, Span};
 use uverbs::{Cq, CqInit, PdHandle, PostError, QpCap, QpInit, Sge, Srq, SrqInit, SrqModify, Udata};
@@ -19,12 +19,12 @@ pub(crate) struct SendQueue {
     max_inline: u32,
 }
 
-/// Tells the kernel of posted work requests.
+/// Notifies the kernel of posted work requests.
 #[derive(Debug)]
 enum Doorbell {
-    /// A system call of the real kernel.
+    /// A system call to the real kernel.
     Direct(::rxe::DirectDoorbell),
-    /// The same of any kernel.
+    /// A command to any kernel.
     Kernel(::rxe::Doorbell<Ctx>),
 }
 
@@ -47,7 +47,7 @@ impl SendQueue {
     }
 
     /// # Safety
-    /// As of the device crate's.
+    /// As for the device crate's function.
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
@@ -87,7 +87,7 @@ impl SendQueue {
 pub(crate) struct RxeCompletions {
     ring: ::rxe::WcRing,
     index_check: IndexCheck,
-    /// Remains of mappings that a resize has replaced.
+    /// Mappings that a resize has replaced.
     retired: Vec<Retired>,
 }
 
@@ -104,12 +104,12 @@ impl RxeCompletions {
     #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         let at = self.ring.entry(span).as_ptr();
-        // SAFETY: an entry of the ring, which is mapped as long as this is.
+        // SAFETY: an entry of the ring, which stays mapped while `self` is borrowed.
         unsafe { Entry::new(at) }
     }
 
     /// # Safety
-    /// As of the device crate's: the span is of this ring, and fresh.
+    /// As for the device crate's function: the span is from this ring, and valid.
     #[inline]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
         // SAFETY: the caller's obligation.
@@ -122,7 +122,7 @@ impl RxeCompletions {
     pub fn limit(&self, span: &mut Span, max: usize) -> usize {
         let indices = self.ring.consumer().indices();
         if max == 1 {
-            // No shifts, which cost more than the completion.
+            // Avoids the shifts of `distance`, which cost more than the rest.
             span.end = indices.next(span.at);
             return 1;
         }
@@ -177,7 +177,7 @@ impl RecvQueue {
     }
 
     /// # Safety
-    /// As of the device crate's.
+    /// As for the device crate's function.
     #[inline(always)]
     pub unsafe fn publish(&mut self) {
         // SAFETY: the caller's obligation.
@@ -201,7 +201,7 @@ impl RecvQueue {
     }
 }
 
-/// Has no state.
+/// The provider; it has no state.
 pub(crate) struct Provider;
 
 impl Provider {
@@ -238,8 +238,7 @@ impl Provider {
             return Err(Error::Unsupported { what });
         }
         let created = ::rxe::QueuePair::create(context, init)?;
-        // SAFETY: the queue pair, and so its doorbell, does not outlive the
-        // context that it keeps.
+        // SAFETY: the queue pair holds the context, so the doorbell does not outlive it.
         let direct = unsafe { created.doorbell.direct() };
         let cap = created.object.cap();
         Ok(QueuePair {

@@ -12,7 +12,7 @@ pub(crate) enum SendQueue {
     Mlx5(mlx5::SendQueue),
 }
 
-/// How a device addresses a datagram.
+/// The address of a datagram in a device's format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Address {
     /// The number of the kernel's address handle.
@@ -22,7 +22,7 @@ pub(crate) enum Address {
 }
 
 impl SendQueue {
-    /// Starts a batch; one that was not published is discarded.
+    /// Starts a batch and discards an unpublished one.
     #[inline]
     pub fn begin(&mut self) {
         for_device!(self, queue => queue.begin());
@@ -31,8 +31,7 @@ impl SendQueue {
     /// Adds a work request to the batch.
     ///
     /// # Errors
-    /// The device's refusal, or an address of another device; the batch is
-    /// unchanged.
+    /// The device's refusal; an address of another device. The batch is unchanged.
     ///
     /// # Safety
     /// Inline data is readable.
@@ -46,13 +45,13 @@ impl SendQueue {
     /// Posts the batch, and rings the doorbell if there is anything in it.
     ///
     /// # Errors
-    /// [`Error::Doorbell`] of rdma_rxe, whose doorbell is a system call: the
-    /// batch is posted nevertheless.
+    /// [`Error::Doorbell`] on rdma_rxe, whose doorbell is a system call: the batch is posted
+    /// nevertheless.
     ///
     /// # Safety
-    /// The memory of the work requests stays registered, and is left alone as
-    /// the operations demand, until each has completed.
-    // Costs 18 more instructions on a ConnectX if left to the compiler.
+    /// The memory of the work requests stays registered, and is accessed only as the
+    /// operations allow, until each has completed.
+    // Without the attribute, 18 more instructions on ConnectX.
     #[inline(always)]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
@@ -86,7 +85,7 @@ impl SendQueue {
         for_device!(self, queue => queue.max_inline())
     }
 
-    /// The error for a work request with that data.
+    /// Returns the error for a refused work request with this data.
     #[cold]
     #[inline(never)]
     fn refused(&self, error: PostError, data: Data<'_>) -> Error {
@@ -102,8 +101,8 @@ impl SendQueue {
     }
 }
 
-/// Inline data as a device crate takes it. No queue holds more bytes than an
-/// SGE can count, so longer data is refused either way.
+/// Returns inline data in the format of the device crates. No queue holds more bytes than an
+/// SGE can describe, so longer data is refused in any case.
 #[inline]
 pub(crate) fn inline_piece(bytes: &[u8]) -> Sge {
     Sge {
@@ -113,10 +112,10 @@ pub(crate) fn inline_piece(bytes: &[u8]) -> Sge {
     }
 }
 
-/// The work request with the address as the device crate has it.
+/// Returns the work request with the address in the device crate's format.
 ///
 /// # Errors
-/// [`PostError::BadOperation`]: the address is that of another device.
+/// [`PostError::BadOperation`]: the address belongs to another device.
 #[inline]
 pub(super) fn addressed<'a, A>(
     wr: &SendWr<'a>,
@@ -159,13 +158,13 @@ pub(super) fn addressed<'a, A>(
     })
 }
 
-/// The bytes of a message.
+/// Returns the length of a message.
 pub(super) fn message_length(list: &[Sge]) -> u64 {
     list.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// The error for a work request with that scatter/gather list, which a device
-/// crate has refused.
+/// Returns the error for a work request with this scatter/gather list that a device crate
+/// has refused.
 #[cold]
 #[inline(never)]
 pub(super) fn refused(error: PostError, capacity: u32, list: &[Sge], max_sge: u32) -> Error {
@@ -185,7 +184,7 @@ pub(super) fn refused(error: PostError, capacity: u32, list: &[Sge], max_sge: u3
             what: "a memory window of more than 2 GiB",
         },
         _ => Error::Invalid {
-            what: "the queue pair does not have this operation, or not with this data",
+            what: "the queue pair does not support this operation, or not with this data",
         },
     }
 }

@@ -7,13 +7,13 @@ use super::slots::EndReason;
 use crate::completion::ReadError;
 use crate::{Error, Failure};
 
-/// An operation that did not succeed, with its memory.
+/// The error of an operation, with its memory.
 #[derive(Debug)]
 pub struct OperationError<D> {
     /// The reason.
     pub cause: Cause,
-    /// The operation's memory. `None` if the device may still use it, or the
-    /// operation had none of its own.
+    /// The operation's memory. `None` if the device may still use it, or the operation owned
+    /// no memory.
     pub data: Option<D>,
 }
 
@@ -21,19 +21,18 @@ pub struct OperationError<D> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Cause {
-    /// It was not posted.
+    /// The operation was not posted.
     Refused(Error),
-    /// It has failed, or was flushed after another one had failed
-    /// ([`AsyncQueuePair::failure`](super::AsyncQueuePair::failure) returns the
-    /// first failure).
+    /// The operation failed, or was flushed after another operation had failed
+    /// ([`AsyncQueuePair::failure`](super::AsyncQueuePair::failure) returns the first
+    /// failure).
     Failed(Failure),
-    /// It was in a batch that was not posted; its memory is released.
+    /// The operation was in a batch that was not posted; its memory is released.
     Abandoned,
     /// The queue pair was dropped. Whether the operation was executed is unknown.
     Closed,
-    /// The completion queue was overrun, or the device was removed: what has become
-    /// of the operation is unknown, and its memory is released with the queue
-    /// pair.
+    /// The completion queue was overrun, or the device was removed: the operation's outcome is
+    /// unknown, and its memory is released with the queue pair.
     Queue(Arc<ReadError>),
 }
 

@@ -21,27 +21,25 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **Operations begin when they are called.** A method of [`AsyncQueuePair`] posts
-//! at once, in the order of the calls, and returns a future for the operation's
-//! end, which returns the memory: with success, or in an [`OperationError`].
+//! **Operations start immediately.** A method of [`AsyncQueuePair`] posts at once, in the
+//! order of the calls, and returns a future that completes with the operation and returns
+//! the memory: on success, or in an [`OperationError`].
 //!
-//! **A dropped future frees nothing in flight.** The operation goes on; its memory
-//! is released, or returned to its pool, when its completion arrives. A message
-//! whose future was dropped goes to the next one: see
-//! [`AsyncQueuePair::receive`].
+//! **Dropping a future frees nothing in flight.** The operation continues; its memory is
+//! released, or returned to its pool, when its completion arrives. A message whose future
+//! was dropped goes to the next future: see [`AsyncQueuePair::receive`].
 //!
-//! **Who reads completions.** A future looks at the completion queue whenever it
-//! is polled, and takes what has arrived to all others. While there is nothing,
-//! tasks sleep and a [`Driver`] waits for the queue's file: a task of tokio's
-//! ([`AsyncCompletionQueue::spawn`]), of another executor, or a thread. One serves
-//! any number of queue pairs. Without a driver, or after it was dropped with its
-//! runtime, waiting tasks are polled again and again.
+//! **Reading completions.** Polling any future reads the completion queue, and delivers the
+//! completions to all futures. While the queue is empty, tasks sleep and a [`Driver`] waits
+//! for the queue's file descriptor: a tokio task ([`AsyncCompletionQueue::spawn`]), a task
+//! of another executor, or a thread. One driver serves any number of queue pairs. Without a
+//! driver, or after it was dropped with its runtime, waiting tasks are polled repeatedly.
 //!
-//! **Threads.** Everything here is `Send` and `Sync`: queue pairs are used by any
-//! number of tasks, and futures may be moved between threads.
+//! **Threads.** All types here are `Send` and `Sync`: any number of tasks may use a queue
+//! pair, and futures may be moved between threads.
 //!
-//! **Cost.** Posting takes two locks, a completion one, and its future one. Nothing
-//! is allocated unless more operations have futures than the queue pair was built
+//! **Cost.** Posting takes two locks, a completion one lock, and polling its future one lock.
+//! Memory is allocated only if more operations have futures than the queue pair was built
 //! for, or the send queue is full.
 
 #![forbid(unsafe_code)]

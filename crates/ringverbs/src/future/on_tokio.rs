@@ -12,9 +12,9 @@ use crate::completion::{CompletionQueueBuilder, WaitFd, watch};
 use crate::{Error, Result};
 
 impl AsyncCompletionQueue {
-    /// Creates a completion queue, and spawns its driver on the current runtime,
-    /// where it ends with the last handle and queue pair. Futures may be polled
-    /// elsewhere as well, also after the runtime was shut down.
+    /// Creates a completion queue and spawns its driver on the current runtime. The driver ends
+    /// with the last handle and queue pair. Futures may also be polled outside the runtime,
+    /// even after its shutdown.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Error::Invalid`] outside of a runtime;
@@ -24,7 +24,7 @@ impl AsyncCompletionQueue {
     /// On a runtime without I/O enabled, as tokio's own types.
     pub fn spawn(queue: CompletionQueueBuilder) -> Result<Self> {
         let runtime = Handle::try_current().map_err(|_| Error::Invalid {
-            what: "AsyncCompletionQueue::spawn is called within a tokio runtime",
+            what: "AsyncCompletionQueue::spawn must be called within a tokio runtime",
         })?;
         let (this, driver) = Self::new(queue)?;
         let watched = watch(driver.as_fd())?;

@@ -14,16 +14,16 @@ use crate::{Error, Success, WorkRequest};
 
 /// The future of an operation; it returns the operation's memory.
 ///
-/// The operation goes on if it is dropped, and its memory is released at its end.
-/// (One that has waited for room in the send queue until then was never posted.) It
-/// may be polled by any thread, also in turns.
-#[must_use = "the operation's memory is released at its end, unless this is awaited"]
+/// If the future is dropped, the operation continues, and its memory is released when it
+/// completes. (An operation that is waiting for room in the send queue is never posted.)
+/// Different threads may poll it.
+#[must_use = "unless awaited, the operation's memory is released when it completes"]
 pub struct Operation<D: Owned> {
     shared: Arc<Shared>,
     state: State<D>,
 }
 
-/// Boxed: what is not on the fast path.
+/// Slow-path states are boxed.
 enum State<D> {
     Posted(u32),
     /// The send queue was full.
@@ -32,9 +32,9 @@ enum State<D> {
     Ended,
 }
 
-/// The error of a future that is polled after its end.
+/// Returns the error of a future that is polled after completion.
 fn ended<D>() -> OperationError<D> {
-    let what = "the future has ended";
+    let what = "the future was polled after completion";
     OperationError::new(Cause::Refused(Error::Invalid { what }), None)
 }
 
@@ -61,8 +61,8 @@ impl<D: Owned> Operation<D> {
         }
     }
 
-    /// Returns whether the operation was posted: it neither waits for room in the
-    /// send queue, nor was it refused.
+    /// Returns whether the operation was posted; false if it was refused or is waiting for room
+    /// in the send queue.
     pub fn is_posted(&self) -> bool {
         matches!(self.state, State::Posted(_) | State::Ended)
     }
@@ -124,10 +124,9 @@ pub struct Message<D> {
     pub success: Success,
 }
 
-/// The future of a receive; it returns a [`Message`]. See
-/// [`AsyncQueuePair::receive`](super::AsyncQueuePair::receive), also for what
-/// becomes of the message if it is dropped.
-#[must_use = "the message goes to the next receive, unless this is awaited"]
+/// The future of a receive; it returns a [`Message`]. If it is dropped, its message goes to
+/// the next receive; see [`AsyncQueuePair::receive`](super::AsyncQueuePair::receive).
+#[must_use = "unless awaited, the message goes to the next receive"]
 pub struct Receive<D: Owned> {
     shared: Arc<Shared>,
     state: ReceiveState<D>,

@@ -19,38 +19,37 @@ use crate::completion::{
 use crate::operation::Operation;
 use crate::{AsyncEventType, Context, Error, QueuePair, Result};
 
-/// Completions that are taken to their futures at once.
+/// Maximum number of completions delivered at once.
 const BATCH: usize = 16;
-/// Batches after which a driver lets other tasks run.
+/// Number of batches after which a driver yields to other tasks.
 const ROUNDS: usize = 16;
 
-/// Number of times that the asynchronous events are read after a possible overrun:
-/// the event arrives a little after the entries.
+/// Number of reads of the asynchronous events after a possible overrun: the event arrives
+/// slightly later than the entries.
 const EVENT_READS: u32 = 64;
 
-/// The slot of an operation that no future waits for.
+/// The slot of an operation without a future.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
-/// Returns the token of an operation: its queue pair's place, and its slot.
+/// Returns the token of an operation: its queue pair's index, and its slot.
 pub(super) fn token(index: u32, slot: u32) -> u64 {
     u64::from(index) << 32 | u64::from(slot)
 }
 
-/// A completion queue whose completions are taken to the futures that wait for
-/// them.
+/// A completion queue that delivers completions to the futures of its operations.
 ///
-/// A handle: clones refer to the same queue. The queue pairs of
-/// [`AsyncQueuePair`](super::AsyncQueuePair) keep it alive.
+/// A handle: clones refer to the same queue. Each
+/// [`AsyncQueuePair`](super::AsyncQueuePair) on it keeps it alive.
 ///
-/// As with any completion queue, it must have room for all operations that can be
-/// outstanding on its queue pairs: after an overrun all of them end with
+/// Like any completion queue, it must have room for all operations that can be outstanding
+/// on its queue pairs: after an overrun all of them fail with
 /// [`Cause::Queue`](super::Cause::Queue).
 #[derive(Clone)]
 pub struct AsyncCompletionQueue {
     pub(super) shared: Arc<Shared>,
 }
 
-/// State of the queue, its queue pairs, futures and driver.
+/// The state that the handles, queue pairs, futures and driver share.
 pub(super) struct Shared {
     state: Mutex<State>,
     signaler: Signaler,
@@ -61,12 +60,12 @@ pub(super) struct Shared {
 
 struct State {
     reader: CompletionReader<ContextFormat>,
-    /// The queue pairs, at the place that their tokens name.
+    /// The queue pairs, by the index in their tokens.
     queue_pairs: Vec<Option<Arc<queue_pair::Shared>>>,
-    /// The places of those with a shared receive queue, by their numbers: tokens of
-    /// its receives name none.
+    /// The indices of queue pairs with a shared receive queue, by queue pair number: tokens of
+    /// shared receives contain no index.
     srq_consumers: HashMap<u32, usize>,
-    /// The reason why the queue cannot be read any more.
+    /// The reason why the queue can no longer be read.
     broken: Option<Arc<ReadError>>,
     /// Completions read since the queue was last empty.
     since_empty: usize,
@@ -75,9 +74,9 @@ struct State {
 }
 
 impl AsyncCompletionQueue {
-    /// Creates a completion queue and its driver, which has to be run: by
-    /// [`Driver::run`] in a task, or by [`Driver::run_blocking`] in a thread. If it
-    /// is dropped instead, tasks that wait are polled again and again.
+    /// Creates a completion queue and its driver, which the caller runs by [`Driver::run`] in a
+    /// task, or by [`Driver::run_blocking`] in a thread. If it is dropped instead, waiting
+    /// tasks are polled repeatedly.
     ///
     /// # Errors
     /// As [`ReaderBuilder::build`](crate::completion::ReaderBuilder::build).
@@ -90,8 +89,8 @@ impl AsyncCompletionQueue {
         Ok((this, driver))
     }
 
-    /// Creates a completion queue without a driver: tasks that wait are polled again
-    /// and again, and nothing sleeps, as in the loops of polls of the plain layer.
+    /// Creates a completion queue without a driver: waiting tasks are polled repeatedly instead
+    /// of sleeping, like a loop of [`CompletionQueue::poll`](crate::CompletionQueue::poll).
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -117,9 +116,9 @@ impl AsyncCompletionQueue {
         Ok(Self { shared })
     }
 
-    /// Returns a handle to create queue pairs on. They must become an
-    /// [`AsyncQueuePair`](super::AsyncQueuePair) before anything is posted:
-    /// completions of others are dropped, with their memory.
+    /// Returns a handle for creating queue pairs. They must be converted to an
+    /// [`AsyncQueuePair`](super::AsyncQueuePair) before anything is posted: completions of
+    /// other queue pairs are dropped with their memory.
     pub fn handle(&self) -> CompletionQueueRef {
         self.shared.handle.clone()
     }
@@ -142,14 +141,13 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a driver wakes the tasks. The slots that it would wake must
-    /// be locked.
+    /// Returns whether a driver wakes the tasks. The caller must hold the lock of the slots
+    /// that the driver would wake.
     pub fn is_driven(&self) -> bool {
         self.driven.load(Ordering::Relaxed)
     }
 
-    /// Takes completions that have arrived to their futures, unless another thread
-    /// does so now.
+    /// Delivers the available completions, unless another thread is doing so.
     pub fn deliver_ready(&self) {
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
@@ -159,7 +157,7 @@ impl Shared {
         let mut wake_list = WakeList::default();
         let driven = self.is_driven();
         let count = state.deliver(!driven, &mut wake_list);
-        // Otherwise the driver notices.
+        // With a driver, the driver detects it.
         let overrun = !driven && count == 0 && state.is_overrun();
         drop(state);
         wake_list.wake();
@@ -203,8 +201,7 @@ impl Shared {
         Err((qp, Error::Invalid { what }))
     }
 
-    /// Destroys a queue pair. Its futures end, with the memory of what was in
-    /// flight.
+    /// Destroys a queue pair. Its futures complete, with the memory of their operations.
     pub fn detach(&self, shared: &queue_pair::Shared, qp: QueuePair) {
         let mut wake_list = WakeList::default();
         let mut state = self.lock();
@@ -232,7 +229,7 @@ impl Shared {
                     }
                 }
             }
-            // Dropped below, which leaks it, with what is in flight.
+            // The queue pair is dropped with the error, which leaks it and its operations.
             Err(refused) => tracing::error!(error = %refused.error, "queue pair not closed"),
         }
         slots.end(&EndReason::Closed, &mut wake_list);
@@ -240,7 +237,7 @@ impl Shared {
         wake_list.wake();
     }
 
-    /// The queue cannot be read any more: ends all futures.
+    /// Fails all futures, because the queue can no longer be read.
     fn fail(&self, error: ReadError) -> Arc<ReadError> {
         let mut wake_list = WakeList::default();
         let mut state = self.lock();
@@ -251,19 +248,19 @@ impl Shared {
         }
         drop(state);
         wake_list.wake();
-        // A driver that has begun meanwhile ends, too.
+        // Ends a driver that has started concurrently.
         self.signaler.signal();
         error
     }
 
-    /// A driver begins or ends.
+    /// Called when a driver starts or ends.
     fn set_driven(&self, driven: bool) {
         let mut wake_list = WakeList::default();
         let state = self.lock();
         self.driven.store(driven, Ordering::Relaxed);
         if !driven {
-            // Tasks that registered before this poll by themselves from now on;
-            // those that register later find no driver.
+            // Tasks that are already registered are polled repeatedly from now on; later
+            // ones find no driver.
             for shared in state.queue_pairs.iter().flatten() {
                 shared.slots().wake_all(&mut wake_list);
             }
@@ -275,8 +272,8 @@ impl Shared {
     /// Delivers everything, then arms the queue. Returns true if there may be more.
     ///
     /// # Errors
-    /// An overrun, perhaps found by a task before; the device was removed. All futures
-    /// have ended.
+    /// An overrun, possibly detected earlier by a task; the device was removed. All futures
+    /// have failed.
     fn drive(&self) -> Result<bool, Arc<ReadError>> {
         for round in 0..ROUNDS {
             let mut wake_list = WakeList::default();
@@ -286,7 +283,7 @@ impl Shared {
             }
             let count = state.deliver(false, &mut wake_list);
             let armed = match count {
-                // Woken without a completion: perhaps by an asynchronous event.
+                // A wakeup without a completion may be due to an asynchronous event.
                 0 => state.arm(round == 0),
                 _ => Ok(false),
             };
@@ -302,14 +299,14 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Wakes the driver, which ends.
+        // Wakes the driver, so that it ends.
         self.signaler.signal();
     }
 }
 
 impl State {
-    /// Takes up to [`BATCH`] completions to their futures; returns their number.
-    /// `may_sleep`: as a loop of polls of a completion queue.
+    /// Delivers up to [`BATCH`] completions to their futures; returns their number. With
+    /// `may_sleep`, an empty poll of an embedded device may sleep.
     fn deliver(&mut self, may_sleep: bool, wake_list: &mut WakeList) -> usize {
         let (queue_pairs, srq_consumers) = (&self.queue_pairs, &self.srq_consumers);
         let queue = self.reader.queue_mut();
@@ -325,7 +322,8 @@ impl State {
             |entry, retired| {
                 let completion = Completion::new(entry, retired);
                 let number = completion.qp_num;
-                // The number excludes queue pairs of others, with their own tokens.
+                // The number check excludes queue pairs that are not asynchronous, whose
+                // tokens are arbitrary.
                 let of_token = find(completion.token).filter(|shared| shared.qp_num == number);
                 let shared = match completion.operation {
                     Operation::Receive => of_token.or_else(|| consumer(number)),
@@ -352,8 +350,8 @@ impl State {
         count
     }
 
-    /// Consumes events and arms the queue; returns whether the caller may wait.
-    /// `check`: reads asynchronous events even if the queue cannot have been full.
+    /// Consumes events and arms the queue; returns whether the caller may wait. With `check`,
+    /// reads asynchronous events even if the queue cannot have been full.
     fn arm(&mut self, check: bool) -> Result<bool, ReadError> {
         self.reader.consume_events()?;
         if check {
@@ -368,7 +366,7 @@ impl State {
     /// Returns whether completions were lost. Called when the queue is empty.
     fn is_overrun(&mut self) -> bool {
         let capacity = self.reader.queue().capacity() as usize;
-        // An overrun needs a full queue.
+        // An overrun requires a full queue.
         if std::mem::take(&mut self.since_empty) >= capacity {
             self.event_reads = EVENT_READS;
         }
@@ -381,7 +379,7 @@ impl State {
     }
 }
 
-/// A file of which an executor tells when it is readable.
+/// A file descriptor whose readiness an executor reports.
 ///
 /// ```no_run
 /// # use std::{io, task::{Context, Poll, ready}};
@@ -400,22 +398,21 @@ impl State {
 /// }
 /// ```
 pub trait Readable {
-    /// Returns ready if the file has become readable since this was last ready, or
-    /// may have; otherwise wakes the task when it does.
+    /// Returns ready if the descriptor may have become readable since this last returned ready;
+    /// otherwise wakes the task when it does.
     ///
     /// # Errors
-    /// The executor cannot watch it any more.
+    /// The executor can no longer watch the descriptor.
     fn poll_readable(&mut self, task: &mut Task<'_>) -> Poll<io::Result<()>>;
 }
 
-/// Waits for the completions of an [`AsyncCompletionQueue`], and takes them to
-/// their futures. It ends when all handles of the queue and all its queue pairs
-/// are gone.
+/// Waits for the completions of an [`AsyncCompletionQueue`] and delivers them to their
+/// futures. It ends when all handles of the queue and all of its queue pairs are dropped.
 #[derive(Debug)]
-#[must_use = "tasks that wait without a driver are polled again and again"]
+#[must_use = "without a driver, waiting tasks are polled repeatedly"]
 pub struct Driver {
     shared: Weak<Shared>,
-    /// Keeps the file open that is waited for.
+    /// Keeps the descriptor open.
     signaler: Signaler,
 }
 
@@ -424,8 +421,8 @@ impl Driver {
     /// duplicate of it.
     ///
     /// # Errors
-    /// The queue was overrun, the device was removed, or `readable` failed. All
-    /// futures end with the same error.
+    /// The queue was overrun, the device was removed, or `readable` failed. All futures fail
+    /// with the same error.
     pub async fn run(self, mut readable: impl Readable) -> Result<(), Arc<ReadError>> {
         let running = RunningDriver::new(self.shared.clone());
         poll_fn(|task| running.poll(&mut readable, task)).await
@@ -456,13 +453,13 @@ impl Driver {
 }
 
 impl AsFd for Driver {
-    /// Readable when the queue has to be looked at.
+    /// Readable when the queue must be checked.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.signaler.wait_fd()
     }
 }
 
-/// A driver that is running: as long as it exists, tasks rely on being woken.
+/// A running driver: while it exists, tasks rely on its wakeups.
 struct RunningDriver {
     shared: Weak<Shared>,
 }

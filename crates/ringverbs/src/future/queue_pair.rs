@@ -25,17 +25,16 @@ use crate::{
 
 /// A queue pair whose operations are futures.
 ///
-/// Its methods take `&self`, from any thread: tasks share it by reference or in an
-/// `Arc`. Each posts at once, so operations are in the order of the calls, and
-/// returns a future, which refers to the queue pair, but does not keep it alive.
+/// Its methods take `&self`, from any thread: tasks share the queue pair by reference or in
+/// an `Arc`. Each method posts at once, so operations are in the order of the calls, and
+/// returns a future, which refers to the queue pair but does not keep it alive.
 ///
-/// A full send queue waits: the future posts its operation when it is polled and
-/// there is room. The order of operations that wait is not defined, and they do not
-/// precede those that were posted. [`room`](Self::room) waits in advance.
+/// If the send queue is full, the future posts its operation when it is polled and there is
+/// room. Waiting operations have no defined order among themselves, and come after all
+/// posted operations. [`room`](Self::room) waits in advance.
 ///
-/// Dropping the queue pair destroys it. Its futures then end with
-/// [`Cause::Closed`] and the memory of what was in flight, after those whose
-/// completions had arrived.
+/// Dropping the queue pair destroys it. Futures whose completions have arrived complete
+/// normally; the others fail with [`Cause::Closed`] and return the operation's memory.
 pub struct AsyncQueuePair {
     shared: Arc<Shared>,
     domain: ProtectionDomain,
@@ -47,19 +46,19 @@ pub struct AsyncQueuePair {
 /// State that the futures and the completion queue share.
 pub(super) struct Shared {
     pub cq: Arc<queue::Shared>,
-    /// The queue pair's place in the completion queue, which tokens name.
+    /// The queue pair's index in the completion queue, a part of its tokens.
     pub index: u32,
     pub qp_num: u32,
     post_state: Mutex<PostState>,
     slots: Mutex<Slots>,
-    /// The thread that fills a batch; 0 if none does.
+    /// The thread that is filling a batch; 0 if none is.
     batch_thread: AtomicUsize,
 }
 
 struct PostState {
     /// `None` when the queue pair was dropped.
     qp: Option<QueuePair>,
-    /// An empty list, for the slots of a batch.
+    /// An empty list that the next batch reuses for its slots.
     spare_slots: Vec<u32>,
 }
 
@@ -70,8 +69,7 @@ pub(super) enum NotPosted<D: Data> {
     Refused(OperationError<D::Returned>),
 }
 
-/// Returns a value that differs from that of every other running thread, and is
-/// not 0.
+/// Returns a nonzero value that is unique among running threads.
 fn current_thread_token() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| ptr::from_ref(here).addr())
@@ -84,7 +82,7 @@ impl Shared {
     }
 
     fn post_state(&self) -> MutexGuard<'_, PostState> {
-        // The queue pair discards what a panic has left unposted.
+        // The queue pair discards operations that a panic has left unposted.
         self.post_state
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -105,7 +103,7 @@ impl Shared {
         Ok(self.post_state())
     }
 
-    /// A completion of this queue pair has arrived.
+    /// Delivers a completion of this queue pair.
     pub fn completed(&self, completion: Completion, wake_list: &mut WakeList) {
         let failure = completion.result.err();
         let slot = completion.token as u32;
@@ -155,7 +153,7 @@ impl Shared {
             return Err(NotPosted::Full(request));
         }
         match qp.post(request.signaled().token(token(self.index, slot))) {
-            // Without its memory it is in flight.
+            // Without its memory the operation is in flight.
             Ok(()) | Err(PostError { data: None, .. }) => Ok(()),
             Err(PostError { error, data, .. }) => refused(Cause::Refused(error), data),
         }
@@ -173,7 +171,7 @@ impl Shared {
             posted => return posted,
         };
         let driven = self.wait_for_room(task);
-        // A completion before the task was registered has not woken it.
+        // Retry: a completion before the registration did not wake the task.
         let posted = self.post(request);
         if !driven && matches!(posted, Err(NotPosted::Full(_))) {
             task.waker().wake_by_ref();
@@ -264,19 +262,18 @@ impl Shared {
 }
 
 impl AsyncQueuePair {
-    /// Makes a queue pair asynchronous. It was created on the handle of `cq`, and
-    /// nothing has been posted to it; it may be in any state.
+    /// Makes a queue pair asynchronous. It was created on the handle of `cq`, and nothing was
+    /// posted to it; it may be in any state.
     ///
-    /// The tables for its futures are allocated here, as large as its queues.
+    /// Allocates the tables for its futures, as large as its queues.
     ///
-    /// With a shared receive queue, which stays as it is, [`message`](Self::message)
-    /// returns the messages that this queue pair has received, whatever the tokens of
-    /// their receives. They wait for it without a limit but that of the receives that
-    /// are posted.
+    /// With a shared receive queue, [`message`](Self::message) returns the messages that this
+    /// queue pair has received, regardless of the tokens of their receives. The number of
+    /// messages that wait for it is limited only by the posted receives.
     ///
     /// # Errors
-    /// Returns the queue pair with [`Error::Invalid`] if its operations complete
-    /// elsewhere, or if operations are in flight.
+    /// Returns the queue pair with [`Error::Invalid`] if its operations complete in another
+    /// queue, or if operations are in flight.
     pub fn new(qp: QueuePair, cq: &AsyncCompletionQueue) -> Result<Self, (QueuePair, Error)> {
         let (domain, transport) = (qp.domain().clone(), qp.transport());
         let (cap, id) = (qp.capacity(), qp.id());
@@ -303,8 +300,8 @@ impl AsyncQueuePair {
         })
     }
 
-    /// Calls `f` with the queue pair, which is never lent: `mem::swap` could
-    /// exchange it.
+    /// Calls `f` with the queue pair. Only trusted callers get a `&mut`, because `mem::swap`
+    /// could exchange it.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut QueuePair) -> R) -> Result<R> {
         let mut post_state = self.shared.lock_for_post()?;
         let qp = post_state.qp.as_mut().ok_or(Error::Invalid {
@@ -344,21 +341,20 @@ impl AsyncQueuePair {
         self.cap
     }
 
-    /// Returns the state that it was last moved to.
+    /// Returns the state that this crate last set.
     ///
     /// # Errors
-    /// [`Error::Busy`] in the closure of a batch, as for all methods that have an
-    /// error.
+    /// [`Error::Busy`] in the closure of a batch, as for all fallible methods.
     pub fn state(&self) -> Result<State> {
         self.with(|qp| qp.state())
     }
 
-    /// Returns the first failure of an operation. Those after it were flushed.
+    /// Returns the first failure of an operation; later operations were flushed.
     pub fn failure(&self) -> Option<Failure> {
         self.shared.slots().failure()
     }
 
-    /// Queries its attributes. A system call.
+    /// Queries the attributes of the queue pair. A system call.
     ///
     /// # Errors
     /// EIO if the device was removed.
@@ -366,8 +362,8 @@ impl AsyncQueuePair {
         self.with(|qp| qp.query())?
     }
 
-    /// Returns the number of operations in flight: of the send queue, of the
-    /// receive queue.
+    /// Returns the numbers of operations in flight on the send queue and on the receive
+    /// queue.
     ///
     /// # Errors
     /// As [`state`](Self::state).
@@ -383,7 +379,7 @@ impl AsyncQueuePair {
         self.with(|qp| qp.endpoint(local))
     }
 
-    /// Moves it to INIT, so that receives can be posted. See
+    /// Moves the queue pair to INIT, so that receives can be posted. See
     /// [`QueuePair::initialize`].
     ///
     /// # Errors
@@ -392,7 +388,7 @@ impl AsyncQueuePair {
         self.with(|qp| qp.initialize(local))?
     }
 
-    /// Connects it to a peer. System calls, which do not wait for the peer. See
+    /// Connects the queue pair to a peer, by system calls that do not wait for the peer. See
     /// [`QueuePair::connect_with`].
     ///
     /// # Errors
@@ -406,7 +402,7 @@ impl AsyncQueuePair {
         self.with(|qp| qp.connect_with(local, peer, options))?
     }
 
-    /// Connects it to a peer, with the default options.
+    /// Connects the queue pair to a peer with the default options.
     ///
     /// # Errors
     /// As [`QueuePair::connect`].
@@ -422,7 +418,7 @@ impl AsyncQueuePair {
         self.with(|qp| qp.activate(local, qkey))?
     }
 
-    /// Moves it to the error state: all futures end, with their memory
+    /// Moves the queue pair to the error state: all futures fail and return their memory
     /// ([`Status::WR_FLUSH_ERR`](crate::Status::WR_FLUSH_ERR)).
     ///
     /// # Errors
@@ -430,7 +426,7 @@ impl AsyncQueuePair {
     pub fn set_error(&self) -> Result<()> {
         let has_srq = self.with(|qp| qp.set_error().map(|()| qp.has_srq()))??;
         if has_srq {
-            // Nothing is flushed that would end its claims.
+            // No flushed receive would end its claims.
             let mut wake_list = WakeList::default();
             let flushed = Failure {
                 status: Status::WR_FLUSH_ERR,
@@ -442,23 +438,22 @@ impl AsyncQueuePair {
         Ok(())
     }
 
-    /// Posts one operation; it is signalled, since its future waits for the
-    /// completion. If the send queue is full, the future posts it.
+    /// Posts one operation, signalled, because its future waits for the completion. If the send
+    /// queue is full, the future posts it.
     ///
-    /// The future returns the memory. Dropped, it lets the operation go on, unless
-    /// it has not been posted yet.
+    /// The future returns the memory. If the future is dropped, a posted operation continues.
     pub fn post<D: Owned>(&self, request: WorkRequest<D>) -> Operation<D> {
         Operation::new(&self.shared, self.shared.post(request))
     }
 
-    /// Posts one operation without a future, signalled only when the library has to
-    /// (see [`WorkRequest::unsignaled`]). Its memory is released with a later
-    /// completion; a failure is reported by [`failure`](Self::failure), and
-    /// flushes later operations. Allocates nothing.
+    /// Posts one operation without a future, signalled only when the library requires it (see
+    /// [`WorkRequest::unsignaled`]). Its memory is released with a later completion; a failure
+    /// is reported by [`failure`](Self::failure), and flushes later operations. Does not
+    /// allocate.
     ///
     /// # Errors
-    /// Returns the memory, as [`QueuePair::post`]; with [`Error::QueueFull`] there
-    /// is [`room`](Self::room) to wait for.
+    /// Returns the memory, as [`QueuePair::post`]; after [`Error::QueueFull`],
+    /// [`room`](Self::room) waits for room.
     pub fn post_unsignaled<D: Data>(
         &self,
         request: WorkRequest<D>,
@@ -487,18 +482,18 @@ impl AsyncQueuePair {
         }
     }
 
-    /// Waits until the send queue has room for an operation. Another task may then
-    /// be the first to use it.
+    /// Waits until the send queue has room for an operation. Another task may use the room
+    /// first.
     pub fn room(&self) -> Room {
         Room::new(&self.shared)
     }
 
-    /// Posts several operations with one doorbell, when `fill` returns `Ok`. If it
-    /// returns `Err` or panics, none is posted; their memory is released, and
-    /// futures that were kept end with [`Cause::Abandoned`].
+    /// Posts several operations with one doorbell, when `fill` returns `Ok`. If it returns
+    /// `Err` or panics, none is posted, their memory is released, and their futures fail with
+    /// [`Cause::Abandoned`].
     ///
-    /// Other threads that post wait until `fill` returns. In `fill` itself, methods
-    /// of this queue pair are refused with [`Error::Busy`].
+    /// Other threads that post wait until `fill` returns. In `fill` itself, methods of this
+    /// queue pair fail with [`Error::Busy`].
     ///
     /// # Errors
     /// [`BatchError::Abandoned`] with the error of `fill`, [`BatchError::Refused`]
@@ -544,7 +539,7 @@ impl AsyncQueuePair {
         self.post(WorkRequest::write(data, to))
     }
 
-    /// Posts an RDMA read of remote memory into `data`, of its length.
+    /// Posts an RDMA read of remote memory into `data`, as many bytes as its length.
     pub fn read<D: Sink + Owned>(&self, data: D, from: RemoteAddr) -> Operation<D> {
         self.post(WorkRequest::read(data, from))
     }
@@ -579,8 +574,8 @@ impl AsyncQueuePair {
         self.post(WorkRequest::bind(window, to, access))
     }
 
-    /// Posts a send or write of bytes that are copied now (see [`Inline`]). It is
-    /// refused, not delayed, if the send queue is full.
+    /// Posts a send or write of bytes that are copied immediately (see [`Inline`]). If the send
+    /// queue is full, the operation is refused, not delayed.
     ///
     /// ```no_run
     /// # async fn f(qp: &ringverbs::future::AsyncQueuePair) {
@@ -609,15 +604,14 @@ impl AsyncQueuePair {
     /// the next message: [`post_receive`](Self::post_receive), then
     /// [`message`](Self::message).
     ///
-    /// Futures get messages in the order in which they were made; so if none is
-    /// dropped, each gets the message that has arrived in its own memory. If one is
-    /// dropped, its receive stays posted, and its message goes to the next future,
-    /// in the memory that it arrived in. No message is lost, and none overtakes
-    /// another. A loop that drops receives must therefore not post each time: it
-    /// keeps the future, or calls `message` alone.
+    /// Futures get messages in the order of their creation, so if none is dropped, each gets
+    /// the message in its own memory. If a future is dropped, its receive stays posted, and its
+    /// message goes to the next future, in the memory in which it arrived. No message is lost,
+    /// and messages are not reordered. A loop that drops receives must therefore not post a
+    /// receive each time: it keeps the future, or calls only `message`.
     ///
-    /// A full receive queue is an error at once ([`Error::QueueFull`]): waiting for
-    /// room would be waiting for a message.
+    /// A full receive queue is an immediate error ([`Error::QueueFull`]), because only a
+    /// message makes room.
     pub fn receive<D: Sink + Owned>(&self, data: D) -> Receive<D> {
         match self.post_receive(data) {
             Ok(()) => self.message(),
@@ -643,7 +637,7 @@ impl AsyncQueuePair {
             })
         };
         if begun.is_err() {
-            let what = "the completion queue of the queue pair cannot be read any more";
+            let what = "the completion queue of the queue pair can no longer be read";
             return refused(Error::Invalid { what }, data);
         }
         let posted = match self.shared.lock_for_post() {
@@ -666,11 +660,10 @@ impl AsyncQueuePair {
         posted
     }
 
-    /// Waits for the next message in memory of the type `D`: one for which no
-    /// future has waited, or the next to arrive. Dropping the future loses nothing.
+    /// Waits for the next message in memory of the type `D`: the oldest unclaimed one, or the
+    /// next to arrive. Dropping the future loses no message.
     ///
-    /// When the queue pair has failed, and no receive of its own is in flight, it
-    /// fails.
+    /// Fails if the queue pair has failed and none of its own receives is in flight.
     pub fn message<D: Sink + Owned>(&self) -> Receive<D> {
         let claim = self.shared.slots().claim(D::KIND);
         Receive::new(&self.shared, claim)
@@ -701,8 +694,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// A batch that is being filled. Dropped, it cancels the operations that are left
-/// in it.
+/// A batch that is being filled. Dropping it cancels its remaining operations.
 struct OpenBatch<'q> {
     post_state: Option<MutexGuard<'q, PostState>>,
     shared: &'q Shared,
@@ -758,7 +750,7 @@ impl AsyncBatch<'_, '_> {
     ) -> Result<Operation<D>, PostError<D>> {
         let begun = self.shared.slots().begin();
         let Ok(slot) = begun else {
-            let what = "the completion queue of the queue pair cannot be read any more";
+            let what = "the completion queue of the queue pair can no longer be read";
             return Err(PostError {
                 error: Error::Invalid { what },
                 data: Some(request.into_data()),

@@ -1,14 +1,13 @@
-//! The operations of a queue pair that futures wait for.
+//! The operations of a queue pair with futures.
 //!
-//! An operation that a future waits for has a slot from before it is posted until
-//! its completion has arrived and the future was dropped. Receives have no slots. They
-//! end in a queue of messages, and the futures that wait for one are *claims*, in
-//! the order in which they were made: the third claim is for the third message,
-//! among those with the same kind of memory. So nothing is assigned to a future
-//! before it is polled, and a claim that is withdrawn leaves its message to the
-//! next one.
+//! An operation with a future has a slot from before it is posted until its completion has
+//! arrived and the future was dropped. Receives have no slots: completed receives are in a
+//! queue of messages, and futures that wait for a message are *claims*, in the order of their
+//! creation. The third claim gets the third message, among those with the same type of
+//! memory. A message is assigned only when its future is polled, and a withdrawn claim leaves
+//! its message to the next claim.
 //!
-//! Nothing of a task runs while a table is locked: wakers are collected in
+//! No code of a task runs while a table is locked: wakers are collected in
 //! [`WakeList`], or returned, to be woken or dropped afterwards.
 
 use std::collections::VecDeque;
@@ -20,10 +19,10 @@ use crate::completion::{Completion, ReadError};
 use crate::data::{Kind, Payload};
 use crate::{Failure, Success};
 
-/// Wakers that are collected before the others' memory is allocated.
+/// Number of wakers that are collected without an allocation.
 const INLINE_WAKERS: usize = 16;
 
-/// Wakers to be woken when no lock is held.
+/// Wakers to be woken after all locks are released.
 #[derive(Default)]
 pub(super) struct WakeList {
     first: [Option<Waker>; INLINE_WAKERS],
@@ -46,16 +45,16 @@ impl WakeList {
     }
 }
 
-/// The reason why operations end without a completion of their own.
+/// The reason why operations end without a completion.
 #[derive(Clone, Debug)]
 pub(super) enum EndReason {
-    /// The queue pair has failed, and no receive is left that could be flushed.
+    /// The queue pair has failed, and no receive is in flight.
     Failed(Failure),
     /// The batch was not posted.
     Abandoned,
     /// The queue pair was destroyed.
     Closed,
-    /// The completion queue cannot be read any more.
+    /// The completion queue can no longer be read.
     Queue(Arc<ReadError>),
 }
 
@@ -84,19 +83,19 @@ impl From<Completion> for Outcome {
     }
 }
 
-/// A slot.
+/// A slot of an operation.
 #[derive(Debug)]
 pub(super) enum Slot {
     Free,
-    /// In flight, with the task that is woken at its end.
+    /// In flight, with the waker of the task that waits.
     Waiting(Option<Waker>),
-    /// Ended; the future has not seen it yet.
+    /// Completed; the future was not polled since.
     Done(Outcome),
     /// In flight, and its future was dropped.
     Abandoned,
 }
 
-/// A future that waits for a message with that kind of memory.
+/// A future that waits for a message in this type of memory.
 #[derive(Debug)]
 struct Claim {
     id: u64,
@@ -113,8 +112,8 @@ pub(super) struct Slots {
     claims: VecDeque<Claim>,
     /// The identifier of the next claim.
     next_claim: u64,
-    /// Messages that no future has seen, oldest first; and behind them receives
-    /// that have failed, no more than there are claims for.
+    /// Messages that no future has taken, oldest first, followed by failed receives, at most as
+    /// many as there are claims.
     messages: VecDeque<Outcome>,
     /// Receives in flight.
     receives: u32,
@@ -143,7 +142,7 @@ impl Slots {
         self.failure
     }
 
-    /// Returns the reason why nothing completes any more.
+    /// Returns an error if nothing completes any more.
     pub fn check(&self) -> Result<(), EndReason> {
         self.end.clone().map_or(Ok(()), Err)
     }
@@ -157,7 +156,7 @@ impl Slots {
         slot
     }
 
-    /// Takes a slot for an operation that is to be posted.
+    /// Allocates a slot for an operation to be posted.
     pub fn begin(&mut self) -> Result<u32, EndReason> {
         self.check()?;
         Ok(self.take())
@@ -169,12 +168,12 @@ impl Slots {
         mem::replace(&mut self.slots[slot as usize], Slot::Free)
     }
 
-    /// The operation of a slot was not posted, and no future has the slot.
+    /// Releases the slot of an operation that was not posted and has no future.
     pub fn release_unposted(&mut self, slot: u32) {
         self.release(slot);
     }
 
-    /// An operation has ended.
+    /// Records the outcome of an operation.
     pub fn complete(&mut self, slot: u32, outcome: Outcome, wake_list: &mut WakeList) {
         let Some(entry) = self.slots.get_mut(slot as usize) else {
             return;
@@ -200,7 +199,7 @@ impl Slots {
         );
     }
 
-    /// Records a failure, which ends the claims that no receive is left for.
+    /// Records a failure of the queue pair, which ends claims without a receive in flight.
     pub fn record_failure(&mut self, failure: Failure, wake_list: &mut WakeList) {
         self.failure.get_or_insert(failure);
         self.end_claims(wake_list);
@@ -211,7 +210,7 @@ impl Slots {
         self.room.drain(..).for_each(|waker| wake_list.push(waker));
     }
 
-    /// Registers a task that waits for room. Returns a waker to be dropped.
+    /// Registers a task that waits for room.
     pub fn wait_for_room(&mut self, waker: &Waker) {
         if !self
             .room
@@ -222,8 +221,8 @@ impl Slots {
         }
     }
 
-    /// Takes the outcome of a slot, which is free then; or registers the task, and
-    /// returns the waker that it replaces, to be dropped.
+    /// Takes the outcome of a slot and frees it, or registers the task and returns the replaced
+    /// waker, which the caller drops.
     pub fn poll(&mut self, slot: u32, waker: &Waker) -> Result<Outcome, Option<Waker>> {
         match &mut self.slots[slot as usize] {
             Slot::Waiting(Some(registered)) if registered.will_wake(waker) => Err(None),
@@ -246,8 +245,8 @@ impl Slots {
         }
     }
 
-    /// Called when the future of an operation was dropped. Returns what the slot held, to be
-    /// dropped.
+    /// Called when the future of an operation was dropped. Returns the slot's contents, which
+    /// the caller drops.
     pub fn abandon(&mut self, slot: u32) -> Slot {
         match &mut self.slots[slot as usize] {
             waiting @ Slot::Waiting(_) => mem::replace(waiting, Slot::Abandoned),
@@ -255,14 +254,14 @@ impl Slots {
         }
     }
 
-    /// A receive is about to be posted.
+    /// Counts a receive that is about to be posted.
     pub fn begin_receive(&mut self) -> Result<(), EndReason> {
         self.check()?;
         self.receives += 1;
         Ok(())
     }
 
-    /// It was not posted.
+    /// Called when the receive was not posted.
     pub fn cancel_receive(&mut self, wake_list: &mut WakeList) {
         self.receives = self.receives.saturating_sub(1);
         self.end_claims(wake_list);
@@ -288,15 +287,15 @@ impl Slots {
         Some((at, kind, rank.count()))
     }
 
-    /// Returns the position of a message: the one of its kind that `rank` precede.
+    /// Returns the position of the message that `rank` messages of its kind precede.
     fn find_message(&self, kind: Kind, rank: usize) -> Option<usize> {
         let messages = self.messages.iter().enumerate();
         let mut of_kind = messages.filter(|(_, message)| message.payload.kind() == kind);
         of_kind.nth(rank).map(|(at, _)| at)
     }
 
-    /// Takes the message of a claim, or the reason why there will be none; or
-    /// registers the task, and returns the waker that it replaces, to be dropped.
+    /// Takes the message of a claim, or the reason why there will be none; otherwise registers
+    /// the task and returns the replaced waker, which the caller drops.
     pub fn poll_claim(&mut self, id: u64, waker: &Waker) -> Result<Outcome, Option<Waker>> {
         let Some((at, kind, rank)) = self.find_claim(id) else {
             return Ok(Outcome::ended(&EndReason::Closed, Payload::None));
@@ -322,13 +321,12 @@ impl Slots {
 
     fn take_message(&mut self, at: usize, kind: Kind, rank: usize) -> Option<Outcome> {
         let message = self.find_message(kind, rank)?;
-        // No waker is dropped here: it was woken when the message arrived, and
-        // removed.
+        // No waker is dropped here: it was removed when the message arrived.
         self.claims.remove(at);
         self.messages.remove(message)
     }
 
-    /// Wakes the claim that `rank` of its kind precede, if there is one.
+    /// Wakes the claim that `rank` claims of its kind precede, if any.
     fn wake_claim(&mut self, kind: Kind, rank: usize, wake_list: &mut WakeList) -> bool {
         let claim = (self.claims.iter_mut())
             .filter(|claim| claim.kind == kind)
@@ -365,7 +363,7 @@ impl Slots {
             .count()
     }
 
-    /// A receive has ended. Its message is queued; its failure, too, if there is a
+    /// Records the outcome of a receive. A message is queued; a failure is queued if there is a
     /// claim for it, otherwise its memory is released.
     pub fn complete_receive(&mut self, outcome: Outcome, wake_list: &mut WakeList) {
         self.receives = self.receives.saturating_sub(1);
@@ -377,8 +375,8 @@ impl Slots {
         self.end_claims(wake_list);
     }
 
-    /// Called when the future of a claim was dropped; the next claim gets its message. Returns its
-    /// waker, to be dropped, and the memory of a failed receive.
+    /// Called when the future of a claim was dropped; the next claim gets its message. Returns
+    /// its waker and the memory of a failed receive, which the caller drops.
     pub fn withdraw(
         &mut self,
         id: u64,
@@ -391,7 +389,7 @@ impl Slots {
         let messages = self.messages_of(kind);
         let mut failed = None;
         if rank < messages && !self.wake_claim(kind, messages - 1, wake_list) {
-            // The last one has no claim any more.
+            // The last message no longer has a claim.
             failed = self.find_message(kind, messages - 1);
             failed = failed.filter(|&at| self.messages[at].result.is_err());
         }
@@ -399,7 +397,7 @@ impl Slots {
         (claim.and_then(|claim| claim.waker), failed)
     }
 
-    /// Nothing completes any more: ends what futures wait for.
+    /// Ends all waiting operations and claims, because nothing completes any more.
     pub fn end(&mut self, end: &EndReason, wake_list: &mut WakeList) {
         self.end.get_or_insert_with(|| end.clone());
         self.end_claims(wake_list);
@@ -412,17 +410,17 @@ impl Slots {
         self.wake_room_waiters(wake_list);
     }
 
-    /// An operation was in flight when the queue pair was destroyed.
+    /// Ends an operation that was in flight when the queue pair was destroyed.
     pub fn close_slot(&mut self, slot: u32, payload: Payload, wake_list: &mut WakeList) {
         self.complete(slot, Outcome::ended(&EndReason::Closed, payload), wake_list);
     }
 
-    /// A receive was in flight when the queue pair was destroyed.
+    /// Ends a receive that was in flight when the queue pair was destroyed.
     pub fn close_receive(&mut self, payload: Payload, wake_list: &mut WakeList) {
         self.complete_receive(Outcome::ended(&EndReason::Closed, payload), wake_list);
     }
 
-    /// Wakes every task: what they wait for has to be looked for in another way.
+    /// Wakes every task, for example after the driver has ended.
     pub fn wake_all(&mut self, wake_list: &mut WakeList) {
         for slot in &mut self.slots {
             if let Slot::Waiting(waker) = slot {

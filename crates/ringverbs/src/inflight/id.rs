@@ -7,9 +7,9 @@ const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
 const GENERATION_BITS: u32 = 20;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 const INDEX_BITS: u32 = 19;
-/// Maximum queues of a registry.
+/// Maximum number of queues of a registry.
 pub(crate) const MAX_QUEUES: u32 = 1 << INDEX_BITS;
-/// Maximum operations in flight on a queue: half of the sequence numbers, so that
+/// Maximum number of operations in flight on a queue: half of the sequence numbers, so that
 /// stale ones are recognised.
 pub(crate) const MAX_DEPTH: u32 = 1 << (SEQUENCE_BITS - 1);
 const SHARED: u64 = 1 << 63;
@@ -34,13 +34,13 @@ impl QueueId {
         }
     }
 
-    /// Returns whether this could be an earlier queue in the slot of `current`.
+    /// Returns whether this may identify an earlier queue in the slot of `current`.
     pub fn precedes(self, current: Self) -> bool {
         let age = current.generation.wrapping_sub(self.generation) & GENERATION_MASK;
         self.index == current.index && self.generation != 0 && age < 1 << (GENERATION_BITS - 1)
     }
 
-    /// Returns the common prefix of the identifiers of the queue's work requests.
+    /// Returns the prefix of the queue's work request identifiers.
     pub fn prefix(self, shared: bool) -> u64 {
         let shared = if shared { SHARED } else { 0 };
         shared
@@ -55,8 +55,7 @@ impl QueueId {
 pub(crate) struct WorkId(pub u64);
 
 impl WorkId {
-    /// The identifier of the queue with that prefix and a sequence number, of
-    /// which the low 24 bits count.
+    /// Creates an identifier from a queue's prefix and the low 24 bits of a sequence number.
     #[inline]
     pub fn new(prefix: u64, sequence: u32) -> Self {
         Self(prefix | u64::from(sequence & SEQUENCE_MASK))
@@ -68,20 +67,19 @@ impl WorkId {
         self.0 & !u64::from(SEQUENCE_MASK)
     }
 
-    /// The queue's index in its registry; out of range if the queue is a shared
-    /// one.
+    /// Returns the queue's index in its registry; out of range for a shared receive queue.
     #[inline]
     pub fn own_index(self) -> usize {
         (self.0 >> (GENERATION_BITS + SEQUENCE_BITS)) as usize
     }
 
-    /// Whether it is of a shared receive queue.
+    /// Returns whether it belongs to a shared receive queue.
     #[inline]
     pub fn is_shared(self) -> bool {
         self.0 & SHARED != 0
     }
 
-    /// The queue.
+    /// Returns the queue.
     #[inline]
     pub fn queue(self) -> QueueId {
         QueueId {
@@ -90,7 +88,7 @@ impl WorkId {
         }
     }
 
-    /// The low 24 bits of the sequence number.
+    /// Returns the low 24 bits of the sequence number.
     #[inline]
     pub fn sequence(self) -> u32 {
         self.0 as u32 & SEQUENCE_MASK
@@ -110,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identifier_keeps_its_parts() {
+    fn identifier_fields_round_trip() {
         for shared in [false, true] {
             for index in [0, 1, MAX_QUEUES - 1] {
                 for generation in [1, GENERATION_MASK] {
@@ -127,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_number_wraps_without_touching_the_queue() {
+    fn sequence_wrap_preserves_the_queue() {
         let queue = QueueId {
             index: 5,
             generation: 9,
@@ -143,7 +141,7 @@ mod tests {
 
     /// All sequence numbers and their distances.
     #[test]
-    fn only_what_is_in_flight_is_less_than_the_depth_ahead() {
+    fn distances_separate_outstanding_from_completed() {
         let prefix = QueueId {
             index: MAX_QUEUES - 1,
             generation: GENERATION_MASK,
@@ -164,10 +162,9 @@ mod tests {
         }
     }
 
-    /// Every generation is preceded by those before it, and precedes none of
-    /// them.
+    /// Every generation is preceded by all earlier ones, and precedes none of them.
     #[test]
-    fn generations_are_in_order() {
+    fn generations_are_ordered() {
         let of = |generation| QueueId {
             index: 3,
             generation,
@@ -185,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_go_round_without_zero() {
+    fn generations_wrap_without_zero() {
         let last = QueueId {
             index: 1,
             generation: GENERATION_MASK,

@@ -6,8 +6,8 @@
 //!   poster ──fill──► UnorderedTable (SRQ) ──────────────────remove──► poller of any CQ
 //! ```
 //!
-//! A work request's identifier ([`WorkId`]) names queue, generation and
-//! sequence number. A stale or made-up one matches no operation.
+//! A work request's identifier ([`WorkId`]) names queue, generation and sequence number. A
+//! stale or invalid identifier matches no operation.
 
 mod id;
 mod ordered;
@@ -25,11 +25,11 @@ use crate::data::Payload;
 use crate::operation::Operation;
 use crate::qp::Attachment;
 
-/// A posted operation without its memory.
+/// The fields of a posted operation except its memory.
 pub(crate) struct PostedInfo {
     /// The user's token.
     pub token: u64,
-    /// Objects that it keeps alive besides its memory.
+    /// Objects other than its memory that it keeps alive.
     pub attachment: Attachment,
     /// The operation.
     pub operation: Operation,
@@ -48,7 +48,7 @@ pub(crate) struct Posted {
     pub attachment: Attachment,
     /// The operation.
     pub operation: Operation,
-    /// The library requested its signal, to retire earlier operations; a success
-    /// is not reported.
+    /// Whether the library has signalled it to retire earlier operations; success is then not
+    /// reported.
     pub unreported: bool,
 }

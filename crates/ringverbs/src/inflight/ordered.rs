@@ -11,8 +11,8 @@ use super::id::{QueueId, WorkId};
 use super::{Posted, PostedInfo};
 use crate::data::Data;
 
-/// The operations in flight on one send or receive queue, in the order in
-/// which they were posted, which is the order in which they complete.
+/// The operations in flight on one send or receive queue, in the order of posting, in which
+/// they also complete.
 ///
 /// One thread posts ([`OrderedWriter`]), one polls ([`OrderedTable::retire`]);
 /// neither locks nor allocates.
@@ -27,9 +27,9 @@ pub(crate) struct OrderedTable {
     capacity: u32,
 }
 
-// SAFETY: a slot is touched by the producer or by the consumer, as
-// `Sequences` hands it over; of each there is one at a time (`OrderedWriter::new`,
-// `OrderedTable::retire`). What is handed over is `Send` (asserted below).
+// SAFETY: a slot is accessed by the producer or by the consumer, as `Sequences` passes it
+// over; there is one of each at a time (`OrderedWriter::new`, `OrderedTable::retire`). The
+// slots are `Send` (asserted below).
 unsafe impl Sync for OrderedTable {}
 
 const _: () = {
@@ -72,19 +72,18 @@ impl OrderedTable {
         unsafe { self.slots.get_unchecked(at) }.get()
     }
 
-    /// Returns whether the identifier is of a work request of this queue.
+    /// Returns whether the identifier belongs to this queue.
     #[inline]
     pub fn is_of(&self, work: WorkId) -> bool {
         work.prefix() == self.prefix
     }
 
-    /// Removes the operation that `work` names, and those before it, which are
-    /// passed to `earlier`. `None`, and nothing is removed, if it names none in
-    /// flight.
+    /// Removes the operation that `work` names, and the earlier operations, which are passed to
+    /// `earlier`. Returns `None` and removes nothing if no operation in flight has this name.
     ///
     /// # Safety
-    /// One caller at a time, the owner of the completion queue, which has dropped
-    /// the result of the last call.
+    /// There is one caller at a time, the owner of the completion queue, which has dropped the
+    /// result of the last call.
     #[inline]
     pub unsafe fn retire(
         &self,
@@ -104,7 +103,7 @@ impl OrderedTable {
             // Published before the call: if `earlier` panics, nothing is removed
             // twice.
             self.sequences.publish_consumed(at);
-            // Its outcome is unknown: the raw layer may have read its completion.
+            // The outcome is unknown: the raw layer may have read the completion.
             earlier(posted);
         }
         Some(Retired {
@@ -132,8 +131,8 @@ impl OrderedTable {
     }
 }
 
-/// A completed operation, still in its slot, so that its fields are moved to
-/// their destination directly.
+/// A completed operation, still in its slot, so that its fields are moved directly to their
+/// destination.
 pub(crate) struct Retired<'f> {
     /// Holds an operation.
     slot: *mut Posted,
@@ -159,7 +158,7 @@ impl<'f> Retired<'f> {
     /// Returns whether its success is not reported.
     #[inline]
     pub fn is_unreported(&self) -> bool {
-        // SAFETY: there is an operation, and nobody else touches it.
+        // SAFETY: the slot holds an operation, which only this value accesses.
         unsafe { (*self.slot).unreported }
     }
 
@@ -167,14 +166,14 @@ impl<'f> Retired<'f> {
     /// panics.
     #[inline]
     pub fn with<R>(self, f: impl FnOnce(Posted) -> R) -> R {
-        // SAFETY: as above, and it is taken out once: `self` is gone.
+        // SAFETY: as above, and the operation is moved out once: `self` is consumed.
         unsafe { self.in_place(|slot| f(slot.read())) }
     }
 
     /// As [`Retired::with`], in place.
     ///
     /// # Safety
-    /// `f` moves everything out that needs to be dropped.
+    /// `f` moves out every field that needs to be dropped.
     #[inline]
     pub unsafe fn in_place<R>(self, f: impl FnOnce(*const Posted) -> R) -> R {
         let Self { slot, release } = self;
@@ -215,10 +214,10 @@ impl fmt::Debug for OrderedTable {
     }
 }
 
-/// The posting side of a [`OrderedTable`].
+/// The posting side of an [`OrderedTable`].
 ///
-/// Operations are pushed, then published together, before the device is given
-/// them: a completion must find its operation.
+/// Operations are pushed and published before they are posted to the device, because a
+/// completion must find its operation.
 #[derive(Debug)]
 pub(crate) struct OrderedWriter {
     table: Arc<OrderedTable>,
@@ -269,11 +268,10 @@ impl OrderedWriter {
         Some(WorkId::new(self.table.prefix, self.next))
     }
 
-    /// Adds an operation with `data` for its memory, for which
-    /// [`OrderedWriter::next_id`] has just found room.
+    /// Adds an operation whose memory is `data`.
     ///
     /// # Safety
-    /// That.
+    /// [`OrderedWriter::next_id`] has just returned an identifier: there is room.
     #[inline]
     pub unsafe fn push(&mut self, info: PostedInfo, data: impl Data) {
         let PostedInfo {
@@ -316,7 +314,7 @@ impl OrderedWriter {
             self.next = self.next.wrapping_sub(1);
             // SAFETY: pushed and not published, so still the producer's.
             let mut posted = unsafe { (*self.table.slot(self.next)).assume_init_read() };
-            // In reverse order, since each undoes its effect.
+            // In reverse order, because each undoes its effect.
             posted.attachment.not_posted();
         }
     }
@@ -366,10 +364,10 @@ mod tests {
         Some(done)
     }
 
-    /// All fill levels and completions of a small table, around each wrap: what is
-    /// in flight is found, with everything before it, and nothing else.
+    /// All fill levels and completions of a small table, around each wrap: only operations in
+    /// flight are found, each with all earlier ones.
     #[test]
-    fn only_what_is_in_flight_is_found() {
+    fn only_operations_in_flight_are_found() {
         const CAPACITY: u32 = 3;
         let wraps = [0, 1 << 24, 1 << 23, u32::MAX];
         let wraps = &wraps[..if cfg!(miri) { 1 } else { wraps.len() }];

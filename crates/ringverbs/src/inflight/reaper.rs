@@ -11,26 +11,26 @@ use super::{Lookup, OrderedTable, Posted, Registry, Retired, UnorderedTable};
 /// The reason why a completion matches no operation in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unmatched {
-    /// Stale: its queue was destroyed.
+    /// The completion is stale: its queue was destroyed.
     Stale,
-    /// It names nothing in flight.
+    /// The completion names no operation in flight.
     Corrupt,
 }
 
-/// Result of [`Reaper::resolve`]. It does not contain the operation, so that the
-/// fast path keeps its values in registers.
+/// The result of [`Reaper::resolve`]. It does not contain the operation, so that the fast
+/// path keeps its values in registers.
 enum Resolved {
-    /// The operation is in a queue that is known from now on.
+    /// The operation is in a queue that is cached from now on.
     Cached,
-    /// A shared receive, which was moved into `slot`.
+    /// The operation is a shared receive, and was moved into `slot`.
     Shared,
 }
 
-/// Finds operations by the identifiers of completions. It keeps the queues that
-/// completions have named, so that an operation is found without a lock.
+/// Finds operations by the identifiers of completions. It caches the queues that completions
+/// have named, so that an operation is found without a lock.
 ///
-/// There is one to a completion queue, and it belongs to the queue's owner:
-/// that makes it the only consumer of its queues.
+/// A completion queue has one reaper, which belongs to the queue's owner and so is the only
+/// consumer of its work queues.
 #[derive(Debug)]
 pub(crate) struct Reaper {
     queues: Vec<Option<Arc<OrderedTable>>>,
@@ -53,8 +53,8 @@ impl Default for Reaper {
 }
 
 impl Reaper {
-    /// Removes the operation that `work` names. Operations before it, which have no
-    /// completion of their own, are passed to `earlier` first.
+    /// Removes the operation that `work` names. Earlier operations without a completion are
+    /// first passed to `earlier`.
     ///
     /// # Errors
     /// [`Unmatched`].
@@ -80,8 +80,8 @@ impl Reaper {
         unsafe { table.as_ref().retire(work, earlier) }.ok_or(Unmatched::Corrupt)
     }
 
-    /// Returns the queue that `work` was posted to, if it is known. A pointer, so
-    /// that `self` is not borrowed if it is not.
+    /// Returns the queue that `work` was posted to, if it is cached. A pointer, so that `self`
+    /// is not borrowed otherwise.
     #[inline]
     fn cached(&self, work: WorkId) -> Option<NonNull<OrderedTable>> {
         let table = self.queues.get(work.own_index())?.as_deref()?;
@@ -139,16 +139,19 @@ impl Reaper {
         Ok(())
     }
 
-    /// Releases queues that were destroyed, with what was in flight on them.
-    /// Takes the lock once, and looks only at the slots that became free since the
-    /// last call: thousands of queues may be destroyed one by one.
+    /// Releases destroyed queues with their operations in flight. Takes the lock once, and
+    /// visits only the slots that became free since the last call, because thousands of queues
+    /// may be destroyed one by one.
     #[cold]
     pub fn purge(&mut self, queues: &Registry<OrderedTable>) {
         queues.take_freed(&mut self.freed);
-        // The lock is not held: drops may take other locks.
-        for FreedSlot { index, now } in self.freed.drain(..) {
+        // Without the lock, because drops may take other locks.
+        for FreedSlot { index, current } in self.freed.drain(..) {
             if let Some(slot) = self.queues.get_mut(index as usize) {
-                if slot.as_ref().is_some_and(|table| Some(table.id()) != now) {
+                if slot
+                    .as_ref()
+                    .is_some_and(|table| Some(table.id()) != current)
+                {
                     *slot = None;
                 }
             }
@@ -191,7 +194,7 @@ mod tests {
             let table = self.queues.insert(|id| OrderedTable::new(id, 1)).unwrap();
             let work = WorkId::new(table.id().prefix(false), 0);
             let reaped = self.reaper.reap(work, &self.queues, &self.srq_tables, drop);
-            // Nothing is in flight there.
+            // No operation is in flight.
             assert_eq!(reaped.err(), Some(Unmatched::Corrupt));
             assert!(self.reaper.cached(work).is_some());
             Arc::downgrade(&table)
@@ -211,7 +214,7 @@ mod tests {
         }
     }
 
-    /// Each destroyed queue costs one lock, independent of the number of queues.
+    /// A destroyed queue costs one lock, independent of the number of queues.
     #[test]
     fn purge_takes_the_lock_once() {
         const COUNT: usize = if cfg!(miri) { 10 } else { 1000 };

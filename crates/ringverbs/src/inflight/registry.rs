@@ -1,4 +1,4 @@
-//! Queues by identifier.
+//! The registry of queues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::id::{MAX_QUEUES, QueueId};
 use crate::{Error, Result};
 
-/// Queues by their [`QueueId`]. A slot that becomes free is reused as late as
-/// possible, with another generation.
+/// Queues by [`QueueId`]. A free slot is reused as late as possible, with another
+/// generation.
 #[derive(Debug)]
 pub(crate) struct Registry<T> {
     state: Mutex<State<T>>,
@@ -19,14 +19,14 @@ struct State<T> {
     free: VecDeque<u32>,
     /// Slots that became free since [`Registry::take_freed`], each once.
     freed: Vec<u32>,
-    /// How often the lock was taken.
+    /// Number of times that the lock was taken.
     #[cfg(test)]
     locked: usize,
 }
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// Of the queue in the slot, or the last one that was.
+    /// The identifier of the queue in the slot, or of the last queue.
     id: QueueId,
     queue: Option<Arc<T>>,
     /// Whether the slot is in `freed`.
@@ -37,18 +37,18 @@ struct Slot<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FreedSlot {
     pub index: u32,
-    /// The queue that has the slot now.
-    pub now: Option<QueueId>,
+    /// The queue that occupies the slot now.
+    pub current: Option<QueueId>,
 }
 
 /// The result of looking up a queue.
 #[derive(Debug)]
 pub(crate) enum Lookup<T> {
-    /// It exists.
+    /// The queue exists.
     Live(Arc<T>),
-    /// It was removed.
+    /// The queue was removed.
     Destroyed,
-    /// There never was such a queue.
+    /// No queue has had this identifier.
     Unknown,
 }
 
@@ -75,13 +75,13 @@ impl<T> Registry<T> {
         state
     }
 
-    /// How often the lock was taken before.
+    /// Returns the number of times that the lock was taken before.
     #[cfg(test)]
     pub fn locked(&self) -> usize {
         self.lock().locked - 1
     }
 
-    /// Adds a queue, which `make` creates with its identifier.
+    /// Adds a queue, created by `make` with its identifier.
     pub fn insert(&self, make: impl FnOnce(QueueId) -> T) -> Result<Arc<T>> {
         let mut state = self.lock();
         let id = match state.free.front() {
@@ -122,7 +122,7 @@ impl<T> Registry<T> {
             return None;
         }
         let queue = slot.queue.take()?;
-        // Listed once: `take_freed` may never be called.
+        // Each slot is listed once, because `take_freed` may never be called.
         let listed = std::mem::replace(&mut slot.is_listed, true);
         state.free.push_back(id.index);
         if !listed {
@@ -142,7 +142,7 @@ impl<T> Registry<T> {
             slot.is_listed = false;
             FreedSlot {
                 index,
-                now: slot.queue.is_some().then_some(slot.id),
+                current: slot.queue.is_some().then_some(slot.id),
             }
         }));
     }
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identifier_is_not_taken_for_its_successor() {
+    fn removed_queue_is_not_found_as_its_successor() {
         let registry = Registry::new();
         let first = registry.insert(|id| id).unwrap();
         assert!(matches!(registry.find(*first), Lookup::Live(found) if found == first));
@@ -189,37 +189,43 @@ mod tests {
     }
 
     #[test]
-    fn a_free_slot_is_listed_once() {
+    fn freed_slot_is_listed_once() {
         let registry = Registry::new();
         let ids: Vec<_> = (0..3).map(|_| registry.insert(|id| id).unwrap()).collect();
-        let mut left = Vec::new();
-        registry.take_freed(&mut left);
-        assert_eq!(left, []);
+        let mut freed = Vec::new();
+        registry.take_freed(&mut freed);
+        assert_eq!(freed, []);
         registry.remove(*ids[2]);
         registry.remove(*ids[0]);
-        // The place that was left first is the first to be used again.
+        // The slot that was freed first is reused first.
         let mut last = registry.insert(|id| id).unwrap();
         for _ in 0..100 {
             registry.remove(*last);
             last = registry.insert(|id| id).unwrap();
         }
-        registry.take_freed(&mut left);
-        assert_eq!(left.len(), 2);
-        for place in &left {
-            let here = place.index == last.index;
-            assert_eq!(place.now, here.then_some(*last));
-            assert_ne!(place.index, 1);
+        registry.take_freed(&mut freed);
+        assert_eq!(freed.len(), 2);
+        for slot in &freed {
+            let is_last = slot.index == last.index;
+            assert_eq!(slot.current, is_last.then_some(*last));
+            assert_ne!(slot.index, 1);
         }
-        registry.take_freed(&mut left);
-        assert_eq!(left, []);
+        registry.take_freed(&mut freed);
+        assert_eq!(freed, []);
         registry.remove(*last);
-        registry.take_freed(&mut left);
+        registry.take_freed(&mut freed);
         let index = last.index;
-        assert_eq!(left, [FreedSlot { index, now: None }]);
+        assert_eq!(
+            freed,
+            [FreedSlot {
+                index,
+                current: None
+            }]
+        );
     }
 
     #[test]
-    fn an_identifier_that_was_never_used_is_unknown() {
+    fn unused_identifier_is_unknown() {
         let registry = Registry::new();
         let queue = registry.insert(|id| id).unwrap();
         let beyond = QueueId { index: 1, ..*queue };

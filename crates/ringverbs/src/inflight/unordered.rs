@@ -1,22 +1,22 @@
-//! Operations in flight on a shared receive queue, which complete in any order
-//! and on several completion queues.
+//! Operations in flight on a shared receive queue, which complete in any order and on
+//! several completion queues.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Posted;
 use super::id::{QueueId, WorkId};
 
-/// Bits of the slot number in the sequence number; the others count the uses of
-/// the slot, so an identifier is reused with the 16th use after its own. Only a
-/// device that completes a receive twice can name a reused identifier, and then
-/// completes a receive in flight too early, which it can do anyway.
+/// Bits of the slot number in the sequence number; the other bits count the uses of the slot,
+/// so an identifier is reused after 16 uses. Only a device that completes a receive twice can
+/// report a reused identifier; it then completes a receive in flight too early, which a
+/// defective device can do in any case.
 const SLOT_BITS: u32 = 20;
 const USE_MASK: u32 = 0xf;
 /// Maximum receives in flight on a shared receive queue.
 pub(crate) const MAX_SLOTS: u32 = 1 << SLOT_BITS;
 
-/// The receives in flight on a shared receive queue. It has a lock, since several
-/// threads use it.
+/// The receives in flight on a shared receive queue, behind a lock, because several threads
+/// use it.
 #[derive(Debug)]
 pub(crate) struct UnorderedTable {
     id: QueueId,
@@ -71,7 +71,7 @@ impl UnorderedTable {
         self.lock().grow(capacity);
     }
 
-    /// Reserves a slot, if one is free. It is in flight once it is filled.
+    /// Reserves a free slot, if any. The receive is in flight once the slot is filled.
     pub fn reserve(&self) -> Option<WorkId> {
         let mut state = self.lock();
         let slot = state.free.pop()?;
@@ -164,10 +164,9 @@ mod tests {
         work
     }
 
-    /// Of all identifiers of a queue, only those in flight match, after any number
-    /// of uses.
+    /// Only identifiers in flight match, after any number of uses.
     #[test]
-    fn only_what_is_in_flight_is_found() {
+    fn only_receives_in_flight_are_found() {
         const CAPACITY: u32 = 3;
         let table = table(CAPACITY);
         let mut in_flight: Vec<(WorkId, u64)> = Vec::new();
@@ -193,7 +192,7 @@ mod tests {
         }
     }
 
-    /// An identifier is reused with the 16th use of its slot, and not before.
+    /// An identifier is reused by the 16th use of its slot, and not earlier.
     #[test]
     fn identifiers_are_reused_as_late_as_possible() {
         let table = table(1);

@@ -1,14 +1,13 @@
-//! Decoding of completions.
+//! Decoding of CQEs.
 //!
-//! A CQE names its QP by a number, and decoding needs the QP's work queues. The
-//! owner of the completion queue has a table of them. QPs that come and go on
-//! other threads queue the change in [`Members`]; the owner applies it before it
-//! decodes a CQE that it has seen, and so before the first CQE of a new QP. A
-//! destroyed QP keeps its number until all of its CQEs have been read.
+//! A CQE names its QP by number, and decoding requires the QP's work queues, so the owner of
+//! the completion queue has a table of QPs. Other threads queue the creation and destruction
+//! of QPs in [`Members`]; the owner applies these changes before it decodes, and so before
+//! the first CQE of a new QP. A destroyed QP stays in the table until all of its CQEs have
+//! been read.
 //!
-//! QPs of this crate are created without data in CQEs, so decoding a CQE writes
-//! to no memory of operations, whatever the CQE says and however late it is
-//! read.
+//! QPs of this crate are created without data in CQEs, so decoding never writes to memory of
+//! operations, whatever a CQE contains and however late it is read.
 
 use std::mem::{MaybeUninit, offset_of};
 use std::sync::Arc;
@@ -23,10 +22,10 @@ use crate::context::Ctx;
 use crate::device::completion::{Entry, MALFORMED};
 use crate::error::Result;
 
-/// Completions that are decoded at a time, a power of two.
+/// Maximum number of completions decoded at a time, a power of two.
 const DECODED: usize = 64;
 
-// Where `Entry` reads.
+// The offsets at which `Entry` reads.
 const _: () = {
     assert!(DECODED.is_power_of_two());
     assert!(offset_of!(Timed, completion) == 0);
@@ -36,17 +35,17 @@ const _: () = {
 /// A completion queue with its decoded completions.
 #[derive(Debug)]
 pub(crate) struct Mlx5Completions {
-    /// All initialised.
+    /// Every element is initialised.
     decoded: [MaybeUninit<Timed>; DECODED],
     /// The decoded completions that were not released.
     span: Span,
     ring: ::mlx5::CqeRing,
     /// The capacity of the device's queue.
     entries: u32,
-    /// CQEs that were read since the queue was created.
+    /// Number of CQEs read since the queue was created.
     read: u64,
     members: Arc<Members>,
-    /// The state of `members` that was applied.
+    /// The count of changes of `members` that were applied.
     changes_applied: u32,
     destroyed: Vec<DestroyedQp>,
     arming: Arc<Arming>,
@@ -55,11 +54,11 @@ pub(crate) struct Mlx5Completions {
     id: u64,
 }
 
-/// A destroyed QP, of which there may still be CQEs.
+/// A destroyed QP that may still have CQEs in the queue.
 #[derive(Debug)]
 struct DestroyedQp {
     work: Arc<Work>,
-    /// There is none when so many have been read.
+    /// The value of `read` at which no CQE of the QP is left.
     detach_at: u64,
 }
 
@@ -95,12 +94,12 @@ impl Mlx5Completions {
         }
     }
 
-    /// Where QPs that complete here queue their arrival and departure.
+    /// Returns the list in which QPs queue their creation and destruction.
     pub fn members(&self) -> &Arc<Members> {
         &self.members
     }
 
-    /// The decoded completions that were not released.
+    /// Returns the decoded completions that were not released.
     #[inline]
     pub fn unreleased(&self) -> Span {
         Span {
@@ -109,8 +108,8 @@ impl Mlx5Completions {
         }
     }
 
-    /// The completions that are there now. A malformed one is reported, if
-    /// `report` is set, as the first of a span.
+    /// Returns the available completions. If `report` is set, a malformed one is reported as
+    /// the first of a span.
     #[inline]
     pub fn available(&mut self, report: bool) -> Span {
         if self.span.at == self.span.end && !self.is_idle() {
@@ -128,7 +127,8 @@ impl Mlx5Completions {
     }
 
     /// # Safety
-    /// As of the enum's; the position is checked nevertheless.
+    /// As for [`DeviceCompletions::entry_inside`](crate::device::DeviceCompletions); the
+    /// position is checked nevertheless.
     #[inline]
     pub unsafe fn entry_inside(&self, span: &Span) -> Entry<'_> {
         self.entry(span)
@@ -151,9 +151,8 @@ impl Mlx5Completions {
         self.span.at = span.at;
     }
 
-    /// Whether there is nothing to decode, apply or detach. (A malformed CQE that
-    /// was left may be overwritten by the device, so that the queue is empty before
-    /// destroyed QPs are detached.)
+    /// Returns whether there is nothing to decode, apply or detach. (The device may overwrite
+    /// an unread malformed CQE, so the queue can be empty before destroyed QPs are detached.)
     #[inline]
     fn is_idle(&self) -> bool {
         self.ring.is_empty()
@@ -161,8 +160,8 @@ impl Mlx5Completions {
             && self.destroyed.is_empty()
     }
 
-    /// Decodes the completions that are there, as many as the array has room for.
-    /// All decoded ones were released.
+    /// Decodes the available CQEs, as many as the array has room for. All decoded completions
+    /// were released.
     #[inline(never)]
     fn decode(&mut self, report: bool) {
         self.span = Span { at: 0, end: 0 };
@@ -170,8 +169,8 @@ impl Mlx5Completions {
             if self.members.changes() != self.changes_applied && !self.apply_changes() {
                 return;
             }
-            // SAFETY: what was published to the queues that complete here was
-            // published under their contracts. (No CQE writes to their memory:
+            // SAFETY: work requests of the queues that complete here were published under
+            // the contracts of `publish`. (No CQE writes to their memory:
             // `QpOptions::short_data`.)
             match unsafe { self.ring.poll(&mut self.decoded) } {
                 Ok(count) => {
@@ -179,7 +178,7 @@ impl Mlx5Completions {
                     self.span.end = count;
                     break;
                 }
-                // It may be the first CQE of a QP that has arrived since.
+                // It may be the first CQE of a QP that was created since.
                 Err(_) if self.members.changes() != self.changes_applied => {}
                 Err(error) => {
                     log(error);
@@ -198,30 +197,30 @@ impl Mlx5Completions {
         }
     }
 
-    /// Applies the changes of `members`. Returns false if there is not enough
-    /// memory; then nothing must be read.
+    /// Applies the changes of `members`. Returns false if memory is exhausted; then no CQE
+    /// may be read.
     #[cold]
     #[inline(never)]
     fn apply_changes(&mut self) -> bool {
         let mut changes = self.members.lock();
-        // The lock is held: at least all changes up to here are in it.
+        // Read under the lock, so that no later change is skipped.
         let now = self.members.changes();
-        while let Some((work, role)) = changes.arrived.last() {
+        while let Some((work, role)) = changes.created_qps.last() {
             if let Err(error) = self.ring.attach(work, *role) {
                 tracing::error!(%error, "completions are not read");
                 return false;
             }
-            changes.arrived.pop();
+            changes.created_qps.pop();
         }
         let detach_at = self.read + u64::from(self.ring.capacity());
-        let destroyed = changes.destroyed.drain(..);
+        let destroyed = changes.destroyed_qps.drain(..);
         self.destroyed
             .extend(destroyed.map(|work| DestroyedQp { work, detach_at }));
         self.changes_applied = now;
         true
     }
 
-    /// Detaches the QPs of which there can be no CQE any more.
+    /// Detaches destroyed QPs without CQEs in the queue.
     #[cold]
     #[inline(never)]
     fn detach_destroyed(&mut self) {
@@ -236,8 +235,8 @@ impl Mlx5Completions {
         });
     }
 
-    /// Requests an event for the next CQE that was not read, then returns whether
-    /// there is a completion.
+    /// Requests notification for the next unread CQE, then returns whether there is a
+    /// completion.
     pub fn arm_and_check(&mut self, _object: &Cq<Ctx>, solicited_only: bool) -> Result<bool> {
         self.arming.arm(self.device.cq_doorbell(), solicited_only);
         let span = self.available(true);

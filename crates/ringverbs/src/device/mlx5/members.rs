@@ -1,4 +1,4 @@
-//! QPs of a completion queue, and who arms it.
+//! QPs and arming of a completion queue.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ::mlx5::{Arming, Role, Work};
 use ring::Epoch;
 
-/// The armings of completion queues, by the queue's identifier: the device is
-/// told of each event that was read.
+/// The arming state of completion queues, by the queue's identifier; it is updated when an
+/// event was read.
 #[derive(Debug, Default)]
 pub(crate) struct Armings(Mutex<HashMap<u64, Arc<Arming>>>);
 
@@ -18,19 +18,18 @@ impl Armings {
     }
 }
 
-/// Changes of the QPs that complete to a completion queue, which its owner has
-/// not applied yet.
+/// Changes of the QPs that complete to a completion queue, until its owner applies them.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     pending: Mutex<Changes>,
-    /// Counts the changes; advanced after each.
+    /// Count of the changes; advanced after each change.
     changes: Epoch,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    pub arrived: Vec<(Arc<Work>, Role)>,
-    pub destroyed: Vec<Arc<Work>>,
+    pub created_qps: Vec<(Arc<Work>, Role)>,
+    pub destroyed_qps: Vec<Arc<Work>>,
 }
 
 impl Members {
@@ -43,15 +42,15 @@ impl Members {
         self.changes.now()
     }
 
-    /// Called when a QP was created and has nothing posted.
-    fn arrive(&self, work: &Arc<Work>, role: Role) {
-        self.lock().arrived.push((Arc::clone(work), role));
+    /// Called when a QP was created, before anything is posted.
+    fn created(&self, work: &Arc<Work>, role: Role) {
+        self.lock().created_qps.push((Arc::clone(work), role));
         self.changes.advance();
     }
 
-    /// Called when a QP was destroyed: the device writes no more CQEs of it.
+    /// Called when a QP was destroyed; the device writes no more CQEs of the QP.
     fn destroyed(&self, work: &Arc<Work>) {
-        self.lock().destroyed.push(Arc::clone(work));
+        self.lock().destroyed_qps.push(Arc::clone(work));
         self.changes.advance();
     }
 }
@@ -59,17 +58,17 @@ impl Members {
 /// The membership of a QP in its completion queues.
 #[derive(Debug)]
 pub(crate) struct Membership {
-    /// Each once.
+    /// Each queue once.
     queues: Vec<Arc<Members>>,
     work: Arc<Work>,
     ended: AtomicBool,
 }
 
 impl Membership {
-    /// Of a QP that was created just now.
+    /// Creates the membership of a new QP.
     pub fn new(queues: Vec<(Arc<Members>, Role)>, work: Arc<Work>) -> Self {
         for (queue, role) in &queues {
-            queue.arrive(&work, *role);
+            queue.created(&work, *role);
         }
         Self {
             queues: queues.into_iter().map(|(queue, _)| queue).collect(),
@@ -80,7 +79,7 @@ impl Membership {
 
     /// Called when the QP was destroyed.
     pub fn end(&self) {
-        // Relaxed: callers that destroy it are ordered.
+        // Relaxed: the callers are ordered by the destruction of the QP.
         if !self.ended.swap(true, Ordering::Relaxed) {
             for queue in &self.queues {
                 queue.destroyed(&self.work);
@@ -88,7 +87,7 @@ impl Membership {
         }
     }
 
-    /// Called when the QP is leaked: the device may go on using its queues.
+    /// Called when the QP is leaked; the device may continue to use its queues.
     pub fn leak(&self) {
         if !self.ended.swap(true, Ordering::Relaxed) {
             std::mem::forget(Arc::clone(&self.work));

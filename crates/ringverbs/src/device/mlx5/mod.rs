@@ -1,4 +1,4 @@
-//! ConnectX's objects: the queues are in the process's memory.
+//! Objects of ConnectX, whose queues are in the process's memory.
 
 mod completion;
 mod members;
@@ -55,7 +55,7 @@ impl SendQueue {
     }
 
     /// # Safety
-    /// As of the device crate's.
+    /// As for the device crate's function.
     #[inline]
     pub unsafe fn publish(&mut self) -> Result<()> {
         // SAFETY: the caller's obligation.
@@ -103,7 +103,7 @@ impl RecvQueue {
     }
 
     /// # Safety
-    /// As of the device crate's.
+    /// As for the device crate's function.
     #[inline]
     pub unsafe fn publish(&mut self) {
         // SAFETY: the caller's obligation.
@@ -132,7 +132,7 @@ impl RecvQueue {
 pub(crate) struct SharedRecvQueue(::mlx5::SharedQueue);
 
 impl SharedRecvQueue {
-    /// What was pushed and not published stays in the batch.
+    /// Pushed requests that were not published stay in the batch.
     pub fn begin(&mut self) {}
 
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
@@ -141,7 +141,7 @@ impl SharedRecvQueue {
     }
 
     /// # Safety
-    /// As of the device crate's.
+    /// As for the device crate's function.
     pub unsafe fn publish(&mut self) {
         // SAFETY: the caller's obligation.
         unsafe { self.0.locked().publish() };
@@ -165,8 +165,8 @@ impl SharedRecvQueue {
     }
 }
 
-/// Checks that the bytes of a message can be counted in 31 bits. The device crate
-/// checks each SGE, but not their sum.
+/// Checks that a message is not longer than 2 GiB. The device crate checks each SGE, but
+/// not their sum.
 #[inline]
 fn check_length(list: &[Sge]) -> Result<(), PostError> {
     match list {
@@ -175,7 +175,7 @@ fn check_length(list: &[Sge]) -> Result<(), PostError> {
     }
 }
 
-/// A ConnectX that was opened.
+/// An open ConnectX.
 pub(crate) struct Provider {
     device: Arc<DeviceContext>,
     armings: Arc<Armings>,
@@ -234,8 +234,7 @@ impl Provider {
                 });
             }
         };
-        // Not in completions: they may be read when the memory is no longer
-        // the device's.
+        // No data in CQEs: they may be read when the memory no longer belongs to the device.
         let options = QpOptions {
             keys: match resources.keys {
                 true => KeyChanges::Windows,
@@ -244,7 +243,7 @@ impl Provider {
             short_data: false,
             checksums: resources.packets.is_some_and(|packets| packets.checksums),
             packets: {
-                let own = resources.packets.is_some_and(|packets| packets.own);
+                let own = resources.packets.is_some_and(|packets| packets.own_frames);
                 ::mlx5::PacketOptions {
                     own_unicast: own,
                     own_multicast: own,
@@ -289,14 +288,14 @@ impl Provider {
         })
     }
 
-    /// Says which size of a queue pair was too large.
+    /// Builds the error for the size of a queue pair that is too large.
     fn too_large(&self, error: ::mlx5::CreateError, init: &QpInit, keys: bool) -> Error {
         let ::mlx5::CreateError::TooLarge { what } = error else {
             return error.into();
         };
         let (cap, limits) = (&init.cap, &self.device.limits);
         let rounded = |most: u32| most.checked_ilog2().map_or(0, |log2| 1 << log2);
-        // Of an entry, after the longest of what stands before the data.
+        // Bytes of an entry after the longest segments in front of the data.
         let room = limits.max_send_entry.saturating_sub(64) as u32;
         let elements = cap.max_send_sge.saturating_mul(16).max(cap.max_inline_data);
         let least = if keys { 3 } else { 1 };
@@ -367,7 +366,7 @@ impl Provider {
             ::mlx5::CreateError::TooLarge { .. } => Error::Limit {
                 what: "depth of a shared receive queue",
                 asked: init.max_wr.into(),
-                // One is never posted.
+                // One entry is never posted.
                 allowed: u64::from(self.device.limits.max_srq_wr.min(1 << 15)).saturating_sub(1),
             },
             error => error.into(),
@@ -399,8 +398,8 @@ pub(super) fn too_many_entries(error: ::mlx5::CreateError, asked: u32) -> Error 
         ::mlx5::CreateError::TooLarge { .. } => Error::Limit {
             what: "entries of a completion queue",
             asked: asked.into(),
-            // The entries have 24 bits; the device's own limit, if it is less,
-            // the kernel knows.
+            // The format limits the number to 24 bits; the kernel knows the device's
+            // own limit.
             allowed: (1 << 24) - 1,
         },
         error => error.into(),
@@ -412,7 +411,7 @@ const ETHERNET: u8 = 2;
 /// `IBV_GID_TYPE_ROCE_V2` of the kernel's GID entries.
 const ROCE_V2: u32 = 2;
 
-/// What the path leads over.
+/// Returns the link type of a path.
 fn link(context: &Ctx, attr: &uverbs::AhAttr) -> Result<Link> {
     if context.query_port(attr.port_num)?.legacy.link_layer != ETHERNET {
         return Ok(Link::InfiniBand);
@@ -441,7 +440,7 @@ impl From<::mlx5::CreateError> for Error {
             CreateError::Memory { queue, error } => Self::Map { what: queue, error },
             CreateError::BadAnswer { what } => Self::Driver {
                 what: "driver's answer",
-                message: format!("{what} makes no sense"),
+                message: format!("{what} is malformed"),
             },
             CreateError::Unsupported { what } => Self::Unsupported { what },
             CreateError::NoMemory => Self::NoMemory,
