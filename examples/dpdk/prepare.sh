@@ -1,8 +1,8 @@
 #!/bin/sh
-# Puts DPDK's testpmd and its mlx5 driver, of this system's Debian packages, into a folder
-# for `cargo xtask softhca --share`.
+# Copies DPDK's testpmd and its mlx5 driver, from this system's Debian packages, to a
+# directory for `cargo xtask softhca --share`.
 set -eu
-to=${1:?the folder}
+to=${1:?directory}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$to/root" "$to/libraries"
 to=$(cd "$to" && pwd)
@@ -16,7 +16,7 @@ apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-br
     xargs apt-get download -q
 for package in *.deb; do dpkg -x "$package" "$to/root"; done
 
-# What they are linked with and the guest may not have.
+# Shared libraries that the guest may lack.
 lib=$to/root/usr/lib/$(gcc -print-multiarch 2>/dev/null || echo x86_64-linux-gnu)
 drivers=$(echo "$lib"/dpdk/pmds-*)
 missing=$(LD_LIBRARY_PATH=$lib:$drivers ldd "$to/root/usr/bin/dpdk-testpmd" "$drivers"/*mlx5* |

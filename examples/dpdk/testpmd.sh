@@ -10,7 +10,7 @@ log=$(mktemp)
 devices=
 for device in /sys/class/infiniband/*/device; do
     for interface in "$device"/net/*; do ip link set up dev "${interface##*/}"; done
-    # Without direct rules, which the plugin does not have.
+    # Without direct flow rules (DV), which the plugin does not support.
     devices="$devices -a $(basename "$(readlink -f "$device")"),dv_flow_en=0"
 done
 plugins=
@@ -24,7 +24,7 @@ for first in '' /opt/ringverbs:; do
     library=$(LD_LIBRARY_PATH=$path ldd "$drivers"/librte_net_mlx5.so.* | grep -m 1 -o '/[^ ]*libmlx5[^ ]*')
     for mode in txonly 'io --tx-first' 'mac --tx-first --txpkts=1400' \
         'csum --tx-first --txpkts=200,200'; do
-        # It runs until it is interrupted; `timeout` reports 124 then.
+        # testpmd runs until it is interrupted; `timeout` then exits with 124.
         LD_LIBRARY_PATH=$path timeout -s INT "$seconds" "$here/root/usr/bin/dpdk-testpmd" \
             --no-huge -m 256 -l 0-1 --iova-mode=va --no-telemetry --file-prefix "test$$" \
             $devices $plugins -- --total-num-mbufs=8192 --rxd=256 --txd=256 \

@@ -1,7 +1,7 @@
 //! HTTPS over RDMA: a server and a client in one process, with TLS by rustls.
 //!
-//! `https [ADDRESS]`, the address of an RDMA device's network interface;
-//! `RINGVERBS_DEVICE=embedded` needs none.
+//! `https [ADDRESS]`: the address of an RDMA device's network interface. With
+//! `RINGVERBS_DEVICE=embedded` no RDMA device is needed.
 
 mod service;
 
@@ -21,7 +21,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Of `rdma.example`, signed by itself. The key is published: for this example alone.
+/// A self-signed certificate of `rdma.example`. The key is public: for this example only.
 const CERTIFICATE: &[u8] = include_bytes!("tls/certificate.pem");
 const KEY: &[u8] = include_bytes!("tls/key.pem");
 
@@ -60,7 +60,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let body = answer.into_body().collect().await?.to_bytes();
     print!("{}", String::from_utf8_lossy(&body));
 
-    // The certificate is for no other name.
+    // The certificate is not valid for another name.
     match client.get("https://other.example/".parse()?).await {
         Ok(_) => Err("the wrong name was accepted".into()),
         Err(_) => {

@@ -19,8 +19,8 @@ use crate::RdmaIo;
 pub type Connecting<T> =
     Pin<Box<dyn Future<Output = io::Result<TokioIo<RdmaIo<T>>>> + Send + 'static>>;
 
-/// Connects to the host and port of a URI; the port is 80, or 443 for `https`,
-/// unless the URI has one. It speaks no TLS by itself: [`over`](Self::over).
+/// Connects to the host and port of a URI; the default port is 80, or 443 for `https`. TLS
+/// requires a handshake: [`over`](Self::over).
 #[derive(Clone, Debug, Default)]
 pub struct RdmaConnector {
     options: StreamOptions,
@@ -40,15 +40,15 @@ impl RdmaConnector {
         self
     }
 
-    /// Connects to `address`, whatever the URI says.
+    /// Connects to `address`, regardless of the URI.
     #[must_use]
     pub fn to(mut self, address: SocketAddr) -> Self {
         self.to = Some(address);
         self
     }
 
-    /// Returns a connector that calls `handshake` with each stream and its URI, and
-    /// uses what that returns: a TLS client, for example.
+    /// Returns a connector that calls `handshake` with each stream and its URI, and uses the
+    /// returned stream, for example a TLS client's.
     pub fn over<F>(self, handshake: F) -> HandshakeConnector<F> {
         HandshakeConnector {
             connector: self,
@@ -90,7 +90,7 @@ impl Service<Uri> for RdmaConnector {
     }
 }
 
-/// A connector with a handshake; see [`RdmaConnector::over`].
+/// A connector with a handshake, from [`RdmaConnector::over`].
 #[derive(Clone)]
 pub struct HandshakeConnector<F> {
     connector: RdmaConnector,

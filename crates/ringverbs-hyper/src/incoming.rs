@@ -1,4 +1,4 @@
-//! Connections, as they arrive.
+//! The connections of a listener.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -16,9 +16,9 @@ use tokio::time::timeout;
 
 use crate::RdmaIo;
 
-/// Handshakes that go on at once; further streams wait in the listener.
+/// Maximum number of concurrent handshakes; further streams wait in the listener.
 const MAX_HANDSHAKES: usize = 128;
-/// The time that each may take.
+/// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Handshake<T> =
@@ -46,11 +46,11 @@ impl Incoming {
         }
     }
 
-    /// Calls `handshake` with each stream, and accepts what it returns: the server
-    /// side of TLS, for example.
+    /// Calls `handshake` with each stream, and accepts the returned stream, for example a TLS
+    /// server's.
     ///
-    /// Handshakes run in tasks, up to 128 at once, each for up to 10 seconds. A
-    /// failed one is logged, and its stream dropped.
+    /// Handshakes run in tasks, up to 128 at once, each for up to 10 seconds. A failed handshake
+    /// is logged, and its stream dropped.
     pub fn over<T, F, Fut>(self, handshake: F) -> Incoming<T>
     where
         F: Fn(RdmaStream) -> Fut + Send + Sync + 'static,
@@ -75,7 +75,7 @@ impl<T> Incoming<T> {
 }
 
 impl<T: Send + 'static> Incoming<T> {
-    /// Waits for the next connection. Dropping the future loses none.
+    /// Waits for the next connection. Dropping the future loses no connection.
     ///
     /// # Errors
     /// As [`RdmaListener::accept`]; more connections can be accepted.
@@ -93,11 +93,11 @@ impl<T: Send + 'static> Incoming<T> {
                 match done {
                     Ok(Ok(connection)) => return Poll::Ready(Ok(connection)),
                     Ok(Err(error)) => tracing::debug!(%error, "handshake failed"),
-                    Err(error) => tracing::error!(%error, "handshake ended"),
+                    Err(error) => tracing::error!(%error, "handshake task failed"),
                 }
             }
             if self.handshakes.len() >= MAX_HANDSHAKES {
-                // The end of one wakes this task.
+                // The end of a handshake wakes this task.
                 return Poll::Pending;
             }
             let (stream, peer) = ready!(self.listener.poll_accept(cx))?;

@@ -1,4 +1,4 @@
-//! A connection with its addresses.
+//! Streams with their addresses.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -26,7 +26,7 @@ impl<T> RdmaIo<T> {
         &self.info
     }
 
-    /// Returns the stream.
+    /// Returns a reference to the stream.
     pub fn get_ref(&self) -> &T {
         &self.io
     }

@@ -1,7 +1,7 @@
-//! HTTP over RDMA, by hyper.
+//! HTTP over RDMA with hyper.
 //!
-//! **Client:** [`RdmaConnector`] for hyper-util's `Client`, or for anything else
-//! that takes a `tower_service::Service<Uri>`.
+//! **Client:** [`RdmaConnector`] is a `tower_service::Service<Uri>`, for hyper-util's `Client`
+//! and others.
 //!
 //! ```no_run
 //! # async fn f() -> Result<(), Box<dyn std::error::Error>> {
@@ -12,13 +12,13 @@
 //!
 //! let client = Client::builder(TokioExecutor::new())
 //!     .build::<_, Empty<bytes::Bytes>>(RdmaConnector::new());
-//! let answer = client.get("http://192.0.2.1:7480/".parse()?).await?;
-//! println!("{:?}", answer.into_body().collect().await?.to_bytes());
+//! let response = client.get("http://192.0.2.1:7480/".parse()?).await?;
+//! println!("{:?}", response.into_body().collect().await?.to_bytes());
 //! # Ok(()) }
 //! ```
 //!
-//! **Server:** `serve` answers each connection in a task, HTTP/1 or HTTP/2 as the
-//! client begins. Requests have a [`ConnectInfo`] among their extensions.
+//! **Server:** `serve` serves each connection in a task, with HTTP/1 or HTTP/2 as the client
+//! chooses. Requests have a [`ConnectInfo`] among their extensions.
 //!
 //! ```no_run
 //! # async fn f() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,8 +39,8 @@
 //! **TLS:** [`Incoming::over`] and [`RdmaConnector::over`] take a handshake, for
 //! example tokio-rustls': `examples/https.rs`.
 //!
-//! Addresses are those of [`ringverbs::stream`]. `RINGVERBS_DEVICE=embedded` needs
-//! no RDMA device.
+//! Addresses are as in [`ringverbs::stream`]. With `RINGVERBS_DEVICE=embedded` no RDMA device
+//! is needed.
 
 #![forbid(unsafe_code)]
 

@@ -17,18 +17,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::Incoming;
 
-/// Consecutive failed accepts after which a server stops, and the pause
-/// after each.
+/// Number of consecutive failed accepts after which a server stops, and the pause after each.
 const MAX_FAILURES: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// A service whose requests carry the [`ConnectInfo`].
-struct WithInfo<S> {
+struct ConnectInfoService<S> {
     service: S,
     info: ConnectInfo,
 }
 
-impl<S: Service<Request<body::Incoming>>> Service<Request<body::Incoming>> for WithInfo<S> {
+impl<S: Service<Request<body::Incoming>>> Service<Request<body::Incoming>>
+    for ConnectInfoService<S>
+{
     type Response = S::Response;
     type Error = S::Error;
     type Future = S::Future;
@@ -39,10 +40,10 @@ impl<S: Service<Request<body::Incoming>>> Service<Request<body::Incoming>> for W
     }
 }
 
-/// Serves all connections, each in a task of the current runtime, for ever.
+/// Serves connections forever, each in a task of the current runtime.
 ///
 /// # Errors
-/// That of the listener, after ten accepts in a row have failed.
+/// The listener's error, after ten consecutive failed accepts.
 pub async fn serve<T, S, B>(incoming: Incoming<T>, service: S) -> io::Result<()>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -56,8 +57,8 @@ where
     serve_until(incoming, service, std::future::pending()).await
 }
 
-/// As [`serve`], until `stop` is ready. Then no connection is accepted any more,
-/// and the requests that have begun are answered.
+/// As [`serve`], until `stop` is ready; then accepts no more connections, and completes the
+/// requests in progress.
 ///
 /// # Errors
 /// As [`serve`].
@@ -76,7 +77,7 @@ where
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     let mut http = auto::Builder::new(TokioExecutor::new());
-    // A client that never ends its headers is disconnected.
+    // With timers, a client that never completes its headers is disconnected.
     http.http1().timer(TokioTimer::new());
     http.http2().timer(TokioTimer::new());
     let connections = GracefulShutdown::new();
@@ -94,7 +95,7 @@ where
                 if failures == MAX_FAILURES {
                     return Err(error);
                 }
-                tracing::warn!(%error, "a stream was not accepted");
+                tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
@@ -102,7 +103,7 @@ where
         failures = 0;
         let info = connection.connect_info().clone();
         let peer = info.peer_addr;
-        let service = WithInfo {
+        let service = ConnectInfoService {
             service: service.clone(),
             info,
         };

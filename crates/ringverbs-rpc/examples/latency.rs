@@ -1,5 +1,5 @@
-//! The latency of a call beside tonic's, on the same device in the same run:
-//! `latency [ADDRESS [CALLS]]`. `RINGVERBS_DEVICE=embedded` needs no RDMA device.
+//! The latency of calls by ringverbs-rpc and by tonic, on the same device in the same run:
+//! `latency [ADDRESS [CALLS]]`. With `RINGVERBS_DEVICE=embedded` no RDMA device is needed.
 #![allow(dead_code, reason = "a part of the service that tonic's tests use")]
 
 #[path = "../../ringverbs-tonic/examples/echo/mod.rs"]
@@ -12,7 +12,7 @@ use ringverbs::stream::tokio::RdmaListener;
 use ringverbs_rpc::{CallOptions, Client, Request, Server};
 use ringverbs_tonic::Incoming;
 
-/// Calls before those that are measured.
+/// Number of calls before the measured ones.
 const WARM_UP: usize = 20;
 
 fn report(name: &str, len: usize, mut times: Vec<Duration>) {

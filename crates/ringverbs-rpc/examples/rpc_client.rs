@@ -1,5 +1,4 @@
-//! Calls `rpc_server` with each further argument, all at once: `rpc_client ADDRESS:PORT
-//! TEXT...`.
+//! Calls `rpc_server` with each TEXT, concurrently: `rpc_client ADDRESS:PORT TEXT...`.
 
 use ringverbs_rpc::Client;
 use tokio::task::JoinSet;

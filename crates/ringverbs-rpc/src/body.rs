@@ -7,7 +7,7 @@ use std::ops::Deref;
 use ringverbs::PoolBuffer;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// The bytes of a message, in the buffer that they have arrived in.
+/// The bytes of a message, in the buffer in which they arrived, or copied.
 pub(crate) enum Body {
     Pooled {
         buffer: PoolBuffer,
@@ -29,16 +29,16 @@ impl Deref for Body {
     }
 }
 
-/// A request, as a handler gets it: a slice of bytes.
+/// A request as passed to a handler: a slice of bytes.
 ///
-/// It occupies a buffer of its connection until it is dropped: copy what is kept.
+/// It occupies a buffer of its connection until it is dropped, so copy data that is kept.
 pub struct Request {
     pub(crate) body: Body,
     pub(crate) peer: Option<SocketAddr>,
 }
 
 impl Request {
-    /// Returns the client's address, if the connection manager knows it.
+    /// Returns the client's address, if the connection manager has it.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.peer
     }
@@ -90,18 +90,18 @@ impl fmt::Debug for Reply {
     }
 }
 
-/// The answer of a handler: bytes, the request itself, or an error code.
+/// The response of a handler: bytes, the request itself, or an error code.
 #[derive(Debug)]
-pub struct Response(pub(crate) Answer);
+pub struct Response(pub(crate) ResponseBody);
 
-pub(crate) enum Answer {
+pub(crate) enum ResponseBody {
     Bytes(Vec<u8>),
     Static(&'static [u8]),
     Echo(Request),
     Refused(u16),
 }
 
-impl fmt::Debug for Answer {
+impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(code) => f.debug_tuple("Refused").field(code).finish(),
@@ -111,31 +111,31 @@ impl fmt::Debug for Answer {
 }
 
 impl Response {
-    /// Answers with [`Error::Refused`](crate::Error::Refused).
+    /// Returns a response that the client gets as [`Error::Refused`](crate::Error::Refused).
     pub fn refused(code: u16) -> Self {
-        Self(Answer::Refused(code))
+        Self(ResponseBody::Refused(code))
     }
 }
 
 impl From<Vec<u8>> for Response {
     fn from(bytes: Vec<u8>) -> Self {
-        Self(Answer::Bytes(bytes))
+        Self(ResponseBody::Bytes(bytes))
     }
 }
 
 impl From<&'static [u8]> for Response {
     fn from(bytes: &'static [u8]) -> Self {
-        Self(Answer::Static(bytes))
+        Self(ResponseBody::Static(bytes))
     }
 }
 
 impl From<Request> for Response {
     fn from(request: Request) -> Self {
-        Self(Answer::Echo(request))
+        Self(ResponseBody::Echo(request))
     }
 }
 
-/// The error is a code.
+/// The error is the code of [`Error::Refused`](crate::Error::Refused).
 impl<B: Into<Response>> From<Result<B, u16>> for Response {
     fn from(result: Result<B, u16>) -> Self {
         result.map_or_else(Self::refused, B::into)

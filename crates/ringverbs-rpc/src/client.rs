@@ -16,8 +16,8 @@ use crate::{CallOptions, Error, Options};
 
 /// A connection to a server.
 ///
-/// A handle: clones share the connection, which ends with the last one. Any number of
-/// tasks may call at once.
+/// A handle: clones share the connection, which ends with the last clone. Any number of
+/// tasks may call concurrently.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -25,7 +25,7 @@ pub struct Client {
 
 struct Inner {
     shared: Arc<Shared>,
-    /// Dropped, it ends the reader.
+    /// Dropping it ends the reader task.
     _reader: oneshot::Sender<()>,
 }
 
@@ -35,27 +35,27 @@ struct Shared {
     calls: Mutex<Calls>,
     /// A permit for each call in flight.
     window: Arc<Semaphore>,
-    large: Arc<Large>,
+    large: Arc<LargeMemory>,
     server: Hello,
     options: Options,
 }
 
-/// Memory that the server may read and write, a piece for each large call.
-struct Large {
+/// Memory that the server may read and write, with a piece for each large call.
+struct LargeMemory {
     region: Option<RemoteRegion>,
     piece: usize,
     free: Mutex<Vec<usize>>,
     permits: Arc<Semaphore>,
 }
 
-/// A piece of it, which the server may use until it has answered.
-struct Piece {
-    large: Arc<Large>,
+/// A piece of [`LargeMemory`], which the server may use until it has replied.
+struct LargePiece {
+    large: Arc<LargeMemory>,
     number: usize,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Piece {
+impl LargePiece {
     fn offset(&self) -> usize {
         self.number * self.large.piece
     }
@@ -69,7 +69,7 @@ impl Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for LargePiece {
     fn drop(&mut self) {
         // Before the permit is released.
         lock(&self.large.free).push(self.number);
@@ -85,21 +85,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Calls {
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Why there will be no reply any more.
+    /// The reason why the connection has ended.
     ended: Option<Error>,
 }
 
 struct Slot {
-    /// Counts the calls of the slot, so that a late reply is of no other.
+    /// Number of calls of the slot, so that a late reply does not match a newer call.
     generation: u16,
     call: Option<Call>,
 }
 
-/// A call in flight, and what it occupies until the server has answered, even if its
-/// future was dropped.
+/// A call in flight, and the resources that it occupies until the server has replied, even if
+/// its future was dropped.
 struct Call {
     reply: oneshot::Sender<Result<Reply, Error>>,
-    piece: Option<Piece>,
+    piece: Option<LargePiece>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -135,17 +135,17 @@ impl Shared {
         calls.ended.get_or_insert_with(|| error.clone());
         ended.extend(calls.slots.iter_mut().filter_map(|slot| slot.call.take()));
         drop(calls);
-        // After the error, which those who wait for a permit return.
+        // After `ended` is set, because calls that wait for a permit return that error.
         self.window.close();
         self.large.permits.close();
         for call in ended {
-            // It may be gone.
+            // The future may have been dropped.
             let _ = call.reply.send(Err(error.clone()));
         }
     }
 
-    /// Takes a message to its call.
-    fn received(&self, message: PoolBuffer) -> Result<(), Error> {
+    /// Delivers a message to its call.
+    fn deliver(&self, message: PoolBuffer) -> Result<(), Error> {
         let (id, header, begin) = Message::decode(&message)?;
         let malformed = |what| Err(Error::Protocol { what });
         let mut calls = lock(&self.calls);
@@ -159,8 +159,8 @@ impl Shared {
             Ok(reply) => (reply, Ok(())),
             Err(error) => (Err(error.clone()), Err(error)),
         };
-        // The receive is posted again, so another call may take its slot. The future
-        // may have been dropped.
+        // The receive was reposted, so another call may take the permit. The future may have
+        // been dropped.
         let _ = call.reply.send(reply.map(|body| Reply { body }));
         ended
     }
@@ -177,7 +177,7 @@ impl Shared {
         let size = self.options.message_size as usize;
         Ok(match header {
             Message::Reply => Ok(match self.queues.receives.get(size) {
-                // The buffer is the caller's now; another one is posted.
+                // The caller gets the buffer; another one is posted.
                 Some(spare) => {
                     self.queues.post_receive(spare)?;
                     Body::Pooled {
@@ -230,7 +230,7 @@ impl Shared {
                 }
             };
             let taken = match message {
-                Ok(message) => self.received(message.data),
+                Ok(message) => self.deliver(message.data),
                 Err(_) => return Error::Disconnected,
             };
             if let Err(error) = taken {
@@ -256,11 +256,11 @@ impl Client {
     /// As [`connect`](Self::connect); [`Error::Options`].
     pub async fn connect_with(address: SocketAddr, options: &Options) -> Result<Self, Error> {
         options.check()?;
-        let made = timeout(options.connect_timeout, Self::make(address, options)).await;
-        made.map_err(|_| Error::Timeout)?
+        let connected = timeout(options.connect_timeout, Self::establish(address, options)).await;
+        connected.map_err(|_| Error::Timeout)?
     }
 
-    async fn make(address: SocketAddr, options: &Options) -> Result<Self, Error> {
+    async fn establish(address: SocketAddr, options: &Options) -> Result<Self, Error> {
         let connector = match &options.device {
             None => AsyncConnector::resolve(address).await?,
             Some(device) => {
@@ -268,7 +268,7 @@ impl Client {
             }
         };
         let context = connector.device()?.open()?;
-        // Of its own, so that the keys of its memory are of use to this server alone.
+        // A separate domain, so that only this server can use the keys of the memory.
         let domain = context.alloc_pd()?;
         let queues = Queues::new(&domain, options)?;
         let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
@@ -276,7 +276,7 @@ impl Client {
             options.max_message as usize,
             usize::from(options.large_buffers),
         );
-        let large = Large {
+        let large = LargeMemory {
             region: match piece * pieces {
                 0 => None,
                 total => Some(domain.alloc_remote(total, access)?),
@@ -288,7 +288,7 @@ impl Client {
         connector.prepare(&queues.qp)?;
         queues.post_receives()?;
         let hello = options.hello().encode();
-        let with = cm::Options {
+        let cm_options = cm::Options {
             private_data: &hello,
             // Every message finds a receive.
             rnr_retry_count: 0,
@@ -296,7 +296,7 @@ impl Client {
             responder_resources: Some(4),
             ..cm::Options::default()
         };
-        let connection = connector.connect(&queues.qp, &with).await?;
+        let connection = connector.connect(&queues.qp, &cm_options).await?;
         let server = Hello::decode(connection.get_ref().private_data())?;
         let window = options.window.min(server.window);
         let slot = |_| Slot {
@@ -329,9 +329,9 @@ impl Client {
         })
     }
 
-    /// Sends a request and waits for the reply, which has to fit into a message, unless
-    /// the request does not ([`CallOptions::reply_up_to`]). Dropping the future gives the
-    /// reply up.
+    /// Sends a request and waits for the reply. A reply that is longer than a message requires
+    /// [`CallOptions::reply_up_to`], or a request that is longer than a message. Dropping the
+    /// future discards the reply.
     ///
     /// # Errors
     /// [`Error`], except `Connect` and `Options`.
@@ -339,13 +339,13 @@ impl Client {
         self.call_with(request, &CallOptions::default()).await
     }
 
-    /// As [`call`](Self::call), with a timeout, or room for a longer reply.
+    /// As [`call`](Self::call), with a timeout and room for a longer reply.
     ///
     /// # Errors
     /// As [`call`](Self::call).
     pub async fn call_with(&self, request: &[u8], options: &CallOptions) -> Result<Reply, Error> {
-        let called = timeout(options.timeout, self.exchange(request, options.reply_up_to)).await;
-        called.map_err(|_| Error::Timeout)?
+        let result = timeout(options.timeout, self.exchange(request, options.reply_up_to)).await;
+        result.map_err(|_| Error::Timeout)?
     }
 
     /// Returns the maximum length of a request.
@@ -389,7 +389,7 @@ impl Client {
             let permit = permit.map_err(ended)?;
             let number = lock(&shared.large.free).pop().ok_or(Error::Disconnected)?;
             let large = Arc::clone(&shared.large);
-            Some(Piece {
+            Some(LargePiece {
                 large,
                 number,
                 _permit: permit,
@@ -399,7 +399,7 @@ impl Client {
         };
         let reply_memory = piece
             .as_ref()
-            .and_then(Piece::reply_memory)
+            .and_then(LargePiece::reply_memory)
             .unwrap_or_default();
         if let (false, Some(piece), Some(region)) = (is_small, &piece, &shared.large.region) {
             region.write_at(piece.offset(), request)?;
@@ -408,9 +408,9 @@ impl Client {
             true => (REQUEST_HEADER, request),
             false => (READ_HEADER, &[][..]),
         };
-        // Waits before the call begins: from then on it has to be sent.
+        // Waits before the call is registered: a registered call must be sent.
         let buffer = shared.queues.send_buffer(begin + payload.len()).await;
-        let (reply, answered) = oneshot::channel();
+        let (reply, reply_receiver) = oneshot::channel();
         let id = lock(&shared.calls).begin(Call {
             reply,
             piece,
@@ -429,12 +429,12 @@ impl Client {
         };
         let len = message.encode(id, payload.len(), &mut header);
         if let Err(error) = shared.queues.post_message(buffer, &header[..len], payload) {
-            // The server has not got it. Where the connection has ended, so has the call.
+            // The request was not sent. If the connection has ended, the call has failed already.
             if lock(&shared.calls).end(id).is_some() {
                 return Err(error);
             }
         }
-        answered.await.unwrap_or(Err(Error::Disconnected))
+        reply_receiver.await.unwrap_or(Err(Error::Disconnected))
     }
 }
 

@@ -4,38 +4,36 @@ use std::fmt;
 
 use ringverbs::cm;
 
-/// A call, connection or server that has failed.
+/// An error of a call, connection or server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// The connection was not made; the text is the connection manager's.
+    /// The connection was not established; the text is the connection manager's.
     Connect(String),
-    /// The peer is not one of this protocol, or sends what the protocol does not
-    /// have. The connection has ended.
+    /// The peer does not speak this protocol, or has violated it. The connection has ended.
     Protocol {
         /// The malformed part.
         what: &'static str,
     },
-    /// The request is longer than what server and client have agreed on. Nothing
-    /// was sent.
+    /// The request is longer than client and server have agreed on. It was not sent.
     RequestTooLong {
-        /// Bytes of the request.
+        /// The length of the request in bytes.
         len: usize,
         /// The maximum.
         limit: usize,
     },
     /// The reply is longer than the call has room for
-    /// ([`CallOptions::reply_up_to`](crate::CallOptions::reply_up_to)), or than the
-    /// server sends.
+    /// ([`CallOptions::reply_up_to`](crate::CallOptions::reply_up_to)), or than the server's
+    /// limit.
     ReplyTooLong {
-        /// Bytes of the reply.
+        /// The length of the reply in bytes.
         len: usize,
     },
-    /// The handler has answered with this code.
+    /// The handler refused the request with this code.
     Refused(u16),
-    /// The handler has panicked.
+    /// The handler panicked.
     HandlerPanicked,
-    /// There was no reply in time. Whether the request was handled is unknown.
+    /// No reply arrived in time. Whether the request was handled is unknown.
     Timeout,
     /// The connection has ended. Whether the request was handled is unknown.
     Disconnected,
@@ -54,14 +52,17 @@ impl fmt::Display for Error {
             Self::Connect(text) | Self::Verbs(text) => f.write_str(text),
             Self::Protocol { what } => write!(f, "the peer's {what} is malformed"),
             Self::RequestTooLong { len, limit } => {
-                write!(f, "a request of {len} bytes; at most {limit} are possible")
+                write!(f, "the request has {len} bytes, the limit is {limit}")
             }
             Self::ReplyTooLong { len } => {
-                write!(f, "a reply of {len} bytes; the call has room for fewer")
+                write!(
+                    f,
+                    "the reply has {len} bytes, more than the call has room for"
+                )
             }
-            Self::Refused(code) => write!(f, "the handler refused: code {code}"),
+            Self::Refused(code) => write!(f, "the handler refused the request: code {code}"),
             Self::HandlerPanicked => f.write_str("the handler panicked"),
-            Self::Timeout => f.write_str("no reply in time"),
+            Self::Timeout => f.write_str("no reply before the timeout"),
             Self::Disconnected => f.write_str("the connection has ended"),
             Self::Options { what } => f.write_str(what),
         }

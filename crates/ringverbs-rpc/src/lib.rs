@@ -1,4 +1,4 @@
-//! Request and response over RDMA, without HTTP.
+//! Request and response (RPC) over RDMA, without HTTP.
 //!
 //! ```no_run
 //! # async fn f() -> Result<(), ringverbs_rpc::Error> {
@@ -15,25 +15,24 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **Small messages** are sends; inline where the device has room, otherwise from a
-//! pool of registered buffers. A reply is returned in the buffer that it has arrived
-//! in. **Large ones** go through memory that the *client* makes available, a piece
-//! for each such call: the server reads the request from there and writes the reply
-//! to it, [`CallOptions::reply_up_to`] bytes at most. A server exposes no memory.
+//! **Small messages** are sends: inline up to 128 bytes, otherwise from a pool of registered
+//! buffers. A reply is returned in the buffer in which it arrived. **Large messages** use
+//! memory that the *client* exposes, a piece for each such call: the server reads the request
+//! from it and writes the reply to it, up to [`CallOptions::reply_up_to`] bytes. A server
+//! exposes no memory.
 //!
-//! **Flow control.** Both sides say how many receives they post; the client keeps no
-//! more calls in flight than the smaller number. A side posts a receive again before
-//! it releases the call's slot, so every message finds a receive, and the
-//! connections are made without RNR retries. Further calls wait.
+//! **Flow control.** Each side announces the number of receives that it posts; the client
+//! keeps no more calls in flight than the smaller number, and further calls wait. A side
+//! reposts a receive before it releases the call's slot, so every message finds a receive,
+//! and connections use no RNR retries.
 //!
-//! **Dropped and timed out calls** return at once. Their slot, and the memory that
-//! the server may still write, are free again when the server has answered.
+//! **Dropped and timed out calls** return at once. Their slot, and the memory that the server
+//! may still write, are released when the server has replied.
 //!
-//! **Peers are not trusted.** Whatever they send is checked, and ends the connection
-//! if it is malformed ([`Error::Protocol`]). A server has a limit for connections,
-//! and each of them one for requests, bytes and memory ([`Options`]). What is
-//! registered for a connection: `4 * window * message_size + large_buffers *
-//! max_message` bytes, on each side. Nothing is encrypted.
+//! **Peers are not trusted.** All input is validated; malformed input ends the connection
+//! ([`Error::Protocol`]). A server limits its connections, and the requests, bytes and memory
+//! of each ([`Options`]). Each side registers `4 * window * message_size + large_buffers *
+//! max_message` bytes for a connection. Nothing is encrypted.
 
 #![forbid(unsafe_code)]
 

@@ -41,7 +41,7 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the maximum of calls in flight on a connection; default 32. The smaller
+    /// Sets the maximum number of calls in flight on a connection; default 32. The smaller
     /// number of both sides applies.
     #[must_use]
     pub fn window(mut self, calls: u16) -> Self {
@@ -49,8 +49,8 @@ impl Options {
         self
     }
 
-    /// Sets the size of a receive buffer: longer messages go by one-sided
-    /// operations. 64 bytes to 1 MiB, with up to 48 for the header; default 4096.
+    /// Sets the size of a receive buffer, 64 bytes to 1 MiB including up to 48 bytes of header;
+    /// default 4096. Longer messages are transferred by one-sided operations.
     #[must_use]
     pub fn message_size(mut self, bytes: u32) -> Self {
         self.message_size = bytes;
@@ -64,42 +64,42 @@ impl Options {
         self
     }
 
-    /// Sets the number of buffers for long messages: as many calls of a connection
-    /// can have them at once; further ones wait. Default 4.
+    /// Sets the number of buffers for long messages, which limits the calls of a connection that
+    /// use them; further calls wait. Default 4.
     #[must_use]
     pub fn large_buffers(mut self, count: u16) -> Self {
         self.large_buffers = count;
         self
     }
 
-    /// Sets the maximum of a server's connections: further ones are rejected.
-    /// Default 256.
+    /// Sets the maximum number of a server's connections; further ones are rejected. Default
+    /// 256.
     #[must_use]
     pub fn max_connections(mut self, count: usize) -> Self {
         self.max_connections = count;
         self
     }
 
-    /// Sets the time in which a connection has to be made; default 10 seconds.
+    /// Sets the time limit for establishing a connection; default 10 seconds.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// Sets the interval at which an empty RDMA write shows whether the peer is still
-    /// there; default 10 seconds. A peer that ends says so once only: if that message is
-    /// lost, or the peer's host is, the connection ends at the next such write, after the
-    /// retries of its device.
+    /// Sets the interval of empty RDMA writes that check whether the peer is still there;
+    /// default 10 seconds. A peer sends only one disconnect message: if it is lost, or the
+    /// peer's host fails, the connection ends at the next such write, after the device's
+    /// retries.
     #[must_use]
     pub fn keep_alive(mut self, interval: Duration) -> Self {
         self.keep_alive = interval;
         self
     }
 
-    /// Uses the connection manager of this device: its network's for an embedded
-    /// device, such as a node of `ringverbs-testkit`, otherwise the kernel's, where the
-    /// address decides. By default what `RINGVERBS_DEVICE` names.
+    /// Selects the connection manager of a device: that of its network for an embedded device,
+    /// such as a node of `ringverbs-testkit`, otherwise the kernel's, which finds the device by
+    /// the address. Default: the device in `RINGVERBS_DEVICE`, otherwise the kernel's.
     #[must_use]
     pub fn device(mut self, device: &Device) -> Self {
         self.device = Some(device.clone());
@@ -108,17 +108,17 @@ impl Options {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let what = if !(1..=4096).contains(&self.window) {
-            "a window has 1 to 4096 calls"
+            "the window must be 1 to 4096 calls"
         } else if !(64..=1 << 20).contains(&self.message_size) {
-            "a message has 64 bytes to 1 MiB"
+            "the message size must be 64 bytes to 1 MiB"
         } else if self.max_message > 1 << 30 {
-            "a long message has up to 1 GiB"
+            "the maximum message length must not exceed 1 GiB"
         } else if self.max_message as usize > self.message_size as usize - READ_HEADER
             && self.large_buffers == 0
         {
-            "long messages need buffers"
+            "long messages need at least one large buffer"
         } else if self.keep_alive.is_zero() {
-            "there is time between two writes that keep a connection alive"
+            "the keep-alive interval must not be zero"
         } else {
             return Ok(());
         };
@@ -156,19 +156,18 @@ impl CallOptions {
         Self::default()
     }
 
-    /// Sets the length of reply that there has to be room for. Replies that fit into
-    /// a message always have room; for longer ones the call takes one of the
-    /// client's large buffers, of [`Options::max_message`] bytes. A call whose request
-    /// does not fit into a message has one in any case, and so room for a reply of that
-    /// length.
+    /// Sets the length of the reply to reserve room for. A reply that fits in a message needs
+    /// no reservation; for a longer reply the call takes one of the client's large buffers, of
+    /// [`Options::max_message`] bytes. A call whose request does not fit in a message takes a
+    /// large buffer in any case.
     #[must_use]
     pub fn reply_up_to(mut self, bytes: usize) -> Self {
         self.reply_up_to = bytes;
         self
     }
 
-    /// Sets the time for the whole call, with the time that it waits for room;
-    /// default 30 seconds.
+    /// Sets the time limit for the whole call, including the wait for a slot; default 30
+    /// seconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

@@ -1,4 +1,4 @@
-//! What both sides of a connection have: a queue pair, and the buffers of messages.
+//! The queue pair and message buffers of either side of a connection.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::{Error, Options};
 
-/// Bytes of a message that is sent inline.
+/// Maximum length of a message that is sent inline.
 const INLINE: usize = 128;
 
-/// Pause before memory that a handler holds is looked for again.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Interval between attempts to take a buffer from an empty pool.
+const POOL_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Time in which the peer has to answer a disconnect.
-const CLOSING: Duration = Duration::from_secs(5);
+/// Time limit for the peer's answer to a disconnect.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A queue pair with pools of buffers for messages.
 pub struct Queues {
     pub qp: AsyncQueuePair,
     sends: BufferPool,
     pub receives: BufferPool,
-    /// Number of receives, and bytes of each.
+    /// Number of receives, and the length of each in bytes.
     window: usize,
     message_size: usize,
     keep_alive: Duration,
@@ -54,7 +54,7 @@ impl Queues {
         })
     }
 
-    /// Posts all receives, once the queue pair is prepared.
+    /// Posts all receives; the queue pair must be prepared.
     pub fn post_receives(&self) -> Result<(), Error> {
         let mut buffers = (0..self.window).filter_map(|_| self.receives.get(self.message_size));
         buffers.try_for_each(|buffer| self.post_receive(buffer))
@@ -66,9 +66,9 @@ impl Queues {
         posted.map_err(|refused| refused.into_error().into())
     }
 
-    /// Posts a receive as soon as there is a buffer.
+    /// Posts a receive as soon as a buffer is free.
     pub async fn post_next_receive(&self) -> Result<(), Error> {
-        self.post_receive(get(&self.receives, self.message_size).await)
+        self.post_receive(take_buffer(&self.receives, self.message_size).await)
     }
 
     /// Ticks when [`probe`](Self::probe) is due.
@@ -78,31 +78,30 @@ impl Queues {
         ticks
     }
 
-    /// Posts an empty write, which names no memory and fails if the peer is gone.
+    /// Posts an empty write, which accesses no memory and fails if the peer is gone.
     pub fn probe(&self) {
         let write = WorkRequest::write(Inline(&[]), RemoteAddr::new(0, 0));
-        // Without room there are other operations in flight, which fail as well.
+        // If the queue is full, the operations in flight serve as probes.
         let _ = self.qp.post_unsignaled(write);
     }
 
-    /// Disconnects. The message is repeated until the peer has answered, or `CLOSING`
-    /// has passed, but only as long as the connection is kept.
+    /// Disconnects, and waits for the answer up to `DISCONNECT_TIMEOUT`. The message is repeated
+    /// only while the connection exists.
     pub async fn close(&self, connection: &AsyncConnection) {
         if connection.disconnect(&self.qp).is_ok() {
-            let _ = timeout(CLOSING, connection.disconnected()).await;
+            let _ = timeout(DISCONNECT_TIMEOUT, connection.disconnected()).await;
         }
     }
 
-    /// Takes the buffer that a message is sent from, unless it is sent inline.
+    /// Takes the buffer for sending a message; `None` if it is sent inline.
     pub async fn send_buffer(&self, len: usize) -> Option<PoolBuffer> {
         if len <= INLINE {
             return None;
         }
-        Some(get(&self.sends, len).await)
+        Some(take_buffer(&self.sends, len).await)
     }
 
-    /// Posts a message, which is copied to `buffer` if there is one. It is posted when
-    /// this returns.
+    /// Posts a message, which is copied to `buffer` if there is one.
     pub fn post_message(
         &self,
         buffer: Option<PoolBuffer>,
@@ -123,7 +122,7 @@ impl Queues {
         let (front, back) = buffer.split_at_mut(header.len());
         front.copy_from_slice(header);
         back.copy_from_slice(payload);
-        // Signalled, so that the buffer returns to the pool soon. The operation goes on
+        // Signalled, so that the buffer returns to the pool soon. The operation continues
         // without its future.
         if !self.qp.send(buffer).is_posted() {
             return Err(Error::Disconnected);
@@ -132,12 +131,12 @@ impl Queues {
     }
 }
 
-/// Takes a buffer as soon as there is one.
-pub async fn get(pool: &BufferPool, len: usize) -> PoolBuffer {
+/// Takes a buffer as soon as one is free.
+pub async fn take_buffer(pool: &BufferPool, len: usize) -> PoolBuffer {
     loop {
         match pool.get(len) {
             Some(buffer) => return buffer,
-            None => tokio::time::sleep(PAUSE).await,
+            None => tokio::time::sleep(POOL_RETRY_INTERVAL).await,
         }
     }
 }

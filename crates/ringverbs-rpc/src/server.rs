@@ -14,12 +14,12 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::body::{Answer, Body};
-use crate::queues::{Queues, get};
+use crate::body::{Body, ResponseBody};
+use crate::queues::{Queues, take_buffer};
 use crate::wire::{HEADER, Hello, Message, READ_HEADER, ReplyMemory};
 use crate::{Error, Options, Request, Response};
 
-/// Accepts connections, and answers requests by a handler.
+/// Accepts connections, and passes requests to a handler.
 #[derive(Debug)]
 pub struct Server {
     listener: AsyncListener,
@@ -27,8 +27,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at an address of an RDMA device's network interface. The port is
-    /// chosen if it is 0.
+    /// Listens at an address of an RDMA device's network interface. For port 0 a port is
+    /// chosen.
     ///
     /// # Errors
     /// [`Error::Connect`].
@@ -63,11 +63,11 @@ impl Server {
         address.ok_or_else(|| Error::Connect("the listener has no address".to_owned()))
     }
 
-    /// Answers requests, each in a task of the current runtime, for ever. Dropping the
-    /// future ends all connections.
+    /// Serves requests forever, each in a task of the current runtime. Dropping the future ends
+    /// all connections.
     ///
-    /// A handler returns bytes, or a result whose error is a code. One that panics is
-    /// answered by [`Error::HandlerPanicked`].
+    /// A handler returns bytes, or a result whose error is a code. If it panics, the client gets
+    /// [`Error::HandlerPanicked`].
     ///
     /// # Errors
     /// [`Error::Connect`] if the listener's device was removed.
@@ -84,14 +84,14 @@ impl Server {
             let request = self.listener.next_request().await?;
             while connections.try_join_next().is_some() {}
             if connections.len() >= self.options.max_connections {
-                tracing::warn!("a connection is rejected: there are too many");
+                tracing::warn!("rejected a connection: too many connections");
                 let _ = request.reject(&[]);
                 continue;
             }
             let domain = match domain_of(&mut domains, &request) {
                 Ok(domain) => domain,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection is rejected");
+                    tracing::warn!(%error, "rejected a connection");
                     let _ = request.reject(&[]);
                     continue;
                 }
@@ -123,10 +123,10 @@ fn domain_of(
 }
 
 /// A client's connection.
-struct Served {
+struct ServerConnection {
     queues: Queues,
     connection: AsyncConnection,
-    /// For long requests and replies, with a permit for each.
+    /// Buffers for long requests and replies, with a permit for each.
     large: Option<BufferPool>,
     permits: Arc<Semaphore>,
     client: Hello,
@@ -138,8 +138,8 @@ async fn accept(
     request: cm::Request,
     domain: &ProtectionDomain,
     options: &Options,
-) -> Result<Served, Error> {
-    // It is rejected if it is dropped.
+) -> Result<ServerConnection, Error> {
+    // Dropping the request rejects it.
     let client = Hello::decode(request.private_data())?;
     let peer = request.peer_addr().ok().flatten();
     let queues = Queues::new(domain, options)?;
@@ -154,15 +154,15 @@ async fn accept(
     request.prepare_async(&queues.qp)?;
     queues.post_receives()?;
     let hello = options.hello().encode();
-    let with = cm::Options {
+    let cm_options = cm::Options {
         private_data: &hello,
         rnr_retry_count: 0,
         ..cm::Options::default()
     };
-    let connection = request.accept_async(&queues.qp, &with)?;
+    let connection = request.accept_async(&queues.qp, &cm_options)?;
     let established = timeout(options.connect_timeout, connection.established()).await;
     established.map_err(|_| Error::Timeout)??;
-    Ok(Served {
+    Ok(ServerConnection {
         queues,
         connection,
         large,
@@ -173,16 +173,16 @@ async fn accept(
     })
 }
 
-impl Served {
-    /// Handles requests until the connection ends; returns why.
+impl ServerConnection {
+    /// Handles requests until the connection ends; returns the reason.
     async fn serve<F, Fut, R>(self: Arc<Self>, handler: Arc<F>) -> Error
     where
         F: Fn(Request) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = R> + Send + 'static,
         R: Into<Response> + 'static,
     {
-        // No more than there are receives: a request's is posted again with its reply.
-        // Dropped, it ends them.
+        // At most as many as receives, because a request's receive is reposted with its reply.
+        // Dropping the set ends the handlers.
         let mut handlers = JoinSet::new();
         let mut probes = self.queues.probes();
         let ended = loop {
@@ -258,10 +258,10 @@ impl Served {
         let permit = Arc::clone(&self.permits).acquire_owned().await;
         let permit = permit.map_err(|_| Error::Disconnected)?;
         let pool = self.large.as_ref().ok_or(Error::Disconnected)?;
-        Ok((permit, get(pool, 0).await))
+        Ok((permit, take_buffer(pool, 0).await))
     }
 
-    /// Calls the handler and sends its answer.
+    /// Calls the handler and sends its response.
     async fn handle<F, Fut, R>(
         &self,
         id: u32,
@@ -278,30 +278,32 @@ impl Served {
             body,
             peer: self.peer,
         };
-        let answer = match caught(handler, request).await {
+        let response = match call_handler(handler, request).await {
             Some(response) => response.0,
-            None => return self.answer(id, Message::Panicked, &[]).await,
+            None => return self.send_reply(id, Message::Panicked, &[]).await,
         };
-        let bytes: &[u8] = match &answer {
-            Answer::Bytes(bytes) => bytes,
-            Answer::Static(bytes) => bytes,
-            Answer::Echo(request) => request,
-            Answer::Refused(code) => {
-                return self.answer(id, Message::Refused { code: *code }, &[]).await;
+        let bytes: &[u8] = match &response {
+            ResponseBody::Bytes(bytes) => bytes,
+            ResponseBody::Static(bytes) => bytes,
+            ResponseBody::Echo(request) => request,
+            ResponseBody::Refused(code) => {
+                return self
+                    .send_reply(id, Message::Refused { code: *code }, &[])
+                    .await;
             }
         };
         let size = self.options.message_size.min(self.client.message_size) as usize;
         if bytes.len() <= size - HEADER {
-            return self.answer(id, Message::Reply, bytes).await;
+            return self.send_reply(id, Message::Reply, bytes).await;
         }
         let limit = self.options.max_message.min(memory.len);
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         if len > limit || self.large.is_none() {
-            return self.answer(id, Message::TooLong { len }, &[]).await;
+            return self.send_reply(id, Message::TooLong { len }, &[]).await;
         }
-        let write = match answer {
-            // It is in registered memory already.
-            Answer::Echo(Request {
+        let write = match response {
+            // The request is already in registered memory.
+            ResponseBody::Echo(Request {
                 body:
                     Body::Pooled {
                         buffer,
@@ -310,31 +312,31 @@ impl Served {
                     },
                 ..
             }) => (self.queues.qp.write(buffer, memory.at), _permit),
-            answer => {
+            response => {
                 let (permit, mut buffer) = self.large_buffer().await?;
-                buffer.copy_from(match &answer {
-                    Answer::Bytes(bytes) => bytes,
-                    Answer::Static(bytes) => bytes,
-                    Answer::Echo(request) => request,
-                    Answer::Refused(_) => &[],
+                buffer.copy_from(match &response {
+                    ResponseBody::Bytes(bytes) => bytes,
+                    ResponseBody::Static(bytes) => bytes,
+                    ResponseBody::Echo(request) => request,
+                    ResponseBody::Refused(_) => &[],
                 })?;
-                drop(answer);
+                drop(response);
                 (self.queues.qp.write(buffer, memory.at), Some(permit))
             }
         };
         let (write, _permit) = write;
         if write.is_posted() {
-            // The message overtakes nothing.
-            self.answer(id, Message::Written { len }, &[]).await?;
+            // The queue pair is in order: the message follows the write.
+            self.send_reply(id, Message::Written { len }, &[]).await?;
             write.await.map_err(|_| Error::Disconnected)?;
             return Ok(());
         }
         write.await.map_err(|_| Error::Disconnected)?;
-        self.answer(id, Message::Written { len }, &[]).await
+        self.send_reply(id, Message::Written { len }, &[]).await
     }
 
-    /// Sends an answer, after a receive is posted for the client's next request.
-    async fn answer(&self, id: u32, message: Message, bytes: &[u8]) -> Result<(), Error> {
+    /// Sends a reply, after posting a receive for the client's next request.
+    async fn send_reply(&self, id: u32, message: Message, bytes: &[u8]) -> Result<(), Error> {
         self.queues.post_next_receive().await?;
         let mut header = [0; READ_HEADER];
         let len = message.encode(id, bytes.len(), &mut header);
@@ -343,8 +345,8 @@ impl Served {
     }
 }
 
-/// Runs a handler; `None` if it panics.
-async fn caught<F, Fut, R>(handler: &F, request: Request) -> Option<Response>
+/// Calls a handler; returns `None` if it panics.
+async fn call_handler<F, Fut, R>(handler: &F, request: Request) -> Option<Response>
 where
     F: Fn(Request) -> Fut,
     Fut: Future<Output = R>,

@@ -3,10 +3,10 @@
 //! Private data of request and answer: `RVrp`, version (16 bits), window (16),
 //! message size (32), maximum of a request (32).
 //!
-//! A message begins with its kind (8 bits), a flag (8), a code (16), the call (32), a
-//! length (32), and 0 (32). Requests continue with the memory for the reply: address
-//! (64), rkey (32), length (32). Then follow the bytes; or, for a request that is
-//! read, its address (64), rkey (32), and 0 (32).
+//! A message begins with its kind (8 bits), a flag (8), a code (16), the call (32), a length
+//! (32), and 0 (32). Requests continue with the memory for the reply: address (64), rkey (32),
+//! length (32). The data follows; a request that is read has instead its address (64), rkey
+//! (32), and 0 (32).
 
 use ringverbs::RemoteAddr;
 
@@ -16,7 +16,7 @@ const MAGIC: &[u8; 4] = b"RVrp";
 const VERSION: u16 = 1;
 pub const HELLO: usize = 16;
 
-/// Bytes before those of a reply, of a request, and of a request that is read.
+/// Header lengths of a reply, of a request, and of a request that is read.
 pub const HEADER: usize = 16;
 pub const REQUEST_HEADER: usize = HEADER + 16;
 pub const READ_HEADER: usize = REQUEST_HEADER + 16;
@@ -32,7 +32,7 @@ fn malformed<T>(what: &'static str) -> Result<T, Error> {
     Err(Error::Protocol { what })
 }
 
-/// Reads numbers; zeros after the end, as the length was checked before.
+/// Reads numbers from a message of checked length; zeros after the end.
 struct Fields<'b>(&'b [u8]);
 
 impl Fields<'_> {
@@ -90,7 +90,7 @@ impl Hello {
     }
 }
 
-/// Remote memory for a reply; of length 0 if there is none.
+/// Remote memory for a reply; length 0 means none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplyMemory {
     pub at: RemoteAddr,
@@ -100,23 +100,23 @@ pub struct ReplyMemory {
 /// A message's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The bytes of a request follow.
+    /// A request, followed by its bytes.
     Request { reply: ReplyMemory },
-    /// The request is to be read.
+    /// A request that the server reads from the client's memory.
     Read {
         reply: ReplyMemory,
         from: RemoteAddr,
         len: u32,
     },
-    /// The bytes of a reply follow.
+    /// A reply, followed by its bytes.
     Reply,
-    /// The reply was written.
+    /// The reply was written to the client's memory.
     Written { len: u32 },
-    /// The handler has refused.
+    /// The handler refused the request.
     Refused { code: u16 },
     /// The reply is too long for the call.
     TooLong { len: u32 },
-    /// The handler has panicked.
+    /// The handler panicked.
     Panicked,
 }
 
@@ -129,7 +129,7 @@ const TOO_LONG: u8 = 6;
 const PANICKED: u8 = 7;
 
 impl Message {
-    /// Writes the header; returns its length. `len`: bytes that follow.
+    /// Writes the header and returns its length. `len` is the length of the data that follows.
     pub fn encode(&self, call: u32, len: usize, to: &mut [u8; READ_HEADER]) -> usize {
         let following = u32::try_from(len).unwrap_or(u32::MAX);
         let (kind, code, len) = match *self {
@@ -165,7 +165,7 @@ impl Message {
         }
     }
 
-    /// Reads a message: its call, header, and where its bytes begin.
+    /// Parses a message; returns its call, its header, and the offset of its data.
     pub fn decode(bytes: &[u8]) -> Result<(u32, Self, usize), Error> {
         if bytes.len() < HEADER {
             return malformed("message length");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_they_were_written() {
+    fn messages_round_trip() {
         for message in messages() {
             let mut header = [0xff; READ_HEADER];
             let takes_bytes = matches!(message, Message::Request { .. } | Message::Reply);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_decoded_or_refused() {
+    fn random_bytes_are_decoded_or_refused() {
         let mut state = 1_u32;
         for round in 0..100_000_usize {
             let bytes: Vec<u8> = (0..round % 64)
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_is_read_with_its_padding() {
+    fn padded_hello_is_decoded() {
         let hello = Hello {
             window: 3,
             message_size: 4096,

@@ -44,7 +44,7 @@ async fn server(options: &Options) -> (Serving, SocketAddr) {
     (tokio::spawn(server.serve(handle)), to)
 }
 
-/// Waits for a future; says which one if it takes too long.
+/// Waits for a future; panics with the caller's location if it takes too long.
 #[track_caller]
 fn in_time<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
     let caller = std::panic::Location::caller();
@@ -171,7 +171,7 @@ async fn errors_have_types() {
         client.call_with(b"s", &short).await.unwrap_err(),
         Error::Timeout
     );
-    // All that has not harmed the connection.
+    // The connection is still usable.
     assert_eq!(&client.call(b"e").await.unwrap()[..], b"e");
     let none = Options::new().window(0);
     assert!(matches!(
@@ -219,11 +219,11 @@ async fn calls_wait_for_the_window() {
     server.abort();
 }
 
-/// Dropped and timed out calls keep their places and memory until they are answered,
-/// and not longer.
+/// Dropped and timed out calls keep their slots and memory until the server has replied, and
+/// no longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs an RDMA device"]
-async fn dropped_calls_give_their_places_back() {
+async fn dropped_calls_release_their_slots() {
     let (server, to) = server(&Options::new()).await;
     let options = Options::new().window(3).large_buffers(2);
     let client = Client::connect_with(to, &options).await.unwrap();
@@ -243,7 +243,7 @@ async fn dropped_calls_give_their_places_back() {
     server.abort();
 }
 
-/// Replies and requests that the program keeps do not stop the connection.
+/// Replies and requests that the program keeps do not block the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs an RDMA device"]
 async fn kept_replies_are_copied_when_buffers_run_out() {
@@ -263,7 +263,7 @@ async fn kept_replies_are_copied_when_buffers_run_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs an RDMA device"]
-async fn the_end_of_a_side_ends_the_calls_of_the_other() {
+async fn end_of_a_side_fails_the_calls_of_the_other() {
     let running = Arc::new(AtomicUsize::new(0));
     let begun = Arc::new(Notify::new());
     let server = Server::bind_with(address(), &Options::new().max_connections(1))
@@ -327,7 +327,7 @@ async fn the_end_of_a_side_ends_the_calls_of_the_other() {
     Client::connect(to).await.unwrap_err();
 }
 
-/// A peer that does as it likes, on the verbs alone.
+/// A hostile peer, which uses the verbs directly.
 struct Hostile {
     qp: AsyncQueuePair,
     domain: ProtectionDomain,
@@ -483,7 +483,7 @@ async fn a_server_outlives_hostile_clients() {
         message[0] %= 9;
         in_time(peer.send_and_be_disconnected(&[message])).await;
     }
-    // The others are served all the time.
+    // Other clients are still served.
     assert_eq!(&client.call(b"e").await.unwrap()[..], b"e");
     let client = Client::connect(to).await.unwrap();
     assert_eq!(&client.call(b"e").await.unwrap()[..], b"e");
@@ -493,7 +493,7 @@ async fn a_server_outlives_hostile_clients() {
 /// A peer that has lost its queue pair, but has not disconnected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs an RDMA device"]
-async fn a_silent_peer_is_noticed() {
+async fn silent_peer_is_detected() {
     let options = Options::new().keep_alive(Duration::from_millis(50));
     let server = Server::bind_with(address(), &options).await.unwrap();
     let to = server.local_addr().unwrap();
@@ -512,7 +512,7 @@ async fn a_silent_peer_is_noticed() {
     server.abort();
 }
 
-/// A server that answers each request by these messages.
+/// A server that answers each request with these messages.
 async fn hostile_server(hello: Vec<u8>, answers: Vec<Vec<u8>>) -> SocketAddr {
     let listener = AsyncListener::bind(address()).await.unwrap();
     let to = listener.get_ref().local_addr().unwrap().unwrap();
@@ -575,7 +575,7 @@ async fn a_client_outlives_hostile_servers() {
         (vec![header(4, call, 1 << 30)], true),
         // Longer than a receive.
         (vec![long], false),
-        // Nothing.
+        // An empty message.
         (vec![], false),
     ];
     for (answers, is_protocol) in cases {
@@ -596,12 +596,12 @@ async fn a_client_outlives_hostile_servers() {
         };
         assert!(expected, "{answers:?}: {error:?}");
         if is_protocol {
-            // And so ends every later call.
+            // Later calls fail with the same error.
             let again = client.call(b"e").await.unwrap_err();
             assert!(matches!(again, Error::Protocol { .. }), "{again:?}");
         }
     }
-    // A second reply to the same call, after which its place is another's.
+    // A second reply to the same call, whose slot may belong to a newer call.
     let twice = vec![header(3, call, 0), header(3, call, 0)];
     let to = hostile_server(hello(8, 4096), twice).await;
     let client = Client::connect(to).await.unwrap();
@@ -614,7 +614,7 @@ async fn a_client_outlives_hostile_servers() {
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
 }
 
-/// The rest of this program.
+/// Runs the ignored tests on the embedded device.
 #[test]
 fn on_the_embedded_device() {
     program::ignored_tests_pass(9, &[]);

@@ -1,4 +1,4 @@
-//! gRPC over RDMA, by tonic.
+//! gRPC over RDMA with tonic.
 //!
 //! **Client:** [`RdmaConnector`] connects an `Endpoint` to its URI's host and port.
 //!
@@ -13,9 +13,9 @@
 //! # let _ = channel; Ok(()) }
 //! ```
 //!
-//! **Server:** [`Incoming`] is what `serve_with_incoming` takes. Requests have a
-//! [`ConnectInfo`] among their extensions: addresses, the peer's GID, and the
-//! numbers of both queue pairs.
+//! **Server:** [`Incoming`] is the argument of `serve_with_incoming`. Requests have a
+//! [`ConnectInfo`] among their extensions: addresses, the peer's GID, and the numbers of both
+//! queue pairs.
 //!
 //! ```no_run
 //! # use std::{convert::Infallible, error::Error};
@@ -64,7 +64,7 @@ impl Incoming {
         Self(ringverbs_hyper::Incoming::new(listener))
     }
 
-    /// Calls `handshake` with each stream, and accepts what it returns; see
+    /// Calls `handshake` with each stream, and accepts the returned stream; see
     /// [`ringverbs_hyper::Incoming::over`].
     pub fn over<T, F, Fut>(self, handshake: F) -> Incoming<T>
     where

@@ -55,11 +55,11 @@ async fn tonic_serves() {
     for client in clients {
         client.await.expect("a client");
     }
-    // The service knows who asks.
+    // The service has the client's addresses.
     let mut client = echo::Client::connect(to).await.expect("connect");
-    let who = client.who().await.expect("an answer");
+    let peer_info = client.peer_info().await.expect("an answer");
     let address = to.ip().to_string();
-    assert!(who.contains(&address), "{who}");
+    assert!(peer_info.contains(&address), "{peer_info}");
     server.abort();
 }
 
@@ -80,7 +80,7 @@ async fn a_handshake_comes_first() {
         stream.write_all(b"R").await?;
         Ok(stream)
     });
-    let mut client = echo::Client::connect_by(connector, to)
+    let mut client = echo::Client::connect_with(connector, to)
         .await
         .expect("connect");
     let message = echo::Message {

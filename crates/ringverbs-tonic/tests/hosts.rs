@@ -1,7 +1,7 @@
 //! A gRPC service on one host and its clients on another, over devices that speak RoCE v2
 //! over UDP: loopback addresses, and, as root and with ip(8), network namespaces. Each
-//! client has a connection of its own and checks what comes back. `CLIENTS` is how many
-//! the second case has.
+//! client has its own connection and checks the responses. `CLIENTS` is the number of
+//! clients of the second test.
 #![allow(missing_docs, reason = "a test")]
 
 #[path = "../examples/echo/mod.rs"]
@@ -18,8 +18,8 @@ use testing::program::{self, DEVICE, Server};
 use testing::{bytes, setting};
 use tokio_stream::StreamExt;
 
-/// Nothing here takes so long, but on a machine with much else to do.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit, with a margin for a loaded machine.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// The server's address, in the process of the clients.
 const SERVER: &str = "RINGVERBS_TEST_SERVER";
 const COUNT: &str = "RINGVERBS_TEST_CLIENTS";
@@ -43,7 +43,7 @@ fn command(namespace: Option<&str>, address: &str, program: &str) -> Command {
     command
 }
 
-/// Runs a server on the first host, and clients on the second: a test of this program.
+/// Runs a server on the first host, and `test` of this program with clients on the second.
 fn serve(test: &str, hosts: [(Option<&str>, &str); 2], clients: usize) {
     let [(place, address), (other, from)] = hosts;
     let example = program::example("grpc_server");
@@ -52,22 +52,22 @@ fn serve(test: &str, hosts: [(Option<&str>, &str); 2], clients: usize) {
 
     let this = env::current_exe().unwrap();
     let began = Instant::now();
-    let asking = command(other, from, this.to_str().unwrap())
+    let client_process = command(other, from, this.to_str().unwrap())
         .args([test, "--exact", "--nocapture"])
         .env(SERVER, server.address.to_string())
         .env(FROM, from)
         .env(COUNT, clients.to_string())
         .spawn()
         .unwrap();
-    let output = program::finish(asking, PATIENCE);
+    let output = program::finish(client_process, TIME_LIMIT);
     let said = String::from_utf8_lossy(&output.stdout);
     let right = output.status.success() && said.contains(&format!("{clients} clients"));
     assert!(right, "{output:?}");
     println!("{clients} clients: {:?}", began.elapsed());
 }
 
-/// In the process of the clients, runs them and returns true.
-fn asked() -> bool {
+/// In the clients' process, runs the clients and returns true.
+fn run_as_clients() -> bool {
     let Ok(server) = env::var(SERVER) else {
         return false;
     };
@@ -79,7 +79,9 @@ fn asked() -> bool {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let clients: Vec<_> = (0..count).map(|it| tokio::spawn(ask(to, it))).collect();
+        let clients: Vec<_> = (0..count)
+            .map(|it| tokio::spawn(run_client(to, it)))
+            .collect();
         for client in clients {
             client.await.unwrap();
         }
@@ -88,7 +90,7 @@ fn asked() -> bool {
     true
 }
 
-async fn ask(to: SocketAddr, number: u32) {
+async fn run_client(to: SocketAddr, number: u32) {
     let mut client = echo::Client::connect(to).await.expect("connect");
     for (round, length) in [0, 1, 5_000, 100_000].into_iter().enumerate() {
         let message = echo::Message {
@@ -108,16 +110,16 @@ async fn ask(to: SocketAddr, number: u32) {
         assert!(answer.times == times && answer.payload == message.payload);
     }
     assert!(answers.next().await.is_none());
-    let who = client.who().await.expect("an answer");
-    assert!(who.contains(&env::var(FROM).unwrap()), "{who}");
+    let peer_info = client.peer_info().await.expect("an answer");
+    assert!(peer_info.contains(&env::var(FROM).unwrap()), "{peer_info}");
 }
 
 #[test]
 fn clients_on_another_address() {
-    if asked() {
+    if run_as_clients() {
         return;
     }
-    // Addresses that no other run of this test has.
+    // Addresses that no other run of this test uses.
     let [.., high, low] = std::process::id().to_be_bytes();
     let [to, from] = [53, 54].map(|number| format!("127.{number}.{high}.{low}"));
     let hosts = [(None, &to[..]), (None, &from[..])];
@@ -126,7 +128,7 @@ fn clients_on_another_address() {
 
 #[test]
 fn a_hundred_clients_on_another_host() {
-    if asked() {
+    if run_as_clients() {
         return;
     }
     let Some(namespaces) = Namespaces::new("grpc", 1500) else {

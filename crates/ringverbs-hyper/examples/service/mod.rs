@@ -6,8 +6,8 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
 use ringverbs_hyper::ConnectInfo;
 
-/// `GET /`: a greeting. `POST /echo`: what was sent. `GET /zeros/N`: N zeros.
-/// `GET /peer`: who asks.
+/// `GET /`: a greeting. `POST /echo`: the request's body. `GET /zeros/N`: N zeros.
+/// `GET /peer`: the client's address and queue pair number.
 pub async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyper::Error> {
     let path = request.uri().path().to_owned();
     let body = match (request.method(), path.as_str()) {

@@ -5,7 +5,7 @@
 //! service Echo {
 //!     rpc Unary(Message) returns (Message);
 //!     rpc Repeat(Message) returns (stream Message);
-//!     rpc Who(Message) returns (Message);
+//!     rpc PeerInfo(Message) returns (Message);
 //! }
 //! message Message { bytes payload = 1; uint32 times = 2; }
 //! ```
@@ -25,21 +25,21 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
-/// What is sent and comes back.
+/// The request and response of all methods.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Message {
     /// Any bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub payload: bytes::Bytes,
-    /// How often it is to come back, of `Repeat`.
+    /// The number of responses to `Repeat`.
     #[prost(uint32, tag = "2")]
     pub times: u32,
 }
 
-/// Serves every client that comes, for ever.
+/// Serves all clients, forever.
 ///
 /// # Errors
-/// tonic's.
+/// tonic's error.
 pub async fn serve<T>(incoming: Incoming<T>) -> Result<(), tonic::transport::Error>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -59,10 +59,10 @@ impl UnaryService<Message> for Echo {
     }
 }
 
-/// The method that says who asks.
-struct Who;
+/// The method that returns the client's addresses.
+struct PeerInfo;
 
-impl UnaryService<Message> for Who {
+impl UnaryService<Message> for PeerInfo {
     type Response = Message;
     type Future = BoxFuture<Response<Message>, Status>;
     fn call(&mut self, request: Request<Message>) -> Self::Future {
@@ -78,13 +78,13 @@ impl ServerStreamingService<Message> for Echo {
     type Future = BoxFuture<Response<Self::ResponseStream>, Status>;
     fn call(&mut self, request: Request<Message>) -> Self::Future {
         let message = request.into_inner();
-        let answers = (0..message.times).map(move |times| {
+        let messages = (0..message.times).map(move |times| {
             Ok(Message {
                 times,
                 ..message.clone()
             })
         });
-        let stream: Self::ResponseStream = Box::pin(tokio_stream::iter(answers));
+        let stream: Self::ResponseStream = Box::pin(tokio_stream::iter(messages));
         Box::pin(async move { Ok(Response::new(stream)) })
     }
 }
@@ -103,7 +103,7 @@ impl Service<http::Request<tonic::body::Body>> for Echo {
             let mut grpc = Grpc::new(ProstCodec::<Message, Message>::default());
             Ok(match request.uri().path() {
                 UNARY => grpc.unary(Echo, request).await,
-                WHO => grpc.unary(Who, request).await,
+                PEER_INFO => grpc.unary(PeerInfo, request).await,
                 REPEAT => grpc.server_streaming(Echo, request).await,
                 _ => Status::unimplemented("the service has no such method").into_http(),
             })
@@ -112,7 +112,7 @@ impl Service<http::Request<tonic::body::Body>> for Echo {
 }
 
 const UNARY: &str = "/ringverbs.Echo/Unary";
-const WHO: &str = "/ringverbs.Echo/Who";
+const PEER_INFO: &str = "/ringverbs.Echo/PeerInfo";
 const REPEAT: &str = "/ringverbs.Echo/Repeat";
 
 /// The service's client.
@@ -121,19 +121,19 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects with the default connector.
     ///
     /// # Errors
-    /// tonic's, with that of the stream behind it.
+    /// tonic's error, whose source is the stream's error.
     pub async fn connect(to: SocketAddr) -> Result<Self, tonic::transport::Error> {
-        Self::connect_by(RdmaConnector::new(), to).await
+        Self::connect_with(RdmaConnector::new(), to).await
     }
 
-    /// Connects by a connector.
+    /// Connects with a connector.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub async fn connect_by<C>(
+    pub async fn connect_with<C>(
         connector: C,
         to: SocketAddr,
     ) -> Result<Self, tonic::transport::Error>
@@ -149,14 +149,14 @@ impl Client {
         })
     }
 
-    /// Asks the server whom it talks to.
+    /// Returns this client's addresses as the server reports them.
     ///
     /// # Errors
     /// The service's, or the transport's.
-    pub async fn who(&mut self) -> Result<String, Status> {
+    pub async fn peer_info(&mut self) -> Result<String, Status> {
         self.ready().await?;
         let codec = ProstCodec::<Message, Message>::default();
-        let path = http::uri::PathAndQuery::from_static(WHO);
+        let path = http::uri::PathAndQuery::from_static(PEER_INFO);
         let request = Request::new(Message::default());
         let answer = self.grpc.unary(request, path, codec).await?;
         Ok(String::from_utf8_lossy(&answer.into_inner().payload).into_owned())
@@ -167,7 +167,7 @@ impl Client {
         ready.map_err(|error| Status::unavailable(error.to_string()))
     }
 
-    /// Sends a message and waits for it to come back.
+    /// Sends a message and waits for its echo.
     ///
     /// # Errors
     /// The service's, or the transport's.
@@ -179,7 +179,7 @@ impl Client {
         Ok(answer.into_inner())
     }
 
-    /// Sends a message that comes back as often as it says.
+    /// Sends a message that the server echoes `times` times.
     ///
     /// # Errors
     /// The service's, or the transport's.
