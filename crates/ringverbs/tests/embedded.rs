@@ -35,7 +35,7 @@ fn send(from: &Context, to: &Context, text: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_message_goes_through_this_process_s_own_device() {
+fn message_passes_through_the_embedded_device() {
     let device = Device::embedded().unwrap();
     assert_eq!(device, Device::named("embedded").unwrap());
     let (a, b) = (device.open().unwrap(), device.open().unwrap());
@@ -78,7 +78,7 @@ fn drive_by_thread_and_by_caller_can_be_queried() {
 }
 
 #[test]
-fn a_directory_that_others_may_write_in_is_asked_for_by_its_name() {
+fn shared_directory_requires_the_shared_name() {
     let directory = format!("ringverbs-shared-{}", std::process::id());
     let directory = std::env::temp_dir().join(directory);
     std::fs::create_dir(&directory).unwrap();

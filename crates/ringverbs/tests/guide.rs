@@ -316,9 +316,9 @@ const COMPLETION_TESTS: [(&str, &[&str]); 32] = [
     (
         "CompletionQueueBuilder::timestamps",
         &[
-            "completions_have_the_device_s_times",
-            "a_failure_has_no_time",
-            "a_completion_s_time_is_the_device_s",
+            "completions_have_device_timestamps",
+            "failed_completion_has_no_timestamp",
+            "timestamp_is_read_from_the_device",
             "timestamps_are_refused_when_the_queue_is_made",
         ],
     ),

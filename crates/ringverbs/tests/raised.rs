@@ -105,7 +105,7 @@ impl Drop for Stage {
 
 /// So that the others can fail.
 #[test]
-fn an_ordinary_program_heeds_the_environment() {
+fn unprivileged_program_uses_the_environment() {
     let Some(stage) = Stage::new("ordinary") else {
         return;
     };
@@ -120,7 +120,7 @@ fn an_ordinary_program_heeds_the_environment() {
 }
 
 #[test]
-fn a_set_user_id_program_heeds_none_of_it() {
+fn set_user_id_program_ignores_the_environment() {
     let Some(stage) = Stage::new("user") else {
         return;
     };
@@ -129,7 +129,7 @@ fn a_set_user_id_program_heeds_none_of_it() {
 }
 
 #[test]
-fn a_set_group_id_program_heeds_none_of_it() {
+fn set_group_id_program_ignores_the_environment() {
     let Some(stage) = Stage::new("group") else {
         return;
     };
@@ -138,7 +138,7 @@ fn a_set_group_id_program_heeds_none_of_it() {
 }
 
 #[test]
-fn a_program_with_file_capabilities_heeds_none_of_it() {
+fn program_with_file_capabilities_ignores_the_environment() {
     let Some(stage) = Stage::new("capability") else {
         return;
     };

@@ -132,7 +132,7 @@ fn a_bind_in_the_closure_of_a_batch_that_is_abandoned() {
 }
 
 #[test]
-fn a_message_that_another_endpoint_has_set_aside() {
+fn message_claimed_by_another_endpoint_is_refused() {
     let place = Setup::new();
     let cqs: Vec<_> = (0..2)
         .map(|_| {
@@ -169,7 +169,7 @@ fn a_message_that_another_endpoint_has_set_aside() {
 /// Another queue pair completes on the endpoint's queue, with the endpoint's
 /// tokens: its buffers come back, and are no messages.
 #[test]
-fn completions_of_another_queue_pair_on_a_tagged_endpoint_s_queue() {
+fn tagged_endpoint_returns_completions_of_other_queue_pairs() {
     let place = Setup::new();
     let queue = || {
         let builder = place.context.completion_queue();
@@ -282,7 +282,7 @@ fn a_completion_of_a_shared_queue_that_was_closed() {
 
 /// A receive without bytes, in the middle of a region.
 #[test]
-fn nothing_is_received_into_nothing() {
+fn empty_receive_gets_no_data() {
     let mut place = Setup::new();
     let (mut a, mut b) = place.connected();
     let mut rest = place.domain.alloc(1).unwrap().into_buffer();

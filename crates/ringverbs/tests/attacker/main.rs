@@ -279,19 +279,19 @@ struct Counts {
     steps: u64,
 }
 
-/// What the watch looks at: the sequence that runs, its step, since when.
+/// The running sequence and its step, for the watchdog.
 #[derive(Default)]
-struct Now {
+struct Progress {
     seed: AtomicU64,
     step: AtomicU64,
     beats: AtomicU64,
 }
 
-/// A sequence that takes so long hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of a step, after which the sequence is considered to hang.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// Ends the process if a sequence hangs.
-fn watch(now: Arc<Now>) {
+fn watch(now: Arc<Progress>) {
     std::thread::spawn(move || {
         let mut last = (0, Instant::now());
         loop {
@@ -299,7 +299,7 @@ fn watch(now: Arc<Now>) {
             let beat = now.beats.load(Ordering::Relaxed);
             if beat != last.0 {
                 last = (beat, Instant::now());
-            } else if last.1.elapsed() > PATIENCE {
+            } else if last.1.elapsed() > TIME_LIMIT {
                 let seed = now.seed.load(Ordering::Relaxed);
                 let step = now.step.load(Ordering::Relaxed);
                 eprintln!("HANG: sequence {seed} at its step {step}");
@@ -314,7 +314,7 @@ fn run(
     sequence: &Sequence,
     kinds: &[Kind],
     counts: &mut Counts,
-    now: &Now,
+    now: &Progress,
 ) -> Result<(), (usize, String)> {
     counts.kinds.resize(kinds.len(), (0, 0));
     now.seed.store(sequence.seed, Ordering::Relaxed);
@@ -373,7 +373,7 @@ fn sort_of(wrong: &str) -> String {
 }
 
 /// Leaves out what a failure does not need.
-fn shrink(sequence: &Sequence, kinds: &[Kind], wrong: &str, now: &Now) -> (Sequence, String) {
+fn shrink(sequence: &Sequence, kinds: &[Kind], wrong: &str, now: &Progress) -> (Sequence, String) {
     let (mut best, mut text) = (sequence.clone(), wrong.to_owned());
     let mut counts = Counts::default();
     let sort = sort_of(wrong);
@@ -459,7 +459,7 @@ fn safe_calls_keep_every_byte() {
     }
     let most: u64 = setting("RINGVERBS_ATTACKER_SEQUENCES", u64::MAX);
     let first: u64 = setting("RINGVERBS_ATTACKER_SEED", 1);
-    let now = Arc::new(Now::default());
+    let now = Arc::new(Progress::default());
     watch(Arc::clone(&now));
     let begun = Instant::now();
     let mut said = Duration::ZERO;

@@ -17,10 +17,10 @@ use testing::pattern;
 /// What a step comes to: whether it did what it is there for, or what is wrong.
 pub type Done = Result<bool, String>;
 
-/// The time of a right that has no end yet.
+/// The end time of a right that has not ended.
 const OPEN: u64 = u64::MAX;
 
-/// Memory of the program's, with what must be in it.
+/// Memory of the program, with its expected contents.
 pub struct Piece {
     pub buffer: Buffer,
     pub addr: u64,
@@ -28,8 +28,8 @@ pub struct Piece {
     pub shadow: Vec<u8>,
 }
 
-/// Memory that was posted: where it is, and what was in it.
-pub struct Away {
+/// Posted memory: its location, and its contents when it was posted.
+pub struct PostedMemory {
     addr: u64,
     len: usize,
     domain: u64,
@@ -44,7 +44,7 @@ pub enum Lane {
     Shared(u64),
 }
 
-/// What an operation asks of a peer's memory.
+/// An operation's access to a peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedCommand {
     pub addr: u64,
@@ -57,10 +57,10 @@ pub struct RecordedCommand {
 pub struct Flight {
     pub lane: Lane,
     pub operation: Operation,
-    pub away: Vec<Away>,
-    /// Nobody need hear of its end.
+    pub away: Vec<PostedMemory>,
+    /// Its completion need not be reported.
     pub silent: bool,
-    /// There is another behind it with the same token, and no memory.
+    /// Another operation with the same token and without memory follows.
     pub twin: bool,
     pub born: u64,
     pub asked: Option<RecordedCommand>,
@@ -69,7 +69,7 @@ pub struct Flight {
     pub written: Vec<u64>,
 }
 
-/// A key, and what it may be good for.
+/// A key, and the access that it may give.
 #[derive(Debug)]
 pub struct Right {
     pub rkey: u32,
@@ -77,17 +77,17 @@ pub struct Right {
     pub len: u64,
     pub access: AccessFlags,
     pub region: u64,
-    /// Of a window, with its bind.
+    /// The window, for a key of a window.
     pub window: Option<u64>,
     bind: Option<(Lane, u64)>,
     from: u64,
     done: Option<u64>,
     until: u64,
-    /// It had no end when its region was closed.
+    /// Whether it had not ended when its region was closed.
     pub is_left: bool,
 }
 
-impl Away {
+impl PostedMemory {
     pub fn set_len(&mut self, len: usize) {
         self.len = len;
     }
@@ -190,24 +190,24 @@ pub struct Pair {
     pub transport: Transport,
     pub shared: bool,
     pub number: u32,
-    /// Whom it was connected to last.
+    /// The last peer.
     pub peer: u64,
-    /// Both sides began that connection anew. A peer that did not takes requests
-    /// for repeated ones: it acknowledges them, and does nothing.
+    /// Whether both sides have restarted the connection. A peer that has not treats requests as
+    /// duplicates: it acknowledges them without executing them.
     pub in_step: bool,
 }
 
-/// A queue pair as the device has it.
-struct Made {
+/// A queue pair in the device.
+struct DeviceQueuePair {
     halves: u8,
-    /// Its queue pair was forgotten: it is never destroyed.
+    /// Whether the handle was forgotten, so that it is never destroyed.
     forgotten: bool,
 }
 
-/// The end of an operation, as its completion reports it.
+/// The outcome of an operation.
 pub struct Ended {
     pub token: u64,
-    /// None: it was given back without a completion.
+    /// `None` if it was returned without a completion.
     pub status: Option<Status>,
     pub received: usize,
     pub invalidated: Option<u32>,
@@ -317,7 +317,7 @@ pub struct World {
     pub rights: Vec<Right>,
     /// Addresses and keys of what is gone.
     pub gone: Vec<(u64, u32)>,
-    made: BTreeMap<u64, Made>,
+    made: BTreeMap<u64, DeviceQueuePair>,
     pub clock: u64,
     next: u64,
     /// Something was forgotten: objects may be left.
@@ -415,11 +415,11 @@ impl World {
     }
 
     /// Takes one of the domain's buffers out, to be posted.
-    pub fn take(&mut self, number: u32, domain: u64) -> Option<(Buffer, Away)> {
+    pub fn take(&mut self, number: u32, domain: u64) -> Option<(Buffer, PostedMemory)> {
         let of: Vec<_> = (0..self.pieces.len())
             .filter(|at| self.pieces[*at].domain == domain)
             .collect();
-        // Now and then another domain's.
+        // Occasionally from another domain.
         let at = match pick(number >> 8, of.len()) {
             Some(at) if number % 61 != 0 => of[at],
             _ => pick(number, self.pieces.len())?,
@@ -430,7 +430,7 @@ impl World {
             domain,
             shadow,
         } = self.pieces.swap_remove(at);
-        let away = Away {
+        let away = PostedMemory {
             addr,
             len: buffer.len(),
             domain,
@@ -444,14 +444,14 @@ impl World {
         number: u32,
         domain: u64,
         count: usize,
-    ) -> (Vec<Buffer>, Vec<Away>) {
+    ) -> (Vec<Buffer>, Vec<PostedMemory>) {
         (0..count)
             .filter_map(|n| self.take(number.wrapping_add(n as u32 * 256), domain))
             .unzip()
     }
 
     /// What was not posted is the program's again, as it was.
-    fn restore(&mut self, buffers: Vec<Buffer>, away: Vec<Away>) -> Result<(), String> {
+    fn restore(&mut self, buffers: Vec<Buffer>, away: Vec<PostedMemory>) -> Result<(), String> {
         if buffers.len() != away.len() {
             return Err(format!(
                 "{} buffers were given back of {}",
@@ -501,7 +501,7 @@ impl World {
         }
     }
 
-    pub fn flight(&self, lane: Lane, operation: Operation, away: Vec<Away>) -> Flight {
+    pub fn flight(&self, lane: Lane, operation: Operation, away: Vec<PostedMemory>) -> Flight {
         Flight {
             lane,
             operation,
@@ -731,7 +731,7 @@ impl World {
 
     pub fn made(&mut self) -> u64 {
         let id = self.fresh();
-        let made = Made {
+        let made = DeviceQueuePair {
             halves: 2,
             forgotten: false,
         };
@@ -1001,7 +1001,7 @@ pub struct Granted {
     pub bind: Option<(Lane, u64)>,
 }
 
-fn same_memory(buffer: &Buffer, away: &Away) -> Result<(), String> {
+fn same_memory(buffer: &Buffer, away: &PostedMemory) -> Result<(), String> {
     let Sge { addr, .. } = buffer.raw_sge();
     if addr == away.addr && buffer.capacity() == away.shadow.len() {
         return Ok(());

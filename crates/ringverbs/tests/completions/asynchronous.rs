@@ -95,7 +95,7 @@ fn tokio_reader_and_a_cancelled_future() {
 
 /// The reader that a reader on tokio lends is replaced.
 #[test]
-fn a_reader_on_tokio_does_not_wait_for_another_one_s_events() {
+fn replaced_tokio_reader_refuses_to_wait() {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().unwrap();
     runtime.block_on(async {

@@ -444,7 +444,7 @@ fn draining_a_queue_pair() {
 /// The channel of a reader is that of its own queue: with another in its place a
 /// wait would sleep on events that go elsewhere.
 #[test]
-fn a_reader_does_not_wait_on_another_queue() {
+fn reader_of_a_replaced_queue_refuses_to_wait() {
     let bench = Bench::new();
     let mut one = bench.reader::<ContextFormat>(WaitObject::Fd);
     let mut other = bench.reader::<ContextFormat>(WaitObject::Fd);
@@ -464,7 +464,7 @@ fn a_reader_does_not_wait_on_another_queue() {
 
 /// A shared reader lends its reader under its lock, and that may be replaced.
 #[test]
-fn a_shared_reader_does_not_wait_for_another_one_s_events() {
+fn replaced_shared_reader_refuses_to_wait() {
     let bench = Bench::new();
     let mut other = bench.reader::<ContextFormat>(WaitObject::Fd);
     let shared = SharedCompletionReader::new(bench.reader::<ContextFormat>(WaitObject::Fd));

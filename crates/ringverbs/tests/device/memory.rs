@@ -15,7 +15,7 @@ use crate::Pair;
 /// all there again afterwards.
 #[test]
 #[ignore = "sets huge pages aside for the whole machine"]
-fn huge_pages_are_registered_and_come_back() {
+fn huge_pages_are_registered_and_returned() {
     let mut pair = Pair::new(Transport::Reliable);
     let aside = "/proc/sys/vm/nr_hugepages";
     if huge::free() < 2 && std::fs::write(aside, "4").is_err() {

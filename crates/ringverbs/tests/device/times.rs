@@ -38,7 +38,7 @@ fn complete_in(pair: &mut Pair, cq: CompletionQueue) {
 }
 
 #[test]
-fn completions_have_the_device_s_times() {
+fn completions_have_device_timestamps() {
     let mut pair = Pair::new(Transport::Reliable);
     let Some(cq) = has(pair.context.completion_queue().timestamps().build()) else {
         assert!(has(pair.context.clock()).is_none());
@@ -90,7 +90,7 @@ fn completions_have_the_device_s_times() {
 
 /// A failure has its syndrome where the time would be.
 #[test]
-fn a_failure_has_no_time() {
+fn failed_completion_has_no_timestamp() {
     let mut pair = Pair::new(Transport::Reliable);
     let Some(cq) = has(pair.context.completion_queue().timestamps().build()) else {
         return;

@@ -84,10 +84,9 @@ fn a_send_invalidates_a_key_of_the_peer() {
     assert_eq!(done[0].result.unwrap().invalidated(), Some(window.rkey()));
 }
 
-/// Ways to take access back, each of which a key does not outlive; and what a
-/// key was never good for.
+/// Methods of revoking access, and accesses that a key never allows (`Outside`, `Read`).
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Revocation {
     Unbind,
     Invalidate,
     InvalidatedByThePeer,
@@ -101,24 +100,24 @@ enum Way {
 #[test]
 fn revoked_key_gives_no_access() {
     use WindowType::{One, Two};
-    let ways = [
-        (One, Way::Unbind),
-        (Two, Way::Invalidate),
-        (Two, Way::InvalidatedByThePeer),
-        (One, Way::Rebind),
-        (One, Way::Close),
-        (Two, Way::Close),
-        (One, Way::Drop),
-        (Two, Way::Drop),
-        (One, Way::Outside),
-        (Two, Way::Outside),
-        (One, Way::Read),
-        (Two, Way::Read),
+    let cases = [
+        (One, Revocation::Unbind),
+        (Two, Revocation::Invalidate),
+        (Two, Revocation::InvalidatedByThePeer),
+        (One, Revocation::Rebind),
+        (One, Revocation::Close),
+        (Two, Revocation::Close),
+        (One, Revocation::Drop),
+        (Two, Revocation::Drop),
+        (One, Revocation::Outside),
+        (Two, Revocation::Outside),
+        (One, Revocation::Read),
+        (Two, Revocation::Read),
     ];
-    for (kind, way) in ways {
+    for (kind, revocation) in cases {
         let mut pair = Pair::new(Transport::Reliable);
-        if matches!(way, Way::Outside) && is_rxe(&pair.context) {
-            // It holds accesses against the bounds of the region, not of the
+        if matches!(revocation, Revocation::Outside) && is_rxe(&pair.context) {
+            // It checks accesses against the bounds of the region, not of the
             // window (`check_rkey` of Linux's rxe_resp.c).
             println!("SKIPPED: rdma_rxe lets a window's peer beyond its end");
             continue;
@@ -130,19 +129,19 @@ fn revoked_key_gives_no_access() {
         };
         let mut at = bind(&mut pair, &window, &region);
         let mut rest = None;
-        match way {
-            Way::Unbind => {
+        match revocation {
+            Revocation::Unbind => {
                 pair.b.post(WorkRequest::unbind(&window)).unwrap();
                 pair.wait_for(0).result.unwrap();
                 rest = Some(window);
             }
-            Way::Invalidate => {
+            Revocation::Invalidate => {
                 let request = WorkRequest::local_invalidate(window.rkey());
                 pair.b.post(request).unwrap();
                 pair.wait_for(0).result.unwrap();
                 rest = Some(window);
             }
-            Way::InvalidatedByThePeer => {
+            Revocation::InvalidatedByThePeer => {
                 let incoming = pair.buffer(10);
                 pair.b.receive(incoming, 0).unwrap();
                 let request = WorkRequest::send(Inline(b"done")).invalidate(at.rkey);
@@ -152,27 +151,35 @@ fn revoked_key_gives_no_access() {
                 }
                 rest = Some(window);
             }
-            Way::Rebind => {
+            Revocation::Rebind => {
                 bind(&mut pair, &window, &region);
                 rest = Some(window);
             }
-            Way::Close => window.close().unwrap(),
-            Way::Drop => drop(window),
+            Revocation::Close => window.close().unwrap(),
+            Revocation::Drop => drop(window),
             // The last byte is one too far.
-            Way::Outside => {
+            Revocation::Outside => {
                 at = at.offset(60);
                 rest = Some(window);
             }
-            Way::Read => rest = Some(window),
+            Revocation::Read => rest = Some(window),
         }
         let data = pair.filled(b"late!");
-        match way {
-            Way::Read => pair.a.read(data, at, 7).unwrap(),
+        match revocation {
+            Revocation::Read => pair.a.read(data, at, 7).unwrap(),
             _ => pair.a.write(data, at, 7).unwrap(),
         }
         let done = pair.wait_for(7);
-        assert_eq!(done.status(), Status::REM_ACCESS_ERR, "{kind:?} {way:?}");
-        assert_eq!(bytes(&region, 0, 4096), [9; 4096], "{kind:?} {way:?}");
+        assert_eq!(
+            done.status(),
+            Status::REM_ACCESS_ERR,
+            "{kind:?} {revocation:?}"
+        );
+        assert_eq!(
+            bytes(&region, 0, 4096),
+            [9; 4096],
+            "{kind:?} {revocation:?}"
+        );
         drop(rest);
         region.close().unwrap();
     }

@@ -213,7 +213,7 @@ fn addresses_and_memory_in_flight_outlive_their_handles() {
 }
 
 #[test]
-fn handles_are_closed_or_say_why_not() {
+fn refused_closes_report_the_users() {
     let (a, b) = two("ib");
     let srq = b.srq(1);
     let target = b.target(&srq);

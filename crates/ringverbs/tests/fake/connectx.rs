@@ -753,7 +753,7 @@ fn key_changes_are_written_with_their_operands() {
 
 /// The time that the device wrote, of a queue with times, of what was done.
 #[test]
-fn a_completion_s_time_is_the_device_s() {
+fn timestamp_is_read_from_the_device() {
     let mut world = World::new(16);
     world.take_times();
     let (mut qp, queues) = world.queue_pair(None);
@@ -904,7 +904,7 @@ fn receives_of_any_list_are_written_in_their_order() {
 
 /// What a shared queue refuses is not in it.
 #[test]
-fn shared_receives_that_are_refused_are_given_back() {
+fn refused_shared_receives_are_returned() {
     let world = World::new(16);
     let builder = world.domain.shared_receive_queue().depth(3).pieces(2);
     let mut srq = builder.build().unwrap();

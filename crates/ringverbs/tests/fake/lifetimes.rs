@@ -188,7 +188,7 @@ fn a_window_in_flight_outlives_its_handle() {
 /// A window has the key that the kernel has for it: a bind that fails, or is
 /// flushed, gives it none. However its completion is read.
 #[test]
-fn a_bind_that_fails_leaves_the_window_s_key() {
+fn failed_bind_keeps_the_window_key() {
     for by_cursor in [false, true] {
         let mut world = World::new();
         let (mut qp, queues) = world.queue_pair(17);
@@ -221,7 +221,7 @@ fn a_bind_that_fails_leaves_the_window_s_key() {
 /// What a window was bound to is let go of when it is bound elsewhere, also if
 /// nobody hears of it.
 #[test]
-fn a_window_keeps_only_what_it_is_bound_to() {
+fn window_keeps_only_its_bound_region() {
     let mut world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let window = world.domain.memory_window(WindowType::One).unwrap();
@@ -361,7 +361,7 @@ fn a_window_keeps_the_region_of_a_bind_that_was_flushed() {
 
 /// What a bind demands of the region (IBA 10.6.7.2) is seen when it is posted.
 #[test]
-fn a_window_gives_no_more_than_its_region() {
+fn window_access_is_limited_to_its_region() {
     let world = World::new();
     let (mut qp, queues) = world.queue_pair(17);
     let window = world.domain.memory_window(WindowType::Two).unwrap();
@@ -537,7 +537,7 @@ fn a_region_in_flight_outlives_its_handle() {
 /// Shared receives are the queue's, and the queue is there as long as one of
 /// its queue pairs is.
 #[test]
-fn shared_receives_outlive_the_queue_s_handle() {
+fn shared_receives_outlive_their_handle() {
     let world = World::new();
     let (mut srq, driver) = shared_receives(&world);
     let recv = world.machine.queue(9, 8);

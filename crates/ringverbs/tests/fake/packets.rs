@@ -82,7 +82,7 @@ fn failures_are_errors_and_long_frames_are_counted() {
 }
 
 #[test]
-fn what_the_device_invents_is_nobody_s() {
+fn invented_completions_match_no_operation() {
     let mut world = World::new(16);
     let (mut queue, queues) = world.packet_queue(100);
     let frame = queue.buffer(60).unwrap();

@@ -183,7 +183,7 @@ fn a_part_of_a_dma_buffer_is_registered_by_its_file() {
 }
 
 #[test]
-fn memory_on_demand_is_asked_for_and_given_back_when_refused() {
+fn on_demand_memory_is_requested_and_returned_if_refused() {
     let world = World::new();
     let region = Region::alloc_on_demand(&world.domain, 5000).unwrap();
     let request: RegMr = only(&world, REG_MR).core_in().unwrap();

@@ -422,7 +422,7 @@ fn unknown_statuses_are_kept() {
 
 /// Clones of a channel are one channel, closed once.
 #[test]
-fn a_channel_is_closed_once() {
+fn channel_is_closed_once() {
     let world = World::new();
     let channel = world.context.completion_channel().unwrap();
     let clone = channel.clone();

@@ -249,23 +249,23 @@ fn operations_outlive_their_runtime() {
     );
 }
 
-/// A descriptor of which its executor never tells.
-struct Never;
+/// A descriptor that the executor never reports as readable.
+struct NeverReadable;
 
-impl Readable for Never {
+impl Readable for NeverReadable {
     fn poll_readable(&mut self, _: &mut Task<'_>) -> Poll<std::io::Result<()>> {
         Poll::Pending
     }
 }
 
-/// A task that waits when its driver is dropped is woken, and polls by itself.
+/// When a driver is dropped, waiting tasks are woken and then polled repeatedly.
 #[test]
 fn tasks_are_woken_when_their_driver_is_dropped() {
     let bench = Bench::new();
     let (cq, driver) = bench.queue();
     let runtime = runtime();
     let (a, b) = bench.pair(&cq);
-    let mut driving = Box::pin(driver.run(Never));
+    let mut driving = Box::pin(driver.run(NeverReadable));
     assert!(poll_once(&mut driving).is_pending());
     std::thread::scope(|scope| {
         let receive = b.receive(bench.buffer(16));
@@ -278,16 +278,16 @@ fn tasks_are_woken_when_their_driver_is_dropped() {
     });
 }
 
-/// A waker that drops what it holds when it is woken or dropped: futures, and the
-/// queue pair. Nothing of it may run under a lock.
-struct Holds(Mutex<Option<Held>>);
+/// A waker that drops futures and a queue pair when it is woken or dropped. It must not run
+/// under a lock.
+struct HoldingWaker(Mutex<Option<HeldObjects>>);
 
-type Held = (
+type HeldObjects = (
     Option<(Operation<Buffer>, Receive<Buffer>)>,
     Option<(Arc<AsyncQueuePair>, AsyncCompletionQueue)>,
 );
 
-impl Wake for Holds {
+impl Wake for HoldingWaker {
     fn wake(self: Arc<Self>) {
         let held = self.0.lock().unwrap().take();
         if let Some((_, Some((qp, _)))) = &held {
@@ -310,7 +310,7 @@ fn wakers_may_drop_futures_and_queue_pairs() {
                 (Some(thread), None)
             }
             _ => {
-                let mut driving = Box::pin(driver.run(Never));
+                let mut driving = Box::pin(driver.run(NeverReadable));
                 assert!(poll_once(&mut driving).is_pending());
                 (None, Some(driving))
             }
@@ -324,7 +324,7 @@ fn wakers_may_drop_futures_and_queue_pairs() {
             }
             _ => (None, Some((Arc::clone(&b), cq.clone()))),
         };
-        let holds = Waker::from(Arc::new(Holds(Mutex::new(Some(held)))));
+        let holds = Waker::from(Arc::new(HoldingWaker(Mutex::new(Some(held)))));
         let mut task = Task::from_waker(&holds);
         // Waits for a message, or for its operation, or for room.
         let mut receive = b.receive(bench.buffer(8));
@@ -370,7 +370,7 @@ fn wakers_may_drop_futures_and_queue_pairs() {
 /// Of two tasks that wait, the first one is woken and gives up: the message is the
 /// second one's, which is woken.
 #[test]
-fn a_message_that_is_given_up_wakes_the_next_task() {
+fn withdrawn_claim_wakes_the_next_task() {
     let bench = Bench::new();
     let (a, b) = bench.pair(&bench.driven());
     let wakes = [(); 3].map(|()| Arc::new(Woken::default()));
@@ -397,7 +397,7 @@ fn a_message_that_is_given_up_wakes_the_next_task() {
 /// Another queue pair completes in the same queue, with all tokens that a future
 /// could have.
 #[test]
-fn completions_of_another_queue_pair_are_no_future_s() {
+fn completions_of_other_queue_pairs_reach_no_future() {
     let bench = Bench::new();
     let cq = bench.driven();
     let (a, b) = bench.pair(&cq);

@@ -14,7 +14,7 @@ use crate::{Bench, poll_once};
 const LEN: usize = 100;
 
 /// One direction of a connection.
-struct Way {
+struct Direction {
     /// Messages posted, and received.
     sent: u64,
     received: u64,
@@ -24,7 +24,7 @@ struct Way {
     spare: Vec<Buffer>,
 }
 
-impl Way {
+impl Direction {
     fn buffer(&mut self, bench: &Bench) -> Buffer {
         let mut buffer = self.spare.pop().unwrap_or_else(|| bench.buffer(LEN));
         buffer.fill_up();
@@ -126,44 +126,44 @@ fn random_futures_lose_no_message() {
             _ => bench.queue().0,
         };
         let (a, b) = bench.pair(&cq);
-        let way = || Way {
+        let direction = || Direction {
             sent: 0,
             received: 0,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
             spare: Vec::new(),
         };
-        let mut ways = [way(), way()];
+        let mut directions = [direction(), direction()];
         for _ in 0..2000 {
             let which = random.below(2);
             let pair = if which == 0 { (&a, &b) } else { (&b, &a) };
-            ways[which].step(&bench, pair, &mut random);
+            directions[which].step(&bench, pair, &mut random);
         }
         // Everything that was sent arrives.
-        for (at, way) in ways.iter_mut().enumerate() {
+        for (at, direction) in directions.iter_mut().enumerate() {
             let pair = if at == 0 { (&a, &b) } else { (&b, &a) };
             let end = Instant::now() + crate::LONG;
-            while way.received < way.sent {
+            while direction.received < direction.sent {
                 assert!(
                     Instant::now() < end,
                     "seed {seed}: {} of {}",
-                    way.received,
-                    way.sent
+                    direction.received,
+                    direction.sent
                 );
                 if pair.1.in_flight().unwrap().1 == 0 {
                     pair.1.post_receive(bench.buffer(LEN)).unwrap();
                 }
-                if way.receives.is_empty() {
-                    way.receives.push_back(pair.1.message());
+                if direction.receives.is_empty() {
+                    direction.receives.push_back(pair.1.message());
                 }
-                way.receive();
-                if let Some((_, send)) = way.sends.front_mut() {
+                direction.receive();
+                if let Some((_, send)) = direction.sends.front_mut() {
                     if poll_once(send).is_ready() {
-                        way.sends.pop_front();
+                        direction.sends.pop_front();
                     }
                 }
             }
-            messages += way.received;
+            messages += direction.received;
         }
         seed += 1;
     }

@@ -115,7 +115,7 @@ fn vlan_tags_stay_in_frames() {
 }
 
 #[test]
-fn contexts_of_a_device_reach_each_other_and_queues_of_one_if_asked() {
+fn own_frames_are_received_only_on_request() {
     let device = Device::embedded().unwrap();
     let (a, b) = (device.open().unwrap(), device.open().unwrap());
     let (mut sender, mut receiver) = (queue(&a), queue(&b));
@@ -200,7 +200,7 @@ fn checksums_are_computed_and_checked() {
 }
 
 #[test]
-fn timestamps_are_there_if_asked_for() {
+fn requested_timestamps_are_present() {
     let (a, b) = two();
     let mut sender = queue(&a);
     let mut receiver = builder(&b).timestamps().build().unwrap();
@@ -218,7 +218,7 @@ fn timestamps_are_there_if_asked_for() {
 }
 
 #[test]
-fn bad_frames_are_given_back() {
+fn refused_frames_are_returned() {
     let (a, b) = two();
     let mut sender = builder(&a).frame_size(100).send_depth(2).build().unwrap();
     assert_eq!(sender.frame_size(), 100);
@@ -432,7 +432,7 @@ fn a_full_queue_takes_no_more_frames() {
 }
 
 /// What the program holds: a frame, or a buffer, and its bytes.
-enum Held {
+enum HeldPacket {
     Frame(Frame, Vec<u8>),
     Buffer(PoolBuffer, Vec<u8>),
 }
@@ -462,7 +462,7 @@ fn random_calls_keep_every_byte() {
             queue
         };
         let mut queues: Vec<_> = (0..3).map(|_| make(&mut random)).collect();
-        let mut held: Vec<Held> = Vec::new();
+        let mut held: Vec<HeldPacket> = Vec::new();
         let mut arrived = 0;
         for _ in 0..4000 {
             let at = random.below(queues.len());
@@ -475,15 +475,15 @@ fn random_calls_keep_every_byte() {
                         let to = [MAC, OTHER, GROUP][random.below(3)];
                         fill(&mut buffer, to, random.next() as u8);
                         let bytes = buffer.to_vec();
-                        held.push(Held::Buffer(buffer, bytes));
+                        held.push(HeldPacket::Buffer(buffer, bytes));
                     }
                 }
                 5..9 => {
                     let count = 1 + random.below(4);
-                    let own = held.extract(|it| matches!(it, Held::Buffer(..)), count);
+                    let own = held.extract(|it| matches!(it, HeldPacket::Buffer(..)), count);
                     let mut own = own.into_iter().filter_map(|it| match it {
-                        Held::Buffer(buffer, _) => Some(buffer),
-                        Held::Frame(..) => None,
+                        HeldPacket::Buffer(buffer, _) => Some(buffer),
+                        HeldPacket::Frame(..) => None,
                     });
                     // Some are of the other domain, too long, or too many.
                     let _ = queue.send_all(&mut own, Checksums::Unchanged);
@@ -496,7 +496,7 @@ fn random_calls_keep_every_byte() {
                             expect(&frame, frame.len(), to, number);
                         }
                         let bytes = frame.to_vec();
-                        held.push(Held::Frame(frame, bytes));
+                        held.push(HeldPacket::Frame(frame, bytes));
                         arrived += 1;
                     });
                     polled.unwrap();
@@ -507,15 +507,17 @@ fn random_calls_keep_every_byte() {
                 17 if !held.is_empty() => {
                     // Of this queue or another.
                     match held.swap_remove(random.below(held.len())) {
-                        Held::Frame(frame, _) => queue.give_back(frame),
-                        Held::Buffer(buffer, _) => queue.give_back(buffer),
+                        HeldPacket::Frame(frame, _) => queue.give_back(frame),
+                        HeldPacket::Buffer(buffer, _) => queue.give_back(buffer),
                     }
                 }
                 18 if !held.is_empty() => {
                     // Sent on, later.
                     let it = held.swap_remove(random.below(held.len()));
                     held.push(match it {
-                        Held::Frame(frame, bytes) => Held::Buffer(frame.into_buffer(), bytes),
+                        HeldPacket::Frame(frame, bytes) => {
+                            HeldPacket::Buffer(frame.into_buffer(), bytes)
+                        }
                         it => it,
                     });
                 }
@@ -540,8 +542,8 @@ fn random_calls_keep_every_byte() {
             }
             for it in &held {
                 let (now, before) = match it {
-                    Held::Frame(frame, bytes) => (&**frame, bytes),
-                    Held::Buffer(buffer, bytes) => (&**buffer, bytes),
+                    HeldPacket::Frame(frame, bytes) => (&**frame, bytes),
+                    HeldPacket::Buffer(buffer, bytes) => (&**buffer, bytes),
                 };
                 assert_eq!(now, before, "seed {seed}");
             }

@@ -13,10 +13,12 @@ use ringverbs::{
     Status, Transport, WorkRequest,
 };
 
-use super::life::{CONSTANT, CONSTANT_NUMBER, Life, Message, Order, SLOT, SLOTS, WORDS, connect};
+use super::link_state::{
+    CONSTANT, CONSTANT_NUMBER, LinkState, Message, Order, SLOT, SLOTS, WORDS, connect,
+};
 use super::pool::Pool;
-use super::side::Side;
-use super::{Tally, is_rxe};
+use super::resources::ThreadResources;
+use super::{Counts, is_rxe};
 use testing::{Numbers, is_pattern, pattern};
 
 /// Operations that a queue holds.
@@ -63,14 +65,14 @@ struct Call {
     qp: QueuePair,
     /// It had another connection, and was reset.
     was_reset: bool,
-    life: Arc<Life>,
+    link_state: Arc<LinkState>,
     answer: Receiver<(Endpoint, RemoteAddr)>,
 }
 
 struct Connection {
     qp: QueuePair,
     was_reset: bool,
-    life: Arc<Life>,
+    link_state: Arc<LinkState>,
     there: RemoteAddr,
     /// What unsignaled runs write.
     source: RemoteRegion,
@@ -89,7 +91,7 @@ struct Connection {
 pub struct Active {
     links: Vec<Link>,
     orders: Sender<Order>,
-    side: Side,
+    resources: ThreadResources,
 }
 
 impl Active {
@@ -108,11 +110,11 @@ impl Active {
         Self {
             links: links.collect(),
             orders,
-            side: Side::new(context, seed),
+            resources: ThreadResources::new(context, seed),
         }
     }
 
-    pub fn run(mut self, end: Instant) -> Tally {
+    pub fn run(mut self, end: Instant) -> Counts {
         while Instant::now() < end {
             for at in 0..self.links.len() {
                 self.step(at);
@@ -129,15 +131,15 @@ impl Active {
         let state = std::mem::replace(&mut self.links[at].state, State::Down);
         let state = match state {
             State::Down => {
-                let Side { domain, cq, .. } = &self.side;
+                let ThreadResources { domain, cq, .. } = &self.resources;
                 let builder = domain.queue_pair(Transport::Reliable, cq);
                 let qp = builder.send_depth(DEPTH).recv_depth(1).build().unwrap();
                 self.call(at, qp, false)
             }
             State::Connecting(mut call) => match call.answer.try_recv() {
                 Ok((peer, there)) => {
-                    connect(&mut call.qp, &self.side.local, &peer);
-                    self.side.tally.lives += 1;
+                    connect(&mut call.qp, &self.resources.local, &peer);
+                    self.resources.counts.lives += 1;
                     State::Up(Box::new(self.connection(at, *call, there)))
                 }
                 Err(TryRecvError::Empty) => State::Connecting(call),
@@ -150,34 +152,34 @@ impl Active {
 
     fn call(&self, at: usize, qp: QueuePair, was_reset: bool) -> State {
         let (tell, answer) = channel();
-        let life = Arc::new(Life::default());
+        let link_state = Arc::new(LinkState::default());
         let order = Order::Connect {
             link: self.links[at].number,
             shared: self.links[at].shared,
-            life: Arc::clone(&life),
-            peer: qp.endpoint(&self.side.local),
+            link_state: Arc::clone(&link_state),
+            peer: qp.endpoint(&self.resources.local),
             answer: tell,
         };
         self.orders.send(order).expect("the passive side is gone");
         State::Connecting(Box::new(Call {
             qp,
             was_reset,
-            life,
+            link_state,
             answer,
         }))
     }
 
     fn connection(&mut self, at: usize, call: Call, there: RemoteAddr) -> Connection {
         let access = AccessFlags::LOCAL_WRITE;
-        let source = self.side.domain.alloc_remote(SLOT, access).unwrap();
+        let source = self.resources.domain.alloc_remote(SLOT, access).unwrap();
         let mut bytes = vec![0; SLOT];
         pattern(CONSTANT_NUMBER, &mut bytes);
         source.write_at(0, &bytes).unwrap();
-        let lifetime = Duration::from_millis(20 + self.side.numbers.below(1500) as u64);
+        let lifetime = Duration::from_millis(20 + self.resources.numbers.below(1500) as u64);
         Connection {
             qp: call.qp,
             was_reset: call.was_reset,
-            life: call.life,
+            link_state: call.link_state,
             there,
             source,
             in_flight: VecDeque::new(),
@@ -194,7 +196,7 @@ impl Active {
     fn work(&mut self, at: usize, mut connection: Box<Connection>) -> State {
         if connection.dying {
             return if connection.in_flight.is_empty() {
-                self.bury(at, connection)
+                self.reconnect_or_close(at, connection)
             } else {
                 State::Up(connection)
             };
@@ -203,42 +205,42 @@ impl Active {
             return self.kill(at, connection);
         }
         for _ in 0..4 {
-            connection.post(&mut self.side.numbers, &mut self.side.pool);
+            connection.post(&mut self.resources.numbers, &mut self.resources.pool);
         }
         State::Up(connection)
     }
 
     /// Dies in the middle of its work, in one of several ways.
     fn kill(&mut self, at: usize, mut connection: Box<Connection>) -> State {
-        connection.life.kill();
-        self.side.tally.active_kills += 1;
-        match self.side.numbers.below(4) {
+        connection.link_state.kill();
+        self.resources.counts.active_kills += 1;
+        match self.resources.numbers.below(4) {
             // Dropped: what is in flight goes with it.
             0 => {
                 for operation in connection.in_flight.drain(..) {
                     if let Some(number) = operation.buffer {
-                        self.side.pool.let_go(number);
+                        self.resources.pool.released(number);
                     }
                 }
                 drop(connection.qp);
                 // The poller lets go of what it has met when it looks again.
                 self.poll();
-                self.gone(at, &connection.life);
+                self.gone(at, &connection.link_state);
                 State::Down
             }
             // Closed: everything is given back at once.
             1 => {
-                let released = connection.qp.close_and_drain(&mut self.side.cq, None);
+                let released = connection.qp.close_and_drain(&mut self.resources.cq, None);
                 let released = released.unwrap_or_else(|error| panic!("{error}"));
                 for released in released {
                     let operation = next(&mut connection.in_flight, released.token);
                     let buffer = released.payload.into_buffer();
-                    give_back(&mut self.side.pool, &operation, buffer);
+                    give_back(&mut self.resources.pool, &operation, buffer);
                 }
                 let left = connection.in_flight.iter().find(|left| left.signaled);
                 assert!(left.is_none(), "did not come back: {left:?}");
                 connection.source.close().unwrap();
-                self.gone(at, &connection.life);
+                self.gone(at, &connection.link_state);
                 State::Down
             }
             // A reset would lose what is in flight; then an error, below.
@@ -260,31 +262,31 @@ impl Active {
     }
 
     /// Everything has been flushed: a new life, of a new queue pair or of this.
-    fn bury(&mut self, at: usize, connection: Box<Connection>) -> State {
+    fn reconnect_or_close(&mut self, at: usize, connection: Box<Connection>) -> State {
         let Connection {
             mut qp,
-            life,
+            link_state,
             source,
             ..
         } = *connection;
         assert_eq!(qp.in_flight().0, 0);
         // Runs are brought to an end by what follows them.
         source.close().unwrap();
-        self.gone(at, &life);
-        if self.side.numbers.one_in(2) {
+        self.gone(at, &link_state);
+        if self.resources.numbers.one_in(2) {
             qp.close().unwrap();
             State::Down
         } else {
             qp.modify(&reset(), QpAttrMask::STATE).unwrap();
-            self.side.tally.resets += 1;
+            self.resources.counts.resets += 1;
             self.call(at, qp, true)
         }
     }
 
-    fn gone(&self, at: usize, life: &Arc<Life>) {
+    fn gone(&self, at: usize, link_state: &Arc<LinkState>) {
         let order = Order::Gone {
             link: self.links[at].number,
-            life: Arc::clone(life),
+            link_state: Arc::clone(link_state),
         };
         self.orders.send(order).expect("the passive side is gone");
     }
@@ -292,7 +294,7 @@ impl Active {
     /// Reads completions. Returns whether there were any.
     fn poll(&mut self) -> bool {
         let mut completions: [Completion; 8] = Default::default();
-        let count = self.side.cq.poll(&mut completions).unwrap();
+        let count = self.resources.cq.poll(&mut completions).unwrap();
         for completion in completions.into_iter().take(count) {
             let links = self.links.iter_mut();
             let connection = links
@@ -303,14 +305,18 @@ impl Active {
                 .find(|connection| connection.qp.qp_num() == completion.qp_num);
             let connection = connection
                 .unwrap_or_else(|| panic!("of a queue pair that is gone: {completion:?}"));
-            connection.completed(completion, &mut self.side.pool, &mut self.side.tally);
+            connection.completed(
+                completion,
+                &mut self.resources.pool,
+                &mut self.resources.counts,
+            );
         }
         count > 0
     }
 
     /// Those that are alive bring their work to an end, and all of it has to
     /// have arrived.
-    fn end(mut self) -> Tally {
+    fn end(mut self) -> Counts {
         let patience = Instant::now() + Duration::from_secs(60);
         loop {
             self.poll();
@@ -319,12 +325,12 @@ impl Active {
                 let link = &mut self.links[at];
                 if let State::Up(connection) = &mut link.state {
                     let waits = !connection.dying
-                        && !connection.life.is_killed()
-                        && connection.life.under_way() > 0;
+                        && !connection.link_state.is_killed()
+                        && connection.link_state.in_flight_messages() > 0;
                     if waits || !connection.in_flight.is_empty() {
                         busy.push((link.number, connection.in_flight.len()));
                     } else {
-                        connection.life.kill();
+                        connection.link_state.kill();
                     }
                 }
             }
@@ -338,17 +344,17 @@ impl Active {
             match std::mem::replace(&mut self.links[at].state, State::Down) {
                 State::Down => {}
                 State::Connecting(call) => {
-                    self.gone(at, &call.life);
+                    self.gone(at, &call.link_state);
                     call.qp.close().unwrap();
                 }
                 State::Up(connection) => {
-                    self.gone(at, &connection.life);
+                    self.gone(at, &connection.link_state);
                     connection.qp.close().unwrap();
                     connection.source.close().unwrap();
                 }
             }
         }
-        self.side.close()
+        self.resources.close()
     }
 }
 
@@ -375,7 +381,7 @@ fn next(in_flight: &mut VecDeque<Operation>, token: u64) -> Operation {
 
 fn give_back(pool: &mut Pool, operation: &Operation, buffer: Option<Buffer>) {
     match (operation.buffer, buffer) {
-        (Some(number), Some(buffer)) => pool.back(number, buffer),
+        (Some(number), Some(buffer)) => pool.put_back(number, buffer),
         (None, None) => {}
         (_, buffer) => panic!("{operation:?} came back with {buffer:?}"),
     }
@@ -400,7 +406,7 @@ impl Connection {
         let len = numbers.below(longest + 1);
         let number = numbers.next();
         let at = |offset: usize| self.there.offset(offset);
-        let may_send = self.life.under_way() < SLOTS / 2;
+        let may_send = self.link_state.in_flight_messages() < SLOTS / 2;
         match numbers.below(7) {
             0 if may_send => {
                 // Of one packet, so that no receive of the shared queue goes
@@ -409,7 +415,7 @@ impl Connection {
                 let (buffer, data) = filled(pool, number, len);
                 self.messages += 1;
                 let slot = None;
-                self.life.sending(Message { number, len, slot });
+                self.link_state.push(Message { number, len, slot });
                 let request = WorkRequest::send(data).immediate(number as u32);
                 self.qp.post(request.token(self.token)).unwrap();
                 self.started(Some(buffer), true, Expected::Done);
@@ -420,7 +426,7 @@ impl Connection {
                 let (buffer, data) = filled(pool, number, len);
                 self.messages += 1;
                 let slot = Some(slot);
-                self.life.sending(Message { number, len, slot });
+                self.link_state.push(Message { number, len, slot });
                 let request = WorkRequest::write(data, to).immediate(number as u32);
                 self.qp.post(request.token(self.token)).unwrap();
                 self.started(Some(buffer), true, Expected::Done);
@@ -500,13 +506,13 @@ impl Connection {
         self.read(pool, from, expected, len);
     }
 
-    fn completed(&mut self, mut completion: Completion, pool: &mut Pool, tally: &mut Tally) {
+    fn completed(&mut self, mut completion: Completion, pool: &mut Pool, counts: &mut Counts) {
         let operation = next(&mut self.in_flight, completion.token);
         let payload = std::mem::take(&mut completion.payload);
         let buffer = payload.into_buffer();
         match completion.result {
             Ok(_) => {
-                tally.operations += 1;
+                counts.operations += 1;
                 let bytes: &[u8] = buffer.as_deref().unwrap_or_default();
                 match operation.expected {
                     Expected::Done => {}
@@ -519,12 +525,12 @@ impl Connection {
                     // See Tally.
                     Expected::Old(_) => {
                         assert!(is_pattern(PREFILL, bytes), "{operation:?}: {bytes:?}");
-                        tally.without_data += 1;
+                        counts.without_data += 1;
                     }
                 }
             }
             Err(failure) => {
-                if !self.life.is_killed() {
+                if !self.link_state.is_killed() {
                     let late_error =
                         is_rxe() && self.was_reset && failure.status == Status::WR_FLUSH_ERR;
                     assert!(
@@ -532,10 +538,10 @@ impl Connection {
                         "{operation:?} failed before the kill (reset: {}): {failure}",
                         self.was_reset
                     );
-                    self.life.kill();
-                    tally.late_errors += 1;
+                    self.link_state.kill();
+                    counts.late_errors += 1;
                 }
-                tally.failures += 1;
+                counts.failures += 1;
                 if !self.dying {
                     self.qp.set_error().unwrap();
                     self.dying = true;

@@ -9,11 +9,11 @@
 #![allow(missing_docs, reason = "a test")]
 
 mod active;
-mod life;
+mod killed_peer;
+mod link_state;
 mod passive;
 mod pool;
-mod side;
-mod victim;
+mod resources;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ const MACHINE_GROWTH: i64 = 128 * 1024;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct Counts {
     pub lives: u64,
     pub operations: u64,
     pub messages: u64,
@@ -46,7 +46,7 @@ pub struct Tally {
     pub active_kills: u64,
     pub passive_kills: u64,
     pub resets: u64,
-    pub victims: u64,
+    pub killed_peers: u64,
     /// Atomics that succeeded without their old value. rdma_rxe does that when
     /// a request is sent again although nothing was lost, as it is on a machine
     /// that is busy (rxe-tests/programs/losses.c shows it with C).
@@ -60,7 +60,7 @@ pub struct Tally {
     pub buffers: [u64; 3],
 }
 
-impl Tally {
+impl Counts {
     pub fn count(&mut self, buffers: [u64; 3]) {
         for (sum, count) in self.buffers.iter_mut().zip(buffers) {
             *sum += count;
@@ -76,7 +76,7 @@ impl Tally {
             (&mut self.active_kills, other.active_kills),
             (&mut self.passive_kills, other.passive_kills),
             (&mut self.resets, other.resets),
-            (&mut self.victims, other.victims),
+            (&mut self.killed_peers, other.killed_peers),
             (&mut self.without_data, other.without_data),
             (&mut self.late_errors, other.late_errors),
         ] {
@@ -86,18 +86,18 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [posted, returned, let_go] = self.buffers;
+        let [posted, returned, released] = self.buffers;
         write!(
             f,
             "{} lives ({} killed here, {} there, {} processes; {} of a queue pair that was \
              reset, {} of them flushed by an earlier error), {} operations done ({} atomics without data) and {} failed, {} messages \
-             seen; {posted} buffers posted, {returned} back, {let_go} gone with their queue pair",
+             take_next; {posted} buffers posted, {returned} back, {released} gone with their queue pair",
             self.lives,
             self.active_kills,
             self.passive_kills,
-            self.victims,
+            self.killed_peers,
             self.resets,
             self.late_errors,
             self.operations,
@@ -123,12 +123,12 @@ fn duplicates() -> Option<u64> {
     Some(text.trim().parse().unwrap())
 }
 
-fn round(seed: u64, length: Duration) -> Tally {
+fn round(seed: u64, length: Duration) -> Counts {
     let mut numbers = Numbers(seed);
     let end = Instant::now() + length;
     let context = Device::named(&device_name()).unwrap().open().unwrap();
     let (orders, received) = channel();
-    let mut tally = Tally::default();
+    let mut counts = Counts::default();
     thread::scope(|scope| {
         let mut threads = Vec::new();
         let passive = passive::Passive::new(context.clone(), received, numbers.next());
@@ -141,18 +141,18 @@ fn round(seed: u64, length: Duration) -> Tally {
         }
         drop(orders);
         let (context, seed) = (context.clone(), numbers.next());
-        threads.push(scope.spawn(move || victim::run(context, seed, end)));
+        threads.push(scope.spawn(move || killed_peer::run(context, seed, end)));
         for thread in threads {
             // Its own message is on the standard error.
-            tally.add(&thread.join().unwrap_or_else(|_| panic!("a thread failed")));
+            counts.add(&thread.join().unwrap_or_else(|_| panic!("a thread failed")));
         }
     });
     // Nobody has anything of it any more.
     context.close().unwrap();
-    let [posted, returned, let_go] = tally.buffers;
-    assert_eq!(posted, returned + let_go);
-    assert!(tally.operations > 0 && tally.messages > 0);
-    tally
+    let [posted, returned, released] = counts.buffers;
+    assert_eq!(posted, returned + released);
+    assert!(counts.operations > 0 && counts.messages > 0);
+    counts
 }
 
 /// The directory in which the processes of this test meet, if they need one.
@@ -175,17 +175,17 @@ fn mixed_operations_with_deaths() {
     println!("SOAK_SECONDS={seconds} SOAK_SEED={seed}");
     let rounds = (seconds / ROUND).max(2);
     let length = Duration::from_secs(seconds) / rounds as u32;
-    let mut all = Tally::default();
+    let mut all = Counts::default();
     let mut numbers = Numbers(seed);
     let mut first = None;
     for number in 1..=rounds {
         let before = duplicates();
-        let tally = round(numbers.next(), length);
+        let counts = round(numbers.next(), length);
         let again = duplicates().zip(before).map(|(now, before)| now - before);
-        all.add(&tally);
-        println!("round {number} of {rounds}: {tally}; {again:?} requests came again");
+        all.add(&counts);
+        println!("round {number} of {rounds}: {counts}; {again:?} requests came again");
         assert!(
-            tally.without_data == 0 || again.is_none_or(|again| again > 0),
+            counts.without_data == 0 || again.is_none_or(|again| again > 0),
             "the kernel has no part in it"
         );
         let now = Usage::now();
@@ -206,5 +206,5 @@ fn mixed_operations_with_deaths() {
         std::fs::remove_dir_all(directory()).unwrap();
     }
     assert!(all.active_kills > 0 && all.failures > 0);
-    assert!(seconds < 10 || (all.passive_kills > 0 && all.resets > 0 && all.victims > 0));
+    assert!(seconds < 10 || (all.passive_kills > 0 && all.resets > 0 && all.killed_peers > 0));
 }

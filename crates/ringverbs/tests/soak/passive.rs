@@ -12,10 +12,10 @@ use ringverbs::{
     SharedReceiveQueue, Status, Transport,
 };
 
-use super::Tally;
-use super::life::{CONSTANT, CONSTANT_NUMBER, Life, Order, REGION, SLOT, connect};
+use super::Counts;
+use super::link_state::{CONSTANT, CONSTANT_NUMBER, LinkState, Order, REGION, SLOT, connect};
 use super::pool::Pool;
-use super::side::Side;
+use super::resources::ThreadResources;
 use testing::{is_pattern, pattern};
 
 /// Receives of a queue pair of its own, fewer than may be under way: peers run
@@ -27,7 +27,7 @@ const SHARED: usize = 24;
 struct End {
     qp: QueuePair,
     region: RemoteRegion,
-    life: Arc<Life>,
+    link_state: Arc<LinkState>,
     /// Receives in its own queue, by the numbers of their buffers.
     posted: HashSet<u32>,
     /// When it is to die of itself.
@@ -40,24 +40,24 @@ pub struct Passive {
     orders: Receiver<Order>,
     shared_posted: HashSet<u32>,
     srq: SharedReceiveQueue,
-    side: Side,
+    resources: ThreadResources,
 }
 
 impl Passive {
     pub fn new(context: Context, orders: Receiver<Order>, seed: u64) -> Self {
-        let side = Side::new(context, seed);
-        let srq = side.domain.shared_receive_queue();
+        let resources = ThreadResources::new(context, seed);
+        let srq = resources.domain.shared_receive_queue();
         Self {
             ends: HashMap::new(),
             orders,
             shared_posted: HashSet::new(),
             srq: srq.depth(64).build().unwrap(),
-            side,
+            resources,
         }
     }
 
     /// Until all active threads are gone.
-    pub fn run(mut self) -> Tally {
+    pub fn run(mut self) -> Counts {
         loop {
             let order = if self.poll() {
                 self.orders.try_recv()
@@ -72,19 +72,19 @@ impl Passive {
                 Ok(Order::Connect {
                     link,
                     shared,
-                    life,
+                    link_state,
                     peer,
                     answer,
                 }) => {
                     self.remove(link);
                     // Nobody waits for it any more if the other side is done.
-                    let _ = answer.send(self.connect(link, shared, life, &peer));
+                    let _ = answer.send(self.connect(link, shared, link_state, &peer));
                 }
-                Ok(Order::Gone { link, life }) => {
+                Ok(Order::Gone { link, link_state }) => {
                     if self
                         .ends
                         .get(&link)
-                        .is_some_and(|end| Arc::ptr_eq(&end.life, &life))
+                        .is_some_and(|end| Arc::ptr_eq(&end.link_state, &link_state))
                     {
                         self.remove(link);
                     }
@@ -93,7 +93,7 @@ impl Passive {
                 Err(TryRecvError::Disconnected) => return self.end(),
             }
             self.fill_shared();
-            self.let_die();
+            self.kill_due();
         }
     }
 
@@ -101,10 +101,10 @@ impl Passive {
         &mut self,
         link: usize,
         shared: bool,
-        life: Arc<Life>,
+        link_state: Arc<LinkState>,
         peer: &Endpoint,
     ) -> (Endpoint, RemoteAddr) {
-        let Side { domain, cq, .. } = &self.side;
+        let ThreadResources { domain, cq, .. } = &self.resources;
         let builder = domain.queue_pair(Transport::Reliable, cq);
         let builder = builder.recv_depth(RECEIVES);
         let mut qp = if shared {
@@ -114,24 +114,24 @@ impl Passive {
         };
         let access =
             AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
-        let region = self.side.domain.alloc_remote(REGION, access).unwrap();
+        let region = self.resources.domain.alloc_remote(REGION, access).unwrap();
         let mut constant = vec![0; SLOT];
         pattern(CONSTANT_NUMBER, &mut constant);
         region.write_at(CONSTANT, &constant).unwrap();
-        connect(&mut qp, &self.side.local, peer);
-        let told = (qp.endpoint(&self.side.local), region.key());
-        let lifetime = Duration::from_millis(300 + self.side.numbers.below(5000) as u64);
+        connect(&mut qp, &self.resources.local, peer);
+        let told = (qp.endpoint(&self.resources.local), region.key());
+        let lifetime = Duration::from_millis(300 + self.resources.numbers.below(5000) as u64);
         let mut end = End {
             qp,
             region,
-            life,
+            link_state,
             posted: HashSet::new(),
             dies: Instant::now() + lifetime,
             dying: false,
         };
         if !shared {
             for _ in 0..RECEIVES {
-                end.receive(&mut self.side.pool);
+                end.receive(&mut self.resources.pool);
             }
         }
         self.ends.insert(link, end);
@@ -140,7 +140,7 @@ impl Passive {
 
     fn fill_shared(&mut self) {
         while self.shared_posted.len() < SHARED {
-            let (number, buffer) = self.side.pool.take();
+            let (number, buffer) = self.resources.pool.take();
             self.srq.receive(buffer, number.into()).unwrap();
             self.shared_posted.insert(number);
         }
@@ -149,7 +149,7 @@ impl Passive {
     /// Reads completions. Returns whether there were any.
     fn poll(&mut self) -> bool {
         let mut completions: [Completion; 8] = Default::default();
-        let count = self.side.cq.poll(&mut completions).unwrap();
+        let count = self.resources.cq.poll(&mut completions).unwrap();
         for completion in completions.into_iter().take(count) {
             self.completed(completion);
         }
@@ -167,13 +167,13 @@ impl Passive {
         let Some((link, end)) = end else {
             // The shared queue's outlive the queue pair that used them.
             assert!(was_shared, "of a queue pair that is gone: {completion:?}");
-            self.side.pool.back(number, buffer);
+            self.resources.pool.put_back(number, buffer);
             return;
         };
         assert!(was_shared || end.posted.remove(&number), "{completion:?}");
         match completion.result {
             Ok(success) => {
-                let message = end.life.seen().expect("a message too many");
+                let message = end.link_state.take_next().expect("a message too many");
                 assert_eq!(success.byte_len as usize, message.len, "{message:?}");
                 assert_eq!(success.immediate(), Some(message.number as u32));
                 assert_eq!(success.is_remote_write(), message.slot.is_some());
@@ -186,7 +186,7 @@ impl Passive {
                     }
                 };
                 assert!(whole, "the bytes of {message:?} are others");
-                self.side.tally.messages += 1;
+                self.resources.counts.messages += 1;
             }
             Err(failure) => {
                 if !end.dying {
@@ -197,29 +197,29 @@ impl Passive {
                 assert_eq!(failure.status, Status::WR_FLUSH_ERR);
             }
         }
-        self.side.pool.back(number, buffer);
+        self.resources.pool.put_back(number, buffer);
         if !was_shared && !end.dying {
-            end.receive(&mut self.side.pool);
+            end.receive(&mut self.resources.pool);
         }
     }
 
     /// Those whose time has come.
-    fn let_die(&mut self) {
+    fn kill_due(&mut self) {
         let now = Instant::now();
         let due = self.ends.iter().filter(|(_, end)| end.dies <= now);
         for link in due.map(|(link, _)| *link).collect::<Vec<_>>() {
             let Some(end) = self.ends.get_mut(&link) else {
                 continue;
             };
-            end.life.kill();
-            self.side.tally.passive_kills += u64::from(!end.dying);
-            if end.dying || !self.side.numbers.one_in(3) {
+            end.link_state.kill();
+            self.resources.counts.passive_kills += u64::from(!end.dying);
+            if end.dying || !self.resources.numbers.one_in(3) {
                 self.remove(link);
             } else {
                 // In the error state for a while, its receives flushed.
                 end.qp.set_error().unwrap();
                 end.dying = true;
-                end.dies = now + Duration::from_millis(self.side.numbers.below(50) as u64);
+                end.dies = now + Duration::from_millis(self.resources.numbers.below(50) as u64);
             }
         }
     }
@@ -229,26 +229,26 @@ impl Passive {
         let Some(mut end) = self.ends.remove(&link) else {
             return;
         };
-        end.life.kill();
-        if self.side.numbers.one_in(2) {
+        end.link_state.kill();
+        if self.resources.numbers.one_in(2) {
             drop(end.qp);
             end.posted
                 .drain()
-                .for_each(|number| self.side.pool.let_go(number));
+                .for_each(|number| self.resources.pool.released(number));
         } else {
-            let released = end.qp.close_and_drain(&mut self.side.cq, None);
+            let released = end.qp.close_and_drain(&mut self.resources.cq, None);
             for released in released.unwrap_or_else(|error| panic!("{error}")) {
                 let number = released.token as u32;
                 assert!(end.posted.remove(&number), "{released:?}");
                 let buffer = released.payload.into_buffer().unwrap();
-                self.side.pool.back(number, buffer);
+                self.resources.pool.put_back(number, buffer);
             }
             assert!(end.posted.is_empty(), "did not come back: {:?}", end.posted);
         }
         end.region.close().unwrap();
     }
 
-    fn end(mut self) -> Tally {
+    fn end(mut self) -> Counts {
         for link in self.ends.keys().copied().collect::<Vec<_>>() {
             self.remove(link);
         }
@@ -257,12 +257,12 @@ impl Passive {
         for released in self.srq.close().unwrap() {
             let number = released.token as u32;
             assert!(self.shared_posted.remove(&number), "{released:?}");
-            self.side
+            self.resources
                 .pool
-                .back(number, released.payload.into_buffer().unwrap());
+                .put_back(number, released.payload.into_buffer().unwrap());
         }
         assert!(self.shared_posted.is_empty(), "{:?}", self.shared_posted);
-        self.side.close()
+        self.resources.close()
     }
 }
 

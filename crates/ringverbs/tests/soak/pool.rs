@@ -24,7 +24,7 @@ pub struct Pool {
     /// Times that one was returned.
     pub returned: u64,
     /// Buffers that were released with a dropped queue pair.
-    pub let_go: u64,
+    pub released: u64,
 }
 
 impl Pool {
@@ -35,7 +35,7 @@ impl Pool {
             here: Vec::new(),
             taken: 0,
             returned: 0,
-            let_go: 0,
+            released: 0,
         }
     }
 
@@ -55,7 +55,7 @@ impl Pool {
     }
 
     /// Returns a posted buffer.
-    pub fn back(&mut self, number: u32, buffer: Buffer) {
+    pub fn put_back(&mut self, number: u32, buffer: Buffer) {
         let (place, address) = &mut self.buffers[number as usize];
         assert_eq!(
             *place,
@@ -69,7 +69,7 @@ impl Pool {
     }
 
     /// Counts a buffer that was released with its queue pair.
-    pub fn let_go(&mut self, number: u32) {
+    pub fn released(&mut self, number: u32) {
         let place = &mut self.buffers[number as usize].0;
         assert_eq!(
             *place,
@@ -77,7 +77,7 @@ impl Pool {
             "buffer {number} was not posted"
         );
         *place = BufferState::Released;
-        self.let_go += 1;
+        self.released += 1;
     }
 
     /// Closes all regions: nothing is posted, and no part of a buffer is used.
@@ -89,12 +89,12 @@ impl Pool {
                 "buffer {number} never came back"
             );
         }
-        assert_eq!(self.taken, self.returned + self.let_go);
+        assert_eq!(self.taken, self.returned + self.released);
         for (number, buffer) in self.here {
             let region = buffer.try_into_region();
             let region = region.unwrap_or_else(|_| panic!("buffer {number} is in use"));
             region.close().unwrap();
         }
-        [self.taken, self.returned, self.let_go]
+        [self.taken, self.returned, self.released]
     }
 }

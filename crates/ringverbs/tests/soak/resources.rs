@@ -1,22 +1,22 @@
-//! What each thread has of its own, and gives back at the end.
+//! The resources of a thread, which are closed at the end.
 
 use ringverbs::{CompletionQueue, Context, LocalAddress, ProtectionDomain};
 
-use super::Tally;
+use super::Counts;
 use super::pool::Pool;
 use testing::Numbers;
 
-pub struct Side {
+pub struct ThreadResources {
     pub pool: Pool,
     pub cq: CompletionQueue,
     pub local: LocalAddress,
     pub domain: ProtectionDomain,
     context: Context,
     pub numbers: Numbers,
-    pub tally: Tally,
+    pub counts: Counts,
 }
 
-impl Side {
+impl ThreadResources {
     pub fn new(context: Context, seed: u64) -> Self {
         let domain = context.alloc_pd().unwrap();
         Self {
@@ -26,17 +26,16 @@ impl Side {
             domain,
             context,
             numbers: Numbers(seed),
-            tally: Tally::default(),
+            counts: Counts::default(),
         }
     }
 
-    /// All queue pairs are gone: everything else can be closed, and the buffers
-    /// are counted.
-    pub fn close(mut self) -> Tally {
+    /// Closes all resources and counts the buffers; all queue pairs must be closed.
+    pub fn close(mut self) -> Counts {
         self.cq.close().unwrap();
-        self.tally.count(self.pool.close());
+        self.counts.count(self.pool.close());
         self.domain.close().unwrap();
         drop(self.context);
-        self.tally
+        self.counts
     }
 }

@@ -9,23 +9,23 @@ use std::time::{Duration, Instant};
 
 use ringverbs::{AccessFlags, Context, Endpoint, RemoteAddr, Transport};
 
-use super::Tally;
-use super::life::connect;
+use super::Counts;
+use super::link_state::connect;
 use super::pool::SIZE;
-use super::side::Side;
+use super::resources::ThreadResources;
 use testing::{is_pattern, pattern};
 
-/// Begins what the victim has to say, among the test harness's lines.
-const MARK: &str = "VICTIM ";
-/// Names the seed of the victim's bytes, and makes it one.
-const VARIABLE: &str = "SOAK_VICTIM";
+/// Prefix of the peer process's lines, among those of the test harness.
+const MARK: &str = "PEER ";
+/// The seed of the peer's bytes; if it is set, the test is the peer process.
+const VARIABLE: &str = "SOAK_PEER";
 const DEPTH: u32 = 16;
 
-/// The victim: connects, and waits for its end.
+/// The peer process: connects, and waits until it is killed.
 #[test]
 #[ignore = "a part of the other test"]
-fn victim() {
-    // The other test's, or nobody's: all ignored tests are run.
+fn peer_process() {
+    // Not set if all ignored tests are run.
     let Ok(seed) = std::env::var(VARIABLE) else {
         return;
     };
@@ -46,19 +46,24 @@ fn victim() {
     std::io::stdin().read_line(&mut peer).unwrap();
     connect(&mut qp, &local, &peer.parse().unwrap());
     println!("{MARK}ready");
-    // Not for ever, if nobody kills it.
+    // Exits in the end if nobody kills the process.
     thread::sleep(Duration::from_secs(120));
 }
 
 /// A process that does not outlive this value.
-struct Victim(Child);
+struct PeerProcess(Child);
 
-impl Victim {
+impl PeerProcess {
     fn start(seed: u64) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut command = Command::new(program);
         command
-            .args(["victim::victim", "--ignored", "--exact", "--nocapture"])
+            .args([
+                "killed_peer::peer_process",
+                "--ignored",
+                "--exact",
+                "--nocapture",
+            ])
             .env(VARIABLE, seed.to_string())
             .env("RXE_DEV", crate::device_name())
             .stdin(Stdio::piped())
@@ -72,48 +77,50 @@ impl Victim {
     }
 }
 
-impl Drop for Victim {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Kills one process after the other.
-pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
-    let mut side = Side::new(context, seed);
+/// Starts and kills processes, one after the other.
+pub fn run(context: Context, seed: u64, end: Instant) -> Counts {
+    let mut resources = ThreadResources::new(context, seed);
     while Instant::now() < end {
-        let number = side.numbers.next();
-        let mut victim = Victim::start(number);
-        let mut lines = BufReader::new(victim.0.stdout.take().unwrap()).lines();
-        let mut said = || {
+        let number = resources.numbers.next();
+        let mut process = PeerProcess::start(number);
+        let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let mut next_line = || {
             let line = lines.find_map(|line| line.unwrap().strip_prefix(MARK).map(str::to_owned));
-            line.expect("the victim went by itself")
+            line.expect("the peer process exited early")
         };
-        let told = said();
-        let words: Vec<&str> = told.split_whitespace().collect();
+        let greeting = next_line();
+        let words: Vec<&str> = greeting.split_whitespace().collect();
         let peer: Endpoint = words[0].parse().unwrap();
         let there = RemoteAddr::new(words[1].parse().unwrap(), words[2].parse().unwrap());
-        let builder = side.domain.queue_pair(Transport::Reliable, &side.cq);
+        let builder = resources
+            .domain
+            .queue_pair(Transport::Reliable, &resources.cq);
         let mut qp = builder.send_depth(DEPTH).build().unwrap();
-        let mut stdin = victim.0.stdin.take().unwrap();
-        writeln!(stdin, "{}", qp.endpoint(&side.local)).unwrap();
-        said();
-        connect(&mut qp, &side.local, &peer);
+        let mut stdin = process.0.stdin.take().unwrap();
+        writeln!(stdin, "{}", qp.endpoint(&resources.local)).unwrap();
+        next_line();
+        connect(&mut qp, &resources.local, &peer);
 
-        let dies = Instant::now() + Duration::from_millis(side.numbers.below(500) as u64);
+        let dies = Instant::now() + Duration::from_millis(resources.numbers.below(500) as u64);
         let mut alive = true;
         let mut failed = false;
         let mut in_flight = VecDeque::new();
         while !(failed && in_flight.is_empty()) {
             if alive && Instant::now() >= dies {
-                victim.kill();
+                process.kill();
                 alive = false;
             }
             if !failed && in_flight.len() < DEPTH as usize {
-                let (buffer, mut data) = side.pool.take();
-                data.set_len(side.numbers.below(SIZE + 1)).unwrap();
-                let reads = side.numbers.one_in(2);
+                let (buffer, mut data) = resources.pool.take();
+                data.set_len(resources.numbers.below(SIZE + 1)).unwrap();
+                let reads = resources.numbers.one_in(2);
                 if reads {
                     data.fill(0);
                     qp.read(data, there, buffer.into()).unwrap();
@@ -122,7 +129,7 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
                 }
                 in_flight.push_back((buffer, reads));
             }
-            let Some(mut completion) = side.cq.poll_one().unwrap() else {
+            let Some(mut completion) = resources.cq.poll_one().unwrap() else {
                 thread::sleep(Duration::from_micros(100));
                 continue;
             };
@@ -132,21 +139,21 @@ pub fn run(context: Context, seed: u64, end: Instant) -> Tally {
             match completion.result {
                 Ok(_) => {
                     assert!(!reads || is_pattern(number, &data));
-                    side.tally.operations += 1;
+                    resources.counts.operations += 1;
                 }
                 Err(failure) => {
                     assert!(
                         !alive,
-                        "operation failed before the victim's kill: {failure}"
+                        "operation failed before the peer was killed: {failure}"
                     );
-                    side.tally.failures += 1;
+                    resources.counts.failures += 1;
                     failed = true;
                 }
             }
-            side.pool.back(buffer, data);
+            resources.pool.put_back(buffer, data);
         }
         qp.close().unwrap();
-        side.tally.victims += 1;
+        resources.counts.killed_peers += 1;
     }
-    side.close()
+    resources.close()
 }

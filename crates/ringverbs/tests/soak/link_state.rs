@@ -1,4 +1,4 @@
-//! What the two ends of a connection know of each other besides the wire.
+//! State that the two ends of a connection share in the process.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,39 +9,39 @@ use std::time::Duration;
 use ringverbs::qp::{ReadyToReceive, ReadyToSend};
 use ringverbs::{Endpoint, LocalAddress, QueuePair, RemoteAddr};
 
-/// Places at the passive end for writes with immediate data, and for writes
-/// that are read back.
+/// Number of slots at the passive end for writes with immediate data, and for writes that are
+/// read back.
 pub const SLOTS: usize = 16;
-/// Bytes of a place, and of the longest message.
+/// Length of a slot, and of the longest message, in bytes.
 pub const SLOT: usize = super::pool::SIZE;
-/// Where the bytes begin that are only read, behind all slots.
+/// Offset of the read-only bytes, behind all slots.
 pub const CONSTANT: usize = 2 * SLOTS * SLOT;
-/// Where the words for atomics begin.
+/// Offset of the words for atomics.
 pub const WORDS: usize = CONSTANT + SLOT;
-/// Bytes of the passive end's memory.
+/// Length of the passive end's memory in bytes.
 pub const REGION: usize = WORDS + 16;
-/// Whose pattern the constant has.
+/// Number of the pattern of the read-only bytes.
 pub const CONSTANT_NUMBER: u64 = u64::MAX;
 
-/// A message that the passive end is to hear of.
+/// A message to the passive end.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
     pub number: u64,
     pub len: usize,
-    /// Where a write went; a send has none.
+    /// The slot of a write; `None` for a send.
     pub slot: Option<usize>,
 }
 
-/// A connection's life.
+/// The shared state of a connection.
 #[derive(Default)]
-pub struct Life {
-    /// Somebody has ended it on purpose: failures are no surprise.
+pub struct LinkState {
+    /// Whether an end was killed on purpose, so that failures are expected.
     killed: AtomicBool,
-    /// Sent and not yet seen.
+    /// Messages that were sent and not yet received.
     sent: Mutex<VecDeque<Message>>,
 }
 
-impl Life {
+impl LinkState {
     pub fn kill(&self) {
         self.killed.store(true, Ordering::SeqCst);
     }
@@ -50,36 +50,39 @@ impl Life {
         self.killed.load(Ordering::SeqCst)
     }
 
-    /// Before the message is posted.
-    pub fn sending(&self, message: Message) {
+    /// Records a message before it is posted.
+    pub fn push(&self, message: Message) {
         self.sent.lock().unwrap().push_back(message);
     }
 
-    pub fn seen(&self) -> Option<Message> {
+    pub fn take_next(&self) -> Option<Message> {
         self.sent.lock().unwrap().pop_front()
     }
 
-    /// Messages that are on their way.
-    pub fn under_way(&self) -> usize {
+    /// Returns the number of messages in flight.
+    pub fn in_flight_messages(&self) -> usize {
         self.sent.lock().unwrap().len()
     }
 }
 
-/// What the passive side is asked.
+/// A request to the passive side.
 pub enum Order {
-    /// A connection, with a receive queue of its own or the shared one.
+    /// Connect, with a separate receive queue or the shared one.
     Connect {
         link: usize,
         shared: bool,
-        life: Arc<Life>,
+        link_state: Arc<LinkState>,
         peer: Endpoint,
         answer: Sender<(Endpoint, RemoteAddr)>,
     },
-    /// The other end is gone, or about to go.
-    Gone { link: usize, life: Arc<Life> },
+    /// The other end was destroyed, or is about to be.
+    Gone {
+        link: usize,
+        link_state: Arc<LinkState>,
+    },
 }
 
-/// Connects; a peer that has vanished is noticed after a second or two.
+/// Connects; a killed peer is detected after a second or two.
 pub fn connect(qp: &mut QueuePair, local: &LocalAddress, peer: &Endpoint) {
     let path = local.path_to(peer.gid, peer.lid);
     let mtu = local.mtu.min(peer.mtu);
@@ -87,7 +90,7 @@ pub fn connect(qp: &mut QueuePair, local: &LocalAddress, peer: &Endpoint) {
     qp.initialize(local).unwrap();
     qp.transition(ReadyToReceive::reliable(path, peer.qp_num, peer.psn, mtu))
         .unwrap();
-    // rdma_rxe takes 7 retries for ever.
+    // With 7, rdma_rxe retries forever.
     qp.transition(
         ReadyToSend::reliable(psn)
             .timeout(Duration::from_millis(268))
