@@ -1,6 +1,6 @@
 //! An echo server on tokio and 64 clients, each a task, in one process. One driver
-//! reads the completions of each side; connections are made by a handshake over
-//! TCP.
+//! reads the completions of each side; connections are established by a handshake
+//! over TCP.
 //!
 //! `cargo run --example async_echo [DEVICE [CLIENTS [MESSAGES]]]`
 
@@ -13,10 +13,10 @@ use ringverbs::{BufferPool, Device, PoolBuffer, ProtectionDomain, Transport};
 use tokio::net::{TcpListener, TcpStream};
 
 const SIZE: usize = 1024;
-/// Receives of a connection: messages that may be under way to it.
+/// Number of receives of a connection, which limits the messages in flight to it.
 const DEPTH: u32 = 4;
 
-/// One side: what its connections share.
+/// The resources that the connections of one side share.
 #[derive(Clone)]
 struct Side {
     domain: ProtectionDomain,
@@ -38,7 +38,7 @@ impl Side {
         })
     }
 
-    /// A connection, whose receives are posted.
+    /// Returns a connection with posted receives.
     async fn connect(&self, mut stream: TcpStream) -> Result<AsyncQueuePair> {
         let builder = self.domain.queue_pair(Transport::Reliable, &self.cq);
         let builder = builder.send_depth(DEPTH).recv_depth(DEPTH);
@@ -53,12 +53,12 @@ impl Side {
     }
 }
 
-/// Sends each message back, until the client disconnects.
+/// Echoes each message until the client disconnects.
 async fn serve(side: Side, stream: TcpStream, messages: usize) -> Result<()> {
     let qp = side.connect(stream).await?;
     for _ in 0..messages {
         let message = qp.message::<PoolBuffer>().await?.data;
-        // The message's buffer is the answer, and then a receive again.
+        // The buffer is sent back, then posted as a receive again.
         let mut buffer = qp.send(message).await?;
         buffer.fill_up();
         qp.post_receive(buffer)?;
@@ -66,7 +66,7 @@ async fn serve(side: Side, stream: TcpStream, messages: usize) -> Result<()> {
     Ok(())
 }
 
-/// Sends messages and checks the answers.
+/// Sends messages and checks the echoes.
 async fn ask(side: Side, address: String, number: usize, messages: usize) -> Result<()> {
     let qp = side.connect(TcpStream::connect(address).await?).await?;
     for round in 0..messages {
@@ -75,7 +75,7 @@ async fn ask(side: Side, address: String, number: usize, messages: usize) -> Res
             anyhow::bail!("no buffer is left");
         };
         buffer.copy_from(text.as_bytes())?;
-        // Dropped at its end, it returns to the pool.
+        // When dropped, the buffer returns to the pool.
         drop(qp.send(buffer).await?);
         let mut answer = qp.message::<PoolBuffer>().await?.data;
         ensure!(answer[..] == *text.as_bytes(), "another answer");

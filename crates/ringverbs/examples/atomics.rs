@@ -1,11 +1,10 @@
-//! Atomics on a peer's memory: a counter that many add to, and a lock that one
-//! takes.
+//! Atomics on a peer's memory: a shared counter, and a lock.
 //!
 //! `cargo run --example atomics [DEVICE]`
 
 use ringverbs::{AccessFlags, Buffer, CompletionQueue, Device, QueuePair, Transport, WorkRequest};
 
-/// Posts an atomic whose old value comes into `old`, waits, and returns it.
+/// Posts an atomic that stores the old value in `old`, waits, and returns the value.
 fn run(
     qp: &mut QueuePair,
     cq: &mut CompletionQueue,
@@ -39,13 +38,13 @@ fn main() -> anyhow::Result<()> {
     client.connect(&local, &b)?;
     server.connect(&local, &a)?;
 
-    // The server's memory: a counter, and behind it a lock. The server does
-    // nothing more; its device does the atomics.
+    // The server's memory: a counter, followed by a lock. The server's device
+    // executes the atomics; the server itself does nothing.
     let memory = domain.alloc_remote(4096, AccessFlags::REMOTE_ATOMIC)?;
     let (counter, lock) = (memory.key(), memory.key().offset(8));
     memory.store_u64(0, 40)?;
 
-    // An atomic brings the old value into a buffer of 8 bytes.
+    // An atomic stores the old value in a buffer of 8 bytes.
     let mut old = domain.alloc(8)?.into_buffer();
     old.set_len(8)?;
 
@@ -53,7 +52,7 @@ fn main() -> anyhow::Result<()> {
     let (before, old) = run(&mut client, &mut cq, add)?;
     println!("counter: {before} + 2 = {}", memory.load_u64(0)?);
 
-    // A free lock is 0; its holder is the one whose number was swapped in.
+    // A free lock is 0; the holder has swapped in its number.
     let mut old = old;
     for owner in [7, 8] {
         let take = WorkRequest::compare_swap(old, lock, 0, owner);

@@ -1,7 +1,6 @@
-//! A client that connects by IP address: it receives messages and sends them
-//! back.
+//! A client that connects by IP address, and echoes the messages that it receives.
 //!
-//! The example `cm_server`, or rdma-core's `ucmatose`, and then
+//! Start the example `cm_server` or rdma-core's `ucmatose`, then
 //! `cargo run --example cm_client ADDRESS [PORT]`
 
 use std::net::{IpAddr, SocketAddr};
@@ -11,12 +10,12 @@ use anyhow::{Context as _, Result, bail};
 use ringverbs::cm::{self, Connector, Options};
 use ringverbs::{Operation, Transport};
 
-/// Messages each way, and bytes of each: what ucmatose does unless told.
+/// Messages in each direction, and the bytes of each: ucmatose's defaults.
 const MESSAGES: usize = 10;
 const SIZE: usize = 100;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes up to the zeros that private data is filled up with.
+/// Returns private data without its padding of zeros.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
@@ -30,14 +29,14 @@ fn main() -> Result<()> {
         .parse()?;
     let port: u16 = arguments.next().map_or(Ok(7471), |port| port.parse())?;
 
-    // Which device leads there? The queue pair has to be on that one.
+    // The queue pair must be on the device with the route to the server.
     let connector = Connector::resolve(SocketAddr::from((address, port)), TIMEOUT)?;
     let context = connector.device()?.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(64).build()?;
     let mut qp = domain.queue_pair(Transport::Reliable, &cq).build()?;
 
-    // Receives must be there before the server may send.
+    // Receives must be posted before the server may send.
     connector.prepare(&mut qp)?;
     for buffer in domain
         .alloc(MESSAGES * SIZE)?
@@ -48,7 +47,7 @@ fn main() -> Result<()> {
     }
     let connection = match connector.connect(&mut qp, &Options::default(), Some(TIMEOUT)) {
         Ok(connection) => connection,
-        // A program there said no, or there is none.
+        // The server's program rejected the request, or there is none.
         Err(error) => {
             if let cm::Error::Failed { private_data, .. } = &error {
                 println!("the server says: {:?}", text(private_data));
@@ -62,19 +61,19 @@ fn main() -> Result<()> {
         text(connection.private_data())
     );
 
-    // Each message goes back in the buffer that it came in.
+    // Each message is sent back from the buffer in which it arrived.
     let mut received = 0;
     while received < MESSAGES {
         let Some(mut completion) = cq.poll_one()? else {
-            // Whether the server is still there is a system call: it is asked
-            // only when there is nothing else to do.
+            // Checking the connection is a system call, so it is done only when
+            // the completion queue is empty.
             if connection.is_over()? {
                 bail!("the server is gone after {received} messages");
             }
             continue;
         };
         let success = completion.result?;
-        // Our own sends complete here, too.
+        // Sends complete here, too.
         if completion.operation != Operation::Receive {
             continue;
         }
@@ -89,8 +88,8 @@ fn main() -> Result<()> {
         qp.send(buffer, 0)?;
     }
 
-    // The server disconnects when it has them all; we answer, so that it need
-    // not wait for us.
+    // The server disconnects after the last message; answering the disconnect
+    // ends its wait.
     connection.wait_disconnected(Some(TIMEOUT))?;
     connection.disconnect(&mut qp)?;
     println!("{received} messages went back; disconnected");

@@ -1,8 +1,8 @@
 //! Datagrams to a service that is found by IP address: the connection manager
-//! says which queue pair that is, and the key that it wants.
+//! returns its queue pair number and queue key.
 //!
-//! `cargo run --example cm_datagram` is the service, and with an ADDRESS behind
-//! it is the client; or rdma-core's `udaddy`, and `udaddy -s ADDRESS`.
+//! `cargo run --example cm_datagram` runs the service, or with an ADDRESS the
+//! client. Either side may be rdma-core's `udaddy`, or `udaddy -s ADDRESS`.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use ringverbs::{
 const PORT: u16 = 7174;
 const MESSAGES: usize = 10;
 const SIZE: usize = 100;
-/// What comes before the data in a received datagram: its route header.
+/// Bytes of the route header in front of the data of a received datagram.
 const HEADER: usize = 40;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -37,7 +37,7 @@ fn post_receives(domain: &ProtectionDomain, qp: &mut QueuePair) -> Result<()> {
     Ok(())
 }
 
-/// Sends as many as are waited for. Each carries our number, for an answer.
+/// Sends all datagrams, each with our queue pair number for the reply.
 fn send(qp: &mut QueuePair, path: &AddressHandle, number: u32, key: u32) -> Result<()> {
     let ours = qp.qp_num();
     for _ in 0..MESSAGES {
@@ -48,8 +48,8 @@ fn send(qp: &mut QueuePair, path: &AddressHandle, number: u32, key: u32) -> Resu
     Ok(())
 }
 
-/// Waits until all sends or receives are done, and gives the last. Datagrams may
-/// be lost: then it fails.
+/// Waits until all sends or receives have completed, and returns the last one. Fails
+/// if a datagram was lost.
 fn all(cq: &mut CompletionQueue, operation: Operation) -> Result<Completion> {
     let (start, mut count) = (Instant::now(), 0);
     while start.elapsed() < TIMEOUT {

@@ -1,9 +1,9 @@
 //! A server of connections by IP address: it serves a number of clients, one
-//! after another, and sends the next one away with a reason.
+//! after another, and rejects the next one with a reason.
 //!
 //! `cargo run --example cm_server [CLIENTS [PORT]]`, then in another terminal
 //! the example `cm_client ADDRESS`, or rdma-core's `ucmatose -s ADDRESS`: both
-//! receive messages, and send as many back.
+//! receive messages and send as many back.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use anyhow::{Context as _, Result, bail};
 use ringverbs::cm::{Connection, Listener, Options, Request};
 use ringverbs::{CompletionQueue, Operation, Transport};
 
-/// Messages each way, and bytes of each: what ucmatose does unless told.
+/// Messages in each direction, and the bytes of each: ucmatose's defaults.
 const MESSAGES: usize = 10;
 const SIZE: usize = 100;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Waits for completions until `count` messages have been received. Gives the
-/// bytes of all.
+/// Waits for completions until `count` messages have been received; returns their
+/// bytes.
 fn receive(
     cq: &mut CompletionQueue,
     connection: &Connection,
@@ -32,7 +32,7 @@ fn receive(
             if let Err(failure) = completion.result {
                 return Err(failure.into());
             }
-            // Our own sends complete here, too.
+            // Sends complete here, too.
             if completion.operation == Operation::Receive {
                 let buffer = completion
                     .take_buffer()
@@ -40,8 +40,8 @@ fn receive(
                 messages.push(buffer.to_vec());
             }
         }
-        // Whether the client is still there: that is a system call, so it is
-        // asked only when there is nothing else to do.
+        // Checking the connection is a system call, so it is done only when the
+        // completion queue is empty.
         if !found && connection.is_over()? {
             bail!("the client is gone");
         }
@@ -50,7 +50,7 @@ fn receive(
 }
 
 fn serve(request: Request) -> Result<()> {
-    // The queue pair has to be on the device that the request came by.
+    // The queue pair must be on the device that received the request.
     let context = request.device()?.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(64).build()?;
@@ -81,7 +81,7 @@ fn serve(request: Request) -> Result<()> {
     }
     println!("{} messages of {SIZE} bytes came back", messages.len());
 
-    // The server ends the connection; the client answers that.
+    // The server disconnects; the client answers.
     connection.disconnect(&mut qp)?;
     connection.wait_disconnected(Some(TIMEOUT))?;
     println!("disconnected");
@@ -97,7 +97,7 @@ fn main() -> Result<()> {
     for _ in 0..clients {
         let request = listener.next_request(None)?.context("no request")?;
         println!("request from {:?}", request.peer_addr()?);
-        // What goes wrong with one client is no reason to end.
+        // A client's error does not end the server.
         if let Err(error) = serve(request) {
             println!("this client: {error}");
         }

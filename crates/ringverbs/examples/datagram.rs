@@ -1,5 +1,5 @@
-//! Datagrams: one queue pair talks to any number of peers, which an address
-//! vector knows by number, and finds by what a datagram says of its sender.
+//! Datagrams: one queue pair communicates with any number of peers. An address
+//! vector numbers the peers, and finds the sender of a datagram.
 //!
 //! `cargo run --example datagram [DEVICE]`
 
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use ringverbs::completion::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress};
 use ringverbs::{Device, Error, Inline, Operation, QueuePair, Transport, WorkRequest};
 
-/// Datagrams carry a queue key, and are dropped where it is another.
+/// The queue key of the datagrams; a receiver with another key drops them.
 const QKEY: u32 = 0x1234_5678;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ fn main() -> anyhow::Result<()> {
     let mut sender = make()?;
     let mut receivers = [make()?, make()?, make()?];
 
-    // Who is where. (All in one process here, so all at one address.)
+    // The addresses of the peers; here all are in one process, at one address.
     let mut peers = AddressVector::new();
     let mut enter = |qp: &QueuePair| -> Result<PeerId, Error> {
         let address = RawAddress {
@@ -65,7 +65,7 @@ fn main() -> anyhow::Result<()> {
     }
 
     for _ in 0..6 {
-        // Nobody says so when one is lost.
+        // The loss of a datagram is not reported.
         let completion = cq.poll_for(TIMEOUT)?;
         let mut completion = completion.context("not all datagrams have come")?;
         let gid = completion.sender();
@@ -78,7 +78,7 @@ fn main() -> anyhow::Result<()> {
                     gid,
                     qp_num: success.src_qp,
                 };
-                // Who is known can be answered: the address vector has the path.
+                // A known sender can be answered: the address vector has the path.
                 let who = match peers.find(&address) {
                     Some(id) if id == from => "the sender",
                     Some(_) => "another peer",

@@ -1,6 +1,6 @@
-//! One thread that waits for completions and for a socket together, by epoll:
-//! each line that comes by the socket goes out as an RDMA message, and each
-//! message that comes in is printed.
+//! One thread that waits for completions and a socket together, by epoll: each
+//! line from the socket is sent as an RDMA message, and each received message is
+//! printed.
 //!
 //! `cargo run --example epoll [DEVICE]`
 
@@ -16,7 +16,7 @@ use ringverbs::{Device, Transport, WorkRequest};
 
 const LINES: usize = 10;
 const SIZE: usize = 64;
-/// What epoll calls the two.
+/// The epoll data of the two descriptors.
 const QUEUE: u64 = 1;
 const SOCKET: u64 = 2;
 
@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
         receiver.receive(buffer, token)?;
     }
 
-    // Somebody who writes a line now and then.
+    // A thread that writes a line from time to time.
     let (mut far, near) = UnixStream::pair()?;
     let writer = std::thread::spawn(move || {
         for number in 0..LINES {
@@ -69,7 +69,7 @@ fn main() -> anyhow::Result<()> {
     let (mut received, mut socket_is_ready) = (0, false);
     while received < LINES {
         if std::mem::take(&mut socket_is_ready) {
-            // All that is there; a line may come in pieces.
+            // Reads all available bytes; a line may arrive in pieces.
             while lines.read_line(&mut line).is_ok_and(|count| count > 0) {
                 let mut buffer = buffers.next().context("there is a buffer for each")?;
                 buffer.copy_from(line.trim_end().as_bytes())?;
@@ -78,14 +78,14 @@ fn main() -> anyhow::Result<()> {
             }
         }
         while let Some(mut entry) = reader.read_one()? {
-            // Those of the sender are not signalled: this is a receive.
+            // Sends are not signalled, so this is a receive.
             if let Some(buffer) = std::mem::take(&mut entry.payload).into_buffer() {
                 println!("{}: {}", entry.token, String::from_utf8_lossy(&buffer));
                 received += 1;
             }
         }
-        // Armed, and looked at once more: only then may this sleep. What has
-        // come meanwhile is read first, but the socket is asked all the same.
+        // The loop may sleep only after the queue was armed and checked again.
+        // Otherwise completions are read first, and the socket is only polled.
         let sleep = received < LINES && reader.try_wait()?;
         let timeout = if sleep {
             EpollTimeout::NONE

@@ -5,7 +5,7 @@
 use ringverbs::{Device, Transport};
 
 fn main() -> anyhow::Result<()> {
-    // A device, and a protection domain for everything that works together.
+    // A device, and a protection domain for the objects used together.
     let device = match std::env::args().nth(1) {
         Some(name) => Device::named(&name)?,
         None => Device::first_or_embedded()?,
@@ -18,24 +18,24 @@ fn main() -> anyhow::Result<()> {
     let mut sender = domain.queue_pair(Transport::Reliable, &cq).build()?;
     let mut receiver = domain.queue_pair(Transport::Reliable, &cq).build()?;
 
-    // Each has to know the other's endpoint. Between two machines it would
-    // travel as text: `endpoint.to_string()`, `text.parse()`.
+    // Each needs the other's endpoint. Two machines would exchange it as text:
+    // `endpoint.to_string()`, `text.parse()`.
     let local = context.local_address(1)?;
     let (a, b) = (sender.endpoint(&local), receiver.endpoint(&local));
     println!("{} port {}: {a} to {b}", device.name(), local.port);
     sender.connect(&local, &b)?;
     receiver.connect(&local, &a)?;
 
-    // Registered memory, cut into a buffer for each side.
+    // Registered memory, split into a buffer for each side.
     let mut outgoing = domain.alloc(8192)?.into_buffer();
     let incoming = outgoing.split_off(4096);
     outgoing.copy_from(b"hello over RDMA")?;
 
-    // A posted operation owns its buffer: nobody can touch it meanwhile.
+    // A posted operation owns its buffer, so the program cannot access it.
     receiver.receive(incoming, 1)?;
     sender.send(outgoing, 2)?;
 
-    // Its completion gives the buffer back, with the token it was posted with.
+    // The completion returns the buffer, and the token of the operation.
     for _ in 0..2 {
         let mut completion = cq.poll_until_one()?;
         let result = completion.result;

@@ -1,5 +1,5 @@
-//! A message each way between two machines. They get to know each other by TCP;
-//! what they have to say goes over RDMA.
+//! A message in each direction between two machines, which exchange their endpoints
+//! over TCP and the messages over RDMA.
 //!
 //! `hello_tcp listen 0.0.0.0:7000` on one, `hello_tcp connect ADDRESS:7000` on
 //! the other, or both on the same.
@@ -27,14 +27,14 @@ fn main() -> anyhow::Result<()> {
     let mut qp = domain.queue_pair(Transport::Reliable, &cq).build()?;
     let local = context.local_address(1)?;
 
-    // The peer may send as soon as it is connected. So the receive is posted
-    // before: in the state INIT, where nothing can come yet.
+    // The peer may send as soon as it is connected, so the receive is posted
+    // earlier, in state INIT, where no message can arrive.
     let mut outgoing = domain.alloc(8192)?.into_buffer();
     let incoming = outgoing.split_off(4096);
     qp.initialize(&local)?;
     qp.receive(incoming, 1)?;
 
-    // Each side tells the other where its queue pair is.
+    // Each side sends the endpoint of its queue pair to the other.
     let stream = if role == "listen" {
         TcpListener::bind(address)?.accept()?.0
     } else {
@@ -53,6 +53,6 @@ fn main() -> anyhow::Result<()> {
             println!("received: {}", String::from_utf8_lossy(&buffer));
         }
     }
-    // Who goes first takes its queue pair along: not before both are done.
+    // Exiting destroys the queue pair, so both sides must be done.
     Ok(tcp::barrier(&stream, PATIENCE)?)
 }

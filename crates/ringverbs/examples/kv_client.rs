@@ -1,8 +1,7 @@
-//! A client of `kv_server`. It sleeps until its answers come.
+//! A client of `kv_server`, which sleeps until replies arrive.
 //!
 //! `kv_client ADDRESS:PORT set KEY VALUE`, `get KEY`, or `check NAME COUNT`,
-//! which sets and gets so many keys and compares; `RINGVERBS_DEVICE` names the
-//! device.
+//! which sets, gets and compares COUNT keys; `RINGVERBS_DEVICE` names the device.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -17,9 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Client {
     qp: QueuePair,
     reader: CompletionReader<MessageFormat>,
-    /// Where requests are written; the operation has it while one is under way.
+    /// The buffer of requests; the operation owns it while one is in flight.
     request: Option<Buffer>,
-    /// The server takes its end for ours.
+    /// Closing it ends the session at the server.
     _stream: TcpStream,
 }
 
@@ -28,12 +27,12 @@ impl Client {
         let context = Device::first_or("embedded:")?.open()?;
         let domain = context.alloc_pd()?;
         let local = context.local_address(1)?;
-        // The reader blocks on whatever the library thinks best.
+        // The library chooses the wait object of the reader.
         let reader = context.completion_queue().entries(8).reader().build()?;
         let builder = domain.queue_pair(Transport::Reliable, reader.queue());
         let mut qp = builder.build()?;
 
-        // The first answer's receive is posted before there can be an answer.
+        // The receive for the first reply is posted before the first request.
         let mut request = domain.alloc(2 * SIZE)?.into_buffer();
         let answer = request.split_off(SIZE);
         qp.initialize(&local)?;
@@ -48,7 +47,7 @@ impl Client {
         })
     }
 
-    /// Sends a request, and waits for its answer.
+    /// Sends a request and waits for its reply.
     fn ask(&mut self, text: &str) -> Result<String> {
         let mut request = self
             .request
@@ -57,11 +56,11 @@ impl Client {
         request.copy_from(text.as_bytes())?;
         self.qp.send(request, 0)?;
         let mut answer = None;
-        // Two operations end: the send, and the receive of the answer.
+        // Two operations complete: the send, and the receive of the reply.
         while answer.is_none() || self.request.is_none() {
             let mut entries: [_; 2] = Default::default();
             let read = self.reader.read_timeout(&mut entries, Some(PATIENCE));
-            // An operation that failed is not among the entries: it is asked for.
+            // A failed operation is not among the entries; `read_err` returns it.
             let count = match (read, self.reader.read_err()) {
                 (_, Some(failed)) => return Err(failed.into()),
                 (read, None) => read?,
@@ -82,7 +81,7 @@ impl Client {
         Ok(answer.unwrap_or_default())
     }
 
-    /// As `ask`, for an answer that is known.
+    /// As `ask`, and checks the reply.
     fn expect(&mut self, request: &str, expected: &str) -> Result<()> {
         match self.ask(request)? {
             answer if answer == expected => Ok(()),

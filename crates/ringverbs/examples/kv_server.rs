@@ -1,5 +1,5 @@
-//! A key-value server on tokio, with a task for each client. It sleeps when
-//! there is nothing to do.
+//! A key-value server on tokio, with a task for each client. It sleeps while it is
+//! idle.
 //!
 //! Clients connect by TCP; requests (`set KEY VALUE`, `get KEY`) and answers are
 //! RDMA messages. Closing the TCP connection ends a client.
@@ -19,12 +19,12 @@ use tokio::task::spawn_blocking;
 
 type Store = Arc<Mutex<HashMap<String, String>>>;
 
-/// Bytes of the longest message, and requests of a client that may be waiting.
+/// The maximum message length, and the maximum number of pending requests of a client.
 const SIZE: usize = 1024;
 const DEPTH: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Carries out a request. No answer is longer than its longest request.
+/// Executes a request. No reply is longer than the longest request.
 fn answer(store: &Store, request: &[u8]) -> String {
     let request = std::str::from_utf8(request).unwrap_or_default();
     let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,13 +51,13 @@ async fn serve(stream: TcpStream, domain: ProtectionDomain, store: Store) -> Res
     let builder = domain.queue_pair(Transport::Reliable, reader.reader().queue());
     let mut qp = builder.build()?;
 
-    // Receives are there before anything can be sent to them.
+    // Receives are posted before the client can send.
     let local = context.local_address(1)?;
     qp.initialize(&local)?;
     for buffer in domain.alloc(DEPTH * SIZE)?.into_buffers(SIZE).take(DEPTH) {
         qp.receive(buffer, 0)?;
     }
-    // Connecting blocks, so it goes to a thread, and comes back.
+    // Connecting blocks, so a blocking thread does it.
     let stream = stream.into_std()?;
     let connect = move || (tcp::connect(&mut qp, &local, &stream, PATIENCE), qp, stream);
     let (connected, mut qp, stream) = spawn_blocking(connect).await?;
@@ -67,10 +67,10 @@ async fn serve(stream: TcpStream, domain: ProtectionDomain, store: Store) -> Res
     let mut entries: [_; DEPTH] = Default::default();
     loop {
         let count = tokio::select! {
-            // Nothing more is said there: this is its end. What is in flight
-            // stays the queue pair's until both are dropped.
+            // The client has closed the connection. Operations in flight own their
+            // memory until the queue pair and the queue are dropped.
             _ = stream.readable() => return Ok(()),
-            // Cancelling a read loses nothing.
+            // Cancelling a read loses no entry.
             read = reader.read(&mut entries) => match read {
                 Err(ReadError::ErrorAvailable) => match reader.read_err() {
                     Some(failed) => return Err(failed.into()),
@@ -83,8 +83,8 @@ async fn serve(stream: TcpStream, domain: ProtectionDomain, store: Store) -> Res
             let Some(mut buffer) = std::mem::take(&mut entry.payload).into_buffer() else {
                 continue;
             };
-            // The request's buffer takes the answer; once that is sent, it is a
-            // receive again.
+            // The reply is sent from the request's buffer, which is then posted as
+            // a receive again.
             if entry.flags.contains(EntryFlags::RECV) {
                 buffer.copy_from(answer(&store, &buffer).as_bytes())?;
                 qp.send(buffer, 0)?;

@@ -1,5 +1,5 @@
 //! A generator and a receiver of Ethernet frames, by raw packet queues of two contexts.
-//! Each frame has a number, and its bytes are checked. Then the same by UDP sockets.
+//! Each frame has a number, and its bytes are checked. Then the same with UDP sockets.
 //!
 //! `cargo run --release --example packets [DEVICE [BYTES [SECONDS]]]`
 
@@ -12,7 +12,7 @@ use ringverbs::{Context, Device};
 /// A locally administered address, and an EtherType for experiments.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const ETHER_TYPE: [u8; 2] = [0x88, 0xb5];
-/// Frames on their way: fewer than the receiver has buffers, so that none is lost.
+/// Frames in flight: fewer than the receiver has buffers, so that none is lost.
 const WINDOW: u64 = 128;
 
 fn main() -> anyhow::Result<()> {
@@ -30,7 +30,7 @@ fn main() -> anyhow::Result<()> {
     let (mut sender, mut receiver) = (make(device.open()?)?, make(device.open()?)?);
     receiver.add_flow(FlowMatch::Destination(MAC))?;
     measure("raw packets", bytes, seconds, |count| {
-        // There is no buffer while all are on their way.
+        // No buffer is free while all are in flight.
         let frames = (count.sent..count.sent + count.room()).map_while(|number| {
             let mut frame = sender.buffer(bytes)?;
             fill(&mut frame, number);
@@ -70,7 +70,7 @@ fn fill(frame: &mut [u8], number: u64) {
     frame[14..22].copy_from_slice(&number.to_be_bytes());
 }
 
-/// Frames that were sent and received; `expected` has room for one.
+/// Counts of sent and received frames; `expected` has room for one frame.
 #[derive(Default)]
 struct Count {
     sent: u64,
@@ -90,7 +90,7 @@ impl Count {
     }
 }
 
-/// Takes steps for some seconds, shows how far it is, and then the rate.
+/// Repeats a step for some seconds; prints the progress, then the rate.
 fn measure(
     what: &str,
     bytes: usize,

@@ -1,7 +1,7 @@
-//! The client of rdma-core's `rping`: the server reads each ping out of this
-//! process's memory, and writes it back into it.
+//! The client of rdma-core's `rping`: the server reads each ping from this process's
+//! memory, and writes it back.
 //!
-//! `rping -s -v`, or the example `rping_server`, and then
+//! Start `rping -s -v` or the example `rping_server`, then
 //! `cargo run --example rping_client ADDRESS [COUNT [PORT]]`
 
 use std::net::{IpAddr, SocketAddr};
@@ -13,13 +13,13 @@ use ringverbs::{
     AccessFlags, CompletionQueue, Error, Inline, QueuePair, RemoteAddr, Transport, WorkRequest,
 };
 
-/// What is said of memory: address, key, length, big endian.
+/// The description of memory: address, key, length, big-endian.
 const INFO: usize = 16;
-/// As long as an rping server takes without `-S`.
+/// The ping length of an rping server without `-S`.
 const PING: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Tells the server where to read or write.
+/// Sends the server the memory to read or write.
 fn advertise(qp: &mut QueuePair, memory: RemoteAddr) -> Result<()> {
     let mut info = [0; INFO];
     info[..8].copy_from_slice(&memory.addr.to_be_bytes());
@@ -38,7 +38,7 @@ fn go_ahead(qp: &mut QueuePair, cq: &mut CompletionQueue, connection: &Connectio
                 if let Err(failure) = completion.result {
                     return Err(failure.into());
                 }
-                // Our own sends complete here, too; they have no buffer.
+                // Sends complete here, too; they have no buffer.
                 if let Some(buffer) = completion.take_buffer() {
                     return Ok(qp.receive(buffer, 0)?);
                 }
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
     let count: u32 = arguments.next().map_or(Ok(10), |count| count.parse())?;
     let port = arguments.next().map_or(Ok(7174), |port| port.parse())?;
 
-    // Which device leads there?
+    // The device with the route to the server.
     let connector = Connector::resolve(SocketAddr::from((address, port)), TIMEOUT)?;
     let context = connector.device()?.open()?;
     let domain = context.alloc_pd()?;
@@ -82,7 +82,7 @@ fn main() -> Result<()> {
 
     let (mut sent, mut back) = ([0u8; PING], [0u8; PING]);
     for number in 0..count {
-        // As rping's: text, then letters, and a zero at the end.
+        // The format of rping: text, letters, and a zero at the end.
         let text = format!("rdma-ping-{number}: ");
         sent[..text.len()].copy_from_slice(text.as_bytes());
         for (index, byte) in (0u32..).zip(&mut sent).skip(text.len()) {

@@ -1,5 +1,5 @@
-//! The server of rdma-core's `rping`: it reads each ping out of the client's
-//! memory and writes it back.
+//! The server of rdma-core's `rping`: it reads each ping from the client's memory
+//! and writes it back.
 //!
 //! `cargo run --example rping_server [PORT]`, then `rping -c -v -a ADDRESS -C 10`
 
@@ -10,26 +10,26 @@ use anyhow::{Context as _, Result};
 use ringverbs::cm::{Connection, Listener, Options};
 use ringverbs::{Buffer, CompletionQueue, Inline, QueuePair, RemoteAddr, Transport, WorkRequest};
 
-/// What the client says of its memory: address, key, length, big endian.
+/// The client's description of its memory: address, key, length, big-endian.
 const INFO: usize = 16;
-/// The longest ping that rping makes.
+/// The maximum length of a ping.
 const PING: usize = 64 * 1024;
-/// How long a failure may be known before its reason.
+/// The time between a failure and the disconnect that explains it.
 const PATIENCE: Duration = Duration::from_secs(2);
-// Tokens: what has completed.
+// Tokens of the operations.
 const RECEIVED: u64 = 1;
 const MOVED: u64 = 2;
 const GO_AHEAD: u64 = 3;
 
-/// The buffer of the next operation of that token, or none when the client is
-/// gone.
+/// Returns the buffer of the next operation with `token`; `None` if the client has
+/// disconnected.
 fn next(cq: &mut CompletionQueue, connection: &Connection, token: u64) -> Result<Option<Buffer>> {
     loop {
         for _ in 0..1000 {
             if let Some(mut completion) = cq.poll_one()? {
                 if let Err(failure) = completion.result {
-                    // A client that is killed fails what is in flight, maybe
-                    // before its connection is known to be over.
+                    // If a client is killed, operations in flight may fail before
+                    // the disconnect arrives.
                     let over = connection.wait_disconnected(Some(PATIENCE));
                     return over.map(|()| None).map_err(|_| failure.into());
                 }
@@ -52,7 +52,7 @@ fn serve(
     mut ping: Buffer,
 ) -> Result<u32> {
     for pings in 0.. {
-        // The client says where its ping is, then where it wants it back.
+        // The client sends the location of its ping, then the one of its echo.
         for back in [false, true] {
             let Some(info) = next(cq, connection, RECEIVED)? else {
                 return Ok(pings);
@@ -93,7 +93,7 @@ fn main() -> Result<()> {
     let request = listener.next_request(None)?.context("no request")?;
     println!("request from {:?}", request.peer_addr()?);
 
-    // The queue pair is made on the device that the request came by.
+    // The queue pair must be on the device that received the request.
     let context = request.device()?.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(16).build()?;
@@ -102,7 +102,7 @@ fn main() -> Result<()> {
         .inline(INFO as u32)
         .build()?;
 
-    // A receive must be there before the client may send.
+    // A receive must be posted before the client may send.
     request.prepare(&mut qp)?;
     for info in domain.alloc(2 * INFO)?.into_buffers(INFO).take(2) {
         qp.receive(info, RECEIVED)?;

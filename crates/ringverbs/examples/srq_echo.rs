@@ -1,8 +1,8 @@
-//! An echo server with many clients whose receives come from one shared queue:
-//! memory for as many messages as are under way, not for as many as clients.
+//! An echo server whose clients share one receive queue: its memory depends on the
+//! number of messages in flight, not on the number of clients.
 //!
-//! Server and clients are threads of one process; what they tell each other to
-//! connect goes over channels, and would go over TCP otherwise.
+//! Server and clients are threads of one process, which exchange endpoints over
+//! channels; separate programs would use TCP.
 //!
 //! `cargo run --example srq_echo [DEVICE [CLIENTS]]`
 
@@ -14,7 +14,7 @@ use ringverbs::{Device, Endpoint, Operation, Transport};
 const MESSAGES: usize = 10;
 const SIZE: usize = 256;
 
-/// A client: says hello some times, and checks what comes back.
+/// A client: sends messages and checks the echoes.
 fn client(
     number: usize,
     device: &Device,
@@ -91,8 +91,8 @@ fn main() -> Result<()> {
         pairs.insert(qp.qp_num(), qp);
     }
 
-    // What was received goes back the way it came; when it is sent, its buffer
-    // is a receive again.
+    // Each message is sent back to its client; after the send, its buffer is posted
+    // as a receive again.
     let mut echoed = 0;
     while echoed < clients * MESSAGES {
         let mut done = cq.poll_until_one()?;

@@ -1,14 +1,14 @@
 //! An echo server and its client, over a stream as over TCP.
 //!
-//! `cargo run --example stream_echo ADDRESS:PORT` serves; with words behind the
-//! address it sends them, and prints what comes back.
+//! `cargo run --example stream_echo ADDRESS:PORT` runs the server; with further words
+//! it runs the client, which sends them and prints the echo.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 
 use ringverbs::stream::{RdmaListener, RdmaStream};
 
-/// Sends back what comes, until the client ends its stream.
+/// Echoes all data until the client ends its stream.
 fn echo(mut stream: RdmaStream) -> io::Result<u64> {
     let mut writer = stream.try_clone()?;
     let bytes = io::copy(&mut stream, &mut writer)?;
@@ -38,7 +38,7 @@ fn main() -> anyhow::Result<()> {
     }
     let mut stream = RdmaStream::connect(&address)?;
     stream.write_all(words.join(" ").as_bytes())?;
-    // The server reads an end, and its answer ends as well.
+    // The server reads the end of the stream, and ends its own.
     stream.shutdown(Shutdown::Write)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

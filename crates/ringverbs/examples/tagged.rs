@@ -1,9 +1,9 @@
-//! Tagged messages: who receives says which messages it wants, and not only
-//! that it wants the next one.
+//! Tagged messages: the receiver selects messages by tag instead of taking the next
+//! one.
 //!
-//! A worker hands in three kinds of messages, as they come about. The office
-//! takes them in its own order, and looks how long the report is before it makes
-//! room for it.
+//! A worker sends three kinds of messages in any order. The receiver takes them in
+//! its own order, and queries the length of the report before it allocates the
+//! buffer.
 //!
 //! `cargo run --example tagged [DEVICE]`
 
@@ -13,16 +13,16 @@ use anyhow::Result;
 use ringverbs::completion::{TagMatch, TaggedEndpoint, TaggedEntry};
 use ringverbs::{Device, ProtectionDomain, Transport};
 
-// A tag is 64 bits, which mean what we like: here a message's kind and number.
+// A tag has 64 bits of any meaning: here a message's kind and number.
 const RESULT: u64 = 1 << 32;
 const LOG: u64 = 2 << 32;
 const REPORT: u64 = 3 << 32;
 
-/// Messages that may be on their way, and bytes of the longest.
+/// Maximum number of messages in flight, and maximum length of a message.
 const DEPTH: u32 = 16;
 const LONGEST: usize = 1024;
 
-/// All messages of a kind, whatever their number: bits that are ignored.
+/// Matches all messages of a kind: the number's bits are ignored.
 fn any_of(kind: u64) -> TagMatch {
     TagMatch {
         tag: kind,
@@ -30,7 +30,7 @@ fn any_of(kind: u64) -> TagMatch {
     }
 }
 
-/// The end of the next operation: of a receive, with its message.
+/// Waits for the next entry: of a receive, with its message.
 fn next(end: &mut TaggedEndpoint) -> Result<TaggedEntry> {
     let deadline = Instant::now() + Duration::from_secs(30);
     while Instant::now() < deadline {
@@ -41,7 +41,7 @@ fn next(end: &mut TaggedEndpoint) -> Result<TaggedEntry> {
     anyhow::bail!("nothing has come for 30 seconds")
 }
 
-/// Receives one message that `which` takes, into memory of `len` bytes.
+/// Receives one message that `which` accepts, into memory of `len` bytes.
 fn receive(
     end: &mut TaggedEndpoint,
     domain: &ProtectionDomain,
@@ -66,7 +66,7 @@ fn main() -> Result<()> {
     let context = device.open()?;
     let domain = context.alloc_pd()?;
 
-    // Both ends in one process; each has a completion queue of its own.
+    // Both ends are in one process; each has its own completion queue.
     let local = context.local_address(1)?;
     let queue = || context.completion_queue().entries(64).build();
     let queues = (queue()?, queue()?);
@@ -78,7 +78,7 @@ fn main() -> Result<()> {
     let mut worker = TaggedEndpoint::new(a, queues.0, DEPTH, LONGEST)?;
     let mut office = TaggedEndpoint::new(b, queues.1, DEPTH, LONGEST)?;
 
-    // The worker sends as it goes. The bytes are copied: no buffer is needed.
+    // The worker sends its messages. The bytes are copied, so it needs no buffer.
     let report = "all went well. ".repeat(40);
     for number in 0..4 {
         let (log, result) = (format!("step {number}"), (number * number).to_string());
@@ -90,20 +90,20 @@ fn main() -> Result<()> {
         next(&mut worker)?;
     }
 
-    // The office: results first, though other messages have come before them.
+    // The receiver takes the results first, although other messages came earlier.
     let mut sum = 0;
     for number in 0..4 {
         let (tag, text) = receive(&mut office, &domain, any_of(RESULT), 64)?;
-        // Of one kind they are in the order in which they were sent.
+        // Messages of one kind arrive in the order of sending.
         assert_eq!(tag, RESULT | number);
         sum += String::from_utf8(text)?.parse::<u64>()?;
     }
     println!("sum of the results: {sum}");
-    // One of the log, by its very tag; the others are still there.
+    // One log message, by its exact tag; the others stay unmatched.
     let (_, text) = receive(&mut office, &domain, TagMatch::exact(LOG | 2), 64)?;
     println!("log, line 2: {}", String::from_utf8(text)?);
-    // How long is the report? Looking does not take it; nor does it take in what
-    // has come since: `next_entry` does.
+    // The length of the report. `peek` takes no message, and processes no new
+    // arrivals: `next_entry` does.
     while office.peek(any_of(REPORT)).is_none() {
         office.next_entry()?;
     }

@@ -1,5 +1,5 @@
-//! RDMA write with immediate data: bytes appear in the peer's memory without
-//! its doing, and a number tells it that they are there.
+//! RDMA write with immediate data: the device writes to the peer's memory, and a
+//! number notifies the peer.
 //!
 //! `cargo run --example write_with_immediate [DEVICE]`
 
@@ -21,14 +21,14 @@ fn main() -> anyhow::Result<()> {
     writer.connect(&local, &b)?;
     target.connect(&local, &a)?;
 
-    // The target's memory. A peer writes to it when it likes, so it is no
-    // `&[u8]`: it is copied out of. Its key says where it is, and is what the
-    // writer has to be told; here by a variable, elsewhere by a message.
+    // The target's memory. A peer may write at any time, so it is not a `&[u8]`:
+    // data is copied out. The writer needs its key (address and rkey), here from a
+    // variable, otherwise from a message.
     let memory = domain.alloc_remote(4096, AccessFlags::REMOTE_WRITE)?;
     let key = memory.key();
     println!("the target's memory: {key:x?}");
 
-    // A write with immediate data uses up a receive, which needs no memory.
+    // A write with immediate data consumes a receive, which needs no memory.
     target.receive((), 1)?;
 
     // The writer's side: a buffer, written 100 bytes into the target's memory.
@@ -41,7 +41,7 @@ fn main() -> anyhow::Result<()> {
         let completion = cq.poll_until_one()?;
         match (completion.operation, completion.result) {
             (Operation::Receive, Ok(success)) => {
-                // The number was the writer's to choose: here it is where.
+                // The writer chooses the number: here the offset of the data.
                 let at = success.immediate().unwrap_or_default() as usize;
                 let mut bytes = vec![0; success.byte_len as usize];
                 memory.read_at(at, &mut bytes)?;
