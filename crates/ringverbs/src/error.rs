@@ -189,7 +189,7 @@ impl fmt::Display for Error {
                 f,
                 "there is no RDMA device {name}; `rdma link` lists the devices{}",
                 if EMBEDDED {
-                    ", and `embedded` is always there"
+                    ", and `embedded` is always available"
                 } else {
                     ""
                 },
@@ -198,14 +198,14 @@ impl fmt::Display for Error {
                 f,
                 "there is no RDMA device; `rdma link add rxe0 type rxe netdev IFACE` creates one on a network interface{}",
                 if EMBEDDED {
-                    "; RINGVERBS_DEVICE=embedded names one in the process, embedded: one that other processes reach, roce:INTERFACE one that other hosts reach"
+                    "; RINGVERBS_DEVICE=embedded selects one in the process, embedded: one that reaches other processes, roce:INTERFACE one that reaches other hosts"
                 } else {
                     ""
                 },
             ),
             Self::UnsupportedDriver { device, driver } => write!(
                 f,
-                "{device} has kernel driver number {driver}, which this crate does not know; rdma_rxe and mlx5 are supported"
+                "{device} has kernel driver number {driver}, which this crate does not support; rdma_rxe and mlx5 are supported"
             ),
             Self::NoGid { port } => write!(
                 f,
@@ -218,7 +218,7 @@ impl fmt::Display for Error {
                 what,
                 asked,
                 allowed,
-            } => write!(f, "{what}: {asked} asked for, at most {allowed} possible"),
+            } => write!(f, "{what}: {asked} requested, the limit is {allowed}"),
             Self::Invalid { what } => f.write_str(what),
             Self::State {
                 verb,
@@ -226,7 +226,7 @@ impl fmt::Display for Error {
                 needed,
             } => write!(
                 f,
-                "{verb}: the queue pair is in state {state:?}; it takes {needed}"
+                "{verb}: the queue pair is in state {state:?}, the operation needs {needed}"
             ),
             Self::WrongDomain { what } => write!(
                 f,
@@ -236,7 +236,7 @@ impl fmt::Display for Error {
                 f,
                 "the queue holds {capacity} operations, and all are outstanding; poll its completion queue, or make it larger"
             ),
-            Self::Unsupported { what } => write!(f, "the device cannot do this: {what}"),
+            Self::Unsupported { what } => write!(f, "the device does not support this: {what}"),
             Self::Doorbell { errno } => write!(
                 f,
                 "the work requests were queued, but ringing the doorbell failed: {}",
@@ -244,7 +244,7 @@ impl fmt::Display for Error {
             ),
             Self::Corruption { wr_id, qp_num } => write!(
                 f,
-                "a completion names no operation in flight (identifier {wr_id:#x}, queue pair {qp_num:#x}); it was dropped"
+                "a completion names no operation in flight (identifier {wr_id:#x}, queue pair {qp_num:#x}); it was discarded"
             ),
             Self::Failed { operation, failure } => write!(f, "{operation:?} failed: {failure}"),
             Self::System { what, errno } => {

@@ -119,7 +119,8 @@ impl fmt::Display for Error {
                 match device.as_deref() {
                     None => Ok(()),
                     Some("embedded") => f.write_str(
-                        "; the device `embedded` reaches this process alone,                          `embedded:DIRECTORY` others that name the same directory",
+                        "; the device `embedded` reaches this process only, `embedded:DIRECTORY` \
+                         all processes that use the same directory",
                     ),
                     Some(device) => write!(f, "; does the listener use {device}, too?"),
                 }
@@ -134,15 +135,15 @@ impl fmt::Display for Error {
                 }
             }
             Self::NoDevice => f.write_str(
-                "the address leads to no RDMA device of this process; see `ip route` and the \
+                "the address resolves to no RDMA device of this process; see `ip route` and the \
                  devices' GIDs",
             ),
             Self::WrongDevice => f.write_str(
-                "the queue pair is on another device than the one that the address leads to; \
-                 make it in a context of device()",
+                "the queue pair is on another device than the one that the address resolves to; \
+                 create it in a context of device()",
             ),
             Self::WrongTransport => f.write_str(
-                "connections take Transport::Reliable, datagram services Transport::Datagram",
+                "connections need Transport::Reliable, datagram services Transport::Datagram",
             ),
         }
     }

@@ -68,7 +68,7 @@ fn oversized_requests_are_refused() {
     let refused = qp.receive(pieces(5), 1).unwrap_err();
     assert!(matches!(refused.error, Error::Limit { allowed: 4, .. }));
     let refused = qp.send(Inline(&[0; 97]), 1).unwrap_err();
-    let said = "bytes of inline data: 97 asked for, at most 96 possible";
+    let said = "bytes of inline data: 97 requested, the limit is 96";
     assert_eq!(refused.error.to_string(), said);
     qp.send(Inline(&[0; 96]), 1).unwrap();
     assert_eq!(queues.sent().len(), 2);
@@ -219,7 +219,7 @@ fn kernel_errors_are_quoted() {
         .on(CREATE_QP, |_| Err(Errno::new(libc::EINVAL)));
     let builder = world.domain.queue_pair(Transport::Reliable, &world.cq);
     let error = builder.inline(4096).build().unwrap_err();
-    let said = "bytes of inline data: 4096 asked for, at most 512 possible";
+    let said = "bytes of inline data: 4096 requested, the limit is 512";
     assert_eq!(error.to_string(), said);
 }
 
