@@ -1,8 +1,8 @@
-//! The embedded device on a busy machine: how long requests and replies take while
-//! twice as many programs as there are processors only compute, and without them.
+//! The embedded device on a busy machine: the round-trip time of requests while twice as
+//! many compute-bound processes run as there are processors, and without them.
 //!
-//! `cargo bench -p ringverbs --bench busy [ROUNDS]`. Idle and busy rounds take turns;
-//! the medians are printed.
+//! `cargo bench -p ringverbs --bench busy [ROUNDS]`. Idle and busy rounds alternate; prints
+//! the medians.
 #![allow(missing_docs, reason = "a program")]
 
 use std::env;
@@ -15,15 +15,15 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ringverbs::{Buffer, Completion, CompletionQueue, Device, Operation, Transport, tcp};
 
 const LENGTH: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// A server that polls, and clients with a thread each.
 struct Case {
     name: &'static str,
-    /// The clients are in another process.
+    /// Whether the clients are in another process.
     apart: bool,
     clients: usize,
-    /// Of each client.
+    /// Number of requests of each client.
     requests: usize,
 }
 
@@ -48,7 +48,7 @@ const CASES: [Case; 3] = [
     },
 ];
 
-/// Programs that only compute. They end with this process, or when dropped.
+/// Compute-bound processes, which end with this process or on drop.
 struct Load(Vec<Child>);
 
 impl Load {
@@ -56,7 +56,7 @@ impl Load {
         let count = 2 * thread::available_parallelism()?.get();
         let mut load = Self(Vec::new());
         for _ in 0..count {
-            load.0.push(again(&["compute"])?);
+            load.0.push(spawn_self(&["compute"])?);
         }
         Ok(load)
     }
@@ -72,21 +72,21 @@ impl Drop for Load {
 }
 
 /// Starts this program again.
-fn again(arguments: &[&str]) -> Result<Child> {
+fn spawn_self(arguments: &[&str]) -> Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command.args(arguments).stdin(Stdio::piped());
     command.spawn().context("this program again")
 }
 
 fn poll(cq: &mut CompletionQueue) -> Result<Completion> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIME_LIMIT;
     while Instant::now() < end {
         if let Some(completion) = cq.poll_for(Duration::from_millis(10))? {
             completion.result?;
             return Ok(completion);
         }
     }
-    bail!("nothing for {PATIENCE:?}")
+    bail!("nothing for {TIME_LIMIT:?}")
 }
 
 /// Answers the requests of all clients. Returns the time from the first one to the
@@ -104,11 +104,11 @@ fn serve(device: &Device, listener: &TcpListener, case: &Case) -> Result<Duratio
         let mut buffers = domain.alloc(2 * LENGTH)?.into_buffers(LENGTH);
         qp.receive(buffers.next().context("a buffer")?, client as u64)?;
         let (stream, _) = listener.accept()?;
-        tcp::connect(&mut qp, &local, &stream, PATIENCE)?;
+        tcp::connect(&mut qp, &local, &stream, TIME_LIMIT)?;
         clients.push((qp, buffers.next(), stream));
     }
     for (_, _, stream) in &clients {
-        tcp::barrier(stream, PATIENCE)?;
+        tcp::barrier(stream, TIME_LIMIT)?;
     }
     let mut began = None;
     let mut answers = 0;
@@ -128,13 +128,13 @@ fn serve(device: &Device, listener: &TcpListener, case: &Case) -> Result<Duratio
     }
     let took = began.context("no request")?.elapsed();
     for (_, _, stream) in &clients {
-        tcp::barrier(stream, PATIENCE)?;
+        tcp::barrier(stream, TIME_LIMIT)?;
     }
     Ok(took)
 }
 
-/// Sends requests one after another, each when the last one is answered.
-fn ask(device: &Device, address: &str, requests: usize) -> Result<()> {
+/// Sends requests one after another, each after the reply to the last one.
+fn run_client(device: &Device, address: &str, requests: usize) -> Result<()> {
     let context = device.open()?;
     let domain = context.alloc_pd()?;
     let mut cq = context.completion_queue().entries(4).build()?;
@@ -145,8 +145,8 @@ fn ask(device: &Device, address: &str, requests: usize) -> Result<()> {
     let mut request: Buffer = buffers.next().context("a buffer")?;
     let mut answer = buffers.next().context("a buffer")?;
     let stream = TcpStream::connect(address)?;
-    tcp::connect(&mut qp, &local, &stream, PATIENCE)?;
-    tcp::barrier(&stream, PATIENCE)?;
+    tcp::connect(&mut qp, &local, &stream, TIME_LIMIT)?;
+    tcp::barrier(&stream, TIME_LIMIT)?;
     for _ in 0..requests {
         qp.receive(answer, 0)?;
         qp.send(request, 0)?;
@@ -161,14 +161,14 @@ fn ask(device: &Device, address: &str, requests: usize) -> Result<()> {
         request = sent.context("a buffer")?;
         answer = answered.context("a buffer")?;
     }
-    Ok(tcp::barrier(&stream, PATIENCE)?)
+    Ok(tcp::barrier(&stream, TIME_LIMIT)?)
 }
 
 /// All clients, a thread each.
 fn clients(device: &Device, address: &str, count: usize, requests: usize) -> Result<()> {
     thread::scope(|scope| {
-        let ask = || scope.spawn(|| ask(device, address, requests));
-        let clients: Vec<_> = (0..count).map(|_| ask()).collect();
+        let spawn_client = || scope.spawn(|| run_client(device, address, requests));
+        let clients: Vec<_> = (0..count).map(|_| spawn_client()).collect();
         clients
             .into_iter()
             .try_for_each(|it| it.join().expect("a client panicked"))
@@ -195,7 +195,7 @@ fn run(case: &Case) -> Result<Duration> {
     let folder = env::temp_dir().join(name);
     let path = folder.to_string_lossy();
     let (count, requests) = (case.clients.to_string(), case.requests.to_string());
-    let mut child = again(&["clients", &address, &path, &count, &requests])?;
+    let mut child = spawn_self(&["clients", &address, &path, &count, &requests])?;
     let took = serve(&Device::embedded_at(&folder)?, &listener, case)?;
     let status = child.wait()?;
     std::fs::remove_dir_all(&folder)?;

@@ -1,8 +1,8 @@
 //! Cost of a future against the plain layer: 64-byte writes on the embedded
 //! device, in one process and one run.
 //!
-//! `cargo bench -p ringverbs --bench future [ROUNDS]`. Each row is repeated in turns
-//! with the others, and the fastest round counts: other programs only add to it.
+//! `cargo bench -p ringverbs --bench future [ROUNDS]`. The rows alternate, and the fastest
+//! round of each counts, because other programs only add time.
 #![allow(missing_docs, reason = "a program")]
 
 use std::collections::VecDeque;
@@ -21,13 +21,13 @@ const LENGTH: usize = 64;
 const WRITES: usize = 2000;
 const DEPTHS: [usize; 2] = [1, 16];
 
-struct World {
+struct Setup {
     domain: ProtectionDomain,
     local: LocalAddress,
     key: RemoteAddr,
 }
 
-impl World {
+impl Setup {
     fn buffers(&self) -> Vec<Buffer> {
         let pages = self.domain.alloc(16 * LENGTH).expect("memory");
         pages.into_buffers(LENGTH).take(16).collect()
@@ -49,14 +49,14 @@ impl World {
 }
 
 /// Posts and polls, `depth` at a time.
-fn plain(world: &World, qp: &mut QueuePair, cq: &mut CompletionQueue, depth: usize) {
-    let mut free = world.buffers();
+fn plain(setup: &Setup, qp: &mut QueuePair, cq: &mut CompletionQueue, depth: usize) {
+    let mut free = setup.buffers();
     free.truncate(depth);
     let (mut posted, mut done) = (0, 0);
     while done < WRITES {
         while posted < WRITES {
             let Some(buffer) = free.pop() else { break };
-            qp.write(buffer, world.key, 0).expect("posted");
+            qp.write(buffer, setup.key, 0).expect("posted");
             posted += 1;
         }
         let mut completion = cq.poll_until_one().expect("completed");
@@ -65,16 +65,16 @@ fn plain(world: &World, qp: &mut QueuePair, cq: &mut CompletionQueue, depth: usi
     }
 }
 
-/// The same with futures, the oldest of which is awaited.
-async fn futures(world: &World, qp: &AsyncQueuePair, depth: usize) {
-    let mut free = world.buffers();
+/// The same with futures; awaits the oldest one.
+async fn futures(setup: &Setup, qp: &AsyncQueuePair, depth: usize) {
+    let mut free = setup.buffers();
     free.truncate(depth);
     let mut flying: VecDeque<Operation<Buffer>> = VecDeque::with_capacity(depth);
     let (mut posted, mut done) = (0, 0);
     while done < WRITES {
         while posted < WRITES {
             let Some(buffer) = free.pop() else { break };
-            flying.push_back(qp.write(buffer, world.key));
+            flying.push_back(qp.write(buffer, setup.key));
             posted += 1;
         }
         let Some(oldest) = flying.pop_front() else {
@@ -85,7 +85,7 @@ async fn futures(world: &World, qp: &AsyncQueuePair, depth: usize) {
     }
 }
 
-/// Polls again and again: nothing sleeps, as in the plain layer's loop.
+/// Polls repeatedly without sleeping, like the plain layer's loop.
 fn spin<F: Future>(future: F) -> F::Output {
     let mut future: Pin<&mut F> = pin!(future);
     loop {
@@ -104,24 +104,24 @@ fn main() {
     let domain = domain.expect("a protection domain");
     let region = domain.alloc_remote(4096, AccessFlags::REMOTE_WRITE);
     let region = region.expect("remote memory");
-    let world = World {
+    let setup = Setup {
         local: domain.context().local_address(1).expect("an address"),
         key: region.key(),
         domain,
     };
 
-    let cq = world.domain.context().completion_queue().entries(64);
+    let cq = setup.domain.context().completion_queue().entries(64);
     let mut cq = cq.build().expect("a queue");
-    let (mut a, mut b) = (world.queue_pair(&cq), world.queue_pair(&cq));
-    world.connect(&mut a, &mut b);
+    let (mut a, mut b) = (setup.queue_pair(&cq), setup.queue_pair(&cq));
+    setup.connect(&mut a, &mut b);
 
     let make = |cq: &AsyncCompletionQueue| {
-        let (mut a, mut b) = (world.queue_pair(cq), world.queue_pair(cq));
-        world.connect(&mut a, &mut b);
+        let (mut a, mut b) = (setup.queue_pair(cq), setup.queue_pair(cq));
+        setup.connect(&mut a, &mut b);
         let make = |qp| AsyncQueuePair::new(qp, cq).expect("asynchronous");
         (make(a), make(b))
     };
-    let queue = || world.domain.context().completion_queue().entries(64);
+    let queue = || setup.domain.context().completion_queue().entries(64);
     let undriven = AsyncCompletionQueue::polled(queue()).expect("a queue");
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().expect("a runtime");
@@ -142,9 +142,9 @@ fn main() {
                 let each = begin.elapsed().as_nanos() / WRITES as u128;
                 best[row] = best[row].min(each);
             };
-            run(0, &mut || plain(&world, &mut a, &mut cq, depth));
-            run(1, &mut || spin(futures(&world, &polled, depth)));
-            run(2, &mut || runtime.block_on(futures(&world, &driven, depth)));
+            run(0, &mut || plain(&setup, &mut a, &mut cq, depth));
+            run(1, &mut || spin(futures(&setup, &polled, depth)));
+            run(2, &mut || runtime.block_on(futures(&setup, &driven, depth)));
         }
         let [plain, polled, driven] = best;
         println!("{depth:2} in flight: plain {plain}, futures polled {polled}, on tokio {driven}");

@@ -490,8 +490,8 @@ impl Context {
     /// Errors of GET_CONTEXT.
     ///
     /// # Safety
-    /// Nothing else sends commands on the context. What its kernel allows to be
-    /// mapped stays mapped as long as the kernel reports it as such.
+    /// Nothing else sends commands on the context. A mapping that its kernel provides stays
+    /// valid as long as the kernel reports it.
     #[cfg(any(test, feature = "fake"))]
     #[doc(hidden)]
     pub unsafe fn over(context: uverbs::Context) -> Result<Self> {

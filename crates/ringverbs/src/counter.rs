@@ -11,7 +11,7 @@ use crate::data::Payload;
 use crate::{CloseError, CompletionQueue, Result};
 
 /// Counts of completed and of failed operations (`fi_cntr`), in place of entries.
-/// A counter has a completion queue of its own, and counts the operations of the
+/// A counter has its own completion queue, and counts the operations of the
 /// queue pairs created on it.
 ///
 /// Unsignalled operations count too, once a later completion of their queue retires

@@ -72,7 +72,7 @@ mod sealed {
         #[doc(hidden)]
         fn returned(self) -> Self::Returned;
 
-        /// Calls `post` with the data of a send work request: what is in use, up
+        /// Calls `post` with the data of a send work request: the bytes in use, up
         /// to the length.
         #[doc(hidden)]
         fn gather<R>(

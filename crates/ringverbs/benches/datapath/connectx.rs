@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use uverbs::discovery::DriverId;
 
 use crate::rows::{
-    Act, Device, LENGTH, POLLS, Row, World, barrier, idle, raw_inline, raw_poll, raw_recv,
+    Device, LENGTH, POLLS, Row, Setup, Step, barrier, idle, raw_inline, raw_poll, raw_recv,
     raw_send, row, safe_inline, safe_poll, safe_recv, safe_send, taken_back,
 };
 use crate::standin::symbol;
@@ -119,7 +119,7 @@ pub struct ConnectX {
     lengths: u64,
 }
 
-type Acts = (Act<ConnectX>, Act<ConnectX>, Option<Act<ConnectX>>);
+type Steps = (Step<ConnectX>, Step<ConnectX>, Option<Step<ConnectX>>);
 
 impl Device for ConnectX {
     const DRIVER: DriverId = DriverId::MLX5;
@@ -128,11 +128,11 @@ impl Device for ConnectX {
     const RECEIVES: u32 = 127;
     const ROWS: &'static [Row<Self>] = ROWS;
 
-    fn is_there() -> bool {
+    fn is_loaded() -> bool {
         find().is_some()
     }
 
-    fn of_newest() -> Self {
+    fn from_newest_queues() -> Self {
         Self {
             cq: Object::newest(Kind::Completions),
             qp: Object::newest(Kind::QueuePair),
@@ -143,8 +143,8 @@ impl Device for ConnectX {
         }
     }
 
-    fn check(row: &Row<Self>, world: &mut World<Self>) -> Result<(), &'static str> {
-        check(row, world)
+    fn check(row: &Row<Self>, setup: &mut Setup<Self>) -> Result<(), &'static str> {
+        check(row, setup)
     }
 }
 
@@ -217,66 +217,66 @@ impl ConnectX {
 
 // What goes on around a round.
 
-fn received(world: &mut World<ConnectX>) {
-    raw_recv(world);
-    world.device.lengths = 0;
-    world.device.receive();
+fn received(setup: &mut Setup<ConnectX>) {
+    raw_recv(setup);
+    setup.device.lengths = 0;
+    setup.device.receive();
 }
 
-fn sent(world: &mut World<ConnectX>) {
-    raw_send(world);
-    world.device.send();
+fn sent(setup: &mut Setup<ConnectX>) {
+    raw_send(setup);
+    setup.device.send();
 }
 
-fn safe_received(world: &mut World<ConnectX>) {
-    safe_recv(world);
-    world.device.lengths = 0;
-    world.device.receive();
+fn safe_received(setup: &mut Setup<ConnectX>) {
+    safe_recv(setup);
+    setup.device.lengths = 0;
+    setup.device.receive();
 }
 
-fn safe_sent(world: &mut World<ConnectX>) {
-    safe_send(world);
-    world.device.send();
+fn safe_sent(setup: &mut Setup<ConnectX>) {
+    safe_send(setup);
+    setup.device.send();
 }
 
 /// Takes out all completions.
-fn drain(world: &mut World<ConnectX>) {
-    while world.cq.poll_raw(64, |_| {}) > 0 {}
+fn drain(setup: &mut Setup<ConnectX>) {
+    while setup.cq.poll_raw(64, |_| {}) > 0 {}
 }
 
-fn sends_drained(world: &mut World<ConnectX>) {
-    world.device.send_at_once();
-    drain(world);
+fn sends_drained(setup: &mut Setup<ConnectX>) {
+    setup.device.send_at_once();
+    drain(setup);
 }
 
-fn receives_drained(world: &mut World<ConnectX>) {
-    world.device.receive();
-    drain(world);
+fn receives_drained(setup: &mut Setup<ConnectX>) {
+    setup.device.receive();
+    drain(setup);
 }
 
-fn sends_polled(world: &mut World<ConnectX>) {
-    world.device.send();
-    safe_poll(world);
-    taken_back(world);
+fn sends_polled(setup: &mut Setup<ConnectX>) {
+    setup.device.send();
+    safe_poll(setup);
+    taken_back(setup);
 }
 
-fn inline_polled(world: &mut World<ConnectX>) {
-    world.device.send();
-    safe_poll(world);
+fn inline_polled(setup: &mut Setup<ConnectX>) {
+    setup.device.send();
+    safe_poll(setup);
 }
 
-fn receives_polled(world: &mut World<ConnectX>) {
-    world.device.receive();
-    safe_poll(world);
-    taken_back(world);
+fn receives_polled(setup: &mut Setup<ConnectX>) {
+    setup.device.receive();
+    safe_poll(setup);
+    taken_back(setup);
 }
 
 /// The five fields that the C program's cursor asks for.
 #[inline(never)]
-fn raw_cursor(world: &mut World<ConnectX>) {
-    let (cq, batch) = (&mut world.cq, world.batch as usize);
+fn raw_cursor(setup: &mut Setup<ConnectX>) {
+    let (cq, batch) = (&mut setup.cq, setup.batch as usize);
     let (mut sum, mut lengths, mut found) = (0, 0, 0);
-    for _ in 0..world.calls {
+    for _ in 0..setup.calls {
         found += cq.poll_raw(batch, |entry| {
             lengths += u64::from(entry.byte_len());
             sum += u64::from(entry.opcode()) + u64::from(entry.ex());
@@ -284,18 +284,18 @@ fn raw_cursor(world: &mut World<ConnectX>) {
         });
         barrier();
     }
-    world.found = found;
-    world.sum += sum;
-    world.lengths += lengths;
+    setup.found = found;
+    setup.sum += sum;
+    setup.lengths += lengths;
 }
 
 /// What the C program's cursor asks for, as far as there is no type for it, and
 /// the token in place of the operation.
 #[inline(never)]
-fn safe_cursor(world: &mut World<ConnectX>) {
-    let (cq, batch) = (&mut world.cq, world.batch as usize);
+fn safe_cursor(setup: &mut Setup<ConnectX>) {
+    let (cq, batch) = (&mut setup.cq, setup.batch as usize);
     let (mut sum, mut lengths, mut found) = (0, 0, 0);
-    for _ in 0..world.calls {
+    for _ in 0..setup.calls {
         let mut cursor = cq.cursor();
         for _ in 0..batch {
             let Some(mut entry) = cursor.next_entry().unwrap() else {
@@ -305,35 +305,35 @@ fn safe_cursor(world: &mut World<ConnectX>) {
             lengths += u64::from(fields.byte_len());
             sum += u64::from(fields.immediate().unwrap_or_default());
             sum += entry.token() + u64::from(entry.qp_num());
-            world.buffers.extend(entry.take_payload().into_buffer());
+            setup.buffers.extend(entry.take_payload().into_buffer());
             found += 1;
         }
         drop(cursor);
         barrier();
     }
-    world.found = found;
-    world.sum += sum;
-    world.lengths += lengths;
+    setup.found = found;
+    setup.sum += sum;
+    setup.lengths += lengths;
 }
 
 // The table.
 
-const fn alone(before: Act<ConnectX>, run: Act<ConnectX>) -> Acts {
+const fn alone(before: Step<ConnectX>, run: Step<ConnectX>) -> Steps {
     (before, run, Some(idle))
 }
 
-const RAW_RECEIVED: Acts = alone(received, raw_poll);
-const RAW_SENT: Acts = alone(sent, raw_poll);
-const RAW_CURSOR: Acts = alone(received, raw_cursor);
-const RAW_SEND: Acts = alone(sends_drained, raw_send);
-const RAW_INLINE: Acts = alone(sends_drained, raw_inline);
-const RAW_RECV: Acts = alone(receives_drained, raw_recv);
-const SAFE_RECEIVED: Acts = (safe_received, safe_poll, Some(taken_back));
-const SAFE_SENT: Acts = (safe_sent, safe_poll, Some(taken_back));
-const SAFE_CURSOR: Acts = alone(safe_received, safe_cursor);
-const SAFE_SEND: Acts = (idle, safe_send, Some(sends_polled));
-const SAFE_INLINE: Acts = (idle, safe_inline, Some(inline_polled));
-const SAFE_RECV: Acts = (idle, safe_recv, Some(receives_polled));
+const RAW_RECEIVED: Steps = alone(received, raw_poll);
+const RAW_SENT: Steps = alone(sent, raw_poll);
+const RAW_CURSOR: Steps = alone(received, raw_cursor);
+const RAW_SEND: Steps = alone(sends_drained, raw_send);
+const RAW_INLINE: Steps = alone(sends_drained, raw_inline);
+const RAW_RECV: Steps = alone(receives_drained, raw_recv);
+const SAFE_RECEIVED: Steps = (safe_received, safe_poll, Some(taken_back));
+const SAFE_SENT: Steps = (safe_sent, safe_poll, Some(taken_back));
+const SAFE_CURSOR: Steps = alone(safe_received, safe_cursor);
+const SAFE_SEND: Steps = (idle, safe_send, Some(sends_polled));
+const SAFE_INLINE: Steps = (idle, safe_inline, Some(inline_polled));
+const SAFE_RECV: Steps = (idle, safe_recv, Some(receives_polled));
 
 macro_rules! rows {
     ($($one:literal, $batch:literal, $acts:expr;)+) => {
@@ -363,19 +363,19 @@ const ROWS: &[Row<ConnectX>] = rows! {
     "safe-recv/1", "safe-recv/16", SAFE_RECV;
 };
 
-fn check(row: &Row<ConnectX>, world: &mut World<ConnectX>) -> Result<(), &'static str> {
-    (row.before)(world);
-    (world.found, world.sum, world.lengths) = (0, 0, 0);
-    (row.run)(world);
-    let total = world.total();
+fn check(row: &Row<ConnectX>, setup: &mut Setup<ConnectX>) -> Result<(), &'static str> {
+    (row.before)(setup);
+    (setup.found, setup.sum, setup.lengths) = (0, 0, 0);
+    (row.run)(setup);
+    let total = setup.total();
     let operation = row.name.split_once('-').map_or("", |(_, rest)| rest);
     let safe = row.name.starts_with("safe-");
-    let device = &world.device;
+    let device = &setup.device;
     match operation.split('/').next().unwrap_or_default() {
-        "poll-empty" if world.found > 0 => return Err("a completion that nobody wrote"),
+        "poll-empty" if setup.found > 0 => return Err("a completion that nobody wrote"),
         "poll-empty" => {}
         "poll-recv" | "poll-send" | "cursor" => {
-            if world.found != total as usize {
+            if setup.found != total as usize {
                 return Err("another number of completions");
             }
             if device.cq.record(0) & 0xff_ffff != device.written {
@@ -383,14 +383,14 @@ fn check(row: &Row<ConnectX>, world: &mut World<ConnectX>) -> Result<(), &'stati
             }
             let cursor = operation.starts_with("cursor");
             let receives = cursor || operation.starts_with("poll-recv");
-            if receives && (cursor || !safe) && world.lengths != device.lengths {
+            if receives && (cursor || !safe) && setup.lengths != device.lengths {
                 return Err("other lengths than the device's");
             }
-            let ids = (0..world.batch).sum::<u32>() * world.calls;
-            if !safe && !cursor && world.sum != u64::from(ids) {
+            let ids = (0..setup.batch).sum::<u32>() * setup.calls;
+            if !safe && !cursor && setup.sum != u64::from(ids) {
                 return Err("other identifiers than those posted");
             }
-            if cursor && world.sum != of_a_receive(world, safe) * u64::from(total) {
+            if cursor && setup.sum != of_a_receive(setup, safe) * u64::from(total) {
                 return Err("other fields than the device's");
             }
         }
@@ -399,24 +399,24 @@ fn check(row: &Row<ConnectX>, world: &mut World<ConnectX>) -> Result<(), &'stati
                 return Err("another doorbell record");
             }
             let entry = device.qp.recv_entry(device.received);
-            check_element(world, entry, safe)?;
+            check_element(setup, entry, safe)?;
         }
         _ => {
             if device.outstanding(SENDS, device.sent) != total {
                 return Err("another doorbell record");
             }
-            check_send(world, operation.contains("inline"), safe)?;
+            check_send(setup, operation.contains("inline"), safe)?;
         }
     }
     if let Some(after) = row.after {
-        after(world);
+        after(setup);
     }
     Ok(())
 }
 
 /// What the cursor adds up of one completion.
-fn of_a_receive(world: &World<ConnectX>, safe: bool) -> u64 {
-    let number = u64::from(world.device.qp.number);
+fn of_a_receive(setup: &Setup<ConnectX>, safe: bool) -> u64 {
+    let number = u64::from(setup.device.qp.number);
     if safe {
         // Token and immediate data, in the host's order.
         return 1 + u64::from(IMMEDIATE) + number;
@@ -426,8 +426,8 @@ fn of_a_receive(world: &World<ConnectX>, safe: bool) -> u64 {
 }
 
 /// What the device reads of the first send of a round.
-fn check_send(world: &World<ConnectX>, inline: bool, safe: bool) -> Result<(), &'static str> {
-    let device = &world.device;
+fn check_send(setup: &Setup<ConnectX>, inline: bool, safe: bool) -> Result<(), &'static str> {
+    let device = &setup.device;
     let block = device.qp.send_block(device.sent);
     // SAFETY: a block has 64 bytes.
     let [index_and_opcode, number_and_size, flags, _] =
@@ -442,7 +442,7 @@ fn check_send(world: &World<ConnectX>, inline: bool, safe: bool) -> Result<(), &
     // SAFETY: as above.
     let data = unsafe { block.add(16) };
     if !inline {
-        return check_element(world, data, safe);
+        return check_element(setup, data, safe);
     }
     // SAFETY: as above; the length and 32 bytes.
     let (length, bytes) = unsafe {
@@ -451,7 +451,7 @@ fn check_send(world: &World<ConnectX>, inline: bool, safe: bool) -> Result<(), &
             data.add(4).cast::<[u8; LENGTH]>().read(),
         )
     };
-    if length == LENGTH as u32 | 1 << 31 && bytes == world.bytes {
+    if length == LENGTH as u32 | 1 << 31 && bytes == setup.bytes {
         Ok(())
     } else {
         Err("a send entry has other inline data")
@@ -460,7 +460,7 @@ fn check_send(world: &World<ConnectX>, inline: bool, safe: bool) -> Result<(), &
 
 /// An element of data. The safe layer's is of another buffer each.
 fn check_element(
-    world: &World<ConnectX>,
+    setup: &Setup<ConnectX>,
     element: *const u8,
     safe: bool,
 ) -> Result<(), &'static str> {
@@ -472,7 +472,7 @@ fn check_element(
             u64::from_be(element.add(8).cast::<u64>().read()),
         )
     };
-    let sge = world.sge;
+    let sge = setup.sge;
     if (length, lkey) != (sge.length, sge.lkey) || !safe && addr != sge.addr {
         return Err("an entry has another element");
     }

@@ -10,7 +10,7 @@ use ringverbs::{AccessFlags, AhAttr, Context, Transport};
 use uverbs::discovery;
 use uverbs::kernel::RealKernel;
 
-use crate::rows::{self, Device, LENGTH, Row, World};
+use crate::rows::{self, Device, LENGTH, Row, Setup};
 use crate::stepper;
 
 const ROUNDS: u32 = 64;
@@ -32,7 +32,7 @@ fn open<D: Device>() -> (Context, RawFd) {
 }
 
 /// Queues for a row.
-fn world<D: Device>((context, fd): &(Context, RawFd), row: &Row<D>) -> World<D> {
+fn setup<D: Device>((context, fd): &(Context, RawFd), row: &Row<D>) -> Setup<D> {
     let cq = context.completion_queue().entries(CQ_ENTRIES).build();
     let cq = cq.expect("a completion queue");
     let domain = context.alloc_pd().expect("a protection domain");
@@ -50,7 +50,7 @@ fn world<D: Device>((context, fd): &(Context, RawFd), row: &Row<D>) -> World<D> 
     let total = (row.batch * row.calls) as usize;
     let region = domain.alloc(total * LENGTH).expect("memory");
     let buffers = region.into_buffers(LENGTH).take(total).collect();
-    World::new(row, (qp, cq), buffers, *fd)
+    Setup::new(row, (qp, cq), buffers, *fd)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -59,24 +59,24 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// The time of the rounds of one sample, in nanoseconds.
-fn sample<D: Device>(row: &Row<D>, world: &mut World<D>) -> f64 {
+fn sample<D: Device>(row: &Row<D>, setup: &mut Setup<D>) -> f64 {
     let taken = match row.after {
         None => {
             let begin = Instant::now();
             for _ in 0..ROUNDS {
-                (row.before)(world);
-                (row.run)(world);
+                (row.before)(setup);
+                (row.run)(setup);
             }
             begin.elapsed()
         }
         Some(after) => {
             let mut taken = Duration::ZERO;
             for _ in 0..ROUNDS {
-                (row.before)(world);
+                (row.before)(setup);
                 let begin = Instant::now();
-                (row.run)(world);
+                (row.run)(setup);
                 taken += begin.elapsed();
-                after(world);
+                after(setup);
             }
             taken
         }
@@ -85,7 +85,7 @@ fn sample<D: Device>(row: &Row<D>, world: &mut World<D>) -> f64 {
 }
 
 /// Nanoseconds of one operation.
-fn time<D: Device>(row: &Row<D>, world: &mut World<D>, samples: usize) -> f64 {
+fn time<D: Device>(row: &Row<D>, setup: &mut Setup<D>, samples: usize) -> f64 {
     let mut of = |before, run, after| {
         let row = Row {
             before,
@@ -93,10 +93,10 @@ fn time<D: Device>(row: &Row<D>, world: &mut World<D>, samples: usize) -> f64 {
             after,
             ..*row
         };
-        median((0..samples).map(|_| sample(&row, world)).collect())
+        median((0..samples).map(|_| sample(&row, setup)).collect())
     };
     // In the same way, which includes looking at the clock.
-    let after = row.after.map(|_| rows::idle as rows::Act<D>);
+    let after = row.after.map(|_| rows::idle as rows::Step<D>);
     let nothing = of(rows::idle, rows::nothing, after);
     let mut bell = 0.0;
     if row.doorbell {
@@ -108,27 +108,27 @@ fn time<D: Device>(row: &Row<D>, world: &mut World<D>, samples: usize) -> f64 {
 
 /// Exact counts of one round, after one that reached what is reached for the
 /// first time.
-fn count<D: Device>(row: &Row<D>, world: &mut World<D>, print: bool) -> [f64; 3] {
+fn count<D: Device>(row: &Row<D>, setup: &mut Setup<D>, print: bool) -> [f64; 3] {
     let mut count = stepper::Count::default();
     for round in 0..2 {
-        (row.before)(world);
+        (row.before)(setup);
         if round == 1 {
-            let empty = stepper::count(false, rows::nothing, world);
-            count = stepper::count(print, row.run, world);
+            let empty = stepper::count(false, rows::nothing, setup);
+            count = stepper::count(print, row.run, setup);
             count.instructions -= empty.instructions;
         } else {
-            (row.run)(world);
+            (row.run)(setup);
         }
         if let Some(after) = row.after {
-            after(world);
+            after(setup);
         }
     }
     let operations = f64::from(row.calls * row.batch);
     [count.instructions, count.locked, count.fences].map(|count| count as f64 / operations)
 }
 
-/// One processor for the whole run; which one does not matter.
-fn stay_here() {
+/// Pins the process to its current processor.
+fn pin_to_current_cpu() {
     // SAFETY: all-zero bytes are an empty set, and the calls take its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -139,7 +139,7 @@ fn stay_here() {
     }
 }
 
-/// Does what the command line says, if the stand-in for the device is there.
+/// Runs the mode of the command line, if the stand-in for the device is loaded.
 pub fn main<D: Device>() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -155,11 +155,11 @@ pub fn main<D: Device>() -> ExitCode {
         eprintln!("datapath: not a number of samples");
         return ExitCode::FAILURE;
     }
-    if !D::is_there() {
+    if !D::is_loaded() {
         eprintln!("datapath: preload {} (LD_PRELOAD)", D::STAND_IN);
         return ExitCode::FAILURE;
     }
-    stay_here();
+    pin_to_current_cpu();
     measure::<D>(mode, more.copied().unwrap_or_default(), samples)
 }
 
@@ -170,19 +170,19 @@ fn measure<D: Device>(mode: &str, traced: &str, samples: usize) -> ExitCode {
         if mode == "trace" && traced != row.name {
             continue;
         }
-        let mut world = world(&context, row);
-        if let Err(what) = D::check(row, &mut world) {
+        let mut setup = setup(&context, row);
+        if let Err(what) = D::check(row, &mut setup) {
             eprintln!("datapath: row {}: {what}", row.name);
             return ExitCode::FAILURE;
         }
         if mode == "time" {
-            println!("time {} {:.4}", row.name, time(row, &mut world, samples));
+            println!("time {} {:.4}", row.name, time(row, &mut setup, samples));
         } else {
-            let [instructions, locked, fences] = count(row, &mut world, mode == "trace");
+            let [instructions, locked, fences] = count(row, &mut setup, mode == "trace");
             let name = row.name;
             println!("count {name} {instructions:.3} {locked:.3} {fences:.3}");
         }
-        black_box(world.sum + world.lengths);
+        black_box(setup.sum + setup.lengths);
     }
     ExitCode::SUCCESS
 }

@@ -28,18 +28,18 @@ pub trait Device: Sized + 'static {
     const ROWS: &'static [Row<Self>];
 
     /// Whether the stand-in was preloaded.
-    fn is_there() -> bool;
+    fn is_loaded() -> bool;
 
     /// Of the queues that were made last.
-    fn of_newest() -> Self;
+    fn from_newest_queues() -> Self;
 
     /// Runs a round and says what is wrong with what it left.
-    fn check(row: &Row<Self>, world: &mut World<Self>) -> Result<(), &'static str>;
+    fn check(row: &Row<Self>, setup: &mut Setup<Self>) -> Result<(), &'static str>;
 }
 
 /// The queues of one row, which none but it uses: the floors move indices
 /// behind the backs of those that own them.
-pub struct World<D> {
+pub struct Setup<D> {
     /// Operations in one call, and calls between two acts of the device.
     pub batch: u32,
     pub calls: u32,
@@ -62,7 +62,7 @@ pub struct World<D> {
     pub lengths: u64,
 }
 
-pub type Act<D> = fn(&mut World<D>);
+pub type Step<D> = fn(&mut Setup<D>);
 
 /// One row.
 pub struct Row<D: 'static> {
@@ -71,15 +71,15 @@ pub struct Row<D: 'static> {
     /// As many as the ring holds, as of the C program's rows.
     pub calls: u32,
     /// Before a round of calls.
-    pub before: Act<D>,
-    pub run: Act<D>,
+    pub before: Step<D>,
+    pub run: Step<D>,
     /// After a round of calls. Where there is something to do, it and what is
     /// done before take time, and each round is timed by itself.
-    pub after: Option<Act<D>>,
+    pub after: Option<Step<D>>,
     pub doorbell: bool,
 }
 
-impl<D: Device> World<D> {
+impl<D: Device> Setup<D> {
     pub fn new(
         row: &Row<D>,
         (qp, cq): (QueuePair, CompletionQueue),
@@ -91,7 +91,7 @@ impl<D: Device> World<D> {
             calls: row.calls,
             qp,
             cq,
-            device: D::of_newest(),
+            device: D::from_newest_queues(),
             out: buffers.iter().map(|_| Completion::default()).collect(),
             sge: buffers[buffers.len() - 1].raw_sge(),
             buffers,
@@ -118,57 +118,57 @@ pub fn barrier() {
 // What is subtracted.
 
 #[inline(never)]
-pub fn nothing<D>(world: &mut World<D>) {
-    for _ in 0..black_box(world.calls) {
+pub fn nothing<D>(setup: &mut Setup<D>) {
+    for _ in 0..black_box(setup.calls) {
         barrier();
     }
 }
 
 /// The doorbell's system call alone.
 #[inline(never)]
-pub fn doorbell<D>(world: &mut World<D>) {
+pub fn doorbell<D>(setup: &mut Setup<D>) {
     let command = [0u8; 32];
-    for _ in 0..black_box(world.calls) {
+    for _ in 0..black_box(setup.calls) {
         // SAFETY: the bytes are there; the device is the stand-in.
-        let written = unsafe { libc::write(world.fd, command.as_ptr().cast(), command.len()) };
-        world.found += usize::from(written < 0);
+        let written = unsafe { libc::write(setup.fd, command.as_ptr().cast(), command.len()) };
+        setup.found += usize::from(written < 0);
         barrier();
     }
 }
 
 /// Nothing goes on around a round.
-pub fn idle<D>(_: &mut World<D>) {}
+pub fn idle<D>(_: &mut Setup<D>) {}
 
 /// Takes the buffers back from the completions.
-pub fn taken_back<D>(world: &mut World<D>) {
-    let back = world.out.iter_mut().filter_map(Completion::take_buffer);
-    world.buffers.extend(back);
-    assert_eq!(world.buffers.len(), world.out.len(), "a buffer is lost");
+pub fn taken_back<D>(setup: &mut Setup<D>) {
+    let back = setup.out.iter_mut().filter_map(Completion::take_buffer);
+    setup.buffers.extend(back);
+    assert_eq!(setup.buffers.len(), setup.out.len(), "a buffer is lost");
 }
 
 // The raw layer.
 
 #[inline(never)]
-pub fn raw_poll<D>(world: &mut World<D>) {
-    let (cq, batch) = (&mut world.cq, world.batch as usize);
+pub fn raw_poll<D>(setup: &mut Setup<D>) {
+    let (cq, batch) = (&mut setup.cq, setup.batch as usize);
     let (mut sum, mut lengths, mut found) = (0, 0, 0);
-    for _ in 0..world.calls {
+    for _ in 0..setup.calls {
         found += cq.poll_raw(batch, |entry| {
             sum += entry.wr_id() + u64::from(entry.status().0);
             lengths += u64::from(entry.byte_len());
         });
         barrier();
     }
-    world.found = found;
-    world.sum += sum;
-    world.lengths += lengths;
+    setup.found = found;
+    setup.sum += sum;
+    setup.lengths += lengths;
 }
 
 #[inline(never)]
-pub fn raw_send<D>(world: &mut World<D>) {
-    let (sge, batch) = (world.sge, u64::from(world.batch));
-    for _ in 0..world.calls {
-        let mut queue = world.qp.raw_send();
+pub fn raw_send<D>(setup: &mut Setup<D>) {
+    let (sge, batch) = (setup.sge, u64::from(setup.batch));
+    for _ in 0..setup.calls {
+        let mut queue = setup.qp.raw_send();
         for id in 0..batch {
             let send = SendRequest::send(id).flags(Flags::SIGNALED);
             queue.push(&send.sges(&[sge])).unwrap();
@@ -180,10 +180,10 @@ pub fn raw_send<D>(world: &mut World<D>) {
 }
 
 #[inline(never)]
-pub fn raw_inline<D>(world: &mut World<D>) {
-    let (bytes, batch) = (&world.bytes, u64::from(world.batch));
-    for _ in 0..world.calls {
-        let mut queue = world.qp.raw_send();
+pub fn raw_inline<D>(setup: &mut Setup<D>) {
+    let (bytes, batch) = (&setup.bytes, u64::from(setup.batch));
+    for _ in 0..setup.calls {
+        let mut queue = setup.qp.raw_send();
         for id in 0..batch {
             let send = SendRequest::send(id).flags(Flags::SIGNALED);
             queue.push(&send.inline(bytes)).unwrap();
@@ -195,10 +195,10 @@ pub fn raw_inline<D>(world: &mut World<D>) {
 }
 
 #[inline(never)]
-pub fn raw_recv<D>(world: &mut World<D>) {
-    let (sge, batch) = (world.sge, u64::from(world.batch));
-    for _ in 0..world.calls {
-        let mut queue = world.qp.raw_receive().unwrap();
+pub fn raw_recv<D>(setup: &mut Setup<D>) {
+    let (sge, batch) = (setup.sge, u64::from(setup.batch));
+    for _ in 0..setup.calls {
+        let mut queue = setup.qp.raw_receive().unwrap();
         for id in 0..batch {
             queue.push(id, &[sge]).unwrap();
         }
@@ -211,21 +211,21 @@ pub fn raw_recv<D>(world: &mut World<D>) {
 // The safe layer.
 
 #[inline(never)]
-pub fn safe_poll<D>(world: &mut World<D>) {
-    let (cq, batch) = (&mut world.cq, world.batch as usize);
+pub fn safe_poll<D>(setup: &mut Setup<D>) {
+    let (cq, batch) = (&mut setup.cq, setup.batch as usize);
     let mut found = 0;
-    for out in world.out.chunks_exact_mut(batch) {
+    for out in setup.out.chunks_exact_mut(batch) {
         found += cq.poll(out).unwrap();
         barrier();
     }
-    world.found = found;
+    setup.found = found;
 }
 
 #[inline(never)]
-pub fn safe_send<D>(world: &mut World<D>) {
-    let (qp, batch) = (&mut world.qp, world.batch as usize);
-    let mut buffers = world.buffers.drain(..);
-    for _ in 0..world.calls {
+pub fn safe_send<D>(setup: &mut Setup<D>) {
+    let (qp, batch) = (&mut setup.qp, setup.batch as usize);
+    let mut buffers = setup.buffers.drain(..);
+    for _ in 0..setup.calls {
         qp.batch(|to| {
             for buffer in buffers.by_ref().take(batch) {
                 to.post(WorkRequest::send(buffer))?;
@@ -238,11 +238,11 @@ pub fn safe_send<D>(world: &mut World<D>) {
 }
 
 #[inline(never)]
-pub fn safe_inline<D>(world: &mut World<D>) {
-    let (qp, bytes) = (&mut world.qp, &world.bytes);
-    for _ in 0..world.calls {
+pub fn safe_inline<D>(setup: &mut Setup<D>) {
+    let (qp, bytes) = (&mut setup.qp, &setup.bytes);
+    for _ in 0..setup.calls {
         qp.batch(|to| {
-            for _ in 0..world.batch {
+            for _ in 0..setup.batch {
                 let request = WorkRequest::send(Inline(bytes));
                 to.post(request).map_err(|refused| refused.error)?;
             }
@@ -254,10 +254,10 @@ pub fn safe_inline<D>(world: &mut World<D>) {
 }
 
 #[inline(never)]
-pub fn safe_recv<D>(world: &mut World<D>) {
-    let (qp, batch) = (&mut world.qp, world.batch as usize);
-    let mut buffers = world.buffers.drain(..);
-    for _ in 0..world.calls {
+pub fn safe_recv<D>(setup: &mut Setup<D>) {
+    let (qp, batch) = (&mut setup.qp, setup.batch as usize);
+    let mut buffers = setup.buffers.drain(..);
+    for _ in 0..setup.calls {
         qp.receive_batch(|to| {
             for buffer in buffers.by_ref().take(batch) {
                 to.receive(buffer, 1)?;
@@ -277,7 +277,7 @@ pub const POLLS: [(u32, u32); 2] = [(1, 112), (16, 7)];
 pub const fn row<D: Device>(
     name: &'static str,
     (batch, calls): (u32, u32),
-    (before, run, after): (Act<D>, Act<D>, Option<Act<D>>),
+    (before, run, after): (Step<D>, Step<D>, Option<Step<D>>),
     doorbell: bool,
 ) -> Row<D> {
     Row {

@@ -4,7 +4,7 @@ use ringverbs::raw::Flags;
 use uverbs::discovery::DriverId;
 
 use crate::rows::{
-    Act, Device, LENGTH, POLLS, Row, World, barrier, idle, raw_inline, raw_poll, raw_recv,
+    Device, LENGTH, POLLS, Row, Setup, Step, barrier, idle, raw_inline, raw_poll, raw_recv,
     raw_send, row, safe_inline, safe_poll, safe_recv, safe_send, taken_back,
 };
 use crate::rxe_ring::{Kind, Ring, StandIn};
@@ -18,7 +18,7 @@ pub struct Rxe {
     ids: Vec<u64>,
 }
 
-type Rows = (Act<Rxe>, Act<Rxe>, Option<Act<Rxe>>);
+type Steps = (Step<Rxe>, Step<Rxe>, Option<Step<Rxe>>);
 
 impl Device for Rxe {
     const DRIVER: DriverId = DriverId::RXE;
@@ -27,11 +27,11 @@ impl Device for Rxe {
     const RECEIVES: u32 = 127;
     const ROWS: &'static [Row<Self>] = ROWS;
 
-    fn is_there() -> bool {
+    fn is_loaded() -> bool {
         StandIn::find().is_some()
     }
 
-    fn of_newest() -> Self {
+    fn from_newest_queues() -> Self {
         let standin = StandIn::find().expect("the stand-in");
         let completions = standin.newest(Kind::Completions);
         // As the C program's: each entry of the ring has a completion.
@@ -47,65 +47,65 @@ impl Device for Rxe {
         }
     }
 
-    fn check(row: &Row<Self>, world: &mut World<Self>) -> Result<(), &'static str> {
-        check(row, world)
+    fn check(row: &Row<Self>, setup: &mut Setup<Self>) -> Result<(), &'static str> {
+        check(row, setup)
     }
 }
 
 /// What was posted completes.
-fn complete(world: &mut World<Rxe>, posted: Ring) {
-    let device = &mut world.device;
+fn complete(setup: &mut Setup<Rxe>, posted: Ring) {
+    let device = &mut setup.device;
     posted.consume(&mut device.ids);
     device.completions.complete(&device.ids);
 }
 
 // What goes on around a round.
 
-fn filled(world: &mut World<Rxe>) {
-    world.device.completions.fill(world.total());
+fn filled(setup: &mut Setup<Rxe>) {
+    setup.device.completions.fill(setup.total());
 }
 
-fn sends_drained(world: &mut World<Rxe>) {
-    world.device.sends.drain();
+fn sends_drained(setup: &mut Setup<Rxe>) {
+    setup.device.sends.drain();
 }
 
-fn receives_drained(world: &mut World<Rxe>) {
-    world.device.receives.drain();
+fn receives_drained(setup: &mut Setup<Rxe>) {
+    setup.device.receives.drain();
 }
 
 /// Posts what the round polls.
-fn sent(world: &mut World<Rxe>) {
-    safe_send(world);
-    complete(world, world.device.sends);
+fn sent(setup: &mut Setup<Rxe>) {
+    safe_send(setup);
+    complete(setup, setup.device.sends);
 }
 
 /// Completes and polls the sends that the round has posted.
-fn sends_polled(world: &mut World<Rxe>) {
-    complete(world, world.device.sends);
-    safe_poll(world);
-    taken_back(world);
+fn sends_polled(setup: &mut Setup<Rxe>) {
+    complete(setup, setup.device.sends);
+    safe_poll(setup);
+    taken_back(setup);
 }
 
-fn inline_polled(world: &mut World<Rxe>) {
-    complete(world, world.device.sends);
-    safe_poll(world);
+fn inline_polled(setup: &mut Setup<Rxe>) {
+    complete(setup, setup.device.sends);
+    safe_poll(setup);
 }
 
-fn receives_polled(world: &mut World<Rxe>) {
-    complete(world, world.device.receives);
-    safe_poll(world);
-    taken_back(world);
+fn receives_polled(setup: &mut Setup<Rxe>) {
+    complete(setup, setup.device.receives);
+    safe_poll(setup);
+    taken_back(setup);
 }
 
 // Floors: bare loops for what the raw layer does.
 
 #[inline(never)]
-fn bare_poll(world: &mut World<Rxe>) {
-    let ring = world.device.completions;
+fn bare_poll(setup: &mut Setup<Rxe>) {
+    let ring = setup.device.completions;
     let (mut sum, mut lengths, mut found) = (0, 0, 0);
-    for _ in 0..world.calls {
+    for _ in 0..setup.calls {
         let mut at = ring.consumer();
-        let ready = ring.distance(at, ring.producer()).min(world.batch);
+        let ready = ring.distance(at, ring.producer()).min(setup.batch);
         for _ in 0..ready {
             let entry = ring.entry_of::<128>(at);
             // SAFETY: identifier, status and length of an entry.
@@ -119,17 +119,17 @@ fn bare_poll(world: &mut World<Rxe>) {
         ring.set_consumer(at);
         barrier();
     }
-    world.found = found;
-    world.sum += sum;
-    world.lengths += lengths;
+    setup.found = found;
+    setup.sum += sum;
+    setup.lengths += lengths;
 }
 
 #[inline(never)]
-fn bare_send(world: &mut World<Rxe>) {
-    let (ring, sge) = (world.device.sends, world.sge);
-    for _ in 0..world.calls {
+fn bare_send(setup: &mut Setup<Rxe>) {
+    let (ring, sge) = (setup.device.sends, setup.sge);
+    for _ in 0..setup.calls {
         let mut at = ring.producer();
-        for id in 0..u64::from(world.batch) {
+        for id in 0..u64::from(setup.batch) {
             // SAFETY: the fields of a send of one element, in place and in the
             // order of their addresses.
             unsafe {
@@ -157,16 +157,16 @@ fn bare_send(world: &mut World<Rxe>) {
 /// As [`POLLS`], of a shorter queue.
 const SENDS: [(u32, u32); 2] = [(1, 48), (16, 3)];
 
-const BARE_POLL: Rows = (filled, bare_poll, None);
-const BARE_SEND: Rows = (sends_drained, bare_send, None);
-const RAW_POLL: Rows = (filled, raw_poll, None);
-const RAW_SEND: Rows = (sends_drained, raw_send, None);
-const RAW_INLINE: Rows = (sends_drained, raw_inline, None);
-const RAW_RECV: Rows = (receives_drained, raw_recv, None);
-const SAFE_POLL: Rows = (sent, safe_poll, Some(taken_back));
-const SAFE_SEND: Rows = (idle, safe_send, Some(sends_polled));
-const SAFE_INLINE: Rows = (idle, safe_inline, Some(inline_polled));
-const SAFE_RECV: Rows = (idle, safe_recv, Some(receives_polled));
+const BARE_POLL: Steps = (filled, bare_poll, None);
+const BARE_SEND: Steps = (sends_drained, bare_send, None);
+const RAW_POLL: Steps = (filled, raw_poll, None);
+const RAW_SEND: Steps = (sends_drained, raw_send, None);
+const RAW_INLINE: Steps = (sends_drained, raw_inline, None);
+const RAW_RECV: Steps = (receives_drained, raw_recv, None);
+const SAFE_POLL: Steps = (sent, safe_poll, Some(taken_back));
+const SAFE_SEND: Steps = (idle, safe_send, Some(sends_polled));
+const SAFE_INLINE: Steps = (idle, safe_inline, Some(inline_polled));
+const SAFE_RECV: Steps = (idle, safe_recv, Some(receives_polled));
 
 const ROWS: &[Row<Rxe>] = &[
     row("bare-poll/1", POLLS[0], BARE_POLL, false),
@@ -203,18 +203,18 @@ const ROWS: &[Row<Rxe>] = &[
 const SEND: u64 = 2;
 
 /// Runs a round and says what is wrong with what it left.
-fn check(row: &Row<Rxe>, world: &mut World<Rxe>) -> Result<(), &'static str> {
-    let (sends, receives) = (world.device.sends, world.device.receives);
-    (row.before)(world);
+fn check(row: &Row<Rxe>, setup: &mut Setup<Rxe>) -> Result<(), &'static str> {
+    let (sends, receives) = (setup.device.sends, setup.device.receives);
+    (row.before)(setup);
     let before = (
-        world.device.standin.doorbells(),
+        setup.device.standin.doorbells(),
         sends.producer(),
         receives.producer(),
     );
-    (world.found, world.sum, world.lengths) = (0, 0, 0);
-    (row.run)(world);
+    (setup.found, setup.sum, setup.lengths) = (0, 0, 0);
+    (row.run)(setup);
     let doorbells = if row.doorbell { row.calls } else { 0 };
-    if world.device.standin.doorbells() - before.0 != u64::from(doorbells) {
+    if setup.device.standin.doorbells() - before.0 != u64::from(doorbells) {
         return Err("not one doorbell a call");
     }
     let total = row.batch * row.calls;
@@ -222,13 +222,13 @@ fn check(row: &Row<Rxe>, world: &mut World<Rxe>) -> Result<(), &'static str> {
     match operation {
         "poll" => {
             let want = if row.name.contains("empty") { 0 } else { total };
-            if world.found != want as usize {
+            if setup.found != want as usize {
                 return Err("another number of completions");
             }
             // Of the layers that do not look whose a completion is: all that
             // was in the entries, which a round has from the first on.
             let sum = |from: u64| (from..).take(want as usize).sum::<u64>();
-            let read = (world.sum, world.lengths);
+            let read = (setup.sum, setup.lengths);
             if !row.name.starts_with("safe-") && read != (sum(1000), sum(64)) {
                 return Err("other fields than the device's");
             }
@@ -238,24 +238,24 @@ fn check(row: &Row<Rxe>, world: &mut World<Rxe>) -> Result<(), &'static str> {
                 return Err("another producer index");
             }
             let inline = row.name.contains("inline");
-            check_send(world, sends.producer().wrapping_sub(1), inline)?;
+            check_send(setup, sends.producer().wrapping_sub(1), inline)?;
         }
         _ => {
             if receives.producer() != (before.2 + total) % receives.slots() {
                 return Err("another producer index");
             }
-            check_data(world, receives, receives.producer().wrapping_sub(1), 2)?;
+            check_data(setup, receives, receives.producer().wrapping_sub(1), 2)?;
         }
     }
     if let Some(after) = row.after {
-        after(world);
+        after(setup);
     }
     Ok(())
 }
 
 /// What rdma_rxe reads of a send entry.
-fn check_send(world: &World<Rxe>, at: u32, inline: bool) -> Result<(), &'static str> {
-    let entry = world.device.sends.entry(at);
+fn check_send(setup: &Setup<Rxe>, at: u32, inline: bool) -> Result<(), &'static str> {
+    let entry = setup.device.sends.entry(at);
     // SAFETY: an entry of a send queue: 208 bytes and the data.
     let (opcode, flags, state, data) = unsafe {
         (
@@ -273,9 +273,9 @@ fn check_send(world: &World<Rxe>, at: u32, inline: bool) -> Result<(), &'static 
         return Err("a send entry has other fields than asked for");
     }
     if !inline {
-        return check_data(world, world.device.sends, at, 23);
+        return check_data(setup, setup.device.sends, at, 23);
     }
-    if data == world.bytes {
+    if data == setup.bytes {
         Ok(())
     } else {
         Err("a send entry has other inline data")
@@ -283,9 +283,9 @@ fn check_send(world: &World<Rxe>, at: u32, inline: bool) -> Result<(), &'static 
 }
 
 /// The progress through the data, and the one element, of either queue's.
-fn check_data(world: &World<Rxe>, ring: Ring, at: u32, first: usize) -> Result<(), &'static str> {
+fn check_data(setup: &Setup<Rxe>, ring: Ring, at: u32, first: usize) -> Result<(), &'static str> {
     let length = LENGTH as u64;
-    let (sge, two) = (world.sge, length | length << 32);
+    let (sge, two) = (setup.sge, length | length << 32);
     let wanted = [
         two,
         1 << 32,

@@ -1,4 +1,4 @@
-//! Exact counts of instructions: the processor stops after each one.
+//! Exact counts of instructions by single-stepping.
 //!
 //! What is counted is what `provider-plugin/bench/stepper.c` counts of the C
 //! program: instructions of the stand-in for the kernel are left out, and a
@@ -22,7 +22,7 @@ pub struct Count {
 const MOST: usize = 1 << 17;
 const LEFT_OUT: &str = "standin.so";
 
-/// Where each instruction was.
+/// The address of each instruction.
 struct Trace(UnsafeCell<[usize; MOST]>);
 
 // SAFETY: one thread counts at a time, and reads only between two counts.
@@ -31,8 +31,12 @@ unsafe impl Sync for Trace {}
 static TRACE: Trace = Trace(UnsafeCell::new([0; MOST]));
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes the address of the next instruction down.
-extern "C" fn stepped(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+/// Records the address of the next instruction.
+extern "C" fn record_instruction(
+    _: libc::c_int,
+    _: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     // SAFETY: the kernel's, for the time of the handler.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
     let at = LENGTH.load(Ordering::Relaxed);
@@ -52,7 +56,7 @@ fn trace<T>(run: fn(&mut T), on: &mut T) -> &'static [usize] {
     // processor's trap flag, which raises SIGTRAP after each instruction.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = stepped as *const () as usize;
+        action.sa_sigaction = record_instruction as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO;
         libc::sigaction(libc::SIGTRAP, &action, std::ptr::null_mut());
         LENGTH.store(0, Ordering::Relaxed);
@@ -66,7 +70,7 @@ fn trace<T>(run: fn(&mut T), on: &mut T) -> &'static [usize] {
     unsafe { &(&*TRACE.0.get())[..length] }
 }
 
-/// What an instruction is.
+/// The type of an instruction.
 #[derive(Default)]
 struct Kind {
     locked: bool,
@@ -74,7 +78,7 @@ struct Kind {
     repeated: bool,
 }
 
-/// Looks at the instruction at that address.
+/// Decodes the type of the instruction at an address.
 fn kind(address: usize) -> Kind {
     // SAFETY: an instruction that was executed: up to 15 bytes of code, of which
     // those that are looked at belong to it.

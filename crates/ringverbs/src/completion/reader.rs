@@ -378,7 +378,7 @@ impl<F: Format> CompletionReader<F> {
 
     /// Reads up to `out.len()` entries, and blocks until there are as many as the
     /// [threshold](ReaderBuilder::threshold), without limit if `timeout` is
-    /// `None`. After the timeout it returns the entries that are there.
+    /// `None`. After the timeout it returns the available entries.
     ///
     /// # Errors
     /// As [`CompletionReader::read`]; [`ReadError::Again`] if there was no entry

@@ -65,8 +65,8 @@ impl Registered {
         let addr = map.as_ptr().expose_provenance() as u64;
         let len = map.size();
         // SAFETY: the mapping is unmapped only after the registration is
-        // destroyed (`drop`). Until then, what the device writes is memory that
-        // nobody else accesses (a posted buffer), or that is accessed only
+        // destroyed (`drop`). Until then, memory that the device writes is
+        // accessed by nothing else (a posted buffer), or is accessed only
         // atomically (a remote region).
         let mr = unsafe { register(domain, addr, len, access) }?;
         Ok(Self::new(domain, mr, Some(map), (addr, len), access))

@@ -238,7 +238,7 @@ impl ForeignRegion {
     /// windows that are or were bound to it, until the bind that replaced it is
     /// known to have completed. If those are dropped instead, it stays registered
     /// until the last of them is dropped; if one is forgotten, or the kernel
-    /// refuses, for ever.
+    /// refuses, forever.
     ///
     /// Until it is deregistered:
     ///
@@ -246,7 +246,7 @@ impl ForeignRegion {
     /// - nothing reads or writes it while an operation in flight writes it;
     /// - if peers may access it, by its access rights or through a window, it is
     ///   treated at all times as memory that another thread reads or writes. If
-    ///   the access has [`AccessFlags::MW_BIND`], whoever has a slice may bind a
+    ///   the access has [`AccessFlags::MW_BIND`], any owner of a slice may bind a
     ///   window to it.
     pub unsafe fn register(
         domain: &ProtectionDomain,

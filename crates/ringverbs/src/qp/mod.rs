@@ -325,7 +325,7 @@ impl Drop for Inner {
             Ok(_) => self.destroyed(),
             Err(_) if self.object.has_ended() => self.destroyed(),
             Err(error) => {
-                // The device may still use what is in flight, so none of it is
+                // The device may still use operations in flight, so none of them is
                 // released.
                 tracing::error!(%error, "queue pair leaked, with its operations in flight");
                 self.membership.leak();

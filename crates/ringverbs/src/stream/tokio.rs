@@ -62,7 +62,7 @@ unsafe impl StableFd for ListenerFd {}
 
 /// Registers a descriptor with the runtime.
 fn watch<T: StableFd>(inner: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: `StableFd` guarantees what is required.
+    // SAFETY: `StableFd` guarantees that the descriptor is open and does not change.
     let watched = unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) };
     watched.map_err(io::Error::from)
 }
