@@ -305,23 +305,23 @@ pub unsafe fn create_cq_with<D: CqOps>(
 
 /// `ibv_destroy_cq`. EBUSY, and the queue is unchanged, while queue pairs use it.
 /// Waits until the application has acknowledged every event that it read.
-pub unsafe extern "C" fn destroy_cq<D: CqOps>(cq: *mut ibv_cq) -> c_int {
+pub unsafe extern "C" fn destroy_cq<D: CqOps>(ibcq: *mut ibv_cq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
-        let own: &Cq<D> = cq_of(cq);
-        match own.object.destroy() {
-            Ok(seen) => events::wait_cq(cq, seen.completion, seen.asynchronous),
+        let cq: &Cq<D> = cq_of(ibcq);
+        match cq.object.destroy() {
+            Ok(seen) => events::wait_cq(ibcq, seen.completion, seen.asynchronous),
             Err(error) => destroyed(Err(error.into()))?,
         }
-        drop(Box::from_raw(cq.cast::<Cq<D>>()));
+        drop(Box::from_raw(ibcq.cast::<Cq<D>>()));
         Ok(())
     })
 }
 
 /// `ibv_modify_cq`.
 pub unsafe extern "C" fn modify_cq<D: CqOps>(
-    cq: *mut ibv_cq,
+    ibcq: *mut ibv_cq,
     attr: *mut ibv_modify_cq_attr,
 ) -> c_int {
     const MODERATE: u32 = 1 << 0;
@@ -332,8 +332,8 @@ pub unsafe extern "C" fn modify_cq<D: CqOps>(
             return Err(Errno::INVAL);
         }
         let moderate = (*attr).moderate;
-        let own: &Cq<D> = cq_of(cq);
-        own.object
+        let cq: &Cq<D> = cq_of(ibcq);
+        cq.object
             .modify_moderation(moderate.cq_count, moderate.cq_period)
             .map_err(Into::into)
     })

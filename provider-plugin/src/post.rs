@@ -76,11 +76,11 @@ unsafe fn common<'a, A>(wr: &'a ibv_send_wr, list: &'a [Sge]) -> SendWr<'a, A> {
 /// # Safety
 /// As for [`push`].
 #[inline(always)]
-unsafe fn push_fast<D: qp::QpOps>(own: &Qp<D>, queue: &mut D::SendQueue, wr: &ibv_send_wr) -> bool {
+unsafe fn push_fast<D: qp::QpOps>(qp: &Qp<D>, queue: &mut D::SendQueue, wr: &ibv_send_wr) -> bool {
     // SAFETY: as the caller says; the application says that inline data is
     // readable.
     unsafe {
-        if wr.num_sge != 1 || wr.opcode >= u16::BITS || own.simple & 1 << wr.opcode == 0 {
+        if wr.num_sge != 1 || wr.opcode >= u16::BITS || qp.simple & 1 << wr.opcode == 0 {
             return false;
         }
         let common = common(wr, core::slice::from_ref(&*wr.sg_list.cast()));
@@ -103,7 +103,7 @@ pub const SIMPLE: u16 = 1 << IBV_WR_SEND
 /// The work request is the application's, with what its opcode needs; in the
 /// critical section.
 unsafe fn push<D: qp::QpOps>(
-    own: &Qp<D>,
+    qp: &Qp<D>,
     queue: &mut D::SendQueue,
     wr: &ibv_send_wr,
 ) -> Result<(), c_int> {
@@ -115,7 +115,7 @@ unsafe fn push<D: qp::QpOps>(
         let num_sge = wr.num_sge as u32 as usize;
         let list = scatter_list(wr.sg_list, num_sge, queue.max_sge())?;
         let mut common = common(wr, list);
-        match own.addressing {
+        match qp.addressing {
             Addressing::Connected => {}
             Addressing::Datagram => {
                 if matches!(wr.opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM) {
@@ -151,7 +151,7 @@ unsafe fn push<D: qp::QpOps>(
                 };
             }
             IBV_WR_BIND_MW => {
-                let datagram = own.addressing == Addressing::Datagram;
+                let datagram = qp.addressing == Addressing::Datagram;
                 if datagram || wr.num_sge != 0 || wr.imm_data != 0 {
                     return Err(libc::EINVAL);
                 }
@@ -211,7 +211,7 @@ pub unsafe fn window_bind<D: qp::QpOps>(
 /// queue, EOPNOTSUPP for a memory window that the device cannot bind, the
 /// doorbell's error if the device was removed.
 pub unsafe extern "C" fn post_send<D: qp::QpOps>(
-    qp: *mut ibv_qp,
+    ibqp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
@@ -219,29 +219,29 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
     // work requests of its own; the send queue is this call's in the critical
     // section.
     unsafe {
-        let own: &Qp<D> = qp_of(qp);
-        if wr.is_null() || !own.may_send() {
+        let qp: &Qp<D> = qp_of(ibqp);
+        if wr.is_null() || !qp.may_send() {
             return refuse(wr, bad_wr, libc::EINVAL);
         }
-        let Some(section) = Section::try_enter(own.single, &own.send_lock) else {
-            return post_send_slow(own, wr, wr, bad_wr, None);
+        let Some(section) = Section::try_enter(qp.single, &qp.send_lock) else {
+            return post_send_slow(qp, wr, wr, bad_wr, None);
         };
         // Fast path: work requests of one element. A call other than the last would
         // make the function save registers.
-        let queue = &mut *own.send.get();
+        let queue = &mut *qp.send.get();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
-            if !push_fast(own, queue, request) {
-                return post_send_slow(own, next, wr, bad_wr, Some(section));
+            if !push_fast(qp, queue, request) {
+                return post_send_slow(qp, next, wr, bad_wr, Some(section));
             }
             next = request.next;
         }
         // SAFETY: the memory that work requests name is the application's to keep.
         if !queue.publish_fast() {
-            return post_send_slow(own, next, wr, bad_wr, Some(section));
+            return post_send_slow(qp, next, wr, bad_wr, Some(section));
         }
         drop(section);
-        match D::ring(own) {
+        match D::ring(qp) {
             0 => 0,
             errno => refuse(wr, bad_wr, errno),
         }
@@ -255,20 +255,20 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
 /// As for [`post_send`].
 #[inline(never)]
 unsafe fn post_send_slow<D: qp::QpOps>(
-    own: &Qp<D>,
+    qp: &Qp<D>,
     rest: *mut ibv_send_wr,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
     section: Option<Section<'_>>,
 ) -> c_int {
-    let section = section.unwrap_or_else(|| Section::enter(own.single, &own.send_lock));
+    let section = section.unwrap_or_else(|| Section::enter(qp.single, &qp.send_lock));
     // SAFETY: as the caller says.
     unsafe {
-        let queue = &mut *own.send.get();
+        let queue = &mut *qp.send.get();
         let mut next = rest;
         let mut refused = 0;
         while let Some(request) = next.as_ref() {
-            if let Err(errno) = push(own, queue, request) {
+            if let Err(errno) = push(qp, queue, request) {
                 refused = errno;
                 break;
             }
@@ -277,7 +277,7 @@ unsafe fn post_send_slow<D: qp::QpOps>(
         // SAFETY: the memory that work requests name is the application's to keep.
         let any = queue.publish();
         drop(section);
-        let rung = if any { D::ring(own) } else { 0 };
+        let rung = if any { D::ring(qp) } else { 0 };
         if rung != 0 {
             return refuse(wr, bad_wr, rung);
         }
@@ -329,7 +329,7 @@ pub trait RecvQueueOwner {
 /// `queue` is the receiver's; the list is the application's.
 #[inline]
 pub unsafe fn post_receives<R: RecvQueueOwner>(
-    own: &R,
+    owner: &R,
     queue: *mut R::Queue,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -340,8 +340,8 @@ pub unsafe fn post_receives<R: RecvQueueOwner>(
         if wr.is_null() || queue.is_null() {
             return refuse(wr, bad_wr, libc::EINVAL);
         }
-        let Some(section) = Section::try_enter(own.single(), own.lock()) else {
-            return post_recv_slow(own, queue, wr, bad_wr, None);
+        let Some(section) = Section::try_enter(owner.single(), owner.lock()) else {
+            return post_recv_slow(owner, queue, wr, bad_wr, None);
         };
         // Fast path: receives of one element. A call other than the last would make
         // the function save registers.
@@ -350,7 +350,7 @@ pub unsafe fn post_receives<R: RecvQueueOwner>(
             let pushed =
                 request.num_sge == 1 && (*queue).push_fast(request.wr_id, &*request.sg_list.cast());
             if !pushed {
-                return post_recv_slow(own, queue, next, bad_wr, Some(section));
+                return post_recv_slow(owner, queue, next, bad_wr, Some(section));
             }
             next = request.next;
         }
@@ -368,13 +368,13 @@ pub unsafe fn post_receives<R: RecvQueueOwner>(
 /// As for [`post_receives`].
 #[inline(never)]
 unsafe fn post_recv_slow<R: RecvQueueOwner>(
-    own: &R,
+    owner: &R,
     queue: *mut R::Queue,
     rest: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
     section: Option<Section<'_>>,
 ) -> c_int {
-    let section = section.unwrap_or_else(|| Section::enter(own.single(), own.lock()));
+    let section = section.unwrap_or_else(|| Section::enter(owner.single(), owner.lock()));
     // SAFETY: as the caller says.
     unsafe {
         let queue = &mut *queue;
@@ -404,28 +404,28 @@ unsafe fn post_recv_slow<R: RecvQueueOwner>(
 /// queue pair with a shared receive queue; ENOMEM for a full queue. On an
 /// error `*bad_wr` is the first that was not posted; those before it were.
 pub unsafe extern "C" fn post_recv<D: qp::QpOps>(
-    qp: *mut ibv_qp,
+    ibqp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the application passes a live queue pair of ours and a list of
     // work requests of its own.
     unsafe {
-        let own: &Qp<D> = qp_of(qp);
-        post_receives(own, own.receiving(), wr, bad_wr)
+        let qp: &Qp<D> = qp_of(ibqp);
+        post_receives(qp, qp.receiving(), wr, bad_wr)
     }
 }
 
 /// `ibv_post_srq_recv`. EINVAL for a bad work request, ENOMEM for a full
 /// queue; `*bad_wr` as with [`post_recv`].
 pub unsafe extern "C" fn post_srq_recv<D: srq::SrqOps>(
-    srq: *mut ibv_srq,
+    ibsrq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: as for `post_recv`.
     unsafe {
-        let own: &Srq<D> = srq_of(srq);
-        post_receives(own, own.recv.get(), wr, bad_wr)
+        let srq: &Srq<D> = srq_of(ibsrq);
+        post_receives(srq, srq.recv.get(), wr, bad_wr)
     }
 }

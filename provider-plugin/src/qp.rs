@@ -670,7 +670,7 @@ const _: () = {
 
 /// `ibv_modify_qp`. libibverbs keeps the state.
 pub unsafe extern "C" fn modify_qp<D: QpOps>(
-    qp: *mut ibv_qp,
+    ibqp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
@@ -679,16 +679,16 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
     entry::int(|| unsafe {
         let known = known_mask(mask, D::RATE_LIMITS)?;
         let from = &*attr;
-        let own: &Qp<D> = qp_of(qp);
+        let qp: &Qp<D> = qp_of(ibqp);
         let mut to = attr_from_c(from);
         if known.contains(QpAttrMask::RATE_LIMIT) {
             to.rate_limit = from.rate_limit;
         }
-        if let Some(number) = D::modify_qp(own, &to, known)? {
-            (*qp).qp_num = number;
+        if let Some(number) = D::modify_qp(qp, &to, known)? {
+            (*ibqp).qp_num = number;
         }
         if mask as u32 & IBV_QP_STATE != 0 {
-            changed(own, from.qp_state);
+            changed(qp, from.qp_state);
         }
         Ok(())
     })
@@ -698,10 +698,10 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
 ///
 /// # Safety
 /// The queue pair is live.
-unsafe fn changed<D: QpOps>(own: &Qp<D>, state: u32) {
+unsafe fn changed<D: QpOps>(qp: &Qp<D>, state: u32) {
     // SAFETY: as the caller says.
-    unsafe { D::state_changed(own, state) };
-    own.set_receiving(state);
+    unsafe { D::state_changed(qp, state) };
+    qp.set_receiving(state);
 }
 
 /// As after `ibv_modify_qp`, which libibverbs has no part in.
@@ -718,7 +718,7 @@ pub unsafe fn set_state<D: QpOps>(qp: *mut ibv_qp, state: u32) {
 
 /// `ibv_query_qp`.
 pub unsafe extern "C" fn query_qp<D: QpOps>(
-    qp: *mut ibv_qp,
+    ibqp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
     init: *mut ibv_qp_init_attr,
@@ -726,20 +726,20 @@ pub unsafe extern "C" fn query_qp<D: QpOps>(
     // SAFETY: libibverbs passes a live queue pair of ours and room for the
     // answers.
     entry::int(|| unsafe {
-        let own: &Qp<D> = qp_of(qp);
-        let (mut from, mut made) = own.object.query(known_mask(mask, false)?)?;
-        if let Some(cap) = D::sizes(own) {
+        let qp: &Qp<D> = qp_of(ibqp);
+        let (mut from, mut made) = qp.object.query(known_mask(mask, false)?)?;
+        if let Some(cap) = D::sizes(qp) {
             from.cap = cap;
             made.cap = cap;
         }
         attr_to_c(&from, &mut *attr);
         *init = ibv_qp_init_attr {
-            qp_context: (*qp).qp_context,
-            send_cq: (*qp).send_cq,
-            recv_cq: (*qp).recv_cq,
-            srq: (*qp).srq,
+            qp_context: (*ibqp).qp_context,
+            send_cq: (*ibqp).send_cq,
+            recv_cq: (*ibqp).recv_cq,
+            srq: (*ibqp).srq,
             cap: cap_to_c(&made.cap),
-            qp_type: (*qp).qp_type,
+            qp_type: (*ibqp).qp_type,
             sq_sig_all: made.sq_sig_all.into(),
         };
         Ok(())
@@ -749,18 +749,18 @@ pub unsafe extern "C" fn query_qp<D: QpOps>(
 /// `ibv_destroy_qp`. EBUSY, and the queue pair is unchanged, while it is in a
 /// multicast group. Waits until the application has acknowledged every event that
 /// it read.
-pub unsafe extern "C" fn destroy_qp<D: QpOps>(qp: *mut ibv_qp) -> c_int {
+pub unsafe extern "C" fn destroy_qp<D: QpOps>(ibqp: *mut ibv_qp) -> c_int {
     // SAFETY: libibverbs passes a live queue pair of ours, which no other call
     // uses any more except those that acknowledge events; its completion
     // queues are live as long as it is.
     entry::int(|| unsafe {
-        let own: &Qp<D> = qp_of(qp);
-        match own.object.destroy() {
-            Ok(seen) => events::wait_qp(qp, seen),
+        let qp: &Qp<D> = qp_of(ibqp);
+        match qp.object.destroy() {
+            Ok(seen) => events::wait_qp(ibqp, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
-        D::qp_destroyed(qp_of(qp));
-        drop(Box::from_raw(qp.cast::<Qp<D>>()));
+        D::qp_destroyed(qp_of(ibqp));
+        drop(Box::from_raw(ibqp.cast::<Qp<D>>()));
         Ok(())
     })
 }

@@ -356,18 +356,18 @@ pub unsafe extern "C" fn get_srq_num<D: SrqOps>(srq: *mut ibv_srq, srq_num: *mut
 
 /// `ibv_destroy_srq`. EBUSY, and the queue is unchanged, while queue pairs use it.
 /// Waits until the application has acknowledged every event that it read.
-pub unsafe extern "C" fn destroy_srq<D: SrqOps>(srq: *mut ibv_srq) -> c_int {
+pub unsafe extern "C" fn destroy_srq<D: SrqOps>(ibsrq: *mut ibv_srq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
-        let own: &Srq<D> = srq_of(srq);
-        D::destroying(own)?;
-        match own.object.destroy() {
-            Ok(seen) => events::wait_srq(srq, seen),
+        let srq: &Srq<D> = srq_of(ibsrq);
+        D::destroying(srq)?;
+        match srq.object.destroy() {
+            Ok(seen) => events::wait_srq(ibsrq, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
-        D::srq_destroyed(srq_of(srq));
-        drop(Box::from_raw(srq.cast::<Srq<D>>()));
+        D::srq_destroyed(srq_of(ibsrq));
+        drop(Box::from_raw(ibsrq.cast::<Srq<D>>()));
         Ok(())
     })
 }

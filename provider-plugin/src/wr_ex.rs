@@ -273,11 +273,11 @@ pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, addressing: Addressing, operat
 /// A live queue pair of ours; the application is between wr_start and
 /// wr_complete.
 #[inline]
-unsafe fn batch_of<'a, D: QpOps, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::SendQueue>) {
+unsafe fn batch_of<'a, D: QpOps, T>(ibqp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::SendQueue>) {
     // SAFETY: as the caller says.
     unsafe {
-        let own: &Qp<D> = qp_of(qp);
-        (own, &mut *own.batch.get())
+        let qp: &Qp<D> = qp_of(ibqp);
+        (qp, &mut *qp.batch.get())
     }
 }
 
@@ -285,15 +285,15 @@ unsafe fn batch_of<'a, D: QpOps, T>(qp: *mut T) -> (&'a Qp<D>, &'a mut Batch<D::
 ///
 /// # Safety
 /// A live queue pair of ours.
-pub unsafe extern "C" fn wr_start<D: QpOps>(qp: *mut ibv_qp_ex) {
+pub unsafe extern "C" fn wr_start<D: QpOps>(ibqp: *mut ibv_qp_ex) {
     // SAFETY: the application passes a live queue pair of ours; the send queue
     // is this caller's until wr_complete or wr_abort.
     unsafe {
-        let own: &Qp<D> = qp_of(qp);
-        Section::enter(own.single, &own.send_lock).keep_locked();
-        let (_, batch) = batch_of::<D, _>(qp);
+        let qp: &Qp<D> = qp_of(ibqp);
+        Section::enter(qp.single, &qp.send_lock).keep_locked();
+        let (_, batch) = batch_of::<D, _>(ibqp);
         batch.state = BatchState::Idle;
-        if !own.may_send() {
+        if !qp.may_send() {
             batch.fail(libc::EINVAL);
         }
     }
@@ -303,30 +303,30 @@ pub unsafe extern "C" fn wr_start<D: QpOps>(qp: *mut ibv_qp_ex) {
 ///
 /// # Safety
 /// The application is after wr_start.
-pub unsafe extern "C" fn wr_complete<D: QpOps>(qp: *mut ibv_qp_ex) -> c_int {
+pub unsafe extern "C" fn wr_complete<D: QpOps>(ibqp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the application is after wr_start.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
         if batch.state != BatchState::Idle {
-            push_open(own, batch);
+            push_open(qp, batch);
         }
         if batch.state == BatchState::Failed {
-            return discard(own, batch);
+            return discard(qp, batch);
         }
         (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
         // SAFETY: the memory that work requests name is the application's to keep.
-        let queue = &mut *own.send.get();
+        let queue = &mut *qp.send.get();
         let any = queue.publish();
-        Section::entered(own.single, &own.send_lock).leave();
-        if any { D::ring(own) } else { 0 }
+        Section::entered(qp.single, &qp.send_lock).leave();
+        if any { D::ring(qp) } else { 0 }
     }
 }
 
-unsafe extern "C" fn wr_abort<D: QpOps>(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn wr_abort<D: QpOps>(ibqp: *mut ibv_qp_ex) {
     // SAFETY: the application is after wr_start.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
-        discard(own, batch);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
+        discard(qp, batch);
     }
 }
 
@@ -335,14 +335,14 @@ unsafe extern "C" fn wr_abort<D: QpOps>(qp: *mut ibv_qp_ex) {
 /// # Safety
 /// The application is after wr_start.
 #[cold]
-unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::SendQueue>) -> c_int {
+unsafe fn discard<D: QpOps>(qp: &Qp<D>, batch: &mut Batch<D::SendQueue>) -> c_int {
     let errno = batch.errno;
     (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
     batch.clear();
     // SAFETY: the send queue is this caller's; wr_start entered the section.
     unsafe {
-        (*own.send.get()).abort();
-        Section::entered(own.single, &own.send_lock).leave();
+        (*qp.send.get()).abort();
+        Section::entered(qp.single, &qp.send_lock).leave();
     }
     errno
 }
@@ -352,7 +352,7 @@ unsafe fn discard<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::SendQueue>) -> c_i
 /// # Safety
 /// The application is between wr_start and wr_complete.
 #[inline(never)]
-unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::SendQueue>) {
+unsafe fn push_open<D: QpOps>(qp: &Qp<D>, batch: &mut Batch<D::SendQueue>) {
     match batch.state {
         BatchState::Failed | BatchState::Idle => return,
         BatchState::OpenSimple | BatchState::OpenAddressed => {}
@@ -361,7 +361,7 @@ unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::SendQueue>) {
     }
     batch.state = BatchState::Idle;
     // SAFETY: the send queue is this caller's; data that was kept is readable.
-    let pushed = unsafe { (*own.send.get()).push(&batch.wr) };
+    let pushed = unsafe { (*qp.send.get()).push(&batch.wr) };
     batch.clear();
     if let Err(errno) = pushed {
         batch.fail(errno);
@@ -374,29 +374,29 @@ unsafe fn push_open<D: QpOps>(own: &Qp<D>, batch: &mut Batch<D::SendQueue>) {
 /// The application is between wr_start and wr_complete.
 #[inline]
 unsafe fn open<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     opcode: Opcode,
     imm_or_key: Option<u32>,
     remote: Option<RemoteMemory>,
 ) -> bool {
     // SAFETY: as the caller says; so the public members are the caller's.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
         if batch.state != BatchState::Idle {
             let remote = remote.unwrap_or(NO_REMOTE);
             return open_next::<D>(
-                qp,
+                ibqp,
                 opcode,
                 imm_or_key.unwrap_or(0),
                 remote.addr,
                 remote.rkey,
             );
         }
-        batch.wr.wr_id = (*qp).wr_id;
+        batch.wr.wr_id = (*ibqp).wr_id;
         batch.wr.opcode = opcode;
-        let flags = SendFlags::from_bits_retain((*qp).wr_flags);
+        let flags = SendFlags::from_bits_retain((*ibqp).wr_flags);
         batch.wr.flags = flags;
-        batch.opened = (*own.send.get()).open(opcode, flags, imm_or_key.unwrap_or(0));
+        batch.opened = (*qp.send.get()).open(opcode, flags, imm_or_key.unwrap_or(0));
         // Fields that the operation does not use keep stale values.
         if let Some(imm_or_key) = imm_or_key {
             batch.wr.imm_or_key = imm_or_key;
@@ -417,7 +417,7 @@ unsafe fn open<D: QpOps>(
 #[cold]
 #[inline(never)]
 unsafe fn open_next<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     opcode: Opcode,
     imm_or_key: u32,
     addr: u64,
@@ -425,11 +425,11 @@ unsafe fn open_next<D: QpOps>(
 ) -> bool {
     // SAFETY: as the caller says.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
-        push_open(own, batch);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
+        push_open(qp, batch);
         batch.state == BatchState::Idle
             && open::<D>(
-                qp,
+                ibqp,
                 opcode,
                 Some(imm_or_key),
                 Some(RemoteMemory { addr, rkey }),
@@ -444,17 +444,17 @@ unsafe fn open_next<D: QpOps>(
 // Without `always` what `push` refers to is passed in memory.
 #[inline(always)]
 pub unsafe fn push_by<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     push: impl FnOnce(&mut D::SendQueue, u64) -> Result<(), c_int>,
 ) {
     // SAFETY: as the caller says; so the send queue is the caller's.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
         if batch.state != BatchState::Idle {
-            push_open(own, batch);
+            push_open(qp, batch);
         }
         if batch.state == BatchState::Idle {
-            if let Err(errno) = push(&mut *own.send.get(), (*qp).wr_id) {
+            if let Err(errno) = push(&mut *qp.send.get(), (*ibqp).wr_id) {
                 batch.fail(errno);
             }
         }
@@ -466,11 +466,11 @@ pub unsafe fn push_by<D: QpOps>(
 /// # Safety
 /// As for [`push_by`]; no other reference to the queue exists.
 #[inline]
-pub unsafe fn idle_queue<'a, D: QpOps>(qp: *mut ibv_qp_ex) -> Option<&'a mut D::SendQueue> {
+pub unsafe fn idle_queue<'a, D: QpOps>(ibqp: *mut ibv_qp_ex) -> Option<&'a mut D::SendQueue> {
     // SAFETY: as the caller says.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
-        (batch.state == BatchState::Idle).then(|| &mut *own.send.get())
+        let (qp, batch) = batch_of::<D, _>(ibqp);
+        (batch.state == BatchState::Idle).then(|| &mut *qp.send.get())
     }
 }
 
@@ -516,13 +516,13 @@ pub unsafe fn open_with<D: QpOps>(
 /// As for [`set_data`].
 // Without `always` the piece is passed in memory.
 #[inline(always)]
-unsafe fn set_piece<D: QpOps>(qp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
+unsafe fn set_piece<D: QpOps>(ibqp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
     // SAFETY: as the caller says.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
         // Fast path. A call other than the last would make it save registers.
         if batch.state == BatchState::OpenSimple
-            && (*own.send.get()).push_opened(
+            && (*qp.send.get()).push_opened(
                 batch.opened,
                 &batch.wr,
                 data_of(slice::from_ref(&piece), inline),
@@ -531,7 +531,7 @@ unsafe fn set_piece<D: QpOps>(qp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
             batch.state = BatchState::Idle;
             return;
         }
-        set_piece_slow::<D>(qp, piece.lkey, piece.addr, piece.length, inline);
+        set_piece_slow::<D>(ibqp, piece.lkey, piece.addr, piece.length, inline);
     }
 }
 
@@ -570,10 +570,10 @@ fn data_of(list: &[Sge], inline: bool) -> Data<'_> {
 /// # Safety
 /// The application is between wr_start and wr_complete. Inline data is readable.
 #[inline(never)]
-unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
+unsafe fn set_data<D: QpOps>(ibqp: *mut ibv_qp_ex, data: Data<'_>) {
     // SAFETY: as the caller says.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
         let set = match batch.state {
             BatchState::Failed => return,
             BatchState::Idle => Err(libc::EINVAL),
@@ -585,7 +585,7 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
                 batch.state = BatchState::Idle;
                 let wr = SendWr { data, ..batch.wr };
                 batch.clear();
-                (*own.send.get()).push(&wr)
+                (*qp.send.get()).push(&wr)
             }
         };
         if let Err(errno) = set {
@@ -601,12 +601,12 @@ unsafe fn set_data<D: QpOps>(qp: *mut ibv_qp_ex, data: Data<'_>) {
 /// The application is between wr_start and wr_complete; the destination stays
 /// as it is until the work request has been pushed.
 pub unsafe fn set_destination<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     destination: Option<Destination<'static, D::Address>>,
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
         let Some(destination) = destination else {
             return batch.fail(libc::EINVAL);
         };
@@ -620,7 +620,7 @@ pub unsafe fn set_destination<D: QpOps>(
         let complete = batch.state == BatchState::OpenData;
         batch.state = BatchState::OpenAddressed;
         if complete {
-            push_open(own, batch);
+            push_open(qp, batch);
         }
     }
 }
@@ -632,14 +632,14 @@ pub unsafe fn set_destination<D: QpOps>(
 /// As there.
 #[inline]
 pub unsafe fn place_destination<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     destination: Destination<'_, D::Address>,
 ) -> bool {
     // SAFETY: as the caller says.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
         let placed = batch.state == BatchState::OpenUnaddressed
-            && (*own.send.get()).place_address(destination);
+            && (*qp.send.get()).place_address(destination);
         if placed {
             batch.state = BatchState::OpenPlaced;
         }
@@ -693,7 +693,7 @@ unsafe extern "C" fn wr_local_inv<D: QpOps>(qp: *mut ibv_qp_ex, rkey: u32) {
 }
 
 unsafe extern "C" fn wr_bind_mw<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     mw: *mut ibv_mw,
     rkey: u32,
     info: *const ibv_mw_bind_info,
@@ -703,19 +703,19 @@ unsafe extern "C" fn wr_bind_mw<D: QpOps>(
     // pushed.
     unsafe {
         // Push the open work request first: it may refer to `batch.bind`.
-        let (own, batch) = batch_of::<D, _>(qp);
-        push_open(own, batch);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
+        push_open(qp, batch);
         let operands = window_bind::<D>(mw, rkey, &*info).map(|bind| {
             let to = &raw mut batch.bind;
             to.write(bind);
             Operands::Bind(&*to)
         });
-        open_with::<D>(qp, Opcode::BIND_MW, NO_REMOTE, operands);
+        open_with::<D>(ibqp, Opcode::BIND_MW, NO_REMOTE, operands);
     }
 }
 
 unsafe extern "C" fn wr_send_tso<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     headers: *mut c_void,
     length: u16,
     mss: u16,
@@ -724,10 +724,10 @@ unsafe extern "C" fn wr_send_tso<D: QpOps>(
     // headers are readable.
     unsafe {
         // Push the open work request first: it may refer to `batch.headers`.
-        let (own, batch) = batch_of::<D, _>(qp);
-        push_open(own, batch);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
+        push_open(qp, batch);
         let operands = batch.keep_headers(headers.cast(), length, mss);
-        open_with::<D>(qp, Opcode::TSO, NO_REMOTE, operands);
+        open_with::<D>(ibqp, Opcode::TSO, NO_REMOTE, operands);
     }
 }
 
@@ -840,40 +840,36 @@ unsafe extern "C" fn wr_set_sge<D: QpOps>(qp: *mut ibv_qp_ex, lkey: u32, addr: u
 
 /// [`wr_set_sge`] of queue pairs whose work requests have an address.
 unsafe extern "C" fn wr_set_sge_addressed<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     lkey: u32,
     addr: u64,
     length: u32,
 ) {
     // SAFETY: the application is between wr_start and wr_complete.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
+        let (qp, batch) = batch_of::<D, _>(ibqp);
         // Fast path, as in `set_piece`.
         if batch.state == BatchState::OpenPlaced
-            && (*own.send.get()).push_addressed(
-                batch.opened,
-                &batch.wr,
-                &Sge { addr, length, lkey },
-            )
+            && (*qp.send.get()).push_addressed(batch.opened, &batch.wr, &Sge { addr, length, lkey })
         {
             batch.state = BatchState::Idle;
             return;
         }
-        set_piece_slow::<D>(qp, lkey, addr, length, false);
+        set_piece_slow::<D>(ibqp, lkey, addr, length, false);
     }
 }
 
 unsafe extern "C" fn wr_set_sge_list<D: QpOps>(
-    qp: *mut ibv_qp_ex,
+    ibqp: *mut ibv_qp_ex,
     num_sge: usize,
     list: *const ibv_sge,
 ) {
     // SAFETY: the application is between wr_start and wr_complete, and says
     // that the list is readable; a list longer than `max_sge` is not read.
     unsafe {
-        let (own, batch) = batch_of::<D, _>(qp);
-        match scatter_list(list, num_sge, (*own.send.get()).max_sge()) {
-            Ok(list) => set_data::<D>(qp, Data::Sges(list)),
+        let (qp, batch) = batch_of::<D, _>(ibqp);
+        match scatter_list(list, num_sge, (*qp.send.get()).max_sge()) {
+            Ok(list) => set_data::<D>(ibqp, Data::Sges(list)),
             Err(errno) => batch.fail(errno),
         }
     }

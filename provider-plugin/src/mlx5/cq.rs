@@ -151,16 +151,15 @@ impl Cq {
 }
 
 /// `ibv_resize_cq`. Completions in the queue stay.
-pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+pub unsafe extern "C" fn resize_cq(ibcq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours.
     entry::int(|| unsafe {
-        let own: &Cq = cq_of(cq);
+        let cq: &Cq = cq_of(ibcq);
         // A negative number becomes one that is too large.
-        let lender = own.completions.lender.as_ref();
+        let lender = cq.completions.lender.as_ref();
         let lender = lender.map(|lender| lender as &dyn Lender);
-        let cqe =
-            own.with(|ring| CompletionQueue::resize(&own.object, ring, cqe as u32, lender))?;
-        (*cq).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX);
+        let cqe = cq.with(|ring| CompletionQueue::resize(&cq.object, ring, cqe as u32, lender))?;
+        (*ibcq).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX);
         Ok(())
     })
 }
@@ -176,15 +175,15 @@ pub unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
 ///
 /// No allocation, no system call; a lock if several threads poll the queue and
 /// it is not empty.
-pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+pub unsafe extern "C" fn poll_cq(ibcq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the application passes a live queue of ours, and room for
     // `num_entries` completions.
     unsafe {
-        let own: &Cq = cq_of(cq);
-        if own.completions.empty_check.is_empty() {
+        let cq: &Cq = cq_of(ibcq);
+        if cq.completions.empty_check.is_empty() {
             return 0;
         }
-        poll(own, num_entries, wc)
+        poll(cq, num_entries, wc)
     }
 }
 
@@ -194,17 +193,17 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
 /// # Safety
 /// As for [`poll_cq`].
 #[inline(never)]
-unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    own.lock();
+unsafe extern "C" fn poll(cq: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    cq.lock();
     // SAFETY: in the critical section. The application has promised, when it
     // posted, that the memory of its work requests is valid.
-    let (ring, out) = unsafe { (&mut *own.completions.ring.get(), room(wc, num_entries)) };
+    let (ring, out) = unsafe { (&mut *cq.completions.ring.get(), room(wc, num_entries)) };
     // SAFETY: as above.
     let polled = match unsafe { ring.poll(out) } {
         Ok(count) => count as c_int,
         Err(error) => -malformed(ring, error),
     };
-    own.unlock();
+    cq.unlock();
     polled
 }
 
@@ -220,18 +219,18 @@ fn malformed(ring: &mut CqeRing, error: CompletionError) -> c_int {
 /// Moves the cursor to the next completion: 0, ENOENT, or EIO for a malformed one.
 ///
 /// # Safety
-/// `cq` is `own`, a live queue, and its critical section has been entered.
+/// Both are the same live queue, and its critical section has been entered.
 #[inline(always)]
-unsafe fn next(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
+unsafe fn next(ibcq: *mut ibv_cq_ex, cq: &Cq) -> c_int {
     // SAFETY: in the critical section, so the cells are this caller's, and the
     // public members are as the interface has it. As for `poll_cq`.
     unsafe {
-        let ring = &mut *own.completions.ring.get();
-        let entry = &mut *own.completions.entry.get();
+        let ring = &mut *cq.completions.ring.get();
+        let entry = &mut *cq.completions.entry.get();
         match ring.next(entry) {
             Ok(true) => {
-                (*cq).wr_id = entry.wr_id();
-                (*cq).status = entry.status();
+                (*ibcq).wr_id = entry.wr_id();
+                (*ibcq).status = entry.status();
                 0
             }
             Ok(false) => no_entry(),
@@ -241,17 +240,17 @@ unsafe fn next(cq: *mut ibv_cq_ex, own: &Cq) -> c_int {
 }
 
 /// `ibv_start_poll`.
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+unsafe extern "C" fn start_poll(ibcq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the application passes a live queue of ours and its attributes.
     unsafe {
         if (*attr).comp_mask != 0 {
             return libc::EINVAL;
         }
-        let own: &Cq = cq_of(cq);
-        own.lock();
-        let result = next(cq, own);
+        let cq: &Cq = cq_of(ibcq);
+        cq.lock();
+        let result = next(ibcq, cq);
         if result != 0 {
-            own.unlock();
+            cq.unlock();
         }
         result
     }
@@ -264,24 +263,24 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 /// `ibv_end_poll`.
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+unsafe extern "C" fn end_poll(ibcq: *mut ibv_cq_ex) {
     // SAFETY: the application is between start_poll and end_poll.
     unsafe {
-        let own: &Cq = cq_of(cq);
-        (*own.completions.ring.get()).publish();
-        own.unlock();
+        let cq: &Cq = cq_of(ibcq);
+        (*cq.completions.ring.get()).publish();
+        cq.unlock();
     }
 }
 
 /// Functions that read a field of the completion under the cursor.
 macro_rules! readers {
     ($($name:ident: $field:ident -> $type:ty;)+) => {$(
-        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+        unsafe extern "C" fn $name(ibcq: *mut ibv_cq_ex) -> $type {
             // SAFETY: the application is between start_poll and end_poll, so
             // there is a completion, and the cell is its own.
             unsafe {
-                let own: &Cq = cq_of(cq);
-                let entry = &*own.completions.entry.get();
+                let cq: &Cq = cq_of(ibcq);
+                let entry = &*cq.completions.entry.get();
                 CursorEntry::$field(entry).into()
             }
         }
@@ -317,25 +316,25 @@ const READERS: Readers = Readers {
     dlid_path_bits: read_dlid_path_bits,
 };
 
-unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+unsafe extern "C" fn read_tm_info(ibcq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
     // SAFETY: the application is between start_poll and end_poll, and passes room for the
     // answer.
     unsafe {
-        let own: &Cq = cq_of(cq);
-        let (tag, private) = (*own.completions.entry.get()).tag();
+        let cq: &Cq = cq_of(ibcq);
+        let (tag, private) = (*cq.completions.entry.get()).tag();
         (*info).tag = tag;
         (*info).priv_ = private;
     }
 }
 
 /// Nanoseconds since 1970; 0 without the driver's clock record.
-unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+unsafe extern "C" fn read_completion_wallclock_ns(ibcq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: the application is between start_poll and end_poll, so it alone
     // uses the ring and the clock.
     unsafe {
-        let own: &Cq = cq_of(cq);
-        let time = (*own.completions.entry.get()).time();
-        match (&own.completions.wall, own.object.context().mlx5()) {
+        let cq: &Cq = cq_of(ibcq);
+        let time = (*cq.completions.entry.get()).time();
+        match (&cq.completions.wall, cq.object.context().mlx5()) {
             (Some(wall), Ok(device)) => wall.nanoseconds(device.clock(), time),
             _ => 0,
         }

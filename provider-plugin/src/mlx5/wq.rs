@@ -169,15 +169,15 @@ pub unsafe fn create(
 /// `ibv_post_wq_recv`: as `ibv_post_recv`, in any state. Receives that are posted before
 /// the queue becomes ready are discarded then, as with libmlx5.
 unsafe extern "C" fn post_recv(
-    wq: *mut ibv_wq,
+    ibwq: *mut ibv_wq,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the application passes a live queue of ours and a list of work requests
     // of its own.
     unsafe {
-        let own = wq_of(wq);
-        post_receives(own, own.recv.get(), wr, bad_wr)
+        let wq = wq_of(ibwq);
+        post_receives(wq, wq.recv.get(), wr, bad_wr)
     }
 }
 
@@ -196,12 +196,12 @@ unsafe extern "C" fn refuse_recv(
 }
 
 /// `ibv_modify_wq`.
-pub unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
+pub unsafe extern "C" fn modify_wq(ibwq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
     const MEMBERS: u32 = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE | IBV_WQ_ATTR_FLAGS;
     // SAFETY: libibverbs passes a live queue of ours, which no other call changes, and
     // the application's attributes.
     entry::int(|| unsafe {
-        let own = wq_of(wq);
+        let wq = wq_of(ibwq);
         let attr = *attr;
         let has = |member| attr.attr_mask & member != 0;
         if attr.attr_mask & !MEMBERS != 0 {
@@ -216,19 +216,19 @@ pub unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c
             flags: has(IBV_WQ_ATTR_FLAGS).then_some((attr.flags, attr.flags_mask)),
         };
         let ready = change.state == Some(WqState::READY);
-        let state = WqState((*wq).state);
+        let state = WqState((*ibwq).state);
         if ready && change.current.is_some_and(|current| current != state) {
             return Err(Errno::INVAL);
         }
         if ready && state == WqState::RESET {
             // The device counts from 0.
-            let cq: &Cq = cq_of((*wq).cq);
-            cq.clean(&own.work);
-            locked(own.single, &own.lock, || (*own.recv.get()).reset());
+            let cq: &Cq = cq_of((*ibwq).cq);
+            cq.clean(&wq.work);
+            locked(wq.single, &wq.lock, || (*wq.recv.get()).reset());
         }
-        modify_object(&own.object, &change)?;
+        modify_object(&wq.object, &change)?;
         if let Some(state) = change.state {
-            (*wq).state = state.0;
+            (*ibwq).state = state.0;
         }
         Ok(())
     })
@@ -236,18 +236,18 @@ pub unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c
 
 /// `ibv_destroy_wq`. EBUSY, and the queue is unchanged, while a table names it. Waits
 /// until the application has acknowledged every event that it read.
-pub unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
+pub unsafe extern "C" fn destroy_wq(ibwq: *mut ibv_wq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, which no other call uses any more
     // except those that acknowledge events; its completion queue is live as long.
     entry::int(|| unsafe {
-        let own = wq_of(wq);
-        match own.object.destroy() {
-            Ok(seen) => events::wait_wq(wq, seen),
+        let wq = wq_of(ibwq);
+        match wq.object.destroy() {
+            Ok(seen) => events::wait_wq(ibwq, seen),
             Err(error) => destroyed(Err(error.into()))?,
         }
-        let cq: &Cq = cq_of((*wq).cq);
-        cq.detach(&own.work);
-        drop(Box::from_raw(wq.cast::<Wq>()));
+        let cq: &Cq = cq_of((*ibwq).cq);
+        cq.detach(&wq.work);
+        drop(Box::from_raw(ibwq.cast::<Wq>()));
         Ok(())
     })
 }

@@ -80,20 +80,20 @@ impl Cq {
 }
 
 /// `ibv_resize_cq`. Completions in the queue stay.
-pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+pub unsafe extern "C" fn resize_cq(ibcq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours.
     entry::int(|| unsafe {
-        let own: &Cq = cq_of(cq);
-        let completions = &own.completions;
-        locked(own.single, &own.lock, || {
+        let cq: &Cq = cq_of(ibcq);
+        let completions = &cq.completions;
+        locked(cq.single, &cq.lock, || {
             let cqe = CompletionQueue::resize(
-                &own.object,
+                &cq.object,
                 &mut *completions.ring.get(),
                 &completions.index_check,
                 &mut *completions.retired.get(),
                 cqe as u32,
             )?;
-            (*cq).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX);
+            (*ibcq).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX);
             Ok(())
         })
     })
@@ -103,15 +103,15 @@ pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 ///
 /// No allocation, no system call; a lock if several threads poll the queue and
 /// it is not empty.
-pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+pub unsafe extern "C" fn poll_cq(ibcq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the application passes a live queue of ours, and room for
     // `num_entries` completions.
     unsafe {
-        let own: &Cq = cq_of(cq);
-        if own.completions.index_check.is_empty() {
+        let cq: &Cq = cq_of(ibcq);
+        if cq.completions.index_check.is_empty() {
             return 0;
         }
-        poll(own, num_entries, wc)
+        poll(cq, num_entries, wc)
     }
 }
 
@@ -121,11 +121,11 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut i
 /// # Safety
 /// As for [`poll_cq`].
 #[inline(never)]
-unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    own.lock();
+unsafe extern "C" fn poll(cq: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    cq.lock();
     // SAFETY: in the critical section; as the caller says.
-    let count = unsafe { (*own.completions.ring.get()).take(room(wc, num_entries)) };
-    own.unlock();
+    let count = unsafe { (*cq.completions.ring.get()).take(room(wc, num_entries)) };
+    cq.unlock();
     count as c_int
 }
 
@@ -135,60 +135,60 @@ unsafe extern "C" fn poll(own: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_in
 /// The queue's critical section has been entered; the span is not empty, and
 /// from [`WcRing::available`] or a step since it was entered.
 #[inline]
-unsafe fn set_current(cq: *mut ibv_cq_ex, own: &Cq) {
+unsafe fn set_current(ibcq: *mut ibv_cq_ex, cq: &Cq) {
     // SAFETY: in the critical section, so the cells are this caller's, and the
     // public members are as the interface has it.
     unsafe {
-        let entry = (*own.completions.ring.get()).entry_inside(&*own.completions.span.get());
-        (*cq).status = entry.status();
-        (*cq).wr_id = entry.wr_id();
-        *own.completions.entry.get() = entry.as_ptr();
+        let entry = (*cq.completions.ring.get()).entry_inside(&*cq.completions.span.get());
+        (*ibcq).status = entry.status();
+        (*ibcq).wr_id = entry.wr_id();
+        *cq.completions.entry.get() = entry.as_ptr();
     }
 }
 
 /// `ibv_start_poll`.
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+unsafe extern "C" fn start_poll(ibcq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the application passes a live queue of ours and its attributes.
     unsafe {
         if (*attr).comp_mask != 0 {
             return libc::EINVAL;
         }
-        let own: &Cq = cq_of(cq);
-        own.lock();
-        let span = (*own.completions.ring.get()).available();
+        let cq: &Cq = cq_of(ibcq);
+        cq.lock();
+        let span = (*cq.completions.ring.get()).available();
         if span.at == span.end {
-            own.unlock();
+            cq.unlock();
             return no_entry();
         }
-        *own.completions.span.get() = span;
-        set_current(cq, own);
+        *cq.completions.span.get() = span;
+        set_current(ibcq, cq);
         0
     }
 }
 
 /// `ibv_next_poll`.
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+unsafe extern "C" fn next_poll(ibcq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the application is between start_poll and end_poll.
     unsafe {
-        let own: &Cq = cq_of(cq);
-        let ring = &*own.completions.ring.get();
-        let span = &mut *own.completions.span.get();
+        let cq: &Cq = cq_of(ibcq);
+        let ring = &*cq.completions.ring.get();
+        let span = &mut *cq.completions.span.get();
         // On ENOENT the cursor stays: end_poll releases that completion, too.
         if !ring.step_within(span) && !ring.step(span) {
             return no_entry();
         }
-        set_current(cq, own);
+        set_current(ibcq, cq);
         0
     }
 }
 
 /// `ibv_end_poll`.
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+unsafe extern "C" fn end_poll(ibcq: *mut ibv_cq_ex) {
     // SAFETY: the application is between start_poll and end_poll.
     unsafe {
-        let own: &Cq = cq_of(cq);
-        (*own.completions.ring.get()).release(&*own.completions.span.get());
-        own.unlock();
+        let cq: &Cq = cq_of(ibcq);
+        (*cq.completions.ring.get()).release(&*cq.completions.span.get());
+        cq.unlock();
     }
 }
 
@@ -207,13 +207,13 @@ macro_rules! readers {
     ($($name:ident: $field:ident -> $type:ty;)+) => {
         const READERS: Readers = Readers { $($field: $name,)+ };
         $(
-            unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            unsafe extern "C" fn $name(ibcq: *mut ibv_cq_ex) -> $type {
                 // SAFETY: the application is between start_poll and end_poll, so
                 // the completion is there, and the cell is its own; any bytes
                 // are one.
                 unsafe {
-                    let own: &Cq = cq_of(cq);
-                    let current = *own.completions.entry.get();
+                    let cq: &Cq = cq_of(ibcq);
+                    let current = *cq.completions.entry.get();
                     field!(current, $field).read().into()
                 }
             }
