@@ -127,8 +127,8 @@ pub unsafe extern "C" fn create_counters(
 pub unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
     // SAFETY: libibverbs passes live counters of ours.
     entry::int(|| unsafe {
-        let own = counters_of(counters);
-        destroyed(own.object.destroy().map_err(Into::into))?;
+        let object = &counters_of(counters).object;
+        destroyed(object.destroy().map_err(Into::into))?;
         drop(Box::from_raw(counters.cast::<Counters>()));
         Ok(())
     })

@@ -90,17 +90,14 @@ pub unsafe fn describe(dm: *mut ibv_dm) -> Described {
 ///
 /// # Safety
 /// As of [`dm_of`].
-pub unsafe fn map_operation(dm: *mut ibv_dm, operation: u8) -> Result<NonNull<u8>, Errno> {
+pub unsafe fn map_operation(ibdm: *mut ibv_dm, operation: u8) -> Result<NonNull<u8>, Errno> {
     // SAFETY: as the caller says.
     unsafe {
-        let (own, ctx) = (dm_of(dm), CtxRef::of((*dm).context));
-        let handle = DmHandle((*dm).handle);
-        let bytes = own.bytes()?.for_operation(&ctx, handle, operation)?;
+        let (dm, ctx) = (dm_of(ibdm), CtxRef::of((*ibdm).context));
+        let handle = DmHandle((*ibdm).handle);
+        let bytes = dm.bytes()?.for_operation(&ctx, handle, operation)?;
         let at = bytes.direct().0;
-        let mut all = own
-            .operations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = dm.operations.lock().unwrap_or_else(PoisonError::into_inner);
         all.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         all.push(bytes);
         Ok(at)

@@ -51,10 +51,10 @@ pub unsafe fn handle_of(action: *mut ibv_flow_action) -> u32 {
 pub unsafe extern "C" fn destroy_flow_action(action: *mut ibv_flow_action) -> c_int {
     // SAFETY: libibverbs passes a live action of ours.
     entry::int(|| unsafe {
-        let own = action.cast::<FlowAction>();
-        let ctx = CtxRef::of((*own).public.context);
-        destroyed(destroy_action(&ctx, (*own).handle).map_err(Into::into))?;
-        drop(Box::from_raw(own));
+        let action = action.cast::<FlowAction>();
+        let ctx = CtxRef::of((*action).public.context);
+        destroyed(destroy_action(&ctx, (*action).handle).map_err(Into::into))?;
+        drop(Box::from_raw(action));
         Ok(())
     })
 }

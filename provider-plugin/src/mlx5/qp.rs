@@ -263,9 +263,9 @@ impl QpOps for Mlx5 {
     ) -> Result<NewQp<Self>, Errno> {
         // SAFETY: live, and of this context.
         let shared = init.srq.map(|_| unsafe {
-            let own = srq_of::<Self>(attr.srq);
-            locked(own.single, &own.lock, || {
-                Arc::clone((*own.recv.get()).work())
+            let srq = srq_of::<Self>(attr.srq);
+            locked(srq.single, &srq.lock, || {
+                Arc::clone((*srq.recv.get()).work())
             })
         });
         let is_target = match (attr.qp_type, asked.dynamic) {
@@ -332,7 +332,7 @@ impl QpOps for Mlx5 {
             0 => None,
             _ => Some(Memcpy::new(ctx, init.pd)?),
         };
-        let own = thread.and_then(Option::as_ref);
+        let uar = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.
         let lender = unsafe { Allocators::of(ctx, domain) };
         let made = QueuePair::create_with(
@@ -341,18 +341,18 @@ impl QpOps for Mlx5 {
             init,
             shared,
             &options,
-            own,
+            uar,
             lender.as_ref().map(|lender| lender as &dyn Lender),
         )?;
         let mut made = parts(made, is_target, memcpy);
         let room = made.send.max_layout();
         made.device_data.key_config.get_mut().reserve(room)?;
         let work = &made.device_data.work;
-        let own = |cq: *mut ibv_cq| {
+        let as_ref = |cq: *mut ibv_cq| {
             // SAFETY: null or live, as the caller says.
             (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })
         };
-        let (send_cq, recv_cq) = (own(attr.send_cq), own(attr.recv_cq));
+        let (send_cq, recv_cq) = (as_ref(attr.send_cq), as_ref(attr.recv_cq));
         // It has no completions yet.
         if let Some(cq) = send_cq {
             cq.attach(work, Role::SEND)?;
@@ -531,12 +531,12 @@ pub unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
         if !CtxRef::of((*qp).context).mlx5()?.has_ece() {
             return Err(Errno::OPNOTSUPP);
         }
-        let own: &Qp = qp_of(qp);
-        own.device_data
+        let qp: &Qp = qp_of(qp);
+        qp.device_data
             .ece
             .wanted
             .store(ece.options, Ordering::Relaxed);
-        own.device_data.ece.granted.store(0, Ordering::Relaxed);
+        qp.device_data.ece.granted.store(0, Ordering::Relaxed);
         Ok(())
     })
 }
@@ -545,10 +545,10 @@ pub unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
 pub unsafe extern "C" fn query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: libibverbs passes a live queue pair of ours, the application room.
     entry::int(|| unsafe {
-        let own: &Qp = qp_of(qp);
+        let qp: &Qp = qp_of(qp);
         ece.write(ibv_ece {
             vendor_id: ECE_VENDOR,
-            options: own.device_data.ece.granted.load(Ordering::Relaxed),
+            options: qp.device_data.ece.granted.load(Ordering::Relaxed),
             comp_mask: 0,
         });
         Ok(())
@@ -584,7 +584,7 @@ pub unsafe extern "C" fn modify_qp_rate_limit(
                 return Err(Errno::INVAL);
             }
         }
-        let own: &Qp = qp_of(qp);
+        let qp: &Qp = qp_of(qp);
         let rate = QpAttr {
             rate_limit: attr.rate_limit,
             ..QpAttr::default()
@@ -593,7 +593,7 @@ pub unsafe extern "C" fn modify_qp_rate_limit(
             burst: Some(burst),
             ..Changes::default()
         };
-        mlx5::modify_qp(&own.object, &rate, QpAttrMask::RATE_LIMIT, &changes)?;
+        mlx5::modify_qp(&qp.object, &rate, QpAttrMask::RATE_LIMIT, &changes)?;
         Ok(())
     })
 }
@@ -609,9 +609,9 @@ pub unsafe extern "C" fn query_qp_data_in_order(
     const KNOWN: u32 = 1 << 0 | 1 << 1;
     let query = || -> Result<bool, Errno> {
         // SAFETY: libibverbs passes a live queue pair of ours.
-        let (own, ctx, state): (&Qp, _, _) =
+        let (qp, ctx, state): (&Qp, _, _) =
             unsafe { (qp_of(qp), CtxRef::of((*qp).context), (*qp).state) };
-        let object = &own.object;
+        let object = &qp.object;
         Ok(flags & !KNOWN == 0
             && state == IBV_QPS_RTS
             && Capabilities::query(&ctx)?.data_in_order

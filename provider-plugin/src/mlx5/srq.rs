@@ -30,7 +30,7 @@ pub struct SrqDevice {
     /// The entries, with the lock.
     work: Arc<SharedWork>,
     /// With a completion queue of its own, its entry in the QP table.
-    own: Option<Arc<Work>>,
+    work_in_table: Option<Arc<Work>>,
     /// With tag matching, until it is being destroyed, the queue pair through which tags
     /// are changed; otherwise null. Its send queue is used in the critical section of the
     /// lock.
@@ -42,12 +42,12 @@ pub struct SrqDevice {
 ///
 /// # Safety
 /// The queue pair is live, and not used yet.
-unsafe fn connect_to_itself(qp: *mut ibv_qp) -> Result<(), Errno> {
+unsafe fn connect_to_itself(ibqp: *mut ibv_qp) -> Result<(), Errno> {
     const PORT: u8 = 1;
     const MTU_256: u8 = 1;
     // SAFETY: as the caller says.
-    let own: &Qp = unsafe { qp_of(qp) };
-    let ctx = own.object.context();
+    let qp: &Qp = unsafe { qp_of(ibqp) };
+    let ctx = qp.object.context();
     let port = ctx.query_port(PORT)?.legacy;
     let mut path = AhAttr {
         dlid: port.lid,
@@ -62,7 +62,7 @@ unsafe fn connect_to_itself(qp: *mut ibv_qp) -> Result<(), Errno> {
     let attr = QpAttr {
         port_num: PORT,
         path_mtu: MTU_256,
-        dest_qp_num: own.object.qp_num(),
+        dest_qp_num: qp.object.qp_num(),
         ah_attr: path,
         ..QpAttr::default()
     };
@@ -91,11 +91,11 @@ unsafe fn connect_to_itself(qp: *mut ibv_qp) -> Result<(), Errno> {
     ];
     for (qp_state, mask) in steps {
         let attr = QpAttr { qp_state, ..attr };
-        own.object
+        qp.object
             .modify(&attr, mask | QpAttrMask::STATE, Udata::none())?;
     }
     // SAFETY: as the caller says.
-    unsafe { set_state::<Mlx5>(qp, IBV_QPS_RTS) };
+    unsafe { set_state::<Mlx5>(ibqp, IBV_QPS_RTS) };
     Ok(())
 }
 
@@ -133,7 +133,7 @@ impl SrqOps for Mlx5 {
             max_sge: made.recv.max_sge(),
             device_data: SrqDevice {
                 work: Arc::clone(made.recv.work()),
-                own: made.xrc,
+                work_in_table: made.xrc,
                 changes: UnsafeCell::new(null_mut()),
             },
             object: made.object,
@@ -143,15 +143,15 @@ impl SrqOps for Mlx5 {
     }
 
     /// A queue pair, as libmlx5 has one: programs may get events of it.
-    unsafe fn make_tags(srq: *mut ibv_srq, max_ops: u32) -> Result<(), Errno> {
+    unsafe fn make_tags(ibsrq: *mut ibv_srq, max_ops: u32) -> Result<(), Errno> {
         // SAFETY: as the caller says. Zeros are valid attributes.
         unsafe {
-            let own: &Srq<Self> = srq_of(srq);
-            let cq = own.public.cq;
+            let srq: &Srq<Self> = srq_of(ibsrq);
+            let cq = srq.public.cq;
             let mut attr = ibv_qp_init_attr_ex {
                 send_cq: cq,
                 recv_cq: cq,
-                srq,
+                srq: ibsrq,
                 cap: ibv_qp_cap {
                     max_send_wr: max_ops,
                     max_send_sge: 1,
@@ -160,13 +160,13 @@ impl SrqOps for Mlx5 {
                 qp_type: IBV_QPT_RC,
                 // Without operations a work request takes one block.
                 comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-                pd: (*srq).pd,
+                pd: (*ibsrq).pd,
                 ..core::mem::zeroed()
             };
-            let qp = create_qp_with::<Self>((*srq).context, &mut attr, &Options::default())?;
-            *own.device_data.changes.get() = qp;
+            let qp = create_qp_with::<Self>((*ibsrq).context, &mut attr, &Options::default())?;
+            *srq.device_data.changes.get() = qp;
             let send = &*qp_of::<Self, _>(qp).send.get();
-            (*own.recv.get()).reserve_tag_operations(send.capacity())?;
+            (*srq.recv.get()).reserve_tag_operations(send.capacity())?;
             connect_to_itself(qp)
         }
     }
@@ -189,7 +189,7 @@ impl SrqOps for Mlx5 {
 
     /// Discards unread completions.
     unsafe fn srq_destroyed(srq: &Srq<Self>) {
-        if let Some(work) = &srq.device_data.own {
+        if let Some(work) = &srq.device_data.work_in_table {
             // SAFETY: live, as the caller says.
             let cq: &Cq = unsafe { cq_of(srq.public.cq) };
             cq.detach(work);
@@ -238,22 +238,22 @@ unsafe fn operation(wr: &ibv_ops_wr) -> Result<TagOperation, c_int> {
 /// queue without tag matching; ENOMEM for too many operations or tags. On an error
 /// `*bad_wr` is the first that was not posted; those before it were.
 pub unsafe extern "C" fn post_srq_ops(
-    srq: *mut ibv_srq,
+    ibsrq: *mut ibv_srq,
     wr: *mut ibv_ops_wr,
     bad_wr: *mut *mut ibv_ops_wr,
 ) -> c_int {
     // SAFETY: the application passes a live queue of ours and a list of operations of its
     // own; the queue of tags is this call's in the critical section.
     unsafe {
-        let own: &Srq<Mlx5> = srq_of(srq);
-        let section = Section::enter(false, Mlx5::lock(own));
-        let qp = *own.device_data.changes.get();
-        if qp.is_null() {
+        let srq: &Srq<Mlx5> = srq_of(ibsrq);
+        let section = Section::enter(false, Mlx5::lock(srq));
+        let ibqp = *srq.device_data.changes.get();
+        if ibqp.is_null() {
             drop(section);
             return refuse(wr, bad_wr, libc::EINVAL);
         }
-        let own_qp: &Qp = qp_of(qp);
-        let (send, recv) = (&mut *own_qp.send.get(), &mut *own.recv.get());
+        let qp: &Qp = qp_of(ibqp);
+        let (send, recv) = (&mut *qp.send.get(), &mut *srq.recv.get());
         let (mut next, mut refused) = (wr, 0);
         while let Some(request) = next.as_mut() {
             let pushed = operation(request)

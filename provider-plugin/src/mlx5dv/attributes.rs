@@ -25,18 +25,23 @@ use crate::qp::qp_of;
 unsafe fn query_lag(
     ctx: &CtxRef,
     caps: &Capabilities,
-    qp: *mut ibv_qp,
+    ibqp: *mut ibv_qp,
 ) -> Result<(LagQueue, [u8; 2]), Errno> {
     // SAFETY: as the caller says.
-    let (own, kind, handle, number) = unsafe {
-        let own = qp_of::<Mlx5, _>(qp);
-        (own, (*qp).qp_type, QpHandle((*qp).handle), (*qp).qp_num)
+    let (qp, kind, handle, number) = unsafe {
+        let qp = qp_of::<Mlx5, _>(ibqp);
+        (
+            qp,
+            (*ibqp).qp_type,
+            QpHandle((*ibqp).handle),
+            (*ibqp).qp_num,
+        )
     };
     let queue = match kind {
         _ if caps.lag_ports <= 1 => return Err(Errno::OPNOTSUPP),
-        IBV_QPT_RAW_PACKET => LagQueue::Interface(own.device_data.packets.tis),
+        IBV_QPT_RAW_PACKET => LagQueue::Interface(qp.device_data.packets.tis),
         IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_XRC_SEND => LagQueue::QueuePair(number),
-        IBV_QPT_DRIVER if own.device_data.is_initiator() => LagQueue::QueuePair(number),
+        IBV_QPT_DRIVER if qp.device_data.is_initiator() => LagQueue::QueuePair(number),
         _ => return Err(Errno::OPNOTSUPP),
     };
     Ok((queue, lag_port(ctx, caps, handle, queue)?))
@@ -119,17 +124,17 @@ exported! {
 
     /// `mlx5dv_map_ah_to_qp`: the address belongs to the queue pair of that number. Once
     /// for an address handle.
-    fn mlx5dv_map_ah_to_qp(ah: *mut ibv_ah, qp_num: u32) -> c_int
-    where is_ours((*ah).context), else libc::EOPNOTSUPP => {
+    fn mlx5dv_map_ah_to_qp(ibah: *mut ibv_ah, qp_num: u32) -> c_int
+    where is_ours((*ibah).context), else libc::EOPNOTSUPP => {
         // SAFETY: a live address handle of ours.
         entry::int(|| unsafe {
-            let own = ah_of::<Mlx5>(ah);
-            if own.device_data.get().is_some() {
+            let ah = ah_of::<Mlx5>(ibah);
+            if ah.device_data.get().is_some() {
                 return Ok(());
             }
-            let mapping = map_address(&CtxRef::of((*ah).context), &own.address, qp_num)?;
+            let mapping = map_address(&CtxRef::of((*ibah).context), &ah.address, qp_num)?;
             // If another thread was first, this one's mapping is destroyed.
-            let _ = own.device_data.set(mapping);
+            let _ = ah.device_data.set(mapping);
             Ok(())
         })
     }

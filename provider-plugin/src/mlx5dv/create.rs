@@ -21,12 +21,12 @@ exported! {
     fn mlx5dv_create_cq(
         context: *mut ibv_context,
         attr: *mut ibv_cq_init_attr_ex,
-        own: *mut mlx5dv_cq_init_attr
+        mlx5_attr: *mut mlx5dv_cq_init_attr
     ) -> *mut ibv_cq_ex
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context of ours, and the caller's attributes.
         entry::pointer(|| unsafe {
-            let options = Format(Some(cq_options(own.as_ref())?));
+            let options = Format(Some(cq_options(mlx5_attr.as_ref())?));
             let init_cq = libibverbs().and_then(|lib| lib.init_cq);
             let init_cq = init_cq.ok_or(Errno::OPNOTSUPP)?;
             let cq = create_cq_with::<Mlx5>(context, attr, &options)?;
@@ -40,21 +40,21 @@ exported! {
     fn mlx5dv_create_wq(
         context: *mut ibv_context,
         attr: *mut ibv_wq_init_attr,
-        own: *mut mlx5dv_wq_init_attr
+        mlx5_attr: *mut mlx5dv_wq_init_attr
     ) -> *mut ibv_wq
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context of ours, and the caller's attributes.
         entry::pointer(|| unsafe {
             // Other members only if the mask says so: a header may lack them.
-            let mask = match own.is_null() {
+            let mask = match mlx5_attr.is_null() {
                 true => 0,
-                false => (*own).comp_mask,
+                false => (*mlx5_attr).comp_mask,
             };
             if mask & !WQ_MASK_STRIDES != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
             let strides = (mask & WQ_MASK_STRIDES != 0).then(|| {
-                let asked = (*own).striding_rq_attrs;
+                let asked = (*mlx5_attr).striding_rq_attrs;
                 Strides {
                     log_bytes: asked.single_stride_log_num_of_bytes,
                     log_count: asked.single_wqe_log_num_of_strides,
@@ -70,48 +70,48 @@ exported! {
     fn mlx5dv_create_qp(
         context: *mut ibv_context,
         attr: *mut ibv_qp_init_attr_ex,
-        own: *mut mlx5dv_qp_init_attr
+        mlx5_attr: *mut mlx5dv_qp_init_attr
     ) -> *mut ibv_qp
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context of ours, and the caller's attributes.
         entry::pointer(|| unsafe {
-            create_qp_with::<Mlx5>(context, attr, &qp_options(own.as_ref())?)
+            create_qp_with::<Mlx5>(context, attr, &qp_options(mlx5_attr.as_ref())?)
         })
     }
 }
 
-pub(super) fn cq_options(own: Option<&mlx5dv_cq_init_attr>) -> Result<CqOptions, Errno> {
+pub(super) fn cq_options(mlx5_attr: Option<&mlx5dv_cq_init_attr>) -> Result<CqOptions, Errno> {
     use cq_mask::*;
-    let Some(own) = own else {
+    let Some(mlx5_attr) = mlx5_attr else {
         return entries::sized_cq_options();
     };
-    if own.comp_mask & !(COMPRESSED_CQE | FLAGS | CQE_SIZE) != 0 {
+    if mlx5_attr.comp_mask & !(COMPRESSED_CQE | FLAGS | CQE_SIZE) != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    let has = |member| own.comp_mask & member != 0;
+    let has = |member| mlx5_attr.comp_mask & member != 0;
     let mut options = match has(CQE_SIZE) {
         true => entries::cq_options(),
         false => entries::sized_cq_options()?,
     };
     if has(CQE_SIZE) {
-        options.wide = match own.cqe_size {
+        options.wide = match mlx5_attr.cqe_size {
             64 => false,
             128 => true,
             _ => return Err(Errno::INVAL),
         };
     }
     if has(COMPRESSED_CQE) {
-        options.compression = match own.cqe_comp_res_format {
+        options.compression = match mlx5_attr.cqe_comp_res_format {
             comp_format::HASH => Some(MiniFormat::Hash),
             comp_format::CSUM => Some(MiniFormat::Checksum),
             _ => return Err(Errno::OPNOTSUPP),
         };
     }
     if has(FLAGS) {
-        if own.flags & !CQ_FLAG_CQE_PAD != 0 {
+        if mlx5_attr.flags & !CQ_FLAG_CQE_PAD != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        options.padded = own.flags & CQ_FLAG_CQE_PAD != 0;
+        options.padded = mlx5_attr.flags & CQ_FLAG_CQE_PAD != 0;
         // Of CQEs of 64 bytes there is nothing to pad.
         if options.padded && !options.wide {
             return Err(Errno::INVAL);
@@ -120,24 +120,26 @@ pub(super) fn cq_options(own: Option<&mlx5dv_cq_init_attr>) -> Result<CqOptions,
     Ok(options)
 }
 
-pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, Errno> {
+pub(super) fn qp_options(mlx5_attr: Option<&mlx5dv_qp_init_attr>) -> Result<Options, Errno> {
     use qp_flag::*;
     let mut options = Options::default();
-    let Some(own) = own else { return Ok(options) };
-    let has = |member| own.comp_mask & member != 0;
+    let Some(mlx5_attr) = mlx5_attr else {
+        return Ok(options);
+    };
+    let has = |member| mlx5_attr.comp_mask & member != 0;
     let known =
         qp_mask::QP_CREATE_FLAGS | qp_mask::DC | qp_mask::SEND_OPS_FLAGS | qp_mask::DCI_STREAMS;
-    if own.comp_mask & !known != 0 {
+    if mlx5_attr.comp_mask & !known != 0 {
         return Err(Errno::OPNOTSUPP);
     }
     if has(qp_mask::SEND_OPS_FLAGS) {
-        if own.send_ops_flags & !send_ops::ALL != 0 {
+        if mlx5_attr.send_ops_flags & !send_ops::ALL != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        options.operations = own.send_ops_flags;
+        options.operations = mlx5_attr.send_ops_flags;
     }
     if has(qp_mask::DC) {
-        let attr = &own.dc_init_attr;
+        let attr = &mlx5_attr.dc_init_attr;
         options.dynamic = Some(match (attr.dc_type, has(qp_mask::DCI_STREAMS)) {
             (dc_type::DCT, false) => Dynamic::Target {
                 access_key: attr.dct_access_key,
@@ -158,7 +160,7 @@ pub(super) fn qp_options(own: Option<&mlx5dv_qp_init_attr>) -> Result<Options, E
         return Err(Errno::INVAL);
     }
     if has(qp_mask::QP_CREATE_FLAGS) {
-        let flags = own.create_flags;
+        let flags = mlx5_attr.create_flags;
         let known = TUNNEL_OFFLOADS
             | TIR_ALLOW_SELF_LOOPBACK_UC
             | TIR_ALLOW_SELF_LOOPBACK_MC

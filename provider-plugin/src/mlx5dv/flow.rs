@@ -101,7 +101,7 @@ unsafe fn create_flow(
                     continue;
                 }
                 action::FLOW_ACTION => {
-                    let (list, count) = &mut all.own;
+                    let (list, count) = &mut all.flow_actions;
                     let place = list.get_mut(*count).ok_or(Errno::OPNOTSUPP)?;
                     *place = flow_action::handle_of(action.value.action);
                     *count += 1;
@@ -241,10 +241,10 @@ exported! {
     where is_ours((*anchor_of(anchor)).context), else libc::EOPNOTSUPP => {
         // SAFETY: what `mlx5dv_create_steering_anchor` made, once.
         entry::int(|| unsafe {
-            let own = anchor_of(anchor);
-            let done = destroy_anchor(&CtxRef::of((*own).context), AnchorHandle((*own).handle));
+            let anchor = anchor_of(anchor);
+            let done = destroy_anchor(&CtxRef::of((*anchor).context), AnchorHandle((*anchor).handle));
             destroyed(done.map_err(Into::into))?;
-            drop(Box::from_raw(own));
+            drop(Box::from_raw(anchor));
             Ok(())
         })
     }

@@ -21,14 +21,14 @@ exported! {
     fn mlx5dv_alloc_dm(
         context: *mut ibv_context,
         attr: *mut ibv_alloc_dm_attr,
-        own: *mut mlx5dv_alloc_dm_attr
+        mlx5_attr: *mut mlx5dv_alloc_dm_attr
     ) -> *mut ibv_dm
     where is_ours(context), else ringverbs_refused_object().cast() => {
         const MEMIC: u32 = 0;
         /// For rules, changes of headers and their patterns, and headers to add.
         const STEERING: RangeInclusive<u32> = 1..=4;
         // SAFETY: the application's attributes.
-        let (kind, comp_mask) = unsafe { ((*own).kind, (*own).comp_mask) };
+        let (kind, comp_mask) = unsafe { ((*mlx5_attr).kind, (*mlx5_attr).comp_mask) };
         match (kind, comp_mask) {
             // SAFETY: the arguments of that function.
             (MEMIC, 0) => unsafe { dm::alloc_dm(context, attr) },
@@ -50,13 +50,13 @@ exported! {
         iova: u64,
         fd: c_int,
         access: c_int,
-        own_access: c_int
+        mlx5_access: c_int
     ) -> *mut ibv_mr
     where is_ours((*pd).context), else ringverbs_refused_object().cast() => {
-        let own = data_direct_access(own_access as u32);
+        let driver_access = data_direct_access(mlx5_access as u32);
         // SAFETY: a live domain of ours.
         entry::pointer(|| unsafe {
-            register_dmabuf(pd, offset, length, iova, fd, access, Some(own))
+            register_dmabuf(pd, offset, length, iova, fd, access, Some(driver_access))
         })
     }
 

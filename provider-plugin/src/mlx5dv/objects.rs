@@ -121,9 +121,9 @@ unsafe fn describe(object: *const mlx5dv_obj, kinds: u64) -> Result<(), Errno> {
 unsafe fn qp(object: *mut crate::abi::ibv_qp, out: *mut mlx5dv_qp) -> Result<(), Errno> {
     // SAFETY: as the caller says.
     unsafe {
-        let own = qp_of::<Mlx5, _>(object);
-        let (sends, receives, register) = locked(own.single, &own.send_lock, || {
-            let send = &*own.send.get();
+        let qp = qp_of::<Mlx5, _>(object);
+        let (sends, receives, register) = locked(qp.single, &qp.send_lock, || {
+            let send = &*qp.send.get();
             (
                 send.direct(),
                 send.direct_receives(),
@@ -141,7 +141,7 @@ unsafe fn qp(object: *mut crate::abi::ibv_qp, out: *mut mlx5dv_qp) -> Result<(),
         if asked & QP_MASK_UAR_MMAP_OFFSET != 0 {
             (*out).uar_mmap_offset = register.file_offset as libc::off_t;
         }
-        let packets = &own.device_data.packets;
+        let packets = &qp.device_data.packets;
         if asked & QP_MASK_RAW_QP_HANDLES != 0 {
             (*out).tirn = packets.tir;
             (*out).tisn = packets.tis;
@@ -161,14 +161,14 @@ unsafe fn qp(object: *mut crate::abi::ibv_qp, out: *mut mlx5dv_qp) -> Result<(),
 unsafe fn cq(object: *mut crate::abi::ibv_cq, out: *mut mlx5dv_cq) -> Result<(), Errno> {
     // SAFETY: as the caller says.
     unsafe {
-        let own: &crate::mlx5::cq::Cq = cq_of(object);
-        let (ring, cqn) = own.direct();
+        let cq: &crate::mlx5::cq::Cq = cq_of(object);
+        let (ring, cqn) = cq.direct();
         out.write(mlx5dv_cq {
             buf: pointer(ring.entries),
             dbrec: pointer(ring.records),
             cqe_cnt: ring.count,
             cqe_size: ring.stride,
-            cq_uar: pointer(own.object.context().mlx5()?.direct_cq_uar()),
+            cq_uar: pointer(cq.object.context().mlx5()?.direct_cq_uar()),
             cqn,
             comp_mask: 0,
         });
@@ -179,8 +179,8 @@ unsafe fn cq(object: *mut crate::abi::ibv_cq, out: *mut mlx5dv_cq) -> Result<(),
 unsafe fn srq(object: *mut crate::abi::ibv_srq, out: *mut mlx5dv_srq) -> Result<(), Errno> {
     // SAFETY: as the caller says.
     unsafe {
-        let own = srq_of::<Mlx5>(object);
-        let (ring, head, tail) = (*own.recv.get()).direct();
+        let srq = srq_of::<Mlx5>(object);
+        let (ring, head, tail) = (*srq.recv.get()).direct();
         (*out).buf = pointer(ring.entries);
         (*out).dbrec = pointer(ring.records);
         (*out).stride = ring.stride;
@@ -188,7 +188,7 @@ unsafe fn srq(object: *mut crate::abi::ibv_srq, out: *mut mlx5dv_srq) -> Result<
         (*out).tail = tail.into();
         let asked = (*out).comp_mask & SRQ_MASK_SRQN;
         if asked != 0 {
-            (*out).srqn = own.public.srq_num;
+            (*out).srqn = srq.public.srq_num;
         }
         (*out).comp_mask = asked;
     }

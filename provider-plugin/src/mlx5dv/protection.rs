@@ -278,12 +278,12 @@ exported! {
         // SAFETY: a live queue pair of ours. The send queue is used in its lock's critical
         // section.
         let failed = entry::int(|| unsafe {
-            let qp = queue_pair(functions);
-            let (own, ctx) = (&*qp.cast::<Qp>(), CtxRef::of((*qp).qp_base.context));
-            cancelled = locked(own.single, &own.send_lock, || -> Result<u32, Errno> {
-                let object = &own.object;
+            let ibqp = queue_pair(functions);
+            let (qp, ctx) = (&*ibqp.cast::<Qp>(), CtxRef::of((*ibqp).qp_base.context));
+            cancelled = locked(qp.single, &qp.send_lock, || -> Result<u32, Errno> {
+                let object = &qp.object;
                 let from = stopped_at(&ctx, object.handle(), object.qp_num())?;
-                (*own.send.get()).cancel(from, wr_id).map_err(|_| Errno::INVAL)
+                (*qp.send.get()).cancel(from, wr_id).map_err(|_| Errno::INVAL)
             })?;
             Ok(())
         });

@@ -378,13 +378,13 @@ unsafe fn change_key(
     // SAFETY: as the caller says; the public members are its own.
     let (wr_id, flags, key) = unsafe {
         key_config(qp).forget();
-        let own = &*mkey.cast::<Mkey>();
+        let mkey_data = &*mkey.cast::<Mkey>();
         let key = (*mkey).lkey;
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
         // One call for all that is not ordinary: more of them cost registers.
         if !flags.contains(SendFlags::INLINE)
             || key & 0xff != 0
-            || layout.elements() >= own.plain_limit()
+            || layout.elements() >= mkey_data.plain_limit()
         {
             return change_slow(queue, qp, mkey, access, layout);
         }
@@ -413,12 +413,12 @@ unsafe fn change_slow(
     layout: KeyLayout<'_>,
 ) -> Result<(), c_int> {
     // SAFETY: as the caller says; the public members are its own.
-    let (wr_id, flags, (key, own)) = unsafe {
+    let (wr_id, flags, (key, mkey_data)) = unsafe {
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
         ((*qp).wr_id, flags, key_of(qp, mkey)?)
     };
     check_access(access)?;
-    if layout.elements() > own.entries().into() {
+    if layout.elements() > mkey_data.entries().into() {
         return Err(libc::ENOMEM);
     }
     let change = LayoutChange {
@@ -426,10 +426,10 @@ unsafe fn change_slow(
         access: Some(access),
         layout: Some(layout),
     };
-    if let Some(protection) = own.protection() {
+    if let Some(protection) = mkey_data.protection() {
         open_protected(protection, 0);
     }
-    let protection = own.protection().map(NonNull::from);
+    let protection = mkey_data.protection().map(NonNull::from);
     push_kept(queue, (wr_id, flags, change), protection)
 }
 
@@ -484,7 +484,7 @@ unsafe extern "C" fn wr_mkey_configure(
     unsafe {
         let qp = queue_pair(functions);
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
-        let (key, own) = ((*mkey).lkey, &*mkey.cast::<Mkey>());
+        let (key, mkey_data) = ((*mkey).lkey, &*mkey.cast::<Mkey>());
         // One call for all that is not ordinary, and the last: no registers are saved.
         if idle_queue::<Mlx5>(qp).is_none()
             || setters == 0
@@ -492,12 +492,12 @@ unsafe extern "C" fn wr_mkey_configure(
             || (*attr).conf_flags != 0
             || (*attr).comp_mask != 0
             || key & 0xff != 0
-            || own.plain_limit() == 0
+            || mkey_data.plain_limit() == 0
         {
             return configure_slow(functions, mkey, setters, attr);
         }
         let config = key_config(qp);
-        config.open((*qp).wr_id, flags, key, own.entries(), setters);
+        config.open((*qp).wr_id, flags, key, mkey_data.entries(), setters);
         config.protection = None;
     }
 }
@@ -521,12 +521,12 @@ unsafe extern "C" fn configure_slow(
             if (*attr).conf_flags & !CONF_RESET_SIG_ATTR != 0 || (*attr).comp_mask != 0 {
                 return Err(libc::EOPNOTSUPP);
             }
-            let (key, own) = key_of(qp, mkey)?;
+            let (key, mkey_data) = key_of(qp, mkey)?;
             let flags = SendFlags::from_bits_retain((*qp).wr_flags);
             let config = key_config(qp);
-            config.open(wr_id, flags, key, own.entries(), setters);
-            config.protection = own.protection().map(NonNull::from);
-            if let Some(protection) = own.protection() {
+            config.open(wr_id, flags, key, mkey_data.entries(), setters);
+            config.protection = mkey_data.protection().map(NonNull::from);
+            if let Some(protection) = mkey_data.protection() {
                 open_protected(protection, (*attr).conf_flags);
             }
             match setters {

@@ -214,8 +214,8 @@ pub struct FlowActions {
     /// The counter of the device that counts them: an object, and which of the counters
     /// that it has.
     pub counter: Option<(DevxHandle, Option<u32>)>,
-    /// Actions of their own, as many as the second number says.
-    pub own: ([u32; MAX_ACTIONS], usize),
+    /// Handles of flow action objects, and their number.
+    pub flow_actions: ([u32; MAX_ACTIONS], usize),
 }
 
 /// Creates a flow by a matcher. Returns its handle; [`uverbs::flow::destroy`] destroys
@@ -244,9 +244,9 @@ pub fn create(
     if let Some(tag) = actions.tag {
         ioctl.u32(ATTR_CREATE_FLOW_TAG, tag);
     }
-    let (own, count) = &actions.own;
-    if let Some(own @ [_, ..]) = own.get(..*count) {
-        ioctl.input(ATTR_CREATE_FLOW_ACTIONS, own.as_bytes());
+    let (handles, count) = &actions.flow_actions;
+    if let Some(handles @ [_, ..]) = handles.get(..*count) {
+        ioctl.input(ATTR_CREATE_FLOW_ACTIONS, handles.as_bytes());
     }
     if let Some((counter, offset)) = actions.counter {
         // Arrays of one; so short an array is not passed by address.
