@@ -16,8 +16,8 @@ use crate::abi::{
     HAS_NULL_KEY, HAS_SQD2RTS, INLINE_MODE_NONE, LIB_CAP_4K_UAR, LIB_CAP_DYN_UAR, Pod,
     QueryDeviceResp, device_flag, multi_packet,
 };
+use crate::allocated_uars::{AllocatedUars, QpUar};
 use crate::ioctl;
-use crate::own_uars::{AllocatedUars, QpUar};
 use crate::send::packets;
 use crate::uar::{ARM, DoorbellRegister, REGISTERS, UAR, UarPage};
 

@@ -3,7 +3,7 @@
 use uverbs::driver::DriverInput;
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
-use crate::Lender;
+use crate::QueueAllocator;
 use crate::abi::{
     CQ_FLAG_CQE_128B_PAD, CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Pod, ResizeCq,
     mini_format,
@@ -63,7 +63,7 @@ impl<C: ContextRef> CompletionQueue<C> {
     }
 
     /// Creates a completion queue of at least `init.cqe` entries, in the
-    /// `lender`'s memory if that has any. Its capacity is `object.cqe()`.
+    /// `allocator`'s memory if that has any. Its capacity is `object.cqe()`.
     ///
     /// # Errors
     /// [`CreateError::TooLarge`] for none or too many; those of memory and of
@@ -74,14 +74,14 @@ impl<C: ContextRef> CompletionQueue<C> {
         device: &DeviceContext,
         init: &CqInit,
         options: CqOptions,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
         let format = CqeFormat {
             shift: if options.wide { 7 } else { 6 },
             compresses: options.compression.is_some(),
         };
         let entries = Self::entries(init.cqe)?;
-        let ring = CqeRing::new(entries.ilog2(), format, lender)?;
+        let ring = CqeRing::new(entries.ilog2(), format, allocator)?;
         let page = device.cq_uar_page();
         let short_page = page.and_then(|page| u16::try_from(page).ok());
         let request = CreateCq {
@@ -155,7 +155,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         object: &Cq<C>,
         ring: &mut CqeRing,
         cqe: u32,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<u32, CreateError> {
         let entries = Self::entries(cqe)?;
         let existence = object.existence();
@@ -169,7 +169,7 @@ impl<C: ContextRef> CompletionQueue<C> {
             return Ok(entries - 1);
         }
         let log2 = entries.ilog2();
-        let memory = CqeRing::fresh(log2, ring.format(), lender)?;
+        let memory = CqeRing::fresh(log2, ring.format(), allocator)?;
         let request = ResizeCq {
             buf_addr: memory.address(),
             cqe_size: ring.format().bytes() as u16,

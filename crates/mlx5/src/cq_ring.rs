@@ -11,7 +11,7 @@ use crate::abi::{
     CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, SignatureErrorCqe, cqe_opcode,
 };
 use crate::cqe::{CqeRef, Sink, decode, decode_any, scatter};
-use crate::memory::{Entries, Lender, Purpose, Records, RetiredEntries};
+use crate::memory::{Entries, Purpose, QueueAllocator, Records, RetiredEntries};
 use crate::qp_table::QpTable;
 use crate::session::{Session, is_title};
 use crate::{CompletionError, CreateError, ProtectedKeys, tags};
@@ -117,10 +117,10 @@ impl CqeRing {
     pub(crate) fn new(
         log2: u32,
         format: CqeFormat,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
-        let memory = Self::fresh(log2, format, lender)?;
-        let records = Records::new(lender)?;
+        let memory = Self::fresh(log2, format, allocator)?;
+        let records = Records::new(allocator)?;
         let fields = Self::fields(&memory, format);
         let mut ring = Self {
             next: fields.cast(),
@@ -148,9 +148,9 @@ impl CqeRing {
     pub(crate) fn fresh(
         log2: u32,
         format: CqeFormat,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Entries, CreateError> {
-        let memory = Entries::new(format.bytes() << log2, Purpose::CompletionQueue, lender)?;
+        let memory = Entries::new(format.bytes() << log2, Purpose::CompletionQueue, allocator)?;
         let fields = Self::fields(&memory, format);
         for slot in 0..1usize << log2 {
             let at = slot * format.bytes() + offset_of!(Cqe, op_own);

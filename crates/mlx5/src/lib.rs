@@ -20,6 +20,7 @@
 
 mod abi;
 mod ah;
+mod allocated_uars;
 mod arming;
 mod clock;
 pub mod commands;
@@ -38,7 +39,6 @@ pub mod hostile;
 pub mod ioctl;
 mod memory;
 mod operation;
-mod own_uars;
 mod plan;
 mod protection;
 mod qp;
@@ -58,6 +58,7 @@ mod wq;
 
 pub use abi::{ClockInfo, CounterPoint};
 pub use ah::{Address, AddressHandle, Link};
+pub use allocated_uars::{DirectUar, ThreadUar};
 pub use arming::Arming;
 pub use clock::{Clock, WallClock};
 pub use context::{DeviceContext, Devx, Features, Limits};
@@ -69,9 +70,8 @@ pub use direct::{DirectRegister, DirectRing};
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};
 pub use error::{CompletionError, CreateError};
 pub use flow::create_flow;
-pub use memory::{Lender, Lent, LentPages, Purpose};
+pub use memory::{CustomMemory, CustomRecordPages, Purpose, QueueAllocator};
 pub use operation::Service;
-pub use own_uars::{DirectUar, ThreadUar};
 pub use plan::KeyChanges;
 pub use protection::{
     BlockSignature, BlockSize, CrcKind, Encryption, Engine, Escape, KeyProtection, ProtectedKeys,

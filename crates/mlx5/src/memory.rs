@@ -40,101 +40,106 @@ impl Purpose {
     }
 }
 
-/// A source of memory for queues: the allocators of a parent domain or a context.
-pub trait Lender {
+/// Allocates memory for queues: the allocators of a parent domain or a context.
+pub trait QueueAllocator {
     /// Returns exclusive memory of at least `bytes` bytes, aligned to
     /// `alignment`; `None` for the default allocation.
     ///
     /// # Errors
-    /// Returned by the verb.
-    fn lend(&self, purpose: Purpose, bytes: usize, alignment: usize) -> io::Result<Option<Lent>>;
+    /// The verb returns the error.
+    fn allocate(
+        &self,
+        purpose: Purpose,
+        bytes: usize,
+        alignment: usize,
+    ) -> io::Result<Option<CustomMemory>>;
 }
 
-/// Memory from a [`Lender`], returned when dropped.
-pub struct Lent {
+/// Memory from a [`QueueAllocator`], freed when dropped.
+pub struct CustomMemory {
     at: NonNull<u8>,
-    back: Option<Box<dyn FnOnce(NonNull<u8>)>>,
+    free: Option<Box<dyn FnOnce(NonNull<u8>)>>,
 }
 
-// SAFETY: the memory is exclusive, and by `new` any thread may return it.
-unsafe impl Send for Lent {}
-// SAFETY: only `drop` calls `back`.
-unsafe impl Sync for Lent {}
+// SAFETY: the memory is exclusive, and by `new` any thread may free it.
+unsafe impl Send for CustomMemory {}
+// SAFETY: only `drop` calls `free`.
+unsafe impl Sync for CustomMemory {}
 
-impl Lent {
-    /// Takes ownership of memory, which `back` returns.
+impl CustomMemory {
+    /// Takes ownership of memory, which `free` frees.
     ///
     /// # Safety
-    /// The memory is as [`Lender::lend`] says, and readable and writable.
-    /// `back` may be called by any thread.
-    pub unsafe fn new(at: NonNull<u8>, back: Box<dyn FnOnce(NonNull<u8>)>) -> Self {
+    /// The memory is as [`QueueAllocator::allocate`] says, and readable and writable.
+    /// `free` may be called by any thread.
+    pub unsafe fn new(at: NonNull<u8>, free: Box<dyn FnOnce(NonNull<u8>)>) -> Self {
         Self {
             at,
-            back: Some(back),
+            free: Some(free),
         }
     }
 }
 
-impl Drop for Lent {
+impl Drop for CustomMemory {
     fn drop(&mut self) {
-        if let Some(back) = self.back.take() {
-            back(self.at);
+        if let Some(free) = self.free.take() {
+            free(self.at);
         }
     }
 }
 
-impl fmt::Debug for Lent {
+impl fmt::Debug for CustomMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lent({:p})", self.at)
+        write!(f, "CustomMemory({:p})", self.at)
     }
 }
 
-/// Requests zeroed memory from the lender, if there is one.
-fn borrow(
-    lender: Option<&dyn Lender>,
+/// Allocates zeroed memory from the allocator, if there is one.
+fn allocate_custom(
+    allocator: Option<&dyn QueueAllocator>,
     purpose: Purpose,
     bytes: usize,
     alignment: usize,
-) -> io::Result<Option<Lent>> {
-    let Some(lent) = lender
-        .map(|lender| lender.lend(purpose, bytes, alignment))
+) -> io::Result<Option<CustomMemory>> {
+    let Some(memory) = allocator
+        .map(|allocator| allocator.allocate(purpose, bytes, alignment))
         .transpose()?
         .flatten()
     else {
         return Ok(None);
     };
-    if (lent.at.as_ptr() as usize) % alignment != 0 {
+    if (memory.at.as_ptr() as usize) % alignment != 0 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    // SAFETY: by [`Lender::lend`], that many bytes are exclusive and writable.
-    unsafe { lent.at.write_bytes(0, bytes) };
-    Ok(Some(lent))
+    // SAFETY: by [`QueueAllocator::allocate`], that many bytes are exclusive and writable.
+    unsafe { memory.at.write_bytes(0, bytes) };
+    Ok(Some(memory))
 }
 
 /// Cached mappings of destroyed queues. Mapping, touching and unmapping memory is
 /// most of the time of creating and destroying a queue.
-struct Spare {
+struct MappingCache {
     mappings: Vec<Mapping>,
     bytes: usize,
 }
 
-/// One for the process. It is skipped while locked, so that a child of fork
-/// cannot deadlock.
-static SPARE: Mutex<Spare> = Mutex::new(Spare {
+/// One for the process. A locked cache is bypassed, so that a child of fork cannot
+/// deadlock.
+static MAPPING_CACHE: Mutex<MappingCache> = Mutex::new(MappingCache {
     mappings: Vec::new(),
     bytes: 0,
 });
 
-impl Spare {
+impl MappingCache {
     /// Maximum bytes in the cache.
-    const MOST: usize = 1 << 20;
+    const MAX_BYTES: usize = 1 << 20;
     /// Maximum bytes of a cached mapping: clearing a larger one takes as long as
     /// mapping.
-    const LARGEST: usize = 1 << 17;
+    const MAX_MAPPING: usize = 1 << 17;
 
     fn locked() -> Option<MutexGuard<'static, Self>> {
-        match SPARE.try_lock() {
-            Ok(spare) => Some(spare),
+        match MAPPING_CACHE.try_lock() {
+            Ok(cache) => Some(cache),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -143,12 +148,12 @@ impl Spare {
     /// Returns a zeroed mapping of at least `bytes` bytes.
     fn take(bytes: usize) -> Option<Mapping> {
         let whole = bytes.checked_next_multiple_of(Mapping::page_size())?;
-        let mut spare = Self::locked()?;
-        // The last one added, which may be in the processor's cache.
-        let place = (spare.mappings.iter()).rposition(|mapping| mapping.len() == whole)?;
-        let mapping = spare.mappings.swap_remove(place);
-        spare.bytes -= whole;
-        drop(spare);
+        let mut cache = Self::locked()?;
+        // The last one added: it may still be in the processor's cache.
+        let index = (cache.mappings.iter()).rposition(|mapping| mapping.len() == whole)?;
+        let mapping = cache.mappings.swap_remove(index);
+        cache.bytes -= whole;
+        drop(cache);
         // SAFETY: the mapping has that many bytes, and is exclusive.
         unsafe { mapping.as_ptr().write_bytes(0, whole) };
         Some(mapping)
@@ -157,26 +162,26 @@ impl Spare {
     /// Caches a mapping if there is room, else unmaps it.
     fn put(mapping: Mapping) {
         let bytes = mapping.len();
-        if bytes <= Self::LARGEST {
-            if let Some(mut spare) = Self::locked() {
-                if spare.bytes + bytes <= Self::MOST && spare.mappings.try_reserve(1).is_ok() {
-                    spare.bytes += bytes;
-                    spare.mappings.push(mapping);
+        if bytes <= Self::MAX_MAPPING {
+            if let Some(mut cache) = Self::locked() {
+                if cache.bytes + bytes <= Self::MAX_BYTES && cache.mappings.try_reserve(1).is_ok() {
+                    cache.bytes += bytes;
+                    cache.mappings.push(mapping);
                 }
             }
         }
     }
 }
 
-/// Memory of an object. If the object exists when this is dropped, since the
-/// kernel refused to destroy it, the memory is leaked: the device still uses it.
+/// Memory of a kernel object. Dropping it leaks the memory while the object exists (the
+/// kernel refused to destroy it), since the device still uses it.
 #[derive(Debug)]
-struct Held<T> {
+struct ObjectMemory<T> {
     memory: ManuallyDrop<T>,
     object: OnceLock<Existence>,
 }
 
-impl<T> Held<T> {
+impl<T> ObjectMemory<T> {
     fn new(memory: T) -> Self {
         Self {
             memory: ManuallyDrop::new(memory),
@@ -184,16 +189,16 @@ impl<T> Held<T> {
         }
     }
 
-    /// Takes the memory out, which no object uses any more.
+    /// Returns the memory, which the object no longer uses.
     fn into_inner(self) -> T {
-        let mut held = ManuallyDrop::new(self);
-        drop(std::mem::take(&mut held.object));
-        // SAFETY: the value is not dropped, and so the memory taken once.
-        unsafe { ManuallyDrop::take(&mut held.memory) }
+        let mut this = ManuallyDrop::new(self);
+        drop(std::mem::take(&mut this.object));
+        // SAFETY: the value is not dropped, so the memory is taken once.
+        unsafe { ManuallyDrop::take(&mut this.memory) }
     }
 }
 
-impl<T> Drop for Held<T> {
+impl<T> Drop for ObjectMemory<T> {
     fn drop(&mut self) {
         if self.object.get().is_none_or(Existence::has_ended) {
             // SAFETY: once, here.
@@ -204,14 +209,14 @@ impl<T> Drop for Held<T> {
 
 /// Memory of the process for entries, cached or unmapped when dropped.
 #[derive(Debug)]
-struct Own {
+struct ProcessMemory {
     mapping: ManuallyDrop<Mapping>,
 }
 
-impl Own {
+impl ProcessMemory {
     /// Allocates at least `bytes` zeroed bytes.
     fn new(bytes: usize) -> io::Result<Self> {
-        let mapping = match Spare::take(bytes) {
+        let mapping = match MappingCache::take(bytes) {
             Some(mapping) => mapping,
             None => Mapping::anonymous_large(bytes)?,
         };
@@ -220,30 +225,30 @@ impl Own {
         })
     }
 
-    /// Takes the mapping out.
+    /// Returns the mapping.
     fn into_mapping(self) -> Mapping {
-        let mut own = ManuallyDrop::new(self);
-        // SAFETY: the value is not dropped, and so the mapping taken once.
-        unsafe { ManuallyDrop::take(&mut own.mapping) }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: the value is not dropped, so the mapping is taken once.
+        unsafe { ManuallyDrop::take(&mut this.mapping) }
     }
 }
 
-impl Drop for Own {
+impl Drop for ProcessMemory {
     fn drop(&mut self) {
         // SAFETY: once, here.
-        Spare::put(unsafe { ManuallyDrop::take(&mut self.mapping) });
+        MappingCache::put(unsafe { ManuallyDrop::take(&mut self.mapping) });
     }
 }
 
 #[derive(Debug)]
 enum EntriesMemory {
-    Own(Own),
-    Lent(Lent),
+    Process(ProcessMemory),
+    Custom(CustomMemory),
 }
 
 /// A queue's entries.
 #[derive(Debug)]
-pub(crate) struct Entries(Held<EntriesMemory>);
+pub(crate) struct Entries(ObjectMemory<EntriesMemory>);
 
 // SAFETY: accessed through raw pointers and atomics only, each with its own
 // argument.
@@ -256,17 +261,17 @@ impl Entries {
     pub(crate) fn new(
         bytes: usize,
         purpose: Purpose,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
         // A queue without entries needs no memory, but an address.
-        let lender = lender.filter(|_| bytes != 0);
+        let allocator = allocator.filter(|_| bytes != 0);
         let page = Mapping::page_size();
-        borrow(lender, purpose, bytes.next_multiple_of(page), page)
-            .and_then(|lent| match lent {
-                Some(lent) => Ok(EntriesMemory::Lent(lent)),
-                None => Own::new(bytes.max(1)).map(EntriesMemory::Own),
+        allocate_custom(allocator, purpose, bytes.next_multiple_of(page), page)
+            .and_then(|memory| match memory {
+                Some(memory) => Ok(EntriesMemory::Custom(memory)),
+                None => ProcessMemory::new(bytes.max(1)).map(EntriesMemory::Process),
             })
-            .map(|memory| Self(Held::new(memory)))
+            .map(|memory| Self(ObjectMemory::new(memory)))
             .map_err(|error| CreateError::Memory {
                 queue: purpose.name(),
                 error,
@@ -290,16 +295,18 @@ impl Entries {
     /// addresses stay readable.
     pub(crate) fn retire(self) -> RetiredEntries {
         match self.0.into_inner() {
-            EntriesMemory::Own(own) => RetiredEntries::Own(own.into_mapping().retire_whole()),
-            EntriesMemory::Lent(lent) => RetiredEntries::Lent(lent),
+            EntriesMemory::Process(memory) => {
+                RetiredEntries::Process(memory.into_mapping().retire_whole())
+            }
+            EntriesMemory::Custom(memory) => RetiredEntries::Custom(memory),
         }
     }
 
     /// The first entry; page aligned.
     pub(crate) fn first(&self) -> NonNull<u8> {
         match &*self.0.memory {
-            EntriesMemory::Own(own) => own.mapping.as_ptr(),
-            EntriesMemory::Lent(lent) => lent.at,
+            EntriesMemory::Process(memory) => memory.mapping.as_ptr(),
+            EntriesMemory::Custom(memory) => memory.at,
         }
     }
 
@@ -309,23 +316,23 @@ impl Entries {
     }
 }
 
-/// Keeps the addresses of replaced entries readable. Lent memory is kept until
-/// the queue is dropped.
+/// Keeps the addresses of replaced entries readable. Custom memory is kept until the queue
+/// is dropped.
 #[derive(Debug)]
 pub(crate) enum RetiredEntries {
-    Own(#[allow(dead_code, reason = "held for its address")] Retired),
-    Lent(#[allow(dead_code, reason = "held for its address")] Lent),
+    Process(#[allow(dead_code, reason = "held for its address")] Retired),
+    Custom(#[allow(dead_code, reason = "held for its address")] CustomMemory),
 }
 
 #[derive(Debug)]
 enum RecordsMemory {
-    Own(Slot),
-    Lent(Lent),
+    Process(RecordBlock),
+    Custom(CustomMemory),
 }
 
 /// A queue's two doorbell records.
 #[derive(Debug)]
-pub(crate) struct Records(Held<RecordsMemory>);
+pub(crate) struct Records(ObjectMemory<RecordsMemory>);
 
 // SAFETY: as for `Entries`.
 unsafe impl Send for Records {}
@@ -333,17 +340,17 @@ unsafe impl Send for Records {}
 unsafe impl Sync for Records {}
 
 impl Records {
-    /// Bytes of the two.
+    /// Bytes of both records.
     const BYTES: usize = 8;
 
-    /// Allocates two records of 0.
-    pub(crate) fn new(lender: Option<&dyn Lender>) -> Result<Self, CreateError> {
-        borrow(lender, Purpose::Records, Self::BYTES, Self::BYTES)
-            .and_then(|lent| match lent {
-                Some(lent) => Ok(RecordsMemory::Lent(lent)),
-                None => Slot::take().map(RecordsMemory::Own),
+    /// Allocates two zeroed records.
+    pub(crate) fn new(allocator: Option<&dyn QueueAllocator>) -> Result<Self, CreateError> {
+        allocate_custom(allocator, Purpose::Records, Self::BYTES, Self::BYTES)
+            .and_then(|memory| match memory {
+                Some(memory) => Ok(RecordsMemory::Custom(memory)),
+                None => RecordBlock::take().map(RecordsMemory::Process),
             })
-            .map(|memory| Self(Held::new(memory)))
+            .map(|memory| Self(ObjectMemory::new(memory)))
             .map_err(|error| CreateError::Memory {
                 queue: Purpose::Records.name(),
                 error,
@@ -358,8 +365,8 @@ impl Records {
     /// The first record; aligned to 8 bytes.
     pub(crate) fn first(&self) -> NonNull<u8> {
         match &*self.0.memory {
-            RecordsMemory::Own(slot) => slot.at,
-            RecordsMemory::Lent(lent) => lent.at,
+            RecordsMemory::Process(block) => block.at,
+            RecordsMemory::Custom(memory) => memory.at,
         }
     }
 
@@ -379,7 +386,7 @@ impl Records {
 struct Page<M> {
     memory: M,
     /// Allocated blocks, as bits.
-    taken: u64,
+    allocated: u64,
 }
 
 /// Memory of a page.
@@ -393,7 +400,7 @@ impl PageMemory for Mapping {
     }
 }
 
-impl PageMemory for Lent {
+impl PageMemory for CustomMemory {
     fn at(&self) -> NonNull<u8> {
         self.at
     }
@@ -416,28 +423,28 @@ impl<M: PageMemory> Pages<M> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates a zeroed block, of a new page if no other has one free.
+    /// Allocates a zeroed block, from a new page if all pages are full.
     ///
     /// # Safety
-    /// A new page has [`PAGE`] bytes, which are writable, and nobody else's.
+    /// A new page has [`PAGE`] bytes, writable and exclusive.
     unsafe fn take(&self, new: impl FnOnce() -> io::Result<M>) -> io::Result<NonNull<u8>> {
         let mut pages = self.locked();
-        let place = match pages.iter().position(|page| page.taken != u64::MAX) {
-            Some(place) => place,
+        let index = match pages.iter().position(|page| page.allocated != u64::MAX) {
+            Some(index) => index,
             None => {
                 pages
                     .try_reserve(1)
                     .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
                 pages.push(Page {
                     memory: new()?,
-                    taken: 0,
+                    allocated: 0,
                 });
                 pages.len() - 1
             }
         };
-        let page = &mut pages[place];
-        let block = page.taken.trailing_ones();
-        page.taken |= 1 << block;
+        let page = &mut pages[index];
+        let block = page.allocated.trailing_ones();
+        page.allocated |= 1 << block;
         // SAFETY: the page has 64 blocks, of which this one is unused.
         let at = unsafe { page.memory.at().add(block as usize * BLOCK) };
         // SAFETY: as above.
@@ -445,19 +452,20 @@ impl<M: PageMemory> Pages<M> {
         Ok(at)
     }
 
-    /// Frees a block, and its page if no other block is allocated, except `kept` pages.
-    fn give_back(&self, at: NonNull<u8>, kept: usize) {
+    /// Frees a block. A page without allocated blocks is freed too, unless that leaves fewer
+    /// than `min_pages` pages.
+    fn free(&self, at: NonNull<u8>, min_pages: usize) {
         let mut pages = self.locked();
         let offset = |page: &Page<M>| {
             let distance = (at.as_ptr() as usize).wrapping_sub(page.memory.at().as_ptr() as usize);
             (distance < PAGE).then_some(distance)
         };
         let found = (pages.iter().enumerate()).find_map(|(i, page)| Some((i, offset(page)?)));
-        if let Some((place, offset)) = found {
-            let page = &mut pages[place];
-            page.taken &= !(1 << (offset / BLOCK));
-            if page.taken == 0 && pages.len() > kept {
-                pages.swap_remove(place);
+        if let Some((index, offset)) = found {
+            let page = &mut pages[index];
+            page.allocated &= !(1 << (offset / BLOCK));
+            if page.allocated == 0 && pages.len() > min_pages {
+                pages.swap_remove(index);
             }
         }
     }
@@ -467,11 +475,11 @@ static PAGES: Pages<Mapping> = Pages(Mutex::new(Vec::new()));
 
 /// A block of a page of doorbell records, freed when dropped.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct RecordBlock {
     at: NonNull<u8>,
 }
 
-impl Slot {
+impl RecordBlock {
     /// Allocates a zeroed block.
     fn take() -> io::Result<Self> {
         // SAFETY: a mapping of its own.
@@ -480,44 +488,44 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for RecordBlock {
     fn drop(&mut self) {
         // One page is kept for later queues.
-        PAGES.give_back(self.at, 1);
+        PAGES.free(self.at, 1);
     }
 }
 
 /// Pages of doorbell records from an allocator of whole pages.
-pub struct LentPages(Pages<Lent>);
+pub struct CustomRecordPages(Pages<CustomMemory>);
 
-impl Default for LentPages {
+impl Default for CustomRecordPages {
     fn default() -> Self {
         Self(Pages(Mutex::default()))
     }
 }
 
-impl LentPages {
-    /// Allocates a block for the records of a queue. `lend` allocates another page, of the
-    /// length that it is given; one that is not aligned is EINVAL.
+impl CustomRecordPages {
+    /// Allocates a block for the records of a queue. `allocate_page` allocates another page
+    /// of the given length; EINVAL if it is not aligned.
     ///
     /// # Errors
-    /// Those of `lend`.
+    /// Those of `allocate_page`.
     pub fn block(
         self: &Arc<Self>,
-        lend: impl FnOnce(usize) -> io::Result<Lent>,
-    ) -> io::Result<Lent> {
+        allocate_page: impl FnOnce(usize) -> io::Result<CustomMemory>,
+    ) -> io::Result<CustomMemory> {
         let page = || {
-            let lent = lend(Mapping::page_size())?;
-            if (lent.at.as_ptr() as usize) % Mapping::page_size() != 0 {
+            let memory = allocate_page(Mapping::page_size())?;
+            if (memory.at.as_ptr() as usize) % Mapping::page_size() != 0 {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
             }
-            Ok(lent)
+            Ok(memory)
         };
-        // SAFETY: by `Lent::new` the memory is writable and exclusive.
+        // SAFETY: by `CustomMemory::new` the memory is writable and exclusive.
         let at = unsafe { self.0.take(page) }?;
         let pages = Arc::clone(self);
-        // SAFETY: exclusive until it is given back, by any thread.
-        Ok(unsafe { Lent::new(at, Box::new(move |at| pages.0.give_back(at, 0))) })
+        // SAFETY: exclusive until it is freed, which any thread may do.
+        Ok(unsafe { CustomMemory::new(at, Box::new(move |at| pages.0.free(at, 0))) })
     }
 }
 
@@ -533,11 +541,11 @@ impl QueueMemory {
     pub(crate) fn new(
         bytes: usize,
         purpose: Purpose,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
         Ok(Self {
-            entries: Entries::new(bytes, purpose, lender)?,
-            records: Records::new(lender)?,
+            entries: Entries::new(bytes, purpose, allocator)?,
+            records: Records::new(allocator)?,
         })
     }
 
@@ -556,7 +564,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_share_pages_and_nothing_else() {
+    fn records_share_pages_but_no_cache_line() {
         let mut all: Vec<_> = (0..200).map(|_| Records::new(None).unwrap()).collect();
         let mut at: Vec<_> = all.iter().map(Records::address).collect();
         at.sort_unstable();
@@ -564,32 +572,32 @@ mod tests {
         assert!(at.windows(2).all(|pair| pair[0] + 64 <= pair[1]));
         let mut in_pages: Vec<_> = at.iter().map(|at| at / 4096).collect();
         in_pages.dedup();
-        // Other tests of this process have some, too.
+        // Other tests of this process allocate records, too.
         assert!(in_pages.len() <= 8, "{}", in_pages.len());
-        // What was given up is zeros for the next.
+        // A freed record is zero when it is allocated again.
         for records in &all {
             records.record(0).publish(7);
             records.record(1).publish(8);
         }
-        // Their pages stay, since others have blocks of them.
-        let mut turn = 0;
+        // Their pages stay mapped: other blocks of them are allocated.
+        let mut count = 0;
         all.retain(|_| {
-            turn += 1;
-            turn % 2 == 0
+            count += 1;
+            count % 2 == 0
         });
-        let again: Vec<_> = (0..100).map(|_| Records::new(None).unwrap()).collect();
-        for records in &again {
+        let reused: Vec<_> = (0..100).map(|_| Records::new(None).unwrap()).collect();
+        for records in &reused {
             let both = [records.record(0), records.record(1)];
             assert_eq!(both.map(|record| record.published()), [0, 0]);
         }
     }
 
     #[test]
-    fn large_queues_are_zeros_in_whole_pages() {
+    fn entries_are_zeroed_whole_pages() {
         for bytes in [0, 1, 4096, 4097, 3 << 20] {
             let entries = Entries::new(bytes, Purpose::QueuePair, None).unwrap();
-            let EntriesMemory::Own(Own { mapping }) = &*entries.0.memory else {
-                panic!("lent")
+            let EntriesMemory::Process(ProcessMemory { mapping }) = &*entries.0.memory else {
+                panic!("custom memory")
             };
             assert!(mapping.len() >= bytes.max(1) && mapping.len() % 4096 == 0);
             let last = bytes.max(1) - 1;
@@ -602,136 +610,152 @@ mod tests {
         }
     }
 
-    /// One test, since it is about what the process keeps.
+    /// One test: the cache belongs to the process.
     #[test]
     fn freed_pages_are_reused_up_to_the_limit() {
-        const ODD: usize = 23 * 4096;
+        const UNUSUAL_SIZE: usize = 23 * 4096;
         let entries = |bytes| Entries::new(bytes, Purpose::QueuePair, None).unwrap();
-        let spare = || SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-        let keeps = |bytes| spare().mappings.iter().any(|kept| kept.len() == bytes);
+        let cache = || MAPPING_CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_cached = |bytes| {
+            cache()
+                .mappings
+                .iter()
+                .any(|mapping| mapping.len() == bytes)
+        };
 
-        // More than once, since another test may have the list just then.
-        let again = (0..100).any(|_| {
-            let first = entries(ODD);
+        // Repeated, since another test may hold the lock of the cache.
+        let reused = (0..100).any(|_| {
+            let first = entries(UNUSUAL_SIZE);
             let address = first.address();
             // SAFETY: in the memory.
-            unsafe { first.first().add(ODD - 1).write(1) };
+            unsafe { first.first().add(UNUSUAL_SIZE - 1).write(1) };
             drop(first);
-            let second = entries(ODD - 4095);
+            let second = entries(UNUSUAL_SIZE - 4095);
             // SAFETY: in the memory.
-            assert_eq!(unsafe { second.first().add(ODD - 1).read() }, 0);
+            assert_eq!(unsafe { second.first().add(UNUSUAL_SIZE - 1).read() }, 0);
             second.address() == address
         });
-        assert!(again);
+        assert!(reused);
         let many: Vec<_> = (0..64).map(|_| entries(29 * 4096)).collect();
-        let large = entries(Spare::LARGEST + 4096);
+        let large = entries(MappingCache::MAX_MAPPING + 4096);
         drop(large);
-        assert!(!keeps(Spare::LARGEST + 4096));
+        assert!(!is_cached(MappingCache::MAX_MAPPING + 4096));
         drop(many);
-        let bytes: usize = spare().mappings.iter().map(Mapping::len).sum();
-        assert_eq!(bytes, spare().bytes);
-        assert!(bytes > Spare::MOST / 2 && bytes <= Spare::MOST, "{bytes}");
+        let bytes: usize = cache().mappings.iter().map(Mapping::len).sum();
+        assert_eq!(bytes, cache().bytes);
+        assert!(
+            bytes > MappingCache::MAX_BYTES / 2 && bytes <= MappingCache::MAX_BYTES,
+            "{bytes}"
+        );
     }
 
-    /// Lends, and writes down what happens.
+    /// An allocator that records its calls.
     #[derive(Default)]
-    struct Book {
-        seen: Rc<RefCell<Vec<(Purpose, usize, usize)>>>,
-        back: Rc<RefCell<usize>>,
-        usual: bool,
+    struct RecordingAllocator {
+        calls: Rc<RefCell<Vec<(Purpose, usize, usize)>>>,
+        freed: Rc<RefCell<usize>>,
+        uses_default: bool,
         /// Added to the address.
-        off: usize,
+        offset: usize,
     }
 
-    impl Lender for Book {
-        fn lend(
+    impl QueueAllocator for RecordingAllocator {
+        fn allocate(
             &self,
             purpose: Purpose,
             bytes: usize,
             alignment: usize,
-        ) -> io::Result<Option<Lent>> {
-            self.seen.borrow_mut().push((purpose, bytes, alignment));
-            if self.usual {
+        ) -> io::Result<Option<CustomMemory>> {
+            self.calls.borrow_mut().push((purpose, bytes, alignment));
+            if self.uses_default {
                 return Ok(None);
             }
-            let memory = Mapping::anonymous(bytes + self.off)?;
-            // SAFETY: in the mapping, which goes with the closure.
-            let at = unsafe { memory.as_ptr().add(self.off) };
+            let memory = Mapping::anonymous(bytes + self.offset)?;
+            // SAFETY: in the mapping, which the closure owns.
+            let at = unsafe { memory.as_ptr().add(self.offset) };
             // SAFETY: as above.
             unsafe { at.write_bytes(0x5a, bytes) };
-            let back = Rc::clone(&self.back);
-            let give = Box::new(move |_| {
-                *back.borrow_mut() += 1;
+            let freed = Rc::clone(&self.freed);
+            let free = Box::new(move |_| {
+                *freed.borrow_mut() += 1;
                 drop(memory);
             });
-            // SAFETY: nobody else's; the test has one thread.
-            Ok(Some(unsafe { Lent::new(at, give) }))
+            // SAFETY: exclusive; the test has one thread.
+            Ok(Some(unsafe { CustomMemory::new(at, free) }))
         }
     }
 
     #[test]
-    fn memory_is_lent_and_given_back() {
-        let book = Book::default();
-        let memory = QueueMemory::new(5000, Purpose::SharedQueue, Some(&book)).unwrap();
-        let seen = [(Purpose::SharedQueue, 8192, 4096), (Purpose::Records, 8, 8)];
-        assert_eq!(*book.seen.borrow(), seen);
+    fn custom_memory_is_allocated_and_freed() {
+        let allocator = RecordingAllocator::default();
+        let memory = QueueMemory::new(5000, Purpose::SharedQueue, Some(&allocator)).unwrap();
+        let calls = [(Purpose::SharedQueue, 8192, 4096), (Purpose::Records, 8, 8)];
+        assert_eq!(*allocator.calls.borrow(), calls);
         assert_eq!(memory.records.record(1).published(), 0);
         // SAFETY: in the memory.
         let last = unsafe { memory.entries.first().add(4999).read() };
         assert_eq!(last, 0);
         let QueueMemory { entries, records } = memory;
-        // Entries that are replaced are still looked at.
+        // Replaced entries are still read.
         let retired = entries.retire();
-        assert_eq!(*book.back.borrow(), 0);
+        assert_eq!(*allocator.freed.borrow(), 0);
         drop((retired, records));
-        assert_eq!(*book.back.borrow(), 2);
+        assert_eq!(*allocator.freed.borrow(), 2);
     }
 
     #[test]
-    fn lent_pages_are_shared_by_records_and_given_back() {
-        let book = Book::default();
-        let pages = Arc::new(LentPages::default());
-        let block = || pages.block(|bytes| Ok(book.lend(Purpose::Records, bytes, 0)?.unwrap()));
+    fn record_pages_are_shared_and_freed() {
+        let allocator = RecordingAllocator::default();
+        let pages = Arc::new(CustomRecordPages::default());
+        let block =
+            || pages.block(|bytes| Ok(allocator.allocate(Purpose::Records, bytes, 0)?.unwrap()));
         let mut blocks: Vec<_> = (0..65).map(|_| block().unwrap()).collect();
-        assert_eq!(book.seen.borrow().len(), 2);
+        assert_eq!(allocator.calls.borrow().len(), 2);
         // SAFETY: in a block.
         assert_eq!(unsafe { blocks[64].at.add(BLOCK - 1).read() }, 0);
         drop(blocks.pop());
-        assert_eq!(*book.back.borrow(), 1);
+        assert_eq!(*allocator.freed.borrow(), 1);
         let freed = blocks.swap_remove(7).at;
         assert_eq!(block().unwrap().at, freed);
         drop((blocks, pages));
-        assert_eq!(*book.back.borrow(), 2);
+        assert_eq!(*allocator.freed.borrow(), 2);
 
-        let crooked = Book {
-            off: 64,
-            ..Book::default()
+        let unaligned = RecordingAllocator {
+            offset: 64,
+            ..RecordingAllocator::default()
         };
-        let pages = Arc::new(LentPages::default());
-        let block = pages.block(|bytes| Ok(crooked.lend(Purpose::Records, bytes, 0)?.unwrap()));
+        let pages = Arc::new(CustomRecordPages::default());
+        let block =
+            pages.block(|bytes| Ok(unaligned.allocate(Purpose::Records, bytes, 0)?.unwrap()));
         assert_eq!(block.unwrap_err().raw_os_error(), Some(libc::EINVAL));
-        assert_eq!(*crooked.back.borrow(), 1);
+        assert_eq!(*unaligned.freed.borrow(), 1);
     }
 
     #[test]
     fn allocators_that_fail_or_return_unaligned_memory() {
-        let usual = Book {
-            usual: true,
-            ..Book::default()
+        let uses_default = RecordingAllocator {
+            uses_default: true,
+            ..RecordingAllocator::default()
         };
-        let memory = QueueMemory::new(64, Purpose::QueuePair, Some(&usual)).unwrap();
-        assert!(matches!(&*memory.entries.0.memory, EntriesMemory::Own(_)));
-        assert!(matches!(&*memory.records.0.memory, RecordsMemory::Own(_)));
-        // Nobody is asked for nothing.
-        let none = Book::default();
-        Entries::new(0, Purpose::QueuePair, Some(&none)).unwrap();
-        assert!(none.seen.borrow().is_empty());
-        let crooked = Book {
-            off: 4,
-            ..Book::default()
+        let memory = QueueMemory::new(64, Purpose::QueuePair, Some(&uses_default)).unwrap();
+        assert!(matches!(
+            &*memory.entries.0.memory,
+            EntriesMemory::Process(_)
+        ));
+        assert!(matches!(
+            &*memory.records.0.memory,
+            RecordsMemory::Process(_)
+        ));
+        // Without entries the allocator is not called.
+        let unused = RecordingAllocator::default();
+        Entries::new(0, Purpose::QueuePair, Some(&unused)).unwrap();
+        assert!(unused.calls.borrow().is_empty());
+        let unaligned = RecordingAllocator {
+            offset: 4,
+            ..RecordingAllocator::default()
         };
-        let error = Entries::new(64, Purpose::QueuePair, Some(&crooked)).unwrap_err();
+        let error = Entries::new(64, Purpose::QueuePair, Some(&unaligned)).unwrap_err();
         assert_eq!(error.errno(), libc::EINVAL);
-        assert_eq!(*crooked.back.borrow(), 1);
+        assert_eq!(*unaligned.freed.borrow(), 1);
     }
 }

@@ -14,7 +14,7 @@ use crate::abi::{
     QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
-use crate::memory::{Lender, Purpose};
+use crate::memory::{Purpose, QueueAllocator};
 use crate::plan::{KeyChanges, RecvPlan, SendPlan};
 use crate::qp_table::NUMBER;
 use crate::shared::SharedWork;
@@ -304,7 +304,7 @@ impl<C: ContextRef> QueuePair<C> {
     /// Creates a queue pair. Its capacities are `cap`, at least the requested
     /// ones. `shared` is the queue that `init.srq` names.
     ///
-    /// Its memory is the `lender`'s, if that has any.
+    /// Its memory is the `allocator`'s, if that has any.
     ///
     /// With `own`, its doorbells use that register: posts to all queue pairs of
     /// the register are made one at a time.
@@ -320,7 +320,7 @@ impl<C: ContextRef> QueuePair<C> {
         shared: Option<Arc<SharedWork>>,
         options: &QpOptions,
         own: Option<&ThreadUar<C>>,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
         let service = match (init.qp_type, options.dynamic) {
             (QpType::RC, None) => Service::ReliableConnection,
@@ -374,8 +374,8 @@ impl<C: ContextRef> QueuePair<C> {
         } = streams.unwrap_or_default();
         let index = device.user_index()?;
         let short_data = options.short_data && !service.has_packets();
-        let lender = lender.map(|lender| (Purpose::QueuePair, lender));
-        let mut work = Work::new(index, service, send, recv, shared, lender)?;
+        let allocator = allocator.map(|allocator| (Purpose::QueuePair, allocator));
+        let mut work = Work::new(index, service, send, recv, shared, allocator)?;
         work.short_data = short_data;
         work.copies = options.copies;
         work.raw = options.raw;

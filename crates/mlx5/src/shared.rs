@@ -16,7 +16,7 @@ use ring::{BiasedLock, DoorbellRecord, write_pair};
 use uverbs::Sge;
 
 use crate::abi::{DataSegment, NextSegment, SEGMENT};
-use crate::memory::{Lender, Purpose, QueueMemory};
+use crate::memory::{Purpose, QueueAllocator, QueueMemory};
 use crate::recv::{write_list, write_one};
 use crate::tags::TagList;
 use crate::work::{read_segment, scatter};
@@ -106,7 +106,7 @@ impl SharedWork {
         max_wr: u32,
         max_sge: u32,
         limits: &Limits,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
         let too_large = |what| CreateError::TooLarge { what };
         let entry = (max_sge.max(1) as usize)
@@ -126,7 +126,7 @@ impl SharedWork {
             .try_reserve_exact(entries as usize)
             .map_err(|_| CreateError::NoMemory)?;
         slots.extend((1..=entries).map(|next| Slot::free(next as u16)));
-        let memory = QueueMemory::new(entries as usize * entry, Purpose::SharedQueue, lender)?;
+        let memory = QueueMemory::new(entries as usize * entry, Purpose::SharedQueue, allocator)?;
         let list = List {
             head: 0,
             last: (entries - 1) as u16,

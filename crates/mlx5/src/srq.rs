@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uverbs::{ContextRef, Srq, SrqInit, SrqKind, Udata};
 
 use crate::abi::{CreateSrq, CreateSrqResp, Pod};
-use crate::memory::Lender;
+use crate::memory::QueueAllocator;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::{SharedQueue, SharedWork};
 use crate::{CreateError, DeviceContext, Service, Work};
@@ -40,7 +40,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         Self::create_with(context, device, init, None)
     }
 
-    /// As [`SharedReceiveQueue::create`], in the `lender`'s memory, if that has
+    /// As [`SharedReceiveQueue::create`], in the `allocator`'s memory, if that has
     /// any.
     ///
     /// # Errors
@@ -49,9 +49,9 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         context: &C,
         device: &DeviceContext,
         init: &SrqInit,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
-        let work = SharedWork::sized(init.max_wr, init.max_sge, &device.limits, lender)?;
+        let work = SharedWork::sized(init.max_wr, init.max_sge, &device.limits, allocator)?;
         let work = Arc::new(match init.kind {
             SrqKind::TagMatching { max_num_tags, .. } => work.with_tags(max_num_tags)?,
             _ => work,

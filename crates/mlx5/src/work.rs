@@ -7,7 +7,7 @@ use ring::{Mapping, Outstanding};
 
 use crate::abi::{self, BLOCK, ControlSegment, DataSegment, INVALID_LKEY, SEGMENT};
 use crate::context::UserIndex;
-use crate::memory::{Lender, Purpose, QueueMemory};
+use crate::memory::{Purpose, QueueAllocator, QueueMemory};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::qp::Segmentation;
 use crate::shared::SharedWork;
@@ -73,10 +73,10 @@ impl Work {
         send: SendPlan,
         recv: RecvPlan,
         shared: Option<Arc<SharedWork>>,
-        lender: Option<(Purpose, &dyn Lender)>,
+        allocator: Option<(Purpose, &dyn QueueAllocator)>,
     ) -> Result<Self, CreateError> {
-        let (purpose, lender) = match lender {
-            Some((purpose, lender)) => (purpose, Some(lender)),
+        let (purpose, allocator) = match allocator {
+            Some((purpose, allocator)) => (purpose, Some(allocator)),
             None => (Purpose::QueuePair, None),
         };
         let packets = service.has_packets();
@@ -84,7 +84,7 @@ impl Work {
         Ok(Self {
             user_index,
             service,
-            memory: QueueMemory::new(bytes, purpose, lender)?,
+            memory: QueueMemory::new(bytes, purpose, allocator)?,
             sends: Outstanding::new(send.blocks).ok_or(CreateError::NoMemory)?,
             receives: Outstanding::new(recv.entries).ok_or(CreateError::NoMemory)?,
             send,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use uverbs::{ContextRef, Qp, QpCap, QpInit, Udata, Wq, WqChange, WqInit};
 
 use crate::abi::{CREATE_WQ_STRIDES, CreateQpResp, CreateQpRss, CreateWq, ModifyWq, Pod};
-use crate::memory::{Lender, Purpose};
+use crate::memory::{Purpose, QueueAllocator};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::qp::{PacketObjects, PacketOptions};
 use crate::{CreateError, DeviceContext, QueuePair, RecvQueue, Service, Work};
@@ -58,7 +58,7 @@ pub struct WorkQueue<C: ContextRef> {
 impl<C: ContextRef> WorkQueue<C> {
     /// Creates a work queue. Its sizes are those of `recv`, at least the requested ones.
     /// With `checksums` its completions tell whether those of the packet are right. With
-    /// `strides` only the program itself can use it. Its memory is the `lender`'s, if that has any.
+    /// `strides` only the program itself can use it. Its memory is the `allocator`'s, if that has any.
     ///
     /// # Errors
     /// [`CreateError::TooLarge`], also for no receives; those of memory and of WQ_CREATE.
@@ -69,7 +69,7 @@ impl<C: ContextRef> WorkQueue<C> {
         init: &WqInit,
         checksums: bool,
         strides: Option<Strides>,
-        lender: Option<&dyn Lender>,
+        allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
         if init.max_wr == 0 {
             return Err(CreateError::TooLarge { what: "max_wr" });
@@ -86,8 +86,8 @@ impl<C: ContextRef> WorkQueue<C> {
         let recv = RecvPlan::new(&cap, &device.limits)?;
         let index = device.user_index()?;
         let send = SendPlan::default();
-        let lender = lender.map(|lender| (Purpose::WorkQueue, lender));
-        let mut work = Work::new(index, Service::Packet, send, recv, None, lender)?;
+        let allocator = allocator.map(|allocator| (Purpose::WorkQueue, allocator));
+        let mut work = Work::new(index, Service::Packet, send, recv, None, allocator)?;
         // Nothing is received before the queue is ready, which is when it is announced.
         work.unannounced = None;
         work.short_data = false;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mlx5::{
     Arming, CompletionError, CompletionQueue, CqOptions, CqeRing, CursorEntry, DirectRing,
-    EmptyCheck, Lender, Role, WallClock, Work,
+    EmptyCheck, QueueAllocator, Role, WallClock, Work,
 };
 use uverbs::CqInit;
 
@@ -32,7 +32,7 @@ pub struct Completions {
     /// Converts completion times to wall clock time, where the device can.
     wall: Option<WallClock>,
     /// Allocators of the memory when it is resized.
-    lender: Option<Allocators>,
+    allocator: Option<Allocators>,
 }
 
 /// The format of CQEs; none for that of the environment.
@@ -64,8 +64,10 @@ impl CqOps for Mlx5 {
         domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         // SAFETY: null or live, as the caller says.
-        let lender = unsafe { Allocators::of(ctx, domain) };
-        let asked = lender.as_ref().map(|lender| lender as &dyn Lender);
+        let allocator = unsafe { Allocators::of(ctx, domain) };
+        let asked = allocator
+            .as_ref()
+            .map(|allocator| allocator as &dyn QueueAllocator);
         let options = options.0.map_or_else(entries::sized_cq_options, Ok)?;
         let device = ctx.mlx5()?;
         let mut made = CompletionQueue::create_with(ctx, device, init, options, asked)?;
@@ -77,7 +79,7 @@ impl CqOps for Mlx5 {
             entry: UnsafeCell::default(),
             arming: made.arming,
             wall: device.clock().wall(),
-            lender,
+            allocator,
         };
         Ok((made.object, completions))
     }
@@ -156,9 +158,10 @@ pub unsafe extern "C" fn resize_cq(ibcq: *mut ibv_cq, cqe: c_int) -> c_int {
     entry::int(|| unsafe {
         let cq: &Cq = cq_of(ibcq);
         // A negative number becomes one that is too large.
-        let lender = cq.completions.lender.as_ref();
-        let lender = lender.map(|lender| lender as &dyn Lender);
-        let cqe = cq.with(|ring| CompletionQueue::resize(&cq.object, ring, cqe as u32, lender))?;
+        let allocator = cq.completions.allocator.as_ref();
+        let allocator = allocator.map(|allocator| allocator as &dyn QueueAllocator);
+        let cqe =
+            cq.with(|ring| CompletionQueue::resize(&cq.object, ring, cqe as u32, allocator))?;
         (*ibcq).cqe = c_int::try_from(cqe).unwrap_or(c_int::MAX);
         Ok(())
     })

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mlx5::{Lender, Lent, LentPages, Purpose};
+use mlx5::{CustomMemory, CustomRecordPages, Purpose, QueueAllocator};
 
 use crate::abi::*;
 use crate::context::CtxRef;
@@ -38,7 +38,7 @@ impl Allocators {
     /// The allocators for objects of a domain, if there are any.
     ///
     /// # Safety
-    /// `domain` is null, or live, and outlives this and what is lent.
+    /// `domain` is null, or live, and outlives this and the memory that is allocated.
     pub unsafe fn of(ctx: &CtxRef, domain: *mut ibv_pd) -> Option<Self> {
         // SAFETY: null or live, as the caller says.
         let parent = unsafe { domain.cast::<Pd>().as_ref() }.and_then(Pd::allocators);
@@ -52,19 +52,24 @@ impl Allocators {
     }
 }
 
-impl Lender for Allocators {
-    /// What a domain's allocators leave to the provider is the process's memory, but
-    /// doorbell records are the context's, as in libmlx5.
-    fn lend(&self, purpose: Purpose, bytes: usize, alignment: usize) -> io::Result<Option<Lent>> {
+impl QueueAllocator for Allocators {
+    /// If the allocator of the domain asks for the default, entries are memory of the
+    /// process, and doorbell records come from the context's allocator, as in libmlx5.
+    fn allocate(
+        &self,
+        purpose: Purpose,
+        bytes: usize,
+        alignment: usize,
+    ) -> io::Result<Option<CustomMemory>> {
         if let Some(domain) = &self.domain {
-            let lent = domain.lend(purpose, bytes, alignment)?;
-            if lent.is_some() || purpose != Purpose::Records {
-                return Ok(lent);
+            let memory = domain.allocate(purpose, bytes, alignment)?;
+            if memory.is_some() || purpose != Purpose::Records {
+                return Ok(memory);
             }
         }
         let context = self.context.as_ref();
         context
-            .map(|context| context.lend(purpose, bytes))
+            .map(|context| context.allocate(purpose, bytes))
             .transpose()
     }
 }
@@ -77,7 +82,12 @@ struct DomainAllocators {
 }
 
 impl DomainAllocators {
-    fn lend(&self, purpose: Purpose, bytes: usize, alignment: usize) -> io::Result<Option<Lent>> {
+    fn allocate(
+        &self,
+        purpose: Purpose,
+        bytes: usize,
+        alignment: usize,
+    ) -> io::Result<Option<CustomMemory>> {
         let (domain, context, free) = (self.domain, self.context, self.functions.free);
         let resource = resource_type(purpose);
         // SAFETY: the application's function, called with its live domain.
@@ -85,8 +95,8 @@ impl DomainAllocators {
         if memory as usize == USE_DEFAULT {
             return Ok(None);
         }
-        // SAFETY: as above; the domain outlives what is lent, by `of`.
-        lent(memory, move |memory| unsafe {
+        // SAFETY: as above; the domain outlives the memory, by `of`.
+        custom_memory(memory, move |memory| unsafe {
             free(domain, context, memory, resource)
         })
         .map(Some)
@@ -98,10 +108,10 @@ pub struct ContextAllocators {
     alloc: ContextAlloc,
     free: ContextFree,
     data: *mut c_void,
-    records: Arc<LentPages>,
+    records: Arc<CustomRecordPages>,
 }
 
-/// Memory of that size, which may be of any alignment.
+/// Returns memory of the given size, of any alignment.
 type ContextAlloc = unsafe extern "C" fn(usize, *mut c_void) -> *mut c_void;
 type ContextFree = unsafe extern "C" fn(*mut c_void, *mut c_void);
 
@@ -112,7 +122,7 @@ unsafe impl Send for ContextAllocators {}
 unsafe impl Sync for ContextAllocators {}
 
 impl ContextAllocators {
-    /// Both functions, or none.
+    /// Returns `None` unless both functions are given.
     pub fn new(from: &mlx5dv_ctx_allocators) -> Option<Self> {
         Some(Self {
             alloc: from.alloc?,
@@ -122,22 +132,22 @@ impl ContextAllocators {
         })
     }
 
-    fn lend(&self, purpose: Purpose, bytes: usize) -> io::Result<Lent> {
+    fn allocate(&self, purpose: Purpose, bytes: usize) -> io::Result<CustomMemory> {
         let (data, free) = (self.data, self.free);
-        let lend = |bytes| {
+        let allocate = |bytes| {
             // SAFETY: the application's functions, with its pointer.
             let memory = unsafe { (self.alloc)(bytes, data) };
             // SAFETY: as above.
-            lent(memory, move |memory| unsafe { free(memory, data) })
+            custom_memory(memory, move |memory| unsafe { free(memory, data) })
         };
         match purpose {
-            Purpose::Records => self.records.block(lend),
-            _ => lend(bytes),
+            Purpose::Records => self.records.block(allocate),
+            _ => allocate(bytes),
         }
     }
 }
 
-/// Allocators of a context, of which later objects have their memory.
+/// The allocators of a context, used by objects that are created later.
 #[derive(Default)]
 pub struct ContextMemory(Mutex<Option<Arc<ContextAllocators>>>);
 
@@ -149,21 +159,24 @@ impl ContextMemory {
             .clone()
     }
 
-    /// Replaces them. Memory goes back to those that it came from.
+    /// Replaces the allocators. Memory is freed by the allocator that it came from.
     pub fn set(&self, allocators: Option<ContextAllocators>) {
         let allocators = allocators.map(Arc::new);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = allocators;
     }
 }
 
-/// Memory of an allocator; null is ENOMEM.
-fn lent(memory: *mut c_void, free: impl FnOnce(*mut c_void) + 'static) -> io::Result<Lent> {
+/// Wraps memory of an allocator; null is ENOMEM.
+fn custom_memory(
+    memory: *mut c_void,
+    free: impl FnOnce(*mut c_void) + 'static,
+) -> io::Result<CustomMemory> {
     let memory =
         NonNull::new(memory.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-    let back = move |memory: NonNull<u8>| free(memory.as_ptr().cast());
+    let free = move |memory: NonNull<u8>| free(memory.as_ptr().cast());
     // SAFETY: the application allows its allocators to be called wherever its objects
     // are created and destroyed.
-    Ok(unsafe { Lent::new(memory, Box::new(back)) })
+    Ok(unsafe { CustomMemory::new(memory, Box::new(free)) })
 }
 
 #[cfg(test)]
@@ -172,8 +185,8 @@ mod tests {
 
     use super::*;
 
-    /// Calls of the two functions: pointer given, size, alignment, type.
-    type Seen = Vec<(usize, usize, usize, u64)>;
+    /// Calls of the two functions: freed address, size, alignment, type.
+    type Calls = Vec<(usize, usize, usize, u64)>;
 
     unsafe extern "C" fn alloc(
         _: *mut ibv_pd,
@@ -182,9 +195,9 @@ mod tests {
         alignment: usize,
         resource: u64,
     ) -> *mut c_void {
-        // SAFETY: what the test gave.
-        let seen = unsafe { &mut *context.cast::<Seen>() };
-        seen.push((0, size, alignment, resource));
+        // SAFETY: the pointer that the test passed.
+        let calls = unsafe { &mut *context.cast::<Calls>() };
+        calls.push((0, size, alignment, resource));
         match size {
             8 => USE_DEFAULT as *mut c_void,
             4096 => 0x7000 as *mut c_void,
@@ -198,36 +211,41 @@ mod tests {
         memory: *mut c_void,
         resource: u64,
     ) {
-        // SAFETY: what the test gave.
-        let seen = unsafe { &mut *context.cast::<Seen>() };
-        seen.push((memory as usize, 0, 0, resource));
+        // SAFETY: the pointer that the test passed.
+        let calls = unsafe { &mut *context.cast::<Calls>() };
+        calls.push((memory as usize, 0, 0, resource));
     }
 
     #[test]
     fn allocators_are_called_as_by_libmlx5() {
-        let mut seen = Seen::new();
-        let lender = Allocators {
+        let mut calls = Calls::new();
+        let allocator = Allocators {
             domain: Some(DomainAllocators {
                 domain: null_mut(),
-                context: (&raw mut seen).cast(),
+                context: (&raw mut calls).cast(),
                 functions: pd::Allocators { alloc, free },
             }),
             context: None,
         };
-        let lent = lender.lend(Purpose::QueuePair, 4096, 4096).unwrap();
-        drop(lent.unwrap());
-        assert!(lender.lend(Purpose::Records, 8, 8).unwrap().is_none());
+        let memory = allocator.allocate(Purpose::QueuePair, 4096, 4096).unwrap();
+        drop(memory.unwrap());
+        assert!(
+            allocator
+                .allocate(Purpose::Records, 8, 8)
+                .unwrap()
+                .is_none()
+        );
         for purpose in [
             Purpose::WorkQueue,
             Purpose::SharedQueue,
             Purpose::CompletionQueue,
         ] {
-            let error = lender.lend(purpose, 8192, 4096).unwrap_err();
+            let error = allocator.allocate(purpose, 8192, 4096).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
         }
         let driver = 1 << 32;
         assert_eq!(
-            seen,
+            calls,
             [
                 (0, 4096, 4096, driver | 1),
                 (0x7000, 0, 0, driver | 1),

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use mlx5::commands::{Capabilities, data_in_order, enable_memcpy, stop_at_wrong_signatures};
 use mlx5::{
-    Changes, Dynamic, KeyChanges, Lender, PacketHash, PacketObjects, PacketOptions, QpOptions,
-    QueuePair, RecvQueue, Role, Segmentation, SendQueue, Work, modify_target,
+    Changes, Dynamic, KeyChanges, PacketHash, PacketObjects, PacketOptions, QpOptions,
+    QueueAllocator, QueuePair, RecvQueue, Role, Segmentation, SendQueue, Work, modify_target,
 };
 use uverbs::environment::variable;
 use uverbs::{
@@ -334,7 +334,7 @@ impl QpOps for Mlx5 {
         };
         let uar = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.
-        let lender = unsafe { Allocators::of(ctx, domain) };
+        let allocator = unsafe { Allocators::of(ctx, domain) };
         let made = QueuePair::create_with(
             ctx,
             ctx.mlx5()?,
@@ -342,7 +342,9 @@ impl QpOps for Mlx5 {
             shared,
             &options,
             uar,
-            lender.as_ref().map(|lender| lender as &dyn Lender),
+            allocator
+                .as_ref()
+                .map(|allocator| allocator as &dyn QueueAllocator),
         )?;
         let mut made = parts(made, is_target, memcpy);
         let room = made.send.max_layout();

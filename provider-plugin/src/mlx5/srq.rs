@@ -6,7 +6,8 @@ use core::ptr::null_mut;
 use std::sync::Arc;
 
 use mlx5::{
-    Lender, Role, SharedQueue, SharedReceiveQueue, SharedWork, TagChange, TagOperation, Work,
+    QueueAllocator, Role, SharedQueue, SharedReceiveQueue, SharedWork, TagChange, TagOperation,
+    Work,
 };
 use ring::BiasedLock;
 use uverbs::{AhAttr, PostError, QpAttr, QpAttrMask, QpState, SrqInit, SrqModify, Udata};
@@ -119,9 +120,11 @@ impl SrqOps for Mlx5 {
         domain: *mut ibv_pd,
     ) -> Result<NewSrq<Self>, Errno> {
         // SAFETY: live, as the caller says.
-        let lender = unsafe { Allocators::of(ctx, domain) };
-        let lender = lender.as_ref().map(|lender| lender as &dyn Lender);
-        let made = SharedReceiveQueue::create_with(ctx, ctx.mlx5()?, init, lender)?;
+        let allocator = unsafe { Allocators::of(ctx, domain) };
+        let allocator = allocator
+            .as_ref()
+            .map(|allocator| allocator as &dyn QueueAllocator);
+        let made = SharedReceiveQueue::create_with(ctx, ctx.mlx5()?, init, allocator)?;
         if let Some(work) = &made.xrc {
             // SAFETY: live, as the caller says, since such an SRQ names it. It has no
             // completions yet.

@@ -7,7 +7,8 @@ use core::slice;
 use std::sync::Arc;
 
 use mlx5::{
-    DirectRing, Lender, RecvQueue, Role, Strides, Work, WorkQueue, modify_wq as modify_object,
+    DirectRing, QueueAllocator, RecvQueue, Role, Strides, Work, WorkQueue,
+    modify_wq as modify_object,
 };
 use ring::BiasedLock;
 use uverbs::{CqHandle, WqChange, WqHandle, WqInit, WqState, WqTableHandle};
@@ -124,8 +125,10 @@ pub unsafe fn create(
         async_fd: unsafe { borrowed((*context).async_fd) },
     };
     // SAFETY: as the caller says.
-    let lender = unsafe { Allocators::of(&ctx, attr.pd) };
-    let lender = lender.as_ref().map(|lender| lender as &dyn Lender);
+    let allocator = unsafe { Allocators::of(&ctx, attr.pd) };
+    let allocator = allocator
+        .as_ref()
+        .map(|allocator| allocator as &dyn QueueAllocator);
     let device = ctx.mlx5()?;
     if let Some(strides) = strides {
         let [least, most, least_count, most_count, _] = device.features(&ctx)?.strides;
@@ -135,7 +138,7 @@ pub unsafe fn create(
         }
     }
     let checksums = has_checksums(&ctx, IBV_DEVICE_RAW_IP_CSUM)?;
-    let made = WorkQueue::create(&ctx, device, &init, checksums, strides, lender)?;
+    let made = WorkQueue::create(&ctx, device, &init, checksums, strides, allocator)?;
     cq.attach(&made.work, Role::RECEIVE)?;
     attr.max_wr = made.recv.capacity();
     attr.max_sge = made.recv.max_sge() - u32::from(strides.is_some());

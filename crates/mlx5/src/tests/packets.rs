@@ -11,8 +11,8 @@ use super::objects::{Answer, CREATE_QP, CREATE_WQ, GOOD, Machine};
 use super::*;
 use crate::send::packets::MAX_INLINE_HEADERS;
 use crate::{
-    CreateError, CursorEntry, DeviceContext, Lender, Lent, MAX_HASH_KEY, Operands, PacketHash,
-    PacketOptions, Purpose, QpOptions, QueuePair, Role, Segmentation, WorkQueue,
+    CreateError, CursorEntry, CustomMemory, DeviceContext, MAX_HASH_KEY, Operands, PacketHash,
+    PacketOptions, Purpose, QpOptions, QueueAllocator, QueuePair, Role, Segmentation, WorkQueue,
 };
 
 const USER_INDEX: u32 = 70;
@@ -250,13 +250,13 @@ fn work_queue(
     work_queue_of(machine, device, max_wr, checksums, None)
 }
 
-/// As [`work_queue`], in memory of a lender.
+/// As [`work_queue`], in memory of a allocator.
 fn work_queue_of(
     machine: &Machine,
     device: &DeviceContext,
     max_wr: u32,
     checksums: bool,
-    lender: Option<&dyn Lender>,
+    allocator: Option<&dyn QueueAllocator>,
 ) -> Result<WorkQueue<Arc<Context>>, CreateError> {
     let pd = uverbs::pd::alloc(&machine.context, Udata::none()).unwrap();
     let cq = machine.cq(3)?;
@@ -269,15 +269,15 @@ fn work_queue_of(
         user_handle: 0,
         async_fd: None,
     };
-    WorkQueue::create(&machine.context, device, &init, checksums, None, lender)
+    WorkQueue::create(&machine.context, device, &init, checksums, None, allocator)
 }
 
 /// Notes the purposes of memory, and lends none.
 #[derive(Default)]
 struct Purposes(RefCell<Vec<Purpose>>);
 
-impl Lender for Purposes {
-    fn lend(&self, purpose: Purpose, _: usize, _: usize) -> io::Result<Option<Lent>> {
+impl QueueAllocator for Purposes {
+    fn allocate(&self, purpose: Purpose, _: usize, _: usize) -> io::Result<Option<CustomMemory>> {
         self.0.borrow_mut().push(purpose);
         Ok(None)
     }
