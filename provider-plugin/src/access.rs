@@ -10,7 +10,7 @@ pub struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Enters the section; waits for the lock if needed.
+    /// Enters the section; waits for the lock if it is held.
     #[inline]
     pub fn enter(single: bool, lock: &'a BiasedLock) -> Self {
         /// Slow path: the lock is not biased to this thread, or is held.
@@ -24,8 +24,8 @@ impl<'a> Section<'a> {
         Self::of(single, lock)
     }
 
-    /// Enters the section if the lock is free, and is biased to this thread or has
-    /// had its bias revoked. Otherwise use [`Section::enter`].
+    /// Enters the section if the lock is free and either biased to this thread or no longer
+    /// biased. Otherwise use [`Section::enter`].
     #[inline]
     pub fn try_enter(single: bool, lock: &'a BiasedLock) -> Option<Self> {
         let entered = single || lock.try_lock_fast() || lock.try_lock_spin();
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn section_that_was_not_entered_is_not_left() {
+    fn failed_try_enter_does_not_release_the_lock() {
         let lock = BiasedLock::new();
         lock.lock();
         assert!(Section::try_enter(false, &lock).is_none());

@@ -81,12 +81,12 @@ pub unsafe extern "C" fn create_ah<D: AhOps>(
     // attributes.
     entry::pointer(|| unsafe {
         let context = (*pd).context;
-        let mut place = try_box(MaybeUninit::<Ah<D>>::uninit()).map_err(|(_, errno)| errno)?;
-        let user_handle = place.as_ptr().expose_provenance() as u64;
+        let mut storage = try_box(MaybeUninit::<Ah<D>>::uninit()).map_err(|(_, errno)| errno)?;
+        let user_handle = storage.as_ptr().expose_provenance() as u64;
         let ctx = CtxRef::of(context);
         let attr = address(&*attr);
         let (address, object) = D::make_ah(&ctx, pd_of(pd).handle(), &attr, user_handle)?;
-        place.write(Ah {
+        storage.write(Ah {
             public: ibv_ah {
                 context,
                 pd,
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn create_ah<D: AhOps>(
             known: object.is_some(),
             _pd: PdRef::new(pd),
         });
-        Ok(Box::into_raw(place).cast())
+        Ok(Box::into_raw(storage).cast())
     })
 }
 

@@ -14,12 +14,12 @@ pub fn try_box<T>(value: T) -> Result<Box<T>, (T, Errno)> {
     // SAFETY: the layout of T has a size that is not zero, asserted above.
     let raw = unsafe { std::alloc::alloc(Layout::new::<T>()) }.cast::<T>();
     match NonNull::new(raw) {
-        Some(place) => {
-            // SAFETY: `place` is fresh, aligned for T and large enough.
-            unsafe { place.write(value) };
+        Some(allocated) => {
+            // SAFETY: `allocated` is fresh, aligned for T and large enough.
+            unsafe { allocated.write(value) };
             // SAFETY: from the global allocator with T's layout, initialised,
             // and owned by nobody else.
-            Ok(unsafe { Box::from_raw(place.as_ptr()) })
+            Ok(unsafe { Box::from_raw(allocated.as_ptr()) })
         }
         None => Err((value, Errno::NOMEM)),
     }

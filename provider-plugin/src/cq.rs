@@ -20,10 +20,10 @@ use crate::pd::{PdRef, thread_domain_of};
 pub trait CqOps: Sized + 'static {
     /// The reader of completions. Its cells are guarded by the queue's lock.
     type Completions;
-    /// The device's options of a queue; the default is what verbs ask for.
+    /// The device's options of a queue; the default is that of verbs.
     type CqOptions: Default;
 
-    /// Fields of a completion that can be asked for (`IBV_WC_EX_WITH_*`).
+    /// Supported fields of a completion (`IBV_WC_EX_WITH_*`).
     fn wc_flags(ctx: &CtxRef) -> u64;
 
     /// Creates the kernel object and its queue. `domain` is its parent domain, or
@@ -49,8 +49,8 @@ pub trait CqOps: Sized + 'static {
     fn set_readers(cq: &mut ibv_cq_ex, wc_flags: u64);
 }
 
-/// A field of the completion under the cursor. Each is called with a live queue
-/// of ours, between `ibv_start_poll` and `ibv_end_poll`.
+/// Reads a field of the completion under the cursor. Called with a live queue of ours,
+/// between `ibv_start_poll` and `ibv_end_poll`.
 type Reader<T> = unsafe extern "C" fn(*mut ibv_cq_ex) -> T;
 
 /// Functions of `ibv_cq_ex` that read fields.
@@ -78,7 +78,7 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// Sets the functions for the requested fields, of those that every queue has.
+    /// Sets the functions for the requested fields, of the fields that every queue has.
     pub fn set(&self, cq: &mut ibv_cq_ex, wc_flags: u64) {
         cq.read_opcode = Some(self.opcode);
         cq.read_vendor_err = Some(self.vendor_err);
@@ -140,7 +140,7 @@ impl<D: CqOps> Cq<D> {
         }
     }
 
-    /// Leaves it.
+    /// Leaves the critical section.
     #[inline]
     pub fn unlock(&self) {
         if !self.single {
@@ -172,11 +172,11 @@ unsafe fn create<D: CqOps>(
     single: bool,
     pd: *mut ibv_pd,
 ) -> Result<Box<MaybeUninit<Cq<D>>>, Errno> {
-    let mut place = try_box(MaybeUninit::<Cq<D>>::uninit()).map_err(|(_, errno)| errno)?;
+    let mut storage = try_box(MaybeUninit::<Cq<D>>::uninit()).map_err(|(_, errno)| errno)?;
     // SAFETY: as the caller says.
     let ctx = unsafe { CtxRef::of(context) };
     let init = CqInit {
-        user_handle: place.as_ptr().expose_provenance() as u64,
+        user_handle: storage.as_ptr().expose_provenance() as u64,
         // SAFETY: the context is open.
         async_fd: unsafe { borrowed((*context).async_fd) },
         ..init
@@ -189,7 +189,7 @@ unsafe fn create<D: CqOps>(
     public.context = context;
     public.handle = object.handle().0;
     public.cqe = c_int::try_from(object.cqe()).unwrap_or(c_int::MAX);
-    place.write(Cq {
+    storage.write(Cq {
         public: verbs_cq {
             cq_ex: ManuallyDrop::new(public),
         },
@@ -200,10 +200,10 @@ unsafe fn create<D: CqOps>(
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
-    Ok(place)
+    Ok(storage)
 }
 
-/// Descriptor of a channel, if there is one.
+/// The descriptor of a completion channel; `None` for null.
 ///
 /// # Safety
 /// `channel` is null or live, and stays so for `'a`.
@@ -311,7 +311,11 @@ pub unsafe extern "C" fn destroy_cq<D: CqOps>(ibcq: *mut ibv_cq) -> c_int {
     entry::int(|| unsafe {
         let cq: &Cq<D> = cq_of(ibcq);
         match cq.object.destroy() {
-            Ok(seen) => events::wait_cq(ibcq, seen.completion, seen.asynchronous),
+            Ok(events_reported) => events::wait_cq(
+                ibcq,
+                events_reported.completion,
+                events_reported.asynchronous,
+            ),
             Err(error) => destroyed(Err(error.into()))?,
         }
         drop(Box::from_raw(ibcq.cast::<Cq<D>>()));
@@ -324,11 +328,11 @@ pub unsafe extern "C" fn modify_cq<D: CqOps>(
     ibcq: *mut ibv_cq,
     attr: *mut ibv_modify_cq_attr,
 ) -> c_int {
-    const MODERATE: u32 = 1 << 0;
+    const MASK_MODERATION: u32 = 1 << 0;
     // SAFETY: libibverbs passes a live queue of ours and the application's
     // attributes.
     entry::int(|| unsafe {
-        if (*attr).attr_mask != MODERATE {
+        if (*attr).attr_mask != MASK_MODERATION {
             return Err(Errno::INVAL);
         }
         let moderate = (*attr).moderate;
@@ -350,7 +354,7 @@ pub unsafe extern "C" fn req_notify_cq<D: CqOps>(cq: *mut ibv_cq, solicited_only
 /// # Safety
 /// `wc` has room for `num_entries`.
 #[inline]
-pub unsafe fn room<'a>(
+pub unsafe fn wc_slice<'a>(
     wc: *mut ibv_wc,
     num_entries: c_int,
 ) -> &'a mut [MaybeUninit<WorkCompletion>] {

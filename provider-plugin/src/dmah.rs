@@ -73,15 +73,15 @@ pub unsafe extern "C" fn alloc_dmah(
         if attr.comp_mask & mask::PH == 0 {
             return Err(Errno::INVAL);
         }
-        let mut made = try_box(ibv_dmah { context, handle: 0 }).map_err(|(_, errno)| errno)?;
+        let mut dmah = try_box(ibv_dmah { context, handle: 0 }).map_err(|(_, errno)| errno)?;
         let init = DmahInit {
             steering,
             hint: attr.ph,
         };
-        made.handle = dmah::alloc(&CtxRef::of(context), &init)
+        dmah.handle = dmah::alloc(&CtxRef::of(context), &init)
             .map_err(unsupported)?
             .0;
-        Ok(Box::into_raw(made))
+        Ok(Box::into_raw(dmah))
     })
 }
 

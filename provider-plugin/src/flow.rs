@@ -106,9 +106,9 @@ fn filter(kind: u32) -> Option<(usize, usize, bool)> {
 
 /// The pointer in a specification that names an object.
 fn pointer(bytes: &[u8]) -> Result<*mut c_void, Errno> {
-    let place = bytes.get(8..16).ok_or(Errno::INVAL)?.as_ptr();
+    let field = bytes.get(8..16).ok_or(Errno::INVAL)?.as_ptr();
     // SAFETY: a pointer may have any bytes, and is only returned.
-    let pointer = unsafe { place.cast::<*mut c_void>().read_unaligned() };
+    let pointer = unsafe { field.cast::<*mut c_void>().read_unaligned() };
     match pointer.is_null() {
         true => Err(Errno::INVAL),
         false => Ok(pointer),

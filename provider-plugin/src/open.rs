@@ -38,8 +38,8 @@ const RXE: Kind = Kind {
     driver_id: DriverId(RDMA_DRIVER_RXE),
     ops: |lib| (lib.rxe_ops).get_or_init(|| ops::table::<Rxe>(layout::current())),
     make: |state| {
-        let made = state.uverbs.get_context(uverbs::Udata::none());
-        made.map_err(|error| {
+        let result = state.uverbs.get_context(uverbs::Udata::none());
+        result.map_err(|error| {
             tracing::warn!(%error, "cannot open the device");
             error.into()
         })

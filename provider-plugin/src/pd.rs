@@ -40,18 +40,18 @@ impl Users {
 /// A protection domain or a parent domain.
 #[repr(C)]
 pub struct Pd {
-    /// The part that applications see.
+    /// The structure of libibverbs and applications.
     pub public: ibv_pd,
-    /// The device's number of it, or 0.
+    /// The device's number of the domain, or 0.
     pub number: u32,
     /// For a parent domain: objects made from it. For a protection domain: its
     /// parent domains, since the kernel counts all other objects.
     users: Users,
-    parent: Option<Parent>,
+    parent: Option<ParentDomain>,
 }
 
-/// What makes a [`Pd`] a parent domain.
-pub struct Parent {
+/// The data of a parent domain.
+pub struct ParentDomain {
     contained: NonNull<Pd>,
     thread_domain: Option<NonNull<Td>>,
     allocators: Option<Allocators>,
@@ -61,10 +61,10 @@ pub struct Parent {
 /// The application's functions for memory of queues.
 #[derive(Clone, Copy)]
 pub struct Allocators {
-    /// Memory of that size and alignment for that type of resource; null is an
-    /// error, `IBV_ALLOCATOR_USE_DEFAULT` leaves it to the provider.
+    /// Returns memory of the given size and alignment for a type of resource. Null is an
+    /// error; `IBV_ALLOCATOR_USE_DEFAULT` requests the provider's default.
     pub alloc: AllocFn,
-    /// Frees it.
+    /// Frees memory of `alloc`.
     pub free: FreeFn,
 }
 
@@ -103,7 +103,7 @@ pub unsafe fn thread_domain_of(pd: *mut ibv_pd) -> bool {
 }
 
 impl Pd {
-    /// The kernel's handle; a parent domain has that of the one it contains.
+    /// The kernel's handle; a parent domain has that of its protection domain.
     pub fn handle(&self) -> PdHandle {
         PdHandle(self.public.handle)
     }
@@ -112,11 +112,11 @@ impl Pd {
     ///
     /// # Safety
     /// The domain is of a context of this kind of device.
-    pub unsafe fn thread<D: PdOps>(&self) -> Option<&D::Thread> {
+    pub unsafe fn thread<D: PdOps>(&self) -> Option<&D::ThreadDomain> {
         let domain = self.parent.as_ref()?.thread_domain?;
         // SAFETY: every thread domain of such a context was made with it, and
         // lives as long as its parent domains.
-        Some(&unsafe { domain.cast::<DeviceTd<D::Thread>>().as_ref() }.device)
+        Some(&unsafe { domain.cast::<DeviceTd<D::ThreadDomain>>().as_ref() }.device)
     }
 
     /// The allocators of a parent domain, and their context pointer.
@@ -174,30 +174,30 @@ impl Drop for PdRef {
 
 /// What a device implements for protection domains.
 pub trait PdOps: 'static {
-    /// Creates the kernel object. Returns its handle, and the device's number of it,
-    /// if it has one.
+    /// Creates the kernel object. Returns its handle, and the device's number of the domain
+    /// or 0.
     fn make_pd(ctx: &CtxRef) -> Result<(PdHandle, u32), Errno>;
 
-    /// Finds the kernel object with that handle, if the device can tell. Returns the
-    /// device's number of it.
+    /// Finds the kernel object with a handle. Returns the device's number of the domain, or
+    /// 0 if the device has none.
     fn find_pd(_ctx: &CtxRef, _pd: PdHandle) -> Result<u32, Errno> {
         Ok(0)
     }
 
     /// The device's data of a thread domain.
-    type Thread;
+    type ThreadDomain;
 
     /// Creates the data of a thread domain.
-    fn make_thread(ctx: &CtxRef) -> Result<Self::Thread, Errno>;
+    fn make_thread_domain(ctx: &CtxRef) -> Result<Self::ThreadDomain, Errno>;
 
     /// Releases the data of a thread domain. On an error it is unchanged.
-    fn end_thread(_own: &mut Self::Thread) -> Result<(), Errno> {
+    fn destroy_thread_domain(_thread: &mut Self::ThreadDomain) -> Result<(), Errno> {
         Ok(())
     }
 }
 
 /// A domain that has no kernel object yet.
-fn new_pd(context: *mut ibv_context, parent: Option<Parent>) -> Pd {
+fn new_pd(context: *mut ibv_context, parent: Option<ParentDomain>) -> Pd {
     Pd {
         public: ibv_pd { context, handle: 0 },
         number: 0,
@@ -260,11 +260,11 @@ pub unsafe extern "C" fn import_pd<D: PdOps>(
 
 /// `ibv_unimport_pd`: frees the handle; the kernel's object stays.
 pub unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
-    // SAFETY: libibverbs passes what import_pd made, once.
+    // SAFETY: libibverbs passes an object of import_pd, once.
     entry::unit(|| unsafe {
-        // A parent domain still refers to it: leak it.
+        // A parent domain still refers to the domain: leak it.
         if pd_of(pd).users.any() {
-            tracing::error!("a protection domain is unimported that a parent domain contains");
+            tracing::error!("a parent domain still contains the unimported protection domain");
             return;
         }
         drop(Box::from_raw(pd.cast::<Pd>()));
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn alloc_td<D: PdOps>(
                 public: ibv_td { context },
                 users: Users::default(),
             },
-            device: D::make_thread(&ctx)?,
+            device: D::make_thread_domain(&ctx)?,
         };
         Ok(Box::into_raw(try_box(td).map_err(|(_, e)| e)?).cast())
     })
@@ -298,33 +298,32 @@ pub unsafe extern "C" fn alloc_td<D: PdOps>(
 pub unsafe extern "C" fn dealloc_td<D: PdOps>(td: *mut ibv_td) -> c_int {
     // SAFETY: the application passes a live thread domain of ours.
     entry::int(|| unsafe {
-        let domain = td.cast::<DeviceTd<D::Thread>>();
+        let domain = td.cast::<DeviceTd<D::ThreadDomain>>();
         if (*domain).td.users.any() {
             return Err(Errno::BUSY);
         }
-        destroyed(D::end_thread(&mut (*domain).device))?;
+        destroyed(D::destroy_thread_domain(&mut (*domain).device))?;
         drop(Box::from_raw(domain));
         Ok(())
     })
 }
 
-/// `ibv_alloc_parent_domain`. EINVAL for one allocator function without the
-/// other. Of rxe the kernel allocates the queues itself, and a custom allocator
-/// may always be left unused. So may the leave to allocate memory that a confidential guest
-/// shares with its host: rdma_rxe does not need it
-/// (ibv_alloc_parent_domain(3)).
+/// `ibv_alloc_parent_domain`. EINVAL for one allocator function without the other.
+///
+/// A provider may ignore custom allocators and `ALLOW_CC_UNPROTECTED_ALLOC`
+/// (ibv_alloc_parent_domain(3)): the queues of rdma_rxe are the kernel's memory.
 pub unsafe extern "C" fn alloc_parent_domain(
     _context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+    const SUPPORTED: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
         | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
         | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
     // SAFETY: the application passes its attributes, with live domains.
     entry::pointer(|| unsafe {
         let attr = &*attr;
         let contained = NonNull::new(attr.pd.cast::<Pd>()).ok_or(Errno::INVAL)?;
-        if attr.comp_mask & !KNOWN != 0 {
+        if attr.comp_mask & !SUPPORTED != 0 {
             return Err(Errno::INVAL);
         }
         let has = |member| attr.comp_mask & member != 0;
@@ -344,7 +343,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
         };
         let thread_domain = NonNull::new(attr.td.cast::<Td>());
         let (contained_public, number) = (&contained.as_ref().public, contained.as_ref().number);
-        let parent = Parent {
+        let parent = ParentDomain {
             contained,
             thread_domain,
             allocators,
@@ -361,7 +360,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
 }
 
 const _: () = {
-    // libibverbs and applications see the public part at the beginning.
+    // libibverbs and applications use the public part at the beginning.
     assert!(core::mem::offset_of!(Pd, public) == 0);
     assert!(core::mem::offset_of!(Td, public) == 0);
     assert!(core::mem::offset_of!(DeviceTd<u64>, td) == 0);

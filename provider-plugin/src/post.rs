@@ -45,13 +45,13 @@ pub unsafe fn scatter_list<'a>(
     Ok(unsafe { core::slice::from_raw_parts(list.cast::<Sge>(), num_sge) })
 }
 
-/// Converts the members that all work requests have.
+/// Converts the members that all work requests share.
 ///
 /// # Safety
 /// The work request is the application's.
 #[inline(always)]
 unsafe fn common<'a, A>(wr: &'a ibv_send_wr, list: &'a [Sge]) -> SendWr<'a, A> {
-    // SAFETY: any bytes are an address and a key; operations that have none
+    // SAFETY: any bytes are a valid address and key; operations without remote memory
     // ignore them.
     let rdma = unsafe { wr.wr.rdma };
     let flags = SendFlags::from_bits_retain(wr.send_flags);
@@ -88,7 +88,7 @@ unsafe fn push_fast<D: qp::QpOps>(qp: &Qp<D>, queue: &mut D::SendQueue, wr: &ibv
     }
 }
 
-/// Opcodes without operands, as a set of bits.
+/// Opcodes without operands, as a bit mask.
 pub const SIMPLE: u16 = 1 << IBV_WR_SEND
     | 1 << IBV_WR_SEND_WITH_IMM
     | 1 << IBV_WR_SEND_WITH_INV
@@ -100,16 +100,16 @@ pub const SIMPLE: u16 = 1 << IBV_WR_SEND
 /// Converts a work request and adds it to the batch.
 ///
 /// # Safety
-/// The work request is the application's, with what its opcode needs; in the
-/// critical section.
+/// The work request is the application's, with the members that its opcode requires; the
+/// caller is in the critical section.
 unsafe fn push<D: qp::QpOps>(
     qp: &Qp<D>,
     queue: &mut D::SendQueue,
     wr: &ibv_send_wr,
 ) -> Result<(), c_int> {
     let bound;
-    // SAFETY: the opcode says which member of each union the application set,
-    // and what that names is live.
+    // SAFETY: the opcode determines the member of each union that the application set, and
+    // its objects are live.
     unsafe {
         // A negative number becomes one that is too large.
         let num_sge = wr.num_sge as u32 as usize;
@@ -135,7 +135,7 @@ unsafe fn push<D: qp::QpOps>(
                     remote_srqn: wr.xrc_remote_srqn,
                 };
             }
-            // A work request of a list has no place for it.
+            // `ibv_send_wr` has no field for the destination.
             Addressing::Dynamic => return Err(libc::EINVAL),
         }
         match wr.opcode {
@@ -175,7 +175,7 @@ unsafe fn push<D: qp::QpOps>(
     }
 }
 
-/// Converts the bind of a memory window; without a region, to an unbind.
+/// Converts the bind of a memory window; without a region, it is an unbind.
 ///
 /// # Safety
 /// The window and the region are null or live.
@@ -184,11 +184,11 @@ pub unsafe fn window_bind<D: qp::QpOps>(
     rkey: u32,
     info: &ibv_mw_bind_info,
 ) -> Result<Bind, c_int> {
-    // SAFETY: as the caller says; regions are ours, and so a `verbs_mr`.
+    // SAFETY: as the caller says; regions are ours, so each is a `verbs_mr`.
     let (mw, mr) = unsafe { (mw.as_ref(), info.mr.cast::<verbs_mr>().as_ref()) };
     let mw = mw.ok_or(libc::EINVAL)?;
-    let takes = |mr| info.length == 0 || D::accepts_bind(mr, info.mw_access_flags);
-    if !mr.map_or(info.length == 0, takes) {
+    let accepts = |mr| info.length == 0 || D::accepts_bind(mr, info.mw_access_flags);
+    if !mr.map_or(info.length == 0, accepts) {
         return Err(libc::EINVAL);
     }
     Ok(Bind {
@@ -203,9 +203,9 @@ pub unsafe fn window_bind<D: qp::QpOps>(
     })
 }
 
-/// `ibv_post_send`. On an error `*bad_wr` is the first work request that was
-/// not posted; those before it were. If the doorbell failed, it is the first of
-/// the list.
+/// `ibv_post_send`. On an error `*bad_wr` is the first work request that was not posted;
+/// the work requests before it were. If the doorbell failed, `*bad_wr` is the first of the
+/// list.
 ///
 /// EINVAL for a bad work request or a state that does not send, ENOMEM for a full
 /// queue, EOPNOTSUPP for a memory window that the device cannot bind, the
@@ -216,8 +216,7 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the application passes a live queue pair of ours and a list of
-    // work requests of its own; the send queue is this call's in the critical
-    // section.
+    // its own work requests; the critical section makes the send queue exclusive.
     unsafe {
         let qp: &Qp<D> = qp_of(ibqp);
         if wr.is_null() || !qp.may_send() {
@@ -226,8 +225,8 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
         let Some(section) = Section::try_enter(qp.single, &qp.send_lock) else {
             return post_send_slow(qp, wr, wr, bad_wr, None);
         };
-        // Fast path: work requests of one element. A call other than the last would
-        // make the function save registers.
+        // Fast path: work requests of one element. A call that is not a tail call would make
+        // the function save registers.
         let queue = &mut *qp.send.get();
         let mut next = wr;
         while let Some(request) = next.as_ref() {
@@ -236,7 +235,7 @@ pub unsafe extern "C" fn post_send<D: qp::QpOps>(
             }
             next = request.next;
         }
-        // SAFETY: the memory that work requests name is the application's to keep.
+        // SAFETY: the application keeps the memory of its work requests valid.
         if !queue.publish_fast() {
             return post_send_slow(qp, next, wr, bad_wr, Some(section));
         }
@@ -274,12 +273,12 @@ unsafe fn post_send_slow<D: qp::QpOps>(
             }
             next = request.next;
         }
-        // SAFETY: the memory that work requests name is the application's to keep.
+        // SAFETY: the application keeps the memory of its work requests valid.
         let any = queue.publish();
         drop(section);
-        let rung = if any { D::ring(qp) } else { 0 };
-        if rung != 0 {
-            return refuse(wr, bad_wr, rung);
+        let doorbell_errno = if any { D::ring(qp) } else { 0 };
+        if doorbell_errno != 0 {
+            return refuse(wr, bad_wr, doorbell_errno);
         }
         if refused != 0 {
             return refuse(next, bad_wr, refused);
@@ -288,7 +287,7 @@ unsafe fn post_send_slow<D: qp::QpOps>(
     }
 }
 
-/// Reports the first work request that was not posted; returns the errno.
+/// Sets `*bad_wr` to the first work request that was not posted; returns the errno.
 ///
 /// # Safety
 /// `bad_wr` is null or writable.
@@ -312,21 +311,22 @@ pub unsafe extern "C" fn bind_mw<D: qp::QpOps>(
     unsafe { mw::bind(post_send::<D>, qp, mw, bind) }
 }
 
-/// A queue pair or a shared receive queue: receives are posted to it.
+/// An object to which receives are posted: a queue pair, a shared receive queue or a work
+/// queue.
 pub trait RecvQueueOwner {
-    /// Its queue.
+    /// The receive queue.
     type Queue: RecvQueueOps;
 
-    /// Guards the queue.
+    /// The lock that guards the queue.
     fn lock(&self) -> &BiasedLock;
-    /// The application promised one caller at a time: no lock.
+    /// Whether the application promised one caller at a time: no lock.
     fn single(&self) -> bool;
 }
 
 /// Posts a list of receives.
 ///
 /// # Safety
-/// `queue` is the receiver's; the list is the application's.
+/// `queue` is null or the queue of `owner`; the list is the application's.
 #[inline]
 pub unsafe fn post_receives<R: RecvQueueOwner>(
     owner: &R,
@@ -334,8 +334,7 @@ pub unsafe fn post_receives<R: RecvQueueOwner>(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as the caller says; the queue is this call's in the critical
-    // section.
+    // SAFETY: as the caller says; the critical section makes the queue exclusive.
     unsafe {
         if wr.is_null() || queue.is_null() {
             return refuse(wr, bad_wr, libc::EINVAL);
@@ -343,8 +342,8 @@ pub unsafe fn post_receives<R: RecvQueueOwner>(
         let Some(section) = Section::try_enter(owner.single(), owner.lock()) else {
             return post_recv_slow(owner, queue, wr, bad_wr, None);
         };
-        // Fast path: receives of one element. A call other than the last would make
-        // the function save registers.
+        // Fast path: receives of one element. A call that is not a tail call would make the
+        // function save registers.
         let mut next = wr;
         while let Some(request) = next.as_ref() {
             let pushed =
@@ -354,7 +353,7 @@ pub unsafe fn post_receives<R: RecvQueueOwner>(
             }
             next = request.next;
         }
-        // SAFETY: the memory that receives name is the application's to keep.
+        // SAFETY: the application keeps the memory of its receives valid.
         (*queue).publish();
         drop(section);
         0
@@ -390,7 +389,7 @@ unsafe fn post_recv_slow<R: RecvQueueOwner>(
             }
             next = request.next;
         }
-        // SAFETY: the memory that receives name is the application's to keep.
+        // SAFETY: the application keeps the memory of its receives valid.
         queue.publish();
         drop(section);
         if refused != 0 {

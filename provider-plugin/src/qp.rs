@@ -14,7 +14,7 @@ use uverbs::{
     Udata, WqTableHandle,
 };
 
-use self::attr::{attr_from_c, attr_to_c, cap_to_c, known_mask};
+use self::attr::{attr_from_c, attr_mask_from_c, attr_to_c, cap_to_c};
 use crate::abi::*;
 use crate::alloc::try_box;
 use crate::context::{CtxRef, borrowed, destroyed};
@@ -28,14 +28,14 @@ use crate::wr_ex::Batch;
 use crate::writers::{RecvQueueOps, SendQueueOps};
 use crate::{ah, cq, post, srq, wr_ex, xrc};
 
-/// What an application says of the work requests that it will post.
+/// Send attributes of `ibv_qp_init_attr_ex`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sends {
-    /// Their operations (`IBV_QP_EX_WITH_*`); if it has not said, any.
+pub struct SendAttr {
+    /// The operations that will be posted (`IBV_QP_EX_WITH_*`); `None`: any.
     pub operations: Option<u64>,
-    /// Most bytes of the headers of packets that the device divides (TSO).
+    /// Maximum bytes of the headers of a TSO packet.
     pub max_tso_header: u16,
-    /// The queue pair that packets have as source, if not their own.
+    /// The source QP number of packets, if it is another queue pair's.
     pub source_qpn: Option<u32>,
 }
 
@@ -47,25 +47,24 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     type RecvQueue: RecvQueueOps;
     /// The device's other data of a queue pair; read by any thread.
     type QpData;
-    /// The device's options of a queue pair; the default is what verbs ask for.
+    /// The device's options of a queue pair; the default is that of verbs.
     type QpOptions: Default;
 
     /// Creation flags that are passed to the kernel's driver, which checks them.
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::empty();
 
-    /// Whether queue pairs of the driver's own type are dynamic connections.
+    /// Whether `IBV_QPT_DRIVER` is a dynamically connected (DC) queue pair.
     const DYNAMIC: bool = false;
 
-    /// Whether queue pairs of raw packets can be created.
+    /// Whether raw packet queue pairs can be created.
     const PACKETS: bool = false;
-    /// Whether a queue pair may send in the name of another one (`source_qpn`).
+    /// Whether a queue pair may send as another one (`source_qpn`).
     const UNDERLAY: bool = false;
     /// Whether `ibv_modify_qp` sets rate limits.
     const RATE_LIMITS: bool = false;
 
-    /// Creates the kernel object and its queues. `sends` says what will be posted;
-    /// `thread` is the device's data of its thread domain; `domain` is its
-    /// protection domain, or null.
+    /// Creates the kernel object and its queues. `thread` is the device's data of the
+    /// thread domain; `domain` is the protection domain, or null.
     ///
     /// # Safety
     /// The attributes name live objects of the context, in `init` and in the
@@ -74,18 +73,18 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
         init: &QpInit,
-        sends: &Sends,
+        send_attr: &SendAttr,
         options: &Self::QpOptions,
-        thread: Option<&Self::Thread>,
+        thread: Option<&Self::ThreadDomain>,
         domain: *mut ibv_pd,
     ) -> Result<NewQp<Self>, Errno>;
 
-    /// Creates the kernel object of a queue pair whose packets the work queues of
-    /// `init.table` receive.
+    /// Creates the kernel object of an RSS queue pair: the work queues of `init.table`
+    /// receive its packets.
     ///
     /// # Safety
-    /// `hash` has a key of the length that it says.
-    unsafe fn make_spread_qp(
+    /// The key of `hash` has the length that `hash` gives.
+    unsafe fn make_rss_qp(
         _ctx: &CtxRef,
         _init: &QpInit,
         _hash: &ibv_rx_hash_conf,
@@ -95,15 +94,14 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     }
 
     /// Called when the queue pair has its final address, before its first use.
-    fn moved_to_final_address(_device_data: &mut Self::QpData) {}
+    fn set_final_address(_device_data: &mut Self::QpData) {}
 
-    /// Opens an XRC target that exists.
+    /// Opens an existing XRC target.
     fn open_qp(_ctx: &CtxRef, _init: &QpOpen) -> Result<NewQp<Self>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Changes attributes by a command. Returns the number that the queue pair got
-    /// by that.
+    /// Changes attributes by a command. Returns the QP number if the command assigned one.
     fn modify_qp(qp: &Qp<Self>, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {
         qp.object.modify(attr, mask, Udata::none())?;
         Ok(None)
@@ -115,7 +113,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The queue pair is live.
     unsafe fn state_changed(qp: &Qp<Self>, state: u32);
 
-    /// The sizes of the queue pair, if the kernel does not know them.
+    /// The capabilities of the queue pair, if the kernel does not know them.
     fn sizes(qp: &Qp<Self>) -> Option<QpCap>;
 
     /// Called after the kernel object was destroyed.
@@ -124,8 +122,8 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     /// The completion queues are live.
     unsafe fn qp_destroyed(_qp: &Qp<Self>) {}
 
-    /// Rings the doorbell after a batch was published and the lock released; no-
-    /// op where publishing rings. Returns an errno.
+    /// Rings the doorbell after a batch was published and the lock released; does nothing
+    /// where publishing rings it. Returns an errno.
     fn ring(_qp: &Qp<Self>) -> c_int {
         0
     }
@@ -143,17 +141,16 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
         true
     }
 
-    /// Operations (`IBV_QP_EX_WITH_*`) of a type of queue pair that not all
-    /// devices have.
+    /// Device-specific operations (`IBV_QP_EX_WITH_*`) of a type of queue pair.
     fn device_operations(_qp_type: u32) -> u64 {
         0
     }
 
-    /// Sets the functions for those of them that the application asked for.
-    /// Called before the first use.
-    fn set_device_functions(_qp: &mut Qp<Self>, _asked: u64, _options: &Self::QpOptions) {}
+    /// Sets the functions of the requested device-specific operations. Called before the
+    /// first use.
+    fn set_device_functions(_qp: &mut Qp<Self>, _operations: u64, _options: &Self::QpOptions) {}
 
-    /// Returns whether the options have operations of `ibv_wr_*`.
+    /// Returns whether the options request operations of `ibv_wr_*`.
     fn has_own_operations(_options: &Self::QpOptions) -> bool {
         false
     }
@@ -165,24 +162,24 @@ pub struct NewQp<D: QpOps> {
     pub object: uverbs::Qp<CtxRef>,
     /// The send queue.
     pub send: D::SendQueue,
-    /// The receive queue; none with a shared one.
+    /// The receive queue; `None` with a shared receive queue.
     pub recv: Option<D::RecvQueue>,
     /// The device's other data.
     pub device_data: D::QpData,
-    /// Its actual sizes.
+    /// The actual capabilities.
     pub cap: QpCap,
 }
 
-/// How a send names its destination.
+/// The destination of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addressing {
-    /// Nothing.
+    /// The connected peer.
     Connected,
     /// An address handle and a queue pair.
     Datagram,
-    /// A shared receive queue of the connected peer.
+    /// A shared receive queue of the connected peer (XRC).
     Xrc,
-    /// An address handle, and a target of dynamic connections.
+    /// An address handle and a DC target.
     Dynamic,
 }
 
@@ -193,11 +190,11 @@ struct CacheLine;
 /// A queue pair.
 #[repr(C)]
 pub struct Qp<D: QpOps> {
-    /// What libibverbs and applications see.
+    /// The structure of libibverbs and applications.
     pub public: verbs_qp,
     /// The application promised one caller at a time: no locks.
     pub single: bool,
-    /// How its sends name their destination.
+    /// The destination of its sends.
     pub addressing: Addressing,
     /// Opcodes without operands or destination, as a set of bits.
     pub simple: u16,
@@ -209,17 +206,17 @@ pub struct Qp<D: QpOps> {
     pub send: UnsafeCell<D::SendQueue>,
     /// The device's other data.
     pub device_data: D::QpData,
-    // The lock and what posting changes share a cache line, which threads that post at
-    // once pass on: two lines take twice as long (p90 of `contend`).
+    // The lock and the fields that posting changes share a cache line: threads that post
+    // concurrently transfer one line, not two, in half the time (p90 of `contend`).
     _line: CacheLine,
     /// Guards `recv`.
     pub recv_lock: BiasedLock,
-    /// The receive queue; none with a shared one.
+    /// The receive queue; `None` with a shared receive queue.
     recv: UnsafeCell<Option<D::RecvQueue>>,
-    /// Its address, or null. A thread without the lock must not have a reference
-    /// into the cell.
+    /// The address of the receive queue, or null. A thread without the lock must not have a
+    /// reference into the cell.
     recv_address: *mut D::RecvQueue,
-    /// The same while the state allows receives, otherwise null: one load checks
+    /// `recv_address` while the state allows receives, otherwise null: one load checks
     /// both.
     receiving: AtomicPtr<D::RecvQueue>,
     /// The kernel object.
@@ -264,11 +261,11 @@ impl<D: QpOps> Qp<D> {
 
     /// Called after a command has changed the state.
     fn set_receiving(&self, state: u32) {
-        let place = match state {
+        let queue = match state {
             IBV_QPS_RESET => null_mut(),
             _ => self.recv_address,
         };
-        self.receiving.store(place, Ordering::Relaxed);
+        self.receiving.store(queue, Ordering::Relaxed);
     }
 }
 
@@ -296,10 +293,10 @@ pub struct Domain {
     pub xrcd: *mut ibv_xrcd,
 }
 
-/// Clears attributes that the type does not have: an XRC initiator has no
-/// receives, a target no queues at all. EINVAL if something is missing; of a type of
-/// the driver's own the device knows what it needs.
-fn needed<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> {
+/// Clears attributes that the QP type does not have: an XRC initiator has no receive queue,
+/// a target no queues. EINVAL if a required attribute is missing; the device checks those
+/// of `IBV_QPT_DRIVER`.
+fn required_attr<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> {
     let mut attr = *attr;
     match attr.qp_type {
         IBV_QPT_XRC_SEND if D::XRC => {
@@ -322,20 +319,20 @@ fn needed<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, Errno> 
     Ok(attr)
 }
 
-/// Creates a queue pair, and sets `attr.cap` to its actual sizes.
+/// Creates a queue pair, and sets `init_attr.cap` to the actual capabilities.
 ///
 /// # Safety
 /// The domain is live, and the attributes name live objects of its context.
 unsafe fn create<D: QpOps>(
     domain: Domain,
-    given: &mut ibv_qp_init_attr,
+    init_attr: &mut ibv_qp_init_attr,
     comp_mask: u32,
     flags: QpCreateFlags,
-    sends: &Sends,
+    send_attr: &SendAttr,
     options: &D::QpOptions,
 ) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
-    let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
-    let attr = needed::<D>(given)?;
+    let storage = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
+    let attr = required_attr::<D>(init_attr)?;
     // SAFETY: the context is open, as the caller says.
     let (ctx, async_fd) = unsafe {
         (
@@ -370,35 +367,35 @@ unsafe fn create<D: QpOps>(
         },
         sq_sig_all: attr.sq_sig_all != 0,
         flags,
-        source_qpn: sends.source_qpn,
-        user_handle: place.as_ptr().expose_provenance() as u64,
+        source_qpn: send_attr.source_qpn,
+        user_handle: storage.as_ptr().expose_provenance() as u64,
         async_fd,
         ..QpInit::default()
     };
     // SAFETY: as the caller says.
-    let made = unsafe {
+    let new_qp = unsafe {
         let thread = domain
             .pd
             .as_ref()
             .and_then(|_| pd_of(domain.pd).thread::<D>());
-        D::make_qp(&ctx, &attr, &init, sends, options, thread, domain.pd)?
+        D::make_qp(&ctx, &attr, &init, send_attr, options, thread, domain.pd)?
     };
-    given.cap = cap_to_c(&made.cap);
+    init_attr.cap = cap_to_c(&new_qp.cap);
     // SAFETY: as the caller says.
-    Ok(unsafe { install(place, domain, &attr, comp_mask, made) })
+    Ok(unsafe { init_qp(storage, domain, &attr, comp_mask, new_qp) })
 }
 
-/// Creates a queue pair whose packets work queues receive.
+/// Creates an RSS queue pair: work queues receive its packets.
 ///
 /// # Safety
 /// The domain is live, and the attributes name live objects of its context.
-unsafe fn create_spread<D: QpOps>(
+unsafe fn create_rss<D: QpOps>(
     domain: Domain,
     attr: &ibv_qp_init_attr_ex,
     flags: QpCreateFlags,
     options: &D::QpOptions,
 ) -> Result<Box<MaybeUninit<Qp<D>>>, Errno> {
-    let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
+    let storage = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
     let cap = &attr.cap;
     let queues = cap.max_send_wr != 0 || cap.max_recv_wr != 0 || cap.max_recv_sge != 0;
     let others = !attr.send_cq.is_null() || !attr.recv_cq.is_null() || !attr.srq.is_null();
@@ -419,29 +416,29 @@ unsafe fn create_spread<D: QpOps>(
         pd: Some(pd),
         table: Some(table),
         flags,
-        user_handle: place.as_ptr().expose_provenance() as u64,
+        user_handle: storage.as_ptr().expose_provenance() as u64,
         async_fd,
         ..QpInit::default()
     };
     // SAFETY: as the caller says.
     unsafe {
-        let made = D::make_spread_qp(&ctx, &init, &attr.rx_hash_conf, options)?;
+        let new_qp = D::make_rss_qp(&ctx, &init, &attr.rx_hash_conf, options)?;
         // The basic attributes are the extended ones' beginning.
         let attr = &*(&raw const *attr).cast::<ibv_qp_init_attr>();
-        Ok(install(place, domain, attr, 0, made))
+        Ok(init_qp(storage, domain, attr, 0, new_qp))
     }
 }
 
-/// Fills the C object of a queue pair that was made.
+/// Initialises the C object of a new queue pair.
 ///
 /// # Safety
 /// The domain is live, and the attributes name live objects of its context.
-pub unsafe fn install<D: QpOps>(
-    mut place: Box<MaybeUninit<Qp<D>>>,
+pub unsafe fn init_qp<D: QpOps>(
+    mut storage: Box<MaybeUninit<Qp<D>>>,
     domain: Domain,
     attr: &ibv_qp_init_attr,
     comp_mask: u32,
-    made: NewQp<D>,
+    new_qp: NewQp<D>,
 ) -> Box<MaybeUninit<Qp<D>>> {
     let Domain { context, pd, xrcd } = domain;
     // SAFETY: zeros are valid for the public part: null pointers, absent
@@ -454,8 +451,8 @@ pub unsafe fn install<D: QpOps>(
     base.send_cq = attr.send_cq;
     base.recv_cq = attr.recv_cq;
     base.srq = attr.srq;
-    base.handle = made.object.handle().0;
-    base.qp_num = made.object.qp_num();
+    base.handle = new_qp.object.handle().0;
+    base.qp_num = new_qp.object.qp_num();
     base.state = IBV_QPS_RESET;
     base.qp_type = attr.qp_type;
     let layout = layout::current();
@@ -471,7 +468,7 @@ pub unsafe fn install<D: QpOps>(
         IBV_QPT_DRIVER => Addressing::Dynamic,
         _ => Addressing::Connected,
     };
-    let qp = place.write(Qp {
+    let qp = storage.write(Qp {
         public,
         // SAFETY: null or live, as the caller says.
         single: unsafe { thread_domain_of(pd) },
@@ -482,14 +479,14 @@ pub unsafe fn install<D: QpOps>(
         },
         send_lock: BiasedLock::new(),
         batch: UnsafeCell::new(Batch::default()),
-        send: UnsafeCell::new(made.send),
-        device_data: made.device_data,
+        send: UnsafeCell::new(new_qp.send),
+        device_data: new_qp.device_data,
         _line: CacheLine,
         recv_lock: BiasedLock::new(),
-        recv: UnsafeCell::new(made.recv),
+        recv: UnsafeCell::new(new_qp.recv),
         recv_address: null_mut(),
         receiving: AtomicPtr::new(null_mut()),
-        object: made.object,
+        object: new_qp.object,
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
@@ -497,11 +494,11 @@ pub unsafe fn install<D: QpOps>(
     if let Some(recv) = unsafe { &mut *qp.recv.get() } {
         qp.recv_address = recv;
     }
-    D::moved_to_final_address(&mut qp.device_data);
+    D::set_final_address(&mut qp.device_data);
     let base = &raw mut qp.public.qp_ex.qp_base;
     // SAFETY: the object is not used yet.
     unsafe { events::init(&raw mut (*base).mutex, &raw mut (*base).cond) };
-    place
+    storage
 }
 
 /// `ibv_create_qp`.
@@ -526,7 +523,7 @@ pub unsafe extern "C" fn create_qp<D: QpOps>(
             &mut *attr,
             0,
             QpCreateFlags::empty(),
-            &Sends::default(),
+            &SendAttr::default(),
             &D::QpOptions::default(),
         )?)
         .cast())
@@ -555,13 +552,13 @@ pub unsafe fn create_qp_with<D: QpOps>(
     attr: *mut ibv_qp_init_attr_ex,
     options: &D::QpOptions,
 ) -> Result<*mut ibv_qp, Errno> {
-    const SPREAD: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+    const RSS_MEMBERS: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
     let members = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
         | if D::XRC { IBV_QP_INIT_ATTR_XRCD } else { 0 }
         | if D::PACKETS {
-            SPREAD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+            RSS_MEMBERS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
         } else {
             0
         };
@@ -574,7 +571,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
             true => (*attr).create_flags,
             false => 0,
         };
-        // The kernel knows it by the number.
+        // The number is passed to the kernel instead of the flag.
         let flags = match D::UNDERLAY {
             true => create_flags & !IBV_QP_CREATE_SOURCE_QPN,
             false => create_flags,
@@ -593,11 +590,11 @@ pub unsafe fn create_qp_with<D: QpOps>(
             false => 0,
         };
         let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
-            let asked = (*attr).send_ops_flags;
-            if asked & !wr_ex::operations::<D>((*attr).qp_type) != 0 {
+            let send_ops_flags = (*attr).send_ops_flags;
+            if send_ops_flags & !wr_ex::operations::<D>((*attr).qp_type) != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
-            Some(asked)
+            Some(send_ops_flags)
         } else {
             D::has_own_operations(options).then_some(0)
         };
@@ -619,21 +616,21 @@ pub unsafe fn create_qp_with<D: QpOps>(
                 xrcd: null_mut(),
             }
         };
-        if has(SPREAD) {
-            if comp_mask & SPREAD != SPREAD {
+        if has(RSS_MEMBERS) {
+            if comp_mask & RSS_MEMBERS != RSS_MEMBERS {
                 return Err(Errno::INVAL);
             }
             if operations.is_some() || max_tso_header != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
-            return Ok(Box::into_raw(create_spread::<D>(domain, &*attr, flags, options)?).cast());
+            return Ok(Box::into_raw(create_rss::<D>(domain, &*attr, flags, options)?).cast());
         }
-        let made = create::<D>(
+        let storage = create::<D>(
             domain,
             &mut *attr.cast(),
             VERBS_QP_EX,
             flags,
-            &Sends {
+            &SendAttr {
                 operations,
                 max_tso_header,
                 source_qpn,
@@ -641,21 +638,21 @@ pub unsafe fn create_qp_with<D: QpOps>(
             options,
         )?;
         // From here on `destroy_qp` frees it.
-        let place = Box::into_raw(made).cast::<Qp<D>>();
+        let raw_qp = Box::into_raw(storage).cast::<Qp<D>>();
         if let Some(operations) = operations {
-            let qp = &mut *place;
+            let qp = &mut *raw_qp;
             let batch = qp.batch.get_mut();
             if let Err(errno) = batch.reserve(qp.addressing, &(*attr).cap, max_tso_header) {
-                destroy_qp::<D>(place.cast());
+                destroy_qp::<D>(raw_qp.cast());
                 return Err(errno);
             }
-            // All that the type has: programs call more than they have asked for, which
-            // works with libmlx5.
+            // All operations of the type: programs call functions that they did not request,
+            // which works with libmlx5.
             let all = wr_ex::operations::<D>((*attr).qp_type);
             wr_ex::set_functions::<D>(&mut qp.public, qp.addressing, all);
             D::set_device_functions(qp, operations, options);
         }
-        Ok(place.cast())
+        Ok(raw_qp.cast())
     }
 }
 
@@ -677,18 +674,18 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
     // SAFETY: libibverbs passes a live queue pair of ours and the
     // application's attributes, of which the kernel uses those in the mask.
     entry::int(|| unsafe {
-        let known = known_mask(mask, D::RATE_LIMITS)?;
+        let attr_mask = attr_mask_from_c(mask, D::RATE_LIMITS)?;
         let from = &*attr;
         let qp: &Qp<D> = qp_of(ibqp);
         let mut to = attr_from_c(from);
-        if known.contains(QpAttrMask::RATE_LIMIT) {
+        if attr_mask.contains(QpAttrMask::RATE_LIMIT) {
             to.rate_limit = from.rate_limit;
         }
-        if let Some(number) = D::modify_qp(qp, &to, known)? {
+        if let Some(number) = D::modify_qp(qp, &to, attr_mask)? {
             (*ibqp).qp_num = number;
         }
         if mask as u32 & IBV_QP_STATE != 0 {
-            changed(qp, from.qp_state);
+            after_state_change(qp, from.qp_state);
         }
         Ok(())
     })
@@ -698,20 +695,21 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
 ///
 /// # Safety
 /// The queue pair is live.
-unsafe fn changed<D: QpOps>(qp: &Qp<D>, state: u32) {
+unsafe fn after_state_change<D: QpOps>(qp: &Qp<D>, state: u32) {
     // SAFETY: as the caller says.
     unsafe { D::state_changed(qp, state) };
     qp.set_receiving(state);
 }
 
-/// As after `ibv_modify_qp`, which libibverbs has no part in.
+/// Applies a state change that did not come from `ibv_modify_qp`; sets the public state,
+/// too.
 ///
 /// # Safety
 /// The queue pair is live, and no other call changes it.
 pub unsafe fn set_state<D: QpOps>(qp: *mut ibv_qp, state: u32) {
     // SAFETY: as the caller says.
     unsafe {
-        changed(qp_of::<D, _>(qp), state);
+        after_state_change(qp_of::<D, _>(qp), state);
         (*qp).state = state;
     }
 }
@@ -727,10 +725,10 @@ pub unsafe extern "C" fn query_qp<D: QpOps>(
     // answers.
     entry::int(|| unsafe {
         let qp: &Qp<D> = qp_of(ibqp);
-        let (mut from, mut made) = qp.object.query(known_mask(mask, false)?)?;
+        let (mut from, mut query_init) = qp.object.query(attr_mask_from_c(mask, false)?)?;
         if let Some(cap) = D::sizes(qp) {
             from.cap = cap;
-            made.cap = cap;
+            query_init.cap = cap;
         }
         attr_to_c(&from, &mut *attr);
         *init = ibv_qp_init_attr {
@@ -738,9 +736,9 @@ pub unsafe extern "C" fn query_qp<D: QpOps>(
             send_cq: (*ibqp).send_cq,
             recv_cq: (*ibqp).recv_cq,
             srq: (*ibqp).srq,
-            cap: cap_to_c(&made.cap),
+            cap: cap_to_c(&query_init.cap),
             qp_type: (*ibqp).qp_type,
-            sq_sig_all: made.sq_sig_all.into(),
+            sq_sig_all: query_init.sq_sig_all.into(),
         };
         Ok(())
     })
@@ -756,7 +754,7 @@ pub unsafe extern "C" fn destroy_qp<D: QpOps>(ibqp: *mut ibv_qp) -> c_int {
     entry::int(|| unsafe {
         let qp: &Qp<D> = qp_of(ibqp);
         match qp.object.destroy() {
-            Ok(seen) => events::wait_qp(ibqp, seen),
+            Ok(events_reported) => events::wait_qp(ibqp, events_reported),
             Err(error) => destroyed(Err(error.into()))?,
         }
         D::qp_destroyed(qp_of(ibqp));

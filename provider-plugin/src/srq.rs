@@ -28,8 +28,8 @@ pub trait SrqOps: Sized + 'static {
     const XRC: bool = false;
     /// Whether the device has tag matching.
     const TAGS: bool = false;
-    /// Whether polling takes the lock too; then no promise of the application
-    /// saves it.
+    /// Whether polling takes the lock too. A thread domain then does not make the lock
+    /// unnecessary.
     const SHARES_LOCK: bool = false;
 
     /// Creates the kernel object and its queue. `cq` is the completion queue of an XRC SRQ,
@@ -44,12 +44,12 @@ pub trait SrqOps: Sized + 'static {
         domain: *mut ibv_pd,
     ) -> Result<NewSrq<Self>, Errno>;
 
-    /// Creates what changes the tags of a queue with tag matching: at most `max_ops` changes
-    /// are outstanding.
+    /// Creates the queue pair through which tags are changed. At most `max_ops` changes are
+    /// outstanding.
     ///
     /// # Safety
     /// The queue is live, and not used yet.
-    unsafe fn make_tags(_srq: *mut ibv_srq, _max_ops: u32) -> Result<(), Errno> {
+    unsafe fn make_tag_qp(_srq: *mut ibv_srq, _max_ops: u32) -> Result<(), Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
@@ -59,11 +59,11 @@ pub trait SrqOps: Sized + 'static {
         &srq.lock
     }
 
-    /// Called before the kernel object is destroyed, which this can refuse.
+    /// Called before the kernel object is destroyed. On an error it is not destroyed.
     ///
     /// # Safety
     /// The completion queue of an SRQ that has one is live. Nothing else uses the SRQ.
-    unsafe fn destroying(_srq: &Srq<Self>) -> Result<(), Errno> {
+    unsafe fn before_destroy(_srq: &Srq<Self>) -> Result<(), Errno> {
         Ok(())
     }
 
@@ -135,15 +135,16 @@ pub unsafe fn srq_of<'a, D: SrqOps>(srq: *mut ibv_srq) -> &'a Srq<D> {
     unsafe { &*srq.cast::<Srq<D>>() }
 }
 
-/// The type of a shared receive queue, and what it needs; null and 0 for other types.
-struct Special {
+/// The type of a shared receive queue, and the attributes of that type only; null and 0 for
+/// other types.
+struct SrqTypeAttr {
     srq_type: u32,
     xrcd: *mut ibv_xrcd,
     cq: *mut ibv_cq,
     tm_cap: ibv_tm_cap,
 }
 
-impl Special {
+impl SrqTypeAttr {
     const BASIC: Self = Self {
         srq_type: IBV_SRQT_BASIC,
         xrcd: core::ptr::null_mut(),
@@ -158,35 +159,35 @@ impl Special {
 /// Creates a shared receive queue, and sets `attr` to its actual size.
 ///
 /// # Safety
-/// `pd` is a live domain, and what `special` names is live, or null.
+/// `pd` is a live domain; the objects of `type_attr` are null or live.
 unsafe fn create<D: SrqOps>(
     pd: *mut ibv_pd,
     srq_context: *mut core::ffi::c_void,
     attr: &mut ibv_srq_attr,
-    special: Special,
+    type_attr: SrqTypeAttr,
 ) -> Result<*mut ibv_srq, Errno> {
-    let mut place = try_box(MaybeUninit::<Srq<D>>::uninit()).map_err(|(_, errno)| errno)?;
+    let mut storage = try_box(MaybeUninit::<Srq<D>>::uninit()).map_err(|(_, errno)| errno)?;
     // SAFETY: as the caller says.
     let (context, domain) = unsafe { ((*pd).context, pd_of(pd)) };
     // SAFETY: a domain's context is open.
     let (ctx, async_fd) = unsafe { (CtxRef::of(context), borrowed((*context).async_fd)) };
     // SAFETY: null or live, as the caller says.
-    let kind = match (special.srq_type, unsafe { special.cq.as_ref() }) {
+    let kind = match (type_attr.srq_type, unsafe { type_attr.cq.as_ref() }) {
         (IBV_SRQT_BASIC, _) => SrqKind::Basic,
         (IBV_SRQT_XRC, Some(cq)) => SrqKind::Xrc {
             // SAFETY: live, as the caller says.
-            xrcd: unsafe { crate::xrc::handle(special.xrcd) },
+            xrcd: unsafe { crate::xrc::handle(type_attr.xrcd) },
             cq: CqHandle(cq.handle),
         },
         (_, Some(cq)) => SrqKind::TagMatching {
             cq: CqHandle(cq.handle),
-            max_num_tags: special.tm_cap.max_num_tags,
+            max_num_tags: type_attr.tm_cap.max_num_tags,
         },
         (_, None) => return Err(Errno::INVAL),
     };
     let init = SrqInit {
         pd: domain.handle(),
-        user_handle: place.as_ptr().expose_provenance() as u64,
+        user_handle: storage.as_ptr().expose_provenance() as u64,
         max_wr: attr.max_wr,
         max_sge: attr.max_sge,
         limit: attr.srq_limit,
@@ -194,26 +195,26 @@ unsafe fn create<D: SrqOps>(
         async_fd,
     };
     // SAFETY: as the caller says.
-    let made = unsafe { D::make(&ctx, &init, special.cq, pd)? };
-    attr.max_wr = made.max_wr;
-    attr.max_sge = made.max_sge;
+    let new_srq = unsafe { D::make(&ctx, &init, type_attr.cq, pd)? };
+    attr.max_wr = new_srq.max_wr;
+    attr.max_sge = new_srq.max_sge;
     // SAFETY: zeros are valid for the public part: null pointers, integers.
     let mut public: verbs_srq = unsafe { core::mem::zeroed() };
     public.srq.context = context;
     public.srq.srq_context = srq_context;
     public.srq.pd = pd;
-    public.srq.handle = made.object.handle().0;
-    public.srq_type = special.srq_type;
-    public.xrcd = special.xrcd.cast();
-    public.cq = special.cq;
-    public.srq_num = made.srq_num;
-    let srq = place.write(Srq {
+    public.srq.handle = new_srq.object.handle().0;
+    public.srq_type = type_attr.srq_type;
+    public.xrcd = type_attr.xrcd.cast();
+    public.cq = type_attr.cq;
+    public.srq_num = new_srq.srq_num;
+    let srq = storage.write(Srq {
         public,
         single: domain.has_thread_domain() && !D::SHARES_LOCK,
         lock: BiasedLock::new(),
-        recv: UnsafeCell::new(made.recv),
-        device_data: made.device_data,
-        object: made.object,
+        recv: UnsafeCell::new(new_srq.recv),
+        device_data: new_srq.device_data,
+        object: new_srq.object,
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(pd) },
     });
@@ -222,11 +223,11 @@ unsafe fn create<D: SrqOps>(
         events::init(&raw mut srq.public.srq.mutex, &raw mut srq.public.srq.cond);
     }
     // From here on `destroy_srq` frees it.
-    let srq: *mut ibv_srq = Box::into_raw(place).cast();
-    if special.srq_type == IBV_SRQT_TM {
+    let srq: *mut ibv_srq = Box::into_raw(storage).cast();
+    if type_attr.srq_type == IBV_SRQT_TM {
         // SAFETY: a live queue, which is not used yet.
         unsafe {
-            if let Err(errno) = D::make_tags(srq, special.tm_cap.max_ops) {
+            if let Err(errno) = D::make_tag_qp(srq, type_attr.tm_cap.max_ops) {
                 destroy_srq::<D>(srq);
                 return Err(errno);
             }
@@ -243,12 +244,18 @@ pub unsafe extern "C" fn create_srq<D: SrqOps>(
     // SAFETY: libibverbs passes a live domain of ours and the application's
     // attributes.
     entry::pointer(|| unsafe {
-        create::<D>(pd, (*init).srq_context, &mut (*init).attr, Special::BASIC)
+        create::<D>(
+            pd,
+            (*init).srq_context,
+            &mut (*init).attr,
+            SrqTypeAttr::BASIC,
+        )
     })
 }
 
-/// `ibv_create_srq_ex`. EOPNOTSUPP for types that the device does not have; EINVAL
-/// without what a type needs: for tag matching, a completion queue with a cursor.
+/// `ibv_create_srq_ex`. EOPNOTSUPP for types that the device does not have; EINVAL if an
+/// attribute that the type requires is missing. Tag matching requires a completion queue
+/// with a cursor.
 pub unsafe extern "C" fn create_srq_ex<D: SrqOps>(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
@@ -269,42 +276,47 @@ pub unsafe extern "C" fn create_srq_ex<D: SrqOps>(
             _ => (*init).srq_type,
         };
         let has = |members| comp_mask & members == members;
-        let special = match srq_type {
-            IBV_SRQT_BASIC => Special::BASIC,
+        let type_attr = match srq_type {
+            IBV_SRQT_BASIC => SrqTypeAttr::BASIC,
             IBV_SRQT_XRC if D::XRC => {
                 let complete = has(IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ);
                 if !complete || (*init).xrcd.is_null() {
                     return Err(Errno::INVAL);
                 }
-                Special {
+                SrqTypeAttr {
                     srq_type,
                     xrcd: (*init).xrcd,
                     cq: (*init).cq,
-                    ..Special::BASIC
+                    ..SrqTypeAttr::BASIC
                 }
             }
             IBV_SRQT_TM if D::TAGS => {
                 let complete = has(IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM);
                 // SAFETY: null or a live queue of ours, which begins with an ibv_cq_ex.
-                let cursor = complete
+                let has_cursor = complete
                     && (*init)
                         .cq
                         .cast::<ibv_cq_ex>()
                         .as_ref()
                         .is_some_and(|cq| cq.start_poll.is_some());
-                if !cursor {
+                if !has_cursor {
                     return Err(Errno::INVAL);
                 }
-                Special {
+                SrqTypeAttr {
                     srq_type,
                     cq: (*init).cq,
                     tm_cap: (*init).tm_cap,
-                    ..Special::BASIC
+                    ..SrqTypeAttr::BASIC
                 }
             }
             _ => return Err(Errno::OPNOTSUPP),
         };
-        create::<D>((*init).pd, (*init).srq_context, &mut (*init).attr, special)
+        create::<D>(
+            (*init).pd,
+            (*init).srq_context,
+            &mut (*init).attr,
+            type_attr,
+        )
     })
 }
 
@@ -321,10 +333,10 @@ pub unsafe extern "C" fn modify_srq<D: SrqOps>(
         if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
             return Err(Errno::INVAL);
         }
-        let asked = |bit, value| (mask & bit != 0).then_some(value);
+        let if_set = |bit, value| (mask & bit != 0).then_some(value);
         let change = SrqModify {
-            max_wr: asked(IBV_SRQ_MAX_WR, (*attr).max_wr),
-            limit: asked(IBV_SRQ_LIMIT, (*attr).srq_limit),
+            max_wr: if_set(IBV_SRQ_MAX_WR, (*attr).max_wr),
+            limit: if_set(IBV_SRQ_LIMIT, (*attr).srq_limit),
         };
         D::modify(srq_of(srq), &change)
     })
@@ -361,9 +373,9 @@ pub unsafe extern "C" fn destroy_srq<D: SrqOps>(ibsrq: *mut ibv_srq) -> c_int {
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
         let srq: &Srq<D> = srq_of(ibsrq);
-        D::destroying(srq)?;
+        D::before_destroy(srq)?;
         match srq.object.destroy() {
-            Ok(seen) => events::wait_srq(ibsrq, seen),
+            Ok(events_reported) => events::wait_srq(ibsrq, events_reported),
             Err(error) => destroyed(Err(error.into()))?,
         }
         D::srq_destroyed(srq_of(ibsrq));

@@ -28,38 +28,38 @@ enum BatchState {
     Failed,
     /// No work request is open.
     Idle,
-    /// A work request of a connection, without operands, is open; a setter of
-    /// data completes it.
+    /// A work request of a connected queue pair, without operands, is open; a data setter
+    /// completes it.
     OpenSimple,
     /// Any other work request is open; its destination, if it needs one, is set.
     OpenAddressed,
-    /// A work request is open of which neither destination nor data is set yet.
+    /// A work request is open; neither its destination nor its data is set yet.
     OpenUnaddressed,
-    /// A work request is open whose data is kept until its destination is set.
+    /// A work request is open; its data is copied until its destination is set.
     OpenData,
-    /// A work request is open whose destination the queue has written.
-    OpenPlaced,
+    /// A work request is open; its destination is written to the WQE already.
+    OpenInWqe,
 }
 
 /// The batch of `ibv_wr_*`, and its open work request.
 pub struct Batch<Q: SendQueueOps> {
     state: BatchState,
-    /// The state in which a builder leaves it.
+    /// The state after a work request was opened.
     initial: BatchState,
     /// The first error; EINVAL outside wr_start and wr_complete.
     errno: c_int,
     /// The open work request. It has no operands and no destination before
     /// [`open_with`] and [`set_destination`] set them, and no data unless that was set
     /// before the destination. References are to the members below, or to objects that the
-    /// application keeps until it has been pushed.
+    /// application keeps until the work request has been pushed.
     wr: SendWr<'static, Q::Address>,
-    /// Its beginning.
-    opened: Q::Opened,
+    /// The format and control segment of the open work request.
+    open_wqe: Q::OpenWqe,
     bind: Bind,
-    /// Data that was set before the destination: elements, inline data.
+    /// Elements and inline data that were set before the destination.
     sges: Vec<Sge>,
     inline: Vec<u8>,
-    /// Headers of a packet that is divided.
+    /// The headers of a TSO packet.
     headers: Vec<u8>,
 }
 
@@ -70,7 +70,7 @@ impl<Q: SendQueueOps> Default for Batch<Q> {
             initial: BatchState::OpenSimple,
             errno: libc::EINVAL,
             wr: SendWr::new(0, Opcode::SEND, SendFlags::empty()),
-            opened: Q::Opened::default(),
+            open_wqe: Q::OpenWqe::default(),
             bind: Bind {
                 window_rkey: 0,
                 rkey: 0,
@@ -88,8 +88,8 @@ impl<Q: SendQueueOps> Default for Batch<Q> {
 }
 
 impl<Q: SendQueueOps> Batch<Q> {
-    /// For destinations of that kind: reserves memory for data that is set before the
-    /// destination, and for headers.
+    /// Reserves memory for TSO headers and, depending on `addressing`, for data that is set
+    /// before the destination.
     ///
     /// # Errors
     /// ENOMEM.
@@ -111,7 +111,7 @@ impl<Q: SendQueueOps> Batch<Q> {
             .map_err(|_| Errno::NOMEM)
     }
 
-    /// Copies data until the destination is set.
+    /// Copies data that is set before the destination.
     ///
     /// # Errors
     /// EINVAL: more than was reserved.
@@ -119,7 +119,7 @@ impl<Q: SendQueueOps> Batch<Q> {
     /// # Safety
     /// Inline data is readable.
     #[cold]
-    unsafe fn keep(&mut self, data: Data<'_>) -> Result<(), c_int> {
+    unsafe fn copy_data(&mut self, data: Data<'_>) -> Result<(), c_int> {
         self.state = BatchState::OpenData;
         self.sges.clear();
         self.inline.clear();
@@ -160,14 +160,14 @@ impl<Q: SendQueueOps> Batch<Q> {
         Ok(())
     }
 
-    /// Copies headers until the work request is pushed: programs may free theirs.
+    /// Copies TSO headers: programs may free theirs before the work request is pushed.
     ///
     /// # Errors
     /// EINVAL: more than was reserved.
     ///
     /// # Safety
     /// The headers are readable.
-    unsafe fn keep_headers(
+    unsafe fn copy_headers(
         &mut self,
         headers: *const u8,
         length: u16,
@@ -189,7 +189,7 @@ impl<Q: SendQueueOps> Batch<Q> {
         })
     }
 
-    /// Forgets operands, destination and data of the open work request.
+    /// Clears operands, destination and data of the open work request.
     #[cold]
     fn clear(&mut self) {
         self.wr.operands = Operands::None;
@@ -216,7 +216,7 @@ const RELIABLE: u64 = UNRELIABLE
     | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
     | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
-/// The operations (`IBV_QP_EX_WITH_*`) that a type of queue pair has.
+/// The operations (`IBV_QP_EX_WITH_*`) of a type of queue pair.
 pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
     let all_devices = match qp_type {
         IBV_QPT_UD => DATAGRAM,
@@ -230,7 +230,7 @@ pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
     all_devices | D::device_operations(qp_type)
 }
 
-/// Sets the functions for these operations.
+/// Sets the functions of the operations.
 pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, addressing: Addressing, operations: u64) {
     let qp = &mut qp.qp_ex;
     macro_rules! builders {
@@ -267,7 +267,7 @@ pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, addressing: Addressing, operat
     qp.wr_abort = Some(wr_abort::<D>);
 }
 
-/// The queue pair and its batch.
+/// Returns the queue pair and its batch.
 ///
 /// # Safety
 /// A live queue pair of ours; the application is between wr_start and
@@ -314,7 +314,7 @@ pub unsafe extern "C" fn wr_complete<D: QpOps>(ibqp: *mut ibv_qp_ex) -> c_int {
             return discard(qp, batch);
         }
         (batch.state, batch.errno) = (BatchState::Failed, libc::EINVAL);
-        // SAFETY: the memory that work requests name is the application's to keep.
+        // SAFETY: the application keeps the memory of its work requests valid.
         let queue = &mut *qp.send.get();
         let any = queue.publish();
         Section::entered(qp.single, &qp.send_lock).leave();
@@ -330,7 +330,7 @@ unsafe extern "C" fn wr_abort<D: QpOps>(ibqp: *mut ibv_qp_ex) {
     }
 }
 
-/// Discards the batch; returns the errno with which it has failed.
+/// Discards the batch; returns its errno.
 ///
 /// # Safety
 /// The application is after wr_start.
@@ -356,11 +356,11 @@ unsafe fn push_open<D: QpOps>(qp: &Qp<D>, batch: &mut Batch<D::SendQueue>) {
     match batch.state {
         BatchState::Failed | BatchState::Idle => return,
         BatchState::OpenSimple | BatchState::OpenAddressed => {}
-        BatchState::OpenPlaced => batch.wr.destination = Destination::Placed,
+        BatchState::OpenInWqe => batch.wr.destination = Destination::InWqe,
         BatchState::OpenUnaddressed | BatchState::OpenData => return batch.fail(libc::EINVAL),
     }
     batch.state = BatchState::Idle;
-    // SAFETY: the send queue is this caller's; data that was kept is readable.
+    // SAFETY: the send queue is this caller's; copied data is readable.
     let pushed = unsafe { (*qp.send.get()).push(&batch.wr) };
     batch.clear();
     if let Err(errno) = pushed {
@@ -379,7 +379,7 @@ unsafe fn open<D: QpOps>(
     imm_or_key: Option<u32>,
     remote: Option<RemoteMemory>,
 ) -> bool {
-    // SAFETY: as the caller says; so the public members are the caller's.
+    // SAFETY: as the caller says, so the public members are the caller's.
     unsafe {
         let (qp, batch) = batch_of::<D, _>(ibqp);
         if batch.state != BatchState::Idle {
@@ -396,7 +396,7 @@ unsafe fn open<D: QpOps>(
         batch.wr.opcode = opcode;
         let flags = SendFlags::from_bits_retain((*ibqp).wr_flags);
         batch.wr.flags = flags;
-        batch.opened = (*qp.send.get()).open(opcode, flags, imm_or_key.unwrap_or(0));
+        batch.open_wqe = (*qp.send.get()).open(opcode, flags, imm_or_key.unwrap_or(0));
         // Fields that the operation does not use keep stale values.
         if let Some(imm_or_key) = imm_or_key {
             batch.wr.imm_or_key = imm_or_key;
@@ -409,11 +409,11 @@ unsafe fn open<D: QpOps>(
     }
 }
 
-/// [`open`] after another work request, which is pushed.
+/// Pushes the open work request, then opens another one by [`open`].
 ///
 /// # Safety
 /// As for [`open`].
-// Its last call, and of arguments in registers: `open` saves none.
+// A tail call with all arguments in registers, so that `open` saves none.
 #[cold]
 #[inline(never)]
 unsafe fn open_next<D: QpOps>(
@@ -437,17 +437,17 @@ unsafe fn open_next<D: QpOps>(
     }
 }
 
-/// Pushes a work request by the device's own function, with its identifier.
+/// Pushes a work request by `push`, which gets the send queue and the `wr_id`.
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete.
-// Without `always` what `push` refers to is passed in memory.
+// Without `always` the captures of `push` are passed in memory.
 #[inline(always)]
 pub unsafe fn push_by<D: QpOps>(
     ibqp: *mut ibv_qp_ex,
     push: impl FnOnce(&mut D::SendQueue, u64) -> Result<(), c_int>,
 ) {
-    // SAFETY: as the caller says; so the send queue is the caller's.
+    // SAFETY: as the caller says, so the send queue is the caller's.
     unsafe {
         let (qp, batch) = batch_of::<D, _>(ibqp);
         if batch.state != BatchState::Idle {
@@ -461,7 +461,7 @@ pub unsafe fn push_by<D: QpOps>(
     }
 }
 
-/// The send queue, if the batch has not failed and no work request is open.
+/// Returns the send queue, if the batch has not failed and no work request is open.
 ///
 /// # Safety
 /// As for [`push_by`]; no other reference to the queue exists.
@@ -520,10 +520,10 @@ unsafe fn set_piece<D: QpOps>(ibqp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
     // SAFETY: as the caller says.
     unsafe {
         let (qp, batch) = batch_of::<D, _>(ibqp);
-        // Fast path. A call other than the last would make it save registers.
+        // Fast path. A call that is not a tail call would make it save registers.
         if batch.state == BatchState::OpenSimple
-            && (*qp.send.get()).push_opened(
-                batch.opened,
+            && (*qp.send.get()).push_open_wqe(
+                batch.open_wqe,
                 &batch.wr,
                 data_of(slice::from_ref(&piece), inline),
             )
@@ -535,7 +535,8 @@ unsafe fn set_piece<D: QpOps>(ibqp: *mut ibv_qp_ex, piece: Sge, inline: bool) {
     }
 }
 
-/// Slow path of [`set_piece`], whose piece is in registers, those of `wr_set_sge`.
+/// Slow path of [`set_piece`]. The piece is passed in the argument registers of
+/// `wr_set_sge`.
 ///
 /// # Safety
 /// As for [`set_data`].
@@ -550,7 +551,7 @@ unsafe fn set_piece_slow<D: QpOps>(
     // SAFETY: as the caller says.
     unsafe {
         match (inline, length) {
-            // An element of length 0 is left out.
+            // An element of length 0 is omitted.
             (false, 0) => set_data::<D>(qp, Data::Sges(&[])),
             _ => set_data::<D>(qp, data_of(&[Sge { addr, length, lkey }], inline)),
         }
@@ -577,10 +578,10 @@ unsafe fn set_data<D: QpOps>(ibqp: *mut ibv_qp_ex, data: Data<'_>) {
         let set = match batch.state {
             BatchState::Failed => return,
             BatchState::Idle => Err(libc::EINVAL),
-            BatchState::OpenUnaddressed | BatchState::OpenData => batch.keep(data),
-            BatchState::OpenSimple | BatchState::OpenAddressed | BatchState::OpenPlaced => {
-                if batch.state == BatchState::OpenPlaced {
-                    batch.wr.destination = Destination::Placed;
+            BatchState::OpenUnaddressed | BatchState::OpenData => batch.copy_data(data),
+            BatchState::OpenSimple | BatchState::OpenAddressed | BatchState::OpenInWqe => {
+                if batch.state == BatchState::OpenInWqe {
+                    batch.wr.destination = Destination::InWqe;
                 }
                 batch.state = BatchState::Idle;
                 let wr = SendWr { data, ..batch.wr };
@@ -598,8 +599,8 @@ unsafe fn set_data<D: QpOps>(ibqp: *mut ibv_qp_ex, data: Data<'_>) {
 /// Without an open work request the batch fails with EINVAL.
 ///
 /// # Safety
-/// The application is between wr_start and wr_complete; the destination stays
-/// as it is until the work request has been pushed.
+/// The application is between wr_start and wr_complete; the destination does not change
+/// until the work request has been pushed.
 pub unsafe fn set_destination<D: QpOps>(
     ibqp: *mut ibv_qp_ex,
     destination: Option<Destination<'static, D::Address>>,
@@ -617,33 +618,33 @@ pub unsafe fn set_destination<D: QpOps>(
             return batch.fail(libc::EINVAL);
         }
         batch.wr.destination = destination;
-        let complete = batch.state == BatchState::OpenData;
+        let has_data = batch.state == BatchState::OpenData;
         batch.state = BatchState::OpenAddressed;
-        if complete {
+        if has_data {
             push_open(qp, batch);
         }
     }
 }
 
-/// Fast path of [`set_destination`]: the queue writes the destination. Returns false and
+/// Fast path of [`set_destination`]: writes the destination to the WQE. Returns false and
 /// does nothing if it does not apply.
 ///
 /// # Safety
-/// As there.
+/// As for [`set_destination`].
 #[inline]
-pub unsafe fn place_destination<D: QpOps>(
+pub unsafe fn write_destination<D: QpOps>(
     ibqp: *mut ibv_qp_ex,
     destination: Destination<'_, D::Address>,
 ) -> bool {
     // SAFETY: as the caller says.
     unsafe {
         let (qp, batch) = batch_of::<D, _>(ibqp);
-        let placed = batch.state == BatchState::OpenUnaddressed
-            && (*qp.send.get()).place_address(destination);
-        if placed {
-            batch.state = BatchState::OpenPlaced;
+        let written = batch.state == BatchState::OpenUnaddressed
+            && (*qp.send.get()).write_address(destination);
+        if written {
+            batch.state = BatchState::OpenInWqe;
         }
-        placed
+        written
     }
 }
 
@@ -726,7 +727,7 @@ unsafe extern "C" fn wr_send_tso<D: QpOps>(
         // Push the open work request first: it may refer to `batch.headers`.
         let (qp, batch) = batch_of::<D, _>(ibqp);
         push_open(qp, batch);
-        let operands = batch.keep_headers(headers.cast(), length, mss);
+        let operands = batch.copy_headers(headers.cast(), length, mss);
         open_with::<D>(ibqp, Opcode::TSO, NO_REMOTE, operands);
     }
 }
@@ -740,18 +741,18 @@ unsafe extern "C" fn wr_set_ud_addr<D: QpOps>(
     // SAFETY: the application is between wr_start and wr_complete, and passes
     // an address handle that lives until the work request is posted.
     unsafe {
-        let placed =
-            !ah.is_null() && place_destination::<D>(qp, datagram::<D>(ah, remote_qpn, remote_qkey));
-        if !placed {
+        let written =
+            !ah.is_null() && write_destination::<D>(qp, datagram::<D>(ah, remote_qpn, remote_qkey));
+        if !written {
             set_ud_addr_slow::<D>(qp, ah, remote_qpn, remote_qkey);
         }
     }
 }
 
-/// As [`wr_set_ud_addr`], by [`set_destination`].
+/// Slow path of [`wr_set_ud_addr`].
 ///
 /// # Safety
-/// As there.
+/// As for [`wr_set_ud_addr`].
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn set_ud_addr_slow<D: QpOps>(
@@ -767,8 +768,10 @@ unsafe extern "C" fn set_ud_addr_slow<D: QpOps>(
     }
 }
 
+/// The destination of a datagram.
+///
 /// # Safety
-/// An address handle that lives until the work request is posted.
+/// `ah` is an address handle of ours that lives until the work request is posted.
 unsafe fn datagram<D: QpOps>(
     ah: *mut ibv_ah,
     remote_qpn: u32,
@@ -838,7 +841,7 @@ unsafe extern "C" fn wr_set_sge<D: QpOps>(qp: *mut ibv_qp_ex, lkey: u32, addr: u
     unsafe { set_piece::<D>(qp, Sge { addr, length, lkey }, false) }
 }
 
-/// [`wr_set_sge`] of queue pairs whose work requests have an address.
+/// [`wr_set_sge`] for queue pairs whose work requests have an address.
 unsafe extern "C" fn wr_set_sge_addressed<D: QpOps>(
     ibqp: *mut ibv_qp_ex,
     lkey: u32,
@@ -849,8 +852,12 @@ unsafe extern "C" fn wr_set_sge_addressed<D: QpOps>(
     unsafe {
         let (qp, batch) = batch_of::<D, _>(ibqp);
         // Fast path, as in `set_piece`.
-        if batch.state == BatchState::OpenPlaced
-            && (*qp.send.get()).push_addressed(batch.opened, &batch.wr, &Sge { addr, length, lkey })
+        if batch.state == BatchState::OpenInWqe
+            && (*qp.send.get()).push_addressed(
+                batch.open_wqe,
+                &batch.wr,
+                &Sge { addr, length, lkey },
+            )
         {
             batch.state = BatchState::Idle;
             return;

@@ -12,7 +12,7 @@ use crate::alloc::try_box;
 use crate::context::{CtxRef, borrowed, destroyed};
 use crate::entry;
 use crate::errno::Errno;
-use crate::qp::{Domain, Qp, QpOps, install};
+use crate::qp::{Domain, Qp, QpOps, init_qp};
 
 /// The kernel's handle of a domain.
 ///
@@ -72,45 +72,45 @@ pub unsafe extern "C" fn open_qp<D: QpOps>(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
-    const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+    const REQUIRED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
     // SAFETY: libibverbs passes an open context of ours, the application its
     // attributes, which name a live domain.
     entry::pointer(|| unsafe {
-        let asked = &*attr;
-        if asked.comp_mask & !(NEEDED | IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
+        let open_attr = &*attr;
+        if open_attr.comp_mask & !(REQUIRED | IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if asked.comp_mask & NEEDED != NEEDED || asked.xrcd.is_null() {
+        if open_attr.comp_mask & REQUIRED != REQUIRED || open_attr.xrcd.is_null() {
             return Err(Errno::INVAL);
         }
-        let place = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
-        let made = D::open_qp(
+        let storage = try_box(MaybeUninit::<Qp<D>>::uninit()).map_err(|(_, errno)| errno)?;
+        let new_qp = D::open_qp(
             &CtxRef::of(context),
             &QpOpen {
-                xrcd: handle(asked.xrcd),
-                qpn: asked.qp_num,
-                qp_type: QpType(asked.qp_type as _),
-                user_handle: place.as_ptr().expose_provenance() as u64,
+                xrcd: handle(open_attr.xrcd),
+                qpn: open_attr.qp_num,
+                qp_type: QpType(open_attr.qp_type as _),
+                user_handle: storage.as_ptr().expose_provenance() as u64,
             },
         )?;
         let domain = Domain {
             context,
             pd: null_mut(),
-            xrcd: asked.xrcd,
+            xrcd: open_attr.xrcd,
         };
         let attr = ibv_qp_init_attr {
-            qp_context: match asked.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT {
+            qp_context: match open_attr.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT {
                 0 => null_mut(),
-                _ => asked.qp_context,
+                _ => open_attr.qp_context,
             },
             send_cq: null_mut(),
             recv_cq: null_mut(),
             srq: null_mut(),
             cap: ibv_qp_cap::default(),
-            qp_type: asked.qp_type,
+            qp_type: open_attr.qp_type,
             sq_sig_all: 0,
         };
-        let mut qp = install::<D>(place, domain, &attr, 0, made);
+        let mut qp = init_qp::<D>(storage, domain, &attr, 0, new_qp);
         // Another may have moved it on.
         qp.assume_init_mut().public.qp_ex.qp_base.state = IBV_QPS_UNKNOWN;
         Ok(Box::into_raw(qp).cast())

@@ -83,7 +83,7 @@ pub use qp::{
 };
 pub use recv::RecvQueue;
 pub use send::{
-    Interleaved, KeyLayout, LONGEST_WINDOW, LayoutChange, MAX_SEGMENT, Opened, SendQueue,
+    Interleaved, KeyLayout, LONGEST_WINDOW, LayoutChange, MAX_SEGMENT, OpenWqe, SendQueue,
 };
 pub use shared::{LockedQueue, SharedQueue, SharedWork};
 pub use srq::SharedReceiveQueue;

@@ -30,7 +30,7 @@ pub struct RecvQueue {
     /// Maximum number of outstanding receives.
     capacity: u32,
     max_sge: u32,
-    /// Maximum bytes of an element on the fast path; 0: none has it.
+    /// Maximum bytes of an element on the fast path; 0 disables the fast path.
     longest: u32,
     /// Address of the entries, their number less one, and the binary logarithm of
     /// their size in bytes.
@@ -91,9 +91,9 @@ impl RecvQueue {
         self.record = record(&self.work, false);
     }
 
-    /// Announces receives to the device, those posted before too: called when a queue
-    /// pair of raw packets becomes ready to receive. Until then they are only queued,
-    /// since the device's receive queue takes packets as soon as it is initialised.
+    /// Announces receives to the device, also those posted before. Called when a raw packet
+    /// queue pair becomes ready to receive; until then receives are only queued, since the
+    /// device's receive queue accepts packets as soon as it is initialised.
     pub fn announce(&mut self) {
         self.record = record(&self.work, true);
         self.record.publish(self.published & 0xffff);
@@ -210,8 +210,8 @@ impl RecvQueue {
     /// Publishes the batch to the device.
     ///
     /// # Safety
-    /// The memory of every list stays registered, and is neither read nor
-    /// written by the process, until its receive has completed.
+    /// Until a receive has completed, its memory stays registered and is neither read nor
+    /// written by the process.
     #[inline]
     pub unsafe fn publish(&mut self) {
         // An empty batch publishes the same index again.
@@ -220,10 +220,10 @@ impl RecvQueue {
     }
 }
 
-/// Where receives are announced, or where not.
+/// The doorbell record of receives, or its replacement before they are announced.
 fn record(work: &Work, announced: bool) -> DoorbellRecord {
     match &work.unannounced {
-        // SAFETY: a word that `work` keeps, which the queue's owner keeps.
+        // SAFETY: the word belongs to `work`, which outlives the record.
         Some(word) if !announced => unsafe { DoorbellRecord::new(NonNull::from(&**word).cast()) },
         _ => work.memory.records.record(0),
     }

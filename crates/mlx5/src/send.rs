@@ -4,9 +4,9 @@
 //! [`SendQueue::publish`], which also rings the doorbell, or [`SendQueue::abort`].
 //!
 //! A WQE is a sequence of segments of 16 bytes: control, address (datagrams,
-//! XRC), headers (raw packets, IPoIB), remote memory, atomic operands, data. The queue is a ring of blocks of
-//! four segments. A WQE begins at a block and may wrap around the ring's end; a
-//! segment does not straddle the end, inline data may.
+//! XRC), headers (raw packets, IPoIB), remote memory, atomic operands, data. The queue is a
+//! ring of blocks of four segments. A WQE begins at a block and may wrap around the ring's
+//! end; a segment does not straddle the end, inline data may.
 
 mod cancel;
 pub(crate) mod keys;
@@ -47,14 +47,14 @@ const PER_BLOCK: u32 = (BLOCK / SEGMENT) as u32;
 /// The format and the control segment of a work request whose destination and data are
 /// set by later calls, as with `ibv_wr_*`.
 #[derive(Clone, Copy, Debug)]
-pub struct Opened {
-    /// Of an operation with a fast path that needs no fence; otherwise of any.
+pub struct OpenWqe {
+    /// [`OperationFormat::NONE`] if the operation has no fast path or needs a fence.
     format: &'static OperationFormat,
     /// The second half of the control segment.
     control: u64,
 }
 
-impl Default for Opened {
+impl Default for OpenWqe {
     fn default() -> Self {
         static NONE: OperationFormat = OperationFormat::NONE;
         Self {
@@ -97,7 +97,7 @@ pub struct SendQueue {
     max_inline: u32,
     /// Maximum bytes of one piece of inline data that is copied without a call.
     short_inline: u32,
-    /// Segments of the longest work request that the queue was made for.
+    /// Segments of the longest work request that the queue was created for.
     longest_request: u32,
     /// Maximum elements of a key's layout.
     max_layout: u32,
@@ -235,11 +235,10 @@ impl SendQueue {
     /// it had work requests.
     ///
     /// # Safety
-    /// The memory that the batch's work requests name stays registered and is
-    /// used as the operation demands (not written while it is sent from,
-    /// neither read nor written while it is received into) until each has
-    /// completed. The caller of verbs must ensure that; the type system cannot
-    /// check it here.
+    /// Until a work request has completed, its memory stays registered and is used only as
+    /// the operation permits: not written while the device reads it, neither read nor
+    /// written while the device writes it. The caller of verbs ensures that; the type system
+    /// cannot check it here.
     #[inline]
     pub unsafe fn publish(&mut self) -> bool {
         // SAFETY: as the caller says.
@@ -300,13 +299,13 @@ impl SendQueue {
         u64::from_be(self.doorbell) as u32 & SEGMENTS
     }
 
-    /// Slow path of the doorbell, for a batch of so many work requests: rings, or
-    /// copies a WQE of any length to the UAR; waits for the lock of a shared UAR.
+    /// Slow path of the doorbell, for a batch of `batch` work requests: rings, or copies a
+    /// WQE of any length to the UAR; waits for the lock of a shared UAR.
     #[inline(never)]
     fn ring_slow(&self, batch: u32) {
         self.record.publish(self.next & 0xffff);
         let (register, segments) = (self.register.get(), self.segments());
-        // BlueFlame of a control segment alone saves nothing over a doorbell.
+        // BlueFlame of a single control segment saves nothing over a doorbell.
         if batch != 1 || segments == 1 {
             return register.ring(self.doorbell);
         }
@@ -364,10 +363,11 @@ impl SendQueue {
         unsafe { self.push_slow(&wr) }
     }
 
-    /// Fast path of [`SendQueue::push`]: a send, write or read on RC or UC or a packet
-    /// whose headers are not in the WQE, of one element or one short piece of inline data, that needs no fence and does not wrap
-    /// around the queue's end. Its data is `data`, not `wr.data`, so that `wr` can be
-    /// read where it is. Returns false and pushes nothing if it does not apply.
+    /// Fast path of [`SendQueue::push`]: a send, write or read on RC or UC, or a packet
+    /// whose headers are not in the WQE, of one element or one short piece of inline data,
+    /// that needs no fence and does not wrap around the queue's end. `data` replaces
+    /// `wr.data`, so that `wr` need not be copied. Returns false and pushes nothing if it
+    /// does not apply.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
@@ -386,17 +386,17 @@ impl SendQueue {
         unsafe { self.push_plain(format, control, wr, data) }
     }
 
-    /// The beginning of the batch's next work request.
+    /// Opens the batch's next work request.
     #[inline]
-    pub fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> Opened {
+    pub fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> OpenWqe {
         match self.formats.get(opcode.0 as usize) {
-            Some(format) if self.fence == 0 => Opened {
+            Some(format) if self.fence == 0 => OpenWqe {
                 format,
                 control: self.control_fast(format, flags, imm_or_key),
             },
             _ => {
                 cold_path();
-                Opened::default()
+                OpenWqe::default()
             }
         }
     }
@@ -411,21 +411,21 @@ impl SendQueue {
         second_half(self.control_flags(flags), immediate)
     }
 
-    /// [`SendQueue::push_fast`] of a work request that begins with `opened`.
+    /// [`SendQueue::push_fast`] of the work request that `open_wqe` opened.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
     // Without `always` the work request is passed in memory: 31 instructions of a send.
     #[inline(always)]
-    pub unsafe fn push_opened(
+    pub unsafe fn push_open_wqe(
         &mut self,
-        opened: Opened,
+        open_wqe: OpenWqe,
         wr: &SendWr<'_, Address>,
         data: Data<'_>,
     ) -> bool {
         // SAFETY: as the caller says.
-        opened.format.fast == FastPath::Plain
-            && unsafe { self.push_plain(opened.format, |_| opened.control, wr, data) }
+        open_wqe.format.fast == FastPath::Plain
+            && unsafe { self.push_plain(open_wqe.format, |_| open_wqe.control, wr, data) }
     }
 
     /// [`SendQueue::push_fast`] of an operation that qualifies for it. `control` is the
@@ -481,11 +481,11 @@ impl SendQueue {
         true
     }
 
-    /// Writes the address of the batch's next work request, a datagram or one of a DC
-    /// initiator without a stream, whose destination is then [`Destination::Placed`].
+    /// Writes the address of the batch's next work request, whose destination is then
+    /// [`Destination::InWqe`]: of a datagram, or of a DC initiator without a stream.
     /// Returns false and writes nothing if it does not apply, or the queue is full.
     #[inline]
-    pub fn place_address(&mut self, destination: Destination<'_, Address>) -> bool {
+    pub fn write_address(&mut self, destination: Destination<'_, Address>) -> bool {
         let applies = matches!(
             (self.service, destination),
             (Service::DcInitiator, Destination::Dynamic { stream: 0, .. })
@@ -509,20 +509,25 @@ impl SendQueue {
         true
     }
 
-    /// [`SendQueue::push_opened`] of one element, after [`SendQueue::place_address`] has
+    /// [`SendQueue::push_open_wqe`] of one element, after [`SendQueue::write_address`] has
     /// returned true and with no other work request pushed in between.
     #[inline]
-    pub fn push_addressed(&mut self, opened: Opened, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
-        let format = opened.format;
+    pub fn push_addressed(
+        &mut self,
+        open_wqe: OpenWqe,
+        wr: &SendWr<'_, Address>,
+        sge: &Sge,
+    ) -> bool {
+        let format = open_wqe.format;
         if format.fast != FastPath::Addressed || sge.length.wrapping_sub(1) >= self.longest {
             return false;
         }
         debug_assert!(self.has_room());
         let (at, data) = (self.next, element(sge, sge.length));
-        // SAFETY: it has two blocks; control segment and address fill the first.
+        // SAFETY: the WQE has two blocks; control segment and address fill the first.
         unsafe {
             let first = self.first_half(at, format, 1);
-            put(self.block(at).cast(), [first, opened.control]);
+            put(self.block(at).cast(), [first, open_wqe.control]);
             let mut to = self.block(at.wrapping_add(1)).cast();
             if format.second == SecondSegment::Remote {
                 put(to, remote(wr.remote));
@@ -567,7 +572,7 @@ impl SendQueue {
         let mut to = self.writer();
         to.put(control);
         match (self.service, wr.destination) {
-            (Service::Datagram | Service::DcInitiator, Destination::Placed) => {
+            (Service::Datagram | Service::DcInitiator, Destination::InWqe) => {
                 to.skip(self.service.address().into());
             }
             (Service::Datagram | Service::DcInitiator, destination) => {
@@ -612,21 +617,20 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Adds a WQE that the program has made to the batch: so many segments as its
-    /// control segment says. Opcode, flags and all other segments are the program's;
-    /// index and queue pair number are set here. Its completion has the opcode
-    /// `IBV_WC_DRIVER2`.
+    /// Adds a raw WQE of the program to the batch; its control segment gives the number of
+    /// segments. Index and queue pair number are set here, all other fields are the
+    /// program's. Its completion has the opcode `IBV_WC_DRIVER2`.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] if the queue was not made for it, without a segment, or
-    /// with more than a work request of this queue may have; [`PostError::Full`].
+    /// [`PostError::BadOperation`] if the queue was not created for raw WQEs, or the WQE has
+    /// no segments or more than the longest work request of this queue; [`PostError::Full`].
     ///
     /// # Safety
     /// `wqe` is readable for a control segment and for the segments that it counts.
     /// The device may do what the WQE says.
     pub unsafe fn push_raw(&mut self, wr_id: u64, wqe: *const u8) -> Result<(), PostError> {
         let wqe = wqe.cast::<[u64; 2]>();
-        // SAFETY: as the caller says. Read once: nothing is believed that is read again.
+        // SAFETY: as the caller says. Read once, since the program may change it.
         let [first, second] = unsafe { wqe.read_unaligned() };
         let first = u64::from_be(first);
         let segments = first as u32 & SEGMENTS;
@@ -654,11 +658,11 @@ impl SendQueue {
     }
 
     /// Adds a work request that copies `length` bytes, up to 2 GiB, in local memory.
-    /// `scratch` are 64 bytes that the device may write to. Its completion has the opcode
+    /// `scratch` is 64 bytes that the device may write to. Its completion has the opcode
     /// `IBV_WC_DRIVER3`.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] if the queue was not made for it;
+    /// [`PostError::BadOperation`] if the queue was not created for it;
     /// [`PostError::MessageTooLong`], [`PostError::Full`].
     pub fn push_memcpy(
         &mut self,
@@ -668,7 +672,7 @@ impl SendQueue {
         length: u32,
         scratch: (u64, u32),
     ) -> Result<(), PostError> {
-        /// With the modifier that says which of them.
+        /// The opcode MMO with the opcode modifier for a copy.
         const COPY: u64 = (1 << 24 | opcode::MMO as u64) << 32;
         if !self.work.copies {
             return Err(PostError::BadOperation);
@@ -685,7 +689,7 @@ impl SendQueue {
         };
         let flags = self.control_flags(flags) | self.fence;
         let control = self.control(self.next, &format, 0, flags, 0);
-        // 2 GiB are 0 to the device.
+        // The device takes a length of 0 as 2 GiB.
         let length = length & !MAX_SEGMENT;
         let segment =
             |(addr, lkey): (u64, u32), length| element(&Sge { addr, length, lkey }, length);
@@ -699,8 +703,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// The segments of an address, and its stream; `None` if the service has other
-    /// destinations.
+    /// Returns the segments of an address, and its stream; `None` if the service does not
+    /// support the destination.
     #[inline(always)]
     fn address(&self, destination: Destination<'_, Address>) -> Option<([[u64; 2]; 3], u16)> {
         let (address, number, key, stream) = match (self.service, destination) {
@@ -725,13 +729,13 @@ impl SendQueue {
         };
         // SAFETY: 48 bytes without padding are three segments.
         let [[_, rest], second, third]: [[u64; 2]; 3] = unsafe { std::mem::transmute(address.0) };
-        // The vector has no number yet.
+        // The number is not part of the address vector.
         let number = words(number & 0xff_ffff | EXTENDED_AV, 0);
         let segments = [[key.to_be(), number | rest], second, third];
         Some((segments, stream))
     }
 
-    /// Returns the number of data segments, or refuses the data.
+    /// Returns the number of data segments; checks the limits.
     fn data_segments(&self, format: &OperationFormat, data: Data<'_>) -> Result<u32, PostError> {
         match data {
             Data::Sges(list) if list.len() > self.max_sge as usize => Err(PostError::TooManySges),
@@ -812,7 +816,7 @@ impl SendQueue {
     /// The control segment's flags of the next work request, for any operation.
     fn fenced_flags(&self, flags: SendFlags) -> u8 {
         let fence = match flags.contains(SendFlags::FENCE) {
-            // Its own fence is stronger.
+            // `IBV_SEND_FENCE` is stronger.
             true => 0,
             false => self.fence,
         };
@@ -838,11 +842,11 @@ impl SendQueue {
         [first, second_half(flags, immediate)]
     }
 
-    /// The first half of that.
+    /// The first half of a control segment.
     #[inline]
     fn first_half(&self, at: u32, format: &OperationFormat, data_segments: u32) -> u64 {
         let index = u64::from(at & 0xffff) << 40;
-        // No two have a bit in common.
+        // No two summands have a bit in common.
         let first = format.control_word + index + u64::from(data_segments) + self.qpn;
         first.to_be()
     }
@@ -861,7 +865,7 @@ impl SendQueue {
         self.next = at.wrapping_add(blocks);
     }
 
-    /// The segments of the next work request, for which there is room.
+    /// Returns the writer of the next work request, for which there is room.
     fn writer(&self) -> Segments {
         Segments {
             blocks: self.blocks,
@@ -889,7 +893,7 @@ impl Segments {
         self.at += SEGMENT;
     }
 
-    /// Leaves segments as they are.
+    /// Skips segments that are already written.
     fn skip(&mut self, segments: usize) {
         self.at += segments * SEGMENT;
     }
@@ -900,7 +904,7 @@ impl Segments {
         self.put_each(|n| block[n]);
     }
 
-    /// [`Segments::put_block`] of segments by their numbers.
+    /// [`Segments::put_block`], with a function that returns each segment.
     #[inline]
     fn put_each(&mut self, segment: impl Fn(usize) -> [u64; 2]) {
         // SAFETY: as in `put`; the end of the queue is that of a block.
@@ -944,23 +948,25 @@ impl Segments {
     /// Copies memory of the program.
     ///
     /// # Safety
-    /// It is readable.
+    /// The memory is readable.
     unsafe fn copy_piece(&mut self, addr: u64, length: usize) {
         let from = std::ptr::with_exposed_provenance(addr as usize);
         // SAFETY: as the caller says.
         unsafe { self.copy(from, length) };
     }
 
+    /// Copies bytes, around the queue's end.
+    ///
     /// # Safety
     /// `from` is readable for `length` bytes.
     unsafe fn copy(&mut self, from: *const u8, length: usize) {
         let at = self.at & self.mask;
-        let now = length.min(self.mask + 1 - at);
+        let before_end = length.min(self.mask + 1 - at);
         // SAFETY: as in `put`; bytes past the queue's end wrap to its beginning.
         unsafe {
             let to = self.blocks.as_ptr();
-            to.add(at).copy_from_nonoverlapping(from, now);
-            to.copy_from_nonoverlapping(from.add(now), length - now);
+            to.add(at).copy_from_nonoverlapping(from, before_end);
+            to.copy_from_nonoverlapping(from.add(before_end), length - before_end);
         }
         self.at += length;
     }
@@ -973,7 +979,7 @@ fn second_half(flags: u8, immediate: u32) -> u64 {
     u64::from_ne_bytes([0, 0, 0, flags, a, b, c, d])
 }
 
-/// A stream, as it is in the second half of the control segment.
+/// The stream field of the second half of a control segment.
 fn control_stream(stream: u16) -> u64 {
     let [a, b] = stream.to_be_bytes();
     u64::from_ne_bytes([0, a, b, 0, 0, 0, 0, 0])
@@ -1023,8 +1029,7 @@ fn inline_segments(length: u32) -> u32 {
 #[inline]
 unsafe fn put_inline(to: NonNull<u8>, from: *const u8, length: u32) {
     let bytes = length as usize;
-    // SAFETY: as the caller says. The last segment is cleared first: what the data
-    // does not overwrite stays zero.
+    // SAFETY: as the caller says. The last segment is cleared first, so the padding is zero.
     unsafe {
         put(to.add((bytes + 3) / SEGMENT * SEGMENT), [0; 2]);
         to.cast().write((length | INLINE_SEGMENT).to_be());

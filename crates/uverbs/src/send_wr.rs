@@ -17,7 +17,7 @@ pub struct SendWr<'a, A> {
     pub wr_id: u64,
     /// The operation.
     pub opcode: Opcode,
-    /// The flags. [`SendFlags::INLINE`] is ignored: [`SendWr::data`] says it.
+    /// The flags. [`SendFlags::INLINE`] is ignored: the variant of [`SendWr::data`] counts.
     pub flags: SendFlags,
     /// Immediate data in wire order, or the key to invalidate.
     pub imm_or_key: u32,
@@ -99,7 +99,7 @@ pub enum Destination<'a, A> {
     /// To the queue pair that this one is connected to.
     Connected,
     /// To the destination that the queue has written before the work request.
-    Placed,
+    InWqe,
     /// To any queue pair, as a datagram.
     Datagram {
         /// The address.
@@ -156,28 +156,26 @@ pub struct Bind {
     pub access: u32,
 }
 
-/// A work request that was not accepted. Nothing of it reaches the device.
+/// Why a work request was refused. Nothing of it reaches the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PostError {
-    /// As many work requests are outstanding as the queue holds (ENOMEM).
+    /// The queue is full: its capacity of work requests is outstanding (ENOMEM).
     Full,
-    /// More scatter/gather elements than the queue was made for (EINVAL).
+    /// More scatter/gather elements than the queue was created for (EINVAL).
     TooManySges,
-    /// More inline data than the queue was made for (EINVAL).
+    /// More inline data than the queue was created for (EINVAL).
     InlineTooLong,
-    /// A longer message, or scatter/gather element, than the device takes
-    /// (EINVAL).
+    /// A message or scatter/gather element longer than the device supports (EINVAL).
     MessageTooLong,
-    /// The queue pair has no such operation, or not with these operands (EINVAL).
+    /// The queue pair does not support the operation or its operands (EINVAL).
     BadOperation,
-    /// The device cannot do it: a memory window of more than 2 GiB
-    /// (EOPNOTSUPP).
+    /// The device does not support it: a memory window of more than 2 GiB (EOPNOTSUPP).
     Unsupported,
 }
 
 impl PostError {
-    /// The errno that ibv_post_send(3) and ibv_post_recv(3) give for it.
+    /// The errno that ibv_post_send(3) and ibv_post_recv(3) return for the error.
     pub fn errno(self) -> i32 {
         match self {
             Self::Full => libc::ENOMEM,

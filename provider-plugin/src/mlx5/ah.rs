@@ -27,8 +27,8 @@ impl AhOps for Mlx5 {
         attr: &AhAttr,
         _user_handle: u64,
     ) -> Result<(Address, Option<AhHandle>), Errno> {
-        let made = AddressHandle::create(ctx, pd, attr, 0, link(ctx, attr)?)?;
-        Ok((made.address, made.object.map(uverbs::Ah::into_handle)))
+        let handle = AddressHandle::create(ctx, pd, attr, 0, link(ctx, attr)?)?;
+        Ok((handle.address, handle.object.map(uverbs::Ah::into_handle)))
     }
 }
 

@@ -17,12 +17,12 @@ pub unsafe extern "C" fn query_rt_values(
     // SAFETY: libibverbs passes an open context of ours, the application its
     // structure.
     entry::int(|| unsafe {
-        let asked = (*values).comp_mask;
-        if asked & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        let requested = (*values).comp_mask;
+        if requested & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
             return Err(Errno::INVAL);
         }
         (*values).comp_mask = 0;
-        if asked & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        if requested & IBV_VALUES_MASK_RAW_CLOCK != 0 {
             let device = CtxRef::of(context).mlx5()?;
             let ticks = device.clock().ticks().ok_or(Errno::OPNOTSUPP)?;
             (*values).raw_clock = libc::timespec {

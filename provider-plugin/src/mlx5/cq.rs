@@ -15,7 +15,7 @@ use super::{Mlx5, entries};
 use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
-use crate::cq::{CqOps, Cursor, Readers, cq_of, no_entry, room};
+use crate::cq::{CqOps, Cursor, Readers, cq_of, no_entry, wc_slice};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -35,7 +35,7 @@ pub struct Completions {
     allocator: Option<Allocators>,
 }
 
-/// The format of CQEs; none for that of the environment.
+/// The format of CQEs; `None`: that of the environment.
 #[derive(Default)]
 pub struct Format(pub Option<CqOptions>);
 
@@ -65,23 +65,23 @@ impl CqOps for Mlx5 {
     ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
         // SAFETY: null or live, as the caller says.
         let allocator = unsafe { Allocators::of(ctx, domain) };
-        let asked = allocator
+        let queue_allocator = allocator
             .as_ref()
             .map(|allocator| allocator as &dyn QueueAllocator);
         let options = options.0.map_or_else(entries::sized_cq_options, Ok)?;
         let device = ctx.mlx5()?;
-        let mut made = CompletionQueue::create_with(ctx, device, init, options, asked)?;
-        made.ring.report_to(device.protected_keys());
+        let mut new_cq = CompletionQueue::create_with(ctx, device, init, options, queue_allocator)?;
+        new_cq.ring.report_to(device.protected_keys());
         let completions = Completions {
             // SAFETY: it is dropped with the ring.
-            empty_check: unsafe { made.ring.empty_check() },
-            ring: UnsafeCell::new(made.ring),
+            empty_check: unsafe { new_cq.ring.empty_check() },
+            ring: UnsafeCell::new(new_cq.ring),
             entry: UnsafeCell::default(),
-            arming: made.arming,
+            arming: new_cq.arming,
             wall: device.clock().wall(),
             allocator,
         };
-        Ok((made.object, completions))
+        Ok((new_cq.object, completions))
     }
 
     /// No system call and no lock.
@@ -200,7 +200,7 @@ unsafe extern "C" fn poll(cq: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int
     cq.lock();
     // SAFETY: in the critical section. The application has promised, when it
     // posted, that the memory of its work requests is valid.
-    let (ring, out) = unsafe { (&mut *cq.completions.ring.get(), room(wc, num_entries)) };
+    let (ring, out) = unsafe { (&mut *cq.completions.ring.get(), wc_slice(wc, num_entries)) };
     // SAFETY: as above.
     let polled = match unsafe { ring.poll(out) } {
         Ok(count) => count as c_int,

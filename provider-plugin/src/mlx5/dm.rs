@@ -139,9 +139,13 @@ pub unsafe extern "C" fn alloc_dm(
             return Err(Errno::INVAL);
         }
         let ctx = CtxRef::of(context);
-        let made = DeviceMemory::allocate(&ctx, attr.length as u64, attr.log_align_req)?;
-        let dm = new_dm(context, made.object.handle(), Memory::Mapped(made.bytes))?;
-        made.object.into_handle();
+        let new_dm_object = DeviceMemory::allocate(&ctx, attr.length as u64, attr.log_align_req)?;
+        let dm = new_dm(
+            context,
+            new_dm_object.object.handle(),
+            Memory::Mapped(new_dm_object.bytes),
+        )?;
+        new_dm_object.object.into_handle();
         Ok(dm)
     })
 }
@@ -162,8 +166,8 @@ pub unsafe fn alloc_steering(
             return Err(Errno::INVAL);
         }
         let (ctx, length) = (CtxRef::of(context), attr.length as u64);
-        let made = ioctl::dm::alloc_steering(&ctx, kind, length, attr.log_align_req)?;
-        let (object, address) = made;
+        let new_dm_object = ioctl::dm::alloc_steering(&ctx, kind, length, attr.log_align_req)?;
+        let (object, address) = new_dm_object;
         let dm = new_dm(
             context,
             object.handle(),

@@ -16,10 +16,10 @@ use crate::errno::Errno;
 /// Unset means neither, as with the stock provider: compression saves bus writes,
 /// but costs processor time and latency.
 pub fn cq_options() -> CqOptions {
-    static ASKED: OnceLock<CqOptions> = OnceLock::new();
-    *ASKED.get_or_init(|| {
-        let asked = variable("RINGVERBS_MLX5_CQE").map(|list| parse(list.as_bytes()));
-        asked.unwrap_or_default()
+    static OPTIONS: OnceLock<CqOptions> = OnceLock::new();
+    *OPTIONS.get_or_init(|| {
+        let requested = variable("RINGVERBS_MLX5_CQE").map(|list| parse(list.as_bytes()));
+        requested.unwrap_or_default()
     })
 }
 

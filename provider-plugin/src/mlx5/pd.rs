@@ -1,4 +1,4 @@
-//! Protection domains, whose command has a driver answer; thread domains with a
+//! Protection domains, with the PD number of the driver's response; thread domains with a
 //! UAR each.
 
 use mlx5::ThreadUar;
@@ -9,29 +9,28 @@ use crate::context::CtxRef;
 use crate::errno::Errno;
 use crate::pd::PdOps;
 
-/// The UAR of a thread domain; none if the device has no more.
-pub type Thread = Option<ThreadUar<CtxRef>>;
+/// The UAR of a thread domain; `None` if the device has no free one.
+pub type ThreadDomain = Option<ThreadUar<CtxRef>>;
 
 impl PdOps for Mlx5 {
-    type Thread = Thread;
+    type ThreadDomain = ThreadDomain;
 
-    /// Without a UAR of its own, a thread domain's queue pairs use the context's:
-    /// not an error.
-    fn make_thread(ctx: &CtxRef) -> Result<Thread, Errno> {
+    /// If no UAR can be allocated, the queue pairs of the thread domain use the context's.
+    fn make_thread_domain(ctx: &CtxRef) -> Result<ThreadDomain, Errno> {
         match ThreadUar::allocate(ctx, ctx.mlx5()?) {
-            Ok(register) => Ok(Some(register)),
+            Ok(uar) => Ok(Some(uar)),
             Err(error) => {
-                tracing::info!(%error, "a thread domain has no UAR of its own");
+                tracing::info!(%error, "no UAR for a thread domain");
                 Ok(None)
             }
         }
     }
 
-    fn end_thread(own: &mut Thread) -> Result<(), Errno> {
-        if let Some(register) = own {
-            register.destroy()?;
+    fn destroy_thread_domain(uar: &mut ThreadDomain) -> Result<(), Errno> {
+        if let Some(uar) = uar {
+            uar.destroy()?;
         }
-        *own = None;
+        *uar = None;
         Ok(())
     }
 

@@ -24,7 +24,7 @@ use super::Mlx5;
 use super::cq::Cq;
 use super::key_config::KeyConfig;
 use super::memory::Allocators;
-use super::pd::Thread;
+use super::pd::ThreadDomain;
 use crate::abi::*;
 use crate::access::locked;
 use crate::alloc::try_box;
@@ -35,7 +35,7 @@ use crate::errno::Errno;
 use crate::mlx5dv::abi::{mlx5dv_qp_ex, send_ops};
 use crate::mlx5dv::{Functions, set_batch_functions};
 use crate::mr::may_be_bound;
-use crate::qp::{NewQp, QpOps, Sends, qp_of};
+use crate::qp::{NewQp, QpOps, SendAttr, qp_of};
 use crate::srq::srq_of;
 
 /// Operations that change memory keys.
@@ -168,25 +168,25 @@ unsafe fn cqs<'a>(qp: &Qp) -> impl Iterator<Item = &'a Cq> {
 }
 
 /// Splits a queue pair into the parts of [`NewQp`].
-fn parts(made: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> NewQp<Mlx5> {
+fn parts(new_qp: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> NewQp<Mlx5> {
     NewQp {
-        object: made.object,
-        send: made.send,
-        recv: made.recv,
+        object: new_qp.object,
+        send: new_qp.send,
+        recv: new_qp.recv,
         device_data: QpData {
-            work: made.work,
-            cap: made.cap,
-            packets: made.packets,
+            work: new_qp.work,
+            cap: new_qp.cap,
+            packets: new_qp.packets,
             is_target,
             ece: Ece {
-                granted: made.ece.into(),
+                granted: new_qp.ece.into(),
                 ..Ece::default()
             },
             memcpy,
             key_config: UnsafeCell::default(),
             functions: Functions::new(mlx5dv_qp_ex::NONE),
         },
-        cap: made.cap,
+        cap: new_qp.cap,
     }
 }
 
@@ -256,9 +256,9 @@ impl QpOps for Mlx5 {
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
         init: &QpInit,
-        sends: &Sends,
-        asked: &Options,
-        thread: Option<&Thread>,
+        send_attr: &SendAttr,
+        requested: &Options,
+        thread: Option<&ThreadDomain>,
         domain: *mut ibv_pd,
     ) -> Result<NewQp<Self>, Errno> {
         // SAFETY: live, and of this context.
@@ -268,44 +268,46 @@ impl QpOps for Mlx5 {
                 Arc::clone((*srq.recv.get()).work())
             })
         });
-        let is_target = match (attr.qp_type, asked.dynamic) {
+        let is_target = match (attr.qp_type, requested.dynamic) {
             (IBV_QPT_DRIVER, Some(Dynamic::Initiator { .. })) if !attr.send_cq.is_null() => false,
-            (IBV_QPT_DRIVER, Some(Dynamic::Target { .. })) if sends.operations.is_none() => true,
+            (IBV_QPT_DRIVER, Some(Dynamic::Target { .. })) if send_attr.operations.is_none() => {
+                true
+            }
             (IBV_QPT_DRIVER, _) | (_, Some(_)) => return Err(Errno::INVAL),
             (_, None) => false,
         };
         let options = QpOptions {
             // Without `send_ops_flags` any operation may be posted.
-            keys: match sends.operations {
-                _ if asked.operations & send_ops::KEYS != 0 => KeyChanges::Layouts,
+            keys: match send_attr.operations {
+                _ if requested.operations & send_ops::KEYS != 0 => KeyChanges::Layouts,
                 Some(operations) if operations & KEYS == 0 => KeyChanges::None,
                 _ => KeyChanges::Windows,
             },
-            short_data: match asked.short_data {
+            short_data: match requested.short_data {
                 ShortData::Default => short_data(variable("MLX5_SCATTER_TO_CQE").as_deref()),
                 ShortData::Never => false,
                 ShortData::Always => true,
             },
-            short_data_unsignalled: asked.short_data == ShortData::Always,
-            packet_credits: asked.packet_credits,
-            copies: asked.operations & send_ops::MEMCPY != 0,
-            raw: asked.operations & send_ops::RAW_WQE != 0,
-            stops: asked.stops,
-            checksums: match (attr.qp_type, sends.source_qpn) {
+            short_data_unsignalled: requested.short_data == ShortData::Always,
+            packet_credits: requested.packet_credits,
+            copies: requested.operations & send_ops::MEMCPY != 0,
+            raw: requested.operations & send_ops::RAW_WQE != 0,
+            stops: requested.stops,
+            checksums: match (attr.qp_type, send_attr.source_qpn) {
                 (IBV_QPT_RAW_PACKET, _) => has_checksums(ctx, IBV_DEVICE_RAW_IP_CSUM)?,
                 (IBV_QPT_UD, Some(_)) => has_checksums(ctx, IBV_DEVICE_UD_IP_CSUM)?,
                 _ => false,
             },
-            segmentation: match sends.max_tso_header {
+            segmentation: match send_attr.max_tso_header {
                 0 => Segmentation::default(),
                 max_headers => Segmentation {
                     max_headers,
                     longest: longest_divided(ctx)?.ok_or(Errno::OPNOTSUPP)?,
                 },
             },
-            out_of_order: asked.out_of_order,
-            packets: asked.packets,
-            dynamic: asked.dynamic,
+            out_of_order: requested.out_of_order,
+            packets: requested.packets,
+            dynamic: requested.dynamic,
         };
         let options = match is_target && options.short_data {
             true => QpOptions {
@@ -319,23 +321,23 @@ impl QpOps for Mlx5 {
             IBV_QPT_DRIVER => send_ops::RAW_WQE | send_ops::MEMCPY,
             _ => send_ops::RAW_WQE,
         };
-        if asked.operations & !supported != 0 {
+        if requested.operations & !supported != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if asked.stops && !ctx.mlx5()?.resumes_queues() {
+        if requested.stops && !ctx.mlx5()?.resumes_queues() {
             return Err(Errno::OPNOTSUPP);
         }
-        if asked.out_of_order && !has_out_of_order(ctx, attr.qp_type)? {
+        if requested.out_of_order && !has_out_of_order(ctx, attr.qp_type)? {
             return Err(Errno::OPNOTSUPP);
         }
-        let memcpy = match asked.operations & send_ops::MEMCPY {
+        let memcpy = match requested.operations & send_ops::MEMCPY {
             0 => None,
             _ => Some(Memcpy::new(ctx, init.pd)?),
         };
         let uar = thread.and_then(Option::as_ref);
         // SAFETY: null or live, as the caller says.
         let allocator = unsafe { Allocators::of(ctx, domain) };
-        let made = QueuePair::create_with(
+        let new_qp = QueuePair::create_with(
             ctx,
             ctx.mlx5()?,
             init,
@@ -346,10 +348,10 @@ impl QpOps for Mlx5 {
                 .as_ref()
                 .map(|allocator| allocator as &dyn QueueAllocator),
         )?;
-        let mut made = parts(made, is_target, memcpy);
-        let room = made.send.max_layout();
-        made.device_data.key_config.get_mut().reserve(room)?;
-        let work = &made.device_data.work;
+        let mut new_qp = parts(new_qp, is_target, memcpy);
+        let room = new_qp.send.max_layout();
+        new_qp.device_data.key_config.get_mut().reserve(room)?;
+        let work = &new_qp.device_data.work;
         let as_ref = |cq: *mut ibv_cq| {
             // SAFETY: null or live, as the caller says.
             (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })
@@ -367,14 +369,14 @@ impl QpOps for Mlx5 {
                 return Err(errno);
             }
         }
-        Ok(made)
+        Ok(new_qp)
     }
 
     fn open_qp(ctx: &CtxRef, init: &QpOpen) -> Result<NewQp<Self>, Errno> {
         Ok(parts(QueuePair::open(ctx, ctx.mlx5()?, init)?, false, None))
     }
 
-    unsafe fn make_spread_qp(
+    unsafe fn make_rss_qp(
         ctx: &CtxRef,
         init: &QpInit,
         hash: &ibv_rx_hash_conf,
@@ -400,8 +402,8 @@ impl QpOps for Mlx5 {
             fields: hash.rx_hash_fields_mask,
             key,
         };
-        let made = QueuePair::create_spread(ctx, ctx.mlx5()?, init, &hash, packets)?;
-        Ok(parts(made, false, None))
+        let new_qp = QueuePair::create_spread(ctx, ctx.mlx5()?, init, &hash, packets)?;
+        Ok(parts(new_qp, false, None))
     }
 
     fn modify_qp(qp: &Qp, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {
@@ -488,7 +490,7 @@ impl QpOps for Mlx5 {
         options.operations != 0
     }
 
-    fn set_device_functions(qp: &mut Qp, _asked: u64, options: &Options) {
+    fn set_device_functions(qp: &mut Qp, _operations: u64, options: &Options) {
         let functions = mlx5dv_qp_ex::of(qp.addressing, options.operations);
         if functions.wr_mkey_configure.is_some() {
             set_batch_functions(&mut qp.public.qp_ex);

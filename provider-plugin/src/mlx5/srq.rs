@@ -27,23 +27,23 @@ use crate::qp::{create_qp_with, destroy_qp, qp_of, set_state};
 use crate::srq::{NewSrq, Srq, SrqOps, srq_of};
 
 /// Data of a shared receive queue besides the writer.
-pub struct SrqDevice {
+pub struct SrqData {
     /// The entries, with the lock.
     work: Arc<SharedWork>,
-    /// With a completion queue of its own, its entry in the QP table.
+    /// With a completion queue of its own (XRC, tag matching), its entry in the QP table.
     work_in_table: Option<Arc<Work>>,
-    /// With tag matching, until it is being destroyed, the queue pair through which tags
-    /// are changed; otherwise null. Its send queue is used in the critical section of the
-    /// lock.
-    changes: UnsafeCell<*mut ibv_qp>,
+    /// With tag matching, the queue pair through which tags are changed, until
+    /// `before_destroy`; otherwise null. Its send queue is used in the critical section of
+    /// the lock.
+    tag_qp: UnsafeCell<*mut ibv_qp>,
 }
 
-/// Makes the queue pair ready to send. Its peer is the queue pair itself: nothing of it
-/// goes to the network.
+/// Connects the queue pair to itself and makes it ready to send. Nothing goes to the
+/// network.
 ///
 /// # Safety
 /// The queue pair is live, and not used yet.
-unsafe fn connect_to_itself(ibqp: *mut ibv_qp) -> Result<(), Errno> {
+unsafe fn connect_loopback(ibqp: *mut ibv_qp) -> Result<(), Errno> {
     const PORT: u8 = 1;
     const MTU_256: u8 = 1;
     // SAFETY: as the caller says.
@@ -102,7 +102,7 @@ unsafe fn connect_to_itself(ibqp: *mut ibv_qp) -> Result<(), Errno> {
 
 impl SrqOps for Mlx5 {
     type SharedQueue = SharedQueue;
-    type SrqData = SrqDevice;
+    type SrqData = SrqData;
 
     const XRC: bool = true;
     const TAGS: bool = true;
@@ -124,29 +124,29 @@ impl SrqOps for Mlx5 {
         let allocator = allocator
             .as_ref()
             .map(|allocator| allocator as &dyn QueueAllocator);
-        let made = SharedReceiveQueue::create_with(ctx, ctx.mlx5()?, init, allocator)?;
-        if let Some(work) = &made.xrc {
+        let new_srq = SharedReceiveQueue::create_with(ctx, ctx.mlx5()?, init, allocator)?;
+        if let Some(work) = &new_srq.xrc {
             // SAFETY: live, as the caller says, since such an SRQ names it. It has no
             // completions yet.
             let cq: &Cq = unsafe { cq_of(cq) };
             cq.attach(work, Role::RECEIVE)?;
         }
         Ok(NewSrq {
-            max_wr: made.recv.capacity(),
-            max_sge: made.recv.max_sge(),
-            device_data: SrqDevice {
-                work: Arc::clone(made.recv.work()),
-                work_in_table: made.xrc,
-                changes: UnsafeCell::new(null_mut()),
+            max_wr: new_srq.recv.capacity(),
+            max_sge: new_srq.recv.max_sge(),
+            device_data: SrqData {
+                work: Arc::clone(new_srq.recv.work()),
+                work_in_table: new_srq.xrc,
+                tag_qp: UnsafeCell::new(null_mut()),
             },
-            object: made.object,
-            recv: made.recv,
-            srq_num: made.srq_num,
+            object: new_srq.object,
+            recv: new_srq.recv,
+            srq_num: new_srq.srq_num,
         })
     }
 
     /// A queue pair, as libmlx5 has one: programs may get events of it.
-    unsafe fn make_tags(ibsrq: *mut ibv_srq, max_ops: u32) -> Result<(), Errno> {
+    unsafe fn make_tag_qp(ibsrq: *mut ibv_srq, max_ops: u32) -> Result<(), Errno> {
         // SAFETY: as the caller says. Zeros are valid attributes.
         unsafe {
             let srq: &Srq<Self> = srq_of(ibsrq);
@@ -167,19 +167,19 @@ impl SrqOps for Mlx5 {
                 ..core::mem::zeroed()
             };
             let qp = create_qp_with::<Self>((*ibsrq).context, &mut attr, &Options::default())?;
-            *srq.device_data.changes.get() = qp;
+            *srq.device_data.tag_qp.get() = qp;
             let send = &*qp_of::<Self, _>(qp).send.get();
             (*srq.recv.get()).reserve_tag_operations(send.capacity())?;
-            connect_to_itself(qp)
+            connect_loopback(qp)
         }
     }
 
-    /// Destroys the queue pair. If the SRQ cannot be destroyed then, because others use it,
-    /// its tags cannot be changed any more, as with libmlx5.
-    unsafe fn destroying(srq: &Srq<Self>) -> Result<(), Errno> {
+    /// Destroys the queue pair. If the SRQ then cannot be destroyed, because other queue
+    /// pairs use it, its tags can no longer be changed, as with libmlx5.
+    unsafe fn before_destroy(srq: &Srq<Self>) -> Result<(), Errno> {
         // SAFETY: nothing else uses it, as the caller says.
         unsafe {
-            let qp = srq.device_data.changes.get();
+            let qp = srq.device_data.tag_qp.get();
             if !(*qp).is_null() {
                 match destroy_qp::<Self>(*qp) {
                     0 => *qp = null_mut(),
@@ -250,7 +250,7 @@ pub unsafe extern "C" fn post_srq_ops(
     unsafe {
         let srq: &Srq<Mlx5> = srq_of(ibsrq);
         let section = Section::enter(false, Mlx5::lock(srq));
-        let ibqp = *srq.device_data.changes.get();
+        let ibqp = *srq.device_data.tag_qp.get();
         if ibqp.is_null() {
             drop(section);
             return refuse(wr, bad_wr, libc::EINVAL);

@@ -106,7 +106,7 @@ pub unsafe fn create(
     if attr.wq_type != IBV_WQT_RQ || attr.pd.is_null() || attr.cq.is_null() {
         return Err(Errno::INVAL);
     }
-    let mut place = try_box(MaybeUninit::<Wq>::uninit()).map_err(|(_, errno)| errno)?;
+    let mut storage = try_box(MaybeUninit::<Wq>::uninit()).map_err(|(_, errno)| errno)?;
     // SAFETY: as the caller says; a domain's context is open.
     let (domain, ctx, cq, context) = unsafe {
         let context = (*attr.pd).context;
@@ -120,7 +120,7 @@ pub unsafe fn create(
         max_wr: attr.max_wr,
         max_sge: attr.max_sge,
         flags,
-        user_handle: place.as_ptr().expose_provenance() as u64,
+        user_handle: storage.as_ptr().expose_provenance() as u64,
         // SAFETY: as above.
         async_fd: unsafe { borrowed((*context).async_fd) },
     };
@@ -138,10 +138,10 @@ pub unsafe fn create(
         }
     }
     let checksums = has_checksums(&ctx, IBV_DEVICE_RAW_IP_CSUM)?;
-    let made = WorkQueue::create(&ctx, device, &init, checksums, strides, allocator)?;
-    cq.attach(&made.work, Role::RECEIVE)?;
-    attr.max_wr = made.recv.capacity();
-    attr.max_sge = made.recv.max_sge() - u32::from(strides.is_some());
+    let new_wq = WorkQueue::create(&ctx, device, &init, checksums, strides, allocator)?;
+    cq.attach(&new_wq.work, Role::RECEIVE)?;
+    attr.max_wr = new_wq.recv.capacity();
+    attr.max_sge = new_wq.recv.max_sge() - u32::from(strides.is_some());
     // SAFETY: zeros are valid for the public part: null pointers, absent functions,
     // integers.
     let mut public: ibv_wq = unsafe { core::mem::zeroed() };
@@ -149,24 +149,24 @@ pub unsafe fn create(
     public.wq_context = attr.wq_context;
     public.pd = attr.pd;
     public.cq = attr.cq;
-    public.wq_num = made.object.wq_num();
-    public.handle = made.object.handle().0;
+    public.wq_num = new_wq.object.wq_num();
+    public.handle = new_wq.object.handle().0;
     public.wq_type = attr.wq_type;
     public.post_recv = Some(match strides {
         None => post_recv,
         Some(_) => refuse_recv,
     });
-    place.write(Wq {
+    storage.write(Wq {
         public,
         single: domain.has_thread_domain(),
         lock: BiasedLock::new(),
-        recv: UnsafeCell::new(made.recv),
-        work: made.work,
-        object: made.object,
+        recv: UnsafeCell::new(new_wq.recv),
+        work: new_wq.work,
+        object: new_wq.object,
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(attr.pd) },
     });
-    Ok(Box::into_raw(place).cast())
+    Ok(Box::into_raw(storage).cast())
 }
 
 /// `ibv_post_wq_recv`: as `ibv_post_recv`, in any state. Receives that are posted before
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn destroy_wq(ibwq: *mut ibv_wq) -> c_int {
     entry::int(|| unsafe {
         let wq = wq_of(ibwq);
         match wq.object.destroy() {
-            Ok(seen) => events::wait_wq(ibwq, seen),
+            Ok(events_reported) => events::wait_wq(ibwq, events_reported),
             Err(error) => destroyed(Err(error.into()))?,
         }
         let cq: &Cq = cq_of((*ibwq).cq);
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn create_rwq_ind_table(
     attr: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
     /// More than any device has.
-    const MOST: u32 = 16;
+    const MAX_LOG_SIZE: u32 = 16;
     // SAFETY: libibverbs passes an open context and the application's attributes, with
     // so many live queues of ours.
     entry::pointer(|| unsafe {
@@ -269,7 +269,7 @@ pub unsafe extern "C" fn create_rwq_ind_table(
         if attr.comp_mask != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if attr.log_ind_tbl_size > MOST {
+        if attr.log_ind_tbl_size > MAX_LOG_SIZE {
             return Err(Errno::INVAL);
         }
         let ctx = CtxRef::of(context);

@@ -2,14 +2,14 @@
 
 use core::ffi::c_int;
 
-use mlx5::{Address, Opened, PostError, RecvQueue, SendQueue, SendWr, SharedQueue};
+use mlx5::{Address, OpenWqe, PostError, RecvQueue, SendQueue, SendWr, SharedQueue};
 use uverbs::{Data, Destination, Opcode, SendFlags, Sge};
 
 use crate::writers::{RecvQueueOps, SendQueueOps};
 
 impl SendQueueOps for SendQueue {
     type Address = Address;
-    type Opened = Opened;
+    type OpenWqe = OpenWqe;
 
     #[inline]
     unsafe fn push(&mut self, wr: &SendWr<'_, Address>) -> Result<(), c_int> {
@@ -26,30 +26,30 @@ impl SendQueueOps for SendQueue {
     }
 
     #[inline]
-    fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> Opened {
+    fn open(&self, opcode: Opcode, flags: SendFlags, imm_or_key: u32) -> OpenWqe {
         SendQueue::open(self, opcode, flags, imm_or_key)
     }
 
-    // `always` as of `SendQueue::push_opened`.
+    // `always` as of `SendQueue::push_open_wqe`.
     #[inline(always)]
-    unsafe fn push_opened(
+    unsafe fn push_open_wqe(
         &mut self,
-        opened: Opened,
+        open_wqe: OpenWqe,
         wr: &SendWr<'_, Address>,
         data: Data<'_>,
     ) -> bool {
         // SAFETY: as the caller says.
-        unsafe { SendQueue::push_opened(self, opened, wr, data) }
+        unsafe { SendQueue::push_open_wqe(self, open_wqe, wr, data) }
     }
 
     #[inline]
-    fn place_address(&mut self, destination: Destination<'_, Address>) -> bool {
-        SendQueue::place_address(self, destination)
+    fn write_address(&mut self, destination: Destination<'_, Address>) -> bool {
+        SendQueue::write_address(self, destination)
     }
 
     #[inline]
-    fn push_addressed(&mut self, opened: Opened, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
-        SendQueue::push_addressed(self, opened, wr, sge)
+    fn push_addressed(&mut self, open_wqe: OpenWqe, wr: &SendWr<'_, Address>, sge: &Sge) -> bool {
+        SendQueue::push_addressed(self, open_wqe, wr, sge)
     }
 
     #[inline]

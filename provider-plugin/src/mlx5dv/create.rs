@@ -54,11 +54,11 @@ exported! {
                 return Err(Errno::OPNOTSUPP);
             }
             let strides = (mask & WQ_MASK_STRIDES != 0).then(|| {
-                let asked = (*mlx5_attr).striding_rq_attrs;
+                let requested = (*mlx5_attr).striding_rq_attrs;
                 Strides {
-                    log_bytes: asked.single_stride_log_num_of_bytes,
-                    log_count: asked.single_wqe_log_num_of_strides,
-                    shift: asked.two_byte_shift_en != 0,
+                    log_bytes: requested.single_stride_log_num_of_bytes,
+                    log_count: requested.single_wqe_log_num_of_strides,
+                    shift: requested.two_byte_shift_en != 0,
                 }
             });
             wq::create(&mut *attr, strides)

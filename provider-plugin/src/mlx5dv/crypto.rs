@@ -43,14 +43,14 @@ pub struct Held<T> {
 
 impl<T> Held<T> {
     fn boxed(context: *mut ibv_context, object: T) -> Result<*mut Self, Errno> {
-        let made: *mut Self = boxed(Self {
+        let session: *mut Self = boxed(Self {
             holder: null_mut(),
             context,
             object,
         })?;
         // SAFETY: it was made just now.
-        unsafe { (*made).holder = &raw mut (*made).context };
-        Ok(made)
+        unsafe { (*session).holder = &raw mut (*session).context };
+        Ok(session)
     }
 }
 

@@ -35,10 +35,10 @@ fn create() -> Result<*mut c_void, Errno> {
 /// Removes an action. Returns whether there was one.
 fn remove(action: *mut c_void) -> bool {
     let mut actions = actions();
-    let place = actions
+    let index = actions
         .iter()
         .position(|it| core::ptr::addr_eq(&raw const **it, action));
-    place.map(|place| actions.swap_remove(place)).is_some()
+    index.map(|index| actions.swap_remove(index)).is_some()
 }
 
 exported! {

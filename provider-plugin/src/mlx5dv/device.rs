@@ -150,11 +150,11 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
     // SAFETY: as the caller says. `to` is not a reference, since a header may lack
     // the structure's end.
     unsafe {
-        let asked = (*answer).comp_mask;
+        let requested = (*answer).comp_mask;
         let mut valid = 0;
         macro_rules! member {
             ($($mask:ident: $($member:ident = $value:expr),+;)+) => {$(
-                if asked & $mask != 0 {
+                if requested & $mask != 0 {
                     $((*answer).$member = $value;)+
                     valid |= $mask;
                 }
@@ -181,20 +181,21 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
             MAX_DC_RD_ATOM:
                 max_dc_rd_atom = caps.dc_reads[0], max_dc_init_rd_atom = caps.dc_reads[1];
         }
-        if asked & OOO_RECV_WRS != 0 && features.out_of_order {
+        if requested & OOO_RECV_WRS != 0 && features.out_of_order {
             (*answer).ooo_recv_wrs_caps = out_of_order;
             valid |= OOO_RECV_WRS;
         }
-        if asked & NUM_LAG_PORTS != 0 && caps.lag_ports != 0 {
+        if requested & NUM_LAG_PORTS != 0 && caps.lag_ports != 0 {
             (*answer).num_lag_ports = caps.lag_ports;
             valid |= NUM_LAG_PORTS;
         }
-        if let (true, Some(record)) = (asked & CLOCK_INFO_UPDATE != 0, device.clock().record()) {
+        if let (true, Some(record)) = (requested & CLOCK_INFO_UPDATE != 0, device.clock().record())
+        {
             (*answer).max_clock_info_update_nsec = record.overflow_period;
             valid |= CLOCK_INFO_UPDATE;
         }
         let counter = device.clock().counter_address();
-        if let (true, Some(counter)) = (asked & HCA_CORE_CLOCK != 0, counter) {
+        if let (true, Some(counter)) = (requested & HCA_CORE_CLOCK != 0, counter) {
             (*answer).hca_core_clock = counter.as_ptr().cast();
             valid |= HCA_CORE_CLOCK;
         }

@@ -513,14 +513,14 @@ exported! {
         // SAFETY: an open context.
         entry::pointer(|| unsafe {
             let fd = devx::event_channel(&CtxRef::of(context), flags)?;
-            let made = boxed(EventChannel {
+            let result = boxed(EventChannel {
                 public: mlx5dv_devx_event_channel { fd },
                 context,
             });
-            if made.is_err() {
+            if result.is_err() {
                 libc::close(fd);
             }
-            made
+            result
         })
     }
 

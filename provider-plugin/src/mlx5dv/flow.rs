@@ -224,15 +224,15 @@ exported! {
             }
             let ctx = CtxRef::of(context);
             let (handle, id) = create_anchor(&ctx, (*attr).ft_type, (*attr).priority)?;
-            let made: Result<*mut Anchor, _> = devx::boxed(Anchor {
+            let result: Result<*mut Anchor, _> = devx::boxed(Anchor {
                 context,
                 handle: handle.0,
                 public: mlx5dv_steering_anchor { id },
             });
-            if made.is_err() {
+            if result.is_err() {
                 destroy_anchor(&ctx, handle)?;
             }
-            Ok(&raw mut (*made?).public)
+            Ok(&raw mut (*result?).public)
         })
     }
 

@@ -84,7 +84,7 @@ unsafe fn create(attr: &mut mlx5dv_mkey_init_attr) -> Result<*mut mlx5dv_mkey, E
         let context = (*attr.pd).context;
         (context, CtxRef::of(context), pd_of(attr.pd).number)
     };
-    let asked = |flag| attr.create_flags & flag != 0;
+    let has = |flag| attr.create_flags & flag != 0;
     let mut known = mkey_flag::INDIRECT
         | mkey_flag::BLOCK_SIGNATURE
         | mkey_flag::CRYPTO
@@ -92,13 +92,13 @@ unsafe fn create(attr: &mut mlx5dv_mkey_init_attr) -> Result<*mut mlx5dv_mkey, E
     if ctx.mlx5()?.changes_key_tags() {
         known |= mkey_flag::UPDATE_TAG;
     }
-    if attr.create_flags == 0 || asked(!known) {
+    if attr.create_flags == 0 || has(!known) {
         return Err(Errno::OPNOTSUPP);
     }
     let options = KeyOptions {
-        remote_invalidate: asked(mkey_flag::REMOTE_INVALIDATE),
-        signatures: asked(mkey_flag::BLOCK_SIGNATURE),
-        encryption: asked(mkey_flag::CRYPTO),
+        remote_invalidate: has(mkey_flag::REMOTE_INVALIDATE),
+        signatures: has(mkey_flag::BLOCK_SIGNATURE),
+        encryption: has(mkey_flag::CRYPTO),
     };
     let is_protected = options.signatures || options.encryption;
     let caps = match is_protected {

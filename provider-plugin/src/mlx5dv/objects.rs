@@ -137,23 +137,23 @@ unsafe fn qp(object: *mut crate::abi::ibv_qp, out: *mut mlx5dv_qp) -> Result<(),
             reg: pointer(register.at),
             size: register.half,
         };
-        let asked = (*out).comp_mask;
-        if asked & QP_MASK_UAR_MMAP_OFFSET != 0 {
+        let requested = (*out).comp_mask;
+        if requested & QP_MASK_UAR_MMAP_OFFSET != 0 {
             (*out).uar_mmap_offset = register.file_offset as libc::off_t;
         }
         let packets = &qp.device_data.packets;
-        if asked & QP_MASK_RAW_QP_HANDLES != 0 {
+        if requested & QP_MASK_RAW_QP_HANDLES != 0 {
             (*out).tirn = packets.tir;
             (*out).tisn = packets.tis;
             (*out).rqn = packets.rq;
             (*out).sqn = packets.sq;
         }
-        if asked & QP_MASK_RAW_QP_TIR_ADDR != 0 {
+        if requested & QP_MASK_RAW_QP_TIR_ADDR != 0 {
             (*out).tir_icm_addr = packets.tir_address;
         }
         const KNOWN: u64 =
             QP_MASK_UAR_MMAP_OFFSET | QP_MASK_RAW_QP_HANDLES | QP_MASK_RAW_QP_TIR_ADDR;
-        (*out).comp_mask = asked & KNOWN;
+        (*out).comp_mask = requested & KNOWN;
     }
     Ok(())
 }
@@ -186,11 +186,11 @@ unsafe fn srq(object: *mut crate::abi::ibv_srq, out: *mut mlx5dv_srq) -> Result<
         (*out).stride = ring.stride;
         (*out).head = head.into();
         (*out).tail = tail.into();
-        let asked = (*out).comp_mask & SRQ_MASK_SRQN;
-        if asked != 0 {
+        let requested = (*out).comp_mask & SRQ_MASK_SRQN;
+        if requested != 0 {
             (*out).srqn = srq.public.srq_num;
         }
-        (*out).comp_mask = asked;
+        (*out).comp_mask = requested;
     }
     Ok(())
 }

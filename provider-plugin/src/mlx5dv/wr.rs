@@ -20,7 +20,7 @@ use crate::mlx5::key_config::{Complete, KeyConfig};
 use crate::mlx5::qp::Qp;
 use crate::qp::Addressing;
 use crate::wr_ex::{
-    fail, idle_queue, place_destination, push_by, set_destination, wr_complete, wr_start,
+    fail, idle_queue, push_by, set_destination, wr_complete, wr_start, write_destination,
 };
 
 exported! {
@@ -187,7 +187,7 @@ unsafe fn set_target(
     // SAFETY: as the caller says.
     unsafe {
         let placed = !ah.is_null()
-            && place_destination::<Mlx5>(
+            && write_destination::<Mlx5>(
                 queue_pair(functions),
                 target(ah, remote_dctn, access_key, stream),
             );

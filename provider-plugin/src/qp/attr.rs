@@ -1,4 +1,4 @@
-//! Attributes of queue pairs, as the C interface has them and as the kernel has.
+//! Conversion of queue pair attributes between the C interface and the kernel's.
 
 use core::ffi::c_int;
 
@@ -8,7 +8,7 @@ use crate::abi::*;
 use crate::ah::address;
 use crate::errno::Errno;
 
-/// Capacities as the C interface has them.
+/// Converts capabilities to the C interface.
 pub fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: cap.max_send_wr,
@@ -37,8 +37,9 @@ fn address_to_c(from: &AhAttr) -> ibv_ah_attr {
     }
 }
 
-/// The mask of attributes, of those that the plain commands know, and the rate limit.
-pub fn known_mask(mask: c_int, rate_limit: bool) -> Result<QpAttrMask, Errno> {
+/// Converts the attribute mask. EOPNOTSUPP for attributes beyond those of the basic commands
+/// and, if `rate_limit`, the rate limit.
+pub fn attr_mask_from_c(mask: c_int, rate_limit: bool) -> Result<QpAttrMask, Errno> {
     let mask = mask as u32;
     let unknown = match rate_limit {
         true => mask & !IBV_QP_RATE_LIMIT,
@@ -50,7 +51,7 @@ pub fn known_mask(mask: c_int, rate_limit: bool) -> Result<QpAttrMask, Errno> {
     Ok(QpAttrMask::from_bits_retain(mask as _))
 }
 
-/// Converts the attributes of the C interface.
+/// Converts attributes from the C interface.
 pub fn attr_from_c(from: &ibv_qp_attr) -> QpAttr {
     QpAttr {
         qp_state: QpState(from.qp_state as _),
@@ -82,7 +83,7 @@ pub fn attr_from_c(from: &ibv_qp_attr) -> QpAttr {
     }
 }
 
-/// As [`attr_from_c`], the other way.
+/// Converts attributes to the C interface.
 pub fn attr_to_c(from: &QpAttr, to: &mut ibv_qp_attr) {
     to.qp_state = from.qp_state.0 as u32;
     to.cur_qp_state = from.cur_qp_state.0 as u32;

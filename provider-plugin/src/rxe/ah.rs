@@ -19,7 +19,7 @@ impl AhOps for Rxe {
         attr: &AhAttr,
         user_handle: u64,
     ) -> Result<(u32, Option<AhHandle>), Errno> {
-        let made = rxe::AddressHandle::create(ctx, pd, attr, user_handle)?;
-        Ok((made.ah_num, Some(made.object.into_handle())))
+        let handle = rxe::AddressHandle::create(ctx, pd, attr, user_handle)?;
+        Ok((handle.ah_num, Some(handle.object.into_handle())))
     }
 }

@@ -11,7 +11,7 @@ use super::Rxe;
 use crate::abi::*;
 use crate::access::locked;
 use crate::context::CtxRef;
-use crate::cq::{CqOps, Cursor, Readers, cq_of, no_entry, room};
+use crate::cq::{CqOps, Cursor, Readers, cq_of, no_entry, wc_slice};
 use crate::entry;
 use crate::errno::Errno;
 
@@ -43,15 +43,15 @@ impl CqOps for Rxe {
         _options: &(),
         _domain: *mut ibv_pd,
     ) -> Result<(uverbs::Cq<CtxRef>, Completions), Errno> {
-        let made = CompletionQueue::create(ctx, init)?;
+        let new_cq = CompletionQueue::create(ctx, init)?;
         let completions = Completions {
-            index_check: made.index_check,
-            ring: UnsafeCell::new(made.ring),
+            index_check: new_cq.index_check,
+            ring: UnsafeCell::new(new_cq.ring),
             span: UnsafeCell::new(Span { at: 0, end: 0 }),
             entry: UnsafeCell::new(core::ptr::null()),
-            retired: UnsafeCell::new(made.retired),
+            retired: UnsafeCell::new(new_cq.retired),
         };
-        Ok((made.object, completions))
+        Ok((new_cq.object, completions))
     }
 
     fn arm(cq: &Cq, solicited_only: bool) -> Result<(), Errno> {
@@ -70,7 +70,7 @@ impl CqOps for Rxe {
 }
 
 impl Cq {
-    /// A queue pair was reset or destroyed: its unread completions are taken out.
+    /// Removes the unread completions of a queue pair that was reset or destroyed.
     pub fn clean(&self, qp_num: u32) {
         locked(self.single, &self.lock, || {
             // SAFETY: in the critical section.
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn poll_cq(ibcq: *mut ibv_cq, num_entries: c_int, wc: *mut
 unsafe extern "C" fn poll(cq: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     cq.lock();
     // SAFETY: in the critical section; as the caller says.
-    let count = unsafe { (*cq.completions.ring.get()).take(room(wc, num_entries)) };
+    let count = unsafe { (*cq.completions.ring.get()).take(wc_slice(wc, num_entries)) };
     cq.unlock();
     count as c_int
 }
@@ -132,8 +132,8 @@ unsafe extern "C" fn poll(cq: &Cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int
 /// Sets the public members to the cursor's completion.
 ///
 /// # Safety
-/// The queue's critical section has been entered; the span is not empty, and
-/// from [`WcRing::available`] or a step since it was entered.
+/// The queue's critical section has been entered. Since then the span was set by
+/// [`WcRing::available`] or a step; it is not empty.
 #[inline]
 unsafe fn set_current(ibcq: *mut ibv_cq_ex, cq: &Cq) {
     // SAFETY: in the critical section, so the cells are this caller's, and the

@@ -8,9 +8,9 @@ use crate::errno::Errno;
 use crate::pd::PdOps;
 
 impl PdOps for Rxe {
-    type Thread = ();
+    type ThreadDomain = ();
 
-    fn make_thread(_ctx: &CtxRef) -> Result<(), Errno> {
+    fn make_thread_domain(_ctx: &CtxRef) -> Result<(), Errno> {
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use crate::abi::*;
 use crate::context::CtxRef;
 use crate::cq::cq_of;
 use crate::errno::Errno;
-use crate::qp::{NewQp, QpOps, Sends};
+use crate::qp::{NewQp, QpOps, SendAttr};
 
 /// Data of a queue pair besides its queues.
 pub struct QpData {
@@ -51,19 +51,19 @@ impl QpOps for Rxe {
         ctx: &CtxRef,
         _attr: &ibv_qp_init_attr,
         init: &QpInit,
-        _sends: &Sends,
+        _send_attr: &SendAttr,
         _options: &(),
         _thread: Option<&()>,
         _domain: *mut ibv_pd,
     ) -> Result<NewQp<Self>, Errno> {
-        let made = QueuePair::create(ctx, init)?;
+        let new_qp = QueuePair::create(ctx, init)?;
         // SAFETY: the queue pair does not outlive its context (see `CtxRef`).
-        let doorbell = unsafe { made.doorbell.direct() }.ok_or(Errno::IO)?;
+        let doorbell = unsafe { new_qp.doorbell.direct() }.ok_or(Errno::IO)?;
         Ok(NewQp {
-            cap: made.object.cap(),
-            object: made.object,
-            send: made.send,
-            recv: made.recv,
+            cap: new_qp.object.cap(),
+            object: new_qp.object,
+            send: new_qp.send,
+            recv: new_qp.recv,
             device_data: QpData {
                 doorbell,
                 answer: UnsafeCell::new(0),
@@ -71,7 +71,7 @@ impl QpOps for Rxe {
         })
     }
 
-    fn moved_to_final_address(device_data: &mut QpData) {
+    fn set_final_address(device_data: &mut QpData) {
         // SAFETY: a cell is not at address 0.
         let answer = unsafe { NonNull::new_unchecked(device_data.answer.get()) };
         // SAFETY: the buffer is part of the queue pair, as the doorbell is, and
@@ -112,7 +112,7 @@ impl QpOps for Rxe {
         wr_ex::operations(qp_type)
     }
 
-    fn set_device_functions(qp: &mut Qp, asked: u64, (): &()) {
-        wr_ex::set_functions(&mut qp.public, asked);
+    fn set_device_functions(qp: &mut Qp, operations: u64, (): &()) {
+        wr_ex::set_functions(&mut qp.public, operations);
     }
 }

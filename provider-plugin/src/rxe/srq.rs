@@ -20,13 +20,13 @@ impl SrqOps for Rxe {
         _cq: *mut ibv_cq,
         _domain: *mut ibv_pd,
     ) -> Result<NewSrq<Self>, Errno> {
-        let made = SharedReceiveQueue::create(ctx, init)?;
+        let new_srq = SharedReceiveQueue::create(ctx, init)?;
         Ok(NewSrq {
-            max_wr: made.object.max_wr(),
-            max_sge: made.object.max_sge(),
-            object: made.object,
-            recv: made.recv,
-            srq_num: made.srq_num,
+            max_wr: new_srq.object.max_wr(),
+            max_sge: new_srq.object.max_sge(),
+            object: new_srq.object,
+            recv: new_srq.recv,
+            srq_num: new_srq.srq_num,
             device_data: (),
         })
     }

@@ -30,9 +30,9 @@ pub fn operations(qp_type: u32) -> u64 {
 }
 
 /// Sets the functions of operations that only rdma_rxe has.
-pub fn set_functions(qp: &mut verbs_qp, asked: u64) {
+pub fn set_functions(qp: &mut verbs_qp, operations: u64) {
     let layout = layout::current();
-    let has = |operation| asked & operation != 0;
+    let has = |operation| operations & operation != 0;
     if has(IBV_QP_EX_WITH_ATOMIC_WRITE) {
         layout.set_wr_atomic_write(qp, Some(wr_atomic_write));
     }

@@ -8,7 +8,7 @@ use crate::writers::{RecvQueueOps, SendQueueOps};
 
 impl SendQueueOps for SendQueue {
     type Address = u32;
-    type Opened = ();
+    type OpenWqe = ();
 
     #[inline]
     unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), c_int> {
@@ -28,7 +28,7 @@ impl SendQueueOps for SendQueue {
 
     // `always` as of `push_fast`.
     #[inline(always)]
-    unsafe fn push_opened(&mut self, (): (), wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
+    unsafe fn push_open_wqe(&mut self, (): (), wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
         // SAFETY: as the caller says.
         unsafe { SendQueue::push_fast(self, wr, data) }
     }
@@ -40,7 +40,7 @@ impl SendQueueOps for SendQueue {
     }
 
     unsafe fn publish_slow(&mut self) -> bool {
-        // It was empty.
+        // `publish_fast` publishes every batch that is not empty.
         false
     }
 

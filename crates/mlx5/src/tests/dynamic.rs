@@ -87,8 +87,8 @@ fn a_work_request_names_its_target() {
     }
 }
 
-/// `place_address` and `push_addressed` write what `push` does, or nothing; so does the
-/// general path after `place_address`.
+/// `write_address` and `push_addressed` write what `push` does, or nothing; so does the
+/// general path after `write_address`.
 #[test]
 fn fast_path_writes_the_same() {
     let address = address();
@@ -163,16 +163,16 @@ fn fast_path_writes_the_same() {
             };
             let full = round == 2 * fast.send.capacity();
             let before = fast.sent(0, size);
-            let opened = fast.send.open(opcode, wr.flags, round);
-            let placed = fast.send.place_address(destination);
-            let done = placed && fast.send.push_addressed(opened, &wr, &list[0]);
+            let open_wqe = fast.send.open(opcode, wr.flags, round);
+            let written = fast.send.write_address(destination);
+            let done = written && fast.send.push_addressed(open_wqe, &wr, &list[0]);
             assert_eq!(done, pushed && !full, "{opcode:?} {destination:?}");
-            if !placed {
+            if !written {
                 assert_eq!(fast.sent(0, size), before);
                 break;
             }
             if !done {
-                let destination = Destination::Placed;
+                let destination = Destination::InWqe;
                 // SAFETY: no inline data.
                 let results = unsafe {
                     let rest = fast.send.push_slow(&SendWr { destination, ..wr });

@@ -463,7 +463,7 @@ proptest! {
 }
 
 proptest! {
-    /// The fast branch of `push`, and `push_opened`, write the same bytes as the general
+    /// The fast branch of `push`, and `push_open_wqe`, write the same bytes as the general
     /// one, and the same is outstanding, whatever they push, around the ring.
     #[test]
     fn send_fast_path_writes_the_same(
@@ -509,10 +509,10 @@ proptest! {
                     },
                     ..SendWr::new(wr_id, Opcode(opcode), SendFlags::from_bits_retain(flags))
                 };
-                let opened = fast.send.open(wr.opcode, wr.flags, imm);
+                let open_wqe = fast.send.open(wr.opcode, wr.flags, imm);
                 // SAFETY: inline data is of `source`.
                 let pushed = unsafe {
-                    let done = kind & 4 != 0 && fast.send.push_opened(opened, &wr, wr.data);
+                    let done = kind & 4 != 0 && fast.send.push_open_wqe(open_wqe, &wr, wr.data);
                     let first = if done { Ok(()) } else { fast.send.push(&wr) };
                     (first, general.send.push_slow(&wr))
                 };

@@ -123,7 +123,7 @@ pub(super) fn addressed<'a, A>(
 ) -> Result<uverbs::SendWr<'a, A>, PostError> {
     let destination = match wr.destination {
         Destination::Connected => Destination::Connected,
-        Destination::Placed => Destination::Placed,
+        Destination::InWqe => Destination::InWqe,
         Destination::Datagram {
             address,
             remote_qpn,
