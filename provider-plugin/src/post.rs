@@ -136,7 +136,7 @@ unsafe fn push<D: qp::QpOps>(
                 };
             }
             // `ibv_send_wr` has no field for the destination.
-            Addressing::Dynamic => return Err(libc::EINVAL),
+            Addressing::Dc => return Err(libc::EINVAL),
         }
         match wr.opcode {
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
@@ -161,7 +161,7 @@ unsafe fn push<D: qp::QpOps>(
             }
             IBV_WR_TSO => {
                 let tso = wr.extra.tso;
-                common.operands = Operands::Segmentation {
+                common.operands = Operands::Tso {
                     headers: tso.hdr.expose_provenance() as u64,
                     length: tso.hdr_sz,
                     mss: tso.mss,

@@ -54,7 +54,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     const CREATE_FLAGS: QpCreateFlags = QpCreateFlags::empty();
 
     /// Whether `IBV_QPT_DRIVER` is a dynamically connected (DC) queue pair.
-    const DYNAMIC: bool = false;
+    const DC: bool = false;
 
     /// Whether raw packet queue pairs can be created.
     const PACKETS: bool = false;
@@ -180,7 +180,7 @@ pub enum Addressing {
     /// A shared receive queue of the connected peer (XRC).
     Xrc,
     /// An address handle and a DC target.
-    Dynamic,
+    Dc,
 }
 
 /// Aligns the next field to a cache line.
@@ -309,7 +309,7 @@ fn required_attr<D: QpOps>(attr: &ibv_qp_init_attr) -> Result<ibv_qp_init_attr, 
             return Ok(attr);
         }
         IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => return Err(Errno::OPNOTSUPP),
-        IBV_QPT_DRIVER if D::DYNAMIC => return Ok(attr),
+        IBV_QPT_DRIVER if D::DC => return Ok(attr),
         _ if attr.recv_cq.is_null() => return Err(Errno::INVAL),
         _ => {}
     }
@@ -465,7 +465,7 @@ pub unsafe fn init_qp<D: QpOps>(
     let addressing = match attr.qp_type {
         IBV_QPT_UD => Addressing::Datagram,
         IBV_QPT_XRC_SEND => Addressing::Xrc,
-        IBV_QPT_DRIVER => Addressing::Dynamic,
+        IBV_QPT_DRIVER => Addressing::Dc,
         _ => Addressing::Connected,
     };
     let qp = storage.write(Qp {

@@ -182,7 +182,7 @@ impl<Q: SendQueueOps> Batch<Q> {
             let bytes = unsafe { slice::from_raw_parts(headers, length.into()) };
             self.headers.extend_from_slice(bytes);
         }
-        Ok(Operands::Segmentation {
+        Ok(Operands::Tso {
             headers: self.headers.as_ptr().expose_provenance() as u64,
             length,
             mss,
@@ -223,7 +223,7 @@ pub fn operations<D: QpOps>(qp_type: u32) -> u64 {
         IBV_QPT_UC => UNRELIABLE,
         IBV_QPT_RC => RELIABLE,
         IBV_QPT_XRC_SEND if D::XRC => RELIABLE,
-        IBV_QPT_DRIVER if D::DYNAMIC => RELIABLE,
+        IBV_QPT_DRIVER if D::DC => RELIABLE,
         IBV_QPT_RAW_PACKET if D::PACKETS => IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO,
         _ => 0,
     };
@@ -258,7 +258,7 @@ pub fn set_functions<D: QpOps>(qp: &mut verbs_qp, addressing: Addressing, operat
     qp.wr_set_inline_data = Some(wr_set_inline_data::<D>);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list::<D>);
     qp.wr_set_sge = Some(match addressing {
-        Addressing::Datagram | Addressing::Dynamic => wr_set_sge_addressed::<D>,
+        Addressing::Datagram | Addressing::Dc => wr_set_sge_addressed::<D>,
         Addressing::Connected | Addressing::Xrc => wr_set_sge::<D>,
     });
     qp.wr_set_sge_list = Some(wr_set_sge_list::<D>);

@@ -272,9 +272,9 @@ pub struct CreateQp {
 /// `MLX5_QP_FLAG_TUNNEL_OFFLOADS`: checksums and hashes of packets inside tunnels.
 pub const QP_FLAG_TUNNEL_OFFLOADS: u32 = 1 << 2;
 /// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC`: unicast packets of the same context are received.
-pub const QP_FLAG_OWN_UNICAST: u32 = 1 << 6;
-/// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: as [`QP_FLAG_OWN_UNICAST`], multicast packets.
-pub const QP_FLAG_OWN_MULTICAST: u32 = 1 << 7;
+pub const QP_FLAG_TIR_ALLOW_SELF_LB_UC: u32 = 1 << 6;
+/// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: as [`QP_FLAG_TIR_ALLOW_SELF_LB_UC`], multicast packets.
+pub const QP_FLAG_TIR_ALLOW_SELF_LB_MC: u32 = 1 << 7;
 /// `MLX5_QP_FLAG_TYPE_DCT`: a DC target.
 pub const QP_FLAG_TYPE_DCT: u32 = 1 << 4;
 

@@ -17,7 +17,7 @@ use uverbs::{Context, ContextRef, QpHandle};
 pub use lag::{LagQueue, lag_port, set_lag_port};
 
 use crate::ioctl::devx::{self, DevxObject};
-use crate::{Address, CreateError, Engine};
+use crate::{Address, CreateError, CryptoEngine};
 
 /// Opcodes of commands.
 mod opcode {
@@ -230,8 +230,8 @@ impl Capabilities {
                 encryption: EncryptionSupport {
                     is_supported: bit(0x8c, 22),
                     engine: match (bit(0x7c, 13), bit(0x7c, 14)) {
-                        (true, _) => Some(Engine::ManyUnits),
-                        (false, true) => Some(Engine::SingleUnit),
+                        (true, _) => Some(CryptoEngine::MultiBlock),
+                        (false, true) => Some(CryptoEngine::SingleBlock),
                         (false, false) => None,
                     },
                 },

@@ -87,12 +87,12 @@ pub struct Features {
     /// Registers take work requests, not doorbells only.
     pub blue_flame: bool,
     /// CQEs of DC targets may carry data.
-    pub target_short_data: bool,
+    pub dct_scatter_to_cqe: bool,
     /// Receives may be consumed in any order ([`crate::QpOptions::out_of_order`]), of the
     /// services in [`crate::commands::Capabilities::out_of_order`].
     pub out_of_order: bool,
-    /// Limits of [`crate::Streams`].
-    pub streams: crate::Streams,
+    /// Limits of [`crate::DciStreams`].
+    pub streams: crate::DciStreams,
     /// Fields and functions of [`crate::PacketHash`].
     pub packet_hash: (u64, u8),
     /// Rate limits in kbit/s: least, most, types of queue pairs as bits, and flags of
@@ -388,7 +388,7 @@ impl DeviceContext {
     }
 
     /// Memory keys whose signatures are checked: completion queues report errors to them
-    /// ([`crate::CqeRing::report_to`]).
+    /// ([`crate::CqeRing::set_protected_keys`]).
     pub fn protected_keys(&self) -> &Arc<ProtectedKeys> {
         &self.protected_keys
     }
@@ -409,7 +409,7 @@ impl DeviceContext {
         self.limits.max_recv_wr
     }
 
-    /// Whether queue pairs have enhanced connection options ([`crate::Changes::ece`]).
+    /// Whether queue pairs have enhanced connection options ([`crate::QpChanges::ece`]).
     pub fn has_ece(&self) -> bool {
         self.ece
     }
@@ -439,9 +439,9 @@ impl DeviceContext {
             wide_padding: has(device_flag::CQE_128B_PAD),
             packet_credits: has(device_flag::PACKET_BASED_CREDIT_MODE),
             blue_flame: self.register_size != 0,
-            target_short_data: has(device_flag::SCAT2CQE_DCT),
+            dct_scatter_to_cqe: has(device_flag::SCAT2CQE_DCT),
             out_of_order: has(device_flag::OOO_DP),
-            streams: crate::Streams {
+            streams: crate::DciStreams {
                 log_concurrent: answer.dci_streams_caps[0],
                 log_errored: answer.dci_streams_caps[1],
             },

@@ -10,7 +10,7 @@ use uverbs::Existence;
 use crate::abi::{
     CQE_OWNER, CQE_SCATTER_32, CQE_SCATTER_64, CQE_SOLICITED, Cqe, SignatureErrorCqe, cqe_opcode,
 };
-use crate::cqe::{CqeRef, Sink, decode, decode_any, scatter};
+use crate::cqe::{CompletionSink, CqeRef, decode, decode_any, scatter};
 use crate::memory::{Entries, Purpose, QueueAllocator, Records, RetiredEntries};
 use crate::qp_table::QpTable;
 use crate::session::{Session, is_title};
@@ -245,7 +245,10 @@ impl CqeRing {
     /// # Safety
     /// The contracts of `publish` were kept on all queues that complete here.
     #[inline]
-    pub unsafe fn poll<S: Sink>(&mut self, out: &mut [S]) -> Result<usize, CompletionError> {
+    pub unsafe fn poll<S: CompletionSink>(
+        &mut self,
+        out: &mut [S],
+    ) -> Result<usize, CompletionError> {
         let mut count = 0;
         let result = loop {
             let Some(sink) = out.get_mut(count) else {
@@ -270,7 +273,7 @@ impl CqeRing {
     ///
     /// A receive of a shared queue that failed with a page fault (on-demand
     /// paging) is posted again, and completes later. A wrong signature is reported to its
-    /// key ([`CqeRing::report_to`]), and is no completion.
+    /// key ([`CqeRing::set_protected_keys`]), and is no completion.
     ///
     /// # Errors
     /// As for [`CqeRing::poll`].
@@ -278,7 +281,7 @@ impl CqeRing {
     /// # Safety
     /// As for [`CqeRing::poll`].
     #[inline(always)]
-    pub unsafe fn next(&mut self, sink: &mut impl Sink) -> Result<bool, CompletionError> {
+    pub unsafe fn next(&mut self, sink: &mut impl CompletionSink) -> Result<bool, CompletionError> {
         const SENT: u8 = cqe_opcode::REQ << 4;
         const RECEIVED: u8 = cqe_opcode::RESP_SEND << 4;
         const RECEIVED_IMM: u8 = cqe_opcode::RESP_SEND_IMM << 4;
@@ -309,7 +312,10 @@ impl CqeRing {
     /// As for [`CqeRing::poll`].
     #[cold]
     #[inline(never)]
-    unsafe fn next_slow(&mut self, sink: &mut impl Sink) -> Result<bool, CompletionError> {
+    unsafe fn next_slow(
+        &mut self,
+        sink: &mut impl CompletionSink,
+    ) -> Result<bool, CompletionError> {
         loop {
             let at = self.at;
             if self.session.left != 0 {
@@ -381,7 +387,7 @@ impl CqeRing {
         at: u32,
         cqe: CqeRef,
         op_own: u8,
-        sink: &mut impl Sink,
+        sink: &mut impl CompletionSink,
     ) -> Option<Result<(), CompletionError>> {
         let wide = self.wide(at);
         let work = self.qps.receiver(cqe.uidx_field())?;
@@ -399,7 +405,7 @@ impl CqeRing {
     }
 
     /// Reports wrong signatures to these keys.
-    pub fn report_to(&mut self, keys: &Arc<ProtectedKeys>) {
+    pub fn set_protected_keys(&mut self, keys: &Arc<ProtectedKeys>) {
         self.keys = Some(Arc::clone(keys));
     }
 

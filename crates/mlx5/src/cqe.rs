@@ -1,7 +1,7 @@
 //! The decoder of CQEs.
 //!
 //! [`decode`] resolves the queue pair and the work request of a CQE, interprets
-//! its opcode and hands the result to a [`Sink`]: a work completion, one with a
+//! its opcode and hands the result to a [`CompletionSink`]: a work completion, one with a
 //! timestamp, or the entry under a cursor, which reads the other fields on
 //! demand. CQEs are untrusted: fields are looked up or masked. An unknown value is
 //! a [`CompletionError`], and changes nothing.
@@ -210,13 +210,13 @@ pub struct Decoded {
 }
 
 /// Destination of the fields of a completion.
-pub trait Sink {
+pub trait CompletionSink {
     /// Takes a completion.
     #[doc(hidden)]
     fn put(&mut self, cqe: CqeRef, decoded: Decoded);
 }
 
-impl Sink for MaybeUninit<WorkCompletion> {
+impl CompletionSink for MaybeUninit<WorkCompletion> {
     #[inline]
     fn put(&mut self, cqe: CqeRef, decoded: Decoded) {
         let mut wc = WorkCompletion {
@@ -253,14 +253,14 @@ impl Sink for MaybeUninit<WorkCompletion> {
 /// failure).
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub struct Timed {
+pub struct TimedCompletion {
     /// The completion.
     pub completion: WorkCompletion,
     /// The time.
     pub time: u64,
 }
 
-impl Sink for MaybeUninit<Timed> {
+impl CompletionSink for MaybeUninit<TimedCompletion> {
     #[inline]
     fn put(&mut self, cqe: CqeRef, decoded: Decoded) {
         let time = cqe.time();
@@ -268,7 +268,7 @@ impl Sink for MaybeUninit<Timed> {
         completion.put(cqe, decoded);
         // SAFETY: a sink is written by `put`.
         let completion = unsafe { completion.assume_init() };
-        self.write(Timed { completion, time });
+        self.write(TimedCompletion { completion, time });
     }
 }
 
@@ -292,7 +292,7 @@ pub(crate) fn decode(
     cqe: CqeRef,
     op_own: u8,
     status: u32,
-    sink: &mut impl Sink,
+    sink: &mut impl CompletionSink,
 ) -> Result<(), CompletionError> {
     decode_of::<false>(qps, cqe, op_own, status, sink)
 }
@@ -305,7 +305,7 @@ fn decode_of<const TAGS: bool>(
     cqe: CqeRef,
     op_own: u8,
     status: u32,
-    sink: &mut impl Sink,
+    sink: &mut impl CompletionSink,
 ) -> Result<(), CompletionError> {
     let success = |wr_id, opcode, wc_flags, byte_len| Decoded {
         wr_id,
@@ -368,7 +368,7 @@ pub(crate) fn decode_any(
     cqe: CqeRef,
     op_own: u8,
     status: u32,
-    sink: &mut impl Sink,
+    sink: &mut impl CompletionSink,
 ) -> Result<(), CompletionError> {
     let Err(error) = decode_of::<true>(qps, cqe, op_own, status, sink) else {
         return Ok(());
@@ -394,7 +394,7 @@ pub(crate) fn decode_any(
         sink.put(cqe, failure(wr_id, opcode::SEND));
         return Ok(());
     }
-    if !work.raw {
+    if !work.raw_wqe {
         return Err(error);
     }
     let found = work.sends.find_marked(slot.into());
@@ -515,7 +515,7 @@ fn other_request(
         abi::opcode::ATOMIC_CS => (opcode::COMP_SWAP, 0, 8),
         abi::opcode::ATOMIC_FA => (opcode::FETCH_ADD, 0, 8),
         abi::opcode::SET_PSV if work.send.keys == KeyChanges::Layouts => (opcode::KEY_LAYOUT, 0, 0),
-        abi::opcode::NOP if work.stops => {
+        abi::opcode::NOP if work.sig_pipelining => {
             return match work.cancelled_opcode(cqe.wqe_counter()) {
                 abi::opcode::SEND => Ok((opcode::SEND, 0, 0)),
                 abi::opcode::RDMA_WRITE => Ok((opcode::RDMA_WRITE, 0, 0)),
@@ -523,7 +523,7 @@ fn other_request(
                 cancelled => other_request(work, cqe, cancelled),
             };
         }
-        abi::opcode::MMO if work.copies => (opcode::MEMCPY, 0, 0),
+        abi::opcode::MMO if work.memcpy => (opcode::MEMCPY, 0, 0),
         // Bind, invalidate or layout: the poster stored which in the second slot.
         abi::opcode::UMR => {
             let second = u32::from(cqe.wqe_counter()).wrapping_add(1);
@@ -569,13 +569,13 @@ pub(crate) unsafe fn scatter(
         let (_, _, byte_len) = request(work, cqe)?;
         let outstanding = work.sends.find(slot.into());
         let outstanding = match outstanding {
-            None if work.raw => work.sends.find_marked(slot.into()),
+            None if work.raw_wqe => work.sends.find_marked(slot.into()),
             outstanding => outstanding,
         };
         outstanding.ok_or_else(|| unknown_request(slot))?;
         // SAFETY: as the caller says; it is outstanding.
         let scatter = |data: &[u8]| unsafe { work.scatter_send(slot, data) };
-        work.short_data && data(byte_len).is_some_and(scatter)
+        work.scatter_to_cqe && data(byte_len).is_some_and(scatter)
     } else {
         let work = receiver(qps, cqe)?;
         let outstanding = match &work.shared {
@@ -594,7 +594,7 @@ pub(crate) unsafe fn scatter(
                 Some(shared) => shared.scatter(slot, data),
             }
         };
-        work.short_data && data(cqe.byte_len()).is_some_and(scatter)
+        work.scatter_to_cqe && data(cqe.byte_len()).is_some_and(scatter)
     };
     Ok(if fits { 0 } else { status::LOC_LEN_ERR })
 }

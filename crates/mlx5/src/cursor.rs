@@ -4,7 +4,7 @@
 use std::ptr::{self, NonNull};
 
 use crate::abi::Cqe;
-use crate::cqe::{CqeRef, Decoded, Sink};
+use crate::cqe::{CompletionSink, CqeRef, Decoded};
 use crate::wc::flags;
 
 /// The completion that a cursor is on.
@@ -42,7 +42,7 @@ impl Default for CursorEntry {
     }
 }
 
-impl Sink for CursorEntry {
+impl CompletionSink for CursorEntry {
     #[inline]
     fn put(&mut self, cqe: CqeRef, decoded: Decoded) {
         self.wr_id = decoded.wr_id;

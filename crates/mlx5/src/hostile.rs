@@ -102,7 +102,7 @@ impl Pair {
             None,
         )
         .expect("memory");
-        work.short_data = place != 2;
+        work.scatter_to_cqe = place != 2;
         let work = Arc::new(work);
         let (register, _) = DoorbellRegister::in_memory(256);
         Self {

@@ -64,7 +64,7 @@ pub use clock::{Clock, WallClock};
 pub use context::{DeviceContext, Devx, Features, Limits};
 pub use cq::{CompletionQueue, CqOptions, MiniFormat};
 pub use cq_ring::{CqeRing, EmptyCheck};
-pub use cqe::{Sink, Timed};
+pub use cqe::{CompletionSink, TimedCompletion};
 pub use cursor::CursorEntry;
 pub use direct::{DirectRegister, DirectRing};
 pub use dm::{CopyError, DeviceBytes, DeviceMemory};
@@ -74,12 +74,12 @@ pub use memory::{CustomMemory, CustomRecordPages, Purpose, QueueAllocator};
 pub use operation::Service;
 pub use plan::KeyChanges;
 pub use protection::{
-    BlockSignature, BlockSize, CrcKind, Encryption, Engine, Escape, KeyProtection, ProtectedKeys,
-    Signature, SignatureDomain, SignatureError, T10Dif, WrongPart,
+    BlockSignature, BlockSize, CrcKind, CryptoEngine, Encryption, Escape, KeyProtection,
+    ProtectedKeys, Signature, SignatureDomain, SignatureError, SignatureField, T10Dif,
 };
 pub use qp::{
-    Changes, Dynamic, PacketObjects, PacketOptions, QpOptions, QueuePair, Segmentation, Streams,
-    alloc_pd, find_pd, modify_qp, modify_target,
+    DcType, DciStreams, PacketObjects, PacketOptions, QpChanges, QpOptions, QueuePair, TsoLimits,
+    alloc_pd, find_pd, modify_dct, modify_qp,
 };
 pub use recv::RecvQueue;
 pub use send::{

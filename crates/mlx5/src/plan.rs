@@ -6,11 +6,11 @@ use crate::abi::{BLOCK, SEGMENT};
 use crate::send::{keys, packets};
 use crate::{CreateError, Limits, Service};
 
-/// A work request has at most this many segments: their count has 6 bits.
-const MOST_SEGMENTS: usize = 63;
-/// A send queue has at most this many blocks: they are counted in 16 bits, and
-/// a full queue must not look like an empty one.
-const MOST_BLOCKS: usize = 1 << 15;
+/// Maximum segments of a work request: the count has 6 bits.
+const MAX_SEGMENTS: usize = 63;
+/// Maximum blocks of a send queue: indices have 16 bits, and a full queue must not look
+/// like an empty one.
+const MAX_BLOCKS: usize = 1 << 15;
 
 /// Which memory keys work requests may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,11 +18,11 @@ pub enum KeyChanges {
     /// None.
     #[default]
     None,
-    /// Those of windows, and local keys to invalidate. The queue then has three blocks
-    /// for every work request, instead of one for most.
+    /// Memory windows may be bound, and local keys invalidated. Every work request then
+    /// takes three blocks, instead of usually one.
     Windows,
-    /// Also layouts of indirect keys: three blocks, and as many elements as inline data
-    /// has room for.
+    /// Also layouts of indirect keys: three blocks, and as many elements as fit into the
+    /// room for inline data.
     Layouts,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct SendPlan {
     pub capacity: u32,
     pub max_sge: u32,
     pub max_inline: u32,
-    /// Most bytes of a packet's headers in its WQE.
+    /// Maximum bytes of a packet's headers in its WQE.
     pub max_headers: u32,
     pub keys: KeyChanges,
 }
@@ -54,7 +54,7 @@ fn too_large(what: &'static str) -> CreateError {
     CreateError::TooLarge { what }
 }
 
-/// Maximum bytes of the segments before the data; with packets, of that many bytes of
+/// Maximum bytes of the segments before the data, for packets with `headers` bytes of
 /// headers.
 fn overhead(service: Service, headers: usize) -> usize {
     SEGMENT
@@ -74,9 +74,9 @@ fn overhead(service: Service, headers: usize) -> usize {
 }
 
 impl SendPlan {
-    /// Plans a send queue. With `keys`, each work request may change memory keys,
-    /// if the service and the device allow it. `max_headers` are the most bytes of a
-    /// packet's headers, if they are longer than those of Ethernet.
+    /// Plans a send queue. With `keys`, each work request may change memory keys, if the
+    /// service and the device allow it. `max_headers` is the maximum bytes of a packet's
+    /// headers, if that is more than an Ethernet header.
     pub(crate) fn new(
         cap: &QpCap,
         service: Service,
@@ -89,7 +89,7 @@ impl SendPlan {
         }
         let max_headers = packets::MAX_INLINE_HEADERS.max(max_headers.into());
         let mut overhead = overhead(service, max_headers);
-        let longest = limits.max_send_entry.min(MOST_SEGMENTS * SEGMENT);
+        let longest = limits.max_send_entry.min(MAX_SEGMENTS * SEGMENT);
         let keys = match service {
             Service::Datagram | Service::Packet | Service::Underlay => KeyChanges::None,
             _ if longest < keys::LONGEST => KeyChanges::None,
@@ -125,7 +125,7 @@ impl SendPlan {
             .and_then(usize::checked_next_power_of_two)
             .ok_or(too_large("max_send_wr"))?;
         let blocks = bytes / BLOCK;
-        if blocks > (limits.max_send_blocks as usize).min(MOST_BLOCKS) {
+        if blocks > (limits.max_send_blocks as usize).min(MAX_BLOCKS) {
             return Err(too_large("max_send_wr"));
         }
         Ok(Self {
@@ -178,7 +178,7 @@ impl RecvPlan {
         let entries = (cap.max_recv_wr as usize)
             .next_power_of_two()
             .max(BLOCK / entry);
-        if entries > MOST_BLOCKS {
+        if entries > MAX_BLOCKS {
             return Err(too_large("max_recv_wr"));
         }
         Ok(Self {

@@ -1,10 +1,10 @@
 //! Protection of the data behind a memory key: signatures of its blocks, encryption.
 //!
-//! Such a key has byte stream formats (BSF), which a change of its layout carries behind
-//! the elements: one of its signatures, one of its encryption. The state of a signature is
-//! in a PSV of the device, one for the memory's side and one for the wire's, which work
-//! requests of their own set. The device reports a wrong signature by a CQE that names the
-//! key and no work request ([`ProtectedKeys`]).
+//! Such a key has byte stream formats (BSF): one for signatures, one for encryption. A
+//! change of its layout carries them behind the elements. The state of a signature is in a
+//! PSV of the device, one for memory and one for the wire, which SET_PSV work requests set.
+//! The device reports a wrong signature by a CQE that names the key and no work request
+//! ([`ProtectedKeys`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::PostError;
 use crate::abi::{SignatureErrorCqe, umr_mask};
 use crate::send::words;
 
-/// Size of a block of data, as the selector in a byte stream format.
+/// Size of a block of data: the selector in a byte stream format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BlockSize {
@@ -45,15 +45,15 @@ impl BlockSize {
 /// A kind of checksum ([`Signature::Crc`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrcKind {
-    /// That of Fibre Channel, 32 bits.
+    /// CRC-32, as in Fibre Channel.
     Crc32,
-    /// Castagnoli's, 32 bits.
+    /// CRC-32C (Castagnoli).
     Crc32c,
-    /// That of XP10, 64 bits.
+    /// CRC-64 of XP10.
     Crc64Xp10,
 }
 
-/// When the tags of a [`T10Dif`] say that its guard is not to be checked.
+/// Tag values of a [`T10Dif`] that exempt its guard from the check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Escape {
     /// Never.
@@ -70,7 +70,7 @@ pub enum Escape {
 pub struct T10Dif {
     /// The guard is an Internet checksum, not a CRC.
     pub checksum: bool,
-    /// The guard's first value: 0 or all ones.
+    /// The guard's initial value: 0 or all ones.
     pub seed: u16,
     /// The application tag.
     pub app_tag: u16,
@@ -91,7 +91,7 @@ pub enum Signature {
     Crc {
         /// Its kind.
         kind: CrcKind,
-        /// Its first value: 0 or all ones.
+        /// The initial value: 0 or all ones.
         seed: u64,
     },
 }
@@ -105,7 +105,7 @@ pub struct SignatureDomain {
     pub signature: Signature,
 }
 
-/// Signatures of a key's blocks.
+/// SignatureState of a key's blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockSignature {
     /// In memory.
@@ -114,8 +114,7 @@ pub struct BlockSignature {
     pub wire: Option<SignatureDomain>,
     /// Bytes of an arriving signature that are checked, as bits.
     pub check_mask: u8,
-    /// Bytes that are copied instead of computed; without it, those that are the same on
-    /// both sides.
+    /// Bytes that are copied instead of computed; `None`: the bytes that both domains share.
     pub copy_mask: Option<u8>,
 }
 
@@ -125,7 +124,7 @@ pub struct Encryption {
     /// Data is encrypted when it is sent and decrypted when it is received; if false, the
     /// reverse.
     pub encrypts_sent: bool,
-    /// Signatures are computed before encryption or decryption when data is sent, and
+    /// SignatureState are computed before encryption or decryption when data is sent, and
     /// after it when data is received.
     pub signature_first: bool,
     /// Bytes of a unit.
@@ -138,32 +137,32 @@ pub struct Encryption {
     pub key_tag: [u8; 8],
 }
 
-/// How the device encrypts.
+/// The device's AES-XTS engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Engine {
-    /// Keys of one unit at most.
+pub enum CryptoEngine {
+    /// A key spans at most one unit.
     #[default]
-    SingleUnit,
-    /// Keys of several units; the tweak is big-endian.
-    ManyUnits,
+    SingleBlock,
+    /// A key may span several units; the tweak is big-endian.
+    MultiBlock,
 }
 
 /// A wrong signature that the device has reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignatureError {
-    /// The part that is wrong.
-    pub part: WrongPart,
-    /// Its value as it was computed.
+    /// The wrong field.
+    pub field: SignatureField,
+    /// The value that was computed.
     pub expected: u64,
-    /// Its value as it was found.
+    /// The value that was received.
     pub actual: u64,
-    /// Where in the key's data.
+    /// The offset in the key's data.
     pub offset: u64,
 }
 
-/// A part of a signature.
+/// A field of a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WrongPart {
+pub enum SignatureField {
     /// The guard, or the checksum.
     Guard,
     /// The reference tag.
@@ -172,12 +171,12 @@ pub enum WrongPart {
     AppTag,
 }
 
-/// The last error of a key: completion queues write it, the key's owner takes it.
+/// The last signature error of a key: completion queues write it, the key's owner takes it.
 #[derive(Debug, Default)]
-struct Reports {
+struct ReportedErrors {
     last: Option<SignatureErrorCqe>,
     count: u32,
-    /// The device has not been told that the count has changed.
+    /// The count changed since the last work request that told the device.
     is_new: bool,
 }
 
@@ -185,76 +184,76 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The keys with signatures of a context, by which completion queues find the one that an
-/// error names. Any thread; it locks, off the fast path.
+/// The keys with signatures of a context: completion queues find the key of an error. Any
+/// thread; locks, off the fast path.
 #[derive(Debug, Default)]
-pub struct ProtectedKeys(Mutex<BTreeMap<u32, Arc<Mutex<Reports>>>>);
+pub struct ProtectedKeys(Mutex<BTreeMap<u32, Arc<Mutex<ReportedErrors>>>>);
 
 impl ProtectedKeys {
-    /// Notes an error. False if no key is so called.
+    /// Records an error. Returns false if the key is unknown.
     pub(crate) fn report(&self, cqe: SignatureErrorCqe) -> bool {
         let keys = locked(&self.0);
-        let Some(reported) = keys.get(&(u32::from_be(cqe.mkey) >> 8)) else {
+        let Some(errors) = keys.get(&(u32::from_be(cqe.mkey) >> 8)) else {
             return false;
         };
-        let mut reports = locked(reported);
-        reports.last = Some(cqe);
-        reports.count = reports.count.wrapping_add(1);
-        reports.is_new = true;
+        let mut errors = locked(errors);
+        errors.last = Some(cqe);
+        errors.count = errors.count.wrapping_add(1);
+        errors.is_new = true;
         true
     }
 }
 
-/// A format in the next configuration.
+/// State of a byte stream format in the open configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
-    /// The key has none.
+enum BsfState {
+    /// The key has no such format.
     #[default]
     Absent,
-    /// It is being removed.
+    /// The configuration removes it.
     Removed,
-    /// It was set before.
+    /// An earlier configuration set it.
     Set,
-    /// It is being set.
+    /// The configuration sets it.
     New,
 }
 
 #[derive(Debug)]
-struct Signatures {
+struct SignatureState {
     block: BlockSignature,
-    stage: Stage,
+    bsf_state: BsfState,
     /// The numbers of the PSVs, of memory and wire.
     psvs: [u32; 2],
-    reported: Arc<Mutex<Reports>>,
+    errors: Arc<Mutex<ReportedErrors>>,
     keys: Arc<ProtectedKeys>,
     index: u32,
 }
 
-impl Drop for Signatures {
+impl Drop for SignatureState {
     fn drop(&mut self) {
         locked(&self.keys.0).remove(&self.index);
     }
 }
 
 #[derive(Debug)]
-struct Encrypted {
+struct EncryptionState {
     attributes: Option<Encryption>,
-    stage: Stage,
-    engine: Engine,
+    bsf_state: BsfState,
+    engine: CryptoEngine,
 }
 
 /// The protection of an indirect key
-/// ([`IndirectKey`](crate::commands::IndirectKey)), as its work requests configure it.
+/// ([`IndirectKey`](crate::commands::IndirectKey)), which work requests configure.
 #[derive(Debug)]
 pub struct KeyProtection {
-    signatures: Option<Signatures>,
-    encrypted: Option<Encrypted>,
+    signatures: Option<SignatureState>,
+    encrypted: Option<EncryptionState>,
     /// Bytes of the last layout.
     length: u64,
 }
 
 /// Segments of a byte stream format.
-const FORMAT: usize = 4;
+const BSF_SEGMENTS: usize = 4;
 const SIGNATURES_ONLY: u8 = 2 << 6;
 const WITH_ENCRYPTION: u8 = 3 << 6;
 const ENCRYPTION: u8 = 1;
@@ -263,13 +262,13 @@ const SAME_STRUCTURE: u8 = 1 << 4;
 /// The part of a work request that changes a key's protection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ProtectionChange {
-    formats: [[u64; 2]; 2 * FORMAT],
+    formats: [[u64; 2]; 2 * BSF_SEGMENTS],
     segments: usize,
     /// Whether the key has formats, if that changes.
     enables: Option<bool>,
-    /// The lowest bit of the count of errors that have been seen, if it has changed.
+    /// The lowest bit of the count of reported errors, if it has changed.
     errors: Option<u32>,
-    /// PSVs and what they are set to.
+    /// PSVs and their new values.
     pub(crate) psvs: [Option<(u32, u64)>; 2],
 }
 
@@ -279,7 +278,7 @@ impl ProtectionChange {
         &self.formats[..self.segments]
     }
 
-    /// What changes, in the mask of the work request.
+    /// The mask bits of the work request.
     pub(crate) fn mask(&self) -> u64 {
         let bit = |changes: bool, bit: u64| if changes { bit } else { 0 };
         bit(self.enables.is_some(), umr_mask::BSF_ENABLE)
@@ -301,45 +300,46 @@ impl ProtectionChange {
         enabled | self.errors.unwrap_or(0) << 26
     }
 
-    fn push(&mut self, format: [[u64; 2]; FORMAT]) {
-        self.formats[self.segments..][..FORMAT].copy_from_slice(&format);
-        self.segments += FORMAT;
+    fn push(&mut self, format: [[u64; 2]; BSF_SEGMENTS]) {
+        self.formats[self.segments..][..BSF_SEGMENTS].copy_from_slice(&format);
+        self.segments += BSF_SEGMENTS;
     }
 }
 
 impl KeyProtection {
-    /// Of a key without signatures or encryption set.
+    /// The protection of a new key, without signatures or encryption set.
     ///
-    /// `psvs` are those of memory and wire, of a key that may have signatures.
+    /// `psvs` are the PSVs of memory and wire, of a key that may have signatures.
     pub fn new(
         key: u32,
         psvs: Option<[u32; 2]>,
-        encryption: Option<Engine>,
+        encryption: Option<CryptoEngine>,
         keys: &Arc<ProtectedKeys>,
     ) -> Self {
         let signatures = psvs.map(|psvs| {
-            // The device counts from 0; the first configuration begins to check.
-            let reports = Reports {
+            // The device counts from 0; a new count makes the first configuration start the
+            // check.
+            let errors = ReportedErrors {
                 count: 1,
                 is_new: true,
-                ..Reports::default()
+                ..ReportedErrors::default()
             };
-            let reported = Arc::new(Mutex::new(reports));
-            locked(&keys.0).insert(key >> 8, Arc::clone(&reported));
-            Signatures {
+            let errors = Arc::new(Mutex::new(errors));
+            locked(&keys.0).insert(key >> 8, Arc::clone(&errors));
+            SignatureState {
                 block: BlockSignature::default(),
-                stage: Stage::Absent,
+                bsf_state: BsfState::Absent,
                 psvs,
-                reported,
+                errors,
                 keys: Arc::clone(keys),
                 index: key >> 8,
             }
         });
         Self {
             signatures,
-            encrypted: encryption.map(|engine| Encrypted {
+            encrypted: encryption.map(|engine| EncryptionState {
                 attributes: None,
-                stage: Stage::Absent,
+                bsf_state: BsfState::Absent,
                 engine,
             }),
             length: 0,
@@ -349,19 +349,19 @@ impl KeyProtection {
     /// Opens a configuration. With `reset` the key's signatures are removed.
     pub fn open(&mut self, reset: bool) {
         if let Some(signatures) = &mut self.signatures {
-            signatures.stage = match (reset, signatures.stage) {
+            signatures.bsf_state = match (reset, signatures.bsf_state) {
                 (true, _) => {
                     signatures.block = BlockSignature::default();
-                    Stage::Removed
+                    BsfState::Removed
                 }
-                (false, Stage::New) => Stage::Set,
-                (false, Stage::Removed) => Stage::Absent,
-                (false, stage) => stage,
+                (false, BsfState::New) => BsfState::Set,
+                (false, BsfState::Removed) => BsfState::Absent,
+                (false, bsf_state) => bsf_state,
             };
         }
         if let Some(encrypted) = &mut self.encrypted {
-            if encrypted.stage == Stage::New {
-                encrypted.stage = Stage::Set;
+            if encrypted.bsf_state == BsfState::New {
+                encrypted.bsf_state = BsfState::Set;
             }
         }
     }
@@ -369,12 +369,12 @@ impl KeyProtection {
     /// Sets the signatures, once in a configuration.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`], also of a key that was not made for them.
+    /// [`PostError::BadOperation`], also for a key that was not created for signatures.
     pub fn set_signatures(&mut self, block: BlockSignature) -> Result<(), PostError> {
         let signatures = self.signatures.as_mut();
-        let signatures = signatures.filter(|signatures| signatures.stage != Stage::New);
+        let signatures = signatures.filter(|signatures| signatures.bsf_state != BsfState::New);
         let signatures = signatures.ok_or(PostError::BadOperation)?;
-        (signatures.block, signatures.stage) = (block, Stage::New);
+        (signatures.block, signatures.bsf_state) = (block, BsfState::New);
         Ok(())
     }
 
@@ -384,37 +384,40 @@ impl KeyProtection {
     /// As [`KeyProtection::set_signatures`].
     pub fn set_encryption(&mut self, attributes: Encryption) -> Result<(), PostError> {
         let encrypted = self.encrypted.as_mut();
-        let encrypted = encrypted.filter(|encrypted| encrypted.stage != Stage::New);
+        let encrypted = encrypted.filter(|encrypted| encrypted.bsf_state != BsfState::New);
         let encrypted = encrypted.ok_or(PostError::BadOperation)?;
-        (encrypted.attributes, encrypted.stage) = (Some(attributes), Stage::New);
+        (encrypted.attributes, encrypted.bsf_state) = (Some(attributes), BsfState::New);
         Ok(())
     }
 
-    /// What the work request of the open configuration has to say. `length` is that of a
-    /// new layout.
+    /// Returns the protection change of the open configuration. `length` is that of a new
+    /// layout.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] for attributes that do not go together.
+    /// [`PostError::BadOperation`] for attributes that cannot be combined.
     pub(crate) fn change(&mut self, length: Option<u64>) -> Result<ProtectionChange, PostError> {
         self.length = length.unwrap_or(self.length);
         let mut change = ProtectionChange::default();
-        let (stage, encryption) = (
-            self.signatures.as_ref().map(|signatures| signatures.stage),
+        let (bsf_state, encryption) = (
+            self.signatures
+                .as_ref()
+                .map(|signatures| signatures.bsf_state),
             self.encryption()?,
         );
-        let mut sets_psvs = stage == Some(Stage::New);
+        let mut sets_psvs = bsf_state == Some(BsfState::New);
         if let Some(signatures) = &self.signatures {
-            let mut reports = locked(&signatures.reported);
-            if std::mem::take(&mut reports.is_new) {
-                change.errors = Some(reports.count & 1);
-                // The device has stopped checking.
-                sets_psvs |= signatures.stage == Stage::Set;
+            let mut errors = locked(&signatures.errors);
+            if std::mem::take(&mut errors.is_new) {
+                change.errors = Some(errors.count & 1);
+                // The device has stopped checking: set the PSVs again.
+                sets_psvs |= signatures.bsf_state == BsfState::Set;
             }
         }
-        let new_encryption = (self.encrypted.as_ref()).is_some_and(|all| all.stage == Stage::New);
-        let has_formats = match (stage, &self.encrypted) {
-            (_, None) => stage == Some(Stage::New),
-            (Some(Stage::New | Stage::Removed), Some(_)) => true,
+        let new_encryption =
+            (self.encrypted.as_ref()).is_some_and(|all| all.bsf_state == BsfState::New);
+        let has_formats = match (bsf_state, &self.encrypted) {
+            (_, None) => bsf_state == Some(BsfState::New),
+            (Some(BsfState::New | BsfState::Removed), Some(_)) => true,
             (_, Some(_)) => new_encryption,
         };
         if has_formats {
@@ -429,7 +432,8 @@ impl KeyProtection {
                 change.push(encryption_format(attributes, engine, block)?);
             }
             change.enables = Some(true);
-        } else if self.encrypted.is_none() && matches!(stage, Some(Stage::Absent | Stage::Removed))
+        } else if self.encrypted.is_none()
+            && matches!(bsf_state, Some(BsfState::Absent | BsfState::Removed))
         {
             change.enables = Some(false);
         }
@@ -439,15 +443,17 @@ impl KeyProtection {
         Ok(change)
     }
 
-    /// The encryption that the key has, and how the device encrypts.
-    fn encryption(&self) -> Result<Option<(&Encryption, Engine)>, PostError> {
+    /// The key's encryption and the device's engine.
+    fn encryption(&self) -> Result<Option<(&Encryption, CryptoEngine)>, PostError> {
         let Some(encrypted) = &self.encrypted else {
             return Ok(None);
         };
         let Some(attributes) = &encrypted.attributes else {
             return Ok(None);
         };
-        if encrypted.engine == Engine::SingleUnit && self.length > attributes.unit.bytes().into() {
+        if encrypted.engine == CryptoEngine::SingleBlock
+            && self.length > attributes.unit.bytes().into()
+        {
             return Err(PostError::BadOperation);
         }
         Ok(Some((attributes, encrypted.engine)))
@@ -456,21 +462,20 @@ impl KeyProtection {
     /// Takes the last error that the device has reported.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] of a key without signatures, or for an error that makes
-    /// no sense.
+    /// [`PostError::BadOperation`] for a key without signatures, or a malformed error.
     pub fn take_error(&mut self) -> Result<Option<SignatureError>, PostError> {
         let signatures = self.signatures.as_ref().ok_or(PostError::BadOperation)?;
-        let mut reports = locked(&signatures.reported);
-        let Some(last) = &reports.last else {
+        let mut errors = locked(&signatures.errors);
+        let Some(last) = &errors.last else {
             return Ok(None);
         };
         let error = signatures.decode(last).ok_or(PostError::BadOperation)?;
-        reports.last = None;
+        errors.last = None;
         Ok(Some(error))
     }
 }
 
-impl Signatures {
+impl SignatureState {
     fn domains(&self) -> [Option<&SignatureDomain>; 2] {
         [self.block.memory.as_ref(), self.block.wire.as_ref()]
     }
@@ -484,7 +489,7 @@ impl Signatures {
     }
 
     /// The byte stream format of the signatures.
-    fn format(&self, encrypted: bool) -> Result<[[u64; 2]; FORMAT], PostError> {
+    fn format(&self, encrypted: bool) -> Result<[[u64; 2]; BSF_SEGMENTS], PostError> {
         const INDEX: u32 = 0xff_ffff;
         let [memory, wire] = self.domains();
         let mut first = match encrypted {
@@ -540,10 +545,16 @@ impl Signatures {
         ];
         let syndrome = u16::from_be(cqe.syndrome);
         let is = |bit: u32| syndrome & 1 << bit != 0;
-        let (part, [expected, actual]) = if is(11) {
-            (WrongPart::RefTag, values.map(|value| value & 0xffff_ffff))
+        let (field, [expected, actual]) = if is(11) {
+            (
+                SignatureField::RefTag,
+                values.map(|value| value & 0xffff_ffff),
+            )
         } else if is(12) {
-            (WrongPart::AppTag, values.map(|value| value >> 32 & 0xffff))
+            (
+                SignatureField::AppTag,
+                values.map(|value| value >> 32 & 0xffff),
+            )
         } else if is(13) {
             let shift = match domain.signature {
                 Signature::T10Dif(_) => 48,
@@ -553,12 +564,12 @@ impl Signatures {
                 } => 0,
                 Signature::Crc { .. } => 32,
             };
-            (WrongPart::Guard, values.map(|value| value >> shift))
+            (SignatureField::Guard, values.map(|value| value >> shift))
         } else {
             return None;
         };
         Some(SignatureError {
-            part,
+            field,
             expected,
             actual,
             offset: u64::from_be(cqe.sig_err_offset),
@@ -658,9 +669,9 @@ impl SignatureDomain {
 /// The byte stream format of encryption; `block` are the signatures of a key that has both.
 fn encryption_format(
     attributes: &Encryption,
-    engine: Engine,
+    engine: CryptoEngine,
     block: Option<&BlockSignature>,
-) -> Result<[[u64; 2]; FORMAT], PostError> {
+) -> Result<[[u64; 2]; BSF_SEGMENTS], PostError> {
     let order = match (attributes.encrypts_sent, attributes.signature_first) {
         (true, true) => 0,
         (false, false) => 1,
@@ -677,7 +688,7 @@ fn encryption_format(
     };
     let head = u32::from_be_bytes([size | ENCRYPTION, order, 0, 0]);
     let mut tweak = attributes.tweak;
-    if engine == Engine::ManyUnits {
+    if engine == CryptoEngine::MultiBlock {
         tweak.reverse();
     }
     let [low, high]: [[u8; 8]; 2] = [0, 8].map(|at| {

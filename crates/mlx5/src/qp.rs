@@ -9,9 +9,9 @@ use uverbs::{
 
 use crate::abi::{
     AllocPdResp, CreateQp, CreateQpResp, MODIFY_QP_OUT_OF_ORDER, ModifyQp, ModifyQpResp, Pod,
-    QP_FLAG_ALLOW_SCATTER_CQE, QP_FLAG_DCI_STREAM, QP_FLAG_OWN_MULTICAST, QP_FLAG_OWN_UNICAST,
-    QP_FLAG_PACKET_BASED_CREDIT_MODE, QP_FLAG_SCATTER_CQE, QP_FLAG_TUNNEL_OFFLOADS,
-    QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
+    QP_FLAG_ALLOW_SCATTER_CQE, QP_FLAG_DCI_STREAM, QP_FLAG_PACKET_BASED_CREDIT_MODE,
+    QP_FLAG_SCATTER_CQE, QP_FLAG_TIR_ALLOW_SELF_LB_MC, QP_FLAG_TIR_ALLOW_SELF_LB_UC,
+    QP_FLAG_TUNNEL_OFFLOADS, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
 use crate::ioctl;
 use crate::memory::{Purpose, QueueAllocator};
@@ -46,14 +46,14 @@ pub(crate) fn flag(set: bool, bit: u32) -> u32 {
 
 /// A queue pair of dynamic connections (DC), of type [`QpType::DRIVER`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dynamic {
+pub enum DcType {
     /// Sends to any target; receives nothing.
     Initiator {
         /// With streams: a failed work request stops its stream only.
-        streams: Option<Streams>,
+        streams: Option<DciStreams>,
     },
     /// Receives, into a shared receive queue, from any initiator that has the key.
-    /// It gets its number when it becomes ready to receive ([`modify_target`]).
+    /// It gets its number when it becomes ready to receive ([`modify_dct`]).
     Target {
         /// The key.
         access_key: u64,
@@ -62,7 +62,7 @@ pub enum Dynamic {
 
 /// Sizes of an initiator's streams, as binary logarithms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Streams {
+pub struct DciStreams {
     /// Number of streams.
     pub log_concurrent: u8,
     /// Number of streams that may fail before the queue pair does.
@@ -75,10 +75,10 @@ const ECE_VERSION: u32 = 1 << 28;
 
 /// Driver data of a change of a queue pair's attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct QpChanges {
     /// Enhanced connection options (ECE) that are asked for, as bits; 0: none.
     pub ece: u32,
-    /// With a rate limit: most bytes sent at once, and the typical size of a packet.
+    /// With a rate limit: maximum burst size and typical packet size in bytes.
     pub burst: Option<(u32, u16)>,
     /// Receives may be consumed in any order, with the state INIT
     /// ([`QpOptions::out_of_order`]).
@@ -86,7 +86,7 @@ pub struct Changes {
 }
 
 /// Changes attributes of a queue pair. Returns the enhanced connection options that the
-/// device grants of those that are asked for.
+/// device grants of the requested ones.
 ///
 /// # Errors
 /// As [`Qp::modify`].
@@ -94,9 +94,9 @@ pub fn modify_qp<C: ContextRef>(
     qp: &Qp<C>,
     attr: &QpAttr,
     mask: QpAttrMask,
-    changes: &Changes,
+    changes: &QpChanges,
 ) -> Result<u32, CreateError> {
-    if *changes == Changes::default() {
+    if *changes == QpChanges::default() {
         qp.modify(attr, mask, Udata::none())?;
         return Ok(0);
     }
@@ -107,7 +107,7 @@ fn modify_with<C: ContextRef>(
     qp: &Qp<C>,
     attr: &QpAttr,
     mask: QpAttrMask,
-    changes: &Changes,
+    changes: &QpChanges,
 ) -> Result<ModifyQpResp, CreateError> {
     let (max_burst_sz, typical_pkt_sz) = changes.burst.unwrap_or_default();
     let request = ModifyQp {
@@ -129,11 +129,11 @@ fn modify_with<C: ContextRef>(
 ///
 /// # Errors
 /// As [`Qp::modify`]; [`CreateError::BadAnswer`] without a number.
-pub fn modify_target<C: ContextRef>(
+pub fn modify_dct<C: ContextRef>(
     target: &Qp<C>,
     attr: &QpAttr,
     mask: QpAttrMask,
-    changes: &Changes,
+    changes: &QpChanges,
 ) -> Result<(Option<u32>, u32), CreateError> {
     const LENGTH: u32 = 8;
     let answer = modify_with(target, attr, mask, changes)?;
@@ -148,32 +148,32 @@ pub fn modify_target<C: ContextRef>(
     Ok((Some(answer.dctn & NUMBER), answer.ece_options))
 }
 
-/// Limits of packets that the device divides into TCP segments (TSO).
+/// Limits of TCP segmentation offload (TSO).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Segmentation {
-    /// Most bytes of the headers, from Ethernet to TCP; 0: no packet is divided.
+pub struct TsoLimits {
+    /// Maximum bytes of the headers, from Ethernet to TCP; 0: no TSO.
     pub max_headers: u16,
-    /// Most bytes of data; the device's ([`crate::Features::segmentation`]).
+    /// Maximum bytes of data, a limit of the device ([`crate::Features::segmentation`]).
     pub longest: u32,
 }
 
 /// How a queue pair receives raw packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketOptions {
-    /// Also packets to one address that queue pairs of the same context send.
-    pub own_unicast: bool,
-    /// The same, of packets to several addresses.
-    pub own_multicast: bool,
+    /// Also receives unicast packets that queue pairs of the same context send.
+    pub self_loopback_unicast: bool,
+    /// Also receives multicast packets that queue pairs of the same context send.
+    pub self_loopback_multicast: bool,
     /// Checksums and hashes may be those of a packet inside a tunnel
     /// ([`crate::Features::tunnels`]).
     pub tunnels: bool,
 }
 
 impl PacketOptions {
-    /// As driver input.
+    /// The flags of CREATE_QP.
     pub(crate) fn flags(self) -> u32 {
-        flag(self.own_unicast, QP_FLAG_OWN_UNICAST)
-            | flag(self.own_multicast, QP_FLAG_OWN_MULTICAST)
+        flag(self.self_loopback_unicast, QP_FLAG_TIR_ALLOW_SELF_LB_UC)
+            | flag(self.self_loopback_multicast, QP_FLAG_TIR_ALLOW_SELF_LB_MC)
             | flag(self.tunnels, QP_FLAG_TUNNEL_OFFLOADS)
     }
 }
@@ -183,52 +183,52 @@ impl PacketOptions {
 pub struct QpOptions {
     /// Which memory keys work requests may change.
     pub keys: KeyChanges,
-    /// CQEs may carry short data of receives, reads and atomics, which polling
-    /// scatters: the caller guarantees that the memory is valid until then.
-    /// Otherwise the device writes all data itself.
-    pub short_data: bool,
-    /// The driver allows short data although not every send is signalled
+    /// CQEs may carry short data of receives, reads and atomics, which polling scatters: the
+    /// caller keeps the memory valid until then. Otherwise the device writes all data.
+    pub scatter_to_cqe: bool,
+    /// CQEs may carry data although not every send is signalled
     /// (`MLX5_QP_FLAG_ALLOW_SCATTER_CQE`).
-    pub short_data_unsignalled: bool,
+    pub allow_scatter_to_cqe: bool,
     /// Credits are counted by packets, not by messages.
     pub packet_credits: bool,
     /// Work requests may copy in local memory
     /// ([`SendQueue::push_memcpy`](crate::SendQueue::push_memcpy)).
-    pub copies: bool,
-    /// WQEs may be the program's ([`SendQueue::push_raw`](crate::SendQueue::push_raw)).
-    pub raw: bool,
-    /// It stops at a wrong signature, and what is behind may be cancelled
+    pub memcpy: bool,
+    /// Raw WQEs of the program may be posted
+    /// ([`SendQueue::push_raw`](crate::SendQueue::push_raw)).
+    pub raw_wqe: bool,
+    /// The queue pair stops at a wrong signature, and later work requests may be cancelled
     /// ([`SendQueue::cancel`](crate::SendQueue::cancel)).
-    pub stops: bool,
+    pub sig_pipelining: bool,
     /// The device computes and checks the checksums of raw packets.
     pub checksums: bool,
-    /// Receives complete in any order. Each change to the state INIT has to ask for it
-    /// ([`Changes::out_of_order`]).
+    /// Receives complete in any order. Each change to the state INIT has to request it
+    /// ([`QpChanges::out_of_order`]).
     pub out_of_order: bool,
-    /// How raw packets may be divided into segments.
-    pub segmentation: Segmentation,
+    /// Limits of TSO.
+    pub segmentation: TsoLimits,
     /// How raw packets are received.
     pub packets: PacketOptions,
-    /// Which half of dynamic connections it is, if its type is [`QpType::DRIVER`].
-    pub dynamic: Option<Dynamic>,
+    /// Whether it is a DC initiator or target, if its type is [`QpType::DRIVER`].
+    pub dc_type: Option<DcType>,
 }
 
 impl Default for QpOptions {
-    /// Everything that every device has.
+    /// The options that every device supports.
     fn default() -> Self {
         Self {
             keys: KeyChanges::Windows,
-            short_data: true,
-            short_data_unsignalled: false,
+            scatter_to_cqe: true,
+            allow_scatter_to_cqe: false,
             packet_credits: false,
-            copies: false,
-            raw: false,
-            stops: false,
+            memcpy: false,
+            raw_wqe: false,
+            sig_pipelining: false,
             checksums: false,
             out_of_order: false,
-            segmentation: Segmentation::default(),
+            segmentation: TsoLimits::default(),
             packets: PacketOptions::default(),
-            dynamic: None,
+            dc_type: None,
         }
     }
 }
@@ -272,15 +272,15 @@ impl From<&CreateQpResp> for PacketObjects {
 pub struct QueuePair<C: ContextRef> {
     /// The kernel object.
     pub object: Qp<C>,
-    /// The send queue, of no entries if none were asked for.
+    /// The send queue; without entries if none were requested.
     pub send: SendQueue,
-    /// The receive queue; none with a shared receive queue, and none of XRC.
+    /// The receive queue; `None` with a shared receive queue, and for XRC.
     pub recv: Option<RecvQueue>,
     /// The entry in the QP table.
     pub work: Arc<Work>,
-    /// Its actual sizes.
+    /// The actual capabilities.
     pub cap: QpCap,
-    /// Its device objects, if its type is [`QpType::RAW_PACKET`].
+    /// The device objects, if its type is [`QpType::RAW_PACKET`].
     pub packets: PacketObjects,
     /// Enhanced connection options that the device has, as bits.
     pub ece: u32,
@@ -304,10 +304,10 @@ impl<C: ContextRef> QueuePair<C> {
     /// Creates a queue pair. Its capacities are `cap`, at least the requested
     /// ones. `shared` is the queue that `init.srq` names.
     ///
-    /// Its memory is the `allocator`'s, if that has any.
+    /// The memory comes from `allocator`, if there is one.
     ///
-    /// With `own`, its doorbells use that register: posts to all queue pairs of
-    /// the register are made one at a time.
+    /// With `thread_uar`, its doorbells use that register: posts to all queue pairs of the
+    /// register are made one at a time.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`] for a type other than RC, UC, UD, raw packets and
@@ -319,18 +319,18 @@ impl<C: ContextRef> QueuePair<C> {
         init: &QpInit,
         shared: Option<Arc<SharedWork>>,
         options: &QpOptions,
-        own: Option<&ThreadUar<C>>,
+        thread_uar: Option<&ThreadUar<C>>,
         allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
-        let service = match (init.qp_type, options.dynamic) {
+        let service = match (init.qp_type, options.dc_type) {
             (QpType::RC, None) => Service::ReliableConnection,
             (QpType::UC, None) => Service::UnreliableConnection,
             (QpType::UD, None) if init.source_qpn.is_some() => Service::Underlay,
             (QpType::UD, None) => Service::Datagram,
             (QpType::RAW_PACKET, None) => Service::Packet,
             (QpType::XRC_INI, None) => Service::XrcInitiator,
-            (QpType::DRIVER, Some(Dynamic::Initiator { .. })) => Service::DcInitiator,
-            (QpType::XRC_TGT, None) | (QpType::DRIVER, Some(Dynamic::Target { .. })) => {
+            (QpType::DRIVER, Some(DcType::Initiator { .. })) => Service::DcInitiator,
+            (QpType::XRC_TGT, None) | (QpType::DRIVER, Some(DcType::Target { .. })) => {
                 Service::Target
             }
             _ => {
@@ -351,35 +351,35 @@ impl<C: ContextRef> QueuePair<C> {
             options.keys,
             max_headers,
         )?;
-        let has_own = shared.is_none() && service.receives();
-        let recv = if has_own {
+        let has_recv_queue = shared.is_none() && service.receives();
+        let recv = if has_recv_queue {
             RecvPlan::new_for(&init.cap, &device.limits, options.out_of_order)?
         } else {
             RecvPlan::default()
         };
-        let chosen = match own {
-            // It has no doorbell.
+        let uar = match thread_uar {
+            // A target has no doorbell.
             _ if service == Service::Target => None,
-            Some(own) => Some(own.qp_uar()),
+            Some(thread_uar) => Some(thread_uar.qp_uar()),
             None => device.allocate_uar(context),
         };
-        let (kind, access_key, streams) = match options.dynamic {
+        let (kind, access_key, streams) = match options.dc_type {
             None => (0, 0, None),
-            Some(Dynamic::Target { access_key }) => (QP_FLAG_TYPE_DCT, access_key, None),
-            Some(Dynamic::Initiator { streams }) => (QP_FLAG_TYPE_DCI, 0, streams),
+            Some(DcType::Target { access_key }) => (QP_FLAG_TYPE_DCT, access_key, None),
+            Some(DcType::Initiator { streams }) => (QP_FLAG_TYPE_DCI, 0, streams),
         };
-        let Streams {
+        let DciStreams {
             log_concurrent,
             log_errored,
         } = streams.unwrap_or_default();
         let index = device.user_index()?;
-        let short_data = options.short_data && !service.has_packets();
+        let scatter_to_cqe = options.scatter_to_cqe && !service.has_packets();
         let allocator = allocator.map(|allocator| (Purpose::QueuePair, allocator));
         let mut work = Work::new(index, service, send, recv, shared, allocator)?;
-        work.short_data = short_data;
-        work.copies = options.copies;
-        work.raw = options.raw;
-        work.stops = options.stops;
+        work.scatter_to_cqe = scatter_to_cqe;
+        work.memcpy = options.memcpy;
+        work.raw_wqe = options.raw_wqe;
+        work.sig_pipelining = options.sig_pipelining;
         work.out_of_order = options.out_of_order;
         work.set_checksums(options.checksums);
         work.segmentation = options.segmentation;
@@ -391,14 +391,14 @@ impl<C: ContextRef> QueuePair<C> {
             sq_wqe_count: send.blocks,
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
-            flags: flag(short_data, QP_FLAG_SCATTER_CQE)
-                | flag(options.short_data_unsignalled, QP_FLAG_ALLOW_SCATTER_CQE)
+            flags: flag(scatter_to_cqe, QP_FLAG_SCATTER_CQE)
+                | flag(options.allow_scatter_to_cqe, QP_FLAG_ALLOW_SCATTER_CQE)
                 | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
-                | flag(chosen.is_some(), QP_FLAG_UAR_PAGE_INDEX)
+                | flag(uar.is_some(), QP_FLAG_UAR_PAGE_INDEX)
                 | flag(streams.is_some(), QP_FLAG_DCI_STREAM)
                 | options.packets.flags()
                 | kind,
-            bfreg_index: chosen.as_ref().map_or(0, |chosen| chosen.page_id),
+            bfreg_index: uar.as_ref().map_or(0, |uar| uar.page_id),
             uidx: work.user_index(),
             access_key: match service.has_packets() {
                 true => work.send_at().as_ptr().expose_provenance() as u64,
@@ -418,8 +418,8 @@ impl<C: ContextRef> QueuePair<C> {
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Qp::create(context, &init, udata)?;
         work.memory.hold_for(&object.existence());
-        let register = match chosen {
-            Some(chosen) => chosen.register,
+        let register = match uar {
+            Some(uar) => uar.register,
             None => device.register(context, answer.bfreg_index)?,
         };
         Ok(Self {
@@ -429,10 +429,10 @@ impl<C: ContextRef> QueuePair<C> {
                 init.sq_sig_all,
                 register,
             ),
-            recv: has_own.then(|| RecvQueue::new(Arc::clone(&work))),
+            recv: has_recv_queue.then(|| RecvQueue::new(Arc::clone(&work))),
             cap: QpCap {
                 max_send_wr: send.capacity,
-                max_recv_wr: work.most_receives(),
+                max_recv_wr: work.max_recv_wr(),
                 max_send_sge: send.max_sge,
                 max_recv_sge: recv.max_sge,
                 max_inline_data: send.max_inline,
@@ -452,7 +452,7 @@ impl<C: ContextRef> QueuePair<C> {
         Self::without_queues(context, device, || Qp::open(context, init, Udata::none()))
     }
 
-    /// Creates a queue pair that has no queues, and no doorbell, by `make`.
+    /// Creates a queue pair without queues and doorbell. `make` creates the kernel object.
     pub(crate) fn without_queues(
         context: &C,
         device: &DeviceContext,

@@ -54,8 +54,8 @@ impl RecvQueue {
         Self {
             published: 0,
             next: 0,
-            room_until: work.most_receives(),
-            capacity: work.most_receives(),
+            room_until: work.max_recv_wr(),
+            capacity: work.max_recv_wr(),
             max_sge: work.recv.max_sge,
             longest: match work.recv.max_sge {
                 0 => 0,

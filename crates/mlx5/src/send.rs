@@ -488,7 +488,7 @@ impl SendQueue {
     pub fn write_address(&mut self, destination: Destination<'_, Address>) -> bool {
         let applies = matches!(
             (self.service, destination),
-            (Service::DcInitiator, Destination::Dynamic { stream: 0, .. })
+            (Service::DcInitiator, Destination::Dc { stream: 0, .. })
                 | (Service::Datagram, Destination::Datagram { .. })
         );
         if !applies || !self.has_room() {
@@ -566,7 +566,7 @@ impl SendQueue {
         }
         let segments = u32::from(format.leading_segments) + data_segments;
         let mut control = self.control_slow(format, wr, data_segments);
-        if let Destination::Dynamic { stream, .. } = wr.destination {
+        if let Destination::Dc { stream, .. } = wr.destination {
             control[1] |= control_stream(stream);
         }
         let mut to = self.writer();
@@ -634,7 +634,7 @@ impl SendQueue {
         let [first, second] = unsafe { wqe.read_unaligned() };
         let first = u64::from_be(first);
         let segments = first as u32 & SEGMENTS;
-        if !self.work.raw || segments == 0 || segments > self.longest_request {
+        if !self.work.raw_wqe || segments == 0 || segments > self.longest_request {
             return Err(PostError::BadOperation);
         }
         if !self.has_room() {
@@ -674,7 +674,7 @@ impl SendQueue {
     ) -> Result<(), PostError> {
         /// The opcode MMO with the opcode modifier for a copy.
         const COPY: u64 = (1 << 24 | opcode::MMO as u64) << 32;
-        if !self.work.copies {
+        if !self.work.memcpy {
             return Err(PostError::BadOperation);
         }
         if !(1..=MAX_SEGMENT).contains(&length) {
@@ -710,7 +710,7 @@ impl SendQueue {
         let (address, number, key, stream) = match (self.service, destination) {
             (
                 Service::DcInitiator,
-                Destination::Dynamic {
+                Destination::Dc {
                     address,
                     remote_dctn,
                     access_key,

@@ -16,7 +16,7 @@ use uverbs::Sge;
 use crate::abi::{
     self, CQE_SCATTER_32, CQE_SCATTER_64, Cqe, TagSegment, cqe_opcode, tag_change, tag_flag, tag_op,
 };
-use crate::cqe::{CqeRef, Decoded, GRH, Sink, unknown_request};
+use crate::cqe::{CompletionSink, CqeRef, Decoded, GRH, unknown_request};
 use crate::wc::{flags, opcode, status};
 use crate::{
     CompletionError, CreateError, MAX_SEGMENT, PostError, SendQueue, SharedQueue, SharedWork, Work,
@@ -376,7 +376,7 @@ pub(crate) unsafe fn decode(
     cqe: CqeRef,
     op_own: u8,
     wide: Option<&[u8; 64]>,
-    sink: &mut impl Sink,
+    sink: &mut impl CompletionSink,
 ) -> Result<(), CompletionError> {
     let copy = cqe.copy();
     let bytes = match op_own & (CQE_SCATTER_32 | CQE_SCATTER_64) {
@@ -390,7 +390,7 @@ pub(crate) unsafe fn decode(
     let data = bytes.map(|bytes| {
         let count = cqe.byte_len() as usize;
         let data = bytes.and_then(|bytes| bytes.get(..count));
-        data.filter(|_| work.short_data).ok_or(())
+        data.filter(|_| work.scatter_to_cqe).ok_or(())
     });
     let mut done = Decoded {
         wr_id: 0,

@@ -9,7 +9,7 @@ use crate::abi::{self, BLOCK, ControlSegment, DataSegment, INVALID_LKEY, SEGMENT
 use crate::context::UserIndex;
 use crate::memory::{Purpose, QueueAllocator, QueueMemory};
 use crate::plan::{RecvPlan, SendPlan};
-use crate::qp::Segmentation;
+use crate::qp::TsoLimits;
 use crate::shared::SharedWork;
 use crate::{CreateError, Service};
 use std::mem::offset_of;
@@ -27,8 +27,7 @@ bitflags! {
     }
 }
 
-/// The queues of a queue pair, shared by posters and pollers; it owns their
-/// memory.
+/// The work queues of a queue pair, shared by posters and pollers. Owns their memory.
 #[derive(Debug)]
 pub struct Work {
     user_index: UserIndex,
@@ -41,28 +40,28 @@ pub struct Work {
     /// The shared receive queue, if there is one.
     pub(crate) shared: Option<Arc<SharedWork>>,
     /// Whether CQEs may carry data.
-    pub(crate) short_data: bool,
+    pub(crate) scatter_to_cqe: bool,
     /// Whether work requests may copy in local memory.
-    pub(crate) copies: bool,
-    /// Whether WQEs may be the program's.
-    pub(crate) raw: bool,
+    pub(crate) memcpy: bool,
+    /// Whether raw WQEs of the program may be posted.
+    pub(crate) raw_wqe: bool,
     /// Whether posted work requests may be cancelled.
-    pub(crate) stops: bool,
+    pub(crate) sig_pipelining: bool,
     /// Whether the device computes and checks the checksums of packets.
     pub(crate) checksums: bool,
-    /// Receives complete in any order. Those of its own queue are marked
+    /// Receives complete in any order. Receives of the queue pair's own queue are marked
     /// ([`Outstanding::post_marked`]), so that the fast path finds none.
     pub(crate) out_of_order: bool,
-    /// Receives are in its own queue and have no checksums: completing them needs no
-    /// other decision. Also those of a shared queue with tags, so that the fast path finds
-    /// none.
+    /// Receives need no other decision to complete: there is no shared queue, and checksums
+    /// are not checked. Also set for a shared queue with tags, so that the fast path finds
+    /// no receives.
     pub(crate) plain_receives: bool,
     /// Bytes of a packet's headers that its WQE carries.
     pub(crate) inline_headers: usize,
-    /// How packets may be divided into segments.
-    pub(crate) segmentation: Segmentation,
-    /// Of raw packets: stands for the doorbell record of receives before they are
-    /// announced ([`RecvQueue::announce`](crate::RecvQueue::announce)).
+    /// Limits of TSO.
+    pub(crate) segmentation: TsoLimits,
+    /// For raw packets, replaces the doorbell record of receives until
+    /// [`RecvQueue::announce`](crate::RecvQueue::announce).
     pub(crate) unannounced: Option<Box<AtomicU32>>,
 }
 
@@ -89,58 +88,57 @@ impl Work {
             receives: Outstanding::new(recv.entries).ok_or(CreateError::NoMemory)?,
             send,
             recv,
-            short_data: true,
-            copies: false,
-            raw: false,
-            stops: false,
+            scatter_to_cqe: true,
+            memcpy: false,
+            raw_wqe: false,
+            sig_pipelining: false,
             checksums: false,
             out_of_order: false,
             plain_receives: shared.as_ref().is_none_or(|shared| shared.has_tags()),
             inline_headers: 0,
-            segmentation: Segmentation::default(),
+            segmentation: TsoLimits::default(),
             unannounced: packets.then(Box::default),
             shared,
         })
     }
 
-    /// The device computes and checks the checksums of packets.
+    /// Sets whether the device computes and checks the checksums of packets.
     pub(crate) fn set_checksums(&mut self, checksums: bool) {
         self.checksums = checksums;
         self.plain_receives &= !checksums;
     }
 
-    /// Maximum number of outstanding receives of its own queue.
-    pub(crate) fn most_receives(&self) -> u32 {
+    /// Maximum number of outstanding receives of the queue pair's own receive queue.
+    pub(crate) fn max_recv_wr(&self) -> u32 {
         match self.out_of_order && self.recv.entries > 1 {
             true => self.recv.entries / 2,
             false => self.recv.entries,
         }
     }
 
-    /// Its receives complete in any order.
+    /// Whether receives complete in any order.
     pub fn is_out_of_order(&self) -> bool {
         self.out_of_order
     }
 
-    /// It sends packets of which the WQEs have no headers, on a device that computes
-    /// checksums.
+    /// Whether it sends packets whose WQEs carry no headers, with computed checksums.
     pub(crate) fn plain_packets(&self) -> bool {
         self.service == Service::Packet && self.inline_headers == 0 && self.checksums
     }
 
-    /// It sends in the name of another queue pair.
+    /// Whether it sends as another queue pair (IPoIB underlay).
     pub fn is_underlay(&self) -> bool {
         self.service == Service::Underlay
     }
 
-    /// It is that of a DC initiator.
-    pub fn is_dynamic_initiator(&self) -> bool {
+    /// Whether it belongs to a DC initiator.
+    pub fn is_dc_initiator(&self) -> bool {
         self.service == Service::DcInitiator
     }
 
-    /// Its queue pair stops at a wrong signature.
-    pub fn stops(&self) -> bool {
-        self.stops
+    /// Whether its queue pair stops at a wrong signature.
+    pub fn has_sig_pipelining(&self) -> bool {
+        self.sig_pipelining
     }
 
     /// The user index.
@@ -249,7 +247,7 @@ pub(crate) unsafe fn read_segment(at: NonNull<u8>) -> (u32, u32, u64) {
     )
 }
 
-/// Writes `data` to the segments, as far as they reach; whether they do.
+/// Writes `data` to the segments. Returns whether it fits.
 ///
 /// # Safety
 /// The segments, which are not empty, are of writable memory.
@@ -261,10 +259,10 @@ pub(crate) unsafe fn scatter(
         if data.is_empty() || (length, key) == (0, INVALID_LKEY) {
             break;
         }
-        let (now, rest) = data.split_at(data.len().min(length as usize));
+        let (part, rest) = data.split_at(data.len().min(length as usize));
         let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
         // SAFETY: as the caller says.
-        unsafe { to.copy_from(now.as_ptr(), now.len()) };
+        unsafe { to.copy_from(part.as_ptr(), part.len()) };
         data = rest;
     }
     data.is_empty()

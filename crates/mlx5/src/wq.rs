@@ -90,7 +90,7 @@ impl<C: ContextRef> WorkQueue<C> {
         let mut work = Work::new(index, Service::Packet, send, recv, None, allocator)?;
         // Nothing is received before the queue is ready, which is when it is announced.
         work.unannounced = None;
-        work.short_data = false;
+        work.scatter_to_cqe = false;
         work.set_checksums(checksums);
         let work = Arc::new(work);
         let request = CreateWq {
@@ -143,7 +143,7 @@ impl<C: ContextRef> QueuePair<C> {
     /// # Errors
     /// [`CreateError::TooLarge`] for a key of more than [`MAX_HASH_KEY`] bytes; those of
     /// QP_CREATE. Nothing is left behind.
-    pub fn create_spread(
+    pub fn create_rss(
         context: &C,
         device: &DeviceContext,
         init: &QpInit,

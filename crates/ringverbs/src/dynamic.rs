@@ -102,7 +102,7 @@ impl DcAddress {
 
     /// Returns the destination of a work request.
     pub(crate) fn destination(&self) -> Destination<'_, device::Address> {
-        Destination::Dynamic {
+        Destination::Dc {
             address: self.path.address(),
             remote_dctn: self.number,
             access_key: self.key,

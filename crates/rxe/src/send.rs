@@ -297,7 +297,7 @@ unsafe fn write_operands(entry: *mut SendWqe, wr: &SendWr<'_, u32>) -> Option<u3
         let operation = &raw mut (*entry).wr.wr;
         match wr.operands {
             // The device divides no packets.
-            Operands::None | Operands::Segmentation { .. } => None,
+            Operands::None | Operands::Tso { .. } => None,
             Operands::Atomic { compare_add, swap } => {
                 (*operation).atomic = AtomicWr {
                     remote_addr: addr,

@@ -82,13 +82,13 @@ pub enum Operands<'a> {
     },
     /// The bind of a memory window.
     Bind(&'a Bind),
-    /// How a packet is divided. Its data has no headers.
-    Segmentation {
+    /// TCP segmentation offload. The data does not include the headers.
+    Tso {
         /// Address of the headers, from Ethernet to TCP, which each segment gets.
         headers: u64,
         /// Bytes of the headers.
         length: u16,
-        /// Most bytes of data in a segment.
+        /// Maximum bytes of data in a segment.
         mss: u16,
     },
 }
@@ -96,11 +96,11 @@ pub enum Operands<'a> {
 /// Where a message goes.
 #[derive(Clone, Copy, Debug)]
 pub enum Destination<'a, A> {
-    /// To the queue pair that this one is connected to.
+    /// The connected queue pair.
     Connected,
-    /// To the destination that the queue has written before the work request.
+    /// The destination that is already in the WQE.
     InWqe,
-    /// To any queue pair, as a datagram.
+    /// Any queue pair, by a datagram.
     Datagram {
         /// The address.
         address: &'a A,
@@ -109,13 +109,13 @@ pub enum Destination<'a, A> {
         /// The remote queue pair's queue key.
         remote_qkey: u32,
     },
-    /// To a shared receive queue of the connected peer (XRC).
+    /// A shared receive queue of the connected peer (XRC).
     Xrc {
         /// Its number.
         remote_srqn: u32,
     },
-    /// To a target of dynamic connections (DC).
-    Dynamic {
+    /// A DC target.
+    Dc {
         /// The address.
         address: &'a A,
         /// The target's number.

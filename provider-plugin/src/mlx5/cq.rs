@@ -71,7 +71,7 @@ impl CqOps for Mlx5 {
         let options = options.0.map_or_else(entries::sized_cq_options, Ok)?;
         let device = ctx.mlx5()?;
         let mut new_cq = CompletionQueue::create_with(ctx, device, init, options, queue_allocator)?;
-        new_cq.ring.report_to(device.protected_keys());
+        new_cq.ring.set_protected_keys(device.protected_keys());
         let completions = Completions {
             // SAFETY: it is dropped with the ring.
             empty_check: unsafe { new_cq.ring.empty_check() },

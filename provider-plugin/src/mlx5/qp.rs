@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use mlx5::commands::{Capabilities, data_in_order, enable_memcpy, stop_at_wrong_signatures};
 use mlx5::{
-    Changes, Dynamic, KeyChanges, PacketHash, PacketObjects, PacketOptions, QpOptions,
-    QueueAllocator, QueuePair, RecvQueue, Role, Segmentation, SendQueue, Work, modify_target,
+    DcType, KeyChanges, PacketHash, PacketObjects, PacketOptions, QpChanges, QpOptions,
+    QueueAllocator, QueuePair, RecvQueue, Role, SendQueue, TsoLimits, Work, modify_dct,
 };
 use uverbs::environment::variable;
 use uverbs::{
@@ -43,7 +43,7 @@ const KEYS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
 
 /// Whether CQEs may carry data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ShortData {
+pub enum ScatterToCqe {
     /// As the environment says, where every send is signalled.
     #[default]
     Default,
@@ -57,17 +57,17 @@ pub enum ShortData {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Whether CQEs may carry data.
-    pub short_data: ShortData,
+    pub scatter_to_cqe: ScatterToCqe,
     /// Credits are counted by packets.
     pub packet_credits: bool,
     /// Which half of dynamic connections it is.
-    pub dynamic: Option<Dynamic>,
+    pub dc_type: Option<DcType>,
     /// Operations of `ibv_wr_*` that verbs do not have (`send_ops_flags` of mlx5dv).
     pub operations: u64,
     /// How raw packets are received.
     pub packets: PacketOptions,
     /// It stops at a wrong signature.
-    pub stops: bool,
+    pub sig_pipelining: bool,
     /// Receives complete in any order.
     pub out_of_order: bool,
 }
@@ -194,7 +194,7 @@ fn parts(new_qp: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> 
 /// the queue pair is created, as with the stock provider.
 /// Programs whose work requests name memory at addresses that are not the
 /// processor's, such as device memory, set it.
-fn short_data(setting: Option<&OsStr>) -> bool {
+fn scatter_to_cqe(setting: Option<&OsStr>) -> bool {
     setting.is_none_or(|value| value != "0")
 }
 
@@ -207,7 +207,7 @@ pub fn has_checksums(ctx: &CtxRef, bit: u32) -> Result<bool, Errno> {
 
 /// Returns the most bytes of data that the device divides into TCP segments; none if it
 /// divides no raw packets.
-fn longest_divided(ctx: &CtxRef) -> Result<Option<u32>, Errno> {
+fn max_tso(ctx: &CtxRef) -> Result<Option<u32>, Errno> {
     let (longest, types) = ctx.mlx5()?.features(ctx)?.segmentation;
     Ok((types & 1 << IBV_QPT_RAW_PACKET != 0).then_some(longest))
 }
@@ -231,7 +231,7 @@ fn has_out_of_order(ctx: &CtxRef, kind: u32) -> Result<bool, Errno> {
 impl QpData {
     /// It is an initiator of dynamic connections.
     pub fn is_initiator(&self) -> bool {
-        self.work.is_dynamic_initiator()
+        self.work.is_dc_initiator()
     }
 }
 
@@ -245,7 +245,7 @@ impl QpOps for Mlx5 {
         .union(QpCreateFlags::SCATTER_FCS)
         .union(QpCreateFlags::CVLAN_STRIPPING)
         .union(QpCreateFlags::PCI_WRITE_END_PADDING);
-    const DYNAMIC: bool = true;
+    const DC: bool = true;
     const PACKETS: bool = true;
     const UNDERLAY: bool = true;
     const RATE_LIMITS: bool = true;
@@ -268,11 +268,9 @@ impl QpOps for Mlx5 {
                 Arc::clone((*srq.recv.get()).work())
             })
         });
-        let is_target = match (attr.qp_type, requested.dynamic) {
-            (IBV_QPT_DRIVER, Some(Dynamic::Initiator { .. })) if !attr.send_cq.is_null() => false,
-            (IBV_QPT_DRIVER, Some(Dynamic::Target { .. })) if send_attr.operations.is_none() => {
-                true
-            }
+        let is_target = match (attr.qp_type, requested.dc_type) {
+            (IBV_QPT_DRIVER, Some(DcType::Initiator { .. })) if !attr.send_cq.is_null() => false,
+            (IBV_QPT_DRIVER, Some(DcType::Target { .. })) if send_attr.operations.is_none() => true,
             (IBV_QPT_DRIVER, _) | (_, Some(_)) => return Err(Errno::INVAL),
             (_, None) => false,
         };
@@ -283,35 +281,35 @@ impl QpOps for Mlx5 {
                 Some(operations) if operations & KEYS == 0 => KeyChanges::None,
                 _ => KeyChanges::Windows,
             },
-            short_data: match requested.short_data {
-                ShortData::Default => short_data(variable("MLX5_SCATTER_TO_CQE").as_deref()),
-                ShortData::Never => false,
-                ShortData::Always => true,
+            scatter_to_cqe: match requested.scatter_to_cqe {
+                ScatterToCqe::Default => scatter_to_cqe(variable("MLX5_SCATTER_TO_CQE").as_deref()),
+                ScatterToCqe::Never => false,
+                ScatterToCqe::Always => true,
             },
-            short_data_unsignalled: requested.short_data == ShortData::Always,
+            allow_scatter_to_cqe: requested.scatter_to_cqe == ScatterToCqe::Always,
             packet_credits: requested.packet_credits,
-            copies: requested.operations & send_ops::MEMCPY != 0,
-            raw: requested.operations & send_ops::RAW_WQE != 0,
-            stops: requested.stops,
+            memcpy: requested.operations & send_ops::MEMCPY != 0,
+            raw_wqe: requested.operations & send_ops::RAW_WQE != 0,
+            sig_pipelining: requested.sig_pipelining,
             checksums: match (attr.qp_type, send_attr.source_qpn) {
                 (IBV_QPT_RAW_PACKET, _) => has_checksums(ctx, IBV_DEVICE_RAW_IP_CSUM)?,
                 (IBV_QPT_UD, Some(_)) => has_checksums(ctx, IBV_DEVICE_UD_IP_CSUM)?,
                 _ => false,
             },
             segmentation: match send_attr.max_tso_header {
-                0 => Segmentation::default(),
-                max_headers => Segmentation {
+                0 => TsoLimits::default(),
+                max_headers => TsoLimits {
                     max_headers,
-                    longest: longest_divided(ctx)?.ok_or(Errno::OPNOTSUPP)?,
+                    longest: max_tso(ctx)?.ok_or(Errno::OPNOTSUPP)?,
                 },
             },
             out_of_order: requested.out_of_order,
             packets: requested.packets,
-            dynamic: requested.dynamic,
+            dc_type: requested.dc_type,
         };
-        let options = match is_target && options.short_data {
+        let options = match is_target && options.scatter_to_cqe {
             true => QpOptions {
-                short_data: ctx.mlx5()?.features(ctx)?.target_short_data,
+                scatter_to_cqe: ctx.mlx5()?.features(ctx)?.dct_scatter_to_cqe,
                 ..options
             },
             false => options,
@@ -324,7 +322,7 @@ impl QpOps for Mlx5 {
         if requested.operations & !supported != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if requested.stops && !ctx.mlx5()?.resumes_queues() {
+        if requested.sig_pipelining && !ctx.mlx5()?.resumes_queues() {
             return Err(Errno::OPNOTSUPP);
         }
         if requested.out_of_order && !has_out_of_order(ctx, attr.qp_type)? {
@@ -402,18 +400,18 @@ impl QpOps for Mlx5 {
             fields: hash.rx_hash_fields_mask,
             key,
         };
-        let new_qp = QueuePair::create_spread(ctx, ctx.mlx5()?, init, &hash, packets)?;
+        let new_qp = QueuePair::create_rss(ctx, ctx.mlx5()?, init, &hash, packets)?;
         Ok(parts(new_qp, false, None))
     }
 
     fn modify_qp(qp: &Qp, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {
         let ece = &qp.device_data.ece;
-        let changes = Changes {
+        let changes = QpChanges {
             ece: ece.wanted.load(Ordering::Relaxed),
             out_of_order: qp.device_data.work.is_out_of_order()
                 && mask.contains(QpAttrMask::STATE)
                 && attr.qp_state == QpState::INIT,
-            ..Changes::default()
+            ..QpChanges::default()
         };
         let granted = |options| {
             if changes.ece != 0 {
@@ -422,7 +420,7 @@ impl QpOps for Mlx5 {
             }
         };
         if qp.device_data.is_target {
-            let (number, options) = modify_target(&qp.object, attr, mask, &changes)?;
+            let (number, options) = modify_dct(&qp.object, attr, mask, &changes)?;
             // The device is asked when the target becomes ready to receive.
             if number.is_some() {
                 granted(options);
@@ -439,7 +437,7 @@ impl QpOps for Mlx5 {
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
             let object = &qp.object;
             let (ctx, handle, number) = (object.context(), object.handle(), object.qp_num());
-            if qp.device_data.work.stops() {
+            if qp.device_data.work.has_sig_pipelining() {
                 stop_at_wrong_signatures(ctx, handle, number)?;
             }
             if (qp.device_data.memcpy.as_ref()).is_some_and(|memcpy| memcpy.by_qp) {
@@ -593,9 +591,9 @@ pub unsafe extern "C" fn modify_qp_rate_limit(
             rate_limit: attr.rate_limit,
             ..QpAttr::default()
         };
-        let changes = Changes {
+        let changes = QpChanges {
             burst: Some(burst),
-            ..Changes::default()
+            ..QpChanges::default()
         };
         mlx5::modify_qp(&qp.object, &rate, QpAttrMask::RATE_LIMIT, &changes)?;
         Ok(())
@@ -628,12 +626,12 @@ pub unsafe extern "C" fn query_qp_data_in_order(
 
 #[cfg(test)]
 mod tests {
-    use super::short_data;
+    use super::scatter_to_cqe;
 
     #[test]
     fn scatter_to_cqe_setting_is_parsed() {
-        assert!(short_data(None));
-        assert!(short_data(Some("1".as_ref())));
-        assert!(!short_data(Some("0".as_ref())));
+        assert!(scatter_to_cqe(None));
+        assert!(scatter_to_cqe(Some("1".as_ref())));
+        assert!(!scatter_to_cqe(Some("0".as_ref())));
     }
 }

@@ -1,6 +1,6 @@
 //! Completion queues and queue pairs with options that verbs do not have.
 
-use mlx5::{CqOptions, Dynamic, MiniFormat, PacketOptions, Streams, Strides};
+use mlx5::{CqOptions, DcType, DciStreams, MiniFormat, PacketOptions, Strides};
 
 use super::abi::*;
 use super::refused::ringverbs_refused_object;
@@ -11,7 +11,7 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::library::libibverbs;
 use crate::mlx5::cq::Format;
-use crate::mlx5::qp::{Options, ShortData};
+use crate::mlx5::qp::{Options, ScatterToCqe};
 use crate::mlx5::{Mlx5, entries, wq};
 use crate::qp::create_qp_with;
 
@@ -140,17 +140,17 @@ pub(super) fn qp_options(mlx5_attr: Option<&mlx5dv_qp_init_attr>) -> Result<Opti
     }
     if has(qp_mask::DC) {
         let attr = &mlx5_attr.dc_init_attr;
-        options.dynamic = Some(match (attr.dc_type, has(qp_mask::DCI_STREAMS)) {
-            (dc_type::DCT, false) => Dynamic::Target {
+        options.dc_type = Some(match (attr.dc_type, has(qp_mask::DCI_STREAMS)) {
+            (dc_type::DCT, false) => DcType::Target {
                 access_key: attr.dct_access_key,
             },
             (dc_type::DCI, with_streams) => {
                 let [log_concurrent, log_errored, ..] = attr.dct_access_key.to_ne_bytes();
-                let streams = Streams {
+                let streams = DciStreams {
                     log_concurrent,
                     log_errored,
                 };
-                Dynamic::Initiator {
+                DcType::Initiator {
                     streams: with_streams.then_some(streams),
                 }
             }
@@ -172,22 +172,22 @@ pub(super) fn qp_options(mlx5_attr: Option<&mlx5dv_qp_init_attr>) -> Result<Opti
         if flags & !known != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        options.short_data = match (
+        options.scatter_to_cqe = match (
             flags & DISABLE_SCATTER_TO_CQE != 0,
             flags & ALLOW_SCATTER_TO_CQE != 0,
         ) {
             (true, true) => return Err(Errno::INVAL),
-            (true, false) => ShortData::Never,
-            (false, true) => ShortData::Always,
-            (false, false) => ShortData::Default,
+            (true, false) => ScatterToCqe::Never,
+            (false, true) => ScatterToCqe::Always,
+            (false, false) => ScatterToCqe::Default,
         };
         options.packets = PacketOptions {
-            own_unicast: flags & TIR_ALLOW_SELF_LOOPBACK_UC != 0,
-            own_multicast: flags & TIR_ALLOW_SELF_LOOPBACK_MC != 0,
+            self_loopback_unicast: flags & TIR_ALLOW_SELF_LOOPBACK_UC != 0,
+            self_loopback_multicast: flags & TIR_ALLOW_SELF_LOOPBACK_MC != 0,
             tunnels: flags & TUNNEL_OFFLOADS != 0,
         };
         options.out_of_order = flags & OOO_DP != 0;
-        options.stops = flags & SIG_PIPELINING != 0;
+        options.sig_pipelining = flags & SIG_PIPELINING != 0;
         options.packet_credits = flags & PACKET_BASED_CREDIT_MODE != 0;
     }
     Ok(options)

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mlx5::commands::{EncryptionLimits, Psv, stopped_at};
 use mlx5::{
-    BlockSignature, BlockSize, CrcKind, Encryption, Engine, Escape, KeyProtection, Signature,
-    SignatureDomain, T10Dif, WrongPart,
+    BlockSignature, BlockSize, CrcKind, CryptoEngine, Encryption, Escape, KeyProtection, Signature,
+    SignatureDomain, SignatureField, T10Dif,
 };
 
 use super::abi::*;
@@ -44,7 +44,7 @@ impl Protection {
         ctx: &CtxRef,
         key: u32,
         psvs: Vec<Psv<CtxRef>>,
-        encryption: Option<Engine>,
+        encryption: Option<CryptoEngine>,
     ) -> Result<Self, Errno> {
         let numbers = match &psvs[..] {
             [memory, wire] => Some([memory.number, wire.number]),
@@ -215,8 +215,8 @@ pub fn caps(
     let mut encryption = mlx5dv_crypto_caps {
         crypto_engines: match caps.encryption.engine {
             None => 0,
-            Some(Engine::SingleUnit) => SINGLE_BLOCK,
-            Some(Engine::ManyUnits) => SINGLE_BLOCK | MULTI_BLOCK,
+            Some(CryptoEngine::SingleBlock) => SINGLE_BLOCK,
+            Some(CryptoEngine::MultiBlock) => SINGLE_BLOCK | MULTI_BLOCK,
         },
         ..mlx5dv_crypto_caps::default()
     };
@@ -255,10 +255,10 @@ exported! {
                 return Ok(());
             };
             error.write(mlx5dv_mkey_err {
-                err_type: match found.part {
-                    WrongPart::Guard => mkey_err::BAD_GUARD,
-                    WrongPart::RefTag => mkey_err::BAD_REFTAG,
-                    WrongPart::AppTag => mkey_err::BAD_APPTAG,
+                err_type: match found.field {
+                    SignatureField::Guard => mkey_err::BAD_GUARD,
+                    SignatureField::RefTag => mkey_err::BAD_REFTAG,
+                    SignatureField::AppTag => mkey_err::BAD_APPTAG,
                 },
                 err: mlx5dv_sig_err {
                     actual_value: found.actual,

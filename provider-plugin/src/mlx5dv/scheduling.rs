@@ -122,7 +122,7 @@ macro_rules! elements {
                 entry::pointer(|| unsafe { create(context, attr, $is_leaf) })
             }
 
-            #[doc = concat!("Changes attributes of ", $what, ".")]
+            #[doc = concat!("QpChanges attributes of ", $what, ".")]
             fn $modify(element: *mut Element, attr: *const mlx5dv_sched_attr) -> c_int
             where is_ours(context(element)), else libc::EOPNOTSUPP => {
                 // SAFETY: a live element, and the application's attributes.

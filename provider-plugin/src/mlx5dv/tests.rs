@@ -7,7 +7,7 @@ use mlx5::{CqOptions, MiniFormat};
 
 use super::abi::*;
 use super::create;
-use crate::mlx5::qp::{Options, ShortData};
+use crate::mlx5::qp::{Options, ScatterToCqe};
 
 const INCLUDES: &str = "#include <stddef.h>\n#include <infiniband/mlx5dv.h>\n";
 
@@ -353,9 +353,9 @@ fn options_are_checked() {
         Ok(out_of_order)
     );
     assert_eq!(qp(0, u32::MAX), Ok(plain));
-    let short_data = |short_data| {
+    let scatter_to_cqe = |scatter_to_cqe| {
         Ok(Options {
-            short_data,
+            scatter_to_cqe,
             ..plain
         })
     };
@@ -364,8 +364,8 @@ fn options_are_checked() {
         qp_flag::DISABLE_SCATTER_TO_CQE,
         qp_flag::ALLOW_SCATTER_TO_CQE,
     );
-    assert_eq!(qp(flags, never), short_data(ShortData::Never));
-    assert_eq!(qp(flags, always), short_data(ShortData::Always));
+    assert_eq!(qp(flags, never), scatter_to_cqe(ScatterToCqe::Never));
+    assert_eq!(qp(flags, always), scatter_to_cqe(ScatterToCqe::Always));
     assert_eq!(qp(flags, never | always), Err(libc::EINVAL));
     let tunnels = Options {
         packets: mlx5::PacketOptions {

@@ -85,7 +85,7 @@ impl mlx5dv_qp_ex {
     /// Those of a queue pair that was created for these operations.
     pub fn of(addressing: Addressing, operations: u64) -> Self {
         let mut functions = Self::NONE;
-        if addressing == Addressing::Dynamic {
+        if addressing == Addressing::Dc {
             functions.wr_set_dc_addr = Some(wr_set_dc_addr);
             functions.wr_set_dc_addr_stream = Some(wr_set_dc_addr_stream);
         }
@@ -225,7 +225,7 @@ unsafe fn target(
     access_key: u64,
     stream: u16,
 ) -> Destination<'static, Address> {
-    Destination::Dynamic {
+    Destination::Dc {
         // SAFETY: as the caller says.
         address: unsafe { &ah_of::<Mlx5>(ah).address },
         remote_dctn,

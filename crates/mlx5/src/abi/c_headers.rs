@@ -531,8 +531,14 @@ fn constants() -> Vec<(&'static str, u32)> {
             uar::ATTR_MAP_OP_PAGE_INDEX.into(),
         ),
         ("MLX5_QP_FLAG_TUNNEL_OFFLOADS", QP_FLAG_TUNNEL_OFFLOADS),
-        ("MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC", QP_FLAG_OWN_UNICAST),
-        ("MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC", QP_FLAG_OWN_MULTICAST),
+        (
+            "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC",
+            QP_FLAG_TIR_ALLOW_SELF_LB_UC,
+        ),
+        (
+            "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC",
+            QP_FLAG_TIR_ALLOW_SELF_LB_MC,
+        ),
         ("MLX5_QP_FLAG_TYPE_DCT", QP_FLAG_TYPE_DCT),
         ("MLX5_QP_FLAG_TYPE_DCI", QP_FLAG_TYPE_DCI),
         ("MLX5_QP_FLAG_DCI_STREAM", QP_FLAG_DCI_STREAM),

@@ -7,7 +7,7 @@ use super::{
     ANSWER, Capabilities, Input, create, create_with, devx, group, modify, object_type, on_qp,
     opcode, query, query_object, query_qp, word,
 };
-use crate::{CreateError, Engine};
+use crate::{CreateError, CryptoEngine};
 
 /// Where an object begins behind the header of a command or an answer.
 const OBJECT: usize = 16;
@@ -31,7 +31,7 @@ pub struct EncryptionSupport {
     /// The group of capabilities of encryption is there.
     pub is_supported: bool,
     /// Its engine, if it has one.
-    pub engine: Option<Engine>,
+    pub engine: Option<CryptoEngine>,
 }
 
 /// Capabilities of encryption, as the device's group of them.

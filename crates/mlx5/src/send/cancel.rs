@@ -19,7 +19,7 @@ impl SendQueue {
         const COUNT: usize = offset_of!(ControlSegment, qpn_ds);
         const IMMEDIATE: usize = offset_of!(ControlSegment, imm);
         const INDEX: u32 = 0xff_ff00;
-        if !self.work.stops {
+        if !self.work.sig_pipelining {
             return Err(PostError::BadOperation);
         }
         let end = self.published_next;

@@ -79,7 +79,7 @@ impl SendQueue {
         let (pieces, length, taken, mss) = match (format.opcode, wr.operands) {
             (
                 opcode::TSO,
-                Operands::Segmentation {
+                Operands::Tso {
                     headers,
                     length,
                     mss,

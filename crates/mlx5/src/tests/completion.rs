@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use uverbs::Sge;
 
 use super::*;
-use crate::{Arming, CompletionError, Opcode, Operands, Role, SendFlags, Timed, WorkCompletion};
+use crate::{
+    Arming, CompletionError, Opcode, Operands, Role, SendFlags, TimedCompletion, WorkCompletion,
+};
 
 const RC: Service = Service::ReliableConnection;
 
@@ -531,7 +533,7 @@ proptest! {
 fn poll_stops_at_a_malformed_completion() {
     let (mut ring, mut device, mut pair) = attached(4);
     let mut late = Pair::new(71, RC, &cap(16, 2, 0));
-    let mut out = [MaybeUninit::<Timed>::uninit(); 4];
+    let mut out = [MaybeUninit::<TimedCompletion>::uninit(); 4];
     for wr_id in 40..44 {
         receive(&mut pair, wr_id, &[]);
         receive(&mut late, wr_id + 100, &[]);

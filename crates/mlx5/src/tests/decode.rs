@@ -125,7 +125,7 @@ proptest! {
             let (rows, singles) = sides.split_at_mut(1);
             let ring = &mut rows[0].0;
             let before = told[0].len();
-            let mut out = [MaybeUninit::<Timed>::uninit(); 6];
+            let mut out = [MaybeUninit::<TimedCompletion>::uninit(); 6];
             // SAFETY: no work request names memory.
             match unsafe { poll(ring, &mut out[..consume]) } {
                 Ok(count) => for timed in &out[..count] {

@@ -7,8 +7,8 @@ use uverbs::{QpAttr, QpAttrMask, QpState, QpType, Sge};
 use super::objects::{CREATE_QP, GOOD, Machine};
 use super::*;
 use crate::{
-    Changes, CreateError, Destination, Dynamic, Link, Operands, QpOptions, QueuePair, RemoteMemory,
-    Streams, modify_qp, modify_target,
+    CreateError, DcType, DciStreams, Destination, Link, Operands, QpChanges, QpOptions, QueuePair,
+    RemoteMemory, modify_dct, modify_qp,
 };
 
 const INITIATOR: Service = Service::DcInitiator;
@@ -41,7 +41,7 @@ fn post(pair: &mut Pair, opcode: Opcode, stream: u16) {
             compare_add: 11,
             swap: 22,
         },
-        destination: Destination::Dynamic {
+        destination: Destination::Dc {
             address: &address(),
             // More than 24 bits.
             remote_dctn: DCTN | 0x7f00_0000,
@@ -92,7 +92,7 @@ fn a_work_request_names_its_target() {
 #[test]
 fn fast_path_writes_the_same() {
     let address = address();
-    let to_target = |stream| Destination::Dynamic {
+    let to_target = |stream| Destination::Dc {
         address: &address,
         remote_dctn: DCTN,
         access_key: KEY,
@@ -211,12 +211,12 @@ fn without_a_target_it_is_refused() {
 }
 
 /// A machine, and the driver's input for a queue pair with these options.
-fn created(dynamic: Dynamic) -> (Machine, QueuePair<Arc<uverbs::Context>>, Vec<u8>) {
+fn created(dc_type: DcType) -> (Machine, QueuePair<Arc<uverbs::Context>>, Vec<u8>) {
     let machine = Machine::new();
     let device = machine.open(&GOOD).unwrap();
     let options = QpOptions {
         keys: crate::KeyChanges::None,
-        dynamic: Some(dynamic),
+        dc_type: Some(dc_type),
         ..QpOptions::default()
     };
     let qp = machine.qp_of(&device, QpType::DRIVER, &options, 0, None);
@@ -226,12 +226,12 @@ fn created(dynamic: Dynamic) -> (Machine, QueuePair<Arc<uverbs::Context>>, Vec<u
 
 #[test]
 fn an_initiator_has_streams_and_no_receives() {
-    let streams = Streams {
+    let streams = DciStreams {
         log_concurrent: 3,
         log_errored: 1,
     };
     for (streams, flags, sizes) in [(None, 0, [0, 0]), (Some(streams), 1 << 11, [3, 1])] {
-        let (_machine, qp, told) = created(Dynamic::Initiator { streams });
+        let (_machine, qp, told) = created(DcType::Initiator { streams });
         assert!(qp.recv.is_none());
         assert_eq!(qp.cap.max_recv_wr, 0);
         assert!(qp.cap.max_send_wr >= 5);
@@ -246,7 +246,7 @@ fn an_initiator_has_streams_and_no_receives() {
 
 #[test]
 fn a_target_gets_its_number_when_it_is_ready() {
-    let (machine, mut qp, told) = created(Dynamic::Target { access_key: KEY });
+    let (machine, mut qp, told) = created(DcType::Target { access_key: KEY });
     assert!(qp.recv.is_none());
     let told_flags = u32::from_ne_bytes(told[28..32].try_into().unwrap());
     assert_eq!(told_flags & (1 << 4 | 1 << 5 | 1 << 11), 1 << 4);
@@ -271,19 +271,19 @@ fn a_target_gets_its_number_when_it_is_ready() {
     };
     let mask = QpAttrMask::STATE;
     answers(0, 0);
-    let none = Changes::default();
-    let answer = modify_target(&qp.object, &to(QpState::INIT), mask, &none).unwrap();
+    let none = QpChanges::default();
+    let answer = modify_dct(&qp.object, &to(QpState::INIT), mask, &none).unwrap();
     assert_eq!(answer, (None, 3));
     // A driver that does not know targets.
-    let refused = modify_target(&qp.object, &to(QpState::RTR), mask, &none);
+    let refused = modify_dct(&qp.object, &to(QpState::RTR), mask, &none);
     assert!(matches!(refused, Err(CreateError::BadAnswer { .. })));
     // Of the number 24 bits count.
     answers(16, 0xff00_0000 | DCTN);
-    let answer = modify_target(&qp.object, &to(QpState::RTR), mask, &none).unwrap();
+    let answer = modify_dct(&qp.object, &to(QpState::RTR), mask, &none).unwrap();
     assert_eq!(answer, (Some(DCTN), 3));
 
     // Driver data of a change.
-    let changes = Changes {
+    let changes = QpChanges {
         ece: 7,
         burst: Some((4096, 64)),
         out_of_order: true,

@@ -10,7 +10,7 @@ fn pair(inline: u32) -> Pair {
     let cap = cap(4, 1, inline);
     let send = SendPlan::new(&cap, RC, &LIMITS, KeyChanges::Layouts, 0).unwrap();
     let mut work = work_of(70, RC, send, &cap, None);
-    Arc::get_mut(&mut work).unwrap().copies = true;
+    Arc::get_mut(&mut work).unwrap().memcpy = true;
     Pair::with(work, false)
 }
 

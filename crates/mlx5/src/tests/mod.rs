@@ -35,8 +35,8 @@ use crate::context::UserIndex;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::uar::DoorbellRegister;
 use crate::{
-    Address, CompletionError, CqeRing, Data, Opcode, PostError, RecvQueue, SendFlags, SendQueue,
-    SendWr, Service, SharedWork, Sink, Timed, Work, WorkCompletion,
+    Address, CompletionError, CompletionSink, CqeRing, Data, Opcode, PostError, RecvQueue,
+    SendFlags, SendQueue, SendWr, Service, SharedWork, TimedCompletion, Work, WorkCompletion,
 };
 
 pub(crate) use crate::hostile::LIMITS;
@@ -84,8 +84,8 @@ pub fn work_of(
 ///
 /// # Safety
 /// As for [`CqeRing::poll`].
-pub unsafe fn read_timed(ring: &mut CqeRing) -> Option<Result<Timed, CompletionError>> {
-    let mut out = MaybeUninit::<Timed>::uninit();
+pub unsafe fn read_timed(ring: &mut CqeRing) -> Option<Result<TimedCompletion, CompletionError>> {
+    let mut out = MaybeUninit::<TimedCompletion>::uninit();
     // SAFETY: as the caller says.
     match unsafe { ring.next(&mut out) } {
         Ok(false) => None,
@@ -111,7 +111,10 @@ pub unsafe fn read(ring: &mut CqeRing) -> Option<Result<WorkCompletion, Completi
 ///
 /// # Safety
 /// As for [`CqeRing::poll`].
-pub unsafe fn poll<S: Sink>(ring: &mut CqeRing, out: &mut [S]) -> Result<usize, CompletionError> {
+pub unsafe fn poll<S: CompletionSink>(
+    ring: &mut CqeRing,
+    out: &mut [S],
+) -> Result<usize, CompletionError> {
     // SAFETY: as the caller says.
     let result = unsafe { ring.poll(out) };
     if result.is_err() {

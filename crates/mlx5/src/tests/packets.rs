@@ -12,7 +12,7 @@ use super::*;
 use crate::send::packets::MAX_INLINE_HEADERS;
 use crate::{
     CreateError, CursorEntry, CustomMemory, DeviceContext, MAX_HASH_KEY, Operands, PacketHash,
-    PacketOptions, Purpose, QpOptions, QueueAllocator, QueuePair, Role, Segmentation, WorkQueue,
+    PacketOptions, Purpose, QpOptions, QueueAllocator, QueuePair, Role, TsoLimits, WorkQueue,
 };
 
 const USER_INDEX: u32 = 70;
@@ -355,7 +355,7 @@ fn the_driver_gets_the_hash_of_spread_packets() {
             tunnels: true,
             ..PacketOptions::default()
         };
-        QueuePair::create_spread(&machine.context, &device, &init, &hash, options)
+        QueuePair::create_rss(&machine.context, &device, &init, &hash, options)
     };
     let qp = make(&[7; 40]).unwrap();
     let told = machine.driver_in(CREATE_QP);
@@ -397,7 +397,7 @@ fn dividing_pair(max_headers: u16, longest: u32) -> Pair {
     let send = SendPlan::new(&cap, Service::Packet, &LIMITS, keys, max_headers).unwrap();
     let mut work = work_of(USER_INDEX, Service::Packet, send, &cap, None);
     let own = Arc::get_mut(&mut work).unwrap();
-    own.segmentation = Segmentation {
+    own.segmentation = TsoLimits {
         max_headers,
         longest,
     };
@@ -408,7 +408,7 @@ fn dividing_pair(max_headers: u16, longest: u32) -> Pair {
 fn divide(pair: &mut Pair, headers: &[u8], mss: u16, list: &[Sge]) -> Result<(), PostError> {
     pair.send.begin();
     let wr = SendWr {
-        operands: Operands::Segmentation {
+        operands: Operands::Tso {
             headers: headers.as_ptr().expose_provenance() as u64,
             length: headers.len() as u16,
             mss,

@@ -3,19 +3,20 @@
 
 use super::*;
 use crate::{
-    BlockSignature, BlockSize, CrcKind, Encryption, Engine, KeyChanges, KeyLayout, KeyProtection,
-    LayoutChange, ProtectedKeys, Role, Signature, SignatureDomain, SignatureError, WrongPart,
+    BlockSignature, BlockSize, CrcKind, CryptoEngine, Encryption, KeyChanges, KeyLayout,
+    KeyProtection, LayoutChange, ProtectedKeys, Role, Signature, SignatureDomain, SignatureError,
+    SignatureField,
 };
 
 const RC: Service = Service::ReliableConnection;
 const KEY: u32 = 0x0123_4500;
 const PSVS: [u32; 2] = [0x11, 0x22];
 
-fn pair(stops: bool) -> Pair {
+fn pair(sig_pipelining: bool) -> Pair {
     let cap = cap(8, 1, 400);
     let send = SendPlan::new(&cap, RC, &LIMITS, KeyChanges::Layouts, 0).unwrap();
     let mut work = work_of(70, RC, send, &cap, None);
-    Arc::get_mut(&mut work).unwrap().stops = stops;
+    Arc::get_mut(&mut work).unwrap().sig_pipelining = sig_pipelining;
     Pair::with(work, false)
 }
 
@@ -148,7 +149,7 @@ fn a_wrong_signature_is_reported_to_its_key() {
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::SEND).unwrap();
-    ring.report_to(&keys);
+    ring.set_protected_keys(&keys);
     protection.open(false);
     protection.set_signatures(both()).unwrap();
     push(&mut pair, &mut protection).unwrap();
@@ -158,7 +159,7 @@ fn a_wrong_signature_is_reported_to_its_key() {
     assert!(unsafe { read(&mut ring) }.is_none(), "it is no completion");
     assert_eq!(device.consumed(), 1);
     let error = SignatureError {
-        part: WrongPart::Guard,
+        field: SignatureField::Guard,
         expected: 0x1122_3344,
         actual: 0x5566_7788,
         offset: 9,
@@ -192,7 +193,7 @@ fn a_report_is_of_no_queue_pair_that_is_destroyed() {
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::SEND).unwrap();
-    ring.report_to(&keys);
+    ring.set_protected_keys(&keys);
     // Where others have the user index.
     let mut bytes = report(KEY, 1 << 13, 70);
     bytes[35] = 70;
@@ -214,7 +215,10 @@ fn encryption_of_one_unit_has_no_more() {
         key: 3,
         key_tag: [0; 8],
     };
-    for (engine, fits) in [(Engine::SingleUnit, false), (Engine::ManyUnits, true)] {
+    for (engine, fits) in [
+        (CryptoEngine::SingleBlock, false),
+        (CryptoEngine::MultiBlock, true),
+    ] {
         let mut protection = KeyProtection::new(KEY, None, Some(engine), &keys);
         let mut pair = pair(false);
         protection.open(false);

@@ -21,7 +21,7 @@ fn wqe(opcode: u8, segments: u8) -> Vec<u8> {
 
 fn raw_pair() -> Pair {
     let mut work = work(70, RC, &cap(4, 4, 0), None);
-    Arc::get_mut(&mut work).unwrap().raw = true;
+    Arc::get_mut(&mut work).unwrap().raw_wqe = true;
     Pair::with(work, false)
 }
 

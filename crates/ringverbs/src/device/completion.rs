@@ -143,7 +143,7 @@ impl Entry<'_> {
     #[inline]
     pub unsafe fn time(&self) -> u64 {
         // SAFETY: only a ConnectX has timestamps, and its entries are
-        // `mlx5::Timed`: the time follows the completion (asserted there).
+        // `mlx5::TimedCompletion`: the time follows the completion (asserted there).
         unsafe { self.at.add(1).cast::<u64>().read() }
     }
 }

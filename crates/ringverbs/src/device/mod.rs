@@ -119,8 +119,8 @@ pub(crate) fn modify_target(
     attr: &uverbs::QpAttr,
     mask: uverbs::QpAttrMask,
 ) -> Result<Option<u32>> {
-    let changes = ::mlx5::Changes::default();
-    let (number, _) = ::mlx5::modify_target(target, attr, mask, &changes)?;
+    let changes = ::mlx5::QpChanges::default();
+    let (number, _) = ::mlx5::modify_dct(target, attr, mask, &changes)?;
     Ok(number)
 }
 

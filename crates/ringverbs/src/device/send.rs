@@ -134,12 +134,12 @@ pub(super) fn addressed<'a, A>(
             remote_qkey,
         },
         Destination::Xrc { remote_srqn } => Destination::Xrc { remote_srqn },
-        Destination::Dynamic {
+        Destination::Dc {
             address,
             remote_dctn,
             access_key,
             stream,
-        } => Destination::Dynamic {
+        } => Destination::Dc {
             address: address_of(address).ok_or(PostError::BadOperation)?,
             remote_dctn,
             access_key,

@@ -12,7 +12,7 @@
 use std::mem::{MaybeUninit, offset_of};
 use std::sync::Arc;
 
-use ::mlx5::{Arming, CompletionError, DeviceContext, Timed, Work};
+use ::mlx5::{Arming, CompletionError, DeviceContext, TimedCompletion, Work};
 use ring::Span;
 use uverbs::{Cq, WorkCompletion};
 
@@ -28,15 +28,15 @@ const DECODED: usize = 64;
 // The offsets at which `Entry` reads.
 const _: () = {
     assert!(DECODED.is_power_of_two());
-    assert!(offset_of!(Timed, completion) == 0);
-    assert!(offset_of!(Timed, time) == size_of::<WorkCompletion>());
+    assert!(offset_of!(TimedCompletion, completion) == 0);
+    assert!(offset_of!(TimedCompletion, time) == size_of::<WorkCompletion>());
 };
 
 /// A completion queue with its decoded completions.
 #[derive(Debug)]
 pub(crate) struct Mlx5Completions {
     /// Every element is initialised.
-    decoded: [MaybeUninit<Timed>; DECODED],
+    decoded: [MaybeUninit<TimedCompletion>; DECODED],
     /// The decoded completions that were not released.
     span: Span,
     ring: ::mlx5::CqeRing,
@@ -74,7 +74,7 @@ impl Mlx5Completions {
         let arming = Arc::new(arming);
         armings.lock().insert(id, Arc::clone(&arming));
         let members = Arc::<Members>::default();
-        let none = Timed {
+        let none = TimedCompletion {
             completion: WorkCompletion::default(),
             time: 0,
         };
@@ -121,7 +121,7 @@ impl Mlx5Completions {
     #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         let entry = &self.decoded[span.at % DECODED];
-        // SAFETY: a `Timed`, which is initialised and begins with a
+        // SAFETY: a `TimedCompletion`, which is initialised and begins with a
         // `WorkCompletion`; it is written under `&mut` alone.
         unsafe { Entry::new(entry.as_ptr().cast()) }
     }
@@ -262,8 +262,8 @@ impl Drop for Mlx5Completions {
 
 #[cold]
 #[inline(never)]
-fn malformed() -> Timed {
-    Timed {
+fn malformed() -> TimedCompletion {
+    TimedCompletion {
         completion: WorkCompletion {
             status: MALFORMED,
             ..WorkCompletion::default()

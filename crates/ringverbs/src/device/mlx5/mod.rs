@@ -240,19 +240,19 @@ impl Provider {
                 true => KeyChanges::Windows,
                 false => KeyChanges::None,
             },
-            short_data: false,
+            scatter_to_cqe: false,
             checksums: resources.packets.is_some_and(|packets| packets.checksums),
             packets: {
                 let own = resources.packets.is_some_and(|packets| packets.own_frames);
                 ::mlx5::PacketOptions {
-                    own_unicast: own,
-                    own_multicast: own,
+                    self_loopback_unicast: own,
+                    self_loopback_multicast: own,
                     ..Default::default()
                 }
             },
-            dynamic: resources.dynamic.map(|dynamic| match dynamic {
-                super::Dynamic::Initiator => ::mlx5::Dynamic::Initiator { streams: None },
-                super::Dynamic::Target { access_key } => ::mlx5::Dynamic::Target { access_key },
+            dc_type: resources.dynamic.map(|dynamic| match dynamic {
+                super::Dynamic::Initiator => ::mlx5::DcType::Initiator { streams: None },
+                super::Dynamic::Target { access_key } => ::mlx5::DcType::Target { access_key },
             }),
             ..QpOptions::default()
         };
