@@ -25,8 +25,7 @@ pub enum MiniFormat {
 /// Format of CQEs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CqOptions {
-    /// CQEs of 128 bytes, of which 64 can carry data, instead of 64, of which 32
-    /// can.
+    /// CQEs of 128 bytes, of which 64 can carry data; otherwise 64 bytes, of which 32 can.
     pub wide: bool,
     /// CQEs may be compressed: fewer bus writes, more processor time.
     pub compression: Option<MiniFormat>,
@@ -51,7 +50,7 @@ pub struct CompletionQueue<C: ContextRef> {
 
 impl<C: ContextRef> CompletionQueue<C> {
     /// Maximum entries of any device.
-    const MOST: u32 = 1 << 24;
+    const MAX_ENTRIES: u32 = 1 << 24;
 
     /// Creates a completion queue of at least `init.cqe` entries in the format
     /// that every device has. Its capacity is `object.cqe()`.
@@ -62,13 +61,12 @@ impl<C: ContextRef> CompletionQueue<C> {
         Self::create_with(context, device, init, CqOptions::default(), None)
     }
 
-    /// Creates a completion queue of at least `init.cqe` entries, in the
-    /// `allocator`'s memory if that has any. Its capacity is `object.cqe()`.
+    /// Creates a completion queue of at least `init.cqe` entries, in memory of `allocator` if
+    /// there is one. Its capacity is `object.cqe()`.
     ///
     /// # Errors
-    /// [`CreateError::TooLarge`] for none or too many; those of memory and of
-    /// CREATE_CQ: EOPNOTSUPP if the device has no such entries. Nothing is left
-    /// behind.
+    /// [`CreateError::TooLarge`] for 0 or too many entries; those of memory and of CREATE_CQ:
+    /// EOPNOTSUPP if the device does not support the format. Nothing is left behind.
     pub fn create_with(
         context: &C,
         device: &DeviceContext,
@@ -111,8 +109,8 @@ impl<C: ContextRef> CompletionQueue<C> {
                 }),
             ..*init
         };
-        // SAFETY: the addresses are those of the ring's entries, which are that
-        // many, and of its two doorbell records. Both are held for the object.
+        // SAFETY: the addresses are those of the ring's `entries` entries and of its two
+        // doorbell records. Both are held for the object.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Cq::create(context, &init, udata)?;
         ring.hold_for(&object.existence());
@@ -127,30 +125,29 @@ impl<C: ContextRef> CompletionQueue<C> {
             ring,
         })
     }
-    /// How many there are if at least `cqe` are asked for: one more, as the C
-    /// provider has it, and the next power of two, since that is what the
-    /// driver takes.
+    /// The number of entries for a request of `cqe`: one more, as in the stock provider,
+    /// rounded up to a power of two, which the driver requires.
     fn entries(cqe: u32) -> Result<u32, CreateError> {
         (cqe != 0)
             .then(|| cqe.checked_add(1)?.checked_next_power_of_two())
             .flatten()
-            .filter(|entries| *entries <= Self::MOST)
+            .filter(|entries| *entries <= Self::MAX_ENTRIES)
             .ok_or(CreateError::TooLarge { what: "cqe" })
     }
 
     /// Resizes a queue to at least `cqe` entries. Unread completions stay, in
     /// order. Returns the capacity.
     ///
-    /// The caller has exclusive access to `ring` until this returns; [`crate::EmptyCheck`] may be used meanwhile. The old entries
-    /// exist until the kernel has answered; then their addresses stay readable,
-    /// as zeros.
+    /// The caller has exclusive access to `ring` until this returns; [`crate::EmptyCheck`]
+    /// may be used meanwhile. The old entries exist until the kernel has answered; then
+    /// their addresses stay readable, as zeros.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`] if `ring` is not the object's,
-    /// [`CreateError::TooLarge`] for none or too many, and those of memory and
-    /// of RESIZE_CQ (EINVAL for less room than there are unread completions):
-    /// nothing has changed. [`CreateError::BadAnswer`]: the queue has the new
-    /// size, but completions may be missing.
+    /// [`CreateError::TooLarge`] for 0 or too many entries, and those of memory and of
+    /// RESIZE_CQ (EINVAL if the unread completions do not fit): nothing has changed.
+    /// [`CreateError::BadAnswer`]: the queue has the new size, but completions may be
+    /// missing.
     pub fn resize(
         object: &Cq<C>,
         ring: &mut CqeRing,
@@ -164,7 +161,7 @@ impl<C: ContextRef> CompletionQueue<C> {
                 what: "resizing a completion queue with another's ring",
             });
         }
-        // The driver does nothing then.
+        // The driver ignores a resize to the same size.
         if entries == ring.capacity() {
             return Ok(entries - 1);
         }
@@ -175,8 +172,8 @@ impl<C: ContextRef> CompletionQueue<C> {
             cqe_size: ring.format().bytes() as u16,
             ..ResizeCq::default()
         };
-        // SAFETY: the address is that of that many entries, which are held for the
-        // object if the driver takes them.
+        // SAFETY: the address is that of `entries` entries, which are held for the object if
+        // the driver accepts them.
         let udata = unsafe { Udata::new(request.bytes(), &mut []) };
         ring.suspend()?;
         let answered = match object.resize(entries - 1, udata) {

@@ -23,7 +23,7 @@ use crate::{CompletionError, SharedWork, Work, tags};
 #[derive(Clone, Copy, Debug)]
 pub struct CqeRef {
     at: NonNull<Cqe>,
-    /// It is in the ring, until it is released; otherwise a copy.
+    /// Whether it is in the ring (until it is released) or a copy.
     pub(crate) in_ring: bool,
 }
 
@@ -38,8 +38,10 @@ macro_rules! field {
 pub(crate) const GRH: u32 = 3 << 28;
 
 impl CqeRef {
+    /// A reference to a CQE.
+    ///
     /// # Safety
-    /// Readable for as long as this value is used.
+    /// The CQE is readable for as long as this value is used.
     #[inline]
     pub(crate) unsafe fn new(at: NonNull<Cqe>, in_ring: bool) -> Self {
         Self { at, in_ring }
@@ -124,13 +126,13 @@ impl CqeRef {
         self.sop_qpn() & NUMBER
     }
 
-    /// `IBV_WC_IP_CSUM_OK` for a packet of IPv4 whose checksums are right.
+    /// `IBV_WC_IP_CSUM_OK` for an IPv4 packet with valid checksums.
     #[cold]
     #[inline(never)]
     fn ip_csum_flag(self) -> u32 {
-        let right = field!(self, hds_ip_ext) & abi::CHECKSUMS_OK == abi::CHECKSUMS_OK;
+        let valid = field!(self, hds_ip_ext) & abi::CHECKSUMS_OK == abi::CHECKSUMS_OK;
         let layer3 = field!(self, l4_hdr_type_etc) >> 2 & 3;
-        match right && layer3 == abi::LAYER3_IPV4 {
+        match valid && layer3 == abi::LAYER3_IPV4 {
             true => flags::IP_CSUM_OK,
             false => 0,
         }
@@ -157,16 +159,16 @@ impl CqeRef {
         field!(self, app_op)
     }
 
-    /// The entry of a tag.
+    /// The entry of the matched tag.
     pub(crate) fn app_info(self) -> u16 {
         u16::from_be(field!(self, app_info))
     }
 
-    /// Of a change of tags: whether it succeeded, and the unexpected messages that the
+    /// For a change of tags: whether it succeeded, and how many unexpected messages the
     /// device counts as handled.
     pub(crate) fn tag_change(self) -> (bool, u16) {
         let at = self.at.cast::<TagCqe>().as_ptr();
-        // SAFETY: as in `field`; it begins the CQE.
+        // SAFETY: as in `field`; the structure begins the CQE.
         let (success, phase) = unsafe {
             (
                 (&raw const (*at).success).read_volatile(),
@@ -179,7 +181,7 @@ impl CqeRef {
 
     /// Tag and private data of a message with a tag.
     pub(crate) fn tag(self) -> (u64, u32) {
-        // SAFETY: as in `field`; it begins the CQE.
+        // SAFETY: as in `field`; the header begins the CQE.
         let header = unsafe { self.at.cast::<TagHeader>().read_volatile() };
         (u64::from_be(header.tag), u32::from_be(header.app_ctx))
     }
@@ -297,7 +299,7 @@ pub(crate) fn decode(
     decode_of::<false>(qps, cqe, op_own, status, sink)
 }
 
-/// [`decode`]; with `TAGS` also receives of a shared queue with tags, which are not matched.
+/// [`decode`]; with `TAGS` also unmatched receives of a shared queue with tags.
 // `always`: without it the cursor takes up to 29 instructions more, a poll 15.
 #[inline(always)]
 fn decode_of<const TAGS: bool>(
@@ -360,9 +362,8 @@ fn decode_of<const TAGS: bool>(
     Ok(())
 }
 
-/// As [`decode`], for any work request: also for a WQE that the program has made
-/// ([`SendQueue::push_raw`](crate::SendQueue::push_raw)), and for a change of tags that
-/// has failed.
+/// As [`decode`], for any work request: also for a raw WQE
+/// ([`SendQueue::push_raw`](crate::SendQueue::push_raw)), and for a failed change of tags.
 pub(crate) fn decode_any(
     qps: &mut QpTable,
     cqe: CqeRef,
@@ -402,7 +403,7 @@ pub(crate) fn decode_any(
     let decoded = match failed {
         true => failure(found.wr_id, opcode::RAW_WQE),
         false => {
-            // Its opcode may be one that this crate does not write.
+            // The opcode of a raw WQE may be unknown.
             let (_, wc_flags, byte_len) = request(work, cqe).unwrap_or_default();
             Decoded {
                 wr_id: found.wr_id,
@@ -433,15 +434,15 @@ fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
         .ok_or_else(|| unknown_queue(cqe))
 }
 
-/// Completes the WQE that a CQE names, and all before it in its send queue. The
-/// poster may reuse their slots at once: read what is needed of them first.
+/// Completes the WQE of a CQE, and all before it in the send queue. The poster may reuse
+/// their slots at once: read them first.
 #[inline]
 fn complete_send(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
     complete(&work.sends, cqe)
 }
 
-/// Completes the receive that a CQE names. Returns its identifier, and
-/// `IBV_WC_IP_CSUM_OK` for a packet whose checksums are right.
+/// Completes the receive of a CQE. Returns its identifier, and `IBV_WC_IP_CSUM_OK` for a
+/// packet with valid checksums.
 #[inline(always)]
 fn complete_receive<const TAGS: bool>(
     work: &Work,

@@ -136,7 +136,7 @@ const OF_CHANGES: u32 = FIRST + 5;
 impl Tagged {
     /// The queue, in the table of `ring`.
     fn new(ring: &mut CqeRing) -> Self {
-        let shared = SharedWork::sized(3, 2, &LIMITS, None).expect("a small queue");
+        let shared = SharedWork::new(3, 2, &LIMITS, None).expect("a small queue");
         let shared = Arc::new(shared.with_tags(TAGS).expect("memory"));
         let cap = QpCap {
             max_send_wr: 4,
@@ -255,7 +255,7 @@ pub fn completions(script: &[u8]) {
         compresses: script.below(2) == 1,
     };
     let log2 = 1 + u32::from(script.below(4));
-    let shared = SharedWork::sized(3, 2, &LIMITS, None).expect("a small queue");
+    let shared = SharedWork::new(3, 2, &LIMITS, None).expect("a small queue");
     let shared = Arc::new(shared);
     let pairs = [None, None, None, Some(&shared)];
     let mut place = 0..;

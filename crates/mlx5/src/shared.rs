@@ -1,11 +1,11 @@
 //! The entries of a shared receive queue.
 //!
-//! They are a linked list: each names the entry that the device takes next. A
-//! completed receive is appended, in any order; the last entry is never posted,
+//! The entries form a linked list: each names the entry that the device consumes next. The
+//! entry of a completed receive is appended, in any order. The last entry is never posted,
 //! so the list is never empty.
 //!
-//! Posters take from the front, pollers append to the end, both under the queue's
-//! lock.
+//! Posters take entries from the front, pollers append them to the end, both under the
+//! queue's lock.
 
 use std::cell::UnsafeCell;
 use std::mem::offset_of;
@@ -35,8 +35,8 @@ pub struct SharedWork {
     tags: Option<UnsafeCell<TagList>>,
 }
 
-// SAFETY: lists are used under the lock only; what they lead to is `memory`, and tags'
-// memory, which is the program's.
+// SAFETY: lists are used under the lock only; their pointers lead to `memory`, and to the
+// program's memory of tags.
 unsafe impl Send for SharedWork {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWork {}
@@ -83,11 +83,10 @@ impl Slot {
     /// Marks a free slot as posted. Returns the next slot.
     ///
     /// # Safety
-    /// `slot` is one of the slots, and this caller's.
+    /// `slot` is one of the slots, and exclusive.
     #[inline]
     unsafe fn post(slot: NonNull<Self>, wr_id: u64) -> usize {
-        // SAFETY: as the caller says; aligned. Written at once, as posting waits
-        // for stores.
+        // SAFETY: as the caller says; aligned. One store, since posting waits for stores.
         unsafe {
             let next = (*slot.as_ptr()).state;
             write_pair(slot.cast(), wr_id, next | OUTSTANDING);
@@ -102,7 +101,8 @@ impl Slot {
 }
 
 impl SharedWork {
-    pub(crate) fn sized(
+    /// Creates a queue of at least `max_wr` receives of `max_sge` elements.
+    pub(crate) fn new(
         max_wr: u32,
         max_sge: u32,
         limits: &Limits,
@@ -115,7 +115,7 @@ impl SharedWork {
             .and_then(usize::checked_next_power_of_two)
             .filter(|entry| *entry <= limits.max_recv_entry)
             .ok_or(too_large("max_sge"))?;
-        // One more, since the last is never posted. Slots have 16 bits.
+        // One more, since the last entry is never posted. Slots have 16 bits.
         let entries = (max_wr.checked_add(1))
             .and_then(u32::checked_next_power_of_two)
             .filter(|entries| *entries <= limits.max_srq_wr.min(1 << 15))
@@ -151,7 +151,7 @@ impl SharedWork {
         })
     }
 
-    /// Gives the queue tags, up to so many, of messages that match.
+    /// Adds tag matching, with up to `max_tags` tags.
     pub(crate) fn with_tags(mut self, max_tags: u32) -> Result<Self, CreateError> {
         self.tags = Some(UnsafeCell::new(TagList::new(max_tags)?));
         Ok(self)
@@ -172,17 +172,17 @@ impl SharedWork {
         &self.lock
     }
 
-    /// Receives that the queue holds at most.
+    /// Maximum number of outstanding receives.
     pub fn capacity(&self) -> u32 {
         self.entries - 1
     }
 
-    /// Scatter/gather elements that a receive holds at most.
+    /// Maximum number of scatter/gather elements of a receive.
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
-    /// Takes the lock, for pollers.
+    /// Takes the lock for a poller.
     #[inline]
     pub(crate) fn enter(&self) -> LockedWork<'_> {
         self.lock.lock();
@@ -192,9 +192,9 @@ impl SharedWork {
     /// The list, in the critical section.
     ///
     /// # Safety
-    /// The caller has the lock for as long as it uses it, and has it once.
+    /// The caller holds the lock as long as it uses the reference, and uses one at a time.
     #[inline]
-    #[expect(clippy::mut_from_ref, reason = "it is what the lock guards")]
+    #[expect(clippy::mut_from_ref, reason = "the lock guards the list")]
     unsafe fn list(&self) -> &mut List {
         // SAFETY: as the caller says.
         unsafe { &mut *self.list.get() }
@@ -204,7 +204,7 @@ impl SharedWork {
     ///
     /// # Safety
     /// As of [`SharedWork::list`].
-    #[expect(clippy::mut_from_ref, reason = "it is what the lock guards")]
+    #[expect(clippy::mut_from_ref, reason = "the lock guards the tags")]
     pub(crate) unsafe fn tags(&self) -> Option<&mut TagList> {
         // SAFETY: as the caller says.
         self.tags.as_ref().map(|tags| unsafe { &mut *tags.get() })
@@ -218,16 +218,17 @@ impl SharedWork {
     /// As [`crate::Work::scatter_receive`].
     ///
     /// # Safety
-    /// The receive in `slot` is outstanding, and its memory valid, as whoever
-    /// posted it has said.
+    /// The receive in `slot` is outstanding, and its memory valid, as its poster guaranteed.
     pub(crate) unsafe fn scatter(&self, slot: u16, data: &[u8]) -> bool {
         let entry = self.enter().list().segments(slot);
         // SAFETY: as the caller says; its entry.
         unsafe { self.scatter_to(entry, data) }
     }
 
+    /// Writes `data` to the segments of the receive at `entry`.
+    ///
     /// # Safety
-    /// As of [`SharedWork::scatter`], whose segments begin there.
+    /// As of [`SharedWork::scatter`].
     unsafe fn scatter_to(&self, entry: NonNull<DataSegment>, data: &[u8]) -> bool {
         let segments = (0..self.max_sge as usize).map(|i| {
             // SAFETY: inside the entry.
@@ -249,7 +250,7 @@ impl List {
     /// The segments of an entry's receive.
     #[inline]
     fn segments(&self, slot: u16) -> NonNull<DataSegment> {
-        // SAFETY: in the entry, which is longer.
+        // SAFETY: in the entry, which is longer than the first segment.
         unsafe { self.entry(slot).add(size_of::<NextSegment>()).cast() }
     }
 
@@ -273,15 +274,15 @@ impl List {
 
     #[inline]
     fn take(&mut self, slot: u16) -> Option<u64> {
-        let known = self.slots.get_mut(usize::from(slot))?;
-        if !known.is_outstanding() {
+        let freed = self.slots.get_mut(usize::from(slot))?;
+        if !freed.is_outstanding() {
             return None;
         }
-        known.state = 0;
-        let wr_id = known.wr_id;
+        freed.state = 0;
+        let wr_id = freed.wr_id;
         let last = std::mem::replace(&mut self.last, slot);
         self.slots[usize::from(last)].state = slot.into();
-        // Before `last` itself is posted, so before the device reads the link.
+        // The link is written before `last` is posted, so before the device reads it.
         self.link(last, slot);
         Some(wr_id)
     }
@@ -289,9 +290,9 @@ impl List {
     /// Marks the receive in the head's slot as posted, and advances the head.
     #[inline]
     fn accept(&mut self, head: u16, wr_id: u64) -> u16 {
-        let known = NonNull::from(&mut self.slots[usize::from(head)]);
+        let slot = NonNull::from(&mut self.slots[usize::from(head)]);
         // SAFETY: a free one of the slots.
-        unsafe { Slot::post(known, wr_id) as u16 }
+        unsafe { Slot::post(slot, wr_id) as u16 }
     }
 
     #[inline]
@@ -312,8 +313,8 @@ impl List {
             return false;
         }
         let to = self.segments(head);
-        // SAFETY: there are `max_sge` segments, which are some; they are not the
-        // device's before they are published.
+        // SAFETY: the entry has `max_sge` segments, at least one; the device does not own
+        // them before they are published.
         unsafe { write_one(to, sge, self.max_sge) };
         self.head = self.accept(head, wr_id);
         self.pushed = self.pushed.wrapping_add(1);
@@ -330,8 +331,8 @@ impl List {
         if head == self.last {
             return Err(PostError::Full);
         }
-        // SAFETY: there are `max_sge` segments; they are not the device's before
-        // they are published.
+        // SAFETY: the entry has `max_sge` segments; the device does not own them before they
+        // are published.
         unsafe { write_list(self.segments(head), sges, self.max_sge)? };
         self.head = self.accept(head, wr_id);
         self.pushed = self.pushed.wrapping_add(1);
@@ -346,12 +347,12 @@ impl List {
 
     #[cold]
     fn post_again(&mut self, slot: u16) -> bool {
-        // After it the head is not the last, nor this slot.
+        // Now the freed slot is the last, so the head is another slot, and not the last.
         let Some(wr_id) = self.take(slot) else {
             return false;
         };
         let (head, count) = (self.head, self.max_sge as usize);
-        // SAFETY: two different entries, of as many segments.
+        // SAFETY: two different entries of `count` segments.
         unsafe {
             let from = self.segments(slot);
             self.segments(head).copy_from_nonoverlapping(from, count);
@@ -400,11 +401,11 @@ impl LockedWork<'_> {
         self.list().take(slot)
     }
 
-    /// Writes data that came in a completion to where the receive in `slot` wants it.
-    /// False if it does not fit, or none is outstanding there.
+    /// Writes data of a CQE to the memory of the receive in `slot`. Returns false if it does
+    /// not fit, or no receive is outstanding there.
     ///
     /// # Safety
-    /// The receive's memory is valid, as whoever posted it has said.
+    /// The receive's memory is valid, as its poster guaranteed.
     pub(crate) unsafe fn scatter(&mut self, slot: u16, data: &[u8]) -> bool {
         if self.find(slot).is_none() {
             return false;
@@ -426,8 +427,8 @@ impl LockedWork<'_> {
         (list.head, list.last, 1 << list.shift)
     }
 
-    /// Posts the receive in a slot again, behind all others, after a page fault.
-    /// False if none is outstanding there.
+    /// Posts the receive in a slot again, behind all others, after a page fault. Returns
+    /// false if no receive is outstanding there.
     ///
     /// Its old entry becomes the last free one, because the kernel may still read
     /// it to find the missing memory.
@@ -452,17 +453,17 @@ impl SharedQueue {
         Self { work }
     }
 
-    /// Receives that the queue holds at most.
+    /// Maximum number of outstanding receives.
     pub fn capacity(&self) -> u32 {
         self.work.capacity()
     }
 
-    /// Scatter/gather elements that a receive holds at most.
+    /// Maximum number of scatter/gather elements of a receive.
     pub fn max_sge(&self) -> u32 {
         self.work.max_sge()
     }
 
-    /// The parameter of queue pairs that use this queue.
+    /// The entries, for queue pairs that use this queue.
     pub fn work(&self) -> &Arc<SharedWork> {
         &self.work
     }
@@ -533,7 +534,7 @@ impl LockedQueue<'_> {
     /// As [`SharedQueue::publish`].
     ///
     /// # Safety
-    /// As there, of memory.
+    /// As for [`SharedQueue::publish`], regarding memory.
     pub unsafe fn publish(&mut self) {
         // SAFETY: the lock is this value's; the rest is as the caller says.
         unsafe { self.0.publish() };

@@ -51,7 +51,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         init: &SrqInit,
         allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
-        let work = SharedWork::sized(init.max_wr, init.max_sge, &device.limits, allocator)?;
+        let work = SharedWork::new(init.max_wr, init.max_sge, &device.limits, allocator)?;
         let work = Arc::new(match init.kind {
             SrqKind::TagMatching { max_num_tags, .. } => work.with_tags(max_num_tags)?,
             _ => work,

@@ -1,10 +1,10 @@
 //! Tag matching: the tags of a shared receive queue.
 //!
-//! Changes of the list are work requests of a queue pair of its own. The device matches
-//! messages against the list: one goes to the memory of the first tag that matches, which
-//! is then consumed, or, unexpected, to a receive.
+//! Changes of the list are work requests of a separate queue pair. The device matches
+//! messages against the list. A message goes to the memory of the first matching tag, which
+//! is then consumed; an unexpected message goes to a receive.
 //!
-//! Both sides number tags alike: each one that is added names the entry of the next one.
+//! Device and driver number tags alike: each added tag names the entry of the next one.
 //! Entries are used in the order in which they became free.
 //!
 //! Posters and pollers use the list under the queue's lock.
@@ -22,7 +22,7 @@ use crate::{
     CompletionError, CreateError, MAX_SEGMENT, PostError, SendQueue, SharedQueue, SharedWork, Work,
 };
 
-/// More unexpected messages than this, unhandled, and the program is asked to synchronize.
+/// Maximum unhandled unexpected messages; beyond it the program is asked to synchronize.
 const MAX_UNHANDLED: i32 = 0x3fff;
 
 /// A change of the list of tags.
@@ -30,7 +30,7 @@ const MAX_UNHANDLED: i32 = 0x3fff;
 pub struct TagOperation {
     /// Identifies its completion.
     pub wr_id: u64,
-    /// It has a completion.
+    /// Whether it has a completion.
     pub signalled: bool,
     /// Tells the device how many unexpected messages were handled.
     pub handled: Option<u32>,
@@ -38,7 +38,7 @@ pub struct TagOperation {
     pub change: TagChange,
 }
 
-/// What a [`TagOperation`] does.
+/// The change of a [`TagOperation`].
 #[derive(Clone, Copy, Debug)]
 pub enum TagChange {
     /// Adds a tag.
@@ -52,9 +52,9 @@ pub enum TagChange {
         /// The message's memory.
         memory: Option<Sge>,
     },
-    /// Removes a tag, by what [`SharedQueue::push_tag`] returned.
+    /// Removes a tag, by the handle that [`SharedQueue::push_tag`] returned.
     Remove(u32),
-    /// Nothing.
+    /// No change: only synchronizes.
     Sync,
 }
 
@@ -63,12 +63,12 @@ pub enum TagChange {
 struct Tag {
     /// The next free entry.
     next: u16,
-    /// Unexpected messages that had been handled when it was added.
+    /// Unexpected messages that were handled when the tag was added.
     phase: u16,
-    /// A message may still arrive for it.
+    /// The tag is in the device's list: a message may match it.
     in_list: bool,
-    /// Outstanding signalled operations; the entry is free without any, and not in the
-    /// list.
+    /// Outstanding signalled operations. The entry is free if there are none and it is not
+    /// in the list.
     operations: u32,
     length: u32,
     addr: u64,
@@ -78,7 +78,7 @@ struct Tag {
 /// A signalled operation.
 #[derive(Clone, Copy, Debug)]
 struct Operation {
-    /// As its CQE says it (`tag_op`).
+    /// The operation in its CQE (`tag_op`).
     kind: u8,
     tag: Option<u16>,
     /// The block of its WQE.
@@ -92,15 +92,15 @@ pub(crate) struct TagList {
     tags: Box<[Tag]>,
     /// The entry of the next tag.
     first_free: u16,
-    /// The last free entry, which is not used: the last tag has to name a next one.
+    /// The last free entry. It is not used, since an added tag has to name a next entry.
     last_free: u16,
-    /// Outstanding signalled operations, in order; it has room for all.
+    /// Outstanding signalled operations, in order; the capacity suffices for all.
     operations: VecDeque<Operation>,
-    /// The block of the last operation that has completed, until the poster has seen it.
+    /// The block of the last completed operation, until the poster takes it.
     completed: Option<u32>,
-    /// User index of the queue pair of the operations.
+    /// User index of the queue pair that posts the operations.
     changes: Option<u32>,
-    /// Unexpected messages that were received, and that the program has handled.
+    /// Unexpected messages that were received, and those that the program has handled.
     unexpected: u32,
     handled: u32,
 }
@@ -135,24 +135,24 @@ impl TagList {
         &mut self.tags[usize::from(entry)]
     }
 
-    /// The entry of a tag that was added.
-    fn added(&self, handle: u32) -> Option<u16> {
+    /// The entry of a tag in the list.
+    fn entry_of(&self, handle: u32) -> Option<u16> {
         let tag = self.tags.get(handle as usize)?;
         tag.in_list.then_some(handle as u16)
     }
 
-    /// A tag is no longer in the list.
-    fn leave(&mut self, entry: u16) {
+    /// Removes a tag from the list.
+    fn remove(&mut self, entry: u16) {
         let tag = self.tag(entry);
         if std::mem::take(&mut tag.in_list) && tag.operations == 0 {
             self.free(entry);
         }
     }
 
-    /// A signalled operation on a tag has completed.
+    /// Counts a signalled operation on a tag as completed.
     fn end_operation(&mut self, entry: u16) {
         let tag = self.tag(entry);
-        // There was one: it was recorded.
+        // Cannot underflow: the operation was counted.
         tag.operations -= 1;
         if tag.operations == 0 && !tag.in_list {
             self.free(entry);
@@ -164,7 +164,7 @@ impl TagList {
         self.tag(last).next = entry;
     }
 
-    /// The segment of a change, and the memory of a tag that is added, if it has any.
+    /// The segment of a change, and the memory of an added tag, if it has any.
     ///
     /// # Errors
     /// As of [`SharedQueue::push_tag`].
@@ -202,7 +202,7 @@ impl TagList {
                 )
             }
             TagChange::Remove(handle) => {
-                let entry = self.added(handle).ok_or(PostError::BadOperation)?;
+                let entry = self.entry_of(handle).ok_or(PostError::BadOperation)?;
                 segment.index = entry.to_be();
                 (tag_change::REMOVE, None)
             }
@@ -212,8 +212,8 @@ impl TagList {
         Ok((segment, memory))
     }
 
-    /// Changes the list as the operation says, which is in that block. Returns a new
-    /// tag's handle.
+    /// Applies the operation, whose WQE is in `block`, to the list. Returns the handle of the
+    /// tag.
     fn apply(&mut self, operation: &TagOperation, block: u32) -> u32 {
         if let Some(handled) = operation.handled {
             self.handled = handled;
@@ -250,7 +250,7 @@ impl TagList {
                 self.tag(entry).operations += 1;
             }
         } else if let (tag_op::REMOVE, Some(entry)) = (kind, tag) {
-            self.leave(entry);
+            self.remove(entry);
         }
         handle
     }
@@ -263,9 +263,9 @@ impl TagList {
         Some(operation)
     }
 
-    /// Ends signalled operations until one whose work request is outstanding. A tag that was to be
-    /// added leaves the list; one that was to be removed stays, since a message may still
-    /// arrive for it.
+    /// Ends signalled operations up to the first whose work request is outstanding. A tag
+    /// that was not added is removed from the list; a tag that was not removed stays, since
+    /// a message may still match it.
     fn end_failed(&mut self, is_outstanding: impl Fn(u32) -> bool) {
         while let Some(first) = self.operations.front().copied() {
             if is_outstanding(first.block) {
@@ -274,7 +274,7 @@ impl TagList {
             self.operations.pop_front();
             let Some(entry) = first.tag else { continue };
             if first.kind == tag_op::APPEND {
-                self.leave(entry);
+                self.remove(entry);
             }
             self.end_operation(entry);
         }
@@ -282,15 +282,15 @@ impl TagList {
 }
 
 impl SharedQueue {
-    /// Makes room for so many outstanding changes of tags: the capacity of the send queue
-    /// that [`SharedQueue::push_tag`] gets.
+    /// Reserves memory for `count` outstanding changes of tags: the capacity of the send
+    /// queue that is passed to [`SharedQueue::push_tag`].
     ///
     /// # Errors
     /// [`CreateError::Unsupported`] if the queue has no tags; [`CreateError::NoMemory`].
     pub fn reserve_tag_operations(&mut self, count: u32) -> Result<(), CreateError> {
         let mut locked = self.work().enter();
         let list = locked.tags().ok_or(CreateError::Unsupported {
-            what: "changing the tags of a shared receive queue without any",
+            what: "changing the tags of a shared receive queue without tag matching",
         })?;
         let count = count as usize;
         let reserved = list.operations.try_reserve_exact(count);
@@ -298,15 +298,13 @@ impl SharedQueue {
     }
 
     /// Adds a change of tags to the batch of `changes`, the send queue of a queue pair that
-    /// uses this queue and is connected to itself. Returns the handle of a tag that it
-    /// adds.
+    /// uses this queue and is connected to itself. Returns the handle of an added tag.
     ///
-    /// A tag's memory stays registered, and is neither read nor written by the process,
-    /// until the tag was removed or its message has arrived: the contract of
-    /// [`SendQueue::publish`].
+    /// Until a tag was removed or its message has arrived, its memory stays registered and
+    /// is neither read nor written by the process: the contract of [`SendQueue::publish`].
     ///
     /// # Errors
-    /// [`PostError::Full`] for too many changes, or tags; [`PostError::BadOperation`] for a
+    /// [`PostError::Full`] for too many changes or tags; [`PostError::BadOperation`] for a
     /// tag that is not in the list; [`PostError::MessageTooLong`]. Nothing has changed.
     ///
     /// # Safety
@@ -328,12 +326,11 @@ impl SharedQueue {
     }
 }
 
-/// Ends the change of tags in that slot of `work`, which has failed, and those before it.
-/// Returns its identifier; `None` if it is not outstanding: the first completion ends a
-/// change.
+/// Ends the failed change of tags in `slot` of `work`, and those before it. Returns its
+/// identifier; `None` if it is not outstanding, since an earlier completion ended it.
 #[cold]
 pub(crate) fn fail(work: &Work, shared: &SharedWork, slot: u16) -> Option<u64> {
-    // Under the lock of the poster, who completes work requests, too.
+    // Under the poster's lock: the poster completes work requests, too.
     let mut locked = shared.enter();
     let list = locked.tags()?;
     if list.changes != Some(work.user_index()) {
@@ -364,8 +361,8 @@ pub(crate) fn takes_receive(cqe: CqeRef) -> bool {
     matches!(cqe.app_op(), tag_op::UNEXPECTED | tag_op::NO_TAG)
 }
 
-/// Decodes a CQE of tag matching into `sink`, for the queue of `shared`; its data goes to
-/// where the tag or the receive wants it. `wide` is the first half of a CQE of 128 bytes.
+/// Decodes a CQE of tag matching into `sink`, for the queue of `shared`. Its data goes to the
+/// memory of the tag or the receive. `wide` is the first half of a CQE of 128 bytes.
 ///
 /// # Safety
 /// The lists of outstanding work requests and of tags name valid memory.
@@ -386,13 +383,13 @@ pub(crate) unsafe fn decode(
             _ => wide.map(|wide| &wide[..]),
         }),
     };
-    // None if they are elsewhere; an error if there are too many.
+    // `None` without data in the CQE; an error if the length exceeds it.
     let data = bytes.map(|bytes| {
         let count = cqe.byte_len() as usize;
         let data = bytes.and_then(|bytes| bytes.get(..count));
         data.filter(|_| work.scatter_to_cqe).ok_or(())
     });
-    let mut done = Decoded {
+    let mut decoded = Decoded {
         wr_id: 0,
         status: 0,
         opcode: opcode::TM_RECV,
@@ -404,9 +401,9 @@ pub(crate) unsafe fn decode(
         byte_len: cqe.byte_len(),
         vendor_err: 0,
     };
-    // The sender's fields are data otherwise.
+    // With 32 bytes of data the sender's fields are overwritten.
     if cqe.flags_rqpn() & GRH != 0 && op_own & CQE_SCATTER_32 == 0 {
-        done.wc_flags |= flags::GRH;
+        decoded.wc_flags |= flags::GRH;
     }
     let mut locked = shared.enter();
     let kind = cqe.app_op();
@@ -418,41 +415,41 @@ pub(crate) unsafe fn decode(
             Some(Ok(data)) => unsafe { locked.scatter(slot, data) },
             Some(Err(())) => false,
         };
-        done.wr_id = locked.take(slot).ok_or_else(|| unknown_request(slot))?;
+        decoded.wr_id = locked.take(slot).ok_or_else(|| unknown_request(slot))?;
         if !fits {
-            done.status = status::LOC_LEN_ERR;
+            decoded.status = status::LOC_LEN_ERR;
         }
     }
     let list = locked.tags().ok_or_else(|| unknown_request(0))?;
     match kind {
-        tag_op::NO_TAG => done.opcode = opcode::TM_NO_TAG,
+        tag_op::NO_TAG => decoded.opcode = opcode::TM_NO_TAG,
         tag_op::UNEXPECTED => {
             list.unexpected = list.unexpected.wrapping_add(1);
             if list.unexpected.wrapping_sub(list.handled) as i32 > MAX_UNHANDLED {
-                done.wc_flags |= flags::TM_SYNC_REQ;
+                decoded.wc_flags |= flags::TM_SYNC_REQ;
             }
         }
         tag_op::APPEND | tag_op::REMOVE | tag_op::NOOP => {
             let slot = cqe.wqe_counter();
             let operation = list.complete(kind).ok_or_else(|| unknown_request(slot))?;
-            done.wr_id = operation.wr_id;
+            decoded.wr_id = operation.wr_id;
             let (success, phase) = cqe.tag_change();
-            done.opcode = match kind {
+            decoded.opcode = match kind {
                 tag_op::APPEND => opcode::TM_ADD,
                 tag_op::REMOVE => opcode::TM_DEL,
                 _ => opcode::TM_SYNC,
             };
             if let Some(entry) = operation.tag {
                 if kind == tag_op::REMOVE && success {
-                    list.leave(entry);
+                    list.remove(entry);
                 }
                 list.end_operation(entry);
                 if list.tag(entry).phase != phase {
-                    done.wc_flags |= flags::TM_SYNC_REQ;
+                    decoded.wc_flags |= flags::TM_SYNC_REQ;
                 }
             }
             if kind == tag_op::REMOVE && !success {
-                done.status = status::TM_ERR;
+                decoded.status = status::TM_ERR;
             }
         }
         _ => {
@@ -466,19 +463,19 @@ pub(crate) unsafe fn decode(
             };
             let entry = cqe.app_info();
             let tag = *(list.tags.get(usize::from(entry))).ok_or_else(|| unknown_request(entry))?;
-            done.wr_id = tag.wr_id;
+            decoded.wr_id = tag.wr_id;
             if matched {
-                done.wc_flags |= flags::TM_MATCH;
+                decoded.wc_flags |= flags::TM_MATCH;
             }
             if filled {
-                done.wc_flags |= flags::TM_DATA_VALID;
+                decoded.wc_flags |= flags::TM_DATA_VALID;
             }
             if incomplete {
-                done.status = status::TM_RNDV_INCOMPLETE;
+                decoded.status = status::TM_RNDV_INCOMPLETE;
             }
             if !tag.in_list {
-                // Its removal, without a completion, came too late.
-                done.status = status::GENERAL_ERR;
+                // The message arrived before an unsignalled removal took effect.
+                decoded.status = status::GENERAL_ERR;
             } else {
                 let fits = match data {
                     None => true,
@@ -487,30 +484,29 @@ pub(crate) unsafe fn decode(
                     Some(Err(())) => false,
                 };
                 if !fits {
-                    done.status = status::LOC_LEN_ERR;
+                    decoded.status = status::LOC_LEN_ERR;
                 }
                 if filled {
-                    list.leave(entry);
+                    list.remove(entry);
                 }
             }
         }
     }
-    sink.put(cqe, done);
+    sink.put(cqe, decoded);
     Ok(())
 }
 
-/// The half of a CQE where its data is.
+/// The half of a CQE that holds its data.
 fn first_half(cqe: &Cqe) -> &[u8] {
     // SAFETY: a CQE has 64 bytes and no padding.
     unsafe { std::slice::from_raw_parts((&raw const *cqe).cast::<u8>(), 32) }
 }
 
 impl Tag {
-    /// Writes data that came in a completion to the tag's memory. False if it does not
-    /// fit.
+    /// Writes data of a CQE to the tag's memory. Returns false if it does not fit.
     ///
     /// # Safety
-    /// The memory is valid, as whoever added the tag has said.
+    /// The memory is valid, as the program guaranteed when it added the tag.
     unsafe fn scatter(&self, data: &[u8]) -> bool {
         if data.len() > self.length as usize {
             return false;

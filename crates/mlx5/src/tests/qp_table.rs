@@ -6,7 +6,7 @@ use crate::qp_table::QpTable;
 
 #[test]
 fn queue_pairs_are_found_by_user_index() {
-    let shared = Arc::new(SharedWork::sized(4, 1, &LIMITS, None).unwrap());
+    let shared = Arc::new(SharedWork::new(4, 1, &LIMITS, None).unwrap());
     let indices = (0..300).chain([0xff_fff0]);
     let works: Vec<_> = indices
         .map(|index| {

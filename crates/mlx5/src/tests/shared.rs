@@ -31,7 +31,7 @@ fn find(shared: &SharedWork, slot: u16) -> Option<u64> {
 
 #[test]
 fn srq_receives_complete_in_any_order() {
-    let shared = Arc::new(SharedWork::sized(3, 1, &LIMITS, None).unwrap());
+    let shared = Arc::new(SharedWork::new(3, 1, &LIMITS, None).unwrap());
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     assert_eq!((queue.capacity(), queue.max_sge()), (3, 1));
     let (mut ring, work) = (
@@ -90,7 +90,7 @@ fn srq_receives_complete_in_any_order() {
 #[test]
 fn srq_post_while_polling() {
     const RECEIVES: u64 = 200_000;
-    let shared = Arc::new(SharedWork::sized(7, 1, &LIMITS, None).unwrap());
+    let shared = Arc::new(SharedWork::new(7, 1, &LIMITS, None).unwrap());
     let mut ring = CqeRing::plain(4).unwrap();
     let work = work(
         5,
@@ -154,7 +154,7 @@ fn page_fault(slot: u16) -> Raised {
 
 #[test]
 fn page_fault_reposts_an_srq_receive() {
-    let shared = Arc::new(SharedWork::sized(3, 2, &LIMITS, None).unwrap());
+    let shared = Arc::new(SharedWork::new(3, 2, &LIMITS, None).unwrap());
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     let mut ring = CqeRing::plain(4).unwrap();
     let pair = work(
@@ -283,7 +283,7 @@ proptest! {
         ),
     ) {
         let make = || {
-            let shared = Arc::new(SharedWork::sized(7, 1, &LIMITS, None).unwrap());
+            let shared = Arc::new(SharedWork::new(7, 1, &LIMITS, None).unwrap());
             let queue = SharedQueue::new(Arc::clone(&shared));
             let mut ring = CqeRing::plain(3).unwrap();
             for index in [5, 6] {

@@ -35,7 +35,7 @@ struct Side {
 }
 
 fn side_of(format: CqeFormat) -> Side {
-    let shared = SharedWork::sized(3, 1, &LIMITS, None).unwrap();
+    let shared = SharedWork::new(3, 1, &LIMITS, None).unwrap();
     let shared = Arc::new(shared.with_tags(3).unwrap());
     let own = work(
         SHARED,
