@@ -288,7 +288,7 @@ impl Entries {
         self.0
             .object
             .get()
-            .is_some_and(|held| held.is_of_same(object))
+            .is_some_and(|held| held.is_same_object(object))
     }
 
     /// Frees the memory, which the object no longer uses, where possible; its

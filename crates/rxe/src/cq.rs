@@ -17,8 +17,7 @@ pub struct CompletionQueue<C: ContextRef> {
     pub ring: WcRing,
     /// Whether the queue is empty, without the lock.
     pub index_check: IndexCheck,
-    /// Remains of rings that a resize replaced, for threads that may still read
-    /// them through `index_check`.
+    /// Rings that a resize replaced, which threads may still read through `index_check`.
     pub retired: Vec<Retired>,
 }
 
@@ -60,9 +59,9 @@ impl<C: ContextRef> CompletionQueue<C> {
         cqe: u32,
     ) -> Result<u32, CreateError> {
         retired.try_reserve(1).map_err(|_| CreateError::NoMemory)?;
-        let mut moved = MmapInfo::default();
+        let mut response = MmapInfo::default();
         index_check.suspend();
-        let cqe = match object.resize(cqe, abi::response(&mut moved)) {
+        let cqe = match object.resize(cqe, abi::response(&mut response)) {
             Ok(cqe) => cqe,
             Err(error) => {
                 index_check.resume(ring.consumer().indices());
@@ -71,7 +70,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         };
         let new = map_ring(
             object.context(),
-            &moved,
+            &response,
             WcRing::ENTRY_SIZE,
             "completion queue",
         );

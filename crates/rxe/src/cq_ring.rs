@@ -14,10 +14,9 @@ use crate::WorkCompletion;
 
 /// A mapped completion queue.
 ///
-/// Thread rule: one reader at a time; two would get the same entries. The owner
-/// of the queue ensures that (by a lock, or a single thread), not `&mut`, because
-/// a batch spans several calls of a C interface. No method allocates, locks or
-/// calls the system.
+/// Thread rule: one reader at a time; two would get the same entries. The owner of the queue
+/// ensures that by a lock or a single thread, not by `&mut`, since a batch spans several calls
+/// of a C interface. No method allocates, locks or makes a system call.
 #[derive(Debug)]
 pub struct WcRing {
     consumer: Consumer,
@@ -66,7 +65,7 @@ impl WcRing {
         self.consumer.available()
     }
 
-    /// Steps to the next completion of the span; false at its end.
+    /// Steps to the next completion of the span. Returns false at its end.
     #[inline]
     pub fn step_within(&self, span: &mut Span) -> bool {
         let next = self.consumer.indices().next(span.at);
@@ -77,8 +76,8 @@ impl WcRing {
         true
     }
 
-    /// Steps to the next completion, and reads the producer index again at the
-    /// end of the span; false if there is none.
+    /// Steps to the next completion; reads the producer index again at the end of the span.
+    /// Returns false if there is no next completion.
     #[inline]
     pub fn step(&self, span: &mut Span) -> bool {
         if self.step_within(span) {
@@ -88,8 +87,8 @@ impl WcRing {
         self.step_within(span)
     }
 
-    /// Returns the completion at `span.at`, in place. At the end of the span it
-    /// is an old one.
+    /// Returns the completion at `span.at`, in place. At the end of the span the entry is
+    /// stale.
     #[inline]
     pub fn entry(&self, span: &Span) -> Entry<'_> {
         Entry {
@@ -124,8 +123,8 @@ impl WcRing {
     pub fn take(&self, out: &mut [MaybeUninit<WorkCompletion>]) -> usize {
         let span = self.available();
         let indices = self.consumer.indices();
-        let there = indices.distance(span.at, span.end);
-        let count = there.min(out.len());
+        let unread = indices.distance(span.at, span.end);
+        let count = unread.min(out.len());
         if count == 0 {
             return 0;
         }
@@ -133,8 +132,8 @@ impl WcRing {
         let stop = indices.advance(span.at, count);
         let mut at = span.at;
         let mut to = out.as_mut_ptr();
-        // A loop to a position, not over a count, which the compiler would
-        // unroll: slower for a batch of one.
+        // A loop to a position: the compiler would unroll a counted loop, which is slower
+        // for a batch of one.
         loop {
             // SAFETY: `at` is from the ring's indices; of the entry 48 bytes or
             // more are mapped, and any bit pattern is a `WorkCompletion`.

@@ -40,4 +40,4 @@ pub use uverbs::{
     WorkCompletion,
 };
 /// The doorbell of a send queue, a system call.
-pub use uverbs::{DirectDoorbell, PostSendDoorbell as Doorbell, Refused};
+pub use uverbs::{DirectDoorbell, DoorbellError, PostSendDoorbell as Doorbell};

@@ -30,10 +30,9 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
-    /// A writer over a queue that was mapped with [`SendQueue::ENTRY_SIZE`] and
-    /// whose entries hold `max_sge` elements or `max_inline` bytes; both are
-    /// cut to what the entry size allows. Over a ring of smaller entries it
-    /// holds nothing.
+    /// Creates the writer of a queue that was mapped with [`SendQueue::ENTRY_SIZE`] and whose
+    /// entries hold `max_sge` elements or `max_inline` bytes; both are limited by the entry
+    /// size. A ring of smaller entries has no capacity.
     pub fn new(mut ring: Ring, max_sge: u32, max_inline: u32) -> Self {
         if ring.stride() < Self::ENTRY_SIZE {
             ring.seal();
@@ -50,32 +49,31 @@ impl SendQueue {
         }
     }
 
-    /// Bytes that an entry must have at least: the fixed part, and one element
-    /// or the value of an atomic write. (The driver rounds up to a power of
-    /// two, so that every entry has them.)
+    /// Minimum bytes of an entry: the fixed part, and one element or the value of an atomic
+    /// write. (The driver rounds up to a power of two, so every entry has them.)
     pub const ENTRY_SIZE: usize = size_of::<SendWqe>() + size_of::<Sge>();
 
-    /// Bytes of an entry with so much data in it at most.
+    /// Bytes of an entry for `max_sge` elements or `max_inline` bytes.
     pub const fn entry_size(max_sge: u32, max_inline: u32) -> usize {
         let list = max_sge as usize * size_of::<Sge>();
         let inline = max_inline as usize;
         let data = if list > inline { list } else { inline };
-        let least = size_of::<Sge>();
-        size_of::<SendWqe>() + if data > least { data } else { least }
+        let min_data = size_of::<Sge>();
+        size_of::<SendWqe>() + if data > min_data { data } else { min_data }
     }
 
-    /// Work requests that the queue holds at most.
+    /// Maximum number of outstanding work requests.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
 
-    /// Scatter/gather elements that an entry holds at most.
+    /// Maximum number of scatter/gather elements of a work request.
     #[inline]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
-    /// Starts a batch; one that was not published is discarded.
+    /// Starts a batch, and discards one that was not published.
     #[inline]
     pub fn begin(&mut self) {
         self.abort();
@@ -83,31 +81,31 @@ impl SendQueue {
 
     /// Adds a work request to the batch.
     ///
-    /// Operands are not checked against the opcode: the driver completes with
-    /// an error what it cannot do.
+    /// Operands are not checked against the opcode: the driver completes an unsupported work
+    /// request with an error.
     ///
     /// # Errors
-    /// [`PostError`]; the batch is as it was.
+    /// [`PostError`]; the batch is unchanged.
     ///
     /// # Safety
     /// The memory of [`Data::Inline`] is readable.
-    // Otherwise it is a function, and the caller's value is assembled in memory:
-    // 104 instructions, not 50, for a send of a list.
+    // Without `always` the work request is assembled in memory: 104 instructions, not 50,
+    // for a send of a list.
     #[inline(always)]
     pub unsafe fn push(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
         // SAFETY: as the caller says.
         if unsafe { self.push_fast(wr, wr.data) } {
             return Ok(());
         }
-        // A copy, so that the caller's value needs no memory for the fast path.
+        // Copied, so that the fast path keeps the caller's value in registers.
         let wr = *wr;
         // SAFETY: as the caller says.
         unsafe { self.push_slow(&wr) }
     }
 
-    /// Fast path of [`SendQueue::push`]: a connection's send, write or read of one
-    /// element or one short piece of inline data, `data` in the place of `wr.data`.
-    /// False, and nothing was done, if it does not apply.
+    /// Fast path of [`SendQueue::push`]: a connected send, write or read of one element or one
+    /// short piece of inline data, `data` instead of `wr.data`. Returns false and does nothing
+    /// if it does not apply.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
@@ -123,7 +121,7 @@ impl SendQueue {
         let entry = self.entry();
         match data {
             Data::Sges([sge]) if sge.length < MAX_MESSAGE => {
-                // SAFETY: an entry that is not the device's, with room for an element.
+                // SAFETY: the device does not own the entry, which has room for an element.
                 unsafe {
                     write_header(entry, wr, false);
                     write_dma(entry, sge.length, 1);
@@ -131,8 +129,8 @@ impl SendQueue {
                 }
             }
             Data::Inline([piece]) if piece.length <= self.short_inline => {
-                // SAFETY: the same, with room for so many bytes; they are readable, as
-                // the caller says.
+                // SAFETY: as above, with room for `short_inline` bytes; the piece is readable,
+                // as the caller says.
                 unsafe {
                     write_header(entry, wr, true);
                     write_dma(entry, piece.length, 0);
@@ -146,16 +144,16 @@ impl SendQueue {
         true
     }
 
-    /// [`SendQueue::push`] of any work request.
+    /// Slow path of [`SendQueue::push`]: any work request.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`SendQueue::push`].
     #[inline(never)]
     unsafe fn push_slow(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
         let after = self.producer.after(self.next).ok_or(PostError::Full)?;
-        // SAFETY: an entry of the ring that is not the device's, with room for
-        // `max_sge` elements and `max_inline` bytes behind the fixed part, and at
-        // least for one element; inline data is readable, as the caller says.
+        // SAFETY: the device does not own the entry, which has room for `max_sge` elements or
+        // `max_inline` bytes, and at least one element, behind the fixed part; inline data is
+        // readable, as the caller says.
         unsafe {
             let entry = self.entry();
             let data = entry.add(1).cast::<u8>();
@@ -176,7 +174,7 @@ impl SendQueue {
     /// The next entry.
     #[inline]
     fn entry(&self) -> *mut SendWqe {
-        // SAFETY: `next` only ever is from the indices of the ring.
+        // SAFETY: `next` is always an index of the ring.
         unsafe { self.ring.slots().slot_inside(self.next) }
             .cast()
             .as_ptr()
@@ -221,11 +219,10 @@ impl SendQueue {
     /// only then is a doorbell due.
     ///
     /// # Safety
-    /// The memory that the batch's work requests name stays registered and is
-    /// used as the operation demands (not written while it is sent from,
-    /// neither read nor written while it is received into) until each has
-    /// completed. The caller of verbs must ensure that; the type system cannot
-    /// check it here.
+    /// Until a work request has completed, its memory stays registered and is used only as
+    /// the operation permits: not written while the device reads it, neither read nor
+    /// written while the device writes it. The caller of verbs ensures that; the type system
+    /// cannot check it here.
     #[inline]
     pub unsafe fn publish(&mut self) -> bool {
         let any = self.next != self.producer.tail();
@@ -284,8 +281,8 @@ unsafe fn write_header(entry: *mut SendWqe, wr: &SendWr<'_, u32>, inline: bool) 
     }
 }
 
-/// Writes the operands of an operation that has some. Returns its bytes, if it
-/// has no data besides.
+/// Writes the operands, if the operation has any. Returns the length of an operation whose
+/// operands replace the data.
 ///
 /// # Safety
 /// The entry is writable.
@@ -296,7 +293,7 @@ unsafe fn write_operands(entry: *mut SendWqe, wr: &SendWr<'_, u32>) -> Option<u3
     unsafe {
         let operation = &raw mut (*entry).wr.wr;
         match wr.operands {
-            // The device divides no packets.
+            // The device has no TSO.
             Operands::None | Operands::Tso { .. } => None,
             Operands::Atomic { compare_add, swap } => {
                 (*operation).atomic = AtomicWr {
@@ -346,8 +343,7 @@ unsafe fn write_operands(entry: *mut SendWqe, wr: &SendWr<'_, u32>) -> Option<u3
     }
 }
 
-/// Writes the amount of data, and the driver's fields that it neither sets before
-/// it reads them nor leaves at zero.
+/// Writes the length of the data, and the fields that the driver reads before it writes them.
 ///
 /// # Safety
 /// The entry is writable.
@@ -369,7 +365,7 @@ unsafe fn write_dma(entry: *mut SendWqe, bytes: u32, num_sge: u32) {
 pub(crate) unsafe fn copy_sges(to: *mut Sge, list: &[Sge]) -> u64 {
     // SAFETY: by contract.
     unsafe {
-        // The common case.
+        // Fast path.
         if let [sge] = list {
             to.write(*sge);
             return sge.length.into();

@@ -38,12 +38,12 @@ pub struct CqInit<'a> {
     /// Asynchronous event file that receives its events; default: the context's
     /// first.
     pub async_fd: Option<BorrowedFd<'a>>,
-    /// The driver's number of a page of registers.
+    /// The driver's page index of the UAR that arms the queue.
     pub driver_uar: Option<DriverInput>,
 }
 
-/// Number of events of a queue that were read from their files before it was
-/// destroyed. Whoever waits for their acknowledgement needs the counts.
+/// Number of events of a queue that were read from their files before it was destroyed, for
+/// callers that wait until they are acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CqEvents {
     /// Completion events.

@@ -23,9 +23,9 @@ const _: () = {
     assert!(offset_of!(PostSendCommand, body) == 8);
 };
 
-/// Where the kernel writes which work request failed. A post of no requests has
-/// none, but the command requires an address. Never read.
-static ANSWER: AtomicU32 = AtomicU32::new(0);
+/// Default response buffer: the command requires one for the index of the failed work request.
+/// Never read, since the doorbell posts no work requests.
+static RESPONSE: AtomicU32 = AtomicU32::new(0);
 
 /// The doorbell of a queue pair: a post of no work requests, which makes rxe
 /// process the send queue that is mapped into this process.
@@ -35,10 +35,9 @@ pub struct PostSendDoorbell<C: ContextRef> {
     context: C,
 }
 
-/// A doorbell of the real kernel: one write(2), which does not check the kind
-/// of kernel first.
+/// A doorbell of the real kernel: one write(2), without a check of the kind of kernel.
 ///
-/// The command is built once; ringing only sends it.
+/// The command is built once; ringing only writes it.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectDoorbell {
     command: PostSendCommand,
@@ -57,7 +56,7 @@ impl<C: ContextRef> PostSendDoorbell<C> {
                         out_words: 1,
                     },
                     body: PostSend {
-                        response: ANSWER.as_ptr().expose_provenance() as u64,
+                        response: RESPONSE.as_ptr().expose_provenance() as u64,
                         qp_handle: qp.0,
                         wr_count: 0,
                         sge_count: 0,
@@ -70,8 +69,8 @@ impl<C: ContextRef> PostSendDoorbell<C> {
         }
     }
 
-    /// Returns a doorbell that does not check the kind of kernel; `None` unless
-    /// the kernel is the real one.
+    /// Returns a doorbell that does not check the kind of kernel; `None` for a kernel other
+    /// than the real one.
     ///
     /// # Safety
     /// It must not be rung after the context's descriptor has been closed: the
@@ -86,28 +85,28 @@ impl<C: ContextRef> PostSendDoorbell<C> {
     /// As [`DirectDoorbell::ring`].
     pub fn ring(&self) -> Result<(), Errno> {
         if self.context.kernel().is_real() {
-            return self.direct.ring().map_err(Refused::errno);
+            return self.direct.ring().map_err(DoorbellError::errno);
         }
         // SAFETY: the command is complete, and the four bytes that it makes the
-        // kernel write are `ANSWER`.
+        // kernel write are `RESPONSE`.
         let written = unsafe { self.context.file().write(self.direct.command.as_bytes())? };
         match written as isize {
             WRITTEN => Ok(()),
-            short => Err(failure(short)),
+            short => Err(errno_of(short)),
         }
     }
 }
 
 impl DirectDoorbell {
-    /// Makes the kernel write its answer to `place`, which is never read. Until
-    /// this is called all doorbells share one address; doorbells that several
-    /// processors ring at once should not share a cache line.
+    /// Sets the response buffer of the command, which is never read. By default all doorbells
+    /// share one buffer; doorbells that several processors ring concurrently should not share
+    /// a cache line.
     ///
     /// # Safety
-    /// `place` must be valid for writes, by the kernel and at any time, as long
+    /// `response` must be valid for writes, by the kernel and at any time, as long
     /// as the doorbell is rung.
-    pub unsafe fn answer_to(&mut self, place: NonNull<u32>) {
-        self.command.body.response = place.as_ptr().expose_provenance() as u64;
+    pub unsafe fn set_response(&mut self, response: NonNull<u32>) {
+        self.command.body.response = response.as_ptr().expose_provenance() as u64;
     }
 
     /// Makes the kernel process the send queue: one write(2) of 32 bytes. The
@@ -119,27 +118,26 @@ impl DirectDoorbell {
     /// EINVAL if the queue pair is not ready to send, EIO if the device is
     /// gone, EACCES after a change of credentials.
     #[inline]
-    pub fn ring(&self) -> Result<(), Refused> {
+    pub fn ring(&self) -> Result<(), DoorbellError> {
         // SAFETY: the command is readable for its length. The four bytes that
-        // it makes the kernel write are `ANSWER`, or those that the caller of
-        // `answer_to` vouched for.
+        // it makes the kernel write are `RESPONSE`, or those that the caller of
+        // `set_response` vouched for.
         match unsafe { libc::write(self.fd, (&raw const self.command).cast(), LEN) } {
             WRITTEN => Ok(()),
-            short => Err(Refused(short)),
+            short => Err(DoorbellError(short)),
         }
     }
 }
 
-/// The failure of a doorbell.
+/// A failed doorbell.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub struct Refused(isize);
+pub struct DoorbellError(isize);
 
-impl Refused {
-    /// Returns the reason. Reads the thread's `errno`, so call it before that
-    /// changes.
+impl DoorbellError {
+    /// Returns the errno. Reads the thread's `errno`: call it before another libc function.
     pub fn errno(self) -> Errno {
-        failure(self.0)
+        errno_of(self.0)
     }
 }
 
@@ -147,7 +145,7 @@ const LEN: usize = size_of::<PostSendCommand>();
 const WRITTEN: isize = LEN as isize;
 
 #[cold]
-fn failure(written: isize) -> Errno {
+fn errno_of(written: isize) -> Errno {
     if written < 0 {
         Errno::last()
     } else {

@@ -1,10 +1,9 @@
 //! Ioctl methods and attributes of a device's driver, for the device's crate.
 //!
-//! A driver adds to the ioctl interface in two ways: methods, of objects of its
-//! own or of common ones ([`DriverMethod`], [`Ioctl::driver`]), and attributes
-//! of common methods ([`DriverOutput`]). Their numbers are in the driver's
-//! namespace, from [`NAMESPACE`] on. An object of a driver's own implements
-//! [`Kind`]; [`Owned`] then destroys it once, and
+//! A driver adds to the ioctl interface in two ways: methods of driver-specific or common
+//! objects ([`DriverMethod`], [`Ioctl::driver`]), and attributes of common methods
+//! ([`DriverOutput`]). Their numbers are in the driver's namespace, from [`NAMESPACE`] on. A
+//! driver-specific object implements [`Kind`]; [`Owned`] then destroys it once, and
 //! [`owned_methods`](crate::owned_methods) gives it the methods of all handles.
 
 pub use crate::command::{Answer, Ioctl, Slot};

@@ -222,7 +222,7 @@ impl Error {
                 "out of memory, or over the locked memory limit (ulimit -l) or a limit of the device"
             }
             (Command::ModifyQp | Command::CreateAh, libc::EHOSTUNREACH) => {
-                "the destination GID has no address; an embedded device reaches its own process, or with embedded:DIRECTORY all that name the same directory"
+                "the destination GID has no address; an embedded device reaches devices of its own process and, with embedded:DIRECTORY, of processes with the same directory"
             }
             (_, libc::EIO) => "the device is gone, with all its objects",
             (_, libc::EBUSY) => "other objects still use this one; destroy them first",

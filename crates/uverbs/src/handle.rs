@@ -71,8 +71,8 @@ pub trait Kind {
     fn destroy(context: &Context, handle: Self::Handle) -> Result<Self::Events, Error>;
 }
 
-/// Whether a kernel object exists, for memory that its device uses as long as it
-/// does. It counts as existing until the kernel has confirmed its end.
+/// Whether a kernel object exists: its device uses the object's memory until then. The object
+/// exists until the kernel has confirmed its destruction.
 #[derive(Clone, Debug)]
 pub struct Existence(Arc<AtomicBool>);
 
@@ -82,8 +82,8 @@ impl Existence {
         !self.0.load(Ordering::Acquire)
     }
 
-    /// Returns whether both are of the same object.
-    pub fn is_of_same(&self, other: &Self) -> bool {
+    /// Returns whether both belong to the same object.
+    pub fn is_same_object(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
@@ -91,7 +91,7 @@ impl Existence {
 /// States of an [`Owned`].
 mod state {
     pub const EXISTS: u8 = 0;
-    /// The kernel is being asked to destroy it.
+    /// The destroy command is running.
     pub const ENDING: u8 = 1;
     pub const ENDED: u8 = 2;
 }
@@ -141,7 +141,7 @@ impl<C: ContextRef, K: Kind> Owned<C, K> {
     ///
     /// # Errors
     /// The kernel's; the object is still owned, unless its device was removed.
-    /// EINVAL if it is destroyed already, or by another thread just now.
+    /// EINVAL if it is destroyed already, or another thread is destroying it.
     pub fn destroy(&self) -> Result<K::Events, Error> {
         self.state
             .compare_exchange(

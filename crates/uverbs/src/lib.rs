@@ -98,7 +98,7 @@ pub use counters::Counters;
 pub use cq::{Cq, CqEvents, CqInit};
 pub use dm::Dm;
 pub use dmabuf::Dmabuf;
-pub use doorbell::{DirectDoorbell, PostSendDoorbell, Refused};
+pub use doorbell::{DirectDoorbell, DoorbellError, PostSendDoorbell};
 pub use error::{Command, Errno, Error};
 pub use handle::{
     AhHandle, CountersHandle, CqHandle, DmHandle, DmahHandle, Existence, FlowHandle, MrHandle,

@@ -51,7 +51,7 @@ pub struct DmabufMrInit<'a> {
     pub fd: Option<BorrowedFd<'a>>,
     /// Access rights.
     pub access: AccessFlags,
-    /// Access of the driver's own.
+    /// Driver-specific access flags.
     pub driver_access: Option<DriverInput>,
 }
 

@@ -28,8 +28,7 @@ impl Kind for MwKind {
     }
 }
 
-/// A memory window: rights to a part of a memory region, with an rkey of its
-/// own.
+/// A memory window: access rights to a part of a memory region, with a separate rkey.
 #[derive(Debug)]
 pub struct Mw<C: ContextRef> {
     owned: Owned<C, MwKind>,

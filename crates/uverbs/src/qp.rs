@@ -23,8 +23,8 @@ const CREATE_SQ_SIG_ALL: u32 = 1 << 12;
 /// Parameters of a new queue pair.
 ///
 /// All types but an XRC target need `pd` and `send_cq`; all but the XRC types
-/// need `recv_cq`; an XRC target needs only `xrcd`. With `table` it has neither receives
-/// of its own nor `recv_cq`, and `send_cq` only if it sends.
+/// need `recv_cq`; an XRC target needs only `xrcd`. With `table` it has neither a receive
+/// queue nor `recv_cq`, and `send_cq` only if it sends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QpInit<'a> {
     /// Transport service.
@@ -47,7 +47,7 @@ pub struct QpInit<'a> {
     pub sq_sig_all: bool,
     /// Creation flags.
     pub flags: QpCreateFlags,
-    /// Queue pair number that its packets carry as source, if not its own.
+    /// Source queue pair number of its packets, if it is another queue pair's.
     pub source_qpn: Option<u32>,
     /// Identifies the queue pair in events.
     pub user_handle: u64,

@@ -1,5 +1,5 @@
-//! Work queues: receive queues of their own, and indirection tables, which spread the
-//! packets of a queue pair over several of them (receive-side scaling, RSS).
+//! Work queues, which are receive queues without a queue pair, and indirection tables, which
+//! distribute the packets of a queue pair over work queues (receive-side scaling, RSS).
 
 use std::os::fd::BorrowedFd;
 
@@ -59,7 +59,7 @@ impl WqState {
 pub struct WqChange {
     /// The new state.
     pub state: Option<WqState>,
-    /// The state that it is in; the change fails otherwise.
+    /// The current state; the change fails if it is another.
     pub current: Option<WqState>,
     /// New flags, and which of them change.
     pub flags: Option<(u32, u32)>,
@@ -68,7 +68,7 @@ pub struct WqChange {
 /// Properties of a created queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WqCreated {
-    /// The device's number of it.
+    /// The device's number of the queue.
     pub wq_num: u32,
     /// Number of receives, as the driver counts them.
     pub max_wr: u32,

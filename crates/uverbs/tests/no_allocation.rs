@@ -1,5 +1,5 @@
-//! Commands that succeed allocate nothing, so that a caller under memory
-//! pressure is told by the kernel, and by nobody else.
+//! Successful commands allocate nothing: under memory pressure they fail only if the kernel
+//! fails them.
 #![allow(missing_docs, reason = "a test")]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -18,12 +18,12 @@ use ringverbs_uverbs::{
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Says yes to everything: outputs stay zero and are marked written.
+/// A kernel on which every call succeeds; outputs stay zero and are marked written.
 #[derive(Debug)]
-struct Yes;
+struct AlwaysSucceeds;
 
-// SAFETY: nothing is made of its descriptors, which this ignores.
-unsafe impl Kernel for Yes {
+// SAFETY: it ignores descriptors, and none of them is used as a file.
+unsafe impl Kernel for AlwaysSucceeds {
     fn open(&self, _: &CStr, _: c_int) -> Result<RawFd, Errno> {
         Ok(3)
     }
@@ -46,7 +46,7 @@ unsafe impl Kernel for Yes {
                     .cast::<Attr>()
                     .add(index)
             };
-            // SAFETY: as above; nobody else looks at it now.
+            // SAFETY: as above; nothing else accesses it during the call.
             unsafe { (*attr).flags |= ATTR_F_VALID_OUTPUT };
         }
         Ok(0)
@@ -80,7 +80,7 @@ unsafe impl Kernel for Yes {
 #[test]
 fn commands_allocate_nothing() {
     // SAFETY: this kernel has no descriptors.
-    let context = unsafe { Context::from_owned_fd(Box::new(Yes), 3, DriverId::RXE) };
+    let context = unsafe { Context::from_owned_fd(Box::new(AlwaysSucceeds), 3, DriverId::RXE) };
     assert_eq!(allocations(|| every_command(&context)).0, 0);
     // The counter does count.
     assert_eq!(allocations(|| std::hint::black_box(Box::new(1))).0, 1);

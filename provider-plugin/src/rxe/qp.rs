@@ -18,8 +18,8 @@ use crate::qp::{NewQp, QpOps, SendAttr};
 pub struct QpData {
     /// The send queue's doorbell; any thread may ring.
     doorbell: DirectDoorbell,
-    /// Buffer for the kernel's answer to the doorbell; not read.
-    answer: UnsafeCell<u32>,
+    /// Buffer for the response of the doorbell command; never read.
+    response: UnsafeCell<u32>,
 }
 
 /// A queue pair of rdma_rxe.
@@ -66,17 +66,17 @@ impl QpOps for Rxe {
             recv: new_qp.recv,
             device_data: QpData {
                 doorbell,
-                answer: UnsafeCell::new(0),
+                response: UnsafeCell::new(0),
             },
         })
     }
 
     fn set_final_address(device_data: &mut QpData) {
         // SAFETY: a cell is not at address 0.
-        let answer = unsafe { NonNull::new_unchecked(device_data.answer.get()) };
+        let response = unsafe { NonNull::new_unchecked(device_data.response.get()) };
         // SAFETY: the buffer is part of the queue pair, as the doorbell is, and
         // only accessed through a cell.
-        unsafe { device_data.doorbell.answer_to(answer) };
+        unsafe { device_data.doorbell.set_response(response) };
     }
 
     unsafe fn state_changed(qp: &Qp, state: u32) {
@@ -98,8 +98,8 @@ impl QpOps for Rxe {
 
     #[inline]
     fn ring(qp: &Qp) -> c_int {
-        let rung = qp.device_data.doorbell.ring();
-        rung.map_or_else(|refused| refused.errno().raw(), |()| 0)
+        let result = qp.device_data.doorbell.ring();
+        result.map_or_else(|error| error.errno().raw(), |()| 0)
     }
 
     /// As the stock provider.

@@ -17,8 +17,7 @@ pub struct RealKernel;
 /// Maximum length of a netlink datagram. A longer one is an error, not
 /// truncated; the kernel's dump buffer is 32 KiB at most.
 const NETLINK_DATAGRAM: usize = 64 * 1024;
-/// Maximum number of datagrams in an answer; more are taken for an endless
-/// answer.
+/// Maximum number of datagrams in an answer; a longer answer is treated as endless.
 const NETLINK_DATAGRAMS: usize = 4096;
 
 fn check(result: c_int) -> Result<c_int, Errno> {

@@ -15,7 +15,7 @@ use crate::kernel::fake::FakeKernel;
 use crate::{Context, Pd, Udata};
 
 /// Borrows a descriptor of that number, for the fake.
-fn lent(fd: RawFd) -> BorrowedFd<'static> {
+fn borrowed_fd(fd: RawFd) -> BorrowedFd<'static> {
     // SAFETY: the fake only looks at the number.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }

@@ -21,10 +21,10 @@ fn counters() {
     // What the kernel did not write is zero.
     assert_eq!(values, [5, 6, 0]);
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
-            Sent::Object(ATTR_READ_COUNTERS_HANDLE, handle),
-            Sent::Out(ATTR_READ_COUNTERS_BUFF, 24),
+            SentAttr::Object(ATTR_READ_COUNTERS_HANDLE, handle),
+            SentAttr::Out(ATTR_READ_COUNTERS_BUFF, 24),
             in32(ATTR_READ_COUNTERS_FLAGS, 1),
         ]
     );
@@ -34,7 +34,7 @@ fn counters() {
     let call = fake.take_ioctls().pop().unwrap();
     is_method(&call, OBJECT_COUNTERS, METHOD_COUNTERS_DESTROY);
     assert_eq!(
-        sent(&call),
-        [Sent::Object(ATTR_DESTROY_COUNTERS_HANDLE, handle)]
+        sent_attrs(&call),
+        [SentAttr::Object(ATTR_DESTROY_COUNTERS_HANDLE, handle)]
     );
 }

@@ -58,13 +58,13 @@ fn device_memory() {
     let call = only(&fake);
     is_method(&call, OBJECT_DM, METHOD_DM_ALLOC);
     assert_eq!(
-        sent(&call),
+        sent_attrs(&call),
         [
-            Sent::Object(ATTR_ALLOC_DM_HANDLE, 0),
+            SentAttr::Object(ATTR_ALLOC_DM_HANDLE, 0),
             in64(ATTR_ALLOC_DM_LENGTH, 0x300),
             in32(ATTR_ALLOC_DM_ALIGNMENT, 6),
-            Sent::Out(START, 8),
-            Sent::Out(PAGE, 2),
+            SentAttr::Out(START, 8),
+            SentAttr::Out(PAGE, 2),
         ]
     );
 
@@ -83,13 +83,13 @@ fn device_memory() {
     let (region, keys) = mr::register_dm(&context, &init).unwrap();
     assert_eq!((keys.lkey, keys.rkey), (0x11, 0x22));
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
-            Sent::Object(ATTR_REG_DM_MR_HANDLE, 0),
-            Sent::Out(ATTR_REG_DM_MR_RESP_LKEY, 4),
-            Sent::Out(ATTR_REG_DM_MR_RESP_RKEY, 4),
-            Sent::Object(ATTR_REG_DM_MR_PD_HANDLE, pd.handle().0.into()),
-            Sent::Object(ATTR_REG_DM_MR_DM_HANDLE, dm.handle().0.into()),
+            SentAttr::Object(ATTR_REG_DM_MR_HANDLE, 0),
+            SentAttr::Out(ATTR_REG_DM_MR_RESP_LKEY, 4),
+            SentAttr::Out(ATTR_REG_DM_MR_RESP_RKEY, 4),
+            SentAttr::Object(ATTR_REG_DM_MR_PD_HANDLE, pd.handle().0.into()),
+            SentAttr::Object(ATTR_REG_DM_MR_DM_HANDLE, dm.handle().0.into()),
             in64(ATTR_REG_DM_MR_OFFSET, 0x40),
             in64(ATTR_REG_DM_MR_LENGTH, 0x80),
             in32(ATTR_REG_DM_MR_ACCESS_FLAGS, 0x21),
@@ -101,8 +101,8 @@ fn device_memory() {
     let handle = dm.handle();
     dm.destroy().unwrap();
     assert_eq!(
-        sent(&only(&fake)),
-        [Sent::Object(ATTR_FREE_DM_HANDLE, handle.0.into())]
+        sent_attrs(&only(&fake)),
+        [SentAttr::Object(ATTR_FREE_DM_HANDLE, handle.0.into())]
     );
     assert_eq!(fake.live_objects(), [(pd.handle().0, OBJECT_PD)]);
 }
@@ -151,9 +151,9 @@ fn a_dma_buffer_is_closed_once_or_released() {
     let call = only(&fake);
     is_method(&call, OBJECT_DMABUF, METHOD_DMABUF_ALLOC);
     assert_eq!(
-        sent(&call),
+        sent_attrs(&call),
         [
-            Sent::Object(ATTR_ALLOC_DMABUF_HANDLE, 0),
+            SentAttr::Object(ATTR_ALLOC_DMABUF_HANDLE, 0),
             in64(ATTR_ALLOC_DMABUF_PGOFF, 0x1_0200_3000),
         ]
     );
@@ -202,12 +202,12 @@ fn regions_with_dma_handles() {
     let call = only(&fake);
     is_method(&call, OBJECT_DMAH, METHOD_DMAH_ALLOC);
     assert_eq!(
-        sent(&call),
+        sent_attrs(&call),
         [
-            Sent::Object(ATTR_ALLOC_DMAH_HANDLE, 0),
+            SentAttr::Object(ATTR_ALLOC_DMAH_HANDLE, 0),
             in32(ATTR_ALLOC_DMAH_CPU_ID, 7),
-            Sent::Object(ATTR_ALLOC_DMAH_TPH_MEM_TYPE, 0),
-            Sent::In(ATTR_ALLOC_DMAH_PH, vec![2]),
+            SentAttr::Object(ATTR_ALLOC_DMAH_TPH_MEM_TYPE, 0),
+            SentAttr::In(ATTR_ALLOC_DMAH_PH, vec![2]),
         ]
     );
     let memory = call.attrs[2].attr.enum_or_reserved;
@@ -231,18 +231,18 @@ fn regions_with_dma_handles() {
     let (first, keys) = register(&region).unwrap();
     assert_eq!((keys.lkey, keys.rkey), (0x11, 0x22));
     let common = [
-        Sent::Object(ATTR_REG_MR_HANDLE, 0),
-        Sent::Out(ATTR_REG_MR_RESP_LKEY, 4),
-        Sent::Out(ATTR_REG_MR_RESP_RKEY, 4),
-        Sent::Object(ATTR_REG_MR_PD_HANDLE, pd.handle().0.into()),
-        Sent::Object(ATTR_REG_MR_DMA_HANDLE, dmah.0.into()),
+        SentAttr::Object(ATTR_REG_MR_HANDLE, 0),
+        SentAttr::Out(ATTR_REG_MR_RESP_LKEY, 4),
+        SentAttr::Out(ATTR_REG_MR_RESP_RKEY, 4),
+        SentAttr::Object(ATTR_REG_MR_PD_HANDLE, pd.handle().0.into()),
+        SentAttr::Object(ATTR_REG_MR_DMA_HANDLE, dmah.0.into()),
         in64(ATTR_REG_MR_IOVA, 0x7000),
     ];
     let end = [
         in64(ATTR_REG_MR_LENGTH, 0x80),
         in32(ATTR_REG_MR_ACCESS_FLAGS, 1),
     ];
-    let calls = sent(&only(&fake));
+    let calls = sent_attrs(&only(&fake));
     assert_eq!(calls[..6], common);
     assert_eq!(
         calls[6..],
@@ -252,8 +252,8 @@ fn regions_with_dma_handles() {
     let file = std::fs::File::open("/dev/null").unwrap();
     region.source = Source::Dmabuf(file.as_fd(), 0x40);
     let (second, _) = register(&region).unwrap();
-    let calls = sent(&only(&fake));
-    let fd = Sent::Object(ATTR_REG_MR_FD, file.as_raw_fd() as u64);
+    let calls = sent_attrs(&only(&fake));
+    let fd = SentAttr::Object(ATTR_REG_MR_FD, file.as_raw_fd() as u64);
     let buffer = [fd, in64(ATTR_REG_MR_FD_OFFSET, 0x40)];
     assert_eq!(calls[6..], [&buffer[..], &end[..]].concat());
 

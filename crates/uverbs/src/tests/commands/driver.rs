@@ -105,11 +105,11 @@ fn an_object_of_a_drivers_own() {
     let call = only(&fake);
     is_method(&call, OBJECT, NAMESPACE);
     assert_eq!(
-        sent(&call),
+        sent_attrs(&call),
         [
-            Sent::Object(ATTR_HANDLE, 0),
+            SentAttr::Object(ATTR_HANDLE, 0),
             in32(ATTR_SIZE, 7),
-            Sent::Out(ATTR_NUMBER, 4),
+            SentAttr::Out(ATTR_NUMBER, 4),
         ]
     );
     let handle = table.handle();
@@ -117,7 +117,10 @@ fn an_object_of_a_drivers_own() {
     drop(table);
     let call = only(&fake);
     is_method(&call, OBJECT, NAMESPACE + 1);
-    assert_eq!(sent(&call), [Sent::Object(ATTR_HANDLE, handle.into())]);
+    assert_eq!(
+        sent_attrs(&call),
+        [SentAttr::Object(ATTR_HANDLE, handle.into())]
+    );
     assert!(fake.live_objects().is_empty());
 
     // It is gone.
@@ -176,11 +179,11 @@ fn a_context_with_the_drivers_answer() {
     let call = only(&fake);
     is_method(&call, OBJECT_DEVICE, METHOD_QUERY_CONTEXT);
     assert_eq!(
-        sent(&call),
+        sent_attrs(&call),
         [
-            Sent::Out(ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, 4),
-            Sent::Out(ATTR_QUERY_CONTEXT_CORE_SUPPORT, 8),
-            Sent::Out(RESPONSE, 72),
+            SentAttr::Out(ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, 4),
+            SentAttr::Out(ATTR_QUERY_CONTEXT_CORE_SUPPORT, 8),
+            SentAttr::Out(RESPONSE, 72),
         ]
     );
     for missing in [ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, RESPONSE] {

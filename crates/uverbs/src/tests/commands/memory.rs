@@ -26,8 +26,8 @@ fn protection_domain() {
     let call = only(&fake);
     is_method(&call, OBJECT_PD, METHOD_PD_DESTROY);
     assert_eq!(
-        sent(&call),
-        [Sent::Object(ATTR_DESTROY_PD_HANDLE, handle.0.into())]
+        sent_attrs(&call),
+        [SentAttr::Object(ATTR_DESTROY_PD_HANDLE, handle.0.into())]
     );
     assert!(fake.live_objects().is_empty());
 }
@@ -156,7 +156,7 @@ fn region_of_a_dma_buffer() {
         offset: 1,
         length: 2,
         iova: 3,
-        fd: Some(lent(9)),
+        fd: Some(borrowed_fd(9)),
         access,
         driver_access: None,
     };
@@ -164,12 +164,12 @@ fn region_of_a_dma_buffer() {
     assert_eq!((region.lkey(), region.rkey()), (0x11, 0x22));
     let call = only(&fake);
     assert_eq!(
-        sent(&call),
+        sent_attrs(&call),
         [
-            Sent::Object(ATTR_REG_DMABUF_MR_HANDLE, 0),
-            Sent::Out(ATTR_REG_DMABUF_MR_RESP_LKEY, 4),
-            Sent::Out(ATTR_REG_DMABUF_MR_RESP_RKEY, 4),
-            Sent::Object(ATTR_REG_DMABUF_MR_PD_HANDLE, pd.handle().0.into()),
+            SentAttr::Object(ATTR_REG_DMABUF_MR_HANDLE, 0),
+            SentAttr::Out(ATTR_REG_DMABUF_MR_RESP_LKEY, 4),
+            SentAttr::Out(ATTR_REG_DMABUF_MR_RESP_RKEY, 4),
+            SentAttr::Object(ATTR_REG_DMABUF_MR_PD_HANDLE, pd.handle().0.into()),
             in64(ATTR_REG_DMABUF_MR_OFFSET, 1),
             in64(ATTR_REG_DMABUF_MR_LENGTH, 2),
             in64(ATTR_REG_DMABUF_MR_IOVA, 3),
@@ -198,8 +198,8 @@ fn region_of_a_dma_buffer() {
     );
     let call = only(&fake);
     assert_eq!(
-        sent(&call).first(),
-        Some(&Sent::Object(
+        sent_attrs(&call).first(),
+        Some(&SentAttr::Object(
             ATTR_QUERY_MR_HANDLE,
             region.handle().0.into()
         ))
@@ -226,12 +226,12 @@ fn region_of_a_dma_buffer() {
         )
         .unwrap();
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
-            Sent::Object(ATTR_ADVISE_MR_PD_HANDLE, pd.handle().0.into()),
+            SentAttr::Object(ATTR_ADVISE_MR_PD_HANDLE, pd.handle().0.into()),
             in64(ATTR_ADVISE_MR_ADVICE, 1),
             in32(ATTR_ADVISE_MR_FLAGS, 1),
-            Sent::In(ATTR_ADVISE_MR_SGE_LIST, sges.as_bytes().to_vec()),
+            SentAttr::In(ATTR_ADVISE_MR_SGE_LIST, sges.as_bytes().to_vec()),
         ]
     );
 }
@@ -250,8 +250,8 @@ fn memory_window() {
     let handle = window.handle();
     window.destroy().unwrap();
     assert_eq!(
-        sent(&only(&fake)),
-        [Sent::Object(ATTR_DESTROY_MW_HANDLE, handle.0.into())]
+        sent_attrs(&only(&fake)),
+        [SentAttr::Object(ATTR_DESTROY_MW_HANDLE, handle.0.into())]
     );
 }
 
@@ -287,7 +287,7 @@ fn address_handle() {
     let handle = ah.handle();
     ah.destroy().unwrap();
     assert_eq!(
-        sent(&only(&fake)),
-        [Sent::Object(ATTR_DESTROY_AH_HANDLE, handle.0.into())]
+        sent_attrs(&only(&fake)),
+        [SentAttr::Object(ATTR_DESTROY_AH_HANDLE, handle.0.into())]
     );
 }

@@ -10,7 +10,7 @@ mod queues;
 
 use zerocopy::IntoBytes;
 
-use super::{context, lent};
+use super::{borrowed_fd, context};
 use crate::abi::ids::*;
 use crate::abi::write::cmd;
 use crate::kernel::fake::{IoctlCall, Target};
@@ -18,7 +18,7 @@ use crate::*;
 
 /// An attribute as it was sent: number, length, and input bytes or handle.
 #[derive(Clone, Debug, PartialEq)]
-enum Sent {
+enum SentAttr {
     /// Input bytes.
     In(u16, Vec<u8>),
     /// Output buffer.
@@ -27,25 +27,25 @@ enum Sent {
     Object(u16, u64),
 }
 
-fn sent(call: &IoctlCall) -> Vec<Sent> {
+fn sent_attrs(call: &IoctlCall) -> Vec<SentAttr> {
     let convert = |recorded: &crate::kernel::fake::Recorded| {
         let attr = recorded.attr;
         assert_eq!(attr.flags, 1, "every attribute is mandatory");
         match (attr.len, recorded.bytes.is_empty()) {
-            (0, _) => Sent::Object(attr.attr_id, attr.data),
-            (_, false) => Sent::In(attr.attr_id, recorded.bytes.clone()),
-            (len, true) => Sent::Out(attr.attr_id, len),
+            (0, _) => SentAttr::Object(attr.attr_id, attr.data),
+            (_, false) => SentAttr::In(attr.attr_id, recorded.bytes.clone()),
+            (len, true) => SentAttr::Out(attr.attr_id, len),
         }
     };
     call.attrs.iter().map(convert).collect()
 }
 
-fn in32(id: u16, value: u32) -> Sent {
-    Sent::In(id, value.to_ne_bytes().to_vec())
+fn in32(id: u16, value: u32) -> SentAttr {
+    SentAttr::In(id, value.to_ne_bytes().to_vec())
 }
 
-fn in64(id: u16, value: u64) -> Sent {
-    Sent::In(id, value.to_ne_bytes().to_vec())
+fn in64(id: u16, value: u64) -> SentAttr {
+    SentAttr::In(id, value.to_ne_bytes().to_vec())
 }
 
 /// Returns the only call since the last `take_ioctls`.
@@ -104,12 +104,12 @@ fn get_context() {
     let call = only(&fake);
     is_method(&call, OBJECT_DEVICE, METHOD_GET_CONTEXT);
     assert_eq!(
-        sent(&call),
+        sent_attrs(&call),
         [
-            Sent::Out(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, 4),
-            Sent::Out(ATTR_GET_CONTEXT_CORE_SUPPORT, 8),
-            Sent::In(ATTR_UHW_IN, vec![1, 2, 3]),
-            Sent::Out(ATTR_UHW_OUT, 12),
+            SentAttr::Out(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, 4),
+            SentAttr::Out(ATTR_GET_CONTEXT_CORE_SUPPORT, 8),
+            SentAttr::In(ATTR_UHW_IN, vec![1, 2, 3]),
+            SentAttr::Out(ATTR_UHW_OUT, 12),
         ]
     );
     context.query_context().unwrap();

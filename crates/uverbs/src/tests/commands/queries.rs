@@ -78,10 +78,10 @@ fn queries() {
     let attr = context.query_port(2).unwrap();
     assert_eq!((attr.port_cap_flags2, attr.active_speed_ex), (4, 0x100));
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
             in64(ATTR_QUERY_PORT_PORT_NUM, 2),
-            Sent::Out(ATTR_QUERY_PORT_RESP, 48)
+            SentAttr::Out(ATTR_QUERY_PORT_RESP, 48)
         ]
     );
 }
@@ -99,10 +99,10 @@ fn the_speed_of_a_port() {
     let call = only(&fake);
     is_method(&call, OBJECT_DEVICE, METHOD_QUERY_PORT_SPEED);
     assert_eq!(
-        sent(&call),
+        sent_attrs(&call),
         [
             in64(ATTR_QUERY_PORT_SPEED_PORT_NUM, 0x102),
-            Sent::Out(ATTR_QUERY_PORT_SPEED_RESP, 8)
+            SentAttr::Out(ATTR_QUERY_PORT_SPEED_RESP, 8)
         ]
     );
 
@@ -147,12 +147,12 @@ fn gids() {
     assert_eq!(context.query_gid_table(&mut entries), Ok(1));
     assert_eq!(entries, [entry, GidEntry::default(), GidEntry::default()]);
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
             in64(ATTR_QUERY_GID_TABLE_ENTRY_SIZE, 32),
             in32(ATTR_QUERY_GID_TABLE_FLAGS, 0),
-            Sent::Out(ATTR_QUERY_GID_TABLE_RESP_ENTRIES, 96),
-            Sent::Out(ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, 8),
+            SentAttr::Out(ATTR_QUERY_GID_TABLE_RESP_ENTRIES, 96),
+            SentAttr::Out(ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, 8),
         ]
     );
     fake.on(
@@ -181,12 +181,12 @@ fn gids() {
     );
     assert_eq!(context.query_gid_entry(2, 1), Ok(entry));
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
             in64(ATTR_QUERY_GID_ENTRY_PORT, 2),
             in64(ATTR_QUERY_GID_ENTRY_GID_INDEX, 1),
             in32(ATTR_QUERY_GID_ENTRY_FLAGS, 0),
-            Sent::Out(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, 32),
+            SentAttr::Out(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, 32),
         ]
     );
 }

@@ -59,18 +59,18 @@ fn queue_pair() {
         (0xabcdef, 15, [3; 32])
     );
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
-            Sent::Object(ATTR_CREATE_QP_HANDLE, 0),
+            SentAttr::Object(ATTR_CREATE_QP_HANDLE, 0),
             in64(ATTR_CREATE_QP_TYPE, 4),
             in64(ATTR_CREATE_QP_USER_HANDLE, 0x1234_5678_9abc_def0),
-            Sent::In(ATTR_CREATE_QP_CAP, CAP.as_bytes().to_vec()),
-            Sent::Object(ATTR_CREATE_QP_PD_HANDLE, pd.handle().0.into()),
-            Sent::Object(ATTR_CREATE_QP_SEND_CQ_HANDLE, cq.handle().0.into()),
-            Sent::Object(ATTR_CREATE_QP_RECV_CQ_HANDLE, cq.handle().0.into()),
-            Sent::Out(ATTR_CREATE_QP_RESP_CAP, 20),
-            Sent::Out(ATTR_CREATE_QP_RESP_QP_NUM, 4),
-            Sent::Out(ATTR_UHW_OUT, 32),
+            SentAttr::In(ATTR_CREATE_QP_CAP, CAP.as_bytes().to_vec()),
+            SentAttr::Object(ATTR_CREATE_QP_PD_HANDLE, pd.handle().0.into()),
+            SentAttr::Object(ATTR_CREATE_QP_SEND_CQ_HANDLE, cq.handle().0.into()),
+            SentAttr::Object(ATTR_CREATE_QP_RECV_CQ_HANDLE, cq.handle().0.into()),
+            SentAttr::Out(ATTR_CREATE_QP_RESP_CAP, 20),
+            SentAttr::Out(ATTR_CREATE_QP_RESP_QP_NUM, 4),
+            SentAttr::Out(ATTR_UHW_OUT, 32),
         ]
     );
 
@@ -127,7 +127,7 @@ fn queue_pair_with_everything() {
         flags: QpCreateFlags::BLOCK_MULTICAST_LOOPBACK,
         source_qpn: Some(77),
         user_handle: 1,
-        async_fd: Some(lent(55)),
+        async_fd: Some(borrowed_fd(55)),
     };
     // The maximum number of attributes.
     let mut out = [0; 4];

@@ -24,20 +24,20 @@ fn completion_queue() {
     let plain = Cq::create(&context, &init, Udata::none()).unwrap();
     assert_eq!(plain.cqe(), 127);
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
-            Sent::Object(ATTR_CREATE_CQ_HANDLE, 0),
+            SentAttr::Object(ATTR_CREATE_CQ_HANDLE, 0),
             in32(ATTR_CREATE_CQ_CQE, 100),
             in64(ATTR_CREATE_CQ_USER_HANDLE, 0xdead_beef_0123),
             in32(ATTR_CREATE_CQ_COMP_VECTOR, 0),
-            Sent::Out(ATTR_CREATE_CQ_RESP_CQE, 4),
+            SentAttr::Out(ATTR_CREATE_CQ_RESP_CQE, 4),
         ]
     );
     let init = CqInit {
-        channel: Some(lent(31)),
+        channel: Some(borrowed_fd(31)),
         comp_vector: 3,
         flags: CqFlags::TIMESTAMP_COMPLETION | CqFlags::IGNORE_OVERRUN,
-        async_fd: Some(lent(32)),
+        async_fd: Some(borrowed_fd(32)),
         ..init
     };
     let full = Cq::create(&context, &init, Udata::none()).unwrap();
@@ -103,10 +103,10 @@ fn completion_queue() {
         }
     );
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
-            Sent::Object(ATTR_DESTROY_CQ_HANDLE, handle.into()),
-            Sent::Out(ATTR_DESTROY_CQ_RESP, 8)
+            SentAttr::Object(ATTR_DESTROY_CQ_HANDLE, handle.into()),
+            SentAttr::Out(ATTR_DESTROY_CQ_RESP, 8)
         ]
     );
 }
@@ -132,16 +132,16 @@ fn shared_receive_queue() {
     let srq = Srq::create(&context, &init, Udata::none()).unwrap();
     assert_eq!((srq.max_wr(), srq.max_sge(), srq.srq_num()), (63, 5, None));
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
-            Sent::Object(ATTR_CREATE_SRQ_HANDLE, 0),
-            Sent::Object(ATTR_CREATE_SRQ_PD_HANDLE, pd.handle().0.into()),
+            SentAttr::Object(ATTR_CREATE_SRQ_HANDLE, 0),
+            SentAttr::Object(ATTR_CREATE_SRQ_PD_HANDLE, pd.handle().0.into()),
             in64(ATTR_CREATE_SRQ_USER_HANDLE, 0x55),
             in32(ATTR_CREATE_SRQ_MAX_WR, 50),
             in32(ATTR_CREATE_SRQ_MAX_SGE, 4),
             in32(ATTR_CREATE_SRQ_LIMIT, 3),
-            Sent::Out(ATTR_CREATE_SRQ_RESP_MAX_WR, 4),
-            Sent::Out(ATTR_CREATE_SRQ_RESP_MAX_SGE, 4),
+            SentAttr::Out(ATTR_CREATE_SRQ_RESP_MAX_WR, 4),
+            SentAttr::Out(ATTR_CREATE_SRQ_RESP_MAX_SGE, 4),
             in64(ATTR_CREATE_SRQ_TYPE, 0),
         ]
     );
@@ -158,7 +158,7 @@ fn shared_receive_queue() {
     let xrcd = Xrcd::open(
         &context,
         &XrcdOpen {
-            fd: Some(lent(3)),
+            fd: Some(borrowed_fd(3)),
             oflags: libc::O_CREAT,
         },
         Udata::none(),
@@ -173,7 +173,7 @@ fn shared_receive_queue() {
         &context,
         &SrqInit {
             kind,
-            async_fd: Some(lent(8)),
+            async_fd: Some(borrowed_fd(8)),
             ..init
         },
         Udata::none(),
@@ -288,25 +288,25 @@ fn work_queues_and_their_table() {
         max_sge: 3,
         flags: 1,
         user_handle: 0xdead_beef_0123,
-        async_fd: Some(lent(32)),
+        async_fd: Some(borrowed_fd(32)),
     };
     let queue = Wq::create(&context, &init, Udata::none()).unwrap();
     assert_eq!(queue.wq_num(), 0x1234);
     assert_eq!(
-        sent(&only(&fake)),
+        sent_attrs(&only(&fake)),
         [
-            Sent::Object(ATTR_CREATE_WQ_HANDLE, 0),
+            SentAttr::Object(ATTR_CREATE_WQ_HANDLE, 0),
             in64(ATTR_CREATE_WQ_USER_HANDLE, 0xdead_beef_0123),
-            Sent::Object(ATTR_CREATE_WQ_PD_HANDLE, pd.handle().0.into()),
-            Sent::Object(ATTR_CREATE_WQ_CQ_HANDLE, cq.handle().0.into()),
+            SentAttr::Object(ATTR_CREATE_WQ_PD_HANDLE, pd.handle().0.into()),
+            SentAttr::Object(ATTR_CREATE_WQ_CQ_HANDLE, cq.handle().0.into()),
             in64(ATTR_CREATE_WQ_TYPE, 0),
             in32(ATTR_CREATE_WQ_MAX_WR, 100),
             in32(ATTR_CREATE_WQ_MAX_SGE, 3),
             in32(ATTR_CREATE_WQ_FLAGS, 1),
-            Sent::Object(ATTR_CREATE_WQ_EVENT_FD, 32),
-            Sent::Out(ATTR_CREATE_WQ_RESP_MAX_WR, 4),
-            Sent::Out(ATTR_CREATE_WQ_RESP_MAX_SGE, 4),
-            Sent::Out(ATTR_CREATE_WQ_RESP_WQ_NUM, 4),
+            SentAttr::Object(ATTR_CREATE_WQ_EVENT_FD, 32),
+            SentAttr::Out(ATTR_CREATE_WQ_RESP_MAX_WR, 4),
+            SentAttr::Out(ATTR_CREATE_WQ_RESP_MAX_SGE, 4),
+            SentAttr::Out(ATTR_CREATE_WQ_RESP_WQ_NUM, 4),
         ]
     );
 
