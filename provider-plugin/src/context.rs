@@ -38,21 +38,21 @@ pub struct VerbsContext {
 
 /// `ibv_context` and what follows it.
 #[repr(C)]
-pub struct WithState {
-    /// What libibverbs and applications see.
+pub struct ContextWithState {
+    /// The structure of libibverbs and applications.
     pub public: ibv_context,
     /// The provider's state.
     pub state: VerbsContext,
 }
 
 const _: () = {
-    assert!(core::mem::offset_of!(WithState, state) == size_of::<ibv_context>());
+    assert!(core::mem::offset_of!(ContextWithState, state) == size_of::<ibv_context>());
     // libibverbs allocates with calloc, which aligns to 16 on these machines,
     // and the public context is at a multiple of the word size.
-    assert!(core::mem::align_of::<WithState>() == core::mem::align_of::<usize>());
+    assert!(core::mem::align_of::<ContextWithState>() == core::mem::align_of::<usize>());
 };
 
-/// A reference to a context, for objects that live as long as it.
+/// A reference to a context, for objects of the context.
 ///
 /// `Copy`: an application must destroy all objects of a context before it closes
 /// it, so the reference is valid for the object's life.
@@ -71,7 +71,9 @@ impl CtxRef {
     /// `context` is open and was made by [`crate::open`].
     pub unsafe fn of(context: *mut ibv_context) -> CtxRef {
         // SAFETY: `open` laid the state out behind the public part.
-        CtxRef(unsafe { NonNull::new_unchecked(&raw mut (*context.cast::<WithState>()).state) })
+        CtxRef(unsafe {
+            NonNull::new_unchecked(&raw mut (*context.cast::<ContextWithState>()).state)
+        })
     }
 }
 
@@ -134,8 +136,8 @@ pub unsafe fn borrowed<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Completes a destroy: with RDMAV_ALLOW_DISASSOC_DESTROY set, EIO means that the
-/// device was removed with its objects, and counts as success.
+/// Converts the result of a destroy command: with RDMAV_ALLOW_DISASSOC_DESTROY set, EIO means
+/// that the device was removed with its objects, and counts as success.
 pub fn destroyed(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::IO) if libibverbs().is_some_and(LibIbverbs::allow_disassociate_destroy) => {

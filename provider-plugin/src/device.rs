@@ -34,8 +34,8 @@ pub unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
 
 /// Queries of a device.
 pub trait QueryOps {
-    /// Adds the attributes of features that not all devices have.
-    fn add_own(
+    /// Adds the attributes of device-specific features.
+    fn add_device_attributes(
         _ctx: &CtxRef,
         _from: &DeviceAttrEx,
         _attr: &mut ibv_device_attr_ex,
@@ -44,7 +44,7 @@ pub trait QueryOps {
     }
 }
 
-/// A 32-bit limit of the kernel as C's signed one; saturates.
+/// Converts a 32-bit limit of the kernel to a signed one; saturates.
 fn limit(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
@@ -104,9 +104,8 @@ fn basic(from: &DeviceAttr) -> ibv_device_attr {
     }
 }
 
-/// The kernel's answer without what not all devices have here: raw packets, work
-/// queues and RSS, tag matching. Attributes that the kernel does not report are
-/// zero.
+/// The kernel's answer without device-specific features: raw packets, work queues and RSS,
+/// tag matching. Attributes that the kernel does not report are zero.
 fn extended(from: &DeviceAttrEx, num_ports: u32) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: basic(&from.base),
@@ -194,7 +193,7 @@ pub unsafe extern "C" fn query_device_ex<D: QueryOps>(
             }
         }
         let mut full = extended(&from, num_ports(context));
-        D::add_own(&ctx, &from, &mut full)?;
+        D::add_device_attributes(&ctx, &from, &mut full)?;
         let length = attr_size.min(size_of::<ibv_device_attr_ex>());
         attr.cast::<u8>()
             .copy_from_nonoverlapping((&raw const full).cast(), length);
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_do_not_turn_negative() {
+    fn limits_saturate() {
         assert_eq!(limit(7), 7);
         assert_eq!(limit(u32::MAX), c_int::MAX);
     }
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_count_of_netlink_wins() {
+    fn the_port_count_of_netlink_takes_precedence() {
         let mut from = DeviceAttrEx::new_zeroed();
         from.base.phys_port_cnt = 255;
         assert_eq!(extended(&from, 300).phys_port_cnt_ex, 300);

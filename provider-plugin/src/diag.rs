@@ -6,7 +6,7 @@
 //! `VERBS_LOG_FILE`, else to stderr. Programs with raised rights ignore
 //! all of them.
 //!
-//! The subscriber is the plugin's own: a program that uses `tracing` has another
+//! The subscriber does not affect the program: a program that uses `tracing` has another
 //! copy of the library. The data path is not traced.
 
 use core::fmt::{self, Write as _};
@@ -22,7 +22,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use uverbs::environment::variable;
 
-/// The level that the two variables ask for.
+/// The level of the two variables.
 fn level(ringverbs: Option<&[u8]>, verbs: Option<&[u8]>) -> Option<Level> {
     match ringverbs {
         Some(b"error") => Some(Level::ERROR),

@@ -1,5 +1,4 @@
-//! DMA handles (rdma-core 59, Linux 6.17): hints for the cache, by which regions can be
-//! registered.
+//! DMA handles (rdma-core 59, Linux 6.17): cache hints for the registration of regions.
 
 use core::ffi::c_int;
 

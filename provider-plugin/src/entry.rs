@@ -11,9 +11,8 @@ use crate::errno::{Errno, int_result, ptr_result};
 
 /// Runs an int-returning verb: 0 or a positive errno value.
 pub fn int(verb: impl FnOnce() -> Result<(), Errno>) -> c_int {
-    // AssertUnwindSafe: after a panic the objects involved are only ever
-    // looked at by the verb that the application calls next, and each of them
-    // is a C structure that any state of is valid to read.
+    // AssertUnwindSafe: after a panic only later verbs read the objects involved, which are C
+    // structures that are valid in any state.
     int_result(catch_unwind(AssertUnwindSafe(verb)).unwrap_or(Err(Errno::IO)))
 }
 

@@ -20,7 +20,7 @@ impl Errno {
     pub const OPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
     /// The object is in use.
     pub const BUSY: Errno = Errno(libc::EBUSY);
-    /// The device is gone, or something that cannot happen did.
+    /// The device is gone, or an internal error.
     pub const IO: Errno = Errno(libc::EIO);
 
     /// The calling thread's `errno`; EIO if a failure has not set it.

@@ -22,12 +22,12 @@ pub struct ibv_flow {
     comp_mask: u32,
     context: *mut ibv_context,
     handle: u32,
-    // Ours: programs see the members above.
+    // The provider's part; programs use the members above.
     counters: Option<SharedPoints>,
 }
 
 impl ibv_flow {
-    /// One that the kernel does not know yet.
+    /// A flow without a kernel object yet.
     pub fn new(context: *mut ibv_context) -> Self {
         Self {
             comp_mask: 0,
@@ -37,7 +37,7 @@ impl ibv_flow {
         }
     }
 
-    /// The kernel has made it.
+    /// Sets the handle of the new kernel object.
     pub fn set_handle(&mut self, handle: FlowHandle) {
         self.handle = handle.0;
     }
@@ -56,7 +56,7 @@ pub struct ibv_flow_attr {
     flags: u32,
 }
 
-/// How a specification begins.
+/// The beginning of a specification.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct SpecHeader {
@@ -66,7 +66,7 @@ struct SpecHeader {
 
 const _: () = assert!(size_of::<ibv_flow_attr>() == 20 && size_of::<SpecHeader>() == 8);
 
-/// Set in a type: of the packet inside a tunnel (`IBV_FLOW_SPEC_INNER`).
+/// Flag of a type: matches the packet inside a tunnel (`IBV_FLOW_SPEC_INNER`).
 const INNER: u32 = 0x100;
 
 /// Types of specifications (`enum ibv_flow_spec_type`).
@@ -87,8 +87,8 @@ mod spec {
     pub const COUNT: u32 = 0x1003;
 }
 
-/// Where the values of a header to match begin, which depends on their alignment; how
-/// many bytes they have, and whether more may follow.
+/// Offset and length of the values of a header to match, and whether a later header may add
+/// more. The offset depends on their alignment.
 fn filter(kind: u32) -> Option<(usize, usize, bool)> {
     Some(match kind & !INNER {
         spec::ETH => (6, 16, false),
@@ -151,8 +151,9 @@ fn convert(kind: u32, bytes: &[u8], specs: &mut Specs) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `ibv_create_flow`. EINVAL for what is not a specification, for counters of nothing
-/// and two sets of counters; EOPNOTSUPP for what the device does not match or do.
+/// `ibv_create_flow`. EINVAL for malformed specifications, for counters without a point, and
+/// for two sets of counters; EOPNOTSUPP for matches or actions that the device does not
+/// support.
 pub unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
     // SAFETY: libibverbs passes a live queue pair of ours, and the application
     // attributes that so many specifications follow.
@@ -242,7 +243,7 @@ mod tests {
     ];
 
     #[test]
-    fn specifications_are_where_the_headers_say() {
+    fn specifications_match_the_headers() {
         let mut c = "#include <stddef.h>\n#include <infiniband/verbs.h>\n\
             #include <rdma/ib_user_verbs.h>\n"
             .to_owned();
@@ -289,8 +290,8 @@ mod tests {
         }
     }
 
-    /// A specification of so many bytes of 1, 2 and so on as values, then of the mask.
-    fn given(begin: usize, values: &[u8], mask: &[u8]) -> Vec<u8> {
+    /// A specification whose values begin at `begin`, followed by the mask.
+    fn specification(begin: usize, values: &[u8], mask: &[u8]) -> Vec<u8> {
         [&[0; 8][..begin], values, mask].concat()
     }
 
@@ -299,14 +300,14 @@ mod tests {
         let convert = |kind, bytes: &[u8]| convert(kind, bytes, &mut Specs::default());
         let (values, mut mask) = ([1; 16], [1; 16]);
         // A longer filter, of a later header.
-        let ipv4 = |mask: &[u8]| convert(spec::IPV4_EXT, &given(8, &values, mask));
+        let ipv4 = |mask: &[u8]| convert(spec::IPV4_EXT, &specification(8, &values, mask));
         assert_eq!(ipv4(&mask), Err(Errno::OPNOTSUPP));
         mask[12..].fill(0);
         assert_eq!(ipv4(&mask), Ok(()));
         // One that is too short, or ends early.
-        let ipv4 = given(8, &values[..10], &mask[..10]);
+        let ipv4 = specification(8, &values[..10], &mask[..10]);
         assert_eq!(convert(spec::IPV4_EXT, &ipv4), Err(Errno::INVAL));
-        let eth = given(6, &values, &mask[..15]);
+        let eth = specification(6, &values, &mask[..15]);
         assert_eq!(convert(spec::ETH, &eth), Err(Errno::INVAL));
         assert_eq!(convert(spec::TAG, &eth[..11]), Err(Errno::INVAL));
         for kind in [0, 0x33, 0x1002, 0x1003, spec::ETH | 0x200] {

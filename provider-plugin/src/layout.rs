@@ -1,4 +1,4 @@
-//! Where libibverbs keeps what moved from release to release.
+//! Offsets and sizes in libibverbs that differ between releases.
 //!
 //! libibverbs and its providers share structures that carry no size and no
 //! version of their own. Between rdma-core 34 and 65 some of them moved, and
@@ -25,7 +25,7 @@ struct OpEntry {
     since: u32,
 }
 
-/// Lists operations; those without a release were there in 34.
+/// Lists operations; those without a release exist since 34.
 macro_rules! ops {
     ($($name:ident $($since:literal)?,)+) => {
         &[$(OpEntry { name: stringify!($name), since: ops!(@since $($since)?) }),+]
@@ -135,7 +135,7 @@ const OPS: &[OpEntry] = ops! {
 /// included; on every architecture they are all one word.
 const CONTEXT_WORDS: usize = 40;
 
-/// Words that later releases put in front of those.
+/// Words that later releases inserted before these.
 const CONTEXT_ADDED: &[(u32, usize)] = &[
     (59, 3), // alloc_dmah, dealloc_dmah, reg_mr_ex
     (62, 1), // dm_export_dmabuf_fd
@@ -262,25 +262,25 @@ impl Layout {
         self.context_offset() + size_of::<ibv_context>()
     }
 
-    /// Does `ibv_qp_ex` have `wr_atomic_write`?
+    /// Whether `ibv_qp_ex` has `wr_atomic_write`.
     pub fn has_wr_atomic_write(&self) -> bool {
         self.first >= ATOMIC_WRITE_SINCE
     }
 
-    /// Does `ibv_qp_ex` have `wr_flush`?
+    /// Whether `ibv_qp_ex` has `wr_flush`.
     pub fn has_wr_flush(&self) -> bool {
         self.first >= FLUSH_SINCE
     }
 
     /// Words of [`verbs_qp::tail`] that belong to `ibv_qp_ex`.
-    pub const fn qp_added(&self) -> usize {
+    pub const fn extra_qp_words(&self) -> usize {
         (self.first >= ATOMIC_WRITE_SINCE) as usize + (self.first >= FLUSH_SINCE) as usize
     }
 
     /// Offset of `verbs_qp.comp_mask`, in bytes.
     #[cfg(test)]
     pub fn qp_comp_mask_offset(&self) -> usize {
-        size_of::<crate::abi::ibv_qp_ex>() + self.qp_added() * size_of::<usize>()
+        size_of::<crate::abi::ibv_qp_ex>() + self.extra_qp_words() * size_of::<usize>()
     }
 
     /// Size of `verbs_qp`, in bytes. [`verbs_qp`] is never smaller.
@@ -295,7 +295,7 @@ impl Layout {
         (self.first >= NUM_PORTS_SINCE).then_some(after_idx)
     }
 
-    /// Does `ibv_port_attr` have `active_speed_ex` behind `port_cap_flags2`?
+    /// Whether `ibv_port_attr` has `active_speed_ex` behind `port_cap_flags2`.
     pub fn port_attr_has_active_speed_ex(&self) -> bool {
         self.first >= ACTIVE_SPEED_EX_SINCE
     }
@@ -304,22 +304,22 @@ impl Layout {
     pub fn set_qp_comp_mask(&self, qp: &mut verbs_qp, comp_mask: u32) {
         // The C member is 32 bits wide and followed by padding. The lower half
         // of the word comes first on the little-endian machines supported.
-        qp.tail[self.qp_added()] = comp_mask as usize;
+        qp.tail[self.extra_qp_words()] = comp_mask as usize;
     }
 
     /// Sets `verbs_qp.xrcd`.
     pub fn set_qp_xrcd(&self, qp: &mut verbs_qp, xrcd: *mut ibv_xrcd) {
-        qp.tail[self.qp_added() + 1] = xrcd.expose_provenance();
+        qp.tail[self.extra_qp_words() + 1] = xrcd.expose_provenance();
     }
 
     /// Reads `verbs_qp.comp_mask`.
     #[cfg(test)]
     pub fn qp_comp_mask(&self, qp: &verbs_qp) -> u32 {
-        qp.tail[self.qp_added()] as u32
+        qp.tail[self.extra_qp_words()] as u32
     }
 
-    /// Installs `ibv_qp_ex.wr_atomic_write`. False, and nothing done, if this
-    /// release does not have it.
+    /// Sets `ibv_qp_ex.wr_atomic_write`. Returns false and does nothing if the release does
+    /// not have it.
     pub fn set_wr_atomic_write(&self, qp: &mut verbs_qp, f: Option<wr_atomic_write_fn>) -> bool {
         if self.has_wr_atomic_write() {
             qp.tail[0] = f.map_or(0, |f| f as usize);
@@ -327,8 +327,8 @@ impl Layout {
         self.has_wr_atomic_write()
     }
 
-    /// Installs `ibv_qp_ex.wr_flush`. False, and nothing done, if this release
-    /// does not have it.
+    /// Sets `ibv_qp_ex.wr_flush`. Returns false and does nothing if the release does not
+    /// have it.
     pub fn set_wr_flush(&self, qp: &mut verbs_qp, f: Option<wr_flush_fn>) -> bool {
         if self.has_wr_flush() {
             qp.tail[1] = f.map_or(0, |f| f as usize);
@@ -352,17 +352,16 @@ compile_error!("the layouts of libibverbs are known for 64-bit little-endian mac
 
 static CURRENT: OnceLock<&'static Layout> = OnceLock::new();
 
-/// Records the layout of the libibverbs that loaded us. The first call counts:
+/// Sets the layout of the libibverbs that loaded the plugin. Only the first call counts:
 /// a provider serves one libibverbs for the life of the process.
 pub(crate) fn set_current(layout: &'static Layout) {
     let _ = CURRENT.set(layout);
 }
 
-/// The layout of the libibverbs that loaded us.
+/// The layout of the libibverbs that loaded the plugin.
 ///
-/// Every entry point runs after registration, which set it; should it ever be
-/// asked before, the answer is the newest layout, in whose `verbs_qp` every
-/// other one's fits.
+/// Registration sets it before any entry point runs. Before that it is the newest layout,
+/// whose `verbs_qp` is the largest.
 pub fn current() -> &'static Layout {
     CURRENT
         .get()

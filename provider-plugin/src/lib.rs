@@ -9,11 +9,10 @@
 //! All of these are generic over the device; `rxe` and `mlx5` implement their
 //! traits.
 //!
-//! Commands go through `ringverbs_uverbs`, queues are read and written by
-//! `ringverbs_rxe` and `ringverbs_mlx5`. This crate has the C structures, entry
-//! points, errno conventions, and the locks that C callers expect. Of libibverbs
-//! four functions are used, found at run time, so that one file serves every
-//! release.
+//! Commands go through `ringverbs_uverbs`; `ringverbs_rxe` and `ringverbs_mlx5` read and write
+//! queues. This crate has the C structures, entry points, errno conventions, and the locks
+//! that C callers expect. The functions of libibverbs that it calls are found at run time, so
+//! that one file serves every release.
 
 pub(crate) mod abi;
 pub(crate) mod access;

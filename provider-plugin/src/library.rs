@@ -65,12 +65,12 @@ impl LibIbverbs {
 
 static LIBIBVERBS: OnceLock<LibIbverbs> = OnceLock::new();
 
-/// Stores the result of registration. False if it was stored before.
-pub fn loaded_by(lib: LibIbverbs) -> bool {
+/// Stores the libibverbs that loaded the plugin. Returns false if one was stored before.
+pub fn set_libibverbs(lib: LibIbverbs) -> bool {
     LIBIBVERBS.set(lib).is_ok()
 }
 
-/// The libibverbs that loaded the plugin; none before registration.
+/// The libibverbs that loaded the plugin; `None` before registration.
 pub fn libibverbs() -> Option<&'static LibIbverbs> {
     LIBIBVERBS.get()
 }

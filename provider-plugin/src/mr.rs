@@ -63,8 +63,8 @@ fn finish(mut mr: Box<Mr>, (handle, keys): (MrHandle, MrKeys)) -> *mut ibv_mr {
 }
 
 /// Returns whether a window with this access may be bound to the region
-/// (InfiniBand Architecture Specification, C10-73 and C10-74), for devices whose
-/// keys do not tell. The rights of an imported region are unknown.
+/// (InfiniBand Architecture Specification, C10-73 and C10-74), for devices that do not check
+/// it. The rights of an imported region are unknown.
 #[cold]
 pub fn may_be_bound(mr: &verbs_mr, access: u32) -> bool {
     let writes = access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn reg_dmabuf_mr(
     entry::pointer(|| unsafe { register_dmabuf(pd, offset, length, iova, fd, access, None) })
 }
 
-/// `driver_access` is access of the driver's own.
+/// `driver_access` are driver-specific access flags.
 ///
 /// # Safety
 /// `pd` is a live domain of ours.
@@ -372,7 +372,7 @@ pub unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr 
 
 /// `ibv_unimport_mr`: frees the handle; the kernel's object stays.
 pub unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
-    // SAFETY: libibverbs passes what import_mr made, once.
+    // SAFETY: libibverbs passes an object of import_mr, once.
     entry::unit(|| drop(unsafe { Box::from_raw(mr.cast::<Mr>()) }));
 }
 

@@ -5,7 +5,7 @@ use core::mem::size_of;
 use core::ptr;
 
 use crate::abi::{ibv_context, ibv_device, verbs_device};
-use crate::context::{VerbsContext, WithState};
+use crate::context::{ContextWithState, VerbsContext};
 use crate::entry;
 use crate::errno::Errno;
 use crate::layout::{self, Layout};
@@ -56,7 +56,7 @@ const MLX5: Kind = Kind {
     },
 };
 
-/// For DevX, which `mlx5dv_open_device` has asked for.
+/// With DevX, which `mlx5dv_open_device` requested.
 const DEVX_MLX5: Kind = Kind {
     make: |state| {
         mlx5(state, |context| {
@@ -66,7 +66,7 @@ const DEVX_MLX5: Kind = Kind {
     ..MLX5
 };
 
-/// The kernel's context was made by another process.
+/// With a kernel context that another process created.
 const IMPORTED_MLX5: Kind = Kind {
     make: |state| mlx5(state, mlx5::DeviceContext::import),
     ..MLX5
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn import_mlx5_context(
 unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*mut c_void, Errno> {
     let lib = libibverbs().ok_or(Errno::IO)?;
     let layout = layout::current();
-    let size = layout.context_offset() + size_of::<WithState>() + SLACK;
+    let size = layout.context_offset() + size_of::<ContextWithState>() + SLACK;
     // SAFETY: verbs_context at offset 0 of an allocation with room for it.
     let vctx = unsafe {
         (lib.init_and_alloc_context)(device, cmd_fd, size, ptr::null_mut(), kind.driver_id.0)
@@ -168,7 +168,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
         return Err(undo(Errno(libc::EPROTO)));
     }
 
-    let with_state = public.cast::<WithState>();
+    let with_state = public.cast::<ContextWithState>();
     // SAFETY: cmd_fd is open as long as this context is: verbs_uninit_context
     // closes it, after which the state is not used. The memory behind the
     // public context is ours and uninitialised (zeroed).
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn free_context(context: *mut ibv_context) {
             let vctx = context
                 .byte_sub(layout::current().context_offset())
                 .cast::<c_void>();
-            end(&raw mut (*context.cast::<WithState>()).state);
+            end(&raw mut (*context.cast::<ContextWithState>()).state);
             (lib.uninit_context)(vctx); // closes the files
             libc::free(vctx); // libibverbs allocated it with calloc
         }

@@ -19,14 +19,14 @@ macro_rules! operations {
     };
 }
 
-/// All that a device implements.
+/// The operations that a device implements.
 pub trait ContextOps: pd::PdOps + ah::AhOps + qp::QpOps + device::QueryOps {
-    /// Operations that other devices do not share.
-    fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)>;
+    /// Device-specific operations.
+    fn specific_operations() -> impl IntoIterator<Item = (&'static str, usize)>;
 }
 
 impl ContextOps for Rxe {
-    fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
+    fn specific_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         use crate::rxe::cq;
         operations! {
             poll_cq: fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int = cq::poll_cq;
@@ -36,7 +36,7 @@ impl ContextOps for Rxe {
 }
 
 impl ContextOps for Mlx5 {
-    fn own_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
+    fn specific_operations() -> impl IntoIterator<Item = (&'static str, usize)> {
         use crate::dmah::{self, ibv_dmah, ibv_dmah_init_attr};
         use crate::flow::{self, ibv_flow, ibv_flow_attr};
         use crate::mlx5::counters::{self, ibv_counters};
@@ -157,7 +157,7 @@ fn operations<D: ContextOps>() -> impl Iterator<Item = (&'static str, usize)> {
         unimport_pd: fn(*mut ibv_pd) = pd::unimport_pd;
     }
     .into_iter()
-    .chain(D::own_operations())
+    .chain(D::specific_operations())
 }
 
 /// The operations of a device in the order of a layout, without those that the
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_is_in_its_place_once() {
+    fn every_operation_is_at_its_index_once() {
         every_operation_has_its_offset::<Rxe>();
         every_operation_has_its_offset::<Mlx5>();
     }

@@ -151,7 +151,7 @@ pub trait QpOps: pd::PdOps + ah::AhOps + cq::CqOps + srq::SrqOps {
     fn set_device_functions(_qp: &mut Qp<Self>, _operations: u64, _options: &Self::QpOptions) {}
 
     /// Returns whether the options request operations of `ibv_wr_*`.
-    fn has_own_operations(_options: &Self::QpOptions) -> bool {
+    fn requests_operations(_options: &Self::QpOptions) -> bool {
         false
     }
 }
@@ -596,7 +596,7 @@ pub unsafe fn create_qp_with<D: QpOps>(
             }
             Some(send_ops_flags)
         } else {
-            D::has_own_operations(options).then_some(0)
+            D::requests_operations(options).then_some(0)
         };
         if source_qpn.is_some() && operations.is_some() {
             return Err(Errno::OPNOTSUPP);

@@ -1,15 +1,13 @@
 //! Registration with the libibverbs that loads the plugin.
 //!
 //! libibverbs dlopens each provider; a constructor of the provider calls
-//! `verbs_register_driver_<N>` of that same libibverbs. A process may have
-//! several libibverbs, none of them in the global scope. So the constructor finds
-//! the one that loads it on its own call stack, takes the functions it needs from
-//! there by symbol version, and decides which release of rdma-core it is. If that
-//! is uncertain nothing is registered: one line on stderr says what was found, and
-//! the stock provider takes the device.
+//! `verbs_register_driver_<N>` of that same libibverbs. A process may have several
+//! libibverbs, none of them in the global scope. The constructor therefore finds the calling
+//! libibverbs on its call stack, takes functions from it by symbol version, and determines
+//! its release of rdma-core. If the release is uncertain, nothing is registered: one line on
+//! stderr gives the reason, and the stock provider takes the device.
 //!
-//! [`preloaded`] is for programs whose provider registers before libibverbs looks
-//! for others.
+//! [`preloaded`] serves programs whose provider registers before libibverbs loads others.
 
 mod evidence;
 mod matching;
@@ -67,9 +65,9 @@ static MLX5_MATCH_TABLE: CStatic<[verbs_match_ent; 25]> = CStatic([
         kind: VERBS_MATCH_DRIVER_ID,
         ..no_match()
     },
-    // Without netlink there is no driver id: what mlx5_core knows by its PCI
-    // id, ConnectX-4 to -10 and BlueField to BlueField-4, but not Connect-IB,
-    // whose completions carry no user index.
+    // Without netlink there is no driver id, so devices match by PCI id: those of mlx5_core,
+    // ConnectX-4 to -10 and BlueField to BlueField-4, except Connect-IB, whose CQEs carry no
+    // user index.
     pci(0x1013),
     pci(0x1014),
     pci(0x1015),
@@ -104,7 +102,7 @@ static MATCH_TABLE: CStatic<[verbs_match_ent; 3]> = CStatic([
         kind: VERBS_MATCH_DRIVER_ID,
         ..no_match()
     },
-    // Without netlink there is no driver id: the name decides.
+    // Without netlink there is no driver id: devices match by name.
     verbs_match_ent {
         u: verbs_match_key {
             modalias: c"rdma_device:*Nrxe*".as_ptr(),
@@ -143,7 +141,7 @@ static MLX5_DEVICE_OPS: CStatic<verbs_device_ops> = CStatic(verbs_device_ops {
     uninit_device: Some(crate::device::uninit_device),
 });
 
-/// Returns whether these are the operations of ConnectX devices of this provider.
+/// Returns whether `ops` are this provider's operations for mlx5 devices.
 pub(crate) fn is_mlx5(ops: *const verbs_device_ops) -> bool {
     core::ptr::eq(ops, &raw const MLX5_DEVICE_OPS.0)
 }
@@ -159,39 +157,42 @@ extern "C" fn on_load() {
     // A panic must not reach the loader; the panic hook has reported it.
     let _ = catch_unwind(|| {
         let objects = objects::loaded();
-        let Some(own) = own(&objects) else {
+        let Some(plugin_object) = plugin_object(&objects) else {
             return;
         };
-        if !preloaded::is_first(own) {
-            match objects::find_libibverbs(&objects, own) {
+        if !preloaded::is_preloaded(plugin_object) {
+            match objects::find_libibverbs(&objects, plugin_object) {
                 Ok(library) => {
-                    let suffix = evidence::own_suffix(&own.path());
-                    attempt(library, own, suffix);
+                    let suffix = evidence::name_suffix(&plugin_object.path());
+                    register_once(library, plugin_object, suffix);
                 }
                 Err(refusal) => refusal.print(),
             }
         } else if !has_raised_rights() {
-            // No message if there is none: a program may load it later, or never.
-            if let Ok(library) = objects::find_libibverbs(&objects, own) {
-                attempt(library, own, None);
+            // No message without libibverbs: a program may load it later, or never.
+            if let Ok(library) = objects::find_libibverbs(&objects, plugin_object) {
+                register_once(library, plugin_object, None);
             }
         }
     });
 }
 
-/// The shared object of this code; none in a program that has it as a crate.
-fn own(objects: &[Object]) -> Option<&Object> {
+/// The shared object of the plugin; `None` in a program that links it as a crate.
+fn plugin_object(objects: &[Object]) -> Option<&Object> {
     let here = on_load as *const () as usize;
-    let own = objects.iter().find(|o| o.contains(here))?;
-    own.path().contains(".so").then_some(own)
+    let plugin_object = objects.iter().find(|o| o.contains(here))?;
+    plugin_object
+        .path()
+        .contains(".so")
+        .then_some(plugin_object)
 }
 
-/// Registers with a libibverbs, or reports why not; once. `own_suffix` is the
-/// private ABI under which it has loaded the plugin, if it has.
-fn attempt(library: Library<'_>, own: &Object, own_suffix: Option<u32>) {
+/// Registers with a libibverbs, or reports why not; once per process. `name_suffix` is the
+/// private ABI in the file name by which libibverbs loaded the plugin.
+fn register_once(library: Library<'_>, plugin_object: &Object, name_suffix: Option<u32>) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if let Err(refusal) = register(library, own, own_suffix) {
+        if let Err(refusal) = register(library, plugin_object, name_suffix) {
             refusal.print();
         }
     });
@@ -199,10 +200,10 @@ fn attempt(library: Library<'_>, own: &Object, own_suffix: Option<u32>) {
 
 fn register(
     library: Library<'_>,
-    own: &Object,
-    own_suffix: Option<u32>,
+    plugin_object: &Object,
+    name_suffix: Option<u32>,
 ) -> Result<(), evidence::Refusal> {
-    let layout = evidence::decide(&evidence::Evidence::gather(&library, own_suffix))
+    let layout = evidence::decide(&evidence::Evidence::gather(&library, name_suffix))
         .map_err(|reason| evidence::Refusal::new(&library, reason))?;
     let version = objects::private_version(layout.pabi).ok_or_else(evidence::Refusal::internal)?;
     let need = |name: &CStr| {
@@ -212,7 +213,7 @@ fn register(
     };
     let register_driver = library
         .register_driver(layout.pabi)
-        .ok_or_else(evidence::Refusal::internal)?; // its private ABI is known by it
+        .ok_or_else(evidence::Refusal::internal)?; // exists: it determined the private ABI
     let init_and_alloc_context = need(c"_verbs_init_and_alloc_context")?;
     let set_ops = need(c"verbs_set_ops")?;
     let uninit_context = need(c"verbs_uninit_context")?;
@@ -220,8 +221,8 @@ fn register(
     let init_cq = library.symbol(c"verbs_init_cq", &version);
     let open_device = library.symbol(c"verbs_open_device", &version);
 
-    // SAFETY: each symbol was found under libibverbs's private symbol version
-    // of a layout we know, in whose headers they have these types.
+    // SAFETY: each symbol was found under libibverbs's private symbol version of a supported
+    // layout, in whose headers they have these types.
     let (register_driver, lib) = unsafe {
         (
             core::mem::transmute::<*mut c_void, RegisterDriver>(register_driver),
@@ -241,15 +242,15 @@ fn register(
             },
         )
     };
-    if !library::loaded_by(lib) {
+    if !library::set_libibverbs(lib) {
         return Err(evidence::Refusal::internal()); // constructors run once
     }
     layout::set_current(layout);
-    // A provider is never unloaded, and neither is what it calls: the handle
-    // keeps libibverbs in the process even if an application closes it.
+    // A provider is never unloaded. The leaked handle keeps libibverbs loaded, too, even if
+    // an application closes it.
     library.leak();
     log_registration(layout);
-    let served = served::served(&own.path());
+    let served = served::served_devices(&plugin_object.path());
     // SAFETY: the operations live as long as the process; libibverbs keeps a
     // pointer to them.
     unsafe {

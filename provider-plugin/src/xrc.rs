@@ -23,7 +23,7 @@ pub unsafe fn handle(xrcd: *mut ibv_xrcd) -> XrcdHandle {
     XrcdHandle(unsafe { (*xrcd.cast::<verbs_xrcd>()).handle })
 }
 
-/// `ibv_open_xrcd`. EINVAL without the two members, EOPNOTSUPP with others.
+/// `ibv_open_xrcd`. EINVAL without both members, EOPNOTSUPP with others.
 pub unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     init: *mut ibv_xrcd_init_attr,
@@ -66,8 +66,8 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     })
 }
 
-/// `ibv_open_qp`. EINVAL without a domain, a number, or a type, EOPNOTSUPP with
-/// more.
+/// `ibv_open_qp`. EINVAL without a domain, a number, or a type; EOPNOTSUPP with other
+/// members.
 pub unsafe extern "C" fn open_qp<D: QpOps>(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn open_qp<D: QpOps>(
             sq_sig_all: 0,
         };
         let mut qp = init_qp::<D>(storage, domain, &attr, 0, new_qp);
-        // Another may have moved it on.
+        // Another process may have changed the state.
         qp.assume_init_mut().public.qp_ex.qp_base.state = IBV_QPS_UNKNOWN;
         Ok(Box::into_raw(qp).cast())
     })

@@ -10,7 +10,7 @@ use crate::device::QueryOps;
 use crate::errno::Errno;
 
 impl QueryOps for Mlx5 {
-    fn add_own(
+    fn add_device_attributes(
         ctx: &CtxRef,
         from: &DeviceAttrEx,
         attr: &mut ibv_device_attr_ex,

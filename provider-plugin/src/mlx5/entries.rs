@@ -9,9 +9,9 @@ use uverbs::environment::variable;
 
 use crate::errno::Errno;
 
-/// The options in `RINGVERBS_MLX5_CQE`: `128` for CQEs of 128 bytes instead of 64,
-/// `compressed` for compressed CQEs, or both with a comma between them. Read once, when
-/// the first queue is created.
+/// The options in `RINGVERBS_MLX5_CQE`, a comma-separated list: `128` for CQEs of 128 bytes
+/// instead of 64, `compressed` for compressed CQEs. Read once, when the first queue is
+/// created.
 ///
 /// Unset means neither, as with the stock provider: compression saves bus writes,
 /// but costs processor time and latency.
@@ -23,8 +23,8 @@ pub fn cq_options() -> CqOptions {
     })
 }
 
-/// As [`cq_options`], with the size that `MLX5_CQE_SIZE` has when the queue is created,
-/// as with the stock provider.
+/// As [`cq_options`], with the CQE size of `MLX5_CQE_SIZE`, which is read whenever a queue is
+/// created, as with the stock provider.
 ///
 /// # Errors
 /// EINVAL for a size other than 64 and 128.
@@ -49,7 +49,7 @@ fn parse(list: &[u8]) -> CqOptions {
             b"64" | b"" => {}
             word => {
                 let word = String::from_utf8_lossy(word);
-                tracing::warn!(%word, "RINGVERBS_MLX5_CQE asks for what ringverbs does not know");
+                tracing::warn!(%word, "unknown option in RINGVERBS_MLX5_CQE");
             }
         }
     }

@@ -1,10 +1,10 @@
-//! The plugin's part for ConnectX.
+//! The plugin's traits for ConnectX.
 //!
-//! The generic modules do what a verb does to the C structures; here are the
-//! queues of `ringverbs_mlx5`, their locks, and polling.
+//! The generic modules implement verbs on the C structures; here are the queues of
+//! `ringverbs_mlx5`, their locks, and polling.
 //!
-//! Locks: a completion queue's guards its reader and its QP table; a queue pair's
-//! two guard its send and its receive queue. Two completion queues are locked one
+//! Locks: the lock of a completion queue guards its reader and its QP table; the two locks of
+//! a queue pair guard its send and its receive queue. Two completion queues are locked one
 //! after the other, never nested.
 
 mod ah;

@@ -484,7 +484,7 @@ impl QpOps for Mlx5 {
         }
     }
 
-    fn has_own_operations(options: &Options) -> bool {
+    fn requests_operations(options: &Options) -> bool {
         options.operations != 0
     }
 

@@ -1,10 +1,10 @@
-//! From what a libibverbs shows to the releases of rdma-core it can be.
+//! Determines the release of rdma-core of a libibverbs.
 //!
-//! Three independent things tell: the private symbol version, functions that
-//! came with a certain release, and the version at the end of the file's name.
-//! They must agree, and what remains must be one layout. For a file without a
-//! version in its name, the distribution's note in the file, the size of a
-//! structure, and the user ([`VARIABLE`]) tell in its place.
+//! There are three independent kinds of evidence: the private symbol version, functions that
+//! a certain release introduced, and the version at the end of the file name. They must
+//! agree, and must leave one layout. For a file without a version in its name, the evidence
+//! is the distribution's package note in the file, the size of a structure, and the user's
+//! setting ([`VARIABLE`]).
 
 use core::ffi::CStr;
 use core::ops::RangeInclusive;
@@ -15,13 +15,13 @@ use super::objects::{Library, private_version};
 use super::probe;
 use crate::layout::{LAYOUTS, Layout};
 
-/// Names the release of rdma-core where nothing else does.
+/// The environment variable that gives the release of rdma-core.
 pub const VARIABLE: &str = "RINGVERBS_RDMA_CORE";
 
-/// A function whose presence tells the release.
+/// A function that a release introduced.
 struct Marker {
     name: &'static CStr,
-    /// Its symbol version; none: the private one.
+    /// The symbol version; `None`: the private one.
     version: Option<&'static CStr>,
     /// The rdma-core release that began to export it.
     since: u32,
@@ -55,7 +55,7 @@ const MARKERS: &[Marker] = &[
     public(c"ibv_create_comp_cntr", c"IBVERBS_1.18", 65),
 ];
 
-/// The minor number of libibverbs.so.1.N and the release it began with.
+/// The minor number of libibverbs.so.1.N, and the first release with it.
 const MINORS: &[(u32, u32)] = &[
     (12, 34),
     (13, 35),
@@ -69,12 +69,12 @@ const MINORS: &[(u32, u32)] = &[
 /// The version at the end of `libibverbs.so.1.<minor>.<release>.<patch>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileVersion {
-    /// The name ends before the release: a copy, or another system's naming.
+    /// The name has no release: a copy, or another naming scheme.
     Absent,
     /// Minor number and release.
     Known(u32, u32),
-    /// The name has something else in place of the release.
-    Strange(String),
+    /// The name has no number where the release should be.
+    Malformed(String),
 }
 
 /// Reads the version at the end of a file name.
@@ -89,45 +89,45 @@ pub fn file_version(path: &str) -> FileVersion {
         (Some(Ok(_)), None) => FileVersion::Absent,
         (Some(Ok(minor)), Some(release)) => match release.parse() {
             Ok(release) => FileVersion::Known(minor, release),
-            Err(_) => FileVersion::Strange(rest.to_owned()),
+            Err(_) => FileVersion::Malformed(rest.to_owned()),
         },
-        _ => FileVersion::Strange(rest.to_owned()),
+        _ => FileVersion::Malformed(rest.to_owned()),
     }
 }
 
-/// What was seen.
+/// The evidence of a libibverbs.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    /// Private ABIs that are exported.
+    /// The exported private ABIs.
     pub pabis: Vec<u32>,
-    /// Each marker, in the order of the table.
+    /// Whether each marker is present, in the order of [`MARKERS`].
     pub markers: Vec<bool>,
     /// The version in the library's file name.
     pub file: FileVersion,
-    /// The `N` of `-rdmavN.so` at the end of our own name, where libibverbs
-    /// has asked for that.
-    pub own_suffix: Option<u32>,
-    /// What is looked for only if the file's name does not tell.
-    pub unnamed: Unnamed,
+    /// The `N` of `-rdmavN.so` at the end of the plugin's file name, if libibverbs loaded it
+    /// by that name.
+    pub name_suffix: Option<u32>,
+    /// Evidence that is collected only if the file name has no version.
+    pub fallback: FallbackEvidence,
 }
 
 /// Evidence of a library whose file name has no version.
 #[derive(Clone, Debug, Default)]
-pub struct Unnamed {
-    /// The release in the distribution's note.
+pub struct FallbackEvidence {
+    /// The release in the distribution's package note.
     pub package: Option<u32>,
     /// The value of [`VARIABLE`].
-    pub vouched: Option<String>,
+    pub user_release: Option<String>,
     /// Words that `ibv_qp_ex` has beyond those of release 34.
-    pub qp_added: Option<usize>,
+    pub extra_qp_words: Option<usize>,
 }
 
 impl Evidence {
-    /// Collects the evidence of a libibverbs; `own_suffix` is the name suffix
-    /// under which it has loaded the plugin, if it has.
-    pub fn gather(library: &Library<'_>, own_suffix: Option<u32>) -> Evidence {
+    /// Collects the evidence of a libibverbs. `name_suffix` is the private ABI in the file
+    /// name by which libibverbs loaded the plugin.
+    pub fn gather(library: &Library<'_>, name_suffix: Option<u32>) -> Evidence {
         let private = library.pabis.first().and_then(|it| private_version(*it));
-        let seen = |marker: &Marker| {
+        let symbol = |marker: &Marker| {
             let version = marker.version.or(private.as_deref())?;
             library.symbol(marker.name, version)
         };
@@ -136,23 +136,23 @@ impl Evidence {
             .map_or(FileVersion::Absent, |f| file_version(&f));
         Evidence {
             pabis: library.pabis.clone(),
-            markers: MARKERS.iter().map(|m| seen(m).is_some()).collect(),
-            unnamed: match file {
-                FileVersion::Known(..) => Unnamed::default(),
-                _ => Unnamed {
+            markers: MARKERS.iter().map(|m| symbol(m).is_some()).collect(),
+            fallback: match file {
+                FileVersion::Known(..) => FallbackEvidence::default(),
+                _ => FallbackEvidence {
                     package: library.notes().find_map(probe::package_release),
-                    vouched: environment::text(VARIABLE),
-                    qp_added: probe::qp_added(library),
+                    user_release: environment::text(VARIABLE),
+                    extra_qp_words: probe::extra_qp_words(library),
                 },
             },
             file,
-            own_suffix,
+            name_suffix,
         }
     }
 }
 
 /// The `N` of `...-rdmavN.so`.
-pub fn own_suffix(name: &str) -> Option<u32> {
+pub fn name_suffix(name: &str) -> Option<u32> {
     name.strip_suffix(".so")?
         .rsplit_once("-rdmav")?
         .1
@@ -160,10 +160,13 @@ pub fn own_suffix(name: &str) -> Option<u32> {
         .ok()
 }
 
-/// The one layout that all evidence allows; else why there is none.
-pub fn decide(seen: &Evidence) -> Result<&'static Layout, String> {
-    let &[pabi] = seen.pabis.as_slice() else {
-        return Err(format!("it has several private ABIs: {:?}", seen.pabis));
+/// Returns the only layout that all evidence allows, or the reason why there is none.
+pub fn decide(evidence: &Evidence) -> Result<&'static Layout, String> {
+    let &[pabi] = evidence.pabis.as_slice() else {
+        return Err(format!(
+            "it has ambiguous private ABIs: {:?}",
+            evidence.pabis
+        ));
     };
     let of_pabi = || LAYOUTS.iter().filter(|l| l.pabi == pabi);
     let (Some(oldest), Some(newest)) = (
@@ -174,16 +177,16 @@ pub fn decide(seen: &Evidence) -> Result<&'static Layout, String> {
             "its private ABI {pabi} is not one that ringverbs knows"
         ));
     };
-    if let Some(suffix) = seen.own_suffix.filter(|suffix| *suffix != pabi) {
+    if let Some(suffix) = evidence.name_suffix.filter(|suffix| *suffix != pabi) {
         return Err(format!(
             "its private ABI is {pabi}, but it asked for a provider of private ABI {suffix}"
         ));
     }
-    // Functions: at least the release of the newest present one, below that of
-    // the oldest absent one.
+    // The release is at least that of the newest present function, and below that of the
+    // oldest absent one.
     let mut from = oldest;
     let mut to = newest;
-    for (marker, present) in MARKERS.iter().zip(&seen.markers) {
+    for (marker, present) in MARKERS.iter().zip(&evidence.markers) {
         if *present {
             from = from.max(marker.since);
         } else {
@@ -193,10 +196,10 @@ pub fn decide(seen: &Evidence) -> Result<&'static Layout, String> {
     if from > to {
         return Err(format!(
             "its functions contradict each other or its private ABI {pabi} ({})",
-            describe_markers(&seen.markers)
+            describe_markers(&evidence.markers)
         ));
     }
-    match &seen.file {
+    match &evidence.file {
         FileVersion::Known(minor, release) => {
             let expected = MINORS
                 .iter()
@@ -212,42 +215,55 @@ pub fn decide(seen: &Evidence) -> Result<&'static Layout, String> {
             Layout::of_release(*release)
                 .ok_or_else(|| format!("rdma-core {release} is not one that ringverbs knows"))
         }
-        FileVersion::Strange(version) if seen.unnamed.vouched.is_none() => Err(format!(
-            "its version {version} is not of a form that ringverbs knows; if it is \
+        FileVersion::Malformed(version) if evidence.fallback.user_release.is_none() => {
+            Err(format!(
+                "its version {version} is not of a form that ringverbs knows; if it is \
              rdma-core N, {VARIABLE}=N says so"
-        )),
-        // A vendor's version: its note has another numbering.
-        FileVersion::Strange(_) => unnamed(of_pabi(), from..=to, None, &seen.unnamed),
-        FileVersion::Absent => unnamed(of_pabi(), from..=to, seen.unnamed.package, &seen.unnamed),
+            ))
+        }
+        // A vendor's version: its package note has other version numbers.
+        FileVersion::Malformed(_) => {
+            decide_by_fallback(of_pabi(), from..=to, None, &evidence.fallback)
+        }
+        FileVersion::Absent => decide_by_fallback(
+            of_pabi(),
+            from..=to,
+            evidence.fallback.package,
+            &evidence.fallback,
+        ),
     }
 }
 
-/// The layout of a library whose file name does not tell, by the releases that its
-/// symbols allow and what else is known of it.
-fn unnamed(
+/// The layout of a library without a version in its file name, by the releases that its
+/// symbols allow and the fallback evidence.
+fn decide_by_fallback(
     of_pabi: impl Iterator<Item = &'static Layout>,
     possible: RangeInclusive<u32>,
     package: Option<u32>,
-    seen: &Unnamed,
+    evidence: &FallbackEvidence,
 ) -> Result<&'static Layout, String> {
     let (from, to) = (*possible.start(), *possible.end());
-    let vouched = match &seen.vouched {
+    let user_release = match &evidence.user_release {
         None => None,
         Some(text) => match text.trim().parse::<u32>() {
             Ok(release) => Some(release),
             Err(_) => return Err(format!("{VARIABLE}={text} is not a release of rdma-core")),
         },
     };
-    match (package, vouched) {
-        (Some(package), Some(vouched)) if package != vouched => {
+    match (package, user_release) {
+        (Some(package), Some(user_release)) if package != user_release => {
             return Err(format!(
-                "it is of a package of rdma-core {package}, and {VARIABLE} says {vouched}"
+                "it is of a package of rdma-core {package}, and {VARIABLE} says {user_release}"
             ));
         }
         _ => {}
     }
-    let fits = |layout: &Layout| seen.qp_added.is_none_or(|added| added == layout.qp_added());
-    if let Some(release) = package.or(vouched) {
+    let fits = |layout: &Layout| {
+        evidence
+            .extra_qp_words
+            .is_none_or(|added| added == layout.extra_qp_words())
+    };
+    if let Some(release) = package.or(user_release) {
         let says = match package {
             Some(_) => "its package",
             None => VARIABLE,
@@ -259,7 +275,7 @@ fn unnamed(
             Some(layout) if possible.contains(&release) && fits(layout) => Ok(layout),
             Some(_) => Err(format!(
                 "{says} says rdma-core {release}, its symbols rdma-core {from} to {to}{}",
-                match seen.qp_added {
+                match evidence.extra_qp_words {
                     Some(added) => format!(", its ibv_qp_ex {added} words more than that of 34"),
                     None => String::new(),
                 }
@@ -287,7 +303,7 @@ fn describe_markers(markers: &[bool]) -> String {
     let with: Vec<_> = MARKERS
         .iter()
         .zip(markers)
-        .filter(|(_, seen)| **seen)
+        .filter(|(_, evidence)| **evidence)
         .map(|(m, _)| m.name.to_string_lossy())
         .collect();
     if with.is_empty() {
@@ -297,12 +313,12 @@ fn describe_markers(markers: &[bool]) -> String {
     }
 }
 
-/// Why nothing was registered.
+/// The reason why nothing was registered.
 #[derive(Debug)]
 pub struct Refusal(String);
 
 impl Refusal {
-    /// Of a library that was found.
+    /// A refusal of a libibverbs.
     pub fn new(library: &Library<'_>, reason: impl AsRef<str>) -> Refusal {
         let file = library
             .file()
@@ -319,13 +335,13 @@ impl Refusal {
         ))
     }
 
-    /// Nothing to register with.
+    /// There is no libibverbs to register with.
     pub fn no_library() -> Refusal {
         Refusal("no libibverbs in this process".to_owned())
     }
 
-    /// Several libraries, and none of them on the call stack.
-    pub fn several(one: &Library<'_>, other: &Library<'_>) -> Refusal {
+    /// There are several libibverbs, none of them on the call stack.
+    pub fn ambiguous(one: &Library<'_>, other: &Library<'_>) -> Refusal {
         let name = |l: &Library<'_>| l.object.name.to_string_lossy().into_owned();
         Refusal(format!(
             "{} and {} are both in this process, and neither is the caller",

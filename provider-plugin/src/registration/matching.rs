@@ -1,9 +1,8 @@
-//! Which devices of the mlx5 driver are served, and which are left to another
-//! provider.
+//! Matching of mlx5 devices: which are served, and which are left to another provider.
 //!
-//! A device whose PCI id is in the match table is served. Another one, which only the
-//! kernel's driver id has matched, is opened once: it may be older than the first that
-//! ringverbs supports, or newer than any it knows.
+//! A device whose PCI id is in the match table is served. A device that only matches by the
+//! kernel's driver id is opened once to check its support: it may be older than ConnectX-4,
+//! or newer than the match table.
 
 use core::ffi::CStr;
 use std::io::Write;
@@ -17,8 +16,8 @@ use super::MLX5_MATCH_TABLE;
 use crate::abi::{VERBS_MATCH_PCI, VERBS_MATCH_SENTINEL, verbs_sysfs_dev};
 use crate::open::RDMA_DRIVER_MLX5;
 
-/// `verbs_device_ops.match_device` of mlx5: whether a device that the table may have
-/// matched is served. If not, libibverbs asks the next provider.
+/// `verbs_device_ops.match_device` of mlx5: whether a device is served that the match table
+/// may have matched. If not, libibverbs asks the next provider.
 pub unsafe extern "C" fn match_mlx5(sysfs: *mut verbs_sysfs_dev) -> bool {
     // SAFETY: libibverbs passes a device that it found, and an entry of our table or
     // null.
@@ -38,7 +37,7 @@ pub unsafe extern "C" fn match_mlx5(sysfs: *mut verbs_sysfs_dev) -> bool {
     let is_served = || {
         let sysfs = text(&found.ibdev_path);
         let modalias = || std::fs::read_to_string(Path::new(&sysfs).join("device/modalias"));
-        if entry.kind == VERBS_MATCH_PCI || modalias().is_ok_and(|it| is_known(&it)) {
+        if entry.kind == VERBS_MATCH_PCI || modalias().is_ok_and(|it| is_in_match_table(&it)) {
             return true;
         }
         let device = Device {
@@ -53,7 +52,7 @@ pub unsafe extern "C" fn match_mlx5(sysfs: *mut verbs_sysfs_dev) -> bool {
             abi_version: 1,
             ibdev_path: sysfs,
         };
-        match opening_shows(&device) {
+        match unsupported_reason(&device) {
             None => true,
             Some(reason) => {
                 let line = format!(
@@ -69,9 +68,9 @@ pub unsafe extern "C" fn match_mlx5(sysfs: *mut verbs_sysfs_dev) -> bool {
     catch_unwind(AssertUnwindSafe(is_served)).unwrap_or(false)
 }
 
-/// Returns whether a PCI device's modalias, such as `pci:v000015B3d00001017sv...`, names
-/// a device of the match table.
-fn is_known(modalias: &str) -> bool {
+/// Returns whether the modalias of a PCI device, such as `pci:v000015B3d00001017sv...`, is
+/// in the match table.
+fn is_in_match_table(modalias: &str) -> bool {
     let id = |rest: &str| u32::from_str_radix(rest.get(..8)?, 16).ok();
     let ids = modalias.strip_prefix("pci:v").and_then(|rest| {
         let device = rest.get(8..)?.strip_prefix('d')?;
@@ -87,9 +86,9 @@ fn is_known(modalias: &str) -> bool {
         .any(|entry| (u32::from(entry.vendor), u32::from(entry.device)) == (vendor, device))
 }
 
-/// Opens a device and closes it; returns what of the kernel's answer is not understood.
-/// Other errors are for the program, when it opens the device.
-fn opening_shows(device: &Device) -> Option<CreateError> {
+/// Opens and closes a device. Returns why the device is not supported; other errors are
+/// returned when the program opens the device.
+fn unsupported_reason(device: &Device) -> Option<CreateError> {
     let kernel = Box::new(uverbs::kernel::RealKernel);
     let context = uverbs::Context::open(kernel, device).ok()?;
     match DeviceContext::open_with(&context, Devx::No) {
@@ -105,12 +104,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_known_by_their_modalias() {
+    fn devices_match_by_modalias() {
         for known in [
             "pci:v000015B3d00001017sv000015B3sd00000020bc02sc00i00\n",
             "pci:v000015B3d0000A2DCsv",
         ] {
-            assert!(is_known(known), "{known}");
+            assert!(is_in_match_table(known), "{known}");
         }
         for unknown in [
             // Connect-IB, another vendor, a scalable function.
@@ -123,7 +122,7 @@ mod tests {
             "pci:v00000000d00000000",
             "",
         ] {
-            assert!(!is_known(unknown), "{unknown}");
+            assert!(!is_in_match_table(unknown), "{unknown}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The shared objects of the process, and which of them is libibverbs.
+//! The shared objects of the process, and the libibverbs among them.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::ops::Range;
@@ -8,15 +8,15 @@ use std::ffi::CString;
 use super::evidence::Refusal;
 use crate::layout::LAYOUTS;
 
-/// Private ABI numbers that are looked for in a library that has none of those
-/// in [`LAYOUTS`], to name it when it is refused: a private ABI is named after
-/// the rdma-core release it came with.
+/// Private ABI numbers that are searched in a library without those of [`LAYOUTS`], for the
+/// message that refuses it. A private ABI has the number of the rdma-core release that
+/// introduced it.
 const PABIS: Range<u32> = 13..200;
 
 /// A loaded object.
 #[derive(Debug)]
 pub struct Object {
-    /// The name that the loader has for it; empty for the program itself.
+    /// The loader's name of the object; empty for the program itself.
     pub name: CString,
     segments: Vec<Range<usize>>,
     /// Notes that are within readable segments.
@@ -36,7 +36,7 @@ impl Object {
     }
 }
 
-/// Every object in our namespace of the process, in load order.
+/// Returns all objects in the plugin's linker namespace, in load order.
 pub fn loaded() -> Vec<Object> {
     unsafe extern "C" fn add(
         info: *mut libc::dl_phdr_info,
@@ -186,8 +186,8 @@ impl<'a> Library<'a> {
             let found = handle.register_driver(*pabi);
             found.is_some_and(|address| object.contains(address as usize))
         };
-        // Those that can be served first: a name that is not there costs a search
-        // of all of the library's dependencies and an error message.
+        // Supported private ABIs first: searching a missing name costs a search of all
+        // dependencies and an error message.
         let mut pabis: Vec<u32> = LAYOUTS.iter().map(|layout| layout.pabi).collect();
         pabis.dedup();
         pabis.retain(its_own);
@@ -210,7 +210,7 @@ impl<'a> Library<'a> {
     /// Address of a symbol that this library itself defines, at the version.
     pub fn symbol(&self, name: &CStr, version: &CStr) -> Option<*mut c_void> {
         let address = self.handle.find_version(name, version)?;
-        // The search goes on in the library's dependencies; those do not count.
+        // The search includes dependencies; their symbols do not count.
         self.object.contains(address as usize).then_some(address)
     }
 
@@ -223,8 +223,8 @@ impl<'a> Library<'a> {
         })
     }
 
-    /// The library's file: what the kernel has mapped, whatever link it was
-    /// opened through and whatever has been installed since.
+    /// The path of the mapped file, whatever link it was opened through, and even if it was
+    /// replaced since.
     pub fn file(&self) -> Option<String> {
         let segment = self.object.segments.first()?;
         mapped_whole(segment)
@@ -241,7 +241,7 @@ impl<'a> Library<'a> {
     }
 }
 
-/// The file that is mapped in a segment, if the kernel has one mapping for it.
+/// The file that is mapped at a segment, if the segment is a single mapping.
 fn mapped_whole(segment: &Range<usize>) -> Option<String> {
     let page = ring::Mapping::page_size();
     let start = segment.start / page * page;
@@ -251,15 +251,15 @@ fn mapped_whole(segment: &Range<usize>) -> Option<String> {
     Some(without_deleted(file).to_owned())
 }
 
-/// The file that is mapped at an address, by the list of all mappings, which is
-/// long in a large program.
+/// The file that is mapped at an address, from the list of all mappings, which is long in a
+/// large program.
 fn mapped_at(address: usize) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let file = maps.lines().find_map(|line| mapped_file(line, address));
     file.map(str::to_owned)
 }
 
-/// The kernel marks a file that has been replaced since.
+/// Removes the kernel's mark of a deleted file.
 fn without_deleted(file: &str) -> &str {
     file.strip_suffix(" (deleted)").unwrap_or(file)
 }
@@ -276,11 +276,14 @@ fn mapped_file(line: &str, address: usize) -> Option<&str> {
     Some(without_deleted(&rest[rest.find('/')?..]))
 }
 
-/// The libibverbs that is loading us: the only one there is, or else the innermost one
-/// on the call stack. The unwinder reads tables of each object, so it comes last.
-pub fn find_libibverbs<'a>(objects: &'a [Object], own: &Object) -> Result<Library<'a>, Refusal> {
+/// The libibverbs that loads the plugin: the only one, or the innermost one on the call
+/// stack. The call stack is used last, since the unwinder reads tables of each object.
+pub fn find_libibverbs<'a>(
+    objects: &'a [Object],
+    plugin_object: &Object,
+) -> Result<Library<'a>, Refusal> {
     let mut all: Vec<Library<'a>> = (objects.iter())
-        .filter(|object| !core::ptr::eq(*object, own))
+        .filter(|object| !core::ptr::eq(*object, plugin_object))
         .filter_map(Library::open)
         .collect();
     if all.len() > 1 {
@@ -288,7 +291,7 @@ pub fn find_libibverbs<'a>(objects: &'a [Object], own: &Object) -> Result<Librar
             .into_iter()
             .find_map(|address| all.iter().position(|it| it.object.contains(address)));
         let Some(caller) = caller else {
-            return Err(Refusal::several(&all[0], &all[1]));
+            return Err(Refusal::ambiguous(&all[0], &all[1]));
         };
         return Ok(all.swap_remove(caller));
     }
@@ -300,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_may_be_of_any_bytes() {
+    fn a_path_may_have_any_bytes() {
         let object = |name: &[u8]| Object {
             name: CString::new(name).unwrap(),
             segments: Vec::new(),
@@ -325,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_s_file_is_found_by_its_segment_as_by_the_list_of_mappings() {
+    fn both_lookups_find_the_same_file() {
         let objects = loaded();
         let mut found = 0;
         for object in &objects {
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_map_are_read_as_the_kernel_writes_them() {
+    fn lines_of_proc_maps_are_parsed() {
         let line = "7f00-7f10 r-xp 00000000 08:01 12 /usr/lib/libibverbs.so.1.14.44.0";
         assert_eq!(
             mapped_file(line, 0x7f05),

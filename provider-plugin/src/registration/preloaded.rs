@@ -1,15 +1,13 @@
 //! The plugin preloaded (`LD_PRELOAD`).
 //!
-//! A program that is linked to a provider, as perftest is to libmlx5, has that
-//! register when it starts, before libibverbs looks for any other. Preloaded,
-//! these functions come before libibverbs's of the same names: when the first
-//! provider registers, ours is registered before it, and the provider is passed
-//! on to the libibverbs that it is linked to. What ours does not match stays
-//! with it.
+//! If a program is linked to a provider, as perftest is to libmlx5, that provider registers
+//! at program start, before libibverbs loads any other. The functions of a preloaded plugin
+//! interpose libibverbs's functions of the same names: when the first provider registers,
+//! the plugin registers before it, then forwards the call to the libibverbs that the
+//! provider is linked to. Devices that the plugin does not match remain with that provider.
 //!
-//! The names have no version here; the loader lets such a name serve a
-//! reference to a version. Loaded in the usual way, by libibverbs, we are in no
-//! scope but our own, and nobody finds them.
+//! The names are unversioned here; the loader resolves versioned references to them. When
+//! libibverbs loads the plugin, its symbols are in no global scope, so nothing is interposed.
 
 use core::ffi::c_void;
 use std::io::Write;
@@ -18,7 +16,7 @@ use std::panic::catch_unwind;
 use uverbs::environment::has_raised_rights;
 
 use super::objects::{self, Handle, Library, Object};
-use super::{RegisterDriver, attempt, own};
+use super::{RegisterDriver, plugin_object, register_once};
 use crate::abi::verbs_device_ops;
 
 macro_rules! interposed {
@@ -26,13 +24,13 @@ macro_rules! interposed {
         /// Interposes the function by which providers register.
         ///
         /// # Safety
-        /// As of libibverbs's function of that name: `ops` is a provider's, and
-        /// stays.
+        /// As of libibverbs's function of the same name: `ops` is a provider's, and is never
+        /// freed.
         #[cfg(not(test))]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(ops: *const verbs_device_ops) {
-            // SAFETY: the caller's promise.
-            unsafe { pass_on($pabi, ops) }
+            // SAFETY: as the caller says.
+            unsafe { forward($pabi, ops) }
         }
     )*};
 }
@@ -46,34 +44,39 @@ interposed! {
     verbs_register_driver_65 65
 }
 
-/// Whether what the program is linked to finds us before libibverbs.
-pub fn is_first(own: &Object) -> bool {
+/// Returns whether the plugin interposes libibverbs in the program's global scope.
+pub fn is_preloaded(plugin_object: &Object) -> bool {
     let found = Handle::open(c"").and_then(|program| program.find(c"verbs_register_driver_34"));
-    found.is_some_and(|address| own.contains(address as usize))
+    found.is_some_and(|address| plugin_object.contains(address as usize))
 }
 
+/// Registers the plugin, then forwards the provider's registration to its libibverbs.
+///
 /// # Safety
-/// `ops` is a provider's, and stays.
+/// `ops` is a provider's, and is never freed.
 #[cfg_attr(test, allow(dead_code))]
-unsafe fn pass_on(pabi: u32, ops: *const verbs_device_ops) {
-    let real = catch_unwind(|| {
+unsafe fn forward(pabi: u32, ops: *const verbs_device_ops) {
+    let libibverbs_register_driver = catch_unwind(|| {
         let objects = objects::loaded();
-        let real = real(&objects, pabi, ops as usize)?;
-        if let (Some(own), false) = (own(&objects), has_raised_rights()) {
-            if let Some(object) = objects.iter().find(|o| o.contains(real as usize)) {
+        let libibverbs_register_driver = libibverbs_register_driver(&objects, pabi, ops as usize)?;
+        if let (Some(plugin_object), false) = (plugin_object(&objects), has_raised_rights()) {
+            if let Some(object) = objects
+                .iter()
+                .find(|o| o.contains(libibverbs_register_driver as usize))
+            {
                 if let Some(library) = Library::open(object) {
-                    attempt(library, own, None);
+                    register_once(library, plugin_object, None);
                 }
             }
         }
-        Some(real)
+        Some(libibverbs_register_driver)
     });
-    match real {
+    match libibverbs_register_driver {
         // SAFETY: found under libibverbs's private symbol version of that
         // number, where it has this type; the argument is as the caller
         // promises.
-        Ok(Some(real)) => unsafe {
-            core::mem::transmute::<*mut c_void, RegisterDriver>(real)(ops);
+        Ok(Some(libibverbs_register_driver)) => unsafe {
+            core::mem::transmute::<*mut c_void, RegisterDriver>(libibverbs_register_driver)(ops);
         },
         _ => {
             let line = format!(
@@ -85,11 +88,10 @@ unsafe fn pass_on(pabi: u32, ops: *const verbs_device_ops) {
     }
 }
 
-/// The function that the provider with these operations means: that of the
-/// libibverbs that it is linked to, which need not be the program's. The
-/// provider is known by where its operations are; it is not on the call stack
-/// when its constructor has ended with a jump.
-fn real(objects: &[Object], pabi: u32, ops: usize) -> Option<*mut c_void> {
+/// Returns `verbs_register_driver_<N>` of the libibverbs that the provider is linked to, which
+/// need not be the program's. The provider is found by the address of its operations: it is
+/// not on the call stack if its constructor ends with a tail call.
+fn libibverbs_register_driver(objects: &[Object], pabi: u32, ops: usize) -> Option<*mut c_void> {
     let provider = objects.iter().find(|o| o.contains(ops))?;
     Handle::open(&provider.name)?.register_driver(pabi)
 }

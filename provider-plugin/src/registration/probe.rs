@@ -1,4 +1,4 @@
-//! What a libibverbs shows beyond its symbols and its name.
+//! Evidence of a release in the memory of a libibverbs: its package note, its structures.
 
 use core::mem::size_of;
 
@@ -10,9 +10,9 @@ use crate::abi::{VERBS_QP_EX, ibv_qp_ex};
 const PACKAGE: u32 = 0xcafe_1a7e;
 const OWNER: &[u8] = b"FDO\0";
 
-/// The release of rdma-core in a distribution's note among the notes of a segment.
+/// The release of rdma-core in the distribution's package note among the notes of a segment.
 ///
-/// A vendor's package with a version of its own (`2410mlnx54`) tells nothing.
+/// `None` for a vendor's package with other version numbers (`2410mlnx54`).
 pub fn package_release(mut notes: &[u8]) -> Option<u32> {
     loop {
         let (header, rest) = notes.split_at_checked(12)?;
@@ -52,28 +52,27 @@ fn release(version: &str) -> Option<u32> {
     release.parse().ok()
 }
 
-/// Words that are searched for the mask.
-const MOST: usize = 8;
+/// Maximum number of extra words that are probed.
+const MAX_EXTRA_WORDS: usize = 8;
 
-/// Words that the library's `ibv_qp_ex` has beyond those of release 34. They move
-/// `verbs_qp.comp_mask`, and the public function `ibv_qp_to_qp_ex` does nothing but
-/// to look at it.
-pub fn qp_added(library: &Library<'_>) -> Option<usize> {
+/// The number of words that the library's `ibv_qp_ex` has beyond those of release 34. They
+/// move `verbs_qp.comp_mask`, which the public function `ibv_qp_to_qp_ex` reads, and nothing
+/// else.
+pub fn extra_qp_words(library: &Library<'_>) -> Option<usize> {
     type ToQpEx = unsafe extern "C" fn(*mut u64) -> *mut u64;
     let function = library.symbol(c"ibv_qp_to_qp_ex", c"IBVERBS_1.6")?;
     // SAFETY: a public function, with pointers to structures in place of words.
     let to_qp_ex = unsafe { core::mem::transmute::<*mut core::ffi::c_void, ToQpEx>(function) };
     const FIRST: usize = size_of::<ibv_qp_ex>() / size_of::<u64>();
     let has_mask_at = |added: &usize| {
-        // Twice as long as the longest that is searched: a later release reads
-        // inside of it as well.
-        let mut qp = [0_u64; 2 * (FIRST + MOST)];
+        // Twice the maximum size, so that a later release reads inside of it, too.
+        let mut qp = [0_u64; 2 * (FIRST + MAX_EXTRA_WORDS)];
         qp[FIRST + added] = VERBS_QP_EX.into();
         // SAFETY: an object of the size of `verbs_qp` or longer, of which the
         // function reads 32 bits and returns the address or null.
         !unsafe { to_qp_ex(qp.as_mut_ptr()) }.is_null()
     };
-    let mut found = (0..MOST).filter(has_mask_at);
+    let mut found = (0..MAX_EXTRA_WORDS).filter(has_mask_at);
     match (found.next(), found.next()) {
         (Some(added), None) => Some(added),
         _ => None,
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn other_notes_tell_nothing() {
+    fn other_notes_are_ignored() {
         for text in [
             "",
             "{}",

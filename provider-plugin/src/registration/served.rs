@@ -1,4 +1,4 @@
-//! Which devices ringverbs is to serve.
+//! Selection of the kinds of devices that the plugin registers for.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -7,15 +7,15 @@ use uverbs::environment::variable;
 
 /// Kinds of devices that are registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served {
+pub struct ServedDevices {
     pub rxe: bool,
     pub mlx5: bool,
 }
 
-impl Served {
-    /// Returns the default for a library at this path: all kinds, and in libmlx5's place
-    /// ConnectX only. The plugin leaves ConnectX to a copy that is in libmlx5's place,
-    /// whose functions of mlx5dv know no other copy's devices.
+impl ServedDevices {
+    /// Returns the default for a library at `path`: all kinds; ConnectX only for a copy that
+    /// replaces libmlx5. If such a copy is installed, the plugin leaves ConnectX to it: its
+    /// mlx5dv functions accept no other copy's devices.
     fn by_path(path: &str) -> Self {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         if name.starts_with("libmlx5") {
@@ -24,7 +24,7 @@ impl Served {
                 mlx5: true,
             };
         }
-        // As `cargo xtask install` installs both.
+        // Detects the files that `cargo xtask install` installs.
         let is_provider = folder == "libibverbs" || folder.ends_with("/libibverbs");
         let libraries = || Path::new(folder).parent();
         let is_replaced = is_provider
@@ -40,15 +40,17 @@ impl Served {
     }
 }
 
-/// Returns the kinds of devices in `RINGVERBS_DEVICES`, a list separated by commas. If
-/// it is unset, or the program has raised rights, the library's path decides.
-pub fn served(own: &str) -> Served {
-    variable("RINGVERBS_DEVICES")
-        .map_or_else(|| Served::by_path(own), |list| parse(list.as_bytes()))
+/// Returns the kinds of devices in `RINGVERBS_DEVICES`, a comma-separated list. If it is
+/// unset, or the program has raised rights, the path of the library decides.
+pub fn served_devices(path: &str) -> ServedDevices {
+    variable("RINGVERBS_DEVICES").map_or_else(
+        || ServedDevices::by_path(path),
+        |list| parse(list.as_bytes()),
+    )
 }
 
-fn parse(list: &[u8]) -> Served {
-    let mut served = Served {
+fn parse(list: &[u8]) -> ServedDevices {
+    let mut served = ServedDevices {
         rxe: false,
         mlx5: false,
     };
@@ -59,7 +61,7 @@ fn parse(list: &[u8]) -> Served {
             b"" => {}
             word => {
                 let word = String::from_utf8_lossy(word);
-                tracing::warn!(%word, "RINGVERBS_DEVICES names devices that ringverbs does not know");
+                tracing::warn!(%word, "unknown device in RINGVERBS_DEVICES");
             }
         }
     }
@@ -72,7 +74,7 @@ mod tests {
 
     #[test]
     fn devices_setting_is_parsed() {
-        let is = |rxe, mlx5| Served { rxe, mlx5 };
+        let is = |rxe, mlx5| ServedDevices { rxe, mlx5 };
         assert_eq!(parse(b"rxe"), is(true, false));
         assert_eq!(parse(b"mlx5"), is(false, true));
         assert_eq!(parse(b" mlx5 , rxe,"), is(true, true));
@@ -82,16 +84,16 @@ mod tests {
 
     #[test]
     fn the_library_s_path_selects_devices() {
-        let both = Served {
+        let both = ServedDevices {
             rxe: true,
             mlx5: true,
         };
-        let mlx5 = Served { rxe: false, ..both };
-        let rxe = Served {
+        let mlx5 = ServedDevices { rxe: false, ..both };
+        let rxe = ServedDevices {
             mlx5: false,
             ..both
         };
-        let is = Served::by_path;
+        let is = ServedDevices::by_path;
         assert_eq!(is("/nowhere/libringverbs-rdmav34.so"), both);
         assert_eq!(is("libringverbs-rdmav34.so"), both);
         assert_eq!(is("/nowhere/libmlx5/libringverbs-rdmav34.so"), both);
@@ -105,16 +107,16 @@ mod tests {
         let plugin = format!("{}/libibverbs/libringverbs-rdmav34.so", folder.display());
         let link = folder.join("libmlx5.so.1");
         std::os::unix::fs::symlink("libmlx5.so.1.24.44.0", &link).unwrap();
-        assert_eq!(Served::by_path(&plugin), both);
+        assert_eq!(ServedDevices::by_path(&plugin), both);
         std::fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink("libmlx5.so.1.9999.ringverbs", &link).unwrap();
-        assert_eq!(Served::by_path(&plugin), rxe);
+        assert_eq!(ServedDevices::by_path(&plugin), rxe);
         std::fs::remove_file(&link).unwrap();
         std::fs::write(folder.join("ringverbs/libmlx5.so.1"), "").unwrap();
-        assert_eq!(Served::by_path(&plugin), rxe);
-        // That is how the files are built, too.
+        assert_eq!(ServedDevices::by_path(&plugin), rxe);
+        // The directory of a build has the same layout.
         let built = format!("{}/ringverbs/libringverbs-rdmav34.so", folder.display());
-        assert_eq!(Served::by_path(&built), both);
+        assert_eq!(ServedDevices::by_path(&built), both);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,7 +1,7 @@
-//! The plugin's part for rdma_rxe.
+//! The plugin's traits for rdma_rxe.
 //!
-//! The generic modules do what a verb does to the C structures; here are the
-//! queues of `ringverbs_rxe`, their locks, and polling.
+//! The generic modules implement verbs on the C structures; here are the queues of
+//! `ringverbs_rxe`, their locks, and polling.
 
 mod ah;
 pub mod cq;

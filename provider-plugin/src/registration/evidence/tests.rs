@@ -12,16 +12,16 @@ fn genuine(release: u32, named: bool) -> Evidence {
         } else {
             FileVersion::Absent
         },
-        own_suffix: Some(layout.pabi),
-        unnamed: Unnamed::default(),
+        name_suffix: Some(layout.pabi),
+        fallback: FallbackEvidence::default(),
     }
 }
 
 /// The same of a library whose file name does not tell, as it is probed.
 fn probed(release: u32) -> Evidence {
-    let mut seen = genuine(release, false);
-    seen.unnamed.qp_added = Some(Layout::of_release(release).unwrap().qp_added());
-    seen
+    let mut evidence = genuine(release, false);
+    evidence.fallback.extra_qp_words = Some(Layout::of_release(release).unwrap().extra_qp_words());
+    evidence
 }
 
 #[test]
@@ -62,43 +62,50 @@ fn ibv_qp_ex_identifies_all_but_the_newest_without_a_file_name() {
     }
     // As of no release with these symbols.
     for (release, added) in [(43, 3), (50, 0), (64, 1)] {
-        let mut seen = probed(release);
-        seen.unnamed.qp_added = Some(added);
-        assert!(decide(&seen).unwrap_err().contains("ibv_qp_ex"));
+        let mut evidence = probed(release);
+        evidence.fallback.extra_qp_words = Some(added);
+        assert!(decide(&evidence).unwrap_err().contains("ibv_qp_ex"));
     }
 }
 
 #[test]
 fn package_or_user_names_the_release() {
-    type Set = fn(&mut Unnamed, u32);
-    let by_package: Set = |seen, release| seen.package = Some(release);
-    let by_user: Set = |seen, release| seen.vouched = Some(format!(" {release}"));
+    type Set = fn(&mut FallbackEvidence, u32);
+    let by_package: Set = |evidence, release| evidence.package = Some(release);
+    let by_user: Set = |evidence, release| evidence.user_release = Some(format!(" {release}"));
     for set in [by_package, by_user] {
         for release in 34..=65 {
             for claimed in 30..=70 {
-                let mut seen = probed(release);
-                set(&mut seen.unnamed, claimed);
-                let decided = decide(&seen);
+                let mut evidence = probed(release);
+                set(&mut evidence.fallback, claimed);
+                let decided = decide(&evidence);
                 if claimed == release {
                     assert_eq!(decided, Ok(Layout::of_release(release).unwrap()));
                 }
                 // A claim counts only where nothing contradicts it.
                 if let Ok(layout) = decided {
                     assert_eq!(layout, Layout::of_release(claimed).unwrap());
-                    assert_eq!(genuine(claimed, true).markers, seen.markers);
-                    assert_eq!(Some(layout.qp_added()), seen.unnamed.qp_added);
+                    assert_eq!(genuine(claimed, true).markers, evidence.markers);
+                    assert_eq!(
+                        Some(layout.extra_qp_words()),
+                        evidence.fallback.extra_qp_words
+                    );
                 }
             }
         }
     }
-    let mut seen = probed(40);
-    by_package(&mut seen.unnamed, 40);
-    by_user(&mut seen.unnamed, 41);
-    assert!(decide(&seen).unwrap_err().contains("RINGVERBS_RDMA_CORE"));
-    let mut seen = probed(40);
-    seen.unnamed.vouched = Some("forty".into());
+    let mut evidence = probed(40);
+    by_package(&mut evidence.fallback, 40);
+    by_user(&mut evidence.fallback, 41);
     assert!(
-        decide(&seen)
+        decide(&evidence)
+            .unwrap_err()
+            .contains("RINGVERBS_RDMA_CORE")
+    );
+    let mut evidence = probed(40);
+    evidence.fallback.user_release = Some("forty".into());
+    assert!(
+        decide(&evidence)
             .unwrap_err()
             .contains("RINGVERBS_RDMA_CORE=forty")
     );
@@ -106,18 +113,22 @@ fn package_or_user_names_the_release() {
 
 #[test]
 fn user_names_the_release_of_a_vendor_s_library() {
-    let mut seen = probed(54);
-    seen.file = FileVersion::Strange("14.2410mlnx54".to_owned());
-    seen.unnamed.package = Some(2410);
-    assert!(decide(&seen).unwrap_err().contains("RINGVERBS_RDMA_CORE=N"));
-    seen.unnamed.vouched = Some("54".into());
-    assert_eq!(decide(&seen), Ok(Layout::of_release(54).unwrap()));
-    seen.unnamed.vouched = Some("44".into());
-    assert!(decide(&seen).is_err());
+    let mut evidence = probed(54);
+    evidence.file = FileVersion::Malformed("14.2410mlnx54".to_owned());
+    evidence.fallback.package = Some(2410);
+    assert!(
+        decide(&evidence)
+            .unwrap_err()
+            .contains("RINGVERBS_RDMA_CORE=N")
+    );
+    evidence.fallback.user_release = Some("54".into());
+    assert_eq!(decide(&evidence), Ok(Layout::of_release(54).unwrap()));
+    evidence.fallback.user_release = Some("44".into());
+    assert!(decide(&evidence).is_err());
     // It does not count against what the file name says.
-    let mut seen = genuine(54, true);
-    seen.unnamed.vouched = Some("44".into());
-    assert_eq!(decide(&seen), Ok(Layout::of_release(54).unwrap()));
+    let mut evidence = genuine(54, true);
+    evidence.fallback.user_release = Some("44".into());
+    assert_eq!(decide(&evidence), Ok(Layout::of_release(54).unwrap()));
 }
 
 #[test]
@@ -125,18 +136,18 @@ fn contradictions_are_refused() {
     // The file name says another release than the symbols.
     for release in 34..=65 {
         for claimed in 30..=70 {
-            let mut seen = genuine(release, true);
-            let FileVersion::Known(minor, _) = seen.file else {
+            let mut evidence = genuine(release, true);
+            let FileVersion::Known(minor, _) = evidence.file else {
                 unreachable!()
             };
-            seen.file = FileVersion::Known(minor, claimed);
-            if let Ok(layout) = decide(&seen) {
+            evidence.file = FileVersion::Known(minor, claimed);
+            if let Ok(layout) = decide(&evidence) {
                 // Where symbols do not tell, the name is all there is; it must
                 // at least be possible.
                 assert!((layout.first..=layout.last).contains(&claimed));
                 assert_eq!(
                     genuine(claimed, true).markers,
-                    seen.markers,
+                    evidence.markers,
                     "{release} claimed to be {claimed}"
                 );
             }
@@ -145,46 +156,46 @@ fn contradictions_are_refused() {
     // One function too many or too few.
     for release in [34, 36, 44, 50, 58, 61, 63, 64, 65] {
         for (i, marker) in MARKERS.iter().enumerate() {
-            let mut seen = genuine(release, true);
-            seen.markers[i] = !seen.markers[i];
-            assert!(decide(&seen).is_err(), "{release}, {:?}", marker.name);
+            let mut evidence = genuine(release, true);
+            evidence.markers[i] = !evidence.markers[i];
+            assert!(decide(&evidence).is_err(), "{release}, {:?}", marker.name);
         }
     }
     // Loaded under the name of another private ABI.
-    let mut seen = genuine(60, true);
-    seen.own_suffix = Some(34);
+    let mut evidence = genuine(60, true);
+    evidence.name_suffix = Some(34);
     assert!(
-        decide(&seen)
+        decide(&evidence)
             .unwrap_err()
             .contains("asked for a provider of private ABI 34")
     );
     // A minor number of the library that does not go with the release.
-    let mut seen = genuine(44, true);
-    seen.file = FileVersion::Known(15, 44);
-    assert!(decide(&seen).is_err());
+    let mut evidence = genuine(44, true);
+    evidence.file = FileVersion::Known(15, 44);
+    assert!(decide(&evidence).is_err());
 }
 
 #[test]
 fn unknown_releases_are_refused() {
-    let mut seen = genuine(65, true);
-    seen.pabis = vec![66];
-    seen.own_suffix = Some(66);
-    assert!(decide(&seen).unwrap_err().contains("66"));
-    let mut seen = genuine(65, true);
-    seen.file = FileVersion::Known(18, 66);
+    let mut evidence = genuine(65, true);
+    evidence.pabis = vec![66];
+    evidence.name_suffix = Some(66);
+    assert!(decide(&evidence).unwrap_err().contains("66"));
+    let mut evidence = genuine(65, true);
+    evidence.file = FileVersion::Known(18, 66);
     assert!(
-        decide(&seen).is_err(),
+        decide(&evidence).is_err(),
         "a later release with the same private ABI"
     );
-    let mut seen = genuine(34, true);
-    seen.pabis = vec![33];
-    assert!(decide(&seen).is_err());
-    let mut seen = genuine(34, true);
-    seen.pabis = vec![34, 57];
-    assert!(decide(&seen).is_err());
-    let mut seen = genuine(50, true);
-    seen.file = FileVersion::Strange("14.2410mlnx54".to_owned());
-    assert!(decide(&seen).is_err());
+    let mut evidence = genuine(34, true);
+    evidence.pabis = vec![33];
+    assert!(decide(&evidence).is_err());
+    let mut evidence = genuine(34, true);
+    evidence.pabis = vec![34, 57];
+    assert!(decide(&evidence).is_err());
+    let mut evidence = genuine(50, true);
+    evidence.file = FileVersion::Malformed("14.2410mlnx54".to_owned());
+    assert!(decide(&evidence).is_err());
 }
 
 #[test]
@@ -202,24 +213,24 @@ fn file_names() {
     assert_eq!(file_version("/x/libverbs-private.so"), FileVersion::Absent);
     assert!(matches!(
         file_version("libibverbs.so.1.14.x"),
-        FileVersion::Strange(_)
+        FileVersion::Malformed(_)
     ));
     assert!(matches!(
         file_version("libibverbs.so.1.x.44"),
-        FileVersion::Strange(_)
+        FileVersion::Malformed(_)
     ));
     assert!(matches!(
         file_version("libibverbs.so.1.14.99999999999"),
-        FileVersion::Strange(_)
+        FileVersion::Malformed(_)
     ));
 }
 
 #[test]
 fn own_names() {
     assert_eq!(
-        own_suffix("/usr/lib/libibverbs/libringverbs-rdmav34.so"),
+        name_suffix("/usr/lib/libibverbs/libringverbs-rdmav34.so"),
         Some(34)
     );
-    assert_eq!(own_suffix("libringverbs-rdmav.so"), None);
-    assert_eq!(own_suffix("libringverbs_provider.so"), None);
+    assert_eq!(name_suffix("libringverbs-rdmav.so"), None);
+    assert_eq!(name_suffix("libringverbs_provider.so"), None);
 }
