@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5::ioctl::UarKind;
-use mlx5::ioctl::devx::{self, DevxObject, Report, Umem, UmemInit};
+use mlx5::ioctl::devx::{self, DevxObject, EventTarget, Umem, UmemInit};
 use mlx5::{DeviceContext, Devx};
 use ringverbs_embedded::{Embedded, softhca};
 use softhca::bits::{Field, field, flag, get32, put64};
@@ -241,18 +241,18 @@ fn queues_in_memory_of_the_program_work() {
         let object = Some(cq.handle());
         devx::subscribe(&program.context, channel, object, events, report)
     };
-    assert_eq!(errno(&subscribe(&completion, Report::Cookie(77))), 0);
+    assert_eq!(errno(&subscribe(&completion, EventTarget::Cookie(77))), 0);
     assert_eq!(
-        errno(&subscribe(&completion, Report::EventFd(fd.as_fd()))),
+        errno(&subscribe(&completion, EventTarget::EventFd(fd.as_fd()))),
         0
     );
     assert_eq!(
-        errno(&subscribe(&9u16.to_ne_bytes(), Report::Cookie(1))),
+        errno(&subscribe(&9u16.to_ne_bytes(), EventTarget::Cookie(1))),
         EINVAL
     );
-    assert_eq!(errno(&subscribe(&[0; 34], Report::Cookie(1))), EINVAL);
+    assert_eq!(errno(&subscribe(&[0; 34], EventTarget::Cookie(1))), EINVAL);
     let file = std::fs::File::open("/dev/null").unwrap();
-    let other = subscribe(&completion, Report::EventFd(file.as_fd()));
+    let other = subscribe(&completion, EventTarget::EventFd(file.as_fd()));
     assert_eq!(errno(&other), EINVAL);
 
     // Arms the queue, then posts a signaled NOP.

@@ -1,5 +1,5 @@
-//! Commands in the device's own format, which contexts that were opened for DevX may
-//! give ([`crate::ioctl::devx`]): capabilities that the driver does not report, attributes
+//! Firmware commands, for contexts that were opened with DevX
+//! ([`crate::ioctl::devx`]): capabilities that the driver does not report, attributes
 //! of queue pairs, indirect memory keys and their protection, scheduling elements, reserved
 //! numbers.
 
@@ -44,14 +44,14 @@ mod object_type {
     pub const AV_QP_MAPPING: u32 = 0x3a;
 }
 
-/// Bytes of an answer without more than an identifier.
+/// Bytes of an answer that has only an identifier.
 const ANSWER: usize = 16;
 
 /// A command's input, big-endian words.
 struct Input<const N: usize>([u8; N]);
 
 impl<const N: usize> Input<N> {
-    /// A command of that opcode.
+    /// A command with an opcode.
     fn new(opcode: u32) -> Self {
         let mut input = Self([0; N]);
         input.set(0, opcode << 16);
@@ -82,8 +82,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(word.unwrap_or_default())
 }
 
-/// The device's status and syndrome, where it has refused; otherwise the error of the
-/// kernel.
+/// The device's status and syndrome if it refused the command; otherwise the kernel's error.
 fn refusal(command: &'static str, error: uverbs::Error, answer: &[u8]) -> CreateError {
     let status = answer.first().copied().unwrap_or_default();
     match error.errno().raw() {
@@ -114,11 +113,10 @@ pub struct OutOfOrderSupport {
 /// Capabilities of the device that the driver does not report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Reads and atomics that an initiator of DC may have under way, and that a target
-    /// accepts.
+    /// Maximum outstanding reads and atomics of a DC initiator, and of a target.
     pub dc_reads: [u64; 2],
-    /// Bytes that a work request may copy in local memory; 0: it has none. Queue pairs
-    /// must be enabled for it if `memcpy_by_qp`.
+    /// Maximum bytes that a work request may copy in local memory; 0: not supported. Queue
+    /// pairs must be enabled for it if `memcpy_by_qp`.
     pub longest_memcpy: u64,
     /// See `longest_memcpy`.
     pub memcpy_by_qp: bool,
@@ -130,13 +128,13 @@ pub struct Capabilities {
     pub general_objects: u64,
     /// Ports of the LAG; 0: none.
     pub lag_ports: u8,
-    /// Queue pairs have a port of the LAG, whatever this function knows of it.
+    /// Queue pairs have a LAG port, even if `lag_ports` is 0.
     pub lag_affinity: bool,
     /// The port of a queue pair that is ready to send can be changed.
     pub lag_change: bool,
     /// Binary logarithm of the numbers of a [`ReservedNumbers`].
     pub log_reserved_numbers: u8,
-    /// The device tells whether it writes the data of a queue pair in order.
+    /// The device reports whether it writes the data of a queue pair in order.
     pub data_in_order: bool,
     /// Services whose receives may be consumed in any order
     /// ([`crate::Features::out_of_order`]).
@@ -145,7 +143,7 @@ pub struct Capabilities {
     pub signatures: SignatureSupport,
     /// Encryption of memory keys.
     pub encryption: EncryptionSupport,
-    /// There is quality of service.
+    /// Quality of service is supported.
     qos: bool,
 }
 
@@ -165,12 +163,12 @@ fn query<T: Default>(
     read: impl FnOnce(&dyn Fn(usize) -> u32) -> T,
 ) -> Result<T, CreateError> {
     const HEADER: usize = 16;
-    /// The current ones.
+    /// The current capabilities, not the maximum.
     const CURRENT: u32 = 1;
     let mut input = Input::<16>::new(opcode::QUERY_HCA_CAP);
     input.set(4, group << 1 | CURRENT);
     let mut answer = [0; HEADER + 4096];
-    // SAFETY: it changes nothing.
+    // SAFETY: a query changes nothing.
     let result = unsafe { devx::general(context, &input.0, &mut answer) };
     match result.map_err(|error| refusal("QUERY_HCA_CAP", error, &answer)) {
         // EPROTONOSUPPORT: the device has no DevX. EINVAL: this context has none.
@@ -185,7 +183,7 @@ fn query<T: Default>(
 }
 
 impl Capabilities {
-    /// Queries them.
+    /// Queries the capabilities.
     ///
     /// # Errors
     /// The kernel's and the device's.
@@ -196,7 +194,7 @@ impl Capabilities {
             let memcpy_by_qp = bit(0xe8, 23);
             let longest_memcpy = match (bit(0x28, 12) || memcpy_by_qp, word(0xc) >> 16 & 0x1f) {
                 (false, _) => 0,
-                // The longest that a segment can say.
+                // Limited by the length field of a segment.
                 (true, 0) => 1 << 31,
                 (true, log) => 1 << log,
             };
@@ -265,7 +263,7 @@ pub fn dc_paging(context: &Context) -> Result<u32, CreateError> {
     })
 }
 
-/// Where the fields of a command on a queue pair are.
+/// Offsets of the fields of a command on a queue pair.
 mod qp {
     pub const BYTES: usize = 464;
     pub const NUMBER: usize = 0x8;
@@ -301,12 +299,12 @@ fn modify<const N: usize>(
     input: &Input<N>,
 ) -> Result<(), CreateError> {
     let mut answer = [0; ANSWER];
-    // SAFETY: what the commands here set is no memory.
+    // SAFETY: the commands of this module set no memory.
     let result = unsafe { devx::modify(context, handle.0, &input.0, &mut answer) };
     result.map_err(|error| refusal(name, error, &answer))
 }
 
-/// Queries an object that the program has a handle of.
+/// Queries an object by its handle.
 fn query_object<const N: usize>(
     context: &Context,
     handle: u32,
@@ -314,7 +312,7 @@ fn query_object<const N: usize>(
     input: &Input<N>,
     answer: &mut [u8],
 ) -> Result<(), CreateError> {
-    // SAFETY: it changes nothing.
+    // SAFETY: a query changes nothing.
     let result = unsafe { devx::query(context, handle, &input.0, answer) };
     result.map_err(|error| refusal(name, error, answer))
 }
@@ -363,7 +361,7 @@ pub fn set_udp_source_port(
     modify(context, handle, "RTS2RTS_QP", &input)
 }
 
-/// Lets a stream of an initiator that has failed send again.
+/// Resets a failed stream of a DC initiator, so that it can send again.
 ///
 /// # Errors
 /// The device's.
@@ -378,7 +376,7 @@ pub fn reset_stream(
     modify(context, handle, "RTS2RTS_QP", &input)
 }
 
-/// Enables copies in local memory, of a queue pair in the state INIT.
+/// Enables copies in local memory for a queue pair in the state INIT.
 ///
 /// # Errors
 /// The device's.
@@ -390,7 +388,7 @@ pub fn enable_memcpy(context: &Context, handle: QpHandle, number: u32) -> Result
 }
 
 /// Sets the scheduling elements of a queue pair's requests and responses, by number;
-/// 0 is none. It is in the state INIT, or ready to send.
+/// 0 is none. The queue pair is in the state INIT, or ready to send.
 ///
 /// # Errors
 /// The device's.
@@ -429,13 +427,13 @@ fn create_with<C: ContextRef, const N: usize>(
     input: &Input<N>,
     answer: &mut [u8],
 ) -> Result<DevxObject<C>, CreateError> {
-    // SAFETY: what the commands here create has no memory.
+    // SAFETY: the objects that this module creates have no memory.
     let made = unsafe { DevxObject::create(context, &input.0, answer) };
     made.map_err(|error| refusal(name, error, answer))
 }
 
-/// Tells the device that an address belongs to a queue pair. Returns the object, which
-/// has to be kept.
+/// Maps an address to a queue pair in the device. The mapping exists as long as the returned
+/// object.
 ///
 /// # Errors
 /// [`CreateError::Unsupported`]; the device's.
@@ -463,11 +461,11 @@ pub fn map_address<C: ContextRef>(
 /// Options of a new [`IndirectKey`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyOptions {
-    /// A peer may invalidate it.
+    /// A peer may invalidate the key.
     pub remote_invalidate: bool,
-    /// It may have signatures.
+    /// The key may have signatures.
     pub signatures: bool,
-    /// It may be encrypted.
+    /// Its data may be encrypted.
     pub encryption: bool,
 }
 
@@ -540,19 +538,19 @@ impl<C: ContextRef> IndirectKey<C> {
     }
 }
 
-/// Numbers that no queue pair of the device gets, for the connection manager.
+/// Reserved QP numbers, which no queue pair of the device gets, for the connection manager.
 #[derive(Debug)]
 pub struct ReservedNumbers<C: ContextRef> {
     /// The kernel's object.
     pub object: DevxObject<C>,
-    /// The first one.
+    /// The first number.
     pub first: u32,
-    /// How many they are.
+    /// The count of numbers.
     pub count: u32,
 }
 
 impl<C: ContextRef> ReservedNumbers<C> {
-    /// Reserves as many numbers as the device does at once.
+    /// Reserves a block of numbers, of the size that the device has.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`]; the device's.
@@ -579,13 +577,13 @@ impl<C: ContextRef> ReservedNumbers<C> {
 /// Attributes of a scheduling element.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scheduling {
-    /// The number of the element that it is under; 0: the root.
+    /// The number of the parent element; 0: the root.
     pub parent: u32,
-    /// It has queues, not elements.
+    /// A leaf: it has queues, not elements.
     pub is_leaf: bool,
-    /// Its share among its neighbours, if that is set.
+    /// Its bandwidth share among its siblings, if that is set.
     pub share: Option<u32>,
-    /// Its largest average bandwidth, if that is set.
+    /// Its maximum average bandwidth, if that is set.
     pub max_bandwidth: Option<u32>,
 }
 
@@ -664,7 +662,7 @@ impl Scheduling {
         let input = self.input(opcode::MODIFY_GENERAL_OBJECT, number);
         let mut answer = [0; ANSWER];
         let handle = element.handle().0;
-        // SAFETY: it sets no memory.
+        // SAFETY: the command sets no memory.
         let result = unsafe { devx::modify(element.context(), handle, &input.0, &mut answer) };
         result.map_err(|error| refusal("MODIFY_GENERAL_OBJECT", error, &answer))
     }

@@ -21,9 +21,9 @@ use crate::ioctl;
 use crate::send::packets;
 use crate::uar::{ARM, DoorbellRegister, REGISTERS, UAR, UarPage};
 
-/// Registers of a UAR for queue pairs.
+/// Doorbell registers of a UAR for queue pairs.
 pub(crate) const PER_UAR: u32 = 2;
-/// Registers of a UAR as the driver numbers them in its answers.
+/// Doorbell registers of a UAR in the driver's numbering.
 const NUMBERED_PER_UAR: u32 = 4;
 
 /// Requested registers, and how many of them are exclusive to one queue pair: the
@@ -31,7 +31,7 @@ const NUMBERED_PER_UAR: u32 = 4;
 pub(crate) const WANTED_BFREGS: u32 = 16;
 pub(crate) const WANTED_EXCLUSIVE: u32 = 4;
 /// Maximum that any driver returns.
-const MOST_REGISTERS: u32 = 512;
+const MAX_REGISTERS: u32 = 512;
 
 /// CQE version 1: CQEs have a user index.
 const CQE_VERSION: u8 = 1;
@@ -60,9 +60,9 @@ pub struct Limits {
 pub enum Devx {
     /// It may not.
     No,
-    /// It may, where the kernel and the device have it.
+    /// It may, if kernel and device support it.
     IfOffered,
-    /// It may; opening fails otherwise.
+    /// It may; opening fails without support.
     Needed,
 }
 
@@ -76,15 +76,15 @@ pub struct Features {
     pub compressed_formats: u32,
     /// One work request may send several packets.
     pub multi_packet: bool,
-    /// The same, in the enhanced form.
+    /// One work request may send several packets in the enhanced format.
     pub enhanced_multi_packet: bool,
     /// CQEs of 128 bytes may be compressed.
     pub wide_compression: bool,
     /// CQEs of 128 bytes may be written whole.
     pub wide_padding: bool,
-    /// Queue pairs may have credits by packets ([`crate::QpOptions`]).
+    /// Queue pairs may count credits by packets ([`crate::QpOptions`]).
     pub packet_credits: bool,
-    /// Registers take work requests, not doorbells only.
+    /// Doorbell registers support BlueFlame.
     pub blue_flame: bool,
     /// CQEs of DC targets may carry data.
     pub dct_scatter_to_cqe: bool,
@@ -95,19 +95,18 @@ pub struct Features {
     pub streams: crate::DciStreams,
     /// Fields and functions of [`crate::PacketHash`].
     pub packet_hash: (u64, u8),
-    /// Rate limits in kbit/s: least, most, types of queue pairs as bits, and flags of
-    /// which bit 0 says that bursts can be limited.
+    /// Rate limits in kbit/s: minimum, maximum, QP types as bits, and flags; bit 0: bursts
+    /// can be limited.
     pub pacing: [u32; 4],
-    /// Limits of [`crate::Strides`], as binary logarithms: least and most bytes of a
-    /// stride, least and most strides of a receive; and the types of queue pairs, as bits.
+    /// Limits of [`crate::Strides`] as binary logarithms: minimum and maximum bytes of a
+    /// stride, minimum and maximum strides of a receive; QP types as bits.
     pub strides: [u32; 5],
     /// The tunnels of [`crate::PacketOptions`], as bits of `enum mlx5dv_tunnel_offloads`.
     pub tunnels: u32,
-    /// Software parsing (a program's own WQEs give the offsets of a packet's headers):
-    /// offloads as bits of `enum mlx5dv_sw_parsing_offloads`, types of queue pairs as bits.
+    /// Software parsing (raw WQEs give the offsets of a packet's headers): offloads as bits
+    /// of `enum mlx5dv_sw_parsing_offloads`, QP types as bits.
     pub software_parsing: [u32; 2],
-    /// Most bytes of data that the device divides into TCP segments, and the types of
-    /// queue pairs for which it does, as bits of [`uverbs::QpType`].
+    /// TSO: maximum bytes of data, and QP types as bits of [`uverbs::QpType`].
     pub segmentation: (u32, u32),
 }
 
@@ -125,7 +124,7 @@ pub struct DeviceContext {
     pub(crate) arm: CqDoorbell,
     /// The device's time.
     clock: Clock,
-    /// It has enhanced connection options.
+    /// Whether it supports enhanced connection options.
     ece: bool,
     /// The null key.
     null_key: Option<u32>,
@@ -276,47 +275,51 @@ impl DeviceContext {
                 get_context(context, ALLOC_UCTX_DEVX).or_else(|_| get_context(context, 0))
             }
         }?;
-        // Old kernels give UARs nevertheless. rdma-core's provider imports only
-        // contexts without any.
+        // Old kernels assign UARs although none are requested. rdma-core's provider imports
+        // only contexts without UARs.
         let uars = match answer.tot_bfregs {
-            0 => Self::own,
-            _ => Self::given,
+            0 => Self::allocated_uars,
+            _ => Self::driver_uars,
         };
         Ok((info, Self::from_answer(context, &answer, uars)?))
     }
 
     /// As [`DeviceContext::open`], for a context that was created through another
-    /// descriptor of the same file. It allocates UARs of its own, which
-    /// [`DeviceContext::close`] frees.
+    /// descriptor of the same file. Allocates separate UARs, which [`DeviceContext::close`]
+    /// frees.
     ///
     /// # Errors
-    /// Those of QUERY_CONTEXT (EINVAL if nobody has made the file's context),
+    /// Those of QUERY_CONTEXT (EINVAL if the file has no context yet),
     /// of UAR_OBJ_ALLOC, and of [`DeviceContext::open`]. Nothing is left behind.
     pub fn import(context: &Context) -> Result<(ContextInfo, Self), CreateError> {
         let mut answer = AllocUcontextResp::default();
         let info = ioctl::query_context(context, answer.bytes_mut())?;
-        Ok((info, Self::from_answer(context, &answer, Self::own)?))
+        Ok((
+            info,
+            Self::from_answer(context, &answer, Self::allocated_uars)?,
+        ))
     }
 
     /// Frees the UARs that were allocated, after all objects made from the context.
     /// Otherwise they exist until the last process has closed the file.
     pub fn close(&self, context: &Context) {
-        if let UarSource::Allocated(own) = &self.uars {
-            own.release(context);
+        if let UarSource::Allocated(uars) = &self.uars {
+            uars.release(context);
         }
     }
 
-    fn given(
+    /// The UARs that the driver assigned to the context.
+    fn driver_uars(
         context: &Context,
         answer: &AllocUcontextResp,
     ) -> Result<(UarSource, CqDoorbell), CreateError> {
         let bad = |what| CreateError::BadAnswer { what };
-        // Kernels before 4K UARs do not set this.
+        // Kernels without 4 KiB UARs do not set this field.
         let uars_per_page = answer.num_uars_per_page.max(1);
         if uars_per_page as usize * UAR > Mapping::page_size() {
             return Err(bad("more UARs in a page than fit"));
         }
-        if !(1..=MOST_REGISTERS).contains(&answer.tot_bfregs) {
+        if !(1..=MAX_REGISTERS).contains(&answer.tot_bfregs) {
             return Err(bad("the number of registers"));
         }
         let first = Arc::new(UarPage::map(context, 0)?);
@@ -332,15 +335,16 @@ impl DeviceContext {
         Ok((uars, arm))
     }
 
-    fn own(
+    /// UARs that this process allocates.
+    fn allocated_uars(
         context: &Context,
         answer: &AllocUcontextResp,
     ) -> Result<(UarSource, CqDoorbell), CreateError> {
-        let (own, arm) = AllocatedUars::new(context, answer.bf_reg_size as usize)?;
-        Ok((UarSource::Allocated(own), arm))
+        let (uars, arm) = AllocatedUars::new(context, answer.bf_reg_size as usize)?;
+        Ok((UarSource::Allocated(uars), arm))
     }
 
-    /// `uars` is called when all else makes sense.
+    /// `uars` is called last, when the rest of the answer is valid.
     fn from_answer(
         context: &Context,
         answer: &AllocUcontextResp,
@@ -495,7 +499,7 @@ impl DeviceContext {
     pub(crate) fn allocate_uar(&self, context: &Context) -> Option<QpUar> {
         match &self.uars {
             UarSource::Driver { .. } => None,
-            UarSource::Allocated(own) => Some(own.take(context)),
+            UarSource::Allocated(uars) => Some(uars.take(context)),
         }
     }
 
@@ -514,14 +518,14 @@ impl DeviceContext {
                 uars_per_page,
                 mapped,
             } => (*count, *uars_per_page, mapped),
-            // It assigns none.
-            UarSource::Allocated(own) => return Ok(own.doorbells()),
+            // The driver assigns none.
+            UarSource::Allocated(uars) => return Ok(uars.doorbells()),
         };
         let (uar, which) = (number / NUMBERED_PER_UAR, number % NUMBERED_PER_UAR);
         if which >= PER_UAR || uar * PER_UAR + which >= count {
             return Err(bad());
         }
-        // Under the lock, so that all users of a register share its turn.
+        // Under the lock, so that all users of a register share its state.
         let mut mapped = mapped.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(register) = mapped.registers.get(&number) {
             return Ok(register.clone());
@@ -535,7 +539,7 @@ impl DeviceContext {
                 page
             }
         };
-        // The first register of all takes doorbells only.
+        // Register 0 has no BlueFlame.
         let half = match number {
             0 => 0,
             _ => self.register_size / 2,
@@ -543,9 +547,8 @@ impl DeviceContext {
         let exclusive = uar * PER_UAR + which >= count.saturating_sub(WANTED_EXCLUSIVE);
         let in_page = (uar % uars_per_page) as usize;
         let at = in_page * UAR + REGISTERS + which as usize * self.register_size;
-        // SAFETY: in the page, by the bounds that were checked when the device was
-        // opened. An exclusive register is one queue pair's at a time, whose posts
-        // are made one at a time.
+        // SAFETY: in the page, by the bounds that were checked when the device was opened. An
+        // exclusive register belongs to one queue pair at a time, whose posts are serialized.
         let register = unsafe { DoorbellRegister::new(&page, at, half, !exclusive) };
         mapped.registers.insert(number, register.clone());
         Ok(register)
@@ -608,8 +611,8 @@ pub(crate) mod testing {
     use super::*;
 
     impl UserIndex {
-        /// One of numbers of its own.
-        pub(crate) fn alone(index: u32) -> Self {
+        /// A user index outside of any context.
+        pub(crate) fn detached(index: u32) -> Self {
             Self {
                 indices: Arc::default(),
                 index,
@@ -618,7 +621,7 @@ pub(crate) mod testing {
     }
 
     #[test]
-    fn numbers_are_given_back() {
+    fn freed_indices_are_reused() {
         let indices = Arc::default();
         let take = || UserIndex::take(&indices).unwrap();
         let mut all: Vec<_> = (0..130).map(|_| take()).collect();

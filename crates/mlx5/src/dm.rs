@@ -69,7 +69,7 @@ impl DeviceBytes {
         Self::map(context, location, length)
     }
 
-    /// Maps the memory for an operation, by which stores act on it.
+    /// Maps the memory for an operation that stores to it perform.
     ///
     /// # Errors
     /// EOPNOTSUPP if the device does not have it; those of mapping.
@@ -91,8 +91,7 @@ impl DeviceBytes {
     /// Those of [`Dmabuf::export`].
     pub fn export<C: ContextRef>(&self, context: &C) -> Result<Dmabuf<C>, uverbs::Error> {
         let offset = file_offset(MMAP_DEVICE_MEMORY, self.page_index);
-        // SAFETY: what this command maps is device memory, of any context; what
-        // is read of it is not believed.
+        // SAFETY: this command only maps device memory, whose contents are untrusted.
         unsafe { Dmabuf::export(context, offset) }
     }
 
@@ -163,7 +162,7 @@ impl<C: ContextRef> DeviceMemory<C> {
     pub fn allocate(context: &C, length: u64, log_alignment: u32) -> Result<Self, CreateError> {
         if length > context.query_device_ex(uverbs::Udata::none())?.max_dm_size {
             return Err(CreateError::TooLarge {
-                what: "more device memory than there is",
+                what: "length of device memory",
             });
         }
         let (object, location) = ioctl::dm::alloc(context, length, log_alignment)?;

@@ -23,7 +23,7 @@ pub enum CompletionError {
         /// The count.
         count: u32,
     },
-    /// It names a work request that is not outstanding.
+    /// No work request is outstanding in that slot.
     UnknownRequest {
         /// The slot.
         slot: u16,
@@ -35,21 +35,21 @@ impl fmt::Display for CompletionError {
         match self {
             Self::UnknownQueue { user_index } => write!(
                 f,
-                "a completion for user index {user_index:#x}, of which no queue completes here"
+                "a completion for user index {user_index:#x}, which no queue pair of this CQ has"
             ),
             Self::UnknownOpcode {
                 completion,
                 request,
             } => write!(
                 f,
-                "a completion of opcode {completion:#x} for a request of opcode {request:#x}"
+                "a completion with opcode {completion:#x} of a request with opcode {request:#x}"
             ),
             Self::BadSession { count } => {
-                write!(f, "a completion that stands for {count} that cannot be")
+                write!(f, "a malformed session of {count} compressed CQEs")
             }
             Self::UnknownRequest { slot } => write!(
                 f,
-                "a completion for the work request in slot {slot}, where none is outstanding"
+                "a completion for slot {slot}, in which no work request is outstanding"
             ),
         }
     }
@@ -83,18 +83,18 @@ pub enum CreateError {
         /// The exceeded limit.
         what: &'static str,
     },
-    /// The device refused a command of its own format.
+    /// The device refused a firmware command.
     Device {
         /// The command.
         command: &'static str,
-        /// Its status, which [`CreateError::errno`] translates.
+        /// The status, which [`CreateError::errno`] translates.
         status: u8,
-        /// Its reason, in the device's numbers.
+        /// The device's syndrome.
         syndrome: u32,
     },
     /// The driver's answer is malformed (EPROTO).
     BadAnswer {
-        /// Which part of it.
+        /// The malformed part.
         what: &'static str,
     },
     /// An unsupported device or object (EOPNOTSUPP).
@@ -137,17 +137,17 @@ impl fmt::Display for CreateError {
                 write!(f, "mapping page {page} of the device: {error}")
             }
             Self::Memory { queue, error } => write!(f, "memory for the {queue}: {error}"),
-            Self::TooLarge { what } => write!(f, "more than the device can do: {what}"),
+            Self::TooLarge { what } => write!(f, "beyond the limits of the device: {what}"),
             Self::Device {
                 command,
                 status,
                 syndrome,
             } => write!(
                 f,
-                "{command}: the device refused: status {status:#x}, syndrome {syndrome:#x}"
+                "{command} failed: status {status:#x}, syndrome {syndrome:#x}"
             ),
-            Self::BadAnswer { what } => write!(f, "mlx5_ib's answer makes no sense: {what}"),
-            Self::Unsupported { what } => write!(f, "not done on mlx5: {what}"),
+            Self::BadAnswer { what } => write!(f, "malformed answer of mlx5_ib: {what}"),
+            Self::Unsupported { what } => write!(f, "not supported on mlx5: {what}"),
             Self::NoMemory => f.write_str("out of memory"),
         }
     }

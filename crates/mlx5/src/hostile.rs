@@ -94,7 +94,7 @@ impl Pair {
             None => RecvPlan::new(&cap, &LIMITS).expect("a small queue"),
         };
         let mut work = Work::new(
-            UserIndex::alone(FIRST + place),
+            UserIndex::detached(FIRST + place),
             service,
             send.expect("a small queue"),
             recv,
@@ -155,7 +155,7 @@ impl Tagged {
             ),
         ];
         let [_, changes] = queues.map(|(index, service, send, role)| {
-            let index = UserIndex::alone(index);
+            let index = UserIndex::detached(index);
             let shared = Some(Arc::clone(&shared));
             let work = Work::new(index, service, send, RecvPlan::default(), shared, None);
             let work = Arc::new(work.expect("memory"));

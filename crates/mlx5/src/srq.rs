@@ -20,9 +20,9 @@ pub struct SharedReceiveQueue<C: ContextRef> {
     pub recv: SharedQueue,
     /// The SRQ number, by which XRC initiators name it.
     pub srq_num: u32,
-    /// For an XRC SRQ, and one with tag matching, its entry in the QP table: its receives
-    /// complete to its own completion queue, and CQEs name it instead of a queue pair. The
-    /// caller attaches it before the first use, and detaches it after the queue is
+    /// For an XRC SRQ or one with tag matching, its entry in the QP table: its receives
+    /// complete to a separate completion queue, and CQEs name the SRQ instead of a queue pair.
+    /// The caller attaches it before the first use, and detaches it after the queue is
     /// destroyed ([`crate::CqeRing::attach`]).
     pub xrc: Option<Arc<Work>>,
 }
@@ -56,7 +56,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
             SrqKind::TagMatching { max_num_tags, .. } => work.with_tags(max_num_tags)?,
             _ => work,
         });
-        // For polling it is a queue pair with only receives of a shared queue.
+        // Polling treats it as a queue pair with only receives of a shared queue.
         let xrc = match init.kind {
             SrqKind::Xrc { .. } | SrqKind::TagMatching { .. } => Some(Arc::new(Work::new(
                 device.user_index()?,

@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 
 use mlx5::DirectUar;
 use mlx5::ioctl::UarKind;
-use mlx5::ioctl::devx::{self, DevxObject, PacketPacing, Report, Umem, UmemInit, Var};
+use mlx5::ioctl::devx::{self, DevxObject, EventTarget, PacketPacing, Umem, UmemInit, Var};
 
 use super::abi::*;
 use super::refused::{
@@ -546,7 +546,7 @@ exported! {
         // SAFETY: a live channel and object, and the program's numbers.
         entry::int(|| unsafe {
             let events = input(events.cast(), length.into());
-            subscribe(channel, object, events, Report::Cookie(cookie))
+            subscribe(channel, object, events, EventTarget::Cookie(cookie))
         })
     }
 
@@ -561,7 +561,7 @@ exported! {
         // SAFETY: a live channel and object, and the program's descriptor.
         entry::int(|| unsafe {
             let fd: BorrowedFd<'_> = borrowed(fd).ok_or(Errno(libc::EBADF))?;
-            subscribe(channel, object, &event.to_ne_bytes(), Report::EventFd(fd))
+            subscribe(channel, object, &event.to_ne_bytes(), EventTarget::EventFd(fd))
         })
     }
 
@@ -644,7 +644,7 @@ unsafe fn subscribe(
     channel: *mut EventChannel,
     object: *mut Object,
     events: &[u8],
-    report: Report<'_>,
+    report: EventTarget<'_>,
 ) -> Result<(), Errno> {
     // SAFETY: as the caller says.
     unsafe {

@@ -6,12 +6,12 @@ use super::{Capabilities, Input, modify, on_qp, opcode, query_object, refusal, w
 use crate::CreateError;
 use crate::ioctl::devx;
 
-/// The object of the device that has a queue pair's port, by its number.
+/// The device object with the port of a queue pair, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LagQueue {
     /// The queue pair itself.
     QueuePair(u32),
-    /// Of raw packets, the transport interface of the send queue
+    /// For raw packets, the transport interface of the send queue
     /// ([`PacketObjects::tis`](crate::PacketObjects::tis)).
     Interface(u32),
 }
@@ -20,8 +20,8 @@ pub enum LagQueue {
 const PORT_SHIFT: u32 = 24;
 const PORT_MASK: u32 = 0xf;
 
-/// Queries the port of a queue pair, and the one that its packets leave through at
-/// present: another while the first is down.
+/// Queries the port of a queue pair, and the active port that its packets leave through,
+/// which differs while the first is down.
 ///
 /// # Errors
 /// [`CreateError::Unsupported`] without a bond, or for any port; the device's.
@@ -37,7 +37,7 @@ pub fn lag_port(
     };
     let mut bond = [0; 16];
     let input = Input::<16>::new(opcode::QUERY_LAG);
-    // SAFETY: it changes nothing.
+    // SAFETY: a query changes nothing.
     let result = unsafe { devx::general(context, &input.0, &mut bond) };
     result.map_err(|error| refusal("QUERY_LAG", error, &bond))?;
     if word(&bond, 8) & STATE == 0 && !capabilities.lag_affinity {
@@ -60,8 +60,8 @@ pub fn lag_port(
     Ok([port as u8, (active & PORT_MASK) as u8])
 }
 
-/// Changes the port of a queue pair, which is ready to send if it is not one of raw
-/// packets.
+/// Changes the port of a queue pair, which must be ready to send unless it is a raw packet
+/// queue pair.
 ///
 /// # Errors
 /// [`CreateError::Unsupported`]; the device's.

@@ -9,13 +9,13 @@ use super::{
 };
 use crate::{CreateError, CryptoEngine};
 
-/// Where an object begins behind the header of a command or an answer.
+/// Offset of an object in a command and in an answer.
 const OBJECT: usize = 16;
 
-/// Which signatures the device computes and checks; none if `is_supported` is false.
+/// The signatures that the device computes and checks; none if `is_supported` is false.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SignatureSupport {
-    /// The device does so, also in keys of programs.
+    /// The device supports signatures, also in keys of programs.
     pub is_supported: bool,
     /// Of blocks of 4048 bytes.
     pub block_4048: bool,
@@ -25,16 +25,16 @@ pub struct SignatureSupport {
     pub crc64_xp10: bool,
 }
 
-/// How the device encrypts.
+/// Support of encryption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncryptionSupport {
-    /// The group of capabilities of encryption is there.
+    /// The device has encryption capabilities.
     pub is_supported: bool,
     /// Its engine, if it has one.
     pub engine: Option<CryptoEngine>,
 }
 
-/// Capabilities of encryption, as the device's group of them.
+/// The encryption capabilities of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncryptionLimits {
     /// Self-tests that have failed, as bits.
@@ -45,12 +45,12 @@ pub struct EncryptionLimits {
     pub log_max_keys: u8,
     /// Wrapped keys can be used, after a login.
     pub wrapped_operational: bool,
-    /// That can still be configured.
+    /// Wrapped keys can still be configured.
     pub going_to_commissioning: bool,
 }
 
 impl EncryptionLimits {
-    /// Queries them.
+    /// Queries the capabilities.
     ///
     /// # Errors
     /// As [`Capabilities::query`].
@@ -76,7 +76,7 @@ pub struct Psv<C: ContextRef> {
 }
 
 impl<C: ContextRef> Psv<C> {
-    /// Creates one in the protection domain of that number.
+    /// Creates a PSV in the protection domain with number `pdn`.
     ///
     /// # Errors
     /// The device's.
@@ -98,9 +98,9 @@ impl<C: ContextRef> Psv<C> {
 pub struct EncryptionKeyInit<'a> {
     /// The number of the protection domain.
     pub pdn: u32,
-    /// It has 256 bits, not 128.
+    /// The key has 256 bits, not 128.
     pub is_long: bool,
-    /// The key ends with a tag, which users of it must know.
+    /// The key ends with a tag, which its users must give.
     pub has_tag: bool,
     /// Returned by a query.
     pub opaque: [u8; 8],
@@ -121,7 +121,7 @@ impl<C: ContextRef> EncryptionKey<C> {
     const KEY: usize = OBJECT + 0x40;
     const OPAQUE: usize = OBJECT + 0x30;
 
-    /// Creates one.
+    /// Creates a key.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`]; the device's.
@@ -144,7 +144,7 @@ impl<C: ContextRef> EncryptionKey<C> {
         Ok(Self { object, number })
     }
 
-    /// Queries whether it can be used, and its opaque bytes.
+    /// Queries whether the key is ready, and its opaque bytes.
     ///
     /// # Errors
     /// The device's; [`CreateError::BadAnswer`].
@@ -166,7 +166,7 @@ impl<C: ContextRef> EncryptionKey<C> {
     }
 }
 
-/// A login, as wrapped encryption keys need one.
+/// A login, which wrapped encryption keys require.
 #[derive(Debug)]
 pub struct Login<C: ContextRef> {
     /// The kernel's object.
@@ -175,11 +175,11 @@ pub struct Login<C: ContextRef> {
 }
 
 impl<C: ContextRef> Login<C> {
-    /// Most bytes of a credential.
+    /// Maximum bytes of a credential.
     pub const MAX_CREDENTIAL: usize = 48;
 
-    /// Logs in with a credential; the numbers are those of the credential and of the key
-    /// that unwraps keys.
+    /// Logs in with a credential. The ids are those of the credential and of the key that
+    /// unwraps keys.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`]; [`CreateError::TooLarge`]; the device's.

@@ -1,4 +1,4 @@
-//! DevX: commands in the device's own format, with the driver's checks.
+//! DevX: firmware commands, checked by the driver.
 //!
 //! A context must have been opened for it ([`Devx`](crate::Devx)); otherwise the driver
 //! refuses (EINVAL). If the device refuses a command (EREMOTEIO), its answer is in the
@@ -70,7 +70,7 @@ objects! {
 /// Runs a command that belongs to no object.
 ///
 /// # Errors
-/// EINVAL for one that the driver does not pass on; EREMOTEIO if the device refuses it,
+/// EINVAL for a command that the driver does not permit; EREMOTEIO if the device refuses it,
 /// with its answer in `output`.
 ///
 /// # Safety
@@ -166,7 +166,7 @@ unsafe fn act(
     // SAFETY: as the caller says.
     let mut ioctl = unsafe { Ioctl::driver(method) };
     ioctl.acts_on(handle);
-    // The same numbers for both.
+    // Query and modify have the same attribute numbers.
     ioctl.handle(ATTR_DEVX_OBJ_QUERY_HANDLE, handle);
     ioctl.input(ATTR_DEVX_OBJ_QUERY_IN, input);
     ioctl.output_kept(ATTR_DEVX_OBJ_QUERY_OUT, output);
@@ -177,7 +177,7 @@ unsafe fn act(
 /// after `wr_id`.
 ///
 /// # Errors
-/// As [`general`]; EAGAIN while too much is under way on the channel.
+/// As [`general`]; EAGAIN while too many queries are outstanding on the channel.
 ///
 /// # Safety
 /// The device may do what the command says.
@@ -209,7 +209,7 @@ pub struct UmemInit<'a> {
     pub length: u64,
     /// The bits of `enum ibv_access_flags`.
     pub access: u32,
-    /// Page sizes that the commands allow, as bits; none for any.
+    /// Page sizes that the commands allow, as bits; `None`: any.
     pub page_sizes: Option<u64>,
     /// A DMA buffer, of which `addr` is an offset.
     pub dmabuf: Option<BorrowedFd<'a>>,
@@ -272,12 +272,12 @@ pub fn event_channel(context: &Context, flags: u32) -> Result<RawFd, Error> {
     ioctl.run(context)?.fd(fd)
 }
 
-/// How an event is reported.
+/// The destination of an event.
 #[derive(Clone, Copy, Debug)]
-pub enum Report<'a> {
+pub enum EventTarget<'a> {
     /// Read from the channel, with this cookie.
     Cookie(u64),
-    /// By this eventfd.
+    /// Signals this eventfd.
     EventFd(BorrowedFd<'a>),
 }
 
@@ -292,7 +292,7 @@ pub fn subscribe(
     channel: BorrowedFd<'_>,
     object: Option<DevxHandle>,
     events: &[u8],
-    report: Report<'_>,
+    target: EventTarget<'_>,
 ) -> Result<(), Error> {
     // SAFETY: the descriptors are borrowed; the rest are numbers.
     let mut ioctl = unsafe { Ioctl::driver(&DEVX_SUBSCRIBE_EVENT) };
@@ -302,9 +302,9 @@ pub fn subscribe(
         ioctl.handle(ATTR_DEVX_SUBSCRIBE_OBJECT, object.0);
     }
     ioctl.input(ATTR_DEVX_SUBSCRIBE_EVENTS, events);
-    match report {
-        Report::Cookie(cookie) => ioctl.u64(ATTR_DEVX_SUBSCRIBE_COOKIE, cookie),
-        Report::EventFd(fd) => ioctl.u32(ATTR_DEVX_SUBSCRIBE_EVENTFD, fd.as_raw_fd() as u32),
+    match target {
+        EventTarget::Cookie(cookie) => ioctl.u64(ATTR_DEVX_SUBSCRIBE_COOKIE, cookie),
+        EventTarget::EventFd(fd) => ioctl.u32(ATTR_DEVX_SUBSCRIBE_EVENTFD, fd.as_raw_fd() as u32),
     };
     ioctl.run(context).map(drop)
 }

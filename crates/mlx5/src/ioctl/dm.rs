@@ -20,7 +20,7 @@ static DM_MAP_OP_ADDR: DriverMethod = DriverMethod {
     method_id: ids::METHOD_DM_MAP_OP,
 };
 
-/// Returns where device memory is mapped for an operation, by which stores act on it.
+/// Maps device memory for an operation that stores to it perform. Returns the location.
 ///
 /// # Errors
 /// EOPNOTSUPP if the device does not have the operation.

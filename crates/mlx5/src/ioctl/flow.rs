@@ -1,5 +1,5 @@
-//! Flows in the device's own format: a matcher says which bits of a packet's headers
-//! are compared, a flow with what and where matching packets go.
+//! Flows in the device's format: a matcher selects the bits of a packet's headers that are
+//! compared; a flow has the values, and the destination of matching packets.
 
 use uverbs::driver::{Ioctl, Owned};
 use uverbs::{Context, ContextRef, Error, FlowHandle, QpHandle};
@@ -19,7 +19,7 @@ methods! {
     FLOW_ACTION_DESTROY: "flow action", OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_DESTROY;
 }
 
-/// Most actions of their own that a flow has.
+/// Maximum flow action objects of a flow.
 pub const MAX_ACTIONS: usize = 3;
 
 /// Handle number of a flow action.
@@ -147,9 +147,9 @@ uverbs::owned_methods!(
 pub struct MatcherInit<'a> {
     /// Bits of the headers that are compared (`fte_match_param`).
     pub mask: &'a [u8],
-    /// Which parts of it count.
+    /// The parts of the mask that count.
     pub criteria: u8,
-    /// Lower ones are looked at first.
+    /// Lower priorities match first.
     pub priority: u16,
     /// `IB_FLOW_ATTR_FLAGS_*`.
     pub flags: u32,
@@ -191,28 +191,27 @@ impl<C: ContextRef> FlowMatcher<C> {
     }
 }
 
-/// Where matching packets go.
+/// The destination of matching packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTarget {
     /// To a queue pair.
     Qp(QpHandle),
     /// To an object of the device: a transport interface or a flow table.
     Devx(DevxHandle),
-    /// To what comes after this table.
+    /// The next table.
     DefaultMiss,
-    /// Nowhere.
+    /// Dropped.
     Drop,
 }
 
 /// Actions of a flow on matching packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowActions {
-    /// Where they go.
+    /// The destination.
     pub target: Option<FlowTarget>,
     /// The tag that their completions carry.
     pub tag: Option<u32>,
-    /// The counter of the device that counts them: an object, and which of the counters
-    /// that it has.
+    /// The device's counter object that counts the packets, and the index in it.
     pub counter: Option<(DevxHandle, Option<u32>)>,
     /// Handles of flow action objects, and their number.
     pub flow_actions: ([u32; MAX_ACTIONS], usize),

@@ -27,8 +27,8 @@ static QUERY_PORT: DriverMethod = DriverMethod {
     method_id: ids::METHOD_QUERY_PORT,
 };
 
-/// Queries what the driver knows of a port: `struct mlx5_ib_uapi_query_port`, of which
-/// the first word says which members are valid.
+/// Queries the driver's attributes of a port, `struct mlx5_ib_uapi_query_port`; its first word
+/// is the mask of valid members.
 ///
 /// # Errors
 /// EINVAL for a port that does not exist; EPROTONOSUPPORT before Linux 5.14.
@@ -40,8 +40,8 @@ pub fn query_port(context: &Context, port: u32, answer: &mut [u8]) -> Result<(),
     ioctl.run(context)?.written(slot)
 }
 
-/// Queries where sysfs has the PCI function of the direct path to a GPU's memory, with a
-/// NUL at the end.
+/// Queries the sysfs path of the PCI function for the direct path to a GPU's memory,
+/// NUL-terminated.
 ///
 /// # Errors
 /// ENODEV if the device has none, ENOSPC if there is no room; EPROTONOSUPPORT before

@@ -7,13 +7,13 @@ use crate::PostError;
 use crate::abi::{ControlSegment, opcode};
 
 impl SendQueue {
-    /// Turns the work requests with that identifier into ones that do nothing, from the
-    /// block `from` on, at which the device has stopped. Their completions are as they
-    /// would have been. Returns how many they were.
+    /// Replaces the work requests with identifier `wr_id` by NOPs, from the block `from` on,
+    /// at which the device has stopped. Their completions report the original opcodes.
+    /// Returns their number.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] if the queue pair was not made to stop, or no work
-    /// request begins there.
+    /// [`PostError::BadOperation`] if the queue pair has no signature pipelining, or no work
+    /// request begins at `from`.
     pub fn cancel(&mut self, from: u16, wr_id: u64) -> Result<u32, PostError> {
         const OPCODE: usize = offset_of!(ControlSegment, opmod_idx_opcode);
         const COUNT: usize = offset_of!(ControlSegment, qpn_ds);
@@ -36,13 +36,13 @@ impl SendQueue {
             };
             let (first, segments) = (word(OPCODE), word(COUNT) & SEGMENTS);
             if found.wr_id == wr_id {
-                // The device has not begun it, and the poller looks at the immediate data,
-                // which such a work request has not, only once it has completed.
+                // The device has not begun the work request. The poller reads the original
+                // opcode from the immediate field after completion; a NOP has no immediate data.
                 // SAFETY: as above.
                 unsafe {
                     if first as u8 != opcode::NOP {
-                        let kept = u32::from(first as u8).to_be();
-                        block.byte_add(IMMEDIATE).write(kept);
+                        let original = u32::from(first as u8).to_be();
+                        block.byte_add(IMMEDIATE).write(original);
                     }
                     let nop = first & INDEX | u32::from(opcode::NOP);
                     block.byte_add(OPCODE).write(nop.to_be());

@@ -17,15 +17,15 @@ use crate::{Address, Opcode, Operands, PostError, SendWr};
 pub(crate) const LEADING_SEGMENTS: u32 = 8;
 /// Segments with the memory.
 const WHOLE: u32 = 12;
-/// Bytes of the longest such work request.
+/// Bytes of the longest work request that changes keys.
 pub(crate) const LONGEST: usize = WHOLE as usize * SEGMENT;
 /// Entries of a translation are counted in units of four.
 const ONE_UNIT: u16 = 4;
 /// No queue pair number, in the upper bits of a key's field.
 pub(super) const ANY_QP: u32 = 0xffff_ff00;
-/// The low bits of a key are its owner's to choose.
+/// The variant of a key: the low bits, which its owner chooses.
 pub(super) const VARIANT: u32 = 0xff;
-/// A memory window spans at most this many bytes.
+/// Maximum bytes of a memory window.
 pub const LONGEST_WINDOW: u64 = 1 << 31;
 
 /// Access flags of verbs.
@@ -72,7 +72,8 @@ impl SendQueue {
             to.put(element(&memory, memory.length));
             (LEADING_SEGMENTS + 1..WHOLE).for_each(|_| to.put([0u64; 2]));
         }
-        // It has two blocks at least; the device's opcode is the same for both.
+        // The WQE has at least two blocks. Binds and invalidations share a device opcode, so
+        // the second slot records which it is.
         let second = self.next.wrapping_add(1);
         self.advance(
             self.next,
@@ -134,15 +135,15 @@ impl SendQueue {
     }
 }
 
-/// The mask of the rights.
+/// The mask bits of the access rights.
 pub(super) const RIGHTS: u64 =
     umr_mask::LOCAL_WRITE | umr_mask::REMOTE_READ | umr_mask::REMOTE_WRITE | umr_mask::ATOMIC;
 
-/// The rights in a key's context, from the access flags of verbs.
+/// Converts the access flags of verbs to those of a key's context.
 #[inline]
-pub(super) fn rights(asked: u32) -> u8 {
+pub(super) fn rights(access: u32) -> u8 {
     const FLAGS: usize = 16;
-    /// By the four flags that are rights.
+    /// Indexed by the four access rights.
     static RIGHTS: [u8; FLAGS] = {
         let each = [
             (access::LOCAL_WRITE, key_access::LOCAL_WRITE),
@@ -165,7 +166,7 @@ pub(super) fn rights(asked: u32) -> u8 {
         }
         all
     };
-    RIGHTS[asked as usize % FLAGS]
+    RIGHTS[access as usize % FLAGS]
 }
 
 /// Changes of a memory key that a work request makes.

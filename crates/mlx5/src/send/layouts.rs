@@ -1,5 +1,5 @@
-//! Work requests that configure indirect memory keys: rights, and of which memory they
-//! are a view.
+//! Work requests that configure indirect memory keys: access rights, and the memory that
+//! they map.
 //!
 //! The segments are those of a bind ([`super::keys`]), with as many elements as the
 //! layout has, filled up to whole blocks.
@@ -30,27 +30,27 @@ pub struct LayoutChange<'a> {
     pub layout: Option<KeyLayout<'a>>,
 }
 
-/// Of which memory a key is a view. Its addresses begin at 0.
+/// The memory that an indirect key maps. Its addresses begin at 0.
 #[derive(Clone, Copy, Debug)]
 pub enum KeyLayout<'a> {
-    /// Of these pieces, one after the other.
+    /// A list of elements, one after the other.
     List(&'a [Sge]),
-    /// Of one stretch of each part in turns, so many times.
+    /// Interleaved parts: a stretch of each part in turn, repeatedly.
     Interleaved {
-        /// How often.
+        /// The number of repetitions.
         repeat: u32,
         /// The parts.
         parts: &'a [Interleaved],
     },
 }
 
-/// A part of an interleaved layout: in each turn so many bytes, and then a gap.
+/// A part of an interleaved layout: a number of bytes per repetition, then a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Interleaved {
     /// The first byte.
     pub addr: u64,
-    /// Bytes in each turn.
+    /// Bytes per repetition.
     pub bytes: u32,
     /// Bytes of the gap.
     pub skip: u32,
@@ -59,13 +59,13 @@ pub struct Interleaved {
 }
 
 impl Interleaved {
-    /// The distance of turns, of which the segment has 16 bits.
+    /// Distance of repetitions in bytes; the segment has 16 bits for it.
     fn stride(&self) -> u64 {
         u64::from(self.bytes) + u64::from(self.skip)
     }
 
     fn segment(&self) -> [u64; 2] {
-        // The bytes are no more than the distance.
+        // The bytes do not exceed the stride.
         let lengths = (self.stride() as u32) << 16 | self.bytes;
         [words(lengths, self.lkey), self.addr.to_be()]
     }
@@ -81,25 +81,25 @@ impl KeyLayout<'_> {
         }
     }
 
-    /// Bytes that the key has.
+    /// Bytes of the key.
     #[inline]
     fn bytes(&self) -> u64 {
         match *self {
             Self::List(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
-            Self::Interleaved { repeat, parts } => turn_of(parts) * u64::from(repeat),
+            Self::Interleaved { repeat, parts } => repetition_bytes(parts) * u64::from(repeat),
         }
     }
 }
 
-/// Bytes of one stretch of each part.
+/// Bytes of one repetition.
 #[inline]
-fn turn_of(parts: &[Interleaved]) -> u64 {
+fn repetition_bytes(parts: &[Interleaved]) -> u64 {
     parts.iter().map(|part| u64::from(part.bytes)).sum()
 }
 
 impl SendQueue {
-    /// Elements that a layout may have; an interleaved one has one more than parts. None if
-    /// the queue was not made for layouts.
+    /// Maximum elements of a layout; an interleaved one has one more element than parts. 0 if
+    /// the queue was not created for layouts.
     pub fn max_layout(&self) -> u32 {
         self.max_layout
     }
@@ -108,7 +108,7 @@ impl SendQueue {
     /// `IBV_WC_DRIVER1`.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] if the queue was not made for it,
+    /// [`PostError::BadOperation`] if the queue was not created for it,
     /// [`PostError::TooManySges`], [`PostError::Full`]; [`PostError::MessageTooLong`] for
     /// a part of more than 64 KiB with its gap.
     // Without `always` the change is passed in memory: 12 stores, which posting waits for.
@@ -201,7 +201,7 @@ impl SendQueue {
                 if strides > u16::MAX.into() {
                     return Err(PostError::MessageTooLong);
                 }
-                let turn = turn_of(parts);
+                let turn = repetition_bytes(parts);
                 let change = change_to(Some(turn * u64::from(repeat)));
                 self.push_change(wr_id, flags, change, parts.len() + 1, extra, |to| {
                     to.put([
@@ -214,9 +214,9 @@ impl SendQueue {
         }
     }
 
-    /// [`SendQueue::push_layout`] of a key, its rights and its length. `put` writes so many
+    /// [`SendQueue::push_layout`] of a key, its rights and its length. `put` writes the
     /// elements.
-    // Without `always` one function for all layouts asks for each part which it is.
+    // Without `always` a single function for all layouts checks the kind of each part.
     #[inline(always)]
     fn push_change(
         &mut self,
@@ -260,7 +260,7 @@ impl SendQueue {
         let format_segments = formats.len() as u32;
         let control = self.control(at, &FORMAT, padded + format_segments, flags, key.to_be());
         let mut to = self.writer();
-        // Before the segments are written, so that less is kept until then.
+        // Before the segments are written, so that fewer values are live meanwhile.
         let blocks = (LEADING_SEGMENTS + padded + format_segments) / PER_BLOCK;
         self.advance(at, control[0], wr_id, blocks);
         let second = at.wrapping_add(1);

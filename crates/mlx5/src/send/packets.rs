@@ -1,11 +1,10 @@
 //! Work requests of raw packets: whole Ethernet frames; and of IPoIB.
 //!
-//! After the control segment comes an Ethernet segment: bit 7 and 6 of byte 4 have the
-//! device compute checksums; bytes 6 and 7 are the length of a segment's data, if the
-//! packet is divided; bytes 12 and 13 are the length of the headers that follow it at
-//! byte 14, and go on in the next segments. The data is the rest of the frame
-//! (`struct mlx5_wqe_eth_seg` of the kernel's interface). Of IPoIB the address and a
-//! segment of zeros come before it.
+//! After the control segment comes an Ethernet segment (`struct mlx5_wqe_eth_seg`): bits 7
+//! and 6 of byte 4 request checksums; bytes 6 and 7 are the MSS for TSO; bytes 12 and 13 are
+//! the length of the headers, which begin at byte 14 and continue in the next segments. The
+//! data is the rest of the frame. For IPoIB the address and a segment of zeros precede the
+//! Ethernet segment.
 
 use uverbs::Sge;
 
@@ -14,13 +13,12 @@ use crate::abi::opcode;
 use crate::operation::OperationFormat;
 use crate::{Address, Data, Operands, PostError, SendFlags, SendWr, Service};
 
-/// Bytes of the headers that a device needs in the WQE, if it needs any: those of
-/// Ethernet with a VLAN tag.
+/// Bytes of the headers that a device may require in the WQE: Ethernet with a VLAN tag.
 pub(crate) const MAX_INLINE_HEADERS: usize = 18;
-/// Bytes of the shortest headers of a packet that is divided: those of Ethernet.
+/// Minimum bytes of the headers of a TSO packet: those of Ethernet.
 const MIN_HEADERS: u16 = 14;
 
-/// Bytes of IPoIB's header, of which a WQE has at least so many.
+/// Bytes of IPoIB's header: the minimum that a WQE carries.
 const IPOIB_HEADER: usize = 4;
 /// Bytes between an address and the Ethernet segment.
 pub(crate) const PADDING: usize = SEGMENT;
@@ -35,7 +33,7 @@ const MSS: usize = 6;
 const HEADERS_LENGTH: usize = 12;
 const HEADERS: usize = 14;
 
-/// Segments of so many bytes of headers, with the Ethernet segment.
+/// Segments of `headers` bytes of headers, including the Ethernet segment.
 pub(crate) fn segments(headers: usize) -> usize {
     (HEADERS + headers).div_ceil(SEGMENT)
 }
@@ -54,13 +52,12 @@ pub(super) fn segment(flags: SendFlags) -> [u64; 2] {
 
 impl SendQueue {
     /// Adds a packet to the batch, for which there is room. Its headers in the WQE are the
-    /// beginning of its data, or the operand of a packet that is divided.
+    /// beginning of its data, or the operand of a TSO packet.
     ///
     /// # Errors
-    /// [`PostError::BadOperation`] for a frame that is shorter than its headers, for
-    /// headers of a length that the queue was not made for, or for checksums if the device
-    /// does not compute them; [`PostError::MessageTooLong`] for more data than the device
-    /// divides.
+    /// [`PostError::BadOperation`] for a frame shorter than its headers, for a header length
+    /// that the queue was not created for, or for checksums that the device does not compute;
+    /// [`PostError::MessageTooLong`] for more data than the TSO limit.
     ///
     /// # Safety
     /// The data is readable, that of a scatter/gather list too, and the headers.
@@ -75,7 +72,7 @@ impl SendQueue {
         let (Data::Sges(list) | Data::Inline(list)) = wr.data;
         let bytes: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
         let operand;
-        // Where the headers are, their length, and how much of that is of the data.
+        // The headers, their length, and how many of these bytes are part of the data.
         let (pieces, length, taken, mss) = match (format.opcode, wr.operands) {
             (
                 opcode::TSO,
@@ -111,7 +108,7 @@ impl SendQueue {
                 (list, length, length, 0)
             }
         };
-        let rest = || without(list, taken);
+        let rest = || skip_bytes(list, taken);
         let data_segments = match wr.data {
             Data::Sges(_) => rest().count() as u32,
             Data::Inline(_) => match rest().map(|sge| sge.length).sum() {
@@ -126,7 +123,7 @@ impl SendQueue {
             }
             _ => None,
         };
-        // Before the Ethernet segment: the address, and the segment of zeros.
+        // The address and the segment of zeros precede the Ethernet segment.
         let before = address.map_or(0, |address| address.len() + PADDING / SEGMENT);
         let segments = (1 + before + segments(length)) as u32 + data_segments;
         let leading = u32::from(format.leading_segments);
@@ -167,8 +164,8 @@ impl SendQueue {
     }
 }
 
-/// Returns how many bytes of an IPoIB packet are headers in its WQE, as the driver's
-/// rules have it: all of them are in the first element.
+/// Returns how many bytes of an IPoIB packet are headers in its WQE. The driver requires all
+/// of them in the first element.
 fn underlay_headers(data: Data<'_>) -> Result<usize, PostError> {
     let (Data::Sges(list) | Data::Inline(list)) = data;
     let first = list.first().map_or(0, |sge| sge.length as usize);
@@ -179,8 +176,8 @@ fn underlay_headers(data: Data<'_>) -> Result<usize, PostError> {
     }
 }
 
-/// The elements after the first `bytes` bytes of the list; empty ones are left out.
-fn without(list: &[Sge], mut bytes: usize) -> impl Iterator<Item = Sge> + Clone + '_ {
+/// The elements after the first `bytes` bytes of the list, without empty elements.
+fn skip_bytes(list: &[Sge], mut bytes: usize) -> impl Iterator<Item = Sge> + Clone + '_ {
     list.iter().filter_map(move |sge| {
         let now = bytes.min(sge.length as usize) as u32;
         bytes -= now as usize;

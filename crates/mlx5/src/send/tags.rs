@@ -11,8 +11,8 @@ use crate::operation::OperationFormat;
 const SEGMENTS: u32 = 3;
 
 impl SendQueue {
-    /// Adds a change of tags to the batch, with the memory of a tag that is added, if it
-    /// has any. Returns its block.
+    /// Adds a change of tags to the batch, with the memory of an added tag, if it has any.
+    /// Returns its block.
     ///
     /// # Errors
     /// [`PostError::Full`].
@@ -29,7 +29,7 @@ impl SendQueue {
             control_word: u64::from(opcode::TAG_MATCHING) << 32 | u64::from(SEGMENTS),
             ..OperationFormat::NONE
         };
-        // Its completion is one of the list.
+        // The tag list tracks its completion.
         let control = self.control(self.next, &format, memory.is_some().into(), 0, 0);
         // SAFETY: 32 bytes without padding are two segments.
         let change: [[u64; 2]; 2] = unsafe { std::mem::transmute(change) };
@@ -50,12 +50,12 @@ impl SendQueue {
         let block = (self.offset(self.next) / BLOCK) as u32;
         const { assert!(SEGMENTS < PER_BLOCK) };
         self.advance(self.next, control[0], wr_id, 1);
-        // Completed by the list alone.
+        // Marked: only the tag list completes it.
         self.work.sends.post_marked(block, wr_id, self.wr_count);
         Ok(block)
     }
 
-    /// The work request in that block, and all before it, have completed.
+    /// Completes the work request in `block`, and all before it.
     pub(crate) fn complete(&self, block: u32) {
         if let Some(found) = self.work.sends.find_marked(block) {
             self.work.sends.complete(found);

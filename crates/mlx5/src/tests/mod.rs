@@ -76,7 +76,17 @@ pub fn work_of(
         Some(_) => RecvPlan::default(),
         None => RecvPlan::new(cap, &LIMITS).unwrap(),
     };
-    Arc::new(Work::new(UserIndex::alone(index), service, send, recv, shared, None).unwrap())
+    Arc::new(
+        Work::new(
+            UserIndex::detached(index),
+            service,
+            send,
+            recv,
+            shared,
+            None,
+        )
+        .unwrap(),
+    )
 }
 
 /// Reads the next completion with its time; a malformed one is passed over. Only

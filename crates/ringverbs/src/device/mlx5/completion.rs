@@ -171,7 +171,7 @@ impl Mlx5Completions {
             }
             // SAFETY: work requests of the queues that complete here were published under
             // the contracts of `publish`. (No CQE writes to their memory:
-            // `QpOptions::short_data`.)
+            // `QpOptions::scatter_to_cqe`.)
             match unsafe { self.ring.poll(&mut self.decoded) } {
                 Ok(count) => {
                     self.read += count as u64;
