@@ -1,8 +1,8 @@
-//! A device that writes completions of any bytes, for the tests and the fuzzer.
+//! A hostile device, which writes arbitrary CQEs, for the tests and the fuzzer.
 //!
-//! What it cannot bring about, whatever it writes: a panic; a completion of a work
-//! request that is not outstanding, or a second one of one that was; a byte written
-//! outside of the memory of a list.
+//! Whatever it writes, it cannot cause a panic, a completion of a work request that is not
+//! outstanding, a second completion of the same work request, or a write outside of the
+//! memory of a scatter/gather list.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -22,7 +22,7 @@ use crate::{
     SendWr, Service, Sge, SharedWork, Work, WorkCompletion,
 };
 
-/// Of a device, where there is none.
+/// Limits of a device, for tests without one.
 pub(crate) const LIMITS: Limits = Limits {
     max_send_entry: 1024,
     max_recv_entry: 512,
@@ -33,14 +33,14 @@ pub(crate) const LIMITS: Limits = Limits {
     ports: 1,
 };
 
-/// Queue pairs have these user indices and numbers.
+/// User index and QP number of the first queue pair.
 const FIRST: u32 = 5;
-/// Of the memory that lists name, and of what is around it.
+/// Bytes of the memory that lists name, and of the guard areas around it.
 const NAMED: usize = 128;
 const AROUND: usize = 256;
 const UNTOUCHED: u8 = 0xa5;
 
-/// The script, byte by byte; zeros behind its end.
+/// The script, read byte by byte; zeros after its end.
 struct Script<'s>(&'s [u8]);
 
 impl Script<'_> {
@@ -65,9 +65,8 @@ impl Script<'_> {
     }
 }
 
-/// A queue pair, and the identifiers of what is outstanding in its queues, oldest
-/// first.
-struct Pair {
+/// A queue pair, and the identifiers of its outstanding work requests, oldest first.
+struct TestQp {
     work: Arc<Work>,
     send: SendQueue,
     recv: RecvQueue,
@@ -75,7 +74,7 @@ struct Pair {
     receives: Vec<u64>,
 }
 
-impl Pair {
+impl TestQp {
     fn new(place: u32, shared: Option<&Arc<SharedWork>>) -> Self {
         let cap = QpCap {
             max_send_wr: 4,
@@ -115,16 +114,16 @@ impl Pair {
     }
 }
 
-/// A shared receive queue with tags, and the identifiers of what is outstanding there.
-struct Tagged {
+/// A shared receive queue with tags, and the identifiers of its outstanding work requests.
+struct TagFixture {
     send: SendQueue,
     recv: SharedQueue,
     receives: Vec<u64>,
-    /// Of tags in the list, by their handles.
+    /// Identifiers of the tags in the list, by handle.
     list: [Option<u64>; TAGS as usize + 1],
     /// Signalled changes, oldest first, with the handles of their tags.
     changes: Vec<(u64, TagChange, u32)>,
-    /// All changes, oldest first. The first completion of one ends it, and those before.
+    /// All changes, oldest first. The first completion of a change ends it and all before.
     posted: Vec<u64>,
 }
 
@@ -133,8 +132,8 @@ const TAGS: u32 = 3;
 const OF_TAGS: u32 = FIRST + 4;
 const OF_CHANGES: u32 = FIRST + 5;
 
-impl Tagged {
-    /// The queue, in the table of `ring`.
+impl TagFixture {
+    /// Creates the queue, and attaches it to `ring`.
     fn new(ring: &mut CqeRing) -> Self {
         let shared = SharedWork::new(3, 2, &LIMITS, None).expect("a small queue");
         let shared = Arc::new(shared.with_tags(TAGS).expect("memory"));
@@ -175,13 +174,13 @@ impl Tagged {
         }
     }
 
-    /// That change has ended. Returns it and those before; none if it had ended already.
+    /// Ends a change. Returns it and all before; empty if it had ended already.
     fn end(&mut self, wr_id: u64) -> Vec<u64> {
         let at = self.posted.iter().position(|posted| *posted == wr_id);
         at.map_or_else(Vec::new, |at| self.posted.drain(..=at).collect())
     }
 
-    /// A change has failed as a work request. Whether it was outstanding.
+    /// Ends a change whose work request failed. Returns whether it was outstanding.
     fn failed(&mut self, wr_id: u64) -> bool {
         let ended = self.end(wr_id);
         self.changes.retain(|(wr_id, change, handle)| {
@@ -194,7 +193,7 @@ impl Tagged {
         !ended.is_empty()
     }
 
-    /// A completion was told that is of tag matching. Whether it was due.
+    /// Accounts for a completion of tag matching. Returns whether it was expected.
     fn done(&mut self, wc: &WorkCompletion) -> bool {
         let kind = wc.wc_flags & (flags::TM_MATCH | flags::TM_DATA_VALID);
         match wc.opcode {
@@ -207,7 +206,7 @@ impl Tagged {
                 wr_id == wc.wr_id
             }
             opcode::TM_RECV if kind != 0 => {
-                // Of a tag that is gone, that is all it says.
+                // The completion of a removed tag only has an error status.
                 let at = self.list.iter_mut().find(|id| **id == Some(wc.wr_id));
                 match at {
                     Some(id) if kind & flags::TM_DATA_VALID != 0 => *id = None,
@@ -224,7 +223,7 @@ impl Tagged {
     }
 }
 
-/// What of a queue pair completes here: of the third its sends only.
+/// Which completions of a queue pair the ring receives: of the third its sends only.
 fn role_of(work: &Work) -> Role {
     match work.user_index() - FIRST {
         2 => Role::SEND,
@@ -232,22 +231,22 @@ fn role_of(work: &Work) -> Role {
     }
 }
 
-/// All that there is.
-struct World<'s> {
+/// All objects of a run.
+struct Fixture<'s> {
     script: Script<'s>,
-    /// What lists name is in the middle.
+    /// The memory that lists name is in the middle.
     memory: Box<[u8; AROUND + NAMED + AROUND]>,
-    pairs: [Pair; 4],
+    pairs: [TestQp; 4],
     shared: SharedQueue,
     shared_receives: Vec<u64>,
-    tagged: Tagged,
+    tagged: TagFixture,
     ring: CqeRing,
-    /// Completions that the device has written, ever.
-    raised: u32,
+    /// Number of CQEs that the device has written.
+    written: u32,
     next_id: u64,
 }
 
-/// Runs a script. It panics if a device could do what it must not.
+/// Runs a script. Panics if the device violates a guarantee of the module.
 pub fn completions(script: &[u8]) {
     let mut script = Script(script);
     let format = CqeFormat {
@@ -260,39 +259,39 @@ pub fn completions(script: &[u8]) {
     let pairs = [None, None, None, Some(&shared)];
     let mut place = 0..;
     let mut ring = CqeRing::new(log2, format, None).expect("a small queue");
-    let tagged = Tagged::new(&mut ring);
-    let mut world = World {
+    let tagged = TagFixture::new(&mut ring);
+    let mut fixture = Fixture {
         script,
         memory: Box::new([UNTOUCHED; AROUND + NAMED + AROUND]),
-        pairs: pairs.map(|shared| Pair::new(place.next().unwrap_or(0), shared)),
+        pairs: pairs.map(|shared| TestQp::new(place.next().unwrap_or(0), shared)),
         shared: SharedQueue::new(shared),
         shared_receives: Vec::new(),
         tagged,
         ring,
-        raised: 0,
+        written: 0,
         next_id: 0,
     };
-    for pair in &world.pairs {
-        let attached = world.ring.attach(&pair.work, role_of(&pair.work));
+    for pair in &fixture.pairs {
+        let attached = fixture.ring.attach(&pair.work, role_of(&pair.work));
         attached.expect("memory");
     }
-    while !world.script.is_over() {
-        world.step();
-        let (before, rest) = world.memory.split_at(AROUND);
+    while !fixture.script.is_over() {
+        fixture.step();
+        let (before, rest) = fixture.memory.split_at(AROUND);
         let mut around = before.iter().chain(&rest[NAMED..]);
         assert!(around.all(|byte| *byte == UNTOUCHED), "a byte outside");
     }
 }
 
-impl World<'_> {
+impl Fixture<'_> {
     fn step(&mut self) {
         match self.script.below(24) {
             16..19 => self.post_change(),
             19 => self.post_tagged_receive(),
-            20..24 => self.raise_tagged(),
+            20..24 => self.write_tag_cqe(),
             0..4 => self.post_send(),
             4..6 => self.post_receive(),
-            6..10 => self.raise(),
+            6..10 => self.write_cqe(),
             10 => self.scribble(),
             11 => self.poll(),
             12 => self.step_cursor(),
@@ -311,7 +310,7 @@ impl World<'_> {
         }
     }
 
-    /// One or two elements of what lists may name. Each ends where its half does.
+    /// One or two elements of the memory that lists may name. Each ends at the end of its half.
     fn list(&mut self) -> ([Sge; 2], usize) {
         let begin = self.memory[AROUND..].as_mut_ptr().expose_provenance() as u64;
         let elements = std::array::from_fn(|i| {
@@ -447,7 +446,7 @@ impl World<'_> {
     }
 
     /// The device writes a completion of tag matching.
-    fn raise_tagged(&mut self) {
+    fn write_tag_cqe(&mut self) {
         let mut bytes: [u8; 64] = std::array::from_fn(|at| at as u8);
         let index = OF_TAGS + u32::from(self.script.below(2));
         bytes[0] = self.script.byte();
@@ -462,11 +461,11 @@ impl World<'_> {
         let (at, owner) = self.place();
         bytes[63] = bytes[63] & !1 | owner;
         self.write(at, &bytes);
-        self.raised = self.raised.wrapping_add(1);
+        self.written = self.written.wrapping_add(1);
     }
 
     /// The device writes a completion, mostly one that could be.
-    fn raise(&mut self) {
+    fn write_cqe(&mut self) {
         let what = self.script.byte();
         let mut bytes: [u8; 64] = match what & 3 {
             0 => self.script.bytes(),
@@ -488,14 +487,14 @@ impl World<'_> {
         let (at, owner) = self.place();
         bytes[63] = bytes[63] & !1 | owner;
         self.write(at, &bytes);
-        self.raised = self.raised.wrapping_add(1);
+        self.written = self.written.wrapping_add(1);
     }
 
     /// Where the fields of the next completion are, and its owner bit.
     fn place(&self) -> (usize, u8) {
         let (format, capacity) = (self.ring.format(), self.ring.capacity());
-        let slot = (self.raised % capacity) as usize;
-        let owner = (self.raised / capacity) as u8 & 1;
+        let slot = (self.written % capacity) as usize;
+        let owner = (self.written / capacity) as u8 & 1;
         (slot * format.bytes() + format.before(), owner)
     }
 
@@ -569,7 +568,7 @@ impl World<'_> {
                 // The same again, or another of its number.
                 if self.script.below(2) == 1 {
                     let place = pair.work.user_index() - FIRST;
-                    *pair = Pair::new(place, pair.work.shared.clone().as_ref());
+                    *pair = TestQp::new(place, pair.work.shared.clone().as_ref());
                 }
                 let attached = self.ring.attach(&pair.work, role_of(&pair.work));
                 attached.expect("memory");
@@ -586,7 +585,7 @@ impl World<'_> {
                     self.write(at + 63, &[5 << 4 | owner]);
                 }
                 self.ring.move_to(memory, log2);
-                self.raised = self.ring.position();
+                self.written = self.ring.position();
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::FileExt;
 
-use super::objects::{Answer, GOOD, Machine};
+use super::objects::{FakeDevice, UcontextAnswer, VALID_ANSWER};
 
 /// Where in the file the pages are: the command in the second byte of their
 /// number.
@@ -11,23 +11,23 @@ const INFO: u64 = (7 << 8) * 4096;
 /// Where in its page the driver says that the counter is.
 const AT: u64 = 0xff0;
 
-fn machine() -> Machine {
-    let machine = Machine::new();
+fn machine() -> FakeDevice {
+    let machine = FakeDevice::new();
     machine.pages.set_len(INFO + 4096).unwrap();
     machine
 }
 
-fn with_clocks() -> Answer {
-    Answer {
+fn with_clocks() -> UcontextAnswer {
+    UcontextAnswer {
         comp_mask: 1,
         clock_info_versions: 1,
         core_clock: 0x1000 + AT,
-        ..GOOD
+        ..VALID_ANSWER
     }
 }
 
 /// The driver's record, its fields in their order.
-fn record(machine: &Machine, sign: u32, words: [u64; 3], mult: u32, shift: u32, mask: u64) {
+fn record(machine: &FakeDevice, sign: u32, words: [u64; 3], mult: u32, shift: u32, mask: u64) {
     let mut bytes = [sign.to_ne_bytes(), [0; 4]].concat();
     bytes.extend(words.map(u64::to_ne_bytes).concat());
     bytes.extend([mult.to_ne_bytes(), shift.to_ne_bytes()].concat());
@@ -45,7 +45,7 @@ fn clock_is_read_at_the_announced_offset() {
         .unwrap();
     assert_eq!(device.clock().ticks(), Some(now));
     // Half of it beyond the page.
-    let beyond = Answer {
+    let beyond = UcontextAnswer {
         core_clock: 0xffc,
         ..with_clocks()
     };
@@ -55,9 +55,9 @@ fn clock_is_read_at_the_announced_offset() {
 #[test]
 fn unannounced_clocks_are_absent() {
     let machine = machine();
-    let device = machine.open(&GOOD).unwrap();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     assert!(device.clock().ticks().is_none() && device.clock().wall().is_none());
-    let other_version = Answer {
+    let other_version = UcontextAnswer {
         clock_info_versions: 2,
         ..with_clocks()
     };

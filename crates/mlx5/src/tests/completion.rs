@@ -34,7 +34,7 @@ fn one(ring: &mut CqeRing) -> WorkCompletion {
 }
 
 /// Posts a work request, and gives the slot that its completion names.
-fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode, list: &[Sge]) -> u16 {
+fn post(pair: &mut TestQp, wr_id: u64, opcode: Opcode, list: &[Sge]) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
     // Operands, of those that have some.
@@ -51,7 +51,7 @@ fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode, list: &[Sge]) -> u16 {
     slot
 }
 
-fn receive(pair: &mut Pair, wr_id: u64, list: &[Sge]) -> u16 {
+fn receive(pair: &mut TestQp, wr_id: u64, list: &[Sge]) -> u16 {
     let slot = pair.record(0) as u16;
     pair.recv.begin();
     pair.recv.push(wr_id, list).unwrap();
@@ -68,9 +68,9 @@ fn sge(memory: &mut [u8]) -> Sge {
     }
 }
 
-fn attached(log2: u32) -> (CqeRing, Device, Pair) {
+fn attached(log2: u32) -> (CqeRing, Device, TestQp) {
     let (mut ring, device) = ring(log2);
-    let pair = Pair::new(70, RC, &cap(16, 2, 0));
+    let pair = TestQp::new(70, RC, &cap(16, 2, 0));
     ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
     (ring, device, pair)
 }
@@ -90,13 +90,13 @@ fn send_completions_have_their_opcode() {
     let (mut ring, mut device, mut pair) = attached(4);
     for (i, (opcode, request, wc_opcode, flags, bytes)) in table.into_iter().enumerate() {
         let slot = post(&mut pair, i as u64 + 40, opcode, &[]);
-        device.raise(&Raised {
+        device.write_cqe(&TestCqe {
             user_index: 70,
             slot,
             request,
             byte_count: 500,
             time: 0x1122_3344_5566_0000 + i as u64,
-            ..Raised::default()
+            ..TestCqe::default()
         });
         let expected = WorkCompletion {
             wr_id: i as u64 + 40,
@@ -130,7 +130,7 @@ fn receives_have_what_the_peer_sent() {
     ];
     for (opcode, wc_opcode, flags, ex, pkey_index) in table {
         let slot = receive(&mut pair, 9, &[]);
-        device.raise(&Raised {
+        device.write_cqe(&TestCqe {
             opcode,
             user_index: 70,
             slot,
@@ -139,7 +139,7 @@ fn receives_have_what_the_peer_sent() {
             flags_rqpn: 2 << 28 | 5 << 24 | 0x1234,
             slid: 0x55,
             path: 0x83,
-            ..Raised::default()
+            ..TestCqe::default()
         });
         let expected = WorkCompletion {
             wr_id: 9,
@@ -186,13 +186,13 @@ fn errors_have_their_status() {
                 13 => post(&mut pair, 5, Opcode::SEND, &[]),
                 _ => receive(&mut pair, 5, &[]),
             };
-            device.raise(&Raised {
+            device.write_cqe(&TestCqe {
                 opcode,
                 user_index: 70,
                 slot,
                 syndrome,
                 vendor: 0x42,
-                ..Raised::default()
+                ..TestCqe::default()
             });
             let wc = one(&mut ring);
             assert_eq!((wc.status, wc.vendor_err), (status, 0x42), "{syndrome:#x}");
@@ -208,18 +208,18 @@ fn receives_complete_in_any_order() {
     let mut made = work(70, RC, &cap(ENTRIES, 1, 0), None);
     Arc::get_mut(&mut made).unwrap().out_of_order = true;
     ring.attach(&made, Role::SEND | Role::RECEIVE).unwrap();
-    let mut pair = Pair::with(made, false);
+    let mut pair = TestQp::with(made, false);
     assert_eq!(pair.recv.capacity(), ENTRIES / 2);
-    let full = |pair: &mut Pair| {
+    let full = |pair: &mut TestQp| {
         pair.recv.begin();
         pair.recv.push(0, &[]) == Err(PostError::Full)
     };
     let mut complete = |opcode, slot| {
-        device.raise(&Raised {
+        device.write_cqe(&TestCqe {
             opcode,
             user_index: 70,
             slot,
-            ..Raised::default()
+            ..TestCqe::default()
         });
     };
     for wr_id in 0..8 {
@@ -261,26 +261,26 @@ fn receives_complete_in_any_order() {
 #[test]
 fn malformed_cqes_are_errors_and_skipped() {
     let (mut ring, mut device, mut pair) = attached(4);
-    let other = Pair::new(71, RC, &cap(4, 1, 0));
+    let other = TestQp::new(71, RC, &cap(4, 1, 0));
     ring.attach(&other.work, Role::SEND).unwrap();
     let slot = post(&mut pair, 3, Opcode::SEND, &[]);
-    let good = Raised {
+    let good = TestCqe {
         user_index: 70,
         slot,
         request: 0x0a,
-        ..Raised::default()
+        ..TestCqe::default()
     };
     let unknown = |user_index| CompletionError::UnknownQueue { user_index };
     let bad = [
         (
-            Raised {
+            TestCqe {
                 user_index: 69,
                 ..good
             },
             unknown(69),
         ),
         (
-            Raised {
+            TestCqe {
                 user_index: 0xff_ffff,
                 ..good
             },
@@ -288,7 +288,7 @@ fn malformed_cqes_are_errors_and_skipped() {
         ),
         // Its receives complete elsewhere.
         (
-            Raised {
+            TestCqe {
                 user_index: 71,
                 opcode: 2,
                 ..good
@@ -296,7 +296,7 @@ fn malformed_cqes_are_errors_and_skipped() {
             unknown(71),
         ),
         (
-            Raised {
+            TestCqe {
                 request: 0x3f,
                 ..good
             },
@@ -306,32 +306,32 @@ fn malformed_cqes_are_errors_and_skipped() {
             },
         ),
         (
-            Raised { opcode: 9, ..good },
+            TestCqe { opcode: 9, ..good },
             CompletionError::UnknownOpcode {
                 completion: 9,
                 request: 0x0a,
             },
         ),
         (
-            Raised {
+            TestCqe {
                 slot: slot + 1,
                 ..good
             },
             CompletionError::UnknownRequest { slot: 1 },
         ),
         (
-            Raised { opcode: 2, ..good },
+            TestCqe { opcode: 2, ..good },
             CompletionError::UnknownRequest { slot: 0 },
         ),
     ];
-    for (i, (raised, error)) in bad.into_iter().enumerate() {
-        device.raise(&raised);
+    for (i, (written, error)) in bad.into_iter().enumerate() {
+        device.write_cqe(&written);
         assert_eq!(take(&mut ring, 4), Err(error));
         assert_eq!(device.consumed(), i as u32 + 1);
     }
     // Behind a good one it waits for the next call.
-    device.raise(&good);
-    device.raise(&Raised {
+    device.write_cqe(&good);
+    device.write_cqe(&TestCqe {
         user_index: 1,
         ..good
     });
@@ -347,7 +347,7 @@ fn data_in_a_cqe_is_scattered() {
     let list = [sge(&mut first), sge(&mut second)];
     let data: Vec<u8> = (100..132).collect();
     let mut bytes = [0u8; 64];
-    let mut raise = |opcode: u8, slot: u16, length: u32, scatter: u8, request: u8| {
+    let mut write_cqe = |opcode: u8, slot: u16, length: u32, scatter: u8, request: u8| {
         bytes[..32].copy_from_slice(&data);
         bytes[32..36].copy_from_slice(&70u32.to_be_bytes());
         bytes[44..48].copy_from_slice(&length.to_be_bytes());
@@ -356,32 +356,32 @@ fn data_in_a_cqe_is_scattered() {
         bytes[63] = opcode << 4 | scatter;
         device.write(bytes);
     };
-    raise(2, receive(&mut pair, 1, &list), 32, 4, 0);
+    write_cqe(2, receive(&mut pair, 1, &list), 32, 4, 0);
     let wc = one(&mut ring);
     assert_eq!((wc.status, wc.byte_len, wc.src_qp), (0, 32, 0));
     assert_eq!([&first[..], &second[..27]].concat(), data);
     assert_eq!(second[27..], [0; 13]);
     second.fill(0);
     // A read's, of the work request's list.
-    raise(0, post(&mut pair, 2, Opcode::RDMA_READ, &list), 9, 4, 0x10);
+    write_cqe(0, post(&mut pair, 2, Opcode::RDMA_READ, &list), 9, 4, 0x10);
     assert_eq!(one(&mut ring).status, 0);
     assert_eq!(second[..5], [105, 106, 107, 108, 0]);
     second.fill(0);
     // An atomic's.
     let slot = post(&mut pair, 2, Opcode::ATOMIC_FETCH_AND_ADD, &list[1..]);
-    raise(0, slot, 8, 4, 0x12);
+    write_cqe(0, slot, 8, 4, 0x12);
     assert_eq!(one(&mut ring).status, 0);
     assert_eq!(second[..9], [100, 101, 102, 103, 104, 105, 106, 107, 0]);
     second.fill(0);
     // More than the list takes, more than there is, more than an entry has;
     // and of what does not read.
-    raise(2, receive(&mut pair, 3, &list[..1]), 6, 4, 0);
+    write_cqe(2, receive(&mut pair, 3, &list[..1]), 6, 4, 0);
     assert_eq!(one(&mut ring).status, 1);
-    raise(2, receive(&mut pair, 3, &list), 33, 4, 0);
+    write_cqe(2, receive(&mut pair, 3, &list), 33, 4, 0);
     assert_eq!(one(&mut ring).status, 1);
-    raise(2, receive(&mut pair, 3, &list), 8, 8, 0);
+    write_cqe(2, receive(&mut pair, 3, &list), 8, 8, 0);
     assert_eq!(one(&mut ring).status, 1);
-    raise(0, post(&mut pair, 3, Opcode::RDMA_WRITE, &list), 8, 4, 0x10);
+    write_cqe(0, post(&mut pair, 3, Opcode::RDMA_WRITE, &list), 8, 4, 0x10);
     assert_eq!(one(&mut ring).status, 1);
     assert_eq!(second, [0; 40]);
 }
@@ -395,11 +395,11 @@ fn arming_names_the_consumer_index() {
     let written = || u64::from_be(unsafe { memory.read() });
     for round in 0..5u64 {
         let slot = post(&mut pair, 0, Opcode::SEND, &[]);
-        device.raise(&Raised {
+        device.write_cqe(&TestCqe {
             user_index: 70,
             slot,
             request: 0x0a,
-            ..Raised::default()
+            ..TestCqe::default()
         });
         one(&mut ring);
         arming.arm(register.get(), round % 2 == 1);
@@ -412,10 +412,10 @@ fn arming_names_the_consumer_index() {
 }
 
 #[test]
-fn completions_of_a_destroyed_queue_pair_are_taken_out() {
+fn completions_of_a_destroyed_queue_pair_are_removed() {
     let (mut ring, mut device) = ring(3);
-    let mut keep = Pair::new(1, RC, &cap(16, 1, 0));
-    let mut gone = Pair::new(2, RC, &cap(16, 1, 0));
+    let mut keep = TestQp::new(1, RC, &cap(16, 1, 0));
+    let mut gone = TestQp::new(2, RC, &cap(16, 1, 0));
     for pair in [&keep, &gone] {
         ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
     }
@@ -428,11 +428,11 @@ fn completions_of_a_destroyed_queue_pair_are_taken_out() {
             (&mut keep, 1)
         };
         let slot = post(pair, i, Opcode::SEND, &[]);
-        device.raise(&Raised {
+        device.write_cqe(&TestCqe {
             user_index,
             slot,
             request: 0x0a,
-            ..Raised::default()
+            ..TestCqe::default()
         });
         if i < 6 {
             one(&mut ring);
@@ -450,9 +450,9 @@ fn completions_of_a_destroyed_queue_pair_are_taken_out() {
     assert_eq!(left, expected);
     assert_eq!(device.consumed(), 13);
     // And no more of it is found.
-    device.raise(&Raised {
+    device.write_cqe(&TestCqe {
         user_index: 2,
-        ..Raised::default()
+        ..TestCqe::default()
     });
     assert_eq!(
         take(&mut ring, 1),
@@ -469,17 +469,17 @@ proptest! {
         turns in prop::collection::vec((0u32..9, 0usize..9), 1..80),
     ) {
         let (mut ring, mut device, mut pair) = attached(log2);
-        let (mut raised, mut read) = (0u64, 0u64);
+        let (mut written, mut read) = (0u64, 0u64);
         for (produce, consume) in turns {
             for _ in 0..produce {
-                if raised - read == u64::from(ring.capacity()) {
+                if written - read == u64::from(ring.capacity()) {
                     break;
                 }
-                let slot = post(&mut pair, raised, Opcode::SEND, &[]);
-                device.raise(&Raised { user_index: 70, slot, request: 0x0a, ..Raised::default() });
-                raised += 1;
+                let slot = post(&mut pair, written, Opcode::SEND, &[]);
+                device.write_cqe(&TestCqe { user_index: 70, slot, request: 0x0a, ..TestCqe::default() });
+                written += 1;
             }
-            prop_assert_eq!(ring.is_empty(), raised == read);
+            prop_assert_eq!(ring.is_empty(), written == read);
             for wc in take(&mut ring, consume).unwrap() {
                 prop_assert_eq!(wc.wr_id, read);
                 read += 1;
@@ -532,21 +532,21 @@ proptest! {
 #[test]
 fn poll_stops_at_a_malformed_completion() {
     let (mut ring, mut device, mut pair) = attached(4);
-    let mut late = Pair::new(71, RC, &cap(16, 2, 0));
+    let mut late = TestQp::new(71, RC, &cap(16, 2, 0));
     let mut out = [MaybeUninit::<TimedCompletion>::uninit(); 4];
     for wr_id in 40..44 {
         receive(&mut pair, wr_id, &[]);
         receive(&mut late, wr_id + 100, &[]);
     }
-    let of = |user_index, slot| Raised {
+    let of = |user_index, slot| TestCqe {
         opcode: 2,
         user_index,
         slot,
         time: 1000 + u64::from(slot),
-        ..Raised::default()
+        ..TestCqe::default()
     };
-    for raised in [of(70, 0), of(71, 0), of(72, 0), of(70, 1)] {
-        device.raise(&raised);
+    for written in [of(70, 0), of(71, 0), of(72, 0), of(70, 1)] {
+        device.write_cqe(&written);
     }
     let mut poll = |ring: &mut CqeRing| {
         // SAFETY: no work request names memory.
@@ -578,7 +578,7 @@ fn poll_stops_at_a_malformed_completion() {
 fn completions_of_a_queue_that_a_program_reads_stay() {
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
+    let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(4, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
     let direct = ring.direct();
     assert_eq!((direct.count, direct.stride), (8, 64));

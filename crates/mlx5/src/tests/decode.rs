@@ -7,10 +7,10 @@ use crate::{CursorEntry, Role};
 
 /// A queue pair with one send and one receive outstanding, and its completion
 /// queue.
-fn outstanding() -> (CqeRing, Device, Pair) {
+fn outstanding() -> (CqeRing, Device, TestQp) {
     let mut ring = CqeRing::plain(2).unwrap();
     let device = Device::of(&ring);
-    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
+    let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(4, 1, 0));
     ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
     pair.send.begin();
     push_send(&mut pair.send, 40).unwrap();
@@ -29,14 +29,14 @@ fn outstanding() -> (CqeRing, Device, Pair) {
 #[test]
 fn a_detached_queue_pair_is_unknown() {
     let (mut ring, mut device, mut pair) = outstanding();
-    let sent = Raised {
+    let sent = TestCqe {
         user_index: 70,
         request: 0x0a,
-        ..Raised::default()
+        ..TestCqe::default()
     };
-    let received = Raised { opcode: 2, ..sent };
-    device.raise(&sent);
-    device.raise(&received);
+    let received = TestCqe { opcode: 2, ..sent };
+    device.write_cqe(&sent);
+    device.write_cqe(&received);
     let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 2];
     // SAFETY: no work request names memory.
     assert_eq!(unsafe { poll(&mut ring, &mut out) }, Ok(2));
@@ -51,7 +51,7 @@ fn a_detached_queue_pair_is_unknown() {
         pair.recv.publish();
     }
     let mut next = |ring: &mut CqeRing, what| {
-        device.raise(&Raised { slot: 1, ..what });
+        device.write_cqe(&TestCqe { slot: 1, ..what });
         // SAFETY: as above.
         unsafe { poll(ring, &mut out) }
     };
@@ -76,17 +76,17 @@ proptest! {
             let mut ring = CqeRing::plain(log2).unwrap();
             let device = Device::of(&ring);
             let pairs: Vec<_> = [70, 71, 134].map(|index| {
-                let pair = Pair::new(index, Service::ReliableConnection, &cap(4, 1, 0));
+                let pair = TestQp::new(index, Service::ReliableConnection, &cap(4, 1, 0));
                 ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
                 pair
             }).into();
             (ring, device, pairs)
         }).collect();
         let mut told: [Vec<_>; 2] = Default::default();
-        let mut raised = 0;
+        let mut written = 0;
         for (n, (what, word, consume, take)) in (100u64..).zip(steps) {
-            if raised - told[0].len() < 1 << log2 {
-                raised += 1;
+            if written - told[0].len() < 1 << log2 {
+                written += 1;
                 for (_, device, pairs) in &mut sides {
                     let pair = &mut pairs[usize::from((what & 1) + (what >> 3))];
                     let (slot, opcode, queue) = if what & 2 != 0 {
@@ -105,7 +105,7 @@ proptest! {
                     unsafe {
                         if queue == 0 { pair.send.publish(); } else { pair.recv.publish(); }
                     }
-                    device.raise(&Raised {
+                    device.write_cqe(&TestCqe {
                         opcode,
                         user_index: pair.work.user_index(),
                         // Some that are not outstanding, or of an odd format.
@@ -115,7 +115,7 @@ proptest! {
                         flags_rqpn: word.rotate_left(8),
                         time: n,
                         scatter: if word % 7 == 0 { 2 } else { 0 },
-                        ..Raised::default()
+                        ..TestCqe::default()
                     });
                 }
             }
@@ -157,7 +157,7 @@ proptest! {
 fn a_batch_wraps_where_the_ring_does() {
     let mut ring = CqeRing::plain(1).unwrap();
     let mut device = Device::of(&ring);
-    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(4, 1, 0));
+    let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(4, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
     pair.send.begin();
     for wr_id in 40..44 {
@@ -165,21 +165,21 @@ fn a_batch_wraps_where_the_ring_does() {
     }
     // SAFETY: no memory is named.
     unsafe { pair.send.publish() };
-    let sent = |slot| Raised {
+    let sent = |slot| TestCqe {
         user_index: 70,
         slot,
         request: 0x0a,
-        ..Raised::default()
+        ..TestCqe::default()
     };
-    device.raise(&sent(0));
-    device.raise(&sent(1));
+    device.write_cqe(&sent(0));
+    device.write_cqe(&sent(1));
     // As if it were the next: of the same queue, and of this round.
     // SAFETY: behind the two entries is the rest of a page.
     unsafe { device.entries.add(128).cast().write(sent(2).bytes()) };
     let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 4];
     // SAFETY: as above.
     assert_eq!(unsafe { poll(&mut ring, &mut out) }, Ok(2));
-    device.raise(&sent(2));
+    device.write_cqe(&sent(2));
     // SAFETY: as above.
     assert_eq!(unsafe { poll(&mut ring, &mut out) }, Ok(1));
     // SAFETY: it was written.
@@ -196,7 +196,7 @@ proptest! {
         (slid, path, time) in (any::<u16>(), any::<u8>(), any::<u64>()),
         (common, keep) in any::<(bool, bool)>(),
     ) {
-        let raised = Raised {
+        let written = TestCqe {
             opcode: if common { [0, 2, 3][opcode as usize % 3] } else { opcode },
             request: if common { [0x0a, 0x08][request as usize % 2] } else { request },
             user_index: if common { 70 } else { user_index },
@@ -209,16 +209,16 @@ proptest! {
             time,
             syndrome: 5,
             vendor: 6,
-            ..Raised::default()
+            ..TestCqe::default()
         };
         let (mut cursor, mut cursor_device, pair) = outstanding();
         let (mut long, mut long_device, other) = outstanding();
-        cursor_device.raise(&raised);
-        long_device.raise(&raised);
+        cursor_device.write_cqe(&written);
+        long_device.write_cqe(&written);
         let mut entry = CursorEntry::default();
         // SAFETY: no work request names memory.
         let told = unsafe { cursor.next(&mut entry) };
-        let both = |of: [&Pair; 2]| of.map(|pair| {
+        let both = |of: [&TestQp; 2]| of.map(|pair| {
             let work = &pair.work;
             (work.sends.completed(), work.receives.completed())
         });
@@ -228,7 +228,7 @@ proptest! {
             prop_assert!(pair.work.sends.find(0).is_some());
             prop_assert!(pair.work.receives.find(0).is_some());
         } else {
-            prop_assert_eq!(told, Ok(raised.opcode != 15));
+            prop_assert_eq!(told, Ok(written.opcode != 15));
         }
         // SAFETY: as above.
         let timed = match unsafe { read_timed(&mut long) } {
@@ -295,12 +295,12 @@ fn cursor_ignores_the_previous_round() {
             *next += 1;
             // SAFETY: no work request names memory.
             assert_eq!(unsafe { ring.next(&mut entry) }, Ok(false));
-            device.raise(&Raised {
+            device.write_cqe(&TestCqe {
                 opcode,
                 slot,
                 user_index: 70,
                 request: 0x0a,
-                ..Raised::default()
+                ..TestCqe::default()
             });
             // SAFETY: as above.
             assert_eq!(unsafe { ring.next(&mut entry) }, Ok(true));

@@ -9,7 +9,7 @@ use uverbs::abi::write::{CMD_FLAG_EXTENDED, ExQueryDeviceResp, cmd};
 use uverbs::kernel::fake::Target;
 use zerocopy::FromZeros;
 
-use super::objects::Machine;
+use super::objects::FakeDevice;
 use crate::{CopyError, CreateError, DeviceBytes, DeviceMemory};
 
 const ALLOC: Target = Target::Method(OBJECT_DM, METHOD_DM_ALLOC);
@@ -21,8 +21,8 @@ fn at(high: u64, low: u64) -> u64 {
     (high << 16 | 8 << 8 | low) * 4096
 }
 
-fn machine(start: u64, index: u16) -> Machine {
-    let machine = Machine::new();
+fn machine(start: u64, index: u16) -> FakeDevice {
+    let machine = FakeDevice::new();
     machine.fake.on(QUERY_DEVICE, |reply| {
         let mut answer = ExQueryDeviceResp::new_zeroed();
         answer.response_length = size_of::<ExQueryDeviceResp>() as u32;

@@ -3,7 +3,7 @@
 use uverbs::Errno;
 use uverbs::kernel::fake::Target;
 
-use super::objects::Machine;
+use super::objects::FakeDevice;
 use super::*;
 use crate::CreateError;
 use crate::commands::{Capabilities, IndirectKey, KeyOptions, Psv, dc_paging};
@@ -15,7 +15,7 @@ const CREATE: Target = Target::Method(OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_CREATE);
 const REGISTER: Target = Target::Method(OBJECT_DEVX_UMEM, METHOD_DEVX_UMEM_REG);
 
 /// Answers a query of capabilities by their group: the words at these offsets.
-fn capabilities(machine: &Machine, words: &'static [(u16, usize, u32)]) {
+fn capabilities(machine: &FakeDevice, words: &'static [(u16, usize, u32)]) {
     machine.fake.on(GENERAL, move |reply| {
         let input = reply.call().bytes(ATTR_DEVX_OTHER_IN).unwrap().to_vec();
         assert_eq!(be16(&input, 0), 0x100);
@@ -32,7 +32,7 @@ fn capabilities(machine: &Machine, words: &'static [(u16, usize, u32)]) {
 
 #[test]
 fn capabilities_are_those_of_their_groups() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     capabilities(
         &machine,
         &[
@@ -66,7 +66,7 @@ fn capabilities_are_those_of_their_groups() {
 
 #[test]
 fn a_context_without_devx_has_no_capabilities() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     for errno in [libc::EPROTONOSUPPORT, libc::EINVAL] {
         machine.fake.on(GENERAL, move |_| Err(Errno::new(errno)));
         assert_eq!(
@@ -84,7 +84,7 @@ fn a_context_without_devx_has_no_capabilities() {
 
 #[test]
 fn a_refusal_of_the_device_has_its_status() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     for (status, errno) in [
         (3, libc::EINVAL),
         (6, libc::EBUSY),
@@ -117,7 +117,7 @@ fn a_refusal_of_the_device_has_its_status() {
 
 #[test]
 fn an_indirect_key_is_created_free() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     machine.fake.on(CREATE, |reply| {
         let input = reply
             .call()
@@ -152,7 +152,7 @@ fn an_indirect_key_is_created_free() {
 
 #[test]
 fn protected_keys_have_formats_and_psvs() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     for (signatures, encryption, octowords) in [(true, false, 4), (false, true, 4), (true, true, 8)]
     {
         machine.fake.on(CREATE, move |reply| {
@@ -191,7 +191,7 @@ fn protected_keys_have_formats_and_psvs() {
 
 #[test]
 fn memory_is_deregistered_when_it_is_dropped() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     machine.fake.on(REGISTER, |reply| {
         reply.set(ATTR_DEVX_UMEM_REG_NUMBER, &7u32.to_ne_bytes());
         Ok(())
@@ -221,7 +221,7 @@ fn memory_is_deregistered_when_it_is_dropped() {
 
 #[test]
 fn an_answer_of_the_device_is_there_when_it_refuses() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     machine.fake.on(GENERAL, |reply| {
         reply.set(ATTR_DEVX_OTHER_OUT, &[3; 16]);
         Err(Errno::new(libc::EREMOTEIO))

@@ -4,7 +4,7 @@
 use uverbs::kernel::fake::Target;
 use uverbs::{QpAttr, QpAttrMask, QpState, QpType, Sge};
 
-use super::objects::{CREATE_QP, GOOD, Machine};
+use super::objects::{CREATE_QP, FakeDevice, VALID_ANSWER};
 use super::*;
 use crate::{
     CreateError, DcType, DciStreams, Destination, Link, Operands, QpChanges, QpOptions, QueuePair,
@@ -25,7 +25,7 @@ fn address() -> Address {
     Address(crate::ah::vector(&attr, Link::InfiniBand))
 }
 
-fn post(pair: &mut Pair, opcode: Opcode, stream: u16) {
+fn post(pair: &mut TestQp, opcode: Opcode, stream: u16) {
     let list = [Sge {
         addr: 0x9000,
         length: 8,
@@ -69,7 +69,7 @@ fn a_work_request_names_its_target() {
         (Opcode::ATOMIC_FETCH_AND_ADD, 7, 6),
     ];
     for (opcode, segments, data) in table {
-        let mut pair = Pair::new(1, INITIATOR, &cap(4, 1, 0));
+        let mut pair = TestQp::new(1, INITIATOR, &cap(4, 1, 0));
         post(&mut pair, opcode, 0x0203);
         let bytes = pair.sent(0, 128);
         assert_eq!(be32(&bytes, 4), QPN << 8 | segments, "{opcode:?}");
@@ -139,7 +139,7 @@ fn fast_path_writes_the_same() {
         ),
     ];
     for (service, opcode, destination, length, pushed) in table {
-        let [mut fast, mut slow] = [1, 2].map(|i| Pair::new(i, service, &cap(3, 1, 0)));
+        let [mut fast, mut slow] = [1, 2].map(|i| TestQp::new(i, service, &cap(3, 1, 0)));
         let size = fast.work.send.bytes();
         let list = [Sge {
             addr: 0x9000,
@@ -202,8 +202,8 @@ fn fast_path_writes_the_same() {
 }
 
 #[test]
-fn without_a_target_it_is_refused() {
-    let mut pair = Pair::new(1, INITIATOR, &cap(4, 1, 0));
+fn a_send_without_a_target_is_refused() {
+    let mut pair = TestQp::new(1, INITIATOR, &cap(4, 1, 0));
     pair.send.begin();
     let refused = push_send(&mut pair.send, 1);
     assert_eq!(refused, Err(PostError::BadOperation));
@@ -211,9 +211,9 @@ fn without_a_target_it_is_refused() {
 }
 
 /// A machine, and the driver's input for a queue pair with these options.
-fn created(dc_type: DcType) -> (Machine, QueuePair<Arc<uverbs::Context>>, Vec<u8>) {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+fn created(dc_type: DcType) -> (FakeDevice, QueuePair<Arc<uverbs::Context>>, Vec<u8>) {
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     let options = QpOptions {
         keys: crate::KeyChanges::None,
         dc_type: Some(dc_type),

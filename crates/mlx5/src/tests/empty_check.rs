@@ -9,7 +9,7 @@ fn empty_check_sees_new_completions() {
     // SAFETY: it is not used after the ring.
     let check = unsafe { ring.empty_check() };
     let mut device = Device::of(&ring);
-    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(16, 1, 0));
+    let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
     for round in 0..7 {
         assert!(check.is_empty(), "{round}");

@@ -9,7 +9,9 @@ use uverbs::Context;
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::Target;
 
-use super::objects::{ALLOC_UAR, Answer, BAD, CREATE_CQ, CREATE_QP, GET_CONTEXT, GOOD, Machine};
+use super::objects::{
+    ALLOC_UAR, BAD, CREATE_CQ, CREATE_QP, FakeDevice, GET_CONTEXT, UcontextAnswer, VALID_ANSWER,
+};
 use super::*;
 use crate::{CreateError, DeviceContext, QueuePair, ThreadUar};
 
@@ -24,16 +26,16 @@ const PAGES: usize = 9;
 const HALVES: [u64; 4] = [0x800, 0x900, 0xa00, 0xb00];
 
 /// Of a file that rdma-core's provider has opened: the driver gave it none.
-const NONE_GIVEN: Answer = Answer {
+const NONE_GIVEN: UcontextAnswer = UcontextAnswer {
     registers: 0,
-    ..GOOD
+    ..VALID_ANSWER
 };
 
-type Pair = QueuePair<Arc<Context>>;
+type TestQp = QueuePair<Arc<Context>>;
 
 /// A machine that allocates so many pages of registers, and the kind of each.
-fn machine(most: u32) -> (Machine, Arc<std::sync::Mutex<Vec<u64>>>) {
-    let machine = Machine::new();
+fn machine(most: u32) -> (FakeDevice, Arc<std::sync::Mutex<Vec<u64>>>) {
+    let machine = FakeDevice::new();
     machine.pages.set_len(0x20 * 4096).unwrap();
     let kinds = Arc::new(std::sync::Mutex::new(Vec::new()));
     let (given, count) = (Arc::clone(&kinds), AtomicU32::new(0));
@@ -52,7 +54,7 @@ fn machine(most: u32) -> (Machine, Arc<std::sync::Mutex<Vec<u64>>>) {
     (machine, kinds)
 }
 
-fn import(machine: &Machine, answer: &Answer) -> Result<DeviceContext, CreateError> {
+fn import(machine: &FakeDevice, answer: &UcontextAnswer) -> Result<DeviceContext, CreateError> {
     let bytes = answer.bytes();
     machine.fake.on(QUERY_CONTEXT, move |reply| {
         reply.set(ATTR_QUERY_CONTEXT_RESP, &bytes);
@@ -63,7 +65,7 @@ fn import(machine: &Machine, answer: &Answer) -> Result<DeviceContext, CreateErr
 
 /// A queue pair, and the page that the driver was told for it. What the driver
 /// answers about registers means nothing then.
-fn pair(machine: &Machine, device: &DeviceContext) -> (Pair, u32) {
+fn pair(machine: &FakeDevice, device: &DeviceContext) -> (TestQp, u32) {
     let qp = machine.qp(device, u32::MAX).unwrap();
     let told = machine.driver_in(CREATE_QP);
     let word = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
@@ -71,7 +73,7 @@ fn pair(machine: &Machine, device: &DeviceContext) -> (Pair, u32) {
     (qp, word(36) - FIRST)
 }
 
-fn read(machine: &Machine, page: u32, at: u64) -> [u8; 8] {
+fn read(machine: &FakeDevice, page: u32, at: u64) -> [u8; 8] {
     let mut bytes = [0; 8];
     let offset = u64::from(page) * 4096 + at;
     machine.pages.read_exact_at(&mut bytes, offset).unwrap();
@@ -79,7 +81,7 @@ fn read(machine: &Machine, page: u32, at: u64) -> [u8; 8] {
 }
 
 /// Rings, and returns which register of the page was written to.
-fn ring(machine: &Machine, qp: &mut Pair, page: u32) -> usize {
+fn ring(machine: &FakeDevice, qp: &mut TestQp, page: u32) -> usize {
     for at in HALVES {
         let offset = u64::from(page) * 4096 + at;
         machine.pages.write_all_at(&[0; 8], offset).unwrap();
@@ -95,7 +97,7 @@ fn ring(machine: &Machine, qp: &mut Pair, page: u32) -> usize {
 #[test]
 fn imported_context_allocates_its_uars() {
     // Whether the driver gave the file any, which are the other process's, or not.
-    for answer in [NONE_GIVEN, GOOD] {
+    for answer in [NONE_GIVEN, VALID_ANSWER] {
         let (machine, kinds) = machine(u32::MAX);
         let device = import(&machine, &answer).unwrap();
         assert_eq!(device.limits, LIMITS);
@@ -180,7 +182,7 @@ fn queue_pairs_share_uars() {
 
 #[test]
 fn device_without_blue_flame_has_doorbells() {
-    let none = Answer {
+    let none = UcontextAnswer {
         register_size: 0,
         ..NONE_GIVEN
     };
@@ -226,7 +228,7 @@ fn failed_import_leaves_nothing() {
     assert!(short.fake.live_objects().is_empty());
 }
 
-fn answer_uar(machine: &Machine, length: u32, number: u32) {
+fn answer_uar(machine: &FakeDevice, length: u32, number: u32) {
     machine.fake.on(ALLOC_UAR, move |reply| {
         reply.set(ATTR_ALLOC_UAR_MMAP_OFFSET, &0u64.to_ne_bytes());
         reply.set(ATTR_ALLOC_UAR_MMAP_LENGTH, &length.to_ne_bytes());

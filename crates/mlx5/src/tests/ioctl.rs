@@ -5,7 +5,7 @@ use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{IoctlCall, Target};
 use uverbs::{Errno, Error, Pd, PdHandle, Udata};
 
-use super::objects::{ALLOC_UAR, Machine};
+use super::objects::{ALLOC_UAR, FakeDevice};
 use crate::ioctl::ids::*;
 use crate::ioctl::{self, DmLocation, Uar, UarHandle, UarKind};
 
@@ -17,7 +17,7 @@ const QUERY_DM: Target = Target::Method(OBJECT_DM, METHOD_DM_QUERY);
 type Attribute = (u16, u16, u64);
 
 /// Returns object, method and attributes of the only call since the last.
-fn sent(machine: &Machine) -> ((u16, u16), Vec<Attribute>) {
+fn sent(machine: &FakeDevice) -> ((u16, u16), Vec<Attribute>) {
     let calls = machine.fake.take_ioctls();
     let [call] = calls.as_slice() else {
         panic!("{calls:?}");
@@ -37,7 +37,7 @@ fn attributes(call: &IoctlCall) -> Vec<Attribute> {
 
 #[test]
 fn uars() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let context = &machine.context;
     for (kind, number) in [(UarKind::BlueFlame, 0), (UarKind::Doorbells, 1)] {
         machine.fake.on(ALLOC_UAR, |reply| {
@@ -93,7 +93,7 @@ fn uars() {
 /// Commands on an object name it in their errors.
 #[test]
 fn refused_commands_name_the_object() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let context = &machine.context;
     let errors = [
         ioctl::uar::destroy(context, UarHandle(5)).err(),
@@ -120,7 +120,7 @@ fn refused_commands_name_the_object() {
 
 #[test]
 fn number_of_a_protection_domain() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let context = &machine.context;
     let pd = Pd::alloc(context, Udata::none()).unwrap();
     machine.fake.take_calls();
@@ -150,7 +150,7 @@ fn number_of_a_protection_domain() {
 
 #[test]
 fn location_of_device_memory() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let context = &machine.context;
     machine.fake.on(ALLOC_DM, |reply| {
         reply.set(ATTR_ALLOC_DM_START_OFFSET, &0x1_0040u64.to_ne_bytes());
@@ -200,7 +200,7 @@ fn location_of_device_memory() {
 #[test]
 fn memory_of_flow_steering() {
     const HEADER_CHANGES: u32 = 2;
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     machine.fake.on(ALLOC_DM, |reply| {
         reply.set(ATTR_ALLOC_DM_START_OFFSET, &0x7_0000_1040u64.to_ne_bytes());
         Ok(())
@@ -231,7 +231,7 @@ fn memory_of_flow_steering() {
 #[test]
 fn steering_anchors() {
     const ANCHOR: Target = Target::Method(OBJECT_STEERING_ANCHOR, METHOD_STEERING_ANCHOR_CREATE);
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     machine.fake.on(ANCHOR, |reply| {
         reply.set(ATTR_STEERING_ANCHOR_FT_ID, &0x1234u32.to_ne_bytes());
         Ok(())

@@ -8,10 +8,10 @@ use crate::{Bind, MwType, Operands, Role};
 const RC: Service = Service::ReliableConnection;
 
 /// A queue pair that may change keys.
-fn pair(service: Service, wr: u32) -> Pair {
+fn pair(service: Service, wr: u32) -> TestQp {
     let cap = cap(wr, 1, 0);
     let send = SendPlan::new(&cap, service, &LIMITS, crate::KeyChanges::Windows, 0).unwrap();
-    Pair::with(work_of(70, service, send, &cap, None), false)
+    TestQp::with(work_of(70, service, send, &cap, None), false)
 }
 
 const BIND: Bind = Bind {
@@ -32,7 +32,7 @@ enum Change {
 }
 
 /// Posts work requests as one batch; the slot of the first.
-fn post(pair: &mut Pair, flags: SendFlags, changes: &[Change]) -> u16 {
+fn post(pair: &mut TestQp, flags: SendFlags, changes: &[Change]) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
     for change in changes {
@@ -89,7 +89,7 @@ fn a_window_of_the_domain_is_bound() {
     assert_eq!(bytes[144..192], [0; 48]);
     assert_eq!(pair.record(1), 3);
     // It is short enough for the register.
-    assert_eq!(pair.flamed(17), be64(&bytes, 136));
+    assert_eq!(pair.blue_flame_word(17), be64(&bytes, 136));
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_key_is_invalidated() {
 #[test]
 fn request_after_a_key_change_is_fenced() {
     let mut pair = pair(RC, 16);
-    let fences = |pair: &Pair, at: usize| pair.sent(at * 64 + 11, 1)[0];
+    let fences = |pair: &TestQp, at: usize| pair.sent(at * 64 + 11, 1)[0];
     // In one batch, and over its end: the two behind the changes.
     post(
         &mut pair,
@@ -283,7 +283,7 @@ proptest! {
             for kind in batch {
                 let (request, opcode, blocks) = [(0x0a, 0, 1), (0x25, 5, 3), (0x25, 6, 2)][usize::from(kind)];
                 prop_assert_eq!(pair.sent(usize::from(slot) * 64 + 3, 1)[0], request);
-                device.raise(&Raised { user_index: 70, slot, request, ..Raised::default() });
+                device.write_cqe(&TestCqe { user_index: 70, slot, request, ..TestCqe::default() });
                 // Inside of a work request there is no other.
                 if blocks > 1 {
                     prop_assert_eq!(pair.work.sends.find(u32::from(slot) + 1), None);

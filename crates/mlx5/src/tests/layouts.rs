@@ -6,12 +6,12 @@ use crate::{Interleaved, KeyChanges, KeyLayout, LayoutChange, Role};
 const RC: Service = Service::ReliableConnection;
 const KEY: u32 = 0x0123_4500;
 
-fn pair(inline: u32) -> Pair {
+fn pair(inline: u32) -> TestQp {
     let cap = cap(4, 1, inline);
     let send = SendPlan::new(&cap, RC, &LIMITS, KeyChanges::Layouts, 0).unwrap();
     let mut work = work_of(70, RC, send, &cap, None);
     Arc::get_mut(&mut work).unwrap().memcpy = true;
-    Pair::with(work, false)
+    TestQp::with(work, false)
 }
 
 fn change<'a>(layout: Option<KeyLayout<'a>>, access: Option<u32>) -> LayoutChange<'a> {
@@ -22,7 +22,7 @@ fn change<'a>(layout: Option<KeyLayout<'a>>, access: Option<u32>) -> LayoutChang
     }
 }
 
-fn push_layout(pair: &mut Pair, wr_id: u64, change: &LayoutChange<'_>) -> Result<(), PostError> {
+fn push_layout(pair: &mut TestQp, wr_id: u64, change: &LayoutChange<'_>) -> Result<(), PostError> {
     pair.send.push_layout(wr_id, SendFlags::SIGNALED, change)
 }
 
@@ -136,7 +136,7 @@ fn a_layout_fits_or_is_refused() {
         assert_eq!(refused, Err(PostError::Full));
     }
     // A queue that was not made for it.
-    let mut pair = Pair::new(70, RC, &cap(4, 4, 0));
+    let mut pair = TestQp::new(70, RC, &cap(4, 4, 0));
     assert_eq!(pair.send.max_layout(), 0);
     let refused = push_layout(&mut pair, 9, &change(None, None));
     assert_eq!(refused, Err(PostError::BadOperation));
@@ -148,17 +148,17 @@ fn a_layout_fits_or_is_refused() {
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::SEND).unwrap();
-    device.raise(&Raised {
+    device.write_cqe(&TestCqe {
         user_index: 70,
         request: 0x2f,
-        ..Raised::default()
+        ..TestCqe::default()
     });
     // SAFETY: there is no memory to write to.
     assert!(unsafe { read(&mut ring) }.unwrap().is_err());
 }
 
 #[test]
-fn they_complete_with_their_opcodes() {
+fn layouts_and_copies_complete_with_their_opcodes() {
     let mut pair = pair(0);
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
@@ -187,11 +187,11 @@ fn they_complete_with_their_opcodes() {
         };
         // SAFETY: there is no device.
         unsafe { pair.send.publish() };
-        device.raise(&Raised {
+        device.write_cqe(&TestCqe {
             user_index: 70,
             slot: slot as u16,
             request,
-            ..Raised::default()
+            ..TestCqe::default()
         });
         // SAFETY: there is no memory to write to.
         let wc = unsafe { read(&mut ring) }.unwrap().unwrap();

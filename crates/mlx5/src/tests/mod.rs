@@ -1,5 +1,5 @@
-//! The queues against a device that is written by hand: where it reads and
-//! writes what is counted here, not taken from `abi`.
+//! The queues against a handwritten device, whose offsets are literal here, not those of
+//! `abi`.
 
 mod clock;
 mod completion;
@@ -41,7 +41,7 @@ use crate::{
 
 pub(crate) use crate::hostile::LIMITS;
 
-/// The number on the wire of every queue pair here.
+/// The QP number of every queue pair in the tests.
 pub const QPN: u32 = 0xab_cdef;
 
 pub fn cap(wr: u32, sge: u32, inline: u32) -> QpCap {
@@ -60,7 +60,7 @@ pub fn work(
     cap: &QpCap,
     shared: Option<Arc<SharedWork>>,
 ) -> Arc<Work> {
-    // As small as can be, so that queues are gone around often.
+    // As small as possible, so that queues wrap often.
     let send = SendPlan::new(cap, service, &LIMITS, crate::KeyChanges::None, 0).unwrap();
     work_of(index, service, send, cap, shared)
 }
@@ -89,8 +89,7 @@ pub fn work_of(
     )
 }
 
-/// Reads the next completion with its time; a malformed one is passed over. Only
-/// then its CQE is given back.
+/// Reads the next completion with its time; skips a malformed one. Its CQE is not released.
 ///
 /// # Safety
 /// As for [`CqeRing::poll`].
@@ -117,7 +116,7 @@ pub unsafe fn read(ring: &mut CqeRing) -> Option<Result<WorkCompletion, Completi
     Some(unsafe { read_timed(ring) }?.map(|timed| timed.completion))
 }
 
-/// Polls; a malformed completion is passed over.
+/// Polls; skips a malformed completion.
 ///
 /// # Safety
 /// As for [`CqeRing::poll`].
@@ -143,7 +142,7 @@ pub fn request(wr_id: u64, opcode: Opcode, flags: SendFlags, list: &[Sge]) -> Se
 
 /// Adds a work request to the batch.
 pub fn push(queue: &mut SendQueue, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
-    // SAFETY: inline data of a test is its own.
+    // SAFETY: inline data of a test is readable.
     unsafe { queue.push(wr) }
 }
 
@@ -156,22 +155,22 @@ pub fn push_send(queue: &mut SendQueue, wr_id: u64) -> Result<(), PostError> {
 }
 
 /// Posts a send on the queue pair whose user index is 70, and completes it.
-pub fn complete_one(pair: &mut Pair, device: &mut Device, wr_id: u64) {
+pub fn complete_one(pair: &mut TestQp, device: &mut Device, wr_id: u64) {
     let slot = pair.record(1) as u16;
     pair.send.begin();
     push_send(&mut pair.send, wr_id).unwrap();
     // SAFETY: there is no data.
     unsafe { pair.send.publish() };
-    device.raise(&Raised {
+    device.write_cqe(&TestCqe {
         user_index: 70,
         slot,
         request: 0x0a,
-        ..Raised::default()
+        ..TestCqe::default()
     });
 }
 
 /// A queue pair without a kernel, and its memory as the device sees it.
-pub struct Pair {
+pub struct TestQp {
     pub work: Arc<Work>,
     pub send: SendQueue,
     pub recv: RecvQueue,
@@ -179,7 +178,7 @@ pub struct Pair {
     pub register: NonNull<u64>,
 }
 
-impl Pair {
+impl TestQp {
     pub fn new(index: u32, service: Service, cap: &QpCap) -> Self {
         Self::with(work(index, service, cap, None), false)
     }
@@ -221,7 +220,7 @@ impl Pair {
     }
 
     /// A word of the register.
-    pub fn flamed(&self, word: usize) -> u64 {
+    pub fn blue_flame_word(&self, word: usize) -> u64 {
         assert!(word < 64);
         // SAFETY: inside the page that stands in for it.
         u64::from_be(unsafe { self.register.add(word).read() })
@@ -240,20 +239,20 @@ pub fn be64(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// A completion as the device writes it.
+/// The contents of a CQE that the device writes.
 #[derive(Clone, Copy, Default)]
-pub struct Raised {
+pub struct TestCqe {
     pub opcode: u8,
     pub user_index: u32,
     pub slot: u16,
     pub request: u8,
     pub byte_count: u32,
-    /// Of one without an error.
+    /// The time; only without an error.
     pub time: u64,
     pub immediate: u32,
     pub flags_rqpn: u32,
     pub slid: u16,
-    /// Of a packet: which checksums are right, and its headers.
+    /// For a packet: the valid checksums, and its headers.
     pub checksum: [u8; 2],
     pub path: u8,
     pub syndrome: u8,
@@ -262,7 +261,7 @@ pub struct Raised {
     pub scatter: u8,
 }
 
-impl Raised {
+impl TestCqe {
     pub fn bytes(&self) -> [u8; 64] {
         let mut bytes = [0u8; 64];
         bytes[17] = self.path;
@@ -292,11 +291,10 @@ pub struct Device {
     capacity: u32,
     /// Bytes of an entry.
     size: usize,
-    raised: u32,
+    written: u32,
 }
 
-// SAFETY: the memory is the ring's, which the tests keep; nothing of it is the
-// thread's.
+// SAFETY: the memory is the ring's, which the tests keep; it is not bound to a thread.
 unsafe impl Send for Device {}
 
 impl Device {
@@ -306,15 +304,15 @@ impl Device {
             records: ring.records().first(),
             capacity: ring.capacity(),
             size: ring.format().bytes(),
-            raised: 0,
+            written: 0,
         }
     }
 
-    pub fn raise(&mut self, what: &Raised) {
+    pub fn write_cqe(&mut self, what: &TestCqe) {
         self.write(what.bytes());
     }
 
-    /// Ends the old entries, and goes on in others.
+    /// Writes the resize CQE, and continues in new entries.
     pub fn move_to(&mut self, entries: NonNull<u8>, capacity: u32) {
         let mut mark = [0; 64];
         mark[63] = 5 << 4;
@@ -324,10 +322,10 @@ impl Device {
 
     /// Writes an entry with the owner bit of its round.
     pub fn write(&mut self, mut bytes: [u8; 64]) {
-        let round = (self.raised / self.capacity) & 1;
+        let round = (self.written / self.capacity) & 1;
         bytes[63] = bytes[63] & !1 | round as u8;
-        self.put(self.raised, bytes);
-        self.raised += 1;
+        self.put(self.written, bytes);
+        self.written += 1;
     }
 
     /// Writes to the last 64 bytes of the entry at `at`.
@@ -340,7 +338,7 @@ impl Device {
     /// Writes to the first 64 bytes of the next entry, which has 128.
     pub fn put_before(&mut self, bytes: [u8; 64]) {
         assert_eq!(self.size, 128);
-        let at = (self.raised % self.capacity) as usize * 128;
+        let at = (self.written % self.capacity) as usize * 128;
         // SAFETY: in an entry of the queue.
         unsafe { self.entries.add(at).cast::<[u8; 64]>().write(bytes) };
     }

@@ -23,14 +23,14 @@ pub const CREATE_WQ: Target = Target::Method(OBJECT_WQ, METHOD_WQ_CREATE);
 pub const CREATE_SRQ: Target = Target::Method(OBJECT_SRQ, METHOD_SRQ_CREATE);
 
 /// The kernel, and pages that stand in for the device's registers.
-pub struct Machine {
+pub struct FakeDevice {
     pub fake: Arc<FakeKernel>,
     pub pages: File,
     pub context: Arc<Context>,
 }
 
-/// The driver's answer, its fields in their order.
-pub struct Answer {
+/// The driver's answer to GET_CONTEXT.
+pub struct UcontextAnswer {
     pub register_size: u32,
     pub registers: u32,
     pub send_entry: u16,
@@ -43,7 +43,7 @@ pub struct Answer {
     pub inline_mode: u8,
 }
 
-pub const GOOD: Answer = Answer {
+pub const VALID_ANSWER: UcontextAnswer = UcontextAnswer {
     register_size: 512,
     registers: 16,
     send_entry: 1024,
@@ -56,7 +56,7 @@ pub const GOOD: Answer = Answer {
     inline_mode: 1,
 };
 
-impl Answer {
+impl UcontextAnswer {
     pub fn bytes(&self) -> [u8; 72] {
         let mut bytes = [0; 72];
         let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -79,7 +79,7 @@ impl Answer {
     }
 }
 
-impl Machine {
+impl FakeDevice {
     pub fn new() -> Self {
         let fake = FakeKernel::new();
         fake.add_methods(crate::ioctl::METHODS);
@@ -97,7 +97,7 @@ impl Machine {
         }
     }
 
-    pub fn open(&self, answer: &Answer) -> Result<DeviceContext, CreateError> {
+    pub fn open(&self, answer: &UcontextAnswer) -> Result<DeviceContext, CreateError> {
         let bytes = answer.bytes();
         self.fake.on(GET_CONTEXT, move |reply| {
             reply.set_driver_out(&bytes);
@@ -114,7 +114,7 @@ impl Machine {
     }
 
     pub fn cq(&self, cqe: u32) -> Result<CompletionQueue<Arc<Context>>, CreateError> {
-        self.cq_of(&self.open(&GOOD)?, cqe)
+        self.cq_of(&self.open(&VALID_ANSWER)?, cqe)
     }
 
     pub fn cq_of(
@@ -205,8 +205,8 @@ fn tempfile() -> File {
 
 #[test]
 fn context_requests_user_indices_and_uars() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     let asked = machine.driver_in(GET_CONTEXT);
     assert_eq!(asked.len(), 32);
     assert_eq!(asked[..8], [16, 0, 0, 0, 4, 0, 0, 0]);
@@ -214,26 +214,26 @@ fn context_requests_user_indices_and_uars() {
     assert_eq!(device.limits, LIMITS);
 }
 
-/// What makes no sense however a context was come by.
-pub const BAD: [(Answer, i32); 3] = [
+/// Answers that are malformed for created and imported contexts.
+pub const BAD: [(UcontextAnswer, i32); 3] = [
     (
-        Answer {
+        UcontextAnswer {
             cqe_version: 0,
-            ..GOOD
+            ..VALID_ANSWER
         },
         libc::EOPNOTSUPP,
     ),
     (
-        Answer {
+        UcontextAnswer {
             register_size: 4096,
-            ..GOOD
+            ..VALID_ANSWER
         },
         libc::EPROTO,
     ),
     (
-        Answer {
+        UcontextAnswer {
             send_entry: 0,
-            ..GOOD
+            ..VALID_ANSWER
         },
         libc::EPROTO,
     ),
@@ -243,29 +243,29 @@ pub const BAD: [(Answer, i32); 3] = [
 fn malformed_driver_answers_are_refused() {
     let registers = [
         (
-            Answer {
+            UcontextAnswer {
                 registers: 1 << 20,
-                ..GOOD
+                ..VALID_ANSWER
             },
             libc::EPROTO,
         ),
         (
-            Answer {
+            UcontextAnswer {
                 uars_per_page: 1 << 20,
-                ..GOOD
+                ..VALID_ANSWER
             },
             libc::EPROTO,
         ),
     ];
     for (i, (answer, errno)) in BAD.iter().chain(&registers).enumerate() {
-        let error = Machine::new().open(answer).unwrap_err();
+        let error = FakeDevice::new().open(answer).unwrap_err();
         assert_eq!(error.errno(), *errno, "{i}: {error}");
     }
     // Without write combining there is no BlueFlame, but a device.
-    Machine::new()
-        .open(&Answer {
+    FakeDevice::new()
+        .open(&UcontextAnswer {
             register_size: 0,
-            ..GOOD
+            ..VALID_ANSWER
         })
         .unwrap();
 }
@@ -273,19 +273,19 @@ fn malformed_driver_answers_are_refused() {
 #[test]
 fn null_key_is_reported_by_the_driver() {
     let key = |comp_mask| {
-        let answer = Answer {
+        let answer = UcontextAnswer {
             comp_mask,
             null_key: 0x1234,
-            ..GOOD
+            ..VALID_ANSWER
         };
-        Machine::new().open(&answer).unwrap().null_key()
+        FakeDevice::new().open(&answer).unwrap().null_key()
     };
     assert_eq!((key(0), key(1), key(2)), (None, None, Some(0x1234)));
 }
 
 #[test]
 fn create_cq_names_the_queue_memory() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let cq = machine.cq(4).unwrap();
     assert_eq!((cq.object.cqe(), cq.ring.capacity()), (7, 8));
     let told = machine.driver_in(CREATE_CQ);
@@ -319,7 +319,7 @@ fn memory_of_objects_that_the_kernel_keeps_is_leaked() {
     const DESTROY_CQ: Target = Target::Method(OBJECT_CQ, METHOD_CQ_DESTROY);
     // More than is cached, so that it would be unmapped.
     const MANY: u32 = 1 << 12;
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let addresses = |cq: &CompletionQueue<Arc<Context>>| {
         let entries = cq.ring.entries().as_ptr() as usize;
         (entries, cq.ring.records().first().as_ptr() as usize)
@@ -353,7 +353,7 @@ fn memory_of_objects_that_the_kernel_keeps_is_leaked() {
 
 #[test]
 fn an_object_is_destroyed_once_and_its_memory_is_freed() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let cq = machine.cq(1 << 12).unwrap();
     let entries = cq.ring.entries().as_ptr() as usize;
     cq.object.destroy().unwrap();
@@ -369,7 +369,7 @@ fn an_object_is_destroyed_once_and_its_memory_is_freed() {
 
 #[test]
 fn a_queue_is_not_resized_with_the_ring_of_another() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let one = machine.cq(3).unwrap();
     let mut other = machine.cq(3).unwrap();
     let error = CompletionQueue::resize(&one.object, &mut other.ring, 100, None).unwrap_err();
@@ -379,8 +379,8 @@ fn a_queue_is_not_resized_with_the_ring_of_another() {
 
 #[test]
 fn create_qp_names_the_queue_memory_and_uar() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     // The first register of UAR 6, whose number counts four of each.
     let mut qp = machine.qp(&device, 6 * 4 + 1).unwrap();
     let told = machine.driver_in(CREATE_QP);
@@ -405,7 +405,7 @@ fn create_qp_names_the_queue_memory_and_uar() {
 
 /// Answers for pages of registers: the third of the file, by a number that is
 /// another.
-fn uars(machine: &Machine, length: u32) {
+fn uars(machine: &FakeDevice, length: u32) {
     machine.fake.on(ALLOC_UAR, move |reply| {
         reply.set(ATTR_ALLOC_UAR_MMAP_OFFSET, &(3u64 * 4096).to_ne_bytes());
         reply.set(ATTR_ALLOC_UAR_MMAP_LENGTH, &length.to_ne_bytes());
@@ -416,8 +416,8 @@ fn uars(machine: &Machine, length: u32) {
 
 #[test]
 fn thread_domain_has_its_own_uar() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     uars(&machine, 4096);
     let own = ThreadUar::allocate(&machine.context, &device).unwrap();
     let mut pair: Vec<_> = (0..2)
@@ -446,16 +446,16 @@ fn thread_domain_has_its_own_uar() {
 
 #[test]
 fn malformed_uar_page_is_refused() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     for length in [0, 2048, 1 << 20] {
         uars(&machine, length);
         let error = ThreadUar::allocate(&machine.context, &device).unwrap_err();
         assert_eq!(error.errno(), libc::EPROTO, "{length}");
     }
-    let none = Answer {
+    let none = UcontextAnswer {
         register_size: 0,
-        ..GOOD
+        ..VALID_ANSWER
     };
     let device = machine.open(&none).unwrap();
     uars(&machine, 4096);
@@ -466,8 +466,8 @@ fn malformed_uar_page_is_refused() {
 
 #[test]
 fn missing_uar_is_refused() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     for register in [2, 8 * 4, u32::MAX] {
         let error = machine.qp(&device, register).unwrap_err();
         assert_eq!(error.errno(), libc::EPROTO, "{register}");
@@ -477,8 +477,8 @@ fn missing_uar_is_refused() {
 
 #[test]
 fn srq_size_agrees_with_the_driver() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     machine.fake.on(CREATE_SRQ, |reply| {
         let wr = reply.call().u32(ATTR_CREATE_SRQ_MAX_WR).unwrap();
         let sge = reply.call().u32(ATTR_CREATE_SRQ_MAX_SGE).unwrap();

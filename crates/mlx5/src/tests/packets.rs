@@ -7,7 +7,7 @@ use std::io;
 use uverbs::abi::ids::*;
 use uverbs::{Context, QpInit, QpType, Udata, WqInit};
 
-use super::objects::{Answer, CREATE_QP, CREATE_WQ, GOOD, Machine};
+use super::objects::{CREATE_QP, CREATE_WQ, FakeDevice, UcontextAnswer, VALID_ANSWER};
 use super::*;
 use crate::send::packets::MAX_INLINE_HEADERS;
 use crate::{
@@ -18,12 +18,12 @@ use crate::{
 const USER_INDEX: u32 = 70;
 
 /// A queue pair whose WQEs carry so many bytes of headers.
-fn pair(inline_headers: usize, checksums: bool) -> Pair {
+fn pair(inline_headers: usize, checksums: bool) -> TestQp {
     let mut work = work(USER_INDEX, Service::Packet, &cap(4, 3, 64), None);
     let own = Arc::get_mut(&mut work).unwrap();
     own.inline_headers = inline_headers;
     own.set_checksums(checksums);
-    Pair::with(work, false)
+    TestQp::with(work, false)
 }
 
 /// The frame's bytes from `from` on, as an element.
@@ -35,7 +35,7 @@ fn piece(frame: &[u8], from: usize, length: usize) -> Sge {
     }
 }
 
-fn post(pair: &mut Pair, flags: SendFlags, list: &[Sge]) -> Result<(), PostError> {
+fn post(pair: &mut TestQp, flags: SendFlags, list: &[Sge]) -> Result<(), PostError> {
     pair.send.begin();
     let data = match flags.contains(SendFlags::INLINE) {
         true => Data::Inline(list),
@@ -130,7 +130,7 @@ fn an_inline_frame_is_complete() {
 }
 
 #[test]
-fn what_is_no_frame_is_refused() {
+fn malformed_frames_are_refused() {
     let frame = [0; 64];
     let refused = Err(PostError::BadOperation);
     let mut pair = pair(MAX_INLINE_HEADERS, false);
@@ -159,7 +159,7 @@ fn what_is_no_frame_is_refused() {
 fn receives_are_announced_when_ready() {
     let mut pair = pair(0, false);
     let memory = [0; 64];
-    let post = |pair: &mut Pair, wr_id| {
+    let post = |pair: &mut TestQp, wr_id| {
         pair.recv.begin();
         pair.recv.push(wr_id, &[piece(&memory, 0, 64)]).unwrap();
         // SAFETY: there is no device.
@@ -178,7 +178,7 @@ fn receives_are_announced_when_ready() {
 }
 
 #[test]
-fn a_received_packet_tells_whether_its_checksums_are_right() {
+fn received_packets_have_a_checksum_flag() {
     const IPV4: u8 = 2 << 2;
     let memory = [0; 64];
     for checksums in [true, false] {
@@ -200,13 +200,13 @@ fn a_received_packet_tells_whether_its_checksums_are_right() {
                 .unwrap();
             // SAFETY: there is no device.
             unsafe { pair.recv.publish() };
-            device.raise(&Raised {
+            device.write_cqe(&TestCqe {
                 opcode: 2,
                 user_index: USER_INDEX,
                 slot,
                 byte_count: 60,
                 checksum: [ok, kind],
-                ..Raised::default()
+                ..TestCqe::default()
             });
             let mut out = [MaybeUninit::<WorkCompletion>::uninit()];
             // SAFETY: no completion has data.
@@ -221,9 +221,9 @@ fn a_received_packet_tells_whether_its_checksums_are_right() {
 }
 
 #[test]
-fn the_driver_is_told_where_both_queues_are() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+fn create_qp_names_both_queue_addresses() {
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     let options = QpOptions::default();
     let qp = machine.qp_of(&device, QpType::RAW_PACKET, &options, 0, None);
     let qp = qp.unwrap();
@@ -242,7 +242,7 @@ fn the_driver_is_told_where_both_queues_are() {
 
 /// A work queue of so many receives.
 fn work_queue(
-    machine: &Machine,
+    machine: &FakeDevice,
     device: &DeviceContext,
     max_wr: u32,
     checksums: bool,
@@ -252,7 +252,7 @@ fn work_queue(
 
 /// As [`work_queue`], in memory of a allocator.
 fn work_queue_of(
-    machine: &Machine,
+    machine: &FakeDevice,
     device: &DeviceContext,
     max_wr: u32,
     checksums: bool,
@@ -285,8 +285,8 @@ impl QueueAllocator for Purposes {
 
 #[test]
 fn memory_of_a_work_queue_has_its_purpose() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     let purposes = Purposes::default();
     work_queue_of(&machine, &device, 5, false, Some(&purposes)).unwrap();
     let expected = [Purpose::WorkQueue, Purpose::Records];
@@ -295,8 +295,8 @@ fn memory_of_a_work_queue_has_its_purpose() {
 
 #[test]
 fn a_work_queue_announces_receives_at_once() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     let mut queue = work_queue(&machine, &device, 5, false).unwrap();
     let told = machine.driver_in(CREATE_WQ);
     assert_eq!(told.len(), 48);
@@ -328,9 +328,9 @@ fn a_work_queue_announces_receives_at_once() {
 }
 
 #[test]
-fn the_driver_gets_the_hash_of_spread_packets() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+fn create_rss_passes_the_packet_hash() {
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     machine.fake.on(CREATE_QP, |reply| {
         reply.set(ATTR_CREATE_QP_RESP_CAP, &[0; 20]);
         reply.set(ATTR_CREATE_QP_RESP_QP_NUM, &QPN.to_ne_bytes());
@@ -377,13 +377,13 @@ fn the_driver_gets_the_hash_of_spread_packets() {
 }
 
 #[test]
-fn the_driver_says_whether_headers_are_needed() {
+fn the_driver_reports_inline_headers() {
     // None, those of Ethernet, of IP; a kernel without the field.
     for (inline_mode, headers) in [(1, 0), (2, 18), (3, 18), (0, 18)] {
-        let machine = Machine::new();
-        let answer = Answer {
+        let machine = FakeDevice::new();
+        let answer = UcontextAnswer {
             inline_mode,
-            ..GOOD
+            ..VALID_ANSWER
         };
         let device = machine.open(&answer).unwrap();
         assert_eq!(device.limits.inline_headers, headers, "{inline_mode}");
@@ -391,7 +391,7 @@ fn the_driver_says_whether_headers_are_needed() {
 }
 
 /// A queue pair of packets with at most so many bytes of headers and of data.
-fn dividing_pair(max_headers: u16, longest: u32) -> Pair {
+fn dividing_pair(max_headers: u16, longest: u32) -> TestQp {
     let cap = cap(4, 3, 64);
     let keys = crate::KeyChanges::None;
     let send = SendPlan::new(&cap, Service::Packet, &LIMITS, keys, max_headers).unwrap();
@@ -402,10 +402,10 @@ fn dividing_pair(max_headers: u16, longest: u32) -> Pair {
         longest,
     };
     own.set_checksums(true);
-    Pair::with(work, false)
+    TestQp::with(work, false)
 }
 
-fn divide(pair: &mut Pair, headers: &[u8], mss: u16, list: &[Sge]) -> Result<(), PostError> {
+fn divide(pair: &mut TestQp, headers: &[u8], mss: u16, list: &[Sge]) -> Result<(), PostError> {
     pair.send.begin();
     let wr = SendWr {
         operands: Operands::Tso {
@@ -427,7 +427,7 @@ fn divide(pair: &mut Pair, headers: &[u8], mss: u16, list: &[Sge]) -> Result<(),
 }
 
 #[test]
-fn a_packet_that_is_divided_has_its_headers_beside_the_data() {
+fn a_tso_packet_has_separate_headers() {
     let bytes: Vec<u8> = (0..=255).collect();
     for length in [14usize, 18, 19, 54, 100] {
         let mut pair = dividing_pair(100, 1 << 16);
@@ -452,11 +452,11 @@ fn a_packet_that_is_divided_has_its_headers_beside_the_data() {
             let data = 16 * (1 + headers);
             assert!(wqe[30 + length..data].iter().all(|byte| *byte == 0));
             assert_eq!(elements(&wqe[data..], 2), expected);
-            device.raise(&Raised {
+            device.write_cqe(&TestCqe {
                 user_index: USER_INDEX,
                 slot: at as u16,
                 request: 0x0e,
-                ..Raised::default()
+                ..TestCqe::default()
             });
             let mut out = [MaybeUninit::<WorkCompletion>::uninit()];
             // SAFETY: no completion has data.
@@ -470,7 +470,7 @@ fn a_packet_that_is_divided_has_its_headers_beside_the_data() {
 }
 
 #[test]
-fn a_packet_that_cannot_be_divided_is_refused() {
+fn an_invalid_tso_packet_is_refused() {
     let bytes = [0; 256];
     let refused = Err(PostError::BadOperation);
     let mut dividing = dividing_pair(54, 100);
@@ -505,13 +505,13 @@ fn a_cursor_reads_tag_and_vlan_of_a_packet() {
     pair.recv.push(1, &[piece(&memory, 0, 64)]).unwrap();
     // SAFETY: there is no device.
     unsafe { pair.recv.publish() };
-    let raised = Raised {
+    let written = TestCqe {
         opcode: 2,
         user_index: USER_INDEX,
         byte_count: 60,
-        ..Raised::default()
+        ..TestCqe::default()
     };
-    let mut bytes = raised.bytes();
+    let mut bytes = written.bytes();
     bytes[30..32].copy_from_slice(&[0x61, 0x23]);
     bytes[56..60].copy_from_slice(&[0xff, 0x0a, 0xbc, 0xde]);
     device.write(bytes);

@@ -12,12 +12,12 @@ const RC: Service = Service::ReliableConnection;
 const KEY: u32 = 0x0123_4500;
 const PSVS: [u32; 2] = [0x11, 0x22];
 
-fn pair(sig_pipelining: bool) -> Pair {
+fn pair(sig_pipelining: bool) -> TestQp {
     let cap = cap(8, 1, 400);
     let send = SendPlan::new(&cap, RC, &LIMITS, KeyChanges::Layouts, 0).unwrap();
     let mut work = work_of(70, RC, send, &cap, None);
     Arc::get_mut(&mut work).unwrap().sig_pipelining = sig_pipelining;
-    Pair::with(work, false)
+    TestQp::with(work, false)
 }
 
 fn crc(block: BlockSize) -> SignatureDomain {
@@ -30,7 +30,7 @@ fn crc(block: BlockSize) -> SignatureDomain {
     }
 }
 
-fn both() -> BlockSignature {
+fn memory_and_wire() -> BlockSignature {
     BlockSignature {
         memory: Some(crc(BlockSize::Bytes512)),
         wire: Some(crc(BlockSize::Bytes4096)),
@@ -45,7 +45,7 @@ const LIST: [Sge; 1] = [Sge {
     lkey: 9,
 }];
 
-fn push(pair: &mut Pair, protection: &mut KeyProtection) -> Result<(), PostError> {
+fn push(pair: &mut TestQp, protection: &mut KeyProtection) -> Result<(), PostError> {
     let change = LayoutChange {
         key: KEY,
         access: None,
@@ -56,7 +56,7 @@ fn push(pair: &mut Pair, protection: &mut KeyProtection) -> Result<(), PostError
 }
 
 /// The mask and the key's flags of the work request at a block.
-fn said(pair: &Pair, block: u32) -> (u64, u32) {
+fn said(pair: &TestQp, block: u32) -> (u64, u32) {
     let bytes = pair.sent(block as usize * 64, 128);
     assert_eq!(bytes[3], 0x25);
     (be64(&bytes, 24), be32(&bytes, 64 + 12))
@@ -73,8 +73,11 @@ fn signatures_take_a_work_request_for_each_psv() {
     let mut pair = pair(false);
     pair.send.begin();
     protection.open(false);
-    protection.set_signatures(both()).unwrap();
-    assert!(protection.set_signatures(both()).is_err(), "twice");
+    protection.set_signatures(memory_and_wire()).unwrap();
+    assert!(
+        protection.set_signatures(memory_and_wire()).is_err(),
+        "twice"
+    );
     push(&mut pair, &mut protection).unwrap();
     // SAFETY: there is no device.
     unsafe { pair.send.publish() };
@@ -115,7 +118,7 @@ fn there_is_room_for_all_work_requests_or_none_is_posted() {
     let mut pushed = 0;
     let refused = loop {
         protection.open(false);
-        protection.set_signatures(both()).unwrap();
+        protection.set_signatures(memory_and_wire()).unwrap();
         match push(&mut pair, &mut protection) {
             Ok(()) => pushed += 3,
             Err(error) => break error,
@@ -151,7 +154,7 @@ fn a_wrong_signature_is_reported_to_its_key() {
     ring.attach(&pair.work, Role::SEND).unwrap();
     ring.set_protected_keys(&keys);
     protection.open(false);
-    protection.set_signatures(both()).unwrap();
+    protection.set_signatures(memory_and_wire()).unwrap();
     push(&mut pair, &mut protection).unwrap();
     assert_eq!(protection.take_error(), Ok(None));
     device.write(report(KEY | 0x33, 1 << 13, 1));
@@ -185,10 +188,10 @@ fn a_wrong_signature_is_reported_to_its_key() {
 }
 
 #[test]
-fn a_report_is_of_no_queue_pair_that_is_destroyed() {
+fn detaching_keeps_signature_errors() {
     let keys: Arc<ProtectedKeys> = Arc::default();
     let mut protection = KeyProtection::new(KEY, Some(PSVS), None, &keys);
-    protection.set_signatures(both()).unwrap();
+    protection.set_signatures(memory_and_wire()).unwrap();
     let pair = pair(false);
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
@@ -205,7 +208,7 @@ fn a_report_is_of_no_queue_pair_that_is_destroyed() {
 }
 
 #[test]
-fn encryption_of_one_unit_has_no_more() {
+fn a_single_unit_engine_refuses_more_units() {
     let keys = Arc::default();
     let attributes = Encryption {
         encrypts_sent: true,
@@ -223,13 +226,13 @@ fn encryption_of_one_unit_has_no_more() {
         let mut pair = pair(false);
         protection.open(false);
         protection.set_encryption(attributes).unwrap();
-        assert!(protection.set_signatures(both()).is_err());
+        assert!(protection.set_signatures(memory_and_wire()).is_err());
         assert_eq!(push(&mut pair, &mut protection).is_ok(), fits);
     }
 }
 
 #[test]
-fn what_is_behind_is_cancelled_and_completes_as_it_was() {
+fn cancelled_requests_complete_with_their_opcodes() {
     let mut pair = pair(true);
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
@@ -247,11 +250,11 @@ fn what_is_behind_is_cancelled_and_completes_as_it_was() {
     assert_eq!(pair.send.cancel(1, 7), Ok(0));
     assert_eq!(pair.send.cancel(4, 5), Err(PostError::BadOperation));
     for (slot, request, wr_id) in [(0, 0x0a, 5), (1, 0x0a, 6), (2, 0, 5)] {
-        device.raise(&Raised {
+        device.write_cqe(&TestCqe {
             user_index: 70,
             slot,
             request,
-            ..Raised::default()
+            ..TestCqe::default()
         });
         // SAFETY: there is no memory to write to.
         let wc = unsafe { read(&mut ring) }.unwrap().unwrap();

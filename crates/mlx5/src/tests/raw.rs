@@ -19,29 +19,29 @@ fn wqe(opcode: u8, segments: u8) -> Vec<u8> {
     bytes
 }
 
-fn raw_pair() -> Pair {
+fn raw_pair() -> TestQp {
     let mut work = work(70, RC, &cap(4, 4, 0), None);
     Arc::get_mut(&mut work).unwrap().raw_wqe = true;
-    Pair::with(work, false)
+    TestQp::with(work, false)
 }
 
-fn push_raw(pair: &mut Pair, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
+fn push_raw(pair: &mut TestQp, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
     // SAFETY: as long as it says; there is no device.
     unsafe { pair.send.push_raw(wr_id, wqe.as_ptr()) }
 }
 
 /// A completion of the work request in a slot.
-fn done(slot: u32, request: u8) -> Raised {
-    Raised {
+fn done(slot: u32, request: u8) -> TestCqe {
+    TestCqe {
         user_index: 70,
         slot: slot as u16,
         request,
-        ..Raised::default()
+        ..TestCqe::default()
     }
 }
 
 #[test]
-fn they_are_mixed_with_others_around_the_queue() {
+fn raw_and_other_requests_share_the_queue() {
     // Blocks of two; four work requests.
     let mut pair = raw_pair();
     let mut ring = CqeRing::plain(3).unwrap();
@@ -72,13 +72,13 @@ fn they_are_mixed_with_others_around_the_queue() {
             at += 1;
         }
         assert_eq!(pair.record(1), at & 0xffff);
-        device.raise(&done(slot, 0x0a));
+        device.write_cqe(&done(slot, 0x0a));
         // SAFETY: there is no memory to write to.
         let wc = unsafe { read(&mut ring) }.unwrap().unwrap();
         let opcode = if raw { RAW } else { 0 };
         assert_eq!((wc.status, wc.wr_id, wc.opcode), (0, round, opcode));
         // Once only.
-        device.raise(&done(slot, 0x0a));
+        device.write_cqe(&done(slot, 0x0a));
         // SAFETY: as above.
         assert!(unsafe { read(&mut ring) }.unwrap().is_err());
     }
@@ -96,7 +96,7 @@ fn any_opcode_completes_and_fails() {
         push_raw(&mut pair, 5, &wqe(opcode, 3)).unwrap();
         // SAFETY: there is no device.
         unsafe { pair.send.publish() };
-        device.raise(&Raised {
+        device.write_cqe(&TestCqe {
             opcode: completion,
             syndrome: 0x13,
             ..done(slot, opcode)
@@ -125,7 +125,7 @@ fn a_short_read_in_a_cqe_is_scattered() {
     push_raw(&mut pair, 5, &bytes).unwrap();
     // SAFETY: there is no device.
     unsafe { pair.send.publish() };
-    let mut cqe = Raised {
+    let mut cqe = TestCqe {
         byte_count: 8,
         scatter: 4,
         ..done(0, 0x10)
@@ -140,7 +140,7 @@ fn a_short_read_in_a_cqe_is_scattered() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn oversized_wqes_are_refused() {
     let mut pair = raw_pair();
     pair.send.begin();
     // A work request of the longest kind has two blocks.
@@ -156,7 +156,7 @@ fn what_does_not_fit_is_refused() {
     pair.send.abort();
     assert_eq!(pair.record(1), 0);
     // A queue that was not made for it.
-    let mut other = Pair::new(70, RC, &cap(4, 4, 0));
+    let mut other = TestQp::new(70, RC, &cap(4, 4, 0));
     let refused = push_raw(&mut other, 1, &wqe(0x0a, 1));
     assert_eq!(refused, Err(PostError::BadOperation));
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use uverbs::abi::write::{ResizeCqResp, cmd::CMD_RESIZE_CQ};
 use uverbs::kernel::fake::Target;
 
-use super::objects::Machine;
+use super::objects::FakeDevice;
 use super::*;
 use crate::cq_ring::CqeFormat;
 use crate::{CompletionQueue, Role};
@@ -34,28 +34,28 @@ proptest! {
     ) {
         let mut ring = CqeRing::plain(log2).unwrap();
         let mut device = Device::of(&ring);
-        let mut pair = Pair::new(70, Service::ReliableConnection, &cap(32, 1, 0));
+        let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(32, 1, 0));
         ring.attach(&pair.work, Role::SEND).unwrap();
-        let (mut raised, mut had) = (0, 0);
+        let (mut written, mut had) = (0, 0);
         for (produce, consume, log2) in turns {
             for _ in 0..produce {
                 // The kernel keeps one free, for the mark.
-                if raised - had == u64::from(ring.capacity()) - 1 {
+                if written - had == u64::from(ring.capacity()) - 1 {
                     break;
                 }
-                complete_one(&mut pair, &mut device, raised);
-                raised += 1;
+                complete_one(&mut pair, &mut device, written);
+                written += 1;
             }
-            let unread = (raised - had) as u32;
+            let unread = (written - had) as u32;
             if unread < 1 << log2 {
                 let memory = CqeRing::fresh(log2, CqeFormat::PLAIN, None).unwrap();
                 device.move_to(memory.first(), 1 << log2);
                 prop_assert!(ring.move_to(memory, log2));
                 prop_assert_eq!(ring.capacity(), 1 << log2);
                 // The mark has been consumed with what was read before.
-                prop_assert_eq!(device.consumed(), device.raised - unread);
+                prop_assert_eq!(device.consumed(), device.written - unread);
             }
-            prop_assert_eq!(ring.is_empty(), raised == had);
+            prop_assert_eq!(ring.is_empty(), written == had);
             for wr_id in read(&mut ring, consume) {
                 prop_assert_eq!(wr_id, had);
                 had += 1;
@@ -66,9 +66,9 @@ proptest! {
 
 #[test]
 fn resize_keeps_the_old_entries_during_the_command() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let mut cq = machine.cq(7).unwrap();
-    let mut pair = Pair::new(70, Service::ReliableConnection, &cap(16, 1, 0));
+    let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(16, 1, 0));
     cq.ring.attach(&pair.work, Role::SEND).unwrap();
     let mut device = Device::of(&cq.ring);
     for wr_id in 0..11 {

@@ -15,7 +15,7 @@ fn sge(addr: u64, length: u32, lkey: u32) -> Sge {
 }
 
 /// Posts one work request with the data of `list`.
-fn post(pair: &mut Pair, opcode: Opcode, flags: SendFlags, list: &[Sge]) {
+fn post(pair: &mut TestQp, opcode: Opcode, flags: SendFlags, list: &[Sge]) {
     pair.send.begin();
     let wr = SendWr {
         imm_or_key: 0x0102_0304u32.to_be(),
@@ -36,7 +36,7 @@ fn post(pair: &mut Pair, opcode: Opcode, flags: SendFlags, list: &[Sge]) {
 
 #[test]
 fn a_write_with_immediate_has_its_segments() {
-    let mut pair = Pair::new(1, RC, &cap(4, 2, 0));
+    let mut pair = TestQp::new(1, RC, &cap(4, 2, 0));
     let list = [sge(0xaaaa, 100, 0xbb), sge(1, 0, 2), sge(0xcccc, 200, 0xdd)];
     pair.send.begin();
     let long = request(7, Opcode::SEND, SendFlags::empty(), &list);
@@ -56,14 +56,14 @@ fn a_write_with_immediate_has_its_segments() {
     assert_eq!(be64(&bytes, 40), 0xaaaa);
     // One block was used; the whole of it went to the register.
     assert_eq!(pair.record(1), 1);
-    assert_eq!(pair.flamed(0), be64(&bytes, 0));
-    assert_eq!(pair.flamed(5), be64(&bytes, 40));
+    assert_eq!(pair.blue_flame_word(0), be64(&bytes, 0));
+    assert_eq!(pair.blue_flame_word(5), be64(&bytes, 40));
 }
 
 #[test]
 fn only_accepted_requests_are_outstanding() {
-    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
-    let found = |pair: &Pair, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
+    let mut pair = TestQp::new(1, RC, &cap(4, 1, 0));
+    let found = |pair: &TestQp, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
     post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
     assert_eq!((found(&pair, 0), found(&pair, 1)), (Some(7), None));
     // Refused.
@@ -72,7 +72,7 @@ fn only_accepted_requests_are_outstanding() {
     let long = request(8, Opcode::SEND, SendFlags::empty(), &two);
     assert!(push(&mut pair.send, &long).is_err());
     assert_eq!(found(&pair, 1), None);
-    // Given up: two, of which another batch has the first place only.
+    // TestData up: two, of which another batch has the first place only.
     for abort in [SendQueue::abort, SendQueue::begin] {
         for wr_id in [9, 10] {
             push_send(&mut pair.send, wr_id).unwrap();
@@ -104,7 +104,7 @@ fn operations_have_their_opcodes() {
         (Opcode::ATOMIC_FETCH_AND_ADD, 0x12, 3),
     ];
     for (opcode, number, segments) in table {
-        let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+        let mut pair = TestQp::new(1, RC, &cap(4, 1, 0));
         post(&mut pair, opcode, SendFlags::empty(), &[]);
         let bytes = pair.sent(0, 16);
         assert_eq!(be32(&bytes, 0), number, "{opcode:?}");
@@ -115,7 +115,7 @@ fn operations_have_their_opcodes() {
 
 #[test]
 fn invalidated_key_is_big_endian() {
-    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    let mut pair = TestQp::new(1, RC, &cap(4, 1, 0));
     post(&mut pair, Opcode::SEND_WITH_INV, SendFlags::empty(), &[]);
     post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
     // The test gives 0x0102_0304 in network order.
@@ -126,7 +126,7 @@ fn invalidated_key_is_big_endian() {
 
 #[test]
 fn atomics_have_their_operands() {
-    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    let mut pair = TestQp::new(1, RC, &cap(4, 1, 0));
     let list = [sge(0x9000, 64, 3)];
     for (at, opcode) in [Opcode::ATOMIC_CMP_AND_SWP, Opcode::ATOMIC_FETCH_AND_ADD]
         .into_iter()
@@ -162,7 +162,7 @@ fn atomics_have_their_operands() {
 
 #[test]
 fn a_datagram_has_its_address() {
-    let mut pair = Pair::new(1, Service::Datagram, &cap(4, 1, 0));
+    let mut pair = TestQp::new(1, Service::Datagram, &cap(4, 1, 0));
     let attr = AhAttr {
         dlid: 0x4321,
         ..AhAttr::default()
@@ -194,7 +194,7 @@ fn a_datagram_has_its_address() {
 #[test]
 fn operations_the_service_lacks_are_refused() {
     let refused = |service, opcode| {
-        let mut pair = Pair::new(1, service, &cap(4, 1, 0));
+        let mut pair = TestQp::new(1, service, &cap(4, 1, 0));
         pair.send.begin();
         push(&mut pair.send, &SendWr::new(0, opcode, SendFlags::empty())).err()
     };
@@ -209,7 +209,7 @@ fn operations_the_service_lacks_are_refused() {
     assert_eq!(refused(RC, Opcode::BIND_MW), bad);
     assert_eq!(refused(RC, Opcode::LOCAL_INV), bad);
     // Nothing was taken, and 2 GiB are too much for an element.
-    let mut pair = Pair::new(1, RC, &cap(1, 1, 0));
+    let mut pair = TestQp::new(1, RC, &cap(1, 1, 0));
     pair.send.begin();
     let long = [sge(0, 1 << 31, 0)];
     let long = request(0, Opcode::SEND, SendFlags::empty(), &long);
@@ -222,7 +222,7 @@ fn operations_the_service_lacks_are_refused() {
     };
     assert_eq!(push(&mut pair.send, &inline), Err(PostError::BadOperation));
     // As much inline data as there is room for, in one piece or in several.
-    let mut pair = Pair::new(1, RC, &cap(4, 1, 60));
+    let mut pair = TestQp::new(1, RC, &cap(4, 1, 60));
     let bytes = [7u8; 80];
     let at = bytes.as_ptr().expose_provenance() as u64;
     for pieces in [
@@ -240,7 +240,7 @@ fn operations_the_service_lacks_are_refused() {
 
 #[test]
 fn queue_is_full_until_requests_complete() {
-    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    let mut pair = TestQp::new(1, RC, &cap(4, 1, 0));
     assert_eq!(pair.send.capacity(), 4);
     for _ in 0..4 {
         post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
@@ -262,7 +262,7 @@ fn queue_is_full_until_requests_complete() {
 
 #[test]
 fn a_batch_is_published_by_one_doorbell() {
-    let mut pair = Pair::new(1, RC, &cap(8, 4, 0));
+    let mut pair = TestQp::new(1, RC, &cap(8, 4, 0));
     pair.send.begin();
     for count in [4u64, 1] {
         let list: Vec<_> = (1..=count).map(|i| sge(i, i as u32, 1)).collect();
@@ -277,13 +277,13 @@ fn a_batch_is_published_by_one_doorbell() {
     assert_eq!(be32(&pair.sent(128, 8), 4) & 0x3f, 2);
     assert_eq!(pair.record(1), 3);
     // Of two work requests the register gets a doorbell.
-    assert_eq!(pair.flamed(0), be64(&pair.sent(128, 8), 0));
-    assert_eq!(pair.flamed(1), 0);
+    assert_eq!(pair.blue_flame_word(0), be64(&pair.sent(128, 8), 0));
+    assert_eq!(pair.blue_flame_word(1), 0);
 }
 
 #[test]
 fn refused_request_is_not_written_to_the_uar() {
-    let mut pair = Pair::new(1, RC, &cap(4, 1, 0));
+    let mut pair = TestQp::new(1, RC, &cap(4, 1, 0));
     pair.send.begin();
     let two = [sge(1, 2, 3); 2];
     let wr = |list| request(0, Opcode::SEND, SendFlags::empty(), list);
@@ -295,7 +295,7 @@ fn refused_request_is_not_written_to_the_uar() {
     assert_eq!(pair.record(1), 1);
     let bytes = pair.sent(0, 32);
     for word in 0..4 {
-        assert_eq!(pair.flamed(word), be64(&bytes, word * 8));
+        assert_eq!(pair.blue_flame_word(word), be64(&bytes, word * 8));
     }
 }
 
@@ -303,8 +303,8 @@ fn refused_request_is_not_written_to_the_uar() {
 #[test]
 fn receive_fast_path_writes_the_same() {
     for max_sge in [0, 1, 2, 4] {
-        let mut fast = Pair::new(1, Service::ReliableConnection, &cap(2, max_sge, 0));
-        let mut general = Pair::new(2, Service::ReliableConnection, &cap(2, max_sge, 0));
+        let mut fast = TestQp::new(1, Service::ReliableConnection, &cap(2, max_sge, 0));
+        let mut general = TestQp::new(2, Service::ReliableConnection, &cap(2, max_sge, 0));
         let size = general.work.recv.bytes();
         let capacity = general.recv.capacity();
         for i in 0..capacity * 3 {
@@ -345,7 +345,7 @@ fn receive_fast_path_writes_the_same() {
 
 #[test]
 fn receives_have_their_lists() {
-    let mut pair = Pair::new(1, RC, &cap(2, 3, 0));
+    let mut pair = TestQp::new(1, RC, &cap(2, 3, 0));
     assert_eq!((pair.recv.capacity(), pair.recv.max_sge()), (2, 4));
     pair.recv.begin();
     let list = [sge(0x1000, 10, 1), sge(0, 0, 9), sge(0x2000, 20, 2)];
@@ -371,19 +371,19 @@ fn receives_have_their_lists() {
     }
 }
 
-/// What a work request shall look like.
+/// The data of a work request.
 #[derive(Clone, Debug)]
-enum Given {
+enum TestData {
     List(Vec<Sge>),
     Inline(Vec<u8>, usize),
 }
 
-fn data() -> impl Strategy<Value = Given> {
+fn data() -> impl Strategy<Value = TestData> {
     let element = (any::<u64>(), 1u32..1 << 31, any::<u32>()).prop_map(|(a, l, k)| sge(a, l, k));
     prop_oneof![
-        prop::collection::vec(element, 0..=6).prop_map(Given::List),
+        prop::collection::vec(element, 0..=6).prop_map(TestData::List),
         (prop::collection::vec(any::<u8>(), 0..=200), 0usize..200)
-            .prop_map(|(bytes, cut)| Given::Inline(bytes, cut)),
+            .prop_map(|(bytes, cut)| TestData::Inline(bytes, cut)),
     ]
 }
 
@@ -395,7 +395,7 @@ proptest! {
     fn work_requests_follow_each_other_around_the_ring(
         batches in prop::collection::vec(prop::collection::vec(data(), 1..=3), 1..40),
     ) {
-        let mut pair = Pair::new(1, RC, &cap(5, 6, 200));
+        let mut pair = TestQp::new(1, RC, &cap(5, 6, 200));
         let mut at = 0u32;
         let mut half = 0;
         for (i, batch) in batches.iter().enumerate() {
@@ -410,7 +410,7 @@ proptest! {
                 let pieces: Vec<_>;
                 let mut tail = Vec::new();
                 match data {
-                    Given::List(list) => {
+                    TestData::List(list) => {
                         wr.data = Data::Sges(list);
                         for sge in list {
                             tail.extend(sge.length.to_be_bytes());
@@ -418,7 +418,7 @@ proptest! {
                             tail.extend(sge.addr.to_be_bytes());
                         }
                     }
-                    Given::Inline(bytes, cut) => {
+                    TestData::Inline(bytes, cut) => {
                         let (one, other) = bytes.split_at((*cut).min(bytes.len()));
                         let piece = |p: &[u8]| sge(p.as_ptr().expose_provenance() as u64, p.len() as u32, 0);
                         // One piece or two.
@@ -450,7 +450,7 @@ proptest! {
             let words = if whole { segments.div_ceil(4) as usize * 8 } else { 1 };
             let bytes = pair.sent(*last as usize * 64, words * 8);
             for word in 0..words {
-                prop_assert_eq!(pair.flamed(half + word), be64(&bytes, word * 8));
+                prop_assert_eq!(pair.blue_flame_word(half + word), be64(&bytes, word * 8));
             }
             half ^= 32;
             at = begins;
@@ -485,7 +485,7 @@ proptest! {
         let cap = cap(5, 1, room);
         let make = || {
             let plan = SendPlan::new(&cap, service, &LIMITS, keys, 0).unwrap();
-            Pair::with(work_of(1, service, plan, &cap, None), signal_all)
+            TestQp::with(work_of(1, service, plan, &cap, None), signal_all)
         };
         let (mut fast, mut general) = (make(), make());
         let source: Vec<u8> = (1..=90).collect();
@@ -525,9 +525,9 @@ proptest! {
             prop_assert_eq!(fast.sent(0, size), general.sent(0, size));
             prop_assert_eq!(fast.record(1), general.record(1));
             for word in 0..64 {
-                prop_assert_eq!(fast.flamed(word), general.flamed(word));
+                prop_assert_eq!(fast.blue_flame_word(word), general.blue_flame_word(word));
             }
-            let found = |pair: &Pair, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
+            let found = |pair: &TestQp, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
             for slot in 0..fast.work.send.blocks {
                 prop_assert_eq!(found(&fast, slot), found(&general, slot));
                 prop_assert_eq!(fast.work.sends.noted(slot), general.work.sends.noted(slot));
@@ -550,7 +550,7 @@ proptest! {
 fn inline_data_is_padded_with_zeros() {
     for general in [false, true] {
         for length in 0..=200u32 {
-            let mut pair = Pair::new(1, RC, &cap(4, 1, 200));
+            let mut pair = TestQp::new(1, RC, &cap(4, 1, 200));
             // SAFETY: the whole queue.
             unsafe {
                 pair.work

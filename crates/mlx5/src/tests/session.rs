@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use uverbs::Sge;
 
-use super::objects::{GOOD, Machine};
+use super::objects::{FakeDevice, VALID_ANSWER};
 use super::*;
 use crate::cq_ring::CqeFormat;
 use crate::{
@@ -31,7 +31,7 @@ fn one(ring: &mut CqeRing) -> Result<WorkCompletion, CompletionError> {
 }
 
 /// Posts a send, or a write; its slot.
-fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode) -> u16 {
+fn post(pair: &mut TestQp, wr_id: u64, opcode: Opcode) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
     let wr = request(wr_id, opcode, SendFlags::SIGNALED, &[]);
@@ -41,7 +41,7 @@ fn post(pair: &mut Pair, wr_id: u64, opcode: Opcode) -> u16 {
     slot
 }
 
-fn receive(pair: &mut Pair, wr_id: u64, list: &[Sge]) -> u16 {
+fn receive(pair: &mut TestQp, wr_id: u64, list: &[Sge]) -> u16 {
     let slot = pair.record(0) as u16;
     pair.recv.begin();
     pair.recv.push(wr_id, list).unwrap();
@@ -53,20 +53,20 @@ fn receive(pair: &mut Pair, wr_id: u64, list: &[Sge]) -> u16 {
 impl Device {
     /// Tells completions of one kind together: the first, how many, and for each
     /// the eight bytes.
-    fn tell(&mut self, first: &Raised, minis: &[[u8; 8]]) {
+    fn tell(&mut self, first: &TestCqe, minis: &[[u8; 8]]) {
         for (n, eight) in minis.chunks(8).enumerate() {
             let mut array = [0xee; 64];
             for (place, mini) in array.chunks_exact_mut(8).zip(eight) {
                 place.copy_from_slice(mini);
             }
             let place = if n == 0 { 1 } else { 8 * n as u32 };
-            self.put(self.raised + place, array);
+            self.put(self.written + place, array);
         }
         let mut title = first.bytes();
         title[44..48].copy_from_slice(&(minis.len() as u32).to_be_bytes());
         title[63] |= 0xc;
         self.write(title);
-        self.raised += minis.len() as u32 - 1;
+        self.written += minis.len() as u32 - 1;
     }
 }
 
@@ -76,17 +76,17 @@ impl Device {
 fn cursor_does_not_read_mini_cqes_as_an_entry() {
     let mut ring = CqeRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
-    let mut pair = Pair::new(70, RC, &cap(8, 1, 0));
+    let mut pair = TestQp::new(70, RC, &cap(8, 1, 0));
     ring.attach(&pair.work, Role::RECEIVE).unwrap();
     for wr_id in 0..8 {
         receive(&mut pair, wr_id, &[]);
     }
-    let first = Raised {
+    let first = TestCqe {
         opcode: 2,
         user_index: 70,
-        ..Raised::default()
+        ..TestCqe::default()
     };
-    device.raise(&first);
+    device.write_cqe(&first);
     let mut entry = CursorEntry::default();
     // SAFETY: no work request names memory.
     assert_eq!(unsafe { ring.next(&mut entry) }, Ok(true));
@@ -94,7 +94,7 @@ fn cursor_does_not_read_mini_cqes_as_an_entry() {
     // Hashes that are the queue pair's number; 32 bytes, whose first two are the slot
     // of that receive, and the last is the kind.
     let minis = [[0, 0, 0, 70, 0, 0, 0, 2 << 4]; 8];
-    device.tell(&Raised { slot: 1, ..first }, &minis);
+    device.tell(&TestCqe { slot: 1, ..first }, &minis);
     for wr_id in 1..9 {
         // SAFETY: as above.
         unsafe {
@@ -114,20 +114,20 @@ fn a_session_of_messages() {
     for wide in [false, true] {
         let mut ring = CqeRing::new(4, format(wide), None).unwrap();
         let mut device = Device::of(&ring);
-        let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
+        let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
         ring.attach(&pair.work, Role::RECEIVE).unwrap();
         for wr_id in 0..10 {
             receive(&mut pair, wr_id, &[]);
         }
         // Ten with solicited data of one to ten bytes and a hash.
         let minis: Vec<_> = (1..=10u8).map(|n| [1, 2, 3, 4, 0, 0, 0, n]).collect();
-        let first = Raised {
+        let first = TestCqe {
             opcode: 2,
             user_index: 70,
             slot: 0,
             flags_rqpn: 0x99,
             time: 0x1234,
-            ..Raised::default()
+            ..TestCqe::default()
         };
         device.tell(&first, &minis);
         for n in 0..10 {
@@ -148,7 +148,7 @@ fn a_session_of_messages() {
 fn a_session_of_work_requests() {
     let mut ring = CqeRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
-    let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
+    let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
     post(&mut pair, 1, Opcode::SEND);
     post(&mut pair, 2, Opcode::RDMA_WRITE);
@@ -160,10 +160,10 @@ fn a_session_of_work_requests() {
         [0, 1, 0x08, 0, 0, 0, 0, 0],
         [0, 3, 0x10, 0, 0, 0, 1, 0],
     ];
-    let first = Raised {
+    let first = TestCqe {
         user_index: 70,
         request: 0x0a,
-        ..Raised::default()
+        ..TestCqe::default()
     };
     device.tell(&first, &minis);
     let read = [0; 3].map(|_| one(&mut ring).unwrap());
@@ -177,13 +177,13 @@ fn a_session_of_work_requests() {
 fn malformed_session_is_one_entry() {
     let mut ring = CqeRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
-    let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
+    let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
     for (count, opcode) in [(0, 0), (1, 0), (9, 0), (u32::MAX, 2), (2, 13), (2, 9)] {
-        let mut title = Raised {
+        let mut title = TestCqe {
             opcode,
             user_index: 70,
-            ..Raised::default()
+            ..TestCqe::default()
         }
         .bytes();
         title[44..48].copy_from_slice(&count.to_be_bytes());
@@ -197,13 +197,13 @@ fn malformed_session_is_one_entry() {
     ring.attach(&pair.work, Role::SEND).unwrap();
     let slot = post(&mut pair, 1, Opcode::RDMA_READ);
     let mut device = Device::of(&ring);
-    device.raise(&Raised {
+    device.write_cqe(&TestCqe {
         user_index: 70,
         slot,
         request: 0x10,
         byte_count: 2,
         scatter: 0xc,
-        ..Raised::default()
+        ..TestCqe::default()
     });
     assert_eq!(one(&mut ring).unwrap().status, 1);
 }
@@ -212,7 +212,7 @@ fn malformed_session_is_one_entry() {
 fn error_in_a_session_is_reported_by_the_next_call() {
     let mut ring = CqeRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
-    let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
+    let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
     ring.attach(&pair.work, Role::SEND).unwrap();
     let mut minis = Vec::new();
     for n in 0..9 {
@@ -230,13 +230,13 @@ fn error_in_a_session_is_reported_by_the_next_call() {
     // The middle one, and the last one, which has an array of its own.
     minis[4][2] = 0x3f;
     minis[8][2] = 0x3f;
-    let first = Raised {
+    let first = TestCqe {
         user_index: 70,
         request: 0x0a,
-        ..Raised::default()
+        ..TestCqe::default()
     };
     device.tell(&first, &minis);
-    device.raise(&Raised {
+    device.write_cqe(&TestCqe {
         slot: post(&mut pair, 9, Opcode::SEND),
         ..first
     });
@@ -268,7 +268,7 @@ fn long_entries_have_more_data() {
     )
     .unwrap();
     let mut device = Device::of(&ring);
-    let mut pair = Pair::new(70, RC, &cap(8, 1, 0));
+    let mut pair = TestQp::new(70, RC, &cap(8, 1, 0));
     ring.attach(&pair.work, Role::RECEIVE).unwrap();
     let data: [u8; 64] = std::array::from_fn(|n| n as u8 + 100);
     // Over the end of the queue.
@@ -280,34 +280,34 @@ fn long_entries_have_more_data() {
             lkey: 1,
         }];
         let slot = receive(&mut pair, 5, &list);
-        let raise = |device: &mut Device, byte_count, scatter| {
+        let write_cqe = |device: &mut Device, byte_count, scatter| {
             device.put_before(data);
-            device.raise(&Raised {
+            device.write_cqe(&TestCqe {
                 opcode: 2,
                 user_index: 70,
                 slot,
                 byte_count,
                 scatter,
                 flags_rqpn: 0x42,
-                ..Raised::default()
+                ..TestCqe::default()
             });
         };
         match round % 3 {
             // 64 bytes are before the fields, which are all there.
             0 => {
-                raise(&mut device, 60, 8);
+                write_cqe(&mut device, 60, 8);
                 let wc = one(&mut ring).unwrap();
                 assert_eq!((wc.status, wc.byte_len, wc.src_qp), (0, 60, 0x42));
                 assert_eq!(memory[..], data[..60]);
             }
             // More than the list takes, and more than there are.
             1 => {
-                raise(&mut device, 61 + 3 * (round / 3), 8);
+                write_cqe(&mut device, 61 + 3 * (round / 3), 8);
                 assert_eq!(one(&mut ring).unwrap().status, 1);
             }
             // None came.
             _ => {
-                raise(&mut device, 60, 0);
+                write_cqe(&mut device, 60, 0);
                 assert_eq!(one(&mut ring).unwrap().status, 0);
                 assert_eq!(memory, [0; 60]);
             }
@@ -317,7 +317,7 @@ fn long_entries_have_more_data() {
 
 #[test]
 fn create_cq_names_the_cqe_format() {
-    let machine = Machine::new();
+    let machine = FakeDevice::new();
     let cases = [
         (false, None, [64, 0, 0, 0, 0, 0]),
         (true, None, [128, 0, 0, 0, 0, 0]),
@@ -325,7 +325,7 @@ fn create_cq_names_the_cqe_format() {
         (true, Some(MiniFormat::Checksum), [128, 0, 0, 0, 1, 2]),
     ];
     for (wide, compression, expected) in cases {
-        let device = machine.open(&GOOD).unwrap();
+        let device = machine.open(&VALID_ANSWER).unwrap();
         machine.cq(1).unwrap();
         machine.fake.take_ioctls();
         let init = uverbs::CqInit {
@@ -345,22 +345,22 @@ fn create_cq_names_the_cqe_format() {
     }
 }
 
-/// What the device does next.
+/// The device's next action.
 #[derive(Clone, Debug)]
-enum Turn {
-    /// Completes by itself.
-    Alone,
-    /// Tells so many together.
-    Together(u32),
-    /// The other queue pair's.
-    Other(u32),
+enum DeviceStep {
+    /// Writes a CQE that is not compressed.
+    Single,
+    /// Writes a session of compressed CQEs.
+    Session(u32),
+    /// Writes a session of the other queue pair.
+    OtherQp(u32),
 }
 
-fn turn() -> impl Strategy<Value = Turn> {
+fn device_step() -> impl Strategy<Value = DeviceStep> {
     prop_oneof![
-        Just(Turn::Alone),
-        (2u32..20).prop_map(Turn::Together),
-        (2u32..20).prop_map(Turn::Other),
+        Just(DeviceStep::Single),
+        (2u32..20).prop_map(DeviceStep::Session),
+        (2u32..20).prop_map(DeviceStep::OtherQp),
     ]
 }
 
@@ -370,22 +370,22 @@ proptest! {
     #[test]
     fn sessions_decode_to_their_completions(
         wide in any::<bool>(),
-        turns in prop::collection::vec((turn(), 0u64..24, 0u8..8), 1..60),
+        turns in prop::collection::vec((device_step(), 0u64..24, 0u8..8), 1..60),
     ) {
         let mut ring = CqeRing::new(5, format(wide), None).unwrap();
         let mut device = Device::of(&ring);
-        let mut pairs = [70, 71].map(|index| Pair::new(index, RC, &cap(64, 1, 0)));
+        let mut pairs = [70, 71].map(|index| TestQp::new(index, RC, &cap(64, 1, 0)));
         for pair in &pairs {
             ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
         }
         let mut expected = VecDeque::new();
         let mut wr_id = 0;
-        for (turn, consume, change) in turns {
+        for (device_step, consume, change) in turns {
             let room = ring.capacity() - 1 - expected.len() as u32;
-            let (which, count) = match turn {
-                Turn::Alone => (0, 1),
-                Turn::Together(count) => (0, count),
-                Turn::Other(count) => (1, count),
+            let (which, count) = match device_step {
+                DeviceStep::Single => (0, 1),
+                DeviceStep::Session(count) => (0, count),
+                DeviceStep::OtherQp(count) => (1, count),
             };
             if count <= room {
                 let pair = &mut pairs[which];
@@ -408,18 +408,18 @@ proptest! {
                     minis.push(mini);
                     expected.push_back((wr_id, bytes, which));
                     if n == 0 {
-                        first = Some(Raised {
+                        first = Some(TestCqe {
                             opcode: if which == 0 { 0 } else { 2 },
                             user_index: 70 + which as u32,
                             slot,
                             request: 0x10,
                             byte_count: bytes,
-                            ..Raised::default()
+                            ..TestCqe::default()
                         });
                     }
                 }
                 match count {
-                    1 => device.raise(&first.unwrap()),
+                    1 => device.write_cqe(&first.unwrap()),
                     _ => device.tell(&first.unwrap(), &minis),
                 }
             }
@@ -448,7 +448,7 @@ proptest! {
                 prop_assert_eq!(wc.opcode, if which == 0 { 2 } else { 128 });
             }
             prop_assert_eq!(ring.is_empty(), expected.is_empty());
-            prop_assert_eq!(device.consumed() + expected.len() as u32, device.raised);
+            prop_assert_eq!(device.consumed() + expected.len() as u32, device.written);
         }
     }
 
@@ -459,7 +459,7 @@ proptest! {
     ) {
         let mut ring = CqeRing::new(3, format(false), None).unwrap();
         let mut device = Device::of(&ring);
-        let mut pair = Pair::new(70, RC, &cap(16, 1, 0));
+        let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
         ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
         for (mut bytes, title, count) in entries {
             bytes[32..36].copy_from_slice(&70u32.to_be_bytes());
@@ -477,7 +477,7 @@ proptest! {
             if title % 2 == 1 {
                 ring.clean(&pair.work);
             }
-            device.raised = device.consumed();
+            device.written = device.consumed();
         }
     }
 }

@@ -64,18 +64,18 @@ fn srq_receives_complete_in_any_order() {
         unsafe { queue.locked().publish() };
         assert_eq!(have.len(), 3);
         let (slot, wr_id) = have.remove(round * 7 % 3);
-        let raised = Raised {
+        let written = TestCqe {
             opcode: 2,
             user_index: 5,
             slot,
-            ..Raised::default()
+            ..TestCqe::default()
         };
-        device.raise(&raised);
+        device.write_cqe(&written);
         // SAFETY: what was posted is not written to.
         let wc = unsafe { read(&mut ring) }.unwrap().unwrap();
         assert_eq!(wc.wr_id, wr_id);
         // Twice is once too often.
-        device.raise(&raised);
+        device.write_cqe(&written);
         // SAFETY: as above.
         assert!(unsafe { read(&mut ring) }.unwrap().is_err());
         ring.publish();
@@ -125,11 +125,11 @@ fn srq_post_while_polling() {
             }
             let behind = next(&shared, slot);
             let taken = std::mem::replace(&mut slot, behind);
-            device.raise(&Raised {
+            device.write_cqe(&TestCqe {
                 opcode: 2,
                 user_index: 5,
                 slot: taken,
-                ..Raised::default()
+                ..TestCqe::default()
             });
             // SAFETY: no receive is written to.
             let wc = unsafe { read(&mut ring) }.unwrap().unwrap();
@@ -141,14 +141,14 @@ fn srq_post_while_polling() {
 }
 
 /// A receive whose memory was not there.
-fn page_fault(slot: u16) -> Raised {
-    Raised {
+fn page_fault(slot: u16) -> TestCqe {
+    TestCqe {
         opcode: 14,
         user_index: 5,
         slot,
         syndrome: 0x22,
         vendor: 0x93,
-        ..Raised::default()
+        ..TestCqe::default()
     }
 }
 
@@ -188,7 +188,7 @@ fn page_fault_reposts_an_srq_receive() {
 
     // The queue is full: it gets the one entry that nobody has, and its own is
     // free in its place.
-    device.raise(&page_fault(1));
+    device.write_cqe(&page_fault(1));
     assert_eq!(read(&mut ring), None);
     assert_eq!((device.consumed(), posted()), (1, 4));
     assert_eq!(
@@ -199,13 +199,13 @@ fn page_fault_reposts_an_srq_receive() {
     assert_eq!(queue.locked().push(9, &[]), Err(PostError::Full));
 
     // Again, and another behind it: one completion is told.
-    device.raise(&page_fault(3));
-    device.raise(&Raised {
+    device.write_cqe(&page_fault(3));
+    device.write_cqe(&TestCqe {
         opcode: 2,
         user_index: 5,
         slot: 0,
         time: 77,
-        ..Raised::default()
+        ..TestCqe::default()
     });
     // SAFETY: as above.
     let timed = unsafe { read_timed(&mut ring) }.unwrap().unwrap();
@@ -218,7 +218,7 @@ fn page_fault_reposts_an_srq_receive() {
 
     // What has been pushed and not published stays so.
     queue.locked().push(7, &[sge(107)]).unwrap();
-    device.raise(&page_fault(1));
+    device.write_cqe(&page_fault(1));
     assert_eq!(read(&mut ring), None);
     assert_eq!(posted(), 5);
     // SAFETY: as above.
@@ -232,16 +232,16 @@ fn page_fault_reposts_an_srq_receive() {
     );
     assert_eq!(address(again, 0), 101);
 
-    // One that is nowhere outstanding makes no sense; other failures are told.
-    device.raise(&page_fault(1));
+    // A slot without an outstanding receive is malformed; other failures are reported.
+    device.write_cqe(&page_fault(1));
     assert!(read(&mut ring).unwrap().is_err());
-    device.raise(&Raised {
+    device.write_cqe(&TestCqe {
         vendor: 0,
         ..page_fault(again)
     });
     let wc = read(&mut ring).unwrap().unwrap();
     assert_eq!((wc.wr_id, wc.status), (1, 16));
-    device.raise(&Raised {
+    device.write_cqe(&TestCqe {
         syndrome: 0x14,
         ..page_fault(pushed)
     });
@@ -249,7 +249,7 @@ fn page_fault_reposts_an_srq_receive() {
     assert_eq!((wc.wr_id, wc.status), (7, 11));
 
     // The queue pair goes: what it had not done is another's to do.
-    device.raise(&page_fault(2));
+    device.write_cqe(&page_fault(2));
     ring.detach(&pair);
     assert_eq!(posted(), 8);
     let wr_ids: Vec<_> = (0..4).filter_map(|slot| find(&shared, slot)).collect();
@@ -259,14 +259,14 @@ fn page_fault_reposts_an_srq_receive() {
 #[test]
 fn a_page_fault_of_a_receive_queue_is_reported() {
     let mut ring = CqeRing::plain(4).unwrap();
-    let mut pair = Pair::new(5, Service::ReliableConnection, &cap(2, 1, 0));
+    let mut pair = TestQp::new(5, Service::ReliableConnection, &cap(2, 1, 0));
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::RECEIVE).unwrap();
     pair.recv.begin();
     pair.recv.push(3, &[]).unwrap();
     // SAFETY: there is no device that writes.
     unsafe { pair.recv.publish() };
-    device.raise(&page_fault(0));
+    device.write_cqe(&page_fault(0));
     // SAFETY: as above.
     let wc = unsafe { read(&mut ring) }.unwrap().unwrap();
     assert_eq!((wc.wr_id, wc.status, wc.vendor_err), (3, 16, 0x93));
@@ -300,20 +300,20 @@ proptest! {
         };
         let (mut rows, mut cursor, mut long) = (make(), make(), make());
         let mut posted = 0;
-        for (raised, room) in steps {
+        for (written, room) in steps {
             while long.1.locked().push(posted, &[]).is_ok() {
                 for (_, queue, ..) in [&mut rows, &mut cursor] {
                     queue.locked().push(posted, &[]).unwrap();
                 }
                 posted += 1;
             }
-            for (slot, what, word) in &raised {
+            for (slot, what, word) in &written {
                 for (.., device) in [&mut rows, &mut cursor, &mut long] {
                     if *what == 7 {
-                        device.raise(&page_fault(*slot));
+                        device.write_cqe(&page_fault(*slot));
                         continue;
                     }
-                    device.raise(&Raised {
+                    device.write_cqe(&TestCqe {
                         opcode: 2 + (what & 1),
                         user_index: 5 + u32::from(what >> 1 & 1),
                         // Twice, or none at all: some make no sense.
@@ -322,7 +322,7 @@ proptest! {
                         immediate: word.rotate_left(8),
                         flags_rqpn: word.rotate_left(16),
                         time: (*word).into(),
-                        ..Raised::default()
+                        ..TestCqe::default()
                     });
                 }
             }

@@ -4,7 +4,7 @@
 use uverbs::kernel::fake::Target;
 use uverbs::{CqHandle, PdHandle, QpInit, QpOpen, QpType, Sge, SrqInit, SrqKind, XrcdHandle};
 
-use super::objects::{CREATE_QP, CREATE_SRQ, GOOD, Machine};
+use super::objects::{CREATE_QP, CREATE_SRQ, FakeDevice, VALID_ANSWER};
 use super::*;
 use crate::{
     Bind, Destination, MwType, Operands, PostError, QueuePair, RemoteMemory, Role,
@@ -26,7 +26,7 @@ fn sge(addr: u64, length: u32) -> Sge {
 }
 
 /// Posts one work request of each kind of field; its slot.
-fn post(pair: &mut Pair, opcode: Opcode, list: &[Sge]) -> u16 {
+fn post(pair: &mut TestQp, opcode: Opcode, list: &[Sge]) -> u16 {
     let slot = pair.record(1) as u16;
     pair.send.begin();
     let wr = SendWr {
@@ -61,7 +61,7 @@ fn xrc_requests_name_the_remote_srq() {
         (Opcode::ATOMIC_FETCH_AND_ADD, 5, 4),
     ];
     for (opcode, segments, data) in table {
-        let mut pair = Pair::new(1, INITIATOR, &cap(4, 1, 0));
+        let mut pair = TestQp::new(1, INITIATOR, &cap(4, 1, 0));
         post(&mut pair, opcode, &[sge(0x9000, 8)]);
         let bytes = pair.sent(0, 96);
         assert_eq!(be32(&bytes, 4), QPN << 8 | segments, "{opcode:?}");
@@ -80,7 +80,7 @@ fn xrc_requests_name_the_remote_srq() {
 #[test]
 fn a_work_request_without_a_destination_is_refused() {
     for service in [INITIATOR, Service::Datagram] {
-        let mut pair = Pair::new(1, service, &cap(4, 1, 0));
+        let mut pair = TestQp::new(1, service, &cap(4, 1, 0));
         pair.send.begin();
         let refused = push_send(&mut pair.send, 1);
         assert_eq!(refused, Err(PostError::BadOperation));
@@ -90,7 +90,7 @@ fn a_work_request_without_a_destination_is_refused() {
 #[test]
 fn other_services_have_no_xrc_segment() {
     for service in [Service::ReliableConnection, Service::UnreliableConnection] {
-        let mut pair = Pair::new(1, service, &cap(4, 1, 0));
+        let mut pair = TestQp::new(1, service, &cap(4, 1, 0));
         post(&mut pair, Opcode::RDMA_WRITE, &[sge(0x9000, 8)]);
         let bytes = pair.sent(0, 64);
         assert_eq!((be32(&bytes, 4), be64(&bytes, 16)), (QPN << 8 | 3, REMOTE));
@@ -101,7 +101,7 @@ fn other_services_have_no_xrc_segment() {
 fn xrc_key_changes_have_no_xrc_segment() {
     let cap = cap(4, 1, 0);
     let send = SendPlan::new(&cap, INITIATOR, &LIMITS, crate::KeyChanges::Windows, 0).unwrap();
-    let mut pair = Pair::with(work_of(70, INITIATOR, send, &cap, None), false);
+    let mut pair = TestQp::with(work_of(70, INITIATOR, send, &cap, None), false);
     pair.send.begin();
     let bind = Bind {
         window_rkey: 0x0001_2345,
@@ -128,7 +128,7 @@ fn xrc_key_changes_have_no_xrc_segment() {
 
 #[test]
 fn read_data_in_a_cqe_is_scattered() {
-    let mut pair = Pair::new(70, INITIATOR, &cap(4, 1, 0));
+    let mut pair = TestQp::new(70, INITIATOR, &cap(4, 1, 0));
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     ring.attach(&pair.work, Role::SEND).unwrap();
@@ -139,13 +139,13 @@ fn read_data_in_a_cqe_is_scattered() {
         let mut memory = [0u8; 16];
         let list = [sge(memory.as_mut_ptr().expose_provenance() as u64, 8)];
         let slot = post(&mut pair, opcode, &list);
-        let mut bytes = Raised {
+        let mut bytes = TestCqe {
             user_index: 70,
             slot,
             request: number,
             byte_count: 8,
             scatter: 4,
-            ..Raised::default()
+            ..TestCqe::default()
         }
         .bytes();
         bytes[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -159,8 +159,8 @@ fn read_data_in_a_cqe_is_scattered() {
 
 #[test]
 fn a_target_has_no_queues() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     machine.answer_qp(0);
     let xrcd = uverbs::xrcd::open(
         &machine.context,
@@ -205,8 +205,8 @@ fn a_target_has_no_queues() {
 
 #[test]
 fn an_initiator_has_no_receives() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     let cq = machine.cq(3).unwrap();
     machine.answer_qp(0);
     let pd = uverbs::pd::alloc(&machine.context, uverbs::Udata::none()).unwrap();
@@ -227,8 +227,8 @@ fn an_initiator_has_no_receives() {
 
 #[test]
 fn xrc_srq_has_its_own_user_index() {
-    let machine = Machine::new();
-    let device = machine.open(&GOOD).unwrap();
+    let machine = FakeDevice::new();
+    let device = machine.open(&VALID_ANSWER).unwrap();
     let cq = machine.cq(3).unwrap();
     let mut ring = cq.ring;
     machine.fake.on(CREATE_SRQ, |reply| {
@@ -275,16 +275,16 @@ fn xrc_srq_has_its_own_user_index() {
     }
     // SAFETY: there is no device.
     unsafe { srq.recv.locked().publish() };
-    let receive = |slot: u16| Raised {
+    let receive = |slot: u16| TestCqe {
         opcode: 2,
         user_index: index,
         slot,
         byte_count: 40,
-        ..Raised::default()
+        ..TestCqe::default()
     };
     // The queue pair's number is the target's; a send is none of the queue's.
-    device.raise(&receive(1));
-    device.raise(&Raised {
+    device.write_cqe(&receive(1));
+    device.write_cqe(&TestCqe {
         opcode: 0,
         request: 0x0a,
         ..receive(0)
@@ -295,10 +295,10 @@ fn xrc_srq_has_its_own_user_index() {
     // SAFETY: as above.
     assert!(unsafe { read(&mut ring) }.unwrap().is_err());
     // What is unread when it goes is taken out, and it is forgotten.
-    device.raise(&receive(0));
+    device.write_cqe(&receive(0));
     ring.detach(&work);
     assert!(ring.is_empty());
-    device.raise(&receive(2));
+    device.write_cqe(&receive(2));
     // SAFETY: as above.
     assert!(unsafe { read(&mut ring) }.unwrap().is_err());
 }
