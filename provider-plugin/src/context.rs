@@ -15,9 +15,9 @@ use crate::abi::ibv_context;
 use crate::errno::Errno;
 use crate::library::{LibIbverbs, libibverbs};
 use crate::mlx5::memory::ContextMemory;
-use crate::mlx5dv::crypto::Session;
+use crate::mlx5dv::crypto::LoginSession;
 use crate::mlx5dv::devx::SharedUar;
-use crate::mlx5dv::reserved::Reserved;
+use crate::mlx5dv::reserved::ReservedQpns;
 
 /// The provider's state of a context.
 #[repr(C)]
@@ -27,9 +27,9 @@ pub struct VerbsContext {
     /// For an mlx5 device: the driver's answers, and the UARs.
     pub mlx5: Option<mlx5::DeviceContext>,
     /// For an mlx5 device: numbers that were reserved.
-    pub reserved: Reserved,
+    pub reserved: ReservedQpns,
     /// For an mlx5 device: the login for encryption keys.
-    pub session: Session,
+    pub session: LoginSession,
     /// For an mlx5 device: the page of doorbell registers that callers share.
     pub shared_uar: SharedUar,
     /// For an mlx5 device: allocators of queue memory.
@@ -79,13 +79,13 @@ impl CtxRef {
 
 impl CtxRef {
     /// Reserved numbers of an mlx5 device.
-    pub fn reserved<'a>(self) -> &'a Reserved {
+    pub fn reserved<'a>(self) -> &'a ReservedQpns {
         // SAFETY: the context outlives its objects, see the type.
         unsafe { &(*self.0.as_ptr()).reserved }
     }
 
     /// The login of an mlx5 device.
-    pub fn session<'a>(self) -> &'a Session {
+    pub fn session<'a>(self) -> &'a LoginSession {
         // SAFETY: the context outlives its objects, see the type.
         unsafe { &(*self.0.as_ptr()).session }
     }

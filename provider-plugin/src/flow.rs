@@ -13,7 +13,7 @@ use crate::alloc::try_box;
 use crate::context::{CtxRef, destroyed};
 use crate::entry;
 use crate::errno::Errno;
-use crate::mlx5::counters::{SharedPoints, counters_of};
+use crate::mlx5::counters::{SharedCounterPoints, counters_of};
 use crate::mlx5::flow_action;
 
 /// `struct ibv_flow`.
@@ -23,7 +23,7 @@ pub struct ibv_flow {
     context: *mut ibv_context,
     handle: u32,
     // The provider's part; programs use the members above.
-    counters: Option<SharedPoints>,
+    counters: Option<SharedCounterPoints>,
 }
 
 impl ibv_flow {
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) 
             |points: Option<&[CounterPoint]>| Ok(create_flow_with(&ctx, qp, &init, specs, points)?);
         let (handle, points) = match counted {
             Some(counters) => {
-                let (handle, points) = counters.used_by(make)?;
+                let (handle, points) = counters.create_flow_with(make)?;
                 (handle, Some(points))
             }
             None => (make(None)?, None),
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
         let result = uverbs::flow::destroy(&ctx, FlowHandle((*flow).handle));
         destroyed(result.map_err(Into::into))?;
         if let Some(points) = &Box::from_raw(flow).counters {
-            points.released();
+            points.flow_destroyed();
         }
         Ok(())
     })

@@ -13,9 +13,9 @@ use crate::library::{LibIbverbs, OpsTable, libibverbs};
 use crate::mlx5::Mlx5;
 use crate::mlx5::memory::ContextMemory;
 use crate::mlx5dv::abi::{CONTEXT_DEVX, mlx5dv_context_attr};
-use crate::mlx5dv::crypto::Session;
+use crate::mlx5dv::crypto::LoginSession;
 use crate::mlx5dv::devx::SharedUar;
-use crate::mlx5dv::reserved::Reserved;
+use crate::mlx5dv::reserved::ReservedQpns;
 use crate::ops;
 use crate::rxe::Rxe;
 use uverbs::ContextInfo;
@@ -180,8 +180,8 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
                 kind.driver_id,
             ),
             mlx5: None,
-            reserved: Reserved::default(),
-            session: Session::default(),
+            reserved: ReservedQpns::default(),
+            session: LoginSession::default(),
             shared_uar: SharedUar::default(),
             allocators: ContextMemory::default(),
         });

@@ -34,36 +34,36 @@ pub struct ibv_counter_attach_attr {
     comp_mask: u32,
 }
 
-/// `IBV_COUNTER_PACKETS` and `IBV_COUNTER_BYTES` are all that are counted.
+/// The supported counters: `IBV_COUNTER_PACKETS` and `IBV_COUNTER_BYTES`.
 const LAST_DESCRIPTION: u32 = 1;
 
 /// Counters.
 #[repr(C)]
 pub struct Counters {
-    /// The part that applications see.
+    /// The structure of applications.
     public: ibv_counters,
     object: uverbs::Counters<CtxRef>,
-    points: SharedPoints,
+    points: SharedCounterPoints,
 }
 
-/// What counters count; shared with the flows that use them.
+/// The points that counters count, shared with the flows that use them.
 #[derive(Clone, Default)]
-pub struct SharedPoints(Arc<Mutex<Points>>);
+pub struct SharedCounterPoints(Arc<Mutex<CounterPoints>>);
 
 #[derive(Default)]
-struct Points {
+struct CounterPoints {
     list: Vec<CounterPoint>,
-    /// Flows that use them; the first one has told the driver the points.
+    /// Number of flows that use the counters; the first one passes the points to the driver.
     flows: u32,
 }
 
-impl SharedPoints {
-    fn lock(&self) -> MutexGuard<'_, Points> {
+impl SharedCounterPoints {
+    fn lock(&self) -> MutexGuard<'_, CounterPoints> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A flow with these counters was destroyed.
-    pub fn released(&self) {
+    pub fn flow_destroyed(&self) {
         self.lock().flows -= 1;
     }
 }
@@ -83,24 +83,24 @@ impl Counters {
         self.object.handle()
     }
 
-    /// Creates a flow by `make`, which gets the points if it is the first with these
-    /// counters. The flow is to tell the points when it is destroyed.
+    /// Creates a flow by `make`, which gets the points if it is the first flow with these
+    /// counters. The flow calls [`SharedCounterPoints::flow_destroyed`] when it is destroyed.
     ///
     /// # Errors
     /// EINVAL if nothing is to be counted; those of `make`.
-    pub fn used_by<T>(
+    pub fn create_flow_with<T>(
         &self,
         make: impl FnOnce(Option<&[CounterPoint]>) -> Result<T, Errno>,
-    ) -> Result<(T, SharedPoints), Errno> {
+    ) -> Result<(T, SharedCounterPoints), Errno> {
         let mut points = self.points.lock();
         let list = match points.flows {
             0 if points.list.is_empty() => return Err(Errno::INVAL),
             0 => Some(&*points.list),
             _ => None,
         };
-        let made = make(list)?;
+        let flow = make(list)?;
         points.flows += 1;
-        Ok((made, self.points.clone()))
+        Ok((flow, self.points.clone()))
     }
 }
 
@@ -117,13 +117,13 @@ pub unsafe extern "C" fn create_counters(
         let counters = Counters {
             public: ibv_counters { context },
             object: uverbs::Counters::create(&CtxRef::of(context))?,
-            points: SharedPoints::default(),
+            points: SharedCounterPoints::default(),
         };
         Ok(Box::into_raw(try_box(counters).map_err(|(_, errno)| errno)?).cast())
     })
 }
 
-/// `ibv_destroy_counters`. EBUSY, and they stay, while flows use them.
+/// `ibv_destroy_counters`. EBUSY, and the counters are unchanged, while flows use them.
 pub unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
     // SAFETY: libibverbs passes live counters of ours.
     entry::int(|| unsafe {

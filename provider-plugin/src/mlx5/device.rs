@@ -1,4 +1,4 @@
-//! Device queries: what ConnectX devices have and others lack.
+//! Device queries: features that only ConnectX devices have.
 
 use mlx5::Features;
 use uverbs::DeviceAttrEx;
@@ -15,7 +15,7 @@ impl QueryOps for Mlx5 {
         from: &DeviceAttrEx,
         attr: &mut ibv_device_attr_ex,
     ) -> Result<(), Errno> {
-        // Of InfiniBand ports only there is nothing to ask for.
+        // Devices without Ethernet ports have none of these features.
         let features = match from.max_wq_type_rq {
             0 => Features::default(),
             _ => ctx.mlx5()?.features(ctx)?,

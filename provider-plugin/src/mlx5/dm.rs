@@ -18,19 +18,19 @@ use crate::pd::pd_of;
 /// Device memory.
 #[repr(C)]
 struct Dm {
-    /// The part that applications see.
+    /// The structure of applications.
     public: ibv_dm,
-    memory: Memory,
+    memory: DmKind,
     /// Its mappings for operations.
     operations: Mutex<Vec<DeviceBytes>>,
 }
 
 const _: () = assert!(core::mem::offset_of!(Dm, public) == 0);
 
-enum Memory {
-    /// The processor's too.
+enum DmKind {
+    /// Mapped memory, which the processor accesses too.
     Mapped(DeviceBytes),
-    /// Of flow steering: at an address in the device.
+    /// Memory for flow steering, with its address in the device.
     Steering { address: u64, length: u64 },
 }
 
@@ -38,8 +38,8 @@ impl Dm {
     /// EINVAL for memory of flow steering.
     fn bytes(&self) -> Result<&DeviceBytes, Errno> {
         match &self.memory {
-            Memory::Mapped(bytes) => Ok(bytes),
-            Memory::Steering { .. } => Err(Errno::INVAL),
+            DmKind::Mapped(bytes) => Ok(bytes),
+            DmKind::Steering { .. } => Err(Errno::INVAL),
         }
     }
 }
@@ -53,13 +53,13 @@ unsafe fn dm_of<'a>(dm: *mut ibv_dm) -> &'a Dm {
     unsafe { &*dm.cast::<Dm>() }
 }
 
-/// Where device memory is.
-pub struct Described {
+/// The location of device memory.
+pub struct DmDescription {
     /// The first mapped byte, if it is mapped.
     pub start: Option<NonNull<u8>>,
-    /// In bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Of flow steering, the address in the device; otherwise 0.
+    /// The address in the device, of memory for flow steering; otherwise 0.
     pub address: u64,
 }
 
@@ -67,18 +67,18 @@ pub struct Described {
 ///
 /// # Safety
 /// As of [`dm_of`].
-pub unsafe fn describe(dm: *mut ibv_dm) -> Described {
+pub unsafe fn describe(dm: *mut ibv_dm) -> DmDescription {
     // SAFETY: as the caller says.
     match &unsafe { dm_of(dm) }.memory {
-        Memory::Mapped(bytes) => {
+        DmKind::Mapped(bytes) => {
             let (start, length) = bytes.direct();
-            Described {
+            DmDescription {
                 start: Some(start),
                 length: length as u64,
                 address: 0,
             }
         }
-        Memory::Steering { address, length } => Described {
+        DmKind::Steering { address, length } => DmDescription {
             start: None,
             length: *length,
             address: *address,
@@ -104,13 +104,13 @@ pub unsafe fn map_operation(ibdm: *mut ibv_dm, operation: u8) -> Result<NonNull<
     }
 }
 
-/// Creates the C object of device memory with that kernel handle.
+/// Creates the C object of device memory with a kernel handle.
 fn new_dm(
     context: *mut ibv_context,
     handle: DmHandle,
-    memory: Memory,
+    memory: DmKind,
 ) -> Result<*mut ibv_dm, Errno> {
-    let mapped = matches!(memory, Memory::Mapped(_));
+    let mapped = matches!(memory, DmKind::Mapped(_));
     let dm = Dm {
         public: ibv_dm {
             context,
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn alloc_dm(
         let dm = new_dm(
             context,
             new_dm_object.object.handle(),
-            Memory::Mapped(new_dm_object.bytes),
+            DmKind::Mapped(new_dm_object.bytes),
         )?;
         new_dm_object.object.into_handle();
         Ok(dm)
@@ -171,7 +171,7 @@ pub unsafe fn alloc_steering(
         let dm = new_dm(
             context,
             object.handle(),
-            Memory::Steering { address, length },
+            DmKind::Steering { address, length },
         )?;
         object.into_handle();
         Ok(dm)
@@ -196,13 +196,13 @@ pub unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *m
     // SAFETY: libibverbs passes an open context of ours.
     entry::pointer(|| unsafe {
         let bytes = DeviceBytes::of(&CtxRef::of(context), DmHandle(handle))?;
-        new_dm(context, DmHandle(handle), Memory::Mapped(bytes))
+        new_dm(context, DmHandle(handle), DmKind::Mapped(bytes))
     })
 }
 
 /// `ibv_unimport_dm`: frees the handle; the kernel's object stays.
 pub unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
-    // SAFETY: libibverbs passes what import_dm made, once.
+    // SAFETY: libibverbs passes an object of import_dm, once.
     entry::unit(|| drop(unsafe { Box::from_raw(dm.cast::<Dm>()) }));
 }
 
@@ -221,10 +221,7 @@ pub unsafe extern "C" fn dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
 ///
 /// # Safety
 /// As of [`dm_of`].
-unsafe fn copied(
-    dm: *mut ibv_dm,
-    copy: impl FnOnce(&DeviceBytes) -> Result<(), CopyError>,
-) -> c_int {
+unsafe fn copy(dm: *mut ibv_dm, copy: impl FnOnce(&DeviceBytes) -> Result<(), CopyError>) -> c_int {
     // SAFETY: as the caller says.
     match unsafe { dm_of(dm) }.bytes() {
         Ok(bytes) => copy(bytes).map_or_else(CopyError::errno, |()| 0),
@@ -232,8 +229,8 @@ unsafe fn copied(
     }
 }
 
-/// `ibv_memcpy_to_dm`: EFAULT beyond the memory, EINVAL for what is not whole
-/// words of four bytes.
+/// `ibv_memcpy_to_dm`: EFAULT beyond the memory, EINVAL for a range that is not whole 4-byte
+/// words.
 unsafe extern "C" fn memcpy_to_dm(
     dm: *mut ibv_dm,
     offset: u64,
@@ -242,7 +239,7 @@ unsafe extern "C" fn memcpy_to_dm(
 ) -> c_int {
     // SAFETY: the application passes live memory of ours, and that many bytes
     // of its own.
-    unsafe { copied(dm, |bytes| bytes.write(offset, host.cast(), length)) }
+    unsafe { copy(dm, |bytes| bytes.write(offset, host.cast(), length)) }
 }
 
 /// `ibv_memcpy_from_dm`: as [`memcpy_to_dm`].
@@ -253,7 +250,7 @@ unsafe extern "C" fn memcpy_from_dm(
     length: usize,
 ) -> c_int {
     // SAFETY: as in `memcpy_to_dm`.
-    unsafe { copied(dm, |bytes| bytes.read(offset, host.cast(), length)) }
+    unsafe { copy(dm, |bytes| bytes.read(offset, host.cast(), length)) }
 }
 
 /// `ibv_reg_dm_mr`: EINVAL without `IBV_ACCESS_ZERO_BASED`, and for access that

@@ -19,7 +19,7 @@ pub struct ibv_flow_action {
 /// A flow action.
 #[repr(C)]
 pub struct FlowAction {
-    /// The part that applications see.
+    /// The structure of applications.
     public: ibv_flow_action,
     handle: FlowActionHandle,
 }
@@ -47,7 +47,7 @@ pub unsafe fn handle_of(action: *mut ibv_flow_action) -> u32 {
     unsafe { (*action.cast::<FlowAction>()).handle.0 }
 }
 
-/// `ibv_destroy_flow_action`. EBUSY, and it stays, while flows use it.
+/// `ibv_destroy_flow_action`. EBUSY, and the action is unchanged, while flows use it.
 pub unsafe extern "C" fn destroy_flow_action(action: *mut ibv_flow_action) -> c_int {
     // SAFETY: libibverbs passes a live action of ours.
     entry::int(|| unsafe {

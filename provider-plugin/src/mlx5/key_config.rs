@@ -1,5 +1,5 @@
-//! The change of an indirect memory key that functions of `ibv_wr_*` put together:
-//! `mlx5dv_wr_mkey_configure` opens it, so many setters complete it.
+//! The change of an indirect memory key by `ibv_wr_*`: `mlx5dv_wr_mkey_configure` opens it,
+//! and the given number of setters complete it.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -10,26 +10,25 @@ use uverbs::{SendFlags, Sge};
 use crate::errno::Errno;
 use crate::mlx5dv::protection::Protection;
 
-/// A complete change, with its identifier and flags.
-pub type Complete<'a> = (u64, SendFlags, LayoutChange<'a>);
+/// A complete change: identifier, flags, change.
+pub type CompleteChange<'a> = (u64, SendFlags, LayoutChange<'a>);
 
-/// A change, and room for its layout.
+/// The open change of a key, and memory for its layout.
 #[derive(Debug, Default)]
 pub struct KeyConfig {
     wr_id: u64,
     flags: SendFlags,
     key: u32,
-    /// Elements that there is room for in `list` and `parts`, and those that the key was
-    /// made for.
+    /// Reserved elements of `list` and `parts`, and the maximum elements of the key.
     room: usize,
     entries: usize,
-    /// Setters that are missing; 0 if there is no change.
+    /// Number of missing setters; 0 if there is no change.
     missing: u8,
     access: Option<u32>,
     layout: Layout,
     /// Signatures and encryption of the key, if it may have any.
     pub protection: Option<NonNull<Protection>>,
-    /// A layout that was not set last.
+    /// A layout that was set before the last setter.
     list: Vec<Sge>,
     parts: Vec<Interleaved>,
 }
@@ -45,7 +44,7 @@ enum Layout {
 }
 
 impl KeyConfig {
-    /// Reserves memory for layouts of so many elements.
+    /// Reserves memory for layouts of `elements` elements.
     ///
     /// # Errors
     /// ENOMEM.
@@ -56,8 +55,8 @@ impl KeyConfig {
             .map_err(|_| Errno::NOMEM)
     }
 
-    /// Opens a change of a key of so many elements, which `setters` complete. One that
-    /// was not completed is forgotten.
+    /// Opens a change of a key of `entries` elements, which `setters` setters complete.
+    /// Discards an incomplete change.
     pub fn open(&mut self, wr_id: u64, flags: SendFlags, key: u32, entries: u16, setters: u8) {
         (self.wr_id, self.flags, self.key) = (wr_id, flags, key);
         self.entries = entries.into();
@@ -65,8 +64,8 @@ impl KeyConfig {
         (self.access, self.layout) = (None, Layout::Unset);
     }
 
-    /// Forgets a change that was not completed.
-    pub fn forget(&mut self) {
+    /// Discards an incomplete change.
+    pub fn discard(&mut self) {
         self.missing = 0;
     }
 
@@ -75,10 +74,10 @@ impl KeyConfig {
         self.missing != 0
     }
 
-    /// [`KeyConfig::set_access`] that does not complete the change. Returns false and sets
-    /// nothing if it does not apply.
+    /// Fast path of [`KeyConfig::set_access`]: the change is not complete after it. Returns
+    /// false and sets nothing if it does not apply.
     #[inline]
-    pub fn note_access(&mut self, access: u32) -> bool {
+    pub fn set_access_fast(&mut self, access: u32) -> bool {
         let applies = self.missing > 1 && self.access.is_none();
         if applies {
             self.missing -= 1;
@@ -87,10 +86,10 @@ impl KeyConfig {
         applies
     }
 
-    /// [`KeyConfig::set_layout`] that completes the change of a key without protection.
-    /// Returns None and sets nothing if it does not apply.
+    /// Fast path of [`KeyConfig::set_layout`]: it completes the change of a key without
+    /// protection. Returns `None` and sets nothing if it does not apply.
     #[inline]
-    pub fn complete_with<'a>(&mut self, layout: KeyLayout<'a>) -> Option<Complete<'a>> {
+    pub fn set_layout_fast<'a>(&mut self, layout: KeyLayout<'a>) -> Option<CompleteChange<'a>> {
         let applies = self.missing == 1
             && self.layout == Layout::Unset
             && self.protection.is_none()
@@ -106,16 +105,16 @@ impl KeyConfig {
     ///
     /// # Errors
     /// EINVAL.
-    pub fn set_access(&mut self, access: u32) -> Result<Option<Complete<'_>>, c_int> {
+    pub fn set_access(&mut self, access: u32) -> Result<Option<CompleteChange<'_>>, c_int> {
         if self.access.is_some() {
             return Err(libc::EINVAL);
         }
-        let last = self.count()?;
+        let last = self.count_setter()?;
         self.access = Some(access);
-        Ok(last.then(|| self.complete_kept()))
+        Ok(last.then(|| self.complete_copied()))
     }
 
-    /// The protection of the key that is being changed.
+    /// The protection of the key.
     ///
     /// # Errors
     /// EINVAL if there is none.
@@ -129,13 +128,13 @@ impl KeyConfig {
     ///
     /// # Errors
     /// EINVAL.
-    pub fn set_protection(&mut self) -> Result<Option<Complete<'_>>, c_int> {
-        let last = self.count()?;
-        Ok(last.then(|| self.complete_kept()))
+    pub fn set_protection(&mut self) -> Result<Option<CompleteChange<'_>>, c_int> {
+        let last = self.count_setter()?;
+        Ok(last.then(|| self.complete_copied()))
     }
 
-    /// The change with the layout that was kept.
-    fn complete_kept(&self) -> Complete<'_> {
+    /// The change with the copied layout.
+    fn complete_copied(&self) -> CompleteChange<'_> {
         let layout = match self.layout {
             Layout::Unset => None,
             Layout::List => Some(KeyLayout::List(&self.list)),
@@ -155,22 +154,22 @@ impl KeyConfig {
     pub fn set_layout<'a>(
         &'a mut self,
         layout: KeyLayout<'a>,
-    ) -> Result<Option<Complete<'a>>, c_int> {
+    ) -> Result<Option<CompleteChange<'a>>, c_int> {
         if !self.is_open() || self.layout != Layout::Unset {
             return Err(libc::EINVAL);
         }
         if layout.elements() > self.entries {
             return Err(libc::ENOMEM);
         }
-        if self.count()? {
+        if self.count_setter()? {
             return Ok(Some(self.complete(Some(layout))));
         }
-        self.keep(layout)?;
+        self.copy_layout(layout)?;
         Ok(None)
     }
 
     #[cold]
-    fn keep(&mut self, layout: KeyLayout<'_>) -> Result<(), c_int> {
+    fn copy_layout(&mut self, layout: KeyLayout<'_>) -> Result<(), c_int> {
         if layout.elements() > self.room {
             return Err(libc::ENOMEM);
         }
@@ -190,13 +189,13 @@ impl KeyConfig {
     }
 
     /// Counts a setter. Returns whether it was the last, after which there is no change.
-    fn count(&mut self) -> Result<bool, c_int> {
+    fn count_setter(&mut self) -> Result<bool, c_int> {
         self.missing = self.missing.checked_sub(1).ok_or(libc::EINVAL)?;
         Ok(self.missing == 0)
     }
 
-    /// The change with that layout.
-    pub fn complete<'a>(&self, layout: Option<KeyLayout<'a>>) -> Complete<'a> {
+    /// The change with `layout`.
+    pub fn complete<'a>(&self, layout: Option<KeyLayout<'a>>) -> CompleteChange<'a> {
         let change = LayoutChange {
             key: self.key,
             access: self.access,
@@ -210,7 +209,7 @@ impl KeyConfig {
 mod tests {
     use super::*;
 
-    fn opened(setters: u8) -> KeyConfig {
+    fn open_config(setters: u8) -> KeyConfig {
         let mut config = KeyConfig::default();
         config.reserve(4).unwrap();
         config.open(7, SendFlags::SIGNALED, 0x1200, 4, setters);
@@ -224,11 +223,11 @@ mod tests {
     };
 
     #[test]
-    fn so_many_setters_complete_a_change() {
+    fn the_last_setter_completes_a_change() {
         // In either order; a layout that is not the last is kept.
         for layout_first in [true, false] {
             let list = [SGE; 4];
-            let mut config = opened(2);
+            let mut config = open_config(2);
             let complete = if layout_first {
                 assert!(config.set_layout(KeyLayout::List(&list)).unwrap().is_none());
                 config.set_access(5).unwrap()
@@ -253,7 +252,7 @@ mod tests {
             repeat: 2,
             parts: &parts[..count],
         };
-        let mut config = opened(9);
+        let mut config = open_config(9);
         config.set_access(1).unwrap();
         assert_eq!(config.set_access(1).err(), Some(libc::EINVAL));
         assert_eq!(config.set_layout(list).err(), Some(libc::ENOMEM));
@@ -264,7 +263,7 @@ mod tests {
             Some(libc::EINVAL)
         );
         // Without a change there is nothing to set.
-        config.forget();
+        config.discard();
         assert_eq!(config.set_layout(list).err(), Some(libc::EINVAL));
         // Room of the queue, not of the key: for a layout that is not set last.
         config.open(7, SendFlags::empty(), 0, 100, 2);
@@ -272,27 +271,27 @@ mod tests {
     }
 
     #[test]
-    fn the_fast_setters_do_what_the_others_do_or_nothing() {
+    fn the_fast_setters_agree_with_the_others_or_do_nothing() {
         let list = [SGE; 4];
-        let mut config = opened(2);
-        assert!(config.complete_with(KeyLayout::List(&list)).is_none());
-        assert!(config.note_access(5));
+        let mut config = open_config(2);
+        assert!(config.set_layout_fast(KeyLayout::List(&list)).is_none());
+        assert!(config.set_access_fast(5));
         // Once.
-        assert!(!config.note_access(5));
-        assert!(config.complete_with(KeyLayout::List(&[])).is_none());
-        assert!(config.complete_with(KeyLayout::List(&[SGE; 5])).is_none());
-        let (wr_id, flags, change) = config.complete_with(KeyLayout::List(&list)).unwrap();
+        assert!(!config.set_access_fast(5));
+        assert!(config.set_layout_fast(KeyLayout::List(&[])).is_none());
+        assert!(config.set_layout_fast(KeyLayout::List(&[SGE; 5])).is_none());
+        let (wr_id, flags, change) = config.set_layout_fast(KeyLayout::List(&list)).unwrap();
         assert_eq!((wr_id, flags, change.key), (7, SendFlags::SIGNALED, 0x1200));
         assert_eq!(change.access, Some(5));
         assert!(matches!(change.layout, Some(KeyLayout::List(list)) if list == [SGE; 4]));
         // Nothing is open.
-        assert!(config.complete_with(KeyLayout::List(&list)).is_none());
-        assert!(!config.note_access(5));
+        assert!(config.set_layout_fast(KeyLayout::List(&list)).is_none());
+        assert!(!config.set_access_fast(5));
         // The last setter of a change is not noted, and a layout is set once.
-        config = opened(1);
-        assert!(!config.note_access(5));
-        config = opened(2);
+        config = open_config(1);
+        assert!(!config.set_access_fast(5));
+        config = open_config(2);
         config.set_layout(KeyLayout::List(&list)).unwrap();
-        assert!(config.complete_with(KeyLayout::List(&list)).is_none());
+        assert!(config.set_layout_fast(KeyLayout::List(&list)).is_none());
     }
 }

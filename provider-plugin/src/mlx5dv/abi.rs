@@ -1,5 +1,5 @@
-//! Structures of `mlx5dv.h` (rdma-core 65). A member that an older header lacks is
-//! touched only when the caller's `comp_mask` asks for it.
+//! Structures of `mlx5dv.h` (rdma-core 65). A member that older headers lack is accessed only
+//! if the caller's `comp_mask` requests it.
 
 mod protection;
 
@@ -417,7 +417,7 @@ pub struct mlx5dv_pd {
 
 /// An object and its description in [`mlx5dv_obj`].
 #[repr(C)]
-pub struct Pair<In, Out> {
+pub struct DescribedObject<In, Out> {
     pub object: *mut In,
     pub out: *mut Out,
 }
@@ -425,14 +425,14 @@ pub struct Pair<In, Out> {
 /// `struct mlx5dv_obj`.
 #[repr(C)]
 pub struct mlx5dv_obj {
-    pub qp: Pair<ibv_qp, mlx5dv_qp>,
-    pub cq: Pair<ibv_cq, mlx5dv_cq>,
-    pub srq: Pair<ibv_srq, mlx5dv_srq>,
-    pub rwq: Pair<ibv_wq, mlx5dv_rwq>,
-    pub dm: Pair<ibv_dm, mlx5dv_dm>,
-    pub ah: Pair<ibv_ah, mlx5dv_ah>,
-    pub pd: Pair<ibv_pd, mlx5dv_pd>,
-    pub devx: Pair<ContextFirst, mlx5dv_devx>,
+    pub qp: DescribedObject<ibv_qp, mlx5dv_qp>,
+    pub cq: DescribedObject<ibv_cq, mlx5dv_cq>,
+    pub srq: DescribedObject<ibv_srq, mlx5dv_srq>,
+    pub rwq: DescribedObject<ibv_wq, mlx5dv_rwq>,
+    pub dm: DescribedObject<ibv_dm, mlx5dv_dm>,
+    pub ah: DescribedObject<ibv_ah, mlx5dv_ah>,
+    pub pd: DescribedObject<ibv_pd, mlx5dv_pd>,
+    pub devx: DescribedObject<ContextFirst, mlx5dv_devx>,
 }
 
 /// `struct mlx5dv_devx`.
@@ -529,7 +529,7 @@ pub mod qp_command {
     pub const INIT2INIT: u16 = 0x50e;
 }
 
-/// An object of which only the context matters.
+/// The beginning of an object whose first member is its context.
 #[repr(C)]
 pub struct ContextFirst {
     pub context: *mut ibv_context,

@@ -1,4 +1,4 @@
-//! Attributes of queue pairs and addresses that verbs do not have.
+//! Device-specific attributes of queue pairs and addresses.
 
 use core::ffi::c_int;
 
@@ -18,7 +18,7 @@ use crate::errno::Errno;
 use crate::mlx5::Mlx5;
 use crate::qp::qp_of;
 
-/// The port of a bond that a queue pair has, and the one that it uses at present.
+/// The LAG port of a queue pair, and its active port.
 ///
 /// # Safety
 /// A live queue pair of ours.
@@ -48,8 +48,8 @@ unsafe fn query_lag(
 }
 
 exported! {
-    /// `mlx5dv_query_qp_lag_port`: the port of a bond (LAG) that a queue pair has, and the
-    /// one that it uses at present. EOPNOTSUPP without a bond.
+    /// `mlx5dv_query_qp_lag_port`: the LAG port of a queue pair, and its active port.
+    /// EOPNOTSUPP without a LAG.
     fn mlx5dv_query_qp_lag_port(qp: *mut ibv_qp, port: *mut u8, active: *mut u8) -> c_int
     where is_ours((*qp).context), else libc::EOPNOTSUPP => {
         // SAFETY: a live queue pair of ours, and room for the ports.
@@ -101,8 +101,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_dci_stream_id_reset`: a stream that has failed may send again. EINVAL
-    /// for what is not an initiator of DC.
+    /// `mlx5dv_dci_stream_id_reset`: a failed stream may send again. EINVAL for a queue pair
+    /// that is not a DC initiator.
     fn mlx5dv_dci_stream_id_reset(qp: *mut ibv_qp, stream: u16) -> c_int
     where is_ours((*qp).context), else libc::EOPNOTSUPP => {
         // SAFETY: a live queue pair of ours.
@@ -133,7 +133,7 @@ exported! {
                 return Ok(());
             }
             let mapping = map_address(&CtxRef::of((*ibah).context), &ah.address, qp_num)?;
-            // If another thread was first, this one's mapping is destroyed.
+            // If another thread was first, the mapping of this thread is destroyed.
             let _ = ah.device_data.set(mapping);
             Ok(())
         })

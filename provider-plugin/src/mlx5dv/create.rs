@@ -1,4 +1,4 @@
-//! Completion queues and queue pairs with options that verbs do not have.
+//! Completion queues and queue pairs with device-specific options.
 
 use mlx5::{CqOptions, DcType, DciStreams, MiniFormat, PacketOptions, Strides};
 
@@ -30,13 +30,13 @@ exported! {
             let init_cq = libibverbs().and_then(|lib| lib.init_cq);
             let init_cq = init_cq.ok_or(Errno::OPNOTSUPP)?;
             let cq = create_cq_with::<Mlx5>(context, attr, &options)?;
-            // As libibverbs does when a provider has created one.
+            // As libibverbs does for a queue that a provider created.
             init_cq(cq.cast(), context, (*attr).channel, (*attr).cq_context);
             Ok(cq)
         })
     }
 
-    /// `mlx5dv_create_wq`. A queue with strides is the program's to drive.
+    /// `mlx5dv_create_wq`. The program itself writes into a queue with strides.
     fn mlx5dv_create_wq(
         context: *mut ibv_context,
         attr: *mut ibv_wq_init_attr,
@@ -112,7 +112,7 @@ pub(super) fn cq_options(mlx5_attr: Option<&mlx5dv_cq_init_attr>) -> Result<CqOp
             return Err(Errno::OPNOTSUPP);
         }
         options.padded = mlx5_attr.flags & CQ_FLAG_CQE_PAD != 0;
-        // Of CQEs of 64 bytes there is nothing to pad.
+        // CQEs of 64 bytes have no padding.
         if options.padded && !options.wide {
             return Err(Errno::INVAL);
         }

@@ -1,4 +1,4 @@
-//! Data encryption keys, and the logins that wrapped ones need.
+//! Data encryption keys, and the logins that wrapped keys require.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -17,11 +17,11 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::pd::pd_of;
 
-/// The login of a context, which keys use that name none.
+/// The login of a context, for keys that name no login.
 #[derive(Debug, Default)]
-pub struct Session(Mutex<Option<Login<CtxRef>>>);
+pub struct LoginSession(Mutex<Option<Login<CtxRef>>>);
 
-impl Session {
+impl LoginSession {
     fn locked<T>(&self, what: impl FnOnce(&mut Option<Login<CtxRef>>) -> T) -> T {
         what(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -32,16 +32,16 @@ impl Session {
     }
 }
 
-/// An object whose context is where libmlx5's has it: its first member leads to an object
-/// that begins with it.
+/// An object whose context is at the same place as in libmlx5's: its first member points to
+/// an object that begins with the context pointer.
 #[repr(C)]
-pub struct Held<T> {
+pub struct CryptoObject<T> {
     holder: *mut *mut ibv_context,
     context: *mut ibv_context,
     object: T,
 }
 
-impl<T> Held<T> {
+impl<T> CryptoObject<T> {
     fn boxed(context: *mut ibv_context, object: T) -> Result<*mut Self, Errno> {
         let session: *mut Self = boxed(Self {
             holder: null_mut(),
@@ -55,12 +55,12 @@ impl<T> Held<T> {
 }
 
 /// `struct mlx5dv_dek`.
-pub type Dek = Held<EncryptionKey<CtxRef>>;
+pub type Dek = CryptoObject<EncryptionKey<CtxRef>>;
 /// `struct mlx5dv_crypto_login_obj`.
-pub type LoginObject = Held<Login<CtxRef>>;
+pub type LoginObject = CryptoObject<Login<CtxRef>>;
 
 impl Dek {
-    /// The device's number of it.
+    /// The device's number of the object.
     pub fn number(&self) -> u32 {
         self.object.number
     }
@@ -141,7 +141,7 @@ exported! {
                 length => slice::from_raw_parts(attr.credential.cast(), length),
             };
             let (id, import) = (attr.credential_id, attr.import_kek_id);
-            Held::boxed(context, Login::create(&ctx, id, import, credential)?)
+            CryptoObject::boxed(context, Login::create(&ctx, id, import, credential)?)
         })
     }
 
@@ -161,7 +161,7 @@ exported! {
         })
     }
 
-    /// `mlx5dv_crypto_login_destroy`. A login that is used stays.
+    /// `mlx5dv_crypto_login_destroy`. A login in use is unchanged.
     fn mlx5dv_crypto_login_destroy(login: *mut LoginObject) -> c_int
     where is_ours(*(*login).holder), else libc::EOPNOTSUPP => {
         // SAFETY: what `mlx5dv_crypto_login_create` made, once.
@@ -172,8 +172,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_dek_create`. EINVAL for a key that is wrapped where the device has no such
-    /// keys, without a login, or not wrapped where they must be.
+    /// `mlx5dv_dek_create`. EINVAL for a wrapped key without a login or support of the device,
+    /// and for a plaintext key if the device requires wrapped keys.
     fn mlx5dv_dek_create(
         context: *mut ibv_context,
         attr: *mut mlx5dv_dek_init_attr
@@ -198,7 +198,7 @@ exported! {
         })
     }
 
-    /// `mlx5dv_dek_destroy`. A key that is used stays.
+    /// `mlx5dv_dek_destroy`. A key in use is unchanged.
     fn mlx5dv_dek_destroy(dek: *mut Dek) -> c_int
     where is_ours(*(*dek).holder), else libc::EOPNOTSUPP => {
         // SAFETY: what `mlx5dv_dek_create` made, once.
@@ -251,5 +251,5 @@ unsafe fn create_dek(
         opaque: attr.opaque,
         key: &attr.key,
     };
-    Held::boxed(context, EncryptionKey::create(&ctx, &init)?)
+    CryptoObject::boxed(context, EncryptionKey::create(&ctx, &init)?)
 }

@@ -1,5 +1,5 @@
-//! The action of direct rules that DPDK's driver makes for each queue pair that receives,
-//! also if it makes no direct rules (`dv_flow_en=0`). No rule can have it.
+//! The direct rule action that DPDK's driver creates for each receiving queue pair, even
+//! without direct rules (`dv_flow_en=0`). No rule can use it.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -11,8 +11,11 @@ use crate::abi::ibv_qp;
 use crate::alloc::try_box;
 use crate::errno::Errno;
 
-/// An action; its address is what the program has.
-#[expect(dead_code, reason = "it has an address of its own")]
+/// An action. The program identifies it by its address.
+#[expect(
+    dead_code,
+    reason = "not zero-sized, so that each action has a unique address"
+)]
 struct Action(u8);
 
 type Actions = Vec<Box<Action>>;

@@ -21,8 +21,7 @@ exported! {
         true
     }
 
-    /// `mlx5dv_open_device`, for DevX; fails where the kernel or the device does not
-    /// have it.
+    /// `mlx5dv_open_device`, with DevX; fails if kernel or device do not support it.
     fn mlx5dv_open_device(device: *mut ibv_device, attr: *mut mlx5dv_context_attr)
         -> *mut ibv_context
     where serves(device), else super::refused::ringverbs_refused_object().cast() => {
@@ -66,7 +65,7 @@ exported! {
         entry::int(|| unsafe { query(&CtxRef::of(context), answer) })
     }
 
-    /// `mlx5dv_query_port`: what the driver knows of a port.
+    /// `mlx5dv_query_port`: the driver's attributes of a port.
     fn _mlx5dv_query_port(
         context: *mut ibv_context,
         port: u32,
@@ -81,8 +80,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_dm_map_op_addr`: device memory on which stores act by an operation. It is
-    /// mapped until the memory is freed.
+    /// `mlx5dv_dm_map_op_addr`: maps device memory for an operation that stores to it perform,
+    /// until the memory is freed.
     fn mlx5dv_dm_map_op_addr(dm: *mut ibv_dm, operation: u8) -> *mut c_void
     where is_ours((*dm).context), else super::refused::ringverbs_refused_object() => {
         // SAFETY: live device memory of ours.
@@ -115,11 +114,11 @@ unsafe fn query(ctx: &CtxRef, answer: *mut mlx5dv_context) -> Result<(), Errno> 
     use context_mask::*;
     let device = ctx.mlx5()?;
     let features = device.features(ctx)?;
-    // Without DevX they are unknown.
+    // Without DevX the capabilities are unknown.
     let caps = Capabilities::query(ctx).unwrap_or_default();
     let (signatures, encryption) = protection::caps(ctx, &caps);
     let out_of_order = {
-        // Rings have twice the entries, lists of shared queues have not.
+        // Rings have twice the entries; lists of shared queues do not.
         let (list, ring) = (device.max_recv_wr(), (device.max_recv_wr() / 2).max(1));
         let most = |has, most| if has { most } else { 0 };
         let has = caps.out_of_order;

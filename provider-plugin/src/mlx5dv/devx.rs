@@ -1,8 +1,8 @@
-//! DevX: commands in the device's own format (`mlx5dv_devx_*`), pages for virtio
-//! doorbells (VAR), packet pacing entries.
+//! DevX: firmware commands (`mlx5dv_devx_*`), pages for virtio doorbells (VAR), packet pacing
+//! entries.
 //!
-//! Each object has its context where libmlx5's object of that type has it, so that an
-//! object of the other provider is recognized.
+//! Each object has its context at the same place as libmlx5's object of that type, so that
+//! objects of the other provider are recognized.
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -35,7 +35,7 @@ pub struct Object {
 
 /// Registered memory: the result of `mlx5dv_devx_umem_reg`.
 #[repr(C)]
-pub struct Memory {
+pub struct DevxUmem {
     pub(super) public: mlx5dv_devx_umem,
     pub(super) context: *mut ibv_context,
     pub(super) object: Umem<CtxRef>,
@@ -120,7 +120,7 @@ pub struct VarPage {
 
 /// A packet pacing entry: the result of `mlx5dv_pp_alloc`.
 #[repr(C)]
-pub struct Pacing {
+pub struct PacketPacingEntry {
     public: mlx5dv_pp,
     context: *mut ibv_context,
     object: PacketPacing<CtxRef>,
@@ -135,7 +135,7 @@ pub struct EventChannel {
 
 const _: () = {
     assert!(offset_of!(Object, context) == 0);
-    assert!(offset_of!(Memory, context) == 8);
+    assert!(offset_of!(DevxUmem, context) == 8);
     assert!(offset_of!(DevxUar, context) == size_of::<mlx5dv_devx_uar>());
     assert!(offset_of!(EventChannel, context) == 8);
 };
@@ -149,7 +149,7 @@ pub unsafe fn handle(object: *mut ContextFirst) -> u32 {
     unsafe { (*object.cast::<Object>()).object.handle().0 }
 }
 
-/// The program's input; null is none.
+/// The program's input; empty for null.
 ///
 /// # Safety
 /// Readable for that length.
@@ -205,7 +205,8 @@ macro_rules! commands {
 }
 
 commands! {
-    /// `mlx5dv_devx_obj_query`. EREMOTEIO if the device refuses; its answer is there.
+    /// `mlx5dv_devx_obj_query`. EREMOTEIO if the device refuses the command; the output has
+    /// its answer.
     mlx5dv_devx_obj_query(object: Object) by query, of (*object).context,
         (*object).object.handle().0;
     /// `mlx5dv_devx_obj_modify`, as [`mlx5dv_devx_obj_query`].
@@ -234,7 +235,7 @@ commands! {
 }
 
 exported! {
-    /// `mlx5dv_devx_qp_modify`: the queue pair may be used as its new state says.
+    /// `mlx5dv_devx_qp_modify`: posting follows the new state.
     fn mlx5dv_devx_qp_modify(
         qp: *mut ibv_qp,
         request: *const c_void,
@@ -247,7 +248,7 @@ exported! {
         entry::int(|| unsafe {
             let ctx = CtxRef::of((*qp).context);
             let request = input(request, request_length);
-            // The answer may take the request's place.
+            // The output buffer may overlap the input.
             let state = state_after(request);
             let answer = output(answer, answer_length);
             devx::modify(&ctx, (*qp).handle, request, answer)?;
@@ -258,7 +259,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_devx_general_cmd`. EREMOTEIO if the device refuses; its answer is there.
+    /// `mlx5dv_devx_general_cmd`. EREMOTEIO if the device refuses the command; the output has
+    /// its answer.
     fn mlx5dv_devx_general_cmd(
         context: *mut ibv_context,
         request: *const c_void,
@@ -293,7 +295,7 @@ exported! {
         })
     }
 
-    /// `mlx5dv_devx_obj_destroy`. An object that is still used stays.
+    /// `mlx5dv_devx_obj_destroy`. An object in use is unchanged.
     fn mlx5dv_devx_obj_destroy(object: *mut Object) -> c_int
     where is_ours((*object).context), else libc::EOPNOTSUPP => {
         // SAFETY: what `mlx5dv_devx_obj_create` made, once.
@@ -320,7 +322,7 @@ exported! {
         addr: *mut c_void,
         length: usize,
         access: u32
-    ) -> *mut Memory
+    ) -> *mut DevxUmem
     where is_ours(context), else ringverbs_refused_object().cast() => {
         let init = UmemInit {
             addr: addr.expose_provenance() as u64,
@@ -335,7 +337,7 @@ exported! {
 
     /// `mlx5dv_devx_umem_reg_ex`. EOPNOTSUPP for members that are not known.
     fn mlx5dv_devx_umem_reg_ex(context: *mut ibv_context, attr: *mut mlx5dv_devx_umem_in)
-        -> *mut Memory
+        -> *mut DevxUmem
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context, and the program's attributes and memory.
         entry::pointer(|| unsafe {
@@ -358,8 +360,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_devx_umem_dereg`. Memory that is still used stays.
-    fn mlx5dv_devx_umem_dereg(memory: *mut Memory) -> c_int
+    /// `mlx5dv_devx_umem_dereg`. Memory in use stays registered.
+    fn mlx5dv_devx_umem_dereg(memory: *mut DevxUmem) -> c_int
     where is_ours((*memory).context), else libc::EOPNOTSUPP => {
         // SAFETY: what was registered, once.
         entry::int(|| unsafe {
@@ -442,13 +444,13 @@ exported! {
         length: usize,
         limits: *const c_void,
         flags: u32
-    ) -> *mut Pacing
+    ) -> *mut PacketPacingEntry
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context, and the program's limits.
         entry::pointer(|| unsafe {
             let limits = input(limits, length);
             let (object, index) = PacketPacing::alloc(&CtxRef::of(context), limits, flags)?;
-            boxed(Pacing {
+            boxed(PacketPacingEntry {
                 public: mlx5dv_pp { index },
                 context,
                 object,
@@ -457,7 +459,7 @@ exported! {
     }
 
     /// `mlx5dv_pp_free`.
-    fn mlx5dv_pp_free(pacing: *mut Pacing) -> ()
+    fn mlx5dv_pp_free(pacing: *mut PacketPacingEntry) -> ()
     where is_ours((*pacing).context), else ringverbs_refused_nothing() => {
         // SAFETY: what `mlx5dv_pp_alloc` made, once.
         entry::unit(|| drop(unsafe { Box::from_raw(pacing).object }))
@@ -469,7 +471,7 @@ exported! {
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context.
         entry::pointer(|| unsafe {
-            // By C's allocator: whichever library destroys it frees it so.
+            // By malloc: the library that destroys it, possibly libmlx5, calls free.
             let channel = libc::malloc(size_of::<mlx5dv_devx_cmd_comp>());
             let channel = channel.cast::<mlx5dv_devx_cmd_comp>();
             if channel.is_null() {
@@ -534,7 +536,7 @@ exported! {
         })
     }
 
-    /// `mlx5dv_devx_subscribe_devx_event`; `length` are the bytes of `events`.
+    /// `mlx5dv_devx_subscribe_devx_event`; `length` is the size of `events` in bytes.
     fn mlx5dv_devx_subscribe_devx_event(
         channel: *mut EventChannel,
         object: *mut Object,
@@ -599,7 +601,7 @@ pub unsafe extern "C" fn mlx5dv_devx_get_async_cmd_comp(
     answer: *mut c_void,
     length: usize,
 ) -> c_int {
-    /// Its identifier comes first.
+    /// The identifier precedes the answer.
     const HEADER: isize = 8;
     // SAFETY: as the caller says.
     match unsafe { libc::read((*channel).fd, answer, length) } {
@@ -609,7 +611,7 @@ pub unsafe extern "C" fn mlx5dv_devx_get_async_cmd_comp(
     }
 }
 
-/// Reads an event; one without its cookie is an error.
+/// Reads an event; an event without its cookie is an error.
 ///
 /// # Safety
 /// An open channel, and room for the event.
@@ -628,10 +630,10 @@ unsafe fn read_event(fd: c_int, event: *mut c_void, length: usize) -> isize {
 
 /// # Safety
 /// An open context, and memory that commands may use.
-unsafe fn register(context: *mut ibv_context, init: &UmemInit<'_>) -> Result<*mut Memory, Errno> {
+unsafe fn register(context: *mut ibv_context, init: &UmemInit<'_>) -> Result<*mut DevxUmem, Errno> {
     // SAFETY: as the caller says.
     let (object, umem_id) = unsafe { Umem::register(&CtxRef::of(context), init)? };
-    boxed(Memory {
+    boxed(DevxUmem {
         public: mlx5dv_devx_umem { umem_id },
         context,
         object,
@@ -644,18 +646,18 @@ unsafe fn subscribe(
     channel: *mut EventChannel,
     object: *mut Object,
     events: &[u8],
-    report: EventTarget<'_>,
+    target: EventTarget<'_>,
 ) -> Result<(), Errno> {
     // SAFETY: as the caller says.
     unsafe {
         let ctx = CtxRef::of((*channel).context);
         let fd = borrowed((*channel).public.fd).ok_or(Errno::INVAL)?;
         let object = object.as_ref().map(|object| object.object.handle());
-        Ok(devx::subscribe(&ctx, fd, object, events, report)?)
+        Ok(devx::subscribe(&ctx, fd, object, events, target)?)
     }
 }
 
-/// The state of a queue pair after a command of that kind.
+/// The state of a queue pair after a command.
 fn state_after(request: &[u8]) -> Option<u32> {
     use crate::abi::*;
     let opcode = u16::from_be_bytes(request.get(..2)?.try_into().ok()?);

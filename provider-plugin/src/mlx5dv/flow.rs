@@ -1,4 +1,4 @@
-//! Flows in the device's own format.
+//! Flows in the device's format.
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -41,7 +41,7 @@ struct Anchor {
 
 const _: () = assert!(offset_of!(Anchor, public) == 12);
 
-/// The anchor that applications name so.
+/// Converts an application's anchor pointer.
 ///
 /// # Safety
 /// A live anchor, of libmlx5 or of ours.
@@ -89,7 +89,7 @@ unsafe fn create_flow(
                 action::COUNTERS_DEVX | action::COUNTERS_DEVX_WITH_OFFSET => {
                     let counter = DevxHandle(devx::handle(action.value.object));
                     let has_offset = action.kind == action::COUNTERS_DEVX_WITH_OFFSET;
-                    // Only actions of later headers are long enough for an offset.
+                    // Only actions of later headers have an offset.
                     let offset = match (has_offset, length >= 24) {
                         (false, _) => None,
                         (true, true) => Some(at.byte_add(16).cast::<u32>().read()),
@@ -200,7 +200,7 @@ exported! {
         })
     }
 
-    /// `mlx5dv_destroy_flow_matcher`. EBUSY, and it stays, while flows use it.
+    /// `mlx5dv_destroy_flow_matcher`. EBUSY, and the matcher is unchanged, while flows use it.
     fn mlx5dv_destroy_flow_matcher(matcher: *mut Matcher) -> c_int
     where is_ours((*matcher).context), else libc::EOPNOTSUPP => {
         // SAFETY: what `mlx5dv_create_flow_matcher` made, once.
@@ -236,7 +236,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_destroy_steering_anchor`. EBUSY, and it stays, while flows lead to it.
+    /// `mlx5dv_destroy_steering_anchor`. EBUSY, and the anchor is unchanged, while flows lead
+    /// to it.
     fn mlx5dv_destroy_steering_anchor(anchor: *mut mlx5dv_steering_anchor) -> c_int
     where is_ours((*anchor_of(anchor)).context), else libc::EOPNOTSUPP => {
         // SAFETY: what `mlx5dv_create_steering_anchor` made, once.
@@ -262,8 +263,8 @@ exported! {
         unsafe { create_flow(matcher, value, count, actions, 16) }
     }
 
-    /// `mlx5dv_create_flow` of later headers. EOPNOTSUPP for two targets or counters, and
-    /// for more than three actions of their own.
+    /// `mlx5dv_create_flow` of later headers. EOPNOTSUPP for two targets or counters, and for
+    /// more than three flow action objects.
     fn __mlx5dv_create_flow(
         matcher: *mut Matcher,
         value: *mut mlx5dv_flow_match_parameters,

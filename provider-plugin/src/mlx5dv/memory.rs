@@ -41,8 +41,8 @@ exported! {
         }
     }
 
-    /// `mlx5dv_reg_dmabuf_mr`, with access of mlx5's own: the direct path to a GPU's
-    /// memory, by another PCI function. The kernel's error if it or the device has none.
+    /// `mlx5dv_reg_dmabuf_mr`, with driver-specific access flags: the direct path to a GPU's
+    /// memory, by another PCI function. The kernel's error without support.
     fn mlx5dv_reg_dmabuf_mr(
         pd: *mut ibv_pd,
         offset: u64,
@@ -60,8 +60,8 @@ exported! {
         })
     }
 
-    /// `mlx5dv_get_data_direct_sysfs_path`: where sysfs has that PCI function, with a NUL
-    /// at the end. ENODEV if the device has none, ENOSPC if there is no room.
+    /// `mlx5dv_get_data_direct_sysfs_path`: the sysfs path of that PCI function,
+    /// NUL-terminated. ENODEV if the device has none, ENOSPC if the buffer is too small.
     fn mlx5dv_get_data_direct_sysfs_path(
         context: *mut ibv_context,
         path: *mut c_char,

@@ -15,15 +15,15 @@ use crate::entry;
 use crate::errno::Errno;
 use crate::pd::pd_of;
 
-/// A key. Its context is where libmlx5's key has it: its third member leads to an object
-/// that begins with it.
+/// A key. Its context is at the same place as in libmlx5's key: its third member points to an
+/// object that begins with the context pointer.
 #[repr(C)]
 pub struct Mkey {
     public: mlx5dv_mkey,
     holder: *mut *mut ibv_context,
     context: *mut ibv_context,
     key: IndirectKey<CtxRef>,
-    /// More elements than a layout may have; 0 for a key with protection.
+    /// Exclusive limit of a layout's elements; 0 for a key with protection.
     plain_limit: usize,
     /// Signatures and encryption, if it may have any.
     protection: Option<Box<Protection>>,
@@ -35,7 +35,8 @@ impl Mkey {
         self.key.entries
     }
 
-    /// A layout of fewer elements needs no other check; 0 with protection.
+    /// Exclusive limit of the elements of a layout that needs no other check; 0 with
+    /// protection.
     pub fn plain_limit(&self) -> usize {
         self.plain_limit
     }
@@ -45,7 +46,7 @@ impl Mkey {
         self.protection.as_deref()
     }
 
-    /// Leads to the context, also in libmlx5's keys.
+    /// The pointer to the context pointer, also in libmlx5's keys.
     pub fn holder(&self) -> *mut *mut ibv_context {
         self.holder
     }
@@ -60,7 +61,7 @@ exported! {
         entry::pointer(|| unsafe { create(&mut *attr) })
     }
 
-    /// `mlx5dv_destroy_mkey`. EBUSY, and the key stays, while it is used.
+    /// `mlx5dv_destroy_mkey`. EBUSY, and the key is unchanged, while it is in use.
     fn mlx5dv_destroy_mkey(mkey: *mut mlx5dv_mkey) -> c_int
     where is_ours(*(*mkey.cast::<Mkey>()).holder), else libc::EOPNOTSUPP => {
         // SAFETY: what `mlx5dv_create_mkey` made, once.

@@ -1,12 +1,11 @@
-//! mlx5dv: what a program asks of a ConnectX beyond verbs, to know its features and
-//! to drive queues itself.
+//! mlx5dv: the direct verbs of ConnectX devices.
 //!
-//! The plugin exports these functions without a version, and comes before libmlx5
-//! where it is preloaded. `libmlx5.so.1` (`cargo xtask dist`) has the same code with
-//! libmlx5's versions, and the functions of `libmlx5.map` that are not here, which
-//! fail (`refused`).
+//! The plugin exports these functions without a version; a preloaded plugin interposes
+//! libmlx5's. `libmlx5.so.1` (`cargo xtask dist`) has the same code with libmlx5's symbol
+//! versions, and the remaining functions of `libmlx5.map`, which fail (`refused`).
 //!
-//! Contexts of other providers are passed on to libmlx5, if the process has that.
+//! Calls with contexts of other providers are forwarded to libmlx5, if the process has
+//! loaded it.
 
 pub(crate) mod abi;
 mod attributes;
@@ -58,7 +57,7 @@ unsafe fn is_ours(context: *mut ibv_context) -> bool {
     }
 }
 
-/// The function of that name of another object, which is libmlx5.
+/// The function of libmlx5 with a name: any definition in another object than the plugin.
 fn libmlx5(name: &CStr) -> Option<*mut c_void> {
     let here = libmlx5 as *const () as usize;
     let found = catch_unwind(|| {
@@ -70,8 +69,8 @@ fn libmlx5(name: &CStr) -> Option<*mut c_void> {
     found.ok().flatten()
 }
 
-/// Exports a function, of which the body is for contexts of this provider. For
-/// others it calls libmlx5's, or else gives `otherwise`.
+/// Exports a function whose body serves contexts of this provider. For other contexts it calls
+/// libmlx5's function, or returns `otherwise` without libmlx5.
 macro_rules! exported {
     ($(
         $(#[$doc:meta])*

@@ -1,4 +1,4 @@
-//! `mlx5dv_init_obj`: where an object's queues are, for a program that drives them
+//! `mlx5dv_init_obj`: the addresses of an object's queues, for a program that accesses them
 //! itself.
 
 use core::ffi::{c_int, c_void};
@@ -22,7 +22,7 @@ use crate::qp::qp_of;
 use crate::srq::srq_of;
 
 exported! {
-    /// Describes the objects that `kinds` names. The first error ends it; what came before is described.
+    /// Describes the objects that `kinds` names, up to the first error.
     fn mlx5dv_init_obj(object: *mut mlx5dv_obj, kinds: u64) -> c_int
     where is_ours(context(object, kinds)), else libc::EOPNOTSUPP => {
         // SAFETY: as the caller says, with objects of ours.
@@ -98,7 +98,7 @@ unsafe fn describe(object: *const mlx5dv_obj, kinds: u64) -> Result<(), Errno> {
         macro_rules! each {
             ($($kind:ident $member:ident: $function:ident;)+) => {
                 $(if kinds & obj::$kind != 0 {
-                    let Pair { object, out } = &(*object).$member;
+                    let DescribedObject { object, out } = &(*object).$member;
                     if object.is_null() || out.is_null() {
                         return Err(Errno::INVAL);
                     }

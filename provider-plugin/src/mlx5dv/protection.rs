@@ -23,9 +23,9 @@ use crate::mlx5::qp::Qp;
 
 /// The protection of a key.
 pub struct Protection {
-    /// Work requests change it, on whatever queue pair.
+    /// Work requests on any queue pair change it.
     state: Mutex<KeyProtection>,
-    /// Of memory and wire, if it may have signatures.
+    /// The PSVs of memory and wire, if the key may have signatures.
     psvs: Vec<Psv<CtxRef>>,
 }
 
@@ -58,12 +58,12 @@ impl Protection {
         })
     }
 
-    /// The state, to change it.
+    /// Locks the state.
     pub fn lock(&self) -> MutexGuard<'_, KeyProtection> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Destroys the PSVs, as far as that succeeds.
+    /// Destroys the PSVs, up to the first error.
     pub fn destroy_psvs(&mut self) -> Result<(), Errno> {
         while let Some(psv) = self.psvs.last() {
             destroyed(psv.object.destroy().map_err(Into::into))?;
@@ -73,7 +73,7 @@ impl Protection {
     }
 }
 
-/// The signatures that a program describes.
+/// Converts the signature attributes of the program.
 ///
 /// # Errors
 /// EINVAL.
@@ -161,7 +161,7 @@ fn block(size: u32) -> Result<BlockSize, c_int> {
     })
 }
 
-/// The encryption that a program describes.
+/// Converts the encryption attributes of the program.
 ///
 /// # Errors
 /// EINVAL.

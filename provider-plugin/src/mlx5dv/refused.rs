@@ -38,7 +38,7 @@ pub extern "C" fn ringverbs_refused_descriptor() -> isize {
 #[cfg_attr(test, allow(dead_code))]
 pub extern "C" fn ringverbs_refused_nothing() {}
 
-// Direct rules on objects of this provider: libmlx5 would take them for its own.
+// Direct rules on objects of this provider: libmlx5 would treat the objects as its own.
 exported! {
     /// `mlx5dv_dr_domain_create`. EOPNOTSUPP: there are no direct rules.
     fn mlx5dv_dr_domain_create(context: *mut ibv_context, kind: u32) -> *mut c_void

@@ -1,4 +1,4 @@
-//! Numbers of queue pairs that the device gives to none, for the connection manager.
+//! Reserved QP numbers, which no queue pair gets, for the connection manager.
 
 use core::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
@@ -13,35 +13,35 @@ use crate::errno::Errno;
 
 /// The reserved numbers of a context.
 #[derive(Debug, Default)]
-pub struct Reserved(Mutex<Vec<Block>>);
+pub struct ReservedQpns(Mutex<Vec<QpnBlock>>);
 
-/// Numbers that were reserved at once. They are given in order, each once, so that a
-/// number that was freed is not used again soon.
+/// A block of reserved numbers. They are handed out in order, each once, so that a freed
+/// number is not reused soon.
 #[derive(Debug)]
-struct Block {
+struct QpnBlock {
     numbers: ReservedNumbers<CtxRef>,
-    /// Numbers that were given.
+    /// Numbers that were handed out.
     given: u32,
-    /// Those of them that are in use.
+    /// Numbers in use.
     used: Vec<u32>,
 }
 
-impl Reserved {
-    fn locked<T>(&self, what: impl FnOnce(&mut Vec<Block>) -> T) -> T {
+impl ReservedQpns {
+    fn locked<T>(&self, what: impl FnOnce(&mut Vec<QpnBlock>) -> T) -> T {
         what(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Frees all of them, before the context is closed.
+    /// Frees all blocks, before the context is closed.
     pub fn clear(&self) {
         self.locked(Vec::clear);
     }
 
     fn take(&self, ctx: &CtxRef) -> Result<u32, Errno> {
         self.locked(|blocks| {
-            let has_room = |block: &Block| block.given < block.numbers.count;
+            let has_room = |block: &QpnBlock| block.given < block.numbers.count;
             if !blocks.last().is_some_and(has_room) {
                 blocks.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                blocks.push(Block {
+                blocks.push(QpnBlock {
                     numbers: ReservedNumbers::create(ctx)?,
                     given: 0,
                     used: Vec::new(),
@@ -56,8 +56,8 @@ impl Reserved {
         })
     }
 
-    /// Frees a number; the block goes when all its numbers were given and freed.
-    fn give_back(&self, number: u32) -> Result<(), Errno> {
+    /// Frees a number. A block is freed when all its numbers were handed out and freed.
+    fn free(&self, number: u32) -> Result<(), Errno> {
         self.locked(|blocks| {
             let found = blocks.iter_mut().enumerate().find_map(|(at, block)| {
                 let used = block.used.iter().position(|used| *used == number)?;
@@ -90,6 +90,6 @@ exported! {
     fn mlx5dv_reserved_qpn_dealloc(context: *mut ibv_context, number: u32) -> c_int
     where is_ours(context), else libc::EOPNOTSUPP => {
         // SAFETY: an open context.
-        entry::int(|| unsafe { CtxRef::of(context).reserved().give_back(number) })
+        entry::int(|| unsafe { CtxRef::of(context).reserved().free(number) })
     }
 }

@@ -14,8 +14,9 @@ use crate::context::{CtxRef, destroyed};
 use crate::entry;
 use crate::errno::Errno;
 
-/// `struct mlx5dv_sched_node` and `struct mlx5dv_sched_leaf`. The context is where
-/// libmlx5's element has it: its second member leads to an object that begins with it.
+/// `struct mlx5dv_sched_node` and `struct mlx5dv_sched_leaf`. The context is at the same place
+/// as in libmlx5's element: its second member points to an object that begins with the context
+/// pointer.
 #[repr(C)]
 pub struct Element {
     parent: *const Element,
@@ -26,7 +27,7 @@ pub struct Element {
 }
 
 impl Element {
-    /// The device's number of it.
+    /// The device's number of the element.
     pub fn number(&self) -> u32 {
         self.number
     }

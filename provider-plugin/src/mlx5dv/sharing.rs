@@ -1,6 +1,6 @@
-//! Objects of DevX and pages for virtio doorbells in several contexts of one file, as of
-//! processes that share it (`ibv_import_device`): an export is a description in memory
-//! of the program, in libmlx5's layout, by which an import makes another handle.
+//! Sharing of DevX objects and pages for virtio doorbells between contexts of one file, such
+//! as those of processes that share it (`ibv_import_device`). An export is a description in
+//! memory of the program, in libmlx5's layout, from which an import creates another handle.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -8,15 +8,15 @@ use core::ptr;
 use mlx5::ioctl::devx::{DevxHandle, DevxObject, Umem, UmemHandle, Var, VarHandle};
 
 use super::abi::*;
-use super::devx::{Memory, Object, VarPage, boxed};
+use super::devx::{DevxUmem, Object, VarPage, boxed};
 use super::refused::{ringverbs_refused_nothing, ringverbs_refused_object};
 use super::{exported, is_ours};
 use crate::abi::ibv_context;
 use crate::context::CtxRef;
 use crate::entry;
 
-/// `struct mlx5dv_devx_obj_attrs`. The members that are not here say of libmlx5's own
-/// rules what the object is to them; of objects made here they are 0.
+/// The beginning of `struct mlx5dv_devx_obj_attrs`. The other members describe the object for
+/// libmlx5's direct rules; they are 0 for objects of the plugin.
 #[repr(C)]
 #[derive(Default)]
 struct ObjectExport {
@@ -102,7 +102,7 @@ exported! {
     }
 
     /// `mlx5dv_devx_umem_export`.
-    fn mlx5dv_devx_umem_export(memory: *mut Memory, data: *mut c_void) -> c_int
+    fn mlx5dv_devx_umem_export(memory: *mut DevxUmem, data: *mut c_void) -> c_int
     where is_ours((*memory).context), else libc::EOPNOTSUPP => {
         // SAFETY: live memory, and room for its description.
         entry::int(|| unsafe {
@@ -115,12 +115,12 @@ exported! {
     }
 
     /// `mlx5dv_devx_umem_import`.
-    fn mlx5dv_devx_umem_import(context: *mut ibv_context, data: *mut c_void) -> *mut Memory
+    fn mlx5dv_devx_umem_import(context: *mut ibv_context, data: *mut c_void) -> *mut DevxUmem
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context, and what an export has written.
         entry::pointer(|| unsafe {
             let from = data.cast::<MemoryExport>().read_unaligned();
-            boxed(Memory {
+            boxed(DevxUmem {
                 public: mlx5dv_devx_umem { umem_id: from.umem_id },
                 context,
                 object: Umem::from_handle(&CtxRef::of(context), UmemHandle(from.handle)),
@@ -129,7 +129,7 @@ exported! {
     }
 
     /// `mlx5dv_devx_umem_unimport`: the kernel's object stays.
-    fn mlx5dv_devx_umem_unimport(memory: *mut Memory) -> ()
+    fn mlx5dv_devx_umem_unimport(memory: *mut DevxUmem) -> ()
     where is_ours((*memory).context), else ringverbs_refused_nothing() => {
         // SAFETY: what `mlx5dv_devx_umem_import` made, once.
         entry::unit(|| { unsafe { Box::from_raw(memory) }.object.into_handle(); })

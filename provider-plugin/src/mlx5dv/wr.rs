@@ -1,4 +1,4 @@
-//! Functions for work requests of `ibv_wr_*` that verbs do not have.
+//! Device-specific work requests of `ibv_wr_*`.
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -16,7 +16,7 @@ use crate::abi::{ibv_ah, ibv_qp_ex, ibv_sge};
 use crate::ah::ah_of;
 use crate::context::CtxRef;
 use crate::mlx5::Mlx5;
-use crate::mlx5::key_config::{Complete, KeyConfig};
+use crate::mlx5::key_config::{CompleteChange, KeyConfig};
 use crate::mlx5::qp::Qp;
 use crate::qp::Addressing;
 use crate::wr_ex::{
@@ -36,7 +36,7 @@ exported! {
 /// The functions of a queue pair, by which it is found.
 #[repr(C)]
 pub struct Functions {
-    /// Tells them from libmlx5's, which are behind its own data of the queue pair.
+    /// Distinguishes them from libmlx5's, which follow libmlx5's data of the queue pair.
     mark: *const u8,
     pub public: mlx5dv_qp_ex,
 }
@@ -82,7 +82,7 @@ impl mlx5dv_qp_ex {
         wr_set_mkey_crypto: None,
     };
 
-    /// Those of a queue pair that was created for these operations.
+    /// The functions of a queue pair that was created for `operations`.
     pub fn of(addressing: Addressing, operations: u64) -> Self {
         let mut functions = Self::NONE;
         if addressing == Addressing::Dc {
@@ -114,8 +114,8 @@ impl mlx5dv_qp_ex {
     }
 }
 
-/// Sets the functions that open and publish the batches of a queue pair that changes keys: a
-/// change does not outlive its batch, since its key may not either.
+/// Sets the functions that open and publish the batches of a queue pair that changes keys. A
+/// change does not outlive its batch, since its key might be destroyed.
 pub(crate) fn set_batch_functions(qp: &mut ibv_qp_ex) {
     qp.wr_start = Some(wr_start_configuring);
     qp.wr_complete = Some(wr_complete_configuring);
@@ -125,7 +125,7 @@ unsafe extern "C" fn wr_start_configuring(qp: *mut ibv_qp_ex) {
     // SAFETY: a live queue pair of ours, whose change is this caller's after `wr_start`.
     unsafe {
         wr_start::<Mlx5>(qp);
-        key_config(qp).forget();
+        key_config(qp).discard();
     }
 }
 
@@ -197,10 +197,10 @@ unsafe fn set_target(
     }
 }
 
-/// As [`set_target`], by [`set_destination`].
+/// Slow path of [`set_target`].
 ///
 /// # Safety
-/// As there.
+/// As for [`set_target`].
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn set_target_slow(
@@ -286,7 +286,7 @@ unsafe fn key_config<'a>(qp: *mut ibv_qp_ex) -> &'a mut KeyConfig {
     unsafe { &mut *(*qp.cast::<Qp>()).device_data.key_config.get() }
 }
 
-/// Sets the layout of a key's change, and posts that if it is complete then.
+/// Sets the layout of a key's change, and posts the change if it is complete.
 ///
 /// # Safety
 /// The application is between wr_start and wr_complete of the queue pair.
@@ -296,7 +296,7 @@ unsafe fn set_layout(qp: *mut ibv_qp_ex, layout: KeyLayout<'_>) {
     // SAFETY: as the caller says.
     unsafe {
         if let Some(queue) = idle_queue::<Mlx5>(qp) {
-            if let Some(complete) = key_config(qp).complete_with(layout) {
+            if let Some(complete) = key_config(qp).set_layout_fast(layout) {
                 if let Err(errno) = push(queue, complete) {
                     fail::<Mlx5>(qp, errno);
                 }
@@ -309,10 +309,10 @@ unsafe fn set_layout(qp: *mut ibv_qp_ex, layout: KeyLayout<'_>) {
     }
 }
 
-/// As [`set_layout`], also of one that is not the last setter, and of any key.
+/// Slow path of [`set_layout`]: any setter, any key.
 ///
 /// # Safety
-/// As there.
+/// As for [`set_layout`].
 #[cold]
 #[inline(never)]
 unsafe fn set_layout_slow(qp: *mut ibv_qp_ex, layout: &KeyLayout<'_>) {
@@ -322,19 +322,19 @@ unsafe fn set_layout_slow(qp: *mut ibv_qp_ex, layout: &KeyLayout<'_>) {
             let config = key_config(qp);
             let protection = config.protection;
             match config.set_layout(*layout)? {
-                Some(complete) => push_kept(queue, complete, protection),
+                Some(complete) => push_slow(queue, complete, protection),
                 None => Ok(()),
             }
         });
     }
 }
 
-/// Posts a change of a key with signatures or encryption, or whose layout was not set last.
+/// Slow path of [`push`]: a change of a key with protection, or with a copied layout.
 /// `protection` is that of its key.
 #[cold]
-fn push_kept(
+fn push_slow(
     queue: &mut SendQueue,
-    change: Complete<'_>,
+    change: CompleteChange<'_>,
     protection: Option<NonNull<Protection>>,
 ) -> Result<(), c_int> {
     match protection {
@@ -358,7 +358,7 @@ fn posted(result: Result<(), PostError>) -> Result<(), c_int> {
 /// Posts a complete change.
 // `always` as of `SendQueue::push_layout`.
 #[inline(always)]
-fn push(queue: &mut SendQueue, (wr_id, flags, change): Complete<'_>) -> Result<(), c_int> {
+fn push(queue: &mut SendQueue, (wr_id, flags, change): CompleteChange<'_>) -> Result<(), c_int> {
     posted(queue.push_layout(wr_id, flags, &change))
 }
 
@@ -377,11 +377,11 @@ unsafe fn change_key(
 ) -> Result<(), c_int> {
     // SAFETY: as the caller says; the public members are its own.
     let (wr_id, flags, key) = unsafe {
-        key_config(qp).forget();
+        key_config(qp).discard();
         let mkey_data = &*mkey.cast::<Mkey>();
         let key = (*mkey).lkey;
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
-        // One call for all that is not ordinary: more of them cost registers.
+        // One slow path for all other cases: several calls would cost registers.
         if !flags.contains(SendFlags::INLINE)
             || key & 0xff != 0
             || layout.elements() >= mkey_data.plain_limit()
@@ -399,7 +399,7 @@ unsafe fn change_key(
     push(queue, (wr_id, flags, change))
 }
 
-/// As [`change_key`], also of a key with protection or with new low bits.
+/// Slow path of [`change_key`]: a key with protection or a new variant.
 ///
 /// # Safety
 /// As there.
@@ -430,10 +430,10 @@ unsafe fn change_slow(
         open_protected(protection, 0);
     }
     let protection = mkey_data.protection().map(NonNull::from);
-    push_kept(queue, (wr_id, flags, change), protection)
+    push_slow(queue, (wr_id, flags, change), protection)
 }
 
-/// A key that is to be changed, with its new low bits. It is posted as inline data is.
+/// Returns the key to change, with its new variant. Changes of keys are posted inline.
 ///
 /// # Safety
 /// A live key, and a queue pair between wr_start and wr_complete.
@@ -449,7 +449,7 @@ unsafe fn key_of<'a>(qp: *mut ibv_qp_ex, mkey: *mut mlx5dv_mkey) -> Result<(u32,
     }
 }
 
-/// Whether the low bits of a key may be changed.
+/// Returns whether the variant of a key, its low 8 bits, may be changed.
 ///
 /// # Safety
 /// A live queue pair.
@@ -485,7 +485,7 @@ unsafe extern "C" fn wr_mkey_configure(
         let qp = queue_pair(functions);
         let flags = SendFlags::from_bits_retain((*qp).wr_flags);
         let (key, mkey_data) = ((*mkey).lkey, &*mkey.cast::<Mkey>());
-        // One call for all that is not ordinary, and the last: no registers are saved.
+        // One slow path for all other cases, as a tail call: no registers are saved.
         if idle_queue::<Mlx5>(qp).is_none()
             || setters == 0
             || !flags.contains(SendFlags::INLINE)
@@ -502,7 +502,7 @@ unsafe extern "C" fn wr_mkey_configure(
     }
 }
 
-/// As [`wr_mkey_configure`], also after an open work request, and of any key.
+/// Slow path of [`wr_mkey_configure`]: after an open work request, or of any key.
 ///
 /// # Safety
 /// As there.
@@ -530,7 +530,7 @@ unsafe extern "C" fn configure_slow(
                 open_protected(protection, (*attr).conf_flags);
             }
             match setters {
-                0 => push_kept(queue, config.complete(None), config.protection),
+                0 => push_slow(queue, config.complete(None), config.protection),
                 _ => Ok(()),
             }
         });
@@ -542,7 +542,7 @@ fn open_protected(protection: &Protection, flags: u32) {
     protection.lock().open(flags & CONF_RESET_SIG_ATTR != 0);
 }
 
-/// Sets a part of the key's protection, and posts the change if it is complete then.
+/// Sets a part of the key's protection, and posts the change if it is complete.
 ///
 /// # Safety
 /// As in `wr_mkey_configure`.
@@ -559,7 +559,7 @@ unsafe fn set_protection<T>(
             let protection = config.open_protection()?;
             set(&mut protection.as_ref().lock(), value()?).map_err(PostError::errno)?;
             match config.set_protection()? {
-                Some(complete) => push_kept(queue, complete, Some(protection)),
+                Some(complete) => push_slow(queue, complete, Some(protection)),
                 None => Ok(()),
             }
         });
@@ -600,14 +600,14 @@ unsafe extern "C" fn wr_set_mkey_access_flags(functions: *mut mlx5dv_qp_ex, acce
         let qp = queue_pair(functions);
         let noted = idle_queue::<Mlx5>(qp).is_some()
             && check_access(access).is_ok()
-            && key_config(qp).note_access(access);
+            && key_config(qp).set_access_fast(access);
         if !noted {
             set_access_slow(functions, access);
         }
     }
 }
 
-/// As [`wr_set_mkey_access_flags`], also of rights that complete the change.
+/// Slow path of [`wr_set_mkey_access_flags`]: the rights complete the change.
 ///
 /// # Safety
 /// As there.
@@ -622,7 +622,7 @@ unsafe extern "C" fn set_access_slow(functions: *mut mlx5dv_qp_ex, access: u32) 
             let config = key_config(qp);
             let protection = config.protection;
             match config.set_access(access)? {
-                Some(complete) => push_kept(queue, complete, protection),
+                Some(complete) => push_slow(queue, complete, protection),
                 None => Ok(()),
             }
         });
