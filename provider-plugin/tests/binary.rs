@@ -1,4 +1,4 @@
-//! What the built file asks of the system, and what it shows to it.
+//! Dependencies and exported symbols of the built file.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn readelf(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn it_needs_libc_alone() {
+fn it_depends_on_libc_only() {
     let dynamic = readelf(&["--dynamic", "--wide"]);
     let needed: Vec<&str> = dynamic
         .lines()

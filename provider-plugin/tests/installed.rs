@@ -1,7 +1,7 @@
-//! The plugin under the libibverbs that is installed here, if there is one.
+//! The plugin with the installed libibverbs, if there is one.
 //!
-//! The device is made up: a folder that looks like sysfs, which is all that
-//! libibverbs needs to look for a provider.
+//! The device is fake: a folder that looks like sysfs suffices for libibverbs to search a
+//! provider.
 
 mod common;
 
@@ -11,19 +11,19 @@ use std::process::Command;
 
 use common::{Dir, HERE, cc, plugin};
 
-struct Bench {
+struct FakeSysfs {
     dir: Dir,
 }
 
-/// What a list of devices left on stdout and stderr.
-struct Listed {
+/// The output of the device list.
+struct ListOutput {
     out: String,
     err: String,
 }
 
-impl Bench {
-    fn new(name: &str) -> Bench {
-        let bench = Bench {
+impl FakeSysfs {
+    fn new(name: &str) -> FakeSysfs {
+        let bench = FakeSysfs {
             dir: Dir::new(name),
         };
         cc(&[
@@ -54,8 +54,7 @@ impl Bench {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, content).unwrap();
         }
-        // Under the names that all supported releases ask for; which of them
-        // this libibverbs wants is its business.
+        // One link for the private ABI of each supported release; libibverbs loads its own.
         for pabi in [34, 57, 59, 64, 65] {
             let link = bench.path(&format!("libringverbs-rdmav{pabi}.so"));
             std::os::unix::fs::symlink(plugin(), link).unwrap();
@@ -67,7 +66,7 @@ impl Bench {
         self.dir.0.join(name).to_str().unwrap().to_owned()
     }
 
-    fn list(&self, library_path: &str) -> Listed {
+    fn list(&self, library_path: &str) -> ListOutput {
         let output = Command::new(self.path("devices"))
             .env("SYSFS_PATH", self.path("sys"))
             .env("LD_PRELOAD", self.path("preload.so"))
@@ -78,7 +77,7 @@ impl Bench {
             .env_remove("VERBS_LOG_FILE")
             .output()
             .unwrap();
-        Listed {
+        ListOutput {
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
             err: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
@@ -97,8 +96,8 @@ fn libibverbs() -> Option<PathBuf> {
 
 #[test]
 fn installed_libibverbs_uses_the_plugin() {
-    let bench = Bench::new("installed");
-    let Listed { out, err } = bench.list("");
+    let bench = FakeSysfs::new("installed");
+    let ListOutput { out, err } = bench.list("");
     if out.contains("no libibverbs") {
         println!("skipped: libibverbs.so.1 is not installed");
         return;
@@ -134,12 +133,12 @@ fn stock_provider_serves_after_a_refusal() {
         return;
     }
     // The same library, in a file that claims to be of another release.
-    let bench = Bench::new("refusing");
+    let bench = FakeSysfs::new("refusing");
     fs::create_dir(bench.dir.0.join("lib")).unwrap();
     fs::copy(library, bench.dir.0.join("lib/libibverbs.so.1.14.999.0")).unwrap();
     let soname = bench.dir.0.join("lib/libibverbs.so.1");
     std::os::unix::fs::symlink("libibverbs.so.1.14.999.0", soname).unwrap();
-    let Listed { out, err } = bench.list(&bench.path("lib"));
+    let ListOutput { out, err } = bench.list(&bench.path("lib"));
     assert!(
         err.contains("ringverbs: not registered, the stock provider takes over: "),
         "{err}"

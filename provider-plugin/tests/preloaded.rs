@@ -12,17 +12,17 @@ use common::fake::Fake;
 use common::{Dir, HERE, cc, plugin};
 
 /// A libibverbs, and programs that are linked to it.
-struct Bench {
+struct Library {
     dir: PathBuf,
     fake: Fake,
 }
 
-impl Bench {
-    fn new(dir: &Dir, fake: Fake) -> Bench {
+impl Library {
+    fn new(dir: &Dir, fake: Fake) -> Library {
         let library = fake.build(&dir.0);
         let dir = library.parent().unwrap().to_owned();
         symlink(&library, dir.join("libibverbs.so.1")).unwrap();
-        Bench { dir, fake }
+        Library { dir, fake }
     }
 
     fn cc(&self, output: &str, arguments: &[&str]) -> PathBuf {
@@ -43,7 +43,7 @@ impl Bench {
         output
     }
 
-    /// A provider of that name.
+    /// Builds a provider with a name.
     fn provider(&self, name: &str) -> PathBuf {
         let source = format!("{HERE}/tests/c/provider.c");
         let define = format!("-DNAME=\"{name}\"");
@@ -89,7 +89,7 @@ fn command(program: impl AsRef<Path>, preload: Option<&Path>) -> Command {
     command
 }
 
-/// What has registered, in order; nothing may be said on stderr.
+/// The registered providers, in order. Asserts an empty stderr.
 fn registered(mut command: Command) -> Vec<String> {
     let output = command.output().unwrap();
     assert_eq!(text(&output.stderr), "");
@@ -105,7 +105,7 @@ fn text(bytes: &[u8]) -> String {
 fn preloaded_plugin_precedes_linked_providers() {
     let dir = Dir::new("linked");
     for release in [34, 35, 44, 48, 56, 58, 61, 63, 64, 65] {
-        let bench = Bench::new(&dir, Fake::of(release));
+        let bench = Library::new(&dir, Fake::of(release));
         let program = bench.program(Some(&bench.provider("its-own")));
         let alone = bench.program(None);
         assert_eq!(registered(command(&program, None)), ["its-own"]);
@@ -129,7 +129,7 @@ fn preloaded_plugin_precedes_linked_providers() {
 #[test]
 fn every_provider_is_registered_once() {
     let dir = Dir::new("once");
-    let bench = Bench::new(&dir, Fake::of(56));
+    let bench = Library::new(&dir, Fake::of(56));
     let plugin = bench.plugin(34);
     let others = [bench.provider("one"), bench.provider("two")];
     // As RDMAV_DRIVERS and the configuration would have them loaded.
@@ -154,7 +154,7 @@ fn every_provider_is_registered_once() {
 #[test]
 fn local_load_does_not_interpose() {
     let dir = Dir::new("local");
-    let bench = Bench::new(&dir, Fake::of(65));
+    let bench = Library::new(&dir, Fake::of(65));
     let mut command = command(bench.program(None), None);
     command
         .arg(bench.provider("one"))
@@ -170,7 +170,7 @@ fn other_providers_stay_after_a_refusal() {
         name: Some("libibverbs.so.1.18.66.0".to_owned()),
         ..Fake::of(65)
     };
-    let bench = Bench::new(&dir, fake);
+    let bench = Library::new(&dir, fake);
     let program = bench.program(Some(&bench.provider("its-own")));
     let output: Output = command(&program, Some(&bench.plugin(65)))
         .arg(bench.provider("one"))
@@ -200,7 +200,7 @@ fn program_without_libibverbs_is_unaffected() {
 
     // Such a program may load one later, in a scope of its own.
     let dir = Dir::new("later");
-    let bench = Bench::new(&dir, Fake::of(59));
+    let bench = Library::new(&dir, Fake::of(59));
     let program = dir.0.join("program");
     let source = format!("{HERE}/tests/c/program.c");
     cc(&[

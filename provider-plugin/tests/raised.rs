@@ -1,7 +1,7 @@
-//! The plugin in programs of libibverbs that have more rights than whoever runs
-//! them: nothing that this user names is read, written or loaded.
+//! The plugin in programs with raised rights: no file of the calling user is read, written or
+//! loaded.
 //!
-//! Such programs are made here, which takes root; otherwise this is skipped.
+//! The tests create such programs, which needs root; otherwise they are skipped.
 
 mod common;
 
@@ -15,19 +15,19 @@ use common::{Dir, HERE, plugin};
 
 const NOBODY: u32 = 65534;
 
-struct Stage {
+struct RaisedProgram {
     dir: Dir,
     program: PathBuf,
 }
 
-/// What a program left.
+/// The result of a run.
 struct Run {
-    said: String,
-    /// The files that are in the user's folder.
+    output: String,
+    /// The files in the user's folder.
     files: Vec<String>,
 }
 
-impl Stage {
+impl RaisedProgram {
     fn new(name: &str) -> Option<Self> {
         // SAFETY: it has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
@@ -47,17 +47,17 @@ impl Stage {
             .args(["-libverbs", "-ldl"])
             .output();
         if !compiled.is_ok_and(|output| output.status.success()) {
-            println!("skipped: nothing can be compiled for libibverbs here");
+            println!("skipped: no C compiler or no libibverbs headers");
             return None;
         }
         Some(Self { dir, program })
     }
 
-    fn with_mode(&self, mode: u32) {
+    fn set_mode(&self, mode: u32) {
         fs::set_permissions(&self.program, Permissions::from_mode(mode)).unwrap();
     }
 
-    /// Runs the program as nobody, whose environment asks for all that there is.
+    /// Runs the program as nobody, with every variable set in the environment.
     fn run(&self) -> Run {
         let own = self.dir.0.join("own");
         fs::create_dir(&own).unwrap();
@@ -84,100 +84,100 @@ impl Stage {
             .gid(NOBODY)
             .output()
             .unwrap();
-        let said = [output.stdout, output.stderr].concat();
+        let text = [output.stdout, output.stderr].concat();
         let mut files = Vec::new();
         for entry in fs::read_dir(&own).unwrap() {
             files.push(entry.unwrap().file_name().into_string().unwrap());
         }
         files.retain(|name| name != "sys");
         Run {
-            said: String::from_utf8_lossy(&said).into_owned(),
+            output: String::from_utf8_lossy(&text).into_owned(),
             files,
         }
     }
 
     fn check_raised(&self) {
-        let Run { said, files } = self.run();
-        if said.contains("raised: 0") && is_without_set_id(&self.dir.0) {
+        let Run { output, files } = self.run();
+        if output.contains("raised: 0") && is_without_set_id(&self.dir.0) {
             println!("skipped: set-user-ID does not count on this file system");
             return;
         }
-        assert!(said.contains("raised: 1\n"), "{said}");
-        assert!(said.contains("libringverbs-rdmav34.so"), "{said}");
-        // This one libibverbs itself opens, whatever its rights.
-        let ours: Vec<_> = files.iter().filter(|name| *name != "verbs-log").collect();
-        assert_eq!(ours, [""; 0], "{said}");
+        assert!(output.contains("raised: 1\n"), "{output}");
+        assert!(output.contains("libringverbs-rdmav34.so"), "{output}");
+        // libibverbs itself opens this file, whatever its rights.
+        let files_of_plugin: Vec<_> = files.iter().filter(|name| *name != "verbs-log").collect();
+        assert_eq!(files_of_plugin, [""; 0], "{output}");
         for word in ["ringverbs INFO", "ringverbs DEBUG", "ringverbs WARN"] {
-            assert!(!said.contains(word), "{said}");
+            assert!(!output.contains(word), "{output}");
         }
         if let Ok(log) = fs::read_to_string(self.dir.0.join("own/verbs-log")) {
             assert!(!log.contains("ringverbs"), "{log}");
         }
         assert!(
-            !said.contains(&format!("{}/own", self.dir.0.display())),
-            "{said}"
+            !output.contains(&format!("{}/own", self.dir.0.display())),
+            "{output}"
         );
     }
 }
 
-/// Whether it is mounted with `nosuid`.
+/// Returns whether the file system is mounted with `nosuid`.
 fn is_without_set_id(folder: &Path) -> bool {
     let mut found = core::mem::MaybeUninit::<libc::statvfs>::uninit();
     let path = std::ffi::CString::new(folder.to_str().unwrap()).unwrap();
     // SAFETY: a NUL-terminated path, and room for the answer.
-    let asked = unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) };
-    assert_eq!(asked, 0);
+    let status = unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) };
+    assert_eq!(status, 0);
     // SAFETY: it has been written.
     let found = unsafe { found.assume_init() };
     found.f_flag & libc::ST_NOSUID != 0
 }
 
-/// So that the others can fail.
+/// Shows that the other tests can fail.
 #[test]
-fn an_ordinary_program_s_log_is_written() {
-    let Some(stage) = Stage::new("ordinary") else {
+fn an_ordinary_program_writes_its_log() {
+    let Some(program) = RaisedProgram::new("ordinary") else {
         return;
     };
-    let Run { said, files } = stage.run();
-    assert!(said.contains("raised: 0\n"), "{said}");
-    if said.contains("ringverbs: not registered") {
-        println!("skipped: this libibverbs is not a known one: {said}");
+    let Run { output, files } = program.run();
+    assert!(output.contains("raised: 0\n"), "{output}");
+    if output.contains("ringverbs: not registered") {
+        println!("skipped: this libibverbs is not a known one: {output}");
         return;
     }
-    assert!(files.iter().any(|name| name == "log"), "{files:?} {said}");
-    let log = fs::read_to_string(stage.dir.0.join("own/log")).unwrap();
+    assert!(files.iter().any(|name| name == "log"), "{files:?} {output}");
+    let log = fs::read_to_string(program.dir.0.join("own/log")).unwrap();
     assert!(log.contains("registered with libibverbs"), "{log}");
-    assert!(log.contains("RINGVERBS_DEVICES names devices"), "{log}");
+    assert!(log.contains("unknown device in RINGVERBS_DEVICES"), "{log}");
 }
 
 #[test]
-fn a_set_user_id_program_takes_nothing_from_its_caller() {
-    let Some(stage) = Stage::new("user") else {
+fn set_user_id_programs_ignore_the_environment() {
+    let Some(program) = RaisedProgram::new("user") else {
         return;
     };
-    stage.with_mode(0o4755);
-    stage.check_raised();
+    program.set_mode(0o4755);
+    program.check_raised();
 }
 
 #[test]
-fn a_set_group_id_program_takes_nothing_from_its_caller() {
-    let Some(stage) = Stage::new("group") else {
+fn set_group_id_programs_ignore_the_environment() {
+    let Some(program) = RaisedProgram::new("group") else {
         return;
     };
-    stage.with_mode(0o2755);
-    stage.check_raised();
+    program.set_mode(0o2755);
+    program.check_raised();
 }
 
 #[test]
-fn a_program_with_file_capabilities_takes_nothing_from_its_caller() {
-    let Some(stage) = Stage::new("capability") else {
+fn programs_with_file_capabilities_ignore_the_environment() {
+    let Some(program) = RaisedProgram::new("capability") else {
         return;
     };
     let mut setcap = Command::new("setcap");
-    let status = setcap.arg("cap_net_raw+ep").arg(&stage.program).status();
+    let status = setcap.arg("cap_net_raw+ep").arg(&program.program).status();
     if !status.is_ok_and(|status| status.success()) {
         println!("skipped: setcap cannot give a file capabilities here");
         return;
     }
-    stage.check_raised();
+    program.check_raised();
 }

@@ -12,14 +12,14 @@ use std::process::{Command, Output};
 use common::fake::Fake;
 use common::{Dir, HERE, cc, plugin};
 
-struct Bench {
+struct TestProgram {
     dir: Dir,
     program: PathBuf,
     plugin: PathBuf,
 }
 
-impl Bench {
-    fn new(name: &str) -> Bench {
+impl TestProgram {
+    fn new(name: &str) -> TestProgram {
         let dir = Dir::new(name);
         let program = dir.0.join("program");
         cc(&[
@@ -31,14 +31,14 @@ impl Bench {
             "-rdynamic",
             "-ldl",
         ]);
-        Bench {
+        TestProgram {
             dir,
             program,
             plugin: plugin(),
         }
     }
 
-    /// The plugin under the name that a libibverbs of a private ABI asks for.
+    /// The plugin with the file name that a libibverbs of a private ABI loads.
     fn plugin_as(&self, pabi: u32) -> PathBuf {
         let link = self.dir.0.join(format!("libringverbs-rdmav{pabi}.so"));
         if !link.exists() {
@@ -75,7 +75,7 @@ impl Run {
         String::from_utf8_lossy(&self.0.stderr).into_owned()
     }
 
-    /// Registered with the n-th library, silently, and with no other.
+    /// Asserts registration with the n-th library only, without output on stderr.
     fn assert_registered(&self, with: usize) {
         assert!(self.0.status.success(), "{}{}", self.out(), self.err());
         for (i, line) in self
@@ -90,7 +90,7 @@ impl Run {
         assert_eq!(self.err(), "");
     }
 
-    /// Not registered, and one line that says each of `what`.
+    /// Asserts no registration, and one line on stderr that contains each of `what`.
     fn assert_refused(&self, what: &[&str]) {
         assert!(self.0.status.success(), "{}{}", self.out(), self.err());
         assert!(self.out().contains(": 0 registrations"), "{}", self.out());
@@ -105,7 +105,7 @@ impl Run {
 
 #[test]
 fn every_release_is_recognised_and_its_control_path_works() {
-    let bench = Bench::new("every");
+    let bench = TestProgram::new("every");
     for release in [
         34, 35, 36, 40, 43, 44, 45, 48, 49, 56, 57, 58, 59, 61, 62, 63, 64, 65,
     ] {
@@ -123,7 +123,7 @@ fn every_release_is_recognised_and_its_control_path_works() {
 
 #[test]
 fn unversioned_file_is_recognised_but_for_the_newest_private_abi() {
-    let bench = Bench::new("unnamed");
+    let bench = TestProgram::new("unnamed");
     for release in [34, 35, 36, 37, 43, 44, 45, 48, 49, 56, 57, 59, 62, 64, 65] {
         let fake = Fake {
             name: Some("libibverbs.so.1".to_owned()),
@@ -140,7 +140,7 @@ fn unversioned_file_is_recognised_but_for_the_newest_private_abi() {
 
 #[test]
 fn package_or_user_names_the_release_of_an_unversioned_file() {
-    let bench = Bench::new("vouched");
+    let bench = TestProgram::new("vouched");
     let build = |package: Option<&'static str>| {
         Fake {
             name: Some("libibverbs.so.1".to_owned()),
@@ -174,7 +174,7 @@ fn package_or_user_names_the_release_of_an_unversioned_file() {
 
 #[test]
 fn caller_is_recognised_under_any_name() {
-    let bench = Bench::new("renamed");
+    let bench = TestProgram::new("renamed");
     let fake = Fake {
         name: Some("bundled-verbs.so".to_owned()),
         ..Fake::of(57)
@@ -187,7 +187,7 @@ fn caller_is_recognised_under_any_name() {
 
 #[test]
 fn caller_is_chosen_among_two_libraries() {
-    let bench = Bench::new("two");
+    let bench = TestProgram::new("two");
     let old = Fake::of(44).build(&bench.dir.0);
     let new = Fake::of(65).build(&bench.dir.0);
     bench
@@ -207,7 +207,7 @@ fn caller_is_chosen_among_two_libraries() {
 
 #[test]
 fn unknown_and_contradictory_libraries_are_refused() {
-    let bench = Bench::new("refused");
+    let bench = TestProgram::new("refused");
     let build = |release, pabi, name: Option<&str>| {
         Fake {
             release,
@@ -255,7 +255,7 @@ fn unknown_and_contradictory_libraries_are_refused() {
 
 #[test]
 fn diagnostics_are_written_where_asked() {
-    let bench = Bench::new("diag");
+    let bench = TestProgram::new("diag");
     let library = Fake::of(60).build(&bench.dir.0);
     let log = bench.dir.0.join("log");
     let output = bench
@@ -275,7 +275,7 @@ fn diagnostics_are_written_where_asked() {
 
 #[test]
 fn layout_mismatch_is_detected_on_open() {
-    let bench = Bench::new("layout-mismatch");
+    let bench = TestProgram::new("layout-mismatch");
     for (release, ops_of, context_of) in [
         (57, 57, 62), // verbs_context grew
         (64, 64, 58), // or shrank

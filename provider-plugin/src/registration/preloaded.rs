@@ -80,7 +80,7 @@ unsafe fn forward(pabi: u32, ops: *const verbs_device_ops) {
         },
         _ => {
             let line = format!(
-                "ringverbs: a provider is left out: it is linked to no libibverbs of \
+                "ringverbs: a provider is not registered: it is not linked to a libibverbs of \
                  private ABI {pabi}\n"
             );
             let _ = std::io::stderr().write_all(line.as_bytes());

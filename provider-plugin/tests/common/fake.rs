@@ -8,7 +8,7 @@ use super::{HERE, cc};
 
 const DATA: &str = include_str!("../data/rdma-core-layouts.txt");
 
-/// What the headers of a sampled release say.
+/// The layout of a sampled release, from its headers.
 struct Sample {
     pabi: u32,
     releases: Vec<u32>,
@@ -56,17 +56,17 @@ fn sample_of(release: u32) -> Sample {
         .unwrap()
 }
 
-/// What a fake library is made to look like.
+/// The properties of a fake library.
 pub struct Fake {
     pub release: u32,
     pub pabi: u32,
-    /// File name; the release's own if none.
+    /// File name; `None`: that of the release.
     pub name: Option<String>,
-    /// Release whose operations it really has.
+    /// Release whose operations it has.
     pub ops_of: u32,
-    /// Release whose verbs_context it really has.
+    /// Release whose `verbs_context` it has.
     pub context_of: u32,
-    /// Version of the package that its note names; no note if none.
+    /// Version in its package note; `None`: no note.
     pub package: Option<&'static str>,
 }
 
