@@ -1,5 +1,5 @@
-//! UARs that are allocated page by page: those of thread domains, and those of contexts
-//! to which the driver gives none.
+//! UARs that the process allocates, page by page: those of thread domains, and those of
+//! contexts without UARs from the driver.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,7 @@ fn map(context: &Context, location: UarLocation) -> Result<Arc<UarPage>, CreateE
 
 /// The UAR of a thread domain: its register takes BlueFlame, without a lock.
 ///
-/// It must be destroyed after its queue pairs: the kernel refuses before.
+/// It must be destroyed after its queue pairs; before, the kernel refuses.
 #[derive(Debug)]
 pub struct ThreadUar<C: ContextRef> {
     register: DoorbellRegister,
@@ -62,16 +62,16 @@ impl<C: ContextRef> ThreadUar<C> {
         }
     }
 
-    /// Frees it.
+    /// Frees the UAR.
     ///
     /// # Errors
-    /// Those of UAR_OBJ_DESTROY; it is unchanged.
+    /// Those of UAR_OBJ_DESTROY; the UAR is unchanged.
     pub fn destroy(&self) -> Result<(), uverbs::Error> {
         self.uar.destroy()
     }
 }
 
-/// A page of registers that a program uses itself.
+/// A page of doorbell registers that a program accesses itself.
 #[derive(Debug)]
 pub struct DirectUar<C: ContextRef> {
     /// Unmapped before it is freed.
@@ -111,7 +111,7 @@ impl<C: ContextRef> DirectUar<C> {
     /// # Errors
     /// Those of [`Dmabuf::export`].
     pub fn export(&self) -> Result<Dmabuf<C>, uverbs::Error> {
-        // SAFETY: what is mapped from there are registers of this context.
+        // SAFETY: the offset maps registers of this context.
         unsafe { Dmabuf::export(self.uar.context(), self.location().mmap_offset) }
     }
 }
@@ -123,12 +123,12 @@ pub(crate) struct QpUar {
     pub(crate) page_id: u32,
 }
 
-/// The UARs of a context. Those that old kernels give are used by the process that
-/// opened the device, which alone knows the next BlueFlame half: an imported context
-/// always allocates others.
+/// The UARs of a context. An imported context always allocates its UARs: UARs that old
+/// kernels assign belong to the process that opened the device, which alone knows the next
+/// BlueFlame half.
 ///
-/// They belong to the file, which other processes may keep open, so they are
-/// freed when the context is closed.
+/// The UARs belong to the file, which other processes may keep open, so they are freed when
+/// the context is closed.
 #[derive(Debug)]
 pub(crate) struct AllocatedUars {
     /// Bytes of a half; 0: doorbells only.
@@ -136,13 +136,13 @@ pub(crate) struct AllocatedUars {
     registers: Mutex<Registers>,
 }
 
-/// Registers, which are allocated on demand and given out nearly as by libmlx5.
+/// Doorbell registers, allocated on demand and assigned nearly as by libmlx5.
 #[derive(Debug)]
 struct Registers {
     pages: Vec<(UarHandle, UarLocation)>,
-    /// Takes doorbells only.
+    /// A register without BlueFlame.
     doorbells: QpUar,
-    /// For one queue pair each, the one that was given last at the end.
+    /// Registers for one queue pair each; the last assigned one is at the end.
     exclusive: Vec<QpUar>,
     shared: Vec<QpUar>,
 }
@@ -170,11 +170,11 @@ impl AllocatedUars {
             exclusive: Vec::new(),
             shared: Vec::new(),
         };
-        let own = Self {
+        let uars = Self {
             half: register_size / 2,
             registers: Mutex::new(registers),
         };
-        Ok((own, CqDoorbell::of(&page, Some(location.page_id))))
+        Ok((uars, CqDoorbell::of(&page, Some(location.page_id))))
     }
 
     fn locked(&self) -> MutexGuard<'_, Registers> {
@@ -193,8 +193,8 @@ impl AllocatedUars {
         if self.half == 0 {
             return registers.doorbells.clone();
         }
-        // An unused one gets users only here, under the lock.
-        let unused = |all: &[QpUar]| all.iter().position(|own| own.register.clones() == 1);
+        // An unused register gets users only here, under the lock.
+        let unused = |all: &[QpUar]| all.iter().position(|uar| uar.register.clones() == 1);
         if registers.exclusive.len() < WANTED_EXCLUSIVE as usize
             && unused(&registers.exclusive).is_none()
         {
@@ -202,15 +202,15 @@ impl AllocatedUars {
             registers.exclusive.extend(new.into_iter().flatten());
         }
         if let Some(at) = unused(&registers.exclusive) {
-            let given = registers.exclusive.remove(at);
-            registers.exclusive.push(given.clone());
-            return given;
+            let uar = registers.exclusive.remove(at);
+            registers.exclusive.push(uar.clone());
+            return uar;
         }
         if registers.shared.len() < (WANTED_BFREGS - WANTED_EXCLUSIVE) as usize {
             let new = registers.allocate(context, self.half, true);
             registers.shared.extend(new.into_iter().flatten());
         }
-        let fewest = (registers.shared.iter()).min_by_key(|own| own.register.clones());
+        let fewest = (registers.shared.iter()).min_by_key(|uar| uar.register.clones());
         fewest.unwrap_or(&registers.doorbells).clone()
     }
 
@@ -233,17 +233,17 @@ impl Registers {
         half: usize,
         shared: bool,
     ) -> Result<[QpUar; PER_UAR as usize], CreateError> {
-        // Freed on an error.
+        // Dropping it on an error frees it.
         let uar = Uar::alloc(&context, UarKind::BlueFlame)?;
         let location = uar.location();
         let page = map(context, location)?;
         self.pages.push((uar.into_handle(), location));
-        Ok([0, 1].map(|place| QpUar {
+        Ok([0, 1].map(|index| QpUar {
             // SAFETY: in the first UAR of the page, by the bounds that `map` and
-            // `DeviceContext` checked. One that is not shared is one queue pair's at
-            // a time (`take`), whose posts are made one at a time.
+            // `DeviceContext` checked. An exclusive register belongs to one queue pair at a
+            // time (`take`), whose posts are serialized.
             register: unsafe {
-                DoorbellRegister::new(&page, REGISTERS + place * 2 * half, half, shared)
+                DoorbellRegister::new(&page, REGISTERS + index * 2 * half, half, shared)
             },
             page_id: location.page_id,
         }))

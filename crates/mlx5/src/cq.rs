@@ -166,7 +166,7 @@ impl<C: ContextRef> CompletionQueue<C> {
             return Ok(entries - 1);
         }
         let log2 = entries.ilog2();
-        let memory = CqeRing::fresh(log2, ring.format(), allocator)?;
+        let memory = CqeRing::new_entries(log2, ring.format(), allocator)?;
         let request = ResizeCq {
             buf_addr: memory.address(),
             cqe_size: ring.format().bytes() as u16,

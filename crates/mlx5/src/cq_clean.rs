@@ -40,7 +40,7 @@ impl CqeRing {
         while end.wrapping_sub(first) < self.capacity() && self.written(end).is_some() {
             end = end.wrapping_add(1);
         }
-        // From the last to the first: those that stay move towards the end.
+        // From the last to the first: CQEs that stay move towards the end.
         let (mut from, mut to) = (end, end);
         while from != first {
             from = from.wrapping_sub(1);
@@ -98,9 +98,8 @@ impl CqeRing {
             from = from.wrapping_add(1);
             let round = (from >> log2) as u8 & CQE_OWNER;
             let slot = (from & ((1 << log2) - 1)) as usize;
-            // SAFETY: one of the new entries, by the mask. What is not consumed
-            // is this side's: the device has been told that there is room for
-            // it, and for no more.
+            // SAFETY: one of the new entries, by the mask. The device does not write to entries
+            // that are not released to it.
             unsafe {
                 let to = fields.add(slot << format.shift).cast();
                 self.copy_entry(entry, to, round);

@@ -48,7 +48,7 @@ pub struct CqeRing {
     /// The word that [`EmptyCheck`] reads.
     owner_check: Arc<OwnerCheck>,
     memory: Entries,
-    /// A program reads the entries itself.
+    /// Whether a program reads the entries itself.
     pub(crate) is_direct: bool,
     /// Replaced entries, which threads may still read through [`EmptyCheck`].
     retired: Vec<RetiredEntries>,
@@ -119,7 +119,7 @@ impl CqeRing {
         format: CqeFormat,
         allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
-        let memory = Self::fresh(log2, format, allocator)?;
+        let memory = Self::new_entries(log2, format, allocator)?;
         let records = Records::new(allocator)?;
         let fields = Self::fields(&memory, format);
         let mut ring = Self {
@@ -145,7 +145,7 @@ impl CqeRing {
     }
 
     /// Allocates `1 << log2` entries, all owned by the device.
-    pub(crate) fn fresh(
+    pub(crate) fn new_entries(
         log2: u32,
         format: CqeFormat,
         allocator: Option<&dyn QueueAllocator>,
@@ -396,20 +396,20 @@ impl CqeRing {
         Some(unsafe { tags::decode(work, shared, cqe, op_own, wide.as_ref(), sink) })
     }
 
-    /// Posts again a receive of a shared queue that failed with a page fault.
-    /// Returns false, and posts nothing, if it was not outstanding.
+    /// Posts a receive of a shared queue again that failed with a page fault. Returns false
+    /// and posts nothing if it was not outstanding.
     fn post_again(&mut self, cqe: CqeRef) -> bool {
         let work = self.qps.receiver(cqe.uidx_field());
         work.and_then(|work| work.shared.as_ref())
             .is_some_and(|shared| shared.enter().post_again(cqe.wqe_counter()))
     }
 
-    /// Reports wrong signatures to these keys.
+    /// Sets the keys to which signature errors are reported.
     pub fn set_protected_keys(&mut self, keys: &Arc<ProtectedKeys>) {
         self.keys = Some(Arc::clone(keys));
     }
 
-    /// Reports a wrong signature. False if it is of no key of the context.
+    /// Reports a signature error to its key. Returns false if the key is unknown.
     fn report(&self, cqe: CqeRef) -> bool {
         // SAFETY: both are 64 bytes without padding, for which any bytes are valid.
         let error = unsafe { std::mem::transmute::<Cqe, SignatureErrorCqe>(cqe.copy()) };

@@ -1,9 +1,7 @@
-//! Addresses of queues, for programs that drive them themselves: what
-//! `mlx5dv_init_obj` returns.
+//! Addresses of queues, for programs that access them directly (`mlx5dv_init_obj`).
 //!
-//! From then on the program owns a queue's indices. The writers and the reader of
-//! this crate must not be used on it; they stay sound, since they believe nothing
-//! that is in the memory.
+//! From then on the program owns a queue's indices. The writers and the reader of this crate
+//! must not be used on it; they stay sound, since they trust nothing in its memory.
 
 use std::ptr::NonNull;
 
@@ -39,7 +37,7 @@ impl DirectRing {
 /// A doorbell register of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectRegister {
-    /// Its first half.
+    /// The first half of the register.
     pub at: NonNull<u8>,
     /// Bytes of a half; 0: doorbells only.
     pub half: u32,
@@ -83,8 +81,8 @@ impl Work {
 }
 
 impl CqeRing {
-    /// The CQEs. From now on queue pairs that are destroyed or reset leave theirs
-    /// in the queue: only the program knows which of them it has read.
+    /// The CQEs. From now on, destroying or resetting a queue pair leaves its CQEs in the
+    /// queue, since only the program knows which CQEs it has read.
     pub fn direct(&mut self) -> DirectRing {
         self.is_direct = true;
         DirectRing {
@@ -110,8 +108,8 @@ impl DeviceContext {
         self.arm.start
     }
 
-    /// Where that address is, for as long as the context is not moved.
-    pub fn direct_cq_uar_place(&self) -> NonNull<NonNull<u8>> {
+    /// The address of that pointer, valid as long as the context is not moved.
+    pub fn direct_cq_uar_ptr(&self) -> NonNull<NonNull<u8>> {
         NonNull::from(&self.arm.start)
     }
 }
@@ -127,7 +125,7 @@ impl SharedQueue {
 }
 
 impl Address {
-    /// The address vector as a send WQE has it, of `struct mlx5_wqe_av`.
+    /// The address vector in the format of a send WQE (`struct mlx5_wqe_av`).
     pub fn direct(&self) -> NonNull<u8> {
         NonNull::from(&self.0).cast()
     }

@@ -577,7 +577,7 @@ impl Fixture<'_> {
             _ => {
                 let log2 = 1 + u32::from(self.script.below(4));
                 let format = self.ring.format();
-                let memory = CqeRing::fresh(log2, format, None).expect("a small queue");
+                let memory = CqeRing::new_entries(log2, format, None).expect("a small queue");
                 self.ring.suspend().expect("memory");
                 // With its mark, or without.
                 if self.script.below(2) == 1 {

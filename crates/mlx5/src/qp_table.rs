@@ -18,7 +18,7 @@ pub(crate) fn user_index(field: u32) -> u32 {
 /// Entries of a page.
 const PAGE: usize = 64;
 
-/// A queue pair, by what completes here: its sends, its receives.
+/// The queue pair of a user index, for sends and for receives.
 type Entry = [Option<Arc<Work>>; 2];
 type Page = Box<[Entry; PAGE]>;
 

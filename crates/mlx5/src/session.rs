@@ -43,8 +43,8 @@ impl CqeRing {
         if !(2..=self.capacity()).contains(&left) || kind > cqe_opcode::RESP_SEND_INV {
             return Err(CompletionError::BadSession { count: left });
         }
-        // SAFETY: an entry, which is this side's with the title; any bytes are
-        // an array.
+        // SAFETY: an entry that the device wrote before the title and does not own; any bytes
+        // are an array.
         let array = unsafe { self.slot(at.wrapping_add(1)).cast().read() };
         self.session = Session {
             left,
@@ -85,7 +85,7 @@ impl CqeRing {
         self.session.left -= 1;
         self.session.read += 1;
         // The slot may have any owner bit: it gets the current round's.
-        // SAFETY: a byte of an entry that is this side's.
+        // SAFETY: a byte of an entry that the device does not own.
         unsafe {
             let owner = self.slot(at).cast::<u8>().add(offset_of!(Cqe, op_own));
             owner.write(self.round(at));

@@ -51,7 +51,7 @@ impl UarPage {
 /// all its users write to its two halves in turn.
 #[derive(Clone, Debug)]
 pub(crate) struct DoorbellRegister {
-    /// That of `register`: an instruction less for a doorbell.
+    /// The address of `register.blue_flame`: saves an instruction of a doorbell.
     at: NonNull<BlueFlame>,
     register: Arc<Register>,
 }
@@ -89,7 +89,7 @@ impl DoorbellRegister {
         self.register.page.file_offset
     }
 
-    /// The number of clones. What was done by those that are gone happened before.
+    /// The number of clones. Accesses by dropped clones happen before the return.
     pub(crate) fn clones(&self) -> usize {
         let count = Arc::strong_count(&self.register);
         ring::order::after_last_user();
@@ -98,7 +98,7 @@ impl DoorbellRegister {
 
     #[inline]
     pub(crate) fn get(&self) -> &BlueFlame {
-        // SAFETY: it is kept by `register`.
+        // SAFETY: `register` keeps it alive.
         unsafe { self.at.as_ref() }
     }
 }

@@ -1,10 +1,10 @@
 //! Decoding of a copy of a queue's mapping.
 //!
-//! For tools that read another process's queues while the driver and the process
-//! continue. Mapped memory is not accessed, and any bytes are accepted: what is
-//! impossible is `None`; a half written entry is shown as copied.
+//! For tools that read another process's queues while the driver and the process continue.
+//! Mapped memory is not accessed, and any bytes are accepted: malformed input is `None`; a
+//! half written entry is shown as copied.
 //!
-//! A mapping does not tell which kind of queue it is; [`Kind::of`] decides by the
+//! A mapping does not contain the kind of the queue; [`Kind::of`] guesses it from the
 //! entries.
 
 use std::mem::offset_of;
@@ -15,7 +15,7 @@ use crate::{Opcode, SendFlags, Sge, WorkCompletion};
 /// Bytes before the first entry.
 pub const HEADER: usize = size_of::<ring::Header>();
 
-/// Where the fields of the header lie (`struct rxe_queue_buf`).
+/// Offsets of the header's fields (`struct rxe_queue_buf`).
 mod header {
     pub const LOG2_STRIDE: usize = 0;
     pub const MASK: usize = 4;
@@ -33,12 +33,12 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// A queue's geometry and indices, at one moment.
+/// A snapshot of a queue's geometry and indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Bytes from one entry to the next: a power of two, 64 at least.
     pub stride: usize,
-    /// Slots less one: how many entries the queue holds at most.
+    /// Slots less one: the capacity of the queue.
     pub capacity: u32,
     /// The slot that is written next.
     pub producer: u32,
@@ -84,13 +84,13 @@ impl Snapshot {
         (slot.wrapping_sub(self.consumer) & self.capacity) < self.pending()
     }
 
-    /// Where a slot's entry begins in the mapping.
+    /// Offset of a slot's entry in the mapping.
     pub fn offset(&self, slot: u32) -> usize {
         HEADER + (slot & self.capacity) as usize * self.stride
     }
 }
 
-/// What kind of queue a mapping is.
+/// The kind of queue of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A completion queue.
@@ -232,7 +232,7 @@ pub struct Data {
 }
 
 impl Data {
-    /// Reads what begins with `struct rxe_dma_info` at `at`.
+    /// Reads the data that begins with `struct rxe_dma_info` at `at`.
     fn read(entry: &[u8], at: usize, inline: bool) -> Option<Self> {
         let num_sge = word(entry, at + offset_of!(DmaInfo, num_sge))?;
         let elements = entry.get(at + size_of::<DmaInfo>()..)?;
@@ -311,7 +311,7 @@ impl SendEntry {
 
     fn is_plausible(&self) -> bool {
         let inline = self.flags.contains(SendFlags::INLINE);
-        // Operations that have no data of their own leave the list alone.
+        // Operations without data do not write the list.
         let plain = matches!(self.opcode.0, 0..=6 | 9);
         matches!(self.opcode.0, 0..=15)
             && self.flags.bits() < 64

@@ -24,9 +24,9 @@ pub struct RecvQueue {
 }
 
 impl RecvQueue {
-    /// A writer over a mapped queue whose entries hold `max_sge` elements,
-    /// cut to what the entry size allows. Over a ring of entries smaller than
-    /// [`RecvQueue::ENTRY_SIZE`] it holds nothing.
+    /// Creates the writer of a mapped queue whose entries hold `max_sge` elements, limited by
+    /// the entry size. A ring of entries smaller than [`RecvQueue::ENTRY_SIZE`] has no
+    /// capacity.
     pub fn new(mut ring: Ring, max_sge: u32) -> Self {
         if ring.stride() < Self::ENTRY_SIZE {
             ring.seal();
@@ -41,21 +41,21 @@ impl RecvQueue {
         }
     }
 
-    /// Bytes that an entry must have at least: the fixed part and one element.
+    /// Minimum bytes of an entry: the fixed part and one element.
     pub const ENTRY_SIZE: usize = size_of::<RecvWqe>() + size_of::<Sge>();
 
-    /// Bytes of an entry with so many elements at most.
+    /// Bytes of an entry for `max_sge` elements.
     pub const fn entry_size(max_sge: u32) -> usize {
         let count = if max_sge == 0 { 1 } else { max_sge };
         size_of::<RecvWqe>() + count as usize * size_of::<Sge>()
     }
 
-    /// Work requests that the queue holds at most.
+    /// Maximum number of outstanding receives.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
 
-    /// Scatter/gather elements that an entry holds at most.
+    /// Maximum number of scatter/gather elements of a receive.
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
@@ -67,7 +67,7 @@ impl RecvQueue {
         self.abort();
     }
 
-    /// Starts a batch; one that was not published is discarded.
+    /// Starts a batch, and discards one that was not published.
     #[inline]
     pub fn begin(&mut self) {
         self.abort();
@@ -77,7 +77,7 @@ impl RecvQueue {
     ///
     /// # Errors
     /// [`PostError::Full`], [`PostError::TooManySges`],
-    /// [`PostError::MessageTooLong`]; the batch is as it was.
+    /// [`PostError::MessageTooLong`]; the batch is unchanged.
     #[inline]
     pub fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         if let [sge] = list {
@@ -88,8 +88,8 @@ impl RecvQueue {
         self.push_slow(wr_id, list)
     }
 
-    /// Fast path of [`RecvQueue::push`]: one element, and there is room. False, and
-    /// nothing was done, if it does not apply.
+    /// Fast path of [`RecvQueue::push`]: one element, and there is room. Returns false and
+    /// does nothing if it does not apply.
     #[inline]
     pub fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
         if sge.length > MAX_MESSAGE {
@@ -99,8 +99,7 @@ impl RecvQueue {
             return false;
         };
         let entry = self.entry();
-        // SAFETY: an entry of the ring that is not the device's, with room for
-        // an element.
+        // SAFETY: the device does not own the entry, which has room for an element.
         unsafe {
             fill(entry, wr_id, sge.length, 1);
             entry.add(1).cast::<Sge>().write(*sge);
@@ -109,7 +108,7 @@ impl RecvQueue {
         true
     }
 
-    /// [`RecvQueue::push`] of any receive.
+    /// Slow path of [`RecvQueue::push`]: any receive.
     #[inline(never)]
     fn push_slow(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         let after = self.producer.after(self.next).ok_or(PostError::Full)?;
@@ -117,8 +116,7 @@ impl RecvQueue {
             return Err(PostError::TooManySges);
         }
         let entry = self.entry();
-        // SAFETY: an entry of the ring that is not the device's, with room for
-        // `max_sge` elements.
+        // SAFETY: the device does not own the entry, which has room for `max_sge` elements.
         unsafe {
             let bytes = copy_sges(entry.add(1).cast().as_ptr(), list);
             if bytes > u64::from(MAX_MESSAGE) {
@@ -133,7 +131,7 @@ impl RecvQueue {
     /// The next entry.
     #[inline]
     fn entry(&self) -> NonNull<RecvWqe> {
-        // SAFETY: `next` only ever is from the indices of the ring.
+        // SAFETY: `next` is always an index of the ring.
         unsafe { self.ring.slots().slot_inside(self.next) }.cast()
     }
 
@@ -146,8 +144,8 @@ impl RecvQueue {
     /// Publishes the batch to the device.
     ///
     /// # Safety
-    /// The memory of every list stays registered, and is neither read nor
-    /// written by the process, until its receive has completed.
+    /// Until a receive has completed, its memory stays registered and is neither read nor
+    /// written by the process.
     #[inline]
     pub unsafe fn publish(&mut self) {
         self.producer.publish(self.next);
@@ -157,7 +155,7 @@ impl RecvQueue {
 /// Writes the fixed part of an entry.
 ///
 /// # Safety
-/// The entry is valid, and not the device's.
+/// The entry is valid, and the device does not own it.
 #[inline]
 unsafe fn fill(entry: NonNull<RecvWqe>, wr_id: u64, length: u32, num_sge: u32) {
     let entry = entry.as_ptr();

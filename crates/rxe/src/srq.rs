@@ -53,21 +53,21 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
     ) -> Result<(), CreateError> {
         // The driver writes the new queue's location to an address in the input,
         // not to the response (rxe_srq_from_attr in rxe_srq.c).
-        let mut moved = MmapInfo::default();
+        let mut response = MmapInfo::default();
         let command = ModifySrqCmd {
-            mmap_info_addr: (&raw mut moved).expose_provenance() as u64,
+            mmap_info_addr: (&raw mut response).expose_provenance() as u64,
         };
-        // SAFETY: the address is that of `moved`, which outlives the call.
+        // SAFETY: the address is that of `response`, which outlives the call.
         let udata = unsafe { Udata::new(command.bytes(), &mut []) };
         object.modify(change, udata)?;
         if change.max_wr.is_none() {
             return Ok(());
         }
         // SAFETY: a local of this function, which the kernel may have written to.
-        let moved = unsafe { (&raw const moved).read_volatile() };
+        let response = unsafe { (&raw const response).read_volatile() };
         let ring = map_ring(
             object.context(),
-            &moved,
+            &response,
             RecvQueue::ENTRY_SIZE,
             "shared receive queue",
         );

@@ -44,29 +44,29 @@ const KEYS: u64 = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
 /// Whether CQEs may carry data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScatterToCqe {
-    /// As the environment says, where every send is signalled.
+    /// If every send is signalled, unless the environment disables it.
     #[default]
     Default,
-    /// Not.
-    Never,
-    /// Also where not every send is signalled.
-    Always,
+    /// CQEs carry no data.
+    Disabled,
+    /// Also if not every send is signalled.
+    Allowed,
 }
 
-/// Options of a queue pair that verbs do not have.
+/// Device-specific options of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Whether CQEs may carry data.
     pub scatter_to_cqe: ScatterToCqe,
     /// Credits are counted by packets.
     pub packet_credits: bool,
-    /// Which half of dynamic connections it is.
+    /// Whether it is a DC initiator or target.
     pub dc_type: Option<DcType>,
-    /// Operations of `ibv_wr_*` that verbs do not have (`send_ops_flags` of mlx5dv).
+    /// Device-specific operations of `ibv_wr_*` (`send_ops_flags` of mlx5dv).
     pub operations: u64,
     /// How raw packets are received.
     pub packets: PacketOptions,
-    /// It stops at a wrong signature.
+    /// The queue pair stops at a wrong signature.
     pub sig_pipelining: bool,
     /// Receives complete in any order.
     pub out_of_order: bool,
@@ -75,12 +75,11 @@ pub struct Options {
 /// Data of a queue pair besides its queues.
 pub struct QpData {
     work: Arc<Work>,
-    /// The sizes at creation: the kernel does not know how the queues are laid
-    /// out.
+    /// The capabilities at creation, since the kernel does not know the layout of the queues.
     cap: QpCap,
-    /// Its device objects, if it is a raw packet queue pair.
+    /// The device objects of a raw packet queue pair.
     pub packets: PacketObjects,
-    /// It is a target of dynamic connections.
+    /// It is a DC target.
     is_target: bool,
     ece: Ece,
     /// For copies in local memory.
@@ -94,19 +93,20 @@ pub struct QpData {
 /// Enhanced connection options, as bits.
 #[derive(Default)]
 struct Ece {
-    /// Those to ask for at the next change of attributes; 0: none.
-    wanted: AtomicU32,
-    /// Those that the device has granted.
+    /// Options to request at the next change of attributes; 0: none.
+    requested: AtomicU32,
+    /// Options that the device granted.
     granted: AtomicU32,
 }
 
 /// Resources for copies in local memory (`wr_memcpy`).
 pub struct Memcpy {
-    /// Bytes of the longest.
-    pub longest: u64,
-    /// The queue pair has to be enabled for it.
+    /// Maximum bytes of a copy.
+    pub max_length: u64,
+    /// The queue pair has to be enabled for copies.
     by_qp: bool,
-    /// Of `scratch`; deregistered before that is freed, as fields drop in order.
+    /// The region of `scratch`; deregistered before `scratch` is freed, as fields drop in
+    /// order.
     region: uverbs::Mr<CtxRef>,
     /// Memory that the device may write to.
     scratch: Box<Scratch>,
@@ -134,17 +134,17 @@ impl Memcpy {
             iova: addr,
             access: AccessFlags::LOCAL_WRITE,
         };
-        // SAFETY: memory that is kept for it, and used by the device alone.
+        // SAFETY: the memory outlives the region, and only the device uses it.
         let region = unsafe { uverbs::Mr::register(ctx, &init, Udata::none())? };
         Ok(Self {
-            longest: caps.longest_memcpy,
+            max_length: caps.longest_memcpy,
             by_qp: caps.memcpy_by_qp,
             scratch,
             region,
         })
     }
 
-    /// The memory: address and lkey.
+    /// Address and lkey of the scratch memory.
     pub fn scratch(&self) -> (u64, u32) {
         (self.scratch.0.get().addr() as u64, self.region.lkey())
     }
@@ -153,10 +153,10 @@ impl Memcpy {
 /// A queue pair of a ConnectX.
 pub type Qp = crate::qp::Qp<Mlx5>;
 
-/// Its completion queues, each once.
+/// The completion queues of a queue pair, each once.
 ///
 /// # Safety
-/// They are live.
+/// The completion queues are live.
 unsafe fn cqs<'a>(qp: &Qp) -> impl Iterator<Item = &'a Cq> {
     let base = &qp.public.qp_ex.qp_base;
     let both = base.send_cq != base.recv_cq;
@@ -190,23 +190,21 @@ fn parts(new_qp: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> 
     }
 }
 
-/// Returns whether CQEs may carry data: unless `MLX5_SCATTER_TO_CQE` is 0 when
-/// the queue pair is created, as with the stock provider.
-/// Programs whose work requests name memory at addresses that are not the
-/// processor's, such as device memory, set it.
+/// Returns whether CQEs may carry data, by the value of `MLX5_SCATTER_TO_CQE` when the queue
+/// pair is created, as with the stock provider. Programs whose work requests name memory that
+/// the processor cannot access, such as device memory, set it to 0.
 fn scatter_to_cqe(setting: Option<&OsStr>) -> bool {
     setting.is_none_or(|value| value != "0")
 }
 
-/// Returns whether the device computes and checks the checksums of packets, those that
-/// the bit of its capabilities says.
+/// Returns whether the device computes and checks the checksums of packets, by a bit of
+/// `device_cap_flags`.
 pub fn has_checksums(ctx: &CtxRef, bit: u32) -> Result<bool, Errno> {
     let device = ctx.query_device()?;
     Ok(device.device_cap_flags & bit != 0)
 }
 
-/// Returns the most bytes of data that the device divides into TCP segments; none if it
-/// divides no raw packets.
+/// Returns the maximum bytes of data of a TSO packet; `None` without TSO for raw packets.
 fn max_tso(ctx: &CtxRef) -> Result<Option<u32>, Errno> {
     let (longest, types) = ctx.mlx5()?.features(ctx)?.segmentation;
     Ok((types & 1 << IBV_QPT_RAW_PACKET != 0).then_some(longest))
@@ -229,7 +227,7 @@ fn has_out_of_order(ctx: &CtxRef, kind: u32) -> Result<bool, Errno> {
 }
 
 impl QpData {
-    /// It is an initiator of dynamic connections.
+    /// Whether it is a DC initiator.
     pub fn is_initiator(&self) -> bool {
         self.work.is_dc_initiator()
     }
@@ -250,8 +248,8 @@ impl QpOps for Mlx5 {
     const UNDERLAY: bool = true;
     const RATE_LIMITS: bool = true;
 
-    /// EOPNOTSUPP for types other than RC, UC, UD, raw packets and those of XRC and DC; EINVAL if
-    /// what a half of dynamic connections needs is missing.
+    /// EOPNOTSUPP for types other than RC, UC, UD, raw packet, XRC and DC; EINVAL if a
+    /// required attribute of DC is missing.
     unsafe fn make_qp(
         ctx: &CtxRef,
         attr: &ibv_qp_init_attr,
@@ -283,10 +281,10 @@ impl QpOps for Mlx5 {
             },
             scatter_to_cqe: match requested.scatter_to_cqe {
                 ScatterToCqe::Default => scatter_to_cqe(variable("MLX5_SCATTER_TO_CQE").as_deref()),
-                ScatterToCqe::Never => false,
-                ScatterToCqe::Always => true,
+                ScatterToCqe::Disabled => false,
+                ScatterToCqe::Allowed => true,
             },
-            allow_scatter_to_cqe: requested.scatter_to_cqe == ScatterToCqe::Always,
+            allow_scatter_to_cqe: requested.scatter_to_cqe == ScatterToCqe::Allowed,
             packet_credits: requested.packet_credits,
             memcpy: requested.operations & send_ops::MEMCPY != 0,
             raw_wqe: requested.operations & send_ops::RAW_WQE != 0,
@@ -407,7 +405,7 @@ impl QpOps for Mlx5 {
     fn modify_qp(qp: &Qp, attr: &QpAttr, mask: QpAttrMask) -> Result<Option<u32>, Errno> {
         let ece = &qp.device_data.ece;
         let changes = QpChanges {
-            ece: ece.wanted.load(Ordering::Relaxed),
+            ece: ece.requested.load(Ordering::Relaxed),
             out_of_order: qp.device_data.work.is_out_of_order()
                 && mask.contains(QpAttrMask::STATE)
                 && attr.qp_state == QpState::INIT,
@@ -415,19 +413,19 @@ impl QpOps for Mlx5 {
         };
         let granted = |options| {
             if changes.ece != 0 {
-                ece.wanted.store(0, Ordering::Relaxed);
+                ece.requested.store(0, Ordering::Relaxed);
                 ece.granted.store(options, Ordering::Relaxed);
             }
         };
         if qp.device_data.is_target {
             let (number, options) = modify_dct(&qp.object, attr, mask, &changes)?;
-            // The device is asked when the target becomes ready to receive.
+            // The command that makes the target ready to receive carries the request.
             if number.is_some() {
                 granted(options);
             }
             return Ok(number);
         }
-        // Its attributes are those of the queue pair in whose name it sends.
+        // An underlay queue pair has the attributes of the queue pair that it sends as.
         if qp.device_data.work.is_underlay()
             && !(QpAttrMask::STATE | QpAttrMask::CUR_STATE).contains(mask)
         {
@@ -460,8 +458,7 @@ impl QpOps for Mlx5 {
             return;
         }
         // The device counts from 0 again.
-        // SAFETY: live, as the queue pair is, and what is in cells is used in
-        // their critical sections.
+        // SAFETY: live, as the queue pair is; cells are used in their critical sections.
         unsafe {
             for cq in cqs(qp) {
                 cq.clean(&qp.device_data.work);
@@ -521,8 +518,8 @@ pub struct ibv_ece {
 /// The vendor of these options.
 const ECE_VENDOR: u32 = 0x15b3;
 
-/// `ibv_set_ece`: the options are asked for at the next change of attributes. EINVAL for
-/// those of another vendor, EOPNOTSUPP if the device has none.
+/// `ibv_set_ece`: requests the options at the next change of attributes. EINVAL for those of
+/// another vendor, EOPNOTSUPP if the device has none.
 pub unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: libibverbs passes a live queue pair of ours, the application its options.
     entry::int(|| unsafe {
@@ -536,14 +533,14 @@ pub unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
         let qp: &Qp = qp_of(qp);
         qp.device_data
             .ece
-            .wanted
+            .requested
             .store(ece.options, Ordering::Relaxed);
         qp.device_data.ece.granted.store(0, Ordering::Relaxed);
         Ok(())
     })
 }
 
-/// `ibv_query_ece`: those that the device has, or has granted of the peer's.
+/// `ibv_query_ece`: the options that the device has, or granted of the peer's.
 pub unsafe extern "C" fn query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: libibverbs passes a live queue pair of ours, the application room.
     entry::int(|| unsafe {
@@ -601,20 +598,20 @@ pub unsafe extern "C" fn modify_qp_rate_limit(
 }
 
 /// `ibv_query_qp_data_in_order`: 1 if the device writes the data of a message in order.
-/// 0 if it does not tell, or the queue pair is not ready to send.
+/// 0 if that is unknown, or the queue pair is not ready to send.
 pub unsafe extern "C" fn query_qp_data_in_order(
     qp: *mut ibv_qp,
     _opcode: u32,
     flags: u32,
 ) -> c_int {
-    /// How libibverbs converts the answer, and that the processor does not matter.
-    const KNOWN: u32 = 1 << 0 | 1 << 1;
+    /// `IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS` and `..._DEVICE_ONLY`.
+    const SUPPORTED: u32 = 1 << 0 | 1 << 1;
     let query = || -> Result<bool, Errno> {
         // SAFETY: libibverbs passes a live queue pair of ours.
         let (qp, ctx, state): (&Qp, _, _) =
             unsafe { (qp_of(qp), CtxRef::of((*qp).context), (*qp).state) };
         let object = &qp.object;
-        Ok(flags & !KNOWN == 0
+        Ok(flags & !SUPPORTED == 0
             && state == IBV_QPS_RTS
             && Capabilities::query(&ctx)?.data_in_order
             && data_in_order(&ctx, object.handle(), object.qp_num())?)

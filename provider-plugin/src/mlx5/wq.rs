@@ -44,7 +44,7 @@ pub struct Wq {
 }
 
 impl Wq {
-    /// Where its entries are.
+    /// The location of its entries.
     pub fn direct(&self) -> DirectRing {
         self.work.direct()
     }
@@ -73,9 +73,9 @@ pub unsafe fn wq_of<'a>(wq: *mut ibv_wq) -> &'a Wq {
     unsafe { &*wq.cast::<Wq>() }
 }
 
-/// `ibv_create_wq`. EOPNOTSUPP for flags that are not known, EINVAL for another type than
-/// receives and for none of them. `attr` gets the actual sizes. libibverbs initialises the
-/// mutex and the condition.
+/// `ibv_create_wq`. EOPNOTSUPP for unsupported flags, EINVAL for a type other than receives
+/// and for 0 receives. Sets the actual sizes in `attr`. libibverbs initialises the mutex and
+/// the condition.
 pub unsafe extern "C" fn create_wq(
     _context: *mut ibv_context,
     attr: *mut ibv_wq_init_attr,
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn create_wq(
     entry::pointer(|| unsafe { create(&mut *attr, None) })
 }
 
-/// As [`create_wq`], with strides. EINVAL for those that the device does not have.
+/// As [`create_wq`], with strides. EINVAL for strides that the device does not support.
 ///
 /// # Safety
 /// The attributes name live objects of ours.
@@ -131,9 +131,9 @@ pub unsafe fn create(
         .map(|allocator| allocator as &dyn QueueAllocator);
     let device = ctx.mlx5()?;
     if let Some(strides) = strides {
-        let [least, most, least_count, most_count, _] = device.features(&ctx)?.strides;
-        let has_size = (least..=most).contains(&strides.log_bytes);
-        if !has_size || !(least_count..=most_count).contains(&strides.log_count) {
+        let [min_size, max_size, min_count, max_count, _] = device.features(&ctx)?.strides;
+        let has_size = (min_size..=max_size).contains(&strides.log_bytes);
+        if !has_size || !(min_count..=max_count).contains(&strides.log_count) {
             return Err(Errno::INVAL);
         }
     }
@@ -184,8 +184,8 @@ unsafe extern "C" fn post_recv(
     }
 }
 
-/// `ibv_post_wq_recv` of a queue with strides: EOPNOTSUPP. The program writes into the
-/// queue itself.
+/// `ibv_post_wq_recv` of a queue with strides: EOPNOTSUPP. The program itself writes into the
+/// queue.
 unsafe extern "C" fn refuse_recv(
     _wq: *mut ibv_wq,
     wr: *mut ibv_recv_wr,
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn create_rwq_ind_table(
     context: *mut ibv_context,
     attr: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
-    /// More than any device has.
+    /// More than any device supports.
     const MAX_LOG_SIZE: u32 = 16;
     // SAFETY: libibverbs passes an open context and the application's attributes, with
     // so many live queues of ours.

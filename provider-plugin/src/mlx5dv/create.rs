@@ -177,8 +177,8 @@ pub(super) fn qp_options(mlx5_attr: Option<&mlx5dv_qp_init_attr>) -> Result<Opti
             flags & ALLOW_SCATTER_TO_CQE != 0,
         ) {
             (true, true) => return Err(Errno::INVAL),
-            (true, false) => ScatterToCqe::Never,
-            (false, true) => ScatterToCqe::Always,
+            (true, false) => ScatterToCqe::Disabled,
+            (false, true) => ScatterToCqe::Allowed,
             (false, false) => ScatterToCqe::Default,
         };
         options.packets = PacketOptions {

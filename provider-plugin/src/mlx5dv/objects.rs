@@ -47,7 +47,7 @@ pub unsafe extern "C" fn ringverbs_mlx5dv_init_obj_1_0(
         if status == 0 && kinds & obj::CQ != 0 {
             let cq = &(*object).cq;
             if let Ok(device) = CtxRef::of((*cq.object).context).mlx5() {
-                (*cq.out).cq_uar = device.direct_cq_uar_place().as_ptr().cast();
+                (*cq.out).cq_uar = device.direct_cq_uar_ptr().as_ptr().cast();
             }
         }
         status

@@ -364,8 +364,8 @@ fn options_are_checked() {
         qp_flag::DISABLE_SCATTER_TO_CQE,
         qp_flag::ALLOW_SCATTER_TO_CQE,
     );
-    assert_eq!(qp(flags, never), scatter_to_cqe(ScatterToCqe::Never));
-    assert_eq!(qp(flags, always), scatter_to_cqe(ScatterToCqe::Always));
+    assert_eq!(qp(flags, never), scatter_to_cqe(ScatterToCqe::Disabled));
+    assert_eq!(qp(flags, always), scatter_to_cqe(ScatterToCqe::Allowed));
     assert_eq!(qp(flags, never | always), Err(libc::EINVAL));
     let tunnels = Options {
         packets: mlx5::PacketOptions {

@@ -259,7 +259,7 @@ unsafe extern "C" fn wr_memcpy(
             return;
         };
         push_by::<Mlx5>(qp, |queue, wr_id| {
-            let length = (length as u64 <= memcpy.longest).then_some(length);
+            let length = (length as u64 <= memcpy.max_length).then_some(length);
             let length = length.and_then(|length| u32::try_from(length).ok());
             let flags = SendFlags::from_bits_retain((*qp).wr_flags);
             let places = [(to, to_lkey), (from, from_lkey)];

@@ -25,7 +25,7 @@ fn empty_check_sees_new_completions() {
     // While it moves nothing is called empty.
     ring.suspend().unwrap();
     assert!(!check.is_empty());
-    let memory = CqeRing::fresh(3, ring.format(), None).unwrap();
+    let memory = CqeRing::new_entries(3, ring.format(), None).unwrap();
     device.move_to(memory.first(), 8);
     assert!(ring.move_to(memory, 3));
     assert!(check.is_empty());

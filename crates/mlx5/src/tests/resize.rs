@@ -48,7 +48,7 @@ proptest! {
             }
             let unread = (written - had) as u32;
             if unread < 1 << log2 {
-                let memory = CqeRing::fresh(log2, CqeFormat::PLAIN, None).unwrap();
+                let memory = CqeRing::new_entries(log2, CqeFormat::PLAIN, None).unwrap();
                 device.move_to(memory.first(), 1 << log2);
                 prop_assert!(ring.move_to(memory, log2));
                 prop_assert_eq!(ring.capacity(), 1 << log2);

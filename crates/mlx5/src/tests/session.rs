@@ -427,7 +427,7 @@ proptest! {
                 // The queue moves.
                 0 => {
                     let log2 = 5 + consume as u32 % 2;
-                    let memory = CqeRing::fresh(log2, format(wide), None).unwrap();
+                    let memory = CqeRing::new_entries(log2, format(wide), None).unwrap();
                     if expected.len() < 1 << log2 {
                         device.move_to(memory.first(), 1 << log2);
                         prop_assert!(ring.move_to(memory, log2));
