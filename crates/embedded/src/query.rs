@@ -15,7 +15,7 @@ use crate::request::Request;
 use crate::state::State;
 use crate::udp::OTHERS_MAC;
 use crate::work_queue::{
-    HASH_FIELDS, HASH_TOEPLITZ, LOG_LARGEST_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE,
+    HASH_FIELDS, HASH_TOEPLITZ, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE,
 };
 use crate::{Result, refuse};
 
@@ -255,8 +255,8 @@ impl State {
             hca_core_clock: 1_000_000,
             rss_caps: RssCaps {
                 supported_qpts: packets(RAW_PACKET),
-                max_rwq_indirection_tables: packets(1 << LOG_LARGEST_TABLE),
-                max_rwq_indirection_table_size: packets(1 << LOG_LARGEST_TABLE),
+                max_rwq_indirection_tables: packets(1 << LOG_MAX_TABLE),
+                max_rwq_indirection_table_size: packets(1 << LOG_MAX_TABLE),
                 reserved: 0,
             },
             max_wq_type_rq: packets(1 << 17),

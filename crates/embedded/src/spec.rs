@@ -313,7 +313,7 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
         (OBJECT_WQ, METHOD_WQ_CREATE) => {
             &const {
                 [
-                    made(ATTR_CREATE_WQ_HANDLE),
+                    new_object(ATTR_CREATE_WQ_HANDLE),
                     object(ATTR_CREATE_WQ_PD_HANDLE, OBJECT_PD),
                     object(ATTR_CREATE_WQ_CQ_HANDLE, OBJECT_CQ),
                     exactly(ATTR_CREATE_WQ_USER_HANDLE, 8),

@@ -14,12 +14,13 @@ use zerocopy::FromBytes;
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{Events, Object, ObjectData, Qp};
 use crate::packet::{
-    CONTEXT, CQ, DOMAIN, INTERFACE_LENGTH, KEEP_TAGS, Packet, RQ_FLUSH_IN_ERROR, STATE, TIR_OWN,
-    USER_INDEX,
+    CONTEXT, CQ, DOMAIN, INTERFACE_LENGTH, KEEP_TAGS, Packet, RQ_FLUSH_IN_ERROR, STATE,
+    TIR_LOOPBACK, USER_INDEX,
 };
 use crate::queues::{
-    FLAGS_OF_LOOPBACK, LONGEST, LOOPBACK_AT, NO_REGISTER, NO_USER_INDEX, QueueAddresses, STRIDES,
-    WQ, WQ_LOG_SIZE, WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, require,
+    FLAGS_OF_LOOPBACK, LOG_STRIDES, LOOPBACK_AT, MAX_QUEUE_ENTRIES, NO_REGISTER, NO_USER_INDEX,
+    QueueAddresses, WQ, WQ_LOG_SIZE, WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE,
+    require,
 };
 use crate::request::{Request, long, word};
 use crate::state::State;
@@ -29,7 +30,7 @@ const WQ_TYPE: Field = field(WQ, 31, 28);
 const CYCLIC: u32 = 1;
 const CYCLIC_WITH_STRIDES: u32 = 3;
 /// Sizes of strides: logarithms, less their smallest values.
-const LOG_STRIDES: Field = field(WQ + 0x24, 11, 8);
+const STRIDE_COUNT: Field = field(WQ + 0x24, 11, 8);
 const STRIDE_SHIFT: Field = flag(WQ + 0x24, 7);
 const LOG_STRIDE_BYTES: Field = field(WQ + 0x24, 2, 0);
 
@@ -47,11 +48,11 @@ const MODIFIED: usize = 0x10;
 const MODIFY_VLAN: u64 = 1 << 1;
 
 /// An indirection table (RQT): its largest and its current size, and its list.
-const TABLE_LARGEST: Field = field(CONTEXT + 0x14, 15, 0);
+const TABLE_MAX_LENGTH: Field = field(CONTEXT + 0x14, 15, 0);
 const TABLE_LENGTH: Field = field(CONTEXT + 0x18, 15, 0);
 const TABLE_LIST: usize = CONTEXT + 0xf0;
 /// Logarithm of the largest table.
-pub(crate) const LOG_LARGEST_TABLE: u32 = 12;
+pub(crate) const LOG_MAX_TABLE: u32 = 12;
 
 /// TIR: its destination is a table, which it selects by a hash of these fields.
 const TIR_CHOICE: Field = field(CONTEXT + 0x4, 31, 28);
@@ -104,13 +105,13 @@ impl State {
     /// As for [`State::execute`].
     pub(crate) unsafe fn create_wq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         /// `struct mlx5_ib_create_wq`, up to the strides, and its flag for them.
-        const LEAST: usize = 36;
+        const MIN_LENGTH: usize = 36;
         const STRIDING: u32 = 1 << 0;
         if !self.has_packets() {
             return refuse(libc::EOPNOTSUPP);
         }
         let kind: u32 = request.constant(ATTR_CREATE_WQ_TYPE)?;
-        require(kind == 0 && request.driver_length() >= LEAST)?;
+        require(kind == 0 && request.driver_length() >= MIN_LENGTH)?;
         let flags = request.flags(ATTR_CREATE_WQ_FLAGS, WQ_FLAGS)?;
         let driver = request.driver::<48>();
         let [receives, shift, user_index, signature, features] =
@@ -118,7 +119,11 @@ impl State {
         if flags & !STRIP_VLAN != 0 || features & !STRIDING != 0 || signature != 0 {
             return refuse(libc::EOPNOTSUPP);
         }
-        require(receives.is_power_of_two() && receives <= LONGEST && STRIDES.contains(&shift))?;
+        require(
+            receives.is_power_of_two()
+                && receives <= MAX_QUEUE_ENTRIES
+                && LOG_STRIDES.contains(&shift),
+        )?;
         require(user_index < NO_USER_INDEX)?;
         let pd = request.handle(ATTR_CREATE_WQ_PD_HANDLE)?;
         let cq = request.handle(ATTR_CREATE_WQ_CQ_HANDLE)?;
@@ -148,15 +153,15 @@ impl State {
             input = input
                 .set(WQ_TYPE, CYCLIC_WITH_STRIDES)
                 .set(LOG_STRIDE_BYTES, log_bytes - STRIDE_BYTES.start())
-                .set(LOG_STRIDES, log_strides - STRIDES_PER_RECEIVE.start())
+                .set(STRIDE_COUNT, log_strides - STRIDES_PER_RECEIVE.start())
                 .set(STRIDE_SHIFT, u32::from(two_bytes != 0));
         }
-        let ranges = addresses.given(bytes)?;
+        let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
-        let number = unsafe { self.make_in(&ranges, &input) }?;
+        let number = unsafe { self.create_with_memory(&ranges, &input) }?;
         let handle = self.objects.insert(Object {
             file: fd,
-            needs: vec![pd, cq],
+            dependencies: vec![pd, cq],
             uses: 0,
             ranges,
             data: ObjectData::Wq(WorkQueue {
@@ -165,7 +170,7 @@ impl State {
                 events,
             }),
         });
-        request.made(ATTR_CREATE_WQ_HANDLE, handle);
+        request.set_handle(ATTR_CREATE_WQ_HANDLE, handle);
         request.answer(ATTR_CREATE_WQ_RESP_MAX_WR, &max_wr);
         request.answer(ATTR_CREATE_WQ_RESP_MAX_SGE, &max_sge);
         request.answer(ATTR_CREATE_WQ_RESP_WQ_NUM, &number);
@@ -178,20 +183,20 @@ impl State {
         const CHANGE_STATE: u32 = 1 << 0;
         const CHECK_STATE: u32 = 1 << 1;
         const CHANGE_FLAGS: u32 = 1 << 2;
-        let asked: ExModifyWq = request.core()?;
-        require((1..=CHANGE_STATE | CHECK_STATE | CHANGE_FLAGS).contains(&asked.attr_mask))?;
+        let requested: ExModifyWq = request.core()?;
+        require((1..=CHANGE_STATE | CHECK_STATE | CHANGE_FLAGS).contains(&requested.attr_mask))?;
         if !request.driver_is_cleared(0) {
             return refuse(libc::EOPNOTSUPP);
         }
-        let has = |bit: u32| asked.attr_mask & bit != 0;
-        let WorkQueue { number, state, .. } = *self.objects.wq(fd, asked.wq_handle)?;
+        let has = |bit: u32| requested.attr_mask & bit != 0;
+        let WorkQueue { number, state, .. } = *self.objects.wq(fd, requested.wq_handle)?;
         let current = if has(CHECK_STATE) {
-            asked.curr_wq_state
+            requested.curr_wq_state
         } else {
             state
         };
         let next = if has(CHANGE_STATE) {
-            asked.wq_state
+            requested.wq_state
         } else {
             current
         };
@@ -200,49 +205,49 @@ impl State {
             .set(NUMBER, number)
             .set(CURRENT_STATE, device_state(current))
             .set(STATE, device_state(next));
-        if has(CHANGE_FLAGS) && asked.flags_mask != 0 {
-            if asked.flags_mask & !STRIP_VLAN != 0 {
+        if has(CHANGE_FLAGS) && requested.flags_mask != 0 {
+            if requested.flags_mask & !STRIP_VLAN != 0 {
                 return refuse(libc::EOPNOTSUPP);
             }
             input = input
                 .long(MODIFIED, MODIFY_VLAN)
-                .set(KEEP_TAGS, u32::from(asked.flags & STRIP_VLAN == 0));
+                .set(KEEP_TAGS, u32::from(requested.flags & STRIP_VLAN == 0));
         }
         run(&mut self.hca, &input, 16)?;
-        self.objects.wq_mut(fd, asked.wq_handle)?.state = next;
+        self.objects.wq_mut(fd, requested.wq_handle)?.state = next;
         Ok(())
     }
 
     pub(crate) fn create_wq_table(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let bytes = request.bytes(ATTR_CORE_IN).unwrap_or_default();
-        let Ok((asked, list)) = ExCreateRwqIndTable::read_from_prefix(&bytes) else {
+        let Ok((requested, list)) = ExCreateRwqIndTable::read_from_prefix(&bytes) else {
             return refuse(libc::ENOSPC);
         };
-        if asked.comp_mask != 0 || !request.driver_is_cleared(0) {
+        if requested.comp_mask != 0 || !request.driver_is_cleared(0) {
             return refuse(libc::EOPNOTSUPP);
         }
-        require(asked.log_ind_tbl_size <= LOG_LARGEST_TABLE)?;
-        let count = 1 << asked.log_ind_tbl_size;
+        require(requested.log_ind_tbl_size <= LOG_MAX_TABLE)?;
+        let count = 1 << requested.log_ind_tbl_size;
         let Some((list, padding)) = list.split_at_checked(4 * count) else {
             return refuse(libc::EINVAL);
         };
         require(padding.iter().all(|byte| *byte == 0))?;
         let mut input = vec![0; 4 * count];
-        let mut needs = Vec::with_capacity(count);
+        let mut dependencies = Vec::with_capacity(count);
         for (at, handle) in list.chunks_exact(4).enumerate() {
             let handle = word(handle, 0);
             put32(&mut input, 4 * at, self.objects.wq(fd, handle)?.number);
-            needs.push(handle);
+            dependencies.push(handle);
         }
         let input = Input::new(op::CREATE_RQT, TABLE_LIST + input.len())
             .by(self.uid(fd))
-            .set(TABLE_LARGEST, count as u32)
+            .set(TABLE_MAX_LENGTH, count as u32)
             .set(TABLE_LENGTH, count as u32)
             .bytes(TABLE_LIST, &input);
         let number = make(&mut self.hca, &input)?;
         let ind_tbl_handle = self.objects.insert(Object {
             file: fd,
-            needs,
+            dependencies,
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::WqTable { number },
@@ -293,7 +298,7 @@ impl State {
             .by(self.uid(fd))
             .set(TIR_CHOICE, INDIRECT)
             .set(TIR_TABLE, number)
-            .set(TIR_OWN, (flags & FLAGS_OF_LOOPBACK) >> LOOPBACK_AT)
+            .set(TIR_LOOPBACK, (flags & FLAGS_OF_LOOPBACK) >> LOOPBACK_AT)
             .set(DOMAIN, self.transport_domain(fd)?);
         // Without fields all packets have the same hash.
         if fields != 0 {
@@ -321,7 +326,7 @@ impl State {
         };
         let object = Object {
             file: fd,
-            needs: vec![pd, table],
+            dependencies: vec![pd, table],
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Qp(Box::new(qp)),

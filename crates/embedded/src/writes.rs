@@ -168,11 +168,11 @@ impl State {
             EX_MODIFY_WQ => return self.modify_wq(fd, request),
             EX_CREATE_WQ_TABLE => return self.create_wq_table(fd, request),
             EX_DESTROY_WQ_TABLE => {
-                let asked: ExDestroyRwqIndTable = request.core()?;
-                if asked.comp_mask != 0 {
+                let requested: ExDestroyRwqIndTable = request.core()?;
+                if requested.comp_mask != 0 {
                     return refuse(libc::EOPNOTSUPP);
                 }
-                self.destroy(fd, asked.ind_tbl_handle, OBJECT_RWQ_IND_TBL)?;
+                self.destroy(fd, requested.ind_tbl_handle, OBJECT_RWQ_IND_TBL)?;
             }
             EX_CREATE_FLOW => return self.create_flow(fd, request),
             EX_DESTROY_FLOW => return self.destroy_flow(fd, request),

@@ -134,7 +134,7 @@ fn an_initiator_is_a_queue_pair_without_receives() {
         let mut command = dynamic(&host, &cq, kind, queue);
         let done = run(&host, command.without(ATTR_UHW_IN).driver(&driver));
         if let Ok(attrs) = &done {
-            let handle = made(attrs, ATTR_CREATE_QP_HANDLE);
+            let handle = created(attrs, ATTR_CREATE_QP_HANDLE);
             run(&host, &destroy(OBJECT_QP, handle)).unwrap();
         }
         assert_eq!(done.err(), expected, "{kind:x} {log_streams} {log_errored}");

@@ -102,7 +102,10 @@ fn bad_work_queues_are_refused_and_leave_nothing() {
         ("short driver data", driver[..32].to_vec(), EINVAL),
     ] {
         let done = run(&host, command.clone().driver(&driver));
-        let handle = done.as_ref().ok().map(|it| made(it, ATTR_CREATE_WQ_HANDLE));
+        let handle = done
+            .as_ref()
+            .ok()
+            .map(|it| created(it, ATTR_CREATE_WQ_HANDLE));
         assert_eq!(errno(done), expected, "{case}");
         if let Some(handle) = handle {
             uverbs::wq::destroy(&host.context, WqHandle(handle)).unwrap();
@@ -121,7 +124,7 @@ fn bad_work_queues_are_refused_and_leave_nothing() {
         assert_eq!(errno(run(&host, &bad)), expected, "{id} {value}");
     }
     // InfiniBand has no such packets.
-    let infiniband = Host::alone("ib");
+    let infiniband = Host::single("ib");
     let cq = infiniband.cq(16);
     let (mut command, driver) = create_wq(&infiniband, &cq, &arena);
     assert_eq!(errno(run(&infiniband, command.driver(&driver))), EOPNOTSUPP);
@@ -134,7 +137,7 @@ fn bad_changes_and_tables_are_refused() {
     let (cq, arena) = (host.cq(16), Arena::new(3));
     let (mut command, driver) = create_wq(&host, &cq, &arena);
     let attrs = run(&host, command.driver(&driver)).unwrap();
-    let queue = made(&attrs, ATTR_CREATE_WQ_HANDLE);
+    let queue = created(&attrs, ATTR_CREATE_WQ_HANDLE);
     let change = ExModifyWq {
         wq_handle: queue,
         ..ExModifyWq::default()
@@ -279,10 +282,10 @@ fn packets_are_spread_over_work_queues() {
             key,
         };
         let own = PacketOptions {
-            own_unicast: true,
+            self_loopback_unicast: true,
             ..PacketOptions::default()
         };
-        QueuePair::create_spread(&host.context, device, &init, &hash, own)
+        QueuePair::create_rss(&host.context, device, &init, &hash, own)
     };
     // Both versions of IP, both transports, a field that does not exist, a short key.
     for (fields, length) in [(0b101, 40), (0b0101_0000, 40), (1 << 9, 40), (0b11, 39)] {
@@ -322,7 +325,7 @@ fn packets_are_spread_over_work_queues() {
     let mut received = [0; 2];
     for port in 0..FRAMES {
         memory.set(place, &frame(1000 + port));
-        post(&mut sender, 9, Work::Send, memory.sge(place, 64));
+        post(&mut sender, 9, Operation::Send, memory.sge(place, 64));
         for _ in 0..2 {
             let completion = poll(&host, &mut cq);
             assert_eq!(completion.status, 0);
