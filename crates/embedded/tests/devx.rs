@@ -132,7 +132,7 @@ impl Program {
     fn create(&self, input: &Input) -> Result<(DevxObject<Shared>, [u8; 16]), (i32, u8)> {
         let mut output = [0; 16];
         // SAFETY: pages of the test, which outlive the context.
-        match unsafe { DevxObject::create(&self.context, &input.0, &mut output) } {
+        match unsafe { DevxObject::create(&self.context, &input.0[..], &mut output) } {
             Ok(object) => Ok((object, output)),
             Err(error) => Err((error.errno().raw(), output[0])),
         }
@@ -167,7 +167,7 @@ impl Program {
         let mut output = [0; 16];
         let handle = qp.handle().into();
         // SAFETY: nothing but the queue pair changes.
-        let done = unsafe { devx::modify(&self.context, handle, &input.0, &mut output) };
+        let done = unsafe { devx::modify(&self.context, handle, &input.0[..], &mut output) };
         assert_eq!(errno(&done), 0, "status {:#x}", output[0]);
     }
 }
@@ -273,11 +273,25 @@ fn queues_in_memory_of_the_program_work() {
     let query = Input::new(op::QUERY_QP, 16).set(NUMBER, qpn);
     let mut output = [0; 0x110];
     // SAFETY: a query.
-    let done = unsafe { devx::query(&program.context, qp.handle().into(), &query.0, &mut output) };
+    let done = unsafe {
+        devx::query(
+            &program.context,
+            qp.handle().into(),
+            &query.0[..],
+            &mut output,
+        )
+    };
     assert_eq!((errno(&done), get32(&output, 0x18) >> 28), (0, 3));
     let now = output;
     // SAFETY: a query of another object than the one that it names.
-    let done = unsafe { devx::query(&program.context, cq.handle().into(), &query.0, &mut output) };
+    let done = unsafe {
+        devx::query(
+            &program.context,
+            cq.handle().into(),
+            &query.0[..],
+            &mut output,
+        )
+    };
     assert_eq!(errno(&done), EINVAL);
     let answers = devx::command_channel(&program.context).unwrap();
     // SAFETY: the device's descriptor, which the context closes.
@@ -347,8 +361,14 @@ fn counters_of_flows_are_read() {
         let query = Input::new(op::QUERY_FLOW_COUNTER, 0x20).set(field(0x1c, 31, 0), number);
         let mut answer = [0xff; 0x20];
         // SAFETY: a query changes nothing.
-        let done =
-            unsafe { devx::query(&program.context, of.handle().into(), &query.0, &mut answer) };
+        let done = unsafe {
+            devx::query(
+                &program.context,
+                of.handle().into(),
+                &query.0[..],
+                &mut answer,
+            )
+        };
         (errno(&done), answer)
     };
     assert_eq!(read(&one, &counter).0, 0);
@@ -431,7 +451,7 @@ fn only_queries_are_general_commands() {
     let program = Program::new(&embedded);
     let general = |input: &Input, output: &mut [u8]| {
         // SAFETY: queries, or refused.
-        errno(&unsafe { devx::general(&program.context, &input.0, output) })
+        errno(&unsafe { devx::general(&program.context, &input.0[..], output) })
     };
     let mut output = [0; 16 + 4096];
     let capabilities = Input::new(op::QUERY_HCA_CAP, 16).set(field(4, 15, 0), 1);
@@ -464,7 +484,7 @@ fn only_queries_are_general_commands() {
     let mut output = [0; 16];
     let alloc = Input::new(op::ALLOC_PD, 16);
     // SAFETY: refused.
-    let refused = unsafe { DevxObject::create(&plain, &alloc.0, &mut output) };
+    let refused = unsafe { DevxObject::create(&plain, &alloc.0[..], &mut output) };
     assert_eq!(errno(&refused), EINVAL);
 }
 
@@ -505,7 +525,7 @@ fn psvs_are_of_protection_domains_of_the_program() {
             .set(field(8, 23, 0), pd);
         let mut output = [0; 32];
         // SAFETY: it has no memory.
-        let made = unsafe { DevxObject::create(&by.context, &input.0, &mut output) };
+        let made = unsafe { DevxObject::create(&by.context, &input.0[..], &mut output) };
         made.map(|psv| (psv, get32(&output, 16)))
     };
     let (first, number) = create(&program, program.pd).unwrap();

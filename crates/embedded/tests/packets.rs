@@ -347,7 +347,7 @@ fn a_devx_context_gets_the_object_numbers() {
             table[0x3b] = 1;
             table[0x110..].copy_from_slice(&rq.to_be_bytes());
             // SAFETY: it concerns no memory.
-            let table = unsafe { DevxObject::create(&context, &table, &mut [0; 16]) };
+            let table = unsafe { DevxObject::create(&context, &table[..], &mut [0; 16]) };
             for _ in 0..2 {
                 assert_eq!(refused(uverbs::qp::destroy(&context, handle)), EBUSY);
             }

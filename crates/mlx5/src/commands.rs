@@ -169,7 +169,7 @@ fn query<T: Default>(
     input.set(4, group << 1 | CURRENT);
     let mut answer = [0; HEADER + 4096];
     // SAFETY: a query changes nothing.
-    let result = unsafe { devx::general(context, &input.0, &mut answer) };
+    let result = unsafe { devx::general(context, &input.0[..], &mut answer) };
     match result.map_err(|error| refusal("QUERY_HCA_CAP", error, &answer)) {
         // EPROTONOSUPPORT: the device has no DevX. EINVAL: this context has none.
         Err(CreateError::Command(error))
@@ -300,7 +300,7 @@ fn modify<const N: usize>(
 ) -> Result<(), CreateError> {
     let mut answer = [0; ANSWER];
     // SAFETY: the commands of this module set no memory.
-    let result = unsafe { devx::modify(context, handle.0, &input.0, &mut answer) };
+    let result = unsafe { devx::modify(context, handle.0, &input.0[..], &mut answer) };
     result.map_err(|error| refusal(name, error, &answer))
 }
 
@@ -313,7 +313,7 @@ fn query_object<const N: usize>(
     answer: &mut [u8],
 ) -> Result<(), CreateError> {
     // SAFETY: a query changes nothing.
-    let result = unsafe { devx::query(context, handle, &input.0, answer) };
+    let result = unsafe { devx::query(context, handle, &input.0[..], answer) };
     result.map_err(|error| refusal(name, error, answer))
 }
 
@@ -428,7 +428,7 @@ fn create_with<C: ContextRef, const N: usize>(
     answer: &mut [u8],
 ) -> Result<DevxObject<C>, CreateError> {
     // SAFETY: the objects that this module creates have no memory.
-    let made = unsafe { DevxObject::create(context, &input.0, answer) };
+    let made = unsafe { DevxObject::create(context, &input.0[..], answer) };
     made.map_err(|error| refusal(name, error, answer))
 }
 
@@ -663,7 +663,7 @@ impl Scheduling {
         let mut answer = [0; ANSWER];
         let handle = element.handle().0;
         // SAFETY: the command sets no memory.
-        let result = unsafe { devx::modify(element.context(), handle, &input.0, &mut answer) };
+        let result = unsafe { devx::modify(element.context(), handle, &input.0[..], &mut answer) };
         result.map_err(|error| refusal("MODIFY_GENERAL_OBJECT", error, &answer))
     }
 }

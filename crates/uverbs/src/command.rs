@@ -170,6 +170,17 @@ impl<'a> Ioctl<'a> {
 
     /// Adds input data: inline up to eight bytes, otherwise by address.
     pub fn input(&mut self, attr_id: u16, bytes: &'a [u8]) {
+        // SAFETY: the bytes are readable as long as the command exists.
+        unsafe { self.input_raw(attr_id, bytes) };
+    }
+
+    /// As [`input`](Self::input), of memory that only the kernel accesses if it has more
+    /// than eight bytes.
+    ///
+    /// # Safety
+    /// Up to eight bytes are readable. More are readable, or unmapped, which the kernel
+    /// reports (EFAULT), until the command has run.
+    pub unsafe fn input_raw(&mut self, attr_id: u16, bytes: *const [u8]) {
         let Ok(len) = u16::try_from(bytes.len()) else {
             self.overflow = true;
             return;
@@ -177,10 +188,11 @@ impl<'a> Ioctl<'a> {
         let mut inline = [0; 8];
         let data = match inline.get_mut(..bytes.len()) {
             Some(start) => {
-                start.copy_from_slice(bytes);
+                // SAFETY: readable, as the caller says.
+                start.copy_from_slice(unsafe { &*bytes });
                 u64::from_ne_bytes(inline)
             }
-            None => bytes.as_ptr().expose_provenance() as u64,
+            None => bytes.cast::<u8>().expose_provenance() as u64,
         };
         self.push(attr_id, len, data);
     }
@@ -228,17 +240,21 @@ impl<'a> Ioctl<'a> {
     /// not write reads as zero.
     pub fn output(&mut self, attr_id: u16, bytes: &'a mut [u8]) -> Slot {
         bytes.fill(0);
-        self.output_kept(attr_id, bytes)
+        // SAFETY: the bytes are writable as long as the command exists.
+        unsafe { self.output_raw(attr_id, bytes) }
     }
 
-    /// Adds an output buffer that keeps what the kernel does not write. Only the kernel
-    /// accesses it.
-    pub fn output_kept(&mut self, attr_id: u16, bytes: &'a mut [u8]) -> Slot {
+    /// Adds an output buffer that only the kernel accesses: what it does not write stays.
+    ///
+    /// # Safety
+    /// The memory is writable, or unmapped, which the kernel reports (EFAULT), until the
+    /// command has run; no reference to it is used until then.
+    pub unsafe fn output_raw(&mut self, attr_id: u16, bytes: *mut [u8]) -> Slot {
         let Ok(len) = u16::try_from(bytes.len()) else {
             self.overflow = true;
             return Slot(usize::MAX);
         };
-        self.push(attr_id, len, bytes.as_mut_ptr().expose_provenance() as u64)
+        self.push(attr_id, len, bytes.cast::<u8>().expose_provenance() as u64)
     }
 
     pub(crate) fn udata(&mut self, udata: Udata<'a>) {

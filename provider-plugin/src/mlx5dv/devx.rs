@@ -6,8 +6,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
-use core::ptr::null_mut;
-use core::slice;
+use core::ptr::{self, null_mut};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::os::fd::BorrowedFd;
 
@@ -149,28 +148,20 @@ pub unsafe fn handle(object: *mut ContextFirst) -> u32 {
     unsafe { (*object.cast::<Object>()).object.handle().0 }
 }
 
-/// The program's input; empty for null.
-///
-/// # Safety
-/// Readable for that length.
-unsafe fn input<'a>(at: *const c_void, length: usize) -> &'a [u8] {
-    if at.is_null() || length == 0 {
-        return &[];
+/// The program's input; empty for null. It may overlap the output.
+fn input(at: *const c_void, length: usize) -> *const [u8] {
+    match at.is_null() {
+        true => &[],
+        false => ptr::slice_from_raw_parts(at.cast(), length),
     }
-    // SAFETY: as the caller says.
-    unsafe { slice::from_raw_parts(at.cast(), length) }
 }
 
 /// As [`input`], for the answer.
-///
-/// # Safety
-/// Writable for that length.
-unsafe fn output<'a>(at: *mut c_void, length: usize) -> &'a mut [u8] {
-    if at.is_null() || length == 0 {
-        return &mut [];
+fn output(at: *mut c_void, length: usize) -> *mut [u8] {
+    match at.is_null() {
+        true => &mut [],
+        false => ptr::slice_from_raw_parts_mut(at.cast(), length),
     }
-    // SAFETY: as the caller says.
-    unsafe { slice::from_raw_parts_mut(at.cast(), length) }
 }
 
 /// Moves an object to the heap, for the program.
@@ -248,8 +239,8 @@ exported! {
         entry::int(|| unsafe {
             let ctx = CtxRef::of((*qp).context);
             let request = input(request, request_length);
-            // The output buffer may overlap the input.
-            let state = state_after(request);
+            // Before the answer, which may overwrite it.
+            let state = state_after(&*request);
             let answer = output(answer, answer_length);
             devx::modify(&ctx, (*qp).handle, request, answer)?;
             if let Some(state) = state {
@@ -448,7 +439,7 @@ exported! {
     where is_ours(context), else ringverbs_refused_object().cast() => {
         // SAFETY: an open context, and the program's limits.
         entry::pointer(|| unsafe {
-            let limits = input(limits, length);
+            let limits = &*input(limits, length);
             let (object, index) = PacketPacing::alloc(&CtxRef::of(context), limits, flags)?;
             boxed(PacketPacingEntry {
                 public: mlx5dv_pp { index },
@@ -504,7 +495,7 @@ exported! {
             let channel = borrowed((*channel).fd).ok_or(Errno::INVAL)?;
             let request = input(request, request_length);
             let handle = (*object).object.handle();
-            Ok(devx::query_async(&ctx, handle, request, answer_length, wr_id, channel)?)
+            Ok(devx::query_async(&ctx, handle, &*request, answer_length, wr_id, channel)?)
         })
     }
 
@@ -547,7 +538,7 @@ exported! {
     where is_ours((*channel).context), else libc::EOPNOTSUPP => {
         // SAFETY: a live channel and object, and the program's numbers.
         entry::int(|| unsafe {
-            let events = input(events.cast(), length.into());
+            let events = &*input(events.cast(), length.into());
             subscribe(channel, object, events, EventTarget::Cookie(cookie))
         })
     }

@@ -38,7 +38,7 @@ pub fn lag_port(
     let mut bond = [0; 16];
     let input = Input::<16>::new(opcode::QUERY_LAG);
     // SAFETY: a query changes nothing.
-    let result = unsafe { devx::general(context, &input.0, &mut bond) };
+    let result = unsafe { devx::general(context, &input.0[..], &mut bond) };
     result.map_err(|error| refusal("QUERY_LAG", error, &bond))?;
     if word(&bond, 8) & STATE == 0 && !capabilities.lag_affinity {
         return Err(NO_PORT);

@@ -74,12 +74,21 @@ objects! {
 /// with its answer in `output`.
 ///
 /// # Safety
-/// The device may do what the command says.
-pub unsafe fn general(context: &Context, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+/// The device may do what the command says. `input` is readable and `output` writable, or
+/// not mapped (EFAULT); they may overlap. No reference to `output` is used before the
+/// function returns.
+pub unsafe fn general(
+    context: &Context,
+    input: *const [u8],
+    output: *mut [u8],
+) -> Result<(), Error> {
     // SAFETY: as the caller says.
     let mut ioctl = unsafe { Ioctl::driver(&DEVX_OTHER) };
-    ioctl.input(ATTR_DEVX_OTHER_IN, input);
-    ioctl.output_kept(ATTR_DEVX_OTHER_OUT, output);
+    // SAFETY: as the caller says.
+    unsafe {
+        ioctl.input_raw(ATTR_DEVX_OTHER_IN, input);
+        ioctl.output_raw(ATTR_DEVX_OTHER_OUT, output);
+    }
     ioctl.run(context).map(drop)
 }
 
@@ -104,13 +113,21 @@ impl<C: ContextRef> DevxObject<C> {
     /// As [`general`].
     ///
     /// # Safety
-    /// The device may do what the command says, until the object is destroyed.
-    pub unsafe fn create(context: &C, input: &[u8], output: &mut [u8]) -> Result<Self, Error> {
+    /// As [`general`]; the device may do what the command says until the object is
+    /// destroyed.
+    pub unsafe fn create(
+        context: &C,
+        input: *const [u8],
+        output: *mut [u8],
+    ) -> Result<Self, Error> {
         // SAFETY: as the caller says.
         let mut ioctl = unsafe { Ioctl::driver(&DEVX_OBJ_CREATE) };
         let object = ioctl.new_object(ATTR_DEVX_OBJ_CREATE_HANDLE);
-        ioctl.input(ATTR_DEVX_OBJ_CREATE_IN, input);
-        ioctl.output_kept(ATTR_DEVX_OBJ_CREATE_OUT, output);
+        // SAFETY: as the caller says.
+        unsafe {
+            ioctl.input_raw(ATTR_DEVX_OBJ_CREATE_IN, input);
+            ioctl.output_raw(ATTR_DEVX_OBJ_CREATE_OUT, output);
+        }
         let handle = DevxHandle(ioctl.run(context)?.handle(object)?);
         Ok(Self {
             owned: Owned::new(context, handle),
@@ -126,12 +143,12 @@ impl<C: ContextRef> DevxObject<C> {
 /// As [`general`].
 ///
 /// # Safety
-/// The device may do what the command says.
+/// As [`general`].
 pub unsafe fn query(
     context: &Context,
     handle: u32,
-    input: &[u8],
-    output: &mut [u8],
+    input: *const [u8],
+    output: *mut [u8],
 ) -> Result<(), Error> {
     // SAFETY: as the caller says.
     unsafe { act(context, &DEVX_OBJ_QUERY, handle, input, output) }
@@ -143,33 +160,36 @@ pub unsafe fn query(
 /// As [`general`].
 ///
 /// # Safety
-/// The device may do what the command says.
+/// As [`general`].
 pub unsafe fn modify(
     context: &Context,
     handle: u32,
-    input: &[u8],
-    output: &mut [u8],
+    input: *const [u8],
+    output: *mut [u8],
 ) -> Result<(), Error> {
     // SAFETY: as the caller says.
     unsafe { act(context, &DEVX_OBJ_MODIFY, handle, input, output) }
 }
 
 /// # Safety
-/// The device may do what the command says.
+/// As [`general`].
 unsafe fn act(
     context: &Context,
     method: &'static DriverMethod,
     handle: u32,
-    input: &[u8],
-    output: &mut [u8],
+    input: *const [u8],
+    output: *mut [u8],
 ) -> Result<(), Error> {
     // SAFETY: as the caller says.
     let mut ioctl = unsafe { Ioctl::driver(method) };
     ioctl.acts_on(handle);
     // Query and modify have the same attribute numbers.
     ioctl.handle(ATTR_DEVX_OBJ_QUERY_HANDLE, handle);
-    ioctl.input(ATTR_DEVX_OBJ_QUERY_IN, input);
-    ioctl.output_kept(ATTR_DEVX_OBJ_QUERY_OUT, output);
+    // SAFETY: as the caller says.
+    unsafe {
+        ioctl.input_raw(ATTR_DEVX_OBJ_QUERY_IN, input);
+        ioctl.output_raw(ATTR_DEVX_OBJ_QUERY_OUT, output);
+    }
     ioctl.run(context).map(drop)
 }
 
