@@ -8,7 +8,7 @@ use crate::state::State;
 /// What runs the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
-    /// A dedicated thread. It spins for 30 microseconds after the last activity,
+    /// A dedicated thread. It spins for 60 microseconds after the last activity,
     /// then sleeps for a quarter of the time since then, and after 0.8 seconds until
     /// something is due. A command, a frame, waiting for an event through the context, and
     /// [`Embedded::notify_doorbell`](crate::Embedded::notify_doorbell) wake it. With the first
