@@ -29,6 +29,8 @@ const ARENA: usize = 64;
 pub const COMMANDS: u32 = 120;
 const EX_CREATE_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
 const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
+const EX_CREATE_WQ_TABLE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_RWQ_IND_TBL;
+const EX_MODIFY_WQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_WQ;
 const GROUPS: [[u8; 16]; 2] = [
     [0xff; 16],
     [0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
@@ -330,6 +332,85 @@ impl RandomDriver<'_> {
         }
         command.driver(&driver);
         command
+    }
+
+    fn create_wq(&mut self) -> Command {
+        let mut command = Command::new(OBJECT_WQ, METHOD_WQ_CREATE);
+        let (pd, cq) = (self.object(OBJECT_PD), self.object(OBJECT_CQ));
+        let receives = self.size(8);
+        command
+            .object(ATTR_CREATE_WQ_HANDLE, 0)
+            .object(ATTR_CREATE_WQ_PD_HANDLE, pd.into())
+            .object(ATTR_CREATE_WQ_CQ_HANDLE, cq.into())
+            .constant(ATTR_CREATE_WQ_USER_HANDLE, 0)
+            .constant(ATTR_CREATE_WQ_TYPE, 0)
+            .u32(ATTR_CREATE_WQ_MAX_WR, receives)
+            .u32(ATTR_CREATE_WQ_MAX_SGE, 1)
+            .u32(ATTR_CREATE_WQ_FLAGS, self.random.pick(&[0, 0, 1, 2]))
+            .out(ATTR_CREATE_WQ_RESP_MAX_WR, 4)
+            .out(ATTR_CREATE_WQ_RESP_MAX_SGE, 4)
+            .out(ATTR_CREATE_WQ_RESP_WQ_NUM, 4);
+        let (entries, records) = (self.address(), self.records());
+        let strides = u32::from(self.random.one_in(4));
+        let words = [
+            receives,
+            4 + self.random.below(3) as u32,
+            self.random.below(8) as u32,
+            0,
+            strides,
+            6 + self.random.below(3) as u32,
+            9 + self.random.below(3) as u32,
+            self.random.below(2) as u32,
+        ];
+        let addresses = [entries.to_ne_bytes(), records.to_ne_bytes()].concat();
+        command.driver(&[&addresses[..], words.as_bytes()].concat());
+        command
+    }
+
+    /// Builds a command for work queues, indirection tables or their queue pairs.
+    fn work_queue_command(&mut self) -> Command {
+        match self.random.below(8) {
+            0 => {
+                let log = self.random.pick(&[0u32, 0, 1, 2]);
+                let mut words = vec![0, log];
+                words.extend((0..1 << log).map(|_| self.object(OBJECT_WQ)));
+                words.resize(words.len().next_multiple_of(2), 0);
+                Command::write(EX_CREATE_WQ_TABLE, &words[..], 16)
+            }
+            1 | 2 => {
+                let table = self.object(OBJECT_RWQ_IND_TBL);
+                let mut command = create_qp(QpType::RAW_PACKET.0, 0);
+                let pd = self.object(OBJECT_PD);
+                command
+                    .object(ATTR_CREATE_QP_PD_HANDLE, pd.into())
+                    .object(ATTR_CREATE_QP_IND_TABLE_HANDLE, table.into());
+                let mut driver = vec![7; 152];
+                driver[..16].fill(0);
+                driver[144..].fill(0);
+                // Fields of the headers, the function, the length of the key, own frames.
+                driver[0] = self.random.pick(&[0, 0b11, 0b1100_0011, 0b11_1100, 0b1111]);
+                (driver[8], driver[9]) = (1, self.random.pick(&[40, 40, 40, 39]));
+                driver[148] = self.random.pick(&[0, 0x40, 0xc0]);
+                command.driver(&driver);
+                command
+            }
+            3 => {
+                let body = ExModifyWq {
+                    attr_mask: self.random.below(8) as u32,
+                    wq_handle: self.object(OBJECT_WQ),
+                    wq_state: self.random.pick(&[0, 1, 1, 1, 2, 3]),
+                    curr_wq_state: self.random.below(3) as u32,
+                    flags: self.random.below(2) as u32,
+                    flags_mask: self.random.below(3) as u32,
+                };
+                Command::write(EX_MODIFY_WQ, &body, 0)
+            }
+            4 => {
+                let kind = self.random.pick(&[OBJECT_WQ, OBJECT_RWQ_IND_TBL]);
+                destroy(kind, self.object(kind))
+            }
+            _ => self.create_wq(),
+        }
     }
 
     fn create_srq(&mut self) -> Command {
@@ -674,7 +755,7 @@ impl RandomDriver<'_> {
 
     fn command(&mut self) -> Command {
         self.change = Change::None;
-        let mut command = match self.random.below(24) {
+        let mut command = match self.random.below(27) {
             0 => {
                 let mut command = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
                 command.out(ATTR_UHW_OUT, 4);
@@ -686,6 +767,7 @@ impl RandomDriver<'_> {
             8 => self.region(),
             9..17 => self.modify_qp(),
             17..22 => self.other_command(),
+            22..25 => self.work_queue_command(),
             _ => self.destroy(),
         };
         if self.random.one_in(3) {
@@ -703,7 +785,8 @@ impl RandomDriver<'_> {
     }
 
     fn mutate(&mut self, command: &mut Command) {
-        let addresses = matches!(command.header.object_id, OBJECT_CQ | OBJECT_QP | OBJECT_SRQ);
+        let queues = [OBJECT_CQ, OBJECT_QP, OBJECT_SRQ, OBJECT_WQ];
+        let addresses = queues.contains(&command.header.object_id);
         let region = command
             .attrs
             .iter()
@@ -802,6 +885,13 @@ impl RandomDriver<'_> {
                     // SAFETY: as above: the handle is behind the mask.
                     new(OBJECT_FLOW, unsafe { from.read_unaligned() });
                 }
+                EX_CREATE_WQ_TABLE => {
+                    let attr = attrs.iter().find(|attr| attr.attr_id == ATTR_CORE_OUT);
+                    let at = attr.unwrap().data as usize + 8;
+                    let from = std::ptr::with_exposed_provenance::<u32>(at);
+                    // SAFETY: as above: the handle is behind mask and length.
+                    new(OBJECT_RWQ_IND_TBL, unsafe { from.read_unaligned() });
+                }
                 EX_DESTROY_FLOW => {
                     let attr = attrs.iter().find(|attr| attr.attr_id == ATTR_CORE_IN);
                     let attr = attr.unwrap();
@@ -848,6 +938,7 @@ impl RandomDriver<'_> {
                 .push(created(&attrs, 0) as i32),
             (OBJECT_CQ, METHOD_CQ_CREATE, _) => new(OBJECT_CQ, created(&attrs, 0)),
             (OBJECT_SRQ, METHOD_SRQ_CREATE, _) => new(OBJECT_SRQ, created(&attrs, 0)),
+            (OBJECT_WQ, METHOD_WQ_CREATE, _) => new(OBJECT_WQ, created(&attrs, 0)),
             (OBJECT_QP, METHOD_QP_CREATE, _) => {
                 new(OBJECT_QP, created(&attrs, 0));
                 let number = first(ATTR_CREATE_QP_RESP_QP_NUM);
@@ -862,8 +953,10 @@ impl RandomDriver<'_> {
             (kind, method, _) => {
                 // Only existing objects of the client can be destroyed.
                 let destroys = match kind {
-                    OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR => method == 1,
-                    OBJECT_PD | OBJECT_MW | OBJECT_AH | OBJECT_XRCD => method == 0,
+                    OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR | OBJECT_WQ => method == 1,
+                    OBJECT_PD | OBJECT_MW | OBJECT_AH | OBJECT_XRCD | OBJECT_RWQ_IND_TBL => {
+                        method == 0
+                    }
                     _ => false,
                 };
                 if destroys {
@@ -1034,6 +1127,8 @@ impl RandomDriver<'_> {
                 OBJECT_MW,
                 OBJECT_MR,
                 OBJECT_QP,
+                OBJECT_RWQ_IND_TBL,
+                OBJECT_WQ,
                 OBJECT_SRQ,
                 OBJECT_CQ,
                 OBJECT_XRCD,
