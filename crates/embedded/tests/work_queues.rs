@@ -232,9 +232,11 @@ fn packets_are_spread_over_work_queues() {
     const ROOM: usize = 128;
     let embedded = Embedded::new("roce").unwrap();
     let host = Host::new(&embedded);
+    let mut cq = host.cq(256);
+    // With the first queue that sends, the context has a UAR for all others.
+    let mut sender = host.qp(QpType::RAW_PACKET, &mut cq);
     let before = (embedded.objects(), embedded.ranges());
     let memory = host.memory(2 * usize::from(FRAMES) * ROOM + 64);
-    let mut cq = host.cq(256);
     let mut queues: Vec<_> = (0..2)
         .map(|_| {
             let init = WqInit {
@@ -309,7 +311,6 @@ fn packets_are_spread_over_work_queues() {
     let specs = Specs::destination_mac([2, 0, 0, 0, 0, 7]);
     let flow = Flow::create(&host.context, spread.object.handle(), &flow, specs).unwrap();
 
-    let mut sender = host.qp(QpType::RAW_PACKET, &mut cq);
     for (state, mask) in [
         (QpState::INIT, Mask::PORT),
         (QpState::RTR, Mask::empty()),
@@ -338,12 +339,12 @@ fn packets_are_spread_over_work_queues() {
     assert!(received.iter().all(|count| *count != 0), "{received:?}");
     let busy = uverbs::wq::destroy_table(&host.context, WqTableHandle(table.0));
     assert_eq!(busy.map_err(|error| error.errno().raw()), Err(EBUSY));
-    drop((flow, spread, sender));
+    drop((flow, spread));
     uverbs::wq::destroy_table(&host.context, table).unwrap();
     for wq in &queues {
         cq.ring.detach(&wq.work);
     }
     drop(queues);
-    drop((memory, cq));
+    drop(memory);
     assert_eq!((embedded.objects(), embedded.ranges()), before);
 }
