@@ -17,7 +17,7 @@ use crate::qp::lag_port;
 use crate::queues::{
     LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, QueueAddresses, SEND_BLOCK, SIGNAL_ALL,
     WQ_LOG_SIZE, WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags,
-    queried_cap, require,
+    is_queue_size, queried_cap, require,
 };
 use crate::request::{Request, word};
 use crate::state::State;
@@ -28,12 +28,12 @@ pub(crate) const CONTEXT: usize = 0x20;
 /// `flush_in_error_en` of a send and of a receive queue: posted WQEs are completed as
 /// flushed in the error state.
 const SQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 28);
-pub(crate) const RQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 18);
+const RQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 18);
 pub(crate) const STATE: Field = field(CONTEXT, 23, 20);
 /// Of a receive queue: VLAN tags stay in the frames.
 pub(crate) const KEEP_TAGS: Field = flag(CONTEXT, 28);
-pub(crate) const USER_INDEX: Field = field(CONTEXT + 0x4, 23, 0);
-pub(crate) const CQ: Field = field(CONTEXT + 0x8, 23, 0);
+const USER_INDEX: Field = field(CONTEXT + 0x4, 23, 0);
+const CQ: Field = field(CONTEXT + 0x8, 23, 0);
 const TIS_COUNT: Field = field(CONTEXT + 0x20, 31, 16);
 const TIS: Field = field(CONTEXT + 0x2c, 23, 0);
 const WQ_UAR: Field = field(CONTEXT + 0x3c, 23, 0);
@@ -49,6 +49,45 @@ pub(crate) const INTERFACE_LENGTH: usize = CONTEXT + 0xf0;
 const RESET: u32 = 0;
 const READY: u32 = 1;
 const ERROR: u32 = 3;
+
+/// The context of a send or receive queue of packets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PacketQueueContext {
+    pub(crate) uid: u32,
+    pub(crate) user_index: u32,
+    pub(crate) cq: u32,
+    pub(crate) pd: u32,
+    pub(crate) entries: MemoryRange,
+    pub(crate) log_size: u32,
+    pub(crate) log_stride: u32,
+    /// Address of the doorbell records.
+    pub(crate) records: u64,
+}
+
+impl PacketQueueContext {
+    /// Builds the command that creates the queue.
+    ///
+    /// # Errors
+    /// As for [`Input::pages`].
+    fn input(&self, opcode: u16) -> Result<Input> {
+        Input::new(opcode, PAGES_AT + 8)
+            .by(self.uid)
+            .set(USER_INDEX, self.user_index)
+            .set(CQ, self.cq)
+            .set(WQ_PD, self.pd)
+            .set(WQ_STRIDE, self.log_stride)
+            .set(WQ_LOG_SIZE, self.log_size)
+            .long(WQ_RECORDS, self.records)
+            .pages((WQ_PAGE_SIZE, WQ_PAGE_OFFSET), self.entries)
+    }
+
+    /// As [`input`](Self::input), of a receive queue.
+    pub(crate) fn receive_input(&self, strips_vlan: bool) -> Result<Input> {
+        let input = self.input(op::CREATE_RQ)?;
+        let keeps = u32::from(!strips_vlan);
+        Ok(input.set(KEEP_TAGS, keeps).set(RQ_FLUSH_IN_ERROR, 1))
+    }
+}
 
 /// The device objects of a raw packet queue pair.
 #[derive(Clone, Copy, Debug)]
@@ -148,12 +187,11 @@ impl State {
         };
         let [blocks, receives, shift] = [16, 20, 24].map(|at| word(driver.bytes(), at));
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
-        let is_valid_size = |n: u32| n.is_power_of_two() && n <= MAX_QUEUE_ENTRIES;
         require(cap.max_recv_wr <= MAX_QUEUE_ENTRIES && (blocks != 0 || cap.max_recv_wr != 0))?;
-        require(blocks == 0 || is_valid_size(blocks))?;
+        require(blocks == 0 || is_queue_size(blocks))?;
         require(match cap.max_recv_wr {
             0 => receives == 0 && shift == 0,
-            _ => is_valid_size(receives) && LOG_STRIDES.contains(&shift),
+            _ => is_queue_size(receives) && LOG_STRIDES.contains(&shift),
         })?;
         let addresses = QueueAddresses::new(driver.bytes());
         let entries = [
@@ -168,31 +206,30 @@ impl State {
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let domain = self.transport_domain(fd)?;
-        let queue = |opcode, cq, place: MemoryRange, log_size, log_stride| {
-            Input::new(opcode, PAGES_AT + 8)
-                .by(uid)
-                .set(USER_INDEX, driver.user_index)
-                .set(CQ, cq)
-                .set(WQ_PD, pd_number)
-                .set(WQ_UAR, uar)
-                .set(WQ_STRIDE, log_stride)
-                .set(WQ_LOG_SIZE, log_size)
-                .pages((WQ_PAGE_SIZE, WQ_PAGE_OFFSET), place)
+        let queue = |cq, entries, log_size, log_stride| PacketQueueContext {
+            uid,
+            user_index: driver.user_index,
+            cq,
+            pd: pd_number,
+            entries,
+            log_size,
+            log_stride,
+            records: addresses.records,
         };
         let send = match blocks {
             0 => None,
             _ => {
-                let input = queue(op::CREATE_SQ, cqs[0], entries[0], blocks.ilog2(), LOG_BLOCK)?;
+                let context = queue(cqs[0], entries[0], blocks.ilog2(), LOG_BLOCK);
+                let input = context.input(op::CREATE_SQ)?.set(WQ_UAR, uar);
                 Some(input.set(TIS_COUNT, 1).set(SQ_FLUSH_IN_ERROR, 1))
             }
         };
         let receive = match receives {
             0 => None,
             _ => {
-                let log_size = receives.ilog2();
-                let input = queue(op::CREATE_RQ, cqs[1], entries[1], log_size, shift)?;
-                let keep = u32::from(create & STRIP_VLAN == 0);
-                Some(input.set(KEEP_TAGS, keep).set(RQ_FLUSH_IN_ERROR, 1))
+                let context = queue(cqs[1], entries[1], receives.ilog2(), shift);
+                let input = context.receive_input(create & STRIP_VLAN != 0)?;
+                Some(input.set(WQ_UAR, uar))
             }
         };
         let mut ranges = addresses.ranges(0)?;
@@ -210,14 +247,13 @@ impl State {
                 let interface = Input::new(op::CREATE_TIS, INTERFACE_LENGTH).by(uid);
                 let tis = make(&mut state.hca, &interface.set(DOMAIN, domain))?;
                 packet_objects.tis = Some(tis);
-                let input = send.set(TIS, tis).long(WQ_RECORDS, addresses.records);
+                let input = send.set(TIS, tis);
                 // SAFETY: guaranteed by the caller.
                 packet_objects.sq =
                     Some(unsafe { state.create_with_memory(&[entries[0]], &input) }?);
                 ranges.push(entries[0]);
             }
-            if let Some(receive) = receive {
-                let input = receive.long(WQ_RECORDS, addresses.records);
+            if let Some(input) = receive {
                 // SAFETY: guaranteed by the caller.
                 let rq = unsafe { state.create_with_memory(&[entries[1]], &input) }?;
                 packet_objects.rq = Some(rq);

@@ -172,6 +172,11 @@ pub(crate) fn queried_cap(cap: QpCap, receives: u32) -> [u32; 5] {
     })
 }
 
+/// Returns whether a queue may have `count` blocks or entries.
+pub(crate) fn is_queue_size(count: u32) -> bool {
+    count.is_power_of_two() && count <= MAX_QUEUE_ENTRIES
+}
+
 pub(crate) fn require(condition: bool) -> Result<()> {
     if condition {
         Ok(())
@@ -530,12 +535,11 @@ impl State {
         // Receives come from the queue pair's own queue or from an SRQ; an XRC initiator has
         // neither.
         let has_own_queue = !initiator && srq.is_none() && cap.max_recv_wr != 0;
-        let is_valid_size = |n: u32| n.is_power_of_two() && n <= MAX_QUEUE_ENTRIES;
         require(match has_own_queue {
-            true => is_valid_size(receives) && LOG_STRIDES.contains(&shift),
+            true => is_queue_size(receives) && LOG_STRIDES.contains(&shift),
             false => receives == 0 && shift == 0,
         })?;
-        require(blocks == 0 || is_valid_size(blocks))?;
+        require(blocks == 0 || is_queue_size(blocks))?;
         for cq in [Some(send_cq), recv_cq].into_iter().flatten() {
             if self.objects.cq(fd, cq)?.real_time {
                 return refuse(libc::EOPNOTSUPP);

@@ -9,18 +9,16 @@ use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{ExCreateRwqIndTable, ExCreateRwqIndTableResp, ExModifyWq};
 use uverbs::{QpState, QpType};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
-use crate::command::{Input, NUMBER, PAGES_AT, make, run};
+use crate::command::{Input, NUMBER, make, run};
 use crate::object::{Events, Object, ObjectData, Qp};
 use crate::packet::{
-    CONTEXT, CQ, DOMAIN, INTERFACE_LENGTH, KEEP_TAGS, Packet, RQ_FLUSH_IN_ERROR, STATE,
-    TIR_LOOPBACK, USER_INDEX,
+    CONTEXT, DOMAIN, INTERFACE_LENGTH, KEEP_TAGS, Packet, PacketQueueContext, STATE, TIR_LOOPBACK,
 };
 use crate::queues::{
-    FLAGS_OF_LOOPBACK, LOG_STRIDES, LOOPBACK_AT, MAX_QUEUE_ENTRIES, NO_REGISTER, NO_USER_INDEX,
-    QueueAddresses, WQ, WQ_LOG_SIZE, WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE,
-    require,
+    FLAGS_OF_LOOPBACK, LOG_STRIDES, LOOPBACK_AT, NO_REGISTER, NO_USER_INDEX, QueueAddresses, WQ,
+    is_queue_size, require,
 };
 use crate::request::{Request, long, word};
 use crate::state::State;
@@ -119,11 +117,7 @@ impl State {
         if flags & !STRIP_VLAN != 0 || features & !STRIDING != 0 || signature != 0 {
             return refuse(libc::EOPNOTSUPP);
         }
-        require(
-            receives.is_power_of_two()
-                && receives <= MAX_QUEUE_ENTRIES
-                && LOG_STRIDES.contains(&shift),
-        )?;
+        require(is_queue_size(receives) && LOG_STRIDES.contains(&shift))?;
         require(user_index < NO_USER_INDEX)?;
         let pd = request.handle(ATTR_CREATE_WQ_PD_HANDLE)?;
         let cq = request.handle(ATTR_CREATE_WQ_CQ_HANDLE)?;
@@ -134,18 +128,18 @@ impl State {
         let events = self.events(request, user_handle, ATTR_CREATE_WQ_EVENT_FD);
         let addresses = QueueAddresses::new(&driver);
         let bytes = u64::from(receives) << shift;
-        let mut input = Input::new(op::CREATE_RQ, PAGES_AT + 8)
-            .by(self.uid(fd))
-            .set(USER_INDEX, user_index)
-            .set(CQ, self.objects.cq(fd, cq)?.number)
-            .set(KEEP_TAGS, u32::from(flags & STRIP_VLAN == 0))
-            .set(RQ_FLUSH_IN_ERROR, 1)
-            .set(WQ_TYPE, CYCLIC)
-            .set(WQ_PD, self.objects.pd(fd, pd)?)
-            .set(WQ_STRIDE, shift)
-            .set(WQ_LOG_SIZE, receives.ilog2())
-            .long(WQ_RECORDS, addresses.records)
-            .pages((WQ_PAGE_SIZE, WQ_PAGE_OFFSET), (addresses.entries, bytes))?;
+        let context = PacketQueueContext {
+            uid: self.uid(fd),
+            user_index,
+            cq: self.objects.cq(fd, cq)?.number,
+            pd: self.objects.pd(fd, pd)?,
+            entries: (addresses.entries, bytes),
+            log_size: receives.ilog2(),
+            log_stride: shift,
+            records: addresses.records,
+        };
+        let input = context.receive_input(flags & STRIP_VLAN != 0)?;
+        let mut input = input.set(WQ_TYPE, CYCLIC);
         if features & STRIDING != 0 {
             let [log_bytes, log_strides, two_bytes] = [36, 40, 44].map(|at| word(&driver, at));
             require(STRIDE_BYTES.contains(&log_bytes))?;
@@ -175,7 +169,7 @@ impl State {
         request.answer(ATTR_CREATE_WQ_RESP_MAX_SGE, &max_sge);
         request.answer(ATTR_CREATE_WQ_RESP_WQ_NUM, &number);
         // `struct mlx5_ib_create_wq_resp`: its length.
-        request.driver_answer(zerocopy::IntoBytes::as_bytes(&[8u32, 0]));
+        request.driver_answer([8u32, 0].as_bytes());
         Ok(())
     }
 
