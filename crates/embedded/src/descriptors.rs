@@ -30,9 +30,8 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
 
 impl Embedded {
     /// Opens the device for a program that uses it through system calls, and returns its
-    /// kernel and the device's descriptor. Register pages are mapped from the descriptor, an
-    /// in-memory file: [`registers`](Self::registers) bytes at its beginning, and
-    /// [UARs](Self::uar_offsets) elsewhere.
+    /// kernel and the device's descriptor. Pages are mapped from the descriptor, an in-memory
+    /// file, at the offsets that [`mapping_offset`](Self::mapping_offset) returns.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -54,14 +53,11 @@ impl Embedded {
         Ok(fd)
     }
 
-    /// Returns the offsets, in the file of a descriptor, of UARs that programs allocate.
-    pub fn uar_offsets() -> std::ops::Range<u64> {
-        crate::files::uar_offsets()
-    }
-
-    /// Returns the number of bytes of registers at the beginning of a descriptor's file.
-    pub fn registers() -> usize {
-        ContextFile::length()
+    /// Returns the offset in a descriptor's file that mmap at `offset` stands for, with
+    /// mlx5_ib's encoding of offsets: of a register page, a UAR that the program has
+    /// allocated, or the clock record. `None` if the kernel would refuse the mapping.
+    pub fn mapping_offset(offset: i64, length: usize) -> Option<i64> {
+        crate::files::mapping_offset(offset, length)
     }
 
     /// Returns the port's GID table; empty entries are zero.

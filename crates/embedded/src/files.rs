@@ -1,6 +1,5 @@
 //! Descriptors of a device: contexts and event files.
 
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,9 +27,12 @@ const NUMBERED_PER_UAR: u32 = 4;
 pub(crate) const REGISTERS: u32 = UARS * PER_UAR;
 /// UARs that a program may allocate.
 const UAR_SLOTS: u32 = 256;
-/// The first page of these UARs in the file. Smaller offsets consist of a number of 8 bits
-/// and a command above it (`MLX5_IB_MMAP_OFFSET_START`).
+/// The first page of these UARs in the file. Smaller page numbers consist of an index of 8
+/// bits and a command above it (`MLX5_IB_MMAP_OFFSET_START`).
 const FIRST_SLOT: u32 = 9 << 8;
+/// Commands that map a UAR of the context, as three kinds of memory
+/// (`MLX5_IB_MMAP_REGULAR_PAGE`, `..._WC_PAGE`, `..._NC_PAGE`).
+const MAP_UAR: [u32; 3] = [0, 2, 3];
 /// The page of the file with the clock record (`MLX5_IB_MMAP_CLOCK_INFO`, version 1).
 const CLOCK_RECORD: u32 = 7 << 8;
 /// Number of registers, the last ones, that are each assigned to a single queue pair.
@@ -110,10 +112,23 @@ pub(crate) fn uar_mapping(slot: u32) -> (u64, u32) {
     (u64::from(FIRST_SLOT + slot) * page as u64, page as u32)
 }
 
-/// Returns the offsets of all UARs that programs can allocate.
-pub(crate) fn uar_offsets() -> Range<u64> {
-    let (first, length) = uar_mapping(0);
-    first..first + u64::from(length) * u64::from(UAR_SLOTS)
+/// Returns the offset, in the context's file, of the page that a program maps at `offset`
+/// of its descriptor; `None` if it may not map that.
+pub(crate) fn mapping_offset(offset: i64, length: usize) -> Option<i64> {
+    let page = mmap_rs::MmapOptions::page_size();
+    let position = usize::try_from(offset).ok()?;
+    if length != page || position % page != 0 {
+        return None;
+    }
+    let number = u32::try_from(position / page).ok()?;
+    let allocated = FIRST_SLOT..FIRST_SLOT + UAR_SLOTS;
+    if number == CLOCK_RECORD || allocated.contains(&number) {
+        return Some(offset);
+    }
+    let (command, index) = (number >> 8, number & 0xff);
+    let start = index as usize * page;
+    let is_register = start + page <= ContextFile::length();
+    (MAP_UAR.contains(&command) && is_register).then_some(start as i64)
 }
 
 /// Number of devices opened so far.
@@ -260,6 +275,32 @@ mod tests {
         assert_eq!(file.allocate_uar_slot(), None);
         let (last, length) = uar_mapping(UAR_SLOTS - 1);
         let end = last + u64::from(length);
-        assert_eq!((uar_offsets().end, ContextFile::all() as u64), (end, end));
+        assert_eq!(ContextFile::all() as u64, end);
+        let page = length as usize;
+        assert_eq!(mapping_offset(last as i64, page), Some(last as i64));
+        assert_eq!(mapping_offset(end as i64, page), None);
+    }
+
+    #[test]
+    fn registers_are_mapped_page_by_page() {
+        let page = mmap_rs::MmapOptions::page_size();
+        let at = |command: i64, index: i64| (command << 8 | index) * page as i64;
+        assert_eq!(mapping_offset(at(0, 0), page), Some(0));
+        assert_eq!(mapping_offset(at(3, 7), page), Some(7 * page as i64));
+        // The clock record.
+        assert_eq!(mapping_offset(at(7, 0), page), Some(at(7, 0)));
+        for (offset, length) in [
+            (at(0, 8), page),
+            (at(0, 255), page),
+            (at(1, 0), page),
+            (at(5, 0), page),
+            (at(7, 1), page),
+            (at(0, 0), 2 * page),
+            (at(0, 0) + 1, page),
+            (-(page as i64), page),
+            (i64::MAX, page),
+        ] {
+            assert_eq!(mapping_offset(offset, length), None, "{offset} {length}");
+        }
     }
 }

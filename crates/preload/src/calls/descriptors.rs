@@ -15,13 +15,6 @@ use crate::process::{ProcessState, wake_devices};
 use crate::real::{self, Optional, set_errno};
 use crate::table::{self, Lookup, Object, ObjectKind, find};
 
-/// `enum mlx5_ib_mmap_cmd`: pages of registers, by the kind of mapping, and the clock
-/// record.
-const REGULAR: usize = 0;
-const WRITE_COMBINING: usize = 2;
-const UNCACHED: usize = 3;
-const CLOCK_INFO: usize = 7;
-
 const NETLINK_RDMA: c_int = uverbs::abi::netlink::NETLINK_RDMA;
 
 fn failed(errno: c_int) -> c_int {
@@ -69,22 +62,6 @@ fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
     unsafe { object.kernel.set_nonblocking(object.fd, nonblocking) }?;
     object.nonblocking.store(nonblocking, Ordering::Relaxed);
     Ok(0)
-}
-
-/// Returns the offset of a mapping in the context's file; `None` if it is invalid.
-fn register_offset(offset: i64, length: usize, page: usize) -> Option<i64> {
-    let position = usize::try_from(offset).ok()?;
-    let number = position / page;
-    let (command, index) = (number >> 8, number & 0xff);
-    let whole = length == page && position % page == 0;
-    let allocated = embedded::Embedded::uar_offsets().contains(&(position as u64));
-    if allocated || (command, index) == (CLOCK_INFO, 0) {
-        return whole.then_some(offset);
-    }
-    let is_known = [REGULAR, WRITE_COMBINING, UNCACHED].contains(&command);
-    let start = index * page;
-    let fits = start + page <= embedded::Embedded::registers();
-    (is_known && fits && whole).then_some(start as i64)
 }
 
 /// Passes a command to the connection manager, with descriptors translated.
@@ -377,12 +354,10 @@ export! {
         let offset = match find(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
             Lookup::Other => Ok(offset),
             Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
-                // SAFETY: a query of a constant.
-                let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
                 let shared = flags & libc::MAP_SHARED != 0;
                 let allowed = shared && protection & libc::PROT_EXEC == 0;
-                let offset = register_offset(offset, length, page).filter(|_| allowed);
-                offset.ok_or(libc::EINVAL)
+                let offset = embedded::Embedded::mapping_offset(offset, length);
+                offset.filter(|_| allowed).ok_or(libc::EINVAL)
             }
             Lookup::Open(_) => Err(libc::ENODEV),
             Lookup::Stale | Lookup::Foreign => Err(libc::EIO),
@@ -395,35 +370,6 @@ export! {
                 set_errno(errno);
                 libc::MAP_FAILED
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn registers_are_mapped_page_by_page() {
-        let page = 4096;
-        let at = |command: i64, index: i64| (command << 8 | index) * page as i64;
-        assert_eq!(register_offset(at(0, 0), page, page), Some(0));
-        assert_eq!(register_offset(at(3, 7), page, page), Some(7 * page as i64));
-        for (offset, length) in [
-            (at(0, 8), page),
-            (at(0, 255), page),
-            (at(1, 0), page),
-            (at(5, 0), page),
-            (at(0, 0), 2 * page),
-            (at(0, 0) + 1, page),
-            (-(page as i64), page),
-            (i64::MAX, page),
-        ] {
-            assert_eq!(
-                register_offset(offset, length, page),
-                None,
-                "{offset} {length}"
-            );
         }
     }
 }
