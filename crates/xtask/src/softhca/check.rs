@@ -106,10 +106,13 @@ fn runs(arguments: &Arguments) -> Result<Outcome> {
             runs.push(programs(&machine, arguments, profile)?);
         }
         if wanted(arguments, "pair") {
-            runs.push(script(&machine, arguments, profile, "pair", 2, PAIR)?);
+            runs.push(script(&machine, arguments, profile, "pair", 2, PAIR, None)?);
         }
         if wanted(arguments, "faults") {
-            runs.push(script(&machine, arguments, profile, "faults", 1, FAULTS)?);
+            let share = compiled_programs(&machine)?;
+            let folder = Some(share.0.clone());
+            let run = script(&machine, arguments, profile, "faults", 1, FAULTS, folder);
+            runs.push(run?);
         }
     }
     let mut sum = Outcome::default();
@@ -190,7 +193,7 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<R
     // Some of pyverbs needs large pages.
     let script = format!(
         "{SETUP}
-{PROGRAMS_OF_SHARE}
+cp -r /share/programs /opt/programs
 echo 40 > /proc/sys/vm/nr_hugepages
 {SUITE}{options} || exit 1
 {counters}
@@ -209,8 +212,6 @@ fn compiled_programs(machine: &Machine) -> Result<suite::Work> {
     compile::programs(&machine.image, &sources, &folder, &log)?;
     Ok(share)
 }
-
-const PROGRAMS_OF_SHARE: &str = "cp -r /share/programs /opt/programs";
 
 /// The driver's lists on the HCA.
 const SUITE: &str = "\
@@ -262,7 +263,7 @@ else
 fi
 ";
 
-/// One of the scripts.
+/// Runs one of the scripts.
 fn script(
     machine: &Machine,
     arguments: &Arguments,
@@ -270,11 +271,10 @@ fn script(
     group: &str,
     hcas: u32,
     script: &str,
+    share: Option<PathBuf>,
 ) -> Result<Run> {
     let ours = if arguments.ours { OURS } else { "" };
-    let share = compiled_programs(machine)?;
-    let script = format!("{SETUP}\n{PROGRAMS_OF_SHARE}\n{ours}\n{script}\n{END}");
-    let share = Some(share.0.clone());
+    let script = format!("{SETUP}\n{ours}\n{script}\n{END}");
     guest(machine, arguments, profile, group, hcas, script, share)
 }
 

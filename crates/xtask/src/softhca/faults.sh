@@ -221,7 +221,7 @@ lost() {
     file=$1
     shift
     device=$(basename "$(readlink -f /sys/class/infiniband/$RDMA_DEV/device)")
-    "$@" /opt/programs/failure > $file 2>&1 &
+    "$@" /share/programs/failure > $file 2>&1 &
     program=$!
     until_true 60 grep -q ready $file || return 1
     echo $device > /sys/bus/pci/drivers/mlx5_core/unbind
@@ -233,8 +233,8 @@ lost() {
     tail -n 3 $file
     return $status
 }
-stock="env -u RDMAV_DRIVERS -u RXE_EXPECT"
-check "a lost device: a program with mlx5dv" lost /tmp/failure.stock $stock
+check "a lost device: a program with mlx5dv" \
+    lost /tmp/failure.stock env -u RDMAV_DRIVERS
 library=/opt/ringverbs/libmlx5.so.1
 if [ -e $library ]; then
     check "a lost device: mlx5dv with ringverbs" \
