@@ -852,10 +852,10 @@ impl RandomDriver<'_> {
         };
         self.succeeded += 1;
         let change = std::mem::replace(&mut self.change, Change::None);
-        let first = |id| {
+        let answer_word = |id, offset| {
             let attr = attrs.iter().find(|attr| attr.attr_id == id).unwrap();
-            let from = std::ptr::with_exposed_provenance::<u32>(attr.data as usize);
-            // SAFETY: the command has answered there.
+            let from = std::ptr::with_exposed_provenance::<u32>(attr.data as usize + offset);
+            // SAFETY: the command has written an answer there that is longer than the offset.
             unsafe { from.read_unaligned() }
         };
         let header = command.header;
@@ -873,25 +873,13 @@ impl RandomDriver<'_> {
         let mut new = |kind, handle| objects.entry(kind).or_default().push(handle);
         match (header.object_id, header.method_id, number) {
             (OBJECT_DEVICE, METHOD_INVOKE_WRITE, Some(number)) => match number {
-                CMD_ALLOC_PD => new(OBJECT_PD, first(ATTR_CORE_OUT)),
-                CMD_ALLOC_MW => new(OBJECT_MW, first(ATTR_CORE_OUT)),
-                CMD_CREATE_AH => new(OBJECT_AH, first(ATTR_CORE_OUT)),
-                CMD_OPEN_XRCD => new(OBJECT_XRCD, first(ATTR_CORE_OUT)),
-                CMD_OPEN_QP => new(OBJECT_QP, first(ATTR_CORE_OUT)),
-                EX_CREATE_FLOW => {
-                    let attr = attrs.iter().find(|attr| attr.attr_id == ATTR_CORE_OUT);
-                    let at = attr.unwrap().data as usize + 4;
-                    let from = std::ptr::with_exposed_provenance::<u32>(at);
-                    // SAFETY: as above: the handle is behind the mask.
-                    new(OBJECT_FLOW, unsafe { from.read_unaligned() });
-                }
-                EX_CREATE_WQ_TABLE => {
-                    let attr = attrs.iter().find(|attr| attr.attr_id == ATTR_CORE_OUT);
-                    let at = attr.unwrap().data as usize + 8;
-                    let from = std::ptr::with_exposed_provenance::<u32>(at);
-                    // SAFETY: as above: the handle is behind mask and length.
-                    new(OBJECT_RWQ_IND_TBL, unsafe { from.read_unaligned() });
-                }
+                CMD_ALLOC_PD => new(OBJECT_PD, answer_word(ATTR_CORE_OUT, 0)),
+                CMD_ALLOC_MW => new(OBJECT_MW, answer_word(ATTR_CORE_OUT, 0)),
+                CMD_CREATE_AH => new(OBJECT_AH, answer_word(ATTR_CORE_OUT, 0)),
+                CMD_OPEN_XRCD => new(OBJECT_XRCD, answer_word(ATTR_CORE_OUT, 0)),
+                CMD_OPEN_QP => new(OBJECT_QP, answer_word(ATTR_CORE_OUT, 0)),
+                EX_CREATE_FLOW => new(OBJECT_FLOW, answer_word(ATTR_CORE_OUT, 4)),
+                EX_CREATE_WQ_TABLE => new(OBJECT_RWQ_IND_TBL, answer_word(ATTR_CORE_OUT, 8)),
                 EX_DESTROY_FLOW => {
                     let attr = attrs.iter().find(|attr| attr.attr_id == ATTR_CORE_IN);
                     let attr = attr.unwrap();
@@ -909,14 +897,8 @@ impl RandomDriver<'_> {
                     all.remove(at.expect("a foreign flow was destroyed"));
                 }
                 CMD_REG_MR => {
-                    new(OBJECT_MR, first(ATTR_CORE_OUT));
-                    let attr = attrs
-                        .iter()
-                        .find(|attr| attr.attr_id == ATTR_CORE_OUT)
-                        .unwrap();
-                    let from = std::ptr::with_exposed_provenance::<u32>(attr.data as usize + 4);
-                    // SAFETY: as above: the key is behind the handle.
-                    self.keys.push(unsafe { from.read_unaligned() });
+                    new(OBJECT_MR, answer_word(ATTR_CORE_OUT, 0));
+                    self.keys.push(answer_word(ATTR_CORE_OUT, 4));
                 }
                 CMD_ATTACH_MCAST => {
                     let attr = (attrs.iter())
@@ -928,7 +910,7 @@ impl RandomDriver<'_> {
                     self.clients[self.current].groups.push(group);
                 }
                 CMD_CREATE_COMP_CHANNEL => {
-                    let fd = first(ATTR_CORE_OUT) as i32;
+                    let fd = answer_word(ATTR_CORE_OUT, 0) as i32;
                     self.clients[self.current].files.push(fd);
                 }
                 _ => {}
@@ -941,7 +923,7 @@ impl RandomDriver<'_> {
             (OBJECT_WQ, METHOD_WQ_CREATE, _) => new(OBJECT_WQ, created(&attrs, 0)),
             (OBJECT_QP, METHOD_QP_CREATE, _) => {
                 new(OBJECT_QP, created(&attrs, 0));
-                let number = first(ATTR_CREATE_QP_RESP_QP_NUM);
+                let number = answer_word(ATTR_CREATE_QP_RESP_QP_NUM, 0);
                 self.numbers.push(number);
                 if let Change::Created(pair) = change {
                     let pair = QueuePair { number, ..pair };

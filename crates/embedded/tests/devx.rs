@@ -73,6 +73,17 @@ struct Program {
     eqn: u32,
 }
 
+/// Queries an object by a command.
+fn query_object(
+    context: &Context,
+    handle: impl Into<u32>,
+    command: &Input,
+    answer: &mut [u8],
+) -> Result<(), Error> {
+    // SAFETY: a query changes nothing.
+    unsafe { devx::query(context, handle.into(), &command.0[..], answer) }
+}
+
 struct Input(Vec<u8>);
 
 impl Input {
@@ -272,26 +283,11 @@ fn queues_in_memory_of_the_program_work() {
     // Synchronous and asynchronous queries.
     let query = Input::new(op::QUERY_QP, 16).set(NUMBER, qpn);
     let mut output = [0; 0x110];
-    // SAFETY: a query.
-    let done = unsafe {
-        devx::query(
-            &program.context,
-            qp.handle().into(),
-            &query.0[..],
-            &mut output,
-        )
-    };
+    let done = query_object(&program.context, qp.handle(), &query, &mut output);
     assert_eq!((errno(&done), get32(&output, 0x18) >> 28), (0, 3));
     let now = output;
-    // SAFETY: a query of another object than the one that it names.
-    let done = unsafe {
-        devx::query(
-            &program.context,
-            cq.handle().into(),
-            &query.0[..],
-            &mut output,
-        )
-    };
+    // Of another object than the one that the command names.
+    let done = query_object(&program.context, cq.handle(), &query, &mut output);
     assert_eq!(errno(&done), EINVAL);
     let answers = devx::command_channel(&program.context).unwrap();
     // SAFETY: the device's descriptor, which the context closes.
@@ -360,15 +356,7 @@ fn counters_of_flows_are_read() {
     let read = |program: &Program, of: &DevxObject<Shared>| {
         let query = Input::new(op::QUERY_FLOW_COUNTER, 0x20).set(field(0x1c, 31, 0), number);
         let mut answer = [0xff; 0x20];
-        // SAFETY: a query changes nothing.
-        let done = unsafe {
-            devx::query(
-                &program.context,
-                of.handle().into(),
-                &query.0[..],
-                &mut answer,
-            )
-        };
+        let done = query_object(&program.context, of.handle(), &query, &mut answer);
         (errno(&done), answer)
     };
     assert_eq!(read(&one, &counter).0, 0);

@@ -857,19 +857,9 @@ fn an_unknown_peer_is_ignored_on(drive: Drive) {
 /// A datagram: arbitrary bytes, or a message with some bytes changed.
 fn datagram(to: SocketAddr) -> impl Strategy<Value = Vec<u8>> {
     let some = proptest::collection::vec((0..SIZE, any::<u8>()), 0..4);
-    let kinds = [
-        MessageKind::Request,
-        MessageKind::Reply,
-        MessageKind::Ready,
-        MessageKind::Reject,
-        MessageKind::Disconnect,
-        MessageKind::Disconnected,
-        MessageKind::ServiceRequest,
-        MessageKind::ServiceReply,
-    ];
     prop_oneof![
         1 => proptest::collection::vec(any::<u8>(), 1..SIZE + 9),
-        8 => (proptest::sample::select(kinds.to_vec()), some).prop_map(move |(kind, changes)| {
+        8 => (proptest::sample::select(&MessageKind::ALL[..]), some).prop_map(move |(kind, changes)| {
             let gid = [0xfe; 16];
             let message = Message::new(kind, b"abc").with_addresses(to, to).with_port(true, gid, 1);
             let mut bytes = message.as_bytes().to_vec();

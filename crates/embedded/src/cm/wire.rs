@@ -43,18 +43,19 @@ pub(super) enum MessageKind {
 }
 
 impl MessageKind {
+    pub(super) const ALL: [Self; 8] = [
+        Self::Request,
+        Self::Reply,
+        Self::Ready,
+        Self::Reject,
+        Self::Disconnect,
+        Self::Disconnected,
+        Self::ServiceRequest,
+        Self::ServiceReply,
+    ];
+
     fn of(number: u8) -> Option<Self> {
-        const ALL: [MessageKind; 8] = [
-            MessageKind::Request,
-            MessageKind::Reply,
-            MessageKind::Ready,
-            MessageKind::Reject,
-            MessageKind::Disconnect,
-            MessageKind::Disconnected,
-            MessageKind::ServiceRequest,
-            MessageKind::ServiceReply,
-        ];
-        ALL.into_iter().find(|kind| *kind as u8 == number)
+        Self::ALL.into_iter().find(|kind| *kind as u8 == number)
     }
 
     /// Returns the maximum length of private data: the same as over IP on
