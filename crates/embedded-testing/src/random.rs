@@ -150,6 +150,8 @@ struct RandomDriver<'a> {
     channel: RawFd,
     ids: Vec<u32>,
     change: Change,
+    /// An attribute of the command was moved to another address.
+    moved: bool,
     /// A file of this process, for XRC domains.
     file: std::fs::File,
     succeeded: u64,
@@ -450,7 +452,7 @@ impl RandomDriver<'_> {
         };
         let access_flags = match self.random.below(8) {
             0 => self.random.number() as u32,
-            _ => self.random.pick(&[0, 1, 0xf, 0xf, 0x1f]),
+            _ => self.random.pick(&[0, 1, 0xf, 0xf, 0x1f, 0x4f]),
         };
         let pd_handle = self.object(OBJECT_PD);
         if self.random.one_in(4) {
@@ -672,6 +674,59 @@ impl RandomDriver<'_> {
         }
     }
 
+    /// Builds a command on device memory, or advice about regions.
+    fn memory_command(&mut self) -> Command {
+        let (pd, dm) = (self.object(OBJECT_PD), self.object(OBJECT_DM));
+        match self.random.below(6) {
+            0 | 1 => {
+                let mut command = Command::new(OBJECT_DM, METHOD_DM_ALLOC);
+                let lengths = [64u64, 4096, 5000, 1 << 17];
+                command
+                    .object(ATTR_ALLOC_DM_HANDLE, 0)
+                    .constant(ATTR_ALLOC_DM_LENGTH, self.random.pick_mostly(&lengths))
+                    .u32(ATTR_ALLOC_DM_ALIGNMENT, self.random.below(14) as u32)
+                    .out(0x1000, 8)
+                    .out(0x1001, 2)
+                    .constant(0x1002, self.random.below(8) / 7);
+                command
+            }
+            2 | 3 => {
+                let mut command = Command::new(OBJECT_MR, METHOD_DM_MR_REG);
+                let access = 1 << 5 | self.random.pick(&[0, 1, 0xf, 0xf, 0x1f]);
+                command
+                    .object(ATTR_REG_DM_MR_HANDLE, 0)
+                    .constant(ATTR_REG_DM_MR_OFFSET, self.random.pick_mostly(&[0u64, 64]))
+                    .constant(ATTR_REG_DM_MR_LENGTH, self.random.pick_mostly(&[64u64, 4096]))
+                    .object(ATTR_REG_DM_MR_PD_HANDLE, pd.into())
+                    .u32(ATTR_REG_DM_MR_ACCESS_FLAGS, access)
+                    .object(ATTR_REG_DM_MR_DM_HANDLE, dm.into())
+                    .out(ATTR_REG_DM_MR_RESP_LKEY, 4)
+                    .out(ATTR_REG_DM_MR_RESP_RKEY, 4);
+                command
+            }
+            4 => {
+                let mut command = Command::new(OBJECT_DM, self.random.pick(&[0x1000, 0x1001]));
+                command
+                    .object(0x1000, dm.into())
+                    .out(0x1001, 8)
+                    .out(0x1002, 2)
+                    .out(0x1003, 8);
+                command
+            }
+            _ => {
+                let key = self.random.pick_mostly(&self.keys.clone());
+                let segment = [self.address(), self.random.below(300) | key << 32];
+                let mut command = Command::new(OBJECT_MR, METHOD_ADVISE_MR);
+                command
+                    .object(ATTR_ADVISE_MR_PD_HANDLE, pd.into())
+                    .constant(ATTR_ADVISE_MR_ADVICE, self.random.below(4))
+                    .u32(ATTR_ADVISE_MR_FLAGS, self.random.below(2) as u32)
+                    .input(ATTR_ADVISE_MR_SGE_LIST, segment.as_bytes());
+                command
+            }
+        }
+    }
+
     /// Builds a flow, mostly to a raw packet queue pair.
     fn create_flow(&mut self) -> Command {
         const LENGTHS: [(u32, u16); 4] = [(0x20, 40), (0x30, 32), (0x40, 16), (0x41, 16)];
@@ -748,6 +803,7 @@ impl RandomDriver<'_> {
             OBJECT_MW,
             OBJECT_AH,
             OBJECT_XRCD,
+            OBJECT_DM,
         ]);
         let handle = self.object(kind);
         destroy(kind, handle)
@@ -755,7 +811,8 @@ impl RandomDriver<'_> {
 
     fn command(&mut self) -> Command {
         self.change = Change::None;
-        let mut command = match self.random.below(27) {
+        self.moved = false;
+        let mut command = match self.random.below(29) {
             0 => {
                 let mut command = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
                 command.out(ATTR_UHW_OUT, 4);
@@ -768,6 +825,7 @@ impl RandomDriver<'_> {
             9..17 => self.modify_qp(),
             17..22 => self.other_command(),
             22..25 => self.work_queue_command(),
+            25..27 => self.memory_command(),
             _ => self.destroy(),
         };
         if self.random.one_in(3) {
@@ -799,12 +857,16 @@ impl RandomDriver<'_> {
         match self.random.below(10) {
             0 => drop(command.attrs.remove(at)),
             1 => command.attrs.push(command.attrs[at]),
-            2 => {
+            // Of one attribute only: two answers must not be written to the same place.
+            2 if !self.moved => {
+                self.moved = true;
                 let lengths = [0, 1, 3, 4, 5, 8, 9, 16, 20, 40, 48, 72, 1000, u16::MAX];
                 let attr = &mut command.attrs[at];
                 (attr.len, attr.data) = (self.random.pick(&lengths), scratch);
             }
-            3 => {
+            // The address and length of a region with on-demand paging are not checked when
+            // it is registered, and must not be read from anywhere.
+            3 if !region => {
                 let address = self.address();
                 let attr = &mut command.attrs[at];
                 let number = self.random.number() % (1 << 32);
@@ -918,6 +980,11 @@ impl RandomDriver<'_> {
             (OBJECT_ASYNC_EVENT, ..) => self.clients[self.current]
                 .files
                 .push(created(&attrs, 0) as i32),
+            (OBJECT_DM, METHOD_DM_ALLOC, _) => new(OBJECT_DM, created(&attrs, 0)),
+            (OBJECT_MR, METHOD_DM_MR_REG, _) => {
+                new(OBJECT_MR, created(&attrs, 0));
+                self.keys.push(answer_word(ATTR_REG_DM_MR_RESP_LKEY, 0));
+            }
             (OBJECT_CQ, METHOD_CQ_CREATE, _) => new(OBJECT_CQ, created(&attrs, 0)),
             (OBJECT_SRQ, METHOD_SRQ_CREATE, _) => new(OBJECT_SRQ, created(&attrs, 0)),
             (OBJECT_WQ, METHOD_WQ_CREATE, _) => new(OBJECT_WQ, created(&attrs, 0)),
@@ -935,7 +1002,9 @@ impl RandomDriver<'_> {
             (kind, method, _) => {
                 // Only existing objects of the client can be destroyed.
                 let destroys = match kind {
-                    OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR | OBJECT_WQ => method == 1,
+                    OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR | OBJECT_WQ | OBJECT_DM => {
+                        method == 1
+                    }
                     OBJECT_PD | OBJECT_MW | OBJECT_AH | OBJECT_XRCD | OBJECT_RWQ_IND_TBL => {
                         method == 0
                     }
@@ -1114,6 +1183,7 @@ impl RandomDriver<'_> {
                 OBJECT_SRQ,
                 OBJECT_CQ,
                 OBJECT_XRCD,
+                OBJECT_DM,
                 OBJECT_PD,
             ];
             for kind in kinds {
@@ -1210,6 +1280,7 @@ pub fn sequence(mut random: Random<'_>) -> u64 {
         channel,
         ids: Vec::new(),
         change: Change::None,
+        moved: false,
         file: std::fs::File::open("/dev/null").unwrap(),
         succeeded: 0,
     };

@@ -60,6 +60,21 @@ pub(crate) const METHOD_PD_QUERY: u16 = NAMESPACE;
 pub(crate) const ATTR_PD_HANDLE: u16 = NAMESPACE;
 pub(crate) const ATTR_PD_NUMBER: u16 = NAMESPACE + 1;
 
+// Methods and attributes of device memory that the driver adds.
+pub(crate) const METHOD_DM_MAP_OP: u16 = NAMESPACE;
+pub(crate) const METHOD_DM_QUERY: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_ALLOC_DM_START_OFFSET: u16 = NAMESPACE;
+pub(crate) const ATTR_ALLOC_DM_PAGE_INDEX: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_ALLOC_DM_TYPE: u16 = NAMESPACE + 2;
+pub(crate) const ATTR_MAP_OP_HANDLE: u16 = NAMESPACE;
+pub(crate) const ATTR_MAP_OP_OPERATION: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_MAP_OP_START_OFFSET: u16 = NAMESPACE + 2;
+pub(crate) const ATTR_MAP_OP_PAGE_INDEX: u16 = NAMESPACE + 3;
+pub(crate) const ATTR_QUERY_DM_HANDLE: u16 = NAMESPACE;
+pub(crate) const ATTR_QUERY_DM_START_OFFSET: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_QUERY_DM_PAGE_INDEX: u16 = NAMESPACE + 2;
+pub(crate) const ATTR_QUERY_DM_LENGTH: u16 = NAMESPACE + 3;
+
 // Methods of `OBJECT_UAR`, and their attributes.
 pub(crate) const METHOD_UAR_ALLOC: u16 = NAMESPACE;
 pub(crate) const METHOD_UAR_DESTROY: u16 = NAMESPACE + 1;

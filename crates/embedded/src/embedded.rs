@@ -136,6 +136,7 @@ impl Embedded {
                     ObjectData::Xrcd(domain) => ("XRC domain", domain.number, 0, 0),
                     ObjectData::Mw { key } => ("memory window", *key, 0, 0),
                     ObjectData::Ah => ("address handle", 0, 0, 0),
+                    ObjectData::Dm(dm) => ("device memory", dm.page, dm.length, 0),
                     ObjectData::Flow(_) => ("flow", 0, 0, 0),
                     ObjectData::Uar { .. } => return None,
                     ObjectData::Umem { number } => ("DevX memory", *number, 0, 0),

@@ -8,12 +8,12 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::uio::pwrite;
 use nix::unistd::ftruncate;
-use ring::ReadOnlyMapping;
+use ring::{Mapping, ReadOnlyMapping};
 use uverbs::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::Result;
 use crate::event::EventFile;
+use crate::{Result, refuse};
 
 /// Bytes of a UAR.
 pub(crate) const UAR: usize = 4096;
@@ -35,6 +35,9 @@ const FIRST_SLOT: u32 = 9 << 8;
 const MAP_UAR: [u32; 3] = [0, 2, 3];
 /// The page of the file with the clock record (`MLX5_IB_MMAP_CLOCK_INFO`, version 1).
 const CLOCK_RECORD: u32 = 7 << 8;
+/// Pages of device memory, and the first of them in the file (`MLX5_IB_MMAP_DEVICE_MEM`).
+pub(crate) const MEMORY_PAGES: u32 = 32;
+const FIRST_MEMORY_PAGE: u32 = 8 << 8;
 /// Number of registers, the last ones, that are each assigned to a single queue pair.
 const EXCLUSIVE_REGISTERS: u32 = 4;
 
@@ -66,6 +69,35 @@ pub(crate) enum File {
     Events(Arc<EventFile>),
 }
 
+/// The device memory of a context.
+#[derive(Debug, Default)]
+pub(crate) struct ContextMemory {
+    /// The mapping in this process, made for the first allocation.
+    mapping: Option<Arc<Mapping>>,
+    /// Bit mask of pages in use.
+    used: u32,
+}
+
+impl ContextMemory {
+    /// Returns the bits of pages.
+    fn mask(first: u32, pages: u32) -> u32 {
+        u32::MAX.unbounded_shr(MEMORY_PAGES - pages) << first
+    }
+
+    /// Allocates consecutive pages, and returns the index of the first.
+    fn allocate(&mut self, pages: u32) -> Option<u32> {
+        let is_free = |first: &u32| self.used & Self::mask(*first, pages) == 0;
+        let first = (0..=MEMORY_PAGES.checked_sub(pages)?).find(is_free)?;
+        self.used |= Self::mask(first, pages);
+        Some(first)
+    }
+
+    /// Frees pages.
+    pub(crate) fn free(&mut self, first: u32, pages: u32) {
+        self.used &= !Self::mask(first, pages);
+    }
+}
+
 /// An open device.
 #[derive(Debug)]
 pub(crate) struct ContextFile {
@@ -87,6 +119,8 @@ pub(crate) struct ContextFile {
     pub(crate) transport_domain: Option<u32>,
     /// The program allocates all of its UARs.
     pub(crate) allocates_uars: bool,
+    /// Its device memory.
+    pub(crate) memory: ContextMemory,
     /// Bit mask of UARs that the program allocated.
     uar_slots: [u64; (UAR_SLOTS / u64::BITS) as usize],
     /// Bit mask of exclusive registers in use.
@@ -112,15 +146,23 @@ pub(crate) fn uar_mapping(slot: u32) -> (u64, u32) {
     (u64::from(FIRST_SLOT + slot) * page as u64, page as u32)
 }
 
-/// Returns the offset, in the context's file, of the page that a program maps at `offset`
-/// of its descriptor; `None` if it may not map that.
+/// Returns the offset, in the context's file, of the pages that a program maps at `offset`
+/// of its descriptor; `None` if it may not map them.
 pub(crate) fn mapping_offset(offset: i64, length: usize) -> Option<i64> {
     let page = mmap_rs::MmapOptions::page_size();
     let position = usize::try_from(offset).ok()?;
-    if length != page || position % page != 0 {
+    if length == 0 || length % page != 0 || position % page != 0 {
         return None;
     }
     let number = u32::try_from(position / page).ok()?;
+    if let Some(first) = number.checked_sub(FIRST_MEMORY_PAGE).map(|it| it as usize) {
+        if (first + length / page) <= MEMORY_PAGES as usize {
+            return Some(offset);
+        }
+    }
+    if length != page {
+        return None;
+    }
     let allocated = FIRST_SLOT..FIRST_SLOT + UAR_SLOTS;
     if number == CLOCK_RECORD || allocated.contains(&number) {
         return Some(offset);
@@ -155,6 +197,7 @@ impl ContextFile {
             uar: None,
             transport_domain: None,
             allocates_uars: false,
+            memory: ContextMemory::default(),
             uar_slots: [0; (UAR_SLOTS / u64::BITS) as usize],
             exclusive: 0,
             shared: 0,
@@ -180,6 +223,29 @@ impl ContextFile {
         let offset = i64::from(CLOCK_RECORD) * page;
         let written = pwrite(&self.registers, record.as_bytes(), offset);
         written.map_err(|errno| Errno::new(errno as i32)).map(drop)
+    }
+
+    /// Allocates pages of device memory: returns the index of the first, and the mapping of
+    /// all in this process.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub(crate) fn allocate_memory(&mut self, pages: u32) -> Result<(u32, Arc<Mapping>)> {
+        let mapping = match &self.memory.mapping {
+            Some(mapping) => Arc::clone(mapping),
+            None => {
+                let page = mmap_rs::MmapOptions::page_size();
+                let offset = FIRST_MEMORY_PAGE as usize * page;
+                let length = MEMORY_PAGES as usize * page;
+                let mapping = Mapping::new(self.registers.as_fd(), offset as u64, length);
+                let mapping = mapping.or(refuse(libc::ENOMEM))?;
+                Arc::clone(self.memory.mapping.insert(Arc::new(mapping)))
+            }
+        };
+        match self.memory.allocate(pages) {
+            Some(first) => Ok((first, mapping)),
+            None => refuse(libc::ENOMEM),
+        }
     }
 
     /// Returns the length of the file.
@@ -279,6 +345,36 @@ mod tests {
         let page = length as usize;
         assert_eq!(mapping_offset(last as i64, page), Some(last as i64));
         assert_eq!(mapping_offset(end as i64, page), None);
+    }
+
+    #[test]
+    fn allocations_of_device_memory_do_not_overlap() {
+        let mut memory = ContextMemory::default();
+        assert_eq!(memory.allocate(MEMORY_PAGES + 1), None);
+        assert_eq!(memory.allocate(u32::MAX), None);
+        assert_eq!(memory.allocate(MEMORY_PAGES), Some(0));
+        assert_eq!(memory.allocate(1), None);
+        memory.free(0, MEMORY_PAGES);
+        let allocated = [3, 1, 28].map(|pages| memory.allocate(pages));
+        assert_eq!(allocated, [Some(0), Some(3), Some(4)]);
+        memory.free(0, 3);
+        assert_eq!([4, 2, 1].map(|pages| memory.allocate(pages)), [None, Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn device_memory_is_mapped_in_pages() {
+        let page = mmap_rs::MmapOptions::page_size();
+        let at = |index: u32| i64::from(FIRST_MEMORY_PAGE + index) * page as i64;
+        let (first, last) = (at(0), at(MEMORY_PAGES - 1));
+        let all = MEMORY_PAGES as usize * page;
+        assert_eq!(mapping_offset(first, all), Some(first));
+        assert_eq!(mapping_offset(last, page), Some(last));
+        assert_eq!(mapping_offset(first, all + page), None);
+        assert_eq!(mapping_offset(last, 2 * page), None);
+        assert_eq!(mapping_offset(first, usize::MAX - page + 1), None);
+        assert_eq!(mapping_offset(first, 0), None);
+        assert_eq!(mapping_offset(first, page + 1), None);
+        assert_eq!(mapping_offset(at(MEMORY_PAGES), page), None);
     }
 
     #[test]

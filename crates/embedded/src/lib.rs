@@ -35,6 +35,7 @@ mod cm;
 mod command;
 mod descriptors;
 mod device;
+mod device_memory;
 mod devx;
 mod directory;
 mod driver_ids;

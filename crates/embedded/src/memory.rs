@@ -12,6 +12,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use ring::copy;
 use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer};
 
+use crate::user::{Access, pin};
+
 thread_local! {
     /// Address and length of the last access.
     static LAST_ACCESS: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
@@ -99,6 +101,8 @@ impl Ranges {
 #[derive(Debug)]
 pub(crate) struct Process {
     ranges: Ranges,
+    /// Memory of regions with on-demand paging, not all of which may be mapped.
+    on_demand: Ranges,
     time: Time,
 }
 
@@ -116,6 +120,7 @@ impl Process {
     pub(crate) fn new(clock: Option<Arc<AtomicU64>>) -> Self {
         Self {
             ranges: Ranges::default(),
+            on_demand: Ranges::default(),
             time: clock.map_or_else(|| Time::Real(Instant::now()), Time::Simulated),
         }
     }
@@ -146,20 +151,50 @@ impl Process {
         self.ranges.remove(address, length);
     }
 
-    /// Returns whether access to all `length` bytes was granted.
+    /// As [`grant`](Self::grant), for memory whose pages need not be mapped: each access
+    /// maps them, or fails.
+    ///
+    /// # Safety
+    /// Until access is revoked, what is mapped of the range must stay so during a request that
+    /// uses it, and there must be no references to bytes that are written.
+    pub(crate) unsafe fn grant_on_demand(&mut self, address: u64, length: u64) {
+        self.on_demand.add(address, length);
+    }
+
+    /// Revokes access that was granted by [`grant_on_demand`](Self::grant_on_demand).
+    pub(crate) fn revoke_on_demand(&mut self, address: u64, length: u64) {
+        self.on_demand.remove(address, length);
+    }
+
+    /// Returns whether access to all `length` bytes was granted, and all are mapped.
     pub(crate) fn contains(&self, address: u64, length: u64) -> bool {
         self.ranges.contains(address, length)
     }
 
     /// Returns the number of granted ranges.
     pub(crate) fn ranges(&self) -> usize {
-        self.ranges.ranges.values().sum()
+        let ranges = [&self.ranges, &self.on_demand];
+        ranges.iter().flat_map(|it| it.ranges.values()).sum()
+    }
+
+    /// Maps the pages of a range if they belong to regions with on-demand paging. Returns
+    /// whether they do, and permit the access.
+    #[cold]
+    fn map_on_demand(&self, address: u64, length: u64, access: Access) -> bool {
+        self.on_demand.contains(address, length) && pin(address, length, access).is_ok()
     }
 
     /// Returns a pointer to an address if access to all `length` bytes was granted.
     #[inline]
-    fn locate(&self, address: u64, length: usize) -> Result<*mut u8, Unmapped> {
-        if self.ranges.contains(address, length as u64) {
+    fn locate(
+        &self,
+        address: u64,
+        length: usize,
+        access: Access,
+    ) -> Result<*mut u8, Unmapped> {
+        if self.ranges.contains(address, length as u64)
+            || self.map_on_demand(address, length as u64, access)
+        {
             LAST_ACCESS.set((address as usize, length));
             Ok(ptr::with_exposed_provenance_mut(address as usize))
         } else {
@@ -171,7 +206,7 @@ impl Process {
 impl Memory for Process {
     #[inline]
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
-        let from = self.locate(address, out.len())?;
+        let from = self.locate(address, out.len(), Access::Read)?;
         // SAFETY: access to the range was granted (`grant`), so it is mapped
         // and readable. The process may write to it concurrently, with atomic
         // accesses; the copy then contains old or new bytes.
@@ -181,7 +216,7 @@ impl Memory for Process {
 
     #[inline]
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped> {
-        let to = self.locate(address, data.len())?;
+        let to = self.locate(address, data.len(), Access::Write)?;
         // SAFETY: as in `read`; memory that a key or a queue lets the device
         // write to is writable, and there are no references to its bytes.
         unsafe { copy::store(to, data) };
@@ -195,9 +230,9 @@ impl Memory for Process {
 
     #[inline]
     fn copy(&self, from: u64, to: u64, length: usize) -> Result<(), Unmapped> {
-        let source = self.locate(from, length)?;
+        let source = self.locate(from, length, Access::Read)?;
         LAST_SOURCE.set((from as usize, length));
-        let target = self.locate(to, length)?;
+        let target = self.locate(to, length, Access::Write)?;
         if !copy::has_common_parts(source, target, length) {
             return copy_through_buffer(self, from, to, length);
         }
@@ -208,7 +243,7 @@ impl Memory for Process {
 
     #[inline]
     fn publish(&self, address: u64, byte: u8) -> Result<(), Unmapped> {
-        let to = self.locate(address, 1)?;
+        let to = self.locate(address, 1, Access::Write)?;
         // SAFETY: `locate` has checked that the byte was granted to the device; a
         // byte is always aligned.
         let cell = unsafe { AtomicU8::from_ptr(to) };
@@ -220,7 +255,7 @@ impl Memory for Process {
 
     #[inline]
     fn read_index(&self, address: u64) -> Result<u32, Unmapped> {
-        let from = self.locate(address, 4)?.cast::<u32>();
+        let from = self.locate(address, 4, Access::Read)?.cast::<u32>();
         let word = if from.is_aligned() {
             // SAFETY: `locate` has checked that the word was granted to the
             // device; it is aligned.
@@ -240,7 +275,7 @@ impl Memory for Process {
         address: u64,
         change: &mut dyn FnMut([u8; 8]) -> Option<[u8; 8]>,
     ) -> Result<[u8; 8], Unmapped> {
-        let at = self.locate(address, 8)?.cast::<u64>();
+        let at = self.locate(address, 8, Access::Write)?.cast::<u64>();
         if !at.is_aligned() {
             return Err(Unmapped { address });
         }

@@ -70,6 +70,13 @@ impl State {
             // SAFETY: guaranteed by the caller.
             (OBJECT_SRQ, METHOD_SRQ_CREATE) => unsafe { self.create_srq(fd, request) },
             (OBJECT_MR, METHOD_QUERY_MR) => self.query_mr(fd, request),
+            (OBJECT_MR, METHOD_ADVISE_MR) => self.advise_mr(request),
+            (OBJECT_MR, METHOD_DM_MR_REG) => self.reg_dm_mr(fd, request),
+            (OBJECT_DM, METHOD_DM_ALLOC) => self.alloc_dm(fd, request),
+            (OBJECT_DM, METHOD_DM_FREE) => self.remove(fd, request, ATTR_FREE_DM_HANDLE),
+            (OBJECT_DM, METHOD_DM_QUERY) => self.query_dm(fd, request),
+            // Operations that an access to a mapped address performs.
+            (OBJECT_DM, METHOD_DM_MAP_OP) => refuse(libc::EOPNOTSUPP),
             (OBJECT_MR, METHOD_MR_DESTROY) => self.remove(fd, request, ATTR_DESTROY_MR_HANDLE),
             (OBJECT_MW, METHOD_MW_DESTROY) => self.remove(fd, request, ATTR_DESTROY_MW_HANDLE),
             (OBJECT_PD, METHOD_PD_DESTROY) => self.remove(fd, request, ATTR_DESTROY_PD_HANDLE),
@@ -266,6 +273,7 @@ impl State {
             | ObjectData::WqTable { .. }
             | ObjectData::Mw { .. }
             | ObjectData::Ah
+            | ObjectData::Dm(_)
             | ObjectData::Flow(_)
             | ObjectData::Uar { .. }
             | ObjectData::Umem { .. }
@@ -312,8 +320,9 @@ impl State {
             }
             ObjectData::Srq(srq) => self.forget_events(fd, &srq.events),
             ObjectData::Wq(wq) => self.forget_events(fd, &wq.events),
+            ObjectData::Mr(mr) => self.revoke_region(mr),
+            ObjectData::Dm(dm) => self.context(fd)?.memory.free(dm.page, dm.pages),
             ObjectData::Pd { .. }
-            | ObjectData::Mr(_)
             | ObjectData::Xrcd(_)
             | ObjectData::WqTable { .. }
             | ObjectData::Mw { .. }

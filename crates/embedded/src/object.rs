@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
+use ring::Mapping;
 use softhca::command::opcode as op;
-use uverbs::QpType;
+use uverbs::{AccessFlags, QpType};
 use uverbs::abi::write::ModifyQp;
 
 use crate::devx::DevxObject;
@@ -145,13 +146,40 @@ pub(crate) struct Xrcd {
 }
 
 /// A memory region.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Mr {
     pub(crate) key: u32,
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) iova: u64,
     pub(crate) access: u32,
+}
+
+impl Mr {
+    /// Returns whether it has on-demand paging.
+    pub(crate) fn is_on_demand(&self) -> bool {
+        AccessFlags::from_bits_retain(self.access).contains(AccessFlags::ON_DEMAND)
+    }
+}
+
+/// Device memory: pages of the context's file.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    /// The mapping of all device memory of the context.
+    pub(crate) mapping: Arc<Mapping>,
+    /// Index of the first page, and number of pages.
+    pub(crate) page: u32,
+    pub(crate) pages: u32,
+    /// Length in bytes, as the program asked for it.
+    pub(crate) length: u64,
+}
+
+impl DeviceMemory {
+    /// Returns the address of its first byte in this process.
+    pub(crate) fn address(&self) -> u64 {
+        let first = self.mapping.as_ptr().as_ptr().expose_provenance();
+        first as u64 + u64::from(self.page) * Mapping::page_size() as u64
+    }
 }
 
 /// Type-specific data of an object.
@@ -174,6 +202,7 @@ pub(crate) enum ObjectData {
         key: u32,
     },
     Ah,
+    Dm(DeviceMemory),
     /// A steering rule that directs packets to a queue pair.
     Flow(Flow),
     /// A UAR: its number in the device, and its slot in the context's file.
@@ -204,6 +233,7 @@ impl ObjectData {
             Self::Xrcd(_) => ids::OBJECT_XRCD,
             Self::Mw { .. } => ids::OBJECT_MW,
             Self::Ah => ids::OBJECT_AH,
+            Self::Dm(_) => ids::OBJECT_DM,
             Self::Flow(_) => ids::OBJECT_FLOW,
             Self::Uar { .. } => driver_ids::OBJECT_UAR,
             Self::Umem { .. } => driver_ids::OBJECT_DEVX_UMEM,
@@ -261,6 +291,7 @@ typed! {
     srq, srq_mut: Srq(Srq);
     wq, wq_mut: Wq(WorkQueue);
     xrcd, xrcd_mut: Xrcd(Xrcd);
+    dm, dm_mut: Dm(DeviceMemory);
 }
 
 impl Objects {

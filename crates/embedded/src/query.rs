@@ -1,15 +1,19 @@
 //! Queries of the device, its port and its GIDs.
 
+use mmap_rs::MmapOptions;
 use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
 use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::verbs::{GidEntry, QueryPortRespEx};
-use uverbs::abi::write::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp, RssCaps, TmCaps};
+use uverbs::abi::write::{
+    ExQueryDeviceResp, OdpCaps, QueryDeviceResp, QueryPortResp, RssCaps, TmCaps,
+};
 use zerocopy::IntoBytes;
 
 use crate::command::{Input, run};
+use crate::files::MEMORY_PAGES;
 use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS};
 use crate::request::Request;
 use crate::state::State;
@@ -242,6 +246,11 @@ impl State {
     pub(crate) fn query_device_ex(&mut self, request: &mut Request) {
         /// `IB_RAW_PACKET_CAP_CVLAN_STRIPPING` and `IB_RAW_PACKET_CAP_IP_CSUM`.
         const PACKETS: u32 = 1 << 0 | 1 << 2;
+        /// `IB_ODP_SUPPORT` and `IB_ODP_SUPPORT_IMPLICIT`; bits of operations: those of
+        /// send, receive, write, read, atomics, and receives of a shared queue.
+        const ODP: u64 = 0b11;
+        const ODP_RC: u32 = 0b11_1111;
+        const ODP_SEND: u32 = 1 << 0;
         /// A bit of types of queue pairs.
         const RAW_PACKET: u32 = 1 << QpType::RAW_PACKET.0;
         let has_packets = self.has_packets();
@@ -250,6 +259,14 @@ impl State {
             base: self.device(),
             response_length: (request.room(ATTR_CORE_OUT)).min(size_of::<ExQueryDeviceResp>())
                 as u32,
+            odp_caps: OdpCaps {
+                general_caps: ODP,
+                rc_odp_caps: ODP_RC,
+                ud_odp_caps: ODP_SEND,
+                ..OdpCaps::default()
+            },
+            xrc_odp_caps: ODP_RC,
+            max_dm_size: u64::from(MEMORY_PAGES) * MmapOptions::page_size() as u64,
             timestamp_mask: u64::MAX,
             // The clock counts nanoseconds; this is its frequency in kHz.
             hca_core_clock: 1_000_000,

@@ -11,9 +11,10 @@ use zerocopy::IntoBytes;
 
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{Mr, Object, ObjectData};
-use crate::request::Request;
+use crate::queues::require;
+use crate::request::{Request, long, word};
 use crate::state::State;
-use crate::user::{Access, pin};
+use crate::user::{Access, copyable, pin};
 use crate::{Result, refuse};
 
 const RIGHTS: Field = field(0x10, 14, 10);
@@ -24,12 +25,11 @@ const PD: Field = field(0x1c, 23, 0);
 const START: usize = 0x20;
 const LENGTH: usize = 0x28;
 const UNITS: Field = field(0x44, 31, 0);
-const LOG_PAGE: Field = field(0x48, 5, 0);
-const CARRIED: Field = field(0x60, 31, 0);
+/// The key covers the whole address space.
+const LENGTH64: Field = flag(0x1c, 31);
 const ANY_QUEUE: u32 = 0xff_ffff;
-/// Modes: physical addresses, pages, parts of other keys.
-const PHYSICAL: u32 = 0;
-const PAGED: u32 = 1;
+/// Modes: contiguous memory, parts of other keys.
+const CONTIGUOUS: u32 = 0;
 const OF_KEYS: u32 = 2;
 /// Fields of a window: it is unbound; work requests modify it; a peer may
 /// invalidate it; the maximum length of its list.
@@ -48,13 +48,14 @@ const RIGHT_OF: [(AccessFlags, u32); 4] = [
 ];
 
 /// Access flags that a region may have but that no bit of a key represents
-/// (`IB_ACCESS_SUPPORTED`, without on-demand paging).
+/// (`IB_ACCESS_SUPPORTED`).
 const NOT_IN_KEYS: AccessFlags = AccessFlags::MW_BIND
     .union(AccessFlags::ZERO_BASED)
     .union(AccessFlags::HUGETLB)
+    .union(AccessFlags::ON_DEMAND)
     .union(AccessFlags::from_bits_retain(OPTIONAL));
 /// `IB_ACCESS_OPTIONAL`: flags that a device may ignore.
-const OPTIONAL: u32 = 0x3ff0_0000;
+pub(crate) const OPTIONAL: u32 = 0x3ff0_0000;
 /// Flags that require writable memory (`ib_access_writable`).
 const WRITABLE: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
@@ -74,12 +75,40 @@ const REREG_ACCESS: u32 = 1 << 2;
 
 /// Parameters of a region.
 #[derive(Clone, Copy, Debug)]
-struct RegionParameters {
-    address: u64,
-    length: u64,
-    iova: u64,
-    access: u32,
-    pd: u32,
+pub(crate) struct RegionParameters {
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) iova: u64,
+    pub(crate) access: u32,
+    pub(crate) pd: u32,
+}
+
+impl RegionParameters {
+    /// Returns whether the region is the whole address space, with on-demand paging.
+    fn is_implicit(&self) -> bool {
+        let access = AccessFlags::from_bits_retain(self.access);
+        let everything = (self.address, self.length) == (0, u64::MAX);
+        access.contains(AccessFlags::ON_DEMAND) && everything
+    }
+
+    /// Checks that memory of the program can be registered, and maps its pages, unless they
+    /// are mapped on demand.
+    fn check(&self) -> Result<()> {
+        let access = AccessFlags::from_bits_retain(self.access);
+        rights(access)?;
+        let same_place = (self.address ^ self.iova) % 4096 == 0;
+        let ends = [self.address, self.iova].map(|from| from.checked_add(self.length));
+        require(self.length != 0 && same_place && ends.iter().all(Option::is_some))?;
+        require(!self.is_implicit() || self.iova == 0)?;
+        let need = match access.intersects(WRITABLE) {
+            true => Access::Write,
+            false => Access::Read,
+        };
+        if access.contains(AccessFlags::ON_DEMAND) {
+            return Ok(());
+        }
+        pin(self.address, self.length, need)
+    }
 }
 
 /// Converts access flags to the rights in a key.
@@ -98,80 +127,77 @@ fn rights(access: AccessFlags) -> Result<u32> {
     Ok(has.fold(LOCAL_READ, |all, (_, right)| all | right))
 }
 
-/// Returns the largest page size, as a logarithm, at which the first page does
-/// not begin below address 0, and the addresses of the pages.
-fn pages(wanted: &RegionParameters) -> Option<(u32, Vec<u64>)> {
-    for shift in (12..=30).rev() {
-        let size = 1u64 << shift;
-        let before = wanted.iova & (size - 1);
-        let Some(first) = wanted.address.checked_sub(before) else {
-            continue;
-        };
-        let count = before.checked_add(wanted.length)?.div_ceil(size);
-        let pages = (0..count).map(|page| first.wrapping_add(page << shift));
-        return Some((shift, pages.collect()));
-    }
-    None
-}
-
 impl State {
     /// Creates a key in the device, and grants access to the memory.
     ///
     /// # Safety
     /// The memory must stay mapped until access is revoked, and must be treated as memory
-    /// that others read and, if the access flags permit, write.
+    /// that others read and, if the access flags permit, write. With on-demand paging, it must
+    /// be so during requests that use it.
     unsafe fn create_key(&mut self, fd: RawFd, wanted: &RegionParameters) -> Result<u32> {
         let access = AccessFlags::from_bits_retain(wanted.access);
         let rights = rights(access)?;
-        let end = wanted.address.checked_add(wanted.length);
-        let same_place = (wanted.address ^ wanted.iova) % 4096 == 0;
-        if wanted.length == 0 || end.is_none() || !same_place {
-            return refuse(libc::EINVAL);
-        }
-        if wanted.iova.checked_add(wanted.length).is_none() {
-            return refuse(libc::EINVAL);
-        }
-        let need = match access.intersects(WRITABLE) {
-            true => Access::Write,
-            false => Access::Read,
-        };
-        pin(wanted.address, wanted.length, need)?;
         let variant = self.next_variant();
-        let describe = |input: Input, pd| {
-            input
-                .set(RIGHTS, rights)
-                .set(QPN, ANY_QUEUE)
-                .set(VARIANT, variant.into())
-                .set(PD, pd)
-                .long(START, wanted.iova)
-                .long(LENGTH, wanted.length)
-        };
-        let pd = self.objects.pd(fd, wanted.pd)?;
-        let input = if wanted.iova == wanted.address {
-            describe(Input::new(op::CREATE_MKEY, PAGES_AT), pd).set(MODE, PHYSICAL)
-        } else {
-            let Some((shift, pages)) = pages(wanted) else {
-                return refuse(libc::EINVAL);
-            };
-            let units = (pages.len() as u32).div_ceil(2);
-            let input = Input::new(op::CREATE_MKEY, PAGES_AT + units as usize * 16)
-                .set(MODE, PAGED)
-                .set(UNITS, units)
-                .set(LOG_PAGE, shift)
-                .set(CARRIED, units);
-            let mut input = describe(input, pd);
-            for (n, page) in pages.iter().enumerate() {
-                input = input.long(PAGES_AT + n * 8, *page);
-            }
-            input
-        };
+        let input = Input::new(op::CREATE_MKEY, PAGES_AT)
+            .set(MODE, CONTIGUOUS)
+            .set(RIGHTS, rights)
+            .set(QPN, ANY_QUEUE)
+            .set(VARIANT, variant.into())
+            .set(LENGTH64, wanted.is_implicit().into())
+            .set(PD, self.objects.pd(fd, wanted.pd)?)
+            .long(START, wanted.iova)
+            .long(LENGTH, wanted.length);
         let number = make(&mut self.hca, &input)?;
+        self.hca.set_key_memory(number, wanted.address);
         if !access.contains(AccessFlags::MW_BIND) {
             self.hca.seal_key(number);
         }
+        let platform = self.hca.platform_mut();
         // SAFETY: guaranteed by the caller.
-        unsafe { (self.hca.platform_mut()).grant(wanted.address, wanted.length) };
+        unsafe {
+            match access.contains(AccessFlags::ON_DEMAND) {
+                true => platform.grant_on_demand(wanted.address, wanted.length),
+                false => platform.grant(wanted.address, wanted.length),
+            }
+        }
         Ok(number << 8 | u32::from(variant))
+    }
+
+    /// Creates a region, and returns its handle and its key.
+    ///
+    /// # Safety
+    /// As for [`create_key`](Self::create_key), until the region is destroyed.
+    pub(crate) unsafe fn add_region(
+        &mut self,
+        fd: RawFd,
+        wanted: &RegionParameters,
+        dependencies: Vec<u32>,
+    ) -> Result<(u32, u32)> {
+        // SAFETY: guaranteed by the caller.
+        let key = unsafe { self.create_key(fd, wanted) }?;
+        let handle = self.objects.insert(Object {
+            file: fd,
+            dependencies,
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::Mr(Mr {
+                key,
+                address: wanted.address,
+                length: wanted.length,
+                iova: wanted.iova,
+                access: wanted.access,
+            }),
+        });
+        Ok((handle, key))
+    }
+
+    /// Revokes the device's access to the memory of a region.
+    pub(crate) fn revoke_region(&mut self, mr: &Mr) {
+        let platform = self.hca.platform_mut();
+        match mr.is_on_demand() {
+            true => platform.revoke_on_demand(mr.address, mr.length),
+            false => platform.revoke(mr.address, mr.length),
+        }
     }
 
     /// # Safety
@@ -185,23 +211,11 @@ impl State {
             access: requested.access_flags,
             pd: requested.pd_handle,
         };
+        wanted.check()?;
         // SAFETY: guaranteed by the caller.
-        let key = unsafe { self.create_key(fd, &wanted) }?;
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: vec![wanted.pd],
-            uses: 0,
-            ranges: vec![(wanted.address, wanted.length)],
-            data: ObjectData::Mr(Mr {
-                key,
-                address: wanted.address,
-                length: wanted.length,
-                iova: wanted.iova,
-                access: wanted.access,
-            }),
-        });
+        let (mr_handle, key) = unsafe { self.add_region(fd, &wanted, vec![wanted.pd]) }?;
         request.core_answer(&RegMrResp {
-            mr_handle: handle,
+            mr_handle,
             lkey: key,
             rkey: key,
         });
@@ -257,7 +271,13 @@ impl State {
         else {
             return refuse(libc::EINVAL);
         };
-        let (old_key, old) = (mr.key, (mr.address, mr.length));
+        let old = *mr;
+        // Only regions of device memory depend on more than their protection domain.
+        let is_device_memory = object.dependencies.len() > 1;
+        // The kernel always creates a region with on-demand paging anew, of the memory that the
+        // request names.
+        let has_memory = requested.flags & REREG_TRANSLATION != 0 || !old.is_on_demand();
+        require(has_memory && !is_device_memory)?;
         let mut wanted = RegionParameters {
             address: mr.address,
             length: mr.length,
@@ -279,23 +299,73 @@ impl State {
         if requested.flags & REREG_TRANSLATION == 0 && (changed - IN_PLACE_FLAGS).is_empty() {
             return self.change_access(fd, requested.mr_handle, &wanted, request);
         }
+        wanted.check()?;
         // SAFETY: guaranteed by the caller.
         let key = unsafe { self.create_key(fd, &wanted) }?;
-        let destroy = Input::new(op::DESTROY_MKEY, 16).set(NUMBER, old_key >> 8);
+        let destroy = Input::new(op::DESTROY_MKEY, 16).set(NUMBER, old.key >> 8);
         run(&mut self.hca, &destroy, 16)?;
-        self.hca.platform_mut().revoke(old.0, old.1);
+        self.revoke_region(&old);
         let mr = self.objects.mr_mut(fd, requested.mr_handle)?;
         mr.key = key;
         (mr.address, mr.length) = (wanted.address, wanted.length);
         (mr.iova, mr.access) = (wanted.iova, wanted.access);
-        let given = (wanted.address, wanted.length);
-        self.objects.replace_memory(requested.mr_handle, given);
         self.objects
             .replace_dependency(requested.mr_handle, pd, wanted.pd);
         request.core_answer(&ReregMrResp {
             lkey: key,
             rkey: key,
         });
+        Ok(())
+    }
+
+    /// Maps pages of regions with on-demand paging before the device uses them.
+    pub(crate) fn advise_mr(&self, request: &Request) -> Result<()> {
+        /// `IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE` and `..._PREFETCH_NO_FAULT`, the last.
+        const PREFETCH_WRITE: u64 = 1;
+        const PREFETCH_NO_FAULT: u64 = 2;
+        /// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the pages are mapped when the command ends.
+        const FLUSH: u32 = 1 << 0;
+        /// `struct ib_uverbs_sge`.
+        const SEGMENT: usize = 16;
+        let advice: u64 = request.constant(ATTR_ADVISE_MR_ADVICE)?;
+        let flush = request.flags(ATTR_ADVISE_MR_FLAGS, FLUSH)? != 0;
+        let pd = request.handle(ATTR_ADVISE_MR_PD_HANDLE)?;
+        let list = request.bytes(ATTR_ADVISE_MR_SGE_LIST).unwrap_or_default();
+        require(list.len() % SEGMENT == 0)?;
+        if advice > PREFETCH_NO_FAULT {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let need = match advice {
+            PREFETCH_WRITE => Access::Write,
+            _ => Access::Read,
+        };
+        for segment in list.chunks_exact(SEGMENT) {
+            let (address, length) = (long(segment, 0), u64::from(word(segment, 8)));
+            let key = word(segment, 12);
+            let region = self.objects.find(|data| match data {
+                ObjectData::Mr(mr) => mr.key == key && mr.is_on_demand(),
+                _ => false,
+            });
+            let Some(Object { data: ObjectData::Mr(mr), dependencies, .. }) = region else {
+                return refuse(libc::ENOENT);
+            };
+            let access = AccessFlags::from_bits_retain(mr.access);
+            let is_writable = access.intersects(WRITABLE);
+            if !dependencies.contains(&pd) || (advice == PREFETCH_WRITE && !is_writable) {
+                return refuse(libc::EPERM);
+            }
+            let offset = address.wrapping_sub(mr.iova);
+            let is_inside = offset.checked_add(length).is_some_and(|end| end <= mr.length);
+            let mapped = match is_inside {
+                false => refuse(libc::EFAULT),
+                true if advice == PREFETCH_NO_FAULT => Ok(()),
+                true => copyable(mr.address.wrapping_add(offset), length, need),
+            };
+            // Without the flag, only bad keys are reported.
+            if flush {
+                mapped?;
+            }
+        }
         Ok(())
     }
 

@@ -344,6 +344,46 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
         (OBJECT_RWQ_IND_TBL, METHOD_RWQ_IND_TBL_DESTROY) => {
             &const { [object(ATTR_DESTROY_RWQ_IND_TBL_HANDLE, OBJECT_RWQ_IND_TBL)] }
         }
+        (OBJECT_MR, METHOD_DM_MR_REG) => {
+            &const {
+                [
+                    new_object(ATTR_REG_DM_MR_HANDLE),
+                    exactly(ATTR_REG_DM_MR_OFFSET, 8),
+                    exactly(ATTR_REG_DM_MR_LENGTH, 8),
+                    object(ATTR_REG_DM_MR_PD_HANDLE, OBJECT_PD),
+                    flags(ATTR_REG_DM_MR_ACCESS_FLAGS),
+                    object(ATTR_REG_DM_MR_DM_HANDLE, OBJECT_DM),
+                    out(ATTR_REG_DM_MR_RESP_LKEY, 4),
+                    out(ATTR_REG_DM_MR_RESP_RKEY, 4),
+                ]
+            }
+        }
+        (OBJECT_MR, METHOD_ADVISE_MR) => {
+            &const {
+                [
+                    object(ATTR_ADVISE_MR_PD_HANDLE, OBJECT_PD),
+                    constant(ATTR_ADVISE_MR_ADVICE),
+                    Spec {
+                        mandatory: true,
+                        ..flags(ATTR_ADVISE_MR_FLAGS)
+                    },
+                    in_struct(ATTR_ADVISE_MR_SGE_LIST, 16),
+                ]
+            }
+        }
+        (OBJECT_DM, METHOD_DM_ALLOC) => {
+            &const {
+                [
+                    new_object(ATTR_ALLOC_DM_HANDLE),
+                    exactly(ATTR_ALLOC_DM_LENGTH, 8),
+                    exactly(ATTR_ALLOC_DM_ALIGNMENT, 4),
+                    out(driver::ATTR_ALLOC_DM_START_OFFSET, 8),
+                    out(driver::ATTR_ALLOC_DM_PAGE_INDEX, 2),
+                    constant(driver::ATTR_ALLOC_DM_TYPE).optional(),
+                ]
+            }
+        }
+        (OBJECT_DM, METHOD_DM_FREE) => &const { [object(ATTR_FREE_DM_HANDLE, OBJECT_DM)] },
         (OBJECT_MR, METHOD_MR_DESTROY) => &const { [object(ATTR_DESTROY_MR_HANDLE, OBJECT_MR)] },
         (OBJECT_MW, METHOD_MW_DESTROY) => &const { [object(ATTR_DESTROY_MW_HANDLE, OBJECT_MW)] },
         (OBJECT_PD, METHOD_PD_DESTROY) => &const { [object(ATTR_DESTROY_PD_HANDLE, OBJECT_PD)] },
@@ -460,6 +500,26 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
                     out(ATTR_UAR_MMAP_OFFSET, 8),
                     out(ATTR_UAR_MMAP_LENGTH, 4),
                     out(ATTR_UAR_PAGE, 4),
+                ]
+            }
+        }
+        (OBJECT_DM, METHOD_DM_MAP_OP) => {
+            &const {
+                [
+                    object(ATTR_MAP_OP_HANDLE, OBJECT_DM),
+                    exactly(ATTR_MAP_OP_OPERATION, 1),
+                    out(ATTR_MAP_OP_START_OFFSET, 8),
+                    out(ATTR_MAP_OP_PAGE_INDEX, 2),
+                ]
+            }
+        }
+        (OBJECT_DM, METHOD_DM_QUERY) => {
+            &const {
+                [
+                    object(ATTR_QUERY_DM_HANDLE, OBJECT_DM),
+                    out(ATTR_QUERY_DM_START_OFFSET, 8),
+                    out(ATTR_QUERY_DM_PAGE_INDEX, 2),
+                    out(ATTR_QUERY_DM_LENGTH, 8),
                 ]
             }
         }

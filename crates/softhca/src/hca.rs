@@ -11,7 +11,7 @@ use crate::engine::counters::Stats;
 use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
 use crate::engine::loopback::Origin;
-use crate::engine::mkey::Rights;
+use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
 use crate::engine::wqe::{self, Local};
@@ -223,6 +223,15 @@ impl<P: Platform> Hca<P> {
     pub fn change_key(&mut self, number: u32, pd: u32, rights: u32) -> bool {
         let mkey = self.core.mkeys.get_mut(number);
         mkey.map(|mkey| (mkey.pd, mkey.rights) = (pd, Rights(rights & 0b11111)))
+            .is_some()
+    }
+
+    /// Makes the mkey with this number refer to contiguous memory of the platform from
+    /// `address` on, whatever the addresses that requests use. No command conveys this: drivers
+    /// pass a list of pages. Returns whether the mkey exists.
+    pub fn set_key_memory(&mut self, number: u32, address: u64) -> bool {
+        let mkey = self.core.mkeys.get_mut(number);
+        mkey.map(|mkey| mkey.translation = Translation::Contiguous(address))
             .is_some()
     }
 

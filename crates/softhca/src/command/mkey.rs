@@ -59,7 +59,7 @@ pub(crate) fn translation(
         log_page_size
     };
     match mode {
-        MODE_PHYSICAL => Ok(Translation::Physical),
+        MODE_PHYSICAL => Ok(Translation::Contiguous(start)),
         MODE_DEVICE => Ok(Translation::Device(start)),
         MODE_PAGES | MODE_EQUAL_KEYS if shift > LARGEST_PAGE => {
             Err(refuse(Status::BadParameter, "the memory key's page size"))

@@ -78,8 +78,8 @@ impl Rights {
 /// Translation of a key to memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Translation {
-    /// Addresses are guest addresses.
-    Physical,
+    /// Contiguous guest memory, from this address on.
+    Contiguous(u64),
     /// Pages of one size: their addresses, with [`READABLE`] and [`WRITABLE`].
     Pages { pages: Vec<u64>, shift: u32 },
     /// Consecutive parts of other keys.
@@ -287,7 +287,9 @@ impl<P: Platform> Core<P> {
         }
         let offset = va.wrapping_sub(mkey.start);
         match &mkey.translation {
-            Translation::Physical => each(Location::Guest(va), base, length),
+            Translation::Contiguous(first) => {
+                each(Location::Guest(first.wrapping_add(offset)), base, length)
+            }
             Translation::Device(start) => {
                 let at = start.checked_add(offset).ok_or(Fault::Protection)?;
                 each(Location::Device(at), base, length)

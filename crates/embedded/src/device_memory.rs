@@ -1,0 +1,95 @@
+//! Device memory: pages of the context's file, which the program maps, and to which regions
+//! refer by offsets (`mlx5_ib_alloc_dm`, `mlx5_ib_reg_dm_mr`).
+
+use std::os::fd::RawFd;
+
+use mmap_rs::MmapOptions;
+use uverbs::AccessFlags;
+use uverbs::abi::ids::*;
+
+use crate::driver_ids::*;
+use crate::object::{DeviceMemory, Object, ObjectData};
+use crate::queues::require;
+use crate::region::{OPTIONAL, RegionParameters};
+use crate::request::Request;
+use crate::state::State;
+use crate::{Result, refuse};
+
+/// The largest alignment of an allocation, as a logarithm.
+const LOG_MAX_ALIGNMENT: u32 = 12;
+/// `MLX5_IB_UAPI_DM_TYPE_MEMIC`, the only type without direct rules.
+const MEMIC: u64 = 0;
+/// Access flags of a region of device memory (`MLX5_IB_DM_MEMIC_ALLOWED_ACCESS`).
+const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC)
+    .union(AccessFlags::ZERO_BASED)
+    .union(AccessFlags::from_bits_retain(OPTIONAL));
+
+impl State {
+    pub(crate) fn alloc_dm(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        if request.has(ATTR_ALLOC_DM_TYPE) && request.constant::<u64>(ATTR_ALLOC_DM_TYPE)? != MEMIC
+        {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let length: u64 = request.value(ATTR_ALLOC_DM_LENGTH)?;
+        let log_alignment: u32 = request.value(ATTR_ALLOC_DM_ALIGNMENT)?;
+        require(length != 0 && log_alignment <= LOG_MAX_ALIGNMENT)?;
+        let pages = length.div_ceil(MmapOptions::page_size() as u64);
+        let pages = u32::try_from(pages).or(refuse(libc::ENOMEM))?;
+        let (page, mapping) = self.context(fd)?.allocate_memory(pages)?;
+        let handle = self.objects.insert(Object {
+            file: fd,
+            dependencies: Vec::new(),
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::Dm(DeviceMemory {
+                mapping,
+                page,
+                pages,
+                length,
+            }),
+        });
+        request.set_handle(ATTR_ALLOC_DM_HANDLE, handle);
+        request.answer(ATTR_ALLOC_DM_START_OFFSET, &0u64);
+        request.answer(ATTR_ALLOC_DM_PAGE_INDEX, &(page as u16));
+        Ok(())
+    }
+
+    pub(crate) fn query_dm(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let handle = request.handle(ATTR_QUERY_DM_HANDLE)?;
+        let &DeviceMemory { page, length, .. } = self.objects.dm(fd, handle)?;
+        request.answer(ATTR_QUERY_DM_START_OFFSET, &0u64);
+        request.answer(ATTR_QUERY_DM_PAGE_INDEX, &(page as u16));
+        request.answer(ATTR_QUERY_DM_LENGTH, &length);
+        Ok(())
+    }
+
+    pub(crate) fn reg_dm_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let offset: u64 = request.value(ATTR_REG_DM_MR_OFFSET)?;
+        let length: u64 = request.value(ATTR_REG_DM_MR_LENGTH)?;
+        let flags = request.flags(ATTR_REG_DM_MR_ACCESS_FLAGS, u32::MAX)?;
+        let access = AccessFlags::from_bits_retain(flags);
+        require(access.contains(AccessFlags::ZERO_BASED) && (access - ACCESS).is_empty())?;
+        let dm = request.handle(ATTR_REG_DM_MR_DM_HANDLE)?;
+        let memory = self.objects.dm(fd, dm)?;
+        require(offset <= memory.length && length <= memory.length - offset)?;
+        let address = memory.address();
+        let pd = request.handle(ATTR_REG_DM_MR_PD_HANDLE)?;
+        let wanted = RegionParameters {
+            address: address + offset,
+            length,
+            iova: 0,
+            access: flags,
+            pd,
+        };
+        // SAFETY: the range is part of a mapping that the device memory owns, which exists as
+        // long as the region; the mapping is accessed through raw pointers only.
+        let (handle, key) = unsafe { self.add_region(fd, &wanted, vec![pd, dm]) }?;
+        request.set_handle(ATTR_REG_DM_MR_HANDLE, handle);
+        request.answer(ATTR_REG_DM_MR_RESP_LKEY, &key);
+        request.answer(ATTR_REG_DM_MR_RESP_RKEY, &key);
+        Ok(())
+    }
+}
