@@ -696,7 +696,10 @@ impl RandomDriver<'_> {
                 command
                     .object(ATTR_REG_DM_MR_HANDLE, 0)
                     .constant(ATTR_REG_DM_MR_OFFSET, self.random.pick_mostly(&[0u64, 64]))
-                    .constant(ATTR_REG_DM_MR_LENGTH, self.random.pick_mostly(&[64u64, 4096]))
+                    .constant(
+                        ATTR_REG_DM_MR_LENGTH,
+                        self.random.pick_mostly(&[64u64, 4096]),
+                    )
                     .object(ATTR_REG_DM_MR_PD_HANDLE, pd.into())
                     .u32(ATTR_REG_DM_MR_ACCESS_FLAGS, access)
                     .object(ATTR_REG_DM_MR_DM_HANDLE, dm.into())

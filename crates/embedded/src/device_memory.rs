@@ -33,6 +33,9 @@ impl State {
         {
             return refuse(libc::EOPNOTSUPP);
         }
+        if !request.has(ATTR_ALLOC_DM_PAGE_INDEX) {
+            return refuse(libc::ENOENT);
+        }
         let length: u64 = request.value(ATTR_ALLOC_DM_LENGTH)?;
         let log_alignment: u32 = request.value(ATTR_ALLOC_DM_ALIGNMENT)?;
         require(length != 0 && log_alignment <= LOG_MAX_ALIGNMENT)?;

@@ -176,9 +176,11 @@ impl Embedded {
         self.device.lock().hca.platform().ranges()
     }
 
-    /// Returns the node GUID, in host byte order.
+    /// Returns the node GUID, in host byte order. The first device of each process has the
+    /// same one, and so on: after a fork, libraries of the child find its devices by the GUIDs
+    /// that they have read before. Ports have GUIDs of their own.
     pub fn node_guid(&self) -> u64 {
-        self.device.lock().hca.settings().guid
+        self.device.lock().node_guid
     }
 
     /// Returns the counters of its packets.

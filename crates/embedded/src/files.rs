@@ -358,7 +358,10 @@ mod tests {
         let allocated = [3, 1, 28].map(|pages| memory.allocate(pages));
         assert_eq!(allocated, [Some(0), Some(3), Some(4)]);
         memory.free(0, 3);
-        assert_eq!([4, 2, 1].map(|pages| memory.allocate(pages)), [None, Some(0), Some(2)]);
+        assert_eq!(
+            [4, 2, 1].map(|pages| memory.allocate(pages)),
+            [None, Some(0), Some(2)]
+        );
     }
 
     #[test]

@@ -186,12 +186,7 @@ impl Process {
 
     /// Returns a pointer to an address if access to all `length` bytes was granted.
     #[inline]
-    fn locate(
-        &self,
-        address: u64,
-        length: usize,
-        access: Access,
-    ) -> Result<*mut u8, Unmapped> {
+    fn locate(&self, address: u64, length: usize, access: Access) -> Result<*mut u8, Unmapped> {
         if self.ranges.contains(address, length as u64)
             || self.map_on_demand(address, length as u64, access)
         {

@@ -21,7 +21,7 @@ use crate::memory::Process;
 use crate::runner::{Runner, WireConfig};
 use crate::state::State;
 use crate::time::{self, Progress, SimulatedTime};
-use crate::udp::UdpPorts;
+use crate::udp::{self, UdpPorts};
 use crate::{Result, refuse};
 
 /// A set of devices that can reach each other.
@@ -123,6 +123,12 @@ impl Network {
         Self::with_wire(drive, WireConfig::Udp(UdpPorts::open(name)?), None)
     }
 
+    /// Returns the network interface that has the addresses of a device of [`roce`](Self::roce)
+    /// with this name.
+    pub fn interface_of(name: &str) -> Option<String> {
+        udp::interface_of(name)
+    }
+
     /// Returns the directory that commands use if none is named: `ringverbs` in
     /// `$XDG_RUNTIME_DIR`, or a folder in `/tmp` with the user's number in its name.
     pub fn default_directory() -> PathBuf {
@@ -180,7 +186,7 @@ impl Network {
             return refuse(libc::ENODEV);
         };
         let profile = profile.with_devx();
-        let device = self.runner.add(|number, fabric, pool| {
+        let device = self.runner.add(|number, index, fabric, pool| {
             // There are fewer device numbers than LIDs.
             let number = u16::try_from(number).ok().filter(|number| *number < 0x4000);
             let number = number.ok_or(Errno::new(libc::ENOMEM))?;
@@ -198,6 +204,10 @@ impl Network {
                 addresses.apply_to(&mut settings);
             }
             let mut state = State::new(process, settings, addresses, fabric, pool)?;
+            if addresses.is_none() {
+                // The index is not above the number.
+                state.node_guid = Settings::numbered(profile, index as u16).guid;
+            }
             state.has_thread = self.runner.has_thread();
             Ok(Arc::new(Device::new(state, number.into())))
         })?;

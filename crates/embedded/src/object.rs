@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ring::Mapping;
 use softhca::command::opcode as op;
-use uverbs::{AccessFlags, QpType};
 use uverbs::abi::write::ModifyQp;
+use uverbs::{AccessFlags, QpType};
 
 use crate::devx::DevxObject;
 use crate::driver_ids;

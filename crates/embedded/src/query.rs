@@ -197,7 +197,7 @@ impl State {
         /// `IB_DEVICE_RAW_IP_CSUM`.
         const CHECKSUMS: u32 = 1 << 26;
         let packets = if self.has_packets() { CHECKSUMS } else { 0 };
-        let guid = self.hca.settings().guid.to_be_bytes();
+        let guid = self.node_guid.to_be_bytes();
         QueryDeviceResp {
             // 16.35.4030, as in the initialization segment.
             fw_ver: 16 << 32 | 35 << 16 | 4030,

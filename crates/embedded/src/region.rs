@@ -346,7 +346,12 @@ impl State {
                 ObjectData::Mr(mr) => mr.key == key && mr.is_on_demand(),
                 _ => false,
             });
-            let Some(Object { data: ObjectData::Mr(mr), dependencies, .. }) = region else {
+            let Some(Object {
+                data: ObjectData::Mr(mr),
+                dependencies,
+                ..
+            }) = region
+            else {
                 return refuse(libc::ENOENT);
             };
             let access = AccessFlags::from_bits_retain(mr.access);
@@ -355,7 +360,9 @@ impl State {
                 return refuse(libc::EPERM);
             }
             let offset = address.wrapping_sub(mr.iova);
-            let is_inside = offset.checked_add(length).is_some_and(|end| end <= mr.length);
+            let is_inside = offset
+                .checked_add(length)
+                .is_some_and(|end| end <= mr.length);
             let mapped = match is_inside {
                 false => refuse(libc::EFAULT),
                 true if advice == PREFETCH_NO_FAULT => Ok(()),

@@ -269,18 +269,19 @@ impl Runner {
         }))
     }
 
-    /// Adds the device that `make` creates, given its number.
+    /// Adds the device that `make` creates, given its numbers in the network and in this
+    /// process.
     pub(crate) fn add(
         &self,
-        make: impl FnOnce(usize, &Fabric, Pool) -> std::result::Result<Arc<Device>, Errno>,
+        make: impl FnOnce(usize, usize, &Fabric, Pool) -> std::result::Result<Arc<Device>, Errno>,
     ) -> Result<Arc<Device>> {
         let mut devices = self.shared.devices();
-        let mut number = devices.len();
-        if number >= self.numbers.len() {
+        let index = devices.len();
+        if index >= self.numbers.len() {
             return refuse(libc::ENOMEM);
         }
-        number += self.numbers.start;
-        let device = make(number, &self.shared.fabric, self.shared.pool.clone())?;
+        let number = self.numbers.start + index;
+        let device = make(number, index, &self.shared.fabric, self.shared.pool.clone())?;
         devices.push(Arc::clone(&device));
         self.shared
             .device_count

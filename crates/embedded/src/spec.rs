@@ -378,7 +378,7 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
                     exactly(ATTR_ALLOC_DM_LENGTH, 8),
                     exactly(ATTR_ALLOC_DM_ALIGNMENT, 4),
                     out(driver::ATTR_ALLOC_DM_START_OFFSET, 8),
-                    out(driver::ATTR_ALLOC_DM_PAGE_INDEX, 2),
+                    out(driver::ATTR_ALLOC_DM_PAGE_INDEX, 2).optional(),
                     constant(driver::ATTR_ALLOC_DM_TYPE).optional(),
                 ]
             }

@@ -70,6 +70,7 @@ pub(crate) struct State {
     pub(crate) subscriptions: Vec<Subscription>,
     /// Variant (low byte) of the last memory key.
     pub(crate) variant: u8,
+    pub(crate) node_guid: u64,
     /// The device has failed: every command is refused.
     pub(crate) failed: bool,
     /// Sends that were outstanding when their queue pair was destroyed.
@@ -176,6 +177,7 @@ impl State {
             }
             None => vec![PortGid::new(default, GID_IB)],
         };
+        let node_guid = settings.guid;
         let mut hca = Hca::new(process, settings, fabric, pool);
         hca.set_lossy(addresses.is_some());
         // As the driver does. The default is network byte order.
@@ -200,6 +202,7 @@ impl State {
             flows: Flows::default(),
             subscriptions: Vec::new(),
             variant: 0,
+            node_guid,
             failed: false,
             abandoned: Vec::new(),
             gids,

@@ -158,7 +158,10 @@ fn peers_read_and_write_device_memory_by_offsets() {
     // The first byte that does not belong to the region.
     let last = [memory.sge(0, 1)];
     let beyond = at(2 * PAGE as u64);
-    assert_eq!(pair.request(Opcode::RDMA_WRITE, &last, beyond), REMOTE_ACCESS);
+    assert_eq!(
+        pair.request(Opcode::RDMA_WRITE, &last, beyond),
+        REMOTE_ACCESS
+    );
     for mr in [mr, local] {
         uverbs::mr::destroy(&context, mr).unwrap();
     }
@@ -172,7 +175,11 @@ fn bad_device_memory_is_refused_and_leaves_nothing() {
     let host = Host::new(&embedded);
     let before = (embedded.objects(), embedded.ranges());
     let alloc = |length, log| DeviceMemory::allocate(&host.context, length, log);
-    let max = host.context.query_device_ex(Udata::none()).unwrap().max_dm_size;
+    let max = host
+        .context
+        .query_device_ex(Udata::none())
+        .unwrap()
+        .max_dm_size;
     assert_eq!(max, SIZE);
     for (length, log, expected) in [
         (1, 0, OK),
@@ -203,6 +210,12 @@ fn bad_device_memory_is_refused_and_leaves_nothing() {
             .constant(0x1002, kind);
         // SAFETY: the command's own memory.
         let done = unsafe { command.run(&host.context) };
+        // SAFETY: as above.
+        let without = unsafe { command.without(0x1001).run(&host.context) };
+        assert_eq!(
+            without.err(),
+            Some(if kind == 0 { ENOENT } else { EOPNOTSUPP })
+        );
         if let Ok(attrs) = &done {
             let handle = DmHandle(created(attrs, ATTR_ALLOC_DM_HANDLE));
             uverbs::dm::destroy(&host.context, handle).unwrap();
@@ -246,7 +259,9 @@ fn bad_device_memory_is_refused_and_leaves_nothing() {
         assert_eq!(errno(done), expected, "{range:?} {access:?}");
         assert_eq!((embedded.objects(), embedded.ranges()), in_use);
     }
-    let operation = half.bytes.for_operation(&host.context, half.object.handle(), 1);
+    let operation = half
+        .bytes
+        .for_operation(&host.context, half.object.handle(), 1);
     assert_eq!(create_errno(operation), EOPNOTSUPP);
     // A context is closed with all that it has.
     register(&host, &half, (0, 64), zero_based).unwrap();
@@ -258,7 +273,10 @@ fn bad_device_memory_is_refused_and_leaves_nothing() {
         length: 64,
         access: zero_based,
     };
-    assert_eq!(errno(uverbs::mr::register_dm(&context.context, &foreign)), ENOENT);
+    assert_eq!(
+        errno(uverbs::mr::register_dm(&context.context, &foreign)),
+        ENOENT
+    );
 }
 
 /// Pages of the process that are mapped, or not.
@@ -324,8 +342,7 @@ fn pages_are_needed_only_when_they_are_used() {
         access: all(),
     };
     // SAFETY: it is refused.
-    let refused =
-        unsafe { uverbs::mr::register(&pair.b.0.context, &pinned, Udata::none()) };
+    let refused = unsafe { uverbs::mr::register(&pair.b.0.context, &pinned, Udata::none()) };
     assert_eq!(errno(refused), EFAULT);
     let (mr, keys) = register_on_demand(&pair.b.0, range, all()).unwrap();
     let memory = pair.a.0.memory(2 * PAGE);
@@ -387,7 +404,10 @@ fn an_implicit_region_is_all_memory_of_the_process() {
         addr,
         rkey: keys.rkey,
     };
-    assert_eq!(pair.request(Opcode::RDMA_WRITE, &[sge], at(to.address())), 0);
+    assert_eq!(
+        pair.request(Opcode::RDMA_WRITE, &[sge], at(to.address())),
+        0
+    );
     // SAFETY: inside of the mapping, which nobody writes to now.
     let bytes = unsafe { std::slice::from_raw_parts(to.0, 2 * PAGE) };
     assert_eq!(bytes, [3; 2 * PAGE]);
@@ -403,7 +423,10 @@ fn an_implicit_region_is_all_memory_of_the_process() {
             addr: nowhere,
             rkey: keys.rkey,
         };
-        assert_eq!(pair.request(Opcode::RDMA_WRITE, &[sge], remote), REMOTE_OPERATION);
+        assert_eq!(
+            pair.request(Opcode::RDMA_WRITE, &[sge], remote),
+            REMOTE_OPERATION
+        );
     }
     uverbs::mr::destroy(&pair.b.0.context, mr).unwrap();
     let beyond = pair.request(Opcode::RDMA_WRITE, &[sge], at(to.address()));
@@ -485,7 +508,10 @@ fn bad_regions_and_advice_are_refused() {
     for (change, expected) in [
         (change(None, on_demand), EINVAL),
         (change(Some((range.0, PAGE as u64, range.0)), on_demand), OK),
-        (change(Some((range.0, PAGE as u64, range.0)), AccessFlags::empty()), OK),
+        (
+            change(Some((range.0, PAGE as u64, range.0)), AccessFlags::empty()),
+            OK,
+        ),
     ] {
         // SAFETY: mapped pages, which nothing uses.
         let done = unsafe { uverbs::mr::rereg(&host.context, mr, &change, Udata::none()) };

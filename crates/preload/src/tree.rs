@@ -91,9 +91,9 @@ const V2: &str = "RoCE v2";
 /// Directory of the PCI devices in the tree.
 const PCI_DEVICES: &str = "sys/devices/ringverbs";
 
-/// Returns the files of a tree. With `has_host`, the device has the addresses of an
-/// interface, and possibly a GID for each.
-fn files(profiles: &[&str], has_host: bool) -> Vec<File> {
+/// Returns the files of a tree. With `has_host`, the device has addresses of the host, and
+/// possibly a GID for each. Ethernet ports belong to the interface.
+fn files(profiles: &[&str], has_host: bool, interface: Option<&str>) -> Vec<File> {
     let (major, minor) = MANAGER;
     let fixed = [
         ("dev/infiniband/rdma_cm", String::new()),
@@ -110,8 +110,22 @@ fn files(profiles: &[&str], has_host: bool) -> Vec<File> {
             (false, _) => &[V1],
         };
         device(number, ethernet, gids, &mut files);
+        if let Some(name) = interface.filter(|_| ethernet) {
+            let link = Content::Link(format!("/sys/class/net/{name}"));
+            files.push((format!("{}/net/{name}", pci_device(number)), link));
+        }
     }
     files
+}
+
+/// Returns the name of the PCI device.
+fn pci_name(number: usize) -> String {
+    format!("ffff:00:{number:02x}.0")
+}
+
+/// Returns the directory of the PCI device.
+fn pci_device(number: usize) -> String {
+    format!("{PCI_DEVICES}/{}", pci_name(number))
 }
 
 /// Adds the files of a device.
@@ -135,9 +149,9 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
         ("class", "0x020000"),
         ("numa_node", "-1"),
     ];
-    let (link, rate) = match ethernet {
-        true => ("Ethernet", "100 Gb/sec (4X EDR)"),
-        false => ("InfiniBand", "100 Gb/sec (4X EDR)"),
+    let link = match ethernet {
+        true => "Ethernet",
+        false => "InfiniBand",
     };
     let general = [
         ("node_type", "1: CA"),
@@ -147,7 +161,7 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
         ("board_id", "MT_0000000000"),
         ("ports/1/state", "4: ACTIVE"),
         ("ports/1/phys_state", "5: LinkUp"),
-        ("ports/1/rate", rate),
+        ("ports/1/rate", "100 Gb/sec (4X EDR)"),
         ("ports/1/link_layer", link),
         ("ports/1/lid_mask_count", "0"),
         ("ports/1/sm_sl", "0"),
@@ -156,8 +170,7 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
     ];
     // As in sysfs, classes have links to devices: programs derive the PCI device from the
     // target of the link.
-    let pci_name = format!("ffff:00:{number:02x}.0");
-    let pci_device = format!("{PCI_DEVICES}/{pci_name}");
+    let pci_device = pci_device(number);
     let uverbs_device = format!("{pci_device}/infiniband_verbs/uverbs{number}");
     let rdma_device = format!("{pci_device}/infiniband/mlx5_{number}");
     let mut add = |at: &str, name: &str, content: &str| {
@@ -191,7 +204,7 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
         (uverbs_device, format!("infiniband_verbs/uverbs{number}")),
         (rdma_device, format!("infiniband/mlx5_{number}")),
     ] {
-        let to_pci = Content::Link(format!("../../../{pci_name}"));
+        let to_pci = Content::Link(format!("../../../{}", pci_name(number)));
         files.push((format!("{device}/device"), to_pci));
         let below = device.strip_prefix("sys/").unwrap_or(&device);
         let to_device = Content::Link(format!("../../{below}"));
@@ -206,7 +219,16 @@ fn create_tree(config: &Config) -> Result<PathBuf, String> {
         Error::Invalid { what, .. } => what.to_owned(),
         error => error.to_string(),
     })?;
-    let files = files(&config.profiles, config.host.is_some());
+    let interface = match &config.host {
+        Some(host) => embedded::Network::interface_of(host),
+        // The connection manager accepts loopback addresses.
+        None => Some("lo".to_owned()),
+    };
+    let files = files(
+        &config.profiles,
+        config.host.is_some(),
+        interface.as_deref(),
+    );
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let name = format!("sysfs-{:016x}", hasher.finish());
@@ -253,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_device_has_files_and_attributes_of_its_own() {
-        let files = files(&["roce", "ib"], false);
+        let files = files(&["roce", "ib"], false, Some("lo"));
         let name = format!("ringverbs-tree-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         write(&directory, &files).unwrap();
@@ -268,10 +290,14 @@ mod tests {
         assert_eq!(text(&format!("sys/{kind}")).unwrap(), "IB/RoCE v1\n");
         let vendor = "sys/class/infiniband/mlx5_1/device/infiniband_verbs/uverbs1/device/vendor";
         assert_eq!(text(vendor).unwrap(), "0x15b3\n");
+        let interface = |number| at(&format!("sys/class/infiniband/mlx5_{number}/device/net"));
+        let link = fs::read_link(interface(0).join("lo")).unwrap();
+        assert_eq!(link, Path::new("/sys/class/net/lo"));
+        assert!(!interface(1).exists(), "an InfiniBand port has none");
         let real = at("sys/class/infiniband/mlx5_1").canonicalize().unwrap();
         assert!(real.ends_with("ffff:00:01.0/infiniband/mlx5_1"), "{real:?}");
         fs::remove_dir_all(&directory).unwrap();
-        let host_files = super::files(&["roce"], true);
+        let host_files = super::files(&["roce"], true, None);
         let kind = (
             format!("{PCI_DEVICES}/ffff:00:00.0/{}", &kind[6..]),
             Content::Text("RoCE v2\n".to_owned()),

@@ -32,7 +32,7 @@ pub(super) struct Port {
     pub(super) ethernet: bool,
     pub(super) gid: [u8; 16],
     pub(super) lid: u16,
-    pub(super) guid: u64,
+    pub(super) node_guid: u64,
     /// Index of the GID.
     pub(super) gid_index: u8,
     /// Path MTU, in MTU encoding.
@@ -351,7 +351,7 @@ mod tests {
             ethernet: true,
             gid: [1; 16],
             lid: 0,
-            guid: 1,
+            node_guid: 1,
             gid_index: 0,
             mtu: MTU,
         };

@@ -96,7 +96,7 @@ impl Embedded {
             ethernet: state.is_ethernet(),
             gid: state.gid(),
             lid: settings.lid,
-            guid: settings.guid,
+            node_guid: state.node_guid,
             // After the GID of RoCE v1, if there is one.
             gid_index: u8::from(state.is_ethernet() && !state.has_host_addresses()),
             mtu: state.mtu(),

@@ -75,7 +75,7 @@ impl Id {
             ..Default::default()
         };
         if self.is_on_device() {
-            answer.node_guid = self.port.guid.to_be();
+            answer.node_guid = self.port.node_guid.to_be();
             answer.port_num = 1;
             answer.pkey = PKEY.to_be();
         }

@@ -44,7 +44,7 @@ use address_monitor::AddressMonitor;
 pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
 use ports::Endpoint;
-pub(crate) use ports::{HostAddresses, UdpPorts};
+pub(crate) use ports::{HostAddresses, UdpPorts, interface_of};
 use segmentation::{join_acknowledgement, may_hold};
 use socket::{
     FIRST_RECV_MESSAGES, MAX_RECV_MESSAGES, MAX_SEND_DATAGRAMS, ReceiveBuffers, ScopedAddress,

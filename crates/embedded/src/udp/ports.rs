@@ -174,6 +174,11 @@ fn resolve_name(name: &str) -> Result<ResolvedName, Error> {
     })
 }
 
+/// Returns the interface that has the addresses of a name.
+pub(crate) fn interface_of(name: &str) -> Option<String> {
+    resolve_name(name).ok()?.interface
+}
+
 fn resolve_interface(name: &str) -> Result<ResolvedName, Error> {
     let mut all = getifaddrs().map_err(|it| refused(&it.into()))?;
     if !all.any(|entry| entry.interface_name == name) {

@@ -185,7 +185,7 @@ static void refused(void)
 	CHECK(!mlx5dv_create_qp(context, &init, &later));
 	/* The device's steering is the driver's. */
 	for (steering.type = MLX5DV_DM_TYPE_STEERING_SW_ICM; steering.type <= 3; steering.type++) {
-		CHECK(!mlx5dv_alloc_dm(context, &size, &steering) && errno == EPROTONOSUPPORT);
+		CHECK(!mlx5dv_alloc_dm(context, &size, &steering) && errno == EOPNOTSUPP);
 		steering.comp_mask = 1;
 		CHECK(!mlx5dv_alloc_dm(context, &size, &steering) && errno == EINVAL);
 		steering.comp_mask = 0;
