@@ -20,6 +20,14 @@ use uverbs::kernel::Kernel;
 use uverbs::{Context, QpAttrMask as Mask, QpType};
 use zerocopy::{FromZeros, IntoBytes};
 
+use mlx5::ioctl::ids::{
+    ATTR_CREATE_FLOW_DEST_QP, ATTR_CREATE_FLOW_FLAGS, ATTR_CREATE_FLOW_HANDLE,
+    ATTR_CREATE_FLOW_MATCH_VALUE, ATTR_CREATE_FLOW_MATCHER, ATTR_FLOW_MATCHER_CREATE_HANDLE,
+    ATTR_FLOW_MATCHER_DESTROY_HANDLE, ATTR_FLOW_MATCHER_FLOW_TYPE,
+    ATTR_FLOW_MATCHER_MATCH_CRITERIA, ATTR_FLOW_MATCHER_MATCH_MASK, FLOW_DROP, METHOD_CREATE_FLOW,
+    METHOD_FLOW_MATCHER_CREATE, METHOD_FLOW_MATCHER_DESTROY, OBJECT_FLOW_MATCHER,
+};
+
 use crate::driver::*;
 use crate::raw::*;
 
@@ -730,6 +738,37 @@ impl RandomDriver<'_> {
         }
     }
 
+    /// Builds a matcher, or a flow of one.
+    fn matcher_command(&mut self) -> Command {
+        let headers: Vec<u8> = (0..0x40)
+            .map(|_| self.random.pick(&[0, 0, 0xff, 2]))
+            .collect();
+        let mut command;
+        if self.random.one_in(2) {
+            command = Command::new(OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_CREATE);
+            command
+                .object(ATTR_FLOW_MATCHER_CREATE_HANDLE, 0)
+                .input(ATTR_FLOW_MATCHER_MATCH_MASK, &headers)
+                .attr(ATTR_FLOW_MATCHER_FLOW_TYPE, 2, self.random.below(3))
+                .input(
+                    ATTR_FLOW_MATCHER_MATCH_CRITERIA,
+                    &[self.random.below(2) as u8],
+                );
+            return command;
+        }
+        let (matcher, qp) = (self.object(OBJECT_FLOW_MATCHER), self.object(OBJECT_QP));
+        command = Command::new(OBJECT_FLOW, METHOD_CREATE_FLOW);
+        command
+            .object(ATTR_CREATE_FLOW_HANDLE, 0)
+            .input(ATTR_CREATE_FLOW_MATCH_VALUE, &headers)
+            .object(ATTR_CREATE_FLOW_MATCHER, matcher.into());
+        match self.random.one_in(3) {
+            true => command.u32(ATTR_CREATE_FLOW_FLAGS, FLOW_DROP),
+            false => command.object(ATTR_CREATE_FLOW_DEST_QP, qp.into()),
+        };
+        command
+    }
+
     /// Builds a flow, mostly to a raw packet queue pair.
     fn create_flow(&mut self) -> Command {
         const LENGTHS: [(u32, u16); 4] = [(0x20, 40), (0x30, 32), (0x40, 16), (0x41, 16)];
@@ -807,6 +846,7 @@ impl RandomDriver<'_> {
             OBJECT_AH,
             OBJECT_XRCD,
             OBJECT_DM,
+            OBJECT_FLOW_MATCHER,
         ]);
         let handle = self.object(kind);
         destroy(kind, handle)
@@ -815,7 +855,7 @@ impl RandomDriver<'_> {
     fn command(&mut self) -> Command {
         self.change = Change::None;
         self.moved = false;
-        let mut command = match self.random.below(29) {
+        let mut command = match self.random.below(31) {
             0 => {
                 let mut command = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
                 command.out(ATTR_UHW_OUT, 4);
@@ -829,6 +869,7 @@ impl RandomDriver<'_> {
             17..22 => self.other_command(),
             22..25 => self.work_queue_command(),
             25..27 => self.memory_command(),
+            27..29 => self.matcher_command(),
             _ => self.destroy(),
         };
         if self.random.one_in(3) {
@@ -983,6 +1024,13 @@ impl RandomDriver<'_> {
             (OBJECT_ASYNC_EVENT, ..) => self.clients[self.current]
                 .files
                 .push(created(&attrs, 0) as i32),
+            (OBJECT_FLOW, METHOD_CREATE_FLOW, _) => {
+                new(OBJECT_FLOW, created(&attrs, ATTR_CREATE_FLOW_HANDLE));
+            }
+            (OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_CREATE, _) => {
+                let handle = created(&attrs, ATTR_FLOW_MATCHER_CREATE_HANDLE);
+                new(OBJECT_FLOW_MATCHER, handle);
+            }
             (OBJECT_DM, METHOD_DM_ALLOC, _) => new(OBJECT_DM, created(&attrs, 0)),
             (OBJECT_MR, METHOD_DM_MR_REG, _) => {
                 new(OBJECT_MR, created(&attrs, 0));
@@ -1008,13 +1056,18 @@ impl RandomDriver<'_> {
                     OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR | OBJECT_WQ | OBJECT_DM => {
                         method == 1
                     }
+                    OBJECT_FLOW_MATCHER => method == METHOD_FLOW_MATCHER_DESTROY,
                     OBJECT_PD | OBJECT_MW | OBJECT_AH | OBJECT_XRCD | OBJECT_RWQ_IND_TBL => {
                         method == 0
                     }
                     _ => false,
                 };
                 if destroys {
-                    let handle = created(&attrs, 0);
+                    let id = match kind {
+                        OBJECT_FLOW_MATCHER => ATTR_FLOW_MATCHER_DESTROY_HANDLE,
+                        _ => 0,
+                    };
+                    let handle = created(&attrs, id);
                     self.clients[self.current].queue_pairs.remove(&handle);
                     let all = self.clients[self.current].objects.entry(kind).or_default();
                     let at = all.iter().position(|it| *it == handle);
@@ -1187,6 +1240,7 @@ impl RandomDriver<'_> {
                 OBJECT_CQ,
                 OBJECT_XRCD,
                 OBJECT_DM,
+                OBJECT_FLOW_MATCHER,
                 OBJECT_PD,
             ];
             for kind in kinds {

@@ -3,6 +3,9 @@
 use std::os::fd::RawFd;
 use std::ptr;
 
+use mlx5::ioctl::ids::{
+    ATTR_FLOW_MATCHER_DESTROY_HANDLE, METHOD_FLOW_MATCHER_DESTROY, OBJECT_FLOW_MATCHER,
+};
 use uverbs::Context;
 use uverbs::abi::ids::*;
 use uverbs::abi::ioctl::{ATTR_F_MANDATORY, Attr, IoctlHdr, RDMA_VERBS_IOCTL};
@@ -343,6 +346,11 @@ pub fn destroy(object: u16, handle: u32) -> Command {
         OBJECT_MR => (METHOD_MR_DESTROY, ATTR_DESTROY_MR_HANDLE, 0),
         OBJECT_MW => (METHOD_MW_DESTROY, ATTR_DESTROY_MW_HANDLE, 0),
         OBJECT_AH => (METHOD_AH_DESTROY, ATTR_DESTROY_AH_HANDLE, 0),
+        OBJECT_FLOW_MATCHER => (
+            METHOD_FLOW_MATCHER_DESTROY,
+            ATTR_FLOW_MATCHER_DESTROY_HANDLE,
+            0,
+        ),
         OBJECT_DM => (METHOD_DM_FREE, ATTR_FREE_DM_HANDLE, 0),
         OBJECT_XRCD => (METHOD_XRCD_DESTROY, ATTR_DESTROY_XRCD_HANDLE, 0),
         _ => (METHOD_PD_DESTROY, ATTR_DESTROY_PD_HANDLE, 0),

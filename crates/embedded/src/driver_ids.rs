@@ -6,6 +6,7 @@ use uverbs::driver::NAMESPACE;
 pub(crate) const OBJECT_DEVX: u16 = NAMESPACE;
 pub(crate) const OBJECT_DEVX_OBJ: u16 = NAMESPACE + 1;
 pub(crate) const OBJECT_DEVX_UMEM: u16 = NAMESPACE + 2;
+pub(crate) const OBJECT_FLOW_MATCHER: u16 = NAMESPACE + 3;
 pub(crate) const OBJECT_DEVX_ASYNC_CMD_FD: u16 = NAMESPACE + 4;
 pub(crate) const OBJECT_DEVX_ASYNC_EVENT_FD: u16 = NAMESPACE + 5;
 pub(crate) const OBJECT_UAR: u16 = NAMESPACE + 8;
@@ -74,6 +75,30 @@ pub(crate) const ATTR_QUERY_DM_HANDLE: u16 = NAMESPACE;
 pub(crate) const ATTR_QUERY_DM_START_OFFSET: u16 = NAMESPACE + 1;
 pub(crate) const ATTR_QUERY_DM_PAGE_INDEX: u16 = NAMESPACE + 2;
 pub(crate) const ATTR_QUERY_DM_LENGTH: u16 = NAMESPACE + 3;
+
+// Methods of `OBJECT_FLOW_MATCHER`, and their attributes: the handle is the first of all.
+pub(crate) const METHOD_MATCHER_CREATE: u16 = NAMESPACE;
+pub(crate) const METHOD_MATCHER_DESTROY: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_MATCHER_HANDLE: u16 = NAMESPACE;
+pub(crate) const ATTR_MATCHER_MASK: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_MATCHER_TYPE: u16 = NAMESPACE + 2;
+pub(crate) const ATTR_MATCHER_CRITERIA: u16 = NAMESPACE + 3;
+pub(crate) const ATTR_MATCHER_FLAGS: u16 = NAMESPACE + 4;
+pub(crate) const ATTR_MATCHER_TABLE: u16 = NAMESPACE + 5;
+
+// Methods of flows that the driver adds, and their attributes.
+pub(crate) const METHOD_FLOW_CREATE: u16 = NAMESPACE;
+pub(crate) const METHOD_FLOW_DESTROY: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_FLOW_HANDLE: u16 = NAMESPACE;
+pub(crate) const ATTR_FLOW_VALUE: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_FLOW_QP: u16 = NAMESPACE + 2;
+pub(crate) const ATTR_FLOW_DEVX: u16 = NAMESPACE + 3;
+pub(crate) const ATTR_FLOW_MATCHER: u16 = NAMESPACE + 4;
+pub(crate) const ATTR_FLOW_ACTIONS: u16 = NAMESPACE + 5;
+pub(crate) const ATTR_FLOW_TAG: u16 = NAMESPACE + 6;
+pub(crate) const ATTR_FLOW_COUNTERS: u16 = NAMESPACE + 7;
+pub(crate) const ATTR_FLOW_COUNTER_OFFSETS: u16 = NAMESPACE + 8;
+pub(crate) const ATTR_FLOW_FLAGS: u16 = NAMESPACE + 9;
 
 // Methods of `OBJECT_UAR`, and their attributes.
 pub(crate) const METHOD_UAR_ALLOC: u16 = NAMESPACE;

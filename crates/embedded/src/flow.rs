@@ -1,5 +1,5 @@
-//! Flow steering: rules that direct received frames to raw packet queue pairs. All rules are
-//! in one flow table of the device; the first rule that a frame matches applies.
+//! Flow steering: rules that direct received frames to raw packet queue pairs, or drop them.
+//! All rules are in one flow table of the device; the first rule that a frame matches applies.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -21,6 +21,8 @@ use crate::{Result, refuse};
 const MAX_SPECS: u8 = 10;
 /// Maximum number of rules of one priority.
 const PER_PRIORITY: u32 = 1 << 16;
+/// The last priority; it and the one before are those of flows for all frames.
+pub(crate) const LAST_PRIORITY: u32 = PER_PRIORITY - 1;
 
 /// `enum ib_flow_attr_type`.
 const MATCHING: u32 = 0;
@@ -29,6 +31,7 @@ const ALL_MULTICAST: u32 = 2;
 /// `enum ib_flow_spec_type`.
 const ETHERNET: u32 = 0x20;
 const IPV4: u32 = 0x30;
+const IPV6: u32 = 0x31;
 const TCP: u32 = 0x40;
 const UDP: u32 = 0x41;
 
@@ -36,12 +39,14 @@ const UDP: u32 = 0x41;
 const TABLE: Field = field(0x14, 23, 0);
 const GROUP: Field = field(0x18, 31, 0);
 const CRITERIA_ENABLE: Field = field(0x3c, 7, 0);
-const OUTER_HEADERS: u32 = 1;
+pub(crate) const OUTER_HEADERS: u32 = 1;
 const CRITERIA: usize = 0x40;
 const GROUP_LENGTH: usize = CRITERIA + 0x200;
 const RULE_INDEX: Field = field(0x20, 31, 0);
 const RULE_GROUP: Field = field(0x44, 31, 0);
+const RULE_TAG: Field = field(0x48, 23, 0);
 const RULE_ACTION: Field = field(0x4c, 15, 0);
+const DROP: u32 = 1 << 1;
 const FORWARD: u32 = 1 << 2;
 const RULE_DESTINATIONS: Field = field(0x50, 23, 0);
 const RULE_VALUE: usize = 0x80;
@@ -60,19 +65,21 @@ const IP_VERSION: Field = field(0x10, 12, 9);
 const TCP_PORTS: usize = 0x14;
 const TTL: Field = field(0x18, 7, 0);
 const UDP_PORTS: usize = 0x1c;
+const SOURCE_IPV6: usize = 0x20;
 const SOURCE_IPV4: usize = 0x2c;
+const DESTINATION_IPV6: usize = 0x30;
 const DESTINATION_IPV4: usize = 0x3c;
 
 /// The header fields that a rule matches: their bits as a mask, and the values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Match {
-    mask: Headers,
-    value: Headers,
+pub(crate) struct Match {
+    pub(crate) mask: Headers,
+    pub(crate) value: Headers,
 }
 
 /// Outer headers in the layout that rules match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Headers([u8; 64]);
+pub(crate) struct Headers(pub(crate) [u8; 64]);
 
 impl Default for Headers {
     fn default() -> Self {
@@ -101,6 +108,7 @@ impl Match {
         let length = match kind {
             ETHERNET => 16,
             IPV4 => 12,
+            IPV6 => 40,
             TCP | UDP => 4,
             _ => return refuse(libc::EOPNOTSUPP),
         };
@@ -127,6 +135,18 @@ impl Match {
                     return refuse(libc::EOPNOTSUPP);
                 }
             }
+            IPV6 => {
+                self.field(IP_VERSION, IP_VERSION.largest(), 6);
+                self.bytes(SOURCE_IPV6, &mask[..16], &value[..16]);
+                self.bytes(DESTINATION_IPV6, &mask[16..32], &value[16..32]);
+                self.field(PROTOCOL, mask[36].into(), value[36].into());
+                self.field(TRAFFIC_CLASS, mask[37].into(), value[37].into());
+                self.field(TTL, mask[38].into(), value[38].into());
+                // Matching flow labels is not supported.
+                if mask[32..36] != [0; 4] || mask[39] != 0 {
+                    return refuse(libc::EOPNOTSUPP);
+                }
+            }
             // The specification begins with the destination port.
             _ => {
                 let (at, protocol) = match kind {
@@ -142,13 +162,42 @@ impl Match {
     }
 }
 
+/// What becomes of matching frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Drop,
+    /// To a TIR. Their completions have the tag.
+    Forward {
+        tir: u32,
+        tag: u32,
+    },
+}
+
+impl Action {
+    fn tir(self) -> Option<u32> {
+        match self {
+            Self::Drop => None,
+            Self::Forward { tir, .. } => Some(tir),
+        }
+    }
+
+    /// Returns whether a rule can have both actions.
+    fn is_compatible(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Drop, Self::Drop) => true,
+            (Self::Forward { tag, .. }, Self::Forward { tag: other, .. }) => tag == other,
+            _ => false,
+        }
+    }
+}
+
 /// A rule of the device, shared by flows with the same match.
 #[derive(Debug)]
 struct Rule {
     group: u32,
     what: Match,
-    /// The TIRs, one for each flow.
-    tirs: Vec<u32>,
+    /// The actions, one for each flow, all compatible.
+    actions: Vec<Action>,
 }
 
 /// The rules for received frames.
@@ -164,7 +213,7 @@ pub(crate) struct Flows {
 pub(crate) struct Flow {
     /// Index of its rule.
     index: u32,
-    tir: u32,
+    action: Action,
 }
 
 impl State {
@@ -199,9 +248,9 @@ impl State {
             specs = after;
         }
         require(specs.is_empty())?;
-        let last = PER_PRIORITY - 1;
+        let last = LAST_PRIORITY;
         let priority = match attr.kind {
-            MATCHING if u32::from(attr.priority) < last - 1 => attr.priority.into(),
+            MATCHING => attr.priority.into(),
             ALL | ALL_MULTICAST => {
                 require(attr.num_of_specs == 0)?;
                 if attr.kind == ALL_MULTICAST {
@@ -211,14 +260,11 @@ impl State {
                     last
                 }
             }
-            MATCHING => return refuse(libc::EINVAL),
             _ => return refuse(libc::EOPNOTSUPP),
         };
-        let qp = self.objects.qp(fd, requested.qp_handle)?;
-        let Some(tir) = qp.packet.and_then(|packet| packet.tir) else {
-            return refuse(libc::EINVAL);
-        };
-        let flow = self.add_flow(priority * PER_PRIORITY, what, tir)?;
+        require(attr.kind != MATCHING || priority < last - 1)?;
+        let tir = self.tir_of(fd, requested.qp_handle)?;
+        let flow = self.add_flow(priority, what, Action::Forward { tir, tag: 0 })?;
         let flow_handle = self.objects.insert(Object {
             file: fd,
             dependencies: vec![requested.qp_handle],
@@ -240,14 +286,31 @@ impl State {
             .map(drop)
     }
 
+    /// Returns the TIR of a raw packet queue pair.
+    pub(crate) fn tir_of(&self, fd: RawFd, qp: u32) -> Result<u32> {
+        let tir = self
+            .objects
+            .qp(fd, qp)?
+            .packet
+            .and_then(|packet| packet.tir);
+        tir.map_or(refuse(libc::EINVAL), Ok)
+    }
+
     /// Adds a flow to the rule with the same match and priority, or creates a rule.
-    fn add_flow(&mut self, first: u32, what: Match, tir: u32) -> Result<Flow> {
+    ///
+    /// # Errors
+    /// EEXIST for another action than that of the rule; ENOSPC.
+    pub(crate) fn add_flow(&mut self, priority: u32, what: Match, action: Action) -> Result<Flow> {
+        let first = priority * PER_PRIORITY;
         let last = first + (PER_PRIORITY - 1);
         let mut rules = self.flows.rules.range(first..=last);
-        if let Some((index, _)) = rules.find(|(_, rule)| rule.what == what) {
+        if let Some((index, rule)) = rules.find(|(_, rule)| rule.what == what) {
+            if !rule.actions.iter().all(|other| other.is_compatible(action)) {
+                return refuse(libc::EEXIST);
+            }
             let index = *index;
-            self.set_tirs(index, |tirs| tirs.push(tir))?;
-            return Ok(Flow { index, tir });
+            self.set_actions(index, |actions| actions.push(action))?;
+            return Ok(Flow { index, action });
         }
         let free = (first..=last).find(|index| !self.flows.rules.contains_key(index));
         let Some(index) = free else {
@@ -262,25 +325,25 @@ impl State {
         let rule = Rule {
             group,
             what,
-            tirs: Vec::new(),
+            actions: Vec::new(),
         };
         self.flows.rules.insert(index, rule);
-        let set = self.set_tirs(index, |tirs| tirs.push(tir));
+        let set = self.set_actions(index, |actions| actions.push(action));
         if set.is_err() {
             self.remove_rule(index)?;
         }
-        set.map(|()| Flow { index, tir })
+        set.map(|()| Flow { index, action })
     }
 
     /// Removes a flow; the last flow of a rule removes the rule.
     pub(crate) fn remove_flow(&mut self, flow: &Flow) -> Result<()> {
-        self.set_tirs(flow.index, |tirs| {
-            if let Some(at) = tirs.iter().position(|tir| *tir == flow.tir) {
-                tirs.swap_remove(at);
+        self.set_actions(flow.index, |actions| {
+            if let Some(at) = actions.iter().position(|action| *action == flow.action) {
+                actions.swap_remove(at);
             }
         })?;
         let rule = self.flows.rules.get(&flow.index);
-        match rule.is_some_and(|rule| rule.tirs.is_empty()) {
+        match rule.is_some_and(|rule| rule.actions.is_empty()) {
             true => self.remove_rule(flow.index),
             false => Ok(()),
         }
@@ -298,33 +361,38 @@ impl State {
         Ok(table)
     }
 
-    /// Changes the TIRs of a rule. The device's rule is left unchanged if none remain.
-    fn set_tirs(&mut self, index: u32, change: impl FnOnce(&mut Vec<u32>)) -> Result<()> {
+    /// Changes the actions of a rule. The device's rule is left unchanged if none remain.
+    fn set_actions(&mut self, index: u32, change: impl FnOnce(&mut Vec<Action>)) -> Result<()> {
         let (Some(table), Some(rule)) = (self.flows.table, self.flows.rules.get_mut(&index)) else {
             return refuse(libc::EINVAL);
         };
-        let mut tirs = rule.tirs.clone();
-        change(&mut tirs);
-        if !tirs.is_empty() {
+        let mut actions = rule.actions.clone();
+        change(&mut actions);
+        if let Some(first) = actions.first() {
             // Each TIR receives a frame once.
-            let mut each = tirs.clone();
-            each.sort_unstable();
-            each.dedup();
-            let length = RULE_LIST + 8 * each.len();
+            let mut tirs: Vec<u32> = actions.iter().filter_map(|action| action.tir()).collect();
+            tirs.sort_unstable();
+            tirs.dedup();
+            let (action, tag) = match first {
+                Action::Drop => (DROP, 0),
+                Action::Forward { tag, .. } => (FORWARD, *tag),
+            };
+            let length = RULE_LIST + 8 * tirs.len();
             let mut input = Input::new(op::SET_FLOW_TABLE_ENTRY, length)
                 .set(TABLE, table)
                 .set(RULE_INDEX, index)
                 .set(RULE_GROUP, rule.group)
-                .set(RULE_ACTION, FORWARD)
-                .set(RULE_DESTINATIONS, each.len() as u32)
+                .set(RULE_TAG, tag)
+                .set(RULE_ACTION, action)
+                .set(RULE_DESTINATIONS, tirs.len() as u32)
                 .bytes(RULE_VALUE, &rule.what.value.0);
-            for (number, tir) in each.into_iter().enumerate() {
+            for (number, tir) in tirs.into_iter().enumerate() {
                 let entry = (TO_TIR | tir).to_be_bytes();
                 input = input.bytes(RULE_LIST + 8 * number, &entry);
             }
             run(&mut self.hca, &input, 16)?;
         }
-        rule.tirs = tirs;
+        rule.actions = actions;
         Ok(())
     }
 
@@ -365,7 +433,14 @@ mod tests {
         let errno = |kind, parts: &[u8]| Match::default().add(kind, parts).unwrap_err().raw();
         assert_eq!(errno(ETHERNET, &ethernet[1..]), libc::EINVAL);
         assert_eq!(errno(TCP, &[0; 6]), libc::EINVAL);
-        assert_eq!(errno(0x31, &[0; 80]), libc::EOPNOTSUPP);
+        assert_eq!(errno(0x32, &[0; 80]), libc::EOPNOTSUPP);
+        let mut ipv6 = [0; 80];
+        (ipv6[15], ipv6[36], ipv6[55], ipv6[76]) = (1, 6, 0xff, 0xff);
+        what.add(IPV6, &ipv6).unwrap();
+        assert_eq!((what.value.0[0x2f], what.mask.0[0x2f]), (1, 0xff));
+        assert_eq!((what.value.0[0x10], what.value.0[0x12]), (6, 6 << 1));
+        ipv6[72] = 1;
+        assert_eq!(errno(IPV6, &ipv6), libc::EOPNOTSUPP, "a flow label");
         let mut ipv4 = [0; 24];
         Match::default().add(IPV4, &ipv4).unwrap();
         ipv4[23] = 1;

@@ -49,6 +49,7 @@ mod frames;
 pub mod hostile;
 mod kernel;
 mod leaving;
+mod matcher;
 mod memory;
 mod methods;
 mod network;

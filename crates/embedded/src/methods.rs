@@ -114,6 +114,12 @@ impl State {
                 request.answer(ATTR_PD_NUMBER, &number);
                 Ok(())
             }
+            (OBJECT_FLOW_MATCHER, METHOD_MATCHER_CREATE) => self.create_matcher(fd, request),
+            (OBJECT_FLOW_MATCHER, METHOD_MATCHER_DESTROY) => {
+                self.remove(fd, request, ATTR_MATCHER_HANDLE)
+            }
+            (OBJECT_FLOW, METHOD_FLOW_CREATE) => self.create_matched_flow(fd, request),
+            (OBJECT_FLOW, METHOD_FLOW_DESTROY) => self.remove(fd, request, ATTR_FLOW_HANDLE),
             (OBJECT_UAR, METHOD_UAR_ALLOC) => self.alloc_uar(fd, request),
             (OBJECT_UAR, METHOD_UAR_DESTROY) => self.remove(fd, request, ATTR_UAR_HANDLE),
             _ => refuse(libc::EPROTONOSUPPORT),
@@ -275,6 +281,7 @@ impl State {
             | ObjectData::Ah
             | ObjectData::Dm(_)
             | ObjectData::Flow(_)
+            | ObjectData::Matcher(_)
             | ObjectData::Uar { .. }
             | ObjectData::Umem { .. }
             | ObjectData::Devx(_) => {}
@@ -328,6 +335,7 @@ impl State {
             | ObjectData::Mw { .. }
             | ObjectData::Ah
             | ObjectData::Flow(_)
+            | ObjectData::Matcher(_)
             | ObjectData::Umem { .. } => {}
             ObjectData::Devx(_) => self.unsubscribe_object(handle),
             ObjectData::Uar { slot, .. } => {

@@ -14,6 +14,7 @@ use crate::driver_ids;
 use crate::dynamic::Target;
 use crate::event::{EventCounter, EventFile};
 use crate::flow::Flow;
+use crate::matcher::Matcher;
 use crate::packet::Packet;
 use crate::work_queue::WorkQueue;
 use crate::{Result, refuse};
@@ -205,6 +206,7 @@ pub(crate) enum ObjectData {
     Dm(DeviceMemory),
     /// A steering rule that directs packets to a queue pair.
     Flow(Flow),
+    Matcher(Matcher),
     /// A UAR: its number in the device, and its slot in the context's file.
     Uar {
         number: u32,
@@ -235,6 +237,7 @@ impl ObjectData {
             Self::Ah => ids::OBJECT_AH,
             Self::Dm(_) => ids::OBJECT_DM,
             Self::Flow(_) => ids::OBJECT_FLOW,
+            Self::Matcher(_) => driver_ids::OBJECT_FLOW_MATCHER,
             Self::Uar { .. } => driver_ids::OBJECT_UAR,
             Self::Umem { .. } => driver_ids::OBJECT_DEVX_UMEM,
             Self::Devx(_) => driver_ids::OBJECT_DEVX_OBJ,
@@ -292,6 +295,7 @@ typed! {
     wq, wq_mut: Wq(WorkQueue);
     xrcd, xrcd_mut: Xrcd(Xrcd);
     dm, dm_mut: Dm(DeviceMemory);
+    matcher, matcher_mut: Matcher(Matcher);
 }
 
 impl Objects {

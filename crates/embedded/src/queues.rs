@@ -839,7 +839,7 @@ impl State {
             ObjectData::Wq(wq) => (op::DESTROY_RQ, wq.number),
             ObjectData::WqTable { number } => (op::DESTROY_RQT, *number),
             ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
-            ObjectData::Ah | ObjectData::Dm(_) => return Ok(()),
+            ObjectData::Ah | ObjectData::Dm(_) | ObjectData::Matcher(_) => return Ok(()),
             ObjectData::Flow(flow) => {
                 let flow = *flow;
                 return self.remove_flow(&flow);

@@ -96,7 +96,9 @@ impl Request {
                 continue;
             };
             let is_same = |it: &Attr| it.attr_id == attr.attr_id;
-            if self.attrs[..at].iter().any(is_same) || attr.enum_or_reserved != 0 {
+            let is_enum = matches!(spec.form, Form::Enum(_));
+            let is_reserved = attr.enum_or_reserved != 0 && !is_enum;
+            if self.attrs[..at].iter().any(is_same) || is_reserved {
                 return refuse(libc::EINVAL);
             }
             let length = u64::from(attr.len);
@@ -114,6 +116,23 @@ impl Request {
                     }
                     if extensible && attr.len > max && !self.is_cleared(attr.attr_id, max.into()) {
                         return refuse(libc::EOPNOTSUPP);
+                    }
+                }
+                Form::Enum(lengths) => {
+                    let [number, reserved] = attr.enum_or_reserved.to_ne_bytes();
+                    let Some(expected) = lengths.get(usize::from(number)) else {
+                        return refuse(libc::EOPNOTSUPP);
+                    };
+                    if reserved != 0 || attr.len != *expected {
+                        return refuse(libc::EINVAL);
+                    }
+                }
+                Form::Objects => {
+                    if attr.len == 0 || attr.len % 4 != 0 {
+                        return refuse(libc::EINVAL);
+                    }
+                    if length > INLINE {
+                        copyable(attr.data, length, Access::Read)?;
                     }
                 }
                 Form::Out { min, max } => {
@@ -193,6 +212,12 @@ impl Request {
     pub(crate) fn constant<T: TryFrom<u64>>(&self, id: u16) -> Result<T> {
         let value = self.value::<u64>(id)?;
         T::try_from(value).or(refuse(libc::EINVAL))
+    }
+
+    /// Returns the number of an enumeration's value.
+    pub(crate) fn enumerator(&self, id: u16) -> Option<u8> {
+        let (_, attr) = self.find(id)?;
+        Some(attr.enum_or_reserved.to_ne_bytes()[0])
     }
 
     /// Returns flags, which are passed as 32 or 64 bits; none if not present.

@@ -30,6 +30,10 @@ pub(crate) enum Form {
     AnyObject,
     /// A descriptor of a type.
     Fd(FileKind),
+    /// A value of an enumeration, with the data that belongs to it, of these lengths.
+    Enum(&'static [u16]),
+    /// Handles of objects.
+    Objects,
 }
 
 /// An attribute of a method.
@@ -103,6 +107,18 @@ const fn in_struct(id: u16, min: u16) -> Spec {
 const fn out_struct(id: u16, min: u16) -> Spec {
     let max = u16::MAX;
     Spec::new(id, Form::Out { min, max })
+}
+
+/// A mask of headers, or their values.
+const fn match_parameters(id: u16) -> Spec {
+    /// `struct mlx5_ifc_fte_match_param_bits`.
+    const MAX: u16 = 0x200;
+    let form = Form::In {
+        min: 1,
+        max: MAX,
+        extensible: false,
+    };
+    Spec::new(id, form)
 }
 
 const fn new_object(id: u16) -> Spec {
@@ -523,6 +539,40 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
                 ]
             }
         }
+        (OBJECT_FLOW_MATCHER, METHOD_MATCHER_CREATE) => {
+            &const {
+                // `enum mlx5_ib_flow_type`: the first has a priority.
+                let types = Form::Enum(&[2, 0, 0, 0]);
+                [
+                    new_object(ATTR_MATCHER_HANDLE),
+                    match_parameters(ATTR_MATCHER_MASK),
+                    Spec::new(ATTR_MATCHER_TYPE, types),
+                    exactly(ATTR_MATCHER_CRITERIA, 1),
+                    flags(ATTR_MATCHER_FLAGS),
+                    constant(ATTR_MATCHER_TABLE).optional(),
+                ]
+            }
+        }
+        (OBJECT_FLOW_MATCHER, METHOD_MATCHER_DESTROY) => {
+            &const { [object(ATTR_MATCHER_HANDLE, OBJECT_FLOW_MATCHER)] }
+        }
+        (OBJECT_FLOW, METHOD_FLOW_CREATE) => {
+            &const {
+                [
+                    new_object(ATTR_FLOW_HANDLE),
+                    match_parameters(ATTR_FLOW_VALUE),
+                    object(ATTR_FLOW_QP, OBJECT_QP).optional(),
+                    object(ATTR_FLOW_DEVX, OBJECT_DEVX_OBJ).optional(),
+                    object(ATTR_FLOW_MATCHER, OBJECT_FLOW_MATCHER),
+                    Spec::new(ATTR_FLOW_ACTIONS, Form::Objects).optional(),
+                    exactly(ATTR_FLOW_TAG, 4).optional(),
+                    Spec::new(ATTR_FLOW_COUNTERS, Form::Objects).optional(),
+                    in_struct(ATTR_FLOW_COUNTER_OFFSETS, 4).optional(),
+                    flags(ATTR_FLOW_FLAGS),
+                ]
+            }
+        }
+        (OBJECT_FLOW, METHOD_FLOW_DESTROY) => &const { [object(ATTR_FLOW_HANDLE, OBJECT_FLOW)] },
         (OBJECT_UAR, METHOD_UAR_DESTROY) => &const { [object(ATTR_UAR_HANDLE, OBJECT_UAR)] },
         _ => return None,
     })
