@@ -61,6 +61,11 @@ pub(crate) const METHOD_PD_QUERY: u16 = NAMESPACE;
 pub(crate) const ATTR_PD_HANDLE: u16 = NAMESPACE;
 pub(crate) const ATTR_PD_NUMBER: u16 = NAMESPACE + 1;
 
+// The method of the device that queries the driver's attributes of a port.
+pub(crate) const METHOD_QUERY_DRIVER_PORT: u16 = NAMESPACE;
+pub(crate) const ATTR_DRIVER_PORT_NUMBER: u16 = NAMESPACE;
+pub(crate) const ATTR_DRIVER_PORT: u16 = NAMESPACE + 1;
+
 // Methods and attributes of device memory that the driver adds.
 pub(crate) const METHOD_DM_MAP_OP: u16 = NAMESPACE;
 pub(crate) const METHOD_DM_QUERY: u16 = NAMESPACE + 1;

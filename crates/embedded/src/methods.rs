@@ -59,6 +59,7 @@ impl State {
                 Ok(())
             }
             (OBJECT_DEVICE, METHOD_QUERY_PORT) => self.query_port(request),
+            (OBJECT_DEVICE, METHOD_QUERY_DRIVER_PORT) => Self::query_driver_port(request),
             (OBJECT_DEVICE, METHOD_QUERY_PORT_SPEED) => self.query_port_speed(request),
             (OBJECT_DEVICE, METHOD_QUERY_GID_TABLE) => self.query_gid_table(request),
             (OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY) => self.query_gid_entry(request),

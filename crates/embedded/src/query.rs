@@ -13,8 +13,9 @@ use uverbs::abi::write::{
 use zerocopy::IntoBytes;
 
 use crate::command::{Input, run};
+use crate::driver_ids::{ATTR_DRIVER_PORT, ATTR_DRIVER_PORT_NUMBER};
 use crate::files::MEMORY_PAGES;
-use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS};
+use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
 use crate::request::Request;
 use crate::state::State;
 use crate::udp::OTHERS_MAC;
@@ -147,6 +148,13 @@ impl State {
             ..QueryPortRespEx::default()
         };
         request.answer_struct(ATTR_QUERY_PORT_RESP, &answer);
+        Ok(())
+    }
+
+    /// Answers `mlx5dv_query_port`: no attribute is valid, since there is no switch.
+    pub(crate) fn query_driver_port(request: &mut Request) -> Result<()> {
+        require(request.value::<u32>(ATTR_DRIVER_PORT_NUMBER)? == 1)?;
+        request.answer_struct(ATTR_DRIVER_PORT, &0u64);
         Ok(())
     }
 

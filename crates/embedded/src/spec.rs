@@ -417,6 +417,14 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
     /// Bytes of the header of a command, and of that of an answer.
     const HEADER: u16 = 16;
     Some(match (object_id, method_id) {
+        (OBJECT_DEVICE, METHOD_QUERY_DRIVER_PORT) => {
+            &const {
+                [
+                    exactly(ATTR_DRIVER_PORT_NUMBER, 4),
+                    out_struct(ATTR_DRIVER_PORT, 8),
+                ]
+            }
+        }
         (OBJECT_DEVX, METHOD_OTHER) => {
             &const {
                 [

@@ -376,6 +376,16 @@ fn bad_matchers_and_flows_are_refused_and_leave_nothing() {
 }
 
 #[test]
+fn the_driver_has_no_attributes_of_a_port() {
+    let host = Host::single("roce");
+    let mut answer = [0xff; 64];
+    mlx5::ioctl::query_port(&host.context, 1, &mut answer).unwrap();
+    assert_eq!(answer, [0; 64]);
+    let other = mlx5::ioctl::query_port(&host.context, 2, &mut answer);
+    assert_eq!(errno(other), EINVAL);
+}
+
+#[test]
 fn infiniband_has_no_matchers() {
     let host = Host::single("ib");
     assert_eq!(errno(matcher(&host.context, &[1; 6], 0)), EOPNOTSUPP);
