@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Attributes of queue pairs that few devices have: enhanced connection options,
- * rate limits, the order of data. Prints what the device answers.
+ * Attributes of queue pairs that few devices support: enhanced connection
+ * establishment, rate limits, in-order data. Prints the device's results.
  * usage: attributes CASE...|all
  */
 #include "common.h"
@@ -37,7 +37,7 @@ static void ece(void)
 	end_connect(&p.a, &p.o, p.b.qp->qp_num, &gid);
 	print_ece("connected", p.a.qp);
 	end_connect(&p.b, &p.o, p.a.qp->qp_num, &gid);
-	print_ece("the other", p.b.qp);
+	print_ece("peer", p.b.qp);
 	pair_close(&p);
 }
 
@@ -63,7 +63,7 @@ static void rate(void)
 {
 	struct pair_opts opts = {.type = IBV_QPT_RC, .unconnected = true};
 	struct ibv_qp_rate_limit_attr attr = {.rate_limit = 1000};
-	struct ibv_qp_attr as_usual = {.rate_limit = 1000};
+	struct ibv_qp_attr qp_attr = {.rate_limit = 1000};
 	struct ibv_device_attr_ex device;
 	struct pair p;
 
@@ -75,7 +75,7 @@ static void rate(void)
 	       device.packet_pacing_caps.supported_qpts);
 	printf("of RC: %d\n", ibv_modify_qp_rate_limit(p.a.qp, &attr));
 	printf("by ibv_modify_qp: %d\n",
-	       ibv_modify_qp(p.a.qp, &as_usual, IBV_QP_RATE_LIMIT));
+	       ibv_modify_qp(p.a.qp, &qp_attr, IBV_QP_RATE_LIMIT));
 	attr.comp_mask = 1;
 	printf("a mask: %d\n", ibv_modify_qp_rate_limit(p.a.qp, &attr));
 	attr.comp_mask = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Wrong use: bad keys and lengths give the right completion status on both
- * sides, what cannot be posted is refused with bad_wr right and nothing lost,
- * and full queues behave. usage: bad post|wr CASE
+ * Invalid requests: wrong keys and lengths complete with the right status on both
+ * sides; requests that cannot be posted are refused, with the right bad_wr and
+ * without a loss; full queues. usage: bad post|wr CASE
  */
 #include "common.h"
 
@@ -26,41 +26,41 @@ static struct op op_a(enum ibv_wr_opcode opcode, uint64_t id, uint32_t len)
 }
 
 /*
- * Posts the operation and two more behind it: the first must fail so, the rest
- * is flushed in order, and the queue pair is in error.
+ * Posts the operation and two more: the first must fail with one of these
+ * statuses, the others are flushed in order, and the queue pair enters ERR.
  */
-static void fails_with(struct op *op, unsigned allowed)
+static void expect_failure(struct op *op, unsigned allowed)
 {
 	struct op ops[3] = {*op, op_a(IBV_WR_RDMA_WRITE, 0xf1, 8),
 			    op_a(IBV_WR_SEND, 0xf2, 8)};
 	struct ibv_wc wc;
 
 	ops[0].wr_id = 0xf0;
-	ops[2].flags = 0; /* a failure is told even if not signalled */
+	ops[2].flags = 0; /* failures complete even if unsignalled */
 	POST_OK(&p.a, ops, 3, api);
 	wc = POLL(p.a.cq);
 	check_status(__FILE__, __LINE__, &wc, 0xf0, allowed, p.a.qp->qp_num);
-	/* For the comparison of providers on one kernel. */
+	/* Compared between providers on one kernel. */
 	printf("status %d\n", wc.status);
-	STATUS(&p.a, 0xf1, IBV_WC_WR_FLUSH_ERR);
-	STATUS(&p.a, 0xf2, IBV_WC_WR_FLUSH_ERR);
-	NO_MORE(p.a.cq);
+	EXPECT_STATUS(&p.a, 0xf1, IBV_WC_WR_FLUSH_ERR);
+	EXPECT_STATUS(&p.a, 0xf2, IBV_WC_WR_FLUSH_ERR);
+	EXPECT_NO_WC(p.a.cq);
 	EQ(qp_state(p.a.qp), IBV_QPS_ERR);
 }
 
 /*
- * The standard says protection error; rxe of some kernels, operation error, and
- * of others it flushes the failed request like those behind it.
+ * The specification requires a protection error. On some kernels rxe reports an
+ * operation error, on others it flushes the request like the following ones.
  */
 #define LOCAL_ERROR                                                            \
 	(ONLY(IBV_WC_LOC_PROT_ERR) | ONLY(IBV_WC_LOC_QP_OP_ERR) |              \
 	 ONLY(IBV_WC_WR_FLUSH_ERR))
 
-/* The receiver's buffers come back flushed, in order. */
-static void flushed_recvs(uint64_t from, uint64_t to)
+/* The receives are flushed in order. */
+static void expect_flushed_recvs(uint64_t from, uint64_t to)
 {
 	for (; from <= to; from++)
-		STATUS(&p.b, from, IBV_WC_WR_FLUSH_ERR);
+		EXPECT_STATUS(&p.b, from, IBV_WC_WR_FLUSH_ERR);
 }
 
 static void t_lkey(void)
@@ -70,7 +70,7 @@ static void t_lkey(void)
 	open_rc((struct pair_opts){});
 	op = op_a(IBV_WR_SEND, 1, 64);
 	op.sge[0].lkey ^= 0xff00;
-	fails_with(&op, LOCAL_ERROR);
+	expect_failure(&op, LOCAL_ERROR);
 	pair_close(&p);
 }
 
@@ -81,7 +81,7 @@ static void t_local_range(void)
 	open_rc((struct pair_opts){});
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
 	op.sge[0].addr = (uintptr_t)p.a.buf + p.a.size - 63;
-	fails_with(&op, LOCAL_ERROR);
+	expect_failure(&op, LOCAL_ERROR);
 	pair_close(&p);
 }
 
@@ -94,8 +94,8 @@ static void t_rkey(void)
 	post_recv(&p.b, 2, 0, 64);
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
 	op.rkey ^= 0xff00;
-	fails_with(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
-	flushed_recvs(1, 2);
+	expect_failure(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
+	expect_flushed_recvs(1, 2);
 	EQ(qp_state(p.b.qp), IBV_QPS_ERR);
 	CHECK_BYTE(p.b.buf, 64, 0xee);
 	pair_close(&p);
@@ -108,12 +108,12 @@ static void t_remote_range(void)
 	open_rc((struct pair_opts){});
 	op = op_a(IBV_WR_RDMA_READ, 1, 64);
 	op.remote = (uintptr_t)p.b.buf + p.b.size - 63;
-	fails_with(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
+	expect_failure(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
 	CHECK_BYTE(p.a.buf, 64, 0xee);
 	pair_close(&p);
 }
 
-/* A region that grants no remote writing. */
+/* A region without remote write access. */
 static void t_remote_access(void)
 {
 	struct ibv_mr *mr;
@@ -124,15 +124,15 @@ static void t_remote_access(void)
 	op = op_a(IBV_WR_RDMA_READ, 5, 64);
 	op.rkey = mr->rkey;
 	POST_OK(&p.a, &op, 1, api);
-	SENT(&p.a, 5, IBV_WC_RDMA_READ, 64);
+	EXPECT_WC(&p.a, 5, IBV_WC_RDMA_READ, 64);
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
 	op.rkey = mr->rkey;
-	fails_with(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
+	expect_failure(&op, ONLY(IBV_WC_REM_ACCESS_ERR));
 	OK(ibv_dereg_mr(mr));
 	pair_close(&p);
 }
 
-/* A queue pair that grants none. */
+/* A queue pair without remote write access. */
 static void t_qp_access(void)
 {
 	struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
@@ -141,7 +141,7 @@ static void t_qp_access(void)
 	open_rc((struct pair_opts){});
 	OK(ibv_modify_qp(p.b.qp, &attr, IBV_QP_ACCESS_FLAGS));
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
-	fails_with(&op, ONLY(IBV_WC_REM_INV_REQ_ERR));
+	expect_failure(&op, ONLY(IBV_WC_REM_INV_REQ_ERR));
 	pair_close(&p);
 }
 
@@ -156,9 +156,9 @@ static void t_recv_lkey(void)
 	OK(try_recv(&p.b, 1, &sge, 1));
 	post_recv(&p.b, 2, 0, 64);
 	op = op_a(IBV_WR_SEND, 1, 64);
-	fails_with(&op, ONLY(IBV_WC_REM_OP_ERR));
-	STATUS_IN(&p.b, 1, ONLY(IBV_WC_LOC_PROT_ERR) | ONLY(IBV_WC_LOC_QP_OP_ERR));
-	flushed_recvs(2, 2);
+	expect_failure(&op, ONLY(IBV_WC_REM_OP_ERR));
+	EXPECT_STATUS_IN(&p.b, 1, ONLY(IBV_WC_LOC_PROT_ERR) | ONLY(IBV_WC_LOC_QP_OP_ERR));
+	expect_flushed_recvs(2, 2);
 	pair_close(&p);
 }
 
@@ -170,13 +170,13 @@ static void t_recv_short(void)
 	post_recv(&p.b, 1, 0, 63);
 	post_recv(&p.b, 2, 4096, 64);
 	op = op_a(IBV_WR_SEND, 1, 64);
-	/* The standard says invalid request and local length error; rxe takes
-	 * the buffer for malformed, or names both ends alike. */
-	fails_with(&op, ONLY(IBV_WC_REM_INV_REQ_ERR) | ONLY(IBV_WC_REM_OP_ERR));
-	STATUS_IN(&p.b, 1,
-		  ONLY(IBV_WC_LOC_LEN_ERR) | ONLY(IBV_WC_REM_INV_REQ_ERR) |
-			  ONLY(IBV_WC_LOC_QP_OP_ERR));
-	flushed_recvs(2, 2);
+	/* The specification requires an invalid request and a local length error;
+	 * rxe reports a malformed buffer, or the same status on both ends. */
+	expect_failure(&op, ONLY(IBV_WC_REM_INV_REQ_ERR) | ONLY(IBV_WC_REM_OP_ERR));
+	EXPECT_STATUS_IN(&p.b, 1,
+			 ONLY(IBV_WC_LOC_LEN_ERR) | ONLY(IBV_WC_REM_INV_REQ_ERR) |
+				 ONLY(IBV_WC_LOC_QP_OP_ERR));
+	expect_flushed_recvs(2, 2);
 	CHECK_BYTE(p.b.buf + 63, 64, 0xee);
 	pair_close(&p);
 }
@@ -187,11 +187,11 @@ static void t_rnr(void)
 
 	open_rc((struct pair_opts){.no_rnr_retry = true, .min_rnr = 1});
 	op = op_a(IBV_WR_SEND, 1, 64);
-	fails_with(&op, ONLY(IBV_WC_RNR_RETRY_EXC_ERR));
+	expect_failure(&op, ONLY(IBV_WC_RNR_RETRY_EXC_ERR));
 	pair_close(&p);
 }
 
-/* The receiver comes late but in time: the send waits for it. */
+/* The receive is posted before the retries are exceeded. */
 static void t_rnr_late(void)
 {
 	struct op op;
@@ -200,15 +200,15 @@ static void t_rnr_late(void)
 	op = op_a(IBV_WR_SEND, 1, 64);
 	pattern(p.a.buf, 64, 1);
 	POST_OK(&p.a, &op, 1, api);
-	NO_MORE(p.a.cq);
+	EXPECT_NO_WC(p.a.cq);
 	post_recv(&p.b, 9, 0, 64);
-	SENT(&p.a, 1, IBV_WC_SEND, 64);
-	SENT(&p.b, 9, IBV_WC_RECV, 64);
+	EXPECT_WC(&p.a, 1, IBV_WC_SEND, 64);
+	EXPECT_WC(&p.b, 9, IBV_WC_RECV, 64);
 	CHECK_PATTERN(p.b.buf, 64, 1);
 	pair_close(&p);
 }
 
-/* Nobody answers. */
+/* The peer does not respond. */
 static void t_retry(void)
 {
 	struct op op;
@@ -216,7 +216,7 @@ static void t_retry(void)
 	open_rc((struct pair_opts){.timeout = 8, .retry = 1});
 	qp_to(p.b.qp, IBV_QPS_RESET);
 	op = op_a(IBV_WR_RDMA_WRITE, 1, 64);
-	fails_with(&op, ONLY(IBV_WC_RETRY_EXC_ERR));
+	expect_failure(&op, ONLY(IBV_WC_RETRY_EXC_ERR));
 	pair_close(&p);
 }
 
@@ -236,15 +236,15 @@ static void t_misaligned(void)
 		op.remote -= 4;
 		op.sge[0].length = 4; /* too short for the old value */
 		EQ(post_ops(&p.a, &op, 1, api, &posted), EINVAL);
-		NO_MORE(p.a.cq);
+		EXPECT_NO_WC(p.a.cq);
 	} else {
-		fails_with(&op, ONLY(IBV_WC_REM_INV_REQ_ERR));
+		expect_failure(&op, ONLY(IBV_WC_REM_INV_REQ_ERR));
 	}
 	CHECK_BYTE(p.b.buf, 64, 0xee);
 	pair_close(&p);
 }
 
-/* A window bound with a key that is not the region's. */
+/* A window bound with another key than the region's. */
 static void t_bad_bind(void)
 {
 	struct ibv_mw *mw;
@@ -262,12 +262,12 @@ static void t_bad_bind(void)
 		.addr = (uintptr_t)p.a.buf,
 		.length = 64,
 		.mw_access_flags = IBV_ACCESS_REMOTE_READ};
-	fails_with(&op, ONLY(IBV_WC_MW_BIND_ERR) | ONLY(IBV_WC_WR_FLUSH_ERR));
+	expect_failure(&op, ONLY(IBV_WC_MW_BIND_ERR) | ONLY(IBV_WC_WR_FLUSH_ERR));
 	OK(ibv_dealloc_mw(mw));
 	pair_close(&p);
 }
 
-/* A key that is of no window cannot be invalidated. */
+/* A key without a window cannot be invalidated. */
 static void t_bad_inv(void)
 {
 	struct op op = {.opcode = IBV_WR_LOCAL_INV,
@@ -275,11 +275,11 @@ static void t_bad_inv(void)
 			.inv_rkey = 0xfffff01};
 
 	open_rc((struct pair_opts){});
-	fails_with(&op, LOCAL_ERROR);
+	expect_failure(&op, LOCAL_ERROR);
 	pair_close(&p);
 }
 
-/* Datagrams with the wrong Q_Key vanish. */
+/* Datagrams with the wrong Q_Key are dropped. */
 static void t_qkey(void)
 {
 	struct ibv_qp_attr attr = {.qkey = QKEY + 1};
@@ -291,20 +291,20 @@ static void t_qkey(void)
 	pattern(p.a.buf, 64, 1);
 	OK(ibv_modify_qp(p.b.qp, &attr, IBV_QP_QKEY));
 	POST_OK(&p.a, &op, 1, api);
-	SENT(&p.a, 5, IBV_WC_SEND, 64);
+	EXPECT_WC(&p.a, 5, IBV_WC_SEND, 64);
 	poll_none(__FILE__, __LINE__, p.b.cq, 200);
 	attr.qkey = QKEY;
 	OK(ibv_modify_qp(p.b.qp, &attr, IBV_QP_QKEY));
 	op.wr_id = 6;
 	POST_OK(&p.a, &op, 1, api);
-	SENT(&p.a, 6, IBV_WC_SEND, 64);
+	EXPECT_WC(&p.a, 6, IBV_WC_SEND, 64);
 	struct ibv_wc wc = POLL(p.b.cq);
 	check_wc(__FILE__, __LINE__, &wc, 1, IBV_WC_RECV, 104, p.b.qp->qp_num,
 		 p.a.qp->qp_num, 0, 0);
 	pair_close(&p);
 }
 
-/* In the error state everything posted comes back flushed, in order. */
+/* In state ERR all posted requests are flushed in order. */
 static void t_error_state(void)
 {
 	struct op ops[5];
@@ -316,12 +316,12 @@ static void t_error_state(void)
 		ops[i] = op_a(IBV_WR_SEND, 10 + i, 8);
 	POST_OK(&p.a, ops, 5, api);
 	for (i = 0; i < 5; i++)
-		STATUS(&p.a, 10 + i, IBV_WC_WR_FLUSH_ERR);
-	NO_MORE(p.a.cq);
+		EXPECT_STATUS(&p.a, 10 + i, IBV_WC_WR_FLUSH_ERR);
+	EXPECT_NO_WC(p.a.cq);
 	pair_close(&p);
 }
 
-/* Receives posted, then the queue pair goes to error and back to work. */
+/* A queue pair with posted receives enters ERR, is reset and used again. */
 static void t_reset_reuse(void)
 {
 	union ibv_gid gid;
@@ -334,7 +334,7 @@ static void t_reset_reuse(void)
 		for (i = 0; i < 10; i++)
 			post_recv(&p.b, 100 + i, 0, 64);
 		qp_to(p.b.qp, IBV_QPS_ERR);
-		flushed_recvs(100, 109);
+		expect_flushed_recvs(100, 109);
 		qp_to(p.a.qp, IBV_QPS_RESET);
 		qp_to(p.b.qp, IBV_QPS_RESET);
 		end_connect(&p.a, &p.o, p.b.qp->qp_num, &gid);
@@ -344,16 +344,16 @@ static void t_reset_reuse(void)
 			pattern(p.a.buf, 64, i + round);
 			post_recv(&p.b, 200, 0, 64);
 			POST_OK(&p.a, &op, 1, api);
-			SENT(&p.a, i, IBV_WC_SEND, 64);
-			SENT(&p.b, 200, IBV_WC_RECV, 64);
+			EXPECT_WC(&p.a, i, IBV_WC_SEND, 64);
+			EXPECT_WC(&p.b, 200, IBV_WC_RECV, 64);
 			CHECK_PATTERN(p.b.buf, 64, i + round);
 		}
-		NO_MORE(p.b.cq);
+		EXPECT_NO_WC(p.b.cq);
 	}
 	pair_close(&p);
 }
 
-/* A send before the queue pair is ready is refused, and is not sent later. */
+/* A send before RTS is refused, and not sent later. */
 static void t_send_unready(void)
 {
 	struct ibv_send_wr wr = {}, *bad = NULL;
@@ -381,12 +381,12 @@ static void t_send_unready(void)
 	post_recv(&p.b, 1, 0, 64);
 	op = op_a(IBV_WR_SEND, 1, 8);
 	POST_OK(&p.a, &op, 1, api);
-	SENT(&p.a, 1, IBV_WC_SEND, 8);
-	SENT(&p.b, 1, IBV_WC_RECV, 8);
+	EXPECT_WC(&p.a, 1, IBV_WC_SEND, 8);
+	EXPECT_WC(&p.b, 1, IBV_WC_RECV, 8);
 	pair_close(&p);
 }
 
-/* A receive in RESET is refused; in INIT it is taken. */
+/* A receive is refused in RESET and accepted in INIT. */
 static void t_recv_unready(void)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
@@ -400,16 +400,16 @@ static void t_recv_unready(void)
 				 IBV_QP_ACCESS_FLAGS));
 	OK(try_recv(&p.b, 2, &sge, 1));
 	qp_to(p.b.qp, IBV_QPS_ERR);
-	STATUS(&p.b, 2, IBV_WC_WR_FLUSH_ERR);
-	NO_MORE(p.b.cq);
+	EXPECT_STATUS(&p.b, 2, IBV_WC_WR_FLUSH_ERR);
+	EXPECT_NO_WC(p.b.cq);
 	pair_close(&p);
 }
 
 /*
- * Refused in the middle of a list: what is before is done, bad_wr is exactly
- * the refused one, what is after is not posted.
+ * A request in the middle of a list is refused: the ones before it are posted,
+ * bad_wr is the refused one, and the ones after it are not posted.
  */
-static void refused_in_list(struct op *bad, int want)
+static void check_refused_in_list(struct op *bad, int want)
 {
 	struct op ops[5];
 	int i, posted = -1, rc;
@@ -423,18 +423,18 @@ static void refused_in_list(struct op *bad, int want)
 		EQ(rc, want);
 		EQ(posted, 2);
 	} else {
-		/* The whole batch is dropped. */
+		/* The whole batch is discarded. */
 		if (rc != want && rc != ENOSPC && rc != ENOMEM)
-			FAIL("complete gave %d", rc);
+			FAIL("ibv_wr_complete returned %d", rc);
 	}
 	for (i = 0; i < posted; i++)
-		SENT(&p.a, 30 + i, IBV_WC_RDMA_WRITE, 8 + i);
-	NO_MORE(p.a.cq);
-	/* The rest may now be posted. */
+		EXPECT_WC(&p.a, 30 + i, IBV_WC_RDMA_WRITE, 8 + i);
+	EXPECT_NO_WC(p.a.cq);
+	/* The rest can be posted now. */
 	POST_OK(&p.a, ops + 3, 2, api);
 	for (i = 3; i < 5; i++)
-		SENT(&p.a, 30 + i, IBV_WC_RDMA_WRITE, 8 + i);
-	NO_MORE(p.a.cq);
+		EXPECT_WC(&p.a, 30 + i, IBV_WC_RDMA_WRITE, 8 + i);
+	EXPECT_NO_WC(p.a.cq);
 }
 
 static void t_too_many_sge(void)
@@ -453,7 +453,7 @@ static void t_too_many_sge(void)
 	op.nsge = init.cap.max_send_sge + 1;
 	for (i = 0; i < op.nsge; i++)
 		op.sge[i] = sge_on(&p.a, i, 1);
-	refused_in_list(&op, EINVAL);
+	check_refused_in_list(&op, EINVAL);
 	for (i = 0; i < 33; i++)
 		rsge[i] = sge_on(&p.b, i, 1);
 	EQ(try_recv(&p.b, 1, rsge, init.cap.max_recv_sge + 1), EINVAL);
@@ -472,20 +472,20 @@ static void t_inline_big(void)
 	CHECK(init.cap.max_inline_data >= 100);
 	op = op_a(IBV_WR_SEND, 1, init.cap.max_inline_data + 1);
 	op.flags |= IBV_SEND_INLINE;
-	refused_in_list(&op, EINVAL);
+	check_refused_in_list(&op, EINVAL);
 	op = op_a(IBV_WR_RDMA_WRITE, 50, init.cap.max_inline_data);
 	op.flags |= IBV_SEND_INLINE;
 	pattern(p.a.buf, init.cap.max_inline_data, 5);
 	POST_OK(&p.a, &op, 1, api);
-	SENT(&p.a, 50, IBV_WC_RDMA_WRITE, init.cap.max_inline_data);
+	EXPECT_WC(&p.a, 50, IBV_WC_RDMA_WRITE, init.cap.max_inline_data);
 	CHECK_PATTERN(p.b.buf, init.cap.max_inline_data, 5);
 	pair_close(&p);
 }
 
 /*
- * The send queue is filled while the receiver is not ready: exactly the
- * capacity fits, the next is refused with ENOMEM, the posted ones complete in
- * order when receives come, and then there is room again.
+ * The send queue is filled while the receiver is not ready: it accepts exactly its
+ * capacity and refuses the next request with ENOMEM; the posted ones complete in
+ * order when receives are posted, and the queue accepts requests again.
  */
 static void t_full_send(void)
 {
@@ -505,27 +505,27 @@ static void t_full_send(void)
 			/* A batch is all or nothing. */
 			rc = post_ops(&p.a, ops, cap + 1, api, NULL);
 			if (rc != ENOSPC && rc != ENOMEM)
-				FAIL("a batch over the capacity gave %d", rc);
+				FAIL("a batch above the capacity returned %d", rc);
 			POST_OK(&p.a, ops, cap, api);
 			posted = cap;
 		} else {
 			EQ(post_ops(&p.a, ops, cap + 3, api, &posted), ENOMEM);
 			EQ(posted, cap);
 		}
-		NO_MORE(p.a.cq);
-		/* Still full. */
+		EXPECT_NO_WC(p.a.cq);
+		/* The queue is still full. */
 		rc = post_ops(&p.a, ops, 1, api, NULL);
 		if (api == POST)
 			EQ(rc, ENOMEM);
 		else if (rc != ENOSPC && rc != ENOMEM)
-			FAIL("a full queue gave %d", rc);
+			FAIL("a full queue returned %d", rc);
 		for (i = 0; i < cap; i++) {
 			post_recv(&p.b, 100 + i, 0, 64);
-			SENT(&p.a, i, IBV_WC_SEND, 1 + i);
-			SENT(&p.b, 100 + i, IBV_WC_RECV, 1 + i);
+			EXPECT_WC(&p.a, i, IBV_WC_SEND, 1 + i);
+			EXPECT_WC(&p.b, 100 + i, IBV_WC_RECV, 1 + i);
 		}
-		NO_MORE(p.a.cq);
-		NO_MORE(p.b.cq);
+		EXPECT_NO_WC(p.a.cq);
+		EXPECT_NO_WC(p.b.cq);
 	}
 	pair_close(&p);
 }
@@ -556,14 +556,14 @@ static void t_full_recv(void)
 		struct op op = op_a(IBV_WR_SEND, i, 8);
 
 		POST_OK(&p.a, &op, 1, api);
-		SENT(&p.a, i, IBV_WC_SEND, 8);
-		SENT(&p.b, i, IBV_WC_RECV, 8);
+		EXPECT_WC(&p.a, i, IBV_WC_SEND, 8);
+		EXPECT_WC(&p.b, i, IBV_WC_RECV, 8);
 	}
-	NO_MORE(p.b.cq);
+	EXPECT_NO_WC(p.b.cq);
 	wr[cap - 1].next = NULL;
 	OK(ibv_post_recv(p.b.qp, wr, &bad));
 	qp_to(p.b.qp, IBV_QPS_ERR);
-	flushed_recvs(0, cap - 1);
+	expect_flushed_recvs(0, cap - 1);
 	pair_close(&p);
 }
 
@@ -592,16 +592,16 @@ static void t_full_srq(void)
 		struct op op = op_a(IBV_WR_SEND, i, 8);
 
 		POST_OK(&p.a, &op, 1, api);
-		SENT(&p.a, i, IBV_WC_SEND, 8);
-		SENT(&p.b, i, IBV_WC_RECV, 8);
+		EXPECT_WC(&p.a, i, IBV_WC_SEND, 8);
+		EXPECT_WC(&p.b, i, IBV_WC_RECV, 8);
 	}
-	NO_MORE(p.b.cq);
+	EXPECT_NO_WC(p.b.cq);
 	pair_close(&p);
 }
 
 /*
- * More completions than places: the ones that found a place are read, valid and
- * in order, and the error is told as an event of that queue.
+ * More completions than entries: the first ones are read, valid and in order, and
+ * the overrun is reported by an event of the queue.
  */
 static void t_cq_overrun(void)
 {
@@ -617,7 +617,7 @@ static void t_cq_overrun(void)
 	for (i = 0; i < 40; i++)
 		ops[i] = op_a(IBV_WR_RDMA_WRITE, 500 + i, 1 + i);
 	POST_OK(&p.a, ops, 40, api);
-	/* Told for each completion without a place. */
+	/* There may be an event for each lost completion. */
 	while (wait_async(p.ctx, &ev, err ? 300 : 5000)) {
 		EQ(ev.event_type, IBV_EVENT_CQ_ERR);
 		CHECK(ev.element.cq == p.a.cq);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Stands in front of write, ioctl and mmap of every library in this process
- * (the programs export their symbols), to count the calls made on uverbs
- * descriptors and to let a mapping fail. Include it in one file of a program.
+ * Interposes write, ioctl and mmap for all libraries of this process (the programs
+ * export their symbols), to count system calls and to make mappings fail. To be
+ * included in one file of a program.
  */
 #ifndef RXE_TESTS_CALLS_H
 #define RXE_TESTS_CALLS_H
@@ -14,18 +14,18 @@
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 
-/* While counting, the number of write and ioctl calls by this thread. */
-static __thread unsigned calls_made;
-/* The next `mmap_fail`-th shared mapping fails with ENOMEM (0: none). */
+/* Number of write and ioctl calls of this thread. */
+static __thread unsigned syscalls;
+/* Number of shared mappings until one fails with ENOMEM; 0: none fails. */
 static unsigned mmap_fail;
-/* Shared mappings made so far. */
+/* Number of shared mappings so far. */
 static unsigned mmap_shared;
-/* Called with each new shared mapping, so that a test may spoil it. */
+/* Called with each new shared mapping, whose content it may change. */
 static void (*mmap_hook)(void *addr, size_t len);
 
 ssize_t write(int fd, const void *buf, size_t n)
 {
-	calls_made++;
+	syscalls++;
 	return syscall(SYS_write, fd, buf, n);
 }
 
@@ -37,7 +37,7 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(ap, request);
 	arg = va_arg(ap, void *);
 	va_end(ap);
-	calls_made++;
+	syscalls++;
 	return syscall(SYS_ioctl, fd, request, arg);
 }
 

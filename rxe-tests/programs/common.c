@@ -65,8 +65,8 @@ static const struct test_case *find_case(const struct test_case *cases,
 	return NULL;
 }
 
-/* Runs one case in a process of its own; returns its exit status. */
-static int run_apart(const struct test_case *c, unsigned seconds)
+/* Runs one case in a child process; returns the exit status. */
+static int run_forked(const struct test_case *c, unsigned seconds)
 {
 	pid_t pid;
 	int st;
@@ -82,7 +82,7 @@ static int run_apart(const struct test_case *c, unsigned seconds)
 	}
 	CHECK(waitpid(pid, &st, 0) == pid);
 	if (WIFSIGNALED(st))
-		fprintf(stderr, "FAILED %s: ended by signal %d\n", c->name,
+		fprintf(stderr, "FAILED %s: killed by signal %d\n", c->name,
 			WTERMSIG(st));
 	st = WIFSIGNALED(st) ? 128 + WTERMSIG(st) : WEXITSTATUS(st);
 	if (st != 77)
@@ -112,18 +112,18 @@ int test_main(int argc, char **argv, const struct test_case *cases, size_t n,
 		printf("passed %s\n", argv[1]);
 		return 0;
 	}
-	/* Several: the providers are loaded once, in the parent. */
+	/* Several cases: the parent loads the providers once. */
 	ibv_free_device_list(MUST(ibv_get_device_list(&devices)));
 	if (!strcmp(argv[1], "all")) {
 		for (k = 0; k < n; k++) {
-			int st = run_apart(&cases[k], seconds);
+			int st = run_forked(&cases[k], seconds);
 
 			failed += st && st != 77;
 		}
 		return !!failed;
 	}
 	for (i = 1; i < argc; i++) {
-		int st = run_apart(find_case(cases, n, argv[i]), seconds);
+		int st = run_forked(find_case(cases, n, argv[i]), seconds);
 
 		skipped += st == 77;
 		failed += st && st != 77;
@@ -146,7 +146,7 @@ void in_child(void (*run)(void), const char *what)
 	}
 	CHECK(waitpid(pid, &st, 0) == pid);
 	if (WIFSIGNALED(st))
-		FAIL("%s: the process was ended by signal %d", what,
+		FAIL("%s: the process was killed by signal %d", what,
 		     WTERMSIG(st));
 	if (WEXITSTATUS(st))
 		_exit(WEXITSTATUS(st));
@@ -203,7 +203,7 @@ void check_byte(const char *file, int line, const void *p, size_t n,
 	for (i = 0; i < n; i++)
 		if (b[i] != value)
 			test_fail(file, line,
-				  "byte %zu of %zu is %#x, not %#x: it should be untouched",
+				  "byte %zu of %zu is %#x, not %#x: it must not be written",
 				  i, n, b[i], value);
 }
 
@@ -284,9 +284,9 @@ struct ibv_context *open_device_named(const char *name)
 	ibv_free_device_list(list);
 	if (!ctx)
 		FAIL("no RDMA device %s among %d", name ? name : "(any)", n);
-	/* The file that holds the data path's code is who serves the device. */
+	/* The file with the data path's code is the provider. */
 	if (!dladdr((void *)ctx->ops.poll_cq, &info) || !info.dli_fname)
-		FAIL("the data path's code is in no file");
+		FAIL("the file of the data path's code is unknown");
 	fprintf(stderr, "provider %s\n", info.dli_fname);
 	if (expect && *expect && !strstr(info.dli_fname, expect))
 		FAIL("served by %s, not by %s", info.dli_fname, expect);
@@ -304,7 +304,7 @@ int gid_index(struct ibv_context *ctx)
 	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
 	int i, any = -1;
 
-	/* The environment speaks of RXE_DEV; other devices are searched. */
+	/* RXE_GID is the index on RXE_DEV; other devices' GIDs are searched. */
 	if (env && *env && getenv("RXE_DEV") &&
 	    !strcmp(getenv("RXE_DEV"), ibv_get_device_name(ctx->device)))
 		return atoi(env);
@@ -592,7 +592,7 @@ struct op op_on(struct end *e, enum ibv_wr_opcode opcode, uint64_t wr_id,
 static int post_by_list(struct end *e, const struct op *ops, int n, int *posted)
 {
 	struct ibv_send_wr *wr = MUST(calloc(n ? n : 1, sizeof(*wr)));
-	/* Not in the list: shows whether bad_wr was written at all. */
+	/* Not in the list: detects that bad_wr was not written. */
 	struct ibv_send_wr poison, *bad = &poison;
 	int i, rc;
 
@@ -648,7 +648,7 @@ static int post_by_list(struct end *e, const struct op *ops, int n, int *posted)
 	return rc;
 }
 
-static void build_one(struct end *e, const struct op *o)
+static void build_op(struct end *e, const struct op *o)
 {
 	struct ibv_qp_ex *q = e->qpx;
 	struct ibv_data_buf bufs[32];
@@ -702,7 +702,7 @@ static void build_one(struct end *e, const struct op *o)
 		ibv_wr_local_inv(q, o->inv_rkey);
 		return;
 	default:
-		FAIL("operation %d is not known here", o->opcode);
+		FAIL("unknown operation %d", o->opcode);
 	}
 	if (e->type == IBV_QPT_UD)
 		ibv_wr_set_ud_addr(q, e->ah, e->peer_qpn, QKEY);
@@ -732,7 +732,7 @@ int post_ops(struct end *e, const struct op *ops, int n, enum api api,
 		return post_by_list(e, ops, n, posted);
 	ibv_wr_start(e->qpx);
 	for (i = 0; i < n; i++)
-		build_one(e, &ops[i]);
+		build_op(e, &ops[i]);
 	rc = ibv_wr_complete(e->qpx);
 	if (posted)
 		*posted = rc ? 0 : n;
@@ -776,7 +776,7 @@ bool poll_wait(struct ibv_cq *cq, struct ibv_wc *wc, unsigned ms)
 		EQ(n, 0);
 		if (now_ms() > end)
 			return false;
-		/* The device is software: let it have the processor. */
+		/* A software device needs the processor. */
 		if (++spins > 20)
 			sleep_ms(1);
 		else

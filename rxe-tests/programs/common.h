@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What every test program shares: checks that print where and what, a pair of
- * connected queue pairs over the device's own loopback, and one description of
- * a send operation that is posted through either post interface.
+ * Common code of the test programs: checks that print their place and values, a
+ * pair of queue pairs connected through the device's loopback, and a description
+ * of send operations for both post interfaces.
  *
  * Environment: RXE_DEV    device name (default: the first device)
  *              RXE_GID    GID index of a RoCE v2 address (default: searched)
- *              RXE_EXPECT part of the provider's file name that must serve the
- *                         device; the program fails if another one does
- * Exit status: 0 passed, 77 skipped (reason printed), anything else failed.
+ *              RXE_EXPECT part of the file name of the provider that must serve
+ *                         the device; the program fails with another one
+ * Exit status: 0 passed, 77 skipped (prints the reason), other values failed.
  */
 #ifndef RXE_TESTS_COMMON_H
 #define RXE_TESTS_COMMON_H
@@ -36,7 +36,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* Prints file:line and the message, then ends the process with 1. */
+/* Prints file:line and the message, then exits with status 1. */
 #define FAIL(...) test_fail(__FILE__, __LINE__, __VA_ARGS__)
 #define SKIP(...) test_skip(__VA_ARGS__)
 #define CHECK(cond)                                                            \
@@ -68,7 +68,7 @@
 			     strerror(errno));                                 \
 		p_;                                                            \
 	})
-/* The call must give NULL and exactly this errno. */
+/* The call must return NULL and set this errno. */
 #define NULL_WITH(ptr, err)                                                    \
 	do {                                                                   \
 		errno = 0;                                                     \
@@ -92,22 +92,22 @@ struct test_case {
 	void (*run)(void);
 };
 /*
- * Runs the case named by argv[1] under a limit of `seconds`. Several names, or
- * "all", are run each in a process of its own. Without a name the names are
- * listed and 2 is returned.
+ * Runs the case named by argv[1] with a time limit in seconds. Several cases, or
+ * "all", run in one process each. Without a case the names are printed and 2 is
+ * returned.
  */
 int test_main(int argc, char **argv, const struct test_case *cases, size_t n,
 	      unsigned seconds);
-/* (Re)starts the time limit: after it the process prints so and ends. */
+/* Starts the time limit again; after it the process prints a message and exits. */
 void test_limit(unsigned seconds);
 
-/* Runs the function in a process of its own; a signal there fails the test. */
+/* Runs the function in a child process; a signal there fails the test. */
 void in_child(void (*run)(void), const char *what);
 
 double now_ms(void);
 void sleep_ms(unsigned ms);
 
-/* Deterministic content, and the check that names the first differing byte. */
+/* Fills in and checks data that depends on the seed only. */
 void pattern(void *p, size_t n, unsigned seed);
 void check_pattern(const char *file, int line, const void *p, size_t n,
 		   unsigned seed);
@@ -116,23 +116,23 @@ void check_byte(const char *file, int line, const void *p, size_t n,
 #define CHECK_PATTERN(p, n, seed) check_pattern(__FILE__, __LINE__, p, n, seed)
 #define CHECK_BYTE(p, n, value) check_byte(__FILE__, __LINE__, p, n, value)
 
-/* The process's own figures. */
-unsigned count_maps(const char *name_part); /* "" counts all */
+/* Resources of this process. */
+unsigned count_maps(const char *name_part); /* "" counts all mappings */
 unsigned count_fds(void);
 unsigned long rss_kb(void);
-/* Number of "qp", "cq", "mr", "pd", "srq" objects of a device in the kernel, by
- * rdma(8); -1 when the tool does not tell. */
+/* The kernel's number of "qp", "cq", "mr", "pd", "srq" objects of a device, from
+ * rdma(8); -1 if that fails. */
 int kernel_objects(const char *dev, const char *what);
 
-struct ibv_context *open_device(void); /* RXE_DEV, provider checked */
+struct ibv_context *open_device(void); /* RXE_DEV; checks the provider */
 struct ibv_context *open_device_named(const char *name);
 int gid_index(struct ibv_context *ctx);
 uint64_t device_caps_ex(struct ibv_context *ctx);
-/* Bits of device_cap_flags_ex that older headers do not name. */
+/* Bits of device_cap_flags_ex that older headers do not define. */
 #define CAP_FLUSH_GLOBAL (1ULL << 38)
 #define CAP_FLUSH_PERSISTENT (1ULL << 39)
 #define CAP_ATOMIC_WRITE (1ULL << 40)
-/* Access flags of FLUSH, likewise. */
+/* Access flags of FLUSH that older headers do not define. */
 #define ACCESS_FLUSH_GLOBAL (1 << 8)
 #define ACCESS_FLUSH_PERSISTENT (1 << 9)
 
@@ -147,13 +147,13 @@ struct pair_opts {
 	unsigned cqe;	/* default 256 */
 	size_t size;	/* bytes of each side's region, default 1 MiB */
 	bool sig_all;
-	bool srq;	/* the receiver takes from an SRQ */
-	bool events;	/* completion queues have a channel (one for each) */
+	bool srq;	/* the receiver uses an SRQ */
+	bool events;	/* each completion queue has a channel */
 	bool cq_ex;	/* ibv_create_cq_ex with byte_len, imm, qp_num, src_qp */
 	bool unconnected; /* leave the queue pairs in RESET */
-	int mr_access;	/* more access flags for the regions and QPs */
+	int mr_access;	/* additional access flags of regions and QPs */
 	int timeout, retry, rnr_retry, min_rnr; /* 0: 14, 7, 7, 12 */
-	bool no_retry, no_rnr_retry; /* a count of 0 */
+	bool no_retry, no_rnr_retry; /* retry counts of 0 */
 };
 
 struct end {
@@ -183,28 +183,28 @@ struct pair {
 	struct end a, b;
 };
 
-/* Opens the device, makes both ends, connects them. Ends the test on failure. */
+/* Opens the device, creates both ends and connects them, or fails the test. */
 void pair_open(struct pair *p, struct pair_opts o);
-/* The same on a context already open. */
+/* As pair_open, on an open context. */
 void pair_open_on(struct pair *p, struct ibv_context *ctx, struct pair_opts o);
-/* Every destroy must succeed. */
+/* Destroys all objects, which must succeed. */
 void pair_close(struct pair *p);
-/* One end's objects, for tests that build their own. */
+/* The objects of one end, for tests without a pair. */
 void end_open(struct end *e, struct ibv_context *ctx, struct ibv_pd *pd,
 	      const struct pair_opts *o, bool srq);
 void end_close(struct end *e);
 void end_connect(struct end *e, const struct pair_opts *o, uint32_t peer_qpn,
 		 const union ibv_gid *peer_gid);
-void qp_to(struct ibv_qp *qp, enum ibv_qp_state state); /* RESET or ERR */
+void qp_to(struct ibv_qp *qp, enum ibv_qp_state state); /* RESET, ERR */
 enum ibv_qp_state qp_state(struct ibv_qp *qp);
 uint64_t all_send_ops(enum ibv_qp_type type, uint64_t caps_ex);
 
-/* One send operation for either interface. */
+/* A send operation, for both post interfaces. */
 struct op {
 	enum ibv_wr_opcode opcode;
-	unsigned flags; /* ibv_send_flags; INLINE chooses the inline setters */
-	bool list;	/* WR: the list setters even for one element */
-	bool no_inline_flag; /* WR: inline setter with INLINE not in wr_flags */
+	unsigned flags; /* ibv_send_flags; INLINE selects the inline setters */
+	bool list;	/* WR: list setters also for one element */
+	bool no_inline_flag; /* WR: inline setters without INLINE in wr_flags */
 	uint64_t wr_id;
 	int nsge;
 	struct ibv_sge sge[32];
@@ -221,36 +221,36 @@ struct op {
 	uint32_t flush_len;
 };
 /*
- * Posts `n` operations as one list (POST) or one start/complete (WR). Returns
- * what the interface returned; *posted is then the number accepted.
+ * Posts `n` operations as one list (POST) or between one start and complete (WR).
+ * Returns the result of the interface, and in *posted the number of accepted ones.
  */
 int post_ops(struct end *e, const struct op *ops, int n, enum api api,
 	     int *posted);
-/* As above, and it must succeed. */
+/* Posts operations, which must succeed. */
 #define POST_OK(e, ops, n, api) OK(post_ops(e, ops, n, api, NULL))
-/* An operation with one SGE at `off` of the end's own region. */
+/* An operation with one SGE at `off` of the end's region. */
 struct op op_on(struct end *e, enum ibv_wr_opcode opcode, uint64_t wr_id,
 		size_t off, uint32_t len);
 struct ibv_sge sge_on(struct end *e, size_t off, uint32_t len);
-/* Posts one receive; its result is returned. */
+/* Posts one receive and returns the result. */
 int try_recv(struct end *e, uint64_t wr_id, const struct ibv_sge *sge, int n);
 void post_recv(struct end *e, uint64_t wr_id, size_t off, uint32_t len);
 
-/* Waits up to `ms` for one completion; false when none came. */
+/* Waits up to `ms` for one completion; returns false after that time. */
 bool poll_wait(struct ibv_cq *cq, struct ibv_wc *wc, unsigned ms);
-/* One completion must come within 10 s. */
+/* There must be a completion within 10 s. */
 struct ibv_wc poll_one(const char *file, int line, struct ibv_cq *cq);
 #define POLL(cq) poll_one(__FILE__, __LINE__, cq)
-/* None may come for `ms`. */
+/* There must be no completion for `ms`. */
 void poll_none(const char *file, int line, struct ibv_cq *cq, unsigned ms);
-#define NO_MORE(cq) poll_none(__FILE__, __LINE__, cq, 30)
+#define EXPECT_NO_WC(cq) poll_none(__FILE__, __LINE__, cq, 30)
 
-/* Success with exactly these fields; flags are compared without GRH. */
+/* Checks for success and these fields; flags are compared without GRH. */
 void check_wc(const char *file, int line, const struct ibv_wc *wc,
 	      uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t byte_len,
 	      uint32_t qp_num, uint32_t src_qp, unsigned flags, uint32_t imm);
-/* The next completion of the queue must be a success with these fields. */
-#define SENT(e, wr_id, opcode, len)                                            \
+/* The next completion must be a success with these fields. */
+#define EXPECT_WC(e, wr_id, opcode, len)                                       \
 	do {                                                                   \
 		struct ibv_wc wc_ = POLL((e)->cq);                             \
 		check_wc(__FILE__, __LINE__, &wc_, wr_id, opcode, len,         \
@@ -260,14 +260,14 @@ void check_wc(const char *file, int line, const struct ibv_wc *wc,
 void check_status(const char *file, int line, const struct ibv_wc *wc,
 		  uint64_t wr_id, unsigned allowed, uint32_t qp_num);
 #define ONLY(status) (1u << (status))
-/* The next completion must have one of these (wr_id and qp_num checked). */
-#define STATUS_IN(e, wr_id_, allowed)                                          \
+/* The next completion must have one of these statuses; checks wr_id and qp_num. */
+#define EXPECT_STATUS_IN(e, wr_id_, allowed)                                   \
 	do {                                                                   \
 		struct ibv_wc wc_ = POLL((e)->cq);                             \
 		check_status(__FILE__, __LINE__, &wc_, wr_id_, allowed,        \
 			     (e)->qp->qp_num);                                 \
 	} while (0)
-#define STATUS(e, wr_id, status) STATUS_IN(e, wr_id, ONLY(status))
+#define EXPECT_STATUS(e, wr_id, status) EXPECT_STATUS_IN(e, wr_id, ONLY(status))
 enum ibv_wc_opcode wc_opcode_of(enum ibv_wr_opcode op);
 
 /* Waits for a completion event, checks its queue, acknowledges it. */

@@ -7,7 +7,7 @@
 
 static struct pair p;
 
-static void fill(uint64_t from, uint64_t to)
+static void send_range(uint64_t from, uint64_t to)
 {
 	for (; from <= to; from++) {
 		struct op op = op_on(&p.a, IBV_WR_SEND_WITH_IMM, from, 0,
@@ -19,8 +19,8 @@ static void fill(uint64_t from, uint64_t to)
 	}
 }
 
-/* The receive completions of fill, in order. */
-static void drain(struct ibv_cq *cq, uint64_t from, uint64_t to)
+/* The completions of send_range, in order. */
+static void expect_range(struct ibv_cq *cq, uint64_t from, uint64_t to)
 {
 	for (; from <= to; from++) {
 		struct ibv_wc wc = POLL(cq);
@@ -36,8 +36,8 @@ static void drain(struct ibv_cq *cq, uint64_t from, uint64_t to)
 	}
 }
 
-/* Until the kernel has written `n` entries nobody reads. */
-static void settle(void)
+/* Waits until the kernel has written all entries. */
+static void wait_for_entries(void)
 {
 	sleep_ms(150);
 }
@@ -49,7 +49,7 @@ static void settle(void)
 	 IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL |     \
 	 IBV_WC_EX_WITH_DLID_PATH_BITS)
 
-static int start(struct ibv_cq_ex *cq)
+static int start_poll(struct ibv_cq_ex *cq)
 {
 	struct ibv_poll_cq_attr attr = {};
 	double end = now_ms() + 5000;
@@ -60,7 +60,7 @@ static int start(struct ibv_cq_ex *cq)
 	return rc;
 }
 
-static void sent_imm(uint64_t id, uint32_t len)
+static void expect_sent_imm(uint64_t id, uint32_t len)
 {
 	struct ibv_wc wc = POLL(p.a.cq);
 
@@ -85,7 +85,7 @@ static void ex_fields(struct ibv_cq_init_attr_ex attr, enum ibv_qp_type type)
 	CHECK(cqx->cqe >= 100);
 	CHECK(cqx->cq_context == &p && cqx->context == p.ctx);
 	CHECK((void *)ibv_cq_ex_to_cq(cqx) == (void *)cqx);
-	/* The receiver's queue pair on this queue. */
+	/* The receiver's queue pair uses this queue. */
 	old = p.b.qp;
 	struct ibv_qp_init_attr init = {
 		.send_cq = ibv_cq_ex_to_cq(cqx),
@@ -112,11 +112,11 @@ static void ex_fields(struct ibv_cq_init_attr_ex attr, enum ibv_qp_type type)
 		op.imm = htonl(id);
 		post_recv(&p.b, id, 0, 100);
 		POST_OK(&p.a, &op, 1, POST);
-		sent_imm(id, len);
+		expect_sent_imm(id, len);
 	}
-	settle();
-	/* One batch over all of them. */
-	OK(start(cqx));
+	wait_for_entries();
+	/* One batch reads all of them. */
+	OK(start_poll(cqx));
 	for (id = 1;; id++) {
 		int rc;
 
@@ -139,21 +139,21 @@ static void ex_fields(struct ibv_cq_init_attr_ex attr, enum ibv_qp_type type)
 		rc = ibv_next_poll(cqx);
 		OK(rc);
 	}
-	/* The batch ends without asking further. */
+	/* The batch ends before an ENOENT. */
 	ibv_end_poll(cqx);
 	EQ(n, 30);
 	EQ(ibv_start_poll(cqx, &(struct ibv_poll_cq_attr){}), ENOENT);
 
-	/* The two interfaces of one queue take turns. */
+	/* Both interfaces of one queue, alternately. */
 	for (id = 31; id <= 40; id++) {
 		struct op op = op_on(&p.a, IBV_WR_SEND_WITH_IMM, id, 0, len);
 
 		op.imm = htonl(id);
 		post_recv(&p.b, id, 0, 100);
 		POST_OK(&p.a, &op, 1, POST);
-		sent_imm(id, len);
+		expect_sent_imm(id, len);
 		if (id % 2) {
-			OK(start(cqx));
+			OK(start_poll(cqx));
 			EQ(cqx->wr_id, id);
 			ibv_end_poll(cqx);
 		} else {
@@ -165,7 +165,7 @@ static void ex_fields(struct ibv_cq_init_attr_ex attr, enum ibv_qp_type type)
 				 IBV_WC_WITH_IMM, htonl(id));
 		}
 	}
-	NO_MORE(ibv_cq_ex_to_cq(cqx));
+	EXPECT_NO_WC(ibv_cq_ex_to_cq(cqx));
 	old = p.b.qp;
 	p.b.qp = MUST(ibv_create_qp(p.pd, &(struct ibv_qp_init_attr){
 						  .send_cq = p.b.cq,
@@ -187,7 +187,7 @@ static void t_ex_fields_ud(void)
 	ex_fields((struct ibv_cq_init_attr_ex){}, IBV_QPT_UD);
 }
 
-/* A queue promised to one thread behaves the same. */
+/* A single-threaded queue behaves the same. */
 static void t_single_threaded(void)
 {
 	ex_fields((struct ibv_cq_init_attr_ex){
@@ -206,7 +206,7 @@ static void t_ex_error(void)
 	op.remote = (uintptr_t)p.b.buf;
 	op.rkey = p.b.mr->rkey ^ 0xff00;
 	POST_OK(&p.a, &op, 1, POST);
-	OK(start(p.a.cqx));
+	OK(start_poll(p.a.cqx));
 	EQ(p.a.cqx->wr_id, 77);
 	EQ(p.a.cqx->status, IBV_WC_REM_ACCESS_ERR);
 	EQ(ibv_wc_read_qp_num(p.a.cqx), p.a.qp->qp_num);
@@ -215,7 +215,7 @@ static void t_ex_error(void)
 	pair_close(&p);
 }
 
-/* What rxe has not is refused with EOPNOTSUPP, and nothing is left. */
+/* Fields that rxe does not have are refused with EOPNOTSUPP, without a leak. */
 static void t_ex_refused(void)
 {
 	static const uint64_t flags[] = {
@@ -265,7 +265,7 @@ static void t_sizes(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* Any batch size gives all entries once and in order. */
+/* Polling with any batch size returns each entry once, in order. */
 static void t_poll_batches(void)
 {
 	static const int batch[] = {1, 2, 3, 16, 100};
@@ -278,9 +278,9 @@ static void t_poll_batches(void)
 		int want = batch[i % ARRAY_SIZE(batch)], n, j;
 		uint64_t next = base + 1;
 
-		fill(base + 1, base + 50);
-		drain(p.a.cq, base + 1, base + 50);
-		settle();
+		send_range(base + 1, base + 50);
+		expect_range(p.a.cq, base + 1, base + 50);
+		wait_for_entries();
 		EQ(ibv_poll_cq(p.b.cq, 0, wc), 0);
 		while (next <= base + 50) {
 			int left = base + 51 - next;
@@ -300,7 +300,7 @@ static void t_poll_batches(void)
 
 /* --- resizing --- */
 
-/* Entries that wait survive, in order, through growing and shrinking. */
+/* Unread entries are kept, in order, when the queue grows and shrinks. */
 static void t_resize(void)
 {
 	static const int size[] = {500, 70, 64, 1000, 60, 3000};
@@ -309,46 +309,46 @@ static void t_resize(void)
 
 	pair_open(&p, (struct pair_opts){
 			      .type = IBV_QPT_RC, .wr = 64, .cqe = 63});
-	/* Also with the queue's indices anywhere. */
+	/* With different indices of the queue. */
 	for (start = 0; start < 5; start++) {
-		fill(base + 1, base + 13);
-		drain(p.a.cq, base + 1, base + 13);
-		drain(p.b.cq, base + 1, base + 13);
+		send_range(base + 1, base + 13);
+		expect_range(p.a.cq, base + 1, base + 13);
+		expect_range(p.b.cq, base + 1, base + 13);
 		base += 13;
 		for (i = 0; i < ARRAY_SIZE(size); i++) {
-			fill(base + 1, base + 50);
-			drain(p.a.cq, base + 1, base + 50);
-			settle();
-			drain(p.b.cq, base + 1, base + 20);
+			send_range(base + 1, base + 50);
+			expect_range(p.a.cq, base + 1, base + 50);
+			wait_for_entries();
+			expect_range(p.b.cq, base + 1, base + 20);
 			OK(ibv_resize_cq(p.b.cq, size[i]));
 			CHECK(p.b.cq->cqe >= size[i]);
-			drain(p.b.cq, base + 21, base + 30);
-			fill(base + 51, base + 60);
-			drain(p.a.cq, base + 51, base + 60);
-			drain(p.b.cq, base + 31, base + 60);
-			NO_MORE(p.b.cq);
+			expect_range(p.b.cq, base + 21, base + 30);
+			send_range(base + 51, base + 60);
+			expect_range(p.a.cq, base + 51, base + 60);
+			expect_range(p.b.cq, base + 31, base + 60);
+			EXPECT_NO_WC(p.b.cq);
 			base += 60;
 		}
 	}
 	pair_close(&p);
 }
 
-/* The same under the extended cursor. */
+/* Resizing between batches of the extended cursor. */
 static void t_resize_ex(void)
 {
 	uint64_t id;
 
 	pair_open(&p, (struct pair_opts){
 			      .type = IBV_QPT_RC, .cqe = 63, .cq_ex = true});
-	fill(1, 40);
-	drain(p.a.cq, 1, 40);
-	settle();
-	OK(start(p.b.cqx));
+	send_range(1, 40);
+	expect_range(p.a.cq, 1, 40);
+	wait_for_entries();
+	OK(start_poll(p.b.cqx));
 	EQ(p.b.cqx->wr_id, 1);
 	ibv_end_poll(p.b.cqx);
 	OK(ibv_resize_cq(p.b.cq, 200));
 	CHECK(p.b.cqx->cqe >= 200);
-	OK(start(p.b.cqx));
+	OK(start_poll(p.b.cqx));
 	for (id = 2;; id++) {
 		int rc;
 
@@ -366,7 +366,7 @@ static void t_resize_ex(void)
 }
 
 static volatile int stop;
-static volatile uint64_t polled;
+static volatile uint64_t polled_count;
 
 static void *poller(void *arg)
 {
@@ -383,7 +383,7 @@ static void *poller(void *arg)
 			EQ(wc[i].status, IBV_WC_SUCCESS);
 			EQ(wc[i].byte_len, next % 60 + 1);
 		}
-		__atomic_store_n(&polled, next - 1, __ATOMIC_RELEASE);
+		__atomic_store_n(&polled_count, next - 1, __ATOMIC_RELEASE);
 		if (!n)
 			sched_yield();
 	}
@@ -391,7 +391,7 @@ static void *poller(void *arg)
 	return NULL;
 }
 
-/* One thread polls without pause while another resizes and a third fills. */
+/* One thread polls, one resizes, and one sends. */
 static void *resizer(void *arg)
 {
 	int round = 0;
@@ -416,10 +416,10 @@ static void t_resize_race(void)
 	OK(pthread_create(&a, NULL, poller, NULL));
 	OK(pthread_create(&b, NULL, resizer, NULL));
 	for (base = 0; base < 3000; base += 30) {
-		fill(base + 1, base + 30);
-		drain(p.a.cq, base + 1, base + 30);
-		/* Never more entries than the smaller size holds. */
-		while (__atomic_load_n(&polled, __ATOMIC_ACQUIRE) + 100 < base)
+		send_range(base + 1, base + 30);
+		expect_range(p.a.cq, base + 1, base + 30);
+		/* At most as many entries as the smaller size holds. */
+		while (__atomic_load_n(&polled_count, __ATOMIC_ACQUIRE) + 100 < base)
 			sched_yield();
 	}
 	__atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
@@ -437,7 +437,7 @@ static void open_events(struct pair_opts o)
 	pair_open(&p, o);
 }
 
-/* One event for one arming, with the right queue and context. */
+/* One event per request notification, with the right queue and context. */
 static void t_notify(void)
 {
 	struct ibv_cq *cq;
@@ -446,24 +446,24 @@ static void t_notify(void)
 
 	open_events((struct pair_opts){});
 	CHECK(p.b.cq->channel == p.b.ch && p.b.cq->cq_context == &p.b);
-	fill(1, 1); /* not armed: no event */
-	drain(p.a.cq, 1, 1);
-	drain(p.b.cq, 1, 1);
+	send_range(1, 1); /* not armed: no event */
+	expect_range(p.a.cq, 1, 1);
+	expect_range(p.b.cq, 1, 1);
 	CHECK(!fd_readable(p.b.ch->fd, 50));
 	for (i = 2; i < 20; i += 2) {
 		OK(ibv_req_notify_cq(p.b.cq, 0));
 		CHECK(!fd_readable(p.b.ch->fd, 5));
-		fill(i, i + 1);
+		send_range(i, i + 1);
 		CHECK(wait_event(p.b.ch, &cq, &context, 5000));
 		CHECK(cq == p.b.cq && context == &p.b);
-		drain(p.a.cq, i, i + 1);
-		drain(p.b.cq, i, i + 1);
-		CHECK(!fd_readable(p.b.ch->fd, 20)); /* armed once, told once */
+		expect_range(p.a.cq, i, i + 1);
+		expect_range(p.b.cq, i, i + 1);
+		CHECK(!fd_readable(p.b.ch->fd, 20)); /* armed once, one event */
 	}
 	pair_close(&p);
 }
 
-/* Armed for solicited completions only. */
+/* Notification for solicited completions only. */
 static void t_solicited(void)
 {
 	struct op op;
@@ -475,17 +475,17 @@ static void t_solicited(void)
 		op = op_on(&p.a, IBV_WR_SEND, 1, 0, 8);
 		post_recv(&p.b, 1, 0, 64);
 		POST_OK(&p.a, &op, 1, api);
-		SENT(&p.a, 1, IBV_WC_SEND, 8);
+		EXPECT_WC(&p.a, 1, IBV_WC_SEND, 8);
 		CHECK(!fd_readable(p.b.ch->fd, 100));
 		op.flags |= IBV_SEND_SOLICITED;
 		op.wr_id = 2;
 		post_recv(&p.b, 2, 0, 64);
 		POST_OK(&p.a, &op, 1, api);
 		CHECK(wait_event(p.b.ch, NULL, NULL, 5000));
-		SENT(&p.a, 2, IBV_WC_SEND, 8);
-		SENT(&p.b, 1, IBV_WC_RECV, 8);
-		SENT(&p.b, 2, IBV_WC_RECV, 8);
-		/* Write with immediate can solicit too. */
+		EXPECT_WC(&p.a, 2, IBV_WC_SEND, 8);
+		EXPECT_WC(&p.b, 1, IBV_WC_RECV, 8);
+		EXPECT_WC(&p.b, 2, IBV_WC_RECV, 8);
+		/* A write with immediate data may be solicited, too. */
 		OK(ibv_req_notify_cq(p.b.cq, 1));
 		op = op_on(&p.a, IBV_WR_RDMA_WRITE_WITH_IMM, 3, 0, 8);
 		op.remote = (uintptr_t)p.b.buf;
@@ -498,7 +498,7 @@ static void t_solicited(void)
 	}
 }
 
-/* Two queues on one channel: each event names its own. */
+/* Two queues on one channel: each event names its queue. */
 static void t_shared_channel(void)
 {
 	struct ibv_comp_channel *ch;
@@ -529,7 +529,7 @@ static void t_shared_channel(void)
 		OK(ibv_post_recv(qp[i], &wr, &bad));
 		OK(ibv_req_notify_cq(cq[0], 0));
 		OK(ibv_req_notify_cq(cq[1], 0));
-		qp_to(qp[i], IBV_QPS_ERR); /* flushed: that queue's event */
+		qp_to(qp[i], IBV_QPS_ERR); /* the flush causes the event */
 		CHECK(wait_event(ch, &got, &context, 5000));
 		CHECK(got == cq[i] && context == &cq[i]);
 		CHECK(!fd_readable(ch->fd, 20));
@@ -537,7 +537,7 @@ static void t_shared_channel(void)
 		check_status(__FILE__, __LINE__, &wc, 5,
 			     ONLY(IBV_WC_WR_FLUSH_ERR),
 			     qp[i]->qp_num);
-		NO_MORE(cq[!i]);
+		EXPECT_NO_WC(cq[!i]);
 		qp_to(qp[i], IBV_QPS_RESET);
 	}
 	EQ(ibv_destroy_comp_channel(ch), EBUSY);
@@ -606,7 +606,7 @@ static void t_unacked(void)
 	pair_close(&p);
 }
 
-/* Arm, look again, sleep: no completion is slept over. */
+/* Request notification, poll again, wait: no completion is missed. */
 static void *event_sender(void *arg)
 {
 	uint64_t id;
@@ -643,7 +643,7 @@ static void t_event_loop(void)
 		int n = ibv_poll_cq(p.b.cq, 1, &wc);
 
 		if (!n) {
-			/* The event of the last arming, then arm and look. */
+			/* Waits for the event, then arms and polls again. */
 			CHECK(wait_event(p.b.ch, NULL, NULL, 10000));
 			sleeps++;
 			OK(ibv_req_notify_cq(p.b.cq, 0));
@@ -661,7 +661,7 @@ static void t_event_loop(void)
 	pair_close(&p);
 }
 
-/* Limit reached, last receive taken, queue drained: told with their objects. */
+/* SRQ limit, last WQE, drained send queue: events with their objects. */
 static void t_async_events(void)
 {
 	struct ibv_srq_attr limit = {.srq_limit = 5};
@@ -681,8 +681,8 @@ static void t_async_events(void)
 		struct op op = op_on(&p.a, IBV_WR_SEND, i, 0, 8);
 
 		POST_OK(&p.a, &op, 1, POST);
-		SENT(&p.a, i, IBV_WC_SEND, 8);
-		SENT(&p.b, 100 + i, IBV_WC_RECV, 8);
+		EXPECT_WC(&p.a, i, IBV_WC_SEND, 8);
+		EXPECT_WC(&p.b, 100 + i, IBV_WC_RECV, 8);
 	}
 	CHECK(wait_async(p.ctx, &ev, 5000));
 	EQ(ev.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
@@ -696,7 +696,7 @@ static void t_async_events(void)
 		CHECK(ev.element.qp == p.a.qp);
 		ibv_ack_async_event(&ev);
 	} else {
-		printf("note: this kernel tells no drained queue\n");
+		printf("note: this kernel reports no drained queue\n");
 	}
 
 	qp_to(p.b.qp, IBV_QPS_ERR);
@@ -705,7 +705,7 @@ static void t_async_events(void)
 		CHECK(ev.element.qp == p.b.qp);
 		ibv_ack_async_event(&ev);
 	} else {
-		printf("note: this kernel tells no last receive\n");
+		printf("note: this kernel reports no last WQE\n");
 	}
 	while (wait_async(p.ctx, &ev, 100)) {
 		EQ(ev.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -721,7 +721,7 @@ static void *destroy_srq(void *arg)
 	return NULL;
 }
 
-/* Destroying a shared receive queue waits for its asynchronous event too. */
+/* Destroying a shared receive queue waits for its asynchronous event. */
 static void t_async_unacked_srq(void)
 {
 	struct ibv_srq_attr limit = {.srq_limit = 5};
@@ -738,7 +738,7 @@ static void t_async_unacked_srq(void)
 		struct op op = op_on(&p.a, IBV_WR_SEND, i, 0, 8);
 
 		POST_OK(&p.a, &op, 1, POST);
-		SENT(&p.a, i, IBV_WC_SEND, 8);
+		EXPECT_WC(&p.a, i, IBV_WC_SEND, 8);
 	}
 	CHECK(wait_async(p.ctx, &ev, 5000));
 	EQ(ev.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
@@ -763,7 +763,7 @@ static void *destroy_qp(void *arg)
 	return NULL;
 }
 
-/* Destroying a queue pair waits for its asynchronous events too. */
+/* Destroying a queue pair waits for its asynchronous events. */
 static void t_async_unacked(void)
 {
 	struct ibv_async_event ev, more[8];
@@ -773,7 +773,7 @@ static void t_async_unacked(void)
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC, .srq = true});
 	qp_to(p.b.qp, IBV_QPS_ERR);
 	if (!wait_async(p.ctx, &ev, 1000))
-		SKIP("this kernel tells no last receive");
+		SKIP("this kernel reports no last WQE");
 	EQ(ev.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
 	while (n < 8 && wait_async(p.ctx, &more[n], 100))
 		n++;
@@ -787,7 +787,7 @@ static void t_async_unacked(void)
 	ibv_ack_async_event(&ev);
 	OK(pthread_join(t, NULL));
 	EQ(destroyed, 1);
-	/* The rest of the pair. */
+	/* Destroys the rest of the pair. */
 	OK(ibv_destroy_srq(p.b.srq));
 	OK(ibv_destroy_cq(p.b.cq));
 	OK(ibv_dereg_mr(p.b.mr));
@@ -796,8 +796,8 @@ static void t_async_unacked(void)
 	OK(ibv_close_device(p.ctx));
 }
 
-/* A thread asleep in the call itself is woken. */
-static void *blocked_getter(void *arg)
+/* A thread that sleeps in ibv_get_cq_event is woken. */
+static void *event_getter(void *arg)
 {
 	struct ibv_cq *cq;
 	void *context;
@@ -815,11 +815,11 @@ static void t_blocking(void)
 
 	open_events((struct pair_opts){});
 	OK(ibv_req_notify_cq(p.b.cq, 0));
-	OK(pthread_create(&t, NULL, blocked_getter, NULL));
+	OK(pthread_create(&t, NULL, event_getter, NULL));
 	sleep_ms(100);
-	fill(1, 1);
+	send_range(1, 1);
 	OK(pthread_join(t, NULL));
-	drain(p.b.cq, 1, 1);
+	expect_range(p.b.cq, 1, 1);
 	pair_close(&p);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One case for each known defect of the stock provider for rxe. manifest.txt says
- * with which versions of it each case must fail.
+ * One case per known defect of the stock provider for rxe. manifest.txt has the
+ * releases with which each case must fail.
  */
 #include "common.h"
 #include "calls.h"
@@ -14,11 +14,11 @@ static void send_one(uint64_t id)
 
 	post_recv(&p.b, id, 0, 64);
 	POST_OK(&p.a, &op, 1, p.o.api);
-	SENT(&p.a, id, IBV_WC_SEND, 8);
+	EXPECT_WC(&p.a, id, IBV_WC_SEND, 8);
 }
 
-/* Waits until the extended queue has an entry and leaves it started. */
-static int start_wait(struct ibv_cq_ex *cq, unsigned ms)
+/* Waits until ibv_start_poll succeeds; returns its result. */
+static int start_poll(struct ibv_cq_ex *cq, unsigned ms)
 {
 	struct ibv_poll_cq_attr attr = {};
 	double end = now_ms() + ms;
@@ -29,24 +29,24 @@ static int start_wait(struct ibv_cq_ex *cq, unsigned ms)
 	return rc;
 }
 
-/* The batch that ended with ENOENT consumes exactly what it showed. */
+/* A batch that ended with ENOENT consumes exactly the entries that it returned. */
 static void t_next_poll_enoent(void)
 {
 	uint64_t id;
 
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC, .cq_ex = true});
-	for (id = 1; id <= 600; id++) { /* twice round the queue */
+	for (id = 1; id <= 600; id++) { /* more than two wraps */
 		struct op op = op_on(&p.a, IBV_WR_SEND, id, 0, 8);
 
 		post_recv(&p.b, id, 0, 64);
 		POST_OK(&p.a, &op, 1, POST);
-		OK(start_wait(p.a.cqx, 5000));
+		OK(start_poll(p.a.cqx, 5000));
 		EQ(p.a.cqx->wr_id, id);
 		EQ(p.a.cqx->status, IBV_WC_SUCCESS);
 		EQ(ibv_next_poll(p.a.cqx), ENOENT);
 		ibv_end_poll(p.a.cqx);
 
-		OK(start_wait(p.b.cqx, 5000));
+		OK(start_poll(p.b.cqx, 5000));
 		EQ(p.b.cqx->wr_id, id);
 		EQ(p.b.cqx->status, IBV_WC_SUCCESS);
 		EQ(ibv_wc_read_byte_len(p.b.cqx), 8);
@@ -54,29 +54,29 @@ static void t_next_poll_enoent(void)
 		EQ(ibv_next_poll(p.b.cqx), ENOENT);
 		ibv_end_poll(p.b.cqx);
 	}
-	/* Nothing was left and nothing appears. */
+	/* There are no further entries. */
 	sleep_ms(20);
-	EQ(start_wait(p.a.cqx, 0), ENOENT);
-	EQ(start_wait(p.b.cqx, 0), ENOENT);
+	EQ(start_poll(p.a.cqx, 0), ENOENT);
+	EQ(start_poll(p.b.cqx, 0), ENOENT);
 	pair_close(&p);
 }
 
-static volatile int second_in;
+static volatile int second_started;
 
 static void *second_poller(void *arg)
 {
 	struct ibv_cq_ex *cq = arg;
 
-	OK(start_wait(cq, 8000));
-	__atomic_store_n(&second_in, 1, __ATOMIC_SEQ_CST);
+	OK(start_poll(cq, 8000));
+	__atomic_store_n(&second_started, 1, __ATOMIC_SEQ_CST);
 	EQ(cq->wr_id, 2);
 	ibv_end_poll(cq);
 	return NULL;
 }
 
 /*
- * The batch of one thread excludes others until end_poll, also after next_poll
- * said ENOENT.
+ * A batch excludes other threads until end_poll, also after next_poll returned
+ * ENOENT.
  */
 static void t_double_unlock(void)
 {
@@ -88,25 +88,25 @@ static void t_double_unlock(void)
 	struct op op = op_on(&p.a, IBV_WR_SEND, 1, 0, 8);
 
 	POST_OK(&p.a, &op, 1, POST);
-	OK(start_wait(p.b.cqx, 5000));
+	OK(start_poll(p.b.cqx, 5000));
 	EQ(p.b.cqx->wr_id, 1);
 	EQ(ibv_next_poll(p.b.cqx), ENOENT);
-	/* A second entry comes; another thread polls for it. */
+	/* Another thread polls for a second entry. */
 	op.wr_id = 2;
 	POST_OK(&p.a, &op, 1, POST);
-	OK(start_wait(p.a.cqx, 5000));
+	OK(start_poll(p.a.cqx, 5000));
 	ibv_end_poll(p.a.cqx);
 	OK(pthread_create(&t, NULL, second_poller, p.b.cqx));
 	sleep_ms(300);
-	if (__atomic_load_n(&second_in, __ATOMIC_SEQ_CST))
-		FAIL("a second thread is inside while the first has not ended its batch");
+	if (__atomic_load_n(&second_started, __ATOMIC_SEQ_CST))
+		FAIL("a second thread polls before the first has ended its batch");
 	ibv_end_poll(p.b.cqx);
 	OK(pthread_join(t, NULL));
-	EQ(second_in, 1);
+	EQ(second_started, 1);
 	pair_close(&p);
 }
 
-/* The inline list's lengths are added up, and its bound is of the sum. */
+/* The length of an inline list is the sum of its elements. */
 static void t_inline_list(void)
 {
 	uint8_t data[3][16];
@@ -125,8 +125,8 @@ static void t_inline_list(void)
 	}
 	post_recv(&p.b, 10, 0, 64);
 	POST_OK(&p.a, &op, 1, WR);
-	SENT(&p.a, 9, IBV_WC_SEND, 18);
-	SENT(&p.b, 10, IBV_WC_RECV, 18);
+	EXPECT_WC(&p.a, 9, IBV_WC_SEND, 18);
+	EXPECT_WC(&p.b, 10, IBV_WC_RECV, 18);
 	CHECK_PATTERN(p.b.buf, 5, 0);
 	CHECK_PATTERN(p.b.buf + 5, 6, 1);
 	CHECK_PATTERN(p.b.buf + 11, 7, 2);
@@ -134,7 +134,7 @@ static void t_inline_list(void)
 	pair_close(&p);
 }
 
-/* Pieces that fit one by one but not together are refused as a whole. */
+/* An inline list whose sum exceeds the maximum is refused as a whole. */
 static void t_inline_list_bound(void)
 {
 	struct ibv_qp_attr attr;
@@ -156,13 +156,13 @@ static void t_inline_list_bound(void)
 					     init.cap.max_inline_data / 2, 0};
 	rc = post_ops(&p.a, &op, 1, WR, NULL);
 	if (rc != ENOSPC && rc != EINVAL && rc != ENOMEM)
-		FAIL("too long an inline list gave %d", rc);
-	NO_MORE(p.a.cq);
+		FAIL("an inline list that is too long returned %d", rc);
+	EXPECT_NO_WC(p.a.cq);
 	send_one(1);
 	pair_close(&p);
 }
 
-/* The SGE list's lengths are summed, not the first one's repeated. */
+/* The length of an SGE list is the sum of its elements. */
 static void t_sge_list(void)
 {
 	struct op op;
@@ -178,8 +178,8 @@ static void t_sge_list(void)
 	pattern(p.a.buf + 200, 200, 3);
 	post_recv(&p.b, 4, 0, 1000);
 	POST_OK(&p.a, &op, 1, WR);
-	SENT(&p.a, 3, IBV_WC_SEND, 234);
-	SENT(&p.b, 4, IBV_WC_RECV, 234);
+	EXPECT_WC(&p.a, 3, IBV_WC_SEND, 234);
+	EXPECT_WC(&p.b, 4, IBV_WC_RECV, 234);
 	CHECK_PATTERN(p.b.buf, 4, 1);
 	CHECK_PATTERN(p.b.buf + 4, 30, 2);
 	CHECK_PATTERN(p.b.buf + 34, 200, 3);
@@ -187,24 +187,24 @@ static void t_sge_list(void)
 }
 
 /*
- * Inline lengths that add up to little in 32 bits. In a process of its own: a
- * provider that believes the sum copies 4 GiB over its queue.
+ * Inline lengths whose sum overflows 32 bits. In a child process: a provider that
+ * uses that sum overwrites its queue with 4 GiB.
  */
 static void inline_overflow(void)
 {
 	const size_t huge = 0xffffffffu;
 	struct op op;
 	int posted = -1;
-	void *far = mmap(NULL, huge + 4096, PROT_READ,
-			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *large = mmap(NULL, huge + 4096, PROT_READ,
+			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-	CHECK(far != MAP_FAILED);
+	CHECK(large != MAP_FAILED);
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC, .inl = 64});
 	op = op_on(&p.a, IBV_WR_SEND, 3, 0, 4);
 	op.flags |= IBV_SEND_INLINE;
 	op.nsge = 2;
-	op.sge[0] = (struct ibv_sge){(uintptr_t)far, huge, 0};
-	op.sge[1] = (struct ibv_sge){(uintptr_t)far, 17, 0};
+	op.sge[0] = (struct ibv_sge){(uintptr_t)large, huge, 0};
+	op.sge[1] = (struct ibv_sge){(uintptr_t)large, 17, 0};
 	EQ(post_ops(&p.a, &op, 1, POST, &posted), EINVAL);
 	EQ(posted, 0);
 	send_one(1);
@@ -216,7 +216,7 @@ static void t_inline_overflow(void)
 	in_child(inline_overflow, "inline send of 4 GiB and 16 bytes");
 }
 
-/* A refused resize: its errno is told, and the queue is as it was. */
+/* A refused resize returns the errno, and the queue is unchanged. */
 static void t_resize_refused(void)
 {
 	struct ibv_device_attr dev;
@@ -225,7 +225,7 @@ static void t_resize_refused(void)
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC});
 	OK(ibv_query_device(p.ctx, &dev));
 	cqe = p.b.cq->cqe;
-	errno = EXDEV; /* nothing here gives that */
+	errno = EXDEV; /* no call here sets it */
 	rc = ibv_resize_cq(p.b.cq, dev.max_cqe + 1);
 	EQ(rc, EINVAL);
 	EQ(p.b.cq->cqe, cqe);
@@ -234,24 +234,24 @@ static void t_resize_refused(void)
 
 		post_recv(&p.b, 100 + i, 0, 64);
 		POST_OK(&p.a, &op, 1, POST);
-		SENT(&p.a, i, IBV_WC_SEND, 8);
+		EXPECT_WC(&p.a, i, IBV_WC_SEND, 8);
 	}
 	sleep_ms(20);
-	/* 19 entries wait: 7 places are too few. */
+	/* There are 19 unread entries, too many for 7. */
 	errno = EXDEV;
 	rc = ibv_resize_cq(p.b.cq, 7);
 	EQ(rc, EINVAL);
 	EQ(p.b.cq->cqe, cqe);
 	for (i = 1; i < 20; i++)
-		SENT(&p.b, 100 + i, IBV_WC_RECV, 8);
-	NO_MORE(p.b.cq);
+		EXPECT_WC(&p.b, 100 + i, IBV_WC_RECV, 8);
+	EXPECT_NO_WC(p.b.cq);
 	pair_close(&p);
 }
 
 /*
- * The new queue cannot be mapped. The kernel has gone over to it already, so
- * entries may be lost, but the call says ENOMEM, later polls do not touch
- * unmapped memory, and everything can be destroyed.
+ * The new queue cannot be mapped. The kernel already uses it, so entries may be
+ * lost, but the call returns ENOMEM, later polls do not access unmapped memory, and
+ * all objects can be destroyed.
  */
 static void resize_map_fails(void)
 {
@@ -261,20 +261,20 @@ static void resize_map_fails(void)
 
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC});
 	send_one(1);
-	SENT(&p.b, 1, IBV_WC_RECV, 8);
+	EXPECT_WC(&p.b, 1, IBV_WC_RECV, 8);
 	maps = count_maps("/dev/infiniband/");
 	mmap_fail = 1;
-	errno = EXDEV; /* nothing here gives that */
+	errno = EXDEV; /* no call here sets it */
 	rc = ibv_resize_cq(p.b.cq, 1000);
 	EQ(mmap_fail, 0);
 	EQ(rc, ENOMEM);
 	rc = ibv_poll_cq(p.b.cq, 1, &wc);
 	CHECK(rc <= 0);
 	CHECK(count_maps("/dev/infiniband/") <= maps);
-	/* A second try may bring it back; it must not crash. */
+	/* A second resize may succeed; it must not crash. */
 	if (!ibv_resize_cq(p.b.cq, 500)) {
 		send_one(2);
-		SENT(&p.b, 2, IBV_WC_RECV, 8);
+		EXPECT_WC(&p.b, 2, IBV_WC_RECV, 8);
 	}
 	pair_close(&p);
 }
@@ -284,14 +284,14 @@ static void t_resize_map_fails(void)
 	in_child(resize_map_fails, "poll after a resize that failed");
 }
 
-/* The size of an entry as the queue's first word tells it: too small. */
-static void spoil_entry_size(void *addr, size_t len)
+/* The queue's first word is the entry size: 8 bytes are too small. */
+static void corrupt_entry_size(void *addr, size_t len)
 {
 	(void)len;
 	*(volatile uint32_t *)addr = 3;
 }
 
-/* A queue refused after it was mapped leaves no mapping and tells why. */
+/* A queue refused after it was mapped leaks no mapping and sets errno. */
 static void create_leak(bool ex)
 {
 	struct ibv_context *ctx = open_device();
@@ -303,7 +303,7 @@ static void create_leak(bool ex)
 		struct ibv_cq_init_attr_ex attr = {.cqe = 100};
 		const void *cq;
 
-		mmap_hook = spoil_entry_size;
+		mmap_hook = corrupt_entry_size;
 		errno = 0;
 		if (ex)
 			cq = ibv_create_cq_ex(ctx, &attr);
@@ -330,7 +330,7 @@ static void t_create_ex_leak(void)
 	create_leak(true);
 }
 
-/* An unknown attribute of an extended queue: refused, and errno says why. */
+/* An unknown attribute of an extended queue is refused with an errno. */
 static void t_cq_ex_errno(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -345,7 +345,7 @@ static void t_cq_ex_errno(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* A mapping that fails at any place of any create: NULL, ENOMEM, nothing left. */
+/* Any mapping that fails in a create call: NULL and ENOMEM, without a leak. */
 static void t_create_map_fails(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -403,24 +403,24 @@ static void t_create_map_fails(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* Start and complete without a work request between: nothing to tell anyone. */
+/* Start and complete without a work request ring no doorbell. */
 static void t_empty_batch(void)
 {
 	int i;
 
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC, .api = WR});
 	send_one(1);
-	calls_made = 0;
+	syscalls = 0;
 	for (i = 0; i < 10; i++) {
 		ibv_wr_start(p.a.qpx);
 		OK(ibv_wr_complete(p.a.qpx));
 	}
-	EQ(calls_made, 0);
+	EQ(syscalls, 0);
 	send_one(2);
 	pair_close(&p);
 }
 
-/* A list whose first work request is refused: likewise. */
+/* A list whose first work request is refused rings no doorbell. */
 static void t_refused_doorbell(void)
 {
 	struct op op;
@@ -430,17 +430,17 @@ static void t_refused_doorbell(void)
 	send_one(1);
 	op = op_on(&p.a, IBV_WR_SEND, 2, 0, 8);
 	op.nsge = 30;
-	calls_made = 0;
+	syscalls = 0;
 	for (i = 0; i < 10; i++) {
 		EQ(post_ops(&p.a, &op, 1, POST, &posted), EINVAL);
 		EQ(posted, 0);
 	}
-	EQ(calls_made, 0);
+	EQ(syscalls, 0);
 	send_one(2);
 	pair_close(&p);
 }
 
-/* The doorbell: one system call for a batch, however long. */
+/* The doorbell is one system call per batch. */
 static void t_one_doorbell(void)
 {
 	struct op ops[16];
@@ -454,12 +454,12 @@ static void t_one_doorbell(void)
 			ops[i] = op_on(&p.a, IBV_WR_SEND, i, 0, 8);
 			post_recv(&p.b, i, 0, 64);
 		}
-		calls_made = 0;
+		syscalls = 0;
 		POST_OK(&p.a, ops, 16, api);
-		EQ(calls_made, 1);
+		EQ(syscalls, 1);
 		for (i = 0; i < 16; i++)
-			SENT(&p.a, i, IBV_WC_SEND, 8);
-		EQ(calls_made, 1); /* polling makes none */
+			EXPECT_WC(&p.a, i, IBV_WC_SEND, 8);
+		EQ(syscalls, 1); /* polling needs none */
 		pair_close(&p);
 	}
 }
@@ -472,10 +472,10 @@ static void t_null_list(void)
 
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC});
 	send_one(1);
-	calls_made = 0;
+	syscalls = 0;
 	EQ(ibv_post_send(p.a.qp, NULL, &bad_send), EINVAL);
 	EQ(ibv_post_recv(p.a.qp, NULL, &bad_recv), EINVAL);
-	EQ(calls_made, 0);
+	EQ(syscalls, 0);
 	send_one(2);
 	pair_close(&p);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Thread domains and parent domains: queues that one thread owns. The C
- * provider for rxe has neither (EOPNOTSUPP).
+ * Thread domains and parent domains: queues of one thread. The stock provider for
+ * rxe supports neither (EOPNOTSUPP).
  */
 #include "common.h"
 
@@ -36,7 +36,7 @@ static void domain_close(struct domain *d)
 		OK(ibv_dealloc_td(d->td));
 }
 
-/* Everything made in the parent domain works with traffic of both interfaces. */
+/* Traffic on objects of the domain, through either post interface. */
 static void traffic_in(struct ibv_context *ctx, struct ibv_pd *pd, enum api api)
 {
 	struct pair_opts o = {
@@ -63,8 +63,8 @@ static void traffic_in(struct ibv_context *ctx, struct ibv_pd *pd, enum api api)
 		}
 		POST_OK(&a, ops, 4, api);
 		for (j = 0; j < 4; j++) {
-			SENT(&a, 4 * i + j, IBV_WC_SEND, 60);
-			SENT(&b, 4 * i + j, IBV_WC_RECV, 60);
+			EXPECT_WC(&a, 4 * i + j, IBV_WC_SEND, 60);
+			EXPECT_WC(&b, 4 * i + j, IBV_WC_RECV, 60);
 			CHECK_PATTERN(b.buf + 100 * j, 60, i + j);
 		}
 	}
@@ -81,14 +81,14 @@ static void t_traffic(void)
 	for (i = 0; i < 4; i++) {
 		domain_open(ctx, &d, i % 2);
 		traffic_in(ctx, d.parent, i / 2 ? WR : POST);
-		/* The domain's own PD is usable beside it. */
+		/* The PD of the parent domain is usable, too. */
 		traffic_in(ctx, d.pd, i / 2 ? WR : POST);
 		domain_close(&d);
 	}
 	OK(ibv_close_device(ctx));
 }
 
-/* A region of the PD serves a queue pair of its parent domain: one protection. */
+/* A region of the PD is usable on a queue pair of its parent domain. */
 static void t_shared_region(void)
 {
 	struct pair_opts o = {.type = IBV_QPT_RC};
@@ -110,7 +110,7 @@ static void t_shared_region(void)
 	op.remote = (uintptr_t)b.buf;
 	op.rkey = b.mr->rkey;
 	POST_OK(&a, &op, 1, POST);
-	SENT(&a, 5, IBV_WC_RDMA_WRITE, 100);
+	EXPECT_WC(&a, 5, IBV_WC_RDMA_WRITE, 100);
 	CHECK_PATTERN(b.buf, 100, 9);
 	end_close(&a);
 	end_close(&b);
@@ -118,7 +118,7 @@ static void t_shared_region(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* What is in use is not given up, and stays usable. */
+/* Domains in use cannot be deallocated, and stay usable. */
 static void t_busy(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -132,7 +132,7 @@ static void t_busy(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* A completion queue in a parent domain, one thread's own. */
+/* A single-threaded completion queue in a parent domain. */
 static void t_cq(void)
 {
 	struct ibv_cq_init_attr_ex attr = {
@@ -182,7 +182,7 @@ static void t_cq(void)
 	pair_close(&p);
 }
 
-/* Wrong attributes are refused and leave nothing. */
+/* Invalid attributes are refused. */
 static void t_refused(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -198,8 +198,8 @@ static void t_refused(void)
 	errno = 0;
 	CHECK(!ibv_alloc_parent_domain(ctx, &attr));
 	CHECK(errno == EOPNOTSUPP || errno == EINVAL);
-	/* ALLOW_CC_UNPROTECTED_ALLOC, which older headers do not name: a leave
-	 * that a provider may make no use of. */
+	/* ALLOW_CC_UNPROTECTED_ALLOC, which older headers do not define: a
+	 * permission that a provider may ignore. */
 	attr.comp_mask = 1 << 2;
 	cc = MUST(ibv_alloc_parent_domain(ctx, &attr));
 	OK(ibv_dealloc_pd(cc));

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Raw packets: segmentation, VLAN stripping, checksums, flow tags, counters,
- * striding receives, flow actions; device memory by type. Frames go to a flow of
- * another context of the device: a context does not hear itself.
+ * striding receive queues, flow actions; device memory. The frames match a flow of
+ * another context of the device: a context does not receive its own frames.
  * usage: ethernet CASE...|all
  */
 #include "common.h"
 #include <infiniband/mlx5dv.h>
 
 #define FRAMES 16
-#define ROOM 2048
+#define BUFFER_SIZE 2048
 #define HEADERS 54
 #define TAG 0xabcde
 
@@ -24,17 +24,17 @@ struct ends {
 	struct ibv_qp *send, *recv;
 	struct ibv_flow *flow;
 	struct ibv_mr *mr, *recv_mr;
-	uint8_t *buf; /* the frame to send, then room for FRAMES */
+	uint8_t *buf; /* the frame to send, then FRAMES receive buffers */
 	struct ibv_device_attr_ex attr;
 };
 
-static struct ibv_qp *packet_qp_with(struct ibv_pd *pd, struct ibv_cq *cq,
+static struct ibv_qp *create_packet_qp_dv(struct ibv_pd *pd, struct ibv_cq *cq,
 				     uint32_t create_flags, uint16_t tso_header,
-				     uint32_t own_flags)
+					  uint32_t dv_flags)
 {
-	struct mlx5dv_qp_init_attr own = {
+	struct mlx5dv_qp_init_attr dv_init = {
 		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
-		.create_flags = own_flags,
+		.create_flags = dv_flags,
 	};
 	struct ibv_qp_init_attr_ex init = {
 		.send_cq = cq,
@@ -56,7 +56,7 @@ static struct ibv_qp *packet_qp_with(struct ibv_pd *pd, struct ibv_cq *cq,
 	if (tso_header)
 		init.comp_mask |= IBV_QP_INIT_ATTR_MAX_TSO_HEADER |
 				  IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-	qp = MUST(own_flags ? mlx5dv_create_qp(pd->context, &init, &own) :
+	qp = MUST(dv_flags ? mlx5dv_create_qp(pd->context, &init, &dv_init) :
 			      ibv_create_qp_ex(pd->context, &init));
 	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT));
 	attr.qp_state = IBV_QPS_RTR;
@@ -66,10 +66,10 @@ static struct ibv_qp *packet_qp_with(struct ibv_pd *pd, struct ibv_cq *cq,
 	return qp;
 }
 
-static struct ibv_qp *packet_qp(struct ibv_pd *pd, struct ibv_cq *cq,
+static struct ibv_qp *create_packet_qp(struct ibv_pd *pd, struct ibv_cq *cq,
 				uint32_t create_flags, uint16_t tso_header)
 {
-	return packet_qp_with(pd, cq, create_flags, tso_header, 0);
+	return create_packet_qp_dv(pd, cq, create_flags, tso_header, 0);
 }
 
 static void open_ends(struct ends *e, uint32_t create_flags)
@@ -92,7 +92,7 @@ static void open_ends(struct ends *e, uint32_t create_flags)
 			.size = sizeof(struct ibv_flow_spec_action_tag),
 			.tag_id = TAG},
 	};
-	size_t size = 65536 + FRAMES * ROOM;
+	size_t size = 65536 + FRAMES * BUFFER_SIZE;
 	struct ibv_port_attr port;
 	int i;
 
@@ -112,12 +112,12 @@ static void open_ends(struct ends *e, uint32_t create_flags)
 	e->mr = MUST(ibv_reg_mr(e->pd, e->buf, size, IBV_ACCESS_LOCAL_WRITE));
 	e->recv_mr = MUST(ibv_reg_mr(e->recv_pd, e->buf, size,
 				     IBV_ACCESS_LOCAL_WRITE));
-	e->send = packet_qp(e->pd, e->sent, 0, 128);
-	e->recv = packet_qp(e->recv_pd, ibv_cq_ex_to_cq(e->got), create_flags, 0);
+	e->send = create_packet_qp(e->pd, e->sent, 0, 128);
+	e->recv = create_packet_qp(e->recv_pd, ibv_cq_ex_to_cq(e->got), create_flags, 0);
 	for (i = 0; i < FRAMES; i++) {
 		struct ibv_sge sge = {
-			.addr = (uintptr_t)e->buf + 65536 + i * ROOM,
-			.length = ROOM,
+			.addr = (uintptr_t)e->buf + 65536 + i * BUFFER_SIZE,
+			.length = BUFFER_SIZE,
 			.lkey = e->recv_mr->lkey,
 		};
 		struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge,
@@ -157,8 +157,8 @@ static void put16(uint8_t *p, unsigned v)
 	p[1] = v;
 }
 
-/* Ethernet, IPv4 and TCP headers of so many bytes of data; no checksums. */
-static void headers(uint8_t *h, unsigned data)
+/* Writes Ethernet, IPv4 and TCP headers, without checksums, for `data` bytes. */
+static void write_headers(uint8_t *h, unsigned data)
 {
 	memset(h, 0, HEADERS);
 	memcpy(h, to, 6);
@@ -177,7 +177,7 @@ static void headers(uint8_t *h, unsigned data)
 	h[47] = 0x18;
 }
 
-/* The one's complement sum of a range, which is 0xffff if it has its checksum. */
+/* The one's complement sum of a range: 0xffff if its checksum is right. */
 static unsigned sum(const uint8_t *p, size_t n, unsigned start)
 {
 	uint32_t s = start;
@@ -190,14 +190,14 @@ static unsigned sum(const uint8_t *p, size_t n, unsigned start)
 	return s;
 }
 
-static struct got {
+static struct frame {
 	uint64_t wr_id;
 	uint32_t len, tag, flags;
 	uint16_t vlan;
 } next_frame(struct ends *e)
 {
 	struct ibv_poll_cq_attr attr = {};
-	struct got got;
+	struct frame got;
 	double until = now_ms() + 10000;
 
 	while (ibv_start_poll(e->got, &attr))
@@ -214,9 +214,9 @@ static struct got {
 	return got;
 }
 
-static uint8_t *room_of(struct ends *e, uint64_t wr_id)
+static uint8_t *frame_buffer(struct ends *e, uint64_t wr_id)
 {
-	return e->buf + 65536 + wr_id * ROOM;
+	return e->buf + 65536 + wr_id * BUFFER_SIZE;
 }
 
 static void check_sent(struct ends *e, uint64_t wr_id, enum ibv_wc_opcode opcode)
@@ -247,14 +247,14 @@ static int post_tso(struct ends *e, uint64_t wr_id, const uint8_t *h,
 	return ibv_post_send(e->send, &wr, &bad);
 }
 
-/* So many segments of one packet must come, with right headers and checksums. */
+/* Receives the segments of a packet, which must have right headers and checksums. */
 static void check_segments(struct ends *e, unsigned data, unsigned mss)
 {
 	unsigned at, part;
 
 	for (at = 0; at < data; at += part) {
-		struct got got = next_frame(e);
-		uint8_t *f = room_of(e, got.wr_id);
+		struct frame got = next_frame(e);
+		uint8_t *f = frame_buffer(e, got.wr_id);
 
 		part = data - at < mss ? data - at : mss;
 		EQ(got.len, HEADERS + part);
@@ -277,12 +277,12 @@ static void tso_post(void)
 	CHECK(e.attr.tso_caps.supported_qpts & 1 << IBV_QPT_RAW_PACKET);
 	CHECK(e.attr.tso_caps.max_tso >= 16384);
 	pattern(e.buf, 4000, 1);
-	headers(h, 4000);
+	write_headers(h, 4000);
 	OK(post_tso(&e, 1, h, HEADERS, 4000, 900));
-	memset(h, 0xff, sizeof(h)); /* it has been copied */
+	memset(h, 0xff, sizeof(h)); /* the post has copied it */
 	check_sent(&e, 1, IBV_WC_TSO);
 	check_segments(&e, 4000, 900);
-	headers(h, 10);
+	write_headers(h, 10);
 	OK(post_tso(&e, 2, h, HEADERS, 10, 900));
 	check_sent(&e, 2, IBV_WC_TSO);
 	check_segments(&e, 10, 900);
@@ -301,13 +301,13 @@ static void tso_wr(void)
 	ibv_wr_start(qp);
 	qp->wr_id = 3;
 	qp->wr_flags = IBV_SEND_SIGNALED | IBV_SEND_IP_CSUM;
-	headers(h, 3000);
+	write_headers(h, 3000);
 	ibv_wr_send_tso(qp, h, HEADERS, 1000);
-	memset(h, 0xff, sizeof(h)); /* it has been copied */
+	memset(h, 0xff, sizeof(h)); /* the post has copied it */
 	ibv_wr_set_sge(qp, e.mr->lkey, (uintptr_t)e.buf, 3000);
 	qp->wr_id = 4;
 	ibv_wr_send(qp);
-	headers(e.buf + 32768, 6);
+	write_headers(e.buf + 32768, 6);
 	ibv_wr_set_sge(qp, e.mr->lkey, (uintptr_t)e.buf + 32768, HEADERS + 6);
 	OK(ibv_wr_complete(qp));
 	check_sent(&e, 3, IBV_WC_TSO);
@@ -324,25 +324,25 @@ static void tso_bad(void)
 	struct ibv_qp_init_attr_ex init = {};
 
 	open_ends(&e, 0);
-	headers(h, 100);
+	write_headers(h, 100);
 	EQ(post_tso(&e, 1, h, 13, 100, 50), EINVAL);
 	EQ(post_tso(&e, 1, h, 200, 100, 50), EINVAL);
 	if (e.attr.tso_caps.max_tso <= 65536)
 		EQ(post_tso(&e, 1, h, HEADERS, e.attr.tso_caps.max_tso + 3, 50),
 		   EINVAL);
-	/* It works still. */
+	/* The queue pair still works. */
 	pattern(e.buf, 100, 3);
 	OK(post_tso(&e, 2, h, HEADERS, 100, 50));
 	check_sent(&e, 2, IBV_WC_TSO);
 	check_segments(&e, 100, 50);
-	/* Headers of other queue pairs. */
+	/* max_tso_header on a queue pair of another type. */
 	init.send_cq = init.recv_cq = e.sent;
 	init.cap.max_send_wr = init.cap.max_send_sge = 1;
 	init.qp_type = IBV_QPT_RC;
 	init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
 	init.pd = e.pd;
 	init.max_tso_header = 64;
-	/* libmlx5 leaves errno as it is. */
+	/* libmlx5 does not set errno. */
 	CHECK(!ibv_create_qp_ex(e.ctx, &init));
 	close_ends(&e);
 }
@@ -356,7 +356,7 @@ static void send_tagged(struct ends *e)
 				 .send_flags = IBV_SEND_SIGNALED |
 					       IBV_SEND_IP_CSUM}, *bad;
 
-	headers(h, 30);
+	write_headers(h, 30);
 	memcpy(e->buf, h, 12);
 	put16(e->buf + 12, 0x8100);
 	put16(e->buf + 14, 0x6123);
@@ -369,14 +369,14 @@ static void send_tagged(struct ends *e)
 static void vlan(void)
 {
 	struct ends e;
-	struct got got;
+	struct frame got;
 
 	open_ends(&e, 0);
 	send_tagged(&e);
 	got = next_frame(&e);
 	EQ(got.len, HEADERS + 4 + 30);
 	EQ(got.vlan, 0);
-	CHECK_PATTERN(room_of(&e, got.wr_id) + HEADERS + 4, 30, 4);
+	CHECK_PATTERN(frame_buffer(&e, got.wr_id) + HEADERS + 4, 30, 4);
 	if (!(e.attr.raw_packet_caps & IBV_RAW_PACKET_CAP_CVLAN_STRIPPING))
 		SKIP("no VLAN stripping");
 	close_ends(&e);
@@ -386,12 +386,12 @@ static void vlan(void)
 	EQ(got.len, HEADERS + 30);
 	EQ(got.vlan, 0x6123);
 	EQ(got.tag, TAG);
-	CHECK_PATTERN(room_of(&e, got.wr_id) + HEADERS, 30, 4);
+	CHECK_PATTERN(frame_buffer(&e, got.wr_id) + HEADERS, 30, 4);
 	close_ends(&e);
 }
 
-/* A queue pair of the sender's context, which receives if it was made for it. */
-static void own(void)
+/* A queue pair of the sender's context, which receives with self loopback only. */
+static void self_loopback(void)
 {
 	struct {
 		struct ibv_flow_attr attr;
@@ -405,7 +405,7 @@ static void own(void)
 	struct ibv_send_wr send = {.num_sge = 1, .opcode = IBV_WR_SEND,
 				   .send_flags = IBV_SEND_SIGNALED}, *bad_send;
 	struct ibv_recv_wr recv = {.num_sge = 1}, *bad;
-	struct ibv_sge sge, room;
+	struct ibv_sge sge, recv_sge;
 	struct ibv_flow *flow;
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
@@ -417,15 +417,15 @@ static void own(void)
 	memcpy(init.eth.val.dst_mac, to, 6);
 	memset(init.eth.mask.dst_mac, 0xff, 6);
 	init.eth.val.dst_mac[5] += 5;
-	headers(e.buf, 30);
+	write_headers(e.buf, 30);
 	e.buf[5] += 5;
 	sge = (struct ibv_sge){(uintptr_t)e.buf, HEADERS + 30, e.mr->lkey};
-	room = (struct ibv_sge){(uintptr_t)e.buf + 4096, ROOM, e.mr->lkey};
+	recv_sge = (struct ibv_sge){(uintptr_t)e.buf + 4096, BUFFER_SIZE, e.mr->lkey};
 	send.sg_list = &sge;
-	recv.sg_list = &room;
+	recv.sg_list = &recv_sge;
 	for (allowed = 0; allowed < 2; allowed++) {
 		cq = MUST(ibv_create_cq(e.ctx, 16, NULL, NULL, 0));
-		qp = packet_qp_with(
+		qp = create_packet_qp_dv(
 			e.pd, cq, 0, 0,
 			allowed ? MLX5DV_QP_CREATE_TIR_ALLOW_SELF_LOOPBACK_UC :
 				  0);
@@ -450,24 +450,24 @@ static void checksums(void)
 	struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1,
 				 .opcode = IBV_WR_SEND,
 				 .send_flags = IBV_SEND_SIGNALED}, *bad;
-	int right;
+	int valid;
 
 	open_ends(&e, 0);
-	for (right = 0; right < 2; right++) {
-		headers(e.buf, 30);
+	for (valid = 0; valid < 2; valid++) {
+		write_headers(e.buf, 30);
 		sge = (struct ibv_sge){(uintptr_t)e.buf, HEADERS + 30,
 				       e.mr->lkey};
-		if (right)
+		if (valid)
 			wr.send_flags |= IBV_SEND_IP_CSUM;
 		OK(ibv_post_send(e.send, &wr, &bad));
 		check_sent(&e, 0, IBV_WC_SEND);
-		EQ(!!(next_frame(&e).flags & IBV_WC_IP_CSUM_OK), right);
+		EQ(!!(next_frame(&e).flags & IBV_WC_IP_CSUM_OK), valid);
 	}
 	close_ends(&e);
 }
 
-static void counted(uint64_t packets, uint64_t bytes,
-		    struct ibv_counters *counters)
+static void check_counters(uint64_t packets, uint64_t bytes,
+			   struct ibv_counters *counters)
 {
 	uint64_t values[3] = {7, 7, 7};
 
@@ -486,7 +486,7 @@ static void counters_with(bool uncounted)
 	struct {
 		struct ibv_flow_attr attr;
 		struct ibv_flow_spec_eth eth;
-		/* The next one, without a gap for its alignment. */
+		/* The next specification, without padding for its alignment. */
 		uint8_t count[sizeof(struct ibv_flow_spec_counter_action)];
 	} flow = {
 		.attr = {.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(flow),
@@ -497,7 +497,7 @@ static void counters_with(bool uncounted)
 	struct ibv_flow_spec_counter_action count = {
 		.type = IBV_FLOW_SPEC_ACTION_COUNT, .size = sizeof(count)};
 	struct ibv_flow *first, *second;
-	struct ibv_counters *c, *none;
+	struct ibv_counters *c, *unused;
 	uint64_t value;
 	uint8_t h[HEADERS];
 	int i;
@@ -527,29 +527,29 @@ static void counters_with(bool uncounted)
 	first = MUST(ibv_create_flow(e.recv, &flow.attr));
 	EQ(ibv_attach_counters_point_flow(c, &point, NULL), EBUSY);
 	EQ(ibv_destroy_counters(c), EBUSY);
-	counted(0, 0, c);
+	check_counters(0, 0, c);
 	pattern(e.buf, 1000, 5);
-	headers(h, 1000);
+	write_headers(h, 1000);
 	h[5]++;
 	OK(post_tso(&e, 1, h, HEADERS, 1000, 500));
 	check_sent(&e, 1, IBV_WC_TSO);
 	for (i = 0; i < 2; i++)
 		EQ(next_frame(&e).len, HEADERS + 500);
-	counted(2, 2 * (HEADERS + 500), c);
-	/* A second flow adds to them. */
+	check_counters(2, 2 * (HEADERS + 500), c);
+	/* A second flow with the same counters. */
 	flow.eth.val.dst_mac[5]++;
 	second = MUST(ibv_create_flow(e.recv, &flow.attr));
 	h[5]++;
 	OK(post_tso(&e, 2, h, HEADERS, 100, 500));
 	check_sent(&e, 2, IBV_WC_TSO);
 	EQ(next_frame(&e).len, HEADERS + 100);
-	counted(3, 2 * (HEADERS + 500) + HEADERS + 100, c);
+	check_counters(3, 2 * (HEADERS + 500) + HEADERS + 100, c);
 	OK(ibv_destroy_flow(first));
 	EQ(ibv_destroy_counters(c), EBUSY);
 	OK(ibv_destroy_flow(second));
 	OK(ibv_destroy_counters(c));
-	none = MUST(ibv_create_counters(e.recv_ctx, &init));
-	OK(ibv_destroy_counters(none));
+	unused = MUST(ibv_create_counters(e.recv_ctx, &init));
+	OK(ibv_destroy_counters(unused));
 	close_ends(&e);
 }
 
@@ -570,8 +570,8 @@ struct headers_match {
 };
 
 /*
- * A matcher of the destination address of frames, and the value for one that
- * ends so many after that of the others.
+ * Creates a matcher of destination addresses, and the value for the address whose
+ * last byte is `add` higher than that of `to`.
  */
 static struct mlx5dv_flow_matcher *match_destination(struct ends *e, uint8_t add,
 						     struct headers_match *value)
@@ -584,14 +584,14 @@ static struct mlx5dv_flow_matcher *match_destination(struct ends *e, uint8_t add
 	};
 
 	*value = mask;
-	/* The destination's address is in the third and fourth word. */
+	/* The destination address is in the third and fourth word. */
 	memset((uint8_t *)mask.bytes + 8, 0xff, 6);
 	memcpy((uint8_t *)value->bytes + 8, to, 6);
 	((uint8_t *)value->bytes)[13] += add;
 	return MUST(mlx5dv_create_flow_matcher(e->recv_ctx, &attr));
 }
 
-/* A counter of the device, made by a command, in a flow of mlx5dv. */
+/* A flow counter created by a DevX command, in a flow of mlx5dv. */
 static void device_counter(void)
 {
 	struct ends e;
@@ -607,7 +607,7 @@ static void device_counter(void)
 	};
 	struct mlx5dv_flow_matcher *matcher;
 	struct ibv_flow *flow;
-	struct got got;
+	struct frame got;
 	uint8_t h[HEADERS];
 
 	open_ends(&e, 0);
@@ -622,7 +622,7 @@ static void device_counter(void)
 		  EOPNOTSUPP);
 	flow = MUST(mlx5dv_create_flow(matcher, (void *)&value, 3, actions));
 	pattern(e.buf, 1000, 6);
-	headers(h, 1000);
+	write_headers(h, 1000);
 	h[5] += 3;
 	OK(post_tso(&e, 1, h, HEADERS, 1000, 600));
 	check_sent(&e, 1, IBV_WC_TSO);
@@ -647,7 +647,7 @@ static uint64_t header_action(unsigned type, unsigned field, unsigned length,
 	return htobe64((uint64_t)(type << 28 | field << 16 | length) << 32 | data);
 }
 
-/* Headers that are changed before a packet is received. */
+/* A flow action that modifies headers of received packets. */
 static void actions(void)
 {
 	struct ends e;
@@ -664,14 +664,14 @@ static void actions(void)
 	struct mlx5dv_flow_matcher *matcher;
 	struct ibv_flow_action *action;
 	struct ibv_flow *flow;
-	struct got got;
+	struct frame got;
 	uint8_t h[HEADERS], *f;
 
 	open_ends(&e, 0);
 	action = mlx5dv_create_flow_action_modify_header(
 		e.recv_ctx, sizeof(list), list, MLX5DV_FLOW_TABLE_TYPE_NIC_RX);
 	if (!action)
-		SKIP("headers are not changed here");
+		SKIP("this device does not modify headers");
 	NULL_WITH(mlx5dv_create_flow_action_packet_reformat(
 			  e.recv_ctx, 8, NULL,
 			  MLX5DV_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2,
@@ -687,12 +687,12 @@ static void actions(void)
 	flow = MUST(mlx5dv_create_flow(matcher, (void *)&value, 2, flow_actions));
 	EQ(ibv_destroy_flow_action(action), EBUSY);
 	pattern(e.buf, 100, 8);
-	headers(h, 100);
+	write_headers(h, 100);
 	h[5] += 6;
 	OK(post_tso(&e, 1, h, HEADERS, 100, 600));
 	check_sent(&e, 1, IBV_WC_TSO);
 	got = next_frame(&e);
-	f = room_of(&e, got.wr_id);
+	f = frame_buffer(&e, got.wr_id);
 	EQ(got.len, HEADERS + 100);
 	CHECK(!memcmp(f, to, 4));
 	EQ(get16(f + 4), 0xbeef);
@@ -709,7 +709,7 @@ static void actions(void)
 #define STRIDE 256
 #define STRIDES 512
 
-/* A completion of a queue that the program reads itself; the next in order. */
+/* Waits for the next CQE of a queue that the program reads directly. */
 static struct mlx5_cqe64 *next_cqe(struct mlx5dv_cq *cq, unsigned n)
 {
 	struct mlx5_cqe64 *cqe = (void *)((uint8_t *)cq->buf +
@@ -723,13 +723,13 @@ static struct mlx5_cqe64 *next_cqe(struct mlx5dv_cq *cq, unsigned n)
 	return cqe;
 }
 
-/* Several packets in each receive; the program posts and polls. */
+/* A striding receive queue, on which the program posts and polls directly. */
 static void strides(void)
 {
 	struct ends e;
 	struct ibv_wq_init_attr init = {.wq_type = IBV_WQT_RQ, .max_wr = 2,
 					.max_sge = 1};
-	struct mlx5dv_wq_init_attr own = {
+	struct mlx5dv_wq_init_attr dv_init = {
 		.comp_mask = MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ,
 		.striding_rq_attrs = {.single_stride_log_num_of_bytes = 8,
 				      .single_wqe_log_num_of_strides = 9,
@@ -769,7 +769,7 @@ static void strides(void)
 	struct ibv_qp *qp;
 	struct ibv_mr *mr;
 	uint8_t *buf, h[HEADERS];
-	unsigned used = 0, wqe = 0, n = 0, turn, at;
+	unsigned used = 0, wqe = 0, n = 0, round, at;
 
 	open_ends(&e, 0);
 	OK(mlx5dv_query_device(e.recv_ctx, &caps));
@@ -780,17 +780,17 @@ static void strides(void)
 	       caps.striding_rq_caps.max_single_wqe_log_num_of_strides,
 	       caps.striding_rq_caps.supported_qpts);
 	if (!caps.striding_rq_caps.supported_qpts)
-		SKIP("no strides");
+		SKIP("no striding receive queues");
 	cq = MUST(ibv_create_cq(e.recv_ctx, 256, NULL, NULL, 0));
 	init.pd = e.recv_pd;
 	init.cq = cq;
-	own.striding_rq_attrs.single_stride_log_num_of_bytes = 5;
-	CHECK(!mlx5dv_create_wq(e.recv_ctx, &init, &own));
-	own.striding_rq_attrs.single_stride_log_num_of_bytes = 8;
-	own.striding_rq_attrs.single_wqe_log_num_of_strides = 17;
-	CHECK(!mlx5dv_create_wq(e.recv_ctx, &init, &own));
-	own.striding_rq_attrs.single_wqe_log_num_of_strides = 9;
-	wq = MUST(mlx5dv_create_wq(e.recv_ctx, &init, &own));
+	dv_init.striding_rq_attrs.single_stride_log_num_of_bytes = 5;
+	CHECK(!mlx5dv_create_wq(e.recv_ctx, &init, &dv_init));
+	dv_init.striding_rq_attrs.single_stride_log_num_of_bytes = 8;
+	dv_init.striding_rq_attrs.single_wqe_log_num_of_strides = 17;
+	CHECK(!mlx5dv_create_wq(e.recv_ctx, &init, &dv_init));
+	dv_init.striding_rq_attrs.single_wqe_log_num_of_strides = 9;
+	wq = MUST(mlx5dv_create_wq(e.recv_ctx, &init, &dv_init));
 	table_init.ind_tbl = &wq;
 	table = MUST(ibv_create_rwq_ind_table(e.recv_ctx, &table_init));
 	qp_init.pd = e.recv_pd;
@@ -822,15 +822,15 @@ static void strides(void)
 	__atomic_thread_fence(__ATOMIC_RELEASE);
 	*(volatile __be32 *)rwq.dbrec = htobe32(2);
 
-	for (turn = 0; turn < 2; turn++) {
+	for (round = 0; round < 2; round++) {
 		const unsigned data = 43 * 1440, mss = 1440;
 		const unsigned each = (2 + HEADERS + 1440 + STRIDE - 1) / STRIDE;
 
-		pattern(e.buf, data, 7 + turn);
-		headers(h, 0);
+		pattern(e.buf, data, 7 + round);
+		write_headers(h, 0);
 		h[5] += 4;
-		OK(post_tso(&e, turn, h, HEADERS, data, mss));
-		check_sent(&e, turn, IBV_WC_TSO);
+		OK(post_tso(&e, round, h, HEADERS, data, mss));
+		check_sent(&e, round, IBV_WC_TSO);
 		for (at = 0; at < data; at += mss) {
 			struct mlx5_cqe64 *cqe = next_cqe(&dv_cq, n++);
 			uint32_t count = be32toh(cqe->byte_cnt);
@@ -866,8 +866,8 @@ static void strides(void)
 	close_ends(&e);
 }
 
-/* What few devices have, or what needs none. */
-static void memory(void)
+/* Device memory: that of MEMIC, and unsupported types. */
+static void device_memory(void)
 {
 	struct ibv_context *ctx = open_device();
 	struct ibv_pd *pd = MUST(ibv_alloc_pd(ctx));
@@ -891,7 +891,7 @@ static void memory(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* Tables that lead back to those of the driver. */
+/* Steering anchors: flow tables that lead to those of the driver. */
 static void anchors(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -920,10 +920,10 @@ int main(int argc, char **argv)
 	static const struct test_case cases[] = {
 		{"tso-post", tso_post}, {"tso-wr", tso_wr},
 		{"tso-bad", tso_bad},	{"vlan", vlan},
-		{"checksums", checksums}, {"own", own}, {"counters", counters},
+		{"checksums", checksums}, {"self-loopback", self_loopback}, {"counters", counters},
 		{"uncounted", uncounted},
 		{"device-counter", device_counter},
-		{"memory", memory},
+		{"memory", device_memory},
 		{"strides", strides},
 		{"actions", actions},
 		{"anchors", anchors},

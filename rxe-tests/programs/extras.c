@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the kernel's rxe can do beyond queues: a region registered anew, advice,
- * and a shared receive queue resized with receives in it.
+ * Further verbs of the kernel's rxe: reregistration of regions, advice, and resizing
+ * a shared receive queue with posted receives.
  */
 #include "common.h"
 
@@ -34,7 +34,7 @@ static void write_to(struct ibv_mr *mr, uint64_t id, unsigned allowed)
 		CHECK_PATTERN(p.b.buf, 100, id);
 }
 
-/* Access and protection domain of a region change in place. */
+/* Reregistration changes access and protection domain of a region. */
 static void t_rereg(void)
 {
 	const int rw = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
@@ -43,7 +43,7 @@ static void t_rereg(void)
 	uint32_t lkey, rkey;
 
 	if (!kernel_at_least(6, 5))
-		SKIP("this kernel's rxe cannot register a region anew");
+		SKIP("this kernel's rxe has no reregistration");
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC});
 	other = MUST(ibv_alloc_pd(p.ctx));
 	mr = MUST(ibv_reg_mr(p.pd, p.b.buf, 4096, rw));
@@ -60,7 +60,7 @@ static void t_rereg(void)
 	CHECK(mr->lkey == lkey && mr->rkey == rkey);
 	CHECK(mr->addr == p.b.buf && mr->length == 4096);
 	write_to(mr, 3, ONLY(IBV_WC_REM_ACCESS_ERR));
-	/* rxe does not move a region: refused, and the region is as it was. */
+	/* rxe refuses another address, and the region is unchanged. */
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL,
 			   p.b.buf + 4096, 4096, 0));
 	CHECK(mr->addr == p.b.buf && mr->length == 4096);
@@ -69,7 +69,7 @@ static void t_rereg(void)
 	pair_close(&p);
 }
 
-/* Pages on demand, where the kernel's rxe has them, and advice about them. */
+/* On-demand paging, if the kernel's rxe has it, and prefetching. */
 static void t_odp(void)
 {
 	struct ibv_device_attr_ex attr = {};
@@ -79,7 +79,7 @@ static void t_odp(void)
 
 	OK(ibv_query_device_ex(ctx, NULL, &attr));
 	if (!(attr.odp_caps.general_caps & IBV_ODP_SUPPORT))
-		SKIP("this kernel's rxe has no paging on demand");
+		SKIP("this kernel's rxe has no on-demand paging");
 	pair_open_on(&p, ctx, (struct pair_opts){.type = IBV_QPT_RC});
 	mr = MUST(ibv_reg_mr(p.pd, p.b.buf, p.b.size,
 			     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
@@ -88,14 +88,14 @@ static void t_odp(void)
 	OK(ibv_advise_mr(p.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
 			 IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
 	write_to(mr, 1, ONLY(IBV_WC_SUCCESS));
-	/* Pages given back are fetched again. */
+	/* Discarded pages are faulted in again. */
 	CHECK(!madvise(p.b.buf, p.b.size, MADV_DONTNEED));
 	write_to(mr, 2, ONLY(IBV_WC_SUCCESS));
 	OK(ibv_dereg_mr(mr));
 	pair_close(&p);
 }
 
-/* Receives in a shared queue survive its resizing, in order. */
+/* Posted receives are kept, in order, when a shared receive queue is resized. */
 static void t_srq_resize(void)
 {
 	static const unsigned size[] = {200, 50, 1000, 40};
@@ -113,9 +113,9 @@ static void t_srq_resize(void)
 		OK(ibv_query_srq(p.b.srq, &got));
 		CHECK(got.max_wr >= attr.max_wr);
 		/*
-		 * Too small for what is in it: refused, nothing changes. (A
-		 * kernel before 6.5 forgets its queue then, and the next
-		 * message ends in a null pointer of its own.)
+		 * A size that is too small for the posted receives is refused.
+		 * (Kernels before 6.5 lose the queue then, and dereference a
+		 * null pointer at the next message.)
 		 */
 		attr.max_wr = 10;
 		if (kernel_at_least(6, 5))
@@ -127,8 +127,8 @@ static void t_srq_resize(void)
 
 			pattern(p.a.buf, 64, next);
 			POST_OK(&p.a, &op, 1, POST);
-			SENT(&p.a, next, IBV_WC_SEND, 64);
-			SENT(&p.b, next, IBV_WC_RECV, 64);
+			EXPECT_WC(&p.a, next, IBV_WC_SEND, 64);
+			EXPECT_WC(&p.b, next, IBV_WC_RECV, 64);
 			CHECK_PATTERN(p.b.buf, 64, next);
 			next++;
 		}

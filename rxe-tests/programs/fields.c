@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Prints every public field of every object after it is made, and the results
- * of all queries, as text that does not depend on the run: pointers and numbers
- * that the kernel deals out are shown by what they equal. The output with one
- * provider must be that with another.
+ * Prints every public field of every object after its creation, and the results of
+ * all queries, as text that is the same in each run: pointers and numbers that the
+ * kernel assigns are printed as the value that they equal. The output must be the
+ * same with every provider.
  * usage: fields
  */
 #include "common.h"
@@ -17,17 +17,17 @@
 		       #other :                                                \
 		       "other")
 
-static void result(const char *what, int rc)
+static void print_result(const char *what, int rc)
 {
 	printf("%s: %d\n", what, rc);
 }
 
-/* A create that should be refused: NULL and errno. */
-#define REFUSED(call)                                                          \
+/* Prints the result of a create call that should be refused. */
+#define PRINT_REFUSAL(call)                                                    \
 	do {                                                                   \
 		errno = 0;                                                     \
 		const void *it_ = (call);                                      \
-		printf("%s: %s errno %d\n", #call, it_ ? "made" : "NULL",      \
+		printf("%s: %s errno %d\n", #call, it_ ? "created" : "NULL",   \
 		       it_ ? 0 : errno);                                       \
 	} while (0)
 
@@ -112,10 +112,10 @@ static void device(struct ibv_context *ctx)
 	       !!ctx->ops.post_recv);
 
 	memset(&a, 0xa5, sizeof(a));
-	result("ibv_query_device", ibv_query_device(ctx, &a));
+	print_result("ibv_query_device", ibv_query_device(ctx, &a));
 	device_attr(&a);
 	memset(&x, 0xa5, sizeof(x));
-	result("ibv_query_device_ex", ibv_query_device_ex(ctx, NULL, &x));
+	print_result("ibv_query_device_ex", ibv_query_device_ex(ctx, NULL, &x));
 	device_attr(&x.orig_attr);
 	NUM(&x, comp_mask);
 	NUM(&x, odp_caps.general_caps);
@@ -150,7 +150,7 @@ static void device(struct ibv_context *ctx)
 	NUM(&x, pci_atomic_caps.compare_swap);
 	NUM(&x, xrc_odp_caps);
 	NUM(&x, phys_port_cnt_ex);
-	result("ibv_query_rt_values_ex", ibv_query_rt_values_ex(ctx, &values));
+	print_result("ibv_query_rt_values_ex", ibv_query_rt_values_ex(ctx, &values));
 }
 
 static void port(struct ibv_context *ctx)
@@ -163,7 +163,7 @@ static void port(struct ibv_context *ctx)
 	int i, rc;
 
 	memset(&a, 0, sizeof(a));
-	result("ibv_query_port 1", ibv_query_port(ctx, 1, &a));
+	print_result("ibv_query_port 1", ibv_query_port(ctx, 1, &a));
 	NUM(&a, state);
 	NUM(&a, max_mtu);
 	NUM(&a, active_mtu);
@@ -189,8 +189,8 @@ static void port(struct ibv_context *ctx)
 #ifdef HAVE_ACTIVE_SPEED_EX
 	NUM(&a, active_speed_ex);
 #endif
-	result("ibv_query_port 0", ibv_query_port(ctx, 0, &a));
-	result("ibv_query_port 2", ibv_query_port(ctx, 2, &a));
+	print_result("ibv_query_port 0", ibv_query_port(ctx, 0, &a));
+	print_result("ibv_query_port 2", ibv_query_port(ctx, 2, &a));
 	for (i = 0; i < 16; i++) {
 		memset(&gid, 0, sizeof(gid));
 		rc = ibv_query_gid(ctx, 1, i, &gid);
@@ -199,7 +199,7 @@ static void port(struct ibv_context *ctx)
 		printf("gid %d\n", i);
 		dump_bytes("raw", gid.raw, 16);
 		memset(&entry, 0, sizeof(entry));
-		result("ibv_query_gid_ex", ibv_query_gid_ex(ctx, 1, i, &entry, 0));
+		print_result("ibv_query_gid_ex", ibv_query_gid_ex(ctx, 1, i, &entry, 0));
 		dump_bytes("raw", entry.gid.raw, 16);
 		NUM(&entry, gid_index);
 		NUM(&entry, port_num);
@@ -243,11 +243,11 @@ static void regions(struct ibv_context *ctx, struct ibv_pd *pd)
 	IS(mr, addr, buf + 100);
 	NUM(mr, length);
 	OK(ibv_dereg_mr(mr));
-	REFUSED(ibv_reg_mr(pd, NULL, 4096, 0));
-	REFUSED(ibv_reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_REMOTE_WRITE));
+	PRINT_REFUSAL(ibv_reg_mr(pd, NULL, 4096, 0));
+	PRINT_REFUSAL(ibv_reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_REMOTE_WRITE));
 	errno = 0;
 	mr = ibv_reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_ON_DEMAND);
-	printf("mr on demand: %s errno %d\n", mr ? "made" : "NULL",
+	printf("mr on demand: %s errno %d\n", mr ? "created" : "NULL",
 	       mr ? 0 : errno);
 	if (mr)
 		OK(ibv_dereg_mr(mr));
@@ -260,7 +260,7 @@ static void regions(struct ibv_context *ctx, struct ibv_pd *pd)
 		NUM(mw, type);
 		OK(ibv_dealloc_mw(mw));
 	}
-	REFUSED(ibv_alloc_mw(pd, 7));
+	PRINT_REFUSAL(ibv_alloc_mw(pd, 7));
 }
 
 static void dump_cq(struct ibv_cq *cq, struct ibv_context *ctx,
@@ -292,10 +292,10 @@ static void queues(struct ibv_context *ctx)
 	printf("cq\n");
 	dump_cq(cq, ctx, ch, context);
 	NUM(ch, refcnt);
-	result("ibv_resize_cq", ibv_resize_cq(cq, 300));
+	print_result("ibv_resize_cq", ibv_resize_cq(cq, 300));
 	dump_cq(cq, ctx, ch, context);
-	result("ibv_resize_cq 0", ibv_resize_cq(cq, 0));
-	result("ibv_modify_cq", ibv_modify_cq(cq, &moderate));
+	print_result("ibv_resize_cq 0", ibv_resize_cq(cq, 0));
+	print_result("ibv_modify_cq", ibv_modify_cq(cq, &moderate));
 	OK(ibv_destroy_cq(cq));
 	NUM(ch, refcnt);
 	attr.cq_context = context;
@@ -316,11 +316,11 @@ static void queues(struct ibv_context *ctx)
 	dump_cq(ibv_cq_ex_to_cq(cqx), ctx, ch, context);
 	OK(ibv_destroy_cq(ibv_cq_ex_to_cq(cqx)));
 	OK(ibv_destroy_comp_channel(ch));
-	REFUSED(ibv_create_cq(ctx, 1 << 30, NULL, NULL, 0));
-	REFUSED(ibv_create_cq(ctx, 10, NULL, NULL, 1000));
+	PRINT_REFUSAL(ibv_create_cq(ctx, 1 << 30, NULL, NULL, 0));
+	PRINT_REFUSAL(ibv_create_cq(ctx, 10, NULL, NULL, 1000));
 	attr.channel = NULL;
 	attr.wc_flags = 1ULL << 50;
-	REFUSED(ibv_create_cq_ex(ctx, &attr));
+	PRINT_REFUSAL(ibv_create_cq_ex(ctx, &attr));
 }
 
 static void dump_cap(const struct ibv_qp_cap *c)
@@ -356,7 +356,7 @@ static void dump_qp(struct ibv_qp *qp, struct pair *p, struct end *e)
 	NUM(qp, events_completed);
 	memset(&a, 0xa5, sizeof(a));
 	memset(&init, 0xa5, sizeof(init));
-	result("  ibv_query_qp", ibv_query_qp(qp, &a, ~0u >> 6, &init));
+	print_result("  ibv_query_qp", ibv_query_qp(qp, &a, ~0u >> 6, &init));
 	NUM(&a, qp_state);
 	NUM(&a, cur_qp_state);
 	NUM(&a, path_mtu);
@@ -426,7 +426,7 @@ static void queue_pairs(struct ibv_context *ctx)
 			OK(ibv_dealloc_pd(p.pd));
 		}
 	}
-	/* What is asked for and what is got, in the structure given. */
+	/* The capacities that the create calls return in the attributes. */
 	for (c = 0; c < ARRAY_SIZE(caps); c++) {
 		struct ibv_pd *pd = MUST(ibv_alloc_pd(ctx));
 		struct ibv_cq *cq = MUST(ibv_create_cq(ctx, 10, NULL, NULL, 0));
@@ -449,36 +449,36 @@ static void queue_pairs(struct ibv_context *ctx)
 		qp = MUST(ibv_create_qp_ex(ctx, &x));
 		dump_cap(&x.cap);
 		OK(ibv_destroy_qp(qp));
-		/* Refusals. */
+		/* Refused attributes. */
 		a.cap = (struct ibv_qp_cap){1 << 30, 1, 1, 1, 0};
-		REFUSED(ibv_create_qp(pd, &a));
+		PRINT_REFUSAL(ibv_create_qp(pd, &a));
 		a.cap = (struct ibv_qp_cap){1, 1, 1000, 1, 0};
-		REFUSED(ibv_create_qp(pd, &a));
+		PRINT_REFUSAL(ibv_create_qp(pd, &a));
 		a.cap = (struct ibv_qp_cap){1, 1, 1, 1, 1 << 20};
-		REFUSED(ibv_create_qp(pd, &a));
+		PRINT_REFUSAL(ibv_create_qp(pd, &a));
 		a.cap = caps[c];
 		a.qp_type = IBV_QPT_XRC_SEND;
-		REFUSED(ibv_create_qp(pd, &a));
+		PRINT_REFUSAL(ibv_create_qp(pd, &a));
 		a.recv_cq = NULL;
-		REFUSED(ibv_create_qp(pd, &a));
+		PRINT_REFUSAL(ibv_create_qp(pd, &a));
 		a.recv_cq = cq;
 		a.qp_type = IBV_QPT_RAW_PACKET;
-		REFUSED(ibv_create_qp(pd, &a));
+		PRINT_REFUSAL(ibv_create_qp(pd, &a));
 		x.cap = caps[c];
 		x.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 		x.send_ops_flags = IBV_QP_EX_WITH_TSO;
-		REFUSED(ibv_create_qp_ex(ctx, &x));
+		PRINT_REFUSAL(ibv_create_qp_ex(ctx, &x));
 		x.qp_type = IBV_QPT_UD;
 		x.send_ops_flags = IBV_QP_EX_WITH_RDMA_READ;
-		REFUSED(ibv_create_qp_ex(ctx, &x));
+		PRINT_REFUSAL(ibv_create_qp_ex(ctx, &x));
 		x.qp_type = IBV_QPT_UC;
-		REFUSED(ibv_create_qp_ex(ctx, &x));
+		PRINT_REFUSAL(ibv_create_qp_ex(ctx, &x));
 		x.send_ops_flags = 0;
 		x.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS;
 		x.create_flags = IBV_QP_CREATE_SCATTER_FCS;
-		REFUSED(ibv_create_qp_ex(ctx, &x));
+		PRINT_REFUSAL(ibv_create_qp_ex(ctx, &x));
 		x.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH;
-		REFUSED(ibv_create_qp_ex(ctx, &x));
+		PRINT_REFUSAL(ibv_create_qp_ex(ctx, &x));
 		OK(ibv_destroy_cq(cq));
 		OK(ibv_dealloc_pd(pd));
 	}
@@ -491,23 +491,23 @@ static void modify(struct ibv_context *ctx)
 
 	pair_open_on(&p, ctx,
 		     (struct pair_opts){.type = IBV_QPT_RC, .unconnected = true});
-	result("reset to rts", ibv_modify_qp(p.a.qp, &a, IBV_QP_STATE));
+	print_result("reset to rts", ibv_modify_qp(p.a.qp, &a, IBV_QP_STATE));
 	NUM(p.a.qp, state);
 	a.qp_state = IBV_QPS_INIT;
-	result("init without port", ibv_modify_qp(p.a.qp, &a, IBV_QP_STATE));
+	print_result("init without port", ibv_modify_qp(p.a.qp, &a, IBV_QP_STATE));
 	a.port_num = 9;
-	result("init with port 9",
-	       ibv_modify_qp(p.a.qp, &a,
+	print_result("init with port 9",
+		     ibv_modify_qp(p.a.qp, &a,
 			     IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX |
 				     IBV_QP_ACCESS_FLAGS));
 	a.port_num = 1;
-	result("init",
-	       ibv_modify_qp(p.a.qp, &a,
+	print_result("init",
+		     ibv_modify_qp(p.a.qp, &a,
 			     IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX |
 				     IBV_QP_ACCESS_FLAGS));
 	NUM(p.a.qp, state);
-	result("bit 31", ibv_modify_qp(p.a.qp, &a, 1 << 30));
-	result("rate limit", ibv_modify_qp(p.a.qp, &a, IBV_QP_RATE_LIMIT));
+	print_result("bit 31", ibv_modify_qp(p.a.qp, &a, 1 << 30));
+	print_result("rate limit", ibv_modify_qp(p.a.qp, &a, IBV_QP_RATE_LIMIT));
 	end_close(&p.a);
 	end_close(&p.b);
 	OK(ibv_dealloc_pd(p.pd));
@@ -540,29 +540,29 @@ static void shared(struct ibv_context *ctx, struct ibv_pd *pd)
 		       i ? x.attr.max_wr : a.attr.max_wr,
 		       i ? x.attr.max_sge : a.attr.max_sge);
 		memset(&got, 0xa5, sizeof(got));
-		result("  ibv_query_srq", ibv_query_srq(srq, &got));
+		print_result("  ibv_query_srq", ibv_query_srq(srq, &got));
 		NUM(&got, max_wr);
 		NUM(&got, max_sge);
 		NUM(&got, srq_limit);
 		set.srq_limit = 7;
-		result("  limit", ibv_modify_srq(srq, &set, IBV_SRQ_LIMIT));
+		print_result("  limit", ibv_modify_srq(srq, &set, IBV_SRQ_LIMIT));
 		set.srq_limit = 1 << 30;
-		result("  limit too big", ibv_modify_srq(srq, &set, IBV_SRQ_LIMIT));
+		print_result("  limit too big", ibv_modify_srq(srq, &set, IBV_SRQ_LIMIT));
 		set.max_wr = 200;
-		result("  resize", ibv_modify_srq(srq, &set, IBV_SRQ_MAX_WR));
+		print_result("  resize", ibv_modify_srq(srq, &set, IBV_SRQ_MAX_WR));
 		memset(&got, 0xa5, sizeof(got));
-		result("  ibv_query_srq", ibv_query_srq(srq, &got));
+		print_result("  ibv_query_srq", ibv_query_srq(srq, &got));
 		NUM(&got, max_wr);
 		NUM(&got, max_sge);
 		NUM(&got, srq_limit);
 		OK(ibv_destroy_srq(srq));
 	}
 	a.attr.max_wr = 1 << 30;
-	REFUSED(ibv_create_srq(pd, &a));
+	PRINT_REFUSAL(ibv_create_srq(pd, &a));
 	a.attr.max_wr = 10;
 	a.attr.max_sge = 1000;
-	REFUSED(ibv_create_srq(pd, &a));
-	/* Refused with one errno or another. */
+	PRINT_REFUSAL(ibv_create_srq(pd, &a));
+	/* Refused; the errno differs between providers. */
 	x.srq_type = IBV_SRQT_TM;
 	CHECK(!ibv_create_srq_ex(ctx, &x));
 }
@@ -580,13 +580,13 @@ static void address(struct ibv_context *ctx, struct ibv_pd *pd)
 	IS(ah, pd, pd);
 	OK(ibv_destroy_ah(ah));
 	attr.port_num = 9;
-	REFUSED(ibv_create_ah(pd, &attr));
+	PRINT_REFUSAL(ibv_create_ah(pd, &attr));
 	attr.port_num = 1;
 	attr.is_global = 0;
-	REFUSED(ibv_create_ah(pd, &attr));
+	PRINT_REFUSAL(ibv_create_ah(pd, &attr));
 	attr.is_global = 1;
 	attr.grh.sgid_index = 250;
-	REFUSED(ibv_create_ah(pd, &attr));
+	PRINT_REFUSAL(ibv_create_ah(pd, &attr));
 }
 
 int main(void)
@@ -606,6 +606,6 @@ int main(void)
 	shared(ctx, pd);
 	address(ctx, pd);
 	OK(ibv_dealloc_pd(pd));
-	result("ibv_close_device", ibv_close_device(ctx));
+	print_result("ibv_close_device", ibv_close_device(ctx));
 	return 0;
 }

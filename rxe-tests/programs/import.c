@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A device that two processes have open by one file: one opens it and sends its
- * descriptor, the other imports it and what the first has made there. No
- * provider of rdma_rxe offers it: then the cases are skipped.
+ * A device of which two processes share one file: one opens it and sends its
+ * descriptor, the other imports the device and objects of the first. No provider of
+ * rdma_rxe supports that: the cases are then skipped.
  *
- * In "stock-imports" and "stock-exports" the stock provider serves one of the two
- * processes: this program again, run with the case "import" or "export".
+ * In "stock-imports" and "stock-exports" the stock provider serves the second
+ * process: it executes this program with the case "import" or "export".
  */
 #include "common.h"
 
@@ -14,10 +14,10 @@
 #include <sys/socket.h>
 
 #define HALF (1 << 20)
-#define PAIRS 6	   /* more than have a register to themselves */
+#define PAIRS 6	   /* more than have a dedicated doorbell register */
 #define ROUNDS 100 /* writes of each pair */
 
-/* What the exporter tells beside the descriptor. */
+/* What the exporter sends with the descriptor. */
 struct offer {
 	uint32_t pd, mr, lkey, rkey;
 	uint64_t addr, length;
@@ -43,7 +43,7 @@ static void send_offer(int sock, int fd, const struct offer *offer)
 	EQ(sendmsg(sock, &msg, 0), sizeof(*offer));
 }
 
-static int take_offer(int sock, struct offer *offer)
+static int receive_offer(int sock, struct offer *offer)
 {
 	union {
 		struct cmsghdr header;
@@ -62,13 +62,13 @@ static int take_offer(int sock, struct offer *offer)
 	return fd;
 }
 
-static void tell(int sock)
+static void signal_peer(int sock)
 {
 	EQ(write(sock, "x", 1), 1);
 }
 
-/* Waits for the other process; false when it has ended instead. */
-static bool hear(int sock)
+/* Waits for the other process; returns false if it has exited. */
+static bool await_peer(int sock)
 {
 	char c;
 
@@ -82,7 +82,7 @@ static struct ibv_context *import_or_skip(int fd)
 	Dl_info info;
 
 	if (!ctx && errno == EOPNOTSUPP)
-		SKIP("this provider imports no devices");
+		SKIP("this provider does not import devices");
 	MUST(ctx);
 	CHECK(dladdr((void *)ctx->ops.poll_cq, &info));
 	fprintf(stderr, "importing provider %s\n", info.dli_fname);
@@ -91,15 +91,16 @@ static struct ibv_context *import_or_skip(int fd)
 	return ctx;
 }
 
-struct half {
+/* Two connected ends in one process. */
+struct loopback {
 	struct end a, b;
 };
 
 static const struct pair_opts opts = {
 	.type = IBV_QPT_RC, .inl = 128, .size = 1 << 16};
 
-static void half_open(struct half *h, struct ibv_context *ctx,
-		      struct ibv_pd *pd)
+static void loopback_open(struct loopback *h, struct ibv_context *ctx,
+			  struct ibv_pd *pd)
 {
 	union ibv_gid gid;
 
@@ -110,8 +111,8 @@ static void half_open(struct half *h, struct ibv_context *ctx,
 	end_connect(&h->b, &opts, h->a.qp->qp_num, &gid);
 }
 
-/* The byte count of what was sent is not every device's. */
-static void written(struct end *e, uint64_t wr_id)
+/* Expects a write's completion. Not every device reports its byte_len. */
+static void expect_write(struct end *e, uint64_t wr_id)
 {
 	struct ibv_wc wc = POLL(e->cq);
 
@@ -121,21 +122,21 @@ static void written(struct end *e, uint64_t wr_id)
 	EQ(wc.qp_num, e->qp->qp_num);
 }
 
-static void half_close(struct half *h)
+static void loopback_close(struct loopback *h)
 {
 	end_close(&h->a);
 	end_close(&h->b);
 }
 
-/* Inline writes on several queue pairs in turn, contents and completions
- * checked: what a register that two processes ring would spoil. */
+/* Inline writes on several queue pairs in turn. Checks data and completions, which a
+ * doorbell register shared by two processes would corrupt. */
 static void traffic(struct ibv_context *ctx, struct ibv_pd *pd, unsigned seed)
 {
-	static struct half h[PAIRS];
+	static struct loopback h[PAIRS];
 	int i, j;
 
 	for (i = 0; i < PAIRS; i++)
-		half_open(&h[i], ctx, pd);
+		loopback_open(&h[i], ctx, pd);
 	for (j = 0; j < ROUNDS; j++) {
 		for (i = 0; i < PAIRS; i++) {
 			struct op op = op_on(&h[i].a, IBV_WR_RDMA_WRITE, j,
@@ -148,25 +149,25 @@ static void traffic(struct ibv_context *ctx, struct ibv_pd *pd, unsigned seed)
 			POST_OK(&h[i].a, &op, 1, POST);
 		}
 		for (i = 0; i < PAIRS; i++) {
-			written(&h[i].a, j);
+			expect_write(&h[i].a, j);
 			CHECK_PATTERN(h[i].b.buf + 128 * j, 100, seed + i + j);
 		}
 	}
 	for (i = 0; i < PAIRS; i++)
-		half_close(&h[i]);
+		loopback_close(&h[i]);
 }
 
-/* The importer: a process that has opened nothing. */
+/* The importer, which has not opened the device. */
 static void import_and_write(int sock)
 {
 	struct ibv_context *ctx;
 	struct offer offer;
 	struct ibv_pd *pd;
 	struct ibv_mr *mr;
-	struct half h;
+	struct loopback h;
 	struct op op;
 
-	ctx = import_or_skip(take_offer(sock, &offer));
+	ctx = import_or_skip(receive_offer(sock, &offer));
 	pd = MUST(ibv_import_pd(ctx, offer.pd));
 	CHECK(pd->context == ctx);
 	EQ(pd->handle, offer.pd);
@@ -180,23 +181,23 @@ static void import_and_write(int sock)
 	EQ(mr->length, offer.length);
 
 	/* From one half of the exporter's memory to the other. */
-	half_open(&h, ctx, pd);
+	loopback_open(&h, ctx, pd);
 	op = op_on(&h.a, IBV_WR_RDMA_WRITE, 7, 0, 0);
 	op.sge[0] = (struct ibv_sge){
 		.addr = offer.addr, .length = HALF, .lkey = mr->lkey};
 	op.remote = offer.addr + HALF;
 	op.rkey = mr->rkey;
 	POST_OK(&h.a, &op, 1, POST);
-	written(&h.a, 7);
-	half_close(&h);
+	expect_write(&h.a, 7);
+	loopback_close(&h);
 
-	tell(sock);
+	signal_peer(sock);
 	traffic(ctx, pd, 1000);
-	/* They are the exporter's still. */
+	/* The objects stay with the exporter. */
 	ibv_unimport_mr(mr);
 	ibv_unimport_pd(pd);
 	OK(ibv_close_device(ctx));
-	tell(sock);
+	signal_peer(sock);
 }
 
 static void export_and_write(int sock)
@@ -223,21 +224,21 @@ static void export_and_write(int sock)
 			       .addr = (uintptr_t)buf,
 			       .length = 2 * HALF};
 	send_offer(sock, ctx->cmd_fd, &offer);
-	if (hear(sock)) {
+	if (await_peer(sock)) {
 		CHECK_PATTERN(buf + HALF, HALF, 3);
-		traffic(ctx, pd, 2000); /* while the importer does */
-		CHECK(hear(sock));
+		traffic(ctx, pd, 2000); /* while the importer does, too */
+		CHECK(await_peer(sock));
 		traffic(ctx, pd, 3000);
 	}
-	/* Nothing of the importer is in the way. */
+	/* The importer does not prevent destruction. */
 	OK(ibv_dereg_mr(mr));
 	OK(ibv_dealloc_pd(pd));
 	OK(ibv_close_device(ctx));
 }
 
-/* Runs one part here and the other in a process of its own: "theirs", or a case of
- * this program that the stock provider serves. */
-static void beside(void (*mine)(int), void (*theirs)(int), const char *stock)
+/* Runs `mine` in this process, and in a child process `theirs`, or a case of this
+ * program that the stock provider serves. */
+static void run_two_processes(void (*mine)(int), void (*theirs)(int), const char *stock)
 {
 	int socks[2], st;
 	char fd[12];
@@ -256,7 +257,7 @@ static void beside(void (*mine)(int), void (*theirs)(int), const char *stock)
 			setenv("RXE_EXPECT", "libmlx5", 1);
 			unsetenv("LD_PRELOAD");
 			execl("/proc/self/exe", "import", stock, NULL);
-			FAIL("cannot run this program again");
+			FAIL("cannot execute this program");
 		}
 		test_limit(60);
 		theirs(socks[1]);
@@ -266,47 +267,47 @@ static void beside(void (*mine)(int), void (*theirs)(int), const char *stock)
 	mine(socks[0]);
 	CHECK(waitpid(pid, &st, 0) == pid);
 	if (WIFSIGNALED(st))
-		FAIL("the other process was ended by signal %d", WTERMSIG(st));
+		FAIL("the other process was killed by signal %d", WTERMSIG(st));
 	if (WEXITSTATUS(st))
 		_exit(WEXITSTATUS(st));
 }
 
-static int other_process(void)
+static int peer_socket(void)
 {
 	const char *fd = getenv("IMPORT_SOCKET");
 
 	if (!fd)
-		SKIP("run by other cases");
+		SKIP("only other cases run this one");
 	return atoi(fd);
 }
 
 static void t_import(void)
 {
-	import_and_write(other_process());
+	import_and_write(peer_socket());
 }
 
 static void t_export(void)
 {
-	export_and_write(other_process());
+	export_and_write(peer_socket());
 }
 
 static void t_write(void)
 {
-	beside(export_and_write, import_and_write, NULL);
+	run_two_processes(export_and_write, import_and_write, NULL);
 }
 
 static void t_stock_imports(void)
 {
-	beside(export_and_write, NULL, "import");
+	run_two_processes(export_and_write, NULL, "import");
 }
 
 static void t_stock_exports(void)
 {
-	beside(import_and_write, NULL, "export");
+	run_two_processes(import_and_write, NULL, "export");
 }
 
-/* Opening and closing by one descriptor leaves nothing in the file. */
-static void t_again(void)
+/* Repeated imports of one descriptor leak nothing. */
+static void t_reimport(void)
 {
 	struct ibv_context *ctx = open_device(), *other;
 	struct ibv_pd *pd = MUST(ibv_alloc_pd(ctx)), *same;
@@ -317,10 +318,10 @@ static void t_again(void)
 		other = import_or_skip(dup(ctx->cmd_fd));
 		same = MUST(ibv_import_pd(other, pd->handle));
 		if (i % 20 == 0) {
-			struct half h;
+			struct loopback h;
 
-			half_open(&h, other, same);
-			half_close(&h);
+			loopback_open(&h, other, same);
+			loopback_close(&h);
 		}
 		ibv_unimport_pd(same);
 		OK(ibv_close_device(other));
@@ -332,8 +333,8 @@ static void t_again(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* The importer goes on when the exporter has closed the device. */
-static void t_survivor(void)
+/* The importer continues after the exporter has closed the device. */
+static void t_exporter_closes(void)
 {
 	struct ibv_context *ctx = open_device(), *other;
 	struct ibv_pd *pd = MUST(ibv_alloc_pd(ctx)), *same;
@@ -342,12 +343,12 @@ static void t_survivor(void)
 	same = MUST(ibv_import_pd(other, pd->handle));
 	OK(ibv_close_device(ctx));
 	traffic(other, same, 4000);
-	/* Nobody else has a name for it. */
+	/* No other process can deallocate it. */
 	OK(ibv_dealloc_pd(same));
 	OK(ibv_close_device(other));
 }
 
-/* Events of what the importer makes are the importer's. */
+/* The importer receives the events of its own objects. */
 static void t_events(void)
 {
 	struct ibv_context *ctx = open_device(), *other;
@@ -374,7 +375,7 @@ static void t_events(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* Descriptors by which no device is open. */
+/* Descriptors that are not of an open device. */
 static void t_refused(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -393,7 +394,7 @@ static void t_refused(void)
 	CHECK(fd >= 0);
 	NULL_WITH(ibv_import_device(fd), ENODEV);
 	close(fd);
-	/* The device's, but nobody has made the kernel's context. It is closed. */
+	/* The device's file without a context; the import closes it. */
 	snprintf(path, sizeof(path), "/dev/infiniband/%s",
 		 ctx->device->dev_name);
 	fd = open(path, O_RDWR);
@@ -407,8 +408,8 @@ static void t_refused(void)
 
 static const struct test_case cases[] = {
 	{"write", t_write},
-	{"again", t_again},
-	{"survivor", t_survivor},
+	{"reimport", t_reimport},
+	{"exporter-closes", t_exporter_closes},
 	{"events", t_events},
 	{"refused", t_refused},
 	{"stock-imports", t_stock_imports},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The life of objects: made and destroyed ten thousand times, destroyed in the
- * wrong order, short of memory, and across fork.
+ * Object lifetimes: repeated creation and destruction, wrong order of destruction,
+ * failing allocations, fork.
  */
 #include "common.h"
 
@@ -9,19 +9,19 @@
 
 static struct pair p;
 
-/* --- memory that runs out --- */
+/* --- failing allocations --- */
 
 extern void *__libc_malloc(size_t n);
 extern void *__libc_calloc(size_t n, size_t size);
 extern void *__libc_realloc(void *old, size_t n);
 extern void *__libc_memalign(size_t align, size_t n);
 
-/* The allocation of this thread that will fail (0: none), and how many were. */
-static __thread unsigned alloc_fail, alloc_seen;
+/* Number of this thread's allocations until one fails (0: none fails), and so far. */
+static __thread unsigned alloc_fail, alloc_count;
 
-static bool alloc_refused(void)
+static bool alloc_fails(void)
 {
-	alloc_seen++;
+	alloc_count++;
 	if (alloc_fail && --alloc_fail == 0) {
 		errno = ENOMEM;
 		return true;
@@ -31,32 +31,32 @@ static bool alloc_refused(void)
 
 void *malloc(size_t n)
 {
-	return alloc_refused() ? NULL : __libc_malloc(n);
+	return alloc_fails() ? NULL : __libc_malloc(n);
 }
 
 void *calloc(size_t n, size_t size)
 {
-	return alloc_refused() ? NULL : __libc_calloc(n, size);
+	return alloc_fails() ? NULL : __libc_calloc(n, size);
 }
 
 void *realloc(void *old, size_t n)
 {
-	return alloc_refused() ? NULL : __libc_realloc(old, n);
+	return alloc_fails() ? NULL : __libc_realloc(old, n);
 }
 
 void *memalign(size_t align, size_t n)
 {
-	return alloc_refused() ? NULL : __libc_memalign(align, n);
+	return alloc_fails() ? NULL : __libc_memalign(align, n);
 }
 
 void *aligned_alloc(size_t align, size_t n)
 {
-	return alloc_refused() ? NULL : __libc_memalign(align, n);
+	return alloc_fails() ? NULL : __libc_memalign(align, n);
 }
 
 int posix_memalign(void **out, size_t align, size_t n)
 {
-	void *at = alloc_refused() ? NULL : __libc_memalign(align, n);
+	void *at = alloc_fails() ? NULL : __libc_memalign(align, n);
 
 	if (!at)
 		return ENOMEM;
@@ -73,7 +73,7 @@ static size_t heap_used(void)
 
 /* --- one of each object --- */
 
-struct set {
+struct objects {
 	struct ibv_pd *pd;
 	struct ibv_mr *mr;
 	struct ibv_mw *mw1, *mw2;
@@ -89,7 +89,7 @@ static union ibv_gid gid;
 static int gid_idx;
 static char memory[65536] __attribute__((aligned(4096)));
 
-static struct ibv_qp_init_attr qp_attr(struct set *s, enum ibv_qp_type type)
+static struct ibv_qp_init_attr qp_attr(struct objects *s, enum ibv_qp_type type)
 {
 	return (struct ibv_qp_init_attr){.send_cq = s->cq,
 					 .recv_cq = s->cq,
@@ -97,7 +97,7 @@ static struct ibv_qp_init_attr qp_attr(struct set *s, enum ibv_qp_type type)
 					 .qp_type = type};
 }
 
-static struct ibv_qp *make_qpx(struct ibv_context *ctx, struct set *s)
+static struct ibv_qp *create_qpx(struct ibv_context *ctx, struct objects *s)
 {
 	struct ibv_qp_init_attr_ex attr = {
 		.send_cq = ibv_cq_ex_to_cq(s->cqx),
@@ -113,7 +113,7 @@ static struct ibv_qp *make_qpx(struct ibv_context *ctx, struct set *s)
 	return ibv_create_qp_ex(ctx, &attr);
 }
 
-static struct ibv_cq_ex *make_cqx(struct ibv_context *ctx, struct set *s)
+static struct ibv_cq_ex *create_cqx(struct ibv_context *ctx, struct objects *s)
 {
 	struct ibv_cq_init_attr_ex attr = {
 		.cqe = 32, .channel = s->ch, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN};
@@ -121,14 +121,14 @@ static struct ibv_cq_ex *make_cqx(struct ibv_context *ctx, struct set *s)
 	return ibv_create_cq_ex(ctx, &attr);
 }
 
-static struct ibv_srq *make_srq(struct set *s)
+static struct ibv_srq *create_srq(struct objects *s)
 {
 	struct ibv_srq_init_attr attr = {.attr = {.max_wr = 16, .max_sge = 2}};
 
 	return ibv_create_srq(s->pd, &attr);
 }
 
-static struct ibv_ah *make_ah(struct set *s)
+static struct ibv_ah *create_ah(struct objects *s)
 {
 	struct ibv_ah_attr attr = {.is_global = 1,
 				   .port_num = 1,
@@ -139,8 +139,8 @@ static struct ibv_ah *make_ah(struct set *s)
 	return ibv_create_ah(s->pd, &attr);
 }
 
-/* Which of the queue pairs: bits 0 to 2. */
-static void set_open(struct ibv_context *ctx, struct set *s, unsigned qps)
+/* Creates the objects; bits 0 to 2 of `qps` select the queue pairs. */
+static void objects_open(struct ibv_context *ctx, struct objects *s, unsigned qps)
 {
 	struct ibv_qp_init_attr attr;
 	struct ibv_qp_attr to_init = {.qp_state = IBV_QPS_INIT,
@@ -156,15 +156,15 @@ static void set_open(struct ibv_context *ctx, struct set *s, unsigned qps)
 	s->mw2 = MUST(ibv_alloc_mw(s->pd, IBV_MW_TYPE_2));
 	s->ch = MUST(ibv_create_comp_channel(ctx));
 	s->cq = MUST(ibv_create_cq(ctx, 32, NULL, s->ch, 0));
-	s->cqx = MUST(make_cqx(ctx, s));
-	s->srq = MUST(make_srq(s));
-	s->ah = MUST(make_ah(s));
+	s->cqx = MUST(create_cqx(ctx, s));
+	s->srq = MUST(create_srq(s));
+	s->ah = MUST(create_ah(s));
 	OK(ibv_resize_cq(s->cq, 100));
 	attr = qp_attr(s, IBV_QPT_RC);
 	if (qps & 1)
 		s->qp = MUST(ibv_create_qp(s->pd, &attr));
 	if (qps & 2)
-		s->qpx = MUST(make_qpx(ctx, s));
+		s->qpx = MUST(create_qpx(ctx, s));
 	if (!(qps & 4))
 		return;
 	attr = qp_attr(s, IBV_QPT_UD);
@@ -175,7 +175,7 @@ static void set_open(struct ibv_context *ctx, struct set *s, unsigned qps)
 	OK(ibv_post_recv(s->ud, &wr, &bad));
 }
 
-static void set_close(struct set *s)
+static void objects_close(struct objects *s)
 {
 	OK(ibv_destroy_ah(s->ah));
 	if (s->ud)
@@ -194,7 +194,7 @@ static void set_close(struct set *s)
 	OK(ibv_dealloc_pd(s->pd));
 }
 
-static struct ibv_context *life_open(void)
+static struct ibv_context *open_and_query_gid(void)
 {
 	struct ibv_context *ctx = open_device();
 
@@ -203,8 +203,8 @@ static struct ibv_context *life_open(void)
 	return ctx;
 }
 
-/* The process's figures must be the same after `rounds` more rounds. */
-static void no_growth(int rounds, void (*round)(void))
+/* Memory, mappings and files must not grow in `rounds` rounds. */
+static void check_no_growth(int rounds, void (*round)(void))
 {
 	unsigned maps, fds;
 	unsigned long rss;
@@ -221,7 +221,7 @@ static void no_growth(int rounds, void (*round)(void))
 	start = now_ms();
 	for (i = 0; i < rounds; i++)
 		round();
-	heap_after = heap_used(); /* before stdio and others take of it */
+	heap_after = heap_used(); /* before stdio allocates */
 	printf("%d rounds in %.1f s; heap %zu to %zu, RSS %lu to %lu kB, %u maps, %u fds\n",
 	       rounds, (now_ms() - start) / 1e3, heap, heap_after, rss,
 	       rss_kb(), maps, fds);
@@ -237,22 +237,22 @@ static struct ibv_context *churn_ctx;
 static void churn_round(void)
 {
 	static unsigned round;
-	struct set s;
+	struct objects s;
 
-	/* Queue pairs are what costs time: the kinds take turns. */
-	set_open(churn_ctx, &s, 1u << round++ % 3);
-	set_close(&s);
+	/* Queue pairs take the most time: one type per round, in turn. */
+	objects_open(churn_ctx, &s, 1u << round++ % 3);
+	objects_close(&s);
 }
 
 static void t_churn(void)
 {
-	churn_ctx = life_open();
-	/* 16 bytes lost by one kind are 10 kB after these rounds. */
-	no_growth(2000, churn_round);
+	churn_ctx = open_and_query_gid();
+	/* A leak of 16 bytes for one type adds up to 10 kB. */
+	check_no_growth(2000, churn_round);
 	OK(ibv_close_device(churn_ctx));
 }
 
-static void open_round(void)
+static void reopen_round(void)
 {
 	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
 	const char *name = getenv("RXE_DEV");
@@ -269,33 +269,33 @@ static void open_round(void)
 
 static void t_churn_open(void)
 {
-	OK(ibv_close_device(life_open()));
-	no_growth(1000, open_round);
+	OK(ibv_close_device(open_and_query_gid()));
+	check_no_growth(1000, reopen_round);
 }
 
-/* The device closed with everything still open: the kernel cleans, and what
- * was mapped must not be touched by the close. */
+/* Closing the device with all objects open: the kernel destroys them, and the
+ * close must not access their mappings. */
 static void t_close_with_all(void)
 {
-	struct ibv_context *ctx = life_open();
-	struct set s;
+	struct ibv_context *ctx = open_and_query_gid();
+	struct objects s;
 	unsigned fds = count_fds();
 
-	set_open(ctx, &s, 7);
+	objects_open(ctx, &s, 7);
 	OK(ibv_close_device(ctx));
 	CHECK(count_fds() <= fds);
-	/* And the device still works. */
+	/* The device still works. */
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC});
 	pair_close(&p);
 }
 
-/* --- the wrong order --- */
+/* --- wrong order of destruction --- */
 
 #define BUSY(call)                                                             \
 	do {                                                                   \
 		int rc_ = (call);                                              \
 		if (rc_ != EBUSY && rc_ != EINVAL)                             \
-			FAIL("%s gave %d, not EBUSY", #call, rc_);             \
+			FAIL("%s returned %d, not EBUSY", #call, rc_);         \
 	} while (0)
 
 static void traffic(unsigned seed)
@@ -305,8 +305,8 @@ static void traffic(unsigned seed)
 	pattern(p.a.buf, 3000, seed);
 	post_recv(&p.b, 1000 + seed, 0, 4000);
 	POST_OK(&p.a, &op, 1, p.o.api);
-	SENT(&p.a, seed, IBV_WC_SEND, 3000);
-	SENT(&p.b, 1000 + seed, IBV_WC_RECV, 3000);
+	EXPECT_WC(&p.a, seed, IBV_WC_SEND, 3000);
+	EXPECT_WC(&p.b, 1000 + seed, IBV_WC_RECV, 3000);
 	CHECK_PATTERN(p.b.buf, 3000, seed);
 }
 
@@ -315,7 +315,7 @@ static void t_wrong_order(void)
 	struct ibv_mw *mw;
 	struct ibv_mw_bind bind = {.wr_id = 9, .send_flags = IBV_SEND_SIGNALED};
 	struct ibv_context *ctx;
-	struct set s;
+	struct objects s;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 	union ibv_gid group;
@@ -334,12 +334,12 @@ static void t_wrong_order(void)
 		BUSY(ibv_destroy_comp_channel(p.a.ch));
 		traffic(10 * i + 3);
 	}
-	/* The queues are still polled, armed and resized. */
+	/* The queues can still be polled, armed and resized. */
 	OK(ibv_req_notify_cq(p.b.cq, 0));
 	OK(ibv_resize_cq(p.b.cq, 1000));
 	traffic(99);
 	CHECK(wait_event(p.b.ch, NULL, NULL, 1000));
-	/* A region with a window bound to it. */
+	/* A region with a bound window. */
 	mw = MUST(ibv_alloc_mw(p.pd, IBV_MW_TYPE_1));
 	bind.bind_info = (struct ibv_mw_bind_info){
 		.mr = p.a.mr,
@@ -347,15 +347,15 @@ static void t_wrong_order(void)
 		.length = 100,
 		.mw_access_flags = IBV_ACCESS_REMOTE_READ};
 	OK(ibv_bind_mw(p.a.qp, mw, &bind));
-	SENT(&p.a, 9, IBV_WC_BIND_MW, 0);
+	EXPECT_WC(&p.a, 9, IBV_WC_BIND_MW, 0);
 	BUSY(ibv_dereg_mr(p.a.mr));
 	traffic(100);
 	OK(ibv_dealloc_mw(mw));
 	pair_close(&p);
 
 	/* A queue pair in a multicast group. */
-	ctx = life_open();
-	set_open(ctx, &s, 7);
+	ctx = open_and_query_gid();
+	objects_open(ctx, &s, 7);
 	memset(&group, 0, sizeof(group));
 	group.raw[0] = 0xff;
 	group.raw[1] = 0x0e;
@@ -365,20 +365,20 @@ static void t_wrong_order(void)
 	OK(ibv_query_qp(s.ud, &attr, IBV_QP_STATE, &init));
 	EQ(attr.qp_state, IBV_QPS_INIT);
 	OK(ibv_detach_mcast(s.ud, &group, 0));
-	set_close(&s);
+	objects_close(&s);
 	OK(ibv_close_device(ctx));
 }
 
-/* --- out of memory --- */
+/* --- create calls with failing allocations --- */
 
 /*
- * Calls `make` with its first, second ... allocation failing until it succeeds
- * without meeting the failing one: each failure is NULL with ENOMEM, and the
- * heap, the maps and the kernel's objects are as before.
+ * Evaluates `expr` with its first, second ... allocation failing, until it succeeds
+ * with fewer allocations: each failure is NULL with ENOMEM, and heap, mappings and
+ * the kernel's objects are unchanged.
  */
-#define STARVED(type, expr, destroy)                                           \
+#define FAIL_EACH_ALLOC(type, expr, destroy)                                   \
 	do {                                                                   \
-		/* Before, as often as the heap keeps freed pieces aside. */   \
+		/* Fills the heap's caches of freed memory. */                 \
 		for (int warm_ = 0; warm_ < 10; warm_++)                       \
 			OK(destroy(MUST(expr)));                               \
 		unsigned n_, maps_ = count_maps("");                           \
@@ -389,19 +389,19 @@ static void t_wrong_order(void)
 			alloc_fail = n_;                                       \
 			__auto_type it_ = (expr);                              \
 			int e_ = errno;                                        \
-			bool met_ = !alloc_fail;                               \
+			bool injected_ = !alloc_fail;                          \
 			alloc_fail = 0;                                        \
 			if (it_) {                                             \
 				OK(destroy(it_));                              \
-				if (!met_)                                     \
+				if (!injected_)                                \
 					break;                                 \
 				continue;                                      \
 			}                                                      \
-			if (!met_)                                             \
-				FAIL("%s failed of itself, errno %d", #expr,   \
+			if (!injected_)                                        \
+				FAIL("%s failed by itself, errno %d", #expr,   \
 				     e_);                                      \
 			if (e_ != ENOMEM)                                      \
-				FAIL("%s short of memory: errno %d", #expr,    \
+				FAIL("%s without memory: errno %d", #expr,     \
 				     e_);                                      \
 		}                                                              \
 		end_ = heap_used();                                            \
@@ -421,41 +421,41 @@ static int destroy_cqx(struct ibv_cq_ex *cq)
 
 static void t_nomem(void)
 {
-	struct ibv_context *ctx = life_open();
+	struct ibv_context *ctx = open_and_query_gid();
 	const char *dev = ibv_get_device_name(ctx->device);
 	struct ibv_qp_init_attr rc, ud;
-	struct set s;
+	struct objects s;
 
-	set_open(ctx, &s, 7);
+	objects_open(ctx, &s, 7);
 	printf("warm\n");
 	kernel_objects(dev, "qp");
-	STARVED(pd, ibv_alloc_pd(ctx), ibv_dealloc_pd);
-	STARVED(mr, (ibv_reg_mr)(s.pd, memory, 4096, 0), ibv_dereg_mr);
-	STARVED(mw, ibv_alloc_mw(s.pd, IBV_MW_TYPE_2), ibv_dealloc_mw);
-	STARVED(cq, ibv_create_cq(ctx, 8, NULL, s.ch, 0), ibv_destroy_cq);
-	STARVED(cq, make_cqx(ctx, &s), destroy_cqx);
-	STARVED(srq, make_srq(&s), ibv_destroy_srq);
+	FAIL_EACH_ALLOC(pd, ibv_alloc_pd(ctx), ibv_dealloc_pd);
+	FAIL_EACH_ALLOC(mr, (ibv_reg_mr)(s.pd, memory, 4096, 0), ibv_dereg_mr);
+	FAIL_EACH_ALLOC(mw, ibv_alloc_mw(s.pd, IBV_MW_TYPE_2), ibv_dealloc_mw);
+	FAIL_EACH_ALLOC(cq, ibv_create_cq(ctx, 8, NULL, s.ch, 0), ibv_destroy_cq);
+	FAIL_EACH_ALLOC(cq, create_cqx(ctx, &s), destroy_cqx);
+	FAIL_EACH_ALLOC(srq, create_srq(&s), ibv_destroy_srq);
 	rc = qp_attr(&s, IBV_QPT_RC);
-	STARVED(qp, ibv_create_qp(s.pd, &rc), ibv_destroy_qp);
+	FAIL_EACH_ALLOC(qp, ibv_create_qp(s.pd, &rc), ibv_destroy_qp);
 	ud = qp_attr(&s, IBV_QPT_UD);
-	STARVED(qp, ibv_create_qp(s.pd, &ud), ibv_destroy_qp);
-	STARVED(qp, make_qpx(ctx, &s), ibv_destroy_qp);
-	STARVED(ah, make_ah(&s), ibv_destroy_ah);
-	set_close(&s);
+	FAIL_EACH_ALLOC(qp, ibv_create_qp(s.pd, &ud), ibv_destroy_qp);
+	FAIL_EACH_ALLOC(qp, create_qpx(ctx, &s), ibv_destroy_qp);
+	FAIL_EACH_ALLOC(ah, create_ah(&s), ibv_destroy_ah);
+	objects_close(&s);
 	OK(ibv_close_device(ctx));
 }
 
-/* Opening short of memory: no crash; what libibverbs itself says may vary. */
+/* Opening with failing allocations must not crash; libibverbs's result may vary. */
 static void t_nomem_open(void)
 {
 	struct ibv_device **list;
 	struct ibv_context *ctx;
 	const char *name = getenv("RXE_DEV");
 	unsigned n, fds;
-	bool met;
+	bool injected;
 	int i;
 
-	OK(ibv_close_device(life_open()));
+	OK(ibv_close_device(open_and_query_gid()));
 	list = MUST(ibv_get_device_list(NULL));
 	for (i = 0; list[i] && name && strcmp(ibv_get_device_name(list[i]), name);
 	     i++)
@@ -465,13 +465,13 @@ static void t_nomem_open(void)
 	for (n = 1; n < 200; n++) {
 		alloc_fail = n;
 		ctx = ibv_open_device(list[i]);
-		met = !alloc_fail;
+		injected = !alloc_fail;
 		alloc_fail = 0;
 		if (ctx)
 			OK(ibv_close_device(ctx));
-		if (ctx && !met)
+		if (ctx && !injected)
 			break;
-		CHECK(met);
+		CHECK(injected);
 		EQ(count_fds(), fds);
 	}
 	printf("%u allocations\n", n - 1);
@@ -482,7 +482,7 @@ static void t_nomem_open(void)
 	pair_close(&p);
 }
 
-/* The data path allocates nothing. */
+/* The data path does not allocate. */
 static void t_no_alloc(void)
 {
 	struct ibv_wc wc[16];
@@ -512,7 +512,7 @@ static void t_no_alloc(void)
 		}
 		rwr.sg_list = &rsge;
 		rwr.num_sge = 1;
-		seen = alloc_seen;
+		seen = alloc_count;
 		for (i = 0; i < 8; i++)
 			OK(ibv_post_recv(p.b.qp, &rwr, &rbad));
 		if (api == POST)
@@ -526,47 +526,47 @@ static void t_no_alloc(void)
 			n += got;
 		}
 		OK(ibv_req_notify_cq(p.a.cq, 0));
-		EQ(alloc_seen, seen);
+		EQ(alloc_count, seen);
 		pair_close(&p);
 	}
 }
 
 /* --- fork --- */
 
-enum child { EXITS, EXECS, TOUCHES, OPENS };
+enum child_action { EXITS, EXECS, WRITES, OPENS };
 
-static void fork_case(enum child what)
+static void fork_case(enum child_action action)
 {
 	pid_t pid;
 	int st, i;
 	unsigned maps;
 
 	/*
-	 * ibv_fork_init may keep registered memory out of the child, which
-	 * then may not touch it; where the kernel copies, it is not needed.
+	 * ibv_fork_init may unmap registered memory in the child, which must not
+	 * access it then. It is not needed if the kernel copies the memory.
 	 */
-	if (what != TOUCHES)
+	if (action != WRITES)
 		OK(ibv_fork_init());
 	else if (ibv_is_fork_initialized() != IBV_FORK_UNNEEDED)
-		SKIP("this kernel does not say that it copies at fork");
+		SKIP("this kernel does not report that it copies at fork");
 	pair_open(&p, (struct pair_opts){.type = IBV_QPT_RC, .events = true});
 	traffic(1);
 	maps = count_maps("");
 	for (i = 0; i < 5; i++) {
-		/* Receives are posted before, so that they wait across it. */
+		/* Posted before the fork and completed after it. */
 		post_recv(&p.b, 500, 8192, 4000);
 		pid = fork();
 		CHECK(pid >= 0);
 		if (!pid) {
-			if (what == EXECS) {
+			if (action == EXECS) {
 				execl("/bin/true", "true", NULL);
 				_exit(9);
 			}
-			if (what == TOUCHES) {
+			if (action == WRITES) {
 				memset(p.a.buf, 0x77, 16384);
 				memset(p.b.buf, 0x77, 16384);
 			}
-			if (what == OPENS) {
+			if (action == OPENS) {
 				struct pair q;
 
 				pair_open(&q, (struct pair_opts){
@@ -576,8 +576,8 @@ static void fork_case(enum child what)
 				pattern(q.a.buf, 100, 3);
 				post_recv(&q.b, 4, 0, 100);
 				POST_OK(&q.a, &op, 1, POST);
-				SENT(&q.a, 3, IBV_WC_SEND, 100);
-				SENT(&q.b, 4, IBV_WC_RECV, 100);
+				EXPECT_WC(&q.a, 3, IBV_WC_SEND, 100);
+				EXPECT_WC(&q.b, 4, IBV_WC_RECV, 100);
 				CHECK_PATTERN(q.b.buf, 100, 3);
 				pair_close(&q);
 			}
@@ -585,7 +585,7 @@ static void fork_case(enum child what)
 				sleep_ms(100);
 			_exit(0);
 		}
-		/* Beside the child, and after it. */
+		/* While the child runs, or after its exit. */
 		struct op op = op_on(&p.a, IBV_WR_SEND, 7, 0, 3000);
 
 		if (i % 2 == 0)
@@ -593,9 +593,9 @@ static void fork_case(enum child what)
 		pattern(p.a.buf, 3000, 60 + i);
 		OK(ibv_req_notify_cq(p.b.cq, 0));
 		POST_OK(&p.a, &op, 1, POST);
-		SENT(&p.a, 7, IBV_WC_SEND, 3000);
+		EXPECT_WC(&p.a, 7, IBV_WC_SEND, 3000);
 		CHECK(wait_event(p.b.ch, NULL, NULL, 5000));
-		SENT(&p.b, 500, IBV_WC_RECV, 3000);
+		EXPECT_WC(&p.b, 500, IBV_WC_RECV, 3000);
 		CHECK_PATTERN(p.b.buf + 8192, 3000, 60 + i);
 		if (i % 2)
 			CHECK(waitpid(pid, &st, 0) == pid);
@@ -619,7 +619,7 @@ static void t_fork_exec(void)
 
 static void t_fork_touch(void)
 {
-	fork_case(TOUCHES);
+	fork_case(WRITES);
 }
 
 static void t_fork_open(void)

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A reliable connection between two devices, RXE_DEV and RXE_DEV1, whose wire
- * may lose and reorder packets: every operation with its content checked, and
- * what goes wrong counted.
+ * may lose and reorder packets. Checks the data of every operation and counts
+ * errors.
  *
  *   losses MODE [OPERATIONS [SEED [LONGEST [EMPTY]]]]
  *
- * MODE is what may be in flight together:
+ * MODE is the set of operations that may be in flight together:
  *   sends    sends, writes, writes with immediate data
  *   fetches  reads, fetch-adds, compare-swaps
- *   turns    both, but never at the same time
+ *   turns    sends and fetches, but not at the same time
  *   mixed    all
- *   fenced   fetches, each behind a fence; rdma_rxe repeats none, which wire.sh
+ *   fenced   fetches, each with a fence; rdma_rxe retransmits none, which wire.sh
  *            takes for a wire without losses
- * LONGEST is the most bytes of an operation; one in EMPTY has none.
+ * LONGEST is the maximum size of an operation; one in EMPTY has no data.
  *
- * After a failure, or when nothing moves for STALL seconds, both queue pairs
- * are given up and new ones connected. The last line counts; the exit status
- * is 1 if an operation was reported as done with wrong content, 0 else.
+ * After a failure, or STALL_MS without progress, both queue pairs are replaced. The
+ * last line has the counts; the exit status is 1 if an operation with wrong data
+ * completed successfully, otherwise 0.
  */
 #include "common.h"
 
@@ -27,11 +27,11 @@ enum {
 	DEPTH = 16,
 	SIZE = 20000,
 	RECEIVES = 64,
-	TURN = 40,
-	REST_MS = 50,
+	TURN_LENGTH = 40,
+	PAUSE_MS = 50,
 	STALL_MS = 5000,
-	/* The passive side's memory: a place for each write in flight, the
-	 * receives, bytes to read, two words. */
+	/* The passive side's memory: a slot for each write in flight, receive
+	 * buffers, data to read, two words for atomics. */
 	RECV_AT = DEPTH * SIZE,
 	CONSTANT_AT = RECV_AT + RECEIVES * SIZE,
 	WORDS_AT = (CONSTANT_AT + SIZE + 63) / 64 * 64,
@@ -46,10 +46,10 @@ static const enum ibv_wr_opcode opcodes[KINDS] = {
 	IBV_WR_SEND,	  IBV_WR_RDMA_WRITE,	       IBV_WR_RDMA_WRITE_WITH_IMM,
 	IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP};
 
-struct flight {
+struct operation {
 	unsigned number, len;
 	enum kind kind;
-	uint64_t old; /* what an atomic finds */
+	uint64_t old; /* the value before an atomic operation */
 };
 
 static struct ibv_context *ctx_a, *ctx_b;
@@ -58,10 +58,10 @@ static union ibv_gid gid_a, gid_b;
 static struct end a, b;
 static struct pair_opts opts = {.type = IBV_QPT_RC, .size = MEMORY};
 
-static struct flight flights[DEPTH];	  /* by number % DEPTH */
+static struct operation in_flight[DEPTH];	  /* by number % DEPTH */
 static unsigned first, next;		  /* in flight: first to next - 1 */
-static struct flight heard[2 * RECEIVES]; /* what the passive side is to see */
-static unsigned heard_first, heard_next;
+static struct operation expected[2 * RECEIVES]; /* by the passive side */
+static unsigned expected_first, expected_next;
 static uint64_t words[2];
 static unsigned longest = SIZE, empty;
 static bool fenced;
@@ -74,7 +74,7 @@ static struct {
 
 static uint64_t rng;
 
-static unsigned below(unsigned n)
+static unsigned random_below(unsigned n)
 {
 	rng = rng * 6364136223846793005ULL + 1442695040888963407ULL;
 	return (unsigned)(rng >> 33) % n;
@@ -91,7 +91,7 @@ static bool differs(const uint8_t *p, unsigned len, unsigned seed, unsigned *at)
 	return false;
 }
 
-static void wrong(enum kind kind, unsigned number, const char *fmt, ...)
+static void report_wrong(enum kind kind, unsigned number, const char *fmt, ...)
 {
 	va_list ap;
 
@@ -104,7 +104,7 @@ static void wrong(enum kind kind, unsigned number, const char *fmt, ...)
 	printf("; states %d %d\n", qp_state(a.qp), qp_state(b.qp));
 }
 
-static void up(void)
+static void connect_ends(void)
 {
 	unsigned i;
 
@@ -118,11 +118,11 @@ static void up(void)
 	for (i = 0; i < RECEIVES; i++)
 		post_recv(&b, i, RECV_AT + i * SIZE, SIZE);
 	first = next;
-	heard_first = heard_next;
+	expected_first = expected_next;
 }
 
-/* Gives up both queue pairs; what was in flight is to come back. */
-static void down(void)
+/* Moves both queue pairs to ERR, reads the flushed operations, destroys the ends. */
+static void disconnect_ends(void)
 {
 	double end = now_ms() + 2000;
 	struct ibv_wc wc;
@@ -146,13 +146,13 @@ static void post(enum kind kind)
 {
 	unsigned slot = next % DEPTH, n = next;
 	unsigned len = kind >= ADD	       ? 8 :
-		       empty && !below(empty) ? 0 :
-		       below(3)		       ? 1 + below(longest) :
-						 1 + below(64);
-	struct flight *f = &flights[slot];
+		       empty && !random_below(empty) ? 0 :
+		       random_below(3)		       ? 1 + random_below(longest) :
+						 1 + random_below(64);
+	struct operation *f = &in_flight[slot];
 	struct op op = op_on(&a, opcodes[kind], n, slot * SIZE, len);
 
-	*f = (struct flight){.number = n, .len = len, .kind = kind};
+	*f = (struct operation){.number = n, .len = len, .kind = kind};
 	op.remote = (uintptr_t)b.buf;
 	op.rkey = b.mr->rkey;
 	if (fenced)
@@ -160,7 +160,7 @@ static void post(enum kind kind)
 	switch (kind) {
 	case SEND:
 	case WRITE_IMM:
-		heard[heard_next++ % ARRAY_SIZE(heard)] = *f;
+		expected[expected_next++ % ARRAY_SIZE(expected)] = *f;
 		op.imm = htonl(n);
 		/* fall through */
 	case WRITE:
@@ -191,12 +191,12 @@ static void post(enum kind kind)
 	next++;
 }
 
-/* A success is looked at; its number says which operation it is of. */
-static void done(const struct ibv_wc *wc)
+/* Checks an operation that completed successfully. */
+static void handle_completion(const struct ibv_wc *wc)
 {
-	struct flight *f = &flights[first % DEPTH];
-	uint8_t *here = a.buf + first % DEPTH * SIZE;
-	uint8_t *there = b.buf + first % DEPTH * SIZE;
+	struct operation *f = &in_flight[first % DEPTH];
+	uint8_t *local = a.buf + first % DEPTH * SIZE;
+	uint8_t *remote = b.buf + first % DEPTH * SIZE;
 	unsigned at;
 	uint64_t old;
 
@@ -208,56 +208,56 @@ static void done(const struct ibv_wc *wc)
 		break;
 	case WRITE:
 	case WRITE_IMM:
-		if (differs(there, f->len, f->number, &at))
-			wrong(f->kind, f->number, "byte %u of %u", at, f->len);
+		if (differs(remote, f->len, f->number, &at))
+			report_wrong(f->kind, f->number, "byte %u of %u", at, f->len);
 		break;
 	case READ:
-		if (differs(here, f->len, CONSTANT, &at))
-			wrong(f->kind, f->number, "byte %u of %u is %#x", at,
-			      f->len, here[at]);
+		if (differs(local, f->len, CONSTANT, &at))
+			report_wrong(f->kind, f->number, "byte %u of %u is %#x", at,
+				     f->len, local[at]);
 		break;
 	default:
-		memcpy(&old, here, 8);
+		memcpy(&old, local, 8);
 		if (old != f->old)
-			wrong(f->kind, f->number, "old value %#" PRIx64 ", not %#" PRIx64,
-			      old, f->old);
+			report_wrong(f->kind, f->number, "old value %#" PRIx64 ", not %#" PRIx64,
+				     old, f->old);
 	}
 }
 
-static void arrived(const struct ibv_wc *wc)
+static void handle_receive(const struct ibv_wc *wc)
 {
-	struct flight *f = &heard[heard_first % ARRAY_SIZE(heard)];
-	uint8_t *there = b.buf + RECV_AT + wc->wr_id * SIZE;
+	struct operation *f = &expected[expected_first % ARRAY_SIZE(expected)];
+	uint8_t *data = b.buf + RECV_AT + wc->wr_id * SIZE;
 	unsigned at;
 
-	if (heard_first == heard_next)
-		FAIL("a message too many");
-	heard_first++;
+	if (expected_first == expected_next)
+		FAIL("more messages than sent");
+	expected_first++;
 	if (wc->byte_len != f->len)
-		wrong(f->kind, f->number, "%u bytes arrived of %u", wc->byte_len,
-		      f->len);
+		report_wrong(f->kind, f->number, "%u bytes arrived of %u", wc->byte_len,
+			     f->len);
 	else if (f->kind == WRITE_IMM && ntohl(wc->imm_data) != f->number)
-		wrong(f->kind, f->number, "immediate data %u", ntohl(wc->imm_data));
-	else if (f->kind == SEND && differs(there, f->len, f->number, &at))
-		wrong(f->kind, f->number, "byte %u of %u", at, f->len);
+		report_wrong(f->kind, f->number, "immediate data %u", ntohl(wc->imm_data));
+	else if (f->kind == SEND && differs(data, f->len, f->number, &at))
+		report_wrong(f->kind, f->number, "byte %u of %u", at, f->len);
 	post_recv(&b, wc->wr_id, RECV_AT + wc->wr_id * SIZE, SIZE);
 }
 
-static void failure(const char *side, const struct ibv_wc *wc)
+static void report_failure(const char *side, const struct ibv_wc *wc)
 {
 	count.statuses[wc->status % 32]++;
 	if (++count.failed <= 5)
 		printf("failed: %s: %s, states %d %d, %u in flight, first a %s\n",
 		       side, ibv_wc_status_str(wc->status), qp_state(a.qp),
 		       qp_state(b.qp), next - first,
-		       first == next ? "none" : names[flights[first % DEPTH].kind]);
+		       first == next ? "none" : names[in_flight[first % DEPTH].kind]);
 }
 
 static void reconnect(void)
 {
 	count.reconnects++;
-	down();
-	up();
+	disconnect_ends();
+	connect_ends();
 }
 
 int main(int argc, char **argv)
@@ -265,8 +265,8 @@ int main(int argc, char **argv)
 	const char *mode = argc > 1 ? argv[1] : "turns";
 	unsigned total = argc > 2 ? atoi(argv[2]) : 400;
 	bool sends, fetches = strcmp(mode, "sends");
-	bool turns = !strcmp(mode, "turns"), rested = true;
-	double moved, began = now_ms();
+	bool turns = !strcmp(mode, "turns"), has_paused = true;
+	double last_progress, start = now_ms();
 	unsigned i, all = 0, bad = 0;
 	struct ibv_wc wc;
 
@@ -286,62 +286,63 @@ int main(int argc, char **argv)
 	OK(ibv_query_gid(ctx_a, 1, gid_index(ctx_a), &gid_a));
 	OK(ibv_query_gid(ctx_b, 1, gid_index(ctx_b), &gid_b));
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	up();
-	moved = now_ms();
-	while (next < total || first != next || heard_first != heard_next) {
+	connect_ends();
+	last_progress = now_ms();
+	while (next < total || first != next || expected_first != expected_next) {
 		bool idle = true, broken = false;
-		bool quiet = first == next && heard_first == heard_next;
+		bool none_in_flight = first == next && expected_first == expected_next;
 
-		if (turns && next % TURN == 0 && !rested) {
-			if (quiet) {
-				sleep_ms(REST_MS);
-				rested = true;
+		if (turns && next % TURN_LENGTH == 0 && !has_paused) {
+			if (none_in_flight) {
+				sleep_ms(PAUSE_MS);
+				has_paused = true;
 			}
 		} else if (next < total && next - first < DEPTH &&
-			   heard_next - heard_first < RECEIVES / 2) {
-			bool send = turns ? next / TURN % 2 == 0 :
-				    sends && fetches ? below(2) : sends;
+			   expected_next - expected_first < RECEIVES / 2) {
+			bool send = turns ? next / TURN_LENGTH % 2 == 0 :
+				    sends && fetches ? random_below(2) : sends;
 
-			post(send ? below(3) : READ + below(3));
-			rested = false;
+			post(send ? random_below(3) : READ + random_below(3));
+			has_paused = false;
 			idle = false;
 		}
 		while (!broken && ibv_poll_cq(b.cq, 1, &wc) == 1) {
 			idle = false;
 			if (wc.status == IBV_WC_SUCCESS) {
-				arrived(&wc);
+				handle_receive(&wc);
 			} else {
-				failure("passive", &wc);
+				report_failure("passive", &wc);
 				broken = true;
 			}
 		}
 		while (!broken && ibv_poll_cq(a.cq, 1, &wc) == 1) {
 			idle = false;
 			if (wc.status == IBV_WC_SUCCESS) {
-				done(&wc);
+				handle_completion(&wc);
 			} else {
-				failure("active", &wc);
+				report_failure("active", &wc);
 				first++;
 				broken = true;
 			}
 		}
-		if (idle && now_ms() - moved > STALL_MS) {
-			printf("stall: states %d %d, %u in flight, first a %s %u, %u to hear of\n",
+		if (idle && now_ms() - last_progress > STALL_MS) {
+			printf("stall: states %d %d, %u in flight, first a %s %u, "
+			       "%u receives expected\n",
 			       qp_state(a.qp), qp_state(b.qp), next - first,
 			       first == next ? "none" :
-					       names[flights[first % DEPTH].kind],
-			       first, heard_next - heard_first);
+					       names[in_flight[first % DEPTH].kind],
+			       first, expected_next - expected_first);
 			count.stalls++;
 			broken = true;
 		}
 		if (broken)
 			reconnect();
 		if (!idle || broken)
-			moved = now_ms();
+			last_progress = now_ms();
 		else
 			sleep_ms(1);
 	}
-	down();
+	disconnect_ends();
 	for (i = 0; i < KINDS; i++) {
 		all += count.ok[i];
 		bad += count.wrong[i];
@@ -351,7 +352,7 @@ int main(int argc, char **argv)
 		printf("%s%u/%u", i ? " " : "", count.wrong[i], count.ok[i]);
 	printf(") failed=%u stalls=%u reconnects=%u flushed=%u missing=%u seconds=%.1f\n",
 	       count.failed, count.stalls, count.reconnects, count.flushed,
-	       count.missing, (now_ms() - began) / 1000);
+	       count.missing, (now_ms() - start) / 1000);
 	OK(ibv_dealloc_pd(pd_a));
 	OK(ibv_dealloc_pd(pd_b));
 	OK(ibv_close_device(ctx_a));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every operation of the send queue, through ibv_post_send and through
- * ibv_wr_*: content, untouched neighbours and every field of the completions.
+ * Every operation of the send queue, through ibv_post_send and through ibv_wr_*:
+ * data, unmodified neighbouring bytes, and all fields of the completions.
  * usage: ops rc|uc|ud post|wr CASE
  */
 #include "common.h"
@@ -21,8 +21,8 @@ static struct pair p;
 			SKIP("not an operation of datagrams");                 \
 	} while (0)
 
-/* A datagram's receive buffer begins with the 40-byte routing header. */
-static uint32_t head(void)
+/* The receive buffer of a datagram starts with the 40-byte GRH. */
+static uint32_t grh_len(void)
 {
 	return type == IBV_QPT_UD ? 40 : 0;
 }
@@ -49,8 +49,8 @@ static void post_a(const struct op *op)
 	POST_OK(&p.a, op, 1, api);
 }
 
-/* The sender's completion. rxe marks immediate data there too. */
-static void sent(const struct op *op, uint32_t len)
+/* Expects the sender's completion. rxe sets WITH_IMM there, too. */
+static void expect_sent(const struct op *op, uint32_t len)
 {
 	bool imm = op->opcode == IBV_WR_SEND_WITH_IMM ||
 		   op->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -60,21 +60,21 @@ static void sent(const struct op *op, uint32_t len)
 		 len, p.a.qp->qp_num, 0, imm ? IBV_WC_WITH_IMM : 0, 0);
 }
 
-/* The receiver's completion. Sends also carry the sender of datagrams. */
-static void received(uint64_t id, enum ibv_wc_opcode opcode, uint32_t len,
-		     unsigned flags, uint32_t imm)
+/* Expects the receiver's completion. That of a datagram has the sender's QP. */
+static void expect_received(uint64_t id, enum ibv_wc_opcode opcode, uint32_t len,
+			    unsigned flags, uint32_t imm)
 {
 	struct ibv_wc wc = POLL(p.b.cq);
 
 	if (opcode == IBV_WC_RECV)
-		len += head();
+		len += grh_len();
 	check_wc(__FILE__, __LINE__, &wc, id, opcode, len, p.b.qp->qp_num,
 		 type == IBV_QPT_UD ? p.a.qp->qp_num : 0, flags, imm);
 	if (type == IBV_QPT_UD)
 		CHECK(wc.wc_flags & IBV_WC_GRH);
 }
 
-/* Sizes about the boundaries of bytes, words and packets. */
+/* Sizes around the boundaries of words and packets. */
 static size_t sizes(uint32_t *out)
 {
 	const uint32_t m = p.mtu;
@@ -103,18 +103,18 @@ static void send_sizes(bool imm)
 		op.imm = htonl(0x01020300 + i);
 		pattern(p.a.buf + 64, size[i], i);
 		memset(p.b.buf, 0xee, size[i] + 256);
-		post_recv(&p.b, 0x5500000000000000 + i, 128 - head(),
-			  size[i] + head());
+		post_recv(&p.b, 0x5500000000000000 + i, 128 - grh_len(),
+			  size[i] + grh_len());
 		post_a(&op);
-		sent(&op, size[i]);
-		received(0x5500000000000000 + i, IBV_WC_RECV, size[i],
-			 imm ? IBV_WC_WITH_IMM : 0, op.imm);
+		expect_sent(&op, size[i]);
+		expect_received(0x5500000000000000 + i, IBV_WC_RECV, size[i],
+				imm ? IBV_WC_WITH_IMM : 0, op.imm);
 		CHECK_PATTERN(p.b.buf + 128, size[i], i);
-		CHECK_BYTE(p.b.buf, 128 - head(), 0xee);
+		CHECK_BYTE(p.b.buf, 128 - grh_len(), 0xee);
 		CHECK_BYTE(p.b.buf + 128 + size[i], 64, 0xee);
 	}
-	NO_MORE(p.a.cq);
-	NO_MORE(p.b.cq);
+	EXPECT_NO_WC(p.a.cq);
+	EXPECT_NO_WC(p.b.cq);
 	pair_close(&p);
 }
 
@@ -128,7 +128,7 @@ static void t_send_imm(void)
 	send_sizes(true);
 }
 
-/* A shorter message than the buffer: byte_len tells, the rest is untouched. */
+/* A message shorter than the buffer: right byte_len, the rest is unmodified. */
 static void t_short(void)
 {
 	struct op op;
@@ -138,10 +138,10 @@ static void t_short(void)
 	pattern(p.a.buf, 10, 9);
 	post_recv(&p.b, 2, 0, 500);
 	post_a(&op);
-	sent(&op, 10);
-	received(2, IBV_WC_RECV, 10, 0, 0);
-	CHECK_PATTERN(p.b.buf + head(), 10, 9);
-	CHECK_BYTE(p.b.buf + head() + 10, 500, 0xee);
+	expect_sent(&op, 10);
+	expect_received(2, IBV_WC_RECV, 10, 0, 0);
+	CHECK_PATTERN(p.b.buf + grh_len(), 10, 9);
+	CHECK_BYTE(p.b.buf + grh_len() + 10, 500, 0xee);
 	pair_close(&p);
 }
 
@@ -165,17 +165,17 @@ static void write_sizes(bool imm)
 		if (imm)
 			post_recv(&p.b, 0x2000 + i, 0, 64);
 		post_a(&op);
-		sent(&op, size[i]);
+		expect_sent(&op, size[i]);
 		if (imm)
-			received(0x2000 + i, IBV_WC_RECV_RDMA_WITH_IMM, size[i],
-				 IBV_WC_WITH_IMM, op.imm);
+			expect_received(0x2000 + i, IBV_WC_RECV_RDMA_WITH_IMM, size[i],
+					IBV_WC_WITH_IMM, op.imm);
 		else if (type == IBV_QPT_UC)
-			sleep_ms(50); /* sent is all that UC promises */
+			sleep_ms(50); /* UC completes when the write is sent */
 		CHECK_PATTERN(p.b.buf + 192, size[i], i + 50);
 		CHECK_BYTE(p.b.buf, 192, 0xee);
 		CHECK_BYTE(p.b.buf + 192 + size[i], 64, 0xee);
 	}
-	NO_MORE(p.b.cq);
+	EXPECT_NO_WC(p.b.cq);
 	pair_close(&p);
 }
 
@@ -204,12 +204,12 @@ static void t_read(void)
 		pattern(p.b.buf + 24, size[i], i + 90);
 		memset(p.a.buf, 0xee, size[i] + 256);
 		post_a(&op);
-		sent(&op, size[i]);
+		expect_sent(&op, size[i]);
 		CHECK_PATTERN(p.a.buf + 64, size[i], i + 90);
 		CHECK_BYTE(p.a.buf, 64, 0xee);
 		CHECK_BYTE(p.a.buf + 64 + size[i], 64, 0xee);
 	}
-	NO_MORE(p.b.cq);
+	EXPECT_NO_WC(p.b.cq);
 	pair_close(&p);
 }
 
@@ -230,14 +230,14 @@ static void t_cas(void)
 	op.compare_add = start;
 	op.swap = other;
 	post_a(&op);
-	sent(&op, 8);
+	expect_sent(&op, 8);
 	EQ(*local, start);
 	EQ(*(volatile uint64_t *)remote, other);
 
-	op.wr_id = 8; /* not equal any more: kept, the old value is told */
+	op.wr_id = 8; /* not equal: kept, the old value is returned */
 	op.swap = 5;
 	post_a(&op);
-	sent(&op, 8);
+	expect_sent(&op, 8);
 	EQ(*local, other);
 	EQ(*(volatile uint64_t *)remote, other);
 	CHECK_BYTE(p.b.buf, 40, 0xee);
@@ -264,7 +264,7 @@ static void t_faa(void)
 		op.wr_id = 100 + i;
 		op.compare_add = 0x10000001ULL * (i + 1);
 		post_a(&op);
-		sent(&op, 8);
+		expect_sent(&op, 8);
 		EQ(*local, sum);
 		sum += op.compare_add;
 		EQ(*(volatile uint64_t *)remote, sum);
@@ -284,7 +284,7 @@ static void t_atomic_write(void)
 	int i;
 
 	if (api == POST)
-		SKIP("ibv_post_send has no place for the value");
+		SKIP("ibv_post_send has no field for the value");
 	open_pair((struct pair_opts){});
 	if (!(device_caps_ex(p.ctx) & CAP_ATOMIC_WRITE))
 		SKIP("this kernel's rxe has no atomic write");
@@ -297,7 +297,7 @@ static void t_atomic_write(void)
 		op.rkey = p.b.mr->rkey;
 		pattern(op.value, 8, i);
 		post_a(&op);
-		sent(&op, 8);
+		expect_sent(&op, 8);
 		CHECK_PATTERN(p.b.buf + 64, 8, i);
 	}
 	CHECK_BYTE(p.b.buf, 64, 0xee);
@@ -318,7 +318,7 @@ static void t_flush(void)
 	int i;
 
 	if (api == POST)
-		SKIP("ibv_post_send has no place for type and level");
+		SKIP("ibv_post_send has no fields for type and level");
 	if (!(caps & CAP_FLUSH_GLOBAL))
 		SKIP("this kernel's rxe has no flush");
 	pair_open_on(&p, ctx,
@@ -338,20 +338,20 @@ static void t_flush(void)
 		ops[1].flush_level = i ? IBV_FLUSH_MR : IBV_FLUSH_RANGE;
 		ops[1].flush_len = 100;
 		POST_OK(&p.a, ops, 2, api);
-		SENT(&p.a, 80 + i, IBV_WC_RDMA_WRITE, 100);
-		SENT(&p.a, 90 + i, IBV_WC_FLUSH, 100);
+		EXPECT_WC(&p.a, 80 + i, IBV_WC_RDMA_WRITE, 100);
+		EXPECT_WC(&p.a, 90 + i, IBV_WC_FLUSH, 100);
 		CHECK_PATTERN(p.b.buf, 100, 30 + i);
 	}
-	/* Persistence is not allowed on this region: the responder refuses. */
+	/* The responder refuses a persistent flush, which the region does not allow. */
 	ops[1].wr_id = 99;
 	ops[1].flush_type = IBV_FLUSH_PERSISTENT;
 	post_a(&ops[1]);
-	STATUS(&p.a, 99, IBV_WC_REM_INV_REQ_ERR);
+	EXPECT_STATUS(&p.a, 99, IBV_WC_REM_INV_REQ_ERR);
 	pair_close(&p);
 #endif
 }
 
-/* A type 1 window is bound by ibv_bind_mw, whichever post interface follows. */
+/* ibv_bind_mw binds a type 1 window, with either post interface. */
 static void t_bind_mw1(void)
 {
 	struct ibv_mw_bind bind = {.wr_id = 0x77, .send_flags = IBV_SEND_SIGNALED};
@@ -372,7 +372,7 @@ static void t_bind_mw1(void)
 		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE,
 	};
 	OK(ibv_bind_mw(p.b.qp, mw, &bind));
-	SENT(&p.b, 0x77, IBV_WC_BIND_MW, 0);
+	EXPECT_WC(&p.b, 0x77, IBV_WC_BIND_MW, 0);
 	CHECK(mw->rkey != first);
 	EQ(mw->rkey >> 8, first >> 8);
 
@@ -381,20 +381,20 @@ static void t_bind_mw1(void)
 	op.remote = bind.bind_info.addr;
 	pattern(p.a.buf, 1000, 3);
 	post_a(&op);
-	sent(&op, 1000);
+	expect_sent(&op, 1000);
 	CHECK_PATTERN(p.b.buf + 4096, 1000, 3);
 
-	/* Zero based windows of type 1 do not exist. */
+	/* A type 1 window cannot be zero based. */
 	bind.bind_info.mw_access_flags |= IBV_ACCESS_ZERO_BASED;
 	first = mw->rkey;
 	EQ(ibv_bind_mw(p.b.qp, mw, &bind), EINVAL);
 	EQ(mw->rkey, first);
 
-	/* The window grants no reading. */
+	/* The window has no remote read access. */
 	op.opcode = IBV_WR_RDMA_READ;
 	op.wr_id = 2;
 	post_a(&op);
-	STATUS(&p.a, 2, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_STATUS(&p.a, 2, IBV_WC_REM_ACCESS_ERR);
 	OK(ibv_dealloc_mw(mw));
 	pair_close(&p);
 }
@@ -415,7 +415,7 @@ static uint32_t bind_type2(struct ibv_mw *mw, uint64_t id)
 	};
 
 	POST_OK(&p.b, &bind, 1, api);
-	SENT(&p.b, id, IBV_WC_BIND_MW, 0);
+	EXPECT_WC(&p.b, id, IBV_WC_BIND_MW, 0);
 	return bind.mw_rkey;
 }
 
@@ -433,14 +433,14 @@ static void t_bind_mw2(void)
 	op.remote = (uintptr_t)p.b.buf + 8192;
 	pattern(p.a.buf, 2000, 4);
 	post_a(&op);
-	sent(&op, 2000);
+	expect_sent(&op, 2000);
 	CHECK_PATTERN(p.b.buf + 8192, 2000, 4);
 	/* Outside of the window. */
 	op.wr_id = 2;
 	op.remote += 1;
 	post_a(&op);
-	/* rxe bounds it by the region (kernel), so the region's end is what
-	 * must refuse: one byte beyond. */
+	/* The kernel's rxe checks only the bounds of the region, so the second write
+	 * ends one byte beyond the region. */
 	op.remote = (uintptr_t)p.b.buf + p.b.size - 1999;
 	struct ibv_wc wc = POLL(p.a.cq);
 	if (wc.status == IBV_WC_SUCCESS) {
@@ -467,17 +467,17 @@ static void t_local_inv(void)
 	op.rkey = inv.inv_rkey = bind_type2(mw, 0x78);
 	op.remote = (uintptr_t)p.b.buf + 8192;
 	post_a(&op);
-	sent(&op, 16);
+	expect_sent(&op, 16);
 	POST_OK(&p.b, &inv, 1, api);
-	SENT(&p.b, 0x79, IBV_WC_LOCAL_INV, 0);
+	EXPECT_WC(&p.b, 0x79, IBV_WC_LOCAL_INV, 0);
 	op.wr_id = 2;
 	post_a(&op);
-	STATUS(&p.a, 2, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_STATUS(&p.a, 2, IBV_WC_REM_ACCESS_ERR);
 	OK(ibv_dealloc_mw(mw));
 	pair_close(&p);
 }
 
-/* Send with invalidate: the receiver is told the key, and the key is dead. */
+/* Send with invalidate: the completion has the key, which is invalid then. */
 static void t_send_inv(void)
 {
 	struct ibv_mw *mw;
@@ -490,35 +490,35 @@ static void t_send_inv(void)
 	op.rkey = bind_type2(mw, 0x78);
 	op.remote = (uintptr_t)p.b.buf + 8192;
 	post_a(&op);
-	sent(&op, 16);
+	expect_sent(&op, 16);
 
 	send = op_a(IBV_WR_SEND_WITH_INV, 2, 0, 33);
 	send.inv_rkey = op.rkey;
 	pattern(p.a.buf, 33, 5);
 	post_recv(&p.b, 0x99, 0, 64);
 	post_a(&send);
-	sent(&send, 33);
+	expect_sent(&send, 33);
 	{
-		/* rxe writes the kernel's number of the flag, which is another
-		 * one's number for users. The key itself is right. */
-		const unsigned kernels = 1 << 2;
+		/* rxe writes the kernel's value of the flag, which has another
+		 * meaning for users. The key is right. */
+		const unsigned kernel_flag = 1 << 2;
 		struct ibv_wc wc = POLL(p.b.cq);
 
 		check_wc(__FILE__, __LINE__, &wc, 0x99, IBV_WC_RECV, 33,
 			 p.b.qp->qp_num, 0,
-			 wc.wc_flags & kernels ? kernels : IBV_WC_WITH_INV, 0);
+			 wc.wc_flags & kernel_flag ? kernel_flag : IBV_WC_WITH_INV, 0);
 		EQ(wc.invalidated_rkey, op.rkey);
 	}
 	CHECK_PATTERN(p.b.buf, 33, 5);
 
 	op.wr_id = 3;
 	post_a(&op);
-	STATUS(&p.a, 3, IBV_WC_REM_ACCESS_ERR);
+	EXPECT_STATUS(&p.a, 3, IBV_WC_REM_ACCESS_ERR);
 	OK(ibv_dealloc_mw(mw));
 	pair_close(&p);
 }
 
-/* Pieces of different lengths, an empty one among them, gathered in order. */
+/* Elements of different lengths, one of them empty, are gathered in order. */
 static void t_sge_list(void)
 {
 	static const uint32_t len[] = {1, 100, 0, 7, 64, 300, 3, 33};
@@ -539,32 +539,32 @@ static void t_sge_list(void)
 		pattern(want + total, len[i], i);
 		total += len[i];
 	}
-	/* Scattered at the receiver into two buffers. */
-	rsge[0] = sge_on(&p.b, 0, head() + 150);
+	/* The receiver scatters the message into two buffers. */
+	rsge[0] = sge_on(&p.b, 0, grh_len() + 150);
 	rsge[1] = sge_on(&p.b, 5000, 1000);
 	OK(try_recv(&p.b, 12, rsge, 2));
 	post_a(&op);
-	sent(&op, total);
-	received(12, IBV_WC_RECV, total, 0, 0);
-	CHECK(!memcmp(p.b.buf + head(), want, 150));
+	expect_sent(&op, total);
+	expect_received(12, IBV_WC_RECV, total, 0, 0);
+	CHECK(!memcmp(p.b.buf + grh_len(), want, 150));
 	CHECK(!memcmp(p.b.buf + 5000, want + 150, total - 150));
-	CHECK_BYTE(p.b.buf + head() + 150, 100, 0xee);
+	CHECK_BYTE(p.b.buf + grh_len() + 150, 100, 0xee);
 	CHECK_BYTE(p.b.buf + 5000 + total - 150, 100, 0xee);
 
-	/* One element through the list setter. */
+	/* One element, with the list setter. */
 	op.nsge = 1;
 	op.wr_id = 13;
 	op.sge[0] = sge_on(&p.a, 20000, 77);
 	pattern(p.a.buf + 20000, 77, 60);
 	post_recv(&p.b, 14, 30000, 200);
 	post_a(&op);
-	sent(&op, 77);
-	received(14, IBV_WC_RECV, 77, 0, 0);
-	CHECK_PATTERN(p.b.buf + 30000 + head(), 77, 60);
+	expect_sent(&op, 77);
+	expect_received(14, IBV_WC_RECV, 77, 0, 0);
+	CHECK_PATTERN(p.b.buf + 30000 + grh_len(), 77, 60);
 	pair_close(&p);
 }
 
-/* The same for a write and for a read's scatter. */
+/* SGE lists of a write and a read. */
 static void t_sge_list_rdma(void)
 {
 	struct op op;
@@ -580,7 +580,7 @@ static void t_sge_list_rdma(void)
 	pattern(p.a.buf + 100, 5000, 2);
 	pattern(p.a.buf + 9000, 1, 3);
 	post_a(&op);
-	sent(&op, 5011);
+	expect_sent(&op, 5011);
 	CHECK_PATTERN(p.b.buf, 10, 1);
 	CHECK_PATTERN(p.b.buf + 10, 5000, 2);
 	CHECK_PATTERN(p.b.buf + 5010, 1, 3);
@@ -595,7 +595,7 @@ static void t_sge_list_rdma(void)
 	pattern(p.b.buf + 2000, 1, 5);
 	pattern(p.b.buf + 2001, 3010, 6);
 	post_a(&op);
-	sent(&op, 5011);
+	expect_sent(&op, 5011);
 	CHECK_PATTERN(p.a.buf + 20000, 2000, 4);
 	CHECK_PATTERN(p.a.buf + 30000, 1, 5);
 	CHECK_PATTERN(p.a.buf + 40000, 3010, 6);
@@ -604,8 +604,8 @@ static void t_sge_list_rdma(void)
 	pair_close(&p);
 }
 
-/* Inline data is copied by the call: the buffer may change at once, and its
- * key is not looked at. */
+/* The call copies inline data: the buffer may then be modified, and its key is not
+ * checked. */
 static void t_inline(void)
 {
 	uint8_t local[256];
@@ -624,10 +624,10 @@ static void t_inline(void)
 		post_recv(&p.b, 40 + i, 0, 300);
 		post_a(&op);
 		memset(local, 0x11, sizeof(local));
-		sent(&op, len[i]);
-		received(40 + i, IBV_WC_RECV, len[i], 0, 0);
-		CHECK_PATTERN(p.b.buf + head(), len[i], i);
-		CHECK_BYTE(p.b.buf + head() + len[i], 64, 0xee);
+		expect_sent(&op, len[i]);
+		expect_received(40 + i, IBV_WC_RECV, len[i], 0, 0);
+		CHECK_PATTERN(p.b.buf + grh_len(), len[i], i);
+		CHECK_BYTE(p.b.buf + grh_len() + len[i], 64, 0xee);
 	}
 	pair_close(&p);
 }
@@ -648,8 +648,8 @@ static void t_inline_write(void)
 	post_recv(&p.b, 21, 4096, 1);
 	post_a(&op);
 	memset(local, 0x11, sizeof(local));
-	sent(&op, 64);
-	received(21, IBV_WC_RECV_RDMA_WITH_IMM, 64, IBV_WC_WITH_IMM, op.imm);
+	expect_sent(&op, 64);
+	expect_received(21, IBV_WC_RECV_RDMA_WITH_IMM, 64, IBV_WC_WITH_IMM, op.imm);
 	CHECK_PATTERN(p.b.buf + 3, 64, 70);
 	CHECK_BYTE(p.b.buf, 3, 0xee);
 	CHECK_BYTE(p.b.buf + 67, 64, 0xee);
@@ -680,21 +680,21 @@ static void t_inline_list(void)
 	post_recv(&p.b, 6, 0, 300);
 	post_a(&op);
 	memset(local, 0x11, sizeof(local));
-	sent(&op, total);
-	received(6, IBV_WC_RECV, total, 0, 0);
-	CHECK(!memcmp(p.b.buf + head(), want, total));
-	CHECK_BYTE(p.b.buf + head() + total, 64, 0xee);
+	expect_sent(&op, total);
+	expect_received(6, IBV_WC_RECV, total, 0, 0);
+	CHECK(!memcmp(p.b.buf + grh_len(), want, total));
+	CHECK_BYTE(p.b.buf + grh_len() + total, 64, 0xee);
 	pair_close(&p);
 }
 
-/* The man page asks for no flag with the inline setters. */
+/* The man page does not require a flag for the inline setters. */
 static void t_inline_noflag(void)
 {
 	uint8_t local[32];
 	struct op op;
 
 	if (api == POST)
-		SKIP("ibv_post_send is told by the flag");
+		SKIP("ibv_post_send requires the flag");
 	open_pair((struct pair_opts){.inl = 64});
 	op = op_a(IBV_WR_SEND, 20, 0, 1);
 	op.flags |= IBV_SEND_INLINE;
@@ -704,9 +704,9 @@ static void t_inline_noflag(void)
 	post_recv(&p.b, 21, 0, 100);
 	post_a(&op);
 	memset(local, 0x11, sizeof(local));
-	sent(&op, 32);
-	received(21, IBV_WC_RECV, 32, 0, 0);
-	CHECK_PATTERN(p.b.buf + head(), 32, 8);
+	expect_sent(&op, 32);
+	expect_received(21, IBV_WC_RECV, 32, 0, 0);
+	CHECK_PATTERN(p.b.buf + grh_len(), 32, 8);
 	pair_close(&p);
 }
 
@@ -716,7 +716,7 @@ static void t_zero(void)
 	int i;
 
 	open_pair((struct pair_opts){.inl = 32});
-	/* No elements; one of no length; an inline of nothing. */
+	/* No element; an empty element; empty inline data. */
 	for (i = 0; i < 3; i++) {
 		op = op_a(IBV_WR_SEND_WITH_IMM, 30 + i, 0, 0);
 		op.imm = htonl(i);
@@ -728,33 +728,33 @@ static void t_zero(void)
 		}
 		post_recv(&p.b, 50 + i, 0, 100);
 		post_a(&op);
-		sent(&op, 0);
-		received(50 + i, IBV_WC_RECV, 0, IBV_WC_WITH_IMM, htonl(i));
-		CHECK_BYTE(p.b.buf + head(), 100, 0xee);
+		expect_sent(&op, 0);
+		expect_received(50 + i, IBV_WC_RECV, 0, IBV_WC_WITH_IMM, htonl(i));
+		CHECK_BYTE(p.b.buf + grh_len(), 100, 0xee);
 	}
 	if (type != IBV_QPT_UD) {
-		/* A receive without a buffer takes an empty message. */
+		/* A receive without a buffer accepts an empty message. */
 		OK(try_recv(&p.b, 60, NULL, 0));
 		op = op_a(IBV_WR_RDMA_WRITE_WITH_IMM, 40, 0, 0);
 		op.imm = htonl(9);
 		post_a(&op);
-		sent(&op, 0);
-		received(60, IBV_WC_RECV_RDMA_WITH_IMM, 0, IBV_WC_WITH_IMM,
-			 htonl(9));
+		expect_sent(&op, 0);
+		expect_received(60, IBV_WC_RECV_RDMA_WITH_IMM, 0, IBV_WC_WITH_IMM,
+				htonl(9));
 	}
 	if (type == IBV_QPT_RC) {
 		op = op_a(IBV_WR_RDMA_READ, 41, 0, 0);
 		post_a(&op);
-		sent(&op, 0);
+		expect_sent(&op, 0);
 		op = op_a(IBV_WR_RDMA_WRITE, 42, 0, 0);
-		op.rkey = 0; /* not looked at without data */
+		op.rkey = 0; /* not checked without data */
 		post_a(&op);
-		sent(&op, 0);
+		expect_sent(&op, 0);
 	}
 	pair_close(&p);
 }
 
-/* All the elements, all the inline data and the largest message practical. */
+/* The maximum of elements and inline data, and a large message. */
 static void t_max(void)
 {
 	struct ibv_device_attr dev;
@@ -780,15 +780,15 @@ static void t_max(void)
 
 		op.sge[i] = sge_on(&p.a, 100 * i, len);
 		pattern(p.a.buf + 100 * i, len, i);
-		rsge[i] = sge_on(&p.b, 100 * i, i ? 31 + 2 : head() + 10);
+		rsge[i] = sge_on(&p.b, 100 * i, i ? 31 + 2 : grh_len() + 10);
 		total += len;
 	}
 	OK(try_recv(&p.b, 2, rsge, 32));
 	post_a(&op);
-	sent(&op, total);
-	received(2, IBV_WC_RECV, total, 0, 0);
+	expect_sent(&op, total);
+	expect_received(2, IBV_WC_RECV, total, 0, 0);
 	{
-		/* Gathered and compared as one. */
+		/* Compares the concatenated buffers. */
 		uint8_t got[2048], want[2048];
 		uint32_t n = 0, m = 0;
 
@@ -798,7 +798,7 @@ static void t_max(void)
 			pattern(want + m, 1 + i, i);
 			m += 1 + i;
 		}
-		CHECK(!memcmp(got + head(), want, total));
+		CHECK(!memcmp(got + grh_len(), want, total));
 	}
 
 	op = op_a(IBV_WR_SEND, 3, 0, 512);
@@ -807,25 +807,25 @@ static void t_max(void)
 	post_recv(&p.b, 4, 0, 1000);
 	post_a(&op);
 	memset(p.a.buf, 0x11, 512);
-	sent(&op, 512);
-	received(4, IBV_WC_RECV, 512, 0, 0);
-	CHECK_PATTERN(p.b.buf + head(), 512, 66);
+	expect_sent(&op, 512);
+	expect_received(4, IBV_WC_RECV, 512, 0, 0);
+	CHECK_PATTERN(p.b.buf + grh_len(), 512, 66);
 
 	if (type == IBV_QPT_UD)
 		big = p.mtu;
 	op = op_a(IBV_WR_SEND, 5, 0, big);
 	pattern(p.a.buf, big, 67);
 	memset(p.b.buf, 0xee, big + 200);
-	post_recv(&p.b, 6, 0, big + head());
+	post_recv(&p.b, 6, 0, big + grh_len());
 	post_a(&op);
-	sent(&op, big);
-	received(6, IBV_WC_RECV, big, 0, 0);
-	CHECK_PATTERN(p.b.buf + head(), big, 67);
-	CHECK_BYTE(p.b.buf + head() + big, 100, 0xee);
+	expect_sent(&op, big);
+	expect_received(6, IBV_WC_RECV, big, 0, 0);
+	CHECK_PATTERN(p.b.buf + grh_len(), big, 67);
+	CHECK_BYTE(p.b.buf + grh_len() + big, 100, 0xee);
 	pair_close(&p);
 }
 
-/* Only the last of a batch is signalled: one completion for all. */
+/* Only the last request of a batch is signalled: one completion. */
 static void t_unsignalled(void)
 {
 	struct op ops[20];
@@ -841,18 +841,18 @@ static void t_unsignalled(void)
 			post_recv(&p.b, 500 + i, 200 * i, 150);
 		}
 		POST_OK(&p.a, ops, 20, api);
-		sent(&ops[19], 69);
+		expect_sent(&ops[19], 69);
 		for (i = 0; i < 20; i++) {
-			received(500 + i, IBV_WC_RECV, 50 + i, 0, 0);
-			CHECK_PATTERN(p.b.buf + 200 * i + head(), 50 + i,
+			expect_received(500 + i, IBV_WC_RECV, 50 + i, 0, 0);
+			CHECK_PATTERN(p.b.buf + 200 * i + grh_len(), 50 + i,
 				      i + round);
 		}
-		NO_MORE(p.a.cq);
+		EXPECT_NO_WC(p.a.cq);
 	}
 	pair_close(&p);
 }
 
-/* sq_sig_all needs no flag. */
+/* With sq_sig_all, requests complete without the flag. */
 static void t_sig_all(void)
 {
 	struct op ops[3];
@@ -866,13 +866,13 @@ static void t_sig_all(void)
 	}
 	POST_OK(&p.a, ops, 3, api);
 	for (i = 0; i < 3; i++) {
-		sent(&ops[i], 8);
-		received(20 + i, IBV_WC_RECV, 8, 0, 0);
+		expect_sent(&ops[i], 8);
+		expect_received(20 + i, IBV_WC_RECV, 8, 0, 0);
 	}
 	pair_close(&p);
 }
 
-/* Several kinds in one batch, after one another's traces in the same slots. */
+/* Different operations in one batch, each in every slot of the queue in turn. */
 static void t_batch(void)
 {
 	struct op ops[6];
@@ -880,9 +880,9 @@ static void t_batch(void)
 	int i, round;
 
 	RC_ONLY();
-	/* 15 slots and 6 operations a round: every kind meets every slot. A timeout
-	 * of 4 s, because rdma_rxe never repeats a fenced read (Linux 6.1 to 7.2:
-	 * rxe_wqe_is_fenced in rxe_req.c makes it wait for itself). */
+	/* 15 slots and 6 operations per round: every operation uses every slot. The
+	 * timeout is 4 s, because rdma_rxe never retransmits a fenced read (Linux 6.1
+	 * to 7.2: rxe_wqe_is_fenced in rxe_req.c makes it wait for itself). */
 	open_pair((struct pair_opts){
 		.wr = 15, .inl = 64, .sge = 4, .timeout = 20});
 	for (round = 0; round < 45; round++) {
@@ -910,14 +910,14 @@ static void t_batch(void)
 		post_recv(&p.b, 100, 100000, 64);
 		post_recv(&p.b, 101, 110000, 200);
 		POST_OK(&p.a, ops, 6, api);
-		sent(&ops[0], 3000);
-		sent(&ops[1], 40);
-		sent(&ops[2], 8);
-		sent(&ops[3], 3000);
-		sent(&ops[4], 108);
-		sent(&ops[5], 0);
-		received(100, IBV_WC_RECV, 40, 0, 0);
-		received(101, IBV_WC_RECV, 108, IBV_WC_WITH_IMM, htonl(round));
+		expect_sent(&ops[0], 3000);
+		expect_sent(&ops[1], 40);
+		expect_sent(&ops[2], 8);
+		expect_sent(&ops[3], 3000);
+		expect_sent(&ops[4], 108);
+		expect_sent(&ops[5], 0);
+		expect_received(100, IBV_WC_RECV, 40, 0, 0);
+		expect_received(101, IBV_WC_RECV, 108, IBV_WC_WITH_IMM, htonl(round));
 		CHECK_PATTERN(p.b.buf, 3000, round);
 		CHECK_PATTERN(p.a.buf + 80000, 3000, round);
 		CHECK_PATTERN(p.b.buf + 100000, 40, round + 1);
@@ -926,11 +926,11 @@ static void t_batch(void)
 		EQ(*(volatile uint64_t *)sum, 1005 + round);
 	}
 	for (i = 0; i < 2; i++)
-		NO_MORE(i ? p.a.cq : p.b.cq);
+		EXPECT_NO_WC(i ? p.a.cq : p.b.cq);
 	pair_close(&p);
 }
 
-/* What was built between start and abort never happens, and leaves nothing. */
+/* Requests between start and abort are not posted, and occupy no slot. */
 static void t_abort(void)
 {
 	struct op op;
@@ -953,15 +953,15 @@ static void t_abort(void)
 			ibv_wr_set_ud_addr(p.a.qpx, p.a.ah, p.a.peer_qpn, QKEY);
 		ibv_wr_abort(p.a.qpx);
 		if (i < 3) {
-			NO_MORE(p.a.cq);
-			NO_MORE(p.b.cq);
+			EXPECT_NO_WC(p.a.cq);
+			EXPECT_NO_WC(p.b.cq);
 		}
 		op = op_a(IBV_WR_SEND, 20 + i, 0, 30);
 		pattern(p.a.buf, 30, i);
 		post_a(&op);
-		sent(&op, 30);
-		received(10, IBV_WC_RECV, 30, 0, 0);
-		CHECK_PATTERN(p.b.buf + head(), 30, i);
+		expect_sent(&op, 30);
+		expect_received(10, IBV_WC_RECV, 30, 0, 0);
+		CHECK_PATTERN(p.b.buf + grh_len(), 30, i);
 	}
 	pair_close(&p);
 }
@@ -980,22 +980,22 @@ static void t_srq(void)
 		for (i = 0; i < 10; i++) {
 			ops[i] = op_a(IBV_WR_SEND, i, 500 * i, 100 + i);
 			pattern(p.a.buf + 500 * i, 100 + i, i + round);
-			struct ibv_sge s[2] = {sge_on(&p.b, 500 * i, head() + 60),
+			struct ibv_sge s[2] = {sge_on(&p.b, 500 * i, grh_len() + 60),
 					       sge_on(&p.b, 50000 + 500 * i, 400)};
 			OK(try_recv(&p.b, 700 + i, s, 2));
 		}
 		POST_OK(&p.a, ops, 10, api);
 		for (i = 0; i < 10; i++) {
-			sent(&ops[i], 100 + i);
-			received(700 + i, IBV_WC_RECV, 100 + i, 0, 0);
+			expect_sent(&ops[i], 100 + i);
+			expect_received(700 + i, IBV_WC_RECV, 100 + i, 0, 0);
 			uint8_t want[200];
 			pattern(want, 100 + i, i + round);
-			CHECK(!memcmp(p.b.buf + 500 * i + head(), want, 60));
+			CHECK(!memcmp(p.b.buf + 500 * i + grh_len(), want, 60));
 			CHECK(!memcmp(p.b.buf + 50000 + 500 * i, want + 60,
 				      40 + i));
 		}
 	}
-	NO_MORE(p.b.cq);
+	EXPECT_NO_WC(p.b.cq);
 	pair_close(&p);
 }
 

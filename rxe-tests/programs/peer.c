@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Two processes, one of which is killed in the middle of a transfer. */
+/* Two processes, one of which is killed during a transfer. */
 #include "common.h"
 
 #include <sys/socket.h>
@@ -26,7 +26,7 @@ static void must_read(int fd, void *buf, size_t n)
 	CHECK(read(fd, buf, n) == (ssize_t)n);
 }
 
-static struct hello join_peer(int fd)
+static struct hello connect_to_peer(int fd)
 {
 	struct ibv_context *ctx = open_device();
 	struct ibv_pd *pd = MUST(ibv_alloc_pd(ctx));
@@ -45,7 +45,7 @@ static struct hello join_peer(int fd)
 	return theirs;
 }
 
-static void leave(void)
+static void close_end(void)
 {
 	struct ibv_context *ctx = e.ctx;
 	struct ibv_pd *pd = e.pd;
@@ -55,10 +55,10 @@ static void leave(void)
 	OK(ibv_close_device(ctx));
 }
 
-/* The peer: sends without end. */
+/* The peer of t_killed_sender. */
 static void endless_sender(int fd)
 {
-	struct hello to = join_peer(fd);
+	struct hello to = connect_to_peer(fd);
 	uint64_t id = 0;
 	struct ibv_wc wc;
 
@@ -79,12 +79,12 @@ static void endless_sender(int fd)
 	}
 }
 
-/* The peer: takes everything without end. */
+/* The peer of t_killed_receiver. */
 static void endless_receiver(int fd)
 {
 	struct ibv_wc wc;
 
-	join_peer(fd);
+	connect_to_peer(fd);
 	for (;;) {
 		struct ibv_sge sge = sge_on(&e, 0, 60000);
 
@@ -104,7 +104,7 @@ static pid_t spawn(void (*peer)(int), int *fd)
 	CHECK(pid >= 0);
 	if (!pid) {
 		close(sv[0]);
-		test_limit(60); /* should nobody kill it */
+		test_limit(60); /* if it is not killed */
 		peer(sv[1]);
 		_exit(0);
 	}
@@ -114,8 +114,8 @@ static pid_t spawn(void (*peer)(int), int *fd)
 }
 
 /*
- * The receiver survives: what has come is good, nothing hangs, and its
- * receives come back flushed when it goes to the error state.
+ * The receiver continues: received messages are complete, and its receives are
+ * flushed when it enters ERR.
  */
 static void t_killed_sender(void)
 {
@@ -127,7 +127,7 @@ static void t_killed_sender(void)
 	int fd, st;
 
 	pid = spawn(endless_sender, &fd);
-	join_peer(fd);
+	connect_to_peer(fd);
 	while (posted < 60)
 		post_recv(&e, posted++, 0, 64);
 	while (next < 100) {
@@ -158,13 +158,13 @@ static void t_killed_sender(void)
 			     ONLY(IBV_WC_WR_FLUSH_ERR), e.qp->qp_num);
 		next++;
 	}
-	NO_MORE(e.cq);
-	leave();
+	EXPECT_NO_WC(e.cq);
+	close_end();
 }
 
 /*
- * The sender survives: the request that nobody answers fails with retries
- * exceeded, those behind it are flushed in order.
+ * The sender continues: the unacknowledged request fails with retries exceeded,
+ * and the following ones are flushed in order.
  */
 static void t_killed_receiver(void)
 {
@@ -175,7 +175,7 @@ static void t_killed_receiver(void)
 	int fd, st, i;
 
 	pid = spawn(endless_receiver, &fd);
-	join_peer(fd);
+	connect_to_peer(fd);
 	while (next < 100) {
 		while (posted - next < 40) {
 			struct op op = op_on(&e, IBV_WR_SEND, posted, 0, 50000);
@@ -190,7 +190,7 @@ static void t_killed_receiver(void)
 	}
 	CHECK(!kill(pid, SIGKILL));
 	CHECK(waitpid(pid, &st, 0) == pid);
-	for (i = 0; i < 3; i++) { /* of these, none can arrive */
+	for (i = 0; i < 3; i++) { /* these cannot arrive */
 		struct op op = op_on(&e, IBV_WR_SEND, posted++, 0, 50000);
 
 		POST_OK(&e, &op, 1, POST);
@@ -209,8 +209,8 @@ static void t_killed_receiver(void)
 	}
 	CHECK(failed);
 	EQ(qp_state(e.qp), IBV_QPS_ERR);
-	NO_MORE(e.cq);
-	leave();
+	EXPECT_NO_WC(e.cq);
+	close_end();
 }
 
 static const struct test_case cases[] = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Uses libibverbs as NCCL does: not linked to it, opened RTLD_LOCAL, symbols by
- * dlvsym. A provider must find the library that loaded it all the same.
+ * Uses libibverbs as NCCL does: not linked to it, opened with RTLD_LOCAL, symbols
+ * from dlvsym. A provider must find the library that loaded it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,7 +31,7 @@ static void *sym(const char *name)
 }
 
 #define FN(ret, name, ...) ret (*name)(__VA_ARGS__) = sym(#name)
-#define NEED(cond)                                                             \
+#define CHECK(cond)                                                             \
 	do {                                                                   \
 		if (!(cond))                                                   \
 			fail(#cond);                                           \
@@ -42,8 +42,8 @@ int main(void)
 	int mode, round;
 
 	alarm(60);
-	NEED(!dlsym(RTLD_DEFAULT, "ibv_get_device_list"));
-	/* Lazily and at once; closed and opened again. */
+	CHECK(!dlsym(RTLD_DEFAULT, "ibv_get_device_list"));
+	/* Lazy and immediate binding; closed and opened again. */
 	for (round = 0; round < 4; round++) {
 		const char *want = getenv("RXE_DEV"),
 			   *expect = getenv("RXE_EXPECT");
@@ -84,50 +84,50 @@ int main(void)
 		FN(int, ibv_destroy_qp, struct ibv_qp *);
 
 		list = ibv_get_device_list(&n);
-		NEED(list && n > 0);
+		CHECK(list && n > 0);
 		for (i = 0; i < n && !ctx; i++)
 			if (!want || !strcmp(ibv_get_device_name(list[i]), want))
 				ctx = ibv_open_device(list[i]);
 		ibv_free_device_list(list);
-		NEED(ctx);
-		NEED(dladdr((void *)ctx->ops.poll_cq, &info));
+		CHECK(ctx);
+		CHECK(dladdr((void *)ctx->ops.poll_cq, &info));
 		fprintf(stderr, "provider %s\n", info.dli_fname);
 		if (expect && !strstr(info.dli_fname, expect))
-			fail("served by another provider than RXE_EXPECT says");
+			fail("served by another provider than RXE_EXPECT");
 		pd = ibv_alloc_pd(ctx);
-		NEED(pd);
+		CHECK(pd);
 		mr = reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_LOCAL_WRITE);
-		NEED(mr);
+		CHECK(mr);
 		cq = ibv_create_cq(ctx, 16, NULL, NULL, 0);
-		NEED(cq);
+		CHECK(cq);
 		struct ibv_qp_init_attr attr = {.send_cq = cq,
 						.recv_cq = cq,
 						.cap = {4, 4, 1, 1, 0},
 						.qp_type = IBV_QPT_RC};
 		qp = ibv_create_qp(pd, &attr);
-		NEED(qp);
+		CHECK(qp);
 		struct ibv_qp_attr qa = {.qp_state = IBV_QPS_INIT,
 					 .port_num = 1};
-		NEED(!ibv_modify_qp(qp, &qa,
-				    IBV_QP_STATE | IBV_QP_PKEY_INDEX |
+		CHECK(!ibv_modify_qp(qp, &qa,
+				     IBV_QP_STATE | IBV_QP_PKEY_INDEX |
 					    IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 		sge = (struct ibv_sge){(uintptr_t)buf, 64, mr->lkey};
 		wr.sg_list = &sge;
 		wr.num_sge = 1;
-		NEED(!ibv_post_recv(qp, &wr, &bad)); /* through ctx->ops */
+		CHECK(!ibv_post_recv(qp, &wr, &bad)); /* through ctx->ops */
 		qa.qp_state = IBV_QPS_ERR;
-		NEED(!ibv_modify_qp(qp, &qa, IBV_QP_STATE));
+		CHECK(!ibv_modify_qp(qp, &qa, IBV_QP_STATE));
 		for (i = 0; i < 5000 && !(n = ibv_poll_cq(cq, 1, &wc)); i++)
 			usleep(1000);
-		NEED(n == 1 && wc.wr_id == 77 &&
-		     wc.status == IBV_WC_WR_FLUSH_ERR &&
-		     wc.qp_num == qp->qp_num);
-		NEED(!ibv_destroy_qp(qp));
-		NEED(!ibv_destroy_cq(cq));
-		NEED(!ibv_dereg_mr(mr));
-		NEED(!ibv_dealloc_pd(pd));
-		NEED(!ibv_close_device(ctx));
-		NEED(!dlclose(lib));
+		CHECK(n == 1 && wc.wr_id == 77 &&
+		      wc.status == IBV_WC_WR_FLUSH_ERR &&
+		      wc.qp_num == qp->qp_num);
+		CHECK(!ibv_destroy_qp(qp));
+		CHECK(!ibv_destroy_cq(cq));
+		CHECK(!ibv_dereg_mr(mr));
+		CHECK(!ibv_dealloc_pd(pd));
+		CHECK(!ibv_close_device(ctx));
+		CHECK(!dlclose(lib));
 	}
 	printf("passed rtld\n");
 	return 0;

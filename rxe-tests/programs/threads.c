@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Two threads on one queue pair and one completion queue under load: every
- * completion exactly once, each thread's own in its order, content intact.
+ * Two threads on one queue pair and one completion queue under load: each completion
+ * is read once, those of each thread in order, and the data is right.
  */
 #include "common.h"
 
@@ -10,16 +10,16 @@
 
 static struct pair p;
 static volatile unsigned char seen[2][PER_THREAD];
-/* Posted by each thread and not yet seen complete. */
+/* Outstanding operations of each thread. */
 static volatile int in_flight[2];
 static volatile unsigned total, received;
 static bool extended; /* pollers use start/next/end */
-static bool late;     /* the second of each kind comes when work is under way */
+static bool late;     /* the second thread of each kind starts later */
 
-/* Lets the first thread of a kind be alone with the queues for a while. */
-static void come_late(uintptr_t me)
+/* Delays the second thread of a kind, so that the first uses the queues alone. */
+static void wait_if_late(uintptr_t thread)
 {
-	while (late && me &&
+	while (late && thread &&
 	       __atomic_load_n(&total, __ATOMIC_ACQUIRE) < PER_THREAD / 3)
 		sched_yield();
 }
@@ -27,54 +27,54 @@ static void come_late(uintptr_t me)
 /* wr_id: thread in the high word, sequence in the low. */
 static void *poster(void *arg)
 {
-	uint64_t me = (uintptr_t)arg;
+	uint64_t thread = (uintptr_t)arg;
 	uint32_t seq = 0;
 
-	come_late(me);
+	wait_if_late(thread);
 	while (seq < PER_THREAD) {
 		struct op ops[4];
 		int n = 0, done = 0, rc;
 
-		while (__atomic_load_n(&in_flight[me], __ATOMIC_ACQUIRE) > WINDOW)
+		while (__atomic_load_n(&in_flight[thread], __ATOMIC_ACQUIRE) > WINDOW)
 			sched_yield();
 		for (n = 0; n < 4 && seq + n < PER_THREAD; n++) {
-			size_t off = (me * PER_THREAD + seq + n) * 64;
+			size_t off = (thread * PER_THREAD + seq + n) * 64;
 			uint32_t *at = (uint32_t *)(p.a.buf + off);
 
-			at[0] = me;
+			at[0] = thread;
 			at[1] = seq + n;
 			ops[n] = op_on(&p.a, IBV_WR_RDMA_WRITE_WITH_IMM,
-				       me << 32 | (seq + n), off, 64);
+				       thread << 32 | (seq + n), off, 64);
 			pattern(at + 2, 56, seq + n);
 			ops[n].remote = (uintptr_t)p.b.buf + off;
 			ops[n].rkey = p.b.mr->rkey;
-			ops[n].imm = htonl(me << 24 | (seq + n));
+			ops[n].imm = htonl(thread << 24 | (seq + n));
 		}
-		__atomic_fetch_add(&in_flight[me], n, __ATOMIC_ACQ_REL);
+		__atomic_fetch_add(&in_flight[thread], n, __ATOMIC_ACQ_REL);
 		rc = post_ops(&p.a, ops, n, p.o.api, &done);
 		if (rc && rc != ENOMEM && rc != ENOSPC)
-			FAIL("post gave %d", rc);
+			FAIL("post returned %d", rc);
 		if (rc)
-			__atomic_fetch_sub(&in_flight[me], n - done,
+			__atomic_fetch_sub(&in_flight[thread], n - done,
 					   __ATOMIC_ACQ_REL);
 		seq += done;
 	}
 	return NULL;
 }
 
-static void note(uint64_t wr_id, int64_t *last)
+static void record_completion(uint64_t wr_id, int64_t *last)
 {
-	uint32_t who = wr_id >> 32, seq = wr_id;
+	uint32_t thread = wr_id >> 32, seq = wr_id;
 
-	CHECK(who < 2 && seq < PER_THREAD);
-	if (__atomic_fetch_add(&seen[who][seq], 1, __ATOMIC_ACQ_REL))
-		FAIL("completion %u of thread %u seen twice", seq, who);
-	/* What one poller gets of one poster is in the poster's order. */
-	if ((int64_t)seq <= last[who])
-		FAIL("completion %u of thread %u after %lld", seq, who,
-		     (long long)last[who]);
-	last[who] = seq;
-	__atomic_fetch_sub(&in_flight[who], 1, __ATOMIC_ACQ_REL);
+	CHECK(thread < 2 && seq < PER_THREAD);
+	if (__atomic_fetch_add(&seen[thread][seq], 1, __ATOMIC_ACQ_REL))
+		FAIL("completion %u of thread %u read twice", seq, thread);
+	/* A poller reads the completions of a poster in order. */
+	if ((int64_t)seq <= last[thread])
+		FAIL("completion %u of thread %u after %lld", seq, thread,
+		     (long long)last[thread]);
+	last[thread] = seq;
+	__atomic_fetch_sub(&in_flight[thread], 1, __ATOMIC_ACQ_REL);
 	__atomic_fetch_add(&total, 1, __ATOMIC_ACQ_REL);
 }
 
@@ -83,7 +83,7 @@ static void *poller(void *arg)
 	int64_t last[2] = {-1, -1};
 	struct ibv_wc wc[5];
 
-	come_late((uintptr_t)arg);
+	wait_if_late((uintptr_t)arg);
 	while (__atomic_load_n(&total, __ATOMIC_ACQUIRE) < 2 * PER_THREAD) {
 		struct ibv_poll_cq_attr attr = {};
 		int n, i;
@@ -97,8 +97,8 @@ static void *poller(void *arg)
 				EQ(p.a.cqx->status, IBV_WC_SUCCESS);
 				EQ(ibv_wc_read_qp_num(p.a.cqx), p.a.qp->qp_num);
 				EQ(ibv_wc_read_byte_len(p.a.cqx), 64);
-				note(p.a.cqx->wr_id, last);
-				/* Ends of both kinds. */
+				record_completion(p.a.cqx->wr_id, last);
+				/* Ends with and without ENOENT. */
 				if (i == 2 || ibv_next_poll(p.a.cqx))
 					break;
 			}
@@ -111,7 +111,7 @@ static void *poller(void *arg)
 			EQ(wc[i].status, IBV_WC_SUCCESS);
 			EQ(wc[i].qp_num, p.a.qp->qp_num);
 			EQ(wc[i].byte_len, 64);
-			note(wc[i].wr_id, last);
+			record_completion(wc[i].wr_id, last);
 		}
 		if (!n)
 			sched_yield();
@@ -119,14 +119,14 @@ static void *poller(void *arg)
 	return NULL;
 }
 
-/* Two more threads take turns at the receive queue and its completions. */
+/* Two more threads share the receive queue and its completions. */
 static void *receiver(void *arg)
 {
-	come_late((uintptr_t)arg);
+	wait_if_late((uintptr_t)arg);
 	while (__atomic_load_n(&received, __ATOMIC_ACQUIRE) < 2 * PER_THREAD) {
 		struct ibv_wc wc;
 		int n = ibv_poll_cq(p.b.cq, 1, &wc);
-		uint32_t imm, who, seq;
+		uint32_t imm, thread, seq;
 		uint32_t *at;
 
 		if (!n) {
@@ -136,11 +136,11 @@ static void *receiver(void *arg)
 		EQ(n, 1);
 		EQ(wc.status, IBV_WC_SUCCESS);
 		imm = ntohl(wc.imm_data);
-		who = imm >> 24;
+		thread = imm >> 24;
 		seq = imm & 0xffffff;
-		CHECK(who < 2 && seq < PER_THREAD);
-		at = (uint32_t *)(p.b.buf + (who * PER_THREAD + seq) * 64ul);
-		EQ(at[0], who);
+		CHECK(thread < 2 && seq < PER_THREAD);
+		at = (uint32_t *)(p.b.buf + (thread * PER_THREAD + seq) * 64ul);
+		EQ(at[0], thread);
 		EQ(at[1], seq);
 		CHECK_PATTERN(at + 2, 56, seq);
 		OK(try_recv(&p.b, 0, NULL, 0));
@@ -174,8 +174,8 @@ static void run(enum api api, bool ex)
 	EQ(received, 2 * PER_THREAD);
 	for (i = 0; i < PER_THREAD; i++)
 		CHECK(seen[0][i] == 1 && seen[1][i] == 1);
-	NO_MORE(p.a.cq);
-	NO_MORE(p.b.cq);
+	EXPECT_NO_WC(p.a.cq);
+	EXPECT_NO_WC(p.b.cq);
 	pair_close(&p);
 }
 
@@ -206,17 +206,17 @@ static void t_ex(void)
 	run(WR, true);
 }
 
-/* Receives posted to one SRQ by two threads, none lost or doubled. */
+/* Two threads post receives to one SRQ: none is lost or duplicated. */
 static volatile unsigned char srq_seen[2][PER_THREAD];
 
 static void *srq_poster(void *arg)
 {
-	uint64_t me = (uintptr_t)arg;
+	uint64_t thread = (uintptr_t)arg;
 	uint32_t seq = 0;
 
 	while (seq < PER_THREAD) {
 		struct ibv_sge sge = sge_on(&p.b, 0, 8);
-		int rc = try_recv(&p.b, me << 32 | seq, &sge, 1);
+		int rc = try_recv(&p.b, thread << 32 | seq, &sge, 1);
 
 		if (rc == ENOMEM) {
 			sched_yield();
@@ -242,7 +242,7 @@ static void t_srq(void)
 	while (n < 2 * PER_THREAD) {
 		struct ibv_wc wc;
 		struct op op = op_on(&p.a, IBV_WR_SEND, 0, 0, 8);
-		uint32_t who, seq;
+		uint32_t thread, seq;
 
 		while (sent < 2 * PER_THREAD && sent - n < 20) {
 			POST_OK(&p.a, &op, 1, POST);
@@ -255,13 +255,13 @@ static void t_srq(void)
 			continue;
 		}
 		EQ(wc.status, IBV_WC_SUCCESS);
-		who = wc.wr_id >> 32;
+		thread = wc.wr_id >> 32;
 		seq = wc.wr_id;
-		CHECK(who < 2 && seq < PER_THREAD);
-		CHECK(!srq_seen[who][seq]);
-		srq_seen[who][seq] = 1;
-		EQ(seq, last[who] + 1);
-		last[who] = seq;
+		CHECK(thread < 2 && seq < PER_THREAD);
+		CHECK(!srq_seen[thread][seq]);
+		srq_seen[thread][seq] = 1;
+		EQ(seq, last[thread] + 1);
+		last[thread] = seq;
 		n++;
 	}
 	for (i = 0; i < 2; i++)

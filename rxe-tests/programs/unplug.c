@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The device is unplugged while its queues are open. Each case makes a link of
- * its own (a dummy card and an rxe device on it) and removes it.
+ * The device is removed while its queues are open. Each case creates a link (a dummy
+ * interface with an rxe device) and removes it.
  *
- * rxe has no disassociation: the kernel's removal waits until the last process
- * has closed the device, and what is open goes on working until then. A kernel
- * that disassociates tells IBV_EVENT_DEVICE_FATAL and refuses everything with
- * EIO. Both are right here; hanging and crashing are not.
+ * rxe has no disassociation: the removal waits until the last process has closed the
+ * device, which works until then. A kernel with disassociation reports
+ * IBV_EVENT_DEVICE_FATAL and refuses all commands with EIO. The test accepts both,
+ * but no hang and no crash.
  */
 #include "common.h"
 
@@ -27,7 +27,7 @@ static void remove_link(void)
 	sh("ip link del %s 2>/dev/null", netdev, "");
 }
 
-static void make_link(void)
+static void create_link(void)
 {
 	int i;
 
@@ -38,7 +38,7 @@ static void make_link(void)
 	    sh("ip addr add 10.199.7.1/24 dev %s && ip link set %s up", netdev,
 	       netdev) ||
 	    sh("rdma link add %s type rxe netdev %s", dev, netdev))
-		SKIP("a link cannot be made here (root, rdma_rxe and iproute2?)");
+		SKIP("cannot create a link (root, rdma_rxe and iproute2?)");
 	atexit(remove_link);
 	for (i = 0; i < 100; i++) {
 		if (!sh("grep -q ffff:0ac7:0701 /sys/class/infiniband/%s/ports/1/gids/*",
@@ -55,7 +55,7 @@ static pid_t start_delete(const char *how)
 
 	CHECK(pid >= 0);
 	if (!pid) {
-		/* Not to hold the device open by what was inherited. */
+		/* Inherited descriptors would keep the device open. */
 		int fd;
 
 		for (fd = 3; fd < 256; fd++)
@@ -66,7 +66,7 @@ static pid_t start_delete(const char *how)
 	return pid;
 }
 
-static bool finished(pid_t pid, unsigned ms)
+static bool wait_for_exit(pid_t pid, unsigned ms)
 {
 	double end = now_ms() + ms;
 	int st;
@@ -121,7 +121,7 @@ static void *async_waiter(void *arg)
 	return NULL;
 }
 
-static bool becomes(volatile int *flag, unsigned ms)
+static bool wait_for_flag(volatile int *flag, unsigned ms)
 {
 	double end = now_ms() + ms;
 
@@ -130,11 +130,11 @@ static bool becomes(volatile int *flag, unsigned ms)
 	return __atomic_load_n(flag, __ATOMIC_SEQ_CST);
 }
 
-/* A destroy may now say EIO; it must not hang. */
-static void destroyed(int rc)
+/* After disassociation a destroy may return EIO. */
+static void check_destroy(int rc)
 {
 	if (rc && !(disassociated && rc == EIO))
-		FAIL("destroy gave %d", rc);
+		FAIL("destroy returned %d", rc);
 }
 
 static void close_all(void)
@@ -144,19 +144,19 @@ static void close_all(void)
 	for (i = 0; i < 2; i++) {
 		struct end *e = i ? &p.b : &p.a;
 
-		destroyed(ibv_destroy_qp(e->qp));
+		check_destroy(ibv_destroy_qp(e->qp));
 		if (e->srq)
-			destroyed(ibv_destroy_srq(e->srq));
-		destroyed(ibv_destroy_cq(e->cq));
+			check_destroy(ibv_destroy_srq(e->srq));
+		check_destroy(ibv_destroy_cq(e->cq));
 		if (e->ch)
-			destroyed(ibv_destroy_comp_channel(e->ch));
-		destroyed(ibv_dereg_mr(e->mr));
+			check_destroy(ibv_destroy_comp_channel(e->ch));
+		check_destroy(ibv_dereg_mr(e->mr));
 	}
-	destroyed(ibv_dealloc_pd(p.pd));
+	check_destroy(ibv_dealloc_pd(p.pd));
 	OK(ibv_close_device(p.ctx));
 }
 
-static void device_gone(void)
+static void check_device_removed(void)
 {
 	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
 	int i;
@@ -165,7 +165,7 @@ static void device_gone(void)
 		if (!strcmp(ibv_get_device_name(list[i]), dev))
 			FAIL("%s is still there", dev);
 	ibv_free_device_list(list);
-	/* What else there is still works. */
+	/* Other devices still work. */
 	if (getenv("RXE_DEV")) {
 		struct pair q;
 		struct op op;
@@ -174,13 +174,13 @@ static void device_gone(void)
 		op = op_on(&q.a, IBV_WR_SEND, 1, 0, 100);
 		post_recv(&q.b, 2, 0, 100);
 		POST_OK(&q.a, &op, 1, POST);
-		SENT(&q.a, 1, IBV_WC_SEND, 100);
-		SENT(&q.b, 2, IBV_WC_RECV, 100);
+		EXPECT_WC(&q.a, 1, IBV_WC_SEND, 100);
+		EXPECT_WC(&q.b, 2, IBV_WC_RECV, 100);
 		pair_close(&q);
 	}
 }
 
-/* Requests in flight, receives waiting, two threads asleep in the library. */
+/* Removal with posted receives and two threads that sleep in the library. */
 static void unplug(const char *fmt, bool traffic)
 {
 	pthread_t cqt, at;
@@ -189,7 +189,7 @@ static void unplug(const char *fmt, bool traffic)
 	int i, flushed = 0;
 	pid_t del;
 
-	make_link();
+	create_link();
 	pair_open_on(&p, open_device_named(dev),
 		     (struct pair_opts){.type = IBV_QPT_RC, .events = true});
 	for (i = 0; i < 20; i++)
@@ -201,8 +201,8 @@ static void unplug(const char *fmt, bool traffic)
 			op[i] = op_on(&p.a, IBV_WR_SEND, i, 0, 900);
 		POST_OK(&p.a, op, 5, POST);
 		for (i = 0; i < 5; i++) {
-			SENT(&p.a, i, IBV_WC_SEND, 900);
-			SENT(&p.b, 100 + i, IBV_WC_RECV, 900);
+			EXPECT_WC(&p.a, i, IBV_WC_SEND, 900);
+			EXPECT_WC(&p.b, 100 + i, IBV_WC_RECV, 900);
 		}
 	}
 	OK(ibv_req_notify_cq(p.b.cq, 0));
@@ -211,10 +211,10 @@ static void unplug(const char *fmt, bool traffic)
 	sleep_ms(100);
 	snprintf(how, sizeof(how), fmt, strstr(fmt, "rdma") ? dev : netdev);
 	del = start_delete(how);
-	disassociated = finished(del, 2000) && becomes(&fatal_seen, 2000);
+	disassociated = wait_for_exit(del, 2000) && wait_for_flag(&fatal_seen, 2000);
 	fprintf(stderr, "%s: %s\n", how,
 		disassociated ? "disassociated" : "waits for this process");
-	/* Everything one may still call returns. */
+	/* No call hangs. */
 	{
 		struct ibv_device_attr attr;
 		struct ibv_port_attr port;
@@ -224,7 +224,7 @@ static void unplug(const char *fmt, bool traffic)
 		ibv_query_port(p.ctx, 1, &port);
 	}
 	if (traffic) {
-		/* Sent into nothing or not: no crash, no hang. */
+		/* The send may fail, but must not crash or hang. */
 		struct op op = op_on(&p.a, IBV_WR_SEND, 50, 0, 100);
 
 		(void)post_ops(&p.a, &op, 1, POST, NULL);
@@ -236,20 +236,20 @@ static void unplug(const char *fmt, bool traffic)
 			flushed += wc.status == IBV_WC_WR_FLUSH_ERR;
 		CHECK(flushed >= (traffic ? 14 : 20));
 	}
-	if (!becomes(&cq_woken, 3000))
+	if (!wait_for_flag(&cq_woken, 3000))
 		FAIL("a thread still sleeps in ibv_get_cq_event");
 	OK(pthread_join(cqt, NULL));
-	if (!becomes(&async_woken, 500)) {
-		/* rxe tells nothing of a removal; of the card, it does. */
+	if (!wait_for_flag(&async_woken, 500)) {
+		/* rxe reports no event of the removal, but one of the interface. */
 		sh("ip link set %s down 2>/dev/null", netdev, "");
-		if (!becomes(&async_woken, 3000))
+		if (!wait_for_flag(&async_woken, 3000))
 			FAIL("a thread still sleeps in ibv_get_async_event");
 	}
 	OK(pthread_join(at, NULL));
 	close_all();
-	if (!disassociated && !finished(del, 10000))
-		FAIL("the device's removal waits still, though all is closed");
-	device_gone();
+	if (!disassociated && !wait_for_exit(del, 10000))
+		FAIL("the removal still waits, although the device is closed");
+	check_device_removed();
 	remove_link();
 }
 
@@ -268,7 +268,7 @@ static void t_netdev(void)
 	unplug("ip link del %s", true);
 }
 
-/* The process is killed while it holds the device: the removal ends. */
+/* The removal completes when the process with the open device is killed. */
 static void t_killed(void)
 {
 	char how[128];
@@ -276,7 +276,7 @@ static void t_killed(void)
 	pid_t holder, del;
 	char c;
 
-	make_link();
+	create_link();
 	CHECK(!pipe(sv));
 	holder = fork();
 	CHECK(holder >= 0);
@@ -297,12 +297,12 @@ static void t_killed(void)
 	CHECK(read(sv[0], &c, 1) == 1);
 	snprintf(how, sizeof(how), "rdma link delete %s", dev);
 	del = start_delete(how);
-	disassociated = finished(del, 500);
+	disassociated = wait_for_exit(del, 500);
 	CHECK(!kill(holder, SIGKILL));
 	CHECK(waitpid(holder, &st, 0) == holder);
-	if (!disassociated && !finished(del, 10000))
-		FAIL("the device's removal waits still, though its user is dead");
-	device_gone();
+	if (!disassociated && !wait_for_exit(del, 10000))
+		FAIL("the removal still waits, although the process is dead");
+	check_device_removed();
 	remove_link();
 }
 
