@@ -1,10 +1,11 @@
-//! Counting a thread's heap allocations.
+//! Counts a thread's heap allocations.
 //!
-//! A test program makes [`Counting`] its allocator:
+//! A test program uses [`CountingAllocator`] as its global allocator:
 //!
 //! ```
 //! #[global_allocator]
-//! static ALLOCATOR: ringverbs_alloc_check::Counting = ringverbs_alloc_check::Counting;
+//! static ALLOCATOR: ringverbs_alloc_check::CountingAllocator =
+//!     ringverbs_alloc_check::CountingAllocator;
 //!
 //! # fn main() {
 //! let (count, bytes) = ringverbs_alloc_check::allocations(|| vec![0u8; 100]);
@@ -19,14 +20,14 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, with a count of each thread's allocations and
+/// The system's allocator with a counter of each thread's allocations and
 /// reallocations.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counting;
+pub struct CountingAllocator;
 
-// SAFETY: everything is passed on to the system's allocator. The count is a
-// cell without a destructor, which does not allocate.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system's allocator. The counter is a
+// `Cell` without a destructor, so accessing it does not allocate.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         // SAFETY: the caller's contract is the same.
@@ -39,9 +40,9 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Returns the number of allocations of this thread in `f`, and the result of `f`.
-/// Always 0 in a program whose allocator is not [`Counting`], so check first that an
-/// allocation counts.
+/// Runs `f`, and returns the number of this thread's allocations in it and its result.
+/// The number is always 0 if the global allocator is not [`CountingAllocator`], so a test
+/// should first check that an allocation is counted.
 pub fn allocations<R>(f: impl FnOnce() -> R) -> (usize, R) {
     let before = ALLOCATIONS.get();
     let result = f();

@@ -1,14 +1,14 @@
 //! The transport in its steady state allocates nothing: packets come from the pool,
 //! queues keep their capacity.
 
-use alloc_check::{Counting, allocations};
+use alloc_check::{CountingAllocator, allocations};
 use ringverbs_softhca::fabric::Faults;
 use ringverbs_softhca::packet::LinkKind;
 use ringverbs_softhca::transport::model::{Range, Region, World};
 use ringverbs_softhca::transport::{Operation, QpConfig, RecvWork, SendWork};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const MEMORY: usize = 1 << 16;
 

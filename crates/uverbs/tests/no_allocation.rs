@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::RawFd;
 
-use alloc_check::{Counting, allocations};
+use alloc_check::{CountingAllocator, allocations};
 use ringverbs_uverbs::abi::ioctl::{ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
 use ringverbs_uverbs::discovery::DriverId;
 use ringverbs_uverbs::kernel::Kernel;
@@ -16,7 +16,7 @@ use ringverbs_uverbs::{
 };
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// A kernel on which every call succeeds; outputs stay zero and are marked written.
 #[derive(Debug)]

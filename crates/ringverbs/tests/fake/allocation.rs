@@ -1,6 +1,6 @@
 //! Posting and polling allocate nothing once every queue has been met.
 
-use alloc_check::{Counting, allocations};
+use alloc_check::{CountingAllocator, allocations};
 use ringverbs::{Completion, Inline, RemoteAddr, WorkRequest};
 
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use ringverbs::future::{AsyncCompletionQueue, AsyncQueuePair};
 use crate::{World, ready};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn the_steady_state_allocates_nothing() {
