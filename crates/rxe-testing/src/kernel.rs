@@ -1,5 +1,5 @@
-//! A context whose commands go to the fake kernel and whose mappings come from
-//! a memory file.
+//! A context whose commands go to the fake kernel and whose mappings are those of a
+//! memory file.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -17,7 +17,7 @@ pub const RESIZE_CQ: Target = Target::Write(cmd::CMD_RESIZE_CQ);
 pub const MODIFY_SRQ: Target = Target::Write(cmd::CMD_MODIFY_SRQ);
 pub const CREATE_AH: Target = Target::Write(cmd::CMD_CREATE_AH);
 
-/// The kernel, its memory, and a context on both.
+/// A fake kernel, the memory file of its queues, and a context on both.
 pub struct Machine {
     pub fake: Arc<FakeKernel>,
     pub memory: File,
@@ -28,8 +28,8 @@ impl Machine {
     pub fn new() -> Self {
         let fake = FakeKernel::new();
         let memory = super::memory();
-        // SAFETY: the context is dropped with the file at the latest: neither
-        // leaves this value but by clones of the context that tests drop.
+        // SAFETY: the descriptor is open while the context is in use: this value drops both
+        // together, and tests drop their clones of the context before it.
         let context = unsafe {
             Context::from_borrowed_fd(Box::new(Arc::clone(&fake)), memory.as_raw_fd(), DRIVER)
         };
@@ -40,27 +40,27 @@ impl Machine {
         }
     }
 
-    /// A queue of the driver's, at its own place in the memory.
+    /// Creates a queue at the end of the memory file.
     pub fn queue(&self, log2_stride: u32, slots: u32) -> super::Driver {
         let end = self.memory.metadata().unwrap().len();
-        // Something before the first one, so that an offset of 0 shows.
+        // No queue is at offset 0, so that tests detect an offset that is ignored.
         let offset = end.max(4096);
         super::Driver::at(self.memory.try_clone().unwrap(), offset, log2_stride, slots)
     }
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     pub fn pd(&self) -> Pd<Arc<Context>> {
         Pd::alloc(&self.context, Udata::none()).unwrap()
     }
 
-    /// Kinds of objects that are alive.
+    /// Returns the types of the objects that exist.
     pub fn live(&self) -> Vec<u16> {
         let live = self.fake.live_objects().into_iter();
         live.map(|(_, object)| object).collect()
     }
 }
 
-/// Which capacities the kernel gives a queue pair.
+/// Returns the kernel's response with the capacities of a queue pair.
 pub fn cap(send_sge: u32, recv_sge: u32, inline: u32) -> [u8; 20] {
     let mut bytes = [0; 20];
     for (to, word) in bytes.chunks_mut(4).zip([7, 7, send_sge, recv_sge, inline]) {

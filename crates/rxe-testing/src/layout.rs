@@ -1,8 +1,8 @@
-//! Where the driver reads what, counted by hand in the kernel's
-//! include/uapi/rdma/rdma_user_rxe.h and include/uapi/rdma/ib_user_verbs.h:
-//! the second source against which the library's structures are held.
+//! Offsets of fields, counted by hand in the kernel's include/uapi/rdma/rdma_user_rxe.h and
+//! include/uapi/rdma/ib_user_verbs.h. They are independent of the library's structures,
+//! which tests compare with them.
 
-/// A field: offset, bytes.
+/// A field: offset and size in bytes.
 pub type Field = (usize, usize);
 
 /// `struct rxe_send_wqe`.
@@ -48,7 +48,7 @@ pub mod send {
     pub const DMA_CUR_SGE: Field = (192, 4);
     pub const DMA_NUM_SGE: Field = (196, 4);
     pub const DMA_SGE_OFFSET: Field = (200, 4);
-    /// Scatter list, inline data or the value of an atomic write.
+    /// Scatter/gather list, inline data, or the value of an atomic write.
     pub const DATA: usize = 208;
 }
 
@@ -85,7 +85,7 @@ pub mod wc {
     pub const SIZE: usize = 48;
 }
 
-/// A field's value.
+/// Returns the value of a field.
 pub fn read(entry: &[u8], (offset, bytes): Field) -> u64 {
     let mut value = [0; 8];
     value[..bytes].copy_from_slice(&entry[offset..offset + bytes]);
@@ -111,7 +111,7 @@ pub fn check(what: &str, entry: &[u8], fields: &[(Field, u64)]) {
     }
 }
 
-/// A scatter list as the driver reads it.
+/// Encodes a scatter/gather list as the driver reads it.
 pub fn sges(list: &[uverbs::Sge]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for sge in list {

@@ -1,8 +1,7 @@
-//! The driver's side of a queue, played over a memory file.
+//! A fake rdma_rxe: the driver's side of a queue in a memory file.
 //!
-//! The file is the driver's memory; the queue under test maps it. What the
-//! driver does here goes through the file, so that it shares no code with
-//! what is tested.
+//! The file is the driver's memory; the queue under test maps it. The driver reads and
+//! writes the file with system calls, so that it shares no code with the queue under test.
 #![allow(missing_docs, reason = "for tests: the names say it")]
 #![allow(
     clippy::len_without_is_empty,
@@ -21,11 +20,11 @@ use std::os::unix::fs::FileExt;
 
 use ring::{Mapping, Ring};
 
-/// What entries hold before they are written: neither zero nor plausible, so
-/// that a field that was forgotten shows.
-pub const STALE: u8 = 0xff;
+/// Value of each byte of an unwritten entry: neither zero nor plausible, so that tests
+/// detect fields that were not written.
+pub const UNWRITTEN: u8 = 0xff;
 
-/// `struct rxe_queue_buf`: geometry, indices, entries.
+// Offsets in `struct rxe_queue_buf`.
 const LOG2_ELEM_SIZE: u64 = 0;
 const INDEX_MASK: u64 = 4;
 const PRODUCER: u64 = 128;
@@ -36,25 +35,25 @@ const DATA: u64 = 384;
 #[derive(Debug)]
 pub struct Driver {
     pub file: File,
-    /// Where the queue begins in the file, as in an mmap offset.
+    /// Offset of the queue in the file, as for mmap.
     pub offset: u64,
     pub stride: usize,
     pub slots: u32,
 }
 
-/// A memory file without contents.
+/// Creates an empty memory file.
 pub fn memory() -> File {
-    // SAFETY: a fresh descriptor, owned by nobody else.
+    // SAFETY: the descriptor is new and has no other owner.
     unsafe { File::from_raw_fd(libc::memfd_create(c"driver".as_ptr(), libc::MFD_CLOEXEC)) }
 }
 
 impl Driver {
-    /// A queue of `slots` entries, all stale, in a file of its own.
+    /// Creates a queue of `slots` unwritten entries in a new file.
     pub fn new(log2_stride: u32, slots: u32) -> Self {
         Self::at(memory(), 0, log2_stride, slots)
     }
 
-    /// The same at `offset` of a file that may hold others.
+    /// Creates a queue at `offset` of a file, which may have other queues.
     pub fn at(file: File, offset: u64, log2_stride: u32, slots: u32) -> Self {
         let driver = Self {
             file,
@@ -69,17 +68,17 @@ impl Driver {
         driver.put(LOG2_ELEM_SIZE, log2_stride);
         driver.put(INDEX_MASK, slots - 1);
         for slot in 0..slots {
-            driver.set_entry(slot, &vec![STALE; driver.stride]);
+            driver.set_entry(slot, &vec![UNWRITTEN; driver.stride]);
         }
         driver
     }
 
-    /// Bytes to map: whole pages, as the driver announces them.
+    /// Returns the size of the mapping: whole pages, as in the driver's `struct mminfo`.
     pub fn size(&self) -> u32 {
         (DATA as u32 + self.slots * self.stride as u32).next_multiple_of(4096)
     }
 
-    /// `struct mminfo`.
+    /// Returns the queue's `struct mminfo`.
     pub fn mminfo(&self) -> [u8; 16] {
         let mut info = [0; 16];
         info[..8].copy_from_slice(&self.offset.to_ne_bytes());
@@ -87,7 +86,7 @@ impl Driver {
         info
     }
 
-    /// What the process maps.
+    /// Maps the queue as a process does.
     pub fn ring(&self, entry_size: usize) -> Ring {
         let mapping = Mapping::new(self.file.as_fd(), self.offset, self.size() as usize).unwrap();
         Ring::new(mapping, entry_size).unwrap()
@@ -126,7 +125,7 @@ impl Driver {
         self.offset + DATA + u64::from(slot % self.slots) * self.stride as u64
     }
 
-    /// An entry's bytes.
+    /// Returns the bytes of an entry.
     pub fn entry(&self, slot: u32) -> Vec<u8> {
         let mut bytes = vec![0; self.stride];
         self.file
@@ -135,31 +134,30 @@ impl Driver {
         bytes
     }
 
-    /// Writes the beginning of an entry.
+    /// Writes the first bytes of an entry.
     pub fn set_entry(&self, slot: u32, bytes: &[u8]) {
         assert!(bytes.len() <= self.stride);
         self.file.write_all_at(bytes, self.entry_at(slot)).unwrap();
     }
 
-    /// Consumes what the process has produced, entry by entry, leaving them
-    /// stale.
+    /// Consumes the entries that the process has produced, and marks them as unwritten.
     pub fn consume(&self) -> Vec<Vec<u8>> {
-        let mut taken = Vec::new();
+        let mut entries = Vec::new();
         let mut at = self.consumer();
         while at != self.producer() {
-            taken.push(self.entry(at));
-            self.set_entry(at, &vec![STALE; self.stride]);
+            entries.push(self.entry(at));
+            self.set_entry(at, &vec![UNWRITTEN; self.stride]);
             at = (at + 1) % self.slots;
         }
         self.set_consumer(at);
-        taken
+        entries
     }
 
-    /// Whether every slot but those named is untouched.
-    pub fn untouched_but(&self, written: &[u32]) -> bool {
+    /// Returns whether all entries but those of the slots in `written` are unwritten.
+    pub fn unwritten_except(&self, written: &[u32]) -> bool {
         (0..self.slots)
             .filter(|slot| !written.contains(slot))
-            .all(|slot| self.entry(slot).iter().all(|&byte| byte == STALE))
+            .all(|slot| self.entry(slot).iter().all(|&byte| byte == UNWRITTEN))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringverbs_rxe::{MAX_MESSAGE, PostError, RecvQueue, Sge};
-use rxe_testing::{Driver, STALE, layout, layout::recv::*};
+use rxe_testing::{Driver, UNWRITTEN, layout, layout::recv::*};
 
 const SLOTS: u32 = 8;
 const MAX_SGE: u32 = 5;
@@ -43,7 +43,7 @@ fn check(entry: &[u8], wr_id: u64, list: &[Sge]) {
         ],
     );
     let mut data = layout::sges(list);
-    data.resize(STRIDE - DATA, STALE);
+    data.resize(STRIDE - DATA, UNWRITTEN);
     assert_eq!(entry[DATA..], data);
 }
 
@@ -72,7 +72,7 @@ fn lists_of_every_length() {
         let wr_id = 0x0102_0304_0506_0700 + u64::from(count);
         check(&driver.entry(count), wr_id, &list);
     }
-    assert!(driver.untouched_but(&[0, 1, 2, 3, 4, 5]));
+    assert!(driver.unwritten_except(&[0, 1, 2, 3, 4, 5]));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn the_limit_of_elements_is_cut_to_the_entry() {
     let mut queue = RecvQueue::new(driver.ring(RecvQueue::ENTRY_SIZE), u32::MAX);
     assert_eq!(queue.max_sge(), 5);
     assert_eq!(queue.push(1, &[element(1); 6]), Err(PostError::TooManySges));
-    assert!(driver.untouched_but(&[]));
+    assert!(driver.unwritten_except(&[]));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn full_at_the_capacity_and_room_again_as_the_device_consumes() {
         for list in [&[][..], &[element(1)]] {
             assert_eq!(queue.push(99, list), Err(PostError::Full));
         }
-        assert_eq!(driver.entry(start + SLOTS - 1), vec![STALE; STRIDE]);
+        assert_eq!(driver.entry(start + SLOTS - 1), vec![UNWRITTEN; STRIDE]);
         driver.set_consumer((start + 1) % SLOTS);
         queue.push(7, &[element(1)]).unwrap();
         assert_eq!(queue.push(99, &[]), Err(PostError::Full));
@@ -174,7 +174,7 @@ fn entries_too_small_for_a_receive_are_none() {
         for list in [&[][..], &[element(1)]] {
             assert_eq!(queue.push(1, list), Err(PostError::Full));
         }
-        assert!(driver.untouched_but(&[]));
+        assert!(driver.unwritten_except(&[]));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringverbs_rxe::{Data, Opcode, PostError, RemoteMemory, SendFlags, SendQueue, SendWr, Sge};
-use rxe_testing::{Driver, STALE, layout, layout::send::*};
+use rxe_testing::{Driver, UNWRITTEN, layout, layout::send::*};
 
 const SLOTS: u32 = 8;
 
@@ -109,7 +109,7 @@ fn full_at_the_capacity_and_room_again_as_the_device_consumes() {
         assert_eq!(add(&mut queue, 99), Err(PostError::Full));
         assert_eq!(driver.producer(), (start + SLOTS - 1) % SLOTS);
         // The free slot is the one that stayed free.
-        assert_eq!(driver.entry(start + SLOTS - 1), vec![STALE; 512]);
+        assert_eq!(driver.entry(start + SLOTS - 1), vec![UNWRITTEN; 512]);
         // One consumed, one may come.
         driver.set_consumer((start + 1) % SLOTS);
         add_one(&mut queue, 7).unwrap();
@@ -166,7 +166,7 @@ fn entries_too_small_for_a_work_request_are_none() {
         assert_eq!(add_one(&mut queue, 1), Err(PostError::Full));
         assert_eq!(add(&mut queue, 1), Err(PostError::Full));
         assert!(!publish(&mut queue));
-        assert!(driver.untouched_but(&[]));
+        assert!(driver.unwritten_except(&[]));
     }
 }
 

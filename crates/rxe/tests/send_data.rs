@@ -1,7 +1,7 @@
 //! The data of a send work request: scatter lists, inline copies, limits.
 
 use ringverbs_rxe::{Data, MAX_MESSAGE, Opcode, PostError, SendFlags, SendQueue, SendWr, Sge};
-use rxe_testing::{Driver, STALE, layout, layout::send::*};
+use rxe_testing::{Driver, UNWRITTEN, layout, layout::send::*};
 
 const MAX_SGE: u32 = 6;
 const MAX_INLINE: u32 = 100;
@@ -42,7 +42,7 @@ fn tail(driver: &Driver) -> Vec<u8> {
 
 fn padded(bytes: &[u8]) -> Vec<u8> {
     let mut padded = bytes.to_vec();
-    padded.resize(512 - DATA, STALE);
+    padded.resize(512 - DATA, UNWRITTEN);
     padded
 }
 
@@ -116,19 +116,19 @@ fn limits_are_cut_to_the_entry() {
     let list: Vec<Sge> = (0..20).map(element).collect();
     assert_eq!(send(&mut queue, Data::Sges(&list[..19])), Ok(()));
     assert_eq!(data(&driver, 0).2, layout::sges(&list[..19]));
-    assert_eq!(driver.entry(1), vec![STALE; 512]);
+    assert_eq!(driver.entry(1), vec![UNWRITTEN; 512]);
     let (driver, mut queue) = new();
     let long = [7; 305];
     let sent = send(&mut queue, Data::Inline(&pieces([&long[..304]])));
     assert_eq!(sent, Ok(()));
     assert_eq!(data(&driver, 0), (304, 0, vec![7; 304]));
-    assert_eq!(driver.entry(1), vec![STALE; 512]);
+    assert_eq!(driver.entry(1), vec![UNWRITTEN; 512]);
     let (driver, mut queue) = new();
     let sent = send(&mut queue, Data::Sges(&list));
     assert_eq!(sent, Err(PostError::TooManySges));
     let sent = send(&mut queue, Data::Inline(&pieces([&long])));
     assert_eq!(sent, Err(PostError::InlineTooLong));
-    assert_eq!(driver.entry(1), vec![STALE; 512]);
+    assert_eq!(driver.entry(1), vec![UNWRITTEN; 512]);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn message_limit_is_two_gib() {
     assert_eq!(PostError::MessageTooLong.errno(), libc::EINVAL);
 }
 
-/// Bytes to be sent, none of them [`STALE`], no two neighbours the same.
+/// Bytes to be sent, none of them [`UNWRITTEN`], no two neighbours the same.
 fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 7 % 251) as u8).collect()
 }
@@ -180,14 +180,14 @@ fn inline_of_every_size() {
                     assert!(
                         tail(&driver)[max_inline as usize..]
                             .iter()
-                            .all(|&b| b == STALE)
+                            .all(|&b| b == UNWRITTEN)
                     );
                     continue;
                 }
                 assert_eq!(sent, Ok(()));
                 assert_eq!(data(&driver, 0), (length as u64, 0, padded(&bytes)));
                 assert_eq!(layout::read(&driver.entry(0), SEND_FLAGS), 8);
-                assert!(driver.untouched_but(&[0]));
+                assert!(driver.unwritten_except(&[0]));
             }
         }
     }

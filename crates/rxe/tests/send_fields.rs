@@ -4,7 +4,7 @@
 use ringverbs_rxe::{
     Bind, Data, Destination, Opcode, Operands, RemoteMemory, SendFlags, SendQueue, SendWr, Sge,
 };
-use rxe_testing::{Driver, STALE, layout, layout::send::*};
+use rxe_testing::{Driver, UNWRITTEN, layout, layout::send::*};
 use uverbs::MwType;
 
 const LOG2_STRIDE: u32 = 9;
@@ -51,7 +51,7 @@ fn post(
     // SAFETY: nobody reads the memory that the entry names.
     assert!(unsafe { queue.publish() });
     assert_eq!(driver.producer(), 1, "{what}");
-    assert!(driver.untouched_but(&[0]), "{what}: another entry");
+    assert!(driver.unwritten_except(&[0]), "{what}: another entry");
     let entry = driver.entry(0);
     layout::check(
         what,
@@ -73,7 +73,9 @@ fn post(
     );
     assert_eq!(&entry[DATA..DATA + data.len()], data, "{what}: data");
     assert!(
-        entry[DATA + data.len()..].iter().all(|&byte| byte == STALE),
+        entry[DATA + data.len()..]
+            .iter()
+            .all(|&byte| byte == UNWRITTEN),
         "{what}: written beyond its data"
     );
     entry
