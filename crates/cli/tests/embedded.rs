@@ -1,5 +1,5 @@
-//! On the ConnectX in the process, which needs nothing of the machine: both
-//! sides in one process, and two processes.
+//! The command on embedded devices, which need nothing of the host: both sides in one
+//! process, and in two processes.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use testing::hosts::free_port;
 use testing::program;
 
-/// Nothing here takes so long, but on a machine with much else to do.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Only a heavily loaded machine needs as much time.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn start(args: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringverbs"));
@@ -23,21 +23,21 @@ fn start(args: &[&str]) -> Child {
 }
 
 fn finish(child: Child) -> Output {
-    program::finish(child, PATIENCE)
+    program::wait_with_timeout(child, TIMEOUT)
 }
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// What it prints, if it ends well.
+/// Runs the command, which must succeed, and returns its output.
 fn run(args: &[&str]) -> String {
     let output = finish(start(args));
     assert!(output.status.success(), "{args:?}: {output:?}");
     text(&output.stdout)
 }
 
-/// A directory to meet in, and a TCP port that nobody has.
+/// A directory that embedded devices share, and a free TCP port.
 struct SharedDirectory {
     directory: PathBuf,
     port: String,
@@ -60,25 +60,25 @@ impl SharedDirectory {
         format!("embedded:{}", self.directory.display())
     }
 
-    fn serve(&self, args: &[&str]) -> Child {
+    fn start_server(&self, args: &[&str]) -> Child {
         start(&self.args(&self.device(), args))
     }
 
-    /// A client that has found the server, which may not listen yet.
-    fn meet(&self, args: &[&str]) -> Child {
-        let end = Instant::now() + PATIENCE;
+    /// Starts a client once the server listens.
+    fn start_client(&self, args: &[&str]) -> Child {
+        let end = Instant::now() + TIMEOUT;
         let port: u16 = self.port.parse().unwrap();
-        // Looked for without connecting: a server takes one client.
-        let listens = |port: u16| {
+        // Without connecting, because a server accepts one client only.
+        let is_listening = |port: u16| {
             ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
                 let table = std::fs::read_to_string(table).unwrap_or_default();
-                let at = format!(":{port:04X} ");
+                let address = format!(":{port:04X} ");
                 let mut lines = table.lines();
-                lines.any(|line| line.contains(&at) && line.contains(" 0A "))
+                lines.any(|line| line.contains(&address) && line.contains(" 0A "))
             })
         };
-        while !listens(port) {
-            assert!(Instant::now() < end, "nobody listens");
+        while !is_listening(port) {
+            assert!(Instant::now() < end, "the server does not listen");
             sleep(Duration::from_millis(5));
         }
         start(&self.args(&self.device(), args))
@@ -92,7 +92,7 @@ impl Drop for SharedDirectory {
 }
 
 #[test]
-fn pingpong_names_its_device() {
+fn pingpong_prints_its_device() {
     let text = run(&["pingpong", "--iters", "100", "--chk"]);
     assert!(text.starts_with("  device:         "), "{text}");
     assert!(text.contains("\n100 iters in "), "{text}");
@@ -105,11 +105,11 @@ fn pingpong_names_its_device() {
 }
 
 #[test]
-fn pingpong_of_each_type_polled_and_on_events() {
+fn pingpong_of_each_type_with_polling_and_events() {
     for kind in ["rc", "uc", "ud", "srq"] {
-        for how in ["--chk", "--events"] {
+        for option in ["--chk", "--events"] {
             let device = ["--device", "embedded", "--json", "-n", "200"];
-            let args = [&["pingpong", "--type", kind, how][..], &device].concat();
+            let args = [&["pingpong", "--type", kind, option][..], &device].concat();
             let report: serde_json::Value = serde_json::from_str(&run(&args)).unwrap();
             assert_eq!(report["device"], "embedded");
             assert_eq!(report["transport"], kind);
@@ -132,13 +132,13 @@ fn perf_of_each_operation() {
     }
 }
 
-fn measured(args: &[&str]) -> serde_json::Value {
-    let before = ["perf", "--device", "embedded", "--json"];
-    serde_json::from_str(&run(&[&before, args].concat())).unwrap()
+fn perf_report(args: &[&str]) -> serde_json::Value {
+    let options = ["perf", "--device", "embedded", "--json"];
+    serde_json::from_str(&run(&[&options, args].concat())).unwrap()
 }
 
-/// Operations of a row's latency, the rate, and the lost messages.
-fn numbers(row: &serde_json::Value) -> (u64, f64, Option<u64>) {
+/// Returns a row's iterations, messages per second, and lost messages.
+fn row_results(row: &serde_json::Value) -> (u64, f64, Option<u64>) {
     let rate = row["bandwidth"]["messages_per_second"].as_f64().unwrap();
     (
         row["iterations"].as_u64().unwrap(),
@@ -158,22 +158,22 @@ fn perf_of_each_transport_on_several_queue_pairs_in_both_directions() {
         ("uc", "write"),
         ("ud", "send"),
     ] {
-        for how in [
+        for options in [
             &["-q", "3"][..],
             &["-q", "3", "-b"],
             &["-q", "2", "-b", "-e"],
         ] {
-            let what = ["--type", transport, "--op", operation];
+            let kind = ["--type", transport, "--op", operation];
             let sizes = ["-n", "60", "--depth", "5", "--sizes", "1,1024"];
-            let report = measured(&[&what[..], how, &sizes].concat());
+            let report = perf_report(&[&kind[..], options, &sizes].concat());
             assert_eq!(report["transport"], transport);
             assert_eq!(report["depth"], 5);
-            assert_eq!(report["bidirectional"], how.contains(&"-b"));
+            assert_eq!(report["bidirectional"], options.contains(&"-b"));
             let rows = report["rows"].as_array().unwrap();
             assert_eq!(rows.len(), if operation == "atomic" { 1 } else { 2 });
             for row in rows {
-                let (iterations, rate, lost) = numbers(row);
-                assert!(rate > 0.0, "{what:?} {how:?}: {row}");
+                let (iterations, rate, lost) = row_results(row);
+                assert!(rate > 0.0, "{kind:?} {options:?}: {row}");
                 assert_eq!(lost.is_some(), transport != "rc", "{row}");
                 assert!(
                     iterations <= 60 && iterations + lost.unwrap_or(0) >= 60,
@@ -185,36 +185,39 @@ fn perf_of_each_transport_on_several_queue_pairs_in_both_directions() {
 }
 
 #[test]
-fn perf_for_a_time_takes_that_time() {
-    let began = Instant::now();
-    let report = measured(&["--duration", "0.4", "--sizes", "8", "--op", "send", "-b"]);
-    let took = began.elapsed();
-    assert!(took >= Duration::from_millis(800), "{took:?}");
-    let (iterations, rate, _) = numbers(&report["rows"][0]);
+fn perf_measures_for_the_duration() {
+    let start = Instant::now();
+    let report = perf_report(&["--duration", "0.4", "--sizes", "8", "--op", "send", "-b"]);
+    let elapsed = start.elapsed();
+    assert!(elapsed >= Duration::from_millis(800), "{elapsed:?}");
+    let (iterations, rate, _) = row_results(&report["rows"][0]);
     assert!(iterations > 100 && rate > 100.0, "{report}");
 }
 
 #[test]
-fn the_depth_is_what_was_asked_for_or_said() {
+fn depth_is_as_requested_or_reported() {
     let sizes = ["--sizes", "8,16777216", "-n", "1"];
-    assert_eq!(measured(&sizes)["depth"], 64);
+    assert_eq!(perf_report(&sizes)["depth"], 64);
     let send = [&sizes[..], &["--op", "send"]].concat();
-    assert_eq!(measured(&send)["depth"], 32);
-    let said = run(&[&["perf", "--device", "embedded"], &send[..]].concat());
-    let first = said.lines().next().unwrap();
-    assert!(first.starts_with("32 outstanding in place of 64"), "{said}");
-    assert_eq!(measured(&["--depth", "7", "-n", "9"])["depth"], 7);
+    assert_eq!(perf_report(&send)["depth"], 32);
+    let output = run(&[&["perf", "--device", "embedded"], &send[..]].concat());
+    let first = output.lines().next().unwrap();
+    assert!(
+        first.starts_with("32 outstanding in place of 64"),
+        "{output}"
+    );
+    assert_eq!(perf_report(&["--depth", "7", "-n", "9"])["depth"], 7);
 }
 
 #[test]
-fn a_plot_is_what_its_name_says() {
+fn plot_has_the_format_of_its_extension() {
     let shared_directory = SharedDirectory::new("plot");
     let directory = &shared_directory.directory;
     std::fs::create_dir_all(directory).unwrap();
     for (name, start) in [("a.svg", &b"<svg"[..]), ("a.png", b"\x89PNG")] {
         let path = directory.join(name);
         let plot = ["--plot", path.to_str().unwrap()];
-        measured(&[&["-n", "50", "--sizes", "8..64"], &plot[..]].concat());
+        perf_report(&[&["-n", "50", "--sizes", "8..64"], &plot[..]].concat());
         assert!(std::fs::read(&path).unwrap().starts_with(start), "{name}");
     }
     // A failed measurement leaves no file behind.
@@ -224,34 +227,33 @@ fn a_plot_is_what_its_name_says() {
     assert!(!path.exists());
 }
 
-/// Queue pairs, both directions and datagrams between processes, and a server that
-/// ends with its client.
+/// The server exits with its client.
 #[test]
 fn perf_between_two_processes() {
-    for how in [
+    for options in [
         &["--type", "ud", "--op", "send", "--sizes", "64,4096", "-b"][..],
         &["--op", "send", "-q", "4", "-b"],
         &["--op", "read", "-q", "2", "--duration", "0.2"],
     ] {
         let shared_directory = SharedDirectory::new("perf");
-        let server = shared_directory.serve(&["perf", "--server"]);
-        let client = [&["perf", "-n", "300", "127.0.0.1", "--json"], how].concat();
-        let client: Vec<&str> = match how.contains(&"--duration") {
+        let server = shared_directory.start_server(&["perf", "--server"]);
+        let client = [&["perf", "-n", "300", "127.0.0.1", "--json"], options].concat();
+        let client: Vec<&str> = match options.contains(&"--duration") {
             true => client
                 .into_iter()
                 .filter(|it| !["-n", "300"].contains(it))
                 .collect(),
             false => client,
         };
-        let client = finish(shared_directory.meet(&client));
-        assert!(client.status.success(), "{how:?}: {client:?}");
+        let client = finish(shared_directory.start_client(&client));
+        assert!(client.status.success(), "{options:?}: {client:?}");
         let server = finish(server);
-        assert!(server.status.success(), "{how:?}: {server:?}");
+        assert!(server.status.success(), "{options:?}: {server:?}");
     }
 }
 
 #[test]
-fn info_names_the_embedded_device() {
+fn info_prints_the_embedded_device() {
     let text = run(&["info", "--device", "embedded"]);
     assert!(
         text.contains("embedded") && text.contains("PORT_ACTIVE"),
@@ -264,8 +266,10 @@ fn pingpong_between_processes_checks_its_data() {
     for kind in ["rc", "uc", "ud", "srq"] {
         let shared_directory = SharedDirectory::new(kind);
         let args = ["--type", kind, "-n", "300", "--chk"];
-        let server = shared_directory.serve(&[&["pingpong", "--server"][..], &args].concat());
-        let client = shared_directory.meet(&[&["pingpong"][..], &args, &["127.0.0.1"]].concat());
+        let server =
+            shared_directory.start_server(&[&["pingpong", "--server"][..], &args].concat());
+        let client =
+            shared_directory.start_client(&[&["pingpong"][..], &args, &["127.0.0.1"]].concat());
         for side in [finish(client), finish(server)] {
             assert!(side.status.success(), "{kind}: {side:?}");
             let text = text(&side.stdout);
@@ -275,29 +279,29 @@ fn pingpong_between_processes_checks_its_data() {
 }
 
 #[test]
-fn a_client_of_a_killed_server_ends_with_retries_exceeded() {
+fn client_of_a_killed_server_fails_with_retries_exceeded() {
     let shared_directory = SharedDirectory::new("killed");
-    let mut server = shared_directory.serve(&["perf", "--server"]);
+    let mut server = shared_directory.start_server(&["perf", "--server"]);
     let endless = ["perf", "-n", "100000000", "127.0.0.1"];
-    let mut client = shared_directory.meet(&endless);
-    // In the middle, as far as time tells: long after the beginning.
+    let mut client = shared_directory.start_client(&endless);
+    // By now the measurement has most likely begun.
     sleep(Duration::from_secs(2));
     assert!(client.try_wait().unwrap().is_none());
     server.kill().unwrap();
     server.wait().unwrap();
     let client = finish(client);
     assert_eq!(client.status.code(), Some(1));
-    let said = text(&client.stderr);
-    assert!(said.contains("transport retries exceeded"), "{said}");
+    let error = text(&client.stderr);
+    assert!(error.contains("transport retries exceeded"), "{error}");
 }
 
-/// Rows come when they are measured, and stay if a later size fails.
+/// Each row is printed when it is complete, even if a later size fails.
 #[test]
 fn perf_keeps_rows_before_an_error() {
     let shared_directory = SharedDirectory::new("rows");
-    let mut server = shared_directory.serve(&["perf", "--server"]);
+    let mut server = shared_directory.start_server(&["perf", "--server"]);
     let sizes = ["perf", "-n", "5000", "--sizes", "8,1000000", "127.0.0.1"];
-    let mut client = shared_directory.meet(&sizes);
+    let mut client = shared_directory.start_client(&sizes);
     let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
     let of_8_bytes = |line: Result<String, _>| line.unwrap().trim_start().starts_with("8 ");
     assert!(lines.by_ref().any(of_8_bytes), "{:?}", finish(client));
@@ -308,14 +312,13 @@ fn perf_keeps_rows_before_an_error() {
     assert_eq!(client.status.code(), Some(1));
 }
 
-/// Threads that compute for as long as this value lives, twice as many as there are
-/// processors.
-struct Busy {
+/// Computing threads, two per processor, which end when this value is dropped.
+struct BusyThreads {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Busy {
+impl BusyThreads {
     fn new() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let processors = thread::available_parallelism().unwrap().get();
@@ -328,7 +331,7 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyThreads {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -337,14 +340,17 @@ impl Drop for Busy {
     }
 }
 
-/// A polling thread that took its turn with the busy ones would need some 20 ms an
-/// exchange; one that sleeps between polls needs below 1 ms, or, before Linux 6.12,
-/// some milliseconds.
+/// If polling threads were scheduled like the busy ones, an exchange would take about
+/// 20 ms. Threads that sleep between polls need less than 1 ms, or, before Linux 6.12, some
+/// milliseconds.
 #[test]
-fn exchanges_go_on_beside_busy_threads() {
-    let _busy = Busy::new();
-    let began = Instant::now();
+fn pingpong_makes_progress_beside_busy_threads() {
+    let _busy = BusyThreads::new();
+    let start = Instant::now();
     run(&["pingpong", "--device", "embedded", "-n", "250"]);
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(2), "250 exchanges took {took:?}");
+    let elapsed = start.elapsed();
+    assert!(
+        elapsed < Duration::from_secs(2),
+        "250 exchanges took {elapsed:?}"
+    );
 }

@@ -15,7 +15,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use testing::hosts::{Namespaces, has_listener, tool};
+use testing::hosts::{Namespaces, has_listener, succeeds};
 use testing::program;
 
 /// Much longer than anything takes, except on a busy machine.
@@ -132,7 +132,7 @@ impl Drop for Server {
 }
 
 fn finish(child: Child) -> Output {
-    program::finish(child, PATIENCE)
+    program::wait_with_timeout(child, PATIENCE)
 }
 
 /// Returns whether a client of rping is done, and failed after that: its second thread
@@ -300,7 +300,7 @@ fn a_new_address_is_used() {
     let address = |what: &str, address: &str| {
         let name = &namespaces.0[0];
         let line = format!("-n {name} address {what} {address} dev veth0");
-        assert!(tool("ip", &line), "ip {line}");
+        assert!(succeeds("ip", &line), "ip {line}");
     };
     let on_interface = |line: &str| Server(Some(a.start_on("veth0", &directory, line)));
     let mut servers = ["7401", "7402"].map(|port| {
@@ -394,7 +394,7 @@ fn a_removed_address_can_return() {
             "-n {} address {what} 192.0.2.1/24 dev veth0",
             namespaces.0[0]
         );
-        assert!(tool("ip", &line), "ip {line}");
+        assert!(succeeds("ip", &line), "ip {line}");
     };
     let mut server = Server(Some(
         a.start(&directory, "rping -s -P -S 1000 -a 192.0.2.1"),

@@ -91,7 +91,7 @@ fn over_four_hosts(name: &str, seconds: u64) {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let patience = PATIENCE + Duration::from_secs(seconds);
-        let output = program::finish(command.spawn().unwrap(), patience);
+        let output = program::wait_with_timeout(command.spawn().unwrap(), patience);
         let said = String::from_utf8_lossy(&output.stdout);
         println!("{value}: {said}");
         let right = said.contains(&format!("{HOSTS} ranks")) && said.contains("all right");

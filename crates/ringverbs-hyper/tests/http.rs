@@ -188,12 +188,12 @@ async fn errors_of_the_connector_are_the_streams() {
 /// The rest of this program.
 #[test]
 fn on_the_embedded_device() {
-    program::ignored_tests_pass(5, &[]);
+    program::run_ignored_tests(5, &[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_processes() {
-    if program::ran_with_device("two_processes") {
+    if program::ran_in_child("two_processes") {
         return;
     }
     let server = program::Server::start("http_server");
@@ -209,7 +209,7 @@ async fn two_processes() {
 /// TLS by rustls, in the example, which checks a wrong name, too.
 #[test]
 fn tls() {
-    let output = Command::new(program::example("https"))
+    let output = Command::new(program::example_path("https"))
         .env(program::DEVICE, "embedded")
         .output()
         .unwrap();

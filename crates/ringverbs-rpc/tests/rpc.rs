@@ -617,12 +617,12 @@ async fn a_client_outlives_hostile_servers() {
 /// Runs the ignored tests on the embedded device.
 #[test]
 fn on_the_embedded_device() {
-    program::ignored_tests_pass(9, &[]);
+    program::run_ignored_tests(9, &[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_processes() {
-    if program::ran_with_device("two_processes") {
+    if program::ran_in_child("two_processes") {
         return;
     }
     let server = program::Server::start("rpc_server");

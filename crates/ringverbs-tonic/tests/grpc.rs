@@ -104,12 +104,12 @@ async fn a_handshake_comes_first() {
 /// The rest of this program.
 #[test]
 fn on_the_embedded_device() {
-    program::ignored_tests_pass(2, &[]);
+    program::run_ignored_tests(2, &[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_processes() {
-    if program::ran_with_device("two_processes") {
+    if program::ran_in_child("two_processes") {
         return;
     }
     let server = program::Server::start("grpc_server");

@@ -46,9 +46,9 @@ fn command(namespace: Option<&str>, address: &str, program: &str) -> Command {
 /// Runs a server on the first host, and `test` of this program with clients on the second.
 fn serve(test: &str, hosts: [(Option<&str>, &str); 2], clients: usize) {
     let [(place, address), (other, from)] = hosts;
-    let example = program::example("grpc_server");
+    let example = program::example_path("grpc_server");
     let mut server = command(place, address, example.to_str().unwrap());
-    let server = Server::of(server.arg(format!("{address}:0")));
+    let server = Server::spawn(server.arg(format!("{address}:0")));
 
     let this = env::current_exe().unwrap();
     let began = Instant::now();
@@ -59,7 +59,7 @@ fn serve(test: &str, hosts: [(Option<&str>, &str); 2], clients: usize) {
         .env(COUNT, clients.to_string())
         .spawn()
         .unwrap();
-    let output = program::finish(client_process, TIME_LIMIT);
+    let output = program::wait_with_timeout(client_process, TIME_LIMIT);
     let said = String::from_utf8_lossy(&output.stdout);
     let right = output.status.success() && said.contains(&format!("{clients} clients"));
     assert!(right, "{output:?}");

@@ -10,13 +10,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use testing::hosts::free_port;
-use testing::program::example;
+use testing::program::example_path;
 
 /// They take milliseconds; the machine may have other things to do.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn start(name: &str, arguments: &[&str], device: &str) -> Child {
-    let mut command = Command::new(example(name));
+    let mut command = Command::new(example_path(name));
     let command = command.args(arguments).env("RINGVERBS_DEVICE", device);
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
     command.stderr(Stdio::piped()).spawn().unwrap()
@@ -44,7 +44,7 @@ fn finish(name: &str, mut child: Child) -> String {
 
 #[test]
 fn examples_run_without_a_device_to_name() {
-    let mut hello = Command::new(example("hello"));
+    let mut hello = Command::new(example_path("hello"));
     let output = hello.env_remove("RINGVERBS_DEVICE").output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -58,7 +58,7 @@ fn examples_run_without_a_device_to_name() {
 #[test]
 fn a_device_that_is_not_there_is_named_in_the_error() {
     for name in ["hello", "hello_tcp"] {
-        let mut command = Command::new(example(name));
+        let mut command = Command::new(example_path(name));
         let command = command.args(
             ["listen", "127.0.0.1:0"]
                 .iter()

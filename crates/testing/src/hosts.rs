@@ -1,39 +1,38 @@
-//! Hosts on one machine: network namespaces, two that a veth pair connects, or more on
-//! a bridge.
+//! Network namespaces as hosts: two that a veth pair connects, or more on a bridge.
 
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Network namespaces, in which `veth0` has 192.0.2.1 and fd00::1, 192.0.2.2 and fd00::2,
-/// and so on. They do not outlive this value.
+/// and so on. Dropping the value deletes them.
 pub struct Namespaces(pub Vec<String>);
 
-/// Runs a program with words between spaces; returns whether it succeeded.
-pub fn tool(program: &str, args: &str) -> bool {
+/// Runs a program with arguments that spaces separate. Returns whether it succeeded.
+pub fn succeeds(program: &str, args: &str) -> bool {
     let output = Command::new(program).args(args.split(' ')).output();
     output.is_ok_and(|output| output.status.success())
 }
 
 impl Namespaces {
-    /// Makes two. Returns `None` without the right to, or without ip(8).
+    /// Creates two namespaces. Returns `None` without root or ip(8).
     pub fn new(name: &str, mtu: u32) -> Option<Self> {
-        let made = Self::named(name, &["a", "b"])?;
-        let (a, b) = (&made.0[0], &made.0[1]);
+        let namespaces = Self::create(name, &["a", "b"])?;
+        let (a, b) = (&namespaces.0[0], &namespaces.0[1]);
         ip(&format!(
             "link add veth0 netns {a} type veth peer name veth0 netns {b}"
         ));
-        configure(&made.0, mtu);
-        Some(made)
+        configure(&namespaces.0, mtu);
+        Some(namespaces)
     }
 
-    /// Makes up to nine on a bridge, which is in a further one, the last. Returns `None`
-    /// as [`new`](Self::new).
+    /// Creates up to nine namespaces, connected by a bridge in a further namespace, the last
+    /// one. Returns `None` without root or ip(8).
     pub fn bridged(name: &str, count: usize, mtu: u32) -> Option<Self> {
-        let ends = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
-        let ends = [&ends[..count], &["bridge"]].concat();
-        let made = Self::named(name, &ends)?;
-        let (bridge, hosts) = made.0.split_last()?;
+        let suffixes = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
+        let suffixes = [&suffixes[..count], &["bridge"]].concat();
+        let namespaces = Self::create(name, &suffixes)?;
+        let (bridge, hosts) = namespaces.0.split_last()?;
         ip(&format!("-n {bridge} link add bridge type bridge"));
         ip(&format!("-n {bridge} link set bridge up"));
         for (number, name) in (1..).zip(hosts) {
@@ -44,20 +43,20 @@ impl Namespaces {
             ip(&format!("{port} master bridge up"));
         }
         configure(hosts, mtu);
-        Some(made)
+        Some(namespaces)
     }
 
-    fn named(name: &str, ends: &[&str]) -> Option<Self> {
-        let mut made = Self(Vec::new());
-        for end in ends {
-            let name = format!("rv-{name}-{}-{end}", std::process::id());
-            if !tool("ip", &format!("netns add {name}")) {
+    fn create(name: &str, suffixes: &[&str]) -> Option<Self> {
+        let mut namespaces = Self(Vec::new());
+        for suffix in suffixes {
+            let name = format!("rv-{name}-{}-{suffix}", std::process::id());
+            if !succeeds("ip", &format!("netns add {name}")) {
                 println!("skipped: network namespaces need root and ip(8)");
                 return None;
             }
-            made.0.push(name);
+            namespaces.0.push(name);
         }
-        Some(made)
+        Some(namespaces)
     }
 }
 
@@ -72,19 +71,19 @@ fn configure(hosts: &[String], mtu: u32) {
 }
 
 fn ip(args: &str) {
-    assert!(tool("ip", args), "ip {args}");
+    assert!(succeeds("ip", args), "ip {args}");
 }
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
         for name in &self.0 {
-            tool("ip", &format!("netns delete {name}"));
+            succeeds("ip", &format!("netns delete {name}"));
         }
     }
 }
 
-/// Returns a TCP port that no server has. It is below those of clients: one of these
-/// could take a port of theirs before the server does.
+/// Returns a free TCP port. It is below the ephemeral ports, so that no client can take it
+/// before the server does.
 pub fn free_port() -> u16 {
     const FIRST: u16 = 20_000;
     const COUNT: u32 = 12_000;
@@ -98,12 +97,12 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// Returns whether a table of the system's (`/proc/net/tcp`, `tcp6`) has a listener on a
-/// port. A server that serves one client is looked for without connecting.
+/// Returns whether a table of sockets (`/proc/net/tcp`, `tcp6`) has a listener on a port.
+/// Connecting instead would occupy a server that serves one client.
 pub fn has_listener(table: &str, port: u16) -> bool {
-    let end = format!(":{port:04X}");
+    let suffix = format!(":{port:04X}");
     table.lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&end))
+        matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&suffix))
     })
 }

@@ -1,13 +1,13 @@
-//! Huge pages, as the kernel counts them.
+//! Huge pages, from /proc/meminfo.
 
 use std::fs;
 
-/// Number of free huge pages.
+/// Returns the number of free huge pages.
 pub fn free() -> usize {
     number("HugePages_Free:")
 }
 
-/// Bytes of one.
+/// Returns the size of a huge page in bytes.
 pub fn size() -> usize {
     number("Hugepagesize:") * 1024
 }

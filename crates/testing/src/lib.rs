@@ -1,5 +1,5 @@
-//! What several tests on a device need: random numbers, and what this process
-//! and the machine have in use.
+//! Utilities of tests on a device: random numbers, patterns of bytes, memory in use,
+//! processes and network namespaces.
 #![allow(missing_docs, reason = "for tests: the names say it")]
 #![allow(
     clippy::len_without_is_empty,
@@ -19,13 +19,13 @@ use std::str::FromStr;
 
 use ringverbs::{Context, Device};
 
-/// The device that a variable names.
+/// Opens the device that an environment variable names.
 pub fn context(variable: &str) -> Context {
     let name = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names a device"));
     Device::named(&name).unwrap().open().unwrap()
 }
 
-/// A number from the environment.
+/// Returns the value of an environment variable, or the default if it is not set.
 pub fn setting<T: FromStr>(variable: &str, default: T) -> T
 where
     T::Err: fmt::Debug,
@@ -38,7 +38,7 @@ where
     }
 }
 
-/// Bytes that look random, and are the same for each seed (xorshift).
+/// Returns pseudorandom bytes, the same for each seed (xorshift).
 pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     let step = |_| {
@@ -50,11 +50,11 @@ pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
     (0..len).map(step).collect()
 }
 
-/// Numbers that look random, and are the same each time (splitmix64).
+/// A random number generator with a seed (splitmix64).
 #[derive(Clone)]
-pub struct Numbers(pub u64);
+pub struct Rng(pub u64);
 
-impl Numbers {
+impl Rng {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -72,57 +72,57 @@ impl Numbers {
     }
 
     pub fn fill(&mut self, bytes: &mut [u8]) {
-        for piece in bytes.chunks_mut(8) {
+        for chunk in bytes.chunks_mut(8) {
             let word = self.next().to_ne_bytes();
-            piece.copy_from_slice(&word[..piece.len()]);
+            chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }
 }
 
-/// Bytes that belong to a number, and to no other.
-pub fn pattern(of: u64, bytes: &mut [u8]) {
-    Numbers(of.wrapping_mul(0xd6e8_feb8_6659_fd93)).fill(bytes);
+/// Fills bytes with the pattern of a number, which differs from that of any other.
+pub fn pattern(number: u64, bytes: &mut [u8]) {
+    Rng(number.wrapping_mul(0xd6e8_feb8_6659_fd93)).fill(bytes);
 }
 
-/// Whether these are the bytes that belong to a number.
-pub fn is_pattern(of: u64, bytes: &[u8]) -> bool {
-    let mut wanted = vec![0; bytes.len()];
-    pattern(of, &mut wanted);
-    wanted == bytes
+/// Returns whether the bytes are the pattern of a number.
+pub fn is_pattern(number: u64, bytes: &[u8]) -> bool {
+    let mut expected = vec![0; bytes.len()];
+    pattern(number, &mut expected);
+    expected == bytes
 }
 
-/// Where bytes begin to differ from those of a number, and which of the
-/// number's bytes are there instead; for messages.
-pub fn difference(of: u64, bytes: &[u8]) -> String {
-    let mut wanted = vec![0; bytes.len()];
-    pattern(of, &mut wanted);
-    let Some(at) = (0..bytes.len()).find(|at| bytes[*at] != wanted[*at]) else {
+/// Describes the first difference between the bytes and the pattern of a number: its
+/// position, and the position in the pattern to which the bytes there belong.
+pub fn difference(number: u64, bytes: &[u8]) -> String {
+    let mut expected = vec![0; bytes.len()];
+    pattern(number, &mut expected);
+    let Some(at) = (0..bytes.len()).find(|at| bytes[*at] != expected[*at]) else {
         return "none".into();
     };
-    let there = &bytes[at..(at + 16).min(bytes.len())];
-    let from = wanted.windows(there.len()).position(|part| part == there);
+    let found = &bytes[at..(at + 16).min(bytes.len())];
+    let from = expected.windows(found.len()).position(|part| part == found);
     format!(
-        "at byte {at} of {}, with what belongs at {from:?}",
+        "at byte {at} of {}, with the bytes of {from:?}",
         bytes.len()
     )
 }
 
-/// What is in use, in KiB where it is memory.
+/// Resources in use. Memory is in KiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     /// This process's address space.
     pub virtual_size: i64,
-    /// Memory of this process's in core, the mapped rings included.
+    /// This process's resident memory, including mapped rings.
     pub resident: i64,
-    /// The part that is its own: heap, stacks, registered memory.
+    /// The anonymous part of it: heap, stacks, registered memory.
     pub anonymous: i64,
-    /// Its mappings.
+    /// Number of this process's mappings.
     pub mappings: i64,
-    /// Its open files.
+    /// Number of this process's open files.
     pub files: i64,
-    /// What the machine could still give.
+    /// Memory of the host that is available to programs.
     pub available: i64,
-    /// The kernel's small objects.
+    /// Memory of the kernel's slab allocator.
     pub slab: i64,
 }
 
@@ -136,14 +136,14 @@ impl Usage {
             resident: field(&status, "VmRSS:"),
             anonymous: field(&status, "RssAnon:"),
             mappings: maps.lines().count() as i64,
-            // One of them is the folder that is read.
+            // One of them is the directory that is read.
             files: fs::read_dir("/proc/self/fd").unwrap().count() as i64 - 1,
             available: field(&machine, "MemAvailable:"),
             slab: field(&machine, "Slab:"),
         }
     }
 
-    /// What came since.
+    /// Returns the difference from an earlier value.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             virtual_size: self.virtual_size - before.virtual_size,
@@ -170,13 +170,13 @@ impl fmt::Display for Usage {
         } = self;
         write!(
             f,
-            "address space {virtual_size} KiB, resident {resident} (own {anonymous}), \
+            "address space {virtual_size} KiB, resident {resident} (anonymous {anonymous}), \
              {mappings} mappings, {files} files; machine: available {available}, slab {slab}"
         )
     }
 }
 
-/// A number of a file of names and numbers, which the kernel is sure to have.
+/// Returns the number after a name, which must exist, in a file of the kernel.
 fn field(text: &str, name: &str) -> i64 {
     text.lines()
         .find_map(|line| line.strip_prefix(name))

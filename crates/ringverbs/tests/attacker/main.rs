@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use steps::Kind;
-use testing::{Numbers as Random, setting};
+use testing::{Rng, setting};
 use world::World;
 
 /// A step: its kind, and the numbers that it chooses by.
@@ -106,7 +106,7 @@ const THEMES: &[&[&str]] = &[
 ];
 
 /// Small numbers most of the time, so that few objects meet often.
-fn number(random: &mut Random) -> u32 {
+fn number(random: &mut Rng) -> u32 {
     let all = random.next() as u32;
     match random.below(4) {
         0 => all & !0xff,
@@ -155,7 +155,7 @@ const ROUND: &[Part] = &[
 ];
 
 /// The kind that a number chooses by the kinds' weights.
-fn weighted(random: &mut Random, weights: &[u32]) -> Option<usize> {
+fn weighted(random: &mut Rng, weights: &[u32]) -> Option<usize> {
     let total: u32 = weights.iter().sum();
     let mut at = random.below(total.max(1) as usize) as u32;
     weights.iter().position(|weight| {
@@ -166,7 +166,7 @@ fn weighted(random: &mut Random, weights: &[u32]) -> Option<usize> {
 }
 
 /// Rounds about keys, with a step of any kind in between now and then.
-fn rounds(random: &mut Random, kinds: &[Kind]) -> Vec<Step> {
+fn rounds(random: &mut Rng, kinds: &[Kind]) -> Vec<Step> {
     let mut steps = Vec::new();
     // Some do without the raw layer's binds, which nothing lets go of.
     let raw = random.one_in(2);
@@ -199,7 +199,7 @@ fn rounds(random: &mut Random, kinds: &[Kind]) -> Vec<Step> {
 }
 
 /// Steps of all kinds, most of them about one theme.
-fn mixture(random: &mut Random, kinds: &[Kind]) -> Vec<Step> {
+fn mixture(random: &mut Rng, kinds: &[Kind]) -> Vec<Step> {
     // Each sequence has its favourites, and kinds that it does without.
     let theme = match random.below(4) {
         0 => None,
@@ -231,7 +231,7 @@ fn mixture(random: &mut Random, kinds: &[Kind]) -> Vec<Step> {
 }
 
 fn sequence(seed: u64, kinds: &[Kind]) -> Sequence {
-    let mut random = Random(seed);
+    let mut random = Rng(seed);
     let keys = random.one_in(3);
     let find = |wanted: &str| kinds.iter().position(|(name, ..)| *name == wanted);
     let mut steps = Vec::new();

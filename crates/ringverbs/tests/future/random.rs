@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ringverbs::future::{AsyncQueuePair, Operation, Receive};
 use ringverbs::{Buffer, WorkRequest};
-use testing::{Numbers, is_pattern, pattern, setting};
+use testing::{Rng, is_pattern, pattern, setting};
 
 use crate::{Bench, poll_once};
 
@@ -35,7 +35,7 @@ impl Direction {
         &mut self,
         bench: &Bench,
         (from, to): (&AsyncQueuePair, &AsyncQueuePair),
-        random: &mut Numbers,
+        random: &mut Rng,
     ) {
         match random.below(12) {
             0..=2 if self.sends.back().is_none_or(|(_, send)| send.is_posted()) => {
@@ -119,7 +119,7 @@ fn random_futures_lose_no_message() {
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut messages = 0;
     while Instant::now() < end {
-        let mut random = Numbers(seed);
+        let mut random = Rng(seed);
         let bench = Bench::new();
         let cq = match random.below(2) {
             0 => bench.driven(),

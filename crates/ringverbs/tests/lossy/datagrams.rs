@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ringverbs::{AccessFlags, RemoteRegion, Success, Transport, WorkRequest};
 
 use super::link::{End, RECEIVES, SIZE, ends, found};
-use testing::{Numbers, is_pattern, pattern, setting};
+use testing::{Rng, is_pattern, pattern, setting};
 
 /// Messages that are sent before a look at what has arrived.
 const BATCH: u64 = 8;
@@ -80,7 +80,7 @@ fn report(what: &str, messages: &Messages) {
 #[ignore = "needs two rxe devices"]
 fn messages_of_an_unreliable_connection_are_complete() {
     let count = setting("MESSAGES", 200) / 2;
-    let mut numbers = Numbers(setting("SEED", 1));
+    let mut numbers = Rng(setting("SEED", 1));
     let (mut a, mut b) = ends(Transport::Unreliable);
     let (at_a, at_b) = (a.qp.endpoint(&a.local), b.qp.endpoint(&b.local));
     found(|| a.qp.connect(&a.local, &at_b));
@@ -136,7 +136,7 @@ fn messages_of_an_unreliable_connection_are_complete() {
 #[ignore = "needs two rxe devices"]
 fn datagrams_are_complete() {
     let count = setting("MESSAGES", 200);
-    let mut numbers = Numbers(setting("SEED", 1));
+    let mut numbers = Rng(setting("SEED", 1));
     let (mut a, mut b) = ends(Transport::Datagram);
     a.qp.activate(&a.local, QKEY).unwrap();
     b.qp.activate(&b.local, QKEY).unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ringverbs::{AccessFlags, Buffer, Completion, Failure, RemoteAddr, RemoteRegion, WorkRequest};
 
 use super::link::{DEPTH, End, RECEIVES, SIZE, connect};
-use testing::{Numbers, difference, is_pattern, pattern};
+use testing::{Rng, difference, is_pattern, pattern};
 
 /// Operations of a turn.
 const TURN: u64 = 40;
@@ -154,7 +154,7 @@ struct Work<'a> {
     /// The passive end is in the error state, on purpose.
     given_up: bool,
     report: Report,
-    numbers: Numbers,
+    numbers: Rng,
 }
 
 /// Operations of the first end on the second. Every one is checked by its
@@ -186,7 +186,7 @@ pub fn operations(a: &mut End, b: &mut End, plan: &Plan) -> Report {
         deaths: 0,
         given_up: false,
         report: Report::default(),
-        numbers: Numbers(plan.seed),
+        numbers: Rng(plan.seed),
     };
     work.connect();
     let mut number = 0;

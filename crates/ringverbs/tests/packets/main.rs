@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use embedded::{Drive, Network};
 use ringverbs::packet::{Checksums, FlowMatch, PacketQueueBuilder};
 use ringverbs::{Context, Device, Error, Frame, PacketQueue, PoolBuffer};
-use testing::{Numbers, setting};
+use testing::{Rng, setting};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Long enough for a frame to arrive that would.
@@ -444,9 +444,9 @@ fn random_calls_keep_every_byte() {
     const SIZES: [usize; 3] = [64, 300, 1518];
     let seed = setting("RINGVERBS_SEED", 1);
     for seed in seed..seed + setting("RINGVERBS_SEQUENCES", 12) {
-        let mut random = Numbers(seed);
+        let mut random = Rng(seed);
         let domains = <[Context; 2]>::from(two()).map(|context| context.alloc_pd().unwrap());
-        let make = |random: &mut Numbers| {
+        let make = |random: &mut Rng| {
             let builder = domains[random.below(2)].packet_queue();
             let builder = builder
                 .frame_size(SIZES[random.below(3)])

@@ -19,7 +19,7 @@ use super::link_state::{
 use super::pool::Pool;
 use super::resources::ThreadResources;
 use super::{Counts, is_rxe};
-use testing::{Numbers, is_pattern, pattern};
+use testing::{Rng, is_pattern, pattern};
 
 /// Operations that a queue holds.
 const DEPTH: u32 = 32;
@@ -398,7 +398,7 @@ impl Connection {
         self.token += 1;
     }
 
-    fn post(&mut self, numbers: &mut Numbers, pool: &mut Pool) {
+    fn post(&mut self, numbers: &mut Rng, pool: &mut Pool) {
         if self.qp.in_flight().0 as usize + RUN + 2 > DEPTH as usize {
             return;
         }
@@ -480,7 +480,7 @@ impl Connection {
 
     /// An unsignaled run: the constant, piece by piece, all rung for once, and
     /// then read back.
-    fn run(&mut self, pool: &mut Pool, numbers: &mut Numbers, to: usize, len: usize, slot: usize) {
+    fn run(&mut self, pool: &mut Pool, numbers: &mut Rng, to: usize, len: usize, slot: usize) {
         let pieces = 1 + numbers.below(RUN - 1);
         let piece = len.div_ceil(pieces).max(1);
         let mut sizes = Vec::new();

@@ -22,7 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringverbs::Device;
-use testing::{Numbers, Usage, setting};
+use testing::{Rng, Usage, setting};
 
 /// Threads with active ends.
 const THREADS: usize = 2;
@@ -124,7 +124,7 @@ fn duplicates() -> Option<u64> {
 }
 
 fn round(seed: u64, length: Duration) -> Counts {
-    let mut numbers = Numbers(seed);
+    let mut numbers = Rng(seed);
     let end = Instant::now() + length;
     let context = Device::named(&device_name()).unwrap().open().unwrap();
     let (orders, received) = channel();
@@ -176,7 +176,7 @@ fn mixed_operations_with_deaths() {
     let rounds = (seconds / ROUND).max(2);
     let length = Duration::from_secs(seconds) / rounds as u32;
     let mut all = Counts::default();
-    let mut numbers = Numbers(seed);
+    let mut numbers = Rng(seed);
     let mut first = None;
     for number in 1..=rounds {
         let before = duplicates();

@@ -4,7 +4,7 @@ use ringverbs::{CompletionQueue, Context, LocalAddress, ProtectionDomain};
 
 use super::Counts;
 use super::pool::Pool;
-use testing::Numbers;
+use testing::Rng;
 
 pub struct ThreadResources {
     pub pool: Pool,
@@ -12,7 +12,7 @@ pub struct ThreadResources {
     pub local: LocalAddress,
     pub domain: ProtectionDomain,
     context: Context,
-    pub numbers: Numbers,
+    pub numbers: Rng,
     pub counts: Counts,
 }
 
@@ -25,7 +25,7 @@ impl ThreadResources {
             local: context.local_address(1).unwrap(),
             domain,
             context,
-            numbers: Numbers(seed),
+            numbers: Rng(seed),
             counts: Counts::default(),
         }
     }
