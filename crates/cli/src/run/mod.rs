@@ -1,15 +1,15 @@
-//! `ringverbs run`: runs a program whose devices the plugin serves, whatever the
-//! program is linked to.
+//! `ringverbs run`: runs a program with the plugin serving its devices, whatever
+//! libraries the program is linked to.
 //!
 //! Sets the variables that the plugin and libibverbs read, and executes the
 //! program. `RDMAV_DRIVERS` names the plugin before the configured providers.
-//! `LD_PRELOAD` makes it register before a provider that the program is linked
-//! to, as perftest is to libmlx5. `RINGVERBS_DEVICES` selects the devices that it
-//! takes.
+//! `LD_PRELOAD` makes the plugin register before a provider that the program is linked
+//! to, as perftest is to libmlx5. `RINGVERBS_DEVICES` selects the devices that the
+//! plugin serves.
 //!
 //! With `--embedded` a second library is preloaded, which gives the program embedded
-//! devices (`crates/preload`); libibverbs then chooses the provider as on a real
-//! system, unless the plugin is asked for.
+//! devices (`crates/preload`); libibverbs then selects the provider as on a real
+//! system, unless `--plugin` or `--devices` requests the plugin.
 
 mod program;
 
@@ -26,19 +26,19 @@ use ringverbs::KernelError;
 use uverbs::environment;
 
 use crate::error::Error;
-use program::Unreachable;
+use program::PreloadBlocked;
 
 /// Arguments of `run`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Programs with raised rights, whose loader ignores the environment, and static programs \
-cannot be reached.
+Static programs, and programs with elevated privileges, whose loader ignores the \
+environment, cannot be run with preloaded libraries.
 Examples: ringverbs run -- ib_write_bw -d mlx5_0
           ringverbs run --embedded -- ibv_rc_pingpong -g 1 localhost")]
 pub struct Args {
     /// Give the program embedded devices, named mlx5_0, mlx5_1 ...: roce or ib,
-    /// separated by commas; or one that reaches other hosts, from an address or an
-    /// interface: roce:192.0.2.1, roce:eth0. The system's providers serve them; with
+    /// separated by commas; or one that reaches other hosts, by address or interface:
+    /// roce:192.0.2.1, roce:eth0. The system's providers serve them; with
     /// --devices mlx5 ringverbs does
     #[arg(
         long,
@@ -68,7 +68,7 @@ pub struct Args {
 
 /// All kinds that the plugin supports.
 const DEVICES: &str = "rxe,mlx5";
-/// The name to which libibverbs appends `-rdmavN.so`.
+/// The provider name to which libibverbs appends `-rdmavN.so`.
 const STEM: &str = "libringverbs";
 /// The library for embedded devices.
 const PRELOAD: &str = "libringverbs_preload.so";
@@ -76,34 +76,34 @@ const PRELOAD: &str = "libringverbs_preload.so";
 /// The reason why the program was not run.
 #[derive(Debug)]
 pub enum RunError {
-    /// None of these places contains the plugin.
+    /// None of these paths contains the plugin.
     NoPlugin(Vec<PathBuf>),
-    /// None of these places contains the library for embedded devices.
+    /// None of these directories contains the library for embedded devices.
     NoPreload(Vec<PathBuf>),
     /// There is no embedded device of this name.
-    Device(String),
-    /// The directory cannot be that of a network.
+    UnknownDevice(String),
+    /// The directory cannot be used for a network.
     Directory(PathBuf, String),
-    /// The program would not have the devices.
-    Unreachable(PathBuf, Unreachable),
-    /// `LD_PRELOAD` would split the path.
-    Name(PathBuf),
-    /// The program could not be run.
-    Program(OsString, std::io::Error),
+    /// The library for embedded devices cannot be preloaded into the program.
+    PreloadBlocked(PathBuf, PreloadBlocked),
+    /// The path contains a separator of `LD_PRELOAD`.
+    Separator(PathBuf),
+    /// The program could not be executed.
+    Exec(OsString, std::io::Error),
 }
 
 impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoPlugin(places) => {
-                write!(f, "there is no {STEM}-rdmavN.so in {}", List(places))?;
+            Self::NoPlugin(paths) => {
+                write!(f, "there is no {STEM}-rdmavN.so in {}", PathList(paths))?;
                 f.write_str("; name it with --plugin")
             }
-            Self::NoPreload(places) => {
-                write!(f, "there is no {PRELOAD} in {}", List(places))?;
+            Self::NoPreload(paths) => {
+                write!(f, "there is no {PRELOAD} in {}", PathList(paths))?;
                 f.write_str("; put it beside this command")
             }
-            Self::Device(name) => {
+            Self::UnknownDevice(name) => {
                 write!(f, "there is no embedded device \"{name}\"; there are ")?;
                 for (number, (name, about)) in Network::profiles().enumerate() {
                     let comma = if number == 0 { "" } else { ", " };
@@ -112,27 +112,27 @@ impl fmt::Display for RunError {
                 f.write_str(", or roce: with one address or interface, and no others")
             }
             Self::Directory(path, reason) => write!(f, "{}: {reason}", path.display()),
-            Self::Unreachable(path, reason) => write!(f, "{}: {reason}", path.display()),
-            Self::Name(path) => write!(
+            Self::PreloadBlocked(path, reason) => write!(f, "{}: {reason}", path.display()),
+            Self::Separator(path) => write!(
                 f,
-                "{}: LD_PRELOAD cannot hold a path with a space or a colon in it",
+                "{}: LD_PRELOAD cannot hold a path with a space, colon or semicolon",
                 path.display()
             ),
-            Self::Program(program, error) => {
+            Self::Exec(program, error) => {
                 write!(f, "running {}: {error}", Path::new(program).display())
             }
         }
     }
 }
 
-/// Places, with commas between them.
-struct List<'a>(&'a [PathBuf]);
+/// Displays paths separated by commas.
+struct PathList<'a>(&'a [PathBuf]);
 
-impl fmt::Display for List<'_> {
+impl fmt::Display for PathList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, place) in self.0.iter().enumerate() {
+        for (number, path) in self.0.iter().enumerate() {
             let comma = if number == 0 { "" } else { ", " };
-            write!(f, "{comma}{}", place.display())?;
+            write!(f, "{comma}{}", path.display())?;
         }
         Ok(())
     }
@@ -160,45 +160,46 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     }
     let settings = settings.variables(environment::variable);
     let error = Command::new(program).args(arguments).envs(settings).exec();
-    Err(RunError::Program(program.clone(), error).into())
+    Err(RunError::Exec(program.clone(), error).into())
 }
 
-/// Adds what makes the plugin serve devices.
+/// Adds the variables with which the plugin serves the devices.
 fn plugin(args: &Args, settings: &mut Settings) -> Result<(), Error> {
-    let places = match &args.plugin {
+    let paths = match &args.plugin {
         Some(path) => vec![path.clone()],
-        None => places(),
+        None => search_paths(),
     };
-    let plugin = places.iter().find_map(|place| plugin_in(place));
-    let plugin = plugin.ok_or(RunError::NoPlugin(places))?;
+    let plugin = paths.iter().find_map(|path| find_plugin(path));
+    let plugin = plugin.ok_or(RunError::NoPlugin(paths))?;
     // A relative path would depend on the working directory.
     let plugin = std::path::absolute(plugin)?;
     settings.plugin(&plugin, args.devices.as_deref(), environment::variable)?;
     Ok(())
 }
 
-/// Adds what gives a program embedded devices, after checking that it will have them.
+/// Adds the variables that give a program embedded devices, after checking that the
+/// library can be preloaded into it.
 fn embedded(
     devices: &str,
     directory: Option<&Path>,
     program: &OsStr,
     settings: &mut Settings,
 ) -> Result<(), Error> {
-    let of_host = devices.starts_with("roce:") && !devices.contains(',');
+    let reaches_hosts = devices.starts_with("roce:") && !devices.contains(',');
     let is_profile = |device: &&str| Network::profiles().any(|(name, _)| name == *device);
     let unknown = devices.split(',').find(|device| !is_profile(device));
-    if let Some(device) = unknown.filter(|_| !of_host) {
-        return Err(RunError::Device(device.to_owned()).into());
+    if let Some(device) = unknown.filter(|_| !reaches_hosts) {
+        return Err(RunError::UnknownDevice(device.to_owned()).into());
     }
-    let path = program::find(program);
-    if let Some((path, reason)) = path.and_then(|it| Some((it.clone(), program::unreachable(&it)?)))
-    {
-        return Err(RunError::Unreachable(path, reason).into());
+    if let Some(path) = program::find(program) {
+        if let Some(reason) = program::preload_blocked(&path) {
+            return Err(RunError::PreloadBlocked(path, reason).into());
+        }
     }
-    let places = places();
-    let library = places.iter().map(|place| place.join(PRELOAD));
+    let paths = search_paths();
+    let library = paths.iter().map(|directory| directory.join(PRELOAD));
     let library = library.into_iter().find(|path| path.is_file());
-    let library = library.ok_or(RunError::NoPreload(places))?;
+    let library = library.ok_or(RunError::NoPreload(paths))?;
     let directory = directory.map_or_else(Network::default_directory, Path::to_owned);
     let directory = Network::own_directory(&directory).map_err(|error| {
         let reason = match error {
@@ -213,9 +214,9 @@ fn embedded(
     Ok(())
 }
 
-/// Returns the default places of the plugin: beside this command, as in
-/// `target/dist`, and where it is installed.
-fn places() -> Vec<PathBuf> {
+/// Returns the directories to search for the plugin: that of this command, as in
+/// `target/dist`, and those in which it is installed.
+fn search_paths() -> Vec<PathBuf> {
     let beside = env::current_exe().ok();
     let beside = beside.and_then(|path| Some(path.parent()?.to_owned()));
     let architecture = env::consts::ARCH;
@@ -230,16 +231,16 @@ fn places() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the plugin's file: `place` itself, or the first one in that directory.
-/// All are the same file, and a preloaded plugin ignores its name.
-fn plugin_in(place: &Path) -> Option<PathBuf> {
-    if place.is_file() {
-        return Some(place.to_owned());
+/// Returns the plugin's file: `path` itself, or the first one in that directory.
+/// All names lead to the same file, and a preloaded plugin ignores its name.
+fn find_plugin(path: &Path) -> Option<PathBuf> {
+    if path.is_file() {
+        return Some(path.to_owned());
     }
-    let entries = fs::read_dir(place).ok()?;
+    let entries = fs::read_dir(path).ok()?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let name = names.filter(|name| stem(name) == Some(STEM)).min()?;
-    Some(place.join(name))
+    Some(path.join(name))
 }
 
 /// Returns `NAME` of `NAME-rdmavN.so`.
@@ -256,14 +257,14 @@ struct Settings {
     others: Vec<(&'static str, OsString)>,
 }
 
-/// Puts `first` in front of a variable's list.
-fn in_front(first: &OsStr, before: Option<OsString>) -> OsString {
-    let mut list = first.to_owned();
-    if let Some(rest) = before.filter(|rest| !rest.is_empty()) {
-        list.push(":");
-        list.push(rest);
+/// Prepends `first` to a variable's list, which colons separate.
+fn prepend(first: &OsStr, list: Option<OsString>) -> OsString {
+    let mut result = first.to_owned();
+    if let Some(rest) = list.filter(|rest| !rest.is_empty()) {
+        result.push(":");
+        result.push(rest);
     }
-    list
+    result
 }
 
 impl Settings {
@@ -271,44 +272,47 @@ impl Settings {
         self.others.push((name, value));
     }
 
-    /// Adds a library to those that are preloaded.
+    /// Adds a library to preload.
     fn preload(&mut self, library: &Path) -> Result<(), RunError> {
         let bytes = library.as_os_str().as_encoded_bytes();
         if bytes.iter().any(|byte| b" :;".contains(byte)) {
-            return Err(RunError::Name(library.to_owned()));
+            return Err(RunError::Separator(library.to_owned()));
         }
         self.preload.push(library.to_owned());
         Ok(())
     }
 
-    /// Adds what the plugin needs, given the variables' previous values.
+    /// Adds the plugin's variables, given their previous values.
     fn plugin(
         &mut self,
         plugin: &Path,
         devices: Option<&str>,
-        before: impl Fn(&str) -> Option<OsString>,
+        previous: impl Fn(&str) -> Option<OsString>,
     ) -> Result<(), RunError> {
         self.preload(plugin)?;
         // libibverbs appends the version of its private interface.
         let name = plugin.file_name().and_then(OsStr::to_str).and_then(stem);
         if let Some(name) = name {
             let stem = plugin.with_file_name(name);
-            let drivers = in_front(stem.as_os_str(), before("RDMAV_DRIVERS"));
+            let drivers = prepend(stem.as_os_str(), previous("RDMAV_DRIVERS"));
             self.set("RDMAV_DRIVERS", drivers);
         }
         let devices = match devices {
             Some(devices) => devices.into(),
-            None => before("RINGVERBS_DEVICES").unwrap_or_else(|| DEVICES.into()),
+            None => previous("RINGVERBS_DEVICES").unwrap_or_else(|| DEVICES.into()),
         };
         self.set("RINGVERBS_DEVICES", devices);
         Ok(())
     }
 
     /// Returns the variables to set, given their previous values.
-    fn variables(self, before: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
+    fn variables(
+        self,
+        previous: impl Fn(&str) -> Option<OsString>,
+    ) -> Vec<(&'static str, OsString)> {
         let libraries = self.preload.iter().rev();
-        let list = libraries.fold(before("LD_PRELOAD"), |rest, library| {
-            Some(in_front(library.as_os_str(), rest))
+        let list = libraries.fold(previous("LD_PRELOAD"), |rest, library| {
+            Some(prepend(library.as_os_str(), rest))
         });
         let list = list.map(|list| ("LD_PRELOAD", list));
         list.into_iter().chain(self.others).collect()
@@ -321,20 +325,20 @@ mod tests {
 
     #[test]
     fn the_plugin_precedes_previous_settings() {
-        let before = |name: &str| match name {
+        let previous = |name: &str| match name {
             "LD_PRELOAD" => Some("/lib/other.so".into()),
             "RDMAV_DRIVERS" => Some("rxe".into()),
             _ => None,
         };
         let plugin = Path::new("/opt/x/libringverbs-rdmav34.so");
-        type Before<'a> = &'a dyn Fn(&str) -> Option<OsString>;
-        let set = |devices, before: Before| {
+        type Previous<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+        let variables = |devices, previous: Previous| {
             let mut settings = Settings::default();
-            settings.plugin(plugin, devices, before).unwrap();
-            settings.variables(before)
+            settings.plugin(plugin, devices, previous).unwrap();
+            settings.variables(previous)
         };
-        let found = set(None, &before);
-        let wanted: Vec<(&str, OsString)> = vec![
+        let found = variables(None, &previous);
+        let expected: Vec<(&str, OsString)> = vec![
             (
                 "LD_PRELOAD",
                 "/opt/x/libringverbs-rdmav34.so:/lib/other.so".into(),
@@ -342,21 +346,21 @@ mod tests {
             ("RDMAV_DRIVERS", "/opt/x/libringverbs:rxe".into()),
             ("RINGVERBS_DEVICES", "rxe,mlx5".into()),
         ];
-        assert_eq!(found, wanted);
-        assert_eq!(set(None, &|_| Some("mlx5".into()))[2].1, "mlx5");
-        assert_eq!(set(Some("rxe"), &|_| Some("mlx5".into()))[2].1, "rxe");
+        assert_eq!(found, expected);
+        assert_eq!(variables(None, &|_| Some("mlx5".into()))[2].1, "mlx5");
+        assert_eq!(variables(Some("rxe"), &|_| Some("mlx5".into()))[2].1, "rxe");
         let spaced = Path::new("/a b/libringverbs-rdmav34.so");
         assert!(Settings::default().preload(spaced).is_err());
-        // The library with the devices is found before others of the same names.
+        // The library for embedded devices precedes the plugin, whatever the order of calls.
         let mut both = Settings::default();
         both.preload(Path::new("/opt/x/embedded.so")).unwrap();
-        both.plugin(plugin, None, before).unwrap();
+        both.plugin(plugin, None, previous).unwrap();
         let list = "/opt/x/embedded.so:/opt/x/libringverbs-rdmav34.so:/lib/other.so";
-        assert_eq!(both.variables(before)[0], ("LD_PRELOAD", list.into()));
+        assert_eq!(both.variables(previous)[0], ("LD_PRELOAD", list.into()));
     }
 
     #[test]
-    fn the_plugin_is_known_by_its_name() {
+    fn stem_of_a_plugin_file_name() {
         assert_eq!(stem("libringverbs-rdmav34.so"), Some("libringverbs"));
         for other in ["libringverbs.so", "libringverbs-rdmav.so", "x-rdmav3a.so"] {
             assert_eq!(stem(other), None, "{other}");

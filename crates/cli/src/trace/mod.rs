@@ -1,8 +1,8 @@
 //! `ringverbs trace`: decodes the queues of a running program.
 //!
 //! A program on rxe, with any library, maps its queues from
-//! `/dev/infiniband/uverbsN`. They are found in `/proc/PID/maps` and copied
-//! through `/proc/PID/mem`, which is opened read-only: the process is not
+//! `/dev/infiniband/uverbsN`. `trace` finds the mappings in `/proc/PID/maps` and copies
+//! them through `/proc/PID/mem`, which it opens read-only: the process is not
 //! stopped, attached to or written. The kernel requires permission to trace the
 //! process.
 
@@ -34,9 +34,9 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pid: u32,
     /// Show only the queue mapped at this offset of the device (as listed)
-    #[arg(short, long, value_parser = offset, value_name = "OFFSET")]
+    #[arg(short, long, value_parser = parse_offset, value_name = "OFFSET")]
     queue: Option<u64>,
-    /// The type of the queue, if its entries do not tell
+    /// The type of the queue, if it cannot be determined from its entries
     #[arg(long = "as", value_name = "KIND")]
     kind: Option<QueueKind>,
     /// Number of entries to show of each queue, newest last
@@ -54,14 +54,14 @@ pub struct Args {
 }
 
 /// Parses a number, in decimal or, with 0x, in hexadecimal.
-fn offset(text: &str) -> Result<u64, std::num::ParseIntError> {
+fn parse_offset(text: &str) -> Result<u64, std::num::ParseIntError> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     }
 }
 
-/// Finds the queues and shows them.
+/// Finds and prints the queues.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let process = Process::open(args.pid)?;
     let mut mappings = process.mappings()?;
@@ -92,15 +92,15 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows new entries until the process or its queues end. If there are more new
-/// entries between two polls than a queue holds, some are missed.
+/// Prints new entries until the process exits or unmaps its queues. If more entries than
+/// a queue holds are new between two polls, some are missed.
 fn follow(
     args: &Args,
     process: &Process,
     mappings: &[Mapping],
     queues: &[Queue],
 ) -> Result<(), Error> {
-    let mut seen: HashMap<u64, u32> = queues
+    let mut producers: HashMap<u64, u32> = queues
         .iter()
         .map(|queue| (queue.offset, queue.producer))
         .collect();
@@ -109,12 +109,11 @@ fn follow(
         thread::sleep(Duration::from_millis(args.interval));
         let mut alive = false;
         for mapping in mappings {
-            let all = u32::MAX;
-            let Some(queue) = Queue::read(process, mapping, args.kind, all) else {
+            let Some(queue) = Queue::read(process, mapping, args.kind, u32::MAX) else {
                 continue;
             };
             alive = true;
-            let before = seen.insert(queue.offset, queue.producer);
+            let before = producers.insert(queue.offset, queue.producer);
             let before = before.unwrap_or(queue.producer);
             let new = queue.producer.wrapping_sub(before) & queue.capacity;
             let skip = queue.entries.len().saturating_sub(new as usize);

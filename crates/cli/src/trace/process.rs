@@ -14,18 +14,18 @@ pub enum TraceError {
     NoProcess(u32),
     /// Permission was denied.
     Denied(u32),
-    /// Its files in /proc cannot be read.
+    /// The process's files in /proc cannot be read.
     Proc {
         /// The process.
         pid: u32,
         /// The reason.
         source: io::Error,
     },
-    /// It has no queue of rxe.
+    /// The process has no queue of rxe.
     NoQueue {
         /// The process.
         pid: u32,
-        /// Number of its mappings of RDMA devices.
+        /// Number of the process's mappings of RDMA devices.
         mappings: usize,
     },
 }
@@ -42,7 +42,7 @@ impl fmt::Display for TraceError {
             Self::Proc { pid, source } => write!(f, "reading /proc/{pid}: {source}"),
             Self::NoQueue { pid, mappings: 0 } => write!(
                 f,
-                "process {pid} has no queue mapped; it has made none, or ended its use of RDMA"
+                "process {pid} has no queue mapped; it has created none, or has destroyed them"
             ),
             Self::NoQueue { pid, mappings } => write!(
                 f,
@@ -72,11 +72,11 @@ pub struct Process {
 pub struct Mapping {
     /// Start address in the process.
     pub address: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: usize,
     /// Offset in the device, which identifies the queue.
     pub offset: u64,
-    /// The device's node, such as `uverbs0`.
+    /// Name of the device node, such as `uverbs0`.
     pub node: String,
 }
 
@@ -94,15 +94,15 @@ impl Process {
     pub fn mappings(&self) -> Result<Vec<Mapping>, TraceError> {
         let maps = fs::read(format!("/proc/{}/maps", self.pid));
         let maps = maps.map_err(|error| proc_error(self.pid, error))?;
-        // File names in it may contain any bytes.
+        // File names in the table may contain any bytes.
         let maps = String::from_utf8_lossy(&maps);
         let mut mappings: Vec<Mapping> = maps.lines().filter_map(Mapping::parse).collect();
         mappings.sort_by(|a, b| (&a.node, a.offset).cmp(&(&b.node, b.offset)));
         Ok(mappings)
     }
 
-    /// Copies memory of a mapping; `None` if it is unmapped or was never
-    /// complete.
+    /// Copies part of a mapping; `None` if that part is beyond the mapping's end or is no
+    /// longer mapped.
     pub fn copy(&self, mapping: &Mapping, offset: usize, length: usize) -> Option<Vec<u8>> {
         let end = offset.checked_add(length)?;
         if end > mapping.length {
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_maps() {
+    fn lines_of_maps_are_parsed() {
         let line = "7f1c5e600000-7f1c5e610000 rw-s 00010000 00:06 355   /dev/infiniband/uverbs0";
         let mapping = Mapping {
             address: 0x7f1c_5e60_0000,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there() {
+    fn missing_process_is_reported() {
         // Process IDs end at 4194304 on Linux.
         let error = Process::open(u32::MAX).unwrap_err();
         assert!(
@@ -190,8 +190,8 @@ mod tests {
     }
 
     #[test]
-    fn our_own_memory_can_be_copied_and_nothing_beyond() {
-        let text = *b"what is to be read";
+    fn only_mapped_memory_is_copied() {
+        let text = *b"text to be read";
         let process = Process::open(std::process::id()).unwrap();
         let mapping = Mapping {
             address: text.as_ptr().addr() as u64,
@@ -199,14 +199,14 @@ mod tests {
             offset: 0,
             node: "uverbs0".into(),
         };
-        assert_eq!(process.copy(&mapping, 5, 2).as_deref(), Some(&b"is"[..]));
+        assert_eq!(process.copy(&mapping, 5, 2).as_deref(), Some(&b"to"[..]));
         assert_eq!(process.copy(&mapping, 5, 20), None);
         assert_eq!(process.copy(&mapping, usize::MAX, 2), None);
-        let nowhere = Mapping {
+        let unmapped = Mapping {
             address: 0,
             ..mapping
         };
-        assert_eq!(process.copy(&nowhere, 0, 1), None);
+        assert_eq!(process.copy(&unmapped, 0, 1), None);
         assert!(process.mappings().unwrap().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Queues and entries in the form in which they are shown.
+//! Queues and entries as they are printed.
 
 use rxe::inspect::{Completion, Kind, ReceiveEntry, Remote, SendEntry, Snapshot};
 use rxe::{Opcode, SendFlags, Sge};
@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::process::{Mapping, Process};
 
-/// Number of entries that are inspected to determine a queue's type.
-const SAMPLE: u32 = 64;
+/// Number of entries from which a queue's type is determined.
+const KIND_SAMPLE: u32 = 64;
 
 /// A queue's type, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -36,7 +36,7 @@ pub struct Queue {
     pub device: String,
     pub offset: u64,
     pub address: u64,
-    /// `None` if the entries do not tell.
+    /// `None` if the type cannot be determined from the entries.
     pub kind: Option<&'static str>,
     pub entry_bytes: usize,
     pub capacity: u32,
@@ -53,10 +53,10 @@ pub struct Queue {
 #[derive(Debug, Serialize)]
 pub struct Entry {
     pub slot: u32,
-    /// Whether it was produced and not consumed.
+    /// Whether the entry is produced and not consumed.
     pub pending: bool,
     #[serde(flatten)]
-    pub what: EntryContent,
+    pub content: EntryContent,
 }
 
 /// The content of an entry.
@@ -126,26 +126,26 @@ impl Queue {
             let slots = (1..=count.min(before.capacity)).rev();
             let slots = slots.map(|back| before.before(back));
             let entries = slots.filter_map(|slot| Some((slot, copy(slot, &before)?)));
-            // Zeros were never written: the driver's memory is initially zero.
+            // The driver's memory is initially zero: an entry of zeros was never written.
             let written = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
             entries.filter(|(_, bytes)| written(bytes)).collect()
         };
         let shown = entries(last);
         let kind = requested.map(Kind::from).or_else(|| {
-            let sample = entries(SAMPLE);
+            let sample = entries(KIND_SAMPLE);
             Kind::of(sample.iter().map(|(_, bytes)| bytes.as_slice()))
         });
         let after = snapshot()?;
         let entries = shown.into_iter().map(|(slot, bytes)| Entry {
             slot,
             pending: before.is_pending(slot),
-            what: EntryContent::of(kind, &bytes),
+            content: EntryContent::of(kind, &bytes),
         });
         Some(Self {
             device: mapping.node.clone(),
             offset: mapping.offset,
             address: mapping.address,
-            kind: kind.map(name_of_kind),
+            kind: kind.map(kind_name),
             entry_bytes: before.stride,
             capacity: before.capacity,
             producer: before.producer,
@@ -157,7 +157,7 @@ impl Queue {
     }
 }
 
-fn name_of_kind(kind: Kind) -> &'static str {
+fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Completion => "completion queue",
         Kind::Send => "send queue",
@@ -185,11 +185,11 @@ impl EntryContent {
     fn completion(Completion(wc): Completion) -> Self {
         Self::Completion {
             wr_id: wc.wr_id,
-            status: named(STATUSES, wc.status, "status"),
+            status: name_or_number(WC_STATUSES, wc.status, "status"),
             opcode: match wc.opcode {
                 128 => "RECV".into(),
                 129 => "RECV_RDMA_WITH_IMM".into(),
-                other => named(COMPLETED, other, "opcode"),
+                other => name_or_number(WC_OPCODES, other, "opcode"),
             },
             byte_len: wc.byte_len,
             qp_num: wc.qp_num,
@@ -207,13 +207,16 @@ impl EntryContent {
         ];
         let flags = flags.iter().filter(|(flag, _)| entry.flags.contains(*flag));
         let state = match entry.state_name() {
-            Some("error") => format!("error: {}", named(STATUSES, entry.status, "status")),
+            Some("error") => format!(
+                "error: {}",
+                name_or_number(WC_STATUSES, entry.status, "status")
+            ),
             Some(name) => name.into(),
             None => format!("state {}", entry.state),
         };
         Self::Send {
             wr_id: entry.wr_id,
-            opcode: named(OPCODES, entry.opcode.0, "opcode"),
+            opcode: name_or_number(WR_OPCODES, entry.opcode.0, "opcode"),
             flags: flags.map(|(_, name)| *name).collect(),
             state,
             length: entry.data.length,
@@ -241,17 +244,17 @@ fn elements(list: &[Sge]) -> Vec<Element> {
     list.iter().map(element).collect()
 }
 
-/// Returns the name of a number in a table, or the number.
-fn named(table: &[&str], number: u32, what: &str) -> String {
+/// Returns the name of a number in a table, or `kind` and the number.
+fn name_or_number(table: &[&str], number: u32, kind: &str) -> String {
     let name = usize::try_from(number).ok().and_then(|at| table.get(at));
     match name {
         Some(name) if !name.is_empty() => (*name).to_owned(),
-        _ => format!("{what} {number}"),
+        _ => format!("{kind} {number}"),
     }
 }
 
 /// Work completion statuses (`enum ibv_wc_status`).
-const STATUSES: &[&str] = &[
+const WC_STATUSES: &[&str] = &[
     "SUCCESS",
     "LOC_LEN_ERR",
     "LOC_QP_OP_ERR",
@@ -279,7 +282,7 @@ const STATUSES: &[&str] = &[
 ];
 
 /// Completed send operations (`enum ibv_wc_opcode`).
-const COMPLETED: &[&str] = &[
+const WC_OPCODES: &[&str] = &[
     "SEND",
     "RDMA_WRITE",
     "RDMA_READ",
@@ -293,7 +296,7 @@ const COMPLETED: &[&str] = &[
 ];
 
 /// Send operations (`enum ibv_wr_opcode`).
-const OPCODES: &[&str] = &[
+const WR_OPCODES: &[&str] = &[
     "RDMA_WRITE",
     "RDMA_WRITE_WITH_IMM",
     "SEND",
@@ -321,16 +324,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_without_a_name_stay_numbers() {
-        assert_eq!(named(OPCODES, 2, "opcode"), "SEND");
-        assert_eq!(named(OPCODES, 11, "opcode"), "opcode 11");
-        assert_eq!(named(STATUSES, u32::MAX, "status"), "status 4294967295");
-        assert_eq!(OPCODES.len(), 16);
-        assert_eq!(STATUSES.len(), 24);
+    fn unknown_codes_are_shown_as_numbers() {
+        assert_eq!(name_or_number(WR_OPCODES, 2, "opcode"), "SEND");
+        assert_eq!(name_or_number(WR_OPCODES, 11, "opcode"), "opcode 11");
+        assert_eq!(
+            name_or_number(WC_STATUSES, u32::MAX, "status"),
+            "status 4294967295"
+        );
+        assert_eq!(WR_OPCODES.len(), 16);
+        assert_eq!(WC_STATUSES.len(), 24);
     }
 
     #[test]
-    fn an_undecodable_entry_is_unknown() {
+    fn undecodable_entries_are_unknown() {
         assert!(matches!(
             EntryContent::of(None, &[1; 64]),
             EntryContent::Unknown
@@ -345,8 +351,7 @@ mod tests {
         ));
     }
 
-    /// A queue in this process's memory, found and read like that of another
-    /// process.
+    /// Reads a queue of this process as if it were that of another one.
     #[test]
     fn a_queue_is_read_from_memory() {
         let mut memory = vec![0u8; 4096];
@@ -378,7 +383,7 @@ mod tests {
         let shown: Vec<_> = queue
             .entries
             .iter()
-            .map(|entry| match &entry.what {
+            .map(|entry| match &entry.content {
                 EntryContent::Completion { wr_id, status, .. } => {
                     (entry.slot, entry.pending, *wr_id, status.as_str())
                 }
@@ -396,7 +401,7 @@ mod tests {
         let json = serde_json::to_value(&queue).unwrap();
         assert_eq!(json["entries"][2]["entry"], "completion");
         assert_eq!(json["entries"][2]["pending"], true);
-        // A geometry that does not fit the mapping is not a queue.
+        // An index mask beyond the mapping: not a queue.
         put(&mut memory, 4, 1023);
         assert!(Queue::read(&process, &mapping, None, 8).is_none());
     }

@@ -37,19 +37,24 @@ pub fn queue(out: &mut impl Write, queue: &Queue) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Prints an entry; with `whose`, the name of its queue too.
-pub fn entry(out: &mut impl Write, queue: &Queue, entry: &Entry, whose: bool) -> io::Result<()> {
+/// Prints an entry, after the name of its queue if `with_queue`.
+pub fn entry(
+    out: &mut impl Write,
+    queue: &Queue,
+    entry: &Entry,
+    with_queue: bool,
+) -> io::Result<()> {
     let mark = if entry.pending { "*" } else { " " };
-    let whose = match whose {
+    let name = match with_queue {
         true => format!("{}+{:#x} ", escaped(&queue.device), queue.offset),
         false => String::new(),
     };
     let slot = paint(out::DIM, format_args!("[{:5}]", entry.slot));
-    writeln!(out, "{mark} {whose}{slot} {}", what(&entry.what))
+    writeln!(out, "{mark} {name}{slot} {}", describe(&entry.content))
 }
 
-fn what(what: &EntryContent) -> String {
-    match what {
+fn describe(content: &EntryContent) -> String {
+    match content {
         EntryContent::Completion {
             wr_id,
             status,
@@ -65,7 +70,7 @@ fn what(what: &EntryContent) -> String {
                 0 => String::new(),
                 number => format!(" from QP {number:#x}"),
             };
-            // Undefined after a failure.
+            // The length is undefined after a failure.
             let length = match good {
                 true => format!(" {byte_len} bytes"),
                 false => String::new(),
@@ -112,7 +117,7 @@ fn what(what: &EntryContent) -> String {
             "wr_id {wr_id:#x}  room for {length} bytes{}",
             elements(sges)
         ),
-        EntryContent::Unknown => "written, but of a kind that is not known; see --as".into(),
+        EntryContent::Unknown => "entry of unknown type; see --as".into(),
     }
 }
 
@@ -128,7 +133,7 @@ mod tests {
     use crate::escape::is_visible;
 
     #[test]
-    fn hostile_name_is_escaped() {
+    fn hostile_names_are_escaped() {
         let hostile = Queue {
             device: "uverbs\x1b[2J\n\u{202e}".into(),
             offset: 0,
@@ -143,7 +148,7 @@ mod tests {
             entries: vec![Entry {
                 slot: 0,
                 pending: true,
-                what: EntryContent::Unknown,
+                content: EntryContent::Unknown,
             }],
         };
         let mut got = Vec::new();
