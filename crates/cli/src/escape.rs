@@ -1,8 +1,8 @@
 //! Escaping of text from outside.
 //!
-//! Names of devices and files, texts from sysfs, another process or a peer, and
-//! what errors quote may contain anything: terminal escape sequences, newlines,
-//! and characters that change the text direction.
+//! Names of devices and files, text from sysfs, other processes or peers, and text that
+//! errors quote may contain terminal escape sequences, newlines, and characters that
+//! change the text direction.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
@@ -57,40 +57,40 @@ const STYLES: [&str; 6] = [
     "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m",
 ];
 
-/// A writer to a terminal. It passes newlines and this program's own styles, and
-/// escapes everything else that [`escaped`] would, in case that was forgotten.
+/// A writer to a terminal. Newlines and this program's own styles are written as they
+/// are; everything else that [`escaped`] would escape is escaped, in case a caller forgot.
 pub struct TerminalWriter<W: Write> {
-    /// Bytes not yet written, so that no sequence is split.
-    held: Vec<u8>,
+    /// Bytes not yet written; buffered so that no sequence is split.
+    buffer: Vec<u8>,
     inner: W,
 }
 
-/// Maximum number of bytes held.
-const ROOM: usize = 8192;
+/// Bytes after which the buffer is written at the end of a line.
+const FLUSH_SIZE: usize = 8192;
 
 impl<W: Write> TerminalWriter<W> {
     pub fn new(inner: W) -> Self {
-        let held = Vec::new();
-        Self { held, inner }
+        let buffer = Vec::new();
+        Self { buffer, inner }
     }
 
-    fn pass_on(&mut self) -> io::Result<()> {
-        let held = std::mem::take(&mut self.held);
-        self.inner.write_all(passed(&held).as_bytes())
+    fn write_buffer(&mut self) -> io::Result<()> {
+        let buffer = std::mem::take(&mut self.buffer);
+        self.inner.write_all(sanitized(&buffer).as_bytes())
     }
 }
 
 impl<W: Write> Write for TerminalWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.held.extend_from_slice(bytes);
-        if self.held.len() >= ROOM && bytes.ends_with(b"\n") {
-            self.pass_on()?;
+        self.buffer.extend_from_slice(bytes);
+        if self.buffer.len() >= FLUSH_SIZE && bytes.ends_with(b"\n") {
+            self.write_buffer()?;
         }
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.pass_on()?;
+        self.write_buffer()?;
         self.inner.flush()
     }
 }
@@ -101,26 +101,26 @@ impl<W: Write> Drop for TerminalWriter<W> {
     }
 }
 
-/// Returns what a screen displays for the bytes.
-fn passed(bytes: &[u8]) -> String {
-    let mut passed = String::with_capacity(bytes.len());
+/// Returns the bytes as text in which only newlines and own styles are not escaped.
+fn sanitized(bytes: &[u8]) -> String {
+    let mut sanitized = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         let mut text = chunk.valid();
         while let Some(c) = text.chars().next() {
             let style = STYLES.iter().find(|style| text.starts_with(**style));
             let own = style.copied().or((c == '\n').then_some("\n"));
             match own {
-                Some(own) => passed.push_str(own),
-                None => passed.push_str(&escaped(c).to_string()),
+                Some(own) => sanitized.push_str(own),
+                None => sanitized.push_str(&escaped(c).to_string()),
             }
             text = &text[own.map_or(c.len_utf8(), str::len)..];
         }
         for byte in chunk.invalid() {
             // Writing to a String does not fail.
-            let _ = write!(passed, "\\x{byte:02x}");
+            let _ = write!(sanitized, "\\x{byte:02x}");
         }
     }
-    passed
+    sanitized
 }
 
 /// Escapes invisible characters of JSON, which only occur within strings.
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     /// Sequences that affect a terminal or the display of other text.
-    pub const HOSTILE: &str = "a\x1b[2J\x1b]0;title\x07\n\r\t\x08\x7f\u{9b}31m\
+    const HOSTILE: &str = "a\x1b[2J\x1b]0;title\x07\n\r\t\x08\x7f\u{9b}31m\
         \u{202e}\u{2066}\u{200f}\u{feff}\u{2028}\u{e0041}z";
 
     #[test]
@@ -160,17 +160,17 @@ mod tests {
     }
 
     #[test]
-    fn only_own_styles_pass_the_screen() {
+    fn terminal_writer_keeps_only_own_styles() {
         let style = anstyle::Style::new()
             .bold()
             .fg_color(Some(anstyle::AnsiColor::Red.into()));
         let mut got = Vec::new();
-        let mut screen = TerminalWriter::new(&mut got);
-        write!(screen, "{style}bad{style:#}\n{HOSTILE}\n").unwrap();
-        screen.write_all(b"\xff\xc3(\xe2\x80\n\xe2\x80").unwrap();
-        screen.write_all(b"\xae").unwrap();
-        screen.flush().unwrap();
-        drop(screen);
+        let mut terminal = TerminalWriter::new(&mut got);
+        write!(terminal, "{style}bad{style:#}\n{HOSTILE}\n").unwrap();
+        terminal.write_all(b"\xff\xc3(\xe2\x80\n\xe2\x80").unwrap();
+        terminal.write_all(b"\xae").unwrap();
+        terminal.flush().unwrap();
+        drop(terminal);
         let got = String::from_utf8(got).unwrap();
         assert!(
             got.starts_with("\x1b[1m\x1b[31mbad\x1b[0m\na\\u{1b}[2J"),
@@ -182,16 +182,16 @@ mod tests {
     }
 
     #[test]
-    fn every_style_there_is_passes() {
+    fn every_own_style_is_kept() {
         use crate::out;
         for style in [out::NAME, out::GOOD, out::WARN, out::BAD, out::DIM] {
             let text = out::paint(style, "text");
-            assert_eq!(passed(text.as_bytes()), text);
+            assert_eq!(sanitized(text.as_bytes()), text);
         }
     }
 
     #[test]
-    fn json_is_visible_and_the_same() {
+    fn visible_json_has_the_same_value() {
         let value = serde_json::json!({ HOSTILE: [HOSTILE, 1] });
         let text = visible_json(&serde_json::to_string_pretty(&value).unwrap());
         assert!(text.chars().all(|c| is_visible(c) || c == '\n'), "{text:?}");

@@ -4,18 +4,19 @@ use std::time::{Duration, Instant};
 
 use ringverbs::{Completion, CompletionChannel, CompletionQueue, Context, Device};
 
-/// A completion queue with its way of waiting.
+/// A completion queue that is waited for by polling or on its channel.
 pub struct Poller {
     pub cq: CompletionQueue,
     channel: Option<CompletionChannel>,
-    /// Empty polls after which the clock is read: each, if it may sleep.
-    polls_to_clock: u32,
-    /// Number of times that it slept.
+    /// Empty polls between two reads of the clock: 1 on an embedded device, whose polls
+    /// may sleep.
+    polls_per_clock_read: u32,
+    /// Number of waits for an event.
     pub events: u64,
 }
 
 impl Poller {
-    /// Creates a queue for `entries` completions; with `events` it sleeps.
+    /// Creates a queue for `entries` completions, with a channel if `events`.
     pub fn new(context: &Context, entries: u32, events: bool) -> Result<Self, ringverbs::Error> {
         let builder = context.completion_queue().entries(entries);
         let (builder, channel) = if events {
@@ -27,7 +28,7 @@ impl Poller {
         Ok(Self {
             cq: builder.build()?,
             channel,
-            polls_to_clock: match context.device().is_some_and(Device::is_embedded) {
+            polls_per_clock_read: match context.device().is_some_and(Device::is_embedded) {
                 true => 1,
                 false => 1024,
             },
@@ -35,12 +36,12 @@ impl Poller {
         })
     }
 
-    /// Reads completions, waiting up to `patience` for the first. Returns 0 only
+    /// Reads completions, waiting up to `timeout` for the first one. Returns 0 only
     /// after that time.
     pub fn poll(
         &mut self,
         out: &mut [Completion],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<usize, ringverbs::Error> {
         let count = self.cq.poll(out)?;
         if count > 0 {
@@ -53,12 +54,12 @@ impl Poller {
                 None => {
                     std::hint::spin_loop();
                     spins = spins.wrapping_add(1);
-                    if spins % self.polls_to_clock == 0 && start.elapsed() > patience {
+                    if spins % self.polls_per_clock_read == 0 && start.elapsed() > timeout {
                         return Ok(0);
                     }
                 }
                 Some(channel) => {
-                    let left = patience.saturating_sub(start.elapsed());
+                    let left = timeout.saturating_sub(start.elapsed());
                     if left.is_zero() {
                         return Ok(0);
                     }

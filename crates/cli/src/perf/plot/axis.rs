@@ -1,55 +1,55 @@
 //! Logarithmic axes.
 
-/// Where an axis is labelled.
+/// The values at which an axis has labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ticks {
-    /// At powers of two, of an exponent that all labels have as a factor.
+    /// Powers of two whose exponents are multiples of one number.
     PowersOfTwo,
-    /// At 1, 2, 5, 10, 20 and so on, or at powers of ten.
+    /// 1, 2, 5, 10, 20 and so on, or powers of ten.
     OneTwoFive,
 }
 
-/// An axis.
+/// A logarithmic axis.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis {
     low: f64,
     high: f64,
     ticks: Ticks,
-    most: usize,
+    max_labels: usize,
 }
 
 impl Axis {
-    /// Returns an axis for values, with `most` labels at most. Values that have no
-    /// logarithm are left out.
-    pub fn of(values: impl Iterator<Item = f64>, ticks: Ticks, most: usize) -> Self {
+    /// Returns an axis for values, with at most `max_labels` labels. Values without a
+    /// logarithm are ignored.
+    pub fn of(values: impl Iterator<Item = f64>, ticks: Ticks, max_labels: usize) -> Self {
         let values = values.filter(|value| value.is_finite() && *value > 0.0);
         let range = values.fold(None, |range: Option<(f64, f64)>, value| {
             let (low, high) = range.unwrap_or((value, value));
             Some((low.min(value), high.max(value)))
         });
         let (mut low, mut high) = range.unwrap_or((1.0, 1.0));
-        // A factor of four is shown at least.
-        let short = 4.0 / (high / low);
-        if short > 1.0 {
-            low /= short.sqrt();
-            high *= short.sqrt();
+        // The axis spans a factor of four or more.
+        let missing = 4.0 / (high / low);
+        if missing > 1.0 {
+            low /= missing.sqrt();
+            high *= missing.sqrt();
         }
         let margin = (high / low).powf(0.05);
         Self {
             low: low / margin,
             high: high * margin,
             ticks,
-            most,
+            max_labels,
         }
     }
 
-    /// Returns where a value is, from 0 to 1.
-    pub fn at(&self, value: f64) -> f64 {
+    /// Returns the position of a value on the axis, from 0 to 1.
+    pub fn position(&self, value: f64) -> f64 {
         if !value.is_finite() || value <= 0.0 {
             return 0.0;
         }
-        let at = (value / self.low).ln() / (self.high / self.low).ln();
-        at.clamp(0.0, 1.0)
+        let position = (value / self.low).ln() / (self.high / self.low).ln();
+        position.clamp(0.0, 1.0)
     }
 
     /// Returns the labelled values.
@@ -73,10 +73,10 @@ impl Axis {
                     .collect(),
             }
         };
-        let few = (1..=60)
+        let ticks = (1..=60)
             .map(candidates)
-            .find(|ticks| ticks.len() <= self.most);
-        few.unwrap_or_default()
+            .find(|ticks| ticks.len() <= self.max_labels);
+        ticks.unwrap_or_default()
     }
 }
 
@@ -98,16 +98,20 @@ mod tests {
     }
 
     #[test]
-    fn values_are_in_order_within_the_axis() {
+    fn positions_are_ordered_and_within_the_axis() {
         let axis = Axis::of([8.0, 64.0].into_iter(), Ticks::PowersOfTwo, 7);
-        assert!(0.0 < axis.at(8.0) && axis.at(8.0) < axis.at(9.0) && axis.at(64.0) < 1.0);
+        assert!(
+            0.0 < axis.position(8.0)
+                && axis.position(8.0) < axis.position(9.0)
+                && axis.position(64.0) < 1.0
+        );
         for odd in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert_eq!(axis.at(odd), 0.0);
+            assert_eq!(axis.position(odd), 0.0);
         }
-        let nothing = Axis::of([].into_iter(), Ticks::PowersOfTwo, 7);
-        assert!(nothing.at(1.0).is_finite());
+        let empty = Axis::of([].into_iter(), Ticks::PowersOfTwo, 7);
+        assert!(empty.position(1.0).is_finite());
         let one = Axis::of([4096.0].into_iter(), Ticks::PowersOfTwo, 7);
-        assert!((one.at(4096.0) - 0.5).abs() < 1e-9);
+        assert!((one.position(4096.0) - 0.5).abs() < 1e-9);
         assert_eq!(one.ticks(), [2048.0, 4096.0, 8192.0]);
     }
 }

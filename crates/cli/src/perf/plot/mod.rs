@@ -1,11 +1,10 @@
 //! Plots of latency and bandwidth over the message size.
 //!
-//! [`scene`] is the picture as lines, marks and texts, which [`svg`] and [`png`]
-//! write.
+//! A [`drawing`] consists of lines, marks and texts; [`svg`] and [`png`] encode it.
 
 mod axis;
+mod drawing;
 mod png;
-mod scene;
 mod svg;
 
 use std::fmt;
@@ -17,24 +16,24 @@ use super::stats::Row;
 use super::units;
 use crate::escape::escaped;
 use axis::{Axis, Ticks};
-use scene::{Anchor, Colour, Font, Mark, Scene};
+use drawing::{Anchor, Colour, Drawing, Font, Mark};
 
 const WIDTH: f64 = 960.0;
 const MARGIN: f64 = 28.0;
 const CHART_TOP: f64 = 112.0;
 const CHART_HEIGHT: f64 = 320.0;
-/// Room for the labels of an axis.
-const LABELS: f64 = 84.0;
+/// Width of the labels of the vertical axis.
+const LABEL_WIDTH: f64 = 84.0;
 
 const INK: Colour = Colour(0x22, 0x22, 0x22);
 const GREY: Colour = Colour(0x66, 0x66, 0x66);
 const GRID: Colour = Colour(0xe3, 0xe3, 0xe3);
-// Of Okabe and Ito, told apart with any colour vision; so are the marks.
+// Colours of Okabe and Ito, which can be distinguished with any colour vision.
 const BLUE: Colour = Colour(0x00, 0x72, 0xb2);
 const VERMILION: Colour = Colour(0xd5, 0x5e, 0x00);
 const GREEN: Colour = Colour(0x00, 0x9e, 0x73);
 
-/// The reason why there is no plot.
+/// The reason why a plot was not written.
 #[derive(Debug)]
 pub enum PlotError {
     /// The file's name ends in neither `.svg` nor `.png`.
@@ -44,7 +43,7 @@ pub enum PlotError {
         /// The file.
         file: String,
         /// The reason.
-        why: io::Error,
+        source: io::Error,
     },
 }
 
@@ -55,7 +54,7 @@ impl fmt::Display for PlotError {
                 f,
                 "plots are SVG or PNG files: the name {file} must end in .svg or .png"
             ),
-            Self::Write { file, why } => write!(f, "writing the plot {file}: {why}"),
+            Self::Write { file, source } => write!(f, "writing the plot {file}: {source}"),
         }
     }
 }
@@ -68,22 +67,21 @@ enum Format {
     Png,
 }
 
-/// A file for a plot, opened before anything is measured.
+/// The file for a plot, opened before the measurement so that errors are reported early.
 #[derive(Debug)]
 pub struct PlotFile {
     path: PathBuf,
     format: Format,
     file: File,
-    /// Whether it is new and empty; then it is removed if there is no plot.
+    /// Whether the file is new and empty: it is removed if no plot is written.
     empty: bool,
 }
 
 impl PlotFile {
-    /// Opens the file, or creates it. A plot that is there stays until there is
-    /// another.
+    /// Opens or creates the file. An existing plot is kept until [`draw`](Self::draw).
     pub fn create(path: &Path) -> Result<Self, PlotError> {
-        let end = path.extension().map(|end| end.to_ascii_lowercase());
-        let format = match end.as_deref().and_then(|end| end.to_str()) {
+        let extension = path.extension().map(|it| it.to_ascii_lowercase());
+        let format = match extension.as_deref().and_then(|it| it.to_str()) {
             Some("svg") => Format::Svg,
             Some("png") => Format::Png,
             _ => return Err(PlotError::Extension(path.display().to_string())),
@@ -96,9 +94,9 @@ impl PlotFile {
             }
             created => (created, true),
         };
-        let file = file.map_err(|why| PlotError::Write {
+        let file = file.map_err(|source| PlotError::Write {
             file: path.display().to_string(),
-            why,
+            source,
         })?;
         Ok(Self {
             path: path.to_owned(),
@@ -110,24 +108,24 @@ impl PlotFile {
 
     /// Draws the rows into the file.
     pub fn draw(mut self, captions: &Captions, rows: &[Row]) -> Result<(), PlotError> {
-        let scene = paint(captions, rows);
-        let picture = match self.format {
-            Format::Svg => svg::encode(&scene).into_bytes(),
-            Format::Png => png::encode(&scene),
+        let drawing = paint(captions, rows);
+        let bytes = match self.format {
+            Format::Svg => svg::encode(&drawing).into_bytes(),
+            Format::Png => png::encode(&drawing),
         };
-        self.write(&picture).map_err(|why| PlotError::Write {
+        self.write(&bytes).map_err(|source| PlotError::Write {
             file: self.path.display().to_string(),
-            why,
+            source,
         })
     }
 
-    fn write(&mut self, picture: &[u8]) -> io::Result<()> {
-        // A pipe or terminal has no length.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // A pipe or terminal cannot be truncated.
         if self.file.metadata()?.is_file() {
             self.file.set_len(0)?;
             self.file.rewind()?;
         }
-        self.file.write_all(picture)?;
+        self.file.write_all(bytes)?;
         self.empty = false;
         Ok(())
     }
@@ -145,19 +143,19 @@ impl Drop for PlotFile {
 #[derive(Clone, Debug)]
 pub struct Captions {
     pub title: String,
-    /// Whether latency is that of half a round trip.
+    /// Whether the latency is half of a round trip.
     pub round_trip: bool,
     pub bidirectional: bool,
     /// The options.
     pub options: String,
-    /// Device, machine and program.
+    /// Device, host and program.
     pub conditions: String,
 }
 
 /// A curve: name, colour, mark, points.
 type Curve = (&'static str, Colour, Mark, Vec<(f64, f64)>);
 
-fn paint(captions: &Captions, rows: &[Row]) -> Scene {
+fn paint(captions: &Captions, rows: &[Row]) -> Drawing {
     let latency = match captions.round_trip {
         true => "Latency, half of the round trip",
         false => "Latency, from posting to completion",
@@ -171,9 +169,9 @@ fn paint(captions: &Captions, rows: &[Row]) -> Scene {
         rows.iter().map(point).collect()
     };
     let half = WIDTH / 2.0;
-    let mut scene = Scene::new(WIDTH);
+    let mut drawing = Drawing::new(WIDTH);
     let mut y = MARGIN + 12.0;
-    scene.text(
+    drawing.text(
         (MARGIN, y),
         Anchor::Start,
         Font::Title,
@@ -182,11 +180,11 @@ fn paint(captions: &Captions, rows: &[Row]) -> Scene {
     );
     y += 24.0;
     for line in wrapped(&captions.options, Font::Label) {
-        scene.text((MARGIN, y), Anchor::Start, Font::Label, GREY, &line);
+        drawing.text((MARGIN, y), Anchor::Start, Font::Label, GREY, &line);
         y += 16.0;
     }
     chart(
-        &mut scene,
+        &mut drawing,
         (MARGIN, half - MARGIN / 2.0),
         latency,
         (Ticks::OneTwoFive, units::time),
@@ -206,7 +204,7 @@ fn paint(captions: &Captions, rows: &[Row]) -> Scene {
         ],
     );
     chart(
-        &mut scene,
+        &mut drawing,
         (half + MARGIN / 2.0, WIDTH - MARGIN),
         bandwidth,
         (Ticks::PowersOfTwo, units::rate),
@@ -219,41 +217,41 @@ fn paint(captions: &Captions, rows: &[Row]) -> Scene {
     );
     let mut y = CHART_TOP + CHART_HEIGHT + 68.0;
     for line in wrapped(&captions.conditions, Font::Small) {
-        scene.text((MARGIN, y), Anchor::Start, Font::Small, GREY, &line);
+        drawing.text((MARGIN, y), Anchor::Start, Font::Small, GREY, &line);
         y += 14.0;
     }
-    scene.height = y - 14.0 + MARGIN;
-    scene
+    drawing.height = y - 14.0 + MARGIN;
+    drawing
 }
 
-/// Draws a chart with logarithmic axes between two places on the horizontal.
+/// Draws a chart with logarithmic axes between two horizontal positions.
 fn chart(
-    scene: &mut Scene,
+    drawing: &mut Drawing,
     (left, right): (f64, f64),
     title: &str,
     (ticks, format): (Ticks, fn(f64) -> String),
     curves: &[Curve],
 ) {
-    scene.text(
+    drawing.text(
         (left, CHART_TOP - 14.0),
         Anchor::Start,
         Font::Bold,
         INK,
         title,
     );
-    let names = curves.iter().any(|(name, ..)| !name.is_empty());
-    let (left, end) = (left + LABELS, right);
-    let right = end - if names { 34.0 } else { 10.0 };
+    let has_names = curves.iter().any(|(name, ..)| !name.is_empty());
+    let (left, end) = (left + LABEL_WIDTH, right);
+    let right = end - if has_names { 34.0 } else { 10.0 };
     let bottom = CHART_TOP + CHART_HEIGHT;
     let points = || curves.iter().flat_map(|(.., points)| points);
-    let across = Axis::of(points().map(|point| point.0), Ticks::PowersOfTwo, 5);
-    let up = Axis::of(points().map(|point| point.1), ticks, 8);
-    let x = |size: f64| left + 12.0 + (right - left - 12.0) * across.at(size);
-    let y = |value: f64| bottom - CHART_HEIGHT * up.at(value);
-    for tick in up.ticks() {
+    let size_axis = Axis::of(points().map(|point| point.0), Ticks::PowersOfTwo, 5);
+    let value_axis = Axis::of(points().map(|point| point.1), ticks, 8);
+    let x = |size: f64| left + 12.0 + (right - left - 12.0) * size_axis.position(size);
+    let y = |value: f64| bottom - CHART_HEIGHT * value_axis.position(value);
+    for tick in value_axis.ticks() {
         let at = y(tick);
-        scene.line(vec![(left, at), (end, at)], 1.0, GRID);
-        scene.text(
+        drawing.line(vec![(left, at), (end, at)], 1.0, GRID);
+        drawing.text(
             (left - 8.0, at + 4.0),
             Anchor::End,
             Font::Label,
@@ -261,12 +259,12 @@ fn chart(
             &format(tick),
         );
     }
-    scene.line(vec![(left, bottom), (end, bottom)], 1.0, GREY);
-    for tick in across.ticks() {
+    drawing.line(vec![(left, bottom), (end, bottom)], 1.0, GREY);
+    for tick in size_axis.ticks() {
         let at = x(tick);
-        scene.line(vec![(at, bottom), (at, bottom + 5.0)], 1.0, GREY);
+        drawing.line(vec![(at, bottom), (at, bottom + 5.0)], 1.0, GREY);
         let label = units::size(tick as u64);
-        scene.text(
+        drawing.text(
             (at, bottom + 20.0),
             Anchor::Middle,
             Font::Label,
@@ -274,14 +272,14 @@ fn chart(
             &label,
         );
     }
-    scene.text(
+    drawing.text(
         ((left + right) / 2.0, bottom + 40.0),
         Anchor::Middle,
         Font::Label,
         INK,
         "message size",
     );
-    // Names stand at the ends of their curves, from top to bottom, apart.
+    // The names are at the ends of the curves, from top to bottom, without overlap.
     let mut above = f64::MIN;
     for (name, colour, mark, points) in curves {
         let mut points: Vec<_> = points
@@ -292,25 +290,25 @@ fn chart(
         let Some(last) = points.last().copied() else {
             continue;
         };
-        scene.line(points.clone(), 2.0, *colour);
+        drawing.line(points.clone(), 2.0, *colour);
         for point in points {
-            scene.mark(point, *mark, *colour);
+            drawing.mark(point, *mark, *colour);
         }
         let at = (last.1 + 4.0).max(above + 15.0);
         above = at;
-        scene.text((last.0 + 9.0, at), Anchor::Start, Font::Bold, *colour, name);
+        drawing.text((last.0 + 9.0, at), Anchor::Start, Font::Bold, *colour, name);
     }
 }
 
-/// Breaks a text into lines that fit, at spaces, and makes it visible.
+/// Escapes a text and breaks it at spaces into lines that fit.
 fn wrapped(text: &str, font: Font) -> Vec<String> {
-    let most = ((WIDTH - 2.0 * MARGIN) / font.advance()) as usize;
+    let max_length = ((WIDTH - 2.0 * MARGIN) / font.advance()) as usize;
     let mut lines = vec![String::new()];
     for word in escaped(text).to_string().split(' ') {
         let length = |text: &str| text.chars().count();
         match lines.last_mut() {
             Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) if length(line) + 1 + length(word) <= most => {
+            Some(line) if length(line) + 1 + length(word) <= max_length => {
                 line.push(' ');
                 line.push_str(word);
             }
@@ -352,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_has_both_charts_all_points_and_the_conditions() {
+    fn plot_has_both_charts_all_points_and_the_conditions() {
         let rows: Vec<Row> = (3..17)
             .map(|power| row(1 << power, 1000 << power))
             .collect();
@@ -381,28 +379,28 @@ mod tests {
     }
 
     #[test]
-    fn a_title_is_text_and_nothing_else() {
+    fn title_is_escaped() {
         let title = "<script>\x1b]&\"'\u{202e}\u{ffff}";
-        let scene = paint(&captions(title), &[row(8, 5)]);
-        let picture = svg::encode(&scene);
+        let drawing = paint(&captions(title), &[row(8, 5)]);
+        let picture = svg::encode(&drawing);
         let shown = r"&lt;script&gt;\u{1b}]&amp;&quot;&apos;\u{202e}\u{ffff}";
         assert!(picture.contains(shown), "{picture}");
         assert!(!picture.contains("<script"));
         assert!(picture.chars().all(|c| is_visible(c) || c == '\n'));
-        png::encode(&scene);
+        png::encode(&drawing);
     }
 
     #[test]
-    fn a_plot_of_few_points_or_zeros_succeeds() {
+    fn plots_of_few_points_or_zeros_succeed() {
         for rows in [vec![], vec![row(8, 5)], vec![row(8, 0)], vec![row(1, 1); 2]] {
-            let scene = paint(&captions(""), &rows);
-            assert!(!svg::encode(&scene).contains("NaN"));
-            png::encode(&scene);
+            let drawing = paint(&captions(""), &rows);
+            assert!(!svg::encode(&drawing).contains("NaN"));
+            png::encode(&drawing);
         }
     }
 
     #[test]
-    fn long_captions_are_broken_between_words() {
+    fn long_captions_are_wrapped_between_words() {
         let text = "word ".repeat(60);
         let lines = wrapped(text.trim_end(), Font::Label);
         assert!(lines.len() > 1);
@@ -415,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_opened_first_and_left_alone_without_a_plot() {
+    fn file_is_opened_first_and_unchanged_without_a_plot() {
         let name = format!("ringverbs-plot-{}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         fs::create_dir_all(&dir).unwrap();
@@ -425,7 +423,7 @@ mod tests {
         }
         let missing = PlotFile::create(&dir.join("no/a.svg")).unwrap_err();
         assert!(missing.to_string().contains("no/a.svg"), "{missing}");
-        // Without a plot a new file goes, an old one stays.
+        // Without a plot a new file is removed, and an existing one unchanged.
         let (new, old) = (dir.join("new.SVG"), dir.join("old.png"));
         fs::write(&old, "a plot").unwrap();
         for path in [&new, &old] {

@@ -1,27 +1,27 @@
-//! A scene as PNG.
+//! A drawing as PNG.
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 
-use super::scene::{Anchor, Colour, Font, Mark, Scene, Shape};
+use super::drawing::{Anchor, Colour, Drawing, Font, Mark, Shape};
 
-/// Pixels for a unit of the scene, by which the font's sizes become those of
+/// Pixels per unit of the drawing, with which the raster fonts have the sizes of
 /// [`Font::size`].
 const SCALE: f64 = 1.5;
-/// Pixels of a metre: a unit is as large as on a display of 96 pixels an inch.
+/// Pixel density, with which 96 units are an inch.
 const PIXELS_PER_METRE: u32 = (96.0 * SCALE / 0.0254) as u32;
-/// Largest side in pixels.
-const LARGEST: usize = 4096;
+/// Maximum width and height in pixels.
+const MAX_SIDE: usize = 4096;
 
 /// Returns the bytes of the file.
-pub fn encode(scene: &Scene) -> Vec<u8> {
-    let mut canvas = Canvas::new(scene.width, scene.height);
-    for shape in &scene.shapes {
+pub fn encode(drawing: &Drawing) -> Vec<u8> {
+    let mut canvas = Canvas::new(drawing.width, drawing.height);
+    for shape in &drawing.shapes {
         canvas.shape(shape);
     }
-    canvas.file()
+    canvas.to_file()
 }
 
-/// Rows of red, green, blue.
+/// Rows of red, green and blue pixels.
 struct Canvas {
     width: usize,
     height: usize,
@@ -30,7 +30,7 @@ struct Canvas {
 
 impl Canvas {
     fn new(width: f64, height: f64) -> Self {
-        let pixels = |units: f64| ((units * SCALE).ceil() as usize).clamp(1, LARGEST);
+        let pixels = |units: f64| ((units * SCALE).ceil() as usize).clamp(1, MAX_SIDE);
         let (width, height) = (pixels(width), pixels(height));
         Self {
             width,
@@ -39,7 +39,7 @@ impl Canvas {
         }
     }
 
-    /// Covers a share of a pixel with a colour.
+    /// Blends a colour into a pixel, with `share` as opacity.
     fn blend(&mut self, x: usize, y: usize, share: f64, Colour(red, green, blue): Colour) {
         if x >= self.width {
             return;
@@ -53,7 +53,8 @@ impl Canvas {
         }
     }
 
-    /// Fills what has a negative distance, in a box of pixels.
+    /// Fills the pixels of a box whose distance from the shape is negative, with smooth
+    /// edges.
     fn fill(
         &mut self,
         (left, top): (f64, f64),
@@ -152,7 +153,7 @@ impl Canvas {
             Anchor::Middle => x - width / 2.0,
             Anchor::End => x - width,
         };
-        let top = (y - base(weight, height)).round().max(0.0) as usize;
+        let top = (y - base_line(weight, height)).round().max(0.0) as usize;
         let mut at = left.round().max(0.0) as usize;
         for c in text.chars() {
             let glyph = get_raster(c, weight, height).or_else(|| get_raster('?', weight, height));
@@ -166,8 +167,8 @@ impl Canvas {
         }
     }
 
-    /// Returns the file: signature, header, density, pixels, end.
-    fn file(&self) -> Vec<u8> {
+    /// Returns the file's bytes: signature, header, density, pixels, end.
+    fn to_file(&self) -> Vec<u8> {
         let mut out = b"\x89PNG\r\n\x1a\n".to_vec();
         let mut header = Vec::new();
         header.extend((self.width as u32).to_be_bytes());
@@ -180,7 +181,7 @@ impl Canvas {
         chunk(&mut out, *b"pHYs", &density);
         let mut rows = Vec::with_capacity(self.height * (1 + 3 * self.width));
         for row in self.pixels.chunks_exact(self.width) {
-            // Not filtered.
+            // Filter type 0: none.
             rows.push(0);
             rows.extend(row.as_flattened());
         }
@@ -191,8 +192,8 @@ impl Canvas {
     }
 }
 
-/// Returns how far the base line is below the top of a character's box.
-fn base(weight: FontWeight, height: RasterHeight) -> f64 {
+/// Returns the distance of the base line from the top of a character's box.
+fn base_line(weight: FontWeight, height: RasterHeight) -> f64 {
     let glyph = get_raster('H', weight, height);
     let ink = glyph.and_then(|glyph| {
         let rows: Vec<_> = glyph.rows().collect();
@@ -208,25 +209,25 @@ fn chunk(out: &mut Vec<u8>, name: [u8; 4], data: &[u8]) {
     out.extend(name);
     out.extend(data);
     let checked = out.get(start..).unwrap_or_default();
-    let sum = crc32fast::hash(checked);
-    out.extend(sum.to_be_bytes());
+    let crc = crc32fast::hash(checked);
+    out.extend(crc.to_be_bytes());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The pixels of a scene of that size.
-    fn drawn(shapes: impl FnOnce(&mut Scene)) -> Canvas {
-        let mut scene = Scene::new(100.0);
-        scene.height = 60.0;
-        shapes(&mut scene);
-        let mut canvas = Canvas::new(scene.width, scene.height);
-        scene.shapes.iter().for_each(|shape| canvas.shape(shape));
+    /// Returns the pixels of a drawing of 100 by 60 units.
+    fn canvas(shapes: impl FnOnce(&mut Drawing)) -> Canvas {
+        let mut drawing = Drawing::new(100.0);
+        drawing.height = 60.0;
+        shapes(&mut drawing);
+        let mut canvas = Canvas::new(drawing.width, drawing.height);
+        drawing.shapes.iter().for_each(|shape| canvas.shape(shape));
         canvas
     }
 
-    fn ink(canvas: &Canvas) -> Vec<(usize, usize)> {
+    fn dark_pixels(canvas: &Canvas) -> Vec<(usize, usize)> {
         let dark = |(at, pixel): (usize, &[u8; 3])| {
             (pixel[0] < 128).then_some((at % canvas.width, at / canvas.width))
         };
@@ -236,16 +237,16 @@ mod tests {
     const BLACK: Colour = Colour(0, 0, 0);
 
     #[test]
-    fn the_file_unpacks_to_the_pixels() {
-        let canvas = drawn(|scene| scene.line(vec![(0.0, 0.0), (100.0, 60.0)], 3.0, BLACK));
-        let file = canvas.file();
+    fn file_contains_the_pixels() {
+        let canvas = canvas(|drawing| drawing.line(vec![(0.0, 0.0), (100.0, 60.0)], 3.0, BLACK));
+        let file = canvas.to_file();
         let mut rest = file.strip_prefix(b"\x89PNG\r\n\x1a\n").unwrap();
         let mut names = Vec::new();
         while let Some((length, after)) = rest.split_first_chunk::<4>() {
             let length = u32::from_be_bytes(*length) as usize;
             let (checked, after) = after.split_at(4 + length);
-            let (sum, after) = after.split_first_chunk::<4>().unwrap();
-            assert_eq!(crc32fast::hash(checked), u32::from_be_bytes(*sum));
+            let (crc, after) = after.split_first_chunk::<4>().unwrap();
+            assert_eq!(crc32fast::hash(checked), u32::from_be_bytes(*crc));
             let (name, data) = checked.split_at(4);
             names.push(String::from_utf8(name.to_vec()).unwrap());
             match name {
@@ -266,13 +267,13 @@ mod tests {
     }
 
     #[test]
-    fn lines_and_marks_are_where_they_belong() {
-        let line = drawn(|scene| scene.line(vec![(10.0, 20.0), (50.0, 20.0)], 4.0, BLACK));
-        let ink_of_line = ink(&line);
-        assert!(ink_of_line.contains(&(45, 30)) && !ink_of_line.contains(&(45, 36)));
-        assert!(ink_of_line.iter().all(|(x, _)| (10..=80).contains(x)));
+    fn lines_and_marks_have_their_positions() {
+        let line = canvas(|drawing| drawing.line(vec![(10.0, 20.0), (50.0, 20.0)], 4.0, BLACK));
+        let pixels = dark_pixels(&line);
+        assert!(pixels.contains(&(45, 30)) && !pixels.contains(&(45, 36)));
+        assert!(pixels.iter().all(|(x, _)| (10..=80).contains(x)));
         for mark in [Mark::Circle, Mark::Square, Mark::Diamond] {
-            let marked = ink(&drawn(|scene| scene.mark((40.0, 30.0), mark, BLACK)));
+            let marked = dark_pixels(&canvas(|drawing| drawing.mark((40.0, 30.0), mark, BLACK)));
             assert!(marked.contains(&(60, 45)), "{mark:?}");
             assert!(
                 marked
@@ -280,22 +281,22 @@ mod tests {
                     .all(|(x, y)| x.abs_diff(60) < 9 && y.abs_diff(45) < 9)
             );
         }
-        // What is partly or wholly outside is cut off.
-        drawn(|scene| scene.line(vec![(-50.0, -9.0), (500.0, 900.0)], 4.0, BLACK));
-        drawn(|scene| scene.mark((-9.0, 1e9), Mark::Circle, BLACK));
+        // Shapes partly or entirely outside are clipped.
+        canvas(|drawing| drawing.line(vec![(-50.0, -9.0), (500.0, 900.0)], 4.0, BLACK));
+        canvas(|drawing| drawing.mark((-9.0, 1e9), Mark::Circle, BLACK));
     }
 
     #[test]
-    fn a_text_stands_on_its_line_and_is_anchored() {
+    fn texts_are_on_their_base_line_and_anchored() {
         let text = |anchor| {
-            ink(&drawn(|scene| {
-                scene.text((50.0, 30.0), anchor, Font::Label, BLACK, "HHµ?\u{4e00}");
+            dark_pixels(&canvas(|drawing| {
+                drawing.text((50.0, 30.0), anchor, Font::Label, BLACK, "HHµ?\u{4e00}");
             }))
         };
         let (start, end) = (text(Anchor::Start), text(Anchor::End));
         assert!(start.iter().all(|(x, _)| *x >= 75));
         assert!(end.iter().all(|(x, _)| *x < 75));
-        // The letters, without the one that reaches below.
+        // The letters without a descender.
         let lowest = start
             .iter()
             .filter(|(x, _)| *x < 75 + 22)

@@ -1,19 +1,19 @@
-//! A scene as SVG.
+//! A drawing as SVG.
 
 use std::fmt::Write as _;
 
-use super::scene::{Anchor, Colour, Mark, Scene, Shape};
+use super::drawing::{Anchor, Colour, Drawing, Mark, Shape};
 
 /// Returns the text of the file.
-pub fn encode(scene: &Scene) -> String {
-    let (width, height) = (scene.width, scene.height);
+pub fn encode(drawing: &Drawing) -> String {
+    let (width, height) = (drawing.width, drawing.height);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" \
          font-family=\"'Noto Sans Mono','DejaVu Sans Mono',Menlo,Consolas,monospace\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
     );
-    for shape in &scene.shapes {
+    for shape in &drawing.shapes {
         // Writing to a string succeeds.
         let _ = self::shape(&mut out, shape);
     }
@@ -83,7 +83,7 @@ fn shape(out: &mut String, shape: &Shape) -> std::fmt::Result {
                  text-anchor=\"{anchor}\" fill=\"{}\">{}</text>",
                 font.size(),
                 hex(*colour),
-                quoted(text)
+                xml_escaped(text)
             )
         }
     }
@@ -93,7 +93,7 @@ fn hex(Colour(red, green, blue): Colour) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-fn quoted(text: &str) -> String {
+fn xml_escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         match c {

@@ -1,4 +1,4 @@
-//! A picture as shapes.
+//! A drawing as a list of shapes.
 
 use crate::escape::escaped;
 
@@ -15,7 +15,7 @@ pub enum Mark {
 }
 
 impl Mark {
-    /// Half of its width; a diamond looks smaller.
+    /// Half of the mark's width; a diamond of the same width would look smaller.
     pub fn radius(self) -> f64 {
         match self {
             Self::Circle => 4.0,
@@ -25,7 +25,7 @@ impl Mark {
     }
 }
 
-/// The side of a text that is at its place.
+/// The part of a text that is at the text's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Start,
@@ -43,7 +43,7 @@ pub enum Font {
 }
 
 impl Font {
-    /// Height of the letter M's square.
+    /// Font size in units of the drawing.
     pub fn size(self) -> f64 {
         match self {
             Self::Title => 15.5,
@@ -62,7 +62,7 @@ impl Font {
     }
 }
 
-/// A shape, of the picture's units.
+/// A shape, in units of the drawing.
 #[derive(Clone, Debug)]
 pub enum Shape {
     Line {
@@ -75,7 +75,7 @@ pub enum Shape {
         mark: Mark,
         colour: Colour,
     },
-    /// A text on its base line.
+    /// A text on a base line.
     Text {
         at: (f64, f64),
         anchor: Anchor,
@@ -85,15 +85,15 @@ pub enum Shape {
     },
 }
 
-/// A picture on white, later shapes on top.
+/// A drawing on white. Later shapes are on top.
 #[derive(Clone, Debug)]
-pub struct Scene {
+pub struct Drawing {
     pub width: f64,
     pub height: f64,
     pub shapes: Vec<Shape>,
 }
 
-impl Scene {
+impl Drawing {
     pub fn new(width: f64) -> Self {
         Self {
             width,
@@ -114,7 +114,7 @@ impl Scene {
         self.shapes.push(Shape::Mark { at, mark, colour });
     }
 
-    /// Adds a text, made visible.
+    /// Adds a text, which is escaped.
     pub fn text(&mut self, at: (f64, f64), anchor: Anchor, font: Font, colour: Colour, text: &str) {
         if text.is_empty() {
             return;
