@@ -1,5 +1,5 @@
-//! RoCE v2 over UDP between two network namespaces, beside UDP sockets alone. Needs root
-//! and ip(8).
+//! RoCE v2 over UDP between two network namespaces, compared with plain UDP sockets. Needs
+//! root and ip(8).
 
 use std::io::{IoSlice, Read};
 use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
@@ -16,17 +16,19 @@ const ROUND: Duration = Duration::from_secs(1);
 const MTU: u32 = 1500;
 /// UDP port of the sockets.
 const PORT: u16 = 4790;
-/// Payload and length of a RoCE datagram with this MTU, and how many are one message.
+/// Payload of a RoCE datagram with this MTU.
 const PAYLOAD: usize = 1024;
+/// Length of that datagram.
 const DATAGRAM: u16 = PAYLOAD as u16 + 16;
+/// Number of datagrams in one message.
 const SEGMENTS: usize = 62;
-/// Messages whose memory takes turns, as in `ringverbs perf`.
+/// Number of buffers that are used in turn, as in `ringverbs perf`.
 const BUFFERS: usize = 64;
-/// Size of the receiver's buffer, as the device's.
-const ROOM: usize = 4 << 20;
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Size of the receiver's socket buffer, as that of the device.
+const SOCKET_BUFFER: usize = 4 << 20;
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Sends messages of many datagrams for a while.
+/// Sends messages of many datagrams for two rounds.
 fn send(to: SocketAddrV4) {
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
     let length = usize::from(DATAGRAM) * SEGMENTS;
@@ -40,7 +42,7 @@ fn send(to: SocketAddrV4) {
         let datagrams: Vec<IoSlice<'_>> =
             message.chunks(DATAGRAM.into()).map(IoSlice::new).collect();
         let segments = [ControlMessage::UdpGsoSegments(&DATAGRAM)];
-        // One that finds no room is lost.
+        // A datagram is lost if the receiver's socket buffer is full.
         let _ = sendmsg(
             socket.as_raw_fd(),
             &datagrams,
@@ -51,58 +53,58 @@ fn send(to: SocketAddrV4) {
     }
 }
 
-/// Prints the bytes of payload received in a second.
+/// Prints the payload received per second, in bytes.
 fn receive() {
     let socket = UdpSocket::bind(("0.0.0.0", PORT)).expect("a socket");
     setsockopt(&socket, sockopt::UdpGroSegment, &true).expect("UDP_GRO");
-    setsockopt(&socket, sockopt::RcvBufForce, &ROOM).expect("SO_RCVBUFFORCE");
+    setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER).expect("SO_RCVBUFFORCE");
     socket.set_nonblocking(true).expect("a non-blocking socket");
-    let mut room = vec![0; BUFFERS << 16];
-    let (mut began, mut bytes, mut next) = (None, 0, 0);
+    let mut buffers = vec![0; BUFFERS << 16];
+    let (mut start, mut bytes, mut next) = (None, 0, 0);
     loop {
-        let Ok(length) = socket.recv(&mut room[next << 16..][..1 << 16]) else {
+        let Ok(length) = socket.recv(&mut buffers[next << 16..][..1 << 16]) else {
             continue;
         };
         next = (next + 1) % BUFFERS;
-        let began = *began.get_or_insert_with(Instant::now);
+        let start = *start.get_or_insert_with(Instant::now);
         bytes += length;
-        if began.elapsed() >= ROUND {
+        if start.elapsed() >= ROUND {
             let payload = bytes * PAYLOAD / usize::from(DATAGRAM);
-            println!("{}", payload as f64 / began.elapsed().as_secs_f64());
+            println!("{}", payload as f64 / start.elapsed().as_secs_f64());
             return;
         }
     }
 }
 
-/// Answers datagrams.
+/// Sends each datagram back.
 fn echo() {
     let socket = UdpSocket::bind(("0.0.0.0", PORT)).expect("a socket");
     socket.set_nonblocking(true).expect("a non-blocking socket");
-    let mut room = [0; 64];
+    let mut buffer = [0; 64];
     loop {
-        if let Ok((length, from)) = socket.recv_from(&mut room) {
-            let _ = socket.send_to(&room[..length], from);
+        if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(&buffer[..length], from);
         }
     }
 }
 
-/// Prints half of a round trip in seconds, the median.
+/// Prints the median of half of the round trip, in seconds.
 fn ping(to: SocketAddrV4) {
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
     socket.set_nonblocking(true).expect("a non-blocking socket");
-    let (mut room, mut times) = ([0; 64], Vec::new());
+    let (mut buffer, mut times) = ([0; 64], Vec::new());
     let end = Instant::now() + ROUND;
     while Instant::now() < end {
-        let began = Instant::now();
+        let start = Instant::now();
         socket
             .send_to(&[1; 64], SocketAddr::V4(to))
             .expect("to send");
-        while socket.recv(&mut room).is_err() {
-            if began.elapsed() > ROUND {
+        while socket.recv(&mut buffer).is_err() {
+            if start.elapsed() > ROUND {
                 break;
             }
         }
-        times.push(began.elapsed().as_secs_f64() / 2.0);
+        times.push(start.elapsed().as_secs_f64() / 2.0);
     }
     println!("{}", median(times));
 }
@@ -112,12 +114,12 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// A program in a namespace, which does not outlive this value.
-struct Running(Child);
+/// A program in a namespace. Dropping the value kills it.
+struct Program(Child);
 
-impl Drop for Running {
+impl Drop for Program {
     fn drop(&mut self) {
-        // It has ended by itself if all went well.
+        // After a success it has exited by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -132,11 +134,11 @@ fn command(namespace: &str, program: &str, args: &[&str]) -> Command {
     command
 }
 
-fn start(namespace: &str, program: &str, args: &[&str]) -> Running {
-    Running(command(namespace, program, args).spawn().expect("ip(8)"))
+fn start(namespace: &str, program: &str, args: &[&str]) -> Program {
+    Program(command(namespace, program, args).spawn().expect("ip(8)"))
 }
 
-/// Returns what a program prints.
+/// Returns the standard output of a program, which must succeed.
 fn output(mut command: Command) -> String {
     let output = command.output().expect("ip(8)");
     assert!(output.status.success(), "{command:?}: {output:?}");
@@ -146,8 +148,9 @@ fn output(mut command: Command) -> String {
 struct Hosts(Namespaces);
 
 impl Hosts {
-    /// Runs `args` of the command between devices; a figure of its report.
-    fn perf(&self, args: &[&str], figure: &[&str]) -> f64 {
+    /// Runs `ringverbs perf` between the hosts, and returns the number at the path `key` of
+    /// the report's first row.
+    fn perf(&self, args: &[&str], key: &[&str]) -> f64 {
         let program = env!("CARGO_BIN_EXE_ringverbs");
         let port = free_port();
         let number = port.to_string();
@@ -162,8 +165,8 @@ impl Hosts {
             ([&args[..], &device, role].concat(), self.0.0[host].as_str())
         });
         let _server = start(server.1, program, &server.0);
-        let end = Instant::now() + PATIENCE;
-        let listens = || {
+        let end = Instant::now() + TIMEOUT;
+        let is_listening = || {
             has_listener(
                 &output(command(
                     server.1,
@@ -173,41 +176,42 @@ impl Hosts {
                 port,
             )
         };
-        while !listens() {
+        while !is_listening() {
             assert!(Instant::now() < end, "the server does not listen");
             sleep(Duration::from_millis(20));
         }
         let report = output(command(client.1, program, &client.0));
         let mut value =
             &serde_json::from_str::<serde_json::Value>(&report).expect("a report")["rows"][0];
-        for key in figure {
-            value = &value[key];
+        for name in key {
+            value = &value[name];
         }
-        value.as_f64().expect("a figure")
+        value.as_f64().expect("a number")
     }
 
-    /// Runs a receiver and a sender of datagrams; what `of` them prints.
-    fn sockets(&self, receiver: &str, sender: &str, of: usize) -> f64 {
-        let own = std::env::current_exe().expect("this program");
-        let own = own.to_str().expect("a path");
-        let mut server = start(&self.0.0[0], own, &[receiver]);
+    /// Runs a receiver and a sender of datagrams on the two hosts, and returns the number
+    /// that `host` prints.
+    fn sockets(&self, receiver: &str, sender: &str, host: usize) -> f64 {
+        let program = std::env::current_exe().expect("this program");
+        let program = program.to_str().expect("a path");
+        let mut server = start(&self.0.0[0], program, &[receiver]);
         sleep(Duration::from_millis(100));
-        let said = output(command(&self.0.0[1], own, &[sender]));
-        let said = match of {
+        let sent = output(command(&self.0.0[1], program, &[sender]));
+        let printed = match host {
             0 => {
                 let mut text = String::new();
                 let pipe = server.0.stdout.as_mut().expect("a pipe");
                 pipe.read_to_string(&mut text).expect("its output");
                 text
             }
-            _ => said,
+            _ => sent,
         };
-        said.trim().parse().expect("a number")
+        printed.trim().parse().expect("a number")
     }
 }
 
-/// For `cargo xtask bench`: a line for each figure: its name, the device's and that of
-/// sockets, in bytes a second and in seconds.
+/// Prints a line for each row of `cargo xtask bench`: name, value of the device, value of
+/// sockets; in bytes per second or seconds.
 fn figures() {
     let Some(namespaces) = Namespaces::new("bench", MTU) else {
         return;

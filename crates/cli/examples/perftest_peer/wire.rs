@@ -1,5 +1,5 @@
-//! perftest's protocol over TCP. Each message is written and read at once: first
-//! by the client, then by the server.
+//! perftest's protocol over TCP. Both sides send each message, first the client, then the
+//! server.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,18 +10,17 @@ use ringverbs::qp::Mtu;
 
 /// perftest's default port (option `-p`).
 const PORT: u16 = 18515;
-/// How long the other side may take, even on an emulated processor.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The version of the protocol; it is the same from 5.70 to the current release.
+/// Read timeout, which also suffices for an emulated processor.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The version of the protocol, the same from release 5.70 to the current one.
 const VERSION: &[u8] = b"6.06";
-/// The size of the memory that perftest cycles its messages through by default: a
-/// page.
-pub const CYCLE: u32 = 4096;
-/// Aligns each message to a cache line.
+/// Default size of the memory through which perftest cycles its messages: a page.
+pub const CYCLE_SIZE: u32 = 4096;
+/// Alignment of messages.
 const CACHE_LINE: u32 = 64;
 /// Length of a [`Destination`] as text: hexadecimal numbers, each followed by a
 /// colon, and a NUL.
-const KEYS: usize = 108;
+const KEYS_LEN: usize = 108;
 
 fn malformed(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
@@ -31,7 +30,7 @@ fn malformed(what: &'static str) -> io::Error {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Destination {
     pub lid: u16,
-    /// Maximum of outstanding reads of the peer.
+    /// Maximum number of the peer's outstanding reads.
     pub out_reads: u32,
     pub qp_num: u32,
     pub psn: u32,
@@ -41,7 +40,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    fn to_text(self) -> [u8; KEYS] {
+    fn to_text(self) -> [u8; KEYS_LEN] {
         let Self {
             lid,
             out_reads,
@@ -56,25 +55,25 @@ impl Destination {
         for byte in gid.0 {
             text += &format!("{byte:02x}:");
         }
-        // No shared receive queue.
+        // The number of the shared receive queue: none.
         text += "00000000:\0";
-        let mut message = [0; KEYS];
+        let mut message = [0; KEYS_LEN];
         for (to, from) in message.iter_mut().zip(text.bytes()) {
             *to = from;
         }
         message
     }
 
-    fn parse(message: &[u8; KEYS]) -> io::Result<Self> {
+    fn parse(message: &[u8; KEYS_LEN]) -> io::Result<Self> {
         let text = std::str::from_utf8(message).map_err(|_| malformed("the keys are not text"))?;
         let mut numbers = text.split(':').map(|part| u64::from_str_radix(part, 16));
-        let mut next = move |most: u64| match numbers.next() {
-            Some(Ok(number)) if number <= most => Ok(number),
+        let mut next = move |max: u64| match numbers.next() {
+            Some(Ok(number)) if number <= max => Ok(number),
             _ => Err(malformed(
                 "malformed keys; does the other side have the option -x with a GID?",
             )),
         };
-        let mut there = Self {
+        let mut destination = Self {
             lid: next(0xffff)? as u16,
             out_reads: next(u32::MAX.into())? as u32,
             qp_num: next(0xff_ffff)? as u32,
@@ -83,10 +82,10 @@ impl Destination {
             addr: next(u64::MAX)?,
             gid: Gid::default(),
         };
-        for byte in &mut there.gid.0 {
+        for byte in &mut destination.gid.0 {
             *byte = next(0xff)? as u8;
         }
-        Ok(there)
+        Ok(destination)
     }
 }
 
@@ -95,8 +94,9 @@ impl Destination {
 pub struct Report {
     pub size: u64,
     pub iterations: u64,
-    /// Bandwidth in MiB/s: peak and average.
+    /// Peak bandwidth in MiB/s.
     pub peak: f64,
+    /// Average bandwidth in MiB/s.
     pub average: f64,
     /// Message rate in millions per second.
     pub rate: f64,
@@ -109,20 +109,20 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects to that host as its client, or waits for a client.
-    pub fn meet(host: Option<&str>) -> io::Result<Self> {
+    /// Connects to the server on `host`, or waits for a client.
+    pub fn connect(host: Option<&str>) -> io::Result<Self> {
         let stream = match host {
             Some(host) => TcpStream::connect((host, PORT))?,
             None => TcpListener::bind(("0.0.0.0", PORT))?.accept()?.0,
         };
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let client = host.is_some();
         Ok(Self { stream, client })
     }
 
-    /// Exchanges messages of one length.
-    fn swap<const N: usize>(&mut self, ours: [u8; N]) -> io::Result<[u8; N]> {
+    /// Exchanges messages of equal length.
+    fn exchange<const N: usize>(&mut self, ours: [u8; N]) -> io::Result<[u8; N]> {
         let mut theirs = [0; N];
         if self.client {
             self.stream.write_all(&ours)?;
@@ -135,38 +135,37 @@ impl Peer {
     }
 
     /// Exchanges the parameters, and returns the MTU that both sides support.
-    pub fn agree(&mut self, mtu: Mtu) -> io::Result<Mtu> {
+    pub fn exchange_parameters(&mut self, mtu: Mtu) -> io::Result<Mtu> {
         let mut version = [0; 16];
         for (to, from) in version.iter_mut().zip(VERSION) {
             *to = *from;
         }
-        let theirs = self.swap(version)?;
+        let theirs = self.exchange(version)?;
         println!(
             "the other side is perftest {}",
             String::from_utf8_lossy(&theirs).trim_end_matches('\0')
         );
-        let cycle = self.swap(CYCLE.to_be_bytes())?;
-        if u32::from_be_bytes(cycle) > CYCLE {
+        let cycle = self.exchange(CYCLE_SIZE.to_be_bytes())?;
+        if u32::from_be_bytes(cycle) > CYCLE_SIZE {
             return Err(malformed("the page sizes differ"));
         }
-        self.swap(CACHE_LINE.to_be_bytes())?;
+        self.exchange(CACHE_LINE.to_be_bytes())?;
         // A digit and a NUL.
-        let [digit, end] = self.swap([b'0' + mtu.code(), 0])?;
+        let [digit, end] = self.exchange([b'0' + mtu.code(), 0])?;
         match Mtu::from_code(digit.wrapping_sub(b'0')) {
             Some(theirs) if end == 0 => Ok(mtu.min(theirs)),
             _ => Err(malformed("an invalid MTU")),
         }
     }
 
-    /// Exchanges keys: at the start, and again whenever both sides have to be
-    /// ready.
-    pub fn shake(&mut self, ours: Destination) -> io::Result<Destination> {
-        Destination::parse(&self.swap(ours.to_text())?)
+    /// Exchanges queue pair and memory: at the start, and again as a barrier.
+    pub fn exchange_keys(&mut self, ours: Destination) -> io::Result<Destination> {
+        Destination::parse(&self.exchange(ours.to_text())?)
     }
 
-    /// Exchanges results.
-    pub fn report(&mut self, ours: Report) -> io::Result<Report> {
-        let mut number = |ours: u64| self.swap(ours.to_be_bytes()).map(u64::from_be_bytes);
+    /// Exchanges the results.
+    pub fn exchange_reports(&mut self, ours: Report) -> io::Result<Report> {
+        let mut number = |ours: u64| self.exchange(ours.to_be_bytes()).map(u64::from_be_bytes);
         let (size, iterations) = (number(ours.size)?, number(ours.iterations)?);
         let mut float = |ours: f64| number(ours.to_bits()).map(f64::from_bits);
         Ok(Report {
@@ -178,10 +177,10 @@ impl Peer {
         })
     }
 
-    /// Exchanges the last message and closes the connection. Older releases send
-    /// more data afterwards, which must not be cut off by closing first.
-    pub fn part(mut self, ours: Destination) -> io::Result<()> {
-        self.shake(ours)?;
+    /// Exchanges the last message and closes the connection after reading to its end,
+    /// because older releases send more data.
+    pub fn close(mut self, ours: Destination) -> io::Result<()> {
+        self.exchange_keys(ours)?;
         let _ = self.stream.shutdown(Shutdown::Write);
         let _ = io::copy(&mut self.stream, &mut io::sink());
         Ok(())
@@ -192,7 +191,7 @@ impl Peer {
 mod tests {
     use super::*;
 
-    fn there() -> Destination {
+    fn destination() -> Destination {
         Destination {
             lid: 0,
             out_reads: 16,
@@ -205,8 +204,8 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_written_as_perftest_reads_them() {
-        let text = there().to_text();
+    fn keys_have_perftests_format() {
+        let text = destination().to_text();
         assert_eq!(
             std::str::from_utf8(&text).unwrap(),
             "0000:0010:000011:abcdef:00001234:00007f0000001000:\
@@ -214,25 +213,28 @@ mod tests {
         );
         let read = Destination::parse(&text).unwrap();
         assert_eq!(read.to_text(), text);
-        assert_eq!((read.addr, read.gid), (there().addr, there().gid));
+        assert_eq!(
+            (read.addr, read.gid),
+            (destination().addr, destination().gid)
+        );
     }
 
     #[test]
     fn malformed_keys_are_refused() {
         for (at, wrong) in [(0, b'g'), (4, b' '), (51, b'1'), (106, 0xff)] {
-            let mut text = there().to_text();
+            let mut text = destination().to_text();
             text[at] = wrong;
             assert_eq!(Destination::parse(&text).is_err(), at != 51, "{at}");
         }
-        assert!(Destination::parse(&[0; KEYS]).is_err());
-        // As without -x: shorter, and without a GID.
-        let mut text = [0; KEYS];
+        assert!(Destination::parse(&[0; KEYS_LEN]).is_err());
+        // The keys without the option -x: shorter, and without a GID.
+        let mut text = [0; KEYS_LEN];
         text[..58].copy_from_slice(b"0000:0010:000011:abcdef:00001234:00007f0000001000:00000000");
         assert!(Destination::parse(&text).is_err());
     }
 
     #[test]
-    fn two_sides_agree() {
+    fn two_sides_exchange_all_messages() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let side = |stream, client| Peer { stream, client };
@@ -245,21 +247,27 @@ mod tests {
         };
         let client = std::thread::spawn(move || {
             let mut peer = side(TcpStream::connect(address).unwrap(), true);
-            assert_eq!(peer.agree(Mtu::Bytes4096).unwrap(), Mtu::Bytes1024);
-            assert_eq!(peer.shake(there()).unwrap().qp_num, 0x22);
-            peer.report(report).unwrap();
-            peer.part(there()).unwrap();
+            assert_eq!(
+                peer.exchange_parameters(Mtu::Bytes4096).unwrap(),
+                Mtu::Bytes1024
+            );
+            assert_eq!(peer.exchange_keys(destination()).unwrap().qp_num, 0x22);
+            peer.exchange_reports(report).unwrap();
+            peer.close(destination()).unwrap();
         });
         let mut peer = side(listener.accept().unwrap().0, false);
-        assert_eq!(peer.agree(Mtu::Bytes1024).unwrap(), Mtu::Bytes1024);
+        assert_eq!(
+            peer.exchange_parameters(Mtu::Bytes1024).unwrap(),
+            Mtu::Bytes1024
+        );
         let ours = Destination {
             qp_num: 0x22,
-            ..there()
+            ..destination()
         };
-        assert_eq!(peer.shake(ours).unwrap().qp_num, 0x11);
-        let theirs = peer.report(Report::default()).unwrap();
+        assert_eq!(peer.exchange_keys(ours).unwrap().qp_num, 0x11);
+        let theirs = peer.exchange_reports(Report::default()).unwrap();
         assert_eq!((theirs.iterations, theirs.average), (7, 1.25));
-        peer.part(ours).unwrap();
+        peer.close(ours).unwrap();
         client.join().unwrap();
     }
 }
