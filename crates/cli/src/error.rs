@@ -15,7 +15,7 @@ pub enum Error {
         /// The name.
         name: String,
         /// The names of the existing devices.
-        there: Vec<String>,
+        available: Vec<String>,
     },
     /// The port is not active.
     PortDown {
@@ -34,33 +34,33 @@ pub enum Error {
         ports: u8,
     },
     /// A verb failed.
-    Native {
+    Verb {
         /// The step that failed, such as "opening rxe0".
-        doing: String,
+        step: String,
         /// The error.
         source: ringverbs::Error,
     },
-    /// A subcommand failed, for a reason of its own.
+    /// An error that only one subcommand has.
     Subcommand(Box<dyn std::error::Error + Send + Sync>),
     /// Output could not be written.
     Output(io::Error),
 }
 
 impl Error {
-    /// Returns whether the only error is that the output is not read any more.
+    /// Returns whether the reader of the output has closed it.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// Returns what to do about it, if that is known.
+    /// Returns advice on how to fix the error, if there is any.
     pub fn advice(&self) -> Option<&'static str> {
         match self {
             Self::NoDevice | Self::PortDown { .. } => Some(
                 "run `ringverbs doctor` to find out why; \
                  `--device embedded` is a ConnectX in this process, \
-                 `--device embedded:` one that your other processes reach",
+                 `--device embedded:` one that your other processes can reach",
             ),
-            Self::Native {
+            Self::Verb {
                 source: ringverbs::Error::Kernel(source @ KernelError::Refused { .. }),
                 ..
             } if source.command() == Command::Open => {
@@ -70,15 +70,15 @@ impl Error {
         }
     }
 
-    /// Wraps an error of a subcommand's own.
+    /// Wraps an error that only one subcommand has.
     pub fn subcommand(error: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::Subcommand(Box::new(error))
     }
 
     /// For `map_err`: adds the step that failed to the error of a verb.
-    pub fn native(what: impl Into<String>) -> impl FnOnce(ringverbs::Error) -> Self {
-        let doing = what.into();
-        move |source| Self::Native { doing, source }
+    pub fn verb(step: impl Into<String>) -> impl FnOnce(ringverbs::Error) -> Self {
+        let step = step.into();
+        move |source| Self::Verb { step, source }
     }
 }
 
@@ -86,14 +86,14 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoDevice => f.write_str("there is no RDMA device"),
-            Self::NoSuchDevice { name, there } if there.is_empty() => {
-                write!(f, "there is no device {name:?}, and no other device")
+            Self::NoSuchDevice { name, available } if available.is_empty() => {
+                write!(f, "there is no device {name:?}, nor any other device")
             }
-            Self::NoSuchDevice { name, there } => {
+            Self::NoSuchDevice { name, available } => {
                 write!(
                     f,
-                    "there is no device {name:?}; there is {}",
-                    there.join(", ")
+                    "there is no device {name:?}; available: {}",
+                    available.join(", ")
                 )
             }
             Self::PortDown { device, port } => {
@@ -104,7 +104,7 @@ impl fmt::Display for Error {
                 port,
                 ports,
             } => write!(f, "{device} has no port {port}; its ports are 1 to {ports}"),
-            Self::Native { doing, source } => write!(f, "{doing}: {source}"),
+            Self::Verb { step, source } => write!(f, "{step}: {source}"),
             Self::Subcommand(error) => error.fmt(f),
             Self::Output(error) => write!(f, "writing output: {error}"),
         }

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
-            out::complain_of_arguments(&error);
+            out::print_usage_error(&error);
             return ExitCode::from(2);
         }
         Err(help) => help.exit(),
@@ -77,10 +77,9 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
-        // The reader of the output has closed it.
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {
-            out::complain(&error);
+            out::print_error(&error);
             ExitCode::FAILURE
         }
     }

@@ -19,7 +19,7 @@ pub const BAD: Style = AnsiColor::Red.on_default().bold();
 /// Less important text.
 pub const DIM: Style = Style::new().dimmed();
 
-/// Returns standard output. Text that was not escaped before is escaped here
+/// Returns standard output. Text that is not yet escaped is escaped here
 /// ([`escaped`]); styles are removed unless the output is a terminal that supports
 /// them (`NO_COLOR` and similar variables are respected).
 pub fn stdout() -> impl Write {
@@ -39,8 +39,8 @@ pub fn json(value: &impl Serialize) -> Result<(), Error> {
     Ok(out.flush()?)
 }
 
-/// Prints the error, and what to do about it, on standard error.
-pub fn complain(error: &Error) {
+/// Prints an error and its advice on standard error.
+pub fn print_error(error: &Error) {
     let mut err = TerminalWriter::new(anstream::stderr());
     // If standard error is closed too, the message cannot be delivered.
     let _ = writeln!(err, "{} {}", paint(BAD, "ringverbs:"), escaped(error));
@@ -49,8 +49,8 @@ pub fn complain(error: &Error) {
     }
 }
 
-/// Prints an error in the arguments, which it quotes, on standard error.
-pub fn complain_of_arguments(error: &clap::Error) {
+/// Prints clap's error, which quotes the arguments, on standard error.
+pub fn print_usage_error(error: &clap::Error) {
     let mut err = TerminalWriter::new(anstream::stderr());
     let _ = write!(err, "{}", error.render());
 }
@@ -87,7 +87,7 @@ mod tests {
     use super::table;
 
     #[test]
-    fn columns_are_aligned_and_lines_have_no_tail() {
+    fn columns_are_aligned_without_trailing_spaces() {
         let rows = [
             vec!["device".into(), "state".into()],
             vec!["rxe0".into(), "ACTIVE".into()],

@@ -1,6 +1,6 @@
 //! `ringverbs packaging FOLDER`: writes shell completions and man pages, into the
-//! folder that corresponds to a prefix's `share`. For whoever makes packages: it is
-//! no subcommand that users, completions or man pages know.
+//! folder that corresponds to a prefix's `share`. For packagers: completions and man pages
+//! do not list this subcommand.
 
 use std::env;
 use std::fs::{self, File};
@@ -15,14 +15,14 @@ use clap_mangen::Man;
 
 use crate::{Cli, out};
 
-/// Where each shell looks.
+/// Path of each shell's completions below `share`.
 const COMPLETIONS: [(Shell, &str); 3] = [
     (Shell::Bash, "bash-completion/completions/ringverbs"),
     (Shell::Fish, "fish/vendor_completions.d/ringverbs.fish"),
     (Shell::Zsh, "zsh/site-functions/_ringverbs"),
 ];
 
-/// Writes the files if the arguments ask for them.
+/// Writes the files if the first argument is `packaging`.
 #[cfg_attr(not(feature = "packaging"), allow(dead_code))]
 pub fn run() -> Option<ExitCode> {
     let mut args = env::args_os().skip(1);
@@ -33,7 +33,7 @@ pub fn run() -> Option<ExitCode> {
     Some(match write(Path::new(&folder)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            out::complain(&error.into());
+            out::print_error(&error.into());
             ExitCode::FAILURE
         }
     })
@@ -56,8 +56,8 @@ fn write(share: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the page of a command. Its notes and examples keep their lines, which
-/// clap_mangen would fill.
+/// Writes the man page of a command. Notes and examples keep their line breaks, which
+/// clap_mangen would remove.
 fn page(command: Command, folder: &Path) -> io::Result<()> {
     let notes = command.get_after_help().map(ToString::to_string);
     let source = concat!("ringverbs ", env!("CARGO_PKG_VERSION"));
@@ -67,7 +67,7 @@ fn page(command: Command, folder: &Path) -> io::Result<()> {
     if let Some(notes) = notes {
         writeln!(file, ".SH NOTES\n.nf")?;
         for line in notes.lines() {
-            // Nothing in it is a request or an escape.
+            // Escapes what roff would read as a request or an escape.
             let line = line.replace('\\', "\\e").replace('-', "\\-");
             writeln!(file, "\\&{line}")?;
         }

@@ -1,5 +1,5 @@
-//! The command as it is run: exit status, what goes where, nothing that panics.
-//! Works with and without RDMA.
+//! Runs the command: exit status, standard output and error, no panic. Works with and
+//! without RDMA.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -25,7 +25,7 @@ fn stderr(output: &Output) -> String {
 const COMMANDS: [&str; 6] = ["devices", "info", "doctor", "pingpong", "perf", "trace"];
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_help() {
     for command in COMMANDS {
         let output = run(&[command, "--help"]);
         assert!(output.status.success(), "{command}");
@@ -35,7 +35,7 @@ fn every_command_explains_itself() {
 }
 
 #[test]
-fn wrong_arguments_are_status_2_and_named() {
+fn invalid_arguments_are_named_with_exit_status_2() {
     for (args, named) in [
         (&["info", "--port", "0"][..], "--port"),
         (&["info", "--port", "256"], "--port"),
@@ -81,13 +81,13 @@ fn json_is_valid_without_devices() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["works"].as_bool(), Some(output.status.success()));
     for finding in report["findings"].as_array().unwrap() {
-        let mends = finding.get("mend").is_some();
-        assert_eq!(mends, finding["level"] != "ok", "{finding}");
+        let has_fix = finding.get("mend").is_some();
+        assert_eq!(has_fix, finding["level"] != "ok", "{finding}");
     }
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named_with_nothing_on_stdout() {
+fn missing_device_is_named_on_stderr_only() {
     for args in [
         ["info", "--device", "no-such-device"],
         ["pingpong", "--ib-dev", "no-such-device"],
@@ -105,9 +105,9 @@ fn a_device_that_is_not_there_is_named_with_nothing_on_stdout() {
 }
 
 #[test]
-fn processes_without_queues_and_without_existence() {
-    let ours = std::process::id().to_string();
-    let output = run(&["trace", &ours]);
+fn trace_of_processes_without_queues_and_missing_processes() {
+    let own_pid = std::process::id().to_string();
+    let output = run(&["trace", &own_pid]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
         stderr(&output).contains("no queue mapped"),
@@ -125,7 +125,7 @@ fn processes_without_queues_and_without_existence() {
 }
 
 #[test]
-fn what_perf_cannot_do_is_refused_before_measuring() {
+fn perf_refuses_unsupported_options_before_measuring() {
     let big = "16777216";
     for (args, named) in [
         (&["--plot", "picture.gif"][..], ".svg or .png"),
@@ -134,19 +134,19 @@ fn what_perf_cannot_do_is_refused_before_measuring() {
         (&["--type", "uc", "--op", "atomic"], "UC has no atomics"),
         (
             &["--sizes", big, "--depth", "65", "-q", "2"],
-            "--depth 32 fits",
+            "try --depth 32,",
         ),
         (&["--depth", "4096", "-q", "256"], "at most 65536"),
         (
             &["--type", "ud", "--op", "send", "--sizes", "8..8192"],
-            "at most 4096 bytes",
+            "4096 bytes; choose smaller",
         ),
     ] {
         let output = run(&[&["perf", "--device", "embedded"], args].concat());
         assert_eq!(output.status.code(), Some(1), "{args:?}");
         assert!(output.stdout.is_empty(), "{args:?}: {output:?}");
-        let said = stderr(&output);
-        assert!(said.contains(named), "{args:?}: {said}");
+        let error = stderr(&output);
+        assert!(error.contains(named), "{args:?}: {error}");
     }
 }
 
@@ -178,13 +178,13 @@ fn no_colours_without_a_terminal() {
 }
 
 #[test]
-fn a_program_is_run_with_the_plugin_in_its_environment() {
+fn run_sets_the_environment_of_the_plugin() {
     let dir = std::env::temp_dir().join(format!("ringverbs-run-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let path = dir.to_str().unwrap();
     let run = |program: &[&str]| {
-        let before = ["run", "--plugin", path, "--"];
-        let mut command = ringverbs(&[&before, program].concat());
+        let options = ["run", "--plugin", path, "--"];
+        let mut command = ringverbs(&[&options, program].concat());
         command
             .env("RDMAV_DRIVERS", "rxe")
             .env_remove("LD_PRELOAD")
@@ -195,16 +195,17 @@ fn a_program_is_run_with_the_plugin_in_its_environment() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("--plugin"), "{}", stderr(&output));
 
-    // The loader says that this is no library, and goes on.
+    // The loader warns that the file is no library, and ignores it.
     std::fs::write(dir.join("libringverbs-rdmav34.so"), b"").unwrap();
     let output = run(&["env"]);
-    let said = String::from_utf8(output.stdout.clone()).unwrap();
-    for line in [
+    let variables = String::from_utf8(output.stdout.clone()).unwrap();
+    for expected in [
         format!("LD_PRELOAD={path}/libringverbs-rdmav34.so"),
         format!("RDMAV_DRIVERS={path}/libringverbs:rxe"),
         "RINGVERBS_DEVICES=rxe,mlx5".to_owned(),
     ] {
-        assert!(said.lines().any(|have| have == line), "{line}: {said}");
+        let is_set = variables.lines().any(|line| line == expected);
+        assert!(is_set, "{expected}: {variables}");
     }
     assert_eq!(run(&["sh", "-c", "exit 7"]).status.code(), Some(7));
     let output = run(&["/nowhere/program"]);
@@ -213,10 +214,10 @@ fn a_program_is_run_with_the_plugin_in_its_environment() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// What a terminal, or who reads, could be misled by.
+/// Sequences that affect a terminal, and characters that mislead a reader.
 const HOSTILE: &[u8] = b"h\x1b[2J\x1b]0;t\x07\n\x7f\xc2\x9b31m\xe2\x80\xae\xff";
 
-/// Whether each character is one to be seen; the ends of lines aside.
+/// Returns whether all characters but newlines are visible.
 fn is_harmless(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return false;
@@ -228,15 +229,15 @@ fn is_harmless(bytes: &[u8]) -> bool {
 
 #[test]
 fn foreign_text_is_escaped() {
-    let of = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
-    let text = of(HOSTILE.strip_suffix(b"\xff").unwrap());
-    let any = of(HOSTILE);
-    let picture = of(&[HOSTILE, b".gif"].concat());
-    let path = of(&[b"/nowhere/", HOSTILE].concat());
+    let string = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    let text = string(HOSTILE.strip_suffix(b"\xff").unwrap());
+    let not_utf8 = string(HOSTILE);
+    let picture = string(&[HOSTILE, b".gif"].concat());
+    let path = string(&[b"/nowhere/", HOSTILE].concat());
     let word = |text: &str| OsString::from(text);
     for args in [
         vec![text.clone()],
-        vec![any.clone()],
+        vec![not_utf8.clone()],
         vec![word("info"), word("--device"), text.clone()],
         vec![word("info"), word("--json"), word("--device"), text.clone()],
         vec![word("info"), word("--port"), text.clone()],
@@ -278,7 +279,7 @@ fn foreign_text_is_escaped() {
             .env("container", &text)
             .env("LD_LIBRARY_PATH", &path)
             .env("SYSFS_PATH", &path)
-            .env("RINGVERBS_DEVICES", &any)
+            .env("RINGVERBS_DEVICES", &not_utf8)
             .output()
             .unwrap();
         assert!(is_harmless(&output.stdout), "{args:?}: {output:?}");
@@ -286,10 +287,9 @@ fn foreign_text_is_escaped() {
     }
 }
 
-/// A machine with a device whose name is another's choice: made up, by what
-/// libibverbs's tests have for it.
+/// A preloaded library of the plugin's tests provides a device with a hostile name.
 #[test]
-fn the_name_of_a_device_is_escaped() {
+fn device_names_are_escaped() {
     let dir = std::env::temp_dir().join(format!("ringverbs-names-{}", std::process::id()));
     let sys = dir.join("class/infiniband_verbs/uverbs0");
     std::fs::create_dir_all(&sys).unwrap();
@@ -322,12 +322,12 @@ fn the_name_of_a_device_is_escaped() {
         let mut command = ringverbs(args);
         command.env("SYSFS_PATH", &dir).env("LD_PRELOAD", &object);
         let output = command.output().unwrap();
-        let said = [&output.stdout[..], &output.stderr].concat();
-        assert!(is_harmless(&said), "{args:?}: {output:?}");
-        let said = String::from_utf8(said).unwrap();
-        let text = said.contains(r"rxe\u{1b}[2J\u{202e}0");
-        let json = said.contains(r"rxe\u001b[2J\u202e0");
-        assert!(text || json, "{args:?}: {said}");
+        let printed = [&output.stdout[..], &output.stderr].concat();
+        assert!(is_harmless(&printed), "{args:?}: {output:?}");
+        let printed = String::from_utf8(printed).unwrap();
+        let text = printed.contains(r"rxe\u{1b}[2J\u{202e}0");
+        let json = printed.contains(r"rxe\u001b[2J\u202e0");
+        assert!(text || json, "{args:?}: {printed}");
     }
     std::fs::remove_dir_all(&dir).unwrap();
 }

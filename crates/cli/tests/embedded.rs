@@ -203,7 +203,7 @@ fn depth_is_as_requested_or_reported() {
     let output = run(&[&["perf", "--device", "embedded"], &send[..]].concat());
     let first = output.lines().next().unwrap();
     assert!(
-        first.starts_with("32 outstanding in place of 64"),
+        first.starts_with("32 outstanding instead of 64"),
         "{output}"
     );
     assert_eq!(perf_report(&["--depth", "7", "-n", "9"])["depth"], 7);

@@ -1,15 +1,15 @@
 #!/bin/sh
-# What only a machine with rdma_rxe can show: `info -v` says what ibv_devinfo
-# says, the ping-pongs meet the C tools, queues of a live program are decoded.
-# Run in a guest, with the binary beside or in $RINGVERBS:
+# Tests of the command that need rdma_rxe: `info -v` matches ibv_devinfo, `pingpong`
+# works with the C tools, `trace` decodes the queues of a running program.
+# Run in a guest, with the binary in the same directory or in $RINGVERBS:
 #
 #     cargo build -p ringverbs-cli
 #     cp target/debug/ringverbs crates/cli/tests/guest.sh DIR
 #     cargo xtask guest --share DIR --run 'sh ./guest.sh'
 #
-# Arguments name the parts to run (all of them without one); TYPES, of the
-# ping-pongs, the types. With SHORT set they meet the C tools once each way, on
-# events, and not each other.
+# The arguments are the parts to run (default: all); TYPES has the types of
+# ping-pongs. With SHORT set each type runs once as client and once as server of
+# the C tools, on events.
 
 ringverbs=${RINGVERBS:-./ringverbs}
 scratch=$(mktemp -d)
@@ -25,12 +25,12 @@ bad() {
     for file in "$@"; do sed "s/^/        /" "$file" | tail -20; done
 }
 
-# Lines without indentation, double blanks and empty lines.
-plain() { sed -e 's/[[:space:]]\{1,\}/ /g' -e 's/^ //' -e 's/ $//' -e '/^$/d'; }
+# Removes indentation, repeated blanks and empty lines.
+normalize() { sed -e 's/[[:space:]]\{1,\}/ /g' -e 's/^ //' -e 's/ $//' -e '/^$/d'; }
 
-# What rdma-core's provider has from its driver alone, of raw packets: `info`
-# asks the kernel whatever the driver is.
-told_by_driver() {
+# Removes the raw packet capabilities that only a driver's own data has: `info`
+# does not read that of mlx5.
+without_driver_caps() {
     case $RXE_DEV in
         mlx5_*) sed -e '/^tso_caps:/,/^rss_caps:/{/^rss_caps:/!d}' -e '/^rx_hash_/d' \
             -e '/^packet_pacing_caps:/,/^tag matching/{/^tag matching/!d}' ;;
@@ -40,29 +40,29 @@ told_by_driver() {
 
 info() {
     for options in '' '-v'; do
-        ibv_devinfo $options | plain | told_by_driver > "$scratch/theirs"
-        "$ringverbs" info $options | plain > "$scratch/ours"
-        name="info $options says what ibv_devinfo $options says ($(wc -l < "$scratch/theirs") lines)"
+        ibv_devinfo $options | normalize | without_driver_caps > "$scratch/theirs"
+        "$ringverbs" info $options | normalize > "$scratch/ours"
+        name="info $options matches ibv_devinfo $options ($(wc -l < "$scratch/theirs") lines)"
         if [ -s "$scratch/theirs" ] && diff "$scratch/theirs" "$scratch/ours" > "$scratch/diff"; then
             ok "$name"
         else
             bad "$name" "$scratch/diff"
         fi
     done
-    # Numbers of the JSON, field by field.
+    # Compares the JSON field by field.
     "$ringverbs" info --json > "$scratch/json"
-    if ibv_devinfo -v | plain | told_by_driver | python3 -c '
+    if ibv_devinfo -v | normalize | without_driver_caps | python3 -c '
 import json, re, sys
 ours = json.load(open(sys.argv[1]))[0]
 flat = {**ours, **ours["attributes"], **ours["ports"][0]}
-missing, wrong, seen = [], [], 0
+missing, wrong, compared = [], [], 0
 names = {"hca_core_clock": "hca_core_clock_khz", "completion timestamp_mask": "completion_timestamp_mask", "maximum available device memory": "max_dm_size"}
 nested = {}
 for group in ("rss_caps", "tm_caps", "cq_moderation_caps", "driver_caps"):
     nested.update(ours["attributes"][group] or {})
 for line in sys.stdin:
     match = re.match(r"\s*([\w ]+):\s+(\S.*)$", line)
-    # What has no name has no field of its own: "unknown" of the word above.
+    # Unknown flags have no field of their own: they are part of the line above.
     if not match or line.strip().startswith(("GID", "Unknown flags")):
         continue
     key, value = match.groups()
@@ -71,7 +71,7 @@ for line in sys.stdin:
     if got is None:
         missing.append(key)
         continue
-    seen += 1
+    compared += 1
     if isinstance(got, dict):
         number = re.search(r"\((-?\d+)\)", value)
         got, value = got["value"] if number or "names" in got else got["name"], number.group(1) if number else value
@@ -80,14 +80,13 @@ for line in sys.stdin:
     same = int(value, 0) == got if isinstance(got, int) else value == got
     if not same:
         wrong.append(f"{key}: theirs {value}, ours {got}")
-print(seen, "fields compared; missing", missing, "wrong", wrong)
-sys.exit(bool(missing or wrong or seen < 60))
+print(compared, "fields compared; missing", missing, "wrong", wrong)
+sys.exit(bool(missing or wrong or compared < 60))
 ' "$scratch/json" > "$scratch/fields" 2>&1; then
         ok "info --json: $(cat "$scratch/fields")"
     else
-        bad "info --json says what ibv_devinfo -v says" "$scratch/fields"
+        bad "info --json matches ibv_devinfo -v" "$scratch/fields"
     fi
-    # The names that the kernel's drivers give.
     case $RXE_DEV in mlx5_*) driver=mlx5_ib ;; *) driver=rdma_rxe ;; esac
     if "$ringverbs" devices > "$scratch/devices" && grep -q "^$RXE_DEV .*$driver" "$scratch/devices"; then
         ok "devices lists $RXE_DEV"
@@ -95,23 +94,23 @@ sys.exit(bool(missing or wrong or seen < 60))
         bad "devices lists $RXE_DEV" "$scratch/devices"
     fi
     if "$ringverbs" info -d nosuch > "$scratch/out" 2>&1; then
-        bad "info of a device that is not there fails" "$scratch/out"
-    elif grep -q "there is $RXE_DEV" "$scratch/out"; then
-        ok "info of a device that is not there says which there are"
+        bad "info of a missing device fails" "$scratch/out"
+    elif grep -q "available: $RXE_DEV" "$scratch/out"; then
+        ok "info of a missing device lists the available ones"
     else
-        bad "info of a device that is not there says which there are" "$scratch/out"
+        bad "info of a missing device lists the available ones" "$scratch/out"
     fi
 }
 
-# Each of what can be wrong is made so, and must be found, with the command that
-# mends it; and that command, run as it is printed, must mend it.
+# Causes each problem. The doctor must find it, and the printed command must fix it.
 doctor() {
     if "$ringverbs" doctor > "$scratch/doctor"; then
-        ok "doctor finds nothing in the way"
+        ok "doctor finds no problem"
     else
-        bad "doctor finds nothing in the way" "$scratch/doctor"
+        bad "doctor finds no problem" "$scratch/doctor"
     fi
-    # Root needs no sudo, and may have none. Others are to read what is there.
+    # Root needs no sudo, which may not be installed. Other users must be able to
+    # read the files.
     mkdir "$scratch/bin"
     printf '#!/bin/sh\nexec "$@"\n' > "$scratch/bin/sudo"
     chmod -R a+rx "$scratch"
@@ -120,37 +119,36 @@ doctor() {
     nobody='setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all'
 
     doctor_as=
-    broken problem node "mv /dev/infiniband/uverbs0 $scratch/uverbs0" "mknod"
-    broken problem link "ip link set $netdev down" "ip link set $netdev up"
-    broken warning mtu "ip link set $netdev mtu 1500" "ip link set $netdev mtu 4200"
-    broken warning address "ip -4 addr flush dev $netdev" "ip addr add 192.168.77.1/24 dev $netdev"
-    # That address is the only one of its interface: no other one is to be
-    # chosen for a new device.
+    check_problem problem node "mv /dev/infiniband/uverbs0 $scratch/uverbs0" "mknod"
+    check_problem problem link "ip link set $netdev down" "ip link set $netdev up"
+    check_problem warning mtu "ip link set $netdev mtu 1500" "ip link set $netdev mtu 4200"
+    check_problem warning address "ip -4 addr flush dev $netdev" "ip addr add 192.168.77.1/24 dev $netdev"
+    # The doctor selects an interface that is up for a new device: it must be this one.
     others=$(ip -o link show up | cut -d: -f2 | cut -d@ -f1 | grep -v -x -e " $netdev" -e " lo")
     for other in $others; do ip link set "$other" down; done
-    broken problem device "rdma link delete $RXE_DEV" "rdma link add $RXE_DEV type rxe netdev $netdev"
-    # From nothing, one after the other.
-    broken problem module "rdma link delete $RXE_DEV && modprobe -r rdma_ucm rdma_rxe ib_uverbs" "modprobe ib_uverbs"
-    broken problem device "true # what is left of that" "modprobe rdma_rxe && rdma link add $RXE_DEV type rxe netdev $netdev"
-    broken warning rdma_cm "true # and of that" "modprobe rdma_ucm"
+    check_problem problem device "rdma link delete $RXE_DEV" "rdma link add $RXE_DEV type rxe netdev $netdev"
+    # Without modules: the next two problems are consequences of the first.
+    check_problem problem module "rdma link delete $RXE_DEV && modprobe -r rdma_ucm rdma_rxe ib_uverbs" "modprobe ib_uverbs"
+    check_problem problem device "true # also without a device" "modprobe rdma_rxe && rdma link add $RXE_DEV type rxe netdev $netdev"
+    check_problem warning rdma_cm "true # also without rdma_ucm" "modprobe rdma_ucm"
     for other in $others; do ip link set "$other" up; done
 
     doctor_as=$nobody
-    broken problem node "chmod 600 /dev/infiniband/uverbs0" "chmod 666 /dev/infiniband/uverbs0"
-    broken warning node "chmod 600 /dev/infiniband/rdma_cm" "chmod 666 /dev/infiniband/rdma_cm"
+    check_problem problem node "chmod 600 /dev/infiniband/uverbs0" "chmod 666 /dev/infiniband/uverbs0"
+    check_problem warning node "chmod 600 /dev/infiniband/rdma_cm" "chmod 666 /dev/infiniband/rdma_cm"
 
-    # What a process has from the one before it is mended in a shell.
-    surrounded problem memlock "prlimit --memlock=32768:unlimited $nobody" "ulimit -l unlimited"
+    # Limits and variables are inherited, and fixed in the shell.
+    check_environment problem memlock "prlimit --memlock=32768:unlimited $nobody" "ulimit -l unlimited"
     : > "$scratch/libother-rdmav1.so"
-    surrounded warning provider "env RDMAV_DRIVERS=$scratch/libother" "unset RDMAV_DRIVERS"
+    check_environment warning provider "env RDMAV_DRIVERS=$scratch/libother" "unset RDMAV_DRIVERS"
 
-    # Later cases find the device as it was.
+    # Restores the device for later cases.
     ! command -v rxe-driver > /dev/null || rxe-driver setup > /dev/null
 }
 
-# finding LEVEL CHECK: whether the report in $scratch/doctor has such a finding;
-# prints the command that mends it.
-finding() {
+# finding_fix LEVEL CHECK: prints the fix of that finding in $scratch/doctor; fails
+# if there is no such finding.
+finding_fix() {
     python3 -c '
 import json, sys
 report = json.load(open(sys.argv[1]))
@@ -161,62 +159,64 @@ sys.exit(not (found and [print(found[0]["mend"])]))
 ' "$scratch/doctor" "$@"
 }
 
-# finds WANTED LEVEL CHECK: until the doctor finds that (0), or does not (1);
-# what is changed in the kernel shows a moment later.
-finds() {
-    wanted=$1
+# await_finding STATUS LEVEL CHECK: runs the doctor until the finding is present (0)
+# or absent (1), because the kernel may apply a change with a delay.
+await_finding() {
+    expected=$1
     shift
     waited=0
     while :; do
         $doctor_as "$ringverbs" doctor --json > "$scratch/doctor"
         works=$?
-        finding "$@" > "$scratch/mend"
-        [ $? -ne "$wanted" ] || break
+        finding_fix "$@" > "$scratch/fix"
+        [ $? -ne "$expected" ] || break
         waited=$((waited + 1))
         [ $waited -lt 30 ] || return 1
         sleep 0.2
     done
-    # The exit status says what the report says.
-    case $wanted$1$works in 0problem0) return 1 ;; esac
+    # The exit status must agree with the report.
+    case $expected$1$works in 0problem0) return 1 ;; esac
 }
 
-# broken LEVEL CHECK COMMAND MEND-PATTERN
-broken() {
-    if sh -c "$3" > "$scratch/broke" 2>&1 && finds 0 "$1" "$2" && grep -q -F "$4" "$scratch/mend"; then
-        ok "doctor finds out about: $3"
+# check_problem LEVEL CHECK COMMAND FIX: COMMAND causes the problem, FIX is part of the
+# command that must fix it.
+check_problem() {
+    if sh -c "$3" > "$scratch/cause" 2>&1 && await_finding 0 "$1" "$2" && grep -q -F "$4" "$scratch/fix"; then
+        ok "doctor finds the problem of: $3"
     else
-        bad "doctor finds out about: $3" "$scratch/broke" "$scratch/doctor"
+        bad "doctor finds the problem of: $3" "$scratch/cause" "$scratch/doctor"
         return
     fi
-    cp "$scratch/mend" "$scratch/command"
-    if sh "$scratch/command" > "$scratch/mended" 2>&1 && finds 1 "$1" "$2"; then
-        ok "and is content after: $(cat "$scratch/command")"
+    cp "$scratch/fix" "$scratch/command"
+    if sh "$scratch/command" > "$scratch/fixed" 2>&1 && await_finding 1 "$1" "$2"; then
+        ok "and none after: $(cat "$scratch/command")"
     else
-        bad "and is content after: $(cat "$scratch/command")" "$scratch/mended" "$scratch/doctor"
+        bad "and none after: $(cat "$scratch/command")" "$scratch/fixed" "$scratch/doctor"
     fi
 }
 
-# surrounded LEVEL CHECK COMMAND MEND-PATTERN: the doctor run by that command.
-surrounded() {
+# check_environment LEVEL CHECK COMMAND FIX: COMMAND runs the doctor in an environment
+# that has the problem.
+check_environment() {
     doctor_as=$3
-    if finds 0 "$1" "$2" && grep -q -F "$4" "$scratch/mend"; then
-        ok "doctor finds out about: $3"
+    if await_finding 0 "$1" "$2" && grep -q -F "$4" "$scratch/fix"; then
+        ok "doctor finds the problem of: $3"
     else
-        bad "doctor finds out about: $3" "$scratch/doctor"
+        bad "doctor finds the problem of: $3" "$scratch/doctor"
         return
     fi
-    cp "$scratch/mend" "$scratch/command"
+    cp "$scratch/fix" "$scratch/command"
     printf '%s\nexec "$@"\n' "$(cat "$scratch/command")" > "$scratch/shell"
     chmod a+r "$scratch/shell"
     doctor_as="$3 sh $scratch/shell"
-    if finds 1 "$1" "$2"; then
-        ok "and is content after: $(cat "$scratch/command")"
+    if await_finding 1 "$1" "$2"; then
+        ok "and none after: $(cat "$scratch/command")"
     else
-        bad "and is content after: $(cat "$scratch/command")" "$scratch/doctor"
+        bad "and none after: $(cat "$scratch/command")" "$scratch/doctor"
     fi
 }
 
-# A C program's queues: what it has posted is known.
+# The queues of a C program, with known work requests.
 trace() {
     ibv_rc_pingpong -d "$RXE_DEV" -g "$RXE_GID" -r 300 -n 200 > "$scratch/server" 2>&1 &
     server=$!
@@ -232,11 +232,11 @@ entry = receive["entries"][-1]
 assert entry["pending"] and entry["wr_id"] == 1 and entry["length"] == 4096, entry
 assert entry["sges"][0]["length"] == 4096, entry
 ' "$scratch/trace" 2> "$scratch/python"; then
-        ok "trace finds the 300 receives of an ibv_rc_pingpong that waits"
+        ok "trace shows the 300 receives of a waiting ibv_rc_pingpong"
     else
-        bad "trace finds the 300 receives of an ibv_rc_pingpong that waits" "$scratch/trace" "$scratch/python"
+        bad "trace shows the 300 receives of a waiting ibv_rc_pingpong" "$scratch/trace" "$scratch/python"
     fi
-    # In the middle, if it can be caught; the exchange must not suffer.
+    # While messages are exchanged, which must not be disturbed.
     "$ringverbs" trace $server --follow --interval 1 > "$scratch/followed" 2>&1 &
     follower=$!
     waited=0
@@ -246,26 +246,26 @@ assert entry["sges"][0]["length"] == 4096, entry
     done
     ibv_rc_pingpong -d "$RXE_DEV" -g "$RXE_GID" -n 200 127.0.0.1 > "$scratch/client" 2>&1
     if wait $server; then
-        ok "a program that is traced goes on"
+        ok "a traced program completes"
     else
-        bad "a program that is traced goes on" "$scratch/server"
+        bad "a traced program completes" "$scratch/server"
     fi
     wait $follower
     if [ $? -eq 0 ] && grep -q 'SUCCESS RECV 4096 bytes' "$scratch/followed" \
         && grep -q 'SUCCESS SEND' "$scratch/followed" && grep -q ' SEND 4096 bytes' "$scratch/followed"; then
-        ok "trace --follow sees completions and sends ($(wc -l < "$scratch/followed") lines), and ends with the program"
+        ok "trace --follow shows completions and sends ($(wc -l < "$scratch/followed") lines), and ends with the program"
     else
-        bad "trace --follow sees completions and sends" "$scratch/followed"
+        bad "trace --follow shows completions and sends" "$scratch/followed"
     fi
     if "$ringverbs" trace 1 > "$scratch/out" 2>&1 || ! grep -q 'no queue mapped' "$scratch/out"; then
-        bad "trace says that a process has no queues" "$scratch/out"
+        bad "trace reports a process without queues" "$scratch/out"
     else
-        ok "trace says that a process has no queues"
+        ok "trace reports a process without queues"
     fi
 }
 
-# Until somebody listens on port 18515.
-listening() {
+# Waits until a server listens on port 18515.
+await_listener() {
     waited=0
     until grep -q ':4853 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6 || [ $waited -ge 150 ]; do
         sleep 0.2
@@ -273,12 +273,12 @@ listening() {
     done
 }
 
-# met NAME SERVER-COMMAND CLIENT-COMMAND: both must succeed.
-met() {
-    # The C tools wait for ever.
+# check_pair NAME SERVER-COMMAND CLIENT-COMMAND: both must succeed.
+check_pair() {
+    # The C tools have no timeout.
     timeout 60 $2 > "$scratch/server" 2>&1 &
     server=$!
-    listening
+    await_listener
     if timeout 60 $3 > "$scratch/client" 2>&1; then client=0; else client=$?; kill $server 2> /dev/null; fi
     wait $server
     if [ $? -eq 0 ] && [ $client -eq 0 ] && ! grep -q 'invalid data' "$scratch/server" "$scratch/client"; then
@@ -289,7 +289,7 @@ met() {
 }
 
 pingpong() {
-    # At most a packet's worth.
+    # A datagram is one packet.
     mtu=$(ibv_devinfo -d "$RXE_DEV" | sed -n 's/.*active_mtu:[[:space:]]*\([0-9]*\).*/\1/p')
     datagram=$((mtu >= 4096 ? 4000 : mtu - 24))
     for type in ${TYPES:-rc uc ud srq}; do
@@ -298,11 +298,11 @@ pingpong() {
             [ -z "$SHORT" ] || [ "$options" = -e ] || continue
             theirs="ibv_${type}_pingpong -d $RXE_DEV -g $RXE_GID -n 200 -c $options"
             ours="$ringverbs pingpong -t $type -d $RXE_DEV -g $RXE_GID -n 200 -c $options"
-            met "$type $options: ours serves theirs" "$ours -S" "$theirs 127.0.0.1"
-            met "$type $options: theirs serves ours" "$theirs" "$ours 127.0.0.1"
+            check_pair "$type $options: ours serves theirs" "$ours -S" "$theirs 127.0.0.1"
+            check_pair "$type $options: theirs serves ours" "$theirs" "$ours 127.0.0.1"
         done
         [ -z "$SHORT" ] || continue
-        met "$type: ours serves ours" "$ringverbs pingpong -S -t $type -c -n 200" "$ringverbs pingpong -t $type -c -n 200 localhost"
+        check_pair "$type: ours serves ours" "$ringverbs pingpong -S -t $type -c -n 200" "$ringverbs pingpong -t $type -c -n 200 localhost"
         if "$ringverbs" pingpong -t $type -n 200 -c > "$scratch/out" 2>&1; then
             ok "$type: both sides in one process: $(tail -1 "$scratch/out")"
         else
@@ -311,19 +311,19 @@ pingpong() {
     done
     timeout 60 "$ringverbs" pingpong -S -n 10 > "$scratch/out" 2>&1 &
     server=$!
-    listening
+    await_listener
     printf 'GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything\r\n\r\n' | busybox nc 127.0.0.1 18515 > /dev/null
     if wait $server; then
-        bad "a stranger's request ends a server" "$scratch/out"
-    elif grep -q 'makes no sense' "$scratch/out"; then
-        ok "a stranger's request ends a server: $(tail -1 "$scratch/out" | cut -c 1-80)"
+        bad "a server ends with an error at a request of another protocol" "$scratch/out"
+    elif grep -q 'is malformed' "$scratch/out"; then
+        ok "a server ends with an error at a request of another protocol: $(tail -1 "$scratch/out" | cut -c 1-80)"
     else
-        bad "a stranger's request ends a server" "$scratch/out"
+        bad "a server ends with an error at a request of another protocol" "$scratch/out"
     fi
 }
 
-# measured NAME COMMAND...: prints JSON of rows that make sense.
-measured() {
+# check_perf NAME COMMAND...: COMMAND must print valid results as JSON.
+check_perf() {
     name=$1
     shift
     if "$@" --json > "$scratch/perf" 2> "$scratch/err" && python3 -c '
@@ -336,8 +336,8 @@ for row in report["rows"]:
     assert marks == sorted(marks) and marks[0] > 0, row
     assert row["bandwidth"]["bytes_per_second"] > 0, row
 print(len(report["rows"]), "sizes, p50", report["rows"][0]["latency_ns"]["p50"], "ns")
-' "$scratch/perf" > "$scratch/said" 2>> "$scratch/err"; then
-        ok "$name: $(cat "$scratch/said")"
+' "$scratch/perf" > "$scratch/summary" 2>> "$scratch/err"; then
+        ok "$name: $(cat "$scratch/summary")"
     else
         bad "$name" "$scratch/err" "$scratch/perf"
     fi
@@ -345,12 +345,12 @@ print(len(report["rows"]), "sizes, p50", report["rows"][0]["latency_ns"]["p50"],
 
 perf() {
     for operation in send write read atomic; do
-        measured "perf $operation" "$ringverbs" perf -o $operation -s 8,4096,65536 -n 50
-        measured "perf $operation -e" "$ringverbs" perf -o $operation -s 64 -n 50 -e
-        measured "perf $operation -q 3 -b" "$ringverbs" perf -o $operation -s 64 -n 50 -q 3 -b
+        check_perf "perf $operation" "$ringverbs" perf -o $operation -s 8,4096,65536 -n 50
+        check_perf "perf $operation -e" "$ringverbs" perf -o $operation -s 64 -n 50 -e
+        check_perf "perf $operation -q 3 -b" "$ringverbs" perf -o $operation -s 64 -n 50 -q 3 -b
     done
-    measured "perf --type uc" "$ringverbs" perf -t uc -o write -s 8,1024 -n 50
-    measured "perf --type ud" "$ringverbs" perf -t ud -o send -s 8,1024 -n 50
+    check_perf "perf --type uc" "$ringverbs" perf -t uc -o write -s 8,1024 -n 50
+    check_perf "perf --type ud" "$ringverbs" perf -t ud -o send -s 8,1024 -n 50
     timeout 120 "$ringverbs" perf --server > "$scratch/server" 2>&1 &
     server=$!
     waited=0
@@ -358,16 +358,16 @@ perf() {
         sleep 0.2
         waited=$((waited + 1))
     done
-    measured "perf with a server" "$ringverbs" perf -o send -s 8..1024 -n 30 --plot "$scratch/send.svg" localhost
+    check_perf "perf with a server" "$ringverbs" perf -o send -s 8..1024 -n 30 --plot "$scratch/send.svg" localhost
     if wait $server && grep -q '</svg>' "$scratch/send.svg"; then
-        ok "perf: the server ends with its client, and the picture is there"
+        ok "perf: the server exits with its client, and there is a plot"
     else
-        bad "perf: the server ends with its client, and the picture is there" "$scratch/server"
+        bad "perf: the server exits with its client, and there is a plot" "$scratch/server"
     fi
     bar
 }
 
-# On a terminal a bar tells how far it is; what is measured goes elsewhere.
+# The progress bar, which is shown on a terminal only.
 bar() {
     if TERM=xterm python3 -c '
 import fcntl, json, os, pty, struct, subprocess, sys, termios
@@ -375,26 +375,26 @@ ours, theirs = pty.openpty()
 fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=theirs)
 os.close(theirs)
-seen = b""
+shown = b""
 try:
     while True:
-        seen += os.read(ours, 4096)
+        shown += os.read(ours, 4096)
 except OSError:
-    pass # nobody has the terminal any more
+    pass # the other side of the terminal is closed
 report = child.stdout.read()
-assert child.wait() == 0, (child.returncode, seen[-500:])
+assert child.wait() == 0, (child.returncode, shown[-500:])
 assert len(json.loads(report)["rows"]) == 2, report
-assert b"write 64 B" in seen and b"%" in seen, seen
-print(len(seen), "bytes on the terminal")
+assert b"write 64 B" in shown and b"%" in shown, shown
+print(len(shown), "bytes on the terminal")
 ' "$ringverbs" perf -o write -s 64,128 -n 500 --json > "$scratch/bar" 2>&1; then
-        ok "perf: a bar on a terminal: $(cat "$scratch/bar")"
+        ok "perf: a progress bar on a terminal: $(cat "$scratch/bar")"
     else
-        bad "perf: a bar on a terminal" "$scratch/bar"
+        bad "perf: a progress bar on a terminal" "$scratch/bar"
     fi
     if "$ringverbs" perf -s 64 -n 500 2> "$scratch/bar" > /dev/null && [ ! -s "$scratch/bar" ]; then
-        ok "perf: and none elsewhere"
+        ok "perf: no progress bar elsewhere"
     else
-        bad "perf: and none elsewhere" "$scratch/bar"
+        bad "perf: no progress bar elsewhere" "$scratch/bar"
     fi
 }
 

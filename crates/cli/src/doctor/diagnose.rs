@@ -1,15 +1,14 @@
-//! Derives problems and their solutions from the facts, without further
-//! inspection.
+//! Derives findings from the facts, without further inspection.
 
-use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, Opened, Port};
+use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, OpenedDevice, Port};
 use super::finding::{Finding, Level};
 use super::libmlx5::{Libmlx5, Library};
 use super::provider::{Libibverbs, ProviderFile};
 
-/// The oldest kernel that is tested.
-const OLDEST: (u32, u32) = (6, 1);
+/// The oldest tested kernel.
+const OLDEST_KERNEL: (u32, u32) = (6, 1);
 /// Locked memory limit in bytes below which common programs fail.
-const LITTLE: u64 = 64 << 20;
+const LOW_MEMLOCK: u64 = 64 << 20;
 
 /// Returns the findings, in the order in which they should be fixed.
 pub fn diagnose(facts: &Facts) -> Vec<Finding> {
@@ -23,7 +22,7 @@ pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     }
     connection_manager(&mut findings, facts);
     for device in &facts.devices {
-        opened(&mut findings, device);
+        opened_device(&mut findings, device);
     }
     memlock(&mut findings, facts.memlock, facts.container.is_some());
     if let Some(library) = &facts.libibverbs {
@@ -40,20 +39,20 @@ impl Findings {
         self.add(Level::Ok, check, found.into(), None);
     }
 
-    fn warning(&mut self, check: &'static str, found: impl Into<String>, mend: String) {
-        self.add(Level::Warning, check, found.into(), Some(mend));
+    fn warning(&mut self, check: &'static str, found: impl Into<String>, fix: String) {
+        self.add(Level::Warning, check, found.into(), Some(fix));
     }
 
-    fn problem(&mut self, check: &'static str, found: impl Into<String>, mend: String) {
-        self.add(Level::Problem, check, found.into(), Some(mend));
+    fn problem(&mut self, check: &'static str, found: impl Into<String>, fix: String) {
+        self.add(Level::Problem, check, found.into(), Some(fix));
     }
 
-    fn add(&mut self, level: Level, check: &'static str, found: String, mend: Option<String>) {
+    fn add(&mut self, level: Level, check: &'static str, found: String, fix: Option<String>) {
         self.0.push(Finding {
             level,
             check,
             found,
-            mend,
+            fix,
         });
     }
 }
@@ -63,10 +62,13 @@ fn kernel(findings: &mut Findings, facts: &Facts) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut number = || numbers.next().and_then(|number| number.parse().ok());
     let version: (u32, u32) = (number().unwrap_or(0), number().unwrap_or(0));
-    if version < OLDEST {
+    if version < OLDEST_KERNEL {
         findings.warning(
             "kernel",
-            format!("{release} is older than {}.{}", OLDEST.0, OLDEST.1),
+            format!(
+                "{release} is older than {}.{}",
+                OLDEST_KERNEL.0, OLDEST_KERNEL.1
+            ),
             "boot a newer kernel".into(),
         );
     } else {
@@ -78,7 +80,7 @@ fn modules(findings: &mut Findings, facts: &Facts) {
     let container = facts.container.is_some();
     let on_host = if container { " # on the host" } else { "" };
     match facts.ib_uverbs {
-        Module::Loaded => findings.ok("module", "ib_uverbs is there"),
+        Module::Loaded => findings.ok("module", "ib_uverbs is loaded"),
         Module::Available => findings.problem(
             "module",
             "ib_uverbs is not loaded",
@@ -102,10 +104,10 @@ fn modules(findings: &mut Findings, facts: &Facts) {
 }
 
 fn devices(findings: &mut Findings, facts: &Facts) {
-    if let Some(why) = &facts.no_list {
+    if let Some(error) = &facts.list_error {
         findings.problem(
             "device",
-            format!("devices cannot be listed: {why}"),
+            format!("devices cannot be listed: {error}"),
             "mount -t sysfs sysfs /sys".into(),
         );
         return;
@@ -118,7 +120,7 @@ fn devices(findings: &mut Findings, facts: &Facts) {
     if facts.rdma_rxe == Module::Missing && facts.container.is_none() {
         findings.problem(
             "device",
-            format!("{found}, and no rdma_rxe module to make one in software"),
+            format!("{found}, and no rdma_rxe module to create one in software"),
             format!("apt install linux-modules-extra-{}", facts.release),
         );
         return;
@@ -126,7 +128,7 @@ fn devices(findings: &mut Findings, facts: &Facts) {
     // An interface that is up, else any, else a new dummy interface.
     let up = facts.interfaces.iter().find(|interface| interface.up);
     let interface = up.or(facts.interfaces.first());
-    let make = match interface {
+    let create = match interface {
         Some(Interface { name, .. }) => format!("rdma link add rxe0 type rxe netdev {name}"),
         None => "ip link add rx0 type dummy && ip addr add 192.168.77.1/24 dev rx0 && \
                  ip link set rx0 up && rdma link add rxe0 type rxe netdev rx0"
@@ -139,13 +141,13 @@ fn devices(findings: &mut Findings, facts: &Facts) {
     findings.problem(
         "device",
         found,
-        format!("modprobe rdma_rxe && {make}{on_host}"),
+        format!("modprobe rdma_rxe && {create}{on_host}"),
     );
 }
 
-/// At most a warning: endpoints can be exchanged in other ways.
+/// Reports at most a warning: endpoints can be exchanged in other ways.
 fn connection_manager(findings: &mut Findings, facts: &Facts) {
-    match (&facts.manager, facts.rdma_ucm) {
+    match (&facts.connection_manager_node, facts.rdma_ucm) {
         (Some(node), _) => {
             character_device(findings, Level::Warning, node, facts.container.as_deref());
         }
@@ -163,43 +165,44 @@ fn connection_manager(findings: &mut Findings, facts: &Facts) {
 
 fn character_device(findings: &mut Findings, level: Level, node: &Node, container: Option<&str>) {
     let path = format!("/dev/infiniband/{}", node.name);
-    let of = format!("{path} of {}", node.device);
+    let description = format!("{path} of {}", node.device);
     let (major, minor) = node.number;
-    let (found, mend) = match &node.state {
-        NodeState::Usable => return findings.ok("node", format!("{of} can be opened")),
+    let (found, fix) = match &node.state {
+        NodeState::Usable => {
+            return findings.ok("node", format!("{description} can be opened"));
+        }
         NodeState::Missing => match container {
             Some("docker" | "podman") => (
-                format!("{of} is not in the container"),
+                format!("{description} is not in the container"),
                 format!(
                     "{} run --device {path} --device /dev/infiniband/rdma_cm --ulimit memlock=-1 ...",
                     container.unwrap_or_default()
                 ),
             ),
             Some(_) => (
-                format!("{of} is not in the container"),
+                format!("{description} is not in the container"),
                 format!("give the container {path}, character device {major}:{minor}"),
             ),
             None => (
-                format!("{of} is not there"),
-                // udev would not create it: it leaves that to the kernel, which
-                // creates each node once.
+                format!("{description} does not exist"),
+                // The kernel creates each node once, and udev does not create it again.
                 format!("mkdir -p /dev/infiniband && mknod -m 666 {path} c {major} {minor}"),
             ),
         },
-        NodeState::Other => (
-            format!("{of} is not character device {major}:{minor}"),
+        NodeState::WrongDevice => (
+            format!("{description} is not character device {major}:{minor}"),
             format!("rm {path} && mknod -m 666 {path} c {major} {minor}"),
         ),
         NodeState::Denied { mode, uid, gid } => (
-            format!("{of} may not be opened: mode {mode:03o}, owner {uid}, group {gid}"),
+            format!("{description} may not be opened: mode {mode:03o}, owner {uid}, group {gid}"),
             match (gid, mode & 0o060) {
-                // A group other than root's has access: join it.
+                // A group other than root's has access.
                 (1.., 0o060) => format!("sudo usermod -aG {gid} $USER # and log in again"),
                 _ => format!("sudo chmod 666 {path} # as rdma-core's udev rules do at boot"),
             },
         ),
         NodeState::Failed(why) => (
-            format!("{of} cannot be opened: {why}"),
+            format!("{description} cannot be opened: {why}"),
             match container {
                 Some(_) => format!(
                     "allow character device {major}:{minor} in the device cgroup of the container"
@@ -208,41 +211,41 @@ fn character_device(findings: &mut Findings, level: Level, node: &Node, containe
             },
         ),
     };
-    findings.add(level, "node", found, Some(mend));
+    findings.add(level, "node", found, Some(fix));
 }
 
-fn opened(findings: &mut Findings, device: &Opened) {
+fn opened_device(findings: &mut Findings, device: &OpenedDevice) {
     let ports = match &device.ports {
         Ok(ports) => ports,
-        Err(why) => {
-            // A node that cannot be opened was reported before.
+        Err(error) => {
+            // A node that cannot be opened is a finding of its own.
             findings.problem(
                 "context",
-                why.as_str(),
-                "dmesg | tail # if it is not what was found above".into(),
+                error.as_str(),
+                "dmesg | tail # unless a finding above is the cause".into(),
             );
             return;
         }
     };
-    for one in ports {
-        port(findings, device, one);
+    for attributes in ports {
+        port(findings, device, attributes);
     }
 }
 
-fn port(findings: &mut Findings, device: &Opened, port: &Port) {
+fn port(findings: &mut Findings, device: &OpenedDevice, port: &Port) {
     let name = format!("{} port {}", device.name, port.number);
     let interface = device.interface.as_ref().filter(|_| port.ethernet);
     if !port.active {
-        let (why, mend) = match interface {
-            Some(under) if !under.up => (
-                format!(", because {} is down", under.name),
-                format!("ip link set {} up", under.name),
+        let (reason, fix) = match interface {
+            Some(interface) if !interface.up => (
+                format!(", because {} is down", interface.name),
+                format!("ip link set {} up", interface.name),
             ),
-            Some(under) => (
-                format!(", while {} is {}", under.name, under.state),
+            Some(interface) => (
+                format!(", while {} is {}", interface.name, interface.state),
                 format!(
                     "check the cable and the switch, or the other end of {}",
-                    under.name
+                    interface.name
                 ),
             ),
             None => (
@@ -250,23 +253,23 @@ fn port(findings: &mut Findings, device: &Opened, port: &Port) {
                 "opensm --daemon # a subnet manager; or check the cable".into(),
             ),
         };
-        findings.problem("link", format!("{name} is {}{why}", port.state), mend);
+        findings.problem("link", format!("{name} is {}{reason}", port.state), fix);
     } else {
         let mtu = port
             .mtu
             .map_or_else(|| "unknown".into(), |mtu| mtu.to_string());
         findings.ok("link", format!("{name} is active, MTU {mtu}"));
     }
-    let interface_name = interface.map_or("INTERFACE", |under| under.name.as_str());
+    let interface_name = interface.map_or("INTERFACE", |it| it.name.as_str());
     if port.gids == 0 {
-        let mend = if port.ethernet {
+        let fix = if port.ethernet {
             format!(
                 "ip addr add 192.168.77.1/24 dev {interface_name} && ip link set {interface_name} up"
             )
         } else {
             "opensm --daemon # a subnet manager".into()
         };
-        findings.problem("address", format!("{name} has no GID, so no address"), mend);
+        findings.problem("address", format!("{name} has no GID, so no address"), fix);
     } else if port.ethernet && !port.routable {
         findings.warning(
             "address",
@@ -277,23 +280,21 @@ fn port(findings: &mut Findings, device: &Opened, port: &Port) {
         let plural = if port.gids == 1 { "GID" } else { "GIDs" };
         findings.ok("address", format!("{name} has {} {plural}", port.gids));
     }
-    // 4096 bytes of payload and rxe's headers.
-    let narrow = interface
-        .and_then(|under| under.mtu)
-        .filter(|mtu| *mtu < 4200);
-    if let (true, "rdma_rxe", Some(mtu)) = (port.active, device.driver.as_str(), narrow) {
+    // A packet of 4096 bytes of payload has up to 4200 with rxe's headers.
+    let small_mtu = interface.and_then(|it| it.mtu).filter(|mtu| *mtu < 4200);
+    if let (true, "rdma_rxe", Some(mtu)) = (port.active, device.driver.as_str(), small_mtu) {
         findings.warning(
             "mtu",
-            format!("{interface_name} has MTU {mtu}: packets of {name} are small"),
-            format!("ip link set {interface_name} mtu 4200 # if the network carries it"),
+            format!("{interface_name} has MTU {mtu}, which limits the path MTU of {name}"),
+            format!("ip link set {interface_name} mtu 4200 # if the network supports it"),
         );
     }
 }
 
 fn memlock(findings: &mut Findings, limit: Memlock, container: bool) {
     let Some(soft) = limit.soft.filter(|_| !limit.exempt) else {
-        let why = if limit.exempt { " (CAP_IPC_LOCK)" } else { "" };
-        findings.ok("memlock", format!("no limit on locked memory{why}"));
+        let reason = if limit.exempt { " (CAP_IPC_LOCK)" } else { "" };
+        findings.ok("memlock", format!("no limit on locked memory{reason}"));
         return;
     };
     let size = if soft >= 1 << 20 {
@@ -301,46 +302,46 @@ fn memlock(findings: &mut Findings, limit: Memlock, container: bool) {
     } else {
         format!("{} KiB", soft >> 10)
     };
-    if soft >= LITTLE {
+    if soft >= LOW_MEMLOCK {
         findings.ok("memlock", format!("{size} of memory may be locked"));
         return;
     }
-    let mend = match limit.hard {
+    let fix = match limit.hard {
         None => "ulimit -l unlimited".into(),
         Some(_) if container => "docker run --ulimit memlock=-1 ...".into(),
         Some(_) => "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf \
                     # and log in again; for a service: LimitMEMLOCK=infinity"
             .into(),
     };
-    let found = format!("only {size} of memory may be locked, and so registered");
+    let found = format!("only {size} of memory may be locked, and thus registered");
     if soft < 64 << 10 {
-        findings.problem("memlock", found, mend);
+        findings.problem("memlock", found, fix);
     } else {
-        findings.warning("memlock", found, mend);
+        findings.warning("memlock", found, fix);
     }
 }
 
-/// Concerns C programs only: this program and its library need no libibverbs, so
-/// this is at most a warning.
-fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened]) {
+/// Checks libibverbs and its providers. Reports at most a warning: only C programs need
+/// them.
+fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[OpenedDevice]) {
     let path = library.path.display();
     let Some(abi) = library.abi else {
         findings.warning(
             "libibverbs",
-            format!("{path} does not say which providers it takes"),
+            format!("{path} has no version of its provider interface"),
             "apt install --reinstall libibverbs1 || dnf reinstall libibverbs".into(),
         );
         return;
     };
     let before = findings.0.len();
     for provider in &library.providers {
-        let (name, from) = (&provider.name, &provider.named_in);
+        let (name, from) = (&provider.name, &provider.configured_in);
         match &provider.file {
-            ProviderFile::Fitting(_) => {}
+            ProviderFile::Compatible(_) => {}
             ProviderFile::OtherAbi(file) => findings.warning(
                 "provider",
-                format!("{from} names {name}, but {} is for another libibverbs: {path} takes -rdmav{abi}.so", file.display()),
-                if provider.by_environment {
+                format!("{from} names {name}, but {} is for another libibverbs: {path} loads -rdmav{abi}.so", file.display()),
+                if provider.from_environment {
                     format!("unset {from} # or name a provider for ABI {abi} there")
                 } else {
                     "apt install --reinstall ibverbs-providers || dnf reinstall libibverbs".into()
@@ -348,7 +349,7 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
             ),
             // Configuration commonly names providers of packages that are not
             // installed; a variable is set on purpose.
-            ProviderFile::Missing(file) if provider.by_environment => findings.warning(
+            ProviderFile::Missing(file) if provider.from_environment => findings.warning(
                 "provider",
                 format!("{from} names {name}, but there is no {}", file.display()),
                 format!("unset {from} # or set it to the file's path without -rdmav{abi}.so"),
@@ -357,17 +358,17 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
         }
     }
     for device in devices {
-        let Some(wanted) = provider_of(&device.driver) else {
+        let Some(stock) = stock_provider(&device.driver) else {
             continue;
         };
-        let fitting = |name: &str| {
+        let is_available = |name: &str| {
             library.providers.iter().any(|provider| {
-                let right = provider.name == name || provider.by_environment;
-                right && matches!(provider.file, ProviderFile::Fitting(_))
+                let may_serve = provider.name == name || provider.from_environment;
+                may_serve && matches!(provider.file, ProviderFile::Compatible(_))
             })
         };
-        if !fitting(wanted) {
-            let (found, mend) = match library.config {
+        if !is_available(stock) {
+            let (found, fix) = match library.config {
                 None => (
                     format!(
                         "libibverbs has no configuration, and so no provider for {}",
@@ -377,35 +378,35 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[Opened])
                 ),
                 Some(_) => (
                     format!(
-                        "C programs will not find {}: no provider {wanted} for ABI {abi}",
+                        "C programs will not find {}: no provider {stock} for ABI {abi}",
                         device.name
                     ),
                     "apt install ibverbs-providers || dnf install libibverbs".into(),
                 ),
             };
-            findings.warning("provider", found, mend);
+            findings.warning("provider", found, fix);
         }
     }
     if findings.0.len() == before {
-        let there = library
+        let compatible = library
             .providers
             .iter()
-            .filter(|provider| matches!(provider.file, ProviderFile::Fitting(_)));
+            .filter(|provider| matches!(provider.file, ProviderFile::Compatible(_)));
         findings.ok(
             "libibverbs",
-            format!("{path}, ABI {abi}, {} providers", there.count()),
+            format!("{path}, ABI {abi}, {} providers", compatible.count()),
         );
     }
 }
 
-/// Says which library serves as libmlx5.
+/// Reports which library is loaded as libmlx5.
 fn libmlx5(findings: &mut Findings, found: &Libmlx5) {
     let text = |library: &Library| {
-        let whose = match library.is_ours {
+        let origin = match library.is_ours {
             true => "ringverbs in libmlx5's place",
             false => "rdma-core's",
         };
-        format!("{}, {whose}", library.path.display())
+        format!("{}, {origin}", library.path.display())
     };
     match (&found.linked, &found.provider) {
         (Some(linked), Some(provider)) if linked.is_ours != provider.is_ours => findings.warning(
@@ -423,7 +424,7 @@ fn libmlx5(findings: &mut Findings, found: &Libmlx5) {
 }
 
 /// Returns the name of the stock provider for a kernel driver.
-fn provider_of(driver: &str) -> Option<&'static str> {
+fn stock_provider(driver: &str) -> Option<&'static str> {
     match driver {
         "rdma_rxe" => Some("rxe"),
         "mlx5_ib" => Some("mlx5"),

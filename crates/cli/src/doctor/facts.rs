@@ -1,4 +1,4 @@
-//! Observations about the host, without judgement.
+//! Facts about the host, which `diagnose` judges.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use super::provider::Libibverbs;
 use crate::device;
 use crate::info::PortInfo;
 
-/// The observations.
+/// What the host has and how it is configured.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The kernel release, as in `uname -r`.
@@ -27,15 +27,15 @@ pub struct Facts {
     /// The module of the connection manager.
     pub rdma_ucm: Module,
     /// The connection manager's character device, if its module is loaded.
-    pub manager: Option<Node>,
+    pub connection_manager_node: Option<Node>,
     /// The kernel's devices, from sysfs.
     pub kernel_devices: Vec<String>,
-    /// Their character devices.
+    /// The character devices of the kernel's devices.
     pub nodes: Vec<Node>,
-    /// Devices found by discovery, and the result of opening them.
-    pub devices: Vec<Opened>,
+    /// Devices that the library found, and the result of opening them.
+    pub devices: Vec<OpenedDevice>,
     /// The reason why devices could not be listed.
-    pub no_list: Option<String>,
+    pub list_error: Option<String>,
     /// The type of container, if this is one.
     pub container: Option<String>,
     /// The locked memory limit.
@@ -76,12 +76,12 @@ pub struct Node {
 /// The state of a file in `/dev/infiniband`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// It can be opened.
+    /// The file can be opened.
     Usable,
-    /// It does not exist.
+    /// The file does not exist.
     Missing,
-    /// It is not that device.
-    Other,
+    /// The file is not the expected character device.
+    WrongDevice,
     /// Permission was denied.
     Denied {
         /// Permission bits.
@@ -97,12 +97,12 @@ pub enum NodeState {
 
 /// A device, and the result of opening it.
 #[derive(Clone, Debug)]
-pub struct Opened {
+pub struct OpenedDevice {
     /// The name.
     pub name: String,
     /// The kernel module.
     pub driver: String,
-    /// The network interface below it.
+    /// The network interface that carries its traffic.
     pub interface: Option<Interface>,
     /// The ports, or the reason why they could not be queried.
     pub ports: Result<Vec<Port>, String>,
@@ -113,17 +113,17 @@ pub struct Opened {
 pub struct Port {
     /// The number, from 1.
     pub number: u8,
-    /// Whether it can carry traffic.
+    /// Whether the port can carry traffic.
     pub active: bool,
-    /// The name of its state.
+    /// The name of the port's state.
     pub state: &'static str,
-    /// Whether it is Ethernet, where addresses come from an interface.
+    /// Whether the link layer is Ethernet, where GIDs come from an interface's addresses.
     pub ethernet: bool,
     /// The MTU in bytes.
     pub mtu: Option<u32>,
     /// Number of GIDs.
     pub gids: usize,
-    /// Whether one of them can be reached from beyond the link.
+    /// Whether one of the GIDs can be reached from beyond the link.
     pub routable: bool,
 }
 
@@ -132,7 +132,7 @@ pub struct Port {
 pub struct Interface {
     /// The name.
     pub name: String,
-    /// Whether it is up.
+    /// Whether the interface is up (`IFF_UP`).
     pub up: bool,
     /// The operational state, such as `up` or `lowerlayerdown`.
     pub state: String,
@@ -140,7 +140,7 @@ pub struct Interface {
     pub mtu: Option<u32>,
 }
 
-/// Locked memory limits of this process in bytes; `None` without limit.
+/// Locked memory limits of this process in bytes; `None` for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memlock {
     /// The current limit.
@@ -152,13 +152,16 @@ pub struct Memlock {
 }
 
 impl Facts {
-    /// Inspects the host whose files are below `root`. Devices are opened only if
-    /// that is this host.
+    /// Inspects the host whose files are below `root`. Devices are opened only if `root` is
+    /// `/`.
     pub fn gather(root: &Path) -> Self {
         let release = text(&root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
-        let (devices, no_list) = if root == Path::new("/") {
+        let (devices, list_error) = if root == Path::new("/") {
             match device::all() {
-                Ok(devices) => (devices.iter().map(|one| opened(root, one)).collect(), None),
+                Ok(devices) => (
+                    devices.iter().map(|device| open(root, device)).collect(),
+                    None,
+                ),
                 Err(error) => (Vec::new(), Some(error.to_string())),
             }
         } else {
@@ -169,12 +172,12 @@ impl Facts {
             ib_uverbs: module(root, &release, "ib_uverbs"),
             rdma_rxe: module(root, &release, "rdma_rxe"),
             rdma_ucm: module(root, &release, "rdma_ucm"),
-            manager: manager(root),
+            connection_manager_node: connection_manager_node(root),
             release,
             kernel_devices: names(&root.join("sys/class/infiniband")),
             nodes: nodes(root),
             devices,
-            no_list,
+            list_error,
             container: container(root),
             memlock: memlock(root),
             interfaces: interfaces(root),
@@ -209,16 +212,16 @@ fn module(root: &Path, release: &str, name: &str) -> Module {
 
 fn nodes(root: &Path) -> Vec<Node> {
     let class = root.join("sys/class/infiniband_verbs");
-    let of = |name: String| {
+    let node_of = |name: String| {
         let device = text(&class.join(&name).join("ibdev"))?;
         node(root, &class, name, device)
     };
-    names(&class).into_iter().filter_map(of).collect()
+    names(&class).into_iter().filter_map(node_of).collect()
 }
 
-fn manager(root: &Path) -> Option<Node> {
-    let of = "the connection manager".to_owned();
-    node(root, &root.join("sys/class/misc"), "rdma_cm".into(), of)
+fn connection_manager_node(root: &Path) -> Option<Node> {
+    let device = "the connection manager".to_owned();
+    node(root, &root.join("sys/class/misc"), "rdma_cm".into(), device)
 }
 
 /// Returns the node of the character device with that name in sysfs `class`.
@@ -243,7 +246,7 @@ fn node_state(path: &Path, (major, minor): (u32, u32)) -> NodeState {
     };
     let is_device = metadata.file_type().is_char_device();
     if !is_device || metadata.rdev() != libc::makedev(major, minor) {
-        return NodeState::Other;
+        return NodeState::WrongDevice;
     }
     match fs::File::options().read(true).write(true).open(path) {
         Ok(_) => NodeState::Usable,
@@ -256,14 +259,14 @@ fn node_state(path: &Path, (major, minor): (u32, u32)) -> NodeState {
     }
 }
 
-fn opened(root: &Path, device: &Device) -> Opened {
+fn open(root: &Path, device: &Device) -> OpenedDevice {
     let directory = root.join("sys/class/infiniband").join(device.name());
-    let under = text(&directory.join("parent"))
+    let netdev = text(&directory.join("parent"))
         .or_else(|| text(&directory.join("ports/1/gid_attrs/ndevs/0")));
-    Opened {
+    OpenedDevice {
         name: device.name().to_owned(),
         driver: device::driver_name(device.found().driver_id),
-        interface: under.map(|name| interface(root, name)),
+        interface: netdev.map(|name| interface(root, name)),
         ports: ports(device).map_err(|error| error.to_string()),
     }
 }
@@ -271,11 +274,11 @@ fn opened(root: &Path, device: &Device) -> Opened {
 fn ports(device: &Device) -> Result<Vec<Port>, crate::error::Error> {
     use crate::error::Error;
     let context = device::inspect(device)?;
-    let doing = || Error::native(format!("querying {}", device.name()));
-    let count = context.query_device_ex().map_err(doing())?;
+    let error = || Error::verb(format!("querying {}", device.name()));
+    let count = context.query_device_ex().map_err(error())?;
     let count = count.base.phys_port_cnt;
     let ports = (1..=count).map(|number| {
-        let port = PortInfo::query(&context, number).map_err(doing())?;
+        let port = PortInfo::query(&context, number).map_err(error())?;
         Ok(Port {
             number,
             active: port.is_active(),
@@ -293,7 +296,7 @@ fn ports(device: &Device) -> Result<Vec<Port>, crate::error::Error> {
 fn interfaces(root: &Path) -> Vec<Interface> {
     let class = root.join("sys/class/net");
     let names = names(&class).into_iter().filter(|name| {
-        // ARPHRD_ETHER, which a software device can use.
+        // ARPHRD_ETHER, on which a software device can be created.
         text(&class.join(name).join("type")).as_deref() == Some("1")
     });
     names.map(|name| interface(root, name)).collect()
@@ -320,7 +323,7 @@ fn container(root: &Path) -> Option<String> {
     if podman.exists() {
         return Some("podman".into());
     }
-    // systemd's convention, for PID 1 and for other processes.
+    // systemd's convention: a file, or a variable of PID 1 and its children.
     text(&root.join("run/systemd/container")).or_else(|| environment::text("container"))
 }
 
@@ -345,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_is_read_from_its_files() {
+    fn facts_are_read_from_files() {
         let root = std::env::temp_dir().join(format!("ringverbs-facts-{}", std::process::id()));
         let write = |path: &str, text: &str| {
             let path = root.join(path);
@@ -380,26 +383,26 @@ mod tests {
         assert_eq!(facts.rdma_rxe, Module::Available);
         assert_eq!(facts.kernel_devices, ["rxe0"]);
         let states: Vec<_> = facts.nodes.iter().map(|node| &node.state).collect();
-        assert_eq!(states, [&NodeState::Missing, &NodeState::Other]);
+        assert_eq!(states, [&NodeState::Missing, &NodeState::WrongDevice]);
         assert_eq!(facts.nodes[0].number, (231, 192));
         assert_eq!(facts.rdma_ucm, Module::Missing);
-        let manager = facts.manager.unwrap();
+        let manager = facts.connection_manager_node.unwrap();
         assert_eq!(
             (manager.number, manager.state),
             ((10, 122), NodeState::Missing)
         );
         assert_eq!(facts.container.as_deref(), Some("docker"));
-        let eth0 = Interface {
+        let expected = Interface {
             name: "eth0".into(),
             up: true,
             state: "up".into(),
             mtu: Some(1500),
         };
-        assert_eq!(facts.interfaces, [eth0]);
+        assert_eq!(facts.interfaces, [expected]);
     }
 
     #[test]
-    fn nothing_at_all_is_no_error() {
+    fn missing_files_are_no_error() {
         let facts = Facts::gather(Path::new("/nowhere/at/all"));
         assert_eq!(facts.ib_uverbs, Module::Missing);
         assert!(facts.nodes.is_empty() && facts.interfaces.is_empty());

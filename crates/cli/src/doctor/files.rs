@@ -1,4 +1,4 @@
-//! Small files and directories, which may be missing.
+//! Reads small files and directories that may be missing.
 
 use std::fs;
 use std::path::Path;

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub enum Level {
     /// No problem.
     Ok,
-    /// Works, but some programs will have problems.
+    /// RDMA works, but not for all programs or not at full speed.
     Warning,
     /// RDMA does not work until this is fixed.
     Problem,
@@ -22,7 +22,7 @@ pub struct Finding {
     pub check: &'static str,
     /// The observation.
     pub found: String,
-    /// The command that fixes it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mend: Option<String>,
+    /// The command that fixes the problem.
+    #[serde(rename = "mend", skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
 }

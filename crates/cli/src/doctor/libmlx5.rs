@@ -1,7 +1,7 @@
-//! Which libmlx5 is in use: rdma-core's, or ringverbs in its place.
+//! Finds out which libmlx5 is in use: rdma-core's, or ringverbs in its place.
 //!
-//! Two names lead to it. The dynamic linker searches `libmlx5.so.1` for programs that are
-//! linked to it; libibverbs loads `libmlx5-rdmavN.so` as the provider for a ConnectX.
+//! It is loaded by two names. The dynamic linker searches `libmlx5.so.1` for programs that
+//! are linked to it; libibverbs loads `libmlx5-rdmavN.so` as the provider for a ConnectX.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const LIBMLX5: &str = "libmlx5.so.1";
 /// The libraries that are loaded as libmlx5.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Libmlx5 {
-    /// For programs that are linked to it.
+    /// For programs that are linked to libmlx5.
     pub linked: Option<Library>,
     /// As libibverbs's provider.
     pub provider: Option<Library>,
@@ -22,9 +22,9 @@ pub struct Libmlx5 {
 /// A library's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// The file itself, without links.
+    /// The file, with symbolic links resolved.
     pub path: PathBuf,
-    /// Whether it is ringverbs.
+    /// Whether the library is ringverbs.
     pub is_ours: bool,
 }
 
@@ -35,16 +35,18 @@ impl Libmlx5 {
         environment: &dyn Fn(&str) -> Option<String>,
         libibverbs: Option<&Libibverbs>,
     ) -> Self {
-        let set = environment("LD_LIBRARY_PATH");
-        let set = set.as_deref().unwrap_or_default().split(':');
-        let set = set.filter(|path| !path.is_empty()).map(PathBuf::from);
+        let library_path = environment("LD_LIBRARY_PATH");
+        let directories = library_path.as_deref().unwrap_or_default().split(':');
+        let directories = directories
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from);
         let cache = fs::read(root.join("etc/ld.so.cache")).unwrap_or_default();
-        let cached = in_cache(&cache, LIBMLX5);
+        let cached = find_in_cache(&cache, LIBMLX5);
         let cached = cached.map(|path| root.join(path.strip_prefix('/').unwrap_or(path)));
-        let usual = library_directories(root, None);
-        let mut paths = (set.map(|directory| directory.join(LIBMLX5)))
+        let default = library_directories(root, None);
+        let mut paths = (directories.map(|directory| directory.join(LIBMLX5)))
             .chain(cached)
-            .chain(usual.iter().map(|directory| directory.join(LIBMLX5)));
+            .chain(default.iter().map(|directory| directory.join(LIBMLX5)));
         Self {
             linked: paths.find_map(|path| Library::read(&path)),
             provider: libibverbs.and_then(provider).and_then(Library::read),
@@ -54,7 +56,7 @@ impl Libmlx5 {
 
 impl Library {
     fn read(path: &Path) -> Option<Self> {
-        // In names of the plugin's variables and messages, for instance.
+        // The plugin has this string, for instance in its messages.
         const NAME: &[u8] = b"ringverbs";
         let bytes = fs::read(path).ok()?;
         Some(Self {
@@ -64,35 +66,35 @@ impl Library {
     }
 }
 
-/// Returns the file that libibverbs loads first as its provider for mlx5: of the first
-/// name in a variable, or of the last one in the configuration.
+/// Returns the file that libibverbs loads first as its mlx5 provider: that of the first
+/// matching name in the variable, or of the last one in the configuration.
 fn provider(libibverbs: &Libibverbs) -> Option<&Path> {
-    let named = libibverbs.providers.iter().filter_map(|provider| {
+    let candidates = libibverbs.providers.iter().filter_map(|provider| {
         let is_mlx5 = provider.name == "mlx5" || provider.name.ends_with("/libmlx5");
         match &provider.file {
-            ProviderFile::Fitting(path) if is_mlx5 => Some((provider.by_environment, &**path)),
+            ProviderFile::Compatible(path) if is_mlx5 => Some((provider.from_environment, &**path)),
             _ => None,
         }
     });
-    let mut named = named.peekable();
-    match named.peek() {
+    let mut candidates = candidates.peekable();
+    match candidates.peek() {
         Some((true, path)) => Some(path),
-        _ => named.last().map(|(_, path)| path),
+        _ => candidates.last().map(|(_, path)| path),
     }
 }
 
-/// Looks a library up in the dynamic linker's cache: the first one for this machine that
-/// needs no special processor.
-fn in_cache<'a>(cache: &'a [u8], name: &str) -> Option<&'a str> {
+/// Looks up a library in the dynamic linker's cache: the first one for this architecture
+/// without requirements on the processor (hwcaps).
+fn find_in_cache<'a>(cache: &'a [u8], name: &str) -> Option<&'a str> {
     const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
     const HEADER: usize = 48;
     const ENTRY: usize = 24;
-    /// A library for the GNU C library, with 64 bits.
+    /// `FLAG_ELF_LIBC6` with the flag of this 64-bit architecture.
     const FLAGS: u32 = match cfg!(target_arch = "aarch64") {
         true => 0x0a03,
         false => 0x0303,
     };
-    // Behind the table of the older format, if there is one.
+    // The table of the older format may precede this one.
     let start = cache.windows(MAGIC.len()).position(|part| part == MAGIC)?;
     let cache = &cache[start..];
     let word = |at: usize| {
@@ -118,7 +120,7 @@ mod tests {
     use super::super::provider::Provider;
     use super::*;
 
-    /// A cache with these names and paths, behind a table of the older format.
+    /// Returns a cache with these names and paths, after a table of the older format.
     fn cache(entries: &[(u32, u64, &str, &str)]) -> Vec<u8> {
         let mut cache = b"glibc-ld.so.cache1.1".to_vec();
         cache.extend(u32::try_from(entries.len()).unwrap().to_le_bytes());
@@ -126,13 +128,13 @@ mod tests {
         let mut strings = Vec::new();
         let first = 48 + 24 * entries.len();
         for (flags, hardware, name, path) in entries {
-            let mut place = |text: &str| {
+            let mut add = |text: &str| {
                 let at = u32::try_from(first + strings.len()).unwrap();
                 strings.extend(text.as_bytes());
                 strings.push(0);
                 at
             };
-            for word in [*flags, place(name), place(path), 0] {
+            for word in [*flags, add(name), add(path), 0] {
                 cache.extend(word.to_le_bytes());
             }
             cache.extend(hardware.to_le_bytes());
@@ -143,7 +145,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn the_cache_names_the_first_library_for_this_machine() {
+    fn cache_lookup_finds_the_first_library_of_this_architecture() {
         let bytes = cache(&[
             (0x0303, 0, "libmlx5.so", "/a/libmlx5.so"),
             (0x0003, 0, LIBMLX5, "/32/libmlx5.so.1"),
@@ -151,18 +153,18 @@ mod tests {
             (0x0303, 0, LIBMLX5, "/first/libmlx5.so.1"),
             (0x0303, 0, LIBMLX5, "/second/libmlx5.so.1"),
         ]);
-        assert_eq!(in_cache(&bytes, LIBMLX5), Some("/first/libmlx5.so.1"));
-        assert_eq!(in_cache(&bytes, "libother.so.1"), None);
+        assert_eq!(find_in_cache(&bytes, LIBMLX5), Some("/first/libmlx5.so.1"));
+        assert_eq!(find_in_cache(&bytes, "libother.so.1"), None);
         for end in 0..bytes.len() {
-            // Whatever is cut off is not read.
-            let _ = in_cache(&bytes[..end], LIBMLX5);
+            // A truncated cache must not cause a panic.
+            let _ = find_in_cache(&bytes[..end], LIBMLX5);
         }
-        assert_eq!(in_cache(b"", LIBMLX5), None);
+        assert_eq!(find_in_cache(b"", LIBMLX5), None);
     }
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn the_linkers_order_decides_which_is_in_use() {
+    fn libraries_are_searched_in_the_linkers_order() {
         let root = std::env::temp_dir().join(format!("ringverbs-libmlx5-{}", std::process::id()));
         let write = |path: &str, bytes: &[u8]| {
             let path = root.join(path);
@@ -192,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn the_provider_is_the_one_that_libibverbs_loads_first() {
-        let named = |name: &str, by_environment, path: &str| Provider {
+    fn provider_is_the_first_that_libibverbs_loads() {
+        let named = |name: &str, from_environment, path: &str| Provider {
             name: name.into(),
-            named_in: String::new(),
-            by_environment,
-            file: ProviderFile::Fitting(path.into()),
+            configured_in: String::new(),
+            from_environment,
+            file: ProviderFile::Compatible(path.into()),
         };
         let mut library = Libibverbs {
             path: PathBuf::new(),

@@ -1,7 +1,7 @@
 //! `ringverbs doctor`: finds out why RDMA does not work on this host.
 //!
 //! [`facts`] inspects the host, [`diagnose`] derives findings from the facts
-//! alone, and this module prints them.
+//! alone, and this module prints the findings.
 
 mod diagnose;
 mod facts;
@@ -71,9 +71,9 @@ fn print(findings: &[Finding]) -> Result<(), Error> {
             finding.check,
             escaped(&finding.found)
         )?;
-        if let Some(mend) = &finding.mend {
-            let label = paint(out::DIM, "mend it:");
-            writeln!(out, "{:20}{label} {}", "", paint(out::NAME, mend))?;
+        if let Some(fix) = &finding.fix {
+            let label = paint(out::DIM, "fix:");
+            writeln!(out, "{:20}{label} {}", "", paint(out::NAME, fix))?;
         }
     }
     let problems = findings
@@ -87,7 +87,10 @@ fn print(findings: &[Finding]) -> Result<(), Error> {
     }
     if problems != 0 {
         let command = paint(out::NAME, "ringverbs pingpong --device embedded");
-        writeln!(out, "The embedded device needs none of this: {command}")?;
+        writeln!(
+            out,
+            "The embedded device works without any of this: {command}"
+        )?;
     }
     Ok(out.flush()?)
 }

@@ -1,10 +1,10 @@
-//! The providers that libibverbs would load.
+//! Finds the providers that libibverbs would load.
 //!
 //! libibverbs reads names of providers from `RDMAV_DRIVERS` (else `IBV_DRIVERS`)
 //! and from the `driver NAME` lines in its configuration directory, and appends
 //! `-rdmav<ABI>.so`, where ABI is the version of the library's private interface.
 //! An absolute path is used as it is; a name is searched in the provider
-//! directory, then where the loader searches.
+//! directory, then in the loader's directories.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,19 +29,19 @@ pub struct Libibverbs {
 pub struct Provider {
     /// The name.
     pub name: String,
-    /// Where it is configured: a variable or a file.
-    pub named_in: String,
-    /// Whether it is configured by an environment variable.
-    pub by_environment: bool,
-    /// Its file.
+    /// The variable or file that names the provider.
+    pub configured_in: String,
+    /// Whether an environment variable names the provider.
+    pub from_environment: bool,
+    /// The provider's file.
     pub file: ProviderFile,
 }
 
 /// A provider's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProviderFile {
-    /// The file fits this library.
-    Fitting(PathBuf),
+    /// The file has this library's version of the private interface.
+    Compatible(PathBuf),
     /// There are only files for other versions of the private interface.
     OtherAbi(PathBuf),
     /// Not found.
@@ -49,7 +49,7 @@ pub enum ProviderFile {
 }
 
 impl Libibverbs {
-    /// Searches the library below `root`, in the usual directories of loaders.
+    /// Searches the library below `root`, in the loader's directories.
     pub fn find(root: &Path, environment: &dyn Fn(&str) -> Option<String>) -> Option<Self> {
         let directories = library_directories(root, environment("LD_LIBRARY_PATH").as_deref());
         let path = directories
@@ -70,19 +70,21 @@ impl Libibverbs {
             for file in names(config) {
                 let file = config.join(file);
                 let text = fs::read_to_string(&file).unwrap_or_default();
-                let from = file.display().to_string();
-                named.extend(drivers(&text).map(|name| (name.to_owned(), from.clone(), false)));
+                let file = file.display().to_string();
+                named.extend(drivers(&text).map(|name| (name.to_owned(), file.clone(), false)));
             }
         }
-        let providers = named.into_iter().map(|(name, named_in, by_environment)| {
-            let file = locate(root, &directories, &path, &name, abi.unwrap_or(0));
-            Provider {
-                name,
-                named_in,
-                by_environment,
-                file,
-            }
-        });
+        let providers = named
+            .into_iter()
+            .map(|(name, configured_in, from_environment)| {
+                let file = locate(root, &directories, &path, &name, abi.unwrap_or(0));
+                Provider {
+                    name,
+                    configured_in,
+                    from_environment,
+                    file,
+                }
+            });
         Some(Self {
             providers: providers.collect(),
             path,
@@ -92,12 +94,13 @@ impl Libibverbs {
     }
 }
 
-/// Returns the usual directories of loaders.
+/// Returns the directories that a loader searches: those of `library_path`, then the
+/// default ones.
 pub fn library_directories(root: &Path, library_path: Option<&str>) -> Vec<PathBuf> {
     let architecture = std::env::consts::ARCH;
-    let set = library_path.unwrap_or_default().split(':');
-    let set = set.filter(|path| !path.is_empty()).map(PathBuf::from);
-    let common = [
+    let first = library_path.unwrap_or_default().split(':');
+    let first = first.filter(|path| !path.is_empty()).map(PathBuf::from);
+    let default = [
         "usr/local/lib".to_owned(),
         format!("usr/lib/{architecture}-linux-gnu"),
         format!("lib/{architecture}-linux-gnu"),
@@ -106,12 +109,13 @@ pub fn library_directories(root: &Path, library_path: Option<&str>) -> Vec<PathB
         "usr/lib".to_owned(),
         "lib".to_owned(),
     ];
-    set.chain(common.iter().map(|path| root.join(path)))
+    first
+        .chain(default.iter().map(|path| root.join(path)))
         .collect()
 }
 
-/// Returns the configuration directory. It depends on how the library was built:
-/// in /etc or below /usr/local.
+/// Returns the configuration directory: below /usr/local for a library there, if it
+/// exists, else in /etc.
 fn config_directory(root: &Path, library: &Path) -> Option<PathBuf> {
     let local = library.starts_with(root.join("usr/local"));
     let local = local.then(|| root.join("usr/local/etc/libibverbs.d"));
@@ -164,8 +168,8 @@ fn locate(
             let beside = library
                 .parent()
                 .map(|directory| directory.join("libibverbs").join(&file));
-            let elsewhere = directories.iter().map(|directory| directory.join(&file));
-            beside.into_iter().chain(elsewhere).collect()
+            let others = directories.iter().map(|directory| directory.join(&file));
+            beside.into_iter().chain(others).collect()
         }
     };
     let with_suffix = |stem: &PathBuf| {
@@ -174,7 +178,7 @@ fn locate(
         PathBuf::from(path)
     };
     if let Some(path) = stems.iter().map(with_suffix).find(|path| path.exists()) {
-        return ProviderFile::Fitting(path);
+        return ProviderFile::Compatible(path);
     }
     if let Some(path) = stems.iter().find_map(|stem| other_abi(stem)) {
         return ProviderFile::OtherAbi(path);
@@ -182,7 +186,7 @@ fn locate(
     ProviderFile::Missing(stems.first().map(with_suffix).unwrap_or_default())
 }
 
-/// Returns a file with that stem and any other number.
+/// Returns a file with that stem and any version.
 fn other_abi(stem: &Path) -> Option<PathBuf> {
     let directory = stem.parent()?;
     let start = format!("{}-rdmav", stem.file_name()?.to_str()?);
@@ -198,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_private_interface_is_the_highest_number() {
+    fn private_abi_is_the_highest_version() {
         let library = b"\0IBVERBS_1.1\0IBVERBS_PRIVATE_34\0x\0IBVERBS_PRIVATE_\0IBVERBS_PRIVATE_9";
         assert_eq!(private_abi(library), Some(34));
         assert_eq!(private_abi(b"nothing"), None);
@@ -206,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn driver_lines_are_read_as_libibverbs_does() {
+    fn driver_lines_are_parsed_as_in_libibverbs() {
         let text = "# driver no\n  driver rxe\n\ndriver\tmlx5 more\nother x\ndriver\n";
         assert_eq!(drivers(text).collect::<Vec<_>>(), ["rxe", "mlx5"]);
     }
 
     #[test]
-    fn providers_are_found_or_their_mismatch_is() {
+    fn providers_of_other_versions_are_reported() {
         let root = std::env::temp_dir().join(format!("ringverbs-provider-{}", std::process::id()));
         let libraries = root.join("usr/lib64");
         let write = |path: PathBuf, bytes: &[u8]| {
@@ -226,7 +230,7 @@ mod tests {
             root.join("etc/libibverbs.d/a.driver"),
             b"driver rxe\ndriver mlx5\n",
         );
-        write(root.join("etc/libibverbs.d/b.driver"), b"driver gone\n");
+        write(root.join("etc/libibverbs.d/b.driver"), b"driver missing\n");
         write(root.join("opt/libmine-rdmav34.so"), b"");
         let environment =
             |name: &str| (name == "RDMAV_DRIVERS").then(|| "/opt/libmine;rxe".to_owned());
@@ -240,21 +244,21 @@ mod tests {
             .iter()
             .map(|provider| {
                 let state = match &provider.file {
-                    ProviderFile::Fitting(_) => "fits",
+                    ProviderFile::Compatible(_) => "compatible",
                     ProviderFile::OtherAbi(_) => "other",
                     ProviderFile::Missing(_) => "missing",
                 };
-                (provider.name.as_str(), provider.by_environment, state)
+                (provider.name.as_str(), provider.from_environment, state)
             })
             .collect();
         assert_eq!(
             states,
             [
                 ("/opt/libmine", true, "other"),
-                ("rxe", true, "fits"),
-                ("rxe", false, "fits"),
+                ("rxe", true, "compatible"),
+                ("rxe", false, "compatible"),
                 ("mlx5", false, "other"),
-                ("gone", false, "missing"),
+                ("missing", false, "missing"),
             ]
         );
     }

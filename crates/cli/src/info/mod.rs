@@ -34,9 +34,9 @@ pub struct Args {
     json: bool,
 }
 
-/// Queries each device and prints the results. An error of a device ends it.
+/// Queries each device and prints the results. Fails at the first device with an error.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let devices = device::chosen(args.device.as_deref())?;
+    let devices = device::selected(args.device.as_deref())?;
     let infos = devices
         .iter()
         .map(|device| DeviceInfo::query(device, args.port))

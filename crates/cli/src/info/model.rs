@@ -17,7 +17,7 @@ pub struct DeviceInfo {
     pub hca_id: String,
     pub driver: String,
     pub char_device: String,
-    pub transport: Named<i32>,
+    pub transport: NamedValue<i32>,
     pub fw_ver: String,
     pub node_guid: String,
     pub sys_image_guid: String,
@@ -30,9 +30,9 @@ pub struct DeviceInfo {
     pub ports: Vec<PortInfo>,
 }
 
-/// A number and its meaning.
+/// A number and its name.
 #[derive(Debug, Serialize)]
-pub struct Named<N> {
+pub struct NamedValue<N> {
     pub value: N,
     pub name: &'static str,
 }
@@ -42,7 +42,7 @@ pub struct Named<N> {
 pub struct Flags {
     pub value: u64,
     pub names: Vec<&'static str>,
-    /// Bits without a name here.
+    /// The bits without a name.
     pub unknown: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct Attributes {
     pub max_res_rd_atom: u32,
     pub max_qp_init_rd_atom: u32,
     pub max_ee_init_rd_atom: u32,
-    pub atomic_cap: Named<u32>,
+    pub atomic_cap: NamedValue<u32>,
     pub max_ee: u32,
     pub max_rdd: u32,
     pub max_mw: u32,
@@ -108,12 +108,12 @@ pub struct Attributes {
     pub cq_moderation_caps: ModerationCaps,
     pub max_dm_size: u64,
     pub num_comp_vectors: u32,
-    /// Capabilities in driver-specific data; `None` for a driver whose data is
-    /// not supported.
+    /// Capabilities that the driver reports in its own data; `None` for drivers whose data
+    /// is not supported.
     pub driver_caps: Option<DriverCaps>,
 }
 
-/// Receive-side scaling, as far as the kernel's core reports it.
+/// Receive-side scaling capabilities that the kernel's core reports.
 #[derive(Debug, Serialize)]
 pub struct RssCaps {
     pub supported_qpts: u32,
@@ -121,7 +121,7 @@ pub struct RssCaps {
     pub max_rwq_indirection_table_size: u32,
 }
 
-/// Tag matching.
+/// Tag matching capabilities.
 #[derive(Debug, Serialize)]
 pub struct TagMatchingCaps {
     pub max_rndv_hdr_size: u32,
@@ -131,7 +131,7 @@ pub struct TagMatchingCaps {
     pub flags: Flags,
 }
 
-/// Completion moderation; periods in microseconds.
+/// CQ moderation capabilities; the period is in microseconds.
 #[derive(Debug, Serialize)]
 pub struct ModerationCaps {
     pub max_cq_count: u16,
@@ -152,17 +152,17 @@ pub struct DriverCaps {
 #[derive(Debug, Serialize)]
 pub struct PortInfo {
     pub port: u8,
-    pub state: Named<u8>,
+    pub state: NamedValue<u8>,
     pub max_mtu: Mtu,
     pub active_mtu: Mtu,
     pub sm_lid: u16,
     pub port_lid: u16,
     pub port_lmc: u8,
-    pub link_layer: Named<u8>,
+    pub link_layer: NamedValue<u8>,
     pub max_msg_sz: u32,
     pub port_cap_flags: u32,
     pub port_cap_flags2: u16,
-    pub max_vl_num: Named<u8>,
+    pub max_vl_num: NamedValue<u8>,
     pub bad_pkey_cntr: u32,
     pub qkey_viol_cntr: u32,
     pub sm_sl: u8,
@@ -170,9 +170,9 @@ pub struct PortInfo {
     pub gid_tbl_len: u32,
     pub subnet_timeout: u8,
     pub init_type_reply: u8,
-    pub active_width: Named<u8>,
-    pub active_speed: Named<u32>,
-    pub phys_state: Named<u8>,
+    pub active_width: NamedValue<u8>,
+    pub active_speed: NamedValue<u32>,
+    pub phys_state: NamedValue<u8>,
     pub gids: Vec<Gid>,
 }
 
@@ -193,14 +193,14 @@ impl Mtu {
     }
 }
 
-/// A GID that is not empty.
+/// An entry of the GID table that is in use.
 #[derive(Debug, Serialize)]
 pub struct Gid {
     pub index: u32,
     pub gid: String,
     #[serde(rename = "type")]
     pub kind: Option<&'static str>,
-    /// The index of its network interface; 0 if there is none.
+    /// The index of the GID's network interface; 0 if there is none.
     pub ifindex: u32,
 }
 
@@ -209,8 +209,8 @@ impl DeviceInfo {
     pub fn query(device: &Device, port: Option<u8>) -> Result<Self, Error> {
         let context = device::inspect(device)?;
         let device = device.found();
-        let doing = || Error::native(format!("querying {}", device.name));
-        let ex = context.query_device_ex().map_err(doing())?;
+        let error = || Error::verb(format!("querying {}", device.name));
+        let ex = context.query_device_ex().map_err(error())?;
         let attr = ex.base;
         if let Some(port) = port.filter(|port| *port > attr.phys_port_cnt) {
             return Err(Error::NoSuchPort {
@@ -223,8 +223,8 @@ impl DeviceInfo {
             (1..=attr.phys_port_cnt).filter(|number| port.is_none_or(|port| port == *number));
         let ports = ports
             .map(|port| {
-                let doing = || Error::native(format!("querying port {port} of {}", device.name));
-                PortInfo::query(&context, port).map_err(doing())
+                let error = || Error::verb(format!("querying port {port} of {}", device.name));
+                PortInfo::query(&context, port).map_err(error())
             })
             .collect::<Result<_, Error>>()?;
         let (transport, transport_number) = names::transport(device.node_type);
@@ -232,7 +232,7 @@ impl DeviceInfo {
             hca_id: device.name.clone(),
             driver: device::driver_name(device.driver_id),
             char_device: device.device_path(),
-            transport: Named {
+            transport: NamedValue {
                 value: transport_number,
                 name: transport,
             },
@@ -286,7 +286,7 @@ impl Attributes {
             max_res_rd_atom: attr.max_res_rd_atom,
             max_qp_init_rd_atom: attr.max_qp_init_rd_atom,
             max_ee_init_rd_atom: attr.max_ee_init_rd_atom,
-            atomic_cap: Named {
+            atomic_cap: NamedValue {
                 value: attr.atomic_cap,
                 name: names::atomic_cap(attr.atomic_cap),
             },
@@ -363,7 +363,7 @@ impl PortInfo {
             0 => legacy.active_speed.into(),
             speed => speed,
         };
-        let named = |value, name: fn(u8) -> &'static str| Named {
+        let named = |value, name: fn(u8) -> &'static str| NamedValue {
             value,
             name: name(value),
         };
@@ -388,7 +388,7 @@ impl PortInfo {
             subnet_timeout: legacy.subnet_timeout,
             init_type_reply: legacy.init_type_reply,
             active_width: named(legacy.active_width, names::width),
-            active_speed: Named {
+            active_speed: NamedValue {
                 value: speed,
                 name: names::speed(speed),
             },
@@ -407,8 +407,8 @@ impl PortInfo {
 /// lower half is not zero.
 fn gids(context: &Inspector, port: u8) -> ringverbs::Result<Vec<Gid>> {
     let entries = context.gids()?.into_iter();
-    let here = entries.filter(|entry| entry.port == port);
-    Ok(here.filter_map(|entry| Gid::of(&entry)).collect())
+    let of_port = entries.filter(|entry| entry.port == port);
+    Ok(of_port.filter_map(|entry| Gid::of(&entry)).collect())
 }
 
 impl Gid {
@@ -431,14 +431,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn firmware_versions_are_written_as_each_provider_does() {
+    fn firmware_versions_have_the_providers_format() {
         let raw = 20 << 32 | 31 << 16 | 14;
         assert_eq!(firmware_version(DriverId::MLX5, raw), "20.31.0014");
         assert_eq!(firmware_version(DriverId::RXE, 0), "0.0.0");
     }
 
     #[test]
-    fn a_gid_is_empty_if_its_interface_id_is_zero() {
+    fn gid_is_empty_if_its_interface_id_is_zero() {
         let mut entry = GidEntry {
             gid: ringverbs::Gid::default(),
             port: 1,

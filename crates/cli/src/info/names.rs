@@ -1,4 +1,4 @@
-//! Names of codes, as in ibv_devinfo.
+//! Names of numbers, as in ibv_devinfo.
 
 use std::net::Ipv6Addr;
 
@@ -151,8 +151,8 @@ impl GidKind {
         }
     }
 
-    /// Returns the name. (ibv_devinfo shows it on Ethernet, where the kernel has
-    /// no GIDs of the first type.)
+    /// Returns the name. ibv_devinfo shows it on Ethernet only, where no GID has the first
+    /// type.
     pub fn name(self) -> &'static str {
         match self {
             Self::InfiniBand => "InfiniBand",
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guids_and_gids_are_written_as_ibv_devinfo_does() {
+    fn guids_and_gids_have_ibv_devinfos_format() {
         assert_eq!(
             guid([0x50, 0x54, 0, 0xff, 0xfe, 1, 2, 3]),
             "5054:00ff:fe01:0203"
@@ -257,13 +257,13 @@ mod tests {
     }
 
     #[test]
-    fn bits_without_a_name_are_left_over() {
+    fn bits_without_a_name_are_returned() {
         assert_eq!(bits(0b101, ODP_GENERAL), (vec!["ODP_SUPPORT"], 0b100));
         assert_eq!(bits(0, ODP_GENERAL), (vec![], 0));
     }
 
     #[test]
-    fn every_number_has_a_name_or_is_called_invalid() {
+    fn every_number_has_a_name_or_is_invalid() {
         for number in 0..=u8::MAX {
             assert!(!port_state(number).is_empty());
             assert!(!physical_state(number).is_empty());

@@ -1,4 +1,4 @@
-//! What a result depends on: device, machine, options.
+//! The conditions of a measurement: device, host, options.
 
 use std::fs;
 use std::thread;
@@ -14,23 +14,23 @@ use crate::device::driver_name;
 #[derive(Clone, Debug, Serialize)]
 pub struct Conditions {
     pub device: String,
-    /// The driver, or what an embedded device is.
+    /// The driver; of an embedded device, a description.
     pub driver: String,
-    /// Bytes of the port's MTU.
+    /// The port's MTU in bytes.
     pub mtu: Option<u32>,
     pub processor: String,
     /// Processors that this process may use.
     pub processors: usize,
     pub kernel: String,
-    /// The other side, if it is not this process.
+    /// The server's host, if the server is not in this process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
     /// The version of this program.
     pub version: &'static str,
 }
 
-/// Returns the first line of a file that exists nearly everywhere.
-fn line(path: &str) -> String {
+/// Returns the first line of a file, or "unknown".
+fn first_line(path: &str) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().next().unwrap_or("unknown").trim().to_owned()
 }
@@ -62,13 +62,13 @@ impl Conditions {
                 .map(|local| local.mtu.bytes()),
             processor: processor(),
             processors: thread::available_parallelism().map_or(1, usize::from),
-            kernel: line("/proc/sys/kernel/osrelease"),
+            kernel: first_line("/proc/sys/kernel/osrelease"),
             server: server.map(str::to_owned),
             version: env!("CARGO_PKG_VERSION"),
         }
     }
 
-    /// Returns them for the caption of a plot: the device and the machine.
+    /// Returns device, host and program as the caption of a plot.
     pub fn caption(&self) -> String {
         let mut text = format!("{} ({}", self.device, self.driver);
         if let Some(mtu) = self.mtu {
@@ -87,7 +87,7 @@ impl Conditions {
     }
 }
 
-/// Returns the options for the caption of a plot.
+/// Returns the options as the caption of a plot.
 pub fn options(setup: &Setup, goal: Goal) -> String {
     let goal = match goal {
         Goal::Operations(count) => format!("{count} operations"),

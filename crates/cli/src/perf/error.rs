@@ -5,75 +5,75 @@ use std::fmt;
 use ringverbs::Operation;
 
 use super::plot::PlotError;
-use super::protocol::{Measured, ProtocolError, Setup, Type};
+use super::protocol::{PerfOperation, ProtocolError, Setup, Type};
 use super::units;
 use crate::error::Error;
 
 /// The reason why a measurement failed.
 #[derive(Debug)]
 pub enum PerfError {
-    /// The communication between the sides failed.
+    /// The connection to the other side failed.
     Protocol(ProtocolError),
     /// The server could not be reached.
     Connect {
-        /// The address.
+        /// Host and port of the server.
         to: String,
         /// The reason.
-        why: std::io::Error,
+        source: std::io::Error,
     },
     /// The port cannot be listened on.
     Listen {
         /// The port.
         port: u16,
         /// The reason.
-        why: std::io::Error,
+        source: std::io::Error,
     },
-    /// An operation failed.
+    /// An operation completed with an error.
     Failed {
         /// The operation.
         operation: Operation,
-        /// The reason.
+        /// The completion's status.
         status: String,
     },
-    /// The transport does not have the operation.
-    Operation {
+    /// The transport does not support the operation.
+    UnsupportedOperation {
         /// The transport.
         transport: Type,
         /// The operation.
-        operation: Measured,
+        operation: PerfOperation,
     },
-    /// A datagram does not fit.
-    Datagram {
+    /// A message does not fit into a datagram.
+    MessageTooLong {
         /// The port's MTU.
         mtu: u32,
     },
-    /// The buffers need more memory than there may be.
+    /// The buffers need more memory than the limit.
     Memory {
-        /// What was asked for.
+        /// The requested setup.
         setup: Setup,
         /// The limit in bytes.
         limit: u64,
-        /// A depth that fits.
-        fits: u32,
+        /// A depth whose buffers are within the limit.
+        max_depth: u32,
     },
-    /// Too many operations outstanding.
+    /// Too many outstanding operations.
     Outstanding {
-        /// Of a queue pair.
+        /// Outstanding operations of a queue pair.
         depth: u32,
         /// The number of queue pairs.
         queue_pairs: u32,
-        /// Most of all.
-        most: u32,
+        /// Maximum of all queue pairs together.
+        limit: u32,
     },
-    /// As many messages in a row were not answered.
+    /// This number of consecutive messages had no reply.
     Lost(u32),
-    /// There was no progress for that many seconds.
-    Silence(u64),
-    /// More operations than buffers: a bug of this program.
+    /// There was no completion for this number of seconds.
+    Timeout(u64),
+    /// An operation was posted without a free buffer: a bug in this program.
     NoBuffer,
-    /// There is no picture.
+    /// The plot could not be written.
     Plot(PlotError),
-    /// The server in this process has ended with a panic.
+    /// The server in this process has panicked.
     Panicked,
 }
 
@@ -81,18 +81,18 @@ impl fmt::Display for PerfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Protocol(error) => error.fmt(f),
-            Self::Connect { to, why } => {
+            Self::Connect { to, source } => {
                 write!(
                     f,
-                    "connecting to {to}: {why}; is `ringverbs perf --server` started there?"
+                    "connecting to {to}: {source}; is `ringverbs perf --server` running there?"
                 )
             }
-            Self::Listen { port, why } => write!(
+            Self::Listen { port, source } => write!(
                 f,
-                "listening on TCP port {port}: {why}; choose another port with --port"
+                "listening on TCP port {port}: {source}; choose another port with --port"
             ),
             Self::Failed { operation, status } => write!(f, "{operation:?} failed: {status}"),
-            Self::Operation {
+            Self::UnsupportedOperation {
                 transport,
                 operation,
             } => {
@@ -108,14 +108,18 @@ impl fmt::Display for PerfError {
                     Type::Ud => "sends (--op send)",
                 })
             }
-            Self::Datagram { mtu } => write!(
+            Self::MessageTooLong { mtu } => write!(
                 f,
-                "a datagram is one packet, of at most {mtu} bytes on this port: choose --sizes"
+                "a datagram carries at most the port's MTU, {mtu} bytes; choose smaller --sizes"
             ),
-            Self::Memory { setup, limit, fits } => write!(
+            Self::Memory {
+                setup,
+                limit,
+                max_depth,
+            } => write!(
                 f,
                 "{} outstanding messages of {} on {} queue pair{} need {} of memory, the limit \
-                 is {}: --depth {fits} fits, if not fewer queue pairs or smaller --sizes",
+                 is {}; try --depth {max_depth}, fewer queue pairs or smaller --sizes",
                 setup.depth,
                 units::size(setup.size.into()),
                 setup.queue_pairs,
@@ -126,23 +130,25 @@ impl fmt::Display for PerfError {
             Self::Outstanding {
                 depth,
                 queue_pairs,
-                most,
+                limit,
             } => write!(
                 f,
-                "--depth {depth} on {queue_pairs} queue pairs: at most {most} operations \
-                 are outstanding, of all queue pairs together"
+                "--depth {depth} on {queue_pairs} queue pairs: at most {limit} operations \
+                 of all queue pairs may be outstanding"
             ),
             Self::Lost(count) => write!(
                 f,
-                "{count} messages in a row were lost; has the other side ended?"
+                "{count} consecutive messages were lost; has the other side ended?"
             ),
-            Self::Silence(seconds) => {
+            Self::Timeout(seconds) => {
                 write!(
                     f,
                     "no completion for {seconds} s; has the other side ended?"
                 )
             }
-            Self::NoBuffer => f.write_str("more operations than buffers"),
+            Self::NoBuffer => {
+                f.write_str("no free buffer for an operation; this is a bug in ringverbs")
+            }
             Self::Plot(error) => error.fmt(f),
             Self::Panicked => f.write_str("the server in this process has panicked"),
         }

@@ -1,8 +1,8 @@
 //! `ringverbs perf`: latency and bandwidth.
 //!
-//! [`side`] is one side with its queue pairs, [`protocol`] the communication of
-//! both sides, [`stats`] the evaluation, [`plot`] the plot. Without a host and
-//! `--server`, both sides are in this process and communicate over the loopback
+//! [`side`] has one side with its queue pairs, [`protocol`] the messages between the
+//! sides, [`stats`] the statistics, [`plot`] the plot. Without a host and
+//! `--server`, both sides are in this process and exchange messages over the loopback
 //! interface.
 
 mod conditions;
@@ -32,10 +32,11 @@ use conditions::Conditions;
 use error::PerfError;
 use plot::PlotFile;
 use protocol::{
-    Address, Answer, Done, End, Goal, Hello, MAX_DEPTH, MAX_OUTSTANDING, MAX_QUEUE_PAIRS, Measured,
-    PeerConnection, Phase, ProtocolError, Setup, Start, Type, VERSION,
+    Address, Goal, Hello, MAX_DEPTH, MAX_OUTSTANDING, MAX_QUEUE_PAIRS, PeerConnection,
+    PerfOperation, Phase, PhaseEnd, PhaseReady, PhaseResult, ProtocolError, Response, Setup, Type,
+    VERSION,
 };
-use side::{Plan, Posted, Side};
+use side::{PostSummary, Side, SideOptions};
 use stats::{Bandwidth, Latency, Row};
 
 /// Arguments of `perf`.
@@ -43,8 +44,8 @@ use stats::{Bandwidth, Latency, Row};
 #[command(after_help = "\
 Latency: half of the round trip of a send, and on UC also of a write, which then carries
 immediate data; for other operations the time from posting to completion.
-Bandwidth: of what arrived, with --depth operations outstanding on each queue pair;
-M is a million. UC and UD may lose messages, which are counted.
+Bandwidth: of the messages that arrived, with --depth operations outstanding on each queue
+pair; M is a million. Messages that UC and UD lose are counted.
 Examples:
   ringverbs perf                                  writes of 4 KiB, within this process
   ringverbs perf --op send --sizes 8..65536       a sweep over powers of two
@@ -61,26 +62,26 @@ pub struct Args {
     server: bool,
     /// What to measure
     #[arg(short, long = "op", value_name = "OPERATION", default_value = "write")]
-    operation: Measured,
+    operation: PerfOperation,
     /// Transport
     #[arg(short, long = "type", value_name = "TYPE", default_value = "rc")]
     transport: Type,
     /// Message sizes in bytes: a list, or FROM..TO for all powers of two in that
     /// range [default: 4096, for datagrams 1024]
-    #[arg(short, long, value_parser = sizes)]
+    #[arg(short, long, value_parser = parse_sizes)]
     sizes: Option<Sizes>,
     /// Operations of each size, for latency and again for bandwidth
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iters: u32,
-    /// Measure each size for so long in place of a number of operations: latency,
+    /// Measure each size for this time instead of a number of operations: latency,
     /// and again bandwidth
-    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = duration)]
+    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = parse_duration)]
     duration: Option<Duration>,
-    /// Maximum of outstanding operations of a queue pair, for bandwidth [default:
-    /// 64, fewer of large messages]
+    /// Maximum number of outstanding operations of a queue pair, for bandwidth [default:
+    /// 64, fewer for large messages]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     depth: Option<u32>,
-    /// Queue pairs, which take turns
+    /// Number of queue pairs, used round robin
     #[arg(short = 'q', long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_QUEUE_PAIRS)))]
     queue_pairs: u32,
     /// Bandwidth of both directions at once
@@ -92,7 +93,7 @@ pub struct Args {
     /// TCP port of the server
     #[arg(short, long, default_value_t = 18516)]
     port: u16,
-    /// Use this device (default: what RINGVERBS_DEVICE names, else the first active
+    /// Use this device (default: the one that RINGVERBS_DEVICE names, else the first active
     /// one, or, if there is none and both sides are in this process, `embedded`: a
     /// ConnectX in software; `embedded:` or `embedded:DIRECTORY` reaches your other
     /// processes, `roce:eth0` or `roce:192.0.2.1` other hosts)
@@ -118,7 +119,7 @@ pub struct Args {
 struct Sizes(Vec<u32>);
 
 /// Parses `8,64,4096` or `8..4096`.
-fn sizes(text: &str) -> Result<Sizes, String> {
+fn parse_sizes(text: &str) -> Result<Sizes, String> {
     let size = |text: &str| match text.trim().parse() {
         Ok(size) if (1..=protocol::MAX_SIZE).contains(&size) => Ok(size),
         Ok(_) => Err(format!("a message has 1 to {} bytes", protocol::MAX_SIZE)),
@@ -142,20 +143,22 @@ fn sizes(text: &str) -> Result<Sizes, String> {
 }
 
 /// Parses a number of seconds.
-fn duration(text: &str) -> Result<Duration, String> {
-    const LONGEST: f64 = 86_400.0;
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    const MAX_SECONDS: f64 = 86_400.0;
     match text.trim().parse() {
-        Ok(seconds) if (0.001..=LONGEST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        Ok(_) => Err(format!("0.001 to {LONGEST} seconds")),
+        Ok(seconds) if (0.001..=MAX_SECONDS).contains(&seconds) => {
+            Ok(Duration::from_secs_f64(seconds))
+        }
+        Ok(_) => Err(format!("0.001 to {MAX_SECONDS} seconds")),
         Err(_) => Err(format!("{text:?} is not a number of seconds")),
     }
 }
 
-/// All results.
+/// The results, as printed in JSON.
 #[derive(Debug, Serialize)]
 struct Report {
     device: String,
-    operation: Measured,
+    operation: PerfOperation,
     transport: Type,
     completions: &'static str,
     depth: u32,
@@ -163,7 +166,7 @@ struct Report {
     bidirectional: bool,
     conditions: Conditions,
     rows: Vec<Row>,
-    /// The error that ended it before all sizes were measured.
+    /// The error that ended the measurement before the last size.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -173,7 +176,7 @@ impl Args {
     fn sizes(&self) -> Vec<u32> {
         match (&self.sizes, self.operation, self.transport) {
             // An atomic always has 8 bytes.
-            (_, Measured::Atomic, _) => vec![8],
+            (_, PerfOperation::Atomic, _) => vec![8],
             (Some(Sizes(sizes)), ..) => sizes.clone(),
             (None, _, Type::Ud) => vec![1024],
             (None, ..) => vec![4096],
@@ -187,11 +190,10 @@ impl Args {
         }
     }
 
-    /// Returns what the sides must know, checked; and whether the depth is less than
-    /// usual.
+    /// Returns the valid setup, and whether its depth is less than the default.
     fn setup(&self) -> Result<(Setup, bool), PerfError> {
-        if !self.transport.has(self.operation) {
-            return Err(PerfError::Operation {
+        if !self.transport.supports(self.operation) {
+            return Err(PerfError::UnsupportedOperation {
                 transport: self.transport,
                 operation: self.operation,
             });
@@ -200,7 +202,7 @@ impl Args {
             operation: self.operation,
             transport: self.transport,
             size: self.sizes().into_iter().max().unwrap_or(1),
-            depth: self.depth.unwrap_or(side::DEPTH),
+            depth: self.depth.unwrap_or(side::DEFAULT_DEPTH),
             queue_pairs: self.queue_pairs,
             events: self.events,
             bidirectional: self.bidirectional,
@@ -209,19 +211,19 @@ impl Args {
             return Err(PerfError::Outstanding {
                 depth: setup.depth,
                 queue_pairs: setup.queue_pairs,
-                most: MAX_OUTSTANDING,
+                limit: MAX_OUTSTANDING,
             });
         }
-        let chosen = match self.depth {
+        let fitted = match self.depth {
             Some(_) => setup,
-            None => setup.reduced(),
+            None => setup.with_reduced_depth(),
         };
-        chosen.check_memory()?;
-        Ok((chosen, chosen.depth < setup.depth))
+        fitted.check_memory()?;
+        Ok((fitted, fitted.depth < setup.depth))
     }
 
-    fn plan(&self, setup: Setup) -> Plan {
-        Plan {
+    fn side_options(&self, setup: Setup) -> SideOptions {
+        SideOptions {
             setup,
             port: self.ib_port,
             gid_index: self.gid_idx,
@@ -229,24 +231,24 @@ impl Args {
     }
 }
 
-/// Measures, or serves.
+/// Runs the client, the server, or both sides.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let (setup, reduced) = args.setup()?;
     let plot = args.plot.as_deref().map(PlotFile::create).transpose()?;
-    let alone = args.host.is_none() && !args.server;
-    let chosen = device::context(args.device.as_deref(), args.ib_port, alone)?;
-    let context = &chosen.context;
-    if !args.json && chosen.instead.is_some() {
+    let both_sides = args.host.is_none() && !args.server;
+    let device = device::open(args.device.as_deref(), args.ib_port, both_sides)?;
+    let context = &device.context;
+    if !args.json && device.fallback_reason.is_some() {
         let mut out = out::stdout();
-        writeln!(out, "{}", escaped(&chosen))?;
+        writeln!(out, "{}", escaped(&device))?;
         out.flush()?;
     }
     if args.server {
         let listener = TcpListener::bind(("::", args.port))
             .or_else(|_| TcpListener::bind(("0.0.0.0", args.port)))
-            .map_err(|why| PerfError::Listen {
+            .map_err(|source| PerfError::Listen {
                 port: args.port,
-                why,
+                source,
             })?;
         serve(args, context, &listener)?;
         return Ok(ExitCode::SUCCESS);
@@ -255,9 +257,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         let mut out = out::stdout();
         writeln!(
             out,
-            "{} outstanding in place of {}: messages of {} (--depth asks for another number)",
+            "{} outstanding instead of {}, because of messages of {} (--depth sets another number)",
             setup.depth,
-            side::DEPTH,
+            side::DEFAULT_DEPTH,
             units::size(setup.size.into())
         )?;
         out.flush()?;
@@ -265,20 +267,20 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let (report, error) = match &args.host {
         Some(host) => {
             let stream = TcpStream::connect((host.as_str(), args.port));
-            let stream = stream.map_err(|why| PerfError::Connect {
+            let stream = stream.map_err(|source| PerfError::Connect {
                 to: format!("{host} port {}", args.port),
-                why,
+                source,
             })?;
             measure(args, setup, context, stream)?
         }
-        None => both(args, setup, context)?,
+        None => run_both_sides(args, setup, context)?,
     };
     if let Some(plot) = plot {
         if !report.rows.is_empty() {
             let options = conditions::options(&setup, args.goal());
             let captions = plot::Captions {
                 title: format!("RDMA {} on {}", setup.operation.name(), report.device),
-                round_trip: setup.is_received(),
+                round_trip: setup.consumes_receives(),
                 bidirectional: setup.bidirectional,
                 options,
                 conditions: report.conditions.caption(),
@@ -293,15 +295,19 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
 }
 
 /// Runs both sides in this process.
-fn both(args: &Args, setup: Setup, context: &Context) -> Result<(Report, Option<Error>), Error> {
-    let listen = |why| PerfError::Listen { port: 0, why };
+fn run_both_sides(
+    args: &Args,
+    setup: Setup,
+    context: &Context,
+) -> Result<(Report, Option<Error>), Error> {
+    let listen = |source| PerfError::Listen { port: 0, source };
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
     thread::scope(|scope| {
         let serving = scope.spawn(move || serve(args, context, &listener));
-        let connected = TcpStream::connect(address).map_err(|why| PerfError::Connect {
+        let connected = TcpStream::connect(address).map_err(|source| PerfError::Connect {
             to: address.to_string(),
-            why,
+            source,
         });
         let measured = connected
             .map_err(Error::from)
@@ -317,27 +323,27 @@ fn both(args: &Args, setup: Setup, context: &Context) -> Result<(Report, Option<
 
 /// Serves one client until it disconnects.
 fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), Error> {
-    let (stream, _) = listener.accept().map_err(|why| PerfError::Listen {
+    let (stream, _) = listener.accept().map_err(|source| PerfError::Listen {
         port: args.port,
-        why,
+        source,
     })?;
-    let mut line = PeerConnection::over(stream)?;
-    let welcomed = line
+    let mut client = PeerConnection::from_stream(stream)?;
+    let accepted = client
         .receive()
         .and_then(Hello::parse)
         .map_err(Error::from)
-        .and_then(|hello| welcome(args, context, &hello));
-    let (mut side, remote, setup) = match welcomed {
-        Ok(welcomed) => welcomed,
+        .and_then(|hello| create_side(args, context, &hello));
+    let (mut side, remote, setup) = match accepted {
+        Ok(accepted) => accepted,
         Err(error) => {
-            line.send(&Answer::<Address>::No(error.to_string()))?;
+            client.send(&Response::<Address>::Refused(error.to_string()))?;
             return Err(error);
         }
     };
-    line.send(&Answer::Yes(side.address()))?;
-    line.be_patient()?;
+    client.send(&Response::Accepted(side.address()))?;
+    client.disable_read_timeout()?;
     loop {
-        let phase: Phase = match line.receive() {
+        let phase: Phase = match client.receive() {
             Ok(phase) => phase,
             Err(ProtocolError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -345,19 +351,19 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
         if phase.size == 0 || phase.size > setup.size {
             return Err(ProtocolError::Value("size").into());
         }
-        side.phase(phase.number, phase.echo);
-        line.send(&Answer::Yes(Start { ready: true }))?;
+        side.begin_phase(phase.number, phase.echo);
+        client.send(&Response::Accepted(PhaseReady { ready: true }))?;
         let posted = match phase.goal {
-            Some(goal) => side.post_all(phase.size, remote, goal, |_| ())?,
-            None => Posted::default(),
+            Some(goal) => side.post_pipelined(phase.size, remote, goal, |_| ())?,
+            None => PostSummary::default(),
         };
-        side.serve_until(phase.size, remote, || line.has_arrived())?;
-        let end: End = match line.receive() {
+        side.serve_until(phase.size, remote, || client.is_readable())?;
+        let end: PhaseEnd = match client.receive() {
             Ok(end) => end,
             Err(ProtocolError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        line.send(&Answer::Yes(Done {
+        client.send(&Response::Accepted(PhaseResult {
             received: side.drain(end.operations)?,
             operations: posted.operations,
             nanoseconds: u64::try_from(posted.time.as_nanos()).unwrap_or(u64::MAX),
@@ -365,42 +371,42 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
     }
 }
 
-/// Creates the server's side as the client requests it.
-fn welcome(
+/// Creates the server's side with the client's setup, and connects it.
+fn create_side(
     args: &Args,
     context: &Context,
     hello: &Hello,
 ) -> Result<(Side, ringverbs::RemoteAddr, Setup), Error> {
-    let mut side = Side::new(context, args.plan(hello.setup))?;
+    let mut side = Side::new(context, args.side_options(hello.setup))?;
     let remote = side.connect(&hello.address)?;
     Ok((side, remote, hello.setup))
 }
 
-/// The client's side, and its server.
+/// The client's side, and the connection to the server.
 struct Client {
     side: Side,
-    line: PeerConnection<TcpStream>,
+    server: PeerConnection<TcpStream>,
     remote: ringverbs::RemoteAddr,
     setup: Setup,
     goal: Goal,
-    /// The number of the next phase.
+    /// The number of the current phase.
     number: u8,
 }
 
 impl Client {
     fn new(args: &Args, setup: Setup, context: &Context, stream: TcpStream) -> Result<Self, Error> {
-        let mut side = Side::new(context, args.plan(setup))?;
-        let mut line = PeerConnection::over(stream)?;
-        let server: Address = line.request(&Hello {
+        let mut side = Side::new(context, args.side_options(setup))?;
+        let mut server = PeerConnection::from_stream(stream)?;
+        let address: Address = server.request(&Hello {
             version: VERSION,
             setup,
             address: side.address(),
         })?;
-        line.be_patient()?;
-        let remote = side.connect(&server)?;
+        server.disable_read_timeout()?;
+        let remote = side.connect(&address)?;
         Ok(Self {
             side,
-            line,
+            server,
             remote,
             setup,
             goal: args.goal(),
@@ -408,53 +414,55 @@ impl Client {
         })
     }
 
-    fn begin(&mut self, size: u32, echo: bool, goal: Option<Goal>) -> Result<(), Error> {
+    fn begin_phase(&mut self, size: u32, echo: bool, goal: Option<Goal>) -> Result<(), Error> {
         self.number = self.number.wrapping_add(1);
-        self.side.phase(self.number, false);
-        let start: Start = self.line.request(&Phase {
+        self.side.begin_phase(self.number, false);
+        let response: PhaseReady = self.server.request(&Phase {
             number: self.number,
             size,
             echo,
             goal,
         })?;
-        match start.ready {
+        match response.ready {
             true => Ok(()),
             false => Err(ProtocolError::Value("start").into()),
         }
     }
 
-    /// Ends a phase: the server's answer, and how many of its messages arrived.
-    fn end(&mut self, size: u32, operations: u64) -> Result<(Done, u64), Error> {
-        self.line.send(&End { operations })?;
-        let line = &self.line;
+    /// Ends a phase. Returns the server's result, and the number of the server's messages
+    /// that arrived.
+    fn end_phase(&mut self, size: u32, operations: u64) -> Result<(PhaseResult, u64), Error> {
+        self.server.send(&PhaseEnd { operations })?;
+        let server = &self.server;
         self.side
-            .serve_until(size, self.remote, || line.has_arrived())?;
-        let done: Done = self.line.answer()?;
-        Ok((done, self.side.drain(done.operations)?))
+            .serve_until(size, self.remote, || server.is_readable())?;
+        let result: PhaseResult = self.server.response()?;
+        Ok((result, self.side.drain(result.operations)?))
     }
 
-    fn row(&mut self, size: u32, mut tick: impl FnMut(Part)) -> Result<Row, Error> {
-        let echo = self.setup.is_received();
-        self.begin(size, echo, None)?;
+    /// Measures latency, then bandwidth, of one size.
+    fn measure(&mut self, size: u32, mut tick: impl FnMut(Progress)) -> Result<Row, Error> {
+        let echo = self.setup.consumes_receives();
+        self.begin_phase(size, echo, None)?;
         let goal = self.goal;
-        let latency = self.side.latency(size, self.remote, goal, |count| {
-            tick(Part::Latency(count));
+        let latency = self.side.measure_latency(size, self.remote, goal, |count| {
+            tick(Progress::Latency(count));
         });
         let (samples, lost) = latency?;
         let iterations = samples.count();
         let latency =
             Latency::of(samples).ok_or(PerfError::Lost(lost.try_into().unwrap_or(u32::MAX)))?;
-        self.end(size, iterations + lost)?;
+        self.end_phase(size, iterations + lost)?;
 
-        let both = self.setup.bidirectional;
-        self.begin(size, false, both.then_some(goal))?;
-        let posted = self.side.post_all(size, self.remote, goal, |count| {
-            tick(Part::Bandwidth(count));
+        let server_goal = self.setup.bidirectional.then_some(goal);
+        self.begin_phase(size, false, server_goal)?;
+        let posted = self.side.post_pipelined(size, self.remote, goal, |count| {
+            tick(Progress::Bandwidth(count));
         })?;
-        let (done, received) = self.end(size, posted.operations)?;
-        let messages = done.received + received;
-        let sent = posted.operations + done.operations;
-        let time = posted.time.max(Duration::from_nanos(done.nanoseconds));
+        let (server, received) = self.end_phase(size, posted.operations)?;
+        let messages = server.received + received;
+        let sent = posted.operations + server.operations;
+        let time = posted.time.max(Duration::from_nanos(server.nanoseconds));
         Ok(Row {
             size,
             iterations,
@@ -465,14 +473,14 @@ impl Client {
     }
 }
 
-/// Progress within one size: operations of one of its halves.
-enum Part {
+/// Progress within one size: the operations so far of either half.
+enum Progress {
     Latency(u64),
     Bandwidth(u64),
 }
 
-/// Measures all sizes with the server at the other end, and prints each row when it
-/// is there. An error at one size ends it; the rows before it are kept.
+/// Measures all sizes with the server, and prints each row as soon as it is complete. An
+/// error ends the measurement; the rows before it are returned with the error.
 fn measure(
     args: &Args,
     setup: Setup,
@@ -502,7 +510,7 @@ fn measure(
     for size in sizes {
         let name = args.operation.name();
         bar.next(format!("{name} {}", units::size(size.into())));
-        match client.row(size, |part| bar.tick(part)) {
+        match client.measure(size, |progress| bar.tick(progress)) {
             Ok(row) => {
                 if !args.json {
                     bar.suspend(|| print_row(&row))?;
@@ -520,12 +528,14 @@ fn measure(
     Ok((report, failed))
 }
 
-/// A progress bar, shown if standard error is a terminal. Each half of a size is
-/// [`Bar::STEPS`] of it.
+/// A progress bar, shown if standard error is a terminal. Each half (latency, bandwidth)
+/// of a size has [`Bar::STEPS`] steps.
 struct Bar {
     bar: ProgressBar,
     goal: Goal,
+    /// The number of the current size, from 1.
     size: u64,
+    /// Whether the current half is the second one, and its start.
     half: Option<(bool, Instant)>,
 }
 
@@ -556,11 +566,11 @@ impl Bar {
         self.bar.set_message(message);
     }
 
-    /// Called after each operation; updates rarely.
-    fn tick(&mut self, part: Part) {
-        let (second, count) = match part {
-            Part::Latency(count) => (false, count),
-            Part::Bandwidth(count) => (true, count),
+    /// Called after each operation; updates the bar every 64 operations.
+    fn tick(&mut self, progress: Progress) {
+        let (second, count) = match progress {
+            Progress::Latency(count) => (false, count),
+            Progress::Bandwidth(count) => (true, count),
         };
         if count % 64 != 0 {
             return;
@@ -569,11 +579,11 @@ impl Bar {
             Some((half, start)) if half == second => start,
             _ => self.half.insert((second, Instant::now())).1,
         };
-        let (done, all) = match self.goal {
-            Goal::Operations(all) => (count, all),
-            Goal::Milliseconds(all) => (start.elapsed().as_millis() as u64, all),
+        let (done, total) = match self.goal {
+            Goal::Operations(total) => (count, total),
+            Goal::Milliseconds(total) => (start.elapsed().as_millis() as u64, total),
         };
-        let done = (done * Self::STEPS / all.max(1)).min(Self::STEPS);
+        let done = (done * Self::STEPS / total.max(1)).min(Self::STEPS);
         let halves = 2 * (self.size - 1) + u64::from(second);
         self.bar.set_position(halves * Self::STEPS + done);
     }
@@ -583,24 +593,25 @@ impl Bar {
     }
 }
 
-/// Columns of the table. Rows are printed as they come, so widths are fixed.
+/// Columns of the table. Their width is fixed, because each row is printed when it is
+/// complete.
 const HEADING: [&str; 9] = [
     "bytes", "min", "p50", "p90", "p99", "p99.9", "max", "MiB/s", "Mmsg/s",
 ];
 /// The last column, for transports that lose messages.
-const LOST: &str = "lost";
+const LOST_HEADING: &str = "lost";
 const WIDTH: usize = 9;
 
 fn print_heading(report: &Report, setup: &Setup, goal: Goal) -> Result<(), Error> {
     let mut out = out::stdout();
-    let what = format!("{} on {}", report.operation.name(), report.device);
+    let title = format!("{} on {}", report.operation.name(), report.device);
     writeln!(
         out,
         "{}: {}; latency in µs",
-        out::paint(out::NAME, what),
+        out::paint(out::NAME, title),
         conditions::options(setup, goal)
     )?;
-    let lost = setup.transport.is_lossy().then_some(LOST);
+    let lost = setup.transport.is_lossy().then_some(LOST_HEADING);
     let heading = cells(HEADING.into_iter().chain(lost));
     writeln!(out, "{}", out::paint(out::DIM, heading))?;
     Ok(out.flush()?)
@@ -638,11 +649,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_lists_or_ranges_of_powers() {
-        assert_eq!(sizes("8,64, 4096"), Ok(Sizes(vec![8, 64, 4096])));
-        assert_eq!(sizes("8..64"), Ok(Sizes(vec![8, 16, 32, 64])));
-        assert_eq!(sizes("5..9"), Ok(Sizes(vec![8])));
-        assert_eq!(sizes("1..1073741824").unwrap().0.len(), 31);
+    fn sizes_are_lists_or_ranges_of_powers_of_two() {
+        assert_eq!(parse_sizes("8,64, 4096"), Ok(Sizes(vec![8, 64, 4096])));
+        assert_eq!(parse_sizes("8..64"), Ok(Sizes(vec![8, 16, 32, 64])));
+        assert_eq!(parse_sizes("5..9"), Ok(Sizes(vec![8])));
+        assert_eq!(parse_sizes("1..1073741824").unwrap().0.len(), 31);
         for wrong in [
             "",
             "x",
@@ -655,7 +666,7 @@ mod tests {
             "4294967296",
             "2000000000",
         ] {
-            assert!(sizes(wrong).is_err(), "{wrong}");
+            assert!(parse_sizes(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The protocol of both sides of a measurement over TCP: one JSON object per
+//! The protocol between the two sides of a measurement, over TCP: one JSON object per
 //! line.
 
 use std::fmt;
@@ -16,21 +16,21 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the protocol. Sides with different versions refuse each other.
 pub const VERSION: u32 = 2;
-/// Maximum bytes of a line. An endpoint has some 60, so [`MAX_QUEUE_PAIRS`] fit.
-const LINE: u64 = 32768;
+/// Maximum length of a line. An endpoint has about 60 bytes, so [`MAX_QUEUE_PAIRS`] fit.
+const MAX_LINE: u64 = 32768;
 /// Maximum size of a measured message, in bytes.
 pub const MAX_SIZE: u32 = 1 << 30;
-/// Maximum of outstanding operations of a queue pair.
+/// Maximum number of outstanding operations of a queue pair.
 pub const MAX_DEPTH: u32 = 4096;
-/// Maximum of queue pairs.
+/// Maximum number of queue pairs.
 pub const MAX_QUEUE_PAIRS: u32 = 256;
-/// Maximum of outstanding operations of all queue pairs.
+/// Maximum number of outstanding operations of all queue pairs.
 pub const MAX_OUTSTANDING: u32 = 1 << 16;
 
 /// The measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Measured {
+pub enum PerfOperation {
     /// Sends, which the other side receives
     Send,
     /// RDMA writes to the other side's memory
@@ -41,8 +41,8 @@ pub enum Measured {
     Atomic,
 }
 
-impl Measured {
-    /// Returns its name.
+impl PerfOperation {
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -66,7 +66,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// Returns its name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -75,7 +75,7 @@ impl Type {
         }
     }
 
-    pub fn native(self) -> Transport {
+    pub fn qp_transport(self) -> Transport {
         match self {
             Self::Rc => Transport::Reliable,
             Self::Uc => Transport::Unreliable,
@@ -88,70 +88,70 @@ impl Type {
         self != Self::Rc
     }
 
-    /// Returns whether it has an operation.
-    pub fn has(self, operation: Measured) -> bool {
+    /// Returns whether the transport supports an operation.
+    pub fn supports(self, operation: PerfOperation) -> bool {
         match self {
             Self::Rc => true,
-            Self::Uc => matches!(operation, Measured::Send | Measured::Write),
-            Self::Ud => operation == Measured::Send,
+            Self::Uc => matches!(operation, PerfOperation::Send | PerfOperation::Write),
+            Self::Ud => operation == PerfOperation::Send,
         }
     }
 }
 
-/// What both sides must know to create their objects.
+/// The options that both sides need to create their objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
-    pub operation: Measured,
+    pub operation: PerfOperation,
     pub transport: Type,
-    /// Bytes of the largest message.
+    /// Largest message size in bytes.
     pub size: u32,
-    /// Maximum of outstanding operations of a queue pair.
+    /// Maximum number of outstanding operations of a queue pair.
     pub depth: u32,
     pub queue_pairs: u32,
-    /// Whether to sleep for completions.
+    /// Whether to wait for completion events.
     pub events: bool,
     /// Whether both sides post operations.
     pub bidirectional: bool,
 }
 
 impl Setup {
-    /// Checks whether the numbers are in their ranges.
+    /// Checks the ranges of the numbers.
     pub fn check(&self) -> Result<(), ProtocolError> {
-        let within = |value: u32, max: u32| (1..=max).contains(&value);
+        let is_valid = |value: u32, max: u32| (1..=max).contains(&value);
         let outstanding = self.depth.saturating_mul(self.queue_pairs);
-        for (what, right) in [
-            ("size", within(self.size, MAX_SIZE)),
-            ("depth", within(self.depth, MAX_DEPTH)),
+        for (field, valid) in [
+            ("size", is_valid(self.size, MAX_SIZE)),
+            ("depth", is_valid(self.depth, MAX_DEPTH)),
             (
                 "number of queue pairs",
-                within(self.queue_pairs, MAX_QUEUE_PAIRS),
+                is_valid(self.queue_pairs, MAX_QUEUE_PAIRS),
             ),
-            ("depth", within(outstanding, MAX_OUTSTANDING)),
-            ("operation", self.transport.has(self.operation)),
+            ("depth", is_valid(outstanding, MAX_OUTSTANDING)),
+            ("operation", self.transport.supports(self.operation)),
         ] {
-            if !right {
-                return Err(ProtocolError::Value(what));
+            if !valid {
+                return Err(ProtocolError::Value(field));
             }
         }
         Ok(())
     }
 
-    /// Returns whether messages consume receives and are answered when latency is
-    /// measured: sends, and unreliable writes, which carry immediate data, because
-    /// their completions tell nothing of the other side.
-    pub fn is_received(&self) -> bool {
-        self.operation == Measured::Send || self.transport.is_lossy()
+    /// Returns whether messages consume receives, and latency is that of a round trip. That
+    /// holds for sends, and for unreliable writes: their completions do not show that the
+    /// data arrived, so they carry immediate data.
+    pub fn consumes_receives(&self) -> bool {
+        self.operation == PerfOperation::Send || self.transport.is_lossy()
     }
 }
 
-/// The memory of a side for the other one's operations.
+/// A side's memory for the operations of the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
     pub addr: u64,
     pub rkey: u32,
 }
 
-/// A side: its queue pairs and memory.
+/// The addresses of a side's queue pairs and memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Address {
     pub endpoints: Vec<String>,
@@ -167,7 +167,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Reads it. A client of another version says only that.
+    /// Parses the message. Of a client of another version only the version is read.
     pub fn parse(value: serde_json::Value) -> Result<Self, ProtocolError> {
         if let Some(version) = value.get("version").and_then(serde_json::Value::as_u64) {
             if version != u64::from(VERSION) {
@@ -188,53 +188,54 @@ pub enum Goal {
     Milliseconds(u64),
 }
 
-/// The next phase. The server answers with [`Start`] when it is ready.
+/// Begins a phase. The server responds with [`PhaseReady`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
-    /// The number of the phase, which lossy messages carry.
+    /// The number of the phase, which the immediate data of lossy messages contains.
     pub number: u8,
-    /// Bytes of a message.
+    /// Message size in bytes.
     pub size: u32,
     /// Whether each message is sent back.
     pub echo: bool,
-    /// Operations of the server, if it posts any.
+    /// Operations that the server posts, if any.
     pub goal: Option<Goal>,
 }
 
-/// The server is ready for the phase.
+/// The response to [`Phase`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Start {
+pub struct PhaseReady {
     pub ready: bool,
 }
 
-/// The client's operations have completed. The server answers with [`Done`] when
-/// its own have.
+/// The client's operations have completed. The server responds with [`PhaseResult`] when
+/// its own operations have completed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct End {
+pub struct PhaseEnd {
     /// Number of the client's operations.
     pub operations: u64,
 }
 
-/// The end of a phase.
+/// The response to [`PhaseEnd`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Done {
+pub struct PhaseResult {
     /// Messages received from the client.
     pub received: u64,
     /// Number of the server's operations.
     pub operations: u64,
-    /// Their time.
+    /// Time from the first of them to the last completion.
     pub nanoseconds: u64,
 }
 
-/// An answer: the requested value, or the reason of a refusal.
+/// A response: the requested value, or the reason for a refusal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Answer<T> {
-    Yes(T),
-    No(String),
+pub enum Response<T> {
+    #[serde(rename = "yes")]
+    Accepted(T),
+    #[serde(rename = "no")]
+    Refused(String),
 }
 
-/// The reason why the communication failed.
+/// The reason why the exchange of messages failed.
 #[derive(Debug)]
 pub enum ProtocolError {
     /// The connection failed.
@@ -245,22 +246,22 @@ pub enum ProtocolError {
     TooLong,
     /// A line is malformed.
     Malformed(serde_json::Error),
-    /// The other side has another version.
+    /// The other side has this version of the protocol.
     Version(u64),
-    /// A number is out of range.
+    /// The value of this field is out of range.
     Value(&'static str),
-    /// The other side has refused.
+    /// The other side has refused, for this reason.
     Refused(String),
 }
 
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io(error) => write!(f, "the connection to the other side: {error}"),
+            Self::Io(error) => write!(f, "connection to the other side: {error}"),
             Self::Closed => f.write_str("the other side has closed the connection"),
             Self::TooLong => write!(
                 f,
-                "the other side sent a line of more than {LINE} bytes; is it `ringverbs perf`?"
+                "the other side sent a line of more than {MAX_LINE} bytes; is it `ringverbs perf`?"
             ),
             Self::Malformed(error) => write!(
                 f,
@@ -268,10 +269,11 @@ impl fmt::Display for ProtocolError {
             ),
             Self::Version(version) => write!(
                 f,
-                "the other side speaks version {version}, this one {VERSION}; use the same ringverbs"
+                "the other side has protocol version {version}, this one {VERSION}; \
+                 use the same release of ringverbs"
             ),
-            Self::Value(what) => write!(f, "the other side's {what} is out of range"),
-            Self::Refused(why) => write!(f, "the other side refuses: {why}"),
+            Self::Value(field) => write!(f, "the other side's {field} is out of range"),
+            Self::Refused(reason) => write!(f, "the other side refuses: {reason}"),
         }
     }
 }
@@ -291,17 +293,17 @@ pub struct PeerConnection<S> {
 }
 
 impl PeerConnection<TcpStream> {
-    /// Uses a connection. Its first answer must come within a minute.
-    pub fn over(stream: TcpStream) -> Result<Self, ProtocolError> {
+    /// Wraps a connection. Reads time out after a minute, writes after ten seconds.
+    pub fn from_stream(stream: TcpStream) -> Result<Self, ProtocolError> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         stream.set_write_timeout(Some(Duration::from_secs(10)))?;
         Ok(Self::new(stream))
     }
 
-    /// From now on an answer may take as long as a phase does. If the other host is
-    /// gone, TCP notices within half a minute.
-    pub fn be_patient(&self) -> Result<(), ProtocolError> {
+    /// Lets reads block without a timeout, since phases may be long. TCP keepalive detects
+    /// within half a minute that the other host is gone.
+    pub fn disable_read_timeout(&self) -> Result<(), ProtocolError> {
         let stream = self.stream.get_ref();
         stream.set_read_timeout(None)?;
         let set = setsockopt(stream, sockopt::KeepAlive, &true)
@@ -311,17 +313,16 @@ impl PeerConnection<TcpStream> {
         Ok(set.map_err(io::Error::from)?)
     }
 
-    /// Returns whether [`receive`](Self::receive) has something to read, be it the
-    /// end.
-    pub fn has_arrived(&self) -> Result<bool, ProtocolError> {
+    /// Returns whether data, or the end of the connection, can be read without blocking.
+    pub fn is_readable(&self) -> Result<bool, ProtocolError> {
         if !self.stream.buffer().is_empty() {
             return Ok(true);
         }
-        let mut files = [PollFd::new(
+        let mut descriptors = [PollFd::new(
             self.stream.get_ref().as_fd(),
             PollFlags::POLLIN,
         )];
-        match poll(&mut files, PollTimeout::ZERO) {
+        match poll(&mut descriptors, PollTimeout::ZERO) {
             Ok(ready) => Ok(ready > 0),
             Err(Errno::EINTR) => Ok(false),
             Err(error) => Err(io::Error::from(error).into()),
@@ -337,8 +338,8 @@ impl<S: Read + Write> PeerConnection<S> {
     }
 
     /// Sends a message.
-    pub fn send(&mut self, what: &impl Serialize) -> Result<(), ProtocolError> {
-        let mut line = serde_json::to_vec(what).map_err(ProtocolError::Malformed)?;
+    pub fn send(&mut self, message: &impl Serialize) -> Result<(), ProtocolError> {
+        let mut line = serde_json::to_vec(message).map_err(ProtocolError::Malformed)?;
         line.push(b'\n');
         Ok(self.stream.get_mut().write_all(&line)?)
     }
@@ -347,29 +348,31 @@ impl<S: Read + Write> PeerConnection<S> {
     /// [`ProtocolError::Closed`].
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, ProtocolError> {
         let mut line = Vec::new();
-        let read = (&mut self.stream).take(LINE).read_until(b'\n', &mut line)?;
+        let read = (&mut self.stream)
+            .take(MAX_LINE)
+            .read_until(b'\n', &mut line)?;
         match line.last() {
             None => Err(ProtocolError::Closed),
             Some(b'\n') => serde_json::from_slice(&line).map_err(ProtocolError::Malformed),
-            Some(_) if read as u64 == LINE => Err(ProtocolError::TooLong),
+            Some(_) if read as u64 == MAX_LINE => Err(ProtocolError::TooLong),
             Some(_) => Err(ProtocolError::Closed),
         }
     }
 
-    /// Sends a message and receives the answer.
+    /// Sends a message and receives the response.
     pub fn request<T: DeserializeOwned>(
         &mut self,
-        what: &impl Serialize,
+        message: &impl Serialize,
     ) -> Result<T, ProtocolError> {
-        self.send(what)?;
-        self.answer()
+        self.send(message)?;
+        self.response()
     }
 
-    /// Receives the answer to a message.
-    pub fn answer<T: DeserializeOwned>(&mut self) -> Result<T, ProtocolError> {
+    /// Receives the response to a message.
+    pub fn response<T: DeserializeOwned>(&mut self) -> Result<T, ProtocolError> {
         match self.receive()? {
-            Answer::Yes(answer) => Ok(answer),
-            Answer::No(why) => Err(ProtocolError::Refused(why)),
+            Response::Accepted(value) => Ok(value),
+            Response::Refused(reason) => Err(ProtocolError::Refused(reason)),
         }
     }
 }
@@ -382,7 +385,7 @@ mod tests {
 
     use super::*;
 
-    fn reads<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ProtocolError> {
+    fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ProtocolError> {
         PeerConnection::new(Cursor::new(bytes.to_vec())).receive()
     }
 
@@ -390,7 +393,7 @@ mod tests {
         Hello {
             version: VERSION,
             setup: Setup {
-                operation: Measured::Write,
+                operation: PerfOperation::Write,
                 transport: Type::Rc,
                 size: 4096,
                 depth: 64,
@@ -406,39 +409,42 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_written() {
-        let mut line = PeerConnection::new(Cursor::new(Vec::new()));
-        line.send(&hello()).unwrap();
-        line.send(&Answer::Yes(Start { ready: true })).unwrap();
-        let mut line = PeerConnection::new(Cursor::new(line.stream.into_inner().into_inner()));
-        assert_eq!(line.receive::<Hello>().unwrap(), hello());
+    fn receive_returns_what_was_sent() {
+        let mut sender = PeerConnection::new(Cursor::new(Vec::new()));
+        sender.send(&hello()).unwrap();
+        sender
+            .send(&Response::Accepted(PhaseReady { ready: true }))
+            .unwrap();
+        let mut receiver =
+            PeerConnection::new(Cursor::new(sender.stream.into_inner().into_inner()));
+        assert_eq!(receiver.receive::<Hello>().unwrap(), hello());
         assert_eq!(
-            line.receive::<Answer<Start>>().unwrap(),
-            Answer::Yes(Start { ready: true })
+            receiver.receive::<Response<PhaseReady>>().unwrap(),
+            Response::Accepted(PhaseReady { ready: true })
         );
         assert!(matches!(
-            line.receive::<Start>(),
+            receiver.receive::<PhaseReady>(),
             Err(ProtocolError::Closed)
         ));
     }
 
     #[test]
     fn malformed_messages_are_refused() {
-        assert!(matches!(reads::<Hello>(b""), Err(ProtocolError::Closed)));
+        assert!(matches!(parse::<Hello>(b""), Err(ProtocolError::Closed)));
         assert!(matches!(
-            reads::<Hello>(b"{\"version\":1"),
+            parse::<Hello>(b"{\"version\":1"),
             Err(ProtocolError::Closed)
         ));
         assert!(matches!(
-            reads::<Hello>(b"GET / HTTP/1.1\r\n"),
+            parse::<Hello>(b"GET / HTTP/1.1\r\n"),
             Err(ProtocolError::Malformed(_))
         ));
         assert!(matches!(
-            reads::<Hello>(&[b'x'; 40_000]),
+            parse::<Hello>(&[b'x'; 40_000]),
             Err(ProtocolError::TooLong)
         ));
         assert!(matches!(
-            reads::<Start>(b"{\"ready\":7}\n"),
+            parse::<PhaseReady>(b"{\"ready\":7}\n"),
             Err(ProtocolError::Malformed(_))
         ));
     }
@@ -450,9 +456,9 @@ mod tests {
             change(&mut hello);
             Hello::parse(serde_json::to_value(hello).unwrap()).map(|_| ())
         };
-        let refused = |change, expect: &str| match check(change) {
-            Err(ProtocolError::Value(what)) => assert_eq!(what, expect),
-            other => panic!("{expect}: {other:?}"),
+        let refused = |change, expected: &str| match check(change) {
+            Err(ProtocolError::Value(field)) => assert_eq!(field, expected),
+            other => panic!("{expected}: {other:?}"),
         };
         assert!(check(|_| ()).is_ok());
         refused(|hello| hello.setup.size = 0, "size");
@@ -468,15 +474,18 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named() {
-        let first = r#"{"version":1,"operation":"write","size":8,"depth":1}"#;
-        let parsed = Hello::parse(serde_json::from_str(first).unwrap());
+    fn other_version_is_reported() {
+        let version_1 = r#"{"version":1,"operation":"write","size":8,"depth":1}"#;
+        let parsed = Hello::parse(serde_json::from_str(version_1).unwrap());
         assert!(
             matches!(parsed, Err(ProtocolError::Version(1))),
             "{parsed:?}"
         );
-        let none = Hello::parse(serde_json::from_str("{}").unwrap());
-        assert!(matches!(none, Err(ProtocolError::Malformed(_))), "{none:?}");
+        let no_version = Hello::parse(serde_json::from_str("{}").unwrap());
+        assert!(
+            matches!(no_version, Err(ProtocolError::Malformed(_))),
+            "{no_version:?}"
+        );
     }
 
     #[test]
@@ -485,14 +494,14 @@ mod tests {
         let endpoint = "ffffff:ffffff:ffff:5:ffffffffffffffffffffffffffffffff";
         hello.address.endpoints = vec![endpoint.into(); MAX_QUEUE_PAIRS as usize];
         let line = serde_json::to_vec(&hello).unwrap();
-        assert!((line.len() as u64) < LINE, "{}", line.len());
+        assert!((line.len() as u64) < MAX_LINE, "{}", line.len());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = reads::<Hello>(&bytes);
-            let _ = reads::<Answer<Address>>(&bytes);
+        fn any_bytes_are_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse::<Hello>(&bytes);
+            let _ = parse::<Response<Address>>(&bytes);
         }
     }
 }

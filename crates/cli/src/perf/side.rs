@@ -1,4 +1,4 @@
-//! One side of a measurement: connections, memory, completions.
+//! One side of a measurement: queue pairs, memory, completions.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -9,48 +9,47 @@ use ringverbs::{
 };
 
 use super::error::PerfError;
-use super::protocol::{Address, Goal, Measured, Memory, ProtocolError, Setup};
+use super::protocol::{Address, Goal, Memory, PerfOperation, ProtocolError, Setup};
 use super::stats::Samples;
 use crate::error::Error;
 use crate::poller::Poller;
 
-/// Time without progress after which the other side is given up.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Time after which a message that is not answered counts as lost.
-const LOST: Duration = Duration::from_millis(200);
-/// Lost messages in a row after which the other side is given up.
-const LOST_IN_A_ROW: u32 = 25;
-/// Time without messages after which no more are expected, if some were lost.
-const QUIET: Duration = Duration::from_millis(50);
-/// Time without completions after which the other side's messages over TCP are
-/// looked for.
-const TICK: Duration = Duration::from_millis(1);
-/// Completions read at once.
+/// Time without completions after which the measurement fails.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after which a message without a reply counts as lost.
+const LOSS_TIMEOUT: Duration = Duration::from_millis(200);
+/// Number of consecutive lost messages after which the measurement fails.
+const MAX_CONSECUTIVE_LOSSES: u32 = 25;
+/// Time without messages after which the missing ones count as lost.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(50);
+/// Time without completions after which the TCP connection is checked for messages.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+/// Maximum number of completions per poll.
 const BATCH: usize = 32;
-/// Limit for all buffers of a side.
-const MEMORY: u64 = 1 << 30;
-/// Operations outstanding of a queue pair, unless another number is asked for.
-pub const DEPTH: u32 = 64;
-/// Bytes of the global route header in front of a datagram.
+/// Maximum size of all buffers of a side, in bytes.
+const MEMORY_LIMIT: u64 = 1 << 30;
+/// Default of the maximum number of outstanding operations of a queue pair.
+pub const DEFAULT_DEPTH: u32 = 64;
+/// Length of the global route header (GRH) before a received datagram.
 const GRH: usize = 40;
-/// The queue key of datagrams.
+/// The Q_Key of datagrams.
 const QKEY: u32 = 0x1111_1111;
 
-/// How the sides are set up, and the local port.
+/// The common setup, and the local port.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct SideOptions {
     pub setup: Setup,
     pub port: u8,
     pub gid_index: Option<u8>,
 }
 
 impl Setup {
-    /// The bytes of an operation's buffer.
-    fn room(&self) -> usize {
+    /// Size of an operation's buffer in bytes.
+    fn buffer_size(&self) -> usize {
         self.size.max(8) as usize
     }
 
-    /// Receives of a queue pair: more where nothing makes a sender wait for them.
+    /// Receives of a queue pair: more on transports without flow control.
     fn recv_depth(&self) -> u32 {
         match self.transport.is_lossy() {
             true => self.depth.saturating_mul(4),
@@ -58,52 +57,56 @@ impl Setup {
         }
     }
 
-    /// The bytes of a receive's buffer.
-    fn recv_room(&self) -> usize {
+    /// Size of a receive's buffer in bytes.
+    fn recv_buffer_size(&self) -> usize {
         match self.operation {
-            // Immediate data takes a receive, and no memory.
-            Measured::Write => 8,
-            _ if self.transport.native() == Transport::Datagram => self.room() + GRH,
-            _ => self.room(),
+            // Immediate data consumes a receive, but no memory of it.
+            PerfOperation::Write => 8,
+            _ if self.transport.qp_transport() == Transport::Datagram => self.buffer_size() + GRH,
+            _ => self.buffer_size(),
         }
     }
 
-    /// The bytes of all buffers of a side.
+    /// Size of all buffers of a side in bytes.
     pub fn memory(&self) -> u64 {
-        let receives = u64::from(self.recv_depth()) * self.recv_room() as u64;
-        let received = if self.is_received() { receives } else { 0 };
-        let each = u64::from(self.depth) * self.room() as u64 + received;
-        each.saturating_mul(self.queue_pairs.into())
+        let receives = u64::from(self.recv_depth()) * self.recv_buffer_size() as u64;
+        let receives = if self.consumes_receives() {
+            receives
+        } else {
+            0
+        };
+        let queue_pair = u64::from(self.depth) * self.buffer_size() as u64 + receives;
+        queue_pair.saturating_mul(self.queue_pairs.into())
     }
 
-    /// Checks whether the buffers are within the limit. One operation at a time
-    /// always is.
+    /// Checks whether the buffers are within the memory limit, which does not apply to a
+    /// single outstanding operation.
     pub fn check_memory(&self) -> Result<(), PerfError> {
-        if self.memory() <= MEMORY || self.depth == 1 && self.queue_pairs == 1 {
+        if self.memory() <= MEMORY_LIMIT || self.depth == 1 && self.queue_pairs == 1 {
             return Ok(());
         }
         Err(PerfError::Memory {
             setup: *self,
-            limit: MEMORY,
-            fits: Self {
-                depth: DEPTH,
+            limit: MEMORY_LIMIT,
+            max_depth: Self {
+                depth: DEFAULT_DEPTH,
                 ..*self
             }
-            .reduced()
+            .with_reduced_depth()
             .depth,
         })
     }
 
-    /// Returns it with the depth halved until the buffers are within the limit.
-    pub fn reduced(mut self) -> Self {
-        while self.depth > 1 && self.memory() > MEMORY {
+    /// Halves the depth until the buffers are within the memory limit.
+    pub fn with_reduced_depth(mut self) -> Self {
+        while self.depth > 1 && self.memory() > MEMORY_LIMIT {
             self.depth /= 2;
         }
         self
     }
 }
 
-/// A queue pair.
+/// A queue pair with its outstanding operations.
 struct Connection {
     qp: QueuePair,
     /// Destination of datagrams.
@@ -111,7 +114,7 @@ struct Connection {
     outstanding: u32,
 }
 
-/// One side.
+/// One side of a measurement.
 pub struct Side {
     setup: Setup,
     local: LocalAddress,
@@ -123,34 +126,34 @@ pub struct Side {
     /// Memory for the other side's operations.
     region: Option<RemoteRegion>,
     completions: Vec<Completion>,
-    /// Operations posted and not completed.
+    /// Outstanding operations of all queue pairs.
     outstanding: u32,
-    /// The connection whose turn it is.
-    turn: usize,
-    /// The number of the phase, which lossy messages carry.
+    /// Index of the connection that posts next.
+    next: usize,
+    /// The number of the phase, which the immediate data of lossy messages contains.
     phase: u8,
-    /// Whether messages are answered.
+    /// Whether each message is sent back.
     echo: bool,
     /// Messages received in this phase.
     received: u64,
-    /// The immediate data of the last one.
-    last: Option<u32>,
-    /// Messages to be answered: connection and immediate data.
-    unanswered: VecDeque<(usize, Option<u32>)>,
+    /// The immediate data of the last message.
+    last_immediate: Option<u32>,
+    /// Messages to send back: connection and immediate data.
+    pending_replies: VecDeque<(usize, Option<u32>)>,
 }
 
-/// Operations of a phase.
+/// The operations that a side posted in a phase.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Posted {
+pub struct PostSummary {
     pub operations: u64,
     pub time: Duration,
 }
 
-fn doing(what: &str) -> impl FnOnce(ringverbs::Error) -> Error {
-    Error::native(format!("measuring: {what}"))
+fn failed(step: &str) -> impl FnOnce(ringverbs::Error) -> Error {
+    Error::verb(format!("perf: {step}"))
 }
 
-/// Counts operations or time.
+/// Determines the end of a phase.
 struct Countdown {
     goal: Goal,
     start: Instant,
@@ -164,7 +167,7 @@ impl Countdown {
         }
     }
 
-    fn goes_on(&self, operations: u64) -> bool {
+    fn is_running(&self, operations: u64) -> bool {
         match self.goal {
             Goal::Operations(all) => operations < all,
             Goal::Milliseconds(all) => self.start.elapsed() < Duration::from_millis(all),
@@ -173,52 +176,52 @@ impl Countdown {
 }
 
 impl Side {
-    /// Creates all objects. Messages need receives on the other side, one-sided
-    /// operations need memory there.
-    pub fn new(context: &Context, plan: Plan) -> Result<Self, Error> {
-        let setup = plan.setup;
+    /// Creates all objects: receives for messages, and memory for one-sided operations, of
+    /// the other side.
+    pub fn new(context: &Context, options: SideOptions) -> Result<Self, Error> {
+        let setup = options.setup;
         setup.check_memory()?;
-        let local = match plan.gid_index {
-            Some(index) => context.local_address_with(plan.port, index),
-            None => context.local_address(plan.port),
+        let local = match options.gid_index {
+            Some(index) => context.local_address_with(options.port, index),
+            None => context.local_address(options.port),
         };
-        let local = local.map_err(doing("the port's address"))?;
-        let transport = setup.transport.native();
+        let local = local.map_err(failed("the port's address"))?;
+        let transport = setup.transport.qp_transport();
         let mtu = local.mtu.bytes();
         if transport == Transport::Datagram && setup.size > mtu {
-            return Err(PerfError::Datagram { mtu }.into());
+            return Err(PerfError::MessageTooLong { mtu }.into());
         }
-        let domain = context.alloc_pd().map_err(doing("protection domain"))?;
+        let domain = context.alloc_pd().map_err(failed("protection domain"))?;
         let (depth, count) = (setup.depth, setup.queue_pairs);
-        let recv_depth = if setup.is_received() {
+        let recv_depth = if setup.consumes_receives() {
             setup.recv_depth()
         } else {
             0
         };
         let entries = depth.saturating_add(recv_depth).saturating_mul(count);
         let poller = Poller::new(context, entries.saturating_add(2), setup.events);
-        let poller = poller.map_err(doing("completion queue"))?;
-        let buffers = |room: usize, count: u32| {
+        let poller = poller.map_err(failed("completion queue"))?;
+        let buffers = |size: usize, count: u32| {
             let count = count as usize;
-            let region = domain.alloc(room.saturating_mul(count));
-            region.map(|region| region.into_buffers(room).take(count))
+            let region = domain.alloc(size.saturating_mul(count));
+            region.map(|region| region.into_buffers(size).take(count))
         };
-        let free = buffers(setup.room(), depth * count).map_err(doing("memory"))?;
+        let free = buffers(setup.buffer_size(), depth * count).map_err(failed("memory"))?;
         let mut side = Self {
             setup,
             local,
-            region: Self::reachable(&domain, setup)?,
+            region: Self::alloc_remote(&domain, setup)?,
             connections: Vec::new(),
             poller,
             free: free.collect(),
             completions: (0..BATCH).map(|_| Completion::default()).collect(),
             outstanding: 0,
-            turn: 0,
+            next: 0,
             phase: 0,
             echo: false,
             received: 0,
-            last: None,
-            unanswered: VecDeque::new(),
+            last_immediate: None,
+            pending_replies: VecDeque::new(),
             domain: domain.clone(),
         };
         for _ in 0..count {
@@ -227,12 +230,12 @@ impl Side {
                 .send_depth(depth)
                 .recv_depth(recv_depth.max(1))
                 .build()
-                .map_err(doing("queue pair"))?;
+                .map_err(failed("queue pair"))?;
             let ready = match transport {
                 Transport::Datagram => qp.activate(&local, QKEY),
                 _ => qp.initialize(&local),
             };
-            ready.map_err(doing("queue pair to INIT"))?;
+            ready.map_err(failed("queue pair to INIT"))?;
             side.connections.push(Connection {
                 qp,
                 path: None,
@@ -241,28 +244,34 @@ impl Side {
         }
         if recv_depth > 0 {
             let mut receives =
-                buffers(setup.recv_room(), recv_depth * count).map_err(doing("memory"))?;
+                buffers(setup.recv_buffer_size(), recv_depth * count).map_err(failed("memory"))?;
             for at in 0..side.connections.len() {
                 for buffer in receives.by_ref().take(recv_depth as usize) {
-                    side.receive(at, buffer)?;
+                    side.post_receive(at, buffer)?;
                 }
             }
         }
         Ok(side)
     }
 
-    fn reachable(domain: &ProtectionDomain, setup: Setup) -> Result<Option<RemoteRegion>, Error> {
+    /// Allocates the memory for the other side's operations.
+    fn alloc_remote(
+        domain: &ProtectionDomain,
+        setup: Setup,
+    ) -> Result<Option<RemoteRegion>, Error> {
         let access = match setup.operation {
-            Measured::Send => return Ok(None),
-            Measured::Write => AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE,
-            Measured::Read => AccessFlags::REMOTE_READ,
-            Measured::Atomic => AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_ATOMIC,
+            PerfOperation::Send => return Ok(None),
+            PerfOperation::Write => AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE,
+            PerfOperation::Read => AccessFlags::REMOTE_READ,
+            PerfOperation::Atomic => AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_ATOMIC,
         };
-        let region = domain.alloc_remote(setup.room(), access);
-        region.map(Some).map_err(doing("memory for the other side"))
+        let region = domain.alloc_remote(setup.buffer_size(), access);
+        region
+            .map(Some)
+            .map_err(failed("memory for the other side"))
     }
 
-    /// Returns the queue pairs and the memory for the other side.
+    /// Returns the addresses of the queue pairs and the memory.
     pub fn address(&self) -> Address {
         let endpoint = |it: &Connection| it.qp.endpoint(&self.local).to_string();
         let key = self.region.as_ref().map(RemoteRegion::key);
@@ -284,7 +293,7 @@ impl Side {
         for (connection, endpoint) in self.connections.iter_mut().zip(&peer.endpoints) {
             let endpoint: Endpoint = endpoint
                 .parse()
-                .map_err(Error::native("reading the other side's endpoint"))?;
+                .map_err(Error::verb("reading the other side's endpoint"))?;
             let connected = match connection.qp.transport() {
                 Transport::Datagram => {
                     let peer = PortAddress::from(&endpoint);
@@ -293,36 +302,36 @@ impl Side {
                 }
                 _ => connection.qp.connect(&self.local, &endpoint),
             };
-            connected.map_err(doing("connecting the queue pairs"))?;
+            connected.map_err(failed("connecting the queue pairs"))?;
         }
         Ok(RemoteAddr::new(peer.memory.addr, peer.memory.rkey))
     }
 
     /// Begins a phase.
-    pub fn phase(&mut self, number: u8, echo: bool) {
+    pub fn begin_phase(&mut self, number: u8, echo: bool) {
         self.phase = number;
         self.echo = echo;
         self.received = 0;
-        self.last = None;
-        self.unanswered.clear();
+        self.last_immediate = None;
+        self.pending_replies.clear();
     }
 
-    fn receive(&mut self, at: usize, buffer: Buffer) -> Result<(), Error> {
+    fn post_receive(&mut self, at: usize, buffer: Buffer) -> Result<(), Error> {
         let Some(connection) = self.connections.get_mut(at) else {
             return Ok(());
         };
         let posted = connection.qp.receive(buffer, at as u64);
-        posted.map_err(|error| doing("posting a receive")(error.into_error()))
+        posted.map_err(|error| failed("posting a receive")(error.into_error()))
     }
 
-    /// The immediate data of a message: the phase, and the message's number.
+    /// Returns the immediate data of a lossy message: the phase, and the message's number.
     fn immediate(&self, number: u64) -> Option<u32> {
         let lossy = self.setup.transport.is_lossy();
         lossy.then(|| u32::from(self.phase) << 24 | (number & 0xff_ffff) as u32)
     }
 
-    /// Posts an operation of `size` bytes. There must be a free buffer.
-    fn begin(
+    /// Posts an operation of `size` bytes, for which there must be a free buffer.
+    fn post(
         &mut self,
         at: usize,
         size: u32,
@@ -333,33 +342,33 @@ impl Side {
         else {
             return Err(PerfError::NoBuffer.into());
         };
-        let fits = buffer.set_len(size as usize);
-        fits.map_err(doing("cutting a buffer"))?;
-        let marked = |request: WorkRequest<Buffer>| match immediate {
+        let resized = buffer.set_len(size as usize);
+        resized.map_err(failed("setting a buffer's length"))?;
+        let with_immediate = |request: WorkRequest<Buffer>| match immediate {
             Some(value) => request.immediate(value),
             None => request,
         };
         let request = match (self.setup.operation, &connection.path) {
-            (Measured::Send, Some((path, qpn))) => {
-                marked(WorkRequest::send(buffer)).to(path, *qpn, QKEY)
+            (PerfOperation::Send, Some((path, qpn))) => {
+                with_immediate(WorkRequest::send(buffer)).to(path, *qpn, QKEY)
             }
-            (Measured::Send, None) => marked(WorkRequest::send(buffer)),
-            (Measured::Write, _) => marked(WorkRequest::write(buffer, remote)),
-            (Measured::Read, _) => WorkRequest::read(buffer, remote),
-            (Measured::Atomic, _) => WorkRequest::fetch_add(buffer, remote, 1),
+            (PerfOperation::Send, None) => with_immediate(WorkRequest::send(buffer)),
+            (PerfOperation::Write, _) => with_immediate(WorkRequest::write(buffer, remote)),
+            (PerfOperation::Read, _) => WorkRequest::read(buffer, remote),
+            (PerfOperation::Atomic, _) => WorkRequest::fetch_add(buffer, remote, 1),
         };
         let posted = connection.qp.post(request.token(at as u64));
         connection.outstanding += 1;
         self.outstanding += 1;
-        posted.map_err(|error| doing("posting")(error.into_error()))
+        posted.map_err(|error| failed("posting")(error.into_error()))
     }
 
-    /// Returns the next connection that may have one more operation outstanding.
-    fn next(&mut self) -> Option<usize> {
+    /// Returns the next connection, round robin, that has room for an operation.
+    fn next_connection(&mut self) -> Option<usize> {
         let count = self.connections.len();
         for _ in 0..count {
-            let at = self.turn;
-            self.turn = (at + 1) % count;
+            let at = self.next;
+            self.next = (at + 1) % count;
             let connection = self.connections.get(at)?;
             if connection.outstanding < self.setup.depth {
                 return Some(at);
@@ -368,11 +377,11 @@ impl Side {
         None
     }
 
-    /// Waits for completions and processes them: buffers become free, receives
-    /// are posted again. Returns their number, 0 after `patience`.
-    fn progress(&mut self, patience: Duration) -> Result<usize, Error> {
-        let polled = self.poller.poll(&mut self.completions, patience);
-        let count = polled.map_err(doing("polling"))?;
+    /// Waits for completions and processes them: frees buffers and posts receives
+    /// again. Returns the number of completions, 0 after `timeout`.
+    fn progress(&mut self, timeout: Duration) -> Result<usize, Error> {
+        let polled = self.poller.poll(&mut self.completions, timeout);
+        let count = polled.map_err(failed("polling"))?;
         for slot in 0..count {
             let Some(completion) = self.completions.get_mut(slot) else {
                 break;
@@ -393,8 +402,8 @@ impl Side {
                 continue;
             };
             if operation == Operation::Receive {
-                self.receive(at, buffer)?;
-                self.arrived(at, immediate);
+                self.post_receive(at, buffer)?;
+                self.count_message(at, immediate);
             } else {
                 if let Some(connection) = self.connections.get_mut(at) {
                     connection.outstanding -= 1;
@@ -406,32 +415,32 @@ impl Side {
         Ok(count)
     }
 
-    /// Counts a message, unless it is a late one of an earlier phase.
-    fn arrived(&mut self, at: usize, immediate: Option<u32>) {
+    /// Counts a received message, unless it is a late one of an earlier phase.
+    fn count_message(&mut self, at: usize, immediate: Option<u32>) {
         if immediate.is_some_and(|value| value >> 24 != u32::from(self.phase)) {
             return;
         }
         self.received += 1;
-        self.last = immediate;
-        // A client has fewer outstanding.
+        self.last_immediate = immediate;
+        // A client never has more outstanding; the limit bounds memory.
         let limit = (self.setup.depth * self.setup.queue_pairs) as usize;
-        if self.echo && self.unanswered.len() < limit {
-            self.unanswered.push_back((at, immediate));
+        if self.echo && self.pending_replies.len() < limit {
+            self.pending_replies.push_back((at, immediate));
         }
     }
 
-    /// As [`progress`](Self::progress), which must succeed in time.
-    fn must_progress(&mut self) -> Result<(), Error> {
-        match self.progress(PATIENCE)? {
-            0 => Err(PerfError::Silence(PATIENCE.as_secs()).into()),
+    /// As [`progress`](Self::progress), but fails if nothing completes within [`TIMEOUT`].
+    fn progress_or_fail(&mut self) -> Result<(), Error> {
+        match self.progress(TIMEOUT)? {
+            0 => Err(PerfError::Timeout(TIMEOUT.as_secs()).into()),
             _ => Ok(()),
         }
     }
 
-    /// Measures single operations: for messages half of the round trip, for others
-    /// the time from posting to completion. Queue pairs take turns. Returns the
-    /// times, and the number of lost messages.
-    pub fn latency(
+    /// Measures single operations: half of the round trip of messages, the time from
+    /// posting to completion of other operations. Queue pairs are used round robin. Returns
+    /// the times, and the number of lost messages.
+    pub fn measure_latency(
         &mut self,
         size: u32,
         remote: RemoteAddr,
@@ -439,123 +448,123 @@ impl Side {
         mut tick: impl FnMut(u64),
     ) -> Result<(Samples, u64), Error> {
         let mut samples = Samples::default();
-        let (mut number, mut lost, mut in_a_row) = (0, 0, 0);
+        let (mut number, mut lost, mut consecutive) = (0, 0, 0);
         let countdown = Countdown::new(goal);
-        while countdown.goes_on(number) {
-            let at = self.next().ok_or(PerfError::NoBuffer)?;
+        while countdown.is_running(number) {
+            let at = self.next_connection().ok_or(PerfError::NoBuffer)?;
             let immediate = self.immediate(number);
             let before = self.received;
             let start = Instant::now();
-            self.begin(at, size, remote, immediate)?;
+            self.post(at, size, remote, immediate)?;
             number += 1;
             tick(number);
             while self.outstanding > 0 {
-                self.must_progress()?;
+                self.progress_or_fail()?;
             }
-            if !self.setup.is_received() {
+            if !self.setup.consumes_receives() {
                 samples.add(start.elapsed());
                 continue;
             }
-            let answered = match immediate {
+            let replied = match immediate {
                 None => {
                     while self.received == before {
-                        self.must_progress()?;
+                        self.progress_or_fail()?;
                     }
                     true
                 }
                 Some(_) => loop {
-                    if self.last == immediate {
+                    if self.last_immediate == immediate {
                         break true;
                     }
-                    let left = LOST.saturating_sub(start.elapsed());
-                    if left.is_zero() || self.progress(left)? == 0 {
-                        break self.last == immediate;
+                    let remaining = LOSS_TIMEOUT.saturating_sub(start.elapsed());
+                    if remaining.is_zero() || self.progress(remaining)? == 0 {
+                        break self.last_immediate == immediate;
                     }
                 },
             };
-            if answered {
+            if replied {
                 samples.add(start.elapsed() / 2);
-                in_a_row = 0;
+                consecutive = 0;
             } else {
                 lost += 1;
-                in_a_row += 1;
-                if in_a_row == LOST_IN_A_ROW {
-                    return Err(PerfError::Lost(in_a_row).into());
+                consecutive += 1;
+                if consecutive == MAX_CONSECUTIVE_LOSSES {
+                    return Err(PerfError::Lost(consecutive).into());
                 }
             }
         }
         Ok((samples, lost))
     }
 
-    /// Keeps the maximum of operations outstanding until the goal is reached.
-    pub fn post_all(
+    /// Keeps the maximum number of operations outstanding until the goal is reached.
+    pub fn post_pipelined(
         &mut self,
         size: u32,
         remote: RemoteAddr,
         goal: Goal,
         mut tick: impl FnMut(u64),
-    ) -> Result<Posted, Error> {
+    ) -> Result<PostSummary, Error> {
         let countdown = Countdown::new(goal);
         let mut operations = 0;
         loop {
-            while countdown.goes_on(operations) {
-                let Some(at) = self.next() else {
+            while countdown.is_running(operations) {
+                let Some(at) = self.next_connection() else {
                     break;
                 };
                 let immediate = self.immediate(operations);
-                self.begin(at, size, remote, immediate)?;
+                self.post(at, size, remote, immediate)?;
                 operations += 1;
                 tick(operations);
             }
             if self.outstanding == 0 {
-                return Ok(Posted {
+                return Ok(PostSummary {
                     operations,
                     time: countdown.start.elapsed(),
                 });
             }
-            self.must_progress()?;
+            self.progress_or_fail()?;
         }
     }
 
-    /// Receives messages, and answers them in a phase with echo, until there are
-    /// none and `ended` says so.
+    /// Receives messages, and sends them back in a phase with echo, until no message is
+    /// pending and `ended` returns true.
     pub fn serve_until(
         &mut self,
         size: u32,
         remote: RemoteAddr,
         mut ended: impl FnMut() -> Result<bool, ProtocolError>,
     ) -> Result<(), Error> {
-        if !self.setup.is_received() {
+        if !self.setup.consumes_receives() {
             return Ok(());
         }
         loop {
-            while let Some((at, immediate)) = self.unanswered.front().copied() {
+            while let Some((at, immediate)) = self.pending_replies.front().copied() {
                 let connection = self.connections.get(at);
                 let full = connection.is_none_or(|it| it.outstanding >= self.setup.depth);
                 if full || self.free.is_empty() {
                     break;
                 }
-                self.unanswered.pop_front();
-                self.begin(at, size, remote, immediate)?;
+                self.pending_replies.pop_front();
+                self.post(at, size, remote, immediate)?;
             }
-            let idle = self.progress(TICK)? == 0;
-            if idle && self.unanswered.is_empty() && self.outstanding == 0 && ended()? {
+            let idle = self.progress(CHECK_INTERVAL)? == 0;
+            if idle && self.pending_replies.is_empty() && self.outstanding == 0 && ended()? {
                 return Ok(());
             }
         }
     }
 
-    /// Receives the rest of `sent` messages of a phase and returns the number of
-    /// those that arrived.
+    /// Receives the rest of the `sent` messages of a phase, and returns the number of
+    /// messages that arrived.
     pub fn drain(&mut self, sent: u64) -> Result<u64, Error> {
-        if !self.setup.is_received() {
+        if !self.setup.consumes_receives() {
             return Ok(sent);
         }
         while self.received < sent {
             match self.setup.transport.is_lossy() {
-                true if self.progress(QUIET)? == 0 => break,
+                true if self.progress(DRAIN_TIMEOUT)? == 0 => break,
                 true => {}
-                false => self.must_progress()?,
+                false => self.progress_or_fail()?,
             }
         }
         Ok(self.received)

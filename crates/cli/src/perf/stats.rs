@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Most times that are kept: 32 MiB of them.
-const KEPT: usize = 1 << 22;
+/// Maximum number of times that are kept (32 MiB).
+const MAX_KEPT: usize = 1 << 22;
 
-/// Times of single operations. Of more than [`KEPT`] every second one is kept, then
-/// every fourth, and so on; extremes and the mean are those of all.
+/// Times of single operations. If there are more than [`MAX_KEPT`], every second one is
+/// kept, then every fourth, and so on; extremes and mean are those of all times.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     kept: Vec<u64>,
-    /// One of 2 to the power of `halvings` is kept.
+    /// One of `1 << halvings` times is kept.
     halvings: u32,
     count: u64,
     sum: f64,
@@ -32,7 +32,7 @@ impl Samples {
         self.max = self.max.max(nanos);
         self.sum += nanos as f64;
         if self.count % (1 << self.halvings) == 0 {
-            if self.kept.len() == KEPT {
+            if self.kept.len() == MAX_KEPT {
                 let mut even = false;
                 self.kept.retain(|_| {
                     even = !even;
@@ -113,9 +113,9 @@ pub struct Row {
     pub iterations: u64,
     #[serde(rename = "latency_ns")]
     pub latency: Latency,
-    /// Of messages that arrived, in both directions if both sides post.
+    /// Bandwidth of the messages that arrived, in both directions if both sides post.
     pub bandwidth: Bandwidth,
-    /// Messages that did not arrive, on transports that may lose some.
+    /// Messages that did not arrive, on transports that may lose messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
 }
@@ -135,11 +135,11 @@ mod tests {
     }
 
     #[test]
-    fn more_times_than_are_kept_are_thinned_evenly() {
-        let count = 3 * KEPT as u64;
+    fn excess_times_are_thinned_evenly() {
+        let count = 3 * MAX_KEPT as u64;
         let samples = samples(1..=count);
         assert_eq!(samples.count(), count);
-        assert!(samples.kept.len() <= KEPT && samples.kept.len() > KEPT / 2);
+        assert!(samples.kept.len() <= MAX_KEPT && samples.kept.len() > MAX_KEPT / 2);
         assert!(samples.kept.windows(2).all(|pair| pair[1] - pair[0] == 4));
         let latency = Latency::of(samples).unwrap();
         assert_eq!((latency.min, latency.max), (1, count));
@@ -177,7 +177,7 @@ mod tests {
             let marks = [latency.min, latency.p50, latency.p90, latency.p99, latency.p999, latency.max];
             prop_assert!(marks.is_sorted());
             prop_assert!(marks.iter().all(|mark| times.contains(mark)));
-            // At least that share of the times is not above.
+            // At least 90 % of the times are not above p90.
             let below = times.iter().filter(|time| **time <= latency.p90).count();
             prop_assert!(below * 10 >= times.len() * 9);
         }

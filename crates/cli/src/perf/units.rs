@@ -1,4 +1,4 @@
-//! Numbers for people: bytes in powers of two, times in powers of ten.
+//! Human-readable numbers: bytes in binary units, times in decimal units.
 
 /// Formats a number of bytes: `64 B`, `4 KiB`, `1.5 MiB`.
 pub fn size(bytes: u64) -> String {
@@ -16,7 +16,8 @@ pub fn time(nanoseconds: f64) -> String {
     scaled(nanoseconds, 1000.0, &["ns", "µs", "ms", "s"])
 }
 
-/// Three digits at most, in the largest unit that leaves something before the point.
+/// Formats a value with at most three digits, in the largest unit in which it is at least
+/// 1.
 fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     let mut units = units.iter();
     let mut unit = units.next().copied().unwrap_or_default();
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_powers_of_two_and_times_powers_of_ten() {
+    fn bytes_have_binary_and_times_decimal_units() {
         for (bytes, text) in [
             (1, "1 B"),
             (64, "64 B"),

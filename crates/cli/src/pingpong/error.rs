@@ -14,53 +14,53 @@ pub enum PingPongError {
     Exchange(ExchangeError),
     /// The other side sent no GID.
     NoGid,
-    /// An operation failed.
+    /// An operation completed with an error.
     Failed {
         /// The operation.
         operation: Operation,
-        /// The reason.
+        /// The completion's status.
         status: String,
         /// Messages sent before.
         sent: u32,
         /// Messages received before.
         received: u32,
     },
-    /// A message does not fit a datagram.
-    Datagram {
+    /// A message does not fit into a datagram.
+    MessageTooLong {
         /// The port's MTU.
         mtu: u32,
     },
     /// The other side has a different number of queue pairs.
-    QueuePairs {
-        /// On this side.
+    QueuePairCount {
+        /// Queue pairs of this side.
         ours: usize,
-        /// On the other side.
+        /// Queue pairs of the other side.
         theirs: usize,
     },
     /// There are fewer receives than queue pairs.
-    Depth {
-        /// Receives.
+    TooFewReceives {
+        /// Number of receives.
         rx_depth: u32,
-        /// Queue pairs.
+        /// Number of queue pairs.
         queue_pairs: u32,
     },
     /// A completion names an unknown queue pair.
-    Stray(u32),
+    UnknownQueuePair(u32),
     /// A message has unexpected content.
-    Content {
-        /// Its number, from 1.
+    DataMismatch {
+        /// The message's number, from 1.
         message: u32,
     },
-    /// There was no progress for some time.
-    Silence {
-        /// The time.
+    /// There was no completion for some time.
+    Timeout {
+        /// The time without a completion.
         seconds: u64,
         /// Messages sent before.
         sent: u32,
         /// Messages received before.
         received: u32,
         /// Whether the transport retransmits lost packets.
-        repeats: bool,
+        retransmits: bool,
     },
     /// A side in this process has panicked.
     Panicked,
@@ -71,7 +71,7 @@ impl fmt::Display for PingPongError {
         match self {
             Self::Exchange(error) => error.fmt(f),
             Self::NoGid => f.write_str(
-                "the other side gave no GID, which Ethernet needs; \
+                "the other side sent no GID, which Ethernet needs; \
                  start ibv_*_pingpong there with -g and a GID's index (ibv_devinfo -v lists them)",
             ),
             Self::Failed {
@@ -84,16 +84,16 @@ impl fmt::Display for PingPongError {
                 "{operation:?} failed after {sent} sent and {received} received: {status}; \
                  do both sides have the same --size, --mtu and --iters?"
             ),
-            Self::Datagram { mtu } => write!(
+            Self::MessageTooLong { mtu } => write!(
                 f,
                 "a datagram carries at most the port's MTU, {mtu} bytes; choose a smaller --size"
             ),
-            Self::QueuePairs { ours, theirs } => write!(
+            Self::QueuePairCount { ours, theirs } => write!(
                 f,
                 "the other side has {theirs} queue pairs, this one {ours}; \
                  they must have the same --num-qp and --type"
             ),
-            Self::Depth {
+            Self::TooFewReceives {
                 rx_depth,
                 queue_pairs,
             } => write!(
@@ -101,26 +101,26 @@ impl fmt::Display for PingPongError {
                 "{rx_depth} receives are too few for {queue_pairs} queue pairs; \
                  raise --rx-depth or lower --num-qp"
             ),
-            Self::Stray(qp_num) => write!(
+            Self::UnknownQueuePair(qp_num) => write!(
                 f,
                 "a completion names queue pair {qp_num:#x}, which this side does not have"
             ),
-            Self::Content { message } => write!(
+            Self::DataMismatch { message } => write!(
                 f,
-                "message {message} is not what was sent; has the other side --chk too?"
+                "message {message} has unexpected data; does the other side use --chk, too?"
             ),
-            Self::Silence {
+            Self::Timeout {
                 seconds,
                 sent,
                 received,
-                repeats,
+                retransmits,
             } => {
                 write!(
                     f,
                     "no progress for {seconds} s after {sent} sent and {received} received; "
                 )?;
-                f.write_str(match repeats {
-                    true => "has the other side ended? do both have the same --iters?",
+                f.write_str(match retransmits {
+                    true => "has the other side ended? do both sides have the same --iters?",
                     false => "this --type does not retransmit lost packets",
                 })
             }

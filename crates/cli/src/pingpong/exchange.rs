@@ -1,25 +1,25 @@
 //! The TCP exchange, in which each side learns the addresses of the other's queue
 //! pairs.
 //!
-//! The C tools read each message with one read(2) and take a short read for an
-//! error, so what they read at once is written at once.
+//! The C tools read each message with one read(2) and treat a short read as an error, so
+//! each message is written with one write(2).
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use super::wire::{DONE, Destination, MESSAGE, Malformed};
+use super::wire::{DONE, Destination, MESSAGE_LEN, MessageError};
 
-/// How long the other side may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time in which the other side must respond.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The reason why the exchange failed.
 #[derive(Debug)]
 pub enum ExchangeError {
-    /// Nothing listens there.
+    /// The server could not be reached.
     Connect {
-        /// The address.
+        /// Host and port of the server.
         to: String,
         /// The reason.
         source: io::Error,
@@ -31,22 +31,22 @@ pub enum ExchangeError {
         /// The reason.
         source: io::Error,
     },
-    /// The connection failed, or the other side took too long.
-    Broken {
+    /// The connection failed or timed out.
+    Io {
         /// The step that failed.
-        during: &'static str,
+        step: &'static str,
         /// The reason.
         source: io::Error,
     },
     /// The other side sent a malformed message.
     Malformed {
-        /// Its number, from 0.
+        /// The message's number, from 0.
         message: usize,
         /// The reason.
-        what: Malformed,
+        source: MessageError,
     },
     /// The other side did not confirm.
-    NotDone,
+    NotConfirmed,
 }
 
 impl fmt::Display for ExchangeError {
@@ -60,19 +60,18 @@ impl fmt::Display for ExchangeError {
                 f,
                 "listening on TCP port {port}: {source}; choose another port with --port"
             ),
-            Self::Broken { during, source } if is_timeout(source) => {
-                write!(f, "{during}: no answer in {} seconds", PATIENCE.as_secs())
+            Self::Io { step, source } if is_timeout(source) => {
+                write!(f, "{step}: no response in {} seconds", TIMEOUT.as_secs())
             }
-            Self::Broken { during, source } => write!(
+            Self::Io { step, source } => {
+                write!(f, "{step}: {source}; see the messages of the other side")
+            }
+            Self::Malformed { message, source } => write!(
                 f,
-                "{during}: {source}; the other side's messages may say why"
-            ),
-            Self::Malformed { message, what } => write!(
-                f,
-                "message {message} of the other side makes no sense: {what}; \
+                "message {message} of the other side is malformed: {source}; \
                  is it a ping-pong of the same --type?"
             ),
-            Self::NotDone => {
+            Self::NotConfirmed => {
                 f.write_str("the other side did not confirm; is it a ping-pong of the same --type?")
             }
         }
@@ -88,11 +87,11 @@ fn is_timeout(error: &io::Error) -> bool {
     )
 }
 
-fn broken(during: &'static str) -> impl FnOnce(io::Error) -> ExchangeError {
-    move |source| ExchangeError::Broken { during, source }
+fn failed(step: &'static str) -> impl FnOnce(io::Error) -> ExchangeError {
+    move |source| ExchangeError::Io { step, source }
 }
 
-/// Runs the client's side, from connecting to confirming. Both sides have the
+/// Runs the client's part, from connecting to confirming. Both sides have the
 /// same number of queue pairs.
 pub fn client(
     host: &str,
@@ -105,7 +104,7 @@ pub fn client(
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     let mut stream = None;
     for address in addresses {
-        match TcpStream::connect_timeout(&address, PATIENCE) {
+        match TcpStream::connect_timeout(&address, TIMEOUT) {
             Ok(connected) => {
                 stream = Some(connected);
                 break;
@@ -117,14 +116,14 @@ pub fn client(
         to: to(),
         source: last,
     })?;
-    patient(&stream)?;
+    set_timeouts(&stream)?;
     send(&mut stream, ours)?;
     let theirs = receive(&mut stream, ours.len())?;
-    stream.write_all(DONE).map_err(broken("confirming"))?;
+    stream.write_all(DONE).map_err(failed("confirming"))?;
     Ok(theirs)
 }
 
-/// A server that waits for its client.
+/// A server that listens for its client.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
@@ -142,7 +141,7 @@ impl Server {
 
     /// Serves one client: receives its addresses, connects to them with
     /// `connect`, and only then sends the local addresses, because the client
-    /// sends messages at once.
+    /// starts to send when it has them.
     pub fn serve<E: From<ExchangeError>>(
         self,
         ours: &[Destination],
@@ -151,44 +150,45 @@ impl Server {
         let port = self.port;
         let accepted = self.listener.accept();
         let (mut stream, _) = accepted.map_err(|source| ExchangeError::Listen { port, source })?;
-        patient(&stream)?;
+        set_timeouts(&stream)?;
         let theirs = receive(&mut stream, ours.len())?;
         connect(&theirs)?;
         send(&mut stream, ours)?;
         let mut done = [0; DONE.len()];
         stream
             .read_exact(&mut done)
-            .map_err(broken("waiting for the client to confirm"))?;
+            .map_err(failed("waiting for the client to confirm"))?;
         match &done == DONE {
             true => Ok(theirs),
-            false => Err(ExchangeError::NotDone.into()),
+            false => Err(ExchangeError::NotConfirmed.into()),
         }
     }
 }
 
-fn patient(stream: &TcpStream) -> Result<(), ExchangeError> {
+fn set_timeouts(stream: &TcpStream) -> Result<(), ExchangeError> {
     let set = stream
-        .set_read_timeout(Some(PATIENCE))
-        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+        .set_read_timeout(Some(TIMEOUT))
+        .and_then(|()| stream.set_write_timeout(Some(TIMEOUT)))
         .and_then(|()| stream.set_nodelay(true));
-    set.map_err(broken("setting up the connection"))
+    set.map_err(failed("setting up the connection"))
 }
 
 fn send(stream: &mut TcpStream, ours: &[Destination]) -> Result<(), ExchangeError> {
     let messages: Vec<u8> = ours.iter().flat_map(Destination::encode).collect();
     stream
         .write_all(&messages)
-        .map_err(broken("sending our address"))
+        .map_err(failed("sending the local addresses"))
 }
 
 fn receive(stream: &mut TcpStream, count: usize) -> Result<Vec<Destination>, ExchangeError> {
     (0..count)
         .map(|message| {
-            let mut bytes = [0; MESSAGE];
+            let mut bytes = [0; MESSAGE_LEN];
             stream
                 .read_exact(&mut bytes)
-                .map_err(broken("waiting for the other side's address"))?;
-            Destination::decode(&bytes).map_err(|what| ExchangeError::Malformed { message, what })
+                .map_err(failed("waiting for the other side's addresses"))?;
+            Destination::decode(&bytes)
+                .map_err(|source| ExchangeError::Malformed { message, source })
         })
         .collect()
 }
@@ -199,13 +199,13 @@ mod tests {
 
     use super::*;
 
-    fn numbered(base: u32, count: u32) -> Vec<Destination> {
-        let of = |qpn| Destination {
+    fn destinations(base: u32, count: u32) -> Vec<Destination> {
+        let destination = |qpn| Destination {
             qpn: base + qpn,
             psn: 7,
             ..Destination::default()
         };
-        (0..count).map(of).collect()
+        (0..count).map(destination).collect()
     }
 
     fn server() -> (Server, u16) {
@@ -215,13 +215,13 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_learn_the_other() {
+    fn both_sides_receive_the_other_sides_addresses() {
         for count in [1, 256] {
             let (server, port) = server();
-            let ours = numbered(100, count);
+            let ours = destinations(100, count);
             let serving = thread::spawn(move || {
                 let mut connected = Vec::new();
-                let theirs = server.serve(&numbered(9000, count), |theirs| {
+                let theirs = server.serve(&destinations(9000, count), |theirs| {
                     connected = theirs.to_vec();
                     Ok::<_, ExchangeError>(())
                 });
@@ -229,47 +229,50 @@ mod tests {
             });
             assert_eq!(
                 client("localhost", port, &ours).unwrap(),
-                numbered(9000, count)
+                destinations(9000, count)
             );
             assert_eq!(serving.join().unwrap(), (ours.clone(), ours));
         }
     }
 
-    /// The result of a server with a client that sends `bytes` and closes.
-    fn serve_to(bytes: &'static [u8]) -> ExchangeError {
+    /// Returns the error of a server whose client sends `bytes` and closes.
+    fn serve_bytes(bytes: &'static [u8]) -> ExchangeError {
         let (server, port) = server();
         let sending = thread::spawn(move || {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
             // The server may have closed the connection at any time.
             let _ = stream.write_all(bytes);
             let _ = stream.shutdown(std::net::Shutdown::Write);
-            let _ = stream.read(&mut [0; MESSAGE]);
+            let _ = stream.read(&mut [0; MESSAGE_LEN]);
         });
-        let error = server.serve(&numbered(1, 1), |_| Ok::<_, ExchangeError>(()));
+        let error = server.serve(&destinations(1, 1), |_| Ok::<_, ExchangeError>(()));
         sending.join().unwrap();
         error.unwrap_err()
     }
 
     #[test]
-    fn server_refuses_another_protocol() {
-        assert!(matches!(serve_to(b""), ExchangeError::Broken { .. }));
-        assert!(matches!(serve_to(b"GET /"), ExchangeError::Broken { .. }));
+    fn server_refuses_other_protocols() {
+        assert!(matches!(serve_bytes(b""), ExchangeError::Io { .. }));
+        assert!(matches!(serve_bytes(b"GET /"), ExchangeError::Io { .. }));
         let http = b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything\r\n\r\n";
-        let error = serve_to(http);
+        let error = serve_bytes(http);
         assert!(
             matches!(error, ExchangeError::Malformed { message: 0, .. }),
             "{error:?}"
         );
         assert!(error.to_string().contains("--type"));
         let unconfirmed = b"0000:000011:000007:00000000000000000000000000000000\0none\0";
-        assert!(matches!(serve_to(unconfirmed), ExchangeError::NotDone));
+        assert!(matches!(
+            serve_bytes(unconfirmed),
+            ExchangeError::NotConfirmed
+        ));
     }
 
     #[test]
     fn refused_connection_names_the_address() {
         let (server, port) = server();
         drop(server);
-        let error = client("127.0.0.1", port, &numbered(1, 1)).unwrap_err();
+        let error = client("127.0.0.1", port, &destinations(1, 1)).unwrap_err();
         assert!(
             error
                 .to_string()
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_named() {
+    fn port_in_use_is_named() {
         let (_server, port) = server();
         let error = Server::listen(port).unwrap_err();
         assert!(error.to_string().contains(&port.to_string()), "{error}");

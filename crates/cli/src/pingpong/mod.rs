@@ -1,6 +1,6 @@
 //! `ringverbs pingpong`: messages back and forth.
 //!
-//! Uses the protocol of ibv_rc_pingpong and its relatives, so either side may be
+//! Uses the protocol of ibv_rc_pingpong and the other C tools, so either side may be
 //! one of them. Without a host and `--server`, both sides are in this process.
 
 mod error;
@@ -48,7 +48,7 @@ pub struct Args {
     /// TCP port for exchanging addresses
     #[arg(short, long, default_value_t = 18515)]
     port: u16,
-    /// Use this device (default: what RINGVERBS_DEVICE names, else the first active
+    /// Use this device (default: the one that RINGVERBS_DEVICE names, else the first active
     /// one, or, if there is none and both sides are in this process, `embedded`: a
     /// ConnectX in software; `embedded:` or `embedded:DIRECTORY` reaches your other
     /// processes, `roce:eth0` or `roce:192.0.2.1` other hosts)
@@ -62,7 +62,7 @@ pub struct Args {
     /// Use this port of the device
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     ib_port: u8,
-    /// Bytes of a message [default: 4096, for datagrams 1024]
+    /// Message size in bytes [default: 4096, for datagrams 1024]
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     size: Option<u32>,
     /// Path MTU
@@ -77,7 +77,7 @@ pub struct Args {
     /// Sleep until there are completions (default: poll)
     #[arg(short, long)]
     events: bool,
-    /// Queue pairs, with --type srq
+    /// Number of queue pairs, with --type srq
     #[arg(short = 'q', long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=511))]
     num_qp: u32,
     /// Service level
@@ -106,19 +106,20 @@ struct Report<'a> {
     seconds: f64,
     megabits_per_second: f64,
     microseconds_per_iteration: f64,
-    /// How often this side slept; if both sides are here, the client.
+    /// Number of waits for a completion event: the client's, if both sides are in this
+    /// process.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_events: Option<u64>,
 }
 
-/// Runs one side, or both.
+/// Runs one side or both sides.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let alone = args.host.is_none() && !args.server;
-    let chosen = device::context(args.device.as_deref(), args.ib_port, alone)?;
-    let context = &chosen.context;
+    let both_sides = args.host.is_none() && !args.server;
+    let device = device::open(args.device.as_deref(), args.ib_port, both_sides)?;
+    let context = &device.context;
     if !args.json {
         let mut out = out::stdout();
-        writeln!(out, "  {:<16}{}", "device:", escaped(&chosen))?;
+        writeln!(out, "  {:<16}{}", "device:", escaped(&device))?;
         out.flush()?;
     }
     let queue_pairs = match args.transport {
@@ -126,7 +127,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         _ => 1,
     };
     if queue_pairs > args.rx_depth {
-        return Err(PingPongError::Depth {
+        return Err(PingPongError::TooFewReceives {
             rx_depth: args.rx_depth,
             queue_pairs,
         }
@@ -137,7 +138,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         ib_port: args.ib_port,
         gid_index: args.gid_idx,
         size: args.size(),
-        mtu: args.mtu.path(),
+        mtu: args.mtu.path_mtu(),
         rx_depth: args.rx_depth,
         iters: args.iters,
         queue_pairs,
@@ -148,9 +149,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let outcome = match &args.host {
         Some(host) => client(args, context, options, host)?,
         None if args.server => server(args, context, options)?,
-        None => both(args, context, options)?,
+        None => run_both_sides(args, context, options)?,
     };
-    report(args, &chosen.name, &outcome)?;
+    report(args, &device.name, &outcome)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -167,39 +168,39 @@ impl Args {
 fn client(args: &Args, context: &Context, options: Options, host: &str) -> Result<Outcome, Error> {
     let mut side = Side::new(context, options)?;
     let ours = side.destinations();
-    say(args, "local", side.used(&ours))?;
+    print_addresses(args, "local", side.in_use(&ours))?;
     let theirs = exchange::client(host, args.port, &ours)?;
-    say(args, "remote", side.used(&theirs))?;
+    print_addresses(args, "remote", side.in_use(&theirs))?;
     side.connect(&theirs)?;
-    side.play(Role::Client)
+    side.run(Role::Client)
 }
 
 fn server(args: &Args, context: &Context, options: Options) -> Result<Outcome, Error> {
-    // Everything that can fail here is done before a client connects, because a C
-    // client would wait for the answer for ever.
+    // Everything that can fail on this side is done before the client connects, because a C
+    // client waits for the server's addresses without a timeout.
     let mut side = Side::new(context, options)?;
     let ours = side.destinations();
-    say(args, "local", side.used(&ours))?;
+    print_addresses(args, "local", side.in_use(&ours))?;
     let server = Server::listen(args.port)?;
     server.serve(&ours, |theirs| {
-        say(args, "remote", side.used(theirs))?;
+        print_addresses(args, "remote", side.in_use(theirs))?;
         side.connect(theirs)
     })?;
-    side.play(Role::Server)
+    side.run(Role::Server)
 }
 
 /// Runs both sides in this process, each in its own thread.
-fn both(args: &Args, context: &Context, options: Options) -> Result<Outcome, Error> {
+fn run_both_sides(args: &Args, context: &Context, options: Options) -> Result<Outcome, Error> {
     let mut server = Side::new(context, options)?;
     let mut client = Side::new(context, options)?;
-    let (at_server, at_client) = (server.destinations(), client.destinations());
-    say(args, "server", server.used(&at_server))?;
-    say(args, "client", client.used(&at_client))?;
-    server.connect(&at_client)?;
-    client.connect(&at_server)?;
+    let (server_addresses, client_addresses) = (server.destinations(), client.destinations());
+    print_addresses(args, "server", server.in_use(&server_addresses))?;
+    print_addresses(args, "client", client.in_use(&client_addresses))?;
+    server.connect(&client_addresses)?;
+    client.connect(&server_addresses)?;
     thread::scope(|scope| {
-        let serving = scope.spawn(|| server.play(Role::Server));
-        let outcome = client.play(Role::Client);
+        let serving = scope.spawn(|| server.run(Role::Server));
+        let outcome = client.run(Role::Client);
         let served = serving
             .join()
             .unwrap_or_else(|_| Err(PingPongError::Panicked.into()));
@@ -207,21 +208,21 @@ fn both(args: &Args, context: &Context, options: Options) -> Result<Outcome, Err
     })
 }
 
-/// Prints the address of a side, in the format of the C tools.
-fn say(args: &Args, who: &str, sides: &[Destination]) -> Result<(), Error> {
+/// Prints the addresses of a side, in the format of the C tools.
+fn print_addresses(args: &Args, side: &str, addresses: &[Destination]) -> Result<(), Error> {
     if args.json {
         return Ok(());
     }
     let mut out = out::stdout();
-    for at in sides {
+    for address in addresses {
         writeln!(
             out,
             "  {:<16}LID 0x{:04x}, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
-            format!("{who} address:"),
-            at.lid,
-            at.qpn,
-            at.psn,
-            Ipv6Addr::from(at.gid)
+            format!("{side} address:"),
+            address.lid,
+            address.qpn,
+            address.psn,
+            Ipv6Addr::from(address.gid)
         )?;
     }
     Ok(out.flush()?)

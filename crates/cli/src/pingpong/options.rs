@@ -1,8 +1,8 @@
-//! Options of a side.
+//! Options of one side.
 
 use ringverbs::Transport;
 
-/// The C tools, by part of their name.
+/// The transport, as in the name of a C tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Type {
     /// Reliable connection (ibv_rc_pingpong)
@@ -16,7 +16,7 @@ pub enum Type {
 }
 
 impl Type {
-    pub fn native(self) -> Transport {
+    pub fn qp_transport(self) -> Transport {
         match self {
             Self::Rc | Self::Srq => Transport::Reliable,
             Self::Uc => Transport::Unreliable,
@@ -41,7 +41,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    pub fn path(self) -> ringverbs::qp::Mtu {
+    pub fn path_mtu(self) -> ringverbs::qp::Mtu {
         match self {
             Self::B256 => ringverbs::qp::Mtu::Bytes256,
             Self::B512 => ringverbs::qp::Mtu::Bytes512,
@@ -52,7 +52,7 @@ impl Mtu {
     }
 }
 
-/// Options of a side.
+/// Options of one side.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub transport: Type,

@@ -1,9 +1,8 @@
 //! One side of a ping-pong: its queue pairs, buffers and message exchange.
 //!
-//! The order is that of the C tools: a queue pair sends when its last send has
-//! completed and an answer has arrived, until enough sends have completed; the
-//! side stops when there are enough of both. The counts are the sums over all
-//! queue pairs.
+//! As in the C tools, a queue pair sends when its last send has completed and a reply has
+//! arrived, until `iters` sends have completed; the side stops after `iters` sends and
+//! receives. Both are counted over all queue pairs.
 
 use std::time::{Duration, Instant};
 
@@ -19,28 +18,28 @@ use super::wire::{Destination, SRQ_MESSAGES};
 use crate::error::Error;
 use crate::poller::Poller;
 
-/// Time without progress after which the other side is given up.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Completions read at once.
+/// Time without completions after which the ping-pong fails.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of completions per poll.
 const BATCH: usize = 16;
-/// Page size that the C tools assume in their check.
+/// Page size of the C tools' check (`--chk`).
 const PAGE: usize = 4096;
-/// Bytes of the global route header in front of a datagram.
+/// Length of the global route header (GRH) before a received datagram.
 const GRH: usize = 40;
-/// The queue key of ibv_ud_pingpong.
+/// The Q_Key of ibv_ud_pingpong.
 const QKEY: u32 = 0x1111_1111;
 
-/// Who sends first, and fills the messages. The other side sends back what it
-/// receives.
+/// The role of a side. The client creates the messages, and the server sends each one
+/// back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Sends first.
     Client,
-    /// Answers.
+    /// Replies.
     Server,
 }
 
-/// A side, before the other one is known.
+/// A side with its queue pairs and buffers.
 pub struct Side {
     options: Options,
     local: LocalAddress,
@@ -55,20 +54,20 @@ struct Connection {
     qp: QueuePair,
     /// `None` while it is being sent.
     outgoing: Option<Buffer>,
-    /// A message that is not answered yet.
+    /// A received message that has no reply yet.
     received: Option<Buffer>,
-    /// Whether it waits for an answer.
+    /// Whether the queue pair waits for a message.
     waiting: bool,
     /// Destination of datagrams.
     path: Option<(AddressHandle, u32)>,
 }
 
-/// The result.
+/// The result of a ping-pong.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     /// Time from the first send to the last completion.
     pub elapsed: Duration,
-    /// Number of times that the side slept.
+    /// Number of waits for a completion event.
     pub events: u64,
 }
 
@@ -85,43 +84,43 @@ impl Progress {
     }
 }
 
-fn doing(what: &str) -> impl FnOnce(ringverbs::Error) -> Error {
-    Error::native(format!("ping-pong: {what}"))
+fn failed(step: &str) -> impl FnOnce(ringverbs::Error) -> Error {
+    Error::verb(format!("ping-pong: {step}"))
 }
 
 impl Side {
-    /// Creates all objects and posts receives: the other side may send as soon as
-    /// it knows the address.
+    /// Creates all objects and posts the receives, because the other side may send as soon
+    /// as it has the addresses.
     pub fn new(context: &Context, options: Options) -> Result<Self, Error> {
         let local = match options.gid_index {
             Some(index) => context.local_address_with(options.ib_port, index),
             None => context.local_address(options.ib_port),
         };
-        let local = local.map_err(doing("the port's address"))?;
+        let local = local.map_err(failed("the port's address"))?;
         let datagrams = options.transport == Type::Ud;
         let mtu = local.mtu.bytes();
         if datagrams && options.size > mtu {
-            return Err(PingPongError::Datagram { mtu }.into());
+            return Err(PingPongError::MessageTooLong { mtu }.into());
         }
-        let domain = context.alloc_pd().map_err(doing("protection domain"))?;
+        let domain = context.alloc_pd().map_err(failed("protection domain"))?;
         let count = options.queue_pairs;
         let entries = options.rx_depth.saturating_add(count);
         let poller = Poller::new(context, entries, options.events);
-        let poller = poller.map_err(doing("completion queue"))?;
+        let poller = poller.map_err(failed("completion queue"))?;
         let srq = (options.transport == Type::Srq).then(|| {
             domain
                 .shared_receive_queue()
                 .depth(options.rx_depth)
                 .build()
-                .map_err(doing("shared receive queue"))
+                .map_err(failed("shared receive queue"))
         });
         let srq = srq.transpose()?;
 
         let size = options.size as usize;
-        let room = size + if datagrams { GRH } else { 0 };
+        let buffer_size = size + if datagrams { GRH } else { 0 };
         let buffers = (options.rx_depth as usize).saturating_add(count as usize);
-        let region = domain.alloc(room.saturating_mul(buffers));
-        let mut buffers = region.map_err(doing("memory"))?.into_buffers(room);
+        let region = domain.alloc(buffer_size.saturating_mul(buffers));
+        let mut buffers = region.map_err(failed("memory"))?.into_buffers(buffer_size);
         let mut side = Self {
             options,
             local,
@@ -131,30 +130,30 @@ impl Side {
             poller,
         };
         for outgoing in buffers.by_ref().take(count as usize) {
-            let connection = side.connection(outgoing)?;
+            let connection = side.create_connection(outgoing)?;
             side.connections.push(connection);
         }
         for buffer in buffers.take(options.rx_depth as usize) {
-            side.receive(0, buffer)?;
+            side.post_receive(0, buffer)?;
         }
         Ok(side)
     }
 
-    /// Creates a queue pair in a state that accepts receives.
-    fn connection(&self, outgoing: Buffer) -> Result<Connection, Error> {
-        let transport = self.options.transport.native();
+    /// Creates a queue pair in state INIT, or RTS for datagrams: receives can be posted.
+    fn create_connection(&self, outgoing: Buffer) -> Result<Connection, Error> {
+        let transport = self.options.transport.qp_transport();
         let builder = self.domain.queue_pair(transport, &self.poller.cq);
         let builder = builder.send_depth(1);
         let builder = match &self.srq {
             Some(srq) => builder.srq(srq),
             None => builder.recv_depth(self.options.rx_depth),
         };
-        let mut qp = builder.build().map_err(doing("queue pair"))?;
+        let mut qp = builder.build().map_err(failed("queue pair"))?;
         let ready = match transport {
             Transport::Datagram => qp.activate(&self.local, QKEY),
             _ => qp.initialize(&self.local),
         };
-        ready.map_err(doing("queue pair to INIT"))?;
+        ready.map_err(failed("queue pair to INIT"))?;
         Ok(Connection {
             qp,
             outgoing: Some(outgoing),
@@ -164,17 +163,17 @@ impl Side {
         })
     }
 
-    fn receive(&mut self, connection: usize, buffer: Buffer) -> Result<(), Error> {
+    fn post_receive(&mut self, connection: usize, buffer: Buffer) -> Result<(), Error> {
         let posted = match (&mut self.srq, self.connections.get_mut(connection)) {
             (Some(srq), _) => srq.receive(buffer, 0),
             (None, Some(connection)) => connection.qp.receive(buffer, 0),
             (None, None) => Ok(()),
         };
-        posted.map_err(|error| doing("posting a receive")(error.into_error()))
+        posted.map_err(|error| failed("posting a receive")(error.into_error()))
     }
 
-    /// Returns this side's addresses, as many as are exchanged; those without a
-    /// queue pair are zero.
+    /// Returns the addresses to send to the other side; those without a queue pair are
+    /// zero.
     pub fn destinations(&self) -> Vec<Destination> {
         let destination = |connection: &Connection| {
             let endpoint = connection.qp.endpoint(&self.local);
@@ -193,17 +192,17 @@ impl Side {
     }
 
     /// Returns the addresses that belong to queue pairs.
-    pub fn used<'a>(&self, messages: &'a [Destination]) -> &'a [Destination] {
+    pub fn in_use<'a>(&self, messages: &'a [Destination]) -> &'a [Destination] {
         messages.get(..self.connections.len()).unwrap_or(messages)
     }
 
-    /// Connects to the other side.
+    /// Connects the queue pairs to the other side's.
     pub fn connect(&mut self, theirs: &[Destination]) -> Result<(), Error> {
-        let used = theirs.iter().filter(|at| at.qpn != 0).count();
-        if used != self.connections.len() {
-            return Err(PingPongError::QueuePairs {
+        let count = theirs.iter().filter(|at| at.qpn != 0).count();
+        if count != self.connections.len() {
+            return Err(PingPongError::QueuePairCount {
                 ours: self.connections.len(),
-                theirs: used,
+                theirs: count,
             }
             .into());
         }
@@ -231,20 +230,20 @@ impl Side {
                         .and_then(|()| qp.transition(send.max_rd_atomic(1)))
                 }
             };
-            ready.map_err(doing("connecting to the other side's queue pair"))?;
+            ready.map_err(failed("connecting to the other side's queue pair"))?;
         }
         Ok(())
     }
 
-    /// Exchanges messages until there were enough in both directions.
-    pub fn play(mut self, role: Role) -> Result<Outcome, Error> {
+    /// Exchanges messages until enough were sent and received.
+    pub fn run(mut self, role: Role) -> Result<Outcome, Error> {
         let mut pattern = vec![0x7b; self.options.size as usize];
         if self.options.check {
-            make_pattern(&mut pattern);
+            fill_pattern(&mut pattern);
         }
         for connection in &mut self.connections {
             if let Some(outgoing) = &mut connection.outgoing {
-                outgoing.copy_from(&pattern).map_err(doing("memory"))?;
+                outgoing.copy_from(&pattern).map_err(failed("memory"))?;
             }
         }
         let mut progress = Progress {
@@ -260,19 +259,19 @@ impl Side {
         }
         let mut completions: [Completion; BATCH] = std::array::from_fn(|_| Completion::default());
         while !progress.is_done() {
-            let polled = self.poller.poll(&mut completions, PATIENCE);
-            let count = polled.map_err(doing("polling"))?;
+            let polled = self.poller.poll(&mut completions, TIMEOUT);
+            let count = polled.map_err(failed("polling"))?;
             if count == 0 {
-                return Err(PingPongError::Silence {
-                    seconds: PATIENCE.as_secs(),
+                return Err(PingPongError::Timeout {
+                    seconds: TIMEOUT.as_secs(),
                     sent: progress.sent,
                     received: progress.received,
-                    repeats: self.options.transport.native() == Transport::Reliable,
+                    retransmits: self.options.transport.qp_transport() == Transport::Reliable,
                 }
                 .into());
             }
             for completion in completions.iter_mut().take(count) {
-                self.completed(&mut progress, role, completion, &pattern)?;
+                self.process_completion(&mut progress, role, completion, &pattern)?;
             }
         }
         Ok(Outcome {
@@ -281,7 +280,7 @@ impl Side {
         })
     }
 
-    fn completed(
+    fn process_completion(
         &mut self,
         progress: &mut Progress,
         role: Role,
@@ -298,12 +297,12 @@ impl Side {
             .into());
         }
         let qp_num = completion.qp_num;
-        let of = |connection: &Connection| connection.qp.qp_num() == qp_num;
+        let has_number = |connection: &Connection| connection.qp.qp_num() == qp_num;
         let (Some(buffer), Some(at)) = (
             completion.take_buffer(),
-            self.connections.iter().position(of),
+            self.connections.iter().position(has_number),
         ) else {
-            return Err(PingPongError::Stray(qp_num).into());
+            return Err(PingPongError::UnknownQueuePair(qp_num).into());
         };
         let receive = completion.operation == Operation::Receive;
         if receive {
@@ -324,7 +323,7 @@ impl Side {
         // A message may arrive before the last send has completed.
         if connection.outgoing.is_some() {
             if let Some(received) = connection.received.take() {
-                self.answer(role, at, received)?;
+                self.reply(role, at, received)?;
             }
         }
         let more = progress.sent < progress.iterations;
@@ -344,7 +343,7 @@ impl Side {
         }
     }
 
-    /// Checks, with `--chk`, whether a message is what was sent.
+    /// Checks the data of a message, with `--chk`.
     fn check(
         &self,
         progress: &Progress,
@@ -352,10 +351,9 @@ impl Side {
         message: &[u8],
         pattern: &[u8],
     ) -> Result<(), Error> {
-        // Messages of a C client are zero at the start of each page; those of
-        // this program, and those that come back to a client, are the pattern
-        // everywhere.
-        let right = match role {
+        // The client's own messages come back to it. A server knows of a C client's
+        // messages only that each page starts with a zero.
+        let matches = match role {
             _ if !self.options.check => true,
             Role::Client => message == pattern,
             Role::Server => {
@@ -363,18 +361,18 @@ impl Side {
                     && message.iter().step_by(PAGE).all(|byte| *byte == 0)
             }
         };
-        match right {
+        match matches {
             true => Ok(()),
-            false => Err(PingPongError::Content {
+            false => Err(PingPongError::DataMismatch {
                 message: progress.received,
             }
             .into()),
         }
     }
 
-    /// Answers a received message. The outgoing buffer is free: the server copies
-    /// the message into it. The received buffer is posted again.
-    fn answer(&mut self, role: Role, at: usize, received: Buffer) -> Result<(), Error> {
+    /// Prepares the reply to a received message: the server copies the message into the
+    /// outgoing buffer, which is free. The received buffer is posted again.
+    fn reply(&mut self, role: Role, at: usize, received: Buffer) -> Result<(), Error> {
         if role == Role::Server {
             let message = self.message(&received);
             if let Some(outgoing) = self
@@ -384,10 +382,10 @@ impl Side {
             {
                 let length = message.len().min(outgoing.capacity());
                 let copied = outgoing.copy_from(message.get(..length).unwrap_or_default());
-                copied.map_err(doing("memory"))?;
+                copied.map_err(failed("memory"))?;
             }
         }
-        self.receive(at, received)
+        self.post_receive(at, received)
     }
 }
 
@@ -404,12 +402,12 @@ impl Connection {
             }
             None => self.qp.send(buffer, 0),
         };
-        posted.map_err(|error| doing("posting a send")(error.into_error()))
+        posted.map_err(|error| failed("posting a send")(error.into_error()))
     }
 }
 
-/// Fills a recognisable pattern, which is zero where the C tools check.
-fn make_pattern(pattern: &mut [u8]) {
+/// Fills in a pattern that is zero at the start of each page, which the C tools check.
+fn fill_pattern(pattern: &mut [u8]) {
     for (at, byte) in pattern.iter_mut().enumerate() {
         *byte = match at % PAGE {
             0 => 0,
@@ -423,15 +421,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pattern_differs_by_page_and_has_zeros_that_c_tools_expect() {
+    fn pattern_differs_by_page_and_has_the_zeros_of_the_c_tools() {
         let mut pattern = vec![0xff; 3 * PAGE + 5];
-        make_pattern(&mut pattern);
+        fill_pattern(&mut pattern);
         assert!(pattern.iter().step_by(PAGE).all(|byte| *byte == 0));
         assert_ne!(pattern[1..PAGE], pattern[PAGE + 1..2 * PAGE]);
     }
 
     #[test]
-    fn done_needs_both_directions() {
+    fn progress_is_done_after_both_directions() {
         let progress = |sent, received| Progress {
             iterations: 3,
             sent,

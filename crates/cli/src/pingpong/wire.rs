@@ -8,7 +8,7 @@
 use std::fmt;
 
 /// Length of a message in bytes, including the NUL.
-pub const MESSAGE: usize = 52;
+pub const MESSAGE_LEN: usize = 52;
 /// The client's confirmation.
 pub const DONE: &[u8; 5] = b"done\0";
 /// Number of messages that ibv_srq_pingpong exchanges each way, for any number of
@@ -30,35 +30,37 @@ pub struct Destination {
 
 /// The reason why a message is malformed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Malformed {
+pub enum MessageError {
     /// Wrong length.
     Length(usize),
     /// Not four fields separated by colons with a NUL at the end.
     Shape,
-    /// A field does not consist of that many hexadecimal digits.
+    /// This field has a character that is no hexadecimal digit.
     Field(&'static str),
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Length(length) => write!(f, "a message has {MESSAGE} bytes, this one {length}"),
+            Self::Length(length) => {
+                write!(f, "a message has {MESSAGE_LEN} bytes, this one {length}")
+            }
             Self::Shape => f.write_str("not LID:QPN:PSN:GID with a NUL at the end"),
             Self::Field(field) => write!(f, "the {field} is not in hexadecimal digits"),
         }
     }
 }
 
-/// 24 bits.
+/// Mask of 24-bit numbers.
 const MASK: u32 = 0xff_ffff;
 
 impl Destination {
     /// Encodes the message. Numbers are truncated to 24 bits.
-    pub fn encode(&self) -> [u8; MESSAGE] {
+    pub fn encode(&self) -> [u8; MESSAGE_LEN] {
         let gid: String = self.gid.iter().map(|byte| format!("{byte:02x}")).collect();
         let (qpn, psn) = (self.qpn & MASK, self.psn & MASK);
         let text = format!("{:04x}:{qpn:06x}:{psn:06x}:{gid}\0", self.lid);
-        let mut message = [0; MESSAGE];
+        let mut message = [0; MESSAGE_LEN];
         for (to, from) in message.iter_mut().zip(text.bytes()) {
             *to = from;
         }
@@ -68,21 +70,21 @@ impl Destination {
     /// Decodes a message.
     ///
     /// # Errors
-    /// For anything but the output of [`encode`](Self::encode), with letters in
+    /// Fails for anything but the output of [`encode`](Self::encode), with letters in
     /// either case.
-    pub fn decode(message: &[u8]) -> Result<Self, Malformed> {
-        let message: &[u8; MESSAGE] = message
+    pub fn decode(message: &[u8]) -> Result<Self, MessageError> {
+        let message: &[u8; MESSAGE_LEN] = message
             .try_into()
-            .map_err(|_| Malformed::Length(message.len()))?;
-        let [lid, qpn, psn, gid] = fields(message).ok_or(Malformed::Shape)?;
+            .map_err(|_| MessageError::Length(message.len()))?;
+        let [lid, qpn, psn, gid] = fields(message).ok_or(MessageError::Shape)?;
         let mut bytes = [0; 16];
         for (to, pair) in bytes.iter_mut().zip(gid.chunks(2)) {
-            *to = hexadecimal(pair).ok_or(Malformed::Field("GID"))? as u8;
+            *to = hexadecimal(pair).ok_or(MessageError::Field("GID"))? as u8;
         }
         Ok(Self {
-            lid: hexadecimal(lid).ok_or(Malformed::Field("LID"))? as u16,
-            qpn: hexadecimal(qpn).ok_or(Malformed::Field("queue pair number"))?,
-            psn: hexadecimal(psn).ok_or(Malformed::Field("packet sequence number"))?,
+            lid: hexadecimal(lid).ok_or(MessageError::Field("LID"))? as u16,
+            qpn: hexadecimal(qpn).ok_or(MessageError::Field("queue pair number"))?,
+            psn: hexadecimal(psn).ok_or(MessageError::Field("packet sequence number"))?,
             gid: bytes,
         })
     }
@@ -94,7 +96,7 @@ impl Destination {
 }
 
 /// Returns the four fields if separators and lengths are right.
-fn fields(message: &[u8; MESSAGE]) -> Option<[&[u8]; 4]> {
+fn fields(message: &[u8; MESSAGE_LEN]) -> Option<[&[u8]; 4]> {
     let message = message.strip_suffix(b"\0")?;
     let mut fields = message.split(|byte| *byte == b':');
     let mut field = |length| fields.next().filter(|field| field.len() == length);
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     /// A message of ibv_rc_pingpong.
-    const THEIRS: &[u8; MESSAGE] = b"0000:000011:c49e39:00000000000000000000ffffc0a84d01\0";
+    const C_MESSAGE: &[u8; MESSAGE_LEN] = b"0000:000011:c49e39:00000000000000000000ffffc0a84d01\0";
 
     fn destination() -> impl Strategy<Value = Destination> {
         let number = || 0..=MASK;
@@ -126,17 +128,17 @@ mod tests {
     }
 
     #[test]
-    fn the_c_tools_message() {
-        let destination = Destination::decode(THEIRS).unwrap();
+    fn message_of_the_c_tools() {
+        let destination = Destination::decode(C_MESSAGE).unwrap();
         assert_eq!(destination.qpn, 0x11);
         assert_eq!(destination.psn, 0xc49e39);
         assert_eq!(destination.gid[10..], [0xff, 0xff, 192, 168, 77, 1]);
         assert!(destination.has_gid());
-        assert_eq!(&destination.encode(), THEIRS);
+        assert_eq!(&destination.encode(), C_MESSAGE);
     }
 
     #[test]
-    fn an_unused_message_is_zero_and_has_no_gid() {
+    fn unused_destination_is_zero_and_has_no_gid() {
         let unused = Destination::default();
         assert!(!unused.has_gid());
         assert_eq!(Destination::decode(&unused.encode()), Ok(unused));
@@ -145,31 +147,30 @@ mod tests {
     #[test]
     fn malformed_fields_are_named() {
         let changed = |at: usize, to: u8| {
-            let mut message = *THEIRS;
+            let mut message = *C_MESSAGE;
             message[at] = to;
             Destination::decode(&message).unwrap_err()
         };
-        assert_eq!(changed(0, b'x'), Malformed::Field("LID"));
-        assert_eq!(changed(5, b'+'), Malformed::Field("queue pair number"));
+        assert_eq!(changed(0, b'x'), MessageError::Field("LID"));
+        assert_eq!(changed(5, b'+'), MessageError::Field("queue pair number"));
         assert_eq!(
             changed(12, b' '),
-            Malformed::Field("packet sequence number")
+            MessageError::Field("packet sequence number")
         );
-        assert_eq!(changed(50, 0xff), Malformed::Field("GID"));
-        assert_eq!(changed(4, b'0'), Malformed::Shape);
-        assert_eq!(changed(20, b':'), Malformed::Shape);
-        assert_eq!(changed(51, b'0'), Malformed::Shape);
-        assert_eq!(Destination::decode(b"done\0"), Err(Malformed::Length(5)));
-        assert_eq!(Destination::decode(b""), Err(Malformed::Length(0)));
+        assert_eq!(changed(50, 0xff), MessageError::Field("GID"));
+        assert_eq!(changed(4, b'0'), MessageError::Shape);
+        assert_eq!(changed(20, b':'), MessageError::Shape);
+        assert_eq!(changed(51, b'0'), MessageError::Shape);
+        assert_eq!(Destination::decode(b"done\0"), Err(MessageError::Length(5)));
+        assert_eq!(Destination::decode(b""), Err(MessageError::Length(0)));
     }
 
     proptest! {
         #[test]
-        fn a_destination_is_read_as_written(destination in destination()) {
+        fn decode_inverts_encode(destination in destination()) {
             prop_assert_eq!(Destination::decode(&destination.encode()), Ok(destination));
         }
 
-        /// Any input is refused, or equals its own encoding.
         #[test]
         fn any_input_is_refused_or_equals_its_encoding(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(destination) = Destination::decode(&bytes) {
@@ -177,9 +178,8 @@ mod tests {
             }
         }
 
-        /// The same for input that is almost well formed.
         #[test]
-        fn one_wrong_byte(destination in destination(), at in 0..MESSAGE, to: u8) {
+        fn message_with_a_changed_byte_is_refused_or_equals_its_encoding(destination in destination(), at in 0..MESSAGE_LEN, to: u8) {
             let mut message = destination.encode();
             message[at] = to;
             if let Ok(read) = Destination::decode(&message) {

@@ -2,14 +2,14 @@ use std::process::Command;
 
 use super::*;
 
-/// A host where everything works.
+/// Returns the facts of a host on which everything works.
 fn healthy() -> Facts {
     Facts {
         release: "6.12.1-amd64".into(),
         ib_uverbs: Module::Loaded,
         rdma_rxe: Module::Loaded,
         rdma_ucm: Module::Loaded,
-        manager: Some(Node {
+        connection_manager_node: Some(Node {
             name: "rdma_cm".into(),
             device: "the connection manager".into(),
             number: (10, 122),
@@ -22,7 +22,7 @@ fn healthy() -> Facts {
             number: (231, 192),
             state: NodeState::Usable,
         }],
-        devices: vec![Opened {
+        devices: vec![OpenedDevice {
             name: "rxe0".into(),
             driver: "rdma_rxe".into(),
             interface: Some(Interface {
@@ -51,13 +51,13 @@ fn healthy() -> Facts {
     }
 }
 
-fn port_of(facts: &mut Facts) -> &mut Port {
+fn first_port(facts: &mut Facts) -> &mut Port {
     &mut facts.devices[0].ports.as_mut().unwrap()[0]
 }
 
-/// Returns the only finding that is not `Ok`.
+/// Returns the finding that is not `Ok`; there must be one.
 #[track_caller]
-fn only(facts: &Facts) -> Finding {
+fn only_finding(facts: &Facts) -> Finding {
     let mut findings = diagnose(facts);
     findings.retain(|finding| finding.level != Level::Ok);
     assert_eq!(findings.len(), 1, "{findings:#?}");
@@ -65,33 +65,36 @@ fn only(facts: &Facts) -> Finding {
 }
 
 #[track_caller]
-fn expect(facts: &Facts, level: Level, check: &str, found: &str, mend: &str) {
-    let finding = only(facts);
+fn expect(facts: &Facts, level: Level, check: &str, found: &str, fix: &str) {
+    let finding = only_finding(facts);
     assert_eq!(
         (finding.level, finding.check),
         (level, check),
         "{finding:?}"
     );
     assert!(finding.found.contains(found), "{finding:?}");
-    let by = finding.mend.as_deref().unwrap();
-    assert!(by.contains(mend), "{finding:?}");
-    // The command can be pasted into a shell.
-    let shell = Command::new("sh").args(["-n", "-c", by]).output().unwrap();
+    let command = finding.fix.as_deref().unwrap();
+    assert!(command.contains(fix), "{finding:?}");
+    // The command must be valid in a shell.
+    let shell = Command::new("sh")
+        .args(["-n", "-c", command])
+        .output()
+        .unwrap();
     assert!(shell.status.success(), "{finding:?}: {shell:?}");
 }
 
 #[test]
-fn a_working_host_has_no_findings() {
+fn healthy_host_has_no_problem() {
     let findings = diagnose(&healthy());
     assert!(
         findings.iter().all(|finding| finding.level == Level::Ok),
         "{findings:#?}"
     );
-    assert!(findings.iter().all(|finding| finding.mend.is_none()));
+    assert!(findings.iter().all(|finding| finding.fix.is_none()));
 }
 
 #[test]
-fn a_module_that_is_not_loaded() {
+fn missing_module() {
     let mut facts = healthy();
     facts.ib_uverbs = Module::Available;
     expect(
@@ -121,8 +124,8 @@ fn no_device() {
         devices: vec![],
         ..healthy()
     };
-    let make = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0";
-    expect(&facts, Level::Problem, "device", "no RDMA device", make);
+    let create = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0";
+    expect(&facts, Level::Problem, "device", "no RDMA device", create);
     facts.interfaces.clear();
     expect(
         &facts,
@@ -142,7 +145,7 @@ fn no_device() {
 }
 
 #[test]
-fn an_old_kernel() {
+fn old_kernel() {
     let mut facts = healthy();
     for (release, level) in [
         ("5.15.0-91-generic", Level::Warning),
@@ -159,7 +162,7 @@ fn an_old_kernel() {
 }
 
 #[test]
-fn nodes_that_cannot_be_used() {
+fn unusable_nodes() {
     let mut facts = healthy();
     facts.devices.clear();
     let node = |facts: &mut Facts, state| facts.nodes[0].state = state;
@@ -184,7 +187,7 @@ fn nodes_that_cannot_be_used() {
     expect(&facts, Level::Problem, "node", "container", "231:192");
     facts.container = None;
 
-    node(&mut facts, NodeState::Other);
+    node(&mut facts, NodeState::WrongDevice);
     expect(&facts, Level::Problem, "node", "231:192", "mknod");
     node(
         &mut facts,
@@ -223,9 +226,9 @@ fn nodes_that_cannot_be_used() {
 }
 
 #[test]
-fn a_connection_manager_that_is_not_there() {
+fn missing_connection_manager() {
     let mut facts = healthy();
-    let manager = facts.manager.take();
+    let node = facts.connection_manager_node.take();
     facts.rdma_ucm = Module::Available;
     expect(
         &facts,
@@ -234,7 +237,7 @@ fn a_connection_manager_that_is_not_there() {
         "rdma_ucm is not loaded",
         "modprobe rdma_ucm",
     );
-    facts.manager = manager.map(|node| Node {
+    facts.connection_manager_node = node.map(|node| Node {
         state: NodeState::Denied {
             mode: 0o600,
             uid: 0,
@@ -252,10 +255,10 @@ fn a_connection_manager_that_is_not_there() {
 }
 
 #[test]
-fn links_that_are_down() {
+fn inactive_links() {
     let mut facts = healthy();
-    port_of(&mut facts).active = false;
-    port_of(&mut facts).state = "PORT_DOWN";
+    first_port(&mut facts).active = false;
+    first_port(&mut facts).state = "PORT_DOWN";
     expect(
         &facts,
         Level::Problem,
@@ -271,14 +274,14 @@ fn links_that_are_down() {
         "because eth0 is down",
         "ip link set eth0 up",
     );
-    port_of(&mut facts).ethernet = false;
+    first_port(&mut facts).ethernet = false;
     expect(&facts, Level::Problem, "link", "PORT_DOWN", "opensm");
 }
 
 #[test]
-fn addresses() {
+fn missing_and_link_local_gids() {
     let mut facts = healthy();
-    port_of(&mut facts).routable = false;
+    first_port(&mut facts).routable = false;
     expect(
         &facts,
         Level::Warning,
@@ -286,7 +289,7 @@ fn addresses() {
         "link-local",
         "ip addr add 192.168.77.1/24 dev eth0",
     );
-    port_of(&mut facts).gids = 0;
+    first_port(&mut facts).gids = 0;
     expect(
         &facts,
         Level::Problem,
@@ -297,21 +300,21 @@ fn addresses() {
 }
 
 #[test]
-fn a_narrow_interface() {
+fn small_interface_mtu() {
     let mut facts = healthy();
     facts.devices[0].interface.as_mut().unwrap().mtu = Some(1500);
     expect(&facts, Level::Warning, "mtu", "1500", "mtu 4200");
 }
 
 #[test]
-fn a_device_that_does_not_answer() {
+fn device_that_cannot_be_opened() {
     let mut facts = healthy();
     facts.devices[0].ports = Err("opening rxe0: no".into());
     expect(&facts, Level::Problem, "context", "opening rxe0", "dmesg");
 }
 
 #[test]
-fn locked_memory() {
+fn locked_memory_limits() {
     let mut facts = healthy();
     let limit = |soft, hard| Memlock {
         soft: Some(soft),
@@ -343,17 +346,17 @@ fn locked_memory() {
 }
 
 #[test]
-fn providers_that_do_not_fit() {
+fn incompatible_and_missing_providers() {
     use super::super::provider::Provider;
-    let provider = |name: &str, by_environment, file| Provider {
+    let provider = |name: &str, from_environment, file| Provider {
         name: name.into(),
-        named_in: if by_environment {
+        configured_in: if from_environment {
             "RDMAV_DRIVERS"
         } else {
             "/etc/libibverbs.d/x.driver"
         }
         .into(),
-        by_environment,
+        from_environment,
         file,
     };
     let library = |providers| Libibverbs {
@@ -362,16 +365,16 @@ fn providers_that_do_not_fit() {
         config: Some("/etc/libibverbs.d".into()),
         providers,
     };
-    let fits = || {
+    let compatible = || {
         provider(
             "rxe",
             false,
-            ProviderFile::Fitting("/usr/lib/librxe-rdmav57.so".into()),
+            ProviderFile::Compatible("/usr/lib/librxe-rdmav57.so".into()),
         )
     };
     let mut facts = healthy();
     facts.libibverbs = Some(library(vec![
-        fits(),
+        compatible(),
         provider("mlx5", false, ProviderFile::Missing("x".into())),
     ]));
     assert!(
@@ -381,7 +384,10 @@ fn providers_that_do_not_fit() {
     );
 
     let old = ProviderFile::OtherAbi("/opt/libours-rdmav34.so".into());
-    facts.libibverbs = Some(library(vec![provider("/opt/libours", true, old), fits()]));
+    facts.libibverbs = Some(library(vec![
+        provider("/opt/libours", true, old),
+        compatible(),
+    ]));
     expect(
         &facts,
         Level::Warning,
@@ -390,7 +396,7 @@ fn providers_that_do_not_fit() {
         "unset RDMAV_DRIVERS # or name a provider for ABI 57",
     );
     let old = ProviderFile::OtherAbi("/usr/lib/librxe-rdmav34.so".into());
-    let other = ProviderFile::Fitting("/opt/librxe-rdmav57.so".into());
+    let other = ProviderFile::Compatible("/opt/librxe-rdmav57.so".into());
     facts.libibverbs = Some(library(vec![
         provider("rxe", false, old),
         provider("/opt/librxe", true, other),
@@ -403,8 +409,11 @@ fn providers_that_do_not_fit() {
         "apt install --reinstall ibverbs-providers",
     );
 
-    let gone = ProviderFile::Missing("/opt/libours-rdmav57.so".into());
-    facts.libibverbs = Some(library(vec![provider("/opt/libours", true, gone), fits()]));
+    let missing = ProviderFile::Missing("/opt/libours-rdmav57.so".into());
+    facts.libibverbs = Some(library(vec![
+        provider("/opt/libours", true, missing),
+        compatible(),
+    ]));
     expect(
         &facts,
         Level::Warning,
@@ -424,17 +433,17 @@ fn providers_that_do_not_fit() {
 }
 
 #[test]
-fn which_libmlx5_is_in_use_is_said() {
+fn libmlx5_in_use_is_reported() {
     let library = |path: &str, is_ours| {
         let path = path.into();
         Some(Library { path, is_ours })
     };
     let mut facts = healthy();
-    let said = |facts: &Facts| {
+    let finding = |facts: &Facts| {
         let mut findings = diagnose(facts).into_iter();
         findings.find(|finding| finding.check == "libmlx5")
     };
-    assert_eq!(said(&facts), None);
+    assert_eq!(finding(&facts), None);
     for (linked, provider, expected) in [
         (
             library("/a", false),
@@ -454,7 +463,7 @@ fn which_libmlx5_is_in_use_is_said() {
         ),
     ] {
         facts.libmlx5 = Libmlx5 { linked, provider };
-        let finding = said(&facts).unwrap();
+        let finding = finding(&facts).unwrap();
         assert_eq!((finding.level, &*finding.found), (Level::Ok, expected));
     }
     facts.libmlx5 = Libmlx5 {
