@@ -506,7 +506,7 @@ static void modify(struct ibv_context *ctx)
 			     IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX |
 				     IBV_QP_ACCESS_FLAGS));
 	NUM(p.a.qp, state);
-	print_result("bit 31", ibv_modify_qp(p.a.qp, &a, 1 << 30));
+	print_result("bit 30", ibv_modify_qp(p.a.qp, &a, 1 << 30));
 	print_result("rate limit", ibv_modify_qp(p.a.qp, &a, IBV_QP_RATE_LIMIT));
 	end_close(&p.a);
 	end_close(&p.b);
