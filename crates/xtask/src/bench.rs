@@ -1,11 +1,10 @@
-//! `cargo xtask bench`: the data path of the provider beside the stock provider's,
-//! and of the Rust crate beside both.
+//! `cargo xtask bench`: compares the data path of the plugin with that of the stock
+//! provider, and the Rust crate with both.
 //!
-//! The providers run the same program (`provider-plugin/bench`), the crate one
-//! of its own (`crates/ringverbs/benches`), all on queues that a stand-in for
-//! the kernel made, in processes that alternate. Counts of instructions are
-//! exact; times are ratios of medians, and the stock provider against itself says
-//! how far those stray.
+//! The providers run the same program (`provider-plugin/bench`), the crate one of its own
+//! (`crates/ringverbs/benches`), on queues of a stand-in for the kernel, in alternating
+//! processes. Instruction counts are exact. Times are medians of ratios; the stock
+//! provider compared with itself shows their noise.
 
 mod busy;
 mod control;
@@ -29,7 +28,7 @@ use crate::standin::{Provider, StandIn};
 use crate::{dist, driver};
 use programs::{Native, Verbs};
 
-/// Whose queues are measured.
+/// The device whose queues are measured.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Device {
     /// rdma_rxe's
@@ -44,11 +43,11 @@ enum Device {
 /// The command line.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Whose queues are measured
+    /// The device whose queues are measured
     #[arg(long, value_enum, default_value = "rxe")]
     device: Device,
-    /// Time whole programs on the embedded device, alone and beside busy loops, `--rounds`
-    /// times each
+    /// Time whole programs on the embedded device, on an idle machine and beside busy
+    /// loops, `--rounds` times each
     #[arg(long)]
     busy: bool,
     /// Rounds of processes: the stock provider's, ours, the Rust crate's
@@ -63,8 +62,7 @@ pub struct Arguments {
     /// Write the tables and the plot into docs/
     #[arg(long, conflicts_with = "counts_only")]
     write: bool,
-    /// Exit with an error when a count, or a time of the Rust crate's, is above
-    /// its limit
+    /// Fail if a count, or a time of the Rust crate, exceeds its limit
     #[arg(long)]
     gate: bool,
     /// Print JSON in place of the table
@@ -74,17 +72,17 @@ pub struct Arguments {
     /// it: the path without `-rdmav<ABI>.so`
     #[arg(long)]
     provider: Option<PathBuf>,
-    /// Another build of the stock provider to compare with on ConnectX's queues, as
+    /// Another build of the stock provider for the comparison on ConnectX's queues, as
     /// RDMAV_DRIVERS names it: the path without `-rdmav<ABI>.so`
     #[arg(long)]
     stock: Option<PathBuf>,
-    /// Print where each instruction of a row's operations is, for both
+    /// Print the address of each instruction of a row's operations, for both
     /// providers or (raw-, safe-, bare-) the Rust crate, and measure nothing
     #[arg(long, value_name = "ROW")]
     trace: Option<String>,
 }
 
-/// What the bench is compiled and compared with.
+/// The packages that the bench needs.
 pub const NEEDS: &[(&str, &str)] = &[
     ("cc", "build-essential"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
@@ -92,7 +90,7 @@ pub const NEEDS: &[(&str, &str)] = &[
     ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
 ];
 
-/// What the Rust crate's bench is run with.
+/// The packages that the Rust crate's bench needs.
 pub const NATIVE_NEEDS: &[(&str, &str)] = &[
     ("cc", "build-essential"),
     ("/usr/include/rdma/rdma_user_rxe.h", "linux-libc-dev"),
@@ -102,31 +100,31 @@ fn stand_in() -> Result<StandIn> {
     programs::stand_in(&driver::target_dir().join("bench"))
 }
 
-/// Counts the instructions of ours: how many rows there are, and which counts
-/// are above their limits.
+/// Counts the instructions of ours. Returns the number of rows, and the counts that exceed
+/// their limits.
 pub fn gate() -> Result<(usize, Vec<String>)> {
     let ours = dist::dist()?.join("libringverbs");
     let stand_in = stand_in()?;
     let verbs = Verbs::build(&stand_in)?;
     let rows = measure::measure(&verbs, None, &ours, 0, 1)?.rows;
-    Ok((rows.len(), limits::broken_counts(&rows)))
+    Ok((rows.len(), limits::exceeded_counts(&rows)))
 }
 
-/// The same on ConnectX's queues.
+/// As [`gate`], on ConnectX's queues.
 pub fn mlx5_gate() -> Result<(usize, Vec<String>)> {
     mlx5::gate(&dist::dist()?.join("libringverbs"))
 }
 
-/// The same of the Rust crate's layers on them.
+/// As [`gate`], for the Rust crate's layers on ConnectX's queues.
 pub fn native_mlx5_gate() -> Result<(usize, Vec<String>)> {
     mlx5_layers::gate()
 }
 
-/// The same of the Rust crate's layers.
+/// As [`gate`], for the Rust crate's layers.
 pub fn native_gate() -> Result<(usize, Vec<String>)> {
     let stand_in = stand_in()?;
     let native = Native::build(&stand_in, "datapath")?;
-    layers::broken_counts(&native.figures(&["count"])?)
+    layers::exceeded_counts(&native.figures(&["count"])?)
 }
 
 /// Builds, measures, reports.
@@ -153,15 +151,15 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         let stock = arguments.stock.as_deref();
-        let broken = mlx5::bench(&ours()?, stock, rounds, arguments.samples, arguments.write)?;
-        return Ok(outcome(&broken, arguments.gate));
+        let exceeded = mlx5::bench(&ours()?, stock, rounds, arguments.samples, arguments.write)?;
+        return Ok(outcome(&exceeded, arguments.gate));
     }
     let stand_in = stand_in()?;
     let native = Native::build(&stand_in, "datapath")?;
     if let Some(row) = &arguments.trace {
         if ["raw-", "safe-", "bare-"]
             .iter()
-            .any(|of| row.starts_with(of))
+            .any(|layer| row.starts_with(layer))
         {
             print!("{}", native.trace(row)?);
             return Ok(ExitCode::SUCCESS);
@@ -180,7 +178,7 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         let tables = report::terminal(&results);
         print!("{tables}");
-        report::keep("rxe", &tables)?;
+        report::save("rxe", &tables)?;
     }
     if arguments.write {
         let root = driver::root();
@@ -190,22 +188,22 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
             .with_context(|| format!("cannot write {}", plot.display()))?;
     }
 
-    let mut broken = limits::broken_counts(&results.rows);
+    let mut exceeded = limits::exceeded_counts(&results.rows);
     for operation in &results.layers {
-        broken.extend(operation.broken_counts());
+        exceeded.extend(operation.exceeded_counts());
         if rounds > 0 {
-            broken.extend(operation.broken_times());
+            exceeded.extend(operation.exceeded_times());
         }
     }
-    Ok(outcome(&broken, arguments.gate))
+    Ok(outcome(&exceeded, arguments.gate))
 }
 
-/// Says what is above its limit, which is an error if there is a gate.
-fn outcome(broken: &[String], gate: bool) -> ExitCode {
-    for line in broken {
+/// Prints exceeded limits, which are a failure if there is a gate.
+fn outcome(exceeded: &[String], gate: bool) -> ExitCode {
+    for line in exceeded {
         eprintln!("above its limit: {line}");
     }
-    if gate && !broken.is_empty() {
+    if gate && !exceeded.is_empty() {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS

@@ -1,10 +1,9 @@
-//! `cargo xtask bytes`: what the plugin writes for ConnectX, byte by byte beside
-//! what the stock provider writes for the same work requests.
+//! `cargo xtask bytes`: compares the bytes that the plugin and the stock provider write
+//! for ConnectX, for the same work requests.
 //!
-//! Both run the same program (`provider-plugin/bench/mlx5_bytes.c`) on a
-//! stand-in for the driver. It prints queue entries, doorbell records and
-//! registers; here the two texts are compared. Each difference has to have a
-//! reason that is named in [`explain`]; docs/internals/mlx5.md lists them.
+//! Both run the same program (`provider-plugin/bench/mlx5_bytes.c`) on a stand-in for the
+//! driver. It prints queue entries, doorbell records and doorbell registers. Each
+//! difference must have a reason of [`explain`]; docs/internals/mlx5.md lists them.
 
 mod explain;
 
@@ -31,13 +30,13 @@ pub struct Arguments {
     differences: bool,
 }
 
-/// One case: its header, and its lines by what they are about.
+/// One case: its header, and its lines by key.
 struct Case {
     header: String,
     lines: BTreeMap<String, String>,
 }
 
-/// What came of the comparison.
+/// The results of the comparison.
 #[derive(Default)]
 pub struct Outcome {
     cases: usize,
@@ -45,21 +44,21 @@ pub struct Outcome {
     receives: usize,
     completions: usize,
     bytes: usize,
-    /// Lines that differ, by the reason.
+    /// Number of lines that differ, by reason.
     explained: BTreeMap<Reason, usize>,
-    /// Every line that differs, in words.
+    /// Descriptions of all lines that differ.
     differences: Vec<String>,
-    /// Those without a reason.
+    /// Descriptions of those without a reason.
     pub unexplained: Vec<String>,
 }
 
 impl Outcome {
-    /// Cases without an unexplained difference.
+    /// Returns the number of cases without an unexplained difference.
     pub fn passed(&self) -> usize {
         self.cases.saturating_sub(self.unexplained.len())
     }
 
-    /// How much was compared, in words.
+    /// Returns the counts as text.
     pub fn text(&self) -> String {
         let mut text = format!(
             "{} send work requests, {} receives and {} completions in {} cases, {} bytes of \
@@ -68,7 +67,11 @@ impl Outcome {
         );
         for reason in Reason::ALL {
             let lines = self.explained.get(&reason).copied().unwrap_or_default();
-            text.push_str(&format!("{lines:5}  {}: {}\n", reason.name(), reason.why()));
+            text.push_str(&format!(
+                "{lines:5}  {}: {}\n",
+                reason.name(),
+                reason.explanation()
+            ));
         }
         text.push_str(&format!("{:5}  not explained\n", self.unexplained.len()));
         text
@@ -78,7 +81,7 @@ impl Outcome {
 /// Runs the program with both providers and compares.
 ///
 /// # Errors
-/// A program that does not build or run; a corpus that has become too small.
+/// A program does not build or run, or the corpus is too small.
 pub fn compare(ours: &Path) -> Result<Outcome> {
     let program = Program::build(
         &driver::target_dir().join("bytes"),
@@ -92,22 +95,24 @@ pub fn compare(ours: &Path) -> Result<Outcome> {
         ],
     )?;
     let mut outcome = Outcome::default();
-    let runs = [Provider::Stock, Provider::Ours(ours)].map(|who| program.run(who, &[]));
+    let runs = [Provider::Stock, Provider::Ours(ours)].map(|provider| program.run(provider, &[]));
     compare_all(runs, &mut outcome)?;
-    // Once more on a device whose work requests carry the headers of raw packets.
+    // Repeated on a device whose work requests contain the headers of raw packets.
     let mut inline = program;
     inline.set("RINGVERBS_MLX5_INLINE_HEADERS", "1");
-    let runs = [Provider::Stock, Provider::Ours(ours)].map(|who| inline.run(who, &["packet"]));
+    let runs =
+        [Provider::Stock, Provider::Ours(ours)].map(|provider| inline.run(provider, &["packet"]));
     compare_all(runs, &mut outcome)?;
     let program = Program::build(
         &driver::target_dir().join("bytes"),
         "mlx5_completions",
         &["mlx5_completions.c", "mlx5_device.c"],
     )?;
-    for shape in SHAPES {
+    for format in CQE_FORMATS {
         let mut program = program.clone();
-        program.set("RINGVERBS_MLX5_CQE", shape);
-        let runs = [Provider::Stock, Provider::Ours(ours)].map(|who| program.run(who, &[shape]));
+        program.set("RINGVERBS_MLX5_CQE", format);
+        let runs = [Provider::Stock, Provider::Ours(ours)]
+            .map(|provider| program.run(provider, &[format]));
         compare_all(runs, &mut outcome)?;
     }
     ensure!(
@@ -118,10 +123,10 @@ pub fn compare(ours: &Path) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What entries of completion queues look like (`RINGVERBS_MLX5_CQE`).
-const SHAPES: [&str; 4] = ["64", "128", "compressed", "128,compressed"];
+/// Formats of CQEs (`RINGVERBS_MLX5_CQE`).
+const CQE_FORMATS: [&str; 4] = ["64", "128", "compressed", "128,compressed"];
 
-/// Compares what the program printed with the stock provider and with ours.
+/// Compares the program's output with the stock provider and with ours.
 fn compare_all(runs: [Result<String>; 2], outcome: &mut Outcome) -> Result<()> {
     let [stock, ours] = runs;
     let (stock, ours) = (parse(&stock?), parse(&ours?));
@@ -134,7 +139,7 @@ fn compare_all(runs: [Result<String>; 2], outcome: &mut Outcome) -> Result<()> {
     for (stock, ours) in stock.iter().zip(&ours) {
         ensure!(
             stock.header == ours.header,
-            "the cases are not the same: {} and {}",
+            "the cases differ: {} and {}",
             stock.header,
             ours.header
         );
@@ -149,7 +154,7 @@ fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
         match key.split(' ').next() {
             Some("entry") => outcome.requests += 1,
             Some("receive" | "shared") => outcome.receives += 1,
-            // Several with the same place were read one after the other.
+            // A line has all completions that were read from one place.
             Some("completion") => outcome.completions += line.split('|').count(),
             _ => {}
         }
@@ -178,7 +183,7 @@ fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
         };
         let (old_text, new_text) = (text(old), text(new));
         let start = match key.strip_prefix("entry ").map(str::parse) {
-            Some(Ok(place)) => before(ours, place),
+            Some(Ok(place)) => bytes_before(ours, place),
             _ => 0,
         };
         let difference = explain::Difference {
@@ -217,16 +222,16 @@ fn compare_case(stock: &Case, ours: &Case, outcome: &mut Outcome) {
     }
 }
 
-/// Bytes of the work requests before one.
-fn before(case: &Case, place: usize) -> usize {
+/// Returns the size of the work requests before one.
+fn bytes_before(case: &Case, place: usize) -> usize {
     (0..place)
         .filter_map(|i| case.lines.get(&format!("entry {i}")))
         .map(|line| line.len() / 2)
         .sum()
 }
 
-/// The cases that the program printed. A line is known by its first word, and
-/// its second where there are several of a kind.
+/// Parses the program's output. The key of a line is its first word, and for some kinds
+/// also its second.
 fn parse(text: &str) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for line in text.lines() {
@@ -306,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_or_is_missing_without_a_reason_fails() {
+    fn unexplained_differences_fail() {
         for (from, to) in [
             ("0000030a", "0000030b"),
             ("0000030a", "--------"),

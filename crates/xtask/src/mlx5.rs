@@ -6,9 +6,9 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::standin::{Provider, StandIn, printed};
+use crate::standin::{Provider, StandIn, output_of};
 
-/// What such a program is compiled and compared with.
+/// The packages that these programs need.
 pub const NEEDS: &[(&str, &str)] = &[
     ("cc", "build-essential"),
     ("/usr/include/infiniband/mlx5dv.h", "libibverbs-dev"),
@@ -16,8 +16,8 @@ pub const NEEDS: &[(&str, &str)] = &[
     ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
 ];
 
-/// What libibverbs reads of sysfs when it has no netlink: one ConnectX-6 Dx,
-/// known by its PCI id, whose character device is /dev/null's (1:3).
+/// The sysfs files of one ConnectX-6 Dx, which libibverbs reads without netlink and
+/// recognizes by its PCI id; the character device is /dev/null (1:3).
 const DEVICE: &[(&str, &str)] = &[
     ("infiniband_verbs/abi_version", "6\n"),
     ("infiniband_verbs/uverbs0/dev", "1:3\n"),
@@ -31,7 +31,7 @@ const DEVICE: &[(&str, &str)] = &[
     ),
 ];
 
-/// Compiles the stand-in for the driver, and makes the sysfs tree.
+/// Compiles the stand-in for the driver, and creates the sysfs tree.
 ///
 /// # Errors
 /// No compiler, missing headers, a folder that cannot be written.
@@ -39,17 +39,17 @@ pub fn stand_in(dir: &Path) -> Result<StandIn> {
     StandIn::build(dir, "mlx5_standin.c", DEVICE)
 }
 
-/// A compiled program and what it is run with.
+/// A compiled program and its stand-in.
 #[derive(Clone)]
 pub struct Program {
     stand_in: StandIn,
     path: PathBuf,
-    /// Variables of the environment.
+    /// Environment variables.
     variables: Vec<(&'static str, String)>,
 }
 
 impl Program {
-    /// Compiles the program and the stand-in, and makes the sysfs tree.
+    /// Compiles the program and the stand-in, and creates the sysfs tree.
     ///
     /// # Errors
     /// No compiler, missing headers, a folder that cannot be written.
@@ -63,30 +63,31 @@ impl Program {
         })
     }
 
-    /// Sets a variable of the environment that it is run in.
+    /// Sets an environment variable of the program.
     pub fn set(&mut self, name: &'static str, value: &str) {
         self.variables.push((name, value.to_owned()));
     }
 
-    /// What the program prints; its first line names the provider that served.
+    /// Runs the program and returns its output, whose first line names the provider.
     ///
     /// # Errors
     /// The program failed, or another provider served.
     pub fn run(&self, provider: Provider, arguments: &[&str]) -> Result<String> {
         let command = self.stand_in.command(&self.path, provider, arguments);
-        self.run_as(command, provider)
+        self.run_command(command, provider)
     }
 
-    /// The same, of the program among the libraries ([`StandIn::command_near`]).
+    /// As [`Program::run`], with the program mapped among the libraries
+    /// ([`StandIn::command_among_libraries`]).
     ///
     /// # Errors
-    /// As there.
-    pub fn run_near(&self, provider: Provider, arguments: &[&str]) -> Result<String> {
-        let command = (self.stand_in).command_near(&self.path, provider, arguments);
-        self.run_as(command, provider)
+    /// As [`Program::run`].
+    pub fn run_among_libraries(&self, provider: Provider, arguments: &[&str]) -> Result<String> {
+        let command = (self.stand_in).command_among_libraries(&self.path, provider, arguments);
+        self.run_command(command, provider)
     }
 
-    fn run_as(&self, mut command: Command, provider: Provider) -> Result<String> {
+    fn run_command(&self, mut command: Command, provider: Provider) -> Result<String> {
         command.env_remove("RINGVERBS_DEVICES");
         // These variables change the behaviour of the stock provider.
         for (name, _) in std::env::vars_os() {
@@ -97,16 +98,13 @@ impl Program {
         for (name, value) in &self.variables {
             command.env(name, value);
         }
-        let text = printed(&mut command)?;
+        let text = output_of(&mut command)?;
         let served = text.lines().next().unwrap_or_default();
         let expected = match provider {
             Provider::Stock | Provider::StockAt(_) => served.contains("libmlx5"),
             Provider::Ours(_) => served.contains("ringverbs"),
         };
-        ensure!(
-            expected,
-            "another provider served than was asked for: {served}"
-        );
+        ensure!(expected, "another provider has served: {served}");
         Ok(text)
     }
 }

@@ -1,5 +1,5 @@
-//! What runs on a stand-in for the kernel (`provider-plugin/bench`): a preloaded
-//! library and a sysfs tree in a folder of their own, compiled here.
+//! Stand-ins for the kernel (`provider-plugin/bench`): a preloaded library and a sysfs
+//! tree in a folder of their own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use crate::driver;
 /// The dynamic loader, by the name that the ABI gives it.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Which provider libibverbs is to take.
+/// The provider that libibverbs must use.
 #[derive(Clone, Copy)]
 pub enum Provider<'a> {
-    /// The stock provider that the system has.
+    /// The system's stock provider.
     Stock,
-    /// Another build of it, as `RDMAV_DRIVERS` names it.
+    /// Another build of the stock provider, as `RDMAV_DRIVERS` names it.
     StockAt(&'a Path),
     /// Ours, as `RDMAV_DRIVERS` names it.
     Ours(&'a Path),
 }
 
-/// A compiled stand-in and the sysfs tree that goes with it.
+/// A compiled stand-in and its sysfs tree.
 #[derive(Clone)]
 pub struct StandIn {
     dir: PathBuf,
@@ -31,8 +31,8 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// Compiles `source` and makes the tree of `device`: files below
-    /// `/sys/class`, with what is in them.
+    /// Compiles `source` and creates the sysfs tree of `device`: files below `/sys/class`,
+    /// with their contents.
     ///
     /// # Errors
     /// No compiler, missing headers, a folder that cannot be written.
@@ -55,30 +55,36 @@ impl StandIn {
         })
     }
 
-    /// Compiles a program of libibverbs beside it; its path.
+    /// Compiles a program that uses libibverbs, and returns its path.
     ///
     /// # Errors
-    /// As of [`StandIn::build`].
+    /// As [`StandIn::build`].
     pub fn program(&self, name: &str, files: &[&str]) -> Result<PathBuf> {
         let path = self.dir.join(name);
         compile(files, &path, &["-libverbs", "-ldl", "-lpthread"])?;
         Ok(path)
     }
 
-    /// A program on the stand-in; every symbol is resolved before it begins.
+    /// Returns the command of a program on the stand-in, with all symbols resolved at
+    /// startup.
     pub fn command(&self, program: &Path, provider: Provider, arguments: &[&str]) -> Command {
-        self.equip(Command::new(program), provider, arguments)
+        self.configure(Command::new(program), provider, arguments)
     }
 
-    /// The same program where libraries are mapped, among them, instead of far from
-    /// them: the loader maps it, as it maps them.
-    pub fn command_near(&self, program: &Path, provider: Provider, arguments: &[&str]) -> Command {
+    /// As [`StandIn::command`], with the program mapped by the loader, and so among the
+    /// libraries instead of far from them.
+    pub fn command_among_libraries(
+        &self,
+        program: &Path,
+        provider: Provider,
+        arguments: &[&str],
+    ) -> Command {
         let mut loader = Command::new(LOADER);
         loader.arg(program);
-        self.equip(loader, provider, arguments)
+        self.configure(loader, provider, arguments)
     }
 
-    fn equip(&self, mut command: Command, provider: Provider, arguments: &[&str]) -> Command {
+    fn configure(&self, mut command: Command, provider: Provider, arguments: &[&str]) -> Command {
         command
             .args(arguments)
             .env("LD_PRELOAD", &self.library)
@@ -95,18 +101,18 @@ impl StandIn {
     }
 }
 
-/// What a program prints.
+/// Runs a program and returns its output.
 ///
 /// # Errors
-/// It cannot be run, or failed.
-pub fn printed(command: &mut Command) -> Result<String> {
+/// The program cannot be run, or failed.
+pub fn output_of(command: &mut Command) -> Result<String> {
     let program = Path::new(command.get_program()).display().to_string();
     let output = command
         .output()
         .with_context(|| format!("cannot run {program}"))?;
     ensure!(
         output.status.success(),
-        "{program} {} failed with {}: its reason is above",
+        "{program} {} failed with {}: its messages are above",
         command
             .get_args()
             .map(|argument| argument.to_string_lossy())

@@ -1,5 +1,5 @@
-//! The embedded device on a busy machine: whole programs, alone and beside twice as many
-//! busy loops as there are processors.
+//! Times whole programs on the embedded device, on an idle machine and beside twice as
+//! many busy loops as there are processors.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -12,47 +12,50 @@ use anyhow::{Context, Result, ensure};
 
 use super::embedded;
 
-/// The time on the busy machine over that on the idle one, at most.
-const MOST: f64 = 3.0;
+/// Maximum of the time on the busy machine over that on the idle one.
+const MAX_SLOWDOWN: f64 = 3.0;
 /// Seconds after which a program has failed.
-const LONGEST: &str = "120";
+const TIMEOUT_SECONDS: &str = "120";
 
-/// The cases, by the title of their row.
+/// Titles of the rows, and cases.
 const CASES: &[(&str, Case)] = &[
     (
         "1,000 exchanges in one process",
-        Case::One(&["pingpong", "-n", "1000"]),
+        Case::OneProcess(&["pingpong", "-n", "1000"]),
     ),
     (
         "the same, waiting for events",
-        Case::One(&["pingpong", "-e", "-n", "1000"]),
+        Case::OneProcess(&["pingpong", "-e", "-n", "1000"]),
     ),
     (
         "1,000 exchanges between two processes",
-        Case::Two(&["pingpong", "-n", "1000"]),
+        Case::TwoProcesses(&["pingpong", "-n", "1000"]),
     ),
     (
         "the same, waiting for events",
-        Case::Two(&["pingpong", "-e", "-n", "1000"]),
+        Case::TwoProcesses(&["pingpong", "-e", "-n", "1000"]),
     ),
-    ("a server of 64 clients, 640 exchanges", Case::Clients),
+    (
+        "a server of 64 clients, 640 exchanges",
+        Case::SharedReceiveQueue,
+    ),
     (
         "a sweep of sizes in one process",
-        Case::One(&["perf", "--op", "send", "--sizes", "8..65536", "-n", "500"]),
+        Case::OneProcess(&["perf", "--op", "send", "--sizes", "8..65536", "-n", "500"]),
     ),
 ];
 
 enum Case {
     /// The command with these arguments.
-    One(&'static [&'static str]),
+    OneProcess(&'static [&'static str]),
     /// A server and a client with these arguments.
-    Two(&'static [&'static str]),
+    TwoProcesses(&'static [&'static str]),
     /// The example with a shared receive queue.
-    Clients,
+    SharedReceiveQueue,
 }
 
-/// Runs each case `runs` times idle and as often busy; the table, and the cases that
-/// take too long.
+/// Runs each case `runs` times idle and `runs` times busy. Prints the table, and returns
+/// the cases that take too long.
 ///
 /// # Errors
 /// A program that fails or hangs.
@@ -76,20 +79,20 @@ pub fn bench(runs: usize) -> Result<Vec<String>> {
     );
     let mut slow = Vec::new();
     for (name, case) in CASES {
-        let all = || {
+        let run_all = || {
             (0..runs)
                 .map(|_| time(case, &command, &echo))
                 .collect::<Result<Vec<_>>>()
         };
-        let idle = median(all().with_context(|| format!("{name}, idle"))?);
-        let busy = beside(loops, all).with_context(|| format!("{name}, busy"))?;
+        let idle = median(run_all().with_context(|| format!("{name}, idle"))?);
+        let busy = with_busy_loops(loops, run_all).with_context(|| format!("{name}, busy"))?;
         let longest = busy.iter().copied().fold(0.0, f64::max);
         let busy = median(busy);
         let ratio = busy / idle;
         println!("| {name} | {idle:.3} | {busy:.3} | {ratio:.1} | {longest:.3} |");
-        if ratio > MOST {
+        if ratio > MAX_SLOWDOWN {
             slow.push(format!(
-                "{name}: {ratio:.1} times as long as idle, at most {MOST}"
+                "{name}: {ratio:.1} times as long as idle, at most {MAX_SLOWDOWN}"
             ));
         }
     }
@@ -101,14 +104,14 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Does `work` while that many threads keep the processors busy.
-fn beside<T>(loops: usize, work: impl FnOnce() -> T) -> T {
+/// Runs `work` while that many threads keep the processors busy.
+fn with_busy_loops<T>(loops: usize, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..loops {
             scope.spawn(|| {
-                // Without the instruction for a pause, after many of which a virtual machine
-                // gives its processor away.
+                // Without a spin-loop hint: hypervisors deschedule a processor that
+                // executes many.
                 while !stop.load(Ordering::Relaxed) {
                     black_box(());
                 }
@@ -120,26 +123,26 @@ fn beside<T>(loops: usize, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Seconds that a case takes.
+/// Returns the duration of a case in seconds.
 fn time(case: &Case, command: &Path, echo: &Path) -> Result<f64> {
     let started = Instant::now();
     match case {
-        Case::One(arguments) => {
-            run(bounded(command)
+        Case::OneProcess(arguments) => {
+            run(with_timeout(command)
                 .args(*arguments)
                 .args(["--device", "embedded"]))?;
         }
-        Case::Two(arguments) => return between(command, arguments),
-        Case::Clients => run(bounded(echo).args(["embedded", "64"]))?,
+        Case::TwoProcesses(arguments) => return time_between_processes(command, arguments),
+        Case::SharedReceiveQueue => run(with_timeout(echo).args(["embedded", "64"]))?,
     }
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Seconds that the client takes that finds the server listening.
-fn between(command: &Path, arguments: &[&str]) -> Result<f64> {
+/// Returns the duration in seconds of the first client that finds the server listening.
+fn time_between_processes(command: &Path, arguments: &[&str]) -> Result<f64> {
     let (directory, port) = (embedded::Directory::new(), embedded::free_port()?);
     let side = || {
-        let mut side = bounded(command);
+        let mut side = with_timeout(command);
         side.args(arguments)
             .args(["--device", &directory.device(), "--port", &port]);
         side
@@ -155,23 +158,23 @@ fn between(command: &Path, arguments: &[&str]) -> Result<f64> {
         run(side().arg("127.0.0.1")).map(|()| started.elapsed())
     })?;
     let server = server.join().unwrap_or_else(|_| unreachable!())?;
-    succeeded(&server)?;
+    require_success(&server)?;
     Ok(time.as_secs_f64())
 }
 
-/// The program under coreutils' `timeout`.
-fn bounded(program: &Path) -> Command {
+/// Returns a command that runs the program under coreutils' `timeout`.
+fn with_timeout(program: &Path) -> Command {
     let mut command = Command::new("timeout");
-    command.arg(LONGEST).arg(program);
+    command.arg(TIMEOUT_SECONDS).arg(program);
     command
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    succeeded(&command.output().context("cannot run a program")?)
+    require_success(&command.output().context("cannot run a program")?)
 }
 
-fn succeeded(output: &Output) -> Result<()> {
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {said}", output.status);
+fn require_success(output: &Output) -> Result<()> {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {stderr}", output.status);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The embedded device: `ringverbs perf` in one process, and between two.
+//! Measures the embedded device: `ringverbs perf` in one process, and between two.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,11 +21,11 @@ const END: &str = "<!-- embedded:end -->";
 /// Sizes of messages, and how many of each for latency and for the rate.
 const SIZES: &str = "8..65536";
 const COUNT: &str = "5000";
-/// How long a client waits for its server to listen.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for a server to listen.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A size's figures: microseconds at the median and at 99 %, messages in a
-/// second.
+/// The figures of a size: latency in microseconds (median and 99th percentile), messages
+/// per second.
 struct Row {
     size: u64,
     p50: f64,
@@ -39,7 +39,7 @@ struct Curve {
     rows: Vec<Row>,
 }
 
-/// Measures; with `write` it goes into docs/.
+/// Measures and prints the table; with `write`, writes it into docs/.
 pub fn bench(write: bool) -> Result<()> {
     let command = build(&["-p", "ringverbs-cli"])?.join("ringverbs");
     let writes = embedded_writes::measure()?;
@@ -53,14 +53,14 @@ pub fn bench(write: bool) -> Result<()> {
         Curve {
             name: "two processes",
             colour: "#c33",
-            rows: between(&command)?,
+            rows: measure_between_processes(&command)?,
         },
     ];
     let between_two = |size| {
         let row = curves[1].rows.iter().find(|row| row.size == size);
         row.map(|row| (row.p50, row.rate))
     };
-    let hosts = embedded_writes::hosts(&writes).unwrap_or_default();
+    let hosts = embedded_writes::hosts_table(&writes).unwrap_or_default();
     let writes = embedded_writes::table(&writes, between_two(64), between_two(65536));
     let table = format!("{writes}\n{}\n{hosts}", table(&curves));
     println!("{table}");
@@ -72,7 +72,7 @@ pub fn bench(write: bool) -> Result<()> {
     Ok(())
 }
 
-/// Builds as the README does; the folder of the programs.
+/// Builds as the README does; returns the folder of the programs.
 pub fn build(what: &[&str]) -> Result<PathBuf> {
     let target = driver::target_dir();
     let status = Command::new(driver::cargo())
@@ -87,17 +87,17 @@ pub fn build(what: &[&str]) -> Result<PathBuf> {
     Ok(target.join("release"))
 }
 
-/// A sweep over the sizes; `to` is where the server is.
-fn measure(command: &Path, device: &str, to: &[&str]) -> Result<Value> {
+/// Measures all sizes; `server` are the arguments that name the server.
+fn measure(command: &Path, device: &str, server: &[&str]) -> Result<Value> {
     let output = Command::new(command)
         .args(["perf", "--op", "send", "--sizes", SIZES, "-n", COUNT])
         .args(["--json", "--device", device])
-        .args(to)
+        .args(server)
         .stderr(Stdio::piped())
         .output()
         .context("cannot run the command")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "ringverbs perf: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ringverbs perf: {stderr}");
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -115,7 +115,7 @@ fn rows(report: &Value) -> Result<Vec<Row>> {
     rows.iter().map(row).collect()
 }
 
-/// A directory that two devices meet in, removed with this value.
+/// A directory shared by two devices, removed on drop.
 pub struct Directory(PathBuf);
 
 impl Directory {
@@ -126,7 +126,7 @@ impl Directory {
         Self(std::env::temp_dir().join(name))
     }
 
-    /// The name of a device there.
+    /// Returns the name of a device in the directory.
     pub fn device(&self) -> String {
         format!("embedded:{}", self.0.display())
     }
@@ -138,25 +138,25 @@ impl Drop for Directory {
     }
 }
 
-/// A TCP port of this host that nobody listens on.
+/// Returns an unused TCP port of this host.
 pub fn free_port() -> Result<String> {
     let free = TcpListener::bind(("127.0.0.1", 0))?;
     Ok(free.local_addr()?.port().to_string())
 }
 
-/// A server that does not outlive this value.
+/// A server, killed on drop.
 struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It has ended by itself if all went well.
+        // The server has exited unless there was an error.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The same with a server that is another process.
-fn between(command: &Path) -> Result<Vec<Row>> {
+/// Measures all sizes between two processes.
+fn measure_between_processes(command: &Path) -> Result<Vec<Row>> {
     let (directory, port) = (Directory::new(), free_port()?);
     let device = directory.device();
     let server = Command::new(command)
@@ -170,7 +170,7 @@ fn between(command: &Path) -> Result<Vec<Row>> {
 
 /// Repeats a client until its server listens.
 pub fn when_listening<T>(client: impl Fn() -> Result<T>) -> Result<T> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LISTEN_TIMEOUT;
     loop {
         match client() {
             Err(error) if error.to_string().contains("connecting to") && Instant::now() < end => {
@@ -220,7 +220,7 @@ const WIDTH: f64 = 330.0;
 const HEIGHT: f64 = 220.0;
 const TOP: f64 = 56.0;
 
-/// Two charts, all axes logarithmic.
+/// Returns two charts with logarithmic axes.
 fn svg(curves: &[Curve; 2]) -> String {
     let mut text = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" height=\"330\" \
@@ -246,15 +246,21 @@ fn svg(curves: &[Curve; 2]) -> String {
     text
 }
 
-fn chart(text: &mut String, left: f64, title: &str, curves: &[Curve; 2], of: impl Fn(&Row) -> f64) {
+fn chart(
+    text: &mut String,
+    left: f64,
+    title: &str,
+    curves: &[Curve; 2],
+    figure: impl Fn(&Row) -> f64,
+) {
     let rows = || curves.iter().flat_map(|curve| &curve.rows);
     let decade = |value: f64| value.max(1e-9).log10();
     let low = rows()
-        .map(|row| decade(of(row)))
+        .map(|row| decade(figure(row)))
         .fold(f64::MAX, f64::min)
         .floor();
     let high = rows()
-        .map(|row| decade(of(row)))
+        .map(|row| decade(figure(row)))
         .fold(f64::MIN, f64::max)
         .ceil();
     let high = high.max(low + 1.0);
@@ -306,7 +312,7 @@ fn chart(text: &mut String, left: f64, title: &str, curves: &[Curve; 2], of: imp
         let points: Vec<String> = curve
             .rows
             .iter()
-            .map(|row| format!("{:.1},{:.1}", x(power(row)), y(decade(of(row)))))
+            .map(|row| format!("{:.1},{:.1}", x(power(row)), y(decade(figure(row)))))
             .collect();
         let _ = writeln!(
             text,
@@ -341,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_s_rows_are_read_and_others_refused() {
+    fn report_rows_are_parsed_and_malformed_ones_refused() {
         let report = serde_json::json!({"rows": [{
             "size": 8, "latency_ns": {"p50": 1500, "p99": 3000},
             "bandwidth": {"messages_per_second": 5e5}

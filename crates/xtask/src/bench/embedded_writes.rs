@@ -1,6 +1,6 @@
-//! The embedded device beside memcpy and UDP sockets: RDMA writes in one process, in
-//! processor time (`figures` of `crates/embedded/benches/rate.rs`), sends between two, and
-//! both between hosts (`crates/cli/benches/hosts.rs`).
+//! Compares the embedded device with memcpy and UDP sockets: RDMA writes in one process,
+//! in processor time (`figures` of `crates/embedded/benches/rate.rs`), sends between two,
+//! and both between hosts (`crates/cli/benches/hosts.rs`).
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -10,17 +10,17 @@ use anyhow::{Context, Result, ensure};
 
 use crate::driver;
 
-/// A figure of the device and its reference. In one process: operations, and copies of as
-/// many bytes, in a second of processor time. Between hosts: bytes in a second, or seconds,
-/// of the device and of UDP sockets.
+/// A figure of the device and its reference. In one process: operations, and copies of the
+/// same size, per second of processor time. Between hosts: bytes per second, or seconds, of
+/// the device and of UDP sockets.
 pub struct Figure {
     name: String,
     rate: f64,
-    copies: f64,
+    reference: f64,
 }
 
-/// Runs the benches; prints their figures as they come. Without the right to make network
-/// namespaces there are none between hosts.
+/// Runs the benches, and prints their figures. Those between hosts need the right to
+/// create network namespaces.
 pub fn measure() -> Result<Vec<Figure>> {
     let mut figures = figures_of("ringverbs-embedded", "rate")?;
     figures.extend(figures_of("ringverbs-cli", "hosts")?);
@@ -52,21 +52,21 @@ fn figure(line: &str) -> Option<Figure> {
     let figure = Figure {
         name: words.next()?.to_owned(),
         rate: words.next()?.parse().ok()?,
-        copies: words.next()?.parse().ok()?,
+        reference: words.next()?.parse().ok()?,
     };
     words.next().is_none().then_some(figure)
 }
 
-/// The table. `latency` and `bulk` are the median in microseconds and the messages per
-/// second of 64 bytes and of 64 KiB between two processes.
+/// Returns the table. `latency` and `bulk` are the median in microseconds and the messages
+/// per second of 64 bytes and of 64 KiB between two processes.
 pub fn table(figures: &[Figure], latency: Option<(f64, f64)>, bulk: Option<(f64, f64)>) -> String {
     let find = |name: &str| figures.iter().find(|figure| figure.name == name);
     let mut text = String::from("| | measured | memcpy of as much | share |\n|---|---|---|---|\n");
-    let mut row = |what: &str, measured: String, copies: Option<(f64, f64)>| {
-        let copies = copies.map_or(" | ".into(), |(rate, share)| {
+    let mut row = |what: &str, measured: String, reference: Option<(f64, f64)>| {
+        let reference = reference.map_or(" | ".into(), |(rate, share)| {
             format!("{rate:.1} GB/s | {share:.2}")
         });
-        let _ = writeln!(text, "| {what} | {measured} | {copies} |");
+        let _ = writeln!(text, "| {what} | {measured} | {reference} |");
     };
     let gigabytes = |rate: f64, size: f64| rate * size / 1e9;
     if let Some(small) = find("write-64") {
@@ -85,11 +85,14 @@ pub fn table(figures: &[Figure], latency: Option<(f64, f64)>, bulk: Option<(f64,
     ] {
         if let Some(figure) = find(name) {
             let rate = format!("{:.2} GB/s", gigabytes(figure.rate, size));
-            let copies = (gigabytes(figure.copies, size), figure.rate / figure.copies);
+            let reference = (
+                gigabytes(figure.reference, size),
+                figure.rate / figure.reference,
+            );
             row(
                 &format!("one process, writes of {what}"),
                 rate,
-                Some(copies),
+                Some(reference),
             );
         }
     }
@@ -101,19 +104,19 @@ pub fn table(figures: &[Figure], latency: Option<(f64, f64)>, bulk: Option<(f64,
         );
     }
     if let (Some((_, rate)), Some(copy)) = (bulk, find("copy-65536")) {
-        let copies = (gigabytes(copy.rate, 65536.0), rate / copy.rate);
+        let reference = (gigabytes(copy.rate, 65536.0), rate / copy.rate);
         let rate = format!("{:.2} GB/s", gigabytes(rate, 65536.0));
         row(
             "two processes, sends of 64 KiB from and to 64 buffers each",
             rate,
-            Some(copies),
+            Some(reference),
         );
     }
     text
 }
 
-/// The table of RoCE v2 between hosts, beside UDP sockets alone, if it was measured.
-pub fn hosts(figures: &[Figure]) -> Option<String> {
+/// Returns the table that compares RoCE v2 between hosts with UDP sockets, if measured.
+pub fn hosts_table(figures: &[Figure]) -> Option<String> {
     let find = |name: &str| figures.iter().find(|figure| figure.name == name);
     let mut text =
         String::from("| between hosts | measured | UDP sockets | ratio |\n|---|---|---|---|\n");
@@ -122,22 +125,26 @@ pub fn hosts(figures: &[Figure]) -> Option<String> {
         ("hosts-read-65536", "reads"),
     ];
     for (name, what) in rates {
-        let Figure { rate, copies, .. } = find(name)?;
+        let Figure {
+            rate, reference, ..
+        } = find(name)?;
         let _ = writeln!(
             text,
             "| {what} of 64 KiB | {:.2} GB/s | {:.2} GB/s | {:.2} |",
             rate * 1e-9,
-            copies * 1e-9,
-            rate / copies,
+            reference * 1e-9,
+            rate / reference,
         );
     }
-    let Figure { rate, copies, .. } = find("hosts-send-64")?;
+    let Figure {
+        rate, reference, ..
+    } = find("hosts-send-64")?;
     let _ = writeln!(
         text,
         "| 64 bytes one way | {:.1} µs | {:.1} µs | {:.1} |",
         rate * 1e6,
-        copies * 1e6,
-        rate / copies,
+        reference * 1e6,
+        rate / reference,
     );
     Some(text)
 }
@@ -147,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_read_and_put_beside_memcpy() {
+    fn figures_are_compared_with_memcpy() {
         let lines = [
             "write-64 2e6 9e7",
             "write-64-many 1e6 9e7",
@@ -165,13 +172,13 @@ mod tests {
         ] {
             assert!(table.contains(part), "{part}: {table}");
         }
-        assert_eq!(hosts(&figures), None);
+        assert_eq!(hosts_table(&figures), None);
         let lines = [
             "hosts-write-65536 1e9 2e9",
             "hosts-read-65536 1.5e9 2e9",
             "hosts-send-64 6e-6 2e-6",
         ];
-        let hosts = hosts(&lines.map(|line| figure(line).unwrap())).unwrap();
+        let hosts = hosts_table(&lines.map(|line| figure(line).unwrap())).unwrap();
         assert!(hosts.contains("1.00 GB/s | 2.00 GB/s | 0.50"), "{hosts}");
         assert!(hosts.contains("6.0 µs | 2.0 µs | 3.0"), "{hosts}");
         for wrong in [

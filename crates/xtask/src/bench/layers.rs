@@ -1,5 +1,4 @@
-//! The Rust crate's layers beside the providers: what is required of them, and
-//! the tables.
+//! Compares the Rust crate's layers with the providers: their limits, and the tables.
 
 use anyhow::{Context, Result};
 
@@ -8,7 +7,7 @@ use super::measure::{Count, Row, Spread, pairwise, times_of};
 use super::programs::Output;
 use super::report::markdown;
 
-/// What the layers are required to keep to in one operation.
+/// The layers' limits of one operation.
 struct Limits {
     operation: &'static str,
     /// Instructions of the raw and of the safe layer.
@@ -25,8 +24,8 @@ const fn limits(operation: &'static str, instructions: [f64; 2], ratio: Option<f
     }
 }
 
-/// The rows of the tables. Those of one operation have a few instructions for
-/// asking, once a call, which device it is.
+/// The rows of the tables. Calls of one operation include a few instructions for the
+/// dispatch on the device.
 const OPERATIONS: [Limits; 9] = [
     limits("poll/1", [49.0, 167.0], None),
     limits("poll/16", [12.0, 118.0], Some(1.2)),
@@ -39,7 +38,7 @@ const OPERATIONS: [Limits; 9] = [
     limits("recv/16", [39.0, 86.0], None),
 ];
 
-/// Nanoseconds of an operation that the safe layer may take beyond the raw one.
+/// Maximum time in nanoseconds of an operation of the safe layer beyond the raw one.
 const SURCHARGE: f64 = 10.0;
 
 /// One layer's figures of an operation.
@@ -52,16 +51,16 @@ pub struct Layer {
     pub ratio: Spread,
 }
 
-/// One operation of all.
+/// The figures of one operation.
 pub struct Operation {
     /// The C program's name for it.
     pub name: &'static str,
-    /// What the stock provider takes: counts, and nanoseconds.
+    /// The stock provider's counts and nanoseconds.
     stock: (Count, f64),
-    /// The same of the plugin.
+    /// The plugin's counts and nanoseconds.
     plugin: (Count, f64),
     plugin_ratio: Spread,
-    /// The bare loop, where there is one: counts, and nanoseconds.
+    /// Counts and nanoseconds of the bare loop, if there is one.
     bare: Option<(Count, f64)>,
     /// The raw layer.
     pub raw: Layer,
@@ -73,14 +72,14 @@ pub struct Operation {
     limits: &'static Limits,
 }
 
-/// Puts the crate's figures beside those of the providers.
+/// Combines the crate's figures with those of the providers.
 pub fn compare(
     rows: &[Row],
     counts: &Output,
     runs: &[Output],
     stock: &[Output],
 ) -> Result<Vec<Operation>> {
-    let of = |limits: &'static Limits| {
+    let operation = |limits: &'static Limits| {
         let name = limits.operation;
         let row = rows.iter().find(|row| row.name == name);
         let row = row.with_context(|| format!("no provider was measured in {name}"))?;
@@ -90,8 +89,8 @@ pub fn compare(
             let times = times(layer)?;
             anyhow::Ok(Layer {
                 count: counts.count(&format!("{layer}-{name}"))?,
-                ratio: Spread::of(pairwise(&times, &stock, |ours, stock| ours / stock)),
-                ns: Spread::of(times).median,
+                ratio: Spread::from_values(pairwise(&times, &stock, |ours, stock| ours / stock)),
+                ns: Spread::from_values(times).median,
             })
         };
         let (mut bare, mut over_bare) = (None, Spread::default());
@@ -100,7 +99,10 @@ pub fn compare(
             let ratio = pairwise(&times_of(runs, &format!("raw-{name}"))?, &times, |r, b| {
                 r / b
             });
-            (bare, over_bare) = (Some((count, Spread::of(times).median)), Spread::of(ratio));
+            (bare, over_bare) = (
+                Some((count, Spread::from_values(times).median)),
+                Spread::from_values(ratio),
+            );
         }
         let surcharge = pairwise(&times("safe")?, &times("raw")?, |safe, raw| safe - raw);
         Ok(Operation {
@@ -112,28 +114,28 @@ pub fn compare(
             raw: layer("raw")?,
             safe: layer("safe")?,
             over_bare,
-            surcharge: Spread::of(surcharge),
+            surcharge: Spread::from_values(surcharge),
             limits,
         })
     };
-    OPERATIONS.iter().map(of).collect()
+    OPERATIONS.iter().map(operation).collect()
 }
 
-/// Every count that is above its limit, in words, and how many rows have one.
-pub fn broken_counts(counts: &Output) -> Result<(usize, Vec<String>)> {
-    let mut broken = Vec::new();
+/// Returns the number of rows, and a description of every count that exceeds its limit.
+pub fn exceeded_counts(counts: &Output) -> Result<(usize, Vec<String>)> {
+    let mut exceeded = Vec::new();
     for limits in &OPERATIONS {
         for (layer, limit) in ["raw", "safe"].into_iter().zip(limits.instructions) {
             let row = format!("{layer}-{}", limits.operation);
-            broken.extend(broken_count(&row, counts.count(&row)?, limit));
+            exceeded.extend(exceeded_count(&row, counts.count(&row)?, limit));
         }
     }
-    Ok((2 * OPERATIONS.len(), broken))
+    Ok((2 * OPERATIONS.len(), exceeded))
 }
 
-/// What is wrong with a count. Nothing in either layer is locked, since each
-/// queue has one owner.
-fn broken_count(row: &str, count: Count, limit: f64) -> Option<String> {
+/// Describes a count that exceeds its limit. Neither layer may have locked instructions,
+/// since each queue has one owner.
+fn exceeded_count(row: &str, count: Count, limit: f64) -> Option<String> {
     let Count {
         instructions,
         locked,
@@ -153,35 +155,35 @@ fn broken_count(row: &str, count: Count, limit: f64) -> Option<String> {
 }
 
 impl Operation {
-    /// Its counts that are above their limits.
-    pub fn broken_counts(&self) -> Vec<String> {
+    /// Describes the counts that exceed their limits.
+    pub fn exceeded_counts(&self) -> Vec<String> {
         let layers = [("raw", &self.raw), ("safe", &self.safe)];
-        let broken = layers.into_iter().zip(self.limits.instructions);
-        let broken = broken.filter_map(|((layer, figures), limit)| {
-            broken_count(&format!("{layer}-{}", self.name), figures.count, limit)
+        let exceeded = layers.into_iter().zip(self.limits.instructions);
+        let exceeded = exceeded.filter_map(|((layer, figures), limit)| {
+            exceeded_count(&format!("{layer}-{}", self.name), figures.count, limit)
         });
-        broken.collect()
+        exceeded.collect()
     }
 
-    /// Its times that are above their limits.
-    pub fn broken_times(&self) -> Vec<String> {
+    /// Describes the times that exceed their limits.
+    pub fn exceeded_times(&self) -> Vec<String> {
         let name = self.name;
-        let mut broken = Vec::new();
+        let mut exceeded = Vec::new();
         if let Some(limit) = self.limits.ratio {
             if self.over_bare.median > limit {
                 let ratio = self.over_bare.median;
-                broken.push(format!(
+                exceeded.push(format!(
                     "raw-{name}: {ratio:.2} times the bare loop's, at most {limit}"
                 ));
             }
         }
         if self.surcharge.median > SURCHARGE {
             let ns = self.surcharge.median;
-            broken.push(format!(
+            exceeded.push(format!(
                 "safe-{name}: {ns:.1} ns more than the raw layer, at most {SURCHARGE}"
             ));
         }
-        broken
+        exceeded
     }
 }
 
@@ -216,7 +218,7 @@ fn cell(count: Count, ns: f64, timed: bool) -> String {
     )
 }
 
-/// The layers beside the providers.
+/// Returns the table of the layers and the providers.
 pub fn comparison(operations: &[Operation], timed: bool, page: bool) -> String {
     let ratio = |spread: Spread| super::report::ratio(spread, timed, page);
     let rows = operations.iter().map(|operation| {
@@ -234,12 +236,12 @@ pub fn comparison(operations: &[Operation], timed: bool, page: bool) -> String {
     markdown(&HEADINGS, &rows.collect::<Vec<_>>())
 }
 
-/// The limits of the layers.
+/// Returns the table of the layers' limits.
 pub fn requirements(operations: &[Operation], timed: bool) -> String {
-    let spread = |spread: Spread| super::report::around(spread, timed);
+    let spread = |spread: Spread| super::report::median_and_quartiles(spread, timed);
     let rows = operations.iter().map(|operation| {
         let bare = operation.bare;
-        let (counts, times) = (operation.broken_counts(), operation.broken_times());
+        let (counts, times) = (operation.exceeded_counts(), operation.exceeded_times());
         let verdict = match (counts.is_empty(), !timed || times.is_empty()) {
             (true, true) => "pass",
             (false, true) => "FAIL: count",
@@ -266,7 +268,7 @@ pub fn requirements(operations: &[Operation], timed: bool) -> String {
 mod tests {
     use super::*;
 
-    fn counted(of: impl Fn(&str, f64) -> Count) -> Output {
+    fn output_with_counts(of: impl Fn(&str, f64) -> Count) -> Output {
         let rows = OPERATIONS.iter().flat_map(|limits| {
             let layers = ["raw", "safe"].into_iter().zip(limits.instructions);
             layers.map(|(layer, limit)| (format!("{layer}-{}", limits.operation), limit))
@@ -289,20 +291,21 @@ mod tests {
 
     #[test]
     fn a_count_at_its_limit_passes_and_above_it_fails() {
-        let (rows, broken) = broken_counts(&counted(|_, limit| count(limit, 0.0, 0.0))).unwrap();
-        assert_eq!((rows, broken.len()), (18, 0));
-        let more = counted(|row, limit| match row {
+        let (rows, exceeded) =
+            exceeded_counts(&output_with_counts(|_, limit| count(limit, 0.0, 0.0))).unwrap();
+        assert_eq!((rows, exceeded.len()), (18, 0));
+        let more = output_with_counts(|row, limit| match row {
             "raw-poll/16" => count(limit + 0.1, 0.0, 0.0),
             "safe-send/1" => count(limit, 1.0, 0.0),
             "raw-recv/16" => count(limit, 0.0, 0.0625),
             _ => count(limit, 0.0, 0.0),
         });
-        assert_eq!(broken_counts(&more).unwrap().1.len(), 3);
+        assert_eq!(exceeded_counts(&more).unwrap().1.len(), 3);
     }
 
     #[test]
     fn a_row_that_was_not_counted_is_an_error() {
-        assert!(broken_counts(&Output::default()).is_err());
+        assert!(exceeded_counts(&Output::default()).is_err());
     }
 
     #[test]
@@ -329,7 +332,7 @@ mod tests {
             ..Row::default()
         };
         let rows: Vec<Row> = OPERATIONS.iter().map(row).collect();
-        let mut counts = counted(|_, limit| count(limit, 0.0, 0.0));
+        let mut counts = output_with_counts(|_, limit| count(limit, 0.0, 0.0));
         counts
             .counts
             .push(("bare-poll/16".to_owned(), Count::default()));
@@ -345,7 +348,7 @@ mod tests {
         assert_eq!(poll.raw.ratio.median, 0.5);
         assert!((poll.over_bare.median - 1.3).abs() < 1e-9);
         assert!((poll.surcharge.median - 10.7).abs() < 1e-9);
-        assert_eq!(poll.broken_times().len(), 2);
-        assert!(poll.broken_counts().is_empty());
+        assert_eq!(poll.exceeded_times().len(), 2);
+        assert!(poll.exceeded_counts().is_empty());
     }
 }

@@ -1,8 +1,8 @@
-//! What is required of each row.
+//! The limits of each row.
 
 use super::measure::Row;
 
-/// The requirements of one row; what is `None` is only reported.
+/// The limits of one row; figures without a limit are only reported.
 #[derive(Clone, Copy, Default)]
 pub struct Limits {
     /// Our time over the stock provider's.
@@ -18,8 +18,8 @@ const fn limits(ratio: f64, instructions: Option<f64>) -> Limits {
     }
 }
 
-/// The limits of a row, by its name.
-pub fn of(row: &str) -> Limits {
+/// Returns the limits of a row, by its name.
+pub fn for_row(row: &str) -> Limits {
     match row {
         "send/1" => limits(0.35, Some(125.0)),
         "send/16" => limits(0.28, Some(56.0)),
@@ -37,9 +37,9 @@ pub fn of(row: &str) -> Limits {
     }
 }
 
-/// Locked operations that one call may make: none where one thread uses the
-/// queue, whether that was promised or not; one where several have.
-pub fn locked_calls(row: &str) -> f64 {
+/// Returns the maximum of locked operations in one call: none if one thread uses the
+/// queue, with or without a promise; one if several threads have used it.
+pub fn max_locked_per_call(row: &str) -> f64 {
     if row.starts_with("several-") {
         1.0
     } else {
@@ -47,45 +47,45 @@ pub fn locked_calls(row: &str) -> f64 {
     }
 }
 
-/// Operations in one call of a row, from its name.
+/// Returns the number of operations in one call of a row, from its name.
 pub fn batch(row: &str) -> f64 {
     row.rsplit_once('/')
         .and_then(|(_, batch)| batch.parse().ok())
         .unwrap_or(1.0)
 }
 
-/// Counts are compared to a thousandth, as the bench program prints them.
+/// The precision of counts that the bench program prints.
 pub const ROUNDING: f64 = 0.001;
 
-/// Every count that is above its limit, in words. The floors are no provider's.
-pub fn broken_counts(rows: &[Row]) -> Vec<String> {
-    let mut broken = Vec::new();
+/// Describes every count that exceeds its limit. Floors have no limits.
+pub fn exceeded_counts(rows: &[Row]) -> Vec<String> {
+    let mut exceeded = Vec::new();
     for row in rows.iter().filter(|row| !row.is_floor()) {
         let name = &row.name;
         let ours = &row.ours_count;
-        if let Some(limit) = of(name).instructions {
+        if let Some(limit) = for_row(name).instructions {
             if ours.instructions > limit + ROUNDING {
-                broken.push(format!(
+                exceeded.push(format!(
                     "{name}: {:.1} instructions, at most {limit}",
                     ours.instructions
                 ));
             }
         }
         let locked = ours.locked * batch(name);
-        if locked > locked_calls(name) + ROUNDING * batch(name) {
-            broken.push(format!(
+        if locked > max_locked_per_call(name) + ROUNDING * batch(name) {
+            exceeded.push(format!(
                 "{name}: {locked:.2} locked operations a call, at most {}",
-                locked_calls(name)
+                max_locked_per_call(name)
             ));
         }
         if ours.fences > ROUNDING {
-            broken.push(format!(
+            exceeded.push(format!(
                 "{name}: {:.3} fences an operation, at most 0",
                 ours.fences
             ));
         }
     }
-    broken
+    exceeded
 }
 
 #[cfg(test)]
@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn a_count_at_its_limit_passes_and_above_it_fails() {
-        assert!(broken_counts(&[row("send/1", 125.0, 0.0, 0.0)]).is_empty());
-        assert_eq!(broken_counts(&[row("send/1", 125.1, 0.0, 0.0)]).len(), 1);
-        assert!(broken_counts(&[row("several-poll/16", 16.0, 0.0625, 0.0)]).is_empty());
+        assert!(exceeded_counts(&[row("send/1", 125.0, 0.0, 0.0)]).is_empty());
+        assert_eq!(exceeded_counts(&[row("send/1", 125.1, 0.0, 0.0)]).len(), 1);
+        assert!(exceeded_counts(&[row("several-poll/16", 16.0, 0.0625, 0.0)]).is_empty());
         assert_eq!(
-            broken_counts(&[row("several-poll/16", 15.0, 0.125, 0.0)]).len(),
+            exceeded_counts(&[row("several-poll/16", 15.0, 0.125, 0.0)]).len(),
             1
         );
     }
@@ -119,14 +119,14 @@ mod tests {
     #[test]
     fn only_a_queue_that_several_threads_use_takes_a_lock() {
         for name in ["send/1", "single-send/1"] {
-            assert_eq!(broken_counts(&[row(name, 1.0, 1.0, 0.0)]).len(), 1);
-            assert!(broken_counts(&[row(name, 1.0, 0.0, 0.0)]).is_empty());
+            assert_eq!(exceeded_counts(&[row(name, 1.0, 1.0, 0.0)]).len(), 1);
+            assert!(exceeded_counts(&[row(name, 1.0, 0.0, 0.0)]).is_empty());
         }
     }
 
     #[test]
     fn a_fence_is_reported_and_a_floor_is_not() {
-        assert_eq!(broken_counts(&[row("recv/1", 1.0, 0.0, 1.0)]).len(), 1);
-        assert!(broken_counts(&[row("floor-send/1", 1.0, 9.0, 9.0)]).is_empty());
+        assert_eq!(exceeded_counts(&[row("recv/1", 1.0, 0.0, 1.0)]).len(), 1);
+        assert!(exceeded_counts(&[row("floor-send/1", 1.0, 9.0, 9.0)]).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Running the programs in turn, and what their runs have in common.
+//! Runs the programs in turn, and combines their results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of values in any order; all zero when there is none.
-    pub fn of(mut values: Vec<f64>) -> Self {
+    /// Returns the quartiles of values in any order; all zero if there are none.
+    pub fn from_values(mut values: Vec<f64>) -> Self {
         if values.is_empty() {
             return Self::default();
         }
@@ -47,7 +47,7 @@ impl Spread {
     }
 }
 
-/// What one row came to.
+/// The results of one row.
 #[derive(Default)]
 pub struct Row {
     /// The row's name: operation and batch.
@@ -60,16 +60,16 @@ pub struct Row {
     pub stock_ns: f64,
     /// The same with ours.
     pub ours_ns: f64,
-    /// Ours over stock, of neighbouring processes.
+    /// Ours over stock, of consecutive processes.
     pub ratio: Spread,
-    /// Stock over stock, of neighbouring processes.
+    /// Stock over stock, of consecutive processes.
     pub noise: Spread,
-    /// What the program's loop and its calls take alone, if that was timed.
+    /// Time of the program's loop and its calls alone, if it was measured.
     pub calls_ns: f64,
 }
 
 impl Row {
-    /// A bare loop for comparison, not a provider's operation.
+    /// Returns whether the row is a bare loop for comparison, not a provider's operation.
     pub fn is_floor(&self) -> bool {
         self.name.starts_with("floor-")
     }
@@ -79,25 +79,24 @@ impl Row {
 pub struct Results {
     /// The rows in the bench program's order.
     pub rows: Vec<Row>,
-    /// The Rust crate's layers beside them; empty if not asked for.
+    /// The Rust crate's layers; empty if they were not measured.
     pub layers: Vec<layers::Operation>,
-    /// How many rounds of processes were timed; 0: none.
+    /// Number of timed rounds of processes.
     pub rounds: usize,
-    /// The file names of the providers that served.
+    /// File name of the stock provider that served.
     pub stock_file: String,
-    /// Ours.
+    /// File name of our provider that served.
     pub ours_file: String,
-    /// Whether ours gave a thread domain.
+    /// Whether ours supports thread domains.
     pub thread_domain: bool,
     /// The processor, as the kernel names it.
     pub processor: String,
-    /// Other work that the machine had at the start, as the kernel's load
-    /// average of a minute: much of it, and the times say little.
+    /// Load average of one minute at the start. Times measured under load are unreliable.
     pub load: String,
 }
 
-/// Counts once with each program, then times `rounds` rounds of processes: the
-/// C program with either provider, and the Rust crate's if there is one.
+/// Counts instructions once with each program, then times `rounds` rounds of processes:
+/// the C program with each provider, and the Rust crate's if it is given.
 pub fn measure(
     verbs: &Verbs,
     native: Option<&Native>,
@@ -139,10 +138,10 @@ pub fn measure(
             name: name.clone(),
             stock_count: *stock_count,
             ours_count: *ours_count,
-            ratio: Spread::of(pairwise(&ours, &stock, |ours, stock| ours / stock)),
-            noise: Spread::of(noise),
-            stock_ns: Spread::of(stock).median,
-            ours_ns: Spread::of(ours).median,
+            ratio: Spread::from_values(pairwise(&ours, &stock, |ours, stock| ours / stock)),
+            noise: Spread::from_values(noise),
+            stock_ns: Spread::from_values(stock).median,
+            ours_ns: Spread::from_values(ours).median,
             ..Row::default()
         });
     }
@@ -162,17 +161,20 @@ pub fn measure(
     })
 }
 
-/// Figures of processes that ran next to each other, put together.
-pub fn pairwise(left: &[f64], right: &[f64], with: impl Fn(f64, f64) -> f64) -> Vec<f64> {
-    left.iter().zip(right).map(|(l, r)| with(*l, *r)).collect()
+/// Combines the figures of consecutive processes.
+pub fn pairwise(left: &[f64], right: &[f64], combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    left.iter()
+        .zip(right)
+        .map(|(l, r)| combine(*l, *r))
+        .collect()
 }
 
-/// The times of a row, one of each process.
+/// Returns the times of a row, one per process.
 pub fn times_of(runs: &[Output], name: &str) -> Result<Vec<f64>> {
     runs.iter().map(|run| time_of(&run.times, name)).collect()
 }
 
-/// The time of a row.
+/// Returns the time of a row.
 pub fn time_of(times: &[(String, f64)], name: &str) -> Result<f64> {
     let found = times.iter().find(|(row, _)| row == name);
     found
@@ -180,7 +182,7 @@ pub fn time_of(times: &[(String, f64)], name: &str) -> Result<f64> {
         .with_context(|| format!("row {name} was not timed in every process"))
 }
 
-/// The name of the file that a provider's path leads to, without its folder.
+/// Returns the name of the file behind a provider's path, without its folder.
 pub(super) fn real_name(path: &str) -> String {
     let real = fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path));
     real.file_name()
@@ -210,8 +212,8 @@ mod tests {
 
     #[test]
     fn a_spread_is_the_quartiles() {
-        let spread = Spread::of(vec![5.0, 1.0, 3.0, 2.0, 4.0]);
+        let spread = Spread::from_values(vec![5.0, 1.0, 3.0, 2.0, 4.0]);
         assert_eq!((spread.low, spread.median, spread.high), (2.0, 3.0, 4.0));
-        assert_eq!(Spread::of(Vec::new()).median, 0.0);
+        assert_eq!(Spread::from_values(Vec::new()).median, 0.0);
     }
 }

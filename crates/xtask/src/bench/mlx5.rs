@@ -1,7 +1,6 @@
-//! `cargo xtask bench --device mlx5`: the data path on ConnectX's queues, on the
-//! stand-in for its driver. As for rdma_rxe: processes alternate, instructions
-//! are counted exactly, and the figure is the median of the ratios of
-//! neighbours.
+//! `cargo xtask bench --device mlx5`: the data path on ConnectX's queues, on the stand-in
+//! for its driver. As for rdma_rxe, processes alternate, instruction counts are exact, and
+//! times are medians of the ratios of consecutive processes.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -19,15 +18,15 @@ use crate::standin::Provider;
 const CRATE_BEGIN: &str =
     "<!-- mlx5-crate:begin, written by cargo xtask bench --device mlx5 --write -->";
 const CRATE_END: &str = "<!-- mlx5-crate:end -->";
-/// Rows of queues that one thread uses by promise.
+/// Prefix of rows of queues that one thread uses by promise.
 const SINGLE: &str = "single-";
-/// Rows of queues that several threads have used.
+/// Prefix of rows of queues that several threads have used.
 const SEVERAL: &str = "several-";
 
-/// What is required of a row: our time over the stock provider's, and how many
-/// instructions. `wr-` is held to what lists are, receives of a shared queue to
-/// what those of a queue pair's own are. With a promise of one thread at batch 1
-/// another 0.7 of that, but where a shared queue has its lock all the same.
+/// Returns the targets of a row: our time over the stock provider's, and the number of
+/// instructions. `ibv_wr_*` has the targets of lists, receives of a shared queue those of
+/// a queue pair's own. With a promise of one thread, the time at batch 1 is a further 0.7
+/// of that, except for shared receive queues, which have their lock anyway.
 fn required(row: &str) -> (Option<f64>, Option<f64>) {
     if let Some(shared) = row.strip_prefix(SINGLE) {
         let (ratio, _) = required(shared);
@@ -38,7 +37,7 @@ fn required(row: &str) -> (Option<f64>, Option<f64>) {
         );
     }
     if let Some(row) = row.strip_prefix(SEVERAL) {
-        let sends = ["send", "wr-"].iter().any(|of| row.starts_with(of));
+        let sends = ["send", "wr-"].iter().any(|it| row.starts_with(it));
         return (sends.then_some(0.90), None);
     }
     match row.strip_prefix("wr-").unwrap_or(row) {
@@ -62,10 +61,10 @@ fn required(row: &str) -> (Option<f64>, Option<f64>) {
     }
 }
 
-/// Instructions of a row that nothing may be added to: a little more than were
-/// counted, by shared queues, by those of one owner and by shared queues that
-/// several threads have used. `cargo xtask test` fails above that.
-fn most(row: &str) -> Option<f64> {
+/// Returns the maximum of instructions of a row, slightly above the current counts: of
+/// shared queues, of those with one owner, and of shared queues that several threads have
+/// used. `cargo xtask test` fails above that.
+fn max_instructions(row: &str) -> Option<f64> {
     let operation = operation(row);
     let (shared, owned, several) = match operation {
         "poll-recv/1" => (165.0, 152.0, 176.0),
@@ -91,7 +90,7 @@ fn most(row: &str) -> Option<f64> {
         "wr-send/16" => (105.0, 104.0, 106.0),
         "wr-inline/1" => (217.0, 204.0, 232.0),
         "wr-inline/16" => (137.0, 136.0, 138.0),
-        // Of queues that one thread uses alone.
+        // These rows exist only for shared queues that one thread uses.
         "packet/1" => (192.0, 0.0, 0.0),
         "packet/16" => (109.0, 0.0, 0.0),
         "packet/64" => (104.0, 0.0, 0.0),
@@ -120,23 +119,25 @@ fn most(row: &str) -> Option<f64> {
     })
 }
 
-/// A row's name without whose queues it is of.
+/// Returns a row's name without the prefix for the kind of queue.
 fn operation(row: &str) -> &str {
     let row = row.strip_prefix(SINGLE).unwrap_or(row);
     row.strip_prefix(SEVERAL).unwrap_or(row)
 }
 
-/// Whether the row's queue pair shares its register with others, which then has a lock.
+/// Returns whether the row's queue pair shares its doorbell register, which then has a
+/// lock.
 fn shares_register(row: &str) -> bool {
     ["dc-", "key-", SEVERAL]
         .iter()
-        .any(|of| row.starts_with(of))
+        .any(|prefix| row.starts_with(prefix))
 }
 
-/// Locked instructions of one call: where one thread uses the queues, one for a shared
-/// register. Where several have, one for the queue's lock; of a send another for its
-/// register, of a shared queue's completions one each.
-fn locked(row: &str) -> f64 {
+/// Returns the maximum of locked instructions in one call. If one thread uses the queues:
+/// one for a shared doorbell register. If several have used them: one for the queue's
+/// lock, another one for the doorbell register of a send, and one for each completion of
+/// a shared receive queue.
+fn max_locked(row: &str) -> f64 {
     let Some(row) = row.strip_prefix(SEVERAL) else {
         return if shares_register(row) { 1.0 } else { 0.0 };
     };
@@ -148,12 +149,12 @@ fn locked(row: &str) -> f64 {
     }
 }
 
-/// Fences of one call: between the doorbell record and the register, where no lock of
-/// the register is taken, and behind the register.
-pub(super) fn fences(row: &str) -> f64 {
+/// Returns the maximum of fences in one call: one between the doorbell record and the
+/// doorbell register, unless the register's lock is taken, and one after the register.
+pub(super) fn max_fences(row: &str) -> f64 {
     let posts = ["send", "wr-", "packet", "dc-", "key-"]
         .iter()
-        .any(|of| operation(row).starts_with(of));
+        .any(|prefix| operation(row).starts_with(prefix));
     match (posts, shares_register(row)) {
         (false, _) => 0.0,
         (true, false) => 2.0,
@@ -161,40 +162,44 @@ pub(super) fn fences(row: &str) -> f64 {
     }
 }
 
-/// Counts of ours that are above their limits, in words.
-fn broken(counts: &[(String, Count)]) -> Vec<String> {
-    let mut broken = Vec::new();
+/// Describes the counts of ours that exceed their limits.
+fn exceeded_counts(counts: &[(String, Count)]) -> Vec<String> {
+    let mut exceeded = Vec::new();
     for (row, count) in counts {
         let calls = limits::batch(row);
         let mut check = |what: &str, is: f64, limit: f64| {
             if is > limit + limits::ROUNDING * calls {
-                broken.push(format!("mlx5 {row}: {is:.2} {what}, at most {limit}"));
+                exceeded.push(format!("mlx5 {row}: {is:.2} {what}, at most {limit}"));
             }
         };
-        // A row without a limit is above it.
-        check("instructions", count.instructions, most(row).unwrap_or(0.0));
-        check("fences a call", count.fences * calls, fences(row));
+        // A row without a limit is an error.
+        check(
+            "instructions",
+            count.instructions,
+            max_instructions(row).unwrap_or(0.0),
+        );
+        check("fences a call", count.fences * calls, max_fences(row));
         check(
             "locked instructions a call",
             count.locked * calls,
-            locked(row),
+            max_locked(row),
         );
     }
-    broken
+    exceeded
 }
 
-/// Counts ours: how many rows there are, and which counts are above their
-/// limits.
+/// Counts the instructions of ours. Returns the number of rows, and the counts that
+/// exceed their limits.
 ///
 /// # Errors
-/// A program that does not build or run; two threads that were in each other's way.
+/// A program does not build or run, or two threads slowed each other down too much.
 pub fn gate(ours: &Path) -> Result<(usize, Vec<String>)> {
     control::check_contention(ours)?;
     let counts = parse(&program()?.run(Provider::Ours(ours), &["count"])?)?.counts;
-    Ok((counts.len(), broken(&counts)))
+    Ok((counts.len(), exceeded_counts(&counts)))
 }
 
-/// What of a row is above its limit, in a word or two.
+/// Returns which targets of a row were missed.
 fn verdict(row: &Row, timed: bool) -> &'static str {
     let (ratio, instructions) = required(&row.name);
     let time = timed && ratio.is_some_and(|limit| row.ratio.median > limit);
@@ -210,24 +215,25 @@ fn verdict(row: &Row, timed: bool) -> &'static str {
 }
 
 /// The columns of [`HEADINGS`] that are times.
-const NEAR: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 12];
-const NEAR_HEADINGS: [&str; 8] = {
+const TIME_COLUMNS: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 12];
+const TIME_HEADINGS: [&str; 8] = {
     let mut headings = [""; 8];
     let mut at = 0;
-    while at < NEAR.len() {
-        headings[at] = HEADINGS[NEAR[at]];
+    while at < TIME_COLUMNS.len() {
+        headings[at] = HEADINGS[TIME_COLUMNS[at]];
         at += 1;
     }
     headings
 };
 
-/// Those of a row. What is counted is the same wherever the program is.
-fn near_cells(row: &Row, timed: bool) -> Vec<String> {
+/// Returns a row's cells for these columns. Counts do not depend on where the program is
+/// mapped.
+fn time_cells(row: &Row, timed: bool) -> Vec<String> {
     let cells = cells(row, timed);
-    NEAR.map(|at| cells[at].clone()).into()
+    TIME_COLUMNS.map(|at| cells[at].clone()).into()
 }
 
-/// A row's figures as words, one for each column.
+/// Returns a row's cells, one per column.
 fn cells(row: &Row, timed: bool) -> Vec<String> {
     let (ratio, instructions) = required(&row.name);
     let limit = |limit: Option<f64>, digits: usize| {
@@ -239,8 +245,8 @@ fn cells(row: &Row, timed: bool) -> Vec<String> {
         report::ns(row.stock_ns, timed),
         report::ns(row.ours_ns, timed),
         report::ns(row.calls_ns, timed),
-        report::around(row.ratio, timed),
-        report::between(row.noise, timed),
+        report::median_and_quartiles(row.ratio, timed),
+        report::quartiles(row.noise, timed),
         limit(ratio, 2),
         format!("{:.1}", stock.instructions),
         format!("{:.1}", ours.instructions),
@@ -267,9 +273,9 @@ const HEADINGS: [&str; 13] = [
     "",
 ];
 
-/// Counts once with each provider and the Rust crate, then times `pairs` rounds of
-/// processes; the providers' tables and the crate's, in Markdown, and which counts
-/// of ours are above their limits.
+/// Counts instructions once with each provider and the Rust crate, then times `pairs`
+/// rounds of processes. Returns the tables of the providers and the crate, in Markdown, and
+/// the counts of ours that exceed their limits.
 fn measure(
     program: &Program,
     native: &Native,
@@ -280,38 +286,42 @@ fn measure(
 ) -> Result<([String; 3], Vec<String>)> {
     let load = measure::load();
     let run = |provider, arguments: &[&str]| parse(&program.run(provider, arguments)?);
-    let near = |provider, arguments: &[&str]| parse(&program.run_near(provider, arguments)?);
+    let run_among_libraries =
+        |provider, arguments: &[&str]| parse(&program.run_among_libraries(provider, arguments)?);
     eprintln!("counting instructions of both providers");
     let stock_counts = run(c_provider, &["count"])?;
     let our_counts = run(Provider::Ours(ours), &["count"])?;
     let native_counts = mlx5_layers::figures(native, &["count"])?;
     let samples = samples.to_string();
     let (mut stock, mut our, mut layers) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut near_stock, mut near_our) = (Vec::new(), Vec::new());
+    let (mut library_stock, mut library_our) = (Vec::new(), Vec::new());
     for pair in 0..pairs {
         eprint!("\rtiming pair {} of {pairs} ", pair + 1);
         stock.push(run(c_provider, &["time", &samples])?);
         our.push(run(Provider::Ours(ours), &["time", &samples])?);
         layers.push(mlx5_layers::figures(native, &["time", &samples])?);
-        near_stock.push(near(c_provider, &["time", &samples])?);
-        near_our.push(near(Provider::Ours(ours), &["time", &samples])?);
+        library_stock.push(run_among_libraries(c_provider, &["time", &samples])?);
+        library_our.push(run_among_libraries(
+            Provider::Ours(ours),
+            &["time", &samples],
+        )?);
     }
     if pairs > 0 {
         eprintln!();
     }
     let rows_of = |stock: &[Output], our: &[Output]| {
         let row = |(name, counted): &(String, Count)| {
-            // Ours of one owner against stock's of any.
+            // Ours with one owner is compared with stock's thread-safe queues.
             let against = name.strip_prefix(SINGLE).unwrap_or(name);
             let (old, new) = (times_of(stock, against)?, times_of(our, name)?);
             Ok(Row {
                 name: name.clone(),
                 stock_count: *counted,
                 ours_count: our_counts.count(name)?,
-                ratio: Spread::of(pairwise(&old, &new, |old, new| new / old)),
-                noise: Spread::of(old.windows(2).map(|two| two[1] / two[0]).collect()),
-                stock_ns: Spread::of(times_of(stock, name)?).median,
-                ours_ns: Spread::of(new).median,
+                ratio: Spread::from_values(pairwise(&old, &new, |old, new| new / old)),
+                noise: Spread::from_values(old.windows(2).map(|two| two[1] / two[0]).collect()),
+                stock_ns: Spread::from_values(times_of(stock, name)?).median,
+                ours_ns: Spread::from_values(new).median,
                 calls_ns: calls_of(our, name)?,
             })
         };
@@ -322,10 +332,10 @@ fn measure(
             .collect::<Result<Vec<Row>>>()
     };
     let rows = rows_of(&stock, &our)?;
-    let near_rows = rows_of(&near_stock, &near_our)?;
-    let near_cells: Vec<_> = near_rows
+    let library_rows = rows_of(&library_stock, &library_our)?;
+    let time_cells: Vec<_> = library_rows
         .iter()
-        .map(|row| near_cells(row, pairs > 0))
+        .map(|row| time_cells(row, pairs > 0))
         .collect();
     let (single, others): (Vec<_>, Vec<_>) =
         rows.iter().partition(|row| row.name.starts_with(SINGLE));
@@ -351,24 +361,24 @@ fn measure(
         table(&shared),
         table(&single),
         table(&several),
-        report::markdown(&NEAR_HEADINGS, &near_cells),
+        report::markdown(&TIME_HEADINGS, &time_cells),
     );
     let tables =
         [false, true].map(|page| mlx5_layers::table(&rows, &native_counts, &layers, &stock, page));
     let [layers, summary] = tables;
-    let mut broken = broken(&our_counts.counts);
-    broken.extend(mlx5_layers::broken(&native_counts)?);
-    Ok(([text, layers?, summary?], broken))
+    let mut exceeded = exceeded_counts(&our_counts.counts);
+    exceeded.extend(mlx5_layers::exceeded_counts(&native_counts)?);
+    Ok(([text, layers?, summary?], exceeded))
 }
 
-/// What the calls of a row take alone: the median of all processes.
+/// Returns the time of a row's calls alone: the median of all processes.
 fn calls_of(runs: &[Output], name: &str) -> Result<f64> {
     let calls = runs.iter().map(|run| time_of(&run.calls, name));
-    Ok(Spread::of(calls.collect::<Result<_>>()?).median)
+    Ok(Spread::from_values(calls.collect::<Result<_>>()?).median)
 }
 
-/// Builds, measures, prints, and writes the tables into docs/ if asked to; returns
-/// which counts of ours are above their limits.
+/// Builds, measures, prints, and optionally writes the tables into docs/; returns the
+/// counts and times of ours that exceed their limits.
 ///
 /// # Errors
 /// A program that does not build or run; a page without the markers.
@@ -386,7 +396,7 @@ pub fn bench(
     };
     let stand_in = mlx5_layers::stand_in()?;
     let native = Native::build(&stand_in, mlx5_layers::PROGRAM)?;
-    let ([mut text, layers, summary], mut broken) =
+    let ([mut text, layers, summary], mut exceeded) =
         measure(&program, &native, provider, ours, pairs, samples)?;
     if pairs > 0 {
         let (control, above) = control::bench(ours, provider, pairs, samples)?;
@@ -394,16 +404,16 @@ pub fn bench(
             text,
             "\nThe control path without the kernel's part; of `load-resident`, bytes:\n\n{control}"
         );
-        broken.extend(above);
+        exceeded.extend(above);
     }
     print!("{text}\nThe Rust crate's layers, ns (instructions):\n\n{layers}");
-    report::keep(name, &format!("{text}\n{layers}"))?;
-    // The summary is beside the stock provider that the system has.
+    report::save(name, &format!("{text}\n{layers}"))?;
+    // The summary compares with the system's stock provider.
     if write && stock.is_none() {
         let page = driver::root().join(report::SUMMARY);
         report::replace_in(&page, CRATE_BEGIN, CRATE_END, &summary)?;
     }
-    Ok(broken)
+    Ok(exceeded)
 }
 
 fn program() -> Result<Program> {
@@ -420,7 +430,7 @@ fn program() -> Result<Program> {
     )
 }
 
-/// Each instruction of a row, of both providers or of the Rust crate.
+/// Prints each instruction of a row, of both providers or of the Rust crate.
 ///
 /// # Errors
 /// A program that does not build or run.
@@ -448,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_owner_is_required_a_further_part_at_batch_1() {
+    fn a_single_owner_has_a_lower_target_at_batch_1() {
         assert_eq!(required("poll-send/16"), (Some(0.50), Some(92.0)));
         assert_eq!(required("single-poll-send/16"), (None, None));
         let (ratio, _) = required("single-recv/1");
@@ -469,7 +479,7 @@ mod tests {
                 locked,
                 fences,
             };
-            broken(&[(name.to_owned(), count)]).len()
+            exceeded_counts(&[(name.to_owned(), count)]).len()
         };
         assert_eq!(row("recv/16", 44.0, 0.0, 0.0), 0);
         assert_eq!(row("recv/16", 44.1, 0.0, 0.0), 1);

@@ -1,5 +1,5 @@
-//! The Rust crate's layers on ConnectX's queues, beside the two providers: what
-//! is required of them, and the table.
+//! Compares the Rust crate's layers on ConnectX's queues with the two providers: their
+//! limits, and the table.
 
 use anyhow::{Result, ensure};
 
@@ -13,7 +13,7 @@ use crate::{driver, mlx5};
 /// The crate's program, by cargo's name for it.
 pub const PROGRAM: &str = "datapath-mlx5";
 
-/// Compiles the stand-in that it runs on.
+/// Compiles the stand-in for the driver.
 ///
 /// # Errors
 /// No compiler, missing headers, a folder that cannot be written.
@@ -21,10 +21,10 @@ pub fn stand_in() -> Result<StandIn> {
     mlx5::stand_in(&driver::target_dir().join("bench-mlx5"))
 }
 
-/// What a run comes to, if it has the rows of the table.
+/// Runs the program and parses its output.
 ///
 /// # Errors
-/// It failed, or printed something else.
+/// The program failed, or its rows are not those of the table.
 pub fn figures(native: &Native, arguments: &[&str]) -> Result<Output> {
     let output = native.figures(arguments)?;
     let rows = output.counts.len().max(output.times.len());
@@ -35,9 +35,8 @@ pub fn figures(native: &Native, arguments: &[&str]) -> Result<Output> {
     Ok(output)
 }
 
-/// The rows, and the most instructions that the raw and the safe layer may have
-/// for an operation: a little more than were counted. `cargo xtask test` fails
-/// above that.
+/// The rows, and the maximum instructions of an operation of the raw and of the safe
+/// layer: slightly above the current counts. `cargo xtask test` fails above that.
 const OPERATIONS: [(&str, [f64; 2]); 13] = [
     ("poll-recv/1", [137.0, 272.0]),
     ("poll-recv/16", [106.0, 221.0]),
@@ -55,23 +54,23 @@ const OPERATIONS: [(&str, [f64; 2]); 13] = [
 ];
 const LAYERS: [&str; 2] = ["raw", "safe"];
 
-/// Counts of the layers that are above their limits, in words, and how many rows
-/// there are. No instruction is locked: each queue has one owner.
+/// Counts the layers' instructions. Returns the number of rows, and descriptions of
+/// exceeded limits. No instruction may be locked: each queue has one owner.
 ///
 /// # Errors
 /// A program that does not build or run.
 pub fn gate() -> Result<(usize, Vec<String>)> {
     let stand_in = stand_in()?;
     let counts = figures(&Native::build(&stand_in, PROGRAM)?, &["count"])?;
-    Ok((2 * OPERATIONS.len(), broken(&counts)?))
+    Ok((2 * OPERATIONS.len(), exceeded_counts(&counts)?))
 }
 
-/// Counts that are above their limits, in words.
+/// Describes the counts that exceed their limits.
 ///
 /// # Errors
-/// A row that was not counted.
-pub fn broken(counts: &Output) -> Result<Vec<String>> {
-    let mut broken = Vec::new();
+/// A row that was not output_with_counts.
+pub fn exceeded_counts(counts: &Output) -> Result<Vec<String>> {
+    let mut exceeded = Vec::new();
     for (operation, most) in OPERATIONS {
         for (layer, limit) in LAYERS.into_iter().zip(most) {
             let row = format!("{layer}-{operation}");
@@ -84,7 +83,7 @@ pub fn broken(counts: &Output) -> Result<Vec<String>> {
             let calls = limits::batch(&row);
             let mut check = |what: &str, is: f64, limit: f64| {
                 if is > limit + ROUNDING * calls {
-                    broken.push(format!("mlx5 {row}: {is:.2} {what}, at most {limit}"));
+                    exceeded.push(format!("mlx5 {row}: {is:.2} {what}, at most {limit}"));
                 }
             };
             check("instructions", instructions, limit);
@@ -92,11 +91,11 @@ pub fn broken(counts: &Output) -> Result<Vec<String>> {
             check(
                 "fences a call",
                 fences * calls,
-                super::mlx5::fences(operation),
+                super::mlx5::max_fences(operation),
             );
         }
     }
-    Ok(broken)
+    Ok(exceeded)
 }
 
 const HEADINGS: [&str; 8] = [
@@ -110,8 +109,8 @@ const HEADINGS: [&str; 8] = [
     "safe / stock",
 ];
 
-/// The layers beside both providers. `rows` has those of the C program: stock's
-/// queues are thread-safe, the plugin's and the crate's have one owner.
+/// Returns the table of the layers and both providers. `rows` are those of the C program.
+/// Stock's queues are thread-safe, those of the plugin and the crate have one owner.
 ///
 /// # Errors
 /// A row that one of the programs lacks.
@@ -148,9 +147,9 @@ pub fn table(
         for layer in LAYERS {
             let name = format!("{layer}-{operation}");
             let new = times_of(runs, &name)?;
-            let ratio = Spread::of(pairwise(&old, &new, |old, new| new / old));
+            let ratio = Spread::from_values(pairwise(&old, &new, |old, new| new / old));
             ratios.push(report::ratio(ratio, timed, page));
-            line.push(cell(Spread::of(new).median, counts.count(&name)?));
+            line.push(cell(Spread::from_values(new).median, counts.count(&name)?));
         }
         line.extend(ratios);
         cells.push(line);
@@ -162,7 +161,7 @@ pub fn table(
 mod tests {
     use super::*;
 
-    fn counted(of: impl Fn(f64) -> Count) -> Output {
+    fn output_with_counts(of: impl Fn(f64) -> Count) -> Output {
         let rows = OPERATIONS.iter().flat_map(|(operation, most)| {
             let of = &of;
             LAYERS
@@ -177,23 +176,23 @@ mod tests {
     }
 
     #[test]
-    fn a_count_above_its_limit_is_broken() {
+    fn a_count_above_its_limit_is_exceeded() {
         let count = |instructions, locked| Count {
             instructions,
             locked,
             fences: 0.0,
         };
-        let broken_by = |more: f64, locked| {
-            let counts = counted(|most| count(most + more, locked));
-            broken(&counts).unwrap().len()
+        let exceeded_by = |more: f64, locked| {
+            let counts = output_with_counts(|most| count(most + more, locked));
+            exceeded_counts(&counts).unwrap().len()
         };
-        assert_eq!(broken_by(0.0, 0.0), 0);
-        assert_eq!(broken_by(1.0, 0.0), 2 * OPERATIONS.len());
-        assert_eq!(broken_by(0.0, 1.0), 2 * OPERATIONS.len());
+        assert_eq!(exceeded_by(0.0, 0.0), 0);
+        assert_eq!(exceeded_by(1.0, 0.0), 2 * OPERATIONS.len());
+        assert_eq!(exceeded_by(0.0, 1.0), 2 * OPERATIONS.len());
     }
 
     #[test]
     fn a_row_that_was_not_counted_is_an_error() {
-        assert!(broken(&Output::default()).is_err());
+        assert!(exceeded_counts(&Output::default()).is_err());
     }
 }

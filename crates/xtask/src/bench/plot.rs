@@ -1,4 +1,4 @@
-//! A bar for each row: our time over the stock provider's, and the limit.
+//! A plot with a bar for each row: our time over the stock provider's, and the limit.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ fn x(ratio: f64) -> f64 {
     LEFT + WIDTH * ratio.clamp(0.0, SCALE) / SCALE
 }
 
-/// A standalone SVG; whiskers are the quartiles, ticks the limits.
+/// Returns the plot as SVG; whiskers are quartiles, ticks are limits.
 pub fn svg(results: &Results) -> String {
     let rows: Vec<_> = results.rows.iter().filter(|row| !row.is_floor()).collect();
     let bottom = TOP + LINE * rows.len() as f64;
@@ -69,7 +69,7 @@ pub fn svg(results: &Results) -> String {
             middle + 4.0,
             row.ratio.median
         );
-        if let Some(limit) = limits::of(&row.name).ratio {
+        if let Some(limit) = limits::for_row(&row.name).ratio {
             let at = x(limit);
             let _ = writeln!(
                 text,

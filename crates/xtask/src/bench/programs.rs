@@ -1,5 +1,4 @@
-//! The programs that are measured, the stand-in for the kernel that both are run
-//! with, and what they print.
+//! The measured programs, their stand-in for the kernel, and the parser of their output.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +6,10 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::measure::Count;
 use crate::driver;
-use crate::standin::{Provider, StandIn, printed};
+use crate::standin::{Provider, StandIn, output_of};
 
-/// What libibverbs reads of sysfs when it has no netlink: one rxe device, whose
-/// character device is /dev/null's (1:3).
+/// The sysfs files of one rxe device, which libibverbs reads without netlink; the
+/// character device is /dev/null (1:3).
 const DEVICE: &[(&str, &str)] = &[
     ("infiniband_verbs/abi_version", "6\n"),
     ("infiniband_verbs/uverbs0/dev", "1:3\n"),
@@ -25,23 +24,23 @@ pub fn stand_in(dir: &Path) -> Result<StandIn> {
     StandIn::build(dir, "standin.c", DEVICE)
 }
 
-/// What one process printed.
+/// The parsed output of one process.
 #[derive(Default)]
 pub struct Output {
-    /// The file that served.
+    /// File name of the provider that served.
     pub provider: String,
-    /// Whether it gave a thread domain.
+    /// Whether the provider supports thread domains.
     pub thread_domain: bool,
-    /// Of each row that was counted.
+    /// Counts by row.
     pub counts: Vec<(String, Count)>,
-    /// Of each row that was timed, in nanoseconds.
+    /// Times by row, in nanoseconds.
     pub times: Vec<(String, f64)>,
-    /// Of the same, where every call returns at once.
+    /// Times by row of calls that return immediately, in nanoseconds.
     pub calls: Vec<(String, f64)>,
 }
 
 impl Output {
-    /// What a row was counted to.
+    /// Returns the counts of a row.
     pub fn count(&self, row: &str) -> Result<Count> {
         let found = self.counts.iter().find(|(name, _)| name == row);
         let (_, count) = found.with_context(|| format!("row {row} was not counted"))?;
@@ -56,14 +55,14 @@ pub struct Verbs<'s> {
 }
 
 impl<'s> Verbs<'s> {
-    /// Compiles it.
+    /// Compiles the program.
     pub fn build(stand_in: &'s StandIn) -> Result<Self> {
         let path = stand_in.program("datapath", &["datapath.c", "rows.c", "stepper.c"])?;
         Ok(Self { stand_in, path })
     }
 
     fn run(&self, provider: Provider, arguments: &[&str]) -> Result<String> {
-        printed(&mut self.stand_in.command(&self.path, provider, arguments))
+        output_of(&mut self.stand_in.command(&self.path, provider, arguments))
     }
 
     /// Each instruction of a row, as `step OFFSET FILE` lines.
@@ -71,43 +70,46 @@ impl<'s> Verbs<'s> {
         self.run(provider, &["trace", row])
     }
 
-    /// What a run comes to, if the provider that was asked for has served.
+    /// Runs the program and parses its output.
+    ///
+    /// # Errors
+    /// The run failed, or another provider has served.
     pub fn figures(&self, provider: Provider, arguments: &[&str]) -> Result<Output> {
         let output = parse(&self.run(provider, arguments)?)?;
         let is_ours = output.provider.contains("ringverbs");
         match provider {
             Provider::Stock | Provider::StockAt(_) => ensure!(
                 output.provider.contains("librxe"),
-                "the stock provider was asked for and {} served: install ibverbs-providers",
+                "{} served instead of the stock provider: install ibverbs-providers",
                 output.provider
             ),
             Provider::Ours(path) => ensure!(
                 is_ours,
-                "{} was asked for and {} served: its refusal is on stderr",
-                path.display(),
-                output.provider
+                "{} served instead of {}: its refusal is on stderr",
+                output.provider,
+                path.display()
             ),
         }
         Ok(output)
     }
 }
 
-/// The program of the Rust crate, in which no C library is.
+/// The program of the Rust crate, which uses no C library.
 pub struct Native<'s> {
     stand_in: &'s StandIn,
     path: PathBuf,
 }
 
 impl<'s> Native<'s> {
-    /// Has cargo build the one of that name, for that stand-in.
+    /// Builds the bench of that name.
     pub fn build(stand_in: &'s StandIn, name: &str) -> Result<Self> {
         let path = driver::build_bench("ringverbs", name)?;
         Ok(Self { stand_in, path })
     }
 
     fn run(&self, arguments: &[&str]) -> Result<String> {
-        // It loads no provider.
-        printed(
+        // The program loads no provider.
+        output_of(
             &mut self
                 .stand_in
                 .command(&self.path, Provider::Stock, arguments),
@@ -119,13 +121,13 @@ impl<'s> Native<'s> {
         self.run(&["trace", row])
     }
 
-    /// What a run comes to.
+    /// Runs the program and parses its output.
     pub fn figures(&self, arguments: &[&str]) -> Result<Output> {
         parse(&self.run(arguments)?)
     }
 }
 
-/// Reads what a program of the bench prints.
+/// Parses the output of a program of the bench.
 pub fn parse(text: &str) -> Result<Output> {
     let mut output = Output::default();
     for line in text.lines() {
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_program_prints_is_read() {
+    fn program_output_is_parsed() {
         let text = "provider /a b/librxe.so\nthread-domain yes\ntime poll/1 7.5\n\
                     doorbell 2\ncount poll/1 64.125 1.000 0.000\n";
         let output = parse(text).unwrap();
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_known_is_an_error() {
+    fn an_unknown_line_is_an_error() {
         assert!(parse("count poll/1 64\n").is_err());
         assert!(parse("surprise\n").is_err());
     }

@@ -18,9 +18,9 @@ pub(super) const SUMMARY: &str = "docs/performance.md";
 const BEGIN: &str = "<!-- layers:begin, written by cargo xtask bench --write -->";
 const END: &str = "<!-- layers:end -->";
 
-/// Writes all tables of a run to `bench/NAME.md` in the target directory, and
-/// says so.
-pub(super) fn keep(name: &str, tables: &str) -> Result<()> {
+/// Writes all tables of a run to `bench/NAME.md` in the target directory, and prints its
+/// path.
+pub(super) fn save(name: &str, tables: &str) -> Result<()> {
     let path = driver::target_dir().join(format!("bench/{name}.md"));
     let folder = path.parent().expect("a file of a folder");
     fs::create_dir_all(folder)
@@ -30,7 +30,7 @@ pub(super) fn keep(name: &str, tables: &str) -> Result<()> {
     Ok(())
 }
 
-/// A time, if there was a clock.
+/// Formats a time, if times were measured.
 pub(super) fn ns(value: f64, timed: bool) -> String {
     if !timed {
         return "-".to_owned();
@@ -38,8 +38,8 @@ pub(super) fn ns(value: f64, timed: bool) -> String {
     format!("{value:.2}")
 }
 
-/// A median and its quartiles.
-pub(super) fn around(spread: Spread, timed: bool) -> String {
+/// Formats a median and its quartiles.
+pub(super) fn median_and_quartiles(spread: Spread, timed: bool) -> String {
     if !timed {
         return "-".to_owned();
     }
@@ -49,31 +49,31 @@ pub(super) fn around(spread: Spread, timed: bool) -> String {
     )
 }
 
-/// A ratio: on the page the median, at the terminal with its quartiles.
+/// Formats a ratio: the median on the page, with its quartiles at the terminal.
 pub(super) fn ratio(spread: Spread, timed: bool, page: bool) -> String {
     if page {
         return ns(spread.median, timed);
     }
-    around(spread, timed)
+    median_and_quartiles(spread, timed)
 }
 
-/// The quartiles alone.
-pub(super) fn between(spread: Spread, timed: bool) -> String {
+/// Formats the quartiles alone.
+pub(super) fn quartiles(spread: Spread, timed: bool) -> String {
     if !timed {
         return "-".to_owned();
     }
     format!("{:.2} to {:.2}", spread.low, spread.high)
 }
 
-/// A row's figures as words, one for each column.
+/// Returns a row's cells, one per column.
 fn columns(row: &Row, timed: bool) -> Vec<String> {
-    let limit = limits::of(&row.name);
+    let limit = limits::for_row(&row.name);
     vec![
         row.name.clone(),
         ns(row.stock_ns, timed),
         ns(row.ours_ns, timed),
-        around(row.ratio, timed),
-        between(row.noise, timed),
+        median_and_quartiles(row.ratio, timed),
+        quartiles(row.noise, timed),
         limit
             .ratio
             .map_or("-".to_owned(), |limit| format!("{limit:.2}")),
@@ -90,13 +90,13 @@ fn columns(row: &Row, timed: bool) -> Vec<String> {
     ]
 }
 
-/// Counts pass or fail; a time within its row's noise of the limit is said so.
+/// Returns whether a row's count and time meet their limits.
 fn verdict(row: &Row, timed: bool) -> String {
-    let limit = limits::of(&row.name);
+    let limit = limits::for_row(&row.name);
     if limit.ratio.is_none() && limit.instructions.is_none() {
         return "-".to_owned();
     }
-    let count_fails = !limits::broken_counts(std::slice::from_ref(row)).is_empty();
+    let count_fails = !limits::exceeded_counts(std::slice::from_ref(row)).is_empty();
     let time_fails = timed && limit.ratio.is_some_and(|limit| row.ratio.median > limit);
     match (count_fails, time_fails) {
         (false, false) => "pass".to_owned(),
@@ -120,7 +120,7 @@ const HEADINGS: [&str; 11] = [
     "",
 ];
 
-/// The floors have no second provider: their own columns are enough.
+/// Returns the cells of a floor, which has one column each: floors have no provider.
 fn floor_columns(row: &Row, timed: bool) -> Vec<String> {
     let ns = if timed {
         format!("{:.2}", row.stock_ns)
@@ -137,7 +137,7 @@ fn floor_columns(row: &Row, timed: bool) -> Vec<String> {
 
 const FLOOR_HEADINGS: [&str; 4] = ["bare C loop", "ns", "instr.", "locked"];
 
-/// A table, with its columns' widths in the text as well.
+/// Returns a Markdown table with aligned columns.
 pub(super) fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..headings.len())
         .map(|i| {
@@ -199,7 +199,7 @@ fn tables(results: &Results) -> String {
          Queues owned by one thread by promise{domain}:\n\n{}\n\
          Thread-safe queues that several threads have used:\n\n{}\n\
          Floors:\n\n{}",
-        circumstances(results),
+        conditions(results),
         results.stock_file,
         results.ours_file,
         table(shared),
@@ -209,24 +209,24 @@ fn tables(results: &Results) -> String {
     )
 }
 
-/// How often, where, and beside what else.
-fn circumstances(results: &Results) -> String {
+/// Describes rounds, processor and load.
+fn conditions(results: &Results) -> String {
     format!(
         "{} rounds of processes on {}, load average before {}",
         results.rounds, results.processor, results.load
     )
 }
 
-/// The summary of the page.
+/// Returns the summary for the page.
 fn summary(results: &Results) -> String {
     format!(
         "{}.\n\n{}",
-        circumstances(results),
+        conditions(results),
         layers::comparison(&results.layers, results.rounds > 0, true)
     )
 }
 
-/// The tables for a reader at the terminal.
+/// Returns all tables for the terminal.
 pub fn terminal(results: &Results) -> String {
     let timed = results.rounds > 0;
     format!(
@@ -242,7 +242,7 @@ pub fn write(root: &Path, results: &Results) -> Result<()> {
     replace_in(&root.join(SUMMARY), BEGIN, END, &summary(results))
 }
 
-/// Replaces what is between the lines `begin` and `end` of a page.
+/// Replaces the text between the lines `begin` and `end` of a page.
 pub(super) fn replace_in(page: &Path, begin: &str, end: &str, new: &str) -> Result<()> {
     let text = fs::read_to_string(page).with_context(|| {
         format!(
@@ -265,7 +265,7 @@ fn replace_between(old: &str, begin: &str, end: &str, new: &str) -> Option<Strin
     Some(format!("{before}{begin}\n\n{new}\n{end}{after}"))
 }
 
-/// One JSON object: what served, and a member of `rows` for each row.
+/// Returns the results as a JSON object.
 pub fn json(results: &Results) -> String {
     let mut text = format!(
         "{{\n  \"processor\": {},\n  \"load\": {},\n  \"stock\": {},\n  \"ours\": {},\n  \
@@ -279,7 +279,7 @@ pub fn json(results: &Results) -> String {
     );
     for (i, row) in results.rows.iter().enumerate() {
         let comma = if i + 1 < results.rows.len() { "," } else { "" };
-        let limit = limits::of(&row.name);
+        let limit = limits::for_row(&row.name);
         let number = |value: Option<f64>| value.map_or("null".to_owned(), |v| v.to_string());
         let timed = |value: f64| number((results.rounds > 0).then_some(value));
         let _ = writeln!(
@@ -361,7 +361,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Whether a page of the repository has the lines between which tables go.
+/// Returns whether a page of the repository has the lines around its tables.
 #[cfg(test)]
 pub(super) fn has_markers(page: &str, begin: &str, end: &str) -> bool {
     let text = fs::read_to_string(crate::driver::root().join(page)).unwrap();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_between_the_markers_changes() {
+    fn only_text_between_the_markers_changes() {
         let old = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
         let new = replace_between(&old, BEGIN, END, "new").unwrap();
         assert_eq!(new, format!("above\n{BEGIN}\n\nnew\n{END}\nbelow\n"));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_above_its_limit_is_called_a_failure() {
+    fn a_time_above_its_limit_fails() {
         let mut row = Row {
             name: "recv/1".to_owned(),
             ratio: Spread {

@@ -1,5 +1,5 @@
-//! The reasons for which the two providers' bytes may differ. Each is as narrow
-//! as it can be said; docs/internals/mlx5.md has the same list.
+//! The reasons for which the bytes of the two providers may differ. Each is as narrow as
+//! possible; docs/internals/mlx5.md has the same list.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use std::ops::Range;
 pub enum Reason {
     /// Queues of different size.
     Sizes,
-    /// The immediate of an operation that has none.
+    /// The immediate field of an operation without immediate data.
     NoImmediate,
     /// The compare operand of a fetch-and-add.
     NoCompare,
     /// The words after the remote SRQ number of an XRC work request.
     AfterSrqNumber,
-    /// What a refused work request leaves in the queue.
+    /// The block in the queue of a refused work request.
     RefusedBlock,
     /// The bytes after inline data in their last segment.
     InlinePadding,
@@ -41,7 +41,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// All of them, in the order of the table.
+    /// All reasons, in the order of the table.
     pub const ALL: [Self; 16] = [
         Self::Sizes,
         Self::NoImmediate,
@@ -61,7 +61,7 @@ impl Reason {
         Self::LongCqe,
     ];
 
-    /// As the table has it.
+    /// Returns the name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sizes => "capacity",
@@ -83,11 +83,11 @@ impl Reason {
         }
     }
 
-    /// The explanation.
-    pub fn why(self) -> &'static str {
+    /// Returns the explanation.
+    pub fn explanation(self) -> &'static str {
         match self {
             Self::Sizes => {
-                "each provider plans how large entries are; both hold what was asked for"
+                "each provider chooses the size of entries; both have the requested capacity"
             }
             Self::NoImmediate => {
                 "an operation of ibv_wr_* without immediate data or key: the stock provider \
@@ -159,7 +159,7 @@ impl Reason {
 pub struct Difference<'a> {
     /// The case's first line.
     pub header: &'a str,
-    /// What the line is about.
+    /// The key of the line.
     pub key: &'a str,
     /// The line of the stock provider.
     pub stock: &'a str,
@@ -171,27 +171,27 @@ pub struct Difference<'a> {
     pub start: usize,
 }
 
-/// A word that a post did not write.
+/// A word that posting did not write.
 const UNWRITTEN: &str = "--------";
 
-/// What the program fills queues with.
-fn pattern(at: usize) -> u8 {
+/// Returns a byte of the pattern that the program fills queues with.
+fn fill_pattern(at: usize) -> u8 {
     (at.wrapping_mul(167).wrapping_add(91) ^ at >> 8) as u8
 }
 
-/// Whether each byte of two words is the same, or was not written by the stock
+/// Returns whether each byte of two words is equal, or was not written by the stock
 /// provider and is 0 in the plugin's.
-fn left(old: &str, new: &str, at: usize) -> bool {
+fn is_unwritten_or_equal(old: &str, new: &str, at: usize) -> bool {
     (0..4).all(|i| {
         let byte = |word: &str| word.get(i * 2..i * 2 + 2).map(str::to_owned);
-        let filled = Some(format!("{:02x}", pattern(at + i)));
+        let filled = Some(format!("{:02x}", fill_pattern(at + i)));
         byte(old) == byte(new)
             || byte(new).as_deref() == Some("00") && (old == UNWRITTEN || byte(old) == filled)
     })
 }
 
-/// The reasons that together explain the difference; none if something in it
-/// has none.
+/// Returns the reasons that together explain the difference; `None` if a part of it is
+/// unexplained.
 pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
     let mut words = difference.header.split(' ').skip(1);
     let kind = words.next()?;
@@ -204,10 +204,10 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
     match subject {
         "sizes" => Some(vec![Reason::Sizes]),
         "posted" => errno(difference, refusal.as_deref()?),
-        "shared" => same_but_for_empty(difference).then(|| vec![Reason::EmptyElements]),
+        "shared" => equal_without_empty_elements(difference).then(|| vec![Reason::EmptyElements]),
         "entry" => {
             let place = match what.get(1) {
-                // Several entries each.
+                // Each request has several entries.
                 Some(request) if is_protection(request) => 0,
                 _ => number.parse().ok()?,
             };
@@ -215,18 +215,17 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
             entry(difference, kind, request)
         }
         "register" if refusal.as_deref() == Some("too much inline data") => {
-            // The first work request went out alone, so as a whole or by its
-            // first words.
+            // The first work request was posted alone, by BlueFlame or by its doorbell.
             let whole = difference.entry.get(..16)? == difference.ours.get(..16)?;
-            (whole && kind_posts_lists(kind)).then(|| vec![Reason::RefusedDoorbell])
+            (whole && uses_post_send(kind)).then(|| vec![Reason::RefusedDoorbell])
         }
         "register" => {
-            // More than a doorbell only of a work request that was alone.
+            // Only a work request that is posted alone uses BlueFlame.
             let request = request(&what, refusal.is_some(), 0)?;
             entry(difference, kind, request)
         }
         "stray" => {
-            // Of protection, what is refused is in no list of its own.
+            // Cases of protection include refused requests.
             let may_be_refused =
                 refusal.is_some() || what.iter().any(|request| is_protection(request));
             (may_be_refused && difference.ours.is_empty()).then(|| vec![Reason::RefusedBlock])
@@ -236,8 +235,8 @@ pub fn reasons(difference: &Difference) -> Option<Vec<Reason>> {
     }
 }
 
-/// Of what completions say, those in one place one after the other, each word
-/// that differs has to be one that a reason is about.
+/// Explains the differences of completions read from one place: each word that differs
+/// needs a reason.
 fn completion(
     difference: &Difference,
     shape: &str,
@@ -271,17 +270,17 @@ fn one_completion(
     let differ: Vec<usize> = (0..stock.len()).filter(|&i| stock[i] != ours[i]).collect();
     let in_completion = what.contains("in the completion of a receive");
     match (subject, &differ[..]) {
-        // The sender, and behind each name its number.
-        ("from", _) if in_completion && ours == words(NOBODY) => Some(Reason::SenderInData),
-        ("from", [8]) if ours[8] == "0" && has_extra(what) => Some(Reason::PkeyIndex),
-        // The flag of a route header, which is beside the sender.
+        // The sender: each name is followed by its number.
+        ("from", _) if in_completion && ours == words(UNKNOWN_SENDER) => Some(Reason::SenderInData),
+        ("from", [8]) if ours[8] == "0" && has_immediate_or_key(what) => Some(Reason::PkeyIndex),
+        // The flag of a GRH, which is a field of the sender.
         ("completion", [at])
             if in_completion && at.checked_sub(1).is_some_and(|at| ours[at] == "flags") =>
         {
             let flags = |text: &str| text.parse::<u32>().ok();
             (flags(stock[*at])? == flags(ours[*at])? | 1).then_some(Reason::SenderInData)
         }
-        ("data", [0]) if shape.starts_with("128") && is_of_this_side(what) => {
+        ("data", [0]) if shape.starts_with("128") && is_requester_data(what) => {
             let untouched = |text: &str| -> Vec<bool> {
                 let bytes = (0..text.len()).step_by(2);
                 bytes.map(|at| text.get(at..at + 2) == Some("--")).collect()
@@ -292,33 +291,33 @@ fn one_completion(
     }
 }
 
-/// What is said of a sender of which nothing is known.
-const NOBODY: &str = "000000 lid 0 service 0 bits 0 key 0";
+/// The line of an unknown sender.
+const UNKNOWN_SENDER: &str = "000000 lid 0 service 0 bits 0 key 0";
 
 fn words(line: &str) -> Vec<&str> {
     line.split(' ').filter(|word| !word.is_empty()).collect()
 }
 
-/// Whether a case's messages have an immediate, or a key to be invalidated.
-fn has_extra(what: &str) -> bool {
+/// Returns whether a case's messages have immediate data, or a key to be invalidated.
+fn has_immediate_or_key(what: &str) -> bool {
     let kind = what.strip_prefix("receive of kind ");
     let kind: Option<u32> = kind.and_then(|kind| kind.parse().ok());
-    // The second of each four is a plain message.
+    // The second of every four kinds is a message without either.
     kind.is_some_and(|kind| kind % 4 != 1) || what.contains("receives, read by")
 }
 
-/// Whether the case is about what this side has read.
-fn is_of_this_side(what: &str) -> bool {
+/// Returns whether the case is about data that the requester receives.
+fn is_requester_data(what: &str) -> bool {
     what.contains("in the completion of a read") || what.starts_with("an atomic")
 }
 
-/// Whether the queue pair is posted to with `ibv_post_send`.
-fn kind_posts_lists(kind: &str) -> bool {
+/// Returns whether the queue pair is posted to with `ibv_post_send`.
+fn uses_post_send(kind: &str) -> bool {
     !kind.ends_with("-wr")
 }
 
-/// A case's work request, by its place: its operation, its number of elements
-/// and whether they are inline.
+/// Returns the case's work request at `place`: its operation, its number of elements and
+/// whether they are inline.
 fn request<'a>(what: &[&'a str], refused: bool, place: usize) -> Option<&'a str> {
     if refused {
         return Some("send");
@@ -329,27 +328,27 @@ fn request<'a>(what: &[&'a str], refused: bool, place: usize) -> Option<&'a str>
     what.get(place + 1).copied()
 }
 
-/// Whether the work request sets the protection of a memory key.
+/// Returns whether the work request sets the protection of a memory key.
 fn is_protection(request: &str) -> bool {
     request.starts_with("key-protect/")
 }
 
-/// Whether the entry sets a PSV, by its opcode.
+/// Returns whether the entry sets a PSV, by its opcode.
 fn is_set_psv(entry: &str) -> bool {
     entry.get(6..8) == Some("20")
 }
 
-/// Of the words that differ each has to be one that a reason is about. A
-/// register gets what was in the queue, what was left there too.
+/// Explains the differences of an entry: each word that differs needs a reason. BlueFlame
+/// copies the entry from the queue, including unwritten bytes.
 fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reason>> {
     let operation = request.split('/').next()?;
-    let behind = behind_inline(difference.ours, kind, request);
+    let padding = inline_padding(difference.ours, kind, request);
     if difference.stock.len() != difference.ours.len() {
         return None;
     }
     let (xrc, dc) = (kind.starts_with("xrc"), kind.starts_with("dc"));
     let changes_keys = matches!(operation, "bind" | "local-inv");
-    // The key's own work request has it there; that of a PSV has nothing.
+    // The work request of the key has it in this field; that of a PSV has nothing there.
     let is_key = is_protection(request) && !is_set_psv(difference.ours);
     let mut reasons = Vec::new();
     for at in (0..difference.stock.len()).step_by(8) {
@@ -358,24 +357,26 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
         if old == new {
             continue;
         }
-        let left = left(old, new, difference.start + at / 2);
+        let unwritten = is_unwritten_or_equal(old, new, difference.start + at / 2);
         let reason = match at / 2 {
-            12 if left && !kind_posts_lists(kind) && !has_immediate(operation) && !is_key => {
+            12 if unwritten && !uses_post_send(kind) && !has_immediate(operation) && !is_key => {
                 Reason::NoImmediate
             }
-            20..32 if left && xrc && !changes_keys => Reason::AfterSrqNumber,
-            // Behind the address, if there is one.
-            40 | 44 if left && !xrc && !dc && operation == "fetch-add" => Reason::NoCompare,
-            56 | 60 if left && xrc && operation == "fetch-add" => Reason::NoCompare,
-            88 | 92 if left && dc && operation == "fetch-add" => Reason::NoCompare,
-            96..112 if left && kind.starts_with("underlay") => Reason::HeaderPadding,
-            64..128 if left && changes_keys => Reason::UnchangedKeyFields,
+            20..32 if unwritten && xrc && !changes_keys => Reason::AfterSrqNumber,
+            // After the address, if there is one.
+            40 | 44 if unwritten && !xrc && !dc && operation == "fetch-add" => Reason::NoCompare,
+            56 | 60 if unwritten && xrc && operation == "fetch-add" => Reason::NoCompare,
+            88 | 92 if unwritten && dc && operation == "fetch-add" => Reason::NoCompare,
+            96..112 if unwritten && kind.starts_with("underlay") => Reason::HeaderPadding,
+            64..128 if unwritten && changes_keys => Reason::UnchangedKeyFields,
             // Opcode, flags and index; the count; reserved; tag and mask.
-            20..32 if left && kind == "tags" => Reason::UnusedTagFields,
-            16 if left && kind == "tags" && operation == "sync" => Reason::UnusedTagFields,
-            32..48 if left && kind == "tags" && operation != "add" => Reason::UnusedTagFields,
-            28 if kind.contains("roce") && any_port(difference, at, old, new) => Reason::SourcePort,
-            word if left && is_behind(&behind, word, old, new) => Reason::InlinePadding,
+            20..32 if unwritten && kind == "tags" => Reason::UnusedTagFields,
+            16 if unwritten && kind == "tags" && operation == "sync" => Reason::UnusedTagFields,
+            32..48 if unwritten && kind == "tags" && operation != "add" => Reason::UnusedTagFields,
+            28 if kind.contains("roce") && differs_in_source_port(difference, at, old, new) => {
+                Reason::SourcePort
+            }
+            word if unwritten && differs_only_in(&padding, word, old, new) => Reason::InlinePadding,
             _ => return None,
         };
         if !reasons.contains(&reason) {
@@ -385,9 +386,9 @@ fn entry(difference: &Difference, kind: &str, request: &str) -> Option<Vec<Reaso
     (!reasons.is_empty()).then_some(reasons)
 }
 
-/// Where the bytes are that are behind a work request's inline data in their
-/// last segment; none where there are no such data.
-fn behind_inline(line: &str, kind: &str, request: &str) -> Range<usize> {
+/// Returns the range of bytes after a work request's inline data in their last segment;
+/// empty without inline data.
+fn inline_padding(line: &str, kind: &str, request: &str) -> Range<usize> {
     let address = match kind.split('-').next() {
         Some("ud" | "dc") => 48,
         Some("underlay") => 96,
@@ -409,12 +410,12 @@ fn behind_inline(line: &str, kind: &str, request: &str) -> Range<usize> {
     }
 }
 
-/// Whether two words, which begin at a byte of the entry, differ in such bytes
-/// alone.
-fn is_behind(behind: &Range<usize>, at: usize, old: &str, new: &str) -> bool {
+/// Returns whether two words, which start at byte `at` of the entry, differ only in the
+/// padding.
+fn differs_only_in(padding: &Range<usize>, at: usize, old: &str, new: &str) -> bool {
     (0..4).all(|i| {
         let place = i * 2..i * 2 + 2;
-        behind.contains(&(at + i)) || old.get(place.clone()) == new.get(place)
+        padding.contains(&(at + i)) || old.get(place.clone()) == new.get(place)
     })
 }
 
@@ -422,18 +423,18 @@ fn has_immediate(operation: &str) -> bool {
     operation.ends_with("-imm") || operation.ends_with("-inv")
 }
 
-/// Whether two address vectors' words with the source port are of a handle
-/// without a flow label: the same but for the port, which is any.
-fn any_port(difference: &Difference, at: usize, old: &str, new: &str) -> bool {
-    // Four words on are 2 bits, the GID's index, and 20 bits of the label.
+/// Returns whether the words with the source port of two address vectors differ only in
+/// the port, and the address handle has no flow label.
+fn differs_in_source_port(difference: &Difference, at: usize, old: &str, new: &str) -> bool {
+    // Four words later: 2 bits, the GID index, and 20 bits of the label.
     let label = difference.ours.get(at + 35..at + 40);
     let port = |word: &str| matches!(word.as_bytes().get(4), Some(b'c'..=b'f'));
     label == Some("00000") && old.get(..4) == new.get(..4) && port(old) && port(new)
 }
 
-/// Whether the stock provider's entry of a shared receive queue is ours without its
-/// elements of no bytes.
-fn same_but_for_empty(difference: &Difference) -> bool {
+/// Returns whether ours is the stock provider's entry of a shared receive queue without
+/// its empty elements.
+fn equal_without_empty_elements(difference: &Difference) -> bool {
     const SEGMENT: usize = 32;
     const END: &str = "00000000000001000000000000000000";
     let (Some((old_head, old)), Some((new_head, new))) = (
@@ -455,11 +456,11 @@ fn same_but_for_empty(difference: &Difference) -> bool {
         .filter(|segment| !segment.starts_with("00000000"))
         .collect();
     let ours = list(new);
-    // Ours is shorter, so its end has to be there.
+    // The list of ours is shorter, so its end must be present.
     old_head == new_head && old.len() == new.len() && ours == kept && ours.len() < room
 }
 
-/// Whether only the errno of a refusal differs, as it is known to.
+/// Explains a difference in the errno of a refusal.
 fn errno(difference: &Difference, refusal: &str) -> Option<Vec<Reason>> {
     let (old, old_rest) = difference.stock.split_once(' ')?;
     let (new, new_rest) = difference.ours.split_once(' ')?;
@@ -471,7 +472,7 @@ fn errno(difference: &Difference, refusal: &str) -> Option<Vec<Reason>> {
 mod tests {
     use super::*;
 
-    fn of(header: &str, key: &str, stock: &str, ours: &str) -> Option<Vec<Reason>> {
+    fn reasons_for(header: &str, key: &str, stock: &str, ours: &str) -> Option<Vec<Reason>> {
         reasons(&Difference {
             header,
             key,
@@ -483,28 +484,28 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_not_used_is_a_reason_where_it_is_not_used() {
+    fn only_unused_immediate_fields_may_differ() {
         let (stock, ours) = (
             "0000000a0000490100000080--------",
             "0000000a000049010000008000000000",
         );
-        let reasons = |header| of(header, "entry 0", stock, ours);
+        let reasons = |header| reasons_for(header, "entry 0", stock, ours);
         assert_eq!(
             reasons("case rc-1-wr 1 post send/1"),
             Some(vec![Reason::NoImmediate])
         );
         assert_eq!(reasons("case rc-1-wr 1 post send-imm/1"), None);
         assert_eq!(reasons("case rc-1 1 post send/1"), None);
-        // Any other word has none.
+        // A difference in another word.
         let ours = ours.replace("00000080", "00000082");
         assert_eq!(
-            of("case rc-1-wr 1 post send/1", "entry 0", stock, &ours),
+            reasons_for("case rc-1-wr 1 post send/1", "entry 0", stock, &ours),
             None
         );
-        // Nor has what is not 0.
+        // A value other than 0.
         let ours = "0000000a000049010000008000000001";
         assert_eq!(
-            of("case rc-1-wr 1 post send/1", "entry 0", stock, ours),
+            reasons_for("case rc-1-wr 1 post send/1", "entry 0", stock, ours),
             None
         );
     }
@@ -514,41 +515,44 @@ mod tests {
         let text = |number: &str, rest: &str| format!("{:032}{number}{rest}", 0);
         let unwritten = UNWRITTEN.repeat(3);
         let zeros = "0".repeat(24);
-        let ask = |header, number: &str| {
+        let explain = |header, number: &str| {
             let (stock, ours) = (text("00123456", &unwritten), text(number, &zeros));
-            of(header, "entry 0", &stock, &ours)
+            reasons_for(header, "entry 0", &stock, &ours)
         };
         let header = "case xrc-3 1 post send/1";
-        assert_eq!(ask(header, "00123456"), Some(vec![Reason::AfterSrqNumber]));
-        assert_eq!(ask(header, "00123457"), None);
-        assert_eq!(ask("case xrc-keys 1 post bind/0", "00123456"), None);
-        assert_eq!(ask("case rc-4 1 post send/1", "00123456"), None);
+        assert_eq!(
+            explain(header, "00123456"),
+            Some(vec![Reason::AfterSrqNumber])
+        );
+        assert_eq!(explain(header, "00123457"), None);
+        assert_eq!(explain("case xrc-keys 1 post bind/0", "00123456"), None);
+        assert_eq!(explain("case rc-4 1 post send/1", "00123456"), None);
     }
 
     #[test]
     fn only_unwritten_bytes_after_inline_data_may_differ() {
-        let ask = |header: &str, length: &str, stock: &str, ours: &str| {
+        let explain = |header: &str, length: &str, stock: &str, ours: &str| {
             let text = |word: &str| format!("{:032}{length}aabbccdd{word}", 0);
-            of(header, "entry 0", &text(stock), &text(ours))
+            reasons_for(header, "entry 0", &text(stock), &text(ours))
         };
-        // Of 7 bytes, which begin with byte 20, the last is byte 26.
-        let left = format!("112233{:02x}", pattern(27));
-        let (other, ours) = (format!("112233{:02x}", !pattern(27)), "11223300");
+        // The last of 7 bytes, which start at byte 20, is byte 26.
+        let left = format!("112233{:02x}", fill_pattern(27));
+        let (other, ours) = (format!("112233{:02x}", !fill_pattern(27)), "11223300");
         let header = "case rc-4 1 post send/1/inline";
         let why = Some(vec![Reason::InlinePadding]);
-        assert_eq!(ask(header, "80000007", &left, ours), why);
-        assert_eq!(ask(header, "80000007", &other, ours), None);
-        // Of the data.
-        assert_eq!(ask(header, "80000008", &left, ours), None);
-        assert_eq!(ask(header, "80000007", &left, "11223200"), None);
+        assert_eq!(explain(header, "80000007", &left, ours), why);
+        assert_eq!(explain(header, "80000007", &other, ours), None);
+        // A byte of the data.
+        assert_eq!(explain(header, "80000008", &left, ours), None);
+        assert_eq!(explain(header, "80000007", &left, "11223200"), None);
         // Not inline.
         assert_eq!(
-            ask("case rc-4 1 post send/1", "80000007", &left, ours),
+            explain("case rc-4 1 post send/1", "80000007", &left, ours),
             None
         );
-        assert_eq!(ask(header, "00000007", &left, ours), None);
+        assert_eq!(explain(header, "00000007", &left, ours), None);
         assert_eq!(
-            ask("case rc-4-wr 1 post send/1/inline", "80000007", &left, ours),
+            explain("case rc-4-wr 1 post send/1/inline", "80000007", &left, ours),
             why
         );
     }
@@ -556,41 +560,41 @@ mod tests {
     #[test]
     fn only_unwritten_bytes_of_a_key_may_differ() {
         let header = "case rc-keys 1 post bind/0";
-        let ask = |stock: &str, ours: &str| {
+        let explain = |stock: &str, ours: &str| {
             let text = |word: &str| format!("{:0128}{word}", 0);
-            of(header, "register this", &text(stock), &text(ours))
+            reasons_for(header, "register this", &text(stock), &text(ours))
         };
         // The pattern's bytes 64 to 67: 0x1b, 0xc2, 0x69, 0x10.
         assert_eq!(
-            ask("40c26910", "40000000"),
+            explain("40c26910", "40000000"),
             Some(vec![Reason::UnchangedKeyFields])
         );
         assert_eq!(
-            ask("--------", "00000000"),
+            explain("--------", "00000000"),
             Some(vec![Reason::UnchangedKeyFields])
         );
-        assert_eq!(ask("40c26911", "40000000"), None);
-        assert_eq!(ask("40c26910", "41000000"), None);
-        assert_eq!(ask("40c26910", "40000001"), None);
+        assert_eq!(explain("40c26911", "40000000"), None);
+        assert_eq!(explain("40c26910", "41000000"), None);
+        assert_eq!(explain("40c26910", "40000001"), None);
     }
 
     #[test]
     fn only_unused_fields_of_a_change_of_tags_may_differ() {
-        let ask = |header: &str, at: usize, stock: &str| {
+        let explain = |header: &str, at: usize, stock: &str| {
             let text = |word: &str| format!("{:0at$}{word}", 0, at = at * 2);
-            of(header, "entry 0", &text(stock), &text("00000000"))
+            reasons_for(header, "entry 0", &text(stock), &text("00000000"))
         };
         let why = Some(vec![Reason::UnusedTagFields]);
         let (add, del) = ("case tags 1 post add/1", "case tags 1 post del/0");
         // Reserved, the tag, and the index.
-        assert_eq!(ask(add, 24, UNWRITTEN), why);
-        assert_eq!(ask(add, 32, UNWRITTEN), None);
-        assert_eq!(ask(del, 32, UNWRITTEN), why);
-        assert_eq!(ask(del, 16, UNWRITTEN), None);
-        assert_eq!(ask("case tags 1 post sync/0", 16, UNWRITTEN), why);
-        // Of another queue, or written.
-        assert_eq!(ask("case rc-1 1 post send/1", 24, UNWRITTEN), None);
-        assert_eq!(ask(add, 24, "00000001"), None);
+        assert_eq!(explain(add, 24, UNWRITTEN), why);
+        assert_eq!(explain(add, 32, UNWRITTEN), None);
+        assert_eq!(explain(del, 32, UNWRITTEN), why);
+        assert_eq!(explain(del, 16, UNWRITTEN), None);
+        assert_eq!(explain("case tags 1 post sync/0", 16, UNWRITTEN), why);
+        // Another queue, or a written field.
+        assert_eq!(explain("case rc-1 1 post send/1", 24, UNWRITTEN), None);
+        assert_eq!(explain(add, 24, "00000001"), None);
     }
 
     #[test]
@@ -600,17 +604,17 @@ mod tests {
         let empty = "00000000123456780000100000000000";
         let full = "00000010123456780000100000000000";
         let header = "case rc-turn 1 shared receives";
-        let ask = |stock: [&str; 2], ours: [&str; 2]| {
+        let explain = |stock: [&str; 2], ours: [&str; 2]| {
             let text = |parts: [&str; 2]| format!("{head}{}{}", parts[0], parts[1]);
-            of(header, "shared 0", &text(stock), &text(ours))
+            reasons_for(header, "shared 0", &text(stock), &text(ours))
         };
         assert_eq!(
-            ask([empty, full], [full, end]),
+            explain([empty, full], [full, end]),
             Some(vec![Reason::EmptyElements])
         );
-        assert_eq!(ask([empty, full], [end, end]), None);
-        assert_eq!(ask([full, full], [full, end]), None);
-        assert_eq!(ask([full, end], [full, full]), None);
+        assert_eq!(explain([empty, full], [end, end]), None);
+        assert_eq!(explain([full, full], [full, end]), None);
+        assert_eq!(explain([full, end], [full, full]), None);
     }
 
     #[test]
@@ -618,8 +622,8 @@ mod tests {
         let vector =
             |port: &str, label: &str| format!("{:056}0400{port}{:024}00{label}{:08}", 0, 0, 0);
         let header = "case ud-roce 1 post send/1";
-        let ask = |label: &str, ports: [&str; 2]| {
-            of(
+        let explain = |label: &str, ports: [&str; 2]| {
+            reasons_for(
                 header,
                 "entry 0",
                 &vector(ports[0], label),
@@ -627,65 +631,68 @@ mod tests {
             )
         };
         assert_eq!(
-            ask("100000", ["c062", "ed39"]),
+            explain("100000", ["c062", "ed39"]),
             Some(vec![Reason::SourcePort])
         );
-        assert_eq!(ask("100001", ["c062", "ed39"]), None);
-        assert_eq!(ask("100000", ["c062", "1d39"]), None);
+        assert_eq!(explain("100001", ["c062", "ed39"]), None);
+        assert_eq!(explain("100000", ["c062", "1d39"]), None);
     }
 
     #[test]
     fn only_the_errno_of_a_refusal_may_differ() {
         let header = "case rc-1 1 refused: too many elements";
-        let ask = |ours| of(header, "posted", "12 1 1 00000067", ours);
-        assert_eq!(ask("22 1 1 00000067"), Some(vec![Reason::Errno]));
-        assert_eq!(ask("22 1 1 00000068"), None);
-        assert_eq!(ask("0 -1 1 00000067"), None);
+        let explain = |ours| reasons_for(header, "posted", "12 1 1 00000067", ours);
+        assert_eq!(explain("22 1 1 00000067"), Some(vec![Reason::Errno]));
+        assert_eq!(explain("22 1 1 00000068"), None);
+        assert_eq!(explain("0 -1 1 00000067"), None);
     }
 
     #[test]
     fn only_fields_inside_the_data_of_a_completion_may_differ() {
         let header = "case 64 1 own: 5 bytes in the completion of a receive, list 0";
-        let said = "595a5b lid 22103 service 8 bits 81 key 0";
-        let ask = |header, ours| of(header, "from 0", said, ours);
-        assert_eq!(ask(header, NOBODY), Some(vec![Reason::SenderInData]));
+        let sender = "595a5b lid 22103 service 8 bits 81 key 0";
+        let explain = |header, ours| reasons_for(header, "from 0", sender, ours);
+        assert_eq!(
+            explain(header, UNKNOWN_SENDER),
+            Some(vec![Reason::SenderInData])
+        );
         let half = "000000 lid 22103 service 0 bits 0 key 0";
-        assert_eq!(ask(header, half), None);
-        assert_eq!(ask("case 64 1 receive of kind 1", NOBODY), None);
+        assert_eq!(explain(header, half), None);
+        assert_eq!(explain("case 64 1 receive of kind 1", UNKNOWN_SENDER), None);
         let line = |flags| {
             format!("0000000000002425 status 0 number 72 opcode 128 bytes 5 flags {flags} extra 0")
         };
-        let ask = |stock, ours| of(header, "completion 0", &line(stock), &line(ours));
-        assert_eq!(ask(1, 0), Some(vec![Reason::SenderInData]));
-        assert_eq!(ask(0, 1), None);
-        assert_eq!(ask(3, 0), None);
+        let explain = |stock, ours| reasons_for(header, "completion 0", &line(stock), &line(ours));
+        assert_eq!(explain(1, 0), Some(vec![Reason::SenderInData]));
+        assert_eq!(explain(0, 1), None);
+        assert_eq!(explain(3, 0), None);
     }
 
     #[test]
-    fn a_key_s_index_may_differ_beside_an_immediate_only() {
+    fn a_pkey_index_may_differ_only_with_an_immediate_or_key() {
         let (stock, ours) = (
             "123450 lid 1 service 2 bits 3 key 50128",
             "123450 lid 1 service 2 bits 3 key 0",
         );
-        let ask = |kind: u32, ours| {
+        let explain = |kind: u32, ours| {
             let header = format!("case 64 1 receive of kind {kind}");
-            of(&header, "from 0", stock, ours)
+            reasons_for(&header, "from 0", stock, ours)
         };
-        assert_eq!(ask(2, ours), Some(vec![Reason::PkeyIndex]));
-        assert_eq!(ask(5, ours), None);
-        assert_eq!(ask(2, "123450 lid 1 service 2 bits 3 key 1"), None);
-        assert_eq!(ask(2, "123451 lid 1 service 2 bits 3 key 0"), None);
+        assert_eq!(explain(2, ours), Some(vec![Reason::PkeyIndex]));
+        assert_eq!(explain(5, ours), None);
+        assert_eq!(explain(2, "123450 lid 1 service 2 bits 3 key 1"), None);
+        assert_eq!(explain(2, "123451 lid 1 service 2 bits 3 key 0"), None);
     }
 
     #[test]
-    fn data_of_a_long_entry_differ_by_their_values_only() {
-        let ask = |shape: &str, ours| {
+    fn data_of_a_128_byte_cqe_may_differ_only_in_values() {
+        let explain = |shape: &str, ours| {
             let header = format!("case {shape} 1 own: 2 bytes in the completion of a read, list 0");
-            of(&header, "data", "--0000----", ours)
+            reasons_for(&header, "data", "--0000----", ours)
         };
-        assert_eq!(ask("128", "--4041----"), Some(vec![Reason::LongCqe]));
-        assert_eq!(ask("64", "--4041----"), None);
-        assert_eq!(ask("128", "--404142--"), None);
+        assert_eq!(explain("128", "--4041----"), Some(vec![Reason::LongCqe]));
+        assert_eq!(explain("64", "--4041----"), None);
+        assert_eq!(explain("128", "--404142--"), None);
     }
 
     #[test]
