@@ -1,12 +1,12 @@
-# Loads the drivers, waits for the RDMA device and gives its network device, on
-# InfiniBand that of IP over InfiniBand, an address. Leaves in the environment:
+# Loads the drivers, waits for the RDMA devices, and assigns addresses to their network
+# devices, on InfiniBand those of IPoIB. Sets in the environment:
 #   RDMA_DEV   the device; RDMA_DEV1 ... the others
 #   RDMA_GID   the index of a RoCE v2 GID of its IPv4 address; 0 on InfiniBand
 #   RDMA_ADDR  that address
 modprobe ib_uverbs
 modprobe ib_umad 2> /dev/null
 modprobe rdma_ucm
-# No stock of thousands of memory keys, each of which is a command.
+# Without the driver's cache of thousands of memory keys, each of which is a command.
 modprobe mlx5_core prof_sel=0 || exit 1
 modprobe mlx5_ib || exit 1
 tries=0
@@ -27,7 +27,7 @@ for dev in $(ls /sys/class/infiniband 2> /dev/null); do
         export RDMA_ADDR$n=192.168.78.$number
         ip link set "$netdev" up
         ip addr add 192.168.78.$number/24 dev "$netdev"
-        # Until it has joined the broadcast group.
+        # Waits until IPoIB has joined the broadcast group.
         tries=0
         while [ "$(cat /sys/class/net/$netdev/carrier)" != 1 ] && [ $tries -lt 100 ]; do
             sleep 0.1

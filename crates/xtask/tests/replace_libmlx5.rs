@@ -1,8 +1,8 @@
-//! `cargo xtask install --replace-libmlx5` on this system, whose folders are overlays in
-//! mounts of the test's own. Without root it is skipped.
+//! Tests `cargo xtask install --replace-libmlx5` on overlays of this system's folders, in a
+//! mount namespace. Without root the test is skipped.
 //!
-//! `RINGVERBS_DIST` names a folder that `cargo xtask dist` has made, with which programs
-//! are run; otherwise a library of the same name stands in.
+//! `RINGVERBS_DIST` is a folder built by `cargo xtask dist`, with which programs are run;
+//! otherwise a stand-in replaces our library.
 
 use std::env;
 use std::fs;
@@ -26,7 +26,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Compiles the library that stands in for ours; none without a compiler.
+/// Compiles a stand-in for our library; `None` without a compiler.
 fn stand_in(folder: &Path) -> Option<()> {
     let source = folder.join("ringverbs.c");
     fs::write(&source, "int mlx5dv_query_device(void) { return 0; }\n").unwrap();
@@ -41,7 +41,7 @@ fn stand_in(folder: &Path) -> Option<()> {
 fn run(method: &str) {
     let unshared = Command::new("unshare").args(["-m", "true"]).output();
     if !unshared.is_ok_and(|output| output.status.success()) {
-        println!("skipped: mounts of its own need root");
+        println!("skipped: a mount namespace needs root");
         return;
     }
     let library = format!("/usr/lib/{}-linux-gnu/libmlx5.so.1", env::consts::ARCH);
@@ -65,18 +65,18 @@ fn run(method: &str) {
         .args([&dist, &scratch.0])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let failed = String::from_utf8_lossy(&output.stderr);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(77) {
-        println!("skipped: overlays cannot be mounted: {failed}");
+        println!("skipped: overlays cannot be mounted: {stderr}");
         return;
     }
-    assert!(output.status.success(), "{said}{failed}");
-    assert!(said.ends_with(&format!("{method}: passed\n")), "{said}");
+    assert!(output.status.success(), "{stdout}{stderr}");
+    assert!(stdout.ends_with(&format!("{method}: passed\n")), "{stdout}");
 }
 
 #[test]
-fn libmlx5_is_diverted_and_put_back() {
+fn libmlx5_is_diverted_and_restored() {
     run("dpkg");
 }
 

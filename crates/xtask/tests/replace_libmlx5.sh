@@ -1,13 +1,13 @@
 #!/bin/sh
-# Replaces libmlx5 in mounts of its own and puts it back: replace_libmlx5.sh dpkg|folder
+# Replaces libmlx5 in a mount namespace and restores it: replace_libmlx5.sh dpkg|folder
 # XTASK DIST SCRATCH. To be run by "unshare -m". DIST has a libmlx5.so.1, which may be any
-# library of that name, and with the rest of "cargo xtask dist" real programs are run.
+# library of that name; with the rest of "cargo xtask dist" real programs are run.
 # Exit status 77: overlays cannot be mounted here.
 set -eu
 
 method=$1 xtask=$2 dist=$3 scratch=$4
 
-# The system itself must not change: what follows is in overlays, or is not run.
+# The system must not change: all changes are made in overlays.
 mount --make-rprivate /
 mount -t tmpfs none "$scratch" || exit 77
 for folder in usr etc var; do
@@ -38,7 +38,7 @@ else
 	program=$(command -v ib_write_bw)
 fi
 
-# Files and links with contents and times, folders, and what dpkg knows.
+# Prints files and links with contents and times, folders, and dpkg's diversions.
 snapshot() {
 	(
 		cd "$libraries"
@@ -65,7 +65,7 @@ linked() {
 	readlink -f "$(ldd "$program" | awk '$1 == "libmlx5.so.1" { print $3 }')"
 }
 
-# What libibverbs loads, in a program that is linked to libmlx5 or not.
+# Checks the library that programs and libibverbs load.
 is_ours() {
 	cmp -s "$(linked)" "$dist/libmlx5.so.1" || fail "$1: the program loads $(linked)"
 	case $method in
@@ -103,18 +103,18 @@ uninstall() {
 }
 
 if test "$method" = folder; then
-	# Here nothing diverts.
+	# A system without diversions.
 	rm "$(command -v dpkg-divert)"
 fi
-# What is installed is for everybody.
+# Installed files must be readable by everybody.
 umask 077
 ldconfig
 snapshot >"$scratch/before"
 is_stock "at first"
 
 for round in first second; do
-	install >"$scratch/said"
-	grep -q "^installed $libraries/" "$scratch/said" || fail "it said: $(cat "$scratch/said")"
+	install >"$scratch/output"
+	grep -q "^installed $libraries/" "$scratch/output" || fail "output: $(cat "$scratch/output")"
 	is_ours "$round installation"
 done
 snapshot >"$scratch/installed"
@@ -122,12 +122,12 @@ ldconfig 2>"$scratch/warnings"
 test ! -s "$scratch/warnings" || fail "ldconfig: $(cat "$scratch/warnings")"
 is_ours "after ldconfig"
 for round in first second; do
-	uninstall >"$scratch/said"
+	uninstall >"$scratch/output"
 	is_stock "$round removal"
 done
-grep -q "nothing to remove" "$scratch/said" || fail "it said: $(cat "$scratch/said")"
+grep -q "nothing to remove" "$scratch/output" || fail "output: $(cat "$scratch/output")"
 
-# Killed at any time, it is completed or undone by the next run.
+# A run that is killed at any time is completed or undone by the next run.
 killed_after() {
 	after=$1
 	shift
@@ -146,56 +146,56 @@ for after in 0.002 0.004 0.008 0.012 0.016 0.024 0.032 0.048 0.064 0.128; do
 	is_stock "removal killed after $after s"
 done
 
-# Removing everything includes it.
+# The removal of everything restores libmlx5.
 install >/dev/null
-"$xtask" install --uninstall >"$scratch/said"
-grep -q "libmlx5 is rdma-core's again" "$scratch/said" || fail "it said: $(cat "$scratch/said")"
+"$xtask" install --uninstall >"$scratch/output"
+grep -q "libmlx5 is rdma-core's again" "$scratch/output" || fail "output: $(cat "$scratch/output")"
 is_stock "removal of everything"
 
-# Programs of the system on embedded devices: who serves them.
+# Programs of the system on embedded devices: checks their provider.
 if test -e "$dist/libringverbs_preload.so" && command -v ibv_devinfo >/dev/null; then
 	mkdir -m 700 "$scratch/network"
-	served() {
+	run_embedded() {
 		RINGVERBS_EMBEDDED=roce RINGVERBS_DIRECTORY=$scratch/network RINGVERBS_LOG=info \
 			LD_PRELOAD=$dist/libringverbs_preload.so "$@" 2>&1 || fail "$*"
 	}
-	served ibv_devinfo >"$scratch/said"
-	grep -q mlx5_0 "$scratch/said" || fail "no device: $(cat "$scratch/said")"
-	! grep -q "ringverbs INFO: serves device=mlx5_0" "$scratch/said" || fail "ours before"
+	run_embedded ibv_devinfo >"$scratch/output"
+	grep -q mlx5_0 "$scratch/output" || fail "no device: $(cat "$scratch/output")"
+	! grep -q "ringverbs INFO: serves device=mlx5_0" "$scratch/output" || fail "ours before"
 	install >/dev/null
-	served ibv_devinfo >"$scratch/said"
-	grep -q "ringverbs INFO: serves device=mlx5_0" "$scratch/said" ||
-		fail "ibv_devinfo: $(cat "$scratch/said")"
-	grep -q PORT_ACTIVE "$scratch/said" || fail "ibv_devinfo: $(cat "$scratch/said")"
+	run_embedded ibv_devinfo >"$scratch/output"
+	grep -q "ringverbs INFO: serves device=mlx5_0" "$scratch/output" ||
+		fail "ibv_devinfo: $(cat "$scratch/output")"
+	grep -q PORT_ACTIVE "$scratch/output" || fail "ibv_devinfo: $(cat "$scratch/output")"
 	echo "ibv_devinfo is served by ours"
 	grep -q ringverbs "$dist/libmlx5.so.1" || fail "doctor cannot recognize ours"
 	if test -x "$dist/ringverbs"; then
-		"$dist/ringverbs" doctor >"$scratch/said" || true
-		grep "libmlx5 .*/libmlx5.so.1.*, ringverbs in libmlx5's place" "$scratch/said" ||
-			fail "doctor: $(cat "$scratch/said")"
+		"$dist/ringverbs" doctor >"$scratch/output" || true
+		grep "libmlx5 .*/libmlx5.so.1.*, ringverbs in libmlx5's place" "$scratch/output" ||
+			fail "doctor: $(cat "$scratch/output")"
 	fi
 	uninstall >/dev/null
 	if test -x "$dist/ringverbs"; then
-		"$dist/ringverbs" doctor >"$scratch/said" || true
-		grep "libmlx5 .*$stock, rdma-core's" "$scratch/said" ||
-			fail "doctor: $(cat "$scratch/said")"
+		"$dist/ringverbs" doctor >"$scratch/output" || true
+		grep "libmlx5 .*$stock, rdma-core's" "$scratch/output" ||
+			fail "doctor: $(cat "$scratch/output")"
 	fi
 fi
 
-# As another user.
+# Run by another user.
 if command -v setpriv >/dev/null; then
 	if PATH=/usr/sbin:/usr/bin:/sbin:/bin setpriv --reuid 65534 --regid 65534 --clear-groups "$xtask" install --replace-libmlx5 \
-		--dist "$dist" 2>"$scratch/said"; then
+		--dist "$dist" 2>"$scratch/output"; then
 		fail "installed without rights"
 	fi
-	grep -q "run this as root" "$scratch/said" || fail "it said: $(cat "$scratch/said")"
+	grep -q "run this as root" "$scratch/output" || fail "output: $(cat "$scratch/output")"
 	is_stock "without rights"
 fi
 mount -o remount,ro /usr
-if install 2>"$scratch/said"; then
+if install 2>"$scratch/output"; then
 	fail "installed on a read-only file system"
 fi
-grep -q "remount it writable" "$scratch/said" || fail "it said: $(cat "$scratch/said")"
+grep -q "remount it writable" "$scratch/output" || fail "output: $(cat "$scratch/output")"
 mount -o remount,rw /usr
 is_stock "on a read-only file system"
 
@@ -212,9 +212,9 @@ if test "$method" = dpkg && command -v dpkg-deb >/dev/null; then
 	ln -s libmlx5.so.1.25.57.0 "$tree$libraries/libmlx5.so.1"
 	ln -s ../libmlx5.so.1.25.57.0 "$tree$providers/libmlx5-rdmav57.so"
 	dpkg-deb -b "$tree" "$scratch/new.deb" >/dev/null
-	dpkg --force-all -i "$scratch/new.deb" >"$scratch/said" 2>&1 ||
-		fail "dpkg: $(cat "$scratch/said")"
-	! grep "ldconfig:" "$scratch/said" || fail "ldconfig warns"
+	dpkg --force-all -i "$scratch/new.deb" >"$scratch/output" 2>&1 ||
+		fail "dpkg: $(cat "$scratch/output")"
+	! grep "ldconfig:" "$scratch/output" || fail "ldconfig warns"
 	test ! -e "$stock" || fail "the package is not upgraded"
 	stock=$libraries/libmlx5.so.1.25.57.0
 	is_ours "after an upgrade"
@@ -224,8 +224,8 @@ if test "$method" = dpkg && command -v dpkg-deb >/dev/null; then
 	done
 	test ! -L "$providers/libmlx5-rdmav34.so" || fail "libmlx5-rdmav34.so is back"
 	test "$(linked)" = "$stock" || fail "the program loads $(linked)"
-	dpkg -V "$package" >"$scratch/said"
-	! grep mlx5 "$scratch/said" || fail "dpkg -V: $(cat "$scratch/said")"
+	dpkg -V "$package" >"$scratch/output"
+	! grep mlx5 "$scratch/output" || fail "dpkg -V: $(cat "$scratch/output")"
 	! dpkg-divert --list | grep mlx5 || fail "a diversion is left"
 fi
 echo "$method: passed"

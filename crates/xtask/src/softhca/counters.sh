@@ -1,8 +1,7 @@
-# What goes by BlueFlame and what has its data in the work request, as the HCA
-# counts it: 200 writes each way, one at a time. With PLUGIN, ours after
-# rdma-core's provider.
+# Counts the WQEs that the HCA receives by BlueFlame and with inline data: 200 writes each
+# way, one at a time. With PLUGIN, also with ours.
 
-# VARIABLES OPTIONS...
+# latency VARIABLES OPTIONS...: runs ib_write_lat with itself.
 latency() {
     variables=$1
     shift
@@ -15,9 +14,9 @@ latency() {
         -p 18590 "$@" 127.0.0.1 > /tmp/client 2>&1 && wait $! ||
         echo "@fail $*: $(tail -n 2 /tmp/client /tmp/server | tr '\n' ' ')"
 }
-# The driver tries BlueFlame once, when the device is opened first.
+# The driver tests BlueFlame when the device is opened first.
 ibv_devinfo -d $RDMA_DEV > /tmp/devinfo
-# Copies that come in parts, as on a busy machine, are taken for doorbells.
+# On a busy machine a BlueFlame copy may arrive in parts, and is then taken for a doorbell.
 latency MLX5_SHUT_UP_BF=0 -I 64
 echo "@counted sends_inline=400- blue_flames=20- : inline, by BlueFlame"
 latency MLX5_SHUT_UP_BF=0 -I 0

@@ -1,7 +1,6 @@
-# Faults that are planted while programs run: each must be told, and nothing may
-# hang.
+# Injects faults while programs run: each must be reported, and nothing may hang.
 
-# SECONDS COMMAND...: waits until the command succeeds.
+# until_true SECONDS COMMAND...: waits until the command succeeds.
 until_true() {
     left=$(($1 * 5))
     shift
@@ -11,7 +10,7 @@ until_true() {
         sleep 0.2
     done
 }
-# NAME COMMAND...: a case that passes if the command does.
+# check NAME COMMAND...: a case that passes if the command does.
 check() {
     name=$1
     shift
@@ -21,30 +20,30 @@ check() {
         echo "@fail $name: $(tail -n 3 /tmp/check | tr '\n' ' ')"
     fi
 }
-# PATTERN: whether the kernel has said so; and what it said of a fault is
-# forgotten, but for what it never should.
+# logged PATTERN: whether the kernel has logged it.
 logged() { dmesg | grep -qE "$1"; }
-forget() { dmesg -c | grep -E 'WARNING:|BUG:|Call Trace' | sed 's/^/@kernel /'; }
+# Clears the kernel's log; reports the messages that are never expected.
+clear_log() { dmesg -c | grep -E 'WARNING:|BUG:|Call Trace' | sed 's/^/@kernel /'; }
 state() { grep -q "$1" /sys/class/infiniband/$RDMA_DEV/ports/1/state; }
-# Whether a server of ping-pongs can be connected to: on port 18515.
+# Whether a server of ping-pongs listens on port 18515.
 listens() { grep -q ':4853 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; }
-taken() { ! listens; }
-# Two programs that ping-pong until they fail or the end of time.
+is_connected() { ! listens; }
+# Starts two programs that ping-pong until they fail or are killed.
 start() {
     timeout 90 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100000000 > /tmp/server 2>&1 &
     server=$!
     until_true 30 listens
     timeout 90 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100000000 127.0.0.1 > /tmp/client 2>&1 &
     client=$!
-    until_true 30 taken
+    until_true 30 is_connected
     sleep 1
 }
-# FILES...: whether a program has said so; else what they have said.
-exceeded() {
+# retries_exceeded FILES...: whether a program has reported it; prints their output.
+retries_exceeded() {
     cat "$@"
     cat "$@" | grep -q "transport retry counter exceeded"
 }
-ended() { ! kill -0 $1 2> /dev/null; }
+has_exited() { ! kill -0 $1 2> /dev/null; }
 
 # The cable.
 ibv_asyncwatch -d $RDMA_DEV > /tmp/async 2>&1 &
@@ -54,10 +53,10 @@ start
 echo "@tell link down"
 check "link down: the port is down" until_true 20 state DOWN
 check "link down: a port event" until_true 20 grep -q IBV_EVENT_PORT_ERR /tmp/async
-# One message is under way, and its sender fails; the other may wait for ever.
-one_ended() { ended $server || ended $client; }
-check "link down: a program ends by itself" until_true 40 one_ended
-check "link down: its retries are exceeded" exceeded /tmp/client /tmp/server
+# The sender of the message in flight fails; the other program may wait forever.
+one_has_exited() { has_exited $server || has_exited $client; }
+check "link down: a program ends by itself" until_true 40 one_has_exited
+check "link down: its retries are exceeded" retries_exceeded /tmp/client /tmp/server
 kill $server $client 2> /dev/null
 wait $server $client 2> /dev/null
 echo "@tell link up"
@@ -65,30 +64,30 @@ check "link up: the port is active" until_true 20 state ACTIVE
 check "link up: a port event" until_true 20 grep -q IBV_EVENT_PORT_ACTIVE /tmp/async
 kill $watch
 
-# After it, all works.
-works() {
+# ping-pongs work afterwards.
+pingpong() {
     timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 50 -c > /tmp/server 2>&1 &
     until_true 30 listens
     timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 50 -c 127.0.0.1 && wait $!
 }
 if [ -n "$RDMA_ADDR" ]; then
-    # The address has gone and come with the link.
+    # The GID of the address was removed and added with the link.
     until_true 20 grep -q "" /sys/class/infiniband/$RDMA_DEV/ports/1/gids/$RDMA_GID
     sleep 1
 fi
-check "after the link: a ping-pong" works
+check "after the link: a ping-pong" pingpong
 
 # A command that fails once.
 echo "@tell command CREATE_QP 1"
 sleep 1
 timeout 20 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID > /tmp/server 2>&1
 check "a failed command: the program is told" grep -q "Couldn't create QP" /tmp/server
-check "after a failed command: a ping-pong" works
+check "after a failed command: a ping-pong" pingpong
 
-# Queues that fail by themselves.
+# Queues that enter the error state.
 cat > /tmp/events.py << 'P'
 import os, signal, sys, types
-# Up to rdma-core 44 one module, from 65 on only the other.
+# rdma-core 44 has only the second module, 65 only the first.
 try:
     import pyverbs.libibverbs_enums as enums
 except ImportError:
@@ -101,7 +100,7 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR
 
-# The names are the module's, from rdma-core 65 on its enumerations' alone.
+# The constants are in the module, from rdma-core 65 on only in its enumerations.
 e = types.SimpleNamespace(**vars(enums))
 for kind in vars(enums).values():
     vars(e).update(getattr(kind, '__members__', {}))
@@ -122,7 +121,7 @@ event = ctx.get_async_event()
 got = event.event_type
 event.ack()
 if what == 'queue pair' and got == getattr(e, wanted):
-    # What was posted comes back.
+    # The posted receive is flushed.
     count, wcs = 0, []
     while not count:
         count, wcs = cq.poll(1)
@@ -137,11 +136,11 @@ python3 /tmp/events.py "queue pair" "qp-error QPN" IBV_EVENT_QP_FATAL ||
     echo "@fail a failed queue pair: no event"
 python3 /tmp/events.py "completion queue" "cq-error of QPN" IBV_EVENT_CQ_ERR ||
     echo "@fail a failed completion queue: no event"
-check "after failed queues: a ping-pong" works
+check "after failed queues: a ping-pong" pingpong
 
-# Receives of shared queues that the device gives back, since memory of theirs is
-# not there: the provider posts them again, and no program is told.
-shared() {
+# Receives of SRQs that the device returns, since their memory is not present: the provider
+# posts them again, and programs do not notice.
+srq_pingpong() {
     timeout 60 ibv_srq_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100 -c > /tmp/server 2>&1 &
     server=$!
     until_true 30 listens
@@ -150,16 +149,16 @@ shared() {
 echo "@mark"
 echo "@tell return-receive 50"
 sleep 1
-check "receives that come back: a ping-pong over shared queues" shared
+check "receives that come back: a ping-pong over shared queues" srq_pingpong
 echo "@counted receives_returned=50-50 cqes_with_error=50-50 : receives that come back"
 
-# What a wire changes is noticed and sent again.
+# Corrupted packets are detected and retransmitted.
 echo "@mark"
 echo "@tell wire corrupt=0.05"
 sleep 1
-check "a wire that corrupts: a ping-pong" works
+check "a wire that corrupts: a ping-pong" pingpong
 echo "@counted corrupted=1- bad_icrc=1- retransmitted=1- : a wire that corrupts"
-# A wire that loses all: one message, sent again as often as it may be.
+# A wire that loses all packets: one message, retransmitted until the retry limit.
 timeout 90 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 > /tmp/server 2>&1 &
 server=$!
 until_true 30 listens
@@ -167,36 +166,35 @@ echo "@mark"
 echo "@tell wire loss=1"
 sleep 1
 timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 127.0.0.1 > /tmp/client 2>&1
-check "a wire that loses all: the retries are exceeded" exceeded /tmp/client
+check "a wire that loses all: the retries are exceeded" retries_exceeded /tmp/client
 echo "@counted retransmitted=7-7 timeouts=8-8 : a wire that loses all, retry count 7"
 kill $server 2> /dev/null
 wait $server 2> /dev/null
-# Late, and in another order.
+# A wire that delays and reorders.
 echo "@mark"
 echo "@tell wire delay=2000000 jitter=2000000 reorder=0.05"
 sleep 1
-check "a wire that delays: a ping-pong" works
+check "a wire that delays: a ping-pong" pingpong
 echo "@counted reordered=1- : a wire that delays"
 echo "@tell wire"
 sleep 1
 
-# A syndrome is noticed, and all goes on.
+# A health syndrome is reported, and the device keeps working.
 echo "@tell health 0x10"
 check "a health syndrome: the driver tells" until_true 40 logged "Health issue observed.*emperature"
-check "a health syndrome: a ping-pong" works
+check "a health syndrome: a ping-pong" pingpong
 echo "@tell health 0"
 sleep 4
-forget
+clear_log
 
-# A fatal one: programs are told, the driver resets the device and takes it up
-# again.
-again() {
+# A fatal syndrome: programs get an event, and the driver resets and recovers the device.
+reactivate() {
     until_true 60 state "" || return 1
     if [ -n "$RDMA_ADDR" ]; then
-        card=$(ls /sys/class/infiniband/$RDMA_DEV/device/net | head -n 1)
-        ip link set "$card" up
-        ip addr add $RDMA_ADDR/24 dev "$card"
-        # A GID of the address comes on Ethernet only.
+        netdev=$(ls /sys/class/infiniband/$RDMA_DEV/device/net | head -n 1)
+        ip link set "$netdev" up
+        ip addr add $RDMA_ADDR/24 dev "$netdev"
+        # Only Ethernet ports have a GID of the address.
         grep -q InfiniBand /sys/class/infiniband/$RDMA_DEV/ports/1/link_layer ||
             until_true 20 grep -q ffff:c0a8 /sys/class/infiniband/$RDMA_DEV/ports/1/gids/$RDMA_GID
     fi
@@ -211,13 +209,13 @@ check "a fatal error: the driver resets the device" until_true 60 logged "Issuin
 check "a fatal error: the driver recovers" until_true 90 logged "health recovery succeeded"
 kill $watch $server $client 2> /dev/null
 wait $watch $server $client 2> /dev/null
-check "after a fatal error: the port is active" again
-check "after a fatal error: a ping-pong" works
-forget
+check "after a fatal error: the port is active" reactivate
+check "after a fatal error: a ping-pong" pingpong
+clear_log
 
-# FILE COMMAND...: a program that uses mlx5dv while the device is taken from its driver
-# and given back; what its calls return then.
-lost() {
+# lose_device FILE COMMAND...: unbinds the device from its driver and binds it again while a
+# program uses mlx5dv; FILE has the results of its calls.
+lose_device() {
     file=$1
     shift
     device=$(basename "$(readlink -f /sys/class/infiniband/$RDMA_DEV/device)")
@@ -226,7 +224,7 @@ lost() {
     until_true 60 grep -q ready $file || return 1
     echo $device > /sys/bus/pci/drivers/mlx5_core/unbind
     echo $device > /sys/bus/pci/drivers/mlx5_core/bind
-    again || return 1
+    reactivate || return 1
     kill -USR1 $(pidof failure)
     wait $program
     status=$?
@@ -234,12 +232,12 @@ lost() {
     return $status
 }
 check "a lost device: a program with mlx5dv" \
-    lost /tmp/failure.stock env -u RDMAV_DRIVERS
+    lose_device /tmp/failure.stock env -u RDMAV_DRIVERS
 library=/opt/ringverbs/libmlx5.so.1
 if [ -e $library ]; then
     check "a lost device: mlx5dv with ringverbs" \
-        lost /tmp/failure.ours rxe-driver in-place $library --
+        lose_device /tmp/failure.ours rxe-driver in-place $library --
     check "a lost device: mlx5dv with ringverbs as with rdma-core" \
         diff /tmp/failure.stock /tmp/failure.ours
 fi
-check "after all: a ping-pong" works
+check "after all: a ping-pong" pingpong

@@ -1,39 +1,39 @@
-# What the network interface hears of what it sends: nothing, with whatever
-# programs there are, but for the driver's own test of that.
-card=$(ls /sys/class/infiniband/$RDMA_DEV/device/net | head -n 1)
+# The network interface does not receive the broadcasts that it sends, also beside other
+# programs, and passes the driver's self-tests.
+netdev=$(ls /sys/class/infiniband/$RDMA_DEV/device/net | head -n 1)
 count() {
-    cat /sys/class/net/$card/statistics/$1_packets
+    cat /sys/class/net/$netdev/statistics/$1_packets
 }
-# NAME: asks for an address that nobody has.
-silent() {
-    heard=$(count rx) sent=$(count tx)
-    busybox arping -c 3 -w 5 -I $card ${RDMA_ADDR%.*}.250 > /tmp/arping 2>&1
-    heard=$(($(count rx) - heard)) sent=$(($(count tx) - sent))
-    if [ $sent -ge 3 ] && [ $heard = 0 ]; then
+# no_loopback NAME: sends ARP requests for an unused address, and must not receive them.
+no_loopback() {
+    received=$(count rx) sent=$(count tx)
+    busybox arping -c 3 -w 5 -I $netdev ${RDMA_ADDR%.*}.250 > /tmp/arping 2>&1
+    received=$(($(count rx) - received)) sent=$(($(count tx) - sent))
+    if [ $sent -ge 3 ] && [ $received = 0 ]; then
         echo "@pass $1"
     else
-        echo "@fail $1: sent $sent, heard $heard"
+        echo "@fail $1: sent $sent, received $received"
     fi
 }
-test_itself() {
-    if ethtool -t $card online > /tmp/tested 2>&1; then
+self_test() {
+    if ethtool -t $netdev online > /tmp/tested 2>&1; then
         echo "@pass $1"
     else
         echo "@fail $1: $(grep -v ' 0$' /tmp/tested | tr '\n' ' ')"
     fi
 }
 if [ "$(cat /sys/class/infiniband/$RDMA_DEV/ports/1/link_layer)" = Ethernet ]; then
-    silent "broadcasts are not heard by who sends them"
-    test_itself "the interface tests itself"
-    # With two, the driver lets all that users of the card send come back.
+    no_loopback "broadcasts are not received by their sender"
+    self_test "the interface's self-test"
+    # With two programs the driver enables loopback for users of the device.
     for program in 1 2; do
         timeout 60 ibv_asyncwatch -d $RDMA_DEV > /tmp/watch$program 2>&1 &
         watching="$watching $!"
     done
     sleep 1
-    silent "the same beside two programs"
-    test_itself "the interface tests itself beside two programs"
+    no_loopback "broadcasts are not received by their sender, beside two programs"
+    self_test "the interface's self-test, beside two programs"
     kill $watching
     wait $watching 2> /dev/null
-    silent "the same after them"
+    no_loopback "broadcasts are not received by their sender, after two programs"
 fi

@@ -1,15 +1,14 @@
-# Two HCAs in one guest, with their ports on one network that loses, reorders
-# and doubles frames both ways. The programs check what arrives where they can.
+# Two HCAs in one guest, whose ports are on a network that loses, reorders and duplicates
+# frames in both directions. Most programs check the received data.
 [ -n "$RDMA_DEV1" ] || { echo "@fail two HCAs: there is only one"; exit 1; }
 
 if [ -n "$RDMA_ADDR1" ]; then
-    # Both addresses are this machine's own: what goes from one to the other
-    # leaves by the card all the same.
+    # Both addresses are local: routes that send packets between them over the network.
     one=$(ls /sys/class/infiniband/$RDMA_DEV/device/net | head -n 1)
     two=$(ls /sys/class/infiniband/$RDMA_DEV1/device/net | head -n 1)
-    for card in all $one $two; do
-        echo 1 > /proc/sys/net/ipv4/conf/$card/accept_local
-        echo 0 > /proc/sys/net/ipv4/conf/$card/rp_filter
+    for netdev in all $one $two; do
+        echo 1 > /proc/sys/net/ipv4/conf/$netdev/accept_local
+        echo 0 > /proc/sys/net/ipv4/conf/$netdev/rp_filter
     done
     ip rule add pref 100 lookup local
     ip rule del pref 0
@@ -17,7 +16,7 @@ if [ -n "$RDMA_ADDR1" ]; then
     ip rule add pref 71 from $RDMA_ADDR1 to $RDMA_ADDR iif lo lookup 71
     ip route replace $RDMA_ADDR1/32 dev $one src $RDMA_ADDR table 70
     ip route replace $RDMA_ADDR/32 dev $two src $RDMA_ADDR1 table 71
-    # They find each other while the wire is good.
+    # Address resolution, before packets are lost.
     ping -c 2 -I $RDMA_ADDR $RDMA_ADDR1 > /tmp/ping 2>&1 ||
         busybox ping -c 2 -I $RDMA_ADDR $RDMA_ADDR1 > /tmp/ping 2>&1
 fi
@@ -26,31 +25,31 @@ for hca in 0 1; do
 done
 
 port=18600
-# NAME OPTION-OF-THE-GID PROGRAM...: the server on the second HCA, the client on
-# the first.
+# pair NAME GID-OPTION PROGRAM...: runs the server on the second HCA, the client on the
+# first.
 pair() {
     name=$1 first=
     shift
     for attempt in 1 2 3; do
-        once "$@"
+        run_pair "$@"
         if [ $client = 0 ] && [ $server = 0 ]; then
             [ $attempt = 1 ] && echo "@pass $name" || echo "@late $attempt $name: $first"
             return
         fi
-        # Who has all messages of a ping-pong ends. If what acknowledged the
-        # other's last one was lost, nobody is there to say it again.
+        # A side of a ping-pong exits with its last message. If its acknowledgement of the
+        # other side's last message was lost, it is not sent again.
         case $client,$server in
             0,*) other=server ;;
             *,0) other=client ;;
             *) break ;;
         esac
         grep -q "retry counter exceeded" /tmp/$other.errors || break
-        [ $attempt = 1 ] && first="$other $(said $other)"
+        [ $attempt = 1 ] && first="$other $(last_output $other)"
     done
-    echo "@fail $name: client $client $(said client) server $server $(said server)"
+    echo "@fail $name: client $client $(last_output client) server $server $(last_output server)"
 }
 
-once() {
+run_pair() {
     gid=$1
     shift
     port=$((port + 1))
@@ -69,7 +68,7 @@ once() {
     server=$?
 }
 
-said() {
+last_output() {
     { tail -n 2 /tmp/$1.errors; tail -n 2 /tmp/$1; } | tr '\n' ' '
 }
 
@@ -96,6 +95,6 @@ if [ -n "$RDMA_ADDR1" ]; then
         echo "@fail rping, contents: $client $(tail -n 2 /tmp/client | tr '\n' ' ')"
     fi
 fi
-# That it did go over the wire, and what became of it there.
+# Checks that packets went over the wire and were lost, reordered and duplicated.
 echo "@seen lost reordered duplicated retransmitted"
 sleep 1
