@@ -1,7 +1,7 @@
 //! The guest runner, and the tests that need a kernel with RDMA.
 //!
-//! [`guest`] makes and boots a machine with a real rdma_rxe. The program
-//! `rxe-driver` of this package runs in it and reports what passed.
+//! [`guest`] builds and boots a machine with a real rdma_rxe. The program `rxe-driver` of
+//! this package runs the cases in it and reports their results.
 
 pub mod compare;
 pub mod driver;

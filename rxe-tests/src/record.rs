@@ -1,11 +1,11 @@
-//! What the driver reports, one JSON object on a line.
+//! The driver's records, one JSON object per line.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Which provider serves the device in a run.
+/// The provider that serves the device in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Provider {
@@ -17,7 +17,7 @@ pub enum Provider {
     OursServer,
     /// Stock in the server, ringverbs in the client.
     OursClient,
-    /// None: the Rust crate on both sides.
+    /// No provider: the Rust crate on both sides.
     Native,
     /// The Rust crate, with C programs over stock as its peers.
     NativeWithC,
@@ -39,87 +39,86 @@ impl fmt::Display for Provider {
     }
 }
 
-/// How a case ended.
+/// The result of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// As it should.
+    /// Passed.
     Pass,
-    /// Not as it should, or not in time.
+    /// Failed or timed out.
     Fail,
-    /// The program said that it cannot run here.
+    /// The program cannot run here.
     Skip,
 }
 
-/// What stock is expected to do with a case.
+/// The expected result of a case with stock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Stock {
-    /// Nothing: where it passes, ours must pass.
+pub enum StockExpectation {
+    /// None: if stock passes, ours must pass.
     #[default]
     Reference,
-    /// To fail, because this release has a defect that the case shows.
+    /// Failure, since this release has the defect that the case shows.
     MustFail,
-    /// To fail, because no release known has mended the defect. A stock that
-    /// passes is news, not a failure.
+    /// Failure, since no known release has fixed the defect. A stock that passes is
+    /// reported, and is not a failure.
     FailsSoFar,
-    /// It is not asked.
+    /// Stock does not run the case.
     NotRun,
 }
 
-/// One case under one provider.
+/// The result of one case with one provider.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     /// The kind of case, for example `pingpong`.
     pub group: String,
-    /// Its name within the group.
+    /// The case's name within the group.
     pub name: String,
-    /// Who served the device.
+    /// The provider that served the device.
     pub provider: Provider,
-    /// How it ended, after the last attempt.
+    /// The result of the last attempt.
     pub outcome: Outcome,
-    /// What stock is expected to do.
+    /// The result expected of stock.
     #[serde(default)]
-    pub stock: Stock,
-    /// How often it was run; the most that a case has is the same for every
-    /// provider.
+    pub stock: StockExpectation,
+    /// The number of attempts. Its maximum is the same for every provider.
     pub attempts: u32,
-    /// How long the last attempt took.
+    /// Duration of the last attempt.
     pub seconds: f64,
-    /// Why it failed or was skipped.
+    /// Why the case failed or was skipped.
     #[serde(default)]
     pub detail: String,
-    /// Why the first attempt failed, where there was another.
+    /// Why the first attempt failed, if there was another.
     #[serde(default)]
     pub earlier: String,
-    /// What it measured, by name and unit.
+    /// Measured figures, by name and unit.
     #[serde(default)]
     pub figures: BTreeMap<String, f64>,
-    /// An earlier run has shown it.
+    /// The result is that of an earlier run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cached: bool,
 }
 
-/// A line of the report.
+/// A record of the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "record", rename_all = "kebab-case")]
 pub enum Record {
-    /// Where the cases run.
+    /// The system that the cases run on.
     Environment {
         /// The kernel's release.
         kernel: String,
         /// rdma-core's version, as the package names it.
         rdma_core: String,
     },
-    /// A case has ended.
+    /// The result of a case.
     Case(Case),
-    /// The plugin does not know this rdma-core and has said so; stock took
-    /// over. No case was run with ours.
+    /// The plugin refused this rdma-core, which it does not know, and stock took over.
+    /// No case was run with ours.
     Refused {
-        /// What it said.
+        /// The plugin's message.
         line: String,
     },
-    /// What a process of ours had mapped: the proof of who served it.
+    /// The provider libraries mapped in a process of ours: the proof that it served.
     Proof {
         /// The case.
         case: String,
@@ -131,12 +130,12 @@ pub enum Record {
 }
 
 impl Record {
-    /// The record as a line of text, without the line's end.
+    /// Returns the record as a line of text, without a newline.
     pub fn line(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
     }
 
-    /// Reads what [`Record::line`] wrote.
+    /// Parses the output of [`Record::line`].
     pub fn parse(line: &str) -> Result<Record, serde_json::Error> {
         serde_json::from_str(line)
     }
@@ -147,13 +146,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_survive_the_line() {
+    fn records_round_trip_through_a_line() {
         let record = Record::Case(Case {
             group: "pingpong".into(),
             name: "rc/poll".into(),
             provider: Provider::OursServer,
             outcome: Outcome::Fail,
-            stock: Stock::MustFail,
+            stock: StockExpectation::MustFail,
             attempts: 3,
             seconds: 1.5,
             detail: "line one\nline two".into(),

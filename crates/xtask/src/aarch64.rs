@@ -1,5 +1,4 @@
-//! `cargo xtask aarch64`: tests of the machine's other architecture, which QEMU runs
-//! as user programs.
+//! `cargo xtask aarch64`: tests built for aarch64, which run in QEMU's user mode.
 
 pub mod programs;
 
@@ -13,24 +12,24 @@ use crate::driver;
 
 pub const TARGET: &str = AARCH64.target;
 
-/// The cross compiler's linker, what it links with, and QEMU for user programs.
-const NEEDS: &[(&str, &str)] = &[
+/// The cross compiler, its C library, and QEMU for user programs.
+const TOOLS: &[(&str, &str)] = &[
     ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
     ("/usr/aarch64-linux-gnu/lib/crt1.o", "libc6-dev-arm64-cross"),
     ("qemu-aarch64", "qemu-user"),
 ];
 
-/// The linker, as cargo is told of it.
+/// Cargo's variable for the linker, and the linker.
 pub const LINKER: (&str, &str) = (
     "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
     "aarch64-linux-gnu-gcc",
 );
 
-/// Where the package of the cross compiler's C library has its loader.
+/// The root of the cross compiler's C library and loader.
 const SYSROOT: &str = "/usr/aarch64-linux-gnu";
 
-/// Unit and property tests of what drives devices: barriers, rings, encoders and
-/// decoders. They take a minute beside the build.
+/// Unit and property tests of the data path: barriers, rings, encoders and decoders.
+/// They take a minute besides the build.
 const DATA_PATH: &[&str] = &[
     "-p",
     "ringverbs-ring",
@@ -42,9 +41,9 @@ const DATA_PATH: &[&str] = &[
     "ringverbs-uverbs",
 ];
 
-/// The embedded device's, without what QEMU does not emulate for user programs: it
-/// starts no child of the other architecture, has no packet filters of sockets, and
-/// populates no memory (also: the tests `random` and `strict`).
+/// Tests of the embedded device, except those that need features missing in QEMU's user
+/// mode: child processes for aarch64, socket filters, populated mappings (also the tests
+/// `random` and `strict`).
 const DEVICE: &[&str] = &[
     "-p",
     "ringverbs-softhca",
@@ -91,7 +90,7 @@ pub struct Arguments {
     /// Debian's programs for arm64 on an embedded device, with libmlx5 and the plugin
     #[arg(long, conflicts_with_all = ["tests", "device"])]
     programs: bool,
-    /// What cargo tests, in place of the crates of the data path: `-- -p ringverbs`
+    /// Arguments of `cargo test`, in place of the crates of the data path: `-- -p ringverbs`
     #[arg(last = true)]
     tests: Vec<String>,
 }
@@ -101,11 +100,11 @@ pub fn aarch64(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.programs {
         return programs::run();
     }
-    needs()?;
+    require_tools()?;
     let mut command = match arguments.tests.as_slice() {
         [] if arguments.device => device(),
         [] => data_path(),
-        tests => tested(tests),
+        tests => cargo_test(tests),
     };
     let status = command.status().context("cannot run cargo")?;
     Ok(match status.success() {
@@ -114,9 +113,9 @@ pub fn aarch64(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// Installs what is missing; the error names it.
-pub fn needs() -> Result<()> {
-    host::require(NEEDS, false)?;
+/// Installs missing tools; an error names them.
+pub fn require_tools() -> Result<()> {
+    host::require(TOOLS, false)?;
     let rustc = Command::new("rustc")
         .args(["--print", "target-libdir", "--target", TARGET])
         .output();
@@ -132,22 +131,23 @@ pub fn needs() -> Result<()> {
     }
 }
 
-/// The tests of the data path.
+/// Returns the command of the data path's tests.
 pub fn data_path() -> Command {
-    tested(DATA_PATH)
+    cargo_test(DATA_PATH)
 }
 
-/// The tests of the embedded device that QEMU can run.
+/// Returns the command of the embedded device's tests.
 pub fn device() -> Command {
-    tested(DEVICE)
+    cargo_test(DEVICE)
 }
 
-/// The plugin's unit tests, among them that its structures are those of the headers.
+/// Returns the command of the plugin's unit tests, which compare structures with the
+/// headers.
 pub fn plugin() -> Command {
-    tested(&["-p", "ringverbs-provider", "--lib"])
+    cargo_test(&["-p", "ringverbs-provider", "--lib"])
 }
 
-fn tested<Text: AsRef<std::ffi::OsStr>>(tests: &[Text]) -> Command {
+fn cargo_test<Text: AsRef<std::ffi::OsStr>>(tests: &[Text]) -> Command {
     let mut command = Command::new(driver::cargo());
     command
         .current_dir(driver::root())
@@ -159,7 +159,7 @@ fn tested<Text: AsRef<std::ffi::OsStr>>(tests: &[Text]) -> Command {
             "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
             format!("qemu-aarch64 -L {SYSROOT}"),
         )
-        // QEMU interprets: few cases of each property.
+        // Emulation is slow: few cases of each property.
         .env("PROPTEST_CASES", "8");
     command
 }

@@ -1,5 +1,4 @@
-//! `cargo xtask miri` and `cargo xtask sanitize`: tests that something watches
-//! while they run.
+//! `cargo xtask miri` and `cargo xtask sanitize`: tests under Miri and sanitizers.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -8,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::driver;
 
-/// Tests under Miri: what needs no system call that Miri does not have.
+/// Tests under Miri: those without system calls that Miri lacks.
 const MIRI: [&[&str]; 3] = [
     &["-p", "ringverbs-ring", "--lib"],
     &[
@@ -33,7 +32,10 @@ const MIRI: [&[&str]; 3] = [
     ],
 ];
 
-/// The error says how to install it.
+/// Checks that Miri is installed.
+///
+/// # Errors
+/// Miri is missing; the error says how to install it.
 pub fn miri_is_installed() -> Result<()> {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo", "miri", "--version"]);
@@ -54,23 +56,23 @@ pub fn miri() -> Result<ExitCode> {
             .args(["run", "nightly", "cargo", "miri", "test", "--target-dir"])
             .arg(driver::target_dir().join("miri"))
             .args(tests)
-            // Rings and queue entries name memory by numbers, as devices do.
-            // Without isolation, since proptest asks where it is.
+            // Rings and queue entries have addresses as integers. proptest reads the
+            // current directory, which isolation forbids.
             .env(
                 "MIRIFLAGS",
                 "-Zmiri-permissive-provenance -Zmiri-disable-isolation",
             )
             .env("PROPTEST_CASES", "4");
         passed &= run(&mut command)
-            .with_context(|| format!("Miri is a part of the nightly toolchain: {INSTALL_MIRI}"))?;
+            .with_context(|| format!("Miri is part of the nightly toolchain: {INSTALL_MIRI}"))?;
     }
-    Ok(code(passed))
+    Ok(exit_code(passed))
 }
 
-/// What watches.
+/// A sanitizer.
 #[derive(Clone, Copy, clap::ValueEnum)]
 pub enum Sanitizer {
-    /// Accesses outside of what is allocated
+    /// Accesses outside of allocations
     Address,
     /// Data races
     Thread,
@@ -90,7 +92,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// All suites under a sanitizer.
+    /// Returns arguments for all suites under a sanitizer.
     pub fn all(sanitizer: Sanitizer) -> Arguments {
         Arguments {
             sanitizer,
@@ -100,7 +102,7 @@ impl Arguments {
     }
 }
 
-/// The suites: what runs on the embedded device, and the device itself.
+/// The suites: tests on the embedded device, and of the device itself.
 const SUITES: [(&str, &[&str]); 6] = [
     ("softhca", &["-p", "ringverbs-softhca", "--lib"]),
     (
@@ -113,7 +115,7 @@ const SUITES: [(&str, &[&str]); 6] = [
     ("processes", &["-p", "ringverbs", "--test", "embedded"]),
 ];
 
-/// Races that are none, or nobody's of ours; each with the reason.
+/// Patterns of false reports, each with the reason.
 const THREAD_SUPPRESSIONS: &str = "crates/xtask/src/thread-suppressions.txt";
 
 /// Builds the suites with a sanitizer, and runs them.
@@ -125,7 +127,7 @@ pub fn sanitize(arguments: &Arguments) -> Result<ExitCode> {
     };
     let mut passed = true;
     for (suite, tests) in SUITES {
-        if !arguments.suite.is_empty() && !arguments.suite.iter().any(|asked| asked == suite) {
+        if !arguments.suite.is_empty() && !arguments.suite.iter().any(|name| name == suite) {
             continue;
         }
         eprintln!("== {suite}");
@@ -133,7 +135,7 @@ pub fn sanitize(arguments: &Arguments) -> Result<ExitCode> {
         command.current_dir(driver::root());
         command.args(["test", "--no-fail-fast", "--target", &target]);
         if let Sanitizer::Thread = arguments.sanitizer {
-            // What the standard library synchronizes is to be seen as well.
+            // ThreadSanitizer must see the standard library's synchronization.
             library_source_is_installed()?;
             command.arg("-Zbuild-std");
         }
@@ -143,18 +145,17 @@ pub fn sanitize(arguments: &Arguments) -> Result<ExitCode> {
             .args(tests)
             .arg("--")
             .args(&arguments.filter)
-            // Sanitizers are options of the nightly compiler; the stable one has
-            // them too, if told that it may.
+            // Lets the stable compiler accept the nightly option for sanitizers.
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTFLAGS", format!("-Zsanitizer={name}"))
-            // Tests forget handles to see that they only leak.
+            // Tests leak handles on purpose.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .env("TSAN_OPTIONS", thread_options())
-            // Of random driver commands; each takes up to ten times as long.
+            // Fewer sequences of random driver commands: each takes up to ten times as long.
             .env("RINGVERBS_SEQUENCES", "30");
         passed &= run(&mut command)?;
     }
-    Ok(code(passed))
+    Ok(exit_code(passed))
 }
 
 fn thread_options() -> String {
@@ -162,7 +163,10 @@ fn thread_options() -> String {
     format!("halt_on_error=0 suppressions={}", file.display())
 }
 
-/// The error says how to install it.
+/// Checks that the standard library's source is installed.
+///
+/// # Errors
+/// The source is missing; the error says how to install it.
 pub fn library_source_is_installed() -> Result<()> {
     let output = Command::new("rustc")
         .args(["--print", "sysroot"])
@@ -183,7 +187,7 @@ fn run(command: &mut Command) -> Result<bool> {
     Ok(status.success())
 }
 
-fn code(passed: bool) -> ExitCode {
+fn exit_code(passed: bool) -> ExitCode {
     if passed {
         ExitCode::SUCCESS
     } else {

@@ -17,9 +17,8 @@ pub struct Arguments {
     suite: Suite,
 }
 
-/// Builds the plugin, makes the guest, runs `ibv_rc_pingpong` and
-/// `ib_write_bw` in it with stock and with ringverbs, and prints the figures
-/// and the proof of who served them.
+/// Builds the plugin and the guest, runs `ibv_rc_pingpong` and `ib_write_bw` in it with
+/// stock and with ringverbs, and prints the figures and the proof of the provider.
 pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
     eprintln!("1. building the plugin");
     let plugin = dist::dist_for(arguments.suite.architecture())?;
@@ -32,7 +31,7 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
             "perftest write_bw -n 200".into(),
         ],
         kernel: None,
-        // It shows both.
+        // Both providers are shown.
         fresh_stock: true,
     };
     let results = suite::in_guest(arguments.suite, &request)?;
@@ -50,8 +49,8 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
         let served = match case.provider {
             Provider::Stock => "rdma-core's own provider".to_owned(),
             Provider::Ours => "ringverbs".to_owned(),
-            Provider::OursServer => "ringverbs serving, rdma-core's asking".to_owned(),
-            Provider::OursClient => "rdma-core's serving, ringverbs asking".to_owned(),
+            Provider::OursServer => "ringverbs server, rdma-core's client".to_owned(),
+            Provider::OursClient => "rdma-core's server, ringverbs client".to_owned(),
             Provider::Native | Provider::NativeWithC | Provider::NativeWithPlugin => {
                 "no provider: the Rust crate".to_owned()
             }
@@ -71,7 +70,7 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
     for (case, maps) in &results.proofs {
         println!("  {case}: {}", maps.join(" "));
     }
-    if let Some(line) = &results.refused {
+    if let Some(line) = &results.plugin_refusal {
         println!("The plugin refused this rdma-core: {line}");
     }
     let ours = |provider| results.cases.iter().any(|c| c.provider == provider);

@@ -1,5 +1,5 @@
-//! What `deny.toml` says of dependencies, checked without cargo-deny, which
-//! takes minutes to build.
+//! Checks dependencies against `deny.toml`, without cargo-deny, which takes minutes to
+//! build.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,22 +11,22 @@ use serde_json::Value;
 
 use crate::driver;
 
-const RULES: &str = "deny.toml";
+const DENY_FILE: &str = "deny.toml";
 /// crates.io, as cargo names it.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// What is known of the dependencies.
+/// The results of the check.
 pub struct Outcome {
     pub packages: usize,
-    /// Licences that are not allowed, sources other than crates.io.
-    pub refused: Vec<String>,
+    /// Packages with a licence that is not allowed, or from a source other than crates.io.
+    pub violations: Vec<String>,
     /// Crates in several versions that `deny.toml` does not list.
     pub duplicates: Vec<String>,
 }
 
-/// Checks licences, sources and duplicates of all that is built.
+/// Checks licences, sources and duplicates of all packages.
 pub fn check() -> Result<Outcome> {
-    let rules = fs::read_to_string(driver::root().join(RULES)).context(RULES)?;
+    let rules = fs::read_to_string(driver::root().join(DENY_FILE)).context(DENY_FILE)?;
     let out = Command::new(driver::cargo())
         .current_dir(driver::root())
         .args(["metadata", "--format-version=1", "--locked"])
@@ -40,14 +40,14 @@ pub fn check() -> Result<Outcome> {
     ensure!(out.status.success(), "cargo metadata: {}", out.status);
     let metadata: Value = serde_json::from_slice(&out.stdout)?;
     let packages = metadata["packages"].as_array().context("no packages")?;
-    weigh(&rules, packages)
+    evaluate(&rules, packages)
 }
 
-fn weigh(rules: &str, packages: &[Value]) -> Result<Outcome> {
+fn evaluate(rules: &str, packages: &[Value]) -> Result<Outcome> {
     let allowed = list(rules, "allow");
-    ensure!(!allowed.is_empty(), "{RULES} allows no licence");
+    ensure!(!allowed.is_empty(), "{DENY_FILE} allows no licence");
     let known = list(rules, "skip");
-    let mut refused = Vec::new();
+    let mut violations = Vec::new();
     let mut versions = BTreeMap::<&str, Vec<&str>>::new();
     for package in packages {
         let text = |field: &str| package[field].as_str();
@@ -55,13 +55,13 @@ fn weigh(rules: &str, packages: &[Value]) -> Result<Outcome> {
         let version = text("version").unwrap_or_default();
         let licence = text("license").unwrap_or("no licence");
         if !permits(&allowed, licence) {
-            refused.push(format!("{name} {version}: {licence}"));
+            violations.push(format!("{name} {version}: {licence}"));
         }
-        // The workspace's own have none.
+        // Packages of the workspace have no source.
         if let Some(source) = text("source").filter(|source| *source != REGISTRY) {
-            refused.push(format!("{name} {version}: from {source}"));
+            violations.push(format!("{name} {version}: from {source}"));
         }
-        if !known.iter().any(|known| is_of(known, name, version)) {
+        if !known.iter().any(|known| matches_spec(known, name, version)) {
             versions.entry(name).or_default().push(version);
         }
     }
@@ -69,12 +69,12 @@ fn weigh(rules: &str, packages: &[Value]) -> Result<Outcome> {
     let several = |(name, versions): (&str, Vec<&str>)| format!("{name} {}", versions.join(", "));
     Ok(Outcome {
         packages: packages.len(),
-        refused,
+        violations,
         duplicates: versions.into_iter().map(several).collect(),
     })
 }
 
-/// Whether the allowed licences meet an SPDX expression.
+/// Returns whether the allowed licences meet an SPDX expression.
 fn permits(allowed: &[&str], licence: &str) -> bool {
     // Lax: older crates write `MIT/Apache-2.0`.
     spdx::Expression::parse_mode(licence, spdx::ParseMode::LAX).is_ok_and(|expression| {
@@ -82,15 +82,15 @@ fn permits(allowed: &[&str], licence: &str) -> bool {
     })
 }
 
-/// Whether `spec`, such as `syn@2`, means this version of a crate.
-fn is_of(spec: &str, name: &str, version: &str) -> bool {
-    spec.split_once('@').is_some_and(|(of, begin)| {
-        let rest = version.strip_prefix(begin);
-        of == name && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+/// Returns whether `spec`, such as `syn@2`, matches this version of a crate.
+fn matches_spec(spec: &str, name: &str, version: &str) -> bool {
+    spec.split_once('@').is_some_and(|(spec_name, prefix)| {
+        let rest = version.strip_prefix(prefix);
+        spec_name == name && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     })
 }
 
-/// The first string on each line of a list of `deny.toml`.
+/// Returns the first string on each line of a list of `deny.toml`.
 fn list<'t>(rules: &'t str, name: &str) -> Vec<&'t str> {
     let begin = format!("{name} = [");
     let lines = rules.lines().skip_while(|line| *line != begin).skip(1);
@@ -98,8 +98,10 @@ fn list<'t>(rules: &'t str, name: &str) -> Vec<&'t str> {
     lines.filter_map(|line| line.split('"').nth(1)).collect()
 }
 
-/// cargo-deny's look into the advisory database; the error says why there is
-/// none.
+/// Returns the command that checks advisories with cargo-deny.
+///
+/// # Errors
+/// cargo-deny is missing, or the advisory database is unreachable.
 pub fn advisories() -> Result<Command> {
     ensure!(
         host::which("cargo-deny").is_some(),
@@ -112,7 +114,7 @@ pub fn advisories() -> Result<Command> {
         command
     };
     let fetch = deny(&["fetch", "db"]).stderr(Stdio::null()).status()?;
-    ensure!(fetch.success(), "the advisory database is out of reach");
+    ensure!(fetch.success(), "the advisory database is unreachable");
     Ok(deny(&["--offline", "check", "advisories"]))
 }
 
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    const RULES: &str = "allow = [\n    \"MIT\",\n    \"Unicode-3.0\",\n]\n\
+    const DENY_TOML: &str = "allow = [\n    \"MIT\",\n    \"Unicode-3.0\",\n]\n\
                          skip = [\n    { crate = \"a@1\", reason = \"b\" },\n]\n";
 
     fn package(name: &str, version: &str, license: &str, source: Option<&str>) -> Value {
@@ -130,7 +132,7 @@ mod tests {
 
     #[test]
     fn licences_are_expressions() {
-        let allowed = list(RULES, "allow");
+        let allowed = list(DENY_TOML, "allow");
         for fine in ["MIT", "MIT/Apache-2.0", "(GPL-2.0 OR MIT) AND Unicode-3.0"] {
             assert!(permits(&allowed, fine), "{fine}");
         }
@@ -148,12 +150,12 @@ mod tests {
             package("c", "1.0.0", "Zlib", Some(REGISTRY)),
             package("c", "2.0.0", "MIT", Some("git+ssh://c")),
         ];
-        let outcome = weigh(RULES, &packages).unwrap();
+        let outcome = evaluate(DENY_TOML, &packages).unwrap();
         assert_eq!(
-            outcome.refused,
+            outcome.violations,
             ["c 1.0.0: Zlib", "c 2.0.0: from git+ssh://c"]
         );
         assert_eq!(outcome.duplicates, ["c 1.0.0, 2.0.0"]);
-        assert!(weigh("", &packages).is_err());
+        assert!(evaluate("", &packages).is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! The plugin and the command as files: `target/dist`, Debian packages. Completions
-//! and man pages of the command are written by the command itself.
+//! Builds `target/dist` and Debian packages with the plugin and the command. The command
+//! writes its completions and man pages.
 //!
-//! libibverbs asks for a provider by the name of its private ABI, so the one
-//! file gets a link for each.
+//! libibverbs appends its private ABI to a provider's name, so the file has a link for
+//! each ABI.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,10 +18,10 @@ use crate::aarch64;
 use crate::driver::{build_static, build_static_for, cargo, root, target_dir};
 use crate::libmlx5::{self, LIBMLX5};
 
-/// The file itself is named for the oldest private ABI.
+/// The plugin's file, named for the oldest private ABI.
 pub const LIBRARY: &str = "libringverbs-rdmav34.so";
 
-/// What the other private ABIs ask for.
+/// Links to it for the other private ABIs.
 pub const LINKS: &[&str] = &[
     "libringverbs-rdmav57.so",
     "libringverbs-rdmav59.so",
@@ -40,33 +40,33 @@ driver mlx5
 driver ringverbs
 ";
 
-/// Embedded devices for unmodified programs; `ringverbs run --embedded` looks for it
-/// beside the command.
+/// The library of embedded devices for unmodified programs; `ringverbs run --embedded`
+/// looks for it beside the command.
 pub const PRELOAD: &str = "libringverbs_preload.so";
 
 /// The command's file.
 pub const COMMAND: &str = "ringverbs";
 
-/// The folder of completions and man pages, as it is below a prefix.
+/// The folder of completions and man pages below a prefix.
 pub const SHARE: &str = "share";
 
-/// What was made already, or else what `make` makes. Once per process: steps that
-/// run at the same time read the files.
-fn once<T: Clone>(made: &Mutex<Option<T>>, make: impl FnOnce() -> Result<T>) -> Result<T> {
-    let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(made) = &*made {
-        return Ok(made.clone());
+/// Returns the earlier result of `build`, or calls it. It runs once per process: steps
+/// that run at the same time read the files.
+fn build_once<T: Clone>(built: &Mutex<Option<T>>, build: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mut built = built.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(built) = &*built {
+        return Ok(built.clone());
     }
-    Ok(made.insert(make()?).clone())
+    Ok(built.insert(build()?).clone())
 }
 
 /// Builds the plugin and lays it out in `target/dist`, which is emptied first.
 pub fn dist() -> Result<PathBuf> {
-    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
-    once(&MADE, make_dist)
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    build_once(&BUILT, build_dist)
 }
 
-fn make_dist() -> Result<PathBuf> {
+fn build_dist() -> Result<PathBuf> {
     let target = target_dir();
     build_libraries(&[], &target)?;
     let dist = lay_out(&target.join("shipped"), target.join("dist"))?;
@@ -74,8 +74,8 @@ fn make_dist() -> Result<PathBuf> {
     Ok(dist)
 }
 
-/// Builds the plugin, also as the static library of which [`libmlx5`] is linked, and
-/// the library of embedded devices.
+/// Builds the plugin, also as a static library for [`libmlx5`], and the library of
+/// embedded devices.
 fn build_libraries(cross: &[&str], target: &Path) -> Result<()> {
     let plugin = [
         "ringverbs-provider",
@@ -104,7 +104,7 @@ fn build_libraries(cross: &[&str], target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts the libraries with their links and the configuration into a new folder.
+/// Copies the libraries, their links and the configuration to a new folder.
 fn lay_out(built: &Path, dist: PathBuf) -> Result<PathBuf> {
     if dist.exists() {
         fs::remove_dir_all(&dist).with_context(|| format!("cannot empty {}", dist.display()))?;
@@ -122,32 +122,36 @@ fn lay_out(built: &Path, dist: PathBuf) -> Result<PathBuf> {
     Ok(dist)
 }
 
-/// The same with the command beside it, as a program that needs no library.
-pub fn whole() -> Result<PathBuf> {
-    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
-    once(&MADE, make_whole)
+/// As [`dist`], with the command as a static program.
+pub fn dist_with_command() -> Result<PathBuf> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    build_once(&BUILT, build_with_command)
 }
 
 /// Builds the plugin for guests of an architecture.
 pub fn dist_for(architecture: &Architecture) -> Result<PathBuf> {
     match architecture.target {
-        aarch64::TARGET => whole_for_aarch64(),
+        aarch64::TARGET => dist_for_aarch64(),
         _ => dist(),
     }
 }
 
-/// Adds the command to what [`dist_for`] has made, and makes Debian packages of both,
-/// where cargo-deb is installed.
+/// Adds the command to the folder of [`dist_for`], and builds Debian packages of both if
+/// cargo-deb is installed.
 pub fn packages_for(architecture: &Architecture) -> Result<Vec<PathBuf>> {
     let cross = architecture.target == aarch64::TARGET;
-    let dist = if cross { whole_for_aarch64() } else { whole() }?;
-    if !can_make_deb() {
+    let dist = if cross {
+        dist_for_aarch64()
+    } else {
+        dist_with_command()
+    }?;
+    if !has_cargo_deb() {
         return Ok(Vec::new());
     }
     if cross { deb_for_aarch64() } else { deb(&dist) }
 }
 
-/// What builds the command.
+/// Cargo's arguments for the command.
 const BUILD_COMMAND: [&str; 9] = [
     "build",
     "--profile",
@@ -160,7 +164,7 @@ const BUILD_COMMAND: [&str; 9] = [
     COMMAND,
 ];
 
-fn make_whole() -> Result<PathBuf> {
+fn build_with_command() -> Result<PathBuf> {
     let dist = dist()?;
     add_command(&build_static(&BUILD_COMMAND)?, &dist)?;
     add_share(Command::new(dist.join(COMMAND)), &dist)?;
@@ -187,14 +191,14 @@ fn add_share(mut command: Command, dist: &Path) -> Result<()> {
     Ok(())
 }
 
-/// As [`whole`], for aarch64, in `target/dist-aarch64`.
-pub fn whole_for_aarch64() -> Result<PathBuf> {
-    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
-    once(&MADE, make_for_aarch64)
+/// As [`dist_with_command`], for aarch64, in `target/dist-aarch64`.
+pub fn dist_for_aarch64() -> Result<PathBuf> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    build_once(&BUILT, build_for_aarch64)
 }
 
-fn make_for_aarch64() -> Result<PathBuf> {
-    aarch64::needs()?;
+fn build_for_aarch64() -> Result<PathBuf> {
+    aarch64::require_tools()?;
     let target = target_dir();
     build_libraries(&["--target", aarch64::TARGET], &target)?;
     let built = target.join(aarch64::TARGET).join("shipped");
@@ -207,23 +211,23 @@ fn make_for_aarch64() -> Result<PathBuf> {
     Ok(dist)
 }
 
-/// The packages, by the crates that describe them.
+/// The crates that describe the Debian packages.
 const PACKAGES: [&str; 2] = ["ringverbs-provider", "ringverbs-cli"];
 
-/// Whether what makes Debian packages is installed.
-pub fn can_make_deb() -> bool {
+/// Returns whether cargo-deb is installed.
+pub fn has_cargo_deb() -> bool {
     let have = Command::new(cargo()).args(["deb", "--version"]).output();
     have.is_ok_and(|output| output.status.success())
 }
 
-/// Makes the Debian packages, one of the plugin and one of the command, of what
-/// [`whole`] has made; gives their paths.
+/// Builds the Debian packages of the plugin and of the command from the folder of
+/// [`dist_with_command`]; returns their paths.
 pub fn deb(dist: &Path) -> Result<Vec<PathBuf>> {
-    static MADE: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
-    once(&MADE, || make_deb(dist))
+    static BUILT: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
+    build_once(&BUILT, || make_deb(dist))
 }
 
-/// Makes the packages for arm64 of what [`whole_for_aarch64`] has made.
+/// Builds the packages for arm64 from the folder of [`dist_for_aarch64`].
 pub fn deb_for_aarch64() -> Result<Vec<PathBuf>> {
     let staged = root().join("target/dist-aarch64");
     let dist = target_dir().join("dist-aarch64");
@@ -235,7 +239,7 @@ pub fn deb_for_aarch64() -> Result<Vec<PathBuf>> {
 }
 
 fn make_deb(dist: &Path) -> Result<Vec<PathBuf>> {
-    // cargo-deb takes its files from here, whatever the target directory.
+    // cargo-deb takes its files from here, independently of the target directory.
     let staged = root().join("target/dist");
     if dist != staged {
         copy_dist(dist, &staged)?;
@@ -245,10 +249,10 @@ fn make_deb(dist: &Path) -> Result<Vec<PathBuf>> {
 
 fn run_cargo_deb(out: PathBuf, options: &[&str]) -> Result<Vec<PathBuf>> {
     ensure!(
-        can_make_deb(),
+        has_cargo_deb(),
         "cargo-deb is missing: cargo install cargo-deb"
     );
-    // Those of another version would be taken for these.
+    // Packages of another version would be mistaken for these.
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
     }
@@ -276,7 +280,7 @@ fn run_cargo_deb(out: PathBuf, options: &[&str]) -> Result<Vec<PathBuf>> {
     packages.sort();
     ensure!(
         packages.len() == PACKAGES.len(),
-        "cargo deb left {packages:?}"
+        "cargo deb has built {packages:?}"
     );
     Ok(packages)
 }
@@ -302,7 +306,7 @@ fn copy_dist(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The files below a folder, relative to it, in order.
+/// Returns the sorted files below a folder, relative to it.
 pub fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     let cannot = || format!("cannot read {}", folder.display());
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Building the programs that run in a guest, and the bench's.
+//! Builds the programs for guests, and benches; finds cargo and its folders.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub fn build() -> Result<PathBuf> {
     build_for(&X86_64)
 }
 
-/// The same for guests of an architecture.
+/// Builds `rxe-driver` for guests of an architecture.
 pub fn build_for(architecture: &Architecture) -> Result<PathBuf> {
     const NAME: &str = "rxe-driver";
     let driver = ["build", "-p", "ringverbs-rxe-tests", "--bin", NAME];
@@ -24,16 +24,16 @@ pub fn build_for(architecture: &Architecture) -> Result<PathBuf> {
         .with_context(|| format!("cargo has not built {NAME}"))
 }
 
-/// Builds static programs, which run in any guest, and says where they are, by
-/// name. `arguments` are a command of cargo and what it shall build.
+/// Builds static programs, which run in any guest, and returns their paths by name.
+/// `arguments` are cargo's command and targets.
 pub fn build_static(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
     build_static_for(X86_64.target, arguments)
 }
 
-/// The same for another machine, whose linker is known.
+/// As [`build_static`], for a target.
 pub fn build_static_for(target: &str, arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
     if target == aarch64::TARGET {
-        aarch64::needs()?;
+        aarch64::require_tools()?;
     }
     let out = Command::new(cargo())
         .current_dir(root())
@@ -55,7 +55,7 @@ pub fn build_static_for(target: &str, arguments: &[&str]) -> Result<BTreeMap<Str
     Ok(programs(&out.stdout))
 }
 
-/// Builds a bench of a package and says where it is.
+/// Builds a bench of a package and returns its path.
 pub fn build_bench(package: &str, name: &str) -> Result<PathBuf> {
     let out = Command::new(cargo())
         .current_dir(root())
@@ -75,7 +75,7 @@ pub fn build_bench(package: &str, name: &str) -> Result<PathBuf> {
         .with_context(|| format!("cargo has not built bench {name} of {package}"))
 }
 
-/// The programs that cargo says it has built, by name.
+/// Returns the built programs of cargo's messages, by name.
 fn programs(messages: &[u8]) -> BTreeMap<String, PathBuf> {
     let mut programs = BTreeMap::new();
     for line in String::from_utf8_lossy(messages).lines() {
@@ -90,14 +90,14 @@ fn programs(messages: &[u8]) -> BTreeMap<String, PathBuf> {
     programs
 }
 
-/// The repository's top.
+/// Returns the root of the repository.
 pub fn root() -> &'static Path {
-    // This crate lies two folders below it.
+    // This crate is two folders below it.
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here)
 }
 
-/// Where cargo puts what it builds.
+/// Returns cargo's target directory.
 pub fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => std::path::absolute(&dir).unwrap_or_else(|_| dir.into()),
@@ -105,15 +105,15 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
-/// The cargo that runs this program.
+/// Returns the cargo that runs this program.
 pub fn cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
 }
 
-/// Runs a command whose output is shown.
+/// Runs a command with inherited output.
 ///
 /// # Errors
-/// It cannot be run, or failed.
+/// The command cannot be run, or failed.
 pub fn run(command: &mut Command) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let status = command

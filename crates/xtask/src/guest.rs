@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::suite::Work;
-use crate::{bare, driver, native};
+use crate::suite::TempDir;
+use crate::{driver, native, static_guest};
 use anyhow::Result;
-use rxe_tests::guest::vm::{self, Ended, Line};
+use rxe_tests::guest::vm::{self, JobExit, Line};
 use rxe_tests::guest::{Hardware, Job, Suite, tree};
 
 /// The command line.
@@ -40,7 +40,7 @@ pub struct Arguments {
     #[arg(long)]
     no_rxe: bool,
     /// A guest of busybox, kernel modules and our static programs, without
-    /// Debian or any shared library; it runs its short suite unless told
+    /// Debian or any shared library; it runs its short suite by default
     #[arg(long = "static", conflicts_with_all = ["shell", "share", "native", "plugin", "no_rxe"])]
     without_libraries: bool,
     /// Seconds that the command may take
@@ -48,13 +48,16 @@ pub struct Arguments {
     limit: u64,
 }
 
-/// Makes the guest if it is not there, boots it and runs the command.
+/// Builds the guest if it is not cached, boots it and runs the command.
 pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.without_libraries {
-        let job = arguments.run.as_deref().unwrap_or(bare::SHORT_SUITE);
+        let job = arguments
+            .run
+            .as_deref()
+            .unwrap_or(static_guest::SHORT_SUITE);
         let limit = limit(false, arguments.limit);
         let kernel = arguments.kernel.as_deref();
-        let ended = bare::run(arguments.suite, kernel, job, limit, show)?;
+        let ended = static_guest::run(arguments.suite, kernel, job, limit, show)?;
         return Ok(report(&ended));
     }
     let image = tree::image(arguments.suite, arguments.kernel.as_deref())?;
@@ -75,7 +78,10 @@ pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
     let mut setup = String::new();
     let mut share = arguments.share.clone();
     // Removed when the guest has ended.
-    let native = arguments.native.then(|| Work::new("native")).transpose()?;
+    let native = arguments
+        .native
+        .then(|| TempDir::new("native"))
+        .transpose()?;
     if let Some(folder) = &native {
         native::build(architecture, &folder.0)?;
         share = Some(folder.0.clone());
@@ -97,7 +103,7 @@ pub fn guest(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 impl Arguments {
-    /// A command with the Rust crate's programs.
+    /// Returns arguments that run a command with the Rust crate's programs.
     pub fn native(run: &str, kernel: Option<&str>, limit: u64) -> Arguments {
         Arguments {
             suite: Suite::Trixie,
@@ -114,30 +120,29 @@ impl Arguments {
     }
 }
 
-/// How long a command may take, or a shell.
+/// Returns the time limit of a command or a shell.
 pub fn limit(shell: bool, seconds: u64) -> Duration {
     Duration::from_secs(if shell { 86_400 } else { seconds })
 }
 
-/// Boots the guest for the job, shows what it says, and passes its exit
-/// status on.
+/// Boots the guest for the job, prints its output, and returns its exit status.
 pub fn run(image: &tree::Image, job: &Job) -> Result<ExitCode> {
     Ok(report(&vm::run(image, job, show)?))
 }
 
-/// Shows a line of the guest.
+/// Prints a line of the guest.
 pub fn show(line: Line<'_>) {
     match line {
         Line::Text(text) | Line::Record(text) => println!("{text}"),
     }
 }
 
-/// Says how a job ended, and passes its exit status on.
-pub fn report(ended: &Ended) -> ExitCode {
+/// Prints times and exit status of a job, and returns the latter.
+pub fn report(ended: &JobExit) -> ExitCode {
     eprintln!(
         "boot {:.1} s, run {:.1} s, exit status {}",
-        ended.boot.as_secs_f64(),
-        ended.run.as_secs_f64(),
+        ended.boot_time.as_secs_f64(),
+        ended.run_time.as_secs_f64(),
         ended.status
     );
     ExitCode::from(u8::try_from(ended.status).unwrap_or(1))

@@ -1,16 +1,13 @@
-//! The plugin and the command put where a system looks for them, and taken
-//! away again. Each can be had without the other. Completions and man pages go
-//! with the command.
+//! Installs and removes the plugin and the command, together or separately. Completions
+//! and man pages belong to the command.
 //!
-//! Which provider gets a device is decided by the order in which they register:
-//! libibverbs loads what `RDMAV_DRIVERS` names first, then the `driver` lines
-//! of the files in its configuration directory. It reads those files in
-//! directory order, which nobody controls, and loads the lines in the opposite
-//! order of reading. Within one file the order is therefore certain, between
-//! files it is not. So our file names the stock providers and then ringverbs,
-//! which makes ringverbs the first to register and the stock ones its substitutes
-//! where ringverbs refuses; and the stock providers' own files are moved out of
-//! the directory while ours is there.
+//! The order of registration decides which provider gets a device: libibverbs loads
+//! the providers of `RDMAV_DRIVERS` first, then the `driver` lines of the files in its
+//! configuration directory. It reads those files in directory order, which is
+//! unspecified, and loads the lines in the reverse order of reading. The order is
+//! therefore defined within a file only. So our file names the stock providers and then
+//! ringverbs: ringverbs registers first, and the stock providers serve where it refuses.
+//! The stock providers' files are moved out of the directory while ours is installed.
 
 use std::fs;
 use std::io;
@@ -27,14 +24,14 @@ mod replace;
 /// The stock providers' configuration files.
 const STOCK: [&str; 2] = ["rxe.driver", "mlx5.driver"];
 
-/// Where an installation goes.
+/// The paths of an installation.
 #[derive(Debug, PartialEq, Eq)]
 struct InstallPaths {
     /// libibverbs's folder of providers.
     providers: PathBuf,
     /// libibverbs's folder of configuration files.
     config: PathBuf,
-    /// Where the stock providers' configuration waits meanwhile.
+    /// libibverbs's stock configuration files are moved to this folder.
     aside: PathBuf,
     /// The command's file.
     command: PathBuf,
@@ -45,9 +42,9 @@ struct InstallPaths {
 }
 
 impl InstallPaths {
-    /// The folders under a prefix; `/usr` is the system's, `TREE/usr` that of
+    /// Returns the paths for a prefix. `/usr` is that of the system, `TREE/usr` that of
     /// another tree, whose configuration is in `TREE/etc`.
-    fn under(prefix: &Path) -> Result<InstallPaths> {
+    fn for_prefix(prefix: &Path) -> Result<InstallPaths> {
         let prefix = std::path::absolute(prefix)
             .with_context(|| format!("no such prefix: {}", prefix.display()))?;
         let etc = match prefix.file_name() {
@@ -71,13 +68,13 @@ impl InstallPaths {
         })
     }
 
-    /// The stock providers' configuration files, and where they wait.
+    /// Returns the stock providers' configuration files, and where they are moved to.
     fn stock(&self) -> [(PathBuf, PathBuf); 2] {
         STOCK.map(|name| (self.config.join(name), self.aside.join(name)))
     }
 
-    /// Where a file of `share` goes: Debian's zsh has a folder of its own for what
-    /// packages bring.
+    /// Returns the path for a file of `share`: Debian's zsh has another folder for
+    /// completions of packages.
     fn share_file(&self, file: &Path) -> PathBuf {
         let debian = self.share.join("zsh/vendor-completions");
         match file.strip_prefix("zsh/site-functions") {
@@ -86,8 +83,8 @@ impl InstallPaths {
         }
     }
 
-    /// The completions and man pages that are there.
-    fn shared(&self) -> Result<Vec<PathBuf>> {
+    /// Returns the paths of completions, and the installed man pages.
+    fn installed_share_files(&self) -> Result<Vec<PathBuf>> {
         let completions = [
             "bash-completion/completions/ringverbs",
             "fish/vendor_completions.d/ringverbs.fish",
@@ -113,7 +110,7 @@ impl InstallPaths {
     }
 }
 
-/// What of the two.
+/// A component to install.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Component {
     /// The provider for libibverbs.
@@ -122,34 +119,33 @@ pub enum Component {
     Command,
 }
 
-/// Puts the plugin where the libibverbs under `prefix` (`/usr` for the
-/// system's) looks, so that rxe and ConnectX devices use it, and the command where a
-/// shell looks; with `uninstall`, takes both away and puts the stock providers back
-/// in their place. `only` leaves the other as it is.
+/// Installs the plugin for the libibverbs under `prefix` (`/usr` for the system's), so
+/// that rxe and ConnectX devices use it, and the command; with `uninstall`, removes both
+/// and restores the stock providers. `only` selects one component.
 ///
-/// The files are those of `built`, a folder that [`dist::whole`] has made;
-/// without it they are made now.
+/// The files are those of `built`, a folder of [`dist::dist_with_command`]; without it
+/// they are built now.
 ///
-/// Without `only`, `uninstall` puts rdma-core's libmlx5 back as well.
+/// Without `only`, `uninstall` also restores rdma-core's libmlx5.
 pub fn install(
     prefix: &Path,
     uninstall: bool,
     only: Option<Component>,
     built: Option<&Path>,
 ) -> Result<()> {
-    let paths = InstallPaths::under(prefix)?;
+    let paths = InstallPaths::for_prefix(prefix)?;
     let wanted = |part| only.is_none_or(|only| only == part);
     if uninstall {
         if wanted(Component::Plugin) {
-            remove(&paths)?;
-            println!("the plugin is removed; devices use the stock providers");
+            remove_plugin(&paths)?;
+            println!("removed the plugin; devices use the stock providers");
         }
         if wanted(Component::Command) {
             remove_file(&paths.command)?;
-            for file in paths.shared()? {
+            for file in paths.installed_share_files()? {
                 remove_file(&file)?;
             }
-            println!("{} is removed", paths.command.display());
+            println!("removed {}", paths.command.display());
         }
         if only.is_none() && paths.providers.is_dir() && is_named_usr(prefix) {
             restore_libmlx5(prefix, &paths)?;
@@ -159,10 +155,10 @@ pub fn install(
     let dist = match (built, only) {
         (Some(folder), _) => folder.to_owned(),
         (None, Some(Component::Plugin)) => dist::dist()?,
-        (None, _) => dist::whole()?,
+        (None, _) => dist::dist_with_command()?,
     };
     if wanted(Component::Plugin) {
-        plugin(&dist, &paths)?;
+        install_plugin(&dist, &paths)?;
     }
     if wanted(Component::Command) {
         replace(&dist.join(COMMAND), &paths.command)?;
@@ -178,10 +174,10 @@ fn is_named_usr(prefix: &Path) -> bool {
     std::path::absolute(prefix).is_ok_and(|it| it.file_name() == Some("usr".as_ref()))
 }
 
-/// Puts our `libmlx5.so.1` in the place of that under `prefix`, or with `uninstall`
-/// rdma-core's back in its place. Nothing else is installed or removed.
+/// Replaces the `libmlx5.so.1` under `prefix` by ours, or with `uninstall` restores
+/// rdma-core's. Nothing else is installed or removed.
 pub fn replace_libmlx5(prefix: &Path, uninstall: bool, built: Option<&Path>) -> Result<()> {
-    let paths = InstallPaths::under(prefix)?;
+    let paths = InstallPaths::for_prefix(prefix)?;
     if uninstall {
         if !restore_libmlx5(prefix, &paths)? {
             println!("libmlx5 is rdma-core's; there is nothing to remove");
@@ -196,7 +192,7 @@ pub fn replace_libmlx5(prefix: &Path, uninstall: bool, built: Option<&Path>) -> 
     reconfigure(&paths)
 }
 
-/// Adapts the plugin's configuration, if it is installed.
+/// Updates the plugin's configuration, if it is installed.
 fn reconfigure(paths: &InstallPaths) -> Result<()> {
     match paths.config.join(CONFIG).exists() {
         true => configure(paths),
@@ -213,7 +209,7 @@ fn restore_libmlx5(prefix: &Path, paths: &InstallPaths) -> Result<bool> {
     Ok(restored)
 }
 
-fn plugin(dist: &Path, paths: &InstallPaths) -> Result<()> {
+fn install_plugin(dist: &Path, paths: &InstallPaths) -> Result<()> {
     fs::create_dir_all(&paths.config).with_context(|| cannot("make", &paths.config))?;
     let library = paths.providers.join(LIBRARY);
     replace(&dist.join(LIBRARY), &library)?;
@@ -232,29 +228,28 @@ fn plugin(dist: &Path, paths: &InstallPaths) -> Result<()> {
 }
 
 /// Writes our configuration and moves the stock providers' aside. A `mlx5.driver` that
-/// names a libmlx5.so.1 of ours stays: the plugin leaves ConnectX to that.
+/// names a libmlx5.so.1 of ours stays, and serves ConnectX instead of the plugin.
 fn configure(paths: &InstallPaths) -> Result<()> {
-    let has_libmlx5 = replace::is_named_by(&paths.config.join(replace::DRIVER));
+    let has_libmlx5 = replace::is_in_driver_file(&paths.config.join(replace::DRIVER));
     let text = match has_libmlx5 {
         true => CONFIG_TEXT.replace("driver mlx5\n", ""),
         false => CONFIG_TEXT.to_owned(),
     };
-    put_aside(paths, has_libmlx5)?;
+    move_stock_aside(paths, has_libmlx5)?;
     let config = paths.config.join(CONFIG);
     fs::write(&config, text).with_context(|| cannot("write", &config))
 }
 
-/// A new file under a new name, which then takes the place of the old one: that
-/// may be mapped by programs.
+/// Copies a file under a temporary name and renames it: programs may map the old file.
 fn replace(from: &Path, to: &Path) -> Result<()> {
     let (Some(folder), Some(name)) = (to.parent(), to.file_name()) else {
         bail!("{} names no file", to.display());
     };
     fs::create_dir_all(folder).with_context(|| cannot("make", folder))?;
-    let fresh = folder.join(format!(".{}.new", name.to_string_lossy()));
-    fs::copy(from, &fresh)
-        .with_context(|| format!("cannot copy {} to {}", from.display(), fresh.display()))?;
-    fs::rename(&fresh, to).with_context(|| cannot("write", to))
+    let temporary = folder.join(format!(".{}.new", name.to_string_lossy()));
+    fs::copy(from, &temporary)
+        .with_context(|| format!("cannot copy {} to {}", from.display(), temporary.display()))?;
+    fs::rename(&temporary, to).with_context(|| cannot("write", to))
 }
 
 fn cannot(what: &str, path: &Path) -> String {
@@ -268,17 +263,17 @@ fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
-fn remove(paths: &InstallPaths) -> Result<()> {
+fn remove_plugin(paths: &InstallPaths) -> Result<()> {
     remove_file(&paths.config.join(CONFIG))?;
     for name in LINKS.iter().chain([&LIBRARY]) {
         remove_file(&paths.providers.join(name))?;
     }
-    put_back(paths)
+    restore_stock(paths)
 }
 
-/// Moves the stock providers' configuration aside. On a Debian system dpkg is
-/// told, so that an upgrade of the stock package does not bring it back.
-fn put_aside(paths: &InstallPaths, without_mlx5: bool) -> Result<()> {
+/// Moves the stock providers' configuration aside. On a Debian system by a diversion of
+/// dpkg, so that upgrades of the stock package do not restore it.
+fn move_stock_aside(paths: &InstallPaths, without_mlx5: bool) -> Result<()> {
     fs::create_dir_all(&paths.aside).with_context(|| cannot("make", &paths.aside))?;
     let is_diverted = paths.system && have_dpkg()?;
     for (stock, aside) in paths.stock() {
@@ -294,7 +289,7 @@ fn put_aside(paths: &InstallPaths, without_mlx5: bool) -> Result<()> {
     Ok(())
 }
 
-fn put_back(paths: &InstallPaths) -> Result<()> {
+fn restore_stock(paths: &InstallPaths) -> Result<()> {
     let is_diverted = paths.system && have_dpkg()?;
     for (stock, aside) in paths.stock() {
         if is_diverted {
@@ -303,12 +298,15 @@ fn put_back(paths: &InstallPaths) -> Result<()> {
             fs::rename(&aside, &stock).with_context(|| cannot("put back", &stock))?;
         }
     }
-    let _ = fs::remove_dir(&paths.aside); // if it is empty
+    let _ = fs::remove_dir(&paths.aside); // only if it is empty
     Ok(())
 }
 
-/// Whether this is a Debian system. What is there and does not start is an
-/// error: without a diversion the next upgrade would bring the file back.
+/// Returns whether this is a Debian system.
+///
+/// # Errors
+/// dpkg-divert exists but fails: without a diversion the next upgrade would restore the
+/// file.
 fn have_dpkg() -> Result<bool> {
     match Command::new("dpkg-divert").arg("--version").output() {
         Ok(output) if output.status.success() => Ok(true),
@@ -355,18 +353,18 @@ mod tests {
         }
 
         fn paths(&self) -> InstallPaths {
-            InstallPaths::under(&self.0.join("usr")).unwrap()
+            InstallPaths::for_prefix(&self.0.join("usr")).unwrap()
         }
 
-        /// Whether the stock providers' configuration is where libibverbs reads it.
+        /// Returns whether the stock providers' configuration is in libibverbs's folder.
         fn is_stock(&self) -> bool {
             let stock = self.paths().stock();
-            let there = stock.each_ref().map(|(path, aside)| {
+            let exist = stock.each_ref().map(|(path, aside)| {
                 assert_ne!(path.exists(), aside.exists());
                 path.exists()
             });
-            assert_eq!(there[0], there[1]);
-            there[0]
+            assert_eq!(exist[0], exist[1]);
+            exist[0]
         }
     }
 
@@ -379,29 +377,29 @@ mod tests {
     #[test]
     fn folders_are_those_of_libibverbs() {
         let tree = Tree::new("paths");
-        let paths = InstallPaths::under(&tree.0.join("usr")).unwrap();
+        let paths = InstallPaths::for_prefix(&tree.0.join("usr")).unwrap();
         assert_eq!(paths.providers, tree.0.join("usr/lib64/libibverbs"));
         assert_eq!(paths.config, tree.0.join("etc/libibverbs.d"));
         assert!(!paths.system);
-        let local = InstallPaths::under(Path::new("/opt/verbs")).unwrap();
+        let local = InstallPaths::for_prefix(Path::new("/opt/verbs")).unwrap();
         assert_eq!(local.config, Path::new("/opt/verbs/etc/libibverbs.d"));
-        assert!(InstallPaths::under(Path::new("/usr")).unwrap().system);
+        assert!(InstallPaths::for_prefix(Path::new("/usr")).unwrap().system);
     }
 
     #[test]
-    fn the_stock_configuration_is_put_aside_and_back() {
+    fn the_stock_configuration_is_moved_aside_and_restored() {
         let tree = Tree::new("aside");
         let paths = tree.paths();
         for _ in 0..2 {
             configure(&paths).unwrap();
             assert!(!tree.is_stock());
         }
-        remove(&paths).unwrap();
+        remove_plugin(&paths).unwrap();
         assert!(tree.is_stock());
         let text = fs::read_to_string(paths.config.join("mlx5.driver")).unwrap();
         assert_eq!(text, "driver mlx5\n");
         assert!(!paths.aside.exists());
-        remove(&paths).unwrap();
+        remove_plugin(&paths).unwrap();
         assert!(tree.is_stock());
     }
 
@@ -416,14 +414,14 @@ mod tests {
         assert!(mlx5.exists() && !paths.config.join("rxe.driver").exists());
         let ours = || fs::read_to_string(paths.config.join(CONFIG)).unwrap();
         assert!(!ours().contains("driver mlx5\n"));
-        // That libmlx5 is removed.
+        // Our libmlx5 is removed.
         fs::write(&mlx5, "driver mlx5\n").unwrap();
         reconfigure(&paths).unwrap();
         assert!(!tree.is_stock());
         assert!(ours().ends_with("driver mlx5\ndriver ringverbs\n"));
     }
 
-    /// What is below a folder, links too, without folders.
+    /// Returns the names of the files and links below a folder.
     fn files(folder: &Path) -> Vec<String> {
         let mut found = Vec::new();
         for entry in fs::read_dir(folder).unwrap() {
@@ -439,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn either_can_be_had_without_the_other() {
+    fn components_are_installed_and_removed_separately() {
         let built = Tree::new("built");
         fs::write(built.0.join(LIBRARY), "the plugin").unwrap();
         fs::write(built.0.join(COMMAND), "the command").unwrap();
@@ -487,7 +485,7 @@ mod tests {
             assert_eq!(files(&tree.0), before, "{only:?}");
             assert!(tree.is_stock());
         }
-        // Debian's folder for zsh; another program's man page stays.
+        // Debian's folder for zsh; the man page of another program stays.
         let tree = Tree::new("debian");
         let prefix = tree.0.join("usr");
         fs::create_dir_all(prefix.join("share/zsh/vendor-completions")).unwrap();
@@ -504,13 +502,13 @@ mod tests {
         assert!(!prefix.join("share/zsh/site-functions").exists());
         install(&prefix, true, only, None).unwrap();
         assert_eq!(files(&tree.0), before);
-        // Of both, one can be taken away.
+        // One of both is removed.
         let tree = Tree::new("one");
         let prefix = tree.0.join("usr");
         install(&prefix, false, None, Some(&built.0)).unwrap();
         install(&prefix, true, Some(Component::Command), None).unwrap();
         assert_eq!(files(&tree.0), plugin);
-        // A folder without the command serves for the plugin only.
+        // Only the plugin can be installed from a folder without the command.
         fs::remove_file(built.0.join(COMMAND)).unwrap();
         install(&prefix, false, Some(Component::Plugin), Some(&built.0)).unwrap();
         let error = install(&prefix, false, None, Some(&built.0)).unwrap_err();

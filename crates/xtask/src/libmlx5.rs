@@ -1,9 +1,9 @@
-//! `libmlx5.so.1`: the plugin linked with libmlx5's name, symbols and versions, so
-//! that it can take that library's place.
+//! Links `libmlx5.so.1`: the plugin with libmlx5's soname, symbols and versions, so that
+//! it can replace that library.
 //!
-//! rustc's version script of a shared library has no names, so this one is linked by
-//! the C compiler, of the plugin as a static library. The functions that the plugin
-//! does not have are jumps to those that refuse (`provider-plugin/libmlx5.map`).
+//! rustc's version script of a shared library has no versions, so the C compiler links
+//! this one from the plugin as a static library. Functions that the plugin lacks are
+//! jumps to functions that refuse (`provider-plugin/libmlx5.map`).
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::driver::{root, run};
 
-/// Its file.
+/// The library's file.
 pub const LIBMLX5: &str = "libmlx5.so.1";
 
 /// The plugin as a static library.
@@ -24,13 +24,13 @@ const ARCHIVE: &str = "libringverbs_provider.a";
 #[derive(Debug, PartialEq, Eq)]
 struct Symbol<'a> {
     name: &'a str,
-    /// The function that it jumps to, if it is not the plugin's of the same name.
+    /// The function that it jumps to; `None` if the plugin has this function.
     target: Option<String>,
-    /// It is of an older version than the plugin's function of the same name.
+    /// Whether the symbol has an older version than the plugin's function of this name.
     is_old: bool,
 }
 
-/// A version and the one before it.
+/// A version and its predecessor.
 #[derive(Debug, PartialEq, Eq)]
 struct Version<'a> {
     name: &'a str,
@@ -64,7 +64,7 @@ fn parse(map: &str) -> Result<Vec<Version<'_>>> {
             "libmlx5.map: {line}"
         );
         let Some(version) = versions.last_mut() else {
-            bail!("libmlx5.map: {name} is of no version");
+            bail!("libmlx5.map: {name} has no version");
         };
         version.symbols.push(Symbol {
             name,
@@ -75,8 +75,8 @@ fn parse(map: &str) -> Result<Vec<Version<'_>>> {
     Ok(versions)
 }
 
-/// The linker's version script. What is not named is local, which the last version
-/// says: in the version of an old symbol it would hide that.
+/// Returns the linker's version script. Its last version makes all other symbols local:
+/// in the version of an old symbol, `local` would hide that symbol.
 fn version_script(versions: &[Version<'_>]) -> String {
     let mut script = String::new();
     for (number, version) in versions.iter().enumerate() {
@@ -94,7 +94,7 @@ fn version_script(versions: &[Version<'_>]) -> String {
     script
 }
 
-/// The functions that jump to others, in assembly.
+/// Returns assembly with the functions that jump to others.
 fn jumps(versions: &[Version<'_>], jump: &str) -> String {
     let mut text = "    .text\n".to_owned();
     for version in versions {
@@ -128,7 +128,8 @@ pub fn link(built: &Path, folder: &Path, compiler: &str, aarch64: bool) -> Resul
     let (script, source) = (built.join("libmlx5.version"), built.join("libmlx5.s"));
     fs::write(&script, version_script(&versions))?;
     fs::write(&source, jumps(&versions, if aarch64 { "b" } else { "jmp" }))?;
-    // So that the library is loaded after libibverbs, which need not be installed here.
+    // A stand-in for libibverbs, which need not be installed here, makes the library
+    // depend on it.
     let stand_in = built.join("libibverbs.so.1");
     run(Command::new(compiler)
         .args(["-shared", "-nostdlib", "-Wl,-soname,libibverbs.so.1", "-o"])

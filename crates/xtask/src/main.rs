@@ -1,7 +1,6 @@
 //! The project's own commands: `cargo xtask help` lists them.
 
 mod aarch64;
-mod bare;
 mod bench;
 mod bytes;
 mod checked;
@@ -20,6 +19,7 @@ mod packages;
 mod programs;
 mod softhca;
 mod standin;
+mod static_guest;
 mod suite;
 mod test;
 
@@ -62,8 +62,8 @@ enum Command {
         /// Install or remove only one of them
         #[arg(long, value_enum)]
         only: Option<install::Component>,
-        /// Put our libmlx5.so.1 in the place of rdma-core's, and install nothing else;
-        /// with --uninstall put rdma-core's back
+        /// Replace rdma-core's libmlx5.so.1 by ours, and install nothing else; with
+        /// --uninstall restore rdma-core's
         #[arg(long, conflicts_with = "only")]
         replace_libmlx5: bool,
         /// Directory built by `dist`, instead of building now
@@ -101,9 +101,9 @@ fn main() -> ExitCode {
         Command::Guest(arguments) => guest::guest(&arguments),
         Command::Softhca(arguments) => softhca::softhca(&arguments),
         Command::Dist { aarch64: true } => {
-            dist::whole_for_aarch64().map(|path| print_paths(&[path]))
+            dist::dist_for_aarch64().map(|path| print_paths(&[path]))
         }
-        Command::Dist { .. } => dist::whole().map(|path| print_paths(&[path])),
+        Command::Dist { .. } => dist::dist_with_command().map(|path| print_paths(&[path])),
         Command::Install {
             prefix,
             uninstall,
@@ -121,10 +121,10 @@ fn main() -> ExitCode {
         } => {
             install::install(&prefix, uninstall, only, dist.as_deref()).map(|()| ExitCode::SUCCESS)
         }
-        Command::Deb { aarch64: true } => dist::whole_for_aarch64()
+        Command::Deb { aarch64: true } => dist::dist_for_aarch64()
             .and_then(|_| dist::deb_for_aarch64())
             .map(|packages| print_paths(&packages)),
-        Command::Deb { .. } => dist::whole()
+        Command::Deb { .. } => dist::dist_with_command()
             .and_then(|dist| dist::deb(&dist))
             .map(|packages| print_paths(&packages)),
         Command::Programs(arguments) => programs::programs(&arguments),

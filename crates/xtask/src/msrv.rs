@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::driver;
 
-/// What is built and tested in the tree: libraries and their unit tests, first as
-/// most programs have them.
+/// The tests that run in the tree: first those of the crate with default features, then
+/// all unit tests.
 const TESTS: [&[&str]; 2] = [
     &["-p", "ringverbs", "--lib"],
     &["--workspace", "--all-features", "--lib", "--bins"],
@@ -22,7 +22,7 @@ pub fn msrv() -> Result<ExitCode> {
     let compiler = Compiler::get()?;
     let target = driver::target_dir().join("msrv");
     std::fs::create_dir_all(target.join("cargo"))?;
-    // The tree's cargo needs no network.
+    // The tree's cargo has no network.
     let mut fetch = Command::new(driver::cargo());
     fetch.current_dir(driver::root());
     fetch.args(["fetch", "--quiet", "--locked", "--target"]);
@@ -40,10 +40,10 @@ pub fn msrv() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A check for syntax that is newer than that compiler, where there is none: let
-/// chains. clippy's `incompatible_msrv` sees newer functions.
+/// Returns a command that checks for let chains, which the oldest compiler lacks, without
+/// that compiler. clippy's `incompatible_msrv` finds newer functions.
 ///
-/// rustfmt refuses let chains in edition 2021, and takes the rest of edition 2024.
+/// rustfmt refuses let chains in edition 2021, and accepts the rest of edition 2024.
 pub fn syntax() -> Result<Command> {
     let out = Command::new(driver::cargo())
         .current_dir(driver::root())
@@ -69,7 +69,7 @@ pub fn syntax() -> Result<Command> {
 
 fn run(command: &mut Command) -> Result<()> {
     eprintln!("== {command:?}");
-    let status = command.status().context("cannot be started")?;
+    let status = command.status().context("cannot start the command")?;
     ensure!(status.success(), "{status}");
     Ok(())
 }

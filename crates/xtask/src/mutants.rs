@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: changes the code in small ways, one at a time, and sees
-//! whether a test fails (cargo-mutants).
+//! `cargo xtask mutants`: mutation testing. cargo-mutants makes small changes to the code,
+//! one at a time, and checks that a test fails.
 
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -9,8 +9,8 @@ use rxe_tests::guest::host;
 
 use crate::driver;
 
-/// The packages by default: what moves data, and what reads input of others. Their
-/// own tests judge them.
+/// The default packages: those of the data path, and those that parse foreign input. Only
+/// their own tests run.
 const PACKAGES: [&str; 5] = [
     "ringverbs-ring",
     "ringverbs-rxe",
@@ -33,7 +33,7 @@ pub struct Arguments {
     more: Vec<String>,
 }
 
-/// Runs cargo-mutants; what it finds is in `target/mutants/mutants.out`.
+/// Runs cargo-mutants; its results are in `target/mutants/mutants.out`.
 pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
     ensure!(
         host::which("cargo-mutants").is_some(),
@@ -44,11 +44,11 @@ pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
     let mut command = Command::new(driver::cargo());
     command.current_dir(driver::root());
     command.args(["mutants", "--output"]).arg(&output);
-    // Loops without an end are found by time.
+    // Endless loops are found by this timeout.
     command.args(["--minimum-test-timeout", "60"]);
     let packages: Vec<&str> = match arguments.package.as_slice() {
         [] => PACKAGES.to_vec(),
-        asked => asked.iter().map(String::as_str).collect(),
+        packages => packages.iter().map(String::as_str).collect(),
     };
     for package in packages {
         command.args(["--package", package]);

@@ -1,4 +1,4 @@
-//! The Rust crate's programs, built for a guest.
+//! Builds the Rust crate's programs for a guest.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use rxe_tests::driver::programs::manifest;
+use rxe_tests::driver::programs::parse_manifest;
 use rxe_tests::guest::Architecture;
 
 use crate::driver;
 
-/// What is built: packages, and the test programs that want a device.
+/// The packages, and the test programs that need a device.
 const PACKAGES: [&str; 6] = [
     "ringverbs",
     "ringverbs-rdmacm",
@@ -35,33 +35,32 @@ const DEVICE_TESTS: &[&str] = &[
     "vanish",
 ];
 
-/// Where the manifest and the scripts are.
+/// The folder of the manifest and the scripts.
 const FOLDER: &str = "rxe-tests/native";
 
-/// Whether a case of the manifest is chosen by the filters.
-pub fn chosen_by(filters: &[String]) -> Result<bool> {
+/// Returns whether the filters select a case of the manifest.
+pub fn has_matching_case(filters: &[String]) -> Result<bool> {
     let path = driver::root().join(FOLDER).join("manifest.txt");
     let text =
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    // No case of these depends on rdma-core's release.
-    let cases = manifest(&text, "0")?;
-    Ok(cases.iter().any(|case| case.chosen_by(filters)))
+    // None of these cases depends on rdma-core's release.
+    let cases = parse_manifest(&text, "0")?;
+    Ok(cases.iter().any(|case| case.matches(filters)))
 }
 
 fn packages() -> Vec<&'static str> {
     PACKAGES.iter().flat_map(|name| ["-p", name]).collect()
 }
 
-/// Builds the programs, but not the tests, as static ones, and says where they
-/// are, by name.
+/// Builds the programs, without the tests, as static ones, and returns their paths by
+/// name.
 pub fn programs(architecture: &Architecture) -> Result<BTreeMap<String, PathBuf>> {
     let programs = [&["build", "--bins", "--examples"], &packages()[..]].concat();
     driver::build_static_for(architecture.target, &programs)
 }
 
-/// Builds the programs and the tests as static ones, and says where they are, by
-/// name.
-pub fn built(architecture: &Architecture) -> Result<BTreeMap<String, PathBuf>> {
+/// Builds the programs and the tests as static ones, and returns their paths by name.
+pub fn build_programs_and_tests(architecture: &Architecture) -> Result<BTreeMap<String, PathBuf>> {
     let tests: Vec<&str> = DEVICE_TESTS.iter().flat_map(|t| ["--test", t]).collect();
     let mut built = programs(architecture)?;
     built.extend(driver::build_static_for(
@@ -71,19 +70,19 @@ pub fn built(architecture: &Architecture) -> Result<BTreeMap<String, PathBuf>> {
     Ok(built)
 }
 
-/// Builds the programs as static ones and puts them, the scripts and the
-/// manifest in `to`.
+/// Builds the programs and the tests as static ones, and copies them, the scripts and the
+/// manifest to `to`.
 pub fn build(architecture: &Architecture, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
-    let built = built(architecture)?;
+    let built = build_programs_and_tests(architecture)?;
     let in_c = driver::root().join("rxe-tests/programs");
     for (name, path) in &built {
         // Both folders are in the PATH of every case.
         ensure!(
             !in_c.join(name).with_extension("c").exists(),
-            "{name} is a C program of rxe-tests as well: another name is wanted"
+            "{name} is also a C program of rxe-tests: choose another name"
         );
-        copy_without_lines(architecture, path, &to.join(name))?;
+        copy_stripped(architecture, path, &to.join(name))?;
     }
     let sources = driver::root().join(FOLDER);
     for entry in fs::read_dir(&sources)? {
@@ -92,7 +91,7 @@ pub fn build(architecture: &Architecture, to: &Path) -> Result<()> {
             fs::copy(&path, to.join(name))?;
         }
     }
-    // Others' scripts that these use as well.
+    // Scripts from other folders.
     for (script, name) in [
         ("crates/cli/tests/guest.sh", "cli.sh"),
         ("rxe-tests/programs/wire.sh", "wire.sh"),
@@ -102,10 +101,10 @@ pub fn build(architecture: &Architecture, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a program without the tables of its source's lines, most of it: an
-/// emulated guest takes minutes to read those of all. By `strip`, which comes with
-/// the linker; where it is missing, as it is.
-fn copy_without_lines(architecture: &Architecture, program: &Path, to: &Path) -> Result<()> {
+/// Copies a program without its debug information, which is most of it: an emulated guest
+/// takes minutes to read that of all programs. If `strip` is missing, the program is
+/// copied as it is.
+fn copy_stripped(architecture: &Architecture, program: &Path, to: &Path) -> Result<()> {
     let strip = Command::new(format!("{}strip", architecture.tools))
         .args(["--strip-debug", "-o"])
         .args([to, program])

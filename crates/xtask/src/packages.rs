@@ -1,4 +1,4 @@
-//! Packages as crates.io would get them.
+//! Checks the packages for crates.io.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use crate::driver;
 
-/// What each package contains besides its sources.
+/// The files that each package must contain besides its sources.
 const FILES: [&str; 3] = ["Cargo.toml", "LICENSE", "README.md"];
 
-/// What is known of the packages.
+/// The results of the check.
 pub struct Outcome {
     pub packages: usize,
-    /// What manifests and packages lack.
-    pub lacking: Vec<String>,
+    /// Missing fields of manifests, and missing files of packages.
+    pub problems: Vec<String>,
 }
 
 struct Package {
@@ -26,15 +26,15 @@ struct Package {
 }
 
 impl Package {
-    /// The folder in its archive, and what cargo calls that.
+    /// Returns the folder in the package's archive, and the stem of the archive's name.
     fn folder(&self) -> String {
         format!("{}-{}", self.name, self.version)
     }
 }
 
-/// Packs all packages that can be published, and checks what is in them. With
-/// `build`, compiles libraries and programs from the packed sources: each
-/// dependency among them is the packed one, with its version.
+/// Packs all publishable packages, and checks their contents. With `build`, compiles
+/// libraries and programs from the packed sources, which depend on each other's packed
+/// versions.
 pub fn check(build: bool) -> Result<Outcome> {
     let out = Command::new(driver::cargo())
         .current_dir(driver::root())
@@ -44,12 +44,12 @@ pub fn check(build: bool) -> Result<Outcome> {
         .context("cannot run cargo")?;
     ensure!(out.status.success(), "cargo metadata: {}", out.status);
     let metadata: Value = serde_json::from_slice(&out.stdout)?;
-    let (packages, mut lacking) =
+    let (packages, mut problems) =
         publishable(metadata["packages"].as_array().context("no packages")?)?;
     let target = driver::target_dir().join("packages");
     let mut pack = Command::new(driver::cargo());
     pack.current_dir(driver::root())
-        // Built below, all at once.
+        // All packages are compiled below.
         .args(["package", "--quiet", "--no-verify", "--allow-dirty"])
         .args(["--locked", "--offline", "--target-dir"])
         .arg(&target)
@@ -63,12 +63,13 @@ pub fn check(build: bool) -> Result<Outcome> {
             fs::remove_dir_all(&unpacked).with_context(|| folder.clone())?;
         }
         let mut unpack = Command::new("tar");
-        // With new times: cargo goes by them, and those in the archive are always the same.
+        // With the current time: cargo detects changes by it, and the archive's times are
+        // constant.
         unpack.current_dir(&packed).arg("-xmf");
         driver::run(unpack.arg(format!("{folder}.crate")))?;
         for file in FILES {
             if !unpacked.join(file).is_file() {
-                lacking.push(format!("{folder}: no {file}"));
+                problems.push(format!("{folder}: no {file}"));
             }
         }
     }
@@ -77,13 +78,13 @@ pub fn check(build: bool) -> Result<Outcome> {
     }
     Ok(Outcome {
         packages: packages.len(),
-        lacking,
+        problems,
     })
 }
 
-/// The packages that can be published, and what their manifests lack.
+/// Returns the publishable packages, and the problems of their manifests.
 fn publishable(packages: &[Value]) -> Result<(Vec<Package>, Vec<String>)> {
-    let (mut found, mut lacking) = (Vec::new(), Vec::new());
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
     // `publish = false` is an empty list of registries.
     for package in packages.iter().filter(|it| it["publish"].is_null()) {
         let text = |field: &str| package[field].as_str().filter(|text| !text.is_empty());
@@ -96,26 +97,26 @@ fn publishable(packages: &[Value]) -> Result<(Vec<Package>, Vec<String>)> {
             "rust_version",
         ] {
             if text(field).is_none() {
-                lacking.push(format!("{name}: no {field}"));
+                problems.push(format!("{name}: no {field}"));
             }
         }
         for field in ["keywords", "categories"] {
             if package[field].as_array().is_none_or(Vec::is_empty) {
-                lacking.push(format!("{name}: no {field}"));
+                problems.push(format!("{name}: no {field}"));
             }
         }
         let targets = package["targets"].as_array().into_iter().flatten();
         let mut kinds = targets.filter_map(|it| it["kind"][0].as_str());
         let docs = &package["metadata"]["docs"]["rs"]["all-features"];
         if kinds.any(|kind| kind == "lib") && docs != true {
-            lacking.push(format!("{name}: docs.rs without all features"));
+            problems.push(format!("{name}: docs.rs without all features"));
         }
         found.push(Package {
             name: name.to_owned(),
             version: text("version").unwrap_or_default().to_owned(),
         });
     }
-    Ok((found, lacking))
+    Ok((found, problems))
 }
 
 /// Compiles the unpacked packages as one workspace.
@@ -124,7 +125,7 @@ fn compile(packages: &[Package], packed: &Path) -> Result<()> {
     for package in packages {
         write!(manifest, "\"{}\", ", package.folder())?;
     }
-    // The repository's profile, so that dependencies are as clippy left them.
+    // The repository's profile, so that clippy's builds of dependencies are reused.
     manifest.push_str("]\n\n[profile.dev]\ndebug = \"line-tables-only\"\n");
     manifest.push_str("\n[patch.crates-io]\n");
     for package in packages {
@@ -132,13 +133,13 @@ fn compile(packages: &[Package], packed: &Path) -> Result<()> {
         writeln!(manifest, "{} = {{ path = \"{folder}\" }}", package.name)?;
     }
     fs::write(packed.join("Cargo.toml"), manifest)?;
-    // The versions that are tested. It is shortened to what these packages need.
+    // The tested versions. cargo removes entries that these packages do not need.
     fs::copy(driver::root().join("Cargo.lock"), packed.join("Cargo.lock"))?;
     let mut check = Command::new(driver::cargo());
     check
         .current_dir(packed)
         .args(["check", "--quiet", "--workspace", "--all-features"])
-        // Other packages are what clippy has already checked.
+        // clippy has already checked the dependencies there.
         .args(["--offline", "--target-dir"])
         .arg(driver::target_dir());
     driver::run(&mut check)
@@ -150,7 +151,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_can_be_published_is_described() {
+    fn incomplete_manifests_are_reported() {
         let fine = json!({ "name": "a", "version": "1.0.0", "publish": null, "description": "d",
             "documentation": "u", "license": "MIT", "readme": "README.md",
             "rust_version": "1.85", "keywords": ["k"], "categories": ["c"],
@@ -166,7 +167,7 @@ mod tests {
         program["targets"] = json!([{ "kind": ["bin"] }]);
         program["metadata"] = Value::Null;
         let own = json!({ "name": "xtask", "publish": [] });
-        let (found, lacking) = publishable(&[fine, bare, program, own]).unwrap();
+        let (found, problems) = publishable(&[fine, bare, program, own]).unwrap();
         let names: Vec<_> = found.iter().map(Package::folder).collect();
         assert_eq!(names, ["a-1.0.0", "b-1.0.0", "c-1.0.0"]);
         let bare = [
@@ -174,6 +175,6 @@ mod tests {
             "b: no keywords",
             "b: docs.rs without all features",
         ];
-        assert_eq!(lacking, bare);
+        assert_eq!(problems, bare);
     }
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask programs`: programs of the system on embedded devices, with
-//! rdma-core's libmlx5 beside ours.
+//! `cargo xtask programs`: programs of the system on embedded devices, with rdma-core's
+//! libmlx5 and with ours.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,8 +18,8 @@ use rxe_tests::guest::{Job, Suite, tree};
 use rxe_tests::record::{Case, Outcome, Provider, Record};
 
 use crate::libmlx5::LIBMLX5;
-use crate::softhca::known;
-use crate::suite::{self, PLUGIN, Work};
+use crate::softhca::known_failures;
+use crate::suite::{self, PLUGIN, TempDir};
 use crate::{dist, driver};
 
 /// Programs that the lists and the tests of crates/preload run, and their packages.
@@ -37,7 +37,7 @@ pub const NEEDS: &[(&str, &str)] = &[
     ("cc", "gcc"),
 ];
 
-/// Where Debian's python3-pyverbs has rdma-core's tests, packed.
+/// The folder of rdma-core's compressed tests in Debian's python3-pyverbs.
 const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
 
 /// The MPI program.
@@ -46,7 +46,7 @@ const COLLECTIVES_SOURCE: &str = "crates/preload/tests/c/collectives.c";
 /// The command line.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// All cases, and rdma-core's own tests (pyverbs): some ten minutes
+    /// All cases, and rdma-core's tests (pyverbs): about ten minutes
     #[arg(long)]
     full: bool,
     /// The kind of port: roce or ib
@@ -55,20 +55,20 @@ pub struct Arguments {
     /// Only cases whose group and name contain this (or one of these)
     #[arg(long)]
     filter: Vec<String>,
-    /// Put our libmlx5.so.1 in the place of rdma-core's, instead of preloading the
-    /// plugin; needs root
+    /// Replace rdma-core's libmlx5.so.1 by ours, instead of preloading the plugin; needs
+    /// root
     #[arg(long)]
     in_place: bool,
     /// Run them in a guest of this Debian release, also trixie-arm64
     #[arg(long)]
     suite: Option<Suite>,
-    /// A folder that `cargo xtask dist` has made, instead of building now
+    /// A folder built by `cargo xtask dist`, instead of building now
     #[arg(long)]
     dist: Option<PathBuf>,
 }
 
 impl Arguments {
-    /// The plugin's folder.
+    /// Returns the plugin's folder.
     fn dist(&self) -> Result<PathBuf> {
         match (&self.dist, self.suite) {
             (Some(dist), _) => Ok(std::path::absolute(dist)?),
@@ -78,7 +78,7 @@ impl Arguments {
     }
 }
 
-/// Every case on a kind of port, or the short list in a guest, for `cargo xtask test`.
+/// Runs all cases on a kind of port, or the short list in a guest, for `cargo xtask test`.
 pub fn full(suite: Option<Suite>, port: &str, filter: &[String]) -> Result<Outcomes> {
     let arguments = Arguments {
         full: suite.is_none(),
@@ -88,7 +88,7 @@ pub fn full(suite: Option<Suite>, port: &str, filter: &[String]) -> Result<Outco
         suite,
         dist: None,
     };
-    let outcomes = on_port(&arguments, &arguments.dist()?, port)?;
+    let outcomes = run_on_port(&arguments, &arguments.dist()?, port)?;
     println!("{}", outcomes.text);
     Ok(outcomes)
 }
@@ -98,19 +98,19 @@ pub struct Outcomes {
     pub passed: usize,
     pub failed: usize,
     pub skipped: usize,
-    /// How long each part took.
-    pub spent: BTreeMap<String, Duration>,
-    /// Tables, and what failed.
+    /// Duration of each part.
+    pub times: BTreeMap<String, Duration>,
+    /// Tables and failures.
     pub text: String,
 }
 
-/// Runs the lists; prints each result as it comes, and tables at the end.
+/// Runs the lists; prints each result immediately, and tables at the end.
 pub fn programs(arguments: &Arguments) -> Result<ExitCode> {
     let dist = arguments.dist()?;
     let mut failed = 0;
     let mut texts = Vec::new();
     for port in &arguments.port {
-        let outcomes = on_port(arguments, &dist, port)?;
+        let outcomes = run_on_port(arguments, &dist, port)?;
         failed += outcomes.failed;
         texts.push(format!(
             "{}{port}: {} passed, {} failed, {} skipped",
@@ -124,7 +124,7 @@ pub fn programs(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-fn on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcomes> {
+fn run_on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcomes> {
     let gid = if port.starts_with("ib") { "0" } else { "1" };
     let mut options = ["suite", "--port", port, "--gid", gid]
         .map(str::to_owned)
@@ -135,7 +135,7 @@ fn on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcomes> {
     for filter in &arguments.filter {
         options.extend(["--filter".to_owned(), filter.clone()]);
     }
-    let place = match arguments.suite {
+    let folder = match arguments.suite {
         Some(_) => Path::new("/opt/ringverbs"),
         None => dist,
     };
@@ -144,22 +144,22 @@ fn on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcomes> {
         named.push(("--in-place", LIBMLX5));
     }
     for (option, name) in named {
-        let path = place.join(name).display().to_string();
+        let path = folder.join(name).display().to_string();
         options.extend([option.to_owned(), path]);
     }
     let began = Instant::now();
     let mut results = Results::default();
     let mut last = Instant::now();
-    let mut take = |line: Line<'_>| match line {
+    let mut handle_line = |line: Line<'_>| match line {
         Line::Record(line) => match Record::parse(line) {
             Ok(record) => {
                 if let Record::Case(case) = &record {
-                    println!("{}", line_of(case));
+                    println!("{}", result_line(case));
                     let part = format!("{} [{}]", case.group, case.provider);
-                    results.spend(&part, last.elapsed());
+                    results.add_time(&part, last.elapsed());
                 }
                 last = Instant::now();
-                results.take(record);
+                results.add(record);
             }
             Err(error) => {
                 println!("unreadable record: {error}");
@@ -168,51 +168,51 @@ fn on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcomes> {
         },
         Line::Text(line) => println!("{line}"),
     };
-    let ended = match arguments.suite {
-        Some(suite) => in_guest(suite, arguments, dist, &options, &mut take)?,
-        None => here(port, arguments, &options, &mut take)?,
+    let succeeded = match arguments.suite {
+        Some(suite) => run_in_guest(suite, arguments, dist, &options, &mut handle_line)?,
+        None => run_on_host(port, arguments, &options, &mut handle_line)?,
     };
-    Ok(judge(results, port, ended, began.elapsed()))
+    Ok(judge(results, port, succeeded, began.elapsed()))
 }
 
 /// Runs the driver on this machine.
-fn here(
+fn run_on_host(
     port: &str,
     arguments: &Arguments,
     options: &[String],
-    take: &mut dyn FnMut(Line<'_>),
+    handle_line: &mut dyn FnMut(Line<'_>),
 ) -> Result<bool> {
-    let work = Work::new(&format!("programs-{port}"))?;
+    let work = TempDir::new(&format!("programs-{port}"))?;
     let tools = work.0.join("tools");
     fs::create_dir(&tools)?;
-    collectives(&tools);
+    compile_collectives(&tools);
     let mut command = Command::new(driver::build()?);
     let path = env::var_os("PATH").unwrap_or_default();
-    let places = [tools].into_iter().chain(env::split_paths(&path));
+    let folders = [tools].into_iter().chain(env::split_paths(&path));
     command
-        .env("PATH", env::join_paths(places)?)
+        .env("PATH", env::join_paths(folders)?)
         .args(options)
         .args(["--rdma-core", &rdma_core()])
         .arg("--scratch")
         .arg(work.0.join("scratch"));
     if arguments.full {
-        command.arg("--pyverbs").arg(pyverbs(&work.0));
+        command.arg("--pyverbs").arg(unpack_pyverbs(&work.0));
     }
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let out = child.stdout.take().context("no output of the driver")?;
     for line in BufReader::new(out).lines() {
-        take(vm::parse(&line?));
+        handle_line(vm::parse_line(&line?));
     }
     Ok(child.wait()?.success())
 }
 
-/// Runs the driver in a guest, with the programs that its tree has.
-fn in_guest(
+/// Runs the driver in a guest, with the programs of its tree.
+fn run_in_guest(
     suite: Suite,
     arguments: &Arguments,
     dist: &Path,
     options: &[String],
-    take: &mut dyn FnMut(Line<'_>),
+    handle_line: &mut dyn FnMut(Line<'_>),
 ) -> Result<bool> {
     let mut script = String::from("exec rxe-driver");
     for option in options {
@@ -228,45 +228,51 @@ fn in_guest(
         limit: suite::LIMIT,
         ..Job::default()
     };
-    let ended = vm::run(&tree::image(suite, None)?, &job, take)?;
+    let ended = vm::run(&tree::image(suite, None)?, &job, handle_line)?;
     Ok(ended.status == 0)
 }
 
-/// Counts: ours must do what stock does, and stock everything but what is known.
-fn judge(mut results: Results, port: &str, ended: bool, time: Duration) -> Outcomes {
-    let mut excused = String::new();
+/// Counts the results: ours must pass what stock passes, and stock everything except known
+/// failures.
+fn judge(mut results: Results, port: &str, succeeded: bool, time: Duration) -> Outcomes {
+    let mut known = String::new();
     let mut skipped = 0;
     results.cases.retain_mut(|case| {
         let failed = case.outcome == Outcome::Fail;
-        known::excuse(case, &format!("embedded-{port}"));
-        // Stock's are what ours is held against; these would be held against stock.
-        let is_over = failed && case.outcome == Outcome::Skip && case.provider != Provider::Stock;
-        if is_over {
+        known_failures::mark_known_failure(case, &format!("embedded-{port}"));
+        // Known failures of ours are removed, so that they are not compared with stock's
+        // results.
+        let is_known = failed && case.outcome == Outcome::Skip && case.provider != Provider::Stock;
+        if is_known {
             skipped += 1;
             let (group, name, provider) = (&case.group, &case.name, case.provider);
-            excused.push_str(&format!(
+            known.push_str(&format!(
                 "  skipped {group} {name} [{provider}]: {}\n",
                 case.detail
             ));
         }
-        !is_over
+        !is_known
     });
     let mut outcomes = Outcomes {
         passed: 0,
-        failed: results.unreadable + usize::from(!ended || !results.complete),
+        failed: results.unreadable + usize::from(!succeeded || !results.complete),
         skipped,
-        spent: results.spent.clone(),
+        times: results.times.clone(),
         text: String::new(),
     };
     let mut failures = String::new();
-    for (case, verdict, why) in results.verdicts() {
+    for (case, verdict, reason) in results.verdicts() {
         match verdict {
             _ if case.outcome == Outcome::Fail => {
                 outcomes.failed += 1;
                 let (group, name, provider) = (&case.group, &case.name, case.provider);
-                let why = if why.is_empty() { &case.detail } else { &why };
-                let why = why.replace('\n', " / ");
-                failures.push_str(&format!("  FAILED {group} {name} [{provider}]: {why}\n"));
+                let reason = if reason.is_empty() {
+                    &case.detail
+                } else {
+                    &reason
+                };
+                let reason = reason.replace('\n', " / ");
+                failures.push_str(&format!("  FAILED {group} {name} [{provider}]: {reason}\n"));
             }
             Verdict::Fail => outcomes.failed += 1,
             Verdict::Pass => outcomes.passed += 1,
@@ -275,11 +281,11 @@ fn judge(mut results: Results, port: &str, ended: bool, time: Duration) -> Outco
     }
     let seconds = time.as_secs();
     let text = results.text(&format!("embedded {port}, {seconds} s"));
-    outcomes.text = format!("{text}\n{excused}{failures}");
+    outcomes.text = format!("{text}\n{known}{failures}");
     outcomes
 }
 
-fn line_of(case: &Case) -> String {
+fn result_line(case: &Case) -> String {
     let outcome = match case.outcome {
         Outcome::Pass => "ok",
         Outcome::Fail => "FAILED",
@@ -295,8 +301,8 @@ fn line_of(case: &Case) -> String {
     )
 }
 
-/// Compiles the MPI program, if there is a compiler for it.
-fn collectives(folder: &Path) {
+/// Compiles the MPI program, if mpicc is installed.
+fn compile_collectives(folder: &Path) {
     if which("mpicc").is_none() {
         return;
     }
@@ -310,9 +316,9 @@ fn collectives(folder: &Path) {
     }
 }
 
-/// Unpacks rdma-core's tests. Without them the folder is empty, which the driver
-/// reports.
-fn pyverbs(work: &Path) -> PathBuf {
+/// Unpacks rdma-core's tests and returns their folder. If they are missing, the driver
+/// reports that.
+fn unpack_pyverbs(work: &Path) -> PathBuf {
     let folder = work.join("pyverbs");
     if Path::new(PYVERBS).is_dir() {
         let copied = Command::new("cp")
@@ -332,8 +338,8 @@ fn pyverbs(work: &Path) -> PathBuf {
     folder
 }
 
-/// The version of rdma-core that is installed; 44, the oldest supported one, if dpkg
-/// does not know it.
+/// Returns the installed version of rdma-core; 44, the oldest supported one, if dpkg does
+/// not know it.
 fn rdma_core() -> String {
     let out = Command::new("dpkg-query")
         .args(["-W", "-f", "${Version}", "libibverbs1"])

@@ -1,8 +1,8 @@
-//! `cargo xtask softhca`: a guest with a ConnectX in software, for a command,
-//! a shell, or the tests of it.
+//! `cargo xtask softhca`: a guest with a ConnectX in software, for a command, a shell, or
+//! tests.
 
 pub mod check;
-pub mod known;
+pub mod known_failures;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rxe_tests::guest::suite::X86_64;
-use rxe_tests::guest::vm::{self, Ended, Line};
+use rxe_tests::guest::vm::{self, JobExit, Line};
 use rxe_tests::guest::{Hardware, Job, Qemu, Suite, tree};
 
-use crate::suite::Work;
+use crate::suite::TempDir;
 use crate::{dist, driver, guest, native};
 
-/// Where the program listens, in its folder.
+/// The program's vfio-user socket, in its folder.
 const SOCKET: &str = "hca.sock";
-/// Where it takes orders.
+/// Its control socket.
 const CONTROL: &str = "control.sock";
-/// What it says.
+/// Its log.
 const LOG: &str = "softhca.log";
 
 /// The command line.
@@ -33,8 +33,8 @@ pub struct Arguments {
     /// A kernel package of that release other than linux-image-amd64
     #[arg(long)]
     kernel: Option<String>,
-    /// What the port is, by the name of a profile (`softhca profiles`); more
-    /// than one make more HCAs, or with `--test` as many runs
+    /// The profile of the HCA (`softhca profiles`); several profiles make several
+    /// HCAs, or with `--test` several runs
     #[arg(long, default_value = "roce")]
     profile: Vec<String>,
     /// Run rdma-core's and perftest's programs and pyverbs in the guest, then
@@ -42,8 +42,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["run", "share", "no_setup", "hcas"])]
     test: bool,
     /// With `--test`, also with ringverbs as the provider, on both sides and on
-    /// one, in the same boot: what passes with rdma-core's must pass with ours.
-    /// It is the plugin of `--plugin`, or one that is built now
+    /// one, in the same boot: cases that pass with rdma-core's must pass with ours.
+    /// The plugin is that of `--plugin`, or is built now
     #[arg(long, requires = "test")]
     ours: bool,
     /// With `--test`, the short list, without pyverbs
@@ -53,7 +53,7 @@ pub struct Arguments {
     /// these)
     #[arg(long, requires = "test")]
     filter: Vec<String>,
-    /// How many HCAs the guest has, at least
+    /// Minimum number of HCAs of the guest
     #[arg(long, default_value_t = 1)]
     hcas: u32,
     /// A shell command to run in the guest, in the folder of the share.
@@ -72,17 +72,16 @@ pub struct Arguments {
     /// A folder whose contents the guest finds in /opt/ringverbs
     #[arg(long)]
     plugin: Option<PathBuf>,
-    /// Leave loading the drivers to the command
+    /// Do not load the drivers before the command
     #[arg(long)]
     no_setup: bool,
     /// Seconds that the command may take
     #[arg(long, default_value_t = 600)]
     limit: u64,
-    /// The program to serve with, in place of a fresh build
+    /// The program softhca, in place of a fresh build
     #[arg(long)]
     program: Option<PathBuf>,
-    /// Where the sockets and the log of the program go, in place of a
-    /// temporary folder
+    /// Folder for the program's sockets and log, in place of a temporary one
     #[arg(long)]
     dir: Option<PathBuf>,
     /// More arguments of `softhca serve`, such as `--strict`
@@ -91,7 +90,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// A run of `--test` that takes a few minutes.
+    /// Returns arguments for a run of `--test` of a few minutes.
     fn brief(kernel: Option<&str>) -> Arguments {
         Arguments {
             suite: Suite::Trixie,
@@ -100,7 +99,7 @@ impl Arguments {
             test: true,
             ours: true,
             short: true,
-            // The others are run without the kernel's drivers (crates/preload).
+            // The other cases run without the kernel's drivers (crates/preload).
             filter: ["devices", "pingpong rc"].map(str::to_owned).to_vec(),
             hcas: 1,
             run: None,
@@ -120,17 +119,17 @@ impl Arguments {
     }
 }
 
-/// What the guest does before the command: the drivers, then the wait for
-/// their device, whose name and GID the command finds in the environment.
+/// Loads the drivers and waits for their device, whose name and GID the command finds in
+/// the environment.
 const SETUP: &str = include_str!("softhca-setup.sh");
 
-/// And before one that runs the Rust crate's programs, which are the same on
-/// rdma_rxe.
+/// The environment of the Rust crate's programs, which is that of rdma_rxe.
 const NATIVE: &str = "\
 export PATH=/share:$PATH
 export RXE_DEV=$RDMA_DEV RXE_GID=$RDMA_GID RXE_ADDR=$RDMA_ADDR";
 
-/// Makes what is missing, starts the HCA and the guest, runs the command.
+/// Builds the guest if it is not cached, starts the HCA and the guest, and runs the
+/// command.
 pub fn softhca(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.test {
         return check::test(arguments);
@@ -142,7 +141,10 @@ pub fn softhca(arguments: &Arguments) -> Result<ExitCode> {
     let mut share = arguments.share.clone();
     let mut before = "";
     // Removed when the guest has ended.
-    let native = arguments.native.then(|| Work::new("native")).transpose()?;
+    let native = arguments
+        .native
+        .then(|| TempDir::new("native"))
+        .transpose()?;
     if let Some(folder) = &native {
         native::build(&X86_64, &folder.0)?;
         share = Some(folder.0.clone());
@@ -174,14 +176,14 @@ struct Hcas {
     options: Vec<String>,
 }
 
-/// What is needed to run guests with HCAs.
+/// Resources for running guests with HCAs.
 struct Machine {
     image: tree::Image,
     program: PathBuf,
-    /// What the guest finds in /opt/ringverbs.
+    /// The contents of the guest's /opt/ringverbs.
     plugin: Option<PathBuf>,
     dir: PathBuf,
-    /// The folder is somebody's, and stays.
+    /// The folder was given by the user, and is not removed.
     keep: bool,
 }
 
@@ -192,7 +194,7 @@ impl Machine {
             "softhca's guests are x86-64"
         );
         let image = tree::image(arguments.suite, arguments.kernel.as_deref())?;
-        // Made now, if it is not there.
+        // Builds QEMU's tree if it is not cached.
         Qemu::get()?;
         let program = match &arguments.program {
             Some(program) => program.clone(),
@@ -216,14 +218,13 @@ impl Machine {
         })
     }
 
-    /// Boots the guest with the HCAs for a job. Also gives what the HCAs have
-    /// logged.
+    /// Boots a guest with the HCAs for a job. Also returns the HCAs' log.
     fn run(
         &self,
         hcas: &Hcas,
         mut job: Job,
         mut show: impl FnMut(Line<'_>),
-    ) -> Result<(Ended, String)> {
+    ) -> Result<(JobExit, String)> {
         let server = Server::start(&self.program, &self.dir, hcas)?;
         let mut before = String::new();
         let mut devices = Vec::new();
@@ -239,9 +240,9 @@ impl Machine {
             qemu: Some(Qemu::get()?),
             shared_memory: true,
             arguments: devices,
-            // Under emulation the processors' counters drift apart while one
-            // waits for the device, and on a busy machine the test of the timer
-            // finds none.
+            // Under emulation the time stamp counters of the processors drift apart while
+            // one waits for the device, and Linux's test of the timer fails on a busy
+            // machine.
             kernel_arguments: "tsc=unstable no_timer_check".to_owned(),
         };
         let result = vm::run(&self.image, &job, |line| {
@@ -250,32 +251,32 @@ impl Machine {
                 line => return show(line),
             };
             if let Some(order) = text.strip_prefix(TELL) {
-                self.tell(order);
+                self.send_order(order);
             } else if let Some(names) = text.strip_prefix(SEEN) {
-                let (all, said) = self.seen(names);
-                show(Line::Text(&ended(all, &format!("the wire: {said}"))));
+                let (ok, text) = self.check_counters(names);
+                show(Line::Text(&result_line(ok, &format!("the wire: {text}"))));
             } else if text == MARK {
                 before = self.stat();
             } else if let Some(wanted) = text.strip_prefix(COUNTED) {
-                let (all, said) = counted(wanted, &before, &self.stat());
-                show(Line::Text(&ended(all, &said)));
+                let (ok, text) = check_growth(wanted, &before, &self.stat());
+                show(Line::Text(&result_line(ok, &text)));
             } else {
                 show(line);
             }
         });
         drop(server);
         let log = self.dir.join(LOG);
-        let said = fs::read_to_string(&log).unwrap_or_default();
+        let log_text = fs::read_to_string(&log).unwrap_or_default();
         if result.is_err() {
             eprintln!("the HCA's log is {}", log.display());
         } else if !self.keep {
             let _ = fs::remove_dir_all(&self.dir);
             fs::create_dir_all(&self.dir)?;
         }
-        Ok((result?, said))
+        Ok((result?, log_text))
     }
 
-    /// What the HCAs say of themselves; nothing if they do not.
+    /// Returns the HCAs' statistics; empty if there is no answer.
     fn stat(&self) -> String {
         let out = Command::new(&self.program)
             .arg("stat")
@@ -285,22 +286,23 @@ impl Machine {
             .unwrap_or_default()
     }
 
-    /// Whether the HCAs have counted every one of these: what they say of them.
-    fn seen(&self, names: &str) -> (bool, String) {
+    /// Checks that none of these counters of the HCAs is 0. Returns the result and a text
+    /// with the counters.
+    fn check_counters(&self, names: &str) -> (bool, String) {
         let text = self.stat();
         let counts: Vec<_> = names
             .split_whitespace()
             .map(|name| (name, count(&text, name)))
             .collect();
-        let said: Vec<_> = counts
+        let texts: Vec<_> = counts
             .iter()
             .map(|(name, n)| format!("{n} {name}"))
             .collect();
-        (counts.iter().all(|(_, n)| *n > 0), said.join(", "))
+        (counts.iter().all(|(_, n)| *n > 0), texts.join(", "))
     }
 
-    /// Gives the HCAs an order that a script in the guest has asked for.
-    fn tell(&self, order: &str) {
+    /// Sends the HCAs an order from a script in the guest.
+    fn send_order(&self, order: &str) {
         let status = Command::new(&self.program)
             .arg("tell")
             .arg(self.dir.join(CONTROL))
@@ -321,50 +323,51 @@ impl Drop for Machine {
     }
 }
 
-/// A line of the guest that begins with this is an order to the HCAs.
+/// Prefix of a line of the guest with an order to the HCAs.
 const TELL: &str = "@tell ";
-/// And with this, names of counters that must not be 0.
+/// Prefix of a line with names of counters that must not be 0.
 const SEEN: &str = "@seen ";
-/// A line that is this begins a count,
+/// The line that starts the measurement of counters.
 const MARK: &str = "@mark";
-/// and one that begins with this ends it: `NAME=FEWEST-MOST ... : CASE`.
+/// Prefix of the line that ends it: `NAME=MIN-MAX ... : CASE`.
 const COUNTED: &str = "@counted ";
 
-/// The sum of all counters of a name in what `softhca stat` prints: the
-/// engine's as JSON, the others as text within it.
+/// Returns the sum of all counters of a name in the output of `softhca stat`: those of
+/// the engine are JSON, the others text within it.
 fn count(text: &str, name: &str) -> u64 {
     let number = |rest: &str| {
         let rest = rest.trim_start();
         let end = rest.find(|c: char| !c.is_ascii_digit());
         rest[..end.unwrap_or(rest.len())].parse().unwrap_or(0)
     };
-    let of = |before: String| text.split(&before).skip(1).map(number).sum::<u64>();
-    of(format!(" {name}: ")) + of(format!("\"{name}\":"))
+    let sum = |key: String| text.split(&key).skip(1).map(number).sum::<u64>();
+    sum(format!(" {name}: ")) + sum(format!("\"{name}\":"))
 }
 
-/// The line that says how a case ended that this program has judged; shown as
-/// well, for the counts in it.
-fn ended(well: bool, said: &str) -> String {
-    eprintln!("  {said}");
-    format!("{}{said}", if well { check::PASS } else { check::FAIL })
+/// Prints the result of a case that this program has judged, and returns it as a line of
+/// the guest.
+fn result_line(ok: bool, text: &str) -> String {
+    eprintln!("  {text}");
+    format!("{}{text}", if ok { check::PASS } else { check::FAIL })
 }
 
-/// Whether counters have grown by so much between two statistics, and what to
-/// say of it; a count without bounds is only told.
-fn counted(wanted: &str, before: &str, after: &str) -> (bool, String) {
+/// Checks that counters have grown between two statistics by as much as `wanted` says.
+/// Returns the result and a text with the growth; a counter without bounds is only
+/// reported.
+fn check_growth(wanted: &str, before: &str, after: &str) -> (bool, String) {
     let (ranges, case) = wanted.split_once(" : ").unwrap_or((wanted, wanted));
-    let mut all = !before.is_empty() && !after.is_empty();
-    let mut said = Vec::new();
+    let mut ok = !before.is_empty() && !after.is_empty();
+    let mut counts = Vec::new();
     for range in ranges.split_whitespace() {
         let (name, bounds) = range.split_once('=').unwrap_or((range, "-"));
-        let (fewest, most) = bounds.split_once('-').unwrap_or((bounds, bounds));
-        let grown = count(after, name).saturating_sub(count(before, name));
-        let fewest = fewest.parse().unwrap_or(0);
-        let most = most.parse().unwrap_or(u64::MAX);
-        all &= (fewest..=most).contains(&grown);
-        said.push(format!("{grown} {name}"));
+        let (min, max) = bounds.split_once('-').unwrap_or((bounds, bounds));
+        let growth = count(after, name).saturating_sub(count(before, name));
+        let min = min.parse().unwrap_or(0);
+        let max = max.parse().unwrap_or(u64::MAX);
+        ok &= (min..=max).contains(&growth);
+        counts.push(format!("{growth} {name}"));
     }
-    (all, format!("{case}: {}", said.join(", ")))
+    (ok, format!("{case}: {}", counts.join(", ")))
 }
 
 fn socket(dir: &Path, hca: u32) -> PathBuf {
@@ -374,7 +377,7 @@ fn socket(dir: &Path, hca: u32) -> PathBuf {
     }
 }
 
-/// Builds the program, optimised: the guest waits for it.
+/// Builds the program with optimizations, since the guest waits for it.
 fn build() -> Result<PathBuf> {
     let target = driver::target_dir();
     let status = Command::new(driver::cargo())
@@ -388,12 +391,12 @@ fn build() -> Result<PathBuf> {
     Ok(target.join("release/softhca"))
 }
 
-/// A command that gives the program after it more of the processor than others
-/// have; `None` where that is not allowed.
-fn before_others() -> Option<Command> {
+/// Returns a command that runs its arguments with a high priority; `None` if that is not
+/// allowed.
+fn nice_command() -> Option<Command> {
     const NICE: [&str; 2] = ["-n", "-10"];
     let out = Command::new("nice").args(NICE).arg("true").output().ok()?;
-    // Without the right it goes on, and says so.
+    // Without the right nice only prints a warning.
     (out.status.success() && out.stderr.is_empty()).then(|| {
         let mut command = Command::new("nice");
         command.args(NICE);
@@ -401,16 +404,16 @@ fn before_others() -> Option<Command> {
     })
 }
 
-/// The running program; ended when dropped.
+/// The running program; killed on drop.
 struct Server(Child);
 
 impl Server {
-    /// Starts it and waits until it listens.
+    /// Starts the program and waits until it listens.
     fn start(program: &Path, dir: &Path, hcas: &Hcas) -> Result<Server> {
         let log = File::create(dir.join(LOG))?;
-        // The guest's processors poll for what the HCA does: it goes before
-        // them, where that is allowed.
-        let mut command = match before_others() {
+        // The guest's processors poll for the HCA's results, so it has a higher priority
+        // if that is allowed.
+        let mut command = match nice_command() {
             Some(mut command) => {
                 command.arg(program);
                 command
@@ -441,8 +444,8 @@ impl Server {
         let began = Instant::now();
         while !last.exists() {
             if let Some(status) = server.0.try_wait()? {
-                let said = fs::read_to_string(dir.join(LOG)).unwrap_or_default();
-                bail!("softhca ended at once ({status}): {}", said.trim());
+                let log = fs::read_to_string(dir.join(LOG)).unwrap_or_default();
+                bail!("softhca exited during startup ({status}): {}", log.trim());
             }
             ensure!(
                 began.elapsed() < Duration::from_secs(10),
@@ -457,7 +460,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It ends with QEMU's connection; this is for when that never came.
+        // The program exits with QEMU's connection. It is killed if QEMU never connected.
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(2) {
             if !matches!(self.0.try_wait(), Ok(None)) {
@@ -472,7 +475,7 @@ impl Drop for Server {
 
 #[cfg(test)]
 mod tests {
-    use super::{count, counted};
+    use super::{check_growth, count};
 
     #[test]
     fn counters_of_all_ports_are_added() {
@@ -491,11 +494,11 @@ mod tests {
             ("doorbells=0-6 : a case", false),
             ("doorbells arms=0-0 : a case", true),
         ] {
-            let (all, said) = counted(wanted, &before, &after);
-            assert_eq!(all, end, "{wanted}");
-            assert!(said.starts_with("a case: 7 doorbells"), "{said}");
+            let (ok, text) = check_growth(wanted, &before, &after);
+            assert_eq!(ok, end, "{wanted}");
+            assert!(text.starts_with("a case: 7 doorbells"), "{text}");
         }
-        // Nobody answered.
-        assert!(!counted("arms=0-0 : a case", "", &after).0);
+        // No statistics.
+        assert!(!check_growth("arms=0-0 : a case", "", &after).0);
     }
 }

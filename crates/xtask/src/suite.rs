@@ -1,4 +1,4 @@
-//! Running the driver's cases in a guest, or on this machine.
+//! Runs the driver's cases in a guest, or on this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,34 +7,34 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rxe_tests::compare::Results;
-use rxe_tests::driver::case::chosen;
+use rxe_tests::driver::case::matches_filter;
 use rxe_tests::driver::selection;
-use rxe_tests::guest::stock::Cache;
+use rxe_tests::guest::stock::VerdictCache;
 use rxe_tests::guest::vm::{self, Line, RECORD};
 use rxe_tests::guest::{Architecture, Hardware, Job, Suite, compile, host, tree};
-use rxe_tests::record::{Outcome, Provider, Record, Stock};
+use rxe_tests::record::{Outcome, Provider, Record, StockExpectation};
 
 use crate::{dist, driver, native};
 
-/// What libibverbs appends `-rdmav<ABI>.so` to.
+/// The plugin's name; libibverbs appends `-rdmav<ABI>.so`.
 pub const PLUGIN: &str = "libringverbs";
 
-/// Which cases to run, and with what.
+/// The cases to run, and their options.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
-    /// The folder that `dist` made; without it only stock is run.
+    /// The folder built by `dist`; without it only stock runs.
     pub plugin: Option<PathBuf>,
-    /// The short list.
+    /// Only the short list.
     pub short: bool,
     /// Only cases whose group and name contain one of these; all if empty.
     pub filter: Vec<String>,
     /// Another kernel package.
     pub kernel: Option<String>,
-    /// Run every case with stock, whatever verdicts the cache has.
+    /// Run every case with stock, without the cached verdicts.
     pub fresh_stock: bool,
 }
 
-/// How long all cases of a guest may take: a third of it on an idle machine.
+/// Time limit for all cases of a guest. An idle machine needs a third of it.
 pub const LIMIT: Duration = Duration::from_secs(75 * 60);
 
 /// Boots the guest of `suite` and runs the cases in it.
@@ -43,8 +43,8 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     let image = tree::image(suite, request.kernel.as_deref())?;
     let tree = began.elapsed();
     let architecture = suite.architecture();
-    let program = driver::build_for(architecture)?;
-    let share = Work::new(&format!("share-{suite}"))?;
+    let driver_program = driver::build_for(architecture)?;
+    let share = TempDir::new(&format!("share-{suite}"))?;
     let has_programs = programs()?.is_some();
     if let Some(sources) = programs()? {
         let log = share.0.join("compile.log");
@@ -52,26 +52,26 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     }
     let mut script = String::from("exec rxe-driver suite --scratch /tmp/rxe --out /share/records");
     script.push_str(" --pyverbs /opt/rdma-core/tests");
-    if native::chosen_by(&request.filter)? {
+    if native::has_matching_case(&request.filter)? {
         native::build(architecture, &share.0.join("native"))?;
         script.insert_str(0, "cp -r /share/native /opt/native\n");
         script.push_str(" --native /opt/native");
     }
     if has_programs {
-        // From the disk in memory rather than over the share.
+        // Copied to the guest's memory: the share is slower.
         script.insert_str(0, "cp -r /share/programs /opt/programs\n");
         script.push_str(" --programs /opt/programs");
     }
     if request.plugin.is_some() {
         script.push_str(&format!(" --plugin /opt/ringverbs/{PLUGIN}"));
-        if chosen(&request.filter, selection::GROUP) {
+        if matches_filter(&request.filter, selection::GROUP) {
             script.push_str(&installers(architecture, &share.0)?);
         }
     }
     if request.short {
         script.push_str(" --short");
     }
-    let verdicts = Cache::open(&image, &driver::root().join("rxe-tests"))?;
+    let verdicts = VerdictCache::open(&image, &driver::root().join("rxe-tests"))?;
     if !request.fresh_stock && request.plugin.is_some() {
         fs::write(share.0.join("stock"), verdicts.records())?;
         script.push_str(" --stock-verdicts /share/stock");
@@ -83,31 +83,31 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
         script,
         share: Some(share.0.clone()),
         plugin: request.plugin.clone(),
-        driver: Some(program),
+        driver: Some(driver_program),
         shell: false,
         limit: LIMIT,
         hardware: Hardware::default(),
     };
     let mut results = Results::default();
-    results.spend("making the guest", tree);
-    results.spend("building for the guest", began.elapsed() - tree);
-    let mut show = Progress::new(suite.name());
+    results.add_time("making the guest", tree);
+    results.add_time("building for the guest", began.elapsed() - tree);
+    let mut progress = Progress::new(suite.name());
     let ended = vm::run(&image, &job, |line| match line {
-        Line::Record(line) => show.record(&mut results, line),
-        Line::Text(text) => show.text(text),
+        Line::Record(line) => progress.record(&mut results, line),
+        Line::Text(text) => progress.text(text),
     });
-    // A guest that went down has shown what it has shown: that counts too.
+    // The results of a guest that crashed count, too.
     match ended {
         Ok(ended) if ended.status != 0 => {
             eprintln!("{suite}: the driver ended with status {}", ended.status);
             results.complete = false;
         }
         Ok(ended) => {
-            results.spend("boot", ended.boot);
+            results.add_time("boot", ended.boot_time);
             eprintln!(
                 "{suite}: booted in {:.1} s, cases took {:.0} s",
-                ended.boot.as_secs_f64(),
-                ended.run.as_secs_f64()
+                ended.boot_time.as_secs_f64(),
+                ended.run_time.as_secs_f64()
             );
         }
         Err(error) => {
@@ -115,15 +115,15 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
             results.complete = false;
         }
     }
-    keep(&share.0.join("records"), suite.name())?;
+    save_records(&share.0.join("records"), suite.name())?;
     if results.complete {
-        verdicts.keep(&results)?;
+        verdicts.save(&results)?;
     }
     Ok(results)
 }
 
-/// Builds `cargo xtask` as a static program, which installs in a guest, and says
-/// where it is.
+/// Builds `cargo xtask` as a static program, which installs in a guest, and returns its
+/// path.
 pub fn build_installer(architecture: &Architecture) -> Result<PathBuf> {
     let installer = ["build", "-p", "xtask", "--bin", "xtask"];
     driver::build_static_for(architecture.target, &installer)?
@@ -131,9 +131,9 @@ pub fn build_installer(architecture: &Architecture) -> Result<PathBuf> {
         .context("cargo has not built xtask")
 }
 
-/// Puts what installs the plugin and the command into the share, and says so to
-/// the driver. What is installed is in the folder of the request's plugin.
-/// Packages there are only where their maker is installed.
+/// Copies the installers of the plugin and the command to the share, and returns the
+/// driver's options for them. They install the folder of the request's plugin. Debian
+/// packages are built only if cargo-deb is installed.
 fn installers(architecture: &Architecture, share: &Path) -> Result<String> {
     fs::copy(build_installer(architecture)?, share.join("xtask"))?;
     let mut arguments = String::from(" --installer /share/xtask");
@@ -145,12 +145,12 @@ fn installers(architecture: &Architecture, share: &Path) -> Result<String> {
     Ok(arguments)
 }
 
-/// Runs the cases on this machine, which must have rdma_rxe, rdma-core's
-/// tools and its headers.
+/// Runs the cases on this machine, which must have rdma_rxe and rdma-core's tools and
+/// headers.
 pub fn on_host(request: &Request) -> Result<Results> {
     ensure!(
         host::is_root(),
-        "--host makes an rxe device and needs root; run the same command as root"
+        "--host creates an rxe device and needs root; run the same command as root"
     );
     host::require(
         &[
@@ -163,9 +163,9 @@ pub fn on_host(request: &Request) -> Result<Results> {
         ],
         false,
     )?;
-    let program = driver::build()?;
-    let work = Work::new("host")?;
-    let mut command = Command::new(program);
+    let driver_program = driver::build()?;
+    let work = TempDir::new("host")?;
+    let mut command = Command::new(driver_program);
     command
         .arg("suite")
         .arg("--scratch")
@@ -200,103 +200,106 @@ pub fn on_host(request: &Request) -> Result<Results> {
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let out = child.stdout.take().context("no output of the driver")?;
     let mut results = Results::default();
-    let mut show = Progress::new("host");
+    let mut progress = Progress::new("host");
     for line in std::io::BufRead::lines(std::io::BufReader::new(out)) {
         let line = line?;
         match line.strip_prefix(RECORD) {
-            Some(record) => show.record(&mut results, record),
-            None => show.text(&line),
+            Some(record) => progress.record(&mut results, record),
+            None => progress.text(&line),
         }
     }
     if !child.wait()?.success() {
         results.complete = false;
     }
-    keep(&work.0.join("records"), "host")?;
+    save_records(&work.0.join("records"), "host")?;
     Ok(results)
 }
 
-/// Shows how the cases go: failures at once, and a sign of life.
+/// Prints failures immediately, and progress.
 pub struct Progress {
-    what: String,
+    title: String,
     began: Instant,
-    said: Instant,
-    /// When the last record came.
-    last: Instant,
+    last_printed: Instant,
+    /// When the last record was received.
+    last_record: Instant,
     done: usize,
 }
 
 impl Progress {
-    /// For what is named so.
+    /// Starts the progress of a run with this title.
     pub fn new(what: &str) -> Progress {
         Progress {
-            what: what.to_owned(),
+            title: what.to_owned(),
             began: Instant::now(),
-            said: Instant::now(),
-            last: Instant::now(),
+            last_printed: Instant::now(),
+            last_record: Instant::now(),
             done: 0,
         }
     }
 
-    /// A line that is no record.
+    /// Prints a line that is not a record.
     pub fn text(&self, text: &str) {
         if !text.trim().is_empty() {
             eprintln!("  {text}");
         }
     }
 
-    /// A record, which is taken into the results.
+    /// Parses a record, and adds it to the results.
     pub fn record(&mut self, results: &mut Results, line: &str) {
         let record = match Record::parse(line) {
             Ok(record) => record,
             Err(error) => {
-                eprintln!("{}: unreadable record ({error}): {line}", self.what);
+                eprintln!("{}: unreadable record ({error}): {line}", self.title);
                 results.unreadable += 1;
                 return;
             }
         };
         if let Record::Environment { .. } = &record {
-            self.last = Instant::now();
+            self.last_record = Instant::now();
         }
         if let Record::Case(case) = &record {
             self.done += 1;
             let part = format!("{} [{}]", case.group, case.provider);
-            results.spend(&part, self.last.elapsed());
-            self.last = Instant::now();
-            // A defect of stock's that shows is no news.
+            results.add_time(&part, self.last_record.elapsed());
+            self.last_record = Instant::now();
+            // Expected failures of stock are not printed.
             let expected = case.provider == Provider::Stock
-                && matches!(case.stock, Stock::MustFail | Stock::FailsSoFar);
+                && matches!(
+                    case.stock,
+                    StockExpectation::MustFail | StockExpectation::FailsSoFar
+                );
             if case.outcome == Outcome::Fail && !expected {
                 let detail = case.detail.replace('\n', " / ");
                 eprintln!(
                     "  {}: [{}] {} {}: {detail}",
-                    self.what, case.provider, case.group, case.name
+                    self.title, case.provider, case.group, case.name
                 );
             }
-            if self.said.elapsed() > Duration::from_secs(10) {
+            if self.last_printed.elapsed() > Duration::from_secs(10) {
                 eprintln!(
                     "  {}: {:>4} s, {} results, last {} {} [{}]",
-                    self.what,
+                    self.title,
                     self.began.elapsed().as_secs(),
                     self.done,
                     case.group,
                     case.name,
                     case.provider
                 );
-                self.said = Instant::now();
+                self.last_printed = Instant::now();
             }
         }
-        results.take(record);
+        results.add(record);
     }
 }
 
-/// The folder of the test programs; none without a manifest in it.
+/// Returns the folder of the test programs if it has a manifest.
 fn programs() -> Result<Option<PathBuf>> {
     let folder = driver::root().join("rxe-tests/programs");
     Ok(folder.join("manifest.txt").exists().then_some(folder))
 }
 
-/// Keeps the records of a run where `target/` keeps such things.
-fn keep(records: &Path, name: &str) -> Result<()> {
+/// Copies the records of a run to the target directory.
+fn save_records(records: &Path, name: &str) -> Result<()> {
     if records.exists() {
         let to = results_file(name)?;
         fs::copy(records, &to)?;
@@ -305,30 +308,30 @@ fn keep(records: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Where the records of a run of that name are kept.
+/// Returns the path for the records of the run `name`.
 pub fn results_file(name: &str) -> Result<PathBuf> {
     let folder = driver::target_dir().join("guest-results");
     fs::create_dir_all(&folder)?;
     Ok(folder.join(format!("{name}.jsonl")))
 }
 
-/// A folder that vanishes with its owner.
-pub struct Work(pub PathBuf);
+/// A temporary folder, removed on drop.
+pub struct TempDir(pub PathBuf);
 
-impl Work {
-    /// An empty one, for that purpose.
-    pub fn new(name: &str) -> Result<Work> {
+impl TempDir {
+    /// Creates an empty folder; `name` becomes part of its name.
+    pub fn new(name: &str) -> Result<TempDir> {
         let path = std::env::temp_dir().join(format!("ringverbs-{name}-{}", std::process::id()));
         if path.exists() {
-            // Left by a process of this number that was killed.
+            // A killed process with this number has left it.
             fs::remove_dir_all(&path)?;
         }
         fs::create_dir_all(&path)?;
-        Ok(Work(path))
+        Ok(TempDir(path))
     }
 }
 
-impl Drop for Work {
+impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that shows whether this project works.
+//! `cargo xtask test`: runs all tests of the project.
 
 mod areas;
 mod attempts;
@@ -35,17 +35,17 @@ pub struct Arguments {
     /// have changed: at most 5 minutes
     #[arg(long, conflicts_with_all = ["full", "guest_only", "host", "no_guest", "suite"])]
     quick: bool,
-    /// The areas of --quick in place of what git says has changed: names of
+    /// The areas of --quick, instead of those changed according to git: names of
     /// packages, with or without `ringverbs-`, or `all`
     #[arg(long, requires = "quick")]
     area: Vec<String>,
-    /// Only what needs neither root nor a guest
+    /// Only the steps that need neither root nor a guest
     #[arg(long)]
     no_guest: bool,
     /// Only the guest suites, without format, lints, unit and loom tests
     #[arg(long, conflicts_with = "no_guest")]
     guest_only: bool,
-    /// One step at a time: guests one after another, after everything else
+    /// One step at a time: guests one after another, after all other steps
     #[arg(long)]
     serial: bool,
     /// Only this suite (can be given more than once): trixie, bookworm, sid, trixie-arm64
@@ -54,10 +54,10 @@ pub struct Arguments {
     /// Run the cases on this machine, which must have rdma_rxe, and in no guest
     #[arg(long, conflicts_with_all = ["no_guest", "suite"])]
     host: bool,
-    /// Run every case with stock, also those whose verdict is cached
+    /// Run every case with stock, without cached verdicts
     #[arg(long)]
     fresh_stock: bool,
-    /// Run stock only: what ours is compared with
+    /// Run only stock, with which ours is compared
     #[arg(long)]
     stock_only: bool,
     /// Only guest cases whose group and name contain this (or one of these)
@@ -68,13 +68,13 @@ pub struct Arguments {
     kernel: Option<String>,
 }
 
-/// Runs the tests and prints a summary. Its last line counts what passed,
-/// failed and was skipped; the exit status says whether anything failed.
+/// Runs the tests and prints a summary. Its last line counts passed, failed and skipped
+/// tests; the exit status is a failure if any failed.
 ///
 /// # Errors
-/// The disk has less room than the run needs.
+/// The disk has less free space than the run needs.
 pub fn test(arguments: &Arguments) -> Result<ExitCode> {
-    require_room(arguments)?;
+    require_disk_space(arguments)?;
     let began = Instant::now();
     let mut lines = Vec::new();
     let mut texts = Vec::new();
@@ -115,15 +115,19 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(report(&lines, began.elapsed()))
 }
 
-/// GB that a run writes to the target directory, from nothing.
-const ROOM: u64 = 16;
-/// The same with `--quick` or guests alone, or of a second run.
-const LITTLE_ROOM: u64 = 4;
+/// GB that a run writes to an empty target directory.
+const DISK_SPACE_GB: u64 = 16;
+/// The same with `--quick` or `--guest-only`, or of a second run.
+const SMALL_DISK_SPACE_GB: u64 = 4;
 
-fn require_room(arguments: &Arguments) -> Result<()> {
+fn require_disk_space(arguments: &Arguments) -> Result<()> {
     let target = driver::target_dir();
-    let little = arguments.quick || arguments.guest_only || target.join("debug").exists();
-    let needed = if little { LITTLE_ROOM } else { ROOM };
+    let is_small = arguments.quick || arguments.guest_only || target.join("debug").exists();
+    let needed = if is_small {
+        SMALL_DISK_SPACE_GB
+    } else {
+        DISK_SPACE_GB
+    };
     fs::create_dir_all(&target)?;
     let mut df = Command::new("df");
     let output = df
@@ -137,19 +141,18 @@ fn require_room(arguments: &Arguments) -> Result<()> {
         .and_then(|line| line.trim().parse::<u64>().ok());
     ensure!(
         free.is_none_or(|free| free >= needed),
-        "{} has {} GB free, and this run may write {needed} GB: free some, or name another \
-         directory by CARGO_TARGET_DIR",
+        "{} has {} GB free, and this run may write {needed} GB: free some, or set \
+         CARGO_TARGET_DIR to another directory",
         target.display(),
         free.unwrap_or(0)
     );
     Ok(())
 }
 
-/// Runs two guests and the other steps at the same time, and a third guest when those
-/// have ended: a guest waits for its timers half of the time. What runs in guests is
-/// built before anything else (`guests::build`), and guests go first where both want a
-/// processor: their cases have time limits, while most of the rest is compiling
-/// (`host::all`).
+/// Runs two guests and the other steps at the same time, and a third guest when the
+/// latter have finished: a guest is idle half of the time. The programs of the guests are
+/// built first (`guests::build`). Guests have a higher priority than most of the host's
+/// steps (`host::all`), since their cases have time limits.
 fn guests_and_host(
     arguments: &Arguments,
     steps: impl FnOnce() -> Vec<Line> + Send,
@@ -163,8 +166,8 @@ fn guests_and_host(
         let third = scope.spawn(|| queue.run());
         let mut outcome = Outcome::default();
         for runner in guests.into_iter().chain([third]) {
-            let of_runner = runner.join();
-            outcome.extend(of_runner.unwrap_or_else(|_| Outcome::panicked("guests")));
+            let runner_outcome = runner.join();
+            outcome.extend(runner_outcome.unwrap_or_else(|_| Outcome::panicked("guests")));
         }
         (host, outcome)
     })

@@ -1,22 +1,22 @@
-//! A case: programs to run, and how to tell that they did what they should.
+//! A test case: the programs to run, and how their results are judged.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use crate::record::{Provider, Stock};
+use crate::record::{Provider, StockExpectation};
 
-/// How to tell that a server can be connected to.
+/// How readiness of a server is detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ready {
-    /// It listens on the case's TCP port.
+pub enum ReadyCheck {
+    /// A TCP socket listens on the case's port.
     Tcp,
     /// An rdma_cm identifier has the case's port.
     Cm,
     /// An rdma_cm identifier has this port.
-    CmAt(u16),
+    CmPort(u16),
     /// A queue pair of this machine is attached to the multicast group.
-    Group(Ipv4Addr),
+    Multicast(Ipv4Addr),
 }
 
 /// The programs of a case. In every argument `{dev}`, `{gid}`, `{addr}` and
@@ -26,27 +26,27 @@ pub enum Ready {
 pub enum Shape {
     /// One program.
     Single(String),
-    /// A server and a client; both must end well.
+    /// A server and a client; both must exit with status 0.
     Pair {
         /// The server's command line.
         server: String,
         /// The client's.
         client: String,
         /// When to start the client.
-        ready: Ready,
+        ready: ReadyCheck,
     },
-    /// A server that never ends by itself: the client must end well.
+    /// A server that runs until it is killed; the client must exit with status 0.
     Service {
         /// The server's command line.
         server: String,
         /// The client's.
         client: String,
         /// When to start the client.
-        ready: Ready,
+        ready: ReadyCheck,
     },
 }
 
-/// What to read out of a program's output.
+/// The figures to parse from a program's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figures {
     /// Nothing.
@@ -59,32 +59,31 @@ pub enum Figures {
     Latency,
 }
 
-/// How often a case that depends on timing is run before it counts as failed,
-/// the same for every provider: tools that wait for ever for a datagram which a
-/// busy machine lost, or that meet over a port. Every other case has one
-/// attempt: where a race is looked for, one failure is what was looked for.
+/// Attempts of a case that depends on timing, the same for every provider: tools that
+/// wait forever for a lost datagram, or that meet on a port. Every other case has one
+/// attempt: a retry would hide the race that it looks for.
 pub const ATTEMPTS: u32 = 3;
 
-/// Whether one of the filters is in `name`, or there are none.
-pub fn chosen(filters: &[String], name: &str) -> bool {
+/// Returns whether `name` contains one of the filters, or there are none.
+pub fn matches_filter(filters: &[String], name: &str) -> bool {
     filters.is_empty() || filters.iter().any(|filter| name.contains(filter))
 }
 
-/// What a case needs that not every device has.
+/// A requirement that not every device meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// rdma_rxe: it makes devices of its own, or looks into rdma_rxe's queues.
+    /// rdma_rxe: the case creates rxe devices, or reads rdma_rxe's queues.
     Rxe,
     /// An IP address, to connect by rdma_cm.
     Address,
 }
 
 impl Need {
-    /// Why a device that has not got it is no place for the case.
+    /// Returns the reason for skipping the case on a device without it.
     pub fn missing(self) -> &'static str {
         match self {
-            Need::Rxe => "it is about rdma_rxe",
-            Need::Address => "it connects by rdma_cm, and the device has no address",
+            Need::Rxe => "needs rdma_rxe",
+            Need::Address => "connects by rdma_cm, and the device has no address",
         }
     }
 }
@@ -96,35 +95,35 @@ pub struct Case {
     pub group: &'static str,
     /// Its name in the group.
     pub name: String,
-    /// What is run.
+    /// The programs.
     pub shape: Shape,
-    /// How long an attempt may take.
+    /// Time limit of an attempt.
     pub limit: Duration,
-    /// How many attempts it has: one, unless it depends on timing.
+    /// Maximum number of attempts: one, unless the case depends on timing.
     pub attempts: u32,
-    /// What is read from the client's output.
+    /// Figures in the client's output.
     pub figures: Figures,
-    /// Whether the short list has it.
+    /// Whether the case is in the short list.
     pub short: bool,
-    /// Whether it is also run with ours on one side and stock on the other.
+    /// Whether the case also runs with ours on one side and stock on the other.
     pub mixed: bool,
-    /// What stock is expected to do.
-    pub stock: Stock,
-    /// The Rust crate's, with nobody else to run it with.
+    /// The result expected of stock.
+    pub stock: StockExpectation,
+    /// The only provider of a case of the Rust crate.
     pub native: Option<Provider>,
-    /// What it needs besides a device.
+    /// A requirement besides a device.
     pub needs: Option<Need>,
-    /// Whether ours must print the very same as stock.
+    /// Whether ours must print exactly what stock prints.
     pub same_output: bool,
 }
 
 impl Case {
-    /// A case of one program.
+    /// Creates a case of one program.
     pub fn single(group: &'static str, name: &str, command: &str) -> Case {
         Case::new(group, name, Shape::Single(command.to_owned()))
     }
 
-    /// A case of the given shape, with the usual limit.
+    /// Creates a case of the given shape, with the default limit.
     pub fn new(group: &'static str, name: &str, shape: Shape) -> Case {
         Case {
             group,
@@ -135,51 +134,50 @@ impl Case {
             figures: Figures::None,
             short: false,
             mixed: false,
-            stock: Stock::Reference,
+            stock: StockExpectation::Reference,
             native: None,
             needs: None,
             same_output: false,
         }
     }
 
-    /// Whether one of the filters is in its group and name; without filters
-    /// every case is chosen.
-    pub fn chosen_by(&self, filters: &[String]) -> bool {
-        chosen(filters, &format!("{} {}", self.group, self.name))
+    /// Returns whether group and name contain one of the filters, or there are none.
+    pub fn matches(&self, filters: &[String]) -> bool {
+        matches_filter(filters, &format!("{} {}", self.group, self.name))
     }
 
-    /// Sets how many attempts it has.
+    /// Sets the maximum number of attempts.
     pub fn attempts(mut self, attempts: u32) -> Case {
         self.attempts = attempts;
         self
     }
 
-    /// Sets the limit of an attempt, in seconds.
+    /// Sets the time limit of an attempt, in seconds.
     pub fn within(mut self, seconds: u64) -> Case {
         self.limit = Duration::from_secs(seconds);
         self
     }
 
-    /// Puts it in the short list.
+    /// Adds the case to the short list.
     pub fn short(mut self) -> Case {
         self.short = true;
         self
     }
 
-    /// Has it run mixed as well.
+    /// Also runs the case with ours on one side only.
     pub fn mixed(mut self) -> Case {
         self.mixed = true;
         self
     }
 
-    /// Says what to read from the output.
+    /// Sets the figures to parse from the output.
     pub fn figures(mut self, figures: Figures) -> Case {
         self.figures = figures;
         self
     }
 }
 
-/// What fills the placeholders in a command line.
+/// Values of the placeholders in a command line.
 #[derive(Debug, Clone)]
 pub struct Placeholders {
     /// The device.
@@ -193,7 +191,7 @@ pub struct Placeholders {
 }
 
 impl Placeholders {
-    /// The words of a command line with the placeholders filled.
+    /// Returns the words of a command line with the placeholders replaced.
     pub fn fill(&self, line: &str) -> Vec<String> {
         line.split_whitespace()
             .map(|word| {
@@ -207,8 +205,7 @@ impl Placeholders {
 }
 
 impl Figures {
-    /// Reads the figures out of a program's output; nothing where it has
-    /// none.
+    /// Parses the figures of a program's output.
     pub fn read(self, output: &str) -> BTreeMap<String, f64> {
         match self {
             Figures::None => BTreeMap::new(),
@@ -224,10 +221,9 @@ impl Figures {
     }
 }
 
-/// The last row of perftest's table: the first numbers after the line that
-/// starts with `#bytes`, named by column; a column without a name is left
-/// out, and so is a figure that is no number: perftest does not know a time when
-/// the processors' clocks disagree.
+/// Returns the last row of perftest's table, which follows the line that starts with
+/// `#bytes`, named by column. Columns without a name are left out, and so are figures
+/// that are not finite: perftest prints those when the processors' clocks disagree.
 fn table(output: &str, columns: &[&str]) -> BTreeMap<String, f64> {
     let rows = output
         .lines()
@@ -283,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_filled() {
+    fn placeholders_are_replaced() {
         let placeholders = Placeholders {
             dev: "rxe0".into(),
             gid: 1,

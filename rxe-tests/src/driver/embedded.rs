@@ -1,5 +1,5 @@
-//! Embedded devices under programs of the system, without a kernel's RDMA: the
-//! library that is preloaded, and cases of libraries that build on verbs.
+//! Embedded devices for programs of the system, without RDMA in the kernel: the
+//! preloaded library, and cases of frameworks on top of verbs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::case::{ATTEMPTS, Case, Ready, Shape};
+use super::case::{ATTEMPTS, Case, ReadyCheck, Shape};
 use super::lists::perftest_pair;
-use super::process::put_in_front;
+use super::process::prepend_path;
 use crate::guest::host::which;
 
-/// Devices in the programs' own processes.
+/// Settings of embedded devices for programs.
 #[derive(Debug, Clone)]
 pub struct Embedded {
-    /// The library that gives them to programs.
+    /// The preloaded library that provides the devices.
     pub library: PathBuf,
-    /// The kind of port: `roce` or `ib`.
+    /// The link layer of the port: `roce` or `ib`.
     pub port: String,
     /// The folder that the processes share.
     pub directory: PathBuf,
 }
 
 impl Embedded {
-    /// Makes the folder.
+    /// Creates the shared folder in `scratch`.
     pub fn new(library: &Path, port: &str, scratch: &Path) -> Result<Embedded> {
         use std::os::unix::fs::PermissionsExt;
         let directory = scratch.join("network");
@@ -39,17 +39,18 @@ impl Embedded {
         })
     }
 
-    /// Gives a program the devices: before the plugin, where that is preloaded.
-    pub fn give(&self, command: &mut Command) {
-        put_in_front(command, "LD_PRELOAD", &self.library);
+    /// Sets the environment that gives a program embedded devices. Their library is
+    /// loaded before a preloaded plugin.
+    pub fn configure(&self, command: &mut Command) {
+        prepend_path(command, "LD_PRELOAD", &self.library);
         command
             .env("RINGVERBS_EMBEDDED", &self.port)
             .env("RINGVERBS_DIRECTORY", &self.directory)
             .env("RINGVERBS_LOG", "info");
     }
 
-    /// Whether a program listens on a port of the network, or is bound to it.
-    pub fn listens(&self, port: u16) -> bool {
+    /// Returns whether a program listens on a port of the network, or is bound to it.
+    pub fn is_listening(&self, port: u16) -> bool {
         let end = format!("-{port}.socket");
         let entries = fs::read_dir(&self.directory).into_iter().flatten();
         let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -57,7 +58,7 @@ impl Embedded {
     }
 
     /// Removes sockets of programs that were killed.
-    pub fn tidy(&self) {
+    pub fn remove_stale_sockets(&self) {
         for entry in fs::read_dir(&self.directory)
             .into_iter()
             .flatten()
@@ -72,7 +73,7 @@ impl Embedded {
     }
 }
 
-/// The programs of a command line that must be installed.
+/// Returns the programs that a command line needs.
 pub fn programs(line: &str) -> Vec<&str> {
     let mut words = line.split_whitespace().peekable();
     let mut found = Vec::new();
@@ -95,8 +96,8 @@ pub fn programs(line: &str) -> Vec<&str> {
     found
 }
 
-/// Says what to install where a program of a case is missing.
-pub fn missing(case: &Case) -> Option<String> {
+/// Returns a message that names the package of a missing program of a case.
+pub fn missing_program(case: &Case) -> Option<String> {
     let lines = match &case.shape {
         Shape::Single(line) => vec![line],
         Shape::Pair { server, client, .. } | Shape::Service { server, client, .. } => {
@@ -120,7 +121,7 @@ pub fn missing(case: &Case) -> Option<String> {
     ))
 }
 
-/// An MPI program that checks what it receives.
+/// The MPI program, which checks the received data.
 pub const COLLECTIVES: &str = "ringverbs-collectives";
 
 /// Programs of libfabric, UCX and Open MPI on a kind of port.
@@ -129,7 +130,7 @@ pub fn cases(port: &str) -> Vec<Case> {
     cases.extend(ucx());
     cases.extend(open_mpi(port));
     cases.extend(more_perftest());
-    // They meet by ports that others may take.
+    // The programs meet on ports that others may take.
     cases
         .into_iter()
         .map(|case| case.attempts(ATTEMPTS))
@@ -137,7 +138,7 @@ pub fn cases(port: &str) -> Vec<Case> {
 }
 
 fn pair(group: &'static str, name: &str, server: String, client: String) -> Case {
-    let ready = Ready::Tcp;
+    let ready = ReadyCheck::Tcp;
     Case::new(
         group,
         name,
@@ -236,7 +237,7 @@ fn open_mpi(port: &str) -> Vec<Case> {
     /// UCX connects its queue pair for list operations by a LID.
     const TAG_MATCHING: &str = "UCX rc_mlx5, tag matching";
     // `ob1` with its own verbs code needs an InfiniBand port.
-    let ways = [
+    let configurations = [
         (
             "UCX rc",
             "--mca pml ucx --mca osc ucx -x UCX_TLS=rc,self -x UCX_NET_DEVICES={dev}:1",
@@ -257,7 +258,7 @@ fn open_mpi(port: &str) -> Vec<Case> {
     ];
     let mut cases = Vec::new();
     for ranks in [2, 3, 4] {
-        for (name, options) in ways {
+        for (name, options) in configurations {
             if name == TAG_MATCHING && port != "ib" {
                 continue;
             }
@@ -315,9 +316,9 @@ fn more_perftest() -> Vec<Case> {
         .collect()
 }
 
-/// How long a receiver of a multicast group has to join it, before the sender
-/// begins, which waits for three seconds itself.
-pub(super) const JOIN: Duration = Duration::from_millis(500);
+/// Time for a receiver to join a multicast group before the sender starts, which waits
+/// three seconds itself.
+pub(super) const JOIN_DELAY: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
@@ -338,7 +339,10 @@ mod tests {
         assert_eq!(programs("chrt --idle 0 mckey -s"), ["chrt", "mckey"]);
         assert_eq!(programs("mpirun -n 2 -x A=b prog"), ["mpirun", "prog"]);
         let case = Case::single("x", "y", "no-such-program 1");
-        assert!(missing(&case).unwrap().contains("apt-get install"));
-        assert_eq!(missing(&Case::single("x", "y", "env A=b sh -c true")), None);
+        assert!(missing_program(&case).unwrap().contains("apt-get install"));
+        assert_eq!(
+            missing_program(&Case::single("x", "y", "env A=b sh -c true")),
+            None
+        );
     }
 }

@@ -1,13 +1,12 @@
-//! The cases: libibverbs's examples, perftest, and librdmacm's tools.
+//! The cases of libibverbs's examples, perftest and librdmacm's tools.
 
 use std::net::Ipv4Addr;
 
-use super::case::{ATTEMPTS, Case, Figures, Ready, Shape};
+use super::case::{ATTEMPTS, Case, Figures, ReadyCheck, Shape};
 
-/// Every case of the tools that perftest and rdma-core ship, as this major
-/// version of rdma-core has them.
+/// Returns all cases of the tools of perftest and of this major version of rdma-core.
 pub fn all(rdma_core: u32) -> Vec<Case> {
-    // They end at once, perhaps before anybody has seen what they had mapped.
+    // These programs exit at once, perhaps before their memory maps are read.
     let devices = [
         ("ibv_devinfo -v", "ibv_devinfo -v -d {dev}"),
         ("ibv_devices", "ibv_devices"),
@@ -16,8 +15,7 @@ pub fn all(rdma_core: u32) -> Vec<Case> {
         .map(|(name, line)| Case::single("devices", name, line).short())
         .map(|case| case.attempts(ATTEMPTS))
         .into();
-    // Two programs that meet by a port, which others may take meanwhile, and
-    // some of which wait for ever for a datagram that was lost.
+    // Pairs meet on a port that others may take; some wait forever for a lost datagram.
     let pairs = [ping_pong(), perftest(), rdma_cm(rdma_core)]
         .into_iter()
         .flatten();
@@ -25,7 +23,7 @@ pub fn all(rdma_core: u32) -> Vec<Case> {
     cases
 }
 
-/// `ibv_*_pingpong`: every transport, polled and sleeping on events.
+/// `ibv_*_pingpong`: every transport, with polling and with events.
 fn ping_pong() -> Vec<Case> {
     // Transport, options; an asterisk marks the short list.
     const LIST: &[(&str, &str)] = &[
@@ -61,13 +59,13 @@ fn ping_pong() -> Vec<Case> {
     ];
     LIST.iter()
         .map(|&(transport, options)| {
-            let (short, options) = starred(options);
+            let (short, options) = split_short_mark(options);
             let command =
                 format!("ibv_{transport}_pingpong -d {{dev}} -g {{gid}} -p {{port}} {options}");
             let shape = Shape::Pair {
                 client: format!("{command} {{addr}}"),
                 server: command,
-                ready: Ready::Tcp,
+                ready: ReadyCheck::Tcp,
             };
             let case = Case::new("pingpong", &format!("{transport} {options}"), shape)
                 .figures(Figures::PingPong);
@@ -76,8 +74,8 @@ fn ping_pong() -> Vec<Case> {
         .collect()
 }
 
-/// perftest: operations, latency and bandwidth, both post interfaces, inline,
-/// several queue pairs, both directions, events, connected by rdma_cm.
+/// perftest: operations, latency and bandwidth, both posting interfaces, inline data,
+/// several queue pairs, both directions, events, connections by rdma_cm.
 fn perftest() -> Vec<Case> {
     const LIST: &[(&str, &str)] = &[
         ("send_bw", "* -n 200"),
@@ -143,7 +141,7 @@ fn perftest() -> Vec<Case> {
     ];
     LIST.iter()
         .map(|&(tool, options)| {
-            let (short, options) = starred(options);
+            let (short, options) = split_short_mark(options);
             let shape = perftest_pair(tool, options);
             let figures = if tool.ends_with("_bw") {
                 Figures::Bandwidth
@@ -161,24 +159,28 @@ fn perftest() -> Vec<Case> {
         .collect()
 }
 
-/// Both ends of a tool of perftest. With `-R` they meet by rdma_cm.
+/// Returns both sides of a tool of perftest. With `-R` they connect by rdma_cm.
 pub(super) fn perftest_pair(tool: &str, options: &str) -> Shape {
     let command = format!("ib_{tool} -d {{dev}} -x {{gid}} -p {{port}} -F {options}");
     let by_cm = options.split(' ').any(|word| word == "-R");
     Shape::Pair {
         client: format!("{command} {{addr}}"),
         server: command,
-        ready: if by_cm { Ready::Cm } else { Ready::Tcp },
+        ready: if by_cm {
+            ReadyCheck::Cm
+        } else {
+            ReadyCheck::Tcp
+        },
     }
 }
 
-/// librdmacm's tools. `-s` names the server to connect to in most of them.
+/// librdmacm's tools. In most of them `-s` names the server to connect to.
 fn rdma_cm(rdma_core: u32) -> Vec<Case> {
     let pair = |name: &str, server: &str, client: &str| {
         let shape = Shape::Pair {
             server: server.to_owned(),
             client: client.to_owned(),
-            ready: Ready::Cm,
+            ready: ReadyCheck::Cm,
         };
         Case::new("rdma_cm", name, shape)
     };
@@ -197,11 +199,11 @@ fn rdma_cm(rdma_core: u32) -> Vec<Case> {
         )
     };
     let udaddy = |name: &str, options: &str| {
-        // It cannot be given a port.
+        // Its port is fixed.
         let shape = Shape::Pair {
             server: format!("udaddy {options}"),
             client: format!("udaddy {options} -s {{addr}}"),
-            ready: Ready::CmAt(7174),
+            ready: ReadyCheck::CmPort(7174),
         };
         Case::new("rdma_cm", name, shape)
     };
@@ -209,17 +211,18 @@ fn rdma_cm(rdma_core: u32) -> Vec<Case> {
         let shape = Shape::Pair {
             server: format!("mckey -m 239.1.77.1 -b {{addr}} {options}"),
             client: format!("chrt --idle 0 mckey -m 239.1.77.1 -b {{addr}} {options} -s"),
-            ready: Ready::Group(Ipv4Addr::new(239, 1, 77, 1)),
+            ready: ReadyCheck::Multicast(Ipv4Addr::new(239, 1, 77, 1)),
         };
-        // The sender ends without a look at its completions: it destroys the
-        // address handle under rdma_rxe's thread, which then drops what was
-        // posted, with either provider. So that thread goes first. It takes 4 s.
+        // The sender exits without polling its completions. It destroys the address
+        // handle while rdma_rxe's thread may still use it, which then drops the posted
+        // datagrams, with either provider. Idle priority lets that thread run first.
+        // The case takes 4 s.
         Case::new("rdma_cm", name, shape).within(20)
     };
     let udpong = Shape::Service {
         server: "udpong -S 512 -C 100 -b {addr} -p {port}".to_owned(),
         client: "udpong -S 512 -C 100 -b {addr} -p {port} -s {addr}".to_owned(),
-        ready: Ready::Cm,
+        ready: ReadyCheck::Cm,
     };
     vec![
         rping("rping -C 20 -V", "-C 20 -V").short().mixed(),
@@ -239,24 +242,24 @@ fn rdma_cm(rdma_core: u32) -> Vec<Case> {
         ),
         both("rstream", "rstream -S 4096 -C 50 -I 20"),
         both("riostream", "riostream -S 4096 -C 50 -I 20"),
-        // Its server waits for the next client, without end.
+        // Its server runs until it is killed.
         Case::new("rdma_cm", "udpong", udpong).within(20),
     ]
 }
 
-/// cmtime, which meets over TCP. Its invented QP numbers must differ, since both
-/// sides are on one device.
+/// cmtime, which connects by TCP. Its made-up QP numbers must differ, since both sides
+/// are on one device.
 fn cmtime(rdma_core: u32) -> Case {
     if rdma_core < OLD_CMTIME {
-        // Its server serves one client after another, without end.
+        // Its server runs until it is killed.
         let shape = Shape::Service {
             server: "cmtime -b {addr} -c 20 -p {port}".to_owned(),
             client: "cmtime -b {addr} -c 20 -p {port} -s {addr}".to_owned(),
-            ready: Ready::Cm,
+            ready: ReadyCheck::Cm,
         };
         return Case::new("rdma_cm", "cmtime", shape);
     }
-    // The first to take the port is the one that others meet at.
+    // The first process that binds the port is the server.
     let (serve, connect) = if rdma_core < NEW_CMTIME {
         ("", "-s {addr}")
     } else {
@@ -265,19 +268,19 @@ fn cmtime(rdma_core: u32) -> Case {
     let shape = Shape::Pair {
         server: format!("cmtime -b {{addr}} -c 20 -p {{port}} -q 100000 {serve}"),
         client: format!("cmtime -b {{addr}} -c 20 -p {{port}} -q 200000 {connect}"),
-        ready: Ready::Tcp,
+        ready: ReadyCheck::Tcp,
     };
     Case::new("rdma_cm", "cmtime", shape)
 }
 
-/// The first version whose cmtime is known to invent QP numbers.
+/// The first version whose cmtime makes up QP numbers.
 const OLD_CMTIME: u32 = 50;
 
-/// The first version with cmtime for any number of peers, by other options.
+/// The first version whose cmtime supports any number of peers, with other options.
 const NEW_CMTIME: u32 = 59;
 
-/// Tells the mark of the short list from the options.
-fn starred(options: &str) -> (bool, &str) {
+/// Splits the mark of the short list from the options.
+fn split_short_mark(options: &str) -> (bool, &str) {
     match options.strip_prefix("* ") {
         Some(rest) => (true, rest),
         None => (false, options),

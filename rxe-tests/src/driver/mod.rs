@@ -1,5 +1,5 @@
-//! What runs beside the kernel with rdma_rxe: sets a device up and puts the
-//! programs under test through their cases.
+//! The driver, which runs on a kernel with rdma_rxe: sets up a device and runs the
+//! test cases.
 
 pub mod case;
 pub mod embedded;

@@ -1,4 +1,4 @@
-//! Running the programs under test, and seeing which provider served them.
+//! Starts the programs under test, and detects the provider that serves them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -13,67 +13,67 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Where libibverbs lists the providers that it loads.
+/// libibverbs's list of the providers that it loads.
 const CONFIG: &str = "/etc/libibverbs.d";
 
-/// libibverbs loads its providers one after another; when no new one has
-/// appeared for so long, all are there.
-const SETTLED: Duration = Duration::from_millis(400);
+/// libibverbs loads its providers one after another; all are loaded when no new one has
+/// appeared for this long.
+const SETTLE_TIME: Duration = Duration::from_millis(400);
 
-/// The shortest pause between two looks until then, for programs that end at
-/// once, and the longest: looking costs an emulated processor 10 ms.
-const OFTEN: Duration = Duration::from_millis(2);
-const LESS_OFTEN: Duration = Duration::from_millis(20);
-/// The pause afterwards.
-const SELDOM: Duration = Duration::from_millis(200);
+/// Bounds of the interval between scans of the memory maps until then. Programs may
+/// exit at once; a scan costs an emulated processor 10 ms.
+const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(2);
+const MAX_SCAN_INTERVAL: Duration = Duration::from_millis(20);
+/// The interval afterwards.
+const SETTLED_SCAN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The pause before the next look at a process that runs for `age`.
-fn pause(age: Duration, settled: bool) -> Duration {
+/// Returns the interval until the next scan of a process of this age.
+fn scan_interval(age: Duration, settled: bool) -> Duration {
     if settled {
-        SELDOM
+        SETTLED_SCAN_INTERVAL
     } else {
-        (age / 8).clamp(OFTEN, LESS_OFTEN)
+        (age / 8).clamp(MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL)
     }
 }
 
-/// The library that a process is to be served by.
+/// The library that must serve a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
     /// rdma-core's librxe.
     Stock,
     /// ringverbs.
     Ours,
-    /// No library at all: a program of the Rust crate.
+    /// None: a program of the Rust crate.
     None,
-    /// None, but its peers are C programs that are served by librxe.
-    Peers,
-    /// None, but its peers are C programs that are served by ringverbs's plugin.
-    PeersOfOurs,
+    /// None, but its peers are C programs served by librxe.
+    StockPeers,
+    /// None, but its peers are C programs served by ringverbs's plugin.
+    PluginPeers,
 }
 
 impl Library {
-    /// Whether the plugin serves C programs in it.
+    /// Returns whether the plugin serves C programs.
     fn is_ours(self) -> bool {
-        matches!(self, Library::Ours | Library::PeersOfOurs)
+        matches!(self, Library::Ours | Library::PluginPeers)
     }
 }
 
-/// Where the plugin is, and how programs come by it.
+/// The plugin's path, and how programs load it.
 #[derive(Debug, Clone)]
 pub struct Plugin {
     /// The path that libibverbs appends `-rdmav<ABI>.so` to.
     pub path: PathBuf,
-    /// The configured providers are left in sight: hiding them needs root.
-    pub beside_others: bool,
-    /// It is preloaded as well, for mlx5: some programs are linked to the C
-    /// provider, which is then mapped in them whoever serves.
+    /// The configured providers are not hidden, which needs root.
+    pub keep_configured_providers: bool,
+    /// The plugin is also preloaded, for mlx5: some programs are linked to the C
+    /// provider, which is then mapped whichever provider serves.
     pub preload: bool,
-    /// Instead of that, this `libmlx5.so.1` is in the place of rdma-core's.
+    /// Instead of preloading, this `libmlx5.so.1` replaces rdma-core's.
     pub in_place: Option<PathBuf>,
 }
 
 impl Plugin {
-    /// What the plugin's file name starts with in a memory map.
+    /// Returns the prefix of the plugin's file name in a memory map.
     pub fn stem(&self) -> String {
         self.path
             .file_name()
@@ -81,16 +81,16 @@ impl Plugin {
     }
 }
 
-/// A command whose device is served by `library`.
+/// Returns a command whose device is served by `library`.
 ///
-/// libibverbs loads the providers of its configuration besides the one that
-/// the environment names. For ours they are hidden, in a mount namespace of
-/// the process: then nothing but ours can serve the device.
+/// libibverbs loads the configured providers besides the one named in the environment.
+/// For ours they are hidden in a mount namespace of the process, so that no other
+/// provider can serve the device.
 pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Result<Command> {
     let (program, arguments) = argv.split_first().context("an empty command")?;
     let mut command = match library {
-        Library::Stock | Library::None | Library::Peers => Command::new(program),
-        Library::Ours | Library::PeersOfOurs => {
+        Library::Stock | Library::None | Library::StockPeers => Command::new(program),
+        Library::Ours | Library::PluginPeers => {
             let plugin = plugin.context("a run with the plugin needs the plugin's path")?;
             if let Some(library) = &plugin.in_place {
                 let mut command = Command::new(std::env::current_exe()?);
@@ -102,7 +102,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
                 command.env("RINGVERBS_LOG", "info");
                 return Ok(command);
             }
-            let mut command = match plugin.beside_others {
+            let mut command = match plugin.keep_configured_providers {
                 true => Command::new(program),
                 false => {
                     let mut alone = Command::new(std::env::current_exe()?);
@@ -114,7 +114,7 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
                 .env("RDMAV_DRIVERS", &plugin.path)
                 .env("RXE_EXPECT", plugin.stem());
             if plugin.preload {
-                // Any of its names will do.
+                // Any of its links will do.
                 let mut file = plugin.path.clone().into_os_string();
                 file.push("-rdmav34.so");
                 command.env("LD_PRELOAD", file).env("RINGVERBS_LOG", "info");
@@ -131,8 +131,8 @@ pub fn command(library: Library, plugin: Option<&Plugin>, argv: &[String]) -> Re
     Ok(command)
 }
 
-/// Puts a path in front of those that a variable of the command names.
-pub(super) fn put_in_front(command: &mut Command, name: &str, path: &Path) {
+/// Prepends a path to a list variable of the command's environment.
+pub(super) fn prepend_path(command: &mut Command, name: &str, path: &Path) {
     let before = command.get_envs().find(|(key, _)| *key == name);
     let mut list = path.as_os_str().to_owned();
     if let Some((_, Some(before))) = before {
@@ -142,29 +142,29 @@ pub(super) fn put_in_front(command: &mut Command, name: &str, path: &Path) {
     command.env(name, list);
 }
 
-/// Hides libibverbs's configured providers from this process and becomes
-/// `argv`. Returns only if that fails.
-pub fn become_alone(argv: &[String]) -> Result<()> {
+/// Hides libibverbs's configured providers from this process and executes `argv`.
+/// Returns only on failure.
+pub fn exec_without_providers(argv: &[String]) -> Result<()> {
     private_mounts()?;
     let none: Option<&str> = None;
     mount(Some("none"), CONFIG, Some("tmpfs"), MsFlags::empty(), none)
         .with_context(|| format!("cannot hide {CONFIG}"))?;
-    become_program(argv)
+    exec(argv)
 }
 
-/// Puts a `libmlx5.so.1` in the place of rdma-core's for this process and becomes `argv`.
-/// Returns only if that fails.
-pub fn become_replaced(library: &Path, argv: &[String]) -> Result<()> {
+/// Mounts `library` over rdma-core's libmlx5.so.1 for this process and executes `argv`.
+/// Returns only on failure.
+pub fn exec_with_libmlx5(library: &Path, argv: &[String]) -> Result<()> {
     let place = rdma_core_libmlx5()?;
     private_mounts()?;
     let none: Option<&str> = None;
     mount(Some(library), &place, none, MsFlags::MS_BIND, none)
         .with_context(|| format!("cannot replace {}", place.display()))?;
-    become_program(argv)
+    exec(argv)
 }
 
-/// The file that both names of rdma-core's libmlx5 lead to: the one that programs are
-/// linked to, and the one that libibverbs loads.
+/// Returns the file behind both links of rdma-core's libmlx5: the library that programs
+/// are linked to, and the provider that libibverbs loads.
 fn rdma_core_libmlx5() -> Result<PathBuf> {
     let mut folders = vec![PathBuf::from("/usr/lib64"), PathBuf::from("/usr/lib")];
     // Debian has a folder for each architecture.
@@ -183,120 +183,119 @@ fn private_mounts() -> Result<()> {
         .context("cannot make the mounts private")
 }
 
-fn become_program(argv: &[String]) -> Result<()> {
+fn exec(argv: &[String]) -> Result<()> {
     let (program, arguments) = argv.split_first().context("an empty command")?;
     let error = Command::new(program).args(arguments).exec();
     bail!("cannot run {program}: {error}")
 }
 
-/// A program under test. Its process group is killed when this is dropped.
+/// A program under test. Its process group is killed on drop.
 #[derive(Debug)]
-pub struct Running {
+pub struct TestProcess {
     child: Child,
     output: PathBuf,
     status: Option<ExitStatus>,
-    /// Provider libraries seen in the memory maps of it and its children.
-    seen: BTreeSet<String>,
-    /// How large the memory maps were that were read last, in pages.
-    sizes: BTreeMap<u32, u64>,
+    /// Provider libraries found in the memory maps of the process and its children.
+    mapped_providers: BTreeSet<String>,
+    /// Sizes of the memory maps at the last scan, in pages, by process.
+    map_sizes: BTreeMap<u32, u64>,
     began: Instant,
-    next_look: Instant,
-    last_new: Instant,
+    next_scan: Instant,
+    last_new_mapping: Instant,
 }
 
-impl Running {
-    /// Starts `command` with its standard output in `output`, and its standard
-    /// error beside that.
-    pub fn start(mut command: Command, output: &Path) -> Result<Running> {
-        let _ = fs::remove_file(said(output));
+impl TestProcess {
+    /// Starts `command` with its standard output in the file `output`, and its standard
+    /// error in a file beside that.
+    pub fn start(mut command: Command, output: &Path) -> Result<TestProcess> {
+        let _ = fs::remove_file(log_path(output));
         let child = command
-            .env("RINGVERBS_LOG_FILE", said(output))
+            .env("RINGVERBS_LOG_FILE", log_path(output))
             .stdin(Stdio::null())
             .stdout(File::create(output)?)
-            .stderr(File::create(errors(output))?)
+            .stderr(File::create(stderr_path(output))?)
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {command:?}"))?;
-        Ok(Running {
+        Ok(TestProcess {
             child,
             output: output.to_owned(),
             status: None,
-            seen: BTreeSet::new(),
-            sizes: BTreeMap::new(),
+            mapped_providers: BTreeSet::new(),
+            map_sizes: BTreeMap::new(),
             began: Instant::now(),
-            next_look: Instant::now(),
-            last_new: Instant::now(),
+            next_scan: Instant::now(),
+            last_new_mapping: Instant::now(),
         })
     }
 
-    /// Looks at the process: its maps, and whether it has ended.
+    /// Scans the memory maps if that is due, and returns the status of a process that
+    /// has exited.
     pub fn poll(&mut self) -> Result<Option<ExitStatus>> {
         if self.status.is_none() {
-            if Instant::now() >= self.next_look {
+            if Instant::now() >= self.next_scan {
                 let pid = self.child.id();
-                for process in family(pid) {
-                    // A map that is as large as it was has nothing new in it,
-                    // and is long.
+                for process in process_tree(pid) {
+                    // A map of unchanged size has no new libraries, and is long to read.
                     let size = fs::read_to_string(format!("/proc/{process}/statm"));
                     let size = first_number(&size.unwrap_or_default());
-                    if self.sizes.insert(process, size) == Some(size) {
+                    if self.map_sizes.insert(process, size) == Some(size) {
                         continue;
                     }
                     let maps = fs::read_to_string(format!("/proc/{process}/maps"));
                     for path in providers(&maps.unwrap_or_default()) {
-                        if self.seen.insert(path) {
-                            self.last_new = Instant::now();
+                        if self.mapped_providers.insert(path) {
+                            self.last_new_mapping = Instant::now();
                         }
                     }
                 }
-                // Often at first, since the process may be short, and seldom once
-                // no more providers appear, since looking costs.
-                let settled = !self.seen.is_empty() && self.last_new.elapsed() > SETTLED;
-                self.next_look = Instant::now() + pause(self.began.elapsed(), settled);
+                // The process may be short-lived at first; scans are expensive later.
+                let settled = !self.mapped_providers.is_empty()
+                    && self.last_new_mapping.elapsed() > SETTLE_TIME;
+                self.next_scan = Instant::now() + scan_interval(self.began.elapsed(), settled);
             }
             self.status = self.child.try_wait()?;
         }
         Ok(self.status)
     }
 
-    /// The provider libraries that were mapped, by path.
-    pub fn seen(&self) -> &BTreeSet<String> {
-        &self.seen
+    /// Returns the paths of the provider libraries that were mapped.
+    pub fn mapped_providers(&self) -> &BTreeSet<String> {
+        &self.mapped_providers
     }
 
-    /// Whether the plugin has said that it serves the device, in this process or
-    /// in a child of it. It is asked where it is preloaded.
-    pub fn says_it_serves(&self, device: &str) -> bool {
-        let text = fs::read_to_string(said(&self.output)).unwrap_or_default();
+    /// Returns whether the plugin has logged that it serves the device, in this process
+    /// or a child.
+    pub fn has_logged_serving(&self, device: &str) -> bool {
+        let text = fs::read_to_string(log_path(&self.output)).unwrap_or_default();
         let line = format!("serves device={device}");
-        text.lines().any(|said| said.ends_with(&line))
+        text.lines().any(|logged| logged.ends_with(&line))
     }
 
-    /// What it has printed on its standard output.
+    /// Returns the standard output so far.
     pub fn stdout(&self) -> String {
         let bytes = fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What it has printed on its standard output, and then on its standard
-    /// error.
+    /// Returns the standard output so far, followed by the standard error.
     pub fn output(&self) -> String {
-        let bytes = fs::read(errors(&self.output)).unwrap_or_default();
+        let bytes = fs::read(stderr_path(&self.output)).unwrap_or_default();
         self.stdout() + &String::from_utf8_lossy(&bytes)
     }
 
-    /// The process, and so the process group.
+    /// Returns the number of the process, which is also that of its process group.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended by itself; `None` while it runs and when it was given
-    /// up.
-    pub fn ended(&self) -> Option<ExitStatus> {
+    /// Returns the exit status; `None` while the process runs, or if it was killed as
+    /// unfinished.
+    pub fn exit_status(&self) -> Option<ExitStatus> {
         self.status
     }
 
-    /// Kills it if it still runs. It then has no exit status.
+    /// Kills the process group. A process that was still running has no exit status.
     pub fn kill_unfinished(&mut self) {
         let ended = self.status;
         self.kill();
@@ -305,8 +304,8 @@ impl Running {
 
     /// Kills the whole process group.
     pub fn kill(&mut self) {
-        // While the leader is not reaped its group's number is not reused;
-        // afterwards only its own descendants can still bear it.
+        // The group's number is not reused before the leader is reaped; afterwards only
+        // its descendants can have it.
         let _ = killpg(Pid::from_raw(self.child.id() as i32), Signal::SIGKILL);
         if self.status.is_none() {
             self.status = self.child.wait().ok();
@@ -314,53 +313,56 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// Where the standard error goes, beside the standard output.
-fn errors(output: &Path) -> PathBuf {
+/// Returns the file for the standard error, beside that of the standard output.
+fn stderr_path(output: &Path) -> PathBuf {
     output.with_extension("errors")
 }
 
-/// Where the plugin's own log goes.
-fn said(output: &Path) -> PathBuf {
+/// Returns the file for the plugin's log.
+fn log_path(output: &Path) -> PathBuf {
     output.with_extension("ringverbs")
 }
 
-/// Whether what was mapped proves that `library` served the device; else why
-/// not. The file of rdma-core's provider begins with `stock`. Where the plugin
-/// is preloaded that may be mapped as well, and the plugin has to have said that
-/// it serves: libibverbs gives a device to one provider only.
-pub fn verdict(
+/// Checks that the mapped providers prove that `library` served the device. The name of
+/// rdma-core's provider starts with `stock`. With a preloaded plugin that may be mapped
+/// as well, and the plugin must have logged that it serves (`serves`): libibverbs gives
+/// a device to one provider only.
+///
+/// # Errors
+/// The reason why they prove something else.
+pub fn check_provider(
     library: Library,
     plugin: Option<&Plugin>,
     stock: &str,
-    seen: &BTreeSet<String>,
+    mapped: &BTreeSet<String>,
     serves: bool,
 ) -> Result<(), String> {
     let preload = plugin.is_some_and(|plugin| plugin.preload);
     let stem = plugin.map(Plugin::stem).unwrap_or_default();
     let is_ours = |path: &&String| !stem.is_empty() && file_name(path).starts_with(&stem);
     let is_stock = |path: &&String| file_name(path).starts_with(stock);
-    let ours = seen.iter().any(|path| is_ours(&path));
-    let stock = seen.iter().any(|path| is_stock(&path));
+    let ours = mapped.iter().any(|path| is_ours(&path));
+    let stock = mapped.iter().any(|path| is_stock(&path));
     match (library, ours, stock) {
         (Library::Stock, false, true) => Ok(()),
-        (Library::Ours | Library::PeersOfOurs, false, _) => Err("ringverbs was not mapped".into()),
-        (Library::Ours | Library::PeersOfOurs, true, _) if preload && !serves => {
-            Err("ringverbs was mapped, and has not said that it serves the device".into())
+        (Library::Ours | Library::PluginPeers, false, _) => Err("ringverbs was not mapped".into()),
+        (Library::Ours | Library::PluginPeers, true, _) if preload && !serves => {
+            Err("ringverbs was mapped, but has not logged that it serves the device".into())
         }
-        (Library::Ours | Library::PeersOfOurs, true, true) if !preload => {
+        (Library::Ours | Library::PluginPeers, true, true) if !preload => {
             Err("stock's provider was mapped beside ringverbs".into())
         }
-        (Library::Ours | Library::PeersOfOurs, true, _) => Ok(()),
+        (Library::Ours | Library::PluginPeers, true, _) => Ok(()),
         (Library::Stock, true, _) => Err("ringverbs was mapped in a run with stock".into()),
         (Library::Stock, false, false) => Err("rdma-core's provider was not mapped".into()),
-        (Library::None, false, false) | (Library::Peers, false, _) => Ok(()),
-        (Library::None | Library::Peers, true, _) => {
+        (Library::None, false, false) | (Library::StockPeers, false, _) => Ok(()),
+        (Library::None | Library::StockPeers, true, _) => {
             Err("the plugin was mapped in a run of the Rust crate".into())
         }
         (Library::None, false, true) => {
@@ -373,27 +375,27 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// The paths of provider libraries in a memory map.
+/// Returns the paths of provider libraries in a memory map.
 fn providers(maps: &str) -> BTreeSet<String> {
     maps.lines()
         .filter_map(|line| line.find('/').map(|at| &line[at..]))
         .filter(|path| {
             let name = file_name(path);
-            // Some of rdma-core's are libraries besides, under their own names.
+            // libmlx5 is also a library that programs are linked to.
             name.contains("-rdmav") || name.starts_with("libmlx5.so")
         })
         .map(str::to_owned)
         .collect()
 }
 
-/// The first number of a line of the kernel's; 0 of one without.
+/// Returns the first number of a line; 0 if there is none.
 fn first_number(text: &str) -> u64 {
     let word = text.split_whitespace().next().unwrap_or_default();
     word.parse().unwrap_or(0)
 }
 
-/// A process and all that descend from it.
-fn family(pid: u32) -> Vec<u32> {
+/// Returns a process and all its descendants.
+fn process_tree(pid: u32) -> Vec<u32> {
     let mut all = vec![pid];
     let mut at = 0;
     while at < all.len() {
@@ -421,7 +423,7 @@ mod tests {
     fn plugin(preload: bool) -> Plugin {
         Plugin {
             path: "/opt/ringverbs/libringverbs".into(),
-            beside_others: false,
+            keep_configured_providers: false,
             in_place: None,
             preload,
         }
@@ -436,12 +438,12 @@ mod tests {
 ";
 
     #[test]
-    fn the_map_names_the_providers() {
+    fn memory_map_names_providers() {
         let seen = providers(MAPS);
         assert_eq!(seen.len(), 2);
         let plugin = plugin(false);
-        assert!(verdict(Library::Stock, Some(&plugin), "librxe-", &seen, false).is_ok());
-        assert!(verdict(Library::Ours, Some(&plugin), "librxe-", &seen, false).is_err());
+        assert!(check_provider(Library::Stock, Some(&plugin), "librxe-", &seen, false).is_ok());
+        assert!(check_provider(Library::Ours, Some(&plugin), "librxe-", &seen, false).is_err());
     }
 
     #[test]
@@ -449,8 +451,8 @@ mod tests {
         let maps =
             "7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/libmlx5.so.1.25.56.1\n";
         let seen = providers(maps);
-        assert!(verdict(Library::Stock, None, "libmlx5.so", &seen, false).is_ok());
-        assert!(verdict(Library::Stock, None, "librxe-", &seen, false).is_err());
+        assert!(check_provider(Library::Stock, None, "libmlx5.so", &seen, false).is_ok());
+        assert!(check_provider(Library::Stock, None, "librxe-", &seen, false).is_err());
     }
 
     #[test]
@@ -460,7 +462,7 @@ mod tests {
         let stock = "/usr/lib/libibverbs/librxe-rdmav34.so".to_owned();
         let judge = |library, seen: &[&String]| {
             let seen = seen.iter().map(|s| (*s).clone()).collect();
-            verdict(library, Some(&plugin), "librxe-", &seen, false).is_ok()
+            check_provider(library, Some(&plugin), "librxe-", &seen, false).is_ok()
         };
         assert!(judge(Library::Ours, &[&ours]));
         assert!(!judge(Library::Ours, &[]));
@@ -468,11 +470,11 @@ mod tests {
         assert!(!judge(Library::Ours, &[&ours, &stock]));
         assert!(judge(Library::Stock, &[&stock]));
         assert!(!judge(Library::Stock, &[&ours]));
-        assert!(judge(Library::PeersOfOurs, &[&ours]));
-        assert!(!judge(Library::PeersOfOurs, &[]));
-        assert!(!judge(Library::PeersOfOurs, &[&ours, &stock]));
-        assert!(judge(Library::Peers, &[&stock]));
-        assert!(!judge(Library::Peers, &[&ours]));
+        assert!(judge(Library::PluginPeers, &[&ours]));
+        assert!(!judge(Library::PluginPeers, &[]));
+        assert!(!judge(Library::PluginPeers, &[&ours, &stock]));
+        assert!(judge(Library::StockPeers, &[&stock]));
+        assert!(!judge(Library::StockPeers, &[&ours]));
     }
 
     #[test]
@@ -481,7 +483,7 @@ mod tests {
         let stock = "/usr/lib/libmlx5.so.1.25.56.1".to_owned();
         let judge = |preload, seen: &[&String], serves| {
             let seen = seen.iter().map(|s| (*s).clone()).collect();
-            verdict(
+            check_provider(
                 Library::Ours,
                 Some(&plugin(preload)),
                 "libmlx5.so",
@@ -503,18 +505,18 @@ mod tests {
             "-c",
             "echo 'ringverbs INFO: serves device=mlx5_1' > $RINGVERBS_LOG_FILE",
         ]);
-        let mut running = Running::start(command, &out).unwrap();
+        let mut running = TestProcess::start(command, &out).unwrap();
         while running.poll().unwrap().is_none() {}
-        assert!(running.says_it_serves("mlx5_1"));
-        assert!(!running.says_it_serves("mlx5_"));
-        for file in [said(&out), errors(&out), out] {
+        assert!(running.has_logged_serving("mlx5_1"));
+        assert!(!running.has_logged_serving("mlx5_"));
+        for file in [log_path(&out), stderr_path(&out), out] {
             fs::remove_file(file).unwrap();
         }
     }
 
     #[test]
-    fn later_mappings_are_seen() {
-        // A process, and a child of it, that become programs with a provider.
+    fn providers_mapped_later_are_found() {
+        // A process and its child execute programs that load a provider.
         let dir = std::env::temp_dir().join(format!("rv-later-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -529,46 +531,51 @@ mod tests {
             "sleep 0.2; (LD_PRELOAD=$PWD/libone-rdmav34.so sleep 0.3)
              LD_PRELOAD=$PWD/libtwo-rdmav34.so exec sleep 0.3",
         ]);
-        let mut running = Running::start(command, &dir.join("out")).unwrap();
+        let mut running = TestProcess::start(command, &dir.join("out")).unwrap();
         while running.poll().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let seen: Vec<_> = running.seen().iter().map(|path| file_name(path)).collect();
+        let seen: Vec<_> = running
+            .mapped_providers()
+            .iter()
+            .map(|path| file_name(path))
+            .collect();
         assert_eq!(seen, ["libone-rdmav34.so", "libtwo-rdmav34.so"]);
         fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn memory_map_polling_slows_down() {
-        let pause = |age, settled| super::pause(Duration::from_millis(age), settled);
-        assert_eq!(pause(0, false), OFTEN);
-        assert_eq!(pause(80, false), Duration::from_millis(10));
-        assert_eq!(pause(9000, false), LESS_OFTEN);
-        assert_eq!(pause(0, true), SELDOM);
+        let scan_interval =
+            |age, settled| super::scan_interval(Duration::from_millis(age), settled);
+        assert_eq!(scan_interval(0, false), MIN_SCAN_INTERVAL);
+        assert_eq!(scan_interval(80, false), Duration::from_millis(10));
+        assert_eq!(scan_interval(9000, false), MAX_SCAN_INTERVAL);
+        assert_eq!(scan_interval(0, true), SETTLED_SCAN_INTERVAL);
     }
 
     #[test]
-    fn a_family_includes_children() {
+    fn a_process_tree_includes_children() {
         let child = Command::new("sh")
             .args(["-c", "sleep 30 & wait"])
             .process_group(0)
             .spawn()
             .unwrap();
-        let mut running = Running {
+        let mut running = TestProcess {
             child,
             output: PathBuf::from("/dev/null"),
             status: None,
-            seen: BTreeSet::new(),
-            sizes: BTreeMap::new(),
+            mapped_providers: BTreeSet::new(),
+            map_sizes: BTreeMap::new(),
             began: Instant::now(),
-            next_look: Instant::now(),
-            last_new: Instant::now(),
+            next_scan: Instant::now(),
+            last_new_mapping: Instant::now(),
         };
         let began = Instant::now();
-        while family(running.pid()).len() < 2 && began.elapsed() < Duration::from_secs(10) {
+        while process_tree(running.pid()).len() < 2 && began.elapsed() < Duration::from_secs(10) {
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(family(running.pid()).len(), 2);
+        assert_eq!(process_tree(running.pid()).len(), 2);
         running.kill();
         assert!(running.poll().unwrap().is_some());
     }

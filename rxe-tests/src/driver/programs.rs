@@ -5,43 +5,43 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::case::{ATTEMPTS, Case, Need, Shape};
-use crate::record::{Provider, Stock};
+use crate::record::{Provider, StockExpectation};
 
-/// The group that they are reported in.
+/// The group of these cases.
 pub const GROUP: &str = "programs";
 
 /// The group of the Rust crate's programs.
 pub const NATIVE: &str = "native";
 
-/// Reads a manifest: a case on a line,
-/// `name | program and arguments | providers | limit in seconds`, and where
-/// another attempt is to be had ` | retry: the reason` (what depends on timing
-/// only; never what looks for a race). What does not run on every device says
-/// so: ` | needs: rxe`, ` | needs: address`. ` | long: the reason` leaves a case out
-/// of the short list.
+/// Parses a manifest. Each line is a case:
+/// `name | program and arguments | providers | limit in seconds`. Optional fields:
+/// - ` | retry: reason`: the case depends on timing and has several attempts (never a
+///   case that looks for a race);
+/// - ` | needs: rxe`, ` | needs: address`: the case does not run on every device;
+/// - ` | long: reason`: the case is not in the short list.
 ///
 /// Providers are
 /// - `both`;
 /// - `ours`;
-/// - `stock-fails-before=N`: stock of an rdma-core older than N must fail,
-///   because it has the defect that the case shows;
-/// - `stock-fails`: so must every stock so far;
+/// - `stock-fails-before=N`: stock of an rdma-core older than N must fail, since it has
+///   the defect that the case shows;
+/// - `stock-fails`: every known stock must fail;
 /// - `same-output`: both must pass and print the same on standard output;
-/// - `native`: the Rust crate's, which maps no provider;
-/// - `native-with-c`: the Rust crate's, with C programs for its peers;
-/// - `native-with-plugin`: the same, with the plugin serving those.
+/// - `native`: a program of the Rust crate, which maps no provider;
+/// - `native-with-c`: the same with C programs as its peers;
+/// - `native-with-plugin`: the same with the plugin serving the peers.
 ///
-/// `rdma_core` is the version in use. Lines that start with `#` and
-/// empty ones are passed over.
-pub fn manifest(text: &str, rdma_core: &str) -> Result<Vec<Case>> {
+/// `rdma_core` is the version in use. Empty lines and lines that start with `#` are
+/// ignored.
+pub fn parse_manifest(text: &str, rdma_core: &str) -> Result<Vec<Case>> {
     text.lines()
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(|line| entry(line, rdma_core).with_context(|| format!("in the manifest: {line}")))
+        .map(|line| parse_case(line, rdma_core).with_context(|| format!("in the manifest: {line}")))
         .collect()
 }
 
-fn entry(line: &str, rdma_core: &str) -> Result<Case> {
+fn parse_case(line: &str, rdma_core: &str) -> Result<Case> {
     let fields: Vec<&str> = line.split('|').map(str::trim).collect();
     let [name, command, providers, limit, ref more @ ..] = fields[..] else {
         bail!("expected four fields, found {}", fields.len());
@@ -52,8 +52,8 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
             .split_once(':')
             .map(|(key, value)| (key, value.trim()))
         {
-            Some(("retry", why)) if !why.is_empty() => attempts = ATTEMPTS,
-            Some(("long", why)) if !why.is_empty() => short = false,
+            Some(("retry", reason)) if !reason.is_empty() => attempts = ATTEMPTS,
+            Some(("long", reason)) if !reason.is_empty() => short = false,
             Some(("needs", "rxe")) => needs = Some(Need::Rxe),
             Some(("needs", "address")) => needs = Some(Need::Address),
             _ => bail!(
@@ -70,16 +70,16 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
         _ => None,
     };
     let stock = match providers.split_once('=') {
-        None if same_output => Stock::Reference,
-        None if providers == "stock-fails" => Stock::FailsSoFar,
-        None if providers == "both" => Stock::Reference,
-        None if providers == "ours" || native.is_some() => Stock::NotRun,
+        None if same_output => StockExpectation::Reference,
+        None if providers == "stock-fails" => StockExpectation::FailsSoFar,
+        None if providers == "both" => StockExpectation::Reference,
+        None if providers == "ours" || native.is_some() => StockExpectation::NotRun,
         Some(("stock-fails-before", version)) => {
             let fixed: u32 = version.parse().context("not a release number")?;
             if major(rdma_core)? < fixed {
-                Stock::MustFail
+                StockExpectation::MustFail
             } else {
-                Stock::Reference
+                StockExpectation::Reference
             }
         }
         _ => bail!("unknown providers `{providers}`"),
@@ -96,7 +96,7 @@ fn entry(line: &str, rdma_core: &str) -> Result<Case> {
     Ok(case)
 }
 
-/// The release of a package version such as `56.1-1`.
+/// Returns the major release of a package version such as `56.1-1`.
 pub fn major(version: &str) -> Result<u32> {
     version
         .split(|c: char| !c.is_ascii_digit())
@@ -117,36 +117,36 @@ mod tests {
                     c | defects x | stock-fails-before=64 | 30\n\
                     d | dump | same-output | 30\n\
                     e | defects y | stock-fails | 30\n";
-        let old = manifest(text, "56.1-1").unwrap();
+        let old = parse_manifest(text, "56.1-1").unwrap();
         let stock: Vec<_> = old.iter().map(|c| c.stock).collect();
-        use Stock::{FailsSoFar, MustFail, NotRun, Reference};
+        use StockExpectation::{FailsSoFar, MustFail, NotRun, Reference};
         assert_eq!(stock, [Reference, NotRun, MustFail, Reference, FailsSoFar]);
         let same: Vec<_> = old.iter().map(|c| c.same_output).collect();
         assert_eq!(same, [false, false, false, true, false]);
         let lines =
             "n | hello | native | 9\nm | x | native-with-c | 9\np | x | native-with-plugin | 9\n";
-        let native = manifest(lines, "44").unwrap();
+        let native = parse_manifest(lines, "44").unwrap();
         assert_eq!(native[0].native, Some(Provider::Native));
         assert_eq!(native[1].native, Some(Provider::NativeWithC));
         assert_eq!(native[2].native, Some(Provider::NativeWithPlugin));
         assert_eq!((native[0].group, old[0].native), (NATIVE, None));
-        let again = manifest("a | b | both | 3 | retry: datagrams\n", "44").unwrap();
+        let again = parse_manifest("a | b | both | 3 | retry: datagrams\n", "44").unwrap();
         assert_eq!((again[0].attempts, old[0].attempts), (ATTEMPTS, 1));
-        let long = manifest("a | b | both | 3 | long: interpreted\n", "44").unwrap();
+        let long = parse_manifest("a | b | both | 3 | long: interpreted\n", "44").unwrap();
         assert_eq!((long[0].short, old[0].short), (false, true));
         let needs = "a | b | native | 3 | needs: rxe\n\
                      a | b | native | 3 | retry: slow | needs: address\n";
-        let needs = manifest(needs, "44").unwrap();
+        let needs = parse_manifest(needs, "44").unwrap();
         assert_eq!((needs[0].needs, needs[0].attempts), (Some(Need::Rxe), 1));
         assert_eq!(needs[1].needs, Some(Need::Address));
         assert_eq!((needs[1].attempts, old[0].needs), (ATTEMPTS, None));
-        let new = manifest(text, "65.0-1").unwrap();
-        assert_eq!(new[2].stock, Stock::Reference);
+        let new = parse_manifest(text, "65.0-1").unwrap();
+        assert_eq!(new[2].stock, StockExpectation::Reference);
         assert_eq!(new[2].limit, Duration::from_secs(30));
     }
 
     #[test]
-    fn mistakes_in_a_manifest_are_named() {
+    fn manifest_errors_name_the_line() {
         for wrong in [
             "a | b | both",
             "a | b | nobody | 3",
@@ -157,9 +157,9 @@ mod tests {
             "a | b | both | 3 | needs: luck",
             "a | b | both | 3 | retry: slow | often",
         ] {
-            let error = manifest(wrong, "44.0").unwrap_err();
+            let error = parse_manifest(wrong, "44.0").unwrap_err();
             assert!(format!("{error:#}").contains(wrong), "{error:#}");
         }
-        assert!(manifest("a | b | stock-fails-before=64 | 3", "unknown").is_err());
+        assert!(parse_manifest("a | b | stock-fails-before=64 | 3", "unknown").is_err());
     }
 }

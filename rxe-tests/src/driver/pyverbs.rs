@@ -1,4 +1,4 @@
-//! rdma-core's own tests of its Python bindings, test by test.
+//! Runs rdma-core's tests of its Python bindings, and reports each test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,25 +10,25 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::case::ATTEMPTS;
-use super::process::{self, Library, Running};
+use super::process::{self, Library, TestProcess};
 use super::run::{Runner, last_lines};
-use super::stock::Verdicts;
+use super::stock::CachedVerdicts;
 use crate::compare;
-use crate::record::{self, Outcome, Provider, Record, Stock};
+use crate::record::{self, Outcome, Provider, Record, StockExpectation};
 
-/// The script that runs them and says how each one ended.
+/// The script that runs the tests and reports the result of each.
 const RUNNER: &str = include_str!("pyverbs_runner.py");
 
-/// How long one test may take, and the loading of all of them.
+/// Time limit of one test, and of loading all tests.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
-/// How often a line says how far they are; their results come at the end.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+/// Interval of progress lines; the results are reported at the end.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The system's Python.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// The group that they are reported in.
+/// The group of these cases.
 pub const GROUP: &str = "pyverbs";
 
 /// A line from the script.
@@ -49,35 +49,35 @@ enum Event {
     Done,
 }
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Debug, Clone, PartialEq)]
-struct Ended {
+struct TestResult {
     outcome: Outcome,
     detail: String,
 }
 
-/// What one run of the script has shown.
+/// The results of one run of the script.
 #[derive(Debug, Default)]
-struct Pass {
+struct ScriptRun {
     ids: Vec<String>,
-    /// Those of them that were not run, since their verdicts are known.
+    /// Tests that were not run, since their verdicts are cached.
     known: Vec<String>,
-    /// The tests were loaded, and those asked for are listed.
+    /// The tests were loaded, and the selected ones are in `ids`.
     listed: bool,
-    ended: BTreeMap<String, Ended>,
-    /// The test that was under way when the script ended.
-    open: Option<String>,
+    results: BTreeMap<String, TestResult>,
+    /// The test that is running.
+    current_test: Option<String>,
     done: bool,
 }
 
-/// What is reported where the tests are not there.
+/// Returns the record for a missing folder of tests.
 pub fn missing(folder: &Path) -> Record {
     Record::Case(record::Case {
         group: GROUP.into(),
         name: "all".into(),
         provider: Provider::Stock,
         outcome: Outcome::Skip,
-        stock: Stock::Reference,
+        stock: StockExpectation::Reference,
         attempts: 0,
         seconds: 0.0,
         detail: format!(
@@ -98,7 +98,7 @@ pub fn run(
     folder: &Path,
     provider: Provider,
     parts: &[String],
-    cached: &Verdicts,
+    cached: &CachedVerdicts,
 ) -> Result<()> {
     let known: Vec<String> = match provider {
         Provider::Stock => cached.names(GROUP).map(str::to_owned).collect(),
@@ -108,31 +108,34 @@ pub fn run(
         Provider::Stock => Library::Stock,
         _ => Library::Ours,
     };
-    let mut results: BTreeMap<String, (Ended, u32)> = BTreeMap::new();
+    let mut results: BTreeMap<String, (TestResult, u32)> = BTreeMap::new();
     let mut all: Vec<String> = Vec::new();
 
-    // All in one process, as run_tests.py has them; after a crash or a hang,
-    // those that are left.
+    // All in one process, as run_tests.py does; after a crash or a hang, the remaining
+    // tests.
     let mut wanted: Vec<String> = Vec::new();
     loop {
-        let pass = once(runner, folder, library, parts, &wanted, &known)?;
-        if !pass.listed {
+        let script_run = run_script(runner, folder, library, parts, &wanted, &known)?;
+        if !script_run.listed {
             bail!(
                 "the pyverbs tests do not load under {provider}: {:?}",
-                pass.ended
+                script_run.results
             );
         }
         if all.is_empty() {
-            all = pass.ids;
+            all = script_run.ids;
             all.retain(|id| !known.contains(id));
-            let shown = pass.known.iter().filter_map(|id| cached.of(GROUP, id));
-            for case in shown {
-                runner.report.put(&Record::Case(case.clone()))?;
+            let known_cases = script_run
+                .known
+                .iter()
+                .filter_map(|id| cached.get(GROUP, id));
+            for case in known_cases {
+                runner.report.write(&Record::Case(case.clone()))?;
             }
         }
         let before = results.len();
-        for (id, ended) in pass.ended {
-            results.insert(id, (ended, 1));
+        for (id, result) in script_run.results {
+            results.insert(id, (result, 1));
         }
         runner.restore()?;
         wanted = all
@@ -140,77 +143,77 @@ pub fn run(
             .filter(|id| !results.contains_key(*id))
             .cloned()
             .collect();
-        if wanted.is_empty() || pass.done || results.len() == before {
+        if wanted.is_empty() || script_run.done || results.len() == before {
             break;
         }
     }
     for id in &wanted {
-        let ended = Ended {
+        let result = TestResult {
             outcome: Outcome::Fail,
             detail: "not reported by the test run".into(),
         };
-        results.insert(id.clone(), (ended, 1));
+        results.insert(id.clone(), (result, 1));
     }
 
-    // Said at once: trying again takes minutes on a slow machine.
-    for (id, (ended, _)) in &results {
-        if ended.outcome == Outcome::Fail {
+    // Printed now: the retries take minutes on a slow machine.
+    for (id, (result, _)) in &results {
+        if result.outcome == Outcome::Fail {
             println!(
-                "pyverbs {library:?}: failed at first: {id}: {}",
-                last_lines(&ended.detail, 2)
+                "pyverbs {library:?}: failed at the first attempt: {id}: {}",
+                last_lines(&result.detail, 2)
             );
         }
     }
 
-    // Those that failed again, together in a process: they share a queue or a
-    // device with those before them, and wait for datagrams. What is refused by
-    // design is refused again.
+    // Failed tests are retried together in one process: they may have shared a queue or a
+    // device with earlier tests, or waited for a lost datagram. Refusals by design are
+    // not retried.
     let mut earlier: BTreeMap<String, String> = BTreeMap::new();
     for attempt in 2..=ATTEMPTS {
         let mut again: Vec<String> = all
             .iter()
             .filter(|id| {
-                results.get(*id).is_some_and(|(ended, _)| {
-                    ended.outcome == Outcome::Fail
-                        && (provider == Provider::Stock || !refused(id, &ended.detail))
+                results.get(*id).is_some_and(|(result, _)| {
+                    result.outcome == Outcome::Fail
+                        && (provider == Provider::Stock || !is_refused(id, &result.detail))
                 })
             })
             .cloned()
             .collect();
         for id in &again {
-            if let Some((ended, 1)) = results.get(id) {
-                earlier.insert(id.clone(), last_lines(&ended.detail, 6));
+            if let Some((result, 1)) = results.get(id) {
+                earlier.insert(id.clone(), last_lines(&result.detail, 6));
             }
         }
         while !again.is_empty() {
-            let pass = once(runner, folder, library, parts, &again, &known)?;
+            let script_run = run_script(runner, folder, library, parts, &again, &known)?;
             runner.restore()?;
             let before = again.len();
-            for (id, ended) in pass.ended {
+            for (id, result) in script_run.results {
                 again.retain(|other| *other != id);
                 if all.contains(&id) {
-                    results.insert(id, (ended, attempt));
+                    results.insert(id, (result, attempt));
                 }
             }
-            if pass.done || again.len() == before {
+            if script_run.done || again.len() == before {
                 break;
             }
         }
     }
 
     for id in &all {
-        let Some((ended, attempts)) = results.remove(id) else {
+        let Some((result, attempts)) = results.remove(id) else {
             continue;
         };
-        runner.report.put(&Record::Case(record::Case {
+        runner.report.write(&Record::Case(record::Case {
             group: GROUP.into(),
             name: id.clone(),
             provider,
-            outcome: ended.outcome,
-            stock: Stock::Reference,
+            outcome: result.outcome,
+            stock: StockExpectation::Reference,
             attempts,
             seconds: 0.0,
-            detail: last_lines(&ended.detail, 6),
+            detail: last_lines(&result.detail, 6),
             earlier: earlier.remove(id).unwrap_or_default(),
             figures: BTreeMap::new(),
             cached: false,
@@ -219,21 +222,21 @@ pub fn run(
     Ok(())
 }
 
-/// Whether a test that ended so is refused by ours, whatever is tried.
-fn refused(id: &str, detail: &str) -> bool {
-    compare::refusal(GROUP, id, detail).is_some()
+/// Returns whether a failure of ours is a refusal by design.
+fn is_refused(id: &str, detail: &str) -> bool {
+    compare::known_refusal(GROUP, id, detail).is_some()
 }
 
-/// Runs the script once for the tests `wanted`, or for all whose names contain
-/// one of `parts`, but not for those in `known`.
-fn once(
+/// Runs the script once for the tests `wanted`, or for all whose names contain one of
+/// `parts`, without those in `known`.
+fn run_script(
     runner: &Runner,
     folder: &Path,
     library: Library,
     parts: &[String],
     wanted: &[String],
     known: &[String],
-) -> Result<Pass> {
+) -> Result<ScriptRun> {
     let dir = runner.scratch.join("pyverbs");
     fs::create_dir_all(&dir)?;
     let file = |name: &str| dir.join(name);
@@ -242,7 +245,7 @@ fn once(
     fs::write(file("wanted"), wanted.join("\n"))?;
     fs::write(file("known"), known.join("\n"))?;
     let _ = fs::remove_file(file("results"));
-    // Where there are several, the system's has pyverbs.
+    // Of several Pythons, the system's has pyverbs.
     let python = match runner.embedded {
         Some(_) if Path::new(PYTHON).exists() => PYTHON,
         _ => "python3",
@@ -262,106 +265,110 @@ fn once(
     argv.extend(["--dev", &runner.device.name, "--port", "1", "--gid", &gid].map(str::to_owned));
 
     let mut command = process::command(library, runner.plugin.as_ref(), &argv)?;
-    runner.surround(&mut command);
+    runner.set_environment(&mut command);
     command.current_dir(&dir);
-    let mut running = Running::start(command, &file("output"))?;
+    let mut running = TestProcess::start(command, &file("output"))?;
 
-    let mut pass = Pass::default();
-    let listed = |pass: &mut Pass| {
-        let is_known = |id: &&String| known.contains(id);
-        pass.known = pass.ids.iter().filter(is_known).cloned().collect();
-    };
+    let mut script_run = ScriptRun::default();
     let mut read = 0;
-    let mut moved = Instant::now();
-    let mut said = Instant::now();
-    let mut why = String::new();
+    let mut last_event = Instant::now();
+    let mut last_printed = Instant::now();
+    let mut reason = String::new();
     loop {
         let ended = running.poll()?;
         let text = fs::read_to_string(file("results")).unwrap_or_default();
         let whole = text.rfind('\n').map_or(0, |at| at + 1);
         if whole > read {
-            take(&mut pass, &text[read..whole])?;
+            parse_events(&mut script_run, &text[read..whole])?;
             read = whole;
-            moved = Instant::now();
+            last_event = Instant::now();
         }
-        if said.elapsed() > SIGN_OF_LIFE {
+        if last_printed.elapsed() > PROGRESS_INTERVAL {
             let total = if wanted.is_empty() {
-                pass.ids.len()
+                script_run.ids.len()
             } else {
                 wanted.len()
             };
-            let open = pass.open.as_deref().unwrap_or_default();
+            let current = script_run.current_test.as_deref().unwrap_or_default();
             println!(
-                "pyverbs {library:?}: {} of {total} tests, at {open}",
-                pass.ended.len()
+                "pyverbs {library:?}: {} of {total} tests, at {current}",
+                script_run.results.len()
             );
-            said = Instant::now();
+            last_printed = Instant::now();
         }
         if let Some(status) = ended {
-            // What was written between the look and the end.
+            // Results written between the last read and the exit.
             let text = fs::read_to_string(file("results")).unwrap_or_default();
-            take(&mut pass, text.get(read..).unwrap_or_default())?;
-            if !pass.done {
-                why = format!("the process ended: {status}");
+            parse_events(&mut script_run, text.get(read..).unwrap_or_default())?;
+            if !script_run.done {
+                reason = format!("the process exited: {status}");
             }
             break;
         }
-        if moved.elapsed() > TEST_LIMIT {
+        if last_event.elapsed() > TEST_LIMIT {
             running.kill_unfinished();
-            why = format!("no end after {} s", TEST_LIMIT.as_secs());
+            reason = format!("timed out after {} s", TEST_LIMIT.as_secs());
             break;
         }
         thread::sleep(Duration::from_millis(20));
     }
-    if let Some(id) = pass.open.take() {
-        let detail = format!("{why}: {}", last_lines(&running.output(), 6));
-        pass.ended.insert(id, fail(detail));
-    } else if !pass.listed {
-        let detail = format!("{why}: {}", last_lines(&running.output(), 6));
-        pass.ended.insert("load".into(), fail(detail));
+    if let Some(id) = script_run.current_test.take() {
+        let detail = format!("{reason}: {}", last_lines(&running.output(), 6));
+        script_run.results.insert(id, failure(detail));
+    } else if !script_run.listed {
+        let detail = format!("{reason}: {}", last_lines(&running.output(), 6));
+        script_run.results.insert("load".into(), failure(detail));
     }
-    listed(&mut pass);
-    trust(&mut pass, library, runner, &running);
-    Ok(pass)
+    let is_known = |id: &&String| known.contains(id);
+    script_run.known = script_run.ids.iter().filter(is_known).cloned().collect();
+    require_provider(&mut script_run, library, runner, &running);
+    Ok(script_run)
 }
 
-/// A pass counts only if the right provider was seen.
-fn trust(pass: &mut Pass, library: Library, runner: &Runner, running: &Running) {
-    if let Err(why) = runner.verdict(library, running) {
-        for ended in pass.ended.values_mut() {
-            if ended.outcome == Outcome::Pass {
-                *ended = fail(why.clone());
+/// Turns passed tests into failures unless the right provider served them.
+fn require_provider(
+    script_run: &mut ScriptRun,
+    library: Library,
+    runner: &Runner,
+    running: &TestProcess,
+) {
+    if let Err(reason) = runner.check_provider(library, running) {
+        for result in script_run.results.values_mut() {
+            if result.outcome == Outcome::Pass {
+                *result = failure(reason.clone());
             }
         }
     }
 }
 
-fn fail(detail: String) -> Ended {
-    Ended {
+fn failure(detail: String) -> TestResult {
+    TestResult {
         outcome: Outcome::Fail,
         detail,
     }
 }
 
-/// Takes in lines from the script.
-fn take(pass: &mut Pass, lines: &str) -> Result<()> {
+/// Adds the events in lines of the script to the results.
+fn parse_events(script_run: &mut ScriptRun, lines: &str) -> Result<()> {
     for line in lines.lines() {
         let event = serde_json::from_str(line).with_context(|| format!("from pyverbs: {line}"))?;
         match event {
             Event::List { ids } => {
-                pass.ids = ids;
-                pass.listed = true;
+                script_run.ids = ids;
+                script_run.listed = true;
             }
-            Event::Start { id } => pass.open = Some(id),
+            Event::Start { id } => script_run.current_test = Some(id),
             Event::End {
                 id,
                 outcome,
                 detail,
             } => {
-                pass.open = None;
-                pass.ended.insert(id, Ended { outcome, detail });
+                script_run.current_test = None;
+                script_run
+                    .results
+                    .insert(id, TestResult { outcome, detail });
             }
-            Event::Done => pass.done = true,
+            Event::Done => script_run.done = true,
         }
     }
     Ok(())
@@ -371,15 +378,15 @@ fn take(pass: &mut Pass, lines: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The script on a package of tests laid out as rdma-core's, with one
-    /// test of each fate.
+    /// Runs the script on a package of tests laid out as rdma-core's, with one test of
+    /// each outcome.
     #[test]
     fn script_reports_every_outcome() {
         let python = std::process::Command::new("python3")
             .arg("--version")
             .output();
         if !python.is_ok_and(|out| out.status.success()) {
-            eprintln!("not run: no python3 on this machine");
+            eprintln!("skipped: no python3 on this machine");
             return;
         }
         let dir = std::env::temp_dir().join(format!("rv-pyverbs-{}", std::process::id()));
@@ -409,7 +416,7 @@ mod tests {
                  def test_f_after(self): pass\n",
         );
         put("runner.py", RUNNER);
-        let once = |parts: &str, wanted: &str, known: &str| {
+        let run_script = |parts: &str, wanted: &str, known: &str| {
             put("parts", parts);
             put("wanted", wanted);
             put("known", known);
@@ -420,55 +427,59 @@ mod tests {
                 .args(["--dev", "rxe0"])
                 .output()
                 .unwrap();
-            let mut pass = Pass::default();
-            take(&mut pass, &fs::read_to_string(dir.join("results")).unwrap()).unwrap();
-            (out.status.success(), pass)
+            let mut script_run = ScriptRun::default();
+            parse_events(
+                &mut script_run,
+                &fs::read_to_string(dir.join("results")).unwrap(),
+            )
+            .unwrap();
+            (out.status.success(), script_run)
         };
         let name = |test: &str| format!("tests.test_fates.Fates.{test}");
 
-        let (good, pass) = once("", "", "");
+        let (good, script_run) = run_script("", "", "");
         assert!(!good);
-        assert_eq!(pass.ids.len(), 6);
-        let outcome = |test: &str| pass.ended[&name(test)].outcome;
+        assert_eq!(script_run.ids.len(), 6);
+        let outcome = |test: &str| script_run.results[&name(test)].outcome;
         assert_eq!(outcome("test_a_pass"), Outcome::Pass);
         assert_eq!(outcome("test_b_skip"), Outcome::Skip);
         assert_eq!(outcome("test_c_fail"), Outcome::Fail);
         assert_eq!(outcome("test_d_late"), Outcome::Fail);
-        assert_eq!(pass.open, Some(name("test_e_crash")));
-        assert!(!pass.done && !pass.ended.contains_key(&name("test_f_after")));
+        assert_eq!(script_run.current_test, Some(name("test_e_crash")));
+        assert!(!script_run.done && !script_run.results.contains_key(&name("test_f_after")));
 
-        let (good, pass) = once("", &name("test_f_after"), "");
-        assert!(good && pass.done);
-        assert_eq!(pass.ended.len(), 1);
+        let (good, script_run) = run_script("", &name("test_f_after"), "");
+        assert!(good && script_run.done);
+        assert_eq!(script_run.results.len(), 1);
 
-        // What is not asked for is neither listed nor run.
-        let (good, pass) = once("fates.Fates.test_a\n_skip", "", "");
-        assert!(good && pass.done);
-        assert_eq!(pass.ids, [name("test_a_pass"), name("test_b_skip")]);
-        assert!(pass.ended.keys().eq(&pass.ids));
-        // What is known is listed and not run.
-        let (good, pass) = once("Fates.test_a\nFates.test_f", "", &name("test_a_pass"));
-        assert!(good && pass.done);
-        assert_eq!(pass.ids, [name("test_a_pass"), name("test_f_after")]);
-        assert!(pass.ended.keys().eq([&name("test_f_after")]));
-        let (good, pass) = once("no such test", "", "");
-        assert!(good && pass.done && pass.listed);
-        assert!(pass.ids.is_empty() && pass.ended.is_empty());
+        // Tests that were not selected are neither listed nor run.
+        let (good, script_run) = run_script("fates.Fates.test_a\n_skip", "", "");
+        assert!(good && script_run.done);
+        assert_eq!(script_run.ids, [name("test_a_pass"), name("test_b_skip")]);
+        assert!(script_run.results.keys().eq(&script_run.ids));
+        // Known tests are listed and not run.
+        let (good, script_run) = run_script("Fates.test_a\nFates.test_f", "", &name("test_a_pass"));
+        assert!(good && script_run.done);
+        assert_eq!(script_run.ids, [name("test_a_pass"), name("test_f_after")]);
+        assert!(script_run.results.keys().eq([&name("test_f_after")]));
+        let (good, script_run) = run_script("no such test", "", "");
+        assert!(good && script_run.done && script_run.listed);
+        assert!(script_run.ids.is_empty() && script_run.results.is_empty());
         fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
-    fn a_crash_belongs_to_the_test_that_was_open() {
-        let mut pass = Pass::default();
+    fn a_crash_is_attributed_to_the_running_test() {
+        let mut script_run = ScriptRun::default();
         let lines = r#"{"event":"list","ids":["a","b","c"]}
 {"event":"start","id":"a"}
 {"event":"end","id":"a","outcome":"pass","detail":""}
 {"event":"start","id":"b"}
 "#;
-        take(&mut pass, lines).unwrap();
-        assert_eq!(pass.open.as_deref(), Some("b"));
-        assert_eq!(pass.ended["a"].outcome, Outcome::Pass);
-        assert!(!pass.done);
-        assert!(take(&mut pass, "nonsense").is_err());
+        parse_events(&mut script_run, lines).unwrap();
+        assert_eq!(script_run.current_test.as_deref(), Some("b"));
+        assert_eq!(script_run.results["a"].outcome, Outcome::Pass);
+        assert!(!script_run.done);
+        assert!(parse_events(&mut script_run, "nonsense").is_err());
     }
 }

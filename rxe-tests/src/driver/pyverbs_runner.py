@@ -1,13 +1,13 @@
-"""Runs rdma-core's pyverbs tests and says of each how it ended.
+"""Runs rdma-core's pyverbs tests and reports the result of each.
 
-Arguments: the folder of the tests, a file with parts of names, one on a line (a
-test belongs to the list if its id contains one; empty: all), a file with the ids
-of the list to run (empty: all), a file with those not to run, a file for the
-results, and then what run_tests.py would be given.
+Arguments: the folder of the tests; a file with parts of names, one per line (a test is
+listed if its id contains one; empty: all); a file with the ids of listed tests to run
+(empty: all); a file with ids not to run; a file for the results; then the arguments of
+run_tests.py.
 
-The results are JSON, one object on a line, written as they come: the ids of
-the list first, then a start and an end for each one that is run, so that
-whoever reads knows which test a crash or a hang belongs to.
+The results are JSON, one object per line, written immediately: the listed ids first,
+then a start and an end for each test that is run, so that a crash or a hang can be
+attributed to its test.
 """
 import base64
 import faulthandler
@@ -22,8 +22,8 @@ import types
 import unittest
 
 
-# 1024 times "c" by AES-XTS in two units of 512 bytes, whose tweaks are 0 and 1. The keys
-# are the bytes from 1 to 32.
+# 1024 times "c", encrypted by AES-XTS in two units of 512 bytes with the tweaks 0 and 1.
+# The keys are the bytes 1 to 32.
 ENCRYPTED = """
 JsBLm7Oaw2lipiIVCV+UrcPE0qYub52CcStKUSFfzMHt6t4IT8ppMJkoSEtZQghj4VW1iCPDpoc6
 EUUV5ObQ37/RU5+8pm2AhRllTuO9g4goqKkbRpdrQ3X0X8NxBHD2y+/WMREQXJuRu7vlWDJ4qZE/
@@ -46,8 +46,8 @@ KTUVTcrQjv9Yv0aco0T5YOY7CmdJmLgOoGRF6YvCap0elZAMmDqp8+hp/RUJ+iJrJiUudfrzTLW7
 """
 
 
-# The credential of softhca's profile roce-wrapped, and keys of the bytes from 1 on, as its
-# import key wraps them.
+# The credential of softhca's profile roce-wrapped, and keys of the bytes from 1 on, wrapped
+# by its import key.
 CREDENTIAL = """
 ef70d3b2dea46ecc35f5b8d67a6f815cc91a763ec82d321983b996102ff44a089c3cee8004657b62
 9f201a75a1a2ed68
@@ -64,7 +64,7 @@ def numbers(digits):
 
 
 def describe_encryption(path):
-    """Writes what the tests of encryption want to be told."""
+    """Writes the parameters of the encryption tests."""
     data = base64.b64decode(ENCRYPTED)
     details = {
         'credential': numbers(CREDENTIAL),
@@ -95,9 +95,9 @@ def load(folder):
 def let_sends_complete():
     """Lets each of test_resize_cq's six sends complete before the next step.
 
-    It makes their queue too small for six completions, and accepts a refusal. If the
-    device has not sent two of them by then, the queue does become small, those that
-    follow overrun it, and the test waits for them in vain, whoever is the provider.
+    The test makes the CQ too small for six completions, and accepts an error. If the
+    device has not completed two of the sends by then, the resize succeeds, the later
+    completions overrun the CQ, and the test waits for them forever, with any provider.
     """
     test_cq = sys.modules.get('tests.test_cq')
     if test_cq is None:
@@ -125,22 +125,22 @@ class Result(unittest.TestResult):
         self.out = out
         self.worst = {}
 
-    def say(self, **what):
-        self.out.write(json.dumps(what) + '\n')
+    def write(self, **event):
+        self.out.write(json.dumps(event) + '\n')
         self.out.flush()
 
     def startTest(self, test):
         super().startTest(test)
         self.worst[test.id()] = ('pass', '')
-        self.say(event='start', id=test.id())
+        self.write(event='start', id=test.id())
 
     def stopTest(self, test):
         super().stopTest(test)
         outcome, detail = self.worst[test.id()]
-        self.say(event='end', id=test.id(), outcome=outcome, detail=detail)
+        self.write(event='end', id=test.id(), outcome=outcome, detail=detail)
 
     def note(self, test, outcome, detail):
-        # A failed clean-up or subtest comes after the test itself.
+        # A failed clean-up or subtest is reported after the test itself.
         key = test.id()
         if self.worst.get(key, ('pass',))[0] != 'fail':
             self.worst[key] = (outcome, detail)
@@ -165,8 +165,8 @@ def main():
     sys.argv = [os.path.join(folder, 'run_tests.py')] + sys.argv[6:]
     faulthandler.enable()
     describe_encryption(results + '.encryption')
-    # The tests give processes what cannot be sent to one that is not a fork;
-    # from Python 3.14 on forks are no longer what they get unasked.
+    # The tests pass objects that cannot be pickled to processes, which therefore must be
+    # forks; since Python 3.14 these are not the default.
     multiprocessing.set_start_method('fork')
     with open(parts) as lines:
         parts = lines.read().splitlines()
@@ -180,11 +180,11 @@ def main():
         known = set(names.read().split())
     with open(results, 'w') as out:
         result = Result(out)
-        result.say(event='list', ids=[test.id() for test in tests])
+        result.write(event='list', ids=[test.id() for test in tests])
         chosen = [t for t in tests
                   if (not only or t.id() in only) and t.id() not in known]
         unittest.TestSuite(chosen).run(result)
-        result.say(event='done')
+        result.write(event='done')
 
 
 if __name__ == '__main__':

@@ -1,26 +1,25 @@
-//! perftest's rates with ours beside stock's, in one boot.
+//! Compares perftest's rates of ours with those of stock, in one boot.
 //!
-//! rxe's work is done in the kernel, so no gain is to be seen here; what is
-//! to be seen is that nothing is lost. Runs alternate, and stock's own runs
-//! say how far figures stray on this machine today: ours may not be worse
-//! than the worst of them.
+//! rxe does its work in the kernel, so ours cannot gain here, but must not lose. Runs
+//! alternate, and the spread of stock's runs is the tolerance: the median of ours may not
+//! be worse than the worst of them.
 
 use anyhow::Result;
 
-use super::case::{Case, Figures, Ready, Shape};
+use super::case::{Case, Figures, ReadyCheck, Shape};
 use super::run::Runner;
-use crate::record::{self, Outcome, Provider, Record, Stock};
+use crate::record::{self, Outcome, Provider, Record, StockExpectation};
 
-/// The group that the results are reported in.
+/// The group of these cases.
 pub const GROUP: &str = "rates";
 
 /// Runs of each provider.
 const ROUNDS: usize = 5;
 
-/// How often a comparison is made before it counts as lost.
+/// Attempts of a comparison before it fails.
 const ATTEMPTS: u32 = 3;
 
-/// Tool and options, the figure compared, and whether more of it is better.
+/// Tool and options, the compared figure, and whether higher is better.
 const LIST: &[(&str, &str, bool)] = &[
     ("send_bw -n 1000 -s 4096", "MB/s", true),
     ("write_bw -n 1000 -s 4096", "MB/s", true),
@@ -33,22 +32,22 @@ const LIST: &[(&str, &str, bool)] = &[
 
 /// Compares the rates whose names `wanted` accepts, and reports them.
 pub fn run(runner: &mut Runner, wanted: impl Fn(&str) -> bool) -> Result<()> {
-    for &(options, figure, more) in LIST {
+    for &(options, figure, higher_is_better) in LIST {
         if wanted(&format!("{GROUP} {options}")) {
-            compare(runner, options, figure, more)?;
+            compare(runner, options, figure, higher_is_better)?;
         }
     }
     Ok(())
 }
 
-fn compare(runner: &mut Runner, options: &str, figure: &str, more: bool) -> Result<()> {
+fn compare(runner: &mut Runner, options: &str, figure: &str, higher_is_better: bool) -> Result<()> {
     let command = format!("ib_{options} -d {{dev}} -x {{gid}} -p {{port}} -F");
     let shape = Shape::Pair {
         client: format!("{command} {{addr}}"),
         server: command,
-        ready: Ready::Tcp,
+        ready: ReadyCheck::Tcp,
     };
-    let case = Case::new(GROUP, options, shape).figures(if more {
+    let case = Case::new(GROUP, options, shape).figures(if higher_is_better {
         Figures::Bandwidth
     } else {
         Figures::Latency
@@ -58,7 +57,7 @@ fn compare(runner: &mut Runner, options: &str, figure: &str, more: bool) -> Resu
         name: format!("{options} ({figure})"),
         provider: Provider::Ours,
         outcome: Outcome::Fail,
-        stock: Stock::NotRun,
+        stock: StockExpectation::NotRun,
         attempts: 0,
         seconds: 0.0,
         detail: String::new(),
@@ -75,61 +74,69 @@ fn compare(runner: &mut Runner, options: &str, figure: &str, more: bool) -> Resu
         for _ in 0..ROUNDS {
             for (provider, values) in [(Provider::Stock, &mut stock), (Provider::Ours, &mut ours)] {
                 match runner.measure(&case, provider)? {
-                    // Where its clock goes astray perftest prints `inf`.
+                    // perftest prints `inf` if it cannot calibrate its clock.
                     Ok(figures) => match figures.get(figure) {
                         Some(value) if value.is_finite() => values.push(*value),
                         other => result.detail = format!("{provider}: {figure} is {other:?}"),
                     },
-                    Err(why) => result.detail = format!("{provider}: {why}"),
+                    Err(reason) => result.detail = format!("{provider}: {reason}"),
                 }
             }
         }
         if stock.len() < ROUNDS || ours.len() < ROUNDS {
             continue;
         }
-        let verdict = judge(&mut stock, &mut ours, more);
-        result.outcome = if verdict.good {
+        let comparison = compare_medians(&mut stock, &mut ours, higher_is_better);
+        result.outcome = if comparison.is_good {
             Outcome::Pass
         } else {
             Outcome::Fail
         };
         result.detail = format!(
             "ours {:.2}, stock {:.2} ({:.2} to {:.2}) {figure}",
-            verdict.ours,
-            verdict.stock,
+            comparison.ours,
+            comparison.stock,
             stock[0],
             stock[ROUNDS - 1]
         );
         result.figures = [
-            ("ours".to_owned(), verdict.ours),
-            ("stock".to_owned(), verdict.stock),
+            ("ours".to_owned(), comparison.ours),
+            ("stock".to_owned(), comparison.stock),
             ("stock min".to_owned(), stock[0]),
             ("stock max".to_owned(), stock[ROUNDS - 1]),
         ]
         .into();
     }
-    runner.report.put(&Record::Case(result))
+    runner.report.write(&Record::Case(result))
 }
 
-struct Verdict {
+/// The medians, and whether that of ours is good enough.
+struct Comparison {
     ours: f64,
     stock: f64,
-    good: bool,
+    is_good: bool,
 }
 
-/// Ours is good if its median is no worse than the worst of stock's runs.
-/// Sorts both.
-fn judge(stock: &mut [f64], ours: &mut [f64], more: bool) -> Verdict {
+/// Sorts both. Ours is good if its median is no worse than the worst run of stock.
+fn compare_medians(stock: &mut [f64], ours: &mut [f64], higher_is_better: bool) -> Comparison {
     stock.sort_by(f64::total_cmp);
     ours.sort_by(f64::total_cmp);
     let median = |values: &[f64]| values.get(values.len() / 2).copied().unwrap_or(f64::NAN);
-    let worst = if more { stock.first() } else { stock.last() };
+    let worst = if higher_is_better {
+        stock.first()
+    } else {
+        stock.last()
+    };
     let worst = worst.copied().unwrap_or(f64::NAN);
     let (ours, stock) = (median(ours), median(stock));
-    Verdict {
+    Comparison {
         ours,
         stock,
-        good: if more { ours >= worst } else { ours <= worst },
+        is_good: if higher_is_better {
+            ours >= worst
+        } else {
+            ours <= worst
+        },
     }
 }
 
@@ -140,7 +147,9 @@ mod tests {
     #[test]
     fn rates_within_the_spread_of_stock_pass() {
         let mut stock = [100.0, 90.0, 110.0, 105.0, 95.0];
-        let mut good = |ours: [f64; 5], more| judge(&mut stock, &mut ours.clone(), more).good;
+        let mut good = |ours: [f64; 5], higher_is_better| {
+            compare_medians(&mut stock, &mut ours.clone(), higher_is_better).is_good
+        };
         assert!(good([91.0; 5], true));
         assert!(!good([89.0; 5], true));
         assert!(good([109.0; 5], false));

@@ -1,5 +1,4 @@
-//! Running a case: server and client, limits, retries, and the proof of who
-//! served them.
+//! Runs a case: server and client, limits, retries, and the proof of the provider.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,30 +11,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::case::{Case, Placeholders, Ready, Shape};
+use super::case::{Case, Placeholders, ReadyCheck, Shape};
 use super::embedded::{self, Embedded};
-use super::process::{self, Library, Plugin, Running};
+use super::process::{self, Library, Plugin, TestProcess};
 use super::setup::{self, Device, Wiring};
 use crate::guest::progress::clip;
 use crate::guest::vm::RECORD;
-use crate::record::{self, Outcome, Provider, Record, Stock};
+use crate::record::{self, Outcome, Provider, Record, StockExpectation};
 
-/// A program that says with this status that it cannot run here.
-const SKIPPED: i32 = 77;
+/// The exit status of a program that cannot run here.
+const SKIP_STATUS: i32 = 77;
 
-/// The pauses of a wait of such a length so far: a fiftieth of it, within bounds.
-fn pause(waited: Duration) -> Duration {
+/// Returns the polling interval after a wait of this length: a fiftieth of it, within
+/// bounds.
+fn poll_interval(waited: Duration) -> Duration {
     (waited / 50).clamp(Duration::from_millis(2), Duration::from_millis(20))
 }
 
-/// How long a server may take to be ready for its client.
+/// Time limit for a server to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long one side may go on when the other has failed: for its last words,
-/// since the case has failed.
-const GRACE: Duration = Duration::from_secs(3);
+/// How long one side may run after the other has failed, for its error messages.
+const GRACE_PERIOD: Duration = Duration::from_secs(3);
 
-/// Where records go.
+/// The outputs for records: standard output, and optionally a file.
 #[derive(Debug, Default)]
 pub struct Report {
     /// A file besides the standard output.
@@ -43,8 +42,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Hands a record over at once.
-    pub fn put(&self, record: &Record) -> Result<()> {
+    /// Writes a record and flushes it.
+    pub fn write(&self, record: &Record) -> Result<()> {
         let line = record.line();
         let mut out = std::io::stdout().lock();
         writeln!(out, "{RECORD}{line}")?;
@@ -62,38 +61,38 @@ impl Report {
 pub struct Runner {
     /// The device under test.
     pub device: Device,
-    /// The MTU of its card.
+    /// The MTU of its network device.
     pub mtu: u32,
-    /// Ours, where there is one.
+    /// The plugin, if it is tested.
     pub plugin: Option<Plugin>,
     /// Embedded devices, instead of the kernel's.
     pub embedded: Option<Embedded>,
-    /// A folder for programs to run in.
+    /// The working folder of programs.
     pub scratch: PathBuf,
-    /// A folder that is searched for programs first.
+    /// A folder at the front of PATH.
     pub programs: Option<PathBuf>,
     /// The folder of the Rust crate's test programs.
     pub native: Option<PathBuf>,
-    /// Where results go.
+    /// The output for results.
     pub report: Report,
     next_port: u16,
-    proved: BTreeSet<&'static str>,
-    /// What stock printed, of cases that compare.
-    printed: BTreeMap<String, String>,
+    groups_with_proof: BTreeSet<&'static str>,
+    /// Output of stock, by case, for cases that compare it.
+    stock_outputs: BTreeMap<String, String>,
 }
 
-/// How one attempt ended.
+/// The result of one attempt.
 struct Attempt {
     outcome: Outcome,
     detail: String,
     output: String,
-    seen: BTreeSet<String>,
-    /// A program has ended by itself and said that it failed.
-    gave_up: bool,
+    mapped_providers: BTreeSet<String>,
+    /// A program has exited with a failure status.
+    exited_with_failure: bool,
 }
 
 impl Runner {
-    /// A runner for `device`.
+    /// Creates a runner for `device`.
     pub fn new(device: Device, mtu: u32, plugin: Option<Plugin>, scratch: PathBuf) -> Runner {
         Runner {
             device,
@@ -105,17 +104,19 @@ impl Runner {
             native: None,
             report: Report::default(),
             next_port: 18_600,
-            proved: BTreeSet::new(),
-            printed: BTreeMap::new(),
+            groups_with_proof: BTreeSet::new(),
+            stock_outputs: BTreeMap::new(),
         }
     }
 
     /// Runs a case under a provider and reports it.
     pub fn run(&mut self, case: &Case, provider: Provider) -> Result<record::Case> {
-        // A defect that must show is no reason to try again.
-        let must_fail = matches!(case.stock, Stock::MustFail | Stock::FailsSoFar)
-            && provider == Provider::Stock;
-        let most = if must_fail { 1 } else { case.attempts };
+        // An expected failure is not retried.
+        let must_fail = matches!(
+            case.stock,
+            StockExpectation::MustFail | StockExpectation::FailsSoFar
+        ) && provider == Provider::Stock;
+        let max_attempts = if must_fail { 1 } else { case.attempts };
         let mut attempts = 0;
         let mut earlier = String::new();
         let (attempt, began) = loop {
@@ -126,13 +127,13 @@ impl Runner {
             if case.same_output {
                 self.compare(case, provider, &mut attempt);
             }
-            if attempt.outcome != Outcome::Fail || attempts == most {
+            if attempt.outcome != Outcome::Fail || attempts == max_attempts {
                 break (attempt, began);
             }
-            // Twice the same words of a program that gave up: there is no third.
-            // Of ours that would be a failure, and has all its attempts.
-            let certain = attempt.gave_up && attempt.detail == earlier;
-            if certain && provider == Provider::Stock {
+            // A program of stock that failed twice with the same message has no third
+            // attempt. Programs of ours always have all.
+            let is_repeatable = attempt.exited_with_failure && attempt.detail == earlier;
+            if is_repeatable && provider == Provider::Stock {
                 break (attempt, began);
             }
             if earlier.is_empty() {
@@ -141,11 +142,11 @@ impl Runner {
         };
         if attempt.outcome == Outcome::Pass
             && [Provider::Ours, Provider::NativeWithPlugin].contains(&provider)
-            && self.proved.insert(case.group)
+            && self.groups_with_proof.insert(case.group)
         {
-            self.report.put(&Record::Proof {
+            self.report.write(&Record::Proof {
                 case: format!("{}: {}", case.group, case.name),
-                maps: attempt.seen.iter().cloned().collect(),
+                maps: attempt.mapped_providers.iter().cloned().collect(),
             })?;
         }
         let result = record::Case {
@@ -161,13 +162,13 @@ impl Runner {
             figures: case.figures.read(&attempt.output),
             cached: false,
         };
-        self.report.put(&Record::Case(result.clone()))?;
+        self.report.write(&Record::Case(result.clone()))?;
         Ok(result)
     }
 
-    /// Reports a case that this device is no place for.
-    pub fn pass_over(&self, case: &Case, provider: Provider, why: &str) -> Result<()> {
-        self.report.put(&Record::Case(record::Case {
+    /// Reports a case as skipped.
+    pub fn skip(&self, case: &Case, provider: Provider, reason: &str) -> Result<()> {
+        self.report.write(&Record::Case(record::Case {
             group: case.group.to_owned(),
             name: case.name.clone(),
             provider,
@@ -175,15 +176,15 @@ impl Runner {
             stock: case.stock,
             attempts: 0,
             seconds: 0.0,
-            detail: why.to_owned(),
+            detail: reason.to_owned(),
             earlier: String::new(),
             figures: BTreeMap::new(),
             cached: false,
         }))
     }
 
-    /// Runs a case once and reads its figures, without reporting it; the
-    /// reason if it failed.
+    /// Runs a case once without reporting it. Returns its figures, or the reason for
+    /// the failure.
     pub fn measure(
         &mut self,
         case: &Case,
@@ -196,32 +197,32 @@ impl Runner {
         })
     }
 
-    /// Keeps what stock printed, and holds what ours prints against it.
+    /// Keeps the output of stock, and compares that of ours with it.
     fn compare(&mut self, case: &Case, provider: Provider, attempt: &mut Attempt) {
         if attempt.outcome != Outcome::Pass {
             return;
         }
         if provider == Provider::Stock {
-            self.printed
+            self.stock_outputs
                 .insert(case.name.clone(), attempt.output.clone());
             return;
         }
-        let why = match self.printed.get(&case.name) {
+        let reason = match self.stock_outputs.get(&case.name) {
             None => "there is no output of stock to compare with".to_owned(),
-            Some(stock) => match difference(stock, &attempt.output) {
+            Some(stock) => match differing_lines(stock, &attempt.output) {
                 None => return,
                 Some(difference) => difference,
             },
         };
         attempt.outcome = Outcome::Fail;
-        attempt.detail = why;
+        attempt.detail = reason;
     }
 
     fn attempt(&mut self, case: &Case, provider: Provider) -> Result<Attempt> {
         let placeholders = self.placeholders();
         let dir = self.scratch.join(format!("case-{}", placeholders.port));
         fs::create_dir_all(&dir)?;
-        let (on_server, on_client) = sides(provider);
+        let (on_server, on_client) = libraries(provider);
         let result = match &case.shape {
             Shape::Single(line) => {
                 let mut one = self.start(on_server, &placeholders.fill(line), &dir, "out")?;
@@ -235,7 +236,7 @@ impl Runner {
             } => {
                 let mut server =
                     self.start(on_server, &placeholders.fill(server), &dir, "server")?;
-                wait_ready(
+                wait_until_ready(
                     *ready,
                     placeholders.port,
                     &mut server,
@@ -243,7 +244,7 @@ impl Runner {
                 )?;
                 let mut client =
                     self.start(on_client, &placeholders.fill(client), &dir, "client")?;
-                wait_all(&mut [&mut server, &mut client], case.limit, GRACE)?;
+                wait_all(&mut [&mut server, &mut client], case.limit, GRACE_PERIOD)?;
                 Ok(self.judge(&[
                     (&client, on_client, "client"),
                     (&server, on_server, "server"),
@@ -256,7 +257,7 @@ impl Runner {
             } => {
                 let mut server =
                     self.start(on_server, &placeholders.fill(server), &dir, "server")?;
-                wait_ready(
+                wait_until_ready(
                     *ready,
                     placeholders.port,
                     &mut server,
@@ -271,7 +272,7 @@ impl Runner {
         };
         let _ = fs::remove_dir_all(&dir);
         if let Some(embedded) = &self.embedded {
-            embedded.tidy();
+            embedded.remove_stale_sockets();
         }
         result
     }
@@ -290,19 +291,25 @@ impl Runner {
         }
     }
 
-    fn start(&self, library: Library, argv: &[String], dir: &Path, name: &str) -> Result<Running> {
+    fn start(
+        &self,
+        library: Library,
+        argv: &[String],
+        dir: &Path,
+        name: &str,
+    ) -> Result<TestProcess> {
         let mut command = process::command(library, self.plugin.as_ref(), argv)?;
         if library == Library::Stock {
             let stem = self.device.stock.split(['-', '.']).next();
             command.env("RXE_EXPECT", stem.unwrap_or_default());
         }
-        self.surround(&mut command);
+        self.set_environment(&mut command);
         command.current_dir(dir);
-        Running::start(command, &dir.join(format!("{name}.txt")))
+        TestProcess::start(command, &dir.join(format!("{name}.txt")))
     }
 
-    /// The environment that every program under test finds.
-    pub fn surround(&self, command: &mut Command) {
+    /// Sets the environment of a program under test.
+    pub fn set_environment(&self, command: &mut Command) {
         command
             .env("RXE_DEV", &self.device.name)
             .env("RXE_GID", self.device.gid.to_string())
@@ -314,12 +321,12 @@ impl Runner {
         }
         command.env("PATH", path);
         if let Some(embedded) = &self.embedded {
-            embedded.give(command);
+            embedded.configure(command);
         }
     }
 
-    /// Judges processes that have ended or were given up.
-    fn judge(&self, processes: &[(&Running, Library, &str)]) -> Attempt {
+    /// Judges processes that have exited or were killed at the limit.
+    fn judge(&self, processes: &[(&TestProcess, Library, &str)]) -> Attempt {
         let mut attempt = Attempt {
             outcome: Outcome::Pass,
             detail: String::new(),
@@ -327,59 +334,61 @@ impl Runner {
                 .first()
                 .map(|(p, ..)| p.stdout())
                 .unwrap_or_default(),
-            seen: BTreeSet::new(),
-            gave_up: false,
+            mapped_providers: BTreeSet::new(),
+            exited_with_failure: false,
         };
         for (process, library, name) in processes {
-            attempt.seen.extend(process.seen().iter().cloned());
-            let how = match process.ended() {
-                Some(status) if status.success() => match self.verdict(*library, process) {
+            attempt
+                .mapped_providers
+                .extend(process.mapped_providers().iter().cloned());
+            let how = match process.exit_status() {
+                Some(status) if status.success() => match self.check_provider(*library, process) {
                     Ok(()) => continue,
-                    Err(why) => why,
+                    Err(reason) => reason,
                 },
-                Some(status) if status.code() == Some(SKIPPED) => {
+                Some(status) if status.code() == Some(SKIP_STATUS) => {
                     attempt.outcome = Outcome::Skip;
-                    attempt.detail = reason(&process.output(), 1);
+                    attempt.detail = failure_reason(&process.output(), 1);
                     continue;
                 }
                 Some(status) => {
-                    attempt.gave_up = true;
+                    attempt.exited_with_failure = true;
                     status.to_string()
                 }
-                None => "not ended in time".to_owned(),
+                None => "timed out".to_owned(),
             };
             attempt.outcome = Outcome::Fail;
-            let text = reason(&process.output(), 4);
+            let text = failure_reason(&process.output(), 4);
             attempt.detail.push_str(&format!("{name} {how}: {text}\n"));
         }
         attempt.detail = attempt.detail.trim().to_owned();
         attempt
     }
 
-    /// Whether what was mapped proves that `library` served the device.
-    pub fn verdict(&self, library: Library, process: &Running) -> Result<(), String> {
-        // Programs end before anybody has looked at what they map. The plugin says that
-        // it serves, and no other provider than rdma-core's knows the device.
+    /// Checks that `library` served the device.
+    pub fn check_provider(&self, library: Library, process: &TestProcess) -> Result<(), String> {
+        // Programs may exit before their memory maps are read. The plugin logs that it
+        // serves, and rdma-core's is the only other provider that knows the device.
         if self.embedded.is_some() {
-            let ours = process.says_it_serves(&self.device.name);
+            let ours = process.has_logged_serving(&self.device.name);
             return match (library, ours) {
                 (Library::Stock, false) | (Library::Ours, true) => Ok(()),
                 (Library::Stock, true) => Err("ringverbs served in a run with stock".to_owned()),
-                _ => Err("ringverbs has not said that it serves the device".to_owned()),
+                _ => Err("ringverbs has not logged that it serves the device".to_owned()),
             };
         }
-        process::verdict(
+        process::check_provider(
             library,
             self.plugin.as_ref(),
             self.device.stock,
-            process.seen(),
-            process.says_it_serves(&self.device.name),
+            process.mapped_providers(),
+            process.has_logged_serving(&self.device.name),
         )
     }
 
-    /// Makes the device anew where a case has left it gone or down.
+    /// Creates the device again if a case has removed it or left its port down.
     pub fn restore(&mut self) -> Result<()> {
-        if self.device.given {
+        if self.device.preexisting {
             return Ok(());
         }
         let port = Path::new("/sys/class/infiniband")
@@ -395,41 +404,40 @@ impl Runner {
     }
 }
 
-/// Who serves the server's side and the client's.
-pub fn sides(provider: Provider) -> (Library, Library) {
+/// Returns the libraries that serve the server and the client.
+pub fn libraries(provider: Provider) -> (Library, Library) {
     match provider {
         Provider::Stock => (Library::Stock, Library::Stock),
         Provider::Ours => (Library::Ours, Library::Ours),
         Provider::OursServer => (Library::Ours, Library::Stock),
         Provider::OursClient => (Library::Stock, Library::Ours),
         Provider::Native => (Library::None, Library::None),
-        Provider::NativeWithC => (Library::Peers, Library::Peers),
-        Provider::NativeWithPlugin => (Library::PeersOfOurs, Library::PeersOfOurs),
+        Provider::NativeWithC => (Library::StockPeers, Library::StockPeers),
+        Provider::NativeWithPlugin => (Library::PluginPeers, Library::PluginPeers),
     }
 }
 
-/// Waits until all have ended, or `limit` has passed, or one has gone on for
-/// `grace` after another failed. What still runs then is killed and has no
-/// exit status.
+/// Waits until all processes have exited, `limit` has passed, or `grace` has passed
+/// since one failed. Processes that still run are then killed and have no exit status.
 pub(super) fn wait_all(
-    processes: &mut [&mut Running],
+    processes: &mut [&mut TestProcess],
     limit: Duration,
     grace: Duration,
 ) -> Result<()> {
     let began = Instant::now();
     let mut failed: Option<Instant> = None;
     loop {
-        let mut going = false;
+        let mut any_running = false;
         for process in processes.iter_mut() {
             match process.poll()? {
-                None => going = true,
+                None => any_running = true,
                 Some(status) if !status.success() && failed.is_none() => {
                     failed = Some(Instant::now());
                 }
                 Some(_) => {}
             }
         }
-        if !going {
+        if !any_running {
             return Ok(());
         }
         if began.elapsed() > limit || failed.is_some_and(|at| at.elapsed() > grace) {
@@ -438,33 +446,32 @@ pub(super) fn wait_all(
             }
             return Ok(());
         }
-        thread::sleep(pause(began.elapsed()));
+        thread::sleep(poll_interval(began.elapsed()));
     }
 }
 
-/// Waits until a server can be connected to; a server that has ended, or does
-/// not show itself in time, is left for its client to find.
-fn wait_ready(
-    ready: Ready,
+/// Waits until a server is ready. If it exits or times out, its client reports that.
+fn wait_until_ready(
+    ready: ReadyCheck,
     port: u16,
-    server: &mut Running,
+    server: &mut TestProcess,
     embedded: Option<&Embedded>,
 ) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < READY_LIMIT && server.poll()?.is_none() {
         let up = match (ready, embedded) {
-            (Ready::Cm, Some(embedded)) => embedded.listens(port),
-            (Ready::CmAt(port), Some(embedded)) => embedded.listens(port),
-            (Ready::Group(_), Some(_)) => {
-                thread::sleep(embedded::JOIN);
+            (ReadyCheck::Cm, Some(embedded)) => embedded.is_listening(port),
+            (ReadyCheck::CmPort(port), Some(embedded)) => embedded.is_listening(port),
+            (ReadyCheck::Multicast(_), Some(_)) => {
+                thread::sleep(embedded::JOIN_DELAY);
                 true
             }
-            (Ready::Tcp, _) => ["/proc/net/tcp", "/proc/net/tcp6"]
+            (ReadyCheck::Tcp, _) => ["/proc/net/tcp", "/proc/net/tcp6"]
                 .iter()
                 .any(|table| listens(&fs::read_to_string(table).unwrap_or_default(), port)),
-            (Ready::Cm, None) => cm_listens(port),
-            (Ready::CmAt(port), None) => cm_listens(port),
-            (Ready::Group(group), None) => attached(
+            (ReadyCheck::Cm, None) => cm_listens(port),
+            (ReadyCheck::CmPort(port), None) => cm_listens(port),
+            (ReadyCheck::Multicast(group), None) => is_attached(
                 &fs::read_to_string("/proc/net/dev_mcast").unwrap_or_default(),
                 group,
             ),
@@ -472,13 +479,13 @@ fn wait_ready(
         if up {
             return Ok(());
         }
-        // The tables of sockets are long to read.
-        thread::sleep(pause(began.elapsed()).max(Duration::from_millis(5)));
+        // Reading the tables of sockets takes long.
+        thread::sleep(poll_interval(began.elapsed()).max(Duration::from_millis(5)));
     }
     Ok(())
 }
 
-/// Whether the kernel's table of TCP sockets has one that listens on `port`.
+/// Returns whether the kernel's table has a TCP socket that listens on `port`.
 fn listens(table: &str, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let port = format!(":{port:04X}");
@@ -494,23 +501,23 @@ fn cm_listens(port: u16) -> bool {
         .output();
     let Ok(out) = out else { return false };
     let port = format!(":{port} ");
-    // A datagram identifier does not listen by that name, but has the port.
+    // A datagram identifier has the port, but not the state LISTEN.
     String::from_utf8_lossy(&out.stdout)
         .lines()
         .any(|line| format!("{line} ").contains(&port))
 }
 
-/// Whether a card of this machine listens to multicast `group` for an rxe
-/// queue pair: rxe gives the card the link address of the group's GID, which
-/// is the IPv4 address as IPv6 maps it, when the first one is attached.
-fn attached(table: &str, group: Ipv4Addr) -> bool {
+/// Returns whether a network device of this machine receives multicast `group` for an
+/// rxe queue pair. When the first queue pair is attached, rxe adds the link-layer address
+/// of the group's GID, which is the IPv4-mapped IPv6 address.
+fn is_attached(table: &str, group: Ipv4Addr) -> bool {
     let [a, b, c, d] = group.octets();
     let wanted = format!("3333{a:02x}{b:02x}{c:02x}{d:02x}");
     table.split_whitespace().any(|word| word == wanted)
 }
 
-/// The first lines that differ; `None` if there are none.
-fn difference(stock: &str, ours: &str) -> Option<String> {
+/// Describes the first lines that differ; `None` if there are none.
+fn differing_lines(stock: &str, ours: &str) -> Option<String> {
     if stock == ours {
         return None;
     }
@@ -531,14 +538,14 @@ fn difference(stock: &str, ours: &str) -> Option<String> {
     }
     shown.truncate(5);
     if shown.is_empty() {
-        shown.push("the ends of lines differ".into());
+        shown.push("line endings differ".into());
     }
     Some(shown.join(" / "))
 }
 
-/// Why a program failed or was skipped: the line that says so, or else its
-/// last lines.
-pub(super) fn reason(output: &str, lines: usize) -> String {
+/// Returns why a program failed or was skipped: its line `SKIPPED: ` or `FAILED `, or
+/// else its last lines.
+pub(super) fn failure_reason(output: &str, lines: usize) -> String {
     output
         .lines()
         .find_map(|line| {
@@ -548,7 +555,7 @@ pub(super) fn reason(output: &str, lines: usize) -> String {
         .map_or_else(|| last_lines(output, lines), |line| clip(line, 500))
 }
 
-/// The last lines with anything on them, joined.
+/// Returns the last non-empty lines, joined.
 pub fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text
         .lines()
@@ -558,50 +565,52 @@ pub fn last_lines(text: &str, count: usize) -> String {
     clip(&lines[lines.len().saturating_sub(count)..].join(" / "), 500)
 }
 
-/// Whether the plugin takes the device; if it refuses this rdma-core, what it
-/// said.
+/// Returns the plugin's message if it refuses this rdma-core.
 ///
 /// # Errors
-/// It refuses, but not with one line on the standard error, or stock does not
-/// take over.
-pub fn refusal(runner: &Runner) -> Result<Option<String>> {
+/// The plugin refuses with more than one line, or stock does not take over.
+pub fn plugin_refusal(runner: &Runner) -> Result<Option<String>> {
     let argv = [
         "ibv_devinfo".to_owned(),
         "-d".into(),
         runner.device.name.clone(),
     ];
-    let once = |library| -> Result<(Option<ExitStatus>, String, BTreeSet<String>)> {
+    let run_devinfo = |library| -> Result<(Option<ExitStatus>, String, BTreeSet<String>)> {
         let mut command = process::command(library, runner.plugin.as_ref(), &argv)?;
         if let (Library::Stock, Some(plugin)) = (library, &runner.plugin) {
-            // Both are there: as on a system where ours is installed.
+            // Both providers are available, as on a system with the plugin installed.
             command.env("RDMAV_DRIVERS", &plugin.path);
         }
-        runner.surround(&mut command);
-        let mut running = Running::start(command, &runner.scratch.join("refusal.txt"))?;
+        runner.set_environment(&mut command);
+        let mut running = TestProcess::start(command, &runner.scratch.join("refusal.txt"))?;
         wait_all(&mut [&mut running], Duration::from_secs(60), Duration::ZERO)?;
-        Ok((running.ended(), running.output(), running.seen().clone()))
+        Ok((
+            running.exit_status(),
+            running.output(),
+            running.mapped_providers().clone(),
+        ))
     };
-    let (status, output, _) = once(Library::Ours)?;
+    let (status, output, _) = run_devinfo(Library::Ours)?;
     if status.is_some_and(|status| status.success()) {
         return Ok(None);
     }
-    let said = |output: &str| -> Vec<String> {
+    let messages = |output: &str| -> Vec<String> {
         let ours = output.lines().filter(|line| line.contains("ringverbs:"));
         ours.map(str::to_owned).collect()
     };
-    if said(&output).is_empty() {
-        // Not a refusal: the cases will show what is wrong.
+    if messages(&output).is_empty() {
+        // Not a refusal: the cases will show the failure.
         return Ok(None);
     }
-    let (status, output, seen) = once(Library::Stock)?;
-    let lines = said(&output);
+    let (status, output, mapped) = run_devinfo(Library::Stock)?;
+    let lines = messages(&output);
     if lines.len() != 1 {
         bail!(
             "the plugin refuses with {} lines instead of one: {lines:?}",
             lines.len()
         );
     }
-    let stock = seen.iter().any(|path| path.contains(runner.device.stock));
+    let stock = mapped.iter().any(|path| path.contains(runner.device.stock));
     if !status.is_some_and(|status| status.success()) || !stock {
         bail!("the plugin refuses, but stock does not take over: {output}");
     }
@@ -623,28 +632,34 @@ mod tests {
 
     #[test]
     fn differing_outputs_are_shown_by_line() {
-        assert_eq!(difference("a\nb\n", "a\nb\n"), None);
-        let shown = difference("a\nb\nc\n", "a\nx\n").unwrap();
+        assert_eq!(differing_lines("a\nb\n", "a\nb\n"), None);
+        let shown = differing_lines("a\nb\nc\n", "a\nx\n").unwrap();
         assert_eq!(
             shown,
             "line 2: stock `b`, ours `x` / line 3: stock `c`, ours `(end)`"
         );
-        assert!(difference("a\n", "a").is_some());
+        assert!(differing_lines("a\n", "a").is_some());
     }
 
     #[test]
-    fn a_program_s_own_reason_is_preferred() {
-        assert_eq!(reason("x\nSKIPPED: no such thing\ny\n", 1), "no such thing");
-        assert_eq!(reason("FAILED a.c:3: why\nafter\n", 1), "FAILED a.c:3: why");
-        assert_eq!(reason("one\ntwo\n", 1), "two");
+    fn a_program_s_own_message_is_preferred() {
+        assert_eq!(
+            failure_reason("x\nSKIPPED: no such thing\ny\n", 1),
+            "no such thing"
+        );
+        assert_eq!(
+            failure_reason("FAILED a.c:3: why\nafter\n", 1),
+            "FAILED a.c:3: why"
+        );
+        assert_eq!(failure_reason("one\ntwo\n", 1), "two");
     }
 
     #[test]
     fn an_attached_group_is_found() {
         let table = "3    rx0             1     0     01005e6f4d01\n\
                      3    rx0             1     0     3333ef014d01\n";
-        assert!(attached(table, Ipv4Addr::new(239, 1, 77, 1)));
-        assert!(!attached(table, Ipv4Addr::new(239, 111, 77, 1)));
+        assert!(is_attached(table, Ipv4Addr::new(239, 1, 77, 1)));
+        assert!(!is_attached(table, Ipv4Addr::new(239, 111, 77, 1)));
     }
 
     #[test]
@@ -653,25 +668,25 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let mut command = Command::new("sleep");
         command.arg("60");
-        let mut running = Running::start(command, &dir.join("out")).unwrap();
+        let mut running = TestProcess::start(command, &dir.join("out")).unwrap();
         wait_all(
             &mut [&mut running],
             Duration::from_millis(100),
             Duration::ZERO,
         )
         .unwrap();
-        assert!(running.ended().is_none());
+        assert!(running.exit_status().is_none());
         fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
-    fn a_client_is_not_waited_for_when_its_server_fails() {
+    fn a_client_is_killed_after_its_server_fails() {
         let dir = std::env::temp_dir().join(format!("rv-grace-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let mut server = Running::start(Command::new("false"), &dir.join("s")).unwrap();
+        let mut server = TestProcess::start(Command::new("false"), &dir.join("s")).unwrap();
         let mut command = Command::new("sleep");
         command.arg("60");
-        let mut client = Running::start(command, &dir.join("c")).unwrap();
+        let mut client = TestProcess::start(command, &dir.join("c")).unwrap();
         let began = Instant::now();
         let limit = Duration::from_secs(50);
         wait_all(
@@ -681,7 +696,7 @@ mod tests {
         )
         .unwrap();
         assert!(began.elapsed() < Duration::from_secs(20));
-        assert!(server.ended().is_some() && client.ended().is_none());
+        assert!(server.exit_status().is_some() && client.exit_status().is_none());
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -1,12 +1,11 @@
-//! Which provider gets the device where both could: ours named in the
-//! environment with stock configured as usual, ours installed as users install
-//! it, and ours removed again.
+//! Which provider serves a device that both support: with ours named in the environment
+//! and stock configured, with ours installed as users install it, and after its removal.
 //!
-//! Both libraries are mapped in such a process, so its map does not tell.
-//! The test programs do: they look up whose function serves the data path.
+//! Both libraries are mapped in such a process, so its memory map does not show the
+//! provider. The test programs find it by the functions of the data path.
 //!
-//! What is installed has the command `ringverbs` as well, which must be there
-//! and list the device, and be gone afterwards.
+//! Installations also contain the command `ringverbs`, which must list the device, and
+//! must be removed again.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,43 +15,43 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::process::Running;
-use super::run::{Runner, last_lines, reason, wait_all};
-use crate::record::{self, Outcome, Provider, Record, Stock};
+use super::process::TestProcess;
+use super::run::{Runner, failure_reason, last_lines, wait_all};
+use crate::record::{self, Outcome, Provider, Record, StockExpectation};
 
-/// The group that the results are reported in.
+/// The group of these cases.
 pub const GROUP: &str = "selection";
 
 /// libibverbs's configuration.
 const CONFIG: &str = "/etc/libibverbs.d";
 
-/// The command, where all that installs it puts it.
+/// The command, as both ways of installation place it.
 const COMMAND: &str = "/usr/bin/ringverbs";
 
-/// What the Debian packages are called.
+/// The names of the Debian packages.
 const DEB_NAMES: [&str; 2] = ["ringverbs", "ringverbs-utils"];
 
-/// What installs ours in this system, as users do.
+/// The ways to install ours in this system, as users do.
 #[derive(Debug, Clone, Default)]
 pub struct Installers {
-    /// `cargo xtask` as a program: its `install` and `install --uninstall`.
+    /// `cargo xtask` as a program, for `install` and `install --uninstall`.
     pub xtask: Option<PathBuf>,
-    /// The Debian packages: all are installed, and removed, together.
+    /// The Debian packages, which are installed and removed together.
     pub debs: Vec<PathBuf>,
 }
 
-/// Runs `probe`, a test program's command line, in each arrangement. Those of
-/// `installers` change this system's files for a while.
+/// Runs `probe`, the command line of a test program, in each configuration.
+/// `installers` change this system's files temporarily.
 pub fn run(runner: &Runner, probe: &str, installers: &Installers) -> Result<()> {
     let Some(plugin) = runner.plugin.clone() else {
         return Ok(());
     };
     let stem = plugin.stem();
     let name = "named in the environment, stock configured";
-    try_one(runner, name, probe, &stem, |c| {
+    run_probe(runner, name, probe, &stem, |c| {
         c.env("RDMAV_DRIVERS", &plugin.path);
     })?;
-    plain_file(runner, probe, &plugin.path, &stem)?;
+    unversioned_libibverbs(runner, probe, &plugin.path, &stem)?;
     if let Some(xtask) = &installers.xtask {
         let dist = plugin.path.parent().context("the plugin has no folder")?;
         let install = |last: &[&Path]| {
@@ -60,27 +59,42 @@ pub fn run(runner: &Runner, probe: &str, installers: &Installers) -> Result<()> 
             command.arg("install").args(last);
             command
         };
-        let put = install(&[Path::new("--dist"), dist]);
-        let take = install(&[Path::new("--uninstall")]);
-        there_and_gone(runner, "cargo xtask install", probe, &stem, put, take)?;
+        let install_command = install(&[Path::new("--dist"), dist]);
+        let remove_command = install(&[Path::new("--uninstall")]);
+        install_and_remove(
+            runner,
+            "cargo xtask install",
+            probe,
+            &stem,
+            install_command,
+            remove_command,
+        )?;
     }
     if !installers.debs.is_empty() {
-        let (mut put, mut take) = (Command::new("dpkg"), Command::new("dpkg"));
-        put.arg("-i").args(&installers.debs);
-        take.arg("-r").args(DEB_NAMES);
-        there_and_gone(runner, "dpkg", probe, &stem, put, take)?;
+        let (mut install_command, mut remove_command) =
+            (Command::new("dpkg"), Command::new("dpkg"));
+        install_command.arg("-i").args(&installers.debs);
+        remove_command.arg("-r").args(DEB_NAMES);
+        install_and_remove(
+            runner,
+            "dpkg",
+            probe,
+            &stem,
+            install_command,
+            remove_command,
+        )?;
     } else if installers.xtask.is_some() {
-        let why = "there is no package: cargo install cargo-deb";
-        report(runner, "dpkg", Outcome::Skip, why.into(), Instant::now())?;
+        let reason = "there is no package: cargo install cargo-deb";
+        report(runner, "dpkg", Outcome::Skip, reason.into(), Instant::now())?;
     }
     Ok(())
 }
 
-/// The newest private ABI that the plugin knows: a later release may share it.
-const NEWEST: u32 = 65;
+/// The newest private ABI that the plugin supports: a later release may share it.
+const NEWEST_ABI: u32 = 65;
 
-/// With libibverbs as a plain file, whose name tells no version.
-fn plain_file(runner: &Runner, probe: &str, plugin: &Path, stem: &str) -> Result<()> {
+/// Runs the probe with libibverbs as a plain file, whose name has no version.
+fn unversioned_libibverbs(runner: &Runner, probe: &str, plugin: &Path, stem: &str) -> Result<()> {
     const LIBRARY: &str = "libibverbs.so.1";
     let folder = providers_folder()?;
     let folder = folder.parent().context("the providers' folder has none")?;
@@ -99,15 +113,15 @@ fn plain_file(runner: &Runner, probe: &str, plugin: &Path, stem: &str) -> Result
         command.env("LD_LIBRARY_PATH", &plain);
         command.env("RDMAV_DRIVERS", plugin);
     };
-    let expect = if release < NEWEST { stem } else { "librxe" };
-    try_one(runner, "libibverbs as a plain file", probe, expect, arrange)?;
+    let expect = if release < NEWEST_ABI { stem } else { "librxe" };
+    run_probe(runner, "libibverbs as a plain file", probe, expect, arrange)?;
     let name = "libibverbs as a plain file, its release named by the user";
-    try_one(runner, name, probe, stem, |command| {
+    run_probe(runner, name, probe, stem, |command| {
         arrange(command);
         command.env("RINGVERBS_RDMA_CORE", &version);
     })?;
     let name = "libibverbs as a plain file, named a wrong release by the user";
-    try_one(runner, name, probe, "librxe", |command| {
+    run_probe(runner, name, probe, "librxe", |command| {
         arrange(command);
         command.env(
             "RINGVERBS_RDMA_CORE",
@@ -116,33 +130,33 @@ fn plain_file(runner: &Runner, probe: &str, plugin: &Path, stem: &str) -> Result
     })
 }
 
-/// Installs ours, which must be served then, and removes it, after which stock
-/// must be, with its files as they were.
-fn there_and_gone(
+/// Installs ours, which must then serve, and removes it; then stock must serve, and the
+/// system's files must be as before.
+fn install_and_remove(
     runner: &Runner,
     by: &str,
     probe: &str,
     stem: &str,
-    mut put: Command,
-    mut take: Command,
+    mut install_command: Command,
+    mut remove_command: Command,
 ) -> Result<()> {
     let before = configuration()?;
     let steps = [
-        (&mut put, "installed", stem),
-        (&mut take, "removed", "librxe"),
+        (&mut install_command, "installed", stem),
+        (&mut remove_command, "removed", "librxe"),
     ];
     for (command, state, expect) in steps {
         let began = Instant::now();
         let name = format!("{state} by {by}");
-        // dpkg wants what only root's shell finds.
+        // dpkg requires programs in root's PATH.
         let out = command
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .output()
             .with_context(|| format!("cannot run {command:?}"))?;
         if out.status.success() {
-            try_one(runner, &name, probe, expect, |_| {})?;
+            run_probe(runner, &name, probe, expect, |_| {})?;
             if state == "installed" {
-                list(runner, &format!("the command, {name}"))?;
+                check_command(runner, &format!("the command, {name}"))?;
             }
         } else {
             let text = [out.stdout, out.stderr].concat();
@@ -164,8 +178,8 @@ fn there_and_gone(
     report(runner, &name, outcome, detail, Instant::now())
 }
 
-/// The command lists the device.
-fn list(runner: &Runner, name: &str) -> Result<()> {
+/// Checks that the command lists the device.
+fn check_command(runner: &Runner, name: &str) -> Result<()> {
     let began = Instant::now();
     let device = &runner.device.name;
     let (outcome, detail) = match Command::new(COMMAND).arg("devices").output() {
@@ -182,8 +196,8 @@ fn list(runner: &Runner, name: &str) -> Result<()> {
     report(runner, name, outcome, detail, began)
 }
 
-/// The names in libibverbs's folders, what dpkg has been told to divert, and
-/// whether the command is there.
+/// Returns the files in libibverbs's folders, dpkg's diversions, and the command if it
+/// is installed.
 fn configuration() -> Result<BTreeSet<String>> {
     let command = Path::new(COMMAND).exists().then(|| COMMAND.to_owned());
     let mut names = BTreeSet::from_iter(command);
@@ -201,7 +215,7 @@ fn configuration() -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-fn try_one(
+fn run_probe(
     runner: &Runner,
     name: &str,
     probe: &str,
@@ -216,16 +230,16 @@ fn try_one(
         .env_remove("RDMAV_DRIVERS")
         .env_remove("IBV_DRIVERS")
         .current_dir(&runner.scratch);
-    runner.surround(&mut command);
+    runner.set_environment(&mut command);
     command.env("RXE_EXPECT", expect);
     arrange(&mut command);
-    let mut running = Running::start(command, &runner.scratch.join("selection.txt"))?;
+    let mut running = TestProcess::start(command, &runner.scratch.join("selection.txt"))?;
     wait_all(&mut [&mut running], Duration::from_secs(60), Duration::ZERO)?;
-    let good = running.ended().is_some_and(|status| status.success());
+    let good = running.exit_status().is_some_and(|status| status.success());
     let (outcome, detail) = if good {
         (Outcome::Pass, String::new())
     } else {
-        (Outcome::Fail, reason(&running.output(), 4))
+        (Outcome::Fail, failure_reason(&running.output(), 4))
     };
     report(runner, name, outcome, detail, began)
 }
@@ -237,12 +251,12 @@ fn report(
     detail: String,
     began: Instant,
 ) -> Result<()> {
-    runner.report.put(&Record::Case(record::Case {
+    runner.report.write(&Record::Case(record::Case {
         group: GROUP.into(),
         name: name.to_owned(),
         provider: Provider::Ours,
         outcome,
-        stock: Stock::NotRun,
+        stock: StockExpectation::NotRun,
         attempts: 1,
         seconds: began.elapsed().as_secs_f64(),
         detail,
@@ -252,7 +266,7 @@ fn report(
     }))
 }
 
-/// Where libibverbs keeps its providers: where stock's is.
+/// Returns libibverbs's folder of providers, which has stock's.
 fn providers_folder() -> Result<PathBuf> {
     let folders = ["/usr/lib", "/usr/lib64"];
     let mut candidates: Vec<PathBuf> = folders.iter().map(PathBuf::from).collect();

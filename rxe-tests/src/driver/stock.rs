@@ -1,8 +1,8 @@
-//! Verdicts of the stock provider that an earlier run has shown.
+//! Cached verdicts of the stock provider.
 //!
-//! The same packages, kernel, emulator and cases give the same verdicts, and half
-//! of a run is spent on them. Only a verdict that asks something of the plugin is
-//! kept: what stock failed by chance must not excuse a later run's failure.
+//! The same packages, kernel, emulator and cases give the same verdicts, which take half
+//! of a run. Only verdicts that require something of the plugin are kept: a random
+//! failure of stock must not excuse a failure of the plugin in a later run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,53 +11,53 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::rates;
-use crate::record::{Case, Outcome, Provider, Record, Stock};
+use crate::record::{Case, Outcome, Provider, Record, StockExpectation};
 
-/// Verdicts by group and name.
+/// Cached verdicts by group and name.
 #[derive(Debug, Default)]
-pub struct Verdicts(BTreeMap<(String, String), Case>);
+pub struct CachedVerdicts(BTreeMap<(String, String), Case>);
 
-impl Verdicts {
-    /// Reads records, one on a line.
+impl CachedVerdicts {
+    /// Reads records, one per line.
     ///
     /// # Errors
-    /// The file cannot be read, or has something else in it.
-    pub fn read(path: &Path) -> Result<Verdicts> {
+    /// The file cannot be read or parsed.
+    pub fn read(path: &Path) -> Result<CachedVerdicts> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut verdicts = BTreeMap::new();
         for line in text.lines() {
             if let Record::Case(mut case) = Record::parse(line)? {
-                if lasts(&case) {
+                if is_cacheable(&case) {
                     case.cached = true;
                     verdicts.insert((case.group.clone(), case.name.clone()), case);
                 }
             }
         }
-        Ok(Verdicts(verdicts))
+        Ok(CachedVerdicts(verdicts))
     }
 
-    /// What stock did with a case.
-    pub fn of(&self, group: &str, name: &str) -> Option<&Case> {
+    /// Returns the verdict of a case.
+    pub fn get(&self, group: &str, name: &str) -> Option<&Case> {
         self.0.get(&(group.to_owned(), name.to_owned()))
     }
 
-    /// The names of the cases of a group.
+    /// Returns the names of the cases of a group.
     pub fn names<'v>(&'v self, group: &'v str) -> impl Iterator<Item = &'v str> {
         let of_group = self.0.keys().filter(move |(of, _)| of == group);
         of_group.map(|(_, name)| name.as_str())
     }
 }
 
-/// Whether a verdict may stand for that of a later run: a pass, which the plugin
-/// has to repeat; a skip, which it may; a defect that has to show and did.
-pub fn lasts(case: &Case) -> bool {
+/// Returns whether a verdict may be reused: a pass, which the plugin must repeat; a skip,
+/// which it may repeat; an expected failure.
+pub fn is_cacheable(case: &Case) -> bool {
     let kept = match case.stock {
-        Stock::Reference => case.outcome != Outcome::Fail,
-        Stock::MustFail | Stock::FailsSoFar => case.outcome == Outcome::Fail,
-        Stock::NotRun => false,
+        StockExpectation::Reference => case.outcome != Outcome::Fail,
+        StockExpectation::MustFail | StockExpectation::FailsSoFar => case.outcome == Outcome::Fail,
+        StockExpectation::NotRun => false,
     };
-    // No attempt: the case was not for this machine.
+    // A case without an attempt was not run on this machine.
     kept && case.provider == Provider::Stock && case.attempts > 0 && case.group != rates::GROUP
 }
 
@@ -65,7 +65,7 @@ pub fn lasts(case: &Case) -> bool {
 mod tests {
     use super::*;
 
-    fn case(stock: Stock, outcome: Outcome) -> Case {
+    fn case(stock: StockExpectation, outcome: Outcome) -> Case {
         Case {
             group: "pingpong".into(),
             name: "rc".into(),
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn stock_failures_are_not_cached() {
         use Outcome::{Fail, Pass, Skip};
-        use Stock::{FailsSoFar, MustFail, NotRun, Reference};
+        use StockExpectation::{FailsSoFar, MustFail, NotRun, Reference};
         for (stock, outcome, kept) in [
             (Reference, Pass, true),
             (Reference, Skip, true),
@@ -95,37 +95,41 @@ mod tests {
             (FailsSoFar, Pass, false),
             (NotRun, Pass, false),
         ] {
-            assert_eq!(lasts(&case(stock, outcome)), kept, "{stock:?} {outcome:?}");
+            assert_eq!(
+                is_cacheable(&case(stock, outcome)),
+                kept,
+                "{stock:?} {outcome:?}"
+            );
         }
         let mut ours = case(Reference, Pass);
         ours.provider = Provider::Ours;
-        assert!(!lasts(&ours));
+        assert!(!is_cacheable(&ours));
     }
 
     #[test]
     fn verdicts_are_found_by_group_and_name() {
         let path = std::env::temp_dir().join(format!("rv-stock-{}", std::process::id()));
-        let mut failed = case(Stock::Reference, Outcome::Fail);
+        let mut failed = case(StockExpectation::Reference, Outcome::Fail);
         failed.name = "failed".into();
         let records = [
-            Record::Case(case(Stock::Reference, Outcome::Pass)),
+            Record::Case(case(StockExpectation::Reference, Outcome::Pass)),
             Record::Case(failed),
             Record::End,
         ];
         let lines: Vec<_> = records.iter().map(Record::line).collect();
         fs::write(&path, lines.join("\n")).unwrap();
-        let verdicts = Verdicts::read(&path).unwrap();
+        let verdicts = CachedVerdicts::read(&path).unwrap();
         assert!(
             verdicts
-                .of("pingpong", "rc")
+                .get("pingpong", "rc")
                 .is_some_and(|case| case.cached)
         );
-        assert!(verdicts.of("pingpong", "failed").is_none());
-        assert!(verdicts.of("perftest", "rc").is_none());
+        assert!(verdicts.get("pingpong", "failed").is_none());
+        assert!(verdicts.get("perftest", "rc").is_none());
         assert_eq!(verdicts.names("pingpong").collect::<Vec<_>>(), ["rc"]);
         assert_eq!(verdicts.names("perftest").count(), 0);
         fs::write(&path, "nonsense").unwrap();
-        assert!(Verdicts::read(&path).is_err());
+        assert!(CachedVerdicts::read(&path).is_err());
         fs::remove_file(&path).unwrap();
     }
 }

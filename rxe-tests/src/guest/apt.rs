@@ -1,5 +1,5 @@
-//! Trees of Debian packages for another architecture, made by this machine's apt and
-//! dpkg-deb: packages are unpacked, and nothing in them is run.
+//! Trees of Debian packages for another architecture, built by this machine's apt and
+//! dpkg-deb: packages are unpacked, and their scripts are not run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,11 +30,11 @@ pub struct Apt {
 }
 
 impl Apt {
-    /// For `architecture`, by Debian's name, in `folder`, where its log is as well.
-    /// `sources` is a sources.list; without it, this machine's is used.
+    /// Creates an apt for `architecture`, by Debian's name, in `folder`, and updates its
+    /// lists. `sources` is a sources.list; the default is this machine's.
     ///
     /// # Errors
-    /// Folders cannot be made, or the archive cannot be reached.
+    /// Folders cannot be created, or the archive is unreachable.
     pub fn new(folder: &Path, architecture: &str, sources: Option<&str>) -> Result<Apt> {
         let (state, cache) = (folder.join("state"), folder.join("cache"));
         for folder in [state.join("lists/partial"), cache.join("archives/partial")] {
@@ -66,10 +66,10 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Unpacks packages, with all that they depend on, in the folder `tree`.
+    /// Unpacks packages and their dependencies into the folder `tree`.
     ///
     /// # Errors
-    /// They cannot be fetched or unpacked.
+    /// Packages cannot be fetched or unpacked.
     pub fn unpack(&self, packages: &[&str], tree: &Path) -> Result<()> {
         let install = ["install", "--download-only"];
         self.get("fetching packages", &[&install, packages].concat())?;
@@ -81,10 +81,10 @@ impl Apt {
         self.step("unpacking packages", &mut unpack)
     }
 
-    /// Fetches the upstream archive of a source package, and says where it is.
+    /// Fetches the upstream archive of a source package, and returns its path.
     ///
     /// # Errors
-    /// It cannot be fetched.
+    /// The archive cannot be fetched.
     pub fn source(&self, package: &str) -> Result<PathBuf> {
         let source = ["source", "--download-only", "--tar-only", package];
         self.get("fetching a source package", &source)?;

@@ -1,5 +1,5 @@
-//! Building test programs in C inside a guest's tree, at this machine's full
-//! speed and against that suite's own headers and libraries.
+//! Builds test programs in C in a guest's tree: at the host's speed, and against that
+//! suite's headers and libraries.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,8 @@ use super::host;
 use super::progress::step;
 use super::tree::Image;
 
-/// Builds the programs whose sources and Makefile are in `sources`, and puts
-/// them into `out` together with the scripts and the manifest beside them.
+/// Builds the programs whose sources and Makefile are in `sources`, and copies them, the
+/// scripts and the manifest to `out`.
 pub fn programs(image: &Image, sources: &Path, out: &Path, log: &Path) -> Result<()> {
     let name = format!("build-{}", std::process::id());
     let inside = image.tree().join(&name);
@@ -42,15 +42,15 @@ pub fn programs(image: &Image, sources: &Path, out: &Path, log: &Path) -> Result
     result
 }
 
-/// Builds in a folder of the tree: by the tree's compiler, or where that does not run
-/// here by a cross compiler.
+/// Returns the command that builds in a folder of the tree: with the tree's compiler, or
+/// with a cross compiler if that cannot run here.
 fn make(image: &Image, folder: &str) -> Result<Command> {
     let tree = image.tree();
     let architecture = image.suite.architecture();
     let mut command;
     if architecture.user.is_some() {
         host::require(&[("make", "make")], false)?;
-        // The compiler's own libc comes after the tree's.
+        // The tree's libc must come before that of the cross compiler.
         let (tools, tree) = (architecture.tools, tree.display());
         let libraries = format!("{tree}/usr/lib/{}", tools.trim_end_matches('-'));
         let compiler = format!("CC={tools}gcc --sysroot={tree} -L{libraries}");

@@ -1,11 +1,11 @@
-//! Archives that the kernel unpacks into its first file system: cpio's "newc".
+//! Archives of the format "newc" of cpio, which the kernel unpacks as the initramfs.
 
-/// The file type and rights of a folder, a program and other files.
+/// File type and permissions of folders, programs and other files.
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 
-/// An archive in the making.
+/// An archive under construction.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -13,18 +13,18 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// A folder; those above it are there already.
+    /// Adds a folder, whose parent must be in the archive.
     pub fn folder(&mut self, name: &str) {
         self.entry(name, FOLDER, &[]);
     }
 
-    /// A file in a folder that is there already.
+    /// Adds a file, whose folder must be in the archive.
     pub fn file(&mut self, name: &str, contents: &[u8], executable: bool) {
         self.entry(name, if executable { PROGRAM } else { FILE }, contents);
     }
 
-    /// The whole archive.
-    pub fn end(mut self) -> Vec<u8> {
+    /// Adds the trailer and returns the archive.
+    pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
     }
@@ -75,10 +75,10 @@ mod tests {
         let mut archive = Archive::default();
         archive.folder("bin");
         archive.file("bin/sh", b"12345", true);
-        let bytes = archive.end();
+        let bytes = archive.finish();
         let text = String::from_utf8(bytes).unwrap();
         let headers: Vec<_> = text.match_indices("070701").map(|(at, _)| at).collect();
-        // 110 bytes of header; names of 4 and 7 with their zeros; 5 of contents.
+        // 110 bytes of header; names of 4 and 7 bytes with their NULs; 5 of contents.
         assert_eq!(headers, [0, 116, 244]);
         assert_eq!(&text[116 + 14..116 + 22], "000081ed");
         assert_eq!(&text[116 + 54..116 + 62], "00000005");

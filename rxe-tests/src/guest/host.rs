@@ -1,5 +1,4 @@
-//! What the machine that makes and runs a guest must have, and where it gets
-//! Debian packages from.
+//! Requirements of the host that builds and runs guests, and its Debian archive.
 
 use std::env;
 use std::fs;
@@ -18,32 +17,31 @@ use nix::sys::time::TimeVal;
 
 use super::progress;
 
-/// Names the Debian archive to use, before anything that apt says.
+/// The environment variable with the Debian archive; it overrides apt's.
 pub const MIRROR_VARIABLE: &str = "RINGVERBS_DEBIAN_MIRROR";
-/// Names the folder that guests are kept in between runs.
+/// The environment variable with the folder for cached guests.
 pub const CACHE_VARIABLE: &str = "RINGVERBS_CACHE";
 
-/// A program, or a file by its whole path, and the Debian package that has it.
+/// A program, or the absolute path of a file, and its Debian package.
 pub type Tool = (&'static str, &'static str);
 
-/// What making a guest takes.
-pub const TO_BUILD: &[Tool] = &[
+/// The tools that build a guest.
+pub const BUILD_TOOLS: &[Tool] = &[
     ("debootstrap", "debootstrap"),
     ("mkfs.ext4", "e2fsprogs"),
     ("unshare", "util-linux"),
     ("chroot", "coreutils"),
 ];
 
-/// The keys that the Debian archive is signed with.
+/// The signing keys of the Debian archive.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Whether this process may do what a guest's making takes.
+/// Returns whether this process runs as root, which building a guest requires.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// The processor time of all processes that this one has started and that have
-/// ended.
+/// Returns the processor time of all terminated child processes.
 pub fn processor_time() -> Duration {
     let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
         return Duration::ZERO;
@@ -55,21 +53,22 @@ pub fn processor_time() -> Duration {
     part(usage.user_time()) + part(usage.system_time())
 }
 
-/// Gives this thread, and what it starts from now on, less of the processors than
-/// others have.
-pub fn step_back() {
+/// Lowers the priority of this thread and of the processes that it starts.
+pub fn lower_priority() {
     let thread = nix::unistd::gettid().to_string();
-    // Where that does not work it only takes longer.
+    // Failure is harmless.
     let _ = Command::new("renice")
         .args(["-n", "5", "-p", &thread])
         .stdout(Stdio::null())
         .status();
 }
 
-/// Makes sure that `tools` are there: installs what is missing when run by
-/// root on a system with apt, and names it precisely otherwise.
+/// Installs missing tools if this is root on a system with apt.
+///
+/// # Errors
+/// Tools are missing; the error names their packages.
 pub fn require(tools: &[Tool], keyring: bool) -> Result<()> {
-    // One at a time: apt-get does not wait for another one.
+    // apt-get does not wait for another apt-get.
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let missing = |tools: &[Tool]| -> Vec<&'static str> {
@@ -87,9 +86,9 @@ pub fn require(tools: &[Tool], keyring: bool) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
-    let by_hand = format!("apt-get install {}", packages.join(" "));
+    let install_command = format!("apt-get install {}", packages.join(" "));
     if !is_root() || which("apt-get").is_none() {
-        bail!("missing packages; as root: {by_hand}");
+        bail!("missing packages; as root: {install_command}");
     }
     eprintln!("installing on this machine: {}", packages.join(" "));
     let log = env::temp_dir().join(format!("ringverbs-apt-{}.log", std::process::id()));
@@ -109,18 +108,18 @@ pub fn require(tools: &[Tool], keyring: bool) -> Result<()> {
         progress::step("apt-get install", &log, limit, &mut apt(&install))?;
     }
     let _ = fs::remove_file(&log);
-    let still = missing(tools);
-    if !still.is_empty() {
+    let still_missing = missing(tools);
+    if !still_missing.is_empty() {
         bail!(
-            "{by_hand} succeeded, but {} is still missing",
-            still.join(", ")
+            "{install_command} succeeded, but {} is still missing",
+            still_missing.join(", ")
         );
     }
     Ok(())
 }
 
-/// Where a program is found, looking also where only root's shell looks; or a
-/// file, where it is.
+/// Finds a program in PATH or the system's folders, also those of root's PATH. An
+/// absolute path is returned if the file exists.
 pub fn which(program: &str) -> Option<PathBuf> {
     if program.starts_with('/') {
         return Some(PathBuf::from(program)).filter(|file| file.exists());
@@ -134,7 +133,7 @@ pub fn which(program: &str) -> Option<PathBuf> {
         })
 }
 
-/// The folder that guests are kept in between runs.
+/// Returns the folder for cached guests.
 pub fn cache() -> Result<PathBuf> {
     if let Some(dir) = env::var_os(CACHE_VARIABLE) {
         return Ok(PathBuf::from(dir));
@@ -147,13 +146,12 @@ pub fn cache() -> Result<PathBuf> {
     Ok(base.join("ringverbs"))
 }
 
-/// The Debian archive to make trees from, or `None` to leave it to
-/// debootstrap's own default.
+/// Returns the Debian archive for trees, or `None` for debootstrap's default.
 ///
-/// In this order: the environment variable; the archive that apt on this
-/// machine is configured with; the answer of whoever sits at the terminal.
+/// In this order: the environment variable; apt's configured archive; the user's answer
+/// at the terminal.
 pub fn mirror() -> Result<Option<String>> {
-    // Asked once, however many guests are made at the same time.
+    // The user is asked once, even if several guests are built at the same time.
     static MIRROR: Mutex<Option<Option<String>>> = Mutex::new(None);
     let mut mirror = MIRROR.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(mirror) = &*mirror {
@@ -163,12 +161,12 @@ pub fn mirror() -> Result<Option<String>> {
 }
 
 fn choose_mirror() -> Result<Option<String>> {
-    if let Some(mirror) = mirror_of_apt() {
+    if let Some(mirror) = configured_mirror() {
         return Ok(Some(mirror));
     }
     eprintln!(
-        "apt on this machine is not configured with a Debian archive (or its lists are empty: \
-         apt-get update).\nSet {MIRROR_VARIABLE} to the address of one to choose it."
+        "apt on this machine has no Debian archive configured (or its lists are empty: \
+         apt-get update).\nSet {MIRROR_VARIABLE} to the URL of an archive."
     );
     if io::stdin().is_terminal() {
         eprint!("Debian archive to use (empty: debootstrap's default): ");
@@ -180,12 +178,12 @@ fn choose_mirror() -> Result<Option<String>> {
             return Ok(Some(answer.to_owned()));
         }
     }
-    eprintln!("Leaving the choice of the archive to debootstrap.");
+    eprintln!("Using debootstrap's default archive.");
     Ok(None)
 }
 
-/// The archive that the environment names, or that apt is configured with.
-fn mirror_of_apt() -> Option<String> {
+/// Returns the archive of the environment variable or of apt's configuration.
+fn configured_mirror() -> Option<String> {
     if let Ok(mirror) = env::var(MIRROR_VARIABLE) {
         return Some(mirror);
     }
@@ -193,12 +191,12 @@ fn mirror_of_apt() -> Option<String> {
         .args(["indextargets", "--format", "$(LABEL)|$(REPO_URI)"])
         .output()
         .ok()?;
-    debian_of(&String::from_utf8_lossy(&out.stdout))
+    debian_mirror(&String::from_utf8_lossy(&out.stdout))
 }
 
-/// The first archive labelled as Debian's in the output of
+/// Returns the first archive labelled `Debian` in the output of
 /// `apt-get indextargets --format '$(LABEL)|$(REPO_URI)'`.
-fn debian_of(index_targets: &str) -> Option<String> {
+fn debian_mirror(index_targets: &str) -> Option<String> {
     index_targets
         .lines()
         .filter_map(|line| line.split_once('|'))
@@ -206,10 +204,10 @@ fn debian_of(index_targets: &str) -> Option<String> {
         .map(|(_, uri)| uri.trim_end_matches('/').to_owned())
 }
 
-/// Why the Debian archive cannot be reached; `None` if it can, or if it is
-/// not known which one it is or a proxy stands between.
-pub fn archive_out_of_reach() -> Option<String> {
-    let mirror = mirror_of_apt()?;
+/// Returns why the Debian archive is unreachable; `None` if it is reachable, not
+/// configured, or behind a proxy.
+pub fn archive_unreachable() -> Option<String> {
+    let mirror = configured_mirror()?;
     if !apt_proxies().is_empty() || env::var_os("http_proxy").is_some() {
         return None;
     }
@@ -229,13 +227,13 @@ pub fn archive_out_of_reach() -> Option<String> {
         });
     reached
         .err()
-        .map(|why| format!("the Debian archive {mirror} is out of reach ({why})"))
+        .map(|reason| format!("the Debian archive {mirror} is unreachable ({reason})"))
 }
 
-/// The host and port of an `http` or `https` address.
+/// Returns the host and port of an `http` or `https` URL.
 fn host_and_port(address: &str) -> Option<(String, u16)> {
     let (scheme, rest) = address.split_once("://")?;
-    let usual = match scheme {
+    let default_port = match scheme {
         "http" => 80,
         "https" => 443,
         _ => return None,
@@ -243,11 +241,11 @@ fn host_and_port(address: &str) -> Option<(String, u16)> {
     let authority = rest.split('/').next()?;
     match authority.rsplit_once(':') {
         Some((host, port)) => Some((host.to_owned(), port.parse().ok()?)),
-        None => Some((authority.to_owned(), usual)),
+        None => Some((authority.to_owned(), default_port)),
     }
 }
 
-/// apt's proxy settings on this machine, as lines of an apt.conf.
+/// Returns apt's proxy settings on this machine, as lines of an apt.conf.
 pub fn apt_proxies() -> String {
     let out = Command::new("apt-config").arg("dump").output();
     let Ok(out) = out else { return String::new() };
@@ -260,9 +258,8 @@ pub fn apt_proxies() -> String {
         .collect()
 }
 
-/// Whether QEMU may use KVM. The device alone is not enough: where the
-/// processor lacks the instructions, opening it can succeed and the guest
-/// then never runs.
+/// Returns whether QEMU can use KVM. The device file is not enough: without the
+/// processor's virtualization extensions it may open, but guests do not run.
 pub fn kvm_works() -> bool {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     has_virtualization(&flags)
@@ -290,25 +287,27 @@ mod tests {
                        Node|http://node.example/\n\
                        Debian|http://archive.example/debian/\n";
         assert_eq!(
-            debian_of(targets).as_deref(),
+            debian_mirror(targets).as_deref(),
             Some("http://archive.example/debian")
         );
-        assert_eq!(debian_of("Ubuntu|http://archive.example/ubuntu/\n"), None);
-        assert_eq!(debian_of(""), None);
+        assert_eq!(
+            debian_mirror("Ubuntu|http://archive.example/ubuntu/\n"),
+            None
+        );
+        assert_eq!(debian_mirror(""), None);
     }
 
     #[test]
-    fn an_address_is_taken_apart() {
-        let of = |address| host_and_port(address);
+    fn urls_are_parsed() {
         assert_eq!(
-            of("http://a.example/debian"),
+            host_and_port("http://a.example/debian"),
             Some(("a.example".into(), 80))
         );
         assert_eq!(
-            of("https://a.example:8443/"),
+            host_and_port("https://a.example:8443/"),
             Some(("a.example".into(), 8443))
         );
-        assert_eq!(of("file:/mirror"), None);
+        assert_eq!(host_and_port("file:/mirror"), None);
     }
 
     #[test]
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_named_with_its_package() {
+    fn programs_are_found_in_path() {
         assert!(which("sh").is_some());
         assert!(which("no-such-program-at-all").is_none());
     }

@@ -1,5 +1,5 @@
-//! The few files that the kernel starts from: busybox, the modules that the
-//! disk and the shares need, and a script.
+//! The initramfs of Debian guests: busybox, the modules for the disk and the shares, and
+//! a script.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::cpio::Archive;
 use super::suite::Suite;
 
-/// The modules that must be there before the root file system is.
+/// The modules that mounting the root file system needs.
 pub const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
@@ -22,7 +22,7 @@ pub const MODULES: &[&str] = &[
     "9p",
 ];
 
-/// Packs the initramfs of the kernel in `tree` into `out`.
+/// Writes the initramfs for the kernel in `tree` to `out`.
 pub fn make(tree: &Path, suite: Suite, init: &str, out: &Path) -> Result<()> {
     let version = fs::read_to_string(tree.join("boot/version"))?;
     let modules = tree.join("usr/lib/modules").join(version.trim());
@@ -46,15 +46,15 @@ pub fn make(tree: &Path, suite: Suite, init: &str, out: &Path) -> Result<()> {
         list.push('\n');
     }
     root.file("modules.list", list.as_bytes(), false);
-    fs::write(out, root.end()).with_context(|| format!("cannot write {}", out.display()))
+    fs::write(out, root.finish()).with_context(|| format!("cannot write {}", out.display()))
 }
 
-/// A module's file, unpacked by the tree's own busybox, which is static.
+/// Returns the contents of a module, unpacked by the tree's busybox, which is static.
 pub(super) fn module(tree: &Path, suite: Suite, file: &Path) -> Result<Vec<u8>> {
     match file.extension().and_then(|it| it.to_str()) {
         Some("ko") => return Ok(fs::read(file)?),
         Some("xz") => {}
-        _ => bail!("{}: packed in an unknown way", file.display()),
+        _ => bail!("{}: unknown compression format", file.display()),
     }
     let mut busybox = suite.architecture().command(&tree.join("bin/busybox"));
     let out = busybox.args(["xz", "-dc"]).arg(file).output();
@@ -68,8 +68,8 @@ pub(super) fn module(tree: &Path, suite: Suite, file: &Path) -> Result<Vec<u8>> 
     Ok(out.stdout)
 }
 
-/// The files to load, each after what it needs, for the modules `wanted`.
-/// One that is not in `modules.dep` is built into the kernel.
+/// Returns the files of the modules `wanted` and their dependencies, in load order.
+/// Modules that are not in `modules.dep` are built into the kernel.
 pub(super) fn load_order(modules_dep: &str, wanted: &[&str]) -> Vec<String> {
     let mut needs: HashMap<&str, Vec<&str>> = HashMap::new();
     let mut by_name: HashMap<String, &str> = HashMap::new();

@@ -1,8 +1,7 @@
-//! A machine of our own: Debian's kernel and tree under QEMU, so that tests
-//! meet the real driver without touching the machine they run on.
+//! Guests: Debian's kernel and tree under QEMU, so that tests use the real driver
+//! without changing the host.
 
 pub mod apt;
-pub mod bare;
 pub mod compile;
 pub mod compiler;
 mod cpio;
@@ -10,6 +9,7 @@ pub mod host;
 mod initramfs;
 pub mod progress;
 pub mod qemu;
+pub mod static_guest;
 pub mod stock;
 pub mod suite;
 pub mod tree;
@@ -19,4 +19,4 @@ pub use compiler::Compiler;
 pub use qemu::Qemu;
 pub use suite::{Architecture, Suite};
 pub use tree::Image;
-pub use vm::{Ended, Hardware, Job};
+pub use vm::{Hardware, Job, JobExit};

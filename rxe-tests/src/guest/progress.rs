@@ -1,5 +1,5 @@
-//! Long steps: a line when one starts, a sign of life while it runs, its time
-//! when it ends, and a limit on each.
+//! Runs long steps: prints a line at the start, progress while they run, and their
+//! duration at the end; each has a time limit.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -13,14 +13,13 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// How often a step that goes on says so.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+/// Interval between progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Runs `command` with its output in `log`, for at most `limit`.
+/// Runs `command` for at most `limit`, with its output in `log`.
 ///
-/// The command leads a process group of its own, which is killed as a whole
-/// at the limit. A failure names the step, the exit status and the end of
-/// the log.
+/// The command leads a process group of its own, which is killed as a whole at the limit.
+/// An error has the step, the exit status and the end of the log.
 pub fn step(what: &str, log: &Path, limit: Duration, command: &mut Command) -> Result<()> {
     let began = Instant::now();
     eprintln!("  {what} ...");
@@ -33,19 +32,18 @@ pub fn step(what: &str, log: &Path, limit: Duration, command: &mut Command) -> R
         .process_group(0)
         .spawn()
         .with_context(|| format!("{what}: cannot start {:?}", command.get_program()))?;
-    let mut next = SIGN_OF_LIFE;
+    let mut next = PROGRESS_INTERVAL;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
         let elapsed = began.elapsed();
         if elapsed > limit {
-            // The group outlives its leader until the leader is reaped, so
-            // this cannot reach another process.
+            // The leader is not reaped yet, so the group's number is not reused.
             let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
             child.wait()?;
             bail!(
-                "{what}: not done after {} s; its log is {}\n{}",
+                "{what}: timed out after {} s; its log is {}\n{}",
                 limit.as_secs(),
                 log.display(),
                 tail(log, from, 15)
@@ -54,7 +52,7 @@ pub fn step(what: &str, log: &Path, limit: Duration, command: &mut Command) -> R
         if elapsed > next {
             let last = tail(log, from, 1);
             eprintln!("    {:>4} s  {}", elapsed.as_secs(), clip(last.trim(), 90));
-            next += SIGN_OF_LIFE;
+            next += PROGRESS_INTERVAL;
         }
         thread::sleep(Duration::from_millis(50));
     };
@@ -69,14 +67,14 @@ pub fn step(what: &str, log: &Path, limit: Duration, command: &mut Command) -> R
     Ok(())
 }
 
-/// The last `lines` lines of a file from byte `from` on; empty when there are
-/// none or the file cannot be read.
+/// Returns the last `lines` lines of a file after byte `from`; empty if the file cannot
+/// be read.
 pub fn tail(path: &Path, from: u64, lines: usize) -> String {
-    const MOST: u64 = 64 * 1024;
+    const MAX_BYTES: u64 = 64 * 1024;
     let mut bytes = Vec::new();
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
-        let start = from.max(fs::metadata(path)?.len().saturating_sub(MOST));
+        let start = from.max(fs::metadata(path)?.len().saturating_sub(MAX_BYTES));
         file.seek(SeekFrom::Start(start))?;
         file.read_to_end(&mut bytes)?;
         Ok(bytes)
@@ -86,9 +84,9 @@ pub fn tail(path: &Path, from: u64, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// At most `most` characters of `text`.
-pub fn clip(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
+/// Returns at most `max` characters of `text`.
+pub fn clip(text: &str, max: usize) -> String {
+    match text.char_indices().nth(max) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text.to_owned(),
     }
@@ -112,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_ends_at_its_limit_with_all_it_started() {
+    fn a_step_is_killed_at_its_limit_with_its_children() {
         let dir = std::env::temp_dir().join(format!("rv-limit-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let log = dir.join("log");
@@ -120,7 +118,7 @@ mod tests {
         command.args(["-c", "sleep 60 & sleep 60"]);
         let began = Instant::now();
         let error = step("a step", &log, Duration::from_millis(200), &mut command).unwrap_err();
-        assert!(error.to_string().contains("not done after"));
+        assert!(error.to_string().contains("timed out after"));
         assert!(began.elapsed() < Duration::from_secs(20));
         fs::remove_dir_all(&dir).unwrap();
     }

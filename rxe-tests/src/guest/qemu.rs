@@ -1,8 +1,7 @@
-//! A QEMU newer than this machine's, from a Debian tree of its own.
+//! A QEMU newer than the host's, in a Debian tree.
 //!
-//! Devices that another process serves over vfio-user need QEMU 11.1. The
-//! program runs from the tree through the tree's own loader and libraries,
-//! with no change of root, so that it sees the files of this machine.
+//! Devices served by another process over vfio-user need QEMU 11.1. The program runs with
+//! the tree's loader and libraries, without chroot, so that it sees the host's files.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -17,11 +16,11 @@ use super::host;
 use super::suite::Suite;
 use super::tree::{Builder, lock_shared, lock_within, remove_partial};
 
-/// The release that has it. It moves, so the tree is named for the recipe and
-/// kept until that changes: a newer QEMU is no better for the purpose.
+/// The release with that QEMU. It is updated daily, but the tree is kept until the
+/// recipe changes: a newer QEMU is not needed.
 const SUITE: Suite = Suite::Sid;
 
-/// Raised when this code makes something else of the same inputs.
+/// Version of this code; raised when the same inputs give another tree.
 const RECIPE: u32 = 1;
 
 /// The loader within the tree.
@@ -29,7 +28,7 @@ const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 /// QEMU within the tree.
 const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 
-/// QEMU in a tree of the cache. While it lives, no other process removes it.
+/// QEMU in a tree of the cache. No other process removes it while this value exists.
 #[derive(Debug)]
 pub struct Qemu {
     tree: PathBuf,
@@ -37,7 +36,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// From the cache, or newly made.
+    /// Returns the tree from the cache, or builds it.
     pub fn get() -> Result<Qemu> {
         let cache = host::cache()?;
         fs::create_dir_all(&cache)
@@ -49,33 +48,33 @@ impl Qemu {
         }
         let guard = File::create(cache.join("qemu.building"))?;
         let _guard = lock_within(guard, std::time::Duration::from_secs(1800))
-            .context("another process is making the tree of QEMU and does not end")?;
+            .context("another process is building QEMU's tree and does not finish")?;
         if let Some(qemu) = Qemu::open(&dir)? {
             return Ok(qemu);
         }
         if !host::is_root() {
             bail!(
-                "making the tree of QEMU needs root (debootstrap and chroot); \
+                "building QEMU's tree needs root (debootstrap and chroot); \
                  run the same command as root"
             );
         }
-        host::require(host::TO_BUILD, true)?;
+        host::require(host::BUILD_TOOLS, true)?;
         remove_partial(&cache, "qemu")?;
         let partial = cache.join(format!("{name}.partial"));
-        eprintln!("making a tree with a newer QEMU in {}", dir.display());
+        eprintln!("building a tree with a newer QEMU in {}", dir.display());
         let began = Instant::now();
         fs::create_dir(&partial)?;
         let builder = Builder::new(SUITE, "", &partial);
         builder.bootstrap()?;
         builder.configure()?;
         builder.install(&["qemu-system-x86", "seabios"])?;
-        builder.tidy()?;
-        // Run by whoever runs the guest, but nobody else's set-uid programs.
+        builder.clean_up()?;
+        // Only this user may enter: the tree has set-uid programs.
         fs::set_permissions(&partial, fs::Permissions::from_mode(0o700))?;
         fs::write(partial.join("complete"), "")?;
         fs::rename(&partial, &dir)?;
         eprintln!(
-            "QEMU is installed in its tree ({:.0} s)",
+            "built the tree with QEMU ({:.0} s)",
             began.elapsed().as_secs_f64()
         );
         Qemu::open(&dir)?.with_context(|| format!("{} vanished", dir.display()))
@@ -91,7 +90,7 @@ impl Qemu {
         }))
     }
 
-    /// The command that starts it, to be given QEMU's arguments.
+    /// Returns a command that runs QEMU; the caller adds the arguments.
     pub fn command(&self) -> Command {
         let at = |path: &str| self.tree.join(path);
         let libraries = [

@@ -1,7 +1,7 @@
-//! The verdicts of the stock provider, kept between runs in the cache.
+//! The cache of the stock provider's verdicts.
 //!
-//! A file is used by runs with the same identity only: everything that can change
-//! a verdict, in words.
+//! A cache file is used only by runs with the same identity: a line that names everything
+//! that can change a verdict.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,67 +14,67 @@ use serde::{Deserialize, Serialize};
 use super::host;
 use super::tree::{Image, fnv};
 use crate::compare::Results;
-use crate::driver::stock::lasts;
+use crate::driver::stock::is_cacheable;
 use crate::record::{Case, Record};
 
-/// How old a verdict may grow.
-const AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Maximum age of a verdict.
+const MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A line of the file after the first, which is the identity.
+/// A line of the file. The first line is the identity.
 #[derive(Serialize, Deserialize)]
 struct Entry {
-    /// When it was shown, in seconds since 1970.
+    /// When the case ran, in seconds since 1970.
     at: u64,
     case: Case,
 }
 
 /// The verdicts of one identity.
-pub struct Cache {
+pub struct VerdictCache {
     path: PathBuf,
     identity: String,
     entries: Vec<Entry>,
 }
 
-impl Cache {
-    /// Of what runs in `image` by the cases and the runner in the folder
-    /// `sources`. Empty if there is none, or it cannot be read.
+impl VerdictCache {
+    /// Opens the cache for runs in `image` with the cases and the runner in the folder
+    /// `sources`. It is empty if the file is missing or unreadable.
     ///
     /// # Errors
-    /// The identity cannot be found out.
-    pub fn open(image: &Image, sources: &Path) -> Result<Cache> {
+    /// The identity cannot be determined.
+    pub fn open(image: &Image, sources: &Path) -> Result<VerdictCache> {
         let identity = identity(image, sources)?;
         let name = format!("{}-{:016x}.jsonl", image.suite, fnv([identity.as_bytes()]));
         let path = host::cache()?.join("stock").join(name);
-        Ok(Cache::read(path, identity, now()))
+        Ok(VerdictCache::read(path, identity, now()))
     }
 
-    fn read(path: PathBuf, identity: String, now: u64) -> Cache {
+    fn read(path: PathBuf, identity: String, now: u64) -> VerdictCache {
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.lines();
         let mut entries = Vec::new();
         if lines.next() == Some(&identity) {
             let parsed = lines.filter_map(|line| serde_json::from_str::<Entry>(line).ok());
-            entries.extend(parsed.filter(|it| now.saturating_sub(it.at) < AGE.as_secs()));
+            entries.extend(parsed.filter(|it| now.saturating_sub(it.at) < MAX_AGE.as_secs()));
         }
-        Cache {
+        VerdictCache {
             path,
             identity,
             entries,
         }
     }
 
-    /// The verdicts as records, one on a line.
+    /// Returns the verdicts as records, one per line.
     pub fn records(&self) -> String {
         let line = |entry: &Entry| Record::Case(entry.case.clone()).line() + "\n";
         self.entries.iter().map(line).collect()
     }
 
-    /// Takes in what a complete run has shown, and writes the file.
+    /// Adds the results of a complete run, and writes the file.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub fn keep(mut self, results: &Results) -> Result<()> {
-        self.take(results, now());
+    /// The file cannot be written.
+    pub fn save(mut self, results: &Results) -> Result<()> {
+        self.update(results, now());
         let mut text = self.identity.clone() + "\n";
         for entry in &self.entries {
             text.push_str(&serde_json::to_string(entry)?);
@@ -90,8 +90,8 @@ impl Cache {
         Ok(())
     }
 
-    fn take(&mut self, results: &Results, now: u64) {
-        let fresh = |case: &&Case| !case.cached && lasts(case);
+    fn update(&mut self, results: &Results, now: u64) {
+        let fresh = |case: &&Case| !case.cached && is_cacheable(case);
         for case in results.cases.iter().filter(fresh) {
             self.entries
                 .retain(|it| it.case.group != case.group || it.case.name != case.name);
@@ -108,8 +108,8 @@ fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// Packages and kernel of the guest, the emulator, and the cases with all that runs
-/// them, on a line.
+/// Returns the identity: packages and kernel of the guest, the emulator, and the cases
+/// with the code that runs them.
 fn identity(image: &Image, sources: &Path) -> Result<String> {
     let read =
         |path: PathBuf| fs::read(&path).with_context(|| format!("cannot read {}", path.display()));
@@ -117,7 +117,7 @@ fn identity(image: &Image, sources: &Path) -> Result<String> {
     let kernel = read(image.kernel())?;
     let initrd = read(image.initrd())?;
     let mut files = Vec::new();
-    walk(sources, &mut files)?;
+    collect_files(sources, &mut files)?;
     files.sort();
     let mut cases = Vec::new();
     for file in files {
@@ -146,11 +146,11 @@ fn identity(image: &Image, sources: &Path) -> Result<String> {
     ))
 }
 
-fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))? {
         let path = entry?.path();
         if path.is_dir() {
-            walk(&path, files)?;
+            collect_files(&path, files)?;
         } else {
             files.push(path);
         }
@@ -158,13 +158,12 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Removes files that have not been written for so long that nothing in them
-/// counts.
+/// Removes files whose verdicts are all too old.
 fn remove_old(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let written = entry.metadata().and_then(|it| it.modified());
         let age = written.ok().and_then(|at| at.elapsed().ok());
-        if age.is_some_and(|age| age > AGE) {
+        if age.is_some_and(|age| age > MAX_AGE) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -175,7 +174,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::record::{Outcome, Provider, Stock};
+    use crate::record::{Outcome, Provider, StockExpectation};
 
     fn case(name: &str, outcome: Outcome) -> Case {
         Case {
@@ -183,7 +182,7 @@ mod tests {
             name: name.into(),
             provider: Provider::Stock,
             outcome,
-            stock: Stock::Reference,
+            stock: StockExpectation::Reference,
             attempts: 1,
             seconds: 1.0,
             detail: String::new(),
@@ -194,26 +193,26 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_kept_for_their_identity_and_for_a_while() {
+    fn verdicts_are_cached_by_identity_until_they_expire() {
         let folder = std::env::temp_dir().join(format!("rv-verdicts-{}", std::process::id()));
         let path = folder.join("x.jsonl");
-        let open = |identity: &str, now| Cache::read(path.clone(), identity.to_owned(), now);
+        let open = |identity: &str, now| VerdictCache::read(path.clone(), identity.to_owned(), now);
         let mut results = Results::default();
-        results.take(Record::Case(case("passes", Outcome::Pass)));
-        results.take(Record::Case(case("fails", Outcome::Fail)));
-        open("this", now()).keep(&results).unwrap();
+        results.add(Record::Case(case("passes", Outcome::Pass)));
+        results.add(Record::Case(case("fails", Outcome::Fail)));
+        open("this", now()).save(&results).unwrap();
         assert_eq!(open("this", now()).records().lines().count(), 1);
         assert_eq!(open("another", now()).records(), "");
-        assert_eq!(open("this", now() + AGE.as_secs()).records(), "");
+        assert_eq!(open("this", now() + MAX_AGE.as_secs()).records(), "");
 
-        // What came from the cache is not younger for that.
+        // A cached verdict keeps its age.
         let mut cache = open("this", now());
         let first = cache.entries[0].at;
         results.cases[0].cached = true;
-        cache.take(&results, first + 5);
+        cache.update(&results, first + 5);
         assert_eq!(cache.entries[0].at, first);
         results.cases[0].cached = false;
-        cache.take(&results, first + 5);
+        cache.update(&results, first + 5);
         assert_eq!((cache.entries.len(), cache.entries[0].at), (1, first + 5));
         fs::remove_dir_all(&folder).unwrap();
     }

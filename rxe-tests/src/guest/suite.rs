@@ -14,37 +14,37 @@ pub enum Suite {
     Bookworm,
     /// Debian 13: kernel 6.12, rdma-core 56.1. The default.
     Trixie,
-    /// Debian unstable: it moves.
+    /// Debian unstable: its versions change.
     Sid,
     /// Debian 13 for arm64.
     TrixieArm64,
 }
 
-/// A processor architecture: names of packages and tools, and the machine to emulate.
+/// A processor architecture: names of packages and tools, and QEMU's options.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Architecture {
     /// Debian's name.
     pub debian: &'static str,
     /// Rust's target.
     pub target: &'static str,
-    /// The kernel package that is booted unless another one is named.
+    /// The default kernel package.
     pub kernel: &'static str,
-    /// QEMU, and the package that has it.
+    /// QEMU, and its package.
     pub qemu: Tool,
-    /// Arguments of QEMU: the board.
+    /// QEMU's option `-M`.
     pub board: &'static str,
-    /// The processor, where it is emulated.
+    /// The emulated processor.
     pub cpu: &'static str,
     /// The kernel's name of the serial port.
     pub console: &'static str,
-    /// QEMU for single programs, where this machine does not run them itself.
+    /// QEMU for user programs, if this machine cannot run them itself.
     pub user: Option<&'static str>,
     /// The prefix of binutils and gcc.
     pub tools: &'static str,
 }
 
 impl Architecture {
-    /// A command that runs a static program on this machine.
+    /// Returns a command that runs a static program on this machine.
     pub fn command(&self, program: &Path) -> Command {
         match self.user {
             None => Command::new(program),
@@ -64,8 +64,8 @@ pub const X86_64: Architecture = Architecture {
     kernel: "linux-image-amd64",
     qemu: ("qemu-system-x86_64", "qemu-system-x86"),
     board: "q35",
-    // Without the string moves that processors advertise as fast: QEMU does them
-    // byte by byte, and a copy of 64 KiB takes 4 ms.
+    // Without fast string moves: QEMU emulates them byte by byte, and a copy of 64 KiB
+    // takes 4 ms.
     cpu: "max,-erms,-fsrm",
     console: "ttyS0",
     user: None,
@@ -79,7 +79,7 @@ pub const AARCH64: Architecture = Architecture {
     kernel: "linux-image-arm64",
     qemu: ("qemu-system-aarch64", "qemu-system-arm"),
     board: "virt",
-    // Armv8.2, with atomic instructions; `max` signs pointers, which is slow.
+    // Armv8.2, with atomic instructions; `max` has pointer authentication, which is slow.
     cpu: "neoverse-n1",
     console: "ttyAMA0",
     user: Some("qemu-aarch64"),
@@ -87,10 +87,10 @@ pub const AARCH64: Architecture = Architecture {
 };
 
 impl Suite {
-    /// Those of x86-64, the default one first.
+    /// The suites of x86-64, the default one first.
     pub const ALL: [Suite; 3] = [Suite::Trixie, Suite::Bookworm, Suite::Sid];
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Suite::Bookworm => "bookworm",
@@ -100,7 +100,7 @@ impl Suite {
         }
     }
 
-    /// The release's name in the archive.
+    /// Returns the release's name in the archive.
     pub fn release(self) -> &'static str {
         match self {
             Suite::TrixieArm64 => Suite::Trixie.name(),
@@ -108,7 +108,7 @@ impl Suite {
         }
     }
 
-    /// The guest's processor architecture.
+    /// Returns the guest's processor architecture.
     pub fn architecture(self) -> &'static Architecture {
         match self {
             Suite::TrixieArm64 => &AARCH64,
@@ -116,10 +116,9 @@ impl Suite {
         }
     }
 
-    /// Whether the archive replaces its packages from day to day. Such a tree
-    /// is made anew when it has grown old, a released one only when this
-    /// code asks for other contents.
-    pub fn moves(self) -> bool {
+    /// Returns whether the archive updates the suite daily. Such a tree is rebuilt when
+    /// it is too old, that of a release only when its recipe changes.
+    pub fn is_rolling(self) -> bool {
         self == Suite::Sid
     }
 }
@@ -144,9 +143,9 @@ impl FromStr for Suite {
     }
 }
 
-/// What is installed in every tree besides the minimal base system: the
-/// programs under test, what runs them, and a compiler for the test programs
-/// in C, which are built against this suite's own headers.
+/// Packages in every tree besides the minimal base system: the programs under test,
+/// their dependencies, and a compiler for the test programs in C, which are built
+/// against this suite's headers.
 pub const PACKAGES: &[&str] = &[
     "busybox-static",
     "ca-certificates",

@@ -1,10 +1,9 @@
-//! Making a guest: a Debian tree, a kernel, an initramfs and a disk image,
-//! kept between runs.
+//! Builds guests: a Debian tree, a kernel, an initramfs and a disk image, kept in the
+//! cache between runs.
 //!
-//! A tree lies in the cache under a name with a hash of everything that made
-//! it, so a change here makes a new one. It is built beside that name and
-//! renamed when it is complete, so an interrupted build is never taken for a
-//! good one.
+//! The name of a tree has a hash of its inputs, so a change of these builds a new one.
+//! It is built under another name and renamed when it is complete, so an interrupted
+//! build is never used.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -21,31 +20,31 @@ use super::progress::step;
 use super::suite::{PACKAGES, Suite};
 use super::{host, initramfs};
 
-/// Raised when this code makes something else of the same inputs.
+/// Version of this code; raised when the same inputs give another tree.
 const RECIPE: u32 = 1;
 
-/// How old the tree of a suite that moves may grow.
-const MOVING_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Maximum age of the tree of a suite that is updated daily.
+const MAX_MOVING_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Marks a tree whose rdma-core tests could not be fetched.
 const LACKS_TESTS: &str = "lacks-rdma-core-tests";
 
-/// How long such a tree is used before it is tried again.
-const LACKING_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Maximum age of such a tree, after which the tests are fetched again.
+const MAX_AGE_WITHOUT_TESTS: Duration = Duration::from_secs(24 * 3600);
 
 /// The first process of the initramfs.
 const INIT: &str = include_str!("../../guest/init");
 
-/// Ends the making of a tree, in the tree.
-const TIDY: &str = "
+/// The last step of building a tree, run in the tree.
+const CLEAN_UP: &str = "
 rm -rf var/lib/apt/lists/* etc/resolv.conf usr/share/doc/*
 printf '127.0.0.1 localhost ringverbs\\n::1 localhost\\n' > etc/hosts
 mkdir -p ctl share opt
 ";
 
-/// Does the work of maintainer scripts in a tree of another architecture, in which they
-/// cannot run; $1 is the guest's folder.
-const SETTLE: &str = r#"
+/// Replaces the maintainer scripts, which cannot run in a tree of another architecture;
+/// $1 is the guest's folder.
+const MAINTAINER_STEPS: &str = r#"
 cp usr/share/base-passwd/passwd.master etc/passwd
 cp usr/share/base-passwd/group.master etc/group
 ln -s mawk usr/bin/awk
@@ -57,46 +56,45 @@ echo "$version" > boot/version
 sed -n '/^Package: rdma-core$/,/^$/s/^Version: //p' var/lib/dpkg/status > "$1/rdma-core-version"
 "#;
 
-/// The tests in rdma-core's source archive, $1.
+/// Unpacks the tests of rdma-core's source archive, $1.
 const UNPACK_TESTS: &str = r#"
 mkdir -p opt/rdma-core
 tar -xf "$1" -C opt/rdma-core --strip-components=1 --wildcards '*/tests/*'
 test -f opt/rdma-core/tests/run_tests.py"#;
 
-/// A guest that is ready to boot. While it lives, no other process removes
-/// its files.
+/// A guest that is ready to boot. No other process removes its files while this value
+/// exists.
 #[derive(Debug)]
 pub struct Image {
-    /// What it was made from.
+    /// The guest's suite.
     pub suite: Suite,
-    /// The folder with all of it.
+    /// The guest's folder.
     pub dir: PathBuf,
     _in_use: Flock<File>,
 }
 
 impl Image {
-    /// The kernel.
+    /// Returns the path of the kernel.
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinuz")
     }
 
-    /// The initramfs.
+    /// Returns the path of the initramfs.
     pub fn initrd(&self) -> PathBuf {
         self.dir.join("initrd")
     }
 
-    /// The disk image; boots leave it as it is.
+    /// Returns the path of the disk image, which boots do not change.
     pub fn disk(&self) -> PathBuf {
         self.dir.join("disk")
     }
 
-    /// The tree that the disk image was made from.
+    /// Returns the tree that the disk image was made from.
     pub fn tree(&self) -> PathBuf {
         self.dir.join("tree")
     }
 
-    /// The rdma-core release in the tree, as its package names it, for
-    /// example `56.1-1`.
+    /// Returns the version of the tree's rdma-core package, for example `56.1-1`.
     pub fn rdma_core(&self) -> Result<String> {
         Ok(fs::read_to_string(self.dir.join("rdma-core-version"))?
             .trim()
@@ -104,9 +102,9 @@ impl Image {
     }
 }
 
-/// The guest of a suite, from the cache or newly made.
+/// Returns the guest of a suite, from the cache or newly built.
 ///
-/// `kernel` names a kernel package of that suite other than the default.
+/// `kernel` is a kernel package of that suite other than the default.
 pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
     let kernel = kernel.unwrap_or(suite.architecture().kernel);
     let cache = host::cache()?;
@@ -118,30 +116,30 @@ pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
     if let Some(image) = open(suite, &dir)? {
         return Ok(image);
     }
-    // One builder per suite; the others wait and then find it made.
+    // One process builds a suite; others wait and then open it.
     let guard = File::create(cache.join(format!("{suite}.building")))?;
     let _guard = lock_within(guard, Duration::from_secs(1800)).with_context(|| {
-        format!("another process is making the guest of {suite} and does not end")
+        format!("another process is building the guest of {suite} and does not finish")
     })?;
     if let Some(image) = open(suite, &dir)? {
         return Ok(image);
     }
     if !host::is_root() {
         bail!(
-            "making the guest of {suite} needs root (debootstrap and chroot); \
+            "building the guest of {suite} needs root (debootstrap and chroot); \
              run the same command as root"
         );
     }
-    host::require(host::TO_BUILD, true)?;
+    host::require(host::BUILD_TOOLS, true)?;
     if let Some(user) = suite.architecture().user {
         host::require(&[(user, "qemu-user"), ("depmod", "kmod")], false)?;
     }
     remove_partial(&cache, suite.name())?;
     let partial = cache.join(format!("{name}.partial"));
-    eprintln!("making the guest of {suite} in {}", dir.display());
+    eprintln!("building the guest of {suite} in {}", dir.display());
     let began = Instant::now();
     fs::create_dir(&partial)?;
-    // Nobody but root goes in: the tree holds set-uid programs.
+    // Only root may enter: the tree has set-uid programs.
     fs::set_permissions(&partial, fs::Permissions::from_mode(0o700))?;
     Builder::new(suite, kernel, &partial).build()?;
     if dir.exists() {
@@ -149,21 +147,21 @@ pub fn image(suite: Suite, kernel: Option<&str>) -> Result<Image> {
     }
     fs::rename(&partial, &dir)?;
     eprintln!(
-        "the guest of {suite} is made ({:.0} s)",
+        "built the guest of {suite} ({:.0} s)",
         began.elapsed().as_secs_f64()
     );
     prune(&cache, suite, &name);
     open(suite, &dir)?.with_context(|| format!("{} vanished", dir.display()))
 }
 
-/// The guest of a suite if it is in the cache; nothing is made.
+/// Returns the guest of a suite if it is in the cache.
 pub fn cached(suite: Suite, kernel: Option<&str>) -> Result<Option<Image>> {
     let kernel = kernel.unwrap_or(suite.architecture().kernel);
     let name = format!("{suite}-{:016x}", key(suite, kernel));
     open(suite, &host::cache()?.join(name))
 }
 
-/// Opens a complete guest that is not too old, and marks it as in use.
+/// Opens a complete guest that is not too old, and locks it as in use.
 fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
     let Ok(mark) = File::open(dir.join("complete")) else {
         return Ok(None);
@@ -172,11 +170,12 @@ fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
         .duration_since(mark.metadata()?.modified()?)
         .unwrap_or_default();
     let lacks_tests = dir.join(LACKS_TESTS).exists();
-    if (suite.moves() && age > MOVING_AGE) || (lacks_tests && age > LACKING_AGE) {
+    if (suite.is_rolling() && age > MAX_MOVING_AGE) || (lacks_tests && age > MAX_AGE_WITHOUT_TESTS)
+    {
         return Ok(None);
     }
     let mark = lock_shared(mark)?;
-    // Says when it was last used; a reader who may not write goes without.
+    // Records the time of the last use, if the folder is writable.
     let _ = fs::write(dir.join("used"), "");
     Ok(Some(Image {
         suite,
@@ -185,7 +184,7 @@ fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
     }))
 }
 
-/// A hash of everything that makes a tree what it is.
+/// Returns a hash of all inputs of a tree.
 fn key(suite: Suite, kernel: &str) -> u64 {
     let recipe = RECIPE.to_string();
     let parts = [suite.name(), kernel, &recipe, INIT]
@@ -195,8 +194,8 @@ fn key(suite: Suite, kernel: &str) -> u64 {
     fnv(parts.map(str::as_bytes))
 }
 
-/// FNV-1a of some parts: stable from one compiler to the next, unlike std's
-/// hashers.
+/// Returns the FNV-1a hash of some parts. Unlike std's hashers, it is stable across
+/// compiler versions.
 pub(super) fn fnv<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for part in parts {
@@ -207,15 +206,15 @@ pub(super) fn fnv<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> u64 {
     hash
 }
 
-/// Takes a shared lock; waits for whoever holds an exclusive one.
+/// Takes a shared lock; waits for the holder of an exclusive one.
 pub(super) fn lock_shared(file: File) -> Result<Flock<File>> {
     Flock::lock(file, FlockArg::LockShared).map_err(|(_, errno)| errno.into())
 }
 
-/// Takes an exclusive lock, waiting no longer than `limit`.
+/// Takes an exclusive lock; waits at most `limit`.
 pub(super) fn lock_within(mut file: File, limit: Duration) -> Result<Flock<File>> {
     let began = Instant::now();
-    let mut said = false;
+    let mut printed = false;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(locked) => return Ok(locked),
@@ -223,28 +222,28 @@ pub(super) fn lock_within(mut file: File, limit: Duration) -> Result<Flock<File>
             Err((_, errno)) => return Err(errno.into()),
         }
         ensure!(began.elapsed() < limit, "waited for {} s", limit.as_secs());
-        if !said {
-            eprintln!("waiting for another process that makes the same guest");
-            said = true;
+        if !printed {
+            eprintln!("waiting for another process that builds the same guest");
+            printed = true;
         }
         std::thread::sleep(Duration::from_millis(500));
     }
 }
 
-/// Whether a folder of the cache is one of `what`: trixie-arm64 is no kind of trixie.
-fn is_of(folder: &str, what: &str) -> bool {
+/// Returns whether a folder of the cache is one of `what`: those of trixie-arm64 are not
+/// folders of trixie.
+fn is_folder_of(folder: &str, what: &str) -> bool {
     let rest = folder.strip_prefix(what);
     rest.and_then(|rest| rest.strip_prefix('-'))
         .is_some_and(|hash| !hash.contains('-'))
 }
 
-/// Removes what interrupted builds of `what` left. The caller holds the
-/// build lock.
+/// Removes interrupted builds of `what`. The caller holds the build lock.
 pub(super) fn remove_partial(cache: &Path, what: &str) -> Result<()> {
     for entry in fs::read_dir(cache)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if is_of(&name, what) && name.ends_with(".partial") {
+        if is_folder_of(&name, what) && name.ends_with(".partial") {
             fs::remove_dir_all(entry.path())
                 .with_context(|| format!("cannot remove {}", entry.path().display()))?;
         }
@@ -252,26 +251,26 @@ pub(super) fn remove_partial(cache: &Path, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// How long a tree is kept that nobody uses. Not at once: other kernels and
-/// other versions of this code have trees of their own.
-const UNUSED: Duration = Duration::from_secs(3 * 24 * 3600);
+/// How long an unused tree is kept: other kernels and other versions of this code have
+/// trees of their own.
+const MAX_UNUSED_AGE: Duration = Duration::from_secs(3 * 24 * 3600);
 
-/// Removes other trees of `suite` that nobody uses or has used for long.
+/// Removes other trees of `suite` that are not in use and have not been used recently.
 fn prune(cache: &Path, suite: Suite, keep: &str) {
     let Ok(entries) = fs::read_dir(cache) else {
         return;
     };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name == keep || !is_of(&name, suite.name()) {
+        if name == keep || !is_folder_of(&name, suite.name()) {
             continue;
         }
         let used = fs::metadata(entry.path().join("used")).and_then(|m| m.modified());
         let age = used.ok().and_then(|at| at.elapsed().ok());
-        if age.is_some_and(|age| age < UNUSED) {
+        if age.is_some_and(|age| age < MAX_UNUSED_AGE) {
             continue;
         }
-        // A user holds a shared lock on the mark.
+        // Users hold a shared lock on the file `complete`.
         if let Ok(mark) = File::open(entry.path().join("complete")) {
             let mark = Flock::lock(mark, FlockArg::LockExclusiveNonblock);
             if mark.is_ok() {
@@ -283,7 +282,7 @@ fn prune(cache: &Path, suite: Suite, keep: &str) {
     }
 }
 
-/// The steps that make one guest in `dir`.
+/// Builds one guest in `dir`.
 pub(super) struct Builder<'a> {
     suite: Suite,
     kernel: &'a str,
@@ -305,14 +304,14 @@ impl<'a> Builder<'a> {
 
     fn build(&self) -> Result<()> {
         let tests = match self.suite.architecture().user {
-            None => self.installed()?,
-            Some(_) => self.unpacked()?,
+            None => self.build_by_debootstrap()?,
+            Some(_) => self.build_by_unpacking()?,
         };
         if let Err(error) = tests {
-            // Archives do lack a source package now and then. All else works
-            // without; the suite reports these tests as skipped.
+            // Archives sometimes lack a source package. Only these tests need it; the
+            // suite reports them as skipped.
             eprintln!("{error:#}");
-            eprintln!("{}: going on without rdma-core's own tests", self.suite);
+            eprintln!("{}: continuing without rdma-core's tests", self.suite);
             fs::write(self.dir.join(LACKS_TESTS), "")?;
         }
         initramfs::make(&self.tree, self.suite, INIT, &self.dir.join("initrd"))?;
@@ -321,19 +320,19 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The tree. The inner result is that of fetching rdma-core's tests.
-    fn installed(&self) -> Result<Result<()>> {
+    /// Builds the tree. The inner result is that of fetching rdma-core's tests.
+    fn build_by_debootstrap(&self) -> Result<Result<()>> {
         self.bootstrap()?;
         self.configure()?;
         self.packages()?;
         self.kernel()?;
         let tests = self.pyverbs_tests();
-        self.tidy()?;
+        self.clean_up()?;
         Ok(tests)
     }
 
-    /// Runs a command in a mount namespace of its own, so that whatever it
-    /// mounts in the tree is gone when it ends, however it ends.
+    /// Runs a command in a mount namespace of its own, so that its mounts in the tree
+    /// vanish with it.
     fn step(&self, what: &str, minutes: u64, command: &[&str]) -> Result<()> {
         step(
             &format!("{}: {what}", self.suite),
@@ -347,7 +346,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Runs a shell command in the tree.
-    fn inside(&self, what: &str, minutes: u64, script: &str) -> Result<()> {
+    fn run_in_tree(&self, what: &str, minutes: u64, script: &str) -> Result<()> {
         let tree = self.tree.to_string_lossy();
         let script =
             format!("mount -t proc proc /proc && mount -t tmpfs tmpfs /tmp && set -e\n{script}");
@@ -370,7 +369,7 @@ impl<'a> Builder<'a> {
         )
     }
 
-    /// The base system.
+    /// Installs the base system.
     pub(super) fn bootstrap(&self) -> Result<()> {
         let tree = self.tree.to_string_lossy();
         let keyring = format!("--keyring={}", host::KEYRING);
@@ -382,8 +381,8 @@ impl<'a> Builder<'a> {
             self.suite.release(),
             &tree,
         ];
-        // An older debootstrap does not know newer releases by name, but
-        // they are all made as unstable is.
+        // An older debootstrap lacks scripts of newer releases; that of unstable works for
+        // all.
         let known = Path::new("/usr/share/debootstrap/scripts").join(self.suite.release());
         if let Some(mirror) = &mirror {
             command.push(mirror);
@@ -391,7 +390,7 @@ impl<'a> Builder<'a> {
         if !known.exists() {
             ensure!(
                 mirror.is_some(),
-                "this debootstrap does not know {}; set {} to the address of a Debian archive",
+                "this debootstrap does not know {}; set {} to the URL of a Debian archive",
                 self.suite,
                 host::MIRROR_VARIABLE
             );
@@ -400,7 +399,7 @@ impl<'a> Builder<'a> {
         self.step("unpacking the base system", 20, &command)
     }
 
-    /// Settings of the tree's apt and dpkg, and the way to the archive.
+    /// Writes the settings of the tree's apt and dpkg, and of name resolution.
     pub(super) fn configure(&self) -> Result<()> {
         let put = |name: &str, text: &str| -> Result<()> {
             let path = self.tree.join(name);
@@ -409,7 +408,7 @@ impl<'a> Builder<'a> {
             }
             fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
         };
-        // No service starts in the tree.
+        // Services must not start in the tree.
         put("usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n")?;
         fs::set_permissions(
             self.tree.join("usr/sbin/policy-rc.d"),
@@ -427,7 +426,7 @@ impl<'a> Builder<'a> {
             "etc/dpkg/dpkg.cfg.d/90ringverbs",
             "force-unsafe-io\npath-exclude=/usr/share/man/*\npath-exclude=/usr/share/locale/*\n",
         )?;
-        // debootstrap wrote the archive that it used.
+        // debootstrap has written its archive there.
         let list = self.tree.join("etc/apt/sources.list");
         let text = fs::read_to_string(&list)
             .with_context(|| format!("debootstrap has not created {}", list.display()))?;
@@ -446,10 +445,10 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Packages with what they depend on.
+    /// Installs packages and their dependencies.
     pub(super) fn install(&self, packages: &[&str]) -> Result<()> {
         let packages = packages.join(" ");
-        self.inside(
+        self.run_in_tree(
             "installing packages",
             30,
             &format!("apt-get -q update\napt-get -q -y install {packages}"),
@@ -458,8 +457,8 @@ impl<'a> Builder<'a> {
 
     fn packages(&self) -> Result<()> {
         self.install(PACKAGES)?;
-        self.inside(
-            "noting versions",
+        self.run_in_tree(
+            "recording versions",
             1,
             "dpkg-query -W -f '${Version}\\n' rdma-core > /rdma-core-version",
         )?;
@@ -470,10 +469,9 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Unpacks the kernel's package, and those with its modules where they
-    /// are separate, without the scripts that would make it bootable on a
-    /// real machine. Unpacked aside: `dpkg-deb -x` would replace the link
-    /// `/lib` by a folder.
+    /// Unpacks the packages of the kernel and its modules without their scripts, which
+    /// would install a boot loader's files. They are unpacked elsewhere and copied:
+    /// `dpkg-deb -x` would replace the link `/lib` by a folder.
     fn kernel(&self) -> Result<()> {
         let script = r#"
 dir=/kernel; mkdir $dir; cd $dir
@@ -503,7 +501,7 @@ version=${1##*/}
 depmod "$version"
 echo "$version" > /boot/version
 "#;
-        self.inside(
+        self.run_in_tree(
             "fetching and unpacking the kernel",
             20,
             &script.replace("KERNEL", self.kernel),
@@ -512,11 +510,11 @@ echo "$version" > /boot/version
         Ok(())
     }
 
-    /// The tests of rdma-core's Python bindings, from the source package of
-    /// the very version that is installed.
+    /// Fetches the tests of rdma-core's Python bindings, from the source package of the
+    /// installed version.
     fn pyverbs_tests(&self) -> Result<()> {
-        self.inside(
-            "fetching rdma-core's own tests",
+        self.run_in_tree(
+            "fetching rdma-core's tests",
             10,
             r#"
 version=$(dpkg-query -W -f '${source:Version}' rdma-core)
@@ -533,18 +531,22 @@ cd /; rm -rf /source
         )
     }
 
-    pub(super) fn tidy(&self) -> Result<()> {
-        self.inside("tidying up", 5, &format!("apt-get clean\ncd /\n{TIDY}"))
+    pub(super) fn clean_up(&self) -> Result<()> {
+        self.run_in_tree(
+            "cleaning up",
+            5,
+            &format!("apt-get clean\ncd /\n{CLEAN_UP}"),
+        )
     }
 
-    /// As [`Builder::installed`], where the tree's programs do not run here: packages
-    /// as they are, and by hand what their scripts would do.
-    fn unpacked(&self) -> Result<Result<()>> {
+    /// As [`Builder::build_by_debootstrap`], for a tree whose programs cannot run here:
+    /// unpacks packages, and replaces their scripts.
+    fn build_by_unpacking(&self) -> Result<Result<()>> {
         fs::create_dir(&self.tree)?;
         let mirror = host::mirror()?;
         let mirror = mirror.with_context(|| {
             let variable = host::MIRROR_VARIABLE;
-            format!("apt has no Debian archive here; {variable}=URL names one")
+            format!("apt has no Debian archive configured; set {variable} to the URL of one")
         })?;
         let line = |kind| {
             let (keyring, release) = (host::KEYRING, self.suite.release());
@@ -555,7 +557,7 @@ cd /; rm -rf /source
         let apt = Apt::new(&folder, self.suite.architecture().debian, Some(&sources))?;
         let packages = [&["?essential", self.kernel], PACKAGES].concat();
         apt.unpack(&packages, &self.tree)?;
-        let settle = |what: &str, script: &str, argument: &Path| {
+        let run_script = |what: &str, script: &str, argument: &Path| {
             let mut command = Command::new("sh");
             command.current_dir(&self.tree).args(["-ec", script, "sh"]);
             let what = format!("{}: {what}", self.suite);
@@ -566,18 +568,24 @@ cd /; rm -rf /source
                 command.arg(argument),
             )
         };
-        settle("settling packages", &format!("{SETTLE}{TIDY}"), self.dir)?;
+        run_script(
+            "configuring packages",
+            &format!("{MAINTAINER_STEPS}{CLEAN_UP}"),
+            self.dir,
+        )?;
         let version = fs::read_to_string(self.dir.join("rdma-core-version"))?;
         let tests = apt
             .source(&format!("rdma-core={}", version.trim()))
-            .and_then(|archive| settle("unpacking rdma-core's own tests", UNPACK_TESTS, &archive));
+            .and_then(|archive| {
+                run_script("unpacking rdma-core's own tests", UNPACK_TESTS, &archive)
+            });
         fs::remove_dir_all(&folder)?;
         Ok(tests)
     }
 
     fn disk(&self) -> Result<()> {
         let disk = self.dir.join("disk");
-        // Sparse: only what is used takes room.
+        // The file is sparse.
         File::create(&disk)?.set_len(4 << 30)?;
         let (disk, tree) = (disk.to_string_lossy(), self.tree.to_string_lossy());
         self.step(

@@ -1,5 +1,4 @@
-//! Booting a guest, running one job in it, and taking it down whatever
-//! happens.
+//! Boots a guest, runs one job in it, and stops it, also after errors.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -14,35 +13,34 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
-use super::bare::StaticGuest;
 use super::compile::copy_tree;
 use super::host;
 use super::progress::tail;
 use super::qemu::Qemu;
+use super::static_guest::StaticGuest;
 use super::suite::Architecture;
 use super::tree::Image;
 
-/// What the guest's root starts with.
+/// The script that runs as the first process of the guest's root file system.
 const START: &str = include_str!("../../guest/start");
 
 /// How long a guest may take from power to its first process. Some 5 s by
 /// software emulation on an idle machine, 90 s and more with a load of 20.
 const BOOT_LIMIT: Duration = Duration::from_secs(400);
 
-/// How often a guest is started that the emulator brings down as it boots.
-const BOOTS: u32 = 3;
+/// Boots of a guest that the emulator crashes.
+const MAX_BOOTS: u32 = 3;
 
-/// What Linux says when QEMU's software emulation runs a breakpoint that is no
-/// longer there. Linux puts one into its own code while it changes it (static
-/// keys), and has no handler for it any more once the change is done; one
-/// emulated processor at times still runs what it translated before.
+/// Linux's message when QEMU's software emulation runs a stale breakpoint. Linux puts
+/// one into its own code while it patches it (static keys), and removes the handler
+/// afterwards; an emulated processor may still run the old translation.
 const STALE_BREAKPOINT: &str = "Oops: int3:";
 
-/// Begins a line on the virtio port that is meant for this program, not for
-/// the reader: ASCII's record separator.
+/// Marks a line on the virtio port as a record for this program: ASCII's record
+/// separator.
 pub const RECORD: char = '\u{1e}';
 
-/// What a guest is booted for.
+/// A job for a guest.
 #[derive(Debug, Default)]
 pub struct Job {
     /// A shell script; its working directory is the share.
@@ -52,18 +50,18 @@ pub struct Job {
     pub share: Option<PathBuf>,
     /// A folder whose contents are put at `/opt/ringverbs`.
     pub plugin: Option<PathBuf>,
-    /// The in-guest driver, found there as `rxe-driver`.
+    /// The in-guest driver, installed as `rxe-driver`.
     pub driver: Option<PathBuf>,
     /// Attaches the terminal to a shell in the guest instead of running the
     /// script.
     pub shell: bool,
     /// How long the job may take, once the guest is up.
     pub limit: Duration,
-    /// What the machine has besides the usual.
+    /// Differences from the default machine.
     pub hardware: Hardware,
 }
 
-/// A machine that differs from the usual one.
+/// Differences of a machine from the default one.
 #[derive(Debug, Default)]
 pub struct Hardware {
     /// The QEMU to run in place of this machine's own.
@@ -77,15 +75,15 @@ pub struct Hardware {
     pub kernel_arguments: String,
 }
 
-/// How a job ended.
+/// Exit status and times of a job.
 #[derive(Debug)]
-pub struct Ended {
+pub struct JobExit {
     /// The script's exit status.
     pub status: i32,
     /// From power to the first process.
-    pub boot: Duration,
+    pub boot_time: Duration,
     /// From the first process to the end.
-    pub run: Duration,
+    pub run_time: Duration,
 }
 
 /// A line from the guest.
@@ -93,23 +91,22 @@ pub struct Ended {
 pub enum Line<'a> {
     /// What the job printed.
     Text(&'a str),
-    /// A line that the job marked with [`RECORD`], without the mark.
+    /// A line marked with [`RECORD`], without the mark.
     Record(&'a str),
 }
 
-/// Boots `image`, runs `job` in it, and hands every line that it prints to
-/// `sink` as it comes.
+/// Boots `image`, runs `job` in it, and passes each line of its output to `sink`
+/// immediately.
 ///
 /// # Errors
-/// The guest does not come up, does not end in time, or goes down without
-/// reporting how the job ended. The console's log is then kept, and the
-/// error says where and shows its end. The script's own exit status is no
-/// error but part of the answer.
-pub fn run(image: &Image, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended> {
+/// The guest does not boot, exceeds the limit, or stops without reporting an exit
+/// status. The console log is then kept, and the error has its path and its end. A
+/// script that fails is not an error: its exit status is returned.
+pub fn run(image: &Image, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<JobExit> {
     let architecture = image.suite.architecture();
-    within(image.suite.name(), architecture, job, sink, |dir| {
-        let [ctl, share] = folders(job, dir)?;
-        Ok(System {
+    boot_and_run(image.suite.name(), architecture, job, sink, |dir| {
+        let [ctl, share] = shared_folders(job, dir)?;
+        Ok(BootFiles {
             architecture,
             kernel: image.kernel(),
             initrd: image.initrd(),
@@ -119,49 +116,49 @@ pub fn run(image: &Image, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended
     })
 }
 
-/// Boots a guest without a distribution. Its job is in `bare` already; of
-/// `job`, the limit and the hardware count.
+/// Boots a static guest, which contains its job. Only the limit and the hardware of
+/// `job` are used.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_bare(bare: &StaticGuest, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<Ended> {
-    let architecture = bare.architecture;
-    within("static", architecture, job, sink, |_| {
-        Ok(System {
+pub fn run_static(guest: &StaticGuest, job: &Job, sink: impl FnMut(Line<'_>)) -> Result<JobExit> {
+    let architecture = guest.architecture;
+    boot_and_run("static", architecture, job, sink, |_| {
+        Ok(BootFiles {
             architecture,
-            kernel: bare.kernel.clone(),
-            initrd: bare.initrd.clone(),
+            kernel: guest.kernel.clone(),
+            initrd: guest.initrd.clone(),
             disk: None,
             shares: Vec::new(),
         })
     })
 }
 
-/// What a machine starts from.
-struct System {
+/// The files that a machine boots from.
+struct BootFiles {
     architecture: &'static Architecture,
     kernel: PathBuf,
     initrd: PathBuf,
     disk: Option<PathBuf>,
-    /// Folders that it sees, and their names.
+    /// Shared folders and their mount tags.
     shares: Vec<(&'static str, PathBuf)>,
 }
 
-fn within(
+fn boot_and_run(
     name: &str,
     architecture: &Architecture,
     job: &Job,
     mut sink: impl FnMut(Line<'_>),
-    system: impl FnOnce(&Path) -> Result<System>,
-) -> Result<Ended> {
+    system: impl FnOnce(&Path) -> Result<BootFiles>,
+) -> Result<JobExit> {
     if job.hardware.qemu.is_none() {
         host::require(&[architecture.qemu], false)?;
     }
     let dir = RunDir::new(name)?;
     let console = dir.path.join("console.log");
     let result = system(&dir.path).and_then(|system| {
-        let running = persistently(&console, || boot(&system, job, &dir.path, &console))?;
-        attend(running, job.limit, &mut sink)
+        let guest = boot_with_retries(&console, || boot(&system, job, &dir.path, &console))?;
+        wait_for_exit(guest, job.limit, &mut sink)
     });
     match result {
         Ok(ended) => Ok(ended),
@@ -177,8 +174,8 @@ fn within(
     }
 }
 
-/// The folders that a Debian guest sees: what it is to do, and the share.
-fn folders(job: &Job, dir: &Path) -> Result<[PathBuf; 2]> {
+/// Prepares the two shared folders of a Debian guest: its instructions, and the share.
+fn shared_folders(job: &Job, dir: &Path) -> Result<[PathBuf; 2]> {
     let ctl = dir.join("ctl");
     fs::create_dir(&ctl)?;
     fs::write(ctl.join("start"), START)?;
@@ -206,18 +203,17 @@ fn folders(job: &Job, dir: &Path) -> Result<[PathBuf; 2]> {
     Ok([ctl, share])
 }
 
-/// A guest that is up.
-struct Running {
+/// A guest whose first process has started.
+struct BootedGuest {
     machine: Machine,
     lines: Receiver<String>,
-    /// From power to the first process.
-    boot: Duration,
+    boot_time: Duration,
 }
 
-/// Boots with `boot`, and again where the emulator's known fault, and nothing
-/// else, has brought the guest down before it was up.
-fn persistently<T>(console: &Path, mut boot: impl FnMut() -> Result<T>) -> Result<T> {
-    for _ in 1..BOOTS {
+/// Calls `boot`, and repeats it only if the emulator's known fault crashed the guest
+/// before its first process.
+fn boot_with_retries<T>(console: &Path, mut boot: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..MAX_BOOTS {
         match boot() {
             Err(error) if tail(console, 0, usize::MAX).contains(STALE_BREAKPOINT) => {
                 eprintln!("  {error:#}: a crash of QEMU's emulation; starting the guest again");
@@ -228,40 +224,44 @@ fn persistently<T>(console: &Path, mut boot: impl FnMut() -> Result<T>) -> Resul
     boot()
 }
 
-fn boot(system: &System, job: &Job, dir: &Path, console: &Path) -> Result<Running> {
+fn boot(system: &BootFiles, job: &Job, dir: &Path, console: &Path) -> Result<BootedGuest> {
     let began = Instant::now();
     let mut machine = Machine::start(system, console, dir, job)?;
     let lines = machine.lines()?;
     loop {
-        let line = next(&lines, began, BOOT_LIMIT).context("the guest did not come up")?;
-        if parse(&line) == Line::Record("guest started") {
-            return Ok(Running {
+        let line = next_line(&lines, began, BOOT_LIMIT).context("the guest did not boot")?;
+        if parse_line(&line) == Line::Record("guest started") {
+            return Ok(BootedGuest {
                 machine,
                 lines,
-                boot: began.elapsed(),
+                boot_time: began.elapsed(),
             });
         }
     }
 }
 
-/// Hands on what the job prints, up to its end.
-fn attend(running: Running, limit: Duration, sink: &mut dyn FnMut(Line<'_>)) -> Result<Ended> {
-    let Running {
+/// Passes the job's output to `sink` until the job ends.
+fn wait_for_exit(
+    guest: BootedGuest,
+    limit: Duration,
+    sink: &mut dyn FnMut(Line<'_>),
+) -> Result<JobExit> {
+    let BootedGuest {
         mut machine,
         lines,
-        boot,
-    } = running;
+        boot_time,
+    } = guest;
     let began = Instant::now();
     loop {
-        let line = next(&lines, began, limit).context("the job did not end")?;
-        match parse(&line) {
+        let line = next_line(&lines, began, limit).context("the job did not finish")?;
+        match parse_line(&line) {
             Line::Record(record) if record.starts_with("guest ended ") => {
                 let status = record["guest ended ".len()..].trim().parse()?;
-                machine.down(Duration::from_secs(10));
-                return Ok(Ended {
+                machine.wait_for_poweroff(Duration::from_secs(10));
+                return Ok(JobExit {
                     status,
-                    boot,
-                    run: began.elapsed(),
+                    boot_time,
+                    run_time: began.elapsed(),
                 });
             }
             line => sink(line),
@@ -269,17 +269,17 @@ fn attend(running: Running, limit: Duration, sink: &mut dyn FnMut(Line<'_>)) -> 
     }
 }
 
-/// The next line of a guest that has `limit` since `began`.
-fn next(lines: &Receiver<String>, began: Instant, limit: Duration) -> Result<String> {
+/// Returns the guest's next line; fails once `limit` has passed since `began`.
+fn next_line(lines: &Receiver<String>, began: Instant, limit: Duration) -> Result<String> {
     match lines.recv_timeout(limit.saturating_sub(began.elapsed())) {
         Ok(line) => Ok(line),
-        Err(RecvTimeoutError::Timeout) => bail!("not within {} s", limit.as_secs()),
+        Err(RecvTimeoutError::Timeout) => bail!("timed out after {} s", limit.as_secs()),
         Err(RecvTimeoutError::Disconnected) => bail!("QEMU ended without output"),
     }
 }
 
-/// Tells a record from text.
-pub fn parse(line: &str) -> Line<'_> {
+/// Separates records from text.
+pub fn parse_line(line: &str) -> Line<'_> {
     match line.strip_prefix(RECORD) {
         Some(record) => Line::Record(record),
         None => Line::Text(line),
@@ -290,7 +290,7 @@ pub fn parse(line: &str) -> Line<'_> {
 struct Machine(Child);
 
 impl Machine {
-    fn start(system: &System, console: &Path, dir: &Path, job: &Job) -> Result<Machine> {
+    fn start(system: &BootFiles, console: &Path, dir: &Path, job: &Job) -> Result<Machine> {
         let hardware = &job.hardware;
         let architecture = system.architecture;
         let qemu = architecture.qemu.0;
@@ -312,25 +312,25 @@ impl Machine {
             .arg("-initrd")
             .arg(&system.initrd)
             .arg("-append")
-            // A small table of TCP sockets: the driver reads all of it to see
-            // whether a server listens.
+            // A small hash table of TCP sockets: the driver reads all of it to find
+            // listening servers.
             .arg(format!(
                 "console={} panic=-1 mitigations=off tsc=reliable random.trust_cpu=on \
                  net.ifnames=0 loglevel=4 thash_entries=1024 {}",
                 architecture.console, hardware.kernel_arguments
             ));
         if let Some(disk) = &system.disk {
-            // QEMU would stop the guest, without a word, when the host's disk is full.
+            // By default QEMU stops the guest silently when the host's disk is full.
             command.arg("-drive").arg(format!(
                 "file={},format=raw,if=virtio,snapshot=on,cache=unsafe,\
                  werror=report,rerror=report",
-                option(disk)
+                escape_commas(disk)
             ));
         }
         for (tag, path) in &system.shares {
             command.arg("-virtfs").arg(format!(
                 "local,path={},mount_tag={tag},security_model=none,multidevs=remap",
-                option(path)
+                escape_commas(path)
             ));
         }
         command.args(["-device", "virtio-serial-pci"]);
@@ -339,18 +339,21 @@ impl Machine {
             command
                 .args(["-serial", "stdio"])
                 .arg("-chardev")
-                .arg(format!("file,id=job,path={}", option(&dir.join("job.out"))))
+                .arg(format!(
+                    "file,id=job,path={}",
+                    escape_commas(&dir.join("job.out"))
+                ))
                 .args(["-device", job_port])
                 .stdin(Stdio::inherit())
                 .stdout(Stdio::inherit());
         } else {
             command
                 .arg("-serial")
-                .arg(format!("file:{}", option(console)))
+                .arg(format!("file:{}", escape_commas(console)))
                 .args(["-chardev", "stdio,id=job,signal=off"])
                 .args(["-device", job_port])
-                // Held open and unused: at its end QEMU would take the port
-                // for unplugged and drop what the guest writes.
+                // Stays open: at end of file QEMU takes the port for unplugged and
+                // drops the guest's output.
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
         }
@@ -373,8 +376,7 @@ impl Machine {
         Ok(Machine(command.spawn().context("cannot start QEMU")?))
     }
 
-    /// Everything that the job prints, line by line; disconnects when QEMU
-    /// has ended.
+    /// Returns the lines that the job prints; the channel disconnects when QEMU exits.
     fn lines(&mut self) -> Result<Receiver<String>> {
         let (sender, receiver) = mpsc::channel();
         match self.0.stdout.take() {
@@ -382,8 +384,7 @@ impl Machine {
                 thread::spawn(move || forward(out, &sender));
             }
             None => {
-                // The terminal has the shell; all there is to wait for is
-                // QEMU's end.
+                // The shell writes to the terminal: only QEMU's exit is reported.
                 let status = self.0.wait()?;
                 for line in [
                     format!("{RECORD}guest started"),
@@ -396,9 +397,8 @@ impl Machine {
         Ok(receiver)
     }
 
-    /// Waits for the guest to switch itself off; what is left after `limit`
-    /// is killed.
-    fn down(&mut self, limit: Duration) {
+    /// Waits at most `limit` for the guest to power off; dropping kills it otherwise.
+    fn wait_for_poweroff(&mut self, limit: Duration) {
         let began = Instant::now();
         while began.elapsed() < limit {
             if !matches!(self.0.try_wait(), Ok(None)) {
@@ -437,12 +437,12 @@ fn forward(out: ChildStdout, to: &mpsc::Sender<String>) {
     }
 }
 
-/// A path as QEMU's option parser wants it: a comma doubled.
-fn option(path: &Path) -> String {
+/// Doubles the commas of a path, as QEMU's option parser requires.
+fn escape_commas(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-/// The files of one run; removed at its end unless kept.
+/// The folder of one run; removed when dropped unless kept.
 struct RunDir {
     path: PathBuf,
     keep: std::cell::Cell<bool>,
@@ -452,7 +452,7 @@ impl RunDir {
     fn new(name: &str) -> Result<RunDir> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let runs = host::cache()?.join("runs");
-        forget_old(&runs);
+        remove_old_runs(&runs);
         let path = runs.join(format!(
             "{name}-{}-{}",
             std::process::id(),
@@ -474,9 +474,9 @@ impl RunDir {
     }
 }
 
-/// Removes what runs of long ago left.
-fn forget_old(runs: &Path) {
-    const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Removes folders of runs that are older than `MAX_AGE`.
+fn remove_old_runs(runs: &Path) {
+    const MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
     let Ok(entries) = fs::read_dir(runs) else {
         return;
     };
@@ -486,7 +486,7 @@ fn forget_old(runs: &Path) {
             .and_then(|m| m.modified())
             .ok()
             .and_then(|at| at.elapsed().ok());
-        if age.is_some_and(|age| age > KEPT) {
+        if age.is_some_and(|age| age > MAX_AGE) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -506,16 +506,19 @@ mod tests {
 
     #[test]
     fn records_are_separated_from_text() {
-        assert_eq!(parse("\u{1e}guest started"), Line::Record("guest started"));
-        assert_eq!(parse("guest started"), Line::Text("guest started"));
+        assert_eq!(
+            parse_line("\u{1e}guest started"),
+            Line::Record("guest started")
+        );
+        assert_eq!(parse_line("guest started"), Line::Text("guest started"));
     }
 
     #[test]
-    fn only_emulator_crashes_boot_again() {
+    fn only_emulator_crashes_are_retried() {
         let dir = std::env::temp_dir().join(format!("ringverbs-boots-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let console = dir.join("console.log");
-        // What the console says after each boot, and how many boots there are.
+        // Console output of each boot; expected number of boots; whether the last succeeds.
         let cases: [(&[&str], u32, bool); 5] = [
             (&["up"], 1, true),
             (&["Oops: int3: 0000 [#1]", "up"], 2, true),
@@ -527,24 +530,24 @@ mod tests {
             ),
             (&["Oops: general protection fault", "up"], 1, false),
         ];
-        for (says, boots, up) in cases {
+        for (messages, boots, up) in cases {
             let mut count = 0;
-            let result = persistently(&console, || {
-                let says = says[count as usize];
+            let result = boot_with_retries(&console, || {
+                let message = messages[count as usize];
                 count += 1;
-                fs::write(&console, format!("[ 2.9] {says}\nCPU: 1\n"))?;
-                match says {
+                fs::write(&console, format!("[ 2.9] {message}\nCPU: 1\n"))?;
+                match message {
                     "up" => Ok(()),
                     _ => bail!("the guest shut down"),
                 }
             });
-            assert_eq!((count, result.is_ok()), (boots, up), "{says:?}");
+            assert_eq!((count, result.is_ok()), (boots, up), "{messages:?}");
         }
         fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
     fn commas_in_paths_are_doubled() {
-        assert_eq!(option(Path::new("/a,b")), "/a,,b");
+        assert_eq!(escape_commas(Path::new("/a,b")), "/a,,b");
     }
 }

@@ -39,7 +39,7 @@ const OPERATIONS: [Limits; 9] = [
 ];
 
 /// Maximum time in nanoseconds of an operation of the safe layer beyond the raw one.
-const SURCHARGE: f64 = 10.0;
+const MAX_SAFE_OVERHEAD_NS: f64 = 10.0;
 
 /// One layer's figures of an operation.
 pub struct Layer {
@@ -68,7 +68,7 @@ pub struct Operation {
     pub safe: Layer,
     /// Raw over bare, and safe less raw, of the same process.
     over_bare: Spread,
-    surcharge: Spread,
+    safe_overhead: Spread,
     limits: &'static Limits,
 }
 
@@ -104,7 +104,7 @@ pub fn compare(
                 Spread::from_values(ratio),
             );
         }
-        let surcharge = pairwise(&times("safe")?, &times("raw")?, |safe, raw| safe - raw);
+        let safe_overhead = pairwise(&times("safe")?, &times("raw")?, |safe, raw| safe - raw);
         Ok(Operation {
             name,
             stock: (row.stock_count, row.stock_ns),
@@ -114,7 +114,7 @@ pub fn compare(
             raw: layer("raw")?,
             safe: layer("safe")?,
             over_bare,
-            surcharge: Spread::from_values(surcharge),
+            safe_overhead: Spread::from_values(safe_overhead),
             limits,
         })
     };
@@ -177,10 +177,10 @@ impl Operation {
                 ));
             }
         }
-        if self.surcharge.median > SURCHARGE {
-            let ns = self.surcharge.median;
+        if self.safe_overhead.median > MAX_SAFE_OVERHEAD_NS {
+            let ns = self.safe_overhead.median;
             exceeded.push(format!(
-                "safe-{name}: {ns:.1} ns more than the raw layer, at most {SURCHARGE}"
+                "safe-{name}: {ns:.1} ns more than the raw layer, at most {MAX_SAFE_OVERHEAD_NS}"
             ));
         }
         exceeded
@@ -254,8 +254,8 @@ pub fn requirements(operations: &[Operation], timed: bool) -> String {
             bare.map_or("-".to_owned(), |bare| cell(bare.0, bare.1, timed)),
             bare.map_or("-".to_owned(), |_| spread(operation.over_bare)),
             limit.map_or("-".to_owned(), |limit| limit.to_string()),
-            spread(operation.surcharge),
-            SURCHARGE.to_string(),
+            spread(operation.safe_overhead),
+            MAX_SAFE_OVERHEAD_NS.to_string(),
             operation.limits.instructions[0].to_string(),
             operation.limits.instructions[1].to_string(),
             verdict.to_owned(),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_of_processes_next_to_each_other() {
+    fn ratios_are_of_consecutive_processes() {
         let run = |bare: f64, raw: f64, safe: f64| {
             let times = OPERATIONS.iter().flat_map(|limits| {
                 let layers = [("bare", bare), ("raw", raw), ("safe", safe)];
@@ -347,7 +347,7 @@ mod tests {
         let poll = operations.iter().find(|o| o.name == "poll/16").unwrap();
         assert_eq!(poll.raw.ratio.median, 0.5);
         assert!((poll.over_bare.median - 1.3).abs() < 1e-9);
-        assert!((poll.surcharge.median - 10.7).abs() < 1e-9);
+        assert!((poll.safe_overhead.median - 10.7).abs() < 1e-9);
         assert_eq!(poll.exceeded_times().len(), 2);
         assert!(poll.exceeded_counts().is_empty());
     }

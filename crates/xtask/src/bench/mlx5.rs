@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_above_its_limit_is_broken_and_so_is_a_row_without_one() {
+    fn a_count_above_its_limit_or_without_one_is_an_error() {
         let row = |name: &str, instructions, locked, fences| {
             let count = Count {
                 instructions,

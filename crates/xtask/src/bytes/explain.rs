@@ -539,8 +539,8 @@ mod tests {
         let left = format!("112233{:02x}", fill_pattern(27));
         let (other, ours) = (format!("112233{:02x}", !fill_pattern(27)), "11223300");
         let header = "case rc-4 1 post send/1/inline";
-        let why = Some(vec![Reason::InlinePadding]);
-        assert_eq!(explain(header, "80000007", &left, ours), why);
+        let expected = Some(vec![Reason::InlinePadding]);
+        assert_eq!(explain(header, "80000007", &left, ours), expected);
         assert_eq!(explain(header, "80000007", &other, ours), None);
         // A byte of the data.
         assert_eq!(explain(header, "80000008", &left, ours), None);
@@ -553,7 +553,7 @@ mod tests {
         assert_eq!(explain(header, "00000007", &left, ours), None);
         assert_eq!(
             explain("case rc-4-wr 1 post send/1/inline", "80000007", &left, ours),
-            why
+            expected
         );
     }
 
@@ -584,21 +584,21 @@ mod tests {
             let text = |word: &str| format!("{:0at$}{word}", 0, at = at * 2);
             reasons_for(header, "entry 0", &text(stock), &text("00000000"))
         };
-        let why = Some(vec![Reason::UnusedTagFields]);
+        let expected = Some(vec![Reason::UnusedTagFields]);
         let (add, del) = ("case tags 1 post add/1", "case tags 1 post del/0");
         // Reserved, the tag, and the index.
-        assert_eq!(explain(add, 24, UNWRITTEN), why);
+        assert_eq!(explain(add, 24, UNWRITTEN), expected);
         assert_eq!(explain(add, 32, UNWRITTEN), None);
-        assert_eq!(explain(del, 32, UNWRITTEN), why);
+        assert_eq!(explain(del, 32, UNWRITTEN), expected);
         assert_eq!(explain(del, 16, UNWRITTEN), None);
-        assert_eq!(explain("case tags 1 post sync/0", 16, UNWRITTEN), why);
+        assert_eq!(explain("case tags 1 post sync/0", 16, UNWRITTEN), expected);
         // Another queue, or a written field.
         assert_eq!(explain("case rc-1 1 post send/1", 24, UNWRITTEN), None);
         assert_eq!(explain(add, 24, "00000001"), None);
     }
 
     #[test]
-    fn only_elements_of_no_bytes_may_be_left_out() {
+    fn only_empty_elements_may_be_omitted() {
         let head = "0000....000000000000000000000000";
         let end = "00000000000001000000000000000000";
         let empty = "00000000123456780000100000000000";
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_port_is_any_without_a_label_only() {
+    fn source_ports_may_differ_only_without_a_flow_label() {
         let vector =
             |port: &str, label: &str| format!("{:056}0400{port}{:024}00{label}{:08}", 0, 0, 0);
         let header = "case ud-roce 1 post send/1";

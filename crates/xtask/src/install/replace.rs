@@ -1,25 +1,25 @@
-//! Our `libmlx5.so.1` in the place of rdma-core's, and rdma-core's put back.
+//! Replaces rdma-core's `libmlx5.so.1` by ours, and restores it.
 //!
-//! Two names lead to libmlx5: `libmlx5.so.1`, which programs are linked to, and
-//! `libmlx5-rdmavN.so` in libibverbs's folder of providers, which it loads for a
-//! ConnectX. Both are links to `libmlx5.so.1.MINOR.RELEASE`.
+//! libmlx5 has two links: `libmlx5.so.1`, to which programs are linked, and
+//! `libmlx5-rdmavN.so` in libibverbs's folder of providers, which libibverbs loads for a
+//! ConnectX. Both lead to `libmlx5.so.1.MINOR.RELEASE`.
 //!
-//! **Diversion**, where the names belong to a package of dpkg. Ours is a file beside
-//! rdma-core's, and the two links are diverted and lead to it. They have the same names
-//! in every release, unlike the file, so an upgrade goes on to write the diverted ones.
-//! rdma-core's file stays where it is: of two files with one soname in a folder ldconfig
-//! links the one with the higher number, so [`FILE`] has a number that no release has.
-//! The diverted links are in a folder that ldconfig does not read. The names for later
-//! private ABIs are diverted in advance.
+//! **Diversion**, if the links belong to a package of dpkg. Our file is beside
+//! rdma-core's, and the two links are diverted and replaced by links to ours. They have
+//! the same names in every release, unlike the file, so upgrades write the diverted
+//! links. rdma-core's file is not moved: of two files with one soname in a folder,
+//! ldconfig links the one with the higher number, so [`FILE`] has a number that no
+//! release has. The diverted links are in a folder that ldconfig does not read. The names
+//! for later private ABIs are diverted in advance.
 //!
-//! **Folder**, elsewhere: rpm has no diversions, and writes its links again at each
-//! upgrade. Ours is in a folder of its own. A file in `ld.so.conf.d` that sorts first
-//! makes the dynamic linker find it first; `mlx5.driver` names it to libibverbs and,
-//! as an edited configuration file (`%config(noreplace)`), is kept by upgrades.
+//! **Folder**, on other systems: rpm has no diversions, and each upgrade writes its links
+//! again. Our file is in a folder of its own. A file in `ld.so.conf.d` that sorts first
+//! makes the dynamic linker find it first; `mlx5.driver` names it to libibverbs, and
+//! upgrades keep that as an edited configuration file (`%config(noreplace)`).
 //!
-//! Each step can be repeated, and no record is kept besides dpkg's: what was interrupted
-//! is completed by running it again, or undone by removing it. Names are replaced by
-//! rename(2), so that a program which starts meanwhile finds one library or the other.
+//! Each step can be repeated, and only dpkg's diversions are recorded: an interrupted run
+//! is completed by another run, or undone by a removal. Names are replaced by rename(2),
+//! so that a program which starts at any time finds one library or the other.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -37,11 +37,11 @@ use crate::libmlx5::LIBMLX5;
 /// Our file beside rdma-core's.
 const FILE: &str = "libmlx5.so.1.9999.ringverbs";
 
-/// The folder below that of libraries, of ours or of the diverted links. It is made first
-/// and removed last: while it is there, something is left to remove.
+/// The folder, below that of libraries, for our library or the diverted links. It is
+/// created first and removed last: while it exists, a removal is incomplete.
 const FOLDER: &str = "ringverbs";
 
-/// The folder of the diverted links in that.
+/// The folder of the diverted links in [`FOLDER`].
 const DIVERTED: &str = "rdma-core";
 
 /// The dynamic linker's configuration for our folder.
@@ -51,19 +51,19 @@ const CONF: &str = "00-ringverbs-libmlx5.conf";
 pub const DRIVER: &str = "mlx5.driver";
 
 /// Returns whether a configuration of libibverbs names a libmlx5 of ours.
-pub fn is_named_by(driver: &Path) -> bool {
+pub fn is_in_driver_file(driver: &Path) -> bool {
     let text = fs::read_to_string(driver).unwrap_or_default();
     let end = format!("/{FOLDER}/libmlx5");
     text.lines().any(|line| line.ends_with(&end))
 }
 
-/// Names of the provider, for each private ABI that ours supports.
+/// Returns the names of the mlx5 provider for each private ABI that ours supports.
 fn providers() -> impl Iterator<Item = String> {
     let names = [LIBRARY].into_iter().chain(LINKS.iter().copied());
     names.map(|name| name.replace("ringverbs", "mlx5"))
 }
 
-/// How ours takes the place of rdma-core's.
+/// How ours replaces rdma-core's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     Diversion,
@@ -74,19 +74,19 @@ enum Method {
 #[derive(Debug, PartialEq, Eq)]
 struct Diversion {
     path: PathBuf,
-    /// Where packages' files of that path go.
+    /// The path that packages' files are diverted to.
     to: PathBuf,
-    /// The package that diverts; none if it is local.
+    /// The package that diverts; `None` for a local diversion.
     package: Option<String>,
 }
 
-/// The programs of the system that know of its libraries.
+/// dpkg and ldconfig.
 trait Tools {
-    /// The package that a file belongs to; none without dpkg.
+    /// Returns the package that a file belongs to; `None` without dpkg.
     fn owner(&self, path: &Path) -> Result<Option<String>>;
-    /// All diversions.
+    /// Returns all diversions.
     fn diversions(&self) -> Result<Vec<Diversion>>;
-    /// Adds or removes a local diversion, and moves no file.
+    /// Adds or removes a local diversion, without moving files.
     fn divert(&self, action: &str, path: &Path, to: &Path) -> Result<()>;
     /// Rebuilds the dynamic linker's cache.
     fn ldconfig(&self) -> Result<()>;
@@ -96,14 +96,14 @@ trait Tools {
     }
 }
 
-/// The programs themselves, on the system or a tree. Paths are as seen in the tree.
+/// The real programs, on the system or a tree. Paths are relative to the tree's root.
 struct System {
     root: PathBuf,
     has_dpkg: bool,
 }
 
 impl System {
-    /// A program of dpkg, whose messages are parsed.
+    /// Returns a command of dpkg with output in English, which is parsed.
     fn dpkg(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.env("LC_ALL", "C");
@@ -129,30 +129,30 @@ impl Tools for System {
         if !self.has_dpkg {
             return Ok(Vec::new());
         }
-        let text = said(self.dpkg("dpkg-divert").args(["--list", "*mlx5*"]))?;
+        let text = run(self.dpkg("dpkg-divert").args(["--list", "*mlx5*"]))?;
         Ok(text.lines().filter_map(diversion).collect())
     }
 
     fn divert(&self, action: &str, path: &Path, to: &Path) -> Result<()> {
         let mut divert = self.dpkg("dpkg-divert");
         divert.args(["--quiet", "--local", "--no-rename", "--divert"]);
-        said(divert.arg(to).arg(action).arg(path)).map(drop)
+        run(divert.arg(to).arg(action).arg(path)).map(drop)
     }
 
     fn ldconfig(&self) -> Result<()> {
         // Debian's PATH of users lacks /sbin.
-        let places = ["/sbin/ldconfig", "/usr/sbin/ldconfig"];
-        let place = places.iter().find(|place| Path::new(place).exists());
-        let mut command = Command::new(place.unwrap_or(&"ldconfig"));
+        let paths = ["/sbin/ldconfig", "/usr/sbin/ldconfig"];
+        let path = paths.iter().find(|path| Path::new(path).exists());
+        let mut command = Command::new(path.unwrap_or(&"ldconfig"));
         if self.root != Path::new("/") {
             command.arg("-r").arg(&self.root);
         }
-        said(&mut command).map(drop)
+        run(&mut command).map(drop)
     }
 }
 
-/// Runs a command to its end and gives its output.
-fn said(command: &mut Command) -> Result<String> {
+/// Runs a command and returns its output.
+fn run(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output();
     let output = output.with_context(|| format!("cannot run {program}"))?;
@@ -164,7 +164,7 @@ fn said(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The package in dpkg-query's answer, which lists diversions first.
+/// Returns the package in dpkg-query's output, which lists diversions first.
 fn owner(answer: &str) -> Option<&str> {
     let lines = answer.lines();
     let mut owners = lines
@@ -172,7 +172,7 @@ fn owner(answer: &str) -> Option<&str> {
     owners.next()?.split_once(": ").map(|(package, _)| package)
 }
 
-/// A line of `dpkg-divert --list`.
+/// Parses a line of `dpkg-divert --list`.
 fn diversion(line: &str) -> Option<Diversion> {
     let (rest, is_local) = match line.strip_prefix("local ") {
         Some(rest) => (rest, true),
@@ -193,30 +193,30 @@ fn diversion(line: &str) -> Option<Diversion> {
     })
 }
 
-/// Where things are on a system or in a tree.
+/// The paths and tools of a system or a tree.
 struct Replacement<T> {
     root: PathBuf,
-    /// The folder of libraries, with that of providers in it.
+    /// The folder of libraries, which contains that of providers.
     libraries: PathBuf,
     providers: PathBuf,
     etc: PathBuf,
     tools: T,
 }
 
-/// Puts the libmlx5.so.1 in `dist` in the place of that under `prefix`.
+/// Replaces the libmlx5.so.1 under `prefix` by that in `dist`.
 pub fn install(prefix: &Path, paths: &InstallPaths, dist: &Path) -> Result<()> {
     let ours = dist.join(LIBMLX5);
     ensure!(
         ours.is_file(),
-        "there is no {}; cargo xtask dist makes it",
+        "there is no {}; cargo xtask dist builds it",
         ours.display()
     );
-    let place = Replacement::on_system(prefix, paths)?;
-    println!("{}", place.install(&ours)?);
+    let replacement = Replacement::on_system(prefix, paths)?;
+    println!("{}", replacement.install(&ours)?);
     Ok(())
 }
 
-/// Puts rdma-core's libmlx5 back, if ours is in its place; says whether it was.
+/// Restores rdma-core's libmlx5 if it was replaced; returns whether it was.
 pub fn remove(prefix: &Path, paths: &InstallPaths) -> Result<bool> {
     Replacement::on_system(prefix, paths)?.remove()
 }
@@ -227,7 +227,7 @@ impl Replacement<System> {
         ensure!(
             root.file_name() == Some(OsStr::new("usr")),
             "{}: libmlx5 is replaced in a prefix named usr only; for another one set \
-             LD_LIBRARY_PATH to the folder that cargo xtask dist makes",
+             LD_LIBRARY_PATH to the folder that cargo xtask dist builds",
             root.display()
         );
         let root = root.parent().unwrap_or(Path::new("/")).to_owned();
@@ -253,8 +253,8 @@ impl<T: Tools> Replacement<T> {
         }
     }
 
-    /// The path as seen in the tree.
-    fn inside(&self, path: &Path) -> PathBuf {
+    /// Returns a path relative to the root of the tree.
+    fn path_in_root(&self, path: &Path) -> PathBuf {
         let below = path.strip_prefix(&self.root).unwrap_or(path);
         Path::new("/").join(below)
     }
@@ -267,7 +267,8 @@ impl<T: Tools> Replacement<T> {
         self.folder().join(DIVERTED)
     }
 
-    /// The names that are diverted, where to, and what ours are links to.
+    /// Returns the diverted links, the paths they are diverted to, and the targets of
+    /// our links.
     fn links(&self) -> Vec<(PathBuf, PathBuf, PathBuf)> {
         let main = (self.libraries.join(LIBMLX5), LIBMLX5.into(), FILE.into());
         let of_provider = |name: String| {
@@ -279,14 +280,14 @@ impl<T: Tools> Replacement<T> {
             .collect()
     }
 
-    /// Whether a name is a link to our file.
+    /// Returns whether a path is a link to our file.
     fn is_our_link(&self, path: &Path) -> bool {
         let target = fs::read_link(path);
         target.is_ok_and(|target| target.file_name() == Some(OsStr::new(FILE)))
     }
 
     fn method(&self) -> Result<Method> {
-        let library = self.inside(&self.libraries.join(LIBMLX5));
+        let library = self.path_in_root(&self.libraries.join(LIBMLX5));
         let is_owned = self.tools.owner(&library)?.is_some();
         Ok(match is_owned || !self.diversions()?.is_empty() {
             true => Method::Diversion,
@@ -294,21 +295,21 @@ impl<T: Tools> Replacement<T> {
         })
     }
 
-    /// The diversions that are ours.
+    /// Returns our diversions.
     fn diversions(&self) -> Result<Vec<Diversion>> {
         let mut all = self.tools.diversions()?;
-        let diverted = self.inside(&self.diverted());
+        let diverted = self.path_in_root(&self.diverted());
         all.retain(|it| it.package.is_none() && it.to.parent() == Some(&diverted));
         Ok(all)
     }
 
-    /// Returns what has been done.
+    /// Installs ours, and returns a message.
     fn install(&self, ours: &Path) -> Result<String> {
         let method = self.method()?;
         let library = self.libraries.join(LIBMLX5);
-        let is_there = library.exists() || method == Method::Diversion;
+        let exists = library.exists() || method == Method::Diversion;
         ensure!(
-            is_there && self.providers.is_dir(),
+            exists && self.providers.is_dir(),
             "there is no {}: install rdma-core's providers first (package ibverbs-providers \
              of Debian, libibverbs of Fedora)",
             library.display()
@@ -327,7 +328,7 @@ impl<T: Tools> Replacement<T> {
             ),
             Method::Folder => format!(
                 "installed {}; {} puts it before rdma-core's, and {} names it to libibverbs\n\
-                 libmlx5-rdmavN.so in {} is rdma-core's still, and the substitute",
+                 libmlx5-rdmavN.so in {} is still rdma-core's, and is the fallback",
                 self.folder().join(LIBMLX5).display(),
                 self.conf().display(),
                 self.driver().display(),
@@ -340,9 +341,9 @@ impl<T: Tools> Replacement<T> {
         let existing = self.tools.diversions()?;
         let links = self.links();
         for (path, aside, _) in &links {
-            let path = self.inside(path);
+            let path = self.path_in_root(path);
             let other = existing.iter().find(|it| it.path == path);
-            let Some(other) = other.filter(|it| it.to != self.inside(aside)) else {
+            let Some(other) = other.filter(|it| it.to != self.path_in_root(aside)) else {
                 continue;
             };
             match &other.package {
@@ -362,29 +363,30 @@ impl<T: Tools> Replacement<T> {
         self.make_folder(&self.diverted())?;
         self.copy(ours, &self.libraries.join(FILE))?;
         for (path, aside, target) in &links {
-            let seen = self.inside(path);
-            if !existing.iter().any(|it| it.path == seen) {
+            let path_in_root = self.path_in_root(path);
+            if !existing.iter().any(|it| it.path == path_in_root) {
                 self.tools.before_change()?;
-                self.tools.divert("--add", &seen, &self.inside(aside))?;
+                self.tools
+                    .divert("--add", &path_in_root, &self.path_in_root(aside))?;
             }
             if self.is_our_link(path) {
                 continue;
             }
-            self.keep(path, aside)?;
-            self.rename_new(path, |fresh| symlink(target, fresh))?;
+            self.keep_original(path, aside)?;
+            self.rename_new(path, |temporary| symlink(target, temporary))?;
         }
         Ok(())
     }
 
-    /// Gives a file a second name, under which it waits; one that waits already is
-    /// newer, if an upgrade has written it.
-    fn keep(&self, path: &Path, aside: &Path) -> Result<()> {
-        let is_there = path.symlink_metadata().is_ok();
-        if !is_there || aside.symlink_metadata().is_ok() {
+    /// Links a file to `aside`, unless that exists: it is the same file, or a newer one
+    /// written by an upgrade.
+    fn keep_original(&self, path: &Path, aside: &Path) -> Result<()> {
+        let exists = path.symlink_metadata().is_ok();
+        if !exists || aside.symlink_metadata().is_ok() {
             return Ok(());
         }
         self.tools.before_change()?;
-        fs::hard_link(path, aside).map_err(|error| refused("make", aside, error))
+        fs::hard_link(path, aside).map_err(|error| io_error("make", aside, error))
     }
 
     fn add_folder(&self, ours: &Path) -> Result<()> {
@@ -399,13 +401,13 @@ impl<T: Tools> Replacement<T> {
         self.make_folder(&folder)?;
         self.copy(ours, &folder.join(LIBMLX5))?;
         for name in providers() {
-            self.rename_new(&folder.join(name), |fresh| symlink(LIBMLX5, fresh))?;
+            self.rename_new(&folder.join(name), |temporary| symlink(LIBMLX5, temporary))?;
         }
         let driver = self.driver();
         if self.plugin_has_driver() {
             self.tools.before_change()?;
             let aside = self.driver_aside();
-            fs::rename(&aside, &driver).map_err(|error| refused("put back", &driver, error))?;
+            fs::rename(&aside, &driver).map_err(|error| io_error("put back", &driver, error))?;
         }
         let text = fs::read_to_string(&driver).unwrap_or_else(|_| "driver mlx5\n".into());
         let line = self.driver_line();
@@ -413,15 +415,18 @@ impl<T: Tools> Replacement<T> {
             for parent in [driver.parent(), self.driver_aside().parent()] {
                 self.make_folder(parent.unwrap_or(&self.etc))?;
             }
-            // The file is not ours, so the kept copy is that of an earlier installation.
+            // The file is not ours, so the copy aside is from an earlier installation.
             self.delete(&self.driver_aside())?;
-            self.keep(&driver, &self.driver_aside())?;
+            self.keep_original(&driver, &self.driver_aside())?;
             let newline = if text.ends_with('\n') { "" } else { "\n" };
             self.write(&driver, &format!("{text}{newline}{line}"))?;
         }
         let conf = self.conf();
         self.make_folder(conf.parent().unwrap_or(&conf))?;
-        self.write(&conf, &format!("{}\n", self.inside(&folder).display()))
+        self.write(
+            &conf,
+            &format!("{}\n", self.path_in_root(&folder).display()),
+        )
     }
 
     fn conf(&self) -> PathBuf {
@@ -436,19 +441,20 @@ impl<T: Tools> Replacement<T> {
         self.etc.join("ringverbs").join(DRIVER)
     }
 
-    /// Whether it waits there because the plugin's configuration is in its place.
+    /// Returns whether the plugin's installation has moved `mlx5.driver` aside.
     fn plugin_has_driver(&self) -> bool {
         let driver = self.driver();
         driver.with_file_name(CONFIG).exists() && !driver.exists() && self.driver_aside().exists()
     }
 
-    /// The line that names ours. libibverbs loads the last driver of a file first.
+    /// Returns the line that names ours. libibverbs loads the last driver of a file first.
     fn driver_line(&self) -> String {
-        let stem = self.inside(&self.folder().join("libmlx5"));
+        let stem = self.path_in_root(&self.folder().join("libmlx5"));
         format!("driver {}\n", stem.display())
     }
 
-    /// Undoes either method, whole or in part. Says whether there was anything.
+    /// Undoes a complete or partial installation by either method. Returns whether there
+    /// was one.
     fn remove(&self) -> Result<bool> {
         let folder = self.folder();
         let diversions = self.diversions()?;
@@ -456,16 +462,17 @@ impl<T: Tools> Replacement<T> {
             return Ok(false);
         }
         for (path, aside, _) in self.links() {
-            let seen = self.inside(&path);
-            let diversion = diversions.iter().find(|it| it.path == seen);
+            let path_in_root = self.path_in_root(&path);
+            let diversion = diversions.iter().find(|it| it.path == path_in_root);
             let is_ours = self.is_our_link(&path);
-            // While a name is diverted, upgrades write the other one.
+            // While a path is diverted, upgrades write to `aside`.
             self.put_back(&path, &aside, is_ours || diversion.is_some(), is_ours)?;
             if let Some(diversion) = diversion {
                 self.tools.before_change()?;
-                self.tools.divert("--remove", &seen, &diversion.to)?;
+                self.tools
+                    .divert("--remove", &path_in_root, &diversion.to)?;
             }
-            self.delete(&fresh(&path)?)?;
+            self.delete(&temporary_path(&path)?)?;
         }
         let (file, conf) = (self.libraries.join(FILE), self.conf());
         let (driver, aside) = (self.driver(), self.driver_aside());
@@ -475,7 +482,7 @@ impl<T: Tools> Replacement<T> {
             self.put_back(&driver, &aside, is_ours, is_ours)?;
         }
         for path in [&file, &conf, &driver] {
-            self.delete(&fresh(path)?)?;
+            self.delete(&temporary_path(path)?)?;
         }
         // ldconfig would link libmlx5.so.1 to our file.
         self.delete(&file)?;
@@ -483,25 +490,26 @@ impl<T: Tools> Replacement<T> {
         self.ldconfig()?;
         for name in providers().chain([LIBMLX5.to_owned()]) {
             self.delete(&folder.join(&name))?;
-            self.delete(&fresh(&folder.join(&name))?)?;
+            self.delete(&temporary_path(&folder.join(&name))?)?;
         }
         for folder in [self.etc.join("ringverbs"), self.diverted(), folder] {
-            let _ = fs::remove_dir(folder); // if it is empty
+            let _ = fs::remove_dir(folder); // only if it is empty
         }
         Ok(true)
     }
 
-    /// Gives the file at `aside` its name back, unless another one that is not to be
-    /// `replaced` has it. One of ours is deleted, also if no file waits.
+    /// Renames the file at `aside` to `path`, unless another file has that name and
+    /// must not be `replaced`. A file of ours at `path` is deleted even if there is none
+    /// at `aside`.
     fn put_back(&self, path: &Path, aside: &Path, replaced: bool, is_ours: bool) -> Result<()> {
-        let waits = aside.symlink_metadata().is_ok();
-        if waits && (replaced || path.symlink_metadata().is_err()) {
+        let is_aside = aside.symlink_metadata().is_ok();
+        if is_aside && (replaced || path.symlink_metadata().is_err()) {
             self.tools.before_change()?;
-            fs::rename(aside, path).map_err(|error| refused("put back", path, error))?;
+            fs::rename(aside, path).map_err(|error| io_error("put back", path, error))?;
         } else if is_ours {
             self.delete(path)?;
         }
-        // Also where rename(2) leaves both names of one file.
+        // rename(2) leaves both names if they are links to the same file.
         self.delete(aside)
     }
 
@@ -510,66 +518,66 @@ impl<T: Tools> Replacement<T> {
         self.tools.ldconfig()
     }
 
-    /// Makes a folder that everybody may read, whatever the umask.
+    /// Creates a folder that everybody may read, independently of the umask.
     fn make_folder(&self, folder: &Path) -> Result<()> {
         let is_new = !folder.is_dir();
         if is_new {
             self.tools.before_change()?;
-            fs::create_dir(folder).map_err(|error| refused("make", folder, error))?;
+            fs::create_dir(folder).map_err(|error| io_error("make", folder, error))?;
         }
-        // One of ours may be of a run that was interrupted here.
+        // A run may have been interrupted between the two steps.
         if is_new || folder.starts_with(self.folder()) {
             self.tools.before_change()?;
-            readable(folder, 0o755).map_err(|error| refused("change", folder, error))?;
+            set_mode(folder, 0o755).map_err(|error| io_error("change", folder, error))?;
         }
         Ok(())
     }
 
     fn copy(&self, from: &Path, to: &Path) -> Result<()> {
-        self.rename_new(to, |fresh| {
-            fs::copy(from, fresh)?;
-            readable(fresh, 0o755)
+        self.rename_new(to, |temporary| {
+            fs::copy(from, temporary)?;
+            set_mode(temporary, 0o755)
         })
     }
 
     fn write(&self, path: &Path, text: &str) -> Result<()> {
-        self.rename_new(path, |fresh| {
-            fs::write(fresh, text)?;
-            readable(fresh, 0o644)
+        self.rename_new(path, |temporary| {
+            fs::write(temporary, text)?;
+            set_mode(temporary, 0o644)
         })
     }
 
-    /// Makes a file or link under a new name, which then takes the place of the old one.
+    /// Creates a file or link under a temporary name, and renames it.
     fn rename_new(&self, path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
-        let fresh = fresh(path)?;
-        self.delete(&fresh)?;
+        let temporary = temporary_path(path)?;
+        self.delete(&temporary)?;
         self.tools.before_change()?;
-        make(&fresh).map_err(|error| refused("make", &fresh, error))?;
+        make(&temporary).map_err(|error| io_error("make", &temporary, error))?;
         self.tools.before_change()?;
-        fs::rename(&fresh, path).map_err(|error| refused("write", path, error))
+        fs::rename(&temporary, path).map_err(|error| io_error("write", path, error))
     }
 
-    /// Deletes a file or link, if it is there.
+    /// Deletes a file or link, if it exists.
     fn delete(&self, path: &Path) -> Result<()> {
         if path.symlink_metadata().is_err() {
             return Ok(());
         }
         self.tools.before_change()?;
-        fs::remove_file(path).map_err(|error| refused("remove", path, error))
+        fs::remove_file(path).map_err(|error| io_error("remove", path, error))
     }
 }
 
-fn readable(path: &Path, mode: u32) -> io::Result<()> {
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// The name under which a file is made.
-fn fresh(path: &Path) -> Result<PathBuf> {
+/// Returns the temporary name of a file.
+fn temporary_path(path: &Path) -> Result<PathBuf> {
     let name = path.file_name().context("a path without a name")?;
     Ok(path.with_file_name(format!(".{}.new", name.to_string_lossy())))
 }
 
-/// Whether the dynamic linker's configuration includes the files of its folder.
+/// Returns whether the dynamic linker's configuration includes the files of its folder.
 fn includes_folder(text: &str) -> bool {
     text.lines().any(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -578,8 +586,8 @@ fn includes_folder(text: &str) -> bool {
     })
 }
 
-/// An error with what to do about it.
-fn refused(what: &str, path: &Path, error: io::Error) -> anyhow::Error {
+/// Returns an error with advice.
+fn io_error(what: &str, path: &Path, error: io::Error) -> anyhow::Error {
     let advice = match error.kind() {
         io::ErrorKind::PermissionDenied => "; run this as root",
         io::ErrorKind::ReadOnlyFilesystem => {

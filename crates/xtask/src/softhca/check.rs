@@ -1,6 +1,6 @@
-//! `cargo xtask softhca --test`: the programs of rdma-core and perftest and
-//! pyverbs on the HCA, by rdma-core's own provider, and with `--ours` by the
-//! plugin too; two HCAs over a bad wire; planted faults.
+//! `cargo xtask softhca --test`: the programs of rdma-core and perftest, and pyverbs, on
+//! the HCA, with rdma-core's provider, and with `--ours` also with the plugin; two HCAs
+//! over a lossy wire; injected faults.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,77 +14,77 @@ use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::guest::suite::X86_64;
 use rxe_tests::guest::vm::Line;
 use rxe_tests::guest::{Hardware, Job, compile};
-use rxe_tests::record::{Case, Outcome as Ended, Provider, Record, Stock};
+use rxe_tests::record::{Case, Outcome as CaseOutcome, Provider, Record, StockExpectation};
 
-use super::{Arguments, Hcas, Machine, SETUP, known};
+use super::{Arguments, Hcas, Machine, SETUP, known_failures};
 use crate::{driver, suite};
 use suite::PLUGIN;
 
-/// How long the cases of one guest may take, and those of the short list.
+/// Time limits of the cases of one guest, and of the short list.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 const SHORT_LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// Two HCAs over a wire that loses and reorders.
+/// Two HCAs over a wire that loses and reorders packets.
 const PAIR: &str = include_str!("pair.sh");
-/// What the HCA counts of work requests.
+/// The HCA's counters of work requests.
 const COUNTERS: &str = include_str!("counters.sh");
-/// What the network interface hears of itself.
+/// The network interface's self-tests, and loopback of its own frames.
 const INTERFACE: &str = include_str!("interface.sh");
-/// Faults that are planted while programs run.
+/// Faults that are injected while programs run.
 const FAULTS: &str = include_str!("faults.sh");
 
-/// The guest that runs the lists, and that of the Rust crate's cases.
+/// The groups of the lists and of the Rust crate's cases.
 const PROGRAMS: &str = "programs";
 const NATIVE: &str = "native";
 
-/// What a script's line begins with that says how a case ended.
+/// Prefixes of a script's line with the result of a case.
 pub const PASS: &str = "@pass ";
 pub const FAIL: &str = "@fail ";
-/// The same of what passed at a later attempt, whose number follows; behind its
-/// name is why the first failed.
+/// Prefix of the line of a case that passed at a later attempt, whose number follows; after
+/// its name is the reason for the first failure.
 const LATE: &str = "@late ";
 
-/// What strict mode says in the log.
+/// Prefix of reports of strict mode in the log.
 const STRICT: &str = "strict: ";
-/// What it says once of each of these cases of the Rust crate, which fill a
-/// completion queue beyond its end to see that the program is told.
-const OVERRUN: [&str; 2] = ["device", "completions"];
-const IS_OVERRUN: &str = "is in error: overrun";
+/// The cases of the Rust crate that overrun a completion queue on purpose, and their
+/// report, which strict mode logs once for each.
+const OVERRUN_CASES: [&str; 2] = ["device", "completions"];
+const OVERRUN_REPORT: &str = "is in error: overrun";
 
-/// What became of one guest.
-struct Run {
-    what: String,
+/// The results of one guest.
+struct GuestRun {
+    title: String,
     results: Results,
-    /// Under the rule of ours beside rdma-core's.
+    /// Ours is compared with rdma-core's provider.
     compared: bool,
-    /// Reports of strict mode, and what the kernel warned of.
+    /// Reports of strict mode, and warnings of the kernel.
     reports: Vec<String>,
     seconds: u64,
 }
 
-/// Runs the tests for every profile and prints what came of them.
+/// Runs the tests for every profile and prints the results.
 pub fn test(arguments: &Arguments) -> Result<ExitCode> {
-    let sum = runs(arguments)?;
+    let total = run_all(arguments)?;
     println!(
         "{} passed, {} failed, {} skipped",
-        sum.passed, sum.failed, sum.skipped
+        total.passed, total.failed, total.skipped
     );
-    Ok(if sum.failed == 0 {
+    Ok(if total.failed == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
 }
 
-/// Every case of a profile with either provider, or those of the Rust crate;
-/// prints what came of them.
+/// Runs all cases of a profile with both providers, or those of the Rust crate, and
+/// prints the results.
 pub fn full(
     profile: &str,
     native: bool,
     kernel: Option<&str>,
     filter: &[String],
 ) -> Result<Outcome> {
-    runs(&Arguments {
+    run_all(&Arguments {
         profile: vec![profile.to_owned()],
         short: false,
         native,
@@ -93,7 +93,7 @@ pub fn full(
     })
 }
 
-fn runs(arguments: &Arguments) -> Result<Outcome> {
+fn run_all(arguments: &Arguments) -> Result<Outcome> {
     let machine = Machine::new(arguments)?;
     let mut runs = Vec::new();
     for profile in &arguments.profile {
@@ -115,57 +115,58 @@ fn runs(arguments: &Arguments) -> Result<Outcome> {
             runs.push(run?);
         }
     }
-    let mut sum = Outcome::default();
+    let mut total = Outcome::default();
     for run in &runs {
-        let outcome = show(run);
-        sum.passed += outcome.passed;
-        sum.failed += outcome.failed;
-        sum.skipped += outcome.skipped;
-        sum.system = outcome.system;
-        for (part, time) in outcome.spent {
-            *sum.spent.entry(part).or_default() += time;
+        let outcome = print_run(run);
+        total.passed += outcome.passed;
+        total.failed += outcome.failed;
+        total.skipped += outcome.skipped;
+        total.system = outcome.system;
+        for (part, time) in outcome.times {
+            *total.times.entry(part).or_default() += time;
         }
     }
-    Ok(sum)
+    Ok(total)
 }
 
-/// Whether a script's cases are to run.
+/// Returns whether the filters select a script.
 fn wanted(arguments: &Arguments, script: &str) -> bool {
     arguments.filter.is_empty() || arguments.filter.iter().any(|f| f.starts_with(script))
 }
 
-/// How a run in one guest went.
+/// The counts of a run in one guest.
 #[derive(Default)]
 pub struct Outcome {
-    /// Cases.
+    /// Passed cases.
     pub passed: usize,
-    /// Cases, and reports of strict mode and of the kernel.
+    /// Failed cases, and reports of strict mode and of the kernel.
     pub failed: usize,
-    /// Cases.
+    /// Skipped cases.
     pub skipped: usize,
     /// The kernel and rdma-core.
     pub system: String,
-    /// How long each part took.
-    pub spent: BTreeMap<String, Duration>,
+    /// Duration of each part.
+    pub times: BTreeMap<String, Duration>,
 }
 
-/// That the drivers load and unload, what they say of the device, and
-/// ping-pongs with either provider, all in strict mode; prints what came of it.
+/// Loads and unloads the drivers, checks their messages, and runs ping-pongs with both
+/// providers, all in strict mode; prints the results.
 pub fn brief(kernel: Option<&str>) -> Result<Outcome> {
     let arguments = Arguments::brief(kernel);
     let machine = Machine::new(&arguments)?;
     let run = programs(&machine, &arguments, &arguments.profile[0])?;
-    Ok(show(&run))
+    Ok(print_run(&run))
 }
 
-/// The list of programs, and pyverbs.
-fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<Run> {
+/// Runs the list of programs, and pyverbs.
+fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<GuestRun> {
     let mut options = String::new();
     if arguments.short {
         options.push_str(" --short");
     } else {
         options.push_str(" --pyverbs /opt/rdma-core/tests");
-        // `cargo xtask programs` has the rest: the kernel's drivers have no part in it.
+        // `cargo xtask programs` runs the rest, which does not depend on the kernel's
+        // drivers.
         options.push_str(" --brief perftest");
     }
     let plugin = match arguments.ours {
@@ -190,7 +191,7 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<R
     let folder = share.0.join("programs");
     fs::rename(folder.join("connectx.txt"), folder.join("manifest.txt"))?;
     options.push_str(" --programs /opt/programs");
-    // Some of pyverbs needs large pages.
+    // Some tests of pyverbs need huge pages.
     let script = format!(
         "{SETUP}
 cp -r /share/programs /opt/programs
@@ -205,23 +206,23 @@ echo 40 > /proc/sys/vm/nr_hugepages
 }
 
 /// Compiles the test programs for the guest, into `programs` of a share.
-fn compiled_programs(machine: &Machine) -> Result<suite::Work> {
-    let share = suite::Work::new("programs")?;
+fn compiled_programs(machine: &Machine) -> Result<suite::TempDir> {
+    let share = suite::TempDir::new("programs")?;
     let sources = driver::root().join("rxe-tests/programs");
     let (folder, log) = (share.0.join("programs"), share.0.join("compile.log"));
     compile::programs(&machine.image, &sources, &folder, &log)?;
     Ok(share)
 }
 
-/// The driver's lists on the HCA.
+/// Runs the driver's lists on the HCA.
 const SUITE: &str = "\
 cm=; [ -n \"$RDMA_ADDR\" ] || cm=--no-cm
 rxe-driver suite --scratch /tmp/rxe --device $RDMA_DEV --gid $RDMA_GID \
     --address ${RDMA_ADDR:-127.0.0.1} $cm";
 
-/// The Rust crate's programs, built for the guest.
-fn native(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<Run> {
-    let share = suite::Work::new("native")?;
+/// Runs the Rust crate's programs, built for the guest.
+fn native(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<GuestRun> {
+    let share = suite::TempDir::new("native")?;
     crate::native::build(&X86_64, &share.0)?;
     let mut options = String::from(" --native /opt/native");
     if arguments.ours {
@@ -240,7 +241,7 @@ cp -r /share /opt/native
     guest(machine, arguments, profile, NATIVE, 1, script, share)
 }
 
-/// Filters that choose among the Rust crate's cases alone.
+/// Returns filters that select only cases of the Rust crate.
 fn native_filters(filters: &[String]) -> Vec<String> {
     if filters.is_empty() {
         return vec![NATIVE.to_owned()];
@@ -252,9 +253,9 @@ fn native_filters(filters: &[String]) -> Vec<String> {
     filters.iter().map(named).collect()
 }
 
-/// Has the plugin serve what follows, and shows that it does. The programs of
-/// the scripts are linked to libibverbs alone.
-const OURS: &str = "\
+/// Makes the plugin serve the following programs, and checks that. They are linked only
+/// to libibverbs.
+const USE_PLUGIN: &str = "\
 export RDMAV_DRIVERS=/opt/ringverbs/libringverbs
 if RINGVERBS_LOG=info ibv_devinfo 2>&1 | grep -q \"ringverbs INFO: serves device=$RDMA_DEV\"; then
     echo '@pass ringverbs serves the device'
@@ -272,16 +273,16 @@ fn script(
     hcas: u32,
     script: &str,
     share: Option<PathBuf>,
-) -> Result<Run> {
-    let ours = if arguments.ours { OURS } else { "" };
+) -> Result<GuestRun> {
+    let ours = if arguments.ours { USE_PLUGIN } else { "" };
     let script = format!("{SETUP}\n{ours}\n{script}\n{END}");
     guest(machine, arguments, profile, group, hcas, script, share)
 }
 
-/// What the kernel has to say of the device; that its drivers go and come.
+/// Prints the kernel's messages on the device; unloads and loads its drivers.
 const END: &str = include_str!("end.sh");
-const REMARK: &str = "@kernel ";
-/// Then follow the kernel's and rdma-core's versions.
+const KERNEL_MESSAGE: &str = "@kernel ";
+/// Prefix of the line with the kernel's and rdma-core's versions.
 const SYSTEM: &str = "@system ";
 
 fn guest(
@@ -292,9 +293,9 @@ fn guest(
     count: u32,
     script: String,
     share: Option<PathBuf>,
-) -> Result<Run> {
-    let what = format!("{} {profile} {group}", arguments.suite);
-    eprintln!("== {what}");
+) -> Result<GuestRun> {
+    let title = format!("{} {profile} {group}", arguments.suite);
+    eprintln!("== {title}");
     let began = Instant::now();
     let job = Job {
         script,
@@ -312,22 +313,22 @@ fn guest(
     };
     let mut results = Results::default();
     let mut reports = Vec::new();
-    let mut progress = suite::Progress::new(&what);
-    let mut records = File::create(suite::results_file(&what.replace(' ', "-"))?)?;
+    let mut progress = suite::Progress::new(&title);
+    let mut records = File::create(suite::results_file(&title.replace(' ', "-"))?)?;
     let case = |line: &str, outcome| case(group, line, outcome, arguments.ours);
     let ended = machine.run(&hcas, job, |line| match line {
         Line::Record(line) => {
-            // At once: what was run before a guest went down counts too.
+            // Written immediately, for guests that crash.
             let _ = writeln!(records, "{line}");
             progress.record(&mut results, line);
         }
         Line::Text(text) => {
             if let Some(name) = text.strip_prefix(PASS) {
-                results.take(case(name, Ended::Pass));
+                results.add(case(name, CaseOutcome::Pass));
             } else if let Some(line) = text.strip_prefix(LATE) {
                 let (attempts, name) = line.split_once(' ').unwrap_or(("", line));
-                if let Record::Case(case) = case(name, Ended::Pass) {
-                    results.take(Record::Case(Case {
+                if let Record::Case(case) = case(name, CaseOutcome::Pass) {
+                    results.add(Record::Case(Case {
                         attempts: attempts.parse().unwrap_or(2),
                         earlier: case.detail,
                         detail: String::new(),
@@ -335,10 +336,10 @@ fn guest(
                     }));
                 }
             } else if let Some(name) = text.strip_prefix(FAIL) {
-                eprintln!("  {what}: {name}");
-                results.take(case(name, Ended::Fail));
-            } else if let Some(remark) = text.strip_prefix(REMARK) {
-                reports.push(remark.to_owned());
+                eprintln!("  {title}: {name}");
+                results.add(case(name, CaseOutcome::Fail));
+            } else if let Some(message) = text.strip_prefix(KERNEL_MESSAGE) {
+                reports.push(message.to_owned());
             } else if let Some((kernel, rdma_core)) = text
                 .strip_prefix(SYSTEM)
                 .and_then(|text| text.split_once(' '))
@@ -352,35 +353,37 @@ fn guest(
     });
     match ended {
         Ok((ended, log)) => {
-            results.spend("boot", ended.boot);
+            results.add_time("boot", ended.boot_time);
             if ended.status != 0 {
-                let why = format!("the guest: exit status {}", ended.status);
-                results.take(case(&why, Ended::Fail));
+                let name = format!("the guest: exit status {}", ended.status);
+                results.add(case(&name, CaseOutcome::Fail));
             }
             let strict = log.lines().filter_map(|line| line.split_once(STRICT));
             let mut strict: Vec<_> = strict.map(|(_, report)| report).collect();
             let ran = |name: &&&str| results.cases.iter().any(|case| case.name == **name);
-            for name in OVERRUN.iter().filter(|it| group == NATIVE && ran(it)) {
-                match strict.iter().position(|it| it.ends_with(IS_OVERRUN)) {
+            for name in OVERRUN_CASES.iter().filter(|it| group == NATIVE && ran(it)) {
+                match strict.iter().position(|it| it.ends_with(OVERRUN_REPORT)) {
                     Some(at) => drop(strict.remove(at)),
                     None if arguments.serve.iter().any(|it| it == "--strict") => {
-                        reports.push(format!("strict: nothing of the queue that {name} overruns"));
+                        reports.push(format!(
+                            "strict: no report of the queue that {name} overruns"
+                        ));
                     }
                     None => {}
                 }
             }
             reports.extend(strict.into_iter().map(|report| format!("strict: {report}")));
         }
-        Err(error) => results.take(case(&format!("the guest: {error:#}"), Ended::Fail)),
+        Err(error) => results.add(case(&format!("the guest: {error:#}"), CaseOutcome::Fail)),
     }
     let compared = group == NATIVE || arguments.ours && group == PROGRAMS;
     if !compared {
         for case in &mut results.cases {
-            known::excuse(case, profile);
+            known_failures::mark_known_failure(case, profile);
         }
     }
-    Ok(Run {
-        what,
+    Ok(GuestRun {
+        title,
         results,
         compared,
         reports,
@@ -388,9 +391,9 @@ fn guest(
     })
 }
 
-/// A case of a script; its name may say after a colon why it failed.
-/// With ours it must pass, whatever stock does.
-pub(super) fn case(group: &str, line: &str, outcome: Ended, ours: bool) -> Record {
+/// Returns the record of a script's case. The reason for a failure follows the name
+/// after a colon. With ours the case must pass, independently of stock.
+pub(super) fn case(group: &str, line: &str, outcome: CaseOutcome, ours: bool) -> Record {
     let (name, detail) = line.split_once(": ").unwrap_or((line, ""));
     Record::Case(Case {
         group: group.to_owned(),
@@ -402,9 +405,9 @@ pub(super) fn case(group: &str, line: &str, outcome: Ended, ours: bool) -> Recor
         },
         outcome,
         stock: if ours {
-            Stock::NotRun
+            StockExpectation::NotRun
         } else {
-            Stock::Reference
+            StockExpectation::Reference
         },
         attempts: 1,
         earlier: String::new(),
@@ -415,17 +418,17 @@ pub(super) fn case(group: &str, line: &str, outcome: Ended, ours: bool) -> Recor
     })
 }
 
-/// Prints what came of a guest, and counts it.
-fn show(run: &Run) -> Outcome {
+/// Prints and counts the results of a guest.
+fn print_run(run: &GuestRun) -> Outcome {
     let results = &run.results;
     let mut outcome = Outcome {
         system: format!("kernel {}, rdma-core {}", results.kernel, results.rdma_core),
-        spent: results.spent.clone(),
+        times: results.times.clone(),
         ..Outcome::default()
     };
-    println!("\n{}: {}, {} s", run.what, outcome.system, run.seconds);
+    println!("\n{}: {}, {} s", run.title, outcome.system, run.seconds);
     if run.compared {
-        println!("{}", results.text(&run.what));
+        println!("{}", results.text(&run.title));
         for (_, verdict, _) in results.verdicts() {
             match verdict {
                 Verdict::Pass => outcome.passed += 1,
@@ -434,9 +437,9 @@ fn show(run: &Run) -> Outcome {
             }
         }
         outcome.failed += results.unreadable + usize::from(!results.complete);
-        outcome.failed += usize::from(results.refused.is_some());
+        outcome.failed += usize::from(results.plugin_refusal.is_some());
     } else {
-        list(results, &mut outcome);
+        print_case_counts(results, &mut outcome);
     }
     for report in &run.reports {
         println!("  REPORT {report}");
@@ -445,8 +448,8 @@ fn show(run: &Run) -> Outcome {
     outcome
 }
 
-/// Every case is to pass.
-fn list(results: &Results, outcome: &mut Outcome) {
+/// Prints and counts results of which all must pass.
+fn print_case_counts(results: &Results, outcome: &mut Outcome) {
     println!(
         "  {:<10} {:>6} {:>6} {:>7}",
         "group", "passed", "failed", "skipped"
@@ -460,18 +463,18 @@ fn list(results: &Results, outcome: &mut Outcome) {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for case in &results.cases {
         match case.outcome {
-            Ended::Pass => outcome.passed += 1,
-            Ended::Skip => {
+            CaseOutcome::Pass => outcome.passed += 1,
+            CaseOutcome::Skip => {
                 outcome.skipped += 1;
                 *reasons.entry(&case.detail).or_default() += 1;
             }
-            Ended::Fail => {
+            CaseOutcome::Fail => {
                 outcome.failed += 1;
                 println!("  FAILED {} {}: {}", case.group, case.name, case.detail);
             }
         }
     }
-    print!("{}", results.repeated_text());
+    print!("{}", results.retried_text());
     for (reason, count) in reasons {
         println!("  skipped {count}: {}", reason.replace('\n', " / "));
     }
@@ -482,13 +485,13 @@ mod tests {
     use super::native_filters;
 
     #[test]
-    fn filters_choose_among_the_native_cases_alone() {
-        let chosen = |filters: &[&str]| {
+    fn filters_select_only_native_cases() {
+        let selected = |filters: &[&str]| {
             let filters: Vec<String> = filters.iter().map(|&f| f.to_owned()).collect();
             native_filters(&filters)
         };
-        assert_eq!(chosen(&[]), ["native"]);
-        assert_eq!(chosen(&["soak"]), ["native soak"]);
-        assert_eq!(chosen(&["native c-", "kv"]), ["native c-", "native kv"]);
+        assert_eq!(selected(&[]), ["native"]);
+        assert_eq!(selected(&["soak"]), ["native soak"]);
+        assert_eq!(selected(&["native c-", "kv"]), ["native c-", "native kv"]);
     }
 }

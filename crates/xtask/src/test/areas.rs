@@ -1,4 +1,4 @@
-//! Which packages `--quick` tests.
+//! Selects the packages that `--quick` tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::driver;
 
-/// Packages whose tests read files of others: what a changed file's path begins or
-/// ends with, and the package.
+/// Packages whose tests read files of other packages: prefix or suffix of the changed
+/// file's path, and the package.
 const READERS: [(&str, &str); 4] = [
     ("docs/", "ringverbs"),
     ("README.md", "ringverbs"),
@@ -19,7 +19,7 @@ const READERS: [(&str, &str); 4] = [
     ("rxe-tests/", "xtask"),
 ];
 
-/// Everything depends on these.
+/// All packages depend on these files.
 const COMMON: [&str; 4] = ["Cargo.toml", "Cargo.lock", ".cargo/", "rust-toolchain"];
 
 /// The packages to test.
@@ -29,18 +29,18 @@ pub(super) struct Areas {
 }
 
 impl Areas {
-    /// Those that were asked for, or those with changed files and what depends on
-    /// them.
-    pub(super) fn choose(asked: &[String]) -> Result<Areas> {
+    /// Returns the requested areas, or the packages with changed files; both with their
+    /// dependents.
+    pub(super) fn choose(requested: &[String]) -> Result<Areas> {
         let workspace = Workspace::read()?;
-        if asked.is_empty() {
+        if requested.is_empty() {
             return Ok(workspace.changed(&changed_files()?));
         }
-        if asked.iter().any(|area| area == "all") {
+        if requested.iter().any(|area| area == "all") {
             return Ok(workspace.all());
         }
         let mut names = BTreeSet::new();
-        for area in asked {
+        for area in requested {
             let full = format!("ringverbs-{area}");
             match [area, &full]
                 .into_iter()
@@ -56,7 +56,7 @@ impl Areas {
         Ok(workspace.with_dependents(names))
     }
 
-    /// The options of cargo that select them.
+    /// Returns cargo's options that select the packages.
     pub(super) fn packages(&self) -> Vec<String> {
         if self.all {
             return vec!["--workspace".to_owned()];
@@ -67,7 +67,7 @@ impl Areas {
             .collect()
     }
 
-    pub(super) fn is_none(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 }
@@ -84,9 +84,9 @@ impl fmt::Display for Areas {
 }
 
 struct Package {
-    /// Its folder, from the repository's top; ends with a slash.
+    /// Path of its folder in the repository, with a slash at the end.
     folder: String,
-    /// Packages of the workspace that it depends on, for tests as well.
+    /// Its dependencies in the workspace, including those of tests.
     needs: BTreeSet<String>,
 }
 
@@ -104,10 +104,10 @@ impl Workspace {
             .output()
             .context("cannot run cargo")?;
         ensure!(out.status.success(), "cargo metadata: {}", out.status);
-        Workspace::of(&serde_json::from_slice(&out.stdout)?, driver::root())
+        Workspace::from_metadata(&serde_json::from_slice(&out.stdout)?, driver::root())
     }
 
-    fn of(metadata: &Value, root: &Path) -> Result<Workspace> {
+    fn from_metadata(metadata: &Value, root: &Path) -> Result<Workspace> {
         let mut packages = BTreeMap::new();
         for package in metadata["packages"].as_array().context("no packages")? {
             let name = package["name"].as_str().context("no name")?;
@@ -148,13 +148,14 @@ impl Workspace {
         let mut names = BTreeSet::new();
         let mut readers = BTreeSet::new();
         for file in files {
-            let own = |package: &&String| file.starts_with(&self.packages[*package].folder);
-            names.extend(self.packages.keys().find(own).cloned());
-            let read = |(part, _): &&(&str, &str)| file.starts_with(part) || file.ends_with(part);
+            let has_file = |package: &&String| file.starts_with(&self.packages[*package].folder);
+            names.extend(self.packages.keys().find(has_file).cloned());
+            let is_read =
+                |(part, _): &&(&str, &str)| file.starts_with(part) || file.ends_with(part);
             readers.extend(
                 READERS
                     .iter()
-                    .filter(read)
+                    .filter(is_read)
                     .map(|(_, name)| (*name).to_owned()),
             );
         }
@@ -183,8 +184,8 @@ impl Workspace {
     }
 }
 
-/// Files that differ from where this branch left main, or on main itself from the
-/// last commit, or if nothing does, from the one before.
+/// Returns the files that differ from the merge base with main; on main itself those
+/// that differ from the last commit, or if there are none, from its parent.
 fn changed_files() -> Result<Vec<String>> {
     let base = ["origin/main", "main"]
         .iter()
@@ -239,7 +240,7 @@ mod tests {
             package("ringverbs", "crates/ringverbs", &["ringverbs-ring"]),
             package("ringverbs-cli", "crates/cli", &["ringverbs"]),
         ] });
-        Workspace::of(&metadata, Path::new("/r")).unwrap()
+        Workspace::from_metadata(&metadata, Path::new("/r")).unwrap()
     }
 
     fn changed(files: &[&str]) -> String {
@@ -248,12 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn what_depends_on_a_changed_package_is_tested() {
+    fn dependents_of_a_changed_package_are_tested() {
         assert_eq!(changed(&["crates/ring/Cargo.toml"]), "ringverbs, cli, ring");
         assert_eq!(changed(&["crates/ring/src/lib.rs"]), "all packages");
         assert_eq!(changed(&["crates/cli/src/main.rs"]), "cli, uverbs");
         assert_eq!(changed(&["Cargo.lock"]), "all packages");
-        // A folder is not a package whose name begins like another's.
+        // crates/ringverbs is not a prefix of other packages' folders.
         assert_eq!(changed(&["crates/ringverbs/x.txt"]), "ringverbs, cli");
     }
 
@@ -261,6 +262,6 @@ mod tests {
     fn pages_are_read_by_the_tests_of_the_guide() {
         assert_eq!(changed(&["docs/guide.md"]), "ringverbs");
         assert_eq!(changed(&["LICENSE"]), "");
-        assert!(workspace().changed(&[]).is_none());
+        assert!(workspace().changed(&[]).is_empty());
     }
 }

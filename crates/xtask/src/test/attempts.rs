@@ -1,24 +1,25 @@
 //! Second attempts of tests that cargo runs: some depend on timing, and guests and
-//! builds occupy the processors meanwhile. Guest cases have more attempts, too.
+//! builds load the processors at the same time.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::thread;
 
-/// More failures than this are not for lack of time: no further attempt.
-const MOST: usize = 3;
+/// Maximum number of failed tests that are retried: more failures are not a matter of
+/// timing.
+const MAX_RETRIED_TESTS: usize = 3;
 
-/// Output of a run of `cargo test`, and whether it succeeded.
-pub(super) struct Run {
+/// Output and success of a run of `cargo test`.
+pub(super) struct TestRun {
     pub(super) ok: bool,
     pub(super) text: String,
     /// Arguments of cargo that select each target with a failed test.
     targets: Vec<Vec<String>>,
 }
 
-/// Runs `cargo test --no-fail-fast`; passes its progress on.
-pub(super) fn run(command: &mut Command) -> std::io::Result<Run> {
+/// Runs `cargo test --no-fail-fast`, and prints its progress.
+pub(super) fn run(command: &mut Command) -> std::io::Result<TestRun> {
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -26,25 +27,25 @@ pub(super) fn run(command: &mut Command) -> std::io::Result<Run> {
     let progress = child.stderr.take();
     let mut text = Vec::new();
     let targets = thread::scope(|scope| {
-        let targets = scope.spawn(|| progress.map_or(Vec::new(), pass_on));
+        let targets = scope.spawn(|| progress.map_or(Vec::new(), forward_progress));
         if let Some(mut output) = child.stdout.take() {
             output.read_to_end(&mut text)?;
         }
         std::io::Result::Ok(targets.join().unwrap_or_default())
     })?;
-    Ok(Run {
+    Ok(TestRun {
         ok: child.wait()?.success(),
         text: String::from_utf8_lossy(&text).into_owned(),
         targets,
     })
 }
 
-/// Prints cargo's progress; returns the targets that it names at the end.
-fn pass_on(progress: impl Read) -> Vec<Vec<String>> {
+/// Prints cargo's progress; returns the failed targets, which cargo lists at the end.
+fn forward_progress(progress: impl Read) -> Vec<Vec<String>> {
     let mut targets = Vec::new();
     for line in BufReader::new(progress).lines() {
         let Ok(line) = line else { continue };
-        targets.extend(target(&line));
+        targets.extend(parse_target(&line));
         eprintln!("{line}");
     }
     targets
@@ -52,30 +53,33 @@ fn pass_on(progress: impl Read) -> Vec<Vec<String>> {
 
 /// Returns the arguments of a line such as
 /// ``    `-p ringverbs --test device` ``.
-fn target(line: &str) -> Option<Vec<String>> {
+fn parse_target(line: &str) -> Option<Vec<String>> {
     let arguments = line.trim().strip_prefix('`')?.strip_suffix('`')?;
     let arguments: Vec<_> = arguments.split(' ').map(str::to_owned).collect();
     (arguments.first()? == "-p").then_some(arguments)
 }
 
 /// Returns the names of failed tests.
-fn failed(text: &str) -> BTreeSet<String> {
+fn failed_tests(text: &str) -> BTreeSet<String> {
     let results = text.lines().filter_map(|line| line.strip_prefix("test "));
     let failed = results.filter_map(|line| line.strip_suffix(" ... FAILED"));
     failed.map(str::to_owned).collect()
 }
 
-impl Run {
-    /// Runs the failed tests again, with the arguments and variables of `command`
-    /// but for its selection of tests. Returns their names if all of them pass.
-    pub(super) fn again(&self, command: &Command) -> Option<Vec<String>> {
-        let names: Vec<String> = failed(&self.text).into_iter().collect();
+impl TestRun {
+    /// Runs the failed tests again, with the options and variables of `command` except
+    /// its selection of tests. Returns their names if all of them pass.
+    pub(super) fn retry_failed_tests(&self, command: &Command) -> Option<Vec<String>> {
+        let names: Vec<String> = failed_tests(&self.text).into_iter().collect();
         let results = self
             .text
             .lines()
             .filter(|line| line.starts_with("test result: FAILED"));
         // A target without a result has crashed.
-        if names.is_empty() || names.len() > MOST || self.targets.len() != results.count() {
+        if names.is_empty()
+            || names.len() > MAX_RETRIED_TESTS
+            || self.targets.len() != results.count()
+        {
             return None;
         }
         let mut passed = 0;
@@ -97,7 +101,7 @@ impl Run {
             if let Some(directory) = command.get_current_dir() {
                 again.current_dir(directory);
             }
-            eprintln!("== again: {} of {}", names.join(", "), target.join(" "));
+            eprintln!("== retry: {} of {}", names.join(", "), target.join(" "));
             let run = run(&mut again).ok()?;
             print!("{}", run.text);
             if !run.ok {
@@ -112,23 +116,23 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use super::{MOST, Run, failed, target};
+    use super::{MAX_RETRIED_TESTS, TestRun, failed_tests, parse_target};
 
     #[test]
     fn failed_tests_and_their_targets_are_recognised() {
         let text = "test a::b ... ok\ntest a::c ... FAILED\n---- a::c stdout ----\n\
                     test result: FAILED. 1 passed; 1 failed\n";
-        assert_eq!(failed(text).into_iter().collect::<Vec<_>>(), ["a::c"]);
+        assert_eq!(failed_tests(text).into_iter().collect::<Vec<_>>(), ["a::c"]);
         let line = "    `-p ringverbs --test device`";
         let arguments = ["-p", "ringverbs", "--test", "device"];
-        assert_eq!(target(line).unwrap(), arguments);
-        assert_eq!(target("error: 1 target failed:"), None);
-        assert_eq!(target("`cargo build`"), None);
+        assert_eq!(parse_target(line).unwrap(), arguments);
+        assert_eq!(parse_target("error: 1 target failed:"), None);
+        assert_eq!(parse_target("`cargo build`"), None);
     }
 
     #[test]
-    fn a_few_failures_have_a_second_attempt() {
-        let run = |failures: usize, result: &str| Run {
+    fn a_few_failures_are_retried() {
+        let run = |failures: usize, result: &str| TestRun {
             ok: false,
             text: (0..failures).fold(result.to_owned(), |text, at| {
                 text + &format!("test t{at} ... FAILED\n")
@@ -138,8 +142,8 @@ mod tests {
         let result = "test result: FAILED. 0 passed\n";
         // A program that succeeds, and prints no result of a test.
         let command = std::process::Command::new("true");
-        assert!(run(1, result).again(&command).is_none());
-        // As a harness would, the script that `sh test` runs prints the results.
+        assert!(run(1, result).retry_failed_tests(&command).is_none());
+        // The script run by `sh test` prints the results, like a test harness.
         let directory = std::env::temp_dir();
         let directory = directory.join(format!("ringverbs-attempts-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
@@ -147,9 +151,9 @@ mod tests {
         std::fs::write(directory.join("test"), script).unwrap();
         let mut command = std::process::Command::new("sh");
         command.current_dir(&directory);
-        let again = |run: Run| run.again(&command);
+        let again = |run: TestRun| run.retry_failed_tests(&command);
         assert_eq!(again(run(1, result)).unwrap(), ["t0"]);
-        assert!(again(run(MOST + 1, result)).is_none());
+        assert!(again(run(MAX_RETRIED_TESTS + 1, result)).is_none());
         assert!(again(run(1, "")).is_none());
         let _ = std::fs::remove_dir_all(&directory);
     }

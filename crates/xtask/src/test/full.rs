@@ -1,19 +1,18 @@
-//! What only `--full` runs: lists that take hours.
+//! The steps that only `--full` runs, for hours.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
 
-use rxe_tests::driver::case::chosen;
+use rxe_tests::driver::case::matches_filter;
 use rxe_tests::guest::{Suite, host as guest_host};
 
 use super::report::{Line, parts, skipped};
 use super::{Arguments, guests, host};
 use crate::{aarch64, checked, guest, programs, softhca};
 
-/// The long forms of cases of the group `native`: name, command, seconds that it
-/// may take.
+/// The long forms of cases of the group `native`: name, command, limit in seconds.
 const LONG_FORMS: [(&str, &str, u64); 3] = [
     (
         "scale, long form",
@@ -32,8 +31,8 @@ const LONG_FORMS: [(&str, &str, u64); 3] = [
     ),
 ];
 
-/// The same of tests on the embedded device: name, variable, its value, and what
-/// cargo tests.
+/// The long forms of tests on the embedded device: name, variable, its value, and
+/// cargo's arguments.
 const LONG_TESTS: [(&str, &str, &str, &[&str]); 2] = [
     (
         "random commands, long form",
@@ -49,7 +48,7 @@ const LONG_TESTS: [(&str, &str, &str, &[&str]); 2] = [
     ),
 ];
 
-/// Every list that `all` of the guests and of the host leave out.
+/// Runs the steps that other runs of `cargo xtask test` leave out.
 pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
     let mut lines = Vec::new();
     if !arguments.stock_only && arguments.suite.is_empty() {
@@ -61,11 +60,11 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
     }
     if !arguments.stock_only && arguments.suite.is_empty() {
         for (what, command, limit) in LONG_FORMS {
-            if !chosen(&arguments.filter, what) {
+            if !matches_filter(&arguments.filter, what) {
                 continue;
             }
             let run = guest::Arguments::native(command, arguments.kernel.as_deref(), limit);
-            lines.push(tool(what, Ok(()), || guest::guest(&run)));
+            lines.push(run_tool(what, Ok(()), || guest::guest(&run)));
         }
     }
     if arguments.guest_only {
@@ -81,44 +80,52 @@ pub(super) fn all(arguments: &Arguments) -> Vec<Line> {
     for (what, variable, value, tests) in LONG_TESTS {
         let mut test = host::cargo(&["test", "--release"]);
         test.args(tests).env(variable, value);
-        lines.push(host::counted(what, &mut test));
+        lines.push(host::run_tests(what, &mut test));
     }
     for (what, mut tests) in [
         ("embedded device on aarch64", aarch64::device()),
         ("plugin on aarch64", aarch64::plugin()),
     ] {
-        lines.push(match aarch64::needs() {
-            Ok(()) => host::counted(what, &mut tests),
+        lines.push(match aarch64::require_tools() {
+            Ok(()) => host::run_tests(what, &mut tests),
             Err(error) => skipped(what, &error.to_string()),
         });
     }
     let what = "Debian's programs for arm64";
-    lines.push(tool(what, aarch64::needs(), aarch64::programs::run));
-    lines.push(tool("Miri", checked::miri_is_installed(), checked::miri));
+    lines.push(run_tool(
+        what,
+        aarch64::require_tools(),
+        aarch64::programs::run,
+    ));
+    lines.push(run_tool(
+        "Miri",
+        checked::miri_is_installed(),
+        checked::miri,
+    ));
     for (what, sanitizer) in [
         ("address sanitizer", checked::Sanitizer::Address),
         ("thread sanitizer", checked::Sanitizer::Thread),
     ] {
         let run = || checked::sanitize(&checked::Arguments::all(sanitizer));
-        lines.push(tool(what, checked::library_source_is_installed(), run));
+        lines.push(run_tool(what, checked::library_source_is_installed(), run));
     }
     lines
 }
 
-/// Programs of the system on embedded devices.
+/// Runs programs of the system on embedded devices.
 fn on_embedded(suite: Option<Suite>, port: &str, arguments: &Arguments) -> Line {
     let mut what = format!("programs on embedded {port}");
-    let cannot = match suite {
+    let unavailable = match suite {
         None => guest_host::require(programs::NEEDS, false)
             .err()
             .map(|error| error.to_string()),
         Some(suite) => {
             what += &format!(", {suite}");
-            guests::no_guest(suite, None)
+            guests::unavailable_reason(suite, None)
         }
     };
-    if let Some(why) = cannot {
-        return skipped(&what, &why);
+    if let Some(reason) = unavailable {
+        return skipped(&what, &reason);
     }
     let began = Instant::now();
     eprintln!("== {what}");
@@ -128,7 +135,7 @@ fn on_embedded(suite: Option<Suite>, port: &str, arguments: &Arguments) -> Line 
             line.passed = outcomes.passed;
             line.failed = outcomes.failed;
             line.skipped = outcomes.skipped;
-            line.parts = parts(&outcomes.spent);
+            line.parts = parts(&outcomes.times);
         }
         Err(error) => {
             eprintln!("{what}: {error:#}");
@@ -154,7 +161,7 @@ fn on_softhca(profile: &str, native: bool, arguments: &Arguments) -> Line {
             line.passed = outcome.passed;
             line.failed = outcome.failed;
             line.skipped = outcome.skipped;
-            line.parts = parts(&outcome.spent);
+            line.parts = parts(&outcome.times);
             line.note = outcome.system;
         }
         Err(error) => {
@@ -167,8 +174,8 @@ fn on_softhca(profile: &str, native: bool, arguments: &Arguments) -> Line {
     line
 }
 
-/// A run that passes or fails as a whole, where its tool is installed.
-fn tool(what: &str, installed: Result<()>, run: impl FnOnce() -> Result<ExitCode>) -> Line {
+/// Runs a step that passes or fails as a whole, if its tool is installed.
+fn run_tool(what: &str, installed: Result<()>, run: impl FnOnce() -> Result<ExitCode>) -> Line {
     if let Err(error) = installed {
         return skipped(what, &error.to_string());
     }

@@ -1,4 +1,4 @@
-//! The suites that run in guests.
+//! Runs the guest suites.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rxe_tests::compare::{Results, Verdict};
-use rxe_tests::driver::case::chosen;
+use rxe_tests::driver::case::matches_filter;
 use rxe_tests::guest::suite::{AARCH64, X86_64};
 use rxe_tests::guest::{Architecture, Qemu, Suite, host, tree};
 
 use super::Arguments;
 use super::report::{Line, panicked, parts, skipped};
 use crate::suite::{self, Request};
-use crate::{bare, dist, driver, native, softhca};
+use crate::{dist, driver, native, softhca, static_guest};
 
-/// The lines of the summary, and what is to be said of each machine.
+/// Lines of the summary, and a text for each machine.
 #[derive(Default)]
 pub(super) struct Outcome {
     pub(super) lines: Vec<Line>,
@@ -29,7 +29,7 @@ impl Outcome {
         self.texts.extend(other.texts);
     }
 
-    /// Of what has panicked.
+    /// Returns the outcome of a step that panicked.
     pub(super) fn panicked(what: &str) -> Outcome {
         Outcome {
             lines: vec![panicked(what)],
@@ -40,7 +40,7 @@ impl Outcome {
 
 /// Runs the cases on this machine.
 pub(super) fn on_host(arguments: &Arguments) -> Outcome {
-    let (line, text) = machine(
+    let (line, text) = run_cases(
         "host",
         arguments,
         &X86_64,
@@ -54,8 +54,7 @@ pub(super) fn on_host(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// The guests that have not begun. Each runner takes one when it has nothing else
-/// to do: a guest leaves half a processor unused.
+/// The guests that have not started. Each runner takes the next one when it is idle.
 pub(super) struct Queue<'a> {
     arguments: &'a Arguments,
     suites: Mutex<VecDeque<Suite>>,
@@ -67,7 +66,7 @@ impl<'a> Queue<'a> {
         Queue { arguments, suites }
     }
 
-    /// Runs guests until none is left.
+    /// Runs guests until the queue is empty.
     pub(super) fn run(&self) -> Outcome {
         let mut outcome = Outcome::default();
         while let Some(suite) = self.next() {
@@ -82,29 +81,37 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// Runs the guest of `suite`, and with the first one those that belong to no
-/// distribution.
+/// Runs the guest of `suite`, and after those of trixie the static guest and softhca's.
 fn guest(suite: Suite, arguments: &Arguments) -> Outcome {
     let mut outcome = Outcome::default();
-    // In full where it is the default, or asked for.
+    // All cases run in the default suite, and in suites selected by options.
     let brief = suite == Suite::TrixieArm64 || (suite != Suite::Trixie && !arguments.full);
     let short = arguments.short || (brief && arguments.suite.is_empty());
-    if let Some(why) = no_guest(suite, arguments.kernel.as_deref()) {
-        eprintln!("{suite}: no guest: {why}");
-        outcome.lines.push(skipped(&format!("guest {suite}"), &why));
+    if let Some(reason) = unavailable_reason(suite, arguments.kernel.as_deref()) {
+        eprintln!("{suite}: no guest: {reason}");
+        outcome
+            .lines
+            .push(skipped(&format!("guest {suite}"), &reason));
         return outcome;
     }
     let run = |request: &Request| suite::in_guest(suite, request);
     let what = format!("guest {suite}");
     let architecture = suite.architecture();
-    let (line, text) = machine(&what, arguments, architecture, short, run, suite.moves());
+    let (line, text) = run_cases(
+        &what,
+        arguments,
+        architecture,
+        short,
+        run,
+        suite.is_rolling(),
+    );
     outcome.lines.push(line);
     outcome.texts.extend(text);
     if matches!(suite, Suite::Trixie | Suite::TrixieArm64) && !arguments.stock_only {
-        outcome.lines.extend(without_libraries(suite, arguments));
+        outcome.lines.extend(run_static_guest(suite, arguments));
     }
     if suite == Suite::Trixie && !arguments.stock_only {
-        outcome.lines.extend(on_softhca(arguments));
+        outcome.lines.extend(run_softhca(arguments));
     }
     outcome
 }
@@ -119,14 +126,14 @@ fn suites(arguments: &Arguments) -> Vec<Suite> {
     }
 }
 
-/// Builds what runs in the guests, while their trees are made. What fails is tried
-/// again when it is needed, and reported then.
+/// Builds the programs of the guests, while their trees are built. A failed build is
+/// repeated, and reported, when its result is needed.
 pub(super) fn build(arguments: &Arguments) {
     let kernel = arguments.kernel.as_deref();
     let suites = suites(arguments);
     for architecture in [&X86_64, &AARCH64] {
         let mut of_it = suites.iter().filter(|it| it.architecture() == architecture);
-        if of_it.all(|suite| no_guest(*suite, kernel).is_some()) {
+        if of_it.all(|suite| unavailable_reason(*suite, kernel).is_some()) {
             continue;
         }
         eprintln!("== building for the guests ({})", architecture.debian);
@@ -134,13 +141,13 @@ pub(super) fn build(arguments: &Arguments) {
             let _ = dist::dist_for(architecture);
         }
         let _ = driver::build_for(architecture);
-        let _ = native::built(architecture);
+        let _ = native::build_programs_and_tests(architecture);
         let _ = suite::build_installer(architecture);
     }
 }
 
-/// Makes the guests that are needed later, while the first one runs. What fails
-/// is tried again when its turn comes, and reported then.
+/// Builds the guests that are needed later, while the first one runs. A failed build is
+/// repeated, and reported, when the guest is needed.
 pub(super) fn prepare(arguments: &Arguments) {
     if arguments.host {
         return;
@@ -148,29 +155,29 @@ pub(super) fn prepare(arguments: &Arguments) {
     let kernel = arguments.kernel.as_deref();
     let suites = suites(arguments);
     let softhca = suites.contains(&Suite::Trixie) && !arguments.stock_only;
-    let can_be_made = |suite: Suite| no_guest(suite, kernel).is_none();
-    if softhca && chosen(&arguments.filter, SOFTHCA) && can_be_made(Suite::Trixie) {
+    let is_available = |suite: Suite| unavailable_reason(suite, kernel).is_none();
+    if softhca && matches_filter(&arguments.filter, SOFTHCA) && is_available(Suite::Trixie) {
         let _ = Qemu::get();
     }
-    // The first one is made by whoever waits for it.
-    for suite in suites.into_iter().skip(1).filter(|it| can_be_made(*it)) {
+    // The first guest is built by its runner.
+    for suite in suites.into_iter().skip(1).filter(|it| is_available(*it)) {
         if let Err(error) = tree::image(suite, kernel) {
             eprintln!("{suite}: {error:#}");
         }
     }
 }
 
-/// Runs the cases of one machine and weighs the results.
+/// Runs the cases of one machine and counts the verdicts.
 ///
-/// A plugin that refuses a libibverbs which it does not know is a failure
-/// where the release is a known one, and is only reported where it moves.
-fn machine(
+/// If the plugin refuses the machine's rdma-core as unknown, that is a failure unless the
+/// suite is updated daily (`is_rolling`).
+fn run_cases(
     what: &str,
     arguments: &Arguments,
     architecture: &Architecture,
     short: bool,
     run: impl Fn(&Request) -> Result<Results>,
-    moves: bool,
+    is_rolling: bool,
 ) -> (Line, Option<String>) {
     let began = Instant::now();
     eprintln!("== {what}{}", if short { " (short list)" } else { "" });
@@ -198,26 +205,26 @@ fn machine(
                     Verdict::Skip => line.skipped += 1,
                 }
             }
-            line.late = results.repeated().len();
-            line.parts = parts(&results.spent);
+            line.retried = results.retried().len();
+            line.parts = parts(&results.times);
             line.note = format!("kernel {}, rdma-core {}", results.kernel, results.rdma_core);
             if results.cached() > 0 {
                 let cached = format!("; {} of stock's verdicts cached", results.cached());
                 line.note.push_str(&cached);
             }
-            if results.without_pyverbs() && !moves {
+            if results.lacks_pyverbs() && !is_rolling {
                 line.failed += 1;
-                line.note.push_str("; rdma-core's own tests are missing");
+                line.note.push_str("; rdma-core's tests are missing");
             }
             line.failed += results.unreadable;
             if !results.complete {
                 line.failed += 1;
-                line.note.push_str("; did not come to its end");
+                line.note.push_str("; did not finish");
             }
-            if results.refused.is_some() {
+            if results.plugin_refusal.is_some() {
                 line.note
                     .push_str("; this rdma-core is unknown to the plugin, which refused it");
-                if moves {
+                if is_rolling {
                     line.passed += 1;
                 } else {
                     line.failed += 1;
@@ -241,29 +248,28 @@ fn machine(
     (line, text)
 }
 
-/// How long the guest without a distribution is meant to take. More is said,
-/// and no failure: the machine may be slow.
-const STATIC_AIM: Duration = Duration::from_secs(30);
+/// Time that the static guest should take. More is noted, but is not a failure: the
+/// machine may be slow.
+const STATIC_TARGET_TIME: Duration = Duration::from_secs(30);
 
-/// The short suite where there is no shared library; nothing if the filters
-/// leave it out.
-fn without_libraries(suite: Suite, arguments: &Arguments) -> Option<Line> {
+/// Runs the short suite of the static guest; `None` if the filters leave it out.
+fn run_static_guest(suite: Suite, arguments: &Arguments) -> Option<Line> {
     let what = match suite {
         Suite::Trixie => "static guest".to_owned(),
         _ => format!("static guest {suite}"),
     };
-    if !chosen(&arguments.filter, &what) {
+    if !matches_filter(&arguments.filter, &what) {
         return None;
     }
     let began = Instant::now();
     eprintln!("== {what}");
     let mut line = Line::new(&what);
-    match bare::short_suite(suite, arguments.kernel.as_deref()) {
+    match static_guest::short_suite(suite, arguments.kernel.as_deref()) {
         Ok(outcome) => {
             line.passed = outcome.passed;
             line.failed = outcome.failed.len();
-            let slow = if outcome.time > STATIC_AIM {
-                ", more than the 30 s that it is meant to take"
+            let slow = if outcome.time > STATIC_TARGET_TIME {
+                ", more than the intended 30 s"
             } else {
                 ""
             };
@@ -282,17 +288,16 @@ fn without_libraries(suite: Suite, arguments: &Arguments) -> Option<Line> {
     Some(line)
 }
 
-/// The step's name.
+/// The name of softhca's step.
 const SOFTHCA: &str = "softhca guest";
 
-/// The ConnectX in software under Linux's own drivers; nothing if the filters
-/// leave it out.
-fn on_softhca(arguments: &Arguments) -> Option<Line> {
+/// Runs softhca with Linux's drivers; `None` if the filters leave it out.
+fn run_softhca(arguments: &Arguments) -> Option<Line> {
     const WHAT: &str = SOFTHCA;
-    if !chosen(&arguments.filter, WHAT) {
+    if !matches_filter(&arguments.filter, WHAT) {
         return None;
     }
-    // Kept until the end: it is looked for again.
+    // Locks the tree, which is opened again below.
     let _qemu = match Qemu::get() {
         Ok(qemu) => qemu,
         Err(error) => return Some(skipped(WHAT, &format!("no QEMU 11.1: {error:#}"))),
@@ -305,7 +310,7 @@ fn on_softhca(arguments: &Arguments) -> Option<Line> {
             line.passed = outcome.passed;
             line.failed = outcome.failed;
             line.skipped = outcome.skipped;
-            line.parts = parts(&outcome.spent);
+            line.parts = parts(&outcome.times);
             line.note = outcome.system;
         }
         Err(error) => {
@@ -318,8 +323,8 @@ fn on_softhca(arguments: &Arguments) -> Option<Line> {
     Some(line)
 }
 
-/// Why no guest of `suite` can be made or run here; `None` if one can.
-pub(super) fn no_guest(suite: Suite, kernel: Option<&str>) -> Option<String> {
+/// Returns why a guest of `suite` cannot be built or run here; `None` if it can.
+pub(super) fn unavailable_reason(suite: Suite, kernel: Option<&str>) -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
         return Some("guests run on x86-64".into());
     }
@@ -333,7 +338,7 @@ pub(super) fn no_guest(suite: Suite, kernel: Option<&str>) -> Option<String> {
         return None;
     }
     if !host::is_root() {
-        return Some("making it needs root; run the same command as root".into());
+        return Some("building it needs root; run the same command as root".into());
     }
-    host::archive_out_of_reach()
+    host::archive_unreachable()
 }

@@ -1,11 +1,11 @@
-//! What needs neither root nor a guest.
+//! The steps that need neither root nor a guest.
 
 use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
 use anyhow::Result;
-use rxe_tests::guest::host::{self, step_back};
+use rxe_tests::guest::host::{self, lower_priority};
 
 use super::areas::Areas;
 use super::attempts;
@@ -18,7 +18,8 @@ pub(super) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// Format, licences, packages; lints, unit and property tests of the areas.
+/// Checks format, licences and packages; runs lints, unit and property tests of the
+/// areas.
 pub(super) fn quick(areas: &Areas) -> Vec<Line> {
     let selected = areas.packages();
     let mut clippy = cargo(&["clippy", "--quiet", "--all-targets"]);
@@ -26,75 +27,76 @@ pub(super) fn quick(areas: &Areas) -> Vec<Line> {
     let mut tests = cargo(&["test", "--no-fail-fast"]);
     tests.args(&selected);
     let mut lines = vec![
-        check("format", &mut cargo(&["fmt", "--all", "--check"])),
-        syntax(),
-        licences(),
-        packaged(false),
+        run_check("format", &mut cargo(&["fmt", "--all", "--check"])),
+        check_syntax(),
+        check_licences(),
+        check_packages(false),
     ];
-    if areas.is_none() {
+    if areas.is_empty() {
         lines.push(skipped("clippy and tests", "no area has changed"));
         return lines;
     }
     let what = format!("unit and property tests of {areas}");
     lines.extend([
-        check(&format!("clippy of {areas}"), &mut clippy),
-        counted(&what, &mut tests),
+        run_check(&format!("clippy of {areas}"), &mut clippy),
+        run_tests(&what, &mut tests),
     ]);
     lines
 }
 
-/// Everything. With `low`, at a lower priority than other processes but for the
-/// unit tests, some of which have time limits.
+/// Runs all steps. With `low`, they have a low priority, except the unit tests, some of
+/// which have time limits.
 pub(super) fn all(low: bool) -> Vec<Line> {
-    let run = |step: &(dyn Fn() -> Line + Sync)| if low { lowered(step) } else { step() };
-    let checked = |what: &str, arguments: &[&str]| run(&|| check(what, &mut cargo(arguments)));
+    let run = |step: &(dyn Fn() -> Line + Sync)| if low { at_low_priority(step) } else { step() };
+    let checked = |what: &str, arguments: &[&str]| run(&|| run_check(what, &mut cargo(arguments)));
     let build = ["test", "--workspace", "--no-run", "--quiet"];
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    // Its tests skip what is not there, and say so.
+    // The tests skip missing programs, and report that.
     if let Err(error) = host::require(programs::NEEDS, false) {
         eprintln!("programs on embedded devices: {error:#}");
     }
     vec![
         checked("format", &["fmt", "--all", "--check"]),
-        run(&syntax),
+        run(&check_syntax),
         checked("clippy", &CLIPPY),
-        run(&licences),
-        run(&|| packaged(true)),
+        run(&check_licences),
+        run(&|| check_packages(true)),
         checked("building the tests", &build),
-        counted("unit and property tests", &mut tests),
-        run(&advisories),
-        run(&|| check("documentation", &mut documentation())),
-        run(&|| counted("loom", &mut loom())),
-        run(&|| counts("data path", bench::NATIVE_NEEDS, bench::native_gate)),
-        run(&|| counts("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate)),
-        run(&|| counts("plugin's data path", bench::NEEDS, bench::gate)),
-        run(&|| counts("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
-        run(&mlx5_bytes),
-        run(&libmlx5_replaced),
-        run(&|| check("fuzz targets", &mut fuzz_targets())),
+        run_tests("unit and property tests", &mut tests),
+        run(&check_advisories),
+        run(&|| run_check("documentation", &mut documentation())),
+        run(&|| run_tests("loom", &mut loom())),
+        run(&|| count_instructions("data path", bench::NATIVE_NEEDS, bench::native_gate)),
+        run(&|| count_instructions("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate)),
+        run(&|| count_instructions("plugin's data path", bench::NEEDS, bench::gate)),
+        run(&|| count_instructions("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
+        run(&compare_mlx5_bytes),
+        run(&replace_libmlx5),
+        run(&|| run_check("fuzz targets", &mut fuzz_targets())),
         run(&on_aarch64),
     ]
 }
 
-/// The tests of the data path for the other architecture.
+/// Runs the tests of the data path for aarch64.
 fn on_aarch64() -> Line {
     const WHAT: &str = "data path on aarch64";
     if cfg!(target_arch = "aarch64") {
         return skipped(WHAT, "the other steps have run them");
     }
-    match aarch64::needs() {
-        Ok(()) => counted(WHAT, &mut aarch64::data_path()),
+    match aarch64::require_tools() {
+        Ok(()) => run_tests(WHAT, &mut aarch64::data_path()),
         Err(error) => skipped(WHAT, &error.to_string()),
     }
 }
 
-/// The test of `install --replace-libmlx5`, with our library and programs of the system.
-fn libmlx5_replaced() -> Line {
+/// Runs the test of `install --replace-libmlx5`, with our library and programs of the
+/// system.
+fn replace_libmlx5() -> Line {
     const WHAT: &str = "libmlx5 replaced by ours";
     match dist::dist() {
         Ok(dist) => {
             let mut test = cargo(&["test", "-p", "xtask", "--test", "replace_libmlx5"]);
-            counted(WHAT, test.env("RINGVERBS_DIST", dist))
+            run_tests(WHAT, test.env("RINGVERBS_DIST", dist))
         }
         Err(error) => {
             eprintln!("{WHAT}: {error:#}");
@@ -106,10 +108,10 @@ fn libmlx5_replaced() -> Line {
     }
 }
 
-/// Runs a step in a thread of its own, at a lower priority.
-fn lowered(step: &(dyn Fn() -> Line + Sync)) -> Line {
+/// Runs a step in a thread with a low priority.
+fn at_low_priority(step: &(dyn Fn() -> Line + Sync)) -> Line {
     let run = || {
-        step_back();
+        lower_priority();
         step()
     };
     let line = thread::scope(|scope| scope.spawn(run).join());
@@ -126,11 +128,11 @@ const CLIPPY: [&str; 7] = [
     "warnings",
 ];
 
-/// No let chains; clippy looks for functions that are too new.
-fn syntax() -> Line {
+/// Checks that there are no let chains; clippy refuses functions that are too new.
+fn check_syntax() -> Line {
     const WHAT: &str = "syntax of the oldest compiler";
     match msrv::syntax() {
-        Ok(mut format) => check(WHAT, &mut format),
+        Ok(mut format) => run_check(WHAT, &mut format),
         Err(error) => {
             eprintln!("{WHAT}: {error:#}");
             Line {
@@ -147,7 +149,7 @@ fn documentation() -> Command {
     doc
 }
 
-/// Optimized, for the many interleavings.
+/// Returns the command of the loom tests, optimized for the many interleavings.
 fn loom() -> Command {
     let mut loom = cargo(&["test", "-p", "ringverbs-ring", "--release"]);
     loom.args(["--test", "loom", "--target-dir"])
@@ -156,17 +158,17 @@ fn loom() -> Command {
     loom
 }
 
-/// Licences and sources of the dependencies; their duplicates are only shown.
-fn licences() -> Line {
+/// Checks licences and sources of the dependencies; duplicates are only noted.
+fn check_licences() -> Line {
     let began = Instant::now();
     let mut line = Line::new("licences and sources");
     eprintln!("== {}", line.what);
     match dependencies::check() {
         Ok(outcome) => {
-            for refused in &outcome.refused {
-                eprintln!("not allowed by deny.toml: {refused}");
+            for violation in &outcome.violations {
+                eprintln!("not allowed by deny.toml: {violation}");
             }
-            line.failed = outcome.refused.len();
+            line.failed = outcome.violations.len();
             line.passed = outcome.packages.saturating_sub(line.failed);
             if !outcome.duplicates.is_empty() {
                 line.note = format!("in several versions: {}", outcome.duplicates.join("; "));
@@ -181,19 +183,19 @@ fn licences() -> Line {
     line
 }
 
-/// That each package which can be published is described, and can be packed; with
-/// `build`, compiled from what was packed.
-fn packaged(build: bool) -> Line {
+/// Checks the manifests of publishable packages, and packs them; with `build`, compiles
+/// the packed sources.
+fn check_packages(build: bool) -> Line {
     const WHAT: &str = "packages";
     let began = Instant::now();
     eprintln!("== {WHAT}");
     let mut line = Line::new(WHAT);
     match packages::check(build) {
         Ok(outcome) => {
-            for lacking in &outcome.lacking {
-                eprintln!("{lacking}");
+            for problem in &outcome.problems {
+                eprintln!("{problem}");
             }
-            line.failed = outcome.lacking.len();
+            line.failed = outcome.problems.len();
             line.passed = outcome.packages.saturating_sub(line.failed);
         }
         Err(error) => {
@@ -205,17 +207,17 @@ fn packaged(build: bool) -> Line {
     line
 }
 
-/// Advisories on the dependencies.
-fn advisories() -> Line {
+/// Checks advisories on the dependencies.
+fn check_advisories() -> Line {
     const WHAT: &str = "advisories";
     match dependencies::advisories() {
-        Ok(mut deny) => check(WHAT, &mut deny),
+        Ok(mut deny) => run_check(WHAT, &mut deny),
         Err(error) => skipped(WHAT, &error.to_string()),
     }
 }
 
-/// The instructions of a data path, against their limits.
-fn counts(
+/// Compares the instruction counts of a data path with their limits.
+fn count_instructions(
     what: &str,
     needs: &'static [(&'static str, &'static str)],
     gate: fn() -> Result<(usize, Vec<String>)>,
@@ -230,12 +232,12 @@ fn counts(
     eprintln!("== {what}");
     let mut line = Line::new(what);
     match gate() {
-        Ok((rows, broken)) => {
-            for count in &broken {
+        Ok((rows, exceeded)) => {
+            for count in &exceeded {
                 eprintln!("count above its limit: {count}");
             }
-            line.failed = broken.len();
-            line.passed = rows.saturating_sub(broken.len());
+            line.failed = exceeded.len();
+            line.passed = rows.saturating_sub(exceeded.len());
         }
         Err(error) => {
             eprintln!("{what}: {error:#}");
@@ -247,7 +249,7 @@ fn counts(
 }
 
 /// Compares the bytes that the plugin and the stock provider write for ConnectX.
-fn mlx5_bytes() -> Line {
+fn compare_mlx5_bytes() -> Line {
     const WHAT: &str = "mlx5's bytes";
     if !cfg!(target_arch = "x86_64") {
         return skipped(WHAT, "the stand-in for the driver is x86-64's");
@@ -276,8 +278,8 @@ fn mlx5_bytes() -> Line {
     line
 }
 
-/// Compiles the fuzz targets, which are a workspace of their own. libFuzzer is
-/// not built, and so needs no C++ compiler, since nothing is linked.
+/// Returns the command that checks the fuzz targets, which are a workspace of their own.
+/// Nothing is linked, so libFuzzer and a C++ compiler are not needed.
 fn fuzz_targets() -> Command {
     let mut command = Command::new(driver::cargo());
     command
@@ -289,8 +291,8 @@ fn fuzz_targets() -> Command {
     command
 }
 
-/// A check that passes or fails as a whole; its output is shown.
-fn check(what: &str, command: &mut Command) -> Line {
+/// Runs a check that passes or fails as a whole.
+fn run_check(what: &str, command: &mut Command) -> Line {
     let began = Instant::now();
     eprintln!("== {what}");
     let ok = match command.status() {
@@ -308,8 +310,8 @@ fn check(what: &str, command: &mut Command) -> Line {
     }
 }
 
-/// A run of `cargo test`, counted by its result lines.
-pub(super) fn counted(what: &str, command: &mut Command) -> Line {
+/// Runs `cargo test`, and counts the tests by its result lines.
+pub(super) fn run_tests(what: &str, command: &mut Command) -> Line {
     let began = Instant::now();
     eprintln!("== {what}");
     let mut line = Line::new(what);
@@ -322,13 +324,13 @@ pub(super) fn counted(what: &str, command: &mut Command) -> Line {
             }
             if !run.ok {
                 print!("{}", run.text);
-                if let Some(late) = run.again(command) {
-                    line.passed += late.len();
-                    line.late = late.len();
-                    line.failed = line.failed.saturating_sub(late.len());
-                    line.note = format!("at the second attempt: {}", late.join(", "));
+                if let Some(retried) = run.retry_failed_tests(command) {
+                    line.passed += retried.len();
+                    line.retried = retried.len();
+                    line.failed = line.failed.saturating_sub(retried.len());
+                    line.note = format!("at the second attempt: {}", retried.join(", "));
                 } else {
-                    // It may not even have been built.
+                    // A failed build has no result lines.
                     line.failed = line.failed.max(1);
                 }
             }
@@ -342,16 +344,20 @@ pub(super) fn counted(what: &str, command: &mut Command) -> Line {
     line
 }
 
-/// Passed, failed and ignored of a line such as
+/// Returns the numbers of passed, failed and ignored tests of a line such as
 /// `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
 fn test_result(line: &str) -> Option<(usize, usize, usize)> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
-    let of = |name: &str| {
+    let number_of = |name: &str| {
         counts
             .split("; ")
             .find_map(|part| part.strip_suffix(name)?.trim().parse().ok())
     };
-    Some((of("passed")?, of("failed")?, of("ignored")?))
+    Some((
+        number_of("passed")?,
+        number_of("failed")?,
+        number_of("ignored")?,
+    ))
 }
 
 #[cfg(test)]

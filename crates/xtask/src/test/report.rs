@@ -1,4 +1,4 @@
-//! What a run of the tests came to.
+//! The summary of a run of the tests.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -12,23 +12,23 @@ pub(super) struct Line {
     pub(super) passed: usize,
     pub(super) failed: usize,
     pub(super) skipped: usize,
-    /// Of those that passed, not at the first attempt.
-    pub(super) late: usize,
+    /// Number of tests that passed after the first attempt.
+    pub(super) retried: usize,
     pub(super) seconds: u64,
-    /// What the time went into, where that is known: parts and seconds.
+    /// Known parts of the time, in seconds.
     pub(super) parts: Vec<(String, u64)>,
     pub(super) note: String,
 }
 
 impl Line {
-    /// Nothing so far.
+    /// Creates a line without results.
     pub(super) fn new(what: &str) -> Self {
         Self {
             what: what.to_owned(),
             passed: 0,
             failed: 0,
             skipped: 0,
-            late: 0,
+            retried: 0,
             seconds: 0,
             parts: Vec::new(),
             note: String::new(),
@@ -36,16 +36,16 @@ impl Line {
     }
 }
 
-/// What was not run, and why.
-pub(super) fn skipped(what: &str, why: &str) -> Line {
+/// Returns the line of a skipped step.
+pub(super) fn skipped(what: &str, reason: &str) -> Line {
     Line {
         skipped: 1,
-        note: why.to_owned(),
+        note: reason.to_owned(),
         ..Line::new(what)
     }
 }
 
-/// A step whose thread panicked.
+/// Returns the line of a step whose thread panicked.
 pub(super) fn panicked(what: &str) -> Line {
     Line {
         failed: 1,
@@ -54,8 +54,8 @@ pub(super) fn panicked(what: &str) -> Line {
     }
 }
 
-/// Prints the summary: a table of the steps, where the time went, and what
-/// passed, failed and was skipped. The exit status says whether anything failed.
+/// Prints the summary: a table of the steps, their times, and the totals. The exit
+/// status is a failure if anything failed.
 pub(super) fn report(lines: &[Line], time: Duration) -> ExitCode {
     println!();
     let width = lines.iter().map(|l| l.what.len()).max().unwrap_or(0);
@@ -66,7 +66,7 @@ pub(super) fn report(lines: &[Line], time: Duration) -> ExitCode {
     for l in lines {
         println!(
             "{:width$}  {:>6} {:>6} {:>6} {:>7} {:>6}  {}",
-            l.what, l.passed, l.late, l.failed, l.skipped, l.seconds, l.note
+            l.what, l.passed, l.retried, l.failed, l.skipped, l.seconds, l.note
         );
     }
     slowest(lines, time);
@@ -84,12 +84,12 @@ pub(super) fn report(lines: &[Line], time: Duration) -> ExitCode {
     }
 }
 
-/// Prints where the time went, slowest first. Steps run at the same time: their
-/// sum is more than the time of the run.
+/// Prints the times of the steps, slowest first. Steps overlap: the sum of their times
+/// exceeds that of the run.
 fn slowest(lines: &[Line], time: Duration) {
     let total = time.as_secs();
-    let busy = host::processor_time().as_secs_f64() / time.as_secs_f64().max(1.0);
-    println!("\nTime, slowest first: {total} s in all, {busy:.1} processors busy");
+    let busy_processors = host::processor_time().as_secs_f64() / time.as_secs_f64().max(1.0);
+    println!("\nTime, slowest first: {total} s in all, {busy_processors:.1} processors busy");
     for (seconds, what) in times(lines) {
         let share = seconds * 100 / total.max(1);
         println!("{seconds:>6} s {share:>3}%  {what}");
@@ -97,7 +97,7 @@ fn slowest(lines: &[Line], time: Duration) {
     println!();
 }
 
-/// The time of each step, or of its parts and what is left, slowest first.
+/// Returns the times of the steps, or of their parts and the remainder, slowest first.
 fn times(lines: &[Line]) -> Vec<(u64, String)> {
     let mut times = Vec::new();
     for line in lines {
@@ -115,9 +115,9 @@ fn times(lines: &[Line]) -> Vec<(u64, String)> {
     times
 }
 
-/// The parts of a guest's time.
-pub(super) fn parts(spent: &BTreeMap<String, Duration>) -> Vec<(String, u64)> {
-    spent
+/// Rounds the parts of a guest's time to seconds.
+pub(super) fn parts(times: &BTreeMap<String, Duration>) -> Vec<(String, u64)> {
+    times
         .iter()
         .map(|(part, time)| (part.clone(), time.as_secs_f64().round() as u64))
         .collect()

@@ -1,5 +1,5 @@
-//! Runs beside a kernel with rdma_rxe: in the guest, or on a machine that has
-//! it (`cargo xtask test --host`).
+//! The driver of the test cases, on a kernel with rdma_rxe: in a guest, or on this
+//! machine (`cargo xtask test --host`).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use rxe_tests::driver::suite::{self, Plan};
 #[derive(Parser)]
 #[command(
     name = "rxe-driver",
-    about = "Puts verbs programs through their cases on rxe"
+    about = "Runs test cases of verbs programs on rxe"
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -77,8 +77,10 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         Command::Suite(plan) => suite::run(&plan).map(|()| ExitCode::SUCCESS),
         Command::InPlace { library, argv } => {
-            process::become_replaced(&library, &argv).map(|()| ExitCode::FAILURE)
+            process::exec_with_libmlx5(&library, &argv).map(|()| ExitCode::FAILURE)
         }
-        Command::Alone { argv } => process::become_alone(&argv).map(|()| ExitCode::FAILURE),
+        Command::Alone { argv } => {
+            process::exec_without_providers(&argv).map(|()| ExitCode::FAILURE)
+        }
     }
 }

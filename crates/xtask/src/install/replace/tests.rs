@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use super::super::configure;
 use super::*;
 
-/// dpkg and ldconfig of a tree, as far as they matter here.
-struct Fake {
+/// A fake of dpkg and ldconfig for a tree.
+struct FakeTools {
     owner: Option<&'static str>,
     diversions: RefCell<Vec<Diversion>>,
     /// Changes until the process is killed.
-    left: Cell<usize>,
-    /// A name that has to lead to a library at all times.
+    changes_left: Cell<usize>,
+    /// A link that must lead to a library at all times.
     library: PathBuf,
-    cached: Cell<usize>,
+    ldconfig_runs: Cell<usize>,
 }
 
-impl Tools for &Fake {
+impl Tools for &FakeTools {
     fn owner(&self, _: &Path) -> Result<Option<String>> {
         Ok(self.owner.map(str::to_owned))
     }
@@ -46,29 +46,29 @@ impl Tools for &Fake {
     }
 
     fn ldconfig(&self) -> Result<()> {
-        self.cached.set(self.cached.get() + 1);
+        self.ldconfig_runs.set(self.ldconfig_runs.get() + 1);
         Ok(())
     }
 
     fn before_change(&self) -> Result<()> {
         assert!(self.library.exists(), "no libmlx5.so.1 for a moment");
-        let Some(left) = self.left.get().checked_sub(1) else {
+        let Some(changes_left) = self.changes_left.get().checked_sub(1) else {
             bail!("killed");
         };
-        self.left.set(left);
+        self.changes_left.set(changes_left);
         Ok(())
     }
 }
 
 struct Tree {
     root: PathBuf,
-    fake: Fake,
+    fake: FakeTools,
 }
 
 const STOCK: &str = "libmlx5.so.1.24.44.0";
 
 impl Tree {
-    /// A system with rdma-core 44, of dpkg or not.
+    /// Creates a system with rdma-core 44, with or without dpkg.
     fn new(name: &str, has_dpkg: bool) -> Tree {
         let name = format!("ringverbs-replace-{name}-{}", std::process::id());
         let root = std::env::temp_dir().join(name);
@@ -84,32 +84,32 @@ impl Tree {
         fs::write(root.join("etc/ld.so.conf"), "include ld.so.conf.d/*.conf\n").unwrap();
         fs::write(root.join("etc/libibverbs.d/mlx5.driver"), "driver mlx5").unwrap();
         Tree {
-            fake: Fake {
+            fake: FakeTools {
                 owner: has_dpkg.then_some("ibverbs-providers:amd64"),
                 diversions: RefCell::default(),
-                left: Cell::new(usize::MAX),
+                changes_left: Cell::new(usize::MAX),
                 library: libraries.join(LIBMLX5),
-                cached: Cell::new(0),
+                ldconfig_runs: Cell::new(0),
             },
             root,
         }
     }
 
-    fn place(&self) -> Replacement<&Fake> {
-        let paths = InstallPaths::under(&self.root.join("usr")).unwrap();
+    fn replacement(&self) -> Replacement<&FakeTools> {
+        let paths = InstallPaths::for_prefix(&self.root.join("usr")).unwrap();
         Replacement::new(self.root.clone(), &paths, &self.fake)
     }
 
     fn install(&self) -> Result<String> {
-        self.place().install(&self.root.join("ours.so"))
+        self.replacement().install(&self.root.join("ours.so"))
     }
 
     fn libraries(&self) -> PathBuf {
         self.root.join("usr/lib64")
     }
 
-    /// All files with their contents, links with their targets, folders, diversions.
-    fn all(&self) -> BTreeMap<PathBuf, String> {
+    /// Returns all files with contents, links with targets, folders, and diversions.
+    fn snapshot(&self) -> BTreeMap<PathBuf, String> {
         fn add(found: &mut BTreeMap<PathBuf, String>, folder: &Path) {
             for entry in fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
@@ -135,20 +135,20 @@ impl Tree {
         found
     }
 
-    /// Kills a run after each of its changes, and calls `then` on what is left.
-    fn kill(name: &str, has_dpkg: bool, is_install: bool, then: impl Fn(&Tree)) {
+    /// Kills a run after each of its changes, and calls `then` on the result.
+    fn kill_at_each_change(name: &str, has_dpkg: bool, is_install: bool, then: impl Fn(&Tree)) {
         let mut changes = 0;
         loop {
             let tree = Tree::new(name, has_dpkg);
             if !is_install {
                 tree.install().unwrap();
             }
-            tree.fake.left.set(changes);
+            tree.fake.changes_left.set(changes);
             let result = match is_install {
                 true => tree.install().map(drop),
-                false => tree.place().remove().map(drop),
+                false => tree.replacement().remove().map(drop),
             };
-            tree.fake.left.set(usize::MAX);
+            tree.fake.changes_left.set(usize::MAX);
             if result.is_ok() {
                 break;
             }
@@ -166,15 +166,15 @@ impl Drop for Tree {
 }
 
 #[test]
-fn both_names_lead_to_ours_and_back() {
+fn both_links_lead_to_ours_and_are_restored() {
     let tree = Tree::new("links", true);
-    let before = tree.all();
+    let before = tree.snapshot();
     let mut after = None;
     for times in 1..=2 {
         tree.install().unwrap();
-        let all = tree.all();
+        let all = tree.snapshot();
         assert_eq!(after.get_or_insert_with(|| all.clone()), &all);
-        assert_eq!(tree.fake.cached.get(), times);
+        assert_eq!(tree.fake.ldconfig_runs.get(), times);
         assert_eq!(tree.fake.diversions.borrow().len(), 1 + providers().count());
     }
     let libraries = tree.libraries();
@@ -184,21 +184,24 @@ fn both_names_lead_to_ours_and_back() {
         assert_eq!(leads_to(&format!("libibverbs/{name}")), "ours");
     }
     assert_eq!(leads_to(STOCK), "rdma-core's");
-    assert!(tree.place().remove().unwrap());
-    assert_eq!(tree.all(), before);
-    assert_eq!(tree.fake.cached.get(), 3);
-    assert!(!tree.place().remove().unwrap());
-    assert_eq!((tree.all(), tree.fake.cached.get()), (before, 3));
+    assert!(tree.replacement().remove().unwrap());
+    assert_eq!(tree.snapshot(), before);
+    assert_eq!(tree.fake.ldconfig_runs.get(), 3);
+    assert!(!tree.replacement().remove().unwrap());
+    assert_eq!(
+        (tree.snapshot(), tree.fake.ldconfig_runs.get()),
+        (before, 3)
+    );
 }
 
 #[test]
-fn a_folder_comes_first_without_dpkg() {
+fn our_folder_is_searched_first_without_dpkg() {
     let tree = Tree::new("folder", false);
-    let before = tree.all();
+    let before = tree.snapshot();
     let mut after = None;
     for _ in 0..2 {
         tree.install().unwrap();
-        let all = tree.all();
+        let all = tree.snapshot();
         assert_eq!(after.get_or_insert_with(|| all.clone()), &all);
     }
     let folder = tree.libraries().join(FOLDER);
@@ -215,21 +218,21 @@ fn a_folder_comes_first_without_dpkg() {
     // The package's files are unchanged.
     let library = fs::read_link(tree.libraries().join(LIBMLX5)).unwrap();
     assert_eq!(library, Path::new(STOCK));
-    assert!(tree.place().remove().unwrap());
+    assert!(tree.replacement().remove().unwrap());
     fs::remove_dir(tree.root.join("etc/ld.so.conf.d")).unwrap();
-    assert_eq!(tree.all(), before);
-    assert!(!tree.place().remove().unwrap());
+    assert_eq!(tree.snapshot(), before);
+    assert!(!tree.replacement().remove().unwrap());
 
-    // A configuration that an upgrade has written anew stays.
+    // A configuration file that an upgrade has rewritten stays.
     tree.install().unwrap();
     let driver = tree.root.join("etc/libibverbs.d/mlx5.driver");
     fs::write(&driver, "driver mlx5 # new\n").unwrap();
-    tree.place().remove().unwrap();
+    tree.replacement().remove().unwrap();
     assert_eq!(fs::read_to_string(&driver).unwrap(), "driver mlx5 # new\n");
-    // Without one, none is left.
+    // Without one, the file is removed.
     fs::remove_file(&driver).unwrap();
     tree.install().unwrap();
-    tree.place().remove().unwrap();
+    tree.replacement().remove().unwrap();
     assert!(!driver.exists());
 }
 
@@ -239,31 +242,31 @@ fn a_killed_run_is_completed_or_undone() {
         let complete = {
             let tree = Tree::new("killed", has_dpkg);
             tree.install().unwrap();
-            tree.all()
+            tree.snapshot()
         };
         let restored = |tree: &Tree| {
-            tree.place().remove().unwrap();
+            tree.replacement().remove().unwrap();
             let _ = fs::remove_dir(tree.root.join("etc/ld.so.conf.d"));
-            let all = tree.all();
+            let all = tree.snapshot();
             let fresh = Tree::new("killed", has_dpkg);
-            assert_eq!(all, fresh.all());
+            assert_eq!(all, fresh.snapshot());
         };
-        Tree::kill("killed", has_dpkg, true, |tree| {
+        Tree::kill_at_each_change("killed", has_dpkg, true, |tree| {
             tree.install().unwrap();
-            assert_eq!(tree.all(), complete);
+            assert_eq!(tree.snapshot(), complete);
         });
-        Tree::kill("killed", has_dpkg, true, restored);
-        Tree::kill("killed", has_dpkg, false, restored);
-        Tree::kill("killed", has_dpkg, false, |tree| {
+        Tree::kill_at_each_change("killed", has_dpkg, true, restored);
+        Tree::kill_at_each_change("killed", has_dpkg, false, restored);
+        Tree::kill_at_each_change("killed", has_dpkg, false, |tree| {
             tree.install().unwrap();
-            assert_eq!(tree.all(), complete);
+            assert_eq!(tree.snapshot(), complete);
         });
-        // A run whose last change was made has told ldconfig.
-        Tree::kill("killed", has_dpkg, false, |tree| {
-            let cached = tree.fake.cached.get();
-            let found = tree.place().remove().unwrap();
-            assert!(!found || tree.fake.cached.get() > cached);
-            assert!(tree.fake.cached.get() >= 2);
+        // A run that has made its last change has run ldconfig.
+        Tree::kill_at_each_change("killed", has_dpkg, false, |tree| {
+            let ldconfig_runs = tree.fake.ldconfig_runs.get();
+            let found = tree.replacement().remove().unwrap();
+            assert!(!found || tree.fake.ldconfig_runs.get() > ldconfig_runs);
+            assert!(tree.fake.ldconfig_runs.get() >= 2);
         });
     }
 }
@@ -274,11 +277,14 @@ fn upgrades_write_the_diverted_links() {
     let tree = Tree::new("upgrade", true);
     let libraries = tree.libraries();
     tree.install().unwrap();
-    // As dpkg does from 44 to 57, which has another private ABI.
+    // An upgrade from 44 to 57, which has another private ABI.
     let diversions = tree.fake.diversions.borrow();
     let to = |path: &Path| {
-        let seen = Path::new("/").join(path.strip_prefix(&tree.root).unwrap());
-        let diversion = diversions.iter().find(|it| it.path == seen).unwrap();
+        let path_in_root = Path::new("/").join(path.strip_prefix(&tree.root).unwrap());
+        let diversion = diversions
+            .iter()
+            .find(|it| it.path == path_in_root)
+            .unwrap();
         tree.root.join(diversion.to.strip_prefix("/").unwrap())
     };
     let provider = |abi: u32| libraries.join(format!("libibverbs/libmlx5-rdmav{abi}.so"));
@@ -295,31 +301,31 @@ fn upgrades_write_the_diverted_links() {
     assert!(names.iter().all(|name| read(name) == "ours"));
     // Another installation keeps what the upgrade has written.
     tree.install().unwrap();
-    tree.place().remove().unwrap();
+    tree.replacement().remove().unwrap();
     assert!(names.iter().all(|name| read(name) == "newer"));
     assert!(provider(34).symlink_metadata().is_err());
-    assert!(!tree.place().folder().exists());
+    assert!(!tree.replacement().folder().exists());
 }
 
 #[test]
-fn an_upgrade_after_a_killed_run_is_kept() {
-    Tree::kill("kept", true, true, |tree| {
-        let (path, aside, _) = tree.place().links().remove(0);
+fn an_upgrade_after_a_killed_run_is_restored() {
+    Tree::kill_at_each_change("kept", true, true, |tree| {
+        let (path, aside, _) = tree.replacement().links().remove(0);
         if aside.symlink_metadata().is_err() {
             return;
         }
-        // The name is diverted: the upgrade writes the other one.
+        // The path is diverted: the upgrade writes to `aside`.
         fs::remove_file(&aside).unwrap();
         fs::write(tree.libraries().join("newer"), "newer").unwrap();
         symlink("newer", &aside).unwrap();
         tree.install().unwrap();
-        tree.place().remove().unwrap();
+        tree.replacement().remove().unwrap();
         assert_eq!(fs::read_link(path).unwrap(), Path::new("newer"));
     });
 }
 
 #[test]
-fn others_diversions_are_left_alone() {
+fn foreign_diversions_are_unchanged() {
     let tree = Tree::new("others", true);
     let path = PathBuf::from("/usr/lib64/libibverbs/libmlx5-rdmav34.so");
     for (package, advice) in [
@@ -331,36 +337,36 @@ fn others_diversions_are_left_alone() {
             to: "/usr/lib64/elsewhere".into(),
             package: package.map(str::to_owned),
         }];
-        let before = tree.all();
+        let before = tree.snapshot();
         let error = format!("{:#}", tree.install().unwrap_err());
         assert!(error.contains(advice), "{error}");
-        assert!(!tree.place().remove().unwrap());
-        assert_eq!(tree.all(), before);
+        assert!(!tree.replacement().remove().unwrap());
+        assert_eq!(tree.snapshot(), before);
     }
 }
 
 #[test]
-fn an_error_says_what_to_do() {
+fn errors_contain_advice() {
     let tree = Tree::new("errors", false);
     fs::write(
         tree.root.join("etc/ld.so.conf"),
         "# include ld.so.conf.d/*.conf\n",
     )
     .unwrap();
-    let before = tree.all();
+    let before = tree.snapshot();
     let error = format!("{:#}", tree.install().unwrap_err());
     assert!(error.contains("add that line first"), "{error}");
     fs::remove_file(tree.libraries().join(STOCK)).unwrap();
     let error = format!("{:#}", tree.install().unwrap_err());
     assert!(error.contains("ibverbs-providers"), "{error}");
-    assert_eq!(tree.all().len() + 1, before.len());
-    let advice = |kind: io::ErrorKind| refused("make", "/x".as_ref(), kind.into()).to_string();
+    assert_eq!(tree.snapshot().len() + 1, before.len());
+    let advice = |kind: io::ErrorKind| io_error("make", "/x".as_ref(), kind.into()).to_string();
     assert!(advice(io::ErrorKind::PermissionDenied).ends_with("; run this as root"));
     assert!(advice(io::ErrorKind::ReadOnlyFilesystem).contains("remount it writable"));
 }
 
 #[test]
-fn answers_of_dpkg_are_understood() {
+fn output_of_dpkg_is_parsed() {
     let of = |path: &str, to: &str, package: Option<&str>| Diversion {
         path: path.into(),
         to: to.into(),
@@ -394,12 +400,12 @@ fn providers_are_named_by_abi() {
 }
 
 #[test]
-fn the_plugin_s_configuration_gives_way() {
+fn the_plugin_s_configuration_leaves_connectx_to_libmlx5() {
     let tree = Tree::new("plugin", false);
-    let paths = InstallPaths::under(&tree.root.join("usr")).unwrap();
+    let paths = InstallPaths::for_prefix(&tree.root.join("usr")).unwrap();
     let etc = |name: &str| fs::read_to_string(tree.root.join("etc/libibverbs.d").join(name)).ok();
     configure(&paths).unwrap();
-    let before = tree.all();
+    let before = tree.snapshot();
     assert_eq!(etc("mlx5.driver"), None);
     for _ in 0..2 {
         tree.install().unwrap();
@@ -408,17 +414,17 @@ fn the_plugin_s_configuration_gives_way() {
         assert_eq!(etc("mlx5.driver").as_deref(), Some(driver));
         assert!(!etc(CONFIG).unwrap().contains("mlx5"));
     }
-    assert!(tree.place().remove().unwrap());
+    assert!(tree.replacement().remove().unwrap());
     configure(&paths).unwrap();
     fs::remove_dir(tree.root.join("etc/ld.so.conf.d")).unwrap();
-    assert_eq!(tree.all(), before);
+    assert_eq!(tree.snapshot(), before);
 
     // Where dpkg diverts, both leave each other's files alone.
     let tree = Tree::new("diverted", true);
-    let paths = InstallPaths::under(&tree.root.join("usr")).unwrap();
+    let paths = InstallPaths::for_prefix(&tree.root.join("usr")).unwrap();
     configure(&paths).unwrap();
-    let before = tree.all();
+    let before = tree.snapshot();
     tree.install().unwrap();
-    assert!(tree.place().remove().unwrap());
-    assert_eq!(tree.all(), before);
+    assert!(tree.replacement().remove().unwrap());
+    assert_eq!(tree.snapshot(), before);
 }

@@ -1,5 +1,5 @@
-//! A guest without a distribution: the kernel, its modules, busybox and static
-//! programs, all in the initramfs. What runs there needs nothing else.
+//! The static guest, without a distribution: the kernel, its modules, busybox and static
+//! programs, all in the initramfs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use super::tree::Image;
 /// The first process.
 const INIT: &str = include_str!("../../guest/init-static");
 
-/// The modules that are put there, with what they need.
+/// The modules in it, besides their dependencies.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
@@ -27,23 +27,23 @@ const MODULES: &[&str] = &[
     "rdma_ucm",
 ];
 
-/// What such a guest boots from.
+/// The files that a static guest boots from.
 #[derive(Debug)]
 pub struct StaticGuest {
     /// Processor architecture.
     pub architecture: &'static Architecture,
     /// The kernel.
     pub kernel: PathBuf,
-    /// The whole of its file system.
+    /// The initramfs with its whole file system.
     pub initrd: PathBuf,
 }
 
-/// Makes it in the folder `dir`: with the kernel, modules and busybox of
-/// `image`, with `programs`, which are names and files, in `/opt/native`, and
-/// with the shell script `job`.
+/// Builds a static guest in the folder `dir`, with the kernel, modules and busybox of
+/// `image`, with `programs` (names and files) in `/opt/native`, and with the shell script
+/// `job`.
 ///
 /// # Errors
-/// A program is not static, or something is a shared library: named.
+/// A program is not static, or a file is a shared library.
 pub fn make(
     image: &Image,
     programs: &[(String, PathBuf)],
@@ -55,11 +55,11 @@ pub fn make(
     for (name, path) in programs {
         root.program(&format!("opt/native/{name}"), path)?;
     }
-    root.put("init", INIT.as_bytes(), true)?;
-    root.put("job", job.as_bytes(), true)?;
+    root.add("init", INIT.as_bytes(), true)?;
+    root.add("job", job.as_bytes(), true)?;
     root.modules(image)?;
     let initrd = dir.join("initrd");
-    fs::write(&initrd, root.archive.end())
+    fs::write(&initrd, root.archive.finish())
         .with_context(|| format!("cannot write {}", initrd.display()))?;
     Ok(StaticGuest {
         architecture: image.suite.architecture(),
@@ -68,7 +68,7 @@ pub fn make(
     })
 }
 
-/// The file system as it grows.
+/// The file system under construction.
 #[derive(Default)]
 struct Root {
     archive: Archive,
@@ -78,20 +78,20 @@ struct Root {
 impl Root {
     fn program(&mut self, name: &str, path: &Path) -> Result<()> {
         let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        self.put(name, &bytes, true)
+        self.add(name, &bytes, true)
     }
 
-    /// Everything that gets there passes by here.
-    fn put(&mut self, name: &str, bytes: &[u8], executable: bool) -> Result<()> {
+    /// Adds a file. Every file is checked here.
+    fn add(&mut self, name: &str, bytes: &[u8], executable: bool) -> Result<()> {
         let file = name.rsplit('/').next().unwrap_or(name);
         ensure!(
             !file.ends_with(".so") && !file.contains(".so."),
-            "{name} is a shared library, and a static guest has none"
+            "{name} is a shared library, which a static guest must not have"
         );
         let is_module = file.ends_with(".ko");
         ensure!(
             is_module || !is_elf(bytes) || is_static(bytes)?,
-            "{name} is not static: it names a loader or libraries"
+            "{name} is not static: it needs a loader or libraries"
         );
         let parts: Vec<&str> = name.split('/').collect();
         for depth in 1..parts.len() {
@@ -127,9 +127,9 @@ impl Root {
         for path in &order {
             let bytes = initramfs::module(&tree, image.suite, &folder.join(path))?;
             let name = path.trim_end_matches(".xz");
-            self.put(&format!("{to}/{name}"), &bytes, false)?;
+            self.add(&format!("{to}/{name}"), &bytes, false)?;
         }
-        self.put(&format!("{to}/modules.dep"), list.as_bytes(), false)
+        self.add(&format!("{to}/modules.dep"), list.as_bytes(), false)
     }
 }
 
@@ -137,9 +137,8 @@ fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// Whether a 64-bit program asks for neither a loader (PT_INTERP) nor a
-/// library (DT_NEEDED). One that is static and movable has a dynamic section
-/// all the same.
+/// Returns whether a 64-bit program needs neither a loader (PT_INTERP) nor a library
+/// (DT_NEEDED). A static position-independent program also has a dynamic section.
 fn is_static(bytes: &[u8]) -> Result<bool> {
     const PT_DYNAMIC: u64 = 2;
     const PT_INTERP: u64 = 3;
@@ -148,14 +147,14 @@ fn is_static(bytes: &[u8]) -> Result<bool> {
     let number = |at: u64, len: usize| -> Result<u64> {
         let at = usize::try_from(at)?;
         let field = at.checked_add(len).and_then(|end| bytes.get(at..end));
-        let field = field.context("an ELF file that ends too soon")?;
+        let field = field.context("truncated ELF file")?;
         let mut wide = [0; 8];
         wide[..len].copy_from_slice(field);
         Ok(u64::from_le_bytes(wide))
     };
     ensure!(
         number(4, 2)? == 0x0102,
-        "an ELF file that is not 64-bit and little-endian"
+        "the ELF file is not 64-bit and little-endian"
     );
     let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
     for header in (0..count).map(|index| table + index * size) {
@@ -182,8 +181,8 @@ fn is_static(bytes: &[u8]) -> Result<bool> {
 mod tests {
     use super::*;
 
-    /// A program with those program headers: type and file offset; the dynamic
-    /// section is `dynamic`, at 0x200.
+    /// Returns a program with program headers of these types; the dynamic section is
+    /// `dynamic`, at 0x200.
     fn program(headers: &[u32], dynamic: &[u64]) -> Vec<u8> {
         let mut bytes = vec![0; 0x200];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -207,23 +206,23 @@ mod tests {
         assert!(!is_static(&program(&[1, 3], &[])).unwrap());
         assert!(is_static(&program(&[1, 2], &[5, 9, 0, 0])).unwrap());
         assert!(!is_static(&program(&[1, 2], &[5, 9, 1, 7, 0, 0])).unwrap());
-        // Behind the end of the list is nothing.
+        // Entries after DT_NULL are ignored.
         assert!(is_static(&program(&[1, 2], &[0, 0, 1, 7])).unwrap());
         assert!(is_static(&program(&[1, 2], &[5, 9])[..0x204]).is_err());
         assert!(is_static(b"\x7fELF").is_err());
     }
 
     #[test]
-    fn a_root_takes_no_library_and_no_dynamic_program() {
+    fn libraries_and_dynamic_programs_are_refused() {
         let mut root = Root::default();
         for name in ["lib/libc.so", "lib/libc.so.6"] {
-            let error = root.put(name, b"", false).unwrap_err();
+            let error = root.add(name, b"", false).unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }
         let dynamic = program(&[3], &[]);
-        let error = root.put("opt/native/x", &dynamic, true).unwrap_err();
+        let error = root.add("opt/native/x", &dynamic, true).unwrap_err();
         assert!(error.to_string().contains("opt/native/x"), "{error}");
-        root.put("opt/native/x", &program(&[1], &[]), true).unwrap();
-        root.put("job", b"#!/bin/sh", true).unwrap();
+        root.add("opt/native/x", &program(&[1], &[]), true).unwrap();
+        root.add("job", b"#!/bin/sh", true).unwrap();
     }
 }

@@ -1,20 +1,20 @@
-//! The guest without a distribution: busybox, the kernel's modules and our
-//! static programs, with no shared library that they could lean on.
+//! The static guest: busybox, the kernel's modules and our static programs, without a
+//! distribution or shared libraries.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rxe_tests::guest::vm::{self, Ended, Line};
-use rxe_tests::guest::{Job, Suite, bare, tree};
+use rxe_tests::guest::vm::{self, JobExit, Line};
+use rxe_tests::guest::{Job, Suite, static_guest, tree};
 
-use crate::suite::Work;
+use crate::suite::TempDir;
 use crate::{driver, native};
 
-/// What runs there unless told otherwise.
+/// The default job.
 pub const SHORT_SUITE: &str = include_str!("../../../rxe-tests/native/static.sh");
 
-/// The programs that it has, besides busybox.
+/// The programs in the guest, besides busybox.
 const PROGRAMS: [&str; 7] = [
     "atomics",
     "datagram",
@@ -25,14 +25,14 @@ const PROGRAMS: [&str; 7] = [
     "write_with_immediate",
 ];
 
-/// Builds the programs and packs them, boots, and runs the shell script `job`.
+/// Builds the guest with its programs, boots it, and runs the shell script `job`.
 pub fn run(
     suite: Suite,
     kernel: Option<&str>,
     job: &str,
     limit: Duration,
     sink: impl FnMut(Line<'_>),
-) -> Result<Ended> {
+) -> Result<JobExit> {
     let image = tree::image(suite, kernel)?;
     let architecture = suite.architecture();
     let mut built = native::programs(architecture)?;
@@ -42,29 +42,29 @@ pub fn run(
         .map(|name| Some((name.to_owned(), built.remove(name)?)))
         .collect::<Option<_>>()
         .with_context(|| format!("cargo has not built all of {PROGRAMS:?}"))?;
-    let dir = Work::new("static")?;
-    let guest = bare::make(&image, &programs, job, &dir.0)?;
+    let dir = TempDir::new("static")?;
+    let guest = static_guest::make(&image, &programs, job, &dir.0)?;
     let job = Job {
         limit,
         ..Job::default()
     };
-    vm::run_bare(&guest, &job, sink)
+    vm::run_static(&guest, &job, sink)
 }
 
-/// How the short suite went.
+/// The result of the short suite.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Cases that passed.
     pub passed: usize,
-    /// Those that did not, by name.
+    /// Names of the cases that failed.
     pub failed: Vec<String>,
-    /// From power to the end of the last case.
+    /// From power on to the end of the last case.
     pub time: Duration,
 }
 
-/// Runs the short suite, and shows what the cases that fail have to say.
+/// Runs the short suite, and prints the output of failed cases.
 pub fn short_suite(suite: Suite, kernel: Option<&str>) -> Result<Outcome> {
-    // Some 15 s by software emulation on an idle machine.
+    // About 15 s under software emulation on an idle machine.
     let limit = Duration::from_secs(300);
     let mut outcome = Outcome::default();
     let ended = run(suite, kernel, SHORT_SUITE, limit, |line| match line {
@@ -85,6 +85,6 @@ pub fn short_suite(suite: Suite, kernel: Option<&str>) -> Result<Outcome> {
         ended.status,
         outcome.passed + outcome.failed.len()
     );
-    outcome.time = ended.boot + ended.run;
+    outcome.time = ended.boot_time + ended.run_time;
     Ok(outcome)
 }

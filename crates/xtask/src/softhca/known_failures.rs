@@ -1,18 +1,18 @@
-//! What fails with rdma-core's provider on such a device for a reason that is
-//! not the device's: skipped, and told with the reason.
+//! Known failures with rdma-core's provider that are not the device's fault. They count
+//! as skipped, with the reason.
 
 use rxe_tests::record::{Case, Outcome};
 
-/// A failure that is known.
-struct Known {
+/// A known failure.
+struct KnownFailure {
     group: &'static str,
-    /// Where it is known; none are all.
+    /// The profiles with the failure; empty means all.
     profiles: &'static [&'static str],
-    /// What is in the case's name, all of it.
+    /// Parts of the case's name; it contains all of them.
     name: &'static [&'static str],
-    /// What is in what it said.
-    said: &'static str,
-    why: &'static str,
+    /// Part of the case's output.
+    output: &'static str,
+    reason: &'static str,
 }
 
 const ETHERNET: &[&str] = &["roce", "roce-umr", "roce-wrapped"];
@@ -21,128 +21,128 @@ const EMBEDDED: &[&str] = &["embedded-roce", "embedded-ib"];
 const ROCE: &[&str] = &["roce", "roce-umr", "roce-wrapped", "embedded-roce"];
 const WITHOUT_DEVX: &[&str] = &["roce", "ib"];
 
-const KNOWN: &[Known] = &[
-    Known {
+const KNOWN_FAILURES: &[KnownFailure] = &[
+    KnownFailure {
         group: "pingpong",
         profiles: &[],
         name: &["-o"],
-        said: "isn't ODP capable",
-        why: "on-demand paging is not offered by this profile and kernel",
+        output: "isn't ODP capable",
+        reason: "on-demand paging is not offered by this profile and kernel",
     },
-    Known {
+    KnownFailure {
         group: "pingpong",
         profiles: EMBEDDED,
         name: &["-j"],
-        said: "doesn't support dm allocation",
-        why: "embedded devices have no device memory",
+        output: "doesn't support dm allocation",
+        reason: "embedded devices have no device memory",
     },
-    // Its client connects a second time, and ends by a signal if the server does not
+    // The client connects a second time, and is killed by a signal if the server does not
     // listen again by then.
-    Known {
+    KnownFailure {
         group: "perftest",
         profiles: EMBEDDED,
         name: &["-R"],
-        said: "Failed to handle RDMA CM event",
-        why: "perftest's client does not wait until its server listens again",
+        output: "Failed to handle RDMA CM event",
+        reason: "perftest's client does not wait until its server listens again",
     },
-    Known {
+    KnownFailure {
         group: "rdma_cm",
         profiles: EMBEDDED,
         name: &["udpong"],
-        said: "rconnect: ",
-        why: "datagram sockets of librdmacm make an address handle without a \
+        output: "rconnect: ",
+        reason: "datagram sockets of librdmacm make an address handle without a \
               global route, which libmlx5 refuses on Ethernet",
     },
-    Known {
+    KnownFailure {
         group: "pyverbs",
         profiles: EMBEDDED,
         name: &["test_obj_on_huge"],
-        said: "test_obj_on_huge",
-        why: "it asks for a refusal where there are no huge pages, and ours takes others",
+        output: "test_obj_on_huge",
+        reason: "it expects an error without huge pages, and ours uses other pages",
     },
-    Known {
+    KnownFailure {
         group: "pyverbs",
         profiles: &["roce-wrapped"],
         name: &["test_mlx5_crypto_signature_mkey"],
-        said: "Memory window bind error",
-        why: "softhca has no encryption units that are no part of a signed block",
+        output: "Memory window bind error",
+        reason: "softhca has only encryption units that are parts of a signed block",
     },
-    Known {
+    KnownFailure {
         group: "pyverbs",
         profiles: EMBEDDED,
         name: &["test_odp_dc_traffic"],
-        said: "Failed to register a MR",
-        why: "embedded devices have no on-demand paging",
+        output: "Failed to register a MR",
+        reason: "embedded devices have no on-demand paging",
     },
-    // With DevX the tests see the device's operations, and not that it has no memory.
-    Known {
+    // With DevX the tests find the memory operations, and do not check the memory's size.
+    KnownFailure {
         group: "pyverbs",
         profiles: EMBEDDED,
         name: &["Mlx5DmOpAddresses"],
-        said: "doesn't support dm allocation",
-        why: "embedded devices have no device memory",
+        output: "doesn't support dm allocation",
+        reason: "embedded devices have no device memory",
     },
-    Known {
+    KnownFailure {
         group: "pyverbs",
         profiles: EMBEDDED,
         name: &["test_devx_rc_qp_send_imm"],
-        said: "with requester error",
-        why: "the test asks the network interface for the MAC address; embedded devices have none",
+        output: "with requester error",
+        reason: "the test reads the network interface's MAC address; embedded devices have none",
     },
-    // librdmacm's rsocket makes an address handle of a LID alone for what goes
-    // to itself; libmlx5's mlx5_create_ah asks for a global route on Ethernet.
-    Known {
+    // librdmacm's rsocket creates an address handle with only a LID for the local address;
+    // libmlx5's mlx5_create_ah requires a global route on Ethernet.
+    KnownFailure {
         group: "rdma_cm",
         profiles: ETHERNET,
         name: &["udpong"],
-        said: "rconnect: No such file or directory",
-        why: "datagram sockets of librdmacm make an address handle without a \
+        output: "rconnect: No such file or directory",
+        reason: "datagram sockets of librdmacm make an address handle without a \
               global route, which libmlx5 refuses on Ethernet",
     },
-    Known {
+    KnownFailure {
         group: "pyverbs",
         profiles: ROCE,
         name: &["TMTest"],
-        said: "Failed to create SRQ",
-        why: "libmlx5 connects its queue pair for list operations by a LID, without a \
+        output: "Failed to create SRQ",
+        reason: "libmlx5 connects its queue pair for list operations by a LID, without a \
               global route, which Linux refuses on Ethernet",
     },
-    // The stock provider queries the limits of dynamic connections, and releases their
-    // streams, by DevX. Without it the limit of outstanding atomics is 0: the first
-    // test waits for no completion, and reads the first.
-    Known {
+    // The stock provider queries the limits of dynamic connections, and resets their
+    // streams, by DevX. Without it the limit of outstanding atomics is 0: the first test
+    // posts none, waits for no completion, and then reads the first one.
+    KnownFailure {
         group: "pyverbs",
         profiles: WITHOUT_DEVX,
         name: &["DCTest.test_dc_atomic"],
-        said: "IndexError: list index out of range",
-        why: "how many atomics an initiator may have under way is asked by DevX, \
-              which this profile does not offer",
+        output: "IndexError: list index out of range",
+        reason: "the limit of outstanding atomics is queried by DevX, which this profile \
+              does not offer",
     },
-    Known {
+    KnownFailure {
         group: "pyverbs",
         profiles: WITHOUT_DEVX,
         // test_dc_send_stream_bad_flow, and since rdma-core 65
         // test_dc_stream_ids_recovery.
         name: &["DCTest.test_dc_"],
-        said: "Failed to reset stream_id",
-        why: "a stream is given back by DevX, which this profile does not offer",
+        output: "Failed to reset stream_id",
+        reason: "a stream is reset by DevX, which this profile does not offer",
     },
 ];
 
-/// Makes a known failure a skipped case.
-pub fn excuse(case: &mut Case, profile: &str) {
+/// Changes a known failure to a skipped case with the reason.
+pub fn mark_known_failure(case: &mut Case, profile: &str) {
     if case.outcome != Outcome::Fail {
         return;
     }
-    let known = KNOWN.iter().find(|known| {
+    let known = KNOWN_FAILURES.iter().find(|known| {
         case.group == known.group
             && (known.profiles.is_empty() || known.profiles.contains(&profile))
             && known.name.iter().all(|part| case.name.contains(part))
-            && case.detail.contains(known.said)
+            && case.detail.contains(known.output)
     });
     if let Some(known) = known {
         case.outcome = Outcome::Skip;
-        known.why.clone_into(&mut case.detail);
+        known.reason.clone_into(&mut case.detail);
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_known_failure_of_a_case_is_excused() {
+    fn only_the_known_failure_of_a_case_is_skipped() {
         let connect = "udpong: rconnect: No such file or directory";
         let atomic =
             "tests.test_mlx5_dc.DCTest.test_dc_atomic: IndexError: list index out of range";
@@ -197,11 +197,11 @@ mod tests {
             ),
         ] {
             let mut case = case(group, line, Outcome::Fail);
-            excuse(&mut case, profile);
+            mark_known_failure(&mut case, profile);
             assert_eq!(case.outcome, end, "{profile}: {line}");
         }
         let mut passed = case("rdma_cm", "udpong", Outcome::Pass);
-        excuse(&mut passed, "roce");
+        mark_known_failure(&mut passed, "roce");
         assert_eq!(passed.outcome, Outcome::Pass);
     }
 }
