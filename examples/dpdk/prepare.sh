@@ -1,5 +1,5 @@
 #!/bin/sh
-# Copies DPDK's testpmd and its mlx5 driver, from this system's Debian packages, to a
+# Copies DPDK's testpmd and its mlx5 driver from Debian packages for this system to a
 # directory for `cargo xtask softhca --share`.
 set -eu
 to=${1:?directory}

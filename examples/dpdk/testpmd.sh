@@ -1,6 +1,6 @@
 #!/bin/sh
-# In a guest of softhca with two HCAs: testpmd sends packets from one to the other and
-# back, for some seconds, with rdma-core's libmlx5 and with the plugin in its place.
+# Runs in a guest of softhca with two HCAs: testpmd forwards packets between them for some
+# seconds, with rdma-core's libmlx5 and with the plugin in its place.
 set -u
 seconds=${1:-20}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,9 +18,9 @@ for name in bus_pci bus_auxiliary mempool_ring common_mlx5 net_mlx5; do
     plugins="$plugins -d $(ls "$drivers/librte_$name.so".* | head -n 1)"
 done
 failed=0
-for first in '' /opt/ringverbs:; do
-    [ -z "$first" ] || [ -e /opt/ringverbs/libmlx5.so.1 ] || continue
-    path=$first$lib:$drivers:$here/libraries
+for library_prefix in '' /opt/ringverbs:; do
+    [ -z "$library_prefix" ] || [ -e /opt/ringverbs/libmlx5.so.1 ] || continue
+    path=$library_prefix$lib:$drivers:$here/libraries
     library=$(LD_LIBRARY_PATH=$path ldd "$drivers"/librte_net_mlx5.so.* | grep -m 1 -o '/[^ ]*libmlx5[^ ]*')
     for mode in txonly 'io --tx-first' 'mac --tx-first --txpkts=1400' \
         'csum --tx-first --txpkts=200,200'; do

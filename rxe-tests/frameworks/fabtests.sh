@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds fabtests, of libfabric's source tree in the version that is installed, and runs
-# its unit, functional and short tests of a provider, between processes of this host:
+# Builds fabtests from libfabric's source tree, in the installed version, and runs its unit,
+# functional and short tests of a provider between processes of this host:
 #   ringverbs run --embedded [--devices mlx5] -- \
 #     rxe-tests/frameworks/fabtests.sh SOURCE ADDRESS verbs|verbs\;ofi_rxm
-# ADDRESS is that of a network interface of this host, not a loopback address. It needs:
+# ADDRESS is that of a network interface of this host, not a loopback address. Packages:
 # apt-get install gcc make autoconf automake libtool libfabric-dev libfabric-bin
 set -eu
 source=$(cd "$1/fabtests" && pwd)
@@ -16,7 +16,7 @@ if [ ! -x functional/fi_msg ]; then
         { cat "$work/build"; exit 1; }
 fi
 env -u LD_PRELOAD make install "prefix=$work/fabtests" >/dev/null
-# runfabtests.sh reaches both ends by ssh. They are this host.
+# runfabtests.sh starts both ends by ssh; here both are this host.
 cat >"$work/ssh" <<'SSH'
 #!/bin/sh
 while [ "${1#-}" != "$1" ]; do

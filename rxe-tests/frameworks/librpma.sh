@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds and runs all examples of librpma, of its source tree (1.2.0):
+# Builds and runs all examples of librpma from its source tree (1.2.0):
 #   ringverbs run --embedded [--devices mlx5] -- rxe-tests/frameworks/librpma.sh SOURCE
-# It needs: apt-get install gcc librpma-dev libpmem-dev libprotobuf-c-dev
+# Packages: apt-get install gcc librpma-dev libpmem-dev libprotobuf-c-dev
 set -eu
 examples=$(cd "$1/examples" && pwd)
 programs=$(mktemp -d)

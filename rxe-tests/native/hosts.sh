@@ -1,21 +1,21 @@
 #!/bin/sh
-# A device over UDP sockets, in a network namespace, with rdma_rxe at the other end of
-# a veth pair: hosts.sh pingpong|perf|cm|crate ...
+# A device over UDP sockets in a network namespace, with rdma_rxe at the other end of a
+# veth pair: hosts.sh pingpong|perf|cm|crate ...
 #
-# rdma_rxe stays in the first namespace, where its socket is before Linux 7.2.
-# Environment: COUNT, of ping-pongs and of perf's operations; LOSS, such as 1%, of the
-# packets in both directions.
+# rdma_rxe stays in the initial namespace, since its socket is there before Linux 7.2.
+# Environment: COUNT of ping-pongs and of perf's operations; LOSS, such as 1%, of packets in
+# both directions.
 
 if [ ! -e /ctl/start ]; then
-    echo "SKIPPED: makes network devices; for guests only"
+    echo "SKIPPED: creates network devices; runs only in guests"
     exit 77
 fi
 modprobe rdma_ucm
 ringverbs=${RINGVERBS:-ringverbs}
 count=${COUNT:-100}
-# The kernel's side and ours.
+# Addresses and devices of the kernel's side and of ours.
 theirs=192.168.78.1 ours=192.168.78.2 device=roce:192.168.78.2 rxe=rxe7
-at_ours="ip netns exec hosts"
+in_ours_netns="ip netns exec hosts"
 scratch=$(mktemp -d)
 clean() {
     ip link del hx0 2> /dev/null
@@ -55,14 +55,13 @@ setup() {
 
 running() { kill -0 "$1" 2> /dev/null; }
 
-# meet NAME SERVER-SIDE SERVER CLIENT: both must end well. A server of our side that
-# waits for connections by address has no port that can be looked for: its client is
-# started until it is there.
-meet() {
+# run_pair NAME SERVER-SIDE SERVER CLIENT: both must succeed. An rdma_cm server of our side
+# has no port that can be looked up: its client is retried until it listens.
+run_pair() {
     name=$1 side=$2 server=$3 client=$4
     case $side in
-    ours) at=$at_ours other='' ;;
-    theirs) at='' other=$at_ours ;;
+    ours) at=$in_ours_netns other='' ;;
+    theirs) at='' other=$in_ours_netns ;;
     esac
     # shellcheck disable=SC2086
     $at env $settings timeout 60 $server > "$scratch/server" 2>&1 &
@@ -86,21 +85,21 @@ meet() {
     wait $pid
     server_status=$?
     if [ $client_status -eq 0 ] && [ $server_status -eq 0 ]; then
-        ok "$name: $(tail -1 "$scratch/client")"
+        pass "$name: $(tail -1 "$scratch/client")"
     else
-        bad "$name (statuses $server_status and $client_status)" "$scratch/server" "$scratch/client"
+        fail "$name (statuses $server_status and $client_status)" "$scratch/server" "$scratch/client"
     fi
 }
 
 pingpong() {
     wait=tcp:18515 settings=
     for type in rc uc ud srq; do
-        # Several packets, but for datagrams.
+        # Messages of several packets, except for datagrams.
         case $type in ud) size=1000 ;; *) size=5000 ;; esac
         c="ibv_${type}_pingpong -d $rxe -g $gid -n $count -s $size -c"
         rust="$ringverbs pingpong -t $type -d $device -n $count -s $size -c"
-        meet "$type: ours serves ibv_${type}_pingpong" ours "$rust -S" "$c $ours"
-        meet "$type: ibv_${type}_pingpong serves ours" theirs "$c" "$rust $theirs"
+        run_pair "$type: ours serves ibv_${type}_pingpong" ours "$rust -S" "$c $ours"
+        run_pair "$type: ibv_${type}_pingpong serves ours" theirs "$c" "$rust $theirs"
     done
 }
 
@@ -110,16 +109,16 @@ perf() {
         operation=${test%:*} size=${test#*:} wait=tcp:18515
         c="ib_${operation}_bw -n $count -s $size -F -d $rxe -x $gid"
         rust="perftest_peer $device $operation $count $size"
-        meet "ib_${operation}_bw serves ours, $size bytes" theirs "$c" "$rust $theirs"
-        meet "ours serves ib_${operation}_bw, $size bytes" ours "$rust" "$c $ours"
+        run_pair "ib_${operation}_bw serves ours, $size bytes" theirs "$c" "$rust $theirs"
+        run_pair "ours serves ib_${operation}_bw, $size bytes" ours "$rust" "$c $ours"
     done
     for operation in write read atomic; do
         wait=tcp:18600
         both="$ringverbs perf --port 18600 -n $count --op $operation --sizes 8"
         [ $operation = atomic ] || both="$both,30000"
-        meet "perf, $operation, of the kernel's device on ours" ours \
+        run_pair "perf, $operation: ours serves the kernel's device" ours \
             "$both -d $device --server" "$both -d $rxe $ours"
-        meet "perf, $operation, of ours on the kernel's device" theirs \
+        run_pair "perf, $operation: the kernel's device serves ours" theirs \
             "$both -d $rxe --server" "$both -d $device $theirs"
     done
 }
@@ -127,35 +126,35 @@ perf() {
 cm() {
     settings=RINGVERBS_DEVICE=$device
     wait=cm:7174
-    meet "rping -s serves rping_client" theirs "rping -s -a $theirs -V" "rping_client $theirs 20"
+    run_pair "rping -s serves rping_client" theirs "rping -s -a $theirs -V" "rping_client $theirs 20"
     for options in '-C 20' '-C 5 -S 65000' '-C 5 -q'; do
-        meet "rping_server serves rping $options" ours rping_server "rping -c -a $ours -V $options"
+        run_pair "rping_server serves rping $options" ours rping_server "rping -c -a $ours -V $options"
     done
-    meet "udaddy serves cm_datagram" theirs udaddy "cm_datagram $theirs"
-    meet "cm_datagram serves udaddy" ours cm_datagram "udaddy -s $ours"
+    run_pair "udaddy serves cm_datagram" theirs udaddy "cm_datagram $theirs"
+    run_pair "cm_datagram serves udaddy" ours cm_datagram "udaddy -s $ours"
     wait=cm:7471
-    meet "ucmatose serves cm_client" theirs ucmatose "cm_client $theirs"
-    meet "cm_server serves ucmatose" ours "cm_server 1" "ucmatose -s $ours"
-    # Nobody listens.
-    if $at_ours env $settings timeout 60 cm_client $theirs 7999 > "$scratch/client" 2>&1; then
-        bad "rdma_rxe's host refuses cm_client" "$scratch/client"
+    run_pair "ucmatose serves cm_client" theirs ucmatose "cm_client $theirs"
+    run_pair "cm_server serves ucmatose" ours "cm_server 1" "ucmatose -s $ours"
+    # There is no listener.
+    if $in_ours_netns env $settings timeout 60 cm_client $theirs 7999 > "$scratch/client" 2>&1; then
+        fail "rdma_rxe's host rejects cm_client" "$scratch/client"
     elif grep -q REJECTED "$scratch/client"; then
-        ok "rdma_rxe's host refuses cm_client"
+        pass "rdma_rxe's host rejects cm_client"
     else
-        bad "rdma_rxe's host refuses cm_client" "$scratch/client"
+        fail "rdma_rxe's host rejects cm_client" "$scratch/client"
     fi
 }
 
-# Streams of the crate, on rdma_rxe and on ours.
+# Streams of the crate between rdma_rxe and ours.
 crate() {
     wait=cm:7471
     for server in theirs ours; do
-        case $server in ours) at=$at_ours other='' there=$ours ;; theirs) at='' other=$at_ours there=$theirs ;; esac
-        # It serves for ever.
-        $at env ${at:+RINGVERBS_DEVICE=$device} stream_echo $there:7471 > "$scratch/server" 2>&1 &
+        case $server in ours) at=$in_ours_netns other='' server_address=$ours ;; theirs) at='' other=$in_ours_netns server_address=$theirs ;; esac
+        # The server runs until it is killed.
+        $at env ${at:+RINGVERBS_DEVICE=$device} stream_echo $server_address:7471 > "$scratch/server" 2>&1 &
         pid=$!
         for _ in $(seq 50); do
-            $other env ${other:+RINGVERBS_DEVICE=$device} timeout 60 stream_echo $there:7471 one two three \
+            $other env ${other:+RINGVERBS_DEVICE=$device} timeout 60 stream_echo $server_address:7471 one two three \
                 > "$scratch/client" 2> "$scratch/client.err" && break
             running $pid || break
             sleep 0.2
@@ -163,9 +162,9 @@ crate() {
         kill $pid 2> /dev/null
         wait $pid 2> /dev/null
         if [ "$(cat "$scratch/client")" = "one two three" ]; then
-            ok "streams, served by $server"
+            pass "streams, served by $server"
         else
-            bad "streams, served by $server" "$scratch/server" "$scratch/client" "$scratch/client.err"
+            fail "streams, served by $server" "$scratch/server" "$scratch/client" "$scratch/client.err"
         fi
     done
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The key-value server with several clients at once, which check what they get;
-# then what is there is asked for by another one.
+# The key-value server with several concurrent clients, which check their values; then
+# another client reads the values.
 server=127.0.0.1:7475
 kv_server $server "$RXE_DEV" > server.log 2>&1 &
 pid=$!
@@ -33,7 +33,7 @@ expect ok set carol-24 ""
 expect "= " get carol-24
 expect "what?" list
 
-# A client that is none is turned away, and the others are still served.
+# A client that speaks another protocol is disconnected; others are still served.
 python3 -c '
 import socket
 peer = socket.create_connection(("127.0.0.1", 7475), 20)

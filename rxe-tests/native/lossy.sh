@@ -1,6 +1,6 @@
 #!/bin/sh
-# The Rust crate on wires that lose packets. MESSAGES, BYTES and SEED go to the
-# program; RUNS is how often it runs on each wire, each time with the next SEED.
+# The Rust crate on lossy wires. The program reads MESSAGES, BYTES and SEED; RUNS is the
+# number of runs on each wire, each with the next SEED.
 here=$(dirname "$0")
 exec "$here/wire.sh" sh -c '
     run=0

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Examples that are two programs, one on either side: peers.sh NAME
+# Examples with a server and a client: peers.sh NAME
 
-# begin LOG PROGRAM...: starts it, and ends it with this script.
-begin() {
+# start_server LOG PROGRAM...: starts it, and kills it when this script exits.
+start_server() {
     log=$1
     shift
     "$@" > "$log" 2>&1 &
@@ -10,8 +10,8 @@ begin() {
     trap 'kill $pid 2>/dev/null; cat $log' EXIT
 }
 
-# The client is started again until its server is there.
-insist() {
+# retry PROGRAM...: runs a client until its server listens.
+retry() {
     for _ in $(seq 50); do
         "$@" && return
         sleep 0.2
@@ -21,8 +21,8 @@ insist() {
 
 case $1 in
 hello_tcp)
-    begin listen.log hello_tcp listen 127.0.0.1:7000
-    insist hello_tcp connect 127.0.0.1:7000 > connect.log
+    start_server listen.log hello_tcp listen 127.0.0.1:7000
+    retry hello_tcp connect 127.0.0.1:7000 > connect.log
     wait $pid || exit 1
     cat connect.log
     grep -q "hello from the side that said listen" connect.log &&
@@ -30,15 +30,15 @@ hello_tcp)
     ;;
 stream_echo)
     modprobe rdma_ucm
-    begin serve.log stream_echo "$RXE_ADDR:7471"
-    insist stream_echo "$RXE_ADDR:7471" one two three > answer
+    start_server serve.log stream_echo "$RXE_ADDR:7471"
+    retry stream_echo "$RXE_ADDR:7471" one two three > answer
     cat answer
     test "$(cat answer)" = "one two three"
     ;;
 rping)
     modprobe rdma_ucm
-    begin serve.log rping_server
-    insist rping_client "$RXE_ADDR" 10 > client.log
+    start_server serve.log rping_server
+    retry rping_client "$RXE_ADDR" 10 > client.log
     wait $pid || exit 1
     cat client.log
     grep -q "10 pings came back as they were sent" client.log &&
@@ -46,9 +46,9 @@ rping)
     ;;
 cm)
     modprobe rdma_ucm
-    begin serve.log cm_server 1
-    insist cm_client "$RXE_ADDR"
-    # One more than it serves.
+    start_server serve.log cm_server 1
+    retry cm_client "$RXE_ADDR"
+    # One client more than the server accepts.
     cm_client "$RXE_ADDR" > rejected.log 2>&1
     cat rejected.log
     wait $pid || exit 1
@@ -57,8 +57,8 @@ cm)
     ;;
 cm_datagram)
     modprobe rdma_ucm
-    begin serve.log cm_datagram
-    insist cm_datagram "$RXE_ADDR" > client.log
+    start_server serve.log cm_datagram
+    retry cm_datagram "$RXE_ADDR" > client.log
     wait $pid || exit 1
     cat client.log
     grep -q "10 datagrams there and back" client.log &&

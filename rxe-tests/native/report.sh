@@ -1,20 +1,19 @@
-# Sourced by scripts that run several cases: their results, and servers that are waited
-# for.
+# Functions of scripts that run several cases: results, and waiting for servers.
 
 passed=0
 failed=0
 
-ok() { passed=$((passed + 1)); echo "ok      $1" | cut -c 1-200; }
-# bad NAME FILE...: with the last lines of the files.
-bad() {
+pass() { passed=$((passed + 1)); echo "ok      $1" | cut -c 1-200; }
+# fail NAME FILE...: also prints the last lines of the files.
+fail() {
     failed=$((failed + 1))
     echo "FAILED  $1"
     shift
     for file in "$@"; do sed "s/^/        ${file##*/}: /" "$file" | tail -12 | cut -c 1-200; done
 }
 
-# PORT [PREFIX...]: a TCP port, or that of an id of rdma_cm; the prefix enters a network
-# namespace.
+# tcp_listens PORT [PREFIX...], cm_listens PORT [PREFIX...]: whether a TCP socket listens on
+# the port, or an rdma_cm id has it; the prefix enters a network namespace.
 tcp_listens() {
     tcp_port=$(printf %04X "$1")
     shift
@@ -26,7 +25,7 @@ cm_listens() {
     "$@" rdma resource show cm_id | sed 's/$/ /' | grep -q ":$cm_port "
 }
 
-# Prints how many passed and failed; the status is that of the script.
+# Prints the counts; its status is that of the script.
 report() {
     echo "$passed passed, $failed failed"
     [ "$failed" -eq 0 ]

@@ -1,6 +1,5 @@
-# The short suite of a guest without a distribution: the Rust crate's static
-# programs, busybox, and nothing that they could fall back on. Each case is
-# reported as a record, "pass NAME" or "fail NAME".
+# The short suite of the static guest, which has only busybox and the Rust crate's static
+# programs. Each case is reported as a record, "pass NAME" or "fail NAME".
 failed=0
 check() {
     name=$1
@@ -13,7 +12,7 @@ check() {
         failed=1
     fi
 }
-# Neither a library nor a loader in the whole of the root.
+# The root file system has no library and no loader.
 no_library() {
     find / -xdev \( -name '*.so' -o -name '*.so.*' -o -name 'ld-*' \) > /tmp/found
     cat /tmp/found
