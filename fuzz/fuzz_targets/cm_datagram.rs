@@ -1,8 +1,8 @@
 //! Connection manager messages of other hosts, as queue pair 1 receives them.
 //!
-//! The input is a script: messages of any bytes, and of this class to conversations
-//! that exist, with replies, rejections and requests of the program between them.
-//! Whatever comes: no panic, conversations stay bounded, and answers are well formed.
+//! The input is a script: messages of arbitrary bytes, and of this class to existing
+//! conversations, with replies, rejections and requests of the program between them.
+//! For every input: no panic, a bounded number of conversations, well-formed answers.
 
 #![no_main]
 

@@ -1,9 +1,8 @@
-//! The connection manager's events and answers, of any content.
+//! The connection manager's events and answers with arbitrary contents.
 //!
-//! The input is parsed as an event, and then played by a kernel: it says of
-//! each event which id it names and what is in it, and what each query is
-//! answered. Whatever it says: no panic, private data within its room, and an
-//! event is of an id that was made.
+//! The input is parsed as an event, and then as a script of a kernel: the id and contents
+//! of each event, and the answer to each query. For every input: no panic, private data
+//! within its bounds, and events only of existing ids.
 
 #![no_main]
 
@@ -17,8 +16,8 @@ use rdmacm::fake::FakeCm;
 use rdmacm::{EventChannel, EventKind, Id, JoinFlags, PortSpace};
 use uverbs::{Errno, QpState};
 
-/// Commands whose answers are the input's.
-const ANSWERS: [u32; 5] = [
+/// Commands whose answers come from the input.
+const FUZZED_COMMANDS: [u32; 5] = [
     cmd::CMD_QUERY,
     cmd::CMD_QUERY_ROUTE,
     cmd::CMD_INIT_QP_ATTR,
@@ -34,7 +33,7 @@ fn parse(bytes: &[u8]) {
         };
         assert!(bytes.len() >= size_of::<EventResp>());
         assert_eq!(message.kind(), EventKind(event.event));
-        look(&message);
+        check_message(&message);
     }
     if let Ok(Some(address)) = address::parse(bytes) {
         let kernel = address::Sockaddr::from(&address);
@@ -43,7 +42,7 @@ fn parse(bytes: &[u8]) {
     }
 }
 
-fn look(message: &Message) {
+fn check_message(message: &Message) {
     assert!(message.private_data().len() < 256);
     assert!(
         message
@@ -57,8 +56,8 @@ fn look(message: &Message) {
     let _ = format!("{message:?}");
 }
 
-/// Asks for everything that a kernel answers.
-fn ask(id: &Id) {
+/// Calls every query of an id.
+fn query_all(id: &Id) {
     let _ = (id.addresses(), id.gids());
     if let Ok(route) = id.route() {
         assert!(route.paths().len() <= 2);
@@ -90,27 +89,27 @@ fuzz_target!(|bytes: &[u8]| {
     let numbers = fake.live_objects();
     let mut requests = Vec::new();
     for piece in bytes.chunks(1 + size_of::<EventResp>()) {
-        let Some((&how, piece)) = piece.split_first() else {
+        let Some((&control, piece)) = piece.split_first() else {
             continue;
         };
-        if how & 0x80 != 0 {
-            let command = ANSWERS[usize::from(how) % ANSWERS.len()];
-            let answer = match how & 0x40 {
+        if control & 0x80 != 0 {
+            let command = FUZZED_COMMANDS[usize::from(control) % FUZZED_COMMANDS.len()];
+            let answer = match control & 0x40 {
                 0 => Ok(piece.to_vec()),
-                _ => Err(Errno::new(i32::from(how))),
+                _ => Err(Errno::new(i32::from(control))),
             };
             fake.reply(command, answer);
-            ask(&connection);
+            query_all(&connection);
             continue;
         }
-        // The low bits say which key and number the event really has.
+        // The low bits select a valid key and number for the event.
         let mut event = piece.to_vec();
         event.resize(event.len().max(16), 0);
         let keys = [connection.key(), datagram.key(), membership.key()];
-        if let Some(key) = keys.get(usize::from(how & 3)) {
+        if let Some(key) = keys.get(usize::from(control & 3)) {
             event[..8].copy_from_slice(&key.as_u64().to_ne_bytes());
         }
-        match usize::from(how >> 2 & 3) {
+        match usize::from(control >> 2 & 3) {
             3 => {}
             2 => event[8..12].copy_from_slice(&fake.new_object().to_ne_bytes()),
             which => event[8..12].copy_from_slice(&numbers[which].to_ne_bytes()),
@@ -118,7 +117,7 @@ fuzz_target!(|bytes: &[u8]| {
         fake.push_event(channel.as_raw_fd(), &event);
         match channel.try_event() {
             Ok(Some(mut event)) => {
-                look(event.message());
+                check_message(event.message());
                 assert!(event.is_of(&connection) || event.is_of(&datagram));
                 if let Some(request) = event.take_request() {
                     requests.push(request);

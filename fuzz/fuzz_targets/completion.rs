@@ -1,9 +1,9 @@
-//! Completion decoding with a device that writes what it likes.
+//! Completion queues of rdma_rxe with a hostile device.
 //!
-//! The queue's memory (geometry, both indices, entries) comes from the input,
-//! and the device scribbles over all of it between the cursor's steps. Whatever
-//! it writes: no access outside the mapping, no panic, and what is taken is what
-//! a model of the protocol says, in order and once.
+//! The queue's memory (geometry, both indices, entries) comes from the input, and the
+//! device overwrites any of it between the cursor's steps. For every input: no access
+//! outside the mapping, no panic, and the completions are those of a model of the
+//! protocol, in order and once.
 
 #![no_main]
 
@@ -27,7 +27,7 @@ thread_local! {
 }
 
 fn memory() -> OwnedFd {
-    // SAFETY: a fresh descriptor that nobody else owns, or -1.
+    // SAFETY: a fresh descriptor without another owner, or -1.
     let fd = unsafe {
         let fd = libc::memfd_create(c"queue".as_ptr(), libc::MFD_CLOEXEC);
         assert!(fd >= 0, "memfd_create");
@@ -37,7 +37,7 @@ fn memory() -> OwnedFd {
     fd
 }
 
-/// The input, handed out piece by piece; zeros when it is used up.
+/// The rest of the input; zeros at its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -58,7 +58,7 @@ impl Input<'_> {
     }
 }
 
-/// The device: the same memory at another address.
+/// The device, which maps the same memory at another address.
 struct Device {
     view: Mapping,
 }
@@ -66,7 +66,7 @@ struct Device {
 impl Device {
     fn word(&self, at: usize) -> u32 {
         assert!(at + 4 <= SIZE);
-        // SAFETY: inside the mapping, aligned; volatile as others write it.
+        // SAFETY: inside the mapping, aligned; volatile since others write it.
         unsafe { self.view.as_ptr().add(at).cast::<u32>().read_volatile() }
     }
 
@@ -90,8 +90,8 @@ impl Device {
         }
     }
 
-    /// Writes something somewhere: an index, the geometry, or an entry.
-    fn scribble(&self, input: &mut Input<'_>) {
+    /// Overwrites an index, the geometry, or an entry.
+    fn overwrite(&self, input: &mut Input<'_>) {
         match input.byte() % 8 {
             0..=3 => self.write(PRODUCER, &input.bytes::<4>()),
             4 => self.write(CONSUMER, &input.bytes::<4>()),
@@ -109,7 +109,7 @@ fn bytes_of(completion: &WorkCompletion) -> [u8; ENTRY] {
     unsafe { std::mem::transmute_copy(completion) }
 }
 
-/// One reading of every field, as the plugin and the Rust crate do.
+/// Reads every field once, as the plugin and the Rust crate do.
 fn fields(entry: &rxe::Entry<'_>) -> u64 {
     entry
         .wr_id()
@@ -126,33 +126,34 @@ fn fields(entry: &rxe::Entry<'_>) -> u64 {
         .wrapping_add(u64::from(entry.dlid_path_bits()))
 }
 
-struct Checked<'a> {
+/// The queue under test, and the model of its consumer index.
+struct CheckedQueue<'a> {
     ring: WcRing,
     device: &'a Device,
     mask: u32,
     stride: usize,
-    /// Our index, which no scribbling on the shared word moves.
+    /// The consumer index, independent of the shared word.
     at: Cell<u32>,
 }
 
-impl Checked<'_> {
+impl CheckedQueue<'_> {
     fn slot(&self, at: u32) -> usize {
         HEADER + (at & self.mask) as usize * self.stride
     }
 
-    /// A whole batch, as `ibv_poll_cq` takes it.
+    /// Takes a batch of completions, as `ibv_poll_cq` does.
     fn take(&self, want: usize) {
         let at = self.at.get();
         let end = self.device.word(PRODUCER) & self.mask;
-        let there = (end.wrapping_sub(at) & self.mask) as usize;
+        let available = (end.wrapping_sub(at) & self.mask) as usize;
         let before = self.device.word(CONSUMER);
 
         let mut out = [const { MaybeUninit::<WorkCompletion>::uninit() }; 80];
         let want = want.min(out.len());
         let got = self.ring.take(&mut out[..want]);
-        assert_eq!(got, there.min(want));
+        assert_eq!(got, available.min(want));
         for (i, completion) in out[..got].iter().enumerate() {
-            // SAFETY: `take` says that it wrote the first `got`.
+            // SAFETY: `take` has written the first `got`.
             let completion = unsafe { completion.assume_init_ref() };
             let slot = self.slot(at.wrapping_add(i as u32));
             assert_eq!(bytes_of(completion), self.device.entry(slot));
@@ -166,8 +167,8 @@ impl Checked<'_> {
         assert_eq!(self.device.word(CONSUMER), after);
     }
 
-    /// A walk with the cursor, the device scribbling on the way.
-    fn walk(&self, steps: u8, input: &mut Input<'_>) -> u64 {
+    /// Reads completions with the cursor, while the device overwrites memory.
+    fn read_with_cursor(&self, steps: u8, input: &mut Input<'_>) -> u64 {
         let mut sum = 0u64;
         let mut span: Span = self.ring.available();
         if span.at == span.end {
@@ -178,14 +179,10 @@ impl Checked<'_> {
         for _ in 0..=steps {
             sum = sum.wrapping_add(fields(&self.ring.entry(&span)));
             if input.byte() % 4 == 0 {
-                self.device.scribble(input);
+                self.device.overwrite(input);
             }
             if !self.ring.step(&mut span) {
-                assert_eq!(
-                    self.offset(&span),
-                    slot,
-                    "a step that failed moved the cursor"
-                );
+                assert_eq!(self.offset(&span), slot, "a failed step moved the cursor");
                 break;
             }
             slot = self.after(slot);
@@ -198,14 +195,14 @@ impl Checked<'_> {
         sum
     }
 
-    /// Where the entry under the cursor lies in the mapping.
+    /// Returns the offset in the mapping of the entry at the cursor.
     fn offset(&self, span: &Span) -> usize {
         let offset = self.ring.entry(span).as_ptr().addr() - self.base();
         assert!(offset >= HEADER && offset + ENTRY <= SIZE);
         offset
     }
 
-    /// Where the entry after the one at `offset` lies.
+    /// Returns the offset of the entry after the one at `offset`.
     fn after(&self, offset: usize) -> usize {
         let at = (offset - HEADER) / self.stride;
         self.slot(at as u32 + 1)
@@ -225,7 +222,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let device = Device { view: map() };
 
-    // Half of the inputs bring any geometry, the others one that fits.
+    // Half of the inputs have an arbitrary geometry, the others a valid one.
     let (log2_stride, mask) = if input.byte() % 2 == 0 {
         (input.word(), input.word())
     } else {
@@ -245,13 +242,13 @@ fuzz_target!(|data: &[u8]| {
     let ring = match Ring::new(map(), WcRing::ENTRY_SIZE) {
         Ok(ring) => ring,
         Err(_) => {
-            assert!(!fits, "a queue that fits was refused");
+            assert!(!fits, "a valid geometry was refused");
             return;
         }
     };
-    assert!(fits, "a queue that does not fit was accepted");
+    assert!(fits, "an invalid geometry was accepted");
 
-    let checked = Checked {
+    let queue = CheckedQueue {
         ring: WcRing::new(ring),
         device: &device,
         mask,
@@ -262,13 +259,13 @@ fuzz_target!(|data: &[u8]| {
         match input.byte() % 4 {
             0 => {
                 let want = usize::from(input.byte());
-                checked.take(want);
+                queue.take(want);
             }
             1 => {
                 let steps = input.byte();
-                std::hint::black_box(checked.walk(steps, &mut input));
+                std::hint::black_box(queue.read_with_cursor(steps, &mut input));
             }
-            _ => checked.device.scribble(&mut input),
+            _ => queue.device.overwrite(&mut input),
         }
     }
 });

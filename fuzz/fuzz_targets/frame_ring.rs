@@ -1,10 +1,9 @@
-//! A ring of frames between two processes, of which either side may write any word of
-//! the shared memory at any time.
+//! A ring of frames between two processes, either of which may write any word of the
+//! shared memory at any time.
 //!
 //! The input is a script: frames sent and received by this project's code, and words
-//! written by the other side. Whatever comes: no panic, nothing outside of the memory
-//! is accessed, and a frame is no longer than its buffer. If nothing was written, frames
-//! arrive as they were sent.
+//! written by the other side. For every input: no panic, no access outside the memory, and
+//! no frame longer than its buffer. Without such writes, frames arrive as they were sent.
 
 #![no_main]
 
@@ -25,7 +24,7 @@ const START: usize = 1024;
 fuzz_target!(|script: &[u8]| run(script));
 
 fn run(script: &[u8]) {
-    // No descriptors or memory are left.
+    // Fails only without file descriptors or memory.
     let Ok((mut sender, fd)) = FrameSender::create() else {
         return;
     };
@@ -38,7 +37,7 @@ fn run(script: &[u8]) {
         return;
     };
     let mut sent = VecDeque::new();
-    let mut honest = true;
+    let mut is_unmodified = true;
     let mut buffer = vec![0; CAPACITY];
     for step in script.chunks_exact(8) {
         let [what, a, b, c, word @ ..] = *<&[u8; 8]>::try_from(step).expect("eight bytes");
@@ -56,27 +55,27 @@ fn run(script: &[u8]) {
             2..=4 => match receiver.pop(&mut buffer) {
                 Ok(Some((tag, length))) => {
                     assert!(length <= CAPACITY);
-                    if honest {
+                    if is_unmodified {
                         assert_eq!(sent.pop_front(), Some((tag, buffer[..length].to_vec())));
                     }
                 }
-                Ok(None) => assert!(!honest || sent.is_empty()),
-                Err(_) => assert!(!honest),
+                Ok(None) => assert!(!is_unmodified || sent.is_empty()),
+                Err(_) => assert!(!is_unmodified),
             },
             5 => {
                 let (armed, unread) = (receiver.arm(), sender.is_unread());
                 let woken = sender.takes_wake_up();
-                assert!(!honest || (Ok(armed) == unread && woken));
+                assert!(!is_unmodified || (Ok(armed) == unread && woken));
             }
             kind => {
-                honest = false;
+                is_unmodified = false;
                 let at = match (kind, c % 2) {
                     (6, _) => number % HEADER,
                     (_, 0) => START + number % 64,
                     _ => number | usize::from(c) << 16,
                 };
                 let at = at % (size / 4);
-                // SAFETY: in the mapping, and aligned; all access it by atomics.
+                // SAFETY: in the mapping, and aligned; all accesses are atomic.
                 let to =
                     unsafe { AtomicU32::from_ptr(memory.as_ptr().cast::<u32>().add(at).as_ptr()) };
                 to.store(word, Ordering::Relaxed);

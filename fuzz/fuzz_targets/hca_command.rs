@@ -1,5 +1,5 @@
-//! The software HCA with commands of any contents, directly and by the command
-//! queue with its mailboxes.
+//! The software HCA with commands of arbitrary contents, directly and by the command queue
+//! with its mailboxes.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! The software HCA with registers read and written anywhere: doorbells, BlueFlame,
-//! arming, the device's own memory.
+//! The software HCA with arbitrary accesses to registers: doorbells, BlueFlame, arming,
+//! device memory.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The software HCA with work requests, receives and doorbell records of any
+//! The software HCA with work requests, receives and doorbell records of arbitrary
 //! contents.
 
 #![no_main]

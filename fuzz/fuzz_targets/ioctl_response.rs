@@ -1,10 +1,9 @@
-//! Every command with a kernel that answers what it likes.
+//! Every command with a kernel that gives arbitrary answers.
 //!
-//! The input says, for each command in turn: its errno or success, which
-//! outputs are written and with what, what number a new object has, what
-//! reading an event gives. The kernel stays in the buffers that it is lent, as
-//! a real one does. Whatever it answers: no panic, no access outside, and what
-//! the answer says is bounded by what was asked for.
+//! The input has, for each command in turn: its errno or success, the outputs that are
+//! written and their contents, the number of a new object, the bytes of an event. Like a
+//! real kernel, it writes only to the given buffers. For every input: no panic, no access
+//! out of bounds, and results within the bounds of the request.
 
 #![no_main]
 
@@ -21,7 +20,7 @@ use uverbs::abi::write::{CMD_FLAG_EXTENDED, cmd};
 use uverbs::kernel::fake::{FakeKernel, Reply, Target};
 use uverbs::*;
 
-/// The input, handed out piece by piece; zeros when it is used up.
+/// The rest of the input; zeros at its end.
 #[derive(Clone)]
 struct Input(Arc<Mutex<std::collections::VecDeque<u8>>>);
 
@@ -41,7 +40,7 @@ impl Input {
     fn result(&self) -> Result<(), Errno> {
         match self.byte() {
             0..=199 => Ok(()),
-            // A system call that fails has an error number.
+            // A failed system call has a positive errno.
             255 => Err(Errno::new((self.word() as i32).max(1))),
             errno => Err(Errno::new(i32::from(errno) - 195)),
         }

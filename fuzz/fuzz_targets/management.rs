@@ -1,8 +1,8 @@
-//! The fabric's subnet manager, asked for anything.
+//! The fabric's subnet manager with arbitrary requests.
 //!
-//! The input is a script: requests to subnet administration with any components
-//! and records, and messages of any bytes to its queue pair. Whatever comes: no
-//! panic, nobody who did not ask is answered, and a port can join as before.
+//! The input is a script: requests to subnet administration with arbitrary components and
+//! records, and messages of arbitrary bytes to its queue pair. For every input: no panic,
+//! answers only to requesters, and a port can still join.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Completion queues of a ConnectX that writes what it likes.
+//! Completion queues of a hostile ConnectX.
 
 #![no_main]
 

@@ -1,7 +1,7 @@
-//! RDMA netlink answers and sysfs texts of any content.
+//! RDMA netlink answers and sysfs texts with arbitrary contents.
 //!
-//! The first byte chooses how the rest is cut into datagrams. They go through
-//! the parsers one by one, and through the whole of discovery.
+//! The first byte selects how the rest is split into datagrams, which are input of each
+//! parser, and of device discovery.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ use uverbs::discovery::netlink::{
 use uverbs::discovery::{self, sysfs};
 use uverbs::kernel::fake::FakeKernel;
 
-/// A name from the kernel is one component of a path, or it is refused.
+/// Checks that an accepted name from the kernel is one component of a path.
 fn assert_component(name: &str) {
     assert!(!name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0']));
 }
@@ -30,11 +30,11 @@ fn parsers(bytes: &[u8]) {
         }
         let _ = parse_copy_on_fork(message.payload);
     }
-    let given: usize = Attributes::new(bytes)
+    let total: usize = Attributes::new(bytes)
         .flatten()
         .map(|(_, value)| value.len() + 4)
         .sum();
-    assert!(given <= bytes.len());
+    assert!(total <= bytes.len());
     let _ = parse_device(bytes);
     let _ = parse_char_device(bytes);
     for dump in [false, true] {
@@ -60,7 +60,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let datagrams: Vec<Vec<u8>> = match usize::from(cut) {
         0 => vec![bytes.to_vec()],
-        // Whole messages as the lengths say, several of them in one.
+        // Datagrams of several whole messages, according to their lengths.
         cut if cut < 128 => {
             let ends = Messages::new(bytes).flatten().map(|message| {
                 message.payload.as_ptr().addr() - bytes.as_ptr().addr() + message.payload.len()

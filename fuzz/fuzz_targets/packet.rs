@@ -1,9 +1,9 @@
-//! The software HCA's transport with a peer that sends any packets.
+//! The software HCA's transport with a hostile peer.
 //!
-//! The input is a script: packets with right lengths and ICRC but any headers,
-//! frames of any bytes, posted work requests, state changes, time, loss. Whatever
-//! comes: no panic, work requests end once and in order, and memory without a key
-//! is not touched.
+//! The input is a script: packets with valid lengths and ICRC but arbitrary headers,
+//! frames of arbitrary bytes, posted work requests, state changes, time, loss. For every
+//! input: no panic, work requests complete once and in order, and no access to memory
+//! without a key.
 
 #![no_main]
 

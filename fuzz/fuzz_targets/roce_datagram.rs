@@ -1,9 +1,9 @@
-//! RoCE v2 datagrams of another host, as a UDP socket receives them, and its
-//! connection manager's messages.
+//! RoCE v2 datagrams of another host, as a UDP socket receives them, and messages of its
+//! connection manager.
 //!
-//! The input is a script: datagrams of any bytes, and of right ICRC but any headers;
-//! messages to queue pair 1; replies of the program. Whatever comes: no panic, a frame
-//! that passes has a right ICRC, and conversations stay bounded.
+//! The input is a script: datagrams of arbitrary bytes, and with a valid ICRC but arbitrary
+//! headers; messages to queue pair 1; replies of the program. For every input: no panic,
+//! accepted frames have a valid ICRC, and the number of conversations is bounded.
 
 #![no_main]
 

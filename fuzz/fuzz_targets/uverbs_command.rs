@@ -1,5 +1,5 @@
-//! Commands of any kind for the embedded device, beside a client that does
-//! nothing wrong: the sequences of the device's own test, chosen by bytes.
+//! Arbitrary commands for the embedded device, beside a well-behaved client: the sequences
+//! of the device's random test, selected by the input.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
-//! The software HCA's vfio-user side with messages of any contents, in any pieces,
-//! with descriptors where there should be some and where not.
+//! The software HCA's vfio-user server with messages of arbitrary contents, in arbitrary
+//! pieces, with and without the required file descriptors.
 //!
-//! Whatever comes: the connection answers or ends, and no access goes outside what
-//! is mapped.
+//! For every input: the connection answers or closes, and no access is outside mapped
+//! memory.
 
 #![no_main]
 
@@ -23,7 +23,7 @@ use ringverbs_softhca::{Hca, Settings};
 
 const MEMORY: u64 = 1 << 20;
 
-/// The input, handed out piece by piece; zeros when it is used up.
+/// The rest of the input; zeros at its end.
 struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -43,7 +43,7 @@ impl<'a> Script<'a> {
 }
 
 fn memory() -> OwnedFd {
-    // SAFETY: a fresh descriptor that nobody else owns, or -1.
+    // SAFETY: a fresh descriptor without another owner, or -1.
     let fd = unsafe {
         let fd = libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC);
         assert!(fd >= 0, "memfd_create");
@@ -54,7 +54,7 @@ fn memory() -> OwnedFd {
     file.into()
 }
 
-/// A message whose fields are mostly those that it should have.
+/// Returns a message whose fields are mostly valid.
 fn message(script: &mut Script<'_>, bits: u8) -> Vec<u8> {
     let command = u16::from(script.byte() % 18);
     let mut body = Vec::new();
@@ -109,7 +109,7 @@ fn message(script: &mut Script<'_>, bits: u8) -> Vec<u8> {
         }
     }
     if bits & 4 != 0 {
-        // Something in it is wrong.
+        // One byte is arbitrary.
         let at = usize::from(script.byte()) % body.len();
         body[at] = script.byte();
     }
@@ -146,16 +146,16 @@ fuzz_target!(|data: &[u8]| {
         let fds: Vec<OwnedFd> = (0..script.byte() & 3).map(|_| memory()).collect();
         let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
-        let with = if raw.is_empty() { &[][..] } else { &rights[..] };
-        // A message may come in two pieces.
+        let control = if raw.is_empty() { &[][..] } else { &rights[..] };
+        // A message may be sent in two pieces.
         let (first, rest) = bytes.split_at(bytes.len().min(usize::from(script.byte())));
-        for (piece, with) in [(first, with), (rest, &[][..])] {
+        for (piece, control) in [(first, control), (rest, &[][..])] {
             if piece.is_empty() {
                 continue;
             }
             let slices = [std::io::IoSlice::new(piece)];
             let flags = MsgFlags::MSG_NOSIGNAL;
-            if sendmsg::<()>(qemu.as_raw_fd(), &slices, with, flags, None).is_err() {
+            if sendmsg::<()>(qemu.as_raw_fd(), &slices, control, flags, None).is_err() {
                 return;
             }
             match connection.serve(&mut hca, 64) {
