@@ -120,7 +120,7 @@ impl Results {
         }
     }
 
-    /// Adds to the time of a part of the run.
+    /// Adds `time` to that of a part of the run.
     pub fn add_time(&mut self, part: &str, time: Duration) {
         *self.times.entry(part.to_owned()).or_default() += time;
     }

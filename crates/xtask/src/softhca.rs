@@ -38,7 +38,7 @@ pub struct Arguments {
     #[arg(long, default_value = "roce")]
     profile: Vec<String>,
     /// Run rdma-core's and perftest's programs and pyverbs in the guest, then
-    /// two HCAs over a wire that loses packets, and planted faults
+    /// two HCAs over a lossy wire, and injected faults
     #[arg(long, conflicts_with_all = ["run", "share", "no_setup", "hcas"])]
     test: bool,
     /// With `--test`, also with ringverbs as the provider, on both sides and on

@@ -90,9 +90,9 @@ pub fn missing(folder: &Path) -> Record {
     })
 }
 
-/// Runs the tests in `folder` whose names contain one of `parts`, or all, under
-/// `provider` and reports each of them. With stock, those that `cached` has a
-/// verdict of are reported and not run.
+/// Runs the tests in `folder` whose names contain one of `parts`, or all, with
+/// `provider`, and reports each of them. Stock's cached verdicts are reported without
+/// running the tests.
 pub fn run(
     runner: &mut Runner,
     folder: &Path,

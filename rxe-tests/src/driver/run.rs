@@ -109,7 +109,7 @@ impl Runner {
         }
     }
 
-    /// Runs a case under a provider and reports it.
+    /// Runs a case with a provider and reports it.
     pub fn run(&mut self, case: &Case, provider: Provider) -> Result<record::Case> {
         // An expected failure is not retried.
         let must_fail = matches!(
@@ -450,7 +450,7 @@ pub(super) fn wait_all(
     }
 }
 
-/// Waits until a server is ready. If it exits or times out, its client reports that.
+/// Waits until a server is ready. If the server exits or times out, its client fails.
 fn wait_until_ready(
     ready: ReadyCheck,
     port: u16,

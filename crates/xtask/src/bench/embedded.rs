@@ -18,7 +18,7 @@ use crate::driver;
 const BEGIN: &str =
     "<!-- embedded:begin, written by cargo xtask bench --device embedded --write -->";
 const END: &str = "<!-- embedded:end -->";
-/// Sizes of messages, and how many of each for latency and for the rate.
+/// Sizes of messages, and the number of messages of each size.
 const SIZES: &str = "8..65536";
 const COUNT: &str = "5000";
 /// Time limit for a server to listen.

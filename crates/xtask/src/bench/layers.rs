@@ -47,7 +47,7 @@ pub struct Layer {
     pub count: Count,
     /// Median over processes, in nanoseconds.
     pub ns: f64,
-    /// Over the stock provider, of neighbouring processes.
+    /// Over the stock provider, of consecutive processes.
     pub ratio: Spread,
 }
 
@@ -336,7 +336,7 @@ mod tests {
         counts
             .counts
             .push(("bare-poll/16".to_owned(), Count::default()));
-        // The second process was disturbed, and stock next to it.
+        // The second process was slow, and so was that of stock after it.
         let runs = [
             run(1.0, 1.3, 12.0),
             run(2.0, 2.2, 22.0),

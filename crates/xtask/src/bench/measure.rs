@@ -56,9 +56,9 @@ pub struct Row {
     pub stock_count: Count,
     /// Exact counts with ours.
     pub ours_count: Count,
-    /// Median over processes, in nanoseconds of one operation.
+    /// Median over processes with the stock provider, in nanoseconds per operation.
     pub stock_ns: f64,
-    /// The same with ours.
+    /// Median over processes with ours, in nanoseconds per operation.
     pub ours_ns: f64,
     /// Ours over stock, of consecutive processes.
     pub ratio: Spread,

@@ -14,7 +14,7 @@ use crate::driver;
 use crate::mlx5::Program;
 use crate::standin::Provider;
 
-/// The lines around ConnectX's table on the summary's page.
+/// The lines around ConnectX's table on the page of the summary.
 const CRATE_BEGIN: &str =
     "<!-- mlx5-crate:begin, written by cargo xtask bench --device mlx5 --write -->";
 const CRATE_END: &str = "<!-- mlx5-crate:end -->";

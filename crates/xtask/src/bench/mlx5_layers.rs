@@ -68,7 +68,7 @@ pub fn gate() -> Result<(usize, Vec<String>)> {
 /// Describes the counts that exceed their limits.
 ///
 /// # Errors
-/// A row that was not output_with_counts.
+/// A row was not counted.
 pub fn exceeded_counts(counts: &Output) -> Result<Vec<String>> {
     let mut exceeded = Vec::new();
     for (operation, most) in OPERATIONS {
