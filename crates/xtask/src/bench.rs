@@ -87,7 +87,7 @@ pub const NEEDS: &[(&str, &str)] = &[
     ("cc", "build-essential"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
     // A file of the package that no installation of ours moves.
-    ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
+    ("/etc/libibverbs.d/mlx4.driver", "ibverbs-providers"),
 ];
 
 /// The packages that the Rust crate's bench needs.

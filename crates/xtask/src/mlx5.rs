@@ -13,7 +13,7 @@ pub const NEEDS: &[(&str, &str)] = &[
     ("cc", "build-essential"),
     ("/usr/include/infiniband/mlx5dv.h", "libibverbs-dev"),
     // A file of the package that no installation of ours moves.
-    ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
+    ("/etc/libibverbs.d/mlx4.driver", "ibverbs-providers"),
 ];
 
 /// The sysfs files of one ConnectX-6 Dx, which libibverbs reads without netlink and

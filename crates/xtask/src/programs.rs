@@ -25,7 +25,7 @@ use crate::{dist, driver};
 /// Programs that the lists and the tests of crates/preload run, and their packages.
 pub const NEEDS: &[(&str, &str)] = &[
     ("ibv_devinfo", "ibverbs-utils"),
-    ("/etc/libibverbs.d/mlx5.driver", "ibverbs-providers"),
+    ("/etc/libibverbs.d/mlx4.driver", "ibverbs-providers"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
     ("rping", "rdmacm-utils"),

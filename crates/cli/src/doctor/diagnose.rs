@@ -308,7 +308,9 @@ fn memlock(findings: &mut Findings, limit: Memlock, container: bool) {
     }
     let fix = match limit.hard {
         None => "ulimit -l unlimited".into(),
-        Some(_) if container => "docker run --ulimit memlock=-1 ...".into(),
+        Some(_) if container => {
+            "start the container with --ulimit memlock=-1 (docker run, podman run)".into()
+        }
         Some(_) => "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf \
                     # and log in again; for a service: LimitMEMLOCK=infinity"
             .into(),

@@ -29,13 +29,6 @@ const KNOWN_FAILURES: &[KnownFailure] = &[
         output: "isn't ODP capable",
         reason: "on-demand paging is not offered by this profile and kernel",
     },
-    KnownFailure {
-        group: "pingpong",
-        profiles: EMBEDDED,
-        name: &["-j"],
-        output: "doesn't support dm allocation",
-        reason: "embedded devices have no device memory",
-    },
     // The client connects a second time, and is killed by a signal if the server does not
     // listen again by then.
     KnownFailure {
@@ -70,24 +63,16 @@ const KNOWN_FAILURES: &[KnownFailure] = &[
     KnownFailure {
         group: "pyverbs",
         profiles: EMBEDDED,
-        name: &["test_odp_dc_traffic"],
-        output: "Failed to register a MR",
-        reason: "embedded devices have no on-demand paging",
-    },
-    // With DevX the tests find the memory operations, and do not check the memory's size.
-    KnownFailure {
-        group: "pyverbs",
-        profiles: EMBEDDED,
-        name: &["Mlx5DmOpAddresses"],
-        output: "doesn't support dm allocation",
-        reason: "embedded devices have no device memory",
+        name: &["test_multi_process_alloc_dm"],
+        output: "failed with errno: 5",
+        reason: "a child of fork has none of its parent's embedded devices",
     },
     KnownFailure {
         group: "pyverbs",
         profiles: EMBEDDED,
         name: &["test_devx_rc_qp_send_imm"],
         output: "with requester error",
-        reason: "the test reads the network interface's MAC address; embedded devices have none",
+        reason: "the test reads the network interface's MAC address, which is not the device's",
     },
     // librdmacm's rsocket creates an address handle with only a LID for the local address;
     // libmlx5's mlx5_create_ah requires a global route on Ethernet.
