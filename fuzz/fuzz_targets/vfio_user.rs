@@ -18,7 +18,7 @@ use ringverbs_softhca::hca::VECTORS;
 use ringverbs_softhca::packet::Pool;
 use ringverbs_softhca::profiles::PROFILES;
 use ringverbs_softhca::vfio::dma::Guest;
-use ringverbs_softhca::vfio::server::{Connection, DisconnectReason};
+use ringverbs_softhca::vfio::connection::{Connection, DisconnectReason};
 use ringverbs_softhca::{Hca, Settings};
 
 const MEMORY: u64 = 1 << 20;

@@ -13,7 +13,7 @@ use ringverbs_softhca::pcap::Capture;
 use ringverbs_softhca::profile::Profile;
 use ringverbs_softhca::profiles::PROFILES;
 use ringverbs_softhca::vfio::dma::Guest;
-use ringverbs_softhca::vfio::serve::Serve;
+use ringverbs_softhca::vfio::server::Server;
 use ringverbs_softhca::{Hca, Settings};
 use tracing::level_filters::LevelFilter;
 
@@ -123,7 +123,7 @@ fn run(command: Command) -> Result<()> {
                 }
                 None => None,
             };
-            let mut serve = Serve::new(control, keep);
+            let mut server = Server::new(control, keep);
             for (number, path) in socket.iter().enumerate() {
                 let profile = profiles[number.min(profiles.len() - 1)];
                 let settings = Settings {
@@ -132,11 +132,11 @@ fn run(command: Command) -> Result<()> {
                 };
                 let hca = Hca::new(Guest::new(VECTORS), settings, &fabric, pool.clone());
                 let _ = std::fs::remove_file(path);
-                serve
+                server
                     .add(hca, path)
                     .with_context(|| format!("cannot listen at {}", path.display()))?;
             }
-            serve.run().context("cannot wait for guests")?;
+            server.run().context("cannot wait for guests")?;
             fabric.capture(None);
             for path in &socket {
                 let _ = std::fs::remove_file(path);

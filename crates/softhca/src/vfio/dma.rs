@@ -32,13 +32,13 @@ pub struct Guest {
     /// Sorted by address, without overlap.
     regions: Vec<Region>,
     vectors: Vec<Option<EventFd>>,
-    began: Instant,
-    started: u64,
+    epoch: Instant,
+    epoch_time: u64,
 }
 
-/// Reasons for not mapping a region.
+/// Reasons for which a region cannot be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotMapped {
+pub enum MapError {
     /// The region overlaps another one, is empty, or exceeds the address space.
     Range,
     /// The file cannot be mapped.
@@ -51,8 +51,8 @@ impl Guest {
         Guest {
             regions: Vec::new(),
             vectors: (0..vectors).map(|_| None).collect(),
-            began: Instant::now(),
-            started: 1,
+            epoch: Instant::now(),
+            epoch_time: 1,
         }
     }
 
@@ -60,41 +60,41 @@ impl Guest {
     /// inaccessible.
     ///
     /// # Errors
-    /// See [`NotMapped`].
+    /// See [`MapError`].
     pub fn map(
         &mut self,
         address: u64,
         size: u64,
         file: Option<(OwnedFd, u64)>,
-    ) -> Result<(), NotMapped> {
-        let end = address.checked_add(size).ok_or(NotMapped::Range)?;
+    ) -> Result<(), MapError> {
+        let end = address.checked_add(size).ok_or(MapError::Range)?;
         let overlaps = self
             .regions
             .iter()
             .any(|region| region.address < end && address < region.end());
         if size == 0 || overlaps {
-            return Err(NotMapped::Range);
+            return Err(MapError::Range);
         }
         let mapping = match file {
             None => None,
             Some((fd, offset)) => {
-                let length = usize::try_from(size).map_err(|_| NotMapped::Range)?;
+                let length = usize::try_from(size).map_err(|_| MapError::Range)?;
                 let file = File::from(fd);
                 // An access past the end of the file would raise SIGBUS.
-                let there = file.metadata().map_err(|_| NotMapped::File)?.len();
-                if offset.checked_add(size).is_none_or(|end| end > there) {
-                    return Err(NotMapped::File);
+                let file_size = file.metadata().map_err(|_| MapError::File)?.len();
+                if offset.checked_add(size).is_none_or(|end| end > file_size) {
+                    return Err(MapError::File);
                 }
                 // SAFETY: QEMU and the guest share the mapping and write to it at
                 // any time. It is accessed only by copies through raw pointers and
                 // by atomics, never through references.
                 let options = unsafe {
                     MmapOptions::new(length)
-                        .map_err(|_| NotMapped::File)?
+                        .map_err(|_| MapError::File)?
                         .with_flags(MmapFlags::SHARED)
                         .with_file(&file, offset)
                 };
-                Some(options.map_mut().map_err(|_| NotMapped::File)?)
+                Some(options.map_mut().map_err(|_| MapError::File)?)
             }
         };
         let at = self.regions.partition_point(|r| r.address < address);
@@ -123,8 +123,8 @@ impl Guest {
 
     /// Sets the eventfd of an interrupt vector.
     pub fn set_vector(&mut self, vector: usize, event: Option<EventFd>) {
-        if let Some(place) = self.vectors.get_mut(vector) {
-            *place = event;
+        if let Some(entry) = self.vectors.get_mut(vector) {
+            *entry = event;
         }
     }
 
@@ -204,7 +204,7 @@ impl Interrupts for Guest {
 
 impl Clock for Guest {
     fn now(&self) -> u64 {
-        self.started + self.began.elapsed().as_nanos() as u64
+        self.epoch_time + self.epoch.elapsed().as_nanos() as u64
     }
 }
 
@@ -220,16 +220,16 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_mapped_is_accessed() {
+    fn accesses_outside_of_mappings_fail() {
         let mut guest = Guest::new(1);
         guest
             .map(0x1_0000, 0x2000, Some((memory(0x3000), 0x1000)))
             .unwrap();
         guest.map(0xa_0000, 0x1000, None).unwrap();
         let short = Some((memory(0x3000), 0x2000));
-        assert_eq!(guest.map(0x5_0000, 0x2000, short), Err(NotMapped::File));
-        assert_eq!(guest.map(0x1_1000, 0x2000, None), Err(NotMapped::Range));
-        assert_eq!(guest.map(u64::MAX, 2, None), Err(NotMapped::Range));
+        assert_eq!(guest.map(0x5_0000, 0x2000, short), Err(MapError::File));
+        assert_eq!(guest.map(0x1_1000, 0x2000, None), Err(MapError::Range));
+        assert_eq!(guest.map(u64::MAX, 2, None), Err(MapError::Range));
         guest.write(0x1_1ffc, &[1, 2, 3, 4]).unwrap();
         assert_eq!(guest.read_index(0x1_1ffc), Ok(0x0102_0304));
         guest.publish(0x1_1fff, 9).unwrap();

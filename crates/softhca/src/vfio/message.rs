@@ -2,7 +2,7 @@
 //! specified in QEMU's `docs/interop/vfio-user.rst`.
 
 /// Bytes of a header.
-pub const HEADER: usize = 16;
+pub const HEADER_SIZE: usize = 16;
 /// Limit of a message's size in bytes, with its header.
 pub const MAX_MESSAGE: usize = 64 << 10;
 
@@ -26,7 +26,7 @@ pub mod command {
 const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
-const TYPE: u32 = 0xf;
+const TYPE_MASK: u32 = 0xf;
 
 /// The header of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +42,10 @@ pub struct Header {
 
 impl Header {
     /// Parses a header. After an error the stream is out of sync.
-    pub fn parse(bytes: &[u8; HEADER]) -> Result<Header, &'static str> {
+    pub fn parse(bytes: &[u8; HEADER_SIZE]) -> Result<Header, &'static str> {
         let size = get32(bytes, 4) as usize;
-        if !(HEADER..=MAX_MESSAGE).contains(&size) {
-            return Err("a message of an impossible size");
+        if !(HEADER_SIZE..=MAX_MESSAGE).contains(&size) {
+            return Err("a message with an invalid size");
         }
         Ok(Header {
             id: get16(bytes, 0),
@@ -57,7 +57,7 @@ impl Header {
 
     /// Whether the message is a reply. This server sends no requests.
     pub fn is_reply(&self) -> bool {
-        self.flags & TYPE == REPLY
+        self.flags & TYPE_MASK == REPLY
     }
 
     /// Whether the sender expects a reply.
@@ -66,8 +66,8 @@ impl Header {
     }
 
     /// Returns the header of the reply. `error` is an errno, or 0 for success.
-    pub fn reply(&self, size: usize, error: i32) -> [u8; HEADER] {
-        let mut bytes = [0; HEADER];
+    pub fn reply(&self, size: usize, error: i32) -> [u8; HEADER_SIZE] {
+        let mut bytes = [0; HEADER_SIZE];
         bytes[0..2].copy_from_slice(&self.id.to_ne_bytes());
         bytes[2..4].copy_from_slice(&self.command.to_ne_bytes());
         bytes[4..8].copy_from_slice(&(size as u32).to_ne_bytes());
@@ -107,8 +107,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_reads_its_own_fields() {
-        let mut bytes = [0; HEADER];
+    fn headers_are_parsed_and_replied_to() {
+        let mut bytes = [0; HEADER_SIZE];
         bytes[0] = 7;
         bytes[2] = command::GET_INFO as u8;
         bytes[4] = 32;

@@ -25,15 +25,15 @@ pub mod irq {
 }
 
 /// Mellanox.
-const VENDOR: u16 = 0x15b3;
+const VENDOR_ID: u16 = 0x15b3;
 /// ConnectX-5.
-const DEVICE: u16 = 0x1017;
-const SUBSYSTEM: u16 = 0x0001;
+const DEVICE_ID: u16 = 0x1017;
+const SUBSYSTEM_ID: u16 = 0x0001;
 
 const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
-const CLASS: usize = 0x09;
+const CLASS_CODE: usize = 0x09;
 const BAR0: usize = 0x10;
 /// 64 bits, prefetchable.
 const BAR0_FLAGS: u32 = 0xc;
@@ -60,18 +60,18 @@ impl Config {
         let mut bytes = [0; CONFIG_SIZE];
         let mut writable = [0; CONFIG_SIZE];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-        put(0, &VENDOR.to_le_bytes());
-        put(2, &DEVICE.to_le_bytes());
+        put(0, &VENDOR_ID.to_le_bytes());
+        put(2, &DEVICE_ID.to_le_bytes());
         put(STATUS, &STATUS_CAPABILITIES.to_le_bytes());
         // Class: network controller, with subclass Ethernet or InfiniBand.
         let subclass = match port {
             PortKind::Ethernet => 0x00,
             PortKind::InfiniBand => 0x07,
         };
-        put(CLASS, &[0, subclass, 0x02]);
+        put(CLASS_CODE, &[0, subclass, 0x02]);
         put(BAR0, &BAR0_FLAGS.to_le_bytes());
-        put(0x2c, &VENDOR.to_le_bytes());
-        put(0x2e, &SUBSYSTEM.to_le_bytes());
+        put(0x2c, &VENDOR_ID.to_le_bytes());
+        put(0x2e, &SUBSYSTEM_ID.to_le_bytes());
         put(CAPABILITIES, &[MSIX as u8]);
         put(MSIX, &[MSIX_ID, 0]);
         put(MSIX_CONTROL, &(VECTORS as u16 - 1).to_le_bytes());
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_size_of_the_bar_can_be_asked_for() {
+    fn the_size_of_the_bar_can_be_probed() {
         let mut config = Config::new(PortKind::InfiniBand);
         config.write(BAR0 as u64, &[0xff; 8]);
         let mut bar = [0; 8];

@@ -1,435 +1,163 @@
-//! A connection to QEMU: receives requests and sends replies.
+//! The event loop that serves HCAs to guests.
 
-use std::collections::VecDeque;
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::eventfd::EventFd;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::time::TimeSpec;
 
-use super::dma::{Guest, NotMapped};
-use super::message::{HEADER, Header, MAX_MESSAGE, command, get16, get32, get64};
-use super::pci::{Config, irq, region};
-use crate::hca::{BAR_SIZE, Hca, VECTORS};
+use super::connection::{Connection, DisconnectReason};
+use super::dma::Guest;
+use crate::control::Control;
+use crate::hca::Hca;
+use crate::platform::Clock;
 
-/// How long to wait after a doorbell for the rest of a BlueFlame write, which
-/// arrives 8 bytes at a time.
-const MOMENT: TimeSpec = TimeSpec::new(0, 50_000);
+/// Limit of messages handled for one guest before its HCA runs.
+const MAX_MESSAGES_PER_TURN: usize = 64;
 
-/// Limit of file descriptors in a message.
-const MAX_FDS: usize = 16;
-
-const MAJOR: u16 = 0;
-/// Limit of the bytes in one region access.
-const MAX_ACCESS: usize = 4096;
-
-const INFO_RESET: u32 = 1;
-const INFO_PCI: u32 = 2;
-const REGION_READ_WRITE: u32 = 3;
-const IRQ_EVENTFD: u32 = 1;
-const IRQ_NORESIZE: u32 = 1 << 3;
-const SET_DATA_NONE: u32 = 1 << 0;
-const SET_DATA_EVENTFD: u32 = 1 << 2;
-const SET_ACTION_TRIGGER: u32 = 1 << 5;
-const UNMAP_ALL: u32 = 1 << 1;
-
-/// Reasons for the end of a connection.
-#[derive(Debug)]
-pub enum DisconnectReason {
-    /// QEMU closed the connection.
-    Closed,
-    /// The socket failed.
-    Socket(io::Error),
-    /// A malformed message, after which the stream is out of sync.
-    Malformed(&'static str),
+/// An HCA, its listening socket, and the connection of its guest.
+struct Device {
+    hca: Hca<Guest>,
+    listener: UnixListener,
+    connection: Option<Connection>,
+    was_connected: bool,
 }
 
-/// A connection to QEMU.
-pub struct Connection {
-    socket: UnixStream,
-    config: Config,
-    buffer: Vec<u8>,
-    /// The received bytes in `buffer` are `begin..end`.
-    begin: usize,
-    end: usize,
-    /// Stream position of `begin`.
-    position: u64,
-    /// Received descriptors, each with the stream position at which they arrived.
-    fds: VecDeque<(u64, Vec<OwnedFd>)>,
-    replies: Vec<u8>,
+/// A set of HCAs, and their control socket.
+pub struct Server {
+    devices: Vec<Device>,
+    control: Option<Control>,
+    keep_running: bool,
 }
 
-impl Connection {
-    /// Creates a connection from an accepted socket.
-    ///
-    /// # Errors
-    /// The socket cannot be made non-blocking.
-    pub fn new(socket: UnixStream, hca: &Hca<Guest>) -> io::Result<Connection> {
-        socket.set_nonblocking(true)?;
-        Ok(Connection {
-            socket,
-            config: Config::new(hca.settings().profile.port),
-            buffer: vec![0; 2 * MAX_MESSAGE],
-            begin: 0,
-            end: 0,
-            position: 0,
-            fds: VecDeque::new(),
-            replies: Vec::new(),
-        })
+impl Server {
+    /// Creates a server without HCAs. With `keep_running`, it does not stop when all guests
+    /// have disconnected.
+    pub fn new(control: Option<Control>, keep_running: bool) -> Server {
+        Server {
+            devices: Vec::new(),
+            control,
+            keep_running,
+        }
     }
 
-    /// The socket, to poll for readiness.
-    pub fn socket(&self) -> &UnixStream {
-        &self.socket
-    }
-
-    /// Handles messages until none is left or `budget` messages were handled.
-    /// Returns true if none is left.
+    /// Adds an HCA that listens at `path`.
     ///
     /// # Errors
-    /// The connection ended.
-    pub fn serve(&mut self, hca: &mut Hca<Guest>, budget: usize) -> Result<bool, DisconnectReason> {
-        let mut handled = 0;
+    /// The socket cannot be created.
+    pub fn add(&mut self, hca: Hca<Guest>, path: &Path) -> io::Result<()> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        self.devices.push(Device {
+            hca,
+            listener,
+            connection: None,
+            was_connected: false,
+        });
+        Ok(())
+    }
+
+    /// Serves guests until every HCA has had one and all have disconnected.
+    ///
+    /// # Errors
+    /// `ppoll` failed.
+    pub fn run(&mut self) -> io::Result<()> {
         loop {
-            while let Some(header) = self.next_header()? {
-                if self.end - self.begin < header.size {
-                    break;
-                }
-                self.handle(hca, header)?;
-                handled += 1;
-                if handled >= budget {
-                    self.flush()?;
-                    return Ok(false);
-                }
+            let mut busy = false;
+            for device in &mut self.devices {
+                busy |= device.turn();
             }
-            self.flush()?;
-            if self.receive()? || hca.is_unsettled() && self.more_comes() {
-                continue;
+            if let Some(control) = &mut self.control {
+                control.turn(self.devices.iter_mut().map(|device| &mut device.hca));
             }
-            hca.settle();
-            return Ok(true);
+            let finished = |device: &Device| device.was_connected && device.connection.is_none();
+            if !self.keep_running && !self.devices.is_empty() && self.devices.iter().all(finished) {
+                return Ok(());
+            }
+            if !busy {
+                self.wait()?;
+            }
         }
     }
 
-    /// Waits a moment for the guest's CPU to complete a BlueFlame write. Returns
-    /// true if data arrived.
-    fn more_comes(&self) -> bool {
-        let socket = PollFd::new(self.socket.as_fd(), PollFlags::POLLIN);
-        matches!(ppoll(&mut [socket], Some(MOMENT), None), Ok(1..))
-    }
-
-    fn next_header(&self) -> Result<Option<Header>, DisconnectReason> {
-        match self.buffer[self.begin..self.end].first_chunk::<HEADER>() {
-            Some(bytes) => Header::parse(bytes)
-                .map(Some)
-                .map_err(DisconnectReason::Malformed),
-            None => Ok(None),
+    /// Waits for socket events, or for the earliest deadline of an HCA.
+    fn wait(&self) -> io::Result<()> {
+        let mut fds = Vec::with_capacity(self.devices.len() + 4);
+        for device in &self.devices {
+            let fd = match &device.connection {
+                Some(connection) => connection.socket().as_fd(),
+                None => device.listener.as_fd(),
+            };
+            fds.push(PollFd::new(fd, PollFlags::POLLIN));
+        }
+        if let Some(control) = &self.control {
+            for fd in control.fds() {
+                fds.push(PollFd::new(fd, PollFlags::POLLIN));
+            }
+        }
+        let remaining = self
+            .devices
+            .iter()
+            .filter_map(|device| {
+                let at = device.hca.deadline()?;
+                Some(at.saturating_sub(device.hca.platform().now()))
+            })
+            .min();
+        let timeout = remaining.map(|remaining| {
+            TimeSpec::new(
+                (remaining / 1_000_000_000) as i64,
+                (remaining % 1_000_000_000) as i64,
+            )
+        });
+        match ppoll(&mut fds, timeout, None) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
         }
     }
+}
 
-    /// Receives available data. Returns false if there is none.
-    fn receive(&mut self) -> Result<bool, DisconnectReason> {
-        if self.begin > 0 {
-            self.buffer.copy_within(self.begin..self.end, 0);
-            self.end -= self.begin;
-            self.begin = 0;
+impl Device {
+    /// Handles messages and runs the HCA. Returns whether there is more to do.
+    fn turn(&mut self) -> bool {
+        if self.connection.is_none() {
+            match self.listener.accept() {
+                Ok((socket, _)) => self.connect(socket),
+                Err(_) => return self.hca.run(),
+            }
         }
-        let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
-        let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
-        let received = recvmsg::<()>(
-            self.socket.as_raw_fd(),
-            &mut slices,
-            Some(&mut space),
-            MsgFlags::MSG_CMSG_CLOEXEC,
-        );
-        let received = match received {
-            Ok(received) => received,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(false),
-            Err(errno) => return Err(DisconnectReason::Socket(errno.into())),
+        let Some(connection) = &mut self.connection else {
+            return false;
         };
-        let mut fds = Vec::new();
-        let messages = received
-            .cmsgs()
-            .map_err(|_| DisconnectReason::Malformed("more descriptors than a message may have"))?;
-        for message in messages {
-            if let ControlMessageOwned::ScmRights(raw) = message {
-                for fd in raw {
-                    // SAFETY: the kernel has just created this descriptor for this
-                    // process, and nothing else owns its number.
-                    fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
+        let drained = match connection.serve(&mut self.hca, MAX_MESSAGES_PER_TURN) {
+            Ok(drained) => drained,
+            Err(reason) => {
+                match reason {
+                    DisconnectReason::Closed => tracing::info!("the guest disconnected"),
+                    DisconnectReason::Socket(error) => {
+                        tracing::error!("socket of the guest: {error}")
+                    }
+                    DisconnectReason::Malformed(why) => tracing::error!("the guest sent {why}"),
                 }
+                self.connection = None;
+                self.hca.reset();
+                self.hca.platform_mut().unmap_all();
+                return true;
             }
-        }
-        if received.bytes == 0 {
-            return Err(DisconnectReason::Closed);
-        }
-        self.end += received.bytes;
-        if !fds.is_empty() {
-            // A receive ends at the message that its descriptors came with, so they
-            // belong to the message that contains the last byte.
-            let last = self.position + (self.end - self.begin) as u64;
-            self.fds.push_back((last, fds));
-        }
-        Ok(true)
+        };
+        let hca_busy = self.hca.run();
+        hca_busy || !drained
     }
 
-    /// Takes the descriptors of the message that ends at `end`.
-    fn take_fds(&mut self, end: u64) -> Vec<OwnedFd> {
-        let mut taken = Vec::new();
-        while self
-            .fds
-            .front()
-            .is_some_and(|(position, _)| *position <= end)
-        {
-            if let Some((_, fds)) = self.fds.pop_front() {
-                taken.extend(fds);
+    fn connect(&mut self, socket: UnixStream) {
+        match Connection::new(socket, &self.hca) {
+            Ok(connection) => {
+                tracing::info!("a guest connected");
+                self.connection = Some(connection);
+                self.was_connected = true;
             }
-        }
-        taken
-    }
-
-    fn flush(&mut self) -> Result<(), DisconnectReason> {
-        let mut rest = &self.replies[..];
-        while !rest.is_empty() {
-            match nix::unistd::write(&self.socket, rest) {
-                Ok(n) => rest = &rest[n..],
-                Err(Errno::EAGAIN) => {
-                    // QEMU will read the replies that it waits for.
-                    let poll = PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT);
-                    let _ = nix::poll::poll(&mut [poll], 1000_u16);
-                }
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(DisconnectReason::Socket(errno.into())),
-            }
-        }
-        self.replies.clear();
-        Ok(())
-    }
-
-    fn handle(&mut self, hca: &mut Hca<Guest>, header: Header) -> Result<(), DisconnectReason> {
-        let from = self.begin + HEADER;
-        let to = self.begin + header.size;
-        self.begin = to;
-        self.position += header.size as u64;
-        let fds = self.take_fds(self.position);
-        if header.is_reply() {
-            return Ok(());
-        }
-        // The buffer is unused until the next `receive`.
-        let body = std::mem::take(&mut self.buffer);
-        let answered = self.answer(hca, header.command, &body[from..to], fds);
-        self.buffer = body;
-        if header.wants_reply() {
-            match answered {
-                Ok(reply) => {
-                    let bytes = header.reply(HEADER + reply.len(), 0);
-                    self.replies.extend_from_slice(&bytes);
-                    self.replies.extend_from_slice(&reply);
-                }
-                Err(errno) => {
-                    tracing::debug!(command = header.command, %errno, "vfio-user: refused");
-                    self.replies
-                        .extend_from_slice(&header.reply(HEADER, errno as i32));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn answer(
-        &mut self,
-        hca: &mut Hca<Guest>,
-        what: u16,
-        body: &[u8],
-        fds: Vec<OwnedFd>,
-    ) -> Result<Vec<u8>, Errno> {
-        match what {
-            command::REGION_WRITE => self.region_write(hca, body),
-            command::REGION_WRITE_MULTI => self.region_write_multi(hca, body),
-            command::REGION_READ => self.region_read(hca, body),
-            command::VERSION => version(body),
-            command::DMA_MAP => dma_map(hca, body, fds),
-            command::DMA_UNMAP => dma_unmap(hca, body),
-            command::GET_INFO => Ok(words(&[
-                16,
-                INFO_RESET | INFO_PCI,
-                region::COUNT,
-                irq::COUNT,
-            ])),
-            command::GET_REGION_INFO => region_info(body),
-            command::GET_IRQ_INFO => irq_info(body),
-            command::SET_IRQS => set_irqs(hca, body, fds),
-            command::RESET => {
-                hca.reset();
-                self.config = Config::new(hca.settings().profile.port);
-                Ok(Vec::new())
-            }
-            _ => Err(Errno::EOPNOTSUPP),
+            Err(error) => tracing::error!("socket of the guest: {error}"),
         }
     }
-
-    fn region_read(&mut self, hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
-        let offset = get64(body, 0);
-        let count = get32(body, 12) as usize;
-        if count > MAX_ACCESS {
-            return Err(Errno::EINVAL);
-        }
-        let mut reply = body.get(..16).ok_or(Errno::EINVAL)?.to_vec();
-        let mut data = vec![0; count];
-        match get32(body, 8) {
-            region::CONFIG => self.config.read(offset, &mut data),
-            region::BAR0 if in_bar(offset, count) => {
-                // Earlier writes take effect before the read.
-                hca.settle();
-                hca.read(offset, &mut data);
-            }
-            _ => return Err(Errno::EINVAL),
-        }
-        reply.extend_from_slice(&data);
-        Ok(reply)
-    }
-
-    fn region_write(&mut self, hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
-        let offset = get64(body, 0);
-        let count = get32(body, 12) as usize;
-        let head = body.get(..16).ok_or(Errno::EINVAL)?;
-        let data = body.get(16..16 + count).ok_or(Errno::EINVAL)?;
-        self.write(hca, get32(body, 8), offset, data)?;
-        Ok(head.to_vec())
-    }
-
-    fn region_write_multi(&mut self, hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
-        /// Offset, region, count and 8 bytes of data.
-        const WRITE: usize = 24;
-        let count = get64(body, 0) as usize;
-        for write in body.get(8..).unwrap_or(&[]).chunks_exact(WRITE).take(count) {
-            let n = get32(write, 12) as usize;
-            let data = write.get(16..16 + n).ok_or(Errno::EINVAL)?;
-            self.write(hca, get32(write, 8), get64(write, 0), data)?;
-        }
-        Ok(body.get(..8).ok_or(Errno::EINVAL)?.to_vec())
-    }
-
-    fn write(
-        &mut self,
-        hca: &mut Hca<Guest>,
-        region: u32,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), Errno> {
-        match region {
-            region::CONFIG => self.config.write(offset, data),
-            region::BAR0 if in_bar(offset, data.len()) => hca.write(offset, data),
-            _ => return Err(Errno::EINVAL),
-        }
-        Ok(())
-    }
-}
-
-fn in_bar(offset: u64, count: usize) -> bool {
-    offset
-        .checked_add(count as u64)
-        .is_some_and(|end| end <= BAR_SIZE)
-}
-
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
-}
-
-fn version(body: &[u8]) -> Result<Vec<u8>, Errno> {
-    if get16(body, 0) != MAJOR {
-        return Err(Errno::EINVAL);
-    }
-    let mut reply = words(&[u32::from(MAJOR)]);
-    let capabilities = format!(
-        r#"{{"capabilities":{{"max_msg_fds":{MAX_FDS},"max_data_xfer_size":{MAX_ACCESS},"pgsizes":4096,"write_multiple":true}}}}"#
-    );
-    reply.extend_from_slice(capabilities.as_bytes());
-    reply.push(0);
-    Ok(reply)
-}
-
-fn dma_map(hca: &mut Hca<Guest>, body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<u8>, Errno> {
-    let (offset, address, size) = (get64(body, 8), get64(body, 16), get64(body, 24));
-    let file = fds.into_iter().next().map(|fd| (fd, offset));
-    match hca.platform_mut().map(address, size, file) {
-        Ok(()) => Ok(Vec::new()),
-        Err(NotMapped::Range) => Err(Errno::EINVAL),
-        Err(NotMapped::File) => {
-            // The guest continues without access to this region by the device.
-            tracing::warn!("cannot map guest memory at {address:#x}+{size:#x}");
-            let _ = hca.platform_mut().map(address, size, None);
-            Ok(Vec::new())
-        }
-    }
-}
-
-fn dma_unmap(hca: &mut Hca<Guest>, body: &[u8]) -> Result<Vec<u8>, Errno> {
-    let head = body.get(..24).ok_or(Errno::EINVAL)?;
-    if get32(body, 4) & UNMAP_ALL != 0 {
-        hca.platform_mut().unmap_all();
-    } else {
-        hca.platform_mut().unmap(get64(body, 8), get64(body, 16));
-    }
-    Ok(head.to_vec())
-}
-
-fn region_info(body: &[u8]) -> Result<Vec<u8>, Errno> {
-    let index = get32(body, 8);
-    let size = match index {
-        region::BAR0 => BAR_SIZE,
-        region::CONFIG => super::pci::CONFIG_SIZE as u64,
-        _ if index < region::COUNT => 0,
-        _ => return Err(Errno::EINVAL),
-    };
-    let flags = if size > 0 { REGION_READ_WRITE } else { 0 };
-    let mut reply = words(&[32, flags, index, 0]);
-    reply.extend_from_slice(&size.to_ne_bytes());
-    reply.extend_from_slice(&0_u64.to_ne_bytes());
-    Ok(reply)
-}
-
-fn irq_info(body: &[u8]) -> Result<Vec<u8>, Errno> {
-    let index = get32(body, 8);
-    let count = match index {
-        irq::MSIX => VECTORS as u32,
-        _ if index < irq::COUNT => 0,
-        _ => return Err(Errno::EINVAL),
-    };
-    Ok(words(&[16, IRQ_EVENTFD | IRQ_NORESIZE, index, count]))
-}
-
-fn set_irqs(hca: &mut Hca<Guest>, body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<u8>, Errno> {
-    let flags = get32(body, 4);
-    let index = get32(body, 8);
-    let start = get32(body, 12) as usize;
-    let count = get32(body, 16) as usize;
-    if index >= irq::COUNT {
-        return Err(Errno::EINVAL);
-    }
-    if index != irq::MSIX || flags & SET_ACTION_TRIGGER == 0 {
-        return Ok(Vec::new());
-    }
-    if start.checked_add(count).is_none_or(|end| end > VECTORS) {
-        return Err(Errno::EINVAL);
-    }
-    let guest = hca.platform_mut();
-    if flags & SET_DATA_EVENTFD != 0 {
-        let mut fds = fds.into_iter();
-        for vector in start..start + count {
-            // SAFETY: QEMU declares these descriptors to be eventfds. They are only
-            // written to, 8 bytes at a time, and are owned from here on.
-            let event = fds.next().map(|fd| unsafe { EventFd::from_owned_fd(fd) });
-            guest.set_vector(vector, event);
-        }
-    } else if flags & SET_DATA_NONE != 0 && count == 0 {
-        for vector in 0..VECTORS {
-            guest.set_vector(vector, None);
-        }
-    }
-    Ok(Vec::new())
 }
